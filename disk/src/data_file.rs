@@ -55,9 +55,9 @@ impl DataFiles {
         self.files.get(&image).copied()
     }
 
-    /// Nothing will come for `image`, unless it is added again; its data file.
-    pub fn remove(&mut self, image: FileId) -> Option<FileId> {
-        self.files.remove(&image)
+    /// Nothing will come for `image`, unless it is added again.
+    pub fn remove(&mut self, image: FileId) {
+        self.files.remove(&image);
     }
 
     /// Whether a sync of an image with a data file is under way.

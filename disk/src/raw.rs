@@ -25,9 +25,7 @@ impl Raw {
         let geometry = Geometry { len, block, physical_block: 4096, discard: 4096, chs: None, read_only };
         Ok(Raw { geometry, records: Records::default() })
     }
-}
 
-impl Raw {
     /// The image in a file of `len` bytes. One that ends inside a sector is a disk that ends with that sector, as for
     /// QEMU: behind the end of the file it reads as zero, and a write there makes the file longer.
     pub fn of_file(len: u64, read_only: bool) -> Result<Raw, ImageError> {

@@ -21,6 +21,7 @@ use crate::sector::{SECTOR, Sector, sectors_of};
 
 /// Room for whatever comes.
 pub const ROOM: usize = usize::MAX;
+
 /// When reads see a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Visible {
@@ -400,7 +401,7 @@ impl SimIo {
         let done = done.into_iter().filter_map(|done| self.data_files.settle(done)).collect();
         // An engine that was full once has room now.
         self.aligner.retry(&mut self.storage);
-        let Parts { data_files, mut below } = self.parts();
+        let (data_files, mut below) = self.parts();
         data_files.retry(&mut below);
         done
     }
@@ -409,7 +410,7 @@ impl SimIo {
 impl Io for SimIo {
     fn push(&mut self, op: FileOp) -> Result<(), FileOp> {
         let forgets = self.forgets_data && matches!(op.action, Action::SyncData);
-        let Parts { data_files, mut below } = self.parts();
+        let (data_files, mut below) = self.parts();
         if forgets { below.push(op) } else { data_files.push(op, &mut below) }
     }
 
@@ -421,15 +422,9 @@ impl Io for SimIo {
     }
 
     fn allocated(&mut self, file: FileId, at: u64, len: u64) -> Allocation {
-        let Parts { data_files, mut below } = self.parts();
+        let (data_files, mut below) = self.parts();
         data_files.allocated(file, at, len, &mut below)
     }
-}
-
-/// An engine, and what is in front of it.
-struct Parts<'a> {
-    data_files: &'a mut DataFiles,
-    below: Below<'a>,
 }
 
 /// The storage with its aligner.
@@ -440,9 +435,10 @@ struct Below<'a> {
 }
 
 impl SimIo {
-    fn parts(&mut self) -> Parts<'_> {
+    /// What makes one of two files, and what is below that.
+    fn parts(&mut self) -> (&mut DataFiles, Below<'_>) {
         let SimIo { aligner, misaligned, storage, data_files, .. } = self;
-        Parts { data_files, below: Below { aligner, misaligned, storage } }
+        (data_files, Below { aligner, misaligned, storage })
     }
 }
 

@@ -85,6 +85,7 @@ impl Layers {
 
     /// The same for writing, by a command that leaves what the image shows as it is.
     pub fn open_alone_for(name: &ImageName, options: OpenOptions, command: Option<&str>) -> Result<Layers, Failure> {
+        check_names(&[name])?;
         Layers::open_first(name, options, command, None)
     }
 
@@ -94,7 +95,6 @@ impl Layers {
         command: Option<&str>,
         served: Option<Served>,
     ) -> Result<Layers, Failure> {
-        check_names(&[name])?;
         let (names, files, images, logs) = Default::default();
         let mut layers = Layers { name: name.clone(), names, files, images, logs, unfinished: None };
         let opened = layers.add(name, options, command, served);

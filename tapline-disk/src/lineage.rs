@@ -3,7 +3,6 @@
 //! Nothing here opens a file. A recorded name is shown, as printable text, and never followed.
 
 use std::path::{Component, Path, PathBuf};
-use std::time::UNIX_EPOCH;
 
 use disk::{Format, Image, Link};
 use uring::ImageFile;
@@ -12,6 +11,7 @@ use crate::failure::{Exit, Failure};
 use crate::files;
 use crate::image_name::{FormatName, ImageName};
 use crate::output::printable;
+use crate::relink::latest_change;
 use crate::target::seconds;
 use crate::unfinished::Unfinished;
 use crate::uuid;
@@ -35,9 +35,7 @@ pub fn modified(name: &ImageName, file: &ImageFile) -> Result<u64, Failure> {
     if let Some(left) = Unfinished::find(name)? {
         return Ok(seconds(left.modified()));
     }
-    let mut times = file.all_files().map(|file| file.metadata().and_then(|metadata| metadata.modified()));
-    let latest = times.try_fold(UNIX_EPOCH, |latest, time| Ok(latest.max(time?)));
-    latest.map(seconds).map_err(|error: std::io::Error| Failure::new(format!("find the time of {name}"), error))
+    latest_change(name, file.all_files().map(ImageFile::metadata)).map(seconds)
 }
 
 /// How a child's metadata names the parent: as seen from its own directory, and from the root.

@@ -1,6 +1,7 @@
 //! Records another parent in an image, or none, while its lock is held elsewhere.
 
-use std::io::{Error, ErrorKind};
+use std::fs::Metadata;
+use std::io::{self, ErrorKind};
 use std::time::SystemTime;
 
 use disk::Link;
@@ -31,19 +32,27 @@ pub fn relink(name: &ImageName, link: Option<&Link>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The time of an image's last change, or of its data file's if that is later, to be put back: what a job leaves as it was need not look changed to the children
-/// that have recorded it.
+/// The time of an image's last change, or of its data file's if that is later, to be put back: what a job leaves as it
+/// was need not look changed to the children that have recorded it.
 pub struct Time {
     name: ImageName,
     modified: SystemTime,
 }
 
+/// When an image was last changed of whose files this is known.
+pub fn latest_change(
+    name: &ImageName,
+    files: impl Iterator<Item = io::Result<Metadata>>,
+) -> Result<SystemTime, Failure> {
+    let mut times = files.map(|metadata| metadata?.modified());
+    let latest = times.try_fold(SystemTime::UNIX_EPOCH, |latest, time| Ok(latest.max(time?)));
+    latest.map_err(|error: io::Error| Failure::new(format!("find the time of {name}"), error))
+}
+
 impl Time {
     /// That of `name`, now.
     pub fn of(name: &ImageName) -> Result<Time, Failure> {
-        let mut times = name.paths().map(|path| files::metadata(path).and_then(|metadata| metadata.modified()));
-        let latest = times.try_fold(SystemTime::UNIX_EPOCH, |latest, time| Ok(latest.max(time?)));
-        let modified = latest.map_err(|error: Error| Failure::new(format!("find the time of {name}"), error))?;
+        let modified = latest_change(name, name.paths().map(files::metadata))?;
         Ok(Time { name: name.clone(), modified })
     }
 

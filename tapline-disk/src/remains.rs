@@ -139,7 +139,8 @@ impl Remains {
 const ADVICE: &str = "the disk does not need it any more: the layer above it stands on the target of the merge. See what \
                       it is (tapline image info), then remove it by hand, or not";
 
-fn remove(path: &Path) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+/// Removes a file, durably.
+pub fn remove(path: &Path) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     std::fs::remove_file(path)?;
     Ok(uring::sync_directory(path)?)
 }

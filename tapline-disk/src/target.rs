@@ -129,13 +129,13 @@ impl Target {
 
 impl Drop for Target {
     fn drop(&mut self) {
-        if self.is_device {
-            return self.end_on_device();
+        if self.kept {
+            return;
         }
-        if !self.kept {
-            if let Err(error) = files::remove_new(self.name.path()) {
-                say(format_args!("the unfinished image {} could not be removed: {error}", self.name));
-            }
+        if self.is_device {
+            device::abandon(&self.name);
+        } else if let Err(error) = files::remove_new(self.name.path()) {
+            say(format_args!("the unfinished image {} could not be removed: {error}", self.name));
         }
     }
 }
@@ -262,7 +262,7 @@ fn lock_old(name: &ImageName) -> Result<Option<Old>, Failure> {
     let options = OpenOptions { write: true, cache: Cache::Writeback, lock: true };
     let locked = ImageFile::open(name.path(), options).map_err(Failure::said)?;
     if locked.device_len().is_some() {
-        let why = "it is a block device, and nothing can be made beside it";
+        let why = "it is a block device, and no new file can be made next to it";
         return Err(Failure::new(format!("replace {name}"), why).advise("convert it to another place"));
     }
     Ok(Some(Old { path, _locked: locked }))
@@ -281,22 +281,6 @@ pub fn beside(path: &Path) -> Result<PathBuf, Failure> {
         std::fs::remove_file(&beside).map_err(|error| Failure::new(tried(), error))?;
     }
     Ok(beside)
-}
-
-impl Target {
-    /// A device stays. One that is not complete is no image.
-    fn end_on_device(&self) {
-        let cleared = || {
-            let Some(mut device) = device::open(&self.name)? else { return Ok(()) };
-            let len = disk::Source::len(&device);
-            device::clear_ends(&mut device, len).map_err(|error| Failure::new(format!("clear {}", self.name), error))
-        };
-        match if self.kept { Ok(()) } else { cleared() } {
-            Ok(()) if self.kept => {}
-            Ok(()) => say(format_args!("{} holds no image: it was not complete", self.name)),
-            Err(failure) => say(format_args!("{} holds an image that is not complete: {failure}", self.name)),
-        }
-    }
 }
 
 /// Seconds since 1970.

@@ -50,15 +50,7 @@ const SECTOR: usize = 512;
 impl Engine {
     /// Opens an engine of this kind, and no other, for `depth` operations at once on `files` (leaf first).
     pub fn open(kind: EngineKind, files: Vec<ImageFile>, depth: usize) -> Result<Engine, EngineError> {
-        let layers = files.len();
-        let data: Vec<(FileId, ImageFile)> = (0..)
-            .map(FileId)
-            .zip(&files)
-            .filter_map(|(id, file)| Some((id, file.data_file()?.try_clone())))
-            .map(|(id, data)| Ok((id, data.map_err(EngineError::File)?)))
-            .collect::<Result<_, EngineError>>()?;
-        let (images, data): (Vec<FileId>, Vec<ImageFile>) = data.into_iter().unzip();
-        let files: Vec<ImageFile> = files.into_iter().chain(data).collect();
+        let data: Vec<Option<ImageFile>> = files.iter().map(own_data).collect::<Result<_, EngineError>>()?;
         let units: Vec<Option<Unit>> = files.iter().map(Unit::of).collect();
         let carrier = match kind {
             EngineKind::Uring => Uring::open(files, depth).map(|uring| Carrier::Uring(Box::new(uring)))?,
@@ -68,8 +60,8 @@ impl Engine {
         for (id, unit) in (0..).map(FileId).zip(units) {
             engine.align(id, unit);
         }
-        for (image, data) in images.into_iter().zip((0..).map(FileId).skip(layers)) {
-            engine.adapters.get_or_insert_default().data_files.add(image, data);
+        for (image, data) in (0..).map(FileId).zip(data) {
+            engine.add_data(image, data)?;
         }
         Ok(engine)
     }
@@ -143,18 +135,23 @@ impl Engine {
 
     /// One file more, with its data file if it has one, under the number that is answered.
     pub fn add(&mut self, file: ImageFile) -> Result<FileId, EngineError> {
-        let data = file.data_file().map(ImageFile::try_clone).transpose().map_err(EngineError::File)?;
+        let data = own_data(&file)?;
         let id = self.add_one(file)?;
-        if let Some(data) = data {
-            match self.add_one(data) {
-                Ok(data) => self.adapters.get_or_insert_default().data_files.add(id, data),
-                Err(error) => {
-                    self.remove(id)?;
-                    return Err(error);
-                }
+        match self.add_data(id, data) {
+            Ok(()) => Ok(id),
+            Err(error) => {
+                self.remove(id)?;
+                Err(error)
             }
         }
-        Ok(id)
+    }
+
+    fn add_data(&mut self, image: FileId, data: Option<ImageFile>) -> Result<(), EngineError> {
+        if let Some(data) = data {
+            let data = self.add_one(data)?;
+            self.adapters.get_or_insert_default().data_files.add(image, data);
+        }
+        Ok(())
     }
 
     fn add_one(&mut self, file: ImageFile) -> Result<FileId, EngineError> {
@@ -175,7 +172,7 @@ impl Engine {
     /// flight end by the old one, which is answered, and those pushed from now on go by the new one. To take the right
     /// to write away is for the caller to do only when nothing is being written.
     pub fn replace(&mut self, id: FileId, file: ImageFile) -> Result<ImageFile, EngineError> {
-        let data = file.data_file().map(ImageFile::try_clone).transpose().map_err(EngineError::File)?;
+        let data = own_data(&file)?;
         let old = self.replace_one(id, file)?;
         let (Some(number), Some(data)) = (self.data_of(id), data) else { return Ok(old) };
         match self.replace_one(number, data) {
@@ -280,6 +277,11 @@ impl Io for Aligned<'_> {
     fn allocated(&mut self, file: FileId, at: u64, len: u64) -> Allocation {
         self.carrier.allocated(file, at, len)
     }
+}
+
+/// A handle of an image's data file, if it has one, for the engine alone.
+fn own_data(image: &ImageFile) -> Result<Option<ImageFile>, EngineError> {
+    image.data_file().map(ImageFile::try_clone).transpose().map_err(EngineError::File)
 }
 
 /// What a file takes nothing smaller than.

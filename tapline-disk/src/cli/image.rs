@@ -149,7 +149,7 @@ pub struct Convert {
     pub parents: Parents,
     #[command(flatten)]
     pub access: Access,
-    /// Replace the target if it exists, once the conversion is complete; until then it takes space beside it. A block
+    /// Replace the target if it exists, once the conversion is complete; until then both take space. A block
     /// device that holds something is overwritten at once
     #[arg(long, conflicts_with = "handed")]
     pub force: bool,

@@ -219,13 +219,11 @@ fn copy(merge: &Merge, target: &ImageName, runner: &mut Runner, stop: &mut Signa
 }
 
 fn delete(sources: &[ImageName]) -> Result<(), Failure> {
-    for (source, path) in sources.iter().flat_map(|source| source.paths().map(move |path| (source, path))) {
-        std::fs::remove_file(path).map_err(|error| {
+    sources.iter().try_for_each(|source| {
+        source.paths().try_for_each(remains::remove).map_err(|error| {
             Failure::new(format!("remove {source}"), error).advise("it was merged and holds nothing any more")
-        })?;
-        uring::sync_directory(path).map_err(Failure::said)?;
-    }
-    Ok(())
+        })
+    })
 }
 
 fn report(merge: &Merge, target: &ImageName, sources: &[ImageName], copied: u64) -> Result<Exit, Failure> {

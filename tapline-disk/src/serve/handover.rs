@@ -28,6 +28,7 @@ use rustix::net::{
 use serde::{Deserialize, Serialize};
 
 use crate::handed::descriptors_of;
+use crate::image_name::ImageName;
 use crate::stats::Counters;
 
 /// Bytes of a packet: the longest has one path.
@@ -46,15 +47,12 @@ pub enum Said {
         /// Its number.
         pid: u32,
     },
-    /// A layer of the disk, the leaf first. One: its file; or two, if it has a data file.
+    /// A layer of the disk, the leaf first. One for each file that its name names.
     Layer {
         /// Its name, as FORMAT:PATH.
         name: String,
         /// Whether it is open for writing too.
         write: bool,
-        /// Whether it has a data file. Programs that know of none are told of none.
-        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-        data_file: bool,
     },
     /// The redo log of a layer, where logs are handed over. One.
     Log {
@@ -187,8 +185,9 @@ impl Channel {
 /// How many descriptors go with it; `None` for any number.
 fn wanted(said: &Said) -> Option<usize> {
     match said {
-        Said::Layer { data_file: true, .. } => Some(2),
-        Said::Layer { .. } | Said::Log { .. } | Said::Listener { .. } => Some(1),
+        // What is no name is refused by who takes it.
+        Said::Layer { name, .. } => Some(name.parse::<ImageName>().map_or(1, |name| name.paths().count())),
+        Said::Log { .. } | Said::Listener { .. } => Some(1),
         Said::Peer { .. } => None,
         _ => Some(0),
     }

@@ -109,17 +109,13 @@ impl Coming {
     fn take(&mut self, said: Said, descriptors: Vec<OwnedFd>) -> Result<(), ChannelError> {
         let mut one = descriptors.into_iter();
         match (said, one.next()) {
-            (Said::Layer { name, write, data_file }, Some(descriptor)) => {
-                let strange = || ChannelError::Strange(format!("the layer {name}"));
-                let layer: ImageName = name.parse().map_err(|_| strange())?;
-                if layer.data_file.is_some() != data_file {
-                    return Err(strange());
-                }
-                for (path, descriptor) in layer.paths().zip(std::iter::once(descriptor).chain(one)) {
+            (Said::Layer { name, write }, Some(descriptor)) => {
+                let name: ImageName = name.parse().map_err(|_| ChannelError::Strange(format!("the layer {name}")))?;
+                for (path, descriptor) in name.paths().zip(std::iter::once(descriptor).chain(one)) {
                     let file = HandedFile::checked(path.to_owned(), write, descriptor);
                     file.and_then(|file| self.files.add(file)).map_err(ChannelError::Strange)?;
                 }
-                self.layers.push(layer);
+                self.layers.push(name);
             }
             (Said::Log { name }, Some(descriptor)) => {
                 // Only its last part is ever looked at.

@@ -5,14 +5,16 @@
 //! every moment the device holds no image or the whole new one, which is empty: a conversion fills it after that, and
 //! killed, leaves it with a part of the disk. A VHD has its footer in the last sector, as libvhd looks for it there.
 
+use std::fs::Metadata;
 use std::io;
+use std::os::unix::fs::FileTypeExt;
 
 use disk::{Creation, MetaWrite, Source};
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
 use uring::{Cache, ImageFile, OpenOptions};
 
-use crate::failure::{Exit, Failure};
+use crate::failure::Failure;
 use crate::files;
 use crate::image_name::{FormatName, ImageName};
 use crate::log::say;
@@ -27,8 +29,7 @@ const SECTOR: u64 = 512;
 
 /// The device that `name` leads to, if it is one: open, and locked.
 pub fn open(name: &ImageName) -> Result<Option<ImageFile>, Failure> {
-    let is_device =
-        |metadata: std::fs::Metadata| std::os::unix::fs::FileTypeExt::is_block_device(&metadata.file_type());
+    let is_device = |metadata: Metadata| metadata.file_type().is_block_device();
     if files::are_handed() || !std::fs::metadata(name.path()).is_ok_and(is_device) {
         return Ok(None);
     }
@@ -77,8 +78,21 @@ fn clear_and_write(name: &ImageName, device: &mut ImageFile, creation: Creation,
     super::write(device, &creation).and_then(|()| device.sync()).map_err(failed)
 }
 
-/// Nothing came of it: what is there is to be taken for no image.
-pub fn clear_ends(device: &mut ImageFile, len: u64) -> io::Result<()> {
+/// Nothing came of a new image: its device is to be taken for none.
+pub fn abandon(name: &ImageName) {
+    let cleared = open(name).and_then(|device| {
+        let Some(mut device) = device else { return Ok(()) };
+        let len = Source::len(&device);
+        clear_ends(&mut device, len).map_err(|error| Failure::new(format!("clear {name}"), error))
+    });
+    match cleared {
+        Ok(()) => say(format_args!("{name} holds no image: it was not complete")),
+        Err(failure) => say(format_args!("{name} holds an image that is not complete: {failure}")),
+    }
+}
+
+/// Clears what a device could be taken for an image by.
+fn clear_ends(device: &mut ImageFile, len: u64) -> io::Result<()> {
     for at in [0, len.saturating_sub(SECTOR)] {
         device.write_at(at, &[0; 512])?;
     }
@@ -96,8 +110,7 @@ fn check_blank(name: &ImageName, device: &mut ImageFile, len: u64) -> Result<(),
             let found = at.saturating_add(u64::try_from(found).unwrap_or(0));
             let why = format!("the block device holds something already, at byte {found}");
             return Err(Failure::new(format!("create {name}"), why)
-                .advise("see what it is (blkid, lsblk --fs); --force overwrites it")
-                .exit_as(Exit::Failed));
+                .advise("see what it is (blkid, lsblk --fs); --force overwrites it"));
         }
     }
     Ok(())

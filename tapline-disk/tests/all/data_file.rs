@@ -89,10 +89,7 @@ fn what_one_program_writes_the_other_reads() {
             if ours {
                 room.guest(&format!("{IMAGE}{parent}"), &commands);
             } else {
-                let words = ["-f", "qcow2", "--discard=unmap", "a"].into_iter();
-                let words: Vec<_> = words.chain(commands.iter().flat_map(|command| ["-c", command])).collect();
-                let done = room.run_words("qemu-io", &words);
-                assert!(done.code == Some(0) && !done.out.contains("failed"), "{commands:?}: {done:?}");
+                room.qemu_io(&["-f", "qcow2", "a"], &commands);
             }
             room.tool("qemu-img", "convert -f qcow2 -O raw a theirs");
             room.done(&format!("image convert {IMAGE}{parent} raw:ours --force"));
@@ -149,12 +146,7 @@ fn layers_come_and_go_above_a_data_file_while_it_is_served() {
     room.guest(IMAGE, &["write -P 1 0 4M"]);
     let disk = Disk::serve(&room, &format!("{IMAGE} --nbd ./nbd.sock --control control.sock"));
     let mut control = Control::connect(&room.file("control.sock"));
-    let nbd = |commands: &[&str]| {
-        let words = ["-f", "raw", "--discard=unmap", "nbd+unix:///?socket=nbd.sock"].into_iter();
-        let words: Vec<_> = words.chain(commands.iter().flat_map(|command| ["-c", command])).collect();
-        let done = room.run_words("qemu-io", &words);
-        assert!(done.code == Some(0) && !done.out.contains("failed"), "{commands:?}: {done:?}");
-    };
+    let nbd = |commands: &[&str]| room.qemu_io(&["-f", "raw", "nbd+unix:///?socket=nbd.sock"], commands);
     let leaf = format!("qcow2:{}", room.file("leaf").display());
     control.done(&json!({ "verb": "snapshot", "to": leaf }));
     nbd(&["write -P 2 1M 1M", "write -z 3M 64k", "write -P 3 15M 1M"]);

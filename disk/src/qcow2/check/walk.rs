@@ -188,7 +188,7 @@ impl<'a> Walk<'a> {
     /// The entry of a cluster of the disk, at byte `at`.
     fn second_level(&mut self, (at, cluster): (u64, u64), raw: RawEntry, active: bool) -> Result<(), ImageError> {
         let format = self.shape.header.entries();
-        let (entry, bits) = (self.shape.header.entries().decode(raw), raw.descriptor);
+        let (entry, bits) = (format.decode(raw), raw.descriptor);
         match entry {
             Entry::Packed { .. } if format.external => {
                 self.damage(at, format!("the entry {bits:#x} is of a compressed cluster, which no data file has"));

@@ -36,10 +36,9 @@ pub fn grow_one(asked: &protocol::Merge, work: &mut Work<'_>) -> Result<bool, Re
 /// Makes the file of a raw target longer, or its data file, in the background, if it is shorter.
 pub fn lengthen(asked: &protocol::Merge, work: &mut Work<'_>) -> Result<Option<Errand<Result<(), Refusal>>>, Refusal> {
     let wanted = len(asked.from, work)?;
-    // A raw one is so long, or shorter; the other has grown by now, and its data file has not.
-    let is_raw = matches!(work.image(asked.into)?, Image::Raw(_));
-    let is_short = if is_raw { len(asked.into, work)? < wanted } else { work.has_flat_data(asked.into)? };
-    if is_short { work.lengthen(asked.into, wanted) } else { Ok(None) }
+    // A raw image is as long as its file; one with a data file has grown by now, and the file has not.
+    let is_long = matches!(work.image(asked.into)?, Image::Raw(_)) && len(asked.into, work)? >= wanted;
+    if is_long || !work.has_flat_data(asked.into)? { Ok(None) } else { work.lengthen(asked.into, wanted) }
 }
 
 fn len(depth: usize, work: &Work<'_>) -> Result<u64, Refusal> {

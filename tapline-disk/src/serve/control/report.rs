@@ -4,9 +4,10 @@ use std::os::fd::AsFd;
 
 use disk::Format;
 use serde_json::{Value, json};
+use uring::ImageFile;
 
 use super::protocol::{VERBS, VERSION};
-use super::work::{Work, format_of};
+use super::work::{Work, absolute, format_of};
 use crate::stats::Condition;
 
 /// `version`.
@@ -25,21 +26,20 @@ pub fn stats(work: &Work<'_>) -> Value {
 pub fn layers(work: &Work<'_>) -> Value {
     let layers = work.disk.layers().iter().enumerate().map(|(depth, layer)| {
         let file = work.engine.file(layer.file);
-        let path = file.map(|file| file.path());
-        let path = path.map(|path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned()));
         let stat = file.and_then(|file| rustix::fs::fstat(file.as_fd()).ok());
-        let stats = file.into_iter().flat_map(|file| file.all_files()).map(|file| rustix::fs::fstat(file.as_fd()).ok());
-        let blocks: Option<u64> = stats.map(|stat| u64::try_from(stat?.st_blocks).ok()).sum();
-        let data = file.and_then(|file| file.data_file());
-        let data = data.map(|data| std::path::absolute(data.path()).unwrap_or_else(|_| data.path().to_owned()));
+        let data_file = file.and_then(|file| file.data_file());
+        let data_stat = data_file.and_then(|file| rustix::fs::fstat(file.as_fd()).ok());
+        let blocks = [stat, data_stat].into_iter().flatten().map(|stat| u64::try_from(stat.st_blocks).unwrap_or(0));
+        let blocks: u64 = blocks.sum();
+        let path = |file: &ImageFile| absolute(file.path()).display().to_string();
         json!({
             "layer": depth,
             "format": format_of(&layer.format).to_string(),
-            "path": path.map(|path| path.display().to_string()),
-            "data_file": data.map(|path| path.display().to_string()),
+            "path": file.map(path),
+            "data_file": data_file.map(path),
             "size": if depth == 0 { work.geometry.len } else { layer.format.geometry().len },
             // stat(2): units of 512 bytes, whatever the file system's block.
-            "allocated": blocks.filter(|_| stat.is_some()).map(|blocks| blocks.saturating_mul(512)),
+            "allocated": stat.map(|_| blocks.saturating_mul(512)),
             // By which its file is known from another one that has its name.
             "device": stat.map(|stat| stat.st_dev),
             "inode": stat.map(|stat| stat.st_ino),

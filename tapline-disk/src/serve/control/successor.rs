@@ -120,8 +120,7 @@ impl Successor {
             let name = work.name(depth).map_err(NotHanded::Disk)?.to_string();
             let file = work.file(depth).map_err(NotHanded::Disk)?.1;
             let files: Vec<&dyn AsFd> = file.all_files().map(|file| -> &dyn AsFd { file }).collect();
-            let data_file = file.data_file().is_some();
-            say(Said::Layer { name, write: file.options().write, data_file }, &files)?;
+            say(Said::Layer { name, write: file.options().write }, &files)?;
         }
         let logs = redo_log::to_be_handed();
         let logs = logs.map_err(|error| NotHanded::Disk(Refusal::failed("hand a redo log over", &error)))?;

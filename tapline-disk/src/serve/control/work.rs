@@ -284,7 +284,7 @@ fn not_durable(status: Status) -> Refusal {
 }
 
 /// The whole path, for whoever asks from elsewhere.
-fn absolute(path: &Path) -> std::path::PathBuf {
+pub fn absolute(path: &Path) -> std::path::PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 

@@ -162,14 +162,19 @@ impl Room {
         while !said.contains("serving ") {
             assert!(log.read_line(&mut said).unwrap() > 0, "{disk} is not served: {said}");
         }
-        let options = ["-f", "raw", "--discard=unmap", "nbd+unix:///?socket=guest.sock"];
-        let words: Vec<&str> = options.into_iter().chain(commands.iter().flat_map(|command| ["-c", command])).collect();
-        let done = self.run_words("qemu-io", &words);
-        assert!(done.code == Some(0) && !done.out.contains("failed"), "{disk}: {commands:?}: {done:?}");
+        self.qemu_io(&["-f", "raw", "nbd+unix:///?socket=guest.sock"], commands);
         let pid = rustix::process::Pid::from_raw(i32::try_from(server.id()).unwrap()).unwrap();
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
         log.read_to_string(&mut said).unwrap();
         assert!(server.wait().unwrap().success(), "{said}");
+    }
+
+    /// Commands of qemu-io on what these words name, each of which must succeed.
+    pub fn qemu_io(&self, words: &[&str], commands: &[&str]) {
+        let words = ["--discard=unmap"].into_iter().chain(words.iter().copied());
+        let words: Vec<&str> = words.chain(commands.iter().flat_map(|command| ["-c", *command])).collect();
+        let done = self.run_words("qemu-io", &words);
+        assert!(done.code == Some(0) && !done.out.contains("failed"), "{words:?}: {done:?}");
     }
 
     /// Bytes that a file takes on the storage.

@@ -9,12 +9,13 @@ ifeq ($(wildcard target/debug/incremental/*),)
 export CARGO_INCREMENTAL = 0
 endif
 
-.PHONY: help demo test test-all test-xen test-shares build install prepare clean
+.PHONY: help demo test test-all test-long test-xen test-shares build install prepare clean
 
 help:
 	@echo 'make demo      a Linux guest on a Tapline disk: filesystem, fio, fstrim, snapshot, kill -9; about 3 minutes'
-	@echo 'make test      the whole gate: format, clippy, tidy, tests, crash exploration, a guest'
-	@echo 'make test-all  the same with longer workloads in the crash exploration and all tests on Xen; two hours or so'
+	@echo 'make test      the gate before each commit: tests, crash exploration, planted bugs, a guest, Xen; 15 minutes'
+	@echo 'make test-all  the same and the slow tests, clippy, longer explorations, more guests; an hour'
+	@echo 'make test-long the same and what takes hours: deeper explorations, test-xen, test-shares, xfstests'
 	@echo 'make test-xen  all tests on real Xen under QEMU: dom0, guests, their disks; 40 minutes or so'
 	@echo 'make test-shares  repositories on servers of NFS and SMB, disks on thin volumes, in a guest; 25 minutes or so'
 	@echo 'make build     tapline, taplined and tapline-disk in target/release'
@@ -35,6 +36,9 @@ test: prepare
 test-all: prepare
 	@$(WITH_CARGO) tools/gate all
 
+test-long: prepare
+	@$(WITH_CARGO) tools/gate long
+
 test-xen: prepare
 	@$(WITH_CARGO) cargo xtask xen-test
 
@@ -44,7 +48,7 @@ test-shares: prepare
 PROGRAMS = target/release/tapline target/release/taplined target/release/tapline-disk
 
 build: prepare
-	@$(WITH_CARGO) cargo build --release --package tapline --package taplined --package tapline-disk
+	@$(WITH_CARGO) cargo build --release --bin tapline --bin taplined --bin tapline-disk
 	@ls -l $(PROGRAMS)
 
 PREFIX ?= /usr/local

@@ -282,6 +282,7 @@ fn the_corrupt_bit_alone_is_cleared() {
 }
 
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn a_leaked_cluster_is_given_back() {
     mended("a cluster leaked at the end", Class::Leaks, |bytes| {
         let end = bytes.len();
@@ -309,6 +310,7 @@ fn refcounts_that_are_too_low_are_raised() {
 }
 
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn refcounts_that_cannot_be_mended_in_place_are_laid_out_anew() {
     mended("no block", Class::Corrupt, |bytes| bytes.set_u64(bytes.refcount_table(), 0));
     mended("a block that is not aligned", Class::Corrupt, |bytes| bytes.flip(bytes.refcount_table(), 0x2000));
@@ -387,6 +389,7 @@ fn a_place_for_no_snapshots_is_cleared() {
 /// New refcounts must not stand where the disk has clusters that are cut off, nor the file end behind those: then they
 /// would be zeroes and the image sound.
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn a_file_cut_short_reads_the_same_and_stays_damaged_after_a_repair() {
     let room = Room::new();
     let mut bytes = image(&room, "-o cluster_size=4k");
@@ -416,6 +419,7 @@ fn references_that_make_no_sense_stay_damage() {
 }
 
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn clusters_that_lie_where_a_structure_is_get_places_of_their_own() {
     taken_apart("the first-level table", |bytes| bytes.set_u64(bytes.l2(3), COPIED | bytes.u64(40)));
     taken_apart("its own table", |bytes| {
@@ -490,11 +494,13 @@ fn a_table_with_two_places_is_made_safe() {
 /// Scope: 400 times, one sector of metadata behind the header overwritten with zeroes, ones, random bytes or another
 /// sector. Both sort the image alike, and a repair leaves nothing that another would do.
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn a_random_sector_of_metadata_is_judged_as_qemu_does() {
     random_sectors("-o cluster_size=4k");
 }
 
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn a_random_sector_of_metadata_with_subclusters_is_judged_as_qemu_does() {
     random_sectors("-o cluster_size=16k,extended_l2=on");
 }

@@ -137,12 +137,14 @@ fn an_image_survives_power_losses() {
 }
 
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn an_image_on_stale_storage_survives_power_losses() {
     let setting = Setting { parent: false, tail: Tail::Stale, base: vec![0; LEN as usize] };
     (0..10).for_each(|seed| explore(seed, &setting));
 }
 
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn a_child_survives_power_losses() {
     let base = (0..LEN).map(|at| (at / 512 % 89) as u8 + 1).collect();
     let setting = Setting { parent: true, tail: Tail::Zeroes, base };

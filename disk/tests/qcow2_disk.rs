@@ -85,6 +85,7 @@ fn a_new_image_is_sound_to_qemu() {
 }
 
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn what_a_guest_writes_is_what_it_and_qemu_read() {
     for seed in 0..12 {
         let cluster = [64 << 10, 128 << 10][seed as usize % 2];
@@ -107,6 +108,7 @@ fn what_a_guest_writes_is_what_it_and_qemu_read() {
 }
 
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn a_child_hides_its_parent_cluster_by_cluster() {
     for seed in 0..8 {
         println!("seed {seed}");
@@ -211,6 +213,7 @@ fn subclusters_are_read_and_written_over_a_parent() {
 }
 
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn compressed_clusters_are_read_and_written_over() {
     let room = Room::new();
     let mut seed = Seed(5);
@@ -347,6 +350,7 @@ fn what_an_entry_refers_to_is_left_alone_though_no_refcount_block_counts_it() {
 }
 
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn failed_metadata_writes_are_made_up_for() {
     for seed in 0..40 {
         println!("seed {seed}");
@@ -401,6 +405,7 @@ fn shown(room: &Room, image: &str, snapshots: &[&str]) -> Vec<Vec<u8>> {
 /// For each version and several sizes: QEMU makes snapshots, we write, trim and zero, in two sessions with one more
 /// snapshot of QEMU's between them. All snapshots stay as they were, and QEMU finds nothing wrong.
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn what_snapshots_hold_outlives_our_writes() {
     for options in [
         "-o cluster_size=64k",

@@ -124,6 +124,7 @@ fn a_disk_without_its_parent_is_what_qemu_reads() {
 }
 
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn a_disk_that_qemu_has_made_grows() {
     let room = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     qemu_img(room.path(), "create -f vpc -o force_size=on q.vhd 64M");

@@ -19,6 +19,7 @@ use sim::workload;
 /// Scope: every workload of up to two operations with a step among them, in the order of each pace. Compressed clusters
 /// are left to the command and to random workloads: they took a fifth of this file's time.
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn no_step_loses_what_was_flushed() {
     let bound = Bound { ops: 2, interferences: [0, 0, 0] };
     let subjects: Vec<_> = subjects_of("chain").into_iter().filter(|subject| !subject.kind.is_packed()).collect();
@@ -33,6 +34,7 @@ fn no_random_workload_with_steps_loses_what_was_flushed() {
 
 /// Scope: each operation of five workloads fails in each way, in a chain of two VHDs.
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn a_fault_in_a_step_leaves_a_chain_on_which_it_is_begun_again() {
     let subjects = [Subject::new(Kind::VhdOnVhd, Unwritten::Zeroes)];
     assert_nothing_found(explore::every_fault(&subjects, 2, &|_, _| true));
@@ -45,6 +47,7 @@ fn every_planted_bug_is_found() {
 }
 
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn a_merge_leaves_the_target_alone_with_the_right_content() {
     for subject in subjects_of("chain") {
         let start = explore::prepare(&subject).expect("it opens");
@@ -100,6 +103,7 @@ fn no_block_takes_the_place_of_one_that_a_killed_merge_has_given_up() {
 }
 
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn two_writes_to_one_grain_on_both_sides_of_a_merges_beginning_agree() {
     let outcome = explore::around_a_beginning(None, 2, &|_, _| true);
     assert!(outcome.failure.is_none(), "{:?}", outcome.failure);

@@ -26,6 +26,7 @@ fn no_short_workload_loses_what_was_flushed() {
 
 /// Scope: seeds 0 to 40, 16 operations each, on images of each format.
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn no_random_workload_loses_what_was_flushed() {
     for format in ["vhd", "qcow2", "chain"] {
         assert_nothing_found(explore::random(&large(&subjects_of(format)), 0..40, 16, 2, &|_, _| true));
@@ -34,6 +35,7 @@ fn no_random_workload_loses_what_was_flushed() {
 
 /// Scope: each operation of some workloads fails in each way.
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn no_fault_costs_more_than_the_request_it_befalls() {
     let kinds = [Kind::Raw, Kind::Used, Kind::Qcow2];
     assert_nothing_found(explore::every_fault(&large(&explore::subjects(&kinds)), 2, &|_, _| true));

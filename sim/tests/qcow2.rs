@@ -17,6 +17,7 @@ use sim::subject::{Kind, LARGE, Made, Subject};
 /// Scope: every workload of up to two operations, in the order of each pace. Compressed clusters are left to the
 /// command and to random workloads, for their time.
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn no_short_workload_loses_what_was_flushed() {
     let bound = Bound { ops: 2, interferences: [1, 0, 0] };
     let subjects: Vec<_> = subjects_of("qcow2").into_iter().filter(|subject| !subject.kind.is_packed()).collect();
@@ -25,6 +26,7 @@ fn no_short_workload_loses_what_was_flushed() {
 
 /// Scope: seeds 0 to 30, 12 operations each.
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn no_random_workload_loses_what_was_flushed() {
     assert_nothing_found(explore::random(&subjects_of("qcow2"), 0..30, 12, 2, &|_, _| true));
 }

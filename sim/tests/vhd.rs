@@ -16,6 +16,7 @@ use sim::subject::{Kind, Made, Subject};
 
 /// Scope: every workload of up to two operations, with one deviation in the order.
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn no_short_workload_loses_what_was_flushed() {
     let bound = Bound { ops: 2, interferences: [1, 0, 0] };
     assert_nothing_found(explore::exhaustive(&subjects_of("vhd"), bound, None, 2, &|_, _| true));
@@ -32,12 +33,14 @@ fn a_raw_image_keeps_its_promises_too() {
 
 /// Scope: seeds 0 to 60, 16 operations each.
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn no_random_workload_loses_what_was_flushed() {
     assert_nothing_found(explore::random(&subjects_of("vhd"), 0..60, 16, 2, &|_, _| true));
 }
 
 /// Scope: each operation of four workloads fails in each way, on a dynamic and a differencing image.
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn no_fault_costs_more_than_the_request_it_befalls() {
     let subjects = [Subject::new(Kind::Used, Unwritten::Stale), Subject::new(Kind::UsedChild, Unwritten::Zeroes)];
     assert_nothing_found(explore::every_fault(&subjects, 2, &|_, _| true));

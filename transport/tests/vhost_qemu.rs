@@ -28,6 +28,7 @@ const BOOT_SECTOR: [u8; 42] = [
 ];
 
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn qemu_boots_from_the_disk_and_writes_to_it() {
     let mut sector = [0; 512];
     sector[..BOOT_SECTOR.len()].copy_from_slice(&BOOT_SECTOR);

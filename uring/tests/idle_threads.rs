@@ -53,6 +53,7 @@ fn work() -> Vec<Action> {
 }
 
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn an_engine_that_was_used_leaves_no_thread_and_wakes_nobody() {
     let (ready, is_ready) = channel();
     let stop = eventfd(0, EventfdFlags::NONBLOCK).unwrap();

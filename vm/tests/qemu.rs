@@ -70,7 +70,7 @@ impl Room {
         ));
         self.daemons.push(command.stdin(Stdio::null()).spawn().unwrap());
         let deadline = Instant::now() + SOON;
-        while !socket.exists() {
+        while !is_listening(&socket) {
             assert!(Instant::now() < deadline, "qemu-storage-daemon does not listen");
             thread::sleep(Duration::from_millis(10));
         }
@@ -94,6 +94,15 @@ impl Room {
     fn start(&self) -> Machine {
         Machine::start(&qemu(), &self.hardware(), self.path(), SOON).unwrap()
     }
+}
+
+/// Whether somebody listens on a socket of this name. The name is there a moment earlier, and connecting would take the
+/// only place that an export of qemu-storage-daemon has.
+fn is_listening(socket: &Path) -> bool {
+    const ACCEPTS_CONNECTIONS: &str = "00010000";
+    let sockets = fs::read_to_string("/proc/net/unix").unwrap();
+    let name = socket.to_string_lossy();
+    sockets.lines().any(|line| line.ends_with(&*name) && line.split(' ').nth(3) == Some(ACCEPTS_CONNECTIONS))
 }
 
 impl Drop for Room {
@@ -487,6 +496,7 @@ fn a_guest_that_does_not_hear_the_power_button_is_ended() {
 }
 
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn a_qemu_that_hangs_is_killed() {
     let Some(room) = Room::new() else { return };
     let mut machine = room.start();

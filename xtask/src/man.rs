@@ -16,7 +16,7 @@ pub fn run(arguments: &[String]) -> Result<(), String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().ok_or("xtask has no parent directory")?;
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut tapline = Command::new(cargo);
-    tapline.args(["run", "--quiet", "--package", "tapline", "--", "manual", PAGES]).current_dir(root);
+    tapline.args(["run", "--quiet", "--bin", "tapline", "--", "manual", PAGES]).current_dir(root);
     let status = tapline.status().map_err(|error| format!("cannot run cargo: {error}"))?;
     if status.success() { Ok(()) } else { Err("tapline has not written its pages".into()) }
 }

@@ -58,6 +58,7 @@ fn json_of(room: &Room, words: &str) -> serde_json::Value {
 
 /// Writes, zeroes and discards of both programs in turn, held against an array of bytes.
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn what_one_program_writes_the_other_reads() {
     const LEN: u64 = 16 * MIB;
     let kinds = [

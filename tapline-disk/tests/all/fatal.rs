@@ -118,6 +118,7 @@ fn a_request_of_a_client_of_nbd_of_which_the_process_dies_is_failed_once() {
 /// `TAPLINE_LIFE_US` says how long a process lives at most, `TAPLINE_KILLS` how often one is killed, `TAPLINE_SEED` how
 /// all of it goes.
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn a_process_that_is_killed_again_and_again_while_it_recovers_fails_nothing() {
     let from_environment = |name: &str, otherwise: u64| {
         std::env::var(name).map_or(otherwise, |value| value.parse().unwrap_or_else(|_| panic!("{name} is no number")))

@@ -109,6 +109,7 @@ fn a_guest_waits_while_there_is_no_space_and_goes_on_when_there_is() {
 }
 
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn that_there_is_space_is_found_without_being_told() {
     let Some(small) = Small::with_ballast() else { return };
     let (disk, _control) = serve(&small, "qcow2", "--when-full wait");

@@ -137,6 +137,7 @@ fn holds_what_was_written(bed: &Bed) {
 }
 
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn the_monitor_of_a_guest_that_waits_for_space_answers_and_the_guest_can_be_reset() {
     let Some(bed) = Bed::new() else { return };
     let (disk, mut watcher) = bed.serve();
@@ -158,6 +159,7 @@ fn the_monitor_of_a_guest_that_waits_for_space_answers_and_the_guest_can_be_rese
 }
 
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn a_write_that_waits_for_space_survives_the_disks_process() {
     for signal in [Signal::TERM, Signal::KILL] {
         let Some(bed) = Bed::new() else { return };

@@ -208,6 +208,7 @@ fn the_page_cache_is_bypassed_on_the_description_that_was_handed_and_its_lock_is
 }
 
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn a_guest_loses_nothing_while_its_disk_is_snapshotted_and_merged_with_handed_files() {
     for format in FORMATS {
         let room = Room::new();

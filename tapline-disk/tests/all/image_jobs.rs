@@ -98,6 +98,7 @@ fn full_base(room: &Room, len: u64, format: &str) -> [String; 2] {
 }
 
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn a_merge_moves_layers_down_and_shows_the_same() {
     for formats in CHAINS {
         for (from, into, left) in [(0, 1, vec![1, 2]), (1, 2, vec![0, 2]), (0, 2, vec![2])] {
@@ -113,6 +114,7 @@ fn a_merge_moves_layers_down_and_shows_the_same() {
 }
 
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn a_merge_that_was_killed_goes_on_where_it_ended() {
     for format in ["vhd", "qcow2"] {
         let room = Room::new();
@@ -192,6 +194,7 @@ fn four_layers(room: &Room, formats: [&str; 3]) -> [String; 4] {
 }
 
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn a_merge_killed_at_any_moment_is_done_by_the_same_command() {
     for formats in CHAINS {
         let room = Room::new();
@@ -223,6 +226,7 @@ fn a_merge_killed_at_any_moment_is_done_by_the_same_command() {
 
 /// The moments after the layer above was linked to the target, one by one.
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn a_merge_killed_at_its_end_is_found_done_and_its_files_are_removed() {
     for formats in CHAINS {
         for removed in 0..=2 {
@@ -243,6 +247,7 @@ fn a_merge_killed_at_its_end_is_found_done_and_its_files_are_removed() {
 
 /// Nothing stands on the image itself that could tell: what is left of the layers below it does.
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn a_merge_of_the_image_itself_killed_while_it_removes_is_done_by_the_same_command() {
     for formats in CHAINS {
         for nth in 1.. {
@@ -267,6 +272,7 @@ fn a_merge_of_the_image_itself_killed_while_it_removes_is_done_by_the_same_comma
 }
 
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn what_no_merge_has_left_is_not_removed_for_it() {
     for formats in CHAINS {
         let room = Room::new();
@@ -288,6 +294,7 @@ fn what_no_merge_has_left_is_not_removed_for_it() {
 }
 
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn a_larger_image_is_merged_into_smaller_layers_and_a_killed_merge_of_it_goes_on() {
     for formats in CHAINS {
         let room = Room::new();
@@ -375,6 +382,7 @@ fn layers_that_do_not_exist_are_not_merged() {
 }
 
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn flattening_makes_an_image_stand_on_its_own() {
     for formats in CHAINS {
         let room = Room::new();
@@ -387,6 +395,7 @@ fn flattening_makes_an_image_stand_on_its_own() {
 }
 
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn flattening_that_was_killed_goes_on() {
     for format in ["vhd", "qcow2"] {
         let room = Room::new();
@@ -401,6 +410,7 @@ fn flattening_that_was_killed_goes_on() {
 }
 
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn rebasing_that_was_killed_goes_on() {
     for format in ["vhd", "qcow2"] {
         let room = Room::new();
@@ -469,6 +479,7 @@ fn is_done_again_wherever_it_is_killed(formats: [&str; 3], words: &str, new: &[S
 }
 
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn flattening_in_the_middle_of_a_chain_can_be_killed_at_each_durable_step() {
     for format in ["vhd", "qcow2"] {
         is_done_again_wherever_it_is_killed([format; 3], "image flatten MIDDLE", &[]);
@@ -476,6 +487,7 @@ fn flattening_in_the_middle_of_a_chain_can_be_killed_at_each_durable_step() {
 }
 
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn rebasing_in_the_middle_of_a_chain_can_be_killed_at_each_durable_step() {
     for formats in [["qcow2", "vhd", "raw"], ["vhd", "qcow2", "vhd"]] {
         let new = "raw:other.raw".to_owned();
@@ -484,6 +496,7 @@ fn rebasing_in_the_middle_of_a_chain_can_be_killed_at_each_durable_step() {
 }
 
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn children_open_while_a_killed_job_waits_to_be_given_again_and_say_so() {
     for format in ["vhd", "qcow2"] {
         let room = Room::new();
@@ -519,6 +532,7 @@ fn a_guest_that_writes_to_an_image_ends_what_was_noted_of_it() {
 }
 
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn an_image_shows_the_same_on_other_parents() {
     for formats in CHAINS {
         let room = Room::new();
@@ -639,6 +653,7 @@ fn compacting_closes_the_gaps_in_a_file() {
 }
 
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn compacting_that_was_killed_leaves_the_old_image() {
     for format in ["vhd", "qcow2"] {
         let room = Room::new();

@@ -74,17 +74,20 @@ fn wait_for_storage(room: &Room) {
 }
 
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn a_guest_whose_front_end_records_survives_kills() {
     survive(true, from_environment("TAPLINE_KILLS").unwrap_or(50), "raw");
 }
 
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn a_guest_whose_front_end_records_nothing_survives_kills() {
     survive(false, from_environment("TAPLINE_KILLS").unwrap_or(50), "raw");
 }
 
 /// Most of its writes allocate: what they have changed is in no file when the process dies.
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn a_guest_on_an_image_that_allocates_survives_kills() {
     for format in ["vhd", "qcow2", "data-file"] {
         survive(true, from_environment("TAPLINE_KILLS").unwrap_or(30), format);

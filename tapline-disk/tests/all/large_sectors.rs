@@ -164,16 +164,19 @@ fn survives_made(format: &str, make: &dyn Fn(&Room), serve: &str) {
 }
 
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn a_raw_disk() {
     survives("raw", "", "--logical-block-size 512");
 }
 
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn a_qcow2_disk() {
     survives("qcow2", "", "");
 }
 
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn a_qcow2_disk_of_small_clusters() {
     let make = |options: &str, room: &Room| {
         drop(room.tool("qemu-img", &format!("create -q -f qcow2 -o {options} made {LEN}")));
@@ -183,16 +186,19 @@ fn a_qcow2_disk_of_small_clusters() {
 }
 
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn a_vhd_disk() {
     survives("vhd", "", "");
 }
 
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn a_vhd_disk_of_small_blocks() {
     survives("vhd", "--block-size 512K", "");
 }
 
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn a_fixed_vhd_disk() {
     survives("vhd", "--fixed", "");
 }

@@ -63,6 +63,7 @@ fn replace_under_load(recorded: bool, times: u64, format: &str) {
 }
 
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn a_guest_at_work_notices_nothing() {
     let times = from_environment("TAPLINE_UPGRADES").unwrap_or(8);
     for format in FORMATS.into_iter().chain(["data-file"]) {
@@ -73,6 +74,7 @@ fn a_guest_at_work_notices_nothing() {
 
 /// Over NBD: a write of which a part has come, and replies that nobody has read.
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn what_is_under_way_between_a_client_and_the_disk_is_not_lost() {
     /// Neither this nor where it is written is a multiple of a block.
     const LEN: usize = (1 << 18) - 5;
@@ -212,6 +214,7 @@ fn a_program_that_does_not_come_up_changes_nothing() {
 /// The old process, or the new one, is killed at some moment of it; whoever is left serves, or nobody, and then another
 /// may.
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn a_kill_at_any_moment_leaves_one_process_or_none() {
     let kills = from_environment("TAPLINE_KILLS").unwrap_or(24);
     let mut dice = Dice(from_environment("TAPLINE_SEED").unwrap_or(1));

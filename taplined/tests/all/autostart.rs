@@ -150,6 +150,7 @@ fn what_cannot_be_started_yet_is_tried_again_and_says_so_in_the_end() {
 }
 
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn what_is_not_to_be_started_any_more_is_not_tried_again() {
     let settings = "[autostart]\nretry-after = 1\n[storage]\nlost-interval = 1";
     let (mut daemon, vdis) = with_disks(settings, &["a", "b", "c"]);

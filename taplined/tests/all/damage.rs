@@ -137,6 +137,7 @@ fn a_byte_that_has_changed_since_the_daemon_ended_in_peace_is_seen() {
 }
 
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn a_catalogue_that_was_damaged_while_it_was_in_use_is_refused_or_serves() {
     let mut bed = bed();
     let (mut refused, mut untrue) = (0, Vec::new());
@@ -169,6 +170,7 @@ fn a_catalogue_that_was_damaged_while_it_was_in_use_is_refused_or_serves() {
 
 /// What is cut off of what lies beside the file, which SQLite does without a word, repositories have all the same.
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn commits_that_are_lost_with_a_damaged_log_come_back_from_the_repositories() {
     let mut bed = bed();
     bed.daemon.try_to_restart(&[]).unwrap();

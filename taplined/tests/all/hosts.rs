@@ -77,6 +77,7 @@ impl First {
 }
 
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn a_host_that_comes_back_writes_nothing_over_what_another_has_written_since() {
     for format in ["qcow2", "vhd", "raw"] {
         let mut first = first("", format);
@@ -119,6 +120,7 @@ fn a_disk_that_died_while_its_repository_was_elsewhere_is_not_started_again() {
 
 /// The daemon dies in a job from which there is no way back; the other host uses the disk as it was.
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn a_job_that_was_under_way_is_not_done_to_what_another_host_has_written_since() {
     for step in ["vdi-destroy:forget", "vdi-revert:record", "vdi-revert:record:after"] {
         let mut first = first("", "qcow2");

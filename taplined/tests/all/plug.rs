@@ -245,6 +245,7 @@ fn a_disk_that_is_stopped_when_its_daemon_dies_goes_on() {
 }
 
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn a_daemon_that_is_killed_at_any_step_leaves_nothing_half_done() {
     let (mut daemon, vdis) = with_disks("", &["disk"]);
     let vbd = vbd(&daemon, &vdis[0], "nbd");

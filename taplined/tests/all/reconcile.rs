@@ -72,6 +72,7 @@ impl Bed {
 
 /// A merge of the leaf itself ends in the disk's process; what asks it to give way just then must not forget that.
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn a_merge_of_the_leaf_that_ends_while_it_gives_way_is_recorded() {
     for round in 0..40 {
         let bed = bed();
@@ -146,6 +147,7 @@ fn a_merge_of_the_leaf_that_was_found_done_is_undone_again_and_comes_to_its_end(
 
 /// Somebody has cleared the run directory, or a disk stands still: whoever asks how things are is told.
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn a_disk_that_cannot_be_asked_is_told_as_a_difference() {
     let bed = bed();
     bed.io(&["write -P 1 0 1M", "flush"]);
@@ -451,6 +453,7 @@ fn a_disk_that_was_made_larger_by_others_is_told_as_it_is_served() {
 
 /// A process that does not answer, as one does that waits for storage or was stopped.
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn a_disk_that_hangs_is_told_and_a_forced_unplug_ends_it_whatever_waits_for_it() {
     let bed = bed();
     let snapshot = bed.snapshot();
@@ -530,6 +533,7 @@ fn a_disk_that_somebody_writes_whom_the_catalogue_does_not_know_is_neither_destr
 }
 
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn a_file_that_somebody_uses_is_removed_when_nobody_does() {
     let bed = bed();
     disks::unplug(&bed.daemon, &bed.vbd);

@@ -191,6 +191,7 @@ fn openssl_is_served_with_tls_1_2_and_1_3_and_nothing_older() {
 }
 
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn who_connects_and_says_nothing_holds_a_place_for_a_while_only() {
     let authority = Authority::new();
     let daemon = authority.start("remote-connections-max = 3");

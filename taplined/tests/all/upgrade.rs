@@ -103,6 +103,7 @@ const POINTS: [&str; 8] =
     ["start", "start:after", "ask", "ask:after", "answer:after", "record", "record:after", "end:after"];
 
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn a_daemon_that_is_killed_at_any_step_of_an_upgrade_leaves_one_process_that_the_next_one_knows() {
     let (mut daemon, vbd, writer) = written();
     for point in POINTS {
@@ -162,6 +163,7 @@ fn install_real(program: &Path) {
 }
 
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn a_new_program_that_fails_leaves_the_old_one_going_on() {
     let (daemon, vbd, writer, program) = with_program();
     let before = pid(&daemon, &vbd);
@@ -385,7 +387,8 @@ fn a_disk_that_somebody_else_has_had_replaced_is_known_by_its_new_process() {
     new.args(words).arg("--take-over").stdin(pair.0).stdout(Stdio::null()).stderr(Stdio::null());
     let mut new = new.spawn().unwrap();
     let stream = control(&daemon, &vbd);
-    let verb = format!("{}\n", json!({ "version": 1, "id": 1, "verb": "upgrade", "successor": true }));
+    let verb = json!({ "version": 1, "id": 1, "verb": "upgrade", "successor": true, "pause_max": 60000 });
+    let verb = format!("{verb}\n");
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut beside = SendAncillaryBuffer::new(&mut space);
     let descriptors = [pair.1.as_fd()];

@@ -114,6 +114,7 @@ fn a_guest_goes_on_over_its_connection_while_process_follows_process() {
 }
 
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn a_guest_goes_on_while_its_daemon_is_killed_at_any_step_of_an_upgrade() {
     let (mut daemon, vbd, driver) = served(true);
     let guest = Guest::begin(driver);
@@ -137,6 +138,7 @@ fn a_guest_goes_on_while_its_daemon_is_killed_at_any_step_of_an_upgrade() {
 /// What is handed over has been taken over itself: requests of a process that was killed, done by one that was
 /// replaced.
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn a_guest_loses_nothing_where_its_disk_is_killed_between_upgrades_and_in_one() {
     for recorded in [true, false] {
         let (daemon, vbd, mut driver) = served(recorded);

@@ -421,6 +421,7 @@ fn snapshots_that_are_destroyed_at_one_time_are_merged_one_after_the_other() {
 }
 
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn a_chain_grows_no_deeper_than_a_disk_can_be_served_from() {
     let bed = bed();
     let vdi = bed.create("disk", "qcow2");
@@ -454,6 +455,7 @@ fn a_chain_grows_no_deeper_than_a_disk_can_be_served_from() {
 
 /// What a destroyed snapshot leaves is being merged by the time the next one is asked for.
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn a_snapshot_works_at_once_behind_the_end_of_another() {
     let bed = bed();
     let vdi = bed.create("disk", "qcow2");
@@ -606,6 +608,7 @@ fn steps() -> BTreeMap<String, Vec<String>> {
 }
 
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn a_job_is_done_or_undone_wherever_the_daemon_was_killed() {
     let by_verb = steps();
     assert!(by_verb.len() >= 14, "{by_verb:?}");
@@ -618,6 +621,7 @@ fn a_job_is_done_or_undone_wherever_the_daemon_was_killed() {
 
 /// The same while a client uses the disk, whose process goes on, or dies with the daemon.
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn a_job_on_a_plugged_vdi_is_done_or_undone_wherever_the_daemon_was_killed() {
     let by_verb = steps();
     for verb in ["vdi-snapshot", "vdi-clone", "vdi-resize", "vdi-merge"] {

@@ -170,6 +170,7 @@ fn a_start_that_fails_is_undone_and_says_why() {
 }
 
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn a_disk_is_given_to_a_guest_that_runs_and_taken_from_it_by_force_only_if_it_does_not_let_go() {
     let Some((daemon, vdis)) = begin("[plug]\nstep-timeout = 4", &["a", "b", "c"]) else { return };
     let vm = machine(&daemon, &vdis[..1]);
@@ -316,6 +317,7 @@ fn a_machine_that_ends_while_no_daemon_runs_is_halted_by_the_next() {
 }
 
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn a_machine_whose_monitor_somebody_else_holds_goes_on_and_can_be_ended_by_force() {
     let Some((mut daemon, vdis)) = begin("", &["a"]) else { return };
     let vm = machine(&daemon, &vdis);
@@ -339,6 +341,7 @@ fn a_machine_whose_monitor_somebody_else_holds_goes_on_and_can_be_ended_by_force
 }
 
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn a_daemon_that_dies_in_a_start_or_an_end_leaves_nothing_half_done() {
     let Some((mut daemon, vdis)) = begin("", &["a", "b"]) else { return };
     let vm = machine(&daemon, &vdis);

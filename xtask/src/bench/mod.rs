@@ -147,9 +147,12 @@ fn parse(arguments: &[String]) -> Result<Arguments, String> {
 
 /// Release builds of both programs and of the client.
 fn build() -> Result<(), String> {
-    let built = Command::new(env!("CARGO"))
-        .args(["build", "--quiet", "--release", "-p", "tapline-disk", "-p", "tapline", "-p", "taplined", "-p", "bench"])
-        .status();
+    let mut build = Command::new(env!("CARGO"));
+    build.args(["build", "--quiet", "--release"]);
+    for program in ["tapline-disk", "tapline", "taplined", "bench-client", "bench-guest"] {
+        build.args(["--bin", program]);
+    }
+    let built = build.status();
     match built {
         Ok(status) if status.success() => Ok(()),
         other => Err(format!("cargo build --release: {other:?}")),

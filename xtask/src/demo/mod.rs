@@ -138,7 +138,8 @@ pub(crate) fn programs(named: Option<&Path>) -> Result<PathBuf, String> {
 pub(crate) fn build_programs(profile: &[&str]) -> Result<PathBuf, Failure> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
-    command.args(["build", "-p", "tapline", "-p", "tapline-disk", "-p", "taplined"]).args(profile).current_dir(root());
+    command.args(["build", "--bin", "tapline", "--bin", "tapline-disk", "--bin", "taplined"]);
+    command.args(profile).current_dir(root());
     tool::run(&mut command)?;
     // We lie in the target directory ourselves, as target/debug/xtask.
     let ours = std::env::current_exe().map_err(|source| Failure::File {

@@ -91,8 +91,8 @@ fn planted_programs(arguments: &Arguments) -> Result<PathBuf, String> {
     fs::create_dir_all(&into).map_err(failed)?;
     let cargo = |more: &[&str]| {
         let mut build = Command::new("cargo");
-        // The same packages as always, so that all but the daemon is there already.
-        build.args(["build", "--quiet", "-p", "tapline", "-p", "tapline-disk", "-p", "taplined"]);
+        // The same programs as always, so that all but the daemon is there already.
+        build.args(["build", "--quiet", "--bin", "tapline", "--bin", "tapline-disk", "--bin", "taplined"]);
         build.args(more).current_dir(root());
         tool::text(&mut build).map(drop).map_err(|error| error.to_string())
     };

@@ -170,7 +170,7 @@ fn all_programs(named: Option<&Path>) -> Result<PathBuf, String> {
     let directory = programs(named)?;
     if named.is_none() {
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        let build = tool::run(Command::new(cargo).args(["build", "-p", "bench"]).current_dir(top()));
+        let build = tool::run(Command::new(cargo).args(["build", "--bin", "bench-guest"]).current_dir(top()));
         build.map_err(|error| in_full(&error))?;
     }
     Ok(directory)

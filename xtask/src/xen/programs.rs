@@ -13,12 +13,12 @@ const TARGET: &str = "x86_64-unknown-linux-gnu";
 
 /// The released `tapline` and `tapline-disk`.
 pub fn tapline() -> Result<Vec<PathBuf>, BedError> {
-    built(&["build", "--release", "-p", "tapline", "-p", "tapline-disk"])
+    built(&["build", "--release", "--bin", "tapline", "--bin", "tapline-disk"])
 }
 
 /// The released `taplined`.
 pub fn daemon() -> Result<Vec<PathBuf>, BedError> {
-    built(&["build", "--release", "-p", "taplined"])
+    built(&["build", "--release", "--bin", "taplined"])
 }
 
 /// The tests of the crate `xen` that need Xen.

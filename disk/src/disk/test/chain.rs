@@ -139,6 +139,7 @@ fn a_parent_that_is_shorter_reads_as_zero_behind_its_end_and_a_longer_one_is_cut
 }
 
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn a_grown_disk_is_zero_where_it_is_new() {
     let mut rig = Rig::new(vec![raw(3 * MIB, false)], vec![vec![7; 3 * MIB as usize]], 1);
     assert_eq!(rig.read(0, 512), [7; 512]);

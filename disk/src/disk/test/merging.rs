@@ -109,6 +109,7 @@ impl Model {
 
 /// Scope: every shape, 4 seeds each of some thousand requests.
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn merges_under_requests_lose_nothing_and_end_in_one_pass() {
     for shape in SHAPES {
         for seed in 0..4 {
@@ -130,6 +131,7 @@ fn merges_under_requests_lose_nothing_and_end_in_one_pass() {
 
 /// Scope: every shape, 6 seeds each; one in 10 to one in 58 operations fails, merges are cancelled and begun again.
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn faults_and_cancelled_merges_lose_nothing() {
     let (mut failures, mut cancelled) = (0, 0);
     for shape in SHAPES {

@@ -149,6 +149,7 @@ fn drain(model: &mut Model) {
 
 /// All sequences of six of eight actions: 262,144.
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn every_short_sequence_keeps_the_rules() {
     const LEN: u32 = 6;
     for case in 0..KINDS.pow(LEN) {

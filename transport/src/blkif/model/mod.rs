@@ -243,6 +243,7 @@ fn failed(scene: &Scene, seed: u64, step: usize) -> Result<u64, String> {
 }
 
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn a_process_killed_at_any_moment_loses_nothing_and_does_nothing_twice() {
     let runs = explore(|scene, seed| killed(scene, seed + 1, 1)).unwrap_or_else(|wrong| panic!("{wrong}"));
     println!("{runs} runs");
@@ -250,6 +251,7 @@ fn a_process_killed_at_any_moment_loses_nothing_and_does_nothing_twice() {
 }
 
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn any_call_that_fails_at_a_take_over_closes_nobody_and_loses_nothing() {
     let runs = explore(|scene, seed| failed(scene, seed + 1, 97)).unwrap_or_else(|wrong| panic!("{wrong}"));
     println!("{runs} runs");
@@ -258,6 +260,7 @@ fn any_call_that_fails_at_a_take_over_closes_nobody_and_loses_nothing() {
 
 /// What finds nothing would find no mistake.
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn every_mistake_that_is_made_on_purpose_is_found() {
     for mistake in [
         Mistake::SlotBeforeMove,

@@ -158,6 +158,7 @@ fn random_lives(lives: u64) -> Result<Explored, String> {
 }
 
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn a_kill_at_any_moment_of_a_short_script_loses_and_repeats_nothing() {
     let explored = explore(from_environment("TAPLINE_MODEL_DEEP").is_some()).unwrap();
     println!("{explored:?}");
@@ -166,6 +167,7 @@ fn a_kill_at_any_moment_of_a_short_script_loses_and_repeats_nothing() {
 }
 
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn long_lives_with_many_deaths_lose_and_repeat_nothing() {
     let lives = from_environment("TAPLINE_MODEL_LIVES").unwrap_or(1500);
     let explored = random_lives(lives).unwrap();

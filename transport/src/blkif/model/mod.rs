@@ -260,7 +260,6 @@ fn any_call_that_fails_at_a_take_over_closes_nobody_and_loses_nothing() {
 
 /// What finds nothing would find no mistake.
 #[test]
-#[ignore = "slow: run by `make test-all`"]
 fn every_mistake_that_is_made_on_purpose_is_found() {
     for mistake in [
         Mistake::SlotBeforeMove,

@@ -78,7 +78,7 @@ pub enum Planted {
     UpperLayerFirst,
     /// What a merge has forgotten is deallocated before that is durable.
     EarlyDeallocation,
-    /// What is written to a grain that has been merged gets a place in the leaf, too.
+    /// What is written to a chunk that has been merged gets a place in the leaf, too.
     LeafGrows,
     /// A new cluster is filled up to the disk's end and not to its own, which comes to light when the disk grows.
     UnfilledEnd,

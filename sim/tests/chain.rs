@@ -104,7 +104,7 @@ fn no_block_takes_the_place_of_one_that_a_killed_merge_has_given_up() {
 
 #[test]
 #[ignore = "slow: run by `make test-all`"]
-fn two_writes_to_one_grain_on_both_sides_of_a_merges_beginning_agree() {
+fn two_writes_to_one_chunk_on_both_sides_of_a_merges_beginning_agree() {
     let outcome = explore::around_a_beginning(None, 2, &|_, _| true);
     assert!(outcome.failure.is_none(), "{:?}", outcome.failure);
     assert!(outcome.counts.runs > 100, "{:?}", outcome.counts);

@@ -23,7 +23,7 @@ pub(super) struct Active {
     /// A piece of a merge.
     pub of_merge: bool,
     /// The target of the merge has no space for it.
-    pub crowded_out: bool,
+    pub retry_without_merge: bool,
     /// It has its answer: for [`Requests`] to say.
     pub ended: bool,
     /// [`Disk::epoch`](super::Disk::epoch) when it began.
@@ -32,8 +32,18 @@ pub(super) struct Active {
 
 impl Active {
     pub fn new(request: Request, epoch: u64) -> Active {
-        let (edges_read, of_merge, crowded_out, ended) = (false, false, false, false);
-        Active { request, left: 1, rest: None, status: Status::Done, edges_read, of_merge, crowded_out, ended, epoch }
+        let (edges_read, of_merge, retry_without_merge, ended) = (false, false, false, false);
+        Active {
+            request,
+            left: 1,
+            rest: None,
+            status: Status::Done,
+            edges_read,
+            of_merge,
+            retry_without_merge,
+            ended,
+            epoch,
+        }
     }
 }
 

@@ -13,7 +13,7 @@
 
 use super::flush::{Reclaim, Upkeep};
 use super::{Disk, LAYERS_MAX};
-use crate::fold::Fold;
+use crate::chain_map::ChainMap;
 use crate::format::Format;
 use crate::redo::RedoLog;
 use crate::{FileId, Geometry, ImageError, ImageErrorKind, Io};
@@ -54,22 +54,22 @@ impl<F: Format> Layer<F> {
 impl<F: Format> Disk<F> {
     /// From now on new requests wait; those in flight end.
     pub fn hold(&mut self) {
-        self.held_back = true;
-        self.withdraw_piece();
+        self.quiesced = true;
+        self.withdraw_merge_chunk();
     }
 
     /// Lets the requests go that were held back.
     pub fn release<I: Io>(&mut self, io: &mut I) {
-        self.held_back = false;
+        self.quiesced = false;
         self.begin_reclaim(io);
         self.reclaim_more(io);
         self.ended = true;
-        self.start_held(io);
+        self.start_waiting(io);
     }
 
     /// Whether requests are held back.
     pub fn is_held(&self) -> bool {
-        self.held_back
+        self.quiesced
     }
 
     /// Whether nothing is in flight but requests that wait, no file operation either.
@@ -160,13 +160,13 @@ impl<F: Format> Disk<F> {
     /// Takes the layers above `depth` off, which becomes the leaf, and hands them back. Only while requests are held back
     /// and nothing is in flight: what those layers hold is no longer the disk's, durable or not.
     pub fn pop_to(&mut self, depth: usize) -> Result<Vec<Layer<F>>, ImageError> {
-        self.require_quiet("layers cannot be taken off the chain")?;
+        self.require_quiet("layers cannot be cached_bytes off the chain")?;
         let Some(leaf) = self.layers.get(depth) else { return Err(no_layer(depth)) };
         // What a guest was told of its sectors stays.
         self.geometry = Geometry { block: self.geometry.block, ..leaf.format.geometry() };
-        self.fold = Fold::new(self.geometry.len, self.options.map_bytes);
+        self.map = ChainMap::new(self.geometry.len, self.options.map_bytes);
         let popped: Vec<Layer<F>> = self.layers.drain(..depth).collect();
-        popped.iter().for_each(|layer| self.packed.closed(layer.file));
+        popped.iter().for_each(|layer| self.compressed.closed(layer.file));
         self.layers_changed();
         Ok(popped)
     }
@@ -207,7 +207,7 @@ impl<F: Format> Disk<F> {
     fn leaf_grown(&mut self) {
         let Some(grown) = self.layers.first().map(|leaf| leaf.format.geometry()) else { return };
         self.geometry = Geometry { len: grown.len, chs: grown.chs, ..self.geometry };
-        self.fold.grow(grown.len);
+        self.map.grow(grown.len);
     }
 
     /// A layer's image has become larger. What was known of where bytes behind its old end live is void.
@@ -215,7 +215,7 @@ impl<F: Format> Disk<F> {
         if file == self.leaf_file() {
             self.leaf_grown();
         }
-        self.fold = Fold::new(self.geometry.len, self.options.map_bytes);
+        self.map = ChainMap::new(self.geometry.len, self.options.map_bytes);
     }
 
     /// A layer that becomes `len` bytes long must not bring to light what it hides of the one below by being shorter.
@@ -296,7 +296,7 @@ impl<F: Format> Disk<F> {
     }
 
     fn require_standstill(&self, what: &str) -> Result<(), ImageError> {
-        if !self.held_back {
+        if !self.quiesced {
             return Err(refused(what, "requests are not held back"));
         }
         if self.is_quiet() { Ok(()) } else { Err(refused(what, "operations are in flight")) }

@@ -4,8 +4,8 @@
 //! until it is asked for.
 
 use super::Disk;
-use crate::fold::{Fold, GRAIN};
-use crate::format::{Format, Place};
+use crate::chain_map::{CHUNK, ChainMap};
+use crate::format::{Format, Mapping};
 use crate::{FileId, Span};
 
 /// Bytes of the disk that are not to be had, and why.
@@ -26,7 +26,7 @@ pub struct Damage {
 pub enum Damaged {
     /// An entry of a table, which is this.
     Entry(u64),
-    /// A compressed cluster, which does not unpack to one.
+    /// A compressed cluster, which does not decompress to one.
     Packed,
 }
 
@@ -37,8 +37,8 @@ impl<F: Format> Disk<F> {
     /// The damage that failed a request for `span`, if that was not asked for yet. It may lie beside the bytes that
     /// were asked for: what is written around them has to be read.
     pub fn take_damage(&mut self, span: Span) -> Option<Damage> {
-        let grain = Fold::grain_of(span.at);
-        let near = Span { at: grain.at, len: span.end().saturating_sub(grain.at).next_multiple_of(GRAIN) };
+        let chunk = ChainMap::chunk_of(span.at);
+        let near = Span { at: chunk.at, len: span.end().saturating_sub(chunk.at).next_multiple_of(CHUNK) };
         let found = self.damage.iter().position(|damage| damage.span.overlaps(near))?;
         self.damage.remove(found)
     }
@@ -47,8 +47,8 @@ impl<F: Format> Disk<F> {
     pub(super) fn met_damage(&mut self, file: FileId, span: Span) {
         let place = self.format_of(file).map(|format| format.map(span));
         let (at, what, len) = match place {
-            Some(Ok(Place::Damaged { at, raw, len })) => (at, Damaged::Entry(raw), len),
-            Some(Ok(Place::Packed { at, lead, len, .. })) => (at.saturating_add(lead), Damaged::Packed, len),
+            Some(Ok(Mapping::Damaged { at, raw, len })) => (at, Damaged::Entry(raw), len),
+            Some(Ok(Mapping::Compressed { at, lead, len, .. })) => (at.saturating_add(lead), Damaged::Packed, len),
             _ => return,
         };
         if self.damage.len() >= KEPT_MAX {

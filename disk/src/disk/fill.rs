@@ -15,7 +15,7 @@
 //!    nothing, and the fill writes zeroes there.
 //! 3. *A round* in between seals what was committed, and this is not: should the power fail, C has its old place.
 //! 4. *The place that is read* does not change either. A parent's is written by a merge only, which waits for all that
-//!    overlaps the grain, and C does not leave the grains of its write. A packed cluster of the written file itself is
+//!    overlaps the chunk, and C does not leave the chunks of its write. A packed cluster of the written file itself is
 //!    given up by this very commit at the earliest.
 //! 5. *An abandoned ticket* leaves the old place as it was. Who waited for it reserves anew and asks for a fill anew:
 //!    nothing that was read for one reservation is ever used for another.
@@ -31,9 +31,9 @@
 use memory::Segments;
 
 use super::budget::Budget;
-use super::packed::{Cluster, Reader};
+use super::compressed::{Cluster, Reader};
 use super::{Disk, Op, Parked};
-use crate::fold::Where;
+use crate::chain_map::Location;
 use crate::format::{Fill, Format, Reserved, Ticket};
 use crate::slab::Slab;
 use crate::{Action, FileDone, FileId, Io, Span, Status};
@@ -79,7 +79,7 @@ impl Fills {
 /// A write whose surroundings are being read.
 #[derive(Debug)]
 pub(super) struct Filling {
-    /// Its request, of which this is a piece.
+    /// Its request, of which this is a part.
     number: u32,
     ticket: Option<Ticket>,
     /// Where all of it goes.
@@ -91,19 +91,19 @@ pub(super) struct Filling {
     own: Span,
     from: Segments,
     /// What is to be written, up to `next`.
-    pieces: Vec<Segments>,
+    parts: Vec<Segments>,
     next: u64,
     /// Reads under way, and one while metadata is waited for.
     pending: u32,
     status: Status,
     /// A copy of a merge, which has nothing of its own.
     is_copy: bool,
-    /// All of a copy: in one piece, since it may be gathered from very many.
+    /// All of a copy: in one part, since it may be gathered from very many.
     room: Option<Segments>,
 }
 
-/// What the next piece of a fill is made of.
-enum Piece {
+/// What the next part of a fill is made of.
+enum FillPart {
     /// The write itself.
     Own,
     /// Bytes behind the end of the disk.
@@ -126,7 +126,7 @@ impl Filling {
             whole,
             own: Span { at: whole.end(), len: 0 },
             from: Segments::empty(),
-            pieces: Vec::new(),
+            parts: Vec::new(),
             next: whole.at,
             pending: 0,
             status: Status::Done,
@@ -140,12 +140,12 @@ impl Filling {
         self.whole.len.saturating_sub(self.own.len)
     }
 
-    fn next_piece(&self, disk_len: u64) -> Option<Piece> {
+    fn next_part(&self, disk_len: u64) -> Option<FillPart> {
         if self.next >= self.whole.end() {
             return None;
         }
         let until = match self.next {
-            next if next == self.own.at => return Some(Piece::Own),
+            next if next == self.own.at => return Some(FillPart::Own),
             next if next < self.own.at => self.own.at,
             _ => self.whole.end(),
         };
@@ -153,15 +153,15 @@ impl Filling {
         let inside = disk_len.saturating_sub(self.next).min(len);
         match (len, inside) {
             (0, _) => None,
-            (_, 0) => Some(Piece::Beyond(len)),
-            _ => Some(Piece::Copy(Span { at: self.next, len: inside })),
+            (_, 0) => Some(FillPart::Beyond(len)),
+            _ => Some(FillPart::Copy(Span { at: self.next, len: inside })),
         }
     }
 
-    fn append(&mut self, piece: Segments) {
-        self.next = self.next.saturating_add(u64::try_from(piece.len()).unwrap_or(u64::MAX));
+    fn append(&mut self, part: Segments) {
+        self.next = self.next.saturating_add(u64::try_from(part.len()).unwrap_or(u64::MAX));
         if !self.is_copy {
-            self.pieces.push(piece);
+            self.parts.push(part);
         }
     }
 
@@ -192,12 +192,12 @@ impl<F: Format> Disk<F> {
         let Fill { before, after } = fill.unwrap_or(Fill { before: 0, after: 0 });
         if before == 0 && after == 0 {
             let op = Op::Transfer { number, ticket };
-            return self.push_piece(number, op, file, Action::Write { at: place, from }, io);
+            return self.push_part(number, op, file, Action::Write { at: place, from }, io);
         }
         debug_assert!(before <= at && before <= place, "a fill that begins in front of the disk or of the file");
         let own = Span { at, len };
         let whole = Span { at: at.saturating_sub(before), len: before.saturating_add(len).saturating_add(after) };
-        self.piece_begun(number);
+        self.part_begun(number);
         let filling = Filling {
             number,
             ticket,
@@ -206,7 +206,7 @@ impl<F: Format> Disk<F> {
             whole,
             own,
             from,
-            pieces: Vec::new(),
+            parts: Vec::new(),
             next: whole.at,
             pending: 0,
             status: Status::Done,
@@ -216,7 +216,7 @@ impl<F: Format> Disk<F> {
         self.begin_filling(filling, io);
     }
 
-    /// Begins to read what a write needs, or has it wait until there is memory for that; the write is a piece of its
+    /// Begins to read what a write needs, or has it wait until there is memory for that; the write is a part of its
     /// request already.
     pub(super) fn begin_filling<I: Io>(&mut self, filling: Filling, io: &mut I) {
         let bytes = filling.bytes();
@@ -231,12 +231,12 @@ impl<F: Format> Disk<F> {
         let is_copy = self.fills.get(fill).is_some_and(|filling| filling.is_copy);
         let disk_len = self.merge.as_ref().filter(|_| is_copy).map_or(self.geometry.len, |merge| merge.len);
         while let Some(filling) = self.fills.get_mut(fill).filter(|filling| filling.status == Status::Done) {
-            match filling.next_piece(disk_len) {
+            match filling.next_part(disk_len) {
                 None => break,
-                Some(Piece::Own) => filling.append(filling.from.clone()),
-                Some(Piece::Beyond(len)) => filling.append(zeroes(len)),
-                Some(Piece::Copy(span)) => {
-                    if !self.copy_piece(fill, span, io) {
+                Some(FillPart::Own) => filling.append(filling.from.clone()),
+                Some(FillPart::Beyond(len)) => filling.append(zeroes(len)),
+                Some(FillPart::Copy(span)) => {
+                    if !self.copy_part(fill, span, io) {
                         return;
                     }
                 }
@@ -246,35 +246,35 @@ impl<F: Format> Disk<F> {
     }
 
     /// Takes the first bytes of `span` over. `false`: later, when metadata has come.
-    fn copy_piece<I: Io>(&mut self, fill: u32, span: Span, io: &mut I) -> bool {
+    fn copy_part<I: Io>(&mut self, fill: u32, span: Span, io: &mut I) -> bool {
         let is_copy = self.fills.get(fill).is_some_and(|filling| filling.is_copy);
         let copied = self.resolve_copy(span.at).filter(|_| is_copy);
         let (place, len) = match copied.map_or_else(|| self.resolve(span.at), Ok) {
             Ok((place, len)) if is_copy => (place, len.min(span.len)),
-            Ok((place, len)) => (place, self.lengthened(span.at, place, len.min(span.len), span.len)),
+            Ok((place, len)) => (place, self.coalesce(span.at, place, len.min(span.len), span.len)),
             Err(missing) => {
                 self.begun(fill);
-                self.park_for_grain(Parked::Fill { fill, at: span.at }, missing, io);
+                self.park_for_map(Parked::Fill { fill, at: span.at }, missing, io);
                 return false;
             }
         };
         match place {
-            Where::Zero => self.append_piece(fill, zeroes(len)),
-            Where::Damaged { file } => {
+            Location::Zero => self.append_part(fill, zeroes(len)),
+            Location::Damaged { file } => {
                 self.met_damage(file, Span { at: span.at, len });
                 self.fail_filling(fill, Status::Failed);
             }
-            Where::Data { file, at } | Where::Shared { file, at } => {
+            Location::Data { file, at } | Location::Shared { file, at } => {
                 let into = self.append_room(fill, len);
                 self.begun(fill);
                 self.push(Op::Fill { fill }, file, Action::Read { at, into }, io);
             }
-            Where::Packed { file } => match self.unpacked_place(file, Span { at: span.at, len }) {
-                Ok(Some(cluster)) => self.copy_packed(fill, span.at, cluster, io),
+            Location::Compressed { file } => match self.compressed_place(file, Span { at: span.at, len }) {
+                Ok(Some(cluster)) => self.copy_compressed(fill, span.at, cluster, io),
                 Ok(None) => self.fail_filling(fill, Status::Failed),
                 Err(missing) => {
                     self.begun(fill);
-                    self.park_for_grain(Parked::Fill { fill, at: span.at }, missing, io);
+                    self.park_for_map(Parked::Fill { fill, at: span.at }, missing, io);
                     return false;
                 }
             },
@@ -282,9 +282,9 @@ impl<F: Format> Disk<F> {
         true
     }
 
-    fn copy_packed<I: Io>(&mut self, fill: u32, at: u64, cluster: Cluster, io: &mut I) {
+    fn copy_compressed<I: Io>(&mut self, fill: u32, at: u64, cluster: Cluster, io: &mut I) {
         let into = self.append_room(fill, cluster.len);
-        match self.read_packed(cluster, Span { at, len: cluster.len }, into, Reader::Fill(fill), io) {
+        match self.read_compressed(cluster, Span { at, len: cluster.len }, into, Reader::Fill(fill), io) {
             None => self.begun(fill),
             Some(Status::Done) => {}
             Some(status) => self.fail_filling(fill, status),
@@ -294,13 +294,13 @@ impl<F: Format> Disk<F> {
     /// Memory for the next `len` bytes.
     fn append_room(&mut self, fill: u32, len: u64) -> Segments {
         let room = self.fills.get_mut(fill).map_or_else(Segments::empty, |filling| filling.memory(len));
-        self.append_piece(fill, room.clone());
+        self.append_part(fill, room.clone());
         room
     }
 
-    fn append_piece(&mut self, fill: u32, piece: Segments) {
+    fn append_part(&mut self, fill: u32, part: Segments) {
         if let Some(filling) = self.fills.get_mut(fill) {
-            filling.append(piece);
+            filling.append(part);
         }
     }
 
@@ -320,8 +320,8 @@ impl<F: Format> Disk<F> {
     /// here and not there, for what begins may end at once.
     pub(super) fn begin_waiting_reads<I: Io>(&mut self, io: &mut I) {
         loop {
-            if let Some(begin) = self.packed.next() {
-                self.begin_packed_read(begin, io);
+            if let Some(begin) = self.compressed.next() {
+                self.begin_compressed_read(begin, io);
             } else if let Some(fill) = self.fills.next() {
                 self.go_on_filling(fill, io);
             } else {
@@ -350,7 +350,7 @@ impl<F: Format> Disk<F> {
     }
 
     /// The metadata that a fill has waited for is there.
-    pub(super) fn resume_filling<I: Io>(&mut self, fill: u32, io: &mut I) {
+    pub(super) fn unpark_fill<I: Io>(&mut self, fill: u32, io: &mut I) {
         self.ended(fill, Status::Done);
         self.go_on_filling(fill, io);
     }
@@ -374,21 +374,21 @@ impl<F: Format> Disk<F> {
         }
         let Some(filling) = self.fills.fillings.remove(fill) else { return };
         let bytes = filling.bytes();
-        let Filling { number, ticket, file, at, whole, pieces, room, is_copy, .. } = filling;
+        let Filling { number, ticket, file, at, whole, parts, room, is_copy, .. } = filling;
         let status = if self.broken { Status::Refused } else { filling.status };
         if status == Status::Done {
             let from = match room {
                 Some(room) => room,
                 None if is_copy => zeroes(whole.len),
-                None => Segments::joined(pieces),
+                None => Segments::joined(parts),
             };
             return self.push(Op::Filled { number, ticket, bytes }, file, Action::Write { at, from }, io);
         }
         self.fills.budget.give_back(bytes);
         if let Some(ticket) = ticket {
-            self.conclude(file, ticket, false, io);
+            self.finish_reservation(file, ticket, false, io);
         }
-        self.piece_ended(number, status, io);
+        self.part_ended(number, status, io);
     }
 }
 

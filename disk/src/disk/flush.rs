@@ -55,7 +55,7 @@ impl<F: Format> Disk<F> {
     pub fn sync<I: Io>(&mut self, io: &mut I) {
         self.sync_asked = true;
         self.begin_round(io);
-        self.start_held(io);
+        self.start_waiting(io);
     }
 
     /// Whether a round is under way, or about to begin.
@@ -119,7 +119,7 @@ impl<F: Format> Disk<F> {
                 Step::Sync(file) => return self.push(Op::Sync, file, Action::SyncData, io),
                 Step::Write(file, batch) => {
                     for write in batch {
-                        self.taken = self.taken.saturating_add(write.bytes.len());
+                        self.cached_bytes = self.cached_bytes.saturating_add(write.bytes.len());
                         let from = Segments::copy_of(&write.bytes);
                         self.push(Op::Meta, file, Action::Write { at: write.at, from }, io);
                     }
@@ -158,9 +158,9 @@ impl<F: Format> Disk<F> {
         }
         for parked in std::mem::take(&mut self.throttled) {
             if let (Parked::Request { number, .. }, false) = (parked, status == Status::Done) {
-                self.piece_ended(number, status, io);
+                self.part_ended(number, status, io);
             } else {
-                self.resume(parked, io);
+                self.unpark(parked, io);
             }
         }
         self.reclaim_more(io);
@@ -210,7 +210,7 @@ impl<F: Format> Disk<F> {
     pub(super) fn begin_reclaim<I: Io>(&mut self, io: &mut I) {
         // A sync that succeeds behind one that has failed, perhaps under the last process, does not prove that what was
         // given up is durable.
-        if !self.reclaim_due || self.held_back || self.broken || !self.round.is_idle() {
+        if !self.reclaim_due || self.quiesced || self.broken || !self.round.is_idle() {
             return;
         }
         if self.owes() {
@@ -264,7 +264,7 @@ impl<F: Format> Disk<F> {
     /// Deallocates the next stray space of each layer, one at a time: nobody waits for it. Not while requests are held
     /// back: whoever does that waits for an end.
     pub(super) fn reclaim_more<I: Io>(&mut self, io: &mut I) {
-        if self.broken || self.held_back {
+        if self.broken || self.quiesced {
             return;
         }
         for which in 0..self.writers.len() {

@@ -1,12 +1,12 @@
 //! Merging layers into the one below them, while the guest goes on.
 //!
-//! Knows which grains are merged, where the guest's writes go meanwhile, and how a merge begins and ends; `piece` how one
-//! grain is done. Knows nothing of clocks and rates: whoever calls [`Disk::step_merge`] paces. Keeps: at every moment the
+//! Knows which chunks are merged, where the guest's writes go meanwhile, and how a merge begins and ends; `chunk` how one
+//! chunk is done. Knows nothing of clocks and rates: whoever calls [`Disk::step_merge`] paces. Keeps: at every moment the
 //! chain reads as the guest left it, and so does every chain that a power loss leaves (decision 0006).
 //!
 //! # What is durable when
 //!
-//! Let T be the target, S1 to Sn the sources from the deepest up, g a grain, C what is visible of the sources and of T
+//! Let T be the target, S1 to Sn the sources from the deepest up, g a chunk, C what is visible of the sources and of T
 //! in g when the sources are held apart from the guest.
 //!
 //! 1. Nothing in flight overlaps g, and what comes waits. C is written to T and committed. *Power loss:* T holds any part
@@ -24,33 +24,33 @@
 //!
 //! # What the guest's writes may meet
 //!
-//! With the leaf among the sources a grain is undecided, the leaf's, or merged; it is decided by its first write or by its
-//! piece, once, and the first two become merged only while nothing in flight overlaps the grain.
+//! With the leaf among the sources a chunk is undecided, the leaf's, or merged; it is decided by its first write or by its
+//! chunk, once, and the first two become merged only while nothing in flight overlaps the chunk.
 //!
-//! - *A write to the leaf in flight when the piece begins:* the piece waits for it, and copies it.
-//! - *A write while the piece is under way:* it waits, is decided afterwards, and goes to T. It cannot overtake the copy.
-//! - *Two writes to one grain:* they go to the same layer, so that a cluster they share is seen to by that layer's format.
-//! - *A write from before the merge in an undecided grain,* whose commit in the leaf is still to come: the grain is the
-//!   leaf's. So are the later pieces of that write.
-//! - *A write to an undecided grain of which no source holds anything:* there is nothing to copy and nothing to hide it.
-//!   The grain is merged, this write goes to T, and the fill it needs is read as a reader would: from T and below.
-//! - *A merge that fails or is cancelled* decides no more grains. The merged ones stay T's until nothing at all is in
+//! - *A write to the leaf in flight when the chunk begins:* the chunk waits for it, and copies it.
+//! - *A write while the chunk is under way:* it waits, is decided afterwards, and goes to T. It cannot overtake the copy.
+//! - *Two writes to one chunk:* they go to the same layer, so that a cluster they share is seen to by that layer's format.
+//! - *A write from before the merge in an undecided chunk,* whose commit in the leaf is still to come: the chunk is the
+//!   leaf's. So are the later chunks of that write.
+//! - *A write to an undecided chunk of which no source holds anything:* there is nothing to copy and nothing to hide it.
+//!   The chunk is merged, this write goes to T, and the fill it needs is read as a reader would: from T and below.
+//! - *A merge that fails or is cancelled* decides no more chunks. The merged ones stay T's until nothing at all is in
 //!   flight: a write to the leaf would take over a cluster from T to which another write is under way. Then all of the
 //!   disk is the leaf's again, and a new merge begins with nothing decided.
 //! - *A write for which the target has no space:* the merge has failed. The write is not answered: it is done again when
 //!   nothing at all is in flight, and everything that comes waits for that. All of the disk is the leaf's then, which may
 //!   have the space, as it would have had without the merge.
-//! - *A fill of a write to the leaf*, with the leaf not among the sources: it stays inside the grain of its write, so the
-//!   piece waits for it as for the write.
+//! - *A fill of a write to the leaf*, with the leaf not among the sources: it stays inside the chunk of its write, so the
+//!   chunk waits for it as for the write.
 
-use super::piece::Piece;
+use super::merge_chunk::MergeChunk;
 use super::{Disk, Missing, Obstacle};
-use crate::fold::Where;
-use crate::fold::{Fold, GRAIN};
-use crate::format::{Format, Placed};
+use crate::chain_map::Location;
+use crate::chain_map::{CHUNK, ChainMap};
+use crate::format::{Committed, Format};
 use crate::{FileId, ImageError, ImageErrorKind, Io, Layer, Span, Status};
 
-/// Grains of which no source holds anything that one step passes over: a disk of 2 TiB has a million.
+/// Chunks of which no source holds anything that one step passes over: a disk of 2 TiB has a million.
 const EMPTY_MAX: usize = 256;
 /// Bytes in a row for which a request is told at once where it goes: the largest block of a VHD, so that a discard of a
 /// whole one is seen as such.
@@ -81,7 +81,7 @@ pub struct MergeProgress {
     pub len: u64,
     /// Bytes written to the target.
     pub copied: u64,
-    /// Whether a piece is under way or waits for requests to end, or the target grows.
+    /// Whether a chunk is under way or waits for requests to end, or the target grows.
     pub busy: bool,
     /// How far it has come.
     pub state: MergeState,
@@ -96,9 +96,9 @@ pub(super) struct Merge {
     pub target: FileId,
     pub len: u64,
     pub copied: u64,
-    pub piece: Option<Piece>,
+    pub chunk: Option<MergeChunk>,
     state: MergeState,
-    /// Whether the guest has asked for anything between the last two pieces, and since.
+    /// Whether the guest has asked for anything between the last two chunks, and since.
     pub guest_before: bool,
     pub guest_now: bool,
     /// Nobody wants it any more.
@@ -108,12 +108,12 @@ pub(super) struct Merge {
     /// Where to go on.
     next: u64,
     /// With the leaf among the sources: where the guest's writes go.
-    fates: Option<Fates>,
+    routing: Option<WriteRouting>,
 }
 
-/// What is decided of the grains: two bits of each.
+/// What is decided of the chunks: two bits of each.
 #[derive(Debug)]
-struct Fates {
+struct WriteRouting {
     merged: Bits,
     leafs: Bits,
 }
@@ -138,53 +138,53 @@ impl Bits {
     }
 }
 
-impl Fates {
-    fn new(len: u64) -> Fates {
-        let grains = len.div_ceil(GRAIN);
-        Fates { merged: Bits::new(grains), leafs: Bits::new(grains) }
+impl WriteRouting {
+    fn new(len: u64) -> WriteRouting {
+        let chunks = len.div_ceil(CHUNK);
+        WriteRouting { merged: Bits::new(chunks), leafs: Bits::new(chunks) }
     }
 
-    /// Whether the grain around a byte is merged, if that is decided.
+    /// Whether the chunk around a byte is merged, if that is decided.
     fn of(&self, at: u64) -> Option<bool> {
-        let grain = at / GRAIN;
-        if self.merged.has(grain) { Some(true) } else { self.leafs.has(grain).then_some(false) }
+        let chunk = at / CHUNK;
+        if self.merged.has(chunk) { Some(true) } else { self.leafs.has(chunk).then_some(false) }
     }
 
-    fn decide(&mut self, at: u64, merged: bool) {
-        if merged { self.merged.set(at / GRAIN) } else { self.leafs.set(at / GRAIN) }
+    fn route(&mut self, at: u64, merged: bool) {
+        if merged { self.merged.set(at / CHUNK) } else { self.leafs.set(at / CHUNK) }
     }
 }
 
 impl Merge {
     fn is_merged(&self, at: u64) -> bool {
-        self.fates.as_ref().is_some_and(|fates| fates.of(at) == Some(true))
+        self.routing.as_ref().is_some_and(|routing| routing.of(at) == Some(true))
     }
 
-    /// Whether grains are still decided.
+    /// Whether chunks are still decided.
     fn goes_on(&self) -> bool {
         !self.cancelled && !matches!(self.state, MergeState::Failed(_))
     }
 
-    /// Goes to the next grain that is not merged.
+    /// Goes to the next chunk that is not merged.
     fn advance(&mut self) {
         while self.next < self.len && self.is_merged(self.next) {
-            self.next = self.next.saturating_add(GRAIN);
+            self.next = self.next.saturating_add(CHUNK);
         }
         if self.next >= self.len && self.state == MergeState::Running {
             self.state = MergeState::Copied;
         }
     }
 
-    /// Its piece has ended.
-    pub fn visited(&mut self, grain: Span, status: Status) {
+    /// Its chunk has ended.
+    pub fn visited(&mut self, chunk: Span, status: Status) {
         if status != Status::Done {
             self.state = MergeState::Failed(status);
             return;
         }
-        if let Some(fates) = &mut self.fates {
-            fates.decide(grain.at, true);
+        if let Some(routing) = &mut self.routing {
+            routing.route(chunk.at, true);
         }
-        self.next = grain.end();
+        self.next = chunk.end();
         self.advance();
     }
 }
@@ -225,14 +225,14 @@ impl<F: Format> Disk<F> {
             target,
             len,
             copied: 0,
-            piece: None,
+            chunk: None,
             guest_before: false,
             guest_now: false,
             state: MergeState::Running,
             cancelled: false,
             growth_asked: false,
             next: 0,
-            fates: (from == 0).then(|| Fates::new(len)),
+            routing: (from == 0).then(|| WriteRouting::new(len)),
         };
         merge.advance();
         self.merge = Some(merge);
@@ -243,8 +243,8 @@ impl<F: Format> Disk<F> {
         self.check_merge_alive()?;
         let Some(merge) = &mut self.merge else { return Ok(()) };
         (merge.state, merge.cancelled, merge.growth_asked) = (MergeState::Running, false, false);
-        if merge.from == 0 && merge.fates.is_none() {
-            merge.fates = Some(Fates::new(merge.len));
+        if merge.from == 0 && merge.routing.is_none() {
+            merge.routing = Some(WriteRouting::new(merge.len));
             merge.next = 0;
             self.epoch = self.epoch.wrapping_add(1);
         }
@@ -289,7 +289,7 @@ impl<F: Format> Disk<F> {
         Ok(())
     }
 
-    /// Begins the next piece, unless one is under way, the merge has ended or requests are held back; whether it did.
+    /// Begins the next chunk, unless one is under way, the merge has ended or requests are held back; whether it did.
     pub fn step_merge<I: Io>(&mut self, io: &mut I) -> bool {
         if self.is_target_short() {
             self.grow_target(io);
@@ -298,9 +298,9 @@ impl<F: Format> Disk<F> {
         let copied = self.merge.as_ref().map_or(0, |merge| merge.copied);
         let mut begun = false;
         for _ in 0..EMPTY_MAX {
-            let Some(grain) = self.next_piece() else { break };
+            let Some(chunk) = self.next_chunk() else { break };
             begun = true;
-            self.begin_piece(grain, io);
+            self.begin_merge_chunk(chunk, io);
             if self.merge.as_ref().is_none_or(|merge| merge.copied != copied) {
                 break;
             }
@@ -325,16 +325,16 @@ impl<F: Format> Disk<F> {
         self.sync(io);
     }
 
-    /// The grain of the piece that can begin now.
-    fn next_piece(&mut self) -> Option<Span> {
-        let (broken, held_back) = (self.broken, self.held_back);
-        let merge = self.merge.as_mut().filter(|merge| merge.goes_on() && merge.piece.is_none() && !held_back)?;
+    /// The chunk of the chunk that can begin now.
+    fn next_chunk(&mut self) -> Option<Span> {
+        let (broken, quiesced) = (self.broken, self.quiesced);
+        let merge = self.merge.as_mut().filter(|merge| merge.goes_on() && merge.chunk.is_none() && !quiesced)?;
         if broken && merge.state == MergeState::Running {
             merge.state = MergeState::Failed(Status::Refused);
         }
         merge.advance();
-        let grain = Fold::grain_of(merge.next);
-        (merge.state == MergeState::Running).then(|| grain.intersection(Span { at: 0, len: merge.len }))?
+        let chunk = ChainMap::chunk_of(merge.next);
+        (merge.state == MergeState::Running).then(|| chunk.intersection(Span { at: 0, len: merge.len }))?
     }
 
     /// How far the merge has come, if there is one.
@@ -346,15 +346,15 @@ impl<F: Format> Disk<F> {
             done: merge.next.min(merge.len),
             len: merge.len,
             copied: merge.copied,
-            busy: merge.piece.is_some() || (self.is_syncing() && self.is_target_short()),
+            busy: merge.chunk.is_some() || (self.is_syncing() && self.is_target_short()),
             state: merge.state,
         })
     }
 
-    /// Stops the merge; the chain is valid, and what is merged stays so. A piece under way ends. The target is written to
+    /// Stops the merge; the chain is valid, and what is merged stays so. A chunk under way ends. The target is written to
     /// no more once the disk was quiet.
     pub fn cancel_merge(&mut self) {
-        self.withdraw_piece();
+        self.withdraw_merge_chunk();
         if let Some(merge) = &mut self.merge {
             merge.cancelled = true;
         }
@@ -369,16 +369,16 @@ impl<F: Format> Disk<F> {
         }) else {
             return Err(ImageError::new(ImageErrorKind::Unsupported, "there is no merge that has copied everything"));
         };
-        self.require_clean("the merged layers cannot be taken off the chain")?;
+        self.require_clean("the merged layers cannot be cached_bytes off the chain")?;
         self.merge = None;
         let sources: Vec<Layer<F>> = self.layers.drain(from..into).collect();
-        // The map does not speak of them: each grain was forgotten there with its piece, or nothing was in the sources.
-        sources.iter().for_each(|layer| self.packed.closed(layer.file));
+        // The map does not speak of them: each chunk was forgotten there with its chunk, or nothing was in the sources.
+        sources.iter().for_each(|layer| self.compressed.closed(layer.file));
         self.layers_changed();
         Ok(sources)
     }
 
-    /// With nothing in flight, the grains of a merge that has stopped are the leaf's again, and one that was cancelled is
+    /// With nothing in flight, the chunks of a merge that has stopped are the leaf's again, and one that was cancelled is
     /// gone.
     pub(super) fn leave_merge(&mut self) {
         if self.active.len() > 0 {
@@ -387,22 +387,22 @@ impl<F: Format> Disk<F> {
         self.draining = false;
         match &mut self.merge {
             Some(merge) if merge.cancelled => self.merge = None,
-            Some(merge) if !merge.goes_on() => merge.fates = None,
+            Some(merge) if !merge.goes_on() => merge.routing = None,
             _ => {}
         }
     }
 
     /// The file has no space for a request. If that is so because of a merge, it is to be done again without.
-    pub(super) fn crowd_out(&mut self, number: u32, file: FileId) {
-        let by_merge = self.merge.as_ref().is_some_and(|merge| merge.fates.is_some() && merge.target == file);
+    pub(super) fn retry_without_merge(&mut self, number: u32, file: FileId) {
+        let by_merge = self.merge.as_ref().is_some_and(|merge| merge.routing.is_some() && merge.target == file);
         if let Some(active) = self.active.get_mut(number).filter(|active| by_merge && !active.of_merge) {
-            active.crowded_out = true;
+            active.retry_without_merge = true;
         }
     }
 
     /// The merge has failed for want of space; what comes waits until it is left.
     pub(super) fn begin_draining(&mut self) {
-        self.withdraw_piece();
+        self.withdraw_merge_chunk();
         self.draining = true;
         if let Some(merge) = self.merge.as_mut().filter(|merge| merge.goes_on()) {
             merge.state = MergeState::Failed(Status::NoSpace);
@@ -410,67 +410,67 @@ impl<F: Format> Disk<F> {
     }
 
     /// The file that takes a write to the first bytes of `span`, and how many of them.
-    pub(super) fn writes_go_to(&mut self, span: Span) -> Result<(FileId, Span), Obstacle> {
+    pub(super) fn route_write(&mut self, span: Span) -> Result<(FileId, Span), Obstacle> {
         let leaf = self.leaf_file();
-        if self.merge.as_ref().is_none_or(|merge| merge.fates.is_none()) {
+        if self.merge.as_ref().is_none_or(|merge| merge.routing.is_none()) {
             return Ok((leaf, span));
         }
-        let grain = Fold::grain_of(span.at);
-        let merged = self.decide(grain).map_err(|missing| {
-            // As long as the grain is not known, loading for it counts as learning.
-            self.fold.forget(grain.at);
-            Obstacle::Grain(missing)
+        let chunk = ChainMap::chunk_of(span.at);
+        let merged = self.route(chunk).map_err(|missing| {
+            // As long as the chunk is not known, loading for it counts as learning.
+            self.map.forget(chunk.at);
+            Obstacle::Chunk(missing)
         })?;
         let Some(merge) = &self.merge else { return Ok((leaf, span)) };
         let limit = span.end().min(span.at.saturating_add(ALIKE_MAX));
-        let mut end = grain.end();
-        while end < limit && merge.fates.as_ref().and_then(|fates| fates.of(end)) == Some(merged) {
-            end = end.saturating_add(GRAIN);
+        let mut end = chunk.end();
+        while end < limit && merge.routing.as_ref().and_then(|routing| routing.of(end)) == Some(merged) {
+            end = end.saturating_add(CHUNK);
         }
         let span = Span { at: span.at, len: end.min(limit).saturating_sub(span.at) };
         Ok((if merged { merge.target } else { leaf }, span))
     }
 
-    /// Whether writes to the grain go to the target; decided now if it is not yet.
-    fn decide(&mut self, grain: Span) -> Result<bool, Missing> {
+    /// Whether writes to the chunk go to the target; decided now if it is not yet.
+    fn route(&mut self, chunk: Span) -> Result<bool, Missing> {
         let Some(merge) = &self.merge else { return Ok(false) };
-        if let Some(merged) = merge.fates.as_ref().and_then(|fates| fates.of(grain.at)) {
+        if let Some(merged) = merge.routing.as_ref().and_then(|routing| routing.of(chunk.at)) {
             return Ok(merged);
         }
         // Behind the end of a target that is still to grow there is no room.
-        let may = merge.goes_on() && !self.is_target_short() && !self.is_written_since_before(grain);
-        let merged = may && self.held_by_sources(grain)?.is_empty();
-        if let Some(fates) = self.merge.as_mut().and_then(|merge| merge.fates.as_mut()) {
-            fates.decide(grain.at, merged);
+        let may = merge.goes_on() && !self.is_target_short() && !self.is_written_since_before_merge(chunk);
+        let merged = may && self.allocated_in_sources(chunk)?.is_empty();
+        if let Some(routing) = self.merge.as_mut().and_then(|merge| merge.routing.as_mut()) {
+            routing.route(chunk.at, merged);
         }
         Ok(merged)
     }
 
-    /// Whether a write to the grain is in flight that began before the merge.
-    fn is_written_since_before(&self, grain: Span) -> bool {
+    /// Whether a write to the chunk is in flight that began before the merge.
+    fn is_written_since_before_merge(&self, chunk: Span) -> bool {
         let mut old = self.active.iter().filter(|active| active.epoch != self.epoch).map(|active| &active.request);
-        old.any(|request| request.operation().is_write() && request.span().overlaps(grain))
+        old.any(|request| request.operation().is_write() && request.span().overlaps(chunk))
     }
 
     /// Lets readers see what has been written to `file`.
-    pub(super) fn show(&mut self, file: FileId, placed: Placed) {
-        let Placed { span, at } = placed;
+    pub(super) fn publish_mapping(&mut self, file: FileId, placed: Committed) {
+        let Committed { span, at } = placed;
         if file == self.leaf_file() {
-            return self.fold.overlay(span, Where::Data { file, at });
+            return self.map.overlay(span, Location::Data { file, at });
         }
-        // Below the leaf only where nothing can be above it: in a grain that is merged. A place may be larger than what
-        // was written; elsewhere the map is to be learned again.
+        // Below the leaf only where nothing can be above it: in a chunk that is merged. A place may be larger than what
+        // was written; elsewhere the map is to be loaded again.
         let mut begin = span.at;
         while begin < span.end() {
-            let grain = Fold::grain_of(begin);
-            let part = grain.intersection(span).unwrap_or(grain);
+            let chunk = ChainMap::chunk_of(begin);
+            let part = chunk.intersection(span).unwrap_or(chunk);
             if self.merge.as_ref().is_some_and(|merge| merge.is_merged(begin)) {
-                let place = Where::Data { file, at: at.saturating_add(begin.saturating_sub(span.at)) };
-                self.fold.overlay(part, place);
+                let place = Location::Data { file, at: at.saturating_add(begin.saturating_sub(span.at)) };
+                self.map.overlay(part, place);
             } else {
-                self.fold.forget(begin);
+                self.map.forget(begin);
             }
-            begin = grain.end();
+            begin = chunk.end();
         }
     }
 }

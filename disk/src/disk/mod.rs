@@ -11,35 +11,35 @@
 //!
 //! `whole` has requests that are one operation on one file, as most are; for the others `learn` finds where bytes live
 //! and waits for metadata, `transfer` has reads and writes, `fill` what is written around a write, `packed` compressed
-//! clusters, `budget` the memory for both, `ragged` requests that are not whole blocks, `clear` discards, zeroes and
-//! reports of allocation. `active` has those that are under way, `held` those that wait for others, `logging` what
+//! clusters, `budget` the memory for both, `unaligned` requests that are not whole blocks, `clear` discards, zeroes and
+//! reports of allocation. `active` has those that are under way, `waiting` those that wait for others, `logging` what
 //! outlives the process, `flush` the rounds, `chain` the layers and how they change, `merge` layers that become one,
-//! `piece` one grain of that, `rest` what is given back when nothing is asked for, `damage` what metadata made no
+//! `piece` one chunk of that, `rest` what is given back when nothing is asked for, `damage` what metadata made no
 //! sense.
 
 mod active;
 mod budget;
+mod cache_trim;
 mod chain;
-mod clear;
+mod compressed;
 mod damage;
+mod discard;
+mod fast_path;
 mod fill;
 mod flush;
-mod held;
-mod learn;
 mod logging;
+mod map_load;
 mod merge;
+mod merge_chunk;
 mod options;
-mod packed;
-mod piece;
-mod ragged;
-mod rest;
+mod overlap;
 mod transfer;
-mod whole;
+mod unaligned;
 
 use std::collections::{HashMap, VecDeque};
 
 use crate::backlog::Backlog;
-use crate::fold::Fold;
+use crate::chain_map::ChainMap;
 use crate::format::{Format, MetaBlock, Ticket, Wait};
 use crate::round::Round;
 use crate::slab::Slab;
@@ -48,11 +48,11 @@ use crate::{
     Span, Status,
 };
 use active::{Active, Requests};
+use compressed::CompressedReads;
 use fill::Fills;
-use held::is_exclusive;
-use learn::Lessons;
+use map_load::MapLoader;
 use merge::Merge;
-use packed::Packed;
+use overlap::is_exclusive;
 
 pub use chain::Layer;
 pub use damage::{Damage, Damaged};
@@ -64,7 +64,7 @@ pub const LAYERS_MAX: usize = 60;
 
 /// Pieces of one discard or write of zeroes that are under way at once. One request may be about the whole disk, and a
 /// guest can see to it that each sector is a piece.
-const PIECES_MAX: u32 = 256;
+const PARTS_MAX: u32 = 256;
 
 /// A file operation on its way, and what to do when it has ended.
 #[derive(Debug)]
@@ -82,7 +82,7 @@ enum Op {
     /// Bytes around a write.
     Fill { fill: u32 },
     /// A compressed cluster that others wait for.
-    Packed { begin: packed::Begin },
+    ReadCompressed { begin: compressed::Begin },
     /// Metadata that others wait for.
     Load { block: MetaBlock },
     /// Metadata of a round.
@@ -120,7 +120,7 @@ enum Obstacle {
     /// What the layer of this file says.
     Layer(FileId, Wait),
     /// Metadata for the map.
-    Grain(Missing),
+    Chunk(Missing),
     /// What the last process has left of this layer is not durable yet.
     Owed,
 }
@@ -132,7 +132,7 @@ pub struct Disk<F: Format> {
     layers: Vec<Layer<F>>,
     geometry: Geometry,
     options: Options,
-    fold: Fold,
+    map: ChainMap,
     /// The file of the leaf, if each byte of the disk stands there at the same offset.
     flat: Option<FileId>,
     active: Requests,
@@ -140,17 +140,17 @@ pub struct Disk<F: Format> {
     exclusive: usize,
     ops: Slab<Op>,
     fills: Fills,
-    packed: Packed,
+    compressed: CompressedReads,
     /// Operations that the engine had no room for.
     backlog: Backlog,
     /// Requests that overlap something they must not.
-    held: VecDeque<Request>,
-    /// A request has ended since the held ones were looked at.
+    waiting: VecDeque<Request>,
+    /// A request has ended since the waiting ones were looked at.
     ended: bool,
     loads: HashMap<(FileId, u64), Vec<Parked>>,
     /// What waits for a write to the same cluster to end, by file and ticket.
     busy: HashMap<(FileId, Ticket), Vec<Parked>>,
-    lessons: Lessons,
+    map_loader: MapLoader,
     round: Round,
     /// Requests that the next round will answer, and those of the one under way.
     flushes: Vec<u32>,
@@ -170,12 +170,12 @@ pub struct Disk<F: Format> {
     /// Syncs under way in front of a first reclaim.
     reclaim_syncs: usize,
     /// New requests wait.
-    held_back: bool,
+    quiesced: bool,
     /// They wait until nothing is in flight, since a merge has no space for one.
     draining: bool,
     merge: Option<Merge>,
     /// Bytes of memory that were taken for metadata since all that could be was last given back.
-    taken: usize,
+    cached_bytes: usize,
     /// How often it was begun anew to decide where writes go.
     epoch: u64,
     broken: bool,
@@ -207,19 +207,19 @@ impl<F: Format> Disk<F> {
             layers: (0..).map(FileId).zip(layers).map(|(file, format)| Layer::new(file, format)).collect(),
             geometry,
             options,
-            fold: Fold::new(geometry.len, options.map_bytes),
+            map: ChainMap::new(geometry.len, options.map_bytes),
             flat: None,
             active: Requests::with_capacity(options.requests),
             exclusive: 0,
             ops: Slab::with_capacity(options.requests),
             fills: Fills::new(options.flight_bytes / 2),
-            packed: Packed::new(options.flight_bytes / 2),
+            compressed: CompressedReads::new(options.flight_bytes / 2),
             backlog: Backlog::default(),
-            held: VecDeque::new(),
+            waiting: VecDeque::new(),
             ended: false,
             loads: HashMap::new(),
             busy: HashMap::new(),
-            lessons: Lessons::default(),
+            map_loader: MapLoader::default(),
             round: Round::default(),
             flushes: Vec::new(),
             flushing: Vec::new(),
@@ -230,10 +230,10 @@ impl<F: Format> Disk<F> {
             damage: VecDeque::new(),
             reclaim_due: true,
             reclaim_syncs: 0,
-            held_back: false,
+            quiesced: false,
             draining: false,
             merge: None,
-            taken: 0,
+            cached_bytes: 0,
             epoch: 0,
             broken: false,
             logs: false,
@@ -263,8 +263,8 @@ impl<F: Format> Disk<F> {
 
     /// Requests that were submitted and have not been handed back by [`Disk::answer`].
     pub fn in_flight(&self) -> usize {
-        let active = self.active.len().saturating_sub(usize::from(self.has_piece()));
-        active.saturating_add(self.held.len()).saturating_add(self.active.answers())
+        let active = self.active.len().saturating_sub(usize::from(self.has_merge_chunk()));
+        active.saturating_add(self.waiting.len()).saturating_add(self.active.answers())
     }
 
     /// Whether no file operation is under way either.
@@ -286,24 +286,24 @@ impl<F: Format> Disk<F> {
             self.fail(number, Status::Refused);
             self.active.end(number);
         } else if self.must_wait(&request) {
-            self.held.push_back(request);
+            self.waiting.push_back(request);
         } else {
             self.start(request, io);
-            self.start_held(io);
+            self.start_waiting(io);
         }
     }
 
     /// Takes a finished file operation in.
     pub fn settle<I: Io>(&mut self, done: FileDone, io: &mut I) {
-        match whole::number_of(done.op.id) {
-            Some(number) => self.whole_ended(number, done, io),
-            None => self.op_ended(done, io),
+        match fast_path::number_of(done.op.id) {
+            Some(number) => self.fast_ended(number, done, io),
+            None => self.complete_op(done, io),
         }
         self.begin_waiting_reads(io);
-        self.start_held(io);
+        self.start_waiting(io);
     }
 
-    fn op_ended<I: Io>(&mut self, done: FileDone, io: &mut I) {
+    fn complete_op<I: Io>(&mut self, done: FileDone, io: &mut I) {
         let file = done.op.file;
         let op = u32::try_from(done.op.id.0).ok().and_then(|id| self.ops.remove(id));
         match op {
@@ -316,7 +316,7 @@ impl<F: Format> Disk<F> {
             Some(Op::Trim { number }) => self.trimmed(number, done, io),
             Some(Op::Release { number, at }) => self.released(number, file, at, done.result, io),
             Some(Op::Fill { fill }) => self.fill_read(fill, status_of(done.result), io),
-            Some(Op::Packed { begin }) => self.packed_read(begin, done, io),
+            Some(Op::ReadCompressed { begin }) => self.compressed_read(begin, done, io),
             Some(Op::Load { block }) => self.loaded(block, done, io),
             Some(Op::Meta) => self.meta_written(done.result, io),
             Some(Op::Sync) => self.synced(file, done.result, io),
@@ -339,8 +339,8 @@ impl<F: Format> Disk<F> {
     /// Starts a request that need not wait.
     #[inline(always)]
     fn start<I: Io>(&mut self, request: Request, io: &mut I) {
-        match self.only_place(&request) {
-            Some(place) => self.start_whole(request, place, io),
+        match self.fast_place(&request) {
+            Some(place) => self.start_fast(request, place, io),
             None => self.start_in_pieces(request, io),
         }
     }
@@ -355,7 +355,7 @@ impl<F: Format> Disk<F> {
         }
         let number = self.active.insert(Active::new(request, self.epoch));
         self.run(number, span, io);
-        self.piece_ended(number, Status::Done, io);
+        self.part_ended(number, Status::Done, io);
     }
 
     /// Goes on with a request from `rest` on.
@@ -365,11 +365,11 @@ impl<F: Format> Disk<F> {
         match active.request.operation() {
             // It had to wait, and a sync has failed since.
             operation if self.broken && operation.is_write() => self.fail(number, Status::Refused),
-            _ if of_merge => self.run_piece(number, rest, io),
+            _ if of_merge => self.run_merge_chunk(number, rest, io),
             Operation::Read => self.read(number, rest, io),
             Operation::Write { .. } => self.write(number, rest, io),
-            Operation::Patch { .. } | Operation::WriteZeroes { .. } if active.request.ragged().is_some() => {
-                self.run_ragged(number, rest, io);
+            Operation::Patch { .. } | Operation::WriteZeroes { .. } if active.request.unaligned().is_some() => {
+                self.run_unaligned(number, rest, io);
             }
             Operation::Patch { .. } => self.write(number, rest, io),
             Operation::Discard => self.discard(number, rest, io),
@@ -380,33 +380,33 @@ impl<F: Format> Disk<F> {
     }
 
     /// A request has one piece more under way.
-    fn piece_begun(&mut self, number: u32) {
+    fn part_begun(&mut self, number: u32) {
         if let Some(active) = self.active.get_mut(number) {
             active.left = active.left.saturating_add(1);
         }
     }
 
     /// A piece of a request has ended. With the last one the request has, unless it is to be durable first.
-    fn piece_ended<I: Io>(&mut self, number: u32, status: Status, io: &mut I) {
+    fn part_ended<I: Io>(&mut self, number: u32, status: Status, io: &mut I) {
         let Some(active) = self.active.get_mut(number) else { return };
         active.left = active.left.saturating_sub(1);
         if active.status == Status::Done {
             active.status = status;
         }
-        if active.left <= pieces_max(active) / 2 {
+        if active.left <= parts_max(active) / 2 {
             if let Some(rest) = active.rest.take() {
                 self.run(number, rest, io);
-                return self.piece_ended(number, Status::Done, io);
+                return self.part_ended(number, Status::Done, io);
             }
         }
         if active.left > 0 {
             return;
         }
         if active.of_merge {
-            return self.piece_quiet(number, io);
+            return self.merge_chunk_quiet(number, io);
         }
-        if active.request.ragged().is_some() && self.edges_read(number) {
-            return self.write_ragged(number, io);
+        if active.request.unaligned().is_some() && self.edges_read(number) {
+            return self.write_unaligned(number, io);
         }
         self.quiet(number);
         self.begin_round(io);
@@ -433,12 +433,12 @@ impl<F: Format> Disk<F> {
     }
 
     /// Nothing of a merge's piece is under way any more.
-    fn piece_quiet<I: Io>(&mut self, number: u32, io: &mut I) {
+    fn merge_chunk_quiet<I: Io>(&mut self, number: u32, io: &mut I) {
         let failed = self.has_failed(number);
-        if let Some(grain) = self.next_stage(failed) {
-            self.piece_begun(number);
-            self.run(number, grain, io);
-            return self.piece_ended(number, Status::Done, io);
+        if let Some(chunk) = self.next_stage(failed) {
+            self.part_begun(number);
+            self.run(number, chunk, io);
+            return self.part_ended(number, Status::Done, io);
         }
         self.end(number);
         self.begin_round(io);
@@ -451,7 +451,7 @@ impl<F: Format> Disk<F> {
         if is_exclusive(active.request.operation()) {
             self.exclusive = self.exclusive.saturating_sub(1);
         }
-        if active.of_merge || (active.crowded_out && active.status == Status::NoSpace) {
+        if active.of_merge || (active.retry_without_merge && active.status == Status::NoSpace) {
             self.leave_unanswered(number);
         } else {
             self.active.end(number);
@@ -459,24 +459,24 @@ impl<F: Format> Disk<F> {
         if self.merge.is_some() {
             self.leave_merge();
         }
-        self.ended = !self.held.is_empty() || self.waiting_piece().is_some();
+        self.ended = !self.waiting.is_empty() || self.waiting_merge_chunk().is_some();
     }
 
     /// A merge's piece has ended; or a request for which a merge's target has no space, and which is done again.
     fn leave_unanswered(&mut self, number: u32) {
         let Some(mut active) = self.active.remove(number) else { return };
         if active.of_merge {
-            self.end_piece(active.status);
+            self.end_merge_chunk(active.status);
         } else {
             active.request.at_limit = false;
             self.begin_draining();
-            self.held.push_back(active.request);
+            self.waiting.push_back(active.request);
         }
     }
 
     /// Pushes an operation of a request, which has one piece more under way.
-    fn push_piece<I: Io>(&mut self, number: u32, op: Op, file: FileId, action: Action, io: &mut I) {
-        self.piece_begun(number);
+    fn push_part<I: Io>(&mut self, number: u32, op: Op, file: FileId, action: Action, io: &mut I) {
+        self.part_begun(number);
         self.push(op, file, action, io);
     }
 
@@ -502,8 +502,8 @@ impl<F: Format> Disk<F> {
 }
 
 /// Pieces of a request that may be under way at once.
-fn pieces_max(active: &Active) -> u32 {
-    if active.of_merge { piece::COPIES_MAX } else { PIECES_MAX }
+fn parts_max(active: &Active) -> u32 {
+    if active.of_merge { merge_chunk::COPIES_MAX } else { PARTS_MAX }
 }
 
 /// A file error as the status of the request it failed.

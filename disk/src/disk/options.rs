@@ -14,7 +14,7 @@ pub struct Options {
     pub map_bytes: usize,
     /// Bytes of memory for metadata that may be taken, kept or not, until a disk at rest is to give some back. Then it
     /// gives all that it can: what is in many small pieces gives no page back before most of it has gone.
-    pub rest_bytes: usize,
+    pub cache_trim_bytes: usize,
     /// Bytes of memory for what is read besides the guest's own while it is in flight: one half for what copy on write
     /// takes over around writes, and what a merge copies; the other for compressed clusters. One operation of each
     /// kind is always under way, however large.
@@ -28,7 +28,7 @@ impl Default for Options {
             requests: 128,
             dirty_max: 1024,
             map_bytes: 22 << 20,
-            rest_bytes: 512 << 10,
+            cache_trim_bytes: 512 << 10,
             flight_bytes: 16 << 20,
         }
     }

@@ -2,31 +2,31 @@
 
 #![allow(clippy::cast_possible_truncation, reason = "sizes of tests fit")]
 
+mod cache_trim;
 mod chain;
 mod clusters;
 mod coarse;
 mod copying;
+mod fast_path;
 mod growing;
 mod interleaving;
-mod learning;
+mod map_load;
 mod merging;
 mod merging_qcow2;
 mod merging_vhd;
 mod model;
-mod ragged;
+mod no_space;
 mod random;
-mod resting;
-mod room;
 mod throttling;
+mod unaligned;
 mod waiting;
-mod whole;
 
 use std::collections::VecDeque;
 
 use memory::Segments;
 
 use super::*;
-use crate::format::{Access, Place, Tail, Wait};
+use crate::format::{Access, Mapping, Tail, Wait};
 use crate::qcow2::{self, Qcow2};
 use crate::vhd::{self, Kind, Parent, Spec, Vhd};
 use crate::{Allocation, EngineFailed, Extent, ExtentKind, Image, Link, MetaWrite, Token, Until, raw::Raw};

@@ -1,8 +1,8 @@
 //! Reads and writes.
 
-use super::packed::Reader;
-use super::{Disk, Missing, Obstacle, Op, Parked, ragged, status_of};
-use crate::fold::Where;
+use super::compressed::Reader;
+use super::{Disk, Missing, Obstacle, Op, Parked, status_of, unaligned};
+use crate::chain_map::Location;
 use crate::format::{Format, Reserved, Ticket, Wait};
 use crate::{Action, FileError, FileId, Io, Span, Status};
 
@@ -15,7 +15,7 @@ impl<F: Format> Disk<F> {
                 Ok(0) => return self.fail(number, Status::Failed),
                 Ok(len) => at = at.saturating_add(len),
                 Err(missing) => {
-                    return self.park_for_grain(Parked::Request { number, rest: left }, missing, io);
+                    return self.park_for_map(Parked::Request { number, rest: left }, missing, io);
                 }
             }
         }
@@ -24,27 +24,27 @@ impl<F: Format> Disk<F> {
     /// Begins to read the first bytes of `span`; how many, none where they are not to be had.
     fn read_first<I: Io>(&mut self, number: u32, span: Span, io: &mut I) -> Result<u64, Missing> {
         let (place, len) = self.resolve(span.at)?;
-        let span = Span { at: span.at, len: self.lengthened(span.at, place, len.min(span.len), span.len) };
+        let span = Span { at: span.at, len: self.coalesce(span.at, place, len.min(span.len), span.len) };
         match place {
-            Where::Zero => {
+            Location::Zero => {
                 if let Some(memory) = self.memory(number, span) {
                     memory.fill_zero();
                 }
             }
-            Where::Damaged { file } => {
+            Location::Damaged { file } => {
                 self.met_damage(file, span);
                 return Ok(0);
             }
-            Where::Data { file, at } | Where::Shared { file, at } => {
+            Location::Data { file, at } | Location::Shared { file, at } => {
                 let Some(into) = self.memory(number, span) else { return Ok(0) };
-                self.push_piece(number, Op::Transfer { number, ticket: None }, file, Action::Read { at, into }, io);
+                self.push_part(number, Op::Transfer { number, ticket: None }, file, Action::Read { at, into }, io);
             }
-            Where::Packed { file } => {
-                let Some(cluster) = self.unpacked_place(file, span)? else { return Ok(0) };
+            Location::Compressed { file } => {
+                let Some(cluster) = self.compressed_place(file, span)? else { return Ok(0) };
                 let span = Span { at: span.at, len: cluster.len };
                 let Some(into) = self.memory(number, span) else { return Ok(0) };
-                match self.read_packed(cluster, span, into, Reader::Request(number), io) {
-                    None => self.piece_begun(number),
+                match self.read_compressed(cluster, span, into, Reader::Request(number), io) {
+                    None => self.part_begun(number),
                     Some(Status::Done) => {}
                     Some(_) => return Ok(0),
                 }
@@ -71,16 +71,16 @@ impl<F: Format> Disk<F> {
 
     /// Space for the first bytes of `span`, in the layer that takes a write to them.
     pub(super) fn reserve_somewhere(&mut self, span: Span) -> Result<(FileId, Reserved), Obstacle> {
-        let (file, span) = self.writes_go_to(span)?;
+        let (file, span) = self.route_write(span)?;
         Ok((file, self.reserve(file, span)?))
     }
 
     /// Space in the layer of `file` for the first bytes of `span`. What already lives there is overwritten in place, and
     /// the format need not be asked.
     pub(super) fn reserve(&mut self, file: FileId, span: Span) -> Result<Reserved, Obstacle> {
-        let known = self.fold.lookup(span.at).filter(|&(place, _)| place.is_in(file));
-        if let Some((place @ Where::Data { at, .. }, len)) = known {
-            let len = self.lengthened(span.at, place, len.min(span.len), span.len);
+        let known = self.map.lookup(span.at).filter(|&(place, _)| place.is_in(file));
+        if let Some((place @ Location::Data { at, .. }, len)) = known {
+            let len = self.coalesce(span.at, place, len.min(span.len), span.len);
             return Ok(Reserved { at, len, ticket: None, fill: None });
         }
         self.ask(file, |format| format.reserve(span))
@@ -100,10 +100,10 @@ impl<F: Format> Disk<F> {
         question(&mut layer.format).map_err(|wait| Obstacle::Layer(file, wait))
     }
 
-    /// The length of a run of which `len` bytes are known, at most `left`, looking into the next grains too.
-    pub(super) fn lengthened(&self, at: u64, place: Where, mut len: u64, left: u64) -> u64 {
+    /// The length of a run of which `len` bytes are known, at most `left`, looking into the next chunks too.
+    pub(super) fn coalesce(&self, at: u64, place: Location, mut len: u64, left: u64) -> u64 {
         while len < left {
-            let next = self.fold.lookup(at.saturating_add(len));
+            let next = self.map.lookup(at.saturating_add(len));
             match next.filter(|&(next, _)| next == place.advanced(len)) {
                 Some((_, more)) => len = len.saturating_add(more).min(left),
                 None => break,
@@ -116,8 +116,8 @@ impl<F: Format> Disk<F> {
     fn memory(&self, number: u32, span: Span) -> Option<memory::Segments> {
         let active = self.active.get(number)?;
         let request = &active.request;
-        if let Some(ragged) = request.ragged() {
-            return ragged::memory(ragged, request, active.edges_read, span);
+        if let Some(unaligned) = request.unaligned() {
+            return unaligned::memory(unaligned, request, active.edges_read, span);
         }
         let from = usize::try_from(span.at.checked_sub(request.span().at)?).ok()?;
         Some(request.memory().slice(from, usize::try_from(span.len).ok()?))
@@ -144,29 +144,29 @@ impl<F: Format> Disk<F> {
             self.touched(file);
         }
         if wrote && result == Err(FileError::NoSpace) {
-            self.crowd_out(number, file);
+            self.retry_without_merge(number, file);
         }
         if let Some(ticket) = ticket {
-            self.conclude(file, ticket, result.is_ok(), io);
+            self.finish_reservation(file, ticket, result.is_ok(), io);
         }
-        self.piece_ended(number, status_of(result), io);
+        self.part_ended(number, status_of(result), io);
     }
 
     /// Commits or abandons a reservation; those who waited for that go on.
-    pub(super) fn conclude<I: Io>(&mut self, file: FileId, ticket: Ticket, ok: bool, io: &mut I) {
+    pub(super) fn finish_reservation<I: Io>(&mut self, file: FileId, ticket: Ticket, ok: bool, io: &mut I) {
         self.may_change();
         let Some(format) = self.format_of(file) else { return };
         if ok {
             if let Some(placed) = format.commit(ticket) {
-                self.show(file, placed);
-                self.packed.moved(file, placed.span);
+                self.publish_mapping(file, placed);
+                self.compressed.moved(file, placed.span);
             }
         } else {
             format.abandon(ticket);
             self.reclaim_more(io);
         }
         for parked in self.busy.remove(&(file, ticket)).unwrap_or_default() {
-            self.resume(parked, io);
+            self.unpark(parked, io);
         }
     }
 }

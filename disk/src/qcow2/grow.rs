@@ -3,9 +3,9 @@
 //! Knows nothing of requests. Keeps: until the header is written the old L1 table is the image's, and stays as it was.
 
 use super::Qcow2;
+use super::allocator::Room;
 use super::counts::Cover;
 use super::layout::{L1_BYTES_MAX, LEN_MAX, SECTOR};
-use super::room::Room;
 use crate::{ImageError, ImageErrorKind};
 
 impl Qcow2 {
@@ -36,7 +36,7 @@ impl Qcow2 {
             } else {
                 let first = place_table(room, clusters(entries))?;
                 if old_entries > 0 {
-                    room.debts.push((old_at / cluster, clusters(old_entries)));
+                    room.old_tables.push((old_at / cluster, clusters(old_entries)));
                 }
                 first.saturating_mul(cluster)
             };

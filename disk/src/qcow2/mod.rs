@@ -40,14 +40,16 @@
 //! those of 2 MiB: not a whole TiB at 64 KiB. A disk asks again only for what its folded map has forgotten, and a miss is one
 //! read of 4 KiB.
 
-mod allot;
+mod allocate;
+mod allocator;
 mod bitmaps;
 mod check;
 mod clusters;
 mod counts;
 mod create;
+mod deallocate;
+pub mod decompress;
 mod entry;
-mod giveup;
 mod grow;
 mod head;
 mod header;
@@ -58,21 +60,19 @@ mod order;
 mod pending;
 mod ranges;
 mod repair;
-mod room;
 mod slices;
 mod snapshots;
 mod space;
 mod tables;
-pub mod unpack;
 
 pub use check::{Report, check};
 pub use create::{CLUSTER_SIZE, Spec, create};
+pub use decompress::Compression;
 pub use info::{Backing, Info};
 pub use repair::{Repair, repair};
-pub use unpack::Compression;
 
 use crate::format::{
-    Access, Corrupt, Discarded, Format, MetaBlock, MetaWrite, Place, Placed, Reserved, Tail, Ticket, Wait,
+    Access, Committed, Corrupt, Discarded, Format, Mapping, MetaBlock, MetaWrite, Reserved, Tail, Ticket, Wait,
 };
 use crate::{Geometry, ImageError, ImageErrorKind, Link, Records, Source, Span};
 
@@ -173,7 +173,7 @@ impl Format for Qcow2 {
         self.geometry
     }
 
-    fn map(&mut self, span: Span) -> Result<Place, Wait> {
+    fn map(&mut self, span: Span) -> Result<Mapping, Wait> {
         self.clusters.map(span)
     }
 
@@ -181,7 +181,7 @@ impl Format for Qcow2 {
         self.clusters.reserve(span)
     }
 
-    fn commit(&mut self, ticket: Ticket) -> Option<Placed> {
+    fn commit(&mut self, ticket: Ticket) -> Option<Committed> {
         self.clusters.commit(ticket)
     }
 
@@ -209,9 +209,9 @@ impl Format for Qcow2 {
         self.grow_to(len)
     }
 
-    fn unpack(&self, bytes: &[u8]) -> Result<Vec<u8>, Corrupt> {
+    fn decompress(&self, bytes: &[u8]) -> Result<Vec<u8>, Corrupt> {
         let size = layout::index(self.clusters.size());
-        unpack::unpack(self.info.compression, size, bytes).map_err(|_| Corrupt { at: 0 })
+        decompress::decompress(self.info.compression, size, bytes).map_err(|_| Corrupt { at: 0 })
     }
 
     fn load(&mut self, block: MetaBlock, bytes: &[u8]) -> Result<(), Corrupt> {

@@ -3,6 +3,7 @@
 //! Knows nothing of requests. Keeps: what is opened for writing has sound tables, refcounts that whoever wrote last has
 //! kept up, and no feature that a write would break.
 
+use super::allocator::Room;
 use super::clusters::Clusters;
 use super::counts::Counts;
 use super::head::{Head, PAGE};
@@ -12,7 +13,6 @@ use super::layout::{
 };
 use super::pending::Pending;
 use super::ranges::Ranges;
-use super::room::Room;
 use super::snapshots::{self, Snapshots};
 use super::space::Space;
 use super::tables::Tables;
@@ -181,7 +181,7 @@ impl Opening<'_> {
         let mut space = Space::new(1 << bits, end, limit, zero_tail);
         places.iter().for_each(|&(first, count)| space.reserve_for_tables(first, count));
         let gaps = gaps(&counts, &places, end);
-        Ok(Room { bits, counts, space, gaps, pending: Pending::default(), debts: Vec::new(), table_moved: false })
+        Ok(Room { bits, counts, space, gaps, pending: Pending::default(), old_tables: Vec::new(), table_moved: false })
     }
 
     /// The refcounts of the end of the file, where the first write will go. A disk that grows needs them too, and cannot

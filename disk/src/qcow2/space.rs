@@ -216,7 +216,7 @@ impl Space {
     }
 
     /// The next stray clusters. They are free when they have been [`released`](Space::released).
-    pub fn next_stray(&mut self) -> Option<(u64, u64)> {
+    pub fn next_leaked(&mut self) -> Option<(u64, u64)> {
         let (first, count) = self.stray.first()?;
         let count = count.min((RECLAIM_BYTES / self.cluster).max(1));
         self.stray.remove(first, count);
@@ -257,7 +257,7 @@ mod test {
         let mut space = space();
         assert_eq!(space.scan_from(), Some(0));
         space.scan(10, &[4, 5, 8]);
-        assert_eq!((space.scan_from(), space.next_stray()), (None, None));
+        assert_eq!((space.scan_from(), space.next_leaked()), (None, None));
         assert_eq!(space.peek(9), Some(Found { first: 4, count: 2, clean: false }));
     }
 

@@ -32,7 +32,7 @@ pub(super) enum Chore {
     /// The layers that are merged become as large as the first of them, from the top down, each durably before the next
     /// (`durable`: the last that did): whenever the power is lost, none is smaller than the one below it.
     Evening { from: usize, into: usize, durable: bool },
-    /// A merge goes from grain to grain.
+    /// A merge goes from chunk to chunk.
     Merging,
     /// There is a new leaf; the old one, this, becomes durable.
     Closing(FileId),

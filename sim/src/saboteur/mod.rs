@@ -9,8 +9,8 @@ mod vhd;
 use std::collections::BTreeMap;
 
 use disk::{
-    Corrupt, Discarded, FileId, Format, Geometry, ImageError, MetaBlock, MetaWrite, Place, Placed, Records, Reserved,
-    Span, Ticket, Wait,
+    Committed, Corrupt, Discarded, FileId, Format, Geometry, ImageError, Mapping, MetaBlock, MetaWrite, Records,
+    Reserved, Span, Ticket, Wait,
 };
 
 use crate::planted::{Layers, Planted};
@@ -39,7 +39,7 @@ pub struct Saboteur<F> {
     file: FileId,
     depth: usize,
     /// Committed early; what the disk is told when it commits.
-    early: BTreeMap<u64, Option<Placed>>,
+    early: BTreeMap<u64, Option<Committed>>,
     open: BTreeMap<u64, Open>,
     /// Metadata that the format believes durable and that is still to be written.
     owed: Vec<Vec<MetaWrite>>,
@@ -184,11 +184,11 @@ impl<F: Format> Saboteur<F> {
     /// one stands, or the one that an internal snapshot has too.
     fn given_up_at(&mut self, span: Span) -> Option<(u64, u64)> {
         match (self.bug?, self.inner.map(span)) {
-            (Planted::SharedDeallocated, Ok(Place::Packed { at, size, .. })) => {
+            (Planted::SharedDeallocated, Ok(Mapping::Compressed { at, size, .. })) => {
                 let first = at / CLUSTER * CLUSTER;
                 Some((first, (at + size).next_multiple_of(CLUSTER) - first))
             }
-            (Planted::SnapshotDeallocated, Ok(Place::Shared { at, .. })) => Some((at / CLUSTER * CLUSTER, CLUSTER)),
+            (Planted::SnapshotDeallocated, Ok(Mapping::Shared { at, .. })) => Some((at / CLUSTER * CLUSTER, CLUSTER)),
             _ => None,
         }
     }
@@ -256,14 +256,14 @@ impl<F: Format> Format for Saboteur<F> {
         self.inner.geometry()
     }
 
-    fn map(&mut self, span: Span) -> Result<Place, Wait> {
+    fn map(&mut self, span: Span) -> Result<Mapping, Wait> {
         let before_end = self.old_end.map_or(span.len, |end| end.saturating_sub(span.at).min(span.len));
         if before_end == 0 {
-            return Ok(Place::Zero { len: span.len });
+            return Ok(Mapping::Zero { len: span.len });
         }
         match self.inner.map(Span { len: before_end, ..span })? {
-            Place::Shared { at, len } if self.has(Planted::SharedOverwritten) => Ok(Place::Data { at, len }),
-            Place::Data { at, len } => Ok(Place::Data { at: self.aliased(at), len }),
+            Mapping::Shared { at, len } if self.has(Planted::SharedOverwritten) => Ok(Mapping::Data { at, len }),
+            Mapping::Data { at, len } => Ok(Mapping::Data { at: self.aliased(at), len }),
             other => Ok(other),
         }
     }
@@ -311,13 +311,13 @@ impl<F: Format> Format for Saboteur<F> {
         Ok(reserved)
     }
 
-    fn commit(&mut self, ticket: Ticket) -> Option<Placed> {
+    fn commit(&mut self, ticket: Ticket) -> Option<Committed> {
         self.open.remove(&ticket.0);
         match self.early.remove(&ticket.0) {
             Some(placed) => placed,
             None => {
                 let placed = self.inner.commit(ticket).filter(|_| !self.has(Planted::TargetNotShown))?;
-                Some(Placed { at: self.aliased(placed.at), ..placed })
+                Some(Committed { at: self.aliased(placed.at), ..placed })
             }
         }
     }
@@ -337,7 +337,7 @@ impl<F: Format> Format for Saboteur<F> {
     fn discard(&mut self, span: Span) -> Result<Discarded, Wait> {
         let mut discarded = self.inner.discard(span)?;
         if let (Discarded::Nothing { .. }, true) = (discarded, self.has(Planted::OldZeroesForgotten)) {
-            if let Ok(Place::Data { .. } | Place::Shared { .. }) = self.inner.map(span) {
+            if let Ok(Mapping::Data { .. } | Mapping::Shared { .. }) = self.inner.map(span) {
                 discarded = Discarded::Hidden { len: self.inner.forget(span)? };
             }
         }
@@ -371,7 +371,7 @@ impl<F: Format> Format for Saboteur<F> {
     fn forget(&mut self, span: Span) -> Result<u64, Wait> {
         let place = self.inner.map(span);
         let len = self.inner.forget(span)?;
-        if let (Ok(Place::Data { at, len: there }), true) = (place, self.has(Planted::EarlyDeallocation)) {
+        if let (Ok(Mapping::Data { at, len: there }), true) = (place, self.has(Planted::EarlyDeallocation)) {
             self.strays.push((at, there.min(len)));
         }
         if self.has(Planted::LeafGrows) {
@@ -389,8 +389,8 @@ impl<F: Format> Format for Saboteur<F> {
         Ok(())
     }
 
-    fn unpack(&self, bytes: &[u8]) -> Result<Vec<u8>, Corrupt> {
-        self.inner.unpack(bytes)
+    fn decompress(&self, bytes: &[u8]) -> Result<Vec<u8>, Corrupt> {
+        self.inner.decompress(bytes)
     }
 
     fn load(&mut self, block: MetaBlock, bytes: &[u8]) -> Result<(), Corrupt> {

@@ -4,7 +4,7 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 
 use super::*;
-use crate::{Corrupt, Discarded, Fill, Placed, Records, Reserved};
+use crate::{Committed, Corrupt, Discarded, Fill, Records, Reserved};
 
 /// Small, so that requests meet in one cluster.
 pub const CLUSTER: u64 = 4096;
@@ -175,15 +175,15 @@ impl Format for Clusters {
         Geometry { len: self.len, block: 512, physical_block: 4096, discard, chs: None, read_only: self.read_only }
     }
 
-    fn map(&mut self, span: Span) -> Result<Place, Wait> {
+    fn map(&mut self, span: Span) -> Result<Mapping, Wait> {
         let cluster = self.know(span.at)?;
         let (within, len) = self.inside(span);
         Ok(match self.table[cluster as usize] {
-            Entry::Parent => Place::Parent { len },
-            Entry::Zero => Place::Zero { len },
-            Entry::Data(at) => Place::Data { at: at + within, len },
+            Entry::Parent => Mapping::Parent { len },
+            Entry::Zero => Mapping::Zero { len },
+            Entry::Data(at) => Mapping::Data { at: at + within, len },
             Entry::Packed(begin) => {
-                Place::Packed { at: begin / 512 * 512, size: 512, lead: begin % 512, skip: within, len }
+                Mapping::Compressed { at: begin / 512 * 512, size: 512, lead: begin % 512, skip: within, len }
             }
         })
     }
@@ -221,7 +221,7 @@ impl Format for Clusters {
         Ok(Reserved { at: place + within, len, ticket: Some(Ticket(self.last_ticket)), fill })
     }
 
-    fn commit(&mut self, ticket: Ticket) -> Option<Placed> {
+    fn commit(&mut self, ticket: Ticket) -> Option<Committed> {
         let Pending { first, count, place } = self.pending.remove(&ticket.0)?;
         for i in 0..count {
             let entry = &mut self.table[(first + i) as usize];
@@ -230,7 +230,7 @@ impl Format for Clusters {
         }
         self.changed += 1;
         let at = first * CLUSTER;
-        Some(Placed { span: Span { at, len: (count * CLUSTER).min(self.len - at) }, at: place })
+        Some(Committed { span: Span { at, len: (count * CLUSTER).min(self.len - at) }, at: place })
     }
 
     fn abandon(&mut self, ticket: Ticket) {
@@ -288,7 +288,7 @@ impl Format for Clusters {
         Ok(())
     }
 
-    fn unpack(&self, bytes: &[u8]) -> Result<Vec<u8>, Corrupt> {
+    fn decompress(&self, bytes: &[u8]) -> Result<Vec<u8>, Corrupt> {
         self.unpacked.set(self.unpacked.get() + 1);
         match bytes {
             [MARK, first, ..] => Ok(content(*first)),

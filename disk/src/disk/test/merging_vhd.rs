@@ -46,7 +46,7 @@ fn merge(
     let sources = rig.disk.end_merge().unwrap();
     for mut source in sources {
         let everything = Span { at: 0, len: LEN };
-        assert_eq!(source.format.map(everything), Ok(Place::Parent { len: LEN }), "a source holds something");
+        assert_eq!(source.format.map(everything), Ok(Mapping::Parent { len: LEN }), "a source holds something");
     }
     rig.release();
     random_batch(&mut rig, model);

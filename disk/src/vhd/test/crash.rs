@@ -63,13 +63,13 @@ pub fn content(vhd: &mut Vhd, bytes: &[u8]) -> Vec<Found> {
         let place = asked(vhd, bytes, |vhd| vhd.map(Span { at, len: len - at }));
         let sectors = place.len() as usize / SECTOR;
         match place {
-            Place::Data { at, .. } => {
+            Mapping::Data { at, .. } => {
                 let of = |sector: usize| bytes.get(at as usize + sector * SECTOR).copied().unwrap_or(0);
                 found.extend((0..sectors).map(|sector| Found::Data(of(sector))));
             }
-            Place::Zero { .. } => found.extend(std::iter::repeat_n(Found::Zero, sectors)),
-            Place::Parent { .. } => found.extend(std::iter::repeat_n(Found::Parent, sectors)),
-            Place::Packed { .. } | Place::Shared { .. } | Place::Damaged { .. } => {
+            Mapping::Zero { .. } => found.extend(std::iter::repeat_n(Found::Zero, sectors)),
+            Mapping::Parent { .. } => found.extend(std::iter::repeat_n(Found::Parent, sectors)),
+            Mapping::Compressed { .. } | Mapping::Shared { .. } | Mapping::Damaged { .. } => {
                 panic!("there is no such place in a VHD")
             }
         }

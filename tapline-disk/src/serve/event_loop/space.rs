@@ -55,7 +55,7 @@ impl<S: Server + Disclose> EventLoop<S> {
         }
         let mut wanted = self.full.recall(|token| self.server.recalls(token));
         // Requests are held back for as long as a client of the control socket likes.
-        wanted.extend(self.disk.take_held(|token| token != FLUSH && self.server.recalls(token)));
+        wanted.extend(self.disk.take_waiting(|token| token != FLUSH && self.server.recalls(token)));
         let count = wanted.len();
         for request in wanted {
             self.stats.given_back(request.operation(), request.taken);

@@ -10,14 +10,14 @@ use super::layout::{COPIED, OFFSET_MASK};
 use super::pending::Write;
 use super::tables::Spot;
 use crate::Span;
-use crate::format::{Fill, Placed, Reserved, Ticket, Wait};
+use crate::format::{Committed, Fill, Reserved, Ticket, Wait};
 
 impl Clusters {
     /// Space for the first bytes of `span`.
     pub fn reserve(&mut self, span: Span) -> Result<Reserved, Wait> {
         let start = self.start(span);
         let room = self.room.as_mut().ok_or(Wait::NoSpace)?;
-        room.pay_debts()?;
+        room.free_old_tables()?;
         if let Some(slot) = room.pending.slot(start.cluster) {
             if !slot.shared {
                 return Err(Wait::Busy(slot.ticket));
@@ -39,14 +39,14 @@ impl Clusters {
                 Ok(Reserved { at: at.saturating_add(start.from), len, ticket: None, fill: None })
             }
             Entry::ZeroAllocated { at, copied: true } => {
-                let place = Place { parts: self.in_parts(span, start), ..self.again(at)? };
+                let place = Mapping { parts: self.in_parts(span, start), ..self.again(at)? };
                 Ok(self.begin(span, start, spot, place))
             }
             Entry::Mixed { at: Some(at), copied: true, subclusters } => {
                 self.reserve_part(span, start, spot, at, subclusters)
             }
-            Entry::Packed { at, end } => {
-                let (first, count) = self.packed_clusters(at, end);
+            Entry::Compressed { at, end } => {
+                let (first, count) = self.compressed_clusters(at, end);
                 let found = self.allocate_instead(first, count)?;
                 Ok(self.begin(span, start, spot, found))
             }
@@ -57,23 +57,23 @@ impl Clusters {
     }
 
     /// A place for one cluster that gives up others, or its share in them: `count` from `first` on.
-    fn allocate_instead(&mut self, first: u64, count: u64) -> Result<Place, Wait> {
+    fn allocate_instead(&mut self, first: u64, count: u64) -> Result<Mapping, Wait> {
         let room = self.room.as_mut().ok_or(Wait::NoSpace)?;
         let mut counts = room.counts.need(first, count)?;
         let found = room.allocate(1)?;
         counts.extend(room.counts.need(found.first, 1)?);
         room.space.take(found.first, 1);
-        Ok(Place { first: found.first, count: 1, new: true, shared: false, parts: false, counts })
+        Ok(Mapping { first: found.first, count: 1, new: true, shared: false, parts: false, counts })
     }
 
     /// The place at `at`, which one cluster has already, or may have and no other. Nothing counts those in a data file.
-    fn again(&mut self, at: u64) -> Result<Place, Wait> {
+    fn again(&mut self, at: u64) -> Result<Mapping, Wait> {
         let first = at >> self.bits;
         let counts = match self.tables.format().external {
             true => Vec::new(),
             false => self.room.as_mut().ok_or(Wait::NoSpace)?.counts.need(first, 1)?,
         };
-        Ok(Place { first, count: 1, new: false, shared: false, parts: false, counts })
+        Ok(Mapping { first, count: 1, new: false, shared: false, parts: false, counts })
     }
 
     /// The first bytes of `span` in a cluster of which some subclusters are in the file, at `at`. What is there already
@@ -96,7 +96,7 @@ impl Clusters {
             return Ok(Reserved { at: at.saturating_add(start.from), len: span.len, ticket: None, fill: None });
         }
         let (start, place) = (self.start(span), self.again(at)?);
-        Ok(self.begin(span, start, spot, Place { parts: true, ..place }))
+        Ok(self.begin(span, start, spot, Mapping { parts: true, ..place }))
     }
 
     /// Whether a write to the first cluster of `span` leaves other subclusters of it what they are: it has some, and is
@@ -114,7 +114,7 @@ impl Clusters {
         let count = self.without_place(start, spot, reads_zero, max);
         if format.external {
             // What is there now is not known, and so all of it is written.
-            let place = Place { count, parts, ..self.again(format.own_place(start.cluster))? };
+            let place = Mapping { count, parts, ..self.again(format.own_place(start.cluster))? };
             return Ok(self.begin(span, start, spot, place));
         }
         let room = self.room.as_mut().ok_or(Wait::NoSpace)?;
@@ -123,7 +123,7 @@ impl Clusters {
         room.space.take(found.first, found.count);
         let shared = found.clean && reads_zero;
         let place =
-            Place { first: found.first, count: found.count, new: true, shared, parts: parts && !shared, counts };
+            Mapping { first: found.first, count: found.count, new: true, shared, parts: parts && !shared, counts };
         Ok(self.begin(span, start, spot, place))
     }
 
@@ -148,7 +148,7 @@ impl Clusters {
     }
 
     /// Begins a write to a place.
-    fn begin(&mut self, span: Span, start: Start, spot: Spot, place: Place) -> Reserved {
+    fn begin(&mut self, span: Span, start: Start, spot: Spot, place: Mapping) -> Reserved {
         let len = self.clip(span, start, place.count);
         let part = place.parts.then(|| self.tables.format().part_of(start.from, len));
         let (first, covered) = self.covered(part, place.count);
@@ -187,7 +187,7 @@ impl Clusters {
     fn share(&mut self, span: Span, start: Start, spot: Spot, place: u64) -> Result<Reserved, Wait> {
         let room = self.room.as_mut().ok_or(Wait::NoSpace)?;
         let counts = room.counts.need(place, 1)?;
-        let place = Place { first: place, count: 1, new: true, shared: true, parts: false, counts };
+        let place = Mapping { first: place, count: 1, new: true, shared: true, parts: false, counts };
         Ok(self.begin(span, start, spot, place))
     }
 
@@ -208,7 +208,7 @@ impl Clusters {
     }
 
     /// The bytes are written: readers find them from now on.
-    pub fn commit(&mut self, ticket: Ticket) -> Option<Placed> {
+    pub fn commit(&mut self, ticket: Ticket) -> Option<Committed> {
         let write = self.end_write(ticket)?;
         for by in 0..write.count {
             let (cluster, place) = (write.cluster.saturating_add(by), write.place.saturating_add(by));
@@ -223,14 +223,14 @@ impl Clusters {
         let (from, len) = self.covered(write.part, write.count);
         let at = (write.cluster << self.bits).saturating_add(from);
         let span = Span { at, len: len.min(self.len.saturating_sub(at)) };
-        Some(Placed { span, at: (write.place << self.bits).saturating_add(from) })
+        Some(Committed { span, at: (write.place << self.bits).saturating_add(from) })
     }
 
     /// Puts a place into the table.
     fn place(&mut self, spot: Spot, place: u64, write: &Write) {
         let old = self.tables.entry(spot, 0);
-        let packed = match old {
-            Entry::Packed { at, end } => Some(self.packed_clusters(at, end)),
+        let compressed = match old {
+            Entry::Compressed { at, end } => Some(self.compressed_clusters(at, end)),
             _ => None,
         };
         let at = place << self.bits;
@@ -241,8 +241,8 @@ impl Clusters {
         }
         room.counts.raise(place);
         room.space.used_now(place, 1);
-        match (old.place(), packed) {
-            (_, Some((first, count))) => room.lose_packed(first, count),
+        match (old.place(), compressed) {
+            (_, Some((first, count))) => room.lose_compressed(first, count),
             (Some(at), None) => room.lose_shared(at >> self.bits),
             (None, None) => {}
         }
@@ -290,7 +290,7 @@ impl Clusters {
     }
 
     /// The clusters of the file that a compressed cluster reaches into.
-    pub fn packed_clusters(&self, at: u64, end: u64) -> (u64, u64) {
+    pub fn compressed_clusters(&self, at: u64, end: u64) -> (u64, u64) {
         let first = at >> self.bits;
         (first, (end.saturating_sub(1) >> self.bits).saturating_sub(first).saturating_add(1))
     }
@@ -304,7 +304,7 @@ impl Clusters {
 }
 
 /// Where a write goes.
-struct Place {
+struct Mapping {
     /// Cluster of the file.
     first: u64,
     count: u64,

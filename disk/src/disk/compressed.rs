@@ -1,7 +1,7 @@
 //! Reading compressed clusters.
 //!
 //! Knows nothing of how they are compressed. Keeps: a cluster is read and unpacked once for all who wait for it, and
-//! the last few stay unpacked, so that small reads in sequence do not unpack each cluster again and again; what cannot
+//! the last few stay unpacked, so that small reads in sequence do not decompress each cluster again and again; what cannot
 //! be unpacked fails those who wanted it and nobody else.
 //!
 //! A cluster may lose its place while it is read: a write commits its new place, a round passes, and the old one is used
@@ -18,7 +18,7 @@ use memory::Segments;
 
 use super::budget::Budget;
 use super::{Disk, Missing, Op};
-use crate::format::{Format, Place, Wait};
+use crate::format::{Format, Mapping, Wait};
 use crate::{Action, FileDone, FileId, Io, Span, Status};
 
 /// Unpacked clusters that are kept: as many as there are streams that are commonly read side by side.
@@ -74,16 +74,16 @@ pub(super) struct Cluster {
 
 /// Clusters that are being read, and those that were unpacked last.
 #[derive(Debug)]
-pub(super) struct Packed {
+pub(super) struct CompressedReads {
     reading: HashMap<Begin, Reading>,
     budget: Budget<Begin>,
     /// Latest first.
     kept: VecDeque<(Begin, Vec<u8>)>,
 }
 
-impl Packed {
-    pub fn new(bytes_max: u64) -> Packed {
-        Packed { reading: HashMap::new(), budget: Budget::new(bytes_max), kept: VecDeque::new() }
+impl CompressedReads {
+    pub fn new(bytes_max: u64) -> CompressedReads {
+        CompressedReads { reading: HashMap::new(), budget: Budget::new(bytes_max), kept: VecDeque::new() }
     }
 
     /// The next cluster whose reading has waited for memory and need not any more.
@@ -135,9 +135,9 @@ impl Packed {
 impl<F: Format> Disk<F> {
     /// Where the first bytes of `span` stand, that are known to be in a compressed cluster of `file`. `None`: not
     /// there, whatever the map says; the file was changed behind our back.
-    pub(super) fn unpacked_place(&mut self, file: FileId, span: Span) -> Result<Option<Cluster>, Missing> {
+    pub(super) fn compressed_place(&mut self, file: FileId, span: Span) -> Result<Option<Cluster>, Missing> {
         match self.format_of(file).map(|format| format.map(span)) {
-            Some(Ok(Place::Packed { at, size, lead, skip, len })) if len > 0 => {
+            Some(Ok(Mapping::Compressed { at, size, lead, skip, len })) if len > 0 => {
                 Ok(Some(Cluster { file, at, size, lead, skip, len: len.min(span.len) }))
             }
             Some(Err(Wait::Load(block))) => Err(vec![(file, block)]),
@@ -147,7 +147,7 @@ impl<F: Format> Disk<F> {
 
     /// Brings `into` the bytes at `cluster`, which are those of `span`. At once, with this outcome, or when the cluster
     /// has been read.
-    pub(super) fn read_packed<I: Io>(
+    pub(super) fn read_compressed<I: Io>(
         &mut self,
         cluster: Cluster,
         span: Span,
@@ -158,37 +158,37 @@ impl<F: Format> Disk<F> {
         let Cluster { file, at, size, lead, skip, .. } = cluster;
         let begin = (file, at.saturating_add(lead));
         let want = Want { reader, span, skip, into };
-        if let Some(bytes) = self.packed.kept(begin) {
+        if let Some(bytes) = self.compressed.kept(begin) {
             return Some(copy_out(bytes, &want));
         }
-        if let Some(reading) = self.packed.reading.get_mut(&begin) {
+        if let Some(reading) = self.compressed.reading.get_mut(&begin) {
             reading.wants.push(want);
             return None;
         }
-        self.packed.reading.insert(begin, Reading { at, size, lead, wants: vec![want], moved: false });
-        if self.packed.budget.take(begin, size) {
-            self.begin_packed_read(begin, io);
+        self.compressed.reading.insert(begin, Reading { at, size, lead, wants: vec![want], moved: false });
+        if self.compressed.budget.take(begin, size) {
+            self.begin_compressed_read(begin, io);
         }
         None
     }
 
     /// Begins to read a cluster for which there is memory.
-    pub(super) fn begin_packed_read<I: Io>(&mut self, begin: Begin, io: &mut I) {
-        let Some(&Reading { at, size, .. }) = self.packed.reading.get(&begin) else { return };
+    pub(super) fn begin_compressed_read<I: Io>(&mut self, begin: Begin, io: &mut I) {
+        let Some(&Reading { at, size, .. }) = self.compressed.reading.get(&begin) else { return };
         let into = Segments::zeroed(usize::try_from(size).unwrap_or(0));
-        self.push(Op::Packed { begin }, begin.0, Action::Read { at, into }, io);
+        self.push(Op::ReadCompressed { begin }, begin.0, Action::Read { at, into }, io);
     }
 
     /// A compressed cluster has been read.
-    pub(super) fn packed_read<I: Io>(&mut self, begin: Begin, done: FileDone, io: &mut I) {
-        let Some(Reading { size, lead, wants, moved, .. }) = self.packed.reading.remove(&begin) else { return };
-        self.packed.budget.give_back(size);
+    pub(super) fn compressed_read<I: Io>(&mut self, begin: Begin, done: FileDone, io: &mut I) {
+        let Some(Reading { size, lead, wants, moved, .. }) = self.compressed.reading.remove(&begin) else { return };
+        self.compressed.budget.give_back(size);
         if moved {
             return wants.iter().for_each(|want| self.look_again(want, io));
         }
         let was_read = done.result.is_ok();
         let bytes = match (done.result, done.op.action) {
-            (Ok(()), Action::Read { into, .. }) => self.unpack(begin.0, lead, &into.to_vec()),
+            (Ok(()), Action::Read { into, .. }) => self.decompress(begin.0, lead, &into.to_vec()),
             _ => None,
         };
         let statuses: Vec<Status> = match &bytes {
@@ -199,21 +199,21 @@ impl<F: Format> Disk<F> {
             wants.iter().for_each(|want| self.met_damage(begin.0, want.span));
         }
         if let Some(bytes) = bytes {
-            self.packed.keep(begin, bytes);
+            self.compressed.keep(begin, bytes);
         }
         for (want, status) in wants.iter().zip(statuses) {
             self.served(want, status, io);
         }
     }
 
-    fn unpack(&mut self, file: FileId, lead: u64, bytes: &[u8]) -> Option<Vec<u8>> {
+    fn decompress(&mut self, file: FileId, lead: u64, bytes: &[u8]) -> Option<Vec<u8>> {
         let bytes = bytes.get(usize::try_from(lead).ok()?..)?;
-        self.format_of(file)?.unpack(bytes).ok()
+        self.format_of(file)?.decompress(bytes).ok()
     }
 
     fn served<I: Io>(&mut self, want: &Want, status: Status, io: &mut I) {
         match want.reader {
-            Reader::Request(number) => self.piece_ended(number, status, io),
+            Reader::Request(number) => self.part_ended(number, status, io),
             Reader::Fill(fill) => self.fill_read(fill, status, io),
         }
     }
@@ -222,7 +222,7 @@ impl<F: Format> Disk<F> {
         match want.reader {
             Reader::Request(number) => {
                 self.run(number, want.span, io);
-                self.piece_ended(number, Status::Done, io);
+                self.part_ended(number, Status::Done, io);
             }
             // Not to be expected: its ticket keeps everybody else from moving the cluster.
             Reader::Fill(fill) => self.fill_read(fill, Status::Failed, io),

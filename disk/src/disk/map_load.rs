@@ -1,4 +1,4 @@
-//! Where bytes live: learning the folded map grain by grain, and waiting for the metadata that takes.
+//! Where bytes live: learning the folded map chunk by chunk, and waiting for the metadata that takes.
 //!
 //! Knows nothing of what is done with the bytes. Keeps: metadata is read once for all who wait for it.
 
@@ -6,117 +6,117 @@ use std::collections::VecDeque;
 use std::collections::hash_map::Entry;
 
 use super::{Disk, Layer, Missing, Obstacle, Op, Parked};
-use crate::fold::{Fold, Run, Where, append};
-use crate::format::{Format, MetaBlock, Place, Wait};
+use crate::chain_map::{ChainMap, Location, Run, append};
+use crate::format::{Format, Mapping, MetaBlock, Wait};
 use crate::{Action, FileDone, Io, Span, Status};
 
-/// Grains of the map that are learned at once: enough to keep the storage busy, since each may load a bitmap of every
+/// Chunks of the map that are loaded at once: enough to keep the storage busy, since each may load a bitmap of every
 /// layer.
-const LESSONS_MAX: usize = 16;
-/// Loads for one grain, per layer, after which it is learned alone. Formats keep what was loaded in caches, and grains that
-/// are learned side by side can take it from each other, for ever if the caches are small. One grain alone has what it
-/// needs in the end, for a format keeps at least what one grain takes.
+const LOADING_MAX: usize = 16;
+/// Loads for one chunk, per layer, after which it is loaded alone. Formats keep what was loaded in caches, and chunks that
+/// are loaded side by side can take it from each other, for ever if the caches are small. One chunk alone has what it
+/// needs in the end, for a format keeps at least what one chunk takes.
 const LOADS_MAX: usize = 16;
-/// Grains that are remembered to be damaged.
+/// Chunks that are remembered to be damaged.
 const DAMAGED_MAX: usize = 256;
-/// Bytes of a damaged grain that are looked at together.
+/// Bytes of a damaged chunk that are looked at together.
 const PAGE: u64 = 4096;
 
-/// Grains that are being learned, and what waits for its turn to learn another.
+/// Chunks that are being loaded, and what waits for its turn to learn another.
 #[derive(Debug, Default)]
-pub(super) struct Lessons {
-    under_way: Vec<Lesson>,
-    /// The grain that is learned alone.
+pub(super) struct MapLoader {
+    under_way: Vec<ChunkLoad>,
+    /// The chunk that is loaded alone.
     alone: Option<u64>,
     waiting: VecDeque<Parked>,
-    /// Grains that could not be learned as a whole, the oldest first. What is sound in them is still found, page by page.
+    /// Chunks that could not be loaded as a whole, the oldest first. What is sound in them is still found, page by page.
     damaged: VecDeque<u64>,
 }
 
 #[derive(Debug)]
-struct Lesson {
-    grain: u64,
+struct ChunkLoad {
+    chunk: u64,
     /// Loads that were begun for it.
     loads: usize,
 }
 
-impl Lessons {
-    /// Whether nothing is being learned.
+impl MapLoader {
+    /// Whether nothing is being loaded.
     #[cfg(test)]
     pub(super) fn is_over(&self) -> bool {
         self.under_way.is_empty() && self.alone.is_none() && self.waiting.is_empty()
     }
 
-    /// Whether a grain may be learned now; if not, it is no lesson any more.
-    fn admit(&mut self, grain: u64) -> bool {
-        if self.alone.is_some_and(|alone| alone != grain) {
-            self.under_way.retain(|lesson| lesson.grain != grain);
+    /// Whether a chunk may be loaded now; if not, it is no load any more.
+    fn admit(&mut self, chunk: u64) -> bool {
+        if self.alone.is_some_and(|alone| alone != chunk) {
+            self.under_way.retain(|load| load.chunk != chunk);
             return false;
         }
-        if self.under_way.iter().any(|lesson| lesson.grain == grain) {
+        if self.under_way.iter().any(|load| load.chunk == chunk) {
             return true;
         }
-        let admitted = self.under_way.len() < LESSONS_MAX;
+        let admitted = self.under_way.len() < LOADING_MAX;
         if admitted {
-            self.under_way.push(Lesson { grain, loads: 0 });
+            self.under_way.push(ChunkLoad { chunk, loads: 0 });
         }
         admitted
     }
 
-    /// Counts loads for a grain.
-    fn loading(&mut self, grain: u64, loads: usize, loads_max: usize) {
-        let Some(lesson) = self.under_way.iter_mut().find(|lesson| lesson.grain == grain) else { return };
-        lesson.loads = lesson.loads.saturating_add(loads);
-        if lesson.loads > loads_max {
-            self.alone.get_or_insert(grain);
+    /// Counts loads for a chunk.
+    fn loading(&mut self, chunk: u64, loads: usize, loads_max: usize) {
+        let Some(load) = self.under_way.iter_mut().find(|load| load.chunk == chunk) else { return };
+        load.loads = load.loads.saturating_add(loads);
+        if load.loads > loads_max {
+            self.alone.get_or_insert(chunk);
         }
     }
 
-    /// A grain cannot be learned as a whole. Whether that is new.
-    fn found_damaged(&mut self, grain: u64) -> bool {
-        if self.damaged.contains(&grain) {
+    /// A chunk cannot be loaded as a whole. Whether that is new.
+    fn found_damaged(&mut self, chunk: u64) -> bool {
+        if self.damaged.contains(&chunk) {
             return false;
         }
         if self.damaged.len() == DAMAGED_MAX {
             self.damaged.pop_front();
         }
-        self.damaged.push_back(grain);
+        self.damaged.push_back(chunk);
         true
     }
 
-    /// Ends the lesson about a grain, if there is one.
-    fn end(&mut self, grain: u64) -> bool {
+    /// Ends the load about a chunk, if there is one.
+    fn end(&mut self, chunk: u64) -> bool {
         let before = self.under_way.len();
-        self.under_way.retain(|lesson| lesson.grain != grain);
-        self.alone.take_if(|alone| *alone == grain);
+        self.under_way.retain(|load| load.chunk != chunk);
+        self.alone.take_if(|alone| *alone == chunk);
         self.under_way.len() < before
     }
 
-    /// Who may learn another grain now.
+    /// Who may learn another chunk now.
     fn next(&mut self) -> Option<Parked> {
-        let room = self.alone.is_none() && self.under_way.len() < LESSONS_MAX;
+        let room = self.alone.is_none() && self.under_way.len() < LOADING_MAX;
         if room { self.waiting.pop_front() } else { None }
     }
 }
 
 impl<F: Format> Disk<F> {
     /// Where byte `at` lives, and for how many bytes. `Err`: metadata that is to be loaded first.
-    pub(super) fn resolve(&mut self, at: u64) -> Result<(Where, u64), Missing> {
-        if let Some(found) = self.fold.lookup(at) {
+    pub(super) fn resolve(&mut self, at: u64) -> Result<(Location, u64), Missing> {
+        if let Some(found) = self.map.lookup(at) {
             return Ok(found);
         }
-        let grain = Fold::grain_of(at);
-        let damaged = self.lessons.damaged.contains(&grain.at);
-        let wanted = if damaged { Span { at: at / PAGE * PAGE, len: PAGE } } else { grain };
+        let chunk = ChainMap::chunk_of(at);
+        let damaged = self.map_loader.damaged.contains(&chunk.at);
+        let wanted = if damaged { Span { at: at / PAGE * PAGE, len: PAGE } } else { chunk };
         let inside = wanted.intersection(Span { at: 0, len: self.geometry.len }).unwrap_or(wanted);
-        let runs = fold_span(&mut self.layers, inside)?;
+        let runs = map_span(&mut self.layers, inside)?;
         let Some(run) = runs.iter().find(|run| at < run.span.end()) else {
             unreachable!("the walk covers the span without gaps")
         };
         let found = (run.place.advanced(at.saturating_sub(run.span.at)), run.span.end().saturating_sub(at));
         if !damaged {
-            self.fold.learn(grain, &runs);
-            self.taken = self.taken.saturating_add(size_of_val(runs.as_slice()));
+            self.map.insert(chunk, &runs);
+            self.cached_bytes = self.cached_bytes.saturating_add(size_of_val(runs.as_slice()));
         }
         Ok(found)
     }
@@ -134,7 +134,7 @@ impl<F: Format> Disk<F> {
             };
             let (place, part) = layer.look_up(part, &mut missing);
             len = part.len;
-            if !matches!(place, Place::Parent { .. }) {
+            if !matches!(place, Mapping::Parent { .. }) {
                 found = depth;
                 break;
             }
@@ -142,52 +142,52 @@ impl<F: Format> Disk<F> {
         if missing.is_empty() { Ok((len, found)) } else { Err(missing) }
     }
 
-    /// Sets aside what needs a grain of the map of which something is missing. Few grains are learned at once, so that
+    /// Sets aside what needs a chunk of the map of which something is missing. Few chunks are loaded at once, so that
     /// what one of them has loaded is not forgotten for the sake of the others.
-    pub(super) fn park_for_grain<I: Io>(&mut self, parked: Parked, missing: Missing, io: &mut I) {
-        let grain = Fold::grain_of(parked.at()).at;
-        if self.lessons.admit(grain) {
+    pub(super) fn park_for_map<I: Io>(&mut self, parked: Parked, missing: Missing, io: &mut I) {
+        let chunk = ChainMap::chunk_of(parked.at()).at;
+        if self.map_loader.admit(chunk) {
             let before = self.loads.len();
             self.park(parked, missing, io);
             let begun = self.loads.len().saturating_sub(before);
-            self.lessons.loading(grain, begun, self.layers.len().saturating_mul(LOADS_MAX));
+            self.map_loader.loading(chunk, begun, self.layers.len().saturating_mul(LOADS_MAX));
         } else {
             self.set_aside(parked);
-            self.lessons.waiting.push_back(parked);
+            self.map_loader.waiting.push_back(parked);
         }
     }
 
     /// What is set aside is a piece of its request. A fill is one already.
     pub(super) fn set_aside(&mut self, parked: Parked) {
         if let Parked::Request { number, .. } = parked {
-            self.piece_begun(number);
+            self.part_begun(number);
         }
     }
 
     /// Goes on with what was set aside.
-    pub(super) fn resume<I: Io>(&mut self, parked: Parked, io: &mut I) {
+    pub(super) fn unpark<I: Io>(&mut self, parked: Parked, io: &mut I) {
         match parked {
             Parked::Request { number, rest } => {
                 self.run(number, rest, io);
-                self.piece_ended(number, Status::Done, io);
+                self.part_ended(number, Status::Done, io);
             }
-            Parked::Fill { fill, .. } => self.resume_filling(fill, io),
+            Parked::Fill { fill, .. } => self.unpark_fill(fill, io),
         }
     }
 
     /// Ends what was set aside: what it waited for cannot be had.
-    fn give_up_on<I: Io>(&mut self, parked: Parked, io: &mut I) {
+    fn fail_parked<I: Io>(&mut self, parked: Parked, io: &mut I) {
         match parked {
-            Parked::Request { number, .. } => self.piece_ended(number, Status::Failed, io),
+            Parked::Request { number, .. } => self.part_ended(number, Status::Failed, io),
             Parked::Fill { fill, .. } => self.fill_read(fill, Status::Failed, io),
         }
     }
 
-    /// A grain has been learned, or cannot be: others have their turn.
-    fn learned<I: Io>(&mut self, grain: u64, io: &mut I) {
-        if self.lessons.end(grain) {
-            while let Some(parked) = self.lessons.next() {
-                self.resume(parked, io);
+    /// A chunk has been loaded, or cannot be: others have their turn.
+    fn map_loaded<I: Io>(&mut self, chunk: u64, io: &mut I) {
+        if self.map_loader.end(chunk) {
+            while let Some(parked) = self.map_loader.next() {
+                self.unpark(parked, io);
             }
         }
     }
@@ -196,7 +196,7 @@ impl<F: Format> Disk<F> {
     pub(super) fn wait_for<I: Io>(&mut self, number: u32, rest: Span, obstacle: Obstacle, io: &mut I) {
         let parked = Parked::Request { number, rest };
         match obstacle {
-            Obstacle::Grain(missing) => self.park_for_grain(parked, missing, io),
+            Obstacle::Chunk(missing) => self.park_for_map(parked, missing, io),
             Obstacle::Owed | Obstacle::Layer(_, Wait::Round) => self.wait_for_round(parked, io),
             Obstacle::Layer(file, Wait::Load(block)) => {
                 self.park(parked, vec![(file, block)], io);
@@ -210,7 +210,7 @@ impl<F: Format> Disk<F> {
                 self.fail(number, Status::Failed);
             }
             Obstacle::Layer(file, Wait::NoSpace) => {
-                self.crowd_out(number, file);
+                self.retry_without_merge(number, file);
                 if let Some(active) = self.active.get_mut(number) {
                     active.request.at_limit = true;
                 }
@@ -237,30 +237,30 @@ impl<F: Format> Disk<F> {
 
     pub(super) fn loaded<I: Io>(&mut self, block: MetaBlock, done: FileDone, io: &mut I) {
         let file = done.op.file;
-        self.taken = self.taken.saturating_add(usize::try_from(block.len).unwrap_or(0));
+        self.cached_bytes = self.cached_bytes.saturating_add(usize::try_from(block.len).unwrap_or(0));
         let parked = self.loads.remove(&(file, block.at)).unwrap_or_default();
         let sound = match (done.result, done.op.action, self.layer_of(file)) {
             (Ok(()), Action::Read { into, .. }, Some(layer)) => layer.load(block, into.to_vec()),
             _ => false,
         };
         for parked in parked {
-            let grain = Fold::grain_of(parked.at()).at;
-            // What could not be loaded may be about another part of the grain than is asked for.
-            if sound || self.lessons.found_damaged(grain) {
-                self.resume(parked, io);
+            let chunk = ChainMap::chunk_of(parked.at()).at;
+            // What could not be loaded may be about another part of the chunk than is asked for.
+            if sound || self.map_loader.found_damaged(chunk) {
+                self.unpark(parked, io);
             } else {
-                self.give_up_on(parked, io);
+                self.fail_parked(parked, io);
             }
             // Known, or given up, or known and forgotten again since the request went on behind it.
-            if self.fold.lookup(parked.at()).is_some() || !self.is_awaited(grain) {
-                self.learned(grain, io);
+            if self.map.lookup(parked.at()).is_some() || !self.is_awaited(chunk) {
+                self.map_loaded(chunk, io);
             }
         }
     }
 
-    /// Whether something waits for metadata of this grain, or of a block in it.
-    pub(super) fn is_awaited(&self, grain: u64) -> bool {
-        self.loads.values().flatten().any(|parked| Fold::grain_of(parked.at()).at == grain)
+    /// Whether something waits for metadata of this chunk, or of a block in it.
+    pub(super) fn is_awaited(&self, chunk: u64) -> bool {
+        self.loads.values().flatten().any(|parked| ChainMap::chunk_of(parked.at()).at == chunk)
     }
 }
 
@@ -268,12 +268,12 @@ impl<F: Format> Layer<F> {
     /// Where the layer has the first bytes of `span`, and which those are. Where metadata is missing it counts as
     /// having nothing there, so that the walk goes on below and finds what else is missing; its answers are then of no
     /// use.
-    pub(super) fn look_up(&mut self, span: Span, missing: &mut Missing) -> (Place, Span) {
+    pub(super) fn look_up(&mut self, span: Span, missing: &mut Missing) -> (Mapping, Span) {
         let place = match self.format.map(span) {
             Ok(place) => place,
             Err(Wait::Load(block)) => {
                 missing.push((self.file, block));
-                Place::Parent { len: span.len }
+                Mapping::Parent { len: span.len }
             }
             Err(Wait::Busy(_) | Wait::Round | Wait::NoSpace | Wait::Damaged(_)) => {
                 unreachable!("a lookup takes no space")
@@ -284,7 +284,7 @@ impl<F: Format> Layer<F> {
 }
 
 /// Where the bytes of `span` live, as the first of `layers` shows them.
-pub(super) fn fold_span<F: Format>(layers: &mut [Layer<F>], span: Span) -> Result<Vec<Run>, Missing> {
+pub(super) fn map_span<F: Format>(layers: &mut [Layer<F>], span: Span) -> Result<Vec<Run>, Missing> {
     let (mut runs, mut missing) = (Vec::new(), Missing::new());
     walk(layers, span, &mut runs, &mut missing);
     if missing.is_empty() { Ok(runs) } else { Err(missing) }
@@ -294,7 +294,7 @@ pub(super) fn fold_span<F: Format>(layers: &mut [Layer<F>], span: Span) -> Resul
 fn walk<F: Format>(layers: &mut [Layer<F>], span: Span, runs: &mut Vec<Run>, missing: &mut Missing) {
     let Some((layer, below)) = layers.split_first_mut() else {
         // Below the base there is nothing.
-        return append(runs, Run { span, place: Where::Zero });
+        return append(runs, Run { span, place: Location::Zero });
     };
     let mut at = span.at;
     while at < span.end() {
@@ -302,17 +302,23 @@ fn walk<F: Format>(layers: &mut [Layer<F>], span: Span, runs: &mut Vec<Run>, mis
         // Behind the end of a layer that is smaller than the one above there is zero, whatever is below.
         let size = layer.format.geometry().len;
         if at >= size {
-            return append(runs, Run { span: rest, place: Where::Zero });
+            return append(runs, Run { span: rest, place: Location::Zero });
         }
         let rest = Span { at, len: rest.len.min(size.saturating_sub(at)) };
         let (place, part) = layer.look_up(rest, missing);
         match place {
-            Place::Data { at, .. } => append(runs, Run { span: part, place: Where::Data { file: layer.file, at } }),
-            Place::Packed { .. } => append(runs, Run { span: part, place: Where::Packed { file: layer.file } }),
-            Place::Shared { at, .. } => append(runs, Run { span: part, place: Where::Shared { file: layer.file, at } }),
-            Place::Damaged { .. } => append(runs, Run { span: part, place: Where::Damaged { file: layer.file } }),
-            Place::Zero { .. } => append(runs, Run { span: part, place: Where::Zero }),
-            Place::Parent { .. } => walk(below, part, runs, missing),
+            Mapping::Data { at, .. } => {
+                append(runs, Run { span: part, place: Location::Data { file: layer.file, at } })
+            }
+            Mapping::Compressed { .. } => {
+                append(runs, Run { span: part, place: Location::Compressed { file: layer.file } })
+            }
+            Mapping::Shared { at, .. } => {
+                append(runs, Run { span: part, place: Location::Shared { file: layer.file, at } })
+            }
+            Mapping::Damaged { .. } => append(runs, Run { span: part, place: Location::Damaged { file: layer.file } }),
+            Mapping::Zero { .. } => append(runs, Run { span: part, place: Location::Zero }),
+            Mapping::Parent { .. } => walk(below, part, runs, missing),
         }
         at = part.end();
     }

@@ -1,9 +1,9 @@
 //! Discards, writes of zeroes, and reports of what is allocated.
 
 use super::fill::zeroes;
-use super::{Disk, Missing, Obstacle, Op, Parked, pieces_max, status_of};
-use crate::fold::Where;
-use crate::format::{Discarded, Format, Place, Reserved, Ticket};
+use super::{Disk, Missing, Obstacle, Op, Parked, parts_max, status_of};
+use crate::chain_map::Location;
+use crate::format::{Discarded, Format, Mapping, Reserved, Ticket};
 use crate::{Action, Allocation, Extent, ExtentKind, FileDone, FileError, FileId, Io, Span, Status};
 
 /// Extents in one answer: what a client can do something with, and little enough to be kept while it is in flight.
@@ -58,7 +58,7 @@ impl<F: Format> Disk<F> {
     /// Whether enough pieces of a request are under way: then `rest` is split later.
     pub(super) fn is_postponed(&mut self, number: u32, rest: Span) -> bool {
         match self.active.get_mut(number) {
-            Some(active) if active.left > pieces_max(active) => {
+            Some(active) if active.left > parts_max(active) => {
                 active.left = active.left.saturating_add(1);
                 active.rest = Some(rest);
                 true
@@ -77,7 +77,7 @@ impl<F: Format> Disk<F> {
     /// Frees the first bytes of `span` in the layer that takes a write to them; what keeps its place there is
     /// deallocated as `kept`.
     fn free_first<I: Io>(&mut self, number: u32, span: Span, kept: Op, io: &mut I) -> Result<Freed, Obstacle> {
-        let (file, span) = self.writes_go_to(span)?;
+        let (file, span) = self.route_write(span)?;
         if let Some(len) = self.nothing_to_hide(file, span)? {
             return Ok(Freed::Done(len));
         }
@@ -91,7 +91,7 @@ impl<F: Format> Disk<F> {
                 len
             }
             Discarded::Hidden { len } => {
-                self.fold.overlay(Span { at: span.at, len }, Where::Zero);
+                self.map.overlay(Span { at: span.at, len }, Location::Zero);
                 len
             }
             Discarded::Nothing { len } => return Ok(Freed::Absent(file, len)),
@@ -106,9 +106,9 @@ impl<F: Format> Disk<F> {
         // What has no parent has nothing to hide. A format that must load something to answer is asked to discard: it
         // has to load the same for that, and by the next time it is there.
         let absent = if self.layers.len() > 1 { self.format_of(file).map(|format| format.map(span)) } else { None };
-        let Some(Ok(Place::Parent { len })) = absent else { return Ok(None) };
-        let (Where::Zero, run) = self.resolve(span.at).map_err(Obstacle::Grain)? else { return Ok(None) };
-        let len = self.lengthened(span.at, Where::Zero, run.min(len).min(span.len), len.min(span.len));
+        let Some(Ok(Mapping::Parent { len })) = absent else { return Ok(None) };
+        let (Location::Zero, run) = self.resolve(span.at).map_err(Obstacle::Chunk)? else { return Ok(None) };
+        let len = self.coalesce(span.at, Location::Zero, run.min(len).min(span.len), len.min(span.len));
         if len == span.len {
             return Ok(Some(len));
         }
@@ -123,11 +123,15 @@ impl<F: Format> Disk<F> {
         match self.free_first(number, span, Op::Zero { number, ticket: None }, io)? {
             Freed::Done(len) => Ok(len),
             // What a parent shows there is to be hidden.
-            Freed::Absent(file, len) => match self.resolve(span.at).map_err(Obstacle::Grain)? {
-                (Where::Zero, run) => Ok(run.min(len)),
-                (Where::Data { .. } | Where::Packed { .. } | Where::Shared { .. } | Where::Damaged { .. }, run) => {
-                    self.zero_by_hiding(number, file, Span { at: span.at, len: run.min(len) }, io)
-                }
+            Freed::Absent(file, len) => match self.resolve(span.at).map_err(Obstacle::Chunk)? {
+                (Location::Zero, run) => Ok(run.min(len)),
+                (
+                    Location::Data { .. }
+                    | Location::Compressed { .. }
+                    | Location::Shared { .. }
+                    | Location::Damaged { .. },
+                    run,
+                ) => self.zero_by_hiding(number, file, Span { at: span.at, len: run.min(len) }, io),
             },
         }
     }
@@ -156,7 +160,7 @@ impl<F: Format> Disk<F> {
 
     /// The format has freed `span`, which lived in the `size` bytes of the file at `at`.
     fn give_up<I: Io>(&mut self, number: u32, file: FileId, (span, at): (Span, u64), size: u64, io: &mut I) {
-        self.fold.overlay(span, Where::Zero);
+        self.map.overlay(span, Location::Zero);
         let op = Op::Release { number: Some(number), at };
         self.deallocate(number, op, file, Span { at, len: size }, io);
     }
@@ -174,11 +178,11 @@ impl<F: Format> Disk<F> {
             }
             (result, _) => result,
         };
-        self.piece_ended(number, status_of(result), io);
+        self.part_ended(number, status_of(result), io);
     }
 
     fn deallocate<I: Io>(&mut self, number: u32, op: Op, file: FileId, range: Span, io: &mut I) {
-        self.push_piece(number, op, file, Action::Deallocate { at: range.at, len: range.len }, io);
+        self.push_part(number, op, file, Action::Deallocate { at: range.at, len: range.len }, io);
     }
 
     pub(super) fn zeroed<I: Io>(&mut self, number: u32, ticket: Option<Ticket>, done: FileDone, io: &mut I) {
@@ -213,9 +217,9 @@ impl<F: Format> Disk<F> {
         let edges = [(range.at, inside.at), (inside.end(), range.end())];
         for (at, end) in edges.into_iter().filter(|(at, end)| at < end) {
             let from = zeroes(end.saturating_sub(at));
-            self.push_piece(number, Op::Transfer { number, ticket: None }, file, Action::Write { at, from }, io);
+            self.push_part(number, Op::Transfer { number, ticket: None }, file, Action::Write { at, from }, io);
         }
-        self.piece_ended(number, Status::Done, io);
+        self.part_ended(number, Status::Done, io);
     }
 
     pub(super) fn released<I: Io>(
@@ -232,7 +236,7 @@ impl<F: Format> Disk<F> {
         }
         match number {
             // The place is no longer the guest's, whatever became of its content.
-            Some(number) => self.piece_ended(number, Status::Done, io),
+            Some(number) => self.part_ended(number, Status::Done, io),
             None => self.reclaimed(file, io),
         }
     }
@@ -243,7 +247,7 @@ impl<F: Format> Disk<F> {
             let rest = Span { at, len: rest.end().saturating_sub(at) };
             let extent = match self.extent(rest, depths, io) {
                 Ok(extent) => extent,
-                Err(missing) => return self.park_for_grain(Parked::Request { number, rest }, missing, io),
+                Err(missing) => return self.park_for_map(Parked::Request { number, rest }, missing, io),
             };
             let Some(active) = self.active.get_mut(number) else { return };
             let extents = active.request.extents_mut();
@@ -265,13 +269,13 @@ impl<F: Format> Disk<F> {
         let len = len.min(span.len);
         let (len, depth) = if depths { self.depth(Span { at: span.at, len })? } else { (len, 0) };
         let (kind, known) = match place {
-            Where::Zero => (ExtentKind::Hole, len),
-            Where::Data { file, at } | Where::Shared { file, at } => match io.allocated(file, at, len) {
+            Location::Zero => (ExtentKind::Hole, len),
+            Location::Data { file, at } | Location::Shared { file, at } => match io.allocated(file, at, len) {
                 Allocation::Data(known) => (ExtentKind::Data, known),
                 Allocation::Hole(known) => (ExtentKind::Hole, known),
             },
             // What is packed has no place of its own that could have holes.
-            Where::Packed { .. } | Where::Damaged { .. } => (ExtentKind::Data, len),
+            Location::Compressed { .. } | Location::Damaged { .. } => (ExtentKind::Data, len),
         };
         Ok(Extent { len: len.min(known), kind, depth })
     }

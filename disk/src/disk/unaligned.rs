@@ -1,6 +1,6 @@
 //! Writes that do not begin and end with blocks, as peers of NBD may ask for them.
 //!
-//! Knows when what is read, and when what is written; [`crate::ragged`] knows the memory. Such a request is done in two
+//! Knows when what is read, and when what is written; [`crate::unaligned`] knows the memory. Such a request is done in two
 //! stages: first the blocks are read of which it changes a part, then whole blocks are written. It is one that nothing
 //! may overlap, block by block, from the first read to the last write: else a write to the rest of such a block, which
 //! came between, would be undone. After a read that has failed nothing is written.
@@ -9,20 +9,20 @@ use memory::Segments;
 
 use super::Disk;
 use crate::format::Format;
-use crate::ragged::{self, Ragged};
+use crate::unaligned::{self, Unaligned};
 use crate::{Io, Operation, Request, Span, Status};
 
 impl<F: Format> Disk<F> {
     /// Goes on with one from `rest` on.
-    pub(super) fn run_ragged<I: Io>(&mut self, number: u32, rest: Span, io: &mut I) {
+    pub(super) fn run_unaligned<I: Io>(&mut self, number: u32, rest: Span, io: &mut I) {
         let Some(active) = self.active.get(number) else { return };
         let (operation, edges_read) = (active.request.operation(), active.edges_read);
-        let Some(ragged) = active.request.ragged() else { return };
-        let edges: Vec<Span> = ragged.edges().filter_map(|edge| edge.intersection(rest)).collect();
+        let Some(unaligned) = active.request.unaligned() else { return };
+        let edges: Vec<Span> = unaligned.edges().filter_map(|edge| edge.intersection(rest)).collect();
         match operation {
             _ if !edges_read => edges.into_iter().for_each(|edge| self.read(number, edge, io)),
             Operation::WriteZeroes { free, .. } => {
-                let inside = middle(ragged, &active.request).intersection(rest);
+                let inside = middle(unaligned, &active.request).intersection(rest);
                 if let Some(inside) = inside {
                     self.write_zeroes(number, inside, free, io);
                 }
@@ -41,28 +41,28 @@ impl<F: Format> Disk<F> {
     }
 
     /// Writes what is to be written.
-    pub(super) fn write_ragged<I: Io>(&mut self, number: u32, io: &mut I) {
+    pub(super) fn write_unaligned<I: Io>(&mut self, number: u32, io: &mut I) {
         let Some(active) = self.active.get(number) else { return };
         let span = active.request.span();
-        self.piece_begun(number);
+        self.part_begun(number);
         self.run(number, span, io);
-        self.piece_ended(number, Status::Done, io);
+        self.part_ended(number, Status::Done, io);
     }
 }
 
 /// The blocks of a request that it changes as a whole.
-fn middle(ragged: &Ragged, request: &Request) -> Span {
+fn middle(unaligned: &Unaligned, request: &Request) -> Span {
     let span = request.span();
-    let (at, end) = ragged.edges().fold((span.at, span.end()), |(at, end), edge| {
+    let (at, end) = unaligned.edges().fold((span.at, span.end()), |(at, end), edge| {
         (if edge.at == span.at { edge.end() } else { at }, if edge.end() == span.end() { edge.at } else { end })
     });
     Span { at, len: end.saturating_sub(at) }
 }
 
 /// The memory for `span` of such a request, in the stage in which it is.
-pub(super) fn memory(ragged: &Ragged, request: &Request, edges_read: bool, span: Span) -> Option<Segments> {
+pub(super) fn memory(unaligned: &Unaligned, request: &Request, edges_read: bool, span: Span) -> Option<Segments> {
     match request.operation() {
-        Operation::Patch { .. } if edges_read => Some(ragged::cut(request.memory(), request.span(), span)),
-        _ => ragged.edge_memory(span, edges_read),
+        Operation::Patch { .. } if edges_read => Some(unaligned::cut(request.memory(), request.span(), span)),
+        _ => unaligned.edge_memory(span, edges_read),
     }
 }

@@ -8,7 +8,7 @@ use super::counts::Fate;
 use super::entry::Entry;
 use super::tables::Spot;
 use crate::Span;
-use crate::format::{Discarded, Place, Wait};
+use crate::format::{Discarded, Mapping, Wait};
 
 /// What is done with a run of clusters that all hold something, or nothing.
 enum Loss {
@@ -62,7 +62,7 @@ impl Clusters {
             }
             Loss::Other { first, count } => {
                 if let Some(room) = &mut self.room {
-                    room.lose_packed(first, count);
+                    room.lose_compressed(first, count);
                 }
                 Discarded::Hidden { len }
             }
@@ -90,7 +90,7 @@ impl Clusters {
             Entry::Data { at, .. } => Ok(Discarded::Kept { at: at.saturating_add(start.from), len }),
             Entry::Unallocated => self.hide(span, start, count),
             Entry::Mixed { .. } => self.discard_part(span, start),
-            Entry::Zero | Entry::ZeroAllocated { .. } | Entry::Packed { .. } => Ok(Discarded::Nothing { len }),
+            Entry::Zero | Entry::ZeroAllocated { .. } | Entry::Compressed { .. } => Ok(Discarded::Nothing { len }),
         }
     }
 
@@ -116,9 +116,11 @@ impl Clusters {
         Ok(match entry {
             Entry::Data { at, copied: true } => Discarded::Kept { at: at.saturating_add(start.from), len },
             mixed @ Entry::Mixed { subclusters, .. } => match self.mixed(mixed, subclusters, start.from, len) {
-                Place::Data { at, len } => Discarded::Kept { at, len },
-                Place::Shared { len, .. } | Place::Zero { len } | Place::Parent { len } => Discarded::Nothing { len },
-                Place::Packed { .. } | Place::Damaged { .. } => Discarded::Nothing { len },
+                Mapping::Data { at, len } => Discarded::Kept { at, len },
+                Mapping::Shared { len, .. } | Mapping::Zero { len } | Mapping::Parent { len } => {
+                    Discarded::Nothing { len }
+                }
+                Mapping::Compressed { .. } | Mapping::Damaged { .. } => Discarded::Nothing { len },
             },
             _ => Discarded::Nothing { len },
         })
@@ -149,7 +151,7 @@ impl Clusters {
             Loss::Own { first } => self.lose(first, count, Fate::Stray),
             Loss::Other { first, count } => {
                 if let Some(room) = &mut self.room {
-                    room.lose_packed(first, count);
+                    room.lose_compressed(first, count);
                 }
             }
             Loss::Shared { first } => {
@@ -172,7 +174,7 @@ impl Clusters {
 
     /// A file range in no use, to be deallocated.
     pub fn reclaim(&mut self) -> Option<(u64, u64)> {
-        let (first, count) = self.room.as_mut()?.space.next_stray()?;
+        let (first, count) = self.room.as_mut()?.space.next_leaked()?;
         Some((first << self.bits, count.saturating_mul(self.size())))
     }
 
@@ -186,7 +188,7 @@ impl Clusters {
     /// What giving up a cluster with `entry` takes, with the refcounts at hand.
     fn loss(&mut self, entry: Entry) -> Result<Loss, Wait> {
         let room = self.room.as_mut().ok_or(Wait::NoSpace)?;
-        room.pay_debts()?;
+        room.free_old_tables()?;
         let bits = self.bits;
         Ok(match entry {
             // Nothing counts what is in a data file, and nothing else could be put there.
@@ -203,7 +205,7 @@ impl Clusters {
                     (true, _) => Loss::Other { first, count: 1 },
                 }
             }
-            Entry::Packed { at, end } => {
+            Entry::Compressed { at, end } => {
                 let first = at >> bits;
                 let count = (end.saturating_sub(1) >> bits).saturating_sub(first).saturating_add(1);
                 room.counts.need(first, count)?;

@@ -8,22 +8,22 @@
 //! its instructions.
 
 use super::{Active, Disk};
-use crate::fold::Where;
+use crate::chain_map::Location;
 use crate::format::Format;
 use crate::{Action, FileDone, FileId, FileOp, Io, OpId, Operation, Request};
 
 /// In the name of an operation that is all of a request: the rest is the number of the request, not one of `ops`.
-const WHOLE: u64 = 1 << 32;
+const FAST: u64 = 1 << 32;
 
 /// The request that the operation of this name is all of, if it is.
 pub(super) fn number_of(id: OpId) -> Option<u32> {
-    id.0.checked_sub(WHOLE).and_then(|number| u32::try_from(number).ok())
+    id.0.checked_sub(FAST).and_then(|number| u32::try_from(number).ok())
 }
 
 impl<F: Format> Disk<F> {
     /// The one place in a file where all bytes of a read or a write live, if that is known and they stay there: nothing has
     /// to be loaded, reserved or committed. Of a request that need not wait for others.
-    pub(super) fn only_place(&self, request: &Request) -> Option<(FileId, u64)> {
+    pub(super) fn fast_place(&self, request: &Request) -> Option<(FileId, u64)> {
         let span = request.span();
         let write = match request.operation() {
             Operation::Read => false,
@@ -38,18 +38,18 @@ impl<F: Format> Disk<F> {
         if let Some(file) = self.flat {
             return Some((file, span.at));
         }
-        match self.fold.lookup(span.at)? {
-            (Where::Data { file, at }, len) if len >= span.len && (!write || file == self.leaf_file()) => {
+        match self.map.lookup(span.at)? {
+            (Location::Data { file, at }, len) if len >= span.len && (!write || file == self.leaf_file()) => {
                 Some((file, at))
             }
-            (Where::Shared { file, at }, len) if len >= span.len && !write => Some((file, at)),
+            (Location::Shared { file, at }, len) if len >= span.len && !write => Some((file, at)),
             _ => None,
         }
     }
 
     /// Starts a request whose bytes live at `place`. Its memory goes with the operation, and comes back with it.
     #[inline(always)]
-    pub(super) fn start_whole<I: Io>(&mut self, mut request: Request, place: (FileId, u64), io: &mut I) {
+    pub(super) fn start_fast<I: Io>(&mut self, mut request: Request, place: (FileId, u64), io: &mut I) {
         let (file, at) = place;
         let memory = request.lend();
         let action = match request.operation() {
@@ -57,11 +57,11 @@ impl<F: Format> Disk<F> {
             _ => Action::Write { at, from: memory },
         };
         let number = self.active.insert(Active::new(request, self.epoch));
-        self.push_op(FileOp { id: OpId(WHOLE | u64::from(number)), file, action }, io);
+        self.push_op(FileOp { id: OpId(FAST | u64::from(number)), file, action }, io);
     }
 
     /// The operation that is all of a request has ended.
-    pub(super) fn whole_ended<I: Io>(&mut self, number: u32, done: FileDone, io: &mut I) {
+    pub(super) fn fast_ended<I: Io>(&mut self, number: u32, done: FileDone, io: &mut I) {
         let FileOp { file, action, .. } = done.op;
         let (memory, wrote) = match action {
             Action::Read { into, .. } => (into, false),

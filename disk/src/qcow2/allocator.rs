@@ -30,7 +30,7 @@ pub struct Room {
     /// Writes under way.
     pub pending: Pending,
     /// Clusters of old tables, to lose their reference when their refcounts are at hand.
-    pub debts: Vec<(u64, u64)>,
+    pub old_tables: Vec<(u64, u64)>,
     /// The refcount table has moved since this was looked at.
     pub table_moved: bool,
 }
@@ -152,13 +152,13 @@ impl Room {
             self.counts.place_block(first_block.saturating_add(number), cluster.saturating_add(number));
         }
         self.counts.count_table(cluster, all);
-        self.debts.push((old_at >> self.bits, entries.saturating_mul(8).div_ceil(size)));
+        self.old_tables.push((old_at >> self.bits, entries.saturating_mul(8).div_ceil(size)));
         self.table_moved = true;
         Ok(())
     }
 
     /// Clusters that a compressed cluster reaches into lose a reference each. Their refcounts are here.
-    pub fn lose_packed(&mut self, first: u64, count: u64) {
+    pub fn lose_compressed(&mut self, first: u64, count: u64) {
         for cluster in first..first.saturating_add(count) {
             let fate = match self.counts.get(cluster) {
                 // Damage that somebody else has done; there is nothing to give up.
@@ -194,12 +194,12 @@ impl Room {
     }
 
     /// Gives up clusters of old tables.
-    pub fn pay_debts(&mut self) -> Result<(), Wait> {
-        while let Some(&(first, count)) = self.debts.last() {
+    pub fn free_old_tables(&mut self) -> Result<(), Wait> {
+        while let Some(&(first, count)) = self.old_tables.last() {
             self.counts.need(first, count)?;
-            self.debts.pop();
+            self.old_tables.pop();
             self.space.used_now(first, count);
-            self.lose_packed(first, count);
+            self.lose_compressed(first, count);
         }
         Ok(())
     }

@@ -23,6 +23,7 @@ pub mod raw;
 pub mod redo;
 mod request;
 mod round;
+mod size;
 mod slab;
 mod transport;
 mod unaligned;

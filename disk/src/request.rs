@@ -22,6 +22,12 @@ impl Span {
         self.at.saturating_add(self.len)
     }
 
+    /// The rest of the span from byte `at` of the disk on, which is in it or its end.
+    pub fn tail_from(self, at: u64) -> Span {
+        assert!(self.at <= at && at <= self.end(), "byte {at} is not in {self:?}");
+        Span { at, len: self.end() - at }
+    }
+
     /// Whether the two have a byte in common.
     pub fn overlaps(self, other: Span) -> bool {
         self.at < other.end() && other.at < self.end() && self.len > 0 && other.len > 0

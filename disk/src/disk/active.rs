@@ -68,39 +68,46 @@ impl Requests {
     }
 
     /// The request under way that has this number.
-    pub fn get(&self, number: u32) -> Option<&Active> {
-        self.all.get(number).filter(|active| !active.ended)
+    pub fn get(&self, number: u32) -> &Active {
+        match self.all.get(number) {
+            Some(active) if !active.ended => active,
+            _ => unreachable!("request {number} is not under way"),
+        }
     }
 
     /// The same, to be changed.
-    pub fn get_mut(&mut self, number: u32) -> Option<&mut Active> {
-        self.all.get_mut(number).filter(|active| !active.ended)
+    pub fn get_mut(&mut self, number: u32) -> &mut Active {
+        match self.all.get_mut(number) {
+            Some(active) if !active.ended => active,
+            _ => unreachable!("request {number} is not under way"),
+        }
     }
 
-    /// A request is under way no more, and does not want to be answered.
-    pub fn remove(&mut self, number: u32) -> Option<Active> {
-        self.get(number)?;
-        self.all.remove(number)
+    /// Takes a request back that is to be done again; it gets no answer yet.
+    pub fn remove(&mut self, number: u32) -> Active {
+        match self.all.remove(number) {
+            Some(active) if !active.ended => active,
+            _ => unreachable!("request {number} is not under way"),
+        }
     }
 
-    /// A request is under way no more, and its status is its answer.
+    /// Ends a request; its status is its answer.
     #[inline(always)]
     pub fn end(&mut self, number: u32) {
-        if let Some(active) = self.get_mut(number) {
-            active.ended = true;
-            self.ended.push_back(number);
-        }
+        self.get_mut(number).ended = true;
+        self.ended.push_back(number);
     }
 
     /// The next request that has ended.
     pub fn answer(&mut self) -> Option<(Request, Status)> {
         let number = self.ended.pop_front()?;
-        self.all.remove(number).map(|active| (active.request, active.status))
+        let Some(active) = self.all.remove(number) else { unreachable!("request {number} was answered before") };
+        Some((active.request, active.status))
     }
 
     /// Number of those under way.
     pub fn len(&self) -> usize {
-        self.all.len().saturating_sub(self.ended.len())
+        self.all.len() - self.ended.len()
     }
 
     /// Number of those that have ended.
@@ -128,14 +135,19 @@ mod test {
     }
 
     #[test]
-    fn what_has_ended_is_not_under_way_and_keeps_its_number_until_it_is_answered() {
+    #[should_panic = "request 0 is not under way"]
+    fn a_request_ends_once() {
+        let mut requests = Requests::with_capacity(1);
+        let number = requests.insert(flush(1));
+        requests.end(number);
+        requests.end(number);
+    }
+
+    #[test]
+    fn a_request_that_has_ended_keeps_its_number_until_it_is_answered() {
         let mut requests = Requests::with_capacity(2);
         let (first, second) = (requests.insert(flush(1)), requests.insert(flush(2)));
         requests.end(second);
-        requests.end(second);
-        assert!(
-            requests.get(second).is_none() && requests.get_mut(second).is_none() && requests.remove(second).is_none()
-        );
         assert_eq!((requests.len(), requests.answers(), requests.iter().count()), (1, 1, 1));
         let third = requests.insert(flush(3));
         assert!(third != second);

@@ -26,7 +26,7 @@ impl<T> Budget<T> {
     pub fn take(&mut self, who: T, bytes: u64) -> bool {
         let now = self.waiting.is_empty() && self.fits(bytes);
         if now {
-            self.taken = self.taken.saturating_add(bytes);
+            self.taken += bytes;
         } else {
             self.waiting.push_back((who, bytes));
         }
@@ -35,8 +35,8 @@ impl<T> Budget<T> {
 
     /// Bytes that were taken are free again.
     pub fn give_back(&mut self, bytes: u64) {
-        debug_assert!(bytes <= self.taken, "{bytes} bytes are given back, of {} that were taken", self.taken);
-        self.taken = self.taken.saturating_sub(bytes);
+        assert!(bytes <= self.taken, "{bytes} bytes are given back, of {} that were taken", self.taken);
+        self.taken -= bytes;
     }
 
     /// Who has waited longest and now has what it waited for.
@@ -45,7 +45,7 @@ impl<T> Budget<T> {
         if !self.fits(bytes) {
             return None;
         }
-        self.taken = self.taken.saturating_add(bytes);
+        self.taken += bytes;
         self.waiting.pop_front().map(|(who, _)| who)
     }
 
@@ -62,7 +62,7 @@ impl<T> Budget<T> {
     }
 
     fn fits(&self, bytes: u64) -> bool {
-        self.taken == 0 || self.taken.saturating_add(bytes) <= self.max
+        self.taken == 0 || self.taken + bytes <= self.max
     }
 }
 

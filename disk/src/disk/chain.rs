@@ -121,8 +121,8 @@ impl<F: Format> Disk<F> {
     }
 
     pub(super) fn freeze_if_durable(&mut self, depth: usize) {
-        let Some(layer) = self.layers.get_mut(depth).filter(|layer| layer.closing) else { return };
-        if !layer.is_dirty() {
+        let layer = self.layer_at_mut(depth);
+        if layer.closing && !layer.is_dirty() {
             layer.frozen = true;
             layer.log = None;
             layer.upkeep = Upkeep::new(true);
@@ -205,7 +205,7 @@ impl<F: Format> Disk<F> {
 
     /// The disk is as large as the leaf.
     fn leaf_grown(&mut self) {
-        let Some(grown) = self.layers.first().map(|leaf| leaf.format.geometry()) else { return };
+        let grown = self.layer_at(0).format.geometry();
         self.geometry = Geometry { len: grown.len, chs: grown.chs, ..self.geometry };
         self.map.grow(grown.len);
     }
@@ -221,7 +221,7 @@ impl<F: Format> Disk<F> {
     /// A layer that becomes `len` bytes long must not bring to light what it hides of the one below by being shorter.
     pub(super) fn check_hidden(&self, depth: usize, len: u64) -> Result<(), ImageError> {
         let len_of = |depth: usize| self.layers.get(depth).map(|layer| layer.format.geometry().len);
-        let (Some(old), Some(below)) = (len_of(depth), len_of(depth.saturating_add(1))) else { return Ok(()) };
+        let (Some(old), Some(below)) = (len_of(depth), len_of(depth + 1)) else { return Ok(()) };
         if len <= old || below <= old {
             return Ok(());
         }
@@ -237,13 +237,38 @@ impl<F: Format> Disk<F> {
         self.layers.get_mut(depth).map(|layer| &mut layer.format)
     }
 
-    pub(super) fn layer_of(&mut self, file: FileId) -> Option<&mut Layer<F>> {
-        self.layers.iter_mut().find(|layer| layer.file == file)
+    /// The layer of a file. The layers stay while operations are in flight, so each of these finds its own.
+    pub(super) fn layer_of(&mut self, file: FileId) -> &mut Layer<F> {
+        let Some(layer) = self.layers.iter_mut().find(|layer| layer.file == file) else {
+            unreachable!("file {} is no layer of the chain", file.0)
+        };
+        layer
+    }
+
+    /// The depth of the layer of a file.
+    pub(super) fn depth_of(&self, file: FileId) -> usize {
+        let Some(depth) = self.layers.iter().position(|layer| layer.file == file) else {
+            unreachable!("file {} is no layer of the chain", file.0)
+        };
+        depth
+    }
+
+    /// The layer at a depth that the chain is known to have.
+    pub(super) fn layer_at(&self, depth: usize) -> &Layer<F> {
+        let Some(layer) = self.layers.get(depth) else { unreachable!("the chain has no layer {depth}") };
+        layer
+    }
+
+    /// The same, to be changed.
+    pub(super) fn layer_at_mut(&mut self, depth: usize) -> &mut Layer<F> {
+        let Some(layer) = self.layers.get_mut(depth) else { unreachable!("the chain has no layer {depth}") };
+        layer
     }
 
     /// Something was written to the file, or deallocated in it, that no sync has covered.
     pub(super) fn touched(&mut self, file: FileId) {
-        if let Some(layer) = self.layer_of(file).filter(|layer| !layer.upkeep.unsynced) {
+        let layer = self.layer_of(file);
+        if !layer.upkeep.unsynced {
             layer.upkeep.unsynced = true;
             if let Some(log) = &mut layer.log {
                 log.touched();

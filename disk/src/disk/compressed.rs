@@ -19,6 +19,7 @@ use memory::Segments;
 use super::budget::Budget;
 use super::{Disk, Missing, Op};
 use crate::format::{Format, Mapping, Wait};
+use crate::size::in_memory;
 use crate::{Action, FileDone, FileId, Io, Span, Status};
 
 /// Unpacked clusters that are kept: as many as there are streams that are commonly read side by side.
@@ -136,11 +137,11 @@ impl<F: Format> Disk<F> {
     /// Where the first bytes of `span` stand, that are known to be in a compressed cluster of `file`. `None`: not
     /// there, whatever the map says; the file was changed behind our back.
     pub(super) fn compressed_place(&mut self, file: FileId, span: Span) -> Result<Option<Cluster>, Missing> {
-        match self.format_of(file).map(|format| format.map(span)) {
-            Some(Ok(Mapping::Compressed { at, size, lead, skip, len })) if len > 0 => {
+        match self.format_of(file).map(span) {
+            Ok(Mapping::Compressed { at, size, lead, skip, len }) if len > 0 => {
                 Ok(Some(Cluster { file, at, size, lead, skip, len: len.min(span.len) }))
             }
-            Some(Err(Wait::Load(block))) => Err(vec![(file, block)]),
+            Err(Wait::Load(block)) => Err(vec![(file, block)]),
             _ => Ok(None),
         }
     }
@@ -156,7 +157,7 @@ impl<F: Format> Disk<F> {
         io: &mut I,
     ) -> Option<Status> {
         let Cluster { file, at, size, lead, skip, .. } = cluster;
-        let begin = (file, at.saturating_add(lead));
+        let begin = (file, at + lead);
         let want = Want { reader, span, skip, into };
         if let Some(bytes) = self.compressed.kept(begin) {
             return Some(copy_out(bytes, &want));
@@ -174,14 +175,18 @@ impl<F: Format> Disk<F> {
 
     /// Begins to read a cluster for which there is memory.
     pub(super) fn begin_compressed_read<I: Io>(&mut self, begin: Begin, io: &mut I) {
-        let Some(&Reading { at, size, .. }) = self.compressed.reading.get(&begin) else { return };
-        let into = Segments::zeroed(usize::try_from(size).unwrap_or(0));
+        let Some(&Reading { at, size, .. }) = self.compressed.reading.get(&begin) else {
+            unreachable!("nobody wants the cluster at {begin:?}")
+        };
+        let into = Segments::zeroed(in_memory(size));
         self.push(Op::ReadCompressed { begin }, begin.0, Action::Read { at, into }, io);
     }
 
     /// A compressed cluster has been read.
     pub(super) fn compressed_read<I: Io>(&mut self, begin: Begin, done: FileDone, io: &mut I) {
-        let Some(Reading { size, lead, wants, moved, .. }) = self.compressed.reading.remove(&begin) else { return };
+        let Some(Reading { size, lead, wants, moved, .. }) = self.compressed.reading.remove(&begin) else {
+            unreachable!("nobody has read the cluster at {begin:?}")
+        };
         self.compressed.budget.give_back(size);
         if moved {
             return wants.iter().for_each(|want| self.look_again(want, io));
@@ -208,7 +213,7 @@ impl<F: Format> Disk<F> {
 
     fn decompress(&mut self, file: FileId, lead: u64, bytes: &[u8]) -> Option<Vec<u8>> {
         let bytes = bytes.get(usize::try_from(lead).ok()?..)?;
-        self.format_of(file)?.decompress(bytes).ok()
+        self.format_of(file).decompress(bytes).ok()
     }
 
     fn served<I: Io>(&mut self, want: &Want, status: Status, io: &mut I) {

@@ -38,17 +38,17 @@ impl<F: Format> Disk<F> {
     /// were asked for: what is written around them has to be read.
     pub fn take_damage(&mut self, span: Span) -> Option<Damage> {
         let chunk = ChainMap::chunk_of(span.at);
-        let near = Span { at: chunk.at, len: span.end().saturating_sub(chunk.at).next_multiple_of(CHUNK) };
+        let near = Span { at: chunk.at, len: (span.end() - chunk.at).next_multiple_of(CHUNK) };
         let found = self.damage.iter().position(|damage| damage.span.overlaps(near))?;
         self.damage.remove(found)
     }
 
     /// The first bytes of `span` are not to be had: `file` is damaged.
     pub(super) fn met_damage(&mut self, file: FileId, span: Span) {
-        let place = self.format_of(file).map(|format| format.map(span));
+        let place = self.format_of(file).map(span);
         let (at, what, len) = match place {
-            Some(Ok(Mapping::Damaged { at, raw, len })) => (at, Damaged::Entry(raw), len),
-            Some(Ok(Mapping::Compressed { at, lead, len, .. })) => (at.saturating_add(lead), Damaged::Packed, len),
+            Ok(Mapping::Damaged { at, raw, len }) => (at, Damaged::Entry(raw), len),
+            Ok(Mapping::Compressed { at, lead, len, .. }) => (at + lead, Damaged::Packed, len),
             _ => return,
         };
         if self.damage.len() >= KEPT_MAX {

@@ -44,12 +44,12 @@ impl<F: Format> Disk<F> {
     ) {
         let mut at = rest.at;
         while at < rest.end() {
-            let left = Span { at, len: rest.end().saturating_sub(at) };
+            let left = rest.tail_from(at);
             if self.is_postponed(number, left) || self.is_throttled(number, left, io) {
                 return;
             }
             match first(self, number, left, io) {
-                Ok(len) => at = at.saturating_add(len),
+                Ok(len) => at += len,
                 Err(obstacle) => return self.wait_for(number, left, obstacle, io),
             }
         }
@@ -57,14 +57,14 @@ impl<F: Format> Disk<F> {
 
     /// Whether enough pieces of a request are under way: then `rest` is split later.
     pub(super) fn is_postponed(&mut self, number: u32, rest: Span) -> bool {
-        match self.active.get_mut(number) {
-            Some(active) if active.left > parts_max(active) => {
-                active.left = active.left.saturating_add(1);
-                active.rest = Some(rest);
-                true
-            }
-            _ => false,
+        let active = self.active.get_mut(number);
+        let postponed = active.left > parts_max(active);
+        if postponed {
+            assert!(active.rest.is_none(), "two rests of request {number} are postponed");
+            active.left += 1;
+            active.rest = Some(rest);
         }
+        postponed
     }
 
     /// Gives up the first bytes of `span`; how many.
@@ -105,7 +105,7 @@ impl<F: Format> Disk<F> {
     fn nothing_to_hide(&mut self, file: FileId, span: Span) -> Result<Option<u64>, Obstacle> {
         // What has no parent has nothing to hide. A format that must load something to answer is asked to discard: it
         // has to load the same for that, and by the next time it is there.
-        let absent = if self.layers.len() > 1 { self.format_of(file).map(|format| format.map(span)) } else { None };
+        let absent = if self.layers.len() > 1 { Some(self.format_of(file).map(span)) } else { None };
         let Some(Ok(Mapping::Parent { len })) = absent else { return Ok(None) };
         let (Location::Zero, run) = self.resolve(span.at).map_err(Obstacle::Chunk)? else { return Ok(None) };
         let len = self.coalesce(span.at, Location::Zero, run.min(len).min(span.len), len.min(span.len));
@@ -113,8 +113,8 @@ impl<F: Format> Disk<F> {
             return Ok(Some(len));
         }
         let granularity = u64::from(self.geometry.discard.max(1));
-        let end = span.at.saturating_add(len);
-        let end = end.saturating_sub(end.checked_rem(granularity).unwrap_or(0));
+        let end = span.at + len;
+        let end = end - end.checked_rem(granularity).unwrap_or(0);
         Ok(end.checked_sub(span.at).filter(|&len| len > 0))
     }
 
@@ -206,7 +206,7 @@ impl<F: Format> Disk<F> {
 
     /// Whether the zeroes of a request are not wanted if they have to be written.
     fn is_to_be_fast(&self, number: u32) -> bool {
-        self.active.get(number).is_some_and(|active| active.request.fast)
+        self.active.get(number).request.fast
     }
 
     /// Makes a range of a file zero, in place, of which the storage can free what is `inside`, if anything: writes what
@@ -216,7 +216,7 @@ impl<F: Format> Disk<F> {
         self.deallocate(number, Op::Zero { number, ticket: None }, file, inside, io);
         let edges = [(range.at, inside.at), (inside.end(), range.end())];
         for (at, end) in edges.into_iter().filter(|(at, end)| at < end) {
-            let from = zeroes(end.saturating_sub(at));
+            let from = zeroes(end - at);
             self.push_part(number, Op::Transfer { number, ticket: None }, file, Action::Write { at, from }, io);
         }
         self.part_ended(number, Status::Done, io);
@@ -231,9 +231,7 @@ impl<F: Format> Disk<F> {
         io: &mut I,
     ) {
         self.touched(file);
-        if let Some(format) = self.format_of(file) {
-            format.released(at, result.is_ok());
-        }
+        self.format_of(file).released(at, result.is_ok());
         match number {
             // The place is no longer the guest's, whatever became of its content.
             Some(number) => self.part_ended(number, Status::Done, io),
@@ -244,22 +242,19 @@ impl<F: Format> Disk<F> {
     pub(super) fn report_extents<I: Io>(&mut self, number: u32, rest: Span, depths: bool, io: &mut I) {
         let mut at = rest.at;
         while at < rest.end() {
-            let rest = Span { at, len: rest.end().saturating_sub(at) };
+            let rest = rest.tail_from(at);
             let extent = match self.extent(rest, depths, io) {
                 Ok(extent) => extent,
                 Err(missing) => return self.park_for_map(Parked::Request { number, rest }, missing, io),
             };
-            let Some(active) = self.active.get_mut(number) else { return };
-            let extents = active.request.extents_mut();
+            let extents = self.active.get_mut(number).request.extents_mut();
             let full = extents.len() == EXTENTS_MAX;
             match extents.last_mut() {
-                Some(last) if (last.kind, last.depth) == (extent.kind, extent.depth) => {
-                    last.len = last.len.saturating_add(extent.len)
-                }
+                Some(last) if (last.kind, last.depth) == (extent.kind, extent.depth) => last.len += extent.len,
                 _ if full => return,
                 _ => extents.push(extent),
             }
-            at = at.saturating_add(extent.len.max(1));
+            at += extent.len.max(1);
         }
     }
 

@@ -67,12 +67,10 @@ impl<F: Format> Disk<F> {
             Action::Read { into, .. } => (into, false),
             Action::Write { from, .. } => (from, true),
             Action::SyncData | Action::Deallocate { .. } => {
-                return debug_assert!(false, "an operation of this name was never pushed");
+                unreachable!("the engine has completed an operation that was never pushed: {:?}", done.op.id)
             }
         };
-        if let Some(active) = self.active.get_mut(number) {
-            active.request.give_back(memory);
-        }
+        self.active.get_mut(number).request.give_back(memory);
         if done.result.is_err() {
             return self.transferred(number, file, None, wrote, done.result, io);
         }

@@ -35,6 +35,7 @@ use super::compressed::{Cluster, Reader};
 use super::{Disk, Op, Parked};
 use crate::chain_map::Location;
 use crate::format::{Fill, Format, Reserved, Ticket};
+use crate::size::{in_memory, on_disk};
 use crate::slab::Slab;
 use crate::{Action, FileDone, FileId, Io, Span, Status};
 
@@ -67,12 +68,14 @@ impl Fills {
         self.fillings.len() == 0 && self.budget.is_whole()
     }
 
-    fn get(&self, fill: u32) -> Option<&Filling> {
-        self.fillings.get(fill)
+    fn get(&self, fill: u32) -> &Filling {
+        let Some(filling) = self.fillings.get(fill) else { unreachable!("fill {fill} has ended") };
+        filling
     }
 
-    fn get_mut(&mut self, fill: u32) -> Option<&mut Filling> {
-        self.fillings.get_mut(fill)
+    fn get_mut(&mut self, fill: u32) -> &mut Filling {
+        let Some(filling) = self.fillings.get_mut(fill) else { unreachable!("fill {fill} has ended") };
+        filling
     }
 }
 
@@ -117,12 +120,12 @@ impl Filling {
     pub fn of_copy(number: u32, file: FileId, at: u64, reserved: Reserved) -> Filling {
         let Reserved { at: place, len, ticket, fill } = reserved;
         let Fill { before, after } = fill.unwrap_or(Fill { before: 0, after: 0 });
-        let whole = Span { at: at.saturating_sub(before), len: before.saturating_add(len).saturating_add(after) };
+        let whole = Span { at: at - before, len: before + len + after };
         Filling {
             number,
             ticket,
             file,
-            at: place.saturating_sub(before),
+            at: place - before,
             whole,
             own: Span { at: whole.end(), len: 0 },
             from: Segments::empty(),
@@ -137,7 +140,7 @@ impl Filling {
 
     /// Bytes of memory that it takes.
     fn bytes(&self) -> u64 {
-        self.whole.len.saturating_sub(self.own.len)
+        self.whole.len - self.own.len
     }
 
     fn next_part(&self, disk_len: u64) -> Option<FillPart> {
@@ -149,7 +152,7 @@ impl Filling {
             next if next < self.own.at => self.own.at,
             _ => self.whole.end(),
         };
-        let len = until.saturating_sub(self.next);
+        let len = until - self.next;
         let inside = disk_len.saturating_sub(self.next).min(len);
         match (len, inside) {
             (0, _) => None,
@@ -159,7 +162,7 @@ impl Filling {
     }
 
     fn append(&mut self, part: Segments) {
-        self.next = self.next.saturating_add(u64::try_from(part.len()).unwrap_or(u64::MAX));
+        self.next += on_disk(part.len());
         if !self.is_copy {
             self.parts.push(part);
         }
@@ -167,13 +170,12 @@ impl Filling {
 
     /// Memory for the next `len` bytes.
     fn memory(&mut self, len: u64) -> Segments {
-        let len = usize::try_from(len).unwrap_or(0);
         if self.is_copy && self.room.is_none() {
-            self.room = Some(Segments::zeroed(usize::try_from(self.whole.len).unwrap_or(0)));
+            self.room = Some(Segments::zeroed(in_memory(self.whole.len)));
         }
-        match (&self.room, usize::try_from(self.next.saturating_sub(self.whole.at))) {
-            (Some(room), Ok(from)) => room.slice(from, len),
-            _ => Segments::zeroed(len),
+        match &self.room {
+            Some(room) => room.slice(in_memory(self.next - self.whole.at), in_memory(len)),
+            None => Segments::zeroed(in_memory(len)),
         }
     }
 }
@@ -194,15 +196,15 @@ impl<F: Format> Disk<F> {
             let op = Op::Transfer { number, ticket };
             return self.push_part(number, op, file, Action::Write { at: place, from }, io);
         }
-        debug_assert!(before <= at && before <= place, "a fill that begins in front of the disk or of the file");
+        assert!(before <= at && before <= place, "a fill begins in front of the disk or of the file");
         let own = Span { at, len };
-        let whole = Span { at: at.saturating_sub(before), len: before.saturating_add(len).saturating_add(after) };
+        let whole = Span { at: at - before, len: before + len + after };
         self.part_begun(number);
         let filling = Filling {
             number,
             ticket,
             file,
-            at: place.saturating_sub(before),
+            at: place - before,
             whole,
             own,
             from,
@@ -228,9 +230,13 @@ impl<F: Format> Disk<F> {
 
     /// Finds out where the bytes around a write live, and begins to read them; ends the fill when all are there.
     pub(super) fn go_on_filling<I: Io>(&mut self, fill: u32, io: &mut I) {
-        let is_copy = self.fills.get(fill).is_some_and(|filling| filling.is_copy);
+        let is_copy = self.fills.get(fill).is_copy;
         let disk_len = self.merge.as_ref().filter(|_| is_copy).map_or(self.geometry.len, |merge| merge.len);
-        while let Some(filling) = self.fills.get_mut(fill).filter(|filling| filling.status == Status::Done) {
+        loop {
+            let filling = self.fills.get_mut(fill);
+            if filling.status != Status::Done {
+                break;
+            }
             match filling.next_part(disk_len) {
                 None => break,
                 Some(FillPart::Own) => filling.append(filling.from.clone()),
@@ -247,8 +253,8 @@ impl<F: Format> Disk<F> {
 
     /// Takes the first bytes of `span` over. `false`: later, when metadata has come.
     fn copy_part<I: Io>(&mut self, fill: u32, span: Span, io: &mut I) -> bool {
-        let is_copy = self.fills.get(fill).is_some_and(|filling| filling.is_copy);
-        let copied = self.resolve_copy(span.at).filter(|_| is_copy);
+        let is_copy = self.fills.get(fill).is_copy;
+        let copied = if is_copy { self.resolve_copy(span.at) } else { None };
         let (place, len) = match copied.map_or_else(|| self.resolve(span.at), Ok) {
             Ok((place, len)) if is_copy => (place, len.min(span.len)),
             Ok((place, len)) => (place, self.coalesce(span.at, place, len.min(span.len), span.len)),
@@ -293,25 +299,22 @@ impl<F: Format> Disk<F> {
 
     /// Memory for the next `len` bytes.
     fn append_room(&mut self, fill: u32, len: u64) -> Segments {
-        let room = self.fills.get_mut(fill).map_or_else(Segments::empty, |filling| filling.memory(len));
+        let room = self.fills.get_mut(fill).memory(len);
         self.append_part(fill, room.clone());
         room
     }
 
     fn append_part(&mut self, fill: u32, part: Segments) {
-        if let Some(filling) = self.fills.get_mut(fill) {
-            filling.append(part);
-        }
+        self.fills.get_mut(fill).append(part);
     }
 
     fn begun(&mut self, fill: u32) {
-        if let Some(filling) = self.fills.get_mut(fill) {
-            filling.pending = filling.pending.saturating_add(1);
-        }
+        self.fills.get_mut(fill).pending += 1;
     }
 
     fn fail_filling(&mut self, fill: u32, status: Status) {
-        if let Some(filling) = self.fills.get_mut(fill).filter(|filling| filling.status == Status::Done) {
+        let filling = self.fills.get_mut(fill);
+        if filling.status == Status::Done {
             filling.status = status;
         }
     }
@@ -356,9 +359,7 @@ impl<F: Format> Disk<F> {
     }
 
     fn ended(&mut self, fill: u32, status: Status) {
-        if let Some(filling) = self.fills.get_mut(fill) {
-            filling.pending = filling.pending.saturating_sub(1);
-        }
+        self.fills.get_mut(fill).pending -= 1;
         if status != Status::Done {
             self.fail_filling(fill, status);
         }
@@ -367,12 +368,12 @@ impl<F: Format> Disk<F> {
     /// Begins the write when everything for it is there; gives the reservation back when something cannot be had.
     /// Either way only when nothing is under way any more.
     fn end_filling<I: Io>(&mut self, fill: u32, io: &mut I) {
-        let Some(filling) = self.fills.get(fill) else { return };
+        let filling = self.fills.get(fill);
         let complete = filling.next >= filling.whole.end();
         if filling.pending > 0 || (filling.status == Status::Done && !complete) {
             return;
         }
-        let Some(filling) = self.fills.fillings.remove(fill) else { return };
+        let Some(filling) = self.fills.fillings.remove(fill) else { unreachable!("fill {fill} has ended") };
         let bytes = filling.bytes();
         let Filling { number, ticket, file, at, whole, parts, room, is_copy, .. } = filling;
         let status = if self.broken { Status::Refused } else { filling.status };
@@ -394,5 +395,5 @@ impl<F: Format> Disk<F> {
 
 /// That many zeroes, to be written.
 pub(super) fn zeroes(len: u64) -> Segments {
-    Segments::zeroes(usize::try_from(len).unwrap_or(0))
+    Segments::zeroes(in_memory(len))
 }

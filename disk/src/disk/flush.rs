@@ -65,7 +65,7 @@ impl<F: Format> Disk<F> {
 
     /// Whether everything is durable that was ever written.
     pub fn is_clean(&self) -> bool {
-        let clean = |&depth: &usize| self.layers.get(depth).is_none_or(|layer| !layer.is_dirty());
+        let clean = |&depth: &usize| !self.layer_at(depth).is_dirty();
         !self.broken && !self.is_syncing() && self.writers.iter().all(clean)
     }
 
@@ -92,7 +92,7 @@ impl<F: Format> Disk<F> {
     /// when somebody asks for it or as much again has changed, not at once and for ever.
     fn is_much_dirty(&self) -> bool {
         let much = |&depth: &usize| {
-            let Some(layer) = self.layers.get(depth) else { return false };
+            let layer = self.layer_at(depth);
             layer.format.dirty() > self.options.dirty_max.saturating_add(layer.upkeep.dirty_left) || layer.is_log_full()
         };
         !self.broken && self.writers.iter().any(much)
@@ -102,8 +102,8 @@ impl<F: Format> Disk<F> {
     fn seal(&mut self) -> Vec<Part> {
         self.log_changes();
         let mut parts = Vec::new();
-        for &depth in self.writers.iter().rev() {
-            let Some(layer) = self.layers.get_mut(depth) else { continue };
+        for depth in self.writers.clone().into_iter().rev() {
+            let layer = self.layer_at_mut(depth);
             if layer.is_dirty() {
                 layer.upkeep.unsynced = false;
                 parts.push(Part { file: layer.file, batches: layer.seal() });
@@ -119,7 +119,7 @@ impl<F: Format> Disk<F> {
                 Step::Sync(file) => return self.push(Op::Sync, file, Action::SyncData, io),
                 Step::Write(file, batch) => {
                     for write in batch {
-                        self.cached_bytes = self.cached_bytes.saturating_add(write.bytes.len());
+                        self.cached_bytes += write.bytes.len();
                         let from = Segments::copy_of(&write.bytes);
                         self.push(Op::Meta, file, Action::Write { at: write.at, from }, io);
                     }
@@ -135,7 +135,7 @@ impl<F: Format> Disk<F> {
     }
 
     fn settle_layer(&mut self, file: FileId, durable: bool) {
-        let Some(layer) = self.layer_of(file) else { return };
+        let layer = self.layer_of(file);
         let before = layer.format.geometry().len;
         layer.settled(durable);
         let grown = layer.format.geometry().len != before;
@@ -145,9 +145,7 @@ impl<F: Format> Disk<F> {
         if grown {
             self.layer_grown(file);
         }
-        if let Some(depth) = self.layers.iter().position(|layer| layer.file == file) {
-            self.freeze_if_durable(depth);
-        }
+        self.freeze_if_durable(self.depth_of(file));
     }
 
     fn answer_round<I: Io>(&mut self, io: &mut I) {
@@ -171,7 +169,7 @@ impl<F: Format> Disk<F> {
     /// that change metadata and move no data: nothing else keeps them from changing all there is at once.
     pub(super) fn is_throttled<I: Io>(&mut self, number: u32, rest: Span, io: &mut I) -> bool {
         let most = self.options.dirty_max.saturating_mul(DIRTY_TIMES);
-        let much = |&depth: &usize| self.layers.get(depth).is_some_and(|layer| layer.format.dirty() > most);
+        let much = |&depth: &usize| self.layer_at(depth).format.dirty() > most;
         if self.broken || !self.writers.iter().any(much) {
             return false;
         }
@@ -218,7 +216,7 @@ impl<F: Format> Disk<F> {
         }
         self.reclaim_due = false;
         for depth in self.writers.clone() {
-            let Some(layer) = self.layers.get_mut(depth) else { continue };
+            let layer = self.layer_at_mut(depth);
             if layer.upkeep.reclaim != Reclaim::Start {
                 continue;
             }
@@ -226,7 +224,7 @@ impl<F: Format> Disk<F> {
             if let Some((at, len)) = layer.format.reclaim() {
                 layer.upkeep.reclaim = Reclaim::Syncing;
                 let file = layer.file;
-                self.reclaim_syncs = self.reclaim_syncs.saturating_add(1);
+                self.reclaim_syncs += 1;
                 self.push(Op::ReclaimSync { at, len }, file, Action::SyncData, io);
             }
         }
@@ -240,14 +238,12 @@ impl<F: Format> Disk<F> {
         result: Result<(), FileError>,
         io: &mut I,
     ) {
-        self.reclaim_syncs = self.reclaim_syncs.saturating_sub(1);
+        self.reclaim_syncs -= 1;
         if result.is_err() {
             self.sync_failed(file);
         }
         let proven = result.is_ok() && !self.broken;
-        if let Some(layer) = self.layer_of(file) {
-            layer.upkeep.reclaim = if proven { Reclaim::Busy } else { Reclaim::Done };
-        }
+        self.layer_of(file).upkeep.reclaim = if proven { Reclaim::Busy } else { Reclaim::Done };
         if proven {
             self.push(Op::Release { number: None, at }, file, Action::Deallocate { at, len }, io);
         }
@@ -255,9 +251,7 @@ impl<F: Format> Disk<F> {
     }
 
     pub(super) fn reclaimed<I: Io>(&mut self, file: FileId, io: &mut I) {
-        if let Some(layer) = self.layer_of(file) {
-            layer.upkeep.reclaim = Reclaim::Done;
-        }
+        self.layer_of(file).upkeep.reclaim = Reclaim::Done;
         self.reclaim_more(io);
     }
 
@@ -267,9 +261,8 @@ impl<F: Format> Disk<F> {
         if self.broken || self.quiesced {
             return;
         }
-        for which in 0..self.writers.len() {
-            let depth = self.writers.get(which).copied().unwrap_or(usize::MAX);
-            let Some(layer) = self.layers.get_mut(depth) else { continue };
+        for depth in self.writers.clone() {
+            let layer = self.layer_at_mut(depth);
             if layer.upkeep.reclaim != Reclaim::Done || layer.closing {
                 continue;
             }

@@ -17,7 +17,7 @@ impl<F: Format> Disk<F> {
     pub fn set_log(&mut self, file: FileId, log: RedoLog) -> Result<(), ImageError> {
         let failed = log.has_failed();
         let wants_one = |layer: &&mut Layer<F>| failed || !layer.format.geometry().read_only;
-        let Some(layer) = self.layer_of(file).filter(wants_one) else {
+        let Some(layer) = self.layers.iter_mut().find(|layer| layer.file == file).filter(wants_one) else {
             let what = format!("file {} is no layer that is open for writing: it needs no redo log", file.0);
             return Err(ImageError::new(ImageErrorKind::Mismatch, what));
         };
@@ -66,10 +66,8 @@ impl<F: Format> Disk<F> {
     /// before anybody is told.
     pub(super) fn log_changes(&mut self) -> bool {
         let mut gap = false;
-        for &depth in self.writers.iter().rev() {
-            if let Some(layer) = self.layers.get_mut(depth) {
-                gap |= layer.log_changes(gap);
-            }
+        for depth in self.writers.clone().into_iter().rev() {
+            gap |= self.layer_at_mut(depth).log_changes(gap);
         }
         self.log_due = gap;
         !gap
@@ -80,8 +78,8 @@ impl<F: Format> Disk<F> {
     /// what was lost; and it is the upper ones that are told first, should this process die in between.
     pub(super) fn sync_failed(&mut self, file: FileId) {
         self.broken = true;
-        let Some(depth) = self.layers.iter().position(|layer| layer.file == file) else { return };
-        let logs = self.layers.iter_mut().take(depth.saturating_add(1)).filter_map(|layer| layer.log.as_mut());
+        let depth = self.depth_of(file);
+        let logs = self.layers.iter_mut().take(depth + 1).filter_map(|layer| layer.log.as_mut());
         logs.for_each(RedoLog::sync_failed);
     }
 }

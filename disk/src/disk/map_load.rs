@@ -8,6 +8,7 @@ use std::collections::hash_map::Entry;
 use super::{Disk, Layer, Missing, Obstacle, Op, Parked};
 use crate::chain_map::{ChainMap, Location, Run, append};
 use crate::format::{Format, Mapping, MetaBlock, Wait};
+use crate::size::in_memory;
 use crate::{Action, FileDone, Io, Span, Status};
 
 /// Chunks of the map that are loaded at once: enough to keep the storage busy, since each may load a bitmap of every
@@ -66,7 +67,7 @@ impl MapLoader {
     /// Counts loads for a chunk.
     fn loading(&mut self, chunk: u64, loads: usize, loads_max: usize) {
         let Some(load) = self.under_way.iter_mut().find(|load| load.chunk == chunk) else { return };
-        load.loads = load.loads.saturating_add(loads);
+        load.loads += loads;
         if load.loads > loads_max {
             self.alone.get_or_insert(chunk);
         }
@@ -113,10 +114,10 @@ impl<F: Format> Disk<F> {
         let Some(run) = runs.iter().find(|run| at < run.span.end()) else {
             unreachable!("the walk covers the span without gaps")
         };
-        let found = (run.place.advanced(at.saturating_sub(run.span.at)), run.span.end().saturating_sub(at));
+        let found = (run.place.advanced(at - run.span.at), run.span.end() - at);
         if !damaged {
             self.map.insert(chunk, &runs);
-            self.cached_bytes = self.cached_bytes.saturating_add(size_of_val(runs.as_slice()));
+            self.cached_bytes += size_of_val(runs.as_slice());
         }
         Ok(found)
     }
@@ -149,8 +150,8 @@ impl<F: Format> Disk<F> {
         if self.map_loader.admit(chunk) {
             let before = self.loads.len();
             self.park(parked, missing, io);
-            let begun = self.loads.len().saturating_sub(before);
-            self.map_loader.loading(chunk, begun, self.layers.len().saturating_mul(LOADS_MAX));
+            let begun = self.loads.len() - before;
+            self.map_loader.loading(chunk, begun, self.layers.len() * LOADS_MAX);
         } else {
             self.set_aside(parked);
             self.map_loader.waiting.push_back(parked);
@@ -211,9 +212,7 @@ impl<F: Format> Disk<F> {
             }
             Obstacle::Layer(file, Wait::NoSpace) => {
                 self.retry_without_merge(number, file);
-                if let Some(active) = self.active.get_mut(number) {
-                    active.request.at_limit = true;
-                }
+                self.active.get_mut(number).request.at_limit = true;
                 self.fail(number, Status::NoSpace);
             }
         }
@@ -222,13 +221,13 @@ impl<F: Format> Disk<F> {
     /// Sets something aside until what is missing is loaded. All of it is asked for at once, and the
     /// last of it waited for: by then the others have mostly come, and the layers need not be walked for each.
     pub(super) fn park<I: Io>(&mut self, parked: Parked, missing: Missing, io: &mut I) {
-        let Some(&last) = missing.last() else { return };
+        let Some(&last) = missing.last() else { unreachable!("nothing is missing") };
         self.set_aside(parked);
         for (file, block) in missing {
             // One load for all who wait: a second one could bring older bytes than the first.
             if let Entry::Vacant(place) = self.loads.entry((file, block.at)) {
                 place.insert(Vec::new());
-                let into = memory::Segments::zeroed(usize::try_from(block.len).unwrap_or(0));
+                let into = memory::Segments::zeroed(in_memory(block.len.into()));
                 self.push(Op::Load { block }, file, Action::Read { at: block.at, into }, io);
             }
         }
@@ -237,10 +236,10 @@ impl<F: Format> Disk<F> {
 
     pub(super) fn loaded<I: Io>(&mut self, block: MetaBlock, done: FileDone, io: &mut I) {
         let file = done.op.file;
-        self.cached_bytes = self.cached_bytes.saturating_add(usize::try_from(block.len).unwrap_or(0));
+        self.cached_bytes += in_memory(block.len.into());
         let parked = self.loads.remove(&(file, block.at)).unwrap_or_default();
-        let sound = match (done.result, done.op.action, self.layer_of(file)) {
-            (Ok(()), Action::Read { into, .. }, Some(layer)) => layer.load(block, into.to_vec()),
+        let sound = match (done.result, done.op.action) {
+            (Ok(()), Action::Read { into, .. }) => self.layer_of(file).load(block, into.to_vec()),
             _ => false,
         };
         for parked in parked {
@@ -298,13 +297,13 @@ fn walk<F: Format>(layers: &mut [Layer<F>], span: Span, runs: &mut Vec<Run>, mis
     };
     let mut at = span.at;
     while at < span.end() {
-        let rest = Span { at, len: span.end().saturating_sub(at) };
+        let rest = span.tail_from(at);
         // Behind the end of a layer that is smaller than the one above there is zero, whatever is below.
         let size = layer.format.geometry().len;
         if at >= size {
             return append(runs, Run { span: rest, place: Location::Zero });
         }
-        let rest = Span { at, len: rest.len.min(size.saturating_sub(at)) };
+        let rest = Span { at, len: rest.len.min(size - at) };
         let (place, part) = layer.look_up(rest, missing);
         match place {
             Mapping::Data { at, .. } => {

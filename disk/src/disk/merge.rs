@@ -48,6 +48,7 @@ use super::{Disk, Missing, Obstacle};
 use crate::chain_map::Location;
 use crate::chain_map::{CHUNK, ChainMap};
 use crate::format::{Committed, Format};
+use crate::size::in_memory;
 use crate::{FileId, ImageError, ImageErrorKind, Io, Layer, Span, Status};
 
 /// Chunks of which no source holds anything that one step passes over: a disk of 2 TiB has a million.
@@ -123,18 +124,16 @@ struct Bits(Vec<u64>);
 
 impl Bits {
     fn new(count: u64) -> Bits {
-        Bits(vec![0; usize::try_from(count.div_ceil(64)).unwrap_or(0)])
+        Bits(vec![0; in_memory(count.div_ceil(64))])
     }
 
     fn has(&self, bit: u64) -> bool {
-        let word = usize::try_from(bit / 64).ok().and_then(|word| self.0.get(word));
-        word.is_some_and(|word| word & (1 << (bit % 64)) != 0)
+        self.0.get(in_memory(bit / 64)).is_some_and(|word| word & (1 << (bit % 64)) != 0)
     }
 
     fn set(&mut self, bit: u64) {
-        if let Some(word) = usize::try_from(bit / 64).ok().and_then(|word| self.0.get_mut(word)) {
-            *word |= 1 << (bit % 64);
-        }
+        let Some(word) = self.0.get_mut(in_memory(bit / 64)) else { unreachable!("bit {bit} is behind the end") };
+        *word |= 1 << (bit % 64);
     }
 }
 
@@ -168,7 +167,7 @@ impl Merge {
     /// Goes to the next chunk that is not merged.
     fn advance(&mut self) {
         while self.next < self.len && self.is_merged(self.next) {
-            self.next = self.next.saturating_add(CHUNK);
+            self.next += CHUNK;
         }
         if self.next >= self.len && self.state == MergeState::Running {
             self.state = MergeState::Copied;
@@ -203,8 +202,8 @@ impl<F: Format> Disk<F> {
             return Err(ImageError::new(ImageErrorKind::Unsupported, what));
         }
         self.check_merge(from, into)?;
-        let Some(len) = self.layers.get(from).map(|layer| layer.format.geometry().len) else { return Ok(()) };
-        let (Some(below), Some(count)) = (from.checked_add(1), into.checked_sub(from)) else { return Ok(()) };
+        let len = self.layer_at(from).format.geometry().len;
+        let (below, count) = (from + 1, into - from);
         self.check_hidden(into, len)?;
         self.may_change();
         // The deepest first: if it cannot be made larger, nothing has changed.
@@ -217,8 +216,8 @@ impl<F: Format> Disk<F> {
         }
         // The map must not say any more that nothing is behind their old ends: a write there may change no metadata.
         grown.into_iter().for_each(|file| self.layer_grown(file));
-        let target = self.layers.get(into).map_or(FileId(0), |layer| layer.file);
-        self.epoch = self.epoch.wrapping_add(1);
+        let target = self.layer_at(into).file;
+        self.epoch += 1;
         let mut merge = Merge {
             from,
             into,
@@ -241,14 +240,14 @@ impl<F: Format> Disk<F> {
 
     fn resume_merge(&mut self) -> Result<(), ImageError> {
         self.check_merge_alive()?;
-        let Some(merge) = &mut self.merge else { return Ok(()) };
+        let merge = self.merge_mut();
         (merge.state, merge.cancelled, merge.growth_asked) = (MergeState::Running, false, false);
         if merge.from == 0 && merge.routing.is_none() {
             merge.routing = Some(WriteRouting::new(merge.len));
             merge.next = 0;
-            self.epoch = self.epoch.wrapping_add(1);
+            self.epoch += 1;
         }
-        merge.advance();
+        self.merge_mut().advance();
         Ok(())
     }
 
@@ -267,7 +266,7 @@ impl<F: Format> Disk<F> {
             return Err(ImageError::new(ImageErrorKind::OutOfLimits, what));
         }
         (from..=into).try_for_each(|depth| self.require_nothing_owed(depth))?;
-        let layers = || self.layers.iter().enumerate().take(into.saturating_add(1)).skip(from);
+        let layers = || self.layers.iter().enumerate().take(into + 1).skip(from);
         if let Some((depth, _)) = layers().find(|(_, layer)| layer.closing || layer.format.geometry().read_only) {
             let what = format!("layer {depth} takes part in the merge and is not open for writing");
             return Err(ImageError::new(ImageErrorKind::Unsupported, what));
@@ -308,10 +307,26 @@ impl<F: Format> Disk<F> {
         begun
     }
 
+    /// The merge under way.
+    pub(super) fn merge_mut(&mut self) -> &mut Merge {
+        let Some(merge) = &mut self.merge else { unreachable!("no merge is under way") };
+        merge
+    }
+
+    /// The file that the merge under way writes to.
+    pub(super) fn merge_target(&self) -> FileId {
+        let Some(merge) = &self.merge else { unreachable!("no merge is under way") };
+        merge.target
+    }
+
+    /// Where the guest's writes go, if a merge of the leaf routes them.
+    fn routing(&self) -> Option<&WriteRouting> {
+        self.merge.as_ref().and_then(|merge| merge.routing.as_ref())
+    }
+
     /// Whether the target is not as large yet as it is to be: some formats grow with a round only.
     fn is_target_short(&self) -> bool {
-        let target = |merge: &Merge| self.layers.get(merge.into).map(|layer| (layer.format.geometry().len, merge.len));
-        self.merge.as_ref().and_then(target).is_some_and(|(len, wanted)| len < wanted)
+        self.merge.as_ref().is_some_and(|merge| self.layer_at(merge.into).format.geometry().len < merge.len)
     }
 
     /// Sees to it that there is a round with which the target grows.
@@ -395,9 +410,8 @@ impl<F: Format> Disk<F> {
     /// The file has no space for a request. If that is so because of a merge, it is to be done again without.
     pub(super) fn retry_without_merge(&mut self, number: u32, file: FileId) {
         let by_merge = self.merge.as_ref().is_some_and(|merge| merge.routing.is_some() && merge.target == file);
-        if let Some(active) = self.active.get_mut(number).filter(|active| by_merge && !active.of_merge) {
-            active.retry_without_merge = true;
-        }
+        let active = self.active.get_mut(number);
+        active.retry_without_merge |= by_merge && !active.of_merge;
     }
 
     /// The merge has failed for want of space; what comes waits until it is left.
@@ -412,7 +426,7 @@ impl<F: Format> Disk<F> {
     /// The file that takes a write to the first bytes of `span`, and how many of them.
     pub(super) fn route_write(&mut self, span: Span) -> Result<(FileId, Span), Obstacle> {
         let leaf = self.leaf_file();
-        if self.merge.as_ref().is_none_or(|merge| merge.routing.is_none()) {
+        if self.routing().is_none() {
             return Ok((leaf, span));
         }
         let chunk = ChainMap::chunk_of(span.at);
@@ -421,28 +435,26 @@ impl<F: Format> Disk<F> {
             self.map.forget(chunk.at);
             Obstacle::Chunk(missing)
         })?;
-        let Some(merge) = &self.merge else { return Ok((leaf, span)) };
-        let limit = span.end().min(span.at.saturating_add(ALIKE_MAX));
+        let Some(routing) = self.routing() else { unreachable!("this merge routes no writes") };
+        let limit = span.end().min(span.at + ALIKE_MAX);
         let mut end = chunk.end();
-        while end < limit && merge.routing.as_ref().and_then(|routing| routing.of(end)) == Some(merged) {
-            end = end.saturating_add(CHUNK);
+        while end < limit && routing.of(end) == Some(merged) {
+            end += CHUNK;
         }
-        let span = Span { at: span.at, len: end.min(limit).saturating_sub(span.at) };
-        Ok((if merged { merge.target } else { leaf }, span))
+        let span = Span { at: span.at, len: end.min(limit) - span.at };
+        Ok((if merged { self.merge_target() } else { leaf }, span))
     }
 
     /// Whether writes to the chunk go to the target; decided now if it is not yet.
     fn route(&mut self, chunk: Span) -> Result<bool, Missing> {
-        let Some(merge) = &self.merge else { return Ok(false) };
-        if let Some(merged) = merge.routing.as_ref().and_then(|routing| routing.of(chunk.at)) {
+        if let Some(merged) = self.routing().and_then(|routing| routing.of(chunk.at)) {
             return Ok(merged);
         }
-        // Behind the end of a target that is still to grow there is no room.
-        let may = merge.goes_on() && !self.is_target_short() && !self.is_written_since_before_merge(chunk);
+        // A target that is still to grow has no space behind its end.
+        let may = self.merge_mut().goes_on() && !self.is_target_short() && !self.is_written_since_before_merge(chunk);
         let merged = may && self.allocated_in_sources(chunk)?.is_empty();
-        if let Some(routing) = self.merge.as_mut().and_then(|merge| merge.routing.as_mut()) {
-            routing.route(chunk.at, merged);
-        }
+        let Some(routing) = &mut self.merge_mut().routing else { unreachable!("this merge routes no writes") };
+        routing.route(chunk.at, merged);
         Ok(merged)
     }
 
@@ -465,7 +477,7 @@ impl<F: Format> Disk<F> {
             let chunk = ChainMap::chunk_of(begin);
             let part = chunk.intersection(span).unwrap_or(chunk);
             if self.merge.as_ref().is_some_and(|merge| merge.is_merged(begin)) {
-                let place = Location::Data { file, at: at.saturating_add(begin.saturating_sub(span.at)) };
+                let place = Location::Data { file, at: at + (begin - span.at) };
                 self.map.overlay(part, place);
             } else {
                 self.map.forget(begin);

@@ -263,8 +263,8 @@ impl<F: Format> Disk<F> {
 
     /// Requests that were submitted and have not been handed back by [`Disk::answer`].
     pub fn in_flight(&self) -> usize {
-        let active = self.active.len().saturating_sub(usize::from(self.has_merge_chunk()));
-        active.saturating_add(self.waiting.len()).saturating_add(self.active.answers())
+        let active = self.active.len() - usize::from(self.has_merge_chunk());
+        active + self.waiting.len() + self.active.answers()
     }
 
     /// Whether no file operation is under way either.
@@ -321,8 +321,7 @@ impl<F: Format> Disk<F> {
             Some(Op::Meta) => self.meta_written(done.result, io),
             Some(Op::Sync) => self.synced(file, done.result, io),
             Some(Op::ReclaimSync { at, len }) => self.reclaim_synced(file, at, len, done.result, io),
-            // An engine that invents completions is broken beyond what we could mend.
-            None => debug_assert!(false, "a completion of an operation that was never pushed"),
+            None => unreachable!("the engine has completed an operation that was never pushed: {:?}", done.op.id),
         }
     }
 
@@ -351,7 +350,7 @@ impl<F: Format> Disk<F> {
         let operation = request.operation();
         let span = request.span();
         if is_exclusive(operation) {
-            self.exclusive = self.exclusive.saturating_add(1);
+            self.exclusive += 1;
         }
         let number = self.active.insert(Active::new(request, self.epoch));
         self.run(number, span, io);
@@ -360,7 +359,7 @@ impl<F: Format> Disk<F> {
 
     /// Goes on with a request from `rest` on.
     fn run<I: Io>(&mut self, number: u32, rest: Span, io: &mut I) {
-        let Some(active) = self.active.get(number) else { return };
+        let active = self.active.get(number);
         let of_merge = active.of_merge;
         match active.request.operation() {
             // It had to wait, and a sync has failed since.
@@ -381,15 +380,13 @@ impl<F: Format> Disk<F> {
 
     /// A request has one piece more under way.
     fn part_begun(&mut self, number: u32) {
-        if let Some(active) = self.active.get_mut(number) {
-            active.left = active.left.saturating_add(1);
-        }
+        self.active.get_mut(number).left += 1;
     }
 
     /// A piece of a request has ended. With the last one the request has, unless it is to be durable first.
     fn part_ended<I: Io>(&mut self, number: u32, status: Status, io: &mut I) {
-        let Some(active) = self.active.get_mut(number) else { return };
-        active.left = active.left.saturating_sub(1);
+        let active = self.active.get_mut(number);
+        active.left -= 1;
         if active.status == Status::Done {
             active.status = status;
         }
@@ -415,7 +412,7 @@ impl<F: Format> Disk<F> {
     /// Nothing of a request is under way any more: it has ended, unless it is to be durable first.
     #[inline(always)]
     fn quiet(&mut self, number: u32) {
-        let Some(active) = self.active.get(number) else { return };
+        let active = self.active.get(number);
         let operation = active.request.operation();
         let done = active.status == Status::Done;
         let durable = match operation {
@@ -447,9 +444,9 @@ impl<F: Format> Disk<F> {
     /// Answers a request.
     #[inline(always)]
     fn end(&mut self, number: u32) {
-        let Some(active) = self.active.get(number) else { return };
+        let active = self.active.get(number);
         if is_exclusive(active.request.operation()) {
-            self.exclusive = self.exclusive.saturating_sub(1);
+            self.exclusive -= 1;
         }
         if active.of_merge || (active.retry_without_merge && active.status == Status::NoSpace) {
             self.leave_unanswered(number);
@@ -464,7 +461,7 @@ impl<F: Format> Disk<F> {
 
     /// A merge's piece has ended; or a request for which a merge's target has no space, and which is done again.
     fn leave_unanswered(&mut self, number: u32) {
-        let Some(mut active) = self.active.remove(number) else { return };
+        let mut active = self.active.remove(number);
         if active.of_merge {
             self.end_merge_chunk(active.status);
         } else {
@@ -493,11 +490,11 @@ impl<F: Format> Disk<F> {
 
     /// The file of the leaf.
     fn leaf_file(&self) -> FileId {
-        self.layers.first().map_or(FileId(0), |layer| layer.file)
+        self.layer_at(0).file
     }
 
-    fn format_of(&mut self, file: FileId) -> Option<&mut F> {
-        self.layer_of(file).map(|layer| &mut layer.format)
+    fn format_of(&mut self, file: FileId) -> &mut F {
+        &mut self.layer_of(file).format
     }
 }
 

@@ -4,16 +4,17 @@ use super::compressed::Reader;
 use super::{Disk, Missing, Obstacle, Op, Parked, status_of, unaligned};
 use crate::chain_map::Location;
 use crate::format::{Format, Reserved, Ticket, Wait};
+use crate::size::in_memory;
 use crate::{Action, FileError, FileId, Io, Span, Status};
 
 impl<F: Format> Disk<F> {
     pub(super) fn read<I: Io>(&mut self, number: u32, rest: Span, io: &mut I) {
         let mut at = rest.at;
         while at < rest.end() {
-            let left = Span { at, len: rest.end().saturating_sub(at) };
+            let left = rest.tail_from(at);
             match self.read_first(number, left, io) {
                 Ok(0) => return self.fail(number, Status::Failed),
-                Ok(len) => at = at.saturating_add(len),
+                Ok(len) => at += len,
                 Err(missing) => {
                     return self.park_for_map(Parked::Request { number, rest: left }, missing, io);
                 }
@@ -27,22 +28,20 @@ impl<F: Format> Disk<F> {
         let span = Span { at: span.at, len: self.coalesce(span.at, place, len.min(span.len), span.len) };
         match place {
             Location::Zero => {
-                if let Some(memory) = self.memory(number, span) {
-                    memory.fill_zero();
-                }
+                self.memory(number, span).fill_zero();
             }
             Location::Damaged { file } => {
                 self.met_damage(file, span);
                 return Ok(0);
             }
             Location::Data { file, at } | Location::Shared { file, at } => {
-                let Some(into) = self.memory(number, span) else { return Ok(0) };
+                let into = self.memory(number, span);
                 self.push_part(number, Op::Transfer { number, ticket: None }, file, Action::Read { at, into }, io);
             }
             Location::Compressed { file } => {
                 let Some(cluster) = self.compressed_place(file, span)? else { return Ok(0) };
                 let span = Span { at: span.at, len: cluster.len };
-                let Some(into) = self.memory(number, span) else { return Ok(0) };
+                let into = self.memory(number, span);
                 match self.read_compressed(cluster, span, into, Reader::Request(number), io) {
                     None => self.part_begun(number),
                     Some(Status::Done) => {}
@@ -57,15 +56,15 @@ impl<F: Format> Disk<F> {
     pub(super) fn write<I: Io>(&mut self, number: u32, rest: Span, io: &mut I) {
         let mut at = rest.at;
         while at < rest.end() {
-            let left = rest.end().saturating_sub(at);
+            let left = rest.end() - at;
             let rest = Span { at, len: left };
             let (file, reserved) = match self.reserve_somewhere(rest) {
                 Ok(found) => found,
                 Err(obstacle) => return self.wait_for(number, rest, obstacle, io),
             };
-            let Some(from) = self.memory(number, Span { at, len: reserved.len }) else { return };
+            let from = self.memory(number, Span { at, len: reserved.len });
             self.write_reserved(number, at, (file, reserved), from, io);
-            at = at.saturating_add(reserved.len);
+            at += reserved.len;
         }
     }
 
@@ -93,7 +92,7 @@ impl<F: Format> Disk<F> {
         question: impl FnOnce(&mut F) -> Result<T, Wait>,
     ) -> Result<T, Obstacle> {
         self.may_change();
-        let Some(layer) = self.layer_of(file) else { return Err(Obstacle::Layer(file, Wait::NoSpace)) };
+        let layer = self.layer_of(file);
         if layer.owes() {
             return Err(Obstacle::Owed);
         }
@@ -103,29 +102,29 @@ impl<F: Format> Disk<F> {
     /// The length of a run of which `len` bytes are known, at most `left`, looking into the next chunks too.
     pub(super) fn coalesce(&self, at: u64, place: Location, mut len: u64, left: u64) -> u64 {
         while len < left {
-            let next = self.map.lookup(at.saturating_add(len));
+            let next = self.map.lookup(at + len);
             match next.filter(|&(next, _)| next == place.advanced(len)) {
-                Some((_, more)) => len = len.saturating_add(more).min(left),
+                Some((_, more)) => len = (len + more).min(left),
                 None => break,
             }
         }
         len
     }
 
-    /// The request's memory for `span`.
-    fn memory(&self, number: u32, span: Span) -> Option<memory::Segments> {
-        let active = self.active.get(number)?;
+    /// The request's memory for `span`, which is a part of it.
+    fn memory(&self, number: u32, span: Span) -> memory::Segments {
+        let active = self.active.get(number);
         let request = &active.request;
         if let Some(unaligned) = request.unaligned() {
             return unaligned::memory(unaligned, request, active.edges_read, span);
         }
-        let from = usize::try_from(span.at.checked_sub(request.span().at)?).ok()?;
-        Some(request.memory().slice(from, usize::try_from(span.len).ok()?))
+        request.memory().slice(in_memory(span.at - request.span().at), in_memory(span.len))
     }
 
     /// Records that a request has failed; it ends with its last piece.
     pub(super) fn fail(&mut self, number: u32, status: Status) {
-        if let Some(active) = self.active.get_mut(number).filter(|active| active.status == Status::Done) {
+        let active = self.active.get_mut(number);
+        if active.status == Status::Done {
             active.status = status;
         }
     }
@@ -155,7 +154,7 @@ impl<F: Format> Disk<F> {
     /// Commits or abandons a reservation; those who waited for that go on.
     pub(super) fn finish_reservation<I: Io>(&mut self, file: FileId, ticket: Ticket, ok: bool, io: &mut I) {
         self.may_change();
-        let Some(format) = self.format_of(file) else { return };
+        let format = self.format_of(file);
         if ok {
             if let Some(placed) = format.commit(ticket) {
                 self.publish_mapping(file, placed);

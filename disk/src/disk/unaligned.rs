@@ -15,9 +15,9 @@ use crate::{Io, Operation, Request, Span, Status};
 impl<F: Format> Disk<F> {
     /// Goes on with one from `rest` on.
     pub(super) fn run_unaligned<I: Io>(&mut self, number: u32, rest: Span, io: &mut I) {
-        let Some(active) = self.active.get(number) else { return };
+        let active = self.active.get(number);
         let (operation, edges_read) = (active.request.operation(), active.edges_read);
-        let Some(unaligned) = active.request.unaligned() else { return };
+        let Some(unaligned) = active.request.unaligned() else { unreachable!("request {number} is whole blocks") };
         let edges: Vec<Span> = unaligned.edges().filter_map(|edge| edge.intersection(rest)).collect();
         match operation {
             _ if !edges_read => edges.into_iter().for_each(|edge| self.read(number, edge, io)),
@@ -34,7 +34,7 @@ impl<F: Format> Disk<F> {
 
     /// Whether nothing of such a request is under way because what is around it has just been read, all of it.
     pub(super) fn edges_read(&mut self, number: u32) -> bool {
-        let Some(active) = self.active.get_mut(number) else { return false };
+        let active = self.active.get_mut(number);
         let is_next = !active.edges_read && active.status == Status::Done;
         active.edges_read |= is_next;
         is_next
@@ -42,8 +42,7 @@ impl<F: Format> Disk<F> {
 
     /// Writes what is to be written.
     pub(super) fn write_unaligned<I: Io>(&mut self, number: u32, io: &mut I) {
-        let Some(active) = self.active.get(number) else { return };
-        let span = active.request.span();
+        let span = self.active.get(number).request.span();
         self.part_begun(number);
         self.run(number, span, io);
         self.part_ended(number, Status::Done, io);
@@ -56,13 +55,15 @@ fn middle(unaligned: &Unaligned, request: &Request) -> Span {
     let (at, end) = unaligned.edges().fold((span.at, span.end()), |(at, end), edge| {
         (if edge.at == span.at { edge.end() } else { at }, if edge.end() == span.end() { edge.at } else { end })
     });
+    // Where one block is both ends, the end comes in front.
     Span { at, len: end.saturating_sub(at) }
 }
 
 /// The memory for `span` of such a request, in the stage in which it is.
-pub(super) fn memory(unaligned: &Unaligned, request: &Request, edges_read: bool, span: Span) -> Option<Segments> {
-    match request.operation() {
-        Operation::Patch { .. } if edges_read => Some(unaligned::cut(request.memory(), request.span(), span)),
-        _ => unaligned.edge_memory(span, edges_read),
+pub(super) fn memory(unaligned: &Unaligned, request: &Request, edges_read: bool, span: Span) -> Segments {
+    if edges_read && matches!(request.operation(), Operation::Patch { .. }) {
+        return unaligned::cut(request.memory(), request.span(), span);
     }
+    let Some(memory) = unaligned.edge_memory(span, edges_read) else { unreachable!("{span:?} is in no end block") };
+    memory
 }

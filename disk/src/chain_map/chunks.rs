@@ -1,6 +1,7 @@
-//! What is known of each chunk, under the chunk's number: little memory for a disk of which little is known.
+//! The known chunks by number: little memory for a disk of which little is known.
 //!
-//! Knows nothing of what may be forgotten, nor when. Keeps: [`Chunks::bytes`] is what it takes, the allocator's share
+//! Knows nothing of what may be forgotten, nor when. Keeps: [`Chunks::bytes`] is the memory it takes, the allocator's
+//! share
 //! included.
 
 use std::cell::Cell;
@@ -11,9 +12,9 @@ use super::runs::{Compact, Runs};
 const REGION: u64 = 64;
 /// Regions in a table, for 8 GiB of disk.
 const TABLE: usize = 64;
-/// What the allocator takes for a piece of memory besides what is asked for: its own word and the rounding.
+/// The allocator's overhead for an allocation: its own word and the rounding.
 const ALLOCATOR: usize = 16;
-/// Chunks for which a region makes room at once. Few, since in a large disk of which some is known it is mostly unused.
+/// Chunks by which a region grows. Few, since of a large disk little is known, and most of this is unused.
 const ROOM: usize = 4;
 
 /// What is known of a chunk.
@@ -41,7 +42,7 @@ impl Chunk {
 struct Region {
     /// Which chunks are known.
     known: u64,
-    /// Which of them were looked at since that was last asked.
+    /// Which of them were used since this was last asked.
     used: Cell<u64>,
     /// The known ones, ascending.
     chunks: Vec<Chunk>,
@@ -72,25 +73,25 @@ const TABLE_BYTES: usize = size_of::<Table>() + ALLOCATOR;
 #[derive(Debug)]
 pub struct Chunks {
     tables: Vec<Option<Box<Table>>>,
-    /// Behind the tables.
+    /// Bytes of memory below the tables.
     bytes: usize,
 }
 
 impl Chunks {
-    /// Chunks whose tables can be named in so many bytes.
+    /// The number of chunks whose table pointers fit in so many bytes.
     pub fn within(bytes: usize) -> u64 {
         let tables = u64::try_from(bytes / size_of::<Option<Box<Table>>>()).unwrap_or(0);
         tables.saturating_mul(REGION).saturating_mul(u64::try_from(TABLE).unwrap_or(0))
     }
 
-    /// Room for `count` chunks of which nothing is known.
+    /// A map of `count` chunks, none of them known.
     pub fn new(count: u64) -> Chunks {
         let mut chunks = Chunks { tables: Vec::new(), bytes: 0 };
         chunks.grow(count);
         chunks
     }
 
-    /// There are `count` chunks now.
+    /// Grows the map to `count` chunks.
     pub fn grow(&mut self, count: u64) {
         let (tables, ..) = place(count.saturating_sub(1));
         let more = tables.saturating_add(1).saturating_sub(self.tables.len());
@@ -98,7 +99,7 @@ impl Chunks {
         self.tables.resize_with(self.tables.len().saturating_add(more), || None);
     }
 
-    /// What is known of a chunk, which thereby is used.
+    /// A chunk, if it is known. It counts as used.
     pub fn get(&self, chunk: u64) -> Option<&Chunk> {
         let (table, region, bit) = place(chunk);
         let region = self.tables.get(table)?.as_ref()?.regions.get(region)?;
@@ -109,7 +110,7 @@ impl Chunks {
         region.chunks.get(region.rank(bit))
     }
 
-    /// The same, to be changed. Its size must stay as it is.
+    /// The same, mutably. Its size must stay as it is.
     pub fn get_mut(&mut self, chunk: u64) -> Option<&mut Chunk> {
         let (region, bit) = self.region_mut(chunk)?;
         let rank = region.rank(bit);
@@ -123,7 +124,7 @@ impl Chunks {
         region.is_some_and(|region| region.used.replace(region.used.get() & !bit) & bit != 0)
     }
 
-    /// Takes in what is known of a chunk. Whether nothing was before: then it is not used yet.
+    /// Inserts a chunk. Returns whether it was unknown; then it does not count as used yet.
     pub fn insert(&mut self, chunk: u64, new: Chunk) -> bool {
         let (table, region, bit) = place(chunk);
         let Some(table) = self.tables.get_mut(table) else { return false };
@@ -172,7 +173,7 @@ impl Chunks {
         self.leave_table(chunk);
     }
 
-    /// A table has one known chunk less; with the last it goes.
+    /// Counts one known chunk less in a table, and drops a table without any.
     fn leave_table(&mut self, chunk: u64) {
         let Some(place) = self.tables.get_mut(place(chunk).0) else { return };
         if let Some(table) = place.as_mut() {
@@ -197,7 +198,7 @@ impl Chunks {
         (region.known & bit != 0).then_some((region, bit))
     }
 
-    /// The sum that `bytes` keeps up to date, made from the beginning.
+    /// The sum that `bytes` keeps up to date, computed from scratch.
     #[cfg(test)]
     pub fn counted(&self) -> usize {
         let regions = |table: &Table| table.regions.iter().map(Region::bytes).sum::<usize>();
@@ -216,7 +217,7 @@ fn place(chunk: u64) -> (usize, usize, u64) {
     (table, usize::try_from(region % tables).unwrap_or(usize::MAX), 1 << (chunk % REGION))
 }
 
-/// What so many bytes take. Nothing takes nothing.
+/// The memory that an allocation of so many bytes takes. None takes none.
 fn with_allocator(bytes: usize) -> usize {
     if bytes == 0 { 0 } else { bytes.saturating_add(ALLOCATOR) }
 }

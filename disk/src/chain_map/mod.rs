@@ -1,18 +1,21 @@
-//! All layers of a chain folded into one map, so that a lookup does not walk the chain.
+//! The chain map: all layers of a chain in one map, so that a lookup does not walk the chain.
 //!
-//! The map is learned a chunk at a time, when a chunk is first asked for, and kept up to date by whoever changes
-//! a layer. It may forget: a chunk that is not known is learned again. Keeps: it never takes more memory than its budget,
-//! whatever the disk's size and the chain's shape.
+//! The map is loaded a chunk at a time, when a chunk is first looked up, and updated by every change of a layer. It may
+//! forget: a chunk that is not known is loaded again. Keeps: it never takes more memory than its budget, whatever the
+//! disk's size and the chain's shape.
 //!
-//! **What is forgotten.** When there is too much, chunks are drawn at random. One that was used since it was last drawn
-//! stays (a second chance), any other goes. So what is used often stays. Of a working set larger than the budget as large
-//! a part is found as there is room for, if it is read at random; read round and round, a smaller part, where forgetting
-//! the oldest first would find nothing as soon as one chunk is too many. Each lesson makes room for itself only, which takes
-//! microseconds.
+//! **What is forgotten.** When the map is too large, chunks are drawn at random. One that was used since it was last
+//! drawn
+//! stays (a second chance), any other goes. So what is used often stays. Of a working set larger than the budget, the
+//! map
+//! finds as large a part as fits, if it is read at random. Read round and round, it finds a smaller part, where
+//! forgetting
+//! the oldest first would find nothing as soon as one chunk is too many. Each insertion frees only as much as it needs,
+//! which takes microseconds.
 //!
 //! **What the default budget holds**: 1,000,000 chunks that live in one place each, which is 2 TiB of a disk written in
-//! sequence (22 bytes each); or 270 GiB with a run for every 64 KiB; or 10 GiB with one for every 4 KiB, which is the worst
-//! of what guests do.
+//! sequence (22 bytes each); or 270 GiB with a run for every 64 KiB; or 10 GiB with one for every 4 KiB, the worst that
+//! guests do.
 
 mod chunks;
 mod runs;
@@ -24,11 +27,11 @@ pub use runs::{Location, Run, append};
 
 use crate::Span;
 
-/// Bytes of the disk that are learned at once: the block of most VHDs.
+/// Bytes of a chunk: the block of most VHDs.
 pub const CHUNK: u64 = 2 << 20;
 /// The unit of everything in the map.
 const SECTOR: u64 = 512;
-/// Chunks that are drawn to find one that was not used. After that the last one goes: one lesson must not take long.
+/// Chunks drawn to find an unused one. After that the last one goes, since one insertion must not take long.
 const DRAWN_MAX: u32 = 16;
 /// Entries by which the list of what is known grows.
 const ROOM: usize = 4096;
@@ -58,7 +61,7 @@ impl ChainMap {
         ChainMap { chunks: Chunks::new(covered), known: Vec::new(), covered, end: len, budget, dice: 1 }
     }
 
-    /// The disk has become larger, up to `len` bytes. Its last chunk is not known any more: there is more of it.
+    /// Grows the disk to `len` bytes. Its last chunk is forgotten: there is more of it.
     pub fn grow(&mut self, len: u64) {
         if let Some(end) = self.end.checked_sub(1) {
             self.forget(end);
@@ -70,14 +73,14 @@ impl ChainMap {
         self.make_room();
     }
 
-    /// The chunk around a byte is to be learned again.
+    /// Forgets the chunk around a byte.
     pub fn forget(&mut self, at: u64) {
         if self.chunks.get(at / CHUNK).is_some() {
             self.put(at, Chunk::Mixed(Runs::unknown()));
         }
     }
 
-    /// Forgets all chunks, and gives their memory back.
+    /// Forgets all chunks and frees their memory.
     pub fn clear(&mut self) {
         self.chunks = Chunks::new(self.covered);
         self.known = Vec::new();
@@ -97,8 +100,7 @@ impl ChainMap {
         }
     }
 
-    /// Takes in what a whole chunk looks like: `runs` ascend without gaps and cover it up to its end, or up to
-    /// the end of the disk.
+    /// Inserts a whole chunk: `runs` ascend without gaps and cover it up to its end, or up to the end of the disk.
     pub fn insert(&mut self, chunk: Span, runs: &[Run]) {
         let new = match runs {
             [one] => Chunk::Whole(Compact::of(one.place)),
@@ -155,7 +157,7 @@ impl ChainMap {
         self.make_room();
     }
 
-    /// Forgets until the budget is kept.
+    /// Forgets until the map fits its budget.
     fn make_room(&mut self) {
         while self.bytes() > self.budget && !self.known.is_empty() {
             let drawn = self.draw_forgotten();
@@ -178,7 +180,7 @@ impl ChainMap {
         drawn
     }
 
-    /// A number below `below`. Nobody gains anything by foreseeing it.
+    /// A number below `below`. Nobody gains anything by predicting it.
     fn draw(&mut self, below: usize) -> usize {
         // Knuth's MMIX generator, whose high bits are the good ones.
         self.dice = self.dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

@@ -24,7 +24,7 @@ pub enum Location {
         /// Offset in it.
         at: u64,
     },
-    /// Not to be had: metadata of this file makes no sense.
+    /// Lost: metadata of this file makes no sense.
     Damaged {
         /// The file.
         file: FileId,
@@ -68,11 +68,11 @@ pub struct Compact(u64);
 impl Compact {
     /// No file has this sector.
     const ZERO: u64 = u64::MAX;
-    /// Nor this one: in more than one place.
+    /// Nor this one: it lives in more than one place.
     const SPLIT: u64 = u64::MAX - 1;
-    /// Nor can any have this one, as the sector: in a compressed cluster.
+    /// Nor this one: it lives in a compressed cluster.
     const INSIDE: u64 = (u64::MAX >> 8) - 2;
-    /// Nor this one: not to be had.
+    /// Nor this one: it is lost.
     const DAMAGED: u64 = (u64::MAX >> 8) - 3;
     /// Added to the sector: others may refer to it. No file is so long that it has such sectors.
     const SHARED: u64 = 1 << 54;
@@ -109,8 +109,8 @@ const PAGE: u64 = 4096;
 const SECTORS: usize = 4096;
 /// Pages in a chunk.
 const PAGES: usize = 512;
-/// Runs from which on a chunk has a table of its pages: a search in many runs takes a dozen unforeseeable steps, this
-/// takes one. Where no page is split between runs, the runs themselves are not kept.
+/// Runs from which on a chunk has a table of its pages: a search in many runs takes a dozen steps that the processor
+/// cannot predict, this takes one. Where no page is split between runs, the runs themselves are not kept.
 const PAGES_FROM: usize = 256;
 /// Runs from which on a chunk of 64 KiB units is kept as such: fewer take no more memory as they are.
 const UNITS_FROM: usize = 12;
@@ -252,8 +252,8 @@ impl Runs {
         Some((place.advanced(within.saturating_sub(start.saturating_mul(SECTOR))), left))
     }
 
-    /// Lays a run over the chunk without making it anew, where only pages or units are kept and it is made of whole ones.
-    /// Whether it could.
+    /// Overlays a run in place, where only pages or units are kept and it is made of whole ones. Returns whether it
+    /// could.
     pub fn overlay(&mut self, within: u64, len: u64, place: Location) -> bool {
         if self.is_pages() {
             return overlay_pages(&mut self.0, within, len, place);
@@ -264,7 +264,8 @@ impl Runs {
         }
     }
 
-    /// Whether this is a list of pages and nothing else. Runs never take as many words: 408 of them take 511, and one more
+    /// Whether this is a list of pages and nothing else. Runs never take as many words: 408 of them take 511, and one
+    /// more
     /// takes two.
     fn is_pages(&self) -> bool {
         self.0.len() == PAGES
@@ -276,7 +277,7 @@ impl Runs {
     }
 }
 
-/// Lays a run of whole pages over pages.
+/// Overlays pages with a run of whole pages.
 fn overlay_pages(pages: &mut [u64], within: u64, len: u64, place: Location) -> bool {
     let (Ok(first), Ok(count)) = (usize::try_from(within / PAGE), usize::try_from(len / PAGE)) else { return false };
     if within % PAGE != 0 || len % PAGE != 0 {
@@ -335,7 +336,7 @@ fn pages(base: u64, runs: &[Run]) -> Vec<u64> {
     pages
 }
 
-/// `runs` with `new` laid over them; neighbours that continue each other become one.
+/// `runs` overlaid with `new`. Neighbours that continue each other become one.
 pub fn overlaid(runs: &[Run], new: Run) -> Vec<Run> {
     let mut result = Vec::with_capacity(runs.len().saturating_add(2));
     for run in runs.iter().filter(|run| run.span.at < new.span.at) {
@@ -351,7 +352,7 @@ pub fn overlaid(runs: &[Run], new: Run) -> Vec<Run> {
     result
 }
 
-/// Appends a run, or lengthens the last one if the new run continues it.
+/// Appends a run, or extends the last one if the new run continues it.
 pub fn append(runs: &mut Vec<Run>, new: Run) {
     match runs.last_mut() {
         Some(last) if last.place.advanced(last.span.len) == new.place => {

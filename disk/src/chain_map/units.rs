@@ -1,7 +1,8 @@
 //! A chunk whose runs begin and end at multiples of 64 KiB, in files too: four bytes for each such unit.
 //!
-//! That is how images are scattered whose clusters have the usual size. Knows nothing of chunks of another kind; nor of the
-//! word in front of the units, which says that this is one. Keeps: what was packed is found again, byte for byte.
+//! Scattered images with clusters of the usual size look like this. Knows nothing of other chunks, nor of the word in
+//! front
+//! of the units, which says what follows. Keeps: what was packed is found again, byte for byte.
 
 use super::runs::{Location, Run};
 use super::{CHUNK, SECTOR};
@@ -57,7 +58,7 @@ pub fn pack(base: u64, runs: &[Run]) -> Option<[u64; WORDS]> {
     runs.iter().all(|run| lay(&mut words, run.span.at.saturating_sub(base), run.span.len, run.place)).then_some(words)
 }
 
-/// Lays a run over the units of a chunk. Whether it could; if not, they are as they were.
+/// Overlays the units of a chunk with a run. Returns whether it could; if not, they are unchanged.
 pub fn lay(words: &mut [u64], within: u64, len: u64, place: Location) -> bool {
     let last = place.advanced(len.saturating_sub(UNIT));
     if within % UNIT != 0 || len % UNIT != 0 || entry(place).is_none() || entry(last).is_none() {

@@ -6,21 +6,21 @@ use crate::chain_map::Location;
 use crate::format::{Discarded, Format, Mapping, Reserved, Ticket};
 use crate::{Action, Allocation, Extent, ExtentKind, FileDone, FileError, FileId, Io, Span, Status};
 
-/// Extents in one answer: what a client can do something with, and little enough to be kept while it is in flight.
+/// Extents in one answer: enough for any client, and little enough to keep while it is in flight.
 const EXTENTS_MAX: usize = 4096;
 
-/// A raw image has room for everything at once; one operation should still end in good time, and be a list of parts
-/// that the kernel takes.
+/// Zeroes written by one operation: a raw image has space for everything at once, but an operation should end soon, and
+/// the kernel limits its list of buffers.
 const ZEROES_MAX: u64 = 2 << 20;
 
-/// What storage may free no part of: the largest logical block that a device has.
+/// The largest logical block of any device, of which storage may be unable to free a part.
 const FREED_WHOLE: u64 = 4096;
 
 /// What became of the first bytes of a span that were to be freed.
 enum Freed {
-    /// So many read as zero, or need not be anybody's any more.
+    /// This many read as zero, or may hold anything.
     Done(u64),
-    /// The layer of this file has nothing of so many.
+    /// The layer of this file has none of this many allocated.
     Absent(FileId, u64),
 }
 
@@ -34,7 +34,7 @@ impl<F: Format> Disk<F> {
         self.clear(number, rest, first, io);
     }
 
-    /// Clears `rest` from its beginning to its end, as many bytes at once as `first` does.
+    /// Frees `rest` from its beginning to its end, as many bytes at a time as `first` does.
     fn clear<I: Io>(
         &mut self,
         number: u32,
@@ -55,7 +55,7 @@ impl<F: Format> Disk<F> {
         }
     }
 
-    /// Whether enough pieces of a request are under way: then `rest` is split later.
+    /// Whether a request has enough parts under way; if so, `rest` is split later.
     pub(super) fn is_postponed(&mut self, number: u32, rest: Span) -> bool {
         let active = self.active.get_mut(number);
         let postponed = active.left > parts_max(active);
@@ -67,15 +67,16 @@ impl<F: Format> Disk<F> {
         postponed
     }
 
-    /// Gives up the first bytes of `span`; how many.
+    /// Discards the first bytes of `span`. Returns how many.
     fn discard_first<I: Io>(&mut self, number: u32, span: Span, io: &mut I) -> Result<u64, Obstacle> {
         match self.free_first(number, span, Op::Trim { number }, io)? {
             Freed::Done(len) | Freed::Absent(_, len) => Ok(len),
         }
     }
 
-    /// Frees the first bytes of `span` in the layer that takes a write to them; what keeps its place there is
-    /// deallocated as `kept`.
+    /// Frees the first bytes of `span` in the layer that a write to them goes to. The content of what stays allocated
+    /// there
+    /// is deallocated by `kept`.
     fn free_first<I: Io>(&mut self, number: u32, span: Span, kept: Op, io: &mut I) -> Result<Freed, Obstacle> {
         let (file, span) = self.route_write(span)?;
         if let Some(len) = self.nothing_to_hide(file, span)? {
@@ -99,12 +100,15 @@ impl<F: Format> Disk<F> {
         Ok(Freed::Done(len))
     }
 
-    /// How many of the first bytes of `span` the layer of `file` has nothing of, and the layers below nothing that
-    /// would have to be hidden: the format is not asked to, or trimming an empty clone would fill its tables. Ends
-    /// where a format could have given something up, for what is behind should still reach it as a whole.
+    /// How many of the first bytes of `span` the layer of `file` has not allocated, where the layers below have nothing
+    /// to
+    /// hide either. The format is not asked then, or trimming an empty clone would fill its tables. Ends where a format
+    /// could
+    /// free something, so that the rest still reaches it whole.
     fn nothing_to_hide(&mut self, file: FileId, span: Span) -> Result<Option<u64>, Obstacle> {
-        // What has no parent has nothing to hide. A format that must load something to answer is asked to discard: it
-        // has to load the same for that, and by the next time it is there.
+        // A layer without a parent has nothing to hide. A format that must load metadata to answer is asked to discard
+        // instead:
+        // it loads the same block for that, and next time it is there.
         let absent = if self.layers.len() > 1 { Some(self.format_of(file).map(span)) } else { None };
         let Some(Ok(Mapping::Parent { len })) = absent else { return Ok(None) };
         let (Location::Zero, run) = self.resolve(span.at).map_err(Obstacle::Chunk)? else { return Ok(None) };
@@ -118,11 +122,11 @@ impl<F: Format> Disk<F> {
         Ok(end.checked_sub(span.at).filter(|&len| len > 0))
     }
 
-    /// Makes the first bytes of `span` zero with as little space as possible; how many.
+    /// Makes the first bytes of `span` zero with as little space as possible. Returns how many.
     fn zero_by_freeing<I: Io>(&mut self, number: u32, span: Span, io: &mut I) -> Result<u64, Obstacle> {
         match self.free_first(number, span, Op::Zero { number, ticket: None }, io)? {
             Freed::Done(len) => Ok(len),
-            // What a parent shows there is to be hidden.
+            // What the parent shows there must be hidden.
             Freed::Absent(file, len) => match self.resolve(span.at).map_err(Obstacle::Chunk)? {
                 (Location::Zero, run) => Ok(run.min(len)),
                 (
@@ -136,8 +140,9 @@ impl<F: Format> Disk<F> {
         }
     }
 
-    /// Gives the first bytes of `span`, which live in a parent, a place in `file` that reads as zero; how many. What
-    /// has to be written anyway, around the zeroes, is written with them.
+    /// Allocates the first bytes of `span`, which live in a parent, in `file`, so that they read as zero. Returns how
+    /// many.
+    /// What a copy on write must write around the zeroes is written with them.
     fn zero_by_hiding<I: Io>(&mut self, number: u32, file: FileId, span: Span, io: &mut I) -> Result<u64, Obstacle> {
         let span = Span { at: span.at, len: span.len.min(ZEROES_MAX) };
         let reserved = self.reserve(file, span)?;
@@ -151,14 +156,14 @@ impl<F: Format> Disk<F> {
         Ok(len)
     }
 
-    /// Writes zeroes to the first bytes of `span`, which thereby have space; how many.
+    /// Writes zeroes to the first bytes of `span`, which thereby are allocated. Returns how many.
     fn zero_by_writing<I: Io>(&mut self, number: u32, span: Span, io: &mut I) -> Result<u64, Obstacle> {
         let (file, reserved) = self.reserve_somewhere(Span { at: span.at, len: span.len.min(ZEROES_MAX) })?;
         self.write_reserved(number, span.at, (file, reserved), zeroes(reserved.len), io);
         Ok(reserved.len)
     }
 
-    /// The format has freed `span`, which lived in the `size` bytes of the file at `at`.
+    /// Deallocates the `size` bytes of the file at `at`, where the freed `span` lived.
     fn give_up<I: Io>(&mut self, number: u32, file: FileId, (span, at): (Span, u64), size: u64, io: &mut I) {
         self.map.overlay(span, Location::Zero);
         let op = Op::Release { number: Some(number), at };
@@ -204,13 +209,12 @@ impl<F: Format> Disk<F> {
         }
     }
 
-    /// Whether the zeroes of a request are not wanted if they have to be written.
+    /// Whether the request wants zeroes only if they need not be written (NBD fast zero).
     fn is_to_be_fast(&self, number: u32) -> bool {
         self.active.get(number).request.fast
     }
 
-    /// Makes a range of a file zero, in place, of which the storage can free what is `inside`, if anything: writes what
-    /// is around that.
+    /// Makes a range of a file zero in place, of which the storage can free only `inside`: writes the rest.
     fn zero_edges<I: Io>(&mut self, number: u32, file: FileId, (range, inside): (Span, Span), io: &mut I) {
         self.touched(file);
         self.deallocate(number, Op::Zero { number, ticket: None }, file, inside, io);
@@ -233,7 +237,7 @@ impl<F: Format> Disk<F> {
         self.touched(file);
         self.format_of(file).released(at, result.is_ok());
         match number {
-            // The place is no longer the guest's, whatever became of its content.
+            // The guest's data is gone either way.
             Some(number) => self.part_ended(number, Status::Done, io),
             None => self.reclaimed(file, io),
         }
@@ -269,15 +273,16 @@ impl<F: Format> Disk<F> {
                 Allocation::Data(known) => (ExtentKind::Data, known),
                 Allocation::Hole(known) => (ExtentKind::Hole, known),
             },
-            // What is packed has no place of its own that could have holes.
+            // A compressed cluster has no blocks of its own that could be holes.
             Location::Compressed { .. } | Location::Damaged { .. } => (ExtentKind::Data, len),
         };
         Ok(Extent { len: len.min(known), kind, depth })
     }
 }
 
-/// What storage with large blocks can free of a range that it has refused to free. `None`: nothing, or it is not for
-/// that reason that it has refused.
+/// The part of a range that storage with large blocks can free, after it has refused the whole range. `None` where
+/// there
+/// is none, or where large blocks cannot be the reason.
 fn freed_whole(range: Span) -> Option<Span> {
     let at = range.at.checked_next_multiple_of(FREED_WHOLE)?;
     let end = range.end().checked_sub(range.end() % FREED_WHOLE)?;

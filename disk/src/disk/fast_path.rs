@@ -1,33 +1,35 @@
-//! Requests that are one operation on one file, as nearly all of them are: begun and ended in few steps.
+//! Requests that are one operation on one file, as nearly all of them are.
 //!
-//! Knows when a request is of this kind, and nothing of how the others are taken apart. Keeps: it makes no difference to
-//! anybody but in time. Such a request stands among the active ones with one piece under way, so that others wait for it
-//! and a merge finds it, and ends as they do.
+//! Knows when a request is of this kind, and nothing of how the others are split. Keeps: only the time differs. Such a
+//! request is among the active ones with one part under way, so others wait for it, a merge finds it, and it ends as
+//! they
+//! do.
 //!
-//! What is `inline(always)` here, in `disk` and in what they use, is on the way of these requests: calls would be a tenth of
-//! its instructions.
+//! `inline(always)`, here and in what this uses, marks the path of these requests: calls would be a tenth of its
+//! instructions.
 
 use super::{Active, Disk};
 use crate::chain_map::Location;
 use crate::format::Format;
 use crate::{Action, FileDone, FileId, FileOp, Io, OpId, Operation, Request};
 
-/// In the name of an operation that is all of a request: the rest is the number of the request, not one of `ops`.
+/// Marks the id of an operation that is a whole request. The rest of the id is the request's number, not one of `ops`.
 const FAST: u64 = 1 << 32;
 
-/// The request that the operation of this name is all of, if it is.
+/// The request that an operation is, if it is a whole one.
 pub(super) fn number_of(id: OpId) -> Option<u32> {
     id.0.checked_sub(FAST).and_then(|number| u32::try_from(number).ok())
 }
 
 impl<F: Format> Disk<F> {
-    /// The one place in a file where all bytes of a read or a write live, if that is known and they stay there: nothing has
-    /// to be loaded, reserved or committed. Of a request that need not wait for others.
+    /// The one place in a file where all bytes of a read or a write live, if that is known and they stay there: nothing
+    /// has
+    /// to be loaded, reserved or committed. Only for a request that need not wait for others.
     pub(super) fn fast_place(&self, request: &Request) -> Option<(FileId, u64)> {
         let span = request.span();
         let write = match request.operation() {
             Operation::Read => false,
-            // A merge decides where writes go, and a broken disk refuses them.
+            // A merge routes writes, and a broken disk refuses them.
             Operation::Write { .. } if self.merge.is_some() || self.broken => return None,
             Operation::Write { .. } => true,
             _ => return None,
@@ -47,7 +49,7 @@ impl<F: Format> Disk<F> {
         }
     }
 
-    /// Starts a request whose bytes live at `place`. Its memory goes with the operation, and comes back with it.
+    /// Starts a request whose bytes live at `place`. The operation borrows its memory.
     #[inline(always)]
     pub(super) fn start_fast<I: Io>(&mut self, mut request: Request, place: (FileId, u64), io: &mut I) {
         let (file, at) = place;
@@ -60,7 +62,7 @@ impl<F: Format> Disk<F> {
         self.push_op(FileOp { id: OpId(FAST | u64::from(number)), file, action }, io);
     }
 
-    /// The operation that is all of a request has ended.
+    /// Ends a request that was one operation.
     pub(super) fn fast_ended<I: Io>(&mut self, number: u32, done: FileDone, io: &mut I) {
         let FileOp { file, action, .. } = done.op;
         let (memory, wrote) = match action {
@@ -78,7 +80,7 @@ impl<F: Format> Disk<F> {
             self.touched(file);
         }
         self.quiet(number);
-        // No metadata has changed, which would be the other reason for a round.
+        // Metadata has not changed, which would be the other reason for a round.
         if !self.flushes.is_empty() {
             self.begin_round(io);
         }

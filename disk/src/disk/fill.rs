@@ -1,32 +1,43 @@
-//! Copy on write: the bytes around a write that its new place takes over.
+//! Copy on write: the bytes around a write that must be written with it.
 //!
-//! Knows nothing of why a place is taken over. Keeps: such a write is one operation of the file, pushed only after
-//! everything around it has been read; until its end readers find the old place.
+//! Knows nothing of why a cluster is allocated. Keeps: such a write is one file operation, pushed only after everything
+//! around it has been read; until it has ended, readers find the old mapping.
 //!
-//! Let C be what a reservation covers with its fill. Nothing else can change C between the reservation and its
-//! end, so that what was read for the fill is what a reader would find up to the commit, and the commit loses nothing:
+//! Let C be what a reservation covers with its fill. Nothing else can change C between the reservation and its end, so
+//! what
+//! was read for the fill is what a reader would find up to the commit, and the commit loses nothing:
 //!
-//! 1. *Writes and writes of zeroes to C* come to [`Disk::reserve`]. The fold says of no byte of C that it lives in the
-//!    file that is written: a format never calls `Data` what it would not have overwritten in place, and asks for no
-//!    fill around what it has. So they reach the format, which says `Busy` for C until the ticket has ended.
-//! 2. *A discard of all of C* overlaps the write, hence waits for it, and the write for it. *A discard of a part of C*,
-//!    beside the write, cannot take the part away: a format gives up clusters only as a whole (`Nothing`, or `Busy`).
-//!    Where it says `Nothing` and zeroes are to be written, rule 1 holds. A part that already reads as zero needs
-//!    nothing, and the fill writes zeroes there.
-//! 3. *A round* in between seals what was committed, and this is not: should the power fail, C has its old place.
-//! 4. *The place that is read* does not change either. A parent's is written by a merge only, which waits for all that
-//!    overlaps the chunk, and C does not leave the chunks of its write. A packed cluster of the written file itself is
-//!    given up by this very commit at the earliest.
-//! 5. *An abandoned ticket* leaves the old place as it was. Who waited for it reserves anew and asks for a fill anew:
-//!    nothing that was read for one reservation is ever used for another.
+//! 1. *Writes and writes of zeroes to C* come to [`Disk::reserve`]. The map says of no byte of C that it lives in the
+//! file
+//!    that is written: a format never calls `Data` what it would not overwrite in place, and asks for no fill around
+//!   that.
+//!    So they reach the format, which says `Busy` for C until the ticket has ended.
+//! 2. *A discard of all of C* overlaps the write, so one of the two waits for the other. *A discard of a part of C*,
+//! next
+//!    to the write, cannot take the part away: a format frees clusters only as a whole (`Nothing`, or `Busy`). Where it
+//!    says `Nothing` and zeroes are to be written, rule 1 holds. A part that already reads as zero needs nothing, and
+//!   the
+//!    fill writes zeroes there.
+//! 3. *A round* in between seals what was committed, and this is not: after a power loss C has its old mapping.
+//! 4. *The place that is read* does not change either. Only a merge writes to a parent, and it waits for all that
+//! overlaps
+//!    the chunk; C does not leave the chunks of its write. A compressed cluster of the written file itself is freed by
+//!   this
+//!    very commit at the earliest.
+//! 5. *An abandoned ticket* leaves the old mapping as it was. Those who waited for it reserve anew and get a fill of
+//! their
+//!    own: nothing that was read for one reservation is ever used for another.
 //!
-//! Nobody waits in a circle: a fill waits for reads and metadata only, never for a ticket, nor for a request; and before
-//! it begins, for bytes of the budget. Those who have such bytes keep them until their write has ended, and wait for
-//! nobody who waits for some: compressed clusters have a budget of their own, whose readers wait for the storage alone.
-//! What a fill takes is what lies around its write, all of it, though zeroes and what is already there in memory need none.
+//! There is no deadlock: a fill waits for reads and metadata only, never for a ticket or a request; and, before it
+//! begins,
+//! for bytes of the budget. Takers keep their bytes until their write has ended, and wait for no other taker:
+//! compressed
+//! clusters have a budget of their own, and their readers wait for the storage alone. A fill takes all bytes around its
+//! write, even where these are zero or cached.
 //!
-//! The guest's bytes are not copied into the buffer of the fill: as parts of a list they cost the kernel nothing, are
-//! the same for any size of cluster, and the engine copies where alignment asks for it, as it does for any other write.
+//! The guest's bytes are not copied into the fill's buffer: as entries of a list they cost the kernel nothing and are
+//! the
+//! same for any cluster size, and the engine copies where alignment requires it, as for any other write.
 
 use memory::Segments;
 
@@ -39,7 +50,7 @@ use crate::size::{in_memory, on_disk};
 use crate::slab::Slab;
 use crate::{Action, FileDone, FileId, Io, Span, Status};
 
-/// Writes whose surroundings are being read or are to be, and the memory that these and the writes themselves may take.
+/// Writes that wait for the bytes around them, and the memory that those and the copies of merges may take.
 #[derive(Debug)]
 pub(super) struct Fills {
     fillings: Slab<Filling>,
@@ -51,18 +62,18 @@ impl Fills {
         Fills { fillings: Slab::with_capacity(0), budget: Budget::new(bytes_max) }
     }
 
-    /// The next one that has waited for memory and need not any more.
+    /// The next fill that has waited for memory and has it now.
     pub fn next(&mut self) -> Option<u32> {
         self.budget.next()
     }
 
-    /// Bytes of memory that fills have.
+    /// Bytes of memory that fills have taken.
     #[cfg(test)]
     pub fn bytes(&self) -> u64 {
         self.budget.taken()
     }
 
-    /// Whether there is none, nor any memory that one has.
+    /// Whether there is no fill and no memory is taken.
     #[cfg(test)]
     pub fn is_empty(&self) -> bool {
         self.fillings.len() == 0 && self.budget.is_whole()
@@ -79,7 +90,7 @@ impl Fills {
     }
 }
 
-/// A write whose surroundings are being read.
+/// A write that waits for the bytes around it.
 #[derive(Debug)]
 pub(super) struct Filling {
     /// Its request, of which this is a part.
@@ -90,18 +101,18 @@ pub(super) struct Filling {
     at: u64,
     /// The bytes of the disk that are written with it, its own among them.
     whole: Span,
-    /// Its own, and what they are to hold.
+    /// The bytes of the write itself, and their new content.
     own: Span,
     from: Segments,
     /// What is to be written, up to `next`.
     parts: Vec<Segments>,
     next: u64,
-    /// Reads under way, and one while metadata is waited for.
+    /// Reads under way, and one more while metadata is loaded.
     pending: u32,
     status: Status,
-    /// A copy of a merge, which has nothing of its own.
+    /// It is a copy of a merge, and has no bytes of its own.
     is_copy: bool,
-    /// All of a copy: in one part, since it may be gathered from very many.
+    /// The buffer of a copy: one, since it may be gathered from very many parts.
     room: Option<Segments>,
 }
 
@@ -111,7 +122,7 @@ enum FillPart {
     Own,
     /// Bytes behind the end of the disk.
     Beyond(u64),
-    /// Bytes that are somewhere else.
+    /// Bytes to be read.
     Copy(Span),
 }
 
@@ -138,7 +149,7 @@ impl Filling {
         }
     }
 
-    /// Bytes of memory that it takes.
+    /// Bytes of memory that it takes from the budget.
     fn bytes(&self) -> u64 {
         self.whole.len - self.own.len
     }
@@ -218,8 +229,7 @@ impl<F: Format> Disk<F> {
         self.begin_filling(filling, io);
     }
 
-    /// Begins to read what a write needs, or has it wait until there is memory for that; the write is a part of its
-    /// request already.
+    /// Begins a fill, or has it wait for memory. The write counts as a part of its request already.
     pub(super) fn begin_filling<I: Io>(&mut self, filling: Filling, io: &mut I) {
         let bytes = filling.bytes();
         let fill = self.fills.fillings.insert(filling);
@@ -228,7 +238,7 @@ impl<F: Format> Disk<F> {
         }
     }
 
-    /// Finds out where the bytes around a write live, and begins to read them; ends the fill when all are there.
+    /// Reads the bytes around a write, as far as their mappings are known. Ends the fill when it has them all.
     pub(super) fn go_on_filling<I: Io>(&mut self, fill: u32, io: &mut I) {
         let is_copy = self.fills.get(fill).is_copy;
         let disk_len = self.merge.as_ref().filter(|_| is_copy).map_or(self.geometry.len, |merge| merge.len);
@@ -251,7 +261,7 @@ impl<F: Format> Disk<F> {
         self.end_filling(fill, io);
     }
 
-    /// Takes the first bytes of `span` over. `false`: later, when metadata has come.
+    /// Copies the first bytes of `span`. Returns whether it could; if not, it waits for metadata.
     fn copy_part<I: Io>(&mut self, fill: u32, span: Span, io: &mut I) -> bool {
         let is_copy = self.fills.get(fill).is_copy;
         let copied = if is_copy { self.resolve_copy(span.at) } else { None };
@@ -319,8 +329,9 @@ impl<F: Format> Disk<F> {
         }
     }
 
-    /// Begins what has waited for memory, as far as there is some. Memory comes back only with the end of an operation; and
-    /// here and not there, for what begins may end at once.
+    /// Begins what has waited for memory, as far as there is some. Only an operation that ends gives memory back. It is
+    /// not
+    /// done there, because what begins may end at once.
     pub(super) fn begin_waiting_reads<I: Io>(&mut self, io: &mut I) {
         loop {
             if let Some(begin) = self.compressed.next() {
@@ -333,7 +344,7 @@ impl<F: Format> Disk<F> {
         }
     }
 
-    /// A write with what was around it has ended.
+    /// Ends a write together with the bytes around it.
     pub(super) fn filled<I: Io>(
         &mut self,
         number: u32,
@@ -346,13 +357,13 @@ impl<F: Format> Disk<F> {
         self.transferred(number, done.op.file, ticket, true, done.result, io);
     }
 
-    /// A read for a fill has ended.
+    /// Ends a read for a fill.
     pub(super) fn fill_read<I: Io>(&mut self, fill: u32, status: Status, io: &mut I) {
         self.ended(fill, status);
         self.end_filling(fill, io);
     }
 
-    /// The metadata that a fill has waited for is there.
+    /// Resumes a fill whose metadata was loaded.
     pub(super) fn unpark_fill<I: Io>(&mut self, fill: u32, io: &mut I) {
         self.ended(fill, Status::Done);
         self.go_on_filling(fill, io);
@@ -365,8 +376,9 @@ impl<F: Format> Disk<F> {
         }
     }
 
-    /// Begins the write when everything for it is there; gives the reservation back when something cannot be had.
-    /// Either way only when nothing is under way any more.
+    /// Begins the write when everything for it has been read, or abandons the reservation if a read has failed; either
+    /// way
+    /// only when no read is under way any more.
     fn end_filling<I: Io>(&mut self, fill: u32, io: &mut I) {
         let filling = self.fills.get(fill);
         let complete = filling.next >= filling.whole.end();
@@ -393,7 +405,7 @@ impl<F: Format> Disk<F> {
     }
 }
 
-/// That many zeroes, to be written.
+/// So many zeroes, to be written.
 pub(super) fn zeroes(len: u64) -> Segments {
     Segments::zeroes(in_memory(len))
 }

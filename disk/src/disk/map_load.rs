@@ -1,6 +1,6 @@
-//! Where bytes live: learning the folded map chunk by chunk, and waiting for the metadata that takes.
+//! Loading the chain map chunk by chunk, and waiting for the metadata that this takes.
 //!
-//! Knows nothing of what is done with the bytes. Keeps: metadata is read once for all who wait for it.
+//! Knows nothing of what is done with the bytes. Keeps: a block of metadata is read once for all who wait for it.
 
 use std::collections::VecDeque;
 use std::collections::hash_map::Entry;
@@ -11,26 +11,25 @@ use crate::format::{Format, Mapping, MetaBlock, Wait};
 use crate::size::in_memory;
 use crate::{Action, FileDone, Io, Span, Status};
 
-/// Chunks of the map that are loaded at once: enough to keep the storage busy, since each may load a bitmap of every
-/// layer.
+/// Chunks loaded at once: enough to keep the storage busy, since each may load a bitmap of every layer.
 const LOADING_MAX: usize = 16;
-/// Loads for one chunk, per layer, after which it is loaded alone. Formats keep what was loaded in caches, and chunks that
-/// are loaded side by side can take it from each other, for ever if the caches are small. One chunk alone has what it
-/// needs in the end, for a format keeps at least what one chunk takes.
+/// Loads for one chunk, per layer, after which it is loaded alone. Formats cache what was loaded, and chunks that are
+/// loaded side by side can evict each other's blocks without end if the caches are small. One chunk alone always
+/// finishes, for a format keeps at least what one chunk takes.
 const LOADS_MAX: usize = 16;
-/// Chunks that are remembered to be damaged.
+/// Damaged chunks that are remembered.
 const DAMAGED_MAX: usize = 256;
-/// Bytes of a damaged chunk that are looked at together.
+/// Bytes of a damaged chunk that are mapped together.
 const PAGE: u64 = 4096;
 
-/// Chunks that are being loaded, and what waits for its turn to learn another.
+/// Chunks that are being loaded, and what waits for its turn.
 #[derive(Debug, Default)]
 pub(super) struct MapLoader {
     under_way: Vec<ChunkLoad>,
     /// The chunk that is loaded alone.
     alone: Option<u64>,
     waiting: VecDeque<Parked>,
-    /// Chunks that could not be loaded as a whole, the oldest first. What is sound in them is still found, page by page.
+    /// Chunks that cannot be loaded as a whole, the oldest first. Their sound parts are still found, page by page.
     damaged: VecDeque<u64>,
 }
 
@@ -48,7 +47,7 @@ impl MapLoader {
         self.under_way.is_empty() && self.alone.is_none() && self.waiting.is_empty()
     }
 
-    /// Whether a chunk may be loaded now; if not, it is no load any more.
+    /// Whether a chunk may be loaded now. If not, it is taken off the list.
     fn admit(&mut self, chunk: u64) -> bool {
         if self.alone.is_some_and(|alone| alone != chunk) {
             self.under_way.retain(|load| load.chunk != chunk);
@@ -73,7 +72,7 @@ impl MapLoader {
         }
     }
 
-    /// A chunk cannot be loaded as a whole. Whether that is new.
+    /// Records that a chunk cannot be loaded as a whole. Returns whether that is new.
     fn found_damaged(&mut self, chunk: u64) -> bool {
         if self.damaged.contains(&chunk) {
             return false;
@@ -85,7 +84,7 @@ impl MapLoader {
         true
     }
 
-    /// Ends the load about a chunk, if there is one.
+    /// Ends the load of a chunk. Returns whether there was one.
     fn end(&mut self, chunk: u64) -> bool {
         let before = self.under_way.len();
         self.under_way.retain(|load| load.chunk != chunk);
@@ -93,7 +92,7 @@ impl MapLoader {
         self.under_way.len() < before
     }
 
-    /// Who may learn another chunk now.
+    /// The next one whose turn it is.
     fn next(&mut self) -> Option<Parked> {
         let room = self.alone.is_none() && self.under_way.len() < LOADING_MAX;
         if room { self.waiting.pop_front() } else { None }
@@ -101,7 +100,7 @@ impl MapLoader {
 }
 
 impl<F: Format> Disk<F> {
-    /// Where byte `at` lives, and for how many bytes. `Err`: metadata that is to be loaded first.
+    /// Where byte `at` lives, and for how many bytes. `Err` names metadata to be loaded first.
     pub(super) fn resolve(&mut self, at: u64) -> Result<(Location, u64), Missing> {
         if let Some(found) = self.map.lookup(at) {
             return Ok(found);
@@ -122,8 +121,8 @@ impl<F: Format> Disk<F> {
         Ok(found)
     }
 
-    /// For how many of the first bytes of `span` one layer is what holds them, and which: 1 for the uppermost, 0 if
-    /// none does. `Err`: metadata that is to be loaded first.
+    /// How many of the first bytes of `span` one layer provides, and which: 1 for the leaf, 0 for none. `Err` names
+    /// metadata to be loaded first.
     pub(super) fn depth(&mut self, span: Span) -> Result<(u64, u32), Missing> {
         let (mut len, mut found, mut missing) = (span.len, 0, Missing::new());
         for (depth, layer) in (1..).zip(&mut self.layers) {
@@ -143,8 +142,9 @@ impl<F: Format> Disk<F> {
         if missing.is_empty() { Ok((len, found)) } else { Err(missing) }
     }
 
-    /// Sets aside what needs a chunk of the map of which something is missing. Few chunks are loaded at once, so that
-    /// what one of them has loaded is not forgotten for the sake of the others.
+    /// Parks what needs a chunk whose metadata is missing. Few chunks are loaded at once, so that they do not evict
+    /// each
+    /// other's metadata.
     pub(super) fn park_for_map<I: Io>(&mut self, parked: Parked, missing: Missing, io: &mut I) {
         let chunk = ChainMap::chunk_of(parked.at()).at;
         if self.map_loader.admit(chunk) {
@@ -158,14 +158,14 @@ impl<F: Format> Disk<F> {
         }
     }
 
-    /// What is set aside is a piece of its request. A fill is one already.
+    /// Counts what is parked as a part of its request. A fill is one already.
     pub(super) fn set_aside(&mut self, parked: Parked) {
         if let Parked::Request { number, .. } = parked {
             self.part_begun(number);
         }
     }
 
-    /// Goes on with what was set aside.
+    /// Resumes what was parked.
     pub(super) fn unpark<I: Io>(&mut self, parked: Parked, io: &mut I) {
         match parked {
             Parked::Request { number, rest } => {
@@ -176,7 +176,7 @@ impl<F: Format> Disk<F> {
         }
     }
 
-    /// Ends what was set aside: what it waited for cannot be had.
+    /// Fails what was parked: the metadata cannot be loaded.
     fn fail_parked<I: Io>(&mut self, parked: Parked, io: &mut I) {
         match parked {
             Parked::Request { number, .. } => self.part_ended(number, Status::Failed, io),
@@ -184,7 +184,7 @@ impl<F: Format> Disk<F> {
         }
     }
 
-    /// A chunk has been loaded, or cannot be: others have their turn.
+    /// A chunk was loaded, or cannot be. The next ones have their turn.
     fn map_loaded<I: Io>(&mut self, chunk: u64, io: &mut I) {
         if self.map_loader.end(chunk) {
             while let Some(parked) = self.map_loader.next() {
@@ -193,7 +193,7 @@ impl<F: Format> Disk<F> {
         }
     }
 
-    /// Sets the rest of a request aside for what is in its way.
+    /// Parks the rest of a request until the obstacle is gone, or fails it.
     pub(super) fn wait_for<I: Io>(&mut self, number: u32, rest: Span, obstacle: Obstacle, io: &mut I) {
         let parked = Parked::Request { number, rest };
         match obstacle {
@@ -218,8 +218,8 @@ impl<F: Format> Disk<F> {
         }
     }
 
-    /// Sets something aside until what is missing is loaded. All of it is asked for at once, and the
-    /// last of it waited for: by then the others have mostly come, and the layers need not be walked for each.
+    /// Parks something until the missing metadata is loaded. All of it is asked for at once, and the last block waited
+    /// for: by then most others have come, and the layers need not be walked for each.
     pub(super) fn park<I: Io>(&mut self, parked: Parked, missing: Missing, io: &mut I) {
         let Some(&last) = missing.last() else { unreachable!("nothing is missing") };
         self.set_aside(parked);
@@ -244,29 +244,29 @@ impl<F: Format> Disk<F> {
         };
         for parked in parked {
             let chunk = ChainMap::chunk_of(parked.at()).at;
-            // What could not be loaded may be about another part of the chunk than is asked for.
+            // The block may concern another part of the chunk than was asked for.
             if sound || self.map_loader.found_damaged(chunk) {
                 self.unpark(parked, io);
             } else {
                 self.fail_parked(parked, io);
             }
-            // Known, or given up, or known and forgotten again since the request went on behind it.
+            // It is known now, or failed, or was known and forgotten again since the request went on behind it.
             if self.map.lookup(parked.at()).is_some() || !self.is_awaited(chunk) {
                 self.map_loaded(chunk, io);
             }
         }
     }
 
-    /// Whether something waits for metadata of this chunk, or of a block in it.
+    /// Whether something waits for metadata of this chunk.
     pub(super) fn is_awaited(&self, chunk: u64) -> bool {
         self.loads.values().flatten().any(|parked| ChainMap::chunk_of(parked.at()).at == chunk)
     }
 }
 
 impl<F: Format> Layer<F> {
-    /// Where the layer has the first bytes of `span`, and which those are. Where metadata is missing it counts as
-    /// having nothing there, so that the walk goes on below and finds what else is missing; its answers are then of no
-    /// use.
+    /// Where the layer has the first bytes of `span`, and which those are. Missing metadata counts as nothing
+    /// allocated, so
+    /// that the walk continues below and finds what else is missing; the result is then of no use.
     pub(super) fn look_up(&mut self, span: Span, missing: &mut Missing) -> (Mapping, Span) {
         let place = match self.format.map(span) {
             Ok(place) => place,
@@ -289,7 +289,7 @@ pub(super) fn map_span<F: Format>(layers: &mut [Layer<F>], span: Span) -> Result
     if missing.is_empty() { Ok(runs) } else { Err(missing) }
 }
 
-/// Folds `span` of `layers`, from the first down, into `runs`.
+/// Maps `span` of `layers`, from the first down, into `runs`.
 fn walk<F: Format>(layers: &mut [Layer<F>], span: Span, runs: &mut Vec<Run>, missing: &mut Missing) {
     let Some((layer, below)) = layers.split_first_mut() else {
         // Below the base there is nothing.

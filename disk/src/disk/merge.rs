@@ -1,47 +1,60 @@
 //! Merging layers into the one below them, while the guest goes on.
 //!
-//! Knows which chunks are merged, where the guest's writes go meanwhile, and how a merge begins and ends; `chunk` how one
-//! chunk is done. Knows nothing of clocks and rates: whoever calls [`Disk::step_merge`] paces. Keeps: at every moment the
-//! chain reads as the guest left it, and so does every chain that a power loss leaves (decision 0006).
+//! Knows which chunks are merged, where the guest's writes go meanwhile, and how a merge begins and ends; `merge_chunk`
+//! knows how one chunk is done. Knows nothing of clocks and rates: the caller of [`Disk::step_merge`] sets the pace.
+//! Keeps:
+//! at every moment the chain reads as the guest left it, and so does every chain that a power loss leaves (decision
+//! 0006).
 //!
 //! # What is durable when
 //!
-//! Let T be the target, S1 to Sn the sources from the deepest up, g a chunk, C what is visible of the sources and of T
-//! in g when the sources are held apart from the guest.
+//! Let T be the target, S1 to Sn the sources from the deepest up, g a chunk, C what the sources and T show in g when
+//! the
+//! sources are seen without the layers above them.
 //!
-//! 1. Nothing in flight overlaps g, and what comes waits. C is written to T and committed. *Power loss:* T holds any part
-//!    of C, where a source holds the same above it; elsewhere T has what it had (what a fill takes over is the same
-//!    bytes). The chain reads C, less what was never flushed.
-//! 2. In memory, S1 to Sn forget g, at once as far as anyone can see: readers of g still wait. *Power loss:* as before.
-//! 3. g is merged. The guest's writes to g go to T if the leaf is among the sources. *Power loss:* S1 to Sn still hold g
+//! 1. Nothing in flight overlaps g, and new requests wait. C is written to T and committed. *Power loss:* T holds any
+//! part
+//!    of C, but a source holds the same above it; elsewhere T has what it had (a fill writes the same bytes again). The
+//!    chain reads C, less what was never flushed.
+//! 2. In memory, S1 to Sn forget g, all at once: readers of g still wait. *Power loss:* as before.
+//! 3. g is merged. The guest's writes to g go to T if the leaf is among the sources. *Power loss:* S1 to Sn still hold
+//! g
 //!    and hide these writes, none of which was flushed.
-//! 4. A round seals T, S1, ..., Sn at one moment. The seal of a source that has forgotten g comes with a seal of T that has
-//!    C, and with every write to g that was answered before.
-//! 5. T is durable. *Power loss:* the sources hide it in g and hold the same but for what was not flushed.
-//! 6. S1, then S2, up to Sn are durable. *Power loss after Sk:* what S1 to Sk showed in g is in T, and Sk+1 to Sn hide as
-//!    much of it as they did. Were an upper source first, a lower one would come to light that it hides.
-//! 7. The places that were forgotten are deallocated and used again.
+//! 4. A round seals T, S1, ..., Sn at one moment. The seal of a source that has forgotten g comes with a seal of T that
+//! has
+//!    C, and every write to g that was answered before.
+//! 5. T is durable. *Power loss:* the sources hide it in g and hold the same, less what was not flushed.
+//! 6. S1, then S2, up to Sn are durable. *Power loss after Sk:* what S1 to Sk showed in g is in T, and Sk+1 to Sn hide
+//! as
+//!    much of it as they did. Were an upper source first, it would expose a lower one that it hides.
+//! 7. The space of what was forgotten is deallocated and reused.
 //!
-//! # What the guest's writes may meet
+//! # Where the guest's writes go
 //!
-//! With the leaf among the sources a chunk is undecided, the leaf's, or merged; it is decided by its first write or by its
-//! chunk, once, and the first two become merged only while nothing in flight overlaps the chunk.
+//! With the leaf among the sources a chunk is undecided, the leaf's, or merged. Its first write or its merge decides,
+//! once;
+//! it becomes merged only while nothing in flight overlaps it.
 //!
-//! - *A write to the leaf in flight when the chunk begins:* the chunk waits for it, and copies it.
-//! - *A write while the chunk is under way:* it waits, is decided afterwards, and goes to T. It cannot overtake the copy.
-//! - *Two writes to one chunk:* they go to the same layer, so that a cluster they share is seen to by that layer's format.
-//! - *A write from before the merge in an undecided chunk,* whose commit in the leaf is still to come: the chunk is the
+//! - *A write to the leaf is in flight when the chunk's merge begins:* the merge waits for it, and copies it.
+//! - *A write comes while the chunk is being merged:* it waits, is routed afterwards, and goes to T. It cannot overtake
+//!   the
+//!   copy.
+//! - *Two writes to one chunk* go to the same layer, so that its format sees both where they share a cluster.
+//! - *A write from before the merge is in an undecided chunk,* with its commit in the leaf still to come: the chunk is
+//!   the
 //!   leaf's. So are the later chunks of that write.
-//! - *A write to an undecided chunk of which no source holds anything:* there is nothing to copy and nothing to hide it.
-//!   The chunk is merged, this write goes to T, and the fill it needs is read as a reader would: from T and below.
+//! - *A write to an undecided chunk of which no source has anything allocated:* there is nothing to copy, and nothing
+//!   hides
+//!   the write. The chunk is merged, the write goes to T, and its fill is read as a reader would: from T and below.
 //! - *A merge that fails or is cancelled* decides no more chunks. The merged ones stay T's until nothing at all is in
-//!   flight: a write to the leaf would take over a cluster from T to which another write is under way. Then all of the
-//!   disk is the leaf's again, and a new merge begins with nothing decided.
-//! - *A write for which the target has no space:* the merge has failed. The write is not answered: it is done again when
-//!   nothing at all is in flight, and everything that comes waits for that. All of the disk is the leaf's then, which may
-//!   have the space, as it would have had without the merge.
-//! - *A fill of a write to the leaf*, with the leaf not among the sources: it stays inside the chunk of its write, so the
-//!   chunk waits for it as for the write.
+//!   flight: a write to the leaf would copy a cluster from T to which another write is under way. Then the whole disk
+//!   is
+//!   the leaf's again, and a new merge starts with nothing decided.
+//! - *A write for which the target has no space:* the merge has failed. The write is not answered. It starts over when
+//!   nothing at all is in flight, and new requests wait for that. The whole disk is the leaf's then, which may have the
+//!   space, as it would have had without the merge.
+//! - *A fill of a write to the leaf*, with the leaf not among the sources, stays inside the chunk of its write, so the
+//!   chunk's merge waits for it as for the write.
 
 use super::merge_chunk::MergeChunk;
 use super::{Disk, Missing, Obstacle};
@@ -51,10 +64,9 @@ use crate::format::{Committed, Format};
 use crate::size::in_memory;
 use crate::{FileId, ImageError, ImageErrorKind, Io, Layer, Span, Status};
 
-/// Chunks of which no source holds anything that one step passes over: a disk of 2 TiB has a million.
+/// Chunks without anything to merge that one step passes over: a disk of 2 TiB has a million chunks.
 const EMPTY_MAX: usize = 256;
-/// Bytes in a row for which a request is told at once where it goes: the largest block of a VHD, so that a discard of a
-/// whole one is seen as such.
+/// Bytes that are routed at once: the largest block of a VHD, so that a discard of a whole block is seen as such.
 const ALIKE_MAX: u64 = 16 << 20;
 
 /// How far a merge has come.
@@ -62,9 +74,10 @@ const ALIKE_MAX: u64 = 16 << 20;
 pub enum MergeState {
     /// There is more to do.
     Running,
-    /// The sources hold nothing any more: [`Disk::end_merge`].
+    /// The sources hold nothing any more: [`Disk::end_merge`] comes next.
     Copied,
-    /// It has stopped, the chain is valid, and [`Disk::begin_merge`] goes on: no space in the target, or the storage or
+    /// It has stopped; the chain is valid, and [`Disk::begin_merge`] continues it. The target has no space, the storage
+    /// or
     /// the disk has failed, or a source cannot forget.
     Failed(Status),
 }
@@ -76,19 +89,19 @@ pub struct MergeProgress {
     pub from: usize,
     /// The layer it is merged into.
     pub into: usize,
-    /// Bytes of the disk that were visited.
+    /// Bytes of the disk that are done.
     pub done: u64,
     /// Bytes of the disk in all.
     pub len: u64,
     /// Bytes written to the target.
     pub copied: u64,
-    /// Whether a chunk is under way or waits for requests to end, or the target grows.
+    /// Whether a chunk is being merged or waits for requests, or the target grows.
     pub busy: bool,
-    /// How far it has come.
+    /// Its state.
     pub state: MergeState,
 }
 
-/// A merge, until it has ended or nothing is left of it.
+/// A merge, until it has ended or been cancelled.
 #[derive(Debug)]
 pub(super) struct Merge {
     /// Depths; the layers do not change during a merge.
@@ -99,16 +112,16 @@ pub(super) struct Merge {
     pub copied: u64,
     pub chunk: Option<MergeChunk>,
     state: MergeState,
-    /// Whether the guest has asked for anything between the last two chunks, and since.
+    /// Whether the guest was busy before the current chunk, and since.
     pub guest_before: bool,
     pub guest_now: bool,
-    /// Nobody wants it any more.
+    /// It was cancelled.
     cancelled: bool,
     /// A round was asked for with which the target grows.
     growth_asked: bool,
-    /// Where to go on.
+    /// The first byte that is not done.
     next: u64,
-    /// With the leaf among the sources: where the guest's writes go.
+    /// Where the guest's writes go, with the leaf among the sources.
     routing: Option<WriteRouting>,
 }
 
@@ -159,12 +172,12 @@ impl Merge {
         self.routing.as_ref().is_some_and(|routing| routing.of(at) == Some(true))
     }
 
-    /// Whether chunks are still decided.
+    /// Whether chunks are still being decided.
     fn goes_on(&self) -> bool {
         !self.cancelled && !matches!(self.state, MergeState::Failed(_))
     }
 
-    /// Goes to the next chunk that is not merged.
+    /// Goes on to the next chunk that is not merged.
     fn advance(&mut self) {
         while self.next < self.len && self.is_merged(self.next) {
             self.next += CHUNK;
@@ -174,7 +187,7 @@ impl Merge {
         }
     }
 
-    /// Its chunk has ended.
+    /// Records the end of a chunk.
     pub fn visited(&mut self, chunk: Span, status: Status) {
         if status != Status::Done {
             self.state = MergeState::Failed(status);
@@ -189,9 +202,11 @@ impl Merge {
 }
 
 impl<F: Format> Disk<F> {
-    /// Begins to merge the layers `from..into` into the layer `into`, the first of them the uppermost: the leaf if `from`
-    /// is 0. All of them are open for writing, none is smaller than the one below it, and they are made as large as the
-    /// first (the length of a raw image's file is for the caller to set). A merge that has failed goes on.
+    /// Begins to merge the layers `from..into`, the uppermost first, into the layer `into`. `from` is 0 if the leaf is
+    /// among
+    /// them. All are open for writing, none is smaller than the one below it, and all grow to the size of the first
+    /// (the
+    /// caller sets the length of a raw image's file). Continues a merge that has failed.
     pub fn begin_merge(&mut self, from: usize, into: usize) -> Result<(), ImageError> {
         if let Some(merge) = &self.merge {
             let what = match (merge.goes_on(), (merge.from, merge.into) == (from, into)) {
@@ -206,7 +221,7 @@ impl<F: Format> Disk<F> {
         let (below, count) = (from + 1, into - from);
         self.check_hidden(into, len)?;
         self.may_change();
-        // The deepest first: if it cannot be made larger, nothing has changed.
+        // The deepest first: if it cannot grow, nothing has changed.
         let mut grown = Vec::new();
         for layer in self.layers.iter_mut().skip(below).take(count).rev() {
             if layer.format.geometry().len < len {
@@ -275,7 +290,7 @@ impl<F: Format> Disk<F> {
             let (upper, lower) = (upper.format.geometry(), lower.format.geometry());
             if lower.len > upper.len {
                 let what = format!(
-                    "layer {depth} has {} bytes, the one above it {}: what that hides would come to light",
+                    "layer {depth} has {} bytes, the one above it {}: merging would expose what that hides",
                     lower.len, upper.len
                 );
                 return Err(ImageError::new(ImageErrorKind::Mismatch, what));
@@ -288,7 +303,8 @@ impl<F: Format> Disk<F> {
         Ok(())
     }
 
-    /// Begins the next chunk, unless one is under way, the merge has ended or requests are held back; whether it did.
+    /// Begins the next chunk, unless one is under way, the merge has ended or the disk is quiesced. Returns whether it
+    /// did.
     pub fn step_merge<I: Io>(&mut self, io: &mut I) -> bool {
         if self.is_target_short() {
             self.grow_target(io);
@@ -324,12 +340,12 @@ impl<F: Format> Disk<F> {
         self.merge.as_ref().and_then(|merge| merge.routing.as_ref())
     }
 
-    /// Whether the target is not as large yet as it is to be: some formats grow with a round only.
+    /// Whether the target has not grown to its size yet: some formats grow with a round only.
     fn is_target_short(&self) -> bool {
         self.merge.as_ref().is_some_and(|merge| self.layer_at(merge.into).format.geometry().len < merge.len)
     }
 
-    /// Sees to it that there is a round with which the target grows.
+    /// Asks for the round with which the target grows.
     fn grow_target<I: Io>(&mut self, io: &mut I) {
         let (syncing, broken) = (self.is_syncing(), self.broken);
         let Some(merge) = self.merge.as_mut().filter(|merge| merge.goes_on() && !syncing) else { return };
@@ -340,7 +356,7 @@ impl<F: Format> Disk<F> {
         self.sync(io);
     }
 
-    /// The chunk of the chunk that can begin now.
+    /// The chunk that can begin now.
     fn next_chunk(&mut self) -> Option<Span> {
         let (broken, quiesced) = (self.broken, self.quiesced);
         let merge = self.merge.as_mut().filter(|merge| merge.goes_on() && merge.chunk.is_none() && !quiesced)?;
@@ -366,8 +382,9 @@ impl<F: Format> Disk<F> {
         })
     }
 
-    /// Stops the merge; the chain is valid, and what is merged stays so. A chunk under way ends. The target is written to
-    /// no more once the disk was quiet.
+    /// Cancels the merge. The chain is valid, and what is merged stays so. A chunk under way ends. The target is not
+    /// written
+    /// to any more once the disk was quiet.
     pub fn cancel_merge(&mut self) {
         self.withdraw_merge_chunk();
         if let Some(merge) = &mut self.merge {
@@ -376,8 +393,9 @@ impl<F: Format> Disk<F> {
         self.leave_merge();
     }
 
-    /// Takes the sources, which hold nothing any more, out of the chain, and hands them back. Only when all is copied,
-    /// requests are held back, nothing is in flight and everything durable.
+    /// Takes the sources, which hold nothing any more, out of the chain, and returns them. Only when all is copied, the
+    /// disk
+    /// is quiesced, nothing is in flight and everything is durable.
     pub fn end_merge(&mut self) -> Result<Vec<Layer<F>>, ImageError> {
         let Some((from, into)) = self.merge.as_ref().and_then(|merge| {
             (merge.goes_on() && merge.state == MergeState::Copied).then_some((merge.from, merge.into))
@@ -387,14 +405,14 @@ impl<F: Format> Disk<F> {
         self.require_clean("the merged layers cannot be cached_bytes off the chain")?;
         self.merge = None;
         let sources: Vec<Layer<F>> = self.layers.drain(from..into).collect();
-        // The map does not speak of them: each chunk was forgotten there with its chunk, or nothing was in the sources.
+        // The map does not refer to them: it forgot each chunk with its merge, or the sources had nothing of it.
         sources.iter().for_each(|layer| self.compressed.closed(layer.file));
         self.layers_changed();
         Ok(sources)
     }
 
-    /// With nothing in flight, the chunks of a merge that has stopped are the leaf's again, and one that was cancelled is
-    /// gone.
+    /// With nothing in flight, gives the chunks of a merge that has stopped back to the leaf, and drops a cancelled
+    /// merge.
     pub(super) fn leave_merge(&mut self) {
         if self.active.len() > 0 {
             return;
@@ -407,14 +425,14 @@ impl<F: Format> Disk<F> {
         }
     }
 
-    /// The file has no space for a request. If that is so because of a merge, it is to be done again without.
+    /// The file has no space for a request. If the merge is to blame, the request starts over without it.
     pub(super) fn retry_without_merge(&mut self, number: u32, file: FileId) {
         let by_merge = self.merge.as_ref().is_some_and(|merge| merge.routing.is_some() && merge.target == file);
         let active = self.active.get_mut(number);
         active.retry_without_merge |= by_merge && !active.of_merge;
     }
 
-    /// The merge has failed for want of space; what comes waits until it is left.
+    /// Fails the merge for want of space. New requests wait until nothing is in flight.
     pub(super) fn begin_draining(&mut self) {
         self.withdraw_merge_chunk();
         self.draining = true;
@@ -423,7 +441,7 @@ impl<F: Format> Disk<F> {
         }
     }
 
-    /// The file that takes a write to the first bytes of `span`, and how many of them.
+    /// The file that a write to the first bytes of `span` goes to, and how many of them go there.
     pub(super) fn route_write(&mut self, span: Span) -> Result<(FileId, Span), Obstacle> {
         let leaf = self.leaf_file();
         if self.routing().is_none() {
@@ -431,7 +449,7 @@ impl<F: Format> Disk<F> {
         }
         let chunk = ChainMap::chunk_of(span.at);
         let merged = self.route(chunk).map_err(|missing| {
-            // As long as the chunk is not known, loading for it counts as learning.
+            // While the chunk is not in the map, loads for it count as loads of the map.
             self.map.forget(chunk.at);
             Obstacle::Chunk(missing)
         })?;
@@ -445,7 +463,7 @@ impl<F: Format> Disk<F> {
         Ok((if merged { self.merge_target() } else { leaf }, span))
     }
 
-    /// Whether writes to the chunk go to the target; decided now if it is not yet.
+    /// Whether writes to the chunk go to the target. Decides it, if it is not decided yet.
     fn route(&mut self, chunk: Span) -> Result<bool, Missing> {
         if let Some(merged) = self.routing().and_then(|routing| routing.of(chunk.at)) {
             return Ok(merged);
@@ -464,14 +482,15 @@ impl<F: Format> Disk<F> {
         old.any(|request| request.operation().is_write() && request.span().overlaps(chunk))
     }
 
-    /// Lets readers see what has been written to `file`.
+    /// Publishes a mapping: readers see what was written to `file`.
     pub(super) fn publish_mapping(&mut self, file: FileId, placed: Committed) {
         let Committed { span, at } = placed;
         if file == self.leaf_file() {
             return self.map.overlay(span, Location::Data { file, at });
         }
-        // Below the leaf only where nothing can be above it: in a chunk that is merged. A place may be larger than what
-        // was written; elsewhere the map is to be loaded again.
+        // Below the leaf only where nothing can hide it: in a merged chunk. A mapping may be larger than what was
+        // written;
+        // elsewhere the map is loaded again.
         let mut begin = span.at;
         while begin < span.end() {
             let chunk = ChainMap::chunk_of(begin);

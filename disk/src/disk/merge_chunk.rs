@@ -94,8 +94,7 @@ impl<F: Format> Disk<F> {
         if self.active.iter().any(|active| active.request.span().overlaps(span)) {
             return;
         }
-        // What the map says of it is void when the chunk has ended. While the map says nothing, loads for the chunk count
-        // as loads of the map.
+        // The map's entry is void when the chunk has ended. Until then, loads for the chunk count as loads of the map.
         self.map.forget(span.at);
         let request = Request::internal(Operation::Discard, span);
         let number = self.active.insert(Active { of_merge: true, ..Active::new(request, self.epoch) });

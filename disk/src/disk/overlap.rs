@@ -1,16 +1,18 @@
 //! Requests that wait because they overlap others.
 //!
 //! Knows what may overlap what, and nothing of how a request is done. Keeps: nothing overlaps a discard, a write of
-//! zeroes, one of parts of blocks (in whole blocks) or a merge's chunk, and what waits is not overtaken by what it must
-//! not overlap.
+//! zeroes, a write of parts of blocks (counted in whole blocks) or a merge's chunk; and no request overtakes another
+//! that
+//! it must not overlap.
 
 use super::Disk;
 use crate::format::Format;
 use crate::{Io, Operation, Request, Span, Token};
 
 impl<F: Format> Disk<F> {
-    /// Starts the waiting requests that need not wait any more, if some may not need to. Not part of `end`, since a
-    /// request may end as soon as it is started.
+    /// Starts the waiting requests that need not wait any more, if one has ended since. Not part of `end`, since a
+    /// request
+    /// may end as soon as it is started.
     #[inline(always)]
     pub(super) fn start_waiting<I: Io>(&mut self, io: &mut I) {
         if self.ended {
@@ -31,8 +33,8 @@ impl<F: Format> Disk<F> {
         }
     }
 
-    /// Hands out those of the requests that are waiting back that are wanted: nothing of them was begun, and nothing will
-    /// be.
+    /// Takes out those waiting requests of a quiesced disk that `wanted` names. Nothing of them was begun, and nothing
+    /// will be.
     pub fn take_waiting(&mut self, wanted: impl Fn(Token) -> bool) -> Vec<Request> {
         if !self.quiesced || !self.waiting.iter().any(|request| wanted(request.token())) {
             return Vec::new();

@@ -22,7 +22,7 @@ impl<F: Format> Disk<F> {
         }
     }
 
-    /// Begins to read the first bytes of `span`; how many, none where they are not to be had.
+    /// Begins to read the first bytes of `span`. Returns how many; none where they cannot be read.
     fn read_first<I: Io>(&mut self, number: u32, span: Span, io: &mut I) -> Result<u64, Missing> {
         let (place, len) = self.resolve(span.at)?;
         let span = Span { at: span.at, len: self.coalesce(span.at, place, len.min(span.len), span.len) };
@@ -68,14 +68,14 @@ impl<F: Format> Disk<F> {
         }
     }
 
-    /// Space for the first bytes of `span`, in the layer that takes a write to them.
+    /// Reserves space for the first bytes of `span`, in the layer that a write to them goes to.
     pub(super) fn reserve_somewhere(&mut self, span: Span) -> Result<(FileId, Reserved), Obstacle> {
         let (file, span) = self.route_write(span)?;
         Ok((file, self.reserve(file, span)?))
     }
 
-    /// Space in the layer of `file` for the first bytes of `span`. What already lives there is overwritten in place, and
-    /// the format need not be asked.
+    /// Reserves space in the layer of `file` for the first bytes of `span`. What already lives there is overwritten in
+    /// place, without asking the format.
     pub(super) fn reserve(&mut self, file: FileId, span: Span) -> Result<Reserved, Obstacle> {
         let known = self.map.lookup(span.at).filter(|&(place, _)| place.is_in(file));
         if let Some((place @ Location::Data { at, .. }, len)) = known {
@@ -99,7 +99,7 @@ impl<F: Format> Disk<F> {
         question(&mut layer.format).map_err(|wait| Obstacle::Layer(file, wait))
     }
 
-    /// The length of a run of which `len` bytes are known, at most `left`, looking into the next chunks too.
+    /// Extends a run of which `len` bytes are known into the following chunks, up to `left` bytes.
     pub(super) fn coalesce(&self, at: u64, place: Location, mut len: u64, left: u64) -> u64 {
         while len < left {
             let next = self.map.lookup(at + len);
@@ -121,7 +121,7 @@ impl<F: Format> Disk<F> {
         request.memory().slice(in_memory(span.at - request.span().at), in_memory(span.len))
     }
 
-    /// Records that a request has failed; it ends with its last piece.
+    /// Records that a request has failed. It ends with its last part.
     pub(super) fn fail(&mut self, number: u32, status: Status) {
         let active = self.active.get_mut(number);
         if active.status == Status::Done {
@@ -151,7 +151,7 @@ impl<F: Format> Disk<F> {
         self.part_ended(number, status_of(result), io);
     }
 
-    /// Commits or abandons a reservation; those who waited for that go on.
+    /// Commits or abandons a reservation, and resumes those who waited for it.
     pub(super) fn finish_reservation<I: Io>(&mut self, file: FileId, ticket: Ticket, ok: bool, io: &mut I) {
         self.may_change();
         let format = self.format_of(file);

@@ -1,9 +1,10 @@
-//! Writes that do not begin and end with blocks, as peers of NBD may ask for them.
+//! Writes that do not begin and end with blocks, as NBD clients may ask for them.
 //!
-//! Knows when what is read, and when what is written; [`crate::unaligned`] knows the memory. Such a request is done in two
-//! stages: first the blocks are read of which it changes a part, then whole blocks are written. It is one that nothing
-//! may overlap, block by block, from the first read to the last write: else a write to the rest of such a block, which
-//! came between, would be undone. After a read that has failed nothing is written.
+//! Knows when to read and when to write; [`crate::unaligned`] knows the memory. First the blocks at the ends are read,
+//! of
+//! which the request changes a part, then whole blocks are written. Nothing may overlap those blocks from the first
+//! read to
+//! the last write: another write to the rest of such a block would be undone. After a failed read nothing is written.
 
 use memory::Segments;
 
@@ -13,7 +14,7 @@ use crate::unaligned::{self, Unaligned};
 use crate::{Io, Operation, Request, Span, Status};
 
 impl<F: Format> Disk<F> {
-    /// Goes on with one from `rest` on.
+    /// Continues such a request from `rest` on.
     pub(super) fn run_unaligned<I: Io>(&mut self, number: u32, rest: Span, io: &mut I) {
         let active = self.active.get(number);
         let (operation, edges_read) = (active.request.operation(), active.edges_read);
@@ -32,7 +33,7 @@ impl<F: Format> Disk<F> {
         }
     }
 
-    /// Whether nothing of such a request is under way because what is around it has just been read, all of it.
+    /// Whether the last of the end blocks has just been read, and nothing of the request is under way.
     pub(super) fn edges_read(&mut self, number: u32) -> bool {
         let active = self.active.get_mut(number);
         let is_next = !active.edges_read && active.status == Status::Done;
@@ -40,7 +41,7 @@ impl<F: Format> Disk<F> {
         is_next
     }
 
-    /// Writes what is to be written.
+    /// Begins to write.
     pub(super) fn write_unaligned<I: Io>(&mut self, number: u32, io: &mut I) {
         let span = self.active.get(number).request.span();
         self.part_begun(number);
@@ -55,11 +56,11 @@ fn middle(unaligned: &Unaligned, request: &Request) -> Span {
     let (at, end) = unaligned.edges().fold((span.at, span.end()), |(at, end), edge| {
         (if edge.at == span.at { edge.end() } else { at }, if edge.end() == span.end() { edge.at } else { end })
     });
-    // Where one block is both ends, the end comes in front.
+    // If one block is both ends, nothing is in the middle.
     Span { at, len: end.saturating_sub(at) }
 }
 
-/// The memory for `span` of such a request, in the stage in which it is.
+/// The memory for `span` of such a request: of the blocks that were read, or of what is written.
 pub(super) fn memory(unaligned: &Unaligned, request: &Request, edges_read: bool, span: Span) -> Segments {
     if edges_read && matches!(request.operation(), Operation::Patch { .. }) {
         return unaligned::cut(request.memory(), request.span(), span);

@@ -127,13 +127,13 @@ impl Run {
         let mut io = SabotagedIo { io: &mut self.io, plot: &self.plot };
         self.chore = match chore {
             Chore::Wanted(change) => {
-                self.disk.hold();
+                self.disk.quiesce();
                 Some(Chore::Held(change))
             }
             Chore::Held(Change::Switch(file)) => {
                 let closing = self.switch(file, subject)?;
                 let mut io = SabotagedIo { io: &mut self.io, plot: &self.plot };
-                self.disk.release(&mut io);
+                self.disk.resume(&mut io);
                 self.disk.sync(&mut io);
                 closing
             }
@@ -145,7 +145,7 @@ impl Run {
             }
             Chore::Syncing(change) => {
                 let next = self.change(change, subject)?;
-                self.disk.release(&mut SabotagedIo { io: &mut self.io, plot: &self.plot });
+                self.disk.resume(&mut SabotagedIo { io: &mut self.io, plot: &self.plot });
                 if let Some(Chore::Telling | Chore::Evening { .. }) = next {
                     self.flush_growth();
                 }

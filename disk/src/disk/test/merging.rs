@@ -65,8 +65,8 @@ impl Model {
     }
 
     /// Holds requests back and makes everything durable.
-    fn hold(&mut self) {
-        self.rig.disk.hold();
+    fn quiesce(&mut self) {
+        self.rig.disk.quiesce();
         self.quiet();
         self.rig.disk.sync(&mut self.rig.files);
         self.quiet();
@@ -78,21 +78,21 @@ impl Model {
         }
     }
 
-    fn release(&mut self) {
-        self.rig.disk.release(&mut self.rig.files);
+    fn resume(&mut self) {
+        self.rig.disk.resume(&mut self.rig.files);
         self.rig.collect();
         self.take_answers();
     }
 
     /// Takes the merged layers off.
     fn end_merge(&mut self) {
-        self.hold();
+        self.quiesce();
         let sources = self.rig.disk.end_merge().unwrap();
         for source in &sources {
             assert!(source.format.table.iter().all(|&entry| entry == Entry::Parent), "a source holds something");
             assert_eq!(source.format.table, source.format.durable);
         }
-        self.release();
+        self.resume();
     }
 
     /// The merge up to its end, begun again where it has failed.
@@ -145,8 +145,8 @@ fn faults_and_cancelled_merges_lose_nothing() {
                     cancelled += 1;
                 }
                 if model.draw(4) == 0 {
-                    model.hold();
-                    model.release();
+                    model.quiesce();
+                    model.resume();
                 }
                 let begun = model.rig.disk.merge().map(|merge| merge.state);
                 failures += usize::from(matches!(begun, Some(MergeState::Failed(_))));
@@ -223,7 +223,7 @@ fn snapshots_under_load_keep_every_write() {
         let mut model = Model::new(seed, 1, 1);
         for id in 1..6 {
             model.live(60);
-            model.hold();
+            model.quiesce();
             let mut leaf = Clusters::new(LEN);
             leaf.known_max = 11;
             model.rig.files.bytes.push(Vec::new());
@@ -232,7 +232,7 @@ fn snapshots_under_load_keep_every_write() {
                 let hot = model.draw(LEN / CLUSTER);
                 model.submit(hot);
             }
-            model.release();
+            model.resume();
         }
         model.live(60);
         model.check_all();
@@ -407,13 +407,13 @@ fn a_merge_makes_a_smaller_target_as_large_as_the_leaf() {
     rig.write(CHUNK + CLUSTER, &[7; 512]);
     rig.disk.begin_merge(0, 1).unwrap();
     rig.merge_all();
-    rig.disk.hold();
+    rig.disk.quiesce();
     rig.disk.sync(&mut rig.files);
     while !rig.disk.is_quiet() {
         rig.step();
     }
     assert_eq!(rig.disk.end_merge().unwrap().len(), 1);
-    rig.disk.release(&mut rig.files);
+    rig.disk.resume(&mut rig.files);
     assert_eq!(rig.disk.layers()[0].file, FileId(1));
     assert_eq!(rig.read(CHUNK + CLUSTER, 512), [7; 512]);
     assert_eq!(rig.write(0, &[8; 512]), Status::Done);
@@ -445,7 +445,7 @@ fn the_chain_does_not_change_under_a_merge() {
     rig.disk.begin_merge(0, 1).unwrap();
     assert_eq!(rig.disk.begin_merge(0, 1).unwrap_err().what, "a merge is under way already");
     assert!(rig.disk.end_merge().is_err());
-    rig.disk.hold();
+    rig.disk.quiesce();
     assert!(!rig.step_merge(), "requests are held back");
     rig.disk.sync(&mut rig.files);
     while !rig.disk.is_quiet() {

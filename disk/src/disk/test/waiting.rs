@@ -147,7 +147,7 @@ fn a_disk_that_is_held_becomes_quiet_though_much_waits_for_memory() {
     let mut rig = on_base(true);
     rig.limit(0);
     rig.write_everywhere();
-    rig.disk.hold();
+    rig.disk.quiesce();
     while !rig.disk.is_quiet() {
         assert!(!rig.files.queue.is_empty(), "nothing is under way, and the disk is not quiet");
         rig.step();

@@ -50,7 +50,7 @@ impl<S: Server + Disclose> EventLoop<S> {
     /// Gives back what waits for space, or is held back, and is wanted by its peer, or stays with it when the server
     /// stops; how many.
     pub(super) fn give_back(&mut self) -> usize {
-        if !self.full.is_full() && !self.disk.is_held() {
+        if !self.full.is_full() && !self.disk.is_quiesced() {
             return 0;
         }
         let mut wanted = self.full.recall(|token| self.server.recalls(token));

@@ -232,14 +232,14 @@ pub trait Format {
     /// Space for the first bytes of `span`. Readers see the old place until `commit`.
     fn reserve(&mut self, span: Span) -> Result<Reserved, Wait>;
 
-    /// The bytes are written: readers see them from now on, and the next round makes that durable. `None` for a
-    /// ticket that does not exist.
+    /// The bytes are written: readers see them from now on, and the next round makes that durable. `None`
+    /// where readers need no new mapping.
     fn commit(&mut self, ticket: Ticket) -> Option<Committed>;
 
     /// The write failed: the old place stays.
     fn abandon(&mut self, ticket: Ticket);
 
-    /// Gives up the first bytes of `span`, over which no operation is in flight. Of what is being written beside them and
+    /// Frees the first bytes of `span`, over which no operation is in flight. Of what is being written beside them and
     /// will be visible with them, nothing may be taken away: `Nothing`, or `Busy`.
     fn discard(&mut self, span: Span) -> Result<Discarded, Wait>;
 
@@ -251,7 +251,7 @@ pub trait Format {
     fn reclaim(&mut self) -> Option<(u64, u64)>;
 
     /// The first bytes of `span` live here no longer: readers find them in the parent, which holds the same. How many
-    /// bytes. No write to them is in flight. Their place becomes stray ([`Format::reclaim`]) once that is durable, not
+    /// bytes. No write to them is in flight. Their place becomes leaked ([`Format::reclaim`]) once that is durable, not
     /// before: until then a power loss brings them back.
     fn forget(&mut self, span: Span) -> Result<u64, Wait>;
 
@@ -274,7 +274,7 @@ pub trait Format {
     /// From now on changes are collected.
     fn collect_records(&mut self);
 
-    /// What a round would do: metadata blocks changed since the last `seal`, that it would write, and places given up
+    /// What a round would do: metadata blocks changed since the last `seal`, that it would write, and places freed
     /// since, that could be used again after it.
     fn dirty(&self) -> usize;
 

@@ -164,7 +164,7 @@ fn image_alphabet() -> Vec<Op> {
     ]
 }
 
-/// Part of a cluster, of two, of two L2 tables; clusters given up and taken again; zeroes in parts of two; a write across
+/// Part of a cluster, of two, of two L2 tables; clusters freed and taken again; zeroes in parts of two; a write across
 /// the old end, and one to the new end, whose place in the tables came with it.
 fn growing_alphabet() -> Vec<Op> {
     vec![
@@ -181,7 +181,7 @@ fn growing_alphabet() -> Vec<Op> {
 }
 
 /// Steps, and writes where the leaf has something, where its parent has, where both have, across the border of two
-/// chunks and across the old end of the disk, and a block that is given up.
+/// chunks and across the old end of the disk, and a block that is freed.
 fn chain_alphabet() -> Vec<Op> {
     vec![
         Op::Chain(Step::Grow),

@@ -84,7 +84,7 @@ impl<F: Format> Disk<F> {
         }
         let len = match self.ask(file, |format| format.discard(span))? {
             Discarded::Freed { at, len, size } => {
-                self.give_up(number, file, (Span { at: span.at, len }, at), size, io);
+                self.deallocate_freed(number, file, (Span { at: span.at, len }, at), size, io);
                 len
             }
             Discarded::Kept { at, len } => {
@@ -164,7 +164,7 @@ impl<F: Format> Disk<F> {
     }
 
     /// Deallocates the `size` bytes of the file at `at`, where the freed `span` lived.
-    fn give_up<I: Io>(&mut self, number: u32, file: FileId, (span, at): (Span, u64), size: u64, io: &mut I) {
+    fn deallocate_freed<I: Io>(&mut self, number: u32, file: FileId, (span, at): (Span, u64), size: u64, io: &mut I) {
         self.map.overlay(span, Location::Zero);
         let op = Op::Release { number: Some(number), at };
         self.deallocate(number, op, file, Span { at, len: size }, io);

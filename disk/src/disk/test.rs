@@ -457,7 +457,7 @@ fn a_write_that_waited_while_a_sync_failed_is_refused() {
 
 /// An image of 64 MiB with two places at its end that nothing refers to, as a crash leaves them: behind its metadata
 /// and the 4 MiB of room for more.
-fn with_stray_space() -> Rig {
+fn with_leaked_space() -> Rig {
     let mut file = new_vhd(64 * MIB, Kind::Dynamic, 2 << 20, 1);
     let footer = file.split_off(file.len() - 512);
     file.resize(file.len() + 9 * MIB as usize, 0xdd);
@@ -467,7 +467,7 @@ fn with_stray_space() -> Rig {
 
 #[test]
 fn no_flush_succeeds_beside_a_sync_that_failed() {
-    let mut rig = with_stray_space();
+    let mut rig = with_leaked_space();
     rig.submit(Operation::Write { durable: false }, 0, 512, Segments::copy_of(&[1; 512]), 1);
     rig.complete(|action| matches!(action, Action::Write { .. }));
     rig.submit(Operation::Flush, 0, 0, Segments::empty(), 2);

@@ -4,7 +4,7 @@
 //! answer is about clusters whose entries were checked; and an entry that makes no sense costs its own cluster, and
 //! nothing beside it.
 
-use super::allocator::Room;
+use super::allocator::Allocator;
 use super::entry::{Entry, Subcluster, Subclusters};
 use super::layout::{COPIED, OFFSET_MASK, length};
 use super::tables::{Spot, Tables};
@@ -29,7 +29,7 @@ pub struct Clusters {
     /// What is where.
     pub tables: Tables,
     /// What writing takes; `None` where the image is only read.
-    pub room: Option<Room>,
+    pub allocator: Option<Allocator>,
 }
 
 /// What there is to know of the entry of a cluster.
@@ -97,7 +97,7 @@ impl Clusters {
         Ok(match first {
             Entry::Unallocated => Mapping::Parent { len },
             Entry::Zero | Entry::ZeroAllocated { .. } => Mapping::Zero { len },
-            Entry::Data { at, copied: false } if self.room.is_some() => {
+            Entry::Data { at, copied: false } if self.allocator.is_some() => {
                 Mapping::Shared { at: at.saturating_add(start.from), len }
             }
             Entry::Data { at, .. } => Mapping::Data { at: at.saturating_add(start.from), len },
@@ -113,7 +113,7 @@ impl Clusters {
         let (first, count) = subclusters.run(number);
         let len = max.min(format.start_of(number.saturating_add(count)).saturating_sub(from));
         match (first, entry.place()) {
-            (Subcluster::Data, Some(at)) if self.room.is_some() && !entry.is_copied() => {
+            (Subcluster::Data, Some(at)) if self.allocator.is_some() && !entry.is_copied() => {
                 Mapping::Shared { at: at.saturating_add(from), len }
             }
             (Subcluster::Data, Some(at)) => Mapping::Data { at: at.saturating_add(from), len },
@@ -125,7 +125,7 @@ impl Clusters {
     /// Where the entry of a cluster stands, and whether it makes sense.
     fn find(&mut self, cluster: u64) -> Result<Found, Wait> {
         let (at, raw) = self.tables.first_level(cluster);
-        let limit = self.room.as_ref().map_or(self.limit, |room| room.space.end() << self.bits);
+        let limit = self.allocator.as_ref().map_or(self.limit, |allocator| allocator.space.end() << self.bits);
         let table = raw & OFFSET_MASK;
         if raw & !(OFFSET_MASK | COPIED) != 0 || table % self.size() != 0 || table >= limit {
             return Ok(Found::Unsound { at, raw, count: self.tables.left_in_table(cluster) });
@@ -133,10 +133,10 @@ impl Clusters {
         let Some(spot) = self.tables.spot(cluster)? else { return Ok(Found::NoTable) };
         let (bits, zeroes, format) = (self.bits, self.zeroes, self.tables.format());
         let Some(entries) = self.tables.unchecked(spot) else { return Ok(Found::Entry(spot)) };
-        let room = &mut self.room;
+        let allocator = &mut self.allocator;
         let unsound = entries.enumerate().filter_map(|(number, raw)| {
             let place = format.decode(raw).place().filter(|_| !format.external);
-            let refers = room.as_mut().is_none_or(|room| place.is_none_or(|at| room.refer(at >> bits)));
+            let refers = allocator.as_mut().is_none_or(|allocator| place.is_none_or(|at| allocator.refer(at >> bits)));
             let of = cluster.saturating_add(length(number)).saturating_sub(length(spot.within));
             let fault = format.unsound(raw, of, limit, zeroes).or((!refers).then_some((0, raw.descriptor)));
             Some((number, fault?))
@@ -222,8 +222,8 @@ impl Clusters {
     /// Forgets the tables and refcounts that are here, but for those that are changed or about to be.
     pub fn drop_clean(&mut self) {
         self.tables.slices().drop_clean();
-        if let Some(room) = &mut self.room {
-            room.counts.slices().drop_clean();
+        if let Some(allocator) = &mut self.allocator {
+            allocator.counts.slices().drop_clean();
         }
     }
 
@@ -231,8 +231,8 @@ impl Clusters {
     pub fn load(&mut self, block: MetaBlock, bytes: &[u8]) {
         if self.tables.slices().awaits(block.at) {
             self.tables.slices().loaded(block.at, bytes);
-        } else if let Some(room) = &mut self.room {
-            room.counts.slices().loaded(block.at, bytes);
+        } else if let Some(allocator) = &mut self.allocator {
+            allocator.counts.slices().loaded(block.at, bytes);
         }
     }
 }

@@ -295,7 +295,7 @@ fn the_disk_grows_in_place_and_to_a_longer_table() {
         bench.image.grow(len).unwrap();
         bench.write(Span { at: len - CLUSTER, len: 4096 }, 2);
         bench.round();
-        // What the old table leaves is given up when its refcounts are at hand.
+        // What the old table leaves is freed when its refcounts are at hand.
         bench.write(Span { at: len - 2 * CLUSTER, len: 4096 }, 3);
         bench.round();
         bench = bench.reopened();
@@ -386,7 +386,7 @@ fn another_parent_is_recorded_by_one_sector() {
 }
 
 #[test]
-fn what_is_forgotten_is_the_parents_and_stray_when_that_is_durable() {
+fn what_is_forgotten_is_the_parents_and_leaked_when_that_is_durable() {
     let mut bench = Bench::new(file_of(&create(&Spec { parent: Some(parent("a")), ..spec(GIB) }).unwrap()));
     bench.write(Span { at: 0, len: 4 * CLUSTER }, 1);
     bench.round();
@@ -408,7 +408,7 @@ fn what_is_forgotten_is_the_parents_and_stray_when_that_is_durable() {
 }
 
 #[test]
-fn a_cluster_given_up_is_used_again_after_the_round_and_its_deallocation() {
+fn a_cluster_freed_is_used_again_after_the_round_and_its_deallocation() {
     let mut bench = Bench::new(new_file(GIB));
     bench.write(Span { at: 0, len: 2 * CLUSTER }, 1);
     bench.round();
@@ -507,7 +507,7 @@ fn an_unallocated_cluster_over_a_parent_is_hidden() {
 }
 
 #[test]
-fn the_last_cluster_is_given_up_whole() {
+fn the_last_cluster_is_freed_whole() {
     let mut bench = Bench::new(new_file(CLUSTER + 512));
     bench.write(Span { at: CLUSTER, len: 512 }, 1);
     let freed = bench.ask(|image| image.discard(Span { at: CLUSTER, len: 512 }));

@@ -16,7 +16,7 @@
 //!    its checksum and is ignored.
 //! 3. After a sync, batch two: table sectors. *Reopened here:* each new block is there with its bitmap, or not.
 //!    The file already is long enough for every block in the table, since the footer behind it is durable.
-//! 4. After a sync: settled. Only now may the place of a block that was given up be used again.
+//! 4. After a sync: settled. Only now may the place of a block that was freed be used again.
 //!
 //! Other headers, tables and sizes have an order of their own (`sparse::generation`, `fixed`); so have sectors
 //! that the parent holds (`sparse::forget`).

@@ -87,7 +87,7 @@ pub struct Sparse {
     change: Option<Change>,
     /// Where metadata stands that a footer in the file may still lead to.
     held: Vec<Range<u64>>,
-    /// Slots given up since the last seal.
+    /// Slots freed since the last seal.
     forgotten: Vec<u32>,
     round: Round,
     records: Records,
@@ -191,7 +191,7 @@ impl Sparse {
     }
 
     pub fn commit(&mut self, ticket: Ticket) -> Option<Committed> {
-        let write = self.pending.end(ticket)?;
+        let write = self.pending.end(ticket);
         let mut span = self.span_of(write);
         if let Some(slot) = self.pending.claim(write.block) {
             // The first write to a new block: from now on the block is there. In space that reads as zero, the
@@ -220,10 +220,9 @@ impl Sparse {
     }
 
     pub fn abandon(&mut self, ticket: Ticket) {
-        if let Some(write) = self.pending.end(ticket) {
-            if let Some(slot) = self.pending.drop_if_idle(write.block) {
-                self.space.give_back(slot.sector);
-            }
+        let write = self.pending.end(ticket);
+        if let Some(slot) = self.pending.drop_if_idle(write.block) {
+            self.space.give_back(slot.sector);
         }
     }
 
@@ -260,7 +259,7 @@ impl Sparse {
     }
 
     pub fn reclaim(&mut self) -> Option<(u64, u64)> {
-        self.space.next_stray().map(|sector| (self.space.block_at(sector), self.block_len))
+        self.space.next_leaked().map(|sector| (self.space.block_at(sector), self.block_len))
     }
 
     pub fn load(&mut self, block: MetaBlock, bytes: &[u8]) {
@@ -377,7 +376,7 @@ impl Sparse {
             }
             let Some(oldest) = self.arrivals.pop_front() else { break };
             let (candidate, arrival) = oldest;
-            // A block that was given up and came anew has a later arrival; the old one counts no more.
+            // A block that was freed and came anew has a later arrival; the old one counts no more.
             match self.bitmaps.get(&candidate).filter(|cached| cached.arrival == arrival) {
                 Some(cached) if cached.dirty || cached.sealed => self.arrivals.push_back(oldest),
                 // A write under way will set bits in it; the newest is what somebody waits for.
@@ -413,7 +412,7 @@ impl Sparse {
     /// Takes a block out of the table, whose content is of no use any more.
     fn free(&mut self, block: u32, sector: u32) {
         self.unlist(block);
-        self.space.give_up(sector);
+        self.space.free(sector);
         self.forgotten.push(sector);
     }
 

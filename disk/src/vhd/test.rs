@@ -231,7 +231,7 @@ fn an_encrypted_image_is_refused_by_name() {
 }
 
 #[test]
-fn a_block_is_not_given_up_while_its_bitmap_is_read() {
+fn a_block_is_not_freed_while_its_bitmap_is_read() {
     let mut bytes = new_file(64 << 20, Kind::Dynamic);
     write_block(&mut bytes, 0);
     let mut vhd = open(&bytes).unwrap();
@@ -243,7 +243,7 @@ fn a_block_is_not_given_up_while_its_bitmap_is_read() {
 }
 
 #[test]
-fn places_given_up_are_a_reason_for_a_round() {
+fn places_freed_are_a_reason_for_a_round() {
     // Else a guest that writes and discards, and never flushes, has the file grow without end.
     let mut vhd = open(&new_file(64 << 20, Kind::Dynamic)).unwrap();
     for _ in 0..5000 {
@@ -261,7 +261,7 @@ fn places_given_up_are_a_reason_for_a_round() {
 }
 
 #[test]
-fn the_last_block_is_given_up_whole() {
+fn the_last_block_is_freed_whole() {
     // Found by the simulator: only the part of the block inside the disk was deallocated, and the slot called clean.
     let mut bytes = new_file((2 << 20) + 4096, Kind::Dynamic);
     write_block(&mut bytes, 2 << 20);

@@ -54,7 +54,7 @@ pub(super) enum Change {
 }
 
 impl Run {
-    /// Whether a step can begin: one thing is done at a time, and only a merge can be given up.
+    /// Whether a step can begin: one thing is done at a time, and only a merge can be cancelled.
     pub(super) fn can_begin(&self, step: Step) -> bool {
         self.chore.is_none_or(|chore| step == Step::Cancel && chore == Chore::Merging)
     }

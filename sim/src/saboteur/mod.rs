@@ -47,7 +47,7 @@ pub struct Saboteur<F> {
     /// Places that are really another's.
     alias: BTreeMap<u64, u64>,
     /// Forgotten, and given away for deallocation at once.
-    strays: Vec<(u64, u64)>,
+    leaks: Vec<(u64, u64)>,
     deallocated: Vec<u64>,
     /// Discarded, and not written since.
     discarded: Vec<Open>,
@@ -83,7 +83,7 @@ impl<F: Format> Saboteur<F> {
             owed: Vec::new(),
             in_round: false,
             alias: BTreeMap::new(),
-            strays: Vec::new(),
+            leaks: Vec::new(),
             deallocated: Vec::new(),
             discarded: Vec::new(),
             footer_at: file_len.saturating_sub(SECTOR),
@@ -182,7 +182,7 @@ impl<F: Format> Saboteur<F> {
 
     /// The clusters of the file that a planted bug deallocates though others refer to them: those in which a compressed
     /// one stands, or the one that an internal snapshot has too.
-    fn given_up_at(&mut self, span: Span) -> Option<(u64, u64)> {
+    fn freed_at(&mut self, span: Span) -> Option<(u64, u64)> {
         match (self.bug?, self.inner.map(span)) {
             (Planted::SharedDeallocated, Ok(Mapping::Compressed { at, size, .. })) => {
                 let first = at / CLUSTER * CLUSTER;
@@ -269,7 +269,7 @@ impl<F: Format> Format for Saboteur<F> {
     }
 
     fn reserve(&mut self, span: Span) -> Result<Reserved, Wait> {
-        let given_up = self.given_up_at(span);
+        let freed = self.freed_at(span);
         let mut reserved = match self.inner.reserve(span) {
             Err(Wait::Busy(ticket)) if self.has(Planted::CopyNotAwaited) => {
                 return self.not_awaited(ticket, span).ok_or(Wait::Busy(ticket));
@@ -301,7 +301,7 @@ impl<F: Format> Format for Saboteur<F> {
         if self.has(Planted::SamePlace) {
             self.crowd(base, span);
         }
-        self.strays.extend(given_up);
+        self.leaks.extend(freed);
         self.open.insert(ticket.0, Open { span: Span { len: reserved.len, ..span }, at: reserved.at, base });
         reserved.at = self.aliased(reserved.at);
         if self.has(Planted::EarlyCommit) || self.has(Planted::EntryBeforeData) {
@@ -363,16 +363,16 @@ impl<F: Format> Format for Saboteur<F> {
     }
 
     fn reclaim(&mut self) -> Option<(u64, u64)> {
-        let stray = self.strays.pop();
-        self.deallocated.extend(stray.map(|(at, _)| at));
-        stray.or_else(|| self.inner.reclaim())
+        let leaked = self.leaks.pop();
+        self.deallocated.extend(leaked.map(|(at, _)| at));
+        leaked.or_else(|| self.inner.reclaim())
     }
 
     fn forget(&mut self, span: Span) -> Result<u64, Wait> {
         let place = self.inner.map(span);
         let len = self.inner.forget(span)?;
         if let (Ok(Mapping::Data { at, len: there }), true) = (place, self.has(Planted::EarlyDeallocation)) {
-            self.strays.push((at, there.min(len)));
+            self.leaks.push((at, there.min(len)));
         }
         if self.has(Planted::LeafGrows) {
             self.plot.borrow_mut().forgotten.push(Span { at: span.at, len });

@@ -227,7 +227,7 @@ impl Kind {
             "chain" => Theme::Chain,
             // A snapshot of version 2 would take the new size for its own.
             "qcow2" if self == Kind::OldSharedQcow2 => Theme::Image,
-            // Their clusters are large: only a whole block is given up as more than a part of one.
+            // Their clusters are large: only a whole block is freed as more than a part of one.
             "qcow2" if self.is_of_subclusters() => Theme::Image,
             "qcow2" => Theme::Growing,
             "raw" if self == Kind::GrowingRaw => Theme::Growing,

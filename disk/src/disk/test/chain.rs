@@ -256,8 +256,8 @@ fn one_writable_layer_costs_what_it_always_did() {
 }
 
 #[test]
-fn stray_space_is_left_alone_while_requests_are_held_back() {
-    let mut rig = with_stray_space();
+fn leaked_space_is_left_alone_while_requests_are_held_back() {
+    let mut rig = with_leaked_space();
     rig.disk.quiesce();
     rig.submit(Operation::Read, 0, 512, Segments::zeroed(512), 1);
     assert!(rig.disk.is_quiet());

@@ -47,14 +47,14 @@ pub struct Clusters {
     pub known_max: usize,
     next: u64,
     free: Vec<u64>,
-    /// Given up, and given up before the round that is under way.
+    /// Freed, and freed before the round that is under way.
     limbo: Vec<u64>,
     sealed: Vec<u64>,
     changed: usize,
     /// Places that were forgotten, and that were before the round that is under way; and what may be reclaimed.
     forgotten: Vec<u64>,
     sealed_forgotten: Vec<u64>,
-    stray: VecDeque<u64>,
+    leaked: VecDeque<u64>,
     /// What a power loss leaves of the table, and what the round under way will make of it.
     pub durable: Vec<Entry>,
     sealed_table: Vec<Entry>,
@@ -83,7 +83,7 @@ impl Clusters {
             changed: 0,
             forgotten: Vec::new(),
             sealed_forgotten: Vec::new(),
-            stray: VecDeque::new(),
+            leaked: VecDeque::new(),
             durable: vec![Entry::Parent; len.div_ceil(CLUSTER) as usize],
             sealed_table: Vec::new(),
             hidden: 0,
@@ -139,7 +139,7 @@ impl Clusters {
         (within, span.len.min(CLUSTER - within))
     }
 
-    fn give_up(&mut self, entry: Entry) {
+    fn free(&mut self, entry: Entry) {
         self.limbo.extend(place_of(entry));
     }
 
@@ -226,7 +226,7 @@ impl Format for Clusters {
         for i in 0..count {
             let entry = &mut self.table[(first + i) as usize];
             let old = std::mem::replace(entry, Entry::Data(place + i * CLUSTER));
-            self.give_up(old);
+            self.free(old);
         }
         self.changed += 1;
         let at = first * CLUSTER;
@@ -258,7 +258,7 @@ impl Format for Clusters {
             return Ok(Discarded::Freed { at, len, size: CLUSTER });
         }
         self.hidden += 1;
-        self.give_up(entry);
+        self.free(entry);
         Ok(Discarded::Hidden { len })
     }
 
@@ -267,7 +267,7 @@ impl Format for Clusters {
     }
 
     fn reclaim(&mut self) -> Option<(u64, u64)> {
-        self.stray.pop_front().map(|at| (at, CLUSTER))
+        self.leaked.pop_front().map(|at| (at, CLUSTER))
     }
 
     fn forget(&mut self, span: Span) -> Result<u64, Wait> {
@@ -328,7 +328,7 @@ impl Format for Clusters {
         let (sealed, forgotten) = (std::mem::take(&mut self.sealed), std::mem::take(&mut self.sealed_forgotten));
         if durable {
             self.free.extend(sealed);
-            self.stray.extend(forgotten);
+            self.leaked.extend(forgotten);
             self.durable.clone_from(&self.sealed_table);
         } else {
             self.limbo.extend(sealed);

@@ -15,7 +15,7 @@ fn a_table_without_its_mark_is_copied_by_the_first_write() {
     let before = entry(&bench.file[l1_at..], 0);
     let mut bench = Bench::new(bench.file);
     bench.write(Span { at: CLUSTER, len: 4096 }, 2);
-    assert_eq!(bench.round(), 3, "the old table is given up behind the L1 entry");
+    assert_eq!(bench.round(), 3, "the old table is freed behind the L1 entry");
     let after = entry(&bench.file[l1_at..], 0);
     assert_ne!(after & layout::OFFSET_MASK, before);
     assert_eq!(after & layout::COPIED, layout::COPIED);
@@ -79,7 +79,7 @@ fn a_lost_mark_costs_a_copy_and_nothing_beside_it() {
 /// Two entries for one cluster that is counted once, beside one that makes no sense, so that their piece is judged each
 /// time anew. That is damage; but a write that was begun is there when it ends.
 #[test]
-fn a_write_under_way_is_not_lost_with_what_its_neighbour_has_given_up() {
+fn a_write_under_way_is_not_lost_with_what_its_neighbour_has_freed() {
     let (bench, entry_at) = three_clusters(|_| (1 << 63) | (1 << 40));
     let mut file = bench.file;
     let first = entry(&file[at(entry_at - 8)..], 0) & !layout::COPIED;
@@ -215,7 +215,7 @@ fn a_cluster_that_reads_as_zero_is_damage_in_version_2() {
     assert!(matches!(place, Mapping::Damaged { at, len: CLUSTER, .. } if at == l2), "{place:?}");
 }
 
-/// What a redo log has when it becomes full, written again over a round that has given up more: it refers to nothing
+/// What a redo log has when it becomes full, written again over a round that has freed more: it refers to nothing
 /// that is counted too low.
 #[test]
 fn what_a_log_says_of_a_copied_table_does_not_outlive_what_the_table_refers_to() {
@@ -229,8 +229,8 @@ fn what_a_log_says_of_a_copied_table_does_not_outlive_what_the_table_refers_to()
     bench.write(Span { at: CLUSTER, len: 4096 }, 2);
     let logged = bench.image.records().words().to_vec();
     let complete = !bench.image.records().is_incomplete();
-    let given_up = bench.ask(|image| image.discard(Span { at: 0, len: CLUSTER }));
-    assert!(matches!(given_up, Discarded::Freed { .. } | Discarded::Hidden { .. }), "{given_up:?}");
+    let freed = bench.ask(|image| image.discard(Span { at: 0, len: CLUSTER }));
+    assert!(matches!(freed, Discarded::Freed { .. } | Discarded::Hidden { .. }), "{freed:?}");
     bench.round();
     let (owed, _) = crate::redo::Owed::of(&logged, &mut bench.file.as_slice()).unwrap();
     if let Some(owed) = owed.filter(|_| complete) {

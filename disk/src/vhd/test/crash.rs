@@ -119,12 +119,12 @@ fn sectors_of(write: &MetaWrite) -> impl Iterator<Item = MetaWrite> + '_ {
 }
 
 #[test]
-fn on_a_device_no_block_takes_the_place_of_one_that_a_killed_writer_may_have_given_up() {
+fn on_a_device_no_block_takes_the_place_of_one_that_a_killed_writer_may_have_freed() {
     let mut bytes = small(Kind::Dynamic);
     let first = Span { at: 0, len: 512 };
     write_block(&mut bytes, 0);
     let mut vhd = open(&bytes).unwrap();
-    let given_up = asked(&mut vhd, &bytes, |vhd| vhd.reserve(first)).at;
+    let freed = asked(&mut vhd, &bytes, |vhd| vhd.reserve(first)).at;
     // The table that says so is in the file, and perhaps in a cache only.
     asked(&mut vhd, &bytes, |vhd| vhd.discard(Span { len: 512 << 10, ..first }));
     round(&mut vhd, &mut bytes);
@@ -137,5 +137,5 @@ fn on_a_device_no_block_takes_the_place_of_one_that_a_killed_writer_may_have_giv
     assert_eq!(next.reserve(other), Err(Wait::Round));
     next.seal();
     next.settled(true);
-    assert_eq!(next.reserve(other).map(|reserved| reserved.at), Ok(given_up));
+    assert_eq!(next.reserve(other).map(|reserved| reserved.at), Ok(freed));
 }

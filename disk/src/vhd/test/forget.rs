@@ -45,7 +45,7 @@ fn a_bitmap_is_asked_for_unless_the_block_goes_as_a_whole() {
 }
 
 #[test]
-fn a_block_without_sectors_leaves_the_table_and_its_place_is_stray_when_that_is_durable() {
+fn a_block_without_sectors_leaves_the_table_and_its_place_is_leaked_when_that_is_durable() {
     let (mut vhd, mut bytes) = eight_sectors();
     forget(&mut vhd, &bytes, span(0, 5));
     assert_eq!(vhd.allocated(), BLOCK);

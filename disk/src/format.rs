@@ -40,7 +40,7 @@ pub struct Creation {
 
 /// Where the first bytes of a span live.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum Mapping {
     /// In this file.
     Data {
         /// Offset in the file.
@@ -48,20 +48,20 @@ pub enum Place {
         /// Number of bytes.
         len: u64,
     },
-    /// In this file, compressed: to be read and given to [`Format::unpack`].
-    Packed {
+    /// In this file, compressed: to be read and given to [`Format::decompress`].
+    Compressed {
         /// Offset in the file of what is to be read; a multiple of 512.
         at: u64,
         /// Number of bytes to read; a multiple of 512.
         size: u64,
         /// Where in what was read the compressed bytes begin.
         lead: u64,
-        /// Where in what they unpack to the first byte stands.
+        /// Where in what they decompress to the first byte stands.
         skip: u64,
         /// Number of bytes of the span.
         len: u64,
     },
-    /// In this file, where others may refer to them too: read there like [`Place::Data`], never overwritten.
+    /// In this file, where others may refer to them too: read there like [`Mapping::Data`], never overwritten.
     Shared {
         /// Offset in the file.
         at: u64,
@@ -89,17 +89,17 @@ pub enum Place {
     },
 }
 
-impl Place {
+impl Mapping {
     /// Number of bytes that the answer covers, from the start of the span.
     #[allow(clippy::len_without_is_empty, reason = "never zero")]
     pub fn len(self) -> u64 {
         match self {
-            Place::Data { len, .. }
-            | Place::Packed { len, .. }
-            | Place::Shared { len, .. }
-            | Place::Damaged { len, .. }
-            | Place::Zero { len }
-            | Place::Parent { len } => len,
+            Mapping::Data { len, .. }
+            | Mapping::Compressed { len, .. }
+            | Mapping::Shared { len, .. }
+            | Mapping::Damaged { len, .. }
+            | Mapping::Zero { len }
+            | Mapping::Parent { len } => len,
         }
     }
 }
@@ -169,7 +169,7 @@ pub struct Fill {
 /// A span that has got a place of its own by a commit. It may be larger than what was written: the rest reads
 /// as zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Placed {
+pub struct Committed {
     /// The span of the disk.
     pub span: Span,
     /// Offset in the file.
@@ -227,19 +227,19 @@ pub trait Format {
 
     /// Where the first bytes of `span` live. What is `Data` in an image that can be written to is overwritten in place,
     /// without a reservation.
-    fn map(&mut self, span: Span) -> Result<Place, Wait>;
+    fn map(&mut self, span: Span) -> Result<Mapping, Wait>;
 
     /// Space for the first bytes of `span`. Readers see the old place until `commit`.
     fn reserve(&mut self, span: Span) -> Result<Reserved, Wait>;
 
-    /// The bytes are written: readers see them from now on, and the next round makes that durable. `None` for a
-    /// ticket that does not exist.
-    fn commit(&mut self, ticket: Ticket) -> Option<Placed>;
+    /// The bytes are written: readers see them from now on, and the next round makes that durable. `None`
+    /// where readers need no new mapping.
+    fn commit(&mut self, ticket: Ticket) -> Option<Committed>;
 
     /// The write failed: the old place stays.
     fn abandon(&mut self, ticket: Ticket);
 
-    /// Gives up the first bytes of `span`, over which no operation is in flight. Of what is being written beside them and
+    /// Frees the first bytes of `span`, over which no operation is in flight. Of what is being written beside them and
     /// will be visible with them, nothing may be taken away: `Nothing`, or `Busy`.
     fn discard(&mut self, span: Span) -> Result<Discarded, Wait>;
 
@@ -251,7 +251,7 @@ pub trait Format {
     fn reclaim(&mut self) -> Option<(u64, u64)>;
 
     /// The first bytes of `span` live here no longer: readers find them in the parent, which holds the same. How many
-    /// bytes. No write to them is in flight. Their place becomes stray ([`Format::reclaim`]) once that is durable, not
+    /// bytes. No write to them is in flight. Their place becomes leaked ([`Format::reclaim`]) once that is durable, not
     /// before: until then a power loss brings them back.
     fn forget(&mut self, span: Span) -> Result<u64, Wait>;
 
@@ -259,7 +259,7 @@ pub trait Format {
     fn grow(&mut self, len: u64) -> Result<(), ImageError>;
 
     /// What a compressed cluster holds.
-    fn unpack(&self, bytes: &[u8]) -> Result<Vec<u8>, Corrupt>;
+    fn decompress(&self, bytes: &[u8]) -> Result<Vec<u8>, Corrupt>;
 
     /// Metadata that was waited for. Of what was loaded, at least as much is kept as answers for 2 MiB of disk take.
     fn load(&mut self, block: MetaBlock, bytes: &[u8]) -> Result<(), Corrupt>;
@@ -274,7 +274,7 @@ pub trait Format {
     /// From now on changes are collected.
     fn collect_records(&mut self);
 
-    /// What a round would do: metadata blocks changed since the last `seal`, that it would write, and places given up
+    /// What a round would do: metadata blocks changed since the last `seal`, that it would write, and places freed
     /// since, that could be used again after it.
     fn dirty(&self) -> usize;
 

@@ -1,6 +1,6 @@
 //! The formats, as one type: which of them a layer is of is decided at run time, by name.
 
-use crate::format::{Corrupt, Discarded, Format, MetaBlock, MetaWrite, Place, Placed, Reserved, Ticket, Wait};
+use crate::format::{Committed, Corrupt, Discarded, Format, Mapping, MetaBlock, MetaWrite, Reserved, Ticket, Wait};
 use crate::qcow2::Qcow2;
 use crate::raw::Raw;
 use crate::vhd::Vhd;
@@ -77,7 +77,7 @@ impl Format for Image {
         each!(self, image => image.is_flat())
     }
 
-    fn map(&mut self, span: Span) -> Result<Place, Wait> {
+    fn map(&mut self, span: Span) -> Result<Mapping, Wait> {
         each!(self, image => image.map(span))
     }
 
@@ -85,7 +85,7 @@ impl Format for Image {
         each!(self, image => image.reserve(span))
     }
 
-    fn commit(&mut self, ticket: Ticket) -> Option<Placed> {
+    fn commit(&mut self, ticket: Ticket) -> Option<Committed> {
         each!(self, image => image.commit(ticket))
     }
 
@@ -113,8 +113,8 @@ impl Format for Image {
         each!(self, image => image.grow(len))
     }
 
-    fn unpack(&self, bytes: &[u8]) -> Result<Vec<u8>, Corrupt> {
-        each!(self, image => image.unpack(bytes))
+    fn decompress(&self, bytes: &[u8]) -> Result<Vec<u8>, Corrupt> {
+        each!(self, image => image.decompress(bytes))
     }
 
     fn load(&mut self, block: MetaBlock, bytes: &[u8]) -> Result<(), Corrupt> {

@@ -9,23 +9,24 @@
 
 mod align;
 mod backlog;
+mod chain_map;
 mod data_file;
 mod disk;
 mod error;
-mod fold;
 mod format;
 mod image;
 mod io;
 mod link;
 mod problem;
 pub mod qcow2;
-mod ragged;
 pub mod raw;
 pub mod redo;
 mod request;
 mod round;
+mod size;
 mod slab;
 mod transport;
+mod unaligned;
 pub mod vhd;
 
 pub use align::Aligner;
@@ -33,8 +34,8 @@ pub use data_file::{DATA_FILE, DataFiles};
 pub use disk::{Damage, Damaged, Disk, LAYERS_MAX, Layer, MergeProgress, MergeState, Options};
 pub use error::{ImageError, ImageErrorKind};
 pub use format::{
-    Access, Corrupt, Creation, Discarded, Fill, Format, MetaBlock, MetaWrite, Place, Placed, Reserved, Tail, Ticket,
-    Wait,
+    Access, Committed, Corrupt, Creation, Discarded, Fill, Format, Mapping, MetaBlock, MetaWrite, Reserved, Tail,
+    Ticket, Wait,
 };
 pub use image::Image;
 pub use io::{

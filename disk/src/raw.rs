@@ -1,6 +1,6 @@
 //! Raw images: each byte of the disk stands at the same offset of the file.
 
-use crate::format::{Corrupt, Discarded, Format, MetaBlock, MetaWrite, Place, Placed, Reserved, Ticket, Wait};
+use crate::format::{Committed, Corrupt, Discarded, Format, Mapping, MetaBlock, MetaWrite, Reserved, Ticket, Wait};
 use crate::{Geometry, ImageError, ImageErrorKind, Records, Span};
 
 /// One open raw file or block device.
@@ -42,15 +42,15 @@ impl Format for Raw {
         true
     }
 
-    fn map(&mut self, span: Span) -> Result<Place, Wait> {
-        Ok(Place::Data { at: span.at, len: span.len })
+    fn map(&mut self, span: Span) -> Result<Mapping, Wait> {
+        Ok(Mapping::Data { at: span.at, len: span.len })
     }
 
     fn reserve(&mut self, span: Span) -> Result<Reserved, Wait> {
         Ok(Reserved { at: span.at, len: span.len, ticket: None, fill: None })
     }
 
-    fn commit(&mut self, _ticket: Ticket) -> Option<Placed> {
+    fn commit(&mut self, _ticket: Ticket) -> Option<Committed> {
         None
     }
 
@@ -78,7 +78,7 @@ impl Format for Raw {
     }
 
     /// Nothing is compressed in a raw image.
-    fn unpack(&self, _bytes: &[u8]) -> Result<Vec<u8>, Corrupt> {
+    fn decompress(&self, _bytes: &[u8]) -> Result<Vec<u8>, Corrupt> {
         Err(Corrupt { at: 0 })
     }
 

@@ -216,7 +216,7 @@ impl RedoLog {
     }
 
     /// Whether the process before us, or we, have seen a sync fail of this image or of one below it. What is owed is
-    /// read then, and never written: it speaks of data that may be lost, and a merge may have given up here what is
+    /// read then, and never written: it speaks of data that may be lost, and a merge may have freed here what is
     /// lost below.
     pub fn has_failed(&self) -> bool {
         self.failed

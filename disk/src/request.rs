@@ -5,7 +5,7 @@
 
 use memory::Segments;
 
-use crate::ragged::{self, Ragged};
+use crate::unaligned::{self, Unaligned};
 
 /// Bytes `at..at + len` of a virtual disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -20,6 +20,12 @@ impl Span {
     /// The offset behind the last byte. A span that has been checked against a geometry cannot overflow.
     pub fn end(self) -> u64 {
         self.at.saturating_add(self.len)
+    }
+
+    /// The rest of the span from byte `at` of the disk on, which is in it or its end.
+    pub fn tail_from(self, at: u64) -> Span {
+        assert!(self.at <= at && at <= self.end(), "byte {at} is not in {self:?}");
+        Span { at, len: self.end() - at }
     }
 
     /// Whether the two have a byte in common.
@@ -161,7 +167,7 @@ struct Extras {
     /// The answer to [`Operation::Extents`].
     extents: Vec<Extent>,
     /// Of one that was widened to whole blocks.
-    ragged: Option<Ragged>,
+    unaligned: Option<Unaligned>,
 }
 
 impl Request {
@@ -210,26 +216,29 @@ impl Request {
             return Request::new(operation, asked, memory, token, geometry);
         }
         let fits = u64::try_from(memory.len()) == Ok(asked.len);
-        let outside = ragged::outside(asked, block).ok_or(Status::Unsupported)?;
-        let (operation, span, memory, ragged) = match operation {
+        let outside = unaligned::outside(asked, block).ok_or(Status::Unsupported)?;
+        let (operation, span, memory, unaligned) = match operation {
             Operation::Discard => {
-                let whole = ragged::inside(asked, block).ok_or(Status::Unsupported)?;
+                let whole = unaligned::inside(asked, block).ok_or(Status::Unsupported)?;
                 (operation, whole, memory, None)
             }
             Operation::Read if fits => {
-                let (ragged, memory) = Ragged::read(asked, outside, memory);
-                (operation, outside, memory, Some(ragged))
+                let (unaligned, memory) = Unaligned::read(asked, outside, memory);
+                (operation, outside, memory, Some(unaligned))
             }
             Operation::Write { durable } if fits => {
-                let (ragged, memory) = Ragged::write(asked, outside, memory, block);
-                (Operation::Patch { durable }, outside, memory, Some(ragged))
+                let (unaligned, memory) = Unaligned::write(asked, outside, memory, block);
+                (Operation::Patch { durable }, outside, memory, Some(unaligned))
             }
-            Operation::WriteZeroes { .. } => (operation, outside, memory, Some(Ragged::zeroes(asked, outside, block))),
-            Operation::Extents { .. } => (operation, outside, memory, Some(Ragged::question(asked))),
+            Operation::WriteZeroes { .. } => {
+                (operation, outside, memory, Some(Unaligned::zeroes(asked, outside, block)))
+            }
+            Operation::Extents { .. } => (operation, outside, memory, Some(Unaligned::question(asked))),
             _ => return Err(Status::Unsupported),
         };
         let mut request = Request::new(operation, span, memory, token, geometry)?;
-        request.extras = ragged.map(|ragged| Box::new(Extras { extents: Vec::new(), ragged: Some(ragged) }));
+        request.extras =
+            unaligned.map(|unaligned| Box::new(Extras { extents: Vec::new(), unaligned: Some(unaligned) }));
         Ok(request)
     }
 
@@ -252,24 +261,24 @@ impl Request {
 
     /// The bytes that were asked for: all of the span, or fewer where it was widened to whole blocks.
     pub fn asked(&self) -> Span {
-        self.widened().map_or(self.span, |ragged| ragged.asked)
+        self.widened().map_or(self.span, |unaligned| unaligned.asked)
     }
 
     /// The memory of the bytes that were asked for, of a read or a write.
     pub fn asked_memory(&self) -> Segments {
         match self.widened() {
-            Some(ragged) if !self.memory.is_empty() => ragged::cut(&self.memory, self.span, ragged.asked),
+            Some(unaligned) if !self.memory.is_empty() => unaligned::cut(&self.memory, self.span, unaligned.asked),
             _ => self.memory.clone(),
         }
     }
 
     /// What is to be read before anything is written, if it is a write and anything is.
-    pub(crate) fn ragged(&self) -> Option<&Ragged> {
-        self.widened().filter(|ragged| self.operation.is_write() && ragged.has_edges())
+    pub(crate) fn unaligned(&self) -> Option<&Unaligned> {
+        self.widened().filter(|unaligned| self.operation.is_write() && unaligned.has_edges())
     }
 
-    fn widened(&self) -> Option<&Ragged> {
-        self.extras.as_ref().and_then(|extras| extras.ragged.as_ref())
+    fn widened(&self) -> Option<&Unaligned> {
+        self.extras.as_ref().and_then(|extras| extras.unaligned.as_ref())
     }
 
     /// What the disk has answered to [`Operation::Extents`], in order, covering the span from its start.

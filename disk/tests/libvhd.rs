@@ -84,7 +84,7 @@ impl File {
     /// The first byte of a sector; `None`: the parent's, or zero.
     fn read(&self, image: &mut Vhd, at: u64) -> Option<u8> {
         match self.asked(image, |image| image.map(Span { at, len: 512 })) {
-            disk::Place::Data { at, .. } => Some(self.bytes.get(index(at)).copied().unwrap_or(0)),
+            disk::Mapping::Data { at, .. } => Some(self.bytes.get(index(at)).copied().unwrap_or(0)),
             _ => None,
         }
     }

@@ -446,7 +446,7 @@ fn what_snapshots_hold_outlives_our_writes() {
             room.img(&format!("snapshot -c {next} image"));
             snapshots.push(next);
         }
-        // What we wrote is given up again, and what was before is there.
+        // What we wrote is freed again, and what was before is there.
         let old = shown(&room, "image", &["one"]);
         room.img("snapshot -a one image");
         assert!(shown(&room, "image", &[])[0] == old[1], "{options}");

@@ -209,9 +209,9 @@ impl Session {
     /// old end.
     fn grow(&mut self, sectors: u64) {
         let old = self.guest.disk.geometry().len;
-        self.guest.disk.hold();
+        self.guest.disk.quiesce();
         let grown = !self.guest.disk.geometry().read_only && self.guest.disk.grow(old + sectors * SECTOR).is_ok();
-        self.guest.disk.release(&mut self.guest.engine);
+        self.guest.disk.resume(&mut self.guest.engine);
         if !grown {
             return;
         }

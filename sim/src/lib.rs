@@ -9,6 +9,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod compressed;
 pub mod crash;
 pub mod explore;
 pub mod fault;
@@ -18,7 +19,6 @@ pub mod io;
 pub mod logs;
 pub mod media;
 pub mod oracle;
-pub mod packed;
 pub mod planted;
 pub mod qcow2;
 pub mod random;

@@ -24,7 +24,7 @@ pub enum Planted {
     NoDataSync,
     /// No sync between the bitmaps and the table.
     NoMiddleSync,
-    /// A discarded block's place is given away before the table that gave it up is durable.
+    /// A discarded block's place is given away before the table that freed it is durable.
     EarlyReuse,
     /// Bitmaps are written with whole bytes set: eight sectors where one was written.
     RoundedBitmap,
@@ -62,7 +62,7 @@ pub enum Planted {
     EntryBeforeData,
     /// A round has no sync but its last.
     EntryWithoutSync,
-    /// A freed cluster is given away before the entry that gave it up is durable.
+    /// A freed cluster is given away before the entry that freed it is durable.
     ReuseBeforeFlush,
     /// The header is written before the tables that it points to.
     TornHeader,
@@ -78,7 +78,7 @@ pub enum Planted {
     UpperLayerFirst,
     /// What a merge has forgotten is deallocated before that is durable.
     EarlyDeallocation,
-    /// What is written to a grain that has been merged gets a place in the leaf, too.
+    /// What is written to a chunk that has been merged gets a place in the leaf, too.
     LeafGrows,
     /// A new cluster is filled up to the disk's end and not to its own, which comes to light when the disk grows.
     UnfilledEnd,
@@ -86,7 +86,7 @@ pub enum Planted {
     EndRemembered,
     /// What an answered request has changed is logged with the next one.
     LoggedAfterAnswer,
-    /// The same, below the leaf: what a merge has given up is logged, and what it has copied is not.
+    /// The same, below the leaf: what a merge has freed is logged, and what it has copied is not.
     LowerLayerLoggedLater,
     /// The log is dropped when a round is sealed, not when it is durable.
     LogDroppedEarly,
@@ -110,7 +110,7 @@ pub enum Planted {
     DataFileNotSynced,
     /// An L2 table that was copied is written with the L1 entry that refers to it.
     EntryWithCopy,
-    /// The refcount of what is given up is lowered together with the refcounts that rise, before the entries are
+    /// The refcount of what is freed is lowered together with the refcounts that rise, before the entries are
     /// written.
     LoweredEarly,
     /// What the disk has shared with an internal snapshot is deallocated when the disk gives it up.

@@ -2,8 +2,8 @@
 //!
 //! Knows the qcow2 specification and nothing of how our images are made or opened.
 
+use crate::compressed;
 use crate::media::{Media, Unwritten};
-use crate::packed;
 use crate::sector::SECTOR;
 use crate::shared;
 use crate::subclusters;
@@ -46,8 +46,8 @@ pub struct Spec<'a> {
 pub enum Holds {
     /// Nothing.
     Nothing,
-    /// Compressed clusters ([`packed`]).
-    Packed,
+    /// Compressed clusters ([`compressed`]).
+    Compressed,
     /// An internal snapshot ([`shared`]).
     Snapshot,
     /// Extended L2 entries ([`subclusters`]).
@@ -61,7 +61,7 @@ impl Holds {
     fn used(self) -> u64 {
         match self {
             Holds::Nothing | Holds::DataFile => 4,
-            Holds::Packed => packed::USED,
+            Holds::Compressed => compressed::USED,
             Holds::Snapshot => shared::USED,
             Holds::Subclusters => subclusters::USED,
         }
@@ -89,7 +89,7 @@ pub fn create(spec: &Spec<'_>, tail: Unwritten) -> Media {
     media.write(cluster, &cluster_of(&(2 * cluster).to_be_bytes()));
     let count = |cluster| match spec.holds {
         Holds::Nothing | Holds::Subclusters | Holds::DataFile => 1,
-        Holds::Packed => packed::count(cluster),
+        Holds::Compressed => compressed::count(cluster),
         Holds::Snapshot => shared::count(cluster, spec.version),
     };
     let counts: Vec<u8> = (0..used).flat_map(|cluster| count(cluster).to_be_bytes()).collect();
@@ -98,7 +98,7 @@ pub fn create(spec: &Spec<'_>, tail: Unwritten) -> Media {
     match spec.holds {
         Holds::Nothing => {}
         Holds::DataFile => media.add_data_file(),
-        Holds::Packed => packed::put(&mut media, L1_AT),
+        Holds::Compressed => compressed::put(&mut media, L1_AT),
         Holds::Snapshot => shared::put(&mut media, spec.version),
         Holds::Subclusters => subclusters::put(&mut media),
     }
@@ -117,7 +117,7 @@ fn header(spec: &Spec<'_>) -> Vec<u8> {
     let features = match spec.holds {
         Holds::Subclusters => subclusters::FEATURE,
         Holds::DataFile => EXTERNAL_DATA,
-        Holds::Nothing | Holds::Packed | Holds::Snapshot => 0,
+        Holds::Nothing | Holds::Compressed | Holds::Snapshot => 0,
     };
     let name = spec.parent.unwrap_or_default();
     let name_len = u64::try_from(name.len()).unwrap_or(0);

@@ -12,8 +12,8 @@
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
+use crate::compressed::{COMPRESSED, COPIED, PLACE_BITS, TABLE, ZERO, deflated, overwrite, sectors_of};
 use crate::media::{Media, Unwritten};
-use crate::packed::{COMPRESSED, COPIED, PLACE_BITS, TABLE, ZERO, deflated, overwrite, sectors_of};
 use crate::qcow2::{self, CLUSTER, CLUSTER_SECTORS, Holds, Spec};
 use crate::sector::{PARENTS, Sector, Word};
 
@@ -148,7 +148,7 @@ fn entry(version: u32) -> Vec<u8> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Shown {
     Zero,
-    /// These bytes, or what they unpack to.
+    /// These bytes, or what they decompress to.
     Bytes(Vec<u8>),
 }
 

@@ -6,8 +6,8 @@
 
 use disk::MetaWrite;
 
+use crate::compressed::{COPIED, overwrite};
 use crate::media::Media;
-use crate::packed::{COPIED, overwrite};
 use crate::sector::{PARENTS, SECTOR, Sector, Word};
 use crate::theme::BLOCK;
 

@@ -11,8 +11,8 @@ use disk::raw::Raw;
 use disk::vhd::{self, Parent, Spec, Vhd};
 use disk::{Access, Image, ImageError, ReadFault, Severity, Source, Tail};
 
+use crate::compressed;
 use crate::media::{Media, Unwritten};
-use crate::packed;
 use crate::planted::Planted;
 use crate::qcow2::{self, COUNTED, DEVICE, Holds};
 use crate::sector::{PARENTS, SECTOR, Sector, Word, Words};
@@ -60,7 +60,7 @@ pub enum Made {
     Qcow2,
     /// The same, with a refcount block that has few counts left.
     FullQcow2,
-    /// The same, with compressed clusters ([`packed`]).
+    /// The same, with compressed clusters ([`compressed`]).
     PackedQcow2,
     /// The same, with an internal snapshot ([`shared`]).
     SharedQcow2,
@@ -88,7 +88,7 @@ impl Made {
     pub fn given(self) -> Vec<(u64, Word)> {
         match self {
             Made::Given => given().collect(),
-            Made::PackedQcow2 => packed::given().collect(),
+            Made::PackedQcow2 => compressed::given().collect(),
             Made::SharedQcow2 => shared::given(3).collect(),
             Made::OldSharedQcow2 => shared::given(2).collect(),
             Made::SubclusterQcow2 => subclusters::given().collect(),
@@ -288,7 +288,7 @@ impl Subject {
         let used = if made == Made::FullQcow2 { FULL } else { 0 };
         let version = if matches!(made, Made::OldQcow2 | Made::OldSharedQcow2) { 2 } else { 3 };
         let holds = match made {
-            Made::PackedQcow2 => Holds::Packed,
+            Made::PackedQcow2 => Holds::Compressed,
             Made::SharedQcow2 | Made::OldSharedQcow2 => Holds::Snapshot,
             Made::SubclusterQcow2 => Holds::Subclusters,
             Made::DataFileQcow2 => Holds::DataFile,

@@ -18,9 +18,9 @@ pub const DISK: u64 = 2 * BLOCK + BLOCK / 2;
 const GROWING: u64 = DISK - CLUSTER_SECTORS / 2;
 /// Sectors of the disk of a qcow2 image that has grown: its L1 table no longer fits its cluster.
 const GROWN: u64 = (CLUSTER / 8 + 1) * CLUSTER / 8 * CLUSTER_SECTORS;
-/// Sectors of the disk of a chain: a whole grain of a merge, and one that the disk's end cuts off as it does a block and
+/// Sectors of the disk of a chain: a whole chunk of a merge, and one that the disk's end cuts off as it does a block and
 /// a cluster.
-const CHAIN: u64 = GRAIN + BLOCK / 2 - CLUSTER_SECTORS / 2;
+const CHAIN: u64 = CHUNK + BLOCK / 2 - CLUSTER_SECTORS / 2;
 
 /// Operations in the longest workloads that have rare ones among them.
 const RARE_UP_TO: u32 = 2;
@@ -79,7 +79,7 @@ impl Theme {
         match self {
             Theme::Image => vec![kept(2, 3), within, across(3)],
             Theme::Growing => vec![kept(2, 4), within, across(3)],
-            Theme::Chain => vec![kept(GRAIN - 1, 2), within, across(GRAIN - 1)],
+            Theme::Chain => vec![kept(CHUNK - 1, 2), within, across(CHUNK - 1)],
         }
     }
 
@@ -164,7 +164,7 @@ fn image_alphabet() -> Vec<Op> {
     ]
 }
 
-/// Part of a cluster, of two, of two L2 tables; clusters given up and taken again; zeroes in parts of two; a write across
+/// Part of a cluster, of two, of two L2 tables; clusters freed and taken again; zeroes in parts of two; a write across
 /// the old end, and one to the new end, whose place in the tables came with it.
 fn growing_alphabet() -> Vec<Op> {
     vec![
@@ -181,7 +181,7 @@ fn growing_alphabet() -> Vec<Op> {
 }
 
 /// Steps, and writes where the leaf has something, where its parent has, where both have, across the border of two
-/// grains and across the old end of the disk, and a block that is given up.
+/// chunks and across the old end of the disk, and a block that is freed.
 fn chain_alphabet() -> Vec<Op> {
     vec![
         Op::Chain(Step::Grow),
@@ -190,15 +190,15 @@ fn chain_alphabet() -> Vec<Op> {
         Op::Chain(Step::Snapshot),
         Op::Chain(Step::Cancel),
         write(0, 3),
-        Op::Write(Sectors { at: GRAIN - 1, count: 2 }, Durable::AtOnce),
+        Op::Write(Sectors { at: CHUNK - 1, count: 2 }, Durable::AtOnce),
         Op::Flush,
         discard(0, BLOCK),
         Op::Read(Sectors { at: 0, count: 8 }),
     ]
 }
 
-/// Sectors of a grain of a merge.
-pub const GRAIN: u64 = 4096;
+/// Sectors of a chunk of a merge.
+pub const CHUNK: u64 = 4096;
 
 /// A disk as it was at first, and as it is.
 #[derive(Clone, Copy)]

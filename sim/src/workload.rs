@@ -54,7 +54,7 @@ pub enum Step {
     MergeBelow,
     /// All layers are merged into the lowest.
     MergeAll,
-    /// The merge under way, if any, is given up.
+    /// The merge under way, if any, is cancelled.
     Cancel,
     /// The disk becomes larger.
     Grow,

@@ -73,9 +73,9 @@ fn what_was_found_once_is_not_found_again() {
     }
 }
 
-/// What a merge has brought into a layer whose sync has failed is given up above it by no later process.
+/// What a merge has brought into a layer whose sync has failed is freed above it by no later process.
 #[test]
-fn nothing_is_given_up_above_a_failed_sync_by_the_next_process() {
+fn nothing_is_freed_above_a_failed_sync_by_the_next_process() {
     let fault = |nth| Some(Fault { kind: FaultKind::Failed, nth });
     for (pace, nth) in [(Pace::Serial, 22), (Pace::Eager, 23), (Pace::Newest, 23)] {
         let subject = Subject::new(Kind::VhdOnVhd, Unwritten::Zeroes);
@@ -83,7 +83,7 @@ fn nothing_is_given_up_above_a_failed_sync_by_the_next_process() {
     }
 }
 
-/// With a redo log without room nothing is owed, and the next process finds stray space.
+/// With a redo log without room nothing is owed, and the next process finds leaked space.
 #[test]
 fn nothing_is_deallocated_behind_a_failed_sync_by_the_next_process() {
     let subject = Subject::new(Kind::VhdOnVhd, Unwritten::Zeroes);
@@ -94,7 +94,7 @@ fn nothing_is_deallocated_behind_a_failed_sync_by_the_next_process() {
 
 /// A redo log without room: what a process has changed when it dies is in the file, or is not, and nothing is owed.
 #[test]
-fn no_block_takes_the_place_of_one_that_a_killed_merge_has_given_up() {
+fn no_block_takes_the_place_of_one_that_a_killed_merge_has_freed() {
     let subject = Subject::new(Kind::VhdOnVhd, Unwritten::Stale);
     search::assert_sound_with(subject, "r4107+2 w3072+1 f merge", Pace::Serial, |setup| {
         (setup.log, setup.room, setup.depth) = (512, 3, 2);
@@ -104,7 +104,7 @@ fn no_block_takes_the_place_of_one_that_a_killed_merge_has_given_up() {
 
 #[test]
 #[ignore = "slow: run by `make test-all`"]
-fn two_writes_to_one_grain_on_both_sides_of_a_merges_beginning_agree() {
+fn two_writes_to_one_chunk_on_both_sides_of_a_merges_beginning_agree() {
     let outcome = explore::around_a_beginning(None, 2, &|_, _| true);
     assert!(outcome.failure.is_none(), "{:?}", outcome.failure);
     assert!(outcome.counts.runs > 100, "{:?}", outcome.counts);

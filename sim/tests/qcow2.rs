@@ -55,7 +55,7 @@ fn what_was_found_once_is_not_found_again() {
     }
 }
 
-/// A full redo log, and a process that dies in a round, when what it has given up is no longer counted: what is written
+/// A full redo log, and a process that dies in a round, when what it has freed is no longer counted: what is written
 /// again from the log refers to clusters that are counted once more.
 #[test]
 fn an_entry_that_is_written_again_refers_to_what_is_counted() {

@@ -20,7 +20,7 @@ const WINDOW: u64 = 1 << 30;
 /// Pieces read, and then written, at once.
 const AHEAD: usize = 16;
 /// Differences are looked for in runs of this size: the smallest cluster of qcow2 that we make.
-const GRAIN: u64 = 64 << 10;
+const CHUNK: u64 = 64 << 10;
 
 /// The work and what it is done with.
 pub struct CopyUp<'a> {
@@ -130,12 +130,12 @@ impl CopyUp<'_> {
 }
 
 impl Both {
-    /// The grains that differ, neighbours of one kind joined, each with what the image shows there.
+    /// The chunks that differ, neighbours of one kind joined, each with what the image shows there.
     fn differences(&self) -> Vec<(Span, Option<Segments>)> {
         let mut runs: Vec<(Span, bool)> = Vec::new();
         let mut from = 0;
         while from < self.span.len {
-            let len = GRAIN.min(self.span.len - from);
+            let len = CHUNK.min(self.span.len - from);
             let cut = |bytes: &Option<Segments>| bytes.as_ref().map(|bytes| cut(bytes, from, len)).filter(is_stored);
             let (shown, onto) = (cut(&self.shown), cut(&self.onto));
             let same = match (&shown, &onto) {
@@ -143,11 +143,11 @@ impl Both {
                 (Some(one), Some(other)) => one.to_vec() == other.to_vec(),
                 _ => false,
             };
-            let grain = Span { at: from, len };
+            let chunk = Span { at: from, len };
             match runs.last_mut() {
                 _ if same => {}
                 Some((last, stored)) if last.end() == from && *stored == shown.is_some() => last.len += len,
-                _ => runs.push((grain, shown.is_some())),
+                _ => runs.push((chunk, shown.is_some())),
             }
             from += len;
         }
@@ -205,20 +205,20 @@ fn zero_runs_within(runner: &mut Runner, window: Span) -> Result<Vec<Span>, Fail
 }
 
 /// A piece of the disk is never longer than this.
-const _: () = assert!(PIECE % GRAIN == 0);
+const _: () = assert!(PIECE % CHUNK == 0);
 
 #[cfg(test)]
 mod test {
     use super::*;
 
     fn piece(shown: Option<Vec<u8>>, onto: Option<Vec<u8>>) -> Both {
-        let len = 4 * GRAIN;
+        let len = 4 * CHUNK;
         let segments = |bytes: Option<Vec<u8>>| bytes.map(|bytes| Segments::copy_of(&bytes));
         Both { span: Span { at: PIECE, len }, shown: segments(shown), onto: segments(onto) }
     }
 
-    fn grains(values: [u8; 4]) -> Vec<u8> {
-        values.iter().flat_map(|&value| vec![value; usize::try_from(GRAIN).unwrap()]).collect()
+    fn chunks(values: [u8; 4]) -> Vec<u8> {
+        values.iter().flat_map(|&value| vec![value; usize::try_from(CHUNK).unwrap()]).collect()
     }
 
     fn shape(both: &Both) -> Vec<(u64, u64, bool)> {
@@ -228,20 +228,20 @@ mod test {
 
     #[test]
     fn what_both_chains_show_is_not_copied() {
-        assert!(shape(&piece(Some(grains([1, 2, 3, 4])), Some(grains([1, 2, 3, 4])))).is_empty());
-        assert!(shape(&piece(Some(grains([0; 4])), None)).is_empty());
+        assert!(shape(&piece(Some(chunks([1, 2, 3, 4])), Some(chunks([1, 2, 3, 4])))).is_empty());
+        assert!(shape(&piece(Some(chunks([0; 4])), None)).is_empty());
     }
 
     #[test]
     fn what_differs_is_copied_in_runs() {
-        let both = piece(Some(grains([1, 2, 3, 4])), Some(grains([1, 0, 0, 4])));
-        assert_eq!(shape(&both), [(GRAIN, 2 * GRAIN, true)]);
+        let both = piece(Some(chunks([1, 2, 3, 4])), Some(chunks([1, 0, 0, 4])));
+        assert_eq!(shape(&both), [(CHUNK, 2 * CHUNK, true)]);
     }
 
     #[test]
     fn what_is_zero_and_would_not_be_is_zeroed() {
-        let both = piece(Some(grains([0, 5, 0, 0])), Some(grains([7, 7, 7, 0])));
-        assert_eq!(shape(&both), [(0, GRAIN, false), (GRAIN, GRAIN, true), (2 * GRAIN, GRAIN, false)]);
-        assert_eq!(shape(&piece(None, Some(grains([0, 0, 1, 1])))), [(2 * GRAIN, 2 * GRAIN, false)]);
+        let both = piece(Some(chunks([0, 5, 0, 0])), Some(chunks([7, 7, 7, 0])));
+        assert_eq!(shape(&both), [(0, CHUNK, false), (CHUNK, CHUNK, true), (2 * CHUNK, CHUNK, false)]);
+        assert_eq!(shape(&piece(None, Some(chunks([0, 0, 1, 1])))), [(2 * CHUNK, 2 * CHUNK, false)]);
     }
 }

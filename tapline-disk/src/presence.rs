@@ -3,7 +3,7 @@
 //! It reads the metadata of an image that its caller has locked, and nothing of its data. What is written to the image
 //! while this is open may or may not be seen: ask about a part of the disk before writing there.
 
-use disk::{Format, Image, MetaBlock, Place, ReadFault, Source, Span, Wait};
+use disk::{Format, Image, Mapping, MetaBlock, ReadFault, Source, Span, Wait};
 use uring::{ImageFile, OpenOptions};
 
 use crate::failure::Failure;
@@ -50,10 +50,10 @@ impl Presence {
                 return Err(self.failed("its format gives no answer"));
             }
             let holds = match place {
-                Place::Data { .. } | Place::Packed { .. } | Place::Shared { .. } => Holds::Data,
-                Place::Damaged { at, raw, .. } => return Err(self.damaged(at, raw)),
-                Place::Zero { .. } => Holds::Zero,
-                Place::Parent { .. } => Holds::Parent,
+                Mapping::Data { .. } | Mapping::Compressed { .. } | Mapping::Shared { .. } => Holds::Data,
+                Mapping::Damaged { at, raw, .. } => return Err(self.damaged(at, raw)),
+                Mapping::Zero { .. } => Holds::Zero,
+                Mapping::Parent { .. } => Holds::Parent,
             };
             match runs.last_mut() {
                 Some((last, kind)) if *kind == holds => last.len = last.len.saturating_add(len),
@@ -64,7 +64,7 @@ impl Presence {
         Ok(runs)
     }
 
-    fn place(&mut self, span: Span) -> Result<Place, Failure> {
+    fn place(&mut self, span: Span) -> Result<Mapping, Failure> {
         loop {
             match self.image.map(span) {
                 Ok(place) => return Ok(place),

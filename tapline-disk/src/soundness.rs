@@ -52,7 +52,7 @@ pub fn unfindable(damage: Damage, layer: impl Display) -> String {
         ),
         Damaged::Packed => format!(
             "its bytes {first} to {last} cannot be had, since the compressed cluster at byte {at} of {layer} does not \
-             unpack to one"
+             decompress to one"
         ),
     }
 }

@@ -290,7 +290,7 @@ pub fn seconds(time: SystemTime) -> u64 {
 
 #[cfg(test)]
 mod test {
-    use disk::{Access, Format, Image, Place, Span, Tail};
+    use disk::{Access, Format, Image, Mapping, Span, Tail};
 
     use super::*;
 
@@ -336,7 +336,7 @@ mod test {
         let mut at = 0;
         while at < LEN {
             match image.map(Span { at, len: LEN - at }) {
-                Ok(Place::Parent { len }) => at += len,
+                Ok(Mapping::Parent { len }) => at += len,
                 Ok(place) => panic!("{place:?} at {at}"),
                 Err(disk::Wait::Load(block)) => {
                     let from = usize::try_from(block.at).unwrap();

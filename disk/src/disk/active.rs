@@ -1,30 +1,32 @@
 //! The requests of a disk, from their start until their answers are fetched.
 //!
-//! Knows nothing of what is done for them. A request is large, and moving it is a good part of what it costs: it stays in its
-//! place until its answer is fetched, though it is no longer under way. Keeps: under its number a request is found as long as it is under
-//! way, and only then; answers are fetched in the order in which the requests have ended.
+//! Knows nothing of how they are done. A request is large, and moving it is a good part of what it costs: it stays
+//! where
+//! it is until its answer is fetched, though it has ended. Keeps: a number finds a request while it is under way, and
+//! only
+//! then; answers are fetched in the order in which the requests have ended.
 
 use std::collections::VecDeque;
 
 use crate::slab::Slab;
 use crate::{Request, Span, Status};
 
-/// A request on its way.
+/// A request under way.
 #[derive(Debug)]
 pub(super) struct Active {
     pub request: Request,
-    /// Pieces under way, and one while it is being split into them.
+    /// Parts under way, and one more while it is being split.
     pub left: u32,
-    /// What is to be split when fewer pieces are under way; counts as a piece.
+    /// What is to be split when fewer parts are under way. Counts as a part.
     pub rest: Option<Span>,
     pub status: Status,
-    /// Of one that is not whole blocks: what is around it has been read.
+    /// Of an unaligned write: the blocks at its ends have been read.
     pub edges_read: bool,
-    /// A piece of a merge.
+    /// It is a chunk of a merge.
     pub of_merge: bool,
-    /// The target of the merge has no space for it.
-    pub crowded_out: bool,
-    /// It has its answer: for [`Requests`] to say.
+    /// The merge's target has no space for it: it starts over without the merge.
+    pub retry_without_merge: bool,
+    /// It has its answer. Only [`Requests`] changes this.
     pub ended: bool,
     /// [`Disk::epoch`](super::Disk::epoch) when it began.
     pub epoch: u64,
@@ -32,8 +34,18 @@ pub(super) struct Active {
 
 impl Active {
     pub fn new(request: Request, epoch: u64) -> Active {
-        let (edges_read, of_merge, crowded_out, ended) = (false, false, false, false);
-        Active { request, left: 1, rest: None, status: Status::Done, edges_read, of_merge, crowded_out, ended, epoch }
+        let (edges_read, of_merge, retry_without_merge, ended) = (false, false, false, false);
+        Active {
+            request,
+            left: 1,
+            rest: None,
+            status: Status::Done,
+            edges_read,
+            of_merge,
+            retry_without_merge,
+            ended,
+            epoch,
+        }
     }
 }
 
@@ -41,64 +53,71 @@ impl Active {
 #[derive(Debug)]
 pub(super) struct Requests {
     all: Slab<Active>,
-    /// The numbers of those that have ended, in this order.
+    /// The numbers of those that have ended, in that order.
     ended: VecDeque<u32>,
 }
 
 impl Requests {
-    /// No requests, and room for so many.
+    /// No requests, and memory for `size` of them.
     pub fn with_capacity(size: usize) -> Requests {
         Requests { all: Slab::with_capacity(size), ended: VecDeque::with_capacity(size) }
     }
 
-    /// A request is under way; its number.
+    /// Adds a request. Returns its number.
     #[inline(always)]
     pub fn insert(&mut self, request: Active) -> u32 {
         self.all.insert(request)
     }
 
     /// The request under way that has this number.
-    pub fn get(&self, number: u32) -> Option<&Active> {
-        self.all.get(number).filter(|active| !active.ended)
-    }
-
-    /// The same, to be changed.
-    pub fn get_mut(&mut self, number: u32) -> Option<&mut Active> {
-        self.all.get_mut(number).filter(|active| !active.ended)
-    }
-
-    /// A request is under way no more, and does not want to be answered.
-    pub fn remove(&mut self, number: u32) -> Option<Active> {
-        self.get(number)?;
-        self.all.remove(number)
-    }
-
-    /// A request is under way no more, and its status is its answer.
-    #[inline(always)]
-    pub fn end(&mut self, number: u32) {
-        if let Some(active) = self.get_mut(number) {
-            active.ended = true;
-            self.ended.push_back(number);
+    pub fn get(&self, number: u32) -> &Active {
+        match self.all.get(number) {
+            Some(active) if !active.ended => active,
+            _ => unreachable!("request {number} is not under way"),
         }
     }
 
-    /// The next request that has ended.
+    /// The same, mutably.
+    pub fn get_mut(&mut self, number: u32) -> &mut Active {
+        match self.all.get_mut(number) {
+            Some(active) if !active.ended => active,
+            _ => unreachable!("request {number} is not under way"),
+        }
+    }
+
+    /// Takes a request back that starts over; it gets no answer yet.
+    pub fn remove(&mut self, number: u32) -> Active {
+        match self.all.remove(number) {
+            Some(active) if !active.ended => active,
+            _ => unreachable!("request {number} is not under way"),
+        }
+    }
+
+    /// Ends a request; its status is its answer.
+    #[inline(always)]
+    pub fn end(&mut self, number: u32) {
+        self.get_mut(number).ended = true;
+        self.ended.push_back(number);
+    }
+
+    /// The next request that has ended, and its status.
     pub fn answer(&mut self) -> Option<(Request, Status)> {
         let number = self.ended.pop_front()?;
-        self.all.remove(number).map(|active| (active.request, active.status))
+        let Some(active) = self.all.remove(number) else { unreachable!("request {number} was answered before") };
+        Some((active.request, active.status))
     }
 
-    /// Number of those under way.
+    /// Number of requests under way.
     pub fn len(&self) -> usize {
-        self.all.len().saturating_sub(self.ended.len())
+        self.all.len() - self.ended.len()
     }
 
-    /// Number of those that have ended.
+    /// Number of requests that have ended and wait for their answers to be fetched.
     pub fn answers(&self) -> usize {
         self.ended.len()
     }
 
-    /// Those under way.
+    /// The requests under way.
     pub fn iter(&self) -> impl Iterator<Item = &Active> {
         self.all.iter().filter(|active| !active.ended)
     }
@@ -118,14 +137,19 @@ mod test {
     }
 
     #[test]
-    fn what_has_ended_is_not_under_way_and_keeps_its_number_until_it_is_answered() {
+    #[should_panic = "request 0 is not under way"]
+    fn a_request_ends_once() {
+        let mut requests = Requests::with_capacity(1);
+        let number = requests.insert(flush(1));
+        requests.end(number);
+        requests.end(number);
+    }
+
+    #[test]
+    fn a_request_that_has_ended_keeps_its_number_until_it_is_answered() {
         let mut requests = Requests::with_capacity(2);
         let (first, second) = (requests.insert(flush(1)), requests.insert(flush(2)));
         requests.end(second);
-        requests.end(second);
-        assert!(
-            requests.get(second).is_none() && requests.get_mut(second).is_none() && requests.remove(second).is_none()
-        );
         assert_eq!((requests.len(), requests.answers(), requests.iter().count()), (1, 1, 1));
         let third = requests.insert(flush(3));
         assert!(third != second);

@@ -1,14 +1,15 @@
-//! A budget of bytes in flight: who wants to begin something takes them, or waits for its turn.
+//! A FIFO budget of bytes in flight.
 //!
-//! Knows nothing of what they are for. Keeps: no more bytes are taken than there are, but for one that is larger than
-//! all of it and then alone; those who wait have their turn in the order in which they came, and nobody passes them.
+//! Knows nothing of what the bytes are for. Keeps: no more bytes are taken than there are, except that one taker larger
+//! than the whole budget gets it alone; takers are served in the order in which they came, and none overtakes another.
 //!
-//! Nobody waits for ever if whoever holds bytes gives them back in the end without waiting for somebody who waits here.
-//! What is given back wakes nobody by itself: [`Budget::next`] is for the place where nothing else is half done.
+//! Nobody starves as long as every taker gives its bytes back without waiting for one that waits here. Giving back
+//! wakes
+//! nobody: the caller asks [`Budget::next`] where nothing else is half done.
 
 use std::collections::VecDeque;
 
-/// Bytes, and who waits for them under a name `T`.
+/// A budget, and those who wait for a part of it, named by a `T`.
 #[derive(Debug)]
 pub(super) struct Budget<T> {
     max: u64,
@@ -22,30 +23,30 @@ impl<T> Budget<T> {
         Budget { max, taken: 0, waiting: VecDeque::new() }
     }
 
-    /// Takes `bytes` for `who`, or has it wait behind all who wait already; whether it has them.
+    /// Takes `bytes` for `who`, or queues it behind all who wait. Returns whether it has them.
     pub fn take(&mut self, who: T, bytes: u64) -> bool {
         let now = self.waiting.is_empty() && self.fits(bytes);
         if now {
-            self.taken = self.taken.saturating_add(bytes);
+            self.taken += bytes;
         } else {
             self.waiting.push_back((who, bytes));
         }
         now
     }
 
-    /// Bytes that were taken are free again.
+    /// Gives bytes back.
     pub fn give_back(&mut self, bytes: u64) {
-        debug_assert!(bytes <= self.taken, "{bytes} bytes are given back, of {} that were taken", self.taken);
-        self.taken = self.taken.saturating_sub(bytes);
+        assert!(bytes <= self.taken, "{bytes} bytes are given back, of {} that were taken", self.taken);
+        self.taken -= bytes;
     }
 
-    /// Who has waited longest and now has what it waited for.
+    /// The one that has waited longest, if the bytes it waits for are free. It has them now.
     pub fn next(&mut self) -> Option<T> {
         let &(_, bytes) = self.waiting.front()?;
         if !self.fits(bytes) {
             return None;
         }
-        self.taken = self.taken.saturating_add(bytes);
+        self.taken += bytes;
         self.waiting.pop_front().map(|(who, _)| who)
     }
 
@@ -62,7 +63,7 @@ impl<T> Budget<T> {
     }
 
     fn fits(&self, bytes: u64) -> bool {
-        self.taken == 0 || self.taken.saturating_add(bytes) <= self.max
+        self.taken == 0 || self.taken + bytes <= self.max
     }
 }
 

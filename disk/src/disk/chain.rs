@@ -1,19 +1,20 @@
-//! The layers of a disk, and how they change while the disk lives: a leaf on top, a layer opened otherwise, layers taken
+//! The layers of a disk, and how they change while it lives: a new leaf, a layer opened for another access, layers
+//! taken
 //! off, a larger leaf.
 //!
-//! Knows nothing of why. Keeps: the layers change only while nothing is in flight, so that no operation under way was
-//! begun on another chain than it ends on; and where it matters only when all of them are durable.
+//! Knows nothing of why. Keeps: the layers change only while nothing is in flight, so that no operation begins on one
+//! chain and ends on another; and, where it matters, only when all of them are durable.
 //!
-//! Whoever changes the chain holds requests back, has a round make durable what there is, changes, and lets go:
+//! To change the chain:
 //!
-//! 1. [`Disk::hold`]. What is in flight ends ([`Disk::is_quiet`]); what comes waits.
+//! 1. [`Disk::quiesce`]. Requests in flight end ([`Disk::is_quiet`]); new ones wait.
 //! 2. [`Disk::sync`], until [`Disk::is_clean`].
-//! 3. The change, which takes constant time but for [`Disk::pop_to`].
-//! 4. [`Disk::release`].
+//! 3. The change. It takes constant time, except for [`Disk::pop_to`].
+//! 4. [`Disk::resume`].
 
 use super::flush::{Reclaim, Upkeep};
 use super::{Disk, LAYERS_MAX};
-use crate::fold::Fold;
+use crate::chain_map::ChainMap;
 use crate::format::Format;
 use crate::redo::RedoLog;
 use crate::{FileId, Geometry, ImageError, ImageErrorKind, Io};
@@ -25,12 +26,12 @@ pub struct Layer<F> {
     pub file: FileId,
     /// What is in it.
     pub format: F,
-    /// What the next process will have to know of it.
+    /// What the next process must know of it.
     pub(super) log: Option<RedoLog>,
     pub(super) upkeep: Upkeep,
-    /// It could be written, and is not.
+    /// It is open for writing, but no longer written to.
     pub(super) frozen: bool,
-    /// It will be when it is durable.
+    /// It will be frozen when it is durable.
     pub(super) closing: bool,
 }
 
@@ -40,46 +41,48 @@ impl<F: Format> Layer<F> {
         Layer { file, format, log: None, upkeep, frozen: false, closing: false }
     }
 
-    /// Whether a power loss could take something away.
+    /// Whether a power loss could lose something.
     pub(super) fn is_dirty(&self) -> bool {
         self.upkeep.unsynced || self.format.dirty() > 0 || self.owes()
     }
 
-    /// Whether what the last process has left is not durable yet.
+    /// Whether changes of its last process are not durable yet.
     pub(super) fn owes(&self) -> bool {
         self.log.as_ref().is_some_and(|log| log.owed().is_some())
     }
 }
 
 impl<F: Format> Disk<F> {
-    /// From now on new requests wait; those in flight end.
-    pub fn hold(&mut self) {
-        self.held_back = true;
-        self.withdraw_piece();
+    /// Quiesces the disk: new requests wait, those in flight end.
+    pub fn quiesce(&mut self) {
+        self.quiesced = true;
+        self.withdraw_merge_chunk();
     }
 
-    /// Lets the requests go that were held back.
-    pub fn release<I: Io>(&mut self, io: &mut I) {
-        self.held_back = false;
+    /// Lets the waiting requests go.
+    pub fn resume<I: Io>(&mut self, io: &mut I) {
+        self.quiesced = false;
         self.begin_reclaim(io);
         self.reclaim_more(io);
         self.ended = true;
-        self.start_held(io);
+        self.start_waiting(io);
     }
 
-    /// Whether requests are held back.
-    pub fn is_held(&self) -> bool {
-        self.held_back
+    /// Whether the disk is quiesced.
+    pub fn is_quiesced(&self) -> bool {
+        self.quiesced
     }
 
-    /// Whether nothing is in flight but requests that wait, no file operation either.
+    /// Whether no request is under way, but for those that wait, and no file operation either.
     pub fn is_quiet(&self) -> bool {
         self.active.len() == 0 && self.ops.len() == 0
     }
 
-    /// Puts a leaf on top of the chain, empty and of the disk's size, in a file of a number that no other layer has. Only
-    /// while requests are held back and nothing is in flight. What was written to the old leaf need not be durable yet:
-    /// each round takes the layers from the deepest up, so nothing in the new leaf is durable before it.
+    /// Puts an empty leaf of the disk's size on top of the chain, in a file whose number no other layer has. Only while
+    /// the
+    /// disk is quiesced and nothing is in flight. What was written to the old leaf need not be durable yet: each round
+    /// takes
+    /// the layers from the deepest up, so nothing in the new leaf is durable before it.
     pub fn push_leaf(&mut self, file: FileId, leaf: F) -> Result<(), ImageError> {
         self.require_quiet("a leaf cannot be put on the chain")?;
         let geometry = leaf.geometry();
@@ -103,9 +106,11 @@ impl<F: Format> Disk<F> {
         Ok(())
     }
 
-    /// A layer below the leaf is not written to any more: no space in it is reclaimed, and after the round that makes it
-    /// durable no other speaks of it ([`Disk::is_frozen`]). It stays so until it is opened for another access. Only while
-    /// requests are held back and nothing is in flight.
+    /// Closes a layer below the leaf for writing: no space in it is reclaimed, and after the round that makes it
+    /// durable no
+    /// other round touches it ([`Disk::is_frozen`]), until it is opened for another access. Only while the disk is
+    /// quiesced
+    /// and nothing is in flight.
     pub fn freeze(&mut self, depth: usize) -> Result<(), ImageError> {
         self.require_quiet("a layer cannot be closed for writing")?;
         let Some(layer) = self.layers.get_mut(depth) else { return Err(no_layer(depth)) };
@@ -115,14 +120,14 @@ impl<F: Format> Disk<F> {
         Ok(())
     }
 
-    /// Whether a layer was closed for writing, and all of it is durable.
+    /// Whether a layer was closed for writing and is durable.
     pub fn is_frozen(&self, file: FileId) -> bool {
         self.layers.iter().any(|layer| layer.file == file && layer.frozen)
     }
 
     pub(super) fn freeze_if_durable(&mut self, depth: usize) {
-        let Some(layer) = self.layers.get_mut(depth).filter(|layer| layer.closing) else { return };
-        if !layer.is_dirty() {
+        let layer = self.layer_at_mut(depth);
+        if layer.closing && !layer.is_dirty() {
             layer.frozen = true;
             layer.log = None;
             layer.upkeep = Upkeep::new(true);
@@ -130,8 +135,9 @@ impl<F: Format> Disk<F> {
         }
     }
 
-    /// Replaces what is known of a layer's file by what the same file says when it is opened for another access. Only
-    /// while requests are held back, nothing is in flight and the layer durable.
+    /// Replaces a layer's image by the same file opened for another access. Only while the disk is quiesced, nothing is
+    /// in
+    /// flight and the layer is durable.
     pub fn reopen(&mut self, depth: usize, format: F) -> Result<(), ImageError> {
         self.require_quiet("a layer cannot be opened for another access")?;
         let new = format.geometry();
@@ -157,23 +163,24 @@ impl<F: Format> Disk<F> {
         Ok(())
     }
 
-    /// Takes the layers above `depth` off, which becomes the leaf, and hands them back. Only while requests are held back
-    /// and nothing is in flight: what those layers hold is no longer the disk's, durable or not.
+    /// Takes off the layers above `depth`, which becomes the leaf, and returns them. Only while the disk is quiesced
+    /// and
+    /// nothing is in flight: what those layers hold is no longer the disk's, durable or not.
     pub fn pop_to(&mut self, depth: usize) -> Result<Vec<Layer<F>>, ImageError> {
-        self.require_quiet("layers cannot be taken off the chain")?;
+        self.require_quiet("layers cannot be cached_bytes off the chain")?;
         let Some(leaf) = self.layers.get(depth) else { return Err(no_layer(depth)) };
-        // What a guest was told of its sectors stays.
+        // The guest keeps the sector size that it was told.
         self.geometry = Geometry { block: self.geometry.block, ..leaf.format.geometry() };
-        self.fold = Fold::new(self.geometry.len, self.options.map_bytes);
+        self.map = ChainMap::new(self.geometry.len, self.options.map_bytes);
         let popped: Vec<Layer<F>> = self.layers.drain(..depth).collect();
-        popped.iter().for_each(|layer| self.packed.closed(layer.file));
+        popped.iter().for_each(|layer| self.compressed.closed(layer.file));
         self.layers_changed();
         Ok(popped)
     }
 
-    /// Makes the leaf, and with it the disk, larger; what is new reads as zero. Durable with the next round, and where a
-    /// format grows no earlier (a fixed VHD) the disk does neither. Only while requests are held back and nothing is in
-    /// flight.
+    /// Grows the leaf, and with it the disk; the new part reads as zero. Durable with the next round; where a format
+    /// grows no
+    /// earlier (a fixed VHD), neither does the disk. Only while the disk is quiesced and nothing is in flight.
     pub fn grow(&mut self, len: u64) -> Result<(), ImageError> {
         self.require_quiet("the disk cannot be made larger")?;
         self.require_nothing_owed(0)?;
@@ -189,8 +196,9 @@ impl<F: Format> Disk<F> {
         Ok(())
     }
 
-    /// Makes a layer that is to be merged larger; what is new reads as zero. Durable with the next round, and where a format
-    /// grows no earlier it does neither. The guest may go on meanwhile.
+    /// Grows a layer that is to be merged; the new part reads as zero. Durable with the next round; a format may grow
+    /// no
+    /// earlier. The guest may go on meanwhile.
     pub fn grow_layer(&mut self, depth: usize, len: u64) -> Result<(), ImageError> {
         self.check_hidden(depth, len)?;
         self.require_nothing_owed(depth)?;
@@ -198,52 +206,77 @@ impl<F: Format> Disk<F> {
         let Some(layer) = self.layers.get_mut(depth) else { return Err(no_layer(depth)) };
         layer.format.grow(len)?;
         let file = layer.file;
-        // A write behind its old end may change no metadata: where a cluster reaches there, it has a place already.
+        // A write behind its old end may change no metadata: a cluster that reaches there is allocated already.
         self.layer_grown(file);
         Ok(())
     }
 
-    /// The disk is as large as the leaf.
+    /// The disk is as large as its leaf.
     fn leaf_grown(&mut self) {
-        let Some(grown) = self.layers.first().map(|leaf| leaf.format.geometry()) else { return };
+        let grown = self.layer_at(0).format.geometry();
         self.geometry = Geometry { len: grown.len, chs: grown.chs, ..self.geometry };
-        self.fold.grow(grown.len);
+        self.map.grow(grown.len);
     }
 
-    /// A layer's image has become larger. What was known of where bytes behind its old end live is void.
+    /// A layer has grown. The map's entries for what lies behind its old end are void.
     pub(super) fn layer_grown(&mut self, file: FileId) {
         if file == self.leaf_file() {
             self.leaf_grown();
         }
-        self.fold = Fold::new(self.geometry.len, self.options.map_bytes);
+        self.map = ChainMap::new(self.geometry.len, self.options.map_bytes);
     }
 
-    /// A layer that becomes `len` bytes long must not bring to light what it hides of the one below by being shorter.
+    /// Checks that growing a layer to `len` bytes exposes nothing of the layer below that its old end hides.
     pub(super) fn check_hidden(&self, depth: usize, len: u64) -> Result<(), ImageError> {
         let len_of = |depth: usize| self.layers.get(depth).map(|layer| layer.format.geometry().len);
-        let (Some(old), Some(below)) = (len_of(depth), len_of(depth.saturating_add(1))) else { return Ok(()) };
+        let (Some(old), Some(below)) = (len_of(depth), len_of(depth + 1)) else { return Ok(()) };
         if len <= old || below <= old {
             return Ok(());
         }
         let what = format!(
-            "layer {depth} has {old} bytes and the one below it {below}: if it were larger, what it hides would come to light"
+            "layer {depth} has {old} bytes and the one below it {below}: growing it would expose what it hides"
         );
         Err(ImageError::new(ImageErrorKind::Mismatch, what))
     }
 
-    /// The image of a layer, to be changed in a way that does not concern where bytes live, nor how many there are.
+    /// The image of a layer, for changes that affect neither where bytes live nor how many there are.
     pub fn layer_mut(&mut self, depth: usize) -> Option<&mut F> {
         self.may_change();
         self.layers.get_mut(depth).map(|layer| &mut layer.format)
     }
 
-    pub(super) fn layer_of(&mut self, file: FileId) -> Option<&mut Layer<F>> {
-        self.layers.iter_mut().find(|layer| layer.file == file)
+    /// The layer of a file. Layers do not change while operations are in flight, so each operation finds its own.
+    pub(super) fn layer_of(&mut self, file: FileId) -> &mut Layer<F> {
+        let Some(layer) = self.layers.iter_mut().find(|layer| layer.file == file) else {
+            unreachable!("file {} is no layer of the chain", file.0)
+        };
+        layer
     }
 
-    /// Something was written to the file, or deallocated in it, that no sync has covered.
+    /// The depth of the layer of a file.
+    pub(super) fn depth_of(&self, file: FileId) -> usize {
+        let Some(depth) = self.layers.iter().position(|layer| layer.file == file) else {
+            unreachable!("file {} is no layer of the chain", file.0)
+        };
+        depth
+    }
+
+    /// The layer at a depth that the chain is known to have.
+    pub(super) fn layer_at(&self, depth: usize) -> &Layer<F> {
+        let Some(layer) = self.layers.get(depth) else { unreachable!("the chain has no layer {depth}") };
+        layer
+    }
+
+    /// The same, mutably.
+    pub(super) fn layer_at_mut(&mut self, depth: usize) -> &mut Layer<F> {
+        let Some(layer) = self.layers.get_mut(depth) else { unreachable!("the chain has no layer {depth}") };
+        layer
+    }
+
+    /// Records that the file was written to, or deallocated in, since its last sync.
     pub(super) fn touched(&mut self, file: FileId) {
-        if let Some(layer) = self.layer_of(file).filter(|layer| !layer.upkeep.unsynced) {
+        let layer = self.layer_of(file);
+        if !layer.upkeep.unsynced {
             layer.upkeep.unsynced = true;
             if let Some(log) = &mut layer.log {
                 log.touched();
@@ -251,7 +284,7 @@ impl<F: Format> Disk<F> {
         }
     }
 
-    /// Takes note of which layers can be written to, and of whether bytes have to be looked for.
+    /// Updates which layers are written to, and whether the map is needed at all.
     pub(super) fn layers_changed(&mut self) {
         let writable =
             |(depth, layer): (usize, &Layer<F>)| (!layer.frozen && !layer.format.geometry().read_only).then_some(depth);
@@ -260,7 +293,7 @@ impl<F: Format> Disk<F> {
         self.flat = self.layers.first().filter(|leaf| leaf.format.is_flat()).map(|leaf| leaf.file);
     }
 
-    /// A layer that lies on coarser storage than the disk promises its guest cannot take the guest's requests.
+    /// Refuses a layer on storage with larger blocks than the guest was told: it cannot take its requests.
     pub(super) fn check_block(&self, geometry: Geometry, name: &str) -> Result<(), ImageError> {
         if geometry.block <= self.geometry.block {
             return Ok(());
@@ -269,14 +302,13 @@ impl<F: Format> Disk<F> {
         Err(ImageError::new(ImageErrorKind::Unsupported, what))
     }
 
-    /// What the end of a merge needs.
+    /// What the end of a merge requires.
     pub(super) fn require_clean(&self, what: &str) -> Result<(), ImageError> {
         self.require_standstill(what)?;
         if self.is_clean() { Ok(()) } else { Err(refused(what, "not everything is durable")) }
     }
 
-    /// What every other change of the chain needs.
-    /// A layer changes only when what its last process has left is durable.
+    /// A layer changes only when the changes of its last process are durable.
     pub(super) fn require_nothing_owed(&self, depth: usize) -> Result<(), ImageError> {
         match self.layers.get(depth).is_some_and(Layer::owes) {
             true => {
@@ -296,7 +328,7 @@ impl<F: Format> Disk<F> {
     }
 
     fn require_standstill(&self, what: &str) -> Result<(), ImageError> {
-        if !self.held_back {
+        if !self.quiesced {
             return Err(refused(what, "requests are not held back"));
         }
         if self.is_quiet() { Ok(()) } else { Err(refused(what, "operations are in flight")) }

@@ -1,44 +1,56 @@
-//! Copy on write: the bytes around a write that its new place takes over.
+//! Copy on write: the bytes around a write that must be written with it.
 //!
-//! Knows nothing of why a place is taken over. Keeps: such a write is one operation of the file, pushed only after
-//! everything around it has been read; until its end readers find the old place.
+//! Knows nothing of why a cluster is allocated. Keeps: such a write is one file operation, pushed only after everything
+//! around it has been read; until it has ended, readers find the old mapping.
 //!
-//! Let C be what a reservation covers with its fill. Nothing else can change C between the reservation and its
-//! end, so that what was read for the fill is what a reader would find up to the commit, and the commit loses nothing:
+//! Let C be what a reservation covers with its fill. Nothing else can change C between the reservation and its end, so
+//! what
+//! was read for the fill is what a reader would find up to the commit, and the commit loses nothing:
 //!
-//! 1. *Writes and writes of zeroes to C* come to [`Disk::reserve`]. The fold says of no byte of C that it lives in the
-//!    file that is written: a format never calls `Data` what it would not have overwritten in place, and asks for no
-//!    fill around what it has. So they reach the format, which says `Busy` for C until the ticket has ended.
-//! 2. *A discard of all of C* overlaps the write, hence waits for it, and the write for it. *A discard of a part of C*,
-//!    beside the write, cannot take the part away: a format gives up clusters only as a whole (`Nothing`, or `Busy`).
-//!    Where it says `Nothing` and zeroes are to be written, rule 1 holds. A part that already reads as zero needs
-//!    nothing, and the fill writes zeroes there.
-//! 3. *A round* in between seals what was committed, and this is not: should the power fail, C has its old place.
-//! 4. *The place that is read* does not change either. A parent's is written by a merge only, which waits for all that
-//!    overlaps the grain, and C does not leave the grains of its write. A packed cluster of the written file itself is
-//!    given up by this very commit at the earliest.
-//! 5. *An abandoned ticket* leaves the old place as it was. Who waited for it reserves anew and asks for a fill anew:
-//!    nothing that was read for one reservation is ever used for another.
+//! 1. *Writes and writes of zeroes to C* come to [`Disk::reserve`]. The map says of no byte of C that it lives in the
+//! file
+//!    that is written: a format never calls `Data` what it would not overwrite in place, and asks for no fill around
+//!   that.
+//!    So they reach the format, which says `Busy` for C until the ticket has ended.
+//! 2. *A discard of all of C* overlaps the write, so one of the two waits for the other. *A discard of a part of C*,
+//! next
+//!    to the write, cannot take the part away: a format frees clusters only as a whole (`Nothing`, or `Busy`). Where it
+//!    says `Nothing` and zeroes are to be written, rule 1 holds. A part that already reads as zero needs nothing, and
+//!   the
+//!    fill writes zeroes there.
+//! 3. *A round* in between seals what was committed, and this is not: after a power loss C has its old mapping.
+//! 4. *The place that is read* does not change either. Only a merge writes to a parent, and it waits for all that
+//! overlaps
+//!    the chunk; C does not leave the chunks of its write. A compressed cluster of the written file itself is freed by
+//!   this
+//!    very commit at the earliest.
+//! 5. *An abandoned ticket* leaves the old mapping as it was. Those who waited for it reserve anew and get a fill of
+//! their
+//!    own: nothing that was read for one reservation is ever used for another.
 //!
-//! Nobody waits in a circle: a fill waits for reads and metadata only, never for a ticket, nor for a request; and before
-//! it begins, for bytes of the budget. Those who have such bytes keep them until their write has ended, and wait for
-//! nobody who waits for some: compressed clusters have a budget of their own, whose readers wait for the storage alone.
-//! What a fill takes is what lies around its write, all of it, though zeroes and what is already there in memory need none.
+//! There is no deadlock: a fill waits for reads and metadata only, never for a ticket or a request; and, before it
+//! begins,
+//! for bytes of the budget. Takers keep their bytes until their write has ended, and wait for no other taker:
+//! compressed
+//! clusters have a budget of their own, and their readers wait for the storage alone. A fill takes all bytes around its
+//! write, even where these are zero or cached.
 //!
-//! The guest's bytes are not copied into the buffer of the fill: as parts of a list they cost the kernel nothing, are
-//! the same for any size of cluster, and the engine copies where alignment asks for it, as it does for any other write.
+//! The guest's bytes are not copied into the fill's buffer: as entries of a list they cost the kernel nothing and are
+//! the
+//! same for any cluster size, and the engine copies where alignment requires it, as for any other write.
 
 use memory::Segments;
 
 use super::budget::Budget;
-use super::packed::{Cluster, Reader};
+use super::compressed::{Cluster, Reader};
 use super::{Disk, Op, Parked};
-use crate::fold::Where;
+use crate::chain_map::Location;
 use crate::format::{Fill, Format, Reserved, Ticket};
+use crate::size::{in_memory, on_disk};
 use crate::slab::Slab;
 use crate::{Action, FileDone, FileId, Io, Span, Status};
 
-/// Writes whose surroundings are being read or are to be, and the memory that these and the writes themselves may take.
+/// Writes that wait for the bytes around them, and the memory that those and the copies of merges may take.
 #[derive(Debug)]
 pub(super) struct Fills {
     fillings: Slab<Filling>,
@@ -50,36 +62,38 @@ impl Fills {
         Fills { fillings: Slab::with_capacity(0), budget: Budget::new(bytes_max) }
     }
 
-    /// The next one that has waited for memory and need not any more.
+    /// The next fill that has waited for memory and has it now.
     pub fn next(&mut self) -> Option<u32> {
         self.budget.next()
     }
 
-    /// Bytes of memory that fills have.
+    /// Bytes of memory that fills have taken.
     #[cfg(test)]
     pub fn bytes(&self) -> u64 {
         self.budget.taken()
     }
 
-    /// Whether there is none, nor any memory that one has.
+    /// Whether there is no fill and no memory is taken.
     #[cfg(test)]
     pub fn is_empty(&self) -> bool {
         self.fillings.len() == 0 && self.budget.is_whole()
     }
 
-    fn get(&self, fill: u32) -> Option<&Filling> {
-        self.fillings.get(fill)
+    fn get(&self, fill: u32) -> &Filling {
+        let Some(filling) = self.fillings.get(fill) else { unreachable!("fill {fill} has ended") };
+        filling
     }
 
-    fn get_mut(&mut self, fill: u32) -> Option<&mut Filling> {
-        self.fillings.get_mut(fill)
+    fn get_mut(&mut self, fill: u32) -> &mut Filling {
+        let Some(filling) = self.fillings.get_mut(fill) else { unreachable!("fill {fill} has ended") };
+        filling
     }
 }
 
-/// A write whose surroundings are being read.
+/// A write that waits for the bytes around it.
 #[derive(Debug)]
 pub(super) struct Filling {
-    /// Its request, of which this is a piece.
+    /// Its request, of which this is a part.
     number: u32,
     ticket: Option<Ticket>,
     /// Where all of it goes.
@@ -87,28 +101,28 @@ pub(super) struct Filling {
     at: u64,
     /// The bytes of the disk that are written with it, its own among them.
     whole: Span,
-    /// Its own, and what they are to hold.
+    /// The bytes of the write itself, and their new content.
     own: Span,
     from: Segments,
     /// What is to be written, up to `next`.
-    pieces: Vec<Segments>,
+    parts: Vec<Segments>,
     next: u64,
-    /// Reads under way, and one while metadata is waited for.
+    /// Reads under way, and one more while metadata is loaded.
     pending: u32,
     status: Status,
-    /// A copy of a merge, which has nothing of its own.
+    /// It is a copy of a merge, and has no bytes of its own.
     is_copy: bool,
-    /// All of a copy: in one piece, since it may be gathered from very many.
+    /// The buffer of a copy: one, since it may be gathered from very many parts.
     room: Option<Segments>,
 }
 
-/// What the next piece of a fill is made of.
-enum Piece {
+/// What the next part of a fill is made of.
+enum FillPart {
     /// The write itself.
     Own,
     /// Bytes behind the end of the disk.
     Beyond(u64),
-    /// Bytes that are somewhere else.
+    /// Bytes to be read.
     Copy(Span),
 }
 
@@ -117,16 +131,16 @@ impl Filling {
     pub fn of_copy(number: u32, file: FileId, at: u64, reserved: Reserved) -> Filling {
         let Reserved { at: place, len, ticket, fill } = reserved;
         let Fill { before, after } = fill.unwrap_or(Fill { before: 0, after: 0 });
-        let whole = Span { at: at.saturating_sub(before), len: before.saturating_add(len).saturating_add(after) };
+        let whole = Span { at: at - before, len: before + len + after };
         Filling {
             number,
             ticket,
             file,
-            at: place.saturating_sub(before),
+            at: place - before,
             whole,
             own: Span { at: whole.end(), len: 0 },
             from: Segments::empty(),
-            pieces: Vec::new(),
+            parts: Vec::new(),
             next: whole.at,
             pending: 0,
             status: Status::Done,
@@ -135,45 +149,44 @@ impl Filling {
         }
     }
 
-    /// Bytes of memory that it takes.
+    /// Bytes of memory that it takes from the budget.
     fn bytes(&self) -> u64 {
-        self.whole.len.saturating_sub(self.own.len)
+        self.whole.len - self.own.len
     }
 
-    fn next_piece(&self, disk_len: u64) -> Option<Piece> {
+    fn next_part(&self, disk_len: u64) -> Option<FillPart> {
         if self.next >= self.whole.end() {
             return None;
         }
         let until = match self.next {
-            next if next == self.own.at => return Some(Piece::Own),
+            next if next == self.own.at => return Some(FillPart::Own),
             next if next < self.own.at => self.own.at,
             _ => self.whole.end(),
         };
-        let len = until.saturating_sub(self.next);
+        let len = until - self.next;
         let inside = disk_len.saturating_sub(self.next).min(len);
         match (len, inside) {
             (0, _) => None,
-            (_, 0) => Some(Piece::Beyond(len)),
-            _ => Some(Piece::Copy(Span { at: self.next, len: inside })),
+            (_, 0) => Some(FillPart::Beyond(len)),
+            _ => Some(FillPart::Copy(Span { at: self.next, len: inside })),
         }
     }
 
-    fn append(&mut self, piece: Segments) {
-        self.next = self.next.saturating_add(u64::try_from(piece.len()).unwrap_or(u64::MAX));
+    fn append(&mut self, part: Segments) {
+        self.next += on_disk(part.len());
         if !self.is_copy {
-            self.pieces.push(piece);
+            self.parts.push(part);
         }
     }
 
     /// Memory for the next `len` bytes.
     fn memory(&mut self, len: u64) -> Segments {
-        let len = usize::try_from(len).unwrap_or(0);
         if self.is_copy && self.room.is_none() {
-            self.room = Some(Segments::zeroed(usize::try_from(self.whole.len).unwrap_or(0)));
+            self.room = Some(Segments::zeroed(in_memory(self.whole.len)));
         }
-        match (&self.room, usize::try_from(self.next.saturating_sub(self.whole.at))) {
-            (Some(room), Ok(from)) => room.slice(from, len),
-            _ => Segments::zeroed(len),
+        match &self.room {
+            Some(room) => room.slice(in_memory(self.next - self.whole.at), in_memory(len)),
+            None => Segments::zeroed(in_memory(len)),
         }
     }
 }
@@ -192,21 +205,21 @@ impl<F: Format> Disk<F> {
         let Fill { before, after } = fill.unwrap_or(Fill { before: 0, after: 0 });
         if before == 0 && after == 0 {
             let op = Op::Transfer { number, ticket };
-            return self.push_piece(number, op, file, Action::Write { at: place, from }, io);
+            return self.push_part(number, op, file, Action::Write { at: place, from }, io);
         }
-        debug_assert!(before <= at && before <= place, "a fill that begins in front of the disk or of the file");
+        assert!(before <= at && before <= place, "a fill begins in front of the disk or of the file");
         let own = Span { at, len };
-        let whole = Span { at: at.saturating_sub(before), len: before.saturating_add(len).saturating_add(after) };
-        self.piece_begun(number);
+        let whole = Span { at: at - before, len: before + len + after };
+        self.part_begun(number);
         let filling = Filling {
             number,
             ticket,
             file,
-            at: place.saturating_sub(before),
+            at: place - before,
             whole,
             own,
             from,
-            pieces: Vec::new(),
+            parts: Vec::new(),
             next: whole.at,
             pending: 0,
             status: Status::Done,
@@ -216,8 +229,7 @@ impl<F: Format> Disk<F> {
         self.begin_filling(filling, io);
     }
 
-    /// Begins to read what a write needs, or has it wait until there is memory for that; the write is a piece of its
-    /// request already.
+    /// Begins a fill, or has it wait for memory. The write counts as a part of its request already.
     pub(super) fn begin_filling<I: Io>(&mut self, filling: Filling, io: &mut I) {
         let bytes = filling.bytes();
         let fill = self.fills.fillings.insert(filling);
@@ -226,17 +238,21 @@ impl<F: Format> Disk<F> {
         }
     }
 
-    /// Finds out where the bytes around a write live, and begins to read them; ends the fill when all are there.
+    /// Reads the bytes around a write, as far as their mappings are known. Ends the fill when it has them all.
     pub(super) fn go_on_filling<I: Io>(&mut self, fill: u32, io: &mut I) {
-        let is_copy = self.fills.get(fill).is_some_and(|filling| filling.is_copy);
+        let is_copy = self.fills.get(fill).is_copy;
         let disk_len = self.merge.as_ref().filter(|_| is_copy).map_or(self.geometry.len, |merge| merge.len);
-        while let Some(filling) = self.fills.get_mut(fill).filter(|filling| filling.status == Status::Done) {
-            match filling.next_piece(disk_len) {
+        loop {
+            let filling = self.fills.get_mut(fill);
+            if filling.status != Status::Done {
+                break;
+            }
+            match filling.next_part(disk_len) {
                 None => break,
-                Some(Piece::Own) => filling.append(filling.from.clone()),
-                Some(Piece::Beyond(len)) => filling.append(zeroes(len)),
-                Some(Piece::Copy(span)) => {
-                    if !self.copy_piece(fill, span, io) {
+                Some(FillPart::Own) => filling.append(filling.from.clone()),
+                Some(FillPart::Beyond(len)) => filling.append(zeroes(len)),
+                Some(FillPart::Copy(span)) => {
+                    if !self.copy_part(fill, span, io) {
                         return;
                     }
                 }
@@ -245,36 +261,36 @@ impl<F: Format> Disk<F> {
         self.end_filling(fill, io);
     }
 
-    /// Takes the first bytes of `span` over. `false`: later, when metadata has come.
-    fn copy_piece<I: Io>(&mut self, fill: u32, span: Span, io: &mut I) -> bool {
-        let is_copy = self.fills.get(fill).is_some_and(|filling| filling.is_copy);
-        let copied = self.resolve_copy(span.at).filter(|_| is_copy);
+    /// Copies the first bytes of `span`. Returns whether it could; if not, it waits for metadata.
+    fn copy_part<I: Io>(&mut self, fill: u32, span: Span, io: &mut I) -> bool {
+        let is_copy = self.fills.get(fill).is_copy;
+        let copied = if is_copy { self.resolve_copy(span.at) } else { None };
         let (place, len) = match copied.map_or_else(|| self.resolve(span.at), Ok) {
             Ok((place, len)) if is_copy => (place, len.min(span.len)),
-            Ok((place, len)) => (place, self.lengthened(span.at, place, len.min(span.len), span.len)),
+            Ok((place, len)) => (place, self.coalesce(span.at, place, len.min(span.len), span.len)),
             Err(missing) => {
                 self.begun(fill);
-                self.park_for_grain(Parked::Fill { fill, at: span.at }, missing, io);
+                self.park_for_map(Parked::Fill { fill, at: span.at }, missing, io);
                 return false;
             }
         };
         match place {
-            Where::Zero => self.append_piece(fill, zeroes(len)),
-            Where::Damaged { file } => {
+            Location::Zero => self.append_part(fill, zeroes(len)),
+            Location::Damaged { file } => {
                 self.met_damage(file, Span { at: span.at, len });
                 self.fail_filling(fill, Status::Failed);
             }
-            Where::Data { file, at } | Where::Shared { file, at } => {
+            Location::Data { file, at } | Location::Shared { file, at } => {
                 let into = self.append_room(fill, len);
                 self.begun(fill);
                 self.push(Op::Fill { fill }, file, Action::Read { at, into }, io);
             }
-            Where::Packed { file } => match self.unpacked_place(file, Span { at: span.at, len }) {
-                Ok(Some(cluster)) => self.copy_packed(fill, span.at, cluster, io),
+            Location::Compressed { file } => match self.compressed_place(file, Span { at: span.at, len }) {
+                Ok(Some(cluster)) => self.copy_compressed(fill, span.at, cluster, io),
                 Ok(None) => self.fail_filling(fill, Status::Failed),
                 Err(missing) => {
                     self.begun(fill);
-                    self.park_for_grain(Parked::Fill { fill, at: span.at }, missing, io);
+                    self.park_for_map(Parked::Fill { fill, at: span.at }, missing, io);
                     return false;
                 }
             },
@@ -282,9 +298,9 @@ impl<F: Format> Disk<F> {
         true
     }
 
-    fn copy_packed<I: Io>(&mut self, fill: u32, at: u64, cluster: Cluster, io: &mut I) {
+    fn copy_compressed<I: Io>(&mut self, fill: u32, at: u64, cluster: Cluster, io: &mut I) {
         let into = self.append_room(fill, cluster.len);
-        match self.read_packed(cluster, Span { at, len: cluster.len }, into, Reader::Fill(fill), io) {
+        match self.read_compressed(cluster, Span { at, len: cluster.len }, into, Reader::Fill(fill), io) {
             None => self.begun(fill),
             Some(Status::Done) => {}
             Some(status) => self.fail_filling(fill, status),
@@ -293,35 +309,33 @@ impl<F: Format> Disk<F> {
 
     /// Memory for the next `len` bytes.
     fn append_room(&mut self, fill: u32, len: u64) -> Segments {
-        let room = self.fills.get_mut(fill).map_or_else(Segments::empty, |filling| filling.memory(len));
-        self.append_piece(fill, room.clone());
+        let room = self.fills.get_mut(fill).memory(len);
+        self.append_part(fill, room.clone());
         room
     }
 
-    fn append_piece(&mut self, fill: u32, piece: Segments) {
-        if let Some(filling) = self.fills.get_mut(fill) {
-            filling.append(piece);
-        }
+    fn append_part(&mut self, fill: u32, part: Segments) {
+        self.fills.get_mut(fill).append(part);
     }
 
     fn begun(&mut self, fill: u32) {
-        if let Some(filling) = self.fills.get_mut(fill) {
-            filling.pending = filling.pending.saturating_add(1);
-        }
+        self.fills.get_mut(fill).pending += 1;
     }
 
     fn fail_filling(&mut self, fill: u32, status: Status) {
-        if let Some(filling) = self.fills.get_mut(fill).filter(|filling| filling.status == Status::Done) {
+        let filling = self.fills.get_mut(fill);
+        if filling.status == Status::Done {
             filling.status = status;
         }
     }
 
-    /// Begins what has waited for memory, as far as there is some. Memory comes back only with the end of an operation; and
-    /// here and not there, for what begins may end at once.
+    /// Begins what has waited for memory, as far as there is some. Only an operation that ends gives memory back. It is
+    /// not
+    /// done there, because what begins may end at once.
     pub(super) fn begin_waiting_reads<I: Io>(&mut self, io: &mut I) {
         loop {
-            if let Some(begin) = self.packed.next() {
-                self.begin_packed_read(begin, io);
+            if let Some(begin) = self.compressed.next() {
+                self.begin_compressed_read(begin, io);
             } else if let Some(fill) = self.fills.next() {
                 self.go_on_filling(fill, io);
             } else {
@@ -330,7 +344,7 @@ impl<F: Format> Disk<F> {
         }
     }
 
-    /// A write with what was around it has ended.
+    /// Ends a write together with the bytes around it.
     pub(super) fn filled<I: Io>(
         &mut self,
         number: u32,
@@ -343,56 +357,55 @@ impl<F: Format> Disk<F> {
         self.transferred(number, done.op.file, ticket, true, done.result, io);
     }
 
-    /// A read for a fill has ended.
+    /// Ends a read for a fill.
     pub(super) fn fill_read<I: Io>(&mut self, fill: u32, status: Status, io: &mut I) {
         self.ended(fill, status);
         self.end_filling(fill, io);
     }
 
-    /// The metadata that a fill has waited for is there.
-    pub(super) fn resume_filling<I: Io>(&mut self, fill: u32, io: &mut I) {
+    /// Resumes a fill whose metadata was loaded.
+    pub(super) fn unpark_fill<I: Io>(&mut self, fill: u32, io: &mut I) {
         self.ended(fill, Status::Done);
         self.go_on_filling(fill, io);
     }
 
     fn ended(&mut self, fill: u32, status: Status) {
-        if let Some(filling) = self.fills.get_mut(fill) {
-            filling.pending = filling.pending.saturating_sub(1);
-        }
+        self.fills.get_mut(fill).pending -= 1;
         if status != Status::Done {
             self.fail_filling(fill, status);
         }
     }
 
-    /// Begins the write when everything for it is there; gives the reservation back when something cannot be had.
-    /// Either way only when nothing is under way any more.
+    /// Begins the write when everything for it has been read, or abandons the reservation if a read has failed; either
+    /// way
+    /// only when no read is under way any more.
     fn end_filling<I: Io>(&mut self, fill: u32, io: &mut I) {
-        let Some(filling) = self.fills.get(fill) else { return };
+        let filling = self.fills.get(fill);
         let complete = filling.next >= filling.whole.end();
         if filling.pending > 0 || (filling.status == Status::Done && !complete) {
             return;
         }
-        let Some(filling) = self.fills.fillings.remove(fill) else { return };
+        let Some(filling) = self.fills.fillings.remove(fill) else { unreachable!("fill {fill} has ended") };
         let bytes = filling.bytes();
-        let Filling { number, ticket, file, at, whole, pieces, room, is_copy, .. } = filling;
+        let Filling { number, ticket, file, at, whole, parts, room, is_copy, .. } = filling;
         let status = if self.broken { Status::Refused } else { filling.status };
         if status == Status::Done {
             let from = match room {
                 Some(room) => room,
                 None if is_copy => zeroes(whole.len),
-                None => Segments::joined(pieces),
+                None => Segments::joined(parts),
             };
             return self.push(Op::Filled { number, ticket, bytes }, file, Action::Write { at, from }, io);
         }
         self.fills.budget.give_back(bytes);
         if let Some(ticket) = ticket {
-            self.conclude(file, ticket, false, io);
+            self.finish_reservation(file, ticket, false, io);
         }
-        self.piece_ended(number, status, io);
+        self.part_ended(number, status, io);
     }
 }
 
-/// That many zeroes, to be written.
+/// So many zeroes, to be written.
 pub(super) fn zeroes(len: u64) -> Segments {
-    Segments::zeroes(usize::try_from(len).unwrap_or(0))
+    Segments::zeroes(in_memory(len))
 }

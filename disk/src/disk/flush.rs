@@ -1,8 +1,8 @@
-//! Flushes: rounds that make every layer durable that something was written to; and the reclaiming of space that
-//! nothing refers to any more.
+//! Flushes: rounds that make every layer durable that was written to; and the reclaiming of leaked space.
 //!
-//! Knows what a round is to make durable, `round` in which order. Keeps, for each layer by itself: no sync that fails
-//! is taken for a success, and nothing is deallocated that a power loss could bring back.
+//! Knows what a round must make durable; `round` knows the order. Keeps, for each layer by itself: no failed sync is
+//! taken
+//! for a success, and nothing is deallocated that a power loss could bring back.
 
 use super::{Disk, Op, Parked, status_of};
 use crate::format::Format;
@@ -10,19 +10,19 @@ use crate::round::{Part, Step};
 use crate::{Action, FileError, FileId, Io, Span, Status};
 use memory::Segments;
 
-/// How many times as much as begins a round may be changed before a discard waits: a round is under way meanwhile.
+/// A discard waits when this many times the metadata that begins a round has changed: a round is under way meanwhile.
 const DIRTY_TIMES: usize = 4;
 
-/// What there is to do for one layer.
+/// The state of one layer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Upkeep {
-    /// Something was written since the last round began, or may have been before we came.
+    /// Something was written since the last round began, or may have been before the image was opened.
     pub unsynced: bool,
     /// Changed metadata blocks that a failed round has left.
     pub dirty_left: usize,
     /// Bytes of the redo log that a failed round has left.
     pub log_left: u64,
-    /// How far the reclaiming of stray space has come.
+    /// How far the reclaiming of leaked space has come.
     pub reclaim: Reclaim,
 }
 
@@ -34,28 +34,31 @@ impl Upkeep {
     }
 }
 
-/// How far the reclaiming of stray space has come.
+/// How far the reclaiming of leaked space has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reclaim {
-    /// Not begun. What was read at open may be in a cache only, left by a process that was killed; before
-    /// space is used again that such metadata has given up, it is synced.
+    /// Not begun. Metadata that was read at open may be in a cache only, left by a process that was killed. It is
+    /// synced
+    /// before space is reused that it no longer refers to.
     Start,
-    /// That sync is under way. No round begins meanwhile: of two syncs at once, the kernel tells one of a failure,
+    /// That sync is under way. No round begins meanwhile: the kernel reports a failure to one of two concurrent syncs
+    /// only,
     /// and the other must not be taken for a success.
     Syncing,
     /// A deallocation is under way.
     Busy,
-    /// There was nothing more.
+    /// There is nothing more to reclaim.
     Done,
 }
 
 impl<F: Format> Disk<F> {
-    /// Makes everything durable that has been written until now, as a flush does. What came of it: [`Disk::is_clean`],
-    /// once [`Disk::is_syncing`] no longer holds.
+    /// Makes everything durable that has been written until now, as a flush does. [`Disk::is_clean`] tells whether it
+    /// has
+    /// succeeded, once [`Disk::is_syncing`] no longer holds.
     pub fn sync<I: Io>(&mut self, io: &mut I) {
         self.sync_asked = true;
         self.begin_round(io);
-        self.start_held(io);
+        self.start_waiting(io);
     }
 
     /// Whether a round is under way, or about to begin.
@@ -63,9 +66,9 @@ impl<F: Format> Disk<F> {
         self.sync_asked || !self.round.is_idle()
     }
 
-    /// Whether everything is durable that was ever written.
+    /// Whether everything that was ever written is durable.
     pub fn is_clean(&self) -> bool {
-        let clean = |&depth: &usize| self.layers.get(depth).is_none_or(|layer| !layer.is_dirty());
+        let clean = |&depth: &usize| !self.layer_at(depth).is_dirty();
         !self.broken && !self.is_syncing() && self.writers.iter().all(clean)
     }
 
@@ -74,7 +77,7 @@ impl<F: Format> Disk<F> {
         self.round_status
     }
 
-    /// Begins a round, if none is under way and there is reason for one.
+    /// Begins a round, if there is a reason and none is under way.
     pub(super) fn begin_round<I: Io>(&mut self, io: &mut I) {
         let reason = !self.flushes.is_empty() || self.sync_asked || self.is_much_dirty();
         if !self.round.is_idle() || !reason || self.reclaim_syncs > 0 {
@@ -88,22 +91,23 @@ impl<F: Format> Disk<F> {
         self.take_steps(step, io);
     }
 
-    /// Whether so much metadata has changed that it is written though nobody asks. A round that failed is tried again
-    /// when somebody asks for it or as much again has changed, not at once and for ever.
+    /// Whether so much metadata has changed that it is written unasked. A failed round is retried when a request asks
+    /// for it
+    /// or as much again has changed, not at once and without end.
     fn is_much_dirty(&self) -> bool {
         let much = |&depth: &usize| {
-            let Some(layer) = self.layers.get(depth) else { return false };
+            let layer = self.layer_at(depth);
             layer.format.dirty() > self.options.dirty_max.saturating_add(layer.upkeep.dirty_left) || layer.is_log_full()
         };
         !self.broken && self.writers.iter().any(much)
     }
 
-    /// Seals all layers that something was written to, at one moment; the deepest comes first.
+    /// Seals all layers that were written to, at one moment; the deepest comes first.
     fn seal(&mut self) -> Vec<Part> {
         self.log_changes();
         let mut parts = Vec::new();
-        for &depth in self.writers.iter().rev() {
-            let Some(layer) = self.layers.get_mut(depth) else { continue };
+        for depth in self.writers.clone().into_iter().rev() {
+            let layer = self.layer_at_mut(depth);
             if layer.is_dirty() {
                 layer.upkeep.unsynced = false;
                 parts.push(Part { file: layer.file, batches: layer.seal() });
@@ -112,14 +116,14 @@ impl<F: Format> Disk<F> {
         parts
     }
 
-    /// Takes the steps of a round up to the next one that has to be waited for.
+    /// Takes the steps of a round up to the next one that must be waited for.
     fn take_steps<I: Io>(&mut self, mut step: Step, io: &mut I) {
         loop {
             match step {
                 Step::Sync(file) => return self.push(Op::Sync, file, Action::SyncData, io),
                 Step::Write(file, batch) => {
                     for write in batch {
-                        self.taken = self.taken.saturating_add(write.bytes.len());
+                        self.cached_bytes += write.bytes.len();
                         let from = Segments::copy_of(&write.bytes);
                         self.push(Op::Meta, file, Action::Write { at: write.at, from }, io);
                     }
@@ -135,19 +139,17 @@ impl<F: Format> Disk<F> {
     }
 
     fn settle_layer(&mut self, file: FileId, durable: bool) {
-        let Some(layer) = self.layer_of(file) else { return };
+        let layer = self.layer_of(file);
         let before = layer.format.geometry().len;
         layer.settled(durable);
         let grown = layer.format.geometry().len != before;
         layer.upkeep.dirty_left = if durable { 0 } else { layer.format.dirty() };
-        // Its turn may not even have come.
+        // The round may not even have come to this layer.
         layer.upkeep.unsynced |= !durable;
         if grown {
             self.layer_grown(file);
         }
-        if let Some(depth) = self.layers.iter().position(|layer| layer.file == file) {
-            self.freeze_if_durable(depth);
-        }
+        self.freeze_if_durable(self.depth_of(file));
     }
 
     fn answer_round<I: Io>(&mut self, io: &mut I) {
@@ -158,20 +160,20 @@ impl<F: Format> Disk<F> {
         }
         for parked in std::mem::take(&mut self.throttled) {
             if let (Parked::Request { number, .. }, false) = (parked, status == Status::Done) {
-                self.piece_ended(number, status, io);
+                self.part_ended(number, status, io);
             } else {
-                self.resume(parked, io);
+                self.unpark(parked, io);
             }
         }
         self.reclaim_more(io);
         self.begin_round(io);
     }
 
-    /// Sets the rest of a request aside until a round has ended, if there is very much for one to write. For requests
-    /// that change metadata and move no data: nothing else keeps them from changing all there is at once.
+    /// Parks the rest of a request until a round has ended, if too much metadata has changed. For requests that change
+    /// metadata and move no data: nothing else keeps them from changing all there is at once.
     pub(super) fn is_throttled<I: Io>(&mut self, number: u32, rest: Span, io: &mut I) -> bool {
         let most = self.options.dirty_max.saturating_mul(DIRTY_TIMES);
-        let much = |&depth: &usize| self.layers.get(depth).is_some_and(|layer| layer.format.dirty() > most);
+        let much = |&depth: &usize| self.layer_at(depth).format.dirty() > most;
         if self.broken || !self.writers.iter().any(much) {
             return false;
         }
@@ -179,7 +181,7 @@ impl<F: Format> Disk<F> {
         true
     }
 
-    /// Sets something aside until a round has ended.
+    /// Parks something until a round has ended.
     pub(super) fn wait_for_round<I: Io>(&mut self, parked: Parked, io: &mut I) {
         self.set_aside(parked);
         self.throttled.push(parked);
@@ -205,12 +207,14 @@ impl<F: Format> Disk<F> {
         self.take_steps(step, io);
     }
 
-    /// Looks for stray space in layers that were opened since it was last looked for, when a request comes. What the
-    /// last process has left comes first.
+    /// Scans layers for leaked space that were opened since the last scan, when a request comes. The changes of the
+    /// last
+    /// process come first.
     pub(super) fn begin_reclaim<I: Io>(&mut self, io: &mut I) {
-        // A sync that succeeds behind one that has failed, perhaps under the last process, does not prove that what was
-        // given up is durable.
-        if !self.reclaim_due || self.held_back || self.broken || !self.round.is_idle() {
+        // A sync that succeeds after one that has failed, perhaps in the last process, does not prove that metadata is
+        // durable
+        // that no longer refers to the space.
+        if !self.reclaim_due || self.quiesced || self.broken || !self.round.is_idle() {
             return;
         }
         if self.owes() {
@@ -218,7 +222,7 @@ impl<F: Format> Disk<F> {
         }
         self.reclaim_due = false;
         for depth in self.writers.clone() {
-            let Some(layer) = self.layers.get_mut(depth) else { continue };
+            let layer = self.layer_at_mut(depth);
             if layer.upkeep.reclaim != Reclaim::Start {
                 continue;
             }
@@ -226,7 +230,7 @@ impl<F: Format> Disk<F> {
             if let Some((at, len)) = layer.format.reclaim() {
                 layer.upkeep.reclaim = Reclaim::Syncing;
                 let file = layer.file;
-                self.reclaim_syncs = self.reclaim_syncs.saturating_add(1);
+                self.reclaim_syncs += 1;
                 self.push(Op::ReclaimSync { at, len }, file, Action::SyncData, io);
             }
         }
@@ -240,14 +244,12 @@ impl<F: Format> Disk<F> {
         result: Result<(), FileError>,
         io: &mut I,
     ) {
-        self.reclaim_syncs = self.reclaim_syncs.saturating_sub(1);
+        self.reclaim_syncs -= 1;
         if result.is_err() {
             self.sync_failed(file);
         }
         let proven = result.is_ok() && !self.broken;
-        if let Some(layer) = self.layer_of(file) {
-            layer.upkeep.reclaim = if proven { Reclaim::Busy } else { Reclaim::Done };
-        }
+        self.layer_of(file).upkeep.reclaim = if proven { Reclaim::Busy } else { Reclaim::Done };
         if proven {
             self.push(Op::Release { number: None, at }, file, Action::Deallocate { at, len }, io);
         }
@@ -255,21 +257,19 @@ impl<F: Format> Disk<F> {
     }
 
     pub(super) fn reclaimed<I: Io>(&mut self, file: FileId, io: &mut I) {
-        if let Some(layer) = self.layer_of(file) {
-            layer.upkeep.reclaim = Reclaim::Done;
-        }
+        self.layer_of(file).upkeep.reclaim = Reclaim::Done;
         self.reclaim_more(io);
     }
 
-    /// Deallocates the next stray space of each layer, one at a time: nobody waits for it. Not while requests are held
-    /// back: whoever does that waits for an end.
+    /// Deallocates the next leaked space of each layer, one at a time, in the background. Not on a quiesced disk: its
+    /// caller
+    /// waits for an end.
     pub(super) fn reclaim_more<I: Io>(&mut self, io: &mut I) {
-        if self.broken || self.held_back {
+        if self.broken || self.quiesced {
             return;
         }
-        for which in 0..self.writers.len() {
-            let depth = self.writers.get(which).copied().unwrap_or(usize::MAX);
-            let Some(layer) = self.layers.get_mut(depth) else { continue };
+        for depth in self.writers.clone() {
+            let layer = self.layer_at_mut(depth);
             if layer.upkeep.reclaim != Reclaim::Done || layer.closing {
                 continue;
             }

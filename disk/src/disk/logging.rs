@@ -1,8 +1,8 @@
 //! The redo logs of the layers: what is logged when, and what an earlier process has left in them.
 //!
-//! Knows nothing of what a log looks like. Keeps: changes are logged before the request that caused them is answered,
-//! the deepest layer first, as a round makes them durable; a layer changes only when what its last process has left is
-//! durable.
+//! Knows nothing of a log's format. Keeps: changes are logged before the request that caused them is answered, the
+//! deepest
+//! layer first, as a round makes them durable; a layer changes only when the changes of its last process are durable.
 
 use super::Disk;
 use super::chain::Layer;
@@ -12,12 +12,14 @@ use crate::{FileId, ImageError, ImageErrorKind};
 
 impl<F: Format> Disk<F> {
     /// Gives a layer its redo log, through which its image was opened ([`RedoLog::patched`]). Before the first request,
-    /// or right behind the call that put the layer there. A layer that is only read has one where a sync of it has
-    /// failed: what is left to be written to it never will be, and is read from the log.
+    /// or
+    /// right after the call that added the layer. A layer that is only read has one where a sync of it has failed: what
+    /// was
+    /// not written to it never will be, and is read from the log.
     pub fn set_log(&mut self, file: FileId, log: RedoLog) -> Result<(), ImageError> {
         let failed = log.has_failed();
         let wants_one = |layer: &&mut Layer<F>| failed || !layer.format.geometry().read_only;
-        let Some(layer) = self.layer_of(file).filter(wants_one) else {
+        let Some(layer) = self.layers.iter_mut().find(|layer| layer.file == file).filter(wants_one) else {
             let what = format!("file {} is no layer that is open for writing: it needs no redo log", file.0);
             return Err(ImageError::new(ImageErrorKind::Mismatch, what));
         };
@@ -42,7 +44,7 @@ impl<F: Format> Disk<F> {
         self.layers.first().and_then(|layer| layer.log.as_ref())
     }
 
-    /// This process is at work on its images, at this time: for whoever opens them next.
+    /// Records the time at which this process works on its images, for the next one that opens them.
     pub fn seen(&self, now: u64) {
         self.layers.iter().filter_map(|layer| layer.log.as_ref()).for_each(|log| log.seen(now));
     }
@@ -52,42 +54,44 @@ impl<F: Format> Disk<F> {
         self.logs
     }
 
-    /// Whether some layer has something left of its last process that is not durable yet.
+    /// Whether some layer has changes of its last process that are not durable yet.
     pub fn owes(&self) -> bool {
         self.logs && self.layers.iter().any(Layer::owes)
     }
 
-    /// A format is about to be asked for something that may change it.
+    /// To be called before a format is asked for something that may change it.
     pub(super) fn may_change(&mut self) {
         self.log_due = self.logs;
     }
 
-    /// Logs what has changed. Whether all of it, and all before it, is logged: if not, what has changed must be durable
-    /// before anybody is told.
+    /// Logs what has changed. Returns whether all of it, and all before it, is logged: if not, the change must be
+    /// durable
+    /// before its request is answered.
     pub(super) fn log_changes(&mut self) -> bool {
         let mut gap = false;
-        for &depth in self.writers.iter().rev() {
-            if let Some(layer) = self.layers.get_mut(depth) {
-                gap |= layer.log_changes(gap);
-            }
+        for depth in self.writers.clone().into_iter().rev() {
+            gap |= self.layer_at_mut(depth).log_changes(gap);
         }
         self.log_due = gap;
         !gap
     }
 
-    /// A sync has failed. The kernel may have marked the lost pages clean: a sync that succeeds later proves nothing,
-    /// not in another process either. So nothing above that layer may become durable any more, which may have given up
-    /// what was lost; and it is the upper ones that are told first, should this process die in between.
+    /// A sync has failed. The kernel may have marked the lost pages clean, so a later sync that succeeds proves
+    /// nothing, not
+    /// in another process either. Nothing above that layer may become durable any more, because it may have freed what
+    /// was
+    /// lost below. The upper logs are marked first, in case this process dies in between.
     pub(super) fn sync_failed(&mut self, file: FileId) {
         self.broken = true;
-        let Some(depth) = self.layers.iter().position(|layer| layer.file == file) else { return };
-        let logs = self.layers.iter_mut().take(depth.saturating_add(1)).filter_map(|layer| layer.log.as_mut());
+        let depth = self.depth_of(file);
+        let logs = self.layers.iter_mut().take(depth + 1).filter_map(|layer| layer.log.as_mut());
         logs.for_each(RedoLog::sync_failed);
     }
 }
 
 impl<F: Format> Layer<F> {
-    /// Logs what has changed in this layer; whether something is missing in its log. `below`: in that of a layer below.
+    /// Logs what has changed in this layer. Returns whether its log has a gap; `below`: whether one of a layer below
+    /// has.
     fn log_changes(&mut self, below: bool) -> bool {
         let Some(log) = &mut self.log else { return below };
         let changes = self.format.records();
@@ -97,13 +101,13 @@ impl<F: Format> Layer<F> {
         log.has_gap()
     }
 
-    /// Whether so much is logged that a round should begin, lest requests have to wait for one.
+    /// Whether the log is so full that a round should begin before requests have to wait for one.
     pub(super) fn is_log_full(&self) -> bool {
         let full = |log: &RedoLog| log.used().saturating_sub(self.upkeep.log_left) > log.capacity() / 2;
         self.log.as_ref().is_some_and(full)
     }
 
-    /// Begins a round: what is owed comes first, since the format knows of nothing else.
+    /// Begins a round. The changes of the last process come first, for the format does not know of them.
     pub(super) fn seal(&mut self) -> Vec<Vec<MetaWrite>> {
         let mut batches = Vec::new();
         if let Some(log) = &mut self.log {
@@ -123,7 +127,7 @@ impl<F: Format> Layer<F> {
         }
     }
 
-    /// Hands metadata that was read to the format, as it is when all that is owed has been written. Whether it makes
+    /// Hands loaded metadata to the format, with the changes of the last process applied. Returns whether it makes
     /// sense.
     pub(super) fn load(&mut self, block: MetaBlock, mut bytes: Vec<u8>) -> bool {
         if let Some(owed) = self.log.as_ref().and_then(RedoLog::owed) {

@@ -1,45 +1,49 @@
 //! The waist: every request of every transport passes here, and every rule is checked once.
 //!
-//! A [`Disk`] is a chain of layers, leaf first. It turns requests into file operations and finished operations
+//! A [`Disk`] is a backing chain of layers, leaf first. It turns requests into file operations and finished operations
 //! into answers; each call does what can be done now and returns. Invariants:
 //!
 //! - every request is answered exactly once;
-//! - a place becomes visible to readers only after its bytes were written, and durable only in a round;
-//! - no operation overlaps a discard, a write of zeroes or one of parts of blocks: these wait for what is in
-//!   flight, and what comes after waits for them;
-//! - after a failed sync no write is begun any more.
+//! - a mapping becomes visible to readers only after its bytes were written, and durable only in a round;
+//! - no operation overlaps a discard, a write of zeroes or a write of parts of blocks: these wait for what is in
+//!   flight,
+//!   and later requests wait for them;
+//! - after a failed sync nothing is written any more.
 //!
-//! `whole` has requests that are one operation on one file, as most are; for the others `learn` finds where bytes live
-//! and waits for metadata, `transfer` has reads and writes, `fill` what is written around a write, `packed` compressed
-//! clusters, `budget` the memory for both, `ragged` requests that are not whole blocks, `clear` discards, zeroes and
-//! reports of allocation. `active` has those that are under way, `held` those that wait for others, `logging` what
-//! outlives the process, `flush` the rounds, `chain` the layers and how they change, `merge` layers that become one,
-//! `piece` one grain of that, `rest` what is given back when nothing is asked for, `damage` what metadata made no
-//! sense.
+//! Most requests are one operation on one file: `fast_path`. For the others, `map_load` finds where bytes live and
+//! waits
+//! for metadata; `transfer` reads and writes; `fill` writes what surrounds a write (copy on write); `compressed` reads
+//! compressed clusters; `budget` limits the memory of the last two; `unaligned` does requests that are not whole
+//! blocks;
+//! `discard` does discards, zeroes and reports of allocation. `active` holds the requests under way and `overlap`
+//! decides
+//! which of them wait for others. `flush` runs the rounds, `logging` the redo logs, which outlive the process. `chain`
+//! changes the layers, `merge` merges them, one `merge_chunk` at a time. `cache_trim` frees memory of an idle disk, and
+//! `damage` remembers which metadata made no sense.
 
 mod active;
 mod budget;
+mod cache_trim;
 mod chain;
-mod clear;
+mod compressed;
 mod damage;
+mod discard;
+mod fast_path;
 mod fill;
 mod flush;
-mod held;
-mod learn;
 mod logging;
+mod map_load;
 mod merge;
+mod merge_chunk;
 mod options;
-mod packed;
-mod piece;
-mod ragged;
-mod rest;
+mod overlap;
 mod transfer;
-mod whole;
+mod unaligned;
 
 use std::collections::{HashMap, VecDeque};
 
 use crate::backlog::Backlog;
-use crate::fold::Fold;
+use crate::chain_map::ChainMap;
 use crate::format::{Format, MetaBlock, Ticket, Wait};
 use crate::round::Round;
 use crate::slab::Slab;
@@ -48,11 +52,11 @@ use crate::{
     Span, Status,
 };
 use active::{Active, Requests};
+use compressed::CompressedReads;
 use fill::Fills;
-use held::is_exclusive;
-use learn::Lessons;
+use map_load::MapLoader;
 use merge::Merge;
-use packed::Packed;
+use overlap::is_exclusive;
 
 pub use chain::Layer;
 pub use damage::{Damage, Damaged};
@@ -62,28 +66,29 @@ pub use options::Options;
 /// Layers in a chain. The Xen tools stop at 30; twice that is more likely a mistake than a chain.
 pub const LAYERS_MAX: usize = 60;
 
-/// Pieces of one discard or write of zeroes that are under way at once. One request may be about the whole disk, and a
-/// guest can see to it that each sector is a piece.
-const PIECES_MAX: u32 = 256;
+/// Parts of one discard or write of zeroes that are under way at once. One request may cover the whole disk, and a
+/// guest
+/// can make each sector a part of its own.
+const PARTS_MAX: u32 = 256;
 
-/// A file operation on its way, and what to do when it has ended.
+/// A file operation under way, and what to do when it has ended.
 #[derive(Debug)]
 enum Op {
-    /// Bytes of a request; a write may have a place to commit.
+    /// Bytes of a request. A write may have a reservation to commit.
     Transfer { number: u32, ticket: Option<Ticket> },
-    /// The same for a write together with what is around it, for which it has so many bytes of memory.
+    /// A write together with the bytes around it, and the memory that those take.
     Filled { number: u32, ticket: Option<Ticket>, bytes: u64 },
     /// Zeroes of a request, by deallocation; in place, or to be committed.
     Zero { number: u32, ticket: Option<Ticket> },
-    /// Deallocation for a discard, of a place that is kept.
+    /// A discard deallocates the content of a cluster that stays allocated.
     Trim { number: u32 },
-    /// Deallocation of a place that was given up, on behalf of a request or of nobody.
+    /// Deallocation of a freed cluster, for a request or by itself.
     Release { number: Option<u32>, at: u64 },
-    /// Bytes around a write.
+    /// A read of bytes around a write.
     Fill { fill: u32 },
-    /// A compressed cluster that others wait for.
-    Packed { begin: packed::Begin },
-    /// Metadata that others wait for.
+    /// A read of a compressed cluster.
+    ReadCompressed { begin: compressed::Begin },
+    /// A load of metadata.
     Load { block: MetaBlock },
     /// Metadata of a round.
     Meta,
@@ -93,7 +98,7 @@ enum Op {
     ReclaimSync { at: u64, len: u64 },
 }
 
-/// What waits for metadata, or for somebody else's write to end.
+/// What waits for metadata, or for the end of another write.
 #[derive(Clone, Copy, Debug)]
 enum Parked {
     /// The rest of a request.
@@ -103,7 +108,7 @@ enum Parked {
 }
 
 impl Parked {
-    /// The byte of the disk about which something is not known.
+    /// The byte of the disk whose mapping is not known.
     fn at(self) -> u64 {
         match self {
             Parked::Request { rest, .. } => rest.at,
@@ -112,16 +117,16 @@ impl Parked {
     }
 }
 
-/// Metadata that is to be loaded, by file.
+/// Metadata to be loaded, by file.
 type Missing = Vec<(FileId, MetaBlock)>;
 
 /// Why something cannot be done yet, or at all.
 enum Obstacle {
-    /// What the layer of this file says.
+    /// The layer of this file has refused for now, or for good.
     Layer(FileId, Wait),
-    /// Metadata for the map.
-    Grain(Missing),
-    /// What the last process has left of this layer is not durable yet.
+    /// The map needs this metadata.
+    Chunk(Missing),
+    /// The layer has changes of its last process that are not durable yet.
     Owed,
 }
 
@@ -132,64 +137,65 @@ pub struct Disk<F: Format> {
     layers: Vec<Layer<F>>,
     geometry: Geometry,
     options: Options,
-    fold: Fold,
-    /// The file of the leaf, if each byte of the disk stands there at the same offset.
+    map: ChainMap,
+    /// The file of the leaf, if each byte of the disk lives there at the same offset.
     flat: Option<FileId>,
     active: Requests,
-    /// Of `active`, those that nothing may overlap.
+    /// How many of `active` nothing may overlap.
     exclusive: usize,
     ops: Slab<Op>,
     fills: Fills,
-    packed: Packed,
-    /// Operations that the engine had no room for.
+    compressed: CompressedReads,
+    /// Operations that the engine refused because it was full.
     backlog: Backlog,
     /// Requests that overlap something they must not.
-    held: VecDeque<Request>,
-    /// A request has ended since the held ones were looked at.
+    waiting: VecDeque<Request>,
+    /// A request has ended since `waiting` was last gone through.
     ended: bool,
     loads: HashMap<(FileId, u64), Vec<Parked>>,
-    /// What waits for a write to the same cluster to end, by file and ticket.
+    /// What waits for another write to the same cluster, by file and ticket.
     busy: HashMap<(FileId, Ticket), Vec<Parked>>,
-    lessons: Lessons,
+    map_loader: MapLoader,
     round: Round,
     /// Requests that the next round will answer, and those of the one under way.
     flushes: Vec<u32>,
     flushing: Vec<u32>,
-    /// What goes on when a round has made metadata durable, of which there is too much.
+    /// What waits for a round, because too much metadata has changed.
     throttled: Vec<Parked>,
-    /// How the round under way has failed, if it has.
+    /// How the current round has failed, if it has.
     round_status: Status,
-    /// A round is to begin though no request asks for it.
+    /// A round is wanted, though no request asks for it.
     sync_asked: bool,
-    /// Layers that can be written to, leaf first.
+    /// The layers that can be written to, leaf first.
     writers: Vec<usize>,
-    /// Damaged metadata that a request has met, for who asks.
+    /// Damaged metadata that requests have met, until the caller asks for it.
     damage: VecDeque<Damage>,
-    /// In some of them stray space has not been looked for yet.
+    /// Some layers have not been scanned for leaked space yet.
     reclaim_due: bool,
     /// Syncs under way in front of a first reclaim.
     reclaim_syncs: usize,
-    /// New requests wait.
-    held_back: bool,
-    /// They wait until nothing is in flight, since a merge has no space for one.
+    /// The disk is quiesced: new requests wait.
+    quiesced: bool,
+    /// They wait until nothing is in flight, because a merge has no space for one of them.
     draining: bool,
     merge: Option<Merge>,
-    /// Bytes of memory that were taken for metadata since all that could be was last given back.
-    taken: usize,
-    /// How often it was begun anew to decide where writes go.
+    /// Bytes of metadata cached since the caches were last dropped.
+    cached_bytes: usize,
+    /// How often the routing of writes has started anew.
     epoch: u64,
     broken: bool,
     /// Some layer has a redo log.
     logs: bool,
-    /// A format was asked for something that may have changed it since that was logged, or something is missing in a
-    /// log.
+    /// A format may have changed since the last entry in its log, or a log has a gap.
     log_due: bool,
 }
 
 impl<F: Format> Disk<F> {
-    /// A disk over `layers`, leaf first, whose files have the numbers from 0 on in this order. That they belong
-    /// together is for the caller to check, by what the formats record. Layers may differ in length: behind the end of
-    /// one that is shorter than the layer above it there is zero, and of a longer one the rest is not seen.
+    /// A disk over `layers`, leaf first, whose files have the numbers from 0 on in this order. The caller has checked
+    /// that
+    /// they belong together, by what the formats record. Layers may differ in length: one that is shorter than the
+    /// layer
+    /// above it reads as zero behind its end; of a longer one the rest is not seen.
     pub fn new(layers: Vec<F>, options: Options) -> Result<Disk<F>, ImageError> {
         let Some(leaf) = layers.first().map(Format::geometry) else {
             return Err(ImageError::new(ImageErrorKind::OutOfLimits, "a disk needs at least one layer"));
@@ -207,19 +213,19 @@ impl<F: Format> Disk<F> {
             layers: (0..).map(FileId).zip(layers).map(|(file, format)| Layer::new(file, format)).collect(),
             geometry,
             options,
-            fold: Fold::new(geometry.len, options.map_bytes),
+            map: ChainMap::new(geometry.len, options.map_bytes),
             flat: None,
             active: Requests::with_capacity(options.requests),
             exclusive: 0,
             ops: Slab::with_capacity(options.requests),
             fills: Fills::new(options.flight_bytes / 2),
-            packed: Packed::new(options.flight_bytes / 2),
+            compressed: CompressedReads::new(options.flight_bytes / 2),
             backlog: Backlog::default(),
-            held: VecDeque::new(),
+            waiting: VecDeque::new(),
             ended: false,
             loads: HashMap::new(),
             busy: HashMap::new(),
-            lessons: Lessons::default(),
+            map_loader: MapLoader::default(),
             round: Round::default(),
             flushes: Vec::new(),
             flushing: Vec::new(),
@@ -230,10 +236,10 @@ impl<F: Format> Disk<F> {
             damage: VecDeque::new(),
             reclaim_due: true,
             reclaim_syncs: 0,
-            held_back: false,
+            quiesced: false,
             draining: false,
             merge: None,
-            taken: 0,
+            cached_bytes: 0,
             epoch: 0,
             broken: false,
             logs: false,
@@ -256,15 +262,15 @@ impl<F: Format> Disk<F> {
         &self.layers
     }
 
-    /// Whether a sync has failed: nothing is written any more until the image is opened again.
+    /// Whether a sync has failed. Then nothing is written any more until the image is opened again.
     pub fn is_broken(&self) -> bool {
         self.broken
     }
 
     /// Requests that were submitted and have not been handed back by [`Disk::answer`].
     pub fn in_flight(&self) -> usize {
-        let active = self.active.len().saturating_sub(usize::from(self.has_piece()));
-        active.saturating_add(self.held.len()).saturating_add(self.active.answers())
+        let active = self.active.len() - usize::from(self.has_merge_chunk());
+        active + self.waiting.len() + self.active.answers()
     }
 
     /// Whether no file operation is under way either.
@@ -286,24 +292,24 @@ impl<F: Format> Disk<F> {
             self.fail(number, Status::Refused);
             self.active.end(number);
         } else if self.must_wait(&request) {
-            self.held.push_back(request);
+            self.waiting.push_back(request);
         } else {
             self.start(request, io);
-            self.start_held(io);
+            self.start_waiting(io);
         }
     }
 
-    /// Takes a finished file operation in.
+    /// Completes a file operation.
     pub fn settle<I: Io>(&mut self, done: FileDone, io: &mut I) {
-        match whole::number_of(done.op.id) {
-            Some(number) => self.whole_ended(number, done, io),
-            None => self.op_ended(done, io),
+        match fast_path::number_of(done.op.id) {
+            Some(number) => self.fast_ended(number, done, io),
+            None => self.complete_op(done, io),
         }
         self.begin_waiting_reads(io);
-        self.start_held(io);
+        self.start_waiting(io);
     }
 
-    fn op_ended<I: Io>(&mut self, done: FileDone, io: &mut I) {
+    fn complete_op<I: Io>(&mut self, done: FileDone, io: &mut I) {
         let file = done.op.file;
         let op = u32::try_from(done.op.id.0).ok().and_then(|id| self.ops.remove(id));
         match op {
@@ -316,17 +322,16 @@ impl<F: Format> Disk<F> {
             Some(Op::Trim { number }) => self.trimmed(number, done, io),
             Some(Op::Release { number, at }) => self.released(number, file, at, done.result, io),
             Some(Op::Fill { fill }) => self.fill_read(fill, status_of(done.result), io),
-            Some(Op::Packed { begin }) => self.packed_read(begin, done, io),
+            Some(Op::ReadCompressed { begin }) => self.compressed_read(begin, done, io),
             Some(Op::Load { block }) => self.loaded(block, done, io),
             Some(Op::Meta) => self.meta_written(done.result, io),
             Some(Op::Sync) => self.synced(file, done.result, io),
             Some(Op::ReclaimSync { at, len }) => self.reclaim_synced(file, at, len, done.result, io),
-            // An engine that invents completions is broken beyond what we could mend.
-            None => debug_assert!(false, "a completion of an operation that was never pushed"),
+            None => unreachable!("the engine has completed an operation that was never pushed: {:?}", done.op.id),
         }
     }
 
-    /// Pushes again what a full engine has handed back. To be called after reaping.
+    /// Pushes again what a full engine has refused. To be called after reaping.
     pub fn retry<I: Io>(&mut self, io: &mut I) {
         self.backlog.retry(io);
     }
@@ -339,37 +344,37 @@ impl<F: Format> Disk<F> {
     /// Starts a request that need not wait.
     #[inline(always)]
     fn start<I: Io>(&mut self, request: Request, io: &mut I) {
-        match self.only_place(&request) {
-            Some(place) => self.start_whole(request, place, io),
+        match self.fast_place(&request) {
+            Some(place) => self.start_fast(request, place, io),
             None => self.start_in_pieces(request, io),
         }
     }
 
-    // Inlined, it would be most of `start`.
+    // Not inlined: it would be most of `start`.
     #[inline(never)]
     fn start_in_pieces<I: Io>(&mut self, request: Request, io: &mut I) {
         let operation = request.operation();
         let span = request.span();
         if is_exclusive(operation) {
-            self.exclusive = self.exclusive.saturating_add(1);
+            self.exclusive += 1;
         }
         let number = self.active.insert(Active::new(request, self.epoch));
         self.run(number, span, io);
-        self.piece_ended(number, Status::Done, io);
+        self.part_ended(number, Status::Done, io);
     }
 
-    /// Goes on with a request from `rest` on.
+    /// Continues a request from `rest` on.
     fn run<I: Io>(&mut self, number: u32, rest: Span, io: &mut I) {
-        let Some(active) = self.active.get(number) else { return };
+        let active = self.active.get(number);
         let of_merge = active.of_merge;
         match active.request.operation() {
             // It had to wait, and a sync has failed since.
             operation if self.broken && operation.is_write() => self.fail(number, Status::Refused),
-            _ if of_merge => self.run_piece(number, rest, io),
+            _ if of_merge => self.run_merge_chunk(number, rest, io),
             Operation::Read => self.read(number, rest, io),
             Operation::Write { .. } => self.write(number, rest, io),
-            Operation::Patch { .. } | Operation::WriteZeroes { .. } if active.request.ragged().is_some() => {
-                self.run_ragged(number, rest, io);
+            Operation::Patch { .. } | Operation::WriteZeroes { .. } if active.request.unaligned().is_some() => {
+                self.run_unaligned(number, rest, io);
             }
             Operation::Patch { .. } => self.write(number, rest, io),
             Operation::Discard => self.discard(number, rest, io),
@@ -379,43 +384,41 @@ impl<F: Format> Disk<F> {
         }
     }
 
-    /// A request has one piece more under way.
-    fn piece_begun(&mut self, number: u32) {
-        if let Some(active) = self.active.get_mut(number) {
-            active.left = active.left.saturating_add(1);
-        }
+    /// Counts one more part of a request that is under way.
+    fn part_begun(&mut self, number: u32) {
+        self.active.get_mut(number).left += 1;
     }
 
-    /// A piece of a request has ended. With the last one the request has, unless it is to be durable first.
-    fn piece_ended<I: Io>(&mut self, number: u32, status: Status, io: &mut I) {
-        let Some(active) = self.active.get_mut(number) else { return };
-        active.left = active.left.saturating_sub(1);
+    /// Counts a part of a request that has ended. With its last part the request ends, unless it must be durable first.
+    fn part_ended<I: Io>(&mut self, number: u32, status: Status, io: &mut I) {
+        let active = self.active.get_mut(number);
+        active.left -= 1;
         if active.status == Status::Done {
             active.status = status;
         }
-        if active.left <= pieces_max(active) / 2 {
+        if active.left <= parts_max(active) / 2 {
             if let Some(rest) = active.rest.take() {
                 self.run(number, rest, io);
-                return self.piece_ended(number, Status::Done, io);
+                return self.part_ended(number, Status::Done, io);
             }
         }
         if active.left > 0 {
             return;
         }
         if active.of_merge {
-            return self.piece_quiet(number, io);
+            return self.merge_chunk_quiet(number, io);
         }
-        if active.request.ragged().is_some() && self.edges_read(number) {
-            return self.write_ragged(number, io);
+        if active.request.unaligned().is_some() && self.edges_read(number) {
+            return self.write_unaligned(number, io);
         }
         self.quiet(number);
         self.begin_round(io);
     }
 
-    /// Nothing of a request is under way any more: it has ended, unless it is to be durable first.
+    /// Ends a request of which nothing is under way any more, unless it must be durable first.
     #[inline(always)]
     fn quiet(&mut self, number: u32) {
-        let Some(active) = self.active.get(number) else { return };
+        let active = self.active.get(number);
         let operation = active.request.operation();
         let done = active.status == Status::Done;
         let durable = match operation {
@@ -432,13 +435,13 @@ impl<F: Format> Disk<F> {
         }
     }
 
-    /// Nothing of a merge's piece is under way any more.
-    fn piece_quiet<I: Io>(&mut self, number: u32, io: &mut I) {
+    /// Continues a merge's chunk of which nothing is under way any more.
+    fn merge_chunk_quiet<I: Io>(&mut self, number: u32, io: &mut I) {
         let failed = self.has_failed(number);
-        if let Some(grain) = self.next_stage(failed) {
-            self.piece_begun(number);
-            self.run(number, grain, io);
-            return self.piece_ended(number, Status::Done, io);
+        if let Some(chunk) = self.next_stage(failed) {
+            self.part_begun(number);
+            self.run(number, chunk, io);
+            return self.part_ended(number, Status::Done, io);
         }
         self.end(number);
         self.begin_round(io);
@@ -447,11 +450,11 @@ impl<F: Format> Disk<F> {
     /// Answers a request.
     #[inline(always)]
     fn end(&mut self, number: u32) {
-        let Some(active) = self.active.get(number) else { return };
+        let active = self.active.get(number);
         if is_exclusive(active.request.operation()) {
-            self.exclusive = self.exclusive.saturating_sub(1);
+            self.exclusive -= 1;
         }
-        if active.of_merge || (active.crowded_out && active.status == Status::NoSpace) {
+        if active.of_merge || (active.retry_without_merge && active.status == Status::NoSpace) {
             self.leave_unanswered(number);
         } else {
             self.active.end(number);
@@ -459,24 +462,24 @@ impl<F: Format> Disk<F> {
         if self.merge.is_some() {
             self.leave_merge();
         }
-        self.ended = !self.held.is_empty() || self.waiting_piece().is_some();
+        self.ended = !self.waiting.is_empty() || self.waiting_merge_chunk().is_some();
     }
 
-    /// A merge's piece has ended; or a request for which a merge's target has no space, and which is done again.
+    /// Ends a merge's chunk, or starts a request over for which a merge's target has no space.
     fn leave_unanswered(&mut self, number: u32) {
-        let Some(mut active) = self.active.remove(number) else { return };
+        let mut active = self.active.remove(number);
         if active.of_merge {
-            self.end_piece(active.status);
+            self.end_merge_chunk(active.status);
         } else {
             active.request.at_limit = false;
             self.begin_draining();
-            self.held.push_back(active.request);
+            self.waiting.push_back(active.request);
         }
     }
 
-    /// Pushes an operation of a request, which has one piece more under way.
-    fn push_piece<I: Io>(&mut self, number: u32, op: Op, file: FileId, action: Action, io: &mut I) {
-        self.piece_begun(number);
+    /// Pushes an operation that is a part of a request.
+    fn push_part<I: Io>(&mut self, number: u32, op: Op, file: FileId, action: Action, io: &mut I) {
+        self.part_begun(number);
         self.push(op, file, action, io);
     }
 
@@ -485,7 +488,7 @@ impl<F: Format> Disk<F> {
         self.push_op(FileOp { id, file, action }, io);
     }
 
-    /// Hands an operation to the engine, behind those that it had no room for.
+    /// Hands an operation to the engine, behind those that it has refused.
     #[inline(always)]
     fn push_op<I: Io>(&mut self, op: FileOp, io: &mut I) {
         self.backlog.push(op, io);
@@ -493,17 +496,17 @@ impl<F: Format> Disk<F> {
 
     /// The file of the leaf.
     fn leaf_file(&self) -> FileId {
-        self.layers.first().map_or(FileId(0), |layer| layer.file)
+        self.layer_at(0).file
     }
 
-    fn format_of(&mut self, file: FileId) -> Option<&mut F> {
-        self.layer_of(file).map(|layer| &mut layer.format)
+    fn format_of(&mut self, file: FileId) -> &mut F {
+        &mut self.layer_of(file).format
     }
 }
 
-/// Pieces of a request that may be under way at once.
-fn pieces_max(active: &Active) -> u32 {
-    if active.of_merge { piece::COPIES_MAX } else { PIECES_MAX }
+/// How many parts of a request may be under way at once.
+fn parts_max(active: &Active) -> u32 {
+    if active.of_merge { merge_chunk::COPIES_MAX } else { PARTS_MAX }
 }
 
 /// A file error as the status of the request it failed.

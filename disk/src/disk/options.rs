@@ -1,23 +1,24 @@
-//! The options of a disk: what its guest is shown, and what memory it may take.
+//! The options of a disk: what its guest sees, and how much memory it may take.
 
 /// Sizes of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// The logical block size that a guest is told, 512 or 4096; the leaf's, where that is larger.
+    /// The logical block size that the guest sees, 512 or 4096; the leaf's, where that is larger.
     pub block: u32,
-    /// Requests in flight for which room is made at the beginning.
+    /// Requests in flight for which memory is allocated at the beginning.
     pub requests: usize,
-    /// Changed metadata blocks at which a round begins by itself, so that a guest which never flushes cannot
-    /// make them many.
+    /// Changed metadata blocks at which a round begins by itself, so that a guest that never flushes cannot accumulate
+    /// many.
     pub dirty_max: usize,
-    /// Bytes of memory that the folded map may take. With the caches of the formats it is to be 32 MiB a disk.
+    /// Bytes of memory for the chain map. With the caches of the formats a disk is to stay at 32 MiB.
     pub map_bytes: usize,
-    /// Bytes of memory for metadata that may be taken, kept or not, until a disk at rest is to give some back. Then it
-    /// gives all that it can: what is in many small pieces gives no page back before most of it has gone.
-    pub rest_bytes: usize,
-    /// Bytes of memory for what is read besides the guest's own while it is in flight: one half for what copy on write
-    /// takes over around writes, and what a merge copies; the other for compressed clusters. One operation of each
-    /// kind is always under way, however large.
+    /// Bytes of metadata cached, still or not, at which an idle disk drops its caches. It drops all it can: memory in
+    /// many
+    /// small pieces frees no page before most of it is gone.
+    pub cache_trim_bytes: usize,
+    /// Bytes of memory for what is read in flight besides the guest's own data: one half for copy on write and merges,
+    /// the
+    /// other for compressed clusters. One operation of each kind always runs, however large.
     pub flight_bytes: u64,
 }
 
@@ -28,7 +29,7 @@ impl Default for Options {
             requests: 128,
             dirty_max: 1024,
             map_bytes: 22 << 20,
-            rest_bytes: 512 << 10,
+            cache_trim_bytes: 512 << 10,
             flight_bytes: 16 << 20,
         }
     }

@@ -2,31 +2,31 @@
 
 #![allow(clippy::cast_possible_truncation, reason = "sizes of tests fit")]
 
+mod cache_trim;
 mod chain;
 mod clusters;
 mod coarse;
 mod copying;
+mod fast_path;
 mod growing;
 mod interleaving;
-mod learning;
+mod map_load;
 mod merging;
 mod merging_qcow2;
 mod merging_vhd;
 mod model;
-mod ragged;
+mod no_space;
 mod random;
-mod resting;
-mod room;
 mod throttling;
+mod unaligned;
 mod waiting;
-mod whole;
 
 use std::collections::VecDeque;
 
 use memory::Segments;
 
 use super::*;
-use crate::format::{Access, Place, Tail, Wait};
+use crate::format::{Access, Mapping, Tail, Wait};
 use crate::qcow2::{self, Qcow2};
 use crate::vhd::{self, Kind, Parent, Spec, Vhd};
 use crate::{Allocation, EngineFailed, Extent, ExtentKind, Image, Link, MetaWrite, Token, Until, raw::Raw};
@@ -457,7 +457,7 @@ fn a_write_that_waited_while_a_sync_failed_is_refused() {
 
 /// An image of 64 MiB with two places at its end that nothing refers to, as a crash leaves them: behind its metadata
 /// and the 4 MiB of room for more.
-fn with_stray_space() -> Rig {
+fn with_leaked_space() -> Rig {
     let mut file = new_vhd(64 * MIB, Kind::Dynamic, 2 << 20, 1);
     let footer = file.split_off(file.len() - 512);
     file.resize(file.len() + 9 * MIB as usize, 0xdd);
@@ -467,7 +467,7 @@ fn with_stray_space() -> Rig {
 
 #[test]
 fn no_flush_succeeds_beside_a_sync_that_failed() {
-    let mut rig = with_stray_space();
+    let mut rig = with_leaked_space();
     rig.submit(Operation::Write { durable: false }, 0, 512, Segments::copy_of(&[1; 512]), 1);
     rig.complete(|action| matches!(action, Action::Write { .. }));
     rig.submit(Operation::Flush, 0, 0, Segments::empty(), 2);

@@ -1,50 +1,49 @@
 //! Reads and writes.
 
-use super::packed::Reader;
-use super::{Disk, Missing, Obstacle, Op, Parked, ragged, status_of};
-use crate::fold::Where;
+use super::compressed::Reader;
+use super::{Disk, Missing, Obstacle, Op, Parked, status_of, unaligned};
+use crate::chain_map::Location;
 use crate::format::{Format, Reserved, Ticket, Wait};
+use crate::size::in_memory;
 use crate::{Action, FileError, FileId, Io, Span, Status};
 
 impl<F: Format> Disk<F> {
     pub(super) fn read<I: Io>(&mut self, number: u32, rest: Span, io: &mut I) {
         let mut at = rest.at;
         while at < rest.end() {
-            let left = Span { at, len: rest.end().saturating_sub(at) };
+            let left = rest.tail_from(at);
             match self.read_first(number, left, io) {
                 Ok(0) => return self.fail(number, Status::Failed),
-                Ok(len) => at = at.saturating_add(len),
+                Ok(len) => at += len,
                 Err(missing) => {
-                    return self.park_for_grain(Parked::Request { number, rest: left }, missing, io);
+                    return self.park_for_map(Parked::Request { number, rest: left }, missing, io);
                 }
             }
         }
     }
 
-    /// Begins to read the first bytes of `span`; how many, none where they are not to be had.
+    /// Begins to read the first bytes of `span`. Returns how many; none where they cannot be read.
     fn read_first<I: Io>(&mut self, number: u32, span: Span, io: &mut I) -> Result<u64, Missing> {
         let (place, len) = self.resolve(span.at)?;
-        let span = Span { at: span.at, len: self.lengthened(span.at, place, len.min(span.len), span.len) };
+        let span = Span { at: span.at, len: self.coalesce(span.at, place, len.min(span.len), span.len) };
         match place {
-            Where::Zero => {
-                if let Some(memory) = self.memory(number, span) {
-                    memory.fill_zero();
-                }
+            Location::Zero => {
+                self.memory(number, span).fill_zero();
             }
-            Where::Damaged { file } => {
+            Location::Damaged { file } => {
                 self.met_damage(file, span);
                 return Ok(0);
             }
-            Where::Data { file, at } | Where::Shared { file, at } => {
-                let Some(into) = self.memory(number, span) else { return Ok(0) };
-                self.push_piece(number, Op::Transfer { number, ticket: None }, file, Action::Read { at, into }, io);
+            Location::Data { file, at } | Location::Shared { file, at } => {
+                let into = self.memory(number, span);
+                self.push_part(number, Op::Transfer { number, ticket: None }, file, Action::Read { at, into }, io);
             }
-            Where::Packed { file } => {
-                let Some(cluster) = self.unpacked_place(file, span)? else { return Ok(0) };
+            Location::Compressed { file } => {
+                let Some(cluster) = self.compressed_place(file, span)? else { return Ok(0) };
                 let span = Span { at: span.at, len: cluster.len };
-                let Some(into) = self.memory(number, span) else { return Ok(0) };
-                match self.read_packed(cluster, span, into, Reader::Request(number), io) {
-                    None => self.piece_begun(number),
+                let into = self.memory(number, span);
+                match self.read_compressed(cluster, span, into, Reader::Request(number), io) {
+                    None => self.part_begun(number),
                     Some(Status::Done) => {}
                     Some(_) => return Ok(0),
                 }
@@ -57,30 +56,30 @@ impl<F: Format> Disk<F> {
     pub(super) fn write<I: Io>(&mut self, number: u32, rest: Span, io: &mut I) {
         let mut at = rest.at;
         while at < rest.end() {
-            let left = rest.end().saturating_sub(at);
+            let left = rest.end() - at;
             let rest = Span { at, len: left };
             let (file, reserved) = match self.reserve_somewhere(rest) {
                 Ok(found) => found,
                 Err(obstacle) => return self.wait_for(number, rest, obstacle, io),
             };
-            let Some(from) = self.memory(number, Span { at, len: reserved.len }) else { return };
+            let from = self.memory(number, Span { at, len: reserved.len });
             self.write_reserved(number, at, (file, reserved), from, io);
-            at = at.saturating_add(reserved.len);
+            at += reserved.len;
         }
     }
 
-    /// Space for the first bytes of `span`, in the layer that takes a write to them.
+    /// Reserves space for the first bytes of `span`, in the layer that a write to them goes to.
     pub(super) fn reserve_somewhere(&mut self, span: Span) -> Result<(FileId, Reserved), Obstacle> {
-        let (file, span) = self.writes_go_to(span)?;
+        let (file, span) = self.route_write(span)?;
         Ok((file, self.reserve(file, span)?))
     }
 
-    /// Space in the layer of `file` for the first bytes of `span`. What already lives there is overwritten in place, and
-    /// the format need not be asked.
+    /// Reserves space in the layer of `file` for the first bytes of `span`. What already lives there is overwritten in
+    /// place, without asking the format.
     pub(super) fn reserve(&mut self, file: FileId, span: Span) -> Result<Reserved, Obstacle> {
-        let known = self.fold.lookup(span.at).filter(|&(place, _)| place.is_in(file));
-        if let Some((place @ Where::Data { at, .. }, len)) = known {
-            let len = self.lengthened(span.at, place, len.min(span.len), span.len);
+        let known = self.map.lookup(span.at).filter(|&(place, _)| place.is_in(file));
+        if let Some((place @ Location::Data { at, .. }, len)) = known {
+            let len = self.coalesce(span.at, place, len.min(span.len), span.len);
             return Ok(Reserved { at, len, ticket: None, fill: None });
         }
         self.ask(file, |format| format.reserve(span))
@@ -93,39 +92,39 @@ impl<F: Format> Disk<F> {
         question: impl FnOnce(&mut F) -> Result<T, Wait>,
     ) -> Result<T, Obstacle> {
         self.may_change();
-        let Some(layer) = self.layer_of(file) else { return Err(Obstacle::Layer(file, Wait::NoSpace)) };
+        let layer = self.layer_of(file);
         if layer.owes() {
             return Err(Obstacle::Owed);
         }
         question(&mut layer.format).map_err(|wait| Obstacle::Layer(file, wait))
     }
 
-    /// The length of a run of which `len` bytes are known, at most `left`, looking into the next grains too.
-    pub(super) fn lengthened(&self, at: u64, place: Where, mut len: u64, left: u64) -> u64 {
+    /// Extends a run of which `len` bytes are known into the following chunks, up to `left` bytes.
+    pub(super) fn coalesce(&self, at: u64, place: Location, mut len: u64, left: u64) -> u64 {
         while len < left {
-            let next = self.fold.lookup(at.saturating_add(len));
+            let next = self.map.lookup(at + len);
             match next.filter(|&(next, _)| next == place.advanced(len)) {
-                Some((_, more)) => len = len.saturating_add(more).min(left),
+                Some((_, more)) => len = (len + more).min(left),
                 None => break,
             }
         }
         len
     }
 
-    /// The request's memory for `span`.
-    fn memory(&self, number: u32, span: Span) -> Option<memory::Segments> {
-        let active = self.active.get(number)?;
+    /// The request's memory for `span`, which is a part of it.
+    fn memory(&self, number: u32, span: Span) -> memory::Segments {
+        let active = self.active.get(number);
         let request = &active.request;
-        if let Some(ragged) = request.ragged() {
-            return ragged::memory(ragged, request, active.edges_read, span);
+        if let Some(unaligned) = request.unaligned() {
+            return unaligned::memory(unaligned, request, active.edges_read, span);
         }
-        let from = usize::try_from(span.at.checked_sub(request.span().at)?).ok()?;
-        Some(request.memory().slice(from, usize::try_from(span.len).ok()?))
+        request.memory().slice(in_memory(span.at - request.span().at), in_memory(span.len))
     }
 
-    /// Records that a request has failed; it ends with its last piece.
+    /// Records that a request has failed. It ends with its last part.
     pub(super) fn fail(&mut self, number: u32, status: Status) {
-        if let Some(active) = self.active.get_mut(number).filter(|active| active.status == Status::Done) {
+        let active = self.active.get_mut(number);
+        if active.status == Status::Done {
             active.status = status;
         }
     }
@@ -144,29 +143,29 @@ impl<F: Format> Disk<F> {
             self.touched(file);
         }
         if wrote && result == Err(FileError::NoSpace) {
-            self.crowd_out(number, file);
+            self.retry_without_merge(number, file);
         }
         if let Some(ticket) = ticket {
-            self.conclude(file, ticket, result.is_ok(), io);
+            self.finish_reservation(file, ticket, result.is_ok(), io);
         }
-        self.piece_ended(number, status_of(result), io);
+        self.part_ended(number, status_of(result), io);
     }
 
-    /// Commits or abandons a reservation; those who waited for that go on.
-    pub(super) fn conclude<I: Io>(&mut self, file: FileId, ticket: Ticket, ok: bool, io: &mut I) {
+    /// Commits or abandons a reservation, and resumes those who waited for it.
+    pub(super) fn finish_reservation<I: Io>(&mut self, file: FileId, ticket: Ticket, ok: bool, io: &mut I) {
         self.may_change();
-        let Some(format) = self.format_of(file) else { return };
+        let format = self.format_of(file);
         if ok {
             if let Some(placed) = format.commit(ticket) {
-                self.show(file, placed);
-                self.packed.moved(file, placed.span);
+                self.publish_mapping(file, placed);
+                self.compressed.moved(file, placed.span);
             }
         } else {
             format.abandon(ticket);
             self.reclaim_more(io);
         }
         for parked in self.busy.remove(&(file, ticket)).unwrap_or_default() {
-            self.resume(parked, io);
+            self.unpark(parked, io);
         }
     }
 }

@@ -1,15 +1,15 @@
 //! The clusters of an image, as a reader sees them.
 //!
-//! What changes them is in `allot` (places for writes), `giveup` (discards and their kin) and `order` (rounds). Keeps: an
+//! What changes them is in `allocate` (places for writes), `giveup` (discards and their kin) and `order` (rounds). Keeps: an
 //! answer is about clusters whose entries were checked; and an entry that makes no sense costs its own cluster, and
 //! nothing beside it.
 
+use super::allocator::Allocator;
 use super::entry::{Entry, Subcluster, Subclusters};
 use super::layout::{COPIED, OFFSET_MASK, length};
-use super::room::Room;
 use super::tables::{Spot, Tables};
 use crate::Span;
-use crate::format::{Corrupt, MetaBlock, Place, Wait};
+use crate::format::{Corrupt, Mapping, MetaBlock, Wait};
 
 /// Clusters and where they are.
 #[derive(Debug)]
@@ -29,7 +29,7 @@ pub struct Clusters {
     /// What is where.
     pub tables: Tables,
     /// What writing takes; `None` where the image is only read.
-    pub room: Option<Room>,
+    pub allocator: Option<Allocator>,
 }
 
 /// What there is to know of the entry of a cluster.
@@ -79,53 +79,53 @@ impl Clusters {
     }
 
     /// Where the first bytes of `span` live.
-    pub fn map(&mut self, span: Span) -> Result<Place, Wait> {
+    pub fn map(&mut self, span: Span) -> Result<Mapping, Wait> {
         let start = self.start(span);
         let spot = match self.find(start.cluster)? {
             Found::Entry(spot) => spot,
             Found::NoTable => {
                 let count = self.untabled(start);
-                return Ok(Place::Parent { len: self.clip(span, start, count) });
+                return Ok(Mapping::Parent { len: self.clip(span, start, count) });
             }
             Found::Unsound { at, raw, count } => {
-                return Ok(Place::Damaged { at, raw, len: self.clip(span, start, count.min(start.count)) });
+                return Ok(Mapping::Damaged { at, raw, len: self.clip(span, start, count.min(start.count)) });
             }
         };
         let first = self.tables.entry(spot, 0);
         let count = self.alike(spot, first, start.count);
         let len = self.clip(span, start, count);
         Ok(match first {
-            Entry::Unallocated => Place::Parent { len },
-            Entry::Zero | Entry::ZeroAllocated { .. } => Place::Zero { len },
-            Entry::Data { at, copied: false } if self.room.is_some() => {
-                Place::Shared { at: at.saturating_add(start.from), len }
+            Entry::Unallocated => Mapping::Parent { len },
+            Entry::Zero | Entry::ZeroAllocated { .. } => Mapping::Zero { len },
+            Entry::Data { at, copied: false } if self.allocator.is_some() => {
+                Mapping::Shared { at: at.saturating_add(start.from), len }
             }
-            Entry::Data { at, .. } => Place::Data { at: at.saturating_add(start.from), len },
-            Entry::Packed { at, end } => self.packed(at, end, start.from, len),
+            Entry::Data { at, .. } => Mapping::Data { at: at.saturating_add(start.from), len },
+            Entry::Compressed { at, end } => self.compressed(at, end, start.from, len),
             mixed @ Entry::Mixed { subclusters, .. } => self.mixed(mixed, subclusters, start.from, len),
         })
     }
 
     /// The first subclusters that are alike, from byte `from` of a cluster on, at most `max` bytes.
-    pub fn mixed(&self, entry: Entry, subclusters: Subclusters, from: u64, max: u64) -> Place {
+    pub fn mixed(&self, entry: Entry, subclusters: Subclusters, from: u64, max: u64) -> Mapping {
         let format = self.tables.format();
         let number = format.subcluster_of(from);
         let (first, count) = subclusters.run(number);
         let len = max.min(format.start_of(number.saturating_add(count)).saturating_sub(from));
         match (first, entry.place()) {
-            (Subcluster::Data, Some(at)) if self.room.is_some() && !entry.is_copied() => {
-                Place::Shared { at: at.saturating_add(from), len }
+            (Subcluster::Data, Some(at)) if self.allocator.is_some() && !entry.is_copied() => {
+                Mapping::Shared { at: at.saturating_add(from), len }
             }
-            (Subcluster::Data, Some(at)) => Place::Data { at: at.saturating_add(from), len },
-            (Subcluster::Zero, _) => Place::Zero { len },
-            (Subcluster::Unallocated | Subcluster::Data, _) => Place::Parent { len },
+            (Subcluster::Data, Some(at)) => Mapping::Data { at: at.saturating_add(from), len },
+            (Subcluster::Zero, _) => Mapping::Zero { len },
+            (Subcluster::Unallocated | Subcluster::Data, _) => Mapping::Parent { len },
         }
     }
 
     /// Where the entry of a cluster stands, and whether it makes sense.
     fn find(&mut self, cluster: u64) -> Result<Found, Wait> {
         let (at, raw) = self.tables.first_level(cluster);
-        let limit = self.room.as_ref().map_or(self.limit, |room| room.space.end() << self.bits);
+        let limit = self.allocator.as_ref().map_or(self.limit, |allocator| allocator.space.end() << self.bits);
         let table = raw & OFFSET_MASK;
         if raw & !(OFFSET_MASK | COPIED) != 0 || table % self.size() != 0 || table >= limit {
             return Ok(Found::Unsound { at, raw, count: self.tables.left_in_table(cluster) });
@@ -133,10 +133,10 @@ impl Clusters {
         let Some(spot) = self.tables.spot(cluster)? else { return Ok(Found::NoTable) };
         let (bits, zeroes, format) = (self.bits, self.zeroes, self.tables.format());
         let Some(entries) = self.tables.unchecked(spot) else { return Ok(Found::Entry(spot)) };
-        let room = &mut self.room;
+        let allocator = &mut self.allocator;
         let unsound = entries.enumerate().filter_map(|(number, raw)| {
             let place = format.decode(raw).place().filter(|_| !format.external);
-            let refers = room.as_mut().is_none_or(|room| place.is_none_or(|at| room.refer(at >> bits)));
+            let refers = allocator.as_mut().is_none_or(|allocator| place.is_none_or(|at| allocator.refer(at >> bits)));
             let of = cluster.saturating_add(length(number)).saturating_sub(length(spot.within));
             let fault = format.unsound(raw, of, limit, zeroes).or((!refers).then_some((0, raw.descriptor)));
             Some((number, fault?))
@@ -176,12 +176,12 @@ impl Clusters {
     }
 
     /// A compressed cluster, to be read in whole pages as storage of 4 KiB sectors has it.
-    fn packed(&self, at: u64, end: u64, skip: u64, len: u64) -> Place {
+    fn compressed(&self, at: u64, end: u64, skip: u64, len: u64) -> Mapping {
         /// Bytes of a page.
         const PAGE: u64 = 4096;
         let begin = at / PAGE * PAGE;
         let size = end.next_multiple_of(PAGE).saturating_sub(begin);
-        Place::Packed { at: begin, size, lead: at.saturating_sub(begin), skip, len }
+        Mapping::Compressed { at: begin, size, lead: at.saturating_sub(begin), skip, len }
     }
 
     /// Clusters from the first on, at most as many as are touched, that have no L2 table.
@@ -209,7 +209,7 @@ impl Clusters {
                 Entry::Data { at, copied } => {
                     entry == Entry::Data { at: at.saturating_add(count << self.bits), copied }
                 }
-                Entry::Packed { .. } | Entry::Mixed { .. } => false,
+                Entry::Compressed { .. } | Entry::Mixed { .. } => false,
             };
             if !alike {
                 break;
@@ -222,8 +222,8 @@ impl Clusters {
     /// Forgets the tables and refcounts that are here, but for those that are changed or about to be.
     pub fn drop_clean(&mut self) {
         self.tables.slices().drop_clean();
-        if let Some(room) = &mut self.room {
-            room.counts.slices().drop_clean();
+        if let Some(allocator) = &mut self.allocator {
+            allocator.counts.slices().drop_clean();
         }
     }
 
@@ -231,8 +231,8 @@ impl Clusters {
     pub fn load(&mut self, block: MetaBlock, bytes: &[u8]) {
         if self.tables.slices().awaits(block.at) {
             self.tables.slices().loaded(block.at, bytes);
-        } else if let Some(room) = &mut self.room {
-            room.counts.slices().loaded(block.at, bytes);
+        } else if let Some(allocator) = &mut self.allocator {
+            allocator.counts.slices().loaded(block.at, bytes);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Refcounts: how many references each cluster of the file has ("Host cluster management").
 //!
 //! The refcount table is in memory, the blocks in a bounded cache. Knows nothing of who refers to what. Keeps: what is written
-//! before the entries of a round has none of its clusters given up ("raised": counts too high are a leak, counts too
+//! before the entries of a round has none of its clusters freed ("raised": counts too high are a leak, counts too
 //! low are damage), and what is written after them has.
 
 use std::collections::{BTreeSet, HashMap};
@@ -15,13 +15,13 @@ use crate::format::{MetaWrite, Wait};
 /// Bytes of refcount blocks that are kept: those of 64 GiB of file with clusters of 64 KiB.
 pub const BUDGET: u64 = 2 << 20;
 
-/// What becomes of clusters that were given up, when that is durable.
+/// What becomes of clusters that were freed, when that is durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     /// The disk deallocates them at once and tells.
     Released,
-    /// They are stray.
-    Stray,
+    /// They are leaked.
+    Leaked,
     /// Others refer to them.
     InUse,
 }
@@ -279,7 +279,7 @@ impl Counts {
         }
     }
 
-    /// Pieces that a round would write, and places given up.
+    /// Pieces that a round would write, and places freed.
     pub fn dirty(&self) -> usize {
         self.slices.dirty().saturating_add(self.dirty_table.len()).saturating_add(self.losses.len())
     }
@@ -331,7 +331,7 @@ impl Counts {
         lost
     }
 
-    /// Turns the newest counts of slices into those before any of this round was given up.
+    /// Turns the newest counts of slices into those before any of this round was freed.
     fn give_back(&self, write: &mut MetaWrite, lost: &HashMap<u64, Vec<u64>>) {
         let mut at = write.at;
         for bytes in write.bytes.chunks_mut(index(self.slices.size())) {
@@ -351,7 +351,7 @@ impl Counts {
         MetaWrite { at: self.table_at.saturating_add(at), bytes: values.flat_map(u64::to_be_bytes).collect() }
     }
 
-    /// Ends a round; if it is durable, with what it has given up.
+    /// Ends a round; if it is durable, with what it has freed.
     pub fn settled(&mut self, durable: bool) -> Vec<Loss> {
         self.slices.settled(durable);
         let sealed = std::mem::take(&mut self.sealed);
@@ -439,7 +439,7 @@ mod test {
     }
 
     #[test]
-    fn what_is_given_up_is_written_last() {
+    fn what_is_freed_is_written_last() {
         let mut counts = Counts::new(4, 16, vec![65536], 131_072);
         assert!(counts.need(0, 10).is_err());
         let mut block = vec![0; 4096];
@@ -447,7 +447,7 @@ mod test {
         counts.slices().loaded(65536, &block);
         counts.need(0, 10).unwrap();
         counts.raise(7);
-        counts.lose(Loss { first: 3, count: 2, fate: Fate::Stray });
+        counts.lose(Loss { first: 3, count: 2, fate: Fate::Leaked });
         let changes = counts.seal();
         let of = |write: &MetaWrite| (0..8).map(|number| get(&write.bytes, 4, number)).collect::<Vec<u64>>();
         assert_eq!(of(&changes.raised[0]), [1, 1, 1, 1, 1, 0, 0, 1]);

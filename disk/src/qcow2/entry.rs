@@ -34,7 +34,7 @@ pub enum Entry {
         copied: bool,
     },
     /// In the file, compressed.
-    Packed {
+    Compressed {
         /// Where the compressed bytes begin.
         at: u64,
         /// Behind the last sector that they reach into.
@@ -112,7 +112,7 @@ impl Entry {
     /// Where in the file it has a place, or begins to have one.
     pub fn place(self) -> Option<u64> {
         match self {
-            Entry::Data { at, .. } | Entry::ZeroAllocated { at, .. } | Entry::Packed { at, .. } => Some(at),
+            Entry::Data { at, .. } | Entry::ZeroAllocated { at, .. } | Entry::Compressed { at, .. } => Some(at),
             Entry::Mixed { at, .. } => at,
             Entry::Unallocated | Entry::Zero => None,
         }
@@ -120,7 +120,7 @@ impl Entry {
 
     /// The cluster of the file that is its place, unless it is compressed.
     pub fn cluster_place(self) -> Option<u64> {
-        self.place().filter(|_| !matches!(self, Entry::Packed { .. }))
+        self.place().filter(|_| !matches!(self, Entry::Compressed { .. }))
     }
 
     /// The same entry when a part of its cluster is in the file, at a place that is its own.
@@ -129,7 +129,7 @@ impl Entry {
             Entry::Zero | Entry::ZeroAllocated { .. } => Subclusters(ALL_ZERO),
             Entry::Mixed { subclusters, .. } => subclusters,
             Entry::Unallocated => Subclusters(0),
-            Entry::Data { .. } | Entry::Packed { .. } => Subclusters(ALL_HERE),
+            Entry::Data { .. } | Entry::Compressed { .. } => Subclusters(ALL_HERE),
         };
         match before.with(part) {
             Subclusters(ALL_HERE) => Entry::Data { at, copied: true },
@@ -141,7 +141,7 @@ impl Entry {
     pub fn is_copied(self) -> bool {
         match self {
             Entry::Data { copied, .. } | Entry::ZeroAllocated { copied, .. } | Entry::Mixed { copied, .. } => copied,
-            Entry::Unallocated | Entry::Zero | Entry::Packed { .. } => false,
+            Entry::Unallocated | Entry::Zero | Entry::Compressed { .. } => false,
         }
     }
 }
@@ -257,7 +257,7 @@ impl EntryFormat {
             let x = 70u32.saturating_sub(self.cluster_bits);
             let at = descriptor & (1u64 << x).saturating_sub(1);
             let sectors = ((descriptor & !(COPIED | COMPRESSED)) >> x).saturating_add(1);
-            return Entry::Packed { at, end: (at / SECTOR).saturating_add(sectors).saturating_mul(SECTOR) };
+            return Entry::Compressed { at, end: (at / SECTOR).saturating_add(sectors).saturating_mul(SECTOR) };
         }
         let (place, copied) = self.place_of(descriptor);
         let zero = if self.extended { bitmap == ALL_ZERO } else { descriptor & ZERO != 0 };
@@ -297,7 +297,7 @@ impl EntryFormat {
             Entry::ZeroAllocated { at, copied } => (at | mark(copied), ALL_ZERO),
             Entry::Data { at, copied } => (at | mark(copied), ALL_HERE),
             Entry::Mixed { at, copied, subclusters } => (at.unwrap_or(0) | mark(copied), subclusters.0),
-            Entry::Packed { .. } => unreachable!("nothing is written compressed"),
+            Entry::Compressed { .. } => unreachable!("nothing is written compressed"),
         };
         let descriptor = descriptor & !DATA_FILE;
         if self.extended {
@@ -312,8 +312,8 @@ impl EntryFormat {
     pub fn unsound(self, raw: RawEntry, cluster: u64, limit: u64, zeroes: bool) -> Option<(u64, u64)> {
         let entry = self.decode(raw);
         let descriptor = match entry {
-            Entry::Packed { .. } if self.external => false,
-            Entry::Packed { at, end } => at > 0 && at < limit && end.saturating_sub(SECTOR) < limit,
+            Entry::Compressed { .. } if self.external => false,
+            Entry::Compressed { at, end } => at > 0 && at < limit && end.saturating_sub(SECTOR) < limit,
             _ => {
                 let inside = entry.place().is_none_or(|at| match self.external {
                     true => at == self.own_place(cluster),
@@ -359,7 +359,7 @@ mod test {
     fn a_compressed_cluster_reaches_to_the_end_of_its_last_sector() {
         // 64 KiB: x is 54. From byte 327 680 + 100, one additional sector.
         let raw = plain(COMPRESSED | (1 << 54) | 327_780);
-        assert_eq!(PLAIN.decode(raw), Entry::Packed { at: 327_780, end: 327_680 + 1024 });
+        assert_eq!(PLAIN.decode(raw), Entry::Compressed { at: 327_780, end: 327_680 + 1024 });
         assert_eq!(EXTENDED.decode(raw), PLAIN.decode(raw));
     }
 

@@ -3,9 +3,9 @@
 //! Knows nothing of clusters. Names of files are shown and never opened.
 
 use super::bitmaps;
+use super::decompress::Compression;
 use super::header::Header;
 use super::layout::{CORRUPT, DIRTY, EXTENSION_IDENTITY, LAZY_REFCOUNTS, RawIdentity, name_sum};
-use super::unpack::Compression;
 use crate::{Link, Source};
 use zerocopy::{FromZeros, IntoBytes};
 

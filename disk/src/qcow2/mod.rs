@@ -11,7 +11,7 @@
 //!
 //! 1. `seal` copies all that has changed, at the moment the data sync is submitted. *Reopened here:* the old tables; new data is in
 //!    clusters that nothing refers to and whose refcount is zero.
-//! 2. After the data sync, batch one: refcounts, with those of new clusters one, and those of clusters given up still
+//! 2. After the data sync, batch one: refcounts, with those of new clusters one, and those of clusters freed still
 //!    as they were; new refcount blocks; new L2 tables, whole, since nothing refers to them yet. *Reopened here:* new clusters may be
 //!    leaked.
 //! 3. If the refcount table has changed, after a sync: the table. If it has moved, after another: the header.
@@ -19,10 +19,10 @@
 //! 4. After a sync: L2 entries and L1 entries, which refer to clusters that are counted, hold their data and, if they are
 //!    tables, are written. *Reopened here:* any of them is old or new, and each is right.
 //! 5. If the L1 table has moved, the disk has grown or has another parent, after a sync: the header, one sector.
-//! 6. If clusters were given up, after a sync: their refcounts, which nothing refers to now. *Reopened here:* they may be leaked.
-//! 7. After a sync: settled. Only now may the place of a cluster that was given up be used again.
+//! 6. If clusters were freed, after a sync: their refcounts, which nothing refers to now. *Reopened here:* they may be leaked.
+//! 7. After a sync: settled. Only now may the place of a cluster that was freed be used again.
 //!
-//! So a round that only allocates has two batches, and one that only gives up too. After a round that has failed, which of its
+//! So a round that only allocates has two batches, and one that only frees too. After a round that has failed, which of its
 //! writes are in the file is not known; new L2 tables might be referred to, and so are written by step 4, and L1 entries after them.
 //!
 //! A cluster of the disk that is given a place which reads as zero, in an image without parent, is there with its first write, and its
@@ -40,14 +40,16 @@
 //! those of 2 MiB: not a whole TiB at 64 KiB. A disk asks again only for what its folded map has forgotten, and a miss is one
 //! read of 4 KiB.
 
-mod allot;
+mod allocate;
+mod allocator;
 mod bitmaps;
 mod check;
 mod clusters;
 mod counts;
 mod create;
+mod deallocate;
+pub mod decompress;
 mod entry;
-mod giveup;
 mod grow;
 mod head;
 mod header;
@@ -58,21 +60,19 @@ mod order;
 mod pending;
 mod ranges;
 mod repair;
-mod room;
 mod slices;
 mod snapshots;
 mod space;
 mod tables;
-pub mod unpack;
 
 pub use check::{Report, check};
 pub use create::{CLUSTER_SIZE, Spec, create};
+pub use decompress::Compression;
 pub use info::{Backing, Info};
 pub use repair::{Repair, repair};
-pub use unpack::Compression;
 
 use crate::format::{
-    Access, Corrupt, Discarded, Format, MetaBlock, MetaWrite, Place, Placed, Reserved, Tail, Ticket, Wait,
+    Access, Committed, Corrupt, Discarded, Format, Mapping, MetaBlock, MetaWrite, Reserved, Tail, Ticket, Wait,
 };
 use crate::{Geometry, ImageError, ImageErrorKind, Link, Records, Source, Span};
 
@@ -138,8 +138,8 @@ impl Qcow2 {
     /// Bytes of the file in use: of an image opened for writing, all up to the end of what was ever used but what is known
     /// to be free; of others the file's length. What is free and was not looked at counts, so it is an upper bound.
     pub fn allocated(&self) -> u64 {
-        match &self.clusters.room {
-            Some(room) => room.space.used().saturating_mul(self.clusters.size()),
+        match &self.clusters.allocator {
+            Some(allocator) => allocator.space.used().saturating_mul(self.clusters.size()),
             None => self.clusters.limit,
         }
     }
@@ -173,7 +173,7 @@ impl Format for Qcow2 {
         self.geometry
     }
 
-    fn map(&mut self, span: Span) -> Result<Place, Wait> {
+    fn map(&mut self, span: Span) -> Result<Mapping, Wait> {
         self.clusters.map(span)
     }
 
@@ -181,7 +181,7 @@ impl Format for Qcow2 {
         self.clusters.reserve(span)
     }
 
-    fn commit(&mut self, ticket: Ticket) -> Option<Placed> {
+    fn commit(&mut self, ticket: Ticket) -> Option<Committed> {
         self.clusters.commit(ticket)
     }
 
@@ -209,9 +209,9 @@ impl Format for Qcow2 {
         self.grow_to(len)
     }
 
-    fn unpack(&self, bytes: &[u8]) -> Result<Vec<u8>, Corrupt> {
+    fn decompress(&self, bytes: &[u8]) -> Result<Vec<u8>, Corrupt> {
         let size = layout::index(self.clusters.size());
-        unpack::unpack(self.info.compression, size, bytes).map_err(|_| Corrupt { at: 0 })
+        decompress::decompress(self.info.compression, size, bytes).map_err(|_| Corrupt { at: 0 })
     }
 
     fn load(&mut self, block: MetaBlock, bytes: &[u8]) -> Result<(), Corrupt> {
@@ -225,8 +225,8 @@ impl Format for Qcow2 {
 
     fn records(&mut self) -> &mut Records {
         self.records.append(self.clusters.tables.records());
-        if let Some(room) = &mut self.clusters.room {
-            self.records.append(room.counts.records());
+        if let Some(allocator) = &mut self.clusters.allocator {
+            self.records.append(allocator.counts.records());
         }
         &mut self.records
     }
@@ -234,8 +234,8 @@ impl Format for Qcow2 {
     fn collect_records(&mut self) {
         self.records.collect();
         self.clusters.tables.records().collect();
-        if let Some(room) = &mut self.clusters.room {
-            room.counts.records().collect();
+        if let Some(allocator) = &mut self.clusters.allocator {
+            allocator.counts.records().collect();
         }
     }
 

@@ -3,6 +3,7 @@
 //! Knows nothing of requests. Keeps: what is opened for writing has sound tables, refcounts that whoever wrote last has
 //! kept up, and no feature that a write would break.
 
+use super::allocator::Allocator;
 use super::clusters::Clusters;
 use super::counts::Counts;
 use super::head::{Head, PAGE};
@@ -12,7 +13,6 @@ use super::layout::{
 };
 use super::pending::Pending;
 use super::ranges::Ranges;
-use super::room::Room;
 use super::snapshots::{self, Snapshots};
 use super::space::Space;
 use super::tables::Tables;
@@ -115,7 +115,7 @@ impl Opening<'_> {
         let l1 = self.l1(writable)?;
         let tables = Tables::new(self.header.entries(), l1, self.header.raw.l1_at.get());
         let snapshots = if writable { snapshots::read(self.source, &self.header)? } else { Snapshots::default() };
-        let room = if writable { Some(self.room(&tables, &snapshots)?) } else { None };
+        let allocator = if writable { Some(self.allocator(&tables, &snapshots)?) } else { None };
         Ok(Clusters {
             bits,
             // Whoever wrote another size has rounded it in the same way.
@@ -125,7 +125,7 @@ impl Opening<'_> {
             pinned: snapshots.sizeless,
             limit: self.source.len().next_multiple_of(1 << bits),
             tables,
-            room,
+            allocator,
         })
     }
 
@@ -159,7 +159,7 @@ impl Opening<'_> {
     }
 
     /// What writing takes.
-    fn room(&mut self, tables: &Tables, snapshots: &Snapshots) -> Result<Room, ImageError> {
+    fn allocator(&mut self, tables: &Tables, snapshots: &Snapshots) -> Result<Allocator, ImageError> {
         let raw = &self.header.raw;
         let (bits, order, at) = (raw.cluster_bits.get(), raw.refcount_order.get(), raw.refcount_table_at.get());
         let table = read_table(self.source, at, self.header.refcount_table_len(), "refcount table")?;
@@ -181,7 +181,15 @@ impl Opening<'_> {
         let mut space = Space::new(1 << bits, end, limit, zero_tail);
         places.iter().for_each(|&(first, count)| space.reserve_for_tables(first, count));
         let gaps = gaps(&counts, &places, end);
-        Ok(Room { bits, counts, space, gaps, pending: Pending::default(), debts: Vec::new(), table_moved: false })
+        Ok(Allocator {
+            bits,
+            counts,
+            space,
+            gaps,
+            pending: Pending::default(),
+            old_tables: Vec::new(),
+            table_moved: false,
+        })
     }
 
     /// The refcounts of the end of the file, where the first write will go. A disk that grows needs them too, and cannot

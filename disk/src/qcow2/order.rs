@@ -38,9 +38,9 @@ struct Batches {
 }
 
 impl Qcow2 {
-    /// Pieces that a round would write, and places given up that could be used after it.
+    /// Pieces that a round would write, and places freed that could be used after it.
     pub(super) fn pieces(&self) -> usize {
-        let counts = self.clusters.room.as_ref().map_or(0, |room| room.counts.dirty());
+        let counts = self.clusters.allocator.as_ref().map_or(0, |allocator| allocator.counts.dirty());
         counts.saturating_add(self.clusters.tables.dirty()).saturating_add(self.head.dirty())
     }
 
@@ -48,13 +48,13 @@ impl Qcow2 {
     pub(super) fn begin_round(&mut self) -> Vec<Vec<MetaWrite>> {
         let mut batches = Batches::default();
         let tables = self.clusters.tables.seal();
-        if let Some(room) = &mut self.clusters.room {
-            if std::mem::take(&mut room.table_moved) {
-                let (entries, at) = room.counts.table();
-                let clusters = entries.saturating_mul(8) >> room.bits;
+        if let Some(allocator) = &mut self.clusters.allocator {
+            if std::mem::take(&mut allocator.table_moved) {
+                let (entries, at) = allocator.counts.table();
+                let clusters = entries.saturating_mul(8) >> allocator.bits;
                 self.head.move_refcount_table(at, u32::try_from(clusters).unwrap_or(u32::MAX));
             }
-            let counts = room.counts.seal();
+            let counts = allocator.counts.seal();
             batches.counts = counts.raised;
             batches.table = counts.table;
             batches.lowered = counts.lowered;
@@ -77,11 +77,11 @@ impl Qcow2 {
         self.retried = !durable;
         self.clusters.tables.settled(durable);
         self.head.settled(durable);
-        let Some(room) = &mut self.clusters.room else { return };
-        for loss in room.counts.settled(durable) {
+        let Some(allocator) = &mut self.clusters.allocator else { return };
+        for loss in allocator.counts.settled(durable) {
             match loss.fate {
-                Fate::Released => room.space.forgotten(loss.first),
-                Fate::Stray => room.space.stray(loss.first, loss.count),
+                Fate::Released => allocator.space.forgotten(loss.first),
+                Fate::Leaked => allocator.space.leaked(loss.first, loss.count),
                 Fate::InUse => {}
             }
         }

@@ -67,8 +67,9 @@ impl Pending {
     }
 
     /// Ends a write, well or not.
-    pub fn end(&mut self, ticket: Ticket) -> Option<Write> {
-        self.writes.remove(&ticket)
+    pub fn end(&mut self, ticket: Ticket) -> Write {
+        let Some(write) = self.writes.remove(&ticket) else { unreachable!("{ticket:?} has ended before") };
+        write
     }
 
     /// Takes the place that `cluster` has at `place`, to be put into its table.

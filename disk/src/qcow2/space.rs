@@ -1,7 +1,7 @@
 //! Which clusters of the file may be handed out.
 //!
 //! Knows nothing of tables; refcounts are shown to it. Invariant: a cluster is handed out only when no durable metadata
-//! refers to it. One that was given up is therefore kept back until the metadata that gave it up is durable *and* its old
+//! refers to it. One that was freed is therefore kept back until the metadata that freed it is durable *and* its old
 //! content has been deallocated, or is known not to have been ("unclean").
 //!
 //! Space comes from three places: clusters known to be free, clusters that a scan of the refcounts finds, little by
@@ -50,8 +50,8 @@ pub struct Space {
     clean: Ranges,
     unclean: Ranges,
     /// Of unknown content, and to be deallocated.
-    stray: Ranges,
-    /// Every cluster that is in no use by its refcount, but is known here: free, stray, returning, or handed out and not
+    leaked: Ranges,
+    /// Every cluster that is in no use by its refcount, but is known here: free, leaked, returning, or handed out and not
     /// in use yet. And those of tables, which are not to be handed out whatever their refcounts say.
     known: Ranges,
     returning: HashMap<u64, Returning>,
@@ -71,7 +71,7 @@ impl Space {
             zero_tail,
             clean: Ranges::default(),
             unclean: Ranges::default(),
-            stray: Ranges::default(),
+            leaked: Ranges::default(),
             known: Ranges::default(),
             returning: HashMap::new(),
             scanned: 0,
@@ -90,7 +90,7 @@ impl Space {
         self.end
             .saturating_sub(self.clean.total())
             .saturating_sub(self.unclean.total())
-            .saturating_sub(self.stray.total())
+            .saturating_sub(self.leaked.total())
     }
 
     /// From which cluster on refcounts are to be looked at next, if it is time for that.
@@ -183,23 +183,23 @@ impl Space {
     }
 
     /// Gives clusters up that durable metadata refers to, and that the disk deallocates at once.
-    pub fn give_up(&mut self, first: u64, count: u64) {
+    pub fn free(&mut self, first: u64, count: u64) {
         self.known.insert(first, count);
         self.returning.insert(first, Returning { count, forgotten: false, clean: None });
     }
 
-    /// Clusters that durable metadata still refers to, and that will be stray when it does not.
+    /// Clusters that durable metadata still refers to, and that will be leaked when it does not.
     pub fn hold(&mut self, first: u64, count: u64) {
         self.known.insert(first, count);
     }
 
     /// Clusters that nothing refers to, of unknown content.
-    pub fn stray(&mut self, first: u64, count: u64) {
+    pub fn leaked(&mut self, first: u64, count: u64) {
         self.known.insert(first, count);
-        self.stray.insert(first, count);
+        self.leaked.insert(first, count);
     }
 
-    /// The durable metadata no longer refers to the clusters that were given up from `first` on.
+    /// The durable metadata no longer refers to the clusters that were freed from `first` on.
     pub fn forgotten(&mut self, first: u64) {
         if let Some(clusters) = self.returning.get_mut(&first) {
             clusters.forgotten = true;
@@ -215,11 +215,11 @@ impl Space {
         self.collect(first);
     }
 
-    /// The next stray clusters. They are free when they have been [`released`](Space::released).
-    pub fn next_stray(&mut self) -> Option<(u64, u64)> {
-        let (first, count) = self.stray.first()?;
+    /// The next leaked clusters. They are free when they have been [`released`](Space::released).
+    pub fn next_leaked(&mut self) -> Option<(u64, u64)> {
+        let (first, count) = self.leaked.first()?;
         let count = count.min((RECLAIM_BYTES / self.cluster).max(1));
-        self.stray.remove(first, count);
+        self.leaked.remove(first, count);
         self.returning.insert(first, Returning { count, forgotten: true, clean: None });
         Some((first, count))
     }
@@ -243,9 +243,9 @@ mod test {
     }
 
     #[test]
-    fn clusters_given_up_come_back_only_when_forgotten_and_released() {
+    fn clusters_freed_come_back_only_when_forgotten_and_released() {
         let mut space = space();
-        space.give_up(3, 2);
+        space.free(3, 2);
         space.released(3, true);
         assert_eq!(space.peek(5), Some(Found { first: 10, count: 5, clean: true }));
         space.forgotten(3);
@@ -257,7 +257,7 @@ mod test {
         let mut space = space();
         assert_eq!(space.scan_from(), Some(0));
         space.scan(10, &[4, 5, 8]);
-        assert_eq!((space.scan_from(), space.next_stray()), (None, None));
+        assert_eq!((space.scan_from(), space.next_leaked()), (None, None));
         assert_eq!(space.peek(9), Some(Found { first: 4, count: 2, clean: false }));
     }
 
@@ -275,7 +275,7 @@ mod test {
     fn the_scan_leaves_alone_what_is_known() {
         let mut space = space();
         space.reserve_for_tables(1, 1);
-        space.give_up(4, 1);
+        space.free(4, 1);
         space.scan(10, &[1, 4, 6]);
         assert_eq!(space.peek(9), Some(Found { first: 6, count: 1, clean: false }));
     }

@@ -125,7 +125,7 @@ impl Tables {
     }
 
     /// Gives a cluster an L2 table of its own at offset `at` of the file, with the [content](Tables::whole) of another.
-    /// It is not logged: written again, it would refer to clusters that were given up later, and are not counted.
+    /// It is not logged: written again, it would refer to clusters that were freed later, and are not counted.
     pub fn copy_table(&mut self, cluster: u64, at: u64, content: &[Vec<u8>]) {
         self.add_table(cluster, at);
         for (slice, bytes) in self.slices_of(at).zip(content) {

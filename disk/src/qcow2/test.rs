@@ -114,7 +114,7 @@ impl Bench {
 
     fn byte(&mut self, offset: u64) -> u8 {
         match self.ask(|image| image.map(Span { at: offset, len: 512 })) {
-            Place::Data { at: place, .. } => self.file[at(place)],
+            Mapping::Data { at: place, .. } => self.file[at(place)],
             _ => 0,
         }
     }
@@ -295,7 +295,7 @@ fn the_disk_grows_in_place_and_to_a_longer_table() {
         bench.image.grow(len).unwrap();
         bench.write(Span { at: len - CLUSTER, len: 4096 }, 2);
         bench.round();
-        // What the old table leaves is given up when its refcounts are at hand.
+        // What the old table leaves is freed when its refcounts are at hand.
         bench.write(Span { at: len - 2 * CLUSTER, len: 4096 }, 3);
         bench.round();
         bench = bench.reopened();
@@ -386,7 +386,7 @@ fn another_parent_is_recorded_by_one_sector() {
 }
 
 #[test]
-fn what_is_forgotten_is_the_parents_and_stray_when_that_is_durable() {
+fn what_is_forgotten_is_the_parents_and_leaked_when_that_is_durable() {
     let mut bench = Bench::new(file_of(&create(&Spec { parent: Some(parent("a")), ..spec(GIB) }).unwrap()));
     bench.write(Span { at: 0, len: 4 * CLUSTER }, 1);
     bench.round();
@@ -396,7 +396,7 @@ fn what_is_forgotten_is_the_parents_and_stray_when_that_is_durable() {
         let rest = Span { at: done, len: whole.len - done };
         done += bench.ask(|image| image.forget(rest));
     }
-    assert_eq!(bench.image.map(whole), Ok(Place::Parent { len: 2 * MIB }));
+    assert_eq!(bench.image.map(whole), Ok(Mapping::Parent { len: 2 * MIB }));
     assert_eq!(bench.image.reclaim(), None, "a power loss could bring it back");
     assert_eq!(bench.round(), 2);
     let (place, len) = bench.image.reclaim().unwrap();
@@ -408,7 +408,7 @@ fn what_is_forgotten_is_the_parents_and_stray_when_that_is_durable() {
 }
 
 #[test]
-fn a_cluster_given_up_is_used_again_after_the_round_and_its_deallocation() {
+fn a_cluster_freed_is_used_again_after_the_round_and_its_deallocation() {
     let mut bench = Bench::new(new_file(GIB));
     bench.write(Span { at: 0, len: 2 * CLUSTER }, 1);
     bench.round();
@@ -428,7 +428,7 @@ fn data_that_is_not_counted_is_neither_deallocated_nor_lost_with_the_first_write
     let mut bench = Bench::new(new_file(GIB));
     bench.write(Span { at: 0, len: 3 * CLUSTER }, 1);
     bench.round();
-    let Place::Data { at: place, .. } = bench.ask(|image| image.map(Span { at: 0, len: 512 })) else { panic!() };
+    let Mapping::Data { at: place, .. } = bench.ask(|image| image.map(Span { at: 0, len: 512 })) else { panic!() };
     let mut file = bench.file.clone();
     // The block of refcounts stands behind the header and the refcount table.
     let counts = at(2 * CLUSTER + place / CLUSTER * 2);
@@ -490,7 +490,7 @@ fn a_long_write_gets_one_place() {
     let reserved = bench.ask(|image| image.reserve(Span { at: 4096, len: MIB }));
     assert_eq!((reserved.len, reserved.fill), (MIB, None));
     bench.image.commit(reserved.ticket.unwrap());
-    assert_eq!(bench.image.map(Span { at: 4096, len: MIB }), Ok(Place::Data { at: reserved.at, len: MIB }));
+    assert_eq!(bench.image.map(Span { at: 4096, len: MIB }), Ok(Mapping::Data { at: reserved.at, len: MIB }));
 }
 
 #[test]
@@ -500,14 +500,14 @@ fn an_unallocated_cluster_over_a_parent_is_hidden() {
         bench.ask(|image| image.discard(Span { at: 0, len: 2 * CLUSTER + 512 })),
         Discarded::Hidden { len: 2 * CLUSTER }
     );
-    assert_eq!(bench.image.map(Span { at: 0, len: MIB }), Ok(Place::Zero { len: 2 * CLUSTER }));
+    assert_eq!(bench.image.map(Span { at: 0, len: MIB }), Ok(Mapping::Zero { len: 2 * CLUSTER }));
     assert_eq!(bench.image.discard(Span { at: 2 * CLUSTER, len: 512 }), Ok(Discarded::Nothing { len: 512 }));
     bench.round();
     bench.reopened();
 }
 
 #[test]
-fn the_last_cluster_is_given_up_whole() {
+fn the_last_cluster_is_freed_whole() {
     let mut bench = Bench::new(new_file(CLUSTER + 512));
     bench.write(Span { at: CLUSTER, len: 512 }, 1);
     let freed = bench.ask(|image| image.discard(Span { at: CLUSTER, len: 512 }));
@@ -553,9 +553,9 @@ fn a_small_write_takes_the_subclusters_that_it_touches_from_the_parent() {
     let placed = bench.image.commit(first.ticket.unwrap()).unwrap();
     assert_eq!((placed.span, placed.at), (Span { at: CLUSTER + 4096, len: 4096 }, first.at - 512));
     let mut map = |at| bench.ask(|image| image.map(Span { at, len: 64 << 10 }));
-    assert_eq!(map(CLUSTER), Place::Parent { len: 4096 });
-    assert_eq!(map(CLUSTER + 4096), Place::Data { at: placed.at, len: 4096 });
-    assert_eq!(map(CLUSTER + 8192), Place::Parent { len: CLUSTER - 8192 });
+    assert_eq!(map(CLUSTER), Mapping::Parent { len: 4096 });
+    assert_eq!(map(CLUSTER + 4096), Mapping::Data { at: placed.at, len: 4096 });
+    assert_eq!(map(CLUSTER + 8192), Mapping::Parent { len: CLUSTER - 8192 });
     // Up to what is there already, which is written in place.
     let before = bench.ask(|image| image.reserve(Span { at: CLUSTER + 2048, len: 8192 }));
     assert_eq!((before.len, before.at, before.fill), (2048, placed.at - 2048, None));
@@ -574,7 +574,7 @@ fn a_cluster_of_which_others_have_a_part_is_copied_as_a_whole() {
     bench.file[at(l2)] &= 0x7f;
     set_entry(&mut bench.file[at(l2)..], 1, 0b11);
     let mut bench = Bench::new(bench.file);
-    assert!(matches!(bench.ask(|image| image.map(Span { at: 0, len: CLUSTER })), Place::Shared { len: 4096, .. }));
+    assert!(matches!(bench.ask(|image| image.map(Span { at: 0, len: CLUSTER })), Mapping::Shared { len: 4096, .. }));
     let reserved = bench.ask(|image| image.reserve(Span { at: 512, len: 512 }));
     assert_eq!(reserved.fill, Some(crate::Fill { before: 512, after: CLUSTER - 1024 }));
 }

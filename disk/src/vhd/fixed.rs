@@ -15,7 +15,7 @@ use zerocopy::IntoBytes;
 
 use super::layout::{RawFooter, SECTOR};
 use super::survey::index;
-use crate::format::{Discarded, MetaWrite, Place, Reserved, Wait};
+use crate::format::{Discarded, Mapping, MetaWrite, Reserved, Wait};
 use crate::{ImageError, ImageErrorKind, Records, Span};
 
 /// Some programs round the size up in the file and not in the footer; to a cylinder, at most.
@@ -50,10 +50,10 @@ impl Fixed {
     }
 
     /// Where a span lives. Behind the disk's end, where it is still to grow, is nothing.
-    pub fn map(&self, span: Span) -> Place {
+    pub fn map(&self, span: Span) -> Mapping {
         match self.inside(span) {
-            0 => Place::Zero { len: span.len },
-            len => Place::Data { at: span.at, len },
+            0 => Mapping::Zero { len: span.len },
+            len => Mapping::Data { at: span.at, len },
         }
     }
 

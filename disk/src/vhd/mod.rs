@@ -16,7 +16,7 @@
 //!    its checksum and is ignored.
 //! 3. After a sync, batch two: table sectors. *Reopened here:* each new block is there with its bitmap, or not.
 //!    The file already is long enough for every block in the table, since the footer behind it is durable.
-//! 4. After a sync: settled. Only now may the place of a block that was given up be used again.
+//! 4. After a sync: settled. Only now may the place of a block that was freed be used again.
 //!
 //! Other headers, tables and sizes have an order of their own (`sparse::generation`, `fixed`); so have sectors
 //! that the parent holds (`sparse::forget`).
@@ -45,7 +45,7 @@ pub use tidy::{Tidy, tidy};
 pub use crate::{Problem, Severity};
 
 use crate::format::{
-    Access, Corrupt, Discarded, Format, MetaBlock, MetaWrite, Place, Placed, Reserved, Tail, Ticket, Wait,
+    Access, Committed, Corrupt, Discarded, Format, Mapping, MetaBlock, MetaWrite, Reserved, Tail, Ticket, Wait,
 };
 use crate::{Geometry, ImageError, ImageErrorKind, Link, Records, Source, Span};
 
@@ -170,7 +170,7 @@ impl Format for Vhd {
         self.geometry
     }
 
-    fn map(&mut self, span: Span) -> Result<Place, Wait> {
+    fn map(&mut self, span: Span) -> Result<Mapping, Wait> {
         match &mut self.body {
             Body::Fixed(fixed) => Ok(fixed.map(span)),
             Body::Sparse(sparse) => sparse.map(span),
@@ -184,7 +184,7 @@ impl Format for Vhd {
         }
     }
 
-    fn commit(&mut self, ticket: Ticket) -> Option<Placed> {
+    fn commit(&mut self, ticket: Ticket) -> Option<Committed> {
         match &mut self.body {
             Body::Fixed(_) => None,
             Body::Sparse(sparse) => sparse.commit(ticket),
@@ -257,7 +257,7 @@ impl Format for Vhd {
     }
 
     /// Nothing is compressed in a VHD.
-    fn unpack(&self, _bytes: &[u8]) -> Result<Vec<u8>, Corrupt> {
+    fn decompress(&self, _bytes: &[u8]) -> Result<Vec<u8>, Corrupt> {
         Err(Corrupt { at: 0 })
     }
 

@@ -49,15 +49,14 @@ impl Pending {
     }
 
     /// Ends a write, well or not.
-    pub fn end(&mut self, ticket: Ticket) -> Option<Write> {
-        let write = self.writes.remove(&ticket)?;
-        if let Some(count) = self.count.get_mut(&write.block) {
-            *count = count.saturating_sub(1);
-            if *count == 0 {
-                self.count.remove(&write.block);
-            }
+    pub fn end(&mut self, ticket: Ticket) -> Write {
+        let Some(write) = self.writes.remove(&ticket) else { unreachable!("{ticket:?} has ended before") };
+        let Some(count) = self.count.get_mut(&write.block) else { unreachable!("{ticket:?} was not counted") };
+        *count -= 1;
+        if *count == 0 {
+            self.count.remove(&write.block);
         }
-        Some(write)
+        write
     }
 
     /// The slot of a new block, which is now in the table.

@@ -4,14 +4,14 @@
 //! of 4 KiB. Behind the last slot stands the footer; since a slot begins with padding that nobody uses, the next
 //! slot never lies over that footer, and an old footer never lies over a block.
 //!
-//! Invariant: a slot is handed out only when no durable metadata refers to it. A slot given up is therefore kept
-//! back until the metadata that gave it up is durable *and* its old content has been deallocated, or is known
+//! Invariant: a slot is handed out only when no durable metadata refers to it. A slot freed is therefore kept
+//! back until the metadata that freed it is durable *and* its old content has been deallocated, or is known
 //! not to have been ("unclean"). Where a power loss must find the old content, deallocating waits for the metadata.
 //!
 //! What was read at open need not be durable: a process that was killed may have left it in a cache. Slots between
-//! others are stray then, and the disk syncs before it deallocates the first of them. Behind the last one there is
+//! others are leaked then, and the disk syncs before it deallocates the first of them. Behind the last one there is
 //! nothing of which durable metadata could speak where the file ends there; on a device there may be a block that the
-//! killed process has just given up. So nothing is placed there before a round has ended ([`Space::prove`]).
+//! killed process has just freed. So nothing is placed there before a round has ended ([`Space::prove`]).
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
@@ -38,7 +38,7 @@ struct Returning {
     forgotten: bool,
     /// Whether it reads as zero, once that is known.
     clean: Option<bool>,
-    /// Whether nobody deallocates it until it is asked for as stray.
+    /// Whether nobody deallocates it until it is asked for as leaked.
     idle: bool,
 }
 
@@ -64,12 +64,12 @@ pub struct Space {
     /// By sector. A trim of a large disk makes it large.
     returning: HashMap<u32, Returning>,
     /// Slots of unknown content that nothing refers to, still to be deallocated.
-    stray: VecDeque<u32>,
+    leaked: VecDeque<u32>,
 }
 
 impl Space {
     /// The free space of a file in which metadata and blocks are `occupied` (ascending), and which is `file_len` bytes
-    /// long. What is in no use below `file_len` is stray: left by a crash. In front of `floor` nothing is ever placed.
+    /// long. What is in no use below `file_len` is leaked: left by a crash. In front of `floor` nothing is ever placed.
     pub fn new(
         bitmap_len: u64,
         block_len: u64,
@@ -89,29 +89,29 @@ impl Space {
             proven: zero_tail,
             free: VecDeque::new(),
             returning: HashMap::new(),
-            stray: VecDeque::new(),
+            leaked: VecDeque::new(),
         };
         for range in occupied {
-            space.stray_until(range.start);
+            space.leaked_until(range.start);
             space.end = space.end.max(range.end);
         }
         // A file that ends in its footer has nothing behind its last block. Where the tail is rubbish anyway,
         // more of it makes no difference.
         if zero_tail && file_len > space.end.saturating_add(SECTOR) {
-            space.stray_until(file_len);
+            space.leaked_until(file_len);
             space.end = file_len.next_multiple_of(SECTOR);
         }
         space
     }
 
-    /// Takes the slots that fit between `end` and `limit` for stray.
-    fn stray_until(&mut self, limit: u64) {
+    /// Takes the slots that fit between `end` and `limit` for leaked.
+    fn leaked_until(&mut self, limit: u64) {
         while let Some(sector) = self.next_sector() {
             let behind = self.behind(sector);
             if behind > limit {
                 return;
             }
-            self.stray.push_back(sector);
+            self.leaked.push_back(sector);
             self.end = behind;
         }
     }
@@ -203,18 +203,18 @@ impl Space {
         u64::from(sector).saturating_mul(SECTOR)..self.behind(sector)
     }
 
-    /// The slots that hold no block: free, stray or on their way there.
+    /// The slots that hold no block: free, leaked or on their way there.
     pub fn idle(&self) -> impl Iterator<Item = u32> + '_ {
         let free = self.free.iter().map(|slot| slot.sector);
-        free.chain(self.stray.iter().copied()).chain(self.returning.keys().copied())
+        free.chain(self.leaked.iter().copied()).chain(self.returning.keys().copied())
     }
 
     /// Gives a slot up that durable metadata refers to.
-    pub fn give_up(&mut self, sector: u32) {
+    pub fn free(&mut self, sector: u32) {
         self.returning.insert(sector, Returning::default());
     }
 
-    /// Leaves a slot that durable metadata refers to, and whose content must outlive that: it becomes stray when it
+    /// Leaves a slot that durable metadata refers to, and whose content must outlive that: it becomes leaked when it
     /// has been [`forgotten`](Space::forgotten).
     pub fn leave(&mut self, sector: u32) {
         self.returning.insert(sector, Returning { idle: true, ..Returning::default() });
@@ -222,7 +222,7 @@ impl Space {
 
     /// Gives a slot back that nothing has ever referred to, after a failed write to it.
     pub fn give_back(&mut self, sector: u32) {
-        self.stray.push_back(sector);
+        self.leaked.push_back(sector);
     }
 
     /// The durable metadata no longer refers to the slot.
@@ -230,7 +230,7 @@ impl Space {
         match self.returning.get_mut(&sector) {
             Some(slot) if slot.idle => {
                 self.returning.remove(&sector);
-                self.stray.push_back(sector);
+                self.leaked.push_back(sector);
             }
             Some(slot) => slot.forgotten = true,
             None => {}
@@ -246,9 +246,9 @@ impl Space {
         self.collect(sector);
     }
 
-    /// The next stray slot. It is free when it has been [`released`](Space::released).
-    pub fn next_stray(&mut self) -> Option<u32> {
-        let sector = self.stray.pop_front()?;
+    /// The next leaked slot. It is free when it has been [`released`](Space::released).
+    pub fn next_leaked(&mut self) -> Option<u32> {
+        let sector = self.leaked.pop_front()?;
         self.returning.insert(sector, Returning { forgotten: true, ..Returning::default() });
         Some(sector)
     }
@@ -287,10 +287,10 @@ mod test {
     }
 
     #[test]
-    fn a_slot_given_up_comes_back_only_when_forgotten_and_released() {
+    fn a_slot_freed_comes_back_only_when_forgotten_and_released() {
         let mut space = Space::new(512, BLOCK, std::iter::once(0..8192), 8704, true, 0);
         let slot = space.take().unwrap();
-        space.give_up(slot.sector);
+        space.free(slot.sector);
         space.released(slot.sector, true);
         assert_ne!(space.take().unwrap().sector, slot.sector);
         space.forgotten(slot.sector);
@@ -298,34 +298,34 @@ mod test {
     }
 
     #[test]
-    fn a_slot_left_behind_is_stray_only_when_forgotten() {
+    fn a_slot_left_behind_is_leaked_only_when_forgotten() {
         let mut space = Space::new(512, BLOCK, std::iter::once(0..8192), 8704, true, 0);
         let slot = space.take().unwrap();
         space.leave(slot.sector);
-        assert_eq!(space.next_stray(), None, "a power loss would bring it back");
+        assert_eq!(space.next_leaked(), None, "a power loss would bring it back");
         space.forgotten(slot.sector);
-        assert_eq!(space.next_stray(), Some(slot.sector));
+        assert_eq!(space.next_leaked(), Some(slot.sector));
         assert_ne!(space.take().unwrap().sector, slot.sector);
         space.released(slot.sector, true);
         assert_eq!(space.take(), Ok(slot));
     }
 
     #[test]
-    fn what_a_crash_left_is_stray() {
+    fn what_a_crash_left_is_leaked() {
         let mut fresh = Space::new(512, BLOCK, std::iter::once(0..8192), 8704, true, 0);
         let (first, second, third) = (fresh.take().unwrap(), fresh.take().unwrap(), fresh.take().unwrap());
         let (len, second_range) = (fresh.end(), fresh.range(second.sector));
         let mut space = Space::new(512, BLOCK, [0..8192, second_range], len, true, 0);
-        assert_eq!(space.next_stray(), Some(first.sector));
-        assert_eq!(space.next_stray(), Some(third.sector));
-        assert_eq!(space.next_stray(), None);
+        assert_eq!(space.next_leaked(), Some(first.sector));
+        assert_eq!(space.next_leaked(), Some(third.sector));
+        assert_eq!(space.next_leaked(), None);
         assert!(space.take().unwrap().sector > third.sector);
         space.released(first.sector, true);
         assert_eq!(space.take(), Ok(Slot { sector: first.sector, clean: true }));
     }
 
     #[test]
-    fn room_for_metadata_is_given_to_no_block_and_is_not_stray() {
+    fn room_for_metadata_is_given_to_no_block_and_is_not_leaked() {
         let floor = 5 << 20;
         let mut space = Space::new(512, BLOCK, std::iter::once(0..8192), 8704, true, floor);
         assert_eq!(space.end(), 8192, "the footer stays where it is until there is a block");
@@ -333,7 +333,7 @@ mod test {
         assert_eq!(u64::from(first.sector) * SECTOR, floor + 4096 - 512);
         let block = space.range(first.sector);
         let mut space = Space::new(512, BLOCK, [0..8192, block.clone()], block.end, true, floor);
-        assert_eq!(space.next_stray(), None);
+        assert_eq!(space.next_leaked(), None);
         assert_eq!(u64::from(space.take().unwrap().sector) * SECTOR, block.end + 4096 - 512);
     }
 

@@ -22,7 +22,7 @@ use crate::{Records, Span};
 use generation::{Change, floor};
 use round::{FIRST, Round, TABLE};
 
-use crate::format::{Discarded, MetaBlock, MetaWrite, Place, Placed, Reserved, Ticket, Wait};
+use crate::format::{Committed, Discarded, Mapping, MetaBlock, MetaWrite, Reserved, Ticket, Wait};
 
 /// Table entries in a sector.
 const ENTRIES: u32 = 128;
@@ -30,7 +30,7 @@ const ENTRIES: u32 = 128;
 /// blocks of 4 GiB of disk.
 const BITMAPS_WRITABLE: usize = 2048;
 /// Bitmaps kept of a layer that is only read. Once folded into the map of the chain they are not asked for again;
-/// a disk folds sixteen grains at once, each of at most four blocks, and this is four times that.
+/// a disk folds sixteen chunks at once, each of at most four blocks, and this is four times that.
 const BITMAPS_READ_ONLY: usize = 256;
 
 /// A bitmap in memory.
@@ -87,7 +87,7 @@ pub struct Sparse {
     change: Option<Change>,
     /// Where metadata stands that a footer in the file may still lead to.
     held: Vec<Range<u64>>,
-    /// Slots given up since the last seal.
+    /// Slots freed since the last seal.
     forgotten: Vec<u32>,
     round: Round,
     records: Records,
@@ -158,20 +158,20 @@ impl Sparse {
         u64::try_from(blocks).unwrap_or(u64::MAX).saturating_mul(self.block_len)
     }
 
-    pub fn map(&mut self, span: Span) -> Result<Place, Wait> {
+    pub fn map(&mut self, span: Span) -> Result<Mapping, Wait> {
         let (block, from) = self.locate(span.at);
         let len = span.len.min(self.block_len.saturating_sub(from));
         let sector = self.entry(block);
         if sector == UNUSED {
-            return Ok(Place::Parent { len: self.unused_run(block, span) });
+            return Ok(Mapping::Parent { len: self.unused_run(block, span) });
         }
         let at = self.space.block_at(sector).saturating_add(from);
         if self.is_full(block) {
-            return Ok(Place::Data { at, len });
+            return Ok(Mapping::Data { at, len });
         }
         let (set, run) = self.bitmap(block, sector)?.run(sectors(from), sectors(len));
         let len = u64::from(run).saturating_mul(SECTOR);
-        Ok(if set { Place::Data { at, len } } else { Place::Parent { len } })
+        Ok(if set { Mapping::Data { at, len } } else { Mapping::Parent { len } })
     }
 
     pub fn reserve(&mut self, span: Span) -> Result<Reserved, Wait> {
@@ -190,8 +190,8 @@ impl Sparse {
         Ok(Reserved { at: self.space.block_at(slot).saturating_add(from), len, ticket, fill: None })
     }
 
-    pub fn commit(&mut self, ticket: Ticket) -> Option<Placed> {
-        let write = self.pending.end(ticket)?;
+    pub fn commit(&mut self, ticket: Ticket) -> Option<Committed> {
+        let write = self.pending.end(ticket);
         let mut span = self.span_of(write);
         if let Some(slot) = self.pending.claim(write.block) {
             // The first write to a new block: from now on the block is there. In space that reads as zero, the
@@ -216,14 +216,13 @@ impl Sparse {
         self.set_bits(write);
         let from = span.at % self.block_len;
         let at = self.space.block_at(self.entry(write.block)).saturating_add(from);
-        Some(Placed { span, at })
+        Some(Committed { span, at })
     }
 
     pub fn abandon(&mut self, ticket: Ticket) {
-        if let Some(write) = self.pending.end(ticket) {
-            if let Some(slot) = self.pending.drop_if_idle(write.block) {
-                self.space.give_back(slot.sector);
-            }
+        let write = self.pending.end(ticket);
+        if let Some(slot) = self.pending.drop_if_idle(write.block) {
+            self.space.give_back(slot.sector);
         }
     }
 
@@ -260,7 +259,7 @@ impl Sparse {
     }
 
     pub fn reclaim(&mut self) -> Option<(u64, u64)> {
-        self.space.next_stray().map(|sector| (self.space.block_at(sector), self.block_len))
+        self.space.next_leaked().map(|sector| (self.space.block_at(sector), self.block_len))
     }
 
     pub fn load(&mut self, block: MetaBlock, bytes: &[u8]) {
@@ -377,7 +376,7 @@ impl Sparse {
             }
             let Some(oldest) = self.arrivals.pop_front() else { break };
             let (candidate, arrival) = oldest;
-            // A block that was given up and came anew has a later arrival; the old one counts no more.
+            // A block that was freed and came anew has a later arrival; the old one counts no more.
             match self.bitmaps.get(&candidate).filter(|cached| cached.arrival == arrival) {
                 Some(cached) if cached.dirty || cached.sealed => self.arrivals.push_back(oldest),
                 // A write under way will set bits in it; the newest is what somebody waits for.
@@ -413,7 +412,7 @@ impl Sparse {
     /// Takes a block out of the table, whose content is of no use any more.
     fn free(&mut self, block: u32, sector: u32) {
         self.unlist(block);
-        self.space.give_up(sector);
+        self.space.free(sector);
         self.forgotten.push(sector);
     }
 

@@ -96,7 +96,7 @@ fn every_block_size_found_in_the_wild_opens() {
         let Err(Wait::Load(block)) = vhd.map(Span { at: 0, len: 4096 }) else { panic!("the bitmap is not looked at") };
         vhd.load(block, &bytes[block.at as usize..][..block.len as usize]).unwrap();
         let place = vhd.map(Span { at: 0, len: 4096 }).unwrap();
-        assert!(matches!(place, Place::Data { at, len: 4096 } if at % 4096 == 0), "{place:?}");
+        assert!(matches!(place, Mapping::Data { at, len: 4096 } if at % 4096 == 0), "{place:?}");
     }
 }
 
@@ -177,7 +177,7 @@ fn no_byte_of_the_metadata_can_do_harm() {
                 while offset < vhd.geometry().len.min(64 << 20) {
                     let span = Span { at: offset, len: 2 << 20 };
                     let len = match vhd.map(span) {
-                        Ok(Place::Data { at, len }) => {
+                        Ok(Mapping::Data { at, len }) => {
                             assert!(at + len <= end as u64, "byte {at}: data behind the end of the file");
                             len
                         }
@@ -217,7 +217,7 @@ fn a_batmap_that_calls_an_absent_block_full_is_not_believed() {
     if let Err(Wait::Load(block)) = vhd.map(first) {
         vhd.load(block, &bytes[block.at as usize..][..block.len as usize]).unwrap();
     }
-    assert_eq!(vhd.map(first), Ok(Place::Parent { len: 512 }), "nobody has written it: it is the parent's");
+    assert_eq!(vhd.map(first), Ok(Mapping::Parent { len: 512 }), "nobody has written it: it is the parent's");
 }
 
 #[test]
@@ -231,7 +231,7 @@ fn an_encrypted_image_is_refused_by_name() {
 }
 
 #[test]
-fn a_block_is_not_given_up_while_its_bitmap_is_read() {
+fn a_block_is_not_freed_while_its_bitmap_is_read() {
     let mut bytes = new_file(64 << 20, Kind::Dynamic);
     write_block(&mut bytes, 0);
     let mut vhd = open(&bytes).unwrap();
@@ -243,7 +243,7 @@ fn a_block_is_not_given_up_while_its_bitmap_is_read() {
 }
 
 #[test]
-fn places_given_up_are_a_reason_for_a_round() {
+fn places_freed_are_a_reason_for_a_round() {
     // Else a guest that writes and discards, and never flushes, has the file grow without end.
     let mut vhd = open(&new_file(64 << 20, Kind::Dynamic)).unwrap();
     for _ in 0..5000 {
@@ -261,7 +261,7 @@ fn places_given_up_are_a_reason_for_a_round() {
 }
 
 #[test]
-fn the_last_block_is_given_up_whole() {
+fn the_last_block_is_freed_whole() {
     // Found by the simulator: only the part of the block inside the disk was deallocated, and the slot called clean.
     let mut bytes = new_file((2 << 20) + 4096, Kind::Dynamic);
     write_block(&mut bytes, 2 << 20);

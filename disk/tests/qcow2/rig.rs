@@ -227,9 +227,9 @@ impl Rig {
     /// Makes the disk larger.
     #[allow(dead_code, reason = "not every test has a disk that grows")]
     pub fn grow(&mut self, len: u64) -> Result<(), disk::ImageError> {
-        self.disk.hold();
+        self.disk.quiesce();
         let grown = self.disk.grow(len);
-        self.disk.release(&mut self.files);
+        self.disk.resume(&mut self.files);
         self.model.resize(if grown.is_ok() { index(len) } else { self.model.len() }, 0);
         grown
     }

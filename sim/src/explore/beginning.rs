@@ -11,7 +11,7 @@ use crate::schedule::{Pace, Schedule};
 use crate::subject::{Kind, Start, Subject};
 use crate::workload;
 
-/// Two writes to one grain that no source holds anything of, while a merge begins: the target takes them, or the leaf
+/// Two writes to one chunk that no source holds anything of, while a merge begins: the target takes them, or the leaf
 /// does, but never the one and then the other. What begins before the merge must begin at one moment of it, and what
 /// comes behind at another. The target has a place for the first two writes and none for the others; that there is none
 /// the disk's map knows from the read in front of them.

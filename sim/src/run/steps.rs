@@ -32,7 +32,7 @@ pub(super) enum Chore {
     /// The layers that are merged become as large as the first of them, from the top down, each durably before the next
     /// (`durable`: the last that did): whenever the power is lost, none is smaller than the one below it.
     Evening { from: usize, into: usize, durable: bool },
-    /// A merge goes from grain to grain.
+    /// A merge goes from chunk to chunk.
     Merging,
     /// There is a new leaf; the old one, this, becomes durable.
     Closing(FileId),
@@ -54,7 +54,7 @@ pub(super) enum Change {
 }
 
 impl Run {
-    /// Whether a step can begin: one thing is done at a time, and only a merge can be given up.
+    /// Whether a step can begin: one thing is done at a time, and only a merge can be cancelled.
     pub(super) fn can_begin(&self, step: Step) -> bool {
         self.chore.is_none_or(|chore| step == Step::Cancel && chore == Chore::Merging)
     }
@@ -127,13 +127,13 @@ impl Run {
         let mut io = SabotagedIo { io: &mut self.io, plot: &self.plot };
         self.chore = match chore {
             Chore::Wanted(change) => {
-                self.disk.hold();
+                self.disk.quiesce();
                 Some(Chore::Held(change))
             }
             Chore::Held(Change::Switch(file)) => {
                 let closing = self.switch(file, subject)?;
                 let mut io = SabotagedIo { io: &mut self.io, plot: &self.plot };
-                self.disk.release(&mut io);
+                self.disk.resume(&mut io);
                 self.disk.sync(&mut io);
                 closing
             }
@@ -145,7 +145,7 @@ impl Run {
             }
             Chore::Syncing(change) => {
                 let next = self.change(change, subject)?;
-                self.disk.release(&mut SabotagedIo { io: &mut self.io, plot: &self.plot });
+                self.disk.resume(&mut SabotagedIo { io: &mut self.io, plot: &self.plot });
                 if let Some(Chore::Telling | Chore::Evening { .. }) = next {
                     self.flush_growth();
                 }

@@ -9,8 +9,8 @@ mod vhd;
 use std::collections::BTreeMap;
 
 use disk::{
-    Corrupt, Discarded, FileId, Format, Geometry, ImageError, MetaBlock, MetaWrite, Place, Placed, Records, Reserved,
-    Span, Ticket, Wait,
+    Committed, Corrupt, Discarded, FileId, Format, Geometry, ImageError, Mapping, MetaBlock, MetaWrite, Records,
+    Reserved, Span, Ticket, Wait,
 };
 
 use crate::planted::{Layers, Planted};
@@ -39,7 +39,7 @@ pub struct Saboteur<F> {
     file: FileId,
     depth: usize,
     /// Committed early; what the disk is told when it commits.
-    early: BTreeMap<u64, Option<Placed>>,
+    early: BTreeMap<u64, Option<Committed>>,
     open: BTreeMap<u64, Open>,
     /// Metadata that the format believes durable and that is still to be written.
     owed: Vec<Vec<MetaWrite>>,
@@ -47,7 +47,7 @@ pub struct Saboteur<F> {
     /// Places that are really another's.
     alias: BTreeMap<u64, u64>,
     /// Forgotten, and given away for deallocation at once.
-    strays: Vec<(u64, u64)>,
+    leaks: Vec<(u64, u64)>,
     deallocated: Vec<u64>,
     /// Discarded, and not written since.
     discarded: Vec<Open>,
@@ -83,7 +83,7 @@ impl<F: Format> Saboteur<F> {
             owed: Vec::new(),
             in_round: false,
             alias: BTreeMap::new(),
-            strays: Vec::new(),
+            leaks: Vec::new(),
             deallocated: Vec::new(),
             discarded: Vec::new(),
             footer_at: file_len.saturating_sub(SECTOR),
@@ -182,13 +182,13 @@ impl<F: Format> Saboteur<F> {
 
     /// The clusters of the file that a planted bug deallocates though others refer to them: those in which a compressed
     /// one stands, or the one that an internal snapshot has too.
-    fn given_up_at(&mut self, span: Span) -> Option<(u64, u64)> {
+    fn freed_at(&mut self, span: Span) -> Option<(u64, u64)> {
         match (self.bug?, self.inner.map(span)) {
-            (Planted::SharedDeallocated, Ok(Place::Packed { at, size, .. })) => {
+            (Planted::SharedDeallocated, Ok(Mapping::Compressed { at, size, .. })) => {
                 let first = at / CLUSTER * CLUSTER;
                 Some((first, (at + size).next_multiple_of(CLUSTER) - first))
             }
-            (Planted::SnapshotDeallocated, Ok(Place::Shared { at, .. })) => Some((at / CLUSTER * CLUSTER, CLUSTER)),
+            (Planted::SnapshotDeallocated, Ok(Mapping::Shared { at, .. })) => Some((at / CLUSTER * CLUSTER, CLUSTER)),
             _ => None,
         }
     }
@@ -256,20 +256,20 @@ impl<F: Format> Format for Saboteur<F> {
         self.inner.geometry()
     }
 
-    fn map(&mut self, span: Span) -> Result<Place, Wait> {
+    fn map(&mut self, span: Span) -> Result<Mapping, Wait> {
         let before_end = self.old_end.map_or(span.len, |end| end.saturating_sub(span.at).min(span.len));
         if before_end == 0 {
-            return Ok(Place::Zero { len: span.len });
+            return Ok(Mapping::Zero { len: span.len });
         }
         match self.inner.map(Span { len: before_end, ..span })? {
-            Place::Shared { at, len } if self.has(Planted::SharedOverwritten) => Ok(Place::Data { at, len }),
-            Place::Data { at, len } => Ok(Place::Data { at: self.aliased(at), len }),
+            Mapping::Shared { at, len } if self.has(Planted::SharedOverwritten) => Ok(Mapping::Data { at, len }),
+            Mapping::Data { at, len } => Ok(Mapping::Data { at: self.aliased(at), len }),
             other => Ok(other),
         }
     }
 
     fn reserve(&mut self, span: Span) -> Result<Reserved, Wait> {
-        let given_up = self.given_up_at(span);
+        let freed = self.freed_at(span);
         let mut reserved = match self.inner.reserve(span) {
             Err(Wait::Busy(ticket)) if self.has(Planted::CopyNotAwaited) => {
                 return self.not_awaited(ticket, span).ok_or(Wait::Busy(ticket));
@@ -301,7 +301,7 @@ impl<F: Format> Format for Saboteur<F> {
         if self.has(Planted::SamePlace) {
             self.crowd(base, span);
         }
-        self.strays.extend(given_up);
+        self.leaks.extend(freed);
         self.open.insert(ticket.0, Open { span: Span { len: reserved.len, ..span }, at: reserved.at, base });
         reserved.at = self.aliased(reserved.at);
         if self.has(Planted::EarlyCommit) || self.has(Planted::EntryBeforeData) {
@@ -311,13 +311,13 @@ impl<F: Format> Format for Saboteur<F> {
         Ok(reserved)
     }
 
-    fn commit(&mut self, ticket: Ticket) -> Option<Placed> {
+    fn commit(&mut self, ticket: Ticket) -> Option<Committed> {
         self.open.remove(&ticket.0);
         match self.early.remove(&ticket.0) {
             Some(placed) => placed,
             None => {
                 let placed = self.inner.commit(ticket).filter(|_| !self.has(Planted::TargetNotShown))?;
-                Some(Placed { at: self.aliased(placed.at), ..placed })
+                Some(Committed { at: self.aliased(placed.at), ..placed })
             }
         }
     }
@@ -337,7 +337,7 @@ impl<F: Format> Format for Saboteur<F> {
     fn discard(&mut self, span: Span) -> Result<Discarded, Wait> {
         let mut discarded = self.inner.discard(span)?;
         if let (Discarded::Nothing { .. }, true) = (discarded, self.has(Planted::OldZeroesForgotten)) {
-            if let Ok(Place::Data { .. } | Place::Shared { .. }) = self.inner.map(span) {
+            if let Ok(Mapping::Data { .. } | Mapping::Shared { .. }) = self.inner.map(span) {
                 discarded = Discarded::Hidden { len: self.inner.forget(span)? };
             }
         }
@@ -363,16 +363,16 @@ impl<F: Format> Format for Saboteur<F> {
     }
 
     fn reclaim(&mut self) -> Option<(u64, u64)> {
-        let stray = self.strays.pop();
-        self.deallocated.extend(stray.map(|(at, _)| at));
-        stray.or_else(|| self.inner.reclaim())
+        let leaked = self.leaks.pop();
+        self.deallocated.extend(leaked.map(|(at, _)| at));
+        leaked.or_else(|| self.inner.reclaim())
     }
 
     fn forget(&mut self, span: Span) -> Result<u64, Wait> {
         let place = self.inner.map(span);
         let len = self.inner.forget(span)?;
-        if let (Ok(Place::Data { at, len: there }), true) = (place, self.has(Planted::EarlyDeallocation)) {
-            self.strays.push((at, there.min(len)));
+        if let (Ok(Mapping::Data { at, len: there }), true) = (place, self.has(Planted::EarlyDeallocation)) {
+            self.leaks.push((at, there.min(len)));
         }
         if self.has(Planted::LeafGrows) {
             self.plot.borrow_mut().forgotten.push(Span { at: span.at, len });
@@ -389,8 +389,8 @@ impl<F: Format> Format for Saboteur<F> {
         Ok(())
     }
 
-    fn unpack(&self, bytes: &[u8]) -> Result<Vec<u8>, Corrupt> {
-        self.inner.unpack(bytes)
+    fn decompress(&self, bytes: &[u8]) -> Result<Vec<u8>, Corrupt> {
+        self.inner.decompress(bytes)
     }
 
     fn load(&mut self, block: MetaBlock, bytes: &[u8]) -> Result<(), Corrupt> {

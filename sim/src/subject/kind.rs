@@ -98,7 +98,7 @@ const fn layer(made: Made, preparation: &'static str) -> Layer {
 }
 
 /// What the first life of a leaf and of its parent wrote, where the two are to be merged: in the same block and each
-/// alone, and on both sides of a grain's border.
+/// alone, and on both sides of a chunk's border.
 const IN_SOURCE: &str = "w1+2 w4094+4 w2050+1 f";
 const IN_TARGET: &str = "w0+2 w6+2 w4095+4 w1030+1 f";
 /// The same of a layer below both, with something that neither hides.
@@ -227,7 +227,7 @@ impl Kind {
             "chain" => Theme::Chain,
             // A snapshot of version 2 would take the new size for its own.
             "qcow2" if self == Kind::OldSharedQcow2 => Theme::Image,
-            // Their clusters are large: only a whole block is given up as more than a part of one.
+            // Their clusters are large: only a whole block is freed as more than a part of one.
             "qcow2" if self.is_of_subclusters() => Theme::Image,
             "qcow2" => Theme::Growing,
             "raw" if self == Kind::GrowingRaw => Theme::Growing,
@@ -312,8 +312,8 @@ const KINDS: [(Kind, &str); 40] = [
     (Kind::UsedQcow2, "used-qcow2"),
     (Kind::ChildQcow2, "child-qcow2"),
     (Kind::UsedChildQcow2, "used-child-qcow2"),
-    (Kind::PackedQcow2, "packed-qcow2"),
-    (Kind::PackedChildQcow2, "packed-child-qcow2"),
+    (Kind::PackedQcow2, "compressed-qcow2"),
+    (Kind::PackedChildQcow2, "compressed-child-qcow2"),
     (Kind::SharedQcow2, "shared-qcow2"),
     (Kind::SharedChildQcow2, "shared-child-qcow2"),
     (Kind::SubclusterQcow2, "subcluster-qcow2"),
@@ -328,8 +328,8 @@ const KINDS: [(Kind, &str); 40] = [
     (Kind::Qcow2OnShared, "qcow2-on-shared"),
     (Kind::Qcow2OnSubclusters, "qcow2-on-subclusters"),
     (Kind::SubclustersOnQcow2, "subclusters-on-qcow2"),
-    (Kind::PackedOnQcow2, "packed-on-qcow2"),
-    (Kind::Qcow2OnPacked, "qcow2-on-packed"),
+    (Kind::PackedOnQcow2, "compressed-on-qcow2"),
+    (Kind::Qcow2OnPacked, "qcow2-on-compressed"),
     (Kind::Qcow2OnQcow2, "qcow2-on-qcow2"),
     (Kind::Qcow2OnRaw, "qcow2-on-raw"),
     (Kind::VhdOnQcow2, "vhd-on-qcow2"),

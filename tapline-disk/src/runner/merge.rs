@@ -81,10 +81,10 @@ impl Runner {
     fn end_merge(&mut self, copied: u64) -> Result<u64, Failure> {
         // The places that the sources have forgotten are deallocated behind a round, and not while requests are held.
         self.make_durable()?;
-        self.disk.hold();
+        self.disk.quiesce();
         self.make_durable()?;
         self.disk.end_merge().map_err(|error| Failure::new("end the merge", error))?;
-        self.disk.release(&mut self.engine);
+        self.disk.resume(&mut self.engine);
         Ok(copied)
     }
 }

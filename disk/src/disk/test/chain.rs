@@ -4,8 +4,8 @@ use super::*;
 
 impl Rig {
     /// Holds requests back and makes everything durable.
-    pub fn hold(&mut self) {
-        self.disk.hold();
+    pub fn quiesce(&mut self) {
+        self.disk.quiesce();
         self.settle();
         self.disk.sync(&mut self.files);
         self.settle();
@@ -19,8 +19,8 @@ impl Rig {
         }
     }
 
-    pub fn release(&mut self) {
-        self.disk.release(&mut self.files);
+    pub fn resume(&mut self) {
+        self.disk.resume(&mut self.files);
         self.collect();
     }
 
@@ -41,13 +41,13 @@ fn raw(len: u64, read_only: bool) -> Image {
 fn requests_that_are_held_back_go_on_after_the_release() {
     let mut rig = dynamic(64 * MIB);
     rig.submit(Operation::Write { durable: false }, 0, 512, Segments::copy_of(&[1; 512]), 1);
-    rig.disk.hold();
+    rig.disk.quiesce();
     rig.submit(Operation::Write { durable: false }, 0, 512, Segments::copy_of(&[2; 512]), 2);
     assert!(!rig.disk.is_quiet(), "the first write is in flight");
     rig.settle();
     assert_eq!(rig.answered.drain(..).map(|(token, ..)| token.0).collect::<Vec<_>>(), [1]);
     assert_eq!(rig.disk.in_flight(), 1);
-    rig.release();
+    rig.resume();
     rig.drain();
     assert_eq!(rig.answered.pop_back().unwrap().0, Token(2));
     assert_eq!(rig.read(0, 512), [2; 512]);
@@ -57,10 +57,10 @@ fn requests_that_are_held_back_go_on_after_the_release() {
 fn a_new_leaf_takes_the_writes_and_the_old_one_keeps_what_it_has() {
     let mut rig = dynamic(64 * MIB);
     rig.write(0, &[1; 8192]);
-    rig.hold();
+    rig.quiesce();
     rig.submit(Operation::Write { durable: false }, 0, 4096, Segments::copy_of(&[2; 4096]), 1);
     rig.snapshot();
-    rig.release();
+    rig.resume();
     rig.drain();
     assert_eq!(rig.answered.pop_back().unwrap().1, Status::Done);
     assert_eq!(rig.read(0, 8192), [[2; 4096], [1; 4096]].concat());
@@ -73,12 +73,12 @@ fn a_new_leaf_takes_the_writes_and_the_old_one_keeps_what_it_has() {
 fn a_flush_after_a_switch_makes_the_old_leaf_durable_first_and_closes_it() {
     let mut rig = dynamic(64 * MIB);
     rig.write(0, &[1; 4096]);
-    rig.disk.hold();
+    rig.disk.quiesce();
     rig.settle();
     assert!(!rig.disk.is_clean());
     rig.snapshot();
     rig.disk.freeze(1).unwrap();
-    rig.release();
+    rig.resume();
     rig.write(4096, &[2; 4096]);
     assert!(!rig.disk.is_frozen(FileId(0)));
     assert_eq!(rig.flush(), Status::Done);
@@ -96,11 +96,11 @@ fn a_snapshot_forgets_nothing_of_the_map() {
     let mut rig = dynamic(64 * MIB);
     rig.write(0, &[1; 512]);
     rig.read(0, 512);
-    let before = rig.disk.fold.lookup(0);
-    rig.hold();
+    let before = rig.disk.map.lookup(0);
+    rig.quiesce();
     rig.snapshot();
     assert!(before.is_some());
-    assert_eq!(rig.disk.fold.lookup(0), before);
+    assert_eq!(rig.disk.map.lookup(0), before);
 }
 
 #[test]
@@ -110,7 +110,7 @@ fn a_chain_changes_only_when_quiet() {
     let refused = |rig: &mut Rig| rig.disk.push_leaf(FileId(1), leaf()).unwrap_err().what;
     assert_eq!(refused(&mut rig), "a leaf cannot be put on the chain while requests are not held back");
     rig.submit(Operation::Write { durable: false }, 0, 512, Segments::copy_of(&[1; 512]), 1);
-    rig.disk.hold();
+    rig.disk.quiesce();
     assert_eq!(refused(&mut rig), "a leaf cannot be put on the chain while operations are in flight");
     rig.settle();
     assert_eq!(rig.disk.push_leaf(FileId(0), leaf()).unwrap_err().what, "file 0 is a layer of the chain already");
@@ -121,7 +121,7 @@ fn a_chain_changes_only_when_quiet() {
 #[test]
 fn a_leaf_of_another_size_is_refused() {
     let mut rig = dynamic(64 * MIB);
-    rig.hold();
+    rig.quiesce();
     let leaf = open(&new_vhd(32 * MIB, child_of(1), 2 << 20, 2), Access::ReadWrite);
     assert_eq!(rig.disk.push_leaf(FileId(1), leaf).unwrap_err().kind, ImageErrorKind::Mismatch);
 }
@@ -143,10 +143,10 @@ fn a_parent_that_is_shorter_reads_as_zero_behind_its_end_and_a_longer_one_is_cut
 fn a_grown_disk_is_zero_where_it_is_new() {
     let mut rig = Rig::new(vec![raw(3 * MIB, false)], vec![vec![7; 3 * MIB as usize]], 1);
     assert_eq!(rig.read(0, 512), [7; 512]);
-    rig.hold();
+    rig.quiesce();
     assert_eq!(rig.disk.grow(2 * MIB).unwrap_err().kind, ImageErrorKind::OutOfLimits);
     rig.disk.grow(2048 * MIB).unwrap();
-    rig.release();
+    rig.resume();
     assert_eq!(rig.disk.geometry().len, 2048 * MIB);
     assert_eq!(rig.read(2 * MIB, 2 * MIB), [vec![7; MIB as usize], vec![0; MIB as usize]].concat());
     assert_eq!(rig.write(2047 * MIB, &[9; 512]), Status::Done);
@@ -157,15 +157,15 @@ fn a_grown_disk_is_zero_where_it_is_new() {
 fn a_reverted_disk_shows_what_the_layer_held() {
     let mut rig = dynamic(64 * MIB);
     rig.write(0, &[1; 512]);
-    rig.hold();
+    rig.quiesce();
     rig.snapshot();
-    rig.release();
+    rig.resume();
     rig.write(0, &[2; 512]);
-    rig.disk.hold();
+    rig.disk.quiesce();
     rig.settle();
     let popped = rig.disk.pop_to(1).unwrap();
     assert_eq!(popped.iter().map(|layer| layer.file).collect::<Vec<_>>(), [FileId(1)]);
-    rig.release();
+    rig.resume();
     assert_eq!(rig.read(0, 512), [1; 512]);
     assert_eq!(rig.write(512, &[3; 512]), Status::Done);
     assert_eq!(rig.flush(), Status::Done);
@@ -174,7 +174,7 @@ fn a_reverted_disk_shows_what_the_layer_held() {
 #[test]
 fn a_layer_that_is_opened_for_writing_takes_part_in_rounds() {
     let mut rig = dynamic(64 * MIB);
-    rig.hold();
+    rig.quiesce();
     rig.snapshot();
     let parent = rig.files.bytes[0].clone();
     rig.disk.sync(&mut rig.files);
@@ -190,11 +190,11 @@ fn a_layer_that_is_opened_for_writing_takes_part_in_rounds() {
 fn several_layers_are_opened_for_writing_while_requests_are_held_back_once() {
     let mut rig = dynamic(64 * MIB);
     (0..2).for_each(|_| {
-        rig.hold();
+        rig.quiesce();
         rig.snapshot();
-        rig.release();
+        rig.resume();
     });
-    rig.hold();
+    rig.quiesce();
     for depth in [1, 2] {
         let layer = rig.files.bytes[2 - depth].clone();
         rig.disk.reopen(depth, open(&layer, Access::ReadWrite)).unwrap();
@@ -208,9 +208,9 @@ fn several_layers_are_opened_for_writing_while_requests_are_held_back_once() {
 fn three_writable() -> Rig {
     let mut rig = dynamic(64 * MIB);
     (0..2).for_each(|_| {
-        rig.hold();
+        rig.quiesce();
         rig.snapshot();
-        rig.release();
+        rig.resume();
     });
     rig.flush();
     for file in [0, 1, 2] {
@@ -256,12 +256,12 @@ fn one_writable_layer_costs_what_it_always_did() {
 }
 
 #[test]
-fn stray_space_is_left_alone_while_requests_are_held_back() {
-    let mut rig = with_stray_space();
-    rig.disk.hold();
+fn leaked_space_is_left_alone_while_requests_are_held_back() {
+    let mut rig = with_leaked_space();
+    rig.disk.quiesce();
     rig.submit(Operation::Read, 0, 512, Segments::zeroed(512), 1);
     assert!(rig.disk.is_quiet());
-    rig.release();
+    rig.resume();
     assert!(matches!(rig.files.queue.first().map(|op| &op.action), Some(Action::SyncData)));
     rig.drain();
     let freed = rig.files.log.iter().filter(|op| op.3 == 2 * MIB).count();

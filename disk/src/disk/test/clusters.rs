@@ -4,7 +4,7 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 
 use super::*;
-use crate::{Corrupt, Discarded, Fill, Placed, Records, Reserved};
+use crate::{Committed, Corrupt, Discarded, Fill, Records, Reserved};
 
 /// Small, so that requests meet in one cluster.
 pub const CLUSTER: u64 = 4096;
@@ -47,14 +47,14 @@ pub struct Clusters {
     pub known_max: usize,
     next: u64,
     free: Vec<u64>,
-    /// Given up, and given up before the round that is under way.
+    /// Freed, and freed before the round that is under way.
     limbo: Vec<u64>,
     sealed: Vec<u64>,
     changed: usize,
     /// Places that were forgotten, and that were before the round that is under way; and what may be reclaimed.
     forgotten: Vec<u64>,
     sealed_forgotten: Vec<u64>,
-    stray: VecDeque<u64>,
+    leaked: VecDeque<u64>,
     /// What a power loss leaves of the table, and what the round under way will make of it.
     pub durable: Vec<Entry>,
     sealed_table: Vec<Entry>,
@@ -83,7 +83,7 @@ impl Clusters {
             changed: 0,
             forgotten: Vec::new(),
             sealed_forgotten: Vec::new(),
-            stray: VecDeque::new(),
+            leaked: VecDeque::new(),
             durable: vec![Entry::Parent; len.div_ceil(CLUSTER) as usize],
             sealed_table: Vec::new(),
             hidden: 0,
@@ -139,7 +139,7 @@ impl Clusters {
         (within, span.len.min(CLUSTER - within))
     }
 
-    fn give_up(&mut self, entry: Entry) {
+    fn free(&mut self, entry: Entry) {
         self.limbo.extend(place_of(entry));
     }
 
@@ -175,15 +175,15 @@ impl Format for Clusters {
         Geometry { len: self.len, block: 512, physical_block: 4096, discard, chs: None, read_only: self.read_only }
     }
 
-    fn map(&mut self, span: Span) -> Result<Place, Wait> {
+    fn map(&mut self, span: Span) -> Result<Mapping, Wait> {
         let cluster = self.know(span.at)?;
         let (within, len) = self.inside(span);
         Ok(match self.table[cluster as usize] {
-            Entry::Parent => Place::Parent { len },
-            Entry::Zero => Place::Zero { len },
-            Entry::Data(at) => Place::Data { at: at + within, len },
+            Entry::Parent => Mapping::Parent { len },
+            Entry::Zero => Mapping::Zero { len },
+            Entry::Data(at) => Mapping::Data { at: at + within, len },
             Entry::Packed(begin) => {
-                Place::Packed { at: begin / 512 * 512, size: 512, lead: begin % 512, skip: within, len }
+                Mapping::Compressed { at: begin / 512 * 512, size: 512, lead: begin % 512, skip: within, len }
             }
         })
     }
@@ -221,16 +221,16 @@ impl Format for Clusters {
         Ok(Reserved { at: place + within, len, ticket: Some(Ticket(self.last_ticket)), fill })
     }
 
-    fn commit(&mut self, ticket: Ticket) -> Option<Placed> {
+    fn commit(&mut self, ticket: Ticket) -> Option<Committed> {
         let Pending { first, count, place } = self.pending.remove(&ticket.0)?;
         for i in 0..count {
             let entry = &mut self.table[(first + i) as usize];
             let old = std::mem::replace(entry, Entry::Data(place + i * CLUSTER));
-            self.give_up(old);
+            self.free(old);
         }
         self.changed += 1;
         let at = first * CLUSTER;
-        Some(Placed { span: Span { at, len: (count * CLUSTER).min(self.len - at) }, at: place })
+        Some(Committed { span: Span { at, len: (count * CLUSTER).min(self.len - at) }, at: place })
     }
 
     fn abandon(&mut self, ticket: Ticket) {
@@ -258,7 +258,7 @@ impl Format for Clusters {
             return Ok(Discarded::Freed { at, len, size: CLUSTER });
         }
         self.hidden += 1;
-        self.give_up(entry);
+        self.free(entry);
         Ok(Discarded::Hidden { len })
     }
 
@@ -267,7 +267,7 @@ impl Format for Clusters {
     }
 
     fn reclaim(&mut self) -> Option<(u64, u64)> {
-        self.stray.pop_front().map(|at| (at, CLUSTER))
+        self.leaked.pop_front().map(|at| (at, CLUSTER))
     }
 
     fn forget(&mut self, span: Span) -> Result<u64, Wait> {
@@ -288,7 +288,7 @@ impl Format for Clusters {
         Ok(())
     }
 
-    fn unpack(&self, bytes: &[u8]) -> Result<Vec<u8>, Corrupt> {
+    fn decompress(&self, bytes: &[u8]) -> Result<Vec<u8>, Corrupt> {
         self.unpacked.set(self.unpacked.get() + 1);
         match bytes {
             [MARK, first, ..] => Ok(content(*first)),
@@ -328,7 +328,7 @@ impl Format for Clusters {
         let (sealed, forgotten) = (std::mem::take(&mut self.sealed), std::mem::take(&mut self.sealed_forgotten));
         if durable {
             self.free.extend(sealed);
-            self.stray.extend(forgotten);
+            self.leaked.extend(forgotten);
             self.durable.clone_from(&self.sealed_table);
         } else {
             self.limbo.extend(sealed);

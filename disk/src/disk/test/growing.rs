@@ -41,9 +41,9 @@ impl Rig {
         }
         assert_eq!(self.disk.merge().unwrap().state, MergeState::Copied);
         self.drain();
-        self.hold();
+        self.quiesce();
         self.disk.end_merge().unwrap();
-        self.release();
+        self.resume();
     }
 }
 
@@ -109,9 +109,9 @@ fn a_fixed_disk_is_larger_when_the_round_has_ended() {
     let (image, bytes) = fixed(8 * MIB);
     let mut rig = Rig::new(vec![image], vec![bytes], 1);
     assert_eq!(rig.write(7 * MIB, &[3; 4096]), Status::Done);
-    rig.hold();
+    rig.quiesce();
     rig.disk.grow(16 * MIB).unwrap();
-    rig.release();
+    rig.resume();
     assert_eq!(rig.disk.geometry().len, 8 * MIB);
     assert_eq!(rig.flush(), Status::Done);
     assert_eq!(rig.disk.geometry().len, 16 * MIB);
@@ -124,7 +124,7 @@ fn a_fixed_disk_is_larger_when_the_round_has_ended() {
 fn a_disk_does_not_grow_over_what_a_longer_parent_has() {
     let (leaf, bytes) = leaf(8 * MIB);
     let mut rig = Rig::new(vec![leaf, raw(16 * MIB)], vec![bytes, vec![9; 16 << 20]], 1);
-    rig.hold();
+    rig.quiesce();
     assert_eq!(rig.disk.grow(12 * MIB).unwrap_err().kind, ImageErrorKind::Mismatch);
     rig.disk.grow(8 * MIB).unwrap();
 }

@@ -1,13 +1,13 @@
 //! Merges under the requests of a guest.
 //!
 //! Invariants checked: those of `model`, throughout; a power loss at any moment leaves what was flushed; a merge visits each
-//! grain once however much is written; at its end the sources hold nothing.
+//! chunk once however much is written; at its end the sources hold nothing.
 
 use super::clusters::{CLUSTER, Clusters, Entry, content};
 use super::model::{LEN, Model};
 use super::*;
 
-const GRAIN: u64 = crate::fold::GRAIN;
+const CHUNK: u64 = crate::chain_map::CHUNK;
 
 /// Layers of a chain, and which of them are merged.
 #[derive(Clone, Copy, Debug)]
@@ -65,8 +65,8 @@ impl Model {
     }
 
     /// Holds requests back and makes everything durable.
-    fn hold(&mut self) {
-        self.rig.disk.hold();
+    fn quiesce(&mut self) {
+        self.rig.disk.quiesce();
         self.quiet();
         self.rig.disk.sync(&mut self.rig.files);
         self.quiet();
@@ -78,21 +78,21 @@ impl Model {
         }
     }
 
-    fn release(&mut self) {
-        self.rig.disk.release(&mut self.rig.files);
+    fn resume(&mut self) {
+        self.rig.disk.resume(&mut self.rig.files);
         self.rig.collect();
         self.take_answers();
     }
 
     /// Takes the merged layers off.
     fn end_merge(&mut self) {
-        self.hold();
+        self.quiesce();
         let sources = self.rig.disk.end_merge().unwrap();
         for source in &sources {
             assert!(source.format.table.iter().all(|&entry| entry == Entry::Parent), "a source holds something");
             assert_eq!(source.format.table, source.format.durable);
         }
-        self.release();
+        self.resume();
     }
 
     /// The merge up to its end, begun again where it has failed.
@@ -119,7 +119,7 @@ fn merges_under_requests_lose_nothing_and_end_in_one_pass() {
                 pieces += model.live(40);
             }
             assert_eq!(model.state(), MergeState::Copied);
-            assert!(pieces <= 3, "{pieces} pieces for three grains");
+            assert!(pieces <= 3, "{pieces} pieces for three chunks");
             model.live(40);
             model.end_merge();
             assert_eq!(model.rig.disk.layers().len(), shape.depth - (shape.into - shape.from));
@@ -145,8 +145,8 @@ fn faults_and_cancelled_merges_lose_nothing() {
                     cancelled += 1;
                 }
                 if model.draw(4) == 0 {
-                    model.hold();
-                    model.release();
+                    model.quiesce();
+                    model.resume();
                 }
                 let begun = model.rig.disk.merge().map(|merge| merge.state);
                 failures += usize::from(matches!(begun, Some(MergeState::Failed(_))));
@@ -168,7 +168,7 @@ fn faults_and_cancelled_merges_lose_nothing() {
 fn three() -> (Rig<Clusters>, Vec<u8>) {
     let (mut layers, mut files, mut bytes) = (Vec::new(), Vec::new(), vec![0; 12 * CLUSTER as usize]);
     for depth in (0..3u8).rev() {
-        let (mut format, mut file) = (Clusters::new(GRAIN + CLUSTER), Vec::new());
+        let (mut format, mut file) = (Clusters::new(CHUNK + CLUSTER), Vec::new());
         for cluster in (u64::from(depth)..12).step_by(3 - usize::from(depth)) {
             format.put(&mut file, cluster, 10 * depth + 1);
             bytes[(cluster * CLUSTER) as usize..][..CLUSTER as usize].copy_from_slice(&content(10 * depth + 1));
@@ -223,7 +223,7 @@ fn snapshots_under_load_keep_every_write() {
         let mut model = Model::new(seed, 1, 1);
         for id in 1..6 {
             model.live(60);
-            model.hold();
+            model.quiesce();
             let mut leaf = Clusters::new(LEN);
             leaf.known_max = 11;
             model.rig.files.bytes.push(Vec::new());
@@ -232,18 +232,18 @@ fn snapshots_under_load_keep_every_write() {
                 let hot = model.draw(LEN / CLUSTER);
                 model.submit(hot);
             }
-            model.release();
+            model.resume();
         }
         model.live(60);
         model.check_all();
     }
 }
 
-/// A leaf over a base, each with one cluster at the beginning of each of two grains.
+/// A leaf over a base, each with one cluster at the beginning of each of two chunks.
 fn pair() -> Rig<Clusters> {
-    let (mut leaf, mut base) = (Clusters::new(2 * GRAIN), Clusters::new(2 * GRAIN));
+    let (mut leaf, mut base) = (Clusters::new(2 * CHUNK), Clusters::new(2 * CHUNK));
     let (mut leaf_file, mut base_file) = (Vec::new(), Vec::new());
-    for cluster in [0, GRAIN / CLUSTER] {
+    for cluster in [0, CHUNK / CLUSTER] {
         leaf.put(&mut leaf_file, cluster, 10);
         base.put(&mut base_file, cluster + 1, 20);
     }
@@ -279,7 +279,7 @@ fn a_piece_waits_for_the_write_before_it_and_copies_what_it_wrote() {
     assert!(rig.step_merge());
     assert!(progress(&rig).busy);
     rig.write_begins(1024, 2);
-    rig.write_begins(GRAIN + 512, 3);
+    rig.write_begins(CHUNK + 512, 3);
     rig.drain();
     let answered: Vec<u64> = rig.answered.drain(..).map(|(token, ..)| token.0).collect();
     assert_eq!(answered.iter().filter(|&&token| token == 1).count(), 1);
@@ -292,33 +292,33 @@ fn a_piece_waits_for_the_write_before_it_and_copies_what_it_wrote() {
 }
 
 #[test]
-fn only_requests_to_its_grain_wait_for_a_piece() {
+fn only_requests_to_its_chunk_wait_for_a_piece() {
     let mut rig = pair();
     rig.disk.begin_merge(0, 1).unwrap();
     rig.step_merge();
     rig.submit(Operation::Read, 0, 512, Segments::zeroed(512), 1);
-    rig.submit(Operation::Read, GRAIN, 512, Segments::zeroed(512), 2);
-    assert_eq!(rig.disk.held.len(), 1);
+    rig.submit(Operation::Read, CHUNK, 512, Segments::zeroed(512), 2);
+    assert_eq!(rig.disk.waiting.len(), 1);
     rig.drain();
     assert_eq!(rig.answered.len(), 2);
 }
 
 #[test]
 fn a_write_where_no_source_holds_anything_goes_to_the_target_at_once() {
-    let (leaf, base) = (Clusters::new(4 * GRAIN), Clusters::new(4 * GRAIN));
+    let (leaf, base) = (Clusters::new(4 * CHUNK), Clusters::new(4 * CHUNK));
     let mut rig = Rig::new(vec![leaf, base], vec![Vec::new(), Vec::new()], 1);
     rig.disk.begin_merge(0, 1).unwrap();
-    rig.write(3 * GRAIN, &[7; 512]);
+    rig.write(3 * CHUNK, &[7; 512]);
     assert_eq!(rig.files.bytes[0].len(), 0, "the leaf is not written to");
     rig.merge_all();
     assert_eq!(progress(&rig).copied, 0);
-    assert_eq!(rig.read(3 * GRAIN, 512), [7; 512]);
+    assert_eq!(rig.read(3 * CHUNK, 512), [7; 512]);
 }
 
 #[test]
-fn a_write_from_before_the_merge_keeps_its_grain_with_the_leaf() {
-    let mut rig = Rig::new(vec![Clusters::new(GRAIN), Clusters::new(GRAIN)], vec![Vec::new(), Vec::new()], 1);
-    rig.read(0, GRAIN);
+fn a_write_from_before_the_merge_keeps_its_chunk_with_the_leaf() {
+    let mut rig = Rig::new(vec![Clusters::new(CHUNK), Clusters::new(CHUNK)], vec![Vec::new(), Vec::new()], 1);
+    rig.read(0, CHUNK);
     rig.write_begins(0, 1);
     rig.disk.begin_merge(0, 1).unwrap();
     rig.write_begins(CLUSTER, 2);
@@ -369,7 +369,7 @@ fn no_space_stops_a_merge_and_more_space_lets_it_go_on() {
     rig.merge_all();
     assert_eq!(progress(&rig).state, MergeState::Copied);
     assert_eq!(rig.read(4 * CLUSTER, 512), [8; 512]);
-    assert_eq!(rig.read(GRAIN, 512), [10; 512]);
+    assert_eq!(rig.read(CHUNK, 512), [10; 512]);
 }
 
 #[test]
@@ -402,20 +402,20 @@ fn after_a_cancelled_merge_the_target_is_left_alone() {
 
 #[test]
 fn a_merge_makes_a_smaller_target_as_large_as_the_leaf() {
-    let (leaf, base) = (Clusters::new(2 * GRAIN), Clusters::new(GRAIN));
+    let (leaf, base) = (Clusters::new(2 * CHUNK), Clusters::new(CHUNK));
     let mut rig = Rig::new(vec![leaf, base], vec![Vec::new(), Vec::new()], 1);
-    rig.write(GRAIN + CLUSTER, &[7; 512]);
+    rig.write(CHUNK + CLUSTER, &[7; 512]);
     rig.disk.begin_merge(0, 1).unwrap();
     rig.merge_all();
-    rig.disk.hold();
+    rig.disk.quiesce();
     rig.disk.sync(&mut rig.files);
     while !rig.disk.is_quiet() {
         rig.step();
     }
     assert_eq!(rig.disk.end_merge().unwrap().len(), 1);
-    rig.disk.release(&mut rig.files);
+    rig.disk.resume(&mut rig.files);
     assert_eq!(rig.disk.layers()[0].file, FileId(1));
-    assert_eq!(rig.read(GRAIN + CLUSTER, 512), [7; 512]);
+    assert_eq!(rig.read(CHUNK + CLUSTER, 512), [7; 512]);
     assert_eq!(rig.write(0, &[8; 512]), Status::Done);
     assert_eq!(rig.read(0, 512), [8; 512]);
 }
@@ -432,11 +432,11 @@ fn refusal(lens: &[u64], writable: usize, from: usize, into: usize) -> ImageErro
 
 #[test]
 fn a_merge_that_cannot_be_is_refused() {
-    assert_eq!(refusal(&[GRAIN; 3], 3, 1, 1).kind, ImageErrorKind::OutOfLimits);
-    assert_eq!(refusal(&[GRAIN; 3], 3, 2, 1).kind, ImageErrorKind::OutOfLimits);
-    assert_eq!(refusal(&[GRAIN; 3], 3, 0, 3).kind, ImageErrorKind::OutOfLimits);
-    assert_eq!(refusal(&[GRAIN; 3], 2, 1, 2).what, "layer 2 takes part in the merge and is not open for writing");
-    assert_eq!(refusal(&[GRAIN, GRAIN, 2 * GRAIN], 3, 0, 2).kind, ImageErrorKind::Mismatch);
+    assert_eq!(refusal(&[CHUNK; 3], 3, 1, 1).kind, ImageErrorKind::OutOfLimits);
+    assert_eq!(refusal(&[CHUNK; 3], 3, 2, 1).kind, ImageErrorKind::OutOfLimits);
+    assert_eq!(refusal(&[CHUNK; 3], 3, 0, 3).kind, ImageErrorKind::OutOfLimits);
+    assert_eq!(refusal(&[CHUNK; 3], 2, 1, 2).what, "layer 2 takes part in the merge and is not open for writing");
+    assert_eq!(refusal(&[CHUNK, CHUNK, 2 * CHUNK], 3, 0, 2).kind, ImageErrorKind::Mismatch);
 }
 
 #[test]
@@ -445,15 +445,15 @@ fn the_chain_does_not_change_under_a_merge() {
     rig.disk.begin_merge(0, 1).unwrap();
     assert_eq!(rig.disk.begin_merge(0, 1).unwrap_err().what, "a merge is under way already");
     assert!(rig.disk.end_merge().is_err());
-    rig.disk.hold();
+    rig.disk.quiesce();
     assert!(!rig.step_merge(), "requests are held back");
     rig.disk.sync(&mut rig.files);
     while !rig.disk.is_quiet() {
         rig.step();
     }
-    let refused = rig.disk.push_leaf(FileId(2), Clusters::new(2 * GRAIN)).unwrap_err();
+    let refused = rig.disk.push_leaf(FileId(2), Clusters::new(2 * CHUNK)).unwrap_err();
     assert_eq!(refused.what, "a leaf cannot be put on the chain while layers are being merged");
-    assert!(rig.disk.pop_to(1).is_err() && rig.disk.grow(4 * GRAIN).is_err());
+    assert!(rig.disk.pop_to(1).is_err() && rig.disk.grow(4 * CHUNK).is_err());
 }
 
 #[test]

@@ -76,9 +76,9 @@ fn run(formats: &[Of], (from, into): (usize, usize), seed: u64) {
     }
     assert_eq!(rig.disk.merge().unwrap().state, MergeState::Copied);
     random_batch(&mut rig, &mut model);
-    rig.hold();
+    rig.quiesce();
     rig.disk.end_merge().unwrap();
-    rig.release();
+    rig.resume();
     random_batch(&mut rig, &mut model);
     assert!(rig.read(0, LEN) == model, "after the merge");
     assert_eq!(rig.flush(), Status::Done);

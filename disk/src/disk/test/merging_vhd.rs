@@ -13,11 +13,11 @@ fn layered(base: (Image, Vec<u8>), block_size: u32, layers: u8, seed: u64) -> (V
         for _ in 0..20 {
             random_batch(&mut rig, &mut model);
         }
-        rig.hold();
+        rig.quiesce();
         let leaf = new_vhd(LEN, child_of(id - 1), block_size, id);
         rig.disk.push_leaf(FileId(id), open(&leaf, Access::ReadWrite)).unwrap();
         rig.files.bytes.push(leaf);
-        rig.release();
+        rig.resume();
     }
     random_batch(&mut rig, &mut model);
     assert_eq!(rig.flush(), Status::Done);
@@ -42,13 +42,13 @@ fn merge(
     }
     assert_eq!(rig.disk.merge().unwrap().state, MergeState::Copied);
     random_batch(&mut rig, model);
-    rig.hold();
+    rig.quiesce();
     let sources = rig.disk.end_merge().unwrap();
     for mut source in sources {
         let everything = Span { at: 0, len: LEN };
-        assert_eq!(source.format.map(everything), Ok(Place::Parent { len: LEN }), "a source holds something");
+        assert_eq!(source.format.map(everything), Ok(Mapping::Parent { len: LEN }), "a source holds something");
     }
-    rig.release();
+    rig.resume();
     random_batch(&mut rig, model);
     assert!(rig.read(0, LEN) == model, "after the merge");
     assert_eq!(rig.flush(), Status::Done);

@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashMap};
 use super::clusters::{CLUSTER, Clusters, Entry, content};
 use super::*;
 
-/// Three grains, the last of them a part of one, ending in the middle of a cluster.
+/// Three chunks, the last of them a part of one, ending in the middle of a cluster.
 pub const LEN: u64 = 4 * MIB + 64 * CLUSTER + 1536;
 
 struct Flight {
@@ -207,9 +207,9 @@ impl Model {
         }
         assert!(
             self.rig.disk.fills.is_empty()
-                && self.rig.disk.packed.is_idle()
+                && self.rig.disk.compressed.is_idle()
                 && self.rig.disk.busy.is_empty()
-                && self.rig.disk.lessons.is_over()
+                && self.rig.disk.map_loader.is_over()
         );
     }
 }

@@ -4,7 +4,7 @@ use super::*;
 use crate::{Problem, Severity};
 
 /// Random requests, several at a time and never overlapping, against a flat array of bytes; several layers deep,
-/// with a full engine now and then. Scope: 9 seeds of 400 requests for each kind of chain; the last of them gives up the last block
+/// with a full engine now and then. Scope: 9 seeds of 400 requests for each kind of chain; the last of them frees the last block
 /// of a file.
 #[test]
 fn random_requests_agree_with_a_flat_model() {
@@ -42,7 +42,7 @@ fn worse_than_leaks(file: &[u8]) -> Vec<Problem> {
 }
 
 #[test]
-fn a_last_block_that_was_given_up_is_space_that_the_next_writer_uses() {
+fn a_last_block_that_was_freed_is_space_that_the_next_writer_uses() {
     const BLOCK: u64 = 2 * MIB;
     let mut rig = dynamic(16 * MIB);
     assert_eq!(rig.write(0, &vec![1; 2 * BLOCK as usize]), Status::Done);
@@ -62,7 +62,7 @@ fn a_last_block_that_was_given_up_is_space_that_the_next_writer_uses() {
     assert_eq!(next.write(3 * BLOCK, &vec![2; BLOCK as usize]), Status::Done);
     assert_eq!(next.flush(), Status::Done);
     let longer = next.files.bytes[0].len() - len;
-    assert!(longer < BLOCK as usize, "it is where the block that was given up was, and not behind it: {longer}");
+    assert!(longer < BLOCK as usize, "it is where the block that was freed was, and not behind it: {longer}");
     assert_eq!(severities(&next.files.bytes[0]), []);
 }
 

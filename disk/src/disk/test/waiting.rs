@@ -11,7 +11,7 @@ impl<F: Format> Rig<F> {
     /// So many bytes for fills, and for reads of compressed clusters.
     pub fn limit(&mut self, bytes: u64) {
         self.disk.fills = fill::Fills::new(bytes);
-        self.disk.packed = Packed::new(bytes);
+        self.disk.compressed = CompressedReads::new(bytes);
     }
 
     /// Submits a write of one sector to each cluster.
@@ -27,7 +27,7 @@ impl<F: Format> Rig<F> {
     }
 
     fn assert_nothing_waits(&self) {
-        assert!(self.disk.fills.is_empty() && self.disk.packed.is_idle() && self.disk.busy.is_empty());
+        assert!(self.disk.fills.is_empty() && self.disk.compressed.is_idle() && self.disk.busy.is_empty());
     }
 }
 
@@ -93,7 +93,7 @@ fn compressed_clusters_take_no_more_memory_than_there_is() {
     assert_eq!(rig.files.queue.len(), 4);
     rig.files.log.clear();
     while !rig.disk.is_idle() {
-        assert!(rig.disk.packed.bytes() <= 4 * 512);
+        assert!(rig.disk.compressed.bytes() <= 4 * 512);
         rig.step();
     }
     assert_eq!(rig.statuses(), [Status::Done; 2 * CLUSTERS as usize]);
@@ -111,7 +111,7 @@ fn without_any_memory_one_operation_of_each_kind_is_under_way() {
     rig.limit(0);
     rig.write_everywhere();
     while !rig.disk.is_idle() {
-        assert!(rig.disk.fills.bytes() <= AROUND && rig.disk.packed.bytes() <= 512);
+        assert!(rig.disk.fills.bytes() <= AROUND && rig.disk.compressed.bytes() <= 512);
         rig.step();
     }
     assert_eq!(rig.statuses(), [Status::Done; CLUSTERS as usize]);
@@ -147,7 +147,7 @@ fn a_disk_that_is_held_becomes_quiet_though_much_waits_for_memory() {
     let mut rig = on_base(true);
     rig.limit(0);
     rig.write_everywhere();
-    rig.disk.hold();
+    rig.disk.quiesce();
     while !rig.disk.is_quiet() {
         assert!(!rig.files.queue.is_empty(), "nothing is under way, and the disk is not quiet");
         rig.step();

@@ -190,10 +190,10 @@ impl<'a> Walk<'a> {
         let format = self.shape.header.entries();
         let (entry, bits) = (format.decode(raw), raw.descriptor);
         match entry {
-            Entry::Packed { .. } if format.external => {
+            Entry::Compressed { .. } if format.external => {
                 self.damage(at, format!("the entry {bits:#x} is of a compressed cluster, which no data file has"));
             }
-            Entry::Packed { at: packed_at, end } => {
+            Entry::Compressed { at: packed_at, end } => {
                 if bits & COPIED != 0 {
                     self.damage(at, format!("the entry {bits:#x} of a compressed cluster is marked as copied"));
                 }

@@ -101,7 +101,7 @@ impl Plan {
     }
 }
 
-/// The refcounts of a block: what is counted, with what the old block says where that is not to be given up.
+/// The refcounts of a block: what is counted, with what the old block says where that is not to be freed.
 fn block(
     source: &mut dyn Source,
     survey: &Survey,

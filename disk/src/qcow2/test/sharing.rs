@@ -15,7 +15,7 @@ fn a_table_without_its_mark_is_copied_by_the_first_write() {
     let before = entry(&bench.file[l1_at..], 0);
     let mut bench = Bench::new(bench.file);
     bench.write(Span { at: CLUSTER, len: 4096 }, 2);
-    assert_eq!(bench.round(), 3, "the old table is given up behind the L1 entry");
+    assert_eq!(bench.round(), 3, "the old table is freed behind the L1 entry");
     let after = entry(&bench.file[l1_at..], 0);
     assert_ne!(after & layout::OFFSET_MASK, before);
     assert_eq!(after & layout::COPIED, layout::COPIED);
@@ -40,13 +40,13 @@ fn three_clusters(damage: impl Fn(u64) -> u64) -> (Bench, u64) {
 fn a_bad_entry_costs_its_cluster_and_nothing_beside_it() {
     let bad = (1 << 63) | (1 << 40);
     let (mut bench, entry_at) = three_clusters(|_| bad);
-    let wrong = Place::Damaged { at: entry_at, raw: bad, len: 512 };
+    let wrong = Mapping::Damaged { at: entry_at, raw: bad, len: 512 };
     for _ in 0..2 {
         assert_eq!(bench.ask(|image| image.map(Span { at: 5 * CLUSTER, len: 512 })), wrong);
         assert_eq!((bench.byte(4 * CLUSTER), bench.byte(6 * CLUSTER), bench.byte(GIB)), (1, 3, 4));
     }
     let long = bench.ask(|image| image.map(Span { at: 0, len: 16 * CLUSTER }));
-    assert_eq!(long, Place::Parent { len: 4 * CLUSTER });
+    assert_eq!(long, Mapping::Parent { len: 4 * CLUSTER });
     let span = Span { at: 5 * CLUSTER, len: 4096 };
     assert_eq!(bench.image.reserve(span), Err(Wait::Damaged(Corrupt { at: entry_at })));
     assert_eq!(bench.image.discard(Span { len: CLUSTER, ..span }), Err(Wait::Damaged(Corrupt { at: entry_at })));
@@ -60,7 +60,7 @@ fn a_bad_entry_costs_its_cluster_and_nothing_beside_it() {
 fn a_lost_mark_costs_a_copy_and_nothing_beside_it() {
     let (mut bench, _) = three_clusters(|old| old & !layout::COPIED);
     let old = match bench.ask(|image| image.map(Span { at: 5 * CLUSTER, len: CLUSTER })) {
-        Place::Shared { at, len } => (at, len),
+        Mapping::Shared { at, len } => (at, len),
         other => panic!("{other:?}"),
     };
     assert_eq!(old.1, CLUSTER);
@@ -79,7 +79,7 @@ fn a_lost_mark_costs_a_copy_and_nothing_beside_it() {
 /// Two entries for one cluster that is counted once, beside one that makes no sense, so that their piece is judged each
 /// time anew. That is damage; but a write that was begun is there when it ends.
 #[test]
-fn a_write_under_way_is_not_lost_with_what_its_neighbour_has_given_up() {
+fn a_write_under_way_is_not_lost_with_what_its_neighbour_has_freed() {
     let (bench, entry_at) = three_clusters(|_| (1 << 63) | (1 << 40));
     let mut file = bench.file;
     let first = entry(&file[at(entry_at - 8)..], 0) & !layout::COPIED;
@@ -173,8 +173,8 @@ fn an_l1_entry_that_makes_no_sense_costs_what_it_is_about() {
     refused(&file, ImageErrorKind::Corrupt, "check --repair");
     let mut image = read_only(&file).unwrap();
     let place = image.map(Span { at: GIB / 4, len: GIB }).unwrap();
-    assert_eq!(place, Place::Damaged { at: l1_at as u64, raw: (1 << 63) | 0x1_0200, len: GIB / 4 });
-    assert_eq!(image.map(Span { at: GIB / 2, len: GIB / 4 }), Ok(Place::Parent { len: GIB / 4 }));
+    assert_eq!(place, Mapping::Damaged { at: l1_at as u64, raw: (1 << 63) | 0x1_0200, len: GIB / 4 });
+    assert_eq!(image.map(Span { at: GIB / 2, len: GIB / 4 }), Ok(Mapping::Parent { len: GIB / 4 }));
 }
 
 /// A new image as version 2 has it.
@@ -212,10 +212,10 @@ fn a_cluster_that_reads_as_zero_is_damage_in_version_2() {
     bench.file[at(l2) + 7] |= 1;
     let mut bench = Bench::new(bench.file);
     let place = bench.ask(|image| image.map(Span { at: 0, len: CLUSTER }));
-    assert!(matches!(place, Place::Damaged { at, len: CLUSTER, .. } if at == l2), "{place:?}");
+    assert!(matches!(place, Mapping::Damaged { at, len: CLUSTER, .. } if at == l2), "{place:?}");
 }
 
-/// What a redo log has when it becomes full, written again over a round that has given up more: it refers to nothing
+/// What a redo log has when it becomes full, written again over a round that has freed more: it refers to nothing
 /// that is counted too low.
 #[test]
 fn what_a_log_says_of_a_copied_table_does_not_outlive_what_the_table_refers_to() {
@@ -229,8 +229,8 @@ fn what_a_log_says_of_a_copied_table_does_not_outlive_what_the_table_refers_to()
     bench.write(Span { at: CLUSTER, len: 4096 }, 2);
     let logged = bench.image.records().words().to_vec();
     let complete = !bench.image.records().is_incomplete();
-    let given_up = bench.ask(|image| image.discard(Span { at: 0, len: CLUSTER }));
-    assert!(matches!(given_up, Discarded::Freed { .. } | Discarded::Hidden { .. }), "{given_up:?}");
+    let freed = bench.ask(|image| image.discard(Span { at: 0, len: CLUSTER }));
+    assert!(matches!(freed, Discarded::Freed { .. } | Discarded::Hidden { .. }), "{freed:?}");
     bench.round();
     let (owed, _) = crate::redo::Owed::of(&logged, &mut bench.file.as_slice()).unwrap();
     if let Some(owed) = owed.filter(|_| complete) {

@@ -9,7 +9,7 @@
 //! 2. Batch one: the bitmap, and the batmap if it called the block full. *Reopened between the two:* the sectors are
 //!    back, all or some of them, with the content that the parent has too. A batmap half old is not believed.
 //! 3. Batch two: the table. *Reopened before it:* a block that has left is back, with the bitmap it had in the file.
-//! 4. Settled: now the slot is stray, is deallocated in the background, and only then used again.
+//! 4. Settled: now the slot is leaked, is deallocated in the background, and only then used again.
 //!
 //! A bitmap may have bits set and cleared in the same round. Bits that were set have their data under the sync in front
 //! of the batches; for those that were cleared both answers are right until the round has ended. So no part of it

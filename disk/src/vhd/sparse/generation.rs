@@ -13,7 +13,7 @@
 //!    counts, what is found does not change when the file grows over the footer at its end.
 //! 3. Batch three: the copy of the footer, one sector that leads to the old header or to the new one. Both are complete.
 //! 4. Batch four: sectors of the table, if it has stayed where it was.
-//! 5. Settled: the old header's room can be used for the next. Room of an old table becomes stray space when the image
+//! 5. Settled: the old header's room can be used for the next. Room of an old table becomes leaked space when the image
 //!    is opened again, as far as it is large enough for a block.
 //!
 //! When the round fails, nobody knows where the copy leads. Then the room of both generations is held, and the next

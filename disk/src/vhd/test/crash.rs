@@ -63,13 +63,13 @@ pub fn content(vhd: &mut Vhd, bytes: &[u8]) -> Vec<Found> {
         let place = asked(vhd, bytes, |vhd| vhd.map(Span { at, len: len - at }));
         let sectors = place.len() as usize / SECTOR;
         match place {
-            Place::Data { at, .. } => {
+            Mapping::Data { at, .. } => {
                 let of = |sector: usize| bytes.get(at as usize + sector * SECTOR).copied().unwrap_or(0);
                 found.extend((0..sectors).map(|sector| Found::Data(of(sector))));
             }
-            Place::Zero { .. } => found.extend(std::iter::repeat_n(Found::Zero, sectors)),
-            Place::Parent { .. } => found.extend(std::iter::repeat_n(Found::Parent, sectors)),
-            Place::Packed { .. } | Place::Shared { .. } | Place::Damaged { .. } => {
+            Mapping::Zero { .. } => found.extend(std::iter::repeat_n(Found::Zero, sectors)),
+            Mapping::Parent { .. } => found.extend(std::iter::repeat_n(Found::Parent, sectors)),
+            Mapping::Compressed { .. } | Mapping::Shared { .. } | Mapping::Damaged { .. } => {
                 panic!("there is no such place in a VHD")
             }
         }
@@ -119,12 +119,12 @@ fn sectors_of(write: &MetaWrite) -> impl Iterator<Item = MetaWrite> + '_ {
 }
 
 #[test]
-fn on_a_device_no_block_takes_the_place_of_one_that_a_killed_writer_may_have_given_up() {
+fn on_a_device_no_block_takes_the_place_of_one_that_a_killed_writer_may_have_freed() {
     let mut bytes = small(Kind::Dynamic);
     let first = Span { at: 0, len: 512 };
     write_block(&mut bytes, 0);
     let mut vhd = open(&bytes).unwrap();
-    let given_up = asked(&mut vhd, &bytes, |vhd| vhd.reserve(first)).at;
+    let freed = asked(&mut vhd, &bytes, |vhd| vhd.reserve(first)).at;
     // The table that says so is in the file, and perhaps in a cache only.
     asked(&mut vhd, &bytes, |vhd| vhd.discard(Span { len: 512 << 10, ..first }));
     round(&mut vhd, &mut bytes);
@@ -137,5 +137,5 @@ fn on_a_device_no_block_takes_the_place_of_one_that_a_killed_writer_may_have_giv
     assert_eq!(next.reserve(other), Err(Wait::Round));
     next.seal();
     next.settled(true);
-    assert_eq!(next.reserve(other).map(|reserved| reserved.at), Ok(given_up));
+    assert_eq!(next.reserve(other).map(|reserved| reserved.at), Ok(freed));
 }

@@ -45,7 +45,7 @@ fn a_bitmap_is_asked_for_unless_the_block_goes_as_a_whole() {
 }
 
 #[test]
-fn a_block_without_sectors_leaves_the_table_and_its_place_is_stray_when_that_is_durable() {
+fn a_block_without_sectors_leaves_the_table_and_its_place_is_leaked_when_that_is_durable() {
     let (mut vhd, mut bytes) = eight_sectors();
     forget(&mut vhd, &bytes, span(0, 5));
     assert_eq!(vhd.allocated(), BLOCK);
@@ -87,7 +87,7 @@ fn forgetting_up_to_the_end_of_the_disk_takes_bits_behind_it_along() {
     let mut vhd = open(&bytes).unwrap();
     fill(&mut vhd, &mut bytes, Span { at: BLOCK, len: 4096 }, 0x11);
     round(&mut vhd, &mut bytes);
-    let Ok(Place::Data { at, .. }) = vhd.map(Span { at: BLOCK, len: 512 }) else { panic!("it is written") };
+    let Ok(Mapping::Data { at, .. }) = vhd.map(Span { at: BLOCK, len: 512 }) else { panic!("it is written") };
     bytes[at as usize - 512..at as usize].fill(0xff);
     let mut vhd = open(&bytes).unwrap();
     forget(&mut vhd, &bytes, Span { at: BLOCK + 512, len: 4096 - 512 });

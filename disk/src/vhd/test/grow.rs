@@ -174,7 +174,7 @@ fn a_fixed_disk_is_larger_when_the_footer_is_out_of_its_way() {
     vhd.grow(3 * MIB).unwrap();
     assert_eq!(vhd.geometry().len, MIB, "the place of the footer is not the guest's yet");
     let behind = Span { at: MIB, len: 512 };
-    assert_eq!((vhd.map(behind), vhd.reserve(behind)), (Ok(Place::Zero { len: 512 }), Err(Wait::NoSpace)));
+    assert_eq!((vhd.map(behind), vhd.reserve(behind)), (Ok(Mapping::Zero { len: 512 }), Err(Wait::NoSpace)));
     let across = Span { at: MIB - 512, len: 1024 };
     assert_eq!(vhd.reserve(across).map(|reserved| reserved.len), Ok(512), "a write stops in front of it");
     for batch in vhd.seal() {

@@ -150,8 +150,8 @@ impl Work<'_> {
     /// Holds requests, if they are not held yet; whether nothing is under way any more. There may be much that is not
     /// durable: see [`Hold`] for that.
     pub fn is_quiet(&mut self) -> bool {
-        if !self.disk.is_held() {
-            self.disk.hold();
+        if !self.disk.is_quiesced() {
+            self.disk.quiesce();
             self.pause.begin(self.clock());
         }
         self.disk.is_quiet()
@@ -159,8 +159,8 @@ impl Work<'_> {
 
     /// Lets requests go, unless a client wants them held.
     pub fn let_go(&mut self) {
-        if self.disk.is_held() && !self.paused {
-            self.disk.release(self.engine);
+        if self.disk.is_quiesced() && !self.paused {
+            self.disk.resume(self.engine);
             self.pause.end(self.clock());
         }
     }
@@ -318,7 +318,7 @@ impl Hold {
     pub fn is_quiet(&mut self, work: &mut Work<'_>) -> Result<bool, Refusal> {
         loop {
             match self {
-                Hold::Begin if work.disk.is_held() => *self = Hold::Draining,
+                Hold::Begin if work.disk.is_quiesced() => *self = Hold::Draining,
                 Hold::Begin => {
                     work.begin_flush();
                     *self = Hold::Flushing;
@@ -328,7 +328,7 @@ impl Hold {
                     *self = Hold::FlushingAgain;
                 }
                 Hold::FlushingAgain if work.is_flushed()? => {
-                    work.disk.hold();
+                    work.disk.quiesce();
                     let now = work.clock();
                     work.pause.begin(now);
                     *self = Hold::Draining;

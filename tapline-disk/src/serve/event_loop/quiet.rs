@@ -12,7 +12,7 @@ use crate::serve::own_keys::QUIET;
 impl<S: Server + Disclose> EventLoop<S> {
     /// Has the disk looked at again in a while, if it should give something back then. To be called before sleeping.
     pub(super) fn mind_quiet(&mut self) {
-        if self.quiet.is_waiting() || !self.disk.has_taken_much() {
+        if self.quiet.is_waiting() || !self.disk.is_trim_due() {
             return;
         }
         let waits = self.quiet.begin(self.stats.come(), &mut EngineWatch(&mut self.engine), QUIET);

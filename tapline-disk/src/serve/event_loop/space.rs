@@ -50,12 +50,12 @@ impl<S: Server + Disclose> EventLoop<S> {
     /// Gives back what waits for space, or is held back, and is wanted by its peer, or stays with it when the server
     /// stops; how many.
     pub(super) fn give_back(&mut self) -> usize {
-        if !self.full.is_full() && !self.disk.is_held() {
+        if !self.full.is_full() && !self.disk.is_quiesced() {
             return 0;
         }
         let mut wanted = self.full.recall(|token| self.server.recalls(token));
         // Requests are held back for as long as a client of the control socket likes.
-        wanted.extend(self.disk.take_held(|token| token != FLUSH && self.server.recalls(token)));
+        wanted.extend(self.disk.take_waiting(|token| token != FLUSH && self.server.recalls(token)));
         let count = wanted.len();
         for request in wanted {
             self.stats.given_back(request.operation(), request.taken);

@@ -1,26 +1,26 @@
 //! Discards, writes of zeroes, and reports of what is allocated.
 
 use super::fill::zeroes;
-use super::{Disk, Missing, Obstacle, Op, Parked, pieces_max, status_of};
-use crate::fold::Where;
-use crate::format::{Discarded, Format, Place, Reserved, Ticket};
+use super::{Disk, Missing, Obstacle, Op, Parked, parts_max, status_of};
+use crate::chain_map::Location;
+use crate::format::{Discarded, Format, Mapping, Reserved, Ticket};
 use crate::{Action, Allocation, Extent, ExtentKind, FileDone, FileError, FileId, Io, Span, Status};
 
-/// Extents in one answer: what a client can do something with, and little enough to be kept while it is in flight.
+/// Extents in one answer: enough for any client, and little enough to keep while it is in flight.
 const EXTENTS_MAX: usize = 4096;
 
-/// A raw image has room for everything at once; one operation should still end in good time, and be a list of parts
-/// that the kernel takes.
+/// Zeroes written by one operation: a raw image has space for everything at once, but an operation should end soon, and
+/// the kernel limits its list of buffers.
 const ZEROES_MAX: u64 = 2 << 20;
 
-/// What storage may free no part of: the largest logical block that a device has.
+/// The largest logical block of any device, of which storage may be unable to free a part.
 const FREED_WHOLE: u64 = 4096;
 
 /// What became of the first bytes of a span that were to be freed.
 enum Freed {
-    /// So many read as zero, or need not be anybody's any more.
+    /// This many read as zero, or may hold anything.
     Done(u64),
-    /// The layer of this file has nothing of so many.
+    /// The layer of this file has none of this many allocated.
     Absent(FileId, u64),
 }
 
@@ -34,7 +34,7 @@ impl<F: Format> Disk<F> {
         self.clear(number, rest, first, io);
     }
 
-    /// Clears `rest` from its beginning to its end, as many bytes at once as `first` does.
+    /// Frees `rest` from its beginning to its end, as many bytes at a time as `first` does.
     fn clear<I: Io>(
         &mut self,
         number: u32,
@@ -44,46 +44,47 @@ impl<F: Format> Disk<F> {
     ) {
         let mut at = rest.at;
         while at < rest.end() {
-            let left = Span { at, len: rest.end().saturating_sub(at) };
+            let left = rest.tail_from(at);
             if self.is_postponed(number, left) || self.is_throttled(number, left, io) {
                 return;
             }
             match first(self, number, left, io) {
-                Ok(len) => at = at.saturating_add(len),
+                Ok(len) => at += len,
                 Err(obstacle) => return self.wait_for(number, left, obstacle, io),
             }
         }
     }
 
-    /// Whether enough pieces of a request are under way: then `rest` is split later.
+    /// Whether a request has enough parts under way; if so, `rest` is split later.
     pub(super) fn is_postponed(&mut self, number: u32, rest: Span) -> bool {
-        match self.active.get_mut(number) {
-            Some(active) if active.left > pieces_max(active) => {
-                active.left = active.left.saturating_add(1);
-                active.rest = Some(rest);
-                true
-            }
-            _ => false,
+        let active = self.active.get_mut(number);
+        let postponed = active.left > parts_max(active);
+        if postponed {
+            assert!(active.rest.is_none(), "two rests of request {number} are postponed");
+            active.left += 1;
+            active.rest = Some(rest);
         }
+        postponed
     }
 
-    /// Gives up the first bytes of `span`; how many.
+    /// Discards the first bytes of `span`. Returns how many.
     fn discard_first<I: Io>(&mut self, number: u32, span: Span, io: &mut I) -> Result<u64, Obstacle> {
         match self.free_first(number, span, Op::Trim { number }, io)? {
             Freed::Done(len) | Freed::Absent(_, len) => Ok(len),
         }
     }
 
-    /// Frees the first bytes of `span` in the layer that takes a write to them; what keeps its place there is
-    /// deallocated as `kept`.
+    /// Frees the first bytes of `span` in the layer that a write to them goes to. The content of what stays allocated
+    /// there
+    /// is deallocated by `kept`.
     fn free_first<I: Io>(&mut self, number: u32, span: Span, kept: Op, io: &mut I) -> Result<Freed, Obstacle> {
-        let (file, span) = self.writes_go_to(span)?;
+        let (file, span) = self.route_write(span)?;
         if let Some(len) = self.nothing_to_hide(file, span)? {
             return Ok(Freed::Done(len));
         }
         let len = match self.ask(file, |format| format.discard(span))? {
             Discarded::Freed { at, len, size } => {
-                self.give_up(number, file, (Span { at: span.at, len }, at), size, io);
+                self.deallocate_freed(number, file, (Span { at: span.at, len }, at), size, io);
                 len
             }
             Discarded::Kept { at, len } => {
@@ -91,7 +92,7 @@ impl<F: Format> Disk<F> {
                 len
             }
             Discarded::Hidden { len } => {
-                self.fold.overlay(Span { at: span.at, len }, Where::Zero);
+                self.map.overlay(Span { at: span.at, len }, Location::Zero);
                 len
             }
             Discarded::Nothing { len } => return Ok(Freed::Absent(file, len)),
@@ -99,41 +100,49 @@ impl<F: Format> Disk<F> {
         Ok(Freed::Done(len))
     }
 
-    /// How many of the first bytes of `span` the layer of `file` has nothing of, and the layers below nothing that
-    /// would have to be hidden: the format is not asked to, or trimming an empty clone would fill its tables. Ends
-    /// where a format could have given something up, for what is behind should still reach it as a whole.
+    /// How many of the first bytes of `span` the layer of `file` has not allocated, where the layers below have nothing
+    /// to
+    /// hide either. The format is not asked then, or trimming an empty clone would fill its tables. Ends where a format
+    /// could
+    /// free something, so that the rest still reaches it whole.
     fn nothing_to_hide(&mut self, file: FileId, span: Span) -> Result<Option<u64>, Obstacle> {
-        // What has no parent has nothing to hide. A format that must load something to answer is asked to discard: it
-        // has to load the same for that, and by the next time it is there.
-        let absent = if self.layers.len() > 1 { self.format_of(file).map(|format| format.map(span)) } else { None };
-        let Some(Ok(Place::Parent { len })) = absent else { return Ok(None) };
-        let (Where::Zero, run) = self.resolve(span.at).map_err(Obstacle::Grain)? else { return Ok(None) };
-        let len = self.lengthened(span.at, Where::Zero, run.min(len).min(span.len), len.min(span.len));
+        // A layer without a parent has nothing to hide. A format that must load metadata to answer is asked to discard
+        // instead:
+        // it loads the same block for that, and next time it is there.
+        let absent = if self.layers.len() > 1 { Some(self.format_of(file).map(span)) } else { None };
+        let Some(Ok(Mapping::Parent { len })) = absent else { return Ok(None) };
+        let (Location::Zero, run) = self.resolve(span.at).map_err(Obstacle::Chunk)? else { return Ok(None) };
+        let len = self.coalesce(span.at, Location::Zero, run.min(len).min(span.len), len.min(span.len));
         if len == span.len {
             return Ok(Some(len));
         }
         let granularity = u64::from(self.geometry.discard.max(1));
-        let end = span.at.saturating_add(len);
-        let end = end.saturating_sub(end.checked_rem(granularity).unwrap_or(0));
+        let end = span.at + len;
+        let end = end - end.checked_rem(granularity).unwrap_or(0);
         Ok(end.checked_sub(span.at).filter(|&len| len > 0))
     }
 
-    /// Makes the first bytes of `span` zero with as little space as possible; how many.
+    /// Makes the first bytes of `span` zero with as little space as possible. Returns how many.
     fn zero_by_freeing<I: Io>(&mut self, number: u32, span: Span, io: &mut I) -> Result<u64, Obstacle> {
         match self.free_first(number, span, Op::Zero { number, ticket: None }, io)? {
             Freed::Done(len) => Ok(len),
-            // What a parent shows there is to be hidden.
-            Freed::Absent(file, len) => match self.resolve(span.at).map_err(Obstacle::Grain)? {
-                (Where::Zero, run) => Ok(run.min(len)),
-                (Where::Data { .. } | Where::Packed { .. } | Where::Shared { .. } | Where::Damaged { .. }, run) => {
-                    self.zero_by_hiding(number, file, Span { at: span.at, len: run.min(len) }, io)
-                }
+            // What the parent shows there must be hidden.
+            Freed::Absent(file, len) => match self.resolve(span.at).map_err(Obstacle::Chunk)? {
+                (Location::Zero, run) => Ok(run.min(len)),
+                (
+                    Location::Data { .. }
+                    | Location::Compressed { .. }
+                    | Location::Shared { .. }
+                    | Location::Damaged { .. },
+                    run,
+                ) => self.zero_by_hiding(number, file, Span { at: span.at, len: run.min(len) }, io),
             },
         }
     }
 
-    /// Gives the first bytes of `span`, which live in a parent, a place in `file` that reads as zero; how many. What
-    /// has to be written anyway, around the zeroes, is written with them.
+    /// Allocates the first bytes of `span`, which live in a parent, in `file`, so that they read as zero. Returns how
+    /// many.
+    /// What a copy on write must write around the zeroes is written with them.
     fn zero_by_hiding<I: Io>(&mut self, number: u32, file: FileId, span: Span, io: &mut I) -> Result<u64, Obstacle> {
         let span = Span { at: span.at, len: span.len.min(ZEROES_MAX) };
         let reserved = self.reserve(file, span)?;
@@ -147,16 +156,16 @@ impl<F: Format> Disk<F> {
         Ok(len)
     }
 
-    /// Writes zeroes to the first bytes of `span`, which thereby have space; how many.
+    /// Writes zeroes to the first bytes of `span`, which thereby are allocated. Returns how many.
     fn zero_by_writing<I: Io>(&mut self, number: u32, span: Span, io: &mut I) -> Result<u64, Obstacle> {
         let (file, reserved) = self.reserve_somewhere(Span { at: span.at, len: span.len.min(ZEROES_MAX) })?;
         self.write_reserved(number, span.at, (file, reserved), zeroes(reserved.len), io);
         Ok(reserved.len)
     }
 
-    /// The format has freed `span`, which lived in the `size` bytes of the file at `at`.
-    fn give_up<I: Io>(&mut self, number: u32, file: FileId, (span, at): (Span, u64), size: u64, io: &mut I) {
-        self.fold.overlay(span, Where::Zero);
+    /// Deallocates the `size` bytes of the file at `at`, where the freed `span` lived.
+    fn deallocate_freed<I: Io>(&mut self, number: u32, file: FileId, (span, at): (Span, u64), size: u64, io: &mut I) {
+        self.map.overlay(span, Location::Zero);
         let op = Op::Release { number: Some(number), at };
         self.deallocate(number, op, file, Span { at, len: size }, io);
     }
@@ -174,11 +183,11 @@ impl<F: Format> Disk<F> {
             }
             (result, _) => result,
         };
-        self.piece_ended(number, status_of(result), io);
+        self.part_ended(number, status_of(result), io);
     }
 
     fn deallocate<I: Io>(&mut self, number: u32, op: Op, file: FileId, range: Span, io: &mut I) {
-        self.push_piece(number, op, file, Action::Deallocate { at: range.at, len: range.len }, io);
+        self.push_part(number, op, file, Action::Deallocate { at: range.at, len: range.len }, io);
     }
 
     pub(super) fn zeroed<I: Io>(&mut self, number: u32, ticket: Option<Ticket>, done: FileDone, io: &mut I) {
@@ -200,22 +209,21 @@ impl<F: Format> Disk<F> {
         }
     }
 
-    /// Whether the zeroes of a request are not wanted if they have to be written.
+    /// Whether the request wants zeroes only if they need not be written (NBD fast zero).
     fn is_to_be_fast(&self, number: u32) -> bool {
-        self.active.get(number).is_some_and(|active| active.request.fast)
+        self.active.get(number).request.fast
     }
 
-    /// Makes a range of a file zero, in place, of which the storage can free what is `inside`, if anything: writes what
-    /// is around that.
+    /// Makes a range of a file zero in place, of which the storage can free only `inside`: writes the rest.
     fn zero_edges<I: Io>(&mut self, number: u32, file: FileId, (range, inside): (Span, Span), io: &mut I) {
         self.touched(file);
         self.deallocate(number, Op::Zero { number, ticket: None }, file, inside, io);
         let edges = [(range.at, inside.at), (inside.end(), range.end())];
         for (at, end) in edges.into_iter().filter(|(at, end)| at < end) {
-            let from = zeroes(end.saturating_sub(at));
-            self.push_piece(number, Op::Transfer { number, ticket: None }, file, Action::Write { at, from }, io);
+            let from = zeroes(end - at);
+            self.push_part(number, Op::Transfer { number, ticket: None }, file, Action::Write { at, from }, io);
         }
-        self.piece_ended(number, Status::Done, io);
+        self.part_ended(number, Status::Done, io);
     }
 
     pub(super) fn released<I: Io>(
@@ -227,12 +235,10 @@ impl<F: Format> Disk<F> {
         io: &mut I,
     ) {
         self.touched(file);
-        if let Some(format) = self.format_of(file) {
-            format.released(at, result.is_ok());
-        }
+        self.format_of(file).released(at, result.is_ok());
         match number {
-            // The place is no longer the guest's, whatever became of its content.
-            Some(number) => self.piece_ended(number, Status::Done, io),
+            // The guest's data is gone either way.
+            Some(number) => self.part_ended(number, Status::Done, io),
             None => self.reclaimed(file, io),
         }
     }
@@ -240,22 +246,19 @@ impl<F: Format> Disk<F> {
     pub(super) fn report_extents<I: Io>(&mut self, number: u32, rest: Span, depths: bool, io: &mut I) {
         let mut at = rest.at;
         while at < rest.end() {
-            let rest = Span { at, len: rest.end().saturating_sub(at) };
+            let rest = rest.tail_from(at);
             let extent = match self.extent(rest, depths, io) {
                 Ok(extent) => extent,
-                Err(missing) => return self.park_for_grain(Parked::Request { number, rest }, missing, io),
+                Err(missing) => return self.park_for_map(Parked::Request { number, rest }, missing, io),
             };
-            let Some(active) = self.active.get_mut(number) else { return };
-            let extents = active.request.extents_mut();
+            let extents = self.active.get_mut(number).request.extents_mut();
             let full = extents.len() == EXTENTS_MAX;
             match extents.last_mut() {
-                Some(last) if (last.kind, last.depth) == (extent.kind, extent.depth) => {
-                    last.len = last.len.saturating_add(extent.len)
-                }
+                Some(last) if (last.kind, last.depth) == (extent.kind, extent.depth) => last.len += extent.len,
                 _ if full => return,
                 _ => extents.push(extent),
             }
-            at = at.saturating_add(extent.len.max(1));
+            at += extent.len.max(1);
         }
     }
 
@@ -265,20 +268,21 @@ impl<F: Format> Disk<F> {
         let len = len.min(span.len);
         let (len, depth) = if depths { self.depth(Span { at: span.at, len })? } else { (len, 0) };
         let (kind, known) = match place {
-            Where::Zero => (ExtentKind::Hole, len),
-            Where::Data { file, at } | Where::Shared { file, at } => match io.allocated(file, at, len) {
+            Location::Zero => (ExtentKind::Hole, len),
+            Location::Data { file, at } | Location::Shared { file, at } => match io.allocated(file, at, len) {
                 Allocation::Data(known) => (ExtentKind::Data, known),
                 Allocation::Hole(known) => (ExtentKind::Hole, known),
             },
-            // What is packed has no place of its own that could have holes.
-            Where::Packed { .. } | Where::Damaged { .. } => (ExtentKind::Data, len),
+            // A compressed cluster has no blocks of its own that could be holes.
+            Location::Compressed { .. } | Location::Damaged { .. } => (ExtentKind::Data, len),
         };
         Ok(Extent { len: len.min(known), kind, depth })
     }
 }
 
-/// What storage with large blocks can free of a range that it has refused to free. `None`: nothing, or it is not for
-/// that reason that it has refused.
+/// The part of a range that storage with large blocks can free, after it has refused the whole range. `None` where
+/// there
+/// is none, or where large blocks cannot be the reason.
 fn freed_whole(range: Span) -> Option<Span> {
     let at = range.at.checked_next_multiple_of(FREED_WHOLE)?;
     let end = range.end().checked_sub(range.end() % FREED_WHOLE)?;

@@ -10,7 +10,7 @@ use crate::Span;
 
 /// A request that was widened to whole blocks.
 #[derive(Debug)]
-pub(crate) struct Ragged {
+pub(crate) struct Unaligned {
     /// The bytes that are asked for.
     pub asked: Span,
     /// The blocks at the ends of a write, of which the request changes a part.
@@ -44,21 +44,21 @@ pub(crate) fn inside(span: Span, block: u64) -> Option<Span> {
     }
 }
 
-impl Ragged {
+impl Unaligned {
     /// A read of `asked` into `memory`: with it the memory of `outside`.
-    pub fn read(asked: Span, outside: Span, memory: Segments) -> (Ragged, Segments) {
+    pub fn read(asked: Span, outside: Span, memory: Segments) -> (Unaligned, Segments) {
         let front = Segments::zeroed(size(asked.at.saturating_sub(outside.at)));
         let back = Segments::zeroed(size(outside.end().saturating_sub(asked.end())));
-        (Ragged { asked, edges: Vec::new() }, Segments::joined(vec![front, memory, back]))
+        (Unaligned { asked, edges: Vec::new() }, Segments::joined(vec![front, memory, back]))
     }
 
     /// One of `asked` that has no memory and changes nothing.
-    pub fn question(asked: Span) -> Ragged {
-        Ragged { asked, edges: Vec::new() }
+    pub fn question(asked: Span) -> Unaligned {
+        Unaligned { asked, edges: Vec::new() }
     }
 
     /// A write of `asked` from `memory`: with it the memory of `outside`.
-    pub fn write(asked: Span, outside: Span, memory: Segments, block: u64) -> (Ragged, Segments) {
+    pub fn write(asked: Span, outside: Span, memory: Segments, block: u64) -> (Unaligned, Segments) {
         let part = |span: Span| cut(&memory, asked, span);
         let edges = edges(asked, outside, block, part);
         let joined = {
@@ -70,12 +70,12 @@ impl Ragged {
             let (front, back) = (around(outside.at, asked.at), around(asked.end(), outside.end()));
             Segments::joined([front, Some(memory.clone()), back].into_iter().flatten().collect())
         };
-        (Ragged { asked, edges }, joined)
+        (Unaligned { asked, edges }, joined)
     }
 
     /// Zeroes in `asked`.
-    pub fn zeroes(asked: Span, outside: Span, block: u64) -> Ragged {
-        Ragged { asked, edges: edges(asked, outside, block, |span| Segments::zeroes(size(span.len))) }
+    pub fn zeroes(asked: Span, outside: Span, block: u64) -> Unaligned {
+        Unaligned { asked, edges: edges(asked, outside, block, |span| Segments::zeroes(size(span.len))) }
     }
 
     /// Whether blocks must be read before anything is written.
@@ -141,29 +141,29 @@ mod test {
     #[test]
     fn a_write_takes_what_surrounds_it_from_the_blocks_at_its_ends() {
         let memory = Segments::copy_of(&[9; 600]);
-        let (ragged, joined) = Ragged::write(span(500, 600), span(0, 1536), memory, 512);
-        assert_eq!(ragged.edges().collect::<Vec<_>>(), [span(0, 512), span(1024, 512)]);
+        let (unaligned, joined) = Unaligned::write(span(500, 600), span(0, 1536), memory, 512);
+        assert_eq!(unaligned.edges().collect::<Vec<_>>(), [span(0, 512), span(1024, 512)]);
         for (edge, byte) in [(span(0, 512), 1), (span(1024, 512), 2)] {
-            ragged.edge_memory(edge, false).unwrap().copy_from(&[byte; 512]);
+            unaligned.edge_memory(edge, false).unwrap().copy_from(&[byte; 512]);
         }
         let expected = [vec![1; 500], vec![9; 600], vec![2; 436]].concat();
         assert_eq!(joined.to_vec(), expected);
-        assert_eq!(ragged.edge_memory(span(0, 512), true).unwrap().to_vec(), expected[..512]);
-        assert_eq!(ragged.edge_memory(span(1024, 512), true).unwrap().to_vec(), expected[1024..]);
-        assert!(ragged.edge_memory(span(512, 512), true).is_none());
+        assert_eq!(unaligned.edge_memory(span(0, 512), true).unwrap().to_vec(), expected[..512]);
+        assert_eq!(unaligned.edge_memory(span(1024, 512), true).unwrap().to_vec(), expected[1024..]);
+        assert!(unaligned.edge_memory(span(512, 512), true).is_none());
     }
 
     #[test]
     fn a_write_in_the_middle_of_a_block_has_one_edge() {
-        let (ragged, joined) = Ragged::write(span(100, 1), span(0, 512), Segments::copy_of(&[9]), 512);
-        assert_eq!(ragged.edges().collect::<Vec<_>>(), [span(0, 512)]);
-        ragged.edge_memory(span(0, 512), false).unwrap().copy_from(&[1; 512]);
+        let (unaligned, joined) = Unaligned::write(span(100, 1), span(0, 512), Segments::copy_of(&[9]), 512);
+        assert_eq!(unaligned.edges().collect::<Vec<_>>(), [span(0, 512)]);
+        unaligned.edge_memory(span(0, 512), false).unwrap().copy_from(&[1; 512]);
         assert_eq!(joined.to_vec(), [vec![1; 100], vec![9], vec![1; 411]].concat());
     }
 
     #[test]
     fn an_end_that_is_a_blocks_end_is_not_read() {
-        let ragged = Ragged::zeroes(span(512, 600), span(512, 1024), 512);
-        assert_eq!(ragged.edges().collect::<Vec<_>>(), [span(1024, 512)]);
+        let unaligned = Unaligned::zeroes(span(512, 600), span(512, 1024), 512);
+        assert_eq!(unaligned.edges().collect::<Vec<_>>(), [span(1024, 512)]);
     }
 }

@@ -3,6 +3,7 @@
 //! Knows nothing of rounds. Keeps: a reader finds a new place only when it was committed, and then every byte of its
 //! clusters is what it should be: written, filled, or zero from the beginning.
 
+use super::allocator::writable;
 use super::clusters::{Clusters, Start};
 use super::counts::Fate;
 use super::entry::{Entry, Part, Subcluster, Subclusters};
@@ -10,15 +11,15 @@ use super::layout::{COPIED, OFFSET_MASK};
 use super::pending::Write;
 use super::tables::Spot;
 use crate::Span;
-use crate::format::{Fill, Placed, Reserved, Ticket, Wait};
+use crate::format::{Committed, Fill, Reserved, Ticket, Wait};
 
 impl Clusters {
     /// Space for the first bytes of `span`.
     pub fn reserve(&mut self, span: Span) -> Result<Reserved, Wait> {
         let start = self.start(span);
-        let room = self.room.as_mut().ok_or(Wait::NoSpace)?;
-        room.pay_debts()?;
-        if let Some(slot) = room.pending.slot(start.cluster) {
+        let allocator = writable(&mut self.allocator);
+        allocator.free_old_tables()?;
+        if let Some(slot) = allocator.pending.slot(start.cluster) {
             if !slot.shared {
                 return Err(Wait::Busy(slot.ticket));
             }
@@ -39,14 +40,14 @@ impl Clusters {
                 Ok(Reserved { at: at.saturating_add(start.from), len, ticket: None, fill: None })
             }
             Entry::ZeroAllocated { at, copied: true } => {
-                let place = Place { parts: self.in_parts(span, start), ..self.again(at)? };
+                let place = Mapping { parts: self.in_parts(span, start), ..self.again(at)? };
                 Ok(self.begin(span, start, spot, place))
             }
             Entry::Mixed { at: Some(at), copied: true, subclusters } => {
                 self.reserve_part(span, start, spot, at, subclusters)
             }
-            Entry::Packed { at, end } => {
-                let (first, count) = self.packed_clusters(at, end);
+            Entry::Compressed { at, end } => {
+                let (first, count) = self.compressed_clusters(at, end);
                 let found = self.allocate_instead(first, count)?;
                 Ok(self.begin(span, start, spot, found))
             }
@@ -56,24 +57,24 @@ impl Clusters {
         }
     }
 
-    /// A place for one cluster that gives up others, or its share in them: `count` from `first` on.
-    fn allocate_instead(&mut self, first: u64, count: u64) -> Result<Place, Wait> {
-        let room = self.room.as_mut().ok_or(Wait::NoSpace)?;
-        let mut counts = room.counts.need(first, count)?;
-        let found = room.allocate(1)?;
-        counts.extend(room.counts.need(found.first, 1)?);
-        room.space.take(found.first, 1);
-        Ok(Place { first: found.first, count: 1, new: true, shared: false, parts: false, counts })
+    /// A place for one cluster that frees others, or its share in them: `count` from `first` on.
+    fn allocate_instead(&mut self, first: u64, count: u64) -> Result<Mapping, Wait> {
+        let allocator = writable(&mut self.allocator);
+        let mut counts = allocator.counts.need(first, count)?;
+        let found = allocator.allocate(1)?;
+        counts.extend(allocator.counts.need(found.first, 1)?);
+        allocator.space.take(found.first, 1);
+        Ok(Mapping { first: found.first, count: 1, new: true, shared: false, parts: false, counts })
     }
 
     /// The place at `at`, which one cluster has already, or may have and no other. Nothing counts those in a data file.
-    fn again(&mut self, at: u64) -> Result<Place, Wait> {
+    fn again(&mut self, at: u64) -> Result<Mapping, Wait> {
         let first = at >> self.bits;
         let counts = match self.tables.format().external {
             true => Vec::new(),
-            false => self.room.as_mut().ok_or(Wait::NoSpace)?.counts.need(first, 1)?,
+            false => writable(&mut self.allocator).counts.need(first, 1)?,
         };
-        Ok(Place { first, count: 1, new: false, shared: false, parts: false, counts })
+        Ok(Mapping { first, count: 1, new: false, shared: false, parts: false, counts })
     }
 
     /// The first bytes of `span` in a cluster of which some subclusters are in the file, at `at`. What is there already
@@ -96,7 +97,7 @@ impl Clusters {
             return Ok(Reserved { at: at.saturating_add(start.from), len: span.len, ticket: None, fill: None });
         }
         let (start, place) = (self.start(span), self.again(at)?);
-        Ok(self.begin(span, start, spot, Place { parts: true, ..place }))
+        Ok(self.begin(span, start, spot, Mapping { parts: true, ..place }))
     }
 
     /// Whether a write to the first cluster of `span` leaves other subclusters of it what they are: it has some, and is
@@ -114,16 +115,16 @@ impl Clusters {
         let count = self.without_place(start, spot, reads_zero, max);
         if format.external {
             // What is there now is not known, and so all of it is written.
-            let place = Place { count, parts, ..self.again(format.own_place(start.cluster))? };
+            let place = Mapping { count, parts, ..self.again(format.own_place(start.cluster))? };
             return Ok(self.begin(span, start, spot, place));
         }
-        let room = self.room.as_mut().ok_or(Wait::NoSpace)?;
-        let found = room.allocate(count)?;
-        let counts = room.counts.need(found.first, found.count)?;
-        room.space.take(found.first, found.count);
+        let allocator = writable(&mut self.allocator);
+        let found = allocator.allocate(count)?;
+        let counts = allocator.counts.need(found.first, found.count)?;
+        allocator.space.take(found.first, found.count);
         let shared = found.clean && reads_zero;
         let place =
-            Place { first: found.first, count: found.count, new: true, shared, parts: parts && !shared, counts };
+            Mapping { first: found.first, count: found.count, new: true, shared, parts: parts && !shared, counts };
         Ok(self.begin(span, start, spot, place))
     }
 
@@ -138,7 +139,7 @@ impl Clusters {
                 _ => false,
             };
             let next = start.cluster.saturating_add(count);
-            let is_given = self.room.as_ref().is_none_or(|room| room.pending.slot(next).is_some());
+            let is_given = self.allocator.as_ref().is_none_or(|allocator| allocator.pending.slot(next).is_some());
             if !alike || is_given {
                 break;
             }
@@ -148,7 +149,7 @@ impl Clusters {
     }
 
     /// Begins a write to a place.
-    fn begin(&mut self, span: Span, start: Start, spot: Spot, place: Place) -> Reserved {
+    fn begin(&mut self, span: Span, start: Start, spot: Spot, place: Mapping) -> Reserved {
         let len = self.clip(span, start, place.count);
         let part = place.parts.then(|| self.tables.format().part_of(start.from, len));
         let (first, covered) = self.covered(part, place.count);
@@ -175,7 +176,7 @@ impl Clusters {
             counts: place.counts,
         };
         let ticket = self.begin_write(write, place.shared);
-        Reserved { at, len, ticket, fill }
+        Reserved { at, len, ticket: Some(ticket), fill }
     }
 
     /// What a write gives a place, from the beginning of its first cluster on: where it begins, and how many bytes.
@@ -185,77 +186,82 @@ impl Clusters {
 
     /// Another write to a cluster whose place reads as zero and is not in the table yet.
     fn share(&mut self, span: Span, start: Start, spot: Spot, place: u64) -> Result<Reserved, Wait> {
-        let room = self.room.as_mut().ok_or(Wait::NoSpace)?;
-        let counts = room.counts.need(place, 1)?;
-        let place = Place { first: place, count: 1, new: true, shared: true, parts: false, counts };
+        let allocator = writable(&mut self.allocator);
+        let counts = allocator.counts.need(place, 1)?;
+        let place = Mapping { first: place, count: 1, new: true, shared: true, parts: false, counts };
         Ok(self.begin(span, start, spot, place))
     }
 
-    fn begin_write(&mut self, write: Write, shared: bool) -> Option<Ticket> {
+    fn begin_write(&mut self, write: Write, shared: bool) -> Ticket {
         self.tables.slices().pin(write.table);
-        let room = self.room.as_mut()?;
-        write.counts.iter().for_each(|&slice| room.counts.slices().pin(slice));
-        Some(room.pending.begin(write, shared))
+        let allocator = writable(&mut self.allocator);
+        write.counts.iter().for_each(|&slice| allocator.counts.slices().pin(slice));
+        allocator.pending.begin(write, shared)
     }
 
     /// Ends a write: what it has kept in the caches may go.
-    fn end_write(&mut self, ticket: Ticket) -> Option<Write> {
-        let room = self.room.as_mut()?;
-        let write = room.pending.end(ticket)?;
-        write.counts.iter().for_each(|&slice| room.counts.slices().unpin(slice));
+    fn end_write(&mut self, ticket: Ticket) -> Write {
+        let allocator = writable(&mut self.allocator);
+        let write = allocator.pending.end(ticket);
+        write.counts.iter().for_each(|&slice| allocator.counts.slices().unpin(slice));
         self.tables.slices().unpin(write.table);
-        Some(write)
+        write
     }
 
     /// The bytes are written: readers find them from now on.
-    pub fn commit(&mut self, ticket: Ticket) -> Option<Placed> {
-        let write = self.end_write(ticket)?;
+    pub fn commit(&mut self, ticket: Ticket) -> Option<Committed> {
+        let write = self.end_write(ticket);
         for by in 0..write.count {
             let (cluster, place) = (write.cluster.saturating_add(by), write.place.saturating_add(by));
-            let claimed = self.room.as_mut().is_some_and(|room| room.pending.claim(cluster, place));
-            // Pinned, so it is here, and was judged when the place was reserved: what others have been given meanwhile
-            // must not lose what is written. Where it was claimed before, there is nothing to do.
-            let spot = self.tables.spot(cluster).ok().flatten();
-            if let Some(spot) = spot.filter(|_| claimed) {
-                self.place(spot, place, &write);
+            // Another write to the same cluster may have claimed it before.
+            if !writable(&mut self.allocator).pending.claim(cluster, place) {
+                continue;
             }
+            // The table was judged when the place was reserved, and is pinned. It is not judged again: what others were
+            // given meanwhile must not cost what is written.
+            let Ok(Some(spot)) = self.tables.spot(cluster) else { unreachable!("the L2 table is pinned") };
+            self.place(spot, place, &write);
         }
         let (from, len) = self.covered(write.part, write.count);
         let at = (write.cluster << self.bits).saturating_add(from);
         let span = Span { at, len: len.min(self.len.saturating_sub(at)) };
-        Some(Placed { span, at: (write.place << self.bits).saturating_add(from) })
+        Some(Committed { span, at: (write.place << self.bits).saturating_add(from) })
     }
 
     /// Puts a place into the table.
     fn place(&mut self, spot: Spot, place: u64, write: &Write) {
         let old = self.tables.entry(spot, 0);
-        let packed = match old {
-            Entry::Packed { at, end } => Some(self.packed_clusters(at, end)),
+        let compressed = match old {
+            Entry::Compressed { at, end } => Some(self.compressed_clusters(at, end)),
             _ => None,
         };
         let at = place << self.bits;
         self.tables.set(spot, 0, write.part.map_or(Entry::Data { at, copied: true }, |part| old.with(at, part)));
-        let Some(room) = self.room.as_mut().filter(|_| !self.tables.format().external) else { return };
-        if !write.new {
-            return room.counts.log_again(place);
+        // Nothing counts what is in a data file.
+        if self.tables.format().external {
+            return;
         }
-        room.counts.raise(place);
-        room.space.used_now(place, 1);
-        match (old.place(), packed) {
-            (_, Some((first, count))) => room.lose_packed(first, count),
-            (Some(at), None) => room.lose_shared(at >> self.bits),
+        let allocator = writable(&mut self.allocator);
+        if !write.new {
+            return allocator.counts.log_again(place);
+        }
+        allocator.counts.raise(place);
+        allocator.space.used_now(place, 1);
+        match (old.place(), compressed) {
+            (_, Some((first, count))) => allocator.lose_compressed(first, count),
+            (Some(at), None) => allocator.lose_shared(at >> self.bits),
             (None, None) => {}
         }
     }
 
     /// The write failed: readers find the old place.
     pub fn abandon(&mut self, ticket: Ticket) {
-        let Some(write) = self.end_write(ticket) else { return };
-        let Some(room) = self.room.as_mut() else { return };
+        let write = self.end_write(ticket);
+        let allocator = writable(&mut self.allocator);
         for by in 0..write.count {
             let place = write.place.saturating_add(by);
-            if room.pending.leave(write.cluster.saturating_add(by), place) && write.new {
-                room.space.stray(place, 1);
+            if allocator.pending.leave(write.cluster.saturating_add(by), place) && write.new {
+                allocator.space.leaked(place, 1);
             }
         }
     }
@@ -268,10 +274,11 @@ impl Clusters {
             self.spot(cluster)?;
             self.unshare_table(cluster, raw & OFFSET_MASK)?;
         } else if !self.tables.has_table(cluster) && self.tables.covers(cluster) {
-            let table = self.room.as_mut().ok_or(Wait::NoSpace)?.allocate_table()?;
+            let table = writable(&mut self.allocator).allocate_table()?;
             self.tables.add_table(cluster, table << self.bits);
         }
-        self.spot(cluster)?.ok_or(Wait::NoSpace)
+        let Some(spot) = self.spot(cluster)? else { unreachable!("cluster {cluster} is behind the L1 table") };
+        Ok(spot)
     }
 
     /// Gives a cluster a copy of its L2 table, at `old`, which others refer to, or may. What its entries refer to was
@@ -279,32 +286,30 @@ impl Clusters {
     /// round writes the copy and counts it before the L1 entry, and lowers the old refcount after that.
     fn unshare_table(&mut self, cluster: u64, old: u64) -> Result<(), Wait> {
         let content = self.tables.whole(old)?;
-        let room = self.room.as_mut().ok_or(Wait::NoSpace)?;
-        let found = room.allocate(1)?;
-        room.counts.need(old >> self.bits, 1)?;
-        room.counts.need(found.first, 1)?;
-        let table = room.take_table(found);
-        room.lose_shared(old >> self.bits);
+        let allocator = writable(&mut self.allocator);
+        let found = allocator.allocate(1)?;
+        allocator.counts.need(old >> self.bits, 1)?;
+        allocator.counts.need(found.first, 1)?;
+        let table = allocator.take_table(found);
+        allocator.lose_shared(old >> self.bits);
         self.tables.copy_table(cluster, table << self.bits, &content);
         Ok(())
     }
 
     /// The clusters of the file that a compressed cluster reaches into.
-    pub fn packed_clusters(&self, at: u64, end: u64) -> (u64, u64) {
+    pub fn compressed_clusters(&self, at: u64, end: u64) -> (u64, u64) {
         let first = at >> self.bits;
         (first, (end.saturating_sub(1) >> self.bits).saturating_sub(first).saturating_add(1))
     }
 
     /// Clusters of the file lose a reference each.
     pub fn lose(&mut self, first: u64, count: u64, fate: Fate) {
-        if let Some(room) = &mut self.room {
-            room.lose(first, count, fate);
-        }
+        writable(&mut self.allocator).lose(first, count, fate);
     }
 }
 
 /// Where a write goes.
-struct Place {
+struct Mapping {
     /// Cluster of the file.
     first: u64,
     count: u64,

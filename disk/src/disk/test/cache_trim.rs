@@ -4,7 +4,7 @@ use super::*;
 
 const PLACES: u64 = 300;
 
-/// Where the `number`th write goes: each in another grain.
+/// Where the `number`th write goes: each in another chunk.
 fn place(number: u64) -> u64 {
     number * 2 * MIB + number % 7 * 4096
 }
@@ -42,9 +42,9 @@ fn forgets_and_finds(mut rig: Rig) {
     assert_eq!(rig.answered.pop_back().map(|(_, status, _)| status), Some(Status::Done));
     loads(&mut rig);
     assert_eq!(loads(&mut rig), 0, "all is known by now");
-    assert!(rig.disk.fold.bytes() > 4096);
+    assert!(rig.disk.map.bytes() > 4096);
     rig.disk.drop_caches();
-    assert!(rig.disk.fold.bytes() < 1024, "{} bytes", rig.disk.fold.bytes());
+    assert!(rig.disk.map.bytes() < 1024, "{} bytes", rig.disk.map.bytes());
     assert!(loads(&mut rig) > 0, "nothing is known");
 }
 
@@ -61,17 +61,17 @@ fn what_a_vhd_disk_has_forgotten_it_finds_again() {
 #[test]
 fn much_was_taken_when_much_was_learned_or_written_since_it_was_given_back() {
     let mut rig = qcow2();
-    rig.disk.options.rest_bytes = 8 << 10;
+    rig.disk.options.cache_trim_bytes = 8 << 10;
     assert_eq!(rig.write(place(0), &[1; 4096]), Status::Done);
-    assert!(!rig.disk.has_taken_much());
+    assert!(!rig.disk.is_trim_due());
     (1..PLACES).for_each(|number| assert_eq!(rig.write(place(number), &[1; 4096]), Status::Done));
-    assert!(rig.disk.has_taken_much());
+    assert!(rig.disk.is_trim_due());
     rig.disk.drop_caches();
     rig.read(place(7), 4096);
-    assert!(!rig.disk.has_taken_much(), "what was learned since is little");
+    assert!(!rig.disk.is_trim_due(), "what was map_loaded since is little");
     for number in 0..40 {
         assert_eq!(rig.write(2 * MIB * PLACES + number * (64 << 10), &[1; 4096]), Status::Done);
         assert_eq!(rig.flush(), Status::Done);
     }
-    assert!(rig.disk.has_taken_much(), "rounds take memory too");
+    assert!(rig.disk.is_trim_due(), "rounds take memory too");
 }

@@ -3,12 +3,13 @@
 //! Knows nothing of rounds. Keeps: no cluster with a write under way loses its place; and what others refer to by their
 //! refcount is never called free.
 
+use super::allocator::writable;
 use super::clusters::{Clusters, Start};
 use super::counts::Fate;
 use super::entry::Entry;
 use super::tables::Spot;
 use crate::Span;
-use crate::format::{Discarded, Place, Wait};
+use crate::format::{Discarded, Mapping, Wait};
 
 /// What is done with a run of clusters that all hold something, or nothing.
 enum Loss {
@@ -23,7 +24,7 @@ enum Loss {
 }
 
 impl Clusters {
-    /// Gives up the first bytes of `span`.
+    /// Frees the first bytes of `span`.
     pub fn discard(&mut self, span: Span) -> Result<Discarded, Wait> {
         let start = self.start(span);
         self.refuse_busy(start.cluster)?;
@@ -61,22 +62,18 @@ impl Clusters {
                 Discarded::Freed { at: first << self.bits, len, size }
             }
             Loss::Other { first, count } => {
-                if let Some(room) = &mut self.room {
-                    room.lose_packed(first, count);
-                }
+                writable(&mut self.allocator).lose_compressed(first, count);
                 Discarded::Hidden { len }
             }
             Loss::Shared { first } => {
-                if let Some(room) = &mut self.room {
-                    room.lose_shared(first);
-                }
+                writable(&mut self.allocator).lose_shared(first);
                 Discarded::Hidden { len }
             }
             Loss::None { .. } => Discarded::Hidden { len },
         })
     }
 
-    /// In a data file every cluster keeps its place, which no other could have: its content is given up, and nothing is
+    /// In a data file every cluster keeps its place, which no other could have: its content is freed, and nothing is
     /// written about that.
     fn discard_in_data_file(&mut self, span: Span, start: Start) -> Result<Discarded, Wait> {
         let Some(spot) = self.spot(start.cluster)? else {
@@ -90,7 +87,7 @@ impl Clusters {
             Entry::Data { at, .. } => Ok(Discarded::Kept { at: at.saturating_add(start.from), len }),
             Entry::Unallocated => self.hide(span, start, count),
             Entry::Mixed { .. } => self.discard_part(span, start),
-            Entry::Zero | Entry::ZeroAllocated { .. } | Entry::Packed { .. } => Ok(Discarded::Nothing { len }),
+            Entry::Zero | Entry::ZeroAllocated { .. } | Entry::Compressed { .. } => Ok(Discarded::Nothing { len }),
         }
     }
 
@@ -116,9 +113,11 @@ impl Clusters {
         Ok(match entry {
             Entry::Data { at, copied: true } => Discarded::Kept { at: at.saturating_add(start.from), len },
             mixed @ Entry::Mixed { subclusters, .. } => match self.mixed(mixed, subclusters, start.from, len) {
-                Place::Data { at, len } => Discarded::Kept { at, len },
-                Place::Shared { len, .. } | Place::Zero { len } | Place::Parent { len } => Discarded::Nothing { len },
-                Place::Packed { .. } | Place::Damaged { .. } => Discarded::Nothing { len },
+                Mapping::Data { at, len } => Discarded::Kept { at, len },
+                Mapping::Shared { len, .. } | Mapping::Zero { len } | Mapping::Parent { len } => {
+                    Discarded::Nothing { len }
+                }
+                Mapping::Compressed { .. } | Mapping::Damaged { .. } => Discarded::Nothing { len },
             },
             _ => Discarded::Nothing { len },
         })
@@ -146,47 +145,41 @@ impl Clusters {
         let loss = self.loss(first)?;
         let count = self.lose_run(start.cluster, spot, whole, Entry::Unallocated, &loss);
         match loss {
-            Loss::Own { first } => self.lose(first, count, Fate::Stray),
+            Loss::Own { first } => self.lose(first, count, Fate::Leaked),
             Loss::Other { first, count } => {
-                if let Some(room) = &mut self.room {
-                    room.lose_packed(first, count);
-                }
+                writable(&mut self.allocator).lose_compressed(first, count);
             }
             Loss::Shared { first } => {
-                if let Some(room) = &mut self.room {
-                    room.lose_shared(first);
-                }
+                writable(&mut self.allocator).lose_shared(first);
             }
             Loss::None { .. } => {}
         }
         Ok(self.clip(span, start, count))
     }
 
-    /// A file range that was given up reads as zero now, or does not.
+    /// A file range that was freed reads as zero now, or does not.
     pub fn released(&mut self, at: u64, clean: bool) {
         let first = at >> self.bits;
-        if let Some(room) = &mut self.room {
-            room.space.released(first, clean);
-        }
+        writable(&mut self.allocator).space.released(first, clean);
     }
 
     /// A file range in no use, to be deallocated.
     pub fn reclaim(&mut self) -> Option<(u64, u64)> {
-        let (first, count) = self.room.as_mut()?.space.next_stray()?;
+        let (first, count) = self.allocator.as_mut()?.space.next_leaked()?;
         Some((first << self.bits, count.saturating_mul(self.size())))
     }
 
     fn refuse_busy(&self, cluster: u64) -> Result<(), Wait> {
-        match self.room.as_ref().and_then(|room| room.pending.slot(cluster)) {
+        match self.allocator.as_ref().and_then(|allocator| allocator.pending.slot(cluster)) {
             Some(slot) => Err(Wait::Busy(slot.ticket)),
             None => Ok(()),
         }
     }
 
-    /// What giving up a cluster with `entry` takes, with the refcounts at hand.
+    /// What freeing a cluster with `entry` takes, with the refcounts at hand.
     fn loss(&mut self, entry: Entry) -> Result<Loss, Wait> {
-        let room = self.room.as_mut().ok_or(Wait::NoSpace)?;
-        room.pay_debts()?;
+        let allocator = writable(&mut self.allocator);
+        allocator.free_old_tables()?;
         let bits = self.bits;
         Ok(match entry {
             // Nothing counts what is in a data file, and nothing else could be put there.
@@ -196,17 +189,17 @@ impl Clusters {
             | Entry::ZeroAllocated { at, copied }
             | Entry::Mixed { at: Some(at), copied, .. } => {
                 let first = at >> bits;
-                room.counts.need(first, 1)?;
-                match (copied, room.counts.get(first)) {
+                allocator.counts.need(first, 1)?;
+                match (copied, allocator.counts.get(first)) {
                     (false, _) => Loss::Shared { first },
                     (true, 1) => Loss::Own { first },
                     (true, _) => Loss::Other { first, count: 1 },
                 }
             }
-            Entry::Packed { at, end } => {
+            Entry::Compressed { at, end } => {
                 let first = at >> bits;
                 let count = (end.saturating_sub(1) >> bits).saturating_sub(first).saturating_add(1);
-                room.counts.need(first, count)?;
+                allocator.counts.need(first, count)?;
                 Loss::Other { first, count }
             }
         })
@@ -228,7 +221,8 @@ impl Clusters {
         if by == 0 {
             return true;
         }
-        let Some(room) = self.room.as_ref().filter(|room| room.pending.slot(cluster.saturating_add(by)).is_none())
+        let Some(allocator) =
+            self.allocator.as_ref().filter(|allocator| allocator.pending.slot(cluster.saturating_add(by)).is_none())
         else {
             return false;
         };
@@ -238,7 +232,7 @@ impl Clusters {
             Loss::Own { first } => {
                 let next = first.saturating_add(by);
                 let follows = entry.is_copied() && entry.place() == Some(next << self.bits);
-                follows && room.counts.is_near(first, next) && room.counts.get(next) == 1
+                follows && allocator.counts.is_near(first, next) && allocator.counts.get(next) == 1
             }
             Loss::Other { .. } | Loss::Shared { .. } => false,
             Loss::None { was } => entry == was,

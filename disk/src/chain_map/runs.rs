@@ -1,13 +1,13 @@
-//! The runs of one grain, in a form that is small and searched fast.
+//! The runs of one chunk, in a form that is small and searched fast.
 //!
-//! Knows nothing of layers, nor of which grain it is. Keeps: what was packed is found again, byte for byte.
+//! Knows nothing of layers, nor of which chunk it is. Keeps: what was packed is found again, byte for byte.
 
-use super::{GRAIN, SECTOR, units};
+use super::{CHUNK, SECTOR, units};
 use crate::{FileId, Span};
 
 /// Where a run of bytes lives, over all layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Where {
+pub enum Location {
     /// Nowhere: zero.
     Zero,
     /// In a file.
@@ -24,30 +24,30 @@ pub enum Where {
         /// Offset in it.
         at: u64,
     },
-    /// Not to be had: metadata of this file makes no sense.
+    /// Lost: metadata of this file makes no sense.
     Damaged {
         /// The file.
         file: FileId,
     },
     /// In a compressed cluster of a file; its format knows which.
-    Packed {
+    Compressed {
         /// The file.
         file: FileId,
     },
 }
 
-impl Where {
+impl Location {
     /// Whether the bytes stand in this file as they are.
     pub fn is_in(self, file: FileId) -> bool {
-        matches!(self, Where::Data { file: place, .. } if place == file)
+        matches!(self, Location::Data { file: place, .. } if place == file)
     }
 
     /// The place `by` bytes further on.
-    pub fn advanced(self, by: u64) -> Where {
+    pub fn advanced(self, by: u64) -> Location {
         match self {
-            Where::Zero | Where::Packed { .. } | Where::Damaged { .. } => self,
-            Where::Shared { file, at } => Where::Shared { file, at: at.saturating_add(by) },
-            Where::Data { file, at } => Where::Data { file, at: at.saturating_add(by) },
+            Location::Zero | Location::Compressed { .. } | Location::Damaged { .. } => self,
+            Location::Shared { file, at } => Location::Shared { file, at: at.saturating_add(by) },
+            Location::Data { file, at } => Location::Data { file, at: at.saturating_add(by) },
         }
     }
 }
@@ -58,64 +58,64 @@ pub struct Run {
     /// The bytes.
     pub span: Span,
     /// Where the first of them lives.
-    pub place: Where,
+    pub place: Location,
 }
 
-/// A [`Where`] in eight bytes: the file in the highest, the sector in it in the others.
+/// A [`Location`] in eight bytes: the file in the highest, the sector in it in the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Compact(u64);
 
 impl Compact {
     /// No file has this sector.
     const ZERO: u64 = u64::MAX;
-    /// Nor this one: in more than one place.
+    /// Nor this one: it lives in more than one place.
     const SPLIT: u64 = u64::MAX - 1;
-    /// Nor can any have this one, as the sector: in a compressed cluster.
+    /// Nor this one: it lives in a compressed cluster.
     const INSIDE: u64 = (u64::MAX >> 8) - 2;
-    /// Nor this one: not to be had.
+    /// Nor this one: it is lost.
     const DAMAGED: u64 = (u64::MAX >> 8) - 3;
     /// Added to the sector: others may refer to it. No file is so long that it has such sectors.
     const SHARED: u64 = 1 << 54;
 
-    pub fn of(place: Where) -> Compact {
+    pub fn of(place: Location) -> Compact {
         Compact(match place {
-            Where::Zero => Compact::ZERO,
-            Where::Packed { file } => (u64::from(file.0) << 56) | Compact::INSIDE,
-            Where::Damaged { file } => (u64::from(file.0) << 56) | Compact::DAMAGED,
-            Where::Data { file, at } => (u64::from(file.0) << 56) | (at / SECTOR),
-            Where::Shared { file, at } => (u64::from(file.0) << 56) | Compact::SHARED | (at / SECTOR),
+            Location::Zero => Compact::ZERO,
+            Location::Compressed { file } => (u64::from(file.0) << 56) | Compact::INSIDE,
+            Location::Damaged { file } => (u64::from(file.0) << 56) | Compact::DAMAGED,
+            Location::Data { file, at } => (u64::from(file.0) << 56) | (at / SECTOR),
+            Location::Shared { file, at } => (u64::from(file.0) << 56) | Compact::SHARED | (at / SECTOR),
         })
     }
 
-    pub fn place(self) -> Where {
+    pub fn place(self) -> Location {
         if self.0 == Compact::ZERO {
-            return Where::Zero;
+            return Location::Zero;
         }
         let [file, ..] = self.0.to_be_bytes();
         match self.0 & (u64::MAX >> 8) {
-            Compact::INSIDE => Where::Packed { file: FileId(file) },
-            Compact::DAMAGED => Where::Damaged { file: FileId(file) },
+            Compact::INSIDE => Location::Compressed { file: FileId(file) },
+            Compact::DAMAGED => Location::Damaged { file: FileId(file) },
             sector if sector & Compact::SHARED != 0 => {
-                Where::Shared { file: FileId(file), at: (sector & !Compact::SHARED).saturating_mul(SECTOR) }
+                Location::Shared { file: FileId(file), at: (sector & !Compact::SHARED).saturating_mul(SECTOR) }
             }
-            sector => Where::Data { file: FileId(file), at: sector.saturating_mul(SECTOR) },
+            sector => Location::Data { file: FileId(file), at: sector.saturating_mul(SECTOR) },
         }
     }
 }
 
 /// What most guests read at once.
 const PAGE: u64 = 4096;
-/// Sectors in a grain.
+/// Sectors in a chunk.
 const SECTORS: usize = 4096;
-/// Pages in a grain.
+/// Pages in a chunk.
 const PAGES: usize = 512;
-/// Runs from which on a grain has a table of its pages: a search in many runs takes a dozen unforeseeable steps, this
-/// takes one. Where no page is split between runs, the runs themselves are not kept.
+/// Runs from which on a chunk has a table of its pages: a search in many runs takes a dozen steps that the processor
+/// cannot predict, this takes one. Where no page is split between runs, the runs themselves are not kept.
 const PAGES_FROM: usize = 256;
-/// Runs from which on a grain of 64 KiB units is kept as such: fewer take no more memory as they are.
+/// Runs from which on a chunk of 64 KiB units is kept as such: fewer take no more memory as they are.
 const UNITS_FROM: usize = 12;
 
-/// The runs of a grain, in one piece of memory. Either where each page lives, and nothing else, where no page is split
+/// The runs of a chunk, in one piece of memory. Either where each page lives, and nothing else, where no page is split
 /// between runs and the runs are many; or a word that says so, and the units of 64 KiB; or
 ///
 /// - a word that says what follows: the number of runs, the sector behind the last of them, and whether there are pages;
@@ -175,7 +175,7 @@ impl Header {
 }
 
 impl Runs {
-    /// No runs at all: nothing is known of the grain.
+    /// No runs at all: nothing is known of the chunk.
     pub fn unknown() -> Runs {
         Runs(Box::default())
     }
@@ -185,7 +185,7 @@ impl Runs {
         self.0.is_empty()
     }
 
-    /// The runs of the grain that begins at `base`.
+    /// The runs of the chunk that begins at `base`.
     pub fn pack(base: u64, runs: &[Run]) -> Runs {
         let within = |at: u64| at.saturating_sub(base) / SECTOR;
         let end = runs.last().map_or(0, |run| within(run.span.end()));
@@ -211,7 +211,7 @@ impl Runs {
         Runs(words.into_boxed_slice())
     }
 
-    /// The runs again, of the grain that begins at `base`.
+    /// The runs again, of the chunk that begins at `base`.
     pub fn unpack(&self, base: u64) -> Vec<Run> {
         let mut runs = Vec::new();
         let mut within = 0;
@@ -222,8 +222,8 @@ impl Runs {
         runs
     }
 
-    /// Where byte `within` of the grain lives, and how many bytes from there on are known to live in the same run.
-    pub fn lookup(&self, within: u64) -> Option<(Where, u64)> {
+    /// Where byte `within` of the chunk lives, and how many bytes from there on are known to live in the same run.
+    pub fn lookup(&self, within: u64) -> Option<(Location, u64)> {
         if self.is_pages() {
             return Some(in_page(*self.0.get(usize::try_from(within / PAGE).ok()?)?, within));
         }
@@ -234,7 +234,7 @@ impl Runs {
         }
         if header.form == Form::PagesAndRuns {
             let page = *self.0.get(usize::try_from(within / PAGE).ok()?.checked_add(1)?)?;
-            if within < GRAIN && page != Compact::SPLIT {
+            if within < CHUNK && page != Compact::SPLIT {
                 return Some(in_page(page, within));
             }
         }
@@ -252,9 +252,9 @@ impl Runs {
         Some((place.advanced(within.saturating_sub(start.saturating_mul(SECTOR))), left))
     }
 
-    /// Lays a run over the grain without making it anew, where only pages or units are kept and it is made of whole ones.
-    /// Whether it could.
-    pub fn overlay(&mut self, within: u64, len: u64, place: Where) -> bool {
+    /// Overlays a run in place, where only pages or units are kept and it is made of whole ones. Returns whether it
+    /// could.
+    pub fn overlay(&mut self, within: u64, len: u64, place: Location) -> bool {
         if self.is_pages() {
             return overlay_pages(&mut self.0, within, len, place);
         }
@@ -264,7 +264,8 @@ impl Runs {
         }
     }
 
-    /// Whether this is a list of pages and nothing else. Runs never take as many words: 408 of them take 511, and one more
+    /// Whether this is a list of pages and nothing else. Runs never take as many words: 408 of them take 511, and one
+    /// more
     /// takes two.
     fn is_pages(&self) -> bool {
         self.0.len() == PAGES
@@ -276,8 +277,8 @@ impl Runs {
     }
 }
 
-/// Lays a run of whole pages over pages.
-fn overlay_pages(pages: &mut [u64], within: u64, len: u64, place: Where) -> bool {
+/// Overlays pages with a run of whole pages.
+fn overlay_pages(pages: &mut [u64], within: u64, len: u64, place: Location) -> bool {
     let (Ok(first), Ok(count)) = (usize::try_from(within / PAGE), usize::try_from(len / PAGE)) else { return false };
     if within % PAGE != 0 || len % PAGE != 0 {
         return false;
@@ -289,13 +290,13 @@ fn overlay_pages(pages: &mut [u64], within: u64, len: u64, place: Where) -> bool
     true
 }
 
-/// Where byte `within` of a grain lives whose page lives there, and how many bytes of the page are left.
-fn in_page(page: u64, within: u64) -> (Where, u64) {
+/// Where byte `within` of a chunk lives whose page lives there, and how many bytes of the page are left.
+fn in_page(page: u64, within: u64) -> (Location, u64) {
     let into = within % PAGE;
     (Compact(page).place().advanced(into), PAGE.saturating_sub(into))
 }
 
-/// The last of `count` runs that begins at `sector` or before; the first one begins at the start of the grain.
+/// The last of `count` runs that begins at `sector` or before; the first one begins at the start of the chunk.
 fn last_start_up_to(starts: &[u64], count: usize, sector: u64) -> usize {
     // Runs are mostly of one length, that of a cluster.
     let guess = usize::try_from(sector).unwrap_or(0).saturating_mul(count) / SECTORS;
@@ -319,7 +320,7 @@ fn start(starts: &[u64], which: usize) -> Option<u64> {
     Some((starts.get(which / 4)? >> shift) & u64::from(u16::MAX))
 }
 
-/// Where each page of the grain at `base` lives.
+/// Where each page of the chunk at `base` lives.
 fn pages(base: u64, runs: &[Run]) -> Vec<u64> {
     let mut pages = vec![Compact::SPLIT; PAGES];
     for run in runs {
@@ -335,7 +336,7 @@ fn pages(base: u64, runs: &[Run]) -> Vec<u64> {
     pages
 }
 
-/// `runs` with `new` laid over them; neighbours that continue each other become one.
+/// `runs` overlaid with `new`. Neighbours that continue each other become one.
 pub fn overlaid(runs: &[Run], new: Run) -> Vec<Run> {
     let mut result = Vec::with_capacity(runs.len().saturating_add(2));
     for run in runs.iter().filter(|run| run.span.at < new.span.at) {
@@ -351,7 +352,7 @@ pub fn overlaid(runs: &[Run], new: Run) -> Vec<Run> {
     result
 }
 
-/// Appends a run, or lengthens the last one if the new run continues it.
+/// Appends a run, or extends the last one if the new run continues it.
 pub fn append(runs: &mut Vec<Run>, new: Run) {
     match runs.last_mut() {
         Some(last) if last.place.advanced(last.span.len) == new.place => {

@@ -1,37 +1,38 @@
-//! What is known of each grain, under the grain's number: little memory for a disk of which little is known.
+//! The known chunks by number: little memory for a disk of which little is known.
 //!
-//! Knows nothing of what may be forgotten, nor when. Keeps: [`Grains::bytes`] is what it takes, the allocator's share
+//! Knows nothing of what may be forgotten, nor when. Keeps: [`Chunks::bytes`] is the memory it takes, the allocator's
+//! share
 //! included.
 
 use std::cell::Cell;
 
 use super::runs::{Compact, Runs};
 
-/// Grains in a region: as many as there are bits in a word.
+/// Chunks in a region: as many as there are bits in a word.
 const REGION: u64 = 64;
 /// Regions in a table, for 8 GiB of disk.
 const TABLE: usize = 64;
-/// What the allocator takes for a piece of memory besides what is asked for: its own word and the rounding.
+/// The allocator's overhead for an allocation: its own word and the rounding.
 const ALLOCATOR: usize = 16;
-/// Grains for which a region makes room at once. Few, since in a large disk of which some is known it is mostly unused.
+/// Chunks by which a region grows. Few, since of a large disk little is known, and most of this is unused.
 const ROOM: usize = 4;
 
-/// What is known of a grain.
+/// What is known of a chunk.
 #[derive(Debug)]
-pub enum Grain {
+pub enum Chunk {
     /// All of it lives in one place.
     Whole(Compact),
     /// In runs, ascending and without gaps.
     Mixed(Runs),
 }
 
-const _: () = assert!(size_of::<Grain>() == 16, "a grain is two words");
+const _: () = assert!(size_of::<Chunk>() == 16, "a chunk is two words");
 
-impl Grain {
+impl Chunk {
     fn bytes(&self) -> usize {
         match self {
-            Grain::Whole(_) => 0,
-            Grain::Mixed(runs) => with_allocator(runs.bytes()),
+            Chunk::Whole(_) => 0,
+            Chunk::Mixed(runs) => with_allocator(runs.bytes()),
         }
     }
 }
@@ -39,58 +40,58 @@ impl Grain {
 /// 128 MiB of disk.
 #[derive(Debug, Default)]
 struct Region {
-    /// Which grains are known.
+    /// Which chunks are known.
     known: u64,
-    /// Which of them were looked at since that was last asked.
+    /// Which of them were used since this was last asked.
     used: Cell<u64>,
     /// The known ones, ascending.
-    grains: Vec<Grain>,
+    chunks: Vec<Chunk>,
 }
 
 impl Region {
-    /// Where among the known grains this one is or would be.
+    /// Where among the known chunks this one is or would be.
     fn rank(&self, bit: u64) -> usize {
         let below = self.known & bit.wrapping_sub(1);
         usize::try_from(below.count_ones()).unwrap_or(usize::MAX)
     }
 
     fn bytes(&self) -> usize {
-        with_allocator(self.grains.capacity().saturating_mul(size_of::<Grain>()))
+        with_allocator(self.chunks.capacity().saturating_mul(size_of::<Chunk>()))
     }
 }
 
 #[derive(Debug)]
 struct Table {
-    /// Known grains in all regions.
+    /// Known chunks in all regions.
     known: usize,
     regions: [Region; TABLE],
 }
 
 const TABLE_BYTES: usize = size_of::<Table>() + ALLOCATOR;
 
-/// The grains of a disk.
+/// The chunks of a disk.
 #[derive(Debug)]
-pub struct Grains {
+pub struct Chunks {
     tables: Vec<Option<Box<Table>>>,
-    /// Behind the tables.
+    /// Bytes of memory below the tables.
     bytes: usize,
 }
 
-impl Grains {
-    /// Grains whose tables can be named in so many bytes.
+impl Chunks {
+    /// The number of chunks whose table pointers fit in so many bytes.
     pub fn within(bytes: usize) -> u64 {
         let tables = u64::try_from(bytes / size_of::<Option<Box<Table>>>()).unwrap_or(0);
         tables.saturating_mul(REGION).saturating_mul(u64::try_from(TABLE).unwrap_or(0))
     }
 
-    /// Room for `count` grains of which nothing is known.
-    pub fn new(count: u64) -> Grains {
-        let mut grains = Grains { tables: Vec::new(), bytes: 0 };
-        grains.grow(count);
-        grains
+    /// A map of `count` chunks, none of them known.
+    pub fn new(count: u64) -> Chunks {
+        let mut chunks = Chunks { tables: Vec::new(), bytes: 0 };
+        chunks.grow(count);
+        chunks
     }
 
-    /// There are `count` grains now.
+    /// Grows the map to `count` chunks.
     pub fn grow(&mut self, count: u64) {
         let (tables, ..) = place(count.saturating_sub(1));
         let more = tables.saturating_add(1).saturating_sub(self.tables.len());
@@ -98,34 +99,34 @@ impl Grains {
         self.tables.resize_with(self.tables.len().saturating_add(more), || None);
     }
 
-    /// What is known of a grain, which thereby is used.
-    pub fn get(&self, grain: u64) -> Option<&Grain> {
-        let (table, region, bit) = place(grain);
+    /// A chunk, if it is known. It counts as used.
+    pub fn get(&self, chunk: u64) -> Option<&Chunk> {
+        let (table, region, bit) = place(chunk);
         let region = self.tables.get(table)?.as_ref()?.regions.get(region)?;
         if region.known & bit == 0 {
             return None;
         }
         region.used.set(region.used.get() | bit);
-        region.grains.get(region.rank(bit))
+        region.chunks.get(region.rank(bit))
     }
 
-    /// The same, to be changed. Its size must stay as it is.
-    pub fn get_mut(&mut self, grain: u64) -> Option<&mut Grain> {
-        let (region, bit) = self.region_mut(grain)?;
+    /// The same, mutably. Its size must stay as it is.
+    pub fn get_mut(&mut self, chunk: u64) -> Option<&mut Chunk> {
+        let (region, bit) = self.region_mut(chunk)?;
         let rank = region.rank(bit);
-        region.grains.get_mut(rank)
+        region.chunks.get_mut(rank)
     }
 
-    /// Whether a grain was used since this was last asked.
-    pub fn take_used(&self, grain: u64) -> bool {
-        let (table, region, bit) = place(grain);
+    /// Whether a chunk was used since this was last asked.
+    pub fn take_used(&self, chunk: u64) -> bool {
+        let (table, region, bit) = place(chunk);
         let region = self.tables.get(table).and_then(Option::as_ref).and_then(|table| table.regions.get(region));
         region.is_some_and(|region| region.used.replace(region.used.get() & !bit) & bit != 0)
     }
 
-    /// Takes in what is known of a grain. Whether nothing was before: then it is not used yet.
-    pub fn insert(&mut self, grain: u64, new: Grain) -> bool {
-        let (table, region, bit) = place(grain);
+    /// Inserts a chunk. Returns whether it was unknown; then it does not count as used yet.
+    pub fn insert(&mut self, chunk: u64, new: Chunk) -> bool {
+        let (table, region, bit) = place(chunk);
         let Some(table) = self.tables.get_mut(table) else { return false };
         if table.is_none() {
             self.bytes = self.bytes.saturating_add(TABLE_BYTES);
@@ -136,17 +137,17 @@ impl Grains {
         self.bytes = self.bytes.saturating_add(new.bytes());
         let rank = region.rank(bit);
         if region.known & bit != 0 {
-            if let Some(old) = region.grains.get_mut(rank) {
+            if let Some(old) = region.chunks.get_mut(rank) {
                 self.bytes = self.bytes.saturating_sub(old.bytes());
                 *old = new;
             }
             return false;
         }
         let before = region.bytes();
-        if region.grains.len() == region.grains.capacity() {
-            region.grains.reserve_exact(ROOM);
+        if region.chunks.len() == region.chunks.capacity() {
+            region.chunks.reserve_exact(ROOM);
         }
-        region.grains.insert(rank, new);
+        region.chunks.insert(rank, new);
         region.known |= bit;
         region.used.set(region.used.get() & !bit);
         table.known = table.known.saturating_add(1);
@@ -154,27 +155,27 @@ impl Grains {
         true
     }
 
-    /// Forgets a grain.
-    pub fn remove(&mut self, grain: u64) {
-        let Some((region, bit)) = self.region_mut(grain) else { return };
+    /// Forgets a chunk.
+    pub fn remove(&mut self, chunk: u64) {
+        let Some((region, bit)) = self.region_mut(chunk) else { return };
         let rank = region.rank(bit);
         let before = region.bytes();
-        let old = region.grains.remove(rank);
+        let old = region.chunks.remove(rank);
         region.known &= !bit;
-        if region.grains.capacity().saturating_sub(region.grains.len()) >= 2 * ROOM {
-            region.grains.shrink_to(region.grains.len().saturating_add(ROOM));
+        if region.chunks.capacity().saturating_sub(region.chunks.len()) >= 2 * ROOM {
+            region.chunks.shrink_to(region.chunks.len().saturating_add(ROOM));
         }
-        if region.grains.is_empty() {
-            region.grains = Vec::new();
+        if region.chunks.is_empty() {
+            region.chunks = Vec::new();
         }
         let freed = before.saturating_sub(region.bytes()).saturating_add(old.bytes());
         self.bytes = self.bytes.saturating_sub(freed);
-        self.leave_table(grain);
+        self.leave_table(chunk);
     }
 
-    /// A table has one known grain less; with the last it goes.
-    fn leave_table(&mut self, grain: u64) {
-        let Some(place) = self.tables.get_mut(place(grain).0) else { return };
+    /// Counts one known chunk less in a table, and drops a table without any.
+    fn leave_table(&mut self, chunk: u64) {
+        let Some(place) = self.tables.get_mut(place(chunk).0) else { return };
         if let Some(table) = place.as_mut() {
             table.known = table.known.saturating_sub(1);
             if table.known == 0 {
@@ -190,33 +191,33 @@ impl Grains {
         self.bytes.saturating_add(with_allocator(names))
     }
 
-    /// The region of a known grain, and the grain's bit there.
-    fn region_mut(&mut self, grain: u64) -> Option<(&mut Region, u64)> {
-        let (table, region, bit) = place(grain);
+    /// The region of a known chunk, and the chunk's bit there.
+    fn region_mut(&mut self, chunk: u64) -> Option<(&mut Region, u64)> {
+        let (table, region, bit) = place(chunk);
         let region = self.tables.get_mut(table)?.as_mut()?.regions.get_mut(region)?;
         (region.known & bit != 0).then_some((region, bit))
     }
 
-    /// The sum that `bytes` keeps up to date, made from the beginning.
+    /// The sum that `bytes` keeps up to date, computed from scratch.
     #[cfg(test)]
     pub fn counted(&self) -> usize {
         let regions = |table: &Table| table.regions.iter().map(Region::bytes).sum::<usize>();
         let runs =
-            |table: &Table| table.regions.iter().flat_map(|region| &region.grains).map(Grain::bytes).sum::<usize>();
+            |table: &Table| table.regions.iter().flat_map(|region| &region.chunks).map(Chunk::bytes).sum::<usize>();
         let tables = self.tables.iter().flatten().map(|table| TABLE_BYTES + regions(table) + runs(table));
         tables.sum::<usize>() + with_allocator(self.tables.capacity() * 8)
     }
 }
 
-/// The table of a grain, the region there, and the bit there.
-fn place(grain: u64) -> (usize, usize, u64) {
-    let region = grain / REGION;
+/// The table of a chunk, the region there, and the bit there.
+fn place(chunk: u64) -> (usize, usize, u64) {
+    let region = chunk / REGION;
     let tables = u64::try_from(TABLE).unwrap_or(1);
     let table = usize::try_from(region / tables).unwrap_or(usize::MAX);
-    (table, usize::try_from(region % tables).unwrap_or(usize::MAX), 1 << (grain % REGION))
+    (table, usize::try_from(region % tables).unwrap_or(usize::MAX), 1 << (chunk % REGION))
 }
 
-/// What so many bytes take. Nothing takes nothing.
+/// The memory that an allocation of so many bytes takes. None takes none.
 fn with_allocator(bytes: usize) -> usize {
     if bytes == 0 { 0 } else { bytes.saturating_add(ALLOCATOR) }
 }

@@ -182,14 +182,14 @@ fn a_write_without_space_says_so() {
 fn what_is_held_back_starts_when_it_is_released_and_a_hold_waits_for_what_is_under_way() {
     let mut rig = raw(MIB);
     rig.submit_write(0, 5, 1);
-    rig.disk.hold();
+    rig.disk.quiesce();
     rig.submit_write(4096, 6, 2);
     rig.assert_whole(1);
     assert!(!rig.disk.is_quiet() && rig.disk.grow(2 * MIB).is_err());
     rig.complete(is_write);
     assert!(rig.disk.is_quiet() && !rig.disk.is_idle());
     rig.disk.grow(2 * MIB).unwrap();
-    rig.disk.release(&mut rig.files);
+    rig.disk.resume(&mut rig.files);
     rig.submit_write(2 * MIB - 4096, 7, 3);
     rig.assert_whole(2);
     rig.drain();
@@ -202,19 +202,19 @@ fn a_leaf_on_top_of_a_raw_image_is_what_is_read_and_written() {
     let (leaf, bytes) = qcow2_on_raw(8 * MIB);
     rig.files.bytes.push(bytes);
     assert_eq!(rig.write(0, &[5; 4096]), Status::Done);
-    rig.disk.hold();
+    rig.disk.quiesce();
     rig.disk.push_leaf(FileId(1), leaf).unwrap();
-    rig.disk.release(&mut rig.files);
+    rig.disk.resume(&mut rig.files);
     rig.files.log.clear();
     assert_eq!(rig.write(0, &[6; 4096]), Status::Done);
     assert!(rig.files.log.iter().all(|&(file, write, ..)| file == 1 || !write), "{:?}", rig.files.log);
     assert_eq!(rig.read(0, 4096), [6; 4096]);
-    rig.disk.hold();
+    rig.disk.quiesce();
     while !rig.disk.is_quiet() {
         rig.step();
     }
     drop(rig.disk.pop_to(1).unwrap());
-    rig.disk.release(&mut rig.files);
+    rig.disk.resume(&mut rig.files);
     let memory = Segments::zeroed(4096);
     rig.submit(Operation::Read, 0, 4096, memory.clone(), 1);
     rig.assert_whole(1);
@@ -247,9 +247,9 @@ fn a_merges_piece_waits_for_a_write_from_before_it_and_copies_what_it_wrote() {
     rig.drain();
     assert_eq!(rig.disk.merge().unwrap().state, MergeState::Copied);
     assert_eq!((rig.read(4096, 4096), rig.read(65536, 4096)), (vec![5; 4096], vec![6; 4096]));
-    rig.hold();
+    rig.quiesce();
     rig.disk.end_merge().unwrap();
-    rig.release();
+    rig.resume();
     assert_eq!((rig.read(4096, 4096), rig.read(65536, 4096)), (vec![5; 4096], vec![6; 4096]));
 }
 

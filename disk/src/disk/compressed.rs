@@ -1,16 +1,19 @@
 //! Reading compressed clusters.
 //!
-//! Knows nothing of how they are compressed. Keeps: a cluster is read and unpacked once for all who wait for it, and
-//! the last few stay unpacked, so that small reads in sequence do not unpack each cluster again and again; what cannot
-//! be unpacked fails those who wanted it and nobody else.
+//! Knows nothing of how they are compressed. Keeps: a cluster is read and decompressed once for all who wait for it,
+//! and
+//! the last few stay decompressed, so that small sequential reads do not decompress each cluster again and again; a
+//! cluster
+//! that cannot be decompressed fails those who wanted it and nobody else.
 //!
-//! A cluster may lose its place while it is read: a write commits its new place, a round passes, and the old one is used
-//! again. What was read may then be anything. So a commit marks the reads beneath it, and whoever waits for one of
-//! those looks again where its bytes live. A place that is still a cluster's holds that cluster: nothing is ever
-//! written compressed, so the same offset cannot come to hold another one.
+//! A cluster may be freed while it is read: a write commits its new mapping, a round passes, and the old space is
+//! reused.
+//! What was read may then be anything. So a commit marks the reads that it overlaps, and their readers resolve the
+//! mapping
+//! again. A place that still holds a compressed cluster holds that same one: nothing is ever written compressed.
 //!
-//! What is read takes memory out of a budget, and waits for that where there is none: for reads of other clusters, each of
-//! which ends by itself. Who wants a cluster whose reading waits joins it.
+//! A read takes its memory from a budget, and waits there for reads of other clusters, each of which ends by itself. A
+//! reader that wants a cluster whose read waits joins it.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -18,12 +21,13 @@ use memory::Segments;
 
 use super::budget::Budget;
 use super::{Disk, Missing, Op};
-use crate::format::{Format, Place, Wait};
+use crate::format::{Format, Mapping, Wait};
+use crate::size::in_memory;
 use crate::{Action, FileDone, FileId, Io, Span, Status};
 
-/// Unpacked clusters that are kept: as many as there are streams that are commonly read side by side.
+/// Decompressed clusters that are kept: as many as there are commonly streams read side by side.
 const KEPT_MAX: usize = 4;
-/// Bytes of them: four clusters of the usual size, one of the largest.
+/// Bytes of decompressed clusters that are kept: four of the usual size, or one of the largest.
 const KEPT_BYTES_MAX: usize = 2 << 20;
 
 /// Names a cluster: its file, and the offset at which its compressed bytes begin.
@@ -32,35 +36,35 @@ pub(super) type Begin = (FileId, u64);
 /// Who wants bytes of a cluster.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Reader {
-    /// A request, which has one piece more under way.
+    /// A request, of which this is a part.
     Request(u32),
     /// A fill.
     Fill(u32),
 }
 
-/// Bytes that are wanted of a cluster.
+/// Bytes wanted of a cluster.
 #[derive(Debug)]
 struct Want {
     reader: Reader,
     /// The bytes of the disk.
     span: Span,
-    /// Where in the unpacked cluster they stand.
+    /// Where they begin in the decompressed cluster.
     skip: u64,
     into: Segments,
 }
 
-/// A cluster that is being read, or is to be.
+/// A cluster that is being read, or waits for memory.
 #[derive(Debug)]
 struct Reading {
     at: u64,
     size: u64,
     lead: u64,
     wants: Vec<Want>,
-    /// It has lost its place meanwhile.
+    /// A commit has overlapped it meanwhile.
     moved: bool,
 }
 
-/// A place inside of a compressed cluster.
+/// A place inside a compressed cluster.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cluster {
     file: FileId,
@@ -72,21 +76,21 @@ pub(super) struct Cluster {
     pub len: u64,
 }
 
-/// Clusters that are being read, and those that were unpacked last.
+/// Clusters that are being read, and those decompressed last.
 #[derive(Debug)]
-pub(super) struct Packed {
+pub(super) struct CompressedReads {
     reading: HashMap<Begin, Reading>,
     budget: Budget<Begin>,
     /// Latest first.
     kept: VecDeque<(Begin, Vec<u8>)>,
 }
 
-impl Packed {
-    pub fn new(bytes_max: u64) -> Packed {
-        Packed { reading: HashMap::new(), budget: Budget::new(bytes_max), kept: VecDeque::new() }
+impl CompressedReads {
+    pub fn new(bytes_max: u64) -> CompressedReads {
+        CompressedReads { reading: HashMap::new(), budget: Budget::new(bytes_max), kept: VecDeque::new() }
     }
 
-    /// The next cluster whose reading has waited for memory and need not any more.
+    /// The next read that has waited for memory and has it now.
     pub fn next(&mut self) -> Option<Begin> {
         self.budget.next()
     }
@@ -97,7 +101,7 @@ impl Packed {
         self.budget.taken()
     }
 
-    /// Whether nothing is being read, nor memory taken for that.
+    /// Whether nothing is being read and no memory is taken.
     #[cfg(test)]
     pub fn is_idle(&self) -> bool {
         self.reading.is_empty() && self.budget.is_whole()
@@ -119,12 +123,12 @@ impl Packed {
         self.kept.front().map(|(_, bytes)| bytes.as_slice())
     }
 
-    /// `file` is no longer of this disk: its number may come to name another.
+    /// Forgets a file that has left the disk: its number may come to name another one.
     pub(super) fn closed(&mut self, file: FileId) {
         self.kept.retain(|(begin, _)| begin.0 != file);
     }
 
-    /// `span` has got a place of its own in `file`: what it had there may soon hold something else.
+    /// `span` was allocated anew in `file`: what is being read there may soon be something else.
     pub(super) fn moved(&mut self, file: FileId, span: Span) {
         for (_, reading) in self.reading.iter_mut().filter(|(begin, _)| begin.0 == file) {
             reading.moved |= reading.wants.iter().any(|want| want.span.overlaps(span));
@@ -133,21 +137,23 @@ impl Packed {
 }
 
 impl<F: Format> Disk<F> {
-    /// Where the first bytes of `span` stand, that are known to be in a compressed cluster of `file`. `None`: not
-    /// there, whatever the map says; the file was changed behind our back.
-    pub(super) fn unpacked_place(&mut self, file: FileId, span: Span) -> Result<Option<Cluster>, Missing> {
-        match self.format_of(file).map(|format| format.map(span)) {
-            Some(Ok(Place::Packed { at, size, lead, skip, len })) if len > 0 => {
+    /// Where the first bytes of `span`, which the map says are in a compressed cluster of `file`, are. `None` if the
+    /// format
+    /// disagrees: the file was changed behind our back.
+    pub(super) fn compressed_place(&mut self, file: FileId, span: Span) -> Result<Option<Cluster>, Missing> {
+        match self.format_of(file).map(span) {
+            Ok(Mapping::Compressed { at, size, lead, skip, len }) if len > 0 => {
                 Ok(Some(Cluster { file, at, size, lead, skip, len: len.min(span.len) }))
             }
-            Some(Err(Wait::Load(block))) => Err(vec![(file, block)]),
+            Err(Wait::Load(block)) => Err(vec![(file, block)]),
             _ => Ok(None),
         }
     }
 
-    /// Brings `into` the bytes at `cluster`, which are those of `span`. At once, with this outcome, or when the cluster
-    /// has been read.
-    pub(super) fn read_packed<I: Io>(
+    /// Copies the bytes at `cluster`, which are those of `span`, to `into`. Status if the cluster is cached, `None` if
+    /// it is
+    /// being read.
+    pub(super) fn read_compressed<I: Io>(
         &mut self,
         cluster: Cluster,
         span: Span,
@@ -156,39 +162,43 @@ impl<F: Format> Disk<F> {
         io: &mut I,
     ) -> Option<Status> {
         let Cluster { file, at, size, lead, skip, .. } = cluster;
-        let begin = (file, at.saturating_add(lead));
+        let begin = (file, at + lead);
         let want = Want { reader, span, skip, into };
-        if let Some(bytes) = self.packed.kept(begin) {
+        if let Some(bytes) = self.compressed.kept(begin) {
             return Some(copy_out(bytes, &want));
         }
-        if let Some(reading) = self.packed.reading.get_mut(&begin) {
+        if let Some(reading) = self.compressed.reading.get_mut(&begin) {
             reading.wants.push(want);
             return None;
         }
-        self.packed.reading.insert(begin, Reading { at, size, lead, wants: vec![want], moved: false });
-        if self.packed.budget.take(begin, size) {
-            self.begin_packed_read(begin, io);
+        self.compressed.reading.insert(begin, Reading { at, size, lead, wants: vec![want], moved: false });
+        if self.compressed.budget.take(begin, size) {
+            self.begin_compressed_read(begin, io);
         }
         None
     }
 
-    /// Begins to read a cluster for which there is memory.
-    pub(super) fn begin_packed_read<I: Io>(&mut self, begin: Begin, io: &mut I) {
-        let Some(&Reading { at, size, .. }) = self.packed.reading.get(&begin) else { return };
-        let into = Segments::zeroed(usize::try_from(size).unwrap_or(0));
-        self.push(Op::Packed { begin }, begin.0, Action::Read { at, into }, io);
+    /// Begins to read a cluster that has its memory.
+    pub(super) fn begin_compressed_read<I: Io>(&mut self, begin: Begin, io: &mut I) {
+        let Some(&Reading { at, size, .. }) = self.compressed.reading.get(&begin) else {
+            unreachable!("nobody wants the cluster at {begin:?}")
+        };
+        let into = Segments::zeroed(in_memory(size));
+        self.push(Op::ReadCompressed { begin }, begin.0, Action::Read { at, into }, io);
     }
 
     /// A compressed cluster has been read.
-    pub(super) fn packed_read<I: Io>(&mut self, begin: Begin, done: FileDone, io: &mut I) {
-        let Some(Reading { size, lead, wants, moved, .. }) = self.packed.reading.remove(&begin) else { return };
-        self.packed.budget.give_back(size);
+    pub(super) fn compressed_read<I: Io>(&mut self, begin: Begin, done: FileDone, io: &mut I) {
+        let Some(Reading { size, lead, wants, moved, .. }) = self.compressed.reading.remove(&begin) else {
+            unreachable!("nobody has read the cluster at {begin:?}")
+        };
+        self.compressed.budget.give_back(size);
         if moved {
             return wants.iter().for_each(|want| self.look_again(want, io));
         }
         let was_read = done.result.is_ok();
         let bytes = match (done.result, done.op.action) {
-            (Ok(()), Action::Read { into, .. }) => self.unpack(begin.0, lead, &into.to_vec()),
+            (Ok(()), Action::Read { into, .. }) => self.decompress(begin.0, lead, &into.to_vec()),
             _ => None,
         };
         let statuses: Vec<Status> = match &bytes {
@@ -199,21 +209,21 @@ impl<F: Format> Disk<F> {
             wants.iter().for_each(|want| self.met_damage(begin.0, want.span));
         }
         if let Some(bytes) = bytes {
-            self.packed.keep(begin, bytes);
+            self.compressed.keep(begin, bytes);
         }
         for (want, status) in wants.iter().zip(statuses) {
             self.served(want, status, io);
         }
     }
 
-    fn unpack(&mut self, file: FileId, lead: u64, bytes: &[u8]) -> Option<Vec<u8>> {
+    fn decompress(&mut self, file: FileId, lead: u64, bytes: &[u8]) -> Option<Vec<u8>> {
         let bytes = bytes.get(usize::try_from(lead).ok()?..)?;
-        self.format_of(file)?.unpack(bytes).ok()
+        self.format_of(file).decompress(bytes).ok()
     }
 
     fn served<I: Io>(&mut self, want: &Want, status: Status, io: &mut I) {
         match want.reader {
-            Reader::Request(number) => self.piece_ended(number, status, io),
+            Reader::Request(number) => self.part_ended(number, status, io),
             Reader::Fill(fill) => self.fill_read(fill, status, io),
         }
     }
@@ -222,15 +232,15 @@ impl<F: Format> Disk<F> {
         match want.reader {
             Reader::Request(number) => {
                 self.run(number, want.span, io);
-                self.piece_ended(number, Status::Done, io);
+                self.part_ended(number, Status::Done, io);
             }
-            // Not to be expected: its ticket keeps everybody else from moving the cluster.
+            // Cannot happen: its ticket keeps all others from moving the cluster.
             Reader::Fill(fill) => self.fill_read(fill, Status::Failed, io),
         }
     }
 }
 
-/// Copies what is wanted out of an unpacked cluster, if it is there.
+/// Copies the wanted bytes from a decompressed cluster.
 fn copy_out(bytes: &[u8], want: &Want) -> Status {
     let range = usize::try_from(want.skip).ok().and_then(|from| Some(from..from.checked_add(want.into.len())?));
     match range.and_then(|range| bytes.get(range)) {

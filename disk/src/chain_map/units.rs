@@ -1,15 +1,16 @@
-//! A grain whose runs begin and end at multiples of 64 KiB, in files too: four bytes for each such unit.
+//! A chunk whose runs begin and end at multiples of 64 KiB, in files too: four bytes for each such unit.
 //!
-//! That is how images are scattered whose clusters have the usual size. Knows nothing of grains of another kind; nor of the
-//! word in front of the units, which says that this is one. Keeps: what was packed is found again, byte for byte.
+//! Scattered images with clusters of the usual size look like this. Knows nothing of other chunks, nor of the word in
+//! front
+//! of the units, which says what follows. Keeps: what was packed is found again, byte for byte.
 
-use super::runs::{Run, Where};
-use super::{GRAIN, SECTOR};
+use super::runs::{Location, Run};
+use super::{CHUNK, SECTOR};
 use crate::FileId;
 
 /// Bytes of a unit.
 const UNIT: u64 = 64 << 10;
-/// Units in a grain.
+/// Units in a chunk.
 const UNITS: usize = 32;
 /// Words that they take.
 pub const WORDS: usize = UNITS / 2;
@@ -24,41 +25,41 @@ const INSIDE: u32 = PLACE_MASK - 1;
 
 /// An entry, if a place has one: its file is among the first 64, and the place in it at a multiple of 64 KiB and below
 /// 4 TiB.
-fn entry(place: Where) -> Option<u32> {
+fn entry(place: Location) -> Option<u32> {
     let (file, unit) = match place {
-        Where::Zero => return Some(ZERO),
-        Where::Packed { file } => (file, INSIDE),
-        Where::Data { file, at } if at % UNIT == 0 => {
+        Location::Zero => return Some(ZERO),
+        Location::Compressed { file } => (file, INSIDE),
+        Location::Data { file, at } if at % UNIT == 0 => {
             (file, u32::try_from(at / UNIT).ok().filter(|&unit| unit < INSIDE)?)
         }
         // Rare, and told apart from others only in a longer entry.
-        Where::Data { .. } | Where::Shared { .. } | Where::Damaged { .. } => return None,
+        Location::Data { .. } | Location::Shared { .. } | Location::Damaged { .. } => return None,
     };
     (u32::from(file.0) <= u32::MAX >> PLACE_BITS).then_some((u32::from(file.0) << PLACE_BITS) | unit)
 }
 
-fn place(entry: u32) -> Where {
+fn place(entry: u32) -> Location {
     if entry == ZERO {
-        return Where::Zero;
+        return Location::Zero;
     }
     let file = FileId(u8::try_from(entry >> PLACE_BITS).unwrap_or(u8::MAX));
     match entry & PLACE_MASK {
-        INSIDE => Where::Packed { file },
-        unit => Where::Data { file, at: u64::from(unit).saturating_mul(UNIT) },
+        INSIDE => Location::Compressed { file },
+        unit => Location::Data { file, at: u64::from(unit).saturating_mul(UNIT) },
     }
 }
 
-/// The units of the grain at `base`, if it has this shape.
+/// The units of the chunk at `base`, if it has this shape.
 pub fn pack(base: u64, runs: &[Run]) -> Option<[u64; WORDS]> {
-    if runs.last()?.span.end() != base.checked_add(GRAIN)? || runs.iter().any(|run| run.span.len % UNIT != 0) {
+    if runs.last()?.span.end() != base.checked_add(CHUNK)? || runs.iter().any(|run| run.span.len % UNIT != 0) {
         return None;
     }
     let mut words = [0; WORDS];
     runs.iter().all(|run| lay(&mut words, run.span.at.saturating_sub(base), run.span.len, run.place)).then_some(words)
 }
 
-/// Lays a run over the units of a grain. Whether it could; if not, they are as they were.
-pub fn lay(words: &mut [u64], within: u64, len: u64, place: Where) -> bool {
+/// Overlays the units of a chunk with a run. Returns whether it could; if not, they are unchanged.
+pub fn lay(words: &mut [u64], within: u64, len: u64, place: Location) -> bool {
     let last = place.advanced(len.saturating_sub(UNIT));
     if within % UNIT != 0 || len % UNIT != 0 || entry(place).is_none() || entry(last).is_none() {
         return false;
@@ -74,8 +75,8 @@ pub fn lay(words: &mut [u64], within: u64, len: u64, place: Where) -> bool {
     true
 }
 
-/// Where byte `within` of the grain lives, and how many bytes of its unit are left.
-pub fn lookup(words: &[u64], within: u64) -> Option<(Where, u64)> {
+/// Where byte `within` of the chunk lives, and how many bytes of its unit are left.
+pub fn lookup(words: &[u64], within: u64) -> Option<(Location, u64)> {
     let (word, shift) = spot(within)?;
     let entry = u32::try_from((words.get(word)? >> shift) & u64::from(u32::MAX)).ok()?;
     let into = within % UNIT;
@@ -88,7 +89,7 @@ fn spot(within: u64) -> Option<(usize, u32)> {
     Some((unit / 2, if unit % 2 == 0 { 0 } else { 32 }))
 }
 
-const _: () = assert!(GRAIN == UNIT * 32 && UNIT % SECTOR == 0, "a grain is 32 units");
+const _: () = assert!(CHUNK == UNIT * 32 && UNIT % SECTOR == 0, "a chunk is 32 units");
 
 #[cfg(test)]
 mod test {
@@ -96,10 +97,10 @@ mod test {
 
     #[test]
     fn a_place_has_an_entry_or_is_refused() {
-        let data = |file, at| Where::Data { file: FileId(file), at };
-        let packed = |file| Where::Packed { file: FileId(file) };
+        let data = |file, at| Location::Data { file: FileId(file), at };
+        let packed = |file| Location::Compressed { file: FileId(file) };
         let last = (u64::from(INSIDE) - 1) * UNIT;
-        for kept in [Where::Zero, data(0, 0), data(63, last), data(63, 0), packed(0), packed(63)] {
+        for kept in [Location::Zero, data(0, 0), data(63, last), data(63, 0), packed(0), packed(63)] {
             assert_eq!(entry(kept).map(place), Some(kept));
         }
         for refused in [data(64, 0), data(0, 512), data(0, last + UNIT), data(63, last + 2 * UNIT), packed(64)] {
@@ -109,16 +110,16 @@ mod test {
 
     #[test]
     fn a_run_that_cannot_be_laid_changes_nothing() {
-        let run = Run { span: crate::Span { at: 0, len: GRAIN }, place: Where::Zero };
+        let run = Run { span: crate::Span { at: 0, len: CHUNK }, place: Location::Zero };
         let mut words = pack(0, &[run]).unwrap();
         let before = words;
-        let near_the_end = Where::Data { file: FileId(1), at: (u64::from(INSIDE) - 1) * UNIT };
+        let near_the_end = Location::Data { file: FileId(1), at: (u64::from(INSIDE) - 1) * UNIT };
         assert!(!lay(&mut words, 0, 2 * UNIT, near_the_end));
-        assert!(!lay(&mut words, 512, UNIT, Where::Zero));
-        assert!(!lay(&mut words, 0, 512, Where::Zero));
+        assert!(!lay(&mut words, 512, UNIT, Location::Zero));
+        assert!(!lay(&mut words, 0, 512, Location::Zero));
         assert_eq!(words, before);
         assert!(lay(&mut words, UNIT, UNIT, near_the_end));
         assert_eq!(lookup(&words, UNIT + 7), Some((near_the_end.advanced(7), UNIT - 7)));
-        assert_eq!(lookup(&words, 2 * UNIT), Some((Where::Zero, UNIT)));
+        assert_eq!(lookup(&words, 2 * UNIT), Some((Location::Zero, UNIT)));
     }
 }

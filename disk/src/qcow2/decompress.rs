@@ -8,10 +8,10 @@
 
 use miniz_oxide::inflate::TINFLStatus;
 use miniz_oxide::inflate::core::inflate_flags::TINFL_FLAG_USING_NON_WRAPPING_OUTPUT_BUF;
-use miniz_oxide::inflate::core::{DecompressorOxide, decompress};
+use miniz_oxide::inflate::core::{self as inflate, DecompressorOxide};
 use zstd_safe::{DCtx, find_frame_compressed_size};
 
-/// How the compressed clusters of an image are packed (header, byte 104).
+/// How the compressed clusters of an image are compressed (header, byte 104).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Compression {
     /// Raw deflate, without the header and the checksum of zlib; the only way of an image without the field.
@@ -21,13 +21,13 @@ pub enum Compression {
     Zstd,
 }
 
-/// A compressed cluster does not unpack to a cluster.
+/// A compressed cluster does not decompress to a cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Garbled(&'static str);
 
 /// The cluster that `bytes` begin with, when unpacked.
-pub fn unpack(compression: Compression, cluster_size: usize, bytes: &[u8]) -> Result<Vec<u8>, Garbled> {
+pub fn decompress(compression: Compression, cluster_size: usize, bytes: &[u8]) -> Result<Vec<u8>, Garbled> {
     let mut cluster = vec![0; cluster_size];
     match compression {
         Compression::Deflate => inflate(bytes, &mut cluster)?,
@@ -39,7 +39,7 @@ pub fn unpack(compression: Compression, cluster_size: usize, bytes: &[u8]) -> Re
 fn inflate(bytes: &[u8], cluster: &mut [u8]) -> Result<(), Garbled> {
     let mut state = Box::<DecompressorOxide>::default();
     let flags = TINFL_FLAG_USING_NON_WRAPPING_OUTPUT_BUF;
-    let (status, _, written) = decompress(&mut state, bytes, cluster, 0, flags);
+    let (status, _, written) = inflate::decompress(&mut state, bytes, cluster, 0, flags);
     match status {
         _ if written < cluster.len() => Err(Garbled("the deflated bytes do not make a cluster")),
         // Full, and the end mark not read: that is all that is asked of it.
@@ -51,7 +51,7 @@ fn inflate(bytes: &[u8], cluster: &mut [u8]) -> Result<(), Garbled> {
 /// Frame by frame, each straight into its place: so the window, which a frame may claim to be huge, takes no memory of
 /// its own.
 fn unframe(mut bytes: &[u8], cluster: &mut [u8]) -> Result<(), Garbled> {
-    let mut context = DCtx::try_create().ok_or(Garbled("there is no memory to unpack it"))?;
+    let mut context = DCtx::try_create().ok_or(Garbled("there is no memory to decompress it"))?;
     let mut place = cluster;
     while !place.is_empty() {
         let (frame, rest) = find_frame_compressed_size(bytes)
@@ -81,21 +81,23 @@ mod test {
     }
 
     fn framed(bytes: &[u8]) -> Vec<u8> {
-        let mut packed = vec![0; zstd_safe::compress_bound(bytes.len())];
-        let len = zstd_safe::compress(&mut packed[..], bytes, 3).unwrap();
-        packed.truncate(len);
-        packed
+        let mut compressed = vec![0; zstd_safe::compress_bound(bytes.len())];
+        let len = zstd_safe::compress(&mut compressed[..], bytes, 3).unwrap();
+        compressed.truncate(len);
+        compressed
     }
 
     #[test]
     fn a_cluster_unpacks_whatever_follows_it_in_its_last_sector() {
-        for (compression, packed) in [(Compression::Deflate, deflated(&text())), (Compression::Zstd, framed(&text()))] {
+        for (compression, compressed) in
+            [(Compression::Deflate, deflated(&text())), (Compression::Zstd, framed(&text()))]
+        {
             for follows in [0, 0xff, 0x28] {
-                let mut bytes = packed.clone();
-                bytes.resize(packed.len() + 300, follows);
-                assert_eq!(unpack(compression, CLUSTER, &bytes).unwrap(), text());
+                let mut bytes = compressed.clone();
+                bytes.resize(compressed.len() + 300, follows);
+                assert_eq!(decompress(compression, CLUSTER, &bytes).unwrap(), text());
             }
-            assert_eq!(unpack(compression, CLUSTER, &packed).unwrap(), text());
+            assert_eq!(decompress(compression, CLUSTER, &compressed).unwrap(), text());
         }
     }
 
@@ -104,34 +106,36 @@ mod test {
         let text = text();
         let (first, second) = text.split_at(1000);
         let bytes = [framed(first), framed(second)].concat();
-        assert_eq!(unpack(Compression::Zstd, CLUSTER, &bytes).unwrap(), text);
+        assert_eq!(decompress(Compression::Zstd, CLUSTER, &bytes).unwrap(), text);
     }
 
     #[test]
     fn less_than_a_cluster_is_refused() {
         let short = &text()[..CLUSTER - 1];
-        assert!(unpack(Compression::Deflate, CLUSTER, &deflated(short)).is_err());
-        assert!(unpack(Compression::Zstd, CLUSTER, &framed(short)).is_err());
-        assert!(unpack(Compression::Deflate, CLUSTER, &[]).is_err());
-        assert!(unpack(Compression::Zstd, CLUSTER, &[]).is_err());
+        assert!(decompress(Compression::Deflate, CLUSTER, &deflated(short)).is_err());
+        assert!(decompress(Compression::Zstd, CLUSTER, &framed(short)).is_err());
+        assert!(decompress(Compression::Deflate, CLUSTER, &[]).is_err());
+        assert!(decompress(Compression::Zstd, CLUSTER, &[]).is_err());
     }
 
     #[test]
     fn a_bomb_ends_with_the_cluster() {
         let zeroes = vec![0; 64 << 20];
-        assert_eq!(unpack(Compression::Deflate, CLUSTER, &deflated(&zeroes)).unwrap(), vec![0; CLUSTER]);
-        assert!(unpack(Compression::Zstd, CLUSTER, &framed(&zeroes)).is_err());
+        assert_eq!(decompress(Compression::Deflate, CLUSTER, &deflated(&zeroes)).unwrap(), vec![0; CLUSTER]);
+        assert!(decompress(Compression::Zstd, CLUSTER, &framed(&zeroes)).is_err());
     }
 
-    /// Scope: every single byte of two packed clusters replaced by each of three values.
+    /// Scope: every single byte of two compressed clusters replaced by each of three values.
     #[test]
     fn damage_is_refused_or_unpacks_to_exactly_one_cluster() {
-        for (compression, packed) in [(Compression::Deflate, deflated(&text())), (Compression::Zstd, framed(&text()))] {
-            for at in 0..packed.len() {
+        for (compression, compressed) in
+            [(Compression::Deflate, deflated(&text())), (Compression::Zstd, framed(&text()))]
+        {
+            for at in 0..compressed.len() {
                 for value in [0, 0x55, 0xff] {
-                    let mut bytes = packed.clone();
+                    let mut bytes = compressed.clone();
                     bytes[at] = value;
-                    if let Ok(cluster) = unpack(compression, CLUSTER, &bytes) {
+                    if let Ok(cluster) = decompress(compression, CLUSTER, &bytes) {
                         assert_eq!(cluster.len(), CLUSTER);
                     }
                 }

@@ -1,4 +1,4 @@
-//! Room in the file: allocation of clusters, with their refcounts at hand.
+//! The allocator of clusters in the file, with their refcounts at hand.
 //!
 //! Knows nothing of the disk's clusters. Keeps: what is allocated has a refcount of zero in a slice that is here.
 //!
@@ -16,9 +16,9 @@ use super::ranges::Ranges;
 use super::space::{Found, Space};
 use crate::format::Wait;
 
-/// What writing to an image takes.
+/// What an image that is open for writing has, and others do not.
 #[derive(Debug)]
-pub struct Room {
+pub struct Allocator {
     /// Bytes of a cluster, as a power of two.
     pub bits: u32,
     /// How often each cluster is referred to.
@@ -30,12 +30,18 @@ pub struct Room {
     /// Writes under way.
     pub pending: Pending,
     /// Clusters of old tables, to lose their reference when their refcounts are at hand.
-    pub debts: Vec<(u64, u64)>,
+    pub old_tables: Vec<(u64, u64)>,
     /// The refcount table has moved since this was looked at.
     pub table_moved: bool,
 }
 
-impl Room {
+/// The allocator of an image that is written to: such an image was opened for writing.
+pub fn writable(allocator: &mut Option<Allocator>) -> &mut Allocator {
+    let Some(allocator) = allocator else { unreachable!("the image is open for reading only") };
+    allocator
+}
+
+impl Allocator {
     /// Free clusters in one piece, at most `max`, to be given to [`Space::take`].
     pub fn allocate(&mut self, max: u64) -> Result<Found, Wait> {
         loop {
@@ -152,18 +158,18 @@ impl Room {
             self.counts.place_block(first_block.saturating_add(number), cluster.saturating_add(number));
         }
         self.counts.count_table(cluster, all);
-        self.debts.push((old_at >> self.bits, entries.saturating_mul(8).div_ceil(size)));
+        self.old_tables.push((old_at >> self.bits, entries.saturating_mul(8).div_ceil(size)));
         self.table_moved = true;
         Ok(())
     }
 
     /// Clusters that a compressed cluster reaches into lose a reference each. Their refcounts are here.
-    pub fn lose_packed(&mut self, first: u64, count: u64) {
+    pub fn lose_compressed(&mut self, first: u64, count: u64) {
         for cluster in first..first.saturating_add(count) {
             let fate = match self.counts.get(cluster) {
                 // Damage that somebody else has done; there is nothing to give up.
                 0 => continue,
-                1 => Fate::Stray,
+                1 => Fate::Leaked,
                 _ => Fate::InUse,
             };
             self.lose(cluster, 1, fate);
@@ -187,19 +193,19 @@ impl Room {
     pub fn lose(&mut self, first: u64, count: u64, fate: Fate) {
         self.counts.lose(Loss { first, count, fate });
         match fate {
-            Fate::Released => self.space.give_up(first, count),
-            Fate::Stray => self.space.hold(first, count),
+            Fate::Released => self.space.free(first, count),
+            Fate::Leaked => self.space.hold(first, count),
             Fate::InUse => {}
         }
     }
 
-    /// Gives up clusters of old tables.
-    pub fn pay_debts(&mut self) -> Result<(), Wait> {
-        while let Some(&(first, count)) = self.debts.last() {
+    /// Frees clusters of old tables.
+    pub fn free_old_tables(&mut self) -> Result<(), Wait> {
+        while let Some(&(first, count)) = self.old_tables.last() {
             self.counts.need(first, count)?;
-            self.debts.pop();
+            self.old_tables.pop();
             self.space.used_now(first, count);
-            self.lose_packed(first, count);
+            self.lose_compressed(first, count);
         }
         Ok(())
     }

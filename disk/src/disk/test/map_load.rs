@@ -4,7 +4,7 @@ use super::*;
 use crate::Records;
 
 /// A layout in which every sector lives somewhere else, so that the map soon has to forget, and of which metadata is
-/// to be loaded once for every 1024 grains.
+/// to be loaded once for every 1024 chunks.
 struct Scattered {
     loaded: std::collections::HashSet<u64>,
     records: Records,
@@ -17,12 +17,12 @@ impl Format for Scattered {
         Geometry { len: 32 * EVERY, block: 512, physical_block: 4096, discard: 4096, chs: None, read_only: true }
     }
 
-    fn map(&mut self, span: Span) -> Result<Place, Wait> {
+    fn map(&mut self, span: Span) -> Result<Mapping, Wait> {
         let which = span.at / EVERY;
         if !self.loaded.contains(&which) {
             return Err(Wait::Load(MetaBlock { at: which * 512, len: 512 }));
         }
-        Ok(Place::Data { at: span.at * 2, len: 512.min(span.len) })
+        Ok(Mapping::Data { at: span.at * 2, len: 512.min(span.len) })
     }
 
     fn forget(&mut self, span: Span) -> Result<u64, Wait> {
@@ -33,7 +33,7 @@ impl Format for Scattered {
         Ok(())
     }
 
-    fn unpack(&self, _bytes: &[u8]) -> Result<Vec<u8>, crate::Corrupt> {
+    fn decompress(&self, _bytes: &[u8]) -> Result<Vec<u8>, crate::Corrupt> {
         Err(crate::Corrupt { at: 0 })
     }
 
@@ -56,7 +56,7 @@ impl Format for Scattered {
         unreachable!("nothing is written")
     }
 
-    fn commit(&mut self, _: Ticket) -> Option<crate::Placed> {
+    fn commit(&mut self, _: Ticket) -> Option<crate::Committed> {
         unreachable!("nothing is written")
     }
 
@@ -82,7 +82,7 @@ impl Format for Scattered {
 }
 
 #[test]
-fn a_grain_forgotten_while_a_request_goes_on_makes_nobody_wait() {
+fn a_chunk_forgotten_while_a_request_goes_on_makes_nobody_wait() {
     let mut files = Files::new(vec![Vec::new()], 1);
     let mut disk =
         Disk::new(vec![Scattered { loaded: Default::default(), records: Records::default() }], Options::default())
@@ -100,11 +100,11 @@ fn a_grain_forgotten_while_a_request_goes_on_makes_nobody_wait() {
     let (request, status) = disk.answer().unwrap();
     request.retire();
     assert_eq!(status, Status::Done);
-    assert!(disk.fold.lookup(0).is_none(), "the first grain is forgotten by now");
-    assert!(disk.lessons.is_over(), "its turn to learn is over");
+    assert!(disk.map.lookup(0).is_none(), "the first chunk is forgotten by now");
+    assert!(disk.map_loader.is_over(), "its turn to learn is over");
 }
 
-/// A cache that holds just what one grain needs, and reads of many grains at once, which take it from each other.
+/// A cache that holds just what one chunk needs, and reads of many chunks at once, which take it from each other.
 #[test]
 fn grains_that_take_the_cache_from_each_other_are_learned_all_the_same() {
     use super::clusters::Clusters;
@@ -117,8 +117,8 @@ fn grains_that_take_the_cache_from_each_other_are_learned_all_the_same() {
         };
         let mut rig = Rig::new(vec![layer(), layer(), layer()], vec![Vec::new(), Vec::new(), Vec::new()], seed);
         rig.files.room = 64;
-        for grain in 0..GRAINS {
-            rig.submit(Operation::Read, grain * 2 * MIB, 512, Segments::zeroed(512), grain);
+        for chunk in 0..GRAINS {
+            rig.submit(Operation::Read, chunk * 2 * MIB, 512, Segments::zeroed(512), chunk);
         }
         let mut steps = 0;
         while !rig.disk.is_idle() {

@@ -154,8 +154,8 @@ pub struct Reserved {
     pub fill: Option<Fill>,
 }
 
-/// Bytes around a reservation that its place takes over: once it is visible they are read from there, so they must
-/// be written before, with what a reader finds at present. Behind the disk's end that is zero. None of them are `Data` of
+/// Bytes around a reservation that its place takes over: once it is visible they are read from there, so they must be
+/// written before, with what a reader finds at present. Behind the disk's end that is zero. None of them are `Data` of
 /// this very file, and none lie in another 2 MiB of the disk than some byte of the reservation. Until it ends, every
 /// other reservation that meets them is `Busy`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

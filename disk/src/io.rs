@@ -1,7 +1,8 @@
 //! File I/O by submission and completion: the only way anything reaches a disk.
 //!
-//! An engine executes [`FileOp`]s on the files of one chain. A file keeps its number for as long as it is open, wherever
-//! in the chain it stands. What an operation points into belongs to it until it comes back, whatever its outcome.
+//! An engine executes [`FileOp`]s on the files of one chain. A file keeps its number for as long as it is open,
+//! wherever in the chain it stands. What an operation points into belongs to it until it comes back, whatever its
+//! outcome.
 
 use memory::Segments;
 

@@ -1,4 +1,5 @@
-//! What an image records of its parent: enough to find the right file, and to see that it is not the right one any more.
+//! What an image records of its parent: enough to find the right file, and to see that it is not the right one any
+//! more.
 //!
 //! The names are for people. No file is ever opened because an image names it.
 
@@ -21,8 +22,8 @@ pub struct Link {
     pub modified: Option<u64>,
 }
 
-/// Whether `parent` is what `child` was made on: refused when it is another, or has changed since and the child says so.
-/// `parent_modified` is when the parent's file was last changed, in seconds since 1970.
+/// Whether `parent` is what `child` was made on: refused when it is another, or has changed since and the child says
+/// so. `parent_modified` is when the parent's file was last changed, in seconds since 1970.
 ///
 /// Only an image of Tapline records that time so that it can be relied upon. Of other images, `Ok` is what to tell
 /// people of a time that differs.

@@ -1,4 +1,5 @@
-//! The fuzzer's corpus of images and requests, replayed by an ordinary compiler; and some more inputs, made from a seed.
+//! The fuzzer's corpus of images and requests, replayed by an ordinary compiler; and some more inputs, made from a
+//! seed.
 
 #[path = "../../fuzz/src/guest.rs"]
 mod guest;

@@ -1,7 +1,8 @@
 //! Power losses under a disk on qcow2: a quick look; the crash explorer of `sim` looks longer.
 //!
-//! Invariants checked: after a power loss at any operation, with any part of what was not synced in the file, our check finds nothing worse
-//! than space lost, the image opens for writing, and every sector holds what it had at the last flush or was given since.
+//! Invariants checked: after a power loss at any operation, with any part of what was not synced in the file, our check
+//! finds nothing worse than space lost, the image opens for writing, and every sector holds what it had at the last
+//! flush or was given since.
 
 #![allow(clippy::cast_possible_truncation, reason = "sizes of tests fit")]
 

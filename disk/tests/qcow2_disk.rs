@@ -1,7 +1,7 @@
 //! qcow2 images under a disk, with QEMU as the judge.
 //!
-//! Invariants checked: whatever a guest does, it reads what it wrote; after a flush qemu-img finds the file without error or leak,
-//! and in it what the guest reads; and what QEMU makes, we read as QEMU does.
+//! Invariants checked: whatever a guest does, it reads what it wrote; after a flush qemu-img finds the file without
+//! error or leak, and in it what the guest reads; and what QEMU makes, we read as QEMU does.
 
 #![allow(clippy::cast_possible_truncation, reason = "sizes of tests fit")]
 
@@ -277,8 +277,8 @@ fn a_file_with_holes_is_filled_before_it_grows() {
     assert!(longer < len + 10 * MIB, "the file has {longer} bytes");
 }
 
-/// An image of QEMU with clusters of 512 bytes, one block of refcounts to 128 KiB of the file, and 64 KiB of data; what it
-/// holds, and a MiB behind it that nothing knows of, as a program leaves it that was killed.
+/// An image of QEMU with clusters of 512 bytes, one block of refcounts to 128 KiB of the file, and 64 KiB of data; what
+/// it holds, and a MiB behind it that nothing knows of, as a program leaves it that was killed.
 fn with_tail() -> (Vec<u8>, Vec<u8>) {
     let room = Room::new();
     room.img("create -q -f qcow2 -o cluster_size=512 image 2M");

@@ -170,8 +170,8 @@ fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("of an unknown kind").into()
 }
 
-/// Operations in the workloads of which there are most: what is found at the death of a process is mostly what shorter ones
-/// have shown, so that it dies at one of so many moments of them.
+/// Operations in the workloads of which there are most: what is found at the death of a process is mostly what shorter
+/// ones have shown, so that it dies at one of so many moments of them.
 const COMMON: usize = 3;
 const DEATHS_EACH: u64 = 4;
 

@@ -127,11 +127,7 @@ pub struct Setup {
 impl Setup {
     fn options(&self) -> Options {
         let roomy = Options { requests: self.depth, ..Options::default() };
-        if self.tight {
-            Options { dirty_max: 1, map_bytes: 0, cache_trim_bytes: 0, flight_bytes: 0, ..roomy }
-        } else {
-            roomy
-        }
+        if self.tight { Options { dirty_max: 1, map_bytes: 0, trim_bytes: 0, flight_bytes: 0, ..roomy } } else { roomy }
     }
 }
 

@@ -18,8 +18,8 @@ pub const DISK: u64 = 2 * BLOCK + BLOCK / 2;
 const GROWING: u64 = DISK - CLUSTER_SECTORS / 2;
 /// Sectors of the disk of a qcow2 image that has grown: its L1 table no longer fits its cluster.
 const GROWN: u64 = (CLUSTER / 8 + 1) * CLUSTER / 8 * CLUSTER_SECTORS;
-/// Sectors of the disk of a chain: a whole chunk of a merge, and one that the disk's end cuts off as it does a block and
-/// a cluster.
+/// Sectors of the disk of a chain: a whole chunk of a merge, and one that the disk's end cuts off as it does a block
+/// and a cluster.
 const CHAIN: u64 = CHUNK + BLOCK / 2 - CLUSTER_SECTORS / 2;
 
 /// Operations in the longest workloads that have rare ones among them.

@@ -118,7 +118,8 @@ const UNITS_FROM: usize = 12;
 /// The runs of a chunk, in one piece of memory. Either where each page lives, and nothing else, where no page is split
 /// between runs and the runs are many; or a word that says so, and the units of 64 KiB; or
 ///
-/// - a word that says what follows: the number of runs, the sector behind the last of them, and whether there are pages;
+/// - a word that says what follows: the number of runs, the sector behind the last of them, and whether there are
+///   pages;
 /// - where each page lives that is not split between runs, if there are pages;
 /// - where each run lives;
 /// - the first sector of each run, four to a word.

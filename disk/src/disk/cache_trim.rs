@@ -11,7 +11,7 @@ impl<F: Format> Disk<F> {
     /// little from
     /// time to time keeps its caches, and nothing wakes up for them.
     pub fn is_trim_due(&self) -> bool {
-        self.cached_bytes > self.options.cache_trim_bytes
+        self.cached_bytes > self.options.trim_bytes
     }
 
     /// Drops everything that can be loaded again.

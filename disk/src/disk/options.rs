@@ -15,7 +15,7 @@ pub struct Options {
     /// Bytes of metadata cached, still or not, at which an idle disk drops its caches. It drops all it can: memory in
     /// many
     /// small pieces frees no page before most of it is gone.
-    pub cache_trim_bytes: usize,
+    pub trim_bytes: usize,
     /// Bytes of memory for what is read in flight besides the guest's own data: one half for copy on write and merges,
     /// the
     /// other for compressed clusters. One operation of each kind always runs, however large.
@@ -29,7 +29,7 @@ impl Default for Options {
             requests: 128,
             dirty_max: 1024,
             map_bytes: 22 << 20,
-            cache_trim_bytes: 512 << 10,
+            trim_bytes: 512 << 10,
             flight_bytes: 16 << 20,
         }
     }

@@ -2,12 +2,12 @@
 //!
 //! Knows nothing of the disk's clusters. Keeps: what is allocated has a refcount of zero in a slice that is here.
 //!
-//! A cluster that no refcount block counts has a refcount of zero too ("Host cluster management"). Whoever was killed may leave
-//! many of them, and no repair finds fault with that, so they are handed out. But a block that is merely lost looks the same, and
-//! with it all would be free that it has counted. The first sign of that is enough to leave alone whatever the missing block
-//! would count: a table that stands there (a range in use has some, as they are allocated with the data), or an entry that
-//! refers to it and is met before anything there is handed out. What the refcount table is too short for is left alone: it grows at
-//! the end of the file, and then counts it.
+//! A cluster that no refcount block counts has a refcount of zero too ("Host cluster management"). Whoever was killed
+//! may leave many of them, and no repair finds fault with that, so they are handed out. But a block that is merely lost
+//! looks the same, and with it all would be free that it has counted. The first sign of that is enough to leave alone
+//! whatever the missing block would count: a table that stands there (a range in use has some, as they are allocated
+//! with the data), or an entry that refers to it and is met before anything there is handed out. What the refcount
+//! table is too short for is left alone: it grows at the end of the file, and then counts it.
 
 use super::counts::{Counts, Cover, Fate, Loss};
 use super::layout::REFCOUNT_TABLE_BYTES_MAX;
@@ -130,8 +130,8 @@ impl Allocator {
         Ok(())
     }
 
-    /// Makes the refcount table longer, so that it covers `cluster`, which lies at the end of the file. The new table and
-    /// the blocks that count it stand there.
+    /// Makes the refcount table longer, so that it covers `cluster`, which lies at the end of the file. The new table
+    /// and the blocks that count it stand there.
     fn grow_table(&mut self, cluster: u64) -> Result<(), Wait> {
         let (entries, old_at) = self.counts.table();
         let (per_block, size) = (self.counts.per_block(), 1u64 << self.bits);

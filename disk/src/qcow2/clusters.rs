@@ -1,8 +1,8 @@
 //! The clusters of an image, as a reader sees them.
 //!
-//! What changes them is in `allocate` (places for writes), `giveup` (discards and their kin) and `order` (rounds). Keeps: an
-//! answer is about clusters whose entries were checked; and an entry that makes no sense costs its own cluster, and
-//! nothing beside it.
+//! What changes them is in `allocate` (places for writes), `giveup` (discards and their kin) and `order` (rounds).
+//! Keeps: an answer is about clusters whose entries were checked; and an entry that makes no sense costs its own
+//! cluster, and nothing beside it.
 
 use super::allocator::Allocator;
 use super::entry::{Entry, Subcluster, Subclusters};

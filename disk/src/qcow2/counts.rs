@@ -1,8 +1,8 @@
 //! Refcounts: how many references each cluster of the file has ("Host cluster management").
 //!
-//! The refcount table is in memory, the blocks in a bounded cache. Knows nothing of who refers to what. Keeps: what is written
-//! before the entries of a round has none of its clusters freed ("raised": counts too high are a leak, counts too
-//! low are damage), and what is written after them has.
+//! The refcount table is in memory, the blocks in a bounded cache. Knows nothing of who refers to what. Keeps: what is
+//! written before the entries of a round has none of its clusters freed ("raised": counts too high are a leak, counts
+//! too low are damage), and what is written after them has.
 
 use std::collections::{BTreeSet, HashMap};
 

@@ -1,7 +1,7 @@
 //! Lays out a new qcow2 file, version 3.
 //!
-//! Header, refcount table, one refcount block, L1 table, each at a cluster of its own and sized for the full disk. All that
-//! another program must find in one piece (the parent's name excepted) is in the first sector.
+//! Header, refcount table, one refcount block, L1 table, each at a cluster of its own and sized for the full disk. All
+//! that another program must find in one piece (the parent's name excepted) is in the first sector.
 
 use zerocopy::{FromZeros, IntoBytes};
 

@@ -1,7 +1,7 @@
 //! The first page of an open image: its header, what has changed in it, and when each change may be written.
 //!
-//! Knows nothing of clusters. Keeps: the page is written with one changed sector at most, which is written whole or not at
-//! all; and a version of it goes out only when all that it points to is durable.
+//! Knows nothing of clusters. Keeps: the page is written with one changed sector at most, which is written whole or not
+//! at all; and a version of it goes out only when all that it points to is durable.
 
 use super::create::check_name;
 use super::header::Header;

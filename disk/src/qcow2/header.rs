@@ -1,4 +1,5 @@
-//! The header of a qcow2 file with its extensions and the backing name, read and checked; and its first sector, composed.
+//! The header of a qcow2 file with its extensions and the backing name, read and checked; and its first sector,
+//! composed.
 //!
 //! Knows nothing of tables' content. Keeps: every number of a [`Header`] that exists is within the limits of `layout`,
 //! every table aligned, and no sum of them overflows. Whether the image can be used is for others to judge.

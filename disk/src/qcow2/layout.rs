@@ -1,5 +1,5 @@
-//! The structures of a qcow2 file, byte for byte: `docs/interop/qcow2.rst` of QEMU ("the specification"; its sections are
-//! named where they are obeyed). All numbers are big-endian.
+//! The structures of a qcow2 file, byte for byte: `docs/interop/qcow2.rst` of QEMU ("the specification"; its sections
+//! are named where they are obeyed). All numbers are big-endian.
 //!
 //! Knows nothing of what a value means for an image as a whole.
 

@@ -4,29 +4,31 @@
 //!
 //! # How a crash is survived
 //!
-//! In memory the tables always hold the newest state, which is what the guest reads. A round (see [`crate::Format`]) makes it
-//! durable. Two things must never be found by reopening: a table entry that refers to a cluster whose refcount is
-//! zero, since the cluster could be handed out again, and an entry that refers to what was not written. A refcount that
-//! is too high is a leak: it costs space and nothing else.
+//! In memory the tables always hold the newest state, which is what the guest reads. A round (see [`crate::Format`])
+//! makes it durable. Two things must never be found by reopening: a table entry that refers to a cluster whose refcount
+//! is zero, since the cluster could be handed out again, and an entry that refers to what was not written. A refcount
+//! that is too high is a leak: it costs space and nothing else.
 //!
-//! 1. `seal` copies all that has changed, at the moment the data sync is submitted. *Reopened here:* the old tables; new data is in
-//!    clusters that nothing refers to and whose refcount is zero.
-//! 2. After the data sync, batch one: refcounts, with those of new clusters one, and those of clusters freed still
-//!    as they were; new refcount blocks; new L2 tables, whole, since nothing refers to them yet. *Reopened here:* new clusters may be
-//!    leaked.
+//! 1. `seal` copies all that has changed, at the moment the data sync is submitted. *Reopened here:* the old tables;
+//!    new data is in clusters that nothing refers to and whose refcount is zero.
+//! 2. After the data sync, batch one: refcounts, with those of new clusters one, and those of clusters freed still as
+//!    they were; new refcount blocks; new L2 tables, whole, since nothing refers to them yet. *Reopened here:* new
+//!    clusters may be leaked.
 //! 3. If the refcount table has changed, after a sync: the table. If it has moved, after another: the header.
 //!    *Reopened here:* a new block is counted with or is itself leaked.
-//! 4. After a sync: L2 entries and L1 entries, which refer to clusters that are counted, hold their data and, if they are
-//!    tables, are written. *Reopened here:* any of them is old or new, and each is right.
+//! 4. After a sync: L2 entries and L1 entries, which refer to clusters that are counted, hold their data and, if they
+//!    are tables, are written. *Reopened here:* any of them is old or new, and each is right.
 //! 5. If the L1 table has moved, the disk has grown or has another parent, after a sync: the header, one sector.
-//! 6. If clusters were freed, after a sync: their refcounts, which nothing refers to now. *Reopened here:* they may be leaked.
+//! 6. If clusters were freed, after a sync: their refcounts, which nothing refers to now. *Reopened here:* they may be
+//!    leaked.
 //! 7. After a sync: settled. Only now may the place of a cluster that was freed be used again.
 //!
-//! So a round that only allocates has two batches, and one that only frees too. After a round that has failed, which of its
-//! writes are in the file is not known; new L2 tables might be referred to, and so are written by step 4, and L1 entries after them.
+//! So a round that only allocates has two batches, and one that only frees too. After a round that has failed, which of
+//! its writes are in the file is not known; new L2 tables might be referred to, and so are written by step 4, and L1
+//! entries after them.
 //!
-//! A cluster of the disk that is given a place which reads as zero, in an image without parent, is there with its first write, and its
-//! other bytes read as the zeros that they are. Anywhere else the whole cluster is written at once.
+//! A cluster of the disk that is given a place which reads as zero, in an image without parent, is there with its first
+//! write, and its other bytes read as the zeros that they are. Anywhere else the whole cluster is written at once.
 //!
 //! Before the first write of a guest bitmaps of other programs, which would not notice our writes, are marked as in
 //! use, and all other autoclear bits are cleared ([`Qcow2::first_writes`]). Where bitmaps cannot be made out, theirs is
@@ -34,11 +36,11 @@
 //!
 //! # Memory
 //!
-//! An image open for writing keeps its L1 and refcount tables (for 16 TiB in clusters of 64 KiB: 256 and 128 KiB) and where its tables
-//! stand (2 MiB then), 8 MiB of L2 tables and 2 MiB of refcount blocks in slices of 4 KiB. Slices that a round has to write stay
-//! beyond that, which the disk bounds by beginning one. 8 MiB of L2 tables are about 64 GiB of disk with clusters of 64 KiB, 2 TiB with
-//! those of 2 MiB: not a whole TiB at 64 KiB. A disk asks again only for what its folded map has forgotten, and a miss is one
-//! read of 4 KiB.
+//! An image open for writing keeps its L1 and refcount tables (for 16 TiB in clusters of 64 KiB: 256 and 128 KiB) and
+//! where its tables stand (2 MiB then), 8 MiB of L2 tables and 2 MiB of refcount blocks in slices of 4 KiB. Slices that
+//! a round has to write stay beyond that, which the disk bounds by beginning one. 8 MiB of L2 tables are about 64 GiB
+//! of disk with clusters of 64 KiB, 2 TiB with those of 2 MiB: not a whole TiB at 64 KiB. A disk asks again only for
+//! what its folded map has forgotten, and a miss is one read of 4 KiB.
 
 mod allocate;
 mod allocator;
@@ -135,8 +137,9 @@ impl Qcow2 {
         self.clusters.parent
     }
 
-    /// Bytes of the file in use: of an image opened for writing, all up to the end of what was ever used but what is known
-    /// to be free; of others the file's length. What is free and was not looked at counts, so it is an upper bound.
+    /// Bytes of the file in use: of an image opened for writing, all up to the end of what was ever used but what is
+    /// known to be free; of others the file's length. What is free and was not looked at counts, so it is an upper
+    /// bound.
     pub fn allocated(&self) -> u64 {
         match &self.clusters.allocator {
             Some(allocator) => allocator.space.used().saturating_mul(self.clusters.size()),

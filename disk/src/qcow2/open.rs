@@ -192,8 +192,8 @@ impl Opening<'_> {
         })
     }
 
-    /// The refcounts of the end of the file, where the first write will go. A disk that grows needs them too, and cannot
-    /// wait for them.
+    /// The refcounts of the end of the file, where the first write will go. A disk that grows needs them too, and
+    /// cannot wait for them.
     fn preload(&mut self, counts: &mut Counts, end: u64) -> Result<(), ImageError> {
         let Err(Wait::Load(block)) = counts.need(end, 1) else { return Ok(()) };
         let bytes = read(self.source, block.at, block.len.into(), "refcount block")?;
@@ -222,7 +222,8 @@ impl Opening<'_> {
         Ok(places)
     }
 
-    /// The cluster behind the last one in use. It need not be exact: what is handed out has a refcount of zero in any case.
+    /// The cluster behind the last one in use. It need not be exact: what is handed out has a refcount of zero in any
+    /// case.
     fn end(&mut self, counts: &Counts) -> Result<u64, ImageError> {
         let bits = self.header.raw.cluster_bits.get();
         if self.tail == Tail::Zeroes {
@@ -245,8 +246,8 @@ impl Opening<'_> {
     }
 }
 
-/// Numbers of the refcount blocks that are not there, where there would be something to count before cluster `end` and none
-/// of the tables stands.
+/// Numbers of the refcount blocks that are not there, where there would be something to count before cluster `end` and
+/// none of the tables stands.
 fn gaps(counts: &Counts, tables: &[(u64, u64)], end: u64) -> Ranges {
     let per_block = counts.per_block();
     let mut gaps = Ranges::default();

@@ -1,7 +1,8 @@
 //! A bounded cache of pieces of tables: L2 tables or refcount blocks.
 //!
 //! Knows nothing of what is in them. Keeps: what is changed, in the round under way or pinned stays; a slice that is in
-//! the cache is newer than the file or equal to it; and a fresh table, which the file does not have yet, is never loaded.
+//! the cache is newer than the file or equal to it; and a fresh table, which the file does not have yet, is never
+//! loaded.
 
 use std::collections::{BTreeSet, HashSet, VecDeque};
 

@@ -51,8 +51,8 @@ pub struct Space {
     unclean: Ranges,
     /// Of unknown content, and to be deallocated.
     leaked: Ranges,
-    /// Every cluster that is in no use by its refcount, but is known here: free, leaked, returning, or handed out and not
-    /// in use yet. And those of tables, which are not to be handed out whatever their refcounts say.
+    /// Every cluster that is in no use by its refcount, but is known here: free, leaked, returning, or handed out and
+    /// not in use yet. And those of tables, which are not to be handed out whatever their refcounts say.
     known: Ranges,
     returning: HashMap<u64, Returning>,
     /// Up to where refcounts have been looked at, and are to be.
@@ -105,8 +105,9 @@ impl Space {
         self.scan_end
     }
 
-    /// Refcounts were looked at up to `next`; `free` of them are zero. What such clusters hold stays there until they are
-    /// handed out: refcounts that another program has left too low cost no data before there is something to put there.
+    /// Refcounts were looked at up to `next`; `free` of them are zero. What such clusters hold stays there until they
+    /// are handed out: refcounts that another program has left too low cost no data before there is something to put
+    /// there.
     pub fn scan(&mut self, next: u64, free: &[u64]) {
         (self.scanned, self.credit) = (next, 0);
         for &cluster in free {
@@ -117,8 +118,8 @@ impl Space {
         }
     }
 
-    /// Whether a table entry of the file may refer to a cluster: it is not free, or not handed out and its refcount is wrong.
-    /// Then it is in use from now on.
+    /// Whether a table entry of the file may refer to a cluster: it is not free, or not handed out and its refcount is
+    /// wrong. Then it is in use from now on.
     pub fn refer(&mut self, cluster: u64) -> bool {
         if !self.known.contains(cluster) {
             return true;

@@ -1,7 +1,7 @@
 //! L1 and L2 tables: what the image says of each cluster of the disk.
 //!
-//! The L1 table is in memory, the L2 tables in a bounded cache. Knows nothing of free space or refcounts, nor of what makes
-//! an entry sound. Keeps: which entries of a slice in the cache were found to be.
+//! The L1 table is in memory, the L2 tables in a bounded cache. Knows nothing of free space or refcounts, nor of what
+//! makes an entry sound. Keeps: which entries of a slice in the cache were found to be.
 
 use std::collections::BTreeSet;
 
@@ -16,9 +16,8 @@ use crate::format::{MetaWrite, Wait};
 /// of the disk is not asked for again.
 pub const BUDGET: u64 = 8 << 20;
 
-/// Entries that are checked at once, when one of them is first looked at. Few: a slice has hundreds, of which a random read
-/// needs one. Not too few: what is done to neighbouring clusters in
-/// one go ends where they do.
+/// Entries that are checked at once, when one of them is first looked at. Few: a slice has hundreds, of which a random
+/// read needs one. Not too few: what is done to neighbouring clusters in one go ends where they do.
 const PIECE: usize = 32;
 
 /// Where the entry of a cluster stands.

@@ -224,8 +224,8 @@ impl Format for Vhd {
         }
     }
 
-    /// A fixed disk becomes larger only when the round has settled: see `vhd::fixed`. Asked again then, there is nothing
-    /// more to do.
+    /// A fixed disk becomes larger only when the round has settled: see `vhd::fixed`. Asked again then, there is
+    /// nothing more to do.
     fn grow(&mut self, len: u64) -> Result<(), ImageError> {
         let refused = |kind, what: String| Err(ImageError::new(kind, what));
         let old = self.geometry.len;

@@ -277,8 +277,8 @@ impl Run {
         Ok(())
     }
 
-    /// Makes the next layer as large as the first of them; when all are, the merge begins. A raw target is as large as its
-    /// file is long, and comes last.
+    /// Makes the next layer as large as the first of them; when all are, the merge begins. A raw target is as large as
+    /// its file is long, and comes last.
     fn even(&mut self, from: usize, into: usize) -> Result<Chore, Violation> {
         let len_of = |depth: usize| self.disk.layers().get(depth).map_or(0, |layer| layer.format.geometry().len);
         let (wanted, is_raw) = (len_of(from), |depth| self.form(self.chains[0].get(depth)) == Form::Raw);
@@ -301,7 +301,8 @@ impl Run {
         self.disk.merge().is_some_and(|merge| matches!(merge.state, MergeState::Failed(_)))
     }
 
-    /// Takes the sources, which hold nothing any more, off the chain. Their files are still there: both chains are right.
+    /// Takes the sources, which hold nothing any more, off the chain. Their files are still there: both chains are
+    /// right.
     fn end_merge(&mut self) -> Result<(), Violation> {
         let sources = self.disk.end_merge().map_err(refused)?;
         let old = self.chains.swap_remove(0);

@@ -61,7 +61,7 @@ fn what_a_vhd_disk_has_forgotten_it_finds_again() {
 #[test]
 fn much_was_taken_when_much_was_learned_or_written_since_it_was_given_back() {
     let mut rig = qcow2();
-    rig.disk.options.cache_trim_bytes = 8 << 10;
+    rig.disk.options.trim_bytes = 8 << 10;
     assert_eq!(rig.write(place(0), &[1; 4096]), Status::Done);
     assert!(!rig.disk.is_trim_due());
     (1..PLACES).for_each(|number| assert_eq!(rig.write(place(number), &[1; 4096]), Status::Done));

@@ -1,8 +1,8 @@
 //! Random requests, many at once in few clusters, over a chain with compressed clusters and a table that is loaded
 //! piece by piece; completions in any order, with faults.
 //!
-//! Invariants checked: every sector that is read is one version as a whole, and one that was there at some moment of the
-//! read: the last answered, or one in flight. A failed write leaves its own sectors as before or as written, and no
+//! Invariants checked: every sector that is read is one version as a whole, and one that was there at some moment of
+//! the read: the last answered, or one in flight. A failed write leaves its own sectors as before or as written, and no
 //! others touched. Every request is answered once. The map agrees with the formats at the end.
 
 use super::clusters::CLUSTER;

@@ -1,7 +1,7 @@
 //! Merges under the requests of a guest.
 //!
-//! Invariants checked: those of `model`, throughout; a power loss at any moment leaves what was flushed; a merge visits each
-//! chunk once however much is written; at its end the sources hold nothing.
+//! Invariants checked: those of `model`, throughout; a power loss at any moment leaves what was flushed; a merge visits
+//! each chunk once however much is written; at its end the sources hold nothing.
 
 use super::clusters::{CLUSTER, Clusters, Entry, content};
 use super::model::{LEN, Model};

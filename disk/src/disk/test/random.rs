@@ -3,9 +3,9 @@
 use super::*;
 use crate::{Problem, Severity};
 
-/// Random requests, several at a time and never overlapping, against a flat array of bytes; several layers deep,
-/// with a full engine now and then. Scope: 9 seeds of 400 requests for each kind of chain; the last of them frees the last block
-/// of a file.
+/// Random requests, several at a time and never overlapping, against a flat array of bytes; several layers deep, with a
+/// full engine now and then. Scope: 9 seeds of 400 requests for each kind of chain; the last of them frees the last
+/// block of a file.
 #[test]
 fn random_requests_agree_with_a_flat_model() {
     for seed in (0..8).chain([1000]) {

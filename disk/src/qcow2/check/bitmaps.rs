@@ -15,7 +15,8 @@ use crate::{ImageError, Source};
 
 /// Bytes of the directory, at most: 65535 bitmaps of a kilobyte each.
 const DIRECTORY_MAX: u64 = 64 << 20;
-/// Entries of all bitmaps' tables, at most: what QEMU takes for one, 1 GiB. A sparse file could have any number of them.
+/// Entries of all bitmaps' tables, at most: what QEMU takes for one, 1 GiB. A sparse file could have any number of
+/// them.
 const ENTRIES_MAX: u64 = 0x0800_0000;
 /// Flags of a bitmap that QEMU takes: [`IN_USE`], and whether it is to be kept up to date.
 const FLAGS: u32 = IN_USE | 2;

@@ -95,7 +95,8 @@ impl<'a> Walk<'a> {
         self.refer(at, len, Role::Other, what)
     }
 
-    /// Whether a range lies in the file, whose last cluster need not be there in full. What begins behind the end does not.
+    /// Whether a range lies in the file, whose last cluster need not be there in full. What begins behind the end does
+    /// not.
     fn is_inside(&self, at: u64, len: u64) -> bool {
         at < self.shape.file_len && at.saturating_add(len).saturating_sub(self.shape.file_len) < self.shape.cluster
     }

@@ -2,8 +2,8 @@
 //! mended where they are.
 //!
 //! Knows nothing of the header, which is to name the new table once all of this is durable. The old table and blocks
-//! are counted as free, unless references cannot be made out: then nothing is. Where something refers to what a file that
-//! was cut short has lost, nothing is laid out: it would read as refcounts, or seem to be there again.
+//! are counted as free, unless references cannot be made out: then nothing is. Where something refers to what a file
+//! that was cut short has lost, nothing is laid out: it would read as refcounts, or seem to be there again.
 
 use std::collections::BTreeSet;
 use std::ops::Range;

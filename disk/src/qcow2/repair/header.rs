@@ -33,8 +33,8 @@ impl HeaderSector {
         Ok(HeaderSector { written: bytes.clone(), bytes, has_features, kept: BITMAPS_VALID | raw, elsewhere: None })
     }
 
-    /// Clears the autoclear bits that we do not know ("Autoclear features": whoever does not know a bit clears it before
-    /// writing). `None` if there are none.
+    /// Clears the autoclear bits that we do not know ("Autoclear features": whoever does not know a bit clears it
+    /// before writing). `None` if there are none.
     pub(super) fn forget_unknown(&mut self) -> Option<MetaWrite> {
         let kept = self.kept;
         self.change(|raw| raw.autoclear = (raw.autoclear.get() & kept).into());

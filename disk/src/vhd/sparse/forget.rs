@@ -1,7 +1,7 @@
 //! Sectors that live here no longer, since the parent holds the same: a merge has copied them there.
 //!
-//! Knows nothing about who copied them. Keeps: until a round has made it durable, a power loss finds the sectors as they
-//! were, so their content stays where it is.
+//! Knows nothing about who copied them. Keeps: until a round has made it durable, a power loss finds the sectors as
+//! they were, so their content stays where it is.
 //!
 //! # Order
 //!

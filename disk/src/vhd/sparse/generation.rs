@@ -11,7 +11,8 @@
 //! 2. Batch two: the footer at the end, which makes the file long enough for the new blocks that the new table refers
 //!    to. *Reopened here:* as the copy says, which leads to the old header; the other is written again. Since the copy
 //!    counts, what is found does not change when the file grows over the footer at its end.
-//! 3. Batch three: the copy of the footer, one sector that leads to the old header or to the new one. Both are complete.
+//! 3. Batch three: the copy of the footer, one sector that leads to the old header or to the new one. Both are
+//!    complete.
 //! 4. Batch four: sectors of the table, if it has stayed where it was.
 //! 5. Settled: the old header's room can be used for the next. Room of an old table becomes leaked space when the image
 //!    is opened again, as far as it is large enough for a block.

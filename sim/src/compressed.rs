@@ -147,7 +147,7 @@ mod test {
 
     #[test]
     fn a_file_with_compressed_clusters_is_sound_and_reads_as_what_was_packed() {
-        let subject = Subject::new(Kind::PackedQcow2, Unwritten::Stale);
+        let subject = Subject::new(Kind::CompressedQcow2, Unwritten::Stale);
         let start = prepare(&subject).unwrap();
         let found = read_back(&subject, start.clone(), &[0..8, 1020..1028]);
 

@@ -61,7 +61,7 @@ pub enum Made {
     /// The same, with a refcount block that has few counts left.
     FullQcow2,
     /// The same, with compressed clusters ([`compressed`]).
-    PackedQcow2,
+    CompressedQcow2,
     /// The same, with an internal snapshot ([`shared`]).
     SharedQcow2,
     /// The same, with extended L2 entries ([`subclusters`]).
@@ -88,7 +88,7 @@ impl Made {
     pub fn given(self) -> Vec<(u64, Word)> {
         match self {
             Made::Given => given().collect(),
-            Made::PackedQcow2 => compressed::given().collect(),
+            Made::CompressedQcow2 => compressed::given().collect(),
             Made::SharedQcow2 => shared::given(3).collect(),
             Made::OldSharedQcow2 => shared::given(2).collect(),
             Made::SubclusterQcow2 => subclusters::given().collect(),
@@ -107,7 +107,7 @@ impl Made {
         match self {
             Made::Raw => Form::Raw,
             Made::Fixed | Made::Given | Made::Vhd | Made::MisspeltVhd => Form::Vhd,
-            Made::Qcow2 | Made::FullQcow2 | Made::PackedQcow2 | Made::SubclusterQcow2 => Form::Qcow2,
+            Made::Qcow2 | Made::FullQcow2 | Made::CompressedQcow2 | Made::SubclusterQcow2 => Form::Qcow2,
             Made::DataFileQcow2 | Made::SharedQcow2 | Made::OldQcow2 | Made::OldSharedQcow2 => Form::Qcow2,
         }
     }
@@ -255,7 +255,7 @@ impl Subject {
             }
             Made::Qcow2
             | Made::FullQcow2
-            | Made::PackedQcow2
+            | Made::CompressedQcow2
             | Made::SharedQcow2
             | Made::SubclusterQcow2
             | Made::DataFileQcow2
@@ -288,7 +288,7 @@ impl Subject {
         let used = if made == Made::FullQcow2 { FULL } else { 0 };
         let version = if matches!(made, Made::OldQcow2 | Made::OldSharedQcow2) { 2 } else { 3 };
         let holds = match made {
-            Made::PackedQcow2 => Holds::Compressed,
+            Made::CompressedQcow2 => Holds::Compressed,
             Made::SharedQcow2 | Made::OldSharedQcow2 => Holds::Snapshot,
             Made::SubclusterQcow2 => Holds::Subclusters,
             Made::DataFileQcow2 => Holds::DataFile,

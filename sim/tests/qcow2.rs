@@ -60,7 +60,7 @@ fn what_was_found_once_is_not_found_again() {
 #[test]
 fn an_entry_that_is_written_again_refers_to_what_is_counted() {
     let once = [
-        (Kind::PackedChildQcow2, Unwritten::Zeroes, SECTOR, "w1024+1 d1024+1024"),
+        (Kind::CompressedChildQcow2, Unwritten::Zeroes, SECTOR, "w1024+1 d1024+1024"),
         (Kind::SubclusterChildQcow2, Unwritten::Stale, LARGE, "w2+2 w8+3 d0+1024"),
     ];
     for (kind, tail, unit, text) in once {

@@ -36,9 +36,9 @@ pub enum Kind {
     /// The same with some clusters of its own.
     UsedChildQcow2,
     /// A qcow2 file with compressed clusters, and one that reads as zero and has a place.
-    PackedQcow2,
+    CompressedQcow2,
     /// The same on a parent that holds data.
-    PackedChildQcow2,
+    CompressedChildQcow2,
     /// A qcow2 file with an internal snapshot, which shares tables and clusters with the disk.
     SharedQcow2,
     /// The same on a parent that holds data.
@@ -74,9 +74,9 @@ pub enum Kind {
     /// A new qcow2 file on a used one.
     NewQcow2OnQcow2,
     /// A qcow2 file with compressed clusters on a used one.
-    PackedOnQcow2,
+    CompressedOnQcow2,
     /// A used qcow2 file on one with compressed clusters.
-    Qcow2OnPacked,
+    Qcow2OnCompressed,
     /// A VHD on a raw file.
     VhdOnRaw,
     /// A qcow2 file on another.
@@ -115,8 +115,8 @@ impl Kind {
                 Kind::UsedQcow2,
                 Kind::ChildQcow2,
                 Kind::UsedChildQcow2,
-                Kind::PackedQcow2,
-                Kind::PackedChildQcow2,
+                Kind::CompressedQcow2,
+                Kind::CompressedChildQcow2,
                 Kind::SharedQcow2,
                 Kind::SharedChildQcow2,
                 Kind::SubclusterQcow2,
@@ -132,8 +132,8 @@ impl Kind {
                 Kind::VhdOnRaw,
                 Kind::Qcow2OnQcow2,
                 Kind::Qcow2OnRaw,
-                Kind::PackedOnQcow2,
-                Kind::Qcow2OnPacked,
+                Kind::CompressedOnQcow2,
+                Kind::Qcow2OnCompressed,
                 Kind::Qcow2OnShared,
                 Kind::Qcow2OnSubclusters,
                 Kind::SubclustersOnQcow2,
@@ -153,13 +153,13 @@ impl Kind {
         match self {
             Kind::Raw | Kind::GrowingRaw => "raw",
             Kind::Qcow2 | Kind::UsedQcow2 | Kind::ChildQcow2 | Kind::UsedChildQcow2 => "qcow2",
-            Kind::PackedQcow2 | Kind::PackedChildQcow2 => "qcow2",
+            Kind::CompressedQcow2 | Kind::CompressedChildQcow2 => "qcow2",
             Kind::SharedQcow2 | Kind::SharedChildQcow2 => "qcow2",
             Kind::SubclusterQcow2 | Kind::SubclusterChildQcow2 => "qcow2",
             Kind::DataFileQcow2 | Kind::DataFileChildQcow2 => "qcow2",
             Kind::OldQcow2 | Kind::OldChildQcow2 | Kind::OldSharedQcow2 => "qcow2",
             Kind::VhdOnVhd | Kind::VhdOnRaw | Kind::Qcow2OnQcow2 | Kind::Qcow2OnRaw => "chain",
-            Kind::NewVhdOnVhd | Kind::NewQcow2OnQcow2 | Kind::PackedOnQcow2 | Kind::Qcow2OnPacked => "chain",
+            Kind::NewVhdOnVhd | Kind::NewQcow2OnQcow2 | Kind::CompressedOnQcow2 | Kind::Qcow2OnCompressed => "chain",
             Kind::Qcow2OnShared | Kind::Qcow2OnSubclusters | Kind::SubclustersOnQcow2 => "chain",
             Kind::Qcow2OnDataFile | Kind::DataFileOnQcow2 => "chain",
             Kind::VhdOnQcow2 | Kind::Qcow2OnVhd | Kind::VhdOnQcow2OnRaw | Kind::Qcow2OnVhdOnRaw => "chain",
@@ -175,7 +175,7 @@ impl Kind {
 
     /// Whether some layer has compressed clusters.
     pub fn is_packed(self) -> bool {
-        self.layers().iter().any(|layer| layer.made == Made::PackedQcow2)
+        self.layers().iter().any(|layer| layer.made == Made::CompressedQcow2)
     }
 
     /// The version of the layer that has an internal snapshot, if one has.
@@ -261,8 +261,8 @@ impl Kind {
             Kind::UsedQcow2 => vec![layer(Made::FullQcow2, "w0+6 w2050+2 f")],
             Kind::ChildQcow2 => vec![layer(Made::Qcow2, ""), layer(Made::Given, "")],
             Kind::UsedChildQcow2 => vec![layer(Made::Qcow2, "w1+2 w5+1 w2049+1 f"), layer(Made::Given, "")],
-            Kind::PackedQcow2 => vec![layer(Made::PackedQcow2, "")],
-            Kind::PackedChildQcow2 => vec![layer(Made::PackedQcow2, "w5+1 w2049+1 f"), layer(Made::Given, "")],
+            Kind::CompressedQcow2 => vec![layer(Made::CompressedQcow2, "")],
+            Kind::CompressedChildQcow2 => vec![layer(Made::CompressedQcow2, "w5+1 w2049+1 f"), layer(Made::Given, "")],
             Kind::SharedQcow2 => vec![layer(Made::SharedQcow2, "")],
             Kind::SharedChildQcow2 => vec![layer(Made::SharedQcow2, ""), layer(Made::Given, "")],
             Kind::SubclusterQcow2 => vec![layer(Made::SubclusterQcow2, "")],
@@ -279,8 +279,8 @@ impl Kind {
             Kind::SubclustersOnQcow2 => vec![layer(Made::SubclusterQcow2, "w2050+1 f"), layer(Made::Qcow2, IN_TARGET)],
             Kind::Qcow2OnDataFile => vec![layer(Made::Qcow2, IN_SOURCE), layer(Made::DataFileQcow2, IN_TARGET)],
             Kind::DataFileOnQcow2 => vec![layer(Made::DataFileQcow2, IN_SOURCE), layer(Made::Qcow2, IN_TARGET)],
-            Kind::PackedOnQcow2 => vec![layer(Made::PackedQcow2, "w2050+1 f"), layer(Made::Qcow2, IN_TARGET)],
-            Kind::Qcow2OnPacked => vec![layer(Made::Qcow2, IN_SOURCE), layer(Made::PackedQcow2, "")],
+            Kind::CompressedOnQcow2 => vec![layer(Made::CompressedQcow2, "w2050+1 f"), layer(Made::Qcow2, IN_TARGET)],
+            Kind::Qcow2OnCompressed => vec![layer(Made::Qcow2, IN_SOURCE), layer(Made::CompressedQcow2, "")],
             Kind::VhdOnVhd => vec![layer(Made::Vhd, IN_SOURCE), layer(Made::Vhd, IN_TARGET)],
             Kind::NewVhdOnVhd => vec![layer(Made::Vhd, ""), layer(Made::Vhd, IN_TARGET)],
             Kind::NewQcow2OnQcow2 => vec![layer(Made::Qcow2, ""), layer(Made::Qcow2, IN_TARGET)],
@@ -312,8 +312,8 @@ const KINDS: [(Kind, &str); 40] = [
     (Kind::UsedQcow2, "used-qcow2"),
     (Kind::ChildQcow2, "child-qcow2"),
     (Kind::UsedChildQcow2, "used-child-qcow2"),
-    (Kind::PackedQcow2, "compressed-qcow2"),
-    (Kind::PackedChildQcow2, "compressed-child-qcow2"),
+    (Kind::CompressedQcow2, "compressed-qcow2"),
+    (Kind::CompressedChildQcow2, "compressed-child-qcow2"),
     (Kind::SharedQcow2, "shared-qcow2"),
     (Kind::SharedChildQcow2, "shared-child-qcow2"),
     (Kind::SubclusterQcow2, "subcluster-qcow2"),
@@ -328,8 +328,8 @@ const KINDS: [(Kind, &str); 40] = [
     (Kind::Qcow2OnShared, "qcow2-on-shared"),
     (Kind::Qcow2OnSubclusters, "qcow2-on-subclusters"),
     (Kind::SubclustersOnQcow2, "subclusters-on-qcow2"),
-    (Kind::PackedOnQcow2, "compressed-on-qcow2"),
-    (Kind::Qcow2OnPacked, "qcow2-on-compressed"),
+    (Kind::CompressedOnQcow2, "compressed-on-qcow2"),
+    (Kind::Qcow2OnCompressed, "qcow2-on-compressed"),
     (Kind::Qcow2OnQcow2, "qcow2-on-qcow2"),
     (Kind::Qcow2OnRaw, "qcow2-on-raw"),
     (Kind::VhdOnQcow2, "vhd-on-qcow2"),

@@ -173,7 +173,7 @@ impl Aligner {
     pub fn push(&mut self, op: FileOp, io: &mut impl Io) -> Result<(), FileOp> {
         let Some(Storage { unit, .. }) = self.files.get(&op.file).copied() else { return io.push(op) };
         self.retry(io);
-        let held = self.active.len().saturating_add(self.waiting.len());
+        let held = self.active.len() + self.waiting.len();
         if !self.refused.is_empty() || held >= HELD_MAX {
             return Err(op);
         }
@@ -260,8 +260,8 @@ impl Aligner {
             }
             Owner::Cut(number) => number,
         };
-        let Some(cut) = self.cuts.get_mut(number) else { return };
-        cut.left = cut.left.saturating_sub(1);
+        let Some(cut) = self.cuts.get_mut(number) else { unreachable!("operation {number} has ended") };
+        cut.left -= 1;
         cut.result = cut.result.and(result);
         if cut.left == 0 {
             done.extend(self.cuts.remove(number).map(|Cut { op, result, .. }| FileDone { op, result }));

@@ -114,7 +114,7 @@ impl DataFiles {
             let image = self.files.iter().find(|(_, data)| **data == op.file).map(|(image, _)| *image);
             return Some(FileDone { op: image.into_iter().fold(op, upwards), result });
         };
-        sync.left = sync.left.saturating_sub(1);
+        sync.left -= 1;
         sync.result = sync.result.and(result);
         if sync.left > 0 {
             return None;

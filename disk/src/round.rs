@@ -109,7 +109,7 @@ impl Round {
     /// A write of the batch has ended. `None`: others are still under way.
     pub fn written(&mut self, ok: bool) -> Option<Step> {
         let Stage::Writing { left, failed } = &mut self.stage else { return None };
-        *left = left.saturating_sub(1);
+        *left -= 1;
         *failed |= !ok;
         match (*left, *failed) {
             (0, false) => Some(self.next()),

@@ -52,7 +52,7 @@ impl<T> Slab<T> {
 
     /// Number of values.
     pub fn len(&self) -> usize {
-        self.values.len().saturating_sub(self.free.len())
+        self.values.len() - self.free.len()
     }
 
     /// All values.

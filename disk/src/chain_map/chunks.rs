@@ -56,7 +56,7 @@ impl Region {
     }
 
     fn bytes(&self) -> usize {
-        with_allocator(self.chunks.capacity().saturating_mul(size_of::<Chunk>()))
+        with_allocator(self.chunks.capacity() * size_of::<Chunk>())
     }
 }
 
@@ -96,7 +96,7 @@ impl Chunks {
         let (tables, ..) = place(count.saturating_sub(1));
         let more = tables.saturating_add(1).saturating_sub(self.tables.len());
         self.tables.reserve_exact(more);
-        self.tables.resize_with(self.tables.len().saturating_add(more), || None);
+        self.tables.resize_with(self.tables.len() + more, || None);
     }
 
     /// A chunk, if it is known. It counts as used.
@@ -129,16 +129,16 @@ impl Chunks {
         let (table, region, bit) = place(chunk);
         let Some(table) = self.tables.get_mut(table) else { return false };
         if table.is_none() {
-            self.bytes = self.bytes.saturating_add(TABLE_BYTES);
+            self.bytes += TABLE_BYTES;
         }
         let table = table
             .get_or_insert_with(|| Box::new(Table { known: 0, regions: std::array::from_fn(|_| Region::default()) }));
         let Some(region) = table.regions.get_mut(region) else { return false };
-        self.bytes = self.bytes.saturating_add(new.bytes());
+        self.bytes += new.bytes();
         let rank = region.rank(bit);
         if region.known & bit != 0 {
             if let Some(old) = region.chunks.get_mut(rank) {
-                self.bytes = self.bytes.saturating_sub(old.bytes());
+                self.bytes -= old.bytes();
                 *old = new;
             }
             return false;
@@ -150,8 +150,8 @@ impl Chunks {
         region.chunks.insert(rank, new);
         region.known |= bit;
         region.used.set(region.used.get() & !bit);
-        table.known = table.known.saturating_add(1);
-        self.bytes = self.bytes.saturating_add(region.bytes()).saturating_sub(before);
+        table.known += 1;
+        self.bytes = self.bytes + region.bytes() - before;
         true
     }
 
@@ -162,14 +162,14 @@ impl Chunks {
         let before = region.bytes();
         let old = region.chunks.remove(rank);
         region.known &= !bit;
-        if region.chunks.capacity().saturating_sub(region.chunks.len()) >= 2 * ROOM {
-            region.chunks.shrink_to(region.chunks.len().saturating_add(ROOM));
+        if region.chunks.capacity() - region.chunks.len() >= 2 * ROOM {
+            region.chunks.shrink_to(region.chunks.len() + ROOM);
         }
         if region.chunks.is_empty() {
             region.chunks = Vec::new();
         }
-        let freed = before.saturating_sub(region.bytes()).saturating_add(old.bytes());
-        self.bytes = self.bytes.saturating_sub(freed);
+        let freed = before - region.bytes() + old.bytes();
+        self.bytes -= freed;
         self.leave_table(chunk);
     }
 
@@ -177,18 +177,18 @@ impl Chunks {
     fn leave_table(&mut self, chunk: u64) {
         let Some(place) = self.tables.get_mut(place(chunk).0) else { return };
         if let Some(table) = place.as_mut() {
-            table.known = table.known.saturating_sub(1);
+            table.known -= 1;
             if table.known == 0 {
                 *place = None;
-                self.bytes = self.bytes.saturating_sub(TABLE_BYTES);
+                self.bytes -= TABLE_BYTES;
             }
         }
     }
 
     /// Bytes of memory.
     pub fn bytes(&self) -> usize {
-        let names = self.tables.capacity().saturating_mul(size_of::<Option<Box<Table>>>());
-        self.bytes.saturating_add(with_allocator(names))
+        let names = self.tables.capacity() * size_of::<Option<Box<Table>>>();
+        self.bytes + with_allocator(names)
     }
 
     /// The region of a known chunk, and the chunk's bit there.
@@ -219,5 +219,5 @@ fn place(chunk: u64) -> (usize, usize, u64) {
 
 /// The memory that an allocation of so many bytes takes. None takes none.
 fn with_allocator(bytes: usize) -> usize {
-    if bytes == 0 { 0 } else { bytes.saturating_add(ALLOCATOR) }
+    if bytes == 0 { 0 } else { bytes + ALLOCATOR }
 }

@@ -95,7 +95,7 @@ impl ChainMap {
     pub fn lookup(&self, at: u64) -> Option<(Location, u64)> {
         let within = at % CHUNK;
         match self.chunks.get(at / CHUNK)? {
-            Chunk::Whole(place) => Some((place.place().advanced(within), CHUNK.saturating_sub(within))),
+            Chunk::Whole(place) => Some((place.place().advanced(within), CHUNK - within)),
             Chunk::Mixed(runs) => runs.lookup(within),
         }
     }
@@ -115,7 +115,7 @@ impl ChainMap {
         while at < span.end() {
             let chunk = ChainMap::chunk_of(at);
             let Some(part) = chunk.intersection(span) else { return };
-            let part_place = place.advanced(part.at.saturating_sub(span.at));
+            let part_place = place.advanced(part.at - span.at);
             self.overlay_chunk(chunk, Run { span: part, place: part_place });
             at = chunk.end();
         }
@@ -123,11 +123,11 @@ impl ChainMap {
 
     /// Bytes of memory that the map takes.
     pub fn bytes(&self) -> usize {
-        self.chunks.bytes().saturating_add(self.known.capacity().saturating_mul(size_of::<u32>()))
+        self.chunks.bytes() + self.known.capacity() * size_of::<u32>()
     }
 
     fn overlay_chunk(&mut self, chunk: Span, new: Run) {
-        let within = new.span.at.saturating_sub(chunk.at);
+        let within = new.span.at - chunk.at;
         let old = match self.chunks.get_mut(chunk.at / CHUNK) {
             None => return,
             Some(Chunk::Mixed(runs)) if runs.is_unknown() => return,

@@ -178,9 +178,8 @@ impl Catalogue {
         T: Send + 'static,
         F: FnOnce(&View<'_>) -> Result<T, Problem> + Send + 'static,
     {
-        let ended = |why: &dyn std::fmt::Display| {
-            Problem::new(Code::Internal, format!("a reader of the catalogue ended: {why}"))
-        };
+        let ended =
+            |why: &dyn std::fmt::Display| Problem::new(Code::Internal, format!("a catalogue reader ended: {why}"));
         let turn = turns.clone().acquire_owned().await.map_err(|closed| ended(&closed))?;
         let (readers, tidings) = (self.readers.clone(), self.tidings.clone());
         let asked = tokio::task::spawn_blocking(move || {
@@ -223,7 +222,7 @@ impl Catalogue {
             sound::check_pages(&connection, Look::Whole)?;
             sound::check_rows(&connection)
         });
-        let looked = looked.await.map_err(|error| Problem::failed("look at the catalogue", error))?;
+        let looked = looked.await.map_err(|error| Problem::failed("examine the catalogue", error))?;
         looked.map_err(|problem| self.noted(problem))
     }
 
@@ -314,8 +313,8 @@ fn migrate(connection: &mut Connection, path: &Path) -> Result<(), Problem> {
     let failed = |error: rusqlite::Error| cannot_open(path, error);
     let found: i64 = connection.pragma_query_value(None, "user_version", |row| row.get(0)).map_err(failed)?;
     if found > VERSION {
-        let what = format!("cannot use the catalogue {}: a newer taplined has written it", path.display());
-        return Err(Problem::new(Code::Unsupported, what).advise("start the newer one again, or restore its backup"));
+        let what = format!("cannot use the catalogue {}: it was written by a newer taplined", path.display());
+        return Err(Problem::new(Code::Unsupported, what).advise("start the newer taplined again, or restore a backup"));
     }
     let missing = usize::try_from(found).unwrap_or(0);
     let transaction = connection.transaction().map_err(failed)?;
@@ -341,7 +340,7 @@ fn cannot_open(path: &Path, error: rusqlite::Error) -> Problem {
     if sound::tells_of_damage(&error) {
         return sound::damaged(error);
     }
-    let usual = "see that its directory exists and is writable, and that no other taplined uses it";
+    let usual = "check that its directory exists and is writable, and that no other taplined uses it";
     let advice = advice(&error).unwrap_or_else(|| usual.into());
     Problem::failed(format_args!("open the catalogue {}", path.display()), error).advise(advice)
 }
@@ -383,11 +382,11 @@ fn failed(error: rusqlite::Error) -> Problem {
 /// What to do about the file system that a catalogue is on, where that is the cause.
 fn advice(error: &rusqlite::Error) -> Option<String> {
     let what = match error.sqlite_error_code()? {
-        ErrorCode::DiskFull => "free space on the file system of the state directory, and ask again",
-        ErrorCode::ReadOnly => "see why the file system of the state directory can only be read, and ask again",
+        ErrorCode::DiskFull => "free space on the file system of the state directory and retry",
+        ErrorCode::ReadOnly => "find out why the file system of the state directory is read-only, then retry",
         _ => return None,
     };
-    Some(format!("{what}; nothing was changed, and disks go on"))
+    Some(format!("{what}; nothing was changed, and disks keep running"))
 }
 
 /// There is no such object.

@@ -91,10 +91,10 @@ impl Contents {
             let plain =
                 !["", ".", ".."].contains(&&**file) && !file.contains(['/', '\0']) && !file.starts_with(".tapline-");
             if !plain {
-                return Err(format!("image {} has a file that is none of a repository's: {file:?}", image.uuid));
+                return Err(format!("image {} has a file name that no repository file can have: {file:?}", image.uuid));
             }
             if !files.insert(file) {
-                return Err(format!("two images have the file {file:?}"));
+                return Err(format!("two images have the same file {file:?}"));
             }
         }
         let mut shown = HashSet::new();
@@ -114,10 +114,10 @@ impl Contents {
             let mut at = Some(*start);
             while let Some(image) = at.filter(|image| !sound.contains(image)) {
                 let Some(found) = self.images.get(&image) else {
-                    return Err(format!("image {start} stands on image {image}, which is not there"));
+                    return Err(format!("image {start} is based on image {image}, which is missing"));
                 };
                 if !seen.insert(image) {
-                    return Err(format!("image {image} stands on itself"));
+                    return Err(format!("image {image} is its own ancestor"));
                 }
                 at = found.parent;
             }

@@ -25,16 +25,16 @@ const NEWEST: ABI = ABI::V10;
 
 /// Gives up all privilege and all ways to files and sockets by name.
 pub fn enter() -> Result<(), Failure> {
-    give_up_privilege().map_err(|error| Failure::new("give up privileges", error))?;
+    give_up_privilege().map_err(|error| Failure::new("drop privileges", error))?;
     // Others of the same user could take its descriptors, and read what it has in memory (ptrace(2), pidfd_getfd(2)).
     let hidden = set_dumpable_behavior(DumpableBehavior::NotDumpable);
-    hidden.map_err(|error| Failure::new("hide this process from others of its user", error))?;
+    hidden.map_err(|error| Failure::new("hide this process from other processes of its user", error))?;
     let restricted = forbid_names().map_err(|error| Failure::new("confine this process by Landlock", error))?;
     if restricted.ruleset == RulesetStatus::NotEnforced {
         let why = match restricted.landlock {
-            LandlockStatus::NotEnabled => "the kernel was booted without it (lsm=)",
+            LandlockStatus::NotEnabled => "it is disabled at boot (lsm=)",
             LandlockStatus::NotImplemented => "the kernel was built without it, or is older than Linux 5.13",
-            _ => "the kernel has refused it",
+            _ => "the kernel refused it",
         };
         say(format_args!("not confined by Landlock: {why}"));
     }

@@ -74,8 +74,8 @@ impl CopyUp<'_> {
         let mut copied = 0u64;
         for batch in pieces.chunks(AHEAD) {
             if self.stop.take() {
-                return Err(Failure::new(format!("go on {}", self.title), "a signal has ended it")
-                    .advise("the image shows what it did before; the same command goes on where this one ended"));
+                return Err(Failure::new(format!("continue {}", self.title), "interrupted by a signal")
+                    .advise("the image's contents are unchanged; repeat the command to continue where it stopped"));
             }
             for both in self.read(batch)? {
                 copied = copied.saturating_add(self.write(&both)?);

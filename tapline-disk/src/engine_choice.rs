@@ -67,9 +67,8 @@ fn decide(named: Option<EngineKind>, Seen { slow, cached, data }: Seen<'_>) -> C
             (EngineKind::Aio, Some(note))
         }
         (_, Some(path)) => {
-            let note = format!(
-                "io_uring is used, although the file system of {path} makes it need a thread for every request"
-            );
+            let note =
+                format!("io_uring is used, although the file system of {path} makes it use a thread for every request");
             (EngineKind::Uring, Some(note))
         }
     };

@@ -49,7 +49,7 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// «cannot `tried`: `why`», with the causes of `why` behind it.
+    /// `cannot {tried}: {why}`, with the causes of `why` behind it.
     pub fn new(tried: impl Into<String>, why: impl Into<Box<dyn Error + Send + Sync>>) -> Failure {
         let what = format!("cannot {}: {}", tried.into(), in_full(&*why.into()));
         Failure { what, advice: None, exit: Exit::Failed }

@@ -53,7 +53,7 @@ pub struct AtHand(());
 
 /// From now on there is nothing but this.
 pub fn replace_file_system(files: Files) -> Result<(), Failure> {
-    let refused = |_| Failure::new("take over what was handed", "there was something before");
+    let refused = |_| Failure::new("take the passed file descriptors", "this was already done");
     HANDED.set(Mutex::new(files)).map_err(refused)
 }
 
@@ -291,7 +291,7 @@ pub fn remove_new(path: &Path) -> io::Result<()> {
 /// What has become of a file that was made in vain, for people.
 pub fn what_is_left() -> &'static str {
     match are_handed() {
-        true => "the unfinished file is left to who has handed it",
+        true => "caller must remove it",
         false => "the unfinished file has been removed",
     }
 }
@@ -342,7 +342,7 @@ pub fn no_listener_left() -> Result<(), Failure> {
         None => Ok(()),
         Some((listens, path, _)) => {
             let tried = format!("listen at {} for {listens:?}", path.display());
-            let why = "it was handed to this process, and the command line does not name it";
+            let why = "it was passed to this process, but the command line does not mention it";
             Err(Failure::new(tried, why).exit_as(Exit::Usage))
         }
     }
@@ -354,7 +354,7 @@ pub fn lent(lent: Lent) -> Result<Option<OwnedFd>, Failure> {
         None => Ok(None),
         Some(Some(descriptor)) => Ok(Some(descriptor)),
         Some(None) => {
-            let why = format!("{lent:?} was not handed to this process");
+            let why = format!("{lent:?} was not passed to this process");
             Err(Failure::new("serve a guest of Xen", why).exit_as(Exit::Usage))
         }
     }
@@ -372,7 +372,7 @@ pub fn listener(listens: Listens, path: &Path) -> Result<Option<OwnedFd>, Failur
         Some(Some(socket)) => Ok(Some(socket)),
         Some(None) => {
             let tried = format!("listen at {}", path.display());
-            Err(Failure::new(tried, "that socket was not handed to this process").exit_as(Exit::Usage))
+            Err(Failure::new(tried, "that socket was not passed to this process").exit_as(Exit::Usage))
         }
     }
 }

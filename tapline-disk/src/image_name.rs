@@ -74,17 +74,14 @@ impl fmt::Display for NotAnImage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             NotAnImage::NoFormat(word) => {
-                write!(
-                    f,
-                    "«{word}» does not name its format; write raw:{word}, vhd:{word} or qcow2:{word}, whichever it is"
-                )
+                write!(f, "'{word}' has no format prefix; use raw:{word}, vhd:{word} or qcow2:{word}")
             }
             NotAnImage::UnknownFormat(format) => {
-                write!(f, "there is no format «{format}»; there are raw, vhd and qcow2")
+                write!(f, "unknown format '{format}'; use raw, vhd or qcow2")
             }
-            NotAnImage::NoPath(word) => write!(f, "«{word}» names no file behind the colon"),
-            NotAnImage::NoDataFile(word) => write!(f, "«{word}» names no data file behind «data-file=»"),
-            NotAnImage::HasNone(format) => write!(f, "only qcow2 images have data files, and not {format}"),
+            NotAnImage::NoPath(word) => write!(f, "'{word}' has no file name after the colon"),
+            NotAnImage::NoDataFile(word) => write!(f, "'{word}' has no file name after 'data-file='"),
+            NotAnImage::HasNone(format) => write!(f, "only qcow2 images have data files, not {format}"),
         }
     }
 }

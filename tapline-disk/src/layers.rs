@@ -209,7 +209,7 @@ impl Layers {
         let ([.., above, below], Some(file)) = (self.images.as_slice(), self.files.last()) else { return Ok(()) };
         if let Some(left) = Unfinished::find(parent)? {
             say(format_args!(
-                "{parent} shows what it did, but a command that changes it has not ended; to finish it: {}",
+                "{parent} has its old contents, but a command that changes it did not finish; to finish it: {}",
                 left.command()
             ));
         }
@@ -294,19 +294,16 @@ fn open_log(name: &ImageName, file: &mut ImageFile, served: Served) -> Result<Op
     }
     if log.has_failed() && served.accept_failed_sync {
         say(format_args!(
-            "a sync of {name} or of an image below it has failed under an earlier process; it is served as after a \
-             power loss"
+            "a sync of {name} or of an image below it failed in an earlier process; serving it as after a power loss"
         ));
         redo_log::read_anew(name, file);
         log.accept_failure();
     } else if log.has_failed() {
-        say(format_args!(
-            "a sync of {name} or of an image below it has failed under an earlier process: nothing is written to it"
-        ));
-        say("see the kernel's log for the reason; with --accept-failed-sync it is served as after a power loss");
+        say(format_args!("a sync of {name} or of an image below it failed in an earlier process: not writing to it"));
+        say("see the kernel log for the reason; --accept-failed-sync serves it as after a power loss");
     }
     if let Some(owed) = log.owed() {
-        say(format_args!("{name}: {} sectors are to be written that its last process has left", owed.sectors()));
+        say(format_args!("{name}: replaying {} sectors from the redo log of the last process", owed.sectors()));
     }
     Ok(Some(log))
 }
@@ -340,7 +337,7 @@ fn open_as_logged(
 /// What makes no chain, whatever the files hold: too many of them, or one of them twice, by this name or another.
 fn check_names(names: &[&ImageName]) -> Result<(), Failure> {
     if let Some(name) = names.first().filter(|_| names.len() > LAYERS_MAX) {
-        let why = format!("a chain of {} layers is longer than the {LAYERS_MAX} that are allowed", names.len());
+        let why = format!("a chain of {} layers is longer than the maximum of {LAYERS_MAX}", names.len());
         return Err(Failure::new(format!("open {name}"), why)
             .advise("merge some of them first: tapline image merge")
             .exit_as(Exit::Usage));
@@ -350,7 +347,7 @@ fn check_names(names: &[&ImageName]) -> Result<(), Failure> {
         // What cannot be found is told when it is opened.
         let Some(identity) = FileIdentity::of_path(path) else { continue };
         if name.data_file.as_deref() == Some(path) && seen.iter().any(|(other, _)| *other == identity) {
-            let why = "its data file is another file of this chain already";
+            let why = "its data file is already another file of this chain";
             return Err(Failure::new(format!("use {name} in this chain"), why).exit_as(Exit::Usage));
         }
         if let Some((_, above)) = seen.iter().find(|(other, _)| *other == identity) {
@@ -404,7 +401,10 @@ fn open_qcow2(name: &ImageName, file: &mut ImageFile, write: bool) -> Result<Qco
         let found = Qcow2::open(file, Access::ReadOnly, tail).map_err(|error| explain(name, error))?;
         if found.info().dirty {
             let done = soundness::close(name, file)?;
-            say(format_args!("{name} was not closed by its last writer and has been repaired: {}", done.join("; ")));
+            say(format_args!(
+                "{name} was not closed cleanly by its last writer and has been repaired: {}",
+                done.join("; ")
+            ));
         }
     }
     let image = Qcow2::open(file, access(write), tail).map_err(|error| explain(name, error))?;
@@ -420,8 +420,8 @@ fn check_data_file(name: &ImageName, file: &ImageFile, image: &Image) -> Result<
     let (len, device) = (image.geometry().len, file.data_file().and_then(ImageFile::device_len));
     match device {
         Some(device) if device < len => {
-            let why = format!("its data file is a block device of {device} bytes, and the disk has {len}");
-            Err(Failure::new(format!("open {name}"), why).advise("name the right device, or make it larger"))
+            let why = format!("its data file is a block device of {device} bytes, but the disk has {len}");
+            Err(Failure::new(format!("open {name}"), why).advise("give the right device, or enlarge it"))
         }
         _ => Ok(()),
     }
@@ -433,9 +433,8 @@ fn check_unit(name: &ImageName, file: &ImageFile) -> Result<(), Failure> {
     if unit <= LARGE {
         return Ok(());
     }
-    let why = format!(
-        "its storage takes nothing smaller than {unit} bytes with O_DIRECT, and no drive writes as much at once"
-    );
+    let why =
+        format!("its storage requires O_DIRECT writes of at least {unit} bytes, which no drive writes atomically");
     Err(Failure::new(format!("open {name}"), why).advise("use --cache writeback"))
 }
 
@@ -443,13 +442,13 @@ fn check_unit(name: &ImageName, file: &ImageFile) -> Result<(), Failure> {
 pub fn explain(name: &ImageName, error: ImageError) -> Failure {
     let advice = match error.kind {
         ImageErrorKind::WrongFormat => Some(format!(
-            "name the format that the file has; if it should be {}, its beginning and end are damaged or cut off",
+            "give the file's actual format; if it should be {}, its start and end are damaged or truncated",
             name.format
         )),
-        ImageErrorKind::Corrupt => Some(format!("`tapline image check {name}` lists all that is wrong with it")),
+        ImageErrorKind::Corrupt => Some(format!("`tapline image check {name}` lists the problems")),
         ImageErrorKind::Unsupported | ImageErrorKind::Mismatch => None,
         ImageErrorKind::OutOfLimits => None,
-        ImageErrorKind::Storage => Some("the storage below it fails; see the kernel's log".into()),
+        ImageErrorKind::Storage => Some("its storage failed; see the kernel log".into()),
     };
     let failure = Failure::new(format!("open {name}"), error);
     match advice {
@@ -460,13 +459,11 @@ pub fn explain(name: &ImageName, error: ImageError) -> Failure {
 
 fn parent_missing(name: &ImageName, link: &disk::Link) -> Failure {
     let advice = format!(
-        "{}\n  if that is the one you mean: --parent {}",
+        "{}\n  if that is the right one: --parent {}",
         lineage::describe(link),
         lineage::suggestion(name, link)
     );
-    Failure::new(format!("open {name}"), "it stands on a parent, which must be named")
-        .advise(advice)
-        .exit_as(Exit::Usage)
+    Failure::new(format!("open {name}"), "it has a parent, which must be given").advise(advice).exit_as(Exit::Usage)
 }
 
 /// Options for looking at metadata: through the page cache, which every file system has.

@@ -19,7 +19,7 @@ pub fn clear(name: &ImageName, file: &mut ImageFile) -> Result<(), Failure> {
     }
     match vhd::tidy(file) {
         Ok(Some(tidy)) => perform(file, &tidy)
-            .map_err(|error| Failure::new(format!("take away what the last writer has left in {name}"), error)),
+            .map_err(|error| Failure::new(format!("remove what the last writer left in {name}"), error)),
         Ok(None) | Err(_) => Ok(()),
     }
 }

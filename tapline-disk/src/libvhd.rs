@@ -25,8 +25,8 @@ impl Behind {
     pub fn tell_since(&self, before: &Behind) {
         for name in self.0.iter().filter(|name| !before.0.contains(name)) {
             say(format_args!(
-                "{name} had no room for its metadata in front of its blocks, and has it behind them now: \
-                 `vhd-util check` refuses such a VHD; tapline image convert makes one that it takes"
+                "the metadata of {name} had to be moved behind its blocks: `vhd-util check` rejects such a VHD; \
+                 `tapline image convert` creates one that it accepts"
             ));
         }
     }

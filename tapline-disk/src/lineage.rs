@@ -40,7 +40,7 @@ pub fn modified(name: &ImageName, file: &ImageFile) -> Result<u64, Failure> {
 
 /// How a child's metadata names the parent: as seen from its own directory, and from the root.
 fn paths(child: &Path, parent: &Path) -> Result<(String, String), Failure> {
-    let failed = |path: &Path, error| Failure::new(format!("find where {} is", path.display()), error);
+    let failed = |path: &Path, error| Failure::new(format!("resolve the path of {}", path.display()), error);
     let parent = files::whole(parent).map_err(|error| failed(parent, error))?;
     // A child that is a link stands where the link leads; one that is not there yet, in its directory.
     let child = match files::whole(child) {
@@ -55,7 +55,7 @@ fn paths(child: &Path, parent: &Path) -> Result<(String, String), Failure> {
         (Some(relative), Some(absolute)) => Ok((relative.to_owned(), absolute.to_owned())),
         _ => Err(Failure::new(
             format!("record the parent {}", parent.display()),
-            "its path is not UTF-8, which a parent's name in an image must be",
+            "its path is not UTF-8, so it cannot be recorded as a parent",
         )),
     }
 }
@@ -79,9 +79,9 @@ pub fn describe(link: &Link) -> String {
     let mut text = match names.split_first() {
         Some((first, rest)) => {
             let rest: String = rest.iter().map(|name| format!(" ({})", printable(name))).collect();
-            format!("it was made on «{}»{rest}", printable(first))
+            format!("its recorded parent is '{}'{rest}", printable(first))
         }
-        None => "it was made on a parent that it does not name".to_owned(),
+        None => "it has a parent whose name is not recorded".to_owned(),
     };
     if link.uuid != [0; 16] {
         text.push_str(&format!(" with uuid {}", uuid::text(&link.uuid)));
@@ -119,17 +119,13 @@ pub fn check(
 ) -> Result<Option<String>, Failure> {
     let tried = || format!("use {parent} as the parent of {child}");
     let Some(link) = above.link() else {
-        return Err(Failure::new(tried(), format!("{child} stands on its own, it has no parent"))
-            .advise("leave out this --parent and those behind it")
+        return Err(Failure::new(tried(), format!("{child} has no parent"))
+            .advise("omit this --parent and those after it")
             .exit_as(Exit::Usage));
     };
     if let Some(format) = link.format.filter(|&format| format != parent.format.word()) {
-        return Err(Failure::new(tried(), format!("{child} was made on an image of the format {format}"))
-            .advise(format!(
-                "{}\n  if that is the one you mean: --parent {}",
-                describe(&link),
-                suggestion(child, &link)
-            ))
+        return Err(Failure::new(tried(), format!("the recorded parent of {child} has the format {format}"))
+            .advise(format!("{}\n  if that is the right one: --parent {}", describe(&link), suggestion(child, &link)))
             .exit_as(Exit::Usage));
     }
     let error = match disk::check_parent(above, below, Some(modified)) {
@@ -139,11 +135,11 @@ pub fn check(
     // The same parent but for its time?
     let only_changed = disk::check_parent(above, below, None).is_ok();
     if only_changed && accept {
-        return Ok(Some(format!("{child} on {parent}: {error}; it is used nevertheless, as was asked for")));
+        return Ok(Some(format!("{child} on {parent}: {error}; using it anyway, as requested")));
     }
     let advice = match only_changed {
         true => format!(
-            "{}\n  {child} may show other bytes than before; if you know that it does not, or accept it: \
+            "{}\n  the contents of {child} may have changed; if you know that they have not, or accept that they have: \
              --accept-changed-parent",
             describe(&link)
         ),
@@ -181,7 +177,7 @@ mod test {
 
     #[test]
     fn recorded_names_are_shown_once_and_harmless() {
-        assert_eq!(describe(&link("/b", "/b")), "it was made on «/b»");
-        assert_eq!(describe(&link("b\x1b[2J", "/a/b")), "it was made on «b\u{fffd}[2J» (/a/b)");
+        assert_eq!(describe(&link("/b", "/b")), "its recorded parent is '/b'");
+        assert_eq!(describe(&link("b\x1b[2J", "/a/b")), "its recorded parent is 'b\u{fffd}[2J' (/a/b)");
     }
 }

@@ -33,7 +33,7 @@ impl Log {
     pub fn caused(&mut self, line: impl Display) {
         if let Some(left_out) = self.admit(Instant::now()) {
             if left_out > 0 {
-                say(format_args!("{left_out} lines were left out"));
+                say(format_args!("{left_out} lines were dropped"));
             }
             say(line);
         }

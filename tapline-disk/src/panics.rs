@@ -40,11 +40,11 @@ fn told(panic: &Panic<'_>) -> String {
     // The lock may be held by whoever panics.
     let verb = VERB.try_lock().ok().and_then(|verb| *verb).map(|verb| {
         let article = if verb.starts_with('u') { "an" } else { "a" };
-        format!(", {article} {verb} was under way")
+        format!(", {article} {verb} was in progress")
     });
     let verb = verb.unwrap_or_default();
     panic.during(format_args!(
-        "{requests} requests were in flight{verb}; the process ends, and another can take its disk over"
+        "{requests} requests were in flight{verb}; the process exits, and another one can take over its disk"
     ))
 }
 
@@ -74,7 +74,7 @@ mod test {
         let told = String::from_utf8(ended.stderr).unwrap();
         assert_eq!(ended.status.signal(), Some(6), "{told}");
         assert!(told.starts_with("tapline-disk: PANIC") && told.contains("src/panics.rs:"), "{told}");
-        assert!(told.contains(": too much: 3; 7 requests were in flight, a snapshot was under way; "), "{told}");
+        assert!(told.contains(": too much: 3; 7 requests were in flight, a snapshot was in progress; "), "{told}");
     }
 
     #[test]

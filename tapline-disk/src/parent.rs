@@ -22,12 +22,12 @@ pub fn end_with() -> Result<(), Failure> {
         loop {
             match poll(&mut ends, None) {
                 Err(Errno::INTR) => {}
-                Err(errno) => return say(format_args!("who has started this job is not watched: {errno}")),
+                Err(errno) => return say(format_args!("cannot watch the process that started this job: {errno}")),
                 Ok(_) => break,
             }
         }
-        say("whoever has started this job has gone, and it ends");
+        say("the process that started this job has exited; stopping");
         std::process::exit(Exit::Failed.code().into());
     });
-    started.map(drop).map_err(|error| Failure::new("watch who has started this", error))
+    started.map(drop).map_err(|error| Failure::new("watch the parent process", error))
 }

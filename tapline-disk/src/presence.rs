@@ -47,7 +47,7 @@ impl Presence {
             let place = self.place(left)?;
             let len = place.len().min(left.len);
             if len == 0 {
-                return Err(self.failed("its format gives no answer"));
+                return Err(self.failed("its format gave no answer"));
             }
             let holds = match place {
                 Place::Data { .. } | Place::Packed { .. } | Place::Shared { .. } => Holds::Data,
@@ -70,7 +70,7 @@ impl Presence {
                 Ok(place) => return Ok(place),
                 Err(Wait::Load(block)) => self.load(block)?,
                 Err(Wait::Busy(_) | Wait::Round | Wait::NoSpace | Wait::Damaged(_)) => {
-                    return Err(self.failed("its format wants to write"));
+                    return Err(self.failed("its format would have to write"));
                 }
             }
         }
@@ -85,17 +85,17 @@ impl Presence {
         let read: Result<(), ReadFault> = self.file.read_at(block.at, found);
         read.map_err(|error| self.failed(error))?;
         self.image.load(block, &bytes).map_err(|corrupt| {
-            self.failed(format!("what stands at byte {} of the file makes no sense", corrupt.at))
-                .advise(format!("`tapline image check {}` lists all that is wrong with it", self.name))
+            self.failed(format!("the metadata at byte {} of the file is invalid", corrupt.at))
+                .advise(format!("`tapline image check {}` lists the problems", self.name))
         })
     }
 
     fn damaged(&self, at: u64, raw: u64) -> Failure {
-        self.failed(format!("the entry {raw:#018x} at byte {at} of the file makes no sense"))
-            .advise(format!("`tapline image check {}` lists all that is wrong with it", self.name))
+        self.failed(format!("the entry {raw:#018x} at byte {at} of the file is invalid"))
+            .advise(format!("`tapline image check {}` lists the problems", self.name))
     }
 
     fn failed(&self, why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Failure {
-        Failure::new(format!("look up what {} holds", self.name), why)
+        Failure::new(format!("look up the allocation of {}", self.name), why)
     }
 }

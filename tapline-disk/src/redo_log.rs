@@ -70,7 +70,7 @@ pub fn open(name: &ImageName, file: &mut ImageFile) -> Result<Option<RedoLog>, F
     let failed = |error: io::Error| Failure::new(format!("open the redo log of {name}"), error).advise(ADVICE);
     let Some(mut found) = LogFile::of(file, true).map_err(failed)? else {
         say(format_args!(
-            "no redo log was handed over for {name}: what a guest has not flushed is lost with this process"
+            "no redo log was passed for {name}: if this process dies, data not flushed by the guest is lost"
         ));
         return Ok(None);
     };
@@ -85,7 +85,7 @@ pub fn open(name: &ImageName, file: &mut ImageFile) -> Result<Option<RedoLog>, F
     Ok(Some(log))
 }
 
-const ADVICE: &str = "set TAPLINE_REDO_DIR to a directory in memory that only this user can write to";
+const ADVICE: &str = "set TAPLINE_REDO_DIR to a directory in memory that is writable only by this user";
 
 /// Whether a process has left something in the log of the image at this path.
 pub fn is_left(path: &Path) -> bool {
@@ -111,7 +111,7 @@ pub struct AfterFailure {
 /// The same of an image that stands on others, which were settled before; whether a sync of it or of them has failed.
 /// What this one has given up may be nowhere else then than in what that sync should have covered.
 pub fn settle_above(name: &ImageName, file: &mut ImageFile, after: AfterFailure) -> Result<bool, Failure> {
-    let failed = |error: io::Error| Failure::new(format!("write to {name} what its last process has left"), error);
+    let failed = |error: io::Error| Failure::new(format!("replay the redo log of {name}"), error);
     let left = LogFile::of(file, false).map_err(failed)?.filter(LogFile::is_left);
     let Some(found) = left else { return Ok(after.below) };
     let mut log = RedoLog::open(found.region().map_err(failed)?, &identity(file).map_err(failed)?, file)
@@ -123,8 +123,7 @@ pub fn settle_above(name: &ImageName, file: &mut ImageFile, after: AfterFailure)
     if log.has_failed() {
         if !after.keep {
             say(format_args!(
-                "a sync of {name} or of an image below it has failed under its last process: it is used as after a \
-                 power loss"
+                "a sync of {name} or of an image below it failed in its last process: using it as after a power loss"
             ));
             read_anew(name, file);
             drop(log);
@@ -139,7 +138,7 @@ pub fn settle_above(name: &ImageName, file: &mut ImageFile, after: AfterFailure)
     match owed {
         Some((batches, sectors)) => {
             ordered::write_synced(file, &batches, sync).map_err(failed)?;
-            say(format_args!("{name}: {sectors} sectors were written that its last process has left"));
+            say(format_args!("{name}: replayed {sectors} sectors from the redo log of its last process"));
         }
         None if unsynced => sync(file).map_err(failed)?,
         None => {}
@@ -152,7 +151,7 @@ pub fn settle_above(name: &ImageName, file: &mut ImageFile, after: AfterFailure)
 /// Has an image whose sync has failed show what its storage has.
 pub fn read_anew(name: &ImageName, file: &mut ImageFile) {
     if let Err(error) = file.read_anew() {
-        say(format_args!("the storage of {name} fails still: {error}"));
+        say(format_args!("the storage of {name} still fails: {error}"));
     }
 }
 
@@ -261,10 +260,10 @@ impl LogFile {
         if log.owed().is_none() || log.last_seen() == 0 || late <= LATE_MAX {
             return Ok(());
         }
-        let why = format!("it was changed {} s after the process that used it was last seen", late.as_secs());
+        let why = format!("it was changed {} s after its last process was last seen", late.as_secs());
         Err(Failure::new(format!("open {name}"), why).advise(format!(
-            "what that process has left to be written may not fit any more. Put the image back as it was; or remove {} \
-             to open it as after a power loss",
+            "the redo log of that process may no longer match. Restore the image as it was, or remove {} to open it as \
+             after a power loss",
             self.path.display()
         )))
     }
@@ -272,13 +271,13 @@ impl LogFile {
     fn not_understood(&self, name: &ImageName, error: disk::ImageError) -> Failure {
         let first = match error.kind {
             ImageErrorKind::Unsupported => {
-                "serve the image with the version of tapline-disk that served it last, and end that; or "
+                "serve the image with the tapline-disk version that served it last and stop that; or "
             }
             _ => "",
         };
         Failure::new(format!("open {name}"), error).advise(format!(
-            "{first}remove {} to open it as after a power loss: what its last process has not made durable is lost \
-             then",
+            "{first}remove {} to open it as after a power loss: data that its last process had not made durable is \
+             then lost",
             self.path.display()
         ))
     }
@@ -288,7 +287,7 @@ impl LogFile {
         let ended = self.file.set_len(0);
         let ended = if self.handed { ended } else { std::fs::remove_file(&self.path) };
         if let Err(error) = ended {
-            say(format_args!("an empty redo log is left, {}: {error}", self.path.display()));
+            say(format_args!("the empty redo log {} could not be removed: {error}", self.path.display()));
         }
     }
 }
@@ -316,7 +315,7 @@ fn check_ours(directory: &Path) -> io::Result<()> {
     if metadata.is_dir() && metadata.uid() == rustix::process::geteuid().as_raw() && metadata.mode() & 0o022 == 0 {
         return Ok(());
     }
-    let what = format!("{} is not a directory of this user's that nobody else can write to", directory.display());
+    let what = format!("{} is not a directory owned by this user and writable only by it", directory.display());
     Err(io::Error::new(io::ErrorKind::PermissionDenied, what))
 }
 

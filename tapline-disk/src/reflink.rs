@@ -17,9 +17,9 @@ use crate::target::beside;
 
 /// Makes `to`, which must not exist, from `from`, which nobody writes meanwhile: its lock is the caller's.
 pub fn clone(from: &ImageName, file: &ImageFile, to: &ImageName) -> Result<(), Failure> {
-    let tried = || format!("make {to} from {from}");
+    let tried = || format!("create {to} from {from}");
     if to.path().symlink_metadata().is_ok() {
-        return Err(Failure::new(tried(), format!("{} exists already", to.path().display()))
+        return Err(Failure::new(tried(), format!("{} already exists", to.path().display()))
             .advise("remove it or choose another name"));
     }
     let beside = beside(to.path())?;
@@ -45,11 +45,11 @@ fn share(from: &ImageFile, made: &mut ImageFile, tried: &dyn Fn() -> String) -> 
         Ok(()) => made.sync().map_err(|error| Failure::new(tried(), error)),
         Err(error @ (Errno::OPNOTSUPP | Errno::NOTTY | Errno::INVAL | Errno::XDEV | Errno::NOSYS)) => {
             let why = match error {
-                Errno::XDEV => "they are on different file systems, and blocks are shared only within one",
+                Errno::XDEV => "they are on different file systems, and blocks can only be shared within one",
                 _ => "their file system cannot share blocks between files (XFS and btrfs can)",
             };
             Err(Failure::new(tried(), why)
-                .advise("make a child instead: --to qcow2:PATH or --to vhd:PATH; or a copy: tapline image convert"))
+                .advise("create a child instead (--to qcow2:PATH or --to vhd:PATH), or a copy (tapline image convert)"))
         }
         Err(error) => Err(Failure::new(tried(), std::io::Error::from(error))),
     }

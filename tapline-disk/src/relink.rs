@@ -46,7 +46,7 @@ pub fn latest_change(
 ) -> Result<SystemTime, Failure> {
     let mut times = files.map(|metadata| metadata?.modified());
     let latest = times.try_fold(SystemTime::UNIX_EPOCH, |latest, time| Ok(latest.max(time?)));
-    latest.map_err(|error: io::Error| Failure::new(format!("find the time of {name}"), error))
+    latest.map_err(|error: io::Error| Failure::new(format!("read the modification time of {name}"), error))
 }
 
 impl Time {
@@ -77,12 +77,12 @@ impl Time {
             // Only its owner may, who has handed it, and can.
             Err(error) if files::are_handed() && error.kind() == ErrorKind::PermissionDenied => {
                 say(format_args!(
-                    "the time of {name} is not put back, since its file is another user's: children of it that were not \
-                     named may need --accept-changed-parent"
+                    "the modification time of {name} cannot be restored because the file belongs to another user: \
+                     children that were not given may need --accept-changed-parent"
                 ));
                 Ok(())
             }
-            set => set.map_err(|error| Failure::new(format!("put back the time of {name}"), error)),
+            set => set.map_err(|error| Failure::new(format!("restore the modification time of {name}"), error)),
         }
     }
 }

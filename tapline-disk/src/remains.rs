@@ -122,9 +122,9 @@ impl Remains {
     /// Removes them, durably.
     pub fn remove(self) -> Result<(), Failure> {
         for (Layer { name, .. }, file) in &self.layers {
-            let tried = || format!("remove {name}, which was merged and holds nothing any more");
+            let tried = || format!("remove {name}, which was merged and no longer holds data");
             if FileIdentity::of_open(file) != FileIdentity::of(name) {
-                return Err(Failure::new(tried(), "another file has its name now"));
+                return Err(Failure::new(tried(), "another file now has its name"));
             }
             name.paths().try_for_each(remove).map_err(|error| Failure::new(tried(), error))?;
         }
@@ -136,8 +136,8 @@ impl Remains {
     }
 }
 
-const ADVICE: &str = "the disk does not need it any more: the layer above it stands on the target of the merge. See what \
-                      it is (tapline image info), then remove it by hand, or not";
+const ADVICE: &str = "the disk no longer needs it: the layer above it is now based on the merge target. Examine it \
+    (tapline image info), and remove it by hand if you do not need it";
 
 /// Removes a file, durably.
 pub fn remove(path: &Path) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
@@ -148,20 +148,20 @@ pub fn remove(path: &Path) -> Result<(), Box<dyn std::error::Error + Send + Sync
 /// Sees that a source is empty and stands on `below`.
 fn examine(name: &ImageName, file: &mut ImageFile, below: Option<&Layer>) -> Result<Layer, Failure> {
     let image = open_image(name, file, false)?;
-    let not = |why: String| Err(Failure::new(format!("take {name} for what the merge has left"), why));
-    let Some(link) = image.link() else { return not("it stands on its own".into()) };
+    let not = |why: String| Err(Failure::new(format!("treat {name} as left over from the merge"), why));
+    let Some(link) = image.link() else { return not("it has no parent".into()) };
     match below {
-        Some(below) if !below.carries(name, &link) => return not(format!("it does not stand on {}", below.name)),
+        Some(below) if !below.carries(name, &link) => return not(format!("it is not based on {}", below.name)),
         Some(_) => {}
-        None => return not("the layer that was below it is gone".into()),
+        None => return not("the layer below it is gone".into()),
     }
     if link.modified.is_some() || link.len.is_some() {
-        return not("it remembers its parent's time or size, which a layer that is merged forgets".into());
+        return not("it records its parent's time or size, which a merged layer does not".into());
     }
     let whole = Span { at: 0, len: image.geometry().len };
     let runs = Presence::of(name, to_look_at(false))?.runs(whole)?;
     if let Some((span, _)) = runs.iter().find(|(_, holds)| *holds != Holds::Parent) {
-        return not(format!("it holds something, first {} bytes at {}", span.len, span.at));
+        return not(format!("it holds data, first {} bytes at {}", span.len, span.at));
     }
     Ok(Layer::in_image(name, &image))
 }

@@ -66,7 +66,7 @@ pub fn run(serve: &Serve) -> Result<Exit, Failure> {
     let (sockets, counters) = match (handed, taken) {
         (Some(sockets), _) => (sockets, Counters::default()),
         (None, Some(taken)) => Sockets::taken_over(taken),
-        (None, None) => return Err(Failure::new("serve", "there are no sockets to serve at")),
+        (None, None) => return Err(Failure::new("serve", "there are no sockets to listen at")),
     };
     files::forget();
     let choice = choose(serve.access.engine(), &files, data(serve));
@@ -104,7 +104,7 @@ pub fn run(serve: &Serve) -> Result<Exit, Failure> {
         (Some(socket), _, _) => serve_vhost_user(serve, socket, sockets.transport, serving),
         (None, _, Some(guest)) => serve_guest(serve, guest, sockets.transport, serving),
         (None, Some(address), None) => serve_nbd(serve, address, sockets.transport, serving),
-        (None, None, None) => Err(Failure::new(format!("serve {name}"), "no transport is named").exit_as(Exit::Usage)),
+        (None, None, None) => Err(Failure::new(format!("serve {name}"), "no transport is given").exit_as(Exit::Usage)),
     }
 }
 
@@ -208,7 +208,7 @@ fn serve_vhost_user(serve: &Serve, socket: &Path, transport: Transport, serving:
 
 fn serve_nbd(serve: &Serve, address: &str, transport: Transport, serving: Serving) -> Result<Exit, Failure> {
     if serve.queues > 1 {
-        say("--queues is of no use with --nbd: a client opens as many connections as it likes");
+        say("--queues has no effect with --nbd: clients can open any number of connections");
     }
     let export = export(serve, &serving.disk);
     let server = match transport {
@@ -244,14 +244,14 @@ fn go_on<S>(server: Result<S, HandoverError>, rest: Rest, serving: Serving) -> R
 where
     S: transport::Server + Disclose,
 {
-    let server = server.map_err(|error| Failure::new("take over the peers of the disk", error))?;
+    let server = server.map_err(|error| Failure::new("take over the disk's connections", error))?;
     rest.begin()?;
     EventLoop::new(server, serving)?.run()
 }
 
 fn serve_guest(serve: &Serve, guest: guest::Claimed, transport: Transport, serving: Serving) -> Result<Exit, Failure> {
     if serve.print.is_some() && serve.nbd.is_none() {
-        say("--print is of no use with --xen: `tapline xen attach` tells the guest");
+        say("--print has no effect with --xen: `tapline xen attach` configures the guest");
     }
     // It listens before the guest's end is served: a toolstack goes on then, and may have QEMU connect.
     let export = export(serve, &serving.disk);
@@ -285,7 +285,7 @@ fn announce(serve: &Serve, served: Served<'_>) -> Result<(), Failure> {
     }
     if serve.print.is_none() && serve.xen.is_none() {
         let names = [PrintFor::Qemu, PrintFor::Libvirt].map(|target| format!("--print {target:?}").to_lowercase());
-        say(format_args!("add {} to see what to paste there; SIGTERM ends it cleanly", names.join(" or ")));
+        say(format_args!("add {} to print the VMM's configuration; SIGTERM stops it cleanly", names.join(" or ")));
     }
     Ok(())
 }
@@ -299,7 +299,7 @@ fn in_uri(path: &Path) -> String {
 
 /// What is pasted elsewhere must hold there too.
 fn absolute(path: &Path) -> Result<PathBuf, Failure> {
-    std::path::absolute(path).map_err(|error| Failure::new(format!("find where {} is", path.display()), error))
+    std::path::absolute(path).map_err(|error| Failure::new(format!("resolve the path of {}", path.display()), error))
 }
 
 /// A path, or a host and a port. What has a slash is a path; a name without a colon is one too.
@@ -310,16 +310,16 @@ fn nbd_address(word: &str) -> Result<nbd::Address, Failure> {
         return Ok(nbd::Address::Unix(PathBuf::from(word)));
     }
     let found = word.to_socket_addrs().map_err(|error| {
-        Failure::new(format!("find the address of {word}"), error).advise("write HOST:PORT, or ./NAME for a socket")
+        Failure::new(format!("resolve the address {word}"), error).advise("use HOST:PORT, or ./NAME for a Unix socket")
     })?;
     let address = found.into_iter().next();
-    address.map(nbd::Address::Tcp).ok_or_else(|| Failure::new(format!("find the address of {word}"), "there is none"))
+    address.map(nbd::Address::Tcp).ok_or_else(|| Failure::new(format!("resolve the address {word}"), "there is none"))
 }
 
 /// The error names the place by itself.
 fn cannot_listen(error: impl std::error::Error) -> Failure {
     Failure::said(error)
-        .advise("end whoever uses it, or name another place: a path of at most 107 bytes that is free to create")
+        .advise("stop the process that uses it, or choose another path: unused and at most 107 bytes long")
 }
 
 /// What the guest sees as the disk's serial number if nobody says another: the file's name, as far as it fits.

@@ -17,7 +17,7 @@ impl std::error::Error for NotASize {}
 
 impl fmt::Display for NotASize {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "«{}» is not a size; write a whole number and K, M, G, T or P, as in 512M or 10G", self.0)
+        write!(f, "'{}' is not a size; use a whole number with K, M, G, T or P, as in 512M or 10G", self.0)
     }
 }
 

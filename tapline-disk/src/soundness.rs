@@ -47,12 +47,11 @@ pub fn unfindable(damage: Damage, layer: impl Display) -> String {
     let last = damage.span.end().saturating_sub(1);
     match what {
         Damaged::Entry(raw) => format!(
-            "its bytes {first} to {last} cannot be found, since the entry {raw:#018x} at byte {at} of {layer} makes no \
-             sense"
+            "its bytes {first} to {last} cannot be located: the entry {raw:#018x} at byte {at} of {layer} is invalid"
         ),
         Damaged::Packed => format!(
-            "its bytes {first} to {last} cannot be had, since the compressed cluster at byte {at} of {layer} does not \
-             unpack to one"
+            "its bytes {first} to {last} cannot be read: the compressed cluster at byte {at} of {layer} does not \
+             decompress to a cluster"
         ),
     }
 }
@@ -60,8 +59,8 @@ pub fn unfindable(damage: Damage, layer: impl Display) -> String {
 /// What can be done about it, where the layer is called so.
 pub fn cure_for(damage: Damage, layer: impl Display) -> String {
     match damage.what {
-        Damaged::Entry(_) => format!("`tapline image check {layer} --repair` mends what can be mended"),
-        Damaged::Packed => "what it held is lost, and comes back from a backup only".to_owned(),
+        Damaged::Entry(_) => format!("`tapline image check {layer} --repair` repairs what can be repaired"),
+        Damaged::Packed => "its data is lost unless it can be restored from a backup".to_owned(),
     }
 }
 
@@ -92,9 +91,7 @@ fn examine_vhd(file: &mut ImageFile) -> Result<Examined, disk::ImageError> {
         true => Cure {
             batches: report.repairs,
             len: None,
-            what: vec![
-                "redundant metadata is restored, and what libvhd refuses of the header is written anew".to_owned(),
-            ],
+            what: vec!["restored redundant metadata, and rewrote header fields that libvhd rejects".to_owned()],
         },
         false => Cure::default(),
     };
@@ -105,12 +102,8 @@ fn examine_qcow2(file: &mut ImageFile, cure: bool) -> Result<Examined, disk::Ima
     let report = qcow2::check(file)?;
     let mut problems = report.problems;
     let states = [
-        (
-            report.dirty,
-            Severity::Unclosed,
-            "the image was not closed; its refcounts are rebuilt by whoever writes to it next",
-        ),
-        (report.marked_corrupt, Severity::Repairable, "a program has found the image damaged and has marked it so"),
+        (report.dirty, Severity::Unclosed, "the image was not closed; the next writer rebuilds its refcounts"),
+        (report.marked_corrupt, Severity::Repairable, "a program found the image damaged and marked it as such"),
     ];
     problems.extend(states.into_iter().filter(|(is, _, _)| *is).map(|(_, severity, what)| Problem {
         severity,
@@ -135,7 +128,7 @@ pub fn mend(name: &ImageName, file: &mut ImageFile, cure: &Cure) -> Result<(), F
         _ => Ok(()),
     };
     done.and_then(|()| ordered::write(file, &cure.batches)).map_err(|error| {
-        Failure::new(format!("repair {name}"), error).advise("nothing that was sound has been lost; repair it again")
+        Failure::new(format!("repair {name}"), error).advise("no intact data has been lost; run the repair again")
     })
 }
 

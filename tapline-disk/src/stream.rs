@@ -75,7 +75,7 @@ impl Iterator for Stream {
         if self.left == 0 {
             return None;
         }
-        let gone = || Failure::new("read on", "the reading thread is gone");
+        let gone = || Failure::new("read on", "the reader thread has exited");
         let piece = self.pieces.as_ref().and_then(|pieces| pieces.recv().ok()).unwrap_or_else(|| Err(gone()));
         match &piece {
             Ok(piece) => self.left = self.left.saturating_sub(piece.span.len),

@@ -99,8 +99,8 @@ impl Target {
     pub fn create_anywhere(name: &ImageName, plan: &Plan, force: bool) -> Result<Target, Failure> {
         let Some(mut found) = device::open(name)? else { return Target::create(name, plan, force) };
         if name.format == FormatName::Vhd && matches!(plan.shape, Shape::Fixed) {
-            return Err(Failure::new(format!("create {name}"), "no fixed VHD is made on a block device")
-                .advise("make it dynamic, or use the device as a raw image")
+            return Err(Failure::new(format!("create {name}"), "a fixed VHD cannot be created on a block device")
+                .advise("use a dynamic VHD, or use the device as a raw image")
                 .exit_as(Exit::Usage));
         }
         let creation = lay_out(name, plan)?;
@@ -117,7 +117,7 @@ impl Target {
     /// The image is complete and flushed: it stays, under the name that was asked for.
     pub fn keep(mut self) -> Result<(), Failure> {
         if let Some(old) = &self.old {
-            let failed = |error| Failure::new(format!("replace {} by {}", old.path.display(), self.name), error);
+            let failed = |error| Failure::new(format!("replace {} with {}", old.path.display(), self.name), error);
             std::fs::rename(self.name.path(), &old.path).map_err(failed)?;
             self.kept = true;
             uring::sync_directory(&old.path).map_err(Failure::said)?;
@@ -143,9 +143,9 @@ impl Drop for Target {
 /// The bytes of a new image.
 pub fn lay_out(name: &ImageName, plan: &Plan) -> Result<Creation, Failure> {
     if name.data_file.is_some() {
-        let why = "a new image has its data in itself";
+        let why = "a new image cannot have an external data file";
         return Err(Failure::new(format!("create {name}"), why)
-            .advise("leave «data-file» out; `qemu-img create -f qcow2 -o data_file=FILE` makes an image with one")
+            .advise("omit 'data-file'; `qemu-img create -f qcow2 -o data_file=FILE` creates an image with one")
             .exit_as(Exit::Usage));
     }
     let laid_out = match name.format {
@@ -262,8 +262,8 @@ fn lock_old(name: &ImageName) -> Result<Option<Old>, Failure> {
     let options = OpenOptions { write: true, cache: Cache::Writeback, lock: true };
     let locked = ImageFile::open(name.path(), options).map_err(Failure::said)?;
     if locked.device_len().is_some() {
-        let why = "it is a block device, and no new file can be made next to it";
-        return Err(Failure::new(format!("replace {name}"), why).advise("convert it to another place"));
+        let why = "it is a block device, so no new file can be created next to it";
+        return Err(Failure::new(format!("replace {name}"), why).advise("convert it to another target"));
     }
     Ok(Some(Old { path, _locked: locked }))
 }
@@ -277,7 +277,7 @@ pub fn beside(path: &Path) -> Result<PathBuf, Failure> {
     if beside.symlink_metadata().is_ok_and(|found| found.is_file()) {
         let options = OpenOptions { write: true, cache: Cache::Writeback, lock: true };
         let _locked = ImageFile::open(&beside, options).map_err(Failure::said)?;
-        let tried = || format!("remove {}, which a job has left that was killed", beside.display());
+        let tried = || format!("remove {}, left behind by a killed job", beside.display());
         std::fs::remove_file(&beside).map_err(|error| Failure::new(tried(), error))?;
     }
     Ok(beside)

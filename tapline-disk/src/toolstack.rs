@@ -86,7 +86,7 @@ fn give(store: &mut dyn Store, places: &Places, words: &cli::Attach) -> Result<(
     let wish = Wish { read_only: words.mode == Mode::R, kept: false };
     give::announce(store, &device, wish)?;
     if words.no_serve {
-        say(format_args!("{device}: its nodes are made; nobody serves it yet"));
+        say(format_args!("{device}: its nodes are created; it is not served yet"));
         say(format_args!("its backend is {}", device.backend()));
     } else {
         let process = Process {
@@ -150,15 +150,16 @@ fn serve(
 }
 
 fn tell(device: &Device, launched: &Launched, control: &Path, log: &Path) {
-    say(format_args!("{device} is served by the process {}", launched.pid()));
+    say(format_args!("{device} is served by process {}", launched.pid()));
     say(format_args!("its log is {}", log.display()));
-    say(format_args!("ask it by: tapline disk {} VERB", control.display()));
+    say(format_args!("control it with: tapline disk {} VERB", control.display()));
 }
 
 /// `tapline-disk serve …`, with whole paths: the process has a directory of its own.
 fn program_words(device: &Device, process: &Process<'_>, control: &Path) -> Result<Vec<OsString>, Failure> {
     let whole = |path: &Path| {
-        std::path::absolute(path).map_err(|error| Failure::new(format!("find where {} is", path.display()), error))
+        std::path::absolute(path)
+            .map_err(|error| Failure::new(format!("resolve the path of {}", path.display()), error))
     };
     let mut words: Vec<OsString> = vec!["serve".into()];
     for (layer, image) in process.images.iter().enumerate() {
@@ -219,8 +220,8 @@ fn first_free(store: &mut dyn Store, guest: xen::DomId) -> Result<Vdev, Failure>
             }
         }
     }
-    Err(Failure::new(format!("find a free disk in domain {guest}"), "it has all from xvda to xvdz")
-        .advise("name one with --vdev"))
+    Err(Failure::new(format!("find a free disk in domain {guest}"), "xvda to xvdz are all in use")
+        .advise("give one with --vdev"))
 }
 
 /// `detach`.
@@ -272,7 +273,7 @@ fn take_without_store(places: &Places, words: &cli::Detach, failure: Failure) ->
 fn end_unknown(places: &Places, own: xen::DomId, guest: xen::DomId, vdev: Vdev) -> Result<bool, Failure> {
     let served = claim::served(places, own, guest, vdev)?;
     for device in &served {
-        say(format_args!("the store does not know {device}; its process is ended"));
+        say(format_args!("{device} is not in xenstore; stopping its process"));
         claim::end_holder(places, device, |said| say(said))?;
         relics::remove(places, device, None, |said| say(said));
     }
@@ -301,7 +302,7 @@ fn show(store: &mut dyn Store, domain: Option<&str>, json: bool) -> Result<(), F
 /// What xl's script for a disk does.
 fn script(store: &mut dyn Store, places: &Places, action: ScriptAction) -> Result<(), Failure> {
     let node = std::env::var("XENBUS_PATH").map_err(|error| {
-        Failure::new("learn from XENBUS_PATH which disk is meant", error)
+        Failure::new("get the disk from XENBUS_PATH", error)
             .advise("xl sets it when it calls /etc/xen/scripts/block-tapline")
             .exit_as(Exit::Usage)
     })?;

@@ -51,13 +51,13 @@ impl Unfinished {
     pub fn begin(name: &ImageName, command: &str) -> Result<Unfinished, Failure> {
         settle(name)?;
         let (path, metadata) = place(name)?;
-        let tried = || format!("make a note of what is done to {name}");
+        let tried = || format!("create the marker file of {name}");
         let since = Time::of(name)?.modified().duration_since(UNIX_EPOCH).unwrap_or_default();
         let (seconds, nanoseconds) = (since.as_secs(), since.subsec_nanos());
         let note = Note { command: command.to_owned(), inode: metadata.ino(), seconds, nanoseconds };
         if let Some(path) = &path {
             write(path, &note).map_err(|error| {
-                let advice = format!("{} is to be written, in the image's directory", path.display());
+                let advice = format!("{} must be writable, in the image's directory", path.display());
                 Failure::new(tried(), error).advise(advice)
             })?;
             uring::sync_directory(path).map_err(Failure::said)?;
@@ -72,7 +72,7 @@ impl Unfinished {
         }
         let (Some(path), metadata) = place(name)? else { return Ok(None) };
         let failed = |why: Box<dyn std::error::Error + Send + Sync>| {
-            Failure::new(format!("read {}, a note of what was done to {name}", path.display()), why)
+            Failure::new(format!("read {}, the marker of an unfinished change to {name}", path.display()), why)
         };
         let bytes = match std::fs::read(&path) {
             Ok(bytes) => bytes,
@@ -101,7 +101,7 @@ impl Unfinished {
         Time::at(&self.name, self.modified()).put_back()?;
         let Some(path) = self.path else { return Ok(()) };
         std::fs::remove_file(&path)
-            .map_err(|error| Failure::new(format!("remove {}, a note of what is done", path.display()), error))?;
+            .map_err(|error| Failure::new(format!("remove the marker file {}", path.display()), error))?;
         uring::sync_directory(&path).map_err(Failure::said)
     }
 }
@@ -125,8 +125,8 @@ fn write(path: &Path, note: &Note) -> std::io::Result<()> {
 /// Where the note beside an image is, if it is in a file; and what that file is.
 fn place(name: &ImageName) -> Result<(Option<PathBuf>, Metadata), Failure> {
     let find = |path: &Path| Ok((path.canonicalize()?, path.metadata()?));
-    let (path, metadata) =
-        find(name.path()).map_err(|error: std::io::Error| Failure::new(format!("find where {name} is"), error))?;
+    let (path, metadata) = find(name.path())
+        .map_err(|error: std::io::Error| Failure::new(format!("resolve the path of {name}"), error))?;
     let mut path = path.into_os_string();
     path.push(".unfinished");
     Ok((metadata.is_file().then(|| path.into()), metadata))

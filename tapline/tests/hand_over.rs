@@ -57,7 +57,7 @@ fn a_missing_disk_program_is_named_with_where_it_belongs() {
     let output = run(&tapline, &["serve", "vhd:a"]);
     let err = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(4));
-    assert!(err.contains("tapline-disk") && err.contains("beside tapline"), "{err}");
+    assert!(err.contains("tapline-disk") && err.contains("in the directory of tapline"), "{err}");
 }
 
 #[test]

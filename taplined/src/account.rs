@@ -49,8 +49,8 @@ pub fn group(setting: &str, name: &str) -> Result<u32, Problem> {
 
 fn found<N>(setting: &str, kind: &str, name: &str, numbers: Option<N>) -> Result<N, Problem> {
     numbers.ok_or_else(|| {
-        Problem::new(Code::Invalid, format!("{setting}: there is no {kind} {name}"))
-            .advise(format!("name one that «getent» finds on this host, or make it ({kind}add)"))
+        Problem::new(Code::Invalid, format!("{setting}: no {kind} named {name}"))
+            .advise(format!("set one that 'getent' finds on this host, or create it with {kind}add"))
     })
 }
 
@@ -58,7 +58,8 @@ fn found<N>(setting: &str, kind: &str, name: &str, numbers: Option<N>) -> Result
 fn look_up(database: &str, name: &str) -> Result<Option<String>, Problem> {
     let tried = format!("look up {name} by getent {database}");
     let failed = |why: &dyn std::fmt::Display| {
-        Problem::failed(&tried, why).advise("getent comes with the C library (libc-bin); see that its servers answer")
+        Problem::failed(&tried, why)
+            .advise("getent is part of the C library (libc-bin); check that the name service answers")
     };
     let mut command = Command::new("getent");
     command.args([database, "--", name]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
@@ -69,7 +70,7 @@ fn look_up(database: &str, name: &str) -> Result<Option<String>, Problem> {
             Some(status) => break status,
             None if Instant::now() >= deadline => {
                 child.kill().and_then(|()| child.wait()).map_err(|error| failed(&error))?;
-                return Err(failed(&format_args!("there was no answer in {} s", TO_ANSWER.as_secs())));
+                return Err(failed(&format_args!("no answer in {} s", TO_ANSWER.as_secs())));
             }
             None => std::thread::sleep(LOOK_AGAIN),
         }
@@ -99,7 +100,7 @@ mod test {
     #[test]
     fn a_name_that_nobody_has_is_told_with_its_setting() {
         let told = user("disk-user", "no such user").unwrap_err();
-        assert_eq!((told.code, told.message.as_str()), (Code::Invalid, "disk-user: there is no user no such user"));
+        assert_eq!((told.code, told.message.as_str()), (Code::Invalid, "disk-user: no user named no such user"));
         assert_eq!(group("api.group", "no such group").unwrap_err().code, Code::Invalid);
         assert_eq!(user("disk-user", "--help").unwrap_err().code, Code::Invalid);
     }

@@ -25,7 +25,7 @@ const LOOK: Duration = Duration::from_secs(60);
 pub async fn begin(daemon: &Daemon) -> Result<(), Problem> {
     let all = daemon.catalogue.read(|view| view.to_start()).await?;
     if !all.is_empty() {
-        tracing::info!(count = all.len(), "the host was started: starting what is to be");
+        tracing::info!(count = all.len(), "the host has booted: starting VMs and VBDs with autostart");
         tokio::spawn(run(daemon.clone(), all));
     }
     Ok(())
@@ -54,7 +54,7 @@ async fn start(daemon: Daemon, one: ToStart) {
             // The next daemon goes on with it.
             return;
         }
-        tracing::warn!(%uuid, tried, tries, "it was not started with the host: {problem}");
+        tracing::warn!(%uuid, tried, tries, "autostart failed: {problem}");
         if tried >= tries || matches!(problem.code, Code::Cancelled | Code::NotFound) {
             break Err(problem);
         }
@@ -63,7 +63,7 @@ async fn start(daemon: Daemon, one: ToStart) {
         match daemon.catalogue.read(|view| view.to_start()).await {
             Ok(wanted) if !wanted.iter().any(|other| other.uuid() == uuid) => return,
             Ok(_) => {}
-            Err(problem) => tracing::error!(%uuid, "whether it is still to be started is not known: {problem}"),
+            Err(problem) => tracing::error!(%uuid, "cannot tell whether autostart is still wanted: {problem}"),
         }
     };
     let recorded = daemon.catalogue.write(move |tx| {
@@ -74,13 +74,13 @@ async fn start(daemon: Daemon, one: ToStart) {
         }
     });
     if let Err(problem) = recorded.await {
-        tracing::error!(%uuid, "what became of its start could not be recorded: {problem}");
+        tracing::error!(%uuid, "the result of autostart could not be recorded: {problem}");
     }
 }
 
 /// Has what could not be started say so, if nobody has started it meanwhile.
 fn tell(tx: &mut repo::Tx<'_>, one: ToStart, tried: u8, why: &Problem) -> Result<(), Problem> {
-    let what = format!("it was not started with the host, which was tried {tried} times: {why}");
+    let what = format!("autostart failed after {tried} tries: {why}");
     let problem = Problem::new(why.code, what).advise(why.advice.clone().unwrap_or_else(|| "start it".into()));
     match one {
         ToStart::Vm(uuid, _) if tx.find_vm(uuid)?.is_some_and(|vm| vm.power == Power::Halted) => {
@@ -113,7 +113,7 @@ async fn try_once(daemon: &Daemon, one: ToStart) -> Result<(), Problem> {
     match (state, problem) {
         (TaskState::Done, _) => Ok(()),
         (_, Some(problem)) => Err(problem),
-        (_, None) => Err(Problem::new(Code::Failed, "its task has ended without a word")),
+        (_, None) => Err(Problem::new(Code::Failed, "its task failed without an error message")),
     }
 }
 

@@ -135,7 +135,7 @@ impl Daemon {
     pub async fn stop(&self) -> Result<(), Problem> {
         self.tasks.stop().await;
         if tokio::time::timeout(TO_CLOSE, self.close()).await.is_err() {
-            tracing::warn!("the catalogue is left as it is: the state directory does not answer");
+            tracing::warn!("the catalogue was not closed cleanly: the state directory does not respond");
         }
         Ok(())
     }
@@ -144,7 +144,7 @@ impl Daemon {
     async fn close(&self) {
         self.care.back_up_at_end(self).await;
         if let Err(problem) = self.catalogue.close().await {
-            tracing::info!("the catalogue is left as it is: {problem}");
+            tracing::info!("the catalogue was not closed cleanly: {problem}");
         }
     }
 
@@ -187,12 +187,12 @@ fn allow_many_disks() -> Result<(), Problem> {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
-    setrlimit(Resource::Nofile, raised).map_err(|errno| Problem::failed("raise the limit of open files", errno))?;
+    setrlimit(Resource::Nofile, raised).map_err(|errno| Problem::failed("raise the limit on open files", errno))?;
     // The rings of all disks count as one user's locked memory, and 8 MiB are those of some 290 disks. Disks inherit
     // the limit; who may not raise it is told so by the first disk for which there is none left.
     if let Err(errno) = setrlimit(Resource::Memlock, Rlimit { current: None, maximum: None }) {
         tracing::info!(
-            "the limit of locked memory (RLIMIT_MEMLOCK) stays as it is, which bounds how many disks there can be: {errno}"
+            "cannot raise the limit on locked memory (RLIMIT_MEMLOCK), which limits the number of disks: {errno}"
         );
     }
     Ok(())
@@ -218,8 +218,8 @@ fn only_one(directory: &Path, what: &str, setting: &str) -> Result<fs::File, Pro
     match locked {
         Ok(()) => Ok(file),
         Err(rustix::io::Errno::WOULDBLOCK) => {
-            let what = format!("cannot {tried}: another taplined runs with this {what}");
-            Err(Problem::new(Code::InUse, what).advise(format!("stop it first, or name another {setting}")))
+            let what = format!("cannot {tried}: another taplined is running with this {what}");
+            Err(Problem::new(Code::InUse, what).advise(format!("stop it first, or set another {setting}")))
         }
         Err(errno) => Err(Problem::failed(tried, errno)),
     }
@@ -248,7 +248,7 @@ async fn host_identity(catalogue: &Catalogue, machine: &str) -> Result<Uuid, Pro
         tracing::warn!(
             %host, %before,
             "the catalogue comes from another machine: this is a new host, and nothing that ran there is started here; \
-             where both use a repository, only one at a time can attach it"
+             a repository that both use can be attached to only one of them at a time"
         );
     }
     Ok(host)

@@ -35,7 +35,7 @@ pub fn make(config: &Config) -> Result<(), Problem> {
     ];
     for (directory, mode) in all {
         make_one(directory, mode)
-            .map_err(|error| Problem::failed(format_args!("make the directory {}", directory.display()), error))?;
+            .map_err(|error| Problem::failed(format_args!("create the directory {}", directory.display()), error))?;
     }
     close(&config.state_directory, CLOSED);
     Ok(())
@@ -71,8 +71,8 @@ fn close(path: &Path, most: u32) {
     }
     match fs::set_permissions(path, Permissions::from_mode(now & most)) {
         // SQLite makes a new one like that.
-        Ok(()) => tracing::debug!(path = %path.display(), "it was open to others (mode {now:o}), and is not any more"),
-        Err(error) => tracing::warn!(path = %path.display(), "it is open to others (mode {now:o}): {error}"),
+        Ok(()) => tracing::debug!(path = %path.display(), "removed access for other users (mode was {now:o})"),
+        Err(error) => tracing::warn!(path = %path.display(), "other users have access (mode {now:o}): {error}"),
     }
 }
 

@@ -11,7 +11,7 @@ static WANTED: LazyLock<Option<String>> = LazyLock::new(|| std::env::var(VARIABL
 /// The daemon is at a point at which it may be killed.
 pub fn point(verb: &str, step: &str, after: bool) {
     let Some(wanted) = WANTED.as_deref() else { return };
-    assert!(after || wanted != format!("{verb}:{step}:panic"), "a fault that a test asked for");
+    assert!(after || wanted != format!("{verb}:{step}:panic"), "a fault injected by a test");
     let suffix = if after { ":after" } else { "" };
     if wanted == format!("{verb}:{step}{suffix}") {
         // As kill -9 would, without a word.

@@ -43,7 +43,7 @@ where
     let made = catalogue.write(move |tx| {
         let made = make(tx)?;
         if let Some(key) = key {
-            let body = serde_json::to_string(&made).map_err(|error| Problem::failed("record an answer", error))?;
+            let body = serde_json::to_string(&made).map_err(|error| Problem::failed("encode a response", error))?;
             tx.keep_answer(&key, &Answered::Done { status, body })?;
         }
         Ok(made)

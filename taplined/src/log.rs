@@ -26,7 +26,7 @@ static FILE: OnceLock<(LogTo, PathBuf)> = OnceLock::new();
 /// Begins the log.
 pub fn start(config: &Config) -> Result<(), Problem> {
     let filter = EnvFilter::try_new(&config.log.level).map_err(|error| {
-        Problem::new(Code::Invalid, format!("log.level: {error}")).advise("write error, warn, info or debug")
+        Problem::new(Code::Invalid, format!("log.level: {error}")).advise("use error, warn, info or debug")
     })?;
     let builder = tracing_subscriber::fmt().with_env_filter(filter);
     let path = config.log_directory.join("taplined.log");

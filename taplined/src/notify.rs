@@ -20,7 +20,7 @@ pub fn stopping() {
 fn say(state: &str) {
     let Some(address) = std::env::var_os("NOTIFY_SOCKET") else { return };
     if let Err(error) = send(&address, state) {
-        tracing::warn!(%error, "systemd could not be told {state}");
+        tracing::warn!(%error, "could not send {state} to systemd");
     }
 }
 

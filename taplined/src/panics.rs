@@ -36,10 +36,11 @@ pub fn tasks(count: usize) {
 
 fn told(panic: &Panic<'_>) -> String {
     let thread = std::thread::current();
-    let at = AT.try_with(|at| format!("it was at {at}"));
-    let at = at.unwrap_or_else(|_| format!("it was in the thread {}", thread.name().unwrap_or("without a name")));
+    let at = AT.try_with(|at| format!("during {at}"));
+    let at = at.unwrap_or_else(|_| format!("in the thread {}", thread.name().unwrap_or("without a name")));
     let tasks = TASKS.load(Ordering::Relaxed);
     panic.during(format_args!(
-        "{at}; tasks under way: {tasks}; the daemon ends, disks go on, and the journal has what was begun"
+        "{at}; tasks in progress: {tasks}; the daemon stops, disks keep running, and the journal has all unfinished \
+         work"
     ))
 }

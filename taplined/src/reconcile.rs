@@ -29,12 +29,12 @@ use crate::vdi::{self, Layer};
 use judge::{Follow, Told, Verdict, judge};
 
 /// What can be done about a VDI that is diverged.
-pub const ADVICE: &str = "see what differs: tapline host reconcile --dry-run, or tapline sr scan; then say which is \
-                          right: tapline vdi reconcile VDI --believe disk|catalogue";
+pub const ADVICE: &str = "compare them with 'tapline host reconcile --dry-run' or 'tapline sr scan', then choose which \
+    is right: tapline vdi reconcile VDI --believe disk|catalogue";
 
 /// What can be done about what an abandoned task has left.
-pub const ABANDONED: &str = "VDIs that it had in hand are diverged until you say what they are: look at them with \
-                             tapline sr scan, then tapline vdi reconcile VDI --believe disk|catalogue";
+pub const ABANDONED: &str = "VDIs that it was changing are marked diverged: examine them with 'tapline sr scan', then \
+    choose: tapline vdi reconcile VDI --believe disk|catalogue";
 
 /// A process that is ending closes its sockets first.
 const TO_END: Duration = Duration::from_secs(2);
@@ -177,7 +177,7 @@ pub async fn of_vbd(daemon: &Daemon, vbd: Uuid, heal: Heal) -> Result<Option<Dif
             tracing::error!(%vdi, %vbd, disk = ?difference.disk, catalogue = ?difference.catalogue, "{problem}")
         }
         None => {
-            let what = "the catalogue has followed a running disk";
+            let what = "catalogue updated from a running disk";
             tracing::warn!(%vdi, %vbd, disk = ?difference.disk, before = ?difference.catalogue, "{what}");
         }
     }
@@ -193,10 +193,11 @@ async fn is_deaf(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
         return ended.map(drop);
     }
     let (socket, pid) = (daemon.disks.socket(vbd), recorded.pid);
-    let what = format!("nobody listens at {}, and process {pid}, which serves VBD {vbd}, runs", socket.display());
+    let what =
+        format!("nothing listens at {}, but process {pid}, which serves VBD {vbd}, is running", socket.display());
     Err(Problem::new(Code::State, what).advise(
-        "its socket was removed; what is connected goes on. When that can be, shut its guest down, unplug the VBD with \
-         force, and plug it again",
+        "its socket was removed; existing connections keep working. When possible, shut its guest down, unplug the VBD \
+         with force and plug it again",
     ))
 }
 
@@ -246,7 +247,7 @@ fn told(view: &View<'_>, vdi: Uuid) -> Result<Told, Problem> {
 }
 
 fn problem(vdi: Uuid, why: &str) -> Problem {
-    let what = format!("what the disk of VDI {vdi} consists of is not what the catalogue says: {why}");
+    let what = format!("the layers of VDI {vdi}'s running disk do not match the catalogue: {why}");
     Problem::new(Code::State, what).advise(ADVICE)
 }
 
@@ -297,17 +298,18 @@ pub async fn decide(daemon: &Daemon, vdi: Uuid, believed: Believed) -> Result<()
     let found = daemon.catalogue.read(move |view| view.vdi(vdi)).await?;
     if found.state != VdiState::Diverged {
         let what = format!("VDI {vdi} is not diverged");
-        return Err(Problem::new(Code::State, what).advise("compare what runs first: tapline host reconcile"));
+        return Err(Problem::new(Code::State, what).advise("compare running disks first: tapline host reconcile"));
     }
     match (believed, found.users.first()) {
         (Believed::Disk, Some(user)) => believe_disk(daemon, vdi, user.vbd).await,
         (Believed::Disk, None) => {
-            let what = format!("the disk of VDI {vdi} does not run, so nobody can ask it what it consists of");
-            Err(Problem::new(Code::State, what).advise("look at its files with tapline sr scan and tapline image info"))
+            let what = format!("the disk of VDI {vdi} is not running, so its layers cannot be queried");
+            Err(Problem::new(Code::State, what)
+                .advise("examine its files with 'tapline sr scan' and 'tapline image info'"))
         }
         (Believed::Catalogue, Some(user)) => {
             let what = format!("VBD {} still serves VDI {vdi} from other files", user.vbd);
-            Err(Problem::new(Code::InUse, what).advise("unplug it first: it is served from the catalogue's files then"))
+            Err(Problem::new(Code::InUse, what).advise("unplug it first; the next plug uses the catalogue's files"))
         }
         (Believed::Catalogue, None) => daemon.catalogue.write(move |tx| set_state(tx, vdi, ImageState::Ready)).await,
     }
@@ -315,7 +317,7 @@ pub async fn decide(daemon: &Daemon, vdi: Uuid, believed: Believed) -> Result<()
 
 async fn believe_disk(daemon: &Daemon, vdi: Uuid, vbd: Uuid) -> Result<(), Problem> {
     let layers = vdi::layers(daemon, vbd).await?;
-    let layers = layers.ok_or_else(|| Problem::new(Code::State, format!("the disk of VBD {vbd} does not answer")))?;
+    let layers = layers.ok_or_else(|| Problem::new(Code::State, format!("the disk of VBD {vbd} does not respond")))?;
     let (sr, pid) = daemon.catalogue.read(move |view| Ok((view.vdi(vdi)?.sr, view.vbd(vbd)?.pid))).await?;
     let astray = files::astray(daemon, sr, &layers).await?;
     if !astray.is_empty() {
@@ -323,7 +325,7 @@ async fn believe_disk(daemon: &Daemon, vdi: Uuid, vbd: Uuid) -> Result<(), Probl
     }
     let followed = daemon.catalogue.write(move |tx| {
         if tx.claimant(vdi)?.is_some() {
-            return Err(Problem::new(Code::Busy, format!("a task is at work on VDI {vdi}")).advise("ask again"));
+            return Err(Problem::new(Code::Busy, format!("a task is working on VDI {vdi}")).advise("try again"));
         }
         let what = judge::follow(&told(tx, vdi)?, &layers).map_err(|why| problem(vdi, &why))?;
         follow(tx, vdi, &what)?;

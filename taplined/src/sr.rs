@@ -116,22 +116,24 @@ impl Srs {
             return Ok(directory);
         }
         self.catalogue.read(move |view| view.attached_sr(sr)).await?;
-        let what = format!("the repository {sr} is just being attached or detached");
-        Err(Problem::new(Code::State, what).advise("ask again"))
+        let what = format!("the repository {sr} is being attached or detached");
+        Err(Problem::new(Code::State, what).advise("try again"))
     }
 
     /// Refuses what would take `bytes` of a repository if they are not there beside its reserve.
     pub async fn room(&self, sr: Uuid, bytes: u64) -> Result<(), Problem> {
         let directory = self.directory(sr).await?;
         let reserve = self.catalogue.read(move |view| view.sr(sr)).await?.reserve;
-        let capacity = self.patience.ask(sr, "see how full it is", move || directory.capacity()).await?;
+        let capacity = self.patience.ask(sr, "read its free space", move || directory.capacity()).await?;
         let free = capacity.available.saturating_sub(reserve);
         if bytes <= free {
             return Ok(());
         }
-        let what =
-            format!("this takes {bytes} bytes, and the repository {sr} has {free} beside its reserve of {reserve}");
-        let advice = "destroy what nobody needs, let its file system grow, or lower the reserve";
+        let what = format!(
+            "this needs {bytes} bytes, but the repository {sr} has only {free} free besides its reserve of \
+                {reserve}"
+        );
+        let advice = "destroy unneeded disks, enlarge its file system, or lower the reserve";
         Err(Problem::new(Code::NoSpace, what).advise(advice))
     }
 }

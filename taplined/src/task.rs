@@ -133,7 +133,7 @@ impl Tasks {
             });
             let Err(problem) = ended.await else { break };
             // The catalogue is full, for example. What it holds stays held until that is recorded.
-            tracing::error!(task = %uuid, verb, "its end could not be recorded, and will be later: {problem}");
+            tracing::error!(task = %uuid, verb, "its end could not be recorded; retrying: {problem}");
             tokio::time::sleep(RECORD_AGAIN_AFTER).await;
         }
         self.running().remove(&uuid);
@@ -156,10 +156,10 @@ impl Tasks {
         let task = self.catalogue.read(move |view| view.task(uuid)).await?;
         let retried = task.problem.filter(|_| !task.state.is_over() || task.state == TaskState::Stuck);
         let Some(why) = retried else {
-            let what = format!("the task {} {uuid} is not being tried again and again", task.verb);
-            return Err(Problem::new(Code::State, what).advise("cancel it, or wait for it"));
+            let what = format!("the task {} {uuid} is not stuck or being retried", task.verb);
+            return Err(Problem::new(Code::State, what).advise("cancel it or wait for it"));
         };
-        let what = format!("it was abandoned, though it could not be brought to an end: {}", why.message);
+        let what = format!("it was abandoned unfinished: {}", why.message);
         let problem = Problem::new(Code::Failed, what).advise(crate::reconcile::ABANDONED);
         tracing::warn!(task = %uuid, verb = task.verb, "{problem}");
         let abandoned = problem.clone();
@@ -237,7 +237,7 @@ impl Tasks {
     pub async fn recover(&self, daemon: &Daemon) -> Result<(), Problem> {
         job::recover(daemon).await?;
         // What leaves nothing behind is over with the daemon that ran it; what is still in the journal goes on.
-        let ended = || Problem::new(Code::Failed, "the daemon ended while this was under way").advise("ask again");
+        let ended = || Problem::new(Code::Failed, "the daemon stopped while this was in progress").advise("try again");
         self.catalogue
             .write(move |tx| {
                 let goes_on: Vec<Uuid> = tx.journal()?.iter().map(|entry| entry.task.uuid).collect();
@@ -263,7 +263,7 @@ impl Tasks {
         let mut count = self.count.subscribe();
         let ended = tokio::time::timeout(TO_STOP, count.wait_for(|count| *count == 0)).await.is_ok();
         if !ended {
-            tracing::warn!(tasks = self.running().len(), "ending before all tasks have; the journal has them");
+            tracing::warn!(tasks = self.running().len(), "stopping before all tasks have ended; the journal has them");
         }
     }
 }
@@ -296,7 +296,7 @@ impl Context {
     pub async fn rest(&self, pause: Duration, problem: &Problem) -> Result<(), Problem> {
         let (uuid, shown) = (self.task.uuid, problem.clone());
         if let Err(also) = self.catalogue.write(move |tx| tx.set_task_problem(uuid, &shown)).await {
-            tracing::error!(task = %uuid, "why it is tried again could not be recorded: {also}");
+            tracing::error!(task = %uuid, "the reason for a retry could not be recorded: {also}");
         }
         let mut asked = self.abandoned.clone();
         tokio::select! {

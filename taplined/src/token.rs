@@ -69,10 +69,10 @@ impl Tokens {
     pub async fn create(&self, asked: TokenCreate) -> Result<TokenMade, Problem> {
         let created = Timestamp::now();
         if asked.expires.is_some_and(|expires| expires <= created) {
-            return Err(Problem::new(Code::Invalid, "a token cannot end before it begins").field("expires"));
+            return Err(Problem::new(Code::Invalid, "a token's expiry must be in the future").field("expires"));
         }
         let mut random = [0; 32];
-        SystemRandom::new().fill(&mut random).map_err(|error| Problem::failed("make a secret", error))?;
+        SystemRandom::new().fill(&mut random).map_err(|error| Problem::failed("generate a secret", error))?;
         let secret = Secret::new(random);
         let (TokenCreate { name, read_only, expires }, uuid) = (asked, Uuid::new_v4());
         let token = Token { uuid, name, read_only, created, expires };
@@ -80,7 +80,7 @@ impl Tokens {
         self.to_its_end(async move {
             let keep = kept.clone();
             tokens.catalogue.write(move |tx| tx.add_token(&keep, &hash)).await?;
-            tracing::info!(name = %kept.name, uuid = %kept.uuid, "a token was made");
+            tracing::info!(name = %kept.name, uuid = %kept.uuid, "token created");
             tokens.known().insert(hash, Known { token: kept, alive: watch::Sender::default() });
             Ok(())
         })
@@ -94,7 +94,7 @@ impl Tokens {
         self.to_its_end(async move {
             tokens.catalogue.write(move |tx| tx.remove_token(uuid)).await?;
             tokens.known().retain(|_, known| known.token.uuid != uuid);
-            tracing::info!(%uuid, "a token was revoked");
+            tracing::info!(%uuid, "token revoked");
             Ok(())
         })
         .await
@@ -114,7 +114,7 @@ impl Tokens {
         let unauthorized = |what: &str| Err(Problem::new(Code::Unauthorized, what).advise(ADVICE));
         let known = self.known();
         let Some(Known { token, alive }) = known.get(&hash(secret)) else {
-            return unauthorized("there is no such token, or it was revoked");
+            return unauthorized("unknown or revoked token");
         };
         let (name, read_only, expires) = (token.name.clone(), token.read_only, token.expires);
         match expires {
@@ -125,7 +125,7 @@ impl Tokens {
 }
 
 /// Where somebody gets a token that has none that is good.
-pub const ADVICE: &str = "have one made on the daemon's host, by root: tapline token create NAME";
+pub const ADVICE: &str = "create one as root on the daemon's host: tapline token create NAME";
 
 impl Grant {
     /// Waits until the token is revoked or has expired.

@@ -105,10 +105,10 @@ impl Vms {
         let find = || async {
             let program = config.qemu_program.clone();
             let find = move || Ok(accelerator::find(account.as_ref(), &program, TO_TRY));
-            let found = blocking("find out who can run guests", find).await?;
-            tracing::info!("guests are run by {}: {}", found.accelerator, found.reason);
+            let found = blocking("detect the QEMU accelerator", find).await?;
+            tracing::info!("guests run with {}: {}", found.accelerator, found.reason);
             if found.reason.contains("Permission denied") {
-                tracing::warn!("QEMU's user may not use /dev/kvm: give that a group that may (chgrp kvm, chmod g+rw)");
+                tracing::warn!("QEMU's user has no access to /dev/kvm: grant it to a group (chgrp kvm, chmod g+rw)");
             }
             Ok(found.accelerator)
         };

@@ -28,7 +28,7 @@ async fn alive(daemon: &Daemon) {
     let wrote = daemon.catalogue.write(|_| Ok(())).await;
     let read = daemon.catalogue.read(|_| Ok(())).await;
     if let Err(problem) = wrote.and(read) {
-        tracing::debug!("the catalogue answers, and refuses: {problem}");
+        tracing::debug!("the catalogue responds, but refuses: {problem}");
     }
 }
 

@@ -38,7 +38,7 @@ pub enum Served<'a> {
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum Unspeakable {
     /// The monitor does not know this way.
-    #[error("{monitor} cannot use a disk that is served by {served}: {instead}")]
+    #[error("{monitor} cannot use a disk served over {served}: {instead}")]
     Way {
         /// The monitor.
         monitor: &'static str,
@@ -48,7 +48,7 @@ pub enum Unspeakable {
         instead: &'static str,
     },
     /// The monitor's syntax cannot say this word.
-    #[error("{monitor} has no way to write {word:?}: use a name without {without}")]
+    #[error("{monitor} cannot express {word:?}: use a name without {without}")]
     Word {
         /// The monitor.
         monitor: &'static str,
@@ -238,6 +238,6 @@ mod test {
     fn a_way_that_a_monitor_does_not_know_is_refused_with_one_that_it_does() {
         let nbd = Served::NbdTcp("::1", 10809);
         let error = text(Monitor::CloudHypervisor, nbd, false).unwrap_err().to_string();
-        assert_eq!(error, "Cloud Hypervisor cannot use a disk that is served by NBD: serve it with --vhost-user");
+        assert_eq!(error, "Cloud Hypervisor cannot use a disk served over NBD: serve it with --vhost-user");
     }
 }

@@ -164,7 +164,7 @@ fn a_machine_that_is_killed_is_noticed_by_its_descriptor_and_said_to_have_ended(
     assert_eq!(std::os::unix::process::ExitStatusExt::signal(&ended.status.unwrap()), Some(9));
     let error = machine.status().unwrap_err();
     assert!(matches!(error, MachineError::Ended { .. }), "{error:?}");
-    assert!(error.to_string().contains("QEMU has ended during ask for its status"), "{error}");
+    assert!(error.to_string().contains("QEMU exited during ask for its status"), "{error}");
     assert_eq!(machine.shutdown(SOON).unwrap(), Ending::Guest);
 }
 
@@ -175,18 +175,18 @@ fn a_machine_that_cannot_start_says_why_and_leaves_nothing() {
     hardware.boot = Boot::Kernel { kernel: "/no/such/kernel".into(), initrd: None, command_line: String::new() };
     let start = |hardware: &Hardware| Machine::start(&qemu(), hardware, room.path(), SOON).unwrap_err();
     let error = start(&hardware).to_string();
-    assert!(error.starts_with("QEMU has ended during its start: "), "{error}");
+    assert!(error.starts_with("QEMU exited during its start: "), "{error}");
     assert!(error.contains("/no/such/kernel"), "{error}");
     // The words of the one before are not taken for its own.
     let hardware =
         Hardware { disks: vec![Disk { bootable: true, ..disk(3, "/no/such.sock".into()) }], ..room.hardware() };
     let error = start(&hardware);
-    assert_eq!(error.to_string(), "cannot give the machine disk 3");
+    assert_eq!(error.to_string(), "cannot plug disk 3 into the VM");
     let cause = std::error::Error::source(&error).unwrap().to_string();
     assert!(cause.contains("/no/such.sock"), "{cause}");
     // The words of the one before are not taken for its own.
     let error = start(&Hardware { name: "x".into(), memory_mib: 1 << 20, ..room.hardware() }).to_string();
-    assert!(error.contains("QEMU has ended during its start") && !error.contains("/no/such/kernel"), "{error}");
+    assert!(error.contains("QEMU exited during its start") && !error.contains("/no/such/kernel"), "{error}");
     let error = Machine::start(Path::new("/no/such/qemu"), &room.hardware(), room.path(), SOON).unwrap_err();
     assert!(error.to_string().contains("/no/such/qemu"), "{error}");
 }
@@ -196,7 +196,7 @@ fn a_directory_that_others_reach_is_refused() {
     let Some(room) = Room::new() else { return };
     fs::set_permissions(room.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let error = Machine::start(&qemu(), &room.hardware(), room.path(), SOON).unwrap_err();
-    assert!(error.to_string().contains("others have access to it"), "{error}");
+    assert!(error.to_string().contains("other users have access to it"), "{error}");
 }
 
 /// Not a test: what `a_machine_is_adopted_after_its_starter_has_gone` runs as a process of its own.
@@ -374,7 +374,7 @@ fn a_disk_is_plugged_once_and_a_plug_that_fails_leaves_nothing() {
     let failed = machine.plug(&disk(254, "/no/such.sock".into())).unwrap_err();
     let cause = std::error::Error::source(&failed).unwrap().to_string();
     assert!(
-        failed.to_string() == "cannot give the machine disk 254" && cause.contains("/no/such.sock"),
+        failed.to_string() == "cannot plug disk 254 into the VM" && cause.contains("/no/such.sock"),
         "{failed}: {cause}"
     );
     let socket = room.serve("last");
@@ -382,7 +382,7 @@ fn a_disk_is_plugged_once_and_a_plug_that_fails_leaves_nothing() {
     let greedy = Disk { queues: Some(64), ..disk(254, socket.clone()) };
     let refused = machine.plug(&greedy).unwrap_err();
     let cause = std::error::Error::source(&refused).unwrap().to_string();
-    assert!(refused.to_string() == "cannot plug disk 254" && cause.contains("QEMU refuses device_add"), "{cause}");
+    assert!(refused.to_string() == "cannot plug disk 254" && cause.contains("QEMU refused device_add"), "{cause}");
     // Its connection is gone, or the same name could not be used again.
     machine.plug(&disk(254, socket)).unwrap();
     let positions: Vec<u8> = machine.disks().unwrap().into_iter().map(Position::number).collect();

@@ -45,10 +45,10 @@ pub(super) fn check_autostart(vbd: &Vbd) -> Result<(), Problem> {
     if vbd.vm.is_none() || vbd.autostart.is_none() {
         return Ok(());
     }
-    let what = "a VBD of a VM is plugged when that is started, and not by itself";
+    let what = "a VBD that belongs to a VM is plugged when the VM starts and cannot autostart on its own";
     Err(Problem::new(Code::Unsupported, what)
         .field("autostart")
-        .advise("have the VM started: tapline vm set --autostart"))
+        .advise("set autostart on the VM: tapline vm set --autostart"))
 }
 
 impl View<'_> {

@@ -50,7 +50,7 @@ fn of_name(name: &str) -> Option<(Timestamp, BackupReason)> {
 
 /// The copies in a directory, the newest first; none if it is not there.
 pub fn list(directory: &Path) -> Result<Vec<Backup>, Problem> {
-    let tried = |error| Problem::failed(format_args!("look through {}", directory.display()), error);
+    let tried = |error| Problem::failed(format_args!("list {}", directory.display()), error);
     let entries = match fs::read_dir(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         other => other.map_err(tried)?,
@@ -71,7 +71,7 @@ pub fn write(catalogue: &Path, directory: &Path, reason: BackupReason, kept: u32
     // As its name will tell it.
     let made = Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default();
     let path = directory.join(file_name(made, reason));
-    let tried = format!("make the backup {}", path.display());
+    let tried = format!("create the backup {}", path.display());
     make_directory(directory)
         .and_then(|()| remove_unfinished(directory))
         .map_err(|error| Problem::failed(&tried, error))?;
@@ -186,8 +186,10 @@ pub fn prepare(from: &Path, catalogue: &Path) -> Result<PathBuf, Problem> {
     sound::check_pages(&connection, Look::Whole)?;
     let version: i64 = connection.pragma_query_value(None, "user_version", |row| row.get(0)).map_err(failed)?;
     if version == 0 {
-        let what = format!("cannot {tried}: it is no catalogue of Tapline's");
-        return Err(Problem::new(Code::Invalid, what).advise("see 'tapline host backups', or the directory backups"));
+        let what = format!("cannot {tried}: it is not a Tapline catalogue");
+        return Err(
+            Problem::new(Code::Invalid, what).advise("see 'tapline host backups', or look in the directory 'backups'")
+        );
     }
     migrate(&mut connection, &new)?;
     sound::check_rows(&connection)?;
@@ -236,7 +238,7 @@ pub fn finish(made: Catalogue, catalogue: &Path) -> Result<PathBuf, Problem> {
 
 /// Gives the present catalogue another name, with what lies beside it; nothing if there is none.
 pub fn set_aside(catalogue: &Path, why: &str) -> Result<Option<PathBuf>, Problem> {
-    let tried = format!("keep {} aside", catalogue.display());
+    let tried = format!("move {} aside", catalogue.display());
     let aside = beside(catalogue, &format!(".before-{why}-{}", moment(Timestamp::now())));
     let mut moved = false;
     for suffix in std::iter::once("").chain(BESIDE) {
@@ -251,7 +253,7 @@ pub fn set_aside(catalogue: &Path, why: &str) -> Result<Option<PathBuf>, Problem
 
 /// What was prepared becomes the catalogue; what was there is kept. Tells under which name.
 pub fn replace(new: &Path, catalogue: &Path, why: &str) -> Result<Option<PathBuf>, Problem> {
-    let tried = format!("name {} {}", new.display(), catalogue.display());
+    let tried = format!("rename {} to {}", new.display(), catalogue.display());
     let aside = set_aside(catalogue, why)?;
     fs::rename(new, catalogue).map_err(|error| Problem::failed(&tried, error))?;
     let directory = catalogue.parent().unwrap_or(Path::new("/"));

@@ -168,6 +168,6 @@ impl Tx<'_> {
             ObjectKind::Vm => self.find_vm(uuid)?.map(|vm| to_raw_value(&vm)),
             ObjectKind::Task => self.find_task(uuid)?.map(|task| to_raw_value(&task)),
         };
-        shown.transpose().map_err(|error| Problem::failed("show a changed object", error))
+        shown.transpose().map_err(|error| Problem::failed("encode a changed object", error))
     }
 }

@@ -58,7 +58,7 @@ impl Tx<'_> {
             if own.mode == mode {
                 return Ok(());
             }
-            return Err(Problem::new(Code::InUse, format!("{holder} uses VDI {vdi} already, and otherwise")));
+            return Err(Problem::new(Code::InUse, format!("{holder} already uses VDI {vdi} in a different mode")));
         }
         let excluding = |other: &&Holder| other.mode == Mode::ReadWrite || mode == Mode::ReadWrite;
         if let Some(other) = holders.iter().find(excluding) {
@@ -86,7 +86,7 @@ impl Tx<'_> {
             Some(other) if other != task => {
                 let task = self.find_task(other)?;
                 let verb = task.as_ref().map_or("a task", |task| &task.verb);
-                let what = format!("{verb} {other} is at work on {object}");
+                let what = format!("{verb} {other} is working on {object}");
                 Err(Problem::new(Code::Busy, what).advise(task.as_ref().map_or(ADVICE.into(), advice)))
             }
             Some(_) => Ok(()),
@@ -115,14 +115,14 @@ impl Tx<'_> {
         let doing = if by.mode == Mode::ReadWrite { "written" } else { "read" };
         let (who, advice) = match self.find_task(by.holder)? {
             Some(task) => (format!("the task {} {}", task.verb, task.uuid), advice(&task)),
-            None => (format!("VBD {}", by.holder), "unplug it there first".into()),
+            None => (format!("VBD {}", by.holder), "unplug that VBD first".into()),
         };
         Ok(Problem::new(Code::InUse, format!("VDI {vdi} is being {doing} by {who}")).advise(advice))
     }
 }
 
 /// What to do about a task that holds something.
-const ADVICE: &str = "wait for that task, or cancel it";
+const ADVICE: &str = "wait for that task or cancel it";
 
 fn advice(task: &Task) -> String {
     let stuck = task.problem.as_ref().filter(|_| task.state == TaskState::Stuck);

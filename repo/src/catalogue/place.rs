@@ -28,13 +28,12 @@ impl Place {
             return Ok(());
         }
         let what = format!(
-            "the catalogue is not at {} any more: somebody has removed or replaced it, or its file system was taken \
-             away",
+            "the catalogue is no longer at {}: it was removed or replaced, or its file system was unmounted",
             self.path.display()
         );
         Err(Problem::new(Code::Failed, what).advise(
-            "nothing was changed, and disks go on. Mount its file system again, and ask again; if it was removed, stop \
-             taplined and see docs/recover.md",
+            "nothing was changed, and disks keep running. Mount its file system again and retry; if the file was \
+             removed, stop taplined and see docs/recover.md",
         ))
     }
 }

@@ -71,7 +71,7 @@ pub fn check(catalogue: &Path) -> Result<(), Problem> {
         return Ok(());
     }
     Err(damaged(format_args!(
-        "its bytes are not those that were written, by the hash in {}, and nobody has changed it since in the ordinary way",
+        "its contents do not match the hash in {}, although its metadata shows no write since",
         path.display()
     )))
 }

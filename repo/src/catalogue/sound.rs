@@ -40,7 +40,7 @@ pub fn check_pages(connection: &Connection, look: Look) -> Result<(), Problem> {
         None => Ok(()),
         Some(row) => {
             let table = |column| row.get::<_, String>(column).map_err(|error| damaged(error.to_string()));
-            Err(damaged(format!("a row of {} refers to one of {} that is not there", table(0)?, table(2)?)))
+            Err(damaged(format!("a row of {} refers to a missing row of {}", table(0)?, table(2)?)))
         }
     }
 }

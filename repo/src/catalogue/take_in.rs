@@ -31,17 +31,18 @@ impl View<'_> {
     pub fn check_nowhere_else(&self, sr: Uuid, contents: &Contents) -> Result<(), Problem> {
         let elsewhere = |what: String| {
             Problem::new(Code::Exists, what).advise(
-                "one of the two repositories is a copy of the other: forget the other one here, or import what you need of this one",
+                "one of the two repositories is a copy of the other: forget the other one, or import what you need \
+                 from this one",
             )
         };
         for image in contents.images.keys() {
             if let Some(other) = self.find_image(*image)?.filter(|other| other.sr != sr) {
-                return Err(elsewhere(format!("image {image} is one of the repository {} here", other.sr)));
+                return Err(elsewhere(format!("image {image} already belongs to the repository {}", other.sr)));
             }
         }
         for vdi in contents.vdis.keys() {
             if let Some(other) = self.find_vdi(*vdi)?.filter(|other| other.sr != sr) {
-                let what = format!("VDI {vdi} is '{}' of the repository {} here", other.name, other.sr);
+                let what = format!("VDI {vdi} ('{}') already belongs to the repository {}", other.name, other.sr);
                 return Err(elsewhere(what));
             }
         }

@@ -144,7 +144,7 @@ impl Tx<'_> {
         if task.state.is_over() || !task.cancellable {
             let what = format!("the task {} {uuid} cannot be cancelled now", task.verb);
             let stuck = task.problem.and_then(|problem| problem.advice).filter(|_| task.state == TaskState::Stuck);
-            let advice = stuck.unwrap_or_else(|| "wait for it: it is over, or about to be".into());
+            let advice = stuck.unwrap_or_else(|| "wait for it; it has ended or is about to".into());
             return Err(Problem::new(Code::State, what).advise(advice));
         }
         self.execute(

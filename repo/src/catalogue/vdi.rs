@@ -163,17 +163,17 @@ impl Tx<'_> {
         let mut vdi = self.vdi(uuid)?;
         if patch.read_only.is_some_and(|wanted| wanted != vdi.read_only) {
             if !vdi.users.is_empty() {
-                let what = format!("whether VDI {uuid} may be written cannot change while it is plugged");
+                let what = format!("VDI {uuid} cannot change between read-only and writable while it is plugged");
                 return Err(Problem::new(Code::InUse, what).field("read_only").advise("unplug it first"));
             }
             if vdi.snapshot_of.is_some() {
-                let what = format!("VDI {uuid} is a snapshot, which nobody may write");
+                let what = format!("VDI {uuid} is a snapshot and cannot be written");
                 return Err(Problem::new(Code::State, what)
                     .field("read_only")
                     .advise("clone it and write to the clone"));
             }
             if patch.read_only == Some(false) && !self.children(self.vdi_image(uuid)?)?.is_empty() {
-                let what = format!("others stand on the image of VDI {uuid}, and would show what is written to it");
+                let what = format!("the image of VDI {uuid} backs other images; writing to it would change them");
                 return Err(Problem::new(Code::InUse, what)
                     .field("read_only")
                     .advise("clone it and write to the clone"));

@@ -164,7 +164,7 @@ fn put_into_one(connection: &Connection) -> Result<(), Problem> {
     let busy: bool = connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |row| row.get(0)).map_err(failed)?;
     match busy {
         false => Ok(()),
-        true => Err(Problem::new(Code::Busy, "somebody still reads the catalogue")),
+        true => Err(Problem::new(Code::Busy, "the catalogue still has readers")),
     }
 }
 

@@ -122,10 +122,8 @@ impl Directory {
         match patient_lock(&file, operation) {
             Ok(()) => self.lock = Some(file),
             Err(Errno::WOULDBLOCK | Errno::ACCESS) => {
-                let what = format!(
-                    "the repository at {} is attached already: by another taplined, or twice by this one",
-                    self.path
-                );
+                let what =
+                    format!("the repository at {} is already attached, by another taplined or by this one", self.path);
                 return Err(Problem::new(Code::InUse, what).advise("detach it there first"));
             }
             Err(errno) => return Err(Problem::failed(tried, errno)),
@@ -175,7 +173,7 @@ impl Directory {
         let limit = u64::try_from(max).unwrap_or(u64::MAX).saturating_add(1);
         file.take(limit).read_to_end(&mut bytes).map_err(|error| Problem::failed(tried(), error))?;
         match bytes.len() > max {
-            true => Err(Problem::failed(tried(), format_args!("it has more than {max} bytes"))),
+            true => Err(Problem::failed(tried(), format_args!("it is larger than {max} bytes"))),
             false => Ok(Some(bytes)),
         }
     }
@@ -276,8 +274,10 @@ impl Directory {
             Err(problem) => return Err(problem),
         };
         if is_used(&file) {
-            let what = format!("{} is not removed: some process uses it", self.path().join(name).display());
-            return Err(Problem::new(Code::InUse, what).advise("see who has it open: lslocks, fuser"));
+            let what = format!("{} was not removed: a process is using it", self.path().join(name).display());
+            return Err(
+                Problem::new(Code::InUse, what).advise("find out which process has it open with lslocks or fuser")
+            );
         }
         self.remove_image(name)
     }
@@ -292,8 +292,8 @@ impl Directory {
         if !is_held(patiently(|| rustix::fs::fcntl_lock(&file, FlockOperation::NonBlockingLockShared))) {
             return Ok(());
         }
-        let what = format!("some process has {} open for writing", self.path().join(name).display());
-        let advice = "see who that is: lslocks, fuser; it may be a disk that another host has left running";
+        let what = format!("a process has {} open for writing", self.path().join(name).display());
+        let advice = "find out which with lslocks or fuser; it may be a disk still running on another host";
         Err(Problem::new(Code::InUse, what).advise(advice))
     }
 
@@ -323,7 +323,7 @@ impl Directory {
     pub fn still_there(&self) -> Result<(), Problem> {
         let failed = |errno: Errno| match errno {
             Errno::NOENT | Errno::NOTDIR | Errno::STALE => self.gone(),
-            _ => Problem::failed(format_args!("look at {}", self.path), errno),
+            _ => Problem::failed(format_args!("examine {}", self.path), errno),
         };
         let open = rustix::fs::fstat(&self.handle).map_err(failed)?;
         let there = rustix::fs::stat(self.path.as_path()).map_err(failed)?;
@@ -334,13 +334,13 @@ impl Directory {
     }
 
     fn gone(&self) -> Problem {
-        Problem::new(Code::State, format!("{} is not what it was when it was attached", self.path))
-            .advise("mount what belongs there")
+        Problem::new(Code::State, format!("{} is not the directory that was attached", self.path))
+            .advise("mount the right file system there")
     }
 
     /// How large the file system is, and how much of it is left.
     pub fn capacity(&self) -> Result<Capacity, Problem> {
-        let tried = || format!("see how full {} is", self.path.as_str());
+        let tried = || format!("read the free space of {}", self.path.as_str());
         let stat = rustix::fs::fstatvfs(&self.handle).map_err(|errno| Problem::failed(tried(), errno))?;
         let bytes = |blocks: u64| blocks.saturating_mul(stat.f_frsize);
         Ok(Capacity {
@@ -405,7 +405,7 @@ pub(super) fn open_failed(tried: &str, errno: Errno) -> Problem {
     let problem = Problem::new(code, format!("cannot {tried}: {errno}"));
     match errno {
         Errno::ACCESS | Errno::PERM => {
-            problem.advise("let this daemon's user write there: of an NFS server, export it with no_root_squash")
+            problem.advise("give this daemon's user write access; on an NFS server, export it with no_root_squash")
         }
         _ => problem,
     }
@@ -414,8 +414,8 @@ pub(super) fn open_failed(tried: &str, errno: Errno) -> Problem {
 /// A name in the directory and nowhere else.
 fn check_name(name: &str) -> Result<(), &'static str> {
     match name {
-        "" | "." | ".." => Err("that is no name of a file"),
-        name if name.contains(['/', '\0']) => Err("the name leads elsewhere"),
+        "" | "." | ".." => Err("that is not a file name"),
+        name if name.contains(['/', '\0']) => Err("the name is a path to another directory"),
         _ => Ok(()),
     }
 }

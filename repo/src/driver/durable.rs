@@ -45,7 +45,7 @@ impl Directory {
         let begin = u64::try_from(end.len()).ok().and_then(|end| len.checked_sub(end)).filter(|_| found >= len);
         let read = begin.is_some_and(|begin| file.read_exact_at(&mut there, begin).is_ok());
         if !read || there != end {
-            let why = format_args!("it is not what was written: it has {found} bytes, and {len} were written to it");
+            let why = format_args!("it is not the file that was written: it has {found} bytes, but {len} were written");
             return Err(Appended::Another(Problem::failed(&tried, why)));
         }
         if found > len {
@@ -78,7 +78,7 @@ impl Directory {
 
     /// Gives a file another name, also if that is taken.
     pub fn rename_over(&self, from: &str, to: &str) -> Result<(), Problem> {
-        let tried = format!("name {} {to}", self.path().join(from).display());
+        let tried = format!("rename {} to {to}", self.path().join(from).display());
         let here = self.handle();
         rustix::fs::renameat(here, from, here, to).map_err(|errno| open_failed(&tried, errno))?;
         self.sync(&tried)

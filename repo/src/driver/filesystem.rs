@@ -61,7 +61,7 @@ fn unescaped(text: &str) -> String {
 
 /// The kind of file system that an open directory is on: as its mount says, which knows ext3 from ext4.
 pub fn kind(directory: &File) -> Result<String, Problem> {
-    let failed = |errno: Errno| Problem::failed("see what a directory is on", errno);
+    let failed = |errno: Errno| Problem::failed("find a directory's file system", errno);
     let stat = rustix::fs::statx(directory, "", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID).map_err(failed)?;
     let told = stat.stx_mask & StatxFlags::MNT_ID.bits() != 0;
     let mount = mounts()?.into_iter().find(|mount| told && mount.id == stat.stx_mnt_id);
@@ -87,7 +87,8 @@ fn of_magic(magic: rustix::fs::FsWord) -> &'static str {
 
 /// Whether nothing can be written on the file system, or by this mount of it.
 pub fn read_only(directory: &File) -> Result<bool, Problem> {
-    let stat = rustix::fs::fstatvfs(directory).map_err(|errno| Problem::failed("see what a directory is on", errno))?;
+    let stat =
+        rustix::fs::fstatvfs(directory).map_err(|errno| Problem::failed("find a directory's file system", errno))?;
     Ok(stat.f_flag.contains(StatVfsMountFlags::RDONLY))
 }
 
@@ -95,7 +96,7 @@ pub fn read_only(directory: &File) -> Result<bool, Problem> {
 /// and leave nothing, whatever happens. On one that is full, with nothing in them; and where there is no room even for
 /// that, it is taken for one that can, since a repository has to be attached to make room in it.
 pub fn shares_blocks(directory: &File) -> Result<bool, Problem> {
-    let tried = "try whether files can share blocks";
+    let tried = "test for reflink support";
     let nameless = || {
         let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
         rustix::fs::openat(directory, ".", flags, Mode::from_raw_mode(0o600)).map(File::from)

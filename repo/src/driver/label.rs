@@ -49,7 +49,7 @@ impl Label {
         parse(&bytes).map(Some).map_err(|why| {
             let path = directory.path().join(LABEL);
             Problem::failed(format_args!("read the label {}", path.display()), why)
-                .advise("if it is damaged, see what it says and write it anew; its images are not touched by that")
+                .advise("if it is damaged, inspect it and rewrite it by hand; that does not affect the images")
         })
     }
 
@@ -58,8 +58,8 @@ impl Label {
         let text = serde_json::to_string_pretty(self).map_err(|error| Problem::failed("write a label", error))?;
         directory.write_file(LABEL, format!("{text}\n").as_bytes()).map_err(|problem| match problem.code {
             Code::Exists => {
-                let what = format!("{} is a repository already", directory.path().display());
-                Problem::new(Code::Exists, what).field("source").advise("introduce it, or name another directory")
+                let what = format!("{} is already a repository", directory.path().display());
+                Problem::new(Code::Exists, what).field("source").advise("introduce it, or choose another directory")
             }
             _ => problem,
         })
@@ -70,7 +70,7 @@ fn parse(bytes: &[u8]) -> Result<Label, String> {
     let text = |error: serde_json::Error| error.to_string();
     match serde_json::from_slice::<Versioned>(bytes).map_err(text)?.version {
         VERSION => serde_json::from_slice(bytes).map_err(text),
-        version => Err(format!("it is of version {version}, and this taplined knows version {VERSION}")),
+        version => Err(format!("it has version {version}, and this taplined supports version {VERSION}")),
     }
 }
 

@@ -69,7 +69,7 @@ impl Directory {
     /// From now on this host had it last. Durable when this returns.
     pub fn set_last_host(&self, host: &LastHost) -> Result<(), Problem> {
         let Some(file) = self.lock_file() else { return Ok(()) };
-        let mut text = serde_json::to_vec(host).map_err(|error| Problem::failed("say who has a repository", error))?;
+        let mut text = serde_json::to_vec(host).map_err(|error| Problem::failed("encode the host's record", error))?;
         text.push(b'\n');
         let len = u64::try_from(text.len()).unwrap_or(u64::MAX);
         let write = |file: &File| {

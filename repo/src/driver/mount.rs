@@ -56,8 +56,8 @@ pub fn check(source: &SrSource) -> Result<(), Problem> {
             check_server(server)?;
             match version {
                 Some(version) if !NFS_VERSIONS.contains(&&**version) => {
-                    let what = format!("there is no version «{}» of NFS", version.escape_debug());
-                    Err(invalid("source.version", what).advise("3, 4, 4.0, 4.1 or 4.2"))
+                    let what = format!("'{}' is not an NFS version", version.escape_debug());
+                    Err(invalid("source.version", what).advise("use 3, 4, 4.0, 4.1 or 4.2"))
                 }
                 _ => Ok(()),
             }
@@ -81,7 +81,7 @@ fn check_server(server: &str) -> Result<(), Problem> {
     match first && server.len() <= 255 && server.bytes().all(known) {
         true => Ok(()),
         false => {
-            Err(invalid("source.server", format!("«{}» is no name or address of a server", server.escape_debug())))
+            Err(invalid("source.server", format!("'{}' is not a valid server name or address", server.escape_debug())))
         }
     }
 }
@@ -90,7 +90,10 @@ fn check_share(share: &str) -> Result<(), Problem> {
     let wrong =
         share.is_empty() || share.len() > 1024 || share.contains(|char: char| char.is_control() || char == '\\');
     match wrong || share.split('/').any(|part| matches!(part, "" | "." | "..")) {
-        true => Err(invalid("source.share", format!("«{}» is no share and directory in it", share.escape_debug()))),
+        true => Err(invalid(
+            "source.share",
+            format!("'{}' is not a valid share, or share and directory", share.escape_debug()),
+        )),
         false => Ok(()),
     }
 }
@@ -100,10 +103,13 @@ fn check_credentials(path: &Path) -> Result<(), Problem> {
     let field = "source.credentials";
     let shown = path.display();
     if path.to_str().is_none_or(|text| text.contains(',')) {
-        return Err(invalid(field, format!("{shown} has a comma, at which an option of mount(8) ends")));
+        return Err(invalid(
+            field,
+            format!("{shown} contains a comma, which mount(8) would take for the end of the option"),
+        ));
     }
     let found = std::fs::symlink_metadata(path);
-    let found = found.map_err(|error| invalid(field, format!("cannot look at {shown}: {error}")))?;
+    let found = found.map_err(|error| invalid(field, format!("cannot examine {shown}: {error}")))?;
     let own = [0, rustix::process::geteuid().as_raw()].contains(&found.uid());
     match found.is_file() && own && found.mode() & 0o077 == 0 {
         true => Ok(()),
@@ -168,7 +174,7 @@ mod test {
         let shown = path.to_str().unwrap();
         let refused =
             |path: &str| check(&smb("vms", path)).is_err_and(|why| why.field.as_deref() == Some("source.credentials"));
-        assert!(refused(shown), "it is not there");
+        assert!(refused(shown), "it does not exist");
         std::fs::write(&path, "username=u\n").unwrap();
         for mode in [0o644, 0o640, 0o602] {
             std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();

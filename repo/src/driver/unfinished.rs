@@ -13,8 +13,7 @@ use super::{Directory, UNFINISHED};
 impl Directory {
     /// Removes them, and says which. To be called while nobody else has the repository.
     pub fn remove_unfinished(&self) -> Result<Vec<String>, Problem> {
-        let failed =
-            |errno| Problem::failed(format_args!("look for what is unfinished in {}", self.path().display()), errno);
+        let failed = |errno| Problem::failed(format_args!("list unfinished files in {}", self.path().display()), errno);
         let mut removed = Vec::new();
         for entry in rustix::fs::Dir::read_from(self.handle()).map_err(failed)? {
             let entry = entry.map_err(failed)?;

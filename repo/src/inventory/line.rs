@@ -106,7 +106,7 @@ impl Line {
 
     /// A line as it was kept.
     pub fn parse(text: String) -> Result<Line, Problem> {
-        let parsed = parse::<Changes>(&text).map_err(|why| Problem::failed("read a line of an inventory", why))?;
+        let parsed = parse::<Changes>(&text).map_err(|why| Problem::failed("parse an inventory line", why))?;
         Ok(Line { generation: parsed.generation, before: parsed.before, head: parsed.sum, text })
     }
 }
@@ -120,7 +120,7 @@ pub fn hash(text: &str) -> String {
 
 /// The text of a line with its end, and its hash.
 fn seal(line: &impl Serialize) -> Result<(String, String), Problem> {
-    let mut text = serde_json::to_string(line).map_err(|error| Problem::failed("write an inventory", error))?;
+    let mut text = serde_json::to_string(line).map_err(|error| Problem::failed("encode an inventory", error))?;
     text.pop();
     let sum = hash(&text);
     text.extend([BEFORE_SUM, &sum, BEHIND_SUM, "\n"]);
@@ -132,10 +132,10 @@ pub fn parse<T: for<'a> Deserialize<'a>>(text: &str) -> Result<T, String> {
     let text = text.strip_suffix('\n').unwrap_or(text);
     let sealed = text.strip_suffix(BEHIND_SUM).and_then(|text| text.split_at_checked(text.len().checked_sub(DIGITS)?));
     let Some((Some(said), sum)) = sealed.map(|(said, sum)| (said.strip_suffix(BEFORE_SUM), sum)) else {
-        return Err("it does not end with its hash".into());
+        return Err("it does not end with a hash".into());
     };
     if hash(said) != sum {
-        return Err("its hash is another one".into());
+        return Err("its hash does not match".into());
     }
     serde_json::from_str(text).map_err(|error| error.to_string())
 }

@@ -92,19 +92,19 @@ pub fn read(directory: &Directory, sr: Uuid) -> Result<Read, Problem> {
     // Of a newer one, not even the hash need be where it is expected.
     let version = serde_json::from_slice(first).map_or(0, |Versioned { version }| version);
     if version > VERSION {
-        let what = format!("{path} is of version {version}, and this taplined knows version {VERSION}");
-        return Err(Problem::new(Code::Unsupported, what).advise("attach it with the version that has written it"));
+        let what = format!("{path} has version {version}, and this taplined supports version {VERSION}");
+        return Err(Problem::new(Code::Unsupported, what).advise("attach it with the taplined version that wrote it"));
     }
     match whole(&bytes, sr) {
         Ok((log, contents)) => Ok(Read::Whole(Box::new(log), Box::new(contents))),
         Err(Fault::Another(other)) => {
             let what = format!("{path} is the inventory of another repository: {other}, not {sr}");
-            let advice = "if it was copied here, remove it; the images are not touched by that";
+            let advice = "if it was copied here, remove it; that does not affect the images";
             Err(Problem::new(Code::State, what).advise(advice))
         }
         Err(Fault::Damaged(why)) => {
             let why = Problem::failed(format_args!("read the inventory {path}"), why)
-                .advise("see whether the storage is well; put a backup of the file back, or take it away and scan");
+                .advise("check the storage; restore the file from a backup, or move it away and scan");
             let (newest, behind) = newest(&bytes);
             Ok(Read::Damaged(Damage { why, newest, behind }))
         }
@@ -126,16 +126,16 @@ fn whole(bytes: &[u8], sr: Uuid) -> Result<(Log, Contents), Fault> {
     let mut lines = complete.split_inclusive(|byte| *byte == b'\n').enumerate();
     let damaged = |(at, why): (usize, String)| Fault::Damaged(format!("line {}: {why}", at.saturating_add(1)));
     let text = |(at, bytes): (usize, &'_ [u8])| {
-        String::from_utf8(bytes.to_vec()).map_err(|_| damaged((at, "it is no text".into()))).map(|text| (at, text))
+        String::from_utf8(bytes.to_vec()).map_err(|_| damaged((at, "it is not text".into()))).map(|text| (at, text))
     };
-    let Some(first) = lines.next() else { return Err(Fault::Damaged("it has no whole line".into())) };
+    let Some(first) = lines.next() else { return Err(Fault::Damaged("it has no complete line".into())) };
     let (_, first) = text(first)?;
     let header: Header = parse(&first).map_err(|why| damaged((0, why)))?;
     if header.sr != sr {
         return Err(Fault::Another(header.sr));
     }
     if header.generation > GENERATION_MAX {
-        return Err(damaged((0, format!("generation {} is none that a repository reaches", header.generation))));
+        return Err(damaged((0, format!("generation {} is impossibly high", header.generation))));
     }
     let mut contents = Contents {
         words: header.words,
@@ -156,7 +156,7 @@ fn whole(bytes: &[u8], sr: Uuid) -> Result<(Log, Contents), Fault> {
         let (at, text) = text(line)?;
         let Changes { generation, before, changes, sum, .. } = parse(&text).map_err(|why| damaged((at, why)))?;
         if generation != log.generation.saturating_add(1) || before != log.head {
-            return Err(damaged((at, format!("generation {generation} does not follow the line before"))));
+            return Err(damaged((at, format!("generation {generation} does not follow the previous line"))));
         }
         changes.into_iter().for_each(|change| contents.apply(change));
         log.note(generation, sum);
@@ -209,7 +209,7 @@ impl Log {
         contents: &Contents,
         earlier: VecDeque<(u64, String)>,
     ) -> Result<Log, Problem> {
-        contents.check().map_err(|why| Problem::failed("write an inventory", why))?;
+        contents.check().map_err(|why| Problem::failed("encode an inventory", why))?;
         let mut history = earlier;
         history.retain(|(at, _)| *at < generation);
         history.drain(..history.len().saturating_sub(HISTORY));
@@ -287,11 +287,11 @@ impl Log {
             Read::Whole(log, contents) if log.head == self.head => {
                 Log::write(directory, sr, (log.generation, log.head.clone()), &contents, log.history)
             }
-            _ => Err(Problem::new(Code::Failed, "the inventory is not what was written")),
+            _ => Err(Problem::new(Code::Failed, "the inventory does not contain what was written")),
         });
         match compacted {
             Ok(log) => *self = log,
-            Err(problem) => tracing::warn!(%sr, "the inventory is not made shorter: {problem}"),
+            Err(problem) => tracing::warn!(%sr, "the inventory was not compacted: {problem}"),
         }
     }
 

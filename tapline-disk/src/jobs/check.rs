@@ -106,13 +106,11 @@ fn report(check: &Check, exit: Exit, mut found: Found) -> Result<Exit, Failure> 
     let only_unclosed = severities.clone().all(|severity| matches!(severity, "leak" | "unclosed"));
     let unclosed = only_unclosed && severities.any(|severity| severity == "unclosed");
     let (result, sentence) = match exit {
-        Exit::Repaired if unclosed => ("repaired", "was not closed cleanly and is in order now"),
-        Exit::Repaired => ("repaired", "was damaged and is repaired"),
+        Exit::Repaired if unclosed => ("repaired", "was not closed cleanly; this has been repaired"),
+        Exit::Repaired => ("repaired", "was damaged and has been repaired"),
         Exit::Damaged => ("damaged", "is damaged"),
-        Exit::Leaks => ("leaks", "is sound, but for space that nothing refers to"),
-        _ if unclosed => {
-            ("unclosed", "was not closed cleanly; nothing is damaged, and the next writer puts it in order")
-        }
+        Exit::Leaks => ("leaks", "is intact, apart from leaked space"),
+        _ if unclosed => ("unclosed", "was not closed cleanly; nothing is damaged, and the next writer repairs it"),
         _ => ("clean", "is clean"),
     };
     found.result = result;
@@ -123,14 +121,14 @@ fn report(check: &Check, exit: Exit, mut found: Found) -> Result<Exit, Failure> 
     let line = |line: &Line| format!("{}: {} at byte {}: {}\n", line.image, line.severity, line.at, line.what);
     let mut text: String = found.problems.iter().map(line).collect();
     if found.unlisted > 0 {
-        text.push_str(&format!("{}: {} problems more\n", check.image, found.unlisted));
+        text.push_str(&format!("{}: {} more problems\n", check.image, found.unlisted));
     }
     text.extend(found.repairs.iter().map(|what| format!("{}: {what}\n", check.image)));
     text.push_str(&format!("{} {sentence}\n", check.image));
     let repairable = found.problems.iter().any(|line| line.severity == "repairable");
     let damage = found.problems.iter().any(|line| line.severity == "damage");
     if exit == Exit::Damaged && repairable && !damage && !check.repair {
-        text.push_str("  run it again with --repair: nothing is lost by that\n");
+        text.push_str("  run it again with --repair; no data will be lost\n");
     }
     output::print(&text)?;
     Ok(exit)

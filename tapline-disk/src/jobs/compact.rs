@@ -44,8 +44,7 @@ struct Compacted {
 pub fn run(compact: &Compact) -> Result<Exit, Failure> {
     let name = &compact.image;
     if name.data_file.is_some() {
-        let why =
-            "there are no gaps between its clusters, which are in a data file at the places that they have on the disk";
+        let why = "it cannot have gaps: its clusters are in a data file, each at its guest offset";
         return Err(Failure::new(format!("compact {name}"), why).exit_as(Exit::Usage));
     }
     let mut stop = Signal::to_stop().map_err(|error| Failure::new("handle SIGTERM", error))?;
@@ -75,7 +74,7 @@ fn plan(name: &ImageName, layers: &Layers) -> Result<Plan, Failure> {
     let tried = || format!("compact {name}");
     let Some(image) = layers.images.first() else { return Err(Failure::new(tried(), "it has no layer")) };
     let marks = match image {
-        Image::Vhd(vhd) if vhd.info().hidden => Some("it is marked as an inner node of a chain by the Xen tools"),
+        Image::Vhd(vhd) if vhd.info().hidden => Some("it is marked hidden (an inner node of a chain) by the Xen tools"),
         Image::Vhd(vhd) if vhd.info().saved => Some("it belongs to a suspended guest"),
         Image::Qcow2(qcow2) if qcow2.info().snapshots > 0 => Some("it has internal snapshots"),
         _ => None,
@@ -87,11 +86,8 @@ fn plan(name: &ImageName, layers: &Layers) -> Result<Plan, Failure> {
         Image::Vhd(vhd) if vhd.info().block_size.is_some() => Some(vhd.info().created),
         Image::Qcow2(_) => None,
         Image::Vhd(_) | Image::Raw(_) => {
-            return Err(Failure::new(
-                tried(),
-                "all of its disk has its place in the file, there is nothing to compact",
-            )
-            .advise("let the guest discard what it does not use (fstrim), or convert it into a thin image"));
+            return Err(Failure::new(tried(), "it is fully allocated, so there is nothing to compact")
+                .advise("have the guest discard unused blocks (fstrim), or convert it to a thin image"));
         }
     };
     Ok(Plan {
@@ -146,8 +142,8 @@ impl Copy<'_> {
         let pieces: Vec<Span> = grid(run).collect();
         for batch in pieces.chunks(AHEAD) {
             if self.stop.take() {
-                return Err(Failure::new(format!("compact {name}"), "a signal has ended it")
-                    .advise("the image is as it was; the unfinished new one has been removed"));
+                return Err(Failure::new(format!("compact {name}"), "interrupted by a signal")
+                    .advise("the image is unchanged; the unfinished new image has been removed"));
             }
             let mut read = Vec::new();
             for &span in batch {
@@ -204,7 +200,7 @@ fn report(compact: &Compact, compacted: Compacted) -> Result<Exit, Failure> {
         output::json(&compacted)?;
     } else {
         let Compacted { image, before, after } = &compacted;
-        output::print(&format!("{image} takes {} now, {} before\n", readable(*after), readable(*before)))?;
+        output::print(&format!("{image} now takes {}, before {}\n", readable(*after), readable(*before)))?;
     }
     Ok(Exit::Done)
 }

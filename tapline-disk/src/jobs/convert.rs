@@ -57,7 +57,7 @@ fn plan(convert: &Convert, len: u64) -> Result<Plan, Failure> {
     let unit = unit(&convert.target, convert.block_size.or(convert.cluster_size))?;
     if convert.fixed && convert.target.format == FormatName::Qcow2 {
         let failure = Failure::new(format!("create {}", convert.target), "a qcow2 image is always thin");
-        return Err(failure.advise("leave out --fixed").exit_as(Exit::Usage));
+        return Err(failure.advise("omit --fixed").exit_as(Exit::Usage));
     }
     let shape = if convert.fixed { Shape::Fixed } else { Shape::Thin };
     Ok(Plan { len, shape, unit, identity: None })
@@ -87,7 +87,7 @@ fn go_on(convert: &Convert, stop: &mut Signal) -> Result<(), Failure> {
         return Ok(());
     }
     let tried = format!("convert {} to {}", convert.source, convert.target);
-    Err(Failure::new(tried, "a signal has ended it").advise("the unfinished target has been removed"))
+    Err(Failure::new(tried, "interrupted by a signal").advise("the unfinished target has been removed"))
 }
 
 struct Writer {
@@ -127,7 +127,7 @@ fn verify(convert: &Convert, target: &ImageName, stop: &mut Signal) -> Result<()
             format!("verify {}", convert.target),
             format!("it differs from {} at byte {at} of the disk", convert.source),
         )
-        .advise("the target has been removed; check the storage below both")),
+        .advise("the target has been removed; check the storage of both images")),
     }
 }
 

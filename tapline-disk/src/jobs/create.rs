@@ -65,12 +65,10 @@ fn report(create: &Create, plan: &Plan) -> Result<Exit, Failure> {
 
 fn plan_alone(create: &Create, unit: Option<u32>) -> Result<Plan, Failure> {
     let Some(Size(len)) = create.size else {
-        return Err(usage(&create.image, "it needs a size").advise("add --size, or --parent to make a child"));
+        return Err(usage(&create.image, "it needs a size").advise("add --size, or --parent to create a child"));
     };
     if create.fixed && create.image.format == FormatName::Qcow2 {
-        return Err(
-            usage(&create.image, "a qcow2 image is always thin").advise("leave out --fixed, or create a raw image")
-        );
+        return Err(usage(&create.image, "a qcow2 image is always thin").advise("omit --fixed, or create a raw image"));
     }
     let shape = if create.fixed { Shape::Fixed } else { Shape::Thin };
     Ok(Plan { len, shape, unit, identity: None })
@@ -85,7 +83,7 @@ pub fn plan_child(
     unit: Option<u32>,
 ) -> Result<Plan, Failure> {
     if child.format == FormatName::Raw {
-        return Err(usage(child, "a raw image cannot stand on a parent").advise("create a qcow2 or vhd image"));
+        return Err(usage(child, "a raw image cannot have a parent").advise("create a qcow2 or vhd image"));
     }
     let Some((image, file)) = layers.images.first().zip(layers.files.first()) else {
         return Err(Failure::new(format!("open {parent}"), "it has no layer"));
@@ -93,8 +91,8 @@ pub fn plan_child(
     let parent_len = image.geometry().len;
     let len = size.map_or(parent_len, |Size(size)| size);
     if len < parent_len {
-        let why = format!("its size of {len} bytes is less than that of {parent}, {parent_len} bytes");
-        return Err(usage(child, why).advise("leave out --size: a child has the size of its parent, or more"));
+        let why = format!("its size of {len} bytes is smaller than that of {parent}, {parent_len} bytes");
+        return Err(usage(child, why).advise("omit --size: a child must be at least as large as its parent"));
     }
     let link = lineage::record(child.path(), parent, image, file)?;
     let inherited = if child.format == parent.format { unit_of(image) } else { None };
@@ -129,14 +127,13 @@ fn open_parent(create: &Create, parent: &ImageName, below: &[ImageName]) -> Resu
 pub fn check_unit(image: &ImageName, block: Option<Size>, cluster: Option<Size>) -> Result<(), Failure> {
     match image.format {
         FormatName::Raw if block.is_some() || cluster.is_some() => {
-            Err(usage(image, "a raw image has no unit of allocation")
-                .advise("leave out --block-size and --cluster-size"))
+            Err(usage(image, "a raw image has no allocation unit").advise("omit --block-size and --cluster-size"))
         }
         FormatName::Vhd if cluster.is_some() => {
-            Err(usage(image, "a VHD has blocks, not clusters").advise("write --block-size"))
+            Err(usage(image, "a VHD has blocks, not clusters").advise("use --block-size"))
         }
         FormatName::Qcow2 if block.is_some() => {
-            Err(usage(image, "a qcow2 image has clusters, not blocks").advise("write --cluster-size"))
+            Err(usage(image, "a qcow2 image has clusters, not blocks").advise("use --cluster-size"))
         }
         _ => Ok(()),
     }
@@ -145,9 +142,7 @@ pub fn check_unit(image: &ImageName, block: Option<Size>, cluster: Option<Size>)
 /// A unit of allocation that was named. Whether the format can have it is for the format to say.
 pub fn unit(image: &ImageName, size: Option<Size>) -> Result<Option<u32>, Failure> {
     let Some(Size(size)) = size else { return Ok(None) };
-    u32::try_from(size)
-        .map(Some)
-        .map_err(|_| usage(image, format!("a unit of allocation of {size} bytes is too large")))
+    u32::try_from(size).map(Some).map_err(|_| usage(image, format!("an allocation unit of {size} bytes is too large")))
 }
 
 fn usage(image: &ImageName, why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Failure {

@@ -72,9 +72,7 @@ pub fn run(merge: &Merge) -> Result<Exit, Failure> {
     if is_being_removed(merge, &sources, target)? {
         return finish(merge, chain, &sources).map_err(|failure| {
             let image = &merge.image;
-            failure.advise(format!(
-                "{image} is not there, and nothing tells that it was merged: see that its name is right"
-            ))
+            failure.advise(format!("{image} does not exist, and there is no sign that it was merged: check its name"))
         });
     }
     let time = above.map(Time::of).transpose()?;
@@ -118,10 +116,9 @@ fn is_being_removed(merge: &Merge, sources: &[ImageName], target: &ImageName) ->
     }
     if sources.iter().all(is_gone) {
         let gone: Vec<String> = sources.iter().map(ToString::to_string).collect();
-        let why = format!("{} is not there", gone.join(", "));
-        return Err(Failure::new(format!("merge into {target}"), why).advise(
-            "see that the name is right; if a merge with --delete was killed at its end, it had done all that it was to",
-        ));
+        let why = format!("{} does not exist", gone.join(", "));
+        return Err(Failure::new(format!("merge into {target}"), why)
+            .advise("check the name; if a merge with --delete was killed at its very end, the merge is complete"));
     }
     Ok(true)
 }
@@ -144,13 +141,13 @@ fn tell_whether_done(merge: &Merge, done: bool) -> Result<Exit, Failure> {
     if merge.json {
         output::json(&IsDone { done })?;
     } else {
-        output::print(if done { "the merge is done\n" } else { "there is something to merge\n" })?;
+        output::print(if done { "the merge is complete\n" } else { "there are layers to merge\n" })?;
     }
     Ok(Exit::Done)
 }
 
 fn no_such_layers(merge: &Merge, count: usize) -> Failure {
-    let why = format!("the chain has the layers 0 to {}, and layers are merged downwards", count.saturating_sub(1));
+    let why = format!("the chain has layers 0 to {}, and layers are merged downwards", count.saturating_sub(1));
     Failure::new(format!("merge from {} into {}", merge.from, merge.into), why)
         .advise("0 is the image, 1 its first --parent, and so on: --from must be less than --into")
         .exit_as(Exit::Usage)
@@ -170,7 +167,7 @@ fn prepare(merge: &Merge, chain: &Chain<'_>) -> Result<(), Failure> {
     let open = chain.names.iter().zip(layers.files.iter_mut().zip(&mut layers.images)).enumerate();
     for (depth, (name, (file, image))) in open.take(merge.into.saturating_add(1)) {
         let failed =
-            |why: Box<dyn std::error::Error + Send + Sync>| Failure::new(format!("prepare {name} to be merged"), why);
+            |why: Box<dyn std::error::Error + Send + Sync>| Failure::new(format!("prepare {name} for merging"), why);
         let link = image.link().filter(|link| depth < merge.into && (link.modified.is_some() || link.len.is_some()));
         if let Some(link) = link {
             let changing = Link { modified: None, len: None, ..link };
@@ -191,12 +188,12 @@ pub fn check_layers(layers: &[(ImageName, &Image)]) -> Result<(), Failure> {
     for ((upper, above), (lower, below)) in layers.iter().zip(layers.iter().skip(1)) {
         let (above_len, below_len) = (above.geometry().len, below.geometry().len);
         if below_len > above_len {
-            let why = format!("it has {below_len} bytes, and {upper} above it hides all behind {above_len} of them");
+            let why = format!("it has {below_len} bytes, of which {upper} above it hides all beyond {above_len}");
             return Err(Failure::new(format!("merge {upper} into {lower}"), why)
                 .advise("merge the layers above or below these two, or copy the disk: tapline image convert"));
         }
         if matches!(above, Image::Qcow2(qcow2) if qcow2.info().snapshots > 0) {
-            let why = "it has internal snapshots, which would show something else then";
+            let why = "it has internal snapshots, whose contents would change";
             return Err(Failure::new(format!("merge {upper} into {lower}"), why)
                 .advise("delete them, or copy the disk: tapline image convert"));
         }
@@ -211,8 +208,9 @@ fn copy(merge: &Merge, target: &ImageName, runner: &mut Runner, stop: &mut Signa
         if !stop.take() {
             return Ok(());
         }
-        Err(Failure::new(format!("merge into {target}"), "a signal has ended it")
-            .advise("the chain is valid and shows what it did; the same command goes on where this one ended"))
+        Err(Failure::new(format!("merge into {target}"), "interrupted by a signal").advise(
+            "the chain is valid and its contents are unchanged; repeat the command to continue where it stopped",
+        ))
     });
     progress.finish();
     copied.map_err(|failure| failure.about(target))
@@ -221,7 +219,7 @@ fn copy(merge: &Merge, target: &ImageName, runner: &mut Runner, stop: &mut Signa
 fn delete(sources: &[ImageName]) -> Result<(), Failure> {
     sources.iter().try_for_each(|source| {
         source.paths().try_for_each(remains::remove).map_err(|error| {
-            Failure::new(format!("remove {source}"), error).advise("it was merged and holds nothing any more")
+            Failure::new(format!("remove {source}"), error).advise("it was merged and no longer holds data")
         })
     })
 }
@@ -241,9 +239,9 @@ fn report(merge: &Merge, target: &ImageName, sources: &[ImageName], copied: u64)
     }
     let Merged { image, merged, into, copied, deleted } = &merged;
     let (names, copied) = (merged.join(", "), readable(*copied));
-    let gone = if *deleted { "removed" } else { "may be removed: --delete does that" };
+    let gone = if *deleted { "removed" } else { "can be removed (--delete does this)" };
     output::print(&format!(
-        "merged {names} into {into}, {copied} copied; what was merged {gone}\n  the image is {image}\n"
+        "merged {names} into {into}, {copied} copied; the merged files {gone}\n  the image is {image}\n"
     ))?;
     Ok(Exit::Done)
 }

@@ -41,7 +41,7 @@ pub fn run(rebase: &Rebase) -> Result<Exit, Failure> {
     let name = &rebase.image;
     let new = open_new(rebase)?;
     let Some((parent, (image, file))) = rebase.onto.first().zip(new.images.first().zip(new.files.first())) else {
-        return Err(Failure::new(format!("rebase {name}"), "no new parent is named").exit_as(Exit::Usage));
+        return Err(Failure::new(format!("rebase {name}"), "no new parent is given").exit_as(Exit::Usage));
     };
     check_size(name, parent, image.geometry().len)?;
     let link = lineage::record(name.path(), parent, image, file)?;
@@ -66,7 +66,7 @@ pub fn run(rebase: &Rebase) -> Result<Exit, Failure> {
     };
     let moved = Moved { image: name.to_string(), parent: Some(parent.to_string()), copied };
     let how = if rebase.record_only { ", only recorded" } else { "" };
-    let line = format!("{name} stands on {parent} now{how}, {} copied\n", readable(copied));
+    let line = format!("{name} is now based on {parent}{how}, {} copied\n", readable(copied));
     report(rebase.json, &moved, &line)
 }
 
@@ -85,7 +85,7 @@ pub fn flatten(flatten: &Flatten) -> Result<Exit, Failure> {
         None => 0,
     };
     let moved = Moved { image: name.to_string(), parent: None, copied };
-    report(flatten.json, &moved, &format!("{name} stands on its own, {} copied\n", readable(copied)))
+    report(flatten.json, &moved, &format!("{name} no longer has a parent, {} copied\n", readable(copied)))
 }
 
 /// The words of a command that are more than an image and its parents.
@@ -143,8 +143,8 @@ fn keep_snapshots(layers: Layers) -> Result<Layers, Failure> {
         return Ok(layers);
     }
     let name = layers.name.clone();
-    let why = "it has internal snapshots, which would show something else then";
-    let failure = Failure::new(format!("put {name} on other parents"), why)
+    let why = "it has internal snapshots, whose contents would change";
+    let failure = Failure::new(format!("rebase {name}"), why)
         .advise(format!("delete them, or copy the disk: tapline image convert {name} qcow2:NEW"));
     layers.unless_failed(Err(failure))
 }
@@ -202,7 +202,7 @@ fn check_size(name: &ImageName, parent: &ImageName, parent_len: u64) -> Result<(
     if parent_len <= len {
         return Ok(());
     }
-    let why = format!("the new parent has {parent_len} bytes, the image only {len}");
+    let why = format!("the new parent has {parent_len} bytes, but the image only {len}");
     Err(Failure::new(format!("rebase {name} onto {parent}"), why)
         .advise(format!("make the image larger first: tapline image resize {name} --size {parent_len}")))
 }

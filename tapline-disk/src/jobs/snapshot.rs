@@ -74,7 +74,7 @@ fn report(snapshot: &Snapshot, verb: Verb, made: Made) -> Result<Exit, Failure> 
     let line = match (how, verb) {
         ("reflink", _) => format!("created {new}: {size}, sharing the blocks of {image} (reflink)\n"),
         (_, Verb::Snapshot) => {
-            format!("created {new}: {size}, a child of {image}, which must not be written any more\n")
+            format!("created {new}: {size}, a child of {image}, which must no longer be written\n")
         }
         (_, Verb::Clone) => format!("created {new}: {size}, a child of {image}\n"),
     };

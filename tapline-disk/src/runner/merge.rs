@@ -30,7 +30,7 @@ impl Runner {
         let mut full_at = None;
         loop {
             let Some(progress) = self.disk.merge() else {
-                return Err(Failure::new("go on with the merge", "it is no longer known"));
+                return Err(Failure::new("continue the merge", "its state is no longer known"));
             };
             if let Err(ended) = each(&progress) {
                 self.stop_merge()?;
@@ -90,13 +90,13 @@ impl Runner {
 }
 
 fn merge_failed(status: Status) -> Failure {
-    let tried = "go on with the merge";
+    let tried = "continue the merge";
     match status {
-        Status::NoSpace => Failure::new(tried, "no space is left for the layer that takes in the others")
-            .advise("the chain is valid and shows what it did; free some space, then give the same command again"),
-        Status::Refused => Failure::new(tried, "a sync has failed, after which nothing is written any more")
-            .advise("see the kernel's log for the reason; the same command goes on where this one ended"),
+        Status::NoSpace => Failure::new(tried, "no space is left for the merge target")
+            .advise("the chain is valid and its contents are unchanged; free some space and repeat the command"),
+        Status::Refused => Failure::new(tried, "a sync has failed, so the disk no longer writes")
+            .advise("see the kernel log for the reason; repeat the command to continue where it stopped"),
         Status::Failed | Status::Unsupported | Status::Done => Failure::new(tried, "the storage failed")
-            .advise("see the kernel's log for the reason; the same command goes on where this one ended"),
+            .advise("see the kernel log for the reason; repeat the command to continue where it stopped"),
     }
 }

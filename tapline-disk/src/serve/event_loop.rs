@@ -331,7 +331,7 @@ impl<S: Server + Disclose> EventLoop<S> {
             };
             if let Err(error) = told {
                 // Only a price: a limit of locked memory, most likely (RLIMIT_MEMLOCK).
-                self.log.caused(format_args!("{error}: each request costs more"));
+                self.log.caused(format_args!("{error}: using unregistered buffers (slower)"));
             }
         }
     }
@@ -361,8 +361,8 @@ impl<S: Server + Disclose> EventLoop<S> {
         if self.disk.is_broken() && !self.said_broken {
             self.said_broken = true;
             self.control_due = true;
-            say("a sync has FAILED: what was not flushed may be lost, and nothing is written from now on");
-            say("see the kernel's log for the reason; the disk accepts writes again when it is served anew");
+            say("a sync has FAILED: unflushed data may be lost, and the disk no longer writes");
+            say("see the kernel log for the reason; the disk accepts writes again after it is restarted");
         }
         count
     }

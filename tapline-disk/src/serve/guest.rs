@@ -84,7 +84,7 @@ impl Claimed {
 /// A connection to the store: one that is lent, or one of our own.
 fn store(which: Lent) -> Result<Daemon, Failure> {
     match files::lent(which)? {
-        Some(lent) => Daemon::over(lent).map_err(|error| Failure::new("speak to the store", error)),
+        Some(lent) => Daemon::over(lent).map_err(|error| Failure::new("talk to xenstore", error)),
         None => connect(),
     }
 }
@@ -207,8 +207,9 @@ impl Backend {
         channels: Box<dyn EventChannels>,
     ) -> Result<Backend, Failure> {
         let device = Device::of_backend(&config.backend);
-        let device = device.ok_or_else(|| Failure::new("serve a guest's disk", "its node has no such path"))?;
-        let timer = Timer::new().map_err(|error| Failure::new("make a timer", error))?;
+        let device =
+            device.ok_or_else(|| Failure::new("serve a guest's disk", "its xenstore node has no such path"))?;
+        let timer = Timer::new().map_err(|error| Failure::new("create a timer", error))?;
         let (guest, leaving) = (Guest::Awaited, config.on_stop == OnStop::Leave);
         let (closing, time_is_up, is_xls) = (false, false, false);
         let server = blkif::Server::new(config, server, grants, channels).map_err(Failure::said)?;
@@ -278,7 +279,7 @@ impl Backend {
     /// Has the timer run. `false`: it does not, and then nothing would end a wait.
     fn begin_to_wait(&self) -> bool {
         let set = self.timer.set(CLOSING_MAX);
-        set.map_err(|error| say(format_args!("cannot wait for the guest to let the disk go: {error}"))).is_ok()
+        set.map_err(|error| say(format_args!("cannot wait for the guest to release the disk: {error}"))).is_ok()
     }
 
     /// The guest's I/O does not need the store. All else does, and what a new one knows is not known: one that has
@@ -289,12 +290,9 @@ impl Backend {
         }
         let Device { guest, vdev, .. } = &self.device;
         say(error);
-        say(format_args!(
-            "{} is served as before, but nothing is heard of a detach, nor of its guest's end",
-            self.device
-        ));
-        say(format_args!("when the store is back and knows the disk: tapline xen upgrade {guest} {vdev}"));
-        say(format_args!("to end it, also without a store: tapline xen detach {guest} {vdev} --force"));
+        say(format_args!("still serving {}, but a detach or the end of its guest will not be noticed", self.device));
+        say(format_args!("when xenstore is back and has the disk: tapline xen upgrade {guest} {vdev}"));
+        say(format_args!("to stop it, even without xenstore: tapline xen detach {guest} {vdev} --force"));
     }
 
     /// Takes back a word in our end's node.
@@ -369,7 +367,7 @@ impl Disclose for Backend {
         if self.server.is_closed() || !self.begin_to_wait() {
             return true;
         }
-        say(format_args!("stopping: the guest is asked to let {} go, and served until it has", self.device.vdev));
+        say(format_args!("stopping: asked the guest to release {}, serving it until then", self.device.vdev));
         false
     }
 

@@ -91,13 +91,13 @@ pub struct Channel(OwnedFd);
 #[derive(Debug, thiserror::Error)]
 pub enum ChannelError {
     /// The other process has ended, or closed its end.
-    #[error("the other process has ended")]
+    #[error("the other process has exited")]
     Closed,
     /// It takes longer than it may.
-    #[error("the other process does not answer in time")]
+    #[error("the other process did not answer in time")]
     Late,
     /// What came is none of this.
-    #[error("the other process says what is not understood here: {0}")]
+    #[error("the other process sent an unexpected message: {0}")]
     Strange(String),
     /// The system has failed.
     #[error("the socket between two processes of the disk failed")]
@@ -109,7 +109,7 @@ impl Channel {
     pub fn over(socket: OwnedFd) -> Result<Channel, ChannelError> {
         match sockopt::socket_type(&socket) {
             Ok(SocketType::SEQPACKET) => Ok(Channel(socket)),
-            _ => Err(ChannelError::Strange("its socket is not of the kind SOCK_SEQPACKET".into())),
+            _ => Err(ChannelError::Strange("its socket is not a SOCK_SEQPACKET socket".into())),
         }
     }
 
@@ -171,13 +171,13 @@ impl Channel {
             return Err(ChannelError::Closed);
         }
         if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
-            return Err(ChannelError::Strange("more than a packet may have".into()));
+            return Err(ChannelError::Strange("more than a packet can carry".into()));
         }
         let said = serde_json::from_slice(buffer.get(..received.bytes).unwrap_or_default());
         let said = said.map_err(|error| ChannelError::Strange(error.to_string()))?;
         match wanted(&said).is_none_or(|wanted| descriptors.len() == wanted) {
             true => Ok((said, descriptors)),
-            false => Err(ChannelError::Strange(format!("{} descriptors beside {said:?}", descriptors.len()))),
+            false => Err(ChannelError::Strange(format!("{} descriptors with {said:?}", descriptors.len()))),
         }
     }
 }

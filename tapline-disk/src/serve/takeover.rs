@@ -58,7 +58,7 @@ impl Takeover {
         let channel = Channel::over(socket).map_err(|why| {
             failed(why)
                 .exit_as(Exit::Usage)
-                .advise("it is started by the process whose place it takes: tapline disk SOCKET upgrade")
+                .advise("it is started by the process that it replaces: tapline disk SOCKET upgrade")
         })?;
         let program = env!("CARGO_PKG_VERSION").to_owned();
         channel.say(&Said::Hello { program, pid: std::process::id() }, &[], None).map_err(failed)?;
@@ -138,9 +138,9 @@ impl Coming {
 }
 
 fn failed(why: ChannelError) -> Failure {
-    Failure::new("take the disk over from the process that serves it", why)
+    Failure::new("take over the disk from the process that serves it", why)
 }
 
 fn stays() -> Failure {
-    Failure::told("the process that serves the disk goes on: see its log for the reason".into())
+    Failure::told("the process that serves the disk continues: see its log for the reason".into())
 }

@@ -41,8 +41,8 @@ pub fn open(name: &ImageName) -> Result<Option<ImageFile>, Failure> {
 pub fn check(name: &ImageName, device: &mut ImageFile, creation: &Creation, overwrite: bool) -> Result<(), Failure> {
     let len = Source::len(device);
     if creation.len > len {
-        let why = format!("the block device has {len} bytes, and the image takes {} from the beginning", creation.len);
-        return Err(Failure::new(format!("create {name}"), why).advise("make the device larger"));
+        let why = format!("the block device has {len} bytes, but the image needs {} from the start", creation.len);
+        return Err(Failure::new(format!("create {name}"), why).advise("enlarge the device"));
     }
     if overwrite { Ok(()) } else { check_blank(name, device, len) }
 }
@@ -51,12 +51,12 @@ pub fn check(name: &ImageName, device: &mut ImageFile, creation: &Creation, over
 pub fn fill(name: &ImageName, device: &mut ImageFile, creation: Creation) -> Result<(), Failure> {
     let len = Source::len(device);
     if name.format == FormatName::Raw && creation.len < len {
-        say(format_args!("{name}: the disk has all {len} bytes of its device"));
+        say(format_args!("{name}: the disk uses all {len} bytes of its device"));
     }
     let filled = clear_and_write(name, device, creation, len);
     filled.inspect_err(|_| {
         if let Err(error) = clear_ends(device, len) {
-            say(format_args!("{name} may hold an image that is not complete: {error}"));
+            say(format_args!("{name} may hold an incomplete image: {error}"));
         }
     })
 }
@@ -86,8 +86,8 @@ pub fn abandon(name: &ImageName) {
         clear_ends(&mut device, len).map_err(|error| Failure::new(format!("clear {name}"), error))
     });
     match cleared {
-        Ok(()) => say(format_args!("{name} holds no image: it was not complete")),
-        Err(failure) => say(format_args!("{name} holds an image that is not complete: {failure}")),
+        Ok(()) => say(format_args!("{name} holds no image, because it was not completed")),
+        Err(failure) => say(format_args!("{name} holds an incomplete image: {failure}")),
     }
 }
 
@@ -105,12 +105,12 @@ fn check_blank(name: &ImageName, device: &mut ImageFile, len: u64) -> Result<(),
     let mut bytes = vec![0; usize::try_from(ends).unwrap_or(0)];
     for at in [0, len.saturating_sub(ends)] {
         let read = device.read_at(at, &mut bytes);
-        read.map_err(|error| Failure::new(format!("look at {name}"), error))?;
+        read.map_err(|error| Failure::new(format!("examine {name}"), error))?;
         if let Some(found) = bytes.iter().position(|byte| *byte != 0) {
             let found = at.saturating_add(u64::try_from(found).unwrap_or(0));
-            let why = format!("the block device holds something already, at byte {found}");
+            let why = format!("the block device already contains data, at byte {found}");
             return Err(Failure::new(format!("create {name}"), why)
-                .advise("see what it is (blkid, lsblk --fs); --force overwrites it"));
+                .advise("check what it is (blkid, lsblk --fs); --force overwrites it"));
         }
     }
     Ok(())

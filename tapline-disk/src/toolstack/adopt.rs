@@ -36,11 +36,11 @@ pub fn adopt(store: &mut dyn Store, node: &str, kind: &str) -> Result<Adopted, F
         // mind by now, and says so too late.
         let console = format!("/local/domain/{}/console/ring-ref", theirs.guest);
         if guest != Some(State::INITIALISING) || text(store, within, &console)?.is_some() {
-            let why = format!("its guest runs: its end is {}", described(guest));
+            let why = format!("its guest is running: its frontend is {}", described(guest));
             let images: Vec<String> = images.iter().map(ImageName::to_string).collect();
             let by = format!("tapline xen attach {} {}", theirs.guest, images.join(" "));
             return Err(Failure::new(format!("take {theirs} over from xl"), why)
-                .advise(format!("give a guest that runs its disk by: {by}")));
+                .advise(format!("to give a running guest its disk, use: {by}")));
         }
         let device = Device { kind: kind.to_owned(), ..theirs.clone() };
         let (kept, of_guest) = (values(store, within, node, &XLS)?, theirs.frontend());
@@ -100,17 +100,17 @@ pub fn refuse(store: &mut dyn Store, node: &str, adopted: Option<&Adopted>, why:
 fn images(params: &str) -> Result<Vec<ImageName>, Failure> {
     let images = params.split_whitespace().map(str::parse);
     let images: Result<Vec<ImageName>, _> = images.collect();
-    let images = images.map_err(|error| Failure::new(format!("understand target={params}"), error))?;
+    let images = images.map_err(|error| Failure::new(format!("parse target={params}"), error))?;
     if images.is_empty() {
-        return Err(Failure::new("find an image in the disk's configuration", "target= names none")
-            .advise("write target=FORMAT:PATH as the last word, its parents behind it"));
+        return Err(Failure::new("find an image in the disk's configuration", "target= has none")
+            .advise("write target=FORMAT:PATH as the last word, followed by its parents"));
     }
     Ok(images)
 }
 
 /// For a node that xl has not made for a disk.
 pub fn not_a_disk(node: &str) -> Failure {
-    Failure::new(format!("take over {node}"), "no disk of xl is there")
+    Failure::new(format!("take over {node}"), "xl has no disk there")
         .advise("this command is for block-tapline, which xl calls: script=block-tapline in a disk's configuration")
 }
 
@@ -175,7 +175,7 @@ mod test {
         let (_host, mut store, theirs) = of_xl();
         say(&mut store, &theirs.frontend(), "3");
         let failure = adopt(&mut store, &theirs.backend(), "tapline").unwrap_err();
-        assert!(failure.what().contains("its guest runs: its end is Initialised"), "{failure}");
+        assert!(failure.what().contains("its guest is running: its frontend is Initialised"), "{failure}");
         assert!(store.read(None, &theirs.backend()).unwrap().is_some());
     }
 
@@ -183,7 +183,7 @@ mod test {
     fn a_guest_whose_driver_has_not_said_anything_yet_is_known_by_its_console() {
         let (_host, mut store, theirs) = of_xl();
         store.write(None, "/local/domain/7/console/ring-ref", b"1").unwrap();
-        assert!(adopt(&mut store, &theirs.backend(), "tapline").unwrap_err().what().contains("its guest runs"));
+        assert!(adopt(&mut store, &theirs.backend(), "tapline").unwrap_err().what().contains("its guest is running"));
         assert!(store.read(None, &theirs.backend()).unwrap().is_some());
     }
 

@@ -26,12 +26,13 @@ pub fn wait_connected(
     })?;
     match connected {
         Some(Ok(())) => Ok(()),
-        Some(Err(())) => Err(Failure::new(format!("see {device} connected"), "somebody has removed it meanwhile")),
+        Some(Err(())) => Err(Failure::new(format!("see {device} connected"), "it was removed in the meantime")),
         None => {
             let advice = match both.states().0 {
-                Some(State::INITIALISING) => "nobody serves it: see the log of its disk process",
+                Some(State::INITIALISING) => "it is not served: see the log of its disk process",
                 _ => {
-                    "a guest that is paused or still boots connects later: the disk stays; `tapline xen list` shows it"
+                    "a guest that is paused or still booting connects later: the disk stays attached; `tapline xen \
+                     list` shows it"
                 }
             };
             let seen = both.at_last();

@@ -92,7 +92,7 @@ impl Claim {
         let path = places.lock(device);
         let failed = |error: io::Error| {
             Failure::new(format!("claim {device} by {}", path.display()), error)
-                .advise("disks of Xen guests are served by root, which may write there")
+                .advise("disks of Xen guests must be served by root, which can write there")
         };
         fs::create_dir_all(&places.run).map_err(failed)?;
         let mut attempts = 0;
@@ -129,9 +129,9 @@ pub fn holder(places: &Places, device: &Device) -> Result<Option<Pid>, Failure> 
     let path = places.lock(device);
     let mut file = match File::open(&path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        opened => {
-            opened.map_err(|error| Failure::new(format!("see who serves {device} in {}", path.display()), error))?
-        }
+        opened => opened.map_err(|error| {
+            Failure::new(format!("find the process that serves {device} in {}", path.display()), error)
+        })?,
     };
     match flock(&file, FlockOperation::NonBlockingLockShared) {
         Err(Errno::WOULDBLOCK) => Ok(said_in(&mut file)),
@@ -141,7 +141,7 @@ pub fn holder(places: &Places, device: &Device) -> Result<Option<Pid>, Failure> 
 
 /// The back ends that a guest's disk has a process of, whatever the store says.
 pub fn served(places: &Places, own: DomId, guest: DomId, vdev: Vdev) -> Result<Vec<Device>, Failure> {
-    let failed = |error| Failure::new(format!("see who serves disks in {}", places.run.display()), error);
+    let failed = |error| Failure::new(format!("find processes that serve disks in {}", places.run.display()), error);
     let entries = match fs::read_dir(&places.run) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries.map_err(failed)?,
@@ -175,7 +175,7 @@ impl Holder {
         let process = match pidfd_open(pid, PidfdFlags::empty()) {
             Err(Errno::SRCH) => return Ok(None),
             opened => opened.map_err(|errno| {
-                let tried = format!("find the process {}, which serves {device}", pid.as_raw_nonzero());
+                let tried = format!("find process {}, which serves {device}", pid.as_raw_nonzero());
                 Failure::new(tried, io::Error::from(errno))
             })?,
         };
@@ -188,7 +188,7 @@ impl Holder {
         match pidfd_send_signal(&self.process, signal) {
             Err(Errno::SRCH) => Ok(true),
             Err(errno) => {
-                Err(Failure::new(format!("end the process {}", self.pid.as_raw_nonzero()), io::Error::from(errno)))
+                Err(Failure::new(format!("stop process {}", self.pid.as_raw_nonzero()), io::Error::from(errno)))
             }
             Ok(()) => wait::readable(&self.process, patience),
         }
@@ -207,10 +207,10 @@ pub fn end_holder(places: &Places, device: &Device, mut tell: impl FnMut(&str)) 
         if holder.end(signal, patience)? {
             return Ok(());
         }
-        tell(&format!("the process {pid} has not ended in {} s", patience.as_secs()));
+        tell(&format!("process {pid} has not exited in {} s", patience.as_secs()));
     }
-    Err(Failure::new(format!("end the process {pid}, which serves {device}"), "it does not even die")
-        .advise("its storage does not answer: until it does, the guest's pages stay mapped; see the kernel's log"))
+    Err(Failure::new(format!("stop process {pid}, which serves {device}"), "it does not exit even when killed")
+        .advise("its storage does not respond; until it does, the guest's pages stay mapped; see the kernel log"))
 }
 
 fn said_in(file: &mut File) -> Option<Pid> {
@@ -228,9 +228,10 @@ fn is_still_at(file: &File, path: &Path) -> bool {
 }
 
 fn served_already(device: &Device, pid: Option<Pid>) -> Failure {
-    let who = pid.map_or_else(|| "another process".to_owned(), |pid| format!("the process {}", pid.as_raw_nonzero()));
-    Failure::new(format!("serve {device}"), format!("{who} does already")).advise(format!(
-        "end it first: tapline xen detach {guest} {vdev}, or replace it: tapline xen upgrade {guest} {vdev}",
+    let who = pid.map_or_else(|| "another process".to_owned(), |pid| format!("process {}", pid.as_raw_nonzero()));
+    Failure::new(format!("serve {device}"), format!("{who} already does")).advise(format!(
+        "detach it first: tapline xen detach {guest} {vdev}, or replace its process: tapline xen upgrade {guest} \
+         {vdev}",
         guest = device.guest,
         vdev = device.vdev
     ))
@@ -270,7 +271,7 @@ pub mod test {
         let me = Pid::from_raw(i32::try_from(std::process::id()).unwrap());
         assert_eq!(holder(&places, &device).unwrap(), me);
         let failure = Claim::take(&places, &device).unwrap_err().to_string();
-        assert!(failure.contains("does already") && failure.contains("tapline xen detach 7 xvdb"), "{failure}");
+        assert!(failure.contains("already does") && failure.contains("tapline xen detach 7 xvdb"), "{failure}");
         drop(claim);
         assert_eq!(holder(&places, &device).unwrap(), None);
         Claim::take(&places, &device).unwrap();

@@ -28,7 +28,7 @@ pub fn find(store: &mut dyn Store, own: DomId, guest: DomId, vdev: Vdev) -> Resu
 /// Why there is no such disk.
 pub fn unknown(store: &mut dyn Store, guest: DomId, vdev: Vdev) -> Failure {
     let no_disk = Failure::new(format!("detach {vdev} of domain {guest}"), "it has no such disk")
-        .advise(format!("see what it has: tapline xen list {guest}"));
+        .advise(format!("list its disks: tapline xen list {guest}"));
     domain::seen(store, guest).err().map_or(no_disk, Failure::from)
 }
 
@@ -52,7 +52,7 @@ pub fn look_up(store: &mut dyn Store, own: DomId, guest: DomId, vdev: Vdev) -> R
 /// That the device is not one which xl looks after.
 pub fn refuse_xls(store: &mut dyn Store, device: &Device) -> Result<(), Failure> {
     if XLS_OWN.contains(&device.kind.as_str()) && text(store, None, &device.of_xl())?.is_some() {
-        return Err(Failure::new(format!("detach {device}"), "xl has attached it, and looks after it")
+        return Err(Failure::new(format!("detach {device}"), "it was attached by xl, which manages it")
             .advise(format!("xl block-detach {} {}", device.guest, device.vdev)));
     }
     Ok(())
@@ -61,10 +61,8 @@ pub fn refuse_xls(store: &mut dyn Store, device: &Device) -> Result<(), Failure>
 /// That the device is not one which the daemon looks after. `action` is what was to be done with it.
 pub fn refuse_kept(store: &mut dyn Store, device: &Device, action: &str) -> Result<(), Failure> {
     match is_kept(store, device)? {
-        true => Err(Failure::new(format!("{action} {device}"), "it is a VBD of taplined, which looks after it")
-            .advise(
-                "tapline vbd unplug takes it from the guest; so does detach --force, for a daemon that is no more",
-            )),
+        true => Err(Failure::new(format!("{action} {device}"), "it is a VBD managed by taplined")
+            .advise("use tapline vbd unplug; if that daemon no longer exists, detach --force")),
         false => Ok(()),
     }
 }
@@ -81,9 +79,9 @@ pub fn wait_closed(
     closed.ok_or_else(|| {
         let why = both.at_last();
         let cause = match both.states().1 {
-            Some(State::CLOSED) | None => "the disk's process does not answer",
-            Some(State::CONNECTED) => "the guest holds on to it: unmount it there, or is the guest paused?",
-            Some(_) => "the guest does not go on: is it paused, or has it no driver?",
+            Some(State::CLOSED) | None => "The disk's process does not respond.",
+            Some(State::CONNECTED) => "The guest still uses it: unmount it there, or resume the guest if it is paused.",
+            Some(_) => "The guest does not react: check whether it is paused or has no driver.",
         };
         Failure::new(format!("detach {device}"), why)
             .advise(format!("{cause} --force takes the disk away without the guest's consent"))
@@ -179,7 +177,7 @@ mod test {
         remove(&mut store, &device).unwrap();
         announce(&mut store, &device, Wish { kept: true, ..WRITABLE }).unwrap();
         let failure = refuse_kept(&mut store, &device, "detach").unwrap_err();
-        assert!(failure.what().ends_with("it is a VBD of taplined, which looks after it"), "{failure}");
+        assert!(failure.what().ends_with("it is a VBD managed by taplined"), "{failure}");
         assert!(failure.advice().is_some_and(|advice| advice.contains("tapline vbd unplug")), "{failure}");
     }
 
@@ -189,7 +187,7 @@ mod test {
         let failure = find(&mut store, DomId(0), DomId(7), device.vdev).unwrap_err();
         assert_eq!(
             failure.to_string(),
-            "cannot detach xvdb of domain 7: it has no such disk\n  see what it has: tapline xen list 7"
+            "cannot detach xvdb of domain 7: it has no such disk\n  list its disks: tapline xen list 7"
         );
     }
 }

@@ -110,21 +110,21 @@ impl Launched {
         let paths = [device.backend()];
         let child = &mut self.child;
         let serving = Wait { paths: &paths, patience, also: Some(self.process.as_fd()) }.until(store, |store| {
-            if let Some(status) = child.try_wait().map_err(|error| Failure::new("see the disk's process", error))? {
+            if let Some(status) = child.try_wait().map_err(|error| Failure::new("check the disk's process", error))? {
                 return Ok(Some(Err(status.to_string())));
             }
             Ok(serves(store)?.then_some(Ok(())))
         });
         let (why, what) = match serving {
             Ok(Some(Ok(()))) => return Ok(()),
-            Ok(Some(Err(status))) => (format!("its process has ended: {status}"), None),
-            Ok(None) => (format!("its process did not begin in {} s", patience.as_secs()), None),
+            Ok(Some(Err(status))) => (format!("its process exited: {status}"), None),
+            Ok(None) => (format!("its process did not start serving in {} s", patience.as_secs()), None),
             Err(failure) => (String::new(), Some(failure)),
         };
         self.end()?;
         Err(what.unwrap_or_else(|| {
             let words = self.last_words();
-            let words = if words.is_empty() { String::new() } else { format!("; it said:\n{words}") };
+            let words = if words.is_empty() { String::new() } else { format!("; it printed:\n{words}") };
             Failure::new(format!("serve {device}"), format!("{why}{words}"))
                 .advise(format!("its log is {}", self.log.display()))
         }))
@@ -137,7 +137,7 @@ impl Launched {
 
     /// Ends it: it was started by us and serves nobody.
     fn end(&mut self) -> Result<(), Failure> {
-        let failed = |error: io::Error| Failure::new("end the disk's process", error);
+        let failed = |error: io::Error| Failure::new("stop the disk's process", error);
         if self.child.try_wait().map_err(failed)?.is_some() {
             return Ok(());
         }

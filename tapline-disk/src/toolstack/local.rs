@@ -77,7 +77,7 @@ pub fn wait_forgotten(ends: &[PathBuf], device: &Device) -> Result<(), Failure> 
     let until = Instant::now() + TO_FORGET;
     while ends.iter().any(|end| end.exists()) {
         if Instant::now() >= until {
-            let why = format!("after {} s it has the device still: somebody has opened it", TO_FORGET.as_secs());
+            let why = format!("after {} s the kernel still has the device: a process has it open", TO_FORGET.as_secs());
             return Err(Failure::new(format!("take {device} over from the kernel"), why));
         }
         thread::sleep(LOOK);

@@ -28,10 +28,12 @@ pub fn remove(places: &Places, device: &Device, control: Option<&Path>, mut tell
     let named = control.into_iter().filter(|&named| !usual.iter().any(|usual| named == usual));
     for socket in named.chain(usual.iter().map(PathBuf::as_path)) {
         remove_socket(socket)
-            .unwrap_or_else(|error| tell(&format!("the socket {} is left: {error}", socket.display())));
+            .unwrap_or_else(|error| tell(&format!("the socket {} could not be removed: {error}", socket.display())));
     }
     let left = Statistics::of(&places.statistics, device.guest, device.vdev).remove_left();
-    left.unwrap_or_else(|error| tell(&format!("statistics are left in {}: {error}", places.statistics.display())));
+    left.unwrap_or_else(|error| {
+        tell(&format!("statistics in {} could not be removed: {error}", places.statistics.display()))
+    });
     drop(claim);
 }
 

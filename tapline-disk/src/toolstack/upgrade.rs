@@ -43,7 +43,7 @@ pub fn upgrade(store: &mut dyn Store, places: &Places, words: &Upgrade) -> Resul
     let tried = || format!("replace the process of {device}");
     let Some(holder) = Holder::of(places, &device)? else {
         return Err(Failure::new(tried(), "there is none").advise(format!(
-            "serve it: tapline serve IMAGE --xen {guest}/{} --xen-backend {}",
+            "start one: tapline serve IMAGE --xen {guest}/{} --xen-backend {}",
             device.vdev, device.kind
         )));
     };
@@ -56,13 +56,15 @@ pub fn upgrade(store: &mut dyn Store, places: &Places, words: &Upgrade) -> Resul
 
     let pid = holder.pid.as_raw_nonzero();
     if !holder.end(Signal::USR2, words.timeout)? {
-        let why = format!("the process {pid} has not ended in {} s", words.timeout.as_secs());
-        return Err(Failure::new(tried(), why)
-            .advise(format!("it will when its storage answers; then serve the disk again: {}", by_hand(&launch))));
+        let why = format!("process {pid} has not exited in {} s", words.timeout.as_secs());
+        return Err(Failure::new(tried(), why).advise(format!(
+            "it will exit when its storage responds; then serve the disk again: {}",
+            by_hand(&launch)
+        )));
     }
     let mut launched = launch.start().map_err(|failure| waits(failure, &launch))?;
     launched.wait_taken_over(store, &device, words.timeout).map_err(|failure| waits(failure, &launch))?;
-    say(format_args!("{device} is served by the process {}, after the process {pid}", launched.pid()));
+    say(format_args!("{device} is now served by process {}, which replaced process {pid}", launched.pid()));
     say(format_args!("its log is {}", process.log.display()));
     Ok(())
 }
@@ -71,18 +73,18 @@ impl Process {
     fn of(pid: Pid, places: &Places, device: &Device) -> Result<Process, Failure> {
         let place = PathBuf::from(format!("/proc/{}", pid.as_raw_nonzero()));
         let failed = |what: &str| {
-            let tried = format!("see {what} of the process {}, which serves {device}", pid.as_raw_nonzero());
+            let tried = format!("read {what} of process {}, which serves {device}", pid.as_raw_nonzero());
             move |error: io::Error| Failure::new(tried, error)
         };
-        let line = fs::read(place.join("cmdline")).map_err(failed("the words"))?;
-        let directory = fs::read_link(place.join("cwd")).map_err(failed("the directory"))?;
+        let line = fs::read(place.join("cmdline")).map_err(failed("the command line"))?;
+        let directory = fs::read_link(place.join("cwd")).map_err(failed("the working directory"))?;
         let said_to = fs::read_link(place.join("fd/2")).map_err(failed("the log"))?;
         let log = match said_to.is_file() {
             true => said_to,
             false => places.log(device),
         };
         let (words, serve) = understood(&line).ok_or_else(|| {
-            let why = format!("the process {} was not started by `tapline serve … --xen`", pid.as_raw_nonzero());
+            let why = format!("process {} was not started by `tapline serve … --xen`", pid.as_raw_nonzero());
             Failure::new(format!("replace the process of {device}"), why)
         })?;
         Ok(Process { words, serve, directory, log })
@@ -117,8 +119,8 @@ impl Process {
         });
         words.filter(|_| means.is_some()).ok_or_else(|| {
             let chain: Vec<String> = chain.iter().map(ImageName::to_string).collect();
-            Failure::new("put the disk's present layers into the words of its process", chain.join(" "))
-                .advise("end it by SIGUSR2, and serve these layers by hand")
+            Failure::new("put the disk's current layers into its process's command line", chain.join(" "))
+                .advise("stop it with SIGUSR2, and serve these layers by hand")
         })
     }
 }
@@ -162,7 +164,7 @@ fn renamed(words: &[OsString], image: &ImageName, chain: &[ImageName]) -> Option
 
 /// The guest waits for somebody.
 fn waits(failure: Failure, launch: &Launch) -> Failure {
-    let advice = format!("the guest waits until its disk is served again: {}", by_hand(launch));
+    let advice = format!("the guest's I/O waits until its disk is served again: {}", by_hand(launch));
     Failure::told(failure.what().to_owned()).advise(advice)
 }
 

@@ -63,7 +63,7 @@ impl Wait<'_> {
 
     /// Whether something has happened before the time was up.
     fn sleep(&self, store: &dyn Store, at_most: Duration) -> Result<bool, Failure> {
-        let failed = |error: std::io::Error| Failure::new("wait for the store", error);
+        let failed = |error: std::io::Error| Failure::new("wait for xenstore", error);
         let mut fds = vec![PollFd::from_borrowed_fd(store.fd(), PollFlags::IN)];
         fds.extend(self.also.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         let timeout = Timespec::try_from(at_most).map_err(|_| failed(std::io::ErrorKind::InvalidInput.into()))?;

@@ -36,11 +36,11 @@ fn the_data_file_is_named_or_the_image_is_refused_with_what_to_name() {
         refused(&format!("image {verb} qcow2:a"), "calls «a.data»: name that too, as qcow2:IMAGE,data-file=FILE");
         refused(&format!("image {verb} qcow2:b,data-file=a.data"), "a data file was named");
     }
-    refused("image map qcow2:a,data-file=a", "its data file is another file of this chain");
+    refused("image map qcow2:a,data-file=a", "its data file is already another file of this chain");
     refused("image map qcow2:a,data-file=nowhere", "nowhere");
     refused("image map raw:a.data,data-file=a", "only qcow2 images have data files");
-    refused("image create qcow2:c,data-file=d --size 8M", "a new image has its data in itself");
-    refused(&format!("image convert raw:a.data {IMAGE}"), "a new image has its data in itself");
+    refused("image create qcow2:c,data-file=d --size 8M", "a new image cannot have an external data file");
+    refused(&format!("image convert raw:a.data {IMAGE}"), "a new image cannot have an external data file");
     refused(&format!("image compact {IMAGE}"), "no gaps");
     let info = &room.json(&format!("image info {IMAGE}"))[0];
     assert_eq!((&info["qcow2"]["data_file"], &info["data_file"]["file_size"]), (&json!("a.data"), &json!(8 * MIB)));

@@ -57,7 +57,7 @@ fn survive(format: &str, recorded: bool, kind: Kind, point: &str) {
     driver.connect_again();
     driver.drain();
     assert_eq!((driver.failed, driver.answered), (1, 33));
-    let line = disk.wait_for("died of it");
+    let line = disk.wait_for("has killed");
     let asked = if kind == Kind::Read { "a read" } else { "a write" };
     let told = format!("{asked} of 4096 bytes at sector {SECTOR}, queue 0, descriptor ");
     assert!(line.contains(&told) && line.contains("3 processes"), "{line}");
@@ -110,7 +110,7 @@ fn a_request_of_a_client_of_nbd_of_which_the_process_dies_is_failed_once() {
     let error = client.write(SECTOR * 512, &[2; 4096]).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(rustix::io::Errno::IO.raw_os_error()));
     client.write(SECTOR * 512 + 8192, &[3; 512]).unwrap();
-    disk.wait_for("died of it");
+    disk.wait_for("has killed");
     assert_eq!(disk.stop().0, Some(0));
 }
 

@@ -103,7 +103,7 @@ fn a_guest_waits_while_there_is_no_space_and_goes_on_when_there_is() {
         drop(reader);
         let (code, said) = disk.stop();
         assert_eq!(code, Some(0), "{said}");
-        assert!(said.contains("writes wait") && said.contains("no request waits"), "{said}");
+        assert!(said.contains("writes wait") && said.contains("no more requests are waiting"), "{said}");
         small.room.sound(&format!("{format}:small/a"));
     }
 }
@@ -115,11 +115,11 @@ fn that_there_is_space_is_found_without_being_told() {
     let mut watcher = watcher(&small);
     let (writer, _) = writer(&small);
     assert_eq!(event(&mut watcher), "full");
-    assert!(small.room.done("disk control.sock space").contains("tried again"));
+    assert!(small.room.done("disk control.sock space").contains("retrying"));
     small.make_space();
     assert_eq!(event(&mut watcher), "resumed");
     writer.join().unwrap().unwrap();
-    assert!(small.room.done("disk control.sock space").contains("nothing waits"));
+    assert!(small.room.done("disk control.sock space").contains("no requests are waiting"));
     assert_eq!(disk.stop().0, Some(0));
 }
 

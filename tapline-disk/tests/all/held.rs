@@ -88,7 +88,7 @@ fn what_a_client_has_left_never_lands_on_a_disk_that_was_reverted_meanwhile() {
         while control.done(&json!({ "verb": "layers" }))["peers"] != 0 {}
         let revert = json!({ "verb": "revert", "to": 1, "leaf": name("c") });
         let (kind, why) = control.refused(&revert);
-        assert!(kind == "connected" && why.contains("a request that is not done"), "{kind}: {why}");
+        assert!(kind == "connected" && why.contains("a request from a disconnected client"), "{kind}: {why}");
         control.done(&json!({ "verb": "resume" }));
         wait_for_writes(&mut control, 0);
         assert_eq!(nbd().read(0, BLOCK).unwrap(), [2; BLOCK], "it was done on the disk that it was asked of");

@@ -229,7 +229,7 @@ fn what_is_no_image_is_named_with_what_to_do() {
     room.make_raw("a.raw", MIB);
     let said = room.tapline("image info vhd:a.raw");
     assert_eq!(said.code, Some(4));
-    assert!(said.err.contains("vhd:a.raw") && said.err.contains("name the format"), "{said:?}");
+    assert!(said.err.contains("vhd:a.raw") && said.err.contains("give the file's actual format"), "{said:?}");
     let said = room.tapline("image info vhd:missing.vhd");
     assert_eq!(said.code, Some(4));
     assert!(said.err.contains("missing.vhd") && said.err.contains("no such file"), "{said:?}");

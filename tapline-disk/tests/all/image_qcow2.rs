@@ -360,7 +360,7 @@ fn a_format_that_is_named_wrongly_is_refused() {
     room.done("image create qcow2:child.q --parent qcow2:base.q");
     for image in ["qcow2:a.raw", "vhd:base.q"] {
         let said = room.tapline(&format!("image info {image}"));
-        assert!(said.code == Some(4) && said.err.contains("name the format"), "{said:?}");
+        assert!(said.code == Some(4) && said.err.contains("give the file's actual format"), "{said:?}");
     }
     // As raw, its metadata would be shown to the guest.
     let said = room.tapline("image map qcow2:child.q --parent raw:base.q");

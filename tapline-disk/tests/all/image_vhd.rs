@@ -28,7 +28,7 @@ fn an_image_without_room_in_front_grows_and_that_is_told_once() {
     without_room(&room);
     let said = room.tapline("image resize vhd:q.vhd --size 10G");
     assert_eq!(said.code, Some(0), "{said:?}");
-    assert!(said.err.contains("vhd:q.vhd") && said.err.contains("`vhd-util check` refuses"), "{said:?}");
+    assert!(said.err.contains("vhd:q.vhd") && said.err.contains("`vhd-util check` rejects"), "{said:?}");
     shows_the_same(&room);
     let said = room.tapline("image resize vhd:q.vhd --size 11G");
     assert_eq!((said.code, said.err.as_str()), (Some(0), ""), "{said:?}");
@@ -42,7 +42,7 @@ fn an_image_without_room_in_front_grows_while_it_is_served_and_that_is_told() {
     Control::connect(&room.file("control.sock")).done(&serde_json::json!({ "verb": "resize", "size": 10u64 << 30 }));
     let (code, said) = disk.stop();
     assert_eq!(code, Some(0), "{said}");
-    assert!(said.contains("q.vhd had no room") && said.contains("`vhd-util check` refuses"), "{said}");
+    assert!(said.contains("q.vhd had no room") && said.contains("`vhd-util check` rejects"), "{said}");
     shows_the_same(&room);
 }
 

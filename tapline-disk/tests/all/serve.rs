@@ -26,7 +26,7 @@ fn what_is_written_over_nbd_is_in_the_image_after_sigterm() {
     assert_eq!(wrote.code, Some(0), "{wrote:?}");
     let (code, said) = disk.stop();
     assert_eq!(code, Some(0), "{said}");
-    assert!(said.contains("everything is answered and flushed"), "{said}");
+    assert!(said.contains("all requests are completed and flushed"), "{said}");
     assert!(!room.file("nbd.sock").exists());
     assert_eq!(room.json("image check vhd:a.vhd")["result"], "clean");
     room.done("image convert vhd:a.vhd raw:b.raw");
@@ -162,7 +162,7 @@ fn what_a_monitor_cannot_be_told_is_refused_with_what_it_can() {
     image(&room);
     let said = room.tapline("serve vhd:a.vhd --nbd nbd.sock --print cloud-hypervisor");
     assert_eq!(said.code, Some(4), "{said:?}");
-    assert!(said.err.contains("Cloud Hypervisor cannot use a disk that is served by NBD"), "{said:?}");
+    assert!(said.err.contains("Cloud Hypervisor cannot use a disk served over NBD"), "{said:?}");
 }
 
 #[test]

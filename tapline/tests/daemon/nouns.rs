@@ -16,7 +16,7 @@ fn a_list_is_a_table_and_with_json_what_the_api_gave() {
     let srs = vec![sr(1, "fast"), sr(2, "slow")];
     let played = Played::new([ok("GET", "srs", &srs), ok("GET", "srs?match=a%20b", &srs)]);
     let table = "\
-UUID      NAME  STATE        FREE     SIZE  ALLOCATED  FULL                                PLACE
+UUID      NAME  STATE        FREE     SIZE  ALLOCATED  FULL                                LOCATION
 00005e00  fast  attached   50 GiB  100 GiB    200 GiB  2027-01-31T00:00:00Z, at 1 GiB a day  nas:/srv/vms
 00005e00  slow  attached   50 GiB  100 GiB    200 GiB  2027-01-31T00:00:00Z, at 1 GiB a day  nas:/srv/vms
 ";
@@ -59,9 +59,9 @@ fn an_ambiguous_name_is_refused_with_the_candidates() {
     let played = Played::new([ok("GET", "vdis?match=root", &[vdi(1, "root"), vdi(2, "root")])]);
     let output = played.run(&["vdi", "show", "root"]);
     assert_eq!(output.status.code(), Some(4));
-    let text = "tapline: «root» may be any of 2 vdis:\n    \
+    let text = "tapline: 'root' is ambiguous; it matches 2 vdis:\n    \
                 0000d100-0000-0000-0000-000000000001  root\n    \
-                0000d100-0000-0000-0000-000000000002  root\n  name one by its UUID\n";
+                0000d100-0000-0000-0000-000000000002  root\n  give the UUID of the one you mean\n";
     assert_eq!(err(&output), text);
 }
 

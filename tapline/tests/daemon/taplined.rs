@@ -94,8 +94,8 @@ fn there_are_no_tasks_and_none_can_be_found() {
     assert_eq!(out(&run(&daemon.socket(), &["task", "list", "--all"])), "UUID  VERB  STATE  DONE  STEP  CREATED\n");
     assert_eq!(out(&run(&daemon.socket(), &["task", "list", "--json"])), "[]\n");
     let none = run(&daemon.socket(), &["task", "wait", "abcd"]);
-    let text = "tapline: there is no task «abcd»\n  an object goes by its name or by 4 and more digits of its UUID: \
-                see «tapline task list»\n";
+    let text = "tapline: no task named 'abcd'\n  give a name or at least 4 digits of a UUID; 'tapline task list' \
+                shows both\n";
     assert_eq!((none.status.code(), err(&none).as_str()), (Some(4), text));
     let uuid = uuid::Uuid::from_u128(7).to_string();
     let unknown = run(&daemon.socket(), &["task", "cancel", &uuid]);

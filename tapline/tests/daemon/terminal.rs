@@ -37,7 +37,7 @@ fn who_destroys_is_asked() {
     let played = Played::new([ok("GET", &format!("vdis/{VDI}"), &vdi(1, "root"))]);
     let output = on_terminal(&played, 100, &format!("vdi destroy {VDI}"), "n\n");
     let said = said(&output);
-    assert!(said.contains(&format!("destroy the vdi «root» ({VDI}): really? [y/N] ")), "{said}");
+    assert!(said.contains(&format!("destroy the vdi 'root' ({VDI}): really? [y/N] ")), "{said}");
     assert!(said.ends_with("tapline: nothing was destroyed\n"), "{said}");
     assert_eq!(output.status.code(), Some(4));
     played.asked();

@@ -51,10 +51,10 @@ fn one_that_was_upgraded_tells_how_long_its_guest_waited() {
         ok("GET", "vbds?match=0000bd", &[vbd(1)]),
         begins(1),
         running,
-        is_done(1, Some("the process before it was of version 0.1.0 too")),
+        is_done(1, Some("the previous process had the same version 0.1.0")),
     ]);
     let table = "UUID PAUSE PID REPLACED NOTE\n\
-                 0000bd00 8.1 ms 80 77 the process before it was of version 0.1.0 too\n";
+                 0000bd00 8.1 ms 80 77 the previous process had the same version 0.1.0\n";
     assert_eq!(squeezed(&out(&played.run(&["vbd", "upgrade", "0000bd"]))), table);
     played.asked();
 }
@@ -102,7 +102,7 @@ fn of_all_that_are_plugged_one_that_fails_stops_no_other() {
                  0000bd00 8.1 ms 80 77\n";
     assert_eq!(squeezed(&String::from_utf8(output.stdout.clone()).unwrap()), table);
     assert_eq!(output.status.code(), Some(4));
-    assert_eq!(err(&output), "tapline: 2 of 3 block devices were not upgraded\n  of the first: see its log\n");
+    assert_eq!(err(&output), "tapline: 2 of 3 block devices were not upgraded\n  for the first one: see its log\n");
     played.asked();
 }
 
@@ -162,8 +162,8 @@ fn an_interrupt_ends_what_can_be_ended_and_another_one_the_wait() {
     }
     let output = tapline.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(4));
-    assert!(err(&output).contains(&format!("tapline: {} goes on: the task cannot be cancelled now\n", uuid(1))));
-    assert!(err(&output).contains("were left while they go on"), "{}", err(&output));
+    assert!(err(&output).contains(&format!("tapline: {} continues: the task cannot be cancelled now\n", uuid(1))));
+    assert!(err(&output).contains("still running in the background"), "{}", err(&output));
     played.asked();
 }
 

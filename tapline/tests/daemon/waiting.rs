@@ -94,9 +94,9 @@ fn an_interrupt_asks_for_the_tasks_end_and_waits_for_it() {
     let output = ended(tapline);
     assert_eq!(output.status.code(), Some(4));
     let text = "vdi-copy: pending\n\
-                vdi-copy: asked to end and to undo what it has done; interrupt again to leave it to itself\n\
+                vdi-copy: cancelling; Ctrl-C again to stop waiting\n\
                 vdi-copy: cancelled\n\
-                tapline: vdi-copy was cancelled at the step copy\n";
+                tapline: vdi-copy was cancelled at step copy\n";
     assert_eq!(err(&output), text);
     played.asked();
 }
@@ -115,7 +115,7 @@ fn a_second_interrupt_leaves_the_task_to_itself() {
     assert_eq!(output.status.code(), Some(4));
     let err = err(&output);
     assert!(err.contains("vdi-copy: cannot be cancelled: it cannot be cancelled at the step switch"), "{err}");
-    let end = format!("vdi-copy was left while it goes on\n  see how it ends with «tapline task wait {TASK}»\n");
+    let end = format!("vdi-copy is still running in the background\n  wait for it with 'tapline task wait {TASK}'\n");
     assert!(err.ends_with(&end), "{err}");
 }
 
@@ -153,7 +153,7 @@ fn a_daemon_that_is_not_there_is_named_with_how_to_start_it() {
     assert_eq!(output.status.code(), Some(4));
     let text = format!(
         "tapline: cannot reach taplined at {}: No such file or directory (os error 2)\n  \
-         start it with «systemctl start taplined»; if it listens elsewhere, name its socket (--socket PATH or TAPLINE_SOCKET)\n",
+         start it with 'systemctl start taplined'; if it listens elsewhere, give its socket with --socket PATH or TAPLINE_SOCKET\n",
         socket.display()
     );
     assert_eq!(err(&output), text);
@@ -164,5 +164,9 @@ fn an_answer_that_makes_no_sense_is_no_answer() {
     let played = Played::new([scene("GET", "host", 200, "{\"uuid\": 7}")]);
     let output = played.run(&["host", "show"]);
     assert_eq!(output.status.code(), Some(4));
-    assert!(err(&output).contains("makes no sense") && err(&output).contains("of one version"), "{}", err(&output));
+    assert!(
+        err(&output).contains("cannot parse the response") && err(&output).contains("the same version"),
+        "{}",
+        err(&output)
+    );
 }

@@ -28,13 +28,13 @@ impl Range {
     /// From text: `66000-81999`.
     pub fn parse(text: &str) -> Result<Range, String> {
         let ends = text.split_once('-').and_then(|(first, last)| Some((first.parse().ok()?, last.parse().ok()?)));
-        let Some((first, last)) = ends else { return Err(format!("{text:?} is no range of users like 66000-81999")) };
+        let Some((first, last)) = ends else { return Err(format!("{text:?} is not a uid range such as 66000-81999")) };
         // The last number there is means «no user».
         if first == 0 || last < first || last == u32::MAX {
-            return Err(format!("{text:?} has no users that may be given away"));
+            return Err(format!("{text:?} contains no usable uids"));
         }
         if first <= *RESERVED.end() && last >= *RESERVED.start() {
-            return Err(format!("{text:?} has the user nobody in it"));
+            return Err(format!("{text:?} contains the uid of nobody"));
         }
         Ok(Range { first, last })
     }
@@ -98,15 +98,17 @@ impl Numbers {
     pub fn of(setting: &'static str, text: &str, instead: &str) -> Result<Numbers, Problem> {
         let range = Range::parse(text).map_err(|why| Problem::new(Code::Invalid, format!("{setting}: {why}")))?;
         if range.first < SYSTEM_USERS {
-            let what =
-                format!("{setting}: users below {SYSTEM_USERS} are the system's own, and {text} has some of them");
-            return Err(Problem::new(Code::Invalid, what).advise("name a range that nobody has, such as the default"));
+            let what = format!(
+                "{setting}: uids below {SYSTEM_USERS} are reserved for the system, and {text} contains some of \
+                    them"
+            );
+            return Err(Problem::new(Code::Invalid, what).advise("choose an unused range such as the default"));
         }
         // Without a map there are no name spaces of users.
         if std::fs::read_to_string("/proc/self/uid_map").is_ok_and(|map| !range.is_within(&map)) {
-            let what = format!("{setting}: there are no users {text} here: this is a container that has fewer");
+            let what = format!("{setting}: the uids {text} do not exist here; this container has a smaller range");
             return Err(Problem::new(Code::Invalid, what)
-                .advise(format!("name a range that it has, or a user: {instead} = \"nobody\"")));
+                .advise(format!("choose a range that exists, or set a single user: {instead} = \"nobody\"")));
         }
         let holders = running(range)?;
         // Not the same one in every life: two daemons of one host that were not given ranges of their own seldom meet.
@@ -126,8 +128,8 @@ impl Numbers {
                 return Ok(Chosen { numbers: self.clone(), number, given: false });
             }
         }
-        let what = format!("all users of {} are in use", self.setting);
-        Err(Problem::new(Code::InUse, what).advise(format!("name a larger {}, and restart taplined", self.setting)))
+        let what = format!("all uids of {} are in use", self.setting);
+        Err(Problem::new(Code::InUse, what).advise(format!("set a larger {} and restart taplined", self.setting)))
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -171,7 +173,7 @@ impl Drop for Chosen {
 
 /// The processes of this host that run as users of a range.
 fn running(range: Range) -> Result<HashMap<u32, Holder>, Problem> {
-    let processes = std::fs::read_dir("/proc").map_err(|error| Problem::failed("look for users in /proc", error))?;
+    let processes = std::fs::read_dir("/proc").map_err(|error| Problem::failed("find used uids in /proc", error))?;
     let pids = processes.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
     let found = pids.filter_map(|pid| {
         let number = user_of(pid).filter(|number| range.has(*number))?;

@@ -35,7 +35,9 @@ impl Users {
             (setting, Some(name)) => {
                 let user = user(setting, name)?;
                 if user.0 == 0 {
-                    tracing::warn!("{setting} is root: what breaks out of a process has the host; name another user");
+                    tracing::warn!(
+                        "{setting} is root: a process that is broken into would own the host; set another user"
+                    );
                 }
                 Ok(Users::One(user))
             }

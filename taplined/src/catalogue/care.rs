@@ -49,33 +49,33 @@ impl Care {
     pub async fn back_up(&self, daemon: &Daemon, reason: BackupReason) -> Result<Backup, Problem> {
         let at_work = daemon.clone();
         let made = tokio::spawn(async move { at_work.care.make(&at_work, reason).await }).await;
-        made.map_err(|error| Problem::failed("make a backup", error))?
+        made.map_err(|error| Problem::failed("create a backup", error))?
     }
 
     async fn make(&self, daemon: &Daemon, reason: BackupReason) -> Result<Backup, Problem> {
         let mut copied = self.copied.lock().await;
         let commits = daemon.catalogue.commits();
         let config = daemon.config.clone();
-        let made = blocking("make a backup", move || {
+        let made = blocking("create a backup", move || {
             backup::write(&config.catalogue(), &config.backups(), reason, config.catalogue.backups)
         });
         let made = made.await?;
         *copied = commits;
-        tracing::info!(file = made.file, size = made.size, "the catalogue is copied");
+        tracing::info!(file = made.file, size = made.size, "catalogue backed up");
         Ok(made)
     }
 
     /// Makes one if something has changed since the last, before the daemon ends.
     pub async fn back_up_at_end(&self, daemon: &Daemon) {
         if *self.copied.lock().await != daemon.catalogue.commits() {
-            try_to(daemon, "when the daemon ended").await;
+            try_to(daemon, "when the daemon stopped").await;
         }
     }
 }
 
 async fn try_to(daemon: &Daemon, when: &str) {
     if let Err(problem) = daemon.care.back_up(daemon, BackupReason::Daily).await {
-        tracing::error!("the catalogue could not be copied {when}: {problem}");
+        tracing::error!("the catalogue could not be backed up {when}: {problem}");
     }
 }
 

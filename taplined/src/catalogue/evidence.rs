@@ -16,7 +16,7 @@ use crate::vm;
 pub fn of_one_before(config: &Config) -> Result<Option<String>, Problem> {
     let running: usize = serving::all(config)?.values().map(Vec::len).sum();
     if running > 0 {
-        return Ok(Some(format!("processes of disks run ({running})")));
+        return Ok(Some(format!("disk processes are running ({running})")));
     }
     let backups = backup::list(&config.backups())?;
     if let Some(newest) = backups.first() {
@@ -26,12 +26,12 @@ pub fn of_one_before(config: &Config) -> Result<Option<String>, Problem> {
         let left = format!("{}{suffix}", config.catalogue().display());
         // SQLite begins a file with the one beside it.
         if fs::metadata(&left).is_ok_and(|found| found.len() > 0) && fs::metadata(config.catalogue()).is_err() {
-            return Ok(Some(format!("{left} is without it")));
+            return Ok(Some(format!("{left} exists without it")));
         }
     }
     let places = [
         (place::all(config), "disks were plugged"),
-        (vm::places(config), "machines ran"),
+        (vm::places(config), "VMs ran"),
         (place::logs(config), "disks have logs"),
     ];
     for (directory, what) in places {
@@ -43,7 +43,7 @@ pub fn of_one_before(config: &Config) -> Result<Option<String>, Problem> {
 }
 
 fn first_in(directory: &Path) -> Result<Option<String>, Problem> {
-    let tried = |error| Problem::failed(format_args!("look through {}", directory.display()), error);
+    let tried = |error| Problem::failed(format_args!("list {}", directory.display()), error);
     let mut entries = fs::read_dir(directory).map_err(tried)?;
     let first = entries.next().transpose().map_err(tried)?;
     Ok(first.map(|entry| entry.path().display().to_string()))

@@ -48,8 +48,8 @@ pub async fn ask(
         Ok(answered) => answered.map_err(Problem::from),
         Err(_) => {
             let what =
-                format!("the disk at {} has not answered «{name}» in {} s", socket.display(), patience.as_secs());
-            Err(Problem::new(Code::Timeout, what).advise("look at its log, and at the storage it lies on"))
+                format!("the disk at {} has not answered '{name}' in {} s", socket.display(), patience.as_secs());
+            Err(Problem::new(Code::Timeout, what).advise("check its log and its storage"))
         }
     }
 }
@@ -105,7 +105,7 @@ impl Asked {
                 (None, None) => return Ok(said["ok"].take()),
             }
         }
-        Err(self.0.failed(std::io::Error::other("it has ended without an answer")).into())
+        Err(self.0.failed(std::io::Error::other("it exited without answering")).into())
     }
 }
 
@@ -120,7 +120,7 @@ pub async fn watch(socket: &Path) -> Result<(Value, Watch), Problem> {
             None => {}
         }
     }
-    Err(talk.failed(std::io::Error::other("it has ended without an answer")))
+    Err(talk.failed(std::io::Error::other("it exited without answering")))
 }
 
 /// A connection to a disk.
@@ -161,7 +161,7 @@ impl Watch {
             None => Ok(None),
             Some(b'\n') => serde_json::from_slice(&line).map(Some).map_err(|why| self.failed(why.into())),
             Some(_) if line.len() >= LINE_MAX => {
-                let why = format!("it says a line of more than {LINE_MAX} bytes");
+                let why = format!("it sent a line longer than {LINE_MAX} bytes");
                 Err(self.failed(std::io::Error::other(why)))
             }
             // It has ended in the middle of a line, which nobody has heard then.
@@ -175,7 +175,7 @@ impl Watch {
 }
 
 fn cannot_ask(socket: &Path, why: std::io::Error) -> Problem {
-    Problem::failed(format_args!("ask the disk at {}", socket.display()), why)
+    Problem::failed(format_args!("send a request to the disk at {}", socket.display()), why)
 }
 
 fn request(mut verb: Value) -> String {
@@ -191,7 +191,7 @@ async fn send(stream: &mut UnixStream, line: &str, descriptors: &[OwnedFd]) -> s
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FILES_MAX))];
         let mut beside = SendAncillaryBuffer::new(&mut space);
         if !descriptors.is_empty() && !beside.push(SendAncillaryMessage::ScmRights(&descriptors)) {
-            return Err(std::io::Error::other(format!("a verb has at most {FILES_MAX} files")));
+            return Err(std::io::Error::other(format!("a verb can pass at most {FILES_MAX} files")));
         }
         Ok(sendmsg(&*stream, &[IoSlice::new(line.as_bytes())], &mut beside, SendFlags::NOSIGNAL)?)
     });
@@ -214,7 +214,7 @@ fn refused(error: &Value) -> Refused {
         Some("malformed" | "version" | "unknown-verb" | "invalid") => Code::Internal,
         _ => Code::Failed,
     };
-    let problem = Problem::new(code, text("message").unwrap_or("the disk refused, without a word"));
+    let problem = Problem::new(code, text("message").unwrap_or("the disk refused without giving a reason"));
     let problem = match text("advice") {
         Some(advice) => problem.advise(advice),
         None => problem,
@@ -293,7 +293,7 @@ mod test {
             said
         });
         let endless = ask(&path, json!({ "verb": "version" }), Vec::new(), PATIENCE, |_| ()).await.unwrap_err();
-        assert!(endless.message.contains("more than"), "{endless}");
+        assert!(endless.message.contains("longer than"), "{endless}");
         // What is said and not heard lies in the socket.
         assert!(thread.join().unwrap() < 16 * LINE_MAX);
     }
@@ -324,7 +324,7 @@ mod test {
     async fn a_disk_that_ends_or_is_silent_keeps_nobody_waiting() {
         let (_room, path, _thread) = disk("");
         let ended = ask(&path, json!({ "verb": "version" }), Vec::new(), PATIENCE, |_| ()).await.unwrap_err();
-        assert!(ended.message.contains("ended without an answer"), "{ended}");
+        assert!(ended.message.contains("exited without answering"), "{ended}");
         let room = tempfile::tempdir().unwrap();
         let silent = room.path().join("silent");
         let _listener = UnixListener::bind(&silent).unwrap();

@@ -94,7 +94,7 @@ impl Place {
         };
         listen().map_err(|error| {
             Problem::failed(format_args!("listen in {}", self.directory.display()), error)
-                .advise("see that run-directory is short (a socket's path has at most 107 bytes) and writable")
+                .advise("check that run-directory is writable and short (a socket path has at most 107 bytes)")
         })
     }
 
@@ -105,7 +105,7 @@ impl Place {
             // It is being started again, and knows the machine then.
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             done => {
-                done.map_err(|error| Problem::failed(format_args!("let a machine in at {}", path.display()), error))
+                done.map_err(|error| Problem::failed(format_args!("give a VM access to {}", path.display()), error))
             }
         }
     }

@@ -30,11 +30,11 @@ impl DiskProcess {
         match hold(child.id()) {
             Ok(Some((identity, pidfd))) => Ok(DiskProcess { identity, pidfd, child: Some(child) }),
             held => {
-                let why = held.err().unwrap_or_else(|| Problem::failed("watch a disk process", "it is not there"));
+                let why = held.err().unwrap_or_else(|| Problem::failed("watch a disk process", "it does not exist"));
                 // It has nothing yet and does nothing but wait for its files; the kill is not refused, so the wait
                 // ends.
                 let ended = child.kill().and_then(|()| child.wait());
-                ended.map_err(|error| Problem::failed(format_args!("end a disk process ({why})"), error))?;
+                ended.map_err(|error| Problem::failed(format_args!("kill a disk process ({why})"), error))?;
                 Err(why)
             }
         }

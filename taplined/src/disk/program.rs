@@ -95,29 +95,29 @@ impl Opened {
         let elsewhere = format!("or install {NAME} elsewhere and set disk-program");
         match error.raw_os_error().map(Errno::from_raw_os_error) {
             Some(Errno::ACCESS) if is_noexec(&self.file) => {
-                (format!("{error}: its file system is mounted noexec"), format!("mount that with exec, {elsewhere}"))
+                (format!("{error}: its file system is mounted noexec"), format!("remount it with exec, {elsewhere}"))
             }
             Some(Errno::ACCESS) if !may_execute(&self.file, user) => {
                 let uid = user.map_or_else(|| rustix::process::geteuid().as_raw(), |(uid, _)| uid);
-                (format!("{error}: the user {uid} may not execute it"), format!("chmod a+x {}", self.path.display()))
+                (format!("{error}: uid {uid} may not execute it"), format!("chmod a+x {}", self.path.display()))
             }
             Some(Errno::ACCESS) => {
-                (error.to_string(), "see whether a security module forbids it (the kernel's log, the audit log)".into())
+                (error.to_string(), "check whether a security module denies it (kernel log, audit log)".into())
             }
             // The file is there: it is open.
             Some(Errno::NOENT) => (
-                format!("{error}: what loads or interprets it is not installed"),
-                format!("install {NAME} as it is built for this system"),
+                format!("{error}: its interpreter or dynamic loader is not installed"),
+                format!("install a {NAME} built for this system"),
             ),
             Some(Errno::PERM) => (
-                format!("{error}: the daemon may not change the user of its processes"),
-                "leave the daemon CAP_SETUID and CAP_SETGID, or run all of it as a user that is not root".into(),
+                format!("{error}: the daemon may not switch the user of its child processes"),
+                "give the daemon CAP_SETUID and CAP_SETGID, or run all of it as a non-root user".into(),
             ),
             Some(Errno::AGAIN | Errno::NOMEM) => (
                 error.to_string(),
-                "see whether the host has memory left, and the limit of processes (RLIMIT_NPROC, TasksMax=)".into(),
+                "check the host's free memory and the process limits (RLIMIT_NPROC, TasksMax=)".into(),
             ),
-            _ => (error.to_string(), format!("install {NAME} beside taplined, {elsewhere}")),
+            _ => (error.to_string(), format!("install {NAME} in the directory of taplined, {elsewhere}")),
         }
     }
 }
@@ -153,12 +153,14 @@ impl Header {
         match (self, ours) {
             (Header::Hidden, _) => Ok(false),
             (Header::Is(header), _) if header.starts_with(b"#!") => Ok(true),
-            (Header::Is(header), Header::Is(ours)) if header.starts_with(ELF) && kind(&header) != kind(&ours) => Err((
-                "it was built for another kind of machine",
-                "install the tapline-disk that is built for this machine",
-            )),
+            (Header::Is(header), Header::Is(ours)) if header.starts_with(ELF) && kind(&header) != kind(&ours) => {
+                Err(("it was built for another architecture", "install a tapline-disk built for this architecture"))
+            }
             (Header::Is(header), _) if header.starts_with(ELF) => Ok(false),
-            _ => Err(("it is no program", "install tapline-disk beside taplined, or set disk-program")),
+            _ => Err((
+                "it is not an executable",
+                "install tapline-disk in the directory of taplined, or set disk-program",
+            )),
         }
     }
 }
@@ -173,10 +175,10 @@ fn why_not_found(path: &Path, errno: Errno) -> (String, String) {
     });
     match closed.flatten() {
         Some(directory) => (
-            format!("{errno}: the daemon may not search the directory {}", directory.display()),
+            format!("{errno}: the daemon has no search permission on the directory {}", directory.display()),
             format!("chmod o+x {}, or install {NAME} elsewhere and set disk-program", directory.display()),
         ),
-        None => (errno.to_string(), format!("install {NAME} beside taplined, or set disk-program")),
+        None => (errno.to_string(), format!("install {NAME} in the directory of taplined, or set disk-program")),
     }
 }
 
@@ -219,12 +221,9 @@ mod test {
         assert_eq!(ours.judge(ours), Ok(false));
         assert_eq!(header(b"#!/bin/sh\n").judge(ours), Ok(true));
         assert_eq!(Header::Hidden.judge(ours), Ok(false));
-        assert_eq!(
-            header(b"\x7fELF\x02\x01\x01").judge(ours).unwrap_err().0,
-            "it was built for another kind of machine"
-        );
+        assert_eq!(header(b"\x7fELF\x02\x01\x01").judge(ours).unwrap_err().0, "it was built for another architecture");
         for none in [header(b"text"), Header::Short, Header::of(Path::new("/"))] {
-            assert_eq!(none.judge(ours).unwrap_err().0, "it is no program");
+            assert_eq!(none.judge(ours).unwrap_err().0, "it is not an executable");
         }
     }
 

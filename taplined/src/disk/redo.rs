@@ -54,18 +54,18 @@ impl RedoLogs {
 
     /// Refuses to serve an image for writing to a guest that has it already, if the log that its process had is gone.
     pub fn must_be_there(&self, path: &Path, image: &Metadata) -> Result<(), Problem> {
-        let tried = |error| Problem::failed(format_args!("look for the redo log of {}", path.display()), error);
+        let tried = |error| Problem::failed(format_args!("find the redo log of {}", path.display()), error);
         let log = self.directory.join(redo_name::file_name(image));
         if log.try_exists().map_err(tried)? {
             return Ok(());
         }
         let what = format!(
-            "the redo log of {} is gone ({}): what its guest was answered and has not flushed since is lost",
+            "the redo log of {} is gone ({}): completed writes that the guest had not flushed are lost",
             path.display(),
             log.display()
         );
         Err(Problem::new(Code::State, what).advise(
-            "end the guest that used it, if it still runs; then unplug the VBD and plug it again: its disk is as after a \
+            "stop the guest that used it if it still runs, then unplug and plug the VBD: the disk will be as after a \
              power loss",
         ))
     }

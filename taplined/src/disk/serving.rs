@@ -20,7 +20,7 @@ pub type ByVbd = HashMap<Uuid, Vec<DiskProcess>>;
 /// All that run now.
 pub fn all(config: &Config) -> Result<ByVbd, Problem> {
     let places = place::all(config);
-    let tried = |error| Problem::failed("look for disk processes in /proc", error);
+    let tried = |error| Problem::failed("find disk processes in /proc", error);
     let mut found = ByVbd::new();
     for entry in fs::read_dir("/proc").map_err(tried)?.flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };

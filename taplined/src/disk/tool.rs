@@ -89,15 +89,14 @@ impl Tool {
         let status = child.wait().await.map_err(|error| Problem::failed("wait for a disk process", error))?;
         match status.code() {
             Some(0) if output.trim().is_empty() => Ok(Value::Null),
-            Some(0) => {
-                serde_json::from_str(&output).map_err(|error| Problem::failed("understand a disk process", error))
-            }
+            Some(0) => serde_json::from_str(&output)
+                .map_err(|error| Problem::failed("parse the output of a disk process", error)),
             Some(_) => Err(said(&words)),
             None => {
                 // It was killed; that nothing could be handed to it is no news then.
                 drop(sent.await);
-                let words = if words.is_empty() { words } else { format!("; it said: {}", words.trim_end()) };
-                Err(Problem::new(Code::Failed, format!("a disk process has ended: {status}{words}")))
+                let words = if words.is_empty() { words } else { format!("; it printed: {}", words.trim_end()) };
+                Err(Problem::new(Code::Failed, format!("a disk process failed: {status}{words}")))
             }
         }
     }
@@ -127,7 +126,7 @@ impl Starting {
 async fn read_both(child: &mut Child, told: impl FnMut(f64)) -> Result<(String, String), Problem> {
     let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
     let (output, words) = tokio::join!(read(stdout), read_words(stderr, told));
-    let heard = |error| Problem::failed("hear a disk process", error);
+    let heard = |error| Problem::failed("read from a disk process", error);
     Ok((output.map_err(heard)?, words.map_err(heard)?))
 }
 
@@ -181,7 +180,7 @@ pub fn said(words: &str) -> Problem {
     // A refused command line has no such line; what has been said before it failed has none either.
     let begin = lines().position(|line| line.starts_with("tapline: ")).unwrap_or(0);
     let mut lines = lines().skip(begin);
-    let what = lines.next().unwrap_or("a disk process failed without a word");
+    let what = lines.next().unwrap_or("a disk process failed without an error message");
     let what = what.strip_prefix("tapline: ").unwrap_or(what);
     let code = if what.contains("No space left on device") { Code::NoSpace } else { Code::Failed };
     let problem = Problem::new(code, what);

@@ -42,7 +42,7 @@ pub async fn plug(daemon: &Daemon, vbd: Uuid) -> Result<Task, Problem> {
     let at_work = daemon.clone();
     let started = daemon.tasks.start(daemon, new, move |context| async move {
         let vbd = finish(&at_work, begun, &context, true).await?;
-        serde_json::to_value(vbd).map_err(|error| Problem::failed("show a VBD", error))
+        serde_json::to_value(vbd).map_err(|error| Problem::failed("encode a VBD", error))
     });
     match started.await {
         Ok(task) => Ok(task),
@@ -122,7 +122,7 @@ pub async fn finish(daemon: &Daemon, begun: Begun, context: &Context, alone: boo
                     forget(daemon, vbd).await;
                     give_back(daemon, vbd, problem).await;
                 }
-                Err(also) => tracing::error!(%vbd, "what a failed plug has left remains until it is unplugged: {also}"),
+                Err(also) => tracing::error!(%vbd, "cleanup after a failed plug is left for the unplug: {also}"),
             }
         }
     }
@@ -140,7 +140,7 @@ fn give_back_later(daemon: &Daemon, vbd: Uuid, why: Problem) {
             _ => Ok(()),
         });
         if let Err(problem) = recorded.await {
-            tracing::error!(%vbd, "that it is not plugged could not be recorded: {problem}");
+            tracing::error!(%vbd, "its state could not be set to unplugged: {problem}");
         }
         drop(operation);
     });
@@ -152,6 +152,6 @@ pub async fn give_back(daemon: &Daemon, vbd: Uuid, why: &Problem) {
     let recorded = catalogue::record(&daemon.catalogue, move |tx| tx.end_unplug(vbd, why.as_ref())).await;
     if let Err(problem) = recorded {
         // It is still `plugging` there: an unplug or the next daemon tries again.
-        tracing::error!(%vbd, "that it is not plugged could not be recorded: {problem}");
+        tracing::error!(%vbd, "its state could not be set to unplugged: {problem}");
     }
 }

@@ -25,7 +25,7 @@ pub fn doubt(daemon: &Daemon, vbd: Uuid) {
     let daemon = daemon.clone();
     tokio::spawn(async move {
         if let Err(problem) = ask_until_it_answers(&daemon, vbd).await {
-            tracing::error!(%vbd, "whether its process answers is not known: {problem}");
+            tracing::error!(%vbd, "cannot tell whether its process responds: {problem}");
         }
         daemon.plugs.doubted().remove(&vbd);
     });
@@ -61,10 +61,9 @@ async fn tell(daemon: &Daemon, vbd: Uuid, before: Option<Problem>, problem: Opti
 
 fn not_answering(vbd: Uuid, pid: Option<u32>, since: Timestamp) -> Problem {
     let process = pid.map_or("its process".into(), |pid| format!("process {pid}, {}", condition(pid)));
-    let what = format!("the disk of VBD {vbd} does not answer since {since:.0} ({process})");
+    let what = format!("the disk of VBD {vbd} has not responded since {since:.0} ({process})");
     Problem::new(Code::Timeout, what).advise(
-        "see whether its storage answers: it goes on by itself when that does. To end it whatever it waits for, unplug it \
-         with force",
+        "check its storage: the disk resumes when the storage responds. To stop it regardless, unplug it with force",
     )
 }
 
@@ -75,7 +74,7 @@ fn condition(pid: u32) -> String {
         Some('T' | 't') => "stopped by a signal or a debugger",
         Some('R') => "running",
         Some('S') => "sleeping",
-        _ => "of unknown state",
+        _ => "in an unknown state",
     };
     match fs::read_to_string(format!("/proc/{pid}/wchan")) {
         Ok(wchan) if !wchan.is_empty() && wchan != "0" => format!("{state}, in {wchan}"),
@@ -92,6 +91,6 @@ mod test {
         // Its first thread waits for the one that runs this.
         let own = condition(std::process::id());
         assert!(own.starts_with("sleeping") || own.starts_with("running"), "{own}");
-        assert_eq!(condition(u32::MAX), "of unknown state");
+        assert_eq!(condition(u32::MAX), "in an unknown state");
     }
 }

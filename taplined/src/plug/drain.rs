@@ -31,7 +31,7 @@ pub async fn drain(daemon: &Daemon, patience: Duration) -> Result<Task, Problem>
         let vbds = left(&at_work).await?;
         let forced = vbds.len();
         if asked.is_err() {
-            tracing::warn!(forced, "guests have not let go of their disks in {} s", patience.as_secs());
+            tracing::warn!(forced, "guests have not released their disks in {} s", patience.as_secs());
         }
         for (vbd, outcome) in unplug_each(&at_work, vbds, true, &context).await {
             if let Err(problem) = outcome {
@@ -41,7 +41,7 @@ pub async fn drain(daemon: &Daemon, patience: Duration) -> Result<Task, Problem>
         let remain = left(&at_work).await?;
         match remain.len() {
             0 => Ok(json!({ "forced": forced })),
-            count => Err(Problem::failed("unplug all VBDs", format_args!("{count} remain, of which the log tells"))),
+            count => Err(Problem::failed("unplug all VBDs", format_args!("{count} remain; see the log"))),
         }
     };
     daemon.tasks.start(daemon, new, work).await
@@ -57,13 +57,13 @@ async fn end_vms(daemon: &Daemon, patience: Duration) -> Result<(), Problem> {
         let asked = VmShutdown { force: patience.is_zero() || vm.power == Power::Suspended, timeout };
         match vm::shutdown(daemon, vm.uuid, asked).await {
             Ok(task) => ending.push(task.uuid),
-            Err(problem) => tracing::error!(vm = %vm.uuid, "it could not be ended: {problem}"),
+            Err(problem) => tracing::error!(vm = %vm.uuid, "it could not be shut down: {problem}"),
         }
     }
     for task in ending {
         let task = daemon.tasks.wait(task, patience.saturating_add(TO_END)).await?;
         if let Some(problem) = task.problem {
-            tracing::error!(task = %task.uuid, "a VM could not be ended: {problem}");
+            tracing::error!(task = %task.uuid, "a VM could not be shut down: {problem}");
         }
     }
     Ok(())

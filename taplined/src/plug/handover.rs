@@ -40,13 +40,12 @@ pub fn must_know_how(vbd: &Vbd, pid: u32, version: &Value) -> Result<(), Problem
 
 fn too_old(vbd: &Vbd, pid: u32, version: &Value) -> Problem {
     let program = version.get("program").and_then(Value::as_str).unwrap_or("unknown");
-    let what = format!("its process {pid} is of an older program ({program}), which cannot hand a disk over");
-    let once = format!("the guest must let go of it once: tapline vbd unplug {0}, then plug {0}", vbd.uuid);
+    let what = format!("its process {pid} runs an older program ({program}), which does not support live upgrade");
+    let once = format!("replug it once: 'tapline vbd unplug {0}', then 'tapline vbd plug {0}'", vbd.uuid);
     Problem::new(Code::Unsupported, what).advise(match vbd.transport {
         Transport::VhostUser => {
             format!(
-                "{once}; or, where its monitor connects again by itself, end the process (kill {pid}): it is started \
-                 again at once"
+                "{once}; or, if its VMM reconnects automatically, end the process (kill {pid}): it is restarted at once"
             )
         }
         Transport::Nbd | Transport::Blkif => once,
@@ -62,7 +61,7 @@ pub fn names(said: &Value) -> Result<Vec<OsString>, Problem> {
     };
     match layers.iter().map(name).collect::<Option<Vec<_>>>() {
         Some(names) if !names.is_empty() => Ok(names),
-        _ => Err(Problem::failed("understand which layers a disk has", said)),
+        _ => Err(Problem::failed("parse a disk's list of layers", said)),
     }
 }
 
@@ -73,8 +72,8 @@ pub async fn ask(socket: &Path, successor: OwnedFd, pause_max: Duration) -> Resu
     let verb = json!({ "verb": "upgrade", "successor": true, "pause_max": pause_max });
     let asked = tokio::time::timeout(TO_ASK, Asked::with_descriptors(socket, verb, vec![successor]));
     asked.await.unwrap_or_else(|_| {
-        let what = format!("the disk at {} does not hear", socket.display());
-        Err(Problem::new(Code::Timeout, what).advise("look at its log, and at the storage it lies on"))
+        let what = format!("the disk at {} does not accept requests", socket.display());
+        Err(Problem::new(Code::Timeout, what).advise("check its log and its storage"))
     })
 }
 
@@ -83,13 +82,13 @@ pub async fn answer(asked: Asked, to: u32, patience: Duration) -> Result<u64, No
     let patience = patience.min(TO_HAND_OVER);
     let answered = tokio::time::timeout(patience, asked.answer(|_| ())).await;
     let answered = answered.unwrap_or_else(|_| {
-        let what = format!("a disk has not handed itself over in {} s", patience.as_secs());
-        Err(Problem::new(Code::Timeout, what).advise("look at its log, and at the storage it lies on").into())
+        let what = format!("the disk was not handed over in {} s", patience.as_secs());
+        Err(Problem::new(Code::Timeout, what).advise("check its log and its storage").into())
     });
     match answered {
         Ok(said) => match (said["pid"].as_u64(), said["pause_us"].as_u64()) {
             (Some(pid), Some(pause)) if pid == u64::from(to) => Ok(pause),
-            _ => Err(NotDone::Unknown(Problem::failed("understand to whom a disk was handed over", said))),
+            _ => Err(NotDone::Unknown(Problem::failed("parse the response to a disk's handover", said))),
         },
         Err(Refused { kind: Some(kind), problem }) => Err(NotDone::Refused(match kind.as_str() {
             // It is not of a program that has no such verb at all, which was asked before.
@@ -105,11 +104,11 @@ pub fn cause(vbd: Uuid, why: Problem, ended: Option<Ended>, said: Option<Problem
     let (more, advice) = match (said.filter(|_| why.code == Code::Failed), ended) {
         (Some(said), _) => (format!("; the new process said: {said}"), said.advice.or(why.advice)),
         (None, Some(Ended::Badly(how))) if why.code == Code::Failed => {
-            (format!("; the new process has ended ({how})"), why.advice)
+            (format!("; the new process exited ({how})"), why.advice)
         }
         (None, _) => (String::new(), why.advice),
     };
-    let what = format!("VBD {vbd} was not upgraded, and its old process goes on: {}{more}", why.message);
+    let what = format!("VBD {vbd} was not upgraded, its old process continues: {}{more}", why.message);
     Problem { advice, ..Problem::new(why.code, what) }
 }
 
@@ -150,7 +149,7 @@ mod test {
         let older = json!({ "program": "0.1.0", "verbs": ["version", "layers"] });
         let told = must_know_how(&vbd(Transport::Nbd), 4, &older).unwrap_err();
         assert_eq!(told.code, Code::Unsupported);
-        assert_eq!(told.message, "its process 4 is of an older program (0.1.0), which cannot hand a disk over");
+        assert_eq!(told.message, "its process 4 runs an older program (0.1.0), which does not support live upgrade");
         assert!(told.advice.unwrap().ends_with("plug 00000000-0000-0000-0000-000000000007"));
         let told = must_know_how(&vbd(Transport::VhostUser), 4, &older).unwrap_err();
         assert!(told.advice.unwrap().contains("(kill 4)"));
@@ -169,13 +168,13 @@ mod test {
     fn why_it_was_not_done_is_said_with_what_the_new_process_has_said_of_its_own_fault() {
         let of = |code, ended, said| {
             let told = cause(Uuid::nil(), Problem::new(code, "it has gone").advise("see its log"), ended, said);
-            let (_, why) = told.message.split_once(" was not upgraded, and its old process goes on: ").unwrap();
+            let (_, why) = told.message.split_once(" was not upgraded, its old process continues: ").unwrap();
             (why.to_owned(), told.advice.unwrap())
         };
         let (advice, failed) = ("see its log".to_owned(), || Some(Ended::Badly("exit status: 3".into())));
         assert_eq!(of(Code::Failed, None, None), ("it has gone".into(), advice.clone()));
         assert_eq!(of(Code::Failed, Some(Ended::Well), None), ("it has gone".into(), advice.clone()));
-        let with_status = "it has gone; the new process has ended (exit status: 3)".to_owned();
+        let with_status = "it has gone; the new process exited (exit status: 3)".to_owned();
         assert_eq!(of(Code::Failed, failed(), None), (with_status, advice.clone()));
         let said = || Problem::new(Code::Failed, "it cannot be confined");
         let with_words = "it has gone; the new process said: it cannot be confined".to_owned();

@@ -34,7 +34,7 @@ pub async fn replace(upgrade: &mut Upgrade, mut old: DiskProcess) -> Outcome {
     match serve(&daemon, &order, Log::Continued, &mut steps, &mut process).await {
         Ok(()) => {
             let pause = u64::try_from(begun.elapsed().as_micros()).ok();
-            let note = "a guest of Xen waits from the end of the old process until the new one serves";
+            let note = "a Xen guest's I/O waits from the end of the old process until the new one serves";
             (process, Ok((pause, Some(note.into()))))
         }
         Err(problem) => {
@@ -55,8 +55,8 @@ async fn leave(upgrade: &mut Upgrade, old: &mut DiskProcess) -> Result<(), Probl
         match tokio::time::timeout(limit, old.ended()).await {
             Ok(ended) => ended.map(drop),
             Err(_) => {
-                let what = format!("the process of VBD {vbd} has not ended in {} s", limit.as_secs());
-                let advice = "see that the storage answers: when it does the process ends, and another is started";
+                let what = format!("the process of VBD {vbd} has not exited in {} s", limit.as_secs());
+                let advice = "check the storage: once it responds the process exits and another is started";
                 Err(Problem::new(Code::Timeout, what).advise(advice))
             }
         }

@@ -19,7 +19,7 @@ pub fn look(daemon: &Daemon, vbd: Uuid) {
     let daemon = daemon.clone();
     tokio::spawn(async move {
         if let Err(problem) = see(&daemon, vbd).await {
-            tracing::warn!(%vbd, "whether its guest has it again is not known: {problem}");
+            tracing::warn!(%vbd, "cannot tell whether its guest has reconnected: {problem}");
         }
     });
 }
@@ -38,9 +38,10 @@ async fn see(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
     }
     let problem = Problem::new(
         Code::Failed,
-        "QEMU has lost this disk: its process died in the moment in which the guest's driver started it, and the guest waits for ever",
+        "QEMU has lost this disk: its process died while the guest's driver was starting it, and the guest's I/O will \
+         hang forever",
     )
-    .advise("end the VM with force and start it again; QEMU 9.1 and newer do not lose it");
+    .advise("shut the VM down with force and start it again; QEMU 9.1 and newer recover from this");
     tracing::error!(%vbd, "{problem}");
     daemon
         .catalogue

@@ -86,7 +86,7 @@ where
     while let Some(ended) = running.join_next().await {
         match ended {
             Ok(outcome) => outcomes.push(outcome),
-            Err(error) => tracing::error!("one of many VBDs was left: {error}"),
+            Err(error) => tracing::error!("one of several VBDs was not handled: {error}"),
         }
         let (done, all) = (u32::try_from(outcomes.len()), u32::try_from(vbds.len()));
         context.progress(f64::from(done.unwrap_or(0)) / f64::from(all.unwrap_or(1)));

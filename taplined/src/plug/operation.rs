@@ -61,7 +61,7 @@ impl Operations {
         if let Some(other) = entries.get(&vbd) {
             let doing = other.kind.participle();
             let what = format!("VBD {vbd} is being {doing}");
-            return Err(Problem::new(Code::Busy, what).advise("wait for that task, or cancel it"));
+            return Err(Problem::new(Code::Busy, what).advise("wait for that task or cancel it"));
         }
         let (cancel, cancelled) = watch::channel(false);
         entries.insert(vbd, Entry { kind, cancel });
@@ -100,7 +100,7 @@ impl Operation {
         tokio::select! {
             done = work => done,
             Ok(_) = asked.wait_for(|asked| *asked) => {
-                Err(Problem::new(Code::Cancelled, format!("VBD {} was unplugged meanwhile", self.vbd)))
+                Err(Problem::new(Code::Cancelled, format!("VBD {} was unplugged in the meantime", self.vbd)))
             }
         }
     }

@@ -111,7 +111,7 @@ impl Order {
     /// Refuses files that have taken the place of those that a process `before` had.
     pub async fn must_be_those(&self, before: Known) -> Result<(), Problem> {
         let order = self.clone();
-        let looked = blocking("look at the files of a VDI", move || {
+        let looked = blocking("examine the files of a VDI", move || {
             files::must_be_those(&order.directory, &order.chain, &before)
         });
         looked.await

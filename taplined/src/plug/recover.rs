@@ -35,7 +35,7 @@ pub async fn recover(daemon: &Daemon) -> Result<BTreeSet<Uuid>, Problem> {
     });
     let found: Vec<(Vbd, Option<Process>)> = found.await?;
     let config = daemon.config.clone();
-    let mut running = blocking("look for disk processes", move || serving::all(&config)).await?;
+    let mut running = blocking("find disk processes", move || serving::all(&config)).await?;
     let (mut known, mut unserved, mut since) = (HashSet::new(), Vec::new(), BTreeSet::new());
     for (vbd, process) in found.into_iter().filter(|(vbd, _)| vbd.state != VbdState::Unplugged) {
         // After a reboot its number is somebody else's.
@@ -75,7 +75,7 @@ pub async fn recover(daemon: &Daemon) -> Result<BTreeSet<Uuid>, Problem> {
     // Before anything is merged or begun on what the catalogue says.
     reconcile::all(daemon, Heal::Yes).await?;
     let (config, keep) = (daemon.config.clone(), known);
-    blocking("clear away what no VBD has", move || remove_strays(&place::all(&config), &keep)).await?;
+    blocking("remove files that belong to no VBD", move || remove_strays(&place::all(&config), &keep)).await?;
     Ok(since)
 }
 
@@ -98,7 +98,7 @@ async fn alone(
     }
     let serves = settle(&daemon.disks, vbd.uuid, recorded, others).await?;
     if let Some(other) = serves.as_ref().map(DiskProcess::identity).filter(|serves| Some(*serves) != known) {
-        tracing::info!(vbd = %vbd.uuid, pid = other.pid, "it is served by another process than was recorded");
+        tracing::info!(vbd = %vbd.uuid, pid = other.pid, "it is served by a different process than the recorded one");
         record(daemon, vbd.uuid, other).await?;
     }
     Ok(serves)
@@ -124,12 +124,12 @@ async fn one(daemon: &Daemon, vbd: &Vbd, process: Option<DiskProcess>, rebooted:
     match (vbd.state, process) {
         (VbdState::Unplugged, _) => {}
         (_, None) if rebooted => {
-            let what = format!("VBD {uuid} is not plugged any more: the host was started anew");
+            let what = format!("VBD {uuid} is no longer plugged: the host was rebooted");
             finish(daemon, uuid, Problem::new(Code::State, what).advise("plug it again")).await?;
         }
         (VbdState::Plugging, process) => {
             start::clear(daemon, uuid, process).await?;
-            let what = format!("VBD {uuid} was not plugged: the daemon ended meanwhile");
+            let what = format!("VBD {uuid} was not plugged: the daemon stopped during the plug");
             finish(daemon, uuid, Problem::new(Code::Failed, what).advise("plug it again")).await?;
         }
         (VbdState::Unplugging, Some(process)) => {
@@ -159,13 +159,13 @@ async fn finish(daemon: &Daemon, vbd: Uuid, why: Problem) -> Result<(), Problem>
 
 /// Removes directories in which nobody serves anything: their VBDs are unplugged, or no more.
 fn remove_strays(places: &Path, known: &HashSet<Uuid>) -> Result<(), Problem> {
-    let tried = || format!("look through {}", places.display());
+    let tried = || format!("list {}", places.display());
     let entries = fs::read_dir(places).map_err(|error| Problem::failed(tried(), error))?;
     for entry in entries {
         let entry = entry.map_err(|error| Problem::failed(tried(), error))?;
         let vbd = entry.file_name().to_str().and_then(|name| Uuid::parse_str(name).ok());
         if vbd.is_some_and(|vbd| !known.contains(&vbd)) {
-            tracing::warn!(directory = %entry.path().display(), "nobody is served there; it is removed");
+            tracing::warn!(directory = %entry.path().display(), "removing the files of a VBD that is not served");
             fs::remove_dir_all(entry.path()).map_err(|error| Problem::failed(tried(), error))?;
         }
     }

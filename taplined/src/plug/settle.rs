@@ -87,7 +87,7 @@ async fn end_all_but(vbd: Uuid, all: Vec<DiskProcess>, stays: Option<usize>) -> 
         if Some(at) == stays {
             left = Some(process);
         } else {
-            tracing::warn!(%vbd, pid = process.identity().pid, "a process that does not serve its disk is killed");
+            tracing::warn!(%vbd, pid = process.identity().pid, "killing a process that does not serve its disk");
             process.kill().await?;
         }
     }
@@ -104,7 +104,7 @@ async fn who_answers(disks: &Disks, vbd: Uuid) -> Option<u32> {
 pub async fn successor(daemon: &Daemon, vbd: Uuid, ended: Process) -> Option<DiskProcess> {
     let pid = who_answers(&daemon.disks, vbd).await?;
     let found = serving::one(&daemon.config, vbd, pid).unwrap_or_else(|problem| {
-        tracing::warn!(%vbd, pid, "who answers in the place of its process cannot be seen: {problem}");
+        tracing::warn!(%vbd, pid, "cannot find which process has replaced it: {problem}");
         None
     });
     found.filter(|found| found.identity() != ended)

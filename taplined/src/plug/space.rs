@@ -50,7 +50,7 @@ async fn hear(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
             Some("full") => record(daemon, vbd, true).await?,
             Some("resumed") => record(daemon, vbd, false).await?,
             Some("broken") => {
-                tracing::error!(%vbd, "its storage has failed to make something durable: it writes nothing more")
+                tracing::error!(%vbd, "a sync failed on its storage: the disk no longer writes")
             }
             Some("fatal") => tell_of_fatal(vbd, &event),
             _ => {}
@@ -62,7 +62,7 @@ async fn hear(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
 /// Its process has died of a request, and the next one, and the next.
 fn tell_of_fatal(vbd: Uuid, told: &serde_json::Value) {
     if let Some(count) = told["fatal"].as_u64().filter(|&count| count > 0) {
-        let what = "processes of this disk had died of requests, which were answered with an error: see its log";
+        let what = "requests that crashed this disk's processes were failed with an error: see its log";
         tracing::error!(%vbd, count, "{what}");
     }
 }
@@ -75,7 +75,7 @@ async fn record(daemon: &Daemon, vbd: Uuid, waits: bool) -> Result<(), Problem> 
     });
     let (before, sr) = found.await?;
     if before != waits {
-        tracing::warn!(%vbd, waits, "its guest waits for space in the repository, or does not any more");
+        tracing::warn!(%vbd, waits, "its guest started or stopped waiting for space in the repository");
         daemon.catalogue.write(move |tx| tx.set_vbd_waits(vbd, waits)).await?;
     }
     if waits { daemon.srs.reported_full(sr).await } else { Ok(()) }
@@ -91,7 +91,7 @@ pub async fn tell_of_space(daemon: Daemon, mut relieved: broadcast::Receiver<Uui
             Err(RecvError::Closed) => return,
         };
         if let Err(problem) = tell(&daemon, sr).await {
-            tracing::warn!("disks were not told that there is space again, and will look themselves: {problem}");
+            tracing::warn!("disks could not be notified of free space, but will notice it themselves: {problem}");
         }
     }
 }
@@ -109,7 +109,7 @@ async fn tell(daemon: &Daemon, sr: Option<Uuid>) -> Result<(), Problem> {
     for vbd in waiting.await? {
         let told = daemon.disks.ask(vbd, json!({ "verb": "space" }), Vec::new(), TO_TELL, |_| ()).await;
         if let Err(problem) = told {
-            tracing::warn!(%vbd, "it was not told that there is space again: {problem}");
+            tracing::warn!(%vbd, "it could not be notified of free space: {problem}");
         }
     }
     Ok(())

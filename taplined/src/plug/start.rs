@@ -107,7 +107,7 @@ pub fn launch(
     let log = place.open_log(log == Log::Begun).map_or_else(
         // A guest needs its disk more than somebody its log.
         |problem| {
-            tracing::warn!(vbd = %order.vbd.uuid, "its disk is served without a log: {problem}");
+            tracing::warn!(vbd = %order.vbd.uuid, "its disk has no log: {problem}");
             Stdio::null()
         },
         Stdio::from,
@@ -122,7 +122,7 @@ pub fn launch(
 /// Hands everything over. Nothing of it is open here afterwards.
 async fn hand(ready: Ready) -> Result<(), Problem> {
     let sent = tokio::task::spawn_blocking(move || ready.send().map(drop));
-    match sent.await.map_err(|error| Problem::failed("hand its files to a disk process", error))? {
+    match sent.await.map_err(|error| Problem::failed("pass files to a disk process", error))? {
         // A process that takes nothing has ended; it says itself why.
         Err(problem) => {
             tracing::debug!("{problem}");
@@ -165,7 +165,7 @@ fn ended_at_once(place: &Place, how: &Ended) -> Problem {
     match (why_it_ended(&words), how) {
         // It was killed, and has not said why: what it says while it serves is no reason.
         (None, Ended::Badly(how)) => {
-            Problem::failed("serve a disk", format_args!("its process has ended before it answered ({how})"))
+            Problem::failed("serve a disk", format_args!("its process exited before responding ({how})"))
         }
         (None, _) => crate::disk::tool::said(&words),
         (Some(problem), _) => problem,
@@ -197,7 +197,7 @@ pub async fn forget(daemon: &Daemon, vbd: Uuid) {
         Ok(None) | Err(_) => Ok(()),
     };
     if let Err(problem) = forgotten {
-        tracing::error!(%vbd, "its nodes in Xen's store are left: {problem}");
+        tracing::error!(%vbd, "its nodes in xenstore could not be removed: {problem}");
     }
 }
 
@@ -228,10 +228,7 @@ mod test {
         let mut log = place.open_log(true).unwrap();
         writeln!(log, "tapline-disk: qcow2:/a: 64 MiB, writable\ntapline-disk: serving").unwrap();
         let problem = ended_at_once(&place, &killed);
-        assert_eq!(
-            problem.message,
-            "cannot serve a disk: its process has ended before it answered (signal: 9 (SIGKILL))"
-        );
+        assert_eq!(problem.message, "cannot serve a disk: its process exited before responding (signal: 9 (SIGKILL))");
         writeln!(log, "tapline: cannot open qcow2:/a: it is in use\n  end whoever uses it").unwrap();
         assert_eq!(ended_at_once(&place, &killed).message, "cannot open qcow2:/a: it is in use");
     }

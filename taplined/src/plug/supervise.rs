@@ -66,7 +66,7 @@ pub fn end(daemon: &Daemon, vbd: Uuid, process: DiskProcess) {
             },
         }
         if let Err(problem) = unplug::clear(&at_work, vbd, None).await {
-            tracing::error!(%vbd, "its process has ended, and it could not be unplugged: {problem}");
+            tracing::error!(%vbd, "its process exited, and it could not be unplugged: {problem}");
         }
         at_work.plugs.served().remove(&vbd);
         None
@@ -113,7 +113,7 @@ async fn look_after(
         let served = if process.is_some() { since.elapsed() } else { Duration::ZERO };
         let pause = deaths.died(served);
         if let Err(problem) = record(daemon, vbd, &died, pause).await {
-            tracing::error!(%vbd, "the death of its process could not be recorded: {problem}");
+            tracing::error!(%vbd, "the exit of its process could not be recorded: {problem}");
         }
         match revive(daemon, vbd, pause, died, stopped).await {
             Ok(Some(another)) => {
@@ -139,9 +139,9 @@ async fn succeeded(daemon: &Daemon, vbd: Uuid, before: Process, ended: &Result<E
         return None;
     }
     let next = settle::successor(daemon, vbd, before).await?;
-    tracing::info!(%vbd, before = before.pid, now = next.identity().pid, "another process has taken its disk over");
+    tracing::info!(%vbd, before = before.pid, now = next.identity().pid, "another process has taken over its disk");
     if let Err(problem) = settle::record(daemon, vbd, next.identity()).await {
-        tracing::error!(%vbd, "that another process serves it could not be recorded: {problem}");
+        tracing::error!(%vbd, "its new process could not be recorded: {problem}");
     }
     Some(next)
 }
@@ -155,7 +155,7 @@ async fn is_done_with(daemon: &Daemon, vbd: Uuid) -> bool {
         Err(problem) => Err(problem),
     };
     done.unwrap_or_else(|problem| {
-        tracing::warn!(%vbd, "whether its guest needs it is not known: {problem}");
+        tracing::warn!(%vbd, "cannot tell whether its guest needs it: {problem}");
         false
     })
 }
@@ -168,7 +168,7 @@ async fn is_unplugged(daemon: &Daemon, vbd: Uuid) -> bool {
         return false;
     }
     if let Err(problem) = clear(daemon, vbd, None).await {
-        tracing::error!(%vbd, "what its process has left could not be removed: {problem}");
+        tracing::error!(%vbd, "the files of its process could not be removed: {problem}");
     }
     daemon.plugs.files().remove(&vbd);
     true
@@ -204,13 +204,13 @@ async fn revive(
 /// What the death of a process is to be told as.
 fn died(daemon: &Daemon, vbd: Uuid, how: Result<Ended, Problem>) -> Problem {
     let how = match how {
-        Ok(Ended::Well) => "although nobody has asked it to".into(),
+        Ok(Ended::Well) => "exited without being asked to".into(),
         Ok(Ended::Badly(how)) => how,
-        Ok(Ended::Unknown) => "nobody knows how".into(),
+        Ok(Ended::Unknown) => "exit status unknown".into(),
         Err(problem) => problem.message,
     };
     let words = Place::of(&daemon.config, vbd).last_words();
-    Problem::failed("keep a disk served", format_args!("its process has ended ({how}); its last words: {words}"))
+    Problem::failed("keep a disk served", format_args!("its process ended ({how}); its last output: {words}"))
 }
 
 /// Records a death, and when another process is started.
@@ -231,9 +231,8 @@ fn with_next_try(died: &Problem, now: Timestamp, pause: Duration) -> Problem {
     let at = now.saturating_add(pause).unwrap_or(now);
     let at = at.round(TimestampRound::new().smallest(Unit::Second)).unwrap_or(at);
     let advice = died.advice.as_ref().map(|advice| format!("{advice}; ")).unwrap_or_default();
-    died.clone().advise(format!(
-        "{advice}it is started again at {at}, and from then on until it serves; to try at once, plug it"
-    ))
+    died.clone()
+        .advise(format!("{advice}it will be restarted at {at}, and retried until it serves; to retry now, plug it"))
 }
 
 /// Has another process serve in the place of the dead one.
@@ -266,10 +265,10 @@ mod test {
 
     #[test]
     fn the_next_try_is_told_with_its_time_beside_what_can_be_done() {
-        let died = Problem::failed("open it", "it is not there").advise("bring it back");
+        let died = Problem::failed("open it", "it does not exist").advise("bring it back");
         let now = "2026-11-23T05:00:00.7Z".parse().unwrap();
         let told = with_next_try(&died, now, Duration::from_secs(30));
         assert_eq!(told.message, died.message);
-        assert!(told.advice.unwrap().starts_with("bring it back; it is started again at 2026-11-23T05:00:31Z, "));
+        assert!(told.advice.unwrap().starts_with("bring it back; it will be restarted at 2026-11-23T05:00:31Z, "));
     }
 }

@@ -40,7 +40,7 @@ pub async fn unplug(daemon: &Daemon, vbd: Uuid, force: bool) -> Result<Task, Pro
     let at_work = daemon.clone();
     let work = move |context: Context| async move {
         let vbd = run(&at_work, vbd, force, &context, true).await?;
-        serde_json::to_value(vbd).map_err(|error| Problem::failed("show a VBD", error))
+        serde_json::to_value(vbd).map_err(|error| Problem::failed("encode a VBD", error))
     };
     daemon.tasks.start(daemon, new, work).await
 }
@@ -102,7 +102,7 @@ fn still_there(vbd: Uuid, problem: Problem) -> Problem {
         return problem;
     }
     Problem::new(Code::InUse, format!("VBD {vbd} was not unplugged: its guest or a client is still connected"))
-        .advise("have the guest let go of it, or unplug it with force: what it has not flushed may then be lost")
+        .advise("detach it inside the guest, or unplug it with force: unflushed data may then be lost")
 }
 
 /// Records that it is being unplugged, which no task may begin to work through then. Those at work come to their end
@@ -133,7 +133,7 @@ async fn stop(daemon: &Daemon, vbd: Uuid, force: bool, begun: bool, limit: Durat
                 // What is at work through a process that does not answer waits for it, and comes to its end when that
                 // does.
                 if let Some(mut process) = daemon.plugs.release(vbd).await {
-                    tracing::warn!(%vbd, "a task does not end while its disk's process lives, which is killed");
+                    tracing::warn!(%vbd, "killing a disk process because a task does not end while it lives");
                     process.kill().await?;
                 }
                 let recorded = tokio::time::timeout(limit, begin(daemon, vbd)).await;
@@ -163,8 +163,8 @@ async fn stop(daemon: &Daemon, vbd: Uuid, force: bool, begun: bool, limit: Durat
         }
         Ok(None) | Err(_) => {
             supervise::end(daemon, vbd, process);
-            let what = format!("the process of VBD {vbd} has not ended in {} s", limit.as_secs());
-            let advice = "see that the storage answers: it goes when that does; or unplug it with force";
+            let what = format!("the process of VBD {vbd} has not exited in {} s", limit.as_secs());
+            let advice = "check the storage: the process exits once it responds; or unplug with force";
             Err(Problem::new(Code::Timeout, what).advise(advice))
         }
     }
@@ -182,8 +182,9 @@ async fn silent(daemon: &Daemon, vbd: Uuid) {
 }
 
 fn at_work(vbd: Uuid, limit: Duration) -> Problem {
-    let what = format!("a task is at work through VBD {vbd}, and has not ended in {} s", limit.as_secs());
-    Problem::new(Code::Busy, what).advise("look at the tasks; cancel it, or wait for it; or unplug it with force")
+    let what = format!("a task using VBD {vbd} has not ended in {} s", limit.as_secs());
+    Problem::new(Code::Busy, what)
+        .advise("wait for the task or cancel it (see 'tapline task list'), or unplug with force")
 }
 
 /// Removes what the process has left, and gives the lease back.
@@ -196,6 +197,6 @@ pub async fn clear(daemon: &Daemon, vbd: Uuid, problem: Option<Problem>) -> Resu
 
 fn ended_badly(daemon: &Daemon, vbd: Uuid, how: &str) -> Problem {
     let words = Place::of(&daemon.config, vbd).last_words();
-    let what = format!("VBD {vbd} is unplugged, but its process did not end well ({how}): {words}");
-    Problem::new(Code::Failed, what).advise("check its VDI before it is used again")
+    let what = format!("VBD {vbd} is unplugged, but its process did not exit cleanly ({how}): {words}");
+    Problem::new(Code::Failed, what).advise("check its VDI before using it again")
 }

@@ -61,7 +61,7 @@ pub async fn upgrade(daemon: &Daemon, vbd: Uuid) -> Result<Task, Problem> {
     let at_work = daemon.clone();
     let work = move |context: Context| async move {
         let upgraded = Upgrade::of(&at_work, vbd, operation, context).run().await?;
-        serde_json::to_value(upgraded).map_err(|error| Problem::failed("show a VBD", error))
+        serde_json::to_value(upgraded).map_err(|error| Problem::failed("encode a VBD", error))
     };
     daemon.tasks.start(daemon, new, work).await
 }
@@ -72,15 +72,12 @@ fn must_be_plugged(vbd: &Vbd) -> Result<(), Problem> {
     };
     match vbd.state {
         VbdState::Plugged => Ok(()),
-        VbdState::Unplugged => {
-            refused("it is not plugged", "there is nothing to do: when it is plugged, that is by the present program")
+        VbdState::Unplugged => refused("it is not plugged", "nothing to do: the next plug uses the installed program"),
+        VbdState::Restarting => {
+            refused("its process died and is being restarted", "nothing to do: the restart uses the installed program")
         }
-        VbdState::Restarting => refused(
-            "its process has died, and is being started again",
-            "there is nothing to do: it is started again by the present program",
-        ),
         VbdState::Plugging | VbdState::Unplugging => {
-            refused("it is being plugged or unplugged", "wait for that task, and ask again if it is plugged then")
+            refused("it is being plugged or unplugged", "wait for that task, then retry if it is plugged")
         }
     }
 }
@@ -139,7 +136,7 @@ impl Upgrade {
     }
 
     fn lost(&self) -> Problem {
-        Problem::new(Code::Internal, format!("VBD {} is plugged, and has no process", self.vbd))
+        Problem::new(Code::Internal, format!("VBD {} is plugged but has no process", self.vbd))
     }
 
     /// Closes the gate of the disk when no task is at work on what it consists of; a merge gives way.
@@ -161,7 +158,7 @@ impl Upgrade {
             match self.attempt(order.clone(), old).await {
                 (Some(same), Err(problem)) if problem.code == Code::Busy => {
                     old = same;
-                    tracing::info!(vbd = %self.vbd, "it is tried again: {problem}");
+                    tracing::info!(vbd = %self.vbd, "retrying: {problem}");
                     tokio::time::sleep(rest).await;
                 }
                 outcome => return outcome,
@@ -211,7 +208,7 @@ impl Upgrade {
             let mut words = order.words(&Place::of(&daemon.config, vbd));
             words.push("--take-over".into());
             let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
-            let (ours, theirs) = pair.map_err(|errno| Problem::failed("make a socket to a disk process", errno))?;
+            let (ours, theirs) = pair.map_err(|errno| Problem::failed("create a socket to a disk process", errno))?;
             *new = Some(launch(&daemon, &order, &words, theirs.into(), Log::Continued)?);
             Ok((ours, asked["program"].clone()))
         };
@@ -234,7 +231,7 @@ impl Upgrade {
     async fn recorded(&mut self, new: &DiskProcess) {
         let (daemon, vbd) = (self.daemon.clone(), self.vbd);
         if let Err(problem) = self.steps.last_step("record", record(&daemon, vbd, new.identity())).await {
-            tracing::error!(%vbd, "that another process serves it could not be recorded: {problem}");
+            tracing::error!(%vbd, "its new process could not be recorded: {problem}");
         }
     }
 
@@ -243,11 +240,11 @@ impl Upgrade {
         let (vbd, pid) = (self.vbd, old.identity().pid);
         match tokio::time::timeout(TO_END, old.ended()).await {
             Ok(Ok(Ended::Badly(how))) => {
-                tracing::warn!(%vbd, pid, how, "a process that had handed its disk over did not end well");
+                tracing::warn!(%vbd, pid, how, "a process that had handed over its disk did not exit cleanly");
             }
             Ok(_) => {}
             Err(_) => {
-                tracing::warn!(%vbd, pid, "a process that has handed its disk over does not end, and is killed");
+                tracing::warn!(%vbd, pid, "killing a process that has handed over its disk but does not exit");
                 // It may take as long as storage that does not answer.
                 tokio::spawn(async move { old.kill().await });
             }
@@ -260,7 +257,7 @@ impl Upgrade {
         let now = self.daemon.disks.version(self.vbd, TO_BE_SEEN).await;
         let now = now.ok()?["program"].clone();
         (now == *before && now.is_string())
-            .then(|| format!("the process before it was of version {} too", before.as_str().unwrap_or_default()))
+            .then(|| format!("the previous process had the same version {}", before.as_str().unwrap_or_default()))
     }
 
     /// The disk was not handed over: the old process goes on, and the new one is not needed.
@@ -293,7 +290,7 @@ impl Upgrade {
 
     /// Whether the disk was handed over is not known.
     async fn find_out(&mut self, mut old: DiskProcess, new: Option<DiskProcess>, why: Problem) -> Outcome {
-        tracing::warn!(vbd = %self.vbd, "who serves it is not known, and is found out: {why}");
+        tracing::warn!(vbd = %self.vbd, "finding out which process serves it: {why}");
         let known = new.as_ref().map(DiskProcess::identity);
         // It lets go of the connection when it ends, a moment before it has ended.
         let (old, dead) = match tokio::time::timeout(TO_BE_SEEN, old.ended()).await {
@@ -303,7 +300,7 @@ impl Upgrade {
         match settle(&self.daemon.disks, self.vbd, old, Vec::from_iter(new)).await {
             Ok(Some(serves)) if Some(serves.identity()) == known => {
                 self.recorded(&serves).await;
-                let note = format!("the old process has ended without saying how long requests waited: {why}");
+                let note = format!("the old process exited without reporting how long requests waited: {why}");
                 (Some(serves), Ok((None, Some(note))))
             }
             // If both are gone, how the old one has ended is what is told of that.

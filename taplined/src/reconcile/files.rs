@@ -23,7 +23,7 @@ pub type Known = HashMap<String, FileNumbers>;
 pub async fn astray(daemon: &Daemon, sr: Uuid, layers: &[Layer]) -> Result<Vec<String>, Problem> {
     let known: Known = layers.iter().filter_map(|layer| Some((layer.file().to_owned(), layer.numbers()?))).collect();
     let Ok(directory) = daemon.srs.directory(sr).await else { return Ok(Vec::new()) };
-    daemon.srs.patience.ask(sr, "look for the files of a disk in", move || look(&directory, &known)).await
+    daemon.srs.patience.ask(sr, "find the files of a disk in", move || look(&directory, &known)).await
 }
 
 fn look(directory: &Arc<Directory>, known: &Known) -> Result<Vec<String>, Problem> {
@@ -43,10 +43,9 @@ pub fn must_be_those(directory: &Arc<Directory>, chain: &[Image], known: &Known)
     match look(directory, &had)?.first() {
         None => Ok(()),
         Some(file) => {
-            let what = format!("{file} is not the file any more that this disk had open: somebody has replaced it");
-            Err(Problem::new(Code::State, what).advise(
-                "what was written since is lost; to go on with what is there, unplug the VBD and plug it again",
-            ))
+            let what = format!("{file} is no longer the file that this disk had open; it was replaced");
+            Err(Problem::new(Code::State, what)
+                .advise("data written since then is lost; to use the new file, unplug the VBD and plug it again"))
         }
     }
 }
@@ -55,12 +54,11 @@ pub fn must_be_those(directory: &Arc<Directory>, chain: &[Image], known: &Known)
 pub fn problem(vdi: Uuid, pid: Option<u32>, astray: &[String]) -> Problem {
     let process = pid.map_or("its process".into(), |pid| format!("process {pid}"));
     let what = format!(
-        "the disk of VDI {vdi} goes on in files that its repository does not have any more; they were removed or \
-         replaced: {}",
+        "the disk of VDI {vdi} is using files that were removed from its repository or replaced: {}",
         astray.join(", ")
     );
     Problem::new(Code::State, what).advise(format!(
-        "all that is written there is gone when {process} ends: have the guest copy it to another disk, or the disk's \
-         client read it; then unplug it, and say what is right: tapline vdi reconcile VDI --believe catalogue"
+        "all its data is lost when {process} ends: copy it to another disk from inside the guest, or read it through \
+         the disk's client; then unplug it and run: tapline vdi reconcile VDI --believe catalogue"
     ))
 }

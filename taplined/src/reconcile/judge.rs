@@ -98,7 +98,9 @@ pub fn follow(told: &Told, layers: &[Layer]) -> Result<Follow, String> {
 fn must_be_certain(follow: Follow) -> Result<Follow, String> {
     match follow.doubtful.first() {
         None => Ok(follow),
-        Some(image) => Err(format!("image {image} is not below the disk any more, and what it shows may have changed")),
+        Some(image) => {
+            Err(format!("image {image} is no longer part of the disk's chain, and its contents may have changed"))
+        }
     }
 }
 
@@ -113,7 +115,7 @@ fn chain(told: &Told, layers: &[Layer]) -> Result<Vec<Image>, String> {
             None => unknown(told.sr, layer, parent)?,
         };
         if image.state == ImageState::Making {
-            return Err(format!("a task is making {}, which the disk has already", image.file));
+            return Err(format!("a task is creating {}, which the disk already uses", image.file));
         }
         check_shown(told, &image, depth)?;
         chain.push(image);
@@ -128,7 +130,7 @@ fn unknown(sr: Uuid, layer: &Layer, parent: Option<Uuid>) -> Result<Image, Strin
     let known =
         file.rsplit_once('.').and_then(|(stem, end)| Some((stem.parse().ok()?, end.parse::<ImageFormat>().ok()?)));
     let (uuid, format) =
-        known.ok_or_else(|| format!("the disk has {file}, which is no file of this repository that is known"))?;
+        known.ok_or_else(|| format!("the disk uses {file}, which is not a known file of this repository"))?;
     Ok(Image { file: file.into(), ..Image::new(uuid, sr, format, layer.size, parent) })
 }
 
@@ -136,10 +138,10 @@ fn unknown(sr: Uuid, layer: &Layer, parent: Option<Uuid>) -> Result<Image, Strin
 fn check_shown(told: &Told, image: &Image, depth: usize) -> Result<(), String> {
     match told.shown.get(&image.uuid) {
         Some((vdi, _)) if *vdi != told.vdi && depth == 0 => {
-            Err(format!("the disk writes to {}, which is VDI {vdi} as well", image.file))
+            Err(format!("the disk writes to {}, which also belongs to VDI {vdi}", image.file))
         }
         Some((vdi, true)) if *vdi != told.vdi => {
-            Err(format!("the disk stands on {}, which is VDI {vdi} and may be written", image.file))
+            Err(format!("the disk is backed by {}, which belongs to the writable VDI {vdi}", image.file))
         }
         _ => Ok(()),
     }

@@ -29,13 +29,14 @@ pub async fn take_in(daemon: &Daemon, vbd: Uuid, processes: Vec<DiskProcess>, un
     match try_to(daemon, vbd, processes, unserved).await {
         Ok(process) => {
             let pid = process.identity().pid;
-            tracing::warn!(%vbd, pid, "the catalogue did not know that this VBD is plugged: its disk's process is taken in");
+            tracing::warn!(%vbd, pid, "adopting the disk process of a VBD that the catalogue did not have as plugged");
             Found::Taken(process)
         }
         Err(why) => {
             tracing::error!(
                 %vbd, ?pids,
-                "a disk's process runs for a VBD that is not plugged, and is left alone: {why}; if no guest uses it, end it"
+                "not touching the running disk process of a VBD that is not plugged: {why}; if no guest uses it, kill \
+                 it"
             );
             Found::Left
         }
@@ -48,11 +49,11 @@ async fn try_to(
     processes: Vec<DiskProcess>,
     unserved: &[Vbd],
 ) -> Result<DiskProcess, String> {
-    let alone: [DiskProcess; 1] = processes.try_into().map_err(|_| "there are several of them")?;
+    let alone: [DiskProcess; 1] = processes.try_into().map_err(|_| "there is more than one")?;
     let [process] = alone;
-    let words = Words::of(process.identity().pid).ok_or("its words cannot be read")?;
+    let words = Words::of(process.identity().pid).ok_or("its command line cannot be read")?;
     let layers = vdi::layers(daemon, vbd).await.map_err(|problem| problem.to_string())?;
-    let layers = layers.ok_or("it does not answer")?;
+    let layers = layers.ok_or("it does not respond")?;
     let place = Place::of(&daemon.config, vbd);
     let identity = process.identity();
     let transport = words.transport;
@@ -78,8 +79,8 @@ async fn make_way(daemon: &Daemon, running: &Vbd, unserved: &[Vbd]) -> Result<()
         |other: &&Vbd| other.vdi == running.vdi && (other.mode == Mode::ReadWrite || running.mode == Mode::ReadWrite);
     for other in unserved.iter().filter(excludes) {
         let (vbd, instead) = (other.uuid, running.uuid);
-        let what = format!("VBD {vbd} is not plugged: nobody serves it, and VBD {instead} serves its VDI");
-        let why = Problem::new(api::Code::State, what).advise("unplug the other one before you plug this one");
+        let what = format!("VBD {vbd} is not plugged: VBD {instead} is serving its VDI");
+        let why = Problem::new(api::Code::State, what).advise("unplug the other one before plugging this one");
         tracing::warn!(%vbd, "{why}");
         unplug::clear(daemon, vbd, Some(why)).await?;
     }
@@ -101,7 +102,7 @@ fn vdi_of(view: &View<'_>, layers: &[Layer]) -> Result<Vdi, Problem> {
             first = first.or((depth == 0).then_some(vdi));
         }
     }
-    first.ok_or_else(|| Problem::new(api::Code::NotFound, "its files are no VDI's that the catalogue knows"))
+    first.ok_or_else(|| Problem::new(api::Code::NotFound, "its files belong to no VDI in the catalogue"))
 }
 
 fn new(uuid: Uuid, vdi: &Vdi, words: &Words) -> Vbd {
@@ -112,7 +113,7 @@ fn new(uuid: Uuid, vdi: &Vdi, words: &Words) -> Vbd {
 fn plugged(tx: &mut repo::Tx<'_>, vbd: Uuid, by: Process, at: &api::AbsolutePath) -> Result<(), Problem> {
     let known = tx.vbd(vbd)?;
     if known.transport == Transport::Blkif && known.vm.is_none() {
-        return Err(Problem::new(api::Code::State, "the domain that it serves is not known"));
+        return Err(Problem::new(api::Code::State, "the domain that it serves is unknown"));
     }
     tx.take_lease(known.vdi, vbd, known.mode)?;
     tx.set_vbd_served(vbd, by, at)?;

@@ -39,7 +39,7 @@ impl Srs {
     /// Unmounts what nobody needs; that it cannot be is told, and it is found again.
     pub(super) async fn leave_place(&self, sr: &Sr) {
         if let Err(problem) = self.places.leave(sr.uuid, &sr.source).await {
-            tracing::warn!(sr = %sr.uuid, "its mount is left: {problem}");
+            tracing::warn!(sr = %sr.uuid, "it could not be unmounted: {problem}");
         }
     }
 
@@ -104,7 +104,7 @@ impl Srs {
         drop(directory);
         self.keep_log(uuid, examined);
         if let Err(problem) = self.keep_inventory(uuid).await {
-            tracing::error!(sr = %uuid, name = %sr.name, "its inventory is not up to date, and will be later: {problem}");
+            tracing::error!(sr = %uuid, name = %sr.name, "its inventory is out of date; retrying: {problem}");
         }
         self.remember_space(&sr);
         self.measure_now(uuid).await;
@@ -117,8 +117,8 @@ impl Srs {
         let at = directory.clone();
         match self.patience.ask(sr.uuid, "clear up", move || at.remove_unfinished()).await {
             Ok(removed) if removed.is_empty() => {}
-            Ok(removed) => tracing::info!(sr = %sr.uuid, ?removed, "files that were never finished are removed"),
-            Err(problem) => tracing::warn!(sr = %sr.uuid, "files that were never finished may be left: {problem}"),
+            Ok(removed) => tracing::info!(sr = %sr.uuid, ?removed, "removed unfinished files"),
+            Err(problem) => tracing::warn!(sr = %sr.uuid, "unfinished files may remain: {problem}"),
         }
     }
 
@@ -167,8 +167,8 @@ impl Srs {
                 Err(shared) if begun.elapsed() < TO_LET_GO => directory = shared,
                 Err(shared) => {
                     self.open().insert(uuid, shared);
-                    let what = format!("the repository {uuid} is still being asked for something");
-                    return Err(Problem::new(Code::Busy, what).advise("see whether its storage answers"));
+                    let what = format!("a request to the repository {uuid} is still outstanding");
+                    return Err(Problem::new(Code::Busy, what).advise("check its storage"));
                 }
             }
             tokio::time::sleep(LOOK_EVERY).await;
@@ -212,7 +212,7 @@ impl Srs {
         if sr.state == SrState::Lost && sr.problem.as_ref() == Some(why) {
             return Ok(());
         }
-        tracing::error!(sr = %uuid, name = %sr.name, "the repository is lost: {why}");
+        tracing::error!(sr = %uuid, name = %sr.name, "lost the repository: {why}");
         let why = why.clone();
         self.catalogue.write(move |tx| tx.set_sr_lost(uuid, &why)).await
     }

@@ -40,7 +40,7 @@ impl Destroy {
     pub fn prepare(&self, tx: &mut Tx<'_>) -> Result<(), Problem> {
         let now = Destroy::of(tx, self.sr.uuid)?;
         if now.files != self.files {
-            return Err(Problem::new(Code::Busy, "a task was just at work in it").advise("ask again"));
+            return Err(Problem::new(Code::Busy, "a task was just using it").advise("try again"));
         }
         tx.set_sr_state(self.sr.uuid, SrState::Detached, None)
     }
@@ -87,17 +87,17 @@ impl Destroy {
 fn check(view: &View<'_>, sr: &Sr) -> Result<(), Problem> {
     let uuid = sr.uuid;
     if matches!(sr.source, SrSource::Iso { .. }) {
-        let what = format!("the library {uuid} is for reading only, and its files are others'");
+        let what = format!("the library {uuid} is read-only, and its files do not belong to Tapline");
         return Err(Problem::new(Code::Unsupported, what).advise("detach it and forget it"));
     }
     view.attached_sr(uuid)?;
     if sr.variant.as_ref().is_some_and(|variant| variant.read_only) {
-        let what = format!("nothing can be removed from the repository {uuid}: it is mounted for reading only");
-        return Err(Problem::new(Code::ReadOnly, what).advise("forget it, or mount it for writing"));
+        let what = format!("nothing can be removed from the repository {uuid}: it is mounted read-only");
+        return Err(Problem::new(Code::ReadOnly, what).advise("forget it, or mount it read-write"));
     }
     let vdis = view.vdis(Some(uuid))?;
     if let Some(vdi) = vdis.first() {
-        let what = format!("the repository {uuid} has {} VDIs, «{}» ({}) for one", vdis.len(), vdi.name, vdi.uuid);
+        let what = format!("the repository {uuid} has {} VDIs, for example '{}' ({})", vdis.len(), vdi.name, vdi.uuid);
         return Err(
             Problem::new(Code::InUse, what).advise("destroy its VDIs first, or forget it, which keeps its files")
         );

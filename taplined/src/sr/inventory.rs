@@ -115,7 +115,7 @@ impl Srs {
             match log.append(&at, sr, &lines) {
                 Ok(()) => Ok(Some(log.generation)),
                 Err(problem) if log.is_doubtful() => {
-                    tracing::error!(%sr, "its inventory is written anew: {problem}");
+                    tracing::error!(%sr, "rewriting its inventory: {problem}");
                     Ok(None)
                 }
                 Err(problem) => Err(problem),
@@ -168,7 +168,7 @@ impl Srs {
             let directory = Directory::open(&path)?;
             match Label::read(&directory)? {
                 Some(label) => shown(&directory, label.uuid),
-                None => Err(Problem::new(Code::NotFound, format!("at {path} is no repository"))),
+                None => Err(Problem::new(Code::NotFound, format!("there is no repository at {path}"))),
             }
         });
         let read = read.await;
@@ -194,7 +194,7 @@ fn shown(directory: &Directory, sr: Uuid) -> Result<Inventory, Problem> {
         Read::Damaged(damage) => Err(damage.why),
         Read::Absent => {
             let what = format!("the repository {sr} has no inventory");
-            Err(Problem::new(Code::NotFound, what).advise("attach it for writing: it is given one then"))
+            Err(Problem::new(Code::NotFound, what).advise("attach it read-write to create one"))
         }
     }
 }
@@ -236,8 +236,8 @@ fn end_outdated(tx: &mut Tx<'_>, sr: Uuid) -> Result<Vec<Uuid>, Problem> {
     for entry in tx.journal()? {
         let about = entry.task.about.iter().any(|about| about.uuid == sr || vdis.contains(&about.uuid));
         if about || entry.intent.to_string().contains(&sr.to_string()) {
-            let what = "the catalogue was older than the repository; how this ended is known there only";
-            let problem = Problem::new(Code::Failed, what).advise("look at the VDI, and ask again if need be");
+            let what = "the catalogue was older than the repository; only the repository has this task's result";
+            let problem = Problem::new(Code::Failed, what).advise("check the VDI, and repeat the request if necessary");
             tracing::warn!(task = %entry.task.uuid, verb = entry.task.verb, %sr, "ended: {problem}");
             tx.end_task(entry.task.uuid, Err(problem))?;
             ended.push(entry.task.uuid);
@@ -270,7 +270,7 @@ pub async fn keep_inventories(daemon: Daemon) {
         while let Some(written) = writing.join_next().await {
             if let Ok(Err((sr, problem))) = written {
                 failed = true;
-                tracing::error!(%sr, "its inventory is not up to date, and will be later: {problem}");
+                tracing::error!(%sr, "its inventory is out of date; retrying: {problem}");
             }
         }
         match failed {

@@ -52,7 +52,7 @@ impl<const KEPT: bool> Make<KEPT> {
         let known = tx.srs()?;
         let found = known.iter().find(|other| other.uuid == self.sr.uuid || other.source == self.sr.source);
         let Some(other) = found else { return Ok(()) };
-        let what = format!("that is the repository «{}» ({}), which is known already", other.name, other.uuid);
+        let what = format!("that is the repository '{}' ({}), which is already known", other.name, other.uuid);
         Err(Problem::new(Code::Exists, what).field("source").advise("attach it, or forget it first"))
     }
 
@@ -86,7 +86,7 @@ impl<const KEPT: bool> Make<KEPT> {
             }
             // It was there a moment ago: it will be looked for.
             Err(problem) => {
-                tracing::error!(sr = %uuid, "the repository is lost as soon as it is made: {problem}");
+                tracing::error!(sr = %uuid, "lost the repository right after it was created: {problem}");
                 sr.state = SrState::Lost;
                 None
             }
@@ -170,7 +170,7 @@ impl<const KEPT: bool> Job for Make<KEPT> {
     async fn undo(&self, daemon: &Daemon) -> Result<(), Problem> {
         if !self.unreached.load(Ordering::Relaxed) {
             if let Err(problem) = self.unlabel(daemon).await {
-                tracing::warn!(sr = %self.sr.uuid, "its label may be left: {problem}");
+                tracing::warn!(sr = %self.sr.uuid, "its label may remain: {problem}");
             }
         }
         daemon.srs.leave_place(&self.sr).await;

@@ -44,14 +44,14 @@ impl Patience {
         let patience = self.clone();
         async move {
             if patience.stuck().get(&sr).is_some_and(|stuck| *stuck >= STUCK_MAX) {
-                return Err(silent(sr, tried, "it has not answered what it was asked before"));
+                return Err(silent(sr, tried, "earlier requests have not been answered"));
             }
             let mut asked = tokio::task::spawn_blocking(question);
             match tokio::time::timeout(patience.limit, &mut asked).await {
                 Ok(answer) => answer.map_err(ended)?,
                 Err(_) => {
                     patience.leave(sr, tried, asked);
-                    Err(silent(sr, tried, &format!("it has not answered in {} s", patience.limit.as_secs())))
+                    Err(silent(sr, tried, &format!("no answer in {} s", patience.limit.as_secs())))
                 }
             }
         }
@@ -65,12 +65,12 @@ impl Patience {
             *stuck = stuck.saturating_add(1);
             *stuck
         };
-        tracing::error!(%sr, tried, stuck, "the storage does not answer; a thread is left waiting for it");
+        tracing::error!(%sr, tried, stuck, "the storage does not respond; a thread stays blocked on it");
         let patience = self.clone();
         tokio::spawn(async move {
             // What it answers so late is of no use to anybody.
             drop(asked.await);
-            tracing::info!(%sr, tried, "the storage has answered after all");
+            tracing::info!(%sr, tried, "the storage responded after all");
             let mut all = patience.stuck();
             if let Some(stuck) = all.get_mut(&sr) {
                 *stuck = stuck.saturating_sub(1);
@@ -82,7 +82,7 @@ impl Patience {
 
 fn silent(sr: Uuid, tried: &str, why: &str) -> Problem {
     Problem::new(Code::Timeout, format!("cannot {tried}, the repository {sr}: {why}"))
-        .advise("see whether its server or its disk is well")
+        .advise("check the server or disk")
 }
 
 fn ended(error: tokio::task::JoinError) -> Problem {

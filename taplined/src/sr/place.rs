@@ -47,18 +47,19 @@ impl Places {
     async fn mounted(&self, uuid: Uuid, source: &SrSource) -> Result<AbsolutePath, Problem> {
         let point = self.point(uuid);
         let shown = point.to_string_lossy().into_owned();
-        let path = AbsolutePath::try_from(shown).map_err(|why| Problem::failed("name a mount point", why))?;
+        let path =
+            AbsolutePath::try_from(shown).map_err(|why| Problem::failed("create a path for a mount point", why))?;
         if let Some(there) = filesystem::mount_at(&point)? {
             return match mount::device(source) {
                 Some(device) if device == there.source => Ok(path),
                 _ => {
-                    let what = format!("{path} is the mount point of something else: {}", there.source);
+                    let what = format!("something else is mounted at {path}: {}", there.source);
                     Err(Problem::new(Code::State, what).advise(format!("umount {path}")))
                 }
             };
         }
         mount::check(source)?;
-        let tried = format!("make the mount point {path}");
+        let tried = format!("create the mount point {path}");
         std::fs::create_dir_all(&point).map_err(|error| Problem::failed(tried, error))?;
         let words = mount::words(source, &point).unwrap_or_default();
         let device = mount::device(source).unwrap_or_default();
@@ -66,7 +67,7 @@ impl Places {
         match filesystem::mount_at(&point)? {
             Some(_) => Ok(path),
             None => {
-                Err(Problem::failed(format_args!("mount {path}"), "mount(8) says that it has, and nothing is there"))
+                Err(Problem::failed(format_args!("mount {path}"), "mount(8) reported success, but nothing is mounted"))
             }
         }
     }
@@ -111,8 +112,8 @@ impl Places {
         let child = child.map_err(|error| Problem::failed(format_args!("run {program}(8)"), error))?;
         let mut group = Group::of(&child);
         let Ok(ran) = tokio::time::timeout(self.limit, child.wait_with_output()).await else {
-            let what = format!("cannot {tried}: it takes longer than {} s", self.limit.as_secs());
-            return Err(Problem::new(Code::Timeout, what).advise("see whether the server is there and answers"));
+            let what = format!("cannot {tried}: not done in {} s", self.limit.as_secs());
+            return Err(Problem::new(Code::Timeout, what).advise("check that the server is up and responds"));
         };
         group.end();
         let output = ran.map_err(|error| Problem::failed(format_args!("run {program}(8)"), error))?;
@@ -146,10 +147,7 @@ impl Drop for Group {
     fn drop(&mut self) {
         let Some(leader) = self.0 else { return };
         if let Err(errno) = kill_process_group(leader, Signal::KILL) {
-            tracing::warn!(
-                pid = leader.as_raw_nonzero(),
-                "a program could not be killed with what it has started: {errno}"
-            );
+            tracing::warn!(pid = leader.as_raw_nonzero(), "a program and its children could not be killed: {errno}");
         }
     }
 }

@@ -41,7 +41,7 @@ impl Srs {
     }
 
     async fn look(&self, uuid: Uuid, path: AbsolutePath, known: bool) -> Result<Option<SrFound>, Problem> {
-        let looked = self.patience.ask(uuid, "look at", move || {
+        let looked = self.patience.ask(uuid, "examine", move || {
             let directory = Directory::open(&path)?;
             let Some(label) = Label::read(&directory)? else { return Ok(None) };
             let entries = directory.entries()?;

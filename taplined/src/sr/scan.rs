@@ -74,7 +74,7 @@ async fn really_gone(
     absent: Vec<Image>,
 ) -> Result<Vec<Image>, Problem> {
     let directory = directory.clone();
-    let looked = daemon.srs.patience.ask(sr.uuid, "look for images in", move || {
+    let looked = daemon.srs.patience.ask(sr.uuid, "find images in", move || {
         let gone = |image: &Image| directory.physical(&image.file).is_err_and(|problem| problem.code == Code::NotFound);
         Ok(absent.into_iter().filter(gone).collect())
     });

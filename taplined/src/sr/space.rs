@@ -78,7 +78,7 @@ impl Srs {
     /// A disk of the repository holds requests for want of space.
     pub async fn reported_full(&self, sr: Uuid) -> Result<(), Problem> {
         if !self.watched(sr, |watched| std::mem::replace(&mut watched.full, true)) {
-            tracing::error!(%sr, "the repository is full: guests wait for space");
+            tracing::error!(%sr, "the repository is full: guests are waiting for space");
         }
         self.measure(sr).await
     }
@@ -92,11 +92,11 @@ impl Srs {
     /// Looks whether guests that wait can go on.
     pub(super) async fn relieve(&self, sr: Uuid) -> Result<(), Problem> {
         let directory = self.directory(sr).await?;
-        let capacity = self.patience.ask(sr, "see how full it is", move || directory.capacity()).await?;
+        let capacity = self.patience.ask(sr, "read its free space", move || directory.capacity()).await?;
         if capacity.available < ENOUGH.min(capacity.size / 100) {
             return Ok(());
         }
-        tracing::info!(%sr, available = capacity.available, "there is space again: guests go on");
+        tracing::info!(%sr, available = capacity.available, "space is available again: guests continue");
         self.nobody_waits(sr);
         // Nobody may listen: then no disk is plugged.
         self.relieved.send(sr).ok();
@@ -106,14 +106,14 @@ impl Srs {
     /// Measures, for those to whom a failure is no reason to fail.
     pub async fn measure_now(&self, sr: Uuid) {
         if let Err(problem) = self.measure(sr).await {
-            tracing::warn!(%sr, "how full it is could not be seen: {problem}");
+            tracing::warn!(%sr, "its free space could not be read: {problem}");
         }
     }
 
     /// Records how full a repository is. One whose directory is not where it was any more is lost.
     pub async fn measure(&self, uuid: Uuid) -> Result<(), Problem> {
         let directory = self.directory(uuid).await?;
-        let asked = self.patience.ask(uuid, "see how full it is", move || {
+        let asked = self.patience.ask(uuid, "read its free space", move || {
             directory.still_there()?;
             directory.capacity()
         });

@@ -29,14 +29,14 @@ pub async fn seek_lost(daemon: Daemon) {
         }
         tokio::time::sleep(daemon.srs.intervals.lost).await;
         for sr in lost {
-            let Ok(_claim) = daemon.srs.claim(sr.uuid, "looked for") else { continue };
+            let Ok(_claim) = daemon.srs.claim(sr.uuid, "checked") else { continue };
             // Somebody may have attached or detached it meanwhile.
             let now = daemon.catalogue.read(move |view| view.sr(sr.uuid)).await;
             let Some(sr) = now.ok().filter(|sr| sr.state == SrState::Lost) else { continue };
             match daemon.srs.attach_as(sr.uuid, None, true).await {
                 Ok(ended) => {
                     daemon.tasks.let_go(&ended);
-                    tracing::info!(sr = %sr.uuid, name = %sr.name, "the repository is there again");
+                    tracing::info!(sr = %sr.uuid, name = %sr.name, "the repository is back");
                     super::doubtful::hold(&daemon, sr.uuid).await;
                     crate::reconcile::of_sr(&daemon, sr.uuid).await;
                     crate::vdi::collect(&daemon, sr.uuid);
@@ -44,7 +44,7 @@ pub async fn seek_lost(daemon: Daemon) {
                 Err(problem) => {
                     tracing::debug!(sr = %sr.uuid, "still lost: {problem}");
                     if let Err(problem) = daemon.srs.lose(&sr, &problem).await {
-                        tracing::warn!(sr = %sr.uuid, "why it is lost could not be recorded: {problem}");
+                        tracing::warn!(sr = %sr.uuid, "the reason for the loss could not be recorded: {problem}");
                     }
                 }
             }
@@ -59,7 +59,7 @@ pub async fn watch_space(daemon: Daemon) {
     let mut due = Instant::now();
     loop {
         if let Err(problem) = daemon.srs.let_nobody_wait().await {
-            tracing::warn!("who waits for space could not be seen: {problem}");
+            tracing::warn!("cannot tell which guests wait for space: {problem}");
         }
         let written = daemon.catalogue.read(|view| view.srs_written()).await.unwrap_or_default();
         let any_full = written.iter().any(|sr| daemon.srs.is_full(*sr));
@@ -139,7 +139,7 @@ async fn look(srs: &Srs, written: &[Uuid]) {
             failed => failed,
         };
         if let Err(problem) = looked {
-            tracing::warn!(%sr, "how full it is could not be seen: {problem}");
+            tracing::warn!(%sr, "its free space could not be read: {problem}");
         }
     }
 }
@@ -165,7 +165,7 @@ impl Srs {
     async fn measure_written(&self, sr: Uuid) -> Result<(), Problem> {
         let directory = self.directory(sr).await?;
         let images = self.catalogue.read(move |view| view.images_written(sr)).await?;
-        let grown = self.patience.ask(sr, "see what its images take", move || {
+        let grown = self.patience.ask(sr, "measure its images", move || {
             // One that has gone, or cannot be looked at, is the next scan's business.
             let physical = |image: &Image| directory.physical(&image.file).unwrap_or(image.physical);
             let looked = images.into_iter().map(|image| (physical(&image), image));

@@ -14,7 +14,7 @@ pub struct Wanted(Arc<Mutex<HashMap<Uuid, usize>>>);
 
 /// Somebody wants a VDI for as long as this exists.
 #[derive(Debug)]
-#[must_use = "a merge may begin as soon as nobody wants the VDI"]
+#[must_use = "a merge can begin once no operation has reserved the VDI"]
 pub struct Want {
     wanted: Wanted,
     vdi: Uuid,

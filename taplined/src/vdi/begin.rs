@@ -51,7 +51,7 @@ async fn look(daemon: &Daemon, vdi: Uuid) -> Result<(Vdi, Sr, Uuid), Problem> {
 
 fn must_hold(format: ImageFormat, size: u64) -> Result<(), Problem> {
     if format == ImageFormat::Vhd && size > VHD_MAX {
-        let what = format!("a VHD has at most {VHD_MAX} bytes; {size} are more");
+        let what = format!("a VHD has at most {VHD_MAX} bytes, but {size} were requested");
         return Err(Problem::new(Code::Invalid, what).field("size").advise("use format qcow2"));
     }
     Ok(())
@@ -81,12 +81,12 @@ pub fn hold(tx: &mut Tx<'_>, vdi: Uuid, task: Uuid, vbd: Option<Uuid>) -> Result
     tx.claim(vdi, task)?;
     // What was seen before must be so still.
     if writer_of(&tx.vdi(vdi)?) != vbd {
-        return Err(Problem::new(Code::Busy, format!("VDI {vdi} is being plugged or unplugged")).advise("ask again"));
+        return Err(Problem::new(Code::Busy, format!("VDI {vdi} is being plugged or unplugged")).advise("try again"));
     }
     let Some(vbd) = vbd else { return tx.take_lease(vdi, task, Mode::ReadWrite) };
     match tx.vbd(vbd)?.state {
         VbdState::Plugged => Ok(()),
-        _ => Err(Problem::new(Code::Busy, format!("VBD {vbd} is being plugged or unplugged")).advise("ask again")),
+        _ => Err(Problem::new(Code::Busy, format!("VBD {vbd} is being plugged or unplugged")).advise("try again")),
     }
 }
 
@@ -96,14 +96,14 @@ pub async fn resize(daemon: &Daemon, uuid: Uuid, asked: VdiResize) -> Result<Tas
     must_be_ready(&vdi)?;
     let size = asked.size.bytes();
     if vdi.read_only {
-        let what = format!("VDI {uuid} may only be read");
-        return Err(Problem::new(Code::ReadOnly, what).advise("clone it, and let the clone grow"));
+        let what = format!("VDI {uuid} is read-only");
+        return Err(Problem::new(Code::ReadOnly, what).advise("clone it, and resize the clone"));
     }
     if size < vdi.virtual_size {
-        let what = format!("VDI {uuid} has {} bytes, and a VDI never shrinks", vdi.virtual_size);
+        let what = format!("VDI {uuid} has {} bytes and cannot shrink", vdi.virtual_size);
         return Err(Problem::new(Code::Unsupported, what)
             .field("size")
-            .advise("copy what is in it into a smaller one"));
+            .advise("create a smaller VDI and copy its contents there"));
     }
     must_hold(vdi.format, size)?;
     let vbd = writer_of(&vdi);
@@ -159,7 +159,7 @@ async fn state(
 /// What is only read may be the base of many clones at one time; what is written is held.
 fn hold_state(state: &State, task: Uuid, tx: &mut Tx<'_>) -> Result<(), Problem> {
     if tx.vdi_image(state.of)? != state.image {
-        return Err(Problem::new(Code::Busy, format!("VDI {} has just been changed", state.of)).advise("ask again"));
+        return Err(Problem::new(Code::Busy, format!("VDI {} has just been changed", state.of)).advise("try again"));
     }
     if tx.vdi(state.of)?.read_only {
         return tx.take_lease(state.of, task, Mode::ReadOnly);
@@ -185,8 +185,8 @@ pub async fn revert(daemon: &Daemon, uuid: Uuid, asked: VdiRevert) -> Result<Tas
     let kept = asked.snapshot;
     let (snapshot, _, state, _wanted_too) = find(daemon, kept).await.map_err(|problem| problem.field("snapshot"))?;
     if snapshot.snapshot_of != Some(uuid) {
-        let what = format!("VDI {kept} is no snapshot of VDI {uuid}");
-        return Err(Problem::new(Code::Invalid, what).field("snapshot").advise("name one of its snapshots"));
+        let what = format!("VDI {kept} is not a snapshot of VDI {uuid}");
+        return Err(Problem::new(Code::Invalid, what).field("snapshot").advise("give one of its snapshots"));
     }
     must_be_ready(&snapshot)?;
     must_be_unplugged(&vdi, "reverted")?;
@@ -242,7 +242,7 @@ fn must_stand_still(vdi: &Vdi) -> Result<(), Problem> {
         None => Ok(()),
         Some(vbd) => {
             let what = format!("VDI {} is being written through VBD {vbd}", vdi.uuid);
-            Err(Problem::new(Code::InUse, what).advise("take a snapshot of it, and use that"))
+            Err(Problem::new(Code::InUse, what).advise("take a snapshot and use that"))
         }
     }
 }
@@ -276,8 +276,8 @@ pub async fn export(daemon: &Daemon, uuid: Uuid, asked: VdiExport) -> Result<Tas
     must_stand_still(&vdi)?;
     must_hold(asked.format, vdi.virtual_size)?;
     if asked.path.as_path().symlink_metadata().is_ok() {
-        let what = format!("{} exists already", asked.path);
-        return Err(Problem::new(Code::Exists, what).field("path").advise("remove it, or name another"));
+        let what = format!("{} already exists", asked.path);
+        return Err(Problem::new(Code::Exists, what).field("path").advise("remove it, or choose another name"));
     }
     let job = Export { source: uuid, path: asked.path, format: asked.format, token: Uuid::new_v4() };
     daemon.tasks.start_job(daemon, job, |job, task, tx| tx.take_lease(job.source, task, Mode::ReadOnly)).await
@@ -293,7 +293,7 @@ pub async fn merge(daemon: &Daemon, uuid: Uuid) -> Result<Task, Problem> {
     let Some(run) = own else {
         let what = format!("the chain of VDI {uuid} has nothing to merge: all of its images are needed");
         return Err(
-            Problem::new(Code::State, what).advise("destroy snapshots that nobody needs; what they leave is merged")
+            Problem::new(Code::State, what).advise("destroy unneeded snapshots; their images can then be merged")
         );
     };
     // It is a merge that is wanted.
@@ -327,14 +327,14 @@ pub async fn would_destroy(daemon: &Daemon, uuid: Uuid) -> Result<Value, Problem
 /// another host may have it, whose daemon has died.
 async fn must_not_be_written(daemon: &Daemon, vdi: &Vdi) -> Result<(), Problem> {
     let (directory, file) = (daemon.srs.directory(vdi.sr).await?, vdi.file.clone());
-    daemon.srs.patience.ask(vdi.sr, "see who uses a file of", move || directory.must_not_be_written(&file)).await
+    daemon.srs.patience.ask(vdi.sr, "check for users of a file of", move || directory.must_not_be_written(&file)).await
 }
 
 async fn must_be_destroyable(daemon: &Daemon, vdi: &Vdi, sr: &Sr) -> Result<(), Problem> {
     must_be_unplugged(vdi, "destroyed")?;
     must_not_be_written(daemon, vdi).await?;
     if sr.variant.as_ref().is_some_and(|variant| variant.read_only) {
-        return Err(Problem::new(Code::ReadOnly, format!("SR {} is for reading only", sr.name)));
+        return Err(Problem::new(Code::ReadOnly, format!("SR {} is read-only", sr.name)));
     }
     let uuid = vdi.uuid;
     let vbds = daemon.catalogue.read(move |view| view.vbds(None, Some(uuid))).await?;

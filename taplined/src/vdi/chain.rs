@@ -111,7 +111,7 @@ pub fn name(format: ImageFormat, path: PathBuf) -> OsString {
 /// What the first image of a chain shows, in bytes, as it says itself.
 pub async fn size(daemon: &Daemon, chain: &Chain) -> Result<u64, Problem> {
     let info = info(daemon, chain).await?;
-    number(&info, "size").ok_or_else(|| Problem::failed("learn the size of an image", "it was not said"))
+    number(&info, "size").ok_or_else(|| Problem::failed("get the size of an image", "the output does not contain it"))
 }
 
 /// What the first image of a chain says of itself.
@@ -145,7 +145,7 @@ pub async fn look_at(
     })?;
     match (number(&info, "size"), number(&info, "file_allocated")) {
         (Some(size), Some(allocated)) if size > 0 => Ok((size, allocated)),
-        _ => Err(Problem::new(api::Code::Invalid, format!("{path} holds no disk")).field("path")),
+        _ => Err(Problem::new(api::Code::Invalid, format!("{path} contains no disk image")).field("path")),
     }
 }
 

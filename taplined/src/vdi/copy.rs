@@ -68,7 +68,7 @@ impl Target {
         let file = file_name(self.image, self.format);
         let path = directory.path().join(&file);
         let name = chain::name(self.format, path.clone());
-        let made = blocking("make a file", move || {
+        let made = blocking("create a file", move || {
             handing.file(&path, true, directory.create_image(&file)?);
             Ok(handing)
         });
@@ -193,7 +193,7 @@ impl Export {
         let (source, mut handing) = source_of(daemon, self.source).await?;
         let path = self.unfinished();
         let name = chain::name(self.format, path.clone());
-        let made = blocking("make a file", move || {
+        let made = blocking("create a file", move || {
             let file = File::options().read(true).write(true).create_new(true).mode(0o600).open(&path);
             let file = file.map_err(|error| Problem::failed(format_args!("create {}", path.display()), error))?;
             handing.file(&path, true, file);
@@ -212,7 +212,7 @@ impl Export {
         }
         renameat_with(CWD, &from, CWD, to, RenameFlags::NOREPLACE).map_err(|errno| {
             let code = if errno == rustix::io::Errno::EXIST { Code::Exists } else { Code::Failed };
-            Problem::new(code, format!("cannot name the exported file {}: {errno}", self.path))
+            Problem::new(code, format!("cannot rename the exported file {}: {errno}", self.path))
         })?;
         sync_parent(to)
     }
@@ -247,7 +247,7 @@ impl Job for Export {
             "copy" => context.unless_cancelled(self.copy(daemon, context)).await,
             _ => {
                 let job = self.clone();
-                blocking("name a file", move || job.name()).await
+                blocking("rename a file", move || job.name()).await
             }
         }
     }

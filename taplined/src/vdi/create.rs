@@ -69,7 +69,7 @@ pub async fn make_image(
     let mut all = vec!["create".into()];
     all.extend(words_of(names));
     all.extend(words);
-    let opened = blocking("make a file", move || {
+    let opened = blocking("create a file", move || {
         handing.file(&path, true, directory.create_image(&file)?);
         parents.iter().try_for_each(|parents| parents.hand(&mut handing, 0))?;
         Ok(handing)

@@ -66,7 +66,7 @@ impl Job for Destroy {
             _ => match forget_image(daemon, self.image).await {
                 Err(problem) if problem.code == Code::InUse => {
                     // The VDI is no more. What it has left is removed when nobody uses it.
-                    tracing::warn!(vdi = %self.vdi, "{problem}; it will be later");
+                    tracing::warn!(vdi = %self.vdi, "{problem}; retrying later");
                     Ok(())
                 }
                 removed => removed,

@@ -121,7 +121,7 @@ impl Leaf {
         match chain::info(daemon, &chain).await {
             Ok(_) => Ok(true),
             Err(problem) => {
-                tracing::info!(image = %self.image, "the new leaf was not finished: {problem}");
+                tracing::info!(image = %self.image, "the new leaf was not completed: {problem}");
                 Ok(false)
             }
         }

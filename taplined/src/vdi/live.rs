@@ -63,12 +63,12 @@ where
         };
         let answered = tokio::time::timeout(TO_MERGE, asked.answer(&mut told)).await;
         let answered =
-            answered.map_err(|_| Problem::new(Code::Timeout, format!("the disk of VBD {vbd} does not end it")))?;
+            answered.map_err(|_| Problem::new(Code::Timeout, format!("the disk of VBD {vbd} does not finish it")))?;
         match answered {
             // Or it had not even heard it when its connections ended.
             Err(refused) if refused.kind.as_deref() == Some(REPLACED) || gate.count() != before => {
                 let why = refused.problem;
-                tracing::info!(%vbd, "its new process is asked to go on with what the old one was at: {why}");
+                tracing::info!(%vbd, "repeating the request to its new process: {why}");
             }
             answered => return answered.map_err(Problem::from),
         }
@@ -112,7 +112,7 @@ pub async fn layers(daemon: &Daemon, vbd: Uuid) -> Result<Option<Vec<Layer>>, Pr
     match heard(daemon, vbd, asked) {
         Ok(mut said) => serde_json::from_value(said["layers"].take())
             .map(Some)
-            .map_err(|error| Problem::failed(format_args!("understand the layers of VBD {vbd}"), error)),
+            .map_err(|error| Problem::failed(format_args!("parse the layers of VBD {vbd}"), error)),
         // Nobody listens any more, or it has ended meanwhile. One that is only slow may still be writing.
         Err(problem) if problem.code == Code::Failed => Ok(None),
         Err(problem) => Err(problem),

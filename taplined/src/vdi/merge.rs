@@ -175,7 +175,7 @@ impl Merge {
         let place = |image| chain.images.iter().position(|other| other.uuid == image);
         match (place(first), place(self.target)) {
             (Some(from), Some(into)) if from < into => Ok((chain, from, into)),
-            _ => Err(Problem::new(Code::State, "the chain to merge is another one now")),
+            _ => Err(Problem::new(Code::State, "the chain changed; retry")),
         }
     }
 
@@ -206,7 +206,7 @@ impl Merge {
         let told = daemon.tool.image(words, handing).await?;
         told.get("done")
             .and_then(Value::as_bool)
-            .ok_or_else(|| Problem::new(Code::Internal, "what the disk process says of a merge is not understood"))
+            .ok_or_else(|| Problem::new(Code::Internal, "cannot parse the disk process's report of a merge"))
     }
 
     async fn record(&self, daemon: &Daemon) -> Result<(), Problem> {
@@ -268,8 +268,8 @@ impl Merge {
     /// What must be so before a merge begins: nobody else changes or uses any of these files, and nobody will.
     pub fn prepare(&self, task: Uuid, wanted: &Wanted, tx: &mut repo::Tx<'_>) -> Result<(), Problem> {
         if !self.is_so(tx)? {
-            let what = "what stands on what has changed meanwhile";
-            return Err(Problem::new(Code::Busy, what).advise("it is looked at again by itself"));
+            let what = "the chain changed in the meantime";
+            return Err(Problem::new(Code::Busy, what).advise("Tapline retries automatically"));
         }
         for image in self.sources.iter().chain([&self.target]).chain(&self.above) {
             tx.claim(*image, task)?;
@@ -277,7 +277,9 @@ impl Merge {
         // The VDI that shows the first of the sources, if one does, and all that stand on it.
         for vdi in tx.vdis_above(self.lowest_shown())? {
             if wanted.is(vdi) {
-                return Err(Problem::new(Code::Busy, format!("somebody wants VDI {vdi}")).advise("ask again"));
+                return Err(
+                    Problem::new(Code::Busy, format!("VDI {vdi} reserved by another operation")).advise("try again")
+                );
             }
             if Some(vdi) == self.live {
                 super::begin::hold(tx, vdi, task, self.vbd)?;
@@ -307,7 +309,7 @@ async fn end_live(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
 }
 
 fn does_not_end(vbd: Uuid) -> Problem {
-    Problem::new(Code::Timeout, format!("the disk of VBD {vbd} does not end a cancelled merge"))
+    Problem::new(Code::Timeout, format!("the disk of VBD {vbd} does not stop a cancelled merge"))
 }
 
 /// `image merge` of layers of a chain.
@@ -436,7 +438,7 @@ pub async fn runs_of(daemon: &Daemon, sr: Uuid) -> Result<Vec<Merge>, Problem> {
 async fn collect_now(daemon: &Daemon, sr: Uuid) -> bool {
     begin_all(daemon, sr).await.unwrap_or_else(|problem| {
         // Its repository is not there, for example: it is looked at again when it is attached.
-        tracing::info!(%sr, "what nobody needs stays for now: {problem}");
+        tracing::info!(%sr, "unneeded images stay for now: {problem}");
         true
     })
 }
@@ -486,7 +488,7 @@ pub async fn start(daemon: &Daemon, mut merge: Merge) -> Result<api::Task, Probl
     for vdi in users.await? {
         if let Some(vbd) = super::leaf::writer_of(&vdi) {
             if merge.vbd.is_some() {
-                return Err(Problem::new(Code::InUse, "several VDIs that stand on these images are plugged"));
+                return Err(Problem::new(Code::InUse, "several VDIs that use these images are plugged"));
             }
             crate::reconcile::must_agree(daemon, vbd).await?;
             (merge.vbd, merge.live) = (Some(vbd), Some(vdi.uuid));

@@ -17,7 +17,7 @@ use crate::task::Context;
 use crate::task::job::Job;
 
 /// What a disk process says that is growing.
-const GROWING: &str = "a resize is under way";
+const GROWING: &str = "a resize is in progress";
 
 /// How long to wait before it is asked again.
 const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(50);

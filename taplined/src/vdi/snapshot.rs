@@ -95,7 +95,7 @@ impl State {
         let Some(vbd) = self.vbd else { return below.share(to).await };
         let directory = below.directory;
         let path = directory.path().join(&to);
-        let file = blocking("make a file", move || directory.create_image(&to)).await?;
+        let file = blocking("create a file", move || directory.create_image(&to)).await?;
         let name = chain::name(self.format, path.clone());
         let verb = json!({ "verb": "snapshot", "to": name.to_string_lossy(), "method": "reflink" });
         live::ask(daemon, vbd, verb, vec![Beside { path, write: true, file }]).await.map(drop)

@@ -71,10 +71,10 @@ pub async fn halt(daemon: &Daemon, vm: Uuid, ended: Ended, operation: Operation)
         if again {
             start::start(&at_work, vm).await?;
         }
-        serde_json::to_value(halted).map_err(|error| Problem::failed("show a VM", error))
+        serde_json::to_value(halted).map_err(|error| Problem::failed("encode a VM", error))
     });
     if let Err(problem) = started.await {
-        tracing::error!(%vm, "it has ended, and its disks remain until the daemon starts again: {problem}");
+        tracing::error!(%vm, "it has ended, but its disks stay plugged until the daemon restarts: {problem}");
     }
 }
 

@@ -87,7 +87,7 @@ impl Guest {
         work: impl FnOnce(&mut Machine) -> Result<T, Problem> + Send + 'static,
     ) -> Result<T, Problem> {
         let guest = self.clone();
-        let told = blocking(format!("speak to VM {}", self.vm), move || {
+        let told = blocking(format!("control VM {}", self.vm), move || {
             work(&mut guest.machine.lock().unwrap_or_else(PoisonError::into_inner))
         });
         told.await

@@ -54,8 +54,9 @@ pub fn of(config: &Config, vm: &Vm, vbds: &[Vbd]) -> Result<Plan, Problem> {
 /// What xl is told of a VM.
 fn domain_of(vm: &Vm) -> Result<domain::Config, Problem> {
     let Boot::Kernel { kernel, initrd, cmdline } = &vm.boot else {
-        let what = "a guest of Xen boots a kernel that lies on the host: nobody reads its disks before it runs";
-        let advice = "name a kernel; GRUB for PVH is one, and boots from the first disk (docs/xen.md)";
+        let what =
+            "a Xen guest must boot a kernel file on the host, because Xen does not read its disks before it runs";
+        let advice = "give a kernel; GRUB for PVH works and boots from the first disk (docs/xen.md)";
         return Err(Problem::new(Code::Unsupported, what).field("boot").advise(advice));
     };
     Ok(domain::Config {
@@ -73,7 +74,7 @@ fn whole_mib(vm: &Vm) -> Result<u64, Problem> {
     match vm.memory % MIB {
         0 => Ok(vm.memory / MIB),
         _ => {
-            let what = format!("a memory is whole MiB, and {} bytes are not", vm.memory);
+            let what = format!("memory must be a multiple of 1 MiB, which {} bytes is not", vm.memory);
             Err(Problem::new(Code::Invalid, what).field("memory"))
         }
     }

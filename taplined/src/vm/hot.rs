@@ -25,8 +25,10 @@ pub async fn expect_room(daemon: &Daemon, vbd: &Vbd) -> Result<(), Problem> {
     let sought = vbd.clone();
     match guest.tell(move |machine| machine.has(&sought)).await? {
         true => {
-            Err(Problem::new(Code::InUse, format!("VM {} has a disk at position {} already", guest.vm, vbd.position))
-                .advise("the guest has not let go of the disk that was there; do that in the guest, or shut it down"))
+            Err(Problem::new(Code::InUse, format!("VM {} already has a disk at position {}", guest.vm, vbd.position))
+                .advise(
+                    "the guest has not released the previous disk; detach it inside the guest, or shut the guest down",
+                ))
         }
         false => Ok(()),
     }
@@ -75,7 +77,7 @@ pub async fn ask_to_let_go(daemon: &Daemon, vbd: &Vbd) {
     let Some(guest) = found(daemon, vbd) else { return };
     let sought = vbd.clone();
     if let Err(problem) = guest.tell(move |machine| machine.begin_unplug(&sought)).await {
-        tracing::warn!(vbd = %vbd.uuid, "its guest could not be asked to let go: {problem}");
+        tracing::warn!(vbd = %vbd.uuid, "its guest could not be asked to release it: {problem}");
     }
 }
 

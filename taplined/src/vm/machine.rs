@@ -155,7 +155,7 @@ impl Machine {
                     // After a kexec nobody goes on with the domain as it is.
                     DomainStatus::Down(Reason::Reboot | Reason::SoftReset) => End::Reboots,
                     DomainStatus::Down(_) => End::Badly(halted(vm, "its guest has crashed", "")),
-                    DomainStatus::Gone => End::Badly(halted(vm, "its domain was destroyed", ", and not by the daemon")),
+                    DomainStatus::Gone => End::Badly(halted(vm, "its domain was destroyed", ", but not by the daemon")),
                 };
                 domain.end().map_err(by_xen(vm))?;
                 Ok(Some(end))
@@ -171,12 +171,12 @@ fn vdev(vbd: &Vbd) -> Vdev {
 /// What is to be said of a QEMU that has ended by itself.
 fn qemu_ended(vm: Uuid, ended: &Ended) -> End {
     let Some(how) = ended.badly() else { return End::PoweredOff };
-    let more = format!(" ({how}); its last words: {}", ended.said);
-    End::Badly(halted(vm, "its QEMU has ended by itself", &more))
+    let more = format!(" ({how}); its last output: {}", ended.said);
+    End::Badly(halted(vm, "its QEMU exited unexpectedly", &more))
 }
 
 fn halted(vm: Uuid, why: &str, more: &str) -> Problem {
-    Problem::new(Code::Failed, format!("VM {vm} is halted: {why}{more}")).advise("find out why, then start it again")
+    Problem::new(Code::Failed, format!("VM {vm} is halted: {why}{more}")).advise("find the cause, then start it again")
 }
 
 /// For `map_err`: something done by QEMU.
@@ -202,10 +202,10 @@ pub fn qemu_problem(vm: Uuid, error: &MachineError) -> Problem {
         MachineError::Hardware(_) => Problem::new(Code::Invalid, what),
         MachineError::Held { .. } | MachineError::Refused(_) => Problem::new(Code::InUse, what),
         MachineError::Taken(_) => Problem::new(Code::InUse, what)
-            .advise("the guest has not let go of the disk that was there; do that in the guest, or shut it down"),
+            .advise("the guest has not released the previous disk; detach it inside the guest, or shut the guest down"),
         MachineError::Ended { said, .. } if said.contains(TUN) => Problem::new(Code::Failed, what).advise(
-            "QEMU runs as a user of its own: make the interface without an owner and let everybody open /dev/net/tun, or \
-             name the interface's owner as qemu-user",
+            "QEMU runs as its own user: create the interface without an owner and let all users open /dev/net/tun, or \
+             set qemu-user to the interface's owner",
         ),
         MachineError::Start { .. } => {
             Problem::new(Code::Failed, what).advise("install QEMU and util-linux, or set qemu-program")

@@ -28,8 +28,8 @@ impl Operations {
     pub fn begin(&self, vm: Uuid) -> Result<Operation, Problem> {
         let mut entries = self.entries();
         if entries.contains_key(&vm) {
-            let what = format!("another task is at work on VM {vm}");
-            return Err(Problem::new(Code::Busy, what).advise("wait for it, or cancel it"));
+            let what = format!("another task is working on VM {vm}");
+            return Err(Problem::new(Code::Busy, what).advise("wait for it or cancel it"));
         }
         let (ends, lives) = watch::channel(());
         entries.insert(vm, ends);

@@ -64,8 +64,9 @@ pub fn make_empty(directory: &Path, account: Option<&Account>) -> Result<(), Pro
         chown(&user, Some(account.uid), Some(account.gid))?;
         account.own(directory)
     };
-    make()
-        .map_err(|error: io::Error| Problem::failed(format_args!("make the directory {}", directory.display()), error))
+    make().map_err(|error: io::Error| {
+        Problem::failed(format_args!("create the directory {}", directory.display()), error)
+    })
 }
 
 #[cfg(test)]

@@ -36,7 +36,7 @@ pub async fn recover(daemon: &Daemon, plugged_since: &BTreeSet<Uuid>) -> Result<
     let run: BTreeSet<Uuid> = vms.iter().filter(runs).map(|vm| vm.uuid).collect();
     let starting = vms.iter().filter(|vm| vm.power == Power::Starting).map(|vm| vm.uuid).collect();
     let all = places(&daemon.config);
-    let looked = blocking("look for machines that no VM has", move || strays::look(&all, &run, &starting));
+    let looked = blocking("find QEMU processes that belong to no VM", move || strays::look(&all, &run, &starting));
     for (vm, pids) in looked.await? {
         if !is_recorded(daemon, vm, &pids).await? {
             take_in(daemon, vm, &pids).await;
@@ -63,17 +63,18 @@ async fn is_recorded(daemon: &Daemon, vm: Uuid, pids: &[i32]) -> Result<bool, Pr
 /// is the VM's, any other is left alone.
 async fn take_in(daemon: &Daemon, vm: Uuid, pids: &[i32]) {
     match record_run(daemon, vm, pids).await {
-        Ok(()) => tracing::warn!(%vm, ?pids, "the catalogue did not know that this VM runs: its QEMU is taken in"),
+        Ok(()) => tracing::warn!(%vm, ?pids, "adopting the QEMU of a VM that the catalogue did not have as running"),
         Err(why) => tracing::error!(
             %vm, ?pids,
-            "a QEMU of ours runs for a VM that does not, and is left alone: {why}; if nobody uses it, end it"
+            "not touching a running QEMU of a VM that is not running by the catalogue: {why}; if it is not in use, \
+             kill it"
         ),
     }
 }
 
 async fn record_run(daemon: &Daemon, vm: Uuid, pids: &[i32]) -> Result<(), Problem> {
-    let [pid] = *pids else { return Err(Problem::new(Code::State, "there are several of them")) };
-    let tried = format!("take in the QEMU of VM {vm}");
+    let [pid] = *pids else { return Err(Problem::new(Code::State, "there is more than one")) };
+    let tried = format!("adopt the QEMU of VM {vm}");
     let found = Process::with_pid(pid).map_err(|error| Problem::failed(tried, error))?;
     let process = guest::process(vm, found.identity())?;
     let monitor = place(&daemon.config, vm).join("monitor").to_string_lossy().into_owned();
@@ -90,20 +91,20 @@ async fn stray_domain(daemon: &Daemon, known: &Vm) {
     let vm = known.uuid;
     let done = match (domain::find(daemon, vm).await, known.power) {
         (Ok(None), _) => return,
-        (Ok(Some(domain)), Power::Starting) => domain::destroy(vm, domain).await.map(|()| "it is destroyed"),
+        (Ok(Some(domain)), Power::Starting) => domain::destroy(vm, domain).await.map(|()| "destroying it"),
         (Ok(Some(domain)), _) => {
             let handle = domain.guest().domain.to_string();
             let recorded = daemon.catalogue.write(move |tx| {
                 tx.set_vm_run_by(vm, None, Some(&handle))?;
                 tx.set_vm_power(vm, Power::Running, None)
             });
-            recorded.await.map(|()| "it is taken in")
+            recorded.await.map(|()| "adopting it")
         }
         (Err(problem), _) => Err(problem),
     };
     match done {
-        Ok(what) => tracing::warn!(%vm, "a VM that does not run by the catalogue has a domain: {what}"),
-        Err(problem) => tracing::error!(%vm, "whether it has a domain that it should not have is not known: {problem}"),
+        Ok(what) => tracing::warn!(%vm, "there is a domain for a VM that is not running by the catalogue: {what}"),
+        Err(problem) => tracing::error!(%vm, "cannot tell whether it has a stale domain: {problem}"),
     }
 }
 
@@ -111,7 +112,7 @@ async fn one(daemon: &Daemon, vm: Vm, keep: &BTreeSet<Uuid>) -> Result<(), Probl
     let uuid = vm.uuid;
     let operation = daemon.vms.begin(uuid)?;
     if vm.power == Power::Starting {
-        let what = format!("VM {uuid} was not started: the daemon ended meanwhile");
+        let what = format!("VM {uuid} was not started: the daemon stopped during the start");
         let why = Problem::new(Code::Failed, what).advise("start it again");
         end::halt(daemon, uuid, Ended::because(why), operation).await;
         return Ok(());
@@ -121,7 +122,8 @@ async fn one(daemon: &Daemon, vm: Vm, keep: &BTreeSet<Uuid>) -> Result<(), Probl
             end::halt(daemon, uuid, Ended { why: vm.problem, ..Ended::default() }, operation).await;
         }
         (Ok(None), _) => {
-            let what = format!("VM {uuid} is halted: it has ended while no daemon ran, and nobody knows how");
+            let what =
+                format!("VM {uuid} is halted: it ended while the daemon was not running; the exit status is unknown");
             let why = Problem::new(Code::Failed, what).advise("start it again");
             end::halt(daemon, uuid, Ended { keep: keep.clone(), ..Ended::because(why) }, operation).await;
         }
@@ -135,7 +137,7 @@ async fn one(daemon: &Daemon, vm: Vm, keep: &BTreeSet<Uuid>) -> Result<(), Probl
         }
         (Ok(Some(_)), _) => {}
         (Err(problem), _) => {
-            tracing::error!(vm = %uuid, "it runs, and is out of reach: {problem}");
+            tracing::error!(vm = %uuid, "it is running but unreachable: {problem}");
             daemon.catalogue.write(move |tx| tx.set_vm_power(uuid, vm.power, Some(&problem))).await?;
             watch_unreached(daemon, uuid).await?;
         }
@@ -155,7 +157,7 @@ async fn adopt(daemon: &Daemon, vm: Uuid) -> Result<Option<Arc<Guest>>, Problem>
     daemon.vms.guests().insert(vm, guest.clone());
     end::watch(daemon, guest.clone());
     record(daemon, vm, paused).await?;
-    tracing::info!(%vm, paused, "found again");
+    tracing::info!(%vm, paused, "reattached");
     Ok(Some(guest))
 }
 
@@ -165,7 +167,7 @@ async fn find_qemu(daemon: &Daemon, vm: Uuid) -> Result<Option<Guest>, Problem> 
     let (process, vbds) = found.await?;
     let Some(identity) = process.as_ref().and_then(guest::identity) else { return Ok(None) };
     let directory = place(&daemon.config, vm);
-    let adopted = blocking(format!("find VM {vm} again"), move || {
+    let adopted = blocking(format!("reattach to VM {vm}"), move || {
         let mut machine = match Qemu::adopt(&identity, &directory, TO_ANSWER) {
             Ok(machine) => machine,
             Err(MachineError::Gone { .. }) => return Ok(None),
@@ -201,7 +203,7 @@ async fn watch_unreached(daemon: &Daemon, vm: Uuid) -> Result<(), Problem> {
         // It may have been reached since, or ended.
         let left = now.is_ok_and(|now| now.pid == Some(process.identity().pid)) && daemon.vms.guest(vm).is_none();
         if left {
-            let what = format!("VM {vm} is halted: its QEMU has ended, and nobody knows how");
+            let what = format!("VM {vm} is halted: its QEMU exited; the exit status is unknown");
             let why = Problem::new(Code::Failed, what).advise("start it again");
             end::halt(&daemon, vm, Ended::because(why), operation).await;
         }
@@ -246,9 +248,9 @@ pub async fn reach(daemon: &Daemon, vm: Uuid) -> Result<Arc<Guest>, Problem> {
     if let Some(guest) = daemon.vms.guest(vm) {
         return Ok(guest);
     }
-    let found = adopt(daemon, vm)
-        .await
-        .map_err(|problem| problem.advise("see that nobody else holds its monitor, or shut the VM down with force"))?;
+    let found = adopt(daemon, vm).await.map_err(|problem| {
+        problem.advise("check that no other client holds its monitor, or shut the VM down with force")
+    })?;
     found.ok_or_else(|| Problem::new(Code::State, format!("VM {vm} has ended")))
 }
 
@@ -265,7 +267,7 @@ pub async fn kill(daemon: &Daemon, vm: Uuid) -> Result<(), Problem> {
     let tried = format!("kill the QEMU of VM {vm}");
     blocking(tried.clone(), move || match kill_process(&identity) {
         Ok(true) => Ok(()),
-        Ok(false) => Err(Problem::failed(tried, "it does not end: it waits in the kernel for storage")),
+        Ok(false) => Err(Problem::failed(tried, "it does not exit: it is waiting in the kernel for storage")),
         Err(error) => Err(Problem::failed(tried, error)),
     })
     .await

@@ -78,7 +78,7 @@ fn give_up(daemon: &Daemon, vm: Uuid) {
             _ => Ok(()),
         });
         if let Err(problem) = recorded.await {
-            tracing::error!(%vm, "that it is not started could not be recorded: {problem}");
+            tracing::error!(%vm, "its state could not be set to halted: {problem}");
         }
         drop(operation);
     });
@@ -88,11 +88,11 @@ fn give_up(daemon: &Daemon, vm: Uuid) {
 async fn see_files(boot: Boot) -> Result<(), Problem> {
     let Boot::Kernel { kernel, initrd, .. } = boot else { return Ok(()) };
     let files = [("boot.kernel", Some(kernel)), ("boot.initrd", initrd)];
-    let seen = blocking("look at what a VM boots", move || {
+    let seen = blocking("check a VM's boot files", move || {
         for (field, path) in files {
             let Some(path) = path else { continue };
             if let Err(error) = File::open(path.as_path()) {
-                let what = format!("cannot read {path}, from which the VM is to boot: {error}");
+                let what = format!("cannot read the VM's boot file {path}: {error}");
                 return Err(Problem::new(Code::Invalid, what).field(field));
             }
         }
@@ -116,13 +116,13 @@ async fn run(
     match started {
         Ok(vm) => {
             drop(operation);
-            serde_json::to_value(vm).map_err(|error| Problem::failed("show a VM", error))
+            serde_json::to_value(vm).map_err(|error| Problem::failed("encode a VM", error))
         }
         Err(problem) => {
             end_machine(daemon, vm).await;
             let why = (problem.code != Code::Cancelled).then(|| problem.clone());
             if let Err(also) = end::clear(daemon, vm, why, &BTreeSet::new(), &context.regardless()).await {
-                tracing::error!(%vm, "what a failed start has left remains until the daemon starts again: {also}");
+                tracing::error!(%vm, "cleanup after a failed start is left until the daemon restarts: {also}");
             }
             Err(problem)
         }
@@ -152,7 +152,7 @@ async fn begin(daemon: &Daemon, order: Order, context: &mut Context) -> Result<A
 /// Chooses as whom a QEMU is to run, and makes its place: a disk that is plugged from then on lets that user in.
 async fn make_place(daemon: &Daemon, vm: Uuid) -> Result<As, Problem> {
     let (runs_as, directory) = (daemon.vms.users.choose()?, place(&daemon.config, vm));
-    blocking("make the directory of a VM", move || {
+    blocking("create the directory of a VM", move || {
         make_empty(&directory, account(&runs_as).as_ref())?;
         Ok(runs_as)
     })
@@ -188,7 +188,7 @@ async fn start_qemu(
         }
         let machine = launch(vm, &config, &hardware, account.as_ref())?;
         if !machine.is_sandboxed() {
-            tracing::warn!(%vm, "its QEMU was built without a sandbox (seccomp), and is confined by its user alone");
+            tracing::warn!(%vm, "its QEMU was built without seccomp sandbox support and is confined only by its user");
         }
         if let Ok(pid) = u32::try_from(machine.identity().pid) {
             runs_as.given_to(pid);
@@ -204,7 +204,7 @@ async fn start_qemu(
         Err((mut machine, problem)) => {
             let ended = tokio::task::spawn_blocking(move || machine.end()).await;
             if !matches!(ended, Ok(Ok(_))) {
-                tracing::error!(%vm, "its QEMU could not be ended, and is when the daemon starts again");
+                tracing::error!(%vm, "its QEMU could not be stopped; this is retried when the daemon restarts");
             }
             Err(problem)
         }
@@ -268,7 +268,7 @@ async fn record(daemon: &Daemon, guest: &Arc<Guest>, context: &Context) -> Resul
 async fn end_machine(daemon: &Daemon, vm: Uuid) {
     let Some(guest) = daemon.vms.guest(vm) else { return };
     match guest.tell(Machine::end).await {
-        Ok(()) => tracing::info!(%vm, "its machine was ended"),
-        Err(problem) => tracing::error!(%vm, "its machine is left until the daemon starts again: {problem}"),
+        Ok(()) => tracing::info!(%vm, "its VM process was stopped"),
+        Err(problem) => tracing::error!(%vm, "its VM process stays until the daemon restarts: {problem}"),
     }
 }

@@ -23,10 +23,10 @@ const TIMEOUT_DEFAULT: u32 = 60;
 pub async fn shutdown(daemon: &Daemon, vm: Uuid, asked: VmShutdown) -> Result<Task, Problem> {
     let power = daemon.catalogue.read(move |view| view.vm(vm)).await?.power;
     let operation = match (power, daemon.vms.begin(vm)) {
-        (Power::Halted, _) => return Err(wrong(vm, "is halted already")),
+        (Power::Halted, _) => return Err(wrong(vm, "is already halted")),
         (Power::Suspended, Ok(_)) if !asked.force => {
             let advice = "resume it first, or shut it down with force";
-            return Err(wrong(vm, "is suspended, and its guest hears nothing").advise(advice));
+            return Err(wrong(vm, "is suspended, so its guest cannot react").advise(advice));
         }
         (_, Ok(operation)) => Some(operation),
         (_, Err(_)) if asked.force => None,
@@ -51,7 +51,7 @@ async fn take(daemon: &Daemon, vm: Uuid, context: &Context) -> Result<Operation,
     let others = tasks.iter().filter(|task| task.uuid != own && task.about.iter().any(|about| about.uuid == vm));
     for task in others.filter(|task| task.state != TaskState::Cancelling) {
         if let Err(problem) = daemon.tasks.cancel(task.uuid).await {
-            tracing::debug!(task = %task.uuid, "it ends by itself: {problem}");
+            tracing::debug!(task = %task.uuid, "it ends on its own: {problem}");
         }
     }
     context.unless_cancelled(async { Ok(daemon.vms.operations.wait(vm).await) }).await
@@ -118,7 +118,7 @@ async fn ask(guest: &Arc<Guest>, patience: Duration) -> Result<(), Problem> {
     match tokio::time::timeout(patience, guest.ended()).await {
         Ok(ended) => ended,
         Err(_) => {
-            tracing::warn!(vm = %guest.vm, "its guest has not powered off in {} s, and is ended", patience.as_secs());
+            tracing::warn!(vm = %guest.vm, "its guest has not powered off in {} s; stopping it", patience.as_secs());
             Ok(())
         }
     }
@@ -147,7 +147,7 @@ async fn change(
 ) -> Result<Task, Problem> {
     let operation = daemon.vms.begin(vm)?;
     if daemon.catalogue.read(move |view| view.vm(vm)).await?.power != from {
-        return Err(wrong(vm, if from == Power::Running { "does not run" } else { "is not suspended" }));
+        return Err(wrong(vm, if from == Power::Running { "is not running" } else { "is not suspended" }));
     }
     let guest = recover::reach(daemon, vm).await?;
     let at_work = daemon.clone();
@@ -169,5 +169,5 @@ fn wrong(vm: Uuid, what: &str) -> Problem {
 }
 
 fn shown(vm: Vm) -> Result<Value, Problem> {
-    serde_json::to_value(vm).map_err(|error| Problem::failed("show a VM", error))
+    serde_json::to_value(vm).map_err(|error| Problem::failed("encode a VM", error))
 }

@@ -18,7 +18,7 @@ pub type Found = Vec<(Uuid, Vec<i32>)>;
 /// Looks for machines. Those of VMs that were being started are killed, the others are told; directories in which none
 /// runs are removed, but for those of VMs that are to `keep` them.
 pub fn look(places: &Path, keep: &BTreeSet<Uuid>, starting: &BTreeSet<Uuid>) -> Result<Found, Problem> {
-    let tried = || format!("look through {}", places.display());
+    let tried = || format!("list {}", places.display());
     let mut found = Found::new();
     for entry in fs::read_dir(places).map_err(|error| Problem::failed(tried(), error))? {
         let entry = entry.map_err(|error| Problem::failed(tried(), error))?;
@@ -63,7 +63,7 @@ fn kill_one(pid: i32, directory: &Path) {
         false => Ok(()),
     });
     match killed {
-        Ok(()) => tracing::warn!(pid, directory = %directory.display(), "a QEMU of ours that no VM has is killed"),
-        Err(errno) => tracing::error!(pid, "a QEMU of ours that no VM has cannot be killed: {errno}"),
+        Ok(()) => tracing::warn!(pid, directory = %directory.display(), "killing a QEMU that belongs to no VM"),
+        Err(errno) => tracing::error!(pid, "a QEMU that belongs to no VM cannot be killed: {errno}"),
     }
 }

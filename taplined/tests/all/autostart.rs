@@ -56,7 +56,7 @@ fn a_disk_is_plugged_with_the_host_if_that_was_asked_for_and_not_with_the_daemon
     becomes(&daemon, &with, "plugged");
     daemon.settle();
     assert_eq!([&without, &plugged].map(|vbd| state(&daemon, vbd)), ["unplugged", "unplugged"]);
-    assert!(daemon.get(&plugged).1["problem"]["message"].as_str().unwrap().contains("the host was started anew"));
+    assert!(daemon.get(&plugged).1["problem"]["message"].as_str().unwrap().contains("the host was rebooted"));
     // Once: not again by the next daemon.
     unplug(&daemon, &with);
     daemon.kill();
@@ -139,7 +139,7 @@ fn what_cannot_be_started_yet_is_tried_again_and_says_so_in_the_end() {
     go_down(&daemon);
     daemon.restart();
     let problem = || daemon.get(&hasty).1["problem"]["message"].as_str().unwrap_or_default().to_owned();
-    wait_until("it says why", || problem().contains("it was not started with the host, which was tried 2 times"));
+    wait_until("it says why", || problem().contains("autostart failed after 2 tries"));
     // A daemon that dies meanwhile leaves the rest to the next.
     daemon.kill();
     std::fs::rename(&aside, &here).unwrap();

@@ -125,7 +125,7 @@ fn a_user_stays_the_disk_s_own_whoever_starts_and_dies() {
     daemon.restart();
     // All are taken, by processes that another daemon has started.
     let refused = daemon.failed(daemon.post(&format!("{}/upgrade", vbds[0]), json!({})));
-    assert!(refused["message"].as_str().unwrap().contains("all users of disk-user-range are in use"), "{refused}");
+    assert!(refused["message"].as_str().unwrap().contains("all uids of disk-user-range are in use"), "{refused}");
     assert!(refused["advice"].as_str().unwrap().contains("larger"), "{refused}");
     let before = pid(&daemon, &vbds[1]);
     assert!(Command::new("kill").args(["-9", &before.to_string()]).status().unwrap().success());

@@ -66,7 +66,7 @@ impl First {
     fn is_the_others(&self) {
         let now = self.daemon.get(&self.vbd).1;
         assert_eq!(now["state"], "unplugged", "{now}\n{}", self.daemon.log());
-        assert!(now["problem"]["message"].as_str().unwrap().contains("has had its repository, 'vms', since"), "{now}");
+        assert!(now["problem"]["message"].as_str().unwrap().contains("has used its repository, 'vms', since"), "{now}");
         disks::plug(&self.daemon, &self.vbd);
         let (well, said) = disks::io(&disks::nbd(&self.daemon, &self.vbd), &["read -P 2 0 64M"]);
         assert!(well, "{said}");
@@ -171,7 +171,7 @@ fn a_disk_on_which_a_file_stands_that_nobody_knows_is_not_used_before_somebody_d
         };
         let vdi = format!("/vdis/{}", first.vdi);
         assert_eq!(daemon.get(&vdi).1["state"], "diverged", "{step} {}", daemon.log());
-        assert!(daemon.log().contains("stands on the disk of the VDI"), "{}", daemon.log());
+        assert!(daemon.log().contains("is a child of the VDI's image"), "{}", daemon.log());
         let vbd = disks::vbd(daemon, &first.vdi, "nbd");
         assert_eq!(daemon.post(&format!("{vbd}/plug"), json!({})).0, 409);
         assert_eq!(daemon.delete(&vbd).0, 204);

@@ -38,7 +38,7 @@ fn resize(daemon: &Taplined, vdi: &str) -> (u16, Value) {
 fn what_nobody_can_go_on_with_is_named_and_keeps_what_it_holds() {
     let foreign = r#"{"from":"the future"}"#;
     for (verb, intent) in
-        [("vdi-resize", foreign), ("vdi-resize", "no JSON"), ("vdi-merge", foreign), ("vdi-bend", "{}")]
+        [("vdi-resize", foreign), ("vdi-resize", "not JSON"), ("vdi-merge", foreign), ("vdi-bend", "{}")]
     {
         let (mut daemon, vdis) = disks::with_disks("", &["held", "other"]);
         plant(&mut daemon, verb, &vdis[0], intent);
@@ -49,7 +49,7 @@ fn what_nobody_can_go_on_with_is_named_and_keeps_what_it_holds() {
         let message = stuck["problem"]["message"].as_str().unwrap();
         assert!(message.contains(verb) && message.contains(TASK), "{message}");
         let advice = &stuck["problem"]["advice"];
-        assert!(advice.as_str().unwrap().contains("version of taplined"), "{advice}");
+        assert!(advice.as_str().unwrap().contains("taplined version"), "{advice}");
         assert_eq!(daemon.get("/tasks?open=true").1[0]["uuid"], TASK);
 
         let (status, refused) = resize(&daemon, &vdis[0]);
@@ -72,7 +72,7 @@ fn a_daemon_that_understands_it_goes_on_with_it() {
     let intent = json!({ "vdi": vdis[0], "size": 48 << 20, "vbd": null }).to_string();
     catalogue(&daemon).execute("UPDATE task SET intent = ?1", [intent]).unwrap();
     daemon.restart();
-    harness::wait_until("it is over", || ["done", "failed"].contains(&task(&daemon)["state"].as_str().unwrap()));
+    harness::wait_until("it has ended", || ["done", "failed"].contains(&task(&daemon)["state"].as_str().unwrap()));
     daemon.done(resize(&daemon, &vdis[0]));
 }
 

@@ -22,9 +22,9 @@ fn dies(daemon: &mut Taplined) -> String {
 
 #[track_caller]
 fn tells(said: &str, task: &str) {
-    let parts = ["PANIC", "src/fault.rs:", ": a fault that a test asked for; ", "tasks under way: 1; "];
+    let parts = ["PANIC", "src/fault.rs:", ": a fault injected by a test; ", "tasks in progress: 1; "];
     assert!(parts.iter().all(|part| said.contains(part)), "{said}");
-    assert!(said.contains(&format!("it was at the task {task}")) && said.contains(", sr-create; "), "{said}");
+    assert!(said.contains(&format!("during the task {task}")) && said.contains(", sr-create; "), "{said}");
 }
 
 fn log_file(daemon: &Taplined) -> PathBuf {

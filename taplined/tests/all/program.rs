@@ -85,10 +85,10 @@ fn why_it_cannot_be_started_is_told_with_what_to_do() {
     // Of another processor: e_machine (ELF, "ELF Header").
     bytes[18] = 0xfe;
     fs::write(&program, bytes).unwrap();
-    tells(&why_it_cannot_be_plugged(&daemon, &vdi), "another kind of machine", "for this machine");
+    tells(&why_it_cannot_be_plugged(&daemon, &vdi), "another architecture", "for this architecture");
 
     fs::write(&program, "no program at all").unwrap();
-    tells(&why_it_cannot_be_plugged(&daemon, &vdi), "no program", "set disk-program");
+    tells(&why_it_cannot_be_plugged(&daemon, &vdi), "not an executable", "set disk-program");
 }
 
 /// A file system from which nothing may be executed; gone with this value. None where only root can have one.

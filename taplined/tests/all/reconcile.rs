@@ -165,9 +165,9 @@ fn a_disk_that_cannot_be_asked_is_told_as_a_difference() {
     signal("-CONT");
     assert_eq!(bed.reconcile(true), json!([]));
     fs::remove_file(bed.control()).unwrap();
-    told("nobody listens");
+    told("nothing listens");
     let (status, refused) = bed.daemon.post(&format!("/vdis/{}/resize", bed.vdi), json!({ "size": 128 * MIB }));
-    assert!(status >= 400 && refused["message"].as_str().unwrap().contains("nobody listens"), "{refused}");
+    assert!(status >= 400 && refused["message"].as_str().unwrap().contains("nothing listens"), "{refused}");
     bed.io(&["read -P 1 0 1M", "write -P 2 1M 1M"]);
     bed.daemon.done(bed.daemon.post(&format!("{}/unplug", bed.vbd), json!({ "force": true })));
     disks::plug(&bed.daemon, &bed.vbd);
@@ -306,7 +306,7 @@ fn a_disk_is_taken_in_where_the_catalogue_has_another_vbd_plugged_that_nobody_se
     bed.put_back_under_it(&backup);
     assert_eq!(disks::state(&bed.daemon, &before), "unplugged");
     let problem = bed.daemon.get(&before).1["problem"]["message"].as_str().unwrap().to_owned();
-    assert!(problem.contains("nobody serves it"), "{problem}");
+    assert!(problem.contains("is serving its VDI"), "{problem}");
     disks::nothing_leaked(&bed.daemon);
     bed.kill_disk();
     bed.io(&["read -P 1 0 1M"]);
@@ -345,7 +345,7 @@ fn a_disk_of_which_it_is_not_certain_what_it_is_is_not_started_again() {
     harness::wait_until("it says why it is not served", || {
         let vbd = bed.daemon.get(&bed.vbd).1;
         let said = vbd["problem"]["message"].as_str().unwrap_or_default().to_owned();
-        vbd["state"] == "restarting" && said.contains("its disk and the catalogue do not agree on its files")
+        vbd["state"] == "restarting" && said.contains("its disk and the catalogue disagree about its files")
     });
     assert_eq!(disks::processes(&bed.daemon).len(), 0);
     assert!(content() == before, "nothing was written");
@@ -410,9 +410,9 @@ fn a_disk_whose_file_was_removed_or_replaced_is_told_and_not_started_on_another_
             assert_eq!((status, &refused["code"]), (409, &json!("state")), "{refused}");
             let believe = json!({ "believe": "disk" });
             let (status, refused) = bed.daemon.post(&format!("/vdis/{}/reconcile", bed.vdi), believe);
-            assert!(status == 409 && refused["message"].as_str().unwrap().contains("removed or replaced"), "{refused}");
+            assert!(status == 409 && refused["message"].as_str().unwrap().contains("or replaced"), "{refused}");
             let vbd = bed.daemon.get(&bed.vbd).1;
-            assert!(vbd["problem"]["message"].as_str().unwrap().contains("goes on in files"), "{vbd}");
+            assert!(vbd["problem"]["message"].as_str().unwrap().contains("is using files"), "{vbd}");
         }
         bed.io(&["read -P 2 0 1M"]);
         let pid = bed.daemon.get(&bed.vbd).1["pid"].to_string();
@@ -420,7 +420,8 @@ fn a_disk_whose_file_was_removed_or_replaced_is_told_and_not_started_on_another_
         harness::wait_until("it is told why it is not started again", || {
             let vbd = bed.daemon.get(&bed.vbd).1;
             let said = vbd["problem"]["message"].as_str().unwrap_or_default().to_owned();
-            vbd["state"] == "restarting" && (said.contains("replaced it") || said.contains("is not there") || !replaced)
+            vbd["state"] == "restarting"
+                && (said.contains("it was replaced") || said.contains("is missing") || !replaced)
         });
         assert_ne!(disks::state(&bed.daemon, &bed.vbd), "plugged");
     }
@@ -463,7 +464,7 @@ fn a_disk_that_hangs_is_told_and_a_forced_unplug_ends_it_whatever_waits_for_it()
     let (status, refused) = bed.daemon.post(&format!("/vdis/{}/snapshot", bed.vdi), json!({}));
     assert_ne!(status, 202, "{refused}");
     harness::wait_until("it is told", || {
-        bed.daemon.get(&bed.vbd).1["problem"]["message"].as_str().is_some_and(|said| said.contains("does not answer"))
+        bed.daemon.get(&bed.vbd).1["problem"]["message"].as_str().is_some_and(|said| said.contains("has not responded"))
     });
     assert_eq!(disks::state(&bed.daemon, &bed.vbd), "plugged");
     signal("-CONT");
@@ -537,7 +538,7 @@ fn a_file_that_somebody_uses_is_removed_when_nobody_does() {
     let (files, _) = bed.told();
     let other = Other::of(&bed, &files);
     bed.daemon.done(bed.daemon.delete(&format!("/vdis/{}", bed.vdi)));
-    harness::wait_until("it says why the file stays", || bed.daemon.log().contains("some process uses it"));
+    harness::wait_until("it says why the file stays", || bed.daemon.log().contains("a process is using it"));
     assert!(bed.directory().join(&files[0]).exists());
     drop(other);
     harness::wait_until("it is removed", || !bed.directory().join(&files[0]).exists());
@@ -558,7 +559,7 @@ fn a_task_that_cannot_come_to_its_end_says_why_and_can_be_abandoned() {
     let task = format!("/tasks/{}", task["uuid"].as_str().unwrap());
     harness::wait_until("it says why it is tried again", || {
         let problem = &bed.daemon.get(&task).1["problem"]["message"];
-        problem.as_str().is_some_and(|said| said.contains("some process uses it"))
+        problem.as_str().is_some_and(|said| said.contains("a process is using it"))
     });
     assert_eq!(bed.daemon.get(&task).1["state"], "running");
     assert_eq!(bed.daemon.post(&format!("{task}/cancel"), json!({})).0, 409);

@@ -64,7 +64,7 @@ fn a_token_for_reading_only_changes_nothing() {
         let refused = authority.ask(&daemon, Some(&secret), request, &Value::Null);
         assert_eq!((refused.status, refused.code().as_str()), (403, "forbidden"), "{request}");
         assert!(refused.head.contains("error=\"insufficient_scope\""), "{}", refused.head);
-        assert!(refused.json()["message"].as_str().unwrap().contains("«monitor»"));
+        assert!(refused.json()["message"].as_str().unwrap().contains("'monitor'"));
     }
     assert_eq!(daemon.get("/tasks").1, json!([]));
 }
@@ -278,7 +278,7 @@ fn a_certificate_is_read_again_and_one_that_is_no_good_is_not_taken() {
     let served = |talk: &harness::tls::Talk| talk.conn.peer_certificates().unwrap()[0].to_vec();
     let mut before = authority.connect(&daemon);
     authority.certify("next");
-    replace(&authority, &daemon, "next", "the certificate was read again");
+    replace(&authority, &daemon, "next", "certificate reloaded");
     let after = authority.connect(&daemon);
     assert_ne!(served(&before), served(&after));
     send(&mut before, Some(&secret), "GET /host", &Value::Null, "connection: close\r\n");
@@ -286,8 +286,8 @@ fn a_certificate_is_read_again_and_one_that_is_no_good_is_not_taken() {
 
     std::fs::write(authority.path("broken.pem"), "").unwrap();
     std::fs::copy(authority.path("next.key"), authority.path("broken.key")).unwrap();
-    replace(&authority, &daemon, "broken", "the old one goes on");
-    assert!(daemon.log().contains("served.pem: there is none in it"), "{}", daemon.log());
+    replace(&authority, &daemon, "broken", "keeping the old one");
+    assert!(daemon.log().contains("served.pem: it contains none"), "{}", daemon.log());
     assert_eq!(served(&authority.connect(&daemon)), served(&after));
 }
 
@@ -295,7 +295,7 @@ fn a_certificate_is_read_again_and_one_that_is_no_good_is_not_taken() {
 fn a_daemon_without_tcp_takes_no_harm_from_being_told_to_read_again() {
     let daemon = harness::start();
     assert!(Command::new("kill").args(["-HUP", &daemon.pid().to_string()]).status().unwrap().success());
-    wait_until("it says so", || daemon.log().contains("there is nothing to read again"));
+    wait_until("it says so", || daemon.log().contains("nothing to reload"));
     assert_eq!(daemon.get("/host").0, 200);
 }
 
@@ -318,10 +318,10 @@ fn what_cannot_be_served_safely_is_not_served() {
         let (code, said) = refused(settings);
         assert!(code == Some(4) && said.contains(what), "{code:?}: {said}");
     };
-    says("[api]\nlisten = [\"127.0.0.1:0\"]", "with TLS only");
-    says(&settings.replace("served.key", "other.key"), "api.key is the key of the first certificate");
+    says("[api]\nlisten = [\"127.0.0.1:0\"]", "requires TLS");
+    says(&settings.replace("served.key", "other.key"), "api.key belongs to the first certificate");
     says(&settings.replace("served.key", "none.key"), "none.key");
-    says(&settings.replace("served.pem", "served.key"), "served.key: there is none in it");
+    says(&settings.replace("served.pem", "served.key"), "served.key: it contains none");
     let key = authority.path("served.key");
     std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o644)).unwrap();
     says(&settings, "chmod o=");

@@ -57,7 +57,7 @@ fn a_client_goes_on_over_its_connection_while_process_follows_process() {
         assert!(now["pid"] != before["pid"] && upgraded["replaced"] == before["pid"], "{upgraded}");
         assert_eq!((&upgraded["pid"], &upgraded["uuid"]), (&now["pid"], &now["uuid"]));
         assert!(upgraded["pause_us"].is_u64(), "{upgraded}");
-        assert!(upgraded["note"].as_str().unwrap().contains("of version"), "{upgraded}");
+        assert!(upgraded["note"].as_str().unwrap().contains("the same version"), "{upgraded}");
         // Nobody has died.
         assert_eq!((&now["state"], &now["restarts"], &now["problem"]), (&json!("plugged"), &json!(0), &Value::Null));
         assert_eq!(now["socket"], before["socket"]);
@@ -72,7 +72,7 @@ fn a_client_goes_on_over_its_connection_while_process_follows_process() {
     drop((old, another));
     unplug(&daemon, &vbd);
     nothing_leaked(&daemon);
-    assert!(!daemon.log().contains("its process has ended"), "{}", daemon.log());
+    assert!(!daemon.log().contains("its process ended"), "{}", daemon.log());
 }
 
 #[test]
@@ -89,7 +89,7 @@ fn what_is_not_plugged_cannot_be_upgraded_and_says_what_to_do() {
     fs::rename(daemon.room().join("disks"), daemon.room().join("away")).unwrap();
     kill(&pid(&daemon, &vbd));
     wait_until("it is being started again", || state(&daemon, &vbd) == "restarting");
-    refused("being started again");
+    refused("being restarted");
     fs::rename(daemon.room().join("away"), daemon.room().join("disks")).unwrap();
     wait_until("it is served", || state(&daemon, &vbd) == "plugged");
     let missing = "/vbds/9b1deb4d-3b7d-4bad-9bdd-2b0d7b3dcb6d/upgrade";
@@ -123,7 +123,7 @@ fn a_daemon_that_is_killed_at_any_step_of_an_upgrade_leaves_one_process_that_the
     drop(writer.end());
     unplug(&daemon, &vbd);
     nothing_leaked(&daemon);
-    assert!(!daemon.log().contains("is killed"), "somebody had to be killed: {}", daemon.log());
+    assert!(!daemon.log().contains("killing a"), "somebody had to be killed: {}", daemon.log());
 }
 
 /// A daemon whose disks are of a program that lies in its room, where it may be exchanged.
@@ -347,7 +347,7 @@ fn a_merge_that_is_under_way_goes_on_in_the_new_process() {
     let before = pid(&daemon, &vbd);
     upgrade(&daemon, &vbd);
     assert_ne!(pid(&daemon, &vbd), before);
-    assert!(daemon.log().contains("asked to go on with what the old one was at"), "{}", daemon.log());
+    assert!(daemon.log().contains("repeating the request to its new process"), "{}", daemon.log());
     // The task knows nothing of it, and nobody asks for another.
     wait_until("it is merged", || daemon.get(&format!("/vdis/{vdi}")).1["depth"] == 1);
     let merges = || -> Vec<Value> {

@@ -433,7 +433,7 @@ fn a_chain_grows_no_deeper_than_a_disk_can_be_served_from() {
     for (vdi, verb, asked) in asks {
         let (status, refused) = bed.daemon.post(&format!("/vdis/{vdi}/{verb}"), asked);
         assert_eq!((status, &refused["code"]), (409, &json!("state")), "{verb}: {refused}");
-        assert!(refused["advice"].as_str().unwrap().contains("destroy snapshots"), "{refused}");
+        assert!(refused["advice"].as_str().unwrap().contains("destroy unneeded snapshots"), "{refused}");
     }
     let clone = bed.made(last, "clone", json!({}));
     assert_eq!(bed.show(&clone)["depth"], 60);

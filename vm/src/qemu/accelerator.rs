@@ -68,8 +68,8 @@ pub fn find(account: Option<&Account>, program: &Path, patience: Duration) -> Ve
         return tcg(format!("/dev/kvm cannot be opened: {error}"));
     }
     match try_out(account, program, Accelerator::Kvm, patience) {
-        Ok(()) => Verdict { accelerator: Accelerator::Kvm, reason: "the firmware runs under it".to_owned() },
-        Err(why) => tcg(format!("/dev/kvm is there, but the firmware does not run under it: {why}")),
+        Ok(()) => Verdict { accelerator: Accelerator::Kvm, reason: "the firmware runs with it".to_owned() },
+        Err(why) => tcg(format!("/dev/kvm exists, but the firmware does not run with it: {why}")),
     }
 }
 
@@ -112,7 +112,7 @@ fn last_line(child: &mut Child) -> String {
     match (read, text.lines().rfind(|line| !line.trim().is_empty())) {
         (Ok(_), Some(line)) => shortened(line),
         (Ok(_), None) => "it hangs".to_owned(),
-        (Err(error), _) => format!("it has ended, and what it said cannot be read: {error}"),
+        (Err(error), _) => format!("it has exited, and its output cannot be read: {error}"),
     }
 }
 

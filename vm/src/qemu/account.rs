@@ -188,7 +188,7 @@ fn socket(path: &Path, name: &str, directory: &Path) -> Result<PathBuf, NotReady
     let lead = || {
         match fs::symlink_metadata(path) {
             Ok(found) if found.file_type().is_socket() || found.is_symlink() => fs::remove_file(path)?,
-            Ok(_) => return Err(io::Error::other("something that is no socket is there; remove it")),
+            Ok(_) => return Err(io::Error::other("there is a file that is not a socket; remove it")),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error),
         }
@@ -197,7 +197,7 @@ fn socket(path: &Path, name: &str, directory: &Path) -> Result<PathBuf, NotReady
     match path == there {
         true => Ok(there),
         false => lead().map(|()| there.clone()).map_err(|source| NotReady {
-            what: "make a way to a socket at",
+            what: "create an access path to a socket at",
             path: path.to_owned(),
             source,
         }),

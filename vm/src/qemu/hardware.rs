@@ -123,7 +123,7 @@ pub enum ConsoleTo {
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum HardwareError {
     /// A number is out of range.
-    #[error("{what} of {value}: possible are {min} to {max}")]
+    #[error("{what} of {value}: must be {min} to {max}")]
     Range {
         /// Which.
         what: String,
@@ -135,7 +135,7 @@ pub enum HardwareError {
         max: u32,
     },
     /// The name is not a name.
-    #[error("the name {0:?} is not possible: up to {NAME_LEN_MAX} letters, digits and any of -_.:+")]
+    #[error("the name {0:?} is invalid: use up to {NAME_LEN_MAX} letters, digits and any of -_.:+")]
     Name(String),
     /// Two disks at one position.
     #[error("two disks have the position {0}")]
@@ -151,10 +151,10 @@ pub enum HardwareError {
         why: &'static str,
     },
     /// Firmware without a disk to boot from.
-    #[error("there is no disk that is bootable: mark one, or boot a kernel")]
+    #[error("there is no bootable disk: mark one, or boot a kernel")]
     NothingToBoot,
     /// Two users of one port.
-    #[error("the console is at the serial port, and platform:hvm_serial wants it too: give only one of them")]
+    #[error("the console and platform:hvm_serial both use the serial port: give only one of them")]
     SerialTwice,
     /// A platform key.
     #[error(transparent)]
@@ -165,7 +165,7 @@ impl Hardware {
     /// Whether there can be such a machine.
     pub fn check(&self) -> Result<(), HardwareError> {
         check_name(&self.name)?;
-        within("a memory in MiB", self.memory_mib, MEMORY_MIB_MIN, MEMORY_MIB_MAX)?;
+        within("a memory size in MiB", self.memory_mib, MEMORY_MIB_MIN, MEMORY_MIB_MAX)?;
         within("a number of processors", self.vcpus.into(), 1, VCPUS_MAX.into())?;
         self.check_boot()?;
         let mut positions = BTreeSet::new();
@@ -232,7 +232,7 @@ fn check_name(name: &str) -> Result<(), HardwareError> {
 fn check_path(what: &'static str, path: &Path) -> Result<(), HardwareError> {
     let refuse = |why| Err(HardwareError::Path { what, path: path.to_owned(), why });
     match path.to_str() {
-        None => refuse("not UTF-8, which QEMU cannot be told"),
+        None => refuse("not UTF-8, which cannot be passed to QEMU"),
         Some(text) if text.contains(char::is_control) => refuse("it has control characters"),
         Some(_) if !path.is_absolute() => refuse("not an absolute path"),
         Some(_) => Ok(()),
@@ -242,7 +242,7 @@ fn check_path(what: &'static str, path: &Path) -> Result<(), HardwareError> {
 fn check_socket(what: &'static str, path: &Path) -> Result<(), HardwareError> {
     check_path(what, path)?;
     if path.as_os_str().len() > SOCKET_LEN_MAX {
-        let why = "longer than the 107 bytes that a socket's name may have";
+        let why = "longer than the 107 bytes allowed for a socket path";
         return Err(HardwareError::Path { what, path: path.to_owned(), why });
     }
     Ok(())
@@ -279,10 +279,10 @@ pub(crate) mod test {
     #[test]
     fn what_cannot_be_is_refused_by_name() {
         small().check().unwrap();
-        assert!(refused(|h| h.memory_mib = 1).starts_with("a memory in MiB of 1: possible are 16 to"));
-        assert!(refused(|h| h.vcpus = 0).starts_with("a number of processors of 0: possible are 1 to 255"));
-        assert!(refused(|h| h.name = "a,b".into()).contains("\"a,b\" is not possible"));
-        assert!(refused(|h| h.boot = Boot::Firmware).contains("no disk that is bootable"));
+        assert!(refused(|h| h.memory_mib = 1).starts_with("a memory size in MiB of 1: must be 16 to"));
+        assert!(refused(|h| h.vcpus = 0).starts_with("a number of processors of 0: must be 1 to 255"));
+        assert!(refused(|h| h.name = "a,b".into()).contains("\"a,b\" is invalid"));
+        assert!(refused(|h| h.boot = Boot::Firmware).contains("no bootable disk"));
         assert!(refused(|h| h.disks = vec![disk(3, "/a"), disk(3, "/b")]).contains("two disks have the position 3"));
         assert!(refused(|h| h.disks = vec![disk(0, "a.sock")]).contains("not an absolute path"));
         assert!(refused(|h| h.disks = vec![disk(0, &format!("/{}", "x".repeat(107)))]).contains("107 bytes"));

@@ -99,13 +99,13 @@ pub enum Nic {
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum PlatformError {
     /// There is none of this name.
-    #[error("platform:{key} is unknown; there are {}", KEYS.join(", "))]
+    #[error("platform:{key} is unknown; known keys: {}", KEYS.join(", "))]
     Unknown {
         /// The key.
         key: String,
     },
     /// Its value means nothing.
-    #[error("platform:{key}={value} is not possible; allowed: {allowed}")]
+    #[error("platform:{key}={value} is invalid; allowed: {allowed}")]
     Value {
         /// The key.
         key: &'static str,
@@ -286,9 +286,9 @@ mod test {
     #[test]
     fn unknown_keys_and_bad_values_are_refused_by_name_with_what_is_allowed() {
         let said = refused("viridian", "true");
-        assert!(said.starts_with("platform:viridian is unknown; there are usb, usb_tablet, parallel"), "{said}");
-        assert_eq!(refused("usb", "yes"), "platform:usb=yes is not possible; allowed: true, false");
-        assert_eq!(refused("parallel", "pty"), "platform:parallel=pty is not possible; allowed: none, null, file:PATH");
+        assert!(said.starts_with("platform:viridian is unknown; known keys: usb, usb_tablet, parallel"), "{said}");
+        assert_eq!(refused("usb", "yes"), "platform:usb=yes is invalid; allowed: true, false");
+        assert_eq!(refused("parallel", "pty"), "platform:parallel=pty is invalid; allowed: none, null, file:PATH");
         for (key, value) in [
             ("dvd", "file:relative.iso"),
             ("vnc", "unix:"),

@@ -33,7 +33,7 @@ pub fn ask(path: &Path, patience: Duration) -> Result<(), NotServed> {
 }
 
 fn converse(path: &Path, deadline: Instant) -> Result<(), String> {
-    const BUSY: &str = "it does not answer; another machine may have it";
+    const BUSY: &str = "it does not respond; another VM may be using it";
     let mut stream = socket::connect(path, deadline).map_err(|error| match error {
         Errno::AGAIN => BUSY.to_owned(),
         error => std::io::Error::from(error).to_string(),
@@ -56,7 +56,11 @@ fn converse(path: &Path, deadline: Instant) -> Result<(), String> {
             Err(error) => return Err(told(error)),
         }
     }
-    if answer.starts_with(&ANSWER) { Ok(()) } else { Err("what listens there does not speak vhost-user".to_owned()) }
+    if answer.starts_with(&ANSWER) {
+        Ok(())
+    } else {
+        Err("the process listening there does not speak vhost-user".to_owned())
+    }
 }
 
 #[cfg(test)]
@@ -98,7 +102,7 @@ mod test {
         assert!(error.contains("no disk is served at") && error.contains("No such file"), "{error}");
         let _listener = UnixListener::bind(&path).unwrap();
         let error = ask(&path, short).unwrap_err().to_string();
-        assert!(error.contains("another machine may have it"), "{error}");
+        assert!(error.contains("another VM may be using it"), "{error}");
     }
 
     /// As a signal comes to a daemon, a machine that is frozen and goes on, or Ctrl-Z.
@@ -111,7 +115,7 @@ mod test {
         let mut sender = std::process::Command::new("sh").args(["-c", signals]).spawn().unwrap();
         while sender.try_wait().unwrap().is_none() {
             let error = ask(&path, Duration::from_millis(100)).unwrap_err().to_string();
-            assert!(error.contains("another machine may have it"), "{error}");
+            assert!(error.contains("another VM may be using it"), "{error}");
         }
     }
 }

@@ -86,7 +86,7 @@ impl TryFrom<u8> for Position {
     type Error = String;
 
     fn try_from(number: u8) -> Result<Self, String> {
-        Self::new(number).ok_or_else(|| format!("disk {number}: a machine has disks 0 to {}", DISKS_MAX - 1))
+        Self::new(number).ok_or_else(|| format!("disk {number}: disk numbers are 0 to {}", DISKS_MAX - 1))
     }
 }
 

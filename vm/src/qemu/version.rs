@@ -66,10 +66,10 @@ impl Version {
         let ended = child.kill().and_then(|()| child.wait());
         let heard = heard.and_then(|heard| ended.map(|_| heard)).map_err(|error| error.to_string())?;
         if !heard.in_time {
-            return Err("it does not say its version in time".to_owned());
+            return Err("it did not print its version in time".to_owned());
         }
         Self::parse(&String::from_utf8_lossy(&heard.said))
-            .ok_or_else(|| format!("{} does not say its version", program.display()))
+            .ok_or_else(|| format!("{} did not print its version", program.display()))
     }
 
     /// Of `QEMU emulator version 7.2.22 (Debian …)`.
@@ -131,7 +131,7 @@ mod test {
         let late = Version::of(&path, Duration::from_millis(100)).unwrap_err();
         assert!(late.contains("in time") || late.contains("Text file busy"), "{late}");
         let no_qemu = Version::of(Path::new("/bin/true"), Duration::from_secs(60)).unwrap_err();
-        assert_eq!(no_qemu, "/bin/true does not say its version");
+        assert_eq!(no_qemu, "/bin/true did not print its version");
         assert!(Version::of(Path::new("/no/such/qemu"), Duration::ZERO).unwrap_err().contains("cannot start"));
     }
 }

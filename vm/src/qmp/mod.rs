@@ -44,13 +44,13 @@ pub enum QmpError {
         source: io::Error,
     },
     /// It has closed the connection.
-    #[error("QEMU's monitor has closed the connection during {during}: QEMU has ended")]
+    #[error("QEMU's monitor closed the connection during {during}: QEMU has exited")]
     Gone {
         /// The command.
         during: String,
     },
     /// The connection failed.
-    #[error("cannot speak to QEMU's monitor during {during}")]
+    #[error("cannot talk to QEMU's monitor during {during}")]
     Broken {
         /// The command.
         during: String,
@@ -66,7 +66,7 @@ pub enum QmpError {
         after: Duration,
     },
     /// It says what QMP does not have.
-    #[error("what listens at QEMU's monitor does not speak QMP ({what}): {said}")]
+    #[error("the process at QEMU's monitor socket does not speak QMP ({what}): {said}")]
     Nonsense {
         /// What is wrong with it.
         what: &'static str,
@@ -74,7 +74,7 @@ pub enum QmpError {
         said: String,
     },
     /// QEMU has refused the command.
-    #[error("QEMU refuses {command}: {description}")]
+    #[error("QEMU refused {command}: {description}")]
     Refused {
         /// The command.
         command: String,
@@ -203,7 +203,7 @@ impl Client {
                 Some(id) if id == number => {}
                 // The answer to a command that was given up.
                 Some(id) if id < number => continue,
-                _ => return Err(self.give_up(nonsense("an answer to nothing that was asked", &line))),
+                _ => return Err(self.give_up(nonsense("an unexpected reply", &line))),
             }
             if let Some(answer) = line.get_mut("return") {
                 return Ok(answer.take());
@@ -217,7 +217,7 @@ impl Client {
         self.alive()?;
         let line = self.lines.next(deadline.at).map_err(|error| self.lose(error, during, deadline.timeout))?;
         serde_json::from_slice(&line).map_err(|_| {
-            self.give_up(QmpError::Nonsense { what: "no JSON", said: shortened(&String::from_utf8_lossy(&line)) })
+            self.give_up(QmpError::Nonsense { what: "not JSON", said: shortened(&String::from_utf8_lossy(&line)) })
         })
     }
 
@@ -244,7 +244,7 @@ impl Client {
             WireError::Late => return QmpError::Late { during, after: timeout },
             WireError::Ended => QmpError::Gone { during },
             WireError::Failed(source) => QmpError::Broken { during, source },
-            WireError::TooLong(said) => QmpError::Nonsense { what: "a line without end", said: shortened(&said) },
+            WireError::TooLong(said) => QmpError::Nonsense { what: "an overlong line", said: shortened(&said) },
         };
         self.give_up(error)
     }

@@ -72,7 +72,7 @@ fn a_refusal_is_an_error_with_qemus_words_and_the_monitor_goes_on() {
     });
     let error = client.execute("device_del", &json!({ "id": "x" }), SOON).unwrap_err();
     assert!(error.is_refusal("DeviceNotFound"), "{error:?}");
-    assert_eq!(error.to_string(), "QEMU refuses device_del: Device 'x' not found");
+    assert_eq!(error.to_string(), "QEMU refused device_del: Device 'x' not found");
     assert_eq!(client.execute("stop", &json!({}), SOON).unwrap(), json!(true));
 }
 
@@ -104,10 +104,10 @@ fn nonsense_and_lines_without_end_are_given_up() {
     assert!(error.to_string().contains("(no JSON): no json"), "{error}");
     let (_room, mut second) = client(|_| "x".repeat(wire::LINE_MAX + (64 << 10)));
     let error = second.execute("stop", &json!({}), SOON).unwrap_err();
-    assert!(error.to_string().contains("a line without end"), "{error}");
+    assert!(error.to_string().contains("an overlong line"), "{error}");
     let (_room, mut third) = client(|_| "{\"return\": 1, \"id\": 99}\r\n".to_owned());
     let error = third.execute("stop", &json!({}), SOON).unwrap_err();
-    assert!(error.to_string().contains("an answer to nothing"), "{error}");
+    assert!(error.to_string().contains("an unexpected reply"), "{error}");
     assert!(third.execute("stop", &json!({}), SOON).unwrap_err().to_string().contains("lost earlier"));
 }
 

@@ -61,13 +61,13 @@ enum Clock {
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum ConfigError {
     /// A key that nobody knows.
-    #[error("platform: there is no «{key}» for the driver xen; it has `type` and `tsc_mode`")]
+    #[error("platform: the xen driver does not know '{key}'; it supports `type` and `tsc_mode`")]
     Unknown {
         /// The key.
         key: String,
     },
     /// A value that means nothing.
-    #[error("platform: {key} is one of {values}, not «{value}»")]
+    #[error("platform: {key} must be one of {values}, not '{value}'")]
     Value {
         /// The key.
         key: &'static str,
@@ -77,7 +77,7 @@ pub enum ConfigError {
         values: &'static str,
     },
     /// A number that is too small or too large.
-    #[error("a guest of Xen has {what}, not {given}")]
+    #[error("a Xen guest must have {what}, not {given}")]
     Range {
         /// The field of it.
         field: &'static str,
@@ -88,7 +88,7 @@ pub enum ConfigError {
     },
     /// A word that xl's syntax cannot say.
     #[error(
-        "{field} cannot be told to xl, whose configuration has no way to write an apostrophe, a backslash or the end of a line"
+        "{field} cannot be passed to xl, whose configuration cannot express an apostrophe, a backslash or a line break"
     )]
     Word {
         /// Which.
@@ -234,7 +234,7 @@ mod test {
     #[test]
     fn what_makes_no_sense_is_refused_by_name() {
         assert_eq!(platform("usb", "true").unwrap_err(), ConfigError::Unknown { key: "usb".into() });
-        assert!(platform("type", "hvm").unwrap_err().to_string().contains("one of pvh, pv, not «hvm»"));
+        assert!(platform("type", "hvm").unwrap_err().to_string().contains("one of pvh, pv, not 'hvm'"));
         assert!(Config { memory_mib: 0, ..config() }.text().is_err());
         assert!(Config { vcpus: 129, ..config() }.text().is_err());
         assert_eq!(platform("type", "pv").unwrap().kind, Kind::Pv);

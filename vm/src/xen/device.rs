@@ -47,7 +47,7 @@ impl fmt::Display for State {
             6 => "Closed",
             7 => "Reconfiguring",
             8 => "Reconfigured",
-            _ => "of a number that means nothing",
+            _ => "in an unknown state",
         })
     }
 }
@@ -192,20 +192,17 @@ pub fn together<T, E: From<NotDone>>(
 /// What the store did not do, with what to do about it. The error says by itself what was tried.
 pub fn store_failed(error: StoreError) -> NotDone {
     let advice = match &error {
-        StoreError::Unreachable { .. } => "this works in domain 0 of a Xen host, as root",
-        StoreError::NoEntry { .. } => {
-            "whoever owned the node has removed it: look with `tapline xen list`, and try again"
-        }
-        StoreError::Again => "others change the same nodes all the time: try again",
+        StoreError::Unreachable { .. } => "run this in domain 0 of a Xen host, as root",
+        StoreError::NoEntry { .. } => "the node was removed by its owner: check with 'tapline xen list' and try again",
+        StoreError::Again => "other processes keep changing the same nodes: try again",
         StoreError::Refused { code, .. } => match code.as_str() {
             "EACCES" => "only a privileged domain may do that: run it in domain 0",
-            "ENOSPC" | "EQUOTA" => {
-                "a quota of the store is used up: remove nodes nobody needs, or raise it (xenstored(8))"
-            }
-            _ => "the store's log may say more",
+            "ENOSPC" | "EQUOTA" => "a xenstore quota is exhausted: remove unneeded nodes, or raise it (xenstored(8))",
+            _ => "see xenstored's log",
         },
         StoreError::Mute { .. } | StoreError::Lost { .. } => {
-            "is xenstored alive? What was begun is done or not: look with `tapline xen list`"
+            "check that xenstored is running; the operation may or may not have taken effect: check with 'tapline xen \
+             list'"
         }
     };
     NotDone::said(error).advise(advice)

@@ -18,7 +18,7 @@ pub fn own(store: &mut dyn Store) -> Result<DomId, NotDone> {
     match number {
         None => Ok(DomId(0)),
         Some(number) => number.trim().parse().map(DomId).map_err(|error| {
-            NotDone::new(format!("learn the number of this domain from the store, which says «{number}»"), error)
+            NotDone::new(format!("parse this domain's id from xenstore, which has '{number}'"), error)
         }),
     }
 }
@@ -33,8 +33,8 @@ pub fn find(store: &mut dyn Store, word: &str) -> Result<DomId, NotDone> {
     match (named.next(), named.next()) {
         (Some(&(domain, _)), None) => Ok(domain),
         (None, _) => Err(none(word, &all)),
-        (Some(_), Some(_)) => Err(NotDone::new(format!("tell which domain is {word}"), "there are several")
-            .advise(format!("name it by its number: {}", listed(&all)))),
+        (Some(_), Some(_)) => Err(NotDone::new(format!("find the domain {word}"), "there is more than one")
+            .advise(format!("give its id: {}", listed(&all)))),
     }
 }
 
@@ -64,8 +64,8 @@ fn all(store: &mut dyn Store) -> Result<Vec<(DomId, String)>, NotDone> {
 }
 
 fn none(word: &str, all: &[(DomId, String)]) -> NotDone {
-    NotDone::new(format!("find the domain {word}"), "there is none of that number or name")
-        .advise(format!("the store has {}", listed(all)))
+    NotDone::new(format!("find the domain {word}"), "there is no domain with that id or name")
+        .advise(format!("xenstore has {}", listed(all)))
 }
 
 fn listed(all: &[(DomId, String)]) -> String {
@@ -75,7 +75,7 @@ fn listed(all: &[(DomId, String)]) -> String {
     };
     let more = if all.len() > NAMED { format!(" and {} more", all.len() - NAMED) } else { String::new() };
     match all {
-        [] => "no domain at all".to_owned(),
+        [] => "no domains".to_owned(),
         all => all.iter().take(NAMED).map(one).collect::<Vec<String>>().join(", ") + &more,
     }
 }
@@ -110,7 +110,7 @@ mod test {
             assert_eq!(
                 failure,
                 format!(
-                    "cannot find the domain {word}: there is none of that number or name\n  the store has 0 (Domain-0), 3 (db)"
+                    "cannot find the domain {word}: there is no domain with that id or name\n  xenstore has 0 (Domain-0), 3 (db)"
                 )
             );
         }

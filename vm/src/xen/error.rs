@@ -13,7 +13,7 @@ pub struct NotDone {
 }
 
 impl NotDone {
-    /// «cannot `tried`: `why`», with the causes of `why` behind it.
+    /// `cannot {tried}: {why}`, with the causes of `why` behind it.
     pub fn new(tried: impl fmt::Display, why: impl Into<Box<dyn Error + Send + Sync>>) -> NotDone {
         NotDone { what: format!("cannot {tried}: {}", in_full(&*why.into())), advice: None }
     }

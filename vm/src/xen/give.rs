@@ -57,7 +57,7 @@ pub fn make_own_end(store: &mut dyn Store, device: &Device, wish: Wish) -> Resul
             let mismatch = backend != device.backend();
             if mismatch {
                 return Err(NotDone::new(format!("serve {device}"), format!("its backend is {backend}"))
-                    .advise("name that backend with --xen-backend, or another disk"));
+                    .advise("give that backend with --xen-backend, or choose another disk"));
             }
             make_backend(store, within, device, wish).map(|()| false)
         }
@@ -90,7 +90,7 @@ fn refuse_what_is_in_use(store: &mut dyn Store, within: Option<Transaction>, dev
     let other = other.as_deref().and_then(Device::of_backend).filter(|other| other != device);
     if let Some(other) = other {
         if text(store, within, &other.backend())?.is_some() {
-            return Err(there_already(device, &format!("the backend {} has it", other.backend())));
+            return Err(there_already(device, &format!("it belongs to the backend {}", other.backend())));
         }
     }
     let of_xl = text(store, within, &format!("{}/backend", device.of_xl()))?;
@@ -108,8 +108,8 @@ fn refuse_what_is_in_use(store: &mut dyn Store, within: Option<Transaction>, dev
 }
 
 fn there_already(device: &Device, why: &str) -> NotDone {
-    NotDone::new(format!("attach {device}"), format!("it is there already: {why}")).advise(format!(
-        "name another disk with --vdev, or end this one: tapline xen detach {} {}",
+    NotDone::new(format!("attach {device}"), format!("it already exists: {why}")).advise(format!(
+        "choose another disk with --vdev, or detach this one: tapline xen detach {} {}",
         device.guest, device.vdev
     ))
 }
@@ -281,8 +281,8 @@ mod test {
         let failure = announce(&mut store, &device, WRITABLE).unwrap_err().to_string();
         assert_eq!(
             failure,
-            "cannot attach xvdb of domain 7: it is there already: its backend is Connected, the guest Connected\n  \
-             name another disk with --vdev, or end this one: tapline xen detach 7 xvdb"
+            "cannot attach xvdb of domain 7: it already exists: its backend is Connected, the guest Connected\n  \
+             choose another disk with --vdev, or detach this one: tapline xen detach 7 xvdb"
         );
     }
 

@@ -26,7 +26,7 @@ pub struct Lent {
 
 /// Opens all of it.
 pub fn lend(guest: DomId) -> Result<Lent, NotDone> {
-    let device = |error| NotDone::new("open what a disk's process needs", error);
+    let device = |error| NotDone::new("open files for a disk process", error);
     let store = || Daemon::connect_for_another().map_err(store_failed);
     Ok(Lent {
         grants: Gntdev::open_for_another().map_err(device)?,

@@ -39,12 +39,12 @@ pub enum Status {
 impl Machine {
     /// Makes a domain that does not run yet. If it fails there is none.
     pub fn create_paused(xl: &Xl, config: &Config, directory: &Path) -> Result<Machine, NotDone> {
-        let text = config.text().map_err(|error| NotDone::new("make a domain", error))?;
+        let text = config.text().map_err(|error| NotDone::new("create a domain", error))?;
         let path = directory.join(CONFIG);
         std::fs::write(&path, text).map_err(|error| NotDone::new(format_args!("write {}", path.display()), error))?;
         xl.create_paused(&path)?;
         let made = Machine::find(xl, &config.uuid)?;
-        made.ok_or_else(|| NotDone::new("find the domain that xl has made", "the store has none of that identity"))
+        made.ok_or_else(|| NotDone::new("find the domain created by xl", "xenstore has no domain with that UUID"))
     }
 
     /// The domain of that identity that xl has restored from a file and not let run (`xl restore -p`), if there is one.

@@ -68,7 +68,11 @@ impl std::error::Error for NotAVdev {}
 
 impl fmt::Display for NotAVdev {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "«{}» names no virtual disk; write xvda to xvdz and on, hda to hdd, sda to sdp, or a number", self.0)
+        write!(
+            f,
+            "'{}' is not a virtual disk; use xvda to xvdz and beyond, hda to hdd, sda to sdp, or a number",
+            self.0
+        )
     }
 }
 

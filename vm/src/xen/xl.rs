@@ -95,7 +95,7 @@ impl Xl {
     }
 
     fn run(&self, words: &[&str]) -> Result<String, NotDone> {
-        let tried = || format!("do `{} {}`", self.program.display(), words.join(" "));
+        let tried = || format!("run `{} {}`", self.program.display(), words.join(" "));
         let failed = |error: std::io::Error| NotDone::new(tried(), error);
         let mut command = Command::new(&self.program);
         command.args(words).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -115,7 +115,7 @@ impl Xl {
         let status = child.wait().map_err(failed)?;
         match in_time.map_err(failed)? {
             false => {
-                Err(NotDone::new(tried(), format!("it has not ended in {} s, and was killed", PATIENCE.as_secs())))
+                Err(NotDone::new(tried(), format!("it did not finish in {} s and was killed", PATIENCE.as_secs())))
             }
             true if status.success() => Ok(out),
             true => {

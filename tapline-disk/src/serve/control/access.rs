@@ -85,8 +85,8 @@ fn raise_one(layer: &Layer) -> Result<ImageFile, Refusal> {
         if !matches!(error, FileOpenError::InUse { .. }) {
             return error.into();
         }
-        let what = format!("layer {depth}, {name}, is shared: another disk stands on it, and would change with it");
-        let advice = "merge into a layer above the shared one, or end the other disk first";
+        let what = format!("layer {depth}, {name}, is shared: another disk is based on it and would change too");
+        let advice = "merge into a layer above the shared one, or stop the other disk first";
         Refusal::from(error).with_reason(&what).of_kind(Kind::InUse).advise(advice)
     })
 }
@@ -116,7 +116,7 @@ fn forget_parent(layer: &mut Layer) -> Result<(Image, Option<RedoLog>), Refusal>
     let mut image = open_image(&layer.name, &mut layer.file, true)?;
     if forget(&mut image)? {
         ordered::round(&mut layer.file, &mut image)
-            .map_err(|error| Refusal::failed(format!("change what {} records of its parent", layer.name), &error))?;
+            .map_err(|error| Refusal::failed(format!("change the parent recorded in {}", layer.name), &error))?;
     }
     let log = redo_log::open(&layer.name, &mut layer.file)?;
     Ok((image, log))

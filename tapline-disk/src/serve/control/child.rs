@@ -51,8 +51,8 @@ impl Wanted {
     /// A child of the layer at `depth`, which is written to for a while yet (`live`) or is not any more.
     pub fn on(work: &Work<'_>, depth: usize, name: &ImageName, live: bool) -> Result<Wanted, Refusal> {
         if name.format == FormatName::Raw {
-            return Err(Refusal::new(Kind::Unsupported, "a raw image cannot stand on a parent")
-                .advise("name a file of another format, as qcow2:PATH or vhd:PATH"));
+            return Err(Refusal::new(Kind::Unsupported, "a raw image cannot have a parent")
+                .advise("use another format: qcow2:PATH or vhd:PATH"));
         }
         let parent = work.name(depth)?;
         let plan = plan(name, &parent, (work.image(depth)?, work.file(depth)?.1), live)?;
@@ -110,7 +110,7 @@ impl Unnamed {
     /// An empty file beside `path`, where nothing may be.
     pub fn create(path: &Path) -> Result<Unnamed, Refusal> {
         if files::is_taken(path) {
-            let what = format!("cannot create {}: it exists already", path.display());
+            let what = format!("cannot create {}: it already exists", path.display());
             return Err(Refusal::new(Kind::Exists, what).advise("remove it or choose another name"));
         }
         let beside = files::unnamed(path)?;
@@ -125,7 +125,7 @@ impl Unnamed {
 
     /// Gives it its name, durably.
     pub fn name(mut self, path: &Path) -> Result<Named, Refusal> {
-        let Some(beside) = &self.path else { unreachable!("it has a name only once") };
+        let Some(beside) = &self.path else { unreachable!("it is renamed only once") };
         files::name_new(beside, path)?;
         self.path = Some(path.to_owned());
         files::sync_directory(path)?;
@@ -167,7 +167,7 @@ impl Child {
         if above.len == below.len && above.block <= below.block {
             return Ok(());
         }
-        let what = "the new file lies on storage whose blocks are too coarse for the layers below it";
-        Err(Refusal::new(Kind::Unsupported, what).advise("name a path on the file system of the other layers"))
+        let what = "the new file is on storage whose block size is too large for the layers below it";
+        Err(Refusal::new(Kind::Unsupported, what).advise("choose a path on the file system of the other layers"))
     }
 }

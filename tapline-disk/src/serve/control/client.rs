@@ -210,14 +210,14 @@ impl Client {
     pub fn claim(&mut self, wanted: usize) -> Result<Vec<OwnedFd>, Refusal> {
         let (came, last) = (self.descriptors.len(), self.beside == 0);
         let why = match () {
-            () if std::mem::take(&mut self.surplus) => format!("more than {DESCRIPTORS_MAX} descriptors came"),
+            () if std::mem::take(&mut self.surplus) => format!("more than {DESCRIPTORS_MAX} descriptors were received"),
             () if came < wanted || (last && came > wanted) => {
-                format!("{came} descriptors came with the line, which names {wanted} files")
+                format!("{came} descriptors came with the line, but it lists {wanted} files")
             }
             () => return Ok(self.descriptors.drain(..wanted).collect()),
         };
         self.descriptors = Vec::new();
-        let advice = "send each file with its line, at once, and name it in \"files\"";
+        let advice = "send the files together with their line, and list them in \"files\"";
         Err(Refusal::new(Kind::Invalid, why).advise(advice))
     }
 

@@ -22,8 +22,8 @@ impl Clone {
     pub fn begin(asked: CloneOf, work: &mut Work<'_>) -> Result<Clone, Refusal> {
         work.name(asked.of)?;
         if asked.of == 0 && !work.geometry.read_only {
-            let what = "layer 0 is what the guest writes to, and a child needs a parent that stays as it is";
-            return Err(Refusal::new(Kind::State, what).advise("take a snapshot first; then clone layer 1"));
+            let what = "the guest writes to layer 0, and a child needs a parent that does not change";
+            return Err(Refusal::new(Kind::State, what).advise("take a snapshot first, then clone layer 1"));
         }
         let wanted = Wanted::on(work, asked.of, &asked.to, false)?;
         let parents = work.names().split_off(asked.of);

@@ -47,7 +47,7 @@ impl Copy {
     pub fn begin(to: ImageName, work: &mut Work<'_>) -> Result<Copy, Refusal> {
         if !is_thinkable(&to, work) {
             let what = "only a raw image in a file can be copied by reflink, to another raw file";
-            return Err(Refusal::new(Kind::Unsupported, what).advise("leave the method out, or name it «chain»"));
+            return Err(Refusal::new(Kind::Unsupported, what).advise("omit the method, or set it to 'chain'"));
         }
         work.must_be_writable()?;
         let from = work.name(0)?;
@@ -126,7 +126,7 @@ fn make(from: &ImageName, to: &ImageName) -> Result<(Unnamed, ImageFile), Refusa
     let file = unnamed.file()?;
     // The disk's own file is left alone: sharing its blocks holds up what is written to it.
     let sample = files::sample(from.path());
-    if let Some(sample) = sample.map_err(|error| Refusal::failed(format!("try a copy of {from}"), &error))? {
+    if let Some(sample) = sample.map_err(|error| Refusal::failed(format!("test a reflink copy of {from}"), &error))? {
         share(&sample, &file, "copy the disk")?;
     }
     Ok((unnamed, file))
@@ -135,12 +135,12 @@ fn make(from: &ImageName, to: &ImageName) -> Result<(Unnamed, ImageFile), Refusa
 fn share(from: &impl AsFd, to: &ImageFile, tried: &str) -> Result<(), Refusal> {
     let why = match rustix::fs::ioctl_ficlone(to.as_fd(), from) {
         Ok(()) => return Ok(()),
-        Err(Errno::XDEV) => "they are on different file systems, and blocks are shared only within one",
+        Err(Errno::XDEV) => "they are on different file systems, and blocks can only be shared within one",
         Err(Errno::OPNOTSUPP | Errno::NOTTY | Errno::INVAL | Errno::NOSYS) => {
             "their file system cannot share blocks between files (XFS and btrfs can)"
         }
         Err(errno) => return Err(Refusal::failed(tried, &errno.into())),
     };
     let refusal = Refusal::new(Kind::Unsupported, format!("cannot {tried} by reflink: {why}"));
-    Err(refusal.advise("snapshot to vhd:PATH or qcow2:PATH, which makes a chain"))
+    Err(refusal.advise("snapshot to vhd:PATH or qcow2:PATH, which creates a chain"))
 }

@@ -36,8 +36,8 @@ pub fn what_is_left(asked: &protocol::Merge, work: &mut Work<'_>) -> Result<Opti
         if is_source { &mut sources } else { &mut left }.push(name.clone());
     }
     if layers != left {
-        let what = format!("the disk has other layers than were expected: {}", work.names().join(", "));
-        return Err(Refusal::new(Kind::State, what).advise("look at them, and ask for the merge that they need"));
+        let what = format!("the disk does not have the expected layers: {}", work.names().join(", "));
+        return Err(Refusal::new(Kind::State, what).advise("list the layers, and request the merge that they need"));
     }
     let target = Layer::in_image(&work.name(asked.from)?, work.image(asked.from)?);
     let (merged, delete, leaf) = (sources.clone(), asked.delete, asked.from == 0);
@@ -52,10 +52,8 @@ fn finish(sources: &[ImageName], target: &Layer, delete: bool, leaf: bool) -> Re
         sources.iter().find(|&source| leaf && !delete && !remains.layers().any(|layer| layer.name == *source))
     {
         // No layer above tells that it was merged, and it was not to be removed.
-        let what = format!("{gone} is gone, and nothing tells whether it was merged before");
-        return Err(
-            Refusal::new(Kind::State, what).advise("a merge removes it, if asked to delete, as the last thing it does")
-        );
+        let what = format!("{gone} is gone, and it is unknown whether it was merged before");
+        return Err(Refusal::new(Kind::State, what).advise("a merge with 'delete' removes it as its last step"));
     }
     if delete { Ok(remains.remove()?) } else { Ok(()) }
 }

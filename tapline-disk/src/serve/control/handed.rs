@@ -21,16 +21,16 @@ pub fn files(asked: Vec<FileAsked>, came: Vec<OwnedFd>) -> Result<Files, Refusal
 /// Whether a verb may have been given files, and needs nothing that only whoever hands them can do.
 pub fn check(verb: &Verb, given: &Files) -> Result<(), Refusal> {
     if !given.is_empty() && !files::are_handed() {
-        let refusal = invalid("files came with the line, and this disk opens its files itself".to_owned());
-        return Err(refusal.advise("leave \"files\" out, or start the disk with --handed"));
+        let refusal = invalid("files came with the line, but this disk opens its files itself".to_owned());
+        return Err(refusal.advise("omit \"files\", or start the disk with --handed"));
     }
     if !given.is_empty() && !takes_files(verb) {
-        return Err(invalid("files came with a verb that has no use for them".to_owned()));
+        return Err(invalid("files came with a verb that does not take any".to_owned()));
     }
     match verb {
         Verb::Merge(merge) if merge.delete && files::are_handed() => {
-            let what = "this disk was started with --handed, and removes no files";
-            Err(Refusal::new(Kind::Unsupported, what).advise("leave «delete» out, and remove what «unused» names"))
+            let what = "this disk was started with --handed and cannot remove files";
+            Err(Refusal::new(Kind::Unsupported, what).advise("omit 'delete', and remove the files listed in 'unused'"))
         }
         _ => Ok(()),
     }

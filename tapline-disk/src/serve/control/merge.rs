@@ -92,7 +92,7 @@ impl Merge {
         work.name(asked.into)?;
         even::check(&asked, work)?;
         let layers = access::closed(work, asked.into)?;
-        let timer = |error| Refusal::failed("make a timer", &error);
+        let timer = |error| Refusal::failed("create a timer", &error);
         let pace = Pace::new(asked.rate, work.clock()).map_err(timer)?;
         work.engine.watch(pace.as_fd(), false, MERGE_TIMER.0).map_err(timer)?;
         let errand = work.send(move || access::raise(layers))?;
@@ -280,8 +280,9 @@ impl Merge {
                 }
             }
             if self.cancelled {
-                let refusal = Refusal::new(Kind::Cancelled, "the merge was cancelled; what is merged stays so");
-                return Ok((self.fail(refusal.advise("asking for it again goes on where it was"), work), true));
+                let refusal =
+                    Refusal::new(Kind::Cancelled, "the merge was cancelled; what has been merged stays merged");
+                return Ok((self.fail(refusal.advise("request it again to continue where it stopped"), work), true));
             }
             match progress.state {
                 MergeState::Copied => return Ok((Stage::Ending(Hold::default()), true)),
@@ -323,7 +324,7 @@ impl Merge {
         self.sources = names.iter().flat_map(ImageName::paths).map(Path::to_owned).zip(files).collect();
         for layer in sources {
             if let Err(error) = work.engine.remove(layer.file) {
-                say(format_args!("a file that holds nothing any more stays open: {error}"));
+                say(format_args!("a merged file could not be closed: {error}"));
             }
         }
         if let Err(refusal) = self.link(work) {
@@ -456,10 +457,10 @@ impl Merge {
 /// Removes a file, if what has its name is it still; why not.
 fn remove((path, file): &(PathBuf, Option<FileIdentity>)) -> Option<String> {
     let why = match FileIdentity::of_path(path) {
-        found if found.is_some() && found != *file => "another file has its name now".to_owned(),
+        found if found.is_some() && found != *file => "another file now has its name".to_owned(),
         _ => std::fs::remove_file(path).err()?.to_string(),
     };
-    Some(format!("{}, which holds nothing any more, cannot be removed: {why}", path.display()))
+    Some(format!("the merged file {} cannot be removed: {why}", path.display()))
 }
 
 fn put_back(lowered: Lowered, work: &mut Work<'_>) {
@@ -470,11 +471,10 @@ fn put_back(lowered: Lowered, work: &mut Work<'_>) {
 
 fn failed(status: Status) -> Refusal {
     match status {
-        Status::NoSpace => Refusal::new(Kind::NoSpace, "the merge has stopped: no space is left where its target lies")
-            .advise(
-                "the chain is valid as it is; free some space and ask for the merge again: it goes on where it was",
-            ),
-        _ => Refusal::new(Kind::Failed, "the merge has stopped: the storage failed")
-            .advise("the chain is valid as it is; see the kernel's log"),
+        Status::NoSpace => Refusal::new(Kind::NoSpace, "the merge stopped: no space is left for its target").advise(
+            "the chain is valid as it is; free some space and request the merge again to continue where it stopped",
+        ),
+        _ => Refusal::new(Kind::Failed, "the merge stopped: the storage failed")
+            .advise("the chain is valid as it is; see the kernel log"),
     }
 }

@@ -32,7 +32,8 @@ impl Control {
         match &mut self.merging {
             Some(merging) => Ok(&mut merging.merge),
             None => {
-                Err(Refusal::new(Kind::State, "there is no merge").advise("merge-status tells how the last one ended"))
+                Err(Refusal::new(Kind::State, "no merge is running")
+                    .advise("merge-status shows how the last one ended"))
             }
         }
     }
@@ -127,8 +128,8 @@ impl Control {
 }
 
 fn replaced() -> Refusal {
-    let what = "the merge was interrupted, since another process takes the place of this one";
-    Refusal::new(Kind::Replaced, what).advise("ask for it again: it goes on where it was")
+    let what = "the merge was interrupted because another process is taking over the disk";
+    Refusal::new(Kind::Replaced, what).advise("request it again to continue where it stopped")
 }
 
 /// How a merge that was not done has ended: where it was, and why.

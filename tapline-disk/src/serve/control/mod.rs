@@ -97,8 +97,7 @@ impl Control {
     /// Listens at `path`, for this user only.
     pub fn bind(path: &Path) -> Result<Control, Failure> {
         let listener = Listener::bind_private(path).map_err(|error| {
-            Failure::said(error)
-                .advise("name another path for --control: one of at most 107 bytes that is free to create")
+            Failure::said(error).advise("choose another path for --control: unused and at most 107 bytes long")
         })?;
         Ok(Control::on(listener))
     }
@@ -220,7 +219,7 @@ impl Control {
     fn end_upgrade(&mut self, work: &mut Work<'_>) {
         if let Some((mut job, asker)) = self.job.take_if(|(job, _)| job.as_upgrade().is_some()) {
             job.undo(work);
-            self.pay(Some(&asker), &Err(Refusal::new(Kind::State, "the disk is about to stop")));
+            self.pay(Some(&asker), &Err(Refusal::new(Kind::State, "the disk is stopping")));
         }
     }
 
@@ -233,18 +232,18 @@ impl Control {
                     self.count = self.count.wrapping_add(1);
                     let admitted = Client::new(socket, self.count).and_then(|client| self.seat(client, work));
                     if let Err(error) = admitted {
-                        say(format_args!("cannot take in a client of the control socket: {error}"));
+                        say(format_args!("cannot accept a client on the control socket: {error}"));
                     }
                 }
-                Err(error) => say(format_args!("cannot take in a client of the control socket: {error}")),
+                Err(error) => say(format_args!("cannot accept a client on the control socket: {error}")),
             }
         }
     }
 
     fn seat(&mut self, mut client: Client, work: &mut Work<'_>) -> io::Result<()> {
         let Some(place) = self.clients.iter().position(Option::is_none) else {
-            let refusal = Refusal::new(Kind::Busy, format!("there are {CLIENTS_MAX} clients already"));
-            client.say(&protocol::answer(&Id::default(), &Err(refusal.advise("come again when one has gone"))));
+            let refusal = Refusal::new(Kind::Busy, format!("there are already {CLIENTS_MAX} clients"));
+            client.say(&protocol::answer(&Id::default(), &Err(refusal.advise("retry when one has disconnected"))));
             return Ok(());
         };
         // With room: an answer may not fit at once.
@@ -275,7 +274,7 @@ impl Control {
             Heard::Line(line) => line,
             Heard::Nothing => return false,
             Heard::TooLong => {
-                let what = format!("a line has more than {} bytes", client::LINE_MAX);
+                let what = format!("a line is longer than {} bytes", client::LINE_MAX);
                 client.say(&protocol::answer(&Id::default(), &Err(Refusal::new(Kind::Malformed, what))));
                 return false;
             }
@@ -372,18 +371,18 @@ impl Control {
 
     fn must_be_free(&self, verb: &Verb) -> Result<(), Refusal> {
         if self.stopping {
-            return Err(Refusal::new(Kind::State, "the disk is about to stop"));
+            return Err(Refusal::new(Kind::State, "the disk is stopping"));
         }
         if let Some((job, _)) = &self.job {
             let article = if job.verb().starts_with('u') { "an" } else { "a" };
-            let busy = Refusal::new(Kind::Busy, format!("{article} {} is under way", job.verb()));
-            return Err(busy.advise("ask again when it has ended"));
+            let busy = Refusal::new(Kind::Busy, format!("{article} {} is in progress", job.verb()));
+            return Err(busy.advise("retry when it has ended"));
         }
         match &self.merging {
             Some(_) if matches!(verb, Verb::Upgrade(_)) => Ok(()),
             Some(merging) if !matches!(verb, Verb::Pause | Verb::Resume) || merging.merge.is_switching() => {
-                Err(Refusal::new(Kind::Busy, "a merge is under way")
-                    .advise("ask again when it has ended, or merge-cancel"))
+                Err(Refusal::new(Kind::Busy, "a merge is in progress")
+                    .advise("retry when it has ended, or use merge-cancel"))
             }
             Some(_) => Ok(()),
             None if self.paused && matches!(verb, Verb::Merge(_)) => {

@@ -202,7 +202,7 @@ struct Nothing {}
 /// Reads a line. The name of the request is told also where the rest makes no sense.
 pub fn parse(line: &[u8]) -> (Id, Result<Asked, Refusal>) {
     let malformed = |why: String| {
-        Refusal::new(Kind::Malformed, why).advise("send one JSON object a line, as docs/control.md shows")
+        Refusal::new(Kind::Malformed, why).advise("send one JSON object per line, as described in docs/control.md")
     };
     let mut object = match serde_json::from_slice(line) {
         Ok(Value::Object(object)) => object,
@@ -215,7 +215,7 @@ pub fn parse(line: &[u8]) -> (Id, Result<Asked, Refusal>) {
         _ => {
             return (
                 Id::default(),
-                Err(malformed(format!("\"id\" is a number or a string of at most {ID_MAX} bytes"))),
+                Err(malformed(format!("\"id\" must be a number or a string of at most {ID_MAX} bytes"))),
             );
         }
     };
@@ -226,7 +226,7 @@ pub fn parse(line: &[u8]) -> (Id, Result<Asked, Refusal>) {
 
 fn whole_paths(files: Vec<FileAsked>) -> Result<Vec<FileAsked>, Refusal> {
     match files.iter().find(|file| !file.path.is_absolute()) {
-        Some(file) => Err(invalid(format!("«{}» needs the whole path, from / on", file.path.display()))),
+        Some(file) => Err(invalid(format!("'{}' must be an absolute path", file.path.display()))),
         None => Ok(files),
     }
 }
@@ -235,14 +235,14 @@ fn verb(mut object: Map<String, Value>) -> Result<Verb, Refusal> {
     match object.remove("version") {
         Some(version) if version == VERSION => {}
         Some(version) => {
-            let what = format!("version {} of the protocol is not spoken here", shortened(&version));
+            let what = format!("protocol version {} is not supported", shortened(&version));
             return Err(Refusal::new(Kind::Version, what).advise(format!("send \"version\":{VERSION}")));
         }
         None => return Err(invalid("\"version\" is missing").advise(format!("send \"version\":{VERSION}"))),
     }
     let name = match object.remove("verb") {
         Some(Value::String(name)) => name,
-        _ => return Err(invalid("\"verb\" is missing").advise(format!("there are {}", VERBS.join(", ")))),
+        _ => return Err(invalid("\"verb\" is missing").advise(format!("known verbs: {}", VERBS.join(", ")))),
     };
     let rest = Value::Object(object);
     let alone = |verb: Verb, rest: Value| fields::<Nothing>(rest).map(|_| verb);
@@ -265,8 +265,8 @@ fn verb(mut object: Map<String, Value>) -> Result<Verb, Refusal> {
         "resize" => fields(rest).map(Verb::Resize),
         "upgrade" => fields(rest).and_then(whole_program).map(Verb::Upgrade),
         _ => {
-            let what = format!("there is no verb {}", shortened(&Value::String(name)));
-            Err(Refusal::new(Kind::UnknownVerb, what).advise(format!("there are {}", VERBS.join(", "))))
+            let what = format!("unknown verb {}", shortened(&Value::String(name)));
+            Err(Refusal::new(Kind::UnknownVerb, what).advise(format!("known verbs: {}", VERBS.join(", "))))
         }
     }
 }
@@ -274,17 +274,17 @@ fn verb(mut object: Map<String, Value>) -> Result<Verb, Refusal> {
 fn in_order(merge: Merge) -> Result<Merge, Refusal> {
     if merge.from >= merge.into {
         let what = format!("layer {} is not above layer {}", merge.from, merge.into);
-        return Err(invalid(what).advise("layers are numbered from the leaf, 0, down: from 0 into 1 merges the leaf"));
+        return Err(
+            invalid(what).advise("layers are numbered from the leaf, 0, downwards: from 0 into 1 merges the leaf")
+        );
     }
     if let Some(chain) = merge.expect.as_ref().filter(|chain| chain.len() <= merge.into) {
-        return Err(invalid(format!(
-            "the chain that is expected has {} layers, and no layer {}",
-            chain.len(),
-            merge.into
-        )));
+        return Err(invalid(format!("the expected chain has {} layers and no layer {}", chain.len(), merge.into)));
     }
     match merge.rate {
-        Some(0) => Err(invalid("a rate of 0 would never end").advise("use merge-pause to stop a merge for a while")),
+        Some(0) => {
+            Err(invalid("a merge at rate 0 would never end").advise("use merge-pause to stop a merge for a while"))
+        }
         _ => Ok(merge),
     }
 }
@@ -292,7 +292,7 @@ fn in_order(merge: Merge) -> Result<Merge, Refusal> {
 fn whole_program(upgrade: Upgrade) -> Result<Upgrade, Refusal> {
     match &upgrade.program {
         Some(program) if !program.is_absolute() => {
-            Err(invalid(format!("«{}» needs the whole path, from / on", program.display())))
+            Err(invalid(format!("'{}' must be an absolute path", program.display())))
         }
         _ => Ok(upgrade),
     }
@@ -327,7 +327,7 @@ fn whole(word: &str) -> Result<ImageName, String> {
     let whole = name.paths().all(Path::is_absolute);
     match whole {
         true => Ok(name),
-        false => Err(format!("«{name}» needs the whole path, from / on")),
+        false => Err(format!("'{name}' must be an absolute path")),
     }
 }
 
@@ -427,7 +427,7 @@ mod test {
     #[test]
     fn a_path_that_depends_on_a_directory_is_refused() {
         let refusal = refused(r#"{"version":1,"verb":"snapshot","to":"vhd:b.vhd"}"#);
-        assert!(refusal.message.contains("the whole path"), "{refusal:?}");
+        assert!(refusal.message.contains("an absolute path"), "{refusal:?}");
         assert!(refused(r#"{"version":1,"verb":"clone","of":1,"to":"b.vhd"}"#).message.contains("format"));
     }
 
@@ -436,7 +436,7 @@ mod test {
         let line = |file: &str| format!(r#"{{"version":1,"verb":"stats","files":[{file}]}}"#);
         let (_, asked) = parse(line(r#"{"path":"/a","write":true}"#).as_bytes());
         assert_eq!(asked.unwrap().files, [FileAsked { path: "/a".into(), write: true }]);
-        assert!(refused(&line(r#"{"path":"a","write":true}"#)).message.contains("the whole path"));
+        assert!(refused(&line(r#"{"path":"a","write":true}"#)).message.contains("an absolute path"));
         assert!(refused(&line(r#"{"path":"/a"}"#)).message.contains("write"));
         assert!(refused(&line(r#"{"path":"/a","write":true,"mode":1}"#)).message.contains("mode"));
         assert!(refused(r#"{"version":1,"verb":"stats","files":7}"#).message.contains("sequence"));
@@ -455,7 +455,7 @@ mod test {
         let Ok(Asked { verb: Verb::Merge(Merge { expect: Some(chain), .. }), .. }) = verb else { panic!("{verb:?}") };
         assert_eq!(chain, ["vhd:/b".parse().unwrap(), "raw:/a".parse().unwrap()]);
         assert!(refused(&merge(r#"["vhd:/b"]"#)).message.contains("no layer 1"));
-        assert!(refused(&merge(r#"["vhd:b","raw:/a"]"#)).message.contains("the whole path"));
+        assert!(refused(&merge(r#"["vhd:b","raw:/a"]"#)).message.contains("an absolute path"));
         assert!(refused(&merge("7")).message.contains("sequence"));
     }
 

@@ -38,13 +38,13 @@ impl Resize {
         let (len, block) = (work.geometry.len, u64::from(work.geometry.block));
         let cannot = |what: String, advice: String| Err(Refusal::new(Kind::Unsupported, what).advise(advice));
         if size < len {
-            let what = format!("cannot shrink the disk from {len} bytes to {size}: what lies behind would be lost");
-            return cannot(what, "copy what is needed to a smaller disk from inside the guest".into());
+            let what = format!("cannot shrink the disk from {len} bytes to {size}: data beyond that would be lost");
+            return cannot(what, "copy the data to a smaller disk from inside the guest".into());
         }
         if size % block != 0 {
-            let what = format!("{size} bytes are not a whole number of {block}-byte blocks");
+            let what = format!("{size} bytes is not a multiple of the block size, {block} bytes");
             let next = size.checked_next_multiple_of(block).unwrap_or(len);
-            return cannot(what, format!("{next} bytes are"));
+            return cannot(what, format!("the next possible size is {next} bytes"));
         }
         let lengthening = if work.has_flat_data(0)? { work.lengthen(0, size)? } else { None };
         let stage = lengthening.map_or(Stage::Holding(Hold::default()), Stage::Lengthening);
@@ -112,7 +112,7 @@ impl Resize {
 
 /// The image has grown and is not durable: a later round may make it so.
 fn may_grow_yet(refusal: Refusal) -> Refusal {
-    let what =
-        "its guest has the size that it had; once the image is durable it has the new one when it is served next";
-    refusal.advise(format!("see to the storage and ask again: {what}"))
+    let what = "the guest still sees the old size; if the image has become durable, the disk has the new size when it is next \
+         started";
+    refusal.advise(format!("fix the storage and retry: {what}"))
 }

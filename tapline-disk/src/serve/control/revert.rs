@@ -38,8 +38,8 @@ impl Revert {
         nobody_connected(work)?;
         work.name(asked.to)?;
         if asked.to == 0 {
-            let what = "layer 0 is what the disk shows already";
-            return Err(Refusal::new(Kind::Invalid, what).advise("name a layer below; the verb layers lists them"));
+            let what = "layer 0 is already the disk's current state";
+            return Err(Refusal::new(Kind::Invalid, what).advise("choose a lower layer; the verb layers lists them"));
         }
         let wanted = Wanted::on(work, asked.to, &asked.leaf, false)?;
         let stage = Stage::Making(work.send(move || wanted.make())?);
@@ -93,7 +93,7 @@ impl Revert {
         self.made = None;
         for layer in popped {
             if let Err(error) = work.engine.remove(layer.file) {
-                say(format_args!("a file that is not used any more stays open: {error}"));
+                say(format_args!("an unused file could not be closed: {error}"));
             }
         }
         work.resized();
@@ -123,12 +123,12 @@ fn nobody_connected(work: &Work<'_>) -> Result<(), Refusal> {
 fn nothing_asked(work: &Work<'_>) -> Result<(), Refusal> {
     match work.disk.in_flight() {
         0 => Ok(()),
-        1 => Err(connected("a client has left a request that is not done yet".into())),
-        count => Err(connected(format!("clients have left {count} requests that are not done yet"))),
+        1 => Err(connected("a request from a disconnected client has not completed yet".into())),
+        count => Err(connected(format!("{count} requests from disconnected clients have not completed yet"))),
     }
 }
 
 fn connected(what: String) -> Refusal {
     Refusal::new(Kind::Connected, format!("cannot revert the disk: {what}"))
-        .advise("shut the guest down or disconnect it, then ask again")
+        .advise("shut the guest down or disconnect it, then retry")
 }

@@ -163,6 +163,6 @@ impl Snapshot {
 pub fn lower(file: FileId, opened: Result<ImageFile, FileOpenError>, work: &mut Work<'_>) {
     let replaced = opened.map_err(Refusal::from).and_then(|opened| Ok(work.engine.replace(file, opened)?));
     if let Err(refusal) = replaced {
-        say(format_args!("a parent stays open for writing: {}", refusal.message));
+        say(format_args!("a parent could not be reopened read-only: {}", refusal.message));
     }
 }

@@ -72,7 +72,8 @@ impl Successor {
     /// those of this process.
     pub fn start(program: &Path, work: &mut Work<'_>) -> Result<(Successor, Start), Refusal> {
         let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
-        let (ours, theirs) = pair.map_err(|errno| Refusal::failed("make a socket to a new process", &errno.into()))?;
+        let (ours, theirs) =
+            pair.map_err(|errno| Refusal::failed("create a socket to a new process", &errno.into()))?;
         let program = program.to_owned();
         let start = work.send(move || spawn(program, theirs))?;
         Ok((Successor::at(ours, work)?, start))
@@ -80,7 +81,7 @@ impl Successor {
 
     /// It was started.
     pub fn started(&mut self, child: std::io::Result<Child>) -> Result<(), Refusal> {
-        let failed = |error| Refusal::failed("start the new program", &error).advise("the disk goes on as before");
+        let failed = |error| Refusal::failed("start the new program", &error).advise("the disk continues as before");
         self.child = Some(child.map_err(failed)?);
         Ok(())
     }
@@ -102,10 +103,10 @@ impl Successor {
     pub fn not_come(&mut self, why: &ChannelError) -> Refusal {
         let ended = self.child.as_mut().and_then(|child| child.try_wait().ok().flatten());
         let what = match ended {
-            Some(status) => format!("the new process has ended with {status} before it took anything"),
-            None => format!("the new process did not come up: {why}"),
+            Some(status) => format!("the new process exited with {status} before taking over"),
+            None => format!("the new process did not start: {why}"),
         };
-        let advice = "the disk goes on as before; its log may say why, or the new program is another one";
+        let advice = "the disk continues as before; see its log, and check that the new program is tapline-disk";
         Refusal::new(Kind::Failed, what).advise(advice)
     }
 
@@ -123,7 +124,7 @@ impl Successor {
             say(Said::Layer { name, write: file.options().write }, &files)?;
         }
         let logs = redo_log::to_be_handed();
-        let logs = logs.map_err(|error| NotHanded::Disk(Refusal::failed("hand a redo log over", &error)))?;
+        let logs = logs.map_err(|error| NotHanded::Disk(Refusal::failed("hand over a redo log", &error)))?;
         for (name, log) in logs {
             say(Said::Log { name }, &[&log])?;
         }

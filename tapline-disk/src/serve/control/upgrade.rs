@@ -35,7 +35,7 @@ const PAUSE_MAX: Duration = Duration::from_millis(50);
 const ATTEMPTS: u32 = 20;
 const REST: Duration = Duration::from_millis(20);
 
-const LATE: &str = "the new process does not take the disk over";
+const LATE: &str = "the new process does not take over the disk";
 
 /// The verb, as far as it is.
 #[derive(Debug)]
@@ -101,7 +101,7 @@ impl Upgrade {
                 Successor::start(program, work).map(|(successor, start)| (successor, Some(start)))?
             }
             _ => {
-                let what = "either the program is named, or a socket to a process that was started comes along";
+                let what = "give either the program, or a socket to an already started process";
                 return Err(Refusal::new(Kind::Invalid, what));
             }
         };
@@ -200,7 +200,7 @@ impl Upgrade {
     /// Takes requests again, and tries later.
     fn rest(&mut self, work: &mut Work<'_>) -> Result<(), Refusal> {
         work.server.hold(false);
-        self.again("what is under way does not end")?;
+        self.again("requests in flight do not complete")?;
         let rest = REST * self.attempts;
         self.set_timer(rest)?;
         self.stage = Stage::Resting { until: Instant::now() + rest };
@@ -225,11 +225,11 @@ impl Upgrade {
 
     fn too_long(&self, what: &str) -> Refusal {
         Refusal::new(Kind::Busy, format!("{what} in {} ms", self.pause_max.as_millis()))
-            .advise("try when the disk is less busy, or let its guest wait longer: --pause-max")
+            .advise("retry when the disk is less busy, or allow a longer pause: --pause-max")
     }
 
     fn set_timer(&self, after: Duration) -> Result<(), Refusal> {
-        self.timer.set(after).map_err(|error| Refusal::failed("wait for what is under way", &error))
+        self.timer.set(after).map_err(|error| Refusal::failed("wait for requests in flight", &error))
     }
 
     /// Hands everything over, if nothing is under way any more and there is time.
@@ -250,10 +250,10 @@ impl Upgrade {
         match self.successor.hand_over(&self.control, until, work) {
             Ok(()) => Ok(Some(Attempt::Done(since.elapsed()))),
             Err(NotHanded::Server(HandoverError::NotNow(_))) => not_yet(),
-            Err(NotHanded::Server(why)) => Err(Failure::new("hand the disk's peers over", why).into()),
+            Err(NotHanded::Server(why)) => Err(Failure::new("hand over the disk's connections", why).into()),
             Err(NotHanded::Successor(ChannelError::Late)) => Ok(Some(Attempt::Late)),
-            Err(NotHanded::Successor(why)) => Err(Refusal::from(Failure::new("hand the disk over", why))
-                .advise("the disk goes on as before; the log says why the new process does not take it")),
+            Err(NotHanded::Successor(why)) => Err(Refusal::from(Failure::new("hand over the disk", why))
+                .advise("the disk continues as before; see the log for why the new process did not take it over")),
             Err(NotHanded::Disk(refusal)) => Err(refusal),
         }
     }
@@ -261,7 +261,7 @@ impl Upgrade {
     /// The answer.
     fn told(&self, pause: Duration) -> Value {
         let (Successor { pid, program, .. }, pause) = (&self.successor, micros(pause));
-        say(format_args!("the process {pid} has taken the disk over; its peers have waited {pause} µs"));
+        say(format_args!("process {pid} has taken over the disk; its clients waited {pause} µs"));
         json!({ "pid": pid, "pause_us": pause, "program": program })
     }
 
@@ -279,12 +279,12 @@ fn refuse_what_cannot_be(work: &Work<'_>) -> Result<(), Refusal> {
         return Err(Refusal::new(Kind::State, "the disk is paused").advise("resume it first"));
     }
     if work.disk.is_broken() {
-        return Err(Refusal::new(Kind::State, "a sync of the disk has failed, and nothing is written to it any more")
-            .advise("see the kernel's log; serve the disk anew"));
+        return Err(Refusal::new(Kind::State, "a sync of the disk has failed, so it no longer writes")
+            .advise("see the kernel log, and restart the disk"));
     }
     if work.full.is_full() && !work.server.takes_back() {
-        return Err(Refusal::new(Kind::NoSpace, "requests of NBD clients wait for space")
-            .advise("free some space, and ask again"));
+        return Err(Refusal::new(Kind::NoSpace, "requests of NBD clients are waiting for space")
+            .advise("free some space and retry"));
     }
     Ok(())
 }
@@ -294,7 +294,7 @@ fn refuse_writable_parents(work: &Work<'_>) -> Result<(), Refusal> {
     match (1..work.disk.layers().len()).find(|&depth| work.file(depth).is_ok_and(|(_, file)| file.options().write)) {
         Some(depth) => {
             let what = format!("the layer {depth} is open for writing");
-            Err(Refusal::new(Kind::State, what).advise("ask again; a merge may have to be asked for again first"))
+            Err(Refusal::new(Kind::State, what).advise("retry; a merge may have to be requested again first"))
         }
         None => Ok(()),
     }
@@ -307,11 +307,11 @@ fn needs_sync(work: &Work<'_>) -> bool {
 }
 
 fn unsupported() -> Refusal {
-    Refusal::new(Kind::Unsupported, "a disk of a Xen guest is handed over through Xen's store")
+    Refusal::new(Kind::Unsupported, "a Xen guest's disk is handed over through xenstore")
         .advise("use tapline xen upgrade, or send SIGUSR2 and serve it again")
 }
 
 fn must_be_handed(program: &Path) -> Refusal {
-    let what = format!("this disk was started with --handed, and starts nothing: not {}", program.display());
-    Refusal::new(Kind::Unsupported, what).advise("whoever started it upgrades it: tapline vbd upgrade")
+    let what = format!("this disk was started with --handed and cannot start {}", program.display());
+    Refusal::new(Kind::Unsupported, what).advise("upgrade it through the daemon: tapline vbd upgrade")
 }

@@ -78,7 +78,7 @@ pub fn condition_of(disk: &Disk<Image>, full: &Full, suspects: &Suspects) -> Con
 impl Work<'_> {
     /// Begins something that may wait for storage.
     pub fn send<T: Send + 'static>(&mut self, work: impl FnOnce() -> T + Send + 'static) -> Result<Errand<T>, Refusal> {
-        let failed = |error: io::Error| Refusal::failed("begin to work in the background", &error);
+        let failed = |error: io::Error| Refusal::failed("start background work", &error);
         let errand = Errand::send(work).map_err(failed)?;
         self.engine.watch(errand.as_fd(), false, ERRAND.0).map_err(failed)?;
         Ok(errand)
@@ -217,12 +217,12 @@ impl Work<'_> {
             Some(device) if device >= len => return Ok(None),
             Some(device) => {
                 let (wanted, device, path) = (readable(len), readable(device), path.display());
-                let what = format!("cannot make {path} {wanted} long: it is a block device of {device}");
-                return Err(Refusal::new(Kind::NoSpace, what).advise("grow the device, then serve the disk anew"));
+                let what = format!("cannot extend {path} to {wanted}: it is a block device of {device}");
+                return Err(Refusal::new(Kind::NoSpace, what).advise("enlarge the device, then restart the disk"));
             }
             None => {}
         }
-        let failed = move |error| Refusal::failed(format!("lengthen {}", path.display()), &error);
+        let failed = move |error| Refusal::failed(format!("extend {}", path.display()), &error);
         let file = file.as_fd().try_clone_to_owned().map(File::from).map_err(&failed)?;
         let lengthen = move || match file.metadata()?.len() < len {
             true => file.set_len(len).and_then(|()| file.sync_all()),
@@ -262,7 +262,7 @@ impl Work<'_> {
             return Err(not_durable(Status::Failed));
         }
         match self.geometry.read_only {
-            true => Err(Refusal::new(Kind::State, "the disk is served read-only").advise("serve it writable")),
+            true => Err(Refusal::new(Kind::State, "the disk is served read-only").advise("serve it read-write")),
             false => Ok(()),
         }
     }
@@ -276,11 +276,11 @@ impl Work<'_> {
 
 fn not_durable(status: Status) -> Refusal {
     if status == Status::NoSpace {
-        return Refusal::new(Kind::NoSpace, "cannot make the disk durable: no space is left where its files lie")
-            .advise("free some space and ask again; the disk goes on as it is");
+        return Refusal::new(Kind::NoSpace, "cannot make the disk durable: no space is left for its files")
+            .advise("free some space and retry; the disk continues as it is");
     }
     Refusal::new(Kind::Failed, "cannot make the disk durable: its storage failed, or had failed before")
-        .advise("see the kernel's log; nothing was changed, and the disk accepts writes again when it is served anew")
+        .advise("see the kernel log; nothing was changed, and the disk accepts writes again after it is restarted")
 }
 
 /// The whole path, for whoever asks from elsewhere.

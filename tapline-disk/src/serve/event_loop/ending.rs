@@ -20,7 +20,7 @@ use crate::stats;
 impl<S: Server + Disclose> EventLoop<S> {
     /// Answers what was taken in, makes it durable, and leaves.
     pub(super) fn shut_down(mut self) -> Result<Exit, Failure> {
-        say("stopping: no more requests are taken");
+        say("stopping: no longer accepting requests");
         self.server.stop(&mut EngineWatch(&mut self.engine));
         let before = self.given_back;
         if !self.server.takes_back() {
@@ -37,16 +37,16 @@ impl<S: Server + Disclose> EventLoop<S> {
             Status::Failed | Status::Refused | Status::Unsupported => Some("the storage failed, or had failed before"),
         };
         if let Some(why) = why {
-            return Err(Failure::new("flush the disk before leaving", why)
-                .advise("what the guest was told to be flushed is safe; see the kernel's log"));
+            return Err(Failure::new("flush the disk before stopping", why)
+                .advise("data whose flush was acknowledged is safe; see the kernel log"));
         }
         self.end_suspecting();
         redo_log::end_all();
         match self.given_back.saturating_sub(before) {
-            0 => say("stopped: everything is answered and flushed"),
+            0 => say("stopped: all requests are completed and flushed"),
             left => say(format_args!(
-                "stopped: {left} requests that waited are left to their guest, for who serves the disk next; \
-                 everything else is answered and flushed"
+                "stopped: {left} waiting requests stay with their guest for the next process; all others are completed \
+                 and flushed"
             )),
         }
         Ok(Exit::Done)

@@ -34,7 +34,7 @@ impl<S: Server + Disclose> EventLoop<S> {
 
     fn mind_timer(&mut self, waits: io::Result<()>) {
         if let Err(error) = waits {
-            self.log.caused(format_args!("memory is not given back while the disk is not used: no timer: {error}"));
+            self.log.caused(format_args!("memory is not released while the disk is idle: no timer: {error}"));
         }
     }
 }

@@ -78,8 +78,8 @@ impl<S: Server + Disclose> EventLoop<S> {
         }
         self.control_due = true;
         self.log.caused(match full {
-            true => "no space is left on the image's storage: writes wait until there is some, reads go on",
-            false => "no request waits for space any more",
+            true => "no space is left on the image's storage: writes wait for space, reads continue",
+            false => "no more requests are waiting for space",
         });
     }
 }

@@ -8,7 +8,7 @@ use crate::soundness::{cure_for, unfindable};
 pub(super) fn worth_a_line(status: Status) -> Option<&'static str> {
     match status {
         Status::Failed => Some(""),
-        Status::NoSpace => Some(": no space is left on the image's storage; free some, and writes succeed again"),
+        Status::NoSpace => Some(": no space is left on the image's storage; writes succeed again once some is freed"),
         Status::Done | Status::Refused | Status::Unsupported => None,
     }
 }
@@ -27,6 +27,6 @@ pub(super) fn in_words(operation: Operation) -> &'static str {
         Operation::Flush => "a flush",
         Operation::Discard => "a discard",
         Operation::WriteZeroes { .. } => "a write of zeroes",
-        Operation::Extents { .. } => "a query for extents",
+        Operation::Extents { .. } => "an extent query",
     }
 }

@@ -27,7 +27,7 @@ pub fn leave_word(store: &mut dyn Store, device: &Device, serve: &Serve) -> Resu
     let physical = physical_device(serve.image.path());
     together(store, |store, within| {
         if device.states(store, within)?.0.is_none() {
-            return Err(Failure::new(format!("serve {device}"), "somebody has removed it meanwhile"));
+            return Err(Failure::new(format!("serve {device}"), "it was removed in the meantime"));
         }
         let kthread_pid = format!("{}/{KTHREAD_PID}", device.backend());
         for (node, value) in [(&node, ""), (&kthread_pid, &pid)] {

@@ -449,7 +449,7 @@ fn a_device_that_is_removed_before_it_is_served_is_not_made_again() {
     let mut machine = Machine::new();
     take::remove(&mut machine.store, &machine.device).unwrap();
     let failure = leave_word(&mut machine.store, &machine.device, &words("raw:/a")).unwrap_err();
-    assert!(failure.what().contains("somebody has removed it meanwhile"), "{failure}");
+    assert!(failure.what().contains("it was removed in the meantime"), "{failure}");
     assert_eq!(machine.backends(), [""; 0]);
 }
 

@@ -22,14 +22,13 @@ pub async fn hold(daemon: &Daemon, sr: Uuid) {
             for (vdi, file) in held {
                 tracing::error!(
                     %vdi, %sr, file,
-                    "the file stands on the disk of the VDI, and what was written last may be in it: the VDI is not \
-                     used before somebody decides. If the file is not needed, take it away, and then: tapline vdi \
-                     reconcile VDI --believe catalogue. If it is, make the VDI read-only and scan: it becomes a VDI of \
-                     its own"
+                    "the file is a child of the VDI's image and may hold the latest writes, so the VDI is blocked \
+                     until you decide. If the file is not needed, move it away and run: tapline vdi reconcile VDI \
+                     --believe catalogue. If it is, make the VDI read-only and scan: the file becomes a VDI of its own"
                 );
             }
         }
-        Err(problem) => tracing::warn!(%sr, "whether files stand on its disks is not known: {problem}"),
+        Err(problem) => tracing::warn!(%sr, "cannot tell whether files depend on its disks: {problem}"),
     }
 }
 

@@ -91,7 +91,7 @@ async fn of(daemon: &Daemon, sr: &Sr, directory: &Arc<Directory>, file: Candidat
     let answer = daemon.tool.image(vec!["info".into(), named], handing).await?;
     let understood = serde_json::from_value::<Vec<Layer>>(answer).ok();
     let layer = understood.and_then(|layers| layers.into_iter().next()).ok_or_else(|| {
-        Problem::new(Code::Internal, format!("what image info says of {} is not understood", path.display()))
+        Problem::new(Code::Internal, format!("cannot parse the output of 'image info' for {}", path.display()))
     })?;
     let parent = layer.parent.map(|parent| recorded(parent, directory.path()));
     Ok(Found { size: layer.size, file, identity: layer.uuid, hidden: layer.hidden, parent })
@@ -99,9 +99,9 @@ async fn of(daemon: &Daemon, sr: &Sr, directory: &Arc<Directory>, file: Candidat
 
 fn recorded(parent: Parent, directory: &Path) -> Recorded {
     let shown = match (&parent.relative, &parent.absolute, parent.uuid) {
-        (Some(path), ..) | (None, Some(path), _) => format!("«{}»", path.display().to_string().escape_debug()),
+        (Some(path), ..) | (None, Some(path), _) => format!("'{}'", path.display().to_string().escape_debug()),
         (None, None, Some(uuid)) => format!("an image {uuid}"),
-        (None, None, None) => "an image of which nothing is recorded".into(),
+        (None, None, None) => "an unrecorded image".into(),
     };
     let file = name_here(parent.relative.as_deref(), parent.absolute.as_deref(), directory);
     Recorded { identity: parent.uuid, file, format: parent.format, shown }

@@ -112,15 +112,15 @@ fn appear(sorted: &mut Sorted, entry: Entry, format: ImageFormat) -> &'static st
     let problem = match (entry.file, format) {
         (false, _) => Some(odd()),
         (true, _) if entry.name.contains(char::is_control) || entry.name.contains(char::REPLACEMENT_CHARACTER) => {
-            let what = "its name cannot be shown: it has control characters or is not UTF-8";
+            let what = "its name contains control characters or is not UTF-8";
             Some(Problem::new(Code::Invalid, what).advise("rename it"))
         }
         (true, _) if entry.foreign && entry.fresh => {
-            let what = "it is another user's and was written to a moment ago";
-            Some(Problem::new(Code::Busy, what).advise("scan again when whoever writes it has ended"))
+            let what = "it belongs to another user and was written a moment ago";
+            Some(Problem::new(Code::Busy, what).advise("scan again when it is no longer being written"))
         }
         (true, ImageFormat::Raw) if entry.len == 0 || entry.len % SECTOR != 0 => {
-            let what = format!("a raw image is whole sectors of {SECTOR} bytes, and it has {} bytes", entry.len);
+            let what = format!("a raw image must be a multiple of {SECTOR} bytes, but it has {} bytes", entry.len);
             Some(Problem::new(Code::Invalid, what))
         }
         (true, _) => None,
@@ -139,14 +139,17 @@ fn appear(sorted: &mut Sorted, entry: Entry, format: ImageFormat) -> &'static st
 }
 
 fn half_changed() -> Problem {
-    let what =
-        format!("it is being changed, or whoever changed it was killed: it has a note «…{UNFINISHED}» beside it");
-    Problem::new(Code::Busy, what).advise("scan again when that has ended, or finish it with the command that began it")
+    let what = format!(
+        "it is being changed, or the command that changed it was killed: there is a marker file \
+            '…{UNFINISHED}' next to it"
+    );
+    Problem::new(Code::Busy, what)
+        .advise("scan again when that has ended, or repeat the interrupted command to finish it")
 }
 
 fn odd() -> Problem {
     Problem::new(Code::Invalid, "it is not a regular file: a link, a directory or a device")
-        .advise("put the image itself in its place")
+        .advise("replace it with the image itself")
 }
 
 /// A file without a place.

@@ -172,16 +172,19 @@ fn twins(all: &[Found]) -> HashMap<&str, &str> {
 }
 
 fn two_alike(twin: &str) -> Problem {
-    Problem::new(Code::Exists, format!("it has the identity of «{twin}»: their children could stand on either"))
-        .advise("remove one of them, or import it, which gives it an identity of its own")
+    Problem::new(
+        Code::Exists,
+        format!("it has the same identity as '{twin}', so children's parents would be ambiguous"),
+    )
+    .advise("remove one of them, or import it to give it a new identity")
 }
 
 /// The file that an image stands on, if it stands on one.
 fn parent_of(found: &Found, all: &[Found]) -> Result<Option<String>, Problem> {
     let Some(recorded) = &found.parent else { return Ok(None) };
     let missing = || {
-        let what = format!("it stands on {}, which is not in this repository", recorded.shown);
-        Problem::new(Code::NotFound, what).advise("put that here too and scan again, or import the image")
+        let what = format!("its parent {} is not in this repository", recorded.shown);
+        Problem::new(Code::NotFound, what).advise("copy the parent here and scan again, or import the image")
     };
     let of_format = |other: &&Found| recorded.format.is_none_or(|format| format == other.file.format);
     let by_identity = recorded
@@ -195,9 +198,8 @@ fn parent_of(found: &Found, all: &[Found]) -> Result<Option<String>, Problem> {
     match (recorded.identity, parent.identity) {
         (Some(meant), Some(there)) if meant != there => {
             let name = &parent.file.file;
-            let what =
-                format!("it stands on an image {meant}, and «{name}», by the name it knows, is another: {there}");
-            Err(Problem::new(Code::NotFound, what).advise("put the right one here and scan again"))
+            let what = format!("its parent has identity {meant}, but the file '{name}' recorded for it has {there}");
+            Err(Problem::new(Code::NotFound, what).advise("put the right file here and scan again"))
         }
         _ => Ok(Some(parent.file.file.clone())),
     }
@@ -209,13 +211,14 @@ fn without_end(name: &str, parent: &str, fates: &HashMap<String, Fate>) -> Probl
     let mut seen = HashSet::from([name]);
     while let Some(Fate::Waits(next)) = fates.get(below) {
         if !seen.insert(below) {
-            let what = format!("it stands on «{parent}», which stands on itself in the end");
-            return Problem::new(Code::Invalid, what).advise("one of them records a wrong parent: see image info");
+            let what = format!("its parent '{parent}' is part of a loop");
+            return Problem::new(Code::Invalid, what)
+                .advise("one of them records a wrong parent: see 'tapline image info'");
         }
         below = next;
     }
-    let what = format!("it stands on «{below}», which has no place itself");
-    Problem::new(Code::NotFound, what).advise("see why that one has none")
+    let what = format!("its parent '{below}' is unplaced itself");
+    Problem::new(Code::NotFound, what).advise("resolve that one first")
 }
 
 #[cfg(test)]

@@ -64,15 +64,15 @@ pub fn record(
 fn parent(tx: &Tx<'_>, placing: &Placing, known: &HashMap<String, Uuid>) -> Result<Option<Uuid>, Problem> {
     let Some(file) = &placing.parent else { return Ok(None) };
     let Some(image) = known.get(file) else {
-        let what = format!("it stands on «{file}», which has no place or was just removed");
+        let what = format!("its parent '{file}' is unplaced or was just removed");
         return Err(Problem::new(Code::NotFound, what).advise("scan again"));
     };
     let vdi = tx.vdi_of_image(*image)?.map(|vdi| tx.vdi(vdi)).transpose()?;
     match vdi.filter(|vdi| !vdi.read_only) {
         None => Ok(Some(*image)),
         Some(vdi) => {
-            let what = format!("it stands on «{file}», which is the disk of VDI {} and may be written", vdi.uuid);
-            Err(Problem::new(Code::InUse, what).advise("make that VDI read-only, if nobody has written to it since"))
+            let what = format!("its parent '{file}' belongs to the writable VDI {}", vdi.uuid);
+            Err(Problem::new(Code::InUse, what).advise("make that VDI read-only if it has not been written since"))
         }
     }
 }
@@ -175,7 +175,7 @@ fn name(file: &str) -> Result<api::Name, Problem> {
     let short = |text: &str| text.chars().take(NAME_MAX).collect::<String>().trim().to_owned();
     let tried = [short(stem), short(file), "image".into()];
     let found = tried.into_iter().find_map(|text| api::Name::try_from(text).ok());
-    found.ok_or_else(|| Problem::failed(format_args!("name the VDI of {file}"), "no part of it is a name"))
+    found.ok_or_else(|| Problem::failed(format_args!("choose a name for the VDI of {file}"), "it has no usable part"))
 }
 
 #[cfg(test)]

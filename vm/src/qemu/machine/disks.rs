@@ -127,7 +127,7 @@ impl Machine {
         let path = format!("/machine/peripheral/{}/virtio-backend", disk_name(position));
         let device = match self.client.execute("x-query-virtio-status", &json!({ "path": path }), COMMAND) {
             Err(error) if error.is_refusal("CommandNotFound") => return Ok(false),
-            other => other.map_err(|error| self.explained(format!("look at disk {}", position.number()), error))?,
+            other => other.map_err(|error| self.explained(format!("query disk {}", position.number()), error))?,
         };
         let status = device["status"]["statuses"].as_array().into_iter().flatten();
         let started = status.filter_map(Value::as_str).any(|word| word.starts_with("VIRTIO_CONFIG_S_DRIVER_OK"));

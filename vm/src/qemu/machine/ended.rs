@@ -31,9 +31,9 @@ impl Ended {
             (Some(status), _) if status.success() => None,
             (Some(status), _) => Some(status.to_string()),
             (None, Some(Shutdown { guest: true, reason })) if reason != "guest-panic" => None,
-            (None, Some(shutdown)) => Some(format!("QEMU's word for it is {}", shutdown.reason)),
+            (None, Some(shutdown)) => Some(format!("QEMU's shutdown reason is {}", shutdown.reason)),
             (None, None) => {
-                Some("nobody knows how: an earlier process has started it, and it has given no reason".into())
+                Some("exit status unknown: it was started by an earlier daemon and gave no shutdown reason".into())
             }
         }
     }
@@ -64,6 +64,6 @@ mod test {
         has(said(Some(9), Some((true, "guest-shutdown"))), "signal: 9");
         has(said(None, Some((false, "host-signal"))), "host-signal");
         has(said(None, Some((true, "guest-panic"))), "guest-panic");
-        has(said(None, None), "nobody knows how");
+        has(said(None, None), "exit status unknown");
     }
 }

@@ -43,17 +43,20 @@ impl Files {
     /// The files in a directory that others have no access to.
     pub fn of(directory: &Path) -> Result<Self, MachineError> {
         let refuse = |why: &str| Err(MachineError::Directory { path: directory.to_owned(), why: why.to_owned() });
-        let failed = |source| MachineError::File { what: "look at", path: directory.to_owned(), source };
+        let failed = |source| MachineError::File { what: "examine", path: directory.to_owned(), source };
         let metadata = fs::metadata(directory).map_err(failed)?;
         if !metadata.is_dir() || !directory.is_absolute() {
             return refuse("it must be an absolute path of a directory");
         }
         if metadata.mode() & OTHERS != 0 {
-            return refuse("others have access to it, and who reaches the monitor rules the guest; chmod o= it");
+            return refuse(
+                "other users have access to it, and access to the monitor means control of the guest; run \
+                chmod o= on it",
+            );
         }
         let monitor = directory.join(MONITOR);
         if monitor.as_os_str().len() > 107 {
-            return refuse("its name is too long for a socket below it; 99 bytes fit");
+            return refuse("its name is too long for a socket inside it; at most 99 bytes fit");
         }
         Ok(Self { monitor, log: directory.join(LOG), from: 0 })
     }
@@ -63,7 +66,8 @@ impl Files {
         let directory = self.log.parent().unwrap_or(Path::new("/"));
         directories_open_to_all(directory).map_err(|closed| {
             let (uid, closed) = (account.uid, closed.display());
-            let why = format!("QEMU runs as the user {uid}, who cannot pass {closed}; chmod o+x {closed}");
+            let why =
+                format!("QEMU runs as uid {uid}, which has no search permission on {closed}; run chmod o+x {closed}");
             MachineError::Directory { path: directory.to_owned(), why }
         })
     }
@@ -100,9 +104,9 @@ impl Files {
             Ok::<_, std::io::Error>(String::from_utf8_lossy(&words).trim().to_owned())
         };
         match read() {
-            Ok(words) if words.is_empty() => format!("it has said nothing ({} is empty)", self.log.display()),
+            Ok(words) if words.is_empty() => format!("it printed nothing ({} is empty)", self.log.display()),
             Ok(words) => words,
-            Err(error) => format!("what it said cannot be read ({}: {error})", self.log.display()),
+            Err(error) => format!("its output cannot be read ({}: {error})", self.log.display()),
         }
     }
 }

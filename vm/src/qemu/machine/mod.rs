@@ -145,8 +145,8 @@ impl Machine {
         let files = Files::of(directory)?;
         let found = Process::find(identity).map_err(process("find"))?;
         let process = found.ok_or_else(|| MachineError::Gone { identity: identity.clone() })?;
-        let client = Client::connect(&files.monitor, patience).map_err(monitor("adopt the machine"))?;
-        let listener = client.peer().map_err(error::process("ask for the number of"))?;
+        let client = Client::connect(&files.monitor, patience).map_err(monitor("adopt the VM"))?;
+        let listener = client.peer().map_err(error::process("get the pid of"))?;
         if listener != identity.pid {
             let (path, expected) = (files.monitor, identity.pid);
             return Err(MachineError::NotIts { path, found: listener, expected });
@@ -179,7 +179,7 @@ impl Machine {
 
     /// Lets the guest's processors run.
     pub fn resume(&mut self) -> Result<(), MachineError> {
-        self.command("let the guest run", "cont", &json!({})).map(drop)
+        self.command("resume the guest", "cont", &json!({})).map(drop)
     }
 
     /// Presses the power button and waits for the guest to power off, for at most `patience`; then ends it.
@@ -212,7 +212,7 @@ impl Machine {
         if self.wait_ended(TO_END)? {
             return Ok(());
         }
-        let source = std::io::Error::other("it is killed and does not end: it waits in the kernel for storage");
+        let source = std::io::Error::other("it was killed but does not exit: it is waiting in the kernel for storage");
         Err(MachineError::Process { what: "kill", source })
     }
 
@@ -228,7 +228,7 @@ impl Machine {
     /// How QEMU has ended, if it has: the guest has powered off, or QEMU was killed or crashed. The machine's descriptor is readable
     /// from then on.
     pub fn ended(&mut self) -> Result<Option<Ended>, MachineError> {
-        if !self.process.wait(Duration::ZERO).map_err(process("look after"))? {
+        if !self.process.wait(Duration::ZERO).map_err(process("watch"))? {
             return Ok(None);
         }
         let status = self.reap()?;
@@ -299,26 +299,26 @@ impl Starting {
                 // An earlier machine's, which has not ended, or has left its socket.
                 Ok(_) | Err(QmpError::Connect { .. }) => {}
                 Err(error) if error.is_gone() => {}
-                Err(error) => return Err(monitor("start the machine")(error)),
+                Err(error) => return Err(monitor("start the VM")(error)),
             }
             if self.ended()? {
                 return Err(MachineError::Ended { during: "its start".to_owned(), said: files.last_words() });
             }
             if left.is_zero() {
                 let source = QmpError::Late { during: "its greeting".to_owned(), after: patience };
-                return Err(monitor("start the machine")(source));
+                return Err(monitor("start the VM")(source));
             }
             thread::sleep(POLL);
         }
     }
 
     fn is_its(&self, client: &Client) -> Result<bool, MachineError> {
-        let peer = client.peer().map_err(process("ask for the number of"))?;
+        let peer = client.peer().map_err(process("get the pid of"))?;
         Ok(self.0.as_ref().is_some_and(|child| i64::from(child.id()) == i64::from(peer)))
     }
 
     fn ended(&mut self) -> Result<bool, MachineError> {
-        let ended = self.0.as_mut().map(Child::try_wait).transpose().map_err(process("look after"))?;
+        let ended = self.0.as_mut().map(Child::try_wait).transpose().map_err(process("watch"))?;
         Ok(ended.flatten().is_some())
     }
 

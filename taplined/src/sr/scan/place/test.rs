@@ -17,7 +17,7 @@ fn vhd(file: &str, own: u128, parent: Option<(u128, &str)>) -> Found {
         identity: Some(id(identity)),
         file: Some(file.into()),
         format: Some(ImageFormat::Vhd),
-        shown: format!("«{file}»"),
+        shown: format!("'{file}'"),
     };
     Found { identity: Some(id(own)), parent: parent.map(recorded), ..image(file, ImageFormat::Vhd) }
 }
@@ -25,7 +25,7 @@ fn vhd(file: &str, own: u128, parent: Option<(u128, &str)>) -> Found {
 /// A qcow2 as others make them: without an identity.
 fn qcow2(file: &str, parent: Option<&str>) -> Found {
     let recorded =
-        |file: &str| Recorded { identity: None, file: Some(file.into()), format: None, shown: format!("«{file}»") };
+        |file: &str| Recorded { identity: None, file: Some(file.into()), format: None, shown: format!("'{file}'") };
     Found { parent: parent.map(recorded), ..image(file, ImageFormat::Qcow2) }
 }
 
@@ -107,8 +107,8 @@ fn a_parent_that_is_not_here_is_named_and_what_stands_on_the_child_is_told_of_to
     assert!(placement.placed.is_empty());
     assert_eq!(refused(&placement).len(), 3);
     let why = |at: usize| &*placement.unplaced.get(at).unwrap().problem.message;
-    assert!(why(0).contains("«a.vhd», which is not in"), "{}", why(0));
-    assert!(why(1).contains("«b.vhd», which has no place"), "{}", why(1));
+    assert!(why(0).contains("'a.vhd', which is not in"), "{}", why(0));
+    assert!(why(1).contains("'b.vhd' is unplaced"), "{}", why(1));
 }
 
 #[test]

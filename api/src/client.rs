@@ -24,7 +24,7 @@ use std::sync::Arc;
 
 use crate::Task;
 
-pub use event::{Events, Tiding};
+pub use event::{Events, StreamItem};
 pub use remote::Remote;
 pub use vbd::Connector;
 
@@ -34,23 +34,23 @@ pub const SOCKET: &str = "/run/tapline/taplined.sock";
 /// A client of a daemon. Cheap to clone; it holds no connection.
 #[derive(Clone, Debug)]
 pub struct Client {
-    place: Place,
+    endpoint: Endpoint,
 }
 
 /// Where a daemon listens.
 #[derive(Clone, Debug)]
-enum Place {
+enum Endpoint {
     /// A Unix socket on this host.
     Socket(PathBuf),
     /// A TLS address on any host.
     Remote(Arc<Remote>),
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Place::Socket(path) => path.display().fmt(f),
-            Place::Remote(remote) => remote.fmt(f),
+            Endpoint::Socket(path) => path.display().fmt(f),
+            Endpoint::Remote(remote) => remote.fmt(f),
         }
     }
 }
@@ -67,11 +67,11 @@ pub enum Answer<T> {
 impl Client {
     /// A client of this host's daemon, which listens at `socket`.
     pub fn new(socket: impl Into<PathBuf>) -> Client {
-        Client { place: Place::Socket(socket.into()) }
+        Client { endpoint: Endpoint::Socket(socket.into()) }
     }
 
     /// A client of a daemon that is reached over TLS.
     pub fn remote(remote: Remote) -> Client {
-        Client { place: Place::Remote(Arc::new(remote)) }
+        Client { endpoint: Endpoint::Remote(Arc::new(remote)) }
     }
 }

@@ -13,7 +13,7 @@ mod event;
 mod image;
 mod inventory;
 mod lease;
-mod place;
+mod location;
 mod request;
 mod row;
 mod seal;
@@ -37,11 +37,11 @@ use tokio::sync::{Semaphore, broadcast};
 use uuid::Uuid;
 
 pub use autostart::ToStart;
-pub use event::{Past, Tidings};
+pub use event::{EventBus, Past};
 pub use image::{Image, ImageState, file_name};
 pub use inventory::{Outbox, Recorded};
 pub use lease::Holder;
-use place::Place;
+use location::FileLocation;
 pub use request::{Answered, RequestKey};
 pub use sound::Look;
 pub use take_in::TakenIn;
@@ -73,7 +73,7 @@ const READERS_OF_CLIENTS: usize = 4;
 pub struct Catalogue {
     writer: Arc<Writer>,
     readers: Arc<Readers>,
-    tidings: Arc<Tidings>,
+    event_bus: Arc<EventBus>,
     outbox: Arc<Outbox>,
     damage: Arc<Damage>,
 }
@@ -89,7 +89,7 @@ struct Damage {
 #[derive(Debug)]
 pub struct View<'a> {
     connection: &'a Connection,
-    tidings: &'a Tidings,
+    event_bus: &'a EventBus,
 }
 
 /// What can be asked and changed within one change, which happens in full or not at all.
@@ -135,12 +135,12 @@ impl Catalogue {
         migrate(&mut connection, path)?;
         sound::check_rows(&connection)?;
         let starts = count_start(&mut connection).map_err(failed)?;
-        let tidings = Arc::new(Tidings::new(starts));
+        let event_bus = Arc::new(EventBus::new(starts));
         let readers = Arc::new(Readers::new(path));
         let outbox = Arc::new(Outbox::default());
-        outbox.recorded(&View { connection: &connection, tidings: &tidings }.inventory_heads()?);
-        let writer = Arc::new(Writer::start(connection, Place::of(path)?, tidings.clone(), outbox.clone())?);
-        Ok(Catalogue { writer, readers, tidings, outbox, damage: Arc::default() })
+        outbox.recorded(&View { connection: &connection, event_bus: &event_bus }.inventory_heads()?);
+        let writer = Arc::new(Writer::start(connection, FileLocation::of(path)?, event_bus.clone(), outbox.clone())?);
+        Ok(Catalogue { writer, readers, event_bus, outbox, damage: Arc::default() })
     }
 
     /// Changes the catalogue: `change` in full, durable when this returns, or not at all. `change` runs on the writer's
@@ -181,12 +181,12 @@ impl Catalogue {
         let ended =
             |why: &dyn std::fmt::Display| Problem::new(Code::Internal, format!("a catalogue reader ended: {why}"));
         let turn = turns.clone().acquire_owned().await.map_err(|closed| ended(&closed))?;
-        let (readers, tidings) = (self.readers.clone(), self.tidings.clone());
+        let (readers, event_bus) = (self.readers.clone(), self.event_bus.clone());
         let asked = tokio::task::spawn_blocking(move || {
             // Until it is over, also if nobody waits for the answer any more.
             let _turn = turn;
             let connection = readers.take()?;
-            let answer = question(&View { connection: &connection, tidings: &tidings });
+            let answer = question(&View { connection: &connection, event_bus: &event_bus });
             readers.give_back(connection);
             answer
         });
@@ -258,17 +258,17 @@ impl Catalogue {
 
     /// Events from now on.
     pub fn subscribe(&self) -> broadcast::Receiver<Arc<api::Event>> {
-        self.tidings.subscribe()
+        self.event_bus.subscribe()
     }
 
     /// Events behind number `seq`, and all from now on.
     pub fn subscribe_behind(&self, seq: u64) -> Past {
-        self.tidings.subscribe_behind(seq)
+        self.event_bus.subscribe_behind(seq)
     }
 
     /// Tells how far a task is, from 0 to 1. Not kept: a task that is begun again begins at nothing.
     pub fn progress(&self, task: &api::Task, progress: f64) {
-        self.tidings.progress(task, progress);
+        self.event_bus.progress(task, progress);
     }
 }
 

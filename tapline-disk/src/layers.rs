@@ -2,7 +2,7 @@
 //! together.
 //!
 //! Only files that were named on the command line are ever opened. What an image says of its parent is shown, to
-//! help find the right name, and compared with the parent that was named ([`crate::lineage`]).
+//! help find the right name, and compared with the parent that was named ([`crate::parent_link`]).
 
 use disk::qcow2::Qcow2;
 use disk::redo::Patched;
@@ -16,9 +16,9 @@ use crate::file_identity::FileIdentity;
 use crate::files;
 use crate::image_name::{FormatName, ImageName};
 use crate::leftovers;
-use crate::lineage;
 use crate::log::say;
 use crate::ordered;
+use crate::parent_link;
 use crate::redo_log::{self, AfterFailure};
 use crate::soundness;
 use crate::unfinished::{self, Unfinished};
@@ -213,8 +213,8 @@ impl Layers {
                 left.command()
             ));
         }
-        let modified = lineage::modified(parent, file)?;
-        if let Some(note) = lineage::check((child, above), (parent, below), modified, accept)? {
+        let modified = parent_link::modified(parent, file)?;
+        if let Some(note) = parent_link::check((child, above), (parent, below), modified, accept)? {
             say(note);
         }
         Ok(())
@@ -460,8 +460,8 @@ pub fn explain(name: &ImageName, error: ImageError) -> Failure {
 fn parent_missing(name: &ImageName, link: &disk::Link) -> Failure {
     let advice = format!(
         "{}\n  if that is the right one: --parent {}",
-        lineage::describe(link),
-        lineage::suggestion(name, link)
+        parent_link::describe(link),
+        parent_link::suggestion(name, link)
     );
     Failure::new(format!("open {name}"), "it has a parent, which must be given").advise(advice).exit_as(Exit::Usage)
 }

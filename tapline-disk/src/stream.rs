@@ -25,7 +25,7 @@ const GRAIN: usize = 64 << 10;
 const WINDOW: u64 = 1 << 30;
 
 /// A piece of a disk.
-pub struct Piece {
+pub struct Chunk {
     /// Where it is.
     pub span: Span,
     /// Its bytes; `None` if they are zero.
@@ -37,7 +37,7 @@ pub struct Stream {
     /// Bytes still to come.
     left: u64,
     /// Gone only while the stream goes.
-    pieces: Option<Receiver<Result<Piece, Failure>>>,
+    pieces: Option<Receiver<Result<Chunk, Failure>>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -69,7 +69,7 @@ impl Drop for Stream {
 }
 
 impl Iterator for Stream {
-    type Item = Result<Piece, Failure>;
+    type Item = Result<Chunk, Failure>;
 
     fn next(&mut self) -> Option<Self::Item> {
         if self.left == 0 {
@@ -88,9 +88,9 @@ impl Iterator for Stream {
 /// The thread's side.
 struct Reader<'a> {
     runner: Runner,
-    out: &'a SyncSender<Result<Piece, Failure>>,
+    out: &'a SyncSender<Result<Chunk, Failure>>,
     /// Pieces that are asked for, in order, and whether their bytes are there.
-    ahead: VecDeque<(Piece, bool)>,
+    ahead: VecDeque<(Chunk, bool)>,
 }
 
 /// The other side has enough.
@@ -100,7 +100,7 @@ impl Reader<'_> {
     fn new(
         layers: Layers,
         kind: Option<EngineKind>,
-        out: &SyncSender<Result<Piece, Failure>>,
+        out: &SyncSender<Result<Chunk, Failure>>,
     ) -> Result<Reader<'_>, Failure> {
         Ok(Reader { runner: Runner::new(layers, kind)?, out, ahead: VecDeque::new() })
     }
@@ -133,7 +133,7 @@ impl Reader<'_> {
             self.runner.submit(Operation::Read, span, memory.clone(), Token(span.at))?;
             bytes = Some(memory);
         }
-        self.ahead.push_back((Piece { span, bytes }, zero));
+        self.ahead.push_back((Chunk { span, bytes }, zero));
         self.hand_over(AHEAD)
     }
 

@@ -13,7 +13,7 @@ pub mod firmware;
 mod launch;
 mod list;
 pub mod local;
-mod relics;
+mod stale_files;
 mod upgrade;
 pub mod wait;
 
@@ -143,7 +143,7 @@ fn serve(
         Err(failure) => {
             // The first failure is the one to tell; a node that stays is shown by `list`, and `detach` removes it.
             give::withdraw(store, device).unwrap_or_else(say);
-            relics::remove(places, device, Some(&control), |said| say(said));
+            stale_files::remove(places, device, Some(&control), |said| say(said));
             Err(failure)
         }
     }
@@ -275,7 +275,7 @@ fn end_unknown(places: &Places, own: xen::DomId, guest: xen::DomId, vdev: Vdev) 
     for device in &served {
         say(format_args!("{device} is not in xenstore; stopping its process"));
         claim::end_holder(places, device, |said| say(said))?;
-        relics::remove(places, device, None, |said| say(said));
+        stale_files::remove(places, device, None, |said| say(said));
     }
     Ok(!served.is_empty())
 }
@@ -283,11 +283,11 @@ fn end_unknown(places: &Places, own: xen::DomId, guest: xen::DomId, vdev: Vdev) 
 /// Removes what is left, and ends who serves it: with that process go its mappings of the guest's pages, without which the
 /// guest's domain can end. One that was killed has left more than nodes.
 fn finish(store: &mut dyn Store, places: &Places, device: &Device) -> Result<(), Failure> {
-    let control = relics::control_of(store, device)?;
+    let control = stale_files::control_of(store, device)?;
     taking::remove(store, device)?;
     firmware::hide(store, device)?;
     claim::end_holder(places, device, |said| say(said))?;
-    relics::remove(places, device, control.as_deref(), |said| say(said));
+    stale_files::remove(places, device, control.as_deref(), |said| say(said));
     Ok(())
 }
 

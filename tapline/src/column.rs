@@ -13,14 +13,14 @@ const GAP: u16 = 2;
 /// A column that shows a property of an object of type `T`.
 pub struct Column<T> {
     head: &'static str,
-    place: Place,
+    visibility: Visibility,
     align: CellAlignment,
     cell: fn(&T, Uuids) -> String,
 }
 
 /// In which views a column is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum Visibility {
     /// Shown in every table.
     Table,
     /// Shown in a table if it fits, and in wide tables.
@@ -59,7 +59,7 @@ impl Uuids {
 impl<T> Column<T> {
     /// A column that is shown in every table.
     pub const fn new(head: &'static str, cell: fn(&T, Uuids) -> String) -> Column<T> {
-        Column { head, place: Place::Table, align: CellAlignment::Left, cell }
+        Column { head, visibility: Visibility::Table, align: CellAlignment::Left, cell }
     }
 
     /// The cell's text for an object. Invisible characters in names are made visible.
@@ -74,17 +74,17 @@ impl<T> Column<T> {
 
     /// Shows the column only if it fits.
     pub const fn if_room(self) -> Column<T> {
-        Column { place: Place::Room, ..self }
+        Column { visibility: Visibility::Room, ..self }
     }
 
     /// Shows the column in wide tables only.
     pub const fn wide(self) -> Column<T> {
-        Column { place: Place::Wide, ..self }
+        Column { visibility: Visibility::Wide, ..self }
     }
 
     /// Shows the column only in the view of a single object.
     pub const fn alone(self) -> Column<T> {
-        Column { place: Place::Alone, ..self }
+        Column { visibility: Visibility::Alone, ..self }
     }
 }
 
@@ -93,10 +93,10 @@ pub fn table<T>(objects: &[T], columns: &[Column<T>], wide: bool, width: Option<
     let uuids = if wide { Uuids::Whole } else { Uuids::Short };
     let mut shown: Vec<&Column<T>> = columns
         .iter()
-        .filter(|column| match column.place {
-            Place::Table | Place::Room => true,
-            Place::Wide => wide,
-            Place::Alone => false,
+        .filter(|column| match column.visibility {
+            Visibility::Table | Visibility::Room => true,
+            Visibility::Wide => wide,
+            Visibility::Alone => false,
         })
         .collect();
     let mut table = draw(objects, &shown, uuids);
@@ -112,7 +112,7 @@ fn too_wide<T>(table: &Table, shown: &[&Column<T>], width: Option<u16>) -> Optio
     let gaps = GAP.saturating_mul(u16::try_from(shown.len().saturating_sub(1)).unwrap_or(u16::MAX));
     let needed = table.column_max_content_widths().into_iter().fold(gaps, u16::saturating_add);
     width.filter(|width| needed > *width)?;
-    shown.iter().rposition(|column| column.place == Place::Room)
+    shown.iter().rposition(|column| column.visibility == Visibility::Room)
 }
 
 fn draw<T>(objects: &[T], shown: &[&Column<T>], uuids: Uuids) -> Table {

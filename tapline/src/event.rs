@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use api::client::Tiding;
+use api::client::StreamItem;
 use api::{Code, Event, ObjectKind, Problem};
 use serde_json::Value;
 
@@ -32,16 +32,16 @@ impl Verb {
         let mut events = session.client.events(behind).await?;
         loop {
             match events.next().await {
-                Tiding::Change(event) if kind.is_empty() || kind.contains(&event.kind) => {
+                StreamItem::Change(event) if kind.is_empty() || kind.contains(&event.kind) => {
                     if tell(session, &event)?.is_break() {
                         return Ok(());
                     }
                 }
-                Tiding::Change(_) => {}
-                Tiding::Reset => say("tapline: events were lost; reload all objects\n"),
+                StreamItem::Change(_) => {}
+                StreamItem::Reset => say("tapline: events were lost; reload all objects\n"),
                 // The token has expired, which the daemon would report on each reconnection.
-                Tiding::Lost(problem) if problem.code == Code::Unauthorized => return Err(problem),
-                Tiding::Lost(problem) => say(&format!("tapline: {problem}; reconnecting\n")),
+                StreamItem::Lost(problem) if problem.code == Code::Unauthorized => return Err(problem),
+                StreamItem::Lost(problem) => say(&format!("tapline: {problem}; reconnecting\n")),
             }
         }
     }

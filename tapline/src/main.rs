@@ -12,13 +12,13 @@
 mod column;
 mod completion;
 mod confirm;
+mod endpoint;
 mod event;
 mod find;
 mod hand_over;
 mod host;
 mod manual;
 mod panics;
-mod place;
 mod removal;
 mod session;
 // Sizes are parsed and printed as in `tapline-disk`. That crate may not depend on this one's libraries, so its file is

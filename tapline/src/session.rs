@@ -11,7 +11,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::column::{Column, alone, table};
-use crate::place::Place;
+use crate::endpoint::EndpointOptions;
 use crate::wait;
 use crate::word::HostPath;
 
@@ -19,7 +19,7 @@ use crate::word::HostPath;
 #[derive(Clone, Debug, clap::Args)]
 pub struct How {
     #[command(flatten)]
-    place: Place,
+    endpoint: EndpointOptions,
     /// Print the API's response as JSON; for a long-running verb, the task
     #[arg(long, global = true)]
     json: bool,
@@ -62,7 +62,7 @@ pub enum Outcome {
 impl Session {
     /// Creates a session from its options.
     pub fn new(how: How) -> Result<Session, Problem> {
-        let (client, remote) = how.place.client()?;
+        let (client, remote) = how.endpoint.client()?;
         Ok(Session { client, remote, json: how.json })
     }
 

@@ -186,7 +186,7 @@ impl Verb {
 impl Create {
     async fn run(self, session: &Session) -> Result<(), Problem> {
         let Create { name, source, description, reserve, format, waiting } = self;
-        let asked = SrCreate { name, description, source: source.place(session)?, reserve, format };
+        let asked = SrCreate { name, description, source: source.resolve(session)?, reserve, format };
         session.made(session.client.sr_create(&asked).await?, waiting).await
     }
 }
@@ -194,7 +194,7 @@ impl Create {
 impl Introduce {
     async fn run(self, session: &Session) -> Result<(), Problem> {
         let Introduce { name, source, uuid, description, reserve, waiting } = self;
-        let asked = SrIntroduce { uuid, name, description, source: source.place(session)?, reserve };
+        let asked = SrIntroduce { uuid, name, description, source: source.resolve(session)?, reserve };
         session.made(session.client.sr_introduce(&asked).await?, waiting).await
     }
 }
@@ -211,7 +211,7 @@ impl Destroy {
 }
 
 async fn probe(session: &Session, source: Source, waiting: Waiting) -> Result<(), Problem> {
-    let answer = session.client.sr_probe(&SrProbe { source: source.place(session)? }).await?;
+    let answer = session.client.sr_probe(&SrProbe { source: source.resolve(session)? }).await?;
     match session.outcome(answer, waiting).await? {
         Outcome::Done(found) => {
             let found: Vec<SrFound> =

@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use api::client::Tiding;
+use api::client::StreamItem;
 use api::{Change, Code, ObjectKind, Problem, Task, TaskState};
 
 use crate::column::{Column, Uuids};
@@ -116,14 +116,14 @@ async fn watch(session: &Session) -> Result<(), Problem> {
             }
         }
         match events.next().await {
-            Tiding::Change(event) if event.kind == ObjectKind::Task && event.change != Change::Removed => {
+            StreamItem::Change(event) if event.kind == ObjectKind::Task && event.change != Change::Removed => {
                 let task: Option<Task> = event.object().map_err(|error| Problem::failed("read an event", error))?;
                 tasks.extend(task);
             }
-            Tiding::Change(_) => {}
-            Tiding::Reset => tasks = session.client.tasks(true).await?,
-            Tiding::Lost(problem) if problem.code == Code::Unauthorized => return Err(problem),
-            Tiding::Lost(problem) => say(&format!("tapline: {problem}; reconnecting\n")),
+            StreamItem::Change(_) => {}
+            StreamItem::Reset => tasks = session.client.tasks(true).await?,
+            StreamItem::Lost(problem) if problem.code == Code::Unauthorized => return Err(problem),
+            StreamItem::Lost(problem) => say(&format!("tapline: {problem}; reconnecting\n")),
         }
     }
 }

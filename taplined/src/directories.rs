@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use api::Problem;
 
 use crate::config::Config;
-use crate::disk::place;
+use crate::disk::paths;
 use crate::vm;
 
 /// The owner's alone; the owner's, and a group's to read; to pass, for who knows what is there; to look around.
@@ -29,9 +29,9 @@ pub fn make(config: &Config) -> Result<(), Problem> {
         (&config.state_directory, CLOSED),
         (&config.run_directory, OPEN),
         (&config.log_directory, FOR_A_GROUP),
-        (&place::all(config), TO_PASS),
-        (&place::logs(config), FOR_A_GROUP),
-        (&vm::places(config), TO_PASS),
+        (&paths::all(config), TO_PASS),
+        (&paths::logs(config), FOR_A_GROUP),
+        (&vm::vm_directories(config), TO_PASS),
     ];
     for (directory, mode) in all {
         make_one(directory, mode)

@@ -5,7 +5,7 @@ pub mod control;
 pub mod gate;
 pub mod handing;
 pub mod oom;
-pub mod place;
+pub mod paths;
 pub mod process;
 mod program;
 pub mod redo;
@@ -25,7 +25,7 @@ use uuid::Uuid;
 use crate::config::Config;
 use control::{Beside, Watch};
 use gate::Gates;
-use place::Place;
+use paths::DiskPaths;
 
 /// The disks that run, which are asked by their VBDs.
 #[derive(Debug)]
@@ -71,6 +71,6 @@ impl Disks {
 
     /// Where the disk of a VBD is asked.
     pub fn socket(&self, vbd: Uuid) -> PathBuf {
-        Place::of(&self.config, vbd).control()
+        DiskPaths::of(&self.config, vbd).control()
     }
 }

@@ -19,7 +19,7 @@ mod leave;
 mod lost;
 mod many;
 mod operation;
-mod order;
+mod plug_spec;
 mod queue;
 mod recover;
 mod settle;

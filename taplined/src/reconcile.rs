@@ -25,7 +25,7 @@ use uuid::Uuid;
 use crate::daemon::Daemon;
 use crate::disk::process::DiskProcess;
 use crate::fault::{self, Planted};
-use crate::vdi::{self, Layer};
+use crate::vdi::{self, ServedLayer};
 use judge::{Follow, Told, Verdict, judge};
 
 /// What can be done about a VDI that is diverged.
@@ -227,12 +227,12 @@ impl Seen {
 }
 
 /// Which files it has is known to whoever starts it again.
-fn remember(daemon: &Daemon, vbd: Uuid, layers: &[Layer]) {
+fn remember(daemon: &Daemon, vbd: Uuid, layers: &[ServedLayer]) {
     let known = layers.iter().filter_map(|layer| Some((layer.file().to_owned(), layer.numbers()?)));
     daemon.plugs.has_open(vbd, known.collect());
 }
 
-fn paths(layers: &[Layer]) -> Vec<String> {
+fn paths(layers: &[ServedLayer]) -> Vec<String> {
     layers.iter().map(|layer| layer.path.display().to_string()).collect()
 }
 

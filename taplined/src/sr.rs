@@ -8,8 +8,8 @@ mod destroy;
 mod forecast;
 mod inventory;
 mod make;
+mod mount_points;
 mod patience;
-mod place;
 mod probe;
 mod scan;
 mod space;
@@ -26,8 +26,8 @@ use repo::driver::{Directory, LastHost};
 use uuid::Uuid;
 
 use crate::config::Config;
+use mount_points::MountPoints;
 use patience::Patience;
-use place::Places;
 use space::Watched;
 
 pub use destroy::Destroy;
@@ -51,7 +51,7 @@ pub struct Srs {
     claimed: Arc<Mutex<HashMap<Uuid, &'static str>>>,
     /// Asks their storage, in bounded time.
     pub patience: Patience,
-    places: Places,
+    places: MountPoints,
     watched: Mutex<HashMap<Uuid, Watched>>,
     intervals: space::Intervals,
     /// Told which repository has space again.
@@ -83,7 +83,7 @@ impl Srs {
             logs: Mutex::default(),
             claimed: Arc::default(),
             patience: Patience::new(limit),
-            places: Places { directory: config.run_directory.join("sr"), limit },
+            places: MountPoints { directory: config.run_directory.join("sr"), limit },
             watched: Mutex::default(),
             intervals: space::Intervals::of(config),
             relieved: tokio::sync::broadcast::channel(64).0,

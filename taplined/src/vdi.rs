@@ -26,7 +26,7 @@ pub use chain::{Chain, words_of};
 pub use copy::{Copy, Export, Import};
 pub use create::Create;
 pub use destroy::{Destroy, Reclaim};
-pub use live::{Layer, layers};
+pub use live::{ServedLayer, layers};
 pub use merge::{Merge, collect, tidy_up};
 pub use postponed::Postponed;
 pub use resize::Resize;

@@ -15,6 +15,7 @@
 //! that:* the next daemon destroys it, which it finds by its identity. From 3 on all is the same.
 
 mod connect;
+mod directory;
 pub mod domain;
 mod end;
 mod group;
@@ -23,7 +24,6 @@ mod hardware;
 mod hot;
 mod machine;
 mod operation;
-mod place;
 mod recover;
 mod start;
 mod stop;
@@ -45,16 +45,16 @@ use crate::config::Config;
 use crate::task::blocking;
 
 pub use connect::{Reader, connect};
+pub use directory::{user, vm_directories};
 pub use hardware::check;
 pub use hot::{ask_to_let_go, attach, detach, expect_room, has_lost};
-pub use place::{places, user};
 pub use recover::recover;
 pub use start::start;
 pub use stop::{resume, shutdown, suspend};
 
+use directory::vm_directory;
 use guest::Guest;
 use operation::{Operation, Operations};
-use place::place;
 
 /// How long it may take to find out whether the processor runs guests; where it does, it takes a second.
 const TO_TRY: Duration = Duration::from_secs(20);

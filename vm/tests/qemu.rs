@@ -16,7 +16,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 use vm::qemu::accelerator::Accelerator;
 use vm::qemu::hardware::{Boot, Console, ConsoleDevice, ConsoleTo, Disk, Hardware};
-use vm::qemu::machine::{Ending, Machine, MachineError, Status};
+use vm::qemu::machine::{Ending, MachineError, QemuVm, Status};
 use vm::qemu::platform::Platform;
 use vm::qemu::process::Identity;
 use vm::qemu::slots::Position;
@@ -91,8 +91,8 @@ impl Room {
         }
     }
 
-    fn start(&self) -> Machine {
-        Machine::start(&qemu(), &self.hardware(), self.path(), SOON).unwrap()
+    fn start(&self) -> QemuVm {
+        QemuVm::start(&qemu(), &self.hardware(), self.path(), SOON).unwrap()
     }
 }
 
@@ -173,7 +173,7 @@ fn a_machine_that_cannot_start_says_why_and_leaves_nothing() {
     let Some(room) = Room::new() else { return };
     let mut hardware = room.hardware();
     hardware.boot = Boot::Kernel { kernel: "/no/such/kernel".into(), initrd: None, command_line: String::new() };
-    let start = |hardware: &Hardware| Machine::start(&qemu(), hardware, room.path(), SOON).unwrap_err();
+    let start = |hardware: &Hardware| QemuVm::start(&qemu(), hardware, room.path(), SOON).unwrap_err();
     let error = start(&hardware).to_string();
     assert!(error.starts_with("QEMU exited during its start: "), "{error}");
     assert!(error.contains("/no/such/kernel"), "{error}");
@@ -187,7 +187,7 @@ fn a_machine_that_cannot_start_says_why_and_leaves_nothing() {
     // The words of the one before are not taken for its own.
     let error = start(&Hardware { name: "x".into(), memory_mib: 1 << 20, ..room.hardware() }).to_string();
     assert!(error.contains("QEMU exited during its start") && !error.contains("/no/such/kernel"), "{error}");
-    let error = Machine::start(Path::new("/no/such/qemu"), &room.hardware(), room.path(), SOON).unwrap_err();
+    let error = QemuVm::start(Path::new("/no/such/qemu"), &room.hardware(), room.path(), SOON).unwrap_err();
     assert!(error.to_string().contains("/no/such/qemu"), "{error}");
 }
 
@@ -195,7 +195,7 @@ fn a_machine_that_cannot_start_says_why_and_leaves_nothing() {
 fn a_directory_that_others_reach_is_refused() {
     let Some(room) = Room::new() else { return };
     fs::set_permissions(room.path(), fs::Permissions::from_mode(0o755)).unwrap();
-    let error = Machine::start(&qemu(), &room.hardware(), room.path(), SOON).unwrap_err();
+    let error = QemuVm::start(&qemu(), &room.hardware(), room.path(), SOON).unwrap_err();
     assert!(error.to_string().contains("other users have access to it"), "{error}");
 }
 
@@ -204,7 +204,7 @@ fn a_directory_that_others_reach_is_refused() {
 fn starter() {
     let Some(directory) = std::env::var_os(STARTER) else { return };
     let hardware: Hardware = serde_json::from_str(&std::env::var("VM_TEST_HARDWARE").unwrap()).unwrap();
-    let machine = Machine::start(&qemu(), &hardware, Path::new(&directory), SOON).unwrap();
+    let machine = QemuVm::start(&qemu(), &hardware, Path::new(&directory), SOON).unwrap();
     let identity = serde_json::to_string(machine.identity()).unwrap();
     fs::write(Path::new(&directory).join("identity"), identity).unwrap();
     // Without a word to anybody, as a process that is killed.
@@ -223,16 +223,16 @@ fn a_machine_is_adopted_after_its_starter_has_gone() {
         .unwrap();
     assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(9));
     let identity: Identity = serde_json::from_slice(&fs::read(room.path().join("identity")).unwrap()).unwrap();
-    let mut machine = Machine::adopt(&identity, room.path(), SOON).unwrap();
+    let mut machine = QemuVm::adopt(&identity, room.path(), SOON).unwrap();
     assert_eq!(machine.status().unwrap(), Status::Running);
     assert_eq!(machine.disks().unwrap(), [Position::new(0).unwrap()]);
     let socket = room.serve("more");
     machine.plug(&disk(99, socket)).unwrap();
     assert_eq!(machine.disks().unwrap().len(), 2);
     drop(machine);
-    let mut again = Machine::adopt(&identity, room.path(), SOON).unwrap();
+    let mut again = QemuVm::adopt(&identity, room.path(), SOON).unwrap();
     assert_eq!(again.end().unwrap(), Ending::Quit);
-    let gone = Machine::adopt(&identity, room.path(), SOON).unwrap_err();
+    let gone = QemuVm::adopt(&identity, room.path(), SOON).unwrap_err();
     assert!(matches!(gone, MachineError::Gone { .. }), "{gone:?}");
 }
 
@@ -257,12 +257,12 @@ fn a_machine_that_was_adopted_says_why_it_has_ended() {
     let image = fs::OpenOptions::new().write(true).open(room.path().join("boot")).unwrap();
     let write = |bytes: &[u8], at: u64| std::os::unix::fs::FileExt::write_all_at(&image, bytes, at).unwrap();
     write(&waiting_to_power_off(), 0);
-    let end = |by: &dyn Fn(&mut Machine)| {
+    let end = |by: &dyn Fn(&mut QemuVm)| {
         // Started by us, it remains our child; what its parent would know is not looked at.
         let started = room.start();
         let identity = started.identity().clone();
         drop(started);
-        let mut machine = Machine::adopt(&identity, room.path(), SOON).unwrap();
+        let mut machine = QemuVm::adopt(&identity, room.path(), SOON).unwrap();
         by(&mut machine);
         assert!(machine.wait_ended(SOON).unwrap());
         let ended = machine.ended().unwrap().unwrap();
@@ -285,11 +285,11 @@ fn a_machine_whose_monitor_is_anothers_is_not_adopted() {
     drop(machine);
     let mut other = Command::new("sleep").arg("600").spawn().unwrap();
     let process = vm::qemu::process::Process::with_pid(other.id().try_into().unwrap()).unwrap();
-    let error = Machine::adopt(process.identity(), room.path(), SOON).unwrap_err();
+    let error = QemuVm::adopt(process.identity(), room.path(), SOON).unwrap_err();
     assert!(matches!(error, MachineError::NotIts { .. }), "{error:?}");
     other.kill().unwrap();
     other.wait().unwrap();
-    Machine::adopt(&identity, room.path(), SOON).unwrap().end().unwrap();
+    QemuVm::adopt(&identity, room.path(), SOON).unwrap().end().unwrap();
 }
 
 #[test]
@@ -312,7 +312,7 @@ fn the_firmware_boots_the_disk_that_is_marked_wherever_it_is() {
     let log = room.path().join("console");
     let console = Some(Console { device: ConsoleDevice::Serial, to: ConsoleTo::Log(log.clone()) });
     let hardware = Hardware { disks, console, ..room.hardware() };
-    let mut machine = Machine::start(&qemu(), &hardware, room.path(), SOON).unwrap();
+    let mut machine = QemuVm::start(&qemu(), &hardware, room.path(), SOON).unwrap();
     let deadline = Instant::now() + SOON;
     while fs::read(&log).unwrap().is_empty() && Instant::now() < deadline {
         thread::sleep(Duration::from_millis(10));
@@ -347,7 +347,7 @@ fn qemu_understands_everything_that_a_platform_can_have() {
         let console = Some(Console { device: ConsoleDevice::Virtio, to: ConsoleTo::Socket(file("console").into()) });
         let platform = Platform::parse(pairs).unwrap();
         let hardware = Hardware { platform, console, memory_mib: 256, ..room.hardware() };
-        let mut machine = Machine::start(&qemu(), &hardware, room.path(), SOON).unwrap();
+        let mut machine = QemuVm::start(&qemu(), &hardware, room.path(), SOON).unwrap();
         assert_eq!(machine.status().unwrap(), Status::Running);
         machine.end().unwrap();
         let said = fs::read_to_string(machine.log()).unwrap();
@@ -359,7 +359,7 @@ fn qemu_understands_everything_that_a_platform_can_have() {
 fn a_second_client_of_a_monitor_is_told_that_it_is_held() {
     let Some(room) = Room::new() else { return };
     let mut machine = room.start();
-    let error = Machine::adopt(machine.identity(), room.path(), SHORT).unwrap_err();
+    let error = QemuVm::adopt(machine.identity(), room.path(), SHORT).unwrap_err();
     let cause = std::error::Error::source(&error).unwrap().to_string();
     assert!(cause.contains("another client holds its monitor"), "{cause}");
     machine.end().unwrap();
@@ -454,7 +454,7 @@ fn a_disk_whose_server_dies_when_the_driver_starts_it_is_seen_to_be_lost() {
     let dies = Disk { queues: Some(1), bootable: true, ..disk(0, socket) };
     let place = dies.position;
     let hardware = Hardware { disks: vec![dies], ..room.hardware() };
-    let mut machine = Machine::start(&qemu(), &hardware, room.path(), SOON).unwrap();
+    let mut machine = QemuVm::start(&qemu(), &hardware, room.path(), SOON).unwrap();
     // The firmware is the driver.
     let deadline = Instant::now() + SOON;
     while !machine.has_lost(place).unwrap() {

@@ -35,7 +35,7 @@ struct Stream {
 
 /// An item of the stream.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Tiding {
+pub enum StreamItem {
     /// An object has changed.
     Change(Box<Event>),
     /// Events were lost: everything known must be loaded again.
@@ -56,36 +56,36 @@ impl Client {
 
 impl Events {
     /// The next item.
-    pub async fn next(&mut self) -> Tiding {
+    pub async fn next(&mut self) -> StreamItem {
         if self.stream.is_some() {
             return self.hear().await;
         }
         tokio::time::sleep(REST).await;
         match self.connect().await {
             Ok(stream) => self.stream = Some(stream),
-            Err(failure) => return Tiding::Lost(failure.into()),
+            Err(failure) => return StreamItem::Lost(failure.into()),
         }
         // Without an event number to continue from, it is unknown what happened in the meantime.
-        if self.last.is_none() { Tiding::Reset } else { self.hear().await }
+        if self.last.is_none() { StreamItem::Reset } else { self.hear().await }
     }
 
     /// The next item of the current connection.
-    async fn hear(&mut self) -> Tiding {
-        let Some(stream) = &mut self.stream else { return Tiding::Lost(ended("the stream was not started")) };
+    async fn hear(&mut self) -> StreamItem {
+        let Some(stream) = &mut self.stream else { return StreamItem::Lost(ended("the stream was not started")) };
         loop {
             let heard = match stream.message().await {
-                Ok(message) => tiding(&message).map(|tiding| (message.id, tiding)),
+                Ok(message) => item(&message).map(|item| (message.id, item)),
                 Err(problem) => Err(problem),
             };
             match heard {
                 Ok((_, None)) => {}
-                Ok((id, Some(tiding))) => {
+                Ok((id, Some(item))) => {
                     self.last = id.or(self.last);
-                    return tiding;
+                    return item;
                 }
                 Err(problem) => {
                     self.stream = None;
-                    return Tiding::Lost(problem);
+                    return StreamItem::Lost(problem);
                 }
             }
         }
@@ -122,13 +122,13 @@ fn ended(why: impl std::fmt::Display) -> Problem {
 }
 
 /// What a message means; `None` for a kind that this version does not know.
-fn tiding(message: &Message) -> Result<Option<Tiding>, Problem> {
+fn item(message: &Message) -> Result<Option<StreamItem>, Problem> {
     match (message.name.as_str(), message.id) {
         ("change", _) => {
             let event = serde_json::from_str(&message.data).map_err(ended)?;
-            Ok(Some(Tiding::Change(event)))
+            Ok(Some(StreamItem::Change(event)))
         }
-        ("reset", _) => Ok(Some(Tiding::Reset)),
+        ("reset", _) => Ok(Some(StreamItem::Reset)),
         _ => Ok(None),
     }
 }

@@ -19,7 +19,7 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::target::Target;
-use super::{Answer, Client, Place};
+use super::{Answer, Client, Endpoint};
 use crate::{Code, Problem};
 
 /// Time limit for a response. Longer operations are tasks, and one request to wait for a task takes less.
@@ -119,7 +119,7 @@ impl Client {
     }
 
     fn senseless(&self, error: &dyn std::error::Error) -> Problem {
-        let what = format!("cannot parse the response at {}: {error}", self.place);
+        let what = format!("cannot parse the response at {}: {error}", self.endpoint);
         Problem::new(Code::Failed, what)
             .advise("make sure tapline and taplined are the same version, and restart taplined")
     }
@@ -163,12 +163,12 @@ impl Client {
         body: Bytes,
     ) -> Result<Response<Incoming>, Failure> {
         let mut request = Request::builder().method(method).uri(target.as_str());
-        let mut sender = match &self.place {
-            Place::Socket(path) => {
+        let mut sender = match &self.endpoint {
+            Endpoint::Socket(path) => {
                 request = request.header("host", "localhost");
                 self.converse(UnixStream::connect(path).await.map_err(|error| unreachable(path, &error))?).await?
             }
-            Place::Remote(remote) => {
+            Endpoint::Remote(remote) => {
                 request = request.header("host", remote.authority()).header("authorization", remote.authorization());
                 self.converse(remote.connect().await?).await?
             }
@@ -199,14 +199,14 @@ impl Client {
     }
 
     fn broken(&self, error: &hyper::Error) -> Failure {
-        let what = format!("taplined at {} closed the connection before answering: {error}", self.place);
+        let what = format!("taplined at {} closed the connection before answering: {error}", self.endpoint);
         let look = "the request may or may not have been carried out: check the object and 'tapline task list'";
         Failure::Gone(Problem::new(Code::Failed, what).advise(look))
     }
 
     fn silent(&self) -> Problem {
         let seconds = PATIENCE.as_secs();
-        let what = format!("taplined at {} has not answered for {seconds} s", self.place);
+        let what = format!("taplined at {} has not answered for {seconds} s", self.endpoint);
         Problem::new(Code::Timeout, what).advise("check its log: journalctl -u taplined")
     }
 }

@@ -30,7 +30,7 @@ pub struct Touched {
 
 /// What is told, and to whom.
 #[derive(Debug)]
-pub struct Tidings {
+pub struct EventBus {
     state: Mutex<State>,
     sender: broadcast::Sender<Arc<Event>>,
 }
@@ -62,12 +62,12 @@ pub struct News {
     object: Option<Box<RawValue>>,
 }
 
-impl Tidings {
+impl EventBus {
     /// Of a life of the daemon, the number of which is `starts`.
-    pub fn new(starts: u64) -> Tidings {
+    pub fn new(starts: u64) -> EventBus {
         let next = (starts << SEQ_BITS).saturating_add(1);
         let state = State { next, past: VecDeque::new(), progress: HashMap::new() };
-        Tidings { state: Mutex::new(state), sender: broadcast::channel(KEPT).0 }
+        EventBus { state: Mutex::new(state), sender: broadcast::channel(KEPT).0 }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

@@ -7,7 +7,7 @@
 use api::{Code, Problem};
 use rusqlite::{Connection, ErrorCode};
 
-use super::event::Tidings;
+use super::event::EventBus;
 use super::{View, failed};
 
 /// Bytes up to which indexes are compared with their tables too at each start: five times as long as the look without
@@ -47,8 +47,8 @@ pub fn check_pages(connection: &Connection, look: Look) -> Result<(), Problem> {
 
 /// Refuses rows that nobody here can have written.
 pub fn check_rows(connection: &Connection) -> Result<(), Problem> {
-    let tidings = Tidings::new(0);
-    let view = View { connection, tidings: &tidings };
+    let event_bus = EventBus::new(0);
+    let view = View { connection, event_bus: &event_bus };
     let read = || {
         for sr in view.srs()? {
             view.images_of_sr(sr.uuid)?;

@@ -49,7 +49,7 @@ impl View<'_> {
         let state: TaskState = row.get::<_, Word<_>>("state")?.0;
         let progress = match state {
             TaskState::Done => 1.0,
-            _ => self.tidings.progress_of(uuid).unwrap_or(0.0),
+            _ => self.event_bus.progress_of(uuid).unwrap_or(0.0),
         };
         Ok(Task {
             uuid,
@@ -217,7 +217,7 @@ impl Tx<'_> {
         )?;
         self.drop_leases(uuid)?;
         self.drop_claims(uuid)?;
-        self.tidings.forget_progress(uuid);
+        self.event_bus.forget_progress(uuid);
         self.touch(ObjectKind::Task, uuid, Change::Changed);
         Ok(())
     }

@@ -11,9 +11,9 @@ use api::{Code, Problem};
 use rusqlite::Connection;
 use tokio::sync::{mpsc, oneshot};
 
-use super::event::Tidings;
+use super::event::EventBus;
 use super::inventory::Outbox;
-use super::place::Place;
+use super::location::FileLocation;
 use super::{Tx, View, failed};
 
 /// Changes that may wait; who comes then waits to be let in.
@@ -73,15 +73,15 @@ impl Writer {
     /// Starts the thread, which ends when nobody can ask it any more.
     pub fn start(
         connection: Connection,
-        place: Place,
-        tidings: Arc<Tidings>,
+        location: FileLocation,
+        event_bus: Arc<EventBus>,
         outbox: Arc<Outbox>,
     ) -> Result<Writer, Problem> {
         let (changes, waiting) = mpsc::channel(WAITING_MAX);
         let thread = std::thread::Builder::new().name("catalogue".into());
         let commits = Arc::<AtomicU64>::default();
         let counted = commits.clone();
-        let started = thread.spawn(move || run(connection, &place, waiting, &tidings, &outbox, &counted));
+        let started = thread.spawn(move || run(connection, &location, waiting, &event_bus, &outbox, &counted));
         let thread = started.map_err(|error| Problem::failed("start the catalogue's thread", error))?;
         Ok(Writer { changes, commits, thread })
     }
@@ -124,9 +124,9 @@ fn ended() -> Problem {
 
 fn run(
     mut connection: Connection,
-    place: &Place,
+    location: &FileLocation,
     mut waiting: mpsc::Receiver<Asking>,
-    tidings: &Tidings,
+    event_bus: &EventBus,
     outbox: &Outbox,
     commits: &AtomicU64,
 ) {
@@ -144,8 +144,8 @@ fn run(
             }
         }
         if !batch.is_empty() {
-            let there = place.must_be_there();
-            let committed = there.and_then(|()| commit(&mut connection, &mut batch, tidings, outbox));
+            let there = location.must_be_there();
+            let committed = there.and_then(|()| commit(&mut connection, &mut batch, event_bus, outbox));
             commits.fetch_add(1, Ordering::Relaxed);
             for change in batch.drain(..) {
                 change.answer(committed.clone());
@@ -172,11 +172,11 @@ fn put_into_one(connection: &Connection) -> Result<(), Problem> {
 fn commit(
     connection: &mut Connection,
     batch: &mut [Box<dyn Change>],
-    tidings: &Tidings,
+    event_bus: &EventBus,
     outbox: &Outbox,
 ) -> Result<(), Problem> {
     let transaction = connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate).map_err(failed)?;
-    let mut tx = Tx { view: View { connection: &transaction, tidings }, touched: Vec::new(), noted: Vec::new() };
+    let mut tx = Tx { view: View { connection: &transaction, event_bus }, touched: Vec::new(), noted: Vec::new() };
     for change in batch {
         let (before, noted) = (tx.touched.len(), tx.noted.len());
         tx.execute("SAVEPOINT change", [])?;
@@ -191,6 +191,6 @@ fn commit(
     let events = tx.events()?;
     transaction.commit().map_err(failed)?;
     outbox.recorded(&recorded);
-    tidings.tell(events);
+    event_bus.tell(events);
     Ok(())
 }

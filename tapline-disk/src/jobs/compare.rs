@@ -8,7 +8,7 @@ use crate::layers::{Chain, Layers};
 use crate::output;
 use crate::progress::Progress;
 use crate::size::readable;
-use crate::stream::{Piece, Stream};
+use crate::stream::{Chunk, Stream};
 
 /// What was found. Names and meanings are part of the interface.
 #[derive(Serialize)]
@@ -58,8 +58,8 @@ pub fn run(compare: &Compare) -> Result<Exit, Failure> {
 pub fn first_difference(
     title: &'static str,
     len: u64,
-    mut one: impl Iterator<Item = Result<Piece, Failure>>,
-    mut other: impl Iterator<Item = Result<Piece, Failure>>,
+    mut one: impl Iterator<Item = Result<Chunk, Failure>>,
+    mut other: impl Iterator<Item = Result<Chunk, Failure>>,
 ) -> Result<Option<u64>, Failure> {
     let mut progress = Progress::new(title, len);
     let mut found = None;
@@ -76,7 +76,7 @@ pub fn first_difference(
 }
 
 /// The first byte at which two pieces of the same place differ.
-fn difference(a: &Piece, b: &Piece) -> Option<u64> {
+fn difference(a: &Chunk, b: &Chunk) -> Option<u64> {
     let at = match (&a.bytes, &b.bytes) {
         (None, None) => None,
         (Some(bytes), None) | (None, Some(bytes)) if bytes.is_zero() => None,
@@ -111,8 +111,8 @@ mod test {
 
     use super::*;
 
-    fn piece(bytes: Option<&[u8]>) -> Piece {
-        Piece { span: Span { at: 0, len: 4 }, bytes: bytes.map(Segments::copy_of) }
+    fn piece(bytes: Option<&[u8]>) -> Chunk {
+        Chunk { span: Span { at: 0, len: 4 }, bytes: bytes.map(Segments::copy_of) }
     }
 
     #[test]

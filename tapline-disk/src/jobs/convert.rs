@@ -18,7 +18,7 @@ use crate::progress::Progress;
 use crate::runner::Runner;
 use crate::signals::Signal;
 use crate::size::readable;
-use crate::stream::{Piece, Stream, stored_runs};
+use crate::stream::{Chunk, Stream, stored_runs};
 use crate::target::{Plan, Shape, Target};
 
 /// Writes in flight at most.
@@ -97,7 +97,7 @@ struct Writer {
 
 impl Writer {
     /// Writes what of a piece is not zero: the target is new, and reads as zero where nothing is written.
-    fn write(&mut self, piece: &Piece) -> Result<(), Failure> {
+    fn write(&mut self, piece: &Chunk) -> Result<(), Failure> {
         let Some(bytes) = &piece.bytes else { return Ok(()) };
         for (from, memory) in stored_runs(bytes) {
             let span = Span { at: piece.span.at.saturating_add(bytes_u64(from)), len: bytes_u64(memory.len()) };

@@ -8,8 +8,8 @@ use crate::failure::{Exit, Failure};
 use crate::image_name::{FormatName, ImageName};
 use crate::layers::{Chain, Layers, to_look_at};
 use crate::libvhd;
-use crate::lineage;
 use crate::output;
+use crate::parent_link;
 use crate::size::{Size, readable};
 use crate::target::{Plan, Shape, Target};
 
@@ -94,7 +94,7 @@ pub fn plan_child(
         let why = format!("its size of {len} bytes is smaller than that of {parent}, {parent_len} bytes");
         return Err(usage(child, why).advise("omit --size: a child must be at least as large as its parent"));
     }
-    let link = lineage::record(child.path(), parent, image, file)?;
+    let link = parent_link::record(child.path(), parent, image, file)?;
     let inherited = if child.format == parent.format { unit_of(image) } else { None };
     Ok(Plan { len, shape: Shape::Child(link), unit: unit.or(inherited), identity: None })
 }

@@ -13,8 +13,8 @@ use crate::cli::Info;
 use crate::failure::{Exit, Failure};
 use crate::image_name::{FormatName, ImageName};
 use crate::layers::{Layers, to_look_at};
-use crate::lineage;
 use crate::output;
+use crate::parent_link;
 use crate::size::readable;
 use crate::uuid;
 
@@ -23,7 +23,7 @@ use vhd_fields::VhdFields;
 
 /// One layer. Names and meanings are part of the interface.
 #[derive(Serialize)]
-struct Layer {
+struct LayerInfo {
     image: String,
     format: FormatName,
     /// Bytes of the disk.
@@ -71,7 +71,7 @@ impl Parent {
     fn of(name: &ImageName, link: Link) -> Parent {
         let path = |path: String| (!path.is_empty()).then_some(path);
         Parent {
-            format: lineage::format_of(name, &link).map(FormatName::word),
+            format: parent_link::format_of(name, &link).map(FormatName::word),
             uuid: uuid::known(&link.uuid),
             relative: path(link.relative),
             absolute: path(link.absolute),
@@ -88,7 +88,7 @@ pub fn run(info: &Info) -> Result<Exit, Failure> {
         false => Layers::open(&info.image, &info.parents, to_look_at(false))?,
     };
     let names = std::iter::once(&info.image).chain(&info.parents.names);
-    let described: Result<Vec<Layer>, Failure> = names
+    let described: Result<Vec<LayerInfo>, Failure> = names
         .zip(layers.images.iter().zip(&layers.files))
         .map(|(name, (image, file))| describe(name, image, file))
         .collect();
@@ -102,7 +102,7 @@ pub fn run(info: &Info) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-fn describe(name: &ImageName, image: &Image, file: &ImageFile) -> Result<Layer, Failure> {
+fn describe(name: &ImageName, image: &Image, file: &ImageFile) -> Result<LayerInfo, Failure> {
     let (file_size, file_allocated) = sizes(name, file)?;
     let data_file = match file.data_file() {
         Some(data) => {
@@ -111,7 +111,7 @@ fn describe(name: &ImageName, image: &Image, file: &ImageFile) -> Result<Layer, 
         }
         None => None,
     };
-    Ok(Layer {
+    Ok(LayerInfo {
         image: name.to_string(),
         format: name.format,
         size: image.geometry().len,
@@ -144,7 +144,7 @@ fn sizes(name: &ImageName, file: &ImageFile) -> Result<(u64, u64), Failure> {
 }
 
 /// A layer as people read it, a line for each thing that is known.
-fn rows(layer: &Layer) -> String {
+fn rows(layer: &LayerInfo) -> String {
     let mut rows = vec![
         ("image", layer.image.clone()),
         ("size", format!("{} ({} bytes)", readable(layer.size), layer.size)),

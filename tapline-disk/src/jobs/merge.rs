@@ -7,7 +7,7 @@
 //!    merged again in no time.
 //! 4. The files of the merged layers are removed, if that was asked for, from the uppermost down, each durably before
 //!    the next. *Killed before:* the same command finds the layer above on the target, or the image itself gone and
-//!    what was below it empty, and does what is left ([`crate::remains`]).
+//!    what was below it empty, and does what is left ([`crate::stale_layers`]).
 
 use disk::{Format, Image, Link};
 use serde::Serialize;
@@ -19,16 +19,16 @@ use crate::files;
 use crate::image_name::ImageName;
 use crate::jobs::resize::grow;
 use crate::layers::{Chain, Layers};
-use crate::lineage;
 use crate::log::say;
 use crate::ordered;
 use crate::output;
+use crate::parent_link;
 use crate::progress::Progress;
 use crate::relink::{Time, relink};
-use crate::remains::{self, Remains};
 use crate::runner::Runner;
 use crate::signals::Signal;
 use crate::size::readable;
+use crate::stale_layers::{self, StaleLayers};
 
 /// What was done. Names and meanings are part of the interface.
 #[derive(Serialize)]
@@ -60,7 +60,7 @@ pub fn run(merge: &Merge) -> Result<Exit, Failure> {
     chain.writable = merge.into.saturating_add(1);
     // The layer whose parent will be another.
     let above = merge.from.checked_sub(1).and_then(|n| chain.names.get(n).copied());
-    let is_done = || above.is_some_and(|above| remains::are_all(above, &sources, target));
+    let is_done = || above.is_some_and(|above| stale_layers::are_all(above, &sources, target));
     if merge.is_done {
         // Nothing stands on a leaf that could say so. One that holds nothing shows what the layers below it do, and
         // beside that its size.
@@ -82,7 +82,7 @@ pub fn run(merge: &Merge) -> Result<Exit, Failure> {
     let copied = copy(merge, target, &mut runner, &mut stop)?;
     if let Some(above) = above {
         let (image, file) = runner.layer(merge.from).ok_or_else(|| no_such_layers(merge, chain.names.len()))?;
-        relink(above, Some(&lineage::record(above.path(), target, image, file)?))?;
+        relink(above, Some(&parent_link::record(above.path(), target, image, file)?))?;
     }
     if let Some(time) = time {
         time.put_back()?;
@@ -100,9 +100,9 @@ fn finish(merge: &Merge, mut chain: Chain<'_>, sources: &[ImageName]) -> Result<
     chain.writable = merge.from.saturating_add(1);
     let Some(&target) = chain.names.get(merge.from) else { return Err(no_such_layers(merge, chain.names.len())) };
     Runner::new(Layers::open_chain(&chain, merge.access.options(true))?, merge.access.engine())?.flush()?;
-    let remains = Remains::of(sources, &remains::Layer::of(target)?)?;
+    let stale = StaleLayers::of(sources, &stale_layers::MergeLayer::of(target)?)?;
     if merge.delete {
-        remains.remove()?;
+        stale.remove()?;
     }
     report(merge, target, sources, 0)
 }
@@ -125,10 +125,10 @@ fn is_being_removed(merge: &Merge, sources: &[ImageName], target: &ImageName) ->
 
 /// Whether all of the sources are there, and hold nothing; and the target is as large as they are.
 fn hold_nothing(sources: &[ImageName], target: &ImageName) -> Result<bool, Failure> {
-    let target = remains::Layer::of(target)?;
-    match Remains::of(sources, &target) {
-        Ok(remains) => {
-            Ok(remains.layers().count() == sources.len() && remains.layers().all(|source| source.len <= target.len))
+    let target = stale_layers::MergeLayer::of(target)?;
+    match StaleLayers::of(sources, &target) {
+        Ok(stale) => {
+            Ok(stale.layers().count() == sources.len() && stale.layers().all(|source| source.len <= target.len))
         }
         Err(failure) => {
             say(format_args!("not merged yet: {failure}"));
@@ -218,7 +218,7 @@ fn copy(merge: &Merge, target: &ImageName, runner: &mut Runner, stop: &mut Signa
 
 fn delete(sources: &[ImageName]) -> Result<(), Failure> {
     sources.iter().try_for_each(|source| {
-        source.paths().try_for_each(remains::remove).map_err(|error| {
+        source.paths().try_for_each(stale_layers::remove).map_err(|error| {
             Failure::new(format!("remove {source}"), error).advise("it was merged and no longer holds data")
         })
     })

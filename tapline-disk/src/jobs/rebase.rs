@@ -18,8 +18,8 @@ use crate::failure::{Exit, Failure};
 use crate::file_identity::FileIdentity;
 use crate::image_name::ImageName;
 use crate::layers::{Chain, Layers, to_look_at};
-use crate::lineage;
 use crate::output;
+use crate::parent_link;
 use crate::presence::Presence;
 use crate::relink::relink;
 use crate::runner::Runner;
@@ -44,7 +44,7 @@ pub fn run(rebase: &Rebase) -> Result<Exit, Failure> {
         return Err(Failure::new(format!("rebase {name}"), "no new parent is given").exit_as(Exit::Usage));
     };
     check_size(name, parent, image.geometry().len)?;
-    let link = lineage::record(name.path(), parent, image, file)?;
+    let link = parent_link::record(name.path(), parent, image, file)?;
     let words = Words { verb: "rebase", onto: &rebase.onto, record_only: rebase.record_only };
     let command = words.command(name, &rebase.parents);
     let options = rebase.access.options(true);
@@ -54,7 +54,7 @@ pub fn run(rebase: &Rebase) -> Result<Exit, Failure> {
         finish(name, Some(&link), layers.unfinished.take())?;
         0
     } else {
-        let modified = lineage::modified(parent, file)?;
+        let modified = parent_link::modified(parent, file)?;
         let is_done = |found: &Image| Ok(stands_on((name, found), (parent, image), modified, &link));
         match open(name, &rebase.parents, options, &command, is_done)? {
             Some(layers) => {
@@ -151,7 +151,7 @@ fn keep_snapshots(layers: Layers) -> Result<Layers, Failure> {
 
 /// Whether `child` has this very parent, last changed at `modified`, on record.
 fn stands_on(child: (&ImageName, &Image), parent: (&ImageName, &Image), modified: u64, link: &Link) -> bool {
-    let fits = lineage::check(child, parent, modified, false).is_ok();
+    let fits = parent_link::check(child, parent, modified, false).is_ok();
     // What has no identity fits many.
     let named = child.1.link().is_some_and(|found| found.absolute == link.absolute || found.relative == link.relative);
     fits && named

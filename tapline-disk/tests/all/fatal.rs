@@ -29,7 +29,7 @@ fn serve(room: &Room, words: &str, point: &str) -> Disk {
 }
 
 /// Waits until it has died of its own fault.
-fn bury(disk: &mut Disk) {
+fn reap(disk: &mut Disk) {
     assert_eq!(disk.child.wait().unwrap().signal(), Some(6), "{}", disk.said);
 }
 
@@ -47,11 +47,11 @@ fn survive(format: &str, recorded: bool, kind: Kind, point: &str) {
     }
     driver.offer(Kind::Flush, 4000);
     for _ in 1..3 {
-        bury(&mut disk);
+        reap(&mut disk);
         disk = serve(&room, &words, point);
         driver.connect_again();
     }
-    bury(&mut disk);
+    reap(&mut disk);
     // What was answered by those who have died is heard of before, or after.
     disk = serve(&room, &words, point);
     driver.connect_again();
@@ -103,7 +103,7 @@ fn a_request_of_a_client_of_nbd_of_which_the_process_dies_is_failed_once() {
         let mut client = Nbd::connect(&room.file("n.sock")).unwrap();
         client.write(SECTOR * 512 + 8192, &[1; 512]).unwrap();
         client.write(SECTOR * 512, &[2; 4096]).unwrap_err();
-        bury(&mut disk);
+        reap(&mut disk);
     }
     let mut disk = serve(&room, words, "begin");
     let mut client = Nbd::connect(&room.file("n.sock")).unwrap();

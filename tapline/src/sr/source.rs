@@ -11,7 +11,7 @@ use crate::word::{self, HostPath, Share};
 #[derive(Clone, Debug, clap::Args)]
 pub struct Source {
     #[command(flatten)]
-    place: Place,
+    location: Location,
     /// NFS version: 3, 4, 4.1 or 4.2 [default: negotiated]
     #[arg(long, value_name = "VERSION", requires = "nfs", conflicts_with_all = ["dir", "smb", "iso"])]
     nfs_version: Option<String>,
@@ -23,7 +23,7 @@ pub struct Source {
 
 #[derive(Clone, Debug, clap::Args)]
 #[group(required = true, multiple = false)]
-struct Place {
+struct Location {
     /// A directory on the daemon's host
     #[arg(long, value_name = "PATH", value_parser = word::path)]
     dir: Option<HostPath>,
@@ -40,9 +40,9 @@ struct Place {
 
 impl Source {
     /// The API's form of the storage.
-    pub fn place(self, session: &Session) -> Result<SrSource, Problem> {
-        let Source { place, nfs_version, credentials } = self;
-        match (place.dir, place.nfs, place.smb.zip(credentials), place.iso) {
+    pub fn resolve(self, session: &Session) -> Result<SrSource, Problem> {
+        let Source { location, nfs_version, credentials } = self;
+        match (location.dir, location.nfs, location.smb.zip(credentials), location.iso) {
             (Some(path), ..) => Ok(SrSource::Dir { path: session.path(path)? }),
             (_, Some(SrSource::Nfs { server, export, .. }), ..) => {
                 Ok(SrSource::Nfs { server, export, version: nfs_version })

@@ -17,8 +17,8 @@ fn a_list_is_a_table_and_with_json_what_the_api_gave() {
     let played = Played::new([ok("GET", "srs", &srs), ok("GET", "srs?match=a%20b", &srs)]);
     let table = "\
 UUID      NAME  STATE        FREE     SIZE  ALLOCATED  FULL                                LOCATION
-00005e00  fast  attached   50 GiB  100 GiB    200 GiB  2027-01-31T00:00:00Z, at 1 GiB a day  nas:/srv/vms
-00005e00  slow  attached   50 GiB  100 GiB    200 GiB  2027-01-31T00:00:00Z, at 1 GiB a day  nas:/srv/vms
+00005e00  fast  attached   50 GiB  100 GiB    200 GiB  2027-01-31T00:00:00Z, at 1 GiB per day  nas:/srv/vms
+00005e00  slow  attached   50 GiB  100 GiB    200 GiB  2027-01-31T00:00:00Z, at 1 GiB per day  nas:/srv/vms
 ";
     let squeeze = |text: &str| {
         text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ") + "\n").collect::<String>()
@@ -45,7 +45,7 @@ fn show_tells_all_that_is_known() {
     let text = out(&played.run(&["sr", "show", "fast"]));
     for line in [
         &format!("       uuid: {SR}\n"),
-        "       full: 2027-01-31T00:00:00Z, at 1 GiB a day\n",
+        "       full: 2027-01-31T00:00:00Z, at 1 GiB per day\n",
         "    formats: qcow2, vhd\n",
         "      notes: the server says when it is durable\n",
         "description: for tests\n",

@@ -142,7 +142,7 @@ async fn events_can_be_followed() {
     Client::new(daemon.socket()).events(None).await.unwrap();
     // Of a number that there was never, the daemon knows nothing: all must be looked at anew.
     let mut events = Client::new(daemon.socket()).events(Some(1_000_000)).await.unwrap();
-    assert_eq!(events.next().await, api::client::Tiding::Reset);
+    assert_eq!(events.next().await, api::client::StreamItem::Reset);
 }
 
 #[test]

@@ -9,7 +9,7 @@ use api::Problem;
 use repo::catalogue::backup;
 
 use crate::config::Config;
-use crate::disk::{place, serving};
+use crate::disk::{paths, serving};
 use crate::vm;
 
 /// What shows that there was a catalogue, if anything does.
@@ -30,9 +30,9 @@ pub fn of_one_before(config: &Config) -> Result<Option<String>, Problem> {
         }
     }
     let places = [
-        (place::all(config), "disks were plugged"),
-        (vm::places(config), "VMs ran"),
-        (place::logs(config), "disks have logs"),
+        (paths::all(config), "disks were plugged"),
+        (vm::vm_directories(config), "VMs ran"),
+        (paths::logs(config), "disks have logs"),
     ];
     for (directory, what) in places {
         if let Some(found) = first_in(&directory)? {

@@ -10,7 +10,7 @@ use std::path::Path;
 use api::{Problem, Transport};
 use uuid::Uuid;
 
-use super::place;
+use super::paths;
 use super::process::DiskProcess;
 use crate::config::Config;
 
@@ -19,7 +19,7 @@ pub type ByVbd = HashMap<Uuid, Vec<DiskProcess>>;
 
 /// All that run now.
 pub fn all(config: &Config) -> Result<ByVbd, Problem> {
-    let places = place::all(config);
+    let places = paths::all(config);
     let tried = |error| Problem::failed("find disk processes in /proc", error);
     let mut found = ByVbd::new();
     for entry in fs::read_dir("/proc").map_err(tried)?.flatten() {
@@ -36,7 +36,7 @@ pub fn all(config: &Config) -> Result<ByVbd, Problem> {
 
 /// The process with this number, if it is there for the VBD.
 pub fn one(config: &Config, vbd: Uuid, pid: u32) -> Result<Option<DiskProcess>, Problem> {
-    let places = place::all(config);
+    let places = paths::all(config);
     DiskProcess::with_words(pid, |words| vbd_in(&places, words) == Some(vbd))
 }
 
@@ -129,7 +129,7 @@ mod test {
         let config = Config { run_directory: room.path().to_owned(), ..Config::default() };
         let (vbd, other) = (Uuid::new_v4(), Uuid::new_v4());
         let sleeper = |vbd: Uuid| {
-            let control = place::Place::of(&config, vbd).control();
+            let control = paths::DiskPaths::of(&config, vbd).control();
             let mut command = std::process::Command::new("sh");
             command.args(["-c", "read word", "disk", "serve", "--control"]).arg(control);
             command.stdin(std::process::Stdio::piped()).spawn().unwrap()

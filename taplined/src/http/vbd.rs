@@ -15,7 +15,7 @@ use super::answer::{listed, shown};
 use super::extract::{Asked, Body, Id};
 use super::{Begun, Refusal, begun};
 use crate::daemon::Daemon;
-use crate::disk::place::Place;
+use crate::disk::paths::DiskPaths;
 use crate::idempotency;
 use crate::plug;
 use crate::vm::{self, Reader};
@@ -138,7 +138,7 @@ async fn patch(State(daemon): State<Daemon>, Id(uuid): Id, Body(patch): Body<Vbd
 )]
 async fn destroy(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<StatusCode, Refusal> {
     daemon.catalogue.write(move |tx| tx.remove_vbd(uuid)).await?;
-    if let Err(problem) = Place::of(&daemon.config, uuid).remove_logs() {
+    if let Err(problem) = DiskPaths::of(&daemon.config, uuid).remove_logs() {
         tracing::warn!("{problem}");
     }
     Ok(StatusCode::NO_CONTENT)

@@ -16,7 +16,7 @@ use super::answer::{listed, shown};
 use super::extract::{Asked, Body, Id};
 use super::{Begun, Refusal, begun, must_end};
 use crate::daemon::Daemon;
-use crate::disk::place::Place;
+use crate::disk::paths::DiskPaths;
 use crate::idempotency;
 use crate::vm;
 
@@ -123,7 +123,7 @@ async fn destroy(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<StatusCod
         Ok(vbds)
     });
     for vbd in removed.await? {
-        if let Err(problem) = Place::of(&daemon.config, vbd.uuid).remove_logs() {
+        if let Err(problem) = DiskPaths::of(&daemon.config, vbd.uuid).remove_logs() {
             tracing::warn!("{problem}");
         }
     }

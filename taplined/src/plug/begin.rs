@@ -5,7 +5,7 @@ use repo::catalogue::NewTask;
 use uuid::Uuid;
 
 use super::operation::{Kind, Operation};
-use super::order::Order;
+use super::plug_spec::PlugSpec;
 use super::start::{Log, clear, forget, serve};
 use super::steps::Steps;
 use super::supervise;
@@ -92,7 +92,7 @@ pub async fn finish(daemon: &Daemon, begun: Begun, context: &Context, alone: boo
     let mut process = None;
     let mut steps = Steps::of("vbd-plug", &daemon.config, alone.then(|| context.clone()));
     let work = async {
-        let order = Order::of(daemon, vbd).await?;
+        let order = PlugSpec::of(daemon, vbd).await?;
         // Before anything is served: a guest that has not let go of what was there would connect to it.
         if !begun.again {
             vm::expect_room(daemon, &order.vbd).await?;

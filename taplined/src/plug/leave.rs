@@ -10,7 +10,7 @@ use std::time::Instant;
 use api::{Code, Problem};
 use rustix::process::Signal;
 
-use super::order::Order;
+use super::plug_spec::PlugSpec;
 use super::start::{Log, clear, serve};
 use super::steps::Steps;
 use super::upgrade::{Outcome, Upgrade};
@@ -20,7 +20,7 @@ use crate::disk::process::DiskProcess;
 pub async fn replace(upgrade: &mut Upgrade, mut old: DiskProcess) -> Outcome {
     let (daemon, vbd) = (upgrade.daemon.clone(), upgrade.vbd);
     // No task changes its files now, nor begins to: the catalogue has the disk as it is.
-    let order = match Order::of(&daemon, vbd).await {
+    let order = match PlugSpec::of(&daemon, vbd).await {
         Ok(order) => order,
         Err(problem) => return (Some(old), Err(problem)),
     };

@@ -42,7 +42,7 @@ pub struct Ticket(u64);
 pub struct Queue {
     limits: Limits,
     last: u64,
-    machines: HashMap<Option<Uuid>, Machine>,
+    machines: HashMap<Option<Uuid>, VmQueue>,
     /// Machines of which something waits, in the order of their turns.
     turns: VecDeque<Option<Uuid>>,
     under_way: HashMap<Ticket, Request>,
@@ -53,7 +53,7 @@ pub struct Queue {
 
 /// A VM.
 #[derive(Debug, Default)]
-struct Machine {
+struct VmQueue {
     writers: VecDeque<Waiting>,
     readers: VecDeque<Waiting>,
     under_way: u32,
@@ -164,7 +164,7 @@ impl Queue {
     }
 
     /// The first request of a machine whose VBD has nothing else under way.
-    fn first<'a>(&self, machine: &'a Machine) -> Option<&'a Waiting> {
+    fn first<'a>(&self, machine: &'a VmQueue) -> Option<&'a Waiting> {
         let mut all = machine.writers.iter().chain(&machine.readers);
         all.find(|waiting| !self.busy.contains(&waiting.request.vbd))
     }
@@ -202,7 +202,7 @@ impl Queue {
     }
 }
 
-impl Machine {
+impl VmQueue {
     fn line(&mut self, mode: Mode) -> &mut VecDeque<Waiting> {
         match mode {
             Mode::ReadWrite => &mut self.writers,

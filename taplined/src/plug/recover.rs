@@ -13,7 +13,7 @@ use uuid::Uuid;
 use super::settle::{record, settle};
 use super::{space, start, supervise, unplug};
 use crate::daemon::Daemon;
-use crate::disk::place;
+use crate::disk::paths;
 use crate::disk::process::DiskProcess;
 use crate::disk::serving;
 use crate::fault::{self, Planted};
@@ -75,7 +75,7 @@ pub async fn recover(daemon: &Daemon) -> Result<BTreeSet<Uuid>, Problem> {
     // Before anything is merged or begun on what the catalogue says.
     reconcile::all(daemon, Heal::Yes).await?;
     let (config, keep) = (daemon.config.clone(), known);
-    blocking("remove files that belong to no VBD", move || remove_strays(&place::all(&config), &keep)).await?;
+    blocking("remove files that belong to no VBD", move || remove_strays(&paths::all(&config), &keep)).await?;
     Ok(since)
 }
 

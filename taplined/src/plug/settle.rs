@@ -53,7 +53,7 @@ async fn settle_in(
     let begun = Instant::now();
     let mut answers = None;
     loop {
-        bury(&mut all).await?;
+        reap_dead(&mut all).await?;
         match all.as_slice() {
             [] => return Ok(None),
             [alone] if Some(alone.identity()) == known => return Ok(all.pop()),
@@ -73,7 +73,7 @@ async fn settle_in(
 }
 
 /// Lets go of those that have ended.
-async fn bury(all: &mut Vec<DiskProcess>) -> Result<(), Problem> {
+async fn reap_dead(all: &mut Vec<DiskProcess>) -> Result<(), Problem> {
     while let Some(at) = all.iter().position(DiskProcess::has_ended) {
         // Children are reaped.
         all.swap_remove(at).ended().await?;
@@ -127,22 +127,22 @@ mod test {
 
     use super::*;
     use crate::config::Config;
-    use crate::disk::place::{self, Place};
+    use crate::disk::paths::{self, DiskPaths};
 
     /// A disk at whose control socket somebody answers, and processes that may be it.
     struct Bed {
         _room: tempfile::TempDir,
         disks: Disks,
         vbd: Uuid,
-        place: Place,
+        place: DiskPaths,
     }
 
     fn bed() -> Bed {
         let room = tempfile::tempdir().unwrap();
         let config = Config { run_directory: room.path().to_owned(), ..Config::default() };
         let (disks, vbd) = (Disks::of(&config), Uuid::new_v4());
-        std::fs::create_dir_all(place::all(&config).join(vbd.to_string())).unwrap();
-        Bed { place: Place::of(&config, vbd), _room: room, disks, vbd }
+        std::fs::create_dir_all(paths::all(&config).join(vbd.to_string())).unwrap();
+        Bed { place: DiskPaths::of(&config, vbd), _room: room, disks, vbd }
     }
 
     impl Bed {

@@ -9,12 +9,12 @@ use api::{Code, Problem};
 use serde_json::Value;
 use uuid::Uuid;
 
-use super::order::Order;
+use super::plug_spec::PlugSpec;
 use super::steps::Steps;
 use crate::daemon::Daemon;
 use crate::disk::handing::{Handing, Ready, Role};
 use crate::disk::oom;
-use crate::disk::place::Place;
+use crate::disk::paths::DiskPaths;
 use crate::disk::process::{DiskProcess, Ended};
 use crate::task::blocking;
 use crate::vm::domain;
@@ -32,12 +32,12 @@ pub enum Log {
 /// moment, has to end it.
 pub async fn serve(
     daemon: &Daemon,
-    order: &Order,
+    order: &PlugSpec,
     log: Log,
     steps: &mut Steps,
     process: &mut Option<DiskProcess>,
 ) -> Result<(), Problem> {
-    let place = Place::of(&daemon.config, order.vbd.uuid);
+    let place = DiskPaths::of(&daemon.config, order.vbd.uuid);
     let vbd = order.vbd.uuid;
     let before = if log == Log::Begun { None } else { daemon.plugs.files().get(&vbd).cloned() };
     let logs = daemon.tool.redo.clone();
@@ -58,8 +58,8 @@ fn steps_limit(steps: &Steps) -> Duration {
 /// Starts a process, which waits for its files, and records it.
 async fn start(
     daemon: &Daemon,
-    order: &Order,
-    place: &Place,
+    order: &PlugSpec,
+    place: &DiskPaths,
     log: Log,
     mut handing: Handing,
     process: &mut Option<DiskProcess>,
@@ -98,12 +98,12 @@ async fn start(
 /// Starts a process that waits for what comes over its standard input. Nothing of that is open here afterwards.
 pub fn launch(
     daemon: &Daemon,
-    order: &Order,
+    order: &PlugSpec,
     words: &[OsString],
     stdin: Stdio,
     log: Log,
 ) -> Result<DiskProcess, Problem> {
-    let place = Place::of(&daemon.config, order.vbd.uuid);
+    let place = DiskPaths::of(&daemon.config, order.vbd.uuid);
     let log = place.open_log(log == Log::Begun).map_or_else(
         // A guest needs its disk more than somebody its log.
         |problem| {
@@ -140,7 +140,7 @@ async fn answer(
     patience: Duration,
 ) -> Result<Value, Problem> {
     let Some(process) = process else { return Err(Problem::new(Code::Internal, "no process was started")) };
-    let place = Place::of(&daemon.config, vbd);
+    let place = DiskPaths::of(&daemon.config, vbd);
     tokio::select! {
         biased;
         ended = process.ended() => Err(ended_at_once(&place, &ended?)),
@@ -159,7 +159,7 @@ async fn answer(
 }
 
 /// Why a process has ended before it served: in its own words, if it has said that.
-fn ended_at_once(place: &Place, how: &Ended) -> Problem {
+fn ended_at_once(place: &DiskPaths, how: &Ended) -> Problem {
     let words = place.last_words();
     // In front of them may be those of a process before it.
     match (why_it_ended(&words), how) {
@@ -207,7 +207,7 @@ pub async fn clear(daemon: &Daemon, vbd: Uuid, process: Option<DiskProcess>) -> 
         process.kill().await?;
     }
     forget_statistics(daemon, vbd).await;
-    let place = Place::of(&daemon.config, vbd);
+    let place = DiskPaths::of(&daemon.config, vbd);
     blocking("remove the sockets of a VBD", move || place.remove()).await
 }
 
@@ -222,8 +222,8 @@ mod test {
     fn a_process_that_was_killed_is_not_quoted_with_what_it_said_while_all_was_well() {
         let room = tempfile::tempdir().unwrap();
         let config = Config { log_directory: room.path().to_owned(), ..Config::default() };
-        std::fs::create_dir(crate::disk::place::logs(&config)).unwrap();
-        let place = Place::of(&config, Uuid::new_v4());
+        std::fs::create_dir(crate::disk::paths::logs(&config)).unwrap();
+        let place = DiskPaths::of(&config, Uuid::new_v4());
         let killed = Ended::Badly("signal: 9 (SIGKILL)".into());
         let mut log = place.open_log(true).unwrap();
         writeln!(log, "tapline-disk: qcow2:/a: 64 MiB, writable\ntapline-disk: serving").unwrap();

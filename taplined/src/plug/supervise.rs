@@ -14,14 +14,14 @@ use uuid::Uuid;
 
 use super::deaths::Deaths;
 use super::lost;
-use super::order::Order;
+use super::plug_spec::PlugSpec;
 use super::settle;
 use super::space;
 use super::start::{Log, clear, forget_statistics, serve};
 use super::steps::Steps;
 use super::unplug;
 use crate::daemon::Daemon;
-use crate::disk::place::Place;
+use crate::disk::paths::DiskPaths;
 use crate::disk::process::{DiskProcess, Ended};
 use crate::reconcile;
 use crate::vdi;
@@ -209,7 +209,7 @@ fn died(daemon: &Daemon, vbd: Uuid, how: Result<Ended, Problem>) -> Problem {
         Ok(Ended::Unknown) => "exit status unknown".into(),
         Err(problem) => problem.message,
     };
-    let words = Place::of(&daemon.config, vbd).last_words();
+    let words = DiskPaths::of(&daemon.config, vbd).last_words();
     Problem::failed("keep a disk served", format_args!("its process ended ({how}); its last output: {words}"))
 }
 
@@ -240,7 +240,7 @@ async fn restart(daemon: &Daemon, vbd: Uuid, died: Problem, process: &mut Option
     // A task that was at work through the process that died finds out first of which files the disk consists now.
     let vdi = daemon.catalogue.read(move |view| view.vbd(vbd)).await?.vdi;
     daemon.tasks.leave(vdi).await?;
-    let order = Order::of(daemon, vbd).await?;
+    let order = PlugSpec::of(daemon, vbd).await?;
     let _turn = daemon.plugs.restarts.acquire().await;
     if order.vbd.state == VbdState::Unplugged {
         return Err(died);

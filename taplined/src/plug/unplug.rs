@@ -12,7 +12,7 @@ use super::steps::Steps;
 use super::supervise;
 use crate::catalogue;
 use crate::daemon::Daemon;
-use crate::disk::place::Place;
+use crate::disk::paths::DiskPaths;
 use crate::disk::process::Ended;
 use crate::task::Context;
 use crate::vm;
@@ -73,7 +73,7 @@ pub async fn run(daemon: &Daemon, vbd: Uuid, force: bool, context: &Context, alo
         VbdState::Plugged | VbdState::Restarting => vm::ask_to_let_go(daemon, &now).await,
         VbdState::Plugging | VbdState::Unplugging => {}
     }
-    let turn = async { Ok(daemon.plugs.workers.turn(super::order::to_unplug(&now)).await) };
+    let turn = async { Ok(daemon.plugs.workers.turn(super::plug_spec::to_unplug(&now)).await) };
     let _turn = context.unless_cancelled(operation.unless_cancelled(turn)).await?;
     steps.last("stop").await?;
     let problem = match stop(daemon, vbd, force, begun, steps.limit()).await? {
@@ -196,7 +196,7 @@ pub async fn clear(daemon: &Daemon, vbd: Uuid, problem: Option<Problem>) -> Resu
 }
 
 fn ended_badly(daemon: &Daemon, vbd: Uuid, how: &str) -> Problem {
-    let words = Place::of(&daemon.config, vbd).last_words();
+    let words = DiskPaths::of(&daemon.config, vbd).last_words();
     let what = format!("VBD {vbd} is unplugged, but its process did not exit cleanly ({how}): {words}");
     Problem::new(Code::Failed, what).advise("check its VDI before using it again")
 }

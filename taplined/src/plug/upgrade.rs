@@ -26,13 +26,13 @@ use uuid::Uuid;
 
 use super::handover::{self, NotDone};
 use super::operation::{Kind, Operation};
-use super::order::Order;
+use super::plug_spec::PlugSpec;
 use super::settle::{record, settle};
 use super::start::{Log, launch, why_it_ended};
 use super::steps::Steps;
 use super::{leave, supervise};
 use crate::daemon::Daemon;
-use crate::disk::place::Place;
+use crate::disk::paths::DiskPaths;
 use crate::disk::process::{DiskProcess, Ended};
 use crate::task::Context;
 
@@ -111,7 +111,7 @@ impl Upgrade {
         let (daemon, vbd) = (self.daemon.clone(), self.vbd);
         let turn = async { Ok(daemon.plugs.upgrades.acquire().await) };
         let _turn = self.unless_cancelled(turn).await?;
-        let order = Order::of(&daemon, vbd).await?;
+        let order = PlugSpec::of(&daemon, vbd).await?;
         let of_xen = order.disk.is_some();
         // The chain is what the old process has when it is asked: nothing that changes it is under way from here on.
         let closed = match of_xen {
@@ -152,7 +152,7 @@ impl Upgrade {
 
     /// Has the old process hand the disk to a new one; more than once, if it is busy with something that passes, such
     /// as the beginning of a merge.
-    async fn replace(&mut self, order: Order, old: DiskProcess) -> Outcome {
+    async fn replace(&mut self, order: PlugSpec, old: DiskProcess) -> Outcome {
         let mut old = old;
         for rest in RESTS {
             match self.attempt(order.clone(), old).await {
@@ -167,8 +167,8 @@ impl Upgrade {
         self.attempt(order, old).await
     }
 
-    async fn attempt(&mut self, order: Order, old: DiskProcess) -> Outcome {
-        let log_at = Place::of(&self.daemon.config, self.vbd).log_len();
+    async fn attempt(&mut self, order: PlugSpec, old: DiskProcess) -> Outcome {
+        let log_at = DiskPaths::of(&self.daemon.config, self.vbd).log_len();
         let mut new = None;
         let started = self.start(order, &old, &mut new).await;
         let taken = match (started, &new) {
@@ -195,7 +195,7 @@ impl Upgrade {
     /// Starts the new process. Gives our end of its standard input, and of what version the old one is.
     async fn start(
         &mut self,
-        order: Order,
+        order: PlugSpec,
         old: &DiskProcess,
         new: &mut Option<DiskProcess>,
     ) -> Result<(OwnedFd, Value), Problem> {
@@ -205,7 +205,7 @@ impl Upgrade {
             handover::must_know_how(&order.vbd, pid, &asked)?;
             let said = daemon.disks.ask(vbd, json!({ "verb": "layers" }), Vec::new(), TO_SAY, |_| ()).await?;
             let order = order.with_names(handover::names(&said)?);
-            let mut words = order.words(&Place::of(&daemon.config, vbd));
+            let mut words = order.words(&DiskPaths::of(&daemon.config, vbd));
             words.push("--take-over".into());
             let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
             let (ours, theirs) = pair.map_err(|errno| Problem::failed("create a socket to a disk process", errno))?;
@@ -277,7 +277,7 @@ impl Upgrade {
             },
             None => None,
         };
-        let said = why_it_ended(&Place::of(&self.daemon.config, self.vbd).words_behind(log_at));
+        let said = why_it_ended(&DiskPaths::of(&self.daemon.config, self.vbd).words_behind(log_at));
         (Some(old), Err(handover::cause(self.vbd, why, ended, said)))
     }
 

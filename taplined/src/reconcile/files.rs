@@ -13,14 +13,14 @@ use repo::driver::{Directory, FileNumbers};
 use uuid::Uuid;
 
 use crate::daemon::Daemon;
-use crate::vdi::Layer;
+use crate::vdi::ServedLayer;
 
 /// Which files a process has, by their names.
 pub type Known = HashMap<String, FileNumbers>;
 
 /// Those of the files of a disk that are not in the repository any more. Nothing, while that is not attached, or for
 /// processes that do not say which files they have.
-pub async fn astray(daemon: &Daemon, sr: Uuid, layers: &[Layer]) -> Result<Vec<String>, Problem> {
+pub async fn astray(daemon: &Daemon, sr: Uuid, layers: &[ServedLayer]) -> Result<Vec<String>, Problem> {
     let known: Known = layers.iter().filter_map(|layer| Some((layer.file().to_owned(), layer.numbers()?))).collect();
     let Ok(directory) = daemon.srs.directory(sr).await else { return Ok(Vec::new()) };
     daemon.srs.patience.ask(sr, "find the files of a disk in", move || look(&directory, &known)).await

@@ -9,7 +9,7 @@ use api::ImageFormat;
 use repo::catalogue::{Image, ImageState};
 use uuid::Uuid;
 
-use crate::vdi::Layer;
+use crate::vdi::ServedLayer;
 
 /// All that the catalogue says of a repository and that matters here.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,14 +53,14 @@ pub struct Follow {
 }
 
 /// Whether a chain is what a disk has: the same files, and a leaf of the same size.
-pub fn agree(chain: &[Image], layers: &[Layer]) -> bool {
+pub fn agree(chain: &[Image], layers: &[ServedLayer]) -> bool {
     let mut pairs = chain.iter().zip(layers);
     let same = chain.len() == layers.len() && pairs.clone().all(|(image, layer)| layer.names(&image.file));
     same && pairs.next().is_some_and(|(image, layer)| image.size == layer.size)
 }
 
 /// Compares. `layers` are the disk's, from the leaf down.
-pub fn judge(told: &Told, layers: &[Layer]) -> Verdict {
+pub fn judge(told: &Told, layers: &[ServedLayer]) -> Verdict {
     if agree(&told.chain, layers) {
         return Verdict::Agree;
     }
@@ -71,7 +71,7 @@ pub fn judge(told: &Told, layers: &[Layer]) -> Verdict {
 }
 
 /// What the catalogue is to say if the disk is believed, whoever else is in doubt then; or why it cannot be.
-pub fn follow(told: &Told, layers: &[Layer]) -> Result<Follow, String> {
+pub fn follow(told: &Told, layers: &[ServedLayer]) -> Result<Follow, String> {
     let chain = chain(told, layers)?;
     let has = |images: &[Image], uuid: Uuid| images.iter().any(|image| image.uuid == uuid);
     let others = |image: &Image| told.shown.get(&image.uuid).is_some_and(|(vdi, _)| *vdi != told.vdi);
@@ -105,7 +105,7 @@ fn must_be_certain(follow: Follow) -> Result<Follow, String> {
 }
 
 /// The images of the disk, from the top down.
-fn chain(told: &Told, layers: &[Layer]) -> Result<Vec<Image>, String> {
+fn chain(told: &Told, layers: &[ServedLayer]) -> Result<Vec<Image>, String> {
     let mut chain: Vec<Image> = Vec::new();
     // From the bottom up: each stands on the one before it.
     for (depth, layer) in layers.iter().enumerate().rev() {
@@ -125,7 +125,7 @@ fn chain(told: &Told, layers: &[Layer]) -> Result<Vec<Image>, String> {
 }
 
 /// An image of ours that the catalogue does not have.
-fn unknown(sr: Uuid, layer: &Layer, parent: Option<Uuid>) -> Result<Image, String> {
+fn unknown(sr: Uuid, layer: &ServedLayer, parent: Option<Uuid>) -> Result<Image, String> {
     let file = layer.file();
     let known =
         file.rsplit_once('.').and_then(|(stem, end)| Some((stem.parse().ok()?, end.parse::<ImageFormat>().ok()?)));
@@ -178,11 +178,11 @@ mod test {
         Told { vdi: VDI, sr: Uuid::nil(), chain: images, by_file, shown: by_image }
     }
 
-    fn layer(file: &str) -> Layer {
-        Layer { path: format!("/srv/{file}").into(), size: 1 << 30, device: None, inode: None }
+    fn layer(file: &str) -> ServedLayer {
+        ServedLayer { path: format!("/srv/{file}").into(), size: 1 << 30, device: None, inode: None }
     }
 
-    fn layers(files: &[u128]) -> Vec<Layer> {
+    fn layers(files: &[u128]) -> Vec<ServedLayer> {
         files.iter().map(|n| layer(&file(*n))).collect()
     }
 

@@ -8,11 +8,11 @@ use repo::catalogue::Process;
 use uuid::Uuid;
 
 use crate::daemon::Daemon;
-use crate::disk::place::Place;
+use crate::disk::paths::DiskPaths;
 use crate::disk::process::DiskProcess;
 use crate::disk::serving::Words;
 use crate::plug::unplug;
-use crate::vdi::{self, Layer};
+use crate::vdi::{self, ServedLayer};
 
 /// What has become of processes.
 pub enum Found {
@@ -54,7 +54,7 @@ async fn try_to(
     let words = Words::of(process.identity().pid).ok_or("its command line cannot be read")?;
     let layers = vdi::layers(daemon, vbd).await.map_err(|problem| problem.to_string())?;
     let layers = layers.ok_or("it does not respond")?;
-    let place = Place::of(&daemon.config, vbd);
+    let place = DiskPaths::of(&daemon.config, vbd);
     let identity = process.identity();
     let transport = words.transport;
     let known = daemon.catalogue.read(move |view| match view.find_vbd(vbd)? {
@@ -89,7 +89,7 @@ async fn make_way(daemon: &Daemon, running: &Vbd, unserved: &[Vbd]) -> Result<()
 
 /// The VDI whose disk has these layers: the first of them that is the image of one that may be written, else the
 /// leaf's.
-fn vdi_of(view: &View<'_>, layers: &[Layer]) -> Result<Vdi, Problem> {
+fn vdi_of(view: &View<'_>, layers: &[ServedLayer]) -> Result<Vdi, Problem> {
     let mut first = None;
     for sr in view.srs()? {
         let images = view.images_of_sr(sr.uuid)?;

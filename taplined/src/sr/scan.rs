@@ -7,7 +7,7 @@
 pub mod doubtful;
 mod info;
 mod listing;
-mod place;
+mod placement;
 mod record;
 
 use std::collections::HashSet;
@@ -22,7 +22,7 @@ use uuid::Uuid;
 use crate::daemon::Daemon;
 use crate::task::Context;
 use listing::{Candidate, Sorted};
-use place::Found;
+use placement::Found;
 
 /// Scans a repository, which the caller has claimed.
 pub async fn scan(daemon: &Daemon, uuid: Uuid, context: &mut Context) -> Result<Scan, Problem> {
@@ -32,7 +32,7 @@ pub async fn scan(daemon: &Daemon, uuid: Uuid, context: &mut Context) -> Result<
     let gone = really_gone(daemon, &sr, &directory, sorted.absent.clone()).await?;
     context.step("examine", true).await?;
     let (found, unplaced) = examine(daemon, &sr, &directory, &sorted, Some(context)).await?;
-    let placement = place::place(found);
+    let placement = placement::place(found);
     context.step("record", false).await?;
     let Sorted { present, counts, unplaced: odd, .. } = sorted;
     let recorded = daemon.catalogue.write(move |tx| record::record(tx, &sr, present, gone, placement));

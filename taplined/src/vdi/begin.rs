@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::leaf::{Leaf, writer_of};
-use super::snapshot::{Kept, Own, State};
+use super::snapshot::{Branch, Own, State};
 use super::target::Target;
 use super::{
     Chain, Copy, Create, Destroy, Export, Import, Resize, Revert, chain, format_for, must_be_ready, must_be_shallow,
@@ -170,13 +170,13 @@ fn hold_state(state: &State, task: Uuid, tx: &mut Tx<'_>) -> Result<(), Problem>
 /// `vdi-snapshot`.
 pub async fn snapshot(daemon: &Daemon, uuid: Uuid, asked: VdiSnapshot) -> Result<Task, Problem> {
     let (state, _want) = state(daemon, uuid, asked.name, asked.description, false).await?;
-    daemon.tasks.start_job(daemon, Kept::<false>(state), |job, task, tx| hold_state(&job.0, task, tx)).await
+    daemon.tasks.start_job(daemon, Branch::<false>(state), |job, task, tx| hold_state(&job.0, task, tx)).await
 }
 
 /// `vdi-clone`.
 pub async fn clone(daemon: &Daemon, uuid: Uuid, asked: VdiClone) -> Result<Task, Problem> {
     let (state, _want) = state(daemon, uuid, asked.name, asked.description, true).await?;
-    daemon.tasks.start_job(daemon, Kept::<true>(state), |job, task, tx| hold_state(&job.0, task, tx)).await
+    daemon.tasks.start_job(daemon, Branch::<true>(state), |job, task, tx| hold_state(&job.0, task, tx)).await
 }
 
 /// `vdi-revert`.

@@ -77,7 +77,7 @@ where
 
 /// A layer of a disk, as its process tells it.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-pub struct Layer {
+pub struct ServedLayer {
     /// Where its file is.
     pub path: PathBuf,
     /// What it shows, in bytes.
@@ -89,7 +89,7 @@ pub struct Layer {
     pub inode: Option<u64>,
 }
 
-impl Layer {
+impl ServedLayer {
     /// The name of its file.
     pub fn file(&self) -> &str {
         self.path.file_name().and_then(|name| name.to_str()).unwrap_or_default()
@@ -107,7 +107,7 @@ impl Layer {
 }
 
 /// The layers that the disk process of a VBD has, from the leaf down; none if the process is no more.
-pub async fn layers(daemon: &Daemon, vbd: Uuid) -> Result<Option<Vec<Layer>>, Problem> {
+pub async fn layers(daemon: &Daemon, vbd: Uuid) -> Result<Option<Vec<ServedLayer>>, Problem> {
     let asked = daemon.disks.ask(vbd, json!({ "verb": "layers" }), Vec::new(), TO_SAY, |_| ()).await;
     match heard(daemon, vbd, asked) {
         Ok(mut said) => serde_json::from_value(said["layers"].take())

@@ -63,13 +63,13 @@ pub struct Own {
 
 /// Both verbs: a state that is only read, or one that is written.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Kept<const WRITABLE: bool>(pub State);
+pub struct Branch<const WRITABLE: bool>(pub State);
 
 /// `vdi-snapshot`.
-pub type Snapshot = Kept<false>;
+pub type Snapshot = Branch<false>;
 
 /// `vdi-clone`.
-pub type Clone = Kept<true>;
+pub type Clone = Branch<true>;
 
 impl State {
     async fn step(&self, name: &str, daemon: &Daemon, snapshot: bool) -> Result<(), Problem> {
@@ -149,7 +149,7 @@ impl State {
     }
 }
 
-impl<const WRITABLE: bool> Job for Kept<WRITABLE> {
+impl<const WRITABLE: bool> Job for Branch<WRITABLE> {
     const VERB: &'static str = if WRITABLE { "vdi-clone" } else { "vdi-snapshot" };
     const STEPS: &'static [&'static str] = &["leaf", "file", "record"];
     const NO_RETURN: &'static str = "record";

@@ -11,7 +11,7 @@ use ::vm::xen::NotDone;
 use ::vm::xen::departures::Departures;
 use ::vm::xen::disks::Guest;
 use ::vm::xen::lend::{Lent, lend};
-use ::vm::xen::machine::{self, Machine, Status};
+use ::vm::xen::machine::{self, Status, XenDomain};
 use ::vm::xen::statistics::{self, Files, Statistics};
 use ::vm::xen::vdev::Vdev;
 use ::vm::xen::xl::Xl;
@@ -44,13 +44,13 @@ pub fn xl(config: &Config) -> Xl {
 }
 
 /// The domain of a VM, if there is one.
-pub async fn find(daemon: &Daemon, vm: Uuid) -> Result<Option<Machine>, Problem> {
+pub async fn find(daemon: &Daemon, vm: Uuid) -> Result<Option<XenDomain>, Problem> {
     let xl = xl(&daemon.config);
-    blocking(vm, move || Machine::find(&xl, &vm.to_string())).await
+    blocking(vm, move || XenDomain::find(&xl, &vm.to_string())).await
 }
 
 /// Ends a domain.
-pub async fn destroy(vm: Uuid, domain: Machine) -> Result<(), Problem> {
+pub async fn destroy(vm: Uuid, domain: XenDomain) -> Result<(), Problem> {
     blocking(vm, move || domain.end()).await
 }
 
@@ -137,7 +137,7 @@ async fn blocking<T: Send + 'static>(
 }
 
 /// Follows a domain to its end, which becomes true then; ceases when nobody listens.
-pub fn follow(vm: Uuid, domain: Machine) -> watch::Receiver<bool> {
+pub fn follow(vm: Uuid, domain: XenDomain) -> watch::Receiver<bool> {
     let (ended, listens) = watch::channel(false);
     tokio::spawn(async move {
         loop {
@@ -159,7 +159,7 @@ pub fn follow(vm: Uuid, domain: Machine) -> watch::Receiver<bool> {
 }
 
 /// Waits until a domain has ended. It is looked at when some domain has, and not otherwise.
-async fn to_the_end(vm: Uuid, domain: &Machine) -> Result<(), Problem> {
+async fn to_the_end(vm: Uuid, domain: &XenDomain) -> Result<(), Problem> {
     let mut departures = blocking(vm, Departures::watch).await?;
     let listen = |error: std::io::Error| Problem::failed("watch xenstore", error);
     let descriptor = departures.as_fd().try_clone_to_owned().map_err(listen)?;

@@ -8,8 +8,8 @@ use api::{Power, Problem, Vbd, VbdState, Vm};
 use uuid::Uuid;
 
 use super::guest::Guest;
-use super::machine::{End, Machine};
-use super::{Operation, group, new_task, place, start};
+use super::machine::{End, RunningVm};
+use super::{Operation, group, new_task, start, vm_directory};
 use crate::catalogue;
 use crate::daemon::Daemon;
 use crate::fault;
@@ -29,7 +29,7 @@ pub fn watch(daemon: &Daemon, guest: Arc<Guest>) {
         if !still {
             return;
         }
-        let end = guest.tell(Machine::ended).await;
+        let end = guest.tell(RunningVm::ended).await;
         let ended = match end {
             Ok(Some(End::Reboots)) => Ended { again: true, ..Ended::default() },
             Ok(Some(End::Badly(problem))) | Err(problem) => Ended::because(problem),
@@ -100,7 +100,7 @@ pub async fn clear(
     fault::point("vm-end", "unplug", false);
     let unplugged = plug::unplug_all(daemon, plugged, context).await;
     fault::point("vm-end", "unplug", true);
-    let directory = place(&daemon.config, vm);
+    let directory = vm_directory(&daemon.config, vm);
     let removed = blocking("remove the directory of a VM", move || {
         group::leave(vm);
         match std::fs::remove_dir_all(&directory) {

@@ -3,9 +3,9 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use ::vm::qemu::machine::Machine as Qemu;
+use ::vm::qemu::machine::QemuVm;
 use ::vm::qemu::process::Identity;
-use ::vm::xen::machine::Machine as Domain;
+use ::vm::xen::machine::XenDomain;
 use api::Problem;
 use repo::catalogue::{Process, VmProcess};
 use tokio::io::Interest;
@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use uuid::Uuid;
 
 use super::domain;
-use super::machine::Machine;
+use super::machine::RunningVm;
 use crate::task::blocking;
 
 /// A machine that runs, or has just ended.
@@ -23,7 +23,7 @@ pub struct Guest {
     /// Its VM.
     pub vm: Uuid,
     process: Option<VmProcess>,
-    machine: Mutex<Machine>,
+    machine: Mutex<RunningVm>,
     end: End,
 }
 
@@ -38,7 +38,7 @@ enum End {
 
 impl Guest {
     /// Of a machine that QEMU runs. One that cannot be watched is left as it is.
-    pub fn of_qemu(vm: Uuid, machine: Qemu) -> Result<Guest, (Qemu, Problem)> {
+    pub fn of_qemu(vm: Uuid, machine: QemuVm) -> Result<Guest, (QemuVm, Problem)> {
         // It is deprecated for types that may give another descriptor each time; the new one is unsafe for their sake.
         #[allow(deprecated, reason = "an OwnedFd has one descriptor")]
         let watched =
@@ -47,7 +47,7 @@ impl Guest {
         let watched = watched.map_err(|error| Problem::failed(&tried, error));
         match watched.and_then(|pidfd| Ok((pidfd, process(vm, machine.identity())?))) {
             Ok((pidfd, process)) => {
-                let machine = Mutex::new(Machine::qemu(vm, machine));
+                let machine = Mutex::new(RunningVm::qemu(vm, machine));
                 Ok(Guest { vm, process: Some(process), machine, end: End::Process(pidfd) })
             }
             Err(problem) => Err((machine, problem)),
@@ -55,9 +55,9 @@ impl Guest {
     }
 
     /// Of a domain. Its end is looked for from now on.
-    pub fn of_domain(vm: Uuid, domain: Domain) -> Guest {
+    pub fn of_domain(vm: Uuid, domain: XenDomain) -> Guest {
         let end = End::Domain(domain::follow(vm, domain.clone()));
-        Guest { vm, process: None, machine: Mutex::new(Machine::xen(vm, domain)), end }
+        Guest { vm, process: None, machine: Mutex::new(RunningVm::xen(vm, domain)), end }
     }
 
     /// Its process, as the catalogue keeps it. A domain has none.
@@ -84,7 +84,7 @@ impl Guest {
     /// Has the machine do something. It is done to its end, also if nobody waits for it any more.
     pub async fn tell<T: Send + 'static>(
         self: &Arc<Guest>,
-        work: impl FnOnce(&mut Machine) -> Result<T, Problem> + Send + 'static,
+        work: impl FnOnce(&mut RunningVm) -> Result<T, Problem> + Send + 'static,
     ) -> Result<T, Problem> {
         let guest = self.clone();
         let told = blocking(format!("control VM {}", self.vm), move || {

@@ -9,7 +9,7 @@ use api::{Boot, Code, Driver, Problem, Vbd, Vm};
 use uuid::Uuid;
 
 use crate::config::Config;
-use crate::disk::place::Place;
+use crate::disk::paths::DiskPaths;
 
 /// Bytes of the unit in which QEMU has memory.
 const MIB: u64 = 1 << 20;
@@ -21,7 +21,7 @@ pub fn check(config: &Config, vm: &Vm) -> Result<(), Problem> {
     }
     let mut hardware = without_disks(vm)?;
     // Which it will boot from is seen when it starts.
-    let stand_in = Place::of(config, Uuid::nil()).transport(api::Transport::VhostUser);
+    let stand_in = DiskPaths::of(config, Uuid::nil()).transport(api::Transport::VhostUser);
     hardware.disks.extend(position(0).map(|position| Disk {
         position,
         socket: stand_in,
@@ -94,7 +94,7 @@ fn refused_by_xen(error: &ConfigError) -> Problem {
 
 /// A VBD, as the machine has it.
 pub fn disk(config: &Config, vbd: &Vbd) -> Result<Disk, Problem> {
-    let socket = Place::of(config, vbd.uuid).transport(vbd.transport);
+    let socket = DiskPaths::of(config, vbd.uuid).transport(vbd.transport);
     let position = position_of(vbd)?;
     // As many as are served: QEMU refuses a disk that has fewer.
     Ok(Disk { position, socket, queues: Some(vbd.queues), bootable: vbd.bootable })

@@ -2,10 +2,10 @@
 //!
 //! It waits for what it does; whoever must not has threads ([`super::guest`]).
 
-use ::vm::qemu::machine::{Ended, Machine as Qemu, MachineError, Status as QemuStatus};
+use ::vm::qemu::machine::{Ended, MachineError, QemuVm, Status as QemuStatus};
 use ::vm::syntax::in_full;
 use ::vm::xen::NotDone;
-use ::vm::xen::machine::{Machine as Domain, Status as DomainStatus};
+use ::vm::xen::machine::{Status as DomainStatus, XenDomain};
 use ::vm::xen::vdev::Vdev;
 use ::vm::xen::xl::Reason;
 use api::{Code, Mode, Problem, Vbd};
@@ -20,15 +20,15 @@ const TUN: &str = "/dev/net/tun";
 
 /// A machine.
 #[derive(Debug)]
-pub struct Machine {
+pub struct RunningVm {
     vm: Uuid,
     driven: Driven,
 }
 
 #[derive(Debug)]
 enum Driven {
-    Qemu(Box<Qemu>),
-    Xen(Domain),
+    Qemu(Box<QemuVm>),
+    Xen(XenDomain),
 }
 
 /// How a machine has ended.
@@ -42,15 +42,15 @@ pub enum End {
     Badly(Problem),
 }
 
-impl Machine {
+impl RunningVm {
     /// One that QEMU runs.
-    pub fn qemu(vm: Uuid, machine: Qemu) -> Machine {
-        Machine { vm, driven: Driven::Qemu(Box::new(machine)) }
+    pub fn qemu(vm: Uuid, machine: QemuVm) -> RunningVm {
+        RunningVm { vm, driven: Driven::Qemu(Box::new(machine)) }
     }
 
     /// One that Xen runs.
-    pub fn xen(vm: Uuid, domain: Domain) -> Machine {
-        Machine { vm, driven: Driven::Xen(domain) }
+    pub fn xen(vm: Uuid, domain: XenDomain) -> RunningVm {
+        RunningVm { vm, driven: Driven::Xen(domain) }
     }
 
     /// Whether it has a disk where a VBD's is, or a guest that has not let go of one there.

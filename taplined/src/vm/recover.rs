@@ -6,15 +6,15 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ::vm::qemu::machine::{Machine as Qemu, MachineError};
+use ::vm::qemu::machine::{MachineError, QemuVm};
 use ::vm::qemu::process::{Identity, Process};
 use api::{Code, Driver, Power, Problem, Vbd, VbdState, Vm};
 use uuid::Uuid;
 
 use super::end::Ended;
 use super::guest::{self, Guest};
-use super::machine::{Machine, qemu_problem};
-use super::{domain, end, hardware, new_task, place, places, stop, strays};
+use super::machine::{RunningVm, qemu_problem};
+use super::{domain, end, hardware, new_task, stop, strays, vm_directories, vm_directory};
 use crate::daemon::Daemon;
 use crate::disk::process::DiskProcess;
 use crate::task::blocking;
@@ -35,7 +35,7 @@ pub async fn recover(daemon: &Daemon, plugged_since: &BTreeSet<Uuid>) -> Result<
     let runs = |vm: &&Vm| matches!(vm.power, Power::Running | Power::Suspended | Power::Stopping);
     let run: BTreeSet<Uuid> = vms.iter().filter(runs).map(|vm| vm.uuid).collect();
     let starting = vms.iter().filter(|vm| vm.power == Power::Starting).map(|vm| vm.uuid).collect();
-    let all = places(&daemon.config);
+    let all = vm_directories(&daemon.config);
     let looked = blocking("find QEMU processes that belong to no VM", move || strays::look(&all, &run, &starting));
     for (vm, pids) in looked.await? {
         if !is_recorded(daemon, vm, &pids).await? {
@@ -77,7 +77,7 @@ async fn record_run(daemon: &Daemon, vm: Uuid, pids: &[i32]) -> Result<(), Probl
     let tried = format!("adopt the QEMU of VM {vm}");
     let found = Process::with_pid(pid).map_err(|error| Problem::failed(tried, error))?;
     let process = guest::process(vm, found.identity())?;
-    let monitor = place(&daemon.config, vm).join("monitor").to_string_lossy().into_owned();
+    let monitor = vm_directory(&daemon.config, vm).join("monitor").to_string_lossy().into_owned();
     let recorded = daemon.catalogue.write(move |tx| {
         tx.set_vm_run_by(vm, Some(&process), Some(&monitor))?;
         tx.set_vm_power(vm, Power::Running, None)
@@ -153,7 +153,7 @@ async fn adopt(daemon: &Daemon, vm: Uuid) -> Result<Option<Arc<Guest>>, Problem>
         Driver::Xen => domain::find(daemon, vm).await?.map(|domain| Guest::of_domain(vm, domain)),
     };
     let Some(guest) = found.map(Arc::new) else { return Ok(None) };
-    let paused = guest.tell(Machine::is_paused).await?;
+    let paused = guest.tell(RunningVm::is_paused).await?;
     daemon.vms.guests().insert(vm, guest.clone());
     end::watch(daemon, guest.clone());
     record(daemon, vm, paused).await?;
@@ -166,9 +166,9 @@ async fn find_qemu(daemon: &Daemon, vm: Uuid) -> Result<Option<Guest>, Problem> 
     let found = daemon.catalogue.read(move |view| Ok((view.vm_process(vm)?, view.vbds(Some(vm), None)?)));
     let (process, vbds) = found.await?;
     let Some(identity) = process.as_ref().and_then(guest::identity) else { return Ok(None) };
-    let directory = place(&daemon.config, vm);
+    let directory = vm_directory(&daemon.config, vm);
     let adopted = blocking(format!("reattach to VM {vm}"), move || {
-        let mut machine = match Qemu::adopt(&identity, &directory, TO_ANSWER) {
+        let mut machine = match QemuVm::adopt(&identity, &directory, TO_ANSWER) {
             Ok(machine) => machine,
             Err(MachineError::Gone { .. }) => return Ok(None),
             Err(_) if is_ending(&identity) => return Ok(None),
@@ -231,7 +231,7 @@ async fn record(daemon: &Daemon, vm: Uuid, paused: bool) -> Result<(), Problem> 
 }
 
 /// A daemon may have ended between the plug of a device and its record; its disk is not served any more.
-fn let_go_of_unplugged(vm: Uuid, machine: &mut Qemu, vbds: &[Vbd]) {
+fn let_go_of_unplugged(vm: Uuid, machine: &mut QemuVm, vbds: &[Vbd]) {
     let has = vbds.iter().filter(|vbd| vbd.state != VbdState::Unplugged);
     let has: Vec<_> = has.filter_map(|vbd| hardware::position_of(vbd).ok()).collect();
     let asked = machine.disks().and_then(|disks| {

@@ -8,23 +8,23 @@ use std::time::Duration;
 
 use ::vm::qemu::account::Account;
 use ::vm::qemu::hardware::Hardware;
-use ::vm::qemu::machine::Machine as Qemu;
+use ::vm::qemu::machine::QemuVm;
 use ::vm::xen::config::Config as DomainConfig;
-use ::vm::xen::machine::Machine as Domain;
+use ::vm::xen::machine::XenDomain;
 use api::{Boot, Code, Power, Problem, Task, VbdState, Vm};
 use uuid::Uuid;
 
+use super::directory::{account, make_empty, vm_directory};
 use super::guest::Guest;
 use super::hardware::Plan;
-use super::machine::Machine;
-use super::place::{account, make_empty, place};
+use super::machine::RunningVm;
 use super::{Operation, domain, end, group, hardware, machine, new_task};
 use crate::account::As;
 use crate::catalogue;
 use crate::config::Config;
 use crate::daemon::Daemon;
 use crate::disk::oom;
-use crate::disk::place::Place;
+use crate::disk::paths::DiskPaths;
 use crate::fault;
 use crate::plug;
 use crate::task::{Context, blocking};
@@ -34,7 +34,7 @@ const TO_ANSWER: Duration = Duration::from_secs(120);
 
 /// What is to be started.
 #[derive(Debug)]
-struct Order {
+struct StartSpec {
     vm: Uuid,
     plan: Plan,
     /// VBDs that are not plugged yet.
@@ -51,7 +51,7 @@ pub async fn start(daemon: &Daemon, vm: Uuid) -> Result<Task, Problem> {
         let (known, vbds) = tx.begin_vm_start(vm)?;
         let plan = hardware::of(&config, &known, &vbds)?;
         let unplugged = vbds.iter().filter(|vbd| vbd.state != VbdState::Plugged).map(|vbd| vbd.uuid).collect();
-        Ok(Order { vm, plan, unplugged })
+        Ok(StartSpec { vm, plan, unplugged })
     });
     let order = order.await?;
     let at_work = daemon.clone();
@@ -103,7 +103,7 @@ async fn see_files(boot: Boot) -> Result<(), Problem> {
 
 async fn run(
     daemon: &Daemon,
-    order: Order,
+    order: StartSpec,
     operation: Operation,
     mut context: Context,
 ) -> Result<serde_json::Value, Problem> {
@@ -130,8 +130,8 @@ async fn run(
 }
 
 /// Plugs what is not plugged, and has the guest run.
-async fn begin(daemon: &Daemon, order: Order, context: &mut Context) -> Result<Arc<Guest>, Problem> {
-    let Order { vm, plan, unplugged } = order;
+async fn begin(daemon: &Daemon, order: StartSpec, context: &mut Context) -> Result<Arc<Guest>, Problem> {
+    let StartSpec { vm, plan, unplugged } = order;
     match plan {
         Plan::Qemu(hardware) => {
             let runs_as = make_place(daemon, vm).await?;
@@ -142,7 +142,7 @@ async fn begin(daemon: &Daemon, order: Order, context: &mut Context) -> Result<A
             let guest = make_domain(daemon, vm, config, context).await?;
             plug(daemon, unplugged, context).await?;
             context.step("start", true).await?;
-            guest.tell(Machine::resume).await?;
+            guest.tell(RunningVm::resume).await?;
             fault::point("vm-start", "start", true);
             Ok(guest)
         }
@@ -151,7 +151,7 @@ async fn begin(daemon: &Daemon, order: Order, context: &mut Context) -> Result<A
 
 /// Chooses as whom a QEMU is to run, and makes its place: a disk that is plugged from then on lets that user in.
 async fn make_place(daemon: &Daemon, vm: Uuid) -> Result<As, Problem> {
-    let (runs_as, directory) = (daemon.vms.users.choose()?, place(&daemon.config, vm));
+    let (runs_as, directory) = (daemon.vms.users.choose()?, vm_directory(&daemon.config, vm));
     blocking("create the directory of a VM", move || {
         make_empty(&directory, account(&runs_as).as_ref())?;
         Ok(runs_as)
@@ -184,7 +184,7 @@ async fn start_qemu(
         let account = account(&runs_as);
         // Those that were plugged before there was a machine.
         for (vbd, account) in vbds.iter().flat_map(|vbd| account.as_ref().map(|account| (vbd, account))) {
-            Place::of(&config, vbd.uuid).let_in(vbd.transport, account.uid)?;
+            DiskPaths::of(&config, vbd.uuid).let_in(vbd.transport, account.uid)?;
         }
         let machine = launch(vm, &config, &hardware, account.as_ref())?;
         if !machine.is_sandboxed() {
@@ -221,12 +221,12 @@ async fn make_domain(
 ) -> Result<Arc<Guest>, Problem> {
     context.step("create", true).await?;
     fault::point("vm-start", "create", false);
-    let (xl, directory) = (domain::xl(&daemon.config), place(&daemon.config, vm));
+    let (xl, directory) = (domain::xl(&daemon.config), vm_directory(&daemon.config, vm));
     // Not given up in the middle, as with QEMU.
     let made = blocking(format!("start VM {vm}"), move || {
         make_empty(&directory, None)?;
-        let restored = Domain::find_restored(&xl, &config.uuid).map_err(machine::by_xen(vm))?;
-        let made = restored.map_or_else(|| Domain::create_paused(&xl, &config, &directory), Ok);
+        let restored = XenDomain::find_restored(&xl, &config.uuid).map_err(machine::by_xen(vm))?;
+        let made = restored.map_or_else(|| XenDomain::create_paused(&xl, &config, &directory), Ok);
         made.map_err(machine::by_xen(vm))
     });
     let made = made.await?;
@@ -238,9 +238,9 @@ async fn make_domain(
     Ok(guest)
 }
 
-fn launch(vm: Uuid, config: &Config, hardware: &Hardware, account: Option<&Account>) -> Result<Qemu, Problem> {
-    let directory = place(config, vm);
-    Qemu::start_as(account, &config.qemu_program, hardware, &directory, TO_ANSWER)
+fn launch(vm: Uuid, config: &Config, hardware: &Hardware, account: Option<&Account>) -> Result<QemuVm, Problem> {
+    let directory = vm_directory(config, vm);
+    QemuVm::start_as(account, &config.qemu_program, hardware, &directory, TO_ANSWER)
         .map_err(|error| machine::qemu_problem(vm, &error))
 }
 
@@ -250,7 +250,7 @@ async fn record(daemon: &Daemon, guest: &Arc<Guest>, context: &Context) -> Resul
     daemon.vms.guests().insert(vm, guest.clone());
     context.check()?;
     let run_by = guest.process().cloned();
-    let monitor = place(&daemon.config, vm).join("monitor").to_string_lossy().into_owned();
+    let monitor = vm_directory(&daemon.config, vm).join("monitor").to_string_lossy().into_owned();
     let recorded = daemon.catalogue.write(move |tx| {
         // A domain is recorded since it was made.
         if let Some(process) = run_by {
@@ -267,7 +267,7 @@ async fn record(daemon: &Daemon, guest: &Arc<Guest>, context: &Context) -> Resul
 /// Ends the machine of a start that has failed.
 async fn end_machine(daemon: &Daemon, vm: Uuid) {
     let Some(guest) = daemon.vms.guest(vm) else { return };
-    match guest.tell(Machine::end).await {
+    match guest.tell(RunningVm::end).await {
         Ok(()) => tracing::info!(%vm, "its VM process was stopped"),
         Err(problem) => tracing::error!(%vm, "its VM process stays until the daemon restarts: {problem}"),
     }

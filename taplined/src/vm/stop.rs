@@ -9,7 +9,7 @@ use serde_json::Value;
 use uuid::Uuid;
 
 use super::guest::Guest;
-use super::machine::Machine;
+use super::machine::RunningVm;
 use super::{Operation, end, new_task, recover};
 use crate::catalogue;
 use crate::daemon::Daemon;
@@ -81,7 +81,7 @@ pub async fn finish(
         context.step("end", false).await?;
         fault::point("vm-shutdown", "end", false);
         match guest {
-            Ok(guest) => guest.tell(Machine::end).await,
+            Ok(guest) => guest.tell(RunningVm::end).await,
             // It is not to be spoken to, and can be killed.
             Err(_) => recover::kill(daemon, vm).await,
         }
@@ -101,7 +101,7 @@ pub async fn finish(
 /// What a VM is again that is not ended after all, and that a daemon before this one was at ending.
 async fn as_before(daemon: &Daemon, vm: Uuid) -> Power {
     let paused = match daemon.vms.guest(vm) {
-        Some(guest) => guest.tell(Machine::is_paused).await.unwrap_or(false),
+        Some(guest) => guest.tell(RunningVm::is_paused).await.unwrap_or(false),
         None => false,
     };
     if paused { Power::Suspended } else { Power::Running }
@@ -109,7 +109,7 @@ async fn as_before(daemon: &Daemon, vm: Uuid) -> Power {
 
 /// Presses the power button, and waits until the guest has powered off or the time is over.
 async fn ask(guest: &Arc<Guest>, patience: Duration) -> Result<(), Problem> {
-    let pressed = guest.tell(Machine::ask_to_power_off).await;
+    let pressed = guest.tell(RunningVm::ask_to_power_off).await;
     if let Err(problem) = pressed {
         // It has ended, or does not listen: then it is ended.
         tracing::warn!(vm = %guest.vm, "{problem}");
@@ -126,16 +126,16 @@ async fn ask(guest: &Arc<Guest>, patience: Duration) -> Result<(), Problem> {
 
 /// Holds a guest, in memory: a task.
 pub async fn suspend(daemon: &Daemon, vm: Uuid) -> Result<Task, Problem> {
-    change(daemon, vm, "vm-suspend", Power::Running, Power::Suspended, Machine::pause).await
+    change(daemon, vm, "vm-suspend", Power::Running, Power::Suspended, RunningVm::pause).await
 }
 
 /// Lets a guest go on: a task.
 pub async fn resume(daemon: &Daemon, vm: Uuid) -> Result<Task, Problem> {
-    change(daemon, vm, "vm-resume", Power::Suspended, Power::Running, Machine::resume).await
+    change(daemon, vm, "vm-resume", Power::Suspended, Power::Running, RunningVm::resume).await
 }
 
 /// What is done to a machine.
-type Change = fn(&mut Machine) -> Result<(), Problem>;
+type Change = fn(&mut RunningVm) -> Result<(), Problem>;
 
 async fn change(
     daemon: &Daemon,

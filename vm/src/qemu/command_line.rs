@@ -73,7 +73,7 @@ pub fn disk_chardev(position: Position) -> String {
 
 /// A disk's device, in the order in which its properties are said.
 pub fn disk_device(disk: &Disk, vcpus: u16) -> Vec<(&'static str, Value)> {
-    let place = disk.position.place();
+    let place = disk.position.pci_slot();
     let queues = disk.queues_in(vcpus);
     let mut device = vec![
         ("driver", json!(DISK_DRIVER)),

@@ -33,7 +33,7 @@ pub struct Position(u8);
 
 /// A slot behind a bridge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Place {
+pub struct PciSlot {
     /// 0 to 8.
     pub bridge: u8,
     /// 1 to 31.
@@ -57,8 +57,8 @@ impl Position {
     }
 
     /// Where its disk is.
-    pub fn place(self) -> Place {
-        Place { bridge: self.0 / SLOTS, slot: self.0 % SLOTS + 1 }
+    pub fn pci_slot(self) -> PciSlot {
+        PciSlot { bridge: self.0 / SLOTS, slot: self.0 % SLOTS + 1 }
     }
 
     /// MSI-X vectors of its disk; none: it interrupts by a line, which it shares.
@@ -103,13 +103,13 @@ mod test {
 
     #[test]
     fn every_position_has_a_place_of_its_own_behind_a_bridge_that_is_there() {
-        let places: Vec<Place> = Position::all().map(Position::place).collect();
+        let places: Vec<PciSlot> = Position::all().map(Position::pci_slot).collect();
         assert_eq!(places.len(), 255);
         assert!(places.iter().all(|place| place.bridge < BRIDGES && (1..=SLOTS).contains(&place.slot)));
         let different: BTreeSet<(u8, u8)> = places.iter().map(|place| (place.bridge, place.slot)).collect();
         assert_eq!(different.len(), 255);
-        assert_eq!(Position::new(0).unwrap().place(), Place { bridge: 0, slot: 1 });
-        assert_eq!(Position::new(31).unwrap().place(), Place { bridge: 1, slot: 1 });
+        assert_eq!(Position::new(0).unwrap().pci_slot(), PciSlot { bridge: 0, slot: 1 });
+        assert_eq!(Position::new(31).unwrap().pci_slot(), PciSlot { bridge: 1, slot: 1 });
         assert_eq!(Position::new(255), None);
     }
 

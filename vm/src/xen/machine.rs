@@ -18,7 +18,7 @@ const CONFIG: &str = "xl.cfg";
 
 /// A domain.
 #[derive(Clone, Debug)]
-pub struct Machine {
+pub struct XenDomain {
     guest: Guest,
     xl: Xl,
 }
@@ -36,27 +36,27 @@ pub enum Status {
     Gone,
 }
 
-impl Machine {
+impl XenDomain {
     /// Makes a domain that does not run yet. If it fails there is none.
-    pub fn create_paused(xl: &Xl, config: &Config, directory: &Path) -> Result<Machine, NotDone> {
+    pub fn create_paused(xl: &Xl, config: &Config, directory: &Path) -> Result<XenDomain, NotDone> {
         let text = config.text().map_err(|error| NotDone::new("create a domain", error))?;
         let path = directory.join(CONFIG);
         std::fs::write(&path, text).map_err(|error| NotDone::new(format_args!("write {}", path.display()), error))?;
         xl.create_paused(&path)?;
-        let made = Machine::find(xl, &config.uuid)?;
+        let made = XenDomain::find(xl, &config.uuid)?;
         made.ok_or_else(|| NotDone::new("find the domain created by xl", "xenstore has no domain with that UUID"))
     }
 
     /// The domain of that identity that xl has restored from a file and not let run (`xl restore -p`), if there is one.
-    pub fn find_restored(xl: &Xl, uuid: &str) -> Result<Option<Machine>, NotDone> {
-        let Some(found) = Machine::find(xl, uuid)? else { return Ok(None) };
+    pub fn find_restored(xl: &Xl, uuid: &str) -> Result<Option<XenDomain>, NotDone> {
+        let Some(found) = XenDomain::find(xl, uuid)? else { return Ok(None) };
         Ok((xl.state(found.guest.domain)? == Some(State::Paused)).then_some(found))
     }
 
     /// The domain of that identity, if there is one.
-    pub fn find(xl: &Xl, uuid: &str) -> Result<Option<Machine>, NotDone> {
+    pub fn find(xl: &Xl, uuid: &str) -> Result<Option<XenDomain>, NotDone> {
         let guest = Guest::find(&mut store()?, uuid)?;
-        Ok(guest.map(|guest| Machine { guest, xl: xl.clone() }))
+        Ok(guest.map(|guest| XenDomain { guest, xl: xl.clone() }))
     }
 
     /// What it is.

@@ -19,8 +19,8 @@ use crate::files;
 use crate::image_name::{FormatName, ImageName};
 use crate::jobs::create::unit_of;
 use crate::layers::open_image;
-use crate::lineage;
 use crate::log::say;
+use crate::parent_link;
 use crate::redo_log;
 use crate::target::{self, Plan, Shape};
 
@@ -88,7 +88,7 @@ fn plan(
     (image, file): (&Image, &ImageFile),
     live: bool,
 ) -> Result<Plan, Refusal> {
-    let mut link = lineage::record(name.path(), parent, image, file)?;
+    let mut link = parent_link::record(name.path(), parent, image, file)?;
     if live {
         link.modified = None;
     }

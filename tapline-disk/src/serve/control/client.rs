@@ -222,12 +222,12 @@ impl Client {
     }
 
     /// An answer will follow.
-    pub fn owe(&mut self) {
+    pub fn begin_reply(&mut self) {
         self.owed = self.owed.saturating_add(1);
     }
 
     /// An answer that was owed.
-    pub fn pay(&mut self, line: &str) {
+    pub fn reply(&mut self, line: &str) {
         self.owed = self.owed.saturating_sub(1);
         self.awake = true;
         self.say(line);
@@ -349,10 +349,10 @@ mod test {
         peer.write_all(b"a\nb\nc\nd\ne\n").unwrap();
         for word in ["a", "b", "c", "d"] {
             assert_eq!(client.hear(), line(word));
-            client.owe();
+            client.begin_reply();
         }
         assert_eq!(client.hear(), Heard::Nothing);
-        client.pay("answer\n");
+        client.reply("answer\n");
         assert!(client.is_awake());
         assert_eq!(client.hear(), line("e"));
     }
@@ -363,9 +363,9 @@ mod test {
         peer.write_all(b"last words").unwrap();
         peer.shutdown(std::net::Shutdown::Write).unwrap();
         assert_eq!(client.hear(), line("last words"));
-        client.owe();
+        client.begin_reply();
         assert!(!client.is_over());
-        client.pay("answer\n");
+        client.reply("answer\n");
         assert!(client.is_over());
         drop(client);
         let mut said = String::new();

@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 
+use super::blocking_task::BlockingTask;
 use super::child::{Child, Wanted};
-use super::errand::Errand;
 use super::pause::micros;
 use super::protocol::CloneOf;
 use super::refusal::{Kind, Refusal};
@@ -12,7 +12,7 @@ use super::work::Work;
 /// A clone under way.
 #[derive(Debug)]
 pub struct Clone {
-    errand: Option<Errand<Result<Child, Refusal>>>,
+    blocking_task: Option<BlockingTask<Result<Child, Refusal>>>,
     asked: CloneOf,
     parents: Vec<String>,
 }
@@ -27,13 +27,13 @@ impl Clone {
         }
         let wanted = Wanted::on(work, asked.of, &asked.to, false)?;
         let parents = work.names().split_off(asked.of);
-        Ok(Clone { errand: Some(work.send(move || wanted.make())?), asked, parents })
+        Ok(Clone { blocking_task: Some(work.send(move || wanted.make())?), asked, parents })
     }
 
     /// Goes on; the answer, when it has come to its end.
     pub fn advance(&mut self, work: &mut Work<'_>) -> Result<Option<Value>, Refusal> {
-        let Some(errand) = self.errand.take() else { return Ok(None) };
-        match work.fetch(errand) {
+        let Some(blocking_task) = self.blocking_task.take() else { return Ok(None) };
+        match work.fetch(blocking_task) {
             Ok(child) => {
                 let child = child?;
                 Ok(Some(json!({
@@ -43,8 +43,8 @@ impl Clone {
                     "sync_us": micros(child.sync),
                 })))
             }
-            Err(errand) => {
-                self.errand = Some(errand);
+            Err(blocking_task) => {
+                self.blocking_task = Some(blocking_task);
                 Ok(None)
             }
         }

@@ -11,11 +11,11 @@ use rustix::io::Errno;
 use serde_json::{Value, json};
 use uring::ImageFile;
 
+use super::blocking_task::BlockingTask;
 use super::child::Unnamed;
-use super::errand::Errand;
 use super::protocol::Method;
 use super::refusal::{Kind, Refusal};
-use super::work::{Hold, Work};
+use super::work::{Quiesce, Work};
 use crate::files;
 use crate::image_name::{FormatName, ImageName};
 
@@ -28,15 +28,15 @@ pub struct Copy {
 
 #[derive(Debug)]
 enum Stage {
-    Making(Errand<Result<(Unnamed, ImageFile), Refusal>>),
-    Holding(Unnamed, ImageFile, Hold),
-    Sharing(Errand<Result<(Unnamed, ImageFile), Refusal>>),
-    Naming(Errand<Result<(), Refusal>>),
+    Making(BlockingTask<Result<(Unnamed, ImageFile), Refusal>>),
+    Holding(Unnamed, ImageFile, Quiesce),
+    Sharing(BlockingTask<Result<(Unnamed, ImageFile), Refusal>>),
+    Naming(BlockingTask<Result<(), Refusal>>),
     Over,
 }
 
 /// Whether the disk can be copied to `to` by reflink, as far as can be seen without trying.
-pub fn is_thinkable(to: &ImageName, work: &Work<'_>) -> bool {
+pub fn reflink_possible(to: &ImageName, work: &Work<'_>) -> bool {
     let raw = work.image(0).is_ok_and(|image| matches!(image, Image::Raw(_)));
     let file = work.file(0).is_ok_and(|(_, file)| file.device_len().is_none());
     raw && file && to.format == FormatName::Raw
@@ -45,7 +45,7 @@ pub fn is_thinkable(to: &ImageName, work: &Work<'_>) -> bool {
 impl Copy {
     /// Begins.
     pub fn begin(to: ImageName, work: &mut Work<'_>) -> Result<Copy, Refusal> {
-        if !is_thinkable(&to, work) {
+        if !reflink_possible(&to, work) {
             let what = "only a raw image in a file can be copied by reflink, to another raw file";
             return Err(Refusal::new(Kind::Unsupported, what).advise("omit the method, or set it to 'chain'"));
         }
@@ -60,12 +60,12 @@ impl Copy {
     pub fn advance(&mut self, work: &mut Work<'_>) -> Result<Option<Value>, Refusal> {
         loop {
             match std::mem::replace(&mut self.stage, Stage::Over) {
-                Stage::Making(errand) => match work.fetch(errand) {
+                Stage::Making(blocking_task) => match work.fetch(blocking_task) {
                     Ok(made) => {
                         let (unnamed, file) = made?;
-                        self.stage = Stage::Holding(unnamed, file, Hold::default());
+                        self.stage = Stage::Holding(unnamed, file, Quiesce::default());
                     }
-                    Err(errand) => return self.wait(Stage::Making(errand)),
+                    Err(blocking_task) => return self.wait(Stage::Making(blocking_task)),
                 },
                 Stage::Holding(unnamed, file, mut hold) => {
                     if !hold.advance(work)? {
@@ -75,7 +75,7 @@ impl Copy {
                     let share = move || share(&from, &file, "copy the disk").map(|()| (unnamed, file));
                     self.stage = Stage::Sharing(work.send(share)?);
                 }
-                Stage::Sharing(errand) => match work.fetch(errand) {
+                Stage::Sharing(blocking_task) => match work.fetch(blocking_task) {
                     Ok(shared) => {
                         let (unnamed, mut file) = shared?;
                         work.let_go();
@@ -86,14 +86,14 @@ impl Copy {
                         };
                         self.stage = Stage::Naming(work.send(name)?);
                     }
-                    Err(errand) => return self.wait(Stage::Sharing(errand)),
+                    Err(blocking_task) => return self.wait(Stage::Sharing(blocking_task)),
                 },
-                Stage::Naming(errand) => match work.fetch(errand) {
+                Stage::Naming(blocking_task) => match work.fetch(blocking_task) {
                     Ok(named) => {
                         named?;
                         return self.answer(work).map(Some);
                     }
-                    Err(errand) => return self.wait(Stage::Naming(errand)),
+                    Err(blocking_task) => return self.wait(Stage::Naming(blocking_task)),
                 },
                 Stage::Over => return Ok(None),
             }

@@ -131,7 +131,7 @@ pub fn snapshot(asked: protocol::Snapshot, work: &mut Work<'_>) -> Result<Steps,
     let protocol::Snapshot { to, method } = asked;
     let by_reflink = match method {
         Method::Reflink => true,
-        Method::Auto => copy::is_thinkable(&to, work),
+        Method::Auto => copy::reflink_possible(&to, work),
         Method::Chain => false,
     };
     Ok(match by_reflink {

@@ -5,8 +5,8 @@
 //! 2. What children record of the time and size of a parent that is about to change becomes «unknown», from the leaf
 //!    down: each child durably before its parent changes, if only because it forgets its own. *Killed:* the same chain
 //!    opens. Nothing is in flight for a moment, and the layers take the new files. The guest goes on; the layers get
-//!    one size ([`super::even`]), and the merge begins.
-//! 3. Piece by piece, at the pace of [`super::pace`]. *Killed:* the same chain, and beginning again goes on.
+//!    one size ([`super::equalize_sizes`]), and the merge begins.
+//! 3. Chunk by piece, at the rate_limiter of [`super::rate_limiter`]. *Killed:* the same chain, and beginning again goes on.
 //! 4. The disk stands still. The sources, empty, leave the chain; the layer above is linked to the target, durably.
 //!    *Killed before:* the same chain, whose sources hold nothing. *After:* the shorter one ([`super::finish`]); of a
 //!    merged leaf, the longer one too.
@@ -21,20 +21,20 @@ use std::time::Duration;
 use disk::{Format, MergeState, Status};
 use serde_json::{Value, json};
 
-use super::access::{self, Layer, Lowered, Raised};
-use super::errand::Errand;
-use super::even;
-use super::pace::Pace;
+use super::access::{self, Lowered, Raised, ReopenedLayer};
+use super::blocking_task::BlockingTask;
+use super::equalize_sizes;
 use super::pause::Measured;
 use super::protocol;
+use super::rate_limiter::RateLimiter;
 use super::refusal::{Kind, Refusal};
 use super::snapshot::lower;
-use super::work::{Hold, Work};
+use super::work::{Quiesce, Work};
 use crate::file_identity::FileIdentity;
 use crate::image_name::ImageName;
 use crate::libvhd::Behind;
-use crate::lineage;
 use crate::log::say;
+use crate::parent_link;
 use crate::serve::own_keys::MERGE_TIMER;
 
 /// Pieces begun in one turn, so that the guest has its own.
@@ -42,10 +42,10 @@ const TURN: usize = 4;
 
 /// A merge, from its first preparation to its last cleaning up.
 #[derive(Debug)]
-pub struct Merge {
-    asked: protocol::Merge,
+pub struct MergeJob {
+    asked: protocol::MergeRequest,
     stage: Stage,
-    pace: Pace,
+    rate_limiter: RateLimiter,
     /// Somebody has stopped it for a while, or for good.
     stopped: bool,
     cancelled: bool,
@@ -71,35 +71,35 @@ pub struct Merge {
 
 #[derive(Debug)]
 enum Stage {
-    Raising(Errand<Result<Vec<Layer>, (Refusal, Lowered)>>),
-    Forgetting(Vec<Layer>),
-    Preparing(Errand<Result<Vec<Raised>, (Refusal, Lowered)>>),
+    Raising(BlockingTask<Result<Vec<ReopenedLayer>, (Refusal, Lowered)>>),
+    Forgetting(Vec<ReopenedLayer>),
+    Preparing(BlockingTask<Result<Vec<Raised>, (Refusal, Lowered)>>),
     Opening(Vec<Raised>),
     Settling,
-    Lengthening(Errand<Result<(), Refusal>>),
+    Lengthening(BlockingTask<Result<(), Refusal>>),
     Running,
-    Ending(Hold),
-    Leaving(Hold),
-    Lowering(Errand<(Lowered, Vec<String>)>),
+    Ending(Quiesce),
+    Leaving(Quiesce),
+    Lowering(BlockingTask<(Lowered, Vec<String>)>),
     Telling,
     Over,
 }
 
-impl Merge {
+impl MergeJob {
     /// Begins.
-    pub fn begin(asked: protocol::Merge, work: &mut Work<'_>) -> Result<Merge, Refusal> {
+    pub fn begin(asked: protocol::MergeRequest, work: &mut Work<'_>) -> Result<MergeJob, Refusal> {
         work.must_be_writable()?;
         work.name(asked.into)?;
-        even::check(&asked, work)?;
+        equalize_sizes::check(&asked, work)?;
         let layers = access::closed(work, asked.into)?;
         let timer = |error| Refusal::failed("create a timer", &error);
-        let pace = Pace::new(asked.rate, work.clock()).map_err(timer)?;
-        work.engine.watch(pace.as_fd(), false, MERGE_TIMER.0).map_err(timer)?;
-        let errand = work.send(move || access::raise(layers))?;
-        Ok(Merge {
+        let rate_limiter = RateLimiter::new(asked.rate, work.clock()).map_err(timer)?;
+        work.engine.watch(rate_limiter.as_fd(), false, MERGE_TIMER.0).map_err(timer)?;
+        let blocking_task = work.send(move || access::raise(layers))?;
+        Ok(MergeJob {
             asked,
-            stage: Stage::Raising(errand),
-            pace,
+            stage: Stage::Raising(blocking_task),
+            rate_limiter,
             stopped: false,
             cancelled: false,
             piece: None,
@@ -140,34 +140,34 @@ impl Merge {
     /// One step, and whether there may be another at once.
     fn step(&mut self, stage: Stage, work: &mut Work<'_>) -> Result<(Stage, bool), Refusal> {
         Ok(match stage {
-            Stage::Raising(errand) => match work.fetch(errand) {
+            Stage::Raising(blocking_task) => match work.fetch(blocking_task) {
                 Ok(Ok(raised)) => (self.forget(raised, work), true),
                 Ok(Err((refusal, lowered))) => (self.give_up(refusal, lowered, work), true),
-                Err(errand) => (Stage::Raising(errand), false),
+                Err(blocking_task) => (Stage::Raising(blocking_task), false),
             },
             Stage::Forgetting(raised) => match work.is_flushed() {
-                Ok(true) => (Merge::prepare(raised, work)?, true),
+                Ok(true) => (MergeJob::prepare(raised, work)?, true),
                 Ok(false) => (Stage::Forgetting(raised), false),
                 Err(refusal) => (self.give_up(refusal, access::lower(raised), work), true),
             },
-            Stage::Preparing(errand) => match work.fetch(errand) {
+            Stage::Preparing(blocking_task) => match work.fetch(blocking_task) {
                 Ok(Ok(raised)) => (Stage::Opening(raised), true),
                 Ok(Err((refusal, lowered))) => (self.give_up(refusal, lowered, work), true),
-                Err(errand) => (Stage::Preparing(errand), false),
+                Err(blocking_task) => (Stage::Preparing(blocking_task), false),
             },
             Stage::Opening(raised) if work.is_quiet() => (self.open(raised, work), true),
             Stage::Opening(raised) => (Stage::Opening(raised), false),
             Stage::Settling => match work.is_flushed() {
-                Ok(true) => (self.even(work), true),
+                Ok(true) => (self.equalize_sizes(work), true),
                 Ok(false) => (Stage::Settling, false),
                 Err(refusal) => (self.fail(refusal, work), true),
             },
-            Stage::Lengthening(errand) => match work.fetch(errand) {
+            Stage::Lengthening(blocking_task) => match work.fetch(blocking_task) {
                 Ok(lengthened) => match lengthened.and_then(|()| work.lengthened(self.asked.into)) {
                     Ok(()) => (self.start(work), true),
                     Err(refusal) => (self.fail(refusal, work), true),
                 },
-                Err(errand) => (Stage::Lengthening(errand), false),
+                Err(blocking_task) => (Stage::Lengthening(blocking_task), false),
             },
             Stage::Running => self.run(work)?,
             Stage::Ending(mut hold) => match hold.advance(work) {
@@ -185,7 +185,7 @@ impl Merge {
                     (Stage::Telling, true)
                 }
             },
-            Stage::Lowering(errand) => match work.fetch(errand) {
+            Stage::Lowering(blocking_task) => match work.fetch(blocking_task) {
                 Ok((lowered, problems)) => {
                     put_back(lowered, work);
                     work.record_time_of_parent();
@@ -193,7 +193,7 @@ impl Merge {
                     problems.iter().for_each(say);
                     (Stage::Telling, true)
                 }
-                Err(errand) => (Stage::Lowering(errand), false),
+                Err(blocking_task) => (Stage::Lowering(blocking_task), false),
             },
             Stage::Telling if self.measure(work) => (Stage::Over, true),
             Stage::Telling => (Stage::Telling, false),
@@ -202,7 +202,7 @@ impl Merge {
     }
 
     /// The leaf forgets what will change of its parent.
-    fn forget(&mut self, raised: Vec<Layer>, work: &mut Work<'_>) -> Stage {
+    fn forget(&mut self, raised: Vec<ReopenedLayer>, work: &mut Work<'_>) -> Stage {
         match work.disk.layer_mut(0).map_or(Ok(false), access::forget) {
             Ok(_) => {
                 work.begin_flush();
@@ -213,7 +213,7 @@ impl Merge {
     }
 
     /// That is durable: the layers below it follow, in the background.
-    fn prepare(raised: Vec<Layer>, work: &mut Work<'_>) -> Result<Stage, Refusal> {
+    fn prepare(raised: Vec<ReopenedLayer>, work: &mut Work<'_>) -> Result<Stage, Refusal> {
         Ok(Stage::Preparing(work.send(move || access::forget_parents(raised))?))
     }
 
@@ -243,14 +243,14 @@ impl Merge {
     }
 
     /// Makes the next layer as large as the first of them; when all are, the merge begins.
-    fn even(&mut self, work: &mut Work<'_>) -> Stage {
-        match even::grow_one(&self.asked, work) {
+    fn equalize_sizes(&mut self, work: &mut Work<'_>) -> Stage {
+        match equalize_sizes::grow_one(&self.asked, work) {
             Ok(true) => {
                 work.begin_flush();
                 Stage::Settling
             }
-            Ok(false) => match even::lengthen(&self.asked, work) {
-                Ok(Some(errand)) => Stage::Lengthening(errand),
+            Ok(false) => match equalize_sizes::lengthen(&self.asked, work) {
+                Ok(Some(blocking_task)) => Stage::Lengthening(blocking_task),
                 Ok(None) => self.start(work),
                 Err(refusal) => self.fail(refusal, work),
             },
@@ -265,7 +265,7 @@ impl Merge {
         Stage::Running
     }
 
-    /// Begins pieces, as the pace allows.
+    /// Begins pieces, as the rate_limiter allows.
     fn run(&mut self, work: &mut Work<'_>) -> Result<(Stage, bool), Refusal> {
         self.measure(work);
         for _ in 0..TURN {
@@ -276,7 +276,7 @@ impl Merge {
             if !progress.busy {
                 if let Some((copied, came)) = self.piece.take() {
                     let guest = work.disk.in_flight() > 0 || work.stats.come() != came;
-                    self.pace.end(work.clock(), progress.copied.saturating_sub(copied), guest);
+                    self.rate_limiter.end(work.clock(), progress.copied.saturating_sub(copied), guest);
                 }
             }
             if self.cancelled {
@@ -285,16 +285,16 @@ impl Merge {
                 return Ok((self.fail(refusal.advise("request it again to continue where it stopped"), work), true));
             }
             match progress.state {
-                MergeState::Copied => return Ok((Stage::Ending(Hold::default()), true)),
+                MergeState::Copied => return Ok((Stage::Ending(Quiesce::default()), true)),
                 MergeState::Failed(status) => return Ok((self.fail(failed(status), work), true)),
                 MergeState::Running => {}
             }
             let may = !progress.busy && !self.stopped && !work.paused;
             let timer = |error| Refusal::failed("set a timer", &error);
-            if !may || !self.pace.allows(work.clock()).map_err(timer)? {
+            if !may || !self.rate_limiter.allows(work.clock()).map_err(timer)? {
                 return Ok((Stage::Running, false));
             }
-            self.pace.begin(work.clock());
+            self.rate_limiter.begin(work.clock());
             self.piece = Some((progress.copied, work.stats.come()));
             if !work.disk.step_merge(work.engine) {
                 self.piece = None;
@@ -333,7 +333,7 @@ impl Merge {
             self.outcome = Some(refusal);
         }
         *work.geometry = work.disk.geometry();
-        Stage::Leaving(Hold::default())
+        Stage::Leaving(Quiesce::default())
     }
 
     /// Records the target as the parent of the layer above, durable with the next round.
@@ -341,7 +341,7 @@ impl Merge {
         let Some(above) = self.asked.from.checked_sub(1) else { return Ok(()) };
         let (child, target) = (work.name(above)?, work.name(self.asked.from)?);
         let mut link =
-            lineage::record(child.path(), &target, work.image(self.asked.from)?, work.file(self.asked.from)?.1)?;
+            parent_link::record(child.path(), &target, work.image(self.asked.from)?, work.file(self.asked.from)?.1)?;
         link.modified = None;
         let Some(image) = work.disk.layer_mut(above) else { return Ok(()) };
         Ok(image.relink(Some(&link))?)
@@ -355,7 +355,7 @@ impl Merge {
             work.let_go();
             return Stage::Telling;
         }
-        Stage::Leaving(Hold::default())
+        Stage::Leaving(Quiesce::default())
     }
 
     /// Everything is durable: layers below the leaf are not written to any more, and the guest goes on.
@@ -370,8 +370,8 @@ impl Merge {
         work.let_go();
         self.measured = false;
         let delete = if self.asked.delete { std::mem::take(&mut self.sources) } else { Vec::new() };
-        let errand = work.send(move || (access::lower(layers), delete.iter().filter_map(remove).collect()))?;
-        Ok(Stage::Lowering(errand))
+        let blocking_task = work.send(move || (access::lower(layers), delete.iter().filter_map(remove).collect()))?;
+        Ok(Stage::Lowering(blocking_task))
     }
 
     /// Takes note of the pause that was last; whether it is known.

@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-use super::merge::Merge;
+use super::merge::MergeJob;
 use super::protocol;
 use super::refusal::{Kind, Refusal};
 use super::work::Work;
@@ -15,7 +15,7 @@ use crate::serve::own_keys::MERGE_TIMER;
 #[derive(Debug)]
 pub struct Merging {
     /// What it does.
-    pub merge: Box<Merge>,
+    pub merge: Box<MergeJob>,
     /// Who is still to be answered.
     asker: Option<Asker>,
     /// Whether that is at its end, with lines on the way.
@@ -28,7 +28,7 @@ pub struct Merging {
 
 impl Control {
     /// The merge, to be told something.
-    fn running_merge(&mut self) -> Result<&mut Merge, Refusal> {
+    fn running_merge(&mut self) -> Result<&mut MergeJob, Refusal> {
         match &mut self.merging {
             Some(merging) => Ok(&mut merging.merge),
             None => {
@@ -39,7 +39,7 @@ impl Control {
     }
 
     /// Has the merge do something; the answer is how it is then.
-    pub(super) fn tell_merge(&mut self, tell: impl FnOnce(&mut Merge)) -> Result<Option<Value>, Refusal> {
+    pub(super) fn tell_merge(&mut self, tell: impl FnOnce(&mut MergeJob)) -> Result<Option<Value>, Refusal> {
         let merge = self.running_merge()?;
         tell(merge);
         Ok(Some(merge.status()))
@@ -57,16 +57,16 @@ impl Control {
     /// `merge`.
     pub(super) fn begin_merging(
         &mut self,
-        asked: protocol::Merge,
+        asked: protocol::MergeRequest,
         at_hand: Option<AtHand>,
         asker: &Asker,
         work: &mut Work<'_>,
     ) -> Result<(), Refusal> {
         let follow = asked.follow;
-        let merge = Box::new(Merge::begin(asked, work)?);
+        let merge = Box::new(MergeJob::begin(asked, work)?);
         self.merging = Some(Merging { merge, asker: Some(asker.clone()), follow, percent: 0, _at_hand: at_hand });
         if let Some(client) = self.client(asker) {
-            client.owe();
+            client.begin_reply();
         }
         self.go_on_merging(work);
         Ok(())
@@ -102,7 +102,7 @@ impl Control {
         // Whoever hears the answer may use what was handed for it, and is not to find it locked.
         let asker = merging.asker.take();
         drop(merging);
-        self.pay(asker.as_ref(), &outcome);
+        self.reply(asker.as_ref(), &outcome);
         if in_the_way {
             // Nothing else may happen that would have the upgrade go on.
             self.go_on(work);
@@ -116,7 +116,7 @@ impl Control {
         }
         if !merging.follow {
             let begun = merging.asker.take();
-            return self.pay(begun.as_ref(), &Ok(merging.merge.status()));
+            return self.reply(begun.as_ref(), &Ok(merging.merge.status()));
         }
         let percent = merging.merge.percent();
         let Some(asker) = merging.asker.as_ref().filter(|_| percent != merging.percent) else { return };
@@ -133,7 +133,7 @@ fn replaced() -> Refusal {
 }
 
 /// How a merge that was not done has ended: where it was, and why.
-fn stopped(merge: &Merge, refusal: &Refusal) -> Value {
+fn stopped(merge: &MergeJob, refusal: &Refusal) -> Value {
     let state = match refusal.kind {
         Kind::Cancelled | Kind::Replaced => "cancelled",
         _ => "failed",

@@ -2,26 +2,26 @@
 //!
 //! [`Control`] is one more listener of the disk's one wait. It takes lines in ([`client`]), understands them
 //! ([`protocol`]), and drives the verb that is under way from one thing it waits for to the next; a verb never blocks
-//! the thread: what may wait for storage is an [`errand`]. Without clients and verbs it costs nothing.
+//! the thread: what may wait for storage is an [`blocking_task`]. Without clients and verbs it costs nothing.
 //!
 //! Invariants: one verb that takes time is under way at most; every request is answered once, unless its client is
 //! gone; what a client asks for is begun only while it is there, and goes on without it.
 
 mod access;
+mod blocking_task;
 mod child;
 mod client;
 mod clone;
 mod copy;
-mod errand;
-mod even;
+mod equalize_sizes;
 mod finish;
 mod handed;
 mod job;
 mod merge;
 mod merging;
-mod pace;
 mod pause;
 mod protocol;
+mod rate_limiter;
 mod refusal;
 mod report;
 mod resize;
@@ -44,7 +44,7 @@ use transport::{Interest, Watch, WatchKey};
 
 use client::{Client, Heard};
 use job::{Job, Steps};
-use merge::Merge;
+use merge::MergeJob;
 use merging::Merging;
 use protocol::{Asked, Id, Verb};
 use refusal::{Kind, Refusal};
@@ -54,7 +54,7 @@ use crate::failure::Failure;
 use crate::files::{AtHand, Files};
 use crate::log::say;
 use crate::panics;
-use crate::serve::own_keys::{self, CONTROL_LISTENER, ERRAND, MERGE_TIMER, SUCCESSOR, UPGRADE_TIMER};
+use crate::serve::own_keys::{self, BLOCKING_TASK, CONTROL_LISTENER, MERGE_TIMER, SUCCESSOR, UPGRADE_TIMER};
 
 pub use pause::Pause;
 pub use work::{Flush, Work, condition_of};
@@ -134,8 +134,8 @@ impl Control {
     pub fn ready(&mut self, key: WatchKey) -> bool {
         match key {
             CONTROL_LISTENER => self.knocked = true,
-            // What the errand was sent by looks for itself.
-            ERRAND | MERGE_TIMER | SUCCESSOR | UPGRADE_TIMER => {}
+            // What the blocking_task was sent by looks for itself.
+            BLOCKING_TASK | MERGE_TIMER | SUCCESSOR | UPGRADE_TIMER => {}
             key => {
                 let place = own_keys::client_of(key).and_then(|place| self.clients.get_mut(place));
                 let Some(place) = place else { return false };
@@ -189,7 +189,7 @@ impl Control {
             self.go_on_merging(work);
         }
         self.tell_watchers(work.condition());
-        self.bury(work);
+        self.reap_clients(work);
         panics::under_way(self.under_way());
     }
 
@@ -219,7 +219,7 @@ impl Control {
     fn end_upgrade(&mut self, work: &mut Work<'_>) {
         if let Some((mut job, asker)) = self.job.take_if(|(job, _)| job.as_upgrade().is_some()) {
             job.undo(work);
-            self.pay(Some(&asker), &Err(Refusal::new(Kind::State, "the disk is stopping")));
+            self.reply(Some(&asker), &Err(Refusal::new(Kind::State, "the disk is stopping")));
         }
     }
 
@@ -254,7 +254,7 @@ impl Control {
         Ok(())
     }
 
-    fn bury(&mut self, work: &mut Work<'_>) {
+    fn reap_clients(&mut self, work: &mut Work<'_>) {
         for (place, seat) in self.clients.iter_mut().enumerate() {
             if seat.as_ref().is_some_and(Client::is_over) {
                 work.engine.forget(own_keys::of_client(place).0);
@@ -332,7 +332,7 @@ impl Control {
             Verb::MergeStatus => return Ok(Some(self.merge_status())),
             Verb::MergePause => return self.tell_merge(|merge| merge.stop(true)),
             Verb::MergeResume => return self.tell_merge(|merge| merge.stop(false)),
-            Verb::MergeCancel => return self.tell_merge(Merge::cancel),
+            Verb::MergeCancel => return self.tell_merge(MergeJob::cancel),
             Verb::Stats => return Ok(Some(report::stats(work))),
             _ => {}
         }
@@ -363,7 +363,7 @@ impl Control {
         };
         self.job = Some((Job::new(steps, at_hand), asker.clone()));
         if let Some(client) = self.client(asker) {
-            client.owe();
+            client.begin_reply();
         }
         self.go_on(work);
         Ok(None)
@@ -393,10 +393,10 @@ impl Control {
     }
 
     /// Says what is owed.
-    fn pay(&mut self, asker: Option<&Asker>, outcome: &Result<Value, Refusal>) {
+    fn reply(&mut self, asker: Option<&Asker>, outcome: &Result<Value, Refusal>) {
         let Some(asker) = asker else { return };
         if let Some(client) = self.client(asker) {
-            client.pay(&protocol::answer(&asker.id, outcome));
+            client.reply(&protocol::answer(&asker.id, outcome));
         }
     }
 
@@ -430,6 +430,6 @@ impl Control {
         }
         // Whoever hears the answer may use what was handed for it, and is not to find it locked.
         drop(job);
-        self.pay(Some(&asker), &outcome);
+        self.reply(Some(&asker), &outcome);
     }
 }

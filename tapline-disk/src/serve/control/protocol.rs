@@ -58,7 +58,7 @@ pub enum Verb {
     /// A new leaf on the present one, or a copy by reflink.
     Snapshot(Snapshot),
     /// Moves what layers hold into the one below.
-    Merge(Merge),
+    Merge(MergeRequest),
     /// How far the merge is.
     MergeStatus,
     /// Stops the merge for a while.
@@ -130,7 +130,7 @@ pub enum Method {
 /// `merge`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Merge {
+pub struct MergeRequest {
     /// The uppermost layer that is merged.
     pub from: usize,
     /// The layer that takes it all.
@@ -271,7 +271,7 @@ fn verb(mut object: Map<String, Value>) -> Result<Verb, Refusal> {
     }
 }
 
-fn in_order(merge: Merge) -> Result<Merge, Refusal> {
+fn in_order(merge: MergeRequest) -> Result<MergeRequest, Refusal> {
     if merge.from >= merge.into {
         let what = format!("layer {} is not above layer {}", merge.from, merge.into);
         return Err(
@@ -388,7 +388,7 @@ mod test {
     fn a_request_is_its_verb_and_its_fields() {
         let (id, verb) = parse(br#"{"version":1,"id":7,"verb":"merge","from":0,"into":2,"rate":1000,"follow":true}"#);
         assert_eq!(id, Id(7.into()));
-        let merge = Merge { from: 0, into: 2, rate: Some(1000), follow: true, delete: false, expect: None };
+        let merge = MergeRequest { from: 0, into: 2, rate: Some(1000), follow: true, delete: false, expect: None };
         assert_eq!(verb.unwrap(), Asked { verb: Verb::Merge(merge), files: Vec::new() });
         let (_, verb) = parse(br#"{"version":1,"verb":"snapshot","to":"vhd:/a/b.vhd"}"#);
         let to = "vhd:/a/b.vhd".parse().unwrap();
@@ -452,7 +452,9 @@ mod test {
     fn the_chain_that_is_expected_has_whole_paths_and_the_layers_that_are_merged() {
         let merge = |chain: &str| format!(r#"{{"version":1,"verb":"merge","from":0,"into":1,"expect":{chain}}}"#);
         let (_, verb) = parse(merge(r#"["vhd:/b","raw:/a"]"#).as_bytes());
-        let Ok(Asked { verb: Verb::Merge(Merge { expect: Some(chain), .. }), .. }) = verb else { panic!("{verb:?}") };
+        let Ok(Asked { verb: Verb::Merge(MergeRequest { expect: Some(chain), .. }), .. }) = verb else {
+            panic!("{verb:?}")
+        };
         assert_eq!(chain, ["vhd:/b".parse().unwrap(), "raw:/a".parse().unwrap()]);
         assert!(refused(&merge(r#"["vhd:/b"]"#)).message.contains("no layer 1"));
         assert!(refused(&merge(r#"["vhd:b","raw:/a"]"#)).message.contains("an absolute path"));

@@ -6,9 +6,9 @@
 
 use serde_json::{Value, json};
 
-use super::errand::Errand;
+use super::blocking_task::BlockingTask;
 use super::refusal::{Kind, Refusal};
-use super::work::{Hold, Work};
+use super::work::{Quiesce, Work};
 use crate::libvhd::Behind;
 
 /// A resize under way.
@@ -22,8 +22,8 @@ pub struct Resize {
 
 #[derive(Debug)]
 enum Stage {
-    Lengthening(Errand<Result<(), Refusal>>),
-    Holding(Hold),
+    Lengthening(BlockingTask<Result<(), Refusal>>),
+    Holding(Quiesce),
     /// The new size becomes durable, by a flush behind those of the guest;
     Flushing,
     /// or by a round, while a client has requests held.
@@ -47,7 +47,7 @@ impl Resize {
             return cannot(what, format!("the next possible size is {next} bytes"));
         }
         let lengthening = if work.has_flat_data(0)? { work.lengthen(0, size)? } else { None };
-        let stage = lengthening.map_or(Stage::Holding(Hold::default()), Stage::Lengthening);
+        let stage = lengthening.map_or(Stage::Holding(Quiesce::default()), Stage::Lengthening);
         Ok(Resize { size, stage, behind: work.behind() })
     }
 
@@ -55,13 +55,13 @@ impl Resize {
     pub fn advance(&mut self, work: &mut Work<'_>) -> Result<Option<Value>, Refusal> {
         loop {
             match std::mem::replace(&mut self.stage, Stage::Over) {
-                Stage::Lengthening(errand) => match work.fetch(errand) {
+                Stage::Lengthening(blocking_task) => match work.fetch(blocking_task) {
                     Ok(lengthened) => {
                         lengthened?;
                         work.lengthened(0)?;
-                        self.stage = Stage::Holding(Hold::default());
+                        self.stage = Stage::Holding(Quiesce::default());
                     }
-                    Err(errand) => return self.wait(Stage::Lengthening(errand)),
+                    Err(blocking_task) => return self.wait(Stage::Lengthening(blocking_task)),
                 },
                 Stage::Holding(mut hold) => {
                     if !hold.advance(work)? {

@@ -8,11 +8,11 @@ use std::path::PathBuf;
 
 use serde_json::{Value, json};
 
+use super::blocking_task::BlockingTask;
 use super::child::{Child, Wanted, remove};
-use super::errand::Errand;
 use super::protocol;
 use super::refusal::{Kind, Refusal};
-use super::work::{Hold, Work};
+use super::work::{Quiesce, Work};
 use crate::log::say;
 
 /// A revert under way.
@@ -26,8 +26,8 @@ pub struct Revert {
 
 #[derive(Debug)]
 enum Stage {
-    Making(Errand<Result<Child, Refusal>>),
-    Holding(Box<Child>, Hold),
+    Making(BlockingTask<Result<Child, Refusal>>),
+    Holding(Box<Child>, Quiesce),
     Over,
 }
 
@@ -50,15 +50,15 @@ impl Revert {
     pub fn advance(&mut self, work: &mut Work<'_>) -> Result<Option<Value>, Refusal> {
         loop {
             match std::mem::replace(&mut self.stage, Stage::Over) {
-                Stage::Making(errand) => match work.fetch(errand) {
+                Stage::Making(blocking_task) => match work.fetch(blocking_task) {
                     Ok(child) => {
                         let child = child?;
                         self.made = Some(self.asked.leaf.path().to_owned());
                         child.fits_on(work.image(self.asked.to)?)?;
-                        self.stage = Stage::Holding(Box::new(child), Hold::default());
+                        self.stage = Stage::Holding(Box::new(child), Quiesce::default());
                     }
-                    Err(errand) => {
-                        self.stage = Stage::Making(errand);
+                    Err(blocking_task) => {
+                        self.stage = Stage::Making(blocking_task);
                         return Ok(None);
                     }
                 },

@@ -24,12 +24,12 @@ use disk::FileId;
 use serde_json::{Value, json};
 use uring::{FileOpenError, ImageFile};
 
+use super::blocking_task::BlockingTask;
 use super::child::{Child, Wanted, remove};
-use super::errand::Errand;
 use super::pause::micros;
 use super::protocol::Method;
 use super::refusal::Refusal;
-use super::work::{Hold, Work};
+use super::work::{Quiesce, Work};
 use crate::files;
 use crate::image_name::ImageName;
 use crate::log::say;
@@ -45,11 +45,11 @@ pub struct Snapshot {
 
 #[derive(Debug)]
 enum Stage {
-    Making(Errand<Result<Child, Refusal>>),
-    Holding(Box<Child>, Hold),
+    Making(BlockingTask<Result<Child, Refusal>>),
+    Holding(Box<Child>, Quiesce),
     /// The switch is done; the old leaf becomes durable.
     Closing(FileId, ImageFile, Value),
-    Lowering(Errand<Result<ImageFile, FileOpenError>>, FileId, Value),
+    Lowering(BlockingTask<Result<ImageFile, FileOpenError>>, FileId, Value),
     Over,
 }
 
@@ -68,14 +68,14 @@ impl Snapshot {
     pub fn advance(&mut self, work: &mut Work<'_>) -> Result<Option<Value>, Refusal> {
         loop {
             match std::mem::replace(&mut self.stage, Stage::Over) {
-                Stage::Making(errand) => match work.fetch(errand) {
+                Stage::Making(blocking_task) => match work.fetch(blocking_task) {
                     Ok(child) => {
                         let child = child?;
                         self.made = Some(self.to.path().to_owned());
                         child.fits_on(work.image(0)?)?;
-                        self.stage = Stage::Holding(Box::new(child), Hold::default());
+                        self.stage = Stage::Holding(Box::new(child), Quiesce::default());
                     }
-                    Err(errand) => return self.wait(Stage::Making(errand)),
+                    Err(blocking_task) => return self.wait(Stage::Making(blocking_task)),
                 },
                 Stage::Holding(child, mut hold) => {
                     if !hold.is_quiet(work)? {
@@ -88,17 +88,17 @@ impl Snapshot {
                         return self.wait(Stage::Closing(old, handle, answer));
                     }
                     match Snapshot::closed(old, handle, work) {
-                        Some(errand) => self.stage = Stage::Lowering(errand, old, answer),
+                        Some(blocking_task) => self.stage = Stage::Lowering(blocking_task, old, answer),
                         None => return Ok(Some(answer)),
                     }
                 }
-                Stage::Lowering(errand, old, answer) => match work.fetch(errand) {
+                Stage::Lowering(blocking_task, old, answer) => match work.fetch(blocking_task) {
                     Ok(file) => {
                         lower(old, file, work);
                         work.record_time_of_parent();
                         return Ok(Some(answer));
                     }
-                    Err(errand) => return self.wait(Stage::Lowering(errand, old, answer)),
+                    Err(blocking_task) => return self.wait(Stage::Lowering(blocking_task, old, answer)),
                 },
                 Stage::Over => return Ok(None),
             }
@@ -138,15 +138,19 @@ impl Snapshot {
 
     /// The old leaf is durable, or cannot be; what opens it for reading only. The snapshot is taken either way, and
     /// nothing may make it look otherwise.
-    fn closed(old: FileId, handle: ImageFile, work: &mut Work<'_>) -> Option<Errand<Result<ImageFile, FileOpenError>>> {
+    fn closed(
+        old: FileId,
+        handle: ImageFile,
+        work: &mut Work<'_>,
+    ) -> Option<BlockingTask<Result<ImageFile, FileOpenError>>> {
         let path = handle.path().to_owned();
         let stays = |why: &str| say(format_args!("{} stays locked for writing: {why}", path.display()));
         if !work.disk.is_frozen(old) {
             stays("it could not be made durable");
             return None;
         }
-        let errand = work.send(move || files::reopen_read_only(&handle));
-        errand.inspect_err(|refusal| stays(&refusal.message)).ok()
+        let blocking_task = work.send(move || files::reopen_read_only(&handle));
+        blocking_task.inspect_err(|refusal| stays(&refusal.message)).ok()
     }
 
     /// Takes back what has happened so far.

@@ -6,12 +6,12 @@
 use serde_json::{Value, json};
 
 use super::refusal::Refusal;
-use super::work::{Hold, Work};
+use super::work::{Quiesce, Work};
 
 /// `pause`, until the disk stands still.
 #[derive(Debug, Default)]
 pub struct Pausing {
-    hold: Hold,
+    hold: Quiesce,
 }
 
 impl Pausing {

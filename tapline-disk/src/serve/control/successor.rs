@@ -13,7 +13,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use transport::HandoverError;
 use transport::vhost_user::Listener;
 
-use super::errand::Errand;
+use super::blocking_task::BlockingTask;
 use super::refusal::{Kind, Refusal};
 use super::work::Work;
 use crate::redo_log;
@@ -33,7 +33,7 @@ pub struct Successor {
 }
 
 /// The start of a program, in the background.
-pub type Start = Errand<std::io::Result<Child>>;
+pub type Start = BlockingTask<std::io::Result<Child>>;
 
 /// Why nothing was handed over.
 pub enum NotHanded {

@@ -137,11 +137,11 @@ impl Upgrade {
     pub fn advance(&mut self, work: &mut Work<'_>) -> Result<Option<Value>, Refusal> {
         loop {
             match &mut self.stage {
-                Stage::Starting(errand) => {
-                    let Some(sent) = errand.take() else { return Ok(None) };
+                Stage::Starting(blocking_task) => {
+                    let Some(sent) = blocking_task.take() else { return Ok(None) };
                     match work.fetch(sent) {
                         Err(sent) => {
-                            *errand = Some(sent);
+                            *blocking_task = Some(sent);
                             return Ok(None);
                         }
                         Ok(started) => self.successor.started(started)?,

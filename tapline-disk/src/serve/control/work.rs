@@ -15,7 +15,7 @@ use transport::Server;
 use uring::{Engine, ImageFile, OpenOptions};
 
 use super::FLUSH;
-use super::errand::Errand;
+use super::blocking_task::BlockingTask;
 use super::pause::Pause;
 use super::refusal::{Kind, Refusal};
 use crate::image_name::{FormatName, ImageName};
@@ -23,7 +23,7 @@ use crate::libvhd::Behind;
 use crate::log::say;
 use crate::serve::event_loop::EngineWatch;
 use crate::serve::full::Full;
-use crate::serve::own_keys::ERRAND;
+use crate::serve::own_keys::BLOCKING_TASK;
 use crate::serve::polling::Polling;
 use crate::serve::suspects::Suspects;
 use crate::size::readable;
@@ -77,11 +77,14 @@ pub fn condition_of(disk: &Disk<Image>, full: &Full, suspects: &Suspects) -> Con
 
 impl Work<'_> {
     /// Begins something that may wait for storage.
-    pub fn send<T: Send + 'static>(&mut self, work: impl FnOnce() -> T + Send + 'static) -> Result<Errand<T>, Refusal> {
+    pub fn send<T: Send + 'static>(
+        &mut self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<BlockingTask<T>, Refusal> {
         let failed = |error: io::Error| Refusal::failed("start background work", &error);
-        let errand = Errand::send(work).map_err(failed)?;
-        self.engine.watch(errand.as_fd(), false, ERRAND.0).map_err(failed)?;
-        Ok(errand)
+        let blocking_task = BlockingTask::send(work).map_err(failed)?;
+        self.engine.watch(blocking_task.as_fd(), false, BLOCKING_TASK.0).map_err(failed)?;
+        Ok(blocking_task)
     }
 
     /// What keeps the disk from writing.
@@ -101,13 +104,13 @@ impl Work<'_> {
         Duration::from_nanos(self.stats.clock())
     }
 
-    /// The result of an errand, if it is back.
-    pub fn fetch<T: Send + 'static>(&mut self, errand: Errand<T>) -> Result<T, Errand<T>> {
-        if !errand.is_back() {
-            return Err(errand);
+    /// The result of an blocking_task, if it is back.
+    pub fn fetch<T: Send + 'static>(&mut self, blocking_task: BlockingTask<T>) -> Result<T, BlockingTask<T>> {
+        if !blocking_task.is_back() {
+            return Err(blocking_task);
         }
-        self.engine.forget(ERRAND.0);
-        Ok(errand.fetch())
+        self.engine.forget(BLOCKING_TASK.0);
+        Ok(blocking_task.fetch())
     }
 
     /// Begins a flush of our own; requests are not held.
@@ -148,7 +151,7 @@ impl Work<'_> {
     }
 
     /// Holds requests, if they are not held yet; whether nothing is under way any more. There may be much that is not
-    /// durable: see [`Hold`] for that.
+    /// durable: see [`Quiesce`] for that.
     pub fn is_quiet(&mut self) -> bool {
         if !self.disk.is_held() {
             self.disk.hold();
@@ -209,7 +212,7 @@ impl Work<'_> {
 
     /// Makes the file of a raw layer, or a data file, `len` bytes long, durably and in the background, if it is
     /// shorter. Nothing else ever changes its length. A block device has the length that it has.
-    pub fn lengthen(&mut self, depth: usize, len: u64) -> Result<Option<Errand<Result<(), Refusal>>>, Refusal> {
+    pub fn lengthen(&mut self, depth: usize, len: u64) -> Result<Option<BlockingTask<Result<(), Refusal>>>, Refusal> {
         let (_, file) = self.file(depth)?;
         let file = file.data_file().unwrap_or(file);
         let path = file.path().to_owned();
@@ -299,7 +302,7 @@ pub fn format_of(image: &Image) -> FormatName {
 
 /// The way to the moment at which nothing is under way and everything is durable.
 #[derive(Clone, Copy, Debug, Default)]
-pub enum Hold {
+pub enum Quiesce {
     /// Not begun.
     #[default]
     Begin,
@@ -313,28 +316,28 @@ pub enum Hold {
     Syncing,
 }
 
-impl Hold {
+impl Quiesce {
     /// Whether nothing is under way, durable or not. It lasts until [`Work::let_go`].
     pub fn is_quiet(&mut self, work: &mut Work<'_>) -> Result<bool, Refusal> {
         loop {
             match self {
-                Hold::Begin if work.disk.is_held() => *self = Hold::Draining,
-                Hold::Begin => {
+                Quiesce::Begin if work.disk.is_held() => *self = Quiesce::Draining,
+                Quiesce::Begin => {
                     work.begin_flush();
-                    *self = Hold::Flushing;
+                    *self = Quiesce::Flushing;
                 }
-                Hold::Flushing if work.is_flushed()? => {
+                Quiesce::Flushing if work.is_flushed()? => {
                     work.begin_flush();
-                    *self = Hold::FlushingAgain;
+                    *self = Quiesce::FlushingAgain;
                 }
-                Hold::FlushingAgain if work.is_flushed()? => {
+                Quiesce::FlushingAgain if work.is_flushed()? => {
                     work.disk.hold();
                     let now = work.clock();
                     work.pause.begin(now);
-                    *self = Hold::Draining;
+                    *self = Quiesce::Draining;
                 }
-                Hold::Flushing | Hold::FlushingAgain => return Ok(false),
-                Hold::Draining | Hold::Syncing => return Ok(work.disk.is_quiet()),
+                Quiesce::Flushing | Quiesce::FlushingAgain => return Ok(false),
+                Quiesce::Draining | Quiesce::Syncing => return Ok(work.disk.is_quiet()),
             }
         }
     }
@@ -344,9 +347,9 @@ impl Hold {
         if !self.is_quiet(work)? {
             return Ok(false);
         }
-        if matches!(self, Hold::Draining) && !work.disk.is_clean() {
+        if matches!(self, Quiesce::Draining) && !work.disk.is_clean() {
             work.disk.sync(work.engine);
-            *self = Hold::Syncing;
+            *self = Quiesce::Syncing;
         }
         work.is_synced()
     }

@@ -38,10 +38,10 @@ pub fn compare(
         (Read::Absent, _) if fixed => return Ok(Verdict::Nothing),
         (Read::Absent, _) => return Ok(Verdict::Begin),
         (Read::Whole(log, contents), Some(recorded)) => match place(&log, recorded) {
-            Place::Behind if !elsewhere || believe == Some(SrBelieve::Catalogue) => return Ok(Verdict::Known(log)),
-            Place::Behind => (log, contents),
-            Place::Ahead => (log, contents),
-            Place::Diverged => match believe {
+            Relation::Behind if !elsewhere || believe == Some(SrBelieve::Catalogue) => return Ok(Verdict::Known(log)),
+            Relation::Behind => (log, contents),
+            Relation::Ahead => (log, contents),
+            Relation::Diverged => match believe {
                 Some(SrBelieve::Repository) => (log, contents),
                 Some(SrBelieve::Catalogue) if !fixed => return Ok(Verdict::Anew),
                 _ => return Err(diverged(sr, &log, &contents, recorded)),
@@ -64,20 +64,20 @@ pub fn compare(
 }
 
 /// Where a file is beside the catalogue.
-enum Place {
+enum Relation {
     Behind,
     Ahead,
     Diverged,
 }
 
-fn place(log: &Log, recorded: &Recorded) -> Place {
+fn place(log: &Log, recorded: &Recorded) -> Relation {
     let is_at = |(generation, head): &(u64, String)| *generation == log.generation && *head == log.head;
     if recorded.heads().iter().any(is_at) {
-        Place::Behind
+        Relation::Behind
     } else if log.has_been_at(recorded.generation, &recorded.head) {
-        Place::Ahead
+        Relation::Ahead
     } else {
-        Place::Diverged
+        Relation::Diverged
     }
 }
 

@@ -12,7 +12,7 @@ use repo::Tx;
 use repo::catalogue::{Image, ImageState};
 use uuid::Uuid;
 
-use super::{examine, list, place};
+use super::{examine, list, placement};
 use crate::daemon::Daemon;
 
 /// Looks at the files of a repository that was just attached. That they cannot be examined keeps nobody from the rest.
@@ -41,7 +41,7 @@ async fn look(daemon: &Daemon, uuid: Uuid) -> Result<Vec<(Uuid, String)>, Proble
     }
     let (found, _) = examine(daemon, &sr, &directory, &sorted, None).await?;
     let standing: HashMap<String, String> =
-        place::place(found).placed.into_iter().filter_map(|one| Some((one.parent?, one.found.file.file))).collect();
+        placement::place(found).placed.into_iter().filter_map(|one| Some((one.parent?, one.found.file.file))).collect();
     daemon.catalogue.write(move |tx| diverge(tx, uuid, &standing)).await
 }
 

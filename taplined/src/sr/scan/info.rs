@@ -12,7 +12,7 @@ use serde::Deserialize;
 use uuid::Uuid;
 
 use super::listing::{Candidate, unplaced};
-use super::place::{Found, Recorded};
+use super::placement::{Found, Recorded};
 use crate::daemon::Daemon;
 use crate::disk::handing::Handing;
 use crate::task::Context;
@@ -22,7 +22,7 @@ const AT_ONE_TIME: usize = 4;
 
 /// A layer, as `image info` prints it. It prints more.
 #[derive(Debug, Deserialize)]
-struct Layer {
+struct ImageInfo {
     size: u64,
     uuid: Option<Uuid>,
     hidden: bool,
@@ -89,7 +89,7 @@ async fn of(daemon: &Daemon, sr: &Sr, directory: &Arc<Directory>, file: Candidat
     let mut handing = Handing::default();
     handing.file(&path, false, open);
     let answer = daemon.tool.image(vec!["info".into(), named], handing).await?;
-    let understood = serde_json::from_value::<Vec<Layer>>(answer).ok();
+    let understood = serde_json::from_value::<Vec<ImageInfo>>(answer).ok();
     let layer = understood.and_then(|layers| layers.into_iter().next()).ok_or_else(|| {
         Problem::new(Code::Internal, format!("cannot parse the output of 'image info' for {}", path.display()))
     })?;

@@ -11,7 +11,7 @@ use repo::Tx;
 use repo::catalogue::{Image, ImageState, NewVdi};
 use uuid::Uuid;
 
-use super::place::{Placement, Placing};
+use super::placement::{Placement, Placing};
 
 /// Characters of a VDI's name ([`api::Name`]).
 const NAME_MAX: usize = 128;

@@ -2,7 +2,7 @@
 //!
 //! Keeps: a plug that fails leaves nothing behind, or says what; an unplug is done when the guest has let go, and not before. Steps of a
 //! plug: the connection (chardev-add), then the device (device_add); of an unplug: the guest is asked (device_del), lets go
-//! (DEVICE_DELETED), and the connection is removed. Who dies between two of them finds with [`Machine::disks`] what there is, and the
+//! (DEVICE_DELETED), and the connection is removed. Who dies between two of them finds with [`QemuVm::disks`] what there is, and the
 //! next plug removes a connection without a device.
 
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use super::super::served;
 use super::super::slots::Position;
 use super::super::version::Version;
 use super::error::{MachineError, monitor};
-use super::{COMMAND, Machine, Status};
+use super::{COMMAND, QemuVm, Status};
 use crate::qmp::{Event, QmpError};
 
 /// A guest that was asked while its system was not up yet has not heard it; QEMU asks again when five seconds have passed.
@@ -31,7 +31,7 @@ const SERVED: Duration = Duration::from_secs(10);
 const LET_GO: Duration = Duration::from_secs(5);
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
-impl Machine {
+impl QemuVm {
     /// The positions of the disks that the machine has, those among them that the guest was asked to let go of and has not.
     pub fn disks(&mut self) -> Result<Vec<Position>, MachineError> {
         let names = self.children("/machine/peripheral")?;

@@ -43,10 +43,10 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 /// For a QEMU that was told to end: it has nothing to wait for but the disks' processes.
 const TO_END: Duration = Duration::from_secs(10);
 
-/// A machine. Dropped, it goes on; a process that has started it should keep it until it has [ended](Machine::ended), for it is its
+/// A machine. Dropped, it goes on; a process that has started it should keep it until it has [ended](QemuVm::ended), for it is its
 /// parent.
 #[derive(Debug)]
-pub struct Machine {
+pub struct QemuVm {
     process: Process,
     /// If we have started it.
     child: Option<Child>,
@@ -79,7 +79,7 @@ pub enum Ending {
     Killed,
 }
 
-impl Machine {
+impl QemuVm {
     /// Starts a machine, in a directory for its monitor and its messages, and lets the guest run.
     pub fn start(
         program: &Path,
@@ -280,7 +280,7 @@ impl Machine {
     }
 }
 
-impl AsFd for Machine {
+impl AsFd for QemuVm {
     /// Readable when QEMU has ended.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.process.as_fd()

@@ -9,8 +9,8 @@ mod nbd_client;
 const WORD: &str = "/local/domain/0/backend/vbd/7/51728/physical-device-path";
 
 /// A machine whose disk is served to both, and QEMU, which has found it by libxl's word for it.
-fn machine_with_qemu() -> (Machine, Process, Nbd) {
-    let mut machine = Machine::new();
+fn machine_with_qemu() -> (GuestBed, Process, Nbd) {
+    let mut machine = GuestBed::new();
     let path = machine.nbd();
     firmware::show(&mut machine.store, Path::new("/none"), &machine.device, &path).unwrap();
     let process = machine.serve_with(true);
@@ -62,7 +62,7 @@ fn a_guest_that_is_destroyed_under_its_firmware_leaves_nothing() {
 
 #[test]
 fn what_libxl_was_told_goes_with_a_guest_whose_firmware_has_never_asked() {
-    let mut machine = Machine::new();
+    let mut machine = GuestBed::new();
     let path = machine.nbd();
     firmware::show(&mut machine.store, Path::new("/none"), &machine.device, &path).unwrap();
     let process = machine.serve_with(true);

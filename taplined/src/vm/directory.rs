@@ -22,19 +22,19 @@ const USER: &str = "user";
 const KVM: &str = "/dev/kvm";
 
 /// The directory of the directories of all machines.
-pub fn places(config: &Config) -> PathBuf {
+pub fn vm_directories(config: &Config) -> PathBuf {
     config.run_directory.join("vm")
 }
 
 /// The directory of a machine.
-pub fn place(config: &Config, vm: Uuid) -> PathBuf {
-    places(config).join(vm.to_string())
+pub fn vm_directory(config: &Config, vm: Uuid) -> PathBuf {
+    vm_directories(config).join(vm.to_string())
 }
 
 /// The user as whom the QEMU of a VM runs, or is about to; none if it is the daemon's own, or does not run.
 pub fn user(config: &Config, vm: Uuid) -> Option<u32> {
     // No link is followed: what that user has put in its place is its own.
-    fs::symlink_metadata(place(config, vm).join(USER)).ok().map(|file| file.uid()).filter(|uid| *uid != 0)
+    fs::symlink_metadata(vm_directory(config, vm).join(USER)).ok().map(|file| file.uid()).filter(|uid| *uid != 0)
 }
 
 /// The same as QEMU's crate wants it; none where it runs as the daemon does.
@@ -78,18 +78,18 @@ mod test {
         let room = tempfile::tempdir().unwrap();
         let config = Config { run_directory: room.path().to_owned(), ..Config::default() };
         let vm = Uuid::new_v4();
-        fs::create_dir(places(&config)).unwrap();
-        make_empty(&place(&config, vm), None).unwrap();
+        fs::create_dir(vm_directories(&config)).unwrap();
+        make_empty(&vm_directory(&config, vm), None).unwrap();
         assert_eq!(user(&config, vm), None);
         if !rustix::process::geteuid().is_root() {
             return;
         }
         let account = Account { uid: 82_000, gid: 82_001, groups: Vec::new() };
-        make_empty(&place(&config, vm), Some(&account)).unwrap();
+        make_empty(&vm_directory(&config, vm), Some(&account)).unwrap();
         assert_eq!(user(&config, vm), Some(82_000));
-        let directory = fs::metadata(place(&config, vm)).unwrap();
+        let directory = fs::metadata(vm_directory(&config, vm)).unwrap();
         assert_eq!((directory.uid(), directory.gid(), directory.mode() & 0o7777), (0, 82_001, 0o1770));
-        fs::remove_dir_all(place(&config, vm)).unwrap();
+        fs::remove_dir_all(vm_directory(&config, vm)).unwrap();
         assert_eq!(user(&config, vm), None);
     }
 }

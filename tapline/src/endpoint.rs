@@ -14,7 +14,7 @@ const TOKEN: &str = "TAPLINE_TOKEN";
 
 /// Options that select the daemon.
 #[derive(Clone, Debug, clap::Args)]
-pub struct Place {
+pub struct EndpointOptions {
     /// The daemon's socket; also TAPLINE_SOCKET [default: /run/tapline/taplined.sock]
     #[arg(long, global = true, value_name = "PATH", conflicts_with_all = ["connect", "ca", "token_file"])]
     socket: Option<PathBuf>,
@@ -30,10 +30,10 @@ pub struct Place {
     token_file: Option<PathBuf>,
 }
 
-impl Place {
+impl EndpointOptions {
     /// A client of the daemon, and whether it is reached over the network.
     pub fn client(self) -> Result<(Client, bool), Problem> {
-        let Place { socket, connect, ca, token_file } = self;
+        let EndpointOptions { socket, connect, ca, token_file } = self;
         let named = socket.is_some() || connect.is_some();
         let from_environment = |name| env::var_os(name).filter(|value| !named && !value.is_empty());
         let socket = socket.or(from_environment("TAPLINE_SOCKET").map(PathBuf::from));

@@ -13,7 +13,7 @@ use uuid::Uuid;
 use super::queue::Request;
 use crate::daemon::Daemon;
 use crate::disk::handing::Handing;
-use crate::disk::place::Place;
+use crate::disk::paths::DiskPaths;
 use crate::disk::redo::RedoLogs;
 use crate::reconcile::files::{self, Known};
 use crate::task::blocking;
@@ -29,7 +29,7 @@ const MEMORY_OF_BLOCK: u64 = 16;
 
 /// What must be served.
 #[derive(Clone, Debug)]
-pub struct Order {
+pub struct PlugSpec {
     /// As what.
     pub vbd: Vbd,
     /// From the top down.
@@ -43,9 +43,9 @@ pub struct Order {
     delay: Duration,
 }
 
-impl Order {
+impl PlugSpec {
     /// As the catalogue has it now.
-    pub async fn of(daemon: &Daemon, vbd: Uuid) -> Result<Order, Problem> {
+    pub async fn of(daemon: &Daemon, vbd: Uuid) -> Result<PlugSpec, Problem> {
         let found = daemon.catalogue.read(move |view| {
             let vbd = view.vbd(vbd)?;
             let (vdi, chain) = (view.vdi(vbd.vdi)?, view.chain(vbd.vdi)?);
@@ -60,12 +60,12 @@ impl Order {
             name.push(image.path(directory.path()));
             name
         });
-        Ok(Order { names: names.collect(), vbd, chain, directory, disk, delay })
+        Ok(PlugSpec { names: names.collect(), vbd, chain, directory, disk, delay })
     }
 
     /// The same for a process that is given the files that another one has: it calls them as that one does.
-    pub fn with_names(self, names: Vec<OsString>) -> Order {
-        Order { names, ..self }
+    pub fn with_names(self, names: Vec<OsString>) -> PlugSpec {
+        PlugSpec { names, ..self }
     }
 
     /// What the queue wants to know of it.
@@ -118,7 +118,7 @@ impl Order {
     }
 
     /// The words of the command line.
-    pub fn words(&self, place: &Place) -> Vec<OsString> {
+    pub fn words(&self, place: &DiskPaths) -> Vec<OsString> {
         let mut words: Vec<OsString> = vec!["serve".into()];
         words.extend(words_of(self.names.iter().cloned()));
         match &self.disk {

@@ -21,7 +21,7 @@ use crate::redo_log;
 
 /// A layer that others may stand on.
 #[derive(Clone, Debug)]
-pub struct Layer {
+pub struct MergeLayer {
     /// Its file.
     pub name: ImageName,
     /// What children know it by; all zero where its format has no such thing.
@@ -32,24 +32,24 @@ pub struct Layer {
 
 /// Files that hold nothing any more, locked.
 #[derive(Debug)]
-pub struct Remains {
-    layers: Vec<(Layer, ImageFile)>,
+pub struct StaleLayers {
+    layers: Vec<(MergeLayer, ImageFile)>,
     /// Of sources that are gone already.
     data_files: Vec<PathBuf>,
 }
 
 const TO_REMOVE: OpenOptions = OpenOptions { write: true, cache: Cache::Writeback, lock: true };
 
-impl Layer {
+impl MergeLayer {
     /// The layer that a file holds, whoever uses it.
-    pub fn of(name: &ImageName) -> Result<Layer, Failure> {
+    pub fn of(name: &ImageName) -> Result<MergeLayer, Failure> {
         let mut file = files::open_image(name, to_look_at(false)).map_err(Failure::said)?;
-        Ok(Layer::in_image(name, &open_image(name, &mut file, false)?))
+        Ok(MergeLayer::in_image(name, &open_image(name, &mut file, false)?))
     }
 
     /// The same of an image that is open.
-    pub fn in_image(name: &ImageName, image: &Image) -> Layer {
-        Layer { name: name.clone(), identity: image.identity(), len: image.geometry().len }
+    pub fn in_image(name: &ImageName, image: &Image) -> MergeLayer {
+        MergeLayer { name: name.clone(), identity: image.identity(), len: image.geometry().len }
     }
 
     /// Whether `link` of `child` leads here and nowhere else. What has no identity is known by its path.
@@ -75,7 +75,7 @@ impl Layer {
 /// the target, and on none of them. If that cannot be seen, it has not.
 pub fn are_all(above: &ImageName, sources: &[ImageName], target: &ImageName) -> bool {
     let Some(link) = look(above).ok().and_then(|image| image.link()) else { return false };
-    let stands_on = |name: &ImageName| Layer::of(name).is_ok_and(|layer| layer.carries(above, &link));
+    let stands_on = |name: &ImageName| MergeLayer::of(name).is_ok_and(|layer| layer.carries(above, &link));
     stands_on(target) && !sources.iter().any(stands_on)
 }
 
@@ -84,10 +84,10 @@ fn look(name: &ImageName) -> Result<Image, Failure> {
     open_image(name, &mut file, false)
 }
 
-impl Remains {
+impl StaleLayers {
     /// What is left of `sources`, the uppermost first, of a merge into `target` that has been done. Refused if one of them
     /// is anything else.
-    pub fn of(sources: &[ImageName], target: &Layer) -> Result<Remains, Failure> {
+    pub fn of(sources: &[ImageName], target: &MergeLayer) -> Result<StaleLayers, Failure> {
         let (mut left, mut data_files) = (Vec::new(), Vec::new());
         let mut below = Some(target.clone());
         for source in sources.iter().rev() {
@@ -111,17 +111,17 @@ impl Remains {
             };
         }
         left.reverse();
-        Ok(Remains { layers: left, data_files })
+        Ok(StaleLayers { layers: left, data_files })
     }
 
     /// What they are.
-    pub fn layers(&self) -> impl Iterator<Item = &Layer> {
+    pub fn layers(&self) -> impl Iterator<Item = &MergeLayer> {
         self.layers.iter().map(|(layer, _)| layer)
     }
 
     /// Removes them, durably.
     pub fn remove(self) -> Result<(), Failure> {
-        for (Layer { name, .. }, file) in &self.layers {
+        for (MergeLayer { name, .. }, file) in &self.layers {
             let tried = || format!("remove {name}, which was merged and no longer holds data");
             if FileIdentity::of_open(file) != FileIdentity::of(name) {
                 return Err(Failure::new(tried(), "another file now has its name"));
@@ -146,7 +146,7 @@ pub fn remove(path: &Path) -> Result<(), Box<dyn std::error::Error + Send + Sync
 }
 
 /// Sees that a source is empty and stands on `below`.
-fn examine(name: &ImageName, file: &mut ImageFile, below: Option<&Layer>) -> Result<Layer, Failure> {
+fn examine(name: &ImageName, file: &mut ImageFile, below: Option<&MergeLayer>) -> Result<MergeLayer, Failure> {
     let image = open_image(name, file, false)?;
     let not = |why: String| Err(Failure::new(format!("treat {name} as left over from the merge"), why));
     let Some(link) = image.link() else { return not("it has no parent".into()) };
@@ -163,5 +163,5 @@ fn examine(name: &ImageName, file: &mut ImageFile, below: Option<&Layer>) -> Res
     if let Some((span, _)) = runs.iter().find(|(_, holds)| *holds != Holds::Parent) {
         return not(format!("it holds data, first {} bytes at {}", span.len, span.at));
     }
-    Ok(Layer::in_image(name, &image))
+    Ok(MergeLayer::in_image(name, &image))
 }

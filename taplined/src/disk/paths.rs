@@ -20,7 +20,7 @@ const LAST_WORDS_MAX: u64 = 2048;
 
 /// The place of a VBD.
 #[derive(Clone, Debug)]
-pub struct Place {
+pub struct DiskPaths {
     directory: PathBuf,
     log: PathBuf,
 }
@@ -44,12 +44,12 @@ pub fn logs(config: &Config) -> PathBuf {
     config.log_directory.join("vbd")
 }
 
-impl Place {
+impl DiskPaths {
     /// Of a VBD.
-    pub fn of(config: &Config, vbd: Uuid) -> Place {
+    pub fn of(config: &Config, vbd: Uuid) -> DiskPaths {
         let name = vbd.to_string();
         let log = logs(config).join(format!("{name}.log"));
-        Place { directory: all(config).join(name), log }
+        DiskPaths { directory: all(config).join(name), log }
     }
 
     /// Where the guest's monitor, or clients, connect.
@@ -204,13 +204,13 @@ mod test {
 
     use super::*;
 
-    fn place() -> (tempfile::TempDir, Place) {
+    fn place() -> (tempfile::TempDir, DiskPaths) {
         let room = tempfile::tempdir().unwrap();
         let run = room.path().to_owned();
         let config = Config { run_directory: run.join(""), log_directory: run.join("log"), ..Config::default() };
         fs::create_dir(all(&config)).unwrap();
         fs::create_dir_all(logs(&config)).unwrap();
-        (room, Place::of(&config, Uuid::new_v4()))
+        (room, DiskPaths::of(&config, Uuid::new_v4()))
     }
 
     #[test]

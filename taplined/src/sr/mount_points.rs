@@ -23,14 +23,14 @@ const AGAIN_AFTER: Duration = Duration::from_millis(200);
 
 /// Where repositories of servers are mounted, and how long that may take.
 #[derive(Clone, Debug)]
-pub struct Places {
+pub struct MountPoints {
     /// A directory for mount points.
     pub directory: PathBuf,
     /// How long mount(8) and umount(8) may take.
     pub limit: Duration,
 }
 
-impl Places {
+impl MountPoints {
     /// Where the repository `uuid` is; mounts it if need be.
     pub async fn find(&self, uuid: Uuid, source: &SrSource) -> Result<AbsolutePath, Problem> {
         let (SrSource::Dir { path } | SrSource::Iso { path }) = source else {

@@ -10,16 +10,16 @@ use crate::driver::FileNumbers;
 
 /// A file that is open, and its path.
 #[derive(Debug)]
-pub struct Place {
+pub struct FileLocation {
     path: PathBuf,
     numbers: FileNumbers,
 }
 
-impl Place {
+impl FileLocation {
     /// Of the file that was just opened at a path.
-    pub fn of(path: &Path) -> Result<Place, Problem> {
+    pub fn of(path: &Path) -> Result<FileLocation, Problem> {
         let numbers = numbers(path).map_err(|error| Problem::failed(format_args!("examine {}", path.display()), error));
-        Ok(Place { path: path.to_owned(), numbers: numbers? })
+        Ok(FileLocation { path: path.to_owned(), numbers: numbers? })
     }
 
     /// Refuses if there is another file there now, or none. It may come back: its file system is mounted again.

@@ -78,7 +78,7 @@ enum Fate {
     Placed(Option<String>),
 }
 
-/// Places the images that are not known among all.
+/// MountPoints the images that are not known among all.
 pub fn place(all: Vec<Found>) -> Placement {
     let mut placement = Placement::default();
     let mut fates: HashMap<String, Fate> = HashMap::new();

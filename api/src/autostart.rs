@@ -62,7 +62,7 @@ mod test {
     use crate::VmPatch;
 
     #[test]
-    fn what_is_left_out_is_usual_and_what_makes_no_sense_is_refused() {
+    fn omitted_fields_have_defaults_and_invalid_ones_are_refused() {
         let parse = |text: &str| serde_json::from_str::<Autostart>(text);
         assert_eq!(parse("{}").unwrap(), Autostart::default());
         assert_eq!(parse(r#"{"order":2,"delay":30,"tries":1}"#).unwrap(), Autostart { order: 2, delay: 30, tries: 1 });
@@ -72,7 +72,7 @@ mod test {
     }
 
     #[test]
-    fn a_change_takes_it_away_or_leaves_it() {
+    fn a_patch_clears_or_keeps_autostart() {
         let parse = |text: &str| serde_json::from_str::<VmPatch>(text).unwrap().autostart;
         assert_eq!((parse("{}"), parse(r#"{"autostart":null}"#)), (None, Some(None)));
         assert_eq!(parse(r#"{"autostart":{}}"#), Some(Some(Autostart::default())));

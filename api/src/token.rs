@@ -112,7 +112,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn a_secret_is_read_as_it_was_written_and_nothing_else_is_one() {
+    fn only_well_formed_secrets_are_parsed() {
         let secret = Secret::new([0xa7; LEN]);
         assert_eq!(secret.as_str().parse(), Ok(secret.clone()));
         for wrong in ["", "tapline_", "tapline_a7", &secret.as_str().to_uppercase(), &format!("{}0", secret.as_str())] {

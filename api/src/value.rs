@@ -234,7 +234,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn a_name_is_what_can_be_shown_in_a_table_and_typed_again() {
+    fn a_name_must_be_printable_and_typable() {
         assert!("web root №1".parse::<Name>().is_ok());
         assert!("x".repeat(NAME_MAX).parse::<Name>().is_ok());
         for wrong in ["", " a", "a ", "a\nb", "a\u{85}b", "\u{7f}", &"x".repeat(NAME_MAX + 1)] {
@@ -259,7 +259,7 @@ mod test {
     }
 
     #[test]
-    fn a_path_says_where_it_leads() {
+    fn a_path_must_be_absolute_and_normalized() {
         assert_eq!("/srv//vms/".parse::<AbsolutePath>().unwrap().as_str(), "/srv/vms");
         assert_eq!("/".parse::<AbsolutePath>().unwrap().as_str(), "/");
         for wrong in ["", "srv", "./a", "/srv/../etc", "/srv/./a", "/a/..", "/a\0b", "/a\nb"] {
@@ -269,7 +269,7 @@ mod test {
     }
 
     #[test]
-    fn what_is_read_from_json_is_checked_too() {
+    fn values_from_json_are_validated() {
         assert!(serde_json::from_str::<Name>("\"a\\u0007\"").is_err());
         assert!(serde_json::from_str::<Size>("1.5").is_err());
         assert!(serde_json::from_str::<Size>("-512").is_err());

@@ -219,7 +219,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn a_field_that_is_not_known_is_refused_by_name() {
+    fn an_unknown_field_is_refused_by_name() {
         let text = r#"{"sr":"9b1deb4d-3b7d-4bad-9bdd-2b0d7b3dcb6d","name":"a","size":512,"sise":1}"#;
         assert!(serde_json::from_str::<VdiCreate>(text).unwrap_err().to_string().contains("sise"));
     }

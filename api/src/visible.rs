@@ -40,7 +40,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn what_is_not_seen_is_told_and_the_rest_is_as_it_was() {
+    fn invisible_characters_are_escaped_and_the_rest_is_unchanged() {
         for plain in ["web root №1", "データ", "شبكة", "a\n\tb", "❤\u{fe0f}", ""] {
             assert!(matches!(visible(plain), Cow::Borrowed(same) if same == plain), "{plain}");
         }

@@ -166,7 +166,7 @@ mod test {
     }
 
     #[test]
-    fn columns_stand_below_one_another_also_below_wide_characters() {
+    fn columns_are_aligned_even_with_wide_characters() {
         let text = "UUID      NAME              SIZE  NOTE\n\
                     9b1deb4d  root                 4  seldom seen\n\
                     00000000  データ 2 of them    19  seldom seen\n";
@@ -175,7 +175,7 @@ mod test {
     }
 
     #[test]
-    fn what_has_no_room_is_left_out_from_the_right_but_never_all() {
+    fn columns_that_do_not_fit_are_dropped_from_the_right() {
         let text = "UUID      NAME              SIZE\n\
                     9b1deb4d  root                 4\n\
                     00000000  データ 2 of them    19\n";
@@ -191,18 +191,18 @@ mod test {
     }
 
     #[test]
-    fn without_objects_there_are_the_heads() {
+    fn an_empty_table_has_headings() {
         assert_eq!(table(&[], COLUMNS, false, None), "UUID  NAME  SIZE  NOTE\n");
     }
 
     #[test]
-    fn a_name_that_turns_the_writing_round_is_told_so() {
+    fn bidirectional_control_characters_are_escaped() {
         let thing = Thing { uuid: Uuid::nil(), name: "a\u{202e}b" };
         assert!(table(&[thing], COLUMNS, false, None).contains("00000000  a\\u{202e}b "));
     }
 
     #[test]
-    fn an_object_alone_is_shown_with_everything() {
+    fn a_single_object_is_shown_with_all_fields() {
         let text = "uuid: 00000000-0000-0000-0000-000000000000\n\
                     name: データ 2 of them\n\
                     size: 19\n\

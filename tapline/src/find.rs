@@ -114,13 +114,13 @@ mod test {
     use super::*;
 
     #[test]
-    fn what_fits_one_is_that_one() {
+    fn a_unique_match_is_found() {
         let uuid = Uuid::from_u128(7);
         assert_eq!(only("sr", "a", [(uuid, "a")].into_iter()), Ok(uuid));
     }
 
     #[test]
-    fn what_fits_several_is_refused_with_all_of_them() {
+    fn an_ambiguous_match_is_refused_with_all_candidates() {
         let problem = only("sr", "a", (1..=2).map(|n| (Uuid::from_u128(n), "a"))).unwrap_err();
         let text = "'a' is ambiguous; it matches 2 srs:\n    00000000-0000-0000-0000-000000000001  a\n    \
                     00000000-0000-0000-0000-000000000002  a";
@@ -130,7 +130,7 @@ mod test {
     }
 
     #[test]
-    fn what_fits_none_is_told_how_to_name_one() {
+    fn no_match_is_refused_with_advice() {
         let problem = only("vm", "x", std::iter::empty()).unwrap_err();
         assert_eq!(problem.code, Code::NotFound);
         assert!(problem.advice.unwrap().contains("tapline vm list"));

@@ -38,7 +38,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn without_a_neighbour_the_program_is_sought_in_the_path() {
+    fn without_a_sibling_program_the_path_is_searched() {
         assert_eq!(disk_program(Some(Path::new("/nowhere/at/all/tapline"))), Path::new(DISK_PROGRAM));
         assert_eq!(disk_program(None), Path::new(DISK_PROGRAM));
     }

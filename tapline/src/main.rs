@@ -164,25 +164,25 @@ mod test {
     use super::*;
 
     #[test]
-    fn the_words_of_a_handed_command_are_not_judged_here() {
+    fn arguments_of_tapline_disk_commands_are_not_parsed_here() {
         let parsed = Arguments::try_parse_from(["tapline", "image", "create", "--size", "10G", "--json", "--help"]);
         let Ok(Arguments { command: Command::Image(words) }) = parsed else { panic!("not taken as an image command") };
         assert_eq!(words.words.len(), 5);
     }
 
     #[test]
-    fn an_unknown_command_is_refused_here() {
+    fn an_unknown_command_is_refused() {
         assert!(Arguments::try_parse_from(["tapline", "frobnicate"]).is_err());
         assert!(Arguments::try_parse_from(["tapline"]).is_err());
     }
 
     #[test]
-    fn no_definition_contradicts_another() {
+    fn the_command_definition_is_consistent() {
         Arguments::command().debug_assert();
     }
 
     #[test]
-    fn a_problem_tells_the_field_and_what_to_do() {
+    fn a_problem_shows_field_and_advice() {
         let problem = Problem::new(api::Code::Exists, "there is an sr 'a'").field("name").advise("choose another");
         assert_eq!(told(&problem), "tapline: there is an sr 'a' (name)\n  choose another\n");
     }

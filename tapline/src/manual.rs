@@ -84,7 +84,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn the_committed_pages_are_those_of_the_commands() {
+    fn the_committed_manual_pages_are_current() {
         let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/man");
         let pages = pages().unwrap();
         for (name, text) in &pages {

@@ -43,7 +43,7 @@ mod test {
     }
 
     #[test]
-    fn a_panic_is_told_without_what_may_be_secret_and_ends_the_process_by_a_signal() {
+    fn a_panic_report_contains_no_secrets_and_aborts() {
         let ended = panics(Stdio::piped());
         let told = String::from_utf8(ended.stderr).unwrap();
         // SIGABRT.

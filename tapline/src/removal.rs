@@ -38,7 +38,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn what_would_be_destroyed_is_told_line_by_line() {
+    fn a_dry_run_is_shown_line_by_line() {
         let value = serde_json::json!({"bytes": 7, "files": ["a", "b"], "vdi": {"name": "root"}});
         assert_eq!(lines(&value, 0), "bytes: 7\nfiles:\n  a\n  b\nvdi:\n  name: root\n");
     }

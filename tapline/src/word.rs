@@ -133,7 +133,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn what_is_started_with_the_host_is_said_in_one_word() {
+    fn autostart_is_one_argument() {
         assert_eq!(autostart("").unwrap(), Autostart::default());
         let asked = autostart("order=2,delay=30").unwrap();
         assert_eq!(of_autostart(&asked), "order=2,delay=30,tries=5");
@@ -166,7 +166,7 @@ mod test {
     }
 
     #[test]
-    fn paths_are_told_whole() {
+    fn paths_are_made_absolute() {
         let here = std::env::current_dir().unwrap();
         let disk = path("disk.raw").unwrap();
         assert_eq!((disk.whole.as_path(), disk.relative), (here.join("disk.raw").as_path(), true));
@@ -175,7 +175,7 @@ mod test {
     }
 
     #[test]
-    fn places_on_servers_are_named_as_for_mount() {
+    fn network_storage_is_written_as_for_mount() {
         let export = "/srv/vms".parse().unwrap();
         assert_eq!(nfs("[fe80::1]:/srv/vms"), Ok(SrSource::Nfs { server: "[fe80::1]".into(), export, version: None }));
         assert!(nfs("nas").is_err() && nfs(":/srv").is_err() && nfs("nas:srv").is_err());

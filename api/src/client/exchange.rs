@@ -240,14 +240,14 @@ mod test {
     use super::*;
 
     #[test]
-    fn a_refusal_with_an_unknown_code_is_a_failure_with_all_it_says() {
+    fn an_unknown_code_is_a_failure_with_message_and_advice() {
         let body = br#"{"code":"on-fire","message":"it burns","advice":"put it out"}"#;
         let problem = refusal(StatusCode::CONFLICT, body);
         assert_eq!(problem, Problem::new(Code::Failed, "it burns").advise("put it out"));
     }
 
     #[test]
-    fn a_refusal_by_something_else_than_the_daemon_names_its_status() {
+    fn a_refusal_by_a_proxy_shows_the_http_status() {
         let problem = refusal(StatusCode::BAD_GATEWAY, b"<html>");
         assert_eq!((problem.code, problem.message.contains("502")), (Code::Failed, true));
     }
@@ -274,7 +274,7 @@ mod test {
     const NULL: &str = "HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nnull";
 
     #[tokio::test]
-    async fn a_change_is_asked_once_more_with_its_key_when_the_connection_breaks() {
+    async fn a_change_is_repeated_with_its_key_if_the_connection_breaks() {
         let room = tempfile::tempdir().unwrap();
         let socket = room.path().join("socket");
         let heard = hear(&socket, vec![None, Some(NULL), Some(NULL)]);
@@ -290,7 +290,7 @@ mod test {
     }
 
     #[tokio::test]
-    async fn a_change_is_not_asked_a_third_time_and_a_refusal_is_an_answer() {
+    async fn a_change_is_repeated_only_once_and_never_after_a_refusal() {
         let room = tempfile::tempdir().unwrap();
         let socket = room.path().join("socket");
         let refusal = "HTTP/1.1 409 Conflict\r\ncontent-length: 0\r\n\r\n";

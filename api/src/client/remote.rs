@@ -180,7 +180,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn an_address_is_https_with_a_host_and_perhaps_a_port() {
+    fn an_address_is_https_with_host_and_optional_port() {
         assert_eq!(address("https://alpha:7443"), Ok(("alpha".into(), 7443)));
         assert_eq!(address("https://alpha/"), Ok(("alpha".into(), 443)));
         assert_eq!(address("https://[::1]:7443"), Ok(("[::1]".into(), 7443)));

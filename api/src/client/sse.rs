@@ -82,7 +82,7 @@ mod test {
     }
 
     #[test]
-    fn messages_are_the_same_however_they_are_cut() {
+    fn messages_do_not_depend_on_chunking() {
         let all = read(&[TEXT.as_bytes()]);
         assert_eq!(all.len(), 2);
         assert_eq!(all[0], Message { name: "change".into(), id: Some(7), data: "{\"a\":\n1}".into() });
@@ -94,7 +94,7 @@ mod test {
     }
 
     #[test]
-    fn a_message_without_an_end_is_given_up() {
+    fn an_endless_message_is_rejected() {
         let mut reader = Reader::default();
         let piece = vec![b'x'; MESSAGE_MAX / 2];
         assert_eq!(reader.take(&piece, &mut Vec::new()), Ok(()));

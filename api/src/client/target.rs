@@ -61,13 +61,13 @@ mod test {
     use super::*;
 
     #[test]
-    fn a_value_cannot_add_to_the_query() {
+    fn values_are_escaped_in_the_query() {
         let target = Target::new("srs").query("match", Some("a b&open=true#ü")).query("sr", None::<Uuid>);
         assert_eq!(target.as_str(), "/v1/srs?match=a%20b%26open%3Dtrue%23%C3%BC");
     }
 
     #[test]
-    fn words_of_a_query_are_joined() {
+    fn query_parameters_are_joined() {
         let target = Target::verb("vbds", Uuid::nil(), "connect").query("for", Some("qemu")).query("n", Some(1));
         assert_eq!(target.as_str(), format!("/v1/vbds/{}/connect?for=qemu&n=1", Uuid::nil()));
     }

@@ -117,7 +117,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn a_scan_is_told_line_by_line() {
+    fn a_scan_result_is_shown_line_by_line() {
         let problem = Problem::new(Code::Invalid, "its parent is not here").advise("import it with its parent");
         let scan = Scan {
             appeared: vec![Placed { file: "a.vhd".into(), vdi: None }],

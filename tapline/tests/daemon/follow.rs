@@ -22,7 +22,7 @@ fn is_lost(item: &StreamItem) -> bool {
 }
 
 #[tokio::test]
-async fn a_follower_goes_on_behind_the_last_event_it_has_seen() {
+async fn a_follower_continues_after_its_last_event() {
     let busy = api::Problem::new(api::Code::Overloaded, "too many clients");
     let reset = "event: reset\nid: 40\ndata: {}\n\n";
     let played = Played::new([
@@ -46,7 +46,7 @@ async fn a_follower_goes_on_behind_the_last_event_it_has_seen() {
 }
 
 #[tokio::test]
-async fn what_was_missed_without_a_number_to_go_on_from_is_said() {
+async fn missed_events_without_a_number_are_reported() {
     let played = Played::new([scene("GET", "events", 200, ""), scene("GET", "events", 200, stream(9))]);
     let mut events = Client::new(played.socket()).events(None).await.unwrap();
     assert!(is_lost(&events.next().await));

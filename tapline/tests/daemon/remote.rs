@@ -91,7 +91,7 @@ fn refused(output: &Output, words: &[&str]) {
 }
 
 #[test]
-fn a_token_in_the_environment_or_in_a_file_is_shown_to_the_daemon() {
+fn a_token_from_environment_or_file_is_sent() {
     let served = Served::start();
     let secret = served.token(&["ci"]);
     let here = out(&run(&served.daemon.socket(), &["host", "show", "--json"]));
@@ -115,7 +115,7 @@ fn a_token_in_the_environment_or_in_a_file_is_shown_to_the_daemon() {
 }
 
 #[test]
-fn a_token_that_is_limited_is_shown_as_such() {
+fn a_limited_token_is_listed_as_such() {
     let served = Served::start();
     let secret = served.token(&["monitor", "--read-only", "--expires", "30"]);
     assert_eq!(out(&served.run(&secret, &["sr", "list", "--json"])), "[]\n");
@@ -127,7 +127,7 @@ fn a_token_that_is_limited_is_shown_as_such() {
 }
 
 #[test]
-fn who_is_not_trusted_is_not_shown_the_token() {
+fn an_untrusted_daemon_is_not_sent_the_token() {
     let served = Served::start();
     let secret = served.token(&["ci"]);
     let with = |name: &str, value: String| {
@@ -152,7 +152,7 @@ fn who_is_not_trusted_is_not_shown_the_token() {
 }
 
 #[test]
-fn a_path_of_another_host_is_a_whole_one() {
+fn paths_on_another_host_must_be_absolute() {
     let served = Served::start();
     let secret = served.token(&["ci"]);
     let room = tempfile::tempdir().unwrap();
@@ -171,7 +171,7 @@ fn a_path_of_another_host_is_a_whole_one() {
 }
 
 #[test]
-fn who_follows_events_is_told_when_the_token_is_revoked() {
+fn a_follower_learns_that_its_token_was_revoked() {
     let served = Served::start();
     let secret = served.token(&["ci"]);
     let mut follow = served.follow(&secret);
@@ -188,7 +188,7 @@ fn who_follows_events_is_told_when_the_token_is_revoked() {
 }
 
 #[tokio::test]
-async fn the_client_has_all_of_it() {
+async fn the_client_supports_the_whole_api() {
     let served = Served::start();
     let here = Client::new(served.daemon.socket());
     let asked = TokenCreate { name: "program".parse().unwrap(), read_only: false, expires: None };

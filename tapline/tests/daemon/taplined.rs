@@ -117,7 +117,7 @@ fn a_host_without_disks_is_drained() {
 }
 
 #[test]
-fn what_the_daemon_refuses_is_told_as_it_says() {
+fn refusals_of_the_daemon_are_printed() {
     let daemon = Daemon::start();
     let uuid = uuid::Uuid::from_u128(7).to_string();
     assert_eq!(out(&run(&daemon.socket(), &["vdi", "list", "root", "--json"])), "[]\n");
@@ -146,7 +146,7 @@ async fn events_can_be_followed() {
 }
 
 #[test]
-fn who_follows_ends_without_a_word_when_nobody_reads_any_more() {
+fn following_stops_silently_on_a_closed_pipe() {
     let daemon = Daemon::start();
     for words in [&["event", "follow"][..], &["task", "watch"]] {
         let mut follow = Command::new(env!("CARGO_BIN_EXE_tapline"));

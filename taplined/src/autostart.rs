@@ -1,12 +1,12 @@
-//! What is started by itself when the host was: VMs, and the disks of machines that others manage.
+//! Autostart of VMs, and of disks of machines that are managed elsewhere, when the host boots.
 //!
-//! 1. The commit that notes the host's new life has all that is to be started ([`repo::Tx::note_boot`]). *Killed behind
-//!    it:* the next daemon goes on with what is left.
-//! 2. In the order that was asked for, what has one number at one time: each is started by the task that anybody would
-//!    ask for, and tried again after a while if that fails. Then it is struck off; what could not be started says so
+//! 1. The commit that notes the host's new boot also records everything that is to be started
+//!    ([`repo::Tx::note_boot`]). *If killed after this:* the next daemon continues with the rest.
+//! 2. In the requested order, objects with the same number together, each is started by an ordinary task, and retried
+//!    after a pause if that fails. Then it is removed from the list; if it could not be started, the object says so
 //!    itself.
 //!
-//! A daemon that is only started again has nothing to start: what was stopped on purpose stays so.
+//! A daemon that is merely restarted has nothing to start: what was stopped on purpose stays stopped.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use uuid::Uuid;
 use crate::daemon::Daemon;
 use crate::{plug, vm};
 
-/// How long a look at a task is, of which there are as many as it takes.
+/// Duration of one long poll for a task; it is repeated as needed.
 const LOOK: Duration = Duration::from_secs(60);
 
 /// Starts what is to be started, beside everything else.
@@ -59,7 +59,7 @@ async fn start(daemon: Daemon, one: ToStart) {
             break Err(problem);
         }
         tokio::time::sleep(Duration::from_secs(daemon.config.autostart.retry_after.into())).await;
-        // Somebody may not want it any more.
+        // The autostart may have been withdrawn.
         match daemon.catalogue.read(|view| view.to_start()).await {
             Ok(wanted) if !wanted.iter().any(|other| other.uuid() == uuid) => return,
             Ok(_) => {}
@@ -78,7 +78,7 @@ async fn start(daemon: Daemon, one: ToStart) {
     }
 }
 
-/// Has what could not be started say so, if nobody has started it meanwhile.
+/// Records the reason on an object that could not be started, if it has not been started otherwise.
 fn tell(tx: &mut repo::Tx<'_>, one: ToStart, tried: u8, why: &Problem) -> Result<(), Problem> {
     let what = format!("autostart failed after {tried} tries: {why}");
     let problem = Problem::new(why.code, what).advise(why.advice.clone().unwrap_or_else(|| "start it".into()));

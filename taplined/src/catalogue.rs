@@ -1,8 +1,7 @@
-//! The catalogue looks after itself (decision 0022): it is not believed when it is damaged, not made anew where there
-//! was one, and copied while it is sound.
+//! Self-protection of the catalogue (decision 0022): a damaged one is not used, a missing one is not replaced by an
+//! empty one, and an intact one is backed up.
 //!
-//! Invariant: nothing here ever removes or writes over a catalogue that holds anything; what is put aside has a name of
-//! its own beside it.
+//! Invariant: nothing here ever removes or overwrites a catalogue with content; it is renamed instead.
 
 mod care;
 mod evidence;
@@ -27,7 +26,7 @@ const NAMED: usize = 3;
 /// How long to wait before what has happened is recorded once more, if it could not be.
 const RECORD_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
-/// Opens the catalogue, or makes the first one of a host on which there was none.
+/// Opens the catalogue, or creates the first one of a host that never had one.
 pub fn open(config: &Config) -> Result<Catalogue, Problem> {
     let path = config.catalogue();
     if backup::is_nothing(&path) {
@@ -37,7 +36,8 @@ pub fn open(config: &Config) -> Result<Catalogue, Problem> {
         }
     }
     Catalogue::open_with(&path, || {
-        // Without a copy of it an older daemon could not go on; without a daemon nobody could make room for one.
+        // Without a backup, an older daemon could not be used again; but without a daemon, nobody could free space for
+        // one.
         match backup::write(&path, &config.backups(), BackupReason::Schema, config.catalogue.backups) {
             Ok(made) => tracing::info!(file = made.file, "catalogue backed up before a schema upgrade"),
             Err(problem) => tracing::error!("upgrading the catalogue's schema without a backup: {problem}"),

@@ -347,7 +347,7 @@ mod test {
     }
 
     #[test]
-    fn settings_that_are_not_known_or_make_no_sense_are_refused_by_name() {
+    fn unknown_and_invalid_settings_are_refused_by_name() {
         assert!(Config::parse("[plug]\nplug-windo = 1").unwrap_err().contains("plug-windo"));
         assert!(Config::parse("[plug]\nplug-window = 0").unwrap_err().contains("plug-window"));
         assert!(Config::parse("run-directory = \"run\"").unwrap_err().contains("run-directory"));

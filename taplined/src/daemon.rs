@@ -1,4 +1,4 @@
-//! What all parts of the daemon share.
+//! State shared by all parts of the daemon.
 
 use std::fs;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
@@ -26,9 +26,9 @@ use crate::token::Tokens;
 use crate::vdi;
 use crate::vm::{self, Vms};
 
-/// How long another daemon may take to let go of a directory.
+/// How long another daemon may take to release a directory.
 const LOCK_PATIENCE: Duration = Duration::from_secs(2);
-/// How long the catalogue may take to be copied and closed when the daemon ends.
+/// How long backing up and closing the catalogue may take when the daemon stops.
 const TO_CLOSE: Duration = Duration::from_secs(10);
 
 /// The daemon. Cheap to clone; all clones are the same one.
@@ -42,7 +42,7 @@ pub struct Parts {
     pub config: Config,
     /// What exists.
     pub catalogue: Catalogue,
-    /// What looks after it.
+    /// Backups and verification of the catalogue.
     pub care: Care,
     /// Who may use the API over TCP.
     pub tokens: Tokens,
@@ -188,8 +188,8 @@ fn allow_many_disks() -> Result<(), Problem> {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
     setrlimit(Resource::Nofile, raised).map_err(|errno| Problem::failed("raise the limit on open files", errno))?;
-    // The rings of all disks count as one user's locked memory, and 8 MiB are those of some 290 disks. Disks inherit
-    // the limit; who may not raise it is told so by the first disk for which there is none left.
+    // The rings of all disks count as one user's locked memory, and 8 MiB are enough for only about 290 disks. Disks
+    // inherit the limit; if it cannot be raised, the first disk that exceeds it reports that.
     if let Err(errno) = setrlimit(Resource::Memlock, Rlimit { current: None, maximum: None }) {
         tracing::info!(
             "cannot raise the limit on locked memory (RLIMIT_MEMLOCK), which limits the number of disks: {errno}"
@@ -225,7 +225,7 @@ fn only_one(directory: &Path, what: &str, setting: &str) -> Result<fs::File, Pro
     }
 }
 
-/// The host's identity, given to it when the catalogue was made, and anew when that has come to another machine.
+/// The host's identity, assigned when the catalogue was created and reassigned when it has moved to another machine.
 async fn host_identity(catalogue: &Catalogue, machine: &str) -> Result<Uuid, Problem> {
     let now = machine.to_owned();
     let identity = catalogue.write(move |tx| {

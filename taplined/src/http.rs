@@ -160,7 +160,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn an_object_is_meant_by_its_name_or_four_digits_of_its_uuid() {
+    fn an_object_matches_by_name_or_four_uuid_digits() {
         let (name, uuid) = ("abc".parse().unwrap(), uuid::uuid!("abcd1234-0000-4000-8000-000000000000"));
         for text in ["abc", "abcd", "ABCD1", "abcd1234-0", "abcd1234-0000-4000-8000-000000000000"] {
             assert!(is_like(text, Some(&name), uuid), "{text}");
@@ -178,7 +178,7 @@ mod test {
     }
 
     #[test]
-    fn a_body_may_be_left_out_where_it_needs_no_field_and_all_that_is_referred_to_is_there() {
+    fn bodies_without_required_fields_are_optional_and_all_references_exist() {
         let document: serde_json::Value = serde_json::from_str(&openapi_text().unwrap()).unwrap();
         let body = |path: &str| document["paths"][path]["post"]["requestBody"]["required"].as_bool().unwrap();
         assert!(!body("/v1/host/drain") && !body("/v1/vbds/{uuid}/unplug") && body("/v1/srs"));

@@ -1,4 +1,4 @@
-//! What systemd is told (sd_notify(3)): nothing if it did not ask.
+//! Notifications to systemd (sd_notify(3)), if it asked for them.
 
 use std::os::unix::net::UnixDatagram;
 

@@ -1,12 +1,13 @@
-//! One truth: what runs, what lies in repositories and what the catalogue says.
+//! Reconciliation of running disks, the contents of repositories, and the catalogue.
 //!
-//! A running disk's own word about its files wins over the catalogue, which may have been put back from a backup or
-//! have missed what a job had just done. What happened is followed where it is certain ([`judge`]); else the VDI is
-//! `diverged`: its guest goes on, and nobody changes, merges or starts anything of it before somebody has decided.
-//! Nothing is ever killed, merged or removed because the catalogue does not know it ([`stray`]).
+//! A running disk's own report about its files takes precedence over the catalogue, which may have been restored from a
+//! backup or may have missed the result of a job. The catalogue is updated where it is certain what happened
+//! ([`judge`]); otherwise the VDI becomes `diverged`: its guest keeps running, and nothing is changed, merged or
+//! started on it until somebody has decided. Nothing is ever killed, merged or removed because it is missing from the
+//! catalogue ([`stray`]).
 //!
-//! Looked at when the daemon finds its disks again, when one is plugged, before a verb changes a plugged VDI and when a
-//! task on it has ended, when a repository is attached or scanned, and when somebody asks.
+//! This runs when the daemon reattaches to its disks, when a disk is plugged, before a verb changes a plugged VDI and
+//! after a task on it has ended, when a repository is attached or scanned, and on request.
 
 pub mod files;
 mod judge;
@@ -39,12 +40,12 @@ pub const ABANDONED: &str = "VDIs that it was changing are marked diverged: exam
 /// A process that is ending closes its sockets first.
 const TO_END: Duration = Duration::from_secs(2);
 
-/// Whether what is certain is followed, or all is only told.
+/// Whether certain differences are applied to the catalogue, or all are only reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Heal {
     /// It is.
     Yes,
-    /// It is told.
+    /// Only report.
     No,
 }
 
@@ -74,14 +75,14 @@ pub async fn of_vdis(daemon: &Daemon, vdis: Vec<Uuid>) {
     }
 }
 
-/// Compares the disk that was just started for a VBD: a file may have grown while nobody looked.
+/// Compares a disk that was just started for a VBD: a file may have grown unnoticed.
 pub async fn of_plugged(daemon: &Daemon, vbd: Uuid) {
     if let Err(problem) = of_vbd(daemon, vbd, Heal::Yes).await {
         tracing::warn!(%vbd, "its disk could not be compared with the catalogue: {problem}");
     }
 }
 
-/// Compares the disks of VBDs that are looked for in the catalogue, all at one time.
+/// Concurrently compares the disks of VBDs selected from the catalogue.
 async fn compare(
     daemon: &Daemon,
     find: impl FnOnce(&View<'_>) -> Result<Vec<Vbd>, Problem> + Send + 'static,
@@ -97,7 +98,7 @@ async fn compare(
     while let Some(compared) = asked.join_next().await {
         match compared.map_err(|error| Problem::failed("compare a disk with the catalogue", error))? {
             (Ok(difference), _) => found.extend(difference),
-            // It is compared again before anybody changes it.
+            // It is compared again before anything changes it.
             (Err(problem), Vbd { uuid: vbd, vdi, .. }) => {
                 tracing::warn!(%vbd, "a disk could not be compared with the catalogue: {problem}");
                 let catalogue = daemon.catalogue.read(move |view| Seen::of(view, vdi)).await?.files();
@@ -122,7 +123,7 @@ pub async fn of_vbd(daemon: &Daemon, vbd: Uuid, heal: Heal) -> Result<Option<Dif
             Ok((vdi, Seen::of(view, vdi)?))
         })
         .await?;
-    // What a task has in hand, it sees to itself.
+    // VDIs that a task is changing are that task's responsibility.
     if before.claimed {
         return Ok(None);
     }
@@ -184,8 +185,8 @@ pub async fn of_vbd(daemon: &Daemon, vbd: Uuid, heal: Heal) -> Result<Option<Dif
     Ok(Some(difference))
 }
 
-/// Nobody listens at the socket of a disk: refused, if its process goes on. That serves its guest as before, and can
-/// neither be asked nor told anything any more.
+/// Refuses if nothing listens at a disk's socket although its process runs. Such a process serves its guest as before,
+/// but can no longer be queried or controlled.
 async fn is_deaf(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
     let Some(recorded) = daemon.catalogue.read(move |view| view.vbd_process(vbd)).await? else { return Ok(()) };
     let Some(mut process) = DiskProcess::find(recorded)? else { return Ok(()) };
@@ -226,7 +227,7 @@ impl Seen {
     }
 }
 
-/// Which files it has is known to whoever starts it again.
+/// Remembers a disk's files for the next start.
 fn remember(daemon: &Daemon, vbd: Uuid, layers: &[ServedLayer]) {
     let known = layers.iter().filter_map(|layer| Some((layer.file().to_owned(), layer.numbers()?)));
     daemon.plugs.has_open(vbd, known.collect());
@@ -256,7 +257,7 @@ fn set_state(tx: &mut repo::Tx<'_>, vdi: Uuid, state: ImageState) -> Result<(), 
     tx.set_image(&Image { state, ..image })
 }
 
-/// Has the catalogue say what the disk says.
+/// Updates the catalogue from the disk.
 fn follow(tx: &mut repo::Tx<'_>, vdi: Uuid, what: &Follow) -> Result<(), Problem> {
     for (depth, image) in what.chain.iter().enumerate().rev() {
         let state = if depth == 0 { ImageState::Ready } else { image.state };

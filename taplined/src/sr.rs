@@ -1,7 +1,7 @@
-//! Repositories that are attached: where their directories are, and whether there is room in them.
+//! Attached repositories: where their directories are, and their free space.
 //!
-//! Everything that asks their storage may wait for it for long; it is asked on threads of its own and for a bounded
-//! time ([`patience`]). What is in an image is the disk processes' business.
+//! Any access to their storage may block for long, so it runs on separate threads with a time limit ([`patience`]).
+//! Image contents are the business of disk processes.
 
 mod attach;
 mod destroy;

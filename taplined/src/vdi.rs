@@ -1,7 +1,7 @@
-//! Virtual disks: the jobs that make, change, copy and remove them, each of which is done in full or not at all.
+//! Virtual disks: the jobs that create, change, copy and remove them, each of which is all or nothing.
 //!
-//! What is in a file is the disk process's business; which files a disk consists of is the catalogue's. A job changes
-//! files so that either reading of the catalogue, the one before and the one after its commit, finds what it names.
+//! The contents of a file are the disk process's business; which files make up a disk is the catalogue's. A job changes
+//! files in such a way that both the catalogue before its commit and the one after it match the files.
 
 pub mod begin;
 mod chain;
@@ -79,7 +79,7 @@ pub fn versions_for(sr: &Sr, vdi: &Vdi) -> Result<Versions, Problem> {
     }
 }
 
-/// Whether all files of a VDI were there and whole when they were last looked at.
+/// Refuses a VDI of which a file was missing or damaged when it was last checked.
 pub fn must_be_ready(vdi: &Vdi) -> Result<(), Problem> {
     let why = match vdi.state {
         VdiState::Ready => return Ok(()),
@@ -93,7 +93,7 @@ pub fn must_be_ready(vdi: &Vdi) -> Result<(), Problem> {
     Err(Problem::new(Code::State, format!("VDI {} cannot be used: {why}", vdi.uuid)).advise("see 'tapline sr scan'"))
 }
 
-/// Whether another image may stand on that of a VDI.
+/// Refuses a VDI whose chain cannot get another image on top.
 pub fn must_be_shallow(vdi: &Vdi) -> Result<(), Problem> {
     if vdi.depth < DEPTH_MAX || fault::planted(Planted::DeepChain) {
         return Ok(());

@@ -1,8 +1,8 @@
-//! Numbers of users that are nobody else's: one for each process that is to have nothing in common with others.
+//! Exclusive uids, one for each process that must be isolated from all others.
 //!
-//! The number of a user is all that the kernel asks for: it needs no name and no entry anywhere. Invariant: a number is
-//! given to one living process only. Which ones are taken is in the processes themselves, so that the next daemon knows
-//! it too; one is used again as late as possible.
+//! The kernel only checks the number of a user: it needs no name and no entry anywhere. Invariant: a uid is given to
+//! only one living process at a time. Which uids are in use is read from the processes themselves, so the next daemon
+//! knows it too; a uid is reused as late as possible.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,7 +14,7 @@ use uuid::Uuid;
 use super::User;
 use crate::disk::process;
 
-/// Numbers that mean somebody on every host: `nobody`, and −1 in 16 bits (systemd, "Users, Groups, UIDs and GIDs").
+/// Uids with a fixed meaning on every host: `nobody`, and −1 in 16 bits (systemd, "Users, Groups, UIDs and GIDs").
 const RESERVED: std::ops::RangeInclusive<u32> = 65_534..=65_535;
 
 /// Numbers from one to another, both of them too.
@@ -198,7 +198,7 @@ mod test {
     }
 
     #[test]
-    fn only_a_range_of_users_that_are_nobody_is_one() {
+    fn only_a_range_of_unused_uids_is_accepted() {
         let range = |text| Range::parse(text).unwrap();
         assert_eq!(range("66000-81999"), Range { first: 66_000, last: 81_999 });
         assert!(range("66000-66009").meets(range("66009-66010")) && range("66000-66009").meets(range("66004-66004")));
@@ -210,7 +210,7 @@ mod test {
     }
 
     #[test]
-    fn a_container_may_have_fewer_users() {
+    fn a_container_may_have_fewer_uids() {
         let range = Range::parse("66000-81999").unwrap();
         assert!(range.is_within("         0          0 4294967295\n"));
         assert!(!range.is_within("         0     100000      65536\n"));
@@ -219,7 +219,7 @@ mod test {
     }
 
     #[test]
-    fn no_two_have_one_number_and_one_is_used_again_as_late_as_possible() {
+    fn uids_are_exclusive_and_reused_as_late_as_possible() {
         let numbers = three();
         let (first, second) = (numbers.choose().unwrap(), numbers.choose().unwrap());
         let third = numbers.choose().unwrap();
@@ -233,7 +233,7 @@ mod test {
     }
 
     #[test]
-    fn a_number_is_its_process_s_until_that_has_ended() {
+    fn a_uid_is_reserved_until_its_process_exits() {
         let numbers = Numbers { range: Range { first: 66_000, last: 66_000 }, ..three() };
         numbers.state().next = 66_000;
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
@@ -245,7 +245,7 @@ mod test {
     }
 
     #[test]
-    fn what_runs_already_is_known() {
+    fn uids_of_running_processes_are_known() {
         let own = rustix::process::getuid().as_raw();
         assert_eq!(user_of(std::process::id()), Some(own));
         assert!(running(Range { first: own, last: own }).unwrap().contains_key(&own));

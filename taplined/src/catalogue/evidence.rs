@@ -1,6 +1,7 @@
-//! Whether a host without a catalogue had one: the state directory may not be mounted, or somebody has removed it.
+//! Whether a host without a catalogue used to have one: the state directory may not be mounted, or somebody may have
+//! removed the file.
 //!
-//! It looks at what only a daemon with a catalogue leaves. A host on which there is nothing of that is a new one.
+//! It looks for things that only a daemon with a catalogue leaves behind. A host without any of them is new.
 
 use std::fs;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! A catalogue put in the place of one that is damaged or gone, while no daemon runs: a backup, or an empty one.
+//! Replaces a damaged or missing catalogue while no daemon runs, with a backup or an empty one.
 
 use std::path::Path;
 
@@ -63,7 +63,7 @@ pub fn must_have_none(config: &Config) -> Result<(), Problem> {
     Err(Problem::new(Code::Exists, what).advise(advice))
 }
 
-/// A catalogue that was made beside the present one takes its place.
+/// Replaces the current catalogue with the one created next to it.
 pub fn finish(config: &Config, catalogue: Catalogue, why: &str) -> Result<String, Problem> {
     let path = config.catalogue();
     let made = backup::finish(catalogue, &path)?;

@@ -1,8 +1,8 @@
-//! A catalogue made anew from what repositories say of themselves, while no daemon runs: names, snapshots and files of
-//! their disks are as they were. What no repository knows is lost: VBDs, VMs, tokens. Disks that run are taken in by
-//! the daemon when it starts, by what their processes say (`crate::reconcile`).
+//! Rebuilds the catalogue from the repositories' inventories while no daemon runs: names, snapshots and files of disks
+//! are restored. What no repository records is lost: VBDs, VMs, tokens. Running disks are adopted when the daemon
+//! starts, according to their processes (`crate::reconcile`).
 //!
-//! It is made beside the one that is there, which is replaced when all is done.
+//! The new catalogue is created next to the current one and replaces it at the end.
 
 use std::collections::HashMap;
 use std::path::Path;

@@ -1,7 +1,7 @@
-//! What a disk process is handed: open files and listening sockets, over a socket that is its standard input.
+//! Passes open files and listening sockets to a disk process, over a socket that is its standard input.
 //!
-//! It can then do without any right to open something by itself (`tapline-disk … --handed`). Each message is one
-//! packet: a JSON object that says what the descriptor beside it is.
+//! The process then needs no permission to open anything itself (`tapline-disk … --handed`). Each message is one
+//! packet: a descriptor with a JSON object that says what it is.
 
 use std::fs::File;
 use std::io::IoSlice;
@@ -149,7 +149,7 @@ mod test {
     }
 
     #[test]
-    fn a_process_that_has_ended_is_told_of() {
+    fn an_exited_process_is_reported() {
         let mut handing = Handing::default();
         handing.file(Path::new("/a"), false, tempfile::tempfile().unwrap());
         let (theirs, ready) = handing.prepare(&RedoLogs::of(&Config::default())).unwrap();

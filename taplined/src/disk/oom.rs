@@ -1,15 +1,15 @@
-//! Who is ended first when the host has no memory left (proc_pid_oom_score_adj(5)).
+//! OOM scores of processes (proc_pid_oom_score_adj(5)).
 //!
-//! It knows processes by their numbers only. A process inherits the score of whoever starts it, and keeps it when that
-//! ends: what is set here holds for a disk that the next daemon finds again.
+//! It knows processes only by pid. A process inherits the score of its parent and keeps it when the parent exits, so
+//! the setting holds for disks that the next daemon reattaches to.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// What a process has that nobody has set.
+/// The default score.
 const NORMAL: i16 = 0;
 
-/// It was said that scores cannot be set.
+/// Whether it has been logged that scores cannot be set.
 static SAID: AtomicBool = AtomicBool::new(false);
 
 /// Sets the score of a disk's process. Where the daemon may not, the disk is served all the same.

@@ -1,8 +1,8 @@
-//! The program of disk processes: found, opened, and why it cannot be started.
+//! The program of disk processes: finds and opens it, and explains why it cannot be started.
 //!
-//! It knows nothing of what the program does. Invariant: it is found and opened with the daemon's own rights; the user
-//! as whom it then runs needs no way to it, only the right to execute it. It may lie below a home directory that is
-//! closed to others.
+//! It knows nothing about what the program does. Invariant: the program is found and opened with the daemon's own
+//! permissions; the user it then runs as needs no access to its path, only execute permission. It may be below a home
+//! directory that is closed to others.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -18,7 +18,7 @@ use rustix::io::Errno;
 use crate::account::User;
 use crate::config::Config;
 
-/// Its name. It lies beside this program or in the PATH.
+/// The program's name; it is in this program's directory or in the PATH.
 const NAME: &str = "tapline-disk";
 
 /// The beginning of a program's file, up to what kind of machine it is for (ELF, "ELF Header": e_ident, e_type,
@@ -26,7 +26,7 @@ const NAME: &str = "tapline-disk";
 const HEADER: usize = 20;
 const ELF: &[u8] = b"\x7fELF";
 
-/// Where the program is looked for, each time it is started: it may have been replaced meanwhile.
+/// Where to look for the program. It is looked up on each start, because it may have been replaced.
 #[derive(Clone, Debug)]
 pub struct Program(PathBuf);
 
@@ -40,7 +40,7 @@ pub struct Opened {
 }
 
 impl Program {
-    /// As the settings say.
+    /// From the settings.
     pub fn of(config: &Config) -> Program {
         let beside = || std::env::current_exe().ok().and_then(|me| me.parent().map(|directory| directory.join(NAME)));
         let named = config.disk_program.clone().or_else(|| beside().filter(|path| path.is_file()));
@@ -63,7 +63,7 @@ impl Program {
         }
     }
 
-    /// Its path; a name alone is looked for in the PATH.
+    /// The program's path; a bare name is looked up in the PATH.
     fn find(&self) -> PathBuf {
         if self.0.components().count() != 1 || self.0.is_absolute() {
             return self.0.clone();
@@ -186,7 +186,7 @@ fn is_noexec(file: &OwnedFd) -> bool {
     fstatvfs(file).is_ok_and(|system| system.f_flag.contains(StatVfsMountFlags::NOEXEC))
 }
 
-/// Whether the permissions of a file allow a user to execute it; the daemon's own if none is named.
+/// Whether a file's permissions allow a user to execute it; the daemon's own user if none is given.
 fn may_execute(file: &OwnedFd, user: Option<User>) -> bool {
     let Ok(stat) = fstat(file) else { return true };
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
@@ -244,7 +244,7 @@ mod test {
     }
 
     #[test]
-    fn a_name_alone_is_looked_for_in_the_path() {
+    fn a_bare_name_is_looked_up_in_the_path() {
         assert!(Program("true".into()).open().unwrap().path().is_absolute());
         let problem = Program("no-such-program".into()).open().unwrap_err();
         assert!(problem.message.contains("No such file"), "{problem}");

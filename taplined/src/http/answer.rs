@@ -151,7 +151,7 @@ mod test {
     }
 
     #[tokio::test]
-    async fn a_list_has_room_until_it_is_read() {
+    async fn a_list_uses_memory_until_it_is_read() {
         let answers = answers(Duration::from_secs(600));
         let (first, _second) = (answers.admit(half()).await.unwrap(), answers.admit(half()).await.unwrap());
         assert_eq!(answers.admit(half()).await.unwrap_err().code, Code::Overloaded);
@@ -161,7 +161,7 @@ mod test {
     }
 
     #[tokio::test]
-    async fn a_list_that_nobody_reads_is_given_up_with_what_is_left_of_it() {
+    async fn an_unread_list_is_dropped_after_a_timeout() {
         let answers = answers(Duration::from_millis(50));
         let mut pieces = answers.admit(half()).await.unwrap().into_body().into_data_stream();
         assert_eq!(pieces.next().await.unwrap().unwrap().len(), PIECE);

@@ -91,7 +91,7 @@ mod test {
     }
 
     #[test]
-    fn a_body_that_makes_no_sense_is_refused_by_field() {
+    fn an_invalid_body_is_refused_with_its_field() {
         assert_eq!(refused("{").code, Code::Malformed);
         assert_eq!(refused("[]").code, Code::Invalid);
         let size = refused(r#"{"sr":"9b1deb4d-3b7d-4bad-9bdd-2b0d7b3dcb6d","name":"a","size":7}"#);
@@ -104,7 +104,7 @@ mod test {
     }
 
     #[tokio::test]
-    async fn a_body_that_stops_in_the_middle_is_refused() {
+    async fn an_incomplete_body_is_refused() {
         let begun = tokio_stream::iter([Ok::<_, std::io::Error>("{\"force\":")]);
         let stream = tokio_stream::StreamExt::chain(begun, tokio_stream::pending());
         let refused = whole(axum::body::Body::from_stream(stream), Duration::ZERO).await.unwrap_err();
@@ -115,7 +115,7 @@ mod test {
     }
 
     #[test]
-    fn no_body_is_an_object_without_fields() {
+    fn an_empty_body_is_an_object_without_fields() {
         assert!(parse::<api::VbdUnplug>(&Bytes::new()).is_ok_and(|body| !body.0.force));
         let trailing = parse::<api::VbdUnplug>(&Bytes::from_static(b"{} {}")).unwrap_err().0;
         assert_eq!(trailing.code, Code::Malformed);

@@ -161,7 +161,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn a_key_is_one_and_can_be_shown() {
+    fn a_request_has_one_printable_key() {
         let of = |values: &[&'static str]| {
             let mut headers = HeaderMap::new();
             for value in values {

@@ -59,8 +59,7 @@ pub async fn begin(daemon: &Daemon, vbd: Uuid, by: By) -> Result<Begun, Problem>
     let now = daemon.catalogue.read(move |view| view.vbd(vbd)).await?;
     let again = now.state == VbdState::Restarting;
     if again || now.state == VbdState::Unplugged {
-        // What is asked for now takes the place of what would be tried by itself. Of one that is unplugged somebody may
-        // just be clearing up.
+        // An explicit plug replaces the automatic retry. An unplugged VBD may still be being cleaned up.
         if let Some(process) = daemon.plugs.release(vbd).await {
             supervise::begin(daemon, vbd, Some(process));
         }
@@ -116,7 +115,7 @@ pub async fn finish(daemon: &Daemon, begun: Begun, context: &Context, alone: boo
     match &plugged {
         Ok(_) => supervise::begin(daemon, vbd, process),
         Err(problem) => {
-            // The lease is given back when nobody has a file open any more, however long that takes.
+            // The lease is released when no process has a file open any more, however long that takes.
             match clear(daemon, vbd, process).await {
                 Ok(()) => {
                     forget(daemon, vbd).await;

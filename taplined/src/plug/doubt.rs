@@ -1,6 +1,6 @@
-//! A disk's process that has not answered in time: it is asked until it does, and the VBD says so meanwhile.
+//! Checks a disk process that has not responded in time until it does, and marks the VBD in the meantime.
 //!
-//! Nobody is asked while nothing is wanted of a disk: one that nobody uses costs no wake-up.
+//! A disk that nothing is requested of is never checked: an idle disk causes no wake-ups.
 
 use std::fs;
 use std::time::Duration;
@@ -12,12 +12,12 @@ use uuid::Uuid;
 use crate::daemon::Daemon;
 use crate::disk::process::stat;
 
-/// How long it may take to answer, and how long it is left alone before it is asked again: twice as long each time.
+/// Time to respond, and the pause before the next check, which doubles each time.
 const TO_ANSWER: Duration = Duration::from_secs(2);
 const AGAIN_AFTER: Duration = Duration::from_secs(1);
 const AGAIN_AFTER_MAX: Duration = Duration::from_secs(60);
 
-/// A disk has not answered in time: from now on it is asked until it does, or is no more.
+/// A disk has not responded in time: checks it until it responds or has exited.
 pub fn doubt(daemon: &Daemon, vbd: Uuid) {
     if !daemon.plugs.doubted().insert(vbd) {
         return;
@@ -48,7 +48,7 @@ async fn ask_until_it_answers(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem>
     }
 }
 
-/// Has a plugged VBD say what is wrong with it, or nothing any more. What somebody else has said of it meanwhile stays.
+/// Sets or clears the problem of a plugged VBD. A problem that was recorded by others in the meantime stays.
 async fn tell(daemon: &Daemon, vbd: Uuid, before: Option<Problem>, problem: Option<Problem>) -> Result<(), Problem> {
     let told = daemon.catalogue.write(move |tx| match tx.find_vbd(vbd)? {
         Some(now) if now.state == VbdState::Plugged && now.problem == before => {
@@ -87,7 +87,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn what_a_process_is_at_is_told_in_words() {
+    fn a_process_state_is_described() {
         // Its first thread waits for the one that runs this.
         let own = condition(std::process::id());
         assert!(own.starts_with("sleeping") || own.starts_with("running"), "{own}");

@@ -1,4 +1,4 @@
-//! Ends all VMs and unplugs everything, in bounded time: for the shutdown of the host.
+//! Shuts down all VMs and unplugs everything in bounded time, for the shutdown of the host.
 
 use std::time::Duration;
 
@@ -12,11 +12,11 @@ use crate::daemon::Daemon;
 use crate::task::Context;
 use crate::vm;
 
-/// How long a machine may take to end that is ended by force, and its disks to be unplugged.
+/// How long a forced shutdown of a machine and the unplug of its disks may take.
 const TO_END: Duration = Duration::from_secs(30);
 
-/// Ends all VMs and unplugs all VBDs: a task. Guests have so long to power off, and those of others as long to let go;
-/// then their disks end, with everything flushed that was answered.
+/// Shuts down all VMs and unplugs all VBDs: a task. `patience` is how long guests may take to power off, or those of
+/// others to release their disks; then the disks are stopped, with everything flushed that was acknowledged.
 pub async fn drain(daemon: &Daemon, patience: Duration) -> Result<Task, Problem> {
     let new = NewTask { uuid: Uuid::new_v4(), verb: "host-drain", about: Vec::new(), cancellable: true, intent: None };
     let at_work = daemon.clone();
@@ -47,7 +47,7 @@ pub async fn drain(daemon: &Daemon, patience: Duration) -> Result<Task, Problem>
     daemon.tasks.start(daemon, new, work).await
 }
 
-/// Ends all VMs, beside each other. One that does not end is told of; its disks end by force.
+/// Shuts down all VMs concurrently. If one does not stop, this is logged, and its disks are stopped by force.
 async fn end_vms(daemon: &Daemon, patience: Duration) -> Result<(), Problem> {
     let vms = daemon.catalogue.read(|view| view.vms()).await?;
     let timeout = Some(u32::try_from(patience.as_secs()).unwrap_or(u32::MAX));

@@ -1,5 +1,5 @@
-//! What the daemon and a disk process say to each other about an upgrade (docs/control.md, `upgrade`): pure, but for
-//! the asking.
+//! The messages between the daemon and a disk process about an upgrade (docs/control.md, `upgrade`); pure apart from
+//! sending the request.
 
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
@@ -17,7 +17,7 @@ use crate::disk::process::Ended;
 /// gives up much sooner.
 const TO_HAND_OVER: Duration = Duration::from_secs(60);
 
-/// How long a disk may take to hear what it is asked.
+/// How long a disk may take to accept a request.
 const TO_ASK: Duration = Duration::from_secs(10);
 
 /// Why a disk was not handed over.
@@ -25,7 +25,7 @@ const TO_ASK: Duration = Duration::from_secs(10);
 pub enum NotDone {
     /// The old process goes on as before.
     Refused(Problem),
-    /// It has not said so: it may have handed the disk over.
+    /// It has not reported a result: it may have handed over the disk.
     Unknown(Problem),
 }
 
@@ -65,8 +65,8 @@ pub fn names(said: &Value) -> Result<Vec<OsString>, Problem> {
     }
 }
 
-/// Asks the disk at a control socket to hand itself over to the process that has the other end of `successor`, while
-/// requests wait for so long at most.
+/// Asks the disk at a control socket to hand itself over to the process at the other end of `successor`, with
+/// `pause_max` as the limit on how long requests may wait.
 pub async fn ask(socket: &Path, successor: OwnedFd, pause_max: Duration) -> Result<Asked, Problem> {
     let pause_max = u64::try_from(pause_max.as_micros()).unwrap_or(u64::MAX);
     let verb = json!({ "verb": "upgrade", "successor": true, "pause_max": pause_max });
@@ -91,7 +91,7 @@ pub async fn answer(asked: Asked, to: u32, patience: Duration) -> Result<u64, No
             _ => Err(NotDone::Unknown(Problem::failed("parse the response to a disk's handover", said))),
         },
         Err(Refused { kind: Some(kind), problem }) => Err(NotDone::Refused(match kind.as_str() {
-            // It is not of a program that has no such verb at all, which was asked before.
+            // An unknown verb means something else here, because the program's version has been checked before.
             "unknown-verb" | "unsupported" => Problem { code: Code::Unsupported, ..problem },
             _ => problem,
         })),
@@ -99,7 +99,7 @@ pub async fn answer(asked: Asked, to: u32, patience: Duration) -> Result<u64, No
     }
 }
 
-/// Why the old process goes on. Where that is the new one's fault it may have said more of it itself.
+/// Why the old process continues. If the new process is the cause, it may have printed more about it.
 pub fn cause(vbd: Uuid, why: Problem, ended: Option<Ended>, said: Option<Problem>) -> Problem {
     let (more, advice) = match (said.filter(|_| why.code == Code::Failed), ended) {
         (Some(said), _) => (format!("; the new process said: {said}"), said.advice.or(why.advice)),
@@ -143,7 +143,7 @@ mod test {
     }
 
     #[test]
-    fn an_older_program_is_not_asked_and_what_can_be_done_is_said() {
+    fn an_older_program_is_not_asked_and_advice_is_given() {
         let knows = json!({ "program": "0.2.0", "verbs": ["version", "upgrade"] });
         must_know_how(&vbd(Transport::Nbd), 4, &knows).unwrap();
         let older = json!({ "program": "0.1.0", "verbs": ["version", "layers"] });
@@ -156,7 +156,7 @@ mod test {
     }
 
     #[test]
-    fn layers_are_called_as_the_disk_calls_them() {
+    fn layers_keep_the_names_used_by_the_disk() {
         let said = json!({ "layers": [{ "format": "qcow2", "path": "/a b" }, { "format": "raw", "path": "/c" }] });
         assert_eq!(names(&said).unwrap(), ["qcow2:/a b", "raw:/c"]);
         for senseless in [json!({}), json!({ "layers": [] }), json!({ "layers": [{ "format": "raw" }] })] {
@@ -165,7 +165,7 @@ mod test {
     }
 
     #[test]
-    fn why_it_was_not_done_is_said_with_what_the_new_process_has_said_of_its_own_fault() {
+    fn a_failed_upgrade_reports_the_new_processs_own_error() {
         let of = |code, ended, said| {
             let told = cause(Uuid::nil(), Problem::new(code, "it has gone").advise("see its log"), ended, said);
             let (_, why) = told.message.split_once(" was not upgraded, its old process continues: ").unwrap();
@@ -180,7 +180,7 @@ mod test {
         let with_words = "it has gone; the new process said: it cannot be confined".to_owned();
         assert_eq!(of(Code::Failed, failed(), Some(said())), (with_words.clone(), advice.clone()));
         assert_eq!(of(Code::Failed, failed(), Some(said().advise("confine it"))), (with_words, "confine it".into()));
-        // It was only told to end.
+        // It was only told to exit.
         assert_eq!(of(Code::Busy, failed(), Some(said())), ("it has gone".into(), advice));
     }
 
@@ -202,7 +202,7 @@ mod test {
     }
 
     #[tokio::test]
-    async fn only_what_the_disk_has_said_itself_means_that_it_goes_on() {
+    async fn only_a_refusal_by_the_disk_means_that_it_continues() {
         assert_eq!(answered("{\"id\":1,\"ok\":{\"pid\":5,\"pause_us\":8123}}\n").await.unwrap(), 8123);
         let refused = answered("{\"id\":1,\"error\":{\"kind\":\"failed\",\"message\":\"it has ended\"}}\n").await;
         assert!(matches!(refused, Err(NotDone::Refused(problem)) if problem.message == "it has ended"));

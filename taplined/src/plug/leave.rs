@@ -1,9 +1,8 @@
-//! Has another process serve a guest of Xen: the old process leaves the guest's rings as they are, and the new one
-//! takes them over (decision 0008). The guest waits from the end of the old one until the new one serves, which is
+//! Replaces the process that serves a Xen guest: the old process leaves the guest's rings as they are, and the new one
+//! takes them over (decision 0008). The guest waits from the end of the old process until the new one serves, which is
 //! longer than a handover takes.
 //!
-//! *Killed between the two:* the process that is recorded is gone, and the next daemon starts another, as after a
-//! death.
+//! *If killed in between:* the recorded process is gone, and the next daemon starts another, as after a crash.
 
 use std::time::Instant;
 

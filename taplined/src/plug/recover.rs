@@ -1,5 +1,4 @@
-//! What a daemon finds when it starts: disks that have gone on without one, and what a daemon before it has left half
-//! done.
+//! What a starting daemon finds: disks that kept running without a daemon, and work left half done by its predecessor.
 
 use std::collections::{BTreeSet, HashSet};
 use std::fs;
@@ -24,8 +23,8 @@ use crate::task::blocking;
 /// The file in the run directory that says in which life of the host a daemon has run.
 const BOOT: &str = "boot";
 
-/// Finds disks again, starts those anew that have died meanwhile, and brings to an end what is half done. Returns the
-/// VBDs that were plugged, or got another process, since what the catalogue knows.
+/// Reattaches to disks, restarts those that died in the meantime, and finishes half-done work. Returns the VBDs that
+/// were plugged or got another process since the state in the catalogue.
 pub async fn recover(daemon: &Daemon) -> Result<BTreeSet<Uuid>, Problem> {
     tokio::spawn(space::tell_of_space(daemon.clone(), daemon.srs.relieved()));
     let rebooted = has_rebooted(daemon).await?;
@@ -53,8 +52,8 @@ pub async fn recover(daemon: &Daemon) -> Result<BTreeSet<Uuid>, Problem> {
         }
         one(daemon, &vbd, process, rebooted).await?;
     }
-    // A VDI may be served through another VBD by now, if the catalogue is an older one: what runs is right.
-    // What is left runs for VBDs that are unplugged, or no more, if the catalogue is right.
+    // If the catalogue is an older one, a VDI may be served through another VBD by now; then the running processes are
+    // right. The remaining processes belong to VBDs that are unplugged or no longer exist, if the catalogue is right.
     for (vbd, processes) in running {
         known.insert(vbd);
         if fault::planted(Planted::KilledStrays) {
@@ -79,8 +78,8 @@ pub async fn recover(daemon: &Daemon) -> Result<BTreeSet<Uuid>, Problem> {
     Ok(since)
 }
 
-/// The one process of a VBD: the recorded one, or another that was to take its place, and may have; none if neither is
-/// there. No other is left.
+/// The only process of a VBD: the recorded one, or one that was to replace it and may have done so; `None` if neither
+/// exists. Any other is killed.
 async fn alone(
     daemon: &Daemon,
     vbd: &Vbd,
@@ -140,8 +139,8 @@ async fn one(daemon: &Daemon, vbd: &Vbd, process: Option<DiskProcess>, rebooted:
         (VbdState::Plugged | VbdState::Restarting, process) => {
             tracing::info!(vbd = %uuid, found = process.is_some(), "plugged");
             if process.is_some() && vbd.state == VbdState::Restarting {
-                // It was started again, and the daemon ended before it was heard: start it once more, with nothing in
-                // doubt.
+                // It was restarted, and the daemon stopped before it responded: restart it once more, to be certain of
+                // its state.
                 start::clear(daemon, uuid, process).await?;
                 supervise::begin(daemon, uuid, None);
             } else {
@@ -157,7 +156,7 @@ async fn finish(daemon: &Daemon, vbd: Uuid, why: Problem) -> Result<(), Problem>
     unplug::clear(daemon, vbd, Some(why)).await.map(drop)
 }
 
-/// Removes directories in which nobody serves anything: their VBDs are unplugged, or no more.
+/// Removes directories in which nothing is served, because their VBDs are unplugged or no longer exist.
 fn remove_strays(places: &Path, known: &HashSet<Uuid>) -> Result<(), Problem> {
     let tried = || format!("list {}", places.display());
     let entries = fs::read_dir(places).map_err(|error| Problem::failed(tried(), error))?;
@@ -177,7 +176,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn a_directory_that_no_vbd_has_goes_and_others_stay() {
+    fn directories_without_vbd_are_removed() {
         let room = tempfile::tempdir().unwrap();
         let (known, stray) = (Uuid::new_v4(), Uuid::new_v4());
         for name in [known.to_string(), stray.to_string(), "other".into()] {

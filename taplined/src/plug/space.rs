@@ -1,5 +1,5 @@
-//! Hears from a disk that its guest waits for space, and that it goes on: by one connection, on which nothing is said
-//! while nothing happens.
+//! Learns from a disk that its guest waits for space, and when it continues: over one connection that is silent while
+//! nothing happens.
 
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ use uuid::Uuid;
 
 use crate::daemon::Daemon;
 
-/// How long to wait before a disk that runs and was not heard is asked again: it may have had too many clients.
+/// Pause before a running disk that was not reached is tried again: it may have had too many clients.
 const AGAIN_AFTER: Duration = Duration::from_secs(15);
 
-/// How long a disk may take to be told something.
+/// How long a disk may take to accept a notification.
 const TO_TELL: Duration = Duration::from_secs(5);
 
 /// Somebody listens, until this is dropped.
@@ -81,12 +81,12 @@ async fn record(daemon: &Daemon, vbd: Uuid, waits: bool) -> Result<(), Problem> 
     if waits { daemon.srs.reported_full(sr).await } else { Ok(()) }
 }
 
-/// Tells disks whose guests wait that there is space again where they lie. Runs as long as the daemon.
+/// Notifies disks whose guests wait for space that there is space in their repository. Runs as long as the daemon.
 pub async fn tell_of_space(daemon: Daemon, mut relieved: broadcast::Receiver<Uuid>) {
     loop {
         let sr = match relieved.recv().await {
             Ok(sr) => Some(sr),
-            // Some were missed: all are told, and those for whom it is not so wait on.
+            // Some notifications were missed: all disks are notified, and those without space keep waiting.
             Err(RecvError::Lagged(_)) => None,
             Err(RecvError::Closed) => return,
         };

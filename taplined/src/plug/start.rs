@@ -1,5 +1,5 @@
-//! Has a disk process serve a VBD: its files opened, its sockets made, itself started, recorded, handed all that, and
-//! heard.
+//! Starts a disk process to serve a VBD: opens its files, creates its sockets, starts and records it, passes it all of
+//! that, and waits for its response.
 
 use std::ffi::OsString;
 use std::process::Stdio;
@@ -24,12 +24,12 @@ use crate::vm::domain;
 pub enum Log {
     /// It is: it begins a log.
     Begun,
-    /// It takes the place of one that has died, and goes on with its log.
+    /// It replaces a dead process and continues with its redo log.
     Continued,
 }
 
-/// Has a process serve. It is in `process` from the moment at which it is there: whoever gives this up, at whatever
-/// moment, has to end it.
+/// Starts serving. The process is in `process` as soon as it exists: a caller that drops this future at any point must
+/// stop it.
 pub async fn serve(
     daemon: &Daemon,
     order: &PlugSpec,
@@ -83,7 +83,7 @@ async fn start(
     let (stdin, mut ready) = handing.prepare(&daemon.tool.redo)?;
     let mut words = order.words(place);
     if log == Log::Begun {
-        // Whoever plugs it anew knows what has happened; a process that only takes another's place does not.
+        // Whoever plugs the disk again knows what happened; a process that merely replaces another does not.
         words.push("--accept-failed-sync".into());
     }
     let identity = process.insert(launch(daemon, order, &words, stdin, log)?).identity();
@@ -146,7 +146,7 @@ async fn answer(
         ended = process.ended() => Err(ended_at_once(&place, &ended?)),
         answer = daemon.disks.version(vbd, patience) => match answer {
             Ok(answer) => Ok(answer),
-            // It lets go of the connection when it ends, a moment before it has ended.
+            // It closes the connection when it exits, a moment before it has exited.
             Err(problem) if problem.code == Code::Failed => {
                 match tokio::time::timeout(Duration::from_secs(1), process.ended()).await {
                     Ok(ended) => Err(ended_at_once(&place, &ended?)),
@@ -158,12 +158,12 @@ async fn answer(
     }
 }
 
-/// Why a process has ended before it served: in its own words, if it has said that.
+/// Why a process exited before it served: in its own words, if it printed them.
 fn ended_at_once(place: &DiskPaths, how: &Ended) -> Problem {
     let words = place.last_words();
     // In front of them may be those of a process before it.
     match (why_it_ended(&words), how) {
-        // It was killed, and has not said why: what it says while it serves is no reason.
+        // It was killed and printed no reason: its output while serving is not a reason.
         (None, Ended::Badly(how)) => {
             Problem::failed("serve a disk", format_args!("its process exited before responding ({how})"))
         }
@@ -187,8 +187,8 @@ pub async fn forget_statistics(daemon: &Daemon, vbd: Uuid) {
     }
 }
 
-/// Removes what is left in Xen's store of a VBD that nobody serves any more. What stays there harms nobody: the next
-/// plug is told of it.
+/// Removes the remains in xenstore of a VBD that is no longer served. If this fails they do no harm: the next plug
+/// reports them.
 pub async fn forget(daemon: &Daemon, vbd: Uuid) {
     let found = daemon.catalogue.read(move |view| domain::disk(view, &view.vbd(vbd)?)).await;
     let forgotten = match found {
@@ -219,7 +219,7 @@ mod test {
     use crate::config::Config;
 
     #[test]
-    fn a_process_that_was_killed_is_not_quoted_with_what_it_said_while_all_was_well() {
+    fn normal_output_of_a_killed_process_is_not_quoted() {
         let room = tempfile::tempdir().unwrap();
         let config = Config { log_directory: room.path().to_owned(), ..Config::default() };
         std::fs::create_dir(crate::disk::paths::logs(&config)).unwrap();

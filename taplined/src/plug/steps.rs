@@ -1,4 +1,4 @@
-//! The steps of an operation: named, each with its time, and each a point at which tests kill the daemon.
+//! The named steps of an operation, each with a time limit and each a point at which tests kill the daemon.
 
 use std::future::Future;
 use std::time::Duration;

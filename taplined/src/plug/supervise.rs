@@ -1,7 +1,6 @@
-//! Looks after disk processes: one that dies is started again, in the same place.
+//! Supervises disk processes: one that dies is replaced by a new one.
 //!
-//! It waits for the end of the process by its pidfd and does nothing meanwhile: a disk that nobody uses costs no
-//! wake-up.
+//! It waits for the end of the process by its pidfd and does nothing until then: an idle disk causes no wake-ups.
 
 use std::time::{Duration, Instant};
 
@@ -51,7 +50,7 @@ pub fn begin(daemon: &Daemon, vbd: Uuid, process: Option<DiskProcess>) {
     daemon.plugs.served().insert(vbd, Served { stop, task });
 }
 
-/// From now on the end of the process, which was told to end, is waited for; then the VBD is unplugged.
+/// Waits for the end of a process that was told to stop; then the VBD is unplugged.
 pub fn end(daemon: &Daemon, vbd: Uuid, process: DiskProcess) {
     let (stop, mut stopped) = oneshot::channel();
     let at_work = daemon.clone();
@@ -103,7 +102,7 @@ async fn look_after(
         };
         forget_statistics(daemon, vbd).await;
         if is_done_with(daemon, vbd).await {
-            // A guest of Xen has let go of it, or is no more. Whoever unplugs it finds that it has ended.
+            // A Xen guest has released the disk or no longer exists. The unplug will find that the process has exited.
             stopped.await.ok();
             return None;
         }
@@ -127,13 +126,13 @@ async fn look_after(
     }
 }
 
-/// Sees, beside everything else, that the catalogue says what a process that was just started has opened.
+/// Compares, in the background, the files opened by a newly started process with the catalogue.
 fn compare(daemon: &Daemon, vbd: Uuid) {
     let daemon = daemon.clone();
     tokio::spawn(async move { reconcile::of_plugged(&daemon, vbd).await });
 }
 
-/// The process to which one that has ended has handed its disk: somebody has asked it to who is not this daemon.
+/// The process to which an exited process handed over its disk, on request of somebody other than this daemon.
 async fn succeeded(daemon: &Daemon, vbd: Uuid, before: Process, ended: &Result<Ended, Problem>) -> Option<DiskProcess> {
     if let Ok(Ended::Badly(_)) = ended {
         return None;
@@ -146,7 +145,7 @@ async fn succeeded(daemon: &Daemon, vbd: Uuid, before: Process, ended: &Result<E
     Some(next)
 }
 
-/// Whether there is nobody whom another process could serve.
+/// Whether there is no guest left for which another process could serve.
 async fn is_done_with(daemon: &Daemon, vbd: Uuid) -> bool {
     let found = daemon.catalogue.read(move |view| domain::disk(view, &view.vbd(vbd)?)).await;
     let done = match found {
@@ -160,8 +159,8 @@ async fn is_done_with(daemon: &Daemon, vbd: Uuid) -> bool {
     })
 }
 
-/// Whether the VBD was unplugged behind the back of who looks after it: its repository was at another host meanwhile.
-/// What its process has left is removed then; who plugs it next waits for that.
+/// Whether the VBD was unplugged by other means while supervised: its repository was used by another host. The files of
+/// its process are then removed; the next plug waits for that.
 async fn is_unplugged(daemon: &Daemon, vbd: Uuid) -> bool {
     let now = daemon.catalogue.read(move |view| view.find_vbd(vbd)).await;
     if !matches!(now, Ok(Some(now)) if now.state == VbdState::Unplugged) {
@@ -174,7 +173,7 @@ async fn is_unplugged(daemon: &Daemon, vbd: Uuid) -> bool {
     true
 }
 
-/// Starts another process after a pause; none if somebody has released the VBD meanwhile.
+/// Starts another process after a pause; `None` if supervision of the VBD ended in the meantime.
 async fn revive(
     daemon: &Daemon,
     vbd: Uuid,
@@ -201,7 +200,7 @@ async fn revive(
     }
 }
 
-/// What the death of a process is to be told as.
+/// The problem that describes the death of a process.
 fn died(daemon: &Daemon, vbd: Uuid, how: Result<Ended, Problem>) -> Problem {
     let how = match how {
         Ok(Ended::Well) => "exited without being asked to".into(),
@@ -235,7 +234,7 @@ fn with_next_try(died: &Problem, now: Timestamp, pause: Duration) -> Problem {
         .advise(format!("{advice}it will be restarted at {at}, and retried until it serves; to retry now, plug it"))
 }
 
-/// Has another process serve in the place of the dead one.
+/// Starts a process to replace the dead one.
 async fn restart(daemon: &Daemon, vbd: Uuid, died: Problem, process: &mut Option<DiskProcess>) -> Result<(), Problem> {
     // A task that was at work through the process that died finds out first of which files the disk consists now.
     let vdi = daemon.catalogue.read(move |view| view.vbd(vbd)).await?.vdi;
@@ -245,7 +244,7 @@ async fn restart(daemon: &Daemon, vbd: Uuid, died: Problem, process: &mut Option
     if order.vbd.state == VbdState::Unplugged {
         return Err(died);
     }
-    // What the process that died had open was not what the catalogue says, which nobody starts before it is decided.
+    // The files that the dead process had open differ from the catalogue; nothing is started until this is resolved.
     let known = daemon.catalogue.read(move |view| view.vdi(vdi)).await?;
     if known.state == VdiState::Diverged {
         // If it is because of its files, that says more.
@@ -264,7 +263,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn the_next_try_is_told_with_its_time_beside_what_can_be_done() {
+    fn the_time_of_the_next_retry_is_added_to_the_advice() {
         let died = Problem::failed("open it", "it does not exist").advise("bring it back");
         let now = "2026-11-23T05:00:00.7Z".parse().unwrap();
         let told = with_next_try(&died, now, Duration::from_secs(30));

@@ -17,16 +17,16 @@ use crate::disk::process::Ended;
 use crate::task::Context;
 use crate::vm;
 
-/// How often a disk is asked whether its guest has let go, while an unplug waits for that.
+/// How often a disk is polled, while an unplug waits for its guest to release it.
 const LOOK_AFTER: Duration = Duration::from_millis(200);
 
-/// How long an unplug with force waits for tasks that are at work through a disk before it ends the disk under them.
+/// How long an unplug with force waits for tasks that use the disk before it stops the disk regardless.
 const TO_GIVE_WAY: Duration = Duration::from_secs(10);
 
-/// How often it is looked whether a disk that is to end with force hears anything.
+/// How often it is checked whether a disk that is stopped by force still responds.
 const LOOK_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
-/// How long a disk may take to say who is connected.
+/// How long a disk may take to report its clients.
 const TO_SAY: Duration = Duration::from_secs(10);
 
 /// Unplugs a VBD: a task. It cancels a plug that is under way.
@@ -53,7 +53,7 @@ pub async fn run(daemon: &Daemon, vbd: Uuid, force: bool, context: &Context, alo
     let mut steps = Steps::of("vbd-unplug", &daemon.config, alone.then(|| context.clone()));
     let begun = matches!(now.state, VbdState::Unplugging | VbdState::Plugging);
     match now.state {
-        // It was being plugged, and is not any more.
+        // It was being plugged, which has been aborted.
         VbdState::Unplugged => return Ok(now),
         VbdState::Plugged if !force => {
             let gone = async {
@@ -123,15 +123,14 @@ async fn begin(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
     }
 }
 
-/// Ends the process. It flushes when it is told to end; how it has ended, if there was one.
+/// Stops the process, which flushes first; returns its exit status, if there was a process.
 async fn stop(daemon: &Daemon, vbd: Uuid, force: bool, begun: bool, limit: Duration) -> Result<Ended, Problem> {
     if !begun {
         let patience = if force { limit.min(TO_GIVE_WAY) } else { limit };
         match tokio::time::timeout(patience, begin(daemon, vbd)).await {
             Ok(recorded) => recorded?,
             Err(_) if force => {
-                // What is at work through a process that does not answer waits for it, and comes to its end when that
-                // does.
+                // Tasks that use an unresponsive process wait for it and end when it does.
                 if let Some(mut process) = daemon.plugs.release(vbd).await {
                     tracing::warn!(%vbd, "killing a disk process because a task does not end while it lives");
                     process.kill().await?;
@@ -151,7 +150,7 @@ async fn stop(daemon: &Daemon, vbd: Uuid, force: bool, begun: bool, limit: Durat
     let ended = async {
         tokio::select! {
             ended = process.ended() => Some(ended),
-            // Nobody waits for the end of one that does not even hear that it is to end.
+            // A process that does not even receive the request to stop is not waited for.
             () = silent(daemon, vbd), if force => None,
         }
     };
@@ -170,8 +169,8 @@ async fn stop(daemon: &Daemon, vbd: Uuid, force: bool, begun: bool, limit: Durat
     }
 }
 
-/// Waits until a disk takes verbs and does not answer them. One that is about to end takes none, however long its last
-/// flush takes.
+/// Waits until a disk accepts requests but does not respond. A stopping disk accepts none, however long its last flush
+/// takes.
 async fn silent(daemon: &Daemon, vbd: Uuid) {
     loop {
         tokio::time::sleep(LOOK_AGAIN_AFTER).await;

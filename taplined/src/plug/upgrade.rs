@@ -1,18 +1,19 @@
-//! Has another process serve a VBD in the place of the present one, while its guest goes on: a task.
+//! Replaces the process that serves a VBD while its guest keeps running: a task.
 //!
-//! The daemon starts the new process and tells the old one, which hands over all that it has, and ends. The daemon sees
-//! to it that exactly one is left. A process that ends in the course of this has not died.
+//! The daemon starts the new process and notifies the old one, which hands over everything and exits. The daemon
+//! ensures that exactly one is left. A process that exits in the course of this has not crashed.
 //!
-//! 1. The new process is started, and waits for what comes over its standard input. *Killed behind it:* nobody has the
-//!    other end any more, and it ends by itself.
-//! 2. The old one is asked to hand the disk over (docs/control.md, `upgrade`). *Killed behind it:* whether it does or
-//!    not, one of the two ends by itself. The next daemon waits for that, and asks who serves ([`settle`]).
-//! 3. It answers, and ends. *Killed behind it:* the process that is recorded is gone, and the one that answers at the
-//!    control socket is taken for it.
+//! 1. The new process is started and waits for messages on its standard input. *If killed after this:* nobody holds the
+//!    other end any more, and it exits by itself.
+//! 2. The old process is asked to hand over the disk (docs/control.md, `upgrade`). *If killed after this:* whether it
+//!    does or not, one of the two exits by itself. The next daemon waits for that and asks which one serves
+//!    ([`settle`]).
+//! 3. The old process responds and exits. *If killed after this:* the recorded process is gone, and the one that
+//!    answers at the control socket is adopted.
 //! 4. The new process is recorded.
 //!
-//! Whatever fails before the answer leaves the old process as it was. Verbs that change the disk wait meanwhile; a
-//! merge that is under way is interrupted by the disk, and is asked for again by its task (`vdi::live`).
+//! Any failure before the response leaves the old process as it was. Verbs that change the disk wait in the meantime; a
+//! merge in progress is interrupted by the disk, and its task requests it again (`vdi::live`).
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -36,17 +37,17 @@ use crate::disk::paths::DiskPaths;
 use crate::disk::process::{DiskProcess, Ended};
 use crate::task::Context;
 
-/// Disks that are upgraded at one time: each needs its memory twice meanwhile, and guests wait for a moment.
+/// Disks that are upgraded at the same time: each temporarily needs twice its memory, and guests wait for a moment.
 pub const AT_ONE_TIME: usize = 4;
 
-/// How long a disk may take to say what it is.
+/// How long a disk may take to report its version.
 const TO_SAY: Duration = Duration::from_secs(10);
 
-/// How long to wait for what comes at once or never: a disk that was handed over says what it is, and a process that
-/// has let go of its connections ends.
+/// How long to wait for what happens at once or never: a disk that was handed over reports its version, and a process
+/// that has closed its connections exits.
 const TO_BE_SEEN: Duration = Duration::from_secs(1);
 
-/// How long a process that is no longer needed may take to end, before it is killed.
+/// How long a process that is no longer needed may take to exit before it is killed.
 const TO_END: Duration = Duration::from_secs(5);
 
 /// How long to wait before asking a busy disk again.
@@ -123,7 +124,7 @@ impl Upgrade {
             return must_be_plugged(&Vbd { state: VbdState::Restarting, ..order.vbd }).and(Err(self.lost()));
         };
         let replaced = old.identity();
-        // From here on nobody else looks after it: whatever happens, the one that is left is given back.
+        // From here on this task alone is responsible for it: whatever happens, the remaining process is returned.
         let (process, outcome) = match of_xen {
             true => leave::replace(&mut self, old).await,
             false => self.replace(order, old).await,
@@ -252,7 +253,7 @@ impl Upgrade {
         self.steps.done("end");
     }
 
-    /// What there is to say although all went well.
+    /// A remark on a successful upgrade, if there is one.
     async fn note(&self, before: &Value) -> Option<String> {
         let now = self.daemon.disks.version(self.vbd, TO_BE_SEEN).await;
         let now = now.ok()?["program"].clone();
@@ -263,7 +264,7 @@ impl Upgrade {
     /// The disk was not handed over: the old process goes on, and the new one is not needed.
     async fn give_up(&self, old: DiskProcess, new: Option<DiskProcess>, why: Problem, log_at: u64) -> Outcome {
         if why.code == Code::Cancelled {
-            // Nobody has told it to end.
+            // Nothing has told it to exit.
             self.kill(new).await;
             return (Some(old), Err(why));
         }
@@ -292,7 +293,7 @@ impl Upgrade {
     async fn find_out(&mut self, mut old: DiskProcess, new: Option<DiskProcess>, why: Problem) -> Outcome {
         tracing::warn!(vbd = %self.vbd, "finding out which process serves it: {why}");
         let known = new.as_ref().map(DiskProcess::identity);
-        // It lets go of the connection when it ends, a moment before it has ended.
+        // It closes the connection when it exits, a moment before it has exited.
         let (old, dead) = match tokio::time::timeout(TO_BE_SEEN, old.ended()).await {
             Ok(_) => (None, Some(old)),
             Err(_) => (Some(old), None),

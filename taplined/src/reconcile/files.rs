@@ -1,8 +1,8 @@
-//! Whether the files that a running disk has open are those that its repository has under their names.
+//! Checks whether the files that a running disk has open are those that its repository has under their names.
 //!
-//! Somebody may have removed one, or put a backup in its place: the disk goes on in a file that nobody can open any
-//! more, and all that it has written since is lost when it ends. Known of each VBD is which files its process has been
-//! seen to have, so that the next process is not given others in their place.
+//! Somebody may have removed one, or replaced it with a backup: the disk continues in a file that nobody can open any
+//! more, and everything written since is lost when its process exits. For each VBD the files of its process are
+//! remembered, so that the next process is not given different ones of the same names.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -18,8 +18,8 @@ use crate::vdi::ServedLayer;
 /// Which files a process has, by their names.
 pub type Known = HashMap<String, FileNumbers>;
 
-/// Those of the files of a disk that are not in the repository any more. Nothing, while that is not attached, or for
-/// processes that do not say which files they have.
+/// The files of a disk that are no longer in the repository. None if that is not attached, or for processes that do not
+/// report their files.
 pub async fn astray(daemon: &Daemon, sr: Uuid, layers: &[ServedLayer]) -> Result<Vec<String>, Problem> {
     let known: Known = layers.iter().filter_map(|layer| Some((layer.file().to_owned(), layer.numbers()?))).collect();
     let Ok(directory) = daemon.srs.directory(sr).await else { return Ok(Vec::new()) };
@@ -50,7 +50,7 @@ pub fn must_be_those(directory: &Arc<Directory>, chain: &[Image], known: &Known)
     }
 }
 
-/// What is told of a disk that goes on in files which are gone.
+/// The problem of a disk that continues in files that are gone.
 pub fn problem(vdi: Uuid, pid: Option<u32>, astray: &[String]) -> Problem {
     let process = pid.map_or("its process".into(), |pid| format!("process {pid}"));
     let what = format!(

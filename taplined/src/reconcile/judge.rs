@@ -1,7 +1,7 @@
-//! What a running disk says it stands on, against what the catalogue says: a pure function.
+//! Compares the layers reported by a running disk with the catalogue: a pure function.
 //!
-//! The disk's word wins: it is what its guest reads and writes. Followed is what leaves nobody else's VDI in doubt; the
-//! rest is told, and nothing is changed.
+//! The disk takes precedence, because it is what its guest reads and writes. A difference is applied if it leaves no
+//! other VDI in doubt; otherwise it is reported and nothing is changed.
 
 use std::collections::HashMap;
 
@@ -31,23 +31,22 @@ pub struct Told {
 pub enum Verdict {
     /// They say the same.
     Agree,
-    /// What happened is certain: the catalogue is to say this.
+    /// It is certain what happened: the catalogue is to be updated to this.
     Follow(Follow),
     /// What happened is not certain: why.
     Diverged(String),
 }
 
-/// What the catalogue is to say instead.
+/// The update for the catalogue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Follow {
     /// The images of the disk, from the top down, as they are to be. Those that the catalogue does not have are new.
     pub chain: Vec<Image>,
-    /// Of them those that nobody showed and nobody hid on purpose: a state that somebody kept, of which only the file
-    /// is known.
+    /// Those of them that had no VDI and were not hidden on purpose: snapshots of which only the file is known.
     pub kept: Vec<Uuid>,
-    /// Images of the old chain that are not part of the disk any more, and that nobody else has.
+    /// Images of the old chain that are no longer part of the disk and belong to nothing else.
     pub left: Vec<Image>,
-    /// Images that others have and that stood on, or were, what is not below the disk any more: what they show may have
+    /// Images of others that were based on, or were, images no longer in the disk's chain: their contents may have
     /// changed.
     pub doubtful: Vec<Uuid>,
 }
@@ -70,7 +69,8 @@ pub fn judge(told: &Told, layers: &[ServedLayer]) -> Verdict {
     }
 }
 
-/// What the catalogue is to say if the disk is believed, whoever else is in doubt then; or why it cannot be.
+/// The update for the catalogue if the disk is believed regardless of which others are then in doubt; or why that is
+/// impossible.
 pub fn follow(told: &Told, layers: &[ServedLayer]) -> Result<Follow, String> {
     let chain = chain(told, layers)?;
     let has = |images: &[Image], uuid: Uuid| images.iter().any(|image| image.uuid == uuid);
@@ -94,7 +94,7 @@ pub fn follow(told: &Told, layers: &[ServedLayer]) -> Result<Follow, String> {
     Ok(Follow { chain, kept, left, doubtful })
 }
 
-/// Whether nobody else is in doubt.
+/// Whether no other VDI is in doubt.
 fn must_be_certain(follow: Follow) -> Result<Follow, String> {
     match follow.doubtful.first() {
         None => Ok(follow),
@@ -134,7 +134,7 @@ fn unknown(sr: Uuid, layer: &ServedLayer, parent: Option<Uuid>) -> Result<Image,
     Ok(Image { file: file.into(), ..Image::new(uuid, sr, format, layer.size, parent) })
 }
 
-/// What others may write or show must not be written by this disk, nor lie below it.
+/// This disk must not write to images of other VDIs, nor be based on ones that others can write.
 fn check_shown(told: &Told, image: &Image, depth: usize) -> Result<(), String> {
     match told.shown.get(&image.uuid) {
         Some((vdi, _)) if *vdi != told.vdi && depth == 0 => {
@@ -203,7 +203,7 @@ mod test {
     }
 
     #[test]
-    fn the_same_is_the_same_and_a_larger_disk_is_followed() {
+    fn equal_chains_match_and_a_larger_disk_updates_the_catalogue() {
         let told = told(&[3, 2], &[], &[2], &[]);
         assert_eq!(judge(&told, &layers(&[3, 2])), Verdict::Agree);
         let mut grown = layers(&[3, 2]);
@@ -216,23 +216,23 @@ mod test {
     }
 
     #[test]
-    fn a_leaf_that_was_merged_leaves_the_chain_and_nothing_is_kept_for_it() {
+    fn a_merged_leaf_is_removed_from_the_chain() {
         assert_eq!(followed(&told(&[3, 2, 1], &[], &[1], &[]), &[2, 1]), (vec![2, 1], vec![], vec![3]));
     }
 
     #[test]
-    fn what_was_merged_in_the_middle_leaves_the_chain() {
+    fn images_merged_in_the_middle_are_removed_from_the_chain() {
         assert_eq!(followed(&told(&[3, 2, 1], &[], &[], &[]), &[3, 1]), (vec![3, 1], vec![], vec![2]));
     }
 
     #[test]
-    fn states_that_an_older_catalogue_does_not_know_are_kept() {
+    fn snapshots_unknown_to_an_older_catalogue_are_kept() {
         // 4 and 5 were made after the backup: 3 and 4 were snapshots, 5 is the leaf.
         assert_eq!(followed(&told(&[3, 2], &[], &[2], &[]), &[5, 4, 3, 2]), (vec![5, 4, 3, 2], vec![4, 3], vec![]));
     }
 
     #[test]
-    fn what_another_vdi_shows_or_writes_is_left_to_people() {
+    fn images_of_other_vdis_need_a_decision() {
         diverged(&told(&[3, 2], &[], &[2], &[]), &[2]);
         diverged(&told(&[3], &[7], &[], &[7]), &[4, 7, 3]);
         diverged(&told(&[3], &[7], &[7], &[]), &[7, 3]);
@@ -241,7 +241,7 @@ mod test {
     }
 
     #[test]
-    fn a_file_that_cannot_be_ours_is_not_taken_in() {
+    fn a_foreign_file_is_not_adopted() {
         let mut layers = layers(&[3, 2]);
         layers.insert(0, layer("web.qcow2"));
         assert!(matches!(judge(&told(&[3, 2], &[], &[], &[]), &layers), Verdict::Diverged(_)));

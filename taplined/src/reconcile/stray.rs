@@ -1,6 +1,6 @@
-//! Disk processes of ours that serve VBDs which the catalogue takes for unplugged, or does not know: it was put back
-//! from a backup, for example. A guest may be using them, so they are taken in where it is plain what they are, and
-//! left alone where it is not.
+//! Our disk processes that serve VBDs which the catalogue has as unplugged or does not contain, for example after it
+//! was restored from a backup. A guest may be using them, so they are adopted if it is clear what they are, and
+//! otherwise not touched.
 
 use api::{Mode, Problem, Transport, Vbd, VbdState, Vdi};
 use repo::View;
@@ -73,7 +73,7 @@ async fn try_to(
     Ok(process)
 }
 
-/// Unplugs what cannot be plugged beside a VBD whose disk runs.
+/// Unplugs VBDs that cannot be plugged at the same time as a VBD whose disk is running.
 async fn make_way(daemon: &Daemon, running: &Vbd, unserved: &[Vbd]) -> Result<(), Problem> {
     let excludes =
         |other: &&Vbd| other.vdi == running.vdi && (other.mode == Mode::ReadWrite || running.mode == Mode::ReadWrite);

@@ -1,7 +1,7 @@
-//! Repositories are attached and detached, found again when the daemon starts, and looked for while they are lost.
+//! Attaches and detaches repositories, reattaches them when the daemon starts, and retries lost ones.
 //!
-//! Invariant: a repository whose directory is open here has the label it should have and is locked; one that is
-//! detached is open nowhere here, not locked, and not mounted by us.
+//! Invariant: a repository whose directory is open here has the expected label and is locked; a detached one is not
+//! open, not locked, and not mounted by us.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,11 +15,11 @@ use super::take_over::Before;
 use super::{Srs, inventory};
 use crate::daemon::Daemon;
 
-/// How long those who have the directory at a detachment may take to let go: they are about to, since no disk is
-/// plugged and no task at work.
+/// How long current users of the directory may take to release it during a detach: they are about to, because no disk
+/// is plugged and no task is running.
 const TO_LET_GO: Duration = Duration::from_secs(10);
 
-/// How often that is looked at.
+/// How often this is checked.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
 impl Srs {
@@ -36,7 +36,7 @@ impl Srs {
         opened
     }
 
-    /// Unmounts what nobody needs; that it cannot be is told, and it is found again.
+    /// Unmounts a repository that is no longer needed; a failure is logged, and the mount is found again later.
     pub(super) async fn leave_place(&self, sr: &Sr) {
         if let Err(problem) = self.places.leave(sr.uuid, &sr.source).await {
             tracing::warn!(sr = %sr.uuid, "it could not be unmounted: {problem}");
@@ -154,7 +154,7 @@ impl Srs {
         Ok(())
     }
 
-    /// Closes the directory of a repository when all who have it have let go.
+    /// Closes the directory of a repository when all users have released it.
     pub(super) async fn let_go(&self, uuid: Uuid) -> Result<(), Problem> {
         let Some(mut directory) = self.open().remove(&uuid) else { return Ok(()) };
         let begun = tokio::time::Instant::now();
@@ -204,7 +204,7 @@ impl Srs {
         }
     }
 
-    /// What a repository lies on has gone, or is not what it was.
+    /// Marks a repository as lost, because its storage has disappeared or been replaced.
     pub(super) async fn lose(&self, sr: &Sr, why: &Problem) -> Result<(), Problem> {
         let uuid = sr.uuid;
         self.open().remove(&uuid);
@@ -217,7 +217,7 @@ impl Srs {
         self.catalogue.write(move |tx| tx.set_sr_lost(uuid, &why)).await
     }
 
-    /// Where a repository lies, for those who remove it.
+    /// The path of a repository, for its removal.
     pub(super) async fn place_of(&self, sr: &Sr) -> Result<AbsolutePath, Problem> {
         self.places.find(sr.uuid, &sr.source).await
     }

@@ -1,8 +1,8 @@
-//! `sr destroy`: the files of a repository that has no VDIs go, and then it is no more. What is not its own stays.
+//! `sr destroy`: removes the files of a repository that has no VDIs, and then the repository. Files of others stay.
 //!
-//! 1. With the intent, it is detached: nobody can begin anything in it. There is no way back from the first step on.
-//! 2. `remove`: its images, its label and its lock go. Done twice it is as good as once.
-//! 3. `forget`: it goes from the catalogue, and is unmounted if we had mounted it.
+//! 1. With the intent, it is detached: nothing can be started in it. There is no rollback from the first step on.
+//! 2. `remove`: its images, its label and its lock are removed. This is idempotent.
+//! 3. `forget`: it is removed from the catalogue, and unmounted if we had mounted it.
 
 use std::sync::Arc;
 
@@ -62,7 +62,7 @@ impl Destroy {
         let files = self.files.clone();
         srs.patience
             .ask(uuid, "remove", move || {
-                // Not open any more in a daemon that goes on with this.
+                // No longer open if another daemon has begun this job.
                 let directory = open.map_or_else(|| Directory::open(&path).map(Arc::new), Ok)?;
                 files.iter().try_for_each(|file| directory.remove_image(file))?;
                 driver::unmake(&path, uuid)

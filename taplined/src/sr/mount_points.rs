@@ -1,7 +1,8 @@
-//! Where the directory of a repository is: where it always was, or where the daemon has mounted it from a server.
+//! The path of a repository's directory: its own path, or the mount point at which the daemon has mounted it from a
+//! server.
 //!
-//! Invariants: what is mounted already is found again and not mounted twice, also by the daemon after this one; nothing is
-//! unmounted lazily, so that what was unmounted is not in use by anybody.
+//! Invariants: an existing mount is reused and not mounted twice, even by the next daemon; nothing is unmounted lazily,
+//! so an unmounted file system is not in use.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -14,7 +15,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::process::{Child, Command};
 use uuid::Uuid;
 
-/// Bytes of a program's last words that are told.
+/// Bytes of a program's output that are quoted.
 const WORDS_MAX: usize = 2048;
 
 /// How often a mount that is busy is unmounted again, and after how long.
@@ -72,8 +73,8 @@ impl MountPoints {
         }
     }
 
-    /// Unmounts what the daemon has mounted for a repository. That it is not mounted is as good, and what somebody else has mounted
-    /// there is left to him.
+    /// Unmounts what the daemon has mounted for a repository. That it is not mounted is as good, and what somebody else
+    /// has mounted there is left to him.
     pub async fn leave(&self, uuid: Uuid, source: &SrSource) -> Result<(), Problem> {
         let point = self.point(uuid);
         let Some(device) = mount::device(source) else { return Ok(()) };
@@ -90,8 +91,8 @@ impl MountPoints {
         }
     }
 
-    /// A process that is just being started has our files open until it is another program: a mount that is busy for that is not
-    /// in a moment.
+    /// A process that is just being started has our files open until it is another program: a mount that is busy for
+    /// that is not in a moment.
     async fn unmount(&self, point: &Path) -> Result<(), Problem> {
         let run = || self.run("umount", vec!["--".into(), point.into()], format!("unmount {}", point.display()));
         for _ in 0..UNMOUNT_AGAIN {
@@ -103,8 +104,8 @@ impl MountPoints {
         run().await
     }
 
-    /// Runs a program of the host, which may wait for a server that does not answer: it is killed when its time is over, and not
-    /// waited for then.
+    /// Runs a program of the host, which may wait for a server that does not answer: it is killed when its time is
+    /// over, and not waited for then.
     async fn run(&self, program: &str, words: Vec<OsString>, tried: String) -> Result<(), Problem> {
         let mut command = Command::new(program);
         command.args(words).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
@@ -127,8 +128,8 @@ impl MountPoints {
     }
 }
 
-/// A program and those that it has started, which are killed with it: mount(8) leaves the work to a program for each kind of file
-/// system, and that would go on, and mount when nobody expects it any more.
+/// A program and its child processes, which are killed with it: mount(8) runs a helper program for each kind of file
+/// system, which would otherwise continue and mount at an unexpected time.
 struct Group(Option<Pid>);
 
 impl Group {
@@ -137,7 +138,7 @@ impl Group {
         Group(child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw))
     }
 
-    /// It has ended by itself.
+    /// It has exited by itself.
     fn end(&mut self) {
         self.0 = None;
     }

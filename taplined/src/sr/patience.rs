@@ -1,7 +1,7 @@
-//! Storage that may not answer: it is asked on a thread of its own, and not waited for without end.
+//! Access to storage that may not respond: on a separate thread, and with a time limit.
 //!
-//! A thread that waits in a system call for a server that has gone cannot be ended. It is left behind, told of and counted; and
-//! a repository that has kept too many is asked no more until one of them has come back.
+//! A thread that is blocked in a system call by an unreachable server cannot be stopped. It is abandoned, logged and
+//! counted; a repository that blocks too many threads is not accessed again until one of them has returned.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -68,7 +68,7 @@ impl Patience {
         tracing::error!(%sr, tried, stuck, "the storage does not respond; a thread stays blocked on it");
         let patience = self.clone();
         tokio::spawn(async move {
-            // What it answers so late is of no use to anybody.
+            // A result this late is of no use.
             drop(asked.await);
             tracing::info!(%sr, tried, "the storage responded after all");
             let mut all = patience.stuck();
@@ -96,7 +96,7 @@ mod test {
     use super::*;
 
     #[tokio::test]
-    async fn storage_that_does_not_answer_is_left_and_counted_until_it_does() {
+    async fn unresponsive_storage_is_abandoned_and_counted_until_it_responds() {
         let patience = Patience::new(Duration::from_millis(20));
         let (one, other) = (Uuid::new_v4(), Uuid::new_v4());
         let mut locked = Vec::new();

@@ -1,4 +1,4 @@
-//! `sr probe`: which repository is at a place, if there is one. Nothing is changed there, and what is mounted for it is
+//! `sr probe`: looks for a repository on a storage. Changes nothing there; if the storage was mounted for this, it is
 //! unmounted again.
 
 use api::{AbsolutePath, ImageFormat, Problem, SrFound, SrSource};
@@ -52,7 +52,7 @@ impl Srs {
         looked.await
     }
 
-    /// The repository at a place, for those who make one known.
+    /// The repository on a storage, for `sr introduce`.
     pub async fn found_at(&self, source: &SrSource) -> Result<Option<SrFound>, Problem> {
         Ok(self.probe(source).await?.into_iter().next())
     }

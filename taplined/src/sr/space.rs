@@ -1,7 +1,8 @@
-//! How full repositories are, when they will be full, and what becomes of guests that wait for space.
+//! Measures free space, predicts when repositories will be full, and handles guests that wait for space.
 //!
-//! A disk process that gets no space holds the guest's requests and says so; the repository is *full* then. It is looked at until
-//! there is space again, and all its disks are told to go on. Nothing fails for want of space but what is new.
+//! A disk process that runs out of space holds its guest's requests and reports that; the repository is then *full*. It
+//! is measured until there is space again, and then all its disks are told to continue. Only operations that create
+//! something new fail for lack of space.
 
 use std::time::Duration;
 
@@ -15,7 +16,8 @@ use super::Srs;
 use super::forecast::Samples;
 use crate::config::Config;
 
-/// Bytes that must be free for guests to go on, or a hundredth of a small repository: with less they would soon wait again.
+/// Bytes that must be free for guests to go on, or a hundredth of a small repository: with less they would soon wait
+/// again.
 const ENOUGH: u64 = 64 << 20;
 
 /// What is known of the space of a repository.
@@ -26,7 +28,7 @@ pub struct Watched {
     full: bool,
 }
 
-/// How often repositories are looked at, while a disk of them may be written.
+/// How often repositories are measured while one of their disks is writable.
 #[derive(Clone, Copy, Debug)]
 pub struct Intervals {
     /// Those in which guests do not wait.
@@ -38,7 +40,7 @@ pub struct Intervals {
 }
 
 impl Intervals {
-    /// As the settings say.
+    /// From the settings.
     pub fn of(config: &Config) -> Intervals {
         let seconds = |seconds: u32| Duration::from_secs(seconds.into());
         let storage = &config.storage;
@@ -83,8 +85,8 @@ impl Srs {
         self.measure(sr).await
     }
 
-    /// The repositories that have space again, as they come by it. Whoever plugs disks listens, and tells each plugged disk of
-    /// them `space`.
+    /// The repositories that have space again, as they come by it. Whoever plugs disks listens, and tells each plugged
+    /// disk of them `space`.
     pub fn relieved(&self) -> broadcast::Receiver<Uuid> {
         self.relieved.subscribe()
     }
@@ -110,7 +112,7 @@ impl Srs {
         }
     }
 
-    /// Records how full a repository is. One whose directory is not where it was any more is lost.
+    /// Measures and records the free space of a repository. If its directory is no longer where it was, it is lost.
     pub async fn measure(&self, uuid: Uuid) -> Result<(), Problem> {
         let directory = self.directory(uuid).await?;
         let asked = self.patience.ask(uuid, "read its free space", move || {
@@ -150,7 +152,7 @@ impl Srs {
     }
 }
 
-/// Whether a measurement says what the one before has said: it is not recorded then, and no event is told.
+/// Whether a measurement is equivalent to the previous one: then it is not recorded, and there is no event.
 fn tells_no_more(before: &Space, now: &Space) -> bool {
     let same = Space { measured: now.measured, forecast: now.forecast.clone(), ..before.clone() };
     same == *now && before.forecast.is_some() == now.forecast.is_some()

@@ -1,17 +1,17 @@
-//! A repository that another host has had since this one: what this host keeps of its disks is void.
+//! Handles a repository that another host has used since this one: this host's state of its disks is void.
 //!
-//! When a daemon and its disks die together, they leave redo logs and VBDs that are plugged in the catalogue. The next
-//! daemon goes on with both, and rightly so, if nobody has used the repository meanwhile. If another host has, it may
-//! have written to the images: a log would be written over that, and a guest would go on with a disk that has changed
-//! under it.
+//! When a daemon and its disks die together, they leave redo logs, and VBDs that are plugged according to the
+//! catalogue. The next daemon continues with both, which is right if nobody else has used the repository. If another
+//! host has, it may have written to the images: replaying a log would overwrite that, and a guest would continue with a
+//! disk that has changed under it.
 //!
-//! 1. Logs of images that no process has locked are removed. An image that is locked has not been written by others.
-//! 2. VBDs whose process is gone are unplugged, in the catalogue; who looks after them sees it.
-//! 3. The catalogue takes in what the repository says of itself, in the place of what it knows and has not written
-//!    there; jobs that a daemon before has left are over.
-//! 4. This host is the last one.
+//! 1. Logs of images that no process has locked are removed. A locked image has not been written by others.
+//! 2. VBDs whose process is gone are unplugged in the catalogue; their supervisors notice.
+//! 3. The catalogue is updated from the repository's inventory, discarding changes that are not in it; unfinished jobs
+//!    of an earlier daemon are over.
+//! 4. This host is recorded as the last user.
 //!
-//! *Killed before 4:* all of it is done again.
+//! *If killed before 4:* everything is repeated.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ use crate::task::blocking;
 pub(super) enum Before {
     /// This host. Or nothing can be written there, and nobody has.
     Us,
-    /// Nobody who has said so.
+    /// No host is recorded.
     Nobody,
     /// Another host.
     Other,
@@ -65,7 +65,8 @@ impl Srs {
         }
         let (at, host) = (directory.clone(), self.host.clone());
         if let Err(problem) = self.patience.ask(sr, "record the host of", move || at.set_last_host(&host)).await {
-            // It is full, for example. What another host did is looked for again the next time.
+            // The repository may be full, for example. The other host's changes are then looked for again the next
+            // time.
             tracing::warn!(%sr, "this host could not be recorded in it: {problem}");
         }
     }

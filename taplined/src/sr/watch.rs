@@ -1,6 +1,8 @@
-//! What looks at repositories by itself: how full they are, while that can change, and where the lost ones are, while any is.
+//! Periodic checks of repositories: their free space, while it can change, and whether lost ones are back, while there
+//! are any.
 //!
-//! Invariant: on a host on which no disk is plugged for writing, no task ends and no repository is lost, nothing here wakes up.
+//! Invariant: on a host on which no disk is plugged read-write, no task ends and no repository is lost, nothing here
+//! wakes up.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -52,8 +54,8 @@ pub async fn seek_lost(daemon: Daemon) {
     }
 }
 
-/// Looks how full repositories are: when a task has ended that may have changed it, and from time to time while a disk may be
-/// written.
+/// Looks how full repositories are: when a task has ended that may have changed it, and from time to time while a disk
+/// may be written.
 pub async fn watch_space(daemon: Daemon) {
     let mut events = daemon.catalogue.subscribe();
     let mut due = Instant::now();
@@ -81,7 +83,8 @@ pub async fn watch_space(daemon: Daemon) {
     }
 }
 
-/// Events that may change how full a repository is or how soon that is looked at. Plugs and unplugs are among them, as changes of VBDs.
+/// Events that may change how full a repository is or how soon that is looked at. Plugs and unplugs are among them, as
+/// changes of VBDs.
 fn matters(event: &Event) -> bool {
     match event.kind {
         ObjectKind::Vbd => true,
@@ -96,8 +99,8 @@ fn ended(event: &Event) -> bool {
     task.is_some_and(|task| over(&task) && !task.verb.starts_with("vbd-"))
 }
 
-/// Waits for an event that matters, and takes all others that are there with it. Whether a task was among them, or some were
-/// missed, so that one may have been.
+/// Waits for an event that matters, and takes all others that are there with it. Whether a task was among them, or some
+/// were missed, so that one may have been.
 async fn wait_for(events: &mut Receiver<Arc<Event>>, matters: impl Fn(&Event) -> bool) -> bool {
     let mut found = false;
     let mut task = false;
@@ -145,8 +148,8 @@ async fn look(srs: &Srs, written: &[Uuid]) {
 }
 
 impl Srs {
-    /// Where no disk is plugged for writing any more, no guest waits for space. That is asked when it is known who is full: a disk that
-    /// has said so was plugged before.
+    /// If no disk is plugged read-write any more, no guest waits for space. This is checked after the set of waiting
+    /// disks is known: a disk that reported being full was plugged before.
     async fn let_nobody_wait(&self) -> Result<(), Problem> {
         let attached: Vec<Uuid> = self.open().keys().copied().collect();
         let full: Vec<Uuid> = attached.into_iter().filter(|sr| self.is_full(*sr)).collect();
@@ -175,7 +178,7 @@ impl Srs {
         if !grown.is_empty() {
             let recorded = self.catalogue.write(move |tx| {
                 for (physical, image) in grown {
-                    // It may be another than it was when it was looked at.
+                    // It may have changed since it was measured.
                     if let Some(now) = tx.find_image(image.uuid)? {
                         tx.set_image(&Image { physical, ..now })?;
                     }

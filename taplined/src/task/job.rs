@@ -1,14 +1,14 @@
-//! Jobs: tasks whose effect is all or nothing, whatever kills the daemon (P8).
+//! Jobs: tasks whose effect is all or nothing, even if the daemon is killed (P8).
 //!
-//! 1. The *intent* is recorded: all that is needed to do the job or to undo it, names and identities of what it will
-//!    make included. *Killed before:* nothing has happened, and nobody was promised anything.
-//! 2. Before each step its name is recorded; each may be done twice. *Killed before the point of no return:* when the
-//!    daemon starts, the job is undone, which removes what any of its steps may have made. *Killed behind it:* it is
-//!    done from the step that was recorded last.
-//! 3. Its end is recorded, in one commit with the leases it had.
+//! 1. The *intent* is recorded: everything needed to carry out the job or to roll it back, including the names and
+//!    identities of what it will create. *If killed before this:* nothing has happened, and nothing was promised.
+//! 2. Before each step its name is recorded; each step is idempotent. *If killed before the point of no return:* the
+//!    starting daemon rolls the job back, which removes whatever its steps may have created. *If killed after it:* the
+//!    job continues from the last recorded step.
+//! 3. Its end is recorded, in one commit with the release of its leases.
 //!
-//! A step that fails before the point of no return is undone at once. One that fails behind it is tried again, by the
-//! daemon or by the one after it, until it is done: there is no way back. Only somebody who knows better can end that
+//! A step that fails before the point of no return is rolled back at once. One that fails after it is retried, by this
+//! daemon or the next, until it succeeds: there is no rollback. Only an administrator can end that
 //! ([`Tasks::abandon`]).
 
 use std::future::Future;
@@ -40,8 +40,8 @@ pub trait Job: Clone + Serialize + DeserializeOwned + Send + Sync + 'static {
     /// The first step that is not undone any more.
     const NO_RETURN: &'static str;
 
-    /// Whether a step behind the point of no return has failed in a way that trying again cannot mend. The job is
-    /// undone then, as far as that goes.
+    /// Whether a step after the point of no return has failed in a way that retrying cannot fix. The job is then rolled
+    /// back as far as possible.
     fn is_hopeless(&self, _: &Problem) -> bool {
         false
     }
@@ -51,8 +51,8 @@ pub trait Job: Clone + Serialize + DeserializeOwned + Send + Sync + 'static {
         None
     }
 
-    /// The repository of which it changes what the catalogue says: its inventory has that before the next step, and
-    /// before the end.
+    /// The repository whose catalogue entries it changes: the inventory is updated before the next step, and before the
+    /// end.
     fn changes(&self) -> Option<Uuid>;
 
     /// What it is about.
@@ -191,9 +191,9 @@ fn index<J: Job>(step: &str) -> usize {
     J::STEPS.iter().position(|name| *name == step).unwrap_or(0)
 }
 
-/// Brings to an end what the journal has. Jobs that are to be undone are, before this returns; those to be done go on.
-/// One that is not understood, of a newer daemon or a damaged catalogue, is left as it is with all that it holds:
-/// nobody knows what is half done.
+/// Resumes the journal's jobs. Jobs to be rolled back are rolled back before this returns; the others continue. One
+/// that is not understood, because of a newer daemon or a damaged catalogue, is left as it is with its objects
+/// reserved: it is unknown what is half done.
 pub async fn recover(daemon: &Daemon) -> Result<(), Problem> {
     for entry in daemon.catalogue.read(|view| view.journal()).await? {
         let (uuid, verb) = (entry.task.uuid, entry.task.verb.clone());

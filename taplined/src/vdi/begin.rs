@@ -1,5 +1,5 @@
-//! From what was asked of a VDI to a job: what must be so is looked at here, and held by leases and claims from the
-//! commit on that records the intent.
+//! Turns requests about VDIs into jobs: preconditions are checked here, and held by leases and claims from the commit
+//! that records the intent.
 
 use api::{
     Code, ImageFormat, Mode, Problem, Sr, Task, VbdState, Vdi, VdiClone, VdiCopy, VdiCreate, VdiExport, VdiImport,
@@ -39,7 +39,7 @@ async fn find(daemon: &Daemon, vdi: Uuid) -> Result<(Vdi, Sr, Uuid, Want), Probl
     Ok((found, sr, image, want))
 }
 
-/// The same for who only looks, for which nothing gives way.
+/// The same for reading only, for which merges are not stopped.
 async fn look(daemon: &Daemon, vdi: Uuid) -> Result<(Vdi, Sr, Uuid), Problem> {
     let found = daemon.catalogue.read(move |view| {
         let found = view.vdi(vdi)?;
@@ -125,7 +125,7 @@ async fn state(
     let versions = versions_for(&sr, &vdi)?;
     let vbd = writer_of(&vdi);
     let chain = versions == Versions::Chain;
-    // What nobody writes to needs no new leaf for others to stand on it.
+    // A VDI that is not written needs no new leaf before other images are based on it.
     let leaf = (chain && !vdi.read_only).then(|| Leaf {
         vdi: uuid,
         sr: sr.uuid,
@@ -156,7 +156,7 @@ async fn state(
     Ok((state, want))
 }
 
-/// What is only read may be the base of many clones at one time; what is written is held.
+/// A read-only VDI can be the base of several concurrent clones; a writable one is leased.
 fn hold_state(state: &State, task: Uuid, tx: &mut Tx<'_>) -> Result<(), Problem> {
     if tx.vdi_image(state.of)? != state.image {
         return Err(Problem::new(Code::Busy, format!("VDI {} has just been changed", state.of)).advise("try again"));
@@ -230,13 +230,13 @@ async fn target(
     Ok(Target { vdi: Uuid::new_v4(), image: Uuid::new_v4(), sr: sr.uuid, name, description, format, size })
 }
 
-/// What a VDI takes with all that it stands on: a copy takes no more, but for the layout of another format.
+/// The space of a VDI with its whole chain: a copy takes no more, apart from the overhead of another format.
 async fn takes(daemon: &Daemon, vdi: Uuid) -> Result<u64, Problem> {
     let chain = daemon.catalogue.read(move |view| view.chain(vdi)).await?;
     Ok(chain.iter().fold(0, |sum, image| image.physical.saturating_add(sum)))
 }
 
-/// What is copied must not change meanwhile.
+/// Refuses a VDI that could change while it is copied.
 fn must_stand_still(vdi: &Vdi) -> Result<(), Problem> {
     match writer_of(vdi) {
         None => Ok(()),
@@ -310,21 +310,21 @@ pub async fn destroy(daemon: &Daemon, uuid: Uuid) -> Result<Task, Problem> {
     daemon.tasks.start_job(daemon, job, held).await
 }
 
-/// What `vdi-destroy` would remove. Whatever is under way goes on.
+/// What `vdi-destroy` would remove. Running operations are not affected.
 pub async fn would_destroy(daemon: &Daemon, uuid: Uuid) -> Result<Value, Problem> {
     let (vdi, sr, image) = look(daemon, uuid).await?;
     must_be_destroyable(daemon, &vdi, &sr).await?;
     let children = daemon.catalogue.read(move |view| view.children(image)).await?;
     let (files, freed) = match children.len() {
         0 => (vec![vdi.file], vdi.physical_utilisation),
-        // What others stand on stays, hidden, until it can be merged with them.
+        // An image with children stays, hidden, until it can be merged with them.
         _ => (Vec::new(), 0),
     };
     Ok(json!({ "uuid": uuid, "files": files, "freed": freed, "needed_by": children.len() }))
 }
 
-/// Refuses to take its file from a VDI to which some process writes of which the catalogue does not know: a guest of
-/// another host may have it, whose daemon has died.
+/// Refuses to remove the file of a VDI that a process unknown to the catalogue has open for writing: it may serve a
+/// guest of another host whose daemon has died.
 async fn must_not_be_written(daemon: &Daemon, vdi: &Vdi) -> Result<(), Problem> {
     let (directory, file) = (daemon.srs.directory(vdi.sr).await?, vdi.file.clone());
     daemon.srs.patience.ask(vdi.sr, "check for users of a file of", move || directory.must_not_be_written(&file)).await

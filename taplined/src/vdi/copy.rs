@@ -1,7 +1,7 @@
-//! `vdi-copy`, `vdi-import`, `vdi-export`: all that a disk shows, into an image of its own.
+//! `vdi-copy`, `vdi-import`, `vdi-export`: copy a disk's full contents into an image of its own.
 //!
-//! 1. `copy`: a file is made and filled; nobody knows it yet. *Killed:* it is removed.
-//! 2. `record` (or `name`, for an export): it is known by its name. *Killed before:* as above. *After:* done.
+//! 1. `copy`: a file is created and filled; nothing refers to it yet. *If killed:* it is removed.
+//! 2. `record` (or `name`, for an export): it becomes known by its name. *If killed before:* as above. *After:* done.
 
 use std::ffi::OsString;
 use std::fs::File;

@@ -1,4 +1,4 @@
-//! Verbs of a plugged VDI, which its disk process carries out while the guest goes on (docs/control.md).
+//! Verbs of a plugged VDI, which its disk process carries out while the guest keeps running (docs/control.md).
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -16,14 +16,13 @@ use crate::plug;
 /// How long a verb may take that holds requests for a moment.
 const TO_CHANGE: Duration = Duration::from_secs(120);
 
-/// How long a merge may take: a disk that moves nothing for so long never will.
+/// Time limit for a merge: a disk that makes no progress for this long never will.
 const TO_MERGE: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// What a disk process calls it when another takes its place and what it was at is to be asked for again
-/// (docs/control.md).
+/// The error of a disk process that is being replaced and whose unfinished request must be repeated (docs/control.md).
 const REPLACED: &str = "replaced";
 
-/// How long a disk may take to say what it is.
+/// How long a disk may take to report its version.
 const TO_SAY: Duration = Duration::from_secs(10);
 
 /// Has the disk process of a VBD do a verb. While another takes its place, that waits.
@@ -42,8 +41,8 @@ fn heard<T>(daemon: &Daemon, vbd: Uuid, answer: Result<T, Problem>) -> Result<T,
     answer
 }
 
-/// The same for one that takes long and tells how far it is. It holds nobody up: whoever has another process take the
-/// place of this one interrupts it, and that one is asked for it again, with files that are opened anew.
+/// The same for a long-running verb with progress messages. It blocks nobody: an upgrade interrupts it, and the new
+/// process gets the request again, with newly opened files.
 pub async fn follow<F>(
     daemon: &Daemon,
     vbd: Uuid,
@@ -106,14 +105,14 @@ impl ServedLayer {
     }
 }
 
-/// The layers that the disk process of a VBD has, from the leaf down; none if the process is no more.
+/// The layers of a VBD's disk process, from the leaf down; `None` if the process no longer exists.
 pub async fn layers(daemon: &Daemon, vbd: Uuid) -> Result<Option<Vec<ServedLayer>>, Problem> {
     let asked = daemon.disks.ask(vbd, json!({ "verb": "layers" }), Vec::new(), TO_SAY, |_| ()).await;
     match heard(daemon, vbd, asked) {
         Ok(mut said) => serde_json::from_value(said["layers"].take())
             .map(Some)
             .map_err(|error| Problem::failed(format_args!("parse the layers of VBD {vbd}"), error)),
-        // Nobody listens any more, or it has ended meanwhile. One that is only slow may still be writing.
+        // Nothing listens any more, or it has exited in the meantime. One that is only slow may still be writing.
         Err(problem) if problem.code == Code::Failed => Ok(None),
         Err(problem) => Err(problem),
     }

@@ -1,12 +1,11 @@
-//! `vdi-snapshot` and `vdi-clone`: a state of a VDI as another VDI, which is only read, or is written from then on.
+//! `vdi-snapshot` and `vdi-clone`: a VDI's state as another VDI, which is read-only or writable.
 //!
-//! By a chain: the VDI gets a new leaf ([`super::leaf`]), and the image that was its own is that of the snapshot, or
-//! the one below the leaf of the clone. By reflink: a file that shares all blocks. Steps:
+//! With chains: the VDI gets a new leaf ([`super::leaf`]), and its previous image becomes the snapshot's, or the parent
+//! of the clone's leaf. With reflink: a file that shares all blocks. Steps:
 //!
-//! 1. `leaf`: the VDI's new leaf, where one is needed. *Killed:* settled: it is taken back, or stays and changes
-//!    nothing.
-//! 2. `file`: the file of the new VDI, where it has one of its own. *Killed:* it is removed.
-//! 3. `record`: all is in the catalogue, in one commit.
+//! 1. `leaf`: the VDI's new leaf, if needed. *If killed:* settled: it is rolled back, or stays without effect.
+//! 2. `file`: the new VDI's file, if it has one of its own. *If killed:* it is removed.
+//! 3. `record`: everything is in the catalogue, in one commit.
 
 use api::{About, Description, ImageFormat, Name, Problem};
 use jiff::Timestamp;
@@ -57,7 +56,7 @@ pub struct State {
 pub struct Own {
     /// Its image.
     pub image: Uuid,
-    /// Whether it shares blocks with the image, or stands on it.
+    /// Whether it shares blocks with the image, instead of being its child.
     pub reflink: bool,
 }
 

@@ -1,4 +1,4 @@
-//! What others paste into the configuration of a machine of theirs, so that it has a VBD of ours.
+//! The configuration to paste for a machine that is managed elsewhere, to connect it to one of our VBDs.
 
 use std::path::Path;
 
@@ -58,7 +58,7 @@ async fn served(daemon: &Daemon, vbd: Uuid, monitor: Monitor) -> Result<String, 
     paste::text(monitor, served, vbd.mode == Mode::ReadOnly).map_err(|error| unspeakable(&error))
 }
 
-/// For xl, whose block script serves the image by itself: the daemon must not.
+/// For xl, whose block script serves the image itself, so the daemon must not.
 async fn by_xl(daemon: &Daemon, vbd: Uuid) -> Result<String, Problem> {
     let found = daemon.catalogue.read(move |view| {
         let vbd = view.vbd(vbd)?;

@@ -1,7 +1,7 @@
-//! Where a machine has its monitor and its messages while it runs, and whose that is: the user's as whom its QEMU runs.
+//! The directory of a running machine's monitor and messages, and its owner: the user that its QEMU runs as.
 //!
-//! It knows nothing of what runs there. Invariant: nobody but root and that user gets in; who that is lies there too,
-//! so that the next daemon knows it, and it is known before QEMU is started.
+//! It knows nothing about what runs there. Invariant: only root and that user have access; the directory also records
+//! the user, before QEMU is started, so that the next daemon knows it.
 
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io;
@@ -31,13 +31,14 @@ pub fn vm_directory(config: &Config, vm: Uuid) -> PathBuf {
     vm_directories(config).join(vm.to_string())
 }
 
-/// The user as whom the QEMU of a VM runs, or is about to; none if it is the daemon's own, or does not run.
+/// The user that the QEMU of a VM runs as or is about to; `None` if it is the daemon's own user, or the VM is not
+/// running.
 pub fn user(config: &Config, vm: Uuid) -> Option<u32> {
     // No link is followed: what that user has put in its place is its own.
     fs::symlink_metadata(vm_directory(config, vm).join(USER)).ok().map(|file| file.uid()).filter(|uid| *uid != 0)
 }
 
-/// The same as QEMU's crate wants it; none where it runs as the daemon does.
+/// The same in the form of QEMU's crate; `None` if it runs as the daemon's user.
 pub fn account(runs_as: &As) -> Option<Account> {
     let (uid, gid) = runs_as.user.filter(|(uid, _)| *uid != 0)?;
     Some(Account { uid, gid, groups: group_of_kvm().into_iter().collect() })
@@ -74,7 +75,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn whose_a_machine_is_lies_in_its_directory() {
+    fn a_machines_user_is_recorded_in_its_directory() {
         let room = tempfile::tempdir().unwrap();
         let config = Config { run_directory: room.path().to_owned(), ..Config::default() };
         let vm = Uuid::new_v4();

@@ -1,7 +1,7 @@
 //! Domains of Xen: found by the VM that they are, followed to their end, and what the disks of one need.
 //!
-//! A domain is found by its identity, which is the VM's: nothing of it is recorded that a crash of the daemon could lose. Its number,
-//! which people and the store know it by, is the VM's handle.
+//! A domain is found by its identity, which is the VM's: nothing of it is recorded that a crash of the daemon could
+//! lose. Its number, which people and the store know it by, is the VM's handle.
 
 use std::os::fd::AsFd;
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! The end of a VM: seen when nobody has asked for it, and what follows in any case. Its VBDs are unplugged, and it is
-//! halted.
+//! The end of a VM: noticed when it was not requested, and followed up in any case. Its VBDs are unplugged, and it
+//! becomes halted.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -42,9 +42,9 @@ pub fn watch(daemon: &Daemon, guest: Arc<Guest>) {
 /// How a VM has ended whose machine is gone.
 #[derive(Debug, Default)]
 pub struct Ended {
-    /// Why, if nobody asked for it.
+    /// The reason, if it was not requested.
     pub why: Option<Problem>,
-    /// Its guest boots anew: it is started then.
+    /// Whether its guest reboots: it is then started again.
     pub again: bool,
     /// VBDs that stay plugged: they were not plugged for this machine.
     pub keep: BTreeSet<Uuid>,
@@ -89,7 +89,7 @@ pub async fn clear(
 ) -> Result<Vm, Problem> {
     let (kept, keep) = (why.clone(), keep.clone());
     let plugged = catalogue::record(&daemon.catalogue, move |tx| {
-        // From here on none of them is plugged by itself.
+        // From here on none of them is plugged automatically.
         tx.set_vm_power(vm, Power::Stopping, kept.as_ref())?;
         let vbds = tx.vbds(Some(vm), None)?;
         let goes = |vbd: &Vbd| vbd.state != VbdState::Unplugged && !keep.contains(&vbd.uuid);

@@ -1,8 +1,8 @@
-//! A control group for each machine, below the daemon's own: what it uses is counted by itself, and one can
-//! give it limits, or end all of it.
+//! A cgroup for each machine, below the daemon's own, so that its resource usage is accounted separately, and an
+//! administrator can limit or kill it.
 //!
-//! It sets no limits, and enables no controllers: so the daemon may stay where it is (cgroups(7), "no internal
-//! processes"). Invariant: a machine for which there can be no group runs all the same, and the log says why.
+//! It sets no limits and enables no controllers, so that the daemon can stay in its own cgroup (cgroups(7), "no
+//! internal processes"). Invariant: a machine without a cgroup runs all the same, and the log says why.
 
 use std::fs;
 use std::io;

@@ -1,4 +1,5 @@
-//! A machine that runs, for a daemon that must not wait: told what to do on a thread that may, and its end seen without asking.
+//! A running machine, for a daemon that must not block: it is controlled on a thread that may block, and its end is
+//! noticed without polling.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -32,14 +33,15 @@ pub struct Guest {
 enum End {
     /// Of QEMU: a pidfd.
     Process(AsyncFd<OwnedFd>),
-    /// Of a domain: whoever follows it says so.
+    /// Of a domain: the task that watches it reports its end.
     Domain(watch::Receiver<bool>),
 }
 
 impl Guest {
     /// Of a machine that QEMU runs. One that cannot be watched is left as it is.
     pub fn of_qemu(vm: Uuid, machine: QemuVm) -> Result<Guest, (QemuVm, Problem)> {
-        // It is deprecated for types that may give another descriptor each time; the new one is unsafe for their sake.
+        // The function is deprecated for types that may return a different descriptor each time; the replacement is
+        // unsafe because of those.
         #[allow(deprecated, reason = "an OwnedFd has one descriptor")]
         let watched =
             machine.as_fd().try_clone_to_owned().and_then(|pidfd| AsyncFd::with_interest(pidfd, Interest::READABLE));
@@ -54,13 +56,13 @@ impl Guest {
         }
     }
 
-    /// Of a domain. Its end is looked for from now on.
+    /// Wraps a domain and watches for its end.
     pub fn of_domain(vm: Uuid, domain: XenDomain) -> Guest {
         let end = End::Domain(domain::follow(vm, domain.clone()));
         Guest { vm, process: None, machine: Mutex::new(RunningVm::xen(vm, domain)), end }
     }
 
-    /// Its process, as the catalogue keeps it. A domain has none.
+    /// Its process, as recorded in the catalogue. A domain has none.
     pub fn process(&self) -> Option<&VmProcess> {
         self.process.as_ref()
     }
@@ -81,7 +83,7 @@ impl Guest {
         }
     }
 
-    /// Has the machine do something. It is done to its end, also if nobody waits for it any more.
+    /// Runs an operation on the machine. It is completed even if the caller stops waiting.
     pub async fn tell<T: Send + 'static>(
         self: &Arc<Guest>,
         work: impl FnOnce(&mut RunningVm) -> Result<T, Problem> + Send + 'static,

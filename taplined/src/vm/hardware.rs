@@ -1,4 +1,4 @@
-//! What a VM of the catalogue is to its driver; refused by the field of the request that is at fault.
+//! Converts a VM of the catalogue into its driver's form; errors name the field of the request that is at fault.
 
 use ::vm::qemu::accelerator::Accelerator;
 use ::vm::qemu::hardware::{self, Disk, Hardware, HardwareError};
@@ -51,7 +51,7 @@ pub fn of(config: &Config, vm: &Vm, vbds: &[Vbd]) -> Result<Plan, Problem> {
     Ok(Plan::Qemu(Box::new(hardware)))
 }
 
-/// What xl is told of a VM.
+/// A VM in the form of xl's configuration.
 fn domain_of(vm: &Vm) -> Result<domain::Config, Problem> {
     let Boot::Kernel { kernel, initrd, cmdline } = &vm.boot else {
         let what =

@@ -1,7 +1,7 @@
-//! Disks of a guest that runs: given to it behind a plug, and taken from it before an unplug.
+//! Hot-plug of disks: attached to a running guest after a plug, and detached from it before an unplug.
 //!
-//! Invariant: what a guest is given is served, and is served for as long as the guest has not let go; only force ends it before,
-//! and then the guest waits for what it asks of that disk.
+//! Invariant: a disk attached to a guest is served for as long as the guest has not released it; only force ends that
+//! earlier, and then the guest's I/O to the disk hangs.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,10 +13,11 @@ use super::guest::Guest;
 use super::recover;
 use crate::daemon::Daemon;
 
-/// How often a guest is looked at that was asked to let go, while an unplug waits for that.
+/// How often a guest that was asked to release a disk is polled while an unplug waits for that.
 const LOOK_AFTER: Duration = Duration::from_millis(200);
 
-/// A guest that was asked while its system was not up yet has not heard it; QEMU asks again when five seconds have passed.
+/// A guest that was asked before its system was up has not received the request; QEMU accepts a repetition after five
+/// seconds.
 const ASK_AGAIN: Duration = Duration::from_secs(6);
 
 /// Sees that the place of a VBD in its machine is free: a guest may hold on to a disk that was unplugged with force.
@@ -34,7 +35,8 @@ pub async fn expect_room(daemon: &Daemon, vbd: &Vbd) -> Result<(), Problem> {
     }
 }
 
-/// Gives a VBD that is served to its guest, if that runs. `again`: the guest has it already, and has only waited for it.
+/// Gives a VBD that is served to its guest, if that runs. `again`: the guest has it already, and has only waited for
+/// it.
 pub async fn attach(daemon: &Daemon, vbd: Uuid, again: bool) -> Result<(), Problem> {
     let vbd = daemon.catalogue.read(move |view| view.vbd(vbd)).await?;
     let Some(guest) = expected(daemon, &vbd).await? else { return Ok(()) };
@@ -81,7 +83,7 @@ pub async fn ask_to_let_go(daemon: &Daemon, vbd: &Vbd) {
     }
 }
 
-/// Whether the guest waits for a VBD about which nobody is asked on its behalf.
+/// Whether the guest waits for I/O of a VBD that QEMU no longer forwards.
 pub async fn has_lost(daemon: &Daemon, vbd: &Vbd) -> Result<bool, Problem> {
     let Some(guest) = found(daemon, vbd) else { return Ok(false) };
     let sought = vbd.clone();

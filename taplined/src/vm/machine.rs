@@ -1,6 +1,6 @@
-//! A machine that runs, by either driver: what is done to it, and what goes wrong, in words that both have.
+//! A running machine with either driver: its operations, and their errors in common terms.
 //!
-//! It waits for what it does; whoever must not has threads ([`super::guest`]).
+//! Its functions block; callers that must not block use threads ([`super::guest`]).
 
 use ::vm::qemu::machine::{Ended, MachineError, QemuVm, Status as QemuStatus};
 use ::vm::syntax::in_full;
@@ -36,7 +36,7 @@ enum Driven {
 pub enum End {
     /// Its guest has powered off.
     PoweredOff,
-    /// Its guest wants to boot anew, for which Xen needs another domain.
+    /// Its guest wants to reboot, for which Xen needs another domain.
     Reboots,
     /// Otherwise.
     Badly(Problem),
@@ -53,7 +53,7 @@ impl RunningVm {
         RunningVm { vm, driven: Driven::Xen(domain) }
     }
 
-    /// Whether it has a disk where a VBD's is, or a guest that has not let go of one there.
+    /// Whether it has a disk at a VBD's position, or a guest that has not released the previous one.
     pub fn has(&mut self, vbd: &Vbd) -> Result<bool, Problem> {
         match &mut self.driven {
             Driven::Qemu(machine) => {
@@ -80,7 +80,7 @@ impl RunningVm {
         }
     }
 
-    /// Whether the guest has let go of a VBD.
+    /// Whether the guest has released a VBD.
     pub fn finish_unplug(&mut self, vbd: &Vbd) -> Result<bool, Problem> {
         match &mut self.driven {
             Driven::Qemu(machine) => machine.finish_unplug(hardware::position_of(vbd)?).map_err(by_qemu(self.vm)),
@@ -88,7 +88,7 @@ impl RunningVm {
         }
     }
 
-    /// Whether the guest waits for a VBD about which nobody is asked on its behalf.
+    /// Whether the guest waits for I/O of a VBD that QEMU no longer forwards.
     pub fn has_lost(&mut self, vbd: &Vbd) -> Result<bool, Problem> {
         match &mut self.driven {
             Driven::Qemu(machine) => machine.has_lost(hardware::position_of(vbd)?).map_err(by_qemu(self.vm)),
@@ -152,7 +152,7 @@ impl RunningVm {
                 let end = match domain.status().map_err(by_xen(vm))? {
                     DomainStatus::Running | DomainStatus::Paused => return Ok(None),
                     DomainStatus::Down(Reason::PowerOff) => End::PoweredOff,
-                    // After a kexec nobody goes on with the domain as it is.
+                    // After a kexec the domain cannot continue as it is.
                     DomainStatus::Down(Reason::Reboot | Reason::SoftReset) => End::Reboots,
                     DomainStatus::Down(_) => End::Badly(halted(vm, "its guest has crashed", "")),
                     DomainStatus::Gone => End::Badly(halted(vm, "its domain was destroyed", ", but not by the daemon")),
@@ -168,7 +168,7 @@ fn vdev(vbd: &Vbd) -> Vdev {
     Vdev::of_position(vbd.position)
 }
 
-/// What is to be said of a QEMU that has ended by itself.
+/// What to report about a QEMU that exited by itself.
 fn qemu_ended(vm: Uuid, ended: &Ended) -> End {
     let Some(how) = ended.badly() else { return End::PoweredOff };
     let more = format!(" ({how}); its last output: {}", ended.said);
@@ -219,7 +219,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn an_interface_that_its_user_may_not_have_is_told_with_what_to_do() {
+    fn an_inaccessible_tap_interface_is_reported_with_advice() {
         let said = "qemu: could not configure /dev/net/tun (tap7): Operation not permitted".to_owned();
         let ended = MachineError::Ended { during: "its start".into(), said };
         let advice = qemu_problem(Uuid::nil(), &ended).advice.unwrap();

@@ -1,5 +1,5 @@
-//! What a daemon finds when it starts: machines that have gone on without one, and what a daemon before it has left
-//! half done.
+//! What a starting daemon finds: machines that kept running without a daemon, and work left half done by its
+//! predecessor.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -85,8 +85,8 @@ async fn record_run(daemon: &Daemon, vm: Uuid, pids: &[i32]) -> Result<(), Probl
     recorded.await
 }
 
-/// The domain of a VM that does not run by the catalogue, if there is one: if it was being started, nobody was told
-/// that it runs, and it is destroyed; else it is the VM's.
+/// The domain of a VM that is not running according to the catalogue, if there is one: if it was being started, no
+/// caller was told that it runs, and it is destroyed; otherwise it belongs to the VM.
 async fn stray_domain(daemon: &Daemon, known: &Vm) {
     let vm = known.uuid;
     let done = match (domain::find(daemon, vm).await, known.power) {
@@ -128,7 +128,7 @@ async fn one(daemon: &Daemon, vm: Vm, keep: &BTreeSet<Uuid>) -> Result<(), Probl
             end::halt(daemon, uuid, Ended { keep: keep.clone(), ..Ended::because(why) }, operation).await;
         }
         (_, Power::Stopping) => {
-            // Behind what was asked for then, with the patience of one who is asked anew.
+            // Continues that shutdown, with the timeout of a new request.
             let at_work = daemon.clone();
             let work = move |context| async move {
                 stop::finish(&at_work, uuid, Some(TO_POWER_OFF), operation, context).await
@@ -220,7 +220,7 @@ fn is_ending(identity: &Identity) -> bool {
     }
 }
 
-/// Somebody else may have held or let go a guest meanwhile.
+/// The guest may have been paused or resumed by somebody else in the meantime.
 async fn record(daemon: &Daemon, vm: Uuid, paused: bool) -> Result<(), Problem> {
     let recorded = daemon.catalogue.write(move |tx| match tx.vm(vm)?.power {
         Power::Stopping | Power::Starting | Power::Halted => Ok(()),

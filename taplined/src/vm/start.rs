@@ -1,5 +1,5 @@
-//! `vm-start`: all VBDs of a VM are plugged, then QEMU is started; or a domain is made, all are plugged, and it runs.
-//! What fails or is cancelled is undone.
+//! `vm-start`: plugs all VBDs of a VM, then starts QEMU; or creates a domain, plugs all VBDs, and resumes it. A failed
+//! or cancelled start is rolled back.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -67,7 +67,7 @@ pub async fn start(daemon: &Daemon, vm: Uuid) -> Result<Task, Problem> {
     }
 }
 
-/// Records that a start has not even begun, behind whoever has asked for it.
+/// Records, after the request was answered, that a start has not even begun.
 fn give_up(daemon: &Daemon, vm: Uuid) {
     // Nobody else has begun anything with it: it is `starting` in the catalogue.
     let Ok(operation) = daemon.vms.begin(vm) else { return };
@@ -149,7 +149,8 @@ async fn begin(daemon: &Daemon, order: StartSpec, context: &mut Context) -> Resu
     }
 }
 
-/// Chooses as whom a QEMU is to run, and makes its place: a disk that is plugged from then on lets that user in.
+/// Chooses the user that a QEMU is to run as and creates its directory: disks plugged from then on give that user
+/// access.
 async fn make_place(daemon: &Daemon, vm: Uuid) -> Result<As, Problem> {
     let (runs_as, directory) = (daemon.vms.users.choose()?, vm_directory(&daemon.config, vm));
     blocking("create the directory of a VM", move || {

@@ -1,4 +1,4 @@
-//! `vm-shutdown`, `vm-suspend`, `vm-resume`: what is asked of a machine that runs.
+//! `vm-shutdown`, `vm-suspend`, `vm-resume`: operations on a running machine.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -16,10 +16,10 @@ use crate::daemon::Daemon;
 use crate::fault;
 use crate::task::Context;
 
-/// How long a guest may take to power off, in seconds, if nothing is said.
+/// The default number of seconds that a guest may take to power off.
 const TIMEOUT_DEFAULT: u32 = 60;
 
-/// Ends a VM: a task. With force it puts an end to another that is at work on the VM.
+/// Shuts a VM down: a task. With force it aborts other operations on the VM.
 pub async fn shutdown(daemon: &Daemon, vm: Uuid, asked: VmShutdown) -> Result<Task, Problem> {
     let power = daemon.catalogue.read(move |view| view.vm(vm)).await?.power;
     let operation = match (power, daemon.vms.begin(vm)) {
@@ -44,7 +44,7 @@ pub async fn shutdown(daemon: &Daemon, vm: Uuid, asked: VmShutdown) -> Result<Ta
     daemon.tasks.start(daemon, new_task("vm-shutdown", vm, true), work).await
 }
 
-/// Waits for who is at work on a VM, who is asked to end.
+/// Aborts the operation in progress on a VM and waits for it.
 async fn take(daemon: &Daemon, vm: Uuid, context: &Context) -> Result<Operation, Problem> {
     let own = context.uuid();
     let tasks = daemon.catalogue.read(|view| view.tasks(true)).await?;
@@ -57,7 +57,7 @@ async fn take(daemon: &Daemon, vm: Uuid, context: &Context) -> Result<Operation,
     context.unless_cancelled(async { Ok(daemon.vms.operations.wait(vm).await) }).await
 }
 
-/// Ends a VM that somebody has for that; `patience`: how long its guest may take, or none to end it at once.
+/// Shuts down a VM that is reserved for this; `patience` is how long its guest may take, or `None` to stop it at once.
 pub async fn finish(
     daemon: &Daemon,
     vm: Uuid,

@@ -77,7 +77,7 @@ impl First {
 }
 
 #[test]
-fn a_host_that_comes_back_writes_nothing_over_what_another_has_written_since() {
+fn a_returning_host_does_not_overwrite_another_hosts_writes() {
     for format in ["qcow2", "vhd", "raw"] {
         let mut first = first("", format);
         first.daemon.kill();
@@ -99,7 +99,7 @@ fn catalogue_pid(first: &First) -> String {
 
 /// The daemon lives meanwhile, and finds the repository again.
 #[test]
-fn a_disk_that_died_while_its_repository_was_elsewhere_is_not_started_again() {
+fn a_disk_that_died_while_its_repository_was_elsewhere_is_not_restarted() {
     let first = first("[storage]\nlost-interval = 1", "qcow2");
     let (here, there) = (first.path(), first.daemon.room().join("there").to_str().unwrap().to_owned());
     std::fs::rename(&here, &there).unwrap();
@@ -119,7 +119,7 @@ fn a_disk_that_died_while_its_repository_was_elsewhere_is_not_started_again() {
 
 /// The daemon dies in a job from which there is no way back; the other host uses the disk as it was.
 #[test]
-fn a_job_that_was_under_way_is_not_done_to_what_another_host_has_written_since() {
+fn an_unfinished_job_is_dropped_after_another_hosts_use() {
     for step in ["vdi-destroy:forget", "vdi-revert:record", "vdi-revert:record:after"] {
         let mut first = first("", "qcow2");
         let snapshot = first.daemon.done(first.daemon.post(&format!("/vdis/{}/snapshot", first.vdi), json!({})));
@@ -145,7 +145,7 @@ fn a_job_that_was_under_way_is_not_done_to_what_another_host_has_written_since()
 
 /// The daemon dies behind the switch of a snapshot's leaf: its catalogue knows of that, and the repository does not.
 #[test]
-fn a_disk_on_which_a_file_stands_that_nobody_knows_is_not_used_before_somebody_decides() {
+fn a_disk_with_an_unknown_child_is_blocked_until_resolved() {
     for (step, rebuilt) in [("vdi-snapshot:leaf:after", false), ("vdi-clone:record", true)] {
         let mut first = first("", "qcow2");
         first.daemon.restart_with(&[("TAPLINED_ABORT_AT", step)]);
@@ -192,7 +192,7 @@ fn a_disk_on_which_a_file_stands_that_nobody_knows_is_not_used_before_somebody_d
 
 /// What runs has its image locked: no other host can have written to it.
 #[test]
-fn a_disk_that_has_gone_on_meanwhile_goes_on() {
+fn a_disk_that_kept_running_keeps_running() {
     let mut first = first("", "qcow2");
     let before = first.daemon.get(&first.vbd).1["pid"].clone();
     first.daemon.kill();
@@ -216,7 +216,7 @@ fn a_disk_that_has_gone_on_meanwhile_goes_on() {
 
 /// The catalogue was copied to another machine, or its backup was put back there.
 #[test]
-fn a_catalogue_that_comes_from_another_machine_is_another_hosts_and_starts_nothing() {
+fn a_catalogue_from_another_machine_starts_nothing() {
     let mut first = first("", "qcow2");
     let (status, set) = first.daemon.patch(&first.vbd, json!({ "autostart": {} }));
     assert_eq!(status, 200, "{set}");

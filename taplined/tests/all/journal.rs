@@ -35,7 +35,7 @@ fn resize(daemon: &Taplined, vdi: &str) -> (u16, Value) {
 }
 
 #[test]
-fn what_nobody_can_go_on_with_is_named_and_keeps_what_it_holds() {
+fn a_stuck_task_is_reported_and_keeps_its_objects() {
     let foreign = r#"{"from":"the future"}"#;
     for (verb, intent) in
         [("vdi-resize", foreign), ("vdi-resize", "not JSON"), ("vdi-merge", foreign), ("vdi-bend", "{}")]
@@ -64,7 +64,7 @@ fn what_nobody_can_go_on_with_is_named_and_keeps_what_it_holds() {
 }
 
 #[test]
-fn a_daemon_that_understands_it_goes_on_with_it() {
+fn a_daemon_that_knows_the_job_resumes_it() {
     let (mut daemon, vdis) = disks::with_disks("", &["held"]);
     plant(&mut daemon, "vdi-resize", &vdis[0], "{}");
     assert_eq!(task(&daemon)["state"], "stuck");
@@ -77,7 +77,7 @@ fn a_daemon_that_understands_it_goes_on_with_it() {
 }
 
 #[test]
-fn a_plugged_disk_can_be_unplugged_though_nobody_can_go_on_with_what_was_done_to_it() {
+fn a_disk_with_a_stuck_task_can_be_unplugged() {
     let (mut daemon, vdis) = disks::with_disks("", &["held"]);
     let vbd = disks::vbd(&daemon, &vdis[0], "nbd");
     disks::plug(&daemon, &vbd);

@@ -37,7 +37,7 @@ fn a_disk_is_served_while_it_is_plugged_and_keeps_what_was_written() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_and_says_why() {
+fn invalid_vbds_are_refused_with_the_reason() {
     let (daemon, vdis) = with_disks("", &["disk"]);
     let make = |body: Value| daemon.post("/vbds", body).1;
     assert_eq!(make(json!({ "vdi": vdis[0], "queues": 65 }))["field"], "queues");
@@ -58,7 +58,7 @@ fn what_makes_no_sense_is_refused_and_says_why() {
 }
 
 #[test]
-fn a_plug_that_fails_leaves_nothing_and_says_what_the_disk_said() {
+fn a_failed_plug_leaves_nothing_and_quotes_the_disk() {
     let (daemon, vdis) = with_disks("", &["disk"]);
     let file = daemon.room().join("disks");
     std::fs::write(file.join("disk.qcow2"), [7; 4096]).unwrap();
@@ -70,7 +70,7 @@ fn a_plug_that_fails_leaves_nothing_and_says_what_the_disk_said() {
 }
 
 #[test]
-fn a_disk_process_that_is_killed_is_started_again_in_the_same_place() {
+fn a_killed_disk_process_is_restarted_at_the_same_socket() {
     let (daemon, vdis) = with_disks("", &["disk"]);
     let vbd = vbd(&daemon, &vdis[0], "nbd");
     plug(&daemon, &vbd);
@@ -107,7 +107,7 @@ fn write_without_flush(at: &str, write: &str) -> std::process::Child {
 }
 
 #[test]
-fn what_was_answered_is_there_when_a_killed_disk_is_back() {
+fn acknowledged_writes_survive_a_killed_disk_process() {
     let (daemon, vdis) = with_disks("", &["disk"]);
     let vbd = vbd(&daemon, &vdis[0], "nbd");
     plug(&daemon, &vbd);
@@ -131,7 +131,7 @@ fn what_was_answered_is_there_when_a_killed_disk_is_back() {
 }
 
 #[test]
-fn one_that_cannot_be_served_is_tried_again_until_it_can_be_and_says_when() {
+fn a_failing_disk_is_retried_and_shows_the_next_try() {
     let (daemon, vdis) = with_disks("", &["disk"]);
     let vbd = vbd(&daemon, &vdis[0], "nbd");
     plug(&daemon, &vbd);
@@ -164,7 +164,7 @@ fn one_that_cannot_be_served_is_tried_again_until_it_can_be_and_says_when() {
 }
 
 #[test]
-fn a_disk_that_is_tried_again_and_again_can_be_unplugged() {
+fn a_disk_being_retried_can_be_unplugged() {
     let (daemon, vdis) = with_disks("", &["disk"]);
     let vbd = vbd(&daemon, &vdis[0], "nbd");
     plug(&daemon, &vbd);
@@ -176,7 +176,7 @@ fn a_disk_that_is_tried_again_and_again_can_be_unplugged() {
 }
 
 #[test]
-fn disks_outlive_the_daemon_and_are_found_again() {
+fn disks_outlive_the_daemon_and_are_reattached() {
     let (mut daemon, vdis) = with_disks("", &["one", "other"]);
     let vbds: Vec<String> = vdis.iter().map(|vdi| vbd(&daemon, vdi, "nbd")).collect();
     vbds.iter().for_each(|vbd| drop(plug(&daemon, vbd)));
@@ -208,7 +208,7 @@ fn disks_outlive_the_daemon_and_are_found_again() {
 /// Every step of a plug and of an unplug, before and after it.
 /// Somebody has emptied the run directory under a disk that runs.
 #[test]
-fn a_disk_whose_redo_log_is_gone_is_not_started_again_as_if_nothing_were_lost() {
+fn a_disk_without_its_redo_log_is_not_restarted_silently() {
     let (daemon, vdis) = with_disks("", &["a"]);
     let vbd = vbd(&daemon, &vdis[0], "nbd");
     let pid = plug(&daemon, &vbd)["pid"].clone();
@@ -227,7 +227,7 @@ fn a_disk_whose_redo_log_is_gone_is_not_started_again_as_if_nothing_were_lost() 
 
 /// The kernel hangs up on stopped processes whose parent dies.
 #[test]
-fn a_disk_that_is_stopped_when_its_daemon_dies_goes_on() {
+fn a_disk_stopped_while_its_daemon_died_continues() {
     let (mut daemon, vdis) = with_disks("", &["a"]);
     let vbd = vbd(&daemon, &vdis[0], "nbd");
     let pid = plug(&daemon, &vbd)["pid"].clone();
@@ -303,7 +303,7 @@ fn a_step_that_takes_too_long_fails_by_name() {
 }
 
 #[test]
-fn an_unplug_waits_for_whoever_is_connected_unless_it_is_forced() {
+fn an_unplug_waits_for_clients_unless_forced() {
     let (daemon, vdis) = with_disks("", &["disk"]);
     let vbd = vbd(&daemon, &vdis[0], "nbd");
     plug(&daemon, &vbd);
@@ -352,7 +352,7 @@ fn a_daemon_killed_while_it_plugs_fifty_leaves_nothing_behind() {
 }
 
 #[test]
-fn after_a_reboot_of_the_host_nothing_is_plugged_and_each_says_why() {
+fn after_a_reboot_nothing_is_plugged_and_each_vbd_says_why() {
     let (mut daemon, vdis) = with_disks("", &["disk"]);
     let vbd = vbd(&daemon, &vdis[0], "nbd");
     let pid = plug(&daemon, &vbd)["pid"].clone();
@@ -370,7 +370,7 @@ fn after_a_reboot_of_the_host_nothing_is_plugged_and_each_says_why() {
 }
 
 #[test]
-fn a_directory_in_which_nobody_serves_is_cleared_away_when_the_daemon_starts() {
+fn stale_vbd_directories_are_removed_at_start() {
     let (mut daemon, vdis) = with_disks("", &["disk"]);
     let vbd = vbd(&daemon, &vdis[0], "nbd");
     let pid = plug(&daemon, &vbd)["pid"].clone();
@@ -386,7 +386,7 @@ fn a_directory_in_which_nobody_serves_is_cleared_away_when_the_daemon_starts() {
 }
 
 #[test]
-fn many_are_plugged_in_one_task_and_those_that_cannot_be_say_why() {
+fn several_vbds_are_plugged_in_one_task_with_individual_errors() {
     let (daemon, vdis) = with_disks("", &["one", "two", "three"]);
     let mut vbds: Vec<String> = vdis.iter().map(|vdi| vbd(&daemon, vdi, "vhost-user")).collect();
     vbds.push(vbd(&daemon, &vdis[0], "vhost-user"));
@@ -420,7 +420,7 @@ impl Drop for Small {
 }
 
 #[test]
-fn a_guest_waits_while_its_repository_is_full_and_goes_on_when_there_is_space() {
+fn a_guest_waits_while_its_repository_is_full() {
     let daemon = harness::start_with("[storage]\nfull-interval = 1", &[]);
     let Some(small) = Small::mount(daemon.room().join("disks")) else {
         eprintln!("not run: this user may mount nothing");
@@ -461,7 +461,7 @@ fn a_disk_is_served_where_its_log_cannot_be_written() {
 }
 
 #[test]
-fn a_disk_has_its_score_for_when_there_is_no_memory_left_and_keeps_it() {
+fn a_disk_has_its_oom_score_and_keeps_it() {
     // The default lowers it, which not everybody may.
     let (mut daemon, vdis) = with_disks("disk-oom-score-adj = 321", &["disk"]);
     let vbd = vbd(&daemon, &vdis[0], "nbd");
@@ -489,7 +489,7 @@ fn a_disk_has_its_score_for_when_there_is_no_memory_left_and_keeps_it() {
 }
 
 #[test]
-fn a_disk_whose_log_is_full_comes_back_and_says_what_is_missing_when_there_is_space() {
+fn a_disk_with_a_full_log_recovers_and_reports_lost_lines() {
     let (daemon, vdis) = with_disks("", &["disk"]);
     let logs = daemon.room().join("log/vbd");
     std::fs::remove_dir(&logs).unwrap();
@@ -528,7 +528,7 @@ fn a_disk_whose_log_is_full_comes_back_and_says_what_is_missing_when_there_is_sp
 }
 
 #[test]
-fn a_guest_does_not_wait_for_its_disk_behind_plugs_of_others() {
+fn a_restart_does_not_queue_behind_plugs() {
     let settings = "[plug]\nworker-pool-size = 1\ninjected-delays = true";
     let (daemon, vdis) = with_disks(settings, &["disk", "slow~250000ms"]);
     let (served, slow) = (vbd(&daemon, &vdis[0], "nbd"), vbd(&daemon, &vdis[1], "nbd"));

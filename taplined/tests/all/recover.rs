@@ -112,7 +112,7 @@ fn mode(path: &Path) -> u32 {
 }
 
 #[test]
-fn no_catalogue_is_made_where_there_was_one_and_disks_go_on() {
+fn a_missing_catalogue_is_not_recreated_and_disks_keep_running() {
     let mut bed = bed();
     let pids = disks::processes(&bed.daemon);
     bed.daemon.kill();
@@ -141,7 +141,7 @@ fn no_catalogue_is_made_where_there_was_one_and_disks_go_on() {
 }
 
 #[test]
-fn a_backup_is_put_back_with_one_command_and_brought_up_to_date() {
+fn a_backup_is_restored_with_one_command_and_updated() {
     let mut bed = bed();
     let (status, made) = bed.daemon.post("/host/backups", json!({}));
     assert_eq!(status, 201, "{made}");
@@ -171,7 +171,7 @@ fn a_backup_is_put_back_with_one_command_and_brought_up_to_date() {
 
 /// Neither the catalogue nor a process knows what has happened since: the repository does.
 #[test]
-fn a_backup_put_back_where_the_disks_are_dead_too_loses_nothing() {
+fn a_backup_restored_with_dead_disks_loses_nothing() {
     for reboot in [false, true] {
         let mut bed = bed();
         assert_eq!(bed.daemon.post("/host/backups", json!({})).0, 201);
@@ -207,7 +207,7 @@ fn a_backup_put_back_where_the_disks_are_dead_too_loses_nothing() {
 }
 
 #[test]
-fn a_catalogue_is_made_of_repositories_and_takes_in_the_disks_that_run() {
+fn a_catalogue_rebuilt_from_repositories_adopts_running_disks() {
     let mut bed = bed();
     let (vdis, pids) = (bed.vdis(), disks::processes(&bed.daemon));
     disks::inventory_agrees(&bed.daemon);
@@ -231,7 +231,7 @@ fn a_catalogue_is_made_of_repositories_and_takes_in_the_disks_that_run() {
 }
 
 #[test]
-fn a_daemon_that_ends_copies_what_has_changed_and_only_then() {
+fn a_stopping_daemon_backs_up_only_changes() {
     let mut bed = bed();
     let copies = |bed: &Bed| fs::read_dir(bed.state("backups")).map_or(0, Iterator::count);
     assert_eq!(copies(&bed), 0);
@@ -255,7 +255,7 @@ fn a_daemon_that_ends_copies_what_has_changed_and_only_then() {
 }
 
 #[test]
-fn a_catalogue_that_is_damaged_under_the_daemon_ends_it_once_and_for_all() {
+fn a_catalogue_damaged_while_in_use_stops_the_daemon_for_good() {
     let mut bed = bed();
     let path = bed.state("catalogue.db");
     bed.daemon.restart();

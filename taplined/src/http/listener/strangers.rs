@@ -74,7 +74,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn one_address_is_let_in_so_often_and_others_all_the_same() {
+    fn connections_are_limited_per_address() {
         let strangers = Strangers::among(200);
         let enter = |address: &str| strangers.enter(address.parse().unwrap());
         let mut all: Vec<Stranger> = (0..50).map(|_| enter("192.0.2.7").unwrap()).collect();

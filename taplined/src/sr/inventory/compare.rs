@@ -1,4 +1,4 @@
-//! What a repository says of itself beside what the catalogue says of it: a pure function.
+//! Compares a repository's inventory with the catalogue: a pure function.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,7 +17,7 @@ pub enum Verdict {
     Nothing,
     /// There is none yet: it is written from the catalogue.
     Begin,
-    /// The file has what the catalogue says, or what it said before the lines that it keeps.
+    /// The file has the catalogue's state, or an earlier one from before the lines that the catalogue still keeps.
     Known(Box<Log>),
     /// The catalogue is older, or knows nothing of the repository: it takes in what the file says.
     TakeIn(Box<Log>, Contents),

@@ -1,9 +1,9 @@
-//! Disks on which a file stands that the catalogue does not know: a snapshot's daemon died behind the switch of the
-//! leaf and the catalogue was lost, or an older catalogue was believed. What was written since is in that file, and who
-//! writes below it makes it worthless. Such a VDI is diverged until somebody decides.
+//! Finds disks that an unknown file is based on: the daemon died right after a snapshot switched the leaf and the
+//! catalogue was then lost, or an older catalogue was restored. Later writes are in that file, and writing to its
+//! parent would make it worthless. Such a VDI is diverged until somebody decides.
 //!
-//! Knows nothing of what is in the files. Invariant: nothing is taken in or changed; a disk that runs says itself what
-//! it consists of.
+//! It knows nothing about the files' contents. Invariant: nothing is added or changed; a running disk reports its own
+//! layers.
 
 use std::collections::HashMap;
 

@@ -1,5 +1,5 @@
-//! What files say of themselves: asked of disk processes, a few at a time. The format is the one of the file's name; a file of
-//! another one is refused by the disk process.
+//! Reads the metadata of files with disk processes, a few at a time. The format is given by the file name; the disk
+//! process rejects a file of another format.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -37,7 +37,8 @@ struct Parent {
     absolute: Option<PathBuf>,
 }
 
-/// Asks all files. Those that cannot be read as what their names say are told; those that have gone meanwhile are not.
+/// Reads all files. Files that do not have the format of their name are reported; files that have disappeared in the
+/// meantime are not.
 pub async fn of_all(
     daemon: &Daemon,
     sr: &Sr,
@@ -107,7 +108,8 @@ fn recorded(parent: Parent, directory: &Path) -> Recorded {
     Recorded { identity: parent.uuid, file, format: parent.format, shown }
 }
 
-/// The name in the repository that paths lead to: a relative one as seen from there, an absolute one only if it leads there.
+/// The name in the repository that paths lead to: a relative one as seen from there, an absolute one only if it leads
+/// there.
 fn name_here(relative: Option<&Path>, absolute: Option<&Path>, directory: &Path) -> Option<String> {
     let near = relative.map(|path| path.strip_prefix(".").unwrap_or(path));
     let name = near.or_else(|| absolute.and_then(|path| path.strip_prefix(directory).ok()))?;
@@ -122,7 +124,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn a_recorded_path_is_a_name_here_or_leads_elsewhere() {
+    fn a_recorded_path_is_local_or_in_another_directory() {
         let here = |relative: &str| name_here(Some(Path::new(relative)), None, Path::new("/srv"));
         assert_eq!(here("./base.vhd").as_deref(), Some("base.vhd"));
         assert_eq!(here("base.vhd").as_deref(), Some("base.vhd"));

@@ -1,4 +1,4 @@
-//! The files of a repository, sorted by their names and by what has them: a pure function.
+//! Sorts the files of a repository by their names and users: a pure function.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -185,7 +185,7 @@ mod test {
     }
 
     #[test]
-    fn files_are_what_their_names_say() {
+    fn files_are_classified_by_name() {
         let names =
             ["a.vhd", "b.qcow2", "c.raw", "d.img", "e.iso", "f.txt", ".vhd", "g", LABEL, LOCK, "h.vhd.unfinished"];
         let sorted = sort(&dir(), names.map(entry).into(), Vec::new(), &[]);
@@ -196,7 +196,7 @@ mod test {
     }
 
     #[test]
-    fn what_cannot_be_an_image_is_told_with_the_reason() {
+    fn files_that_cannot_be_images_are_reported_with_the_reason() {
         let odd = Entry { file: false, ..entry("link.vhd") };
         let short = Entry { len: 1000, ..entry("short.raw") };
         let empty = Entry { len: 0, ..entry("empty.img") };
@@ -210,14 +210,14 @@ mod test {
     }
 
     #[test]
-    fn an_image_with_a_note_that_it_is_not_finished_has_no_place() {
+    fn an_image_with_a_marker_file_is_unplaced() {
         let sorted = sort(&dir(), ["a.vhd", "a.vhd.unfinished"].map(entry).into(), Vec::new(), &[]);
         assert!(sorted.appeared.is_empty());
         assert_eq!(sorted.unplaced.first().unwrap().problem.code, Code::Busy);
     }
 
     #[test]
-    fn what_a_task_has_in_hand_is_left_alone() {
+    fn files_of_running_tasks_are_left_alone() {
         let known = vec![image("new.vhd", ImageState::Making), image("next.vhd", ImageState::Making)];
         let going = r#"{"file":"going.vhd"}"#.to_owned();
         let snapshot = r#"{"image":"9b1deb4d-3b7d-4bad-9bdd-2b0d7b3dcb6d","format":"qcow2"}"#.to_owned();
@@ -228,7 +228,7 @@ mod test {
     }
 
     #[test]
-    fn known_images_are_present_or_absent_and_a_link_in_the_place_of_one_is_no_image() {
+    fn a_link_that_replaced_a_known_image_is_not_an_image() {
         let known = ["a.vhd", "b.vhd", "c.vhd"].map(|file| image(file, ImageState::Ready));
         let link = Entry { file: false, ..entry("c.vhd") };
         let sorted = sort(&dir(), vec![entry("a.vhd"), link], known.into(), &[]);

@@ -1,8 +1,8 @@
-//! Where images that have appeared belong: each onto the parent that it records, if that is here and is the one it means. A pure
-//! function.
+//! Determines the parents of new images: each must be based on the parent that it records, if that is here and matches.
+//! A pure function.
 //!
-//! Invariant: what is placed stands on an image that is placed or known, down to one that stands on nothing; what could
-//! show a guest the wrong bytes has no place.
+//! Invariant: a placed image has a placed or known parent, down to one without a parent; an image that could show wrong
+//! data to a guest is unplaced.
 
 use std::collections::{HashMap, HashSet};
 
@@ -22,7 +22,7 @@ pub struct Found {
     pub identity: Option<Uuid>,
     /// XenServer's storage manager takes it for an inner node of a chain.
     pub hidden: bool,
-    /// What it says it stands on.
+    /// Its recorded parent.
     pub parent: Option<Recorded>,
 }
 
@@ -50,7 +50,7 @@ pub struct Placing {
     pub below_others: bool,
 }
 
-/// What has a place, parents before their children, and what has none.
+/// Placed images, parents before their children, and unplaced ones.
 #[derive(Clone, Debug, Default)]
 pub struct Placement {
     /// What has.
@@ -132,7 +132,7 @@ pub fn place(all: Vec<Found>) -> Placement {
     placement
 }
 
-/// Gives a place to all whose parents have one, until no more can be given.
+/// Places all images whose parents are placed, until no more can be.
 fn settle(fates: &mut HashMap<String, Fate>, order: &mut Vec<String>) {
     let mut children: HashMap<String, Vec<String>> = HashMap::new();
     for (name, fate) in fates.iter() {
@@ -152,7 +152,7 @@ fn settle(fates: &mut HashMap<String, Fate>, order: &mut Vec<String>) {
     }
 }
 
-/// Those that are not known and have the identity of another: each with one such other.
+/// Unknown images with the same identity as another, each with one such other.
 fn twins(all: &[Found]) -> HashMap<&str, &str> {
     let mut by_identity: HashMap<Uuid, Vec<&Found>> = HashMap::new();
     for found in all {
@@ -179,7 +179,7 @@ fn two_alike(twin: &str) -> Problem {
     .advise("remove one of them, or import it to give it a new identity")
 }
 
-/// The file that an image stands on, if it stands on one.
+/// The file of an image's parent, if it has one.
 fn parent_of(found: &Found, all: &[Found]) -> Result<Option<String>, Problem> {
     let Some(recorded) = &found.parent else { return Ok(None) };
     let missing = || {

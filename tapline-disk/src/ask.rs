@@ -1,6 +1,7 @@
-//! `disk`: asks a disk that is served, through its control socket, and shows the answer.
+//! `disk`: sends a request to a served disk through its control socket and shows the response.
 //!
-//! It opens no image. Paths are made whole before they are sent: the disk's process has a directory of its own.
+//! It opens no image. Paths are made absolute before they are sent, because the disk's process has a different working
+//! directory.
 
 mod human;
 
@@ -45,7 +46,7 @@ pub fn run(disk: &Disk) -> Result<Exit, Failure> {
     }
 }
 
-/// The layers of the disk that is asked at `socket`, from the leaf down. An answer is waited for so long at most.
+/// The layers of the disk with this control socket, from the leaf down. `patience` limits the wait for the response.
 pub fn layers(socket: &Path, patience: Duration) -> Result<Vec<ImageName>, Failure> {
     let disk = Disk { socket: socket.to_owned(), verb: DiskVerb::Layers, json: false };
     let mut lines = send(&disk, &request(&disk.verb)?)?;
@@ -57,7 +58,7 @@ pub fn layers(socket: &Path, patience: Duration) -> Result<Vec<ImageName>, Failu
     names.filter(|names| !names.is_empty()).ok_or_else(|| misunderstood(&disk, &text))
 }
 
-/// What a layer is called that the disk tells of.
+/// The image name of a layer in a response.
 fn name_of(layer: &Value) -> Option<ImageName> {
     let word = |key: &str| layer.get(key).and_then(Value::as_str);
     let path = |key: &str| word(key).map(PathBuf::from);
@@ -156,7 +157,7 @@ fn misunderstood(disk: &Disk, text: &str) -> Failure {
         .advise("check that this is a disk's control socket")
 }
 
-/// What the disk has refused: it says by itself what was tried, and why not.
+/// The disk's refusal: its message says what was tried, and why it failed.
 fn refused(error: &Value) -> Failure {
     let text = |field: &str| error.get(field).and_then(Value::as_str).map(output::printable);
     let failure = Failure::told(text("message").unwrap_or_else(|| "the disk refused the request".into()));

@@ -272,7 +272,7 @@ mod test {
     }
 
     #[test]
-    fn the_definition_holds_together() {
+    fn the_command_definition_is_consistent() {
         Arguments::command().debug_assert();
     }
 
@@ -299,7 +299,7 @@ mod test {
     }
 
     #[test]
-    fn a_serial_number_is_what_a_guest_over_vhost_user_can_be_told() {
+    fn a_serial_number_must_fit_virtio() {
         let Ok(Command::Serve(serve)) = parse("serve vhd:a --vhost-user s --serial 0123456789abcdef0123") else {
             panic!("not a serve command")
         };
@@ -311,7 +311,7 @@ mod test {
     }
 
     #[test]
-    fn what_is_about_xen_is_refused_with_another_transport() {
+    fn xen_options_are_refused_with_another_transport() {
         for option in ["--on-stop leave", "--on-stop close", "--grants map", "--xen-backend vbd3"] {
             for (transport, why) in [("--nbd", "required arguments"), ("--vhost-user", "cannot be used with")] {
                 let said = parse(&format!("serve vhd:a {transport} s {option}")).unwrap_err();
@@ -324,12 +324,12 @@ mod test {
     }
 
     #[test]
-    fn a_wrong_image_name_is_refused_with_what_to_write() {
+    fn an_invalid_image_name_is_refused_with_a_suggestion() {
         assert!(parse("image info disk.vhd").unwrap_err().contains("raw:disk.vhd, vhd:disk.vhd or qcow2:disk.vhd"));
     }
 
     #[test]
-    fn compare_tells_the_parents_of_both_apart() {
+    fn compare_distinguishes_the_parents_of_both_images() {
         let Ok(Command::Image(ImageCommand::Compare(compare))) =
             parse("image compare vhd:a vhd:b --parent vhd:p --other-parent raw:q")
         else {
@@ -340,7 +340,7 @@ mod test {
     }
 
     #[test]
-    fn help_speaks_of_the_program_by_the_name_it_was_called() {
+    fn help_uses_the_name_the_program_was_called_by() {
         assert!(parse("image create --help").unwrap_err().contains("Usage: tapline image create"));
     }
 }

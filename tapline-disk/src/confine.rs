@@ -1,12 +1,12 @@
-//! `--confine`: a process that has received all that it works on gives up the right to get at anything else.
+//! `--confine`: a process that has received everything it works on gives up access to anything else.
 //!
-//! It knows nothing about what the process does. Invariant: when [`enter`] has returned, no path can be opened, made or
-//! run by this process or what it starts, by any privilege, and no other process of its user gets at what it has open
-//! or in memory; where the kernel cannot see to that, the log has said so. To be called while there is one thread: what
-//! is given up, a thread gives up for itself and those that it starts.
+//! It knows nothing about what the process does. Invariant: when [`enter`] has returned, neither this process nor its
+//! children can open, create or execute any path, even with privileges, and no other process of its user can access its
+//! descriptors or memory; if the kernel cannot ensure that, the log says so. It must be called while there is only one
+//! thread: a thread gives up access for itself and the threads that it starts later.
 //!
-//! User and group are the business of whoever starts the process. Descriptors that are open, or come later, work as
-//! before: rights are looked at when something is opened.
+//! User and group are set by the parent process. Descriptors that are already open, or are received later, work as
+//! before: permissions are checked at open.
 
 mod calls;
 
@@ -82,11 +82,11 @@ mod test {
     const ROOM: &str = "TAPLINE_TEST_ROOM";
 
     #[test]
-    fn nothing_can_be_opened_made_or_run_by_name() {
+    fn a_confined_process_cannot_open_create_or_execute_by_name() {
         let room = tempfile::tempdir().unwrap();
         std::fs::write(room.path().join("file"), "here").unwrap();
         let _listener = UnixListener::bind(room.path().join("socket")).unwrap();
-        // What a process gives up it does not get back, so another one tries.
+        // A process cannot undo this, so the test uses a child process.
         let mut inside = Command::new(std::env::current_exe().unwrap());
         inside.args(["--exact", "confine::test::inside", "--nocapture"]).env(ROOM, room.path());
         let said = inside.output().unwrap();
@@ -96,7 +96,7 @@ mod test {
     }
 
     #[test]
-    fn a_fault_ends_it_as_everywhere() {
+    fn a_panic_aborts_a_confined_process() {
         use std::os::unix::process::ExitStatusExt;
         let mut inside = Command::new(std::env::current_exe().unwrap());
         inside.args(["--exact", "confine::test::inside_it_aborts"]).env(ROOM, "/");
@@ -137,7 +137,7 @@ mod test {
         let other = prlimit(getppid(), Resource::Core, Rlimit { current: Some(0), maximum: Some(0) });
         assert_eq!(other.unwrap_err(), Errno::PERM);
         assert_eq!(kill_process(own().unwrap(), Signal::CONT).unwrap_err(), Errno::PERM);
-        // Threads are made, and end.
+        // Threads can be started, and exit.
         assert_eq!(std::thread::spawn(|| 7).join().unwrap(), 7);
         // What is open works, and its length can be changed.
         open.set_len(4096).unwrap();

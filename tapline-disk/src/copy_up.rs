@@ -1,9 +1,9 @@
-//! Copies into an image what its parents show and another chain would not.
+//! Copies into an image the data that its parents have and another chain would not have.
 //!
-//! The image's chain is taken in order, once. Wherever the image holds nothing by itself, what it shows is compared with
-//! what it would show on the new parents (zero, without any), and written into it where the two differ. The image shows
-//! the same at every moment, so that a job that was killed can be begun again: what is copied already is held by the
-//! image then, and skipped.
+//! The chain is processed once, in order. Where the image has no data of its own, its contents are compared with what
+//! they would be on the new parents (zeroes, if none), and written into it where they differ. The image's contents are
+//! the same at every moment, so a killed job can be restarted: what has been copied is then the image's own data and
+//! skipped.
 
 use disk::{Operation, Span, Token};
 use memory::Segments;
@@ -19,14 +19,14 @@ use crate::stream::{PIECE, grid, zero_runs};
 const WINDOW: u64 = 1 << 30;
 /// Pieces read, and then written, at once.
 const AHEAD: usize = 16;
-/// Differences are looked for in runs of this size: the smallest cluster of qcow2 that we make.
+/// Differences are found at this granularity: the smallest qcow2 cluster that we create.
 const GRAIN: u64 = 64 << 10;
 
 /// The work and what it is done with.
 pub struct CopyUp<'a> {
     /// The image on its present parents.
     pub image: Runner,
-    /// What the image holds by itself.
+    /// The image's own data.
     pub presence: Presence,
     /// The new parents.
     pub onto: Option<Runner>,
@@ -181,7 +181,7 @@ fn ask(runner: &mut Runner, span: Span) -> Result<Segments, Failure> {
     Ok(memory)
 }
 
-/// As [`ask`], of a disk that may end before the span does. What is behind its end is zero.
+/// Like [`ask`], for a disk that may be shorter than the span. Beyond its end it reads as zeroes.
 fn ask_within(runner: &mut Runner, span: Span) -> Result<Segments, Failure> {
     let memory = Segments::zeroed(usize::try_from(span.len).unwrap_or(usize::MAX));
     let here = runner.geometry().len.saturating_sub(span.at).min(span.len);
@@ -191,7 +191,7 @@ fn ask_within(runner: &mut Runner, span: Span) -> Result<Segments, Failure> {
     Ok(memory)
 }
 
-/// As [`zero_runs`], of a disk that may end before the window does.
+/// Like [`zero_runs`], for a disk that may be shorter than the window.
 fn zero_runs_within(runner: &mut Runner, window: Span) -> Result<Vec<Span>, Failure> {
     let here = runner.geometry().len.saturating_sub(window.at).min(window.len);
     let mut runs = if here > 0 { zero_runs(runner, Span { len: here, ..window })? } else { Vec::new() };
@@ -227,19 +227,19 @@ mod test {
     }
 
     #[test]
-    fn what_both_chains_show_is_not_copied() {
+    fn data_that_is_equal_in_both_chains_is_not_copied() {
         assert!(shape(&piece(Some(grains([1, 2, 3, 4])), Some(grains([1, 2, 3, 4])))).is_empty());
         assert!(shape(&piece(Some(grains([0; 4])), None)).is_empty());
     }
 
     #[test]
-    fn what_differs_is_copied_in_runs() {
+    fn differing_data_is_copied_in_runs() {
         let both = piece(Some(grains([1, 2, 3, 4])), Some(grains([1, 0, 0, 4])));
         assert_eq!(shape(&both), [(GRAIN, 2 * GRAIN, true)]);
     }
 
     #[test]
-    fn what_is_zero_and_would_not_be_is_zeroed() {
+    fn zeroes_that_would_not_stay_zero_are_written() {
         let both = piece(Some(grains([0, 5, 0, 0])), Some(grains([7, 7, 7, 0])));
         assert_eq!(shape(&both), [(0, GRAIN, false), (GRAIN, GRAIN, true), (2 * GRAIN, GRAIN, false)]);
         assert_eq!(shape(&piece(None, Some(grains([0, 0, 1, 1])))), [(2 * GRAIN, 2 * GRAIN, false)]);

@@ -1,4 +1,4 @@
-//! How a command ends: its exit code, or what was tried, on what, why it failed and what to do about it.
+//! How a command ends: with an exit code, or with what was tried, on what, why it failed and what to do about it.
 
 use std::error::Error;
 use std::fmt;
@@ -55,12 +55,12 @@ impl Failure {
         Failure { what, advice: None, exit: Exit::Failed }
     }
 
-    /// An error that says by itself what was tried and on what; its causes are added.
+    /// An error whose message already says what was tried and on what; its causes are added.
     pub fn said(error: impl Error) -> Failure {
         Failure { what: in_full(&error), advice: None, exit: Exit::Failed }
     }
 
-    /// Words of somebody else, who has said what was tried and why it failed.
+    /// A complete message from elsewhere, which says what was tried and why it failed.
     pub fn told(what: String) -> Failure {
         Failure { what, advice: None, exit: Exit::Failed }
     }
@@ -136,7 +136,7 @@ mod test {
     }
 
     #[test]
-    fn a_failure_tells_what_why_and_what_to_do() {
+    fn a_failure_says_what_failed_why_and_what_to_do() {
         let cause = "x".parse::<u8>().unwrap_err();
         let failure = Failure::new("open vhd:a", Outer(cause)).advise("name another file");
         assert_eq!(

@@ -1,6 +1,6 @@
-//! Which file it is, whatever it is called.
+//! The identity of a file, independent of its name.
 //!
-//! Knows nothing of what is in it.
+//! It knows nothing about its contents.
 
 use std::fs::Metadata;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};

@@ -1,12 +1,12 @@
-//! Where files and listening sockets come from: the file system, or what this process was handed.
+//! The source of files and listening sockets: the file system, or the descriptors passed to this process.
 //!
-//! A process has one file system, and with `--handed` this stands in its place: hence one for the process. It knows nothing
-//! about images. Invariant: once something was handed, no path is opened, created, renamed, removed or looked up: a name
-//! stands for the descriptor that came with it, or for nothing.
+//! A process has one file system, and with `--handed` this module replaces it, hence the process-wide state. It knows
+//! nothing about images. Invariant: once something has been passed, no path is opened, created, renamed, removed or
+//! looked up: a name stands for the descriptor that came with it, or for nothing.
 //!
-//! What was handed stays at hand until [`forget`]: a file may be opened more than once, each time by the same description,
-//! with one lock. A served disk forgets when it has opened its files, and after each verb ([`AtHand`]), so that a
-//! description lives, and keeps its lock, just as long as it is used.
+//! Passed files stay available until [`forget`]: a file may be opened several times, each time with the same open file
+//! description and its single lock. A served disk forgets them after opening its files, and after each verb
+//! ([`AtHand`]), so that a description exists, and keeps its lock, exactly as long as it is used.
 
 use std::fs::{File, Metadata};
 use std::io;
@@ -87,7 +87,7 @@ fn in_handed<T>(look: impl FnOnce(&mut Files) -> T) -> Option<T> {
 }
 
 impl AtHand {
-    /// Has files at hand for a while, beside nothing else. Without `--handed` there are none to have.
+    /// Makes files available for a while, in place of any others. Without `--handed` there are none.
     pub fn these(files: Files) -> AtHand {
         in_handed(|handed| *handed = files);
         AtHand(())
@@ -178,7 +178,7 @@ fn failed(tried: &'static str, path: &Path, source: io::Error) -> FileOpenError 
     FileOpenError::Failed { tried, path: path.to_owned(), source }
 }
 
-/// What was handed for writing under a path that ends in this name.
+/// The file passed for writing under a path that ends in this name.
 pub fn handed_as(name: &str) -> Option<io::Result<File>> {
     let found = in_handed(|handed| {
         let named = |file: &&HandedFile| file.write && file.path.file_name().is_some_and(|found| found == name);
@@ -230,8 +230,8 @@ fn reopen_one_writable(file: &ImageFile) -> Result<ImageFile, FileOpenError> {
     }
 }
 
-/// Refuses what a verb will need at its end, before it begins: a file that is open, for another use. The file system has
-/// it, whatever it is.
+/// Rejects a verb in advance if a file that it will need at its end was not passed, or was passed for another use.
+/// Without `--handed` the file system is assumed to have it.
 pub fn must_have(path: &Path, write: bool) -> Result<(), FileOpenError> {
     in_handed(|handed| handed.has(path, write)).unwrap_or(Ok(()))
 }
@@ -269,7 +269,7 @@ pub fn is_taken(path: &Path) -> bool {
     !are_handed() && path.symlink_metadata().is_ok()
 }
 
-/// Where a new file is made that will be `path`: beside it, until it is whole. One that is handed has its place.
+/// Where a new file for `path` is created: next to it, until it is complete. A passed file is already in place.
 pub fn unnamed(path: &Path) -> Result<PathBuf, Failure> {
     if are_handed() { Ok(path.to_owned()) } else { crate::target::beside(path) }
 }
@@ -283,12 +283,12 @@ pub fn name_new(from: &Path, to: &Path) -> Result<(), FileOpenError> {
     Ok(())
 }
 
-/// Removes a file that was made in vain. One that was handed is left to whoever has handed it.
+/// Removes a new file that is not needed. A passed file must be removed by the caller.
 pub fn remove_new(path: &Path) -> io::Result<()> {
     if are_handed() { Ok(()) } else { std::fs::remove_file(path) }
 }
 
-/// What has become of a file that was made in vain, for people.
+/// What happened to a new file that is not needed, for people.
 pub fn what_is_left() -> &'static str {
     match are_handed() {
         true => "caller must remove it",
@@ -336,7 +336,7 @@ pub fn sample(path: &Path) -> io::Result<Option<File>> {
     Ok(Some(file))
 }
 
-/// Refuses sockets that were handed and that nobody listens at: who connects there would wait for ever.
+/// Rejects passed sockets that nothing will listen on: clients would wait there forever.
 pub fn no_listener_left() -> Result<(), Failure> {
     match in_handed(|handed| handed.listeners.pop()).flatten() {
         None => Ok(()),

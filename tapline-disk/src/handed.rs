@@ -1,8 +1,8 @@
-//! What a process that was started with `--handed` is given before it does anything: open files and listening sockets, one
-//! in each message on standard input, which is a socket of the kind SOCK_SEQPACKET.
+//! The descriptors passed to a process started with `--handed`, before it does anything: open files and listening
+//! sockets, one per message, on standard input, which is a SOCK_SEQPACKET socket.
 //!
-//! It knows nothing about images, and opens nothing. Invariant: each descriptor is what the message beside it says, was
-//! wanted, and is there once; whatever else comes ends the process before it has begun.
+//! It knows nothing about images, and opens nothing. Invariant: each descriptor is what its message says, was expected,
+//! and occurs once; anything else ends the process before it has begun.
 
 use std::fmt::Display;
 use std::io::IoSliceMut;
@@ -272,7 +272,7 @@ mod test {
             sendmsg(&self.theirs, &[IoSlice::new(text.as_bytes())], &mut ancillary, SendFlags::empty()).unwrap();
         }
 
-        /// What becomes of these messages, and the end behind them.
+        /// The result of these messages followed by the end message.
         fn outcome(self) -> Result<Files, String> {
             self.send(r#"{"end":true}"#, &[]);
             drop(self.theirs);
@@ -284,7 +284,7 @@ mod test {
     }
 
     #[test]
-    fn a_file_may_come_for_reading_and_for_writing_and_a_socket_for_each_use() {
+    fn a_file_may_be_passed_for_reading_and_writing_and_a_socket_per_use() {
         let bed = bed();
         bed.send(r#"{"file":"/a","write":false}"#, &[&bed.open(false)]);
         bed.send(r#"{"file":"/a","write":true}"#, &[&bed.open(true)]);
@@ -305,7 +305,7 @@ mod test {
     }
 
     #[test]
-    fn every_message_that_is_not_as_it_should_be_ends_it() {
+    fn every_invalid_message_is_rejected() {
         let long = format!(r#"{{"file":"/{}"}}"#, "a".repeat(MESSAGE_MAX));
         let cases: [(&str, &[bool], &str); 18] = [
             (r#"{"file":"/a","write":true}"#, &[], "0 descriptors"),
@@ -337,7 +337,7 @@ mod test {
     }
 
     #[test]
-    fn the_same_file_twice_for_the_same_and_a_connection_that_ends_are_refused() {
+    fn duplicate_files_and_a_closed_connection_are_rejected() {
         let one = bed();
         (0..2).for_each(|_| one.send(r#"{"file":"/a","write":true}"#, &[&one.open(true)]));
         assert!(one.outcome().unwrap_err().contains("/a for writing was passed twice"));
@@ -349,7 +349,7 @@ mod test {
     }
 
     #[test]
-    fn what_is_open_for_appending_or_for_writing_only_is_refused() {
+    fn files_open_for_appending_or_write_only_are_rejected() {
         for mut options in [File::options().append(true).to_owned(), File::options().write(true).to_owned()] {
             let bed = bed();
             let file = OwnedFd::from(options.open(bed.room.path().join("image")).unwrap());

@@ -1,8 +1,7 @@
-//! How an image is named on the command line: `FORMAT:PATH`, and one that has its data in another file
-//! `qcow2:PATH,data-file=PATH`.
+//! The name of an image on the command line: `FORMAT:PATH`, and with an external data file `qcow2:PATH,data-file=PATH`.
 //!
-//! The format is always named and never guessed: a guest that writes the first bytes of a raw disk must not
-//! choose how the file is read next time. Nor is a data file ever opened because an image names it.
+//! The format is always given and never guessed: a guest that writes the first bytes of a raw disk must not control how
+//! the file is read next time. Nor is a data file ever opened because an image refers to it.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -64,7 +63,7 @@ pub enum NotAnImage {
     NoPath(String),
     /// Nothing follows the words for a data file.
     NoDataFile(String),
-    /// A data file of an image whose format has none.
+    /// A data file for a format that does not have any.
     HasNone(FormatName),
 }
 
@@ -123,7 +122,7 @@ impl ImageName {
         Ok(ImageName { format: self.format, path: path(self.path())?, data_file })
     }
 
-    /// As it stands on a command line, whatever bytes its paths have.
+    /// The command-line argument, whatever bytes its paths contain.
     pub fn word(&self) -> OsString {
         let mut word = OsString::from(format!("{}:", self.format));
         word.push(self.path());
@@ -164,7 +163,7 @@ mod test {
     }
 
     #[test]
-    fn a_data_file_is_named_behind_the_image() {
+    fn a_data_file_follows_the_image_name() {
         let word = "qcow2:a/b.qcow2,data-file=/c,d=e.raw";
         let name: ImageName = word.parse().unwrap();
         assert_eq!(name.paths().collect::<Vec<_>>(), [Path::new("a/b.qcow2"), Path::new("/c,d=e.raw")]);
@@ -177,7 +176,7 @@ mod test {
     }
 
     #[test]
-    fn a_path_alone_is_refused_with_what_to_write() {
+    fn a_path_without_format_is_refused_with_a_suggestion() {
         let refused = "disk.vhd".parse::<ImageName>().unwrap_err().to_string();
         assert!(refused.contains("raw:disk.vhd, vhd:disk.vhd or qcow2:disk.vhd"), "{refused}");
         assert!(matches!("/a:b".parse::<ImageName>(), Err(NotAnImage::NoFormat(_))));

@@ -1,5 +1,5 @@
-//! Jobs on images that nobody serves, one module each: a function `run` that prints what it found and answers
-//! with an exit code.
+//! Jobs on images that are not being served, one module each with a function `run` that prints the result and returns
+//! an exit code.
 
 pub mod check;
 pub mod compact;

@@ -1,8 +1,8 @@
-//! The files of a chain, from the image itself down to its last parent: opened, locked, and found to belong
+//! The files of a chain, from the image itself down to its last parent: opened, locked, and verified to belong
 //! together.
 //!
-//! Only files that were named on the command line are ever opened. What an image says of its parent is shown, to
-//! help find the right name, and compared with the parent that was named ([`crate::parent_link`]).
+//! Only files given on the command line are ever opened. The parent recorded in an image is shown, to help find the
+//! right name, and compared with the given one ([`crate::parent_link`]).
 
 use disk::qcow2::Qcow2;
 use disk::redo::Patched;
@@ -48,9 +48,9 @@ pub struct Layers {
 pub struct Chain<'a> {
     /// The layers.
     pub names: Vec<&'a ImageName>,
-    /// Whether a parent may have changed since its child was made.
+    /// Whether a parent may have been modified since its child was created.
     pub accept_changed: bool,
-    /// How many layers, from the image down, are opened as the options say; those below are for reading only.
+    /// How many layers, from the image down, are opened according to the options; those below are opened read-only.
     pub writable: usize,
     /// The command that this is for, if it writes to the image and leaves what it shows as it is.
     pub command: Option<&'a str>,
@@ -63,7 +63,7 @@ pub struct Chain<'a> {
 pub struct Served {
     /// Though a sync of it has failed under an earlier process.
     pub accept_failed_sync: bool,
-    /// By a process that may go on with it: nothing is written before that has let go.
+    /// Opened by a process that may take it over: nothing is written until the old process has released it.
     pub taken_over: bool,
     /// Though a sync of an image below it has. Found out when the chain is opened.
     pub below_failed: bool,
@@ -146,8 +146,8 @@ impl Layers {
         }
     }
 
-    /// The logical blocks that a guest is to be shown, unless that is said: those of the storage if a raw image is at
-    /// the bottom, with whose sectors the disk began; what stands on it has the same.
+    /// The default logical block size of the guest: that of the storage if the lowest layer is raw, because the disk
+    /// was partitioned with it; layers above have the same.
     pub fn block(&self) -> u32 {
         let base = self.images.last().zip(self.files.last());
         match base.is_some_and(|(image, file)| matches!(image, Image::Raw(_)) && file.alignment().offset == LARGE) {
@@ -253,8 +253,8 @@ fn settle_read_only(name: &ImageName, options: OpenOptions) -> Result<(), Failur
     Ok(())
 }
 
-/// Whether a log of a failed sync is kept, for an image that is not written to: its guest lives, and reads what it was
-/// told.
+/// Whether the log of a failed sync is kept, for an image that is not written: its guest is alive, and must read
+/// acknowledged data.
 fn keeps_left(served: Option<Served>, options: OpenOptions) -> bool {
     let keeps = served.is_some_and(|served| !served.accept_failed_sync && !served.taken_over);
     keeps && options.lock && !options.write
@@ -334,7 +334,8 @@ fn open_as_logged(
     opened.map_err(|error| explain(name, error))
 }
 
-/// What makes no chain, whatever the files hold: too many of them, or one of them twice, by this name or another.
+/// Rejects chains that are invalid whatever the files contain: too long, or with a file that occurs twice, even under
+/// different names.
 fn check_names(names: &[&ImageName]) -> Result<(), Failure> {
     if let Some(name) = names.first().filter(|_| names.len() > LAYERS_MAX) {
         let why = format!("a chain of {} layers is longer than the maximum of {LAYERS_MAX}", names.len());
@@ -344,7 +345,7 @@ fn check_names(names: &[&ImageName]) -> Result<(), Failure> {
     }
     let mut seen: Vec<(FileIdentity, &ImageName)> = Vec::new();
     for (name, path) in names.iter().flat_map(|&name| name.paths().map(move |path| (name, path))) {
-        // What cannot be found is told when it is opened.
+        // A file that cannot be found is reported when it is opened.
         let Some(identity) = FileIdentity::of_path(path) else { continue };
         if name.data_file.as_deref() == Some(path) && seen.iter().any(|(other, _)| *other == identity) {
             let why = "its data file is already another file of this chain";
@@ -367,7 +368,7 @@ pub fn open_image(name: &ImageName, file: &mut ImageFile, write: bool) -> Result
     open_as_it_is(name, file, write)
 }
 
-/// The same for those who see to it themselves that the image's children know it.
+/// The same for callers that keep the record of the image's children up to date themselves.
 pub fn open_as_it_is(name: &ImageName, file: &mut ImageFile, write: bool) -> Result<Image, Failure> {
     check_unit(name, file)?;
     match name.format {

@@ -1,7 +1,7 @@
-//! What a writer that was killed has left behind the last block of a VHD: taken away before the next one begins.
+//! Removes what a killed writer has left behind the last block of a VHD, before the next writer begins.
 //!
-//! Without this the file of a guest that never flushes, and whose process is killed again and again, would grow for
-//! ever. What is to be done, and why in this order, is [`disk::vhd::Tidy`]'s affair.
+//! Without this, the file of a guest that never flushes, and whose process is killed again and again, would grow
+//! forever. What to do, and in which order, is decided by [`disk::vhd::Tidy`].
 
 use std::io;
 

@@ -1,6 +1,6 @@
-//! What is said of a VHD that libvhd does not take, which vhd-util, tapdisk and XenServer read VHDs with.
+//! Notes about VHDs that libvhd rejects, which vhd-util, tapdisk and XenServer use to read VHDs.
 //!
-//! Such an image is sound, and Tapline and QEMU read it: nothing is refused for it (decision 0029).
+//! Such an image is intact, and Tapline and QEMU can read it, so nothing is refused because of it (decision 0029).
 
 use disk::Image;
 
@@ -10,7 +10,7 @@ use crate::log::say;
 /// Bytes of a block, as libvhd has them.
 const BLOCK: u32 = 2 << 20;
 
-/// Images whose metadata stands behind their blocks, as of a moment.
+/// Images whose metadata is located behind their blocks, at a point in time.
 #[derive(Debug, Default)]
 pub struct Behind(Vec<ImageName>);
 

@@ -1,7 +1,7 @@
-//! `tapline-disk`: the disk process. It serves one image, or runs one image job; it is the only program of
-//! Tapline that parses images.
+//! `tapline-disk`: the disk process. It serves one image, or runs one image job; it is the only program of Tapline that
+//! parses images.
 //!
-//! This file knows how a command line becomes a command and how a command's end becomes an exit code.
+//! This file maps a command line to a command, and a command's result to an exit code.
 
 #![forbid(unsafe_code)]
 // They panic where nothing can be written.

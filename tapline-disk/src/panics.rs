@@ -1,7 +1,7 @@
-//! A fault in this program: told with what was in flight, and the end of the process (crate `logging`).
+//! A panic in this program is reported with the number of requests in flight, and aborts the process (crate `logging`).
 //!
-//! It knows nothing of disks but their numbers. When the process has ended nothing more is written, flushed or
-//! answered. The kernel gives back its locks, and another process takes its sockets and its disk over.
+//! It knows nothing about disks but numbers. After the process has ended nothing more is written, flushed or completed.
+//! The kernel releases its locks, and another process takes over its sockets and its disk.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,7 +15,7 @@ static IN_FLIGHT: AtomicUsize = AtomicUsize::new(0);
 /// The verb under way.
 static VERB: Mutex<Option<&'static str>> = Mutex::new(None);
 
-/// From now on a panic is told and ends the process.
+/// Makes every panic print a report and abort the process from now on.
 pub fn abort_on_panic() {
     // Not waiting for a reader: the guest waits for the next process.
     panics::abort_on_panic(|panic| log::say(told(panic)));
@@ -29,7 +29,7 @@ pub fn in_flight(requests: usize) {
 
 /// This verb is under way, or none.
 pub fn under_way(verb: Option<&'static str>) {
-    // What only a panic reads nobody waits for.
+    // Only a panic reads this, so nobody waits for the lock.
     if let Ok(mut under_way) = VERB.try_lock() {
         *under_way = verb;
     }
@@ -59,7 +59,7 @@ mod test {
     const ENVIRONMENT: &str = "TAPLINE_TEST_PANIC";
 
     fn panics(log: Stdio) -> Output {
-        // It ends the process, so another one does it.
+        // It aborts the process, so the test runs it in a child process.
         let mut inside = Command::new(std::env::current_exe().unwrap());
         inside
             .args(["--exact", "panics::test::inside", "--nocapture"])
@@ -69,7 +69,7 @@ mod test {
     }
 
     #[test]
-    fn a_panic_is_told_with_what_was_in_flight_and_ends_the_process() {
+    fn a_panic_reports_requests_in_flight_and_aborts() {
         let ended = panics(Stdio::piped());
         let told = String::from_utf8(ended.stderr).unwrap();
         assert_eq!(ended.status.signal(), Some(6), "{told}");
@@ -78,7 +78,7 @@ mod test {
     }
 
     #[test]
-    fn it_ends_the_process_also_where_nobody_can_be_told() {
+    fn a_panic_aborts_even_if_stderr_cannot_be_written() {
         let full = File::options().write(true).open("/dev/full").unwrap();
         assert_eq!(panics(full.into()).status.signal(), Some(6));
     }

@@ -1,6 +1,6 @@
-//! Parents: what an image records of its own, for people and for checking, and what a new child records.
+//! Parent links: what an image records about its parent, for people and for verification, and what a new child records.
 //!
-//! Nothing here opens a file. A recorded name is shown, as printable text, and never followed.
+//! Nothing here opens a file. A recorded name is shown as printable text, and never followed.
 
 use std::path::{Component, Path, PathBuf};
 
@@ -29,8 +29,8 @@ pub fn record(child: &Path, parent: &ImageName, image: &Image, file: &ImageFile)
     })
 }
 
-/// When the open file of an image was last changed, in seconds since 1970; by a command that has not ended and leaves what the
-/// image shows as it was, it is not.
+/// When the open file of an image was last changed, in seconds since 1970; by a command that has not ended and leaves
+/// what the image shows as it was, it is not.
 pub fn modified(name: &ImageName, file: &ImageFile) -> Result<u64, Failure> {
     if let Some(left) = Unfinished::find(name)? {
         return Ok(seconds(left.modified()));
@@ -68,7 +68,7 @@ fn relative(from: &Path, to: &Path) -> PathBuf {
     up.map(PathBuf::from).chain([to.components().skip(shared).collect()]).collect()
 }
 
-/// What an image says of its parent.
+/// A description of an image's recorded parent.
 pub fn describe(link: &Link) -> String {
     let mut names = Vec::new();
     for name in [&link.relative, &link.absolute] {
@@ -109,8 +109,8 @@ pub fn format_of(child: &ImageName, link: &Link) -> Option<FormatName> {
     }
 }
 
-/// Whether `parent`, whose file was last changed at `modified`, is what `child` was made on, and unchanged since.
-/// `accept`: what has changed is only said.
+/// Checks that `parent`, whose file was last modified at `modified`, is the recorded parent of `child` and unchanged
+/// since. `accept`: a modification is only reported.
 pub fn check(
     (child, above): (&ImageName, &Image),
     (parent, below): (&ImageName, &Image),
@@ -158,7 +158,7 @@ mod test {
     }
 
     #[test]
-    fn relative_paths_go_up_as_far_as_they_must() {
+    fn relative_paths_ascend_only_as_far_as_needed() {
         let relative = |from: &str, to: &str| relative(Path::new(from), Path::new(to)).display().to_string();
         assert_eq!(relative("/a/b/child", "/a/b/base"), "base");
         assert_eq!(relative("/a/b/child", "/a/c/base"), "../c/base");
@@ -166,7 +166,7 @@ mod test {
     }
 
     #[test]
-    fn a_parent_is_suggested_as_seen_from_its_child() {
+    fn a_parents_path_is_suggested_relative_to_its_child() {
         let child: ImageName = "vhd:disks/child.vhd".parse().unwrap();
         assert_eq!(suggestion(&child, &link("./base.raw", "/x/base.raw")), "raw:disks/base.raw");
         assert_eq!(suggestion(&child, &link("", "/x/base.raw")), "raw:/x/base.raw");
@@ -176,7 +176,7 @@ mod test {
     }
 
     #[test]
-    fn recorded_names_are_shown_once_and_harmless() {
+    fn recorded_names_are_shown_once_and_escaped() {
         assert_eq!(describe(&link("/b", "/b")), "its recorded parent is '/b'");
         assert_eq!(describe(&link("b\x1b[2J", "/a/b")), "its recorded parent is 'b\u{fffd}[2J' (/a/b)");
     }

@@ -1,7 +1,7 @@
-//! Which parts of the disk one file holds by itself, whatever its parents show.
+//! Which ranges of the disk a single file has its own data for, regardless of its parents.
 //!
-//! It reads the metadata of an image that its caller has locked, and nothing of its data. What is written to the image
-//! while this is open may or may not be seen: ask about a part of the disk before writing there.
+//! It reads the metadata of an image that its caller has locked, and none of its data. Writes to the image while this
+//! is open may or may not be seen: query a range before writing there.
 
 use disk::{Format, Image, MetaBlock, Place, ReadFault, Source, Span, Wait};
 use uring::{ImageFile, OpenOptions};
@@ -29,8 +29,8 @@ pub struct Presence {
 }
 
 impl Presence {
-    /// Opens an image that is locked already. Metadata is read through the page cache of whoever reads it like that, or
-    /// past it, as `options` say.
+    /// Opens an image that is already locked. Metadata is read through the page cache or past it, according to
+    /// `options`.
     pub fn of(name: &ImageName, options: OpenOptions) -> Result<Presence, Failure> {
         let options = OpenOptions { write: false, lock: false, ..options };
         let mut file = open_file(name, options)?;
@@ -80,7 +80,7 @@ impl Presence {
         let mut bytes = vec![0; usize::try_from(block.len).unwrap_or(0)];
         let here = Source::len(&self.file).saturating_sub(block.at);
         let here = usize::try_from(here).unwrap_or(usize::MAX).min(bytes.len());
-        // What lies behind the end of the file is zero, as it is for an engine.
+        // Beyond the end of the file there are zeroes, as for an engine.
         let (found, _) = bytes.split_at_mut(here);
         let read: Result<(), ReadFault> = self.file.read_at(block.at, found);
         read.map_err(|error| self.failed(error))?;

@@ -1,12 +1,12 @@
-//! Where the redo logs of images are (see [`disk::redo`]), and what is done with one that a process has left.
+//! Where the redo logs of images are (see [`disk::redo`]), and how the log left by a dead process is handled.
 //!
-//! A log is a file in memory, named after the image's file, not after its path: whoever opens the image next finds it,
-//! by whatever name and in whatever chain. Files that are handed over ([`crate::files`]) come with theirs; otherwise
-//! logs are in one directory of the user's: `$TAPLINE_REDO_DIR`, else `/run/tapline/redo` for root, else `tapline/redo`
-//! below `$XDG_RUNTIME_DIR`, else `/tmp/tapline-UID/redo`.
+//! A log is a file in memory, named after the image's file, not its path: the next process that opens the image finds
+//! it, under any name and in any chain. Passed files ([`crate::files`]) come with theirs; otherwise logs are in a
+//! directory of the user: `$TAPLINE_REDO_DIR`, else `/run/tapline/redo` for root, else `tapline/redo` below
+//! `$XDG_RUNTIME_DIR`, else `/tmp/tapline-UID/redo`.
 //!
-//! Knows nothing of what a log says. Invariant: a log is opened only by whoever holds the lock of its image, for
-//! writing. It is void after a reboot, and for another file that has got the same number.
+//! It knows nothing about a log's contents. Invariant: a log is opened only by the process that holds the write lock of
+//! its image. It is void after a reboot, and for another file that has got the same inode number.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io;
@@ -93,8 +93,8 @@ pub fn is_left(path: &Path) -> bool {
     found.is_some_and(|found| found.is_left())
 }
 
-/// Makes durable in an image, which is open for writing and locked, what a process has left to be written, and ends the
-/// log. After a failed sync nothing of that is written, and the image is used as after a power loss: that is said.
+/// Replays the log of a dead process into an image, which is open for writing and locked, and ends the log. After a
+/// failed sync nothing is replayed, and the image is used as after a power loss, which is reported.
 pub fn settle(name: &ImageName, file: &mut ImageFile) -> Result<(), Failure> {
     settle_above(name, file, AfterFailure { below: false, keep: false }).map(|_| ())
 }
@@ -108,8 +108,8 @@ pub struct AfterFailure {
     pub keep: bool,
 }
 
-/// The same of an image that stands on others, which were settled before; whether a sync of it or of them has failed.
-/// What this one has given up may be nowhere else then than in what that sync should have covered.
+/// The same for an image with parents, which were handled before; whether a sync of it or of them has failed. In that
+/// case data that this one has discarded may be nowhere else than in what that sync should have covered.
 pub fn settle_above(name: &ImageName, file: &mut ImageFile, after: AfterFailure) -> Result<bool, Failure> {
     let failed = |error: io::Error| Failure::new(format!("replay the redo log of {name}"), error);
     let left = LogFile::of(file, false).map_err(failed)?.filter(LogFile::is_left);
@@ -155,16 +155,16 @@ pub fn read_anew(name: &ImageName, file: &mut ImageFile) {
     }
 }
 
-/// Ends the logs that this process has opened and that nobody has to read. While their images are still locked; nothing
-/// is logged any more. An image that was a layer of the disk may be merged and removed since: then another may have got
-/// its number and, with that, its log, which a living process maps.
+/// Ends the logs that this process has opened and that need not be read, while their images are still locked; nothing
+/// is logged any more. An image that was a layer of the disk may have been merged and removed since: another file may
+/// have got its inode number and with that its log, which a living process maps.
 pub fn end_all() {
     for found in opened().drain(..).filter(|found| !found.is_left() && found.is_own()) {
         found.end();
     }
 }
 
-/// Whether a process would find something in another log than that of this image.
+/// Whether a process would find something in a log other than this image's.
 pub fn others_left(image: &ImageFile) -> bool {
     let own = image.metadata().ok().map(|metadata| file_name(&metadata));
     let is_own = |found: &&LogFile| found.path.file_name().and_then(|name| name.to_str()) == own.as_deref();
@@ -189,7 +189,7 @@ fn opened() -> std::sync::MutexGuard<'static, Vec<LogFile>> {
     OPENED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What tells an image's file from all others, and from itself before the last boot.
+/// What distinguishes an image's file from all others, and from itself before the last boot.
 fn identity(file: &ImageFile) -> io::Result<[u8; IDENTITY_LEN]> {
     prepare();
     let metadata = file.metadata()?;
@@ -235,7 +235,7 @@ impl LogFile {
         Ok(Shared::of(Mapping::of_file(self.file.as_fd(), 0, len)?))
     }
 
-    /// Whether there is something to be read. One that cannot be read says so when it is opened.
+    /// Whether there is something to read. A log that cannot be read is reported when it is opened.
     fn is_left(&self) -> bool {
         let mut header = [0; redo::STATE_LEN];
         match std::os::unix::fs::FileExt::read_at(&self.file, &mut header, 0) {
@@ -252,8 +252,8 @@ impl LogFile {
         read.is_ok() && self.identity.is_none_or(|identity| identity == written)
     }
 
-    /// Somebody may have changed the image, or put another in its place, since its process was last seen. The log may
-    /// not fit then, and that is for people to say.
+    /// Somebody may have changed the image, or replaced it, since its process was last seen. The log may then not
+    /// match, and an administrator must decide.
     fn check_unchanged(&self, name: &ImageName, file: &ImageFile, log: &RedoLog) -> Result<(), Failure> {
         let changed = file.metadata().ok().map(|metadata| changed(&metadata)).unwrap_or_default();
         let late = changed.saturating_sub(Duration::from_nanos(log.last_seen()));
@@ -306,7 +306,7 @@ fn directory() -> PathBuf {
     runtime.unwrap_or_else(|| PathBuf::from(format!("/tmp/tapline-{}/redo", user.as_raw())))
 }
 
-/// A directory that others can write to, or that another has made, may hold a log that another has made up.
+/// A directory that others can write to, or that another user has created, may contain a forged log.
 fn check_ours(directory: &Path) -> io::Result<()> {
     let metadata = match std::fs::symlink_metadata(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),

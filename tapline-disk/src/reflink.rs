@@ -1,7 +1,7 @@
-//! A copy of a file that shares its blocks with it, on file systems that can (XFS, btrfs).
+//! A copy of a file that shares its blocks, on file systems that support it (XFS, btrfs).
 //!
-//! The copy is made beside its name, synced, and renamed: it exists whole or not at all. Nothing is ever copied in
-//! place of being shared.
+//! The copy is created under a temporary name, synced, and renamed: it exists completely or not at all. There is never
+//! a fallback to a real copy.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -15,7 +15,8 @@ use crate::image_name::ImageName;
 use crate::log::say;
 use crate::target::beside;
 
-/// Makes `to`, which must not exist, from `from`, which nobody writes meanwhile: its lock is the caller's.
+/// Creates `to`, which must not exist, from `from`, which must not be written in the meantime: the caller holds its
+/// lock.
 pub fn clone(from: &ImageName, file: &ImageFile, to: &ImageName) -> Result<(), Failure> {
     let tried = || format!("create {to} from {from}");
     if to.path().symlink_metadata().is_ok() {

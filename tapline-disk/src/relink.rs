@@ -1,4 +1,4 @@
-//! Records another parent in an image, or none, while its lock is held elsewhere.
+//! Records another parent, or none, in an image whose lock is held elsewhere.
 
 use std::fs::Metadata;
 use std::io::{self, ErrorKind};
@@ -15,8 +15,8 @@ use crate::libvhd::Behind;
 use crate::log::say;
 use crate::ordered;
 
-/// Makes `link` what the image `name` records of its parent, durably. Whoever calls has locked the image, has nothing in
-/// flight on it, and will not write its metadata any more.
+/// Makes `link` what the image `name` records of its parent, durably. Whoever calls has locked the image, has nothing
+/// in flight on it, and will not write its metadata any more.
 pub fn relink(name: &ImageName, link: Option<&Link>) -> Result<(), Failure> {
     let tried = || match link {
         Some(link) => format!("record the parent {} in {name}", link.relative),
@@ -32,8 +32,8 @@ pub fn relink(name: &ImageName, link: Option<&Link>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The time of an image's last change, or of its data file's if that is later, to be put back: what a job leaves as it
-/// was need not look changed to the children that have recorded it.
+/// The modification time of an image or of its data file, whichever is later, for restoring it: if a job does not
+/// change the contents, the image need not look modified to the children that have recorded it.
 pub struct Time {
     name: ImageName,
     modified: SystemTime,

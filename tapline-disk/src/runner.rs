@@ -1,7 +1,7 @@
-//! One disk and the engine below it, driven by a job instead of a guest.
+//! A disk and its engine, driven by a job instead of a guest.
 //!
-//! It knows requests and answers and nothing of what the job is for. Every request that was submitted is answered
-//! or waited for before a runner goes away, whatever happens to the job.
+//! It knows requests and results, and nothing about the purpose of the job. Every submitted request is completed or
+//! waited for before a runner is dropped, whatever happens to the job.
 
 mod merge;
 
@@ -129,7 +129,7 @@ impl Runner {
         self.ask(Operation::Flush, Span { at: 0, len: 0 }).map(drop)
     }
 
-    /// Waits until the engine has something to tell, and tells it to the disk.
+    /// Waits for an event of the engine, and passes it to the disk.
     fn step(&mut self) -> Result<(), Failure> {
         if let Err(error) = self.engine.reap(Until::Any, &mut self.done) {
             self.broken = true;

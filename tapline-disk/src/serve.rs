@@ -1,8 +1,8 @@
-//! `serve`: one image, one transport, one thread; for a guest of Xen over NBD too, if its firmware is to read the disk.
+//! `serve`: one image, one transport, one thread; for a Xen guest also NBD, if its firmware is to read the disk.
 //!
-//! Everything arrives through the engine's one wait: kicks, connections, finished operations, signals. When
-//! nothing happens the thread sleeps in it without a timeout ([`event_loop`]). This file opens what the command
-//! line names and says where the disk can be found.
+//! Everything arrives through the engine's single wait: kicks, connections, completed operations, signals. When nothing
+//! happens the thread sleeps in it without a timeout ([`event_loop`]). This file opens what the command line specifies
+//! and announces where the disk is served.
 
 mod blkback_stats;
 mod control;
@@ -239,7 +239,7 @@ fn nbd_server(serve: &Serve, address: &str, transport: Transport, export: nbd::E
     Ok(server)
 }
 
-/// Goes on in the place of another process, when that has let go.
+/// Takes over from another process, once that has released everything.
 fn go_on<S>(server: Result<S, HandoverError>, rest: Rest, serving: Serving) -> Result<Exit, Failure>
 where
     S: transport::Server + Disclose,
@@ -253,7 +253,8 @@ fn serve_guest(serve: &Serve, guest: guest::Claimed, transport: Transport, servi
     if serve.print.is_some() && serve.nbd.is_none() {
         say("--print has no effect with --xen: `tapline xen attach` configures the guest");
     }
-    // It listens before the guest's end is served: a toolstack goes on then, and may have QEMU connect.
+    // It listens before the guest's backend is served: the toolstack then continues, and may start QEMU, which
+    // connects.
     let export = export(serve, &serving.disk);
     let emulated = serve.nbd.as_deref().map(|address| nbd_server(serve, address, transport, export)).transpose()?;
     guest::run(serve, guest, emulated, serving)
@@ -267,7 +268,8 @@ fn export(serve: &Serve, disk: &Disk<Image>) -> nbd::Export {
     nbd::Export { name, description: serve.image.to_string(), geometry: disk.geometry(), layered }
 }
 
-/// Says where the disk is: on stdout what was asked to be printed, on stderr a word for people.
+/// Announces where the disk is served: prints the requested configuration on stdout, and a message for people on
+/// stderr.
 fn announce(serve: &Serve, served: Served<'_>) -> Result<(), Failure> {
     if let Some(target) = serve.print {
         output::print(&paste::text(target.into(), served, serve.read_only).map_err(Failure::said)?)?;
@@ -290,7 +292,8 @@ fn announce(serve: &Serve, served: Served<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A path as the value of a query in a URI (RFC 3986, 3.4): what could end it or the word it is in is escaped.
+/// A path as a query value in a URI (RFC 3986, 3.4): characters that would end the value or the surrounding word are
+/// escaped.
 fn in_uri(path: &Path) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/:@,".contains(&byte);
     let escaped = |&byte: &u8| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
@@ -322,7 +325,7 @@ fn cannot_listen(error: impl std::error::Error) -> Failure {
         .advise("stop the process that uses it, or choose another path: unused and at most 107 bytes long")
 }
 
-/// What the guest sees as the disk's serial number if nobody says another: the file's name, as far as it fits.
+/// The default serial number of the disk: the file's name, truncated if necessary.
 fn serial(path: &Path) -> String {
     let name = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
     name.chars().filter(char::is_ascii_graphic).take(20).collect()
@@ -349,7 +352,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn what_has_a_port_is_tcp_and_everything_else_a_path() {
+    fn an_address_with_a_port_is_tcp_and_anything_else_a_path() {
         assert_eq!(nbd_address("127.0.0.1:10809").unwrap(), nbd::Address::Tcp("127.0.0.1:10809".parse().unwrap()));
         assert_eq!(nbd_address("[::1]:0").unwrap(), nbd::Address::Tcp("[::1]:0".parse().unwrap()));
         assert_eq!(nbd_address("/run/a:1").unwrap(), nbd::Address::Unix("/run/a:1".into()));
@@ -357,7 +360,7 @@ mod test {
     }
 
     #[test]
-    fn a_path_in_a_uri_stays_one_word_and_one_value() {
+    fn a_path_is_escaped_in_a_uri() {
         assert_eq!(in_uri(Path::new("/a/my disk&\u{e9}#1.sock")), "/a/my%20disk%26%C3%A9%231.sock");
     }
 

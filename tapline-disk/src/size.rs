@@ -1,4 +1,4 @@
-//! Sizes as people write and read them: `10G`, `512M`, `1.5 GiB`. Powers of two throughout.
+//! Sizes as people write and read them: `10G`, `512M`, `1.5 GiB`; always powers of two.
 
 use std::fmt;
 use std::str::FromStr;
@@ -77,7 +77,7 @@ mod test {
     }
 
     #[test]
-    fn what_is_ambiguous_or_too_large_is_refused() {
+    fn ambiguous_and_too_large_sizes_are_refused() {
         for word in ["", "G", "10GB", "1.5G", "-1", "10 G", "99999999P", "10Gi", "é", "1é"] {
             assert!(word.parse::<Size>().is_err(), "{word}");
         }

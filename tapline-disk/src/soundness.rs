@@ -1,6 +1,6 @@
-//! Whether the structure of one image file is sound, and how to mend it, whatever its format.
+//! Checks and repairs the structure of one image file of any format.
 //!
-//! It knows nothing of parents, and changes no byte of the disk.
+//! It knows nothing about parents, and changes no byte of the disk.
 
 use std::fmt::Display;
 
@@ -41,7 +41,7 @@ impl Examined {
     }
 }
 
-/// What is said of bytes that a disk does not find, in the layer that is called so.
+/// The message about bytes that a disk cannot locate, in the layer with this name.
 pub fn unfindable(damage: Damage, layer: impl Display) -> String {
     let Damage { file: _, span: Span { at: first, .. }, at, what } = damage;
     let last = damage.span.end().saturating_sub(1);

@@ -1,10 +1,10 @@
-//! What a merge that was killed at its very end has left: files of layers that hold nothing, below a child that stands on
-//! the merge's target already.
+//! The remains of a merge that was killed at its very end: files of layers without data, below a child that is already
+//! based on the merge's target.
 //!
-//! It knows nothing about how layers are merged. A file is taken for one of them by what it says itself, and only if all of
-//! it agrees: it holds nothing, stands on the layer that was below it, and has forgotten when that was last changed, as
-//! every layer does that is merged. An empty clone that nobody has written to yet remembers. The files are
-//! locked while they are held here, so that nobody uses what is about to be removed.
+//! It knows nothing about how layers are merged. A file is recognized by its own metadata, and only if all of it
+//! agrees: it has no data, is based on the layer that was below it, and has forgotten that one's modification time, as
+//! every merged layer does. An empty clone that has not been written yet still has it. The files are locked while they
+//! are held here, so that nobody uses what is about to be removed.
 
 use std::path::{Path, PathBuf};
 
@@ -71,8 +71,8 @@ impl MergeLayer {
     }
 }
 
-/// Whether the merge of `sources`, the uppermost first, into `target` has been done but for its remains: `above` stands on
-/// the target, and on none of them. If that cannot be seen, it has not.
+/// Whether the merge of `sources`, the topmost first, into `target` is complete except for its remains: `above` is
+/// based on the target, and on none of the sources. If this cannot be determined, it is not.
 pub fn are_all(above: &ImageName, sources: &[ImageName], target: &ImageName) -> bool {
     let Some(link) = look(above).ok().and_then(|image| image.link()) else { return false };
     let stands_on = |name: &ImageName| MergeLayer::of(name).is_ok_and(|layer| layer.carries(above, &link));
@@ -85,8 +85,8 @@ fn look(name: &ImageName) -> Result<Image, Failure> {
 }
 
 impl StaleLayers {
-    /// What is left of `sources`, the uppermost first, of a merge into `target` that has been done. Refused if one of them
-    /// is anything else.
+    /// What is left of `sources`, the uppermost first, of a merge into `target` that has been done. Refused if one of
+    /// them is anything else.
     pub fn of(sources: &[ImageName], target: &MergeLayer) -> Result<StaleLayers, Failure> {
         let (mut left, mut data_files) = (Vec::new(), Vec::new());
         let mut below = Some(target.clone());

@@ -1,8 +1,8 @@
-//! What a served disk has done, as one line of JSON.
+//! I/O statistics of a served disk, as one line of JSON.
 //!
-//! The time of requests is kept by Little's law: the sum of the times at which they were answered, less the sum
-//! of those at which they came, is the sum of their durations, and no request need be remembered. It is exact
-//! whenever nothing is in flight, and corrected for what is.
+//! The time of requests is measured by Little's law: the sum of their completion times minus the sum of their arrival
+//! times is the sum of their durations, so no request need be remembered. The result is exact when nothing is in
+//! flight, and is corrected for what is.
 
 use std::fs::File;
 use std::io;
@@ -147,7 +147,7 @@ impl Stats {
         self.counters.rests += 1;
     }
 
-    /// Everything so far, in one line without an end; `polls` are the looks before sleeping of this process.
+    /// All statistics so far, as one line without a terminator; `polls` are this process's polls before sleeping.
     pub fn line(&self, polls: (u64, u64), condition: Condition) -> String {
         let Counters { elapsed_ns: now, reads, writes, flushes, discards, rounds, sleeps, rests, polls, .. } =
             self.counters(polls);
@@ -211,7 +211,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn the_sum_of_durations_needs_no_memory_of_requests() {
+    fn durations_are_summed_without_remembering_requests() {
         let mut kind = Kind { come: 2, come_ns: 100 + 200, ..Kind::default() };
         kind.answered = 2;
         kind.answered_ns = 250 + 500;
@@ -219,14 +219,14 @@ mod test {
     }
 
     #[test]
-    fn what_is_in_flight_counts_until_now() {
+    fn requests_in_flight_count_up_to_now() {
         let kind = Kind { come: 1, come_ns: 100, ..Kind::default() };
         let line = kind.line(700);
         assert_eq!((line.count, line.in_flight, line.sum_ns), (0, 1, 600));
     }
 
     #[test]
-    fn what_is_given_back_has_not_come() {
+    fn returned_requests_are_not_counted() {
         let mut stats = Stats::resumed(Counters::default());
         stats.came(Operation::Flush, 5);
         stats.came(Operation::Flush, 7);
@@ -236,7 +236,7 @@ mod test {
     }
 
     #[test]
-    fn the_next_process_goes_on_counting() {
+    fn the_next_process_continues_the_counters() {
         let mut stats = Stats::resumed(Counters::default());
         stats.counters.reads =
             Kind { come: 3, answered: 3, bytes: 9, come_ns: u128::MAX / 3, answered_ns: u128::MAX / 2 };

@@ -1,7 +1,7 @@
-//! A whole disk as a stream of pieces in order, read ahead by a thread of its own.
+//! A whole disk as a stream of chunks in order, read ahead by a separate thread.
 //!
-//! Pieces lie on a fixed grid, so that two streams can be compared piece by piece. What is known to be zero is
-//! said to be, and never read. Dropping the stream ends the thread, and waits for that.
+//! Chunks are aligned to a fixed grid, so that two streams can be compared chunk by chunk. Ranges known to be zero are
+//! reported as such, and never read. Dropping the stream stops the thread, and waits for that.
 
 use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -48,7 +48,7 @@ impl Stream {
         let left = layers.geometry().map_or(0, |geometry| geometry.len);
         let thread = std::thread::spawn(move || {
             if let Err(failure) = Reader::new(layers, kind, &sender).and_then(Reader::run) {
-                // Whoever does not listen any more does not want to know.
+                // If the receiver is gone, the failure is of no interest.
                 sender.send(Err(failure)).unwrap_or_default();
             }
         });
@@ -59,7 +59,7 @@ impl Stream {
 impl Drop for Stream {
     /// Waits for the thread, so that its files are unlocked when this returns.
     fn drop(&mut self) {
-        // Nobody listens any more, which ends the thread at its next piece.
+        // Dropping the receiver stops the thread at its next chunk.
         drop(self.pieces.take());
         if let Some(thread) = self.thread.take() {
             // A thread that has panicked has told why.
@@ -117,7 +117,7 @@ impl Reader<'_> {
                     return Ok(());
                 }
             }
-            // The next look-up wants the disk for itself.
+            // The next lookup needs exclusive use of the disk.
             if self.hand_over(0)?.is_err() {
                 return Ok(());
             }
@@ -231,7 +231,7 @@ mod test {
     }
 
     #[test]
-    fn only_what_is_not_zero_is_written() {
+    fn only_nonzero_ranges_are_written() {
         let mut bytes = vec![0; 4 * GRAIN + 512];
         bytes[GRAIN] = 1;
         bytes[3 * GRAIN - 1] = 2;

@@ -1,12 +1,13 @@
-//! A new image file: made in full or not at all.
+//! A new image file: created completely or not at all.
 //!
-//! Order: the file is created (nothing may be there), gets its length and metadata, and is synced, the sectors by which it is
-//! an image last; then its name is made durable by a sync of its directory. Until [`Target::keep`] a failure removes the file again.
+//! Order: the file is created (it must not exist), gets its length and metadata, and is synced, with the sectors that
+//! make it an image last; then its name is made durable by a sync of its directory. Until [`Target::keep`] a failure
+//! removes the file again.
 //!
-//! What replaces another image is made beside it, and takes its name when it is complete: at every moment that name
-//! stands for the whole old image or for the whole new one. The old one is locked meanwhile.
+//! The replacement of an image is created next to it, and renamed when it is complete: at every moment the name refers
+//! either to the complete old image or to the complete new one. The old one stays locked.
 //!
-//! A block device is there already: [`device`].
+//! A block device already exists: see [`device`].
 
 mod device;
 
@@ -26,12 +27,12 @@ use crate::uuid;
 /// The block size of new VHDs: what every other tool writes.
 const BLOCK_SIZE: u32 = 2 << 20;
 
-/// What to make.
+/// What to create.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// Bytes of the disk.
     pub len: u64,
-    /// How it takes its space, and what it stands on; of no meaning for raw but for [`Shape::Fixed`].
+    /// Its allocation and its parent; ignored for raw, except for [`Shape::Fixed`].
     pub shape: Shape,
     /// Unit of allocation: the blocks of a VHD, the clusters of qcow2; what the format prefers unless named.
     pub unit: Option<u32>,
@@ -220,8 +221,8 @@ pub fn write(file: &mut ImageFile, creation: &Creation) -> std::io::Result<()> {
 }
 
 /// The two parts of a new image. By its first sector, or its last one, which in a VHD repeats that, a file is taken for
-/// an image: they are written when all else is durable, so that no crash leaves what opens as an image and shows something
-/// else than the new one.
+/// an image: they are written when all else is durable, so that no crash leaves what opens as an image and shows
+/// something else than the new one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
     Body,
@@ -252,7 +253,7 @@ fn writes_of(creation: &Creation, wanted: Part) -> Vec<MetaWrite> {
     found
 }
 
-/// Locks a regular file that is to be replaced: nobody has it open as an image, nor will while this goes on.
+/// Locks a regular file that is to be replaced: no process has it open as an image, nor can open it in the meantime.
 fn lock_old(name: &ImageName) -> Result<Option<Old>, Failure> {
     if !name.path().exists() {
         return Ok(None);
@@ -268,8 +269,8 @@ fn lock_old(name: &ImageName) -> Result<Option<Old>, Failure> {
     Ok(Some(Old { path, _locked: locked }))
 }
 
-/// Where the image is made that will be `path`: in the same directory, and thus file system. The name is ours alone: what
-/// is found there and not in use was left by a job that was killed, and is removed.
+/// Where the image is made that will be `path`: in the same directory, and thus file system. The name is ours alone:
+/// what is found there and not in use was left by a job that was killed, and is removed.
 pub fn beside(path: &Path) -> Result<PathBuf, Failure> {
     let mut name = path.as_os_str().to_owned();
     name.push(".tapline-new");
@@ -313,7 +314,7 @@ mod test {
         lay_out(&ImageName { format, path: "/srv/b".into(), data_file: None }, &plan).unwrap()
     }
 
-    /// What a program that looks at a crashed creation sees: no image, or which.
+    /// What a program sees after a crashed creation: no image, or which one.
     fn look(format: FormatName, bytes: &[u8]) -> Option<Image> {
         let mut source = bytes;
         match format {
@@ -327,7 +328,7 @@ mod test {
         }
     }
 
-    /// It stands on the right parent, and all of the disk is the parent's.
+    /// It has the right parent, and all of the disk is the parent's.
     fn is_the_new_one(format: FormatName, bytes: &[u8], whole: &[u8]) {
         let mut image = look(format, bytes).unwrap();
         assert_eq!(image.link(), look(format, whole).unwrap().link());
@@ -362,8 +363,9 @@ mod test {
         writes.iter().flat_map(cut).collect()
     }
 
-    /// The states that a crash may leave while `unsynced` is written over `before`, and what becomes of each: exhaustive
-    /// over which of the writes have landed whole; over single sectors, each alone, all but each, and each prefix.
+    /// The states that a crash may leave while `unsynced` is written over `before`, and what becomes of each:
+    /// exhaustive over which of the writes have landed whole; over single sectors, each alone, all but each, and each
+    /// prefix.
     fn each_crash(before: &[u8], unsynced: &[MetaWrite], judge: &dyn Fn(&[u8])) {
         let judge = |kept: &[&MetaWrite]| {
             let mut file = before.to_vec();
@@ -389,9 +391,9 @@ mod test {
         }
     }
 
-    /// The file is empty, as who hands it has made it, or has its length already.
+    /// The passed file is empty, or already has its length.
     #[test]
-    fn no_crash_leaves_a_new_image_that_opens_and_is_another() {
+    fn a_crash_leaves_no_image_or_the_right_one() {
         for (format, unit) in [(FormatName::Vhd, None), (FormatName::Vhd, Some(512 << 10)), (FormatName::Qcow2, None)] {
             let creation = creation(format, unit);
             let (body, head) = (writes_of(&creation, Part::Body), writes_of(&creation, Part::Head));

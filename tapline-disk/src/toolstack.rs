@@ -1,8 +1,8 @@
-//! `xen attach`, `detach`, `list`: the toolstack's part of a disk of a Xen guest.
+//! `xen attach`, `detach`, `list`: the toolstack's part of a Xen guest's disk.
 //!
-//! The store has a node for each end of a device; what is written there, and in what order, is in [`vm::xen`], and in
-//! [`adopt`], over any [`Store`]. Who serves a disk is in [`claim`] and [`launch`]. This file puts them together into
-//! commands and says what they do. It opens no image: the disk's process does.
+//! Xenstore has a node for each end of a device; what is written there, and in what order, is in [`vm::xen`], and in
+//! [`adopt`], over any [`Store`]. The serving processes are in [`claim`] and [`launch`]. This file combines them into
+//! commands and prints the results. It opens no image: the disk's process does.
 
 mod adopt;
 pub mod attach;
@@ -46,8 +46,8 @@ const SCRIPTS_PATIENCE: Duration = Duration::from_secs(30);
 /// How long our own domain's driver may take to connect to a disk that is served already.
 const LOCAL_PATIENCE: Duration = Duration::from_secs(8);
 
-/// How long a guest has to let a disk go that is taken from it by force. One that runs needs milliseconds; if it has not
-/// closed its end, its requests without answer stay so, and its driver waits for them for ever.
+/// How long a guest has to release a disk that is detached by force. A running guest needs milliseconds; if it has not
+/// closed its end, its incomplete requests stay so, and its driver waits for them forever.
 const BEFORE_FORCE: Duration = Duration::from_secs(2);
 
 /// Runs the command.
@@ -253,7 +253,7 @@ fn take(store: &mut dyn Store, places: &Places, words: &cli::Detach) -> Result<(
     Ok(())
 }
 
-/// Whether there is no store, or none any more. One that hangs may know the disk when it answers again.
+/// Whether there is no xenstore, or no longer. One that hangs may still have the disk when it responds again.
 fn is_gone(error: &StoreError) -> bool {
     use std::io::ErrorKind::{ConnectionRefused, NotFound};
     matches!(error, StoreError::Unreachable { source, .. } if matches!(source.kind(), NotFound | ConnectionRefused))
@@ -269,7 +269,8 @@ fn take_without_store(places: &Places, words: &cli::Detach, failure: Failure) ->
     }
 }
 
-/// Ends who serves a disk that the store does not know: one that was started anew has forgotten all. Whether there was one.
+/// Stops the process of a disk that is not in xenstore, because a restarted xenstored has forgotten everything. Returns
+/// whether there was one.
 fn end_unknown(places: &Places, own: xen::DomId, guest: xen::DomId, vdev: Vdev) -> Result<bool, Failure> {
     let served = claim::served(places, own, guest, vdev)?;
     for device in &served {
@@ -280,8 +281,8 @@ fn end_unknown(places: &Places, own: xen::DomId, guest: xen::DomId, vdev: Vdev) 
     Ok(!served.is_empty())
 }
 
-/// Removes what is left, and ends who serves it: with that process go its mappings of the guest's pages, without which the
-/// guest's domain can end. One that was killed has left more than nodes.
+/// Removes the remains of a disk, and stops its process: with it disappear its mappings of the guest's pages, without
+/// which the guest's domain can end. A killed process has left more than nodes.
 fn finish(store: &mut dyn Store, places: &Places, device: &Device) -> Result<(), Failure> {
     let control = stale_files::control_of(store, device)?;
     taking::remove(store, device)?;
@@ -378,7 +379,7 @@ mod test {
     }
 
     #[test]
-    fn the_words_of_the_disks_process_are_understood_by_it() {
+    fn the_disk_process_parses_its_generated_arguments() {
         use clap::Parser;
 
         let (_host, _store, device) = machine();
@@ -406,7 +407,7 @@ mod test {
     }
 
     #[test]
-    fn the_first_free_disk_is_the_one() {
+    fn the_first_free_disk_is_chosen() {
         let (_host, mut store, device) = machine();
         assert_eq!(first_free(&mut store, device.guest).unwrap().to_string(), "xvda");
         give::announce(&mut store, &Device { vdev: "xvda".parse().unwrap(), ..device.clone() }, WRITABLE).unwrap();
@@ -414,7 +415,7 @@ mod test {
     }
 
     #[test]
-    fn what_is_detached_is_gone_whether_served_or_not() {
+    fn a_detached_disk_is_gone_whether_served_or_not() {
         let directory = tempfile::tempdir().unwrap();
         let places = Places::below(directory.path());
         let (_host, mut store, device) = machine();
@@ -428,7 +429,7 @@ mod test {
     }
 
     #[test]
-    fn a_disk_that_the_store_has_forgotten_is_ended_by_force_only() {
+    fn a_disk_missing_from_xenstore_is_only_stopped_by_force() {
         let directory = tempfile::tempdir().unwrap();
         let places = Places::below(directory.path());
         let (_host, mut store, device) = machine();
@@ -449,7 +450,7 @@ mod test {
     }
 
     #[test]
-    fn a_disk_whose_process_was_killed_is_detached_with_the_socket_that_the_store_names() {
+    fn detaching_a_killed_disk_removes_the_socket_recorded_in_xenstore() {
         let directory = tempfile::tempdir().unwrap();
         let places = Places::below(directory.path());
         let (_host, mut store, device) = machine();

@@ -1,16 +1,18 @@
-//! The note beside an image that a command changes without changing what it shows (`image rebase`, `image flatten`).
+//! The marker file next to an image that a command rewrites without changing its contents (`image rebase`, `image
+//! flatten`).
 //!
-//! It knows nothing of what the command does. What it keeps: an image's children, which record when it was last changed and
-//! refuse one that has changed since, take it for what they were made on at every moment, whoever is killed.
+//! It knows nothing about what the command does. Invariant: an image's children, which record its modification time and
+//! refuse a modified parent, accept it at every moment, whichever process is killed.
 //!
-//! 1. The image is locked, and the note made durable: when the file was last changed, and by which command that is about
-//!    to change. *Killed here or later:* whoever asks for the time of the image's last change is told the note's.
+//! 1. The image is locked, and the marker made durable: the file's modification time, and the command that is about to
+//!    change it. *If killed here or later:* queries for the image's modification time return the marker's.
 //! 2. The command does its work.
-//! 3. The time is put back, durably.
-//! 4. The note is removed.
+//! 3. The modification time is restored, durably.
+//! 4. The marker is removed.
 //!
-//! Whoever opens an image for writing does 3 and 4 first ([`settle`]), the same command included: what it writes may
-//! well be seen. A program that is not of ours knows nothing of the note, and must leave the image alone while there is one.
+//! Every process that opens an image for writing does 3 and 4 first ([`settle`]), including the same command, because
+//! what it writes may change the contents. Other programs know nothing about the marker, and must leave the image alone
+//! while it exists.
 
 use std::fs::{File, Metadata};
 use std::io::{ErrorKind, Write};
@@ -25,7 +27,7 @@ use crate::files;
 use crate::image_name::ImageName;
 use crate::relink::Time;
 
-/// What the note says.
+/// The contents of the marker file.
 #[derive(Debug, Serialize, Deserialize)]
 struct Note {
     /// The command that finishes what was begun.
@@ -41,7 +43,7 @@ struct Note {
 #[derive(Debug)]
 pub struct Unfinished {
     name: ImageName,
-    /// Where the note is. There is none beside a block device.
+    /// The marker's path. There is none for a block device.
     path: Option<PathBuf>,
     note: Note,
 }
@@ -65,7 +67,7 @@ impl Unfinished {
         Ok(Unfinished { name: name.clone(), path, note })
     }
 
-    /// The note beside the image `name`, if there is one. Whoever hands files looks for notes before.
+    /// The marker of the image `name`, if there is one. A process that passes files checks for markers itself.
     pub fn find(name: &ImageName) -> Result<Option<Unfinished>, Failure> {
         if files::are_handed() {
             return Ok(None);
@@ -106,8 +108,8 @@ impl Unfinished {
     }
 }
 
-/// Ends what a command that was killed has left undone with the time of an image that is about to be written, by somebody
-/// who has locked it.
+/// Finishes what a killed command has left undone with the modification time of an image that its caller has locked and
+/// is about to write.
 pub fn settle(name: &ImageName) -> Result<(), Failure> {
     Unfinished::find(name)?.map_or(Ok(()), Unfinished::end)
 }
@@ -150,7 +152,7 @@ mod test {
     }
 
     #[test]
-    fn the_time_of_an_image_is_what_it_was_though_it_is_written_and_its_writer_killed() {
+    fn the_modification_time_survives_a_killed_writer() {
         let room = tempfile::tempdir().unwrap();
         let name = image(room.path());
         let begun = Unfinished::begin(&name, "the command").unwrap();
@@ -165,7 +167,7 @@ mod test {
     }
 
     #[test]
-    fn a_note_says_nothing_of_another_file_with_the_name_of_its_image() {
+    fn a_marker_does_not_apply_to_another_file_of_the_same_name() {
         let room = tempfile::tempdir().unwrap();
         let name = image(room.path());
         Unfinished::begin(&name, "the command").unwrap();

@@ -1,4 +1,4 @@
-//! Identities of images.
+//! UUIDs of images.
 
 pub use disk::vhd::uuid_text as text;
 use rustix::rand::GetRandomFlags;

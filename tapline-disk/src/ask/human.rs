@@ -1,4 +1,4 @@
-//! Answers of a disk, for people. What is missing in an answer is left out, and what is new in it not shown.
+//! A disk's responses, for people. Missing fields are left out, and unknown fields are not shown.
 
 use serde_json::Value;
 
@@ -178,7 +178,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn a_pause_is_told_in_the_unit_that_suits_it() {
+    fn a_pause_is_shown_in_a_suitable_unit() {
         assert_eq!((time(999), time(1_234), time(2_500_000)), ("999 us".into(), "1.2 ms".into(), "2.5 s".into()));
         let line = with_pause("done".into(), &json!({ "pause_us": 3100, "held_us": 2000 }));
         assert_eq!(line, "done; the guest saw a pause of 3.1 ms");
@@ -187,14 +187,14 @@ mod test {
     }
 
     #[test]
-    fn what_a_disk_says_cannot_steer_a_terminal() {
+    fn a_disks_responses_cannot_control_a_terminal() {
         let said = json!({ "leaf": "vhd:/a\u{1b}[2Jb", "parent": "vhd:/p", "method": "chain" });
         let verb = DiskVerb::Snapshot { to: "vhd:/x".parse().unwrap(), method: crate::cli::SnapshotMethod::Auto };
         assert!(!answer(&verb, &said).contains('\u{1b}'));
     }
 
     #[test]
-    fn an_answer_that_lacks_everything_is_shown_all_the_same() {
+    fn an_empty_answer_can_be_shown() {
         for verb in [DiskVerb::Layers, DiskVerb::Stats, DiskVerb::MergeStatus, DiskVerb::Version, DiskVerb::Resume] {
             answer(&verb, &json!({}));
         }

@@ -125,7 +125,7 @@ mod test {
     use crate::cli::test::parse;
 
     #[test]
-    fn json_may_stand_behind_the_verb() {
+    fn json_may_follow_the_verb() {
         for line in ["disk /s layers --json", "disk --json /s layers", "disk /s snapshot --to vhd:b --json"] {
             let Ok(Command::Disk(disk)) = parse(line) else { panic!("{line}") };
             assert!(disk.json, "{line}");

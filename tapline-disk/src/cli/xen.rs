@@ -248,7 +248,7 @@ mod test {
     }
 
     #[test]
-    fn what_is_meant_for_a_process_is_refused_where_none_is_started() {
+    fn process_options_are_refused_if_no_process_is_started() {
         for words in
             ["--grants map", "--cache none", "--io-engine aio", "--control s", "--log l", "--accept-changed-parent"]
         {
@@ -260,7 +260,7 @@ mod test {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused_with_what_to_write() {
+    fn invalid_arguments_are_refused_with_a_suggestion() {
         assert!(parse("xen attach vm").unwrap_err().contains("IMAGE"));
         assert!(parse("xen attach vm vhd:a --vdev vdb").unwrap_err().contains("use xvda to xvdz"));
         assert!(parse("xen attach vm vhd:a --backend-kind a/b").is_err());

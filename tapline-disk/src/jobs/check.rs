@@ -1,8 +1,7 @@
-//! `image check`: whether an image's structure is sound, and what can be repaired without loss.
+//! `image check`: checks an image's structure, and repairs what can be repaired without losing data.
 //!
-//! Space that nothing refers to is named but is no damage: every crash may leave some, and the next writer takes
-//! it back. So is an image whose writer was stopped before it could close it. Who has found only such space says so by
-//! an exit code of its own.
+//! Leaked space is reported but is not damage: every crash may leave some, and the next writer reclaims it. The same
+//! holds for an image whose writer was stopped before it could close it. Only leaked space has an exit code of its own.
 
 use disk::{Problem, Severity};
 use serde::Serialize;

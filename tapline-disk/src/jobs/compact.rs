@@ -1,8 +1,8 @@
-//! `image compact`: an image rewritten beside itself without gaps and leaks, which then takes its name.
+//! `image compact`: rewrites an image next to itself without gaps and leaks, then replaces the original.
 //!
-//! Only what the file holds itself is copied, unit for unit; what its parents show is theirs. Identity, parent, unit of
-//! allocation and time of last change stay, so that parents and children still fit. Killed at any moment, the name
-//! stands for the whole old image or for the whole new one ([`Target`]).
+//! Only the file's own data is copied, unit by unit, not that of its parents. Identity, parent, allocation unit and
+//! modification time are kept, so that parents and children still match. If killed at any moment, the name refers
+//! either to the complete old image or to the complete new one ([`Target`]).
 
 use std::os::unix::fs::MetadataExt;
 

@@ -1,4 +1,4 @@
-//! `image compare`: whether two disks hold the same, whatever their formats and chains.
+//! `image compare`: compares the contents of two disks, whatever their formats and chains.
 
 use serde::Serialize;
 
@@ -122,7 +122,7 @@ mod test {
     }
 
     #[test]
-    fn the_first_byte_that_differs_is_told() {
+    fn the_first_differing_byte_is_reported() {
         assert_eq!(difference(&piece(Some(&[1, 2, 3, 4])), &piece(Some(&[1, 2, 4, 4]))), Some(2));
         assert_eq!(difference(&piece(Some(&[1, 2, 3, 4])), &piece(Some(&[1, 2, 3, 4]))), None);
     }

@@ -1,7 +1,7 @@
-//! `image convert`: a disk into a new image. Holes stay holes, and so do stored zeros.
+//! `image convert`: copies a disk into a new image. Holes and stored zeroes become holes.
 //!
-//! A thread reads ahead ([`Stream`]) while this one writes, many requests at once on both sides. The target is
-//! flushed before the command ends, and removed if the command fails or a signal ends it.
+//! One thread reads ahead ([`Stream`]) while this one writes, with many requests in flight on both sides. The target is
+//! flushed before the command ends, and removed if the command fails or is interrupted.
 
 use disk::{Operation, Span, Token};
 use serde::Serialize;
@@ -80,8 +80,8 @@ fn copy(convert: &Convert, source: Layers, target: &ImageName, stop: &mut Signal
     Ok(writer.written)
 }
 
-/// Unless a signal has asked for the end. It is looked for after each piece, so that the target is removed as after
-/// any other failure.
+/// An error if a signal was received. This is checked after each chunk, so that the target is removed as after any
+/// other failure.
 fn go_on(convert: &Convert, stop: &mut Signal) -> Result<(), Failure> {
     if !stop.take() {
         return Ok(());

@@ -1,4 +1,4 @@
-//! `image create`: an empty image, or an empty child of another.
+//! `image create`: creates an empty image, or an empty child of another image.
 
 use disk::{Format, Image};
 use serde::Serialize;
@@ -13,7 +13,7 @@ use crate::parent_link;
 use crate::size::{Size, readable};
 use crate::target::{Plan, Shape, Target};
 
-/// What was made.
+/// What was created.
 #[derive(Serialize)]
 struct Created<'a> {
     image: String,
@@ -99,8 +99,8 @@ pub fn plan_child(
     Ok(Plan { len, shape: Shape::Child(link), unit: unit.or(inherited), identity: None })
 }
 
-/// The unit in which an image is allocated that is made on another, or in its place: that one's. Clusters of qcow2 that
-/// are smaller than any of ours, which others make, become as large as ours are.
+/// The allocation unit of an image created on top of another, or to replace it: the same. qcow2 clusters smaller than
+/// our minimum, which other programs create, become our minimum.
 pub fn unit_of(image: &Image) -> Option<u32> {
     match image {
         Image::Raw(_) => None,
@@ -123,7 +123,7 @@ fn open_parent(create: &Create, parent: &ImageName, below: &[ImageName]) -> Resu
     }
 }
 
-/// Whether a unit of allocation is named by the word of another format.
+/// Rejects an allocation unit given with another format's option.
 pub fn check_unit(image: &ImageName, block: Option<Size>, cluster: Option<Size>) -> Result<(), Failure> {
     match image.format {
         FormatName::Raw if block.is_some() || cluster.is_some() => {

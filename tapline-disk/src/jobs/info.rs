@@ -1,4 +1,4 @@
-//! `image info`: what an image says of itself, and of the parents that were named with it.
+//! `image info`: shows the metadata of an image, and of the parents given with it.
 
 mod qcow2_fields;
 mod vhd_fields;
@@ -38,7 +38,7 @@ struct LayerInfo {
     uuid: Option<String>,
     /// Whether XenServer's storage manager takes it for an inner node of a chain, which no guest has.
     hidden: bool,
-    /// What it stands on, in the same words for all formats.
+    /// Its parent, with the same fields for all formats.
     parent: Option<Parent>,
     #[serde(skip_serializing_if = "Option::is_none")]
     vhd: Option<VhdFields>,

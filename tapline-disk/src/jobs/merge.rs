@@ -1,13 +1,13 @@
-//! `image merge`: layers of a chain into the one below them.
+//! `image merge`: merges layers of a chain into the one below them.
 //!
-//! 1. The children of layers that will be written record their parents as being changed, so that a chain left by a kill
-//!    opens ([`disk::Link::modified`]). *Killed here or later:* the same command goes on.
-//! 2. The merge proper ([`Runner::merge`]): at every moment the chain shows what it did.
-//! 3. The layer above the merged ones is linked to the target. *Killed before:* the merged layers hold nothing, and are
-//!    merged again in no time.
-//! 4. The files of the merged layers are removed, if that was asked for, from the uppermost down, each durably before
-//!    the next. *Killed before:* the same command finds the layer above on the target, or the image itself gone and
-//!    what was below it empty, and does what is left ([`crate::stale_layers`]).
+//! 1. The children of layers that will be written record that their parents are changing, so that a chain left by a
+//!    kill can be opened ([`disk::Link::modified`]). *If killed here or later:* repeating the command continues.
+//! 2. The merge proper ([`Runner::merge`]): at every moment the chain's contents are unchanged.
+//! 3. The layer above the merged ones is linked to the target. *If killed before:* the merged layers hold no data, and
+//!    are merged again quickly.
+//! 4. The files of the merged layers are removed, if requested, from the topmost down, each durably before the next.
+//!    *If killed before:* the same command finds the layer above already based on the target, or the image itself gone
+//!    and the files below it empty, and does the rest ([`crate::stale_layers`]).
 
 use disk::{Format, Image, Link};
 use serde::Serialize;
@@ -58,12 +58,12 @@ pub fn run(merge: &Merge) -> Result<Exit, Failure> {
     let sources: Vec<ImageName> =
         chain.names.iter().take(merge.into).skip(merge.from).map(|name| (*name).clone()).collect();
     chain.writable = merge.into.saturating_add(1);
-    // The layer whose parent will be another.
+    // The layer that will get another parent.
     let above = merge.from.checked_sub(1).and_then(|n| chain.names.get(n).copied());
     let is_done = || above.is_some_and(|above| stale_layers::are_all(above, &sources, target));
     if merge.is_done {
-        // Nothing stands on a leaf that could say so. One that holds nothing shows what the layers below it do, and
-        // beside that its size.
+        // A leaf has no child that could show this. One without data has the contents of the layers below it, and its
+        // own size.
         return tell_whether_done(merge, is_done() || above.is_none() && hold_nothing(&sources, target)?);
     }
     if is_done() {
@@ -93,8 +93,8 @@ pub fn run(merge: &Merge) -> Result<Exit, Failure> {
     report(merge, target, &sources, copied)
 }
 
-/// A kill came after the layer above was linked to the target: only what the merge has left can be there yet. The chain
-/// without it is opened as every writer does, who sees that it belongs together, and takes away what a killed one has left.
+/// The command was killed after the layer above was linked to the target: only the merged files can remain. The chain
+/// without them is opened as by any writer, which verifies it, and removes what a killed one has left.
 fn finish(merge: &Merge, mut chain: Chain<'_>, sources: &[ImageName]) -> Result<Exit, Failure> {
     chain.names.drain(merge.from..merge.into);
     chain.writable = merge.from.saturating_add(1);
@@ -107,8 +107,8 @@ fn finish(merge: &Merge, mut chain: Chain<'_>, sources: &[ImageName]) -> Result<
     report(merge, target, sources, 0)
 }
 
-/// Whether the image itself was merged and is gone: one that was to be removed, as the first of the sources. Nothing
-/// stood on it that could say so; what is left of the others says it.
+/// Whether the image itself was merged and removed, as the first of the sources. It had no child that could show this;
+/// the remaining sources do.
 fn is_being_removed(merge: &Merge, sources: &[ImageName], target: &ImageName) -> Result<bool, Failure> {
     let is_gone = |name: &ImageName| !files::is_taken(name.path());
     if merge.from > 0 || !merge.delete || !sources.first().is_some_and(is_gone) {
@@ -153,10 +153,10 @@ fn no_such_layers(merge: &Merge, count: usize) -> Failure {
         .exit_as(Exit::Usage)
 }
 
-/// Sees that the chain is what it should be; has the children of all layers that will be written record that these
-/// change; and makes the layers as large as the first of them. Nothing of it makes a difference to what the chain shows.
-/// From the top, each layer durably before the next: what records that its parent changes is changed itself, and none may be
-/// smaller than the one below it.
+/// Verifies the chain; makes the children of all layers that will be written record that these change; and gives the
+/// layers the size of the first of them. None of this changes the chain's contents. From the top, each layer durably
+/// before the next: a layer that records its parent's change is changed itself, and none may be smaller than the one
+/// below it.
 fn prepare(merge: &Merge, chain: &Chain<'_>) -> Result<(), Failure> {
     let options = OpenOptions { cache: Cache::Writeback, ..merge.access.options(true) };
     let mut layers = Layers::open_chain(chain, options)?;
@@ -181,9 +181,9 @@ fn prepare(merge: &Merge, chain: &Chain<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Refuses layers, from the uppermost down, that cannot be merged into the last of them. What lies behind the end of an
-/// upper one would come to light; internal snapshots of one would show what the layers below it hold then, and go with
-/// its file.
+/// Rejects layers, from the topmost down, that cannot be merged into the last of them. If an upper layer is smaller,
+/// growing would expose parent data; internal snapshots of a layer would show the changed contents of the layers below
+/// it, and be removed with its file.
 pub fn check_layers(layers: &[(ImageName, &Image)]) -> Result<(), Failure> {
     for ((upper, above), (lower, below)) in layers.iter().zip(layers.iter().skip(1)) {
         let (above_len, below_len) = (above.geometry().len, below.geometry().len);

@@ -1,12 +1,12 @@
-//! `image rebase` and `image flatten`: an image on other parents, or on none, that shows what it showed.
+//! `image rebase` and `image flatten`: give an image other parents, or none, without changing its contents.
 //!
-//! 1. A note is made of when the image was last changed, which its children have on record ([`Unfinished`]). *Killed here
-//!    or later:* they open as before.
-//! 2. What the present parents show and the new ones do not is copied up, and flushed ([`CopyUp`]). *Killed here:* the
-//!    image stands on its old parents and shows the same; the command goes on where it ended.
-//! 3. The new parent is recorded. *Killed after:* the image stands on it, and the command finds that there is nothing
-//!    left to do.
-//! 4. The image gets its time back, and the note is removed.
+//! 1. A marker file records the image's modification time, which its children have recorded ([`Unfinished`]). *If
+//!    killed here or later:* they open as before.
+//! 2. Data that the current parents have and the new ones do not is copied up and flushed ([`CopyUp`]). *If killed
+//!    here:* the image has its old parents and contents; repeating the command continues.
+//! 3. The new parent is recorded. *If killed after:* the image has its new parent, and the command finds nothing left
+//!    to do.
+//! 4. The image's modification time is restored, and the marker file removed.
 
 use disk::{Format, Image, Link};
 use serde::Serialize;
@@ -110,8 +110,8 @@ impl Words<'_> {
     }
 }
 
-/// Opens the image on its present parents. `None` if it does not stand on them, but where it is to stand
-/// already: the command was killed at its end, and is given again.
+/// Opens the image on its current parents. `None` if it is not based on them but already on the new one: the command
+/// was killed at its end, and is being repeated.
 fn open(
     name: &ImageName,
     parents: &Parents,

@@ -1,6 +1,6 @@
-//! `image resize`: a larger disk. What is new reads as zero, whatever was in the file behind the old end.
+//! `image resize`: enlarges a disk. The new space reads as zeroes, whatever was in the file beyond the old end.
 //!
-//! Only the image itself changes: its parents keep their sizes, and behind their end a child reads as zero.
+//! Only the image itself changes: its parents keep their sizes, and beyond their end a child reads as zeroes.
 
 use disk::{Format, Image};
 use serde::Serialize;

@@ -1,8 +1,8 @@
-//! `image snapshot` and `image clone`: a new image that reads as another.
+//! `image snapshot` and `image clone`: create a new image with the same contents.
 //!
-//! It is a child that records its parent, or, raw from raw, a file that shares the other's blocks (reflink); the format
-//! that was named for it decides. Either exists whole or not at all. A snapshot freezes the image, so nobody may have it
-//! open; a clone leaves it as it is, and others may read it.
+//! It is a child that records its parent or, from raw to raw, a file that shares the other's blocks (reflink),
+//! depending on the given format. Either is created completely or not at all. A snapshot freezes the image, so no
+//! process may have it open; a clone leaves it as it is, and others may read it.
 
 use serde::Serialize;
 use uring::{Cache, OpenOptions};
@@ -20,7 +20,7 @@ use crate::target::Target;
 /// Which of the two verbs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
-    /// The image becomes the parent, which nobody writes any more.
+    /// The image becomes the parent, which must not be written any more.
     Snapshot,
     /// The image was one already, or will be shared.
     Clone,

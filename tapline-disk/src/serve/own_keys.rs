@@ -1,7 +1,7 @@
-//! What a served disk itself waits for, by the keys that its one wait reports: all in one place, so that no two are the
-//! same.
+//! The keys under which the disk's single wait reports the served disk's own events, all in one place, so that no two
+//! are equal.
 //!
-//! No server has so many connections or queues that its own keys come near these.
+//! No server has so many connections or queues that its own keys collide with these.
 
 use transport::WatchKey;
 
@@ -67,7 +67,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn a_client_is_found_again_by_its_key_and_nothing_else_is_a_client() {
+    fn only_client_keys_map_to_clients() {
         assert!((0..16).all(|place| client_of(of_client(place)) == Some(place)));
         let others =
             [STOP, LEAVE, REPORT, SPACE, QUIET, SUSPECTS, CONTROL_LISTENER, BLOCKING_TASK, MERGE_TIMER, SUCCESSOR];

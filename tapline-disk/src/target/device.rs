@@ -1,9 +1,10 @@
-//! A new image on a block device, which is there before it and stays when nothing comes of it.
+//! A new image on a block device, which exists before and stays if the job fails.
 //!
-//! Order: what the device begins and ends with, by which it could be taken for an image, is cleared and synced; then all
-//! that the new image reads before it writes is; then the image is written as a file would be ([`super::write`]). At
-//! every moment the device holds no image or the whole new one, which is empty: a conversion fills it after that, and
-//! killed, leaves it with a part of the disk. A VHD has its footer in the last sector, as libvhd looks for it there.
+//! Order: the start and the end of the device, by which it could be taken for an image, are cleared and synced; then
+//! everything that the new image reads before it writes is cleared; then the image is written as in a file
+//! ([`super::write`]). At every moment the device holds no image or the complete new one, which is empty: a conversion
+//! fills it afterwards, and if killed, leaves it with a part of the disk. A VHD has its footer in the last sector,
+//! where libvhd looks for it.
 
 use std::fs::Metadata;
 use std::io;
@@ -20,8 +21,8 @@ use crate::image_name::{FormatName, ImageName};
 use crate::log::say;
 use crate::progress::Progress;
 
-/// What is looked at, at both ends, to see whether a device is in use for something: file systems, partition tables and
-/// volume managers have their marks there.
+/// How much is checked at both ends to see whether a device is in use: file systems, partition tables and volume
+/// managers have their signatures there.
 const ENDS: u64 = 1 << 20;
 /// Cleared in one go, of which the progress is told.
 const STEP: u64 = 256 << 20;
@@ -116,7 +117,7 @@ fn check_blank(name: &ImageName, device: &mut ImageFile, len: u64) -> Result<(),
     Ok(())
 }
 
-/// The same image on a device of so many bytes.
+/// The same image on a device of this size.
 fn on_device(format: FormatName, creation: Creation, len: u64) -> Creation {
     if format != FormatName::Vhd {
         return creation;

@@ -1,8 +1,8 @@
-//! Takes a disk that xl has made for its own backend, and makes it one of ours, before its guest has run.
+//! Takes over a disk that xl has created for its own backend, before its guest has run.
 //!
-//! A block script of xl is called when the kernel's backend waits for its device. In one transaction that backend's node
-//! goes, by which the kernel lets go of the disk, and the guest's end is made anew with our backend. Knows nothing of images
-//! but their names. Keeps: a guest that has begun to use the disk is not touched.
+//! xl calls a block script when the kernel's backend waits for its device. In one transaction that backend's node is
+//! removed, which makes the kernel release the disk, and the guest's frontend is recreated with our backend. It knows
+//! nothing about images but their names. Invariant: a guest that has begun to use the disk is not touched.
 
 use vm::xen::give::{Wish, make_both_ends};
 use xen::{Store, Transaction};
@@ -11,11 +11,11 @@ use super::device::{Device, State, described, remove_own_end, store_failed, text
 use crate::failure::Failure;
 use crate::image_name::ImageName;
 
-/// What xl has written into either end that is not ours to say.
+/// Keys that xl has written into either end and that are not ours to decide.
 const XLS: [&str; 4] = ["removable", "bootable", "discard-enable", "direct-io-safe"];
 const XLS_OF_GUEST: [&str; 1] = ["trusted"];
 
-/// What xl's configuration says of the disk.
+/// The disk's settings in xl's configuration.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Adopted {
     /// As it is now.
@@ -32,8 +32,8 @@ pub fn adopt(store: &mut dyn Store, node: &str, kind: &str) -> Result<Adopted, F
     together(store, |store, within| {
         let (images, wish) = read_wish(store, within, node)?;
         let guest = theirs.states(store, within)?.1;
-        // libxl gives a new domain its disks first and its console then. The driver of one that runs has the kernel's backend in
-        // mind by now, and says so too late.
+        // libxl gives a new domain its disks first and its console then. The driver of one that runs has the kernel's
+        // backend in mind by now, and says so too late.
         let console = format!("/local/domain/{}/console/ring-ref", theirs.guest);
         if guest != Some(State::INITIALISING) || text(store, within, &console)?.is_some() {
             let why = format!("its guest is running: its frontend is {}", described(guest));
@@ -56,7 +56,7 @@ pub fn adopt(store: &mut dyn Store, node: &str, kind: &str) -> Result<Adopted, F
     })
 }
 
-/// What xl's configuration says of the disk at `node`.
+/// The disk's settings in xl's configuration at `node`.
 pub fn read_wish(
     store: &mut dyn Store,
     within: Option<Transaction>,
@@ -134,7 +134,7 @@ mod test {
     }
 
     #[test]
-    fn a_disk_of_a_guest_that_has_not_run_becomes_ours() {
+    fn a_disk_of_a_new_guest_is_taken_over() {
         let (_host, mut store, theirs) = of_xl();
         let adopted = adopt(&mut store, &theirs.backend(), "tapline").unwrap();
         assert_eq!(adopted.images, ["qcow2:/a.qcow2".parse().unwrap(), "raw:/base.raw".parse().unwrap()]);
@@ -151,7 +151,7 @@ mod test {
     }
 
     #[test]
-    fn what_xl_was_told_of_the_disk_stays() {
+    fn xls_settings_of_the_disk_are_kept() {
         let (_host, mut store, theirs) = of_xl();
         write_all(&mut store, None, &theirs.backend(), &[("discard-enable", "0"), ("direct-io-safe", "1")]).unwrap();
         write_all(&mut store, None, &theirs.frontend(), &[("trusted", "0"), ("ring-ref", "8")]).unwrap();
@@ -161,7 +161,7 @@ mod test {
         assert_eq!(value(ours.backend(), "direct-io-safe").as_deref(), Some("1"));
         assert_eq!(value(ours.frontend(), "trusted").as_deref(), Some("0"));
         assert_eq!(value(ours.frontend(), "ring-ref"), None);
-        // Nor does whoever makes both ends of a device that waits already.
+        // Nor can a toolstack create both ends of a device that is already waiting.
         announce(&mut store, &ours, WRITABLE).unwrap_err();
         store.remove(None, &ours.frontend()).unwrap();
         store.remove(None, &ours.of_xl()).unwrap();
@@ -171,7 +171,7 @@ mod test {
     }
 
     #[test]
-    fn a_guest_that_runs_keeps_what_it_has() {
+    fn a_running_guest_is_not_touched() {
         let (_host, mut store, theirs) = of_xl();
         say(&mut store, &theirs.frontend(), "3");
         let failure = adopt(&mut store, &theirs.backend(), "tapline").unwrap_err();
@@ -180,7 +180,7 @@ mod test {
     }
 
     #[test]
-    fn a_guest_whose_driver_has_not_said_anything_yet_is_known_by_its_console() {
+    fn a_running_guest_without_driver_is_recognized_by_its_console() {
         let (_host, mut store, theirs) = of_xl();
         store.write(None, "/local/domain/7/console/ring-ref", b"1").unwrap();
         assert!(adopt(&mut store, &theirs.backend(), "tapline").unwrap_err().what().contains("its guest is running"));
@@ -188,7 +188,7 @@ mod test {
     }
 
     #[test]
-    fn xl_is_told_why_and_finds_its_disk_where_it_was() {
+    fn xl_gets_the_reason_and_its_disk_is_unchanged() {
         let (_host, mut store, theirs) = of_xl();
         let adopted = adopt(&mut store, &theirs.backend(), "tapline").unwrap();
         refuse(&mut store, &theirs.backend(), Some(&adopted), &Failure::new("open it", "no")).unwrap();
@@ -200,7 +200,7 @@ mod test {
     }
 
     #[test]
-    fn a_target_without_a_format_is_refused_with_what_to_write() {
+    fn a_target_without_format_is_refused_with_a_suggestion() {
         let (_host, mut store, theirs) = of_xl();
         store.write(None, &format!("{}/params", theirs.backend()), b"/dev/vg/a").unwrap();
         assert!(adopt(&mut store, &theirs.backend(), "tapline").unwrap_err().what().contains("write raw:/dev/vg/a"));

@@ -1,6 +1,6 @@
-//! Following the states of both ends of a device until they are as they should be, for a bounded time.
+//! Follows the states of both ends of a device until they are as expected, with a time limit.
 //!
-//! Knows nothing of what they should be. Keeps: each change of a state is told, once.
+//! It knows nothing about which states are expected. Invariant: each change of a state is reported once.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ pub struct BothEnds<'a, T> {
 }
 
 impl<'a, T: FnMut(&str)> BothEnds<'a, T> {
-    /// Both ends of a device, of which each change is told.
+    /// Follows both ends of a device and reports each change.
     pub fn new(device: &'a Device, patience: Duration, tell: T) -> BothEnds<'a, T> {
         BothEnds { device, patience, tell, last: None }
     }

@@ -1,7 +1,7 @@
-//! Who serves a disk of a guest: one process at most, known by a file that it holds locked.
+//! The claim on a guest's disk: at most one process serves it, identified by a file that it keeps locked.
 //!
-//! Knows nothing of the store, which a process that was killed cannot correct. Keeps: the lock goes with its process,
-//! however that ends, so a number that is found in a locked file is that of a process which lives.
+//! It knows nothing about xenstore, which a killed process cannot update. Invariant: the lock disappears with its
+//! process, however that ends, so the pid in a locked file is that of a living process.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, Write};
@@ -21,16 +21,16 @@ use super::vdev::Vdev;
 use super::wait;
 use crate::failure::Failure;
 
-/// How long a disk's process is given to end by itself, as it does when its nodes are gone. A signal would come in between,
-/// and cost it the moment in which the kernel gives its files back before it has ended.
+/// How long a disk's process has to exit by itself, as it does when its nodes are gone. A signal would interfere: the
+/// kernel closes the files of a process before it has fully exited.
 const BY_ITSELF: Duration = Duration::from_secs(1);
-/// How long a disk may take to answer and flush what it has, once it was told to end.
+/// How long a disk may take to complete and flush its requests after it was told to stop.
 const TO_END: Duration = Duration::from_secs(10);
-/// How long the kernel may take to end a process that was killed: it waits for its I/O.
+/// How long the kernel may take to end a killed process: it waits for its I/O.
 const TO_DIE: Duration = Duration::from_secs(10);
 
-/// How often, and how long apart, a claim is tried that another process has: a second, in which one that was just killed
-/// comes to its end on any healthy storage.
+/// Number and interval of attempts to get a claim held by another process: a second in total, in which a process that
+/// was just killed disappears on any healthy storage.
 const ATTEMPTS: u32 = 50;
 const PAUSE: Duration = Duration::from_millis(20);
 
@@ -139,7 +139,7 @@ pub fn holder(places: &Places, device: &Device) -> Result<Option<Pid>, Failure> 
     }
 }
 
-/// The back ends that a guest's disk has a process of, whatever the store says.
+/// The backends for which a process serves a guest's disk, whatever xenstore says.
 pub fn served(places: &Places, own: DomId, guest: DomId, vdev: Vdev) -> Result<Vec<Device>, Failure> {
     let failed = |error| Failure::new(format!("find processes that serve disks in {}", places.run.display()), error);
     let entries = match fs::read_dir(&places.run) {
@@ -179,7 +179,7 @@ impl Holder {
                 Failure::new(tried, io::Error::from(errno))
             })?,
         };
-        // The number may have become another's before the process was opened; the lock tells.
+        // The pid may have been reused before the process was opened; the lock shows that.
         Ok((holder(places, device)? == Some(pid)).then_some(Holder { pid, process }))
     }
 
@@ -195,8 +195,8 @@ impl Holder {
     }
 }
 
-/// Ends the process that serves a disk, if one does: with a request at first, and then without asking. With it go all that
-/// it had mapped of the guest, so that the guest's domain can go too.
+/// Ends the process that serves a disk, if one does: with a request at first, and then without asking. With it go all
+/// that it had mapped of the guest, so that the guest's domain can go too.
 pub fn end_holder(places: &Places, device: &Device, mut tell: impl FnMut(&str)) -> Result<(), Failure> {
     let Some(holder) = Holder::of(places, device)? else { return Ok(()) };
     let pid = holder.pid.as_raw_nonzero();
@@ -278,7 +278,7 @@ pub mod test {
     }
 
     #[test]
-    fn who_serves_a_disk_is_known_without_the_store() {
+    fn the_serving_process_is_known_without_xenstore() {
         let (_directory, places) = places();
         let (_host, _store, device) = machine();
         let found = || served(&places, device.own, device.guest, device.vdev).unwrap();
@@ -291,7 +291,7 @@ pub mod test {
     }
 
     #[test]
-    fn a_claim_that_a_killed_process_has_left_is_free() {
+    fn the_claim_of_a_killed_process_is_free() {
         let (_directory, places) = places();
         let (_host, _store, device) = machine();
         fs::create_dir_all(&places.run).unwrap();
@@ -302,7 +302,7 @@ pub mod test {
     }
 
     #[test]
-    fn the_process_that_holds_the_claim_is_ended() {
+    fn the_process_holding_the_claim_is_stopped() {
         let (_directory, places) = places();
         let (_host, _store, device) = machine();
         let mut child = stand_in(&places, &device);

@@ -1,7 +1,7 @@
-//! Finds the disk that is to be taken from a guest, and waits until the guest has let it go.
+//! Finds the disk to be detached from a guest, and waits until the guest has released it.
 //!
-//! Knows nothing of who serves it. Keeps: only nodes of the device that was named are touched, whatever a guest has written
-//! into those it owns.
+//! It knows nothing about serving processes. Invariant: only nodes of the given device are touched, whatever a guest
+//! has written into those it owns.
 
 use std::time::Duration;
 
@@ -97,7 +97,7 @@ mod test {
     use crate::toolstack::attach::test::{WRITABLE, machine, say};
 
     #[test]
-    fn a_guest_that_lets_go_is_waited_for_and_nothing_is_left() {
+    fn a_releasing_guest_is_awaited_and_nothing_is_left() {
         let (host, mut store, device) = machine();
         announce(&mut store, &device, WRITABLE).unwrap();
         say(&mut store, &device.backend(), "4");
@@ -122,7 +122,7 @@ mod test {
     }
 
     #[test]
-    fn a_guest_that_holds_on_is_named_with_the_way_out() {
+    fn a_guest_that_does_not_release_is_reported_with_advice() {
         let (_host, mut store, device) = machine();
         announce(&mut store, &device, WRITABLE).unwrap();
         say(&mut store, &device.backend(), "4");
@@ -134,7 +134,7 @@ mod test {
     }
 
     #[test]
-    fn a_guest_that_lies_about_its_backend_harms_no_other() {
+    fn a_guest_with_a_forged_backend_path_harms_no_other() {
         let (_host, mut store, device) = machine();
         store.write(None, "/local/domain/8/name", b"other").unwrap();
         let other = Device { guest: DomId(8), ..device.clone() };
@@ -160,7 +160,7 @@ mod test {
     }
 
     #[test]
-    fn a_disk_of_xl_is_left_to_xl() {
+    fn a_disk_attached_by_xl_is_refused() {
         let (_host, mut store, device) = machine();
         let device = Device { kind: "vbd".into(), ..device };
         announce(&mut store, &device, WRITABLE).unwrap();
@@ -170,7 +170,7 @@ mod test {
     }
 
     #[test]
-    fn a_disk_of_a_daemon_is_left_to_it() {
+    fn a_disk_of_a_daemon_is_refused() {
         let (_host, mut store, device) = machine();
         announce(&mut store, &device, WRITABLE).unwrap();
         refuse_kept(&mut store, &device, "detach").unwrap();
@@ -182,7 +182,7 @@ mod test {
     }
 
     #[test]
-    fn a_disk_that_is_not_there_is_refused() {
+    fn a_missing_disk_is_refused() {
         let (_host, mut store, device) = machine();
         let failure = find(&mut store, DomId(0), DomId(7), device.vdev).unwrap_err();
         assert_eq!(

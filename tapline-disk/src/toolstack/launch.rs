@@ -1,7 +1,7 @@
-//! Starts the disk process of a guest's disk in the background, and sees that it serves.
+//! Starts the process of a guest's disk in the background, and waits until it serves.
 //!
-//! Knows nothing of what it does. Keeps: a process that has ended instead of serving is told of with its own last words,
-//! and one that did not begin to serve in time does not stay.
+//! It knows nothing about what the process does. Invariant: if a process exits instead of serving, its last output is
+//! reported, and one that did not start serving in time is not left behind.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -23,7 +23,7 @@ use crate::output::printable;
 /// Bytes of its last words that are shown.
 const WORDS_MAX: u64 = 4096;
 
-/// How long a process that is given up may take to end by itself.
+/// How long a discarded process may take to exit by itself.
 const TO_END: Duration = Duration::from_secs(5);
 
 /// What to start.
@@ -31,9 +31,9 @@ const TO_END: Duration = Duration::from_secs(5);
 pub struct Launch {
     /// The program: this one.
     pub program: PathBuf,
-    /// Its words.
+    /// Its arguments.
     pub words: Vec<OsString>,
-    /// Its directory; ours if none is named.
+    /// Its working directory; ours if none is given.
     pub directory: Option<PathBuf>,
     /// Where its standard error goes.
     pub log: PathBuf,
@@ -85,8 +85,8 @@ impl Launched {
         })
     }
 
-    /// Waits until the backend's node names this process: another has served it before. If it does not, the process is gone
-    /// afterwards.
+    /// Waits until the backend's node names this process: another has served it before. If it does not, the process is
+    /// gone afterwards.
     pub fn wait_taken_over(
         &mut self,
         store: &mut dyn Store,
@@ -176,7 +176,7 @@ mod test {
     }
 
     #[test]
-    fn a_process_that_ends_instead_is_told_of_with_its_last_words() {
+    fn a_process_that_exits_instead_is_reported_with_its_output() {
         let directory = tempfile::tempdir().unwrap();
         let (_host, mut store, device) = machine();
         announce(&mut store, &device, WRITABLE).unwrap();
@@ -191,7 +191,7 @@ mod test {
     }
 
     #[test]
-    fn a_process_that_does_not_begin_does_not_stay() {
+    fn a_process_that_does_not_start_serving_is_stopped() {
         let directory = tempfile::tempdir().unwrap();
         let (_host, mut store, device) = machine();
         announce(&mut store, &device, WRITABLE).unwrap();
@@ -208,7 +208,7 @@ mod test {
     }
 
     #[test]
-    fn a_disk_that_is_served_is_left_alone() {
+    fn a_served_disk_is_not_touched() {
         let directory = tempfile::tempdir().unwrap();
         let (host, mut store, device) = machine();
         announce(&mut store, &device, WRITABLE).unwrap();

@@ -1,6 +1,7 @@
-//! Which disks guests have of this domain, and what both ends say.
+//! Lists the disks that this domain serves to guests, with the states of both ends.
 //!
-//! It reads the store and changes nothing. What a guest may have written is shown without what could steer a terminal.
+//! It reads xenstore and changes nothing. Text that a guest may have written is shown without terminal control
+//! characters.
 
 use serde::Serialize;
 use xen::{DomId, Store};
@@ -24,11 +25,11 @@ pub struct Listed {
     /// `Connected`, `Closed`, …, or `gone`.
     backend_state: String,
     guest_state: String,
-    /// What Tapline's disk process has left in the store; nothing for a backend of somebody else.
+    /// The value that Tapline's disk process has left in xenstore; `None` for another program's backend.
     image: Option<String>,
     control: Option<String>,
     pid: Option<u32>,
-    /// What the backend says is wrong.
+    /// The backend's error message.
     error: Option<String>,
 }
 
@@ -144,7 +145,7 @@ mod test {
     }
 
     #[test]
-    fn what_is_wrong_with_a_disk_stands_under_it() {
+    fn a_disks_error_is_shown_below_it() {
         let (_host, mut store, device) = machine();
         announce(&mut store, &device, WRITABLE).unwrap();
         store.write(None, &format!("{}/error", device.complaint()), b"22 its keys cannot be used").unwrap();
@@ -156,7 +157,7 @@ mod test {
     }
 
     #[test]
-    fn a_name_in_the_store_cannot_steer_a_terminal() {
+    fn names_in_xenstore_cannot_control_a_terminal() {
         let (_host, mut store, device) = machine();
         announce(&mut store, &device, WRITABLE).unwrap();
         store.write(None, "/local/domain/7/name", b"\x1b[2J").unwrap();

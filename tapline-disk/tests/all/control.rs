@@ -49,7 +49,7 @@ fn guest(room: &Room, versions: Versions, seed: u64) -> Guest {
 }
 
 #[test]
-fn a_snapshot_under_load_loses_nothing_and_tells_the_pause() {
+fn a_snapshot_under_load_loses_nothing_and_reports_the_pause() {
     for format in FORMATS {
         let room = Room::new();
         let disk = serve(&room, format);
@@ -202,7 +202,7 @@ fn a_merge_is_paused_resumed_and_cancelled() {
 }
 
 #[test]
-fn two_disks_stand_on_one_parent_and_it_is_not_merged_into() {
+fn a_parent_shared_by_two_disks_is_not_a_merge_target() {
     for format in FORMATS {
         let room = Room::new();
         let disk = serve(&room, format);
@@ -229,7 +229,7 @@ fn two_disks_stand_on_one_parent_and_it_is_not_merged_into() {
 }
 
 #[test]
-fn a_disk_is_reverted_only_when_nobody_uses_it() {
+fn a_disk_is_reverted_only_without_clients() {
     for format in FORMATS {
         let room = Room::new();
         let disk = serve(&room, format);
@@ -282,7 +282,7 @@ fn a_larger_disk_is_seen_by_the_next_client_and_stays_so() {
 
 /// A daemon has died while its disk was held up, and the one after it has found that the disk did not grow.
 #[test]
-fn what_a_client_asked_for_that_has_hung_up_before_it_was_read_is_not_begun() {
+fn requests_of_a_client_that_disconnected_early_are_not_begun() {
     let room = Room::new();
     let disk = serve(&room, "vhd");
     let mut before = control(&room);
@@ -302,7 +302,7 @@ fn what_a_client_asked_for_that_has_hung_up_before_it_was_read_is_not_begun() {
 
 /// The layers between have one size after the other at any moment, or the second attempt would be refused.
 #[test]
-fn a_merge_into_smaller_layers_that_was_cancelled_goes_on_after_a_restart() {
+fn a_cancelled_merge_into_smaller_layers_continues_after_a_restart() {
     for (above, base) in [("vhd", "raw"), ("qcow2", "raw"), ("qcow2", "vhd"), ("vhd", "qcow2")] {
         let room = Room::new();
         let disk = serve(&room, base);
@@ -355,7 +355,7 @@ fn names(room: &Room, format: &str, files: &[&str]) -> Vec<String> {
 }
 
 #[test]
-fn a_merge_killed_at_its_end_is_found_done_when_it_is_asked_for_again() {
+fn a_merge_killed_at_its_end_is_recognized_as_done_on_retry() {
     for format in FORMATS {
         let room = Room::new();
         let (disk, mut versions) = serve_layers(&room, format, &["3", "2", "1", "0"]);
@@ -388,7 +388,7 @@ fn a_merge_killed_at_its_end_is_found_done_when_it_is_asked_for_again() {
 }
 
 #[test]
-fn a_merged_leaf_that_a_kill_has_left_is_removed_when_it_is_asked_for_again() {
+fn a_merged_leaf_left_by_a_kill_is_removed_on_retry() {
     for format in FORMATS {
         let room = Room::new();
         let (disk, mut versions) = serve_layers(&room, format, &["1", "0"]);
@@ -413,7 +413,7 @@ fn a_merged_leaf_that_a_kill_has_left_is_removed_when_it_is_asked_for_again() {
 }
 
 #[test]
-fn a_file_that_no_merge_has_left_is_not_removed_for_it() {
+fn a_file_not_left_by_a_merge_is_not_removed() {
     for format in FORMATS {
         let room = Room::new();
         let (disk, _) = serve_layers(&room, format, &["2", "1", "0"]);
@@ -437,7 +437,7 @@ fn a_file_that_no_merge_has_left_is_not_removed_for_it() {
 /// As after a crash of the host's daemon, which knows what it has asked for and no more: it serves the chain that it
 /// knows, or without the layer that the refusal tells to leave out, and asks again.
 #[test]
-fn a_merge_below_the_leaf_that_is_killed_at_any_moment_is_done_when_it_is_asked_for_again() {
+fn a_merge_below_the_leaf_killed_at_any_moment_completes_on_retry() {
     for format in FORMATS {
         let mut dice = Dice(7);
         for _ in 0..6 {
@@ -465,7 +465,7 @@ fn a_merge_below_the_leaf_that_is_killed_at_any_moment_is_done_when_it_is_asked_
 }
 
 #[test]
-fn a_merge_removes_no_file_that_has_taken_the_name_of_a_layer() {
+fn a_merge_does_not_remove_a_file_that_replaced_a_layer() {
     let room = Room::new();
     let disk = serve(&room, "qcow2");
     let mut control = control(&room);
@@ -568,7 +568,7 @@ fn fill(file: &std::path::Path) {
 }
 
 #[test]
-fn a_full_storage_is_told_as_such_and_the_disk_goes_on_when_there_is_space() {
+fn full_storage_is_reported_and_the_disk_continues_when_there_is_space() {
     for format in FORMATS {
         let room = Room::new();
         let _mounted = Mounted::xfs(&room);
@@ -606,7 +606,7 @@ fn a_full_storage_is_told_as_such_and_the_disk_goes_on_when_there_is_space() {
 
 /// Its table needs space, which is not there; whether it finds out at once or by a round.
 #[test]
-fn a_disk_that_cannot_grow_for_want_of_space_goes_on_as_it_is_paused_or_not() {
+fn a_disk_without_space_to_grow_continues_unchanged_paused_or_not() {
     for (format, size) in [("vhd", 1 << 40), ("qcow2", 16 << 40)] {
         for paused in [true, false] {
             let room = Room::new();
@@ -644,7 +644,7 @@ fn a_disk_that_cannot_grow_for_want_of_space_goes_on_as_it_is_paused_or_not() {
 }
 
 #[test]
-fn a_snapshot_that_cannot_be_made_changes_nothing() {
+fn a_failed_snapshot_changes_nothing() {
     let room = Room::new();
     let disk = serve(&room, "vhd");
     let mut control = control(&room);
@@ -665,7 +665,7 @@ fn a_snapshot_that_cannot_be_made_changes_nothing() {
 }
 
 #[test]
-fn hostile_clients_neither_stop_nor_bloat_the_disk() {
+fn hostile_clients_neither_stop_the_disk_nor_exhaust_memory() {
     let room = Room::new();
     let disk = serve(&room, "vhd");
     let mut guest = nbd(&room);
@@ -704,7 +704,7 @@ fn hostile_clients_neither_stop_nor_bloat_the_disk() {
 }
 
 #[test]
-fn the_socket_is_private_replaces_a_dead_one_and_goes_with_its_disk() {
+fn the_socket_is_private_replaces_a_stale_one_and_is_removed() {
     use std::os::unix::fs::PermissionsExt;
     let room = Room::new();
     drop(std::os::unix::net::UnixListener::bind(room.file("control.sock")).unwrap());
@@ -719,7 +719,7 @@ fn the_socket_is_private_replaces_a_dead_one_and_goes_with_its_disk() {
 }
 
 #[test]
-fn the_command_speaks_to_the_socket() {
+fn the_command_talks_to_the_socket() {
     let room = Room::new();
     let disk = serve(&room, "vhd");
     assert!(room.done("disk control.sock snapshot --to vhd:b").contains("is now the leaf"));
@@ -752,7 +752,7 @@ fn the_command_speaks_to_the_socket() {
 /// Kills the process at moments of no pattern, from before the snapshot to after the merge, and goes on with the chain
 /// that the rule of decision 0006 names: if the new file is there, it is the leaf.
 #[test]
-fn what_was_answered_survives_kills_during_snapshots_and_merges() {
+fn acknowledged_writes_survive_kills_during_snapshots_and_merges() {
     let seed = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos();
     let seed = u64::try_from(seed & u128::from(u64::MAX)).unwrap();
     println!("seed {seed}");

@@ -17,7 +17,7 @@ fn used(device: &Large, len: u64) {
 }
 
 #[test]
-fn an_image_is_made_on_a_device_whatever_it_held_and_other_programs_read_it() {
+fn an_image_on_a_used_device_is_readable_by_other_programs() {
     for (format, sector) in [("qcow2", "512"), ("vhd", "512"), ("qcow2", "4096")] {
         let Some(device) = Large::device(24 * MIB, sector) else { return };
         used(&device, 24 * MIB);
@@ -65,7 +65,7 @@ fn a_disk_is_converted_onto_a_device() {
 }
 
 #[test]
-fn what_does_not_fit_or_is_in_use_is_refused_and_left_as_it_is() {
+fn small_or_used_devices_are_refused_and_unchanged() {
     let Some(device) = Large::device(8 * MIB, "512") else { return };
     let room = &device.room;
     let refused = |words: &str, why: &str| {

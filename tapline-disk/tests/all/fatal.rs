@@ -78,7 +78,7 @@ fn survive(format: &str, recorded: bool, kind: Kind, point: &str) {
 }
 
 #[test]
-fn a_request_of_which_the_process_dies_before_it_is_begun_is_failed_once() {
+fn a_request_that_kills_the_process_before_it_begins_fails_once() {
     survive("raw", true, Kind::Write, "begin");
     survive("raw", false, Kind::Read, "begin");
     survive("qcow2", true, Kind::Write, "begin");
@@ -86,7 +86,7 @@ fn a_request_of_which_the_process_dies_before_it_is_begun_is_failed_once() {
 }
 
 #[test]
-fn a_request_of_which_the_process_dies_when_it_has_been_done_is_failed_once() {
+fn a_request_that_kills_the_process_after_it_is_done_fails_once() {
     survive("raw", true, Kind::Read, "answer");
     survive("qcow2", true, Kind::Write, "answer");
     survive("vhd", false, Kind::Read, "answer");
@@ -94,7 +94,7 @@ fn a_request_of_which_the_process_dies_when_it_has_been_done_is_failed_once() {
 
 /// A client of NBD comes again and asks for the same.
 #[test]
-fn a_request_of_a_client_of_nbd_of_which_the_process_dies_is_failed_once() {
+fn an_nbd_request_that_kills_the_process_fails_once() {
     let room = Room::new();
     room.done("image create qcow2:a --size 16M");
     let words = "qcow2:a --nbd ./n.sock";
@@ -118,7 +118,7 @@ fn a_request_of_a_client_of_nbd_of_which_the_process_dies_is_failed_once() {
 /// `TAPLINE_LIFE_US` says how long a process lives at most, `TAPLINE_KILLS` how often one is killed, `TAPLINE_SEED` how
 /// all of it goes.
 #[test]
-fn a_process_that_is_killed_again_and_again_while_it_recovers_fails_nothing() {
+fn repeated_kills_during_recovery_fail_no_request() {
     let from_environment = |name: &str, otherwise: u64| {
         std::env::var(name).map_or(otherwise, |value| value.parse().unwrap_or_else(|_| panic!("{name} is no number")))
     };

@@ -1,4 +1,4 @@
-//! What a qcow2 image says of itself, as `image info` prints it.
+//! The metadata of a qcow2 image, as printed by `image info`.
 
 use disk::Link;
 use disk::qcow2::{Compression, Info};
@@ -40,7 +40,7 @@ pub struct Qcow2Fields {
 struct ParentFields {
     /// The backing file name, as it stands in the header.
     name: String,
-    /// Its format, in QEMU's words.
+    /// Its format, in QEMU's terms.
     format: Option<String>,
     uuid: Option<String>,
     size: Option<u64>,

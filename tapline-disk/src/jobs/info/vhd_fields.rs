@@ -1,4 +1,4 @@
-//! What a VHD says of itself, as `image info` prints it.
+//! The metadata of a VHD, as printed by `image info`.
 
 use disk::vhd::{self, DiskType};
 use serde::Serialize;

@@ -1,8 +1,8 @@
-//! Layers below the leaf, opened for writing while a merge needs that, and for reading only otherwise.
+//! Layers below the leaf, opened for writing while a merge needs that, and read-only otherwise.
 //!
-//! Runs on a thread of its own. Invariant: a layer's file is never without a lock that keeps other writers out; where
-//! one layer cannot be opened for writing, because another disk stands on it, all of them stay as they were. Nothing is
-//! written to a layer before the layers above it have forgotten, durably, when it was last changed.
+//! Runs on a thread of its own. Invariant: a layer's file always has a lock that excludes other writers; if one layer
+//! cannot be opened for writing, because another disk is based on it, all of them stay as they were. Nothing is written
+//! to a layer before the layers above it have, durably, forgotten its modification time.
 
 use disk::{FileId, Image, RedoLog};
 use uring::{FileOpenError, ImageFile};
@@ -190,7 +190,7 @@ mod test {
 
     /// Exhaustive over where in a chain of four it ends, by a file that cannot be written.
     #[test]
-    fn parents_are_forgotten_from_the_leaf_down_and_the_chain_opens_wherever_that_ends() {
+    fn parent_times_are_forgotten_top_down_and_the_chain_always_opens() {
         use FormatName::{Qcow2, Raw, Vhd};
         for formats in [[Vhd; 4], [Qcow2; 4], [Vhd, Qcow2, Vhd, Qcow2], [Qcow2, Vhd, Qcow2, Raw]] {
             for end in 0..formats.len() {

@@ -1,7 +1,7 @@
-//! Work that may wait for storage, done on a thread of its own while the disk's thread goes on.
+//! Work that may wait for storage, done on a separate thread while the disk's thread continues.
 //!
-//! It knows nothing about disks. Invariant: the descriptor is signalled when the result is there, also when the work
-//! panicked, which is then a panic of whoever fetches it.
+//! It knows nothing about disks. Invariant: the descriptor is signalled when the result is available, also if the work
+//! panicked, which then becomes a panic in `fetch`.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -67,7 +67,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn the_descriptor_tells_when_the_result_is_there() {
+    fn the_descriptor_signals_the_result() {
         let (go, wait) = std::sync::mpsc::channel::<u32>();
         let blocking_task = BlockingTask::send(move || wait.recv().unwrap()).unwrap();
         assert!(!blocking_task.is_back());

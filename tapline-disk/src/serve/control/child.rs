@@ -1,11 +1,12 @@
-//! A new file for a disk, made while the disk goes on: an empty child of a layer. Runs on a thread of its own.
+//! A new file for a disk that keeps running: an empty child of a layer. Runs on a separate thread.
 //!
-//! The file is made in full beside its name, synced, renamed and its directory synced: it exists whole or not at all,
-//! and never takes the place of another.
+//! The file is created completely under a temporary name, synced, renamed, and its directory synced: it exists
+//! completely or not at all, and never replaces another file.
 //!
-//! With `--handed` it was created empty, under its name and durably, by whoever hands it: it is made in place, and the
-//! sectors by which it is an image are written when all others are durable ([`crate::target`]). *Killed before:* the
-//! file opens as no image. *After:* it is the whole one, empty on its parent. On refusal it is left as it is then.
+//! With `--handed` it was created empty and durably, under its final name, by the process that passes it: it is filled
+//! in place, and the sectors that make it an image are written when all others are durable ([`crate::target`]). *If
+//! killed before:* the file does not open as an image. *After:* it is complete, and empty on top of its parent. If this
+//! is refused, the file is left as it is.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -24,7 +25,7 @@ use crate::parent_link;
 use crate::redo_log;
 use crate::target::{self, Plan, Shape};
 
-/// What to make.
+/// What to create.
 #[derive(Clone, Debug)]
 pub struct Wanted {
     name: ImageName,
@@ -32,7 +33,7 @@ pub struct Wanted {
     options: OpenOptions,
 }
 
-/// What was made.
+/// What was created.
 #[derive(Debug)]
 pub struct Child {
     /// The file, open as the disk's own.
@@ -148,8 +149,7 @@ impl Drop for Unnamed {
     }
 }
 
-/// Removes a file that was made in vain, and makes that durable: were it there after a crash, it would be taken for
-/// what it was to become.
+/// Removes an unneeded new file, durably: if it existed after a crash, it would be taken for the finished one.
 pub fn remove(path: &Path) {
     let removed = files::remove_new(path).map_err(|error| error.to_string());
     let removed = removed.and_then(|()| files::sync_directory(path).map_err(|error| error.to_string()));

@@ -296,7 +296,7 @@ mod test {
     }
 
     #[test]
-    fn a_line_that_trickles_in_is_one_line() {
+    fn a_line_received_in_pieces_is_one_line() {
         let (mut client, mut peer) = pair();
         for byte in b"{\"a\":1}" {
             peer.write_all(&[*byte]).unwrap();
@@ -309,7 +309,7 @@ mod test {
     }
 
     #[test]
-    fn a_line_without_end_is_cut_off_and_not_kept() {
+    fn an_overlong_line_is_rejected_and_not_buffered() {
         let (mut client, mut peer) = pair();
         let writer = std::thread::spawn(move || {
             // It fails when the other side has heard enough.
@@ -323,7 +323,7 @@ mod test {
     }
 
     #[test]
-    fn a_client_that_reads_nothing_is_not_heard() {
+    fn a_client_that_does_not_read_is_not_served() {
         let (mut client, mut peer) = pair();
         peer.write_all(b"one\ntwo\n").unwrap();
         assert_eq!(client.hear(), line("one"));
@@ -344,7 +344,7 @@ mod test {
     }
 
     #[test]
-    fn a_client_that_waits_for_many_answers_waits_with_more_questions() {
+    fn a_client_with_many_pending_answers_is_throttled() {
         let (mut client, mut peer) = pair();
         peer.write_all(b"a\nb\nc\nd\ne\n").unwrap();
         for word in ["a", "b", "c", "d"] {
@@ -358,7 +358,7 @@ mod test {
     }
 
     #[test]
-    fn who_only_asks_and_closes_its_half_is_answered() {
+    fn a_client_that_shut_down_its_write_side_is_answered() {
         let (mut client, mut peer) = pair();
         peer.write_all(b"last words").unwrap();
         peer.shutdown(std::net::Shutdown::Write).unwrap();
@@ -374,7 +374,7 @@ mod test {
     }
 
     #[test]
-    fn what_a_client_asked_that_has_hung_up_is_not_heard() {
+    fn requests_of_a_disconnected_client_are_ignored() {
         let (mut client, mut peer) = pair();
         peer.write_all(b"one\ntwo\nthree").unwrap();
         assert_eq!(client.hear(), line("one"));
@@ -384,7 +384,7 @@ mod test {
     }
 
     #[test]
-    fn who_is_gone_is_over() {
+    fn a_disconnected_client_is_finished() {
         let (mut client, peer) = pair();
         drop(peer);
         assert_eq!(client.hear(), Heard::Nothing);

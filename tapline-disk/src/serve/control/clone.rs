@@ -1,4 +1,4 @@
-//! `clone`: an empty child of a read-only layer, for another disk. This one goes on and notices nothing.
+//! `clone`: creates an empty child of a read-only layer, for another disk. This disk continues undisturbed.
 
 use serde_json::{Value, json};
 

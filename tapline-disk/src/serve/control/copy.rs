@@ -1,8 +1,8 @@
-//! `snapshot` by reflink: a file that shares every block with the disk's own, as it was at one moment. The disk goes on
-//! in its file, and there is no chain.
+//! `snapshot` by reflink: a file that shares every block with the disk's own, as of one moment. The disk continues in
+//! its file, and there is no chain.
 //!
-//! The file system makes the copy while the disk stands still. It is synced and gets its name afterwards, while the
-//! guest goes on: it exists whole or not at all.
+//! The file system makes the copy while the disk is quiesced. The copy is synced and renamed afterwards, while the
+//! guest continues: it exists completely or not at all.
 
 use std::os::fd::AsFd;
 

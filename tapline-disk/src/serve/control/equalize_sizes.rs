@@ -1,8 +1,8 @@
-//! The layers of a merge become as large as the uppermost of them, before anything is copied.
+//! Enlarges the layers of a merge to the size of the topmost of them, before anything is copied.
 //!
 //! One after the other, from the top, each durably before the next: at every moment none is smaller than the one below
-//! it, which a merge insists on, and so does one that begins again after a kill. A raw target comes last: its size is
-//! its file's length.
+//! it, as a merge requires, including one that is restarted after a kill. A raw target comes last: its size is its
+//! file's length.
 
 use disk::{Format, Image};
 

@@ -1,9 +1,9 @@
-//! `merge`, asked for again after a crash at its very end: the sources have left the chain already, and at most their
-//! files are there yet ([`crate::stale_layers`]).
+//! A `merge` that is requested again after a crash at its very end: the sources have already left the chain, and at
+//! most their files still exist ([`crate::stale_layers`]).
 //!
-//! Layers are numbers, which mean others in the chain that is left. So a merge is found to be done only if the
-//! request names the chain that it is meant of, and the disk has that chain without the sources. Where there is a layer
-//! above the target it was found to stand there when the disk was opened. Nothing of the disk is touched.
+//! Layer numbers refer to different layers in the shorter chain. So a merge is recognized as complete only if the
+//! request lists the expected chain, and the disk has that chain without the sources. If there is a layer above the
+//! target, its parent was verified when the disk was opened. The disk itself is not touched.
 
 use serde_json::{Value, json};
 
@@ -22,7 +22,8 @@ pub struct Finish {
     blocking_task: Option<BlockingTask<Result<(), Refusal>>>,
 }
 
-/// What is left of the merge that is asked for; `None` if it has not been done. Refused if the disk has another chain.
+/// What remains to be done of the requested merge; `None` if it has not been done. Refused if the disk has another
+/// chain.
 pub fn what_is_left(asked: &protocol::MergeRequest, work: &mut Work<'_>) -> Result<Option<Finish>, Refusal> {
     let Some(expected) = &asked.expect else { return Ok(None) };
     let layers: Vec<ImageName> =

@@ -1,16 +1,17 @@
-//! `merge`: what layers hold moves into the one below them, while the guest goes on (decision 0006).
+//! `merge`: moves the data of layers into the one below them while the guest keeps running (decision 0006).
 //!
-//! 1. The layers down to the target are opened for writing, which fails if another disk stands on one of them. Nothing
-//!    is written.
-//! 2. What children record of the time and size of a parent that is about to change becomes «unknown», from the leaf
-//!    down: each child durably before its parent changes, if only because it forgets its own. *Killed:* the same chain
-//!    opens. Nothing is in flight for a moment, and the layers take the new files. The guest goes on; the layers get
-//!    one size ([`super::equalize_sizes`]), and the merge begins.
-//! 3. Chunk by piece, at the rate_limiter of [`super::rate_limiter`]. *Killed:* the same chain, and beginning again goes on.
-//! 4. The disk stands still. The sources, empty, leave the chain; the layer above is linked to the target, durably.
-//!    *Killed before:* the same chain, whose sources hold nothing. *After:* the shorter one ([`super::finish`]); of a
-//!    merged leaf, the longer one too.
-//! 5. Layers below the leaf are opened for reading only again. The sources' files may go.
+//! 1. The layers down to the target are opened for writing, which fails if another disk is based on one of them.
+//!    Nothing is written.
+//! 2. The time and size that children record of a parent that is about to change become 'unknown', from the leaf down:
+//!    each child durably before its parent changes, if only because that forgets its own parent's. *If killed:* the
+//!    same chain opens. For a moment nothing is in flight, and the layers switch to the new files. The guest continues;
+//!    the layers are given the same size ([`super::equalize_sizes`]), and the merge begins.
+//! 3. Piece by piece, at the pace of [`super::rate_limiter`]. *If killed:* the same chain, and a restarted merge
+//!    continues.
+//! 4. The disk is quiesced. The sources, now empty, leave the chain; the layer above is linked to the target, durably.
+//!    *If killed before:* the same chain, whose sources hold no data. *After:* the shorter one ([`super::finish`]); for
+//!    a merged leaf, the longer one opens too.
+//! 5. Layers below the leaf are reopened read-only. The sources' files may be removed.
 //!
 //! A merge that is cancelled, or fails, goes from 3 to 5.
 
@@ -61,7 +62,7 @@ pub struct MergeJob {
     unused: Vec<String>,
     /// They are removed.
     deleted: bool,
-    /// How it ends, once that is known.
+    /// The result, once that is known.
     outcome: Option<Refusal>,
     longest: Option<Measured>,
     measured: bool,
@@ -347,7 +348,7 @@ impl MergeJob {
         Ok(image.relink(Some(&link))?)
     }
 
-    /// It cannot go on: the disk is left as it is.
+    /// It cannot continue: the disk is left as it is.
     fn fail(&mut self, refusal: Refusal, work: &mut Work<'_>) -> Stage {
         self.outcome = Some(refusal);
         work.disk.cancel_merge();
@@ -358,7 +359,7 @@ impl MergeJob {
         Stage::Leaving(Quiesce::default())
     }
 
-    /// Everything is durable: layers below the leaf are not written to any more, and the guest goes on.
+    /// Everything is durable: layers below the leaf are no longer written, and the guest continues.
     fn leave(&mut self, work: &mut Work<'_>) -> Result<Stage, Refusal> {
         work.behind().tell_since(&self.behind);
         let layers = access::open(work)?;

@@ -1,5 +1,5 @@
-//! The merge that goes on beside the other verbs, as the control socket sees it: who asked for it, who is told how far
-//! it is, and what is left to tell when it has ended.
+//! The merge that runs concurrently with other verbs, from the control socket's view: which client requested it, which
+//! clients follow its progress, and what remains to be reported when it has ended.
 
 use serde_json::{Value, json};
 
@@ -11,16 +11,16 @@ use super::{Asker, Control};
 use crate::files::AtHand;
 use crate::serve::own_keys::MERGE_TIMER;
 
-/// The merge that goes on beside the others.
+/// The running merge.
 #[derive(Debug)]
 pub struct Merging {
     /// What it does.
     pub merge: Box<MergeJob>,
     /// Who is still to be answered.
     asker: Option<Asker>,
-    /// Whether that is at its end, with lines on the way.
+    /// Whether the answer comes at its end, after progress lines.
     follow: bool,
-    /// What was said last.
+    /// The last percentage reported.
     percent: u64,
     /// The files that came with the request.
     _at_hand: Option<AtHand>,
@@ -109,7 +109,7 @@ impl Control {
         }
     }
 
-    /// Says how far the merge is, to who wants to know.
+    /// Reports the merge's progress to interested clients.
     fn report_merging(&mut self, merging: &mut Merging) {
         if !merging.merge.has_begun() {
             return;

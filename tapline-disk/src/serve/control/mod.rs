@@ -1,11 +1,11 @@
-//! The control socket: whoever may run this process asks for changes of the disk while its guest goes on.
+//! The control socket: whoever may run this process can request changes of the disk while its guest keeps running.
 //!
-//! [`Control`] is one more listener of the disk's one wait. It takes lines in ([`client`]), understands them
-//! ([`protocol`]), and drives the verb that is under way from one thing it waits for to the next; a verb never blocks
-//! the thread: what may wait for storage is an [`blocking_task`]. Without clients and verbs it costs nothing.
+//! [`Control`] is another listener in the disk's single wait. It reads lines ([`client`]), parses them ([`protocol`]),
+//! and drives the verb in progress from one event to the next; a verb never blocks the thread: work that may wait for
+//! storage is a [`blocking_task`]. Without clients and verbs it costs nothing.
 //!
-//! Invariants: one verb that takes time is under way at most; every request is answered once, unless its client is
-//! gone; what a client asks for is begun only while it is there, and goes on without it.
+//! Invariants: at most one long-running verb is in progress; every request is answered once, unless its client has
+//! disconnected; a request is begun only while its client is connected, and then continues without it.
 
 mod access;
 mod blocking_task;
@@ -59,7 +59,7 @@ use crate::serve::own_keys::{self, BLOCKING_TASK, CONTROL_LISTENER, MERGE_TIMER,
 pub use pause::Pause;
 pub use work::{Flush, Work, condition_of};
 
-/// A flush of our own. No server has so many connections or queues that it makes such a name.
+/// A flush of our own. No server has so many connections or queues that one of its tokens is equal.
 pub const FLUSH: Token = Token(u64::MAX - 1);
 
 /// Clients at one time: a daemon, a person, a monitor, and their successors.
@@ -102,8 +102,8 @@ impl Control {
         Ok(Control::on(listener))
     }
 
-    /// The same at a socket that listens already, with the mode that its maker has given it. `bound`: device and inode
-    /// of its path, if that is to be removed at the end.
+    /// The same at a socket that is already listening, with the mode set by its creator. `bound`: device and inode of
+    /// its path, if that is to be removed at the end.
     pub fn at(socket: OwnedFd, path: &Path, bound: Option<(u64, u64)>) -> Result<Control, Failure> {
         Listener::of_bound(socket, path, bound).map(Control::on).map_err(Failure::said)
     }
@@ -134,7 +134,7 @@ impl Control {
     pub fn ready(&mut self, key: WatchKey) -> bool {
         match key {
             CONTROL_LISTENER => self.knocked = true,
-            // What the blocking_task was sent by looks for itself.
+            // The verb that started the blocking task checks it.
             BLOCKING_TASK | MERGE_TIMER | SUCCESSOR | UPGRADE_TIMER => {}
             key => {
                 let place = own_keys::client_of(key).and_then(|place| self.clients.get_mut(place));
@@ -158,7 +158,7 @@ impl Control {
         self.job.is_some() || self.merging.is_some()
     }
 
-    /// Whether nobody is there, and nothing is to be done: nearly always.
+    /// Whether there are no clients and nothing to do, which is nearly always the case.
     fn is_forgotten(&self) -> bool {
         !self.knocked && !self.paused && !self.is_working() && self.clients.iter().all(Option::is_none)
     }
@@ -183,8 +183,7 @@ impl Control {
                 }
             }
         }
-        // An upgrade whose process was there already has just begun: nothing else would tell a merge that is paused to
-        // end.
+        // An upgrade with a process that already existed has just begun: no other event would stop a paused merge.
         if self.job.as_mut().and_then(|(job, _)| job.as_upgrade()).is_some_and(|upgrade| upgrade.needs_no_merge()) {
             self.go_on_merging(work);
         }
@@ -198,7 +197,7 @@ impl Control {
         self.job.as_ref().map(|(job, _)| job.verb()).or(self.merging.is_some().then_some("merge"))
     }
 
-    /// No more verbs are begun; the one under way comes to its end, and nothing is held any more.
+    /// No further verbs are begun; the one in progress is finished, and nothing stays paused.
     pub fn stop(&mut self, work: &mut Work<'_>) {
         self.stopping = true;
         work.engine.forget(CONTROL_LISTENER.0);
@@ -280,7 +279,7 @@ impl Control {
             }
         };
         let (id, asked) = protocol::parse(&line);
-        // What came with a line that makes no sense is closed.
+        // Descriptors that came with an invalid line are closed.
         let wanted = |asked: &Asked| asked.files.len() + handed::others(&asked.verb);
         let came = client.claim(asked.as_ref().map_or(0, wanted));
         let asker = Asker { place, number, id };
@@ -304,7 +303,7 @@ impl Control {
         }
     }
 
-    /// The client who asked, if it is there still.
+    /// The client that made the request, if it is still connected.
     fn client(&mut self, asker: &Asker) -> Option<&mut Client> {
         self.clients.get_mut(asker.place)?.as_mut().filter(|client| client.number == asker.number)
     }

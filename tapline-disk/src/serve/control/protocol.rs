@@ -1,7 +1,7 @@
-//! The words of the control socket: one JSON object a line in, one a line out. See `docs/control.md`.
+//! The messages of the control socket: one JSON object per line in both directions. See `docs/control.md`.
 //!
-//! Knows nothing about sockets and disks. Invariant: a [`Verb`] that exists has every field that it needs and no
-//! other, and every path in it is absolute: this process's directory is nobody's business.
+//! It knows nothing about sockets and disks. Invariant: a [`Verb`] that exists has all the fields that it needs and no
+//! others, and every path in it is absolute, so that clients need not know this process's working directory.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -26,13 +26,13 @@ pub struct Id(Value);
 /// A line that makes sense.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Asked {
-    /// What is asked.
+    /// The requested verb.
     pub verb: Verb,
     /// The files that come with it.
     pub files: Vec<FileAsked>,
 }
 
-/// What a line says of a file that comes with it.
+/// A line's description of a file that comes with it.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FileAsked {
@@ -42,7 +42,7 @@ pub struct FileAsked {
     pub write: bool,
 }
 
-/// What is asked.
+/// The requested verb.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Verb {
     /// Which version is spoken, and which verbs there are.
@@ -138,13 +138,13 @@ pub struct MergeRequest {
     /// Bytes a second at most.
     #[serde(default)]
     pub rate: Option<u64>,
-    /// Lines about the progress until it ends, and the answer at the end.
+    /// Progress lines until it ends, and the answer at the end.
     #[serde(default)]
     pub follow: bool,
     /// Files that hold nothing any more are removed.
     #[serde(default)]
     pub delete: bool,
-    /// The chain that the numbers are meant of.
+    /// The expected chain; the request is refused if the disk has another.
     #[serde(default, deserialize_with = "image_names")]
     pub expect: Option<Vec<ImageName>>,
 }
@@ -199,7 +199,7 @@ pub struct Upgrade {
 #[serde(deny_unknown_fields)]
 struct Nothing {}
 
-/// Reads a line. The name of the request is told also where the rest makes no sense.
+/// Parses a line. The request's id is returned even if the rest is invalid.
 pub fn parse(line: &[u8]) -> (Id, Result<Asked, Refusal>) {
     let malformed = |why: String| {
         Refusal::new(Kind::Malformed, why).advise("send one JSON object per line, as described in docs/control.md")
@@ -405,7 +405,7 @@ mod test {
     }
 
     #[test]
-    fn what_is_not_known_is_refused_by_name() {
+    fn unknown_fields_and_verbs_are_refused_by_name() {
         assert!(refused(r#"{"version":1,"verb":"explode"}"#).message.contains("explode"));
         assert!(refused(r#"{"version":1,"verb":"stats","now":true}"#).message.contains("now"));
         assert!(refused(r#"{"version":1,"verb":"resize","size":1,"shrink":true}"#).message.contains("shrink"));
@@ -415,7 +415,7 @@ mod test {
     }
 
     #[test]
-    fn nonsense_is_refused_without_a_name() {
+    fn invalid_lines_are_refused_without_an_id() {
         for line in ["", "{", "[]", "7", "{\"id\":{}}", "\u{0}", "{\"version\":1,\"version\"", &"[".repeat(100_000)] {
             let (id, verb) = parse(line.as_bytes());
             assert_eq!((id, verb.unwrap_err().kind), (Id::default(), Kind::Malformed), "{line:.40}");
@@ -425,14 +425,14 @@ mod test {
     }
 
     #[test]
-    fn a_path_that_depends_on_a_directory_is_refused() {
+    fn relative_paths_are_refused() {
         let refusal = refused(r#"{"version":1,"verb":"snapshot","to":"vhd:b.vhd"}"#);
         assert!(refusal.message.contains("an absolute path"), "{refusal:?}");
         assert!(refused(r#"{"version":1,"verb":"clone","of":1,"to":"b.vhd"}"#).message.contains("format"));
     }
 
     #[test]
-    fn files_are_named_with_their_use_and_nothing_else() {
+    fn files_are_listed_with_their_use_only() {
         let line = |file: &str| format!(r#"{{"version":1,"verb":"stats","files":[{file}]}}"#);
         let (_, asked) = parse(line(r#"{"path":"/a","write":true}"#).as_bytes());
         assert_eq!(asked.unwrap().files, [FileAsked { path: "/a".into(), write: true }]);
@@ -443,13 +443,13 @@ mod test {
     }
 
     #[test]
-    fn a_merge_goes_downwards_and_ends() {
+    fn a_merge_must_go_downwards_at_a_nonzero_rate() {
         assert!(refused(r#"{"version":1,"verb":"merge","from":1,"into":1}"#).message.contains("not above"));
         assert!(refused(r#"{"version":1,"verb":"merge","from":0,"into":1,"rate":0}"#).message.contains("never end"));
     }
 
     #[test]
-    fn the_chain_that_is_expected_has_whole_paths_and_the_layers_that_are_merged() {
+    fn an_expected_chain_has_absolute_paths_and_all_merged_layers() {
         let merge = |chain: &str| format!(r#"{{"version":1,"verb":"merge","from":0,"into":1,"expect":{chain}}}"#);
         let (_, verb) = parse(merge(r#"["vhd:/b","raw:/a"]"#).as_bytes());
         let Ok(Asked { verb: Verb::Merge(MergeRequest { expect: Some(chain), .. }), .. }) = verb else {
@@ -462,7 +462,7 @@ mod test {
     }
 
     #[test]
-    fn an_answer_is_one_line_with_the_name_of_its_request() {
+    fn an_answer_is_one_line_with_its_requests_id() {
         let id = Id("a\nb".into());
         assert_eq!(answer(&id, &Ok(Value::Null)), "{\"id\":\"a\\nb\",\"ok\":null}\n");
         assert_eq!(event(&Id::default(), &7.into()), "{\"id\":null,\"event\":7}\n");

@@ -1,7 +1,8 @@
-//! How fast a merge goes: never in the guest's way, and no faster than it was told.
+//! Limits the rate of a merge: it yields to the guest, and stays below the configured rate.
 //!
-//! It knows time and bytes, no disk. After each piece it waits as long as the piece has taken, if the guest had
-//! requests meanwhile: a merge then takes half of the storage's time at most. Its timer exists while a merge does.
+//! It knows time and bytes, but no disk. After each piece it waits as long as the piece has taken, if the guest had
+//! requests in the meantime: a merge then takes at most half of the storage's time. Its timer exists as long as the
+//! merge.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -49,7 +50,7 @@ impl RateLimiter {
         self.due = now.saturating_add(courtesy).max(self.paid);
     }
 
-    /// Whether a piece may begin; if not, the timer tells when.
+    /// Whether a piece may begin; if not, the timer fires when it may.
     pub fn allows(&mut self, now: Duration) -> io::Result<bool> {
         if now >= self.due {
             return Ok(true);
@@ -74,7 +75,7 @@ mod test {
     }
 
     #[test]
-    fn a_piece_under_a_working_guest_is_followed_by_a_wait_of_its_length() {
+    fn under_guest_load_each_piece_is_followed_by_an_equal_wait() {
         let mut rate_limiter = RateLimiter::new(None, ms(100)).unwrap();
         assert!(rate_limiter.allows(ms(100)).unwrap());
         rate_limiter.begin(ms(100));
@@ -92,7 +93,7 @@ mod test {
     }
 
     #[test]
-    fn a_rate_holds_over_many_pieces_and_idleness_is_not_made_up_for() {
+    fn a_rate_limit_holds_on_average_and_idle_time_is_not_made_up() {
         let mut rate_limiter = RateLimiter::new(Some(1_000_000), ms(0)).unwrap();
         let mut now = ms(0);
         for _ in 0..10 {

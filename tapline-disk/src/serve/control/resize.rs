@@ -1,8 +1,8 @@
-//! `resize`: the disk grows, and its guest is told.
+//! `resize`: enlarges the disk and notifies its guest.
 //!
-//! A raw file, or a data file, is lengthened first, while nobody looks behind its old end; other formats grow by a
-//! change of their metadata. *Killed on the way:* the disk has the old size or the new one. The answer comes when the
-//! new one is durable.
+//! A raw file, or a data file, is extended first, while nothing beyond its old end is accessed; other formats grow by a
+//! change of their metadata. *If killed in between:* the disk has either the old size or the new one. The answer comes
+//! when the new size is durable.
 
 use serde_json::{Value, json};
 
@@ -96,15 +96,15 @@ impl Resize {
         Ok(None)
     }
 
-    /// It is durable, and not before that the guest is told: it may use what it is told of.
+    /// Notifies the guest when the size is durable, and not earlier, because it may use the new space at once.
     fn told(&self, work: &mut Work<'_>) -> Value {
         work.behind().tell_since(&self.behind);
         work.resized();
         json!({ "size": work.geometry.len })
     }
 
-    /// Takes back what has happened so far, but for what the image has grown by: nobody is told of that, and it is
-    /// durable when a round is. A raw file that was lengthened stays so: zeroes behind the disk's end.
+    /// Rolls back, except for the image's growth, which the guest is not notified of and which becomes durable with the
+    /// next round. A raw file that was extended stays so, with zeroes beyond the disk's end.
     pub fn undo(&mut self, work: &mut Work<'_>) {
         work.let_go();
     }

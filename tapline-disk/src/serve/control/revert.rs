@@ -1,8 +1,8 @@
-//! `revert`: the disk is again what it was when a layer was its leaf. Nobody uses it meanwhile.
+//! `revert`: reverts the disk to what it was when a layer was its leaf. No client may be connected.
 //!
-//! A new empty leaf on that layer is made as for a snapshot; then the layers above are taken off, and the new leaf put
-//! on. Their files stay, and the answer names them. *Killed before the switch:* the old chain is as it was, with a new
-//! file beside it that nothing stands on. *After:* the new leaf on the layer.
+//! A new empty leaf on that layer is created as for a snapshot; then the layers above are removed from the chain, and
+//! the new leaf added. Their files stay, and the answer lists them. *If killed before the switch:* the old chain is as
+//! it was, with an additional unused file. *After:* the new leaf on the layer.
 
 use std::path::PathBuf;
 
@@ -119,7 +119,8 @@ fn nobody_connected(work: &Work<'_>) -> Result<(), Refusal> {
     }
 }
 
-/// What somebody has asked who has left belongs to the disk as it is, and is done when requests are let go again.
+/// Requests of a disconnected client belong to the current state of the disk, and are carried out when requests are
+/// released again.
 fn nothing_asked(work: &Work<'_>) -> Result<(), Refusal> {
     match work.disk.in_flight() {
         0 => Ok(()),

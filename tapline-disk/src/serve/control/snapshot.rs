@@ -1,22 +1,23 @@
 //! `snapshot` by a chain: the live leaf becomes a read-only parent, and a new file the leaf (decision 0006).
 //!
-//! 1. The new file is made beside its name, synced, renamed ([`super::child`]). *Killed before the rename:* nothing has
-//!    happened. *After:* the new file is empty on a parent that has everything.
-//! 2. A flush, so that little is under way. 3. Requests are held; those under way end.
-//! 4. The new file becomes the leaf. *Killed after:* the new file, on the old one. What was written to the old one and
+//! 1. The new file is created under a temporary name, synced, and renamed ([`super::child`]). *If killed before the
+//!    rename:* nothing has happened. *After:* the new file is empty, on a parent that has everything.
+//! 2. A flush, to leave little in flight.
+//! 3. Requests are held; those in flight are completed.
+//! 4. The new file becomes the leaf. *If killed after:* the new file, on the old one. Writes to the old one that were
 //!    not flushed may be lost, as before; a round makes the old leaf durable before the new one, so nothing else can
 //!    be.
-//! 5. Requests go on. A round makes the old leaf durable, and it is closed for writing.
-//! 6. It is opened for reading only, so that other disks may stand on it too; its time of last change is fixed, and the
-//!    new leaf records it with the next round.
+//! 5. Requests continue. A round makes the old leaf durable, and it is closed for writing.
+//! 6. It is reopened read-only, so that other disks can be based on it too; its modification time is final, and the new
+//!    leaf records it with the next round.
 //!
-//! So whoever finds the new file after a crash takes it for the leaf, and whoever does not, the old one.
+//! So after a crash, the new file is the leaf if it exists, and otherwise the old one.
 //!
-//! With `--handed` the new file has its name before 1, and «finds the new file» is «opens it as an image that stands on
-//! the old leaf». *Killed in 1:* it is no image, and the disk was never switched to it: it may be removed. *Killed
-//! after:* it is whole, empty unless the disk was switched to it (4), and its parent is not on record as unchanged: as
-//! the leaf it shows what the old one does, whatever that was written meanwhile. Nothing more is created for 6: the old
-//! leaf's description for reading only came with the request.
+//! With `--handed` the new file has its name before 1, and 'the new file exists' means 'it opens as an image on top of
+//! the old leaf'. *If killed in 1:* it is not an image, and the disk was never switched to it: it may be removed. *If
+//! killed after:* it is complete, empty unless the disk was switched to it (4), and its parent is not recorded as
+//! unchanged: as the leaf it has the contents of the old one, whatever was written to that in the meantime. Nothing
+//! more is created for 6: the read-only description of the old leaf came with the request.
 
 use std::path::PathBuf;
 
@@ -57,7 +58,7 @@ impl Snapshot {
     /// Begins.
     pub fn begin(to: ImageName, work: &mut Work<'_>) -> Result<Snapshot, Refusal> {
         work.must_be_writable()?;
-        // What is a parent afterwards is opened for reading only, in the end.
+        // The future parent is reopened read-only at the end.
         files::must_have(work.file(0)?.1.path(), false)?;
         let wanted = Wanted::on(work, 0, &to, true)?;
         let stage = Stage::Making(work.send(move || wanted.make())?);
@@ -136,8 +137,8 @@ impl Snapshot {
         Ok(Stage::Closing(old, handle, answer))
     }
 
-    /// The old leaf is durable, or cannot be; what opens it for reading only. The snapshot is taken either way, and
-    /// nothing may make it look otherwise.
+    /// The old leaf is durable, or cannot be made so; the task that reopens it read-only. The snapshot is taken in
+    /// either case, and nothing may make it look otherwise.
     fn closed(
         old: FileId,
         handle: ImageFile,
@@ -162,8 +163,8 @@ impl Snapshot {
     }
 }
 
-/// The file of a layer that is not written to any more, for reading only. If that fails it stays as it was, which costs
-/// other disks the right to stand on it.
+/// Switches a layer that is no longer written to a read-only file. If that fails it stays as it was, and other disks
+/// cannot be based on it.
 pub fn lower(file: FileId, opened: Result<ImageFile, FileOpenError>, work: &mut Work<'_>) {
     let replaced = opened.map_err(Refusal::from).and_then(|opened| Ok(work.engine.replace(file, opened)?));
     if let Err(refusal) = replaced {

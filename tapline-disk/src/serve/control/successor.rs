@@ -1,7 +1,7 @@
-//! The process that takes the place of this one: it is started and handed everything, or ended.
+//! The process that replaces this one: it is started and receives everything, or is stopped.
 //!
-//! Knows nothing of when that is done. Invariant: until the new process is told to go, it has written nothing and may
-//! end at any moment.
+//! It knows nothing about when that happens. Invariant: until the new process is told to go, it has written nothing and
+//! may exit at any moment.
 
 use std::ffi::OsString;
 use std::os::fd::{AsFd, OwnedFd};
@@ -26,7 +26,7 @@ pub struct Successor {
     channel: Channel,
     /// If it was started here.
     child: Option<Child>,
-    /// Its number and its version, once it has said hello.
+    /// Its pid and version, once it has said hello.
     pub pid: u32,
     /// See [`Successor::pid`].
     pub program: String,
@@ -60,7 +60,7 @@ impl ControlSocket {
 }
 
 impl Successor {
-    /// A process that somebody has started, at the other end of this socket.
+    /// A process started by the client, at the other end of this socket.
     pub fn at(socket: OwnedFd, work: &mut Work<'_>) -> Result<Successor, Refusal> {
         let channel = Channel::over(socket).map_err(|why| Refusal::new(Kind::Invalid, why.to_string()))?;
         let watched = work.engine.watch(channel.as_fd(), false, SUCCESSOR.0);

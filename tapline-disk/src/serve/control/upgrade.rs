@@ -1,11 +1,10 @@
-//! `upgrade`: another process takes the place of this one, and the disk's peers notice nothing but a short wait.
+//! `upgrade`: another process replaces this one, and the disk's clients notice nothing but a short wait.
 //!
-//! This process starts the new one, or the client has started it. When the new process is ready, this one flushes what
-//! was written, takes no more requests, waits for those under way, and hands everything over
-//! ([`crate::serve::handover`]).
+//! This process starts the new one, or the client has started it. When the new process is ready, this one flushes,
+//! stops accepting requests, waits for those in flight, and hands over everything ([`crate::serve::handover`]).
 //!
-//! Invariants: until it tells the new process to go, this one can go on, and does if anything fails or takes too long;
-//! from then on it touches nothing.
+//! Invariants: until it tells the new process to go, this one can continue, and does so if anything fails or takes too
+//! long; from then on it touches nothing.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -29,7 +28,7 @@ use crate::serve::own_keys::UPGRADE_TIMER;
 
 /// How long the new process may take to say hello.
 const TO_START: Duration = Duration::from_secs(30);
-/// How long peers wait at most, unless the client says otherwise.
+/// The default limit on how long clients wait.
 const PAUSE_MAX: Duration = Duration::from_millis(50);
 /// Attempts to hand the disk over, and by how much the wait before each of them grows.
 const ATTEMPTS: u32 = 20;
@@ -56,7 +55,7 @@ pub struct Upgrade {
 enum Stage {
     /// The new process is being started.
     Starting(Option<Start>),
-    /// It has its words, and has not said hello.
+    /// It has its arguments, but has not said hello.
     Greeting { until: Instant },
     /// It waits. A merge is being interrupted, or nothing is left to wait for.
     Ready,
@@ -64,7 +63,7 @@ enum Stage {
     Flushing,
     /// No more requests are taken, since then; those under way end.
     Draining { since: Instant },
-    /// The same, and what is in no redo log is being made durable.
+    /// The same, while data that is in no redo log is being made durable.
     Syncing { since: Instant },
     /// Requests are taken again for a while, since those under way took too long.
     Resting { until: Instant },
@@ -72,7 +71,7 @@ enum Stage {
 
 /// What came of an attempt.
 enum Attempt {
-    /// It is done; peers have waited so long.
+    /// Done, with the time that clients have waited.
     Done(Duration),
     /// Not now: something is under way.
     Later,
@@ -81,7 +80,7 @@ enum Attempt {
 }
 
 impl Upgrade {
-    /// Begins; `successor` is the socket of a process that whoever asks has started.
+    /// Begins; `successor` is the socket of a process started by the client.
     pub fn begin(
         asked: protocol::Upgrade,
         successor: Option<OwnedFd>,
@@ -123,7 +122,7 @@ impl Upgrade {
         })
     }
 
-    /// Whether a merge must end before it goes on.
+    /// Whether a merge must be stopped before it continues.
     pub fn needs_no_merge(&self) -> bool {
         !matches!(self.stage, Stage::Starting(_) | Stage::Greeting { .. })
     }
@@ -207,7 +206,7 @@ impl Upgrade {
         Ok(())
     }
 
-    /// Takes requests again, and tries with another new process: one that was late has heard so, and ends.
+    /// Accepts requests again, and tries with another new process: a late one has been told so, and exits.
     fn start_again(&mut self, work: &mut Work<'_>) -> Result<(), Refusal> {
         work.server.hold(false);
         self.again(LATE)?;
@@ -265,7 +264,7 @@ impl Upgrade {
         json!({ "pid": pid, "pause_us": pause, "program": program })
     }
 
-    /// It has failed: the new process is to end, and this one goes on.
+    /// It has failed: the new process must exit, and this one continues.
     pub fn undo(&mut self, work: &mut Work<'_>) {
         work.server.hold(false);
         work.engine.forget(UPGRADE_TIMER.0);

@@ -1,7 +1,7 @@
-//! What a verb works on: the disk, what is below and above it, and the moment at which it stands still.
+//! What verbs work on: the disk, what is below and above it, and quiescing.
 //!
-//! Knows nothing about particular verbs. Invariant: whoever had requests held lets them go again, also when it fails;
-//! requests that a client's `pause` holds stay held.
+//! It knows nothing about particular verbs. Invariant: a verb that holds requests releases them again, also when it
+//! fails; requests held by a client's `pause` stay held.
 
 use std::fs::File;
 use std::io;
@@ -45,9 +45,9 @@ pub struct Work<'a> {
     pub flush: &'a mut Flush,
     /// What waits for space.
     pub full: &'a mut Full,
-    /// What the disk has done so far.
+    /// I/O statistics of the disk.
     pub stats: &'a Stats,
-    /// How often the thread has looked for more before it slept.
+    /// Statistics of polling before sleeping.
     pub polling: &'a Polling,
     /// Requests that a process before this one may have died of.
     pub suspects: &'a Suspects,
@@ -92,7 +92,7 @@ impl Work<'_> {
         condition_of(self.disk, self.full, self.suspects)
     }
 
-    /// What the disk has done so far, for the process that takes the place of this one.
+    /// I/O statistics of the disk, for the process that replaces this one.
     pub fn counters(&self) -> Counters {
         let mut counters = self.stats.counters(self.polling.looks());
         counters.fatal = self.suspects.fatal();
@@ -198,14 +198,14 @@ impl Work<'_> {
         (0..self.disk.layers().len()).filter_map(|depth| self.name(depth).ok()).map(|name| name.to_string()).collect()
     }
 
-    /// The layers whose metadata stands behind their blocks.
+    /// The layers whose metadata is located behind their blocks.
     pub fn behind(&self) -> Behind {
         let layers =
             (0..self.disk.layers().len()).filter_map(|depth| Some((self.name(depth).ok()?, self.image(depth).ok()?)));
         Behind::of(layers)
     }
 
-    /// Whether a layer's data stands in its file, or in its data file, as it stands on the disk.
+    /// Whether a layer's data is in its file, or its data file, at the same offsets as on the disk.
     pub fn has_flat_data(&self, depth: usize) -> Result<bool, Refusal> {
         Ok(matches!(self.image(depth)?, Image::Raw(_)) || self.file(depth)?.1.data_file().is_some())
     }
@@ -246,8 +246,8 @@ impl Work<'_> {
         Ok(self.file(0)?.1.options())
     }
 
-    /// The leaf's parent is not written to any more: its time of last change is fixed, and the leaf records it with the
-    /// next round. Without it nothing is lost but the discovery that somebody has changed the parent.
+    /// The leaf's parent is no longer written: its modification time is final, and the leaf records it with the next
+    /// round. Without that nothing is lost, except that a modification of the parent would not be detected.
     pub fn record_time_of_parent(&mut self) {
         let modified = self.file(1).ok().filter(|(_, file)| !file.options().write);
         let modified = modified.and_then(|(_, file)| rustix::fs::fstat(file).ok());
@@ -286,7 +286,7 @@ fn not_durable(status: Status) -> Refusal {
         .advise("see the kernel log; nothing was changed, and the disk accepts writes again after it is restarted")
 }
 
-/// The whole path, for whoever asks from elsewhere.
+/// The absolute path, for clients with another working directory.
 pub fn absolute(path: &Path) -> std::path::PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
@@ -306,7 +306,7 @@ pub enum Quiesce {
     /// Not begun.
     #[default]
     Begin,
-    /// A flush makes most of it durable while the guest goes on.
+    /// A flush makes most of it durable while the guest continues.
     Flushing,
     /// Another one what has come since: it is short, and leaves less.
     FlushingAgain,

@@ -1,7 +1,7 @@
-//! The end of a served disk: what was taken in is answered, or left to a peer that keeps it, and what was written is
-//! durable.
+//! The end of a served disk: accepted requests are completed, or left to a client that keeps them, and everything
+//! written is durable.
 //!
-//! It knows no protocol and no format. Invariant: it ends only when nothing is under way.
+//! It knows no protocol and no format. Invariant: it ends only when nothing is in flight.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -102,13 +102,14 @@ impl<S: Server + Disclose> EventLoop<S> {
     }
 }
 
-/// Ends the process, whose place another has taken. Nothing is dropped on the way: all that there is belongs to that.
+/// Exits after another process has taken over. Nothing is dropped on the way, because everything belongs to that
+/// process.
 pub(super) fn leave_everything() -> ! {
     log::end();
     std::process::exit(i32::from(Exit::Done.code()))
 }
 
-/// Statistics must not end a disk: what cannot be written is said.
+/// Statistics must not stop a disk: a write error is logged.
 pub(super) fn write_stats(line: &str, file: Option<&PathBuf>) {
     let Some(path) = file else { return say(format_args!("statistics: {line}")) };
     if let Err(error) = stats::open_file(path).and_then(|mut file| file.write_all(format!("{line}\n").as_bytes())) {

@@ -1,6 +1,6 @@
-//! What a disk gives back that was not used for a while ([`Quiet`]).
+//! What an idle disk releases ([`Quiet`]).
 //!
-//! It knows no protocol and no format. Invariant: a disk at rest, of which little is known, is not woken.
+//! It knows no protocol and no format. Invariant: an idle disk with little cached is not woken.
 
 use std::io;
 

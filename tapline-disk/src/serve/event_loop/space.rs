@@ -1,7 +1,7 @@
 //! Requests that wait for space ([`Full`]), between the disk and the server.
 //!
-//! It knows no protocol and no format. Invariant: what waits is answered once, by the disk or by the end of the
-//! waiting; or it is given back to its peer, and nothing of it is done here any more.
+//! It knows no protocol and no format. Invariant: a waiting request is completed once, by the disk or by the end of the
+//! waiting; or it is returned to its client, and nothing more is done with it here.
 
 use disk::{Request, Status};
 use transport::Server;
@@ -65,7 +65,7 @@ impl<S: Server + Disclose> EventLoop<S> {
         count
     }
 
-    /// Whether nobody is there any more for whom something waits.
+    /// Whether there is no client left for which a request waits.
     fn is_alone(&self) -> bool {
         self.full.is_full() && self.server.peers() == 0
     }

@@ -1,8 +1,8 @@
-//! Requests that the last process may have died of ([`Suspects`](crate::serve::suspects::Suspects)), between the server
+//! Requests that may have killed the last process ([`Suspects`](crate::serve::suspects::Suspects)), between the server
 //! and the disk.
 //!
-//! It knows no protocol and no format. Invariant: while there are any, one request at most is under way; that the
-//! process is at work on it stands in the leaf's redo log only while nothing else is done by it.
+//! It knows no protocol and no format. Invariant: while there are any, at most one request is in flight; the leaf's
+//! redo log says that the process works on it only while the process does nothing else.
 
 use disk::redo::Mark;
 use disk::{Request, Span, Status};

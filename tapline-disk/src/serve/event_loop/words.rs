@@ -1,10 +1,11 @@
-//! What is said of requests in the log. It knows nothing else of them.
+//! The wording of log lines about requests.
 
 use disk::{Damage, Operation, Status};
 
 use crate::soundness::{cure_for, unfindable};
 
-/// What whoever runs the host must hear of a failed request, for only they can help. The rest is the guest's doing.
+/// The text of a failed request that the host's administrator must know about, because only they can help. Other
+/// failures are the guest's doing.
 pub(super) fn worth_a_line(status: Status) -> Option<&'static str> {
     match status {
         Status::Failed => Some(""),

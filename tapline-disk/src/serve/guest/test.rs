@@ -276,7 +276,7 @@ fn a_disk_is_attached_read_and_detached_and_nothing_is_left() {
 }
 
 #[test]
-fn a_disk_pulled_without_consent_lets_go_of_the_guest() {
+fn a_forcibly_detached_disk_unmaps_the_guests_pages() {
     let (mut machine, process, _front) = GuestBed::in_use();
     take::ask(&mut machine.store, &machine.device).unwrap();
     take::remove(&mut machine.store, &machine.device).unwrap();
@@ -285,7 +285,7 @@ fn a_disk_pulled_without_consent_lets_go_of_the_guest() {
 }
 
 #[test]
-fn a_process_that_is_to_end_answers_its_guest_until_that_has_let_go() {
+fn a_stopping_process_serves_its_guest_until_release() {
     let (mut machine, process, front) = GuestBed::in_use();
     Process::signal(&process.stop);
     until(|| machine.states().0 == Some(State::CLOSING));
@@ -299,7 +299,7 @@ fn a_process_that_is_to_end_answers_its_guest_until_that_has_let_go() {
 }
 
 #[test]
-fn a_process_that_is_to_end_does_not_wait_for_ever_nor_twice() {
+fn a_stopping_process_waits_bounded_and_not_twice() {
     for twice in [false, true] {
         let (mut machine, process, front) = GuestBed::in_use();
         assert_eq!(front.read(5), (vec![5; 512], 0));
@@ -322,7 +322,7 @@ fn a_process_that_is_to_end_does_not_wait_for_ever_nor_twice() {
 }
 
 #[test]
-fn a_process_that_is_to_end_and_whose_disk_nobody_uses_ends_at_once() {
+fn a_stopping_process_of_an_unused_disk_exits_at_once() {
     let mut machine = GuestBed::new();
     let process = machine.serve();
     until(|| machine.states().0 == Some(State::INIT_WAIT));
@@ -332,7 +332,7 @@ fn a_process_that_is_to_end_and_whose_disk_nobody_uses_ends_at_once() {
 }
 
 #[test]
-fn a_guest_that_is_destroyed_ends_its_disk_and_leaves_no_node() {
+fn destroying_a_guest_stops_its_disk_and_removes_its_nodes() {
     let (mut machine, process, front) = GuestBed::in_use();
     front.guest.die();
     machine.store.remove(None, "/local/domain/7").unwrap();
@@ -342,7 +342,7 @@ fn a_guest_that_is_destroyed_ends_its_disk_and_leaves_no_node() {
 }
 
 #[test]
-fn a_guest_that_shuts_down_and_is_gone_later_ends_its_disk() {
+fn a_guest_that_shuts_down_and_disappears_later_stops_its_disk() {
     let (mut machine, process, front) = GuestBed::in_use();
     machine.guest_closes();
     detach::wait_closed(&mut machine.store, &machine.device, PATIENCE, |_| {}).unwrap();
@@ -355,7 +355,7 @@ fn a_guest_that_shuts_down_and_is_gone_later_ends_its_disk() {
 
 /// The store's words come in any order: first that the driver has connected, then what domains there are.
 #[test]
-fn a_guest_that_comes_connects_and_dies_before_it_was_looked_for_ends_its_disk() {
+fn a_guest_that_connects_and_dies_early_stops_its_disk() {
     let mut machine = GuestBed::new();
     let serve = words("raw:none");
     let geometry =
@@ -388,13 +388,13 @@ fn dies() -> Duration {
 }
 
 #[test]
-fn a_guest_that_dies_is_let_go_whatever_becomes_of_its_nodes() {
+fn a_dead_guest_is_released_whatever_happens_to_its_nodes() {
     // A machine may be too busy for it once, but not each time.
     assert!((0..20).any(|_| dies() < CLOSING_MAX), "the guest is waited for");
 }
 
 #[test]
-fn a_disk_that_is_made_before_its_guest_waits_for_it() {
+fn a_disk_created_before_its_guest_waits_for_it() {
     let mut machine = GuestBed::new();
     let process = machine.serve();
     until(|| machine.states().0 == Some(State::INIT_WAIT));
@@ -406,7 +406,7 @@ fn a_disk_that_is_made_before_its_guest_waits_for_it() {
 }
 
 #[test]
-fn a_process_that_leaves_is_followed_by_another_and_the_guest_notices_nothing() {
+fn a_leaving_process_is_replaced_transparently() {
     let (mut machine, process, front) = GuestBed::in_use();
     assert_eq!(front.read(5), (vec![5; 512], 0));
     Process::signal(&process.leave);
@@ -425,7 +425,7 @@ fn a_process_that_leaves_is_followed_by_another_and_the_guest_notices_nothing() 
 }
 
 #[test]
-fn a_guest_whose_host_has_lost_its_store_keeps_its_disk_and_the_process_can_be_replaced() {
+fn without_xenstore_a_guest_keeps_its_disk_and_upgrades_still_work() {
     for way in [|process: &Process| Process::signal(&process.stop), |process: &Process| Process::signal(&process.leave)]
     {
         let (mut machine, process, front) = GuestBed::in_use();
@@ -445,7 +445,7 @@ fn a_guest_whose_host_has_lost_its_store_keeps_its_disk_and_the_process_can_be_r
 }
 
 #[test]
-fn a_device_that_is_removed_before_it_is_served_is_not_made_again() {
+fn a_device_removed_before_serving_is_not_recreated() {
     let mut machine = GuestBed::new();
     take::remove(&mut machine.store, &machine.device).unwrap();
     let failure = leave_word(&mut machine.store, &machine.device, &words("raw:/a")).unwrap_err();
@@ -454,7 +454,7 @@ fn a_device_that_is_removed_before_it_is_served_is_not_made_again() {
 }
 
 #[test]
-fn a_toolstack_says_how_long_to_look_before_sleeping() {
+fn a_toolstack_can_set_the_polling_time() {
     let mut machine = GuestBed::new();
     let asked = |machine: &mut GuestBed| asked_polling(&mut machine.store, &machine.device).unwrap();
     assert_eq!(asked(&mut machine), None);
@@ -472,7 +472,7 @@ fn a_toolstack_says_how_long_to_look_before_sleeping() {
 }
 
 #[test]
-fn a_process_before_may_have_served_a_device() {
+fn a_device_may_have_been_served_by_an_earlier_process() {
     let mut machine = GuestBed::new();
     let device = machine.device.clone();
     write_all(&mut machine.store, None, &device.backend(), &[("physical-device", "8:1")]).unwrap();

@@ -1,11 +1,10 @@
-//! What exists on this host, in one SQLite file.
+//! The catalogue of everything on this host, in one SQLite file.
 //!
-//! Readers see a state between two commits; writers go through one thread, which makes one commit of all that wait for
-//! it, so that many small changes cost one sync. A change that was answered survives the loss of power; one that was
-//! refused has left nothing. Every change of an object is told as an event, after its commit and in the order of
-//! commits.
+//! Readers see the state between two commits; writes go through one thread, which makes one commit of all pending
+//! changes, so that many small changes cost one sync. An acknowledged change survives a power loss; a refused one
+//! leaves nothing. Every change of an object is published as an event, after its commit and in commit order.
 //!
-//! It knows rows, not what they stand for: no file, no process, no time but the one it is asked to record.
+//! It knows rows, not what they stand for: no files, no processes, and no time but what it is asked to record.
 
 mod autostart;
 pub mod backup;
@@ -55,7 +54,7 @@ use writer::Writer;
 /// The version of the schema, in the file's `user_version`.
 const VERSION: i64 = 4;
 
-/// `schema.sql` makes version 1; a later version is one more entry, which changes what the one before it has made.
+/// `schema.sql` creates version 1; each later version adds an entry, which upgrades the schema of the one before.
 const MIGRATIONS: [&str; 4] = [
     include_str!("catalogue/schema.sql"),
     include_str!("catalogue/schema-2.sql"),
@@ -63,8 +62,8 @@ const MIGRATIONS: [&str; 4] = [
     include_str!("catalogue/schema-4.sql"),
 ];
 
-/// Questions of the daemon's own work at one time, and of its clients: each has a thread and a connection. More would
-/// wait for the processors anyway; and however many clients ask, they take nothing from those at work.
+/// Concurrent reads by the daemon itself, and by its clients: each has a thread and a connection. More would wait for
+/// processors anyway; and however many clients there are, they take none from the daemon.
 const READERS: usize = 4;
 const READERS_OF_CLIENTS: usize = 4;
 
@@ -85,14 +84,14 @@ struct Damage {
     told: tokio::sync::Notify,
 }
 
-/// What can be asked of a state of the catalogue.
+/// Read access to a snapshot of the catalogue.
 #[derive(Debug)]
 pub struct View<'a> {
     connection: &'a Connection,
     event_bus: &'a EventBus,
 }
 
-/// What can be asked and changed within one change, which happens in full or not at all.
+/// Read and write access within one change, which is all or nothing.
 #[derive(Debug)]
 pub struct Tx<'a> {
     view: View<'a>,
@@ -163,8 +162,7 @@ impl Catalogue {
         self.ask(&self.readers.own, question).await
     }
 
-    /// The same for somebody who only wants to know: among themselves those take turns, and never keep the daemon's own
-    /// work waiting.
+    /// The same for clients: they take turns among themselves, and never delay the daemon's own work.
     pub async fn read_for_client<T, F>(&self, question: F) -> Result<T, Problem>
     where
         T: Send + 'static,
@@ -183,7 +181,7 @@ impl Catalogue {
         let turn = turns.clone().acquire_owned().await.map_err(|closed| ended(&closed))?;
         let (readers, event_bus) = (self.readers.clone(), self.event_bus.clone());
         let asked = tokio::task::spawn_blocking(move || {
-            // Until it is over, also if nobody waits for the answer any more.
+            // Held until the query is done, even if the caller stops waiting.
             let _turn = turn;
             let connection = readers.take()?;
             let answer = question(&View { connection: &connection, event_bus: &event_bus });
@@ -193,7 +191,7 @@ impl Catalogue {
         asked.await.map_err(|error| ended(&error))?.map_err(|problem| self.noted(problem))
     }
 
-    /// A problem; if it is one of the file itself, whoever waits for that is told.
+    /// Notifies waiters if a problem concerns the file itself, and returns it.
     fn noted(&self, problem: Problem) -> Problem {
         if problem.code == Code::Damaged {
             let mut found = self.damage.found.lock().unwrap_or_else(PoisonError::into_inner);
@@ -240,8 +238,8 @@ impl Catalogue {
         }
     }
 
-    /// Ends all writing, and seals the file as it is then: the next one to open it sees whether a byte has changed
-    /// meanwhile. What is asked of it from now on is refused.
+    /// Stops all writing, and seals the file as it is then: the next process to open it detects whether a byte has
+    /// changed. Requests from now on are refused.
     pub async fn close(&self) -> Result<(), Problem> {
         self.writer.end().await?;
         let path = self.readers.path.clone();
@@ -346,7 +344,7 @@ fn cannot_open(path: &Path, error: rusqlite::Error) -> Problem {
 }
 
 impl View<'_> {
-    /// What is kept under a key beside the objects.
+    /// A value stored under a key, besides the objects.
     pub fn meta(&self, key: &str) -> Result<Option<String>, Problem> {
         let found = self.connection.query_row("SELECT value FROM meta WHERE key = ?1", [key], |row| row.get(0));
         found.optional().map_err(failed)
@@ -366,7 +364,7 @@ impl Tx<'_> {
     }
 }
 
-/// What SQLite says when it should not have.
+/// Converts an unexpected SQLite error.
 fn failed(error: rusqlite::Error) -> Problem {
     let code = match error.sqlite_error_code() {
         Some(ErrorCode::DiskFull) => Code::NoSpace,

@@ -1,4 +1,5 @@
-//! Real QEMUs without a guest: started, asked, killed, adopted; disks plugged into a firmware that never lets go of one.
+//! Real QEMUs without a guest: started, asked, killed, adopted; disks plugged into a firmware that never lets go of
+//! one.
 //!
 //! The disks are served by QEMU's own storage daemon. With a real guest it is `cargo xtask guest-test`.
 
@@ -122,7 +123,7 @@ fn signal(identity: &Identity, signal: Signal) {
 }
 
 #[test]
-fn a_machine_runs_stands_still_runs_and_ends() {
+fn a_machine_runs_pauses_resumes_and_ends() {
     let Some(room) = Room::new() else { return };
     let mut machine = room.start();
     assert_eq!(machine.status().unwrap(), Status::Running);
@@ -154,7 +155,7 @@ fn a_session_of_its_own_and_descriptors_for_every_disk() {
 }
 
 #[test]
-fn a_machine_that_is_killed_is_noticed_by_its_descriptor_and_said_to_have_ended() {
+fn a_killed_machine_is_noticed_and_reported() {
     let Some(room) = Room::new() else { return };
     let mut machine = room.start();
     signal(machine.identity(), Signal::KILL);
@@ -192,14 +193,14 @@ fn a_machine_that_cannot_start_says_why_and_leaves_nothing() {
 }
 
 #[test]
-fn a_directory_that_others_reach_is_refused() {
+fn a_directory_accessible_to_others_is_refused() {
     let Some(room) = Room::new() else { return };
     fs::set_permissions(room.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let error = QemuVm::start(&qemu(), &room.hardware(), room.path(), SOON).unwrap_err();
     assert!(error.to_string().contains("other users have access to it"), "{error}");
 }
 
-/// Not a test: what `a_machine_is_adopted_after_its_starter_has_gone` runs as a process of its own.
+/// Not a test: what `a_machine_is_adopted_after_its_parent_has_exited` runs as a process of its own.
 #[test]
 fn starter() {
     let Some(directory) = std::env::var_os(STARTER) else { return };
@@ -212,7 +213,7 @@ fn starter() {
 }
 
 #[test]
-fn a_machine_is_adopted_after_its_starter_has_gone() {
+fn a_machine_is_adopted_after_its_parent_has_exited() {
     let Some(mut room) = Room::new() else { return };
     let status = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "starter"])
@@ -252,7 +253,7 @@ fn waiting_to_power_off() -> Vec<u8> {
 }
 
 #[test]
-fn a_machine_that_was_adopted_says_why_it_has_ended() {
+fn an_adopted_machine_reports_why_it_ended() {
     let Some(room) = Room::new() else { return };
     let image = fs::OpenOptions::new().write(true).open(room.path().join("boot")).unwrap();
     let write = |bytes: &[u8], at: u64| std::os::unix::fs::FileExt::write_all_at(&image, bytes, at).unwrap();
@@ -277,7 +278,7 @@ fn a_machine_that_was_adopted_says_why_it_has_ended() {
 }
 
 #[test]
-fn a_machine_whose_monitor_is_anothers_is_not_adopted() {
+fn a_machine_with_anothers_monitor_is_not_adopted() {
     let Some(room) = Room::new() else { return };
     let machine = room.start();
     let identity = machine.identity().clone();
@@ -293,7 +294,7 @@ fn a_machine_whose_monitor_is_anothers_is_not_adopted() {
 }
 
 #[test]
-fn the_firmware_boots_the_disk_that_is_marked_wherever_it_is() {
+fn the_firmware_boots_the_marked_disk_at_any_position() {
     let Some(mut room) = Room::new() else { return };
     // mov dx, 0x3f8; mov al, LETTER; out dx, al; hlt; jmp: writes a letter to the serial port, for ever silent then.
     let sector = |letter: u8| {
@@ -322,7 +323,7 @@ fn the_firmware_boots_the_disk_that_is_marked_wherever_it_is() {
 }
 
 #[test]
-fn qemu_understands_everything_that_a_platform_can_have() {
+fn qemu_accepts_every_platform_key() {
     let Some(room) = Room::new() else { return };
     let file = |name: &str| format!("{}/{name}", room.path().display());
     fs::write(file("a,b.iso"), vec![0; 1 << 20]).unwrap();
@@ -356,7 +357,7 @@ fn qemu_understands_everything_that_a_platform_can_have() {
 }
 
 #[test]
-fn a_second_client_of_a_monitor_is_told_that_it_is_held() {
+fn a_second_client_of_a_monitor_gets_an_error() {
     let Some(room) = Room::new() else { return };
     let mut machine = room.start();
     let error = QemuVm::adopt(machine.identity(), room.path(), SHORT).unwrap_err();
@@ -392,7 +393,7 @@ fn a_disk_is_plugged_once_and_a_plug_that_fails_leaves_nothing() {
 }
 
 #[test]
-fn a_guest_that_does_not_let_go_keeps_the_disk_and_is_named() {
+fn a_guest_that_does_not_release_keeps_the_disk_and_is_reported() {
     let Some(mut room) = Room::new() else { return };
     let mut machine = room.start();
     let socket = room.serve("held");
@@ -408,10 +409,12 @@ fn a_guest_that_does_not_let_go_keeps_the_disk_and_is_named() {
     machine.end().unwrap();
 }
 
-/// Serves a disk as far as QEMU's question for the memory of what is in flight, which comes when the guest's driver starts the disk; then
-/// closes the connection, as the end of a process does. Whoever connects next is served in the same way.
+/// Serves a disk as far as QEMU's question for the memory of what is in flight, which comes when the guest's driver
+/// starts the disk; then closes the connection, as the end of a process does. Whoever connects next is served in the
+/// same way.
 fn die_when_the_driver_starts(socket: &Path) {
-    // Messages of the vhost-user protocol, and features: VIRTIO_F_VERSION_1 and protocol features; then CONFIG and INFLIGHT_SHMFD.
+    // Messages of the vhost-user protocol, and features: VIRTIO_F_VERSION_1 and protocol features; then CONFIG and
+    // INFLIGHT_SHMFD.
     const GET_FEATURES: u32 = 1;
     const GET_PROTOCOL_FEATURES: u32 = 15;
     const GET_CONFIG: u32 = 24;
@@ -429,7 +432,8 @@ fn die_when_the_driver_starts(socket: &Path) {
                 match word(0) {
                     GET_FEATURES => payload = FEATURES.to_le_bytes().to_vec(),
                     GET_PROTOCOL_FEATURES => payload = PROTOCOL_FEATURES.to_le_bytes().to_vec(),
-                    // Behind offset, size and flags: the capacity in sectors and, for the firmware, blocks of 512 bytes.
+                    // Behind offset, size and flags: the capacity in sectors and, for the firmware, blocks of 512
+                    // bytes.
                     GET_CONFIG => {
                         payload[12..20].copy_from_slice(&2048_u64.to_le_bytes());
                         payload[32..36].copy_from_slice(&512_u32.to_le_bytes());
@@ -447,7 +451,7 @@ fn die_when_the_driver_starts(socket: &Path) {
 }
 
 #[test]
-fn a_disk_whose_server_dies_when_the_driver_starts_it_is_seen_to_be_lost() {
+fn a_disk_whose_server_dies_during_driver_start_is_detected_as_lost() {
     let Some(room) = Room::new() else { return };
     let socket = room.path().join("dies.sock");
     die_when_the_driver_starts(&socket);
@@ -480,7 +484,7 @@ fn a_disk_that_the_firmware_reads_is_not_lost() {
 }
 
 #[test]
-fn a_guest_that_does_not_hear_the_power_button_is_ended() {
+fn a_guest_that_ignores_the_power_button_is_stopped() {
     let Some(room) = Room::new() else { return };
     let mut machine = room.start();
     assert_eq!(machine.shutdown(SHORT).unwrap(), Ending::Quit);

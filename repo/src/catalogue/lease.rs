@@ -1,8 +1,8 @@
-//! Leases: who may use a VDI now; and claims: which task changes what it consists of. One writer, or any number
-//! of readers; the schema itself refuses anything else.
+//! Leases: the current users of a VDI; and claims: the task that changes its layers. One writer, or any number of
+//! readers; the schema itself prevents anything else.
 //!
-//! A lease is taken before a file is opened and given back when nobody has it open any more. It says in the catalogue what
-//! the locks on the files say to everybody: a program that knows nothing of the catalogue is kept out by those.
+//! A lease is taken before a file is opened and released when no process has it open any more. It is the catalogue's
+//! counterpart of the files' locks, which also exclude programs that know nothing of the catalogue.
 
 use api::{Change, Code, Mode, ObjectKind, Problem, Task, TaskState};
 use uuid::Uuid;
@@ -13,7 +13,7 @@ use super::{Tx, View, not_found};
 /// Who has a lease: a VBD or a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Holder {
-    /// Which.
+    /// The holder of the lease.
     pub holder: Uuid,
     /// For what.
     pub mode: Mode,
@@ -34,7 +34,7 @@ impl View<'_> {
         })
     }
 
-    /// The task that is at work on an object, if one is: of one that nobody can go on with, it is only kept.
+    /// The task that has claimed an object, if there is one and it is not stuck.
     pub fn at_work(&self, object: Uuid) -> Result<Option<Uuid>, Problem> {
         let Some(task) = self.claimant(object)? else { return Ok(None) };
         let stuck = self.find_task(task)?.is_some_and(|task| task.state == TaskState::Stuck);
@@ -94,7 +94,7 @@ impl Tx<'_> {
         }
     }
 
-    /// Refuses what a task holds that nobody can go on with: of which files it consists is not known.
+    /// Refuses an object claimed by a stuck task: its layers are unknown.
     pub(super) fn check_not_stuck(&self, object: Uuid) -> Result<(), Problem> {
         let Some(task) = self.claimant(object)? else { return Ok(()) };
         match self.find_task(task)? {

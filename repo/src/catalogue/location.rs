@@ -1,5 +1,5 @@
-//! Whether the catalogue's file is where it was opened: whoever writes into one that has no name any more, or that lies
-//! on a file system which was taken away, writes what nobody will find.
+//! Checks that the catalogue's file is still where it was opened: writes to a file that was removed, or is on an
+//! unmounted file system, would be lost.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ impl FileLocation {
         Ok(FileLocation { path: path.to_owned(), numbers: numbers? })
     }
 
-    /// Refuses if there is another file there now, or none. It may come back: its file system is mounted again.
+    /// Refuses if the file is missing or replaced. This may be temporary, until its file system is mounted again.
     pub fn must_be_there(&self) -> Result<(), Problem> {
         if numbers(&self.path).ok() == Some(self.numbers) {
             return Ok(());

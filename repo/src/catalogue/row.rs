@@ -1,4 +1,4 @@
-//! How values lie in columns: identities and times as text, words as the API has them, the rest as JSON.
+//! Conversion of values to columns: UUIDs and times as text, words as in the API, everything else as JSON.
 
 use api::Problem;
 use jiff::Timestamp;

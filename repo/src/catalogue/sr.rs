@@ -66,7 +66,7 @@ impl View<'_> {
         Err(Problem::new(Code::State, format!("the repository '{}' ({uuid}) {why}", sr.name)).advise(advice))
     }
 
-    /// Refuses if anybody uses a repository: a VBD that is plugged, or a task that reads or makes images in it.
+    /// Refuses if a repository is in use by a plugged VBD, or by a task that reads or creates images in it.
     pub fn check_sr_unused(&self, uuid: Uuid) -> Result<(), Problem> {
         let vbds = "SELECT vbd.uuid FROM vbd JOIN vdi ON vbd.vdi = vdi.uuid JOIN image ON vdi.image = image.uuid
                     WHERE image.sr = ?1 AND vbd.state <> 'unplugged' LIMIT 1";
@@ -189,7 +189,7 @@ impl Tx<'_> {
         }
         self.execute("DELETE FROM vdi WHERE image IN (SELECT uuid FROM image WHERE sr = ?1)", [Id(uuid)])?;
         self.drop_inventory(uuid)?;
-        // Children refer to parents; all go in one statement, and references are looked at when it ends.
+        // Children refer to parents; all are deleted in one statement, and references are checked at its end.
         self.execute("UPDATE image SET parent = NULL WHERE sr = ?1", [Id(uuid)])?;
         self.execute("DELETE FROM image WHERE sr = ?1", [Id(uuid)])?;
         self.execute("DELETE FROM sr WHERE uuid = ?1", [Id(uuid)])?;

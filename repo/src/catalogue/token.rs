@@ -1,4 +1,4 @@
-//! Tokens, with a hash of each one's secret: who reads the file cannot use the API with it.
+//! Tokens, with only a hash of each secret: reading the file does not give access to the API.
 
 use api::{Code, Problem, Token};
 use rusqlite::{Row, named_params};

@@ -48,7 +48,7 @@ impl View<'_> {
         self.rows(sql, [vm.map(Id), vdi.map(Id)], of_row)
     }
 
-    /// How many VBDs are in which state; states of none are left out.
+    /// The number of VBDs per state, without zeroes.
     pub fn count_vbds(&self) -> Result<Vec<(VbdState, u64)>, Problem> {
         let sql = "SELECT state, count(*) FROM vbd GROUP BY state";
         self.rows(sql, [], |row| Ok((row.get::<_, Word<_>>(0)?.0, row.get(1)?)))
@@ -79,7 +79,7 @@ impl View<'_> {
     }
 }
 
-/// Whether a VDI can be used as a VBD asks for, and as what.
+/// Checks that a VDI can be used with a VBD's access mode.
 fn check_use(vbd: &Vbd, vdi: &Vdi) -> Result<(), Problem> {
     if vbd.mode == Mode::ReadWrite && vdi.read_only {
         let what = format!("VDI {} is read-only and cannot be plugged read-write", vdi.uuid);
@@ -141,7 +141,7 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// A VBD that is not served begins to be: it has its VDI from now on, and nobody else whom that excludes.
+    /// Begins to plug an unserved VBD: it holds its VDI's lease from now on, excluding conflicting users.
     pub fn begin_plug(&mut self, uuid: Uuid) -> Result<Vbd, Problem> {
         let vbd = self.vbd(uuid)?;
         let refused = |code, what: &str| Problem::new(code, format!("VBD {uuid} {what}"));
@@ -183,7 +183,7 @@ impl Tx<'_> {
         self.vbd(uuid)
     }
 
-    /// A VBD is served by nobody and uses its VDI no more; `problem` tells why, where it was not asked for.
+    /// Marks a VBD as unplugged and releases its VDI; `problem` says why, if that was not requested.
     pub fn end_unplug(&mut self, uuid: Uuid, problem: Option<&Problem>) -> Result<Vbd, Problem> {
         self.set_vbd_unserved(uuid)?;
         self.drop_leases(uuid)?;

@@ -11,13 +11,13 @@ use super::image::ImageState;
 use super::row::{Id, Time, Word, text};
 use super::{Tx, View, not_found};
 
-/// What is asked of each VDI, and from where.
+/// The columns of every VDI, and their tables.
 const COLUMNS: &str =
     "vdi.*, image.sr, image.size, image.physical, image.format, image.file, image.state AS image_state";
 const FROM: &str = "vdi JOIN image ON vdi.image = image.uuid";
 
-/// What is asked of few VDIs beside: of a long list it would take most of the time, row by row, and is found otherwise.
-/// `depth` walks down the chain, which is short.
+/// Further columns of single VDIs: in a long list they would take most of the time, row by row, and are computed
+/// differently there. `depth` walks down the chain, which is short.
 const OF_FEW: &str = "
     (WITH RECURSIVE below (link, depth) AS (
          SELECT image.uuid, 1

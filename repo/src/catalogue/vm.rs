@@ -8,7 +8,7 @@ use super::row::{Id, Json, Time, Word, text};
 use super::vbd::Process;
 use super::{Tx, View, not_found};
 
-/// The process of a VM: it outlives daemons, and must be told from others even behind a boot of the host.
+/// The process of a VM: it outlives daemons, and must be identified even after a reboot of the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VmProcess {
     /// Its number and its start.
@@ -60,7 +60,7 @@ impl View<'_> {
         })
     }
 
-    /// Whether a VBD may be plugged by itself: not while its VM is started or ended, which does that with all of them.
+    /// Refuses to plug a VBD individually while its VM is being started or shut down, which handles all of them.
     pub fn check_vm_settled(&self, vbd: &Vbd) -> Result<(), Problem> {
         let power = vbd.vm.map(|vm| self.vm(vm)).transpose()?.map(|vm| vm.power);
         let doing = match power {

@@ -1,7 +1,7 @@
-//! The one thread that writes. It takes all changes that wait, makes one commit of them, and then answers each.
+//! The only thread that writes. It takes all pending changes, makes one commit of them, and then answers each.
 //!
-//! Invariants: a change that is refused leaves nothing, whatever others are in the same commit; nobody is answered, and
-//! no event told, before the commit is durable, in a file that others find.
+//! Invariants: a refused change leaves nothing, whatever else is in the same commit; no change is answered, and no
+//! event published, before the commit is durable, in a file that is still in place.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -30,7 +30,7 @@ pub struct Writer {
     thread: JoinHandle<()>,
 }
 
-/// What is asked of the thread.
+/// A request to the thread.
 enum Asking {
     Change(Box<dyn Change>),
     /// To end, with all that it has written in the one file.
@@ -64,13 +64,13 @@ impl<T: Send, F: FnOnce(&mut Tx<'_>) -> Result<T, Problem> + Send> Change for As
             (_, Err(problem)) => Err(problem),
             (None, Ok(())) => Err(ended()),
         };
-        // Whoever has asked may not wait any more; the change stands.
+        // The caller may have stopped waiting; the change stands.
         self.who.send(outcome).ok();
     }
 }
 
 impl Writer {
-    /// Starts the thread, which ends when nobody can ask it any more.
+    /// Starts the thread, which ends when no handle is left.
     pub fn start(
         connection: Connection,
         location: FileLocation,
@@ -86,7 +86,7 @@ impl Writer {
         Ok(Writer { changes, commits, thread })
     }
 
-    /// Waits for the end of the thread, when all that was asked of it is done.
+    /// Waits for the end of the thread, after all requested changes.
     pub fn join(self) {
         drop(self.changes);
         // A panic of it has been told.
@@ -110,7 +110,7 @@ impl Writer {
         answer.await.map_err(|_| ended())?
     }
 
-    /// Ends the thread, behind all that was asked of it before.
+    /// Stops the thread after all earlier requests.
     pub async fn end(&self) -> Result<(), Problem> {
         let (who, answer) = oneshot::channel();
         self.changes.send(Asking::End(who)).await.map_err(|_| ended())?;
@@ -152,7 +152,7 @@ fn run(
             }
         }
         if let Some(who) = end.take() {
-            // Whoever has asked may not wait any more.
+            // The caller may have stopped waiting.
             who.send(put_into_one(&connection)).ok();
             return;
         }

@@ -1,7 +1,7 @@
-//! The directory of an attached repository: files are opened, made, shared and removed in it, by name.
+//! The directory of an attached repository: files are opened, created, shared and removed in it, by name.
 //!
-//! Invariants: a name never leads out of the directory, through a link or otherwise; what was made or removed is so
-//! after the loss of power too.
+//! Invariants: a name never leads out of the directory, through a link or otherwise; creations and removals survive a
+//! power loss.
 
 use std::fs::{File, Metadata};
 use std::io::{Read, Write};
@@ -78,7 +78,7 @@ pub struct Capacity {
     pub available: u64,
 }
 
-/// What a file that is not finished is called beside the name that it is to have.
+/// The suffix of an unfinished file's name.
 pub const UNFINISHED: &str = ".unfinished";
 
 impl Directory {
@@ -153,7 +153,7 @@ impl Directory {
                     foreign: !own.contains(&stat.st_uid),
                     fresh: now.saturating_sub(stat.st_mtime) < FRESH,
                 }),
-                // It has gone meanwhile.
+                // It has disappeared in the meantime.
                 Err(Errno::NOENT) => {}
                 Err(errno) => return Err(failed(errno)),
             }
@@ -304,8 +304,8 @@ impl Directory {
         Ok(u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512))
     }
 
-    /// Whether the file that somebody has open is the one that has this name here. Where a file system numbers its
-    /// files anew from mount to mount, only that there is one can be seen.
+    /// Whether an open file is the one that has this name here. If a file system renumbers its files on each mount,
+    /// only existence can be checked.
     pub fn is_it(&self, name: &str, open: FileNumbers) -> Result<bool, Problem> {
         let there = match rustix::fs::statat(&self.handle, name, AtFlags::SYMLINK_NOFOLLOW) {
             Err(Errno::NOENT) => return Ok(false),
@@ -357,13 +357,12 @@ impl Directory {
     }
 }
 
-/// How often a lock is tried that is about to be let go.
+/// How many times a lock that is about to be released is tried.
 const LOOKS: usize = 10;
 const BETWEEN_LOOKS: Duration = Duration::from_millis(20);
 
-/// A process that is just being started has our files open until it is another program, locks that were given up a
-/// moment ago among them: it is given the time for that. An SMB server refuses a lock that another one has as if we had
-/// no right to it.
+/// A process that is just being started has our files open, including recently released locks, until it executes
+/// another program: it is given time for that. An SMB server refuses a conflicting lock as if permission were missing.
 fn patient_lock(file: &File, operation: FlockOperation) -> Result<(), Errno> {
     patiently(|| rustix::fs::flock(file, operation))
 }
@@ -379,16 +378,16 @@ fn patiently(lock: impl Fn() -> Result<(), Errno>) -> Result<(), Errno> {
     lock()
 }
 
-/// Whether a lock was refused because somebody has it.
+/// Whether a lock was refused because of a conflict.
 fn is_held(locked: Result<(), Errno>) -> bool {
     matches!(locked, Err(Errno::WOULDBLOCK | Errno::ACCESS))
 }
 
-/// Whether some process has a file locked, as everybody has who reads or writes an image. This takes the lock for a
-/// moment, on a file that must be open for writing.
+/// Whether a process has a file locked, as all readers and writers of images do. This takes the lock for a moment, on a
+/// file that must be open for writing.
 pub fn is_used(file: &File) -> bool {
-    // Open-file-description locks of others are in the way of this one (fcntl(2)). Where there are none, nobody can
-    // tell.
+    // Open file description locks of other processes conflict with this one (fcntl(2)). Where they are not supported,
+    // this cannot be determined.
     is_held(rustix::fs::fcntl_lock(file, FlockOperation::NonBlockingLockExclusive))
 }
 

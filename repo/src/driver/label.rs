@@ -1,6 +1,6 @@
-//! The label of a repository: a small file in its directory that says which one it is.
+//! The label of a repository: a small file in its directory that identifies it.
 //!
-//! Invariant: a label is there in full or not at all, whatever is lost with the power.
+//! Invariant: a label exists completely or not at all, even after a power loss.
 
 use api::{Code, ImageFormat, Name, Problem};
 use serde::{Deserialize, Serialize};
@@ -26,12 +26,12 @@ pub struct Label {
     pub uuid: Uuid,
     /// The name it was made with.
     pub name: Name,
-    /// The format of new VDIs for which none is named, if the repository was made with one.
+    /// The default format of new VDIs, if one was given when the repository was created.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub format: Option<ImageFormat>,
 }
 
-/// What is looked at before the rest is.
+/// The part that is parsed first.
 #[derive(Deserialize)]
 struct Versioned {
     version: u32,
@@ -89,7 +89,7 @@ mod test {
     }
 
     #[test]
-    fn what_was_written_is_read_and_never_overwritten() {
+    fn a_label_is_read_back_and_never_overwritten() {
         let (room, directory) = directory();
         assert_eq!(Label::read(&directory).unwrap(), None);
         let first = label();
@@ -100,7 +100,7 @@ mod test {
     }
 
     #[test]
-    fn a_label_that_is_not_understood_is_none_of_ours() {
+    fn an_invalid_label_is_rejected() {
         let (room, directory) = directory();
         for text in ["", "{", "{\"version\":2}", "{\"version\":1,\"uuid\":\"x\",\"name\":\"a\"}", &"x".repeat(1 << 20)]
         {

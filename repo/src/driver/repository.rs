@@ -1,7 +1,7 @@
-//! A repository in a directory: it is made, attached and unmade, and what it is on decides what it can.
+//! A repository in a directory: created, attached and removed; its file system determines its features.
 //!
-//! Invariants: nothing is attached that has not the label it should have, nor what somebody else has attached for
-//! writing; a directory that holds anything is never made a repository unless somebody says that its images are to be.
+//! Invariants: nothing is attached without the expected label, nor what another process has attached for writing; a
+//! directory with contents never becomes a repository unless the user says that it contains images.
 
 use api::{AbsolutePath, Code, ImageFormat, Problem, SrSource, Variant, Versions};
 use uuid::Uuid;
@@ -9,7 +9,7 @@ use uuid::Uuid;
 use super::{Directory, LABEL, LOCK, Label, UNFINISHED, filesystem};
 use crate::inventory::{DAMAGED, INVENTORY};
 
-/// What a file system makes by itself.
+/// What a file system creates by itself.
 const NOBODYS: [&str; 2] = ["lost+found", LOCK];
 
 /// A repository that is attached.
@@ -93,8 +93,8 @@ pub fn make(path: &AbsolutePath, label: &Label, kept: bool) -> Result<(), Proble
     label.write(&directory)
 }
 
-/// Takes the label and the inventory from the repository `uuid`, and what a killed `make` has left of one. Images stay,
-/// and so does a label that says something else.
+/// Removes the label and the inventory of the repository `uuid`, and leftovers of a killed `make`. Images stay, and so
+/// does the label of another repository.
 pub fn unmake(path: &AbsolutePath, uuid: Uuid) -> Result<(), Problem> {
     let directory = Directory::open(path)?;
     if Label::read(&directory)?.is_some_and(|there| there.uuid != uuid) {

@@ -1,11 +1,10 @@
-//! The file of an inventory: read as a whole, appended to line by line, and written anew when what is over has become
-//! most of it.
+//! The file of an inventory: read as a whole, appended to line by line, and rewritten when most of it is obsolete.
 //!
-//! *Killed while a line is appended:* the line is there, or is cut off at the next append; the catalogue has it still.
-//! *Killed while the file is written anew:* it is what it was, or the new one, which says the same. *An append that
-//! could not be made durable:* nobody knows what is on the disk, so that the file is written anew. *Taken away, or
-//! another one put in its place, while the repository is attached:* the same, and what is there is kept as damaged: who
-//! has the repository attached has it alone.
+//! *If killed during an append:* the line is there, or is cut off at the next append; the catalogue still has it. *If
+//! killed during a rewrite:* the file is the old or the new one, which have the same contents. *If an append could not
+//! be made durable:* it is unknown what is on the disk, so the file is rewritten. *If the file is removed or replaced
+//! while the repository is attached:* the same, and the other file is kept as damaged, because the process that has
+//! attached a repository uses it exclusively.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -18,7 +17,7 @@ use crate::driver::{Appended, Directory};
 
 /// The file.
 pub const INVENTORY: &str = ".tapline-inventory.jsonl";
-/// What it is called when it was found damaged and written anew.
+/// The name of a file that was found damaged and rewritten.
 pub const DAMAGED: &str = ".tapline-inventory.jsonl.damaged";
 
 /// Bytes of the longest one: 100,000 disks many times over.
@@ -27,10 +26,10 @@ const LEN_MAX: usize = 1 << 30;
 /// Heads that are kept when a file is written anew, so that an older catalogue is known for one.
 const HISTORY: usize = 1000;
 
-/// Bytes at the end of a file by which it is known again: its last hash, and what is behind that.
+/// Bytes at the end of a file that identify it: its last hash, and what follows.
 const END: usize = 40;
 
-/// What a file may have beside twice what is needed before it is written anew.
+/// How much a file may exceed twice the needed size before it is rewritten.
 const SLACK: u64 = 1 << 20;
 
 /// Where a file is: what has been written to it, for certain.
@@ -47,7 +46,7 @@ pub struct Log {
     end: Vec<u8>,
     /// Bytes of its first line.
     first: u64,
-    /// What is durable of it is not known: it is to be written anew.
+    /// It is unknown what is durable: it must be rewritten.
     doubtful: bool,
 }
 
@@ -191,7 +190,7 @@ fn end_of(bytes: &[u8]) -> Vec<u8> {
     bytes.get(bytes.len().saturating_sub(END)..).unwrap_or_default().to_vec()
 }
 
-/// A damaged file is kept under another name, for people. One that is not there any more need not be.
+/// Renames a damaged file for later inspection. If it no longer exists, nothing needs to be kept.
 pub fn keep_damaged(directory: &Directory) -> Result<(), Problem> {
     match directory.rename_over(INVENTORY, DAMAGED) {
         Err(problem) if problem.code == Code::NotFound => Ok(()),
@@ -239,7 +238,7 @@ impl Log {
         self.history.iter().any(|(at, known)| *at == generation && known == head)
     }
 
-    /// Whether what is durable of it is not known: it is to be written anew then.
+    /// Whether it is unknown what is durable, so that it must be rewritten.
     pub fn is_doubtful(&self) -> bool {
         self.doubtful
     }
@@ -281,7 +280,7 @@ impl Log {
         Ok(())
     }
 
-    /// Writes anew what it says. That it cannot be is no harm: it is tried again with the next line.
+    /// Rewrites the file with its current contents. If that fails it does no harm: it is retried with the next line.
     fn compact(&mut self, directory: &Directory, sr: Uuid) {
         let compacted = read(directory, sr).and_then(|read| match read {
             Read::Whole(log, contents) if log.head == self.head => {

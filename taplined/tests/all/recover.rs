@@ -280,7 +280,7 @@ fn a_catalogue_damaged_while_in_use_stops_the_daemon_for_good() {
 /// Whoever puts a backup back may be killed when the present catalogue has another name, and what lies beside it has
 /// not.
 #[test]
-fn a_restore_that_was_killed_can_be_made_again() {
+fn a_killed_restore_can_be_repeated() {
     let mut bed = bed();
     assert_eq!(bed.daemon.post("/host/backups", json!({})).0, 201);
     let vdis = bed.vdis();
@@ -300,7 +300,7 @@ fn a_restore_that_was_killed_can_be_made_again() {
 }
 
 #[test]
-fn before_the_schema_changes_the_catalogue_is_copied() {
+fn a_schema_upgrade_is_preceded_by_a_backup() {
     let mut daemon = harness::start();
     assert!(daemon.stop());
     let state = daemon.room().join("state");
@@ -385,7 +385,7 @@ fn an_unplug_that_cannot_be_recorded_is_recorded_when_there_is_space() {
 }
 
 #[test]
-fn a_state_directory_that_goes_away_under_the_daemon_is_told_and_nothing_is_done_that_nobody_would_find() {
+fn a_vanished_state_directory_is_reported_and_changes_are_refused() {
     let daemon = harness::start();
     let sr = daemon.repository("vms");
     let create = || daemon.post("/vdis", json!({ "sr": sr, "name": "a", "size": 8 << 20 }));
@@ -407,7 +407,7 @@ fn a_state_directory_that_goes_away_under_the_daemon_is_told_and_nothing_is_done
 }
 
 #[test]
-fn a_state_directory_that_is_full_or_for_reading_only_is_told_and_nothing_is_lost_by_it() {
+fn a_full_or_read_only_state_directory_is_reported_without_loss() {
     let mut daemon = harness::start();
     let sr = daemon.repository("vms");
     assert!(daemon.stop());

@@ -13,7 +13,7 @@ use crate::harness::tls::{Authority, any_token, port, replace, rest, send, token
 use crate::harness::{start_with, wait_until};
 
 #[test]
-fn who_has_a_token_may_ask_and_nobody_else() {
+fn only_holders_of_a_token_have_access() {
     let authority = Authority::new();
     let daemon = authority.start("");
     let secret = any_token(&daemon);
@@ -55,7 +55,7 @@ fn on_one_connection_each_request_needs_its_token() {
 }
 
 #[test]
-fn a_token_for_reading_only_changes_nothing() {
+fn a_read_only_token_cannot_change_anything() {
     let authority = Authority::new();
     let daemon = authority.start("");
     let (_, secret) = token(&daemon, json!({ "name": "monitor", "read_only": true }));
@@ -70,7 +70,7 @@ fn a_token_for_reading_only_changes_nothing() {
 }
 
 #[test]
-fn no_token_gives_the_right_to_see_make_or_revoke_tokens() {
+fn no_token_may_list_create_or_revoke_tokens() {
     let authority = Authority::new();
     let daemon = authority.start("");
     let (uuid, secret) = token(&daemon, json!({ "name": "a" }));
@@ -84,7 +84,7 @@ fn no_token_gives_the_right_to_see_make_or_revoke_tokens() {
 }
 
 #[test]
-fn what_a_token_cannot_be_is_refused_by_field() {
+fn invalid_tokens_are_refused_by_field() {
     let daemon = harness::start();
     token(&daemon, json!({ "name": "a" }));
     for (asked, status, field) in [
@@ -101,7 +101,7 @@ fn what_a_token_cannot_be_is_refused_by_field() {
 }
 
 #[test]
-fn a_token_that_is_revoked_ends_all_that_is_done_with_it() {
+fn revoking_a_token_closes_its_connections() {
     let authority = Authority::new();
     let mut daemon = authority.start("");
     let (uuid, secret) = token(&daemon, json!({ "name": "a" }));
@@ -127,7 +127,7 @@ fn a_token_that_is_revoked_ends_all_that_is_done_with_it() {
 }
 
 #[test]
-fn a_token_that_expires_ends_too() {
+fn an_expiring_token_closes_its_connections() {
     let authority = Authority::new();
     let daemon = authority.start("");
     let ends_in = |seconds: u64| {
@@ -144,7 +144,7 @@ fn a_token_that_expires_ends_too() {
 }
 
 #[test]
-fn http_without_tls_is_told_so() {
+fn plain_http_gets_an_explanation() {
     let authority = Authority::new();
     let daemon = authority.start("");
     let mut stream = TcpStream::connect(("127.0.0.1", port(&daemon))).unwrap();
@@ -191,7 +191,7 @@ fn openssl_is_served_with_tls_1_2_and_1_3_and_nothing_older() {
 }
 
 #[test]
-fn who_connects_and_says_nothing_holds_a_place_for_a_while_only() {
+fn a_silent_connection_is_closed_after_a_while() {
     let authority = Authority::new();
     let daemon = authority.start("remote-connections-max = 3");
     let secret = any_token(&daemon);
@@ -211,7 +211,7 @@ fn who_connects_and_says_nothing_holds_a_place_for_a_while_only() {
 }
 
 #[test]
-fn half_a_handshake_does_not_hold_up_the_others() {
+fn half_a_handshake_does_not_delay_others() {
     let authority = Authority::new();
     let mut daemon = authority.start("remote-connections-max = 30");
     let secret = any_token(&daemon);
@@ -244,7 +244,7 @@ fn has_ended(mut stream: &TcpStream) -> bool {
 }
 
 #[test]
-fn one_address_that_shows_no_token_does_not_hold_up_others() {
+fn one_address_without_token_does_not_block_others() {
     let authority = Authority::new();
     let daemon = authority.start("remote-connections-max = 40");
     let secret = any_token(&daemon);
@@ -271,7 +271,7 @@ fn one_address_that_shows_no_token_does_not_hold_up_others() {
 }
 
 #[test]
-fn a_certificate_is_read_again_and_one_that_is_no_good_is_not_taken() {
+fn a_certificate_is_reloaded_unless_invalid() {
     let authority = Authority::new();
     let daemon = authority.start("");
     let secret = any_token(&daemon);
@@ -292,7 +292,7 @@ fn a_certificate_is_read_again_and_one_that_is_no_good_is_not_taken() {
 }
 
 #[test]
-fn a_daemon_without_tcp_takes_no_harm_from_being_told_to_read_again() {
+fn a_daemon_without_tcp_ignores_a_reload() {
     let daemon = harness::start();
     assert!(Command::new("kill").args(["-HUP", &daemon.pid().to_string()]).status().unwrap().success());
     wait_until("it says so", || daemon.log().contains("nothing to reload"));
@@ -300,7 +300,7 @@ fn a_daemon_without_tcp_takes_no_harm_from_being_told_to_read_again() {
 }
 
 #[test]
-fn what_cannot_be_served_safely_is_not_served() {
+fn unsafe_api_settings_are_refused() {
     use std::os::unix::fs::PermissionsExt;
     let authority = Authority::new();
     authority.certify("served");
@@ -328,7 +328,7 @@ fn what_cannot_be_served_safely_is_not_served() {
 }
 
 #[test]
-fn an_address_that_is_taken_is_told() {
+fn an_address_in_use_is_reported() {
     let authority = Authority::new();
     let daemon = authority.start("");
     let config = authority.settings("").replace("127.0.0.1:0", &format!("127.0.0.1:{}", port(&daemon)));

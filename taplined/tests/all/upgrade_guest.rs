@@ -98,7 +98,7 @@ fn all_is_well(daemon: &Taplined, vbd: &str, mut driver: Driver) {
 }
 
 #[test]
-fn a_guest_goes_on_over_its_connection_while_process_follows_process() {
+fn a_guest_keeps_its_connection_across_upgrades() {
     for recorded in [true, false] {
         let (daemon, vbd, driver) = served(recorded);
         let guest = Guest::begin(driver);
@@ -114,7 +114,7 @@ fn a_guest_goes_on_over_its_connection_while_process_follows_process() {
 }
 
 #[test]
-fn a_guest_goes_on_while_its_daemon_is_killed_at_any_step_of_an_upgrade() {
+fn a_guest_survives_a_daemon_killed_during_an_upgrade() {
     let (mut daemon, vbd, driver) = served(true);
     let guest = Guest::begin(driver);
     for point in POINTS {
@@ -137,7 +137,7 @@ fn a_guest_goes_on_while_its_daemon_is_killed_at_any_step_of_an_upgrade() {
 /// What is handed over has been taken over itself: requests of a process that was killed, done by one that was
 /// replaced.
 #[test]
-fn a_guest_loses_nothing_where_its_disk_is_killed_between_upgrades_and_in_one() {
+fn a_guest_loses_nothing_if_its_disk_is_killed_around_upgrades() {
     for recorded in [true, false] {
         let (daemon, vbd, mut driver) = served(recorded);
         let mut restarts = 0;

@@ -1,7 +1,7 @@
-//! What a machine is made of, as data: memory, processors, how it boots, its disks, its console, its platform.
+//! A machine's hardware as data: memory, processors, boot source, disks, console, platform.
 //!
-//! Knows nothing of QEMU's syntax and of running machines. Keeps: hardware that [`Hardware::check`] has passed can be said to QEMU, and
-//! what is refused is refused by name.
+//! It knows nothing about QEMU's syntax and running machines. Invariant: hardware accepted by [`Hardware::check`] can
+//! be expressed as QEMU options, and anything rejected is named.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -31,7 +31,7 @@ const SOCKET_LEN_MAX: usize = 107;
 /// A name longer than this is none.
 const NAME_LEN_MAX: usize = 64;
 
-/// What a machine is made of.
+/// The hardware of a machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Hardware {
@@ -79,9 +79,10 @@ pub enum Boot {
 pub struct Disk {
     /// Which of the machine's disks; its place follows.
     pub position: Position,
-    /// Where it is served. Its serial number, by which the guest names it below /dev/disk/by-id, is the answer of who serves it.
+    /// Where it is served. Its serial number, by which the guest names it below /dev/disk/by-id, is the answer of who
+    /// serves it.
     pub socket: PathBuf,
-    /// Its queues, at most as many as are served; as many as suit the machine if not said.
+    /// Its number of queues, at most as many as are served; by default as many as suit the machine.
     #[serde(default)]
     pub queues: Option<u16>,
     /// The firmware may boot from it.
@@ -115,7 +116,7 @@ pub enum ConsoleDevice {
 pub enum ConsoleTo {
     /// Behind what is in this file, which grows as the guest likes: QEMU sets it no limit.
     Log(PathBuf),
-    /// To who connects to this Unix socket, and is lost while nobody does.
+    /// To the client of this Unix socket; lost while there is none.
     Socket(PathBuf),
 }
 
@@ -125,7 +126,7 @@ pub enum HardwareError {
     /// A number is out of range.
     #[error("{what} of {value}: must be {min} to {max}")]
     Range {
-        /// Which.
+        /// The quantity that is out of range.
         what: String,
         /// The number.
         value: u32,
@@ -143,7 +144,7 @@ pub enum HardwareError {
     /// A path cannot be used.
     #[error("{what} {}: {why}", path.display())]
     Path {
-        /// Which.
+        /// What the path is for.
         what: &'static str,
         /// The path.
         path: PathBuf,
@@ -207,7 +208,7 @@ impl Disk {
         check_socket("a disk's socket", &self.socket)
     }
 
-    /// Its queues in a machine with so many processors.
+    /// Its number of queues in a machine with this many processors.
     pub fn queues_in(&self, vcpus: u16) -> u16 {
         self.queues.unwrap_or_else(|| queues_default(vcpus))
     }
@@ -228,7 +229,7 @@ fn check_name(name: &str) -> Result<(), HardwareError> {
     Err(HardwareError::Name(name.to_owned()))
 }
 
-/// QEMU may have another directory than we, and its words are text.
+/// QEMU may have a different working directory, and its options are text.
 fn check_path(what: &'static str, path: &Path) -> Result<(), HardwareError> {
     let refuse = |why| Err(HardwareError::Path { what, path: path.to_owned(), why });
     match path.to_str() {
@@ -277,7 +278,7 @@ pub(crate) mod test {
     }
 
     #[test]
-    fn what_cannot_be_is_refused_by_name() {
+    fn impossible_hardware_is_refused_by_name() {
         small().check().unwrap();
         assert!(refused(|h| h.memory_mib = 1).starts_with("a memory size in MiB of 1: must be 16 to"));
         assert!(refused(|h| h.vcpus = 0).starts_with("a number of processors of 0: must be 1 to 255"));
@@ -301,7 +302,7 @@ pub(crate) mod test {
     }
 
     #[test]
-    fn hardware_is_the_same_after_it_was_stored_and_unknown_fields_are_refused() {
+    fn hardware_round_trips_and_unknown_fields_are_refused() {
         let mut hardware = small();
         hardware.disks = vec![disk(40, "/run/40.sock")];
         let text = serde_json::to_string(&hardware).unwrap();

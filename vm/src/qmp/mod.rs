@@ -1,7 +1,7 @@
-//! A client of QEMU's monitor protocol (QMP): commands and their answers, and events as they come.
+//! A client of QEMU's monitor protocol (QMP): commands with their replies, and events.
 //!
-//! Knows nothing of machines and disks. Keeps: every call ends by its timeout; an answer is given to the command whose number it
-//! bears and to no other; a monitor that has gone or speaks nonsense is not spoken to again.
+//! It knows nothing about machines and disks. Invariant: every call returns within its timeout; a reply is matched to
+//! its command by id; a monitor that has disconnected or violates the protocol is not used again.
 
 mod wire;
 
@@ -20,7 +20,7 @@ use thiserror::Error;
 use self::wire::{Lines, WireError};
 use crate::socket;
 
-/// Events that are kept for a caller who does not take them: what a guest can cause must not grow without end.
+/// The limit on events that the caller has not taken: a guest must not be able to exhaust memory.
 const EVENTS_MAX: usize = 1024;
 
 /// Something that QEMU said unasked.
@@ -40,7 +40,7 @@ pub enum QmpError {
     Connect {
         /// The socket.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// It has closed the connection.
@@ -54,7 +54,7 @@ pub enum QmpError {
     Broken {
         /// The command.
         during: String,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// The time is over. QEMU may still do it.
@@ -65,7 +65,7 @@ pub enum QmpError {
         /// The timeout.
         after: Duration,
     },
-    /// It says what QMP does not have.
+    /// It sent something that is not QMP.
     #[error("the process at QEMU's monitor socket does not speak QMP ({what}): {said}")]
     Nonsense {
         /// What is wrong with it.
@@ -154,12 +154,12 @@ impl Client {
         Ok(socket_peercred(&self.lines)?.pid.as_raw_nonzero().get())
     }
 
-    /// How many events were thrown away because nobody took them.
+    /// How many events were dropped because they were not taken.
     pub fn events_lost(&self) -> u64 {
         self.events_lost
     }
 
-    /// Waits until `wanted` says yes to an event that has come or comes, and takes that one; none when the time is over.
+    /// Waits for an event that `wanted` accepts and takes it; `None` when the time is up.
     pub fn wait_event(
         &mut self,
         timeout: Duration,
@@ -237,7 +237,8 @@ impl Client {
         self.lost.as_ref().map_or(Ok(()), |why| Err(QmpError::Lost { why: why.clone() }))
     }
 
-    /// What a failure of the connection means. One that was slow may be asked again; any other is the last.
+    /// What a failure of the connection means. After a timeout the monitor can be used again; any other failure is
+    /// final.
     fn lose(&mut self, error: WireError, during: &str, timeout: Duration) -> QmpError {
         let during = during.to_owned();
         let error = match error {
@@ -277,7 +278,7 @@ impl Deadline {
     }
 }
 
-/// A monitor that another client holds lets one wait, and no more.
+/// If another client holds the monitor, connecting only waits.
 fn connected(path: &Path, deadline: Deadline) -> Result<UnixStream, QmpError> {
     socket::connect(path, deadline.at).map_err(|error| match error {
         Errno::AGAIN => QmpError::Late { during: "the connection".to_owned(), after: deadline.timeout },

@@ -1,6 +1,6 @@
-//! What `xl` is told of a domain: a configuration without disks, which are plugged before it runs.
+//! The `xl` configuration of a domain: without disks, which are plugged before it runs.
 //!
-//! Keeps: a word of somebody else's is a value and never more; what xl's syntax cannot say is refused.
+//! Invariant: untrusted text is a value and never anything else; text that xl's syntax cannot express is rejected.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -86,12 +86,12 @@ pub enum ConfigError {
         /// What it was given.
         given: u64,
     },
-    /// A word that xl's syntax cannot say.
+    /// Text that xl's syntax cannot express.
     #[error(
         "{field} cannot be passed to xl, whose configuration cannot express an apostrophe, a backslash or a line break"
     )]
     Word {
-        /// Which.
+        /// The field that contains it.
         field: &'static str,
     },
 }
@@ -127,8 +127,8 @@ impl Platform {
 }
 
 impl Config {
-    /// The text for `xl create`. What the guest does in the end (power off, reboot, crash) leaves the domain as it is, for whoever looks
-    /// after it to see what it was.
+    /// The text for `xl create`. After a power-off, reboot or crash of the guest the domain is kept, so that the daemon
+    /// can see which it was.
     pub fn text(&self) -> Result<String, ConfigError> {
         self.check()?;
         let kind = match self.platform.kind {
@@ -203,7 +203,7 @@ mod test {
     }
 
     #[test]
-    fn xl_is_told_all_of_it_and_no_disk() {
+    fn the_xl_configuration_has_everything_but_disks() {
         let config = Config { platform: platform("tsc_mode", "2").unwrap(), ..config() };
         let text = config.text().unwrap();
         for line in [
@@ -224,7 +224,7 @@ mod test {
     }
 
     #[test]
-    fn a_word_cannot_become_another_line_or_another_value() {
+    fn values_cannot_inject_configuration() {
         for odd in ["a'\nname='b", "it's", "a\\x27b", "a\rb"] {
             let refused = Config { command_line: odd.into(), ..config() }.text();
             assert_eq!(refused.unwrap_err(), ConfigError::Word { field: "the command line" }, "{odd:?}");
@@ -232,7 +232,7 @@ mod test {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused_by_name() {
+    fn invalid_values_are_refused_by_name() {
         assert_eq!(platform("usb", "true").unwrap_err(), ConfigError::Unknown { key: "usb".into() });
         assert!(platform("type", "hvm").unwrap_err().to_string().contains("one of pvh, pv, not 'hvm'"));
         assert!(Config { memory_mib: 0, ..config() }.text().is_err());

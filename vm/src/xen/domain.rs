@@ -1,6 +1,6 @@
-//! Which domain is meant, and which one is ours.
+//! Finds a domain by name or id, and our own domain.
 //!
-//! Knows the store's list of domains only. A domain that the hypervisor has and the store has not cannot be given a disk.
+//! It only knows xenstore's list of domains. A domain that is missing there cannot be given a disk.
 
 use xen::{DomId, Store};
 
@@ -95,7 +95,7 @@ mod test {
     }
 
     #[test]
-    fn a_domain_is_found_by_number_and_by_name() {
+    fn a_domain_is_found_by_id_and_by_name() {
         let mut store = store_with(&[(0, "Domain-0"), (3, "db"), (12, "web")]);
         assert_eq!(find(&mut store, "12").unwrap(), DomId(12));
         assert_eq!(find(&mut store, "db").unwrap(), DomId(3));
@@ -103,7 +103,7 @@ mod test {
     }
 
     #[test]
-    fn a_domain_that_is_not_there_is_refused_with_those_that_are() {
+    fn a_missing_domain_is_refused_with_a_list() {
         let mut store = store_with(&[(0, "Domain-0"), (3, "db")]);
         for word in ["4", "dbx", "70000"] {
             let failure = find(&mut store, word).unwrap_err().to_string();
@@ -117,7 +117,7 @@ mod test {
     }
 
     #[test]
-    fn of_two_domains_of_one_name_none_is_guessed() {
+    fn an_ambiguous_domain_name_is_refused() {
         let mut store = store_with(&[(3, "db"), (4, "db")]);
         assert!(find(&mut store, "db").unwrap_err().advice().unwrap().contains("3 (db), 4 (db)"));
     }

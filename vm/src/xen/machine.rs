@@ -1,6 +1,7 @@
-//! A domain that runs: made, found again, told, and seen to its end.
+//! A running domain: created, reattached to, controlled, and observed to its end.
 //!
-//! Knows nothing of who serves its disks. Keeps: a domain belongs to nobody's process, and is found by its identity alone.
+//! It knows nothing about the servers of its disks. Invariant: a domain belongs to no process, and is found by its UUID
+//! alone.
 
 use std::path::Path;
 
@@ -32,7 +33,7 @@ pub enum Status {
     Paused,
     /// Its guest has ended, and the domain may be destroyed.
     Down(Reason),
-    /// It is no more.
+    /// It no longer exists.
     Gone,
 }
 
@@ -119,13 +120,14 @@ impl XenDomain {
         self.guest.ask_for(&mut store()?, vdev)
     }
 
-    /// Whether the guest has let go of a disk.
+    /// Whether the guest has released a disk.
     pub fn finish_unplug(&self, vdev: Vdev) -> Result<bool, NotDone> {
         self.guest.has_let_go(&mut store()?, vdev)
     }
 }
 
-/// The store of this host. A connection for each operation: they are rare, and one that is kept would be lost with xenstored.
+/// The store of this host. A connection for each operation: they are rare, and one that is kept would be lost with
+/// xenstored.
 pub fn store() -> Result<Daemon, NotDone> {
     Daemon::connect().map_err(store_failed)
 }

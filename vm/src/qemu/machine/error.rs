@@ -1,4 +1,4 @@
-//! What can go wrong with a running machine, in words that say what was tried and what to do.
+//! Errors of a running machine, which say what was tried and what to do.
 
 use std::io;
 use std::path::PathBuf;
@@ -32,7 +32,7 @@ pub enum MachineError {
         what: &'static str,
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// The program could not be started.
@@ -42,7 +42,7 @@ pub enum MachineError {
         program: String,
         /// Its package.
         package: &'static str,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// QEMU has ended.
@@ -50,7 +50,7 @@ pub enum MachineError {
     Ended {
         /// What was tried.
         during: String,
-        /// Its last words.
+        /// Its last output.
         said: String,
     },
     /// QEMU's monitor did not do it.
@@ -58,7 +58,7 @@ pub enum MachineError {
     Monitor {
         /// What was tried.
         what: String,
-        /// What the monitor said.
+        /// The monitor's error.
         source: QmpError,
     },
     /// The process of a machine is not there any more.
@@ -82,13 +82,13 @@ pub enum MachineError {
     Process {
         /// What was tried.
         what: &'static str,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// Nobody serves a disk, and QEMU was not told of it.
     #[error("cannot plug disk {position} into the VM")]
     NotServed {
-        /// Which.
+        /// The disk's position.
         position: u8,
         /// What was found.
         source: NotServed,
@@ -103,7 +103,7 @@ pub enum MachineError {
         after.as_secs()
     )]
     Held {
-        /// Which.
+        /// The disk's position.
         position: u8,
         /// How long it was waited for.
         after: Duration,
@@ -114,7 +114,7 @@ pub enum MachineError {
     /// A disk was not plugged, and what was done for it not undone.
     #[error("cannot plug disk {position}, and its chardev could not be removed: {undo}")]
     HalfPlugged {
-        /// Which.
+        /// The disk's position.
         position: u8,
         /// Why its connection stays.
         undo: String,

@@ -1,6 +1,8 @@
-//! Starts QEMU so that it outlives who started it: a session of its own, nothing of our terminal, its messages in a file.
+//! Starts QEMU so that it outlives the parent process: in its own session, without our terminal, with its output in a
+//! file.
 //!
-//! Knows nothing of QMP. Keeps: QEMU has enough descriptors for every disk it may get; its last words are found.
+//! It knows nothing about QMP. Invariant: QEMU has enough descriptors for every disk it may get; its last output can be
+//! read.
 
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
@@ -13,7 +15,8 @@ use rustix::process::{Resource, getrlimit};
 use super::super::account::{Account, directories_open_to_all};
 use super::error::MachineError;
 
-/// Descriptors for 255 disks with queues for each processor: four a queue and six a disk. More are not needed, and not always allowed.
+/// Descriptors for 255 disks with queues for each processor: four a queue and six a disk. More are not needed, and not
+/// always allowed.
 const DESCRIPTORS_MAX: u64 = 65_536;
 
 /// Bytes of its last words that are shown.
@@ -72,14 +75,14 @@ impl Files {
         })
     }
 
-    /// Starts `program`, whose words this QEMU's are, by way of the words in front of it.
+    /// Starts `program`, to which the arguments belong, through the wrapper programs in `before`.
     pub fn start(&mut self, before: &[String], program: &Path, words: &[String]) -> Result<Child, MachineError> {
         let failed = |source| MachineError::File { what: "write", path: self.log.clone(), source };
         let log = File::options().append(true).create(true).open(&self.log).map_err(failed)?;
         self.from = log.metadata().map_err(failed)?.len();
         let errors = log.try_clone().map_err(failed)?;
-        // Both replace themselves by what follows, so that the process we start is QEMU. They do what a program can only do in a
-        // child before it becomes QEMU, which takes unsafe code.
+        // Both replace themselves by what follows, so that the process we start is QEMU. They do what a program can
+        // only do in a child before it becomes QEMU, which takes unsafe code.
         let limit = getrlimit(Resource::Nofile).maximum.map_or(DESCRIPTORS_MAX, |most| most.min(DESCRIPTORS_MAX));
         let mut command = Command::new("setsid");
         command.args(["prlimit", &format!("--nofile={limit}:"), "--"]).args(before).arg(program).args(words);
@@ -93,7 +96,7 @@ impl Files {
         })
     }
 
-    /// What this QEMU has said, as far as it is the end of it.
+    /// This QEMU's output, as far as it is the end of the file.
     pub fn last_words(&self) -> String {
         let read = || {
             let mut log = File::open(&self.log)?;

@@ -1,7 +1,8 @@
-//! A running machine: started or found again, asked, told, and seen to its end.
+//! A running machine: started or adopted, queried, controlled, and observed to its end.
 //!
-//! Knows nothing of who serves its disks. Keeps: the machine is no part of the process that started it, and lives on without; a call ends
-//! in bounded time; a QEMU that has ended is said to have ended, with its last words.
+//! It knows nothing about the servers of its disks. Invariant: the machine is independent of the process that started
+//! it, and outlives it; every call returns in bounded time; a QEMU that has exited is reported as such, with its last
+//! output.
 
 mod disks;
 mod ended;
@@ -40,11 +41,11 @@ const POLL: Duration = Duration::from_millis(10);
 /// For the monitor of a QEMU that has ended: it is closed, and what was said is there.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
-/// For a QEMU that was told to end: it has nothing to wait for but the disks' processes.
+/// For a QEMU that was told to quit: it only has to wait for the disks' processes.
 const TO_END: Duration = Duration::from_secs(10);
 
-/// A machine. Dropped, it goes on; a process that has started it should keep it until it has [ended](QemuVm::ended), for it is its
-/// parent.
+/// A machine. Dropped, it goes on; a process that has started it should keep it until it has [ended](QemuVm::ended),
+/// for it is its parent.
 #[derive(Debug)]
 pub struct QemuVm {
     process: Process,
@@ -62,18 +63,18 @@ pub struct QemuVm {
 pub enum Status {
     /// The guest runs.
     Running,
-    /// The guest stands still: it was told to, or never told to run.
+    /// The guest is paused: it was paused, or never resumed.
     Paused,
-    /// The guest cannot go on; QEMU's word for it (`internal-error`, `guest-panicked`, …).
+    /// The guest cannot continue; QEMU's run state (`internal-error`, `guest-panicked`, …).
     Stuck(String),
 }
 
-/// How a machine has come to its end.
+/// How a machine has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
     /// The guest has powered off.
     Guest,
-    /// It has not in time, and QEMU was told to end: as if the power had gone.
+    /// It has not done so in time, and QEMU was told to quit, as if the power were cut.
     Quit,
     /// QEMU did not either, and was killed.
     Killed,
@@ -90,7 +91,8 @@ impl QemuVm {
         Self::start_as(None, program, hardware, directory, patience)
     }
 
-    /// The same as a user that owns the directory ([`Account::own`]) and is nobody otherwise; none is who asks.
+    /// The same as a user that owns the directory ([`Account::own`]) and has no other permissions; `None` is the
+    /// caller's own user.
     pub fn start_as(
         account: Option<&Account>,
         program: &Path,
@@ -109,7 +111,7 @@ impl QemuVm {
         let means = means.transpose()?;
         hardware.disks.iter().try_for_each(disks::see_served)?;
         let deadline = Instant::now() + patience;
-        // Nothing else depends on it. Of a program that does not say it, what it says of its start is worth more.
+        // Nothing else depends on the version. If a program does not print it, its error on start is more useful.
         let version = match hardware.disks.is_empty() {
             true => Version::OLDEST,
             false => Version::of(program, patience.min(TO_SAY_VERSION)).unwrap_or(Version::OLDEST),
@@ -140,7 +142,8 @@ impl QemuVm {
         Ok(machine)
     }
 
-    /// Finds a machine again that was started earlier, by another process perhaps. One that its starter had not let run yet is paused.
+    /// Finds a machine again that was started earlier, by another process perhaps. One that its starter had not let run
+    /// yet is paused.
     pub fn adopt(identity: &Identity, directory: &Path, patience: Duration) -> Result<Self, MachineError> {
         let files = Files::of(directory)?;
         let found = Process::find(identity).map_err(process("find"))?;
@@ -196,7 +199,7 @@ impl QemuVm {
 
     /// Ends the machine at once, whatever the guest does: as if the power had gone.
     pub fn end(&mut self) -> Result<Ending, MachineError> {
-        // A QEMU that ends before it has answered has done what it was told.
+        // A QEMU that exits before it answers has done what it was told.
         let told = self.client.execute("quit", &json!({}), TO_END);
         let heard = matches!(&told, Ok(_) | Err(QmpError::Gone { .. }));
         if heard && self.wait_ended(TO_END)? {
@@ -216,7 +219,7 @@ impl QemuVm {
         Err(MachineError::Process { what: "kill", source })
     }
 
-    /// Whether QEMU ends within `patience`.
+    /// Whether QEMU exits within `patience`.
     pub fn wait_ended(&mut self, patience: Duration) -> Result<bool, MachineError> {
         let ended = self.process.wait(patience).map_err(process("wait for"))?;
         if ended {
@@ -225,8 +228,8 @@ impl QemuVm {
         Ok(ended)
     }
 
-    /// How QEMU has ended, if it has: the guest has powered off, or QEMU was killed or crashed. The machine's descriptor is readable
-    /// from then on.
+    /// How QEMU has ended, if it has: the guest has powered off, or QEMU was killed or crashed. The machine's
+    /// descriptor is readable from then on.
     pub fn ended(&mut self) -> Result<Option<Ended>, MachineError> {
         if !self.process.wait(Duration::ZERO).map_err(process("watch"))? {
             return Ok(None);
@@ -235,7 +238,7 @@ impl QemuVm {
         Ok(Some(Ended { status, shutdown: self.shutdown_said(), said: self.files.last_words() }))
     }
 
-    /// Why QEMU, which has ended, has said that it would. What it said last may not have been read.
+    /// The reason that an exited QEMU gave for its exit. Its last message may not have been read.
     fn shutdown_said(&mut self) -> Option<Shutdown> {
         // A monitor that fails has nothing more to say.
         let event = self.client.wait_event(LAST_WORDS, |event| event.name == "SHUTDOWN").ok().flatten()?;
@@ -243,12 +246,13 @@ impl QemuVm {
         Some(Shutdown { guest: event.data["guest"] == true, reason })
     }
 
-    /// Has the monitor do what there is no other function for: `command` is QEMU's (docs/interop/qemu-qmp-ref), and so is the answer.
+    /// Has the monitor do what there is no other function for: `command` is QEMU's (docs/interop/qemu-qmp-ref), and so
+    /// is the answer.
     pub fn ask(&mut self, command: &str, arguments: &Value) -> Result<Value, MachineError> {
         self.command(&format!("do {command}"), command, arguments)
     }
 
-    /// Whether its QEMU, which we have started, looks at its own system calls: one built without that does not.
+    /// Whether the QEMU that we started filters its own system calls: one built without support does not.
     pub fn is_sandboxed(&self) -> bool {
         self.sandboxed
     }
@@ -258,7 +262,7 @@ impl QemuVm {
         &self.files.log
     }
 
-    /// What QEMU has said unasked.
+    /// QEMU's events.
     pub fn take_events(&mut self) -> Vec<Event> {
         self.client.take_events()
     }
@@ -333,7 +337,7 @@ impl Drop for Starting {
         let Some(mut child) = self.0.take() else { return };
         // One that has ended cannot be killed and needs not; it is waited for in both cases.
         if let Err(error) = child.kill().and_then(|()| child.wait()) {
-            // That nobody hears of it is no reason to panic.
+            // If nobody can read the message, that is no reason to panic.
             writeln!(std::io::stderr(), "cannot end QEMU, process {}: {error}", child.id()).unwrap_or_default();
         }
     }

@@ -45,7 +45,7 @@ pub fn enter() -> Result<(), Failure> {
     Ok(())
 }
 
-/// No capability is left, and none can be got by running something.
+/// Drops all capabilities, so that executing a program cannot regain any.
 fn give_up_privilege() -> std::io::Result<()> {
     set_no_new_privs(true)?;
     clear_ambient_capability_set()?;
@@ -103,7 +103,7 @@ mod test {
         assert_eq!(inside.output().unwrap().status.signal(), Some(Signal::ABORT.as_raw()));
     }
 
-    /// The same for this one.
+    /// The part of another test that runs in a child process.
     #[test]
     fn inside_it_aborts() {
         if std::env::var_os(ROOM).is_some() {
@@ -139,7 +139,7 @@ mod test {
         assert_eq!(kill_process(own().unwrap(), Signal::CONT).unwrap_err(), Errno::PERM);
         // Threads can be started, and exit.
         assert_eq!(std::thread::spawn(|| 7).join().unwrap(), 7);
-        // What is open works, and its length can be changed.
+        // Open files still work, and can be resized.
         open.set_len(4096).unwrap();
         std::os::unix::fs::FileExt::write_all_at(&open, b"more", 100).unwrap();
     }

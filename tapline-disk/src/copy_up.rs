@@ -30,9 +30,9 @@ pub struct CopyUp<'a> {
     pub presence: Presence,
     /// The new parents.
     pub onto: Option<Runner>,
-    /// The wish that it ends.
+    /// The signal that interrupts the job.
     pub stop: &'a mut Signal,
-    /// What is being done, for people.
+    /// The title of the progress display.
     pub title: &'static str,
 }
 
@@ -44,8 +44,8 @@ struct Both {
 }
 
 impl CopyUp<'_> {
-    /// Copies everything that must be, and makes it durable; how many bytes that was. All stays locked until this goes
-    /// away.
+    /// Copies everything necessary and makes it durable; returns the number of bytes copied. All locks are kept until
+    /// this is dropped.
     pub fn run(&mut self) -> Result<u64, Failure> {
         let len = self.image.geometry().len;
         let mut progress = Progress::new(self.title, len);
@@ -166,7 +166,7 @@ fn is_stored(bytes: &Segments) -> bool {
 }
 
 fn cut(bytes: &Segments, from: u64, len: u64) -> Segments {
-    // Both are within a piece, whose bytes are in memory.
+    // Both are within a chunk, whose bytes are in memory.
     bytes.slice(usize::try_from(from).unwrap_or(usize::MAX), usize::try_from(len).unwrap_or(0))
 }
 

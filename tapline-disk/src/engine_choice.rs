@@ -9,7 +9,7 @@
 
 use uring::{Cache, EngineKind, ImageFile};
 
-/// An engine, and what there is to say about the choice.
+/// An engine, and the message about its choice.
 pub struct Choice {
     /// The engine.
     pub kind: EngineKind,
@@ -26,13 +26,13 @@ pub enum Data {
     Granted,
 }
 
-/// What matters about a disk.
+/// The relevant properties of a disk.
 #[derive(Clone, Copy, Debug)]
 struct Seen<'a> {
-    /// A file on which io_uring needs a thread for every request.
+    /// A file for which io_uring needs a thread per request.
     slow: Option<&'a str>,
-    /// Whether a file is open through the page cache, where Linux AIO blocks, and where no storage sees the data's
-    /// memory.
+    /// Whether a file is open through the page cache, where Linux AIO blocks, and where the storage does not access the
+    /// data's memory.
     cached: bool,
     data: Data,
 }

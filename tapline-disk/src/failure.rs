@@ -21,12 +21,12 @@ pub enum Exit {
     Leaks,
     /// The command could not be done.
     Failed,
-    /// The arguments make no sense (`EX_USAGE`).
+    /// Invalid arguments (`EX_USAGE`).
     Usage,
 }
 
 impl Exit {
-    /// What the shell sees.
+    /// The exit code for the shell.
     pub fn code(self) -> u8 {
         match self {
             Exit::Done => 0,
@@ -49,7 +49,7 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// `cannot {tried}: {why}`, with the causes of `why` behind it.
+    /// `cannot {tried}: {why}`, followed by the causes of `why`.
     pub fn new(tried: impl Into<String>, why: impl Into<Box<dyn Error + Send + Sync>>) -> Failure {
         let what = format!("cannot {}: {}", tried.into(), in_full(&*why.into()));
         Failure { what, advice: None, exit: Exit::Failed }
@@ -71,24 +71,24 @@ impl Failure {
         self
     }
 
-    /// What was tried concerned this.
+    /// Prefixes the message with what it is about.
     pub fn about(mut self, what: &impl fmt::Display) -> Failure {
         self.what = format!("{what}: {}", self.what);
         self
     }
 
-    /// Ends the program with another code than [`Exit::Failed`].
+    /// Changes the exit code from [`Exit::Failed`].
     pub fn exit_as(mut self, exit: Exit) -> Failure {
         self.exit = exit;
         self
     }
 
-    /// What was tried, on what, why it failed.
+    /// The message: what was tried, on what, and why it failed.
     pub fn what(&self) -> &str {
         &self.what
     }
 
-    /// What to do about it.
+    /// The advice, if there is any.
     pub fn advice(&self) -> Option<&str> {
         self.advice.as_deref()
     }

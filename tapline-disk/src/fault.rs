@@ -11,7 +11,7 @@ const VARIABLE: &str = "TAPLINE_DISK_ABORT_AT";
 
 static WANTED: LazyLock<Option<String>> = LazyLock::new(|| std::env::var(VARIABLE).ok());
 
-/// The process is at a point at which it may be told to die of this request.
+/// A point at which a test can make the process die of this request.
 #[inline]
 pub fn point(name: &str, request: &Request) {
     if let Some(wanted) = WANTED.as_deref() {

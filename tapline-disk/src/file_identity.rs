@@ -11,7 +11,7 @@ use uring::ImageFile;
 use crate::files;
 use crate::image_name::ImageName;
 
-/// What a file is known by under all its names.
+/// Device and inode number, which are the same under all names of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileIdentity {
     /// Device and inode.

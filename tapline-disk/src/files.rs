@@ -22,10 +22,10 @@ use crate::failure::{Exit, Failure};
 use crate::handed::{Lent, Listens, twice};
 use crate::image_name::ImageName;
 
-/// What was handed, if anything ever was.
+/// The passed files, if this process has been passed any.
 static HANDED: OnceLock<Mutex<Files>> = OnceLock::new();
 
-/// What a process has taken over that has the file system as well.
+/// Files taken over from another process by a process that also uses the file system.
 static TAKEN: Mutex<Option<Files>> = Mutex::new(None);
 
 /// Files and listening sockets by the names that others have for them.
@@ -39,9 +39,9 @@ pub struct Files {
 /// A file that was handed over.
 #[derive(Debug)]
 pub struct HandedFile {
-    /// Its name.
+    /// The file's path.
     pub path: PathBuf,
-    /// Whether it is open for writing too.
+    /// Whether it is also open for writing.
     pub write: bool,
     /// The file.
     pub descriptor: OwnedFd,
@@ -57,7 +57,7 @@ pub fn replace_file_system(files: Files) -> Result<(), Failure> {
     HANDED.set(Mutex::new(files)).map_err(refused)
 }
 
-/// Whether this process works on what it is handed.
+/// Whether this process works on passed files.
 pub fn are_handed() -> bool {
     HANDED.get().is_some()
 }
@@ -68,7 +68,7 @@ pub fn forget() {
     *taken() = None;
 }
 
-/// Has files at hand that were taken over from another process, until [`forget`].
+/// Makes files taken over from another process available until [`forget`].
 pub fn have_at_hand(files: Files) {
     match are_handed() {
         true => drop(in_handed(|handed| *handed = files)),
@@ -80,7 +80,7 @@ fn taken() -> MutexGuard<'static, Option<Files>> {
     TAKEN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Looks into what was handed, if files are. Not for what may wait: others look too.
+/// Accesses the passed files, if there are any. Must not block, because others need them too.
 fn in_handed<T>(look: impl FnOnce(&mut Files) -> T) -> Option<T> {
     // Whoever has panicked with it has left it whole: it is changed by single steps.
     HANDED.get().map(|handed| look(&mut handed.lock().unwrap_or_else(PoisonError::into_inner)))
@@ -110,7 +110,7 @@ impl Files {
         Ok(())
     }
 
-    /// Whether there is no file.
+    /// Whether there are no files.
     pub fn is_empty(&self) -> bool {
         self.files.is_empty()
     }
@@ -252,7 +252,7 @@ fn reopen_one_read_only(file: &ImageFile) -> Result<ImageFile, FileOpenError> {
     }
 }
 
-/// Creates a file where nothing is. Where files are handed, whoever hands it has created it: it is empty.
+/// Creates a new file. A passed file has already been created by the caller: it must be empty.
 pub fn create_new(path: &Path, options: OpenOptions) -> Result<ImageFile, FileOpenError> {
     if !are_handed() {
         return ImageFile::create_new(path, options);
@@ -264,7 +264,7 @@ pub fn create_new(path: &Path, options: OpenOptions) -> Result<ImageFile, FileOp
     }
 }
 
-/// Whether a name is taken that a new file is to get. A file that is handed is there already, and is to be empty.
+/// Whether the name for a new file is taken. A passed file already exists, and must be empty.
 pub fn is_taken(path: &Path) -> bool {
     !are_handed() && path.symlink_metadata().is_ok()
 }
@@ -274,7 +274,7 @@ pub fn unnamed(path: &Path) -> Result<PathBuf, Failure> {
     if are_handed() { Ok(path.to_owned()) } else { crate::target::beside(path) }
 }
 
-/// Gives a new file its name, which nobody else may have. One that is handed has had it from the beginning.
+/// Gives a new file its final name, which must not exist. A passed file has had it from the start.
 pub fn name_new(from: &Path, to: &Path) -> Result<(), FileOpenError> {
     if !are_handed() {
         let renamed = rustix::fs::renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE);
@@ -301,7 +301,7 @@ pub fn sync_directory(path: &Path) -> Result<(), FileOpenError> {
     if are_handed() { Ok(()) } else { uring::sync_directory(path) }
 }
 
-/// What is known of the file that `path` leads to.
+/// The metadata of the file at `path`.
 pub fn metadata(path: &Path) -> io::Result<Metadata> {
     match in_handed(|handed| handed.duplicate(path, false)) {
         None => std::fs::metadata(path),
@@ -309,7 +309,7 @@ pub fn metadata(path: &Path) -> io::Result<Metadata> {
     }
 }
 
-/// Has a file look as if it were last changed at that time, durably.
+/// Sets a file's modification time, durably.
 pub fn set_modified(path: &Path, modified: SystemTime) -> io::Result<()> {
     let file = match in_handed(|handed| handed.duplicate(path, true)) {
         None => File::open(path)?,
@@ -323,8 +323,8 @@ pub fn whole(path: &Path) -> io::Result<PathBuf> {
     if are_handed() { Ok(path.to_owned()) } else { path.canonicalize() }
 }
 
-/// A small file without a name where `path` is, to try out what the file system can do. Nothing can be made where files
-/// are handed.
+/// A small unnamed file in the directory of `path`, to test features of the file system. Nothing can be created with
+/// passed files.
 pub fn sample(path: &Path) -> io::Result<Option<File>> {
     if are_handed() {
         return Ok(None);
@@ -348,7 +348,7 @@ pub fn no_listener_left() -> Result<(), Failure> {
     }
 }
 
-/// What is lent of Xen, which would be opened otherwise.
+/// A passed descriptor for Xen, or an error if files are passed without it; `None` if the caller should open it itself.
 pub fn lent(lent: Lent) -> Result<Option<OwnedFd>, Failure> {
     match in_handed(|handed| handed.take_lent(lent)) {
         None => Ok(None),
@@ -360,7 +360,7 @@ pub fn lent(lent: Lent) -> Result<Option<OwnedFd>, Failure> {
     }
 }
 
-/// What is lent of Xen and can be done without.
+/// A passed descriptor for Xen that is optional.
 pub fn lent_perhaps(lent: Lent) -> Option<OwnedFd> {
     in_handed(|handed| handed.take_lent(lent)).flatten()
 }

@@ -27,7 +27,7 @@ const MESSAGE_MAX: usize = 64 << 10;
 /// Descriptors in all: a chain has [`disk::LAYERS_MAX`] layers, each perhaps for reading and for writing.
 const DESCRIPTORS_MAX: usize = 256;
 
-/// What is listened for at a socket that was handed over.
+/// The use of a passed listening socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Listens {
@@ -39,7 +39,7 @@ pub enum Listens {
     Control,
 }
 
-/// What of Xen is lent to the process of a guest's disk (`--xen`).
+/// The use of a descriptor passed for a Xen guest's disk (`--xen`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Lent {
@@ -47,9 +47,9 @@ pub enum Lent {
     Grants,
     /// `/dev/xen/evtchn`.
     EventChannels,
-    /// A connection to the store, for what is said of the disk.
+    /// A xenstore connection, for the disk's nodes.
     Store,
-    /// Another, for what is heard of domains.
+    /// Another xenstore connection, for events about domains.
     Domains,
     /// A file for statistics, `vbd3-…/statistics`; it may be missing.
     Statistics,
@@ -69,7 +69,7 @@ struct Message {
     end: Option<bool>,
 }
 
-/// A message that makes sense.
+/// A valid message.
 #[derive(Debug, PartialEq, Eq)]
 enum Means {
     File { path: PathBuf, write: bool },
@@ -78,7 +78,7 @@ enum Means {
     End,
 }
 
-/// Receives everything up to the message that ends it.
+/// Receives everything up to the end message.
 pub fn receive(socket: impl AsFd) -> Result<Files, Failure> {
     if sockopt::socket_type(&socket) != Ok(SocketType::SEQPACKET) {
         return Err(refused("standard input is not a SOCK_SEQPACKET socket"));
@@ -106,7 +106,7 @@ fn refused(why: impl Into<String>) -> Failure {
 
 /// One message: its length, and what came with it.
 fn next(socket: &impl AsFd, buffer: &mut [u8]) -> Result<(usize, Vec<OwnedFd>), String> {
-    // Room for one more than is allowed, so that two are seen to be two.
+    // Space for one more descriptor than allowed, to detect a second one.
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let received = loop {
@@ -125,7 +125,7 @@ fn next(socket: &impl AsFd, buffer: &mut [u8]) -> Result<(usize, Vec<OwnedFd>), 
     }
 }
 
-/// The descriptors of a message; what else may be beside it is of no interest.
+/// The descriptors of a message; other ancillary data is ignored.
 pub fn descriptors_of(ancillary: &mut RecvAncillaryBuffer<'_>) -> Vec<OwnedFd> {
     let mut descriptors = Vec::new();
     for message in ancillary.drain() {
@@ -228,7 +228,7 @@ fn check_lent(lent: Lent, descriptor: &OwnedFd) -> Result<(), String> {
     }
 }
 
-/// What is handed twice.
+/// The message about something passed twice.
 pub fn twice(what: impl Display) -> String {
     format!("{what} was passed twice")
 }

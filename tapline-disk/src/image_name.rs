@@ -23,7 +23,7 @@ pub enum FormatName {
 }
 
 impl FormatName {
-    /// The word in front of the colon.
+    /// The word before the colon.
     pub fn word(self) -> &'static str {
         match self {
             FormatName::Raw => "raw",
@@ -32,7 +32,7 @@ impl FormatName {
         }
     }
 
-    /// The format of that word.
+    /// The format for a word.
     pub fn of(word: &str) -> Option<FormatName> {
         [FormatName::Raw, FormatName::Vhd, FormatName::Qcow2].into_iter().find(|format| format.word() == word)
     }
@@ -41,7 +41,7 @@ impl FormatName {
 /// A format and a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImageName {
-    /// How to read the file.
+    /// The format of the file.
     pub format: FormatName,
     /// The file.
     pub path: PathBuf,
@@ -49,10 +49,10 @@ pub struct ImageName {
     pub data_file: Option<PathBuf>,
 }
 
-/// What stands between an image's path and that of its data file.
+/// The separator between an image's path and that of its data file.
 const DATA_FILE: &str = ",data-file=";
 
-/// Why a word names no image.
+/// Why a word is not an image name.
 #[derive(Debug, PartialEq, Eq)]
 pub enum NotAnImage {
     /// There is no format in front.
@@ -61,7 +61,7 @@ pub enum NotAnImage {
     UnknownFormat(String),
     /// Nothing follows the format.
     NoPath(String),
-    /// Nothing follows the words for a data file.
+    /// The data file's path is missing.
     NoDataFile(String),
     /// A data file for a format that does not have any.
     HasNone(FormatName),
@@ -116,7 +116,7 @@ impl ImageName {
         &self.path
     }
 
-    /// The same image, named by other paths to its files.
+    /// The same image with other paths to its files.
     pub fn map_paths<E>(&self, mut path: impl FnMut(&Path) -> Result<PathBuf, E>) -> Result<ImageName, E> {
         let data_file = self.data_file.as_deref().map(&mut path).transpose()?;
         Ok(ImageName { format: self.format, path: path(self.path())?, data_file })

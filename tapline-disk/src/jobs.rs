@@ -18,7 +18,7 @@ use uring::{Cache, EngineKind, OpenOptions};
 use crate::cli::{Access, CacheMode, IoEngine};
 
 impl Access {
-    /// Options of a file that is opened as the command line says, and locked.
+    /// The options of a file that is opened according to the command line and locked.
     pub fn options(self, write: bool) -> OpenOptions {
         let cache = match self.cache {
             CacheMode::None => Cache::None,

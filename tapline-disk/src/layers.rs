@@ -29,9 +29,9 @@ const LARGE: usize = 4096;
 /// An open chain: for each layer its file and its format, the image itself first.
 #[derive(Debug)]
 pub struct Layers {
-    /// What it was opened by.
+    /// The name with which it was opened.
     pub name: ImageName,
-    /// Of all layers, the first of them the same.
+    /// The names of all layers, starting with the image's.
     pub names: Vec<ImageName>,
     /// The files.
     pub files: Vec<ImageFile>,
@@ -39,7 +39,7 @@ pub struct Layers {
     pub images: Vec<Image>,
     /// The redo logs, of those that have one.
     pub logs: Vec<(usize, RedoLog)>,
-    /// The note beside the image, where it was opened for [`Chain::command`].
+    /// The marker of the image, where it was opened for [`Chain::command`].
     pub unfinished: Option<Unfinished>,
 }
 
@@ -54,7 +54,7 @@ pub struct Chain<'a> {
     pub writable: usize,
     /// The command that this is for, if it writes to the image and leaves what it shows as it is.
     pub command: Option<&'a str>,
-    /// Whether the image is served: what is written to it is to outlive this process, in a redo log.
+    /// Whether the image is served: writes then go to a redo log, to outlive this process.
     pub served: Option<Served>,
 }
 
@@ -83,7 +83,7 @@ impl Layers {
         Layers::open_alone_for(name, options, None)
     }
 
-    /// The same for writing, by a command that leaves what the image shows as it is.
+    /// The same for writing, by a command that does not change the image's contents.
     pub fn open_alone_for(name: &ImageName, options: OpenOptions, command: Option<&str>) -> Result<Layers, Failure> {
         check_names(&[name])?;
         Layers::open_first(name, options, command, None)
@@ -101,7 +101,7 @@ impl Layers {
         layers.unless_failed(opened)
     }
 
-    /// Opens `name` and the parents it stands on. Parents are opened for reading only.
+    /// Opens `name` and its parents. Parents are opened read-only.
     pub fn open(name: &ImageName, parents: &Parents, options: OpenOptions) -> Result<Layers, Failure> {
         Layers::open_chain(&Chain::of(name, parents), options)
     }
@@ -169,9 +169,9 @@ impl Layers {
         served: Option<Served>,
     ) -> Result<(), Failure> {
         let taken_over = served.is_some_and(|served| served.taken_over);
-        // What is left of others is settled by now, or kept because a sync has failed.
+        // Logs of other layers have been replayed by now, or kept because a sync has failed.
         let kept = served.filter(|_| keeps_left(served, options) && redo_log::is_left(name.path()));
-        // Of one that is served, what is left is written when it is: reads need not wait for it.
+        // The log of a served image is replayed by its disk: reads need not wait for it.
         let served = served.filter(|_| options.write).or(kept);
         self.files.push(match served.is_some() || taken_over {
             true => files::open_image(name, options).map_err(Failure::said)?,
@@ -204,7 +204,7 @@ impl Layers {
         Ok(())
     }
 
-    /// Whether the last layer is the parent of the one above it.
+    /// Checks that the last layer is the parent of the one above it.
     fn check_last_pair(&self, child: &ImageName, parent: &ImageName, accept: bool) -> Result<(), Failure> {
         let ([.., above, below], Some(file)) = (self.images.as_slice(), self.files.last()) else { return Ok(()) };
         if let Some(left) = Unfinished::find(parent)? {
@@ -221,7 +221,7 @@ impl Layers {
     }
 }
 
-/// A disk in logical blocks of so many bytes over `images`, leaf first, some of which have a redo log.
+/// A disk with the given logical block size over `images`, leaf first, some of which have a redo log.
 pub fn disk_of(images: Vec<Image>, logs: Vec<(usize, RedoLog)>, block: u32) -> Result<Disk<Image>, ImageError> {
     let mut disk = Disk::new(images, disk::Options { block, ..disk::Options::default() })?;
     for (depth, log) in logs {
@@ -247,7 +247,7 @@ pub fn open_file(name: &ImageName, options: OpenOptions) -> Result<ImageFile, Fa
 fn settle_read_only(name: &ImageName, options: OpenOptions) -> Result<(), Failure> {
     let mut file = files::open_image(name, OpenOptions { write: true, ..options }).map_err(Failure::said)?;
     redo_log::settle(name, &mut file)?;
-    // Its lock would be in the way of the reader's.
+    // Its lock would conflict with the reader's.
     drop(file);
     files::close_writable(name.path());
     Ok(())
@@ -260,8 +260,8 @@ fn keeps_left(served: Option<Served>, options: OpenOptions) -> bool {
     keeps && options.lock && !options.write
 }
 
-/// Makes durable what processes have left of the layers of a chain, the deepest first: what a merge has given up in one
-/// must be in those below it. Not of one that is served for writing, whose disk does that. Whether a sync of a layer
+/// Replays the redo logs of a chain's layers, the deepest first: data discarded by a merge from one layer must be in
+/// those below it. The log of an image served for writing is replayed by its disk. Returns whether a sync of a layer
 /// below the image has failed: then nothing above it is written.
 fn settle_left(chain: &Chain<'_>, options: OpenOptions) -> Result<bool, Failure> {
     if !options.lock || chain.served.is_some_and(|served| served.taken_over) {
@@ -279,14 +279,14 @@ fn settle_left(chain: &Chain<'_>, options: OpenOptions) -> Result<bool, Failure>
         below = redo_log::settle_above(name, &mut file, AfterFailure { below, keep })?;
         drop(file);
         if !write {
-            // Its lock would be in the way of the reader's.
+            // Its lock would conflict with the reader's.
             files::close_writable(name.path());
         }
     }
     Ok(below)
 }
 
-/// Opens the redo log of an image that is served, and says what a process has left in it.
+/// Opens the redo log of a served image, and reports what the last process has left in it.
 fn open_log(name: &ImageName, file: &mut ImageFile, served: Served) -> Result<Option<RedoLog>, Failure> {
     let Some(mut log) = redo_log::open(name, file)? else { return Ok(None) };
     if served.below_failed {
@@ -328,7 +328,7 @@ fn open_as_logged(
         FormatName::Raw | FormatName::Vhd => {
             Vhd::open(&mut source, access(write), tail).map(|image| Image::Vhd(Box::new(image)))
         }
-        // Its last process has seen to what an image needs before the first write.
+        // Its last process has done what an image needs before the first write.
         FormatName::Qcow2 => Qcow2::open(&mut source, access(write), tail).map(|image| Image::Qcow2(Box::new(image))),
     };
     opened.map_err(|error| explain(name, error))
@@ -380,8 +380,8 @@ pub fn open_as_it_is(name: &ImageName, file: &mut ImageFile, write: bool) -> Res
     }
 }
 
-/// A file system gives zeros where nothing was written; a block device what was there before.
-/// What is behind what an image uses of its file.
+/// What the unused end of a file reads as: a file system returns zeroes where nothing was written; a block device its
+/// old contents.
 pub fn tail(file: &ImageFile) -> Tail {
     if file.device_len().is_some() { Tail::Stale } else { Tail::Zeroes }
 }
@@ -398,7 +398,7 @@ fn open_vhd(file: &mut ImageFile, write: bool) -> Result<Vhd, ImageError> {
 fn open_qcow2(name: &ImageName, file: &mut ImageFile, write: bool) -> Result<Qcow2, Failure> {
     let tail = tail(file);
     if write {
-        // As QEMU does: refcounts that may be wrong must not be allocated by.
+        // As in QEMU: clusters must not be allocated with refcounts that may be wrong.
         let found = Qcow2::open(file, Access::ReadOnly, tail).map_err(|error| explain(name, error))?;
         if found.info().dirty {
             let done = soundness::close(name, file)?;
@@ -416,7 +416,7 @@ fn open_qcow2(name: &ImageName, file: &mut ImageFile, write: bool) -> Result<Qco
     Ok(image)
 }
 
-/// Whether all of the disk has room in the data file.
+/// Checks that the data file is large enough for the disk.
 fn check_data_file(name: &ImageName, file: &ImageFile, image: &Image) -> Result<(), Failure> {
     let (len, device) = (image.geometry().len, file.data_file().and_then(ImageFile::device_len));
     match device {

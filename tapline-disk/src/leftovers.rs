@@ -11,8 +11,8 @@ use uring::ImageFile;
 use crate::failure::Failure;
 use crate::image_name::ImageName;
 
-/// Has the file end where it should. Nobody else has it open, and it is about to be written. A block device is as long
-/// as it is; what cannot be read as a VHD is for others to refuse.
+/// Truncates the file to its proper length. No other process has it open, and it is about to be written. A block device
+/// has a fixed length; an unreadable VHD is rejected elsewhere.
 pub fn clear(name: &ImageName, file: &mut ImageFile) -> Result<(), Failure> {
     if file.device_len().is_some() {
         return Ok(());

@@ -15,7 +15,7 @@ const BLOCK: u32 = 2 << 20;
 pub struct Behind(Vec<ImageName>);
 
 impl Behind {
-    /// Those among `images`.
+    /// Those of `images` with their metadata behind their blocks.
     pub fn of<'a>(images: impl IntoIterator<Item = (ImageName, &'a Image)>) -> Behind {
         let is_behind = |image: &Image| matches!(image, Image::Vhd(vhd) if vhd.is_behind_blocks());
         Behind(images.into_iter().filter(|(_, image)| is_behind(image)).map(|(name, _)| name).collect())
@@ -32,7 +32,7 @@ impl Behind {
     }
 }
 
-/// Tells of blocks of a new image that were asked for by name, if libvhd does not read such.
+/// Prints a note if a new image was requested with a block size that libvhd does not support.
 pub fn tell_of_block_size(image: &ImageName, unit: Option<u32>) {
     if let Some(unit) = unit.filter(|&unit| image.format == FormatName::Vhd && unit != BLOCK) {
         say(format_args!(

@@ -60,7 +60,7 @@ pub fn say(line: impl Display) {
     STDERR.say(line);
 }
 
-/// Says why a command could not be done, as the last that it says.
+/// Prints why a command failed, as its last output.
 pub fn say_failure(failure: &Failure) {
     STDERR.write_last(&format!("tapline: {failure}\n"));
 }

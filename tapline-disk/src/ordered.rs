@@ -11,7 +11,7 @@ pub fn write(file: &mut ImageFile, batches: &[Vec<MetaWrite>]) -> io::Result<()>
     write_synced(file, batches, ImageFile::sync)
 }
 
-/// The same, with syncs by `sync`.
+/// The same, with `sync` as the sync operation.
 pub fn write_synced(
     file: &mut ImageFile,
     batches: &[Vec<MetaWrite>],

@@ -27,7 +27,7 @@ pub fn in_flight(requests: usize) {
     IN_FLIGHT.store(requests, Ordering::Relaxed);
 }
 
-/// This verb is under way, or none.
+/// Sets the verb in progress.
 pub fn under_way(verb: Option<&'static str>) {
     // Only a panic reads this, so nobody waits for the lock.
     if let Ok(mut under_way) = VERB.try_lock() {
@@ -37,7 +37,7 @@ pub fn under_way(verb: Option<&'static str>) {
 
 fn told(panic: &Panic<'_>) -> String {
     let requests = IN_FLIGHT.load(Ordering::Relaxed);
-    // The lock may be held by whoever panics.
+    // The panicking thread may hold the lock.
     let verb = VERB.try_lock().ok().and_then(|verb| *verb).map(|verb| {
         let article = if verb.starts_with('u') { "an" } else { "a" };
         format!(", {article} {verb} was in progress")

@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use crate::failure::{Exit, Failure};
 use crate::log::say;
 
-/// From now on this process ends with its standard input, in the middle of whatever it does.
+/// From now on this process exits when its standard input is closed, whatever it is doing.
 pub fn end_with() -> Result<(), Failure> {
     let thread = std::thread::Builder::new().name("parent".into());
     let started = thread.spawn(|| {

@@ -16,7 +16,7 @@ use crate::target::seconds;
 use crate::unfinished::Unfinished;
 use crate::uuid;
 
-/// What a child of `parent`, which is open as `file`, records at the path `child`.
+/// The link to `parent`, which is open as `file`, for a child at the path `child`.
 pub fn record(child: &Path, parent: &ImageName, image: &Image, file: &ImageFile) -> Result<Link, Failure> {
     let (relative, absolute) = paths(child, parent.path())?;
     Ok(Link {
@@ -38,7 +38,7 @@ pub fn modified(name: &ImageName, file: &ImageFile) -> Result<u64, Failure> {
     latest_change(name, file.all_files().map(ImageFile::metadata)).map(seconds)
 }
 
-/// How a child's metadata names the parent: as seen from its own directory, and from the root.
+/// The paths of the parent in a child's metadata: relative to the child's directory, and absolute.
 fn paths(child: &Path, parent: &Path) -> Result<(String, String), Failure> {
     let failed = |path: &Path, error| Failure::new(format!("resolve the path of {}", path.display()), error);
     let parent = files::whole(parent).map_err(|error| failed(parent, error))?;

@@ -9,7 +9,7 @@ const UNITS: [(char, u32); 5] = [('K', 10), ('M', 20), ('G', 30), ('T', 40), ('P
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Size(pub u64);
 
-/// Why a word is no size.
+/// Why a word is not a size.
 #[derive(Debug, PartialEq, Eq)]
 pub struct NotASize(String);
 

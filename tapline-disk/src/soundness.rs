@@ -12,25 +12,25 @@ use crate::image_name::{FormatName, ImageName};
 use crate::layers::{explain, tail};
 use crate::ordered;
 
-/// What is wrong with one image, and how to mend it.
+/// The problems of an image, and their repair.
 #[derive(Default)]
 pub struct Examined {
-    /// What is wrong. Empty: nothing is.
+    /// The problems; empty if there are none.
     pub problems: Vec<Problem>,
     /// Problems that are not in the list.
     pub unlisted: u64,
-    /// How to mend it.
+    /// The repair.
     pub cure: Cure,
 }
 
-/// Writes that mend an image, a sync behind each batch.
+/// The writes of a repair, with a sync after each batch.
 #[derive(Default)]
 pub struct Cure {
     /// The writes. None: there is nothing to mend, or no way to.
     pub batches: Vec<Vec<MetaWrite>>,
     /// The length that the file must have before.
     pub len: Option<u64>,
-    /// What they do.
+    /// A description of what they do.
     pub what: Vec<String>,
 }
 
@@ -56,7 +56,7 @@ pub fn unfindable(damage: Damage, layer: impl Display) -> String {
     }
 }
 
-/// What can be done about it, where the layer is called so.
+/// What can be done about damage in the layer with this name.
 pub fn cure_for(damage: Damage, layer: impl Display) -> String {
     match damage.what {
         Damaged::Entry(_) => format!("`tapline image check {layer} --repair` repairs what can be repaired"),
@@ -132,8 +132,7 @@ pub fn mend(name: &ImageName, file: &mut ImageFile, cure: &Cure) -> Result<(), F
     })
 }
 
-/// Repairs a qcow2 image that its last writer has not closed, as everybody does who is about to write to one; what was
-/// done.
+/// Repairs a qcow2 image that was not closed, as every program does before writing to one; returns what was done.
 pub fn close(name: &ImageName, file: &mut ImageFile) -> Result<Vec<String>, Failure> {
     let cure = qcow2::repair(file).map(cure_of).map_err(|error| explain(name, error))?;
     mend(name, file, &cure)?;

@@ -19,40 +19,40 @@ use crate::layers::{open_file, open_image, to_look_at};
 use crate::presence::{Holds, Presence};
 use crate::redo_log;
 
-/// A layer that others may stand on.
+/// A layer that other layers may be based on.
 #[derive(Clone, Debug)]
 pub struct MergeLayer {
-    /// Its file.
+    /// The layer's file.
     pub name: ImageName,
-    /// What children know it by; all zero where its format has no such thing.
+    /// The identity known to its children; all zeroes if its format has none.
     pub identity: [u8; 16],
     /// The size of its disk.
     pub len: u64,
 }
 
-/// Files that hold nothing any more, locked.
+/// Files that no longer hold data, locked.
 #[derive(Debug)]
 pub struct StaleLayers {
     layers: Vec<(MergeLayer, ImageFile)>,
-    /// Of sources that are gone already.
+    /// The data files of sources that are already gone.
     data_files: Vec<PathBuf>,
 }
 
 const TO_REMOVE: OpenOptions = OpenOptions { write: true, cache: Cache::Writeback, lock: true };
 
 impl MergeLayer {
-    /// The layer that a file holds, whoever uses it.
+    /// The layer in a file, which may be in use.
     pub fn of(name: &ImageName) -> Result<MergeLayer, Failure> {
         let mut file = files::open_image(name, to_look_at(false)).map_err(Failure::said)?;
         Ok(MergeLayer::in_image(name, &open_image(name, &mut file, false)?))
     }
 
-    /// The same of an image that is open.
+    /// The layer of an open image.
     pub fn in_image(name: &ImageName, image: &Image) -> MergeLayer {
         MergeLayer { name: name.clone(), identity: image.identity(), len: image.geometry().len }
     }
 
-    /// Whether `link` of `child` leads here and nowhere else. What has no identity is known by its path.
+    /// Whether the `link` of `child` refers to this layer. A layer without identity is recognized by its path.
     fn carries(&self, child: &ImageName, link: &Link) -> bool {
         let raw = self.name.format == FormatName::Raw;
         match link.format {
@@ -85,7 +85,7 @@ fn look(name: &ImageName) -> Result<Image, Failure> {
 }
 
 impl StaleLayers {
-    /// What is left of `sources`, the uppermost first, of a merge into `target` that has been done. Refused if one of
+    /// The remains of `sources`, the topmost first, after a merge into `target` that is complete. Refused if one of
     /// them is anything else.
     pub fn of(sources: &[ImageName], target: &MergeLayer) -> Result<StaleLayers, Failure> {
         let (mut left, mut data_files) = (Vec::new(), Vec::new());
@@ -102,7 +102,7 @@ impl StaleLayers {
                     None
                 }
                 Some(mut file) => {
-                    // What a killed process has left to be written may be all that it holds.
+                    // Its only data may be in a redo log.
                     redo_log::settle(source, &mut file)?;
                     let layer = examine(source, &mut file, below.as_ref()).map_err(|failure| failure.advise(ADVICE))?;
                     left.push((layer.clone(), file));
@@ -114,7 +114,7 @@ impl StaleLayers {
         Ok(StaleLayers { layers: left, data_files })
     }
 
-    /// What they are.
+    /// The layers.
     pub fn layers(&self) -> impl Iterator<Item = &MergeLayer> {
         self.layers.iter().map(|(layer, _)| layer)
     }
@@ -145,7 +145,7 @@ pub fn remove(path: &Path) -> Result<(), Box<dyn std::error::Error + Send + Sync
     Ok(uring::sync_directory(path)?)
 }
 
-/// Sees that a source is empty and stands on `below`.
+/// Verifies that a source holds no data and is based on `below`.
 fn examine(name: &ImageName, file: &mut ImageFile, below: Option<&MergeLayer>) -> Result<MergeLayer, Failure> {
     let image = open_image(name, file, false)?;
     let not = |why: String| Err(Failure::new(format!("treat {name} as left over from the merge"), why));

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use disk::Operation;
 use serde::{Deserialize, Serialize};
 
-/// What one served disk has done.
+/// The I/O statistics of a served disk.
 pub struct Stats {
     started: Instant,
     counters: Counters,
@@ -30,7 +30,7 @@ pub struct Counters {
     /// Rounds of the loop, and how often it slept: how hard it works for a request.
     rounds: u64,
     sleeps: u64,
-    /// How often memory was given back since the disk was not used.
+    /// How many times memory was released because the disk was idle.
     rests: u64,
     /// Looks for more work before sleeping that have found some, and that have not.
     polls: (u64, u64),
@@ -66,7 +66,7 @@ struct Line {
     condition: Condition,
 }
 
-/// What keeps a disk from writing, if something does. Names and meanings are part of the interface.
+/// What prevents a disk from writing, if anything. Names and meanings are part of the interface.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Condition {
     /// A sync has failed, and nothing is written any more.
@@ -96,7 +96,7 @@ impl Stats {
         Stats { started, counters }
     }
 
-    /// All of it, for the next process; `polls` are the looks before sleeping of this one.
+    /// All statistics, for the next process; `polls` are this process's polls before sleeping.
     pub fn counters(&self, polls: (u64, u64)) -> Counters {
         let (hit, missed) = self.counters.polls;
         let polls = (hit.saturating_add(polls.0), missed.saturating_add(polls.1));
@@ -108,7 +108,7 @@ impl Stats {
         narrow(self.started.elapsed().as_nanos())
     }
 
-    /// Requests that have come so far.
+    /// The number of requests received so far.
     pub fn come(&self) -> u64 {
         let Counters { reads, writes, flushes, discards, .. } = self.counters;
         [reads, writes, flushes, discards].iter().map(|kind| kind.come).sum()
@@ -197,7 +197,7 @@ impl Kind {
     }
 }
 
-/// The file that lines are appended to. It is opened for each anew, so that it may be rotated.
+/// The file to which lines are appended. It is reopened for each, so that it may be rotated.
 pub fn open_file(path: &Path) -> io::Result<File> {
     File::options().append(true).create(true).open(path)
 }

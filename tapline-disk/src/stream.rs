@@ -19,7 +19,7 @@ use crate::runner::Runner;
 pub const PIECE: u64 = 1 << 20;
 /// Pieces read ahead: together with those in the channel, 32 MiB of memory.
 const AHEAD: usize = 16;
-/// Zeros are looked for in runs of this size: what most file systems and guests allocate at least.
+/// Zeroes are detected at this granularity: the usual minimum allocation of file systems and guests.
 const GRAIN: usize = 64 << 10;
 /// How much of the disk is looked up at once.
 const WINDOW: u64 = 1 << 30;
@@ -28,11 +28,11 @@ const WINDOW: u64 = 1 << 30;
 pub struct Chunk {
     /// Where it is.
     pub span: Span,
-    /// Its bytes; `None` if they are zero.
+    /// The bytes of the chunk; `None` if they are zeroes.
     pub bytes: Option<Segments>,
 }
 
-/// The pieces of one disk, in order. It ends after the last byte, or with a failure; never early.
+/// The chunks of a disk, in order. The stream ends after the last byte, or with a failure; never early.
 pub struct Stream {
     /// Bytes still to come.
     left: u64,
@@ -62,7 +62,7 @@ impl Drop for Stream {
         // Dropping the receiver stops the thread at its next chunk.
         drop(self.pieces.take());
         if let Some(thread) = self.thread.take() {
-            // A thread that has panicked has told why.
+            // A panicked thread has already reported why.
             thread.join().unwrap_or_default();
         }
     }
@@ -89,7 +89,7 @@ impl Iterator for Stream {
 struct Reader<'a> {
     runner: Runner,
     out: &'a SyncSender<Result<Chunk, Failure>>,
-    /// Pieces that are asked for, in order, and whether their bytes are there.
+    /// Chunks that have been requested, in order, and whether their bytes have arrived.
     ahead: VecDeque<(Chunk, bool)>,
 }
 

@@ -36,41 +36,41 @@ pub struct Plan {
     pub shape: Shape,
     /// Unit of allocation: the blocks of a VHD, the clusters of qcow2; what the format prefers unless named.
     pub unit: Option<u32>,
-    /// What the new image takes over from one that it replaces.
+    /// The identity that the new image inherits from the one that it replaces.
     pub identity: Option<Identity>,
 }
 
-/// How an image takes its space.
+/// How an image allocates its space.
 #[derive(Clone, Debug)]
 pub enum Shape {
     /// All of it now.
     Fixed,
-    /// As it is written.
+    /// When it is written.
     Thin,
-    /// As it is written, on top of a parent.
+    /// When it is written, on top of a parent.
     Child(Link),
 }
 
-/// What stays when an image is rewritten.
+/// What is kept when an image is rewritten.
 #[derive(Clone, Copy, Debug)]
 pub struct Identity {
-    /// Its uuid.
+    /// The uuid.
     pub uuid: [u8; 16],
-    /// When it was made, in seconds since 1970, where the format records that.
+    /// The creation time in seconds since 1970, if the format records it.
     pub created: Option<u64>,
 }
 
 /// A file that is removed again unless it is kept.
 pub struct Target {
-    /// What it is named until it is kept.
+    /// Its name until it is kept.
     name: ImageName,
-    /// What gives way to it.
+    /// The file that it will replace.
     old: Option<Old>,
     is_device: bool,
     kept: bool,
 }
 
-/// An image that is to be replaced: where it lies, open and locked.
+/// An image that is to be replaced: its path, open and locked.
 struct Old {
     path: PathBuf,
     _locked: ImageFile,
@@ -96,7 +96,7 @@ impl Target {
         Ok(target)
     }
 
-    /// The same, or on the block device of that name: one that holds nothing, or with `force` whatever it holds.
+    /// The same, or on an existing block device of that name, which must be empty unless `force`.
     pub fn create_anywhere(name: &ImageName, plan: &Plan, force: bool) -> Result<Target, Failure> {
         let Some(mut found) = device::open(name)? else { return Target::create(name, plan, force) };
         if name.format == FormatName::Vhd && matches!(plan.shape, Shape::Fixed) {
@@ -115,7 +115,7 @@ impl Target {
         &self.name
     }
 
-    /// The image is complete and flushed: it stays, under the name that was asked for.
+    /// The image is complete and flushed: it is kept, under its final name.
     pub fn keep(mut self) -> Result<(), Failure> {
         if let Some(old) = &self.old {
             let failed = |error| Failure::new(format!("replace {} with {}", old.path.display(), self.name), error);
@@ -159,7 +159,7 @@ pub fn lay_out(name: &ImageName, plan: &Plan) -> Result<Creation, Failure> {
     laid_out.map_err(|error| Failure::new(format!("create {name}"), error))
 }
 
-/// What the new image is to be known by.
+/// The identity of the new image.
 fn identity(plan: &Plan) -> Result<Identity, Failure> {
     match plan.identity {
         Some(kept) => Ok(kept),
@@ -199,14 +199,15 @@ fn lay_out_qcow2(plan: &Plan, identity: Identity) -> Result<Creation, ImageError
 fn fill(file: &mut ImageFile, creation: &Creation, allocate: bool) -> std::io::Result<()> {
     file.set_len(creation.len)?;
     if allocate {
-        // On file systems that cannot reserve space this fails, and so does the command: the space was asked for.
+        // If the file system cannot reserve space, this fails, and so does the command, because the space was
+        // requested.
         rustix::fs::fallocate(&*file, FallocateFlags::empty(), 0, creation.len)?;
     }
     write(file, creation)?;
     file.sync()
 }
 
-/// Writes a new image into its empty file; durable is all but the sectors that make it one ([`Part`]).
+/// Writes a new image into its empty file; everything is durable except the sectors that make it an image ([`Part`]).
 pub fn write(file: &mut ImageFile, creation: &Creation) -> std::io::Result<()> {
     file.set_len(creation.len)?;
     for part in [Part::Body, Part::Head] {
@@ -229,7 +230,7 @@ enum Part {
     Head,
 }
 
-/// What is written of one part.
+/// The writes of one part.
 fn writes_of(creation: &Creation, wanted: Part) -> Vec<MetaWrite> {
     const SECTOR: u64 = 512;
     let (first, last) = (SECTOR, creation.len.saturating_sub(SECTOR));
@@ -258,7 +259,7 @@ fn lock_old(name: &ImageName) -> Result<Option<Old>, Failure> {
     if !name.path().exists() {
         return Ok(None);
     }
-    // What a link leads to is replaced, not the link.
+    // The target of a link is replaced, not the link.
     let path = name.path().canonicalize().map_err(|error| Failure::new(format!("find {name}"), error))?;
     let options = OpenOptions { write: true, cache: Cache::Writeback, lock: true };
     let locked = ImageFile::open(name.path(), options).map_err(Failure::said)?;
@@ -269,8 +270,8 @@ fn lock_old(name: &ImageName) -> Result<Option<Old>, Failure> {
     Ok(Some(Old { path, _locked: locked }))
 }
 
-/// Where the image is made that will be `path`: in the same directory, and thus file system. The name is ours alone:
-/// what is found there and not in use was left by a job that was killed, and is removed.
+/// The temporary path of the image that will be `path`: in the same directory, and thus file system. The name is
+/// reserved for us: an unused file there was left by a killed job, and is removed.
 pub fn beside(path: &Path) -> Result<PathBuf, Failure> {
     let mut name = path.as_os_str().to_owned();
     name.push(".tapline-new");

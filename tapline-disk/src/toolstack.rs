@@ -40,10 +40,10 @@ use vdev::Vdev;
 use vm::xen::give::{self, Wish};
 use vm::xen::take as taking;
 
-/// How long a block script of xl may wait for the disk's process: libxl gives it 40 s.
+/// How long an xl block script may wait for the disk's process: libxl allows it 40 s.
 const SCRIPTS_PATIENCE: Duration = Duration::from_secs(30);
 
-/// How long our own domain's driver may take to connect to a disk that is served already.
+/// How long our own domain's driver may take to connect to a disk that is already served.
 const LOCAL_PATIENCE: Duration = Duration::from_secs(8);
 
 /// How long a guest has to release a disk that is detached by force. A running guest needs milliseconds; if it has not
@@ -107,7 +107,7 @@ fn give(store: &mut dyn Store, places: &Places, words: &cli::Attach) -> Result<(
     output::print(&format!("{vdev}\n"))
 }
 
-/// A disk process as it is asked for.
+/// The parameters of a disk process.
 struct Process<'a> {
     images: &'a [ImageName],
     read_only: bool,
@@ -116,7 +116,7 @@ struct Process<'a> {
     accept_changed_parent: bool,
     control: Option<PathBuf>,
     log: Option<PathBuf>,
-    /// Where whoever shows the guest's firmware the disk reads it.
+    /// The NBD socket for the program that presents the disk to the guest's firmware.
     emulated: Option<PathBuf>,
 }
 
@@ -141,7 +141,7 @@ fn serve(
             Ok(())
         }
         Err(failure) => {
-            // The first failure is the one to tell; a node that stays is shown by `list`, and `detach` removes it.
+            // The first failure is reported; a remaining node is shown by `list`, and `detach` removes it.
             give::withdraw(store, device).unwrap_or_else(say);
             stale_files::remove(places, device, Some(&control), |said| say(said));
             Err(failure)
@@ -244,7 +244,7 @@ fn take(store: &mut dyn Store, places: &Places, words: &cli::Detach) -> Result<(
     taking::ask(store, &device)?;
     let patience = if words.force { words.timeout.min(BEFORE_FORCE) } else { words.timeout };
     let closed = detach::wait_closed(store, &device, patience, |states| say(format_args!("{device}: {states}")));
-    // By force it goes in any case; a store that does not answer says so again at once.
+    // With force the disk is detached in any case; a failing xenstore reports that again at once.
     if !words.force {
         closed?;
     }
@@ -259,7 +259,7 @@ fn is_gone(error: &StoreError) -> bool {
     matches!(error, StoreError::Unreachable { source, .. } if matches!(source.kind(), NotFound | ConnectionRefused))
 }
 
-/// `detach --force` where there is no store: the disk's process can be ended all the same.
+/// `detach --force` without xenstore: the disk's process can be stopped regardless.
 fn take_without_store(places: &Places, words: &cli::Detach, failure: Failure) -> Result<(), Failure> {
     // Only domain 0 serves disks, and names are in the store.
     let Ok(guest) = words.domain.parse() else { return Err(failure) };
@@ -300,7 +300,7 @@ fn show(store: &mut dyn Store, domain: Option<&str>, json: bool) -> Result<(), F
     if json { output::json(&all) } else { output::print(&list::table(&all)) }
 }
 
-/// What xl's script for a disk does.
+/// The work of xl's script for a disk.
 fn script(store: &mut dyn Store, places: &Places, action: ScriptAction) -> Result<(), Failure> {
     let node = std::env::var("XENBUS_PATH").map_err(|error| {
         Failure::new("get the disk from XENBUS_PATH", error)
@@ -334,7 +334,7 @@ fn take_over(store: &mut dyn Store, node: &str) -> Result<Adopted, Failure> {
     }
 }
 
-/// A disk of xl's configuration has what `serve` takes unless told otherwise.
+/// A disk of xl's configuration has `serve`'s defaults.
 fn serve_adopted(store: &mut dyn Store, places: &Places, adopted: &Adopted) -> Result<(), Failure> {
     let process = Process {
         images: &adopted.images,
@@ -354,7 +354,7 @@ fn serve_adopted(store: &mut dyn Store, places: &Places, adopted: &Adopted) -> R
     if local::shown_to_xl(&adopted.device).is_none() {
         return Ok(());
     }
-    // What xl waits for with a disk of its own domain: the next thing that it does is to open it.
+    // xl waits for this with a disk of its own domain, because it opens the device next.
     let connected = attach::wait_connected(store, &adopted.device, LOCAL_PATIENCE, |_| ());
     let shown = connected.and_then(|()| local::show(store, &adopted.device));
     shown.inspect_err(|_| finish(store, places, &adopted.device).unwrap_or_else(say))

@@ -39,7 +39,7 @@ struct Note {
     nanoseconds: u32,
 }
 
-/// An image with a note beside it.
+/// An image with a marker file.
 #[derive(Debug)]
 pub struct Unfinished {
     name: ImageName,
@@ -98,7 +98,7 @@ impl Unfinished {
         &self.note.command
     }
 
-    /// The image is as its children know it, and nobody is about to change that. Its lock is held by the caller.
+    /// The image matches its children's records, and nothing is about to change that. The caller holds its lock.
     pub fn end(self) -> Result<(), Failure> {
         Time::at(&self.name, self.modified()).put_back()?;
         let Some(path) = self.path else { return Ok(()) };
@@ -124,7 +124,7 @@ fn write(path: &Path, note: &Note) -> std::io::Result<()> {
     std::fs::rename(&beside, path)
 }
 
-/// Where the note beside an image is, if it is in a file; and what that file is.
+/// The path of an image's marker, if the image is in a file; and the file's metadata.
 fn place(name: &ImageName) -> Result<(Option<PathBuf>, Metadata), Failure> {
     let find = |path: &Path| Ok((path.canonicalize()?, path.metadata()?));
     let (path, metadata) = find(name.path())

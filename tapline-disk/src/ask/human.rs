@@ -44,7 +44,7 @@ pub fn show_progress(progress: &mut Option<(Progress, u64)>, event: &Value) {
     *before = done.max(*before);
 }
 
-/// It has ended.
+/// Ends the progress display.
 pub fn end_progress((bar, _): (Progress, u64)) {
     bar.finish();
 }

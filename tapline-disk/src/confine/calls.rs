@@ -36,7 +36,7 @@ const FILES: &[c_long] = &[
     libc::SYS_lseek,
     libc::SYS_fallocate,
     libc::SYS_ftruncate,
-    // A record of what is in flight, for a front-end to keep: a file without a name.
+    // The inflight region for a frontend: an unnamed memory file.
     libc::SYS_memfd_create,
     libc::SYS_fdatasync,
     libc::SYS_fsync,
@@ -56,7 +56,7 @@ const FILES: &[c_long] = &[
     libc::SYS_getcwd,
 ];
 
-/// Engines, sockets that were handed over or belong to who has connected, and waiting for all of it.
+/// Engines, sockets that were passed or accepted, and waiting for all of them.
 const EVENTS: &[c_long] = &[
     libc::SYS_io_uring_setup,
     libc::SYS_io_uring_enter,
@@ -161,7 +161,7 @@ const F_SETOWN_EX: c_int = 15;
 /// The same of ioctl(2) (asm-generic/sockios.h): FIOSETOWN and SIOCSPGRP; and terminal input in the name of its user.
 const SIGNALS_BY_IOCTL: [u32; 3] = [0x8901, 0x8902, 0x5412];
 
-/// From now on this thread, and those that it starts, make no other calls.
+/// Restricts this thread, and those that it starts, to these calls from now on.
 pub fn restrict() -> Result<(), Failed> {
     seccompiler::apply_filter(&without_clone3()?)?;
     let allowed = [FILES, EVENTS, ITSELF, OLDER].concat();
@@ -170,7 +170,7 @@ pub fn restrict() -> Result<(), Failed> {
     Ok(seccompiler::apply_filter(&program(rules, libc::EPERM, Listed::Allowed)?)?)
 }
 
-/// Calls that depend on what they are asked for.
+/// Calls that are checked by their arguments.
 fn by_arguments(own: u32) -> Result<Rules, Failed> {
     let is = |argument, value: u32| SeccompCondition::new(argument, Dword, SeccompCmpOp::Eq, value.into());
     let is_not = |argument, value: u32| SeccompCondition::new(argument, Dword, SeccompCmpOp::Ne, value.into());
@@ -197,12 +197,12 @@ fn without_clone3() -> Result<BpfProgram, Failed> {
     program(BTreeMap::from([(libc::SYS_clone3, Vec::new())]), libc::ENOSYS, Listed::Fails)
 }
 
-/// What comes of calls that are listed.
+/// The effect of a list of calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Listed {
-    /// They are made, and others fail.
+    /// Listed calls are allowed, and others fail.
     Allowed,
-    /// They fail, and others are made.
+    /// Listed calls fail, and others are allowed.
     Fails,
 }
 

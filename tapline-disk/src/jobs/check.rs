@@ -14,7 +14,7 @@ use crate::layers::{Layers, open_file, to_look_at};
 use crate::output;
 use crate::soundness::{Examined, examine, mend};
 
-/// What was found. Names and meanings are part of the interface.
+/// The result. Names and meanings are part of the interface.
 #[derive(Serialize)]
 struct Found {
     image: String,
@@ -23,7 +23,7 @@ struct Found {
     problems: Vec<Line>,
     /// Problems that are not in the list, which stops at some hundreds.
     unlisted: u64,
-    /// What was done about them.
+    /// The repairs that were made.
     repairs: Vec<String>,
 }
 

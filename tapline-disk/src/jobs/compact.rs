@@ -31,7 +31,7 @@ const WINDOW: u64 = 1 << 30;
 /// Pieces read, and then written, at once.
 const AHEAD: usize = 16;
 
-/// What was done. Names and meanings are part of the interface.
+/// The result. Names and meanings are part of the interface.
 #[derive(Serialize)]
 struct Compacted {
     image: String,
@@ -69,7 +69,7 @@ pub fn run(compact: &Compact) -> Result<Exit, Failure> {
     report(compact, Compacted { image: name.to_string(), before, after: allocated(name)? })
 }
 
-/// The same image, empty.
+/// The plan for an empty image with the same properties.
 fn plan(name: &ImageName, layers: &Layers) -> Result<Plan, Failure> {
     let tried = || format!("compact {name}");
     let Some(image) = layers.images.first() else { return Err(Failure::new(tried(), "it has no layer")) };

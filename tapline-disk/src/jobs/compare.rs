@@ -10,7 +10,7 @@ use crate::progress::Progress;
 use crate::size::readable;
 use crate::stream::{Chunk, Stream};
 
-/// What was found. Names and meanings are part of the interface.
+/// The result. Names and meanings are part of the interface.
 #[derive(Serialize)]
 struct Compared {
     a: String,

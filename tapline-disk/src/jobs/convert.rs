@@ -23,7 +23,7 @@ use crate::target::{Plan, Shape, Target};
 
 /// Writes in flight at most.
 const AHEAD: usize = 16;
-/// What was done. Names and meanings are part of the interface.
+/// The result. Names and meanings are part of the interface.
 #[derive(Serialize)]
 struct Converted {
     source: String,

@@ -28,7 +28,7 @@ pub fn run(create: &Create) -> Result<Exit, Failure> {
     let unit = unit(&create.image, create.block_size.or(create.cluster_size))?;
     let plan = match create.parent.split_first() {
         Some((parent, below)) => {
-            // Locked until the child is there: nobody changes a parent under its new child.
+            // Locked until the child exists, so that the parent does not change in between.
             let layers = open_parent(create, parent, below)?;
             let plan = plan_child(&create.image, parent, &layers, create.size, unit)?;
             Target::create_anywhere(&create.image, &plan, create.force)?.keep()?;
@@ -139,7 +139,7 @@ pub fn check_unit(image: &ImageName, block: Option<Size>, cluster: Option<Size>)
     }
 }
 
-/// A unit of allocation that was named. Whether the format can have it is for the format to say.
+/// A requested allocation unit. The format itself checks whether it supports it.
 pub fn unit(image: &ImageName, size: Option<Size>) -> Result<Option<u32>, Failure> {
     let Some(Size(size)) = size else { return Ok(None) };
     u32::try_from(size).map(Some).map_err(|_| usage(image, format!("an allocation unit of {size} bytes is too large")))

@@ -31,12 +31,12 @@ struct LayerInfo {
     /// Bytes of the file or of the block device, and those of them that take space.
     file_size: u64,
     file_allocated: u64,
-    /// The same of the data file, if the image has one.
+    /// The same for the data file, if the image has one.
     #[serde(skip_serializing_if = "Option::is_none")]
     data_file: Option<DataFile>,
-    /// What its children know it by, where its format has such a thing.
+    /// The identity known to its children, if the format has one.
     uuid: Option<String>,
-    /// Whether XenServer's storage manager takes it for an inner node of a chain, which no guest has.
+    /// Whether XenServer's storage manager marked it as an inner node of a chain, which no guest uses directly.
     hidden: bool,
     /// Its parent, with the same fields for all formats.
     parent: Option<Parent>,
@@ -54,12 +54,12 @@ struct DataFile {
     file_allocated: u64,
 }
 
-/// What an image records of its parent. None of it is ever followed.
+/// The image's recorded parent. None of this is ever followed.
 #[derive(Serialize)]
 struct Parent {
     format: Option<&'static str>,
     uuid: Option<String>,
-    /// Its path as seen from the image's directory, and from the root, as far as they are recorded.
+    /// The recorded paths, relative to the image's directory and absolute.
     relative: Option<String>,
     absolute: Option<String>,
     size: Option<u64>,
@@ -81,7 +81,7 @@ impl Parent {
     }
 }
 
-/// Runs the job. No lock is taken: what is in use may be looked at too.
+/// Runs the job. No lock is taken, so images in use can be inspected too.
 pub fn run(info: &Info) -> Result<Exit, Failure> {
     let layers = match info.parents.names.is_empty() {
         true => Layers::open_alone(&info.image, to_look_at(false))?,

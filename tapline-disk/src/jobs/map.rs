@@ -19,7 +19,7 @@ const WINDOW: u64 = 1 << 30;
 struct Line {
     start: u64,
     length: u64,
-    /// Whether it is stored; what is not reads as zero.
+    /// Whether it is stored; otherwise it reads as zeroes.
     data: bool,
 }
 

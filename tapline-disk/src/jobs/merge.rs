@@ -30,12 +30,12 @@ use crate::signals::Signal;
 use crate::size::readable;
 use crate::stale_layers::{self, StaleLayers};
 
-/// What was done. Names and meanings are part of the interface.
+/// The result. Names and meanings are part of the interface.
 #[derive(Serialize)]
 struct Merged {
     /// The image of the chain as it is now.
     image: String,
-    /// The layers that hold nothing any more.
+    /// The layers that no longer hold data.
     merged: Vec<String>,
     into: String,
     copied: u64,
@@ -123,7 +123,7 @@ fn is_being_removed(merge: &Merge, sources: &[ImageName], target: &ImageName) ->
     Ok(true)
 }
 
-/// Whether all of the sources are there, and hold nothing; and the target is as large as they are.
+/// Whether all of the sources exist and hold no data, and the target is as large as they are.
 fn hold_nothing(sources: &[ImageName], target: &ImageName) -> Result<bool, Failure> {
     let target = stale_layers::MergeLayer::of(target)?;
     match StaleLayers::of(sources, &target) {

@@ -27,7 +27,7 @@ use crate::signals::Signal;
 use crate::size::readable;
 use crate::unfinished::Unfinished;
 
-/// What was done. Names and meanings are part of the interface.
+/// The result. Names and meanings are part of the interface.
 #[derive(Serialize)]
 struct Moved {
     image: String,
@@ -88,7 +88,7 @@ pub fn flatten(flatten: &Flatten) -> Result<Exit, Failure> {
     report(flatten.json, &moved, &format!("{name} no longer has a parent, {} copied\n", readable(copied)))
 }
 
-/// The words of a command that are more than an image and its parents.
+/// A command line with more than an image and its parents.
 struct Words<'a> {
     verb: &'static str,
     onto: &'a [ImageName],
@@ -132,8 +132,8 @@ fn open(
     }
 }
 
-/// Refuses an image with internal snapshots: only what its disk shows is copied up, and they would show something else
-/// on another parent.
+/// Rejects an image with internal snapshots: only the disk's current contents are copied up, and snapshots would change
+/// with another parent.
 fn keep_snapshots(layers: Layers) -> Result<Layers, Failure> {
     let snapshots = match layers.images.first() {
         Some(Image::Qcow2(qcow2)) => qcow2.info().snapshots,
@@ -149,10 +149,10 @@ fn keep_snapshots(layers: Layers) -> Result<Layers, Failure> {
     layers.unless_failed(Err(failure))
 }
 
-/// Whether `child` has this very parent, last changed at `modified`, on record.
+/// Whether `child` has recorded this very parent, last modified at `modified`.
 fn stands_on(child: (&ImageName, &Image), parent: (&ImageName, &Image), modified: u64, link: &Link) -> bool {
     let fits = parent_link::check(child, parent, modified, false).is_ok();
-    // What has no identity fits many.
+    // A parent without identity is recognized by its path only.
     let named = child.1.link().is_some_and(|found| found.absolute == link.absolute || found.relative == link.relative);
     fits && named
 }
@@ -184,7 +184,7 @@ fn finish(name: &ImageName, link: Option<&Link>, unfinished: Option<Unfinished>)
     unfinished.map_or(Ok(()), Unfinished::end)
 }
 
-/// The new parents. The image itself is none of them.
+/// The new parents, which must not include the image itself.
 fn open_new(rebase: &Rebase) -> Result<Layers, Failure> {
     let own = FileIdentity::of(&rebase.image);
     if let Some(loops) = rebase.onto.iter().find(|name| own.is_some() && FileIdentity::of(name) == own) {
@@ -196,7 +196,7 @@ fn open_new(rebase: &Rebase) -> Result<Layers, Failure> {
     Layers::open_chain(&chain, rebase.access.options(false))
 }
 
-/// A parent may be smaller than its child, which reads as zero behind it, and never larger.
+/// A parent may be smaller than its child, which reads as zeroes beyond it, but not larger.
 fn check_size(name: &ImageName, parent: &ImageName, parent_len: u64) -> Result<(), Failure> {
     let len = Layers::open_alone(name, to_look_at(true))?.geometry().map_or(0, |geometry| geometry.len);
     if parent_len <= len {

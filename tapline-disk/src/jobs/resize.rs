@@ -15,7 +15,7 @@ use crate::ordered;
 use crate::output;
 use crate::size::{Size, readable};
 
-/// What was done. Names and meanings are part of the interface.
+/// The result. Names and meanings are part of the interface.
 #[derive(Serialize)]
 struct Resized {
     image: String,

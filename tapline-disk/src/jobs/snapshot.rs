@@ -17,7 +17,7 @@ use crate::reflink;
 use crate::size::readable;
 use crate::target::Target;
 
-/// Which of the two verbs.
+/// The verb.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
     /// The image becomes the parent, which must not be written any more.
@@ -26,7 +26,7 @@ pub enum Verb {
     Clone,
 }
 
-/// What was done. Names and meanings are part of the interface.
+/// The result. Names and meanings are part of the interface.
 #[derive(Serialize)]
 struct Made {
     image: String,

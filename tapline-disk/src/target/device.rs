@@ -24,7 +24,7 @@ use crate::progress::Progress;
 /// How much is checked at both ends to see whether a device is in use: file systems, partition tables and volume
 /// managers have their signatures there.
 const ENDS: u64 = 1 << 20;
-/// Cleared in one go, of which the progress is told.
+/// Cleared at a time, between progress reports.
 const STEP: u64 = 256 << 20;
 const SECTOR: u64 = 512;
 
@@ -38,7 +38,7 @@ pub fn open(name: &ImageName) -> Result<Option<ImageFile>, Failure> {
     ImageFile::open(name.path(), options).map(Some).map_err(Failure::said)
 }
 
-/// Refuses a device on which the image is not to be made: nothing was written to it.
+/// Rejects a device on which the image must not be created; nothing has been written to it.
 pub fn check(name: &ImageName, device: &mut ImageFile, creation: &Creation, overwrite: bool) -> Result<(), Failure> {
     let len = Source::len(device);
     if creation.len > len {
@@ -79,7 +79,7 @@ fn clear_and_write(name: &ImageName, device: &mut ImageFile, creation: Creation,
     super::write(device, &creation).and_then(|()| device.sync()).map_err(failed)
 }
 
-/// Nothing came of a new image: its device is to be taken for none.
+/// The new image has failed: its device must not be mistaken for one.
 pub fn abandon(name: &ImageName) {
     let cleared = open(name).and_then(|device| {
         let Some(mut device) = device else { return Ok(()) };

@@ -18,11 +18,11 @@ const XLS_OF_GUEST: [&str; 1] = ["trusted"];
 /// The disk's settings in xl's configuration.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Adopted {
-    /// As it is now.
+    /// The device after the takeover.
     pub device: Device,
     /// The image and its parents.
     pub images: Vec<ImageName>,
-    /// How the guest may use it.
+    /// The guest's access to it.
     pub wish: Wish,
 }
 
@@ -32,8 +32,8 @@ pub fn adopt(store: &mut dyn Store, node: &str, kind: &str) -> Result<Adopted, F
     together(store, |store, within| {
         let (images, wish) = read_wish(store, within, node)?;
         let guest = theirs.states(store, within)?.1;
-        // libxl gives a new domain its disks first and its console then. The driver of one that runs has the kernel's
-        // backend in mind by now, and says so too late.
+        // libxl creates a new domain's disks first and its console later. The driver of a running guest already knows
+        // the kernel's backend, but writes its state too late.
         let console = format!("/local/domain/{}/console/ring-ref", theirs.guest);
         if guest != Some(State::INITIALISING) || text(store, within, &console)?.is_some() {
             let why = format!("its guest is running: its frontend is {}", described(guest));
@@ -68,7 +68,7 @@ pub fn read_wish(
     Ok((images(&params)?, Wish { read_only: !mode.contains('w'), kept: false }))
 }
 
-/// Those of the values below a node that are there.
+/// The existing values below a node.
 pub fn values(
     store: &mut dyn Store,
     within: Option<Transaction>,
@@ -108,7 +108,7 @@ fn images(params: &str) -> Result<Vec<ImageName>, Failure> {
     Ok(images)
 }
 
-/// For a node that xl has not made for a disk.
+/// The error for a node that xl has not created for a disk.
 pub fn not_a_disk(node: &str) -> Failure {
     Failure::new(format!("take over {node}"), "xl has no disk there")
         .advise("this command is for block-tapline, which xl calls: script=block-tapline in a disk's configuration")
@@ -144,7 +144,7 @@ mod test {
         for node in [theirs.frontend(), theirs.of_xl()] {
             assert_eq!(text(&mut store, None, &format!("{node}/backend")).unwrap().as_ref(), Some(&ours), "{node}");
         }
-        // It goes as a disk of ours does, and xl forgets it.
+        // It is detached like our own disks, and xl forgets it.
         detach::refuse_xls(&mut store, &adopted.device).unwrap();
         vm::xen::take::remove(&mut store, &adopted.device).unwrap();
         assert_eq!(store.read(None, &theirs.of_xl()).unwrap(), None);

@@ -11,7 +11,7 @@ use super::device::{Device, State, text};
 use crate::failure::Failure;
 use crate::output::printable;
 
-/// Waits until the guest uses the disk; each change of a state is told.
+/// Waits until the guest is connected to the disk, and reports each change of a state.
 pub fn wait_connected(
     store: &mut dyn Store,
     device: &Device,

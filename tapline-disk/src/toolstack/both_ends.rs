@@ -10,10 +10,10 @@ use super::device::{Device, State, described};
 use super::wait::Wait;
 use crate::failure::Failure;
 
-/// The state of the backend, then of the guest; none where there is no node.
+/// The state of the backend, then of the frontend; `None` where there is no node.
 pub type States = (Option<State>, Option<State>);
 
-/// Both ends, as they were seen last.
+/// Both ends, as last seen.
 pub struct BothEnds<'a, T> {
     device: &'a Device,
     patience: Duration,
@@ -49,7 +49,7 @@ impl<'a, T: FnMut(&str)> BothEnds<'a, T> {
         self.last.unwrap_or_default()
     }
 
-    /// What was seen when the time was up.
+    /// The states when the time was up.
     pub fn at_last(&self) -> String {
         let (backend, guest) = self.states();
         let seconds = self.patience.as_secs();

@@ -39,36 +39,36 @@ const PAUSE: Duration = Duration::from_millis(20);
 pub struct Places {
     /// Locks and sockets, gone after a reboot.
     pub run: PathBuf,
-    /// Logs.
+    /// The directory of logs.
     pub log: PathBuf,
-    /// Statistics, where tools of old look for them.
+    /// The directory of statistics, where existing tools look for them.
     pub statistics: PathBuf,
 }
 
 impl Places {
-    /// Those of this host.
+    /// The directories of this host.
     pub fn of_host() -> Places {
         Places { run: "/run/tapline".into(), log: "/var/log/tapline".into(), statistics: "/dev/shm".into() }
     }
 
-    /// Those of a test.
+    /// The directories of a test.
     #[cfg(test)]
     pub fn below(directory: &Path) -> Places {
         let [run, log, statistics] = ["run", "log", "shm"].map(|place| directory.join(place));
         Places { run, log, statistics }
     }
 
-    /// Where a disk's process listens, unless another place is named.
+    /// The default control socket of a disk's process.
     pub fn control(&self, device: &Device) -> PathBuf {
         self.run.join(format!("xen-{}-{}.sock", device.guest, device.vdev))
     }
 
-    /// Where whoever shows its guest's firmware the disk finds it.
+    /// The NBD socket for the program that presents the disk to its guest's firmware.
     pub fn nbd(&self, device: &Device) -> PathBuf {
         self.run.join(format!("xen-{}-{}-nbd.sock", device.guest, device.vdev))
     }
 
-    /// Where a disk's process says what happens, likewise.
+    /// The default log of a disk's process.
     pub fn log(&self, device: &Device) -> PathBuf {
         self.log.join(format!("xen-{}-{}.log", device.guest, device.vdev))
     }
@@ -87,7 +87,7 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// Becomes the one, if there is none.
+    /// Takes the claim, if no other process has it.
     pub fn take(places: &Places, device: &Device) -> Result<Claim, Failure> {
         let path = places.lock(device);
         let failed = |error: io::Error| {
@@ -119,7 +119,7 @@ impl Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        // Removed while it is locked; one that stays is found unlocked, which says the same.
+        // Removed while it is locked; if it remains, it is found unlocked, which means the same.
         fs::remove_file(&self.path).unwrap_or_default();
     }
 }
@@ -163,7 +163,7 @@ pub fn served(places: &Places, own: DomId, guest: DomId, vdev: Vdev) -> Result<V
 
 /// A process that serves a disk.
 pub struct Holder {
-    /// Its number, as long as it is there.
+    /// Its pid, as long as it exists.
     pub pid: Pid,
     process: OwnedFd,
 }
@@ -183,7 +183,7 @@ impl Holder {
         Ok((holder(places, device)? == Some(pid)).then_some(Holder { pid, process }))
     }
 
-    /// Sends it a signal, and waits for its end; whether that came in time.
+    /// Sends it a signal, and waits for its end; returns whether that came in time.
     pub fn end(&self, signal: Signal, patience: Duration) -> Result<bool, Failure> {
         match pidfd_send_signal(&self.process, signal) {
             Err(Errno::SRCH) => Ok(true),
@@ -219,7 +219,7 @@ fn said_in(file: &mut File) -> Option<Pid> {
     Pid::from_raw(text.trim().parse().ok().filter(|&number| number > 0)?)
 }
 
-/// Its last holder may have removed the file before we had it locked.
+/// Its last holder may have removed the file before we locked it.
 fn is_still_at(file: &File, path: &Path) -> bool {
     match (file.metadata(), fs::metadata(path)) {
         (Ok(ours), Ok(there)) => (ours.dev(), ours.ino()) == (there.dev(), there.ino()),
@@ -244,7 +244,7 @@ pub mod test {
     use super::*;
     use crate::toolstack::attach::test::machine;
 
-    /// Stands in for a disk's process: it says its number in the file that it holds locked.
+    /// A stand-in for a disk's process: writes its pid into the file and keeps that locked.
     pub fn stand_in(places: &Places, device: &Device) -> Child {
         fs::create_dir_all(&places.run).unwrap();
         let script = "exec 9<>\"$0\"; flock 9; echo $$ >\"$0\"; echo ready; exec sleep 1000";

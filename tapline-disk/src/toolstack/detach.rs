@@ -14,10 +14,10 @@ use super::device::{Device, State, children, frontend, text};
 use super::domain;
 use crate::failure::Failure;
 
-/// The backends that libxl manages by itself.
+/// The backends managed by libxl itself.
 const XLS_OWN: [&str; 2] = ["vbd", "qdisk"];
 
-/// Finds who serves a guest's disk.
+/// Finds the backend of a guest's disk.
 pub fn find(store: &mut dyn Store, own: DomId, guest: DomId, vdev: Vdev) -> Result<Device, Failure> {
     match look_up(store, own, guest, vdev)? {
         Some(device) => Ok(device),
@@ -49,7 +49,7 @@ pub fn look_up(store: &mut dyn Store, own: DomId, guest: DomId, vdev: Vdev) -> R
     Ok(None)
 }
 
-/// That the device is not one which xl looks after.
+/// Refuses a device that is managed by xl.
 pub fn refuse_xls(store: &mut dyn Store, device: &Device) -> Result<(), Failure> {
     if XLS_OWN.contains(&device.kind.as_str()) && text(store, None, &device.of_xl())?.is_some() {
         return Err(Failure::new(format!("detach {device}"), "it was attached by xl, which manages it")
@@ -58,7 +58,7 @@ pub fn refuse_xls(store: &mut dyn Store, device: &Device) -> Result<(), Failure>
     Ok(())
 }
 
-/// That the device is not one which the daemon looks after. `action` is what was to be done with it.
+/// Refuses a device that is managed by the daemon. `action` is what was to be done with it.
 pub fn refuse_kept(store: &mut dyn Store, device: &Device, action: &str) -> Result<(), Failure> {
     match is_kept(store, device)? {
         true => Err(Failure::new(format!("{action} {device}"), "it is a VBD managed by taplined")
@@ -67,7 +67,7 @@ pub fn refuse_kept(store: &mut dyn Store, device: &Device, action: &str) -> Resu
     }
 }
 
-/// Waits until the backend has closed or is gone; each change of a state is told.
+/// Waits until the backend has closed or is gone, and reports each change of a state.
 pub fn wait_closed(
     store: &mut dyn Store,
     device: &Device,

@@ -25,8 +25,8 @@ pub fn reads(store: &mut dyn Store, guest: DomId, wish: Wish) -> Result<bool, Fa
     Ok(!wish.read_only && of_guest.is_some_and(|of_guest| of_guest == "hvm"))
 }
 
-/// Has libxl tell QEMU that the disk is served at this socket. The kernel has to have forgotten the node before: it
-/// goes by whether there is one.
+/// Makes libxl tell QEMU that the disk is served at this socket. The kernel must have forgotten the node before,
+/// because it checks whether the key exists.
 pub fn show(store: &mut dyn Store, buses: &Path, device: &Device, socket: &Path) -> Result<(), Failure> {
     let theirs = of_xl(device);
     wait_forgotten(&[backend_end(buses, &theirs)], &theirs)?;

@@ -20,13 +20,13 @@ use super::wait::{self, Wait};
 use crate::failure::Failure;
 use crate::output::printable;
 
-/// Bytes of its last words that are shown.
+/// Maximum bytes of its last output that are shown.
 const WORDS_MAX: u64 = 4096;
 
 /// How long a discarded process may take to exit by itself.
 const TO_END: Duration = Duration::from_secs(5);
 
-/// What to start.
+/// The process to start.
 #[derive(Debug)]
 pub struct Launch {
     /// The program: this one.
@@ -45,7 +45,7 @@ pub struct Launched {
     child: Child,
     process: OwnedFd,
     log: PathBuf,
-    /// Where its words begin in the log.
+    /// The offset of its output in the log.
     from: u64,
 }
 
@@ -78,15 +78,15 @@ impl Launch {
 }
 
 impl Launched {
-    /// Waits until the backend's node says that it is served. If it is not, the process is gone afterwards.
+    /// Waits until the backend's node says that it is served. Otherwise the process has been stopped on return.
     pub fn wait_serving(&mut self, store: &mut dyn Store, device: &Device, patience: Duration) -> Result<(), Failure> {
         self.wait(store, device, patience, |store| {
             Ok(device.states(store, None)?.0.is_some_and(|state| state != State::INITIALISING))
         })
     }
 
-    /// Waits until the backend's node names this process: another has served it before. If it does not, the process is
-    /// gone afterwards.
+    /// Waits until the backend's node contains this process's pid after another has served it. Otherwise the process
+    /// has been stopped on return.
     pub fn wait_taken_over(
         &mut self,
         store: &mut dyn Store,
@@ -135,7 +135,7 @@ impl Launched {
         self.child.id()
     }
 
-    /// Ends it: it was started by us and serves nobody.
+    /// Stops it: it was started by us and serves no guest.
     fn end(&mut self) -> Result<(), Failure> {
         let failed = |error: io::Error| Failure::new("stop the disk's process", error);
         if self.child.try_wait().map_err(failed)?.is_some() {
@@ -154,7 +154,7 @@ impl Launched {
     }
 }
 
-/// The end of what a file has from `from` on.
+/// The rest of a file from `from` on.
 fn read_from(path: &Path, from: u64) -> io::Result<String> {
     let mut file = File::open(path)?;
     let end = file.seek(SeekFrom::End(0))?;
@@ -199,7 +199,7 @@ mod test {
         let failure = launched.wait_serving(&mut store, &device, Duration::ZERO).unwrap_err();
         assert!(failure.what().contains("did not begin in 0 s"), "{failure}");
         assert!(launched.child.try_wait().unwrap().is_some());
-        // One that is served by another process is not served by this one.
+        // A disk served by another process is not served by this one.
         say(&mut store, &device.backend(), "4");
         store.write(None, &format!("{}/tapline/pid", device.backend()), b"1").unwrap();
         let mut launched = shell(&directory, "exec sleep 1000").start().unwrap();

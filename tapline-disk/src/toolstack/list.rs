@@ -33,7 +33,7 @@ pub struct Listed {
     error: Option<String>,
 }
 
-/// All disks, or those of one guest, whoever serves them here.
+/// All disks, or those of one guest, whichever program serves them here.
 pub fn all(store: &mut dyn Store, own: DomId, only: Option<DomId>) -> Result<Vec<Listed>, Failure> {
     let mut all = Vec::new();
     for kind in children(store, None, &format!("/local/domain/{own}/backend"))? {
@@ -151,7 +151,7 @@ mod test {
         store.write(None, &format!("{}/error", device.complaint()), b"22 its keys cannot be used").unwrap();
         let listed = table(&all(&mut store, DomId(0), None).unwrap());
         assert_eq!(listed.lines().last(), Some("  xvdb: 22 its keys cannot be used"));
-        // It goes with the device.
+        // It is removed with the device.
         vm::xen::take::remove(&mut store, &device).unwrap();
         assert_eq!(store.list(None, "/local/domain/0/error/backend/tapline").unwrap(), Some(Vec::new()));
     }

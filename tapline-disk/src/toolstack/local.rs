@@ -28,7 +28,7 @@ pub const BUSES: &str = "/sys/bus";
 /// The name of the kernel's backend, under which xl looks for the device.
 const OF_XL: &str = "vbd";
 
-/// What xl reads there when it calls the script again, to take the disk away.
+/// The keys that xl reads when it calls the script again to detach the disk.
 const XLS: [&str; 6] = ["script", "type", "params", "mode", "dev", "online"];
 
 /// The node that xl watches for a disk of its own domain; `None` for a guest's disk.
@@ -37,7 +37,7 @@ pub fn shown_to_xl(device: &Device) -> Option<String> {
     (device.guest == device.own).then(|| format!("{}/state", theirs.backend()))
 }
 
-/// Takes the device at `node` from the kernel's backend, and makes it one of the backend `kind`.
+/// Takes the device at `node` over from the kernel's backend, and gives it to the backend `kind`.
 pub fn adopt(store: &mut dyn Store, buses: &Path, node: &str, kind: &str) -> Result<Adopted, Failure> {
     let theirs = Device::of_backend(node).ok_or_else(|| adopt::not_a_disk(node))?;
     let (images, wish, kept) = together(store, |store, within| -> Result<_, Failure> {
@@ -66,7 +66,7 @@ pub fn show(store: &mut dyn Store, device: &Device) -> Result<(), Failure> {
     Ok(write_all(store, None, node, &[("state", &State::CONNECTED.digits())])?)
 }
 
-/// What the kernel shows of a device as long as it has its backend.
+/// The sysfs entry of a device that exists as long as it has its kernel backend.
 pub fn backend_end(buses: &Path, device: &Device) -> PathBuf {
     buses.join(format!("xen-backend/devices/{}-{}-{}", device.kind, device.guest, device.vdev.number()))
 }

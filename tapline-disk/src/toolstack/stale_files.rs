@@ -21,10 +21,10 @@ pub fn control_of(store: &mut dyn Store, device: &Device) -> Result<Option<PathB
     Ok(text(store, None, &format!("{}/tapline/control", device.backend()))?.map(PathBuf::from))
 }
 
-/// Removes what is there of a process that is not. What cannot be removed is told: it means nothing, and is replaced by
-/// the next.
+/// Removes the files of a process that no longer exists. A failure is only reported: a leftover means nothing, and is
+/// replaced by the next process.
 pub fn remove(places: &Places, device: &Device, control: Option<&Path>, mut tell: impl FnMut(&str)) {
-    // Where there is one who has the claim now, all of it is that one's.
+    // If a process has the claim now, all files belong to it.
     let Ok(claim) = Claim::take(places, device) else { return };
     let usual = [places.control(device), places.nbd(device)];
     let named = control.into_iter().filter(|&named| !usual.iter().any(|usual| named == usual));
@@ -39,7 +39,7 @@ pub fn remove(places: &Places, device: &Device, control: Option<&Path>, mut tell
     drop(claim);
 }
 
-/// Removes a socket that nobody listens at.
+/// Removes a socket without a listener.
 fn remove_socket(path: &Path) -> Result<(), BindError> {
     match fs::symlink_metadata(path) {
         Ok(found) if found.file_type().is_socket() => {}
@@ -69,7 +69,7 @@ mod test {
         statistics: [PathBuf; 2],
     }
 
-    /// What a process leaves that is killed.
+    /// The files left by a killed process.
     fn left() -> Left {
         let directory = tempfile::tempdir().unwrap();
         let places = Places::below(directory.path());

@@ -98,7 +98,7 @@ impl Process {
         }
     }
 
-    /// The layers that its words name, by whole paths.
+    /// The layers in its arguments, with absolute paths.
     fn named(&self) -> impl Iterator<Item = ImageName> {
         let names = std::iter::once(&self.serve.image).chain(&self.serve.parents.names);
         names.map(|name| {
@@ -142,7 +142,7 @@ fn meant(words: &[OsString]) -> Option<Serve> {
     }
 }
 
-/// The words, with other layers where the image's name stands.
+/// The arguments, with other layers in place of the image.
 fn renamed(words: &[OsString], image: &ImageName, chain: &[ImageName]) -> Option<Vec<OsString>> {
     let (leaf, parents) = chain.split_first()?;
     let mut result = Vec::new();
@@ -162,7 +162,7 @@ fn renamed(words: &[OsString], image: &ImageName, chain: &[ImageName]) -> Option
     Some(result)
 }
 
-/// The guest waits for somebody.
+/// Adds to a failure that the guest's I/O waits for another process.
 fn waits(failure: Failure, launch: &Launch) -> Failure {
     let advice = format!("the guest's I/O waits until its disk is served again: {}", by_hand(launch));
     Failure::told(failure.what().to_owned()).advise(advice)
@@ -220,7 +220,7 @@ mod test {
 
     #[test]
     fn arguments_that_cannot_be_updated_are_refused() {
-        // The value of another option is written like the image.
+        // Another option's value is spelled like the image.
         let odd = process("t serve raw:/b --stats raw:/b --xen 7/xvdb");
         assert!(odd.words_for(&chain(&["raw:/c", "raw:/b"])).unwrap_err().advice().unwrap().contains("SIGUSR2"));
     }

@@ -12,7 +12,7 @@ use xen::Store;
 use super::device::store_failed;
 use crate::failure::Failure;
 
-/// Our word for the watches, of which there is one set at a time.
+/// The token of our watches, of which one set is active at a time.
 const TOKEN: &str = "tapline-wait";
 
 /// What is waited for.
@@ -26,7 +26,7 @@ pub struct Wait<'a> {
 }
 
 impl Wait<'_> {
-    /// Looks, and looks again whenever something has changed, until there is something or the time is up; `None` then.
+    /// Checks at first and after every change, until there is a result or the time is up (`None`).
     pub fn until<T>(
         &self,
         store: &mut dyn Store,
@@ -61,7 +61,7 @@ impl Wait<'_> {
         }
     }
 
-    /// Whether something has happened before the time was up.
+    /// Returns whether something happened before the time was up.
     fn sleep(&self, store: &dyn Store, at_most: Duration) -> Result<bool, Failure> {
         let failed = |error: std::io::Error| Failure::new("wait for xenstore", error);
         let mut fds = vec![PollFd::from_borrowed_fd(store.fd(), PollFlags::IN)];

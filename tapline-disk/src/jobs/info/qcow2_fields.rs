@@ -16,12 +16,12 @@ pub struct Qcow2Fields {
     uuid: Option<String>,
     cluster_size: u64,
     refcount_bits: u64,
-    /// Of compressed clusters, if there are any: `deflate` or `zstd`.
+    /// The method of compressed clusters, if there are any: `deflate` or `zstd`.
     compression: &'static str,
     lazy_refcounts: bool,
     /// The refcounts may be wrong, and are rebuilt by the next writer.
     dirty: bool,
-    /// Marked as damaged by whoever wrote last.
+    /// Marked as damaged by the last writer.
     corrupt: bool,
     incompatible_features: Vec<String>,
     compatible_features: Vec<String>,
@@ -35,7 +35,7 @@ pub struct Qcow2Fields {
     parent: Option<ParentFields>,
 }
 
-/// What the image records of its parent. None of it is ever followed.
+/// The image's recorded parent. None of this is ever followed.
 #[derive(Serialize)]
 struct ParentFields {
     /// The backing file name, as it stands in the header.

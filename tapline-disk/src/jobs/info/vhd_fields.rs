@@ -29,7 +29,7 @@ pub struct VhdFields {
     parent: Option<ParentFields>,
 }
 
-/// What the image records of its parent. None of it is ever followed.
+/// The image's recorded parent. None of this is ever followed.
 #[derive(Serialize)]
 struct ParentFields {
     uuid: String,

@@ -1,27 +1,27 @@
-//! What is started by itself when the host was.
+//! Autostart: what the daemon starts when the host boots.
 
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::ToSchema;
 
-/// An hour: whoever waits longer for something does not wait for its start.
+/// An hour; a longer delay would not be an autostart any more.
 const DELAY_MAX: u32 = 3600;
 const TRIES_MAX: u8 = 100;
-/// Storage over a network may be there later than this host.
+/// Network storage may become available later than this host.
 const TRIES: u8 = 5;
 
-/// That a VM is started, or a VBD that no VM has is plugged, when the host was started.
+/// Autostart of a VM, or of a VBD that belongs to no VM, when the host boots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Autostart {
-    /// Its place in the order, the lowest first. What has the same number is started at one time.
+    /// Position in the start order, lowest first. Objects with the same number are started together.
     #[serde(default)]
     pub order: u16,
-    /// Seconds to wait when it was started before what has a higher number is.
+    /// Seconds to wait after this object before objects with a higher number are started.
     #[serde(default, deserialize_with = "delay")]
     #[schema(maximum = 3600)]
     pub delay: u32,
-    /// How often it is tried.
+    /// How many times the start is tried.
     #[serde(default = "usual_tries", deserialize_with = "tries")]
     #[schema(minimum = 1, maximum = 100)]
     pub tries: u8,
@@ -39,7 +39,7 @@ fn usual_tries() -> u8 {
 
 fn delay<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
     match u32::deserialize(deserializer)? {
-        seconds if seconds > DELAY_MAX => Err(D::Error::custom(format!("a delay is at most {DELAY_MAX} seconds"))),
+        seconds if seconds > DELAY_MAX => Err(D::Error::custom(format!("a delay must be at most {DELAY_MAX} seconds"))),
         seconds => Ok(seconds),
     }
 }
@@ -47,11 +47,11 @@ fn delay<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
 fn tries<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u8, D::Error> {
     match u8::deserialize(deserializer)? {
         tries if (1..=TRIES_MAX).contains(&tries) => Ok(tries),
-        _ => Err(D::Error::custom(format!("tries are 1 to {TRIES_MAX}"))),
+        _ => Err(D::Error::custom(format!("tries must be 1 to {TRIES_MAX}"))),
     }
 }
 
-/// A field of a change that can be left out, or be null to take away what is there.
+/// A field of a patch that can be omitted, or be null to remove the value.
 pub(crate) fn change<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Option<Autostart>>, D::Error> {
     Option::deserialize(deserializer).map(Some)
 }
@@ -62,7 +62,7 @@ mod test {
     use crate::VmPatch;
 
     #[test]
-    fn what_is_left_out_is_usual_and_what_makes_no_sense_is_refused() {
+    fn omitted_fields_have_defaults_and_invalid_ones_are_refused() {
         let parse = |text: &str| serde_json::from_str::<Autostart>(text);
         assert_eq!(parse("{}").unwrap(), Autostart::default());
         assert_eq!(parse(r#"{"order":2,"delay":30,"tries":1}"#).unwrap(), Autostart { order: 2, delay: 30, tries: 1 });
@@ -72,7 +72,7 @@ mod test {
     }
 
     #[test]
-    fn a_change_takes_it_away_or_leaves_it() {
+    fn a_patch_clears_or_keeps_autostart() {
         let parse = |text: &str| serde_json::from_str::<VmPatch>(text).unwrap().autostart;
         assert_eq!((parse("{}"), parse(r#"{"autostart":null}"#)), (None, Some(None)));
         assert_eq!(parse(r#"{"autostart":{}}"#), Some(Some(Autostart::default())));

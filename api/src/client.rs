@@ -1,9 +1,9 @@
-//! A typed client: one function a route, over the daemon's Unix socket or over TLS, for programs that run on tokio.
+//! A typed client with one function per route, over the daemon's Unix socket or over TLS, for programs that use tokio.
 //!
-//! What is asked is a type of this crate and so is the answer; whatever keeps it from coming is a [`Problem`], be it
-//! the daemon that refused or the daemon that is not there. A connection serves one request: it costs less than the
-//! request, and nothing has to be kept alive. What is asked is asked once more where the connection broke before the
-//! answer had come; what changes something has a key (`Idempotency-Key`), and is done once.
+//! Requests and responses are types of this crate; whatever prevents a response is a [`Problem`], whether the daemon
+//! refused the request or could not be reached. Each connection serves one request: connecting costs less than the
+//! request, and no connection has to be kept alive. A request is repeated once if the connection broke before the
+//! response arrived; requests that change something carry a key (`Idempotency-Key`), so they are carried out only once.
 
 mod event;
 mod exchange;
@@ -24,54 +24,54 @@ use std::sync::Arc;
 
 use crate::Task;
 
-pub use event::{Events, Tiding};
+pub use event::{Events, StreamItem};
 pub use remote::Remote;
 pub use vbd::Connector;
 
-/// Where the daemon's socket is unless its configuration says otherwise.
+/// The daemon's socket unless its configuration says otherwise.
 pub const SOCKET: &str = "/run/tapline/taplined.sock";
 
-/// Somebody who asks a daemon. Cheap to clone; it holds no connection.
+/// A client of a daemon. Cheap to clone; it holds no connection.
 #[derive(Clone, Debug)]
 pub struct Client {
-    place: Place,
+    endpoint: Endpoint,
 }
 
 /// Where a daemon listens.
 #[derive(Clone, Debug)]
-enum Place {
-    /// On this host.
+enum Endpoint {
+    /// A Unix socket on this host.
     Socket(PathBuf),
-    /// On any.
+    /// A TLS address on any host.
     Remote(Arc<Remote>),
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Place::Socket(path) => path.display().fmt(f),
-            Place::Remote(remote) => remote.fmt(f),
+            Endpoint::Socket(path) => path.display().fmt(f),
+            Endpoint::Remote(remote) => remote.fmt(f),
         }
     }
 }
 
-/// The answer to a verb that may take time.
+/// The response to a verb that may be long-running.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Answer<T> {
-    /// It is done.
+    /// The verb has completed with this result.
     Done(T),
-    /// It has begun.
+    /// A task has begun.
     Begun(Box<Task>),
 }
 
 impl Client {
-    /// A client of the daemon of this host that listens at `socket`.
+    /// A client of this host's daemon, which listens at `socket`.
     pub fn new(socket: impl Into<PathBuf>) -> Client {
-        Client { place: Place::Socket(socket.into()) }
+        Client { endpoint: Endpoint::Socket(socket.into()) }
     }
 
-    /// A client of a daemon that listens for TLS.
+    /// A client of a daemon that is reached over TLS.
     pub fn remote(remote: Remote) -> Client {
-        Client { place: Place::Remote(Arc::new(remote)) }
+        Client { endpoint: Endpoint::Remote(Arc::new(remote)) }
     }
 }

@@ -9,17 +9,18 @@ use uuid::Uuid;
 /// A change of an object.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 pub struct Event {
-    /// Its number: later events have higher ones, and a client that was away goes on behind the last it has seen.
+    /// The event's number: later events have higher numbers, and a client that was disconnected continues after the
+    /// last one it has seen.
     pub seq: u64,
-    /// When.
+    /// When the change happened.
     pub at: Timestamp,
-    /// What has changed.
+    /// The kind of the changed object.
     pub kind: ObjectKind,
-    /// Which.
+    /// The UUID of the changed object.
     pub uuid: Uuid,
-    /// How.
+    /// How the object has changed.
     pub change: Change,
-    /// The object as it is then; none if it was removed.
+    /// The object after the change; absent if it was removed.
     // As text: a daemon keeps thousands of them, each of which would be five times as large in pieces.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<serde_json::Value>)]
@@ -27,13 +28,13 @@ pub struct Event {
 }
 
 impl Event {
-    /// The object as it is then, of its own type or of any that has some of its fields; none if it was removed.
+    /// The object after the change, as its own type or any type with some of its fields; `None` if it was removed.
     pub fn object<'a, T: Deserialize<'a>>(&'a self) -> Result<Option<T>, serde_json::Error> {
         self.object.as_deref().map(|text| serde_json::from_str(text.get())).transpose()
     }
 }
 
-/// Objects are the same if their text is.
+/// Objects are equal if their text is.
 impl PartialEq for Event {
     fn eq(&self, other: &Event) -> bool {
         let rest = |event: &Event| (event.seq, event.at, event.kind, event.uuid, event.change);
@@ -64,10 +65,10 @@ pub enum ObjectKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Change {
-    /// It is new.
+    /// It was created.
     Added,
-    /// It is another than before.
+    /// It was changed.
     Changed,
-    /// It is no more.
+    /// It was removed.
     Removed,
 }

@@ -1,4 +1,4 @@
-//! The host: the machine on which the daemon runs.
+//! The host: the computer on which the daemon runs.
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,45 +13,45 @@ use crate::Problem;
 /// The host and its daemon.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Host {
-    /// Its identity, which stays when the daemon is upgraded.
+    /// Identity, which is kept when the daemon is upgraded.
     pub uuid: Uuid,
     /// The host's name.
     pub name: String,
     /// The version of the daemon.
     pub version: String,
-    /// Since when the daemon runs.
+    /// When the daemon was started.
     pub started: Timestamp,
-    /// Processors.
+    /// Number of processors.
     pub cpus: u32,
     /// Memory, in bytes.
     pub memory: u64,
-    /// What bounds the work done at one time.
+    /// Limits on concurrent work.
     pub limits: Limits,
-    /// VBDs that are plugged.
+    /// Number of plugged VBDs.
     pub plugged: u64,
-    /// VBDs that are being plugged or unplugged, and those that wait for their turn.
+    /// Number of VBDs that are being plugged or unplugged or are waiting for that.
     pub plugging: u64,
-    /// Tasks that have not ended.
+    /// Number of unfinished tasks.
     pub tasks: u64,
 }
 
-/// Bounds of the work that is done at one time; set in the daemon's configuration.
+/// Limits on concurrent work, set in the daemon's configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Limits {
-    /// VBDs of one VM that are plugged or unplugged at one time.
+    /// VBDs of one VM that are plugged or unplugged at the same time.
     pub plug_window: u32,
-    /// VBDs of the host that are plugged or unplugged at one time.
+    /// VBDs of the host that are plugged or unplugged at the same time.
     pub worker_pool_size: u32,
-    /// Bytes of memory which those may need together.
+    /// Bytes of memory that these operations may need in total.
     pub worker_memory: u64,
 }
 
-/// Unplugs all VBDs: what is done before the host ends.
+/// Unplugs all VBDs, before the host shuts down.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct HostDrain {
-    /// How long guests may take to let go, in seconds; then their disks end without them, with everything flushed that was
-    /// answered. A day at most.
+    /// Grace period before forced unplug, in seconds, at most one day; everything that was acknowledged is flushed in
+    /// either case.
     #[serde(default = "drain_timeout")]
     #[schema(maximum = 86400)]
     pub timeout: u32,
@@ -62,55 +62,55 @@ fn drain_timeout() -> u32 {
     60
 }
 
-/// Compares what runs with the catalogue.
+/// Compares running disks with the catalogue.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct HostReconcile {
-    /// Only tell what differs; change nothing.
+    /// Only report differences; change nothing.
     #[serde(default)]
     pub dry_run: bool,
 }
 
-/// A disk that runs and is something else than the catalogue says, or does not say what it is.
+/// A running disk whose files differ from the catalogue, or which does not report its files.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Difference {
     /// The VDI.
     pub vdi: Uuid,
-    /// The VBD through which it is served.
+    /// The VBD through which the disk is served.
     pub vbd: Uuid,
-    /// The files that the running disk has, from the leaf down; none, if it does not say.
+    /// The files of the running disk, from the leaf down; empty if it does not report them.
     pub disk: Vec<String>,
-    /// The files that the catalogue said, by their names in the repository.
+    /// The files in the catalogue, by their names in the repository.
     pub catalogue: Vec<String>,
-    /// The catalogue says what the disk says now: what happened was certain.
+    /// Whether the catalogue was updated from the disk, because it was certain what had happened.
     pub healed: bool,
-    /// Why that is not certain, or what is wrong with the disk, and what can be done.
+    /// Why that is not certain, or what is wrong with the disk, and what can be done about it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub problem: Option<Problem>,
 }
 
-/// A copy of the catalogue.
+/// A backup of the catalogue.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Backup {
-    /// The file, on the host.
+    /// Path of the file on the host.
     pub file: String,
-    /// When it was made.
+    /// When the backup was created.
     pub made: Timestamp,
-    /// Why.
+    /// Why the backup was created.
     pub reason: BackupReason,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
 }
 
-/// Why a copy of the catalogue was made.
+/// Why a backup of the catalogue was created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum BackupReason {
-    /// A day was over, or the daemon ended.
+    /// Daily, or when the daemon stopped.
     Daily,
-    /// Somebody has asked for it.
+    /// On request.
     Asked,
-    /// A newer daemon was about to change the schema.
+    /// Before a newer daemon changed the schema.
     Schema,
 }
 
@@ -131,6 +131,6 @@ impl FromStr for BackupReason {
 
     fn from_str(word: &str) -> Result<BackupReason, String> {
         let found = BackupReason::ALL.iter().find(|(_, known)| *known == word).map(|(reason, _)| *reason);
-        found.ok_or_else(|| format!("{word} is no reason for a backup"))
+        found.ok_or_else(|| format!("{word} is not a backup reason"))
     }
 }

@@ -1,4 +1,4 @@
-//! Inventory: what a repository says of itself, in a file beside its images.
+//! Inventory: a repository's own record of its contents, in a file next to its images.
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -7,72 +7,72 @@ use uuid::Uuid;
 
 use crate::{Description, ImageFormat, Name};
 
-/// What a repository says of itself.
+/// A repository's own record of its contents.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Inventory {
     /// The repository's identity.
     pub sr: Uuid,
-    /// Its name.
+    /// The repository's name.
     pub name: Name,
-    /// Its description.
+    /// The repository's description.
     pub description: Description,
-    /// How many changes it has recorded.
+    /// The number of changes recorded so far.
     pub generation: u64,
-    /// A hash over all of them: two inventories with one head are one.
+    /// A hash over all changes: inventories with the same head are identical.
     pub head: String,
-    /// Its images.
+    /// The repository's images.
     pub images: Vec<InventoryImage>,
-    /// Its VDIs.
+    /// The repository's VDIs.
     pub vdis: Vec<InventoryVdi>,
 }
 
-/// An image as an inventory has it.
+/// An image in an inventory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct InventoryImage {
-    /// Its identity.
+    /// The image's identity.
     pub uuid: Uuid,
-    /// Its file's name in the repository.
+    /// File name in the repository.
     pub file: String,
     /// Its format.
     pub format: ImageFormat,
-    /// What it shows, in bytes.
+    /// Virtual size in bytes.
     pub size: u64,
-    /// The image it stands on.
+    /// The image's parent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<Uuid>,
-    /// It was found damaged.
+    /// Whether the image was found damaged.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub damaged: bool,
-    /// The VDI that it shows is diverged: nothing uses it before somebody has decided what it consists of.
+    /// Whether the image's VDI is diverged: it is not used until somebody has resolved this.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub diverged: bool,
-    /// It was taken in hidden, and is not merged or removed by itself.
+    /// Whether the image was added as hidden; it is then not merged or removed automatically.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub kept: bool,
 }
 
-/// A VDI as an inventory has it.
+/// A VDI in an inventory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct InventoryVdi {
-    /// Its identity.
+    /// The VDI's identity.
     pub uuid: Uuid,
-    /// The image it shows.
+    /// The VDI's image.
     pub image: Uuid,
     /// Its name.
     pub name: Name,
     /// Its description.
     #[serde(default, skip_serializing_if = "Description::is_empty")]
     pub description: Description,
-    /// Whether it may only be read.
+    /// Whether the VDI is read-only.
     pub read_only: bool,
-    /// The VDI whose state it keeps.
+    /// The VDI of which this is a snapshot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub snapshot_of: Option<Uuid>,
-    /// The moment of that state.
+    /// When the snapshot was taken.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub snapshot_time: Option<Timestamp>,
-    /// When it was made.
+    /// When the VDI was created.
     pub created: Timestamp,
 }

@@ -1,9 +1,10 @@
-//! What the daemon and its clients say to each other: objects, requests, errors and events.
+//! The interface between the daemon and its clients: objects, requests, errors and events.
 //!
 //! The nouns and verbs are XenAPI's: SR (storage repository), VDI (virtual disk image), VBD (a VDI plugged into a VM),
-//! VM, host, task. Sizes are bytes, times RFC 3339 in UTC, identities UUIDs. A request that exists has been checked:
-//! names, sizes and paths are types that cannot hold anything else, and a field that is not known is refused. It knows
-//! nothing of storage or of how the daemon does what it is asked; of HTTP, only the client ([`client`]) does.
+//! VM, host, task. Sizes are in bytes, times are RFC 3339 in UTC, identities are UUIDs. A request value that exists is
+//! valid: names, sizes and paths have types that cannot hold anything else, and unknown fields are rejected.
+//!
+//! This crate knows nothing about storage or about how the daemon works; only the client ([`client`]) knows HTTP.
 
 #![forbid(unsafe_code)]
 

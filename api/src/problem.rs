@@ -7,9 +7,9 @@ use utoipa::ToSchema;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema, thiserror::Error)]
 #[error("{message}")]
 pub struct Problem {
-    /// For programs.
+    /// The reason for programs.
     pub code: Code,
-    /// What was tried, on what, and why it was not done.
+    /// What was tried, on what, and why it failed.
     pub message: String,
     /// The field of the request that is at fault, as a path: `source.path`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -19,45 +19,45 @@ pub struct Problem {
     pub advice: Option<String>,
 }
 
-/// Kinds of problems. Clients must take one that they do not know for `failed`.
+/// Kinds of problems. Clients must treat unknown ones as `failed`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Code {
     /// The request is not JSON, not HTTP, or too long.
     Malformed,
-    /// A field has a value that makes no sense, is missing, or is not known.
+    /// A field is invalid, missing or unknown.
     Invalid,
-    /// Nobody knows who asks: a token is missing, wrong, revoked or has expired.
+    /// The caller is not authenticated: the token is missing, wrong, revoked or expired.
     Unauthorized,
-    /// Whoever asks may not.
+    /// The caller lacks permission.
     Forbidden,
-    /// There is no such object.
+    /// The object does not exist.
     NotFound,
-    /// The name, the place or the position is taken.
+    /// The name, the location or the position is already taken.
     Exists,
-    /// The object is not in the state for it.
+    /// The object is in the wrong state.
     State,
-    /// Somebody uses the object.
+    /// The object is in use.
     InUse,
-    /// Another task is at work on the object.
+    /// Another task is working on the object.
     Busy,
-    /// The repository, the image or the file system is for reading only.
+    /// The repository, the image or the file system is read-only.
     ReadOnly,
-    /// There is not enough room, or not without touching the reserve.
+    /// There is not enough space, or not without using the reserve.
     NoSpace,
-    /// The repository, the format or the host cannot do this at all.
+    /// The repository, the format or the host does not support this.
     Unsupported,
-    /// Too many requests at one time: ask again.
+    /// Too many requests at the same time; retry later.
     Overloaded,
-    /// Somebody has cancelled it.
+    /// The operation was cancelled.
     Cancelled,
-    /// It did not end in its time.
+    /// The operation did not complete in time.
     Timeout,
     /// The storage, a file or another program failed.
     Failed,
-    /// The catalogue is damaged, or is not there any more: the daemon ends, and somebody has to see to it.
+    /// The catalogue is damaged or missing: the daemon stops, and an administrator must repair it.
     Damaged,
-    /// The daemon is at fault.
+    /// An internal error of the daemon.
     Internal,
 }
 
@@ -80,22 +80,22 @@ impl Code {
 }
 
 impl Problem {
-    /// A problem of a kind.
+    /// Creates a problem.
     pub fn new(code: Code, message: impl Into<String>) -> Problem {
         Problem { code, message: message.into(), field: None, advice: None }
     }
 
-    /// The same with the field that is at fault.
+    /// Adds the field that is at fault.
     pub fn field(self, field: impl Into<String>) -> Problem {
         Problem { field: Some(field.into()), ..self }
     }
 
-    /// The same with what to do.
+    /// Adds what to do about it.
     pub fn advise(self, advice: impl Into<String>) -> Problem {
         Problem { advice: Some(advice.into()), ..self }
     }
 
-    /// Something that was tried failed: what, and why.
+    /// A failed operation: what was tried, and why it failed.
     pub fn failed(tried: impl std::fmt::Display, why: impl std::fmt::Display) -> Problem {
         Problem::new(Code::Failed, format!("cannot {tried}: {why}"))
     }

@@ -1,4 +1,4 @@
-//! SR: a storage repository, the place where VDIs lie.
+//! SR: a storage repository, which contains VDIs.
 
 use std::collections::BTreeMap;
 
@@ -13,62 +13,62 @@ use crate::{AbsolutePath, Description, ImageFormat, Name, Problem};
 /// A storage repository.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Sr {
-    /// Its identity, which is recorded in the repository too.
+    /// Identity, which is also recorded in the repository itself.
     pub uuid: Uuid,
     /// Its name.
     pub name: Name,
     /// Its description.
     pub description: Description,
-    /// What it lies on.
+    /// The storage of the repository.
     pub source: SrSource,
-    /// Whether it can be used.
+    /// Whether the repository can be used.
     pub state: SrState,
-    /// What the storage is and can; known while it is attached.
+    /// Properties of the storage; present while the repository is attached.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub variant: Option<Variant>,
-    /// How full it is, when that was last looked at.
+    /// Space usage at the last measurement.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub space: Option<Space>,
-    /// Bytes that are left free: nothing new is begun that would take them.
+    /// Bytes to keep free: operations that would use them are refused.
     pub reserve: u64,
-    /// Why it is lost, and what to do.
+    /// Why the repository is lost, and what to do about it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<Problem>,
-    /// When it was made known.
+    /// When the repository was added to the catalogue.
     pub created: Timestamp,
 }
 
-/// What a repository lies on.
+/// The storage of a repository.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "type", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum SrSource {
-    /// A directory of the host, on whatever file system it is.
+    /// A directory of the host, on any file system.
     Dir {
-        /// The directory.
+        /// The path of the directory.
         path: AbsolutePath,
     },
-    /// A directory that an NFS server exports; the daemon mounts it, hard.
+    /// A directory exported by an NFS server; the daemon mounts it as a hard mount.
     Nfs {
         /// The server's name or address.
         server: String,
-        /// What it exports.
+        /// The exported directory.
         export: AbsolutePath,
-        /// The protocol's version: 3, 4, 4.1 or 4.2; what both can do if it is not named.
+        /// NFS version: 3, 4, 4.1 or 4.2; negotiated if omitted.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         version: Option<String>,
     },
-    /// A share of an SMB server; the daemon mounts it, hard.
+    /// A share of an SMB server; the daemon mounts it as a hard mount.
     Smb {
         /// The server's name or address.
         server: String,
-        /// The share, and a directory in it: `vms` or `vms/tapline`.
+        /// The share, optionally with a directory in it: `vms` or `vms/tapline`.
         share: String,
-        /// A file with `username=`, `password=` and `domain=` lines (mount.cifs(8)), for root only.
+        /// A file with `username=`, `password=` and `domain=` lines (mount.cifs(8)), readable only by root.
         credentials: AbsolutePath,
     },
-    /// A directory with ISO images, for reading only.
+    /// A read-only directory of ISO images.
     Iso {
-        /// The directory.
+        /// The path of the directory.
         path: AbsolutePath,
     },
 }
@@ -77,61 +77,61 @@ pub enum SrSource {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum SrState {
-    /// It is.
+    /// It can be used.
     Attached,
-    /// It is known and not attached.
+    /// It is known but not attached.
     Detached,
-    /// It was attached and what it lies on has gone, or is another one now.
+    /// It was attached, but its storage has disappeared or been replaced.
     Lost,
 }
 
-/// What the storage of a repository is and can.
+/// Properties of a repository's storage.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Variant {
     /// The file system: ext4, xfs, btrfs, nfs, cifs and so on.
     pub filesystem: String,
-    /// How states of a disk are kept.
+    /// How snapshots are kept.
     pub versions: Versions,
-    /// The format of a new VDI for which none is named.
+    /// Default format of new VDIs.
     pub format: ImageFormat,
-    /// Formats that a VDI may have.
+    /// Supported formats of VDIs.
     pub formats: Vec<ImageFormat>,
-    /// Nothing can be written.
+    /// Whether the storage is read-only.
     pub read_only: bool,
-    /// Where it is in the host's tree.
+    /// Its path on the host.
     pub path: AbsolutePath,
-    /// What is worth knowing of it: how a server's storage honours a flush, for example.
+    /// Remarks, for example on how a server's storage handles flushes.
     pub notes: Vec<String>,
 }
 
-/// How states of a disk are kept.
+/// How snapshots are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Versions {
-    /// As chains of images, each of which holds what has changed since the one it stands on.
+    /// As chains of images, each of which contains the changes relative to its parent.
     Chain,
-    /// As files that share blocks (reflink): no chains.
+    /// As files that share blocks (reflink), without chains.
     Reflink,
-    /// Not at all.
+    /// Snapshots are not supported.
     None,
 }
 
-/// How full a repository is, in bytes.
+/// Space usage of a repository, in bytes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Space {
-    /// Of the file system it lies on.
+    /// Size of the file system.
     pub physical_size: u64,
-    /// Used on that file system, by whomever.
+    /// Used space on the file system, by anything.
     pub physical_utilisation: u64,
-    /// Free for us, the reserve not counted.
+    /// Free space without the reserve.
     pub free: u64,
-    /// What its images take.
+    /// Space used by the repository's images.
     pub images: u64,
-    /// What its VDIs would take if they were full.
+    /// Space that the VDIs would use if they were full.
     pub virtual_allocation: u64,
-    /// Guests wait for space.
+    /// Whether guests are waiting for space.
     pub full: bool,
-    /// When it will be full at the present rate; none if it does not fill.
+    /// When the repository will be full at the current rate; absent if it is not filling up.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub forecast: Option<Forecast>,
     /// When this was measured.
@@ -141,15 +141,15 @@ pub struct Space {
 /// When a repository will be full.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Forecast {
-    /// When no byte is left beside the reserve.
+    /// When no free space besides the reserve will be left.
     pub full_at: Timestamp,
-    /// The rate that this comes of.
+    /// The growth rate on which the forecast is based.
     pub bytes_per_day: u64,
-    /// How long that rate was watched, in seconds.
+    /// For how long the rate was observed, in seconds.
     pub watched_seconds: u64,
 }
 
-/// Makes a repository in a place where there is none.
+/// Creates a repository on an empty storage.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SrCreate {
@@ -158,46 +158,46 @@ pub struct SrCreate {
     /// Its description.
     #[serde(default)]
     pub description: Description,
-    /// What it lies on: an empty directory.
+    /// The storage: an empty directory.
     pub source: SrSource,
-    /// Bytes to leave free: at most 2^62.
+    /// Bytes to keep free, at most 2^62.
     #[serde(default, deserialize_with = "reserve")]
     #[schema(maximum = 4611686018427387904_i64)]
     pub reserve: u64,
-    /// The format of new VDIs for which none is named.
+    /// Default format of new VDIs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub format: Option<ImageFormat>,
 }
 
-/// What the destruction of a repository would remove, and what it would leave.
+/// What destroying a repository would remove, and what it would leave.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct SrDestroyPlan {
-    /// Files that are removed: images that no VDI needs, and what says that it is a repository.
+    /// Files that would be removed: images that no VDI needs, and the repository's own metadata.
     pub removes: Vec<String>,
-    /// Files that stay: nobody has told the repository of them.
+    /// Files that would stay, because they do not belong to the repository.
     pub leaves: Vec<String>,
 }
 
-/// Looks for repositories, and changes nothing.
+/// Looks for repositories; changes nothing.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SrProbe {
-    /// Where.
+    /// The storage to probe.
     pub source: SrSource,
 }
 
-/// Whose word counts where a repository and the catalogue have diverged.
+/// Which side to keep where a repository and the catalogue have diverged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum SrBelieve {
-    /// The repository's inventory: what the catalogue says otherwise is given up.
+    /// The repository's inventory; the catalogue's differing contents are discarded.
     Repository,
-    /// The catalogue: the inventory is written anew. The one that is there is renamed, not removed.
+    /// The catalogue; the inventory is rewritten, and the old one is renamed, not removed.
     Catalogue,
 }
 
 impl SrBelieve {
-    /// Its word.
+    /// The word for this value.
     pub fn word(self) -> &'static str {
         match self {
             SrBelieve::Repository => "repository",
@@ -206,41 +206,41 @@ impl SrBelieve {
     }
 }
 
-/// A repository that was found.
+/// A repository found by a probe.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct SrFound {
-    /// Its identity.
+    /// The repository's identity.
     pub uuid: Uuid,
-    /// The name it was made with.
+    /// The name with which it was created.
     pub name: Name,
-    /// Whether it is known here already.
+    /// Whether the repository is already known here.
     pub known: bool,
-    /// Image files in it.
+    /// Number of image files in it.
     pub images: u64,
 }
 
-/// Makes a repository known that exists: one that was found, or a directory of images that others have made.
+/// Adds an existing repository that was found, or a directory of existing images.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SrIntroduce {
-    /// Its identity, if there is a repository there already; else it is given one.
+    /// Identity, if it is already a repository; otherwise it is assigned.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uuid: Option<Uuid>,
-    /// Its name; the one that it has, or had when it was last attached, if that is left out.
+    /// Name; if omitted, the recorded one, or the one it had when it was last attached.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<Name>,
-    /// Its description; the one that it has if that is left out.
+    /// Description; if omitted, the recorded one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub description: Option<Description>,
-    /// What it lies on.
+    /// The storage of the repository.
     pub source: SrSource,
-    /// Bytes to leave free: at most 2^62.
+    /// Bytes to keep free, at most 2^62.
     #[serde(default, deserialize_with = "reserve")]
     #[schema(maximum = 4611686018427387904_i64)]
     pub reserve: u64,
 }
 
-/// Changes what is left out not at all.
+/// Changes a repository; omitted fields are not changed.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SrPatch {
@@ -250,50 +250,50 @@ pub struct SrPatch {
     /// Its description.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub description: Option<Description>,
-    /// Bytes to leave free: at most 2^62.
+    /// Bytes to keep free, at most 2^62.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "reserve_if_any")]
     #[schema(maximum = 4611686018427387904_i64)]
     pub reserve: Option<u64>,
 }
 
-/// What a scan has found.
+/// The result of a scan.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Scan {
-    /// Images that have appeared, and the VDIs they have become.
+    /// New images, and the VDIs created for them.
     pub appeared: Vec<Placed>,
     /// VDIs whose images are gone.
     pub missing: Vec<Uuid>,
-    /// VDIs whose images are there again.
+    /// VDIs whose images are back.
     pub returned: Vec<Uuid>,
-    /// Files that are no image of this repository, or one that cannot be placed, and why.
+    /// Files that are not images of this repository or cannot be placed in it, with the reasons.
     pub unplaced: Vec<Unplaced>,
-    /// Files by what they are: images, notes, of others.
+    /// Number of files by kind: images, notes, files of others.
     pub counts: BTreeMap<String, u64>,
 }
 
-/// An image that was found and what it has become.
+/// A new image and what was made of it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Placed {
-    /// The file's name in the repository.
+    /// File name in the repository.
     pub file: String,
-    /// The VDI, for reading only if others stand on it; none for an image that its maker has hidden.
+    /// The VDI, which is read-only if other images are based on it; absent for an image marked hidden by its creator.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vdi: Option<Uuid>,
 }
 
-/// A file that has no place.
+/// An unplaced file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Unplaced {
-    /// The file's name in the repository.
+    /// File name in the repository.
     pub file: String,
-    /// Why.
+    /// Why the file is unplaced.
     pub problem: Problem,
 }
 
-/// A reserve that no catalogue has trouble with, and no sum overflows.
+/// Limits a reserve so that every catalogue can store it and no sum overflows.
 fn reserve<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
     match u64::deserialize(deserializer)? {
-        bytes if bytes > 1 << 62 => Err(D::Error::custom(format!("a reserve is at most 2^62 bytes; {bytes} is more"))),
+        bytes if bytes > 1 << 62 => Err(D::Error::custom(format!("a reserve must be at most 2^62 bytes, not {bytes}"))),
         bytes => Ok(bytes),
     }
 }

@@ -1,4 +1,4 @@
-//! Task: something that takes time, and survives the daemon.
+//! Task: a long-running operation that survives daemon restarts.
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -7,34 +7,34 @@ use uuid::Uuid;
 
 use crate::{ObjectKind, Problem};
 
-/// Something that takes time.
+/// A long-running operation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Task {
     /// Its identity.
     pub uuid: Uuid,
     /// The verb: `vdi-snapshot`, `vbd-plug` and so on.
     pub verb: String,
-    /// What it is at work on, and what it makes.
+    /// The objects that it works on or creates.
     pub about: Vec<About>,
-    /// Whether it has ended, and how.
+    /// Whether and how it has ended.
     pub state: TaskState,
-    /// How much of it is done, 0 to 1.
+    /// Completed fraction, 0 to 1.
     pub progress: f64,
-    /// The step that it is at, or has ended at.
+    /// The current step, or the step at which it ended.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub step: Option<String>,
-    /// Whether it can be cancelled, at the step that it is at.
+    /// Whether it can be cancelled at the current step.
     pub cancellable: bool,
-    /// What came of it: an object, whose `uuid` is that of what the verb has made, or else of what it was about. Verbs of VBDs
-    /// and VMs answer all of the object, those about many VBDs the UUIDs of all. The rest is the verb's own.
+    /// The result: an object whose `uuid` is that of the created object, or of the object worked on. Verbs of VBDs and
+    /// VMs return the whole object, verbs on several VBDs the UUIDs of all. Other fields depend on the verb.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub result: Option<serde_json::Value>,
-    /// Why it failed; or, while it is not over, why its step is being tried again.
+    /// Why the task failed; or, if it has not ended, why its current step is being retried.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub problem: Option<Problem>,
-    /// When it was asked for.
+    /// When the task was requested.
     pub created: Timestamp,
-    /// When it ended.
+    /// When the task ended.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ended: Option<Timestamp>,
 }
@@ -42,35 +42,35 @@ pub struct Task {
 /// An object that a task is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct About {
-    /// What it is.
+    /// The object's kind.
     pub kind: ObjectKind,
-    /// Which.
+    /// The object's UUID.
     pub uuid: Uuid,
 }
 
-/// How far a task is.
+/// The state of a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum TaskState {
-    /// It waits for its turn.
+    /// It is waiting for its turn.
     Pending,
-    /// It is being done.
+    /// It is running.
     Running,
-    /// It was cancelled and undoes what it has done.
+    /// It was cancelled and is rolling back.
     Cancelling,
-    /// It is done.
+    /// It completed.
     Done,
-    /// It failed, and has undone what it could.
+    /// It failed and has rolled back what it could.
     Failed,
-    /// It was cancelled, and has undone what it had done.
+    /// It was cancelled and has rolled back.
     Cancelled,
-    /// An earlier daemon has begun it, and this one does not understand it. What it holds stays held, until one comes that
-    /// does.
+    /// It was begun by another version of the daemon and this version does not understand it. Its objects stay reserved
+    /// until a version runs that does.
     Stuck,
 }
 
 impl TaskState {
-    /// Whether nothing more comes of it, as long as this daemon runs.
+    /// Whether the task makes no more progress while this daemon runs.
     pub fn is_over(self) -> bool {
         matches!(self, TaskState::Done | TaskState::Failed | TaskState::Cancelled | TaskState::Stuck)
     }

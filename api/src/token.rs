@@ -1,4 +1,4 @@
-//! Tokens: what lets somebody use the API over TCP, where no kernel says who asks.
+//! Tokens: credentials for the API over TCP, where no kernel identifies the caller.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,65 +10,64 @@ use uuid::Uuid;
 
 use crate::Name;
 
-/// What every secret begins with, so that programs that look for secrets in files know one.
+/// The prefix of every secret, so that secret scanners can recognize one in files.
 const PREFIX: &str = "tapline_";
 /// Bytes of a secret.
 const LEN: usize = 32;
 
-/// What is known of a token; of its secret, the daemon keeps only a hash.
+/// A token without its secret, of which the daemon keeps only a hash.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Token {
     /// Its identity.
     pub uuid: Uuid,
-    /// Whom or what it was made for; no two have the same.
+    /// A unique name that says what the token is for.
     pub name: Name,
-    /// Whether it only lets see, and change nothing.
+    /// Whether the token is read-only.
     pub read_only: bool,
-    /// When it was made.
+    /// When the token was created.
     pub created: Timestamp,
-    /// When it ends by itself, if it does.
+    /// When the token expires, if it does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires: Option<Timestamp>,
 }
 
-/// Makes a token.
+/// Creates a token.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TokenCreate {
-    /// Whom or what it is for; no two have the same.
+    /// A unique name that says what the token is for.
     pub name: Name,
-    /// Whether it only lets see, and change nothing.
+    /// Whether the token is read-only.
     #[serde(default)]
     pub read_only: bool,
-    /// When it is to end by itself: later than now.
+    /// When the token expires; must be in the future.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires: Option<Timestamp>,
 }
 
-/// A token that was made, with its secret: nobody can be told that again.
+/// A new token with its secret, which cannot be retrieved again.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TokenMade {
-    /// What is known of it.
+    /// The token.
     pub token: Token,
-    /// What is sent as `Authorization: Bearer SECRET`.
+    /// The secret, to be sent as `Authorization: Bearer SECRET`.
     #[schema(value_type = String)]
     pub secret: Secret,
 }
 
-/// The secret of a token: `tapline_` and 64 hexadecimal digits, 256 bits. It is not shown where things are shown for
-/// debugging.
+/// The secret of a token: `tapline_` and 64 hexadecimal digits, 256 bits. Debug output does not show it.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Secret(String);
 
 impl Secret {
-    /// Of bytes that nobody can guess.
+    /// A secret made of unpredictable bytes.
     pub fn new(random: [u8; LEN]) -> Secret {
         let digits: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
         Secret(format!("{PREFIX}{digits}"))
     }
 
-    /// As it is sent.
+    /// The secret as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -80,10 +79,10 @@ impl TryFrom<String> for Secret {
     fn try_from(text: String) -> Result<Secret, String> {
         let digits = text.strip_prefix(PREFIX).unwrap_or_default();
         let is_digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
-        // What it is instead is not repeated: it may be another secret.
+        // The invalid text is not repeated in the message: it may be another secret.
         match digits.len() == 2 * LEN && digits.bytes().all(is_digit) {
             true => Ok(Secret(text)),
-            false => Err(format!("a token is {PREFIX} and {} hexadecimal digits", 2 * LEN)),
+            false => Err(format!("a token is {PREFIX} followed by {} hexadecimal digits", 2 * LEN)),
         }
     }
 }
@@ -113,7 +112,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn a_secret_is_read_as_it_was_written_and_nothing_else_is_one() {
+    fn only_well_formed_secrets_are_parsed() {
         let secret = Secret::new([0xa7; LEN]);
         assert_eq!(secret.as_str().parse(), Ok(secret.clone()));
         for wrong in ["", "tapline_", "tapline_a7", &secret.as_str().to_uppercase(), &format!("{}0", secret.as_str())] {

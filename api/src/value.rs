@@ -1,4 +1,4 @@
-//! Values that are checked when they are made: nothing behind them checks again.
+//! Values that are validated on construction, so that no later code has to check them.
 
 use std::borrow::Borrow;
 use std::fmt;
@@ -10,37 +10,37 @@ use utoipa::openapi::schema::{KnownFormat, ObjectBuilder, SchemaFormat, Type};
 use utoipa::openapi::{RefOr, Schema};
 use utoipa::{PartialSchema, ToSchema};
 
-/// Characters of a name. 128 are more than any table shows, and fewer than any format's limit.
+/// Maximum characters of a name: more than any table shows, and less than any format's limit.
 const NAME_MAX: usize = 128;
-/// Bytes of a description.
+/// Maximum bytes of a description.
 const DESCRIPTION_MAX: usize = 4096;
-/// Bytes of a path (`PATH_MAX` of linux/limits.h, its end not counted).
+/// Maximum bytes of a path (`PATH_MAX` in linux/limits.h, without the terminator).
 const PATH_MAX: usize = 4095;
 
-/// What people call an object: 1 to 128 characters, none of them a control character, no blank at either end. Names
-/// need not be unique; what looks like a UUID is refused, since it would be taken for one.
+/// The name of an object: 1 to 128 characters without control characters, and without whitespace at either end. Names
+/// need not be unique; a name that looks like a UUID is rejected, because it would be taken for one.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Name(String);
 
-/// What people note about an object: up to 4096 bytes, without control characters but line feeds and tabs.
+/// Free text about an object: up to 4096 bytes, without control characters other than line feeds and tabs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Description(String);
 
 impl Description {
-    /// Whether nothing is said.
+    /// Whether the text is empty.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 }
 
-/// A size in bytes: more than zero, a multiple of 512, at most 2^62.
+/// A size in bytes: positive, a multiple of 512, at most 2^62.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "u64", into = "u64")]
 pub struct Size(u64);
 
-/// The path of a file or directory of the host: absolute, without `.` and `..`, without control characters.
+/// The path of a file or directory on the host: absolute, without `.` and `..`, and without control characters.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct AbsolutePath(String);
@@ -50,13 +50,13 @@ impl TryFrom<String> for Name {
 
     fn try_from(text: String) -> Result<Name, String> {
         if text.chars().any(char::is_control) {
-            return Err("a name has no control characters".into());
+            return Err("a name must not contain control characters".into());
         }
         match text.chars().count() {
-            0 => Err("a name is not empty".into()),
-            count if count > NAME_MAX => Err(format!("a name has at most {NAME_MAX} characters, not {count}")),
-            _ if text.trim() != text => Err("a name neither begins nor ends with a blank".into()),
-            _ if uuid::Uuid::parse_str(&text).is_ok() => Err("a name does not look like a UUID".into()),
+            0 => Err("a name must not be empty".into()),
+            count if count > NAME_MAX => Err(format!("a name must have at most {NAME_MAX} characters, not {count}")),
+            _ if text.trim() != text => Err("a name must not start or end with whitespace".into()),
+            _ if uuid::Uuid::parse_str(&text).is_ok() => Err("a name must not look like a UUID".into()),
             _ => Ok(Name(text)),
         }
     }
@@ -67,11 +67,11 @@ impl TryFrom<String> for Description {
 
     fn try_from(text: String) -> Result<Description, String> {
         if text.chars().any(|char| char.is_control() && !"\n\t".contains(char)) {
-            return Err("a description has no control characters but line feeds and tabs".into());
+            return Err("a description must not contain control characters other than line feeds and tabs".into());
         }
         match text.len() {
             len if len > DESCRIPTION_MAX => {
-                Err(format!("a description has at most {DESCRIPTION_MAX} bytes, not {len}"))
+                Err(format!("a description must have at most {DESCRIPTION_MAX} bytes, not {len}"))
             }
             _ => Ok(Description(text)),
         }
@@ -83,9 +83,9 @@ impl TryFrom<u64> for Size {
 
     fn try_from(bytes: u64) -> Result<Size, String> {
         match bytes {
-            0 => Err("a size is more than zero".into()),
-            bytes if bytes % 512 != 0 => Err(format!("a size is a multiple of 512 bytes; {bytes} is not")),
-            bytes if bytes > 1 << 62 => Err(format!("a size is at most 2^62 bytes; {bytes} is more")),
+            0 => Err("a size must be greater than zero".into()),
+            bytes if bytes % 512 != 0 => Err(format!("a size must be a multiple of 512 bytes, which {bytes} is not")),
+            bytes if bytes > 1 << 62 => Err(format!("a size must be at most 2^62 bytes, not {bytes}")),
             bytes => Ok(Size(bytes)),
         }
     }
@@ -96,17 +96,17 @@ impl TryFrom<String> for AbsolutePath {
 
     fn try_from(text: String) -> Result<AbsolutePath, String> {
         if text.chars().any(char::is_control) {
-            return Err("a path here has no control characters".into());
+            return Err("this path must not contain control characters".into());
         }
         if text.len() > PATH_MAX {
-            return Err(format!("a path has at most {PATH_MAX} bytes"));
+            return Err(format!("a path must have at most {PATH_MAX} bytes"));
         }
         if !text.starts_with('/') {
-            return Err(format!("«{text}» is not absolute: begin it with /"));
+            return Err(format!("'{text}' is not absolute: start it with /"));
         }
-        // `Path::components` leaves out the dots in the middle, which are as confusing as those it keeps.
+        // `Path::components` skips `.` in the middle, which is as confusing as the ones it returns.
         if text.split('/').any(|part| part == "." || part == "..") {
-            return Err(format!("«{text}» goes by . or ..: write where it leads to"));
+            return Err(format!("'{text}' contains . or ..: give the resolved path"));
         }
         let plain: String = Path::new(&text)
             .components()
@@ -117,7 +117,7 @@ impl TryFrom<String> for AbsolutePath {
     }
 }
 
-/// The schema of text of a length, in characters.
+/// The schema of text with a length limit in characters.
 fn text_schema(min: usize, max: usize, pattern: Option<&str>, description: &str) -> RefOr<Schema> {
     let text = ObjectBuilder::new().schema_type(Type::String).description(Some(description));
     text.min_length(Some(min)).max_length(Some(max)).pattern(pattern).into()
@@ -126,7 +126,7 @@ fn text_schema(min: usize, max: usize, pattern: Option<&str>, description: &str)
 impl PartialSchema for Name {
     fn schema() -> RefOr<Schema> {
         let pattern = r"^[^\s\x00-\x1f\x7f-\x9f]([^\x00-\x1f\x7f-\x9f]*[^\s\x00-\x1f\x7f-\x9f])?$";
-        text_schema(1, NAME_MAX, Some(pattern), "What people call an object; no UUID.")
+        text_schema(1, NAME_MAX, Some(pattern), "The name of an object; must not look like a UUID.")
     }
 }
 
@@ -136,7 +136,7 @@ impl PartialSchema for Description {
             0,
             DESCRIPTION_MAX,
             Some(r"^[^\x00-\x08\x0b-\x1f\x7f-\x9f]*$"),
-            "What people note about an object: no control characters but line feeds and tabs.",
+            "Free text about an object, without control characters other than line feeds and tabs.",
         )
     }
 }
@@ -148,7 +148,7 @@ impl PartialSchema for AbsolutePath {
             1,
             PATH_MAX,
             Some(pattern),
-            "The path of a file or directory of the host: absolute, without . and ..",
+            "The absolute path of a file or directory on the host, without . and ..",
         )
     }
 }
@@ -168,7 +168,7 @@ impl ToSchema for AbsolutePath {}
 impl ToSchema for Size {}
 
 impl Size {
-    /// In bytes.
+    /// The size in bytes.
     pub fn bytes(self) -> u64 {
         self.0
     }
@@ -181,17 +181,17 @@ impl From<Size> for u64 {
 }
 
 impl AbsolutePath {
-    /// As a path.
+    /// The value as a path.
     pub fn as_path(&self) -> &Path {
         Path::new(&self.0)
     }
 }
 
-/// What the types that hold text have in common.
+/// The common methods of the text types.
 macro_rules! text {
     ($type:ty) => {
         impl $type {
-            /// As text.
+            /// The value as text.
             pub fn as_str(&self) -> &str {
                 &self.0
             }
@@ -234,7 +234,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn a_name_is_what_can_be_shown_in_a_table_and_typed_again() {
+    fn a_name_must_be_printable_and_typable() {
         assert!("web root №1".parse::<Name>().is_ok());
         assert!("x".repeat(NAME_MAX).parse::<Name>().is_ok());
         for wrong in ["", " a", "a ", "a\nb", "a\u{85}b", "\u{7f}", &"x".repeat(NAME_MAX + 1)] {
@@ -259,7 +259,7 @@ mod test {
     }
 
     #[test]
-    fn a_path_says_where_it_leads() {
+    fn a_path_must_be_absolute_and_normalized() {
         assert_eq!("/srv//vms/".parse::<AbsolutePath>().unwrap().as_str(), "/srv/vms");
         assert_eq!("/".parse::<AbsolutePath>().unwrap().as_str(), "/");
         for wrong in ["", "srv", "./a", "/srv/../etc", "/srv/./a", "/a/..", "/a\0b", "/a\nb"] {
@@ -269,7 +269,7 @@ mod test {
     }
 
     #[test]
-    fn what_is_read_from_json_is_checked_too() {
+    fn values_from_json_are_validated() {
         assert!(serde_json::from_str::<Name>("\"a\\u0007\"").is_err());
         assert!(serde_json::from_str::<Size>("1.5").is_err());
         assert!(serde_json::from_str::<Size>("-512").is_err());

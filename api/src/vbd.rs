@@ -1,4 +1,4 @@
-//! VBD: a VDI as a block device of a VM, or of a machine that others manage.
+//! VBD: a VDI as a block device of a VM, or of a machine that is managed elsewhere.
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -12,45 +12,45 @@ use crate::{AbsolutePath, Autostart, Problem};
 pub struct Vbd {
     /// Its identity.
     pub uuid: Uuid,
-    /// The VM; none if others manage it.
+    /// The VM; absent if the machine is managed elsewhere.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vm: Option<Uuid>,
     /// The VDI.
     pub vdi: Uuid,
-    /// Its place among the disks of its VM, from 0.
+    /// Position among the disks of its VM, from 0.
     pub position: u8,
     /// Whether the guest may write.
     pub mode: Mode,
     /// Whether the VM may boot from it.
     pub bootable: bool,
-    /// How it is served.
+    /// The transport over which the disk is served.
     pub transport: Transport,
-    /// Queues offered to the guest.
+    /// Number of queues offered to the guest.
     pub queues: u16,
-    /// That it is plugged by itself when the host was.
+    /// Autostart when the host boots.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub autostart: Option<Autostart>,
-    /// Whether it is plugged.
+    /// Whether the VBD is plugged.
     pub state: VbdState,
-    /// Where it is served: a socket, or for a guest of Xen our end's node in the store; while it is plugged.
+    /// Where the disk is served: a socket, or for a Xen guest the backend's node in xenstore; present while plugged.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub socket: Option<AbsolutePath>,
-    /// The number of its process; while it is plugged.
+    /// The pid of its process; present while plugged.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
-    /// How often its process has died and was started again since it was plugged.
+    /// How many times its process has died and been restarted since it was plugged.
     pub restarts: u32,
-    /// The guest waits for space in the repository.
+    /// Whether the guest is waiting for space in the repository.
     pub waits_for_space: bool,
-    /// Why it is not plugged though it should be, or why its process died last.
+    /// Why it is not plugged although it should be, or why its process last died.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub problem: Option<Problem>,
-    /// When it was made.
+    /// When the VBD was created.
     pub created: Timestamp,
 }
 
 impl Vbd {
-    /// One that no VM has and that is not plugged: to write, over one queue.
+    /// An unplugged read-write VBD of no VM, with one queue.
     pub fn unplugged(vdi: Uuid, transport: Transport) -> Vbd {
         Vbd {
             uuid: Uuid::new_v4(),
@@ -73,42 +73,42 @@ impl Vbd {
     }
 }
 
-/// Whether something may be written, or read only.
+/// Access mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
 pub enum Mode {
-    /// Written and read.
+    /// Read-write.
     #[serde(rename = "RW")]
     ReadWrite,
-    /// Only read.
+    /// Read-only.
     #[serde(rename = "RO")]
     ReadOnly,
 }
 
-/// How a disk is served.
+/// The transport over which a disk is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Transport {
-    /// vhost-user-blk, at a Unix socket: for QEMU and Cloud Hypervisor.
+    /// vhost-user-blk at a Unix socket, for QEMU and Cloud Hypervisor.
     VhostUser,
-    /// NBD, at a Unix socket: for anything.
+    /// NBD at a Unix socket, for any NBD client.
     Nbd,
-    /// blkif: for a guest of Xen, of a VM with the driver `xen`.
+    /// blkif, for a Xen guest, whose VM has the driver `xen`.
     Blkif,
 }
 
-/// Whether a VBD is plugged.
+/// The state of a VBD.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum VbdState {
-    /// It has no process and uses its VDI not at all.
+    /// It has no process and does not use its VDI.
     Unplugged,
-    /// It becomes so.
+    /// It is being plugged.
     Plugging,
-    /// It is served.
+    /// It is being served.
     Plugged,
-    /// Its process has died and is being started again.
+    /// Its process died and is being restarted.
     Restarting,
-    /// It ceases to be so.
+    /// It is being unplugged.
     Unplugging,
 }
 
@@ -117,46 +117,46 @@ pub enum VbdState {
 pub struct Use {
     /// The VBD.
     pub vbd: Uuid,
-    /// Whether it may write.
+    /// Its access mode.
     pub mode: Mode,
 }
 
-/// Makes a VBD, which is not plugged.
+/// Creates a VBD, which is not plugged yet.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VbdCreate {
-    /// The VM; none for a machine that others manage.
+    /// The VM; omitted for a machine that is managed elsewhere.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vm: Option<Uuid>,
     /// The VDI.
     pub vdi: Uuid,
-    /// Its place among the disks of its VM, 0 to 254; the first that is free if none is named.
+    /// Position among the disks of its VM, 0 to 254; the first free one by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(maximum = 254)]
     pub position: Option<u8>,
-    /// Whether the guest may write; what the VDI allows if nothing is said.
+    /// Access mode; by default what the VDI allows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mode: Option<Mode>,
-    /// Whether the VM may boot from it; its first disk may if nothing is said.
+    /// Whether the VM may boot from it; by default only from its first disk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bootable: Option<bool>,
-    /// How it is served; what the VM's driver needs if nothing is said, vhost-user without a VM.
+    /// Transport; by default what the VM's driver needs, or vhost-user without a VM.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transport: Option<Transport>,
-    /// Queues offered to the guest, 1 to 64; as many as the VM has processors, but no more than 4, if nothing is said.
+    /// Number of queues offered to the guest, 1 to 64; by default one per processor of the VM, at most 4.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1, maximum = 64)]
     pub queues: Option<u16>,
-    /// That it is plugged by itself when the host was started, if no VM has it; not if it is left out.
+    /// Autostart when the host boots, only for VBDs that belong to no VM; disabled by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub autostart: Option<Autostart>,
 }
 
-/// Changes a VBD; what is left out stays.
+/// Changes a VBD; omitted fields are not changed.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VbdPatch {
-    /// That it is plugged by itself when the host was started, if no VM has it; null: that it is not.
+    /// Autostart when the host boots, only for VBDs that belong to no VM; null disables it.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "crate::autostart::change")]
     #[schema(value_type = Option<Autostart>)]
     pub autostart: Option<Option<Autostart>>,
@@ -166,38 +166,38 @@ pub struct VbdPatch {
 #[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VbdUnplug {
-    /// Without waiting for the guest to let go: what it has not flushed is lost.
+    /// Do not wait for the guest to release the disk; unflushed data is lost.
     #[serde(default)]
     pub force: bool,
 }
 
-/// What came of an upgrade: the VBD as it is now, and how it went.
+/// The result of an upgrade: the VBD after it, and how it went.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct VbdUpgraded {
-    /// The VBD, whose process is the new one.
+    /// The VBD, with its new process.
     #[serde(flatten)]
     pub vbd: Vbd,
-    /// The number of the process before it.
+    /// The pid of the previous process.
     pub replaced: u32,
-    /// How long the guest's requests waited, in microseconds, where that is known.
+    /// How long the guest's requests waited, in microseconds, if that is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pause_us: Option<u64>,
-    /// What else there is to know of it.
+    /// A remark, if there is anything else to report.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
 }
 
-/// Plugs or unplugs many VBDs: either those of a VM or those that are named.
+/// Plugs or unplugs several VBDs: either all of a VM or those listed.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Vbds {
-    /// All of this VM.
+    /// The VM whose VBDs are meant.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vm: Option<Uuid>,
-    /// These.
+    /// The VBDs that are meant.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vbds: Option<Vec<Uuid>>,
-    /// When they are unplugged: without waiting for guests to let go.
+    /// For unplug: do not wait for guests to release their disks.
     #[serde(default)]
     pub force: bool,
 }

@@ -13,38 +13,38 @@ use crate::{AbsolutePath, Description, Name, Size, Use};
 /// A virtual disk.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Vdi {
-    /// Its identity, which stays whatever happens to its files.
+    /// Identity, which is independent of its files.
     pub uuid: Uuid,
     /// Its name.
     pub name: Name,
     /// Its description.
     pub description: Description,
-    /// The repository it lies in.
+    /// The repository that contains it.
     pub sr: Uuid,
-    /// What a guest sees, in bytes.
+    /// Size seen by a guest, in bytes.
     pub virtual_size: u64,
-    /// What its own image takes, in bytes, when that was last looked at; images below it, which it may share, not
+    /// Space used by its own image in bytes, at the last measurement; images below it, which it may share, are not
     /// counted.
     pub physical_utilisation: u64,
     /// The format of its own image.
     pub format: ImageFormat,
     /// The file of its own image, in its repository.
     pub file: String,
-    /// Images it consists of: 1, or more if it stands on others.
+    /// Length of its backing chain: 1, or more if its image has a parent.
     pub depth: u32,
-    /// Whether it may only be read.
+    /// Whether the VDI is read-only.
     pub read_only: bool,
-    /// The VDI whose state it keeps.
+    /// The VDI of which this is a snapshot.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub snapshot_of: Option<Uuid>,
-    /// The moment of that state.
+    /// When the snapshot was taken.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub snapshot_time: Option<Timestamp>,
-    /// Whether it can be used.
+    /// Whether the VDI can be used.
     pub state: VdiState,
-    /// Who uses it now.
+    /// Its current users.
     pub users: Vec<Use>,
-    /// When it was made.
+    /// When the VDI was created.
     pub created: Timestamp,
 }
 
@@ -52,13 +52,13 @@ pub struct Vdi {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum VdiState {
-    /// It can.
+    /// It can be used.
     Ready,
-    /// A file of it was not there at the last scan.
+    /// One of its files was missing at the last scan.
     Missing,
-    /// A file of it was found damaged.
+    /// One of its files was found damaged.
     Damaged,
-    /// Its running disk and the catalogue do not agree on its files, and what happened is not certain.
+    /// Its running disk and the catalogue disagree about its files, and it is uncertain what happened.
     Diverged,
 }
 
@@ -68,9 +68,9 @@ pub enum VdiState {
 pub enum ImageFormat {
     /// The disk's bytes and nothing else.
     Raw,
-    /// Microsoft's Virtual Hard Disk, as XenServer uses it: at most 2040 GiB.
+    /// Microsoft's Virtual Hard Disk as used by XenServer, at most 2040 GiB.
     Vhd,
-    /// QEMU's, version 3.
+    /// QEMU's format, version 3.
     Qcow2,
 }
 
@@ -92,30 +92,30 @@ impl FromStr for ImageFormat {
             "raw" => Ok(ImageFormat::Raw),
             "vhd" => Ok(ImageFormat::Vhd),
             "qcow2" => Ok(ImageFormat::Qcow2),
-            _ => Err(format!("«{word}» is no format: raw, vhd or qcow2")),
+            _ => Err(format!("'{word}' is not a format: use raw, vhd or qcow2")),
         }
     }
 }
 
-/// Makes an empty VDI.
+/// Creates an empty VDI.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VdiCreate {
-    /// The repository to make it in.
+    /// The repository to create it in.
     pub sr: Uuid,
     /// Its name.
     pub name: Name,
     /// Its description.
     #[serde(default)]
     pub description: Description,
-    /// What a guest will see, in bytes.
+    /// Size seen by a guest, in bytes.
     pub size: Size,
-    /// The format; the repository's own choice if none is named.
+    /// Format; the repository's default if omitted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub format: Option<ImageFormat>,
 }
 
-/// Changes what is left out not at all.
+/// Changes a VDI; omitted fields are not changed.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VdiPatch {
@@ -125,24 +125,24 @@ pub struct VdiPatch {
     /// Its description.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub description: Option<Description>,
-    /// Whether it may only be read; not while it is plugged.
+    /// Whether the VDI is read-only; cannot be changed while it is plugged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub read_only: Option<bool>,
 }
 
-/// Lets a VDI grow; it may be plugged.
+/// Grows a VDI; it may be plugged.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VdiResize {
-    /// What a guest will see, in bytes: no less than now.
+    /// New size seen by a guest, in bytes; cannot be smaller than the current size.
     pub size: Size,
 }
 
-/// Keeps the state of a VDI as another one that is for reading only; it may be plugged.
+/// Takes a read-only snapshot of a VDI, which may be plugged.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VdiSnapshot {
-    /// The snapshot's name; that of the VDI if none is named.
+    /// Name of the snapshot; the VDI's name if omitted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<Name>,
     /// Its description.
@@ -150,11 +150,11 @@ pub struct VdiSnapshot {
     pub description: Description,
 }
 
-/// Makes a VDI that begins with the state of another one and shares with it what neither changes.
+/// Creates a writable clone of a VDI that shares its unchanged data.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VdiClone {
-    /// The clone's name; that of the VDI if none is named.
+    /// Name of the clone; the VDI's name if omitted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<Name>,
     /// Its description.
@@ -162,7 +162,7 @@ pub struct VdiClone {
     pub description: Description,
 }
 
-/// Gives a VDI the state that one of its snapshots keeps. What was written since is lost.
+/// Reverts a VDI to one of its snapshots. Data written since then is lost.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VdiRevert {
@@ -170,47 +170,47 @@ pub struct VdiRevert {
     pub snapshot: Uuid,
 }
 
-/// Copies a VDI in full, into the same repository or another one.
+/// Makes a full copy of a VDI in the same or another repository.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VdiCopy {
-    /// The repository to make it in.
+    /// The repository to create it in.
     pub sr: Uuid,
-    /// The copy's name; that of the VDI if none is named.
+    /// Name of the copy; the VDI's name if omitted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<Name>,
-    /// The format; the repository's own choice if none is named.
+    /// Format; the repository's default if omitted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub format: Option<ImageFormat>,
 }
 
-/// Makes a VDI of a file of the host.
+/// Creates a VDI from a file on the host.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VdiImport {
-    /// The repository to make it in.
+    /// The repository to create it in.
     pub sr: Uuid,
     /// Its name.
     pub name: Name,
     /// Its description.
     #[serde(default)]
     pub description: Description,
-    /// The file, which stands on no other.
+    /// The file, which must not have a backing file.
     pub path: AbsolutePath,
-    /// What the file is. It is never guessed.
+    /// Format of the file; it is never guessed.
     pub source_format: ImageFormat,
-    /// The format of the VDI; the repository's own choice if none is named.
+    /// Format of the VDI; the repository's default if omitted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub format: Option<ImageFormat>,
 }
 
-/// Writes a VDI into a new file of the host, with all that it stands on.
+/// Writes a VDI, including its backing chain, to a new file on the host.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VdiExport {
     /// The file, which must not exist.
     pub path: AbsolutePath,
-    /// Its format.
+    /// Format of the file.
     pub format: ImageFormat,
 }
 
@@ -219,27 +219,27 @@ mod test {
     use super::*;
 
     #[test]
-    fn a_field_that_is_not_known_is_refused_by_name() {
+    fn an_unknown_field_is_refused_by_name() {
         let text = r#"{"sr":"9b1deb4d-3b7d-4bad-9bdd-2b0d7b3dcb6d","name":"a","size":512,"sise":1}"#;
         assert!(serde_json::from_str::<VdiCreate>(text).unwrap_err().to_string().contains("sise"));
     }
 }
 
-/// Decides what a VDI is that is diverged.
+/// Resolves a diverged VDI.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VdiReconcile {
-    /// Who is right.
+    /// Which side is right.
     pub believe: Believed,
 }
 
-/// Whose word is taken for what a VDI consists of.
+/// Which side is believed about the layers of a VDI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Believed {
-    /// The running disk's. VDIs that stood on files which it has no more are damaged then: what they show may have
-    /// changed.
+    /// The running disk. VDIs backed by files that are no longer in its chain are marked damaged, because their
+    /// contents may have changed.
     Disk,
-    /// The catalogue's. What was written to other files is not in the VDI then.
+    /// The catalogue. Data written to other files is then not part of the VDI.
     Catalogue,
 }

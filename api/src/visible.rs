@@ -1,13 +1,13 @@
-//! Text as people may see it: nothing in it moves the cursor, turns the writing round or cannot be seen.
+//! Text as shown to people: nothing in it moves the cursor, changes the writing direction or is invisible.
 //!
-//! Names are whatever people call their things, in any script; programs are told them as they are. Where they are
-//! shown, one must not look like another, or like what the program says itself.
+//! Names are chosen by users, in any script, and are given to programs unchanged. Where they are displayed, one name
+//! must not look like another, or like the program's own output.
 
 use std::borrow::Cow;
 use std::fmt::Write;
 
-/// Whether a character does something else than being seen: controls but the line feed and the tab, marks of direction,
-/// what has no width. Those that choose how an emoji is drawn are seen by that.
+/// Whether a character has an effect other than being visible: control characters except line feed and tab, direction
+/// marks, zero-width characters. Variation selectors of emoji are visible by their effect.
 fn is_unseen(char: char) -> bool {
     match char {
         '\n' | '\t' => false,
@@ -19,7 +19,7 @@ fn is_unseen(char: char) -> bool {
     }
 }
 
-/// The text with what is not to be seen as `\u{202e}`.
+/// The text, with such characters written as `\u{202e}`.
 pub fn visible(text: &str) -> Cow<'_, str> {
     if !text.contains(is_unseen) {
         return Cow::Borrowed(text);
@@ -27,7 +27,7 @@ pub fn visible(text: &str) -> Cow<'_, str> {
     let mut shown = String::with_capacity(text.len().saturating_add(16));
     for char in text.chars() {
         match is_unseen(char) {
-            // Writing to a string does not fail.
+            // Writing to a string cannot fail.
             true => write!(shown, "{}", char.escape_unicode()).unwrap_or_default(),
             false => shown.push(char),
         }
@@ -40,7 +40,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn what_is_not_seen_is_told_and_the_rest_is_as_it_was() {
+    fn invisible_characters_are_escaped_and_the_rest_is_unchanged() {
         for plain in ["web root №1", "データ", "شبكة", "a\n\tb", "❤\u{fe0f}", ""] {
             assert!(matches!(visible(plain), Cow::Borrowed(same) if same == plain), "{plain}");
         }

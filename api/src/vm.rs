@@ -1,4 +1,4 @@
-//! VM: a virtual machine that the daemon starts itself.
+//! VM: a virtual machine that the daemon runs itself.
 
 use std::collections::BTreeMap;
 
@@ -18,81 +18,82 @@ pub struct Vm {
     pub name: Name,
     /// Its description.
     pub description: Description,
-    /// What runs it.
+    /// The driver that runs the VM.
     pub driver: Driver,
-    /// Its memory, in bytes.
+    /// Memory in bytes.
     pub memory: u64,
-    /// Its processors.
+    /// Number of processors.
     pub vcpus: u32,
-    /// What it boots; with the driver `xen` a kernel.
+    /// Boot source; a kernel with the driver `xen`.
     pub boot: Boot,
-    /// Hardware that is not there by default, by XenServer's names: `usb`, `parallel`, `hvm_serial`; with the driver `xen`: `type`, `tsc_mode`.
+    /// Optional hardware by XenServer's names: `usb`, `parallel`, `hvm_serial`; with the driver `xen`: `type`,
+    /// `tsc_mode`.
     pub platform: BTreeMap<String, String>,
-    /// That it is started by itself when the host was.
+    /// Autostart when the host boots.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub autostart: Option<Autostart>,
-    /// Whether it runs.
+    /// The power state.
     pub power: Power,
-    /// The number of its process; while it runs.
+    /// The pid of its process; present while it runs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
-    /// Where it can be reached as the driver's users know it; while it runs: the socket of QMP, the domain of Xen.
+    /// The driver's own handle, present while it runs: the QMP socket or the Xen domain.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub handle: Option<String>,
-    /// Why it does not run though it should, or how it ended last.
+    /// Why it is not running although it should be, or how it last ended.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub problem: Option<Problem>,
-    /// When it was made.
+    /// When the VM was created.
     pub created: Timestamp,
 }
 
-/// What runs virtual machines.
+/// Drivers of virtual machines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Driver {
-    /// QEMU, started by the daemon and spoken to by QMP.
+    /// QEMU, started by the daemon and controlled over QMP.
     Qemu,
-    /// Xen, by xl and its store.
+    /// Xen, through xl and xenstore.
     Xen,
 }
 
-/// What a VM boots.
+/// The boot source of a VM.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "from", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Boot {
-    /// The first of its disks that is bootable.
+    /// The first bootable disk.
     #[default]
     Disk,
-    /// A kernel that lies on the host.
+    /// A kernel file on the host.
     Kernel {
         /// The kernel.
         kernel: AbsolutePath,
-        /// Its first file system.
+        /// The initial ramdisk.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         initrd: Option<AbsolutePath>,
-        /// Its command line.
+        /// The kernel's command line.
         #[serde(default)]
         cmdline: Description,
     },
 }
 
-/// Whether a VM runs.
+/// The power state of a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Power {
-    /// It does not.
+    /// Not running.
     Halted,
-    /// Its disks are plugged and it is started.
+    /// Its disks are being plugged and it is being started.
     Starting,
-    /// It does.
+    /// Running.
     Running,
-    /// It is held and can go on.
+    /// Paused; it can be resumed.
     Suspended,
-    /// It was asked to end.
+    /// It has been asked to shut down.
     Stopping,
 }
 
-/// Makes a VM, which does not run.
+/// Creates a VM, which is halted.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VmCreate {
@@ -101,25 +102,26 @@ pub struct VmCreate {
     /// Its description.
     #[serde(default)]
     pub description: Description,
-    /// What runs it.
+    /// The driver that runs the VM.
     pub driver: Driver,
-    /// Its memory, in bytes: whole MiB.
+    /// Memory in bytes, a multiple of 1 MiB.
     pub memory: Size,
-    /// Its processors.
+    /// Number of processors.
     #[schema(minimum = 1, maximum = 255)]
     pub vcpus: u8,
-    /// What it boots.
+    /// Boot source.
     #[serde(default)]
     pub boot: Boot,
-    /// Hardware that is not there by default.
+    /// Optional hardware.
     #[serde(default)]
     pub platform: BTreeMap<String, String>,
-    /// That it is started by itself when the host was; not if it is left out.
+    /// Autostart when the host boots; disabled by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub autostart: Option<Autostart>,
 }
 
-/// Changes what is left out not at all; memory, processors, boot and platform only while it is halted.
+/// Changes a VM; omitted fields are not changed. Memory, processors, boot and platform can only be changed while it is
+/// halted.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VmPatch {
@@ -129,32 +131,32 @@ pub struct VmPatch {
     /// Its description.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub description: Option<Description>,
-    /// Its memory, in bytes.
+    /// Memory in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<Size>,
-    /// Its processors.
+    /// Number of processors.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vcpus: Option<u8>,
-    /// What it boots.
+    /// Boot source.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub boot: Option<Boot>,
-    /// Hardware that is not there by default.
+    /// Optional hardware.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub platform: Option<BTreeMap<String, String>>,
-    /// That it is started by itself when the host was; null: that it is not.
+    /// Autostart when the host boots; null disables it.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "crate::autostart::change")]
     #[schema(value_type = Option<Autostart>)]
     pub autostart: Option<Option<Autostart>>,
 }
 
-/// Ends a VM.
+/// Shuts a VM down.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VmShutdown {
-    /// At once, without asking the guest.
+    /// Stop it at once without asking the guest.
     #[serde(default)]
     pub force: bool,
-    /// How long the guest may take, in seconds; then it is ended with force. A day at most.
+    /// Seconds that the guest may take before it is stopped by force; at most one day.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(maximum = 86400)]
     pub timeout: Option<u32>,

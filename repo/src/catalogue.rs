@@ -1,11 +1,10 @@
-//! What exists on this host, in one SQLite file.
+//! The catalogue of everything on this host, in one SQLite file.
 //!
-//! Readers see a state between two commits; writers go through one thread, which makes one commit of all that wait for
-//! it, so that many small changes cost one sync. A change that was answered survives the loss of power; one that was
-//! refused has left nothing. Every change of an object is told as an event, after its commit and in the order of
-//! commits.
+//! Readers see the state between two commits; writes go through one thread, which makes one commit of all pending
+//! changes, so that many small changes cost one sync. An acknowledged change survives a power loss; a refused one
+//! leaves nothing. Every change of an object is published as an event, after its commit and in commit order.
 //!
-//! It knows rows, not what they stand for: no file, no process, no time but the one it is asked to record.
+//! It knows rows, not what they stand for: no files, no processes, and no time but what it is asked to record.
 
 mod autostart;
 pub mod backup;
@@ -13,7 +12,7 @@ mod event;
 mod image;
 mod inventory;
 mod lease;
-mod place;
+mod location;
 mod request;
 mod row;
 mod seal;
@@ -37,11 +36,11 @@ use tokio::sync::{Semaphore, broadcast};
 use uuid::Uuid;
 
 pub use autostart::ToStart;
-pub use event::{Past, Tidings};
+pub use event::{EventBus, Past};
 pub use image::{Image, ImageState, file_name};
 pub use inventory::{Outbox, Recorded};
 pub use lease::Holder;
-use place::Place;
+use location::FileLocation;
 pub use request::{Answered, RequestKey};
 pub use sound::Look;
 pub use take_in::TakenIn;
@@ -55,7 +54,7 @@ use writer::Writer;
 /// The version of the schema, in the file's `user_version`.
 const VERSION: i64 = 4;
 
-/// `schema.sql` makes version 1; a later version is one more entry, which changes what the one before it has made.
+/// `schema.sql` creates version 1; each later version adds an entry, which upgrades the schema of the one before.
 const MIGRATIONS: [&str; 4] = [
     include_str!("catalogue/schema.sql"),
     include_str!("catalogue/schema-2.sql"),
@@ -63,8 +62,8 @@ const MIGRATIONS: [&str; 4] = [
     include_str!("catalogue/schema-4.sql"),
 ];
 
-/// Questions of the daemon's own work at one time, and of its clients: each has a thread and a connection. More would
-/// wait for the processors anyway; and however many clients ask, they take nothing from those at work.
+/// Concurrent reads by the daemon itself, and by its clients: each has a thread and a connection. More would wait for
+/// processors anyway; and however many clients there are, they take none from the daemon.
 const READERS: usize = 4;
 const READERS_OF_CLIENTS: usize = 4;
 
@@ -73,7 +72,7 @@ const READERS_OF_CLIENTS: usize = 4;
 pub struct Catalogue {
     writer: Arc<Writer>,
     readers: Arc<Readers>,
-    tidings: Arc<Tidings>,
+    event_bus: Arc<EventBus>,
     outbox: Arc<Outbox>,
     damage: Arc<Damage>,
 }
@@ -85,14 +84,14 @@ struct Damage {
     told: tokio::sync::Notify,
 }
 
-/// What can be asked of a state of the catalogue.
+/// Read access to a snapshot of the catalogue.
 #[derive(Debug)]
 pub struct View<'a> {
     connection: &'a Connection,
-    tidings: &'a Tidings,
+    event_bus: &'a EventBus,
 }
 
-/// What can be asked and changed within one change, which happens in full or not at all.
+/// Read and write access within one change, which is all or nothing.
 #[derive(Debug)]
 pub struct Tx<'a> {
     view: View<'a>,
@@ -135,12 +134,12 @@ impl Catalogue {
         migrate(&mut connection, path)?;
         sound::check_rows(&connection)?;
         let starts = count_start(&mut connection).map_err(failed)?;
-        let tidings = Arc::new(Tidings::new(starts));
+        let event_bus = Arc::new(EventBus::new(starts));
         let readers = Arc::new(Readers::new(path));
         let outbox = Arc::new(Outbox::default());
-        outbox.recorded(&View { connection: &connection, tidings: &tidings }.inventory_heads()?);
-        let writer = Arc::new(Writer::start(connection, Place::of(path)?, tidings.clone(), outbox.clone())?);
-        Ok(Catalogue { writer, readers, tidings, outbox, damage: Arc::default() })
+        outbox.recorded(&View { connection: &connection, event_bus: &event_bus }.inventory_heads()?);
+        let writer = Arc::new(Writer::start(connection, FileLocation::of(path)?, event_bus.clone(), outbox.clone())?);
+        Ok(Catalogue { writer, readers, event_bus, outbox, damage: Arc::default() })
     }
 
     /// Changes the catalogue: `change` in full, durable when this returns, or not at all. `change` runs on the writer's
@@ -163,8 +162,7 @@ impl Catalogue {
         self.ask(&self.readers.own, question).await
     }
 
-    /// The same for somebody who only wants to know: among themselves those take turns, and never keep the daemon's own
-    /// work waiting.
+    /// The same for clients: they take turns among themselves, and never delay the daemon's own work.
     pub async fn read_for_client<T, F>(&self, question: F) -> Result<T, Problem>
     where
         T: Send + 'static,
@@ -178,23 +176,22 @@ impl Catalogue {
         T: Send + 'static,
         F: FnOnce(&View<'_>) -> Result<T, Problem> + Send + 'static,
     {
-        let ended = |why: &dyn std::fmt::Display| {
-            Problem::new(Code::Internal, format!("a reader of the catalogue ended: {why}"))
-        };
+        let ended =
+            |why: &dyn std::fmt::Display| Problem::new(Code::Internal, format!("a catalogue reader ended: {why}"));
         let turn = turns.clone().acquire_owned().await.map_err(|closed| ended(&closed))?;
-        let (readers, tidings) = (self.readers.clone(), self.tidings.clone());
+        let (readers, event_bus) = (self.readers.clone(), self.event_bus.clone());
         let asked = tokio::task::spawn_blocking(move || {
-            // Until it is over, also if nobody waits for the answer any more.
+            // Held until the query is done, even if the caller stops waiting.
             let _turn = turn;
             let connection = readers.take()?;
-            let answer = question(&View { connection: &connection, tidings: &tidings });
+            let answer = question(&View { connection: &connection, event_bus: &event_bus });
             readers.give_back(connection);
             answer
         });
         asked.await.map_err(|error| ended(&error))?.map_err(|problem| self.noted(problem))
     }
 
-    /// A problem; if it is one of the file itself, whoever waits for that is told.
+    /// Notifies waiters if a problem concerns the file itself, and returns it.
     fn noted(&self, problem: Problem) -> Problem {
         if problem.code == Code::Damaged {
             let mut found = self.damage.found.lock().unwrap_or_else(PoisonError::into_inner);
@@ -223,7 +220,7 @@ impl Catalogue {
             sound::check_pages(&connection, Look::Whole)?;
             sound::check_rows(&connection)
         });
-        let looked = looked.await.map_err(|error| Problem::failed("look at the catalogue", error))?;
+        let looked = looked.await.map_err(|error| Problem::failed("examine the catalogue", error))?;
         looked.map_err(|problem| self.noted(problem))
     }
 
@@ -241,8 +238,8 @@ impl Catalogue {
         }
     }
 
-    /// Ends all writing, and seals the file as it is then: the next one to open it sees whether a byte has changed
-    /// meanwhile. What is asked of it from now on is refused.
+    /// Stops all writing, and seals the file as it is then: the next process to open it detects whether a byte has
+    /// changed. Requests from now on are refused.
     pub async fn close(&self) -> Result<(), Problem> {
         self.writer.end().await?;
         let path = self.readers.path.clone();
@@ -259,17 +256,17 @@ impl Catalogue {
 
     /// Events from now on.
     pub fn subscribe(&self) -> broadcast::Receiver<Arc<api::Event>> {
-        self.tidings.subscribe()
+        self.event_bus.subscribe()
     }
 
     /// Events behind number `seq`, and all from now on.
     pub fn subscribe_behind(&self, seq: u64) -> Past {
-        self.tidings.subscribe_behind(seq)
+        self.event_bus.subscribe_behind(seq)
     }
 
     /// Tells how far a task is, from 0 to 1. Not kept: a task that is begun again begins at nothing.
     pub fn progress(&self, task: &api::Task, progress: f64) {
-        self.tidings.progress(task, progress);
+        self.event_bus.progress(task, progress);
     }
 }
 
@@ -314,8 +311,8 @@ fn migrate(connection: &mut Connection, path: &Path) -> Result<(), Problem> {
     let failed = |error: rusqlite::Error| cannot_open(path, error);
     let found: i64 = connection.pragma_query_value(None, "user_version", |row| row.get(0)).map_err(failed)?;
     if found > VERSION {
-        let what = format!("cannot use the catalogue {}: a newer taplined has written it", path.display());
-        return Err(Problem::new(Code::Unsupported, what).advise("start the newer one again, or restore its backup"));
+        let what = format!("cannot use the catalogue {}: it was written by a newer taplined", path.display());
+        return Err(Problem::new(Code::Unsupported, what).advise("start the newer taplined again, or restore a backup"));
     }
     let missing = usize::try_from(found).unwrap_or(0);
     let transaction = connection.transaction().map_err(failed)?;
@@ -341,13 +338,13 @@ fn cannot_open(path: &Path, error: rusqlite::Error) -> Problem {
     if sound::tells_of_damage(&error) {
         return sound::damaged(error);
     }
-    let usual = "see that its directory exists and is writable, and that no other taplined uses it";
+    let usual = "check that its directory exists and is writable, and that no other taplined uses it";
     let advice = advice(&error).unwrap_or_else(|| usual.into());
     Problem::failed(format_args!("open the catalogue {}", path.display()), error).advise(advice)
 }
 
 impl View<'_> {
-    /// What is kept under a key beside the objects.
+    /// A value stored under a key, besides the objects.
     pub fn meta(&self, key: &str) -> Result<Option<String>, Problem> {
         let found = self.connection.query_row("SELECT value FROM meta WHERE key = ?1", [key], |row| row.get(0));
         found.optional().map_err(failed)
@@ -367,7 +364,7 @@ impl Tx<'_> {
     }
 }
 
-/// What SQLite says when it should not have.
+/// Converts an unexpected SQLite error.
 fn failed(error: rusqlite::Error) -> Problem {
     let code = match error.sqlite_error_code() {
         Some(ErrorCode::DiskFull) => Code::NoSpace,
@@ -383,11 +380,11 @@ fn failed(error: rusqlite::Error) -> Problem {
 /// What to do about the file system that a catalogue is on, where that is the cause.
 fn advice(error: &rusqlite::Error) -> Option<String> {
     let what = match error.sqlite_error_code()? {
-        ErrorCode::DiskFull => "free space on the file system of the state directory, and ask again",
-        ErrorCode::ReadOnly => "see why the file system of the state directory can only be read, and ask again",
+        ErrorCode::DiskFull => "free space on the file system of the state directory and retry",
+        ErrorCode::ReadOnly => "find out why the file system of the state directory is read-only, then retry",
         _ => return None,
     };
-    Some(format!("{what}; nothing was changed, and disks go on"))
+    Some(format!("{what}; nothing was changed, and disks keep running"))
 }
 
 /// There is no such object.

@@ -1,5 +1,5 @@
-//! Drivers of storage repositories: the places where images lie. They know files by name; what is in them is the disk
-//! process's business.
+//! Drivers of storage repositories: the directories that contain images. They know files by name; the contents are the
+//! disk process's business.
 
 mod directory;
 mod durable;

@@ -1,12 +1,12 @@
-//! What a repository says of itself: the inventory, a file beside its images (decision 0021).
+//! The inventory: a repository's own record of its contents, in a file next to its images (decision 0021).
 //!
-//! One JSON object a line, for people to read. The first line has the whole state of some generation; each line behind
-//! it, what one commit of the catalogue has changed. A line ends with the hash of itself, which is also its *head*: it
-//! covers the head of the line before, so that two files with one head have one history.
+//! It has one JSON object per line, readable by people. The first line has the complete state of some generation; each
+//! later line, the changes of one commit of the catalogue. A line ends with its own hash, which is also its *head*: it
+//! covers the head of the previous line, so that two files with the same head have the same history.
 //!
-//! Invariants: what is read is a state that was written, or nothing; a line that was cut off by a crash counts for
-//! nothing, and damage anywhere else is told. All that is in the file may be hostile: no name in it leads out of the
-//! directory, no image stands on itself.
+//! Invariants: what is read is a state that was written, or nothing; a line that was cut off by a crash is ignored, and
+//! damage anywhere else is reported. The whole file may be hostile: no name in it leads out of the directory, and no
+//! image is its own ancestor.
 
 mod line;
 mod log;
@@ -21,7 +21,7 @@ pub(crate) use line::hash;
 pub use line::{Line, first_head};
 pub use log::{DAMAGED, Damage, INVENTORY, Log, Read, keep_damaged, read};
 
-/// What people say of a repository.
+/// The name and description of a repository.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Words {
@@ -57,7 +57,7 @@ pub enum Change {
     Gone(Gone),
 }
 
-/// What is no more.
+/// A removed object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Gone {
@@ -91,10 +91,10 @@ impl Contents {
             let plain =
                 !["", ".", ".."].contains(&&**file) && !file.contains(['/', '\0']) && !file.starts_with(".tapline-");
             if !plain {
-                return Err(format!("image {} has a file that is none of a repository's: {file:?}", image.uuid));
+                return Err(format!("image {} has a file name that no repository file can have: {file:?}", image.uuid));
             }
             if !files.insert(file) {
-                return Err(format!("two images have the file {file:?}"));
+                return Err(format!("two images have the same file {file:?}"));
             }
         }
         let mut shown = HashSet::new();
@@ -106,7 +106,7 @@ impl Contents {
         self.check_chains()
     }
 
-    /// Each image stands on nothing in the end.
+    /// Checks that no image is its own ancestor.
     fn check_chains(&self) -> Result<(), String> {
         let mut sound: HashSet<Uuid> = HashSet::new();
         for start in self.images.keys() {
@@ -114,10 +114,10 @@ impl Contents {
             let mut at = Some(*start);
             while let Some(image) = at.filter(|image| !sound.contains(image)) {
                 let Some(found) = self.images.get(&image) else {
-                    return Err(format!("image {start} stands on image {image}, which is not there"));
+                    return Err(format!("image {start} is based on image {image}, which is missing"));
                 };
                 if !seen.insert(image) {
-                    return Err(format!("image {image} stands on itself"));
+                    return Err(format!("image {image} is its own ancestor"));
                 }
                 at = found.parent;
             }

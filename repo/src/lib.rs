@@ -1,8 +1,8 @@
 //! Storage repositories, disks and machines as data.
 //!
-//! [`catalogue`] knows what exists on this host and keeps it in one SQLite file; [`driver`] knows the directories in
-//! which images lie; [`inventory`], what a repository says of itself there. All know files by name only: no image is
-//! ever opened here, that is the disk process's.
+//! [`catalogue`] stores everything on this host in one SQLite file; [`driver`] handles the directories that contain
+//! images; [`inventory`] is a repository's own record in such a directory. All of them know files by name only: no
+//! image is ever opened here; that is the disk process's business.
 
 #![forbid(unsafe_code)]
 

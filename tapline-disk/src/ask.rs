@@ -1,6 +1,7 @@
-//! `disk`: asks a disk that is served, through its control socket, and shows the answer.
+//! `disk`: sends a request to a served disk through its control socket and shows the response.
 //!
-//! It opens no image. Paths are made whole before they are sent: the disk's process has a directory of its own.
+//! It opens no image. Paths are made absolute before they are sent, because the disk's process has a different working
+//! directory.
 
 mod human;
 
@@ -45,19 +46,19 @@ pub fn run(disk: &Disk) -> Result<Exit, Failure> {
     }
 }
 
-/// The layers of the disk that is asked at `socket`, from the leaf down. An answer is waited for so long at most.
+/// The layers of the disk with this control socket, from the leaf down. `patience` limits the wait for the response.
 pub fn layers(socket: &Path, patience: Duration) -> Result<Vec<ImageName>, Failure> {
     let disk = Disk { socket: socket.to_owned(), verb: DiskVerb::Layers, json: false };
     let mut lines = send(&disk, &request(&disk.verb)?)?;
     let waited = lines.get_ref().set_read_timeout(Some(patience));
-    waited.map_err(|error| Failure::new(format!("ask the disk at {}", socket.display()), error))?;
+    waited.map_err(|error| Failure::new(format!("send a request to the disk at {}", socket.display()), error))?;
     let (text, line) = hear(&disk, &mut lines)?;
     let layers = line.pointer("/ok/layers").and_then(Value::as_array);
     let names: Option<Vec<ImageName>> = layers.and_then(|layers| layers.iter().map(name_of).collect());
     names.filter(|names| !names.is_empty()).ok_or_else(|| misunderstood(&disk, &text))
 }
 
-/// What a layer is called that the disk tells of.
+/// The image name of a layer in a response.
 fn name_of(layer: &Value) -> Option<ImageName> {
     let word = |key: &str| layer.get(key).and_then(Value::as_str);
     let path = |key: &str| word(key).map(PathBuf::from);
@@ -89,7 +90,7 @@ fn request(verb: &DiskVerb) -> Result<Map<String, Value>, Failure> {
         DiskVerb::Resize { size } => json!({ "verb": "resize", "size": size.0 }),
         DiskVerb::Upgrade { program, pause_max } => {
             let program = program.as_deref().map_or_else(std::env::current_exe, std::path::absolute);
-            let program = program.map_err(|error| Failure::new("find the program to be started", error))?;
+            let program = program.map_err(|error| Failure::new("find the program to start", error))?;
             json!({ "verb": "upgrade", "program": program, "pause_max": pause_max.saturating_mul(1000) })
         }
         DiskVerb::Space => json!({ "verb": "space" }),
@@ -116,20 +117,20 @@ fn method_word(method: SnapshotMethod) -> &'static str {
 
 fn whole(name: &ImageName) -> Result<String, Failure> {
     let whole = name.map_paths(|path| std::path::absolute(path));
-    let whole = whole.map_err(|error| Failure::new(format!("find where {name} is"), error))?;
-    let refused = |_| Failure::new(format!("ask for {name}"), "its path is not UTF-8, which JSON must be");
+    let whole = whole.map_err(|error| Failure::new(format!("resolve the path of {name}"), error))?;
+    let refused = |_| Failure::new(format!("request {name}"), "its path is not UTF-8, so it cannot be sent as JSON");
     whole.word().into_string().map_err(refused)
 }
 
 fn send(disk: &Disk, request: &Map<String, Value>) -> Result<BufReader<UnixStream>, Failure> {
     let failed = |error: std::io::Error| {
         let advice = match error.kind() {
-            std::io::ErrorKind::NotFound => "name the socket that `serve --control SOCKET` has made",
-            std::io::ErrorKind::ConnectionRefused => "nobody serves a disk there any more",
-            std::io::ErrorKind::PermissionDenied => "only the user who serves the disk may ask it",
-            _ => "is the disk still served?",
+            std::io::ErrorKind::NotFound => "give the socket created by `serve --control SOCKET`",
+            std::io::ErrorKind::ConnectionRefused => "the disk is no longer served there",
+            std::io::ErrorKind::PermissionDenied => "only the user that serves the disk may control it",
+            _ => "check that the disk is still served",
         };
-        Failure::new(format!("ask the disk at {}", disk.socket.display()), error).advise(advice)
+        Failure::new(format!("send a request to the disk at {}", disk.socket.display()), error).advise(advice)
     };
     let mut stream = UnixStream::connect(&disk.socket).map_err(failed)?;
     let text = format!("{}\n", Value::Object(request.clone()));
@@ -138,10 +139,10 @@ fn send(disk: &Disk, request: &Map<String, Value>) -> Result<BufReader<UnixStrea
 }
 
 fn hear(disk: &Disk, lines: &mut BufReader<UnixStream>) -> Result<(String, Value), Failure> {
-    let tried = || format!("hear from the disk at {}", disk.socket.display());
+    let tried = || format!("read from the disk at {}", disk.socket.display());
     let mut text = String::new();
     match lines.read_line(&mut text) {
-        Ok(0) => Err(Failure::new(tried(), "it has ended without an answer").advise("see its log for the reason")),
+        Ok(0) => Err(Failure::new(tried(), "it exited without answering").advise("see its log for the reason")),
         Ok(_) => match serde_json::from_str(&text) {
             Ok(line) => Ok((text, line)),
             Err(_) => Err(misunderstood(disk, &text)),
@@ -152,14 +153,14 @@ fn hear(disk: &Disk, lines: &mut BufReader<UnixStream>) -> Result<(String, Value
 
 fn misunderstood(disk: &Disk, text: &str) -> Failure {
     let said: String = output::printable(text.trim_end()).chars().take(200).collect();
-    Failure::new(format!("understand the answer from {}", disk.socket.display()), said)
-        .advise("is that the control socket of a disk?")
+    Failure::new(format!("parse the response from {}", disk.socket.display()), said)
+        .advise("check that this is a disk's control socket")
 }
 
-/// What the disk has refused: it says by itself what was tried, and why not.
+/// The disk's refusal: its message says what was tried, and why it failed.
 fn refused(error: &Value) -> Failure {
     let text = |field: &str| error.get(field).and_then(Value::as_str).map(output::printable);
-    let failure = Failure::told(text("message").unwrap_or_else(|| "the disk has refused it".into()));
+    let failure = Failure::told(text("message").unwrap_or_else(|| "the disk refused the request".into()));
     let failure = failure.exit_as(exit_of(error));
     match text("advice") {
         Some(advice) => failure.advise(advice),

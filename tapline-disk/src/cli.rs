@@ -1,4 +1,4 @@
-//! The words of the command line and what they may be. It knows no image and does nothing.
+//! The command line's arguments and their values. This module knows no image and does nothing.
 
 mod disk;
 mod image;
@@ -16,16 +16,16 @@ pub use image::{
 };
 pub use xen::{Attach, Detach, GrantPolicy, KIND, Mode, OnStop, ScriptAction, Upgrade, Xen, XenDisk, XenVerb};
 
-/// The disk process of Tapline: serves one image, or runs one image job.
+/// Tapline's disk process: serves one image, or runs one image job.
 ///
-/// Images are named FORMAT:PATH, with raw, vhd or qcow2 as the format; one that keeps its data in another file
-/// qcow2:PATH,data-file=PATH. Sizes are written 512M, 10G, 2T.
-/// Exit codes: 0 done, 1 the images differ, 2 the image is damaged, 3 it was and is repaired,
-/// 4 the command could not be done, 5 the image only takes more space than it needs, 64 wrong arguments.
+/// Images are given as FORMAT:PATH, where FORMAT is raw, vhd or qcow2; a qcow2 image with an external data file as
+/// qcow2:PATH,data-file=PATH. Sizes are written as 512M, 10G, 2T. Exit codes: 0 success, 1 the images differ, 2 the
+/// image is damaged, 3 it was damaged and has been repaired, 4 the command failed, 5 the image is intact but has leaked
+/// space, 64 invalid arguments.
 #[derive(Debug, Parser)]
 #[command(version, arg_required_else_help = true, propagate_version = true)]
 pub struct Arguments {
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub command: Command,
 }
@@ -33,19 +33,19 @@ pub struct Arguments {
 /// The commands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Create, describe, check, convert, compare and rearrange image files that nobody serves
+    /// Create, inspect, check, convert, compare and rearrange image files that are not being served
     #[command(subcommand)]
     Image(ImageCommand),
-    /// Serve one image to a virtual machine (vhost-user, Xen) or to anything that speaks NBD
+    /// Serve one image to a virtual machine (vhost-user, Xen) or to NBD clients
     Serve(Serve),
-    /// Ask a disk that is served to snapshot, merge, clone, revert, resize or pause, while its guest goes on
+    /// Control a disk that is being served: snapshot, merge, clone, revert, resize, pause
     Disk(Disk),
-    /// Give Xen guests disks and take them away
+    /// Attach disks to Xen guests and detach them
     Xen(Xen),
 }
 
 impl Command {
-    /// Where the command has its files from, where that can be chosen.
+    /// Where the command gets its files from, if that can be chosen.
     pub fn handing(&self) -> Option<Handing> {
         match self {
             Command::Serve(serve) => Some(serve.handing),
@@ -63,95 +63,95 @@ pub struct Serve {
     pub image: ImageName,
     #[command(flatten)]
     pub parents: Parents,
-    /// Listen at this socket for a virtual machine monitor that speaks vhost-user
+    /// Serve vhost-user-blk at this socket, for a virtual machine monitor
     #[arg(long, value_name = "SOCKET", conflicts_with_all = ["nbd", "xen"])]
     pub vhost_user: Option<PathBuf>,
-    /// Listen here for NBD clients: the path of a socket, or a host and a port. With --xen for whoever shows the
-    /// guest's firmware the disk
+    /// Serve NBD here: a socket path, or a host and port. With --xen, for the program that presents the disk to the
+    /// guest's firmware
     #[arg(long, value_name = "SOCKET|HOST:PORT")]
     pub nbd: Option<String>,
-    /// The name by which NBD clients find the disk, beside none [default: the image's name]
+    /// NBD export name, in addition to the empty name [default: the image's name]
     #[arg(long, value_name = "NAME", requires = "nbd", value_parser = export_name)]
     pub nbd_export: Option<String>,
     /// Be the backend of this disk of a Xen guest: 7/xvdb, or NAME/xvdb
     #[arg(long, value_name = "DOMAIN/VDEV")]
     pub xen: Option<XenDisk>,
-    /// The name of that backend in Xen's store
+    /// Name of that backend in xenstore
     #[arg(long, value_name = "NAME", default_value = KIND, value_parser = xen::kind)]
     #[arg(requires = "xen", conflicts_with = "vhost_user")]
     pub xen_backend: String,
-    /// How pages of a Xen guest are reached. auto: persistent if the guest offers it, copy otherwise
+    /// How the pages of a Xen guest are accessed. auto: persistent if the guest supports it, otherwise copy
     #[arg(long, value_name = "POLICY", default_value = "auto", requires = "xen", conflicts_with = "vhost_user")]
     pub grants: GrantPolicy,
-    /// What SIGTERM does to a Xen guest's disk. close: the guest is asked to let go. leave: it waits for the next
-    /// process, as after SIGUSR2
+    /// What SIGTERM does to a Xen guest's disk. close: ask the guest to release it. leave: keep the guest waiting for
+    /// the next process, as with SIGUSR2
     #[arg(long, value_name = "WHAT", default_value = "close", requires = "xen", conflicts_with = "vhost_user")]
     pub on_stop: OnStop,
-    /// Refuse everything that would change the disk
+    /// Serve the disk read-only
     #[arg(long)]
     pub read_only: bool,
-    /// Queues offered to a virtual machine: one for each of its processors is best
+    /// Number of queues offered to a virtual machine; best is one per guest processor
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub queues: u16,
-    /// What the guest is told as the disk's serial number [default: the name of the image's file, as far as it fits]
+    /// Serial number of the disk [default: the image's file name, truncated if necessary]
     #[arg(long, value_name = "TEXT", conflicts_with_all = ["nbd", "xen"], value_parser = serial)]
     pub serial: Option<String>,
-    /// The sectors that the guest is shown; a disk keeps those with which it was partitioned [default: 512, or those of
-    /// the storage, if the image is raw, or the last of its parents, and O_DIRECT needs 4096]
+    /// Sector size seen by the guest, which must not change after partitioning [default: 512, or 4096 if the image or
+    /// its last parent is raw and O_DIRECT on its storage requires that]
     #[arg(long, value_name = "BYTES")]
     pub logical_block_size: Option<LogicalBlock>,
     #[command(flatten)]
     pub access: Access,
-    /// Look for more work for at most so long before sleeping, as long as that is worth it; 0: sleep at once
+    /// Maximum adaptive polling time before sleeping; 0: always sleep at once
     #[arg(long, value_name = "MICROSECONDS", default_value_t = 50, value_parser = clap::value_parser!(u64).range(0..=10_000))]
     pub poll_max: u64,
-    /// A write that finds no space on the storage fails, or waits until there is some, with all behind it that need
-    /// space
+    /// What a write does that finds no space on the storage: fail, or wait for space together with all later requests
+    /// that need space
     #[arg(long, value_name = "WHAT", default_value = "fail")]
     pub when_full: WhenFull,
-    /// Serve the image as after a power loss though a sync of it, or of an image below it, has failed under an earlier
+    /// Serve the image as after a power loss although a sync of it, or of an image below it, failed in an earlier
     /// process
     #[arg(long)]
     pub accept_failed_sync: bool,
-    /// Append a line of statistics (JSON) to this file on SIGUSR1 and at the end
+    /// Append a line of statistics (JSON) to this file on SIGUSR1 and at exit
     #[arg(long, value_name = "FILE", conflicts_with = "handed")]
     pub stats: Option<PathBuf>,
-    /// Listen here for requests to snapshot, merge, resize the disk while it is served: see `tapline disk`
+    /// Listen at this control socket for `tapline disk` commands such as snapshot, merge and resize
     #[arg(long, value_name = "SOCKET")]
     pub control: Option<PathBuf>,
     #[command(flatten)]
     pub handing: Handing,
-    /// Take the place of the process that serves the disk, which hands everything over on standard input: it is started
-    /// so by that process, or by a daemon (`tapline disk SOCKET upgrade`, docs/control.md)
+    /// Replace the process that serves the disk, which hands over everything on standard input; used by that process or
+    /// by a daemon (`tapline disk SOCKET upgrade`, docs/control.md)
     #[arg(long, conflicts_with = "xen", hide = true)]
     pub take_over: bool,
-    /// Print what to paste into a virtual machine's configuration as well
+    /// Also print the configuration to paste for a virtual machine
     #[arg(long, value_name = "FOR")]
     pub print: Option<PrintFor>,
 }
 
-/// Where the process has its files from.
+/// Where the process gets its files from.
 #[derive(Clone, Copy, Debug, Args)]
 pub struct Handing {
-    /// Take all files and sockets from standard input, as open descriptors, and open no path: for daemons, see
+    /// Receive all files and sockets as open descriptors on standard input and open no path; for daemons, see
     /// docs/control.md
     #[arg(long)]
     pub handed: bool,
-    /// Then give up all privilege, and every way to a file or socket by its name
+    /// Then drop all privileges and all access to files and sockets by name
     #[arg(long, requires = "handed")]
     pub confine: bool,
-    /// End when the other end of standard input is closed, as if killed: nobody waits for the job, and it keeps nothing
+    /// Exit as if killed when the other end of standard input is closed
     #[arg(long, requires = "handed", hide = true)]
     pub end_with_input: bool,
 }
 
-/// Parents, named by the caller and never by an image.
+/// Parent images, always given by the caller and never taken from an image.
 #[derive(Debug, Args)]
 pub struct Parents {
-    /// The image's parent; repeated for the parent's parent and so on, from the top down
+    /// The image's parent; repeat for the parent's parent and so on, from the top down
     #[arg(long = "parent", value_name = "FORMAT:PATH")]
     pub names: Vec<ImageName>,
-    /// Use a parent that was changed after its child was made: what the child shows may have changed with it
+    /// Use a parent that was modified after its child was created; the child's contents may have changed with it
     #[arg(long)]
     pub accept_changed_parent: bool,
 }
@@ -159,30 +159,30 @@ pub struct Parents {
 /// How files are read and written.
 #[derive(Clone, Copy, Debug, Args)]
 pub struct Access {
-    /// none: O_DIRECT, or an error where the file system has none. writeback: the host's page cache, with
+    /// none: O_DIRECT, or an error if the file system does not support it. writeback: the host's page cache, with
     /// fdatasync for flushes
     #[arg(long, value_name = "MODE", default_value = "none")]
     pub cache: CacheMode,
-    /// Which interface of the kernel carries the I/O [default: uring; aio with --grants map, and
-    /// for files on which uring would need a thread for every request]
+    /// The kernel's I/O interface [default: uring; aio with --grants map, and for files for which io_uring would need a
+    /// thread per request]
     #[arg(long, value_name = "ENGINE")]
     pub io_engine: Option<IoEngine>,
 }
 
-/// What fits into the place that virtio has for it (1.2, 5.2.6), and into the names that guests make of it.
+/// Text that fits into virtio's serial number field (1.2, 5.2.6), and into the device names that guests derive from it.
 fn serial(word: &str) -> Result<String, String> {
     if (1..=20).contains(&word.len()) && word.bytes().all(|byte| byte.is_ascii_graphic()) {
         Ok(word.to_owned())
     } else {
-        Err("a serial number has 1 to 20 letters, digits and signs, and no blanks".to_owned())
+        Err("a serial number must have 1 to 20 letters, digits or punctuation marks, without spaces".to_owned())
     }
 }
 
-/// What a client can ask for ("String values" of the protocol).
+/// A name that an NBD client can request ("String values" in the protocol).
 fn export_name(word: &str) -> Result<String, String> {
     match word.len() {
         1..=4096 => Ok(word.to_owned()),
-        _ => Err("the name of an export has 1 to 4096 bytes".to_owned()),
+        _ => Err("an export name must have 1 to 4096 bytes".to_owned()),
     }
 }
 
@@ -191,23 +191,23 @@ fn export_name(word: &str) -> Result<String, String> {
 pub enum CacheMode {
     /// O_DIRECT.
     None,
-    /// Through the page cache.
+    /// The host's page cache.
     Writeback,
 }
 
 /// Values of `--logical-block-size`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LogicalBlock {
-    /// What nearly all disks have.
+    /// The size of nearly all disks.
     #[value(name = "512")]
     Small,
-    /// What some drives have.
+    /// The size of some drives.
     #[value(name = "4096")]
     Large,
 }
 
 impl LogicalBlock {
-    /// How many.
+    /// The size in bytes.
     pub fn bytes(self) -> u32 {
         match self {
             LogicalBlock::Small => 512,
@@ -219,9 +219,9 @@ impl LogicalBlock {
 /// Values of `--when-full`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum WhenFull {
-    /// The guest is told.
+    /// The guest gets an error.
     Fail,
-    /// It waits.
+    /// The request waits.
     Wait,
 }
 
@@ -237,14 +237,14 @@ pub enum IoEngine {
 /// Values of `--print`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum PrintFor {
-    /// Arguments of QEMU before 10.2.
+    /// Command-line options of QEMU before 10.2.
     Qemu,
-    /// Arguments of QEMU 9.2 and later, which finds the disk again sooner when it was started again.
+    /// Command-line options of QEMU 9.2 and later, which reconnects faster after a restart of the disk's process.
     #[value(name = "qemu-9.2")]
     Qemu92,
     /// Elements of libvirt's domain XML.
     Libvirt,
-    /// Arguments of Cloud Hypervisor.
+    /// Command-line options of Cloud Hypervisor.
     CloudHypervisor,
 }
 
@@ -265,14 +265,14 @@ mod test {
 
     use super::*;
 
-    /// What a command line means, or what is said of it.
+    /// The meaning of a command line, or the error message for it.
     pub fn parse(line: &str) -> Result<Command, String> {
         let words = std::iter::once("tapline").chain(line.split_whitespace());
         Arguments::try_parse_from(words).map(|arguments| arguments.command).map_err(|error| error.to_string())
     }
 
     #[test]
-    fn the_definition_holds_together() {
+    fn the_command_definition_is_consistent() {
         Arguments::command().debug_assert();
     }
 
@@ -299,7 +299,7 @@ mod test {
     }
 
     #[test]
-    fn a_serial_number_is_what_a_guest_over_vhost_user_can_be_told() {
+    fn a_serial_number_must_fit_virtio() {
         let Ok(Command::Serve(serve)) = parse("serve vhd:a --vhost-user s --serial 0123456789abcdef0123") else {
             panic!("not a serve command")
         };
@@ -311,7 +311,7 @@ mod test {
     }
 
     #[test]
-    fn what_is_about_xen_is_refused_with_another_transport() {
+    fn xen_options_are_refused_with_another_transport() {
         for option in ["--on-stop leave", "--on-stop close", "--grants map", "--xen-backend vbd3"] {
             for (transport, why) in [("--nbd", "required arguments"), ("--vhost-user", "cannot be used with")] {
                 let said = parse(&format!("serve vhd:a {transport} s {option}")).unwrap_err();
@@ -324,12 +324,12 @@ mod test {
     }
 
     #[test]
-    fn a_wrong_image_name_is_refused_with_what_to_write() {
+    fn an_invalid_image_name_is_refused_with_a_suggestion() {
         assert!(parse("image info disk.vhd").unwrap_err().contains("raw:disk.vhd, vhd:disk.vhd or qcow2:disk.vhd"));
     }
 
     #[test]
-    fn compare_tells_the_parents_of_both_apart() {
+    fn compare_distinguishes_the_parents_of_both_images() {
         let Ok(Command::Image(ImageCommand::Compare(compare))) =
             parse("image compare vhd:a vhd:b --parent vhd:p --other-parent raw:q")
         else {
@@ -340,7 +340,7 @@ mod test {
     }
 
     #[test]
-    fn help_speaks_of_the_program_by_the_name_it_was_called() {
+    fn help_uses_the_name_the_program_was_called_by() {
         assert!(parse("image create --help").unwrap_err().contains("Usage: tapline image create"));
     }
 }

@@ -1,12 +1,12 @@
-//! `--confine`: a process that has received all that it works on gives up the right to get at anything else.
+//! `--confine`: a process that has received everything it works on gives up access to anything else.
 //!
-//! It knows nothing about what the process does. Invariant: when [`enter`] has returned, no path can be opened, made or
-//! run by this process or what it starts, by any privilege, and no other process of its user gets at what it has open
-//! or in memory; where the kernel cannot see to that, the log has said so. To be called while there is one thread: what
-//! is given up, a thread gives up for itself and those that it starts.
+//! It knows nothing about what the process does. Invariant: when [`enter`] has returned, neither this process nor its
+//! children can open, create or execute any path, even with privileges, and no other process of its user can access its
+//! descriptors or memory; if the kernel cannot ensure that, the log says so. It must be called while there is only one
+//! thread: a thread gives up access for itself and the threads that it starts later.
 //!
-//! User and group are the business of whoever starts the process. Descriptors that are open, or come later, work as
-//! before: rights are looked at when something is opened.
+//! User and group are set by the parent process. Descriptors that are already open, or are received later, work as
+//! before: permissions are checked at open.
 
 mod calls;
 
@@ -25,16 +25,16 @@ const NEWEST: ABI = ABI::V10;
 
 /// Gives up all privilege and all ways to files and sockets by name.
 pub fn enter() -> Result<(), Failure> {
-    give_up_privilege().map_err(|error| Failure::new("give up privileges", error))?;
+    give_up_privilege().map_err(|error| Failure::new("drop privileges", error))?;
     // Others of the same user could take its descriptors, and read what it has in memory (ptrace(2), pidfd_getfd(2)).
     let hidden = set_dumpable_behavior(DumpableBehavior::NotDumpable);
-    hidden.map_err(|error| Failure::new("hide this process from others of its user", error))?;
+    hidden.map_err(|error| Failure::new("hide this process from other processes of its user", error))?;
     let restricted = forbid_names().map_err(|error| Failure::new("confine this process by Landlock", error))?;
     if restricted.ruleset == RulesetStatus::NotEnforced {
         let why = match restricted.landlock {
-            LandlockStatus::NotEnabled => "the kernel was booted without it (lsm=)",
+            LandlockStatus::NotEnabled => "it is disabled at boot (lsm=)",
             LandlockStatus::NotImplemented => "the kernel was built without it, or is older than Linux 5.13",
-            _ => "the kernel has refused it",
+            _ => "the kernel refused it",
         };
         say(format_args!("not confined by Landlock: {why}"));
     }
@@ -45,7 +45,7 @@ pub fn enter() -> Result<(), Failure> {
     Ok(())
 }
 
-/// No capability is left, and none can be got by running something.
+/// Drops all capabilities, so that executing a program cannot regain any.
 fn give_up_privilege() -> std::io::Result<()> {
     set_no_new_privs(true)?;
     clear_ambient_capability_set()?;
@@ -82,11 +82,11 @@ mod test {
     const ROOM: &str = "TAPLINE_TEST_ROOM";
 
     #[test]
-    fn nothing_can_be_opened_made_or_run_by_name() {
+    fn a_confined_process_cannot_open_create_or_execute_by_name() {
         let room = tempfile::tempdir().unwrap();
         std::fs::write(room.path().join("file"), "here").unwrap();
         let _listener = UnixListener::bind(room.path().join("socket")).unwrap();
-        // What a process gives up it does not get back, so another one tries.
+        // A process cannot undo this, so the test uses a child process.
         let mut inside = Command::new(std::env::current_exe().unwrap());
         inside.args(["--exact", "confine::test::inside", "--nocapture"]).env(ROOM, room.path());
         let said = inside.output().unwrap();
@@ -96,14 +96,14 @@ mod test {
     }
 
     #[test]
-    fn a_fault_ends_it_as_everywhere() {
+    fn a_panic_aborts_a_confined_process() {
         use std::os::unix::process::ExitStatusExt;
         let mut inside = Command::new(std::env::current_exe().unwrap());
         inside.args(["--exact", "confine::test::inside_it_aborts"]).env(ROOM, "/");
         assert_eq!(inside.output().unwrap().status.signal(), Some(Signal::ABORT.as_raw()));
     }
 
-    /// The same for this one.
+    /// The part of another test that runs in a child process.
     #[test]
     fn inside_it_aborts() {
         if std::env::var_os(ROOM).is_some() {
@@ -137,9 +137,9 @@ mod test {
         let other = prlimit(getppid(), Resource::Core, Rlimit { current: Some(0), maximum: Some(0) });
         assert_eq!(other.unwrap_err(), Errno::PERM);
         assert_eq!(kill_process(own().unwrap(), Signal::CONT).unwrap_err(), Errno::PERM);
-        // Threads are made, and end.
+        // Threads can be started, and exit.
         assert_eq!(std::thread::spawn(|| 7).join().unwrap(), 7);
-        // What is open works, and its length can be changed.
+        // Open files still work, and can be resized.
         open.set_len(4096).unwrap();
         std::os::unix::fs::FileExt::write_all_at(&open, b"more", 100).unwrap();
     }

@@ -1,9 +1,9 @@
-//! Copies into an image what its parents show and another chain would not.
+//! Copies into an image the data that its parents have and another chain would not have.
 //!
-//! The image's chain is taken in order, once. Wherever the image holds nothing by itself, what it shows is compared with
-//! what it would show on the new parents (zero, without any), and written into it where the two differ. The image shows
-//! the same at every moment, so that a job that was killed can be begun again: what is copied already is held by the
-//! image then, and skipped.
+//! The chain is processed once, in order. Where the image has no data of its own, its contents are compared with what
+//! they would be on the new parents (zeroes, if none), and written into it where they differ. The image's contents are
+//! the same at every moment, so a killed job can be restarted: what has been copied is then the image's own data and
+//! skipped.
 
 use disk::{Operation, Span, Token};
 use memory::Segments;
@@ -19,20 +19,20 @@ use crate::stream::{PIECE, grid, zero_runs};
 const WINDOW: u64 = 1 << 30;
 /// Pieces read, and then written, at once.
 const AHEAD: usize = 16;
-/// Differences are looked for in runs of this size: the smallest cluster of qcow2 that we make.
-const CHUNK: u64 = 64 << 10;
+/// Differences are found at this granularity: the smallest qcow2 cluster that we create.
+const UNIT: u64 = 64 << 10;
 
 /// The work and what it is done with.
 pub struct CopyUp<'a> {
     /// The image on its present parents.
     pub image: Runner,
-    /// What the image holds by itself.
+    /// The image's own data.
     pub presence: Presence,
     /// The new parents.
     pub onto: Option<Runner>,
-    /// The wish that it ends.
+    /// The signal that interrupts the job.
     pub stop: &'a mut Signal,
-    /// What is being done, for people.
+    /// The title of the progress display.
     pub title: &'static str,
 }
 
@@ -44,8 +44,8 @@ struct Both {
 }
 
 impl CopyUp<'_> {
-    /// Copies everything that must be, and makes it durable; how many bytes that was. All stays locked until this goes
-    /// away.
+    /// Copies everything necessary and makes it durable; returns the number of bytes copied. All locks are kept until
+    /// this is dropped.
     pub fn run(&mut self) -> Result<u64, Failure> {
         let len = self.image.geometry().len;
         let mut progress = Progress::new(self.title, len);
@@ -74,8 +74,8 @@ impl CopyUp<'_> {
         let mut copied = 0u64;
         for batch in pieces.chunks(AHEAD) {
             if self.stop.take() {
-                return Err(Failure::new(format!("go on {}", self.title), "a signal has ended it")
-                    .advise("the image shows what it did before; the same command goes on where this one ended"));
+                return Err(Failure::new(format!("continue {}", self.title), "interrupted by a signal")
+                    .advise("the image's contents are unchanged; repeat the command to continue where it stopped"));
             }
             for both in self.read(batch)? {
                 copied = copied.saturating_add(self.write(&both)?);
@@ -130,12 +130,12 @@ impl CopyUp<'_> {
 }
 
 impl Both {
-    /// The chunks that differ, neighbours of one kind joined, each with what the image shows there.
+    /// The units that differ, neighbours of one kind joined, each with what the image shows there.
     fn differences(&self) -> Vec<(Span, Option<Segments>)> {
         let mut runs: Vec<(Span, bool)> = Vec::new();
         let mut from = 0;
         while from < self.span.len {
-            let len = CHUNK.min(self.span.len - from);
+            let len = UNIT.min(self.span.len - from);
             let cut = |bytes: &Option<Segments>| bytes.as_ref().map(|bytes| cut(bytes, from, len)).filter(is_stored);
             let (shown, onto) = (cut(&self.shown), cut(&self.onto));
             let same = match (&shown, &onto) {
@@ -143,11 +143,11 @@ impl Both {
                 (Some(one), Some(other)) => one.to_vec() == other.to_vec(),
                 _ => false,
             };
-            let chunk = Span { at: from, len };
+            let unit = Span { at: from, len };
             match runs.last_mut() {
                 _ if same => {}
                 Some((last, stored)) if last.end() == from && *stored == shown.is_some() => last.len += len,
-                _ => runs.push((chunk, shown.is_some())),
+                _ => runs.push((unit, shown.is_some())),
             }
             from += len;
         }
@@ -166,7 +166,7 @@ fn is_stored(bytes: &Segments) -> bool {
 }
 
 fn cut(bytes: &Segments, from: u64, len: u64) -> Segments {
-    // Both are within a piece, whose bytes are in memory.
+    // Both are within a chunk, whose bytes are in memory.
     bytes.slice(usize::try_from(from).unwrap_or(usize::MAX), usize::try_from(len).unwrap_or(0))
 }
 
@@ -181,7 +181,7 @@ fn ask(runner: &mut Runner, span: Span) -> Result<Segments, Failure> {
     Ok(memory)
 }
 
-/// As [`ask`], of a disk that may end before the span does. What is behind its end is zero.
+/// Like [`ask`], for a disk that may be shorter than the span. Beyond its end it reads as zeroes.
 fn ask_within(runner: &mut Runner, span: Span) -> Result<Segments, Failure> {
     let memory = Segments::zeroed(usize::try_from(span.len).unwrap_or(usize::MAX));
     let here = runner.geometry().len.saturating_sub(span.at).min(span.len);
@@ -191,7 +191,7 @@ fn ask_within(runner: &mut Runner, span: Span) -> Result<Segments, Failure> {
     Ok(memory)
 }
 
-/// As [`zero_runs`], of a disk that may end before the window does.
+/// Like [`zero_runs`], for a disk that may be shorter than the window.
 fn zero_runs_within(runner: &mut Runner, window: Span) -> Result<Vec<Span>, Failure> {
     let here = runner.geometry().len.saturating_sub(window.at).min(window.len);
     let mut runs = if here > 0 { zero_runs(runner, Span { len: here, ..window })? } else { Vec::new() };
@@ -205,20 +205,20 @@ fn zero_runs_within(runner: &mut Runner, window: Span) -> Result<Vec<Span>, Fail
 }
 
 /// A piece of the disk is never longer than this.
-const _: () = assert!(PIECE % CHUNK == 0);
+const _: () = assert!(PIECE % UNIT == 0);
 
 #[cfg(test)]
 mod test {
     use super::*;
 
     fn piece(shown: Option<Vec<u8>>, onto: Option<Vec<u8>>) -> Both {
-        let len = 4 * CHUNK;
+        let len = 4 * UNIT;
         let segments = |bytes: Option<Vec<u8>>| bytes.map(|bytes| Segments::copy_of(&bytes));
         Both { span: Span { at: PIECE, len }, shown: segments(shown), onto: segments(onto) }
     }
 
-    fn chunks(values: [u8; 4]) -> Vec<u8> {
-        values.iter().flat_map(|&value| vec![value; usize::try_from(CHUNK).unwrap()]).collect()
+    fn units(values: [u8; 4]) -> Vec<u8> {
+        values.iter().flat_map(|&value| vec![value; usize::try_from(UNIT).unwrap()]).collect()
     }
 
     fn shape(both: &Both) -> Vec<(u64, u64, bool)> {
@@ -227,21 +227,21 @@ mod test {
     }
 
     #[test]
-    fn what_both_chains_show_is_not_copied() {
-        assert!(shape(&piece(Some(chunks([1, 2, 3, 4])), Some(chunks([1, 2, 3, 4])))).is_empty());
-        assert!(shape(&piece(Some(chunks([0; 4])), None)).is_empty());
+    fn data_that_is_equal_in_both_chains_is_not_copied() {
+        assert!(shape(&piece(Some(units([1, 2, 3, 4])), Some(units([1, 2, 3, 4])))).is_empty());
+        assert!(shape(&piece(Some(units([0; 4])), None)).is_empty());
     }
 
     #[test]
-    fn what_differs_is_copied_in_runs() {
-        let both = piece(Some(chunks([1, 2, 3, 4])), Some(chunks([1, 0, 0, 4])));
-        assert_eq!(shape(&both), [(CHUNK, 2 * CHUNK, true)]);
+    fn differing_data_is_copied_in_runs() {
+        let both = piece(Some(units([1, 2, 3, 4])), Some(units([1, 0, 0, 4])));
+        assert_eq!(shape(&both), [(UNIT, 2 * UNIT, true)]);
     }
 
     #[test]
-    fn what_is_zero_and_would_not_be_is_zeroed() {
-        let both = piece(Some(chunks([0, 5, 0, 0])), Some(chunks([7, 7, 7, 0])));
-        assert_eq!(shape(&both), [(0, CHUNK, false), (CHUNK, CHUNK, true), (2 * CHUNK, CHUNK, false)]);
-        assert_eq!(shape(&piece(None, Some(chunks([0, 0, 1, 1])))), [(2 * CHUNK, 2 * CHUNK, false)]);
+    fn zeroes_that_would_not_stay_zero_are_written() {
+        let both = piece(Some(units([0, 5, 0, 0])), Some(units([7, 7, 7, 0])));
+        assert_eq!(shape(&both), [(0, UNIT, false), (UNIT, UNIT, true), (2 * UNIT, UNIT, false)]);
+        assert_eq!(shape(&piece(None, Some(units([0, 0, 1, 1])))), [(2 * UNIT, 2 * UNIT, false)]);
     }
 }

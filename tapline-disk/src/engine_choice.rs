@@ -1,14 +1,15 @@
-//! Which I/O engine carries a disk: the one that was named, or the one that suits the files and the memory. What was
-//! not asked for is reported, never silent.
+//! The I/O engine of a disk: the requested one, or the one that suits the files and the memory. Automatic choices are
+//! reported.
 //!
-//! Pages of a Xen guest that the storage itself reads and writes (`--grants map`) go together with Linux AIO. When a process is killed, the kernel first waits for
-//! its AIO and then unmaps what it had mapped. For an io_uring it does not wait: it unmaps the guest's pages while storage
-//! still reads or writes them, which gntdev does not survive (seen with Linux 6.1 as a PV domain 0: an oops of domain 0).
-//! Memory of our own, which is in between otherwise, stays until the last request on it has ended.
+//! If the storage itself reads and writes the pages of a Xen guest (`--grants map`), Linux AIO is used. When a process
+//! is killed, the kernel first waits for its AIO and then unmaps its memory. For io_uring it does not wait: it unmaps
+//! the guest's pages while the storage still reads or writes them, which gntdev does not survive (seen with Linux 6.1
+//! as a PV domain 0: a kernel oops in domain 0). Otherwise our own memory is used in between, which stays until the
+//! last request on it has completed.
 
 use uring::{Cache, EngineKind, ImageFile};
 
-/// An engine, and what there is to say about the choice.
+/// An engine, and the message about its choice.
 pub struct Choice {
     /// The engine.
     pub kind: EngineKind,
@@ -25,12 +26,13 @@ pub enum Data {
     Granted,
 }
 
-/// What matters about a disk.
+/// The relevant properties of a disk.
 #[derive(Clone, Copy, Debug)]
 struct Seen<'a> {
-    /// A file on which io_uring needs a thread for every request.
+    /// A file for which io_uring needs a thread per request.
     slow: Option<&'a str>,
-    /// Whether a file is open through the page cache, where Linux AIO blocks, and where no storage sees the data's memory.
+    /// Whether a file is open through the page cache, where Linux AIO blocks, and where the storage does not access the
+    /// data's memory.
     cached: bool,
     data: Data,
 }
@@ -67,9 +69,8 @@ fn decide(named: Option<EngineKind>, Seen { slow, cached, data }: Seen<'_>) -> C
             (EngineKind::Aio, Some(note))
         }
         (_, Some(path)) => {
-            let note = format!(
-                "io_uring is used, although the file system of {path} makes it need a thread for every request"
-            );
+            let note =
+                format!("io_uring is used, although the file system of {path} makes it use a thread for every request");
             (EngineKind::Uring, Some(note))
         }
     };
@@ -85,7 +86,7 @@ mod test {
     }
 
     #[test]
-    fn granted_pages_go_by_aio_unless_the_page_cache_is_between() {
+    fn granted_pages_use_aio_except_through_the_page_cache() {
         let direct = Seen { slow: None, cached: false, data: Data::Granted };
         let choice = decide(None, direct);
         assert_eq!(choice.kind, EngineKind::Aio);
@@ -97,7 +98,7 @@ mod test {
     }
 
     #[test]
-    fn io_uring_is_the_default_and_says_nothing() {
+    fn io_uring_is_the_default_and_is_not_reported() {
         let choice = decide(None, seen(None, false));
         assert_eq!((choice.kind, choice.note), (EngineKind::Uring, None));
     }
@@ -110,7 +111,7 @@ mod test {
     }
 
     #[test]
-    fn a_named_engine_is_obeyed_with_a_word_of_warning() {
+    fn a_requested_engine_is_used_with_a_warning() {
         let choice = decide(Some(EngineKind::Uring), seen(Some("/dev/shm/a"), false));
         assert_eq!(choice.kind, EngineKind::Uring);
         assert!(choice.note.is_some());

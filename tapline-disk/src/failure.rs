@@ -1,4 +1,4 @@
-//! How a command ends: its exit code, or what was tried, on what, why it failed and what to do about it.
+//! How a command ends: with an exit code, or with what was tried, on what, why it failed and what to do about it.
 
 use std::error::Error;
 use std::fmt;
@@ -21,12 +21,12 @@ pub enum Exit {
     Leaks,
     /// The command could not be done.
     Failed,
-    /// The arguments make no sense (`EX_USAGE`).
+    /// Invalid arguments (`EX_USAGE`).
     Usage,
 }
 
 impl Exit {
-    /// What the shell sees.
+    /// The exit code for the shell.
     pub fn code(self) -> u8 {
         match self {
             Exit::Done => 0,
@@ -49,18 +49,18 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// «cannot `tried`: `why`», with the causes of `why` behind it.
+    /// `cannot {tried}: {why}`, followed by the causes of `why`.
     pub fn new(tried: impl Into<String>, why: impl Into<Box<dyn Error + Send + Sync>>) -> Failure {
         let what = format!("cannot {}: {}", tried.into(), in_full(&*why.into()));
         Failure { what, advice: None, exit: Exit::Failed }
     }
 
-    /// An error that says by itself what was tried and on what; its causes are added.
+    /// An error whose message already says what was tried and on what; its causes are added.
     pub fn said(error: impl Error) -> Failure {
         Failure { what: in_full(&error), advice: None, exit: Exit::Failed }
     }
 
-    /// Words of somebody else, who has said what was tried and why it failed.
+    /// A complete message from elsewhere, which says what was tried and why it failed.
     pub fn told(what: String) -> Failure {
         Failure { what, advice: None, exit: Exit::Failed }
     }
@@ -71,24 +71,24 @@ impl Failure {
         self
     }
 
-    /// What was tried concerned this.
+    /// Prefixes the message with what it is about.
     pub fn about(mut self, what: &impl fmt::Display) -> Failure {
         self.what = format!("{what}: {}", self.what);
         self
     }
 
-    /// Ends the program with another code than [`Exit::Failed`].
+    /// Changes the exit code from [`Exit::Failed`].
     pub fn exit_as(mut self, exit: Exit) -> Failure {
         self.exit = exit;
         self
     }
 
-    /// What was tried, on what, why it failed.
+    /// The message: what was tried, on what, and why it failed.
     pub fn what(&self) -> &str {
         &self.what
     }
 
-    /// What to do about it.
+    /// The advice, if there is any.
     pub fn advice(&self) -> Option<&str> {
         self.advice.as_deref()
     }
@@ -136,7 +136,7 @@ mod test {
     }
 
     #[test]
-    fn a_failure_tells_what_why_and_what_to_do() {
+    fn a_failure_says_what_failed_why_and_what_to_do() {
         let cause = "x".parse::<u8>().unwrap_err();
         let failure = Failure::new("open vhd:a", Outer(cause)).advise("name another file");
         assert_eq!(

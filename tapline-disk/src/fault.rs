@@ -1,7 +1,7 @@
-//! Where tests have the process die of a request: `begin:SECTOR` when a request for that sector is about to be begun,
-//! `answer:SECTOR` when it has been done and is about to be answered.
+//! Where tests make a request kill the process: `begin:SECTOR` when a request for that sector is about to begin,
+//! `answer:SECTOR` when it is done and about to be completed.
 //!
-//! Knows nothing about what is done there. Invariant: without the variable in the environment it does nothing.
+//! It knows nothing about requests otherwise. Invariant: without the environment variable it does nothing.
 
 use std::sync::LazyLock;
 
@@ -11,7 +11,7 @@ const VARIABLE: &str = "TAPLINE_DISK_ABORT_AT";
 
 static WANTED: LazyLock<Option<String>> = LazyLock::new(|| std::env::var(VARIABLE).ok());
 
-/// The process is at a point at which it may be told to die of this request.
+/// A point at which a test can make the process die of this request.
 #[inline]
 pub fn point(name: &str, request: &Request) {
     if let Some(wanted) = WANTED.as_deref() {
@@ -23,7 +23,7 @@ pub fn point(name: &str, request: &Request) {
 fn die_if(wanted: &str, name: &str, request: &Request) {
     let sector = request.span().at / 512;
     if request.operation() != Operation::Flush && wanted == format!("{name}:{sector}") {
-        // As any fault of ours ends it, without a word.
+        // Like any of our panics, but without output.
         std::process::abort();
     }
 }

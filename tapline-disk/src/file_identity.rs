@@ -1,6 +1,6 @@
-//! Which file it is, whatever it is called.
+//! The identity of a file, independent of its name.
 //!
-//! Knows nothing of what is in it.
+//! It knows nothing about its contents.
 
 use std::fs::Metadata;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -11,7 +11,7 @@ use uring::ImageFile;
 use crate::files;
 use crate::image_name::ImageName;
 
-/// What a file is known by under all its names.
+/// Device and inode number, which are the same under all names of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileIdentity {
     /// Device and inode.

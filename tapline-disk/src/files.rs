@@ -1,12 +1,12 @@
-//! Where files and listening sockets come from: the file system, or what this process was handed.
+//! The source of files and listening sockets: the file system, or the descriptors passed to this process.
 //!
-//! A process has one file system, and with `--handed` this stands in its place: hence one for the process. It knows nothing
-//! about images. Invariant: once something was handed, no path is opened, created, renamed, removed or looked up: a name
-//! stands for the descriptor that came with it, or for nothing.
+//! A process has one file system, and with `--handed` this module replaces it, hence the process-wide state. It knows
+//! nothing about images. Invariant: once something has been passed, no path is opened, created, renamed, removed or
+//! looked up: a name stands for the descriptor that came with it, or for nothing.
 //!
-//! What was handed stays at hand until [`forget`]: a file may be opened more than once, each time by the same description,
-//! with one lock. A served disk forgets when it has opened its files, and after each verb ([`AtHand`]), so that a
-//! description lives, and keeps its lock, just as long as it is used.
+//! Passed files stay available until [`forget`]: a file may be opened several times, each time with the same open file
+//! description and its single lock. A served disk forgets them after opening its files, and after each verb
+//! ([`AtHand`]), so that a description exists, and keeps its lock, exactly as long as it is used.
 
 use std::fs::{File, Metadata};
 use std::io;
@@ -22,10 +22,10 @@ use crate::failure::{Exit, Failure};
 use crate::handed::{Lent, Listens, twice};
 use crate::image_name::ImageName;
 
-/// What was handed, if anything ever was.
+/// The passed files, if this process has been passed any.
 static HANDED: OnceLock<Mutex<Files>> = OnceLock::new();
 
-/// What a process has taken over that has the file system as well.
+/// Files taken over from another process by a process that also uses the file system.
 static TAKEN: Mutex<Option<Files>> = Mutex::new(None);
 
 /// Files and listening sockets by the names that others have for them.
@@ -39,9 +39,9 @@ pub struct Files {
 /// A file that was handed over.
 #[derive(Debug)]
 pub struct HandedFile {
-    /// Its name.
+    /// The file's path.
     pub path: PathBuf,
-    /// Whether it is open for writing too.
+    /// Whether it is also open for writing.
     pub write: bool,
     /// The file.
     pub descriptor: OwnedFd,
@@ -53,11 +53,11 @@ pub struct AtHand(());
 
 /// From now on there is nothing but this.
 pub fn replace_file_system(files: Files) -> Result<(), Failure> {
-    let refused = |_| Failure::new("take over what was handed", "there was something before");
+    let refused = |_| Failure::new("take the passed file descriptors", "this was already done");
     HANDED.set(Mutex::new(files)).map_err(refused)
 }
 
-/// Whether this process works on what it is handed.
+/// Whether this process works on passed files.
 pub fn are_handed() -> bool {
     HANDED.get().is_some()
 }
@@ -68,7 +68,7 @@ pub fn forget() {
     *taken() = None;
 }
 
-/// Has files at hand that were taken over from another process, until [`forget`].
+/// Makes files taken over from another process available until [`forget`].
 pub fn have_at_hand(files: Files) {
     match are_handed() {
         true => drop(in_handed(|handed| *handed = files)),
@@ -80,14 +80,14 @@ fn taken() -> MutexGuard<'static, Option<Files>> {
     TAKEN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Looks into what was handed, if files are. Not for what may wait: others look too.
+/// Accesses the passed files, if there are any. Must not block, because others need them too.
 fn in_handed<T>(look: impl FnOnce(&mut Files) -> T) -> Option<T> {
     // Whoever has panicked with it has left it whole: it is changed by single steps.
     HANDED.get().map(|handed| look(&mut handed.lock().unwrap_or_else(PoisonError::into_inner)))
 }
 
 impl AtHand {
-    /// Has files at hand for a while, beside nothing else. Without `--handed` there are none to have.
+    /// Makes files available for a while, in place of any others. Without `--handed` there are none.
     pub fn these(files: Files) -> AtHand {
         in_handed(|handed| *handed = files);
         AtHand(())
@@ -110,7 +110,7 @@ impl Files {
         Ok(())
     }
 
-    /// Whether there is no file.
+    /// Whether there are no files.
     pub fn is_empty(&self) -> bool {
         self.files.is_empty()
     }
@@ -178,7 +178,7 @@ fn failed(tried: &'static str, path: &Path, source: io::Error) -> FileOpenError 
     FileOpenError::Failed { tried, path: path.to_owned(), source }
 }
 
-/// What was handed for writing under a path that ends in this name.
+/// The file passed for writing under a path that ends in this name.
 pub fn handed_as(name: &str) -> Option<io::Result<File>> {
     let found = in_handed(|handed| {
         let named = |file: &&HandedFile| file.write && file.path.file_name().is_some_and(|found| found == name);
@@ -230,8 +230,8 @@ fn reopen_one_writable(file: &ImageFile) -> Result<ImageFile, FileOpenError> {
     }
 }
 
-/// Refuses what a verb will need at its end, before it begins: a file that is open, for another use. The file system has
-/// it, whatever it is.
+/// Rejects a verb in advance if a file that it will need at its end was not passed, or was passed for another use.
+/// Without `--handed` the file system is assumed to have it.
 pub fn must_have(path: &Path, write: bool) -> Result<(), FileOpenError> {
     in_handed(|handed| handed.has(path, write)).unwrap_or(Ok(()))
 }
@@ -252,7 +252,7 @@ fn reopen_one_read_only(file: &ImageFile) -> Result<ImageFile, FileOpenError> {
     }
 }
 
-/// Creates a file where nothing is. Where files are handed, whoever hands it has created it: it is empty.
+/// Creates a new file. A passed file has already been created by the caller: it must be empty.
 pub fn create_new(path: &Path, options: OpenOptions) -> Result<ImageFile, FileOpenError> {
     if !are_handed() {
         return ImageFile::create_new(path, options);
@@ -264,17 +264,17 @@ pub fn create_new(path: &Path, options: OpenOptions) -> Result<ImageFile, FileOp
     }
 }
 
-/// Whether a name is taken that a new file is to get. A file that is handed is there already, and is to be empty.
+/// Whether the name for a new file is taken. A passed file already exists, and must be empty.
 pub fn is_taken(path: &Path) -> bool {
     !are_handed() && path.symlink_metadata().is_ok()
 }
 
-/// Where a new file is made that will be `path`: beside it, until it is whole. One that is handed has its place.
+/// Where a new file for `path` is created: next to it, until it is complete. A passed file is already in place.
 pub fn unnamed(path: &Path) -> Result<PathBuf, Failure> {
     if are_handed() { Ok(path.to_owned()) } else { crate::target::beside(path) }
 }
 
-/// Gives a new file its name, which nobody else may have. One that is handed has had it from the beginning.
+/// Gives a new file its final name, which must not exist. A passed file has had it from the start.
 pub fn name_new(from: &Path, to: &Path) -> Result<(), FileOpenError> {
     if !are_handed() {
         let renamed = rustix::fs::renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE);
@@ -283,15 +283,15 @@ pub fn name_new(from: &Path, to: &Path) -> Result<(), FileOpenError> {
     Ok(())
 }
 
-/// Removes a file that was made in vain. One that was handed is left to whoever has handed it.
+/// Removes a new file that is not needed. A passed file must be removed by the caller.
 pub fn remove_new(path: &Path) -> io::Result<()> {
     if are_handed() { Ok(()) } else { std::fs::remove_file(path) }
 }
 
-/// What has become of a file that was made in vain, for people.
+/// What happened to a new file that is not needed, for people.
 pub fn what_is_left() -> &'static str {
     match are_handed() {
-        true => "the unfinished file is left to who has handed it",
+        true => "caller must remove it",
         false => "the unfinished file has been removed",
     }
 }
@@ -301,7 +301,7 @@ pub fn sync_directory(path: &Path) -> Result<(), FileOpenError> {
     if are_handed() { Ok(()) } else { uring::sync_directory(path) }
 }
 
-/// What is known of the file that `path` leads to.
+/// The metadata of the file at `path`.
 pub fn metadata(path: &Path) -> io::Result<Metadata> {
     match in_handed(|handed| handed.duplicate(path, false)) {
         None => std::fs::metadata(path),
@@ -309,7 +309,7 @@ pub fn metadata(path: &Path) -> io::Result<Metadata> {
     }
 }
 
-/// Has a file look as if it were last changed at that time, durably.
+/// Sets a file's modification time, durably.
 pub fn set_modified(path: &Path, modified: SystemTime) -> io::Result<()> {
     let file = match in_handed(|handed| handed.duplicate(path, true)) {
         None => File::open(path)?,
@@ -323,8 +323,8 @@ pub fn whole(path: &Path) -> io::Result<PathBuf> {
     if are_handed() { Ok(path.to_owned()) } else { path.canonicalize() }
 }
 
-/// A small file without a name where `path` is, to try out what the file system can do. Nothing can be made where files
-/// are handed.
+/// A small unnamed file in the directory of `path`, to test features of the file system. Nothing can be created with
+/// passed files.
 pub fn sample(path: &Path) -> io::Result<Option<File>> {
     if are_handed() {
         return Ok(None);
@@ -336,31 +336,31 @@ pub fn sample(path: &Path) -> io::Result<Option<File>> {
     Ok(Some(file))
 }
 
-/// Refuses sockets that were handed and that nobody listens at: who connects there would wait for ever.
+/// Rejects passed sockets that nothing will listen on: clients would wait there forever.
 pub fn no_listener_left() -> Result<(), Failure> {
     match in_handed(|handed| handed.listeners.pop()).flatten() {
         None => Ok(()),
         Some((listens, path, _)) => {
             let tried = format!("listen at {} for {listens:?}", path.display());
-            let why = "it was handed to this process, and the command line does not name it";
+            let why = "it was passed to this process, but the command line does not mention it";
             Err(Failure::new(tried, why).exit_as(Exit::Usage))
         }
     }
 }
 
-/// What is lent of Xen, which would be opened otherwise.
+/// A passed descriptor for Xen, or an error if files are passed without it; `None` if the caller should open it itself.
 pub fn lent(lent: Lent) -> Result<Option<OwnedFd>, Failure> {
     match in_handed(|handed| handed.take_lent(lent)) {
         None => Ok(None),
         Some(Some(descriptor)) => Ok(Some(descriptor)),
         Some(None) => {
-            let why = format!("{lent:?} was not handed to this process");
+            let why = format!("{lent:?} was not passed to this process");
             Err(Failure::new("serve a guest of Xen", why).exit_as(Exit::Usage))
         }
     }
 }
 
-/// What is lent of Xen and can be done without.
+/// A passed descriptor for Xen that is optional.
 pub fn lent_perhaps(lent: Lent) -> Option<OwnedFd> {
     in_handed(|handed| handed.take_lent(lent)).flatten()
 }
@@ -372,7 +372,7 @@ pub fn listener(listens: Listens, path: &Path) -> Result<Option<OwnedFd>, Failur
         Some(Some(socket)) => Ok(Some(socket)),
         Some(None) => {
             let tried = format!("listen at {}", path.display());
-            Err(Failure::new(tried, "that socket was not handed to this process").exit_as(Exit::Usage))
+            Err(Failure::new(tried, "that socket was not passed to this process").exit_as(Exit::Usage))
         }
     }
 }

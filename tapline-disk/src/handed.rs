@@ -1,8 +1,8 @@
-//! What a process that was started with `--handed` is given before it does anything: open files and listening sockets, one
-//! in each message on standard input, which is a socket of the kind SOCK_SEQPACKET.
+//! The descriptors passed to a process started with `--handed`, before it does anything: open files and listening
+//! sockets, one per message, on standard input, which is a SOCK_SEQPACKET socket.
 //!
-//! It knows nothing about images, and opens nothing. Invariant: each descriptor is what the message beside it says, was
-//! wanted, and is there once; whatever else comes ends the process before it has begun.
+//! It knows nothing about images, and opens nothing. Invariant: each descriptor is what its message says, was expected,
+//! and occurs once; anything else ends the process before it has begun.
 
 use std::fmt::Display;
 use std::io::IoSliceMut;
@@ -27,7 +27,7 @@ const MESSAGE_MAX: usize = 64 << 10;
 /// Descriptors in all: a chain has [`disk::LAYERS_MAX`] layers, each perhaps for reading and for writing.
 const DESCRIPTORS_MAX: usize = 256;
 
-/// What is listened for at a socket that was handed over.
+/// The use of a passed listening socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Listens {
@@ -39,7 +39,7 @@ pub enum Listens {
     Control,
 }
 
-/// What of Xen is lent to the process of a guest's disk (`--xen`).
+/// The use of a descriptor passed for a Xen guest's disk (`--xen`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Lent {
@@ -47,9 +47,9 @@ pub enum Lent {
     Grants,
     /// `/dev/xen/evtchn`.
     EventChannels,
-    /// A connection to the store, for what is said of the disk.
+    /// A xenstore connection, for the disk's nodes.
     Store,
-    /// Another, for what is heard of domains.
+    /// Another xenstore connection, for events about domains.
     Domains,
     /// A file for statistics, `vbd3-…/statistics`; it may be missing.
     Statistics,
@@ -69,7 +69,7 @@ struct Message {
     end: Option<bool>,
 }
 
-/// A message that makes sense.
+/// A valid message.
 #[derive(Debug, PartialEq, Eq)]
 enum Means {
     File { path: PathBuf, write: bool },
@@ -78,10 +78,10 @@ enum Means {
     End,
 }
 
-/// Receives everything up to the message that ends it.
+/// Receives everything up to the end message.
 pub fn receive(socket: impl AsFd) -> Result<Files, Failure> {
     if sockopt::socket_type(&socket) != Ok(SocketType::SEQPACKET) {
-        return Err(refused("standard input is not a socket of the kind SOCK_SEQPACKET"));
+        return Err(refused("standard input is not a SOCK_SEQPACKET socket"));
     }
     let mut files = Files::default();
     let mut buffer = vec![0; MESSAGE_MAX];
@@ -95,18 +95,18 @@ pub fn receive(socket: impl AsFd) -> Result<Files, Failure> {
         }
         take(&mut files, means, descriptors).map_err(in_message)?;
     }
-    Err(refused(format!("there were {DESCRIPTORS_MAX} messages, and the last of them was not the end")))
+    Err(refused(format!("there were {DESCRIPTORS_MAX} messages, and the last one was not 'end'")))
 }
 
 fn refused(why: impl Into<String>) -> Failure {
-    Failure::new("receive the files and sockets", why.into())
-        .advise("whoever starts this with --handed sends them on standard input: see docs/control.md")
+    Failure::new("receive files and sockets", why.into())
+        .advise("with --handed, the parent process must send them on standard input: see docs/control.md")
         .exit_as(Exit::Usage)
 }
 
 /// One message: its length, and what came with it.
 fn next(socket: &impl AsFd, buffer: &mut [u8]) -> Result<(usize, Vec<OwnedFd>), String> {
-    // Room for one more than is allowed, so that two are seen to be two.
+    // Space for one more descriptor than allowed, to detect a second one.
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let received = loop {
@@ -118,14 +118,14 @@ fn next(socket: &impl AsFd, buffer: &mut [u8]) -> Result<(usize, Vec<OwnedFd>), 
     };
     let descriptors = descriptors_of(&mut ancillary);
     match () {
-        () if received.flags.contains(ReturnFlags::TRUNC) => Err(format!("it has more than {MESSAGE_MAX} bytes")),
+        () if received.flags.contains(ReturnFlags::TRUNC) => Err(format!("it is longer than {MESSAGE_MAX} bytes")),
         () if received.flags.contains(ReturnFlags::CTRUNC) => Err("more than one descriptor came with it".into()),
         () if received.bytes == 0 => Err("the connection was closed before the message that ends it".into()),
         () => Ok((received.bytes, descriptors)),
     }
 }
 
-/// The descriptors of a message; what else may be beside it is of no interest.
+/// The descriptors of a message; other ancillary data is ignored.
 pub fn descriptors_of(ancillary: &mut RecvAncillaryBuffer<'_>) -> Vec<OwnedFd> {
     let mut descriptors = Vec::new();
     for message in ancillary.drain() {
@@ -148,13 +148,13 @@ fn parse(bytes: &[u8]) -> Result<Means, String> {
         Message { file: None, write: None, listen: None, path: None, xen: Some(lent), end: None } => Means::Xen(lent),
         Message { file: None, write: None, listen: None, path: None, xen: None, end: Some(true) } => Means::End,
         _ => {
-            let why = "it has neither «file» and «write», nor «listen» and «path», nor «xen», nor «end», which is true";
+            let why = "it must have 'file' and 'write', or 'listen' and 'path', or 'xen', or 'end' set to true";
             return Err(why.into());
         }
     };
     match &means {
         Means::File { path, .. } | Means::Socket { path, .. } if !path.is_absolute() => {
-            Err(format!("«{}» needs the whole path, from / on", path.display()))
+            Err(format!("'{}' must be an absolute path", path.display()))
         }
         _ => Ok(means),
     }
@@ -175,7 +175,7 @@ fn take(files: &mut Files, means: Means, descriptors: Vec<OwnedFd>) -> Result<()
             check_lent(lent, &descriptor)?;
             files.add_lent(lent, descriptor)
         }
-        _ => Err(format!("{came} descriptors came with it where {wanted} belong")),
+        _ => Err(format!("{came} descriptors came with it, expected {wanted}")),
     }
 }
 
@@ -183,16 +183,17 @@ impl HandedFile {
     /// A file, if the descriptor is one and open for just that.
     pub fn checked(path: PathBuf, write: bool, descriptor: OwnedFd) -> Result<HandedFile, String> {
         let name = path.display();
-        let failed = |errno: Errno| format!("cannot examine what is handed as {name}: {}", std::io::Error::from(errno));
+        let failed =
+            |errno: Errno| format!("cannot examine the descriptor passed for {name}: {}", std::io::Error::from(errno));
         let kind = FileType::from_raw_mode(rustix::fs::fstat(&descriptor).map_err(failed)?.st_mode);
         if !matches!(kind, FileType::RegularFile | FileType::BlockDevice) {
-            return Err(format!("what is handed as {name} is neither a file nor a block device"));
+            return Err(format!("the descriptor passed for {name} is neither a file nor a block device"));
         }
         let wanted = if write { Held::Writing } else { Held::Reading };
         match uring::open_for(&descriptor) {
             Some(found) if found == wanted => Ok(HandedFile { path, write, descriptor }),
-            Some(found) => Err(format!("what is handed as {name} for {wanted} is open for {found}")),
-            None => Err(format!("what is handed as {name} is open for writing only, for appending or for nothing")),
+            Some(found) => Err(format!("the descriptor passed for {name} for {wanted} is open for {found}")),
+            None => Err(format!("the descriptor passed for {name} is open write-only, for appending or as O_PATH")),
         }
     }
 }
@@ -203,32 +204,33 @@ fn check_listener(path: &Path, socket: &OwnedFd) -> Result<(), String> {
         && sockopt::socket_acceptconn(socket) == Ok(true);
     match wanted {
         true => Ok(()),
-        false => Err(format!("what is handed as {} is not a Unix stream socket that listens", path.display())),
+        false => Err(format!("the descriptor passed for {} is not a listening Unix stream socket", path.display())),
     }
 }
 
 /// A device of the kernel; or the store, which may also be reached by one.
 fn check_lent(lent: Lent, descriptor: &OwnedFd) -> Result<(), String> {
-    let failed = |errno: Errno| format!("cannot examine what is handed as {lent:?}: {}", std::io::Error::from(errno));
+    let failed =
+        |errno: Errno| format!("cannot examine the descriptor passed for {lent:?}: {}", std::io::Error::from(errno));
     let kind = FileType::from_raw_mode(rustix::fs::fstat(descriptor).map_err(failed)?.st_mode);
     let may_be_a_socket = matches!(lent, Lent::Store | Lent::Domains);
     if matches!(lent, Lent::Statistics | Lent::StatisticsByPid) {
         return match (kind, uring::open_for(descriptor)) {
             (FileType::RegularFile, Some(Held::Writing)) => Ok(()),
-            _ => Err(format!("what is handed as {lent:?} is no file, or not open for writing")),
+            _ => Err(format!("the descriptor passed for {lent:?} is not a file open for writing")),
         };
     }
     match kind {
         FileType::CharacterDevice => Ok(()),
         FileType::Socket if may_be_a_socket && sockopt::socket_type(descriptor) == Ok(SocketType::STREAM) => Ok(()),
-        _ if may_be_a_socket => Err(format!("what is handed as {lent:?} is no connection to a store")),
-        _ => Err(format!("what is handed as {lent:?} is no device")),
+        _ if may_be_a_socket => Err(format!("the descriptor passed for {lent:?} is not a xenstore connection")),
+        _ => Err(format!("the descriptor passed for {lent:?} is not a device")),
     }
 }
 
-/// What is handed twice.
+/// The message about something passed twice.
 pub fn twice(what: impl Display) -> String {
-    format!("{what} was handed before")
+    format!("{what} was passed twice")
 }
 
 #[cfg(test)]
@@ -270,7 +272,7 @@ mod test {
             sendmsg(&self.theirs, &[IoSlice::new(text.as_bytes())], &mut ancillary, SendFlags::empty()).unwrap();
         }
 
-        /// What becomes of these messages, and the end behind them.
+        /// The result of these messages followed by the end message.
         fn outcome(self) -> Result<Files, String> {
             self.send(r#"{"end":true}"#, &[]);
             drop(self.theirs);
@@ -282,7 +284,7 @@ mod test {
     }
 
     #[test]
-    fn a_file_may_come_for_reading_and_for_writing_and_a_socket_for_each_use() {
+    fn a_file_may_be_passed_for_reading_and_writing_and_a_socket_per_use() {
         let bed = bed();
         bed.send(r#"{"file":"/a","write":false}"#, &[&bed.open(false)]);
         bed.send(r#"{"file":"/a","write":true}"#, &[&bed.open(true)]);
@@ -303,7 +305,7 @@ mod test {
     }
 
     #[test]
-    fn every_message_that_is_not_as_it_should_be_ends_it() {
+    fn every_invalid_message_is_rejected() {
         let long = format!(r#"{{"file":"/{}"}}"#, "a".repeat(MESSAGE_MAX));
         let cases: [(&str, &[bool], &str); 18] = [
             (r#"{"file":"/a","write":true}"#, &[], "0 descriptors"),
@@ -312,13 +314,13 @@ mod test {
             (r#"{"file":"/a","write":true}"#, &[false], "open for reading"),
             (r#"{"file":"/a","write":false}"#, &[true], "open for writing"),
             (r#"{"file":"/a"}"#, &[true], "neither"),
-            (r#"{"file":"a","write":true}"#, &[true], "the whole path"),
+            (r#"{"file":"a","write":true}"#, &[true], "an absolute path"),
             (r#"{"file":"/a","write":true,"cache":"none"}"#, &[true], "cache"),
-            (r#"{"listen":"nbd","path":"/a"}"#, &[true], "not a Unix stream socket"),
+            (r#"{"listen":"nbd","path":"/a"}"#, &[true], "not a listening Unix stream socket"),
             (r#"{"listen":"http","path":"/a"}"#, &[true], "http"),
-            (r#"{"xen":"grants"}"#, &[true], "no device"),
-            (r#"{"xen":"statistics"}"#, &[false], "not open for writing"),
-            (r#"{"xen":"store"}"#, &[true], "no connection to a store"),
+            (r#"{"xen":"grants"}"#, &[true], "not a device"),
+            (r#"{"xen":"statistics"}"#, &[false], "not a file open for writing"),
+            (r#"{"xen":"store"}"#, &[true], "not a xenstore connection"),
             (r#"{"xen":"store","path":"/a"}"#, &[true], "neither"),
             (r#"{"end":true}"#, &[true], "1 descriptors"),
             (r#"{"end":false}"#, &[], "neither"),
@@ -335,25 +337,25 @@ mod test {
     }
 
     #[test]
-    fn the_same_file_twice_for_the_same_and_a_connection_that_ends_are_refused() {
+    fn duplicate_files_and_a_closed_connection_are_rejected() {
         let one = bed();
         (0..2).for_each(|_| one.send(r#"{"file":"/a","write":true}"#, &[&one.open(true)]));
-        assert!(one.outcome().unwrap_err().contains("/a for writing was handed before"));
+        assert!(one.outcome().unwrap_err().contains("/a for writing was passed twice"));
         let other = bed();
         drop(other.theirs);
         assert!(receive(&other.ours).unwrap_err().what().contains("closed before"));
         let file = other.room.path().join("image");
-        assert!(receive(File::open(file).unwrap()).unwrap_err().what().contains("not a socket"));
+        assert!(receive(File::open(file).unwrap()).unwrap_err().what().contains("not a SOCK_SEQPACKET socket"));
     }
 
     #[test]
-    fn what_is_open_for_appending_or_for_writing_only_is_refused() {
+    fn files_open_for_appending_or_write_only_are_rejected() {
         for mut options in [File::options().append(true).to_owned(), File::options().write(true).to_owned()] {
             let bed = bed();
             let file = OwnedFd::from(options.open(bed.room.path().join("image")).unwrap());
             options.create(false);
             bed.send(r#"{"file":"/a","write":true}"#, &[&file]);
-            assert!(bed.outcome().unwrap_err().contains("for writing only, for appending"));
+            assert!(bed.outcome().unwrap_err().contains("write-only, for appending"));
         }
     }
 }

@@ -1,8 +1,7 @@
-//! How an image is named on the command line: `FORMAT:PATH`, and one that has its data in another file
-//! `qcow2:PATH,data-file=PATH`.
+//! The name of an image on the command line: `FORMAT:PATH`, and with an external data file `qcow2:PATH,data-file=PATH`.
 //!
-//! The format is always named and never guessed: a guest that writes the first bytes of a raw disk must not
-//! choose how the file is read next time. Nor is a data file ever opened because an image names it.
+//! The format is always given and never guessed: a guest that writes the first bytes of a raw disk must not control how
+//! the file is read next time. Nor is a data file ever opened because an image refers to it.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -24,7 +23,7 @@ pub enum FormatName {
 }
 
 impl FormatName {
-    /// The word in front of the colon.
+    /// The word before the colon.
     pub fn word(self) -> &'static str {
         match self {
             FormatName::Raw => "raw",
@@ -33,7 +32,7 @@ impl FormatName {
         }
     }
 
-    /// The format of that word.
+    /// The format for a word.
     pub fn of(word: &str) -> Option<FormatName> {
         [FormatName::Raw, FormatName::Vhd, FormatName::Qcow2].into_iter().find(|format| format.word() == word)
     }
@@ -42,7 +41,7 @@ impl FormatName {
 /// A format and a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImageName {
-    /// How to read the file.
+    /// The format of the file.
     pub format: FormatName,
     /// The file.
     pub path: PathBuf,
@@ -50,10 +49,10 @@ pub struct ImageName {
     pub data_file: Option<PathBuf>,
 }
 
-/// What stands between an image's path and that of its data file.
+/// The separator between an image's path and that of its data file.
 const DATA_FILE: &str = ",data-file=";
 
-/// Why a word names no image.
+/// Why a word is not an image name.
 #[derive(Debug, PartialEq, Eq)]
 pub enum NotAnImage {
     /// There is no format in front.
@@ -62,9 +61,9 @@ pub enum NotAnImage {
     UnknownFormat(String),
     /// Nothing follows the format.
     NoPath(String),
-    /// Nothing follows the words for a data file.
+    /// The data file's path is missing.
     NoDataFile(String),
-    /// A data file of an image whose format has none.
+    /// A data file for a format that does not have any.
     HasNone(FormatName),
 }
 
@@ -74,17 +73,14 @@ impl fmt::Display for NotAnImage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             NotAnImage::NoFormat(word) => {
-                write!(
-                    f,
-                    "«{word}» does not name its format; write raw:{word}, vhd:{word} or qcow2:{word}, whichever it is"
-                )
+                write!(f, "'{word}' has no format prefix; use raw:{word}, vhd:{word} or qcow2:{word}")
             }
             NotAnImage::UnknownFormat(format) => {
-                write!(f, "there is no format «{format}»; there are raw, vhd and qcow2")
+                write!(f, "unknown format '{format}'; use raw, vhd or qcow2")
             }
-            NotAnImage::NoPath(word) => write!(f, "«{word}» names no file behind the colon"),
-            NotAnImage::NoDataFile(word) => write!(f, "«{word}» names no data file behind «data-file=»"),
-            NotAnImage::HasNone(format) => write!(f, "only qcow2 images have data files, and not {format}"),
+            NotAnImage::NoPath(word) => write!(f, "'{word}' has no file name after the colon"),
+            NotAnImage::NoDataFile(word) => write!(f, "'{word}' has no file name after 'data-file='"),
+            NotAnImage::HasNone(format) => write!(f, "only qcow2 images have data files, not {format}"),
         }
     }
 }
@@ -120,13 +116,13 @@ impl ImageName {
         &self.path
     }
 
-    /// The same image, named by other paths to its files.
+    /// The same image with other paths to its files.
     pub fn map_paths<E>(&self, mut path: impl FnMut(&Path) -> Result<PathBuf, E>) -> Result<ImageName, E> {
         let data_file = self.data_file.as_deref().map(&mut path).transpose()?;
         Ok(ImageName { format: self.format, path: path(self.path())?, data_file })
     }
 
-    /// As it stands on a command line, whatever bytes its paths have.
+    /// The command-line argument, whatever bytes its paths contain.
     pub fn word(&self) -> OsString {
         let mut word = OsString::from(format!("{}:", self.format));
         word.push(self.path());
@@ -167,7 +163,7 @@ mod test {
     }
 
     #[test]
-    fn a_data_file_is_named_behind_the_image() {
+    fn a_data_file_follows_the_image_name() {
         let word = "qcow2:a/b.qcow2,data-file=/c,d=e.raw";
         let name: ImageName = word.parse().unwrap();
         assert_eq!(name.paths().collect::<Vec<_>>(), [Path::new("a/b.qcow2"), Path::new("/c,d=e.raw")]);
@@ -180,7 +176,7 @@ mod test {
     }
 
     #[test]
-    fn a_path_alone_is_refused_with_what_to_write() {
+    fn a_path_without_format_is_refused_with_a_suggestion() {
         let refused = "disk.vhd".parse::<ImageName>().unwrap_err().to_string();
         assert!(refused.contains("raw:disk.vhd, vhd:disk.vhd or qcow2:disk.vhd"), "{refused}");
         assert!(matches!("/a:b".parse::<ImageName>(), Err(NotAnImage::NoFormat(_))));

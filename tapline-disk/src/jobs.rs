@@ -1,5 +1,5 @@
-//! Jobs on images that nobody serves, one module each: a function `run` that prints what it found and answers
-//! with an exit code.
+//! Jobs on images that are not being served, one module each with a function `run` that prints the result and returns
+//! an exit code.
 
 pub mod check;
 pub mod compact;
@@ -18,7 +18,7 @@ use uring::{Cache, EngineKind, OpenOptions};
 use crate::cli::{Access, CacheMode, IoEngine};
 
 impl Access {
-    /// Options of a file that is opened as the command line says, and locked.
+    /// The options of a file that is opened according to the command line and locked.
     pub fn options(self, write: bool) -> OpenOptions {
         let cache = match self.cache {
             CacheMode::None => Cache::None,

@@ -1,8 +1,8 @@
-//! The files of a chain, from the image itself down to its last parent: opened, locked, and found to belong
+//! The files of a chain, from the image itself down to its last parent: opened, locked, and verified to belong
 //! together.
 //!
-//! Only files that were named on the command line are ever opened. What an image says of its parent is shown, to
-//! help find the right name, and compared with the parent that was named ([`crate::lineage`]).
+//! Only files given on the command line are ever opened. The parent recorded in an image is shown, to help find the
+//! right name, and compared with the given one ([`crate::parent_link`]).
 
 use disk::qcow2::Qcow2;
 use disk::redo::Patched;
@@ -16,9 +16,9 @@ use crate::file_identity::FileIdentity;
 use crate::files;
 use crate::image_name::{FormatName, ImageName};
 use crate::leftovers;
-use crate::lineage;
 use crate::log::say;
 use crate::ordered;
+use crate::parent_link;
 use crate::redo_log::{self, AfterFailure};
 use crate::soundness;
 use crate::unfinished::{self, Unfinished};
@@ -29,9 +29,9 @@ const LARGE: usize = 4096;
 /// An open chain: for each layer its file and its format, the image itself first.
 #[derive(Debug)]
 pub struct Layers {
-    /// What it was opened by.
+    /// The name with which it was opened.
     pub name: ImageName,
-    /// Of all layers, the first of them the same.
+    /// The names of all layers, starting with the image's.
     pub names: Vec<ImageName>,
     /// The files.
     pub files: Vec<ImageFile>,
@@ -39,7 +39,7 @@ pub struct Layers {
     pub images: Vec<Image>,
     /// The redo logs, of those that have one.
     pub logs: Vec<(usize, RedoLog)>,
-    /// The note beside the image, where it was opened for [`Chain::command`].
+    /// The marker of the image, where it was opened for [`Chain::command`].
     pub unfinished: Option<Unfinished>,
 }
 
@@ -48,13 +48,13 @@ pub struct Layers {
 pub struct Chain<'a> {
     /// The layers.
     pub names: Vec<&'a ImageName>,
-    /// Whether a parent may have changed since its child was made.
+    /// Whether a parent may have been modified since its child was created.
     pub accept_changed: bool,
-    /// How many layers, from the image down, are opened as the options say; those below are for reading only.
+    /// How many layers, from the image down, are opened according to the options; those below are opened read-only.
     pub writable: usize,
     /// The command that this is for, if it writes to the image and leaves what it shows as it is.
     pub command: Option<&'a str>,
-    /// Whether the image is served: what is written to it is to outlive this process, in a redo log.
+    /// Whether the image is served: writes then go to a redo log, to outlive this process.
     pub served: Option<Served>,
 }
 
@@ -63,7 +63,7 @@ pub struct Chain<'a> {
 pub struct Served {
     /// Though a sync of it has failed under an earlier process.
     pub accept_failed_sync: bool,
-    /// By a process that may go on with it: nothing is written before that has let go.
+    /// Opened by a process that may take it over: nothing is written until the old process has released it.
     pub taken_over: bool,
     /// Though a sync of an image below it has. Found out when the chain is opened.
     pub below_failed: bool,
@@ -83,7 +83,7 @@ impl Layers {
         Layers::open_alone_for(name, options, None)
     }
 
-    /// The same for writing, by a command that leaves what the image shows as it is.
+    /// The same for writing, by a command that does not change the image's contents.
     pub fn open_alone_for(name: &ImageName, options: OpenOptions, command: Option<&str>) -> Result<Layers, Failure> {
         check_names(&[name])?;
         Layers::open_first(name, options, command, None)
@@ -101,7 +101,7 @@ impl Layers {
         layers.unless_failed(opened)
     }
 
-    /// Opens `name` and the parents it stands on. Parents are opened for reading only.
+    /// Opens `name` and its parents. Parents are opened read-only.
     pub fn open(name: &ImageName, parents: &Parents, options: OpenOptions) -> Result<Layers, Failure> {
         Layers::open_chain(&Chain::of(name, parents), options)
     }
@@ -146,8 +146,8 @@ impl Layers {
         }
     }
 
-    /// The logical blocks that a guest is to be shown, unless that is said: those of the storage if a raw image is at
-    /// the bottom, with whose sectors the disk began; what stands on it has the same.
+    /// The default logical block size of the guest: that of the storage if the lowest layer is raw, because the disk
+    /// was partitioned with it; layers above have the same.
     pub fn block(&self) -> u32 {
         let base = self.images.last().zip(self.files.last());
         match base.is_some_and(|(image, file)| matches!(image, Image::Raw(_)) && file.alignment().offset == LARGE) {
@@ -169,9 +169,9 @@ impl Layers {
         served: Option<Served>,
     ) -> Result<(), Failure> {
         let taken_over = served.is_some_and(|served| served.taken_over);
-        // What is left of others is settled by now, or kept because a sync has failed.
+        // Logs of other layers have been replayed by now, or kept because a sync has failed.
         let kept = served.filter(|_| keeps_left(served, options) && redo_log::is_left(name.path()));
-        // Of one that is served, what is left is written when it is: reads need not wait for it.
+        // The log of a served image is replayed by its disk: reads need not wait for it.
         let served = served.filter(|_| options.write).or(kept);
         self.files.push(match served.is_some() || taken_over {
             true => files::open_image(name, options).map_err(Failure::said)?,
@@ -204,24 +204,24 @@ impl Layers {
         Ok(())
     }
 
-    /// Whether the last layer is the parent of the one above it.
+    /// Checks that the last layer is the parent of the one above it.
     fn check_last_pair(&self, child: &ImageName, parent: &ImageName, accept: bool) -> Result<(), Failure> {
         let ([.., above, below], Some(file)) = (self.images.as_slice(), self.files.last()) else { return Ok(()) };
         if let Some(left) = Unfinished::find(parent)? {
             say(format_args!(
-                "{parent} shows what it did, but a command that changes it has not ended; to finish it: {}",
+                "{parent} has its old contents, but a command that changes it did not finish; to finish it: {}",
                 left.command()
             ));
         }
-        let modified = lineage::modified(parent, file)?;
-        if let Some(note) = lineage::check((child, above), (parent, below), modified, accept)? {
+        let modified = parent_link::modified(parent, file)?;
+        if let Some(note) = parent_link::check((child, above), (parent, below), modified, accept)? {
             say(note);
         }
         Ok(())
     }
 }
 
-/// A disk in logical blocks of so many bytes over `images`, leaf first, some of which have a redo log.
+/// A disk with the given logical block size over `images`, leaf first, some of which have a redo log.
 pub fn disk_of(images: Vec<Image>, logs: Vec<(usize, RedoLog)>, block: u32) -> Result<Disk<Image>, ImageError> {
     let mut disk = Disk::new(images, disk::Options { block, ..disk::Options::default() })?;
     for (depth, log) in logs {
@@ -247,21 +247,21 @@ pub fn open_file(name: &ImageName, options: OpenOptions) -> Result<ImageFile, Fa
 fn settle_read_only(name: &ImageName, options: OpenOptions) -> Result<(), Failure> {
     let mut file = files::open_image(name, OpenOptions { write: true, ..options }).map_err(Failure::said)?;
     redo_log::settle(name, &mut file)?;
-    // Its lock would be in the way of the reader's.
+    // Its lock would conflict with the reader's.
     drop(file);
     files::close_writable(name.path());
     Ok(())
 }
 
-/// Whether a log of a failed sync is kept, for an image that is not written to: its guest lives, and reads what it was
-/// told.
+/// Whether the log of a failed sync is kept, for an image that is not written: its guest is alive, and must read
+/// acknowledged data.
 fn keeps_left(served: Option<Served>, options: OpenOptions) -> bool {
     let keeps = served.is_some_and(|served| !served.accept_failed_sync && !served.taken_over);
     keeps && options.lock && !options.write
 }
 
-/// Makes durable what processes have left of the layers of a chain, the deepest first: what a merge has given up in one
-/// must be in those below it. Not of one that is served for writing, whose disk does that. Whether a sync of a layer
+/// Replays the redo logs of a chain's layers, the deepest first: data discarded by a merge from one layer must be in
+/// those below it. The log of an image served for writing is replayed by its disk. Returns whether a sync of a layer
 /// below the image has failed: then nothing above it is written.
 fn settle_left(chain: &Chain<'_>, options: OpenOptions) -> Result<bool, Failure> {
     if !options.lock || chain.served.is_some_and(|served| served.taken_over) {
@@ -279,14 +279,14 @@ fn settle_left(chain: &Chain<'_>, options: OpenOptions) -> Result<bool, Failure>
         below = redo_log::settle_above(name, &mut file, AfterFailure { below, keep })?;
         drop(file);
         if !write {
-            // Its lock would be in the way of the reader's.
+            // Its lock would conflict with the reader's.
             files::close_writable(name.path());
         }
     }
     Ok(below)
 }
 
-/// Opens the redo log of an image that is served, and says what a process has left in it.
+/// Opens the redo log of a served image, and reports what the last process has left in it.
 fn open_log(name: &ImageName, file: &mut ImageFile, served: Served) -> Result<Option<RedoLog>, Failure> {
     let Some(mut log) = redo_log::open(name, file)? else { return Ok(None) };
     if served.below_failed {
@@ -294,19 +294,16 @@ fn open_log(name: &ImageName, file: &mut ImageFile, served: Served) -> Result<Op
     }
     if log.has_failed() && served.accept_failed_sync {
         say(format_args!(
-            "a sync of {name} or of an image below it has failed under an earlier process; it is served as after a \
-             power loss"
+            "a sync of {name} or of an image below it failed in an earlier process; serving it as after a power loss"
         ));
         redo_log::read_anew(name, file);
         log.accept_failure();
     } else if log.has_failed() {
-        say(format_args!(
-            "a sync of {name} or of an image below it has failed under an earlier process: nothing is written to it"
-        ));
-        say("see the kernel's log for the reason; with --accept-failed-sync it is served as after a power loss");
+        say(format_args!("a sync of {name} or of an image below it failed in an earlier process: not writing to it"));
+        say("see the kernel log for the reason; --accept-failed-sync serves it as after a power loss");
     }
     if let Some(owed) = log.owed() {
-        say(format_args!("{name}: {} sectors are to be written that its last process has left", owed.sectors()));
+        say(format_args!("{name}: replaying {} sectors from the redo log of the last process", owed.sectors()));
     }
     Ok(Some(log))
 }
@@ -331,26 +328,27 @@ fn open_as_logged(
         FormatName::Raw | FormatName::Vhd => {
             Vhd::open(&mut source, access(write), tail).map(|image| Image::Vhd(Box::new(image)))
         }
-        // Its last process has seen to what an image needs before the first write.
+        // Its last process has done what an image needs before the first write.
         FormatName::Qcow2 => Qcow2::open(&mut source, access(write), tail).map(|image| Image::Qcow2(Box::new(image))),
     };
     opened.map_err(|error| explain(name, error))
 }
 
-/// What makes no chain, whatever the files hold: too many of them, or one of them twice, by this name or another.
+/// Rejects chains that are invalid whatever the files contain: too long, or with a file that occurs twice, even under
+/// different names.
 fn check_names(names: &[&ImageName]) -> Result<(), Failure> {
     if let Some(name) = names.first().filter(|_| names.len() > LAYERS_MAX) {
-        let why = format!("a chain of {} layers is longer than the {LAYERS_MAX} that are allowed", names.len());
+        let why = format!("a chain of {} layers is longer than the maximum of {LAYERS_MAX}", names.len());
         return Err(Failure::new(format!("open {name}"), why)
             .advise("merge some of them first: tapline image merge")
             .exit_as(Exit::Usage));
     }
     let mut seen: Vec<(FileIdentity, &ImageName)> = Vec::new();
     for (name, path) in names.iter().flat_map(|&name| name.paths().map(move |path| (name, path))) {
-        // What cannot be found is told when it is opened.
+        // A file that cannot be found is reported when it is opened.
         let Some(identity) = FileIdentity::of_path(path) else { continue };
         if name.data_file.as_deref() == Some(path) && seen.iter().any(|(other, _)| *other == identity) {
-            let why = "its data file is another file of this chain already";
+            let why = "its data file is already another file of this chain";
             return Err(Failure::new(format!("use {name} in this chain"), why).exit_as(Exit::Usage));
         }
         if let Some((_, above)) = seen.iter().find(|(other, _)| *other == identity) {
@@ -370,7 +368,7 @@ pub fn open_image(name: &ImageName, file: &mut ImageFile, write: bool) -> Result
     open_as_it_is(name, file, write)
 }
 
-/// The same for those who see to it themselves that the image's children know it.
+/// The same for callers that keep the record of the image's children up to date themselves.
 pub fn open_as_it_is(name: &ImageName, file: &mut ImageFile, write: bool) -> Result<Image, Failure> {
     check_unit(name, file)?;
     match name.format {
@@ -382,8 +380,8 @@ pub fn open_as_it_is(name: &ImageName, file: &mut ImageFile, write: bool) -> Res
     }
 }
 
-/// A file system gives zeros where nothing was written; a block device what was there before.
-/// What is behind what an image uses of its file.
+/// What the unused end of a file reads as: a file system returns zeroes where nothing was written; a block device its
+/// old contents.
 pub fn tail(file: &ImageFile) -> Tail {
     if file.device_len().is_some() { Tail::Stale } else { Tail::Zeroes }
 }
@@ -400,11 +398,14 @@ fn open_vhd(file: &mut ImageFile, write: bool) -> Result<Vhd, ImageError> {
 fn open_qcow2(name: &ImageName, file: &mut ImageFile, write: bool) -> Result<Qcow2, Failure> {
     let tail = tail(file);
     if write {
-        // As QEMU does: refcounts that may be wrong must not be allocated by.
+        // As in QEMU: clusters must not be allocated with refcounts that may be wrong.
         let found = Qcow2::open(file, Access::ReadOnly, tail).map_err(|error| explain(name, error))?;
         if found.info().dirty {
             let done = soundness::close(name, file)?;
-            say(format_args!("{name} was not closed by its last writer and has been repaired: {}", done.join("; ")));
+            say(format_args!(
+                "{name} was not closed cleanly by its last writer and has been repaired: {}",
+                done.join("; ")
+            ));
         }
     }
     let image = Qcow2::open(file, access(write), tail).map_err(|error| explain(name, error))?;
@@ -415,13 +416,13 @@ fn open_qcow2(name: &ImageName, file: &mut ImageFile, write: bool) -> Result<Qco
     Ok(image)
 }
 
-/// Whether all of the disk has room in the data file.
+/// Checks that the data file is large enough for the disk.
 fn check_data_file(name: &ImageName, file: &ImageFile, image: &Image) -> Result<(), Failure> {
     let (len, device) = (image.geometry().len, file.data_file().and_then(ImageFile::device_len));
     match device {
         Some(device) if device < len => {
-            let why = format!("its data file is a block device of {device} bytes, and the disk has {len}");
-            Err(Failure::new(format!("open {name}"), why).advise("name the right device, or make it larger"))
+            let why = format!("its data file is a block device of {device} bytes, but the disk has {len}");
+            Err(Failure::new(format!("open {name}"), why).advise("give the right device, or enlarge it"))
         }
         _ => Ok(()),
     }
@@ -433,9 +434,8 @@ fn check_unit(name: &ImageName, file: &ImageFile) -> Result<(), Failure> {
     if unit <= LARGE {
         return Ok(());
     }
-    let why = format!(
-        "its storage takes nothing smaller than {unit} bytes with O_DIRECT, and no drive writes as much at once"
-    );
+    let why =
+        format!("its storage requires O_DIRECT writes of at least {unit} bytes, which no drive writes atomically");
     Err(Failure::new(format!("open {name}"), why).advise("use --cache writeback"))
 }
 
@@ -443,13 +443,13 @@ fn check_unit(name: &ImageName, file: &ImageFile) -> Result<(), Failure> {
 pub fn explain(name: &ImageName, error: ImageError) -> Failure {
     let advice = match error.kind {
         ImageErrorKind::WrongFormat => Some(format!(
-            "name the format that the file has; if it should be {}, its beginning and end are damaged or cut off",
+            "give the file's actual format; if it should be {}, its start and end are damaged or truncated",
             name.format
         )),
-        ImageErrorKind::Corrupt => Some(format!("`tapline image check {name}` lists all that is wrong with it")),
+        ImageErrorKind::Corrupt => Some(format!("`tapline image check {name}` lists the problems")),
         ImageErrorKind::Unsupported | ImageErrorKind::Mismatch => None,
         ImageErrorKind::OutOfLimits => None,
-        ImageErrorKind::Storage => Some("the storage below it fails; see the kernel's log".into()),
+        ImageErrorKind::Storage => Some("its storage failed; see the kernel log".into()),
     };
     let failure = Failure::new(format!("open {name}"), error);
     match advice {
@@ -460,13 +460,11 @@ pub fn explain(name: &ImageName, error: ImageError) -> Failure {
 
 fn parent_missing(name: &ImageName, link: &disk::Link) -> Failure {
     let advice = format!(
-        "{}\n  if that is the one you mean: --parent {}",
-        lineage::describe(link),
-        lineage::suggestion(name, link)
+        "{}\n  if that is the right one: --parent {}",
+        parent_link::describe(link),
+        parent_link::suggestion(name, link)
     );
-    Failure::new(format!("open {name}"), "it stands on a parent, which must be named")
-        .advise(advice)
-        .exit_as(Exit::Usage)
+    Failure::new(format!("open {name}"), "it has a parent, which must be given").advise(advice).exit_as(Exit::Usage)
 }
 
 /// Options for looking at metadata: through the page cache, which every file system has.

@@ -1,7 +1,7 @@
-//! What a writer that was killed has left behind the last block of a VHD: taken away before the next one begins.
+//! Removes what a killed writer has left behind the last block of a VHD, before the next writer begins.
 //!
-//! Without this the file of a guest that never flushes, and whose process is killed again and again, would grow for
-//! ever. What is to be done, and why in this order, is [`disk::vhd::Tidy`]'s affair.
+//! Without this, the file of a guest that never flushes, and whose process is killed again and again, would grow
+//! forever. What to do, and in which order, is decided by [`disk::vhd::Tidy`].
 
 use std::io;
 
@@ -11,15 +11,15 @@ use uring::ImageFile;
 use crate::failure::Failure;
 use crate::image_name::ImageName;
 
-/// Has the file end where it should. Nobody else has it open, and it is about to be written. A block device is as long
-/// as it is; what cannot be read as a VHD is for others to refuse.
+/// Truncates the file to its proper length. No other process has it open, and it is about to be written. A block device
+/// has a fixed length; an unreadable VHD is rejected elsewhere.
 pub fn clear(name: &ImageName, file: &mut ImageFile) -> Result<(), Failure> {
     if file.device_len().is_some() {
         return Ok(());
     }
     match vhd::tidy(file) {
         Ok(Some(tidy)) => perform(file, &tidy)
-            .map_err(|error| Failure::new(format!("take away what the last writer has left in {name}"), error)),
+            .map_err(|error| Failure::new(format!("remove what the last writer left in {name}"), error)),
         Ok(None) | Err(_) => Ok(()),
     }
 }

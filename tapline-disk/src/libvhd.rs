@@ -1,6 +1,6 @@
-//! What is said of a VHD that libvhd does not take, which vhd-util, tapdisk and XenServer read VHDs with.
+//! Notes about VHDs that libvhd rejects, which vhd-util, tapdisk and XenServer use to read VHDs.
 //!
-//! Such an image is sound, and Tapline and QEMU read it: nothing is refused for it (decision 0029).
+//! Such an image is intact, and Tapline and QEMU can read it, so nothing is refused because of it (decision 0029).
 
 use disk::Image;
 
@@ -10,12 +10,12 @@ use crate::log::say;
 /// Bytes of a block, as libvhd has them.
 const BLOCK: u32 = 2 << 20;
 
-/// Images whose metadata stands behind their blocks, as of a moment.
+/// Images whose metadata is located behind their blocks, at a point in time.
 #[derive(Debug, Default)]
 pub struct Behind(Vec<ImageName>);
 
 impl Behind {
-    /// Those among `images`.
+    /// Those of `images` with their metadata behind their blocks.
     pub fn of<'a>(images: impl IntoIterator<Item = (ImageName, &'a Image)>) -> Behind {
         let is_behind = |image: &Image| matches!(image, Image::Vhd(vhd) if vhd.is_behind_blocks());
         Behind(images.into_iter().filter(|(_, image)| is_behind(image)).map(|(name, _)| name).collect())
@@ -25,14 +25,14 @@ impl Behind {
     pub fn tell_since(&self, before: &Behind) {
         for name in self.0.iter().filter(|name| !before.0.contains(name)) {
             say(format_args!(
-                "{name} had no room for its metadata in front of its blocks, and has it behind them now: \
-                 `vhd-util check` refuses such a VHD; tapline image convert makes one that it takes"
+                "the metadata of {name} had to be moved behind its blocks: `vhd-util check` rejects such a VHD; \
+                 `tapline image convert` creates one that it accepts"
             ));
         }
     }
 }
 
-/// Tells of blocks of a new image that were asked for by name, if libvhd does not read such.
+/// Prints a note if a new image was requested with a block size that libvhd does not support.
 pub fn tell_of_block_size(image: &ImageName, unit: Option<u32>) {
     if let Some(unit) = unit.filter(|&unit| image.format == FormatName::Vhd && unit != BLOCK) {
         say(format_args!(

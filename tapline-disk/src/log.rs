@@ -1,7 +1,8 @@
-//! Lines for people on stderr.
+//! Log lines for people on stderr.
 //!
-//! It knows nothing of what they say. What a guest or a client can cause is limited in rate: they cannot fill the
-//! host's log. A log that is full, or that nobody reads, ends and holds up nothing (crate `logging`).
+//! It knows nothing about their contents. Lines that a guest or a client can cause are rate-limited, so that they
+//! cannot fill the host's log. A log that is full, or that nobody reads, neither stops nor delays anything (crate
+//! `logging`).
 
 use std::fmt::Display;
 use std::time::{Duration, Instant};
@@ -33,13 +34,13 @@ impl Log {
     pub fn caused(&mut self, line: impl Display) {
         if let Some(left_out) = self.admit(Instant::now()) {
             if left_out > 0 {
-                say(format_args!("{left_out} lines were left out"));
+                say(format_args!("{left_out} lines were dropped"));
             }
             say(line);
         }
     }
 
-    /// Whether a line may be said now, and how many were left out before it.
+    /// Whether a line may be written now, and how many were dropped before it.
     fn admit(&mut self, now: Instant) -> Option<u64> {
         if now.duration_since(self.since) >= PERIOD {
             self.since = now;
@@ -59,12 +60,12 @@ pub fn say(line: impl Display) {
     STDERR.say(line);
 }
 
-/// Says why a command could not be done, as the last that it says.
+/// Prints why a command failed, as its last output.
 pub fn say_failure(failure: &Failure) {
     STDERR.write_last(&format!("tapline: {failure}\n"));
 }
 
-/// The program is about to end well: says what is missing in the log, if it can.
+/// The program is about to exit normally: reports dropped lines, if possible.
 pub fn end() {
     STDERR.tell_losses();
 }
@@ -74,7 +75,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn a_flood_is_cut_and_counted() {
+    fn excess_lines_are_dropped_and_counted() {
         let mut log = Log::new();
         let begin = log.since;
         let said = (0..100).filter(|_| log.admit(begin).is_some()).count();

@@ -1,7 +1,7 @@
-//! `tapline-disk`: the disk process. It serves one image, or runs one image job; it is the only program of
-//! Tapline that parses images.
+//! `tapline-disk`: the disk process. It serves one image, or runs one image job; it is the only program of Tapline that
+//! parses images.
 //!
-//! This file knows how a command line becomes a command and how a command's end becomes an exit code.
+//! This file maps a command line to a command, and a command's result to an exit code.
 
 #![forbid(unsafe_code)]
 // They panic where nothing can be written.
@@ -22,24 +22,24 @@ mod jobs;
 mod layers;
 mod leftovers;
 mod libvhd;
-mod lineage;
 mod log;
 mod ordered;
 mod output;
 mod panics;
 mod parent;
+mod parent_link;
 mod presence;
 mod progress;
 mod redo_log;
 mod redo_name;
 mod reflink;
 mod relink;
-mod remains;
 mod runner;
 mod serve;
 mod signals;
 mod size;
 mod soundness;
+mod stale_layers;
 mod stats;
 mod stream;
 mod target;
@@ -93,10 +93,10 @@ fn carry_out(command: &Command) -> Result<Exit, Failure> {
     }
 }
 
-/// Takes what is handed over, and gives up what is not needed then, before anything is looked at.
+/// Receives passed files, and drops unneeded privileges, before any input is parsed.
 fn receive(handing: Handing, takes_over: bool) -> Result<(), Failure> {
     match handing.handed {
-        // All comes from the process whose place this one takes, when it is ready.
+        // Everything comes from the process that this one replaces, when it is ready.
         true if takes_over => files::replace_file_system(Files::default())?,
         true => files::replace_file_system(handed::receive(std::io::stdin())?)?,
         false => {}
@@ -127,7 +127,7 @@ fn run_job(command: &ImageCommand) -> Result<Exit, Failure> {
     }
 }
 
-/// Prints help, a version, or why the arguments make no sense.
+/// Prints help, the version, or why the arguments are invalid.
 fn explain(refused: &clap::Error) -> ExitCode {
     let exit = if refused.use_stderr() { Exit::Usage } else { Exit::Done };
     match refused.print() {

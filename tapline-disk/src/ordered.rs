@@ -1,5 +1,5 @@
-//! Writes metadata in the order that a format asks for: a sync in front, and one behind every batch, so that no batch is
-//! on the storage before the ones ahead of it.
+//! Writes metadata in the order required by a format: with a sync before and after every batch, so that no batch
+//! reaches the storage before the earlier ones.
 
 use std::io;
 
@@ -11,7 +11,7 @@ pub fn write(file: &mut ImageFile, batches: &[Vec<MetaWrite>]) -> io::Result<()>
     write_synced(file, batches, ImageFile::sync)
 }
 
-/// The same, with syncs by `sync`.
+/// The same, with `sync` as the sync operation.
 pub fn write_synced(
     file: &mut ImageFile,
     batches: &[Vec<MetaWrite>],

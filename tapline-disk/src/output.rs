@@ -1,5 +1,5 @@
-//! What a command prints, in one place. A reader that goes away early has seen what it wanted, and the command ends
-//! as it would have; any other failure to print is an error.
+//! The only place where commands print. A closed pipe is not an error, and the command ends as usual; any other failure
+//! to print is an error.
 
 use std::io::{self, Write};
 

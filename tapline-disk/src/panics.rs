@@ -1,7 +1,7 @@
-//! A fault in this program: told with what was in flight, and the end of the process (crate `logging`).
+//! A panic in this program is reported with the number of requests in flight, and aborts the process (crate `logging`).
 //!
-//! It knows nothing of disks but their numbers. When the process has ended nothing more is written, flushed or
-//! answered. The kernel gives back its locks, and another process takes its sockets and its disk over.
+//! It knows nothing about disks but numbers. After the process has ended nothing more is written, flushed or completed.
+//! The kernel releases its locks, and another process takes over its sockets and its disk.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,7 +15,7 @@ static IN_FLIGHT: AtomicUsize = AtomicUsize::new(0);
 /// The verb under way.
 static VERB: Mutex<Option<&'static str>> = Mutex::new(None);
 
-/// From now on a panic is told and ends the process.
+/// Makes every panic print a report and abort the process from now on.
 pub fn abort_on_panic() {
     // Not waiting for a reader: the guest waits for the next process.
     panics::abort_on_panic(|panic| log::say(told(panic)));
@@ -27,9 +27,9 @@ pub fn in_flight(requests: usize) {
     IN_FLIGHT.store(requests, Ordering::Relaxed);
 }
 
-/// This verb is under way, or none.
+/// Sets the verb in progress.
 pub fn under_way(verb: Option<&'static str>) {
-    // What only a panic reads nobody waits for.
+    // Only a panic reads this, so nobody waits for the lock.
     if let Ok(mut under_way) = VERB.try_lock() {
         *under_way = verb;
     }
@@ -37,14 +37,14 @@ pub fn under_way(verb: Option<&'static str>) {
 
 fn told(panic: &Panic<'_>) -> String {
     let requests = IN_FLIGHT.load(Ordering::Relaxed);
-    // The lock may be held by whoever panics.
+    // The panicking thread may hold the lock.
     let verb = VERB.try_lock().ok().and_then(|verb| *verb).map(|verb| {
         let article = if verb.starts_with('u') { "an" } else { "a" };
-        format!(", {article} {verb} was under way")
+        format!(", {article} {verb} was in progress")
     });
     let verb = verb.unwrap_or_default();
     panic.during(format_args!(
-        "{requests} requests were in flight{verb}; the process ends, and another can take its disk over"
+        "{requests} requests were in flight{verb}; the process exits, and another one can take over its disk"
     ))
 }
 
@@ -59,7 +59,7 @@ mod test {
     const ENVIRONMENT: &str = "TAPLINE_TEST_PANIC";
 
     fn panics(log: Stdio) -> Output {
-        // It ends the process, so another one does it.
+        // It aborts the process, so the test runs it in a child process.
         let mut inside = Command::new(std::env::current_exe().unwrap());
         inside
             .args(["--exact", "panics::test::inside", "--nocapture"])
@@ -69,16 +69,16 @@ mod test {
     }
 
     #[test]
-    fn a_panic_is_told_with_what_was_in_flight_and_ends_the_process() {
+    fn a_panic_reports_requests_in_flight_and_aborts() {
         let ended = panics(Stdio::piped());
         let told = String::from_utf8(ended.stderr).unwrap();
         assert_eq!(ended.status.signal(), Some(6), "{told}");
         assert!(told.starts_with("tapline-disk: PANIC") && told.contains("src/panics.rs:"), "{told}");
-        assert!(told.contains(": too much: 3; 7 requests were in flight, a snapshot was under way; "), "{told}");
+        assert!(told.contains(": too much: 3; 7 requests were in flight, a snapshot was in progress; "), "{told}");
     }
 
     #[test]
-    fn it_ends_the_process_also_where_nobody_can_be_told() {
+    fn a_panic_aborts_even_if_stderr_cannot_be_written() {
         let full = File::options().write(true).open("/dev/full").unwrap();
         assert_eq!(panics(full.into()).status.signal(), Some(6));
     }

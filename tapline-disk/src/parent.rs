@@ -1,7 +1,7 @@
-//! `--end-with-input`: a job ends when whoever has started it does.
+//! `--end-with-input`: a job exits when its parent process does.
 //!
-//! It knows nothing of the job: its end is as if it was killed, which every job survives. The daemon that has gone kept
-//! the other end of our standard input; the one after it does or undoes from its journal what was begun, and needs the
+//! It knows nothing about the job, which ends as if killed; every job survives that. The daemon that has exited held
+//! the other end of our standard input; its successor repeats or rolls back the job from its journal, and needs the
 //! image's lock for that.
 
 use std::io::stdin;
@@ -12,22 +12,23 @@ use rustix::io::Errno;
 use crate::failure::{Exit, Failure};
 use crate::log::say;
 
-/// From now on this process ends with its standard input, in the middle of whatever it does.
+/// From now on this process exits when its standard input is closed, whatever it is doing.
 pub fn end_with() -> Result<(), Failure> {
     let thread = std::thread::Builder::new().name("parent".into());
     let started = thread.spawn(|| {
         let input = stdin();
-        // Nothing but its end is told (poll(2), POLLHUP); of a socket that is the end of all who have the other side.
+        // Only a hang-up is reported (poll(2), POLLHUP); for a socket that means that all holders of the other end have
+        // closed it.
         let mut ends = [PollFd::new(&input, PollFlags::empty())];
         loop {
             match poll(&mut ends, None) {
                 Err(Errno::INTR) => {}
-                Err(errno) => return say(format_args!("who has started this job is not watched: {errno}")),
+                Err(errno) => return say(format_args!("cannot watch the process that started this job: {errno}")),
                 Ok(_) => break,
             }
         }
-        say("whoever has started this job has gone, and it ends");
+        say("the process that started this job has exited; stopping");
         std::process::exit(Exit::Failed.code().into());
     });
-    started.map(drop).map_err(|error| Failure::new("watch who has started this", error))
+    started.map(drop).map_err(|error| Failure::new("watch the parent process", error))
 }

@@ -1,7 +1,7 @@
-//! Which parts of the disk one file holds by itself, whatever its parents show.
+//! Which ranges of the disk a single file has its own data for, regardless of its parents.
 //!
-//! It reads the metadata of an image that its caller has locked, and nothing of its data. What is written to the image
-//! while this is open may or may not be seen: ask about a part of the disk before writing there.
+//! It reads the metadata of an image that its caller has locked, and none of its data. Writes to the image while this
+//! is open may or may not be seen: query a range before writing there.
 
 use disk::{Format, Image, Mapping, MetaBlock, ReadFault, Source, Span, Wait};
 use uring::{ImageFile, OpenOptions};
@@ -29,8 +29,8 @@ pub struct Presence {
 }
 
 impl Presence {
-    /// Opens an image that is locked already. Metadata is read through the page cache of whoever reads it like that, or
-    /// past it, as `options` say.
+    /// Opens an image that is already locked. Metadata is read through the page cache or past it, according to
+    /// `options`.
     pub fn of(name: &ImageName, options: OpenOptions) -> Result<Presence, Failure> {
         let options = OpenOptions { write: false, lock: false, ..options };
         let mut file = open_file(name, options)?;
@@ -47,7 +47,7 @@ impl Presence {
             let place = self.place(left)?;
             let len = place.len().min(left.len);
             if len == 0 {
-                return Err(self.failed("its format gives no answer"));
+                return Err(self.failed("its format gave no answer"));
             }
             let holds = match place {
                 Mapping::Data { .. } | Mapping::Compressed { .. } | Mapping::Shared { .. } => Holds::Data,
@@ -70,7 +70,7 @@ impl Presence {
                 Ok(place) => return Ok(place),
                 Err(Wait::Load(block)) => self.load(block)?,
                 Err(Wait::Busy(_) | Wait::Round | Wait::NoSpace | Wait::Damaged(_)) => {
-                    return Err(self.failed("its format wants to write"));
+                    return Err(self.failed("its format would have to write"));
                 }
             }
         }
@@ -80,22 +80,22 @@ impl Presence {
         let mut bytes = vec![0; usize::try_from(block.len).unwrap_or(0)];
         let here = Source::len(&self.file).saturating_sub(block.at);
         let here = usize::try_from(here).unwrap_or(usize::MAX).min(bytes.len());
-        // What lies behind the end of the file is zero, as it is for an engine.
+        // Beyond the end of the file there are zeroes, as for an engine.
         let (found, _) = bytes.split_at_mut(here);
         let read: Result<(), ReadFault> = self.file.read_at(block.at, found);
         read.map_err(|error| self.failed(error))?;
         self.image.load(block, &bytes).map_err(|corrupt| {
-            self.failed(format!("what stands at byte {} of the file makes no sense", corrupt.at))
-                .advise(format!("`tapline image check {}` lists all that is wrong with it", self.name))
+            self.failed(format!("the metadata at byte {} of the file is invalid", corrupt.at))
+                .advise(format!("`tapline image check {}` lists the problems", self.name))
         })
     }
 
     fn damaged(&self, at: u64, raw: u64) -> Failure {
-        self.failed(format!("the entry {raw:#018x} at byte {at} of the file makes no sense"))
-            .advise(format!("`tapline image check {}` lists all that is wrong with it", self.name))
+        self.failed(format!("the entry {raw:#018x} at byte {at} of the file is invalid"))
+            .advise(format!("`tapline image check {}` lists the problems", self.name))
     }
 
     fn failed(&self, why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Failure {
-        Failure::new(format!("look up what {} holds", self.name), why)
+        Failure::new(format!("look up the allocation of {}", self.name), why)
     }
 }

@@ -1,7 +1,7 @@
-//! How far a long job has come, on stderr: a bar where a person watches, a line now and then where a log does, a line of
-//! JSON for each hundredth where a daemon has handed us our files.
+//! The progress of a long job on stderr: a bar on a terminal, occasional lines for a log, or a line of JSON per percent
+//! for a daemon that has passed us our files.
 //!
-//! It knows bytes and time, and nothing of the job. It prints nothing for jobs that end at once.
+//! It knows bytes and time, and nothing about the job. It prints nothing for jobs that end at once.
 
 use std::collections::VecDeque;
 use std::io::{IsTerminal, Write};
@@ -41,7 +41,7 @@ enum Reader {
     Daemon,
 }
 
-/// What a daemon is told. Names and meanings are part of the interface.
+/// The message to a daemon. Names and meanings are part of the interface.
 #[derive(Serialize)]
 struct Line {
     doing: &'static str,
@@ -178,7 +178,7 @@ mod test {
     }
 
     #[test]
-    fn figures_tell_share_rate_and_time_left() {
+    fn progress_shows_percentage_rate_and_remaining_time() {
         assert_eq!(half_way().figures(), " 50 % of 10 GiB, 512 MiB/s, 10 s left");
     }
 
@@ -200,7 +200,7 @@ mod test {
     }
 
     #[test]
-    fn times_are_read_at_a_glance() {
+    fn times_are_short() {
         assert_eq!((clock(59), clock(61), clock(3660)), ("59 s".into(), "1:01 min".into(), "1:01 h".into()));
     }
 }

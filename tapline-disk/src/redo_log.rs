@@ -1,12 +1,12 @@
-//! Where the redo logs of images are (see [`disk::redo`]), and what is done with one that a process has left.
+//! Where the redo logs of images are (see [`disk::redo`]), and how the log left by a dead process is handled.
 //!
-//! A log is a file in memory, named after the image's file, not after its path: whoever opens the image next finds it,
-//! by whatever name and in whatever chain. Files that are handed over ([`crate::files`]) come with theirs; otherwise
-//! logs are in one directory of the user's: `$TAPLINE_REDO_DIR`, else `/run/tapline/redo` for root, else `tapline/redo`
-//! below `$XDG_RUNTIME_DIR`, else `/tmp/tapline-UID/redo`.
+//! A log is a file in memory, named after the image's file, not its path: the next process that opens the image finds
+//! it, under any name and in any chain. Passed files ([`crate::files`]) come with theirs; otherwise logs are in a
+//! directory of the user: `$TAPLINE_REDO_DIR`, else `/run/tapline/redo` for root, else `tapline/redo` below
+//! `$XDG_RUNTIME_DIR`, else `/tmp/tapline-UID/redo`.
 //!
-//! Knows nothing of what a log says. Invariant: a log is opened only by whoever holds the lock of its image, for
-//! writing. It is void after a reboot, and for another file that has got the same number.
+//! It knows nothing about a log's contents. Invariant: a log is opened only by the process that holds the write lock of
+//! its image. It is void after a reboot, and for another file that has got the same inode number.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io;
@@ -70,7 +70,7 @@ pub fn open(name: &ImageName, file: &mut ImageFile) -> Result<Option<RedoLog>, F
     let failed = |error: io::Error| Failure::new(format!("open the redo log of {name}"), error).advise(ADVICE);
     let Some(mut found) = LogFile::of(file, true).map_err(failed)? else {
         say(format_args!(
-            "no redo log was handed over for {name}: what a guest has not flushed is lost with this process"
+            "no redo log was passed for {name}: if this process dies, data not flushed by the guest is lost"
         ));
         return Ok(None);
     };
@@ -85,7 +85,7 @@ pub fn open(name: &ImageName, file: &mut ImageFile) -> Result<Option<RedoLog>, F
     Ok(Some(log))
 }
 
-const ADVICE: &str = "set TAPLINE_REDO_DIR to a directory in memory that only this user can write to";
+const ADVICE: &str = "set TAPLINE_REDO_DIR to a directory in memory that is writable only by this user";
 
 /// Whether a process has left something in the log of the image at this path.
 pub fn is_left(path: &Path) -> bool {
@@ -93,8 +93,8 @@ pub fn is_left(path: &Path) -> bool {
     found.is_some_and(|found| found.is_left())
 }
 
-/// Makes durable in an image, which is open for writing and locked, what a process has left to be written, and ends the
-/// log. After a failed sync nothing of that is written, and the image is used as after a power loss: that is said.
+/// Replays the log of a dead process into an image, which is open for writing and locked, and ends the log. After a
+/// failed sync nothing is replayed, and the image is used as after a power loss, which is reported.
 pub fn settle(name: &ImageName, file: &mut ImageFile) -> Result<(), Failure> {
     settle_above(name, file, AfterFailure { below: false, keep: false }).map(|_| ())
 }
@@ -108,10 +108,10 @@ pub struct AfterFailure {
     pub keep: bool,
 }
 
-/// The same of an image that stands on others, which were settled before; whether a sync of it or of them has failed.
-/// What this one has given up may be nowhere else then than in what that sync should have covered.
+/// The same for an image with parents, which were handled before; whether a sync of it or of them has failed. In that
+/// case data that this one has discarded may be nowhere else than in what that sync should have covered.
 pub fn settle_above(name: &ImageName, file: &mut ImageFile, after: AfterFailure) -> Result<bool, Failure> {
-    let failed = |error: io::Error| Failure::new(format!("write to {name} what its last process has left"), error);
+    let failed = |error: io::Error| Failure::new(format!("replay the redo log of {name}"), error);
     let left = LogFile::of(file, false).map_err(failed)?.filter(LogFile::is_left);
     let Some(found) = left else { return Ok(after.below) };
     let mut log = RedoLog::open(found.region().map_err(failed)?, &identity(file).map_err(failed)?, file)
@@ -123,8 +123,7 @@ pub fn settle_above(name: &ImageName, file: &mut ImageFile, after: AfterFailure)
     if log.has_failed() {
         if !after.keep {
             say(format_args!(
-                "a sync of {name} or of an image below it has failed under its last process: it is used as after a \
-                 power loss"
+                "a sync of {name} or of an image below it failed in its last process: using it as after a power loss"
             ));
             read_anew(name, file);
             drop(log);
@@ -139,7 +138,7 @@ pub fn settle_above(name: &ImageName, file: &mut ImageFile, after: AfterFailure)
     match owed {
         Some((batches, sectors)) => {
             ordered::write_synced(file, &batches, sync).map_err(failed)?;
-            say(format_args!("{name}: {sectors} sectors were written that its last process has left"));
+            say(format_args!("{name}: replayed {sectors} sectors from the redo log of its last process"));
         }
         None if unsynced => sync(file).map_err(failed)?,
         None => {}
@@ -152,20 +151,20 @@ pub fn settle_above(name: &ImageName, file: &mut ImageFile, after: AfterFailure)
 /// Has an image whose sync has failed show what its storage has.
 pub fn read_anew(name: &ImageName, file: &mut ImageFile) {
     if let Err(error) = file.read_anew() {
-        say(format_args!("the storage of {name} fails still: {error}"));
+        say(format_args!("the storage of {name} still fails: {error}"));
     }
 }
 
-/// Ends the logs that this process has opened and that nobody has to read. While their images are still locked; nothing
-/// is logged any more. An image that was a layer of the disk may be merged and removed since: then another may have got
-/// its number and, with that, its log, which a living process maps.
+/// Ends the logs that this process has opened and that need not be read, while their images are still locked; nothing
+/// is logged any more. An image that was a layer of the disk may have been merged and removed since: another file may
+/// have got its inode number and with that its log, which a living process maps.
 pub fn end_all() {
     for found in opened().drain(..).filter(|found| !found.is_left() && found.is_own()) {
         found.end();
     }
 }
 
-/// Whether a process would find something in another log than that of this image.
+/// Whether a process would find something in a log other than this image's.
 pub fn others_left(image: &ImageFile) -> bool {
     let own = image.metadata().ok().map(|metadata| file_name(&metadata));
     let is_own = |found: &&LogFile| found.path.file_name().and_then(|name| name.to_str()) == own.as_deref();
@@ -190,7 +189,7 @@ fn opened() -> std::sync::MutexGuard<'static, Vec<LogFile>> {
     OPENED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What tells an image's file from all others, and from itself before the last boot.
+/// What distinguishes an image's file from all others, and from itself before the last boot.
 fn identity(file: &ImageFile) -> io::Result<[u8; IDENTITY_LEN]> {
     prepare();
     let metadata = file.metadata()?;
@@ -236,7 +235,7 @@ impl LogFile {
         Ok(Shared::of(Mapping::of_file(self.file.as_fd(), 0, len)?))
     }
 
-    /// Whether there is something to be read. One that cannot be read says so when it is opened.
+    /// Whether there is something to read. A log that cannot be read is reported when it is opened.
     fn is_left(&self) -> bool {
         let mut header = [0; redo::STATE_LEN];
         match std::os::unix::fs::FileExt::read_at(&self.file, &mut header, 0) {
@@ -253,18 +252,18 @@ impl LogFile {
         read.is_ok() && self.identity.is_none_or(|identity| identity == written)
     }
 
-    /// Somebody may have changed the image, or put another in its place, since its process was last seen. The log may
-    /// not fit then, and that is for people to say.
+    /// Somebody may have changed the image, or replaced it, since its process was last seen. The log may then not
+    /// match, and an administrator must decide.
     fn check_unchanged(&self, name: &ImageName, file: &ImageFile, log: &RedoLog) -> Result<(), Failure> {
         let changed = file.metadata().ok().map(|metadata| changed(&metadata)).unwrap_or_default();
         let late = changed.saturating_sub(Duration::from_nanos(log.last_seen()));
         if log.owed().is_none() || log.last_seen() == 0 || late <= LATE_MAX {
             return Ok(());
         }
-        let why = format!("it was changed {} s after the process that used it was last seen", late.as_secs());
+        let why = format!("it was changed {} s after its last process was last seen", late.as_secs());
         Err(Failure::new(format!("open {name}"), why).advise(format!(
-            "what that process has left to be written may not fit any more. Put the image back as it was; or remove {} \
-             to open it as after a power loss",
+            "the redo log of that process may no longer match. Restore the image as it was, or remove {} to open it as \
+             after a power loss",
             self.path.display()
         )))
     }
@@ -272,13 +271,13 @@ impl LogFile {
     fn not_understood(&self, name: &ImageName, error: disk::ImageError) -> Failure {
         let first = match error.kind {
             ImageErrorKind::Unsupported => {
-                "serve the image with the version of tapline-disk that served it last, and end that; or "
+                "serve the image with the tapline-disk version that served it last and stop that; or "
             }
             _ => "",
         };
         Failure::new(format!("open {name}"), error).advise(format!(
-            "{first}remove {} to open it as after a power loss: what its last process has not made durable is lost \
-             then",
+            "{first}remove {} to open it as after a power loss: data that its last process had not made durable is \
+             then lost",
             self.path.display()
         ))
     }
@@ -288,7 +287,7 @@ impl LogFile {
         let ended = self.file.set_len(0);
         let ended = if self.handed { ended } else { std::fs::remove_file(&self.path) };
         if let Err(error) = ended {
-            say(format_args!("an empty redo log is left, {}: {error}", self.path.display()));
+            say(format_args!("the empty redo log {} could not be removed: {error}", self.path.display()));
         }
     }
 }
@@ -307,7 +306,7 @@ fn directory() -> PathBuf {
     runtime.unwrap_or_else(|| PathBuf::from(format!("/tmp/tapline-{}/redo", user.as_raw())))
 }
 
-/// A directory that others can write to, or that another has made, may hold a log that another has made up.
+/// A directory that others can write to, or that another user has created, may contain a forged log.
 fn check_ours(directory: &Path) -> io::Result<()> {
     let metadata = match std::fs::symlink_metadata(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -316,7 +315,7 @@ fn check_ours(directory: &Path) -> io::Result<()> {
     if metadata.is_dir() && metadata.uid() == rustix::process::geteuid().as_raw() && metadata.mode() & 0o022 == 0 {
         return Ok(());
     }
-    let what = format!("{} is not a directory of this user's that nobody else can write to", directory.display());
+    let what = format!("{} is not a directory owned by this user and writable only by it", directory.display());
     Err(io::Error::new(io::ErrorKind::PermissionDenied, what))
 }
 

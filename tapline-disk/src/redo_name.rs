@@ -1,8 +1,8 @@
-//! What the redo log of an image is called.
+//! The file name of an image's redo log.
 //!
-//! The daemon, which may use no package that this program is, and the tests use this file too: all who open a log find
-//! the same one. Knows nothing of where logs are. Invariant: the name is made of the image's file, not of its path, and
-//! stays what it is from version to version: a process that is killed is followed by one of any.
+//! This source file is shared with the daemon, which may not use this program's dependencies, and with tests, so that
+//! all of them find the same log. It knows nothing about where logs are. Invariant: the name depends on the image's
+//! file, not on its path, and never changes between versions: a killed process may be followed by one of any version.
 
 use std::fs::Metadata;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};

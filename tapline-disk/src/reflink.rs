@@ -1,7 +1,7 @@
-//! A copy of a file that shares its blocks with it, on file systems that can (XFS, btrfs).
+//! A copy of a file that shares its blocks, on file systems that support it (XFS, btrfs).
 //!
-//! The copy is made beside its name, synced, and renamed: it exists whole or not at all. Nothing is ever copied in
-//! place of being shared.
+//! The copy is created under a temporary name, synced, and renamed: it exists completely or not at all. There is never
+//! a fallback to a real copy.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -15,11 +15,12 @@ use crate::image_name::ImageName;
 use crate::log::say;
 use crate::target::beside;
 
-/// Makes `to`, which must not exist, from `from`, which nobody writes meanwhile: its lock is the caller's.
+/// Creates `to`, which must not exist, from `from`, which must not be written in the meantime: the caller holds its
+/// lock.
 pub fn clone(from: &ImageName, file: &ImageFile, to: &ImageName) -> Result<(), Failure> {
-    let tried = || format!("make {to} from {from}");
+    let tried = || format!("create {to} from {from}");
     if to.path().symlink_metadata().is_ok() {
-        return Err(Failure::new(tried(), format!("{} exists already", to.path().display()))
+        return Err(Failure::new(tried(), format!("{} already exists", to.path().display()))
             .advise("remove it or choose another name"));
     }
     let beside = beside(to.path())?;
@@ -45,11 +46,11 @@ fn share(from: &ImageFile, made: &mut ImageFile, tried: &dyn Fn() -> String) -> 
         Ok(()) => made.sync().map_err(|error| Failure::new(tried(), error)),
         Err(error @ (Errno::OPNOTSUPP | Errno::NOTTY | Errno::INVAL | Errno::XDEV | Errno::NOSYS)) => {
             let why = match error {
-                Errno::XDEV => "they are on different file systems, and blocks are shared only within one",
+                Errno::XDEV => "they are on different file systems, and blocks can only be shared within one",
                 _ => "their file system cannot share blocks between files (XFS and btrfs can)",
             };
             Err(Failure::new(tried(), why)
-                .advise("make a child instead: --to qcow2:PATH or --to vhd:PATH; or a copy: tapline image convert"))
+                .advise("create a child instead (--to qcow2:PATH or --to vhd:PATH), or a copy (tapline image convert)"))
         }
         Err(error) => Err(Failure::new(tried(), std::io::Error::from(error))),
     }

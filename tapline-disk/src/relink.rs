@@ -1,4 +1,4 @@
-//! Records another parent in an image, or none, while its lock is held elsewhere.
+//! Records another parent, or none, in an image whose lock is held elsewhere.
 
 use std::fs::Metadata;
 use std::io::{self, ErrorKind};
@@ -15,8 +15,8 @@ use crate::libvhd::Behind;
 use crate::log::say;
 use crate::ordered;
 
-/// Makes `link` what the image `name` records of its parent, durably. Whoever calls has locked the image, has nothing in
-/// flight on it, and will not write its metadata any more.
+/// Makes `link` what the image `name` records of its parent, durably. Whoever calls has locked the image, has nothing
+/// in flight on it, and will not write its metadata any more.
 pub fn relink(name: &ImageName, link: Option<&Link>) -> Result<(), Failure> {
     let tried = || match link {
         Some(link) => format!("record the parent {} in {name}", link.relative),
@@ -32,8 +32,8 @@ pub fn relink(name: &ImageName, link: Option<&Link>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The time of an image's last change, or of its data file's if that is later, to be put back: what a job leaves as it
-/// was need not look changed to the children that have recorded it.
+/// The modification time of an image or of its data file, whichever is later, for restoring it: if a job does not
+/// change the contents, the image need not look modified to the children that have recorded it.
 pub struct Time {
     name: ImageName,
     modified: SystemTime,
@@ -46,7 +46,7 @@ pub fn latest_change(
 ) -> Result<SystemTime, Failure> {
     let mut times = files.map(|metadata| metadata?.modified());
     let latest = times.try_fold(SystemTime::UNIX_EPOCH, |latest, time| Ok(latest.max(time?)));
-    latest.map_err(|error: io::Error| Failure::new(format!("find the time of {name}"), error))
+    latest.map_err(|error: io::Error| Failure::new(format!("read the modification time of {name}"), error))
 }
 
 impl Time {
@@ -77,12 +77,12 @@ impl Time {
             // Only its owner may, who has handed it, and can.
             Err(error) if files::are_handed() && error.kind() == ErrorKind::PermissionDenied => {
                 say(format_args!(
-                    "the time of {name} is not put back, since its file is another user's: children of it that were not \
-                     named may need --accept-changed-parent"
+                    "the modification time of {name} cannot be restored because the file belongs to another user: \
+                     children that were not given may need --accept-changed-parent"
                 ));
                 Ok(())
             }
-            set => set.map_err(|error| Failure::new(format!("put back the time of {name}"), error)),
+            set => set.map_err(|error| Failure::new(format!("restore the modification time of {name}"), error)),
         }
     }
 }

@@ -1,7 +1,7 @@
-//! One disk and the engine below it, driven by a job instead of a guest.
+//! A disk and its engine, driven by a job instead of a guest.
 //!
-//! It knows requests and answers and nothing of what the job is for. Every request that was submitted is answered
-//! or waited for before a runner goes away, whatever happens to the job.
+//! It knows requests and results, and nothing about the purpose of the job. Every submitted request is completed or
+//! waited for before a runner is dropped, whatever happens to the job.
 
 mod merge;
 
@@ -129,11 +129,11 @@ impl Runner {
         self.ask(Operation::Flush, Span { at: 0, len: 0 }).map(drop)
     }
 
-    /// Waits until the engine has something to tell, and tells it to the disk.
+    /// Waits for an event of the engine, and passes it to the disk.
     fn step(&mut self) -> Result<(), Failure> {
         if let Err(error) = self.engine.reap(Until::Any, &mut self.done) {
             self.broken = true;
-            return Err(Failure::new(format!("go on with {}", self.name), error));
+            return Err(Failure::new(format!("continue {}", self.name), error));
         }
         for done in self.done.drain(..) {
             self.disk.settle(done, &mut self.engine);
@@ -147,11 +147,13 @@ impl Runner {
         match status {
             Status::NoSpace => Failure::new(tried, "no space is left on its storage")
                 .advise("free some space on that file system, then run the command again"),
-            Status::Refused => Failure::new(tried, "it does not accept writes: read-only, or an earlier sync failed"),
-            Status::Unsupported => Failure::new(tried, "the request does not fit the disk"),
+            Status::Refused => {
+                Failure::new(tried, "it does not accept writes: it is read-only, or an earlier sync failed")
+            }
+            Status::Unsupported => Failure::new(tried, "the request is outside the disk or not supported"),
             Status::Failed | Status::Done => match self.disk.take_damage(span) {
                 Some(damage) => self.damaged(tried, damage),
-                None => Failure::new(tried, "the storage failed").advise("see the kernel's log for the reason"),
+                None => Failure::new(tried, "the storage failed").advise("see the kernel log for the reason"),
             },
         }
     }
@@ -159,7 +161,7 @@ impl Runner {
     /// Metadata of a layer makes no sense: which bytes of the disk that costs, and what may mend it.
     fn damaged(&self, tried: String, damage: Damage) -> Failure {
         let name = self.names.get(usize::from(damage.file.0)).unwrap_or(&self.name);
-        let advice = format!("what is beside them is sound; {}", cure_for(damage, name));
+        let advice = format!("the rest of the disk is intact; {}", cure_for(damage, name));
         Failure::new(tried, unfindable(damage, name)).advise(advice)
     }
 }
@@ -179,7 +181,7 @@ impl Drop for Runner {
         }
         if self.broken {
             // Nothing will ever come back; the process ends with the failure that `step` has returned.
-            say(format_args!("{} requests on {} were never answered", self.in_flight, self.name));
+            say(format_args!("{} requests on {} never completed", self.in_flight, self.name));
             std::process::exit(i32::from(crate::failure::Exit::Failed.code()));
         }
     }

@@ -1,8 +1,8 @@
-//! `serve`: one image, one transport, one thread; for a guest of Xen over NBD too, if its firmware is to read the disk.
+//! `serve`: one image, one transport, one thread; for a Xen guest also NBD, if its firmware is to read the disk.
 //!
-//! Everything arrives through the engine's one wait: kicks, connections, finished operations, signals. When
-//! nothing happens the thread sleeps in it without a timeout ([`event_loop`]). This file opens what the command
-//! line names and says where the disk can be found.
+//! Everything arrives through the engine's single wait: kicks, connections, completed operations, signals. When nothing
+//! happens the thread sleeps in it without a timeout ([`event_loop`]). This file opens what the command line specifies
+//! and announces where the disk is served.
 
 mod blkback_stats;
 mod control;
@@ -66,7 +66,7 @@ pub fn run(serve: &Serve) -> Result<Exit, Failure> {
     let (sockets, counters) = match (handed, taken) {
         (Some(sockets), _) => (sockets, Counters::default()),
         (None, Some(taken)) => Sockets::taken_over(taken),
-        (None, None) => return Err(Failure::new("serve", "there are no sockets to serve at")),
+        (None, None) => return Err(Failure::new("serve", "there are no sockets to listen at")),
     };
     files::forget();
     let choice = choose(serve.access.engine(), &files, data(serve));
@@ -104,7 +104,7 @@ pub fn run(serve: &Serve) -> Result<Exit, Failure> {
         (Some(socket), _, _) => serve_vhost_user(serve, socket, sockets.transport, serving),
         (None, _, Some(guest)) => serve_guest(serve, guest, sockets.transport, serving),
         (None, Some(address), None) => serve_nbd(serve, address, sockets.transport, serving),
-        (None, None, None) => Err(Failure::new(format!("serve {name}"), "no transport is named").exit_as(Exit::Usage)),
+        (None, None, None) => Err(Failure::new(format!("serve {name}"), "no transport is given").exit_as(Exit::Usage)),
     }
 }
 
@@ -208,7 +208,7 @@ fn serve_vhost_user(serve: &Serve, socket: &Path, transport: Transport, serving:
 
 fn serve_nbd(serve: &Serve, address: &str, transport: Transport, serving: Serving) -> Result<Exit, Failure> {
     if serve.queues > 1 {
-        say("--queues is of no use with --nbd: a client opens as many connections as it likes");
+        say("--queues has no effect with --nbd: clients can open any number of connections");
     }
     let export = export(serve, &serving.disk);
     let server = match transport {
@@ -239,21 +239,22 @@ fn nbd_server(serve: &Serve, address: &str, transport: Transport, export: nbd::E
     Ok(server)
 }
 
-/// Goes on in the place of another process, when that has let go.
+/// Takes over from another process, once that has released everything.
 fn go_on<S>(server: Result<S, HandoverError>, rest: Rest, serving: Serving) -> Result<Exit, Failure>
 where
     S: transport::Server + Disclose,
 {
-    let server = server.map_err(|error| Failure::new("take over the peers of the disk", error))?;
+    let server = server.map_err(|error| Failure::new("take over the disk's connections", error))?;
     rest.begin()?;
     EventLoop::new(server, serving)?.run()
 }
 
 fn serve_guest(serve: &Serve, guest: guest::Claimed, transport: Transport, serving: Serving) -> Result<Exit, Failure> {
     if serve.print.is_some() && serve.nbd.is_none() {
-        say("--print is of no use with --xen: `tapline xen attach` tells the guest");
+        say("--print has no effect with --xen: `tapline xen attach` configures the guest");
     }
-    // It listens before the guest's end is served: a toolstack goes on then, and may have QEMU connect.
+    // It listens before the guest's backend is served: the toolstack then continues, and may start QEMU, which
+    // connects.
     let export = export(serve, &serving.disk);
     let emulated = serve.nbd.as_deref().map(|address| nbd_server(serve, address, transport, export)).transpose()?;
     guest::run(serve, guest, emulated, serving)
@@ -267,7 +268,8 @@ fn export(serve: &Serve, disk: &Disk<Image>) -> nbd::Export {
     nbd::Export { name, description: serve.image.to_string(), geometry: disk.geometry(), layered }
 }
 
-/// Says where the disk is: on stdout what was asked to be printed, on stderr a word for people.
+/// Announces where the disk is served: prints the requested configuration on stdout, and a message for people on
+/// stderr.
 fn announce(serve: &Serve, served: Served<'_>) -> Result<(), Failure> {
     if let Some(target) = serve.print {
         output::print(&paste::text(target.into(), served, serve.read_only).map_err(Failure::said)?)?;
@@ -285,12 +287,13 @@ fn announce(serve: &Serve, served: Served<'_>) -> Result<(), Failure> {
     }
     if serve.print.is_none() && serve.xen.is_none() {
         let names = [PrintFor::Qemu, PrintFor::Libvirt].map(|target| format!("--print {target:?}").to_lowercase());
-        say(format_args!("add {} to see what to paste there; SIGTERM ends it cleanly", names.join(" or ")));
+        say(format_args!("add {} to print the VMM's configuration; SIGTERM stops it cleanly", names.join(" or ")));
     }
     Ok(())
 }
 
-/// A path as the value of a query in a URI (RFC 3986, 3.4): what could end it or the word it is in is escaped.
+/// A path as a query value in a URI (RFC 3986, 3.4): characters that would end the value or the surrounding word are
+/// escaped.
 fn in_uri(path: &Path) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/:@,".contains(&byte);
     let escaped = |&byte: &u8| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
@@ -299,7 +302,7 @@ fn in_uri(path: &Path) -> String {
 
 /// What is pasted elsewhere must hold there too.
 fn absolute(path: &Path) -> Result<PathBuf, Failure> {
-    std::path::absolute(path).map_err(|error| Failure::new(format!("find where {} is", path.display()), error))
+    std::path::absolute(path).map_err(|error| Failure::new(format!("resolve the path of {}", path.display()), error))
 }
 
 /// A path, or a host and a port. What has a slash is a path; a name without a colon is one too.
@@ -310,19 +313,19 @@ fn nbd_address(word: &str) -> Result<nbd::Address, Failure> {
         return Ok(nbd::Address::Unix(PathBuf::from(word)));
     }
     let found = word.to_socket_addrs().map_err(|error| {
-        Failure::new(format!("find the address of {word}"), error).advise("write HOST:PORT, or ./NAME for a socket")
+        Failure::new(format!("resolve the address {word}"), error).advise("use HOST:PORT, or ./NAME for a Unix socket")
     })?;
     let address = found.into_iter().next();
-    address.map(nbd::Address::Tcp).ok_or_else(|| Failure::new(format!("find the address of {word}"), "there is none"))
+    address.map(nbd::Address::Tcp).ok_or_else(|| Failure::new(format!("resolve the address {word}"), "there is none"))
 }
 
 /// The error names the place by itself.
 fn cannot_listen(error: impl std::error::Error) -> Failure {
     Failure::said(error)
-        .advise("end whoever uses it, or name another place: a path of at most 107 bytes that is free to create")
+        .advise("stop the process that uses it, or choose another path: unused and at most 107 bytes long")
 }
 
-/// What the guest sees as the disk's serial number if nobody says another: the file's name, as far as it fits.
+/// The default serial number of the disk: the file's name, truncated if necessary.
 fn serial(path: &Path) -> String {
     let name = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
     name.chars().filter(char::is_ascii_graphic).take(20).collect()
@@ -349,7 +352,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn what_has_a_port_is_tcp_and_everything_else_a_path() {
+    fn an_address_with_a_port_is_tcp_and_anything_else_a_path() {
         assert_eq!(nbd_address("127.0.0.1:10809").unwrap(), nbd::Address::Tcp("127.0.0.1:10809".parse().unwrap()));
         assert_eq!(nbd_address("[::1]:0").unwrap(), nbd::Address::Tcp("[::1]:0".parse().unwrap()));
         assert_eq!(nbd_address("/run/a:1").unwrap(), nbd::Address::Unix("/run/a:1".into()));
@@ -357,7 +360,7 @@ mod test {
     }
 
     #[test]
-    fn a_path_in_a_uri_stays_one_word_and_one_value() {
+    fn a_path_is_escaped_in_a_uri() {
         assert_eq!(in_uri(Path::new("/a/my disk&\u{e9}#1.sock")), "/a/my%20disk%26%C3%A9%231.sock");
     }
 

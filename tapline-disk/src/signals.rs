@@ -1,6 +1,6 @@
-//! Signals as file descriptors that the disk's one wait can watch.
+//! Signals as file descriptors that the disk's single wait can watch.
 //!
-//! Nothing is done in a handler but writing one byte into a socket.
+//! A handler does nothing but write one byte into a socket.
 
 use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -28,7 +28,7 @@ impl Signal {
         Signal::of(&[SIGUSR1])
     }
 
-    /// The wish that this process ends and its guest's disk stays, for another one: SIGUSR2.
+    /// The request to exit and leave the guest's disk to another process: SIGUSR2.
     pub fn to_leave() -> io::Result<Signal> {
         Signal::of(&[SIGUSR2])
     }
@@ -50,7 +50,7 @@ impl Signal {
         Ok(Signal { socket })
     }
 
-    /// Whether it has come since the last look.
+    /// Whether it has arrived since the last call.
     pub fn take(&mut self) -> bool {
         let mut bytes = [0; 64];
         let mut come = false;

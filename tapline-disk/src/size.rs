@@ -1,4 +1,4 @@
-//! Sizes as people write and read them: `10G`, `512M`, `1.5 GiB`. Powers of two throughout.
+//! Sizes as people write and read them: `10G`, `512M`, `1.5 GiB`; always powers of two.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,7 +9,7 @@ const UNITS: [(char, u32); 5] = [('K', 10), ('M', 20), ('G', 30), ('T', 40), ('P
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Size(pub u64);
 
-/// Why a word is no size.
+/// Why a word is not a size.
 #[derive(Debug, PartialEq, Eq)]
 pub struct NotASize(String);
 
@@ -17,7 +17,7 @@ impl std::error::Error for NotASize {}
 
 impl fmt::Display for NotASize {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "«{}» is not a size; write a whole number and K, M, G, T or P, as in 512M or 10G", self.0)
+        write!(f, "'{}' is not a size; use a whole number with K, M, G, T or P, as in 512M or 10G", self.0)
     }
 }
 
@@ -77,7 +77,7 @@ mod test {
     }
 
     #[test]
-    fn what_is_ambiguous_or_too_large_is_refused() {
+    fn ambiguous_and_too_large_sizes_are_refused() {
         for word in ["", "G", "10GB", "1.5G", "-1", "10 G", "99999999P", "10Gi", "é", "1é"] {
             assert!(word.parse::<Size>().is_err(), "{word}");
         }

@@ -1,6 +1,6 @@
-//! Whether the structure of one image file is sound, and how to mend it, whatever its format.
+//! Checks and repairs the structure of one image file of any format.
 //!
-//! It knows nothing of parents, and changes no byte of the disk.
+//! It knows nothing about parents, and changes no byte of the disk.
 
 use std::fmt::Display;
 
@@ -12,25 +12,25 @@ use crate::image_name::{FormatName, ImageName};
 use crate::layers::{explain, tail};
 use crate::ordered;
 
-/// What is wrong with one image, and how to mend it.
+/// The problems of an image, and their repair.
 #[derive(Default)]
 pub struct Examined {
-    /// What is wrong. Empty: nothing is.
+    /// The problems; empty if there are none.
     pub problems: Vec<Problem>,
     /// Problems that are not in the list.
     pub unlisted: u64,
-    /// How to mend it.
+    /// The repair.
     pub cure: Cure,
 }
 
-/// Writes that mend an image, a sync behind each batch.
+/// The writes of a repair, with a sync after each batch.
 #[derive(Default)]
 pub struct Cure {
     /// The writes. None: there is nothing to mend, or no way to.
     pub batches: Vec<Vec<MetaWrite>>,
     /// The length that the file must have before.
     pub len: Option<u64>,
-    /// What they do.
+    /// A description of what they do.
     pub what: Vec<String>,
 }
 
@@ -41,27 +41,26 @@ impl Examined {
     }
 }
 
-/// What is said of bytes that a disk does not find, in the layer that is called so.
+/// The message about bytes that a disk cannot locate, in the layer with this name.
 pub fn unfindable(damage: Damage, layer: impl Display) -> String {
     let Damage { file: _, span: Span { at: first, .. }, at, what } = damage;
     let last = damage.span.end().saturating_sub(1);
     match what {
         Damaged::Entry(raw) => format!(
-            "its bytes {first} to {last} cannot be found, since the entry {raw:#018x} at byte {at} of {layer} makes no \
-             sense"
+            "its bytes {first} to {last} cannot be located: the entry {raw:#018x} at byte {at} of {layer} is invalid"
         ),
         Damaged::Packed => format!(
-            "its bytes {first} to {last} cannot be had, since the compressed cluster at byte {at} of {layer} does not \
-             decompress to one"
+            "its bytes {first} to {last} cannot be read: the compressed cluster at byte {at} of {layer} does not \
+             decompress to a cluster"
         ),
     }
 }
 
-/// What can be done about it, where the layer is called so.
+/// What can be done about damage in the layer with this name.
 pub fn cure_for(damage: Damage, layer: impl Display) -> String {
     match damage.what {
-        Damaged::Entry(_) => format!("`tapline image check {layer} --repair` mends what can be mended"),
-        Damaged::Packed => "what it held is lost, and comes back from a backup only".to_owned(),
+        Damaged::Entry(_) => format!("`tapline image check {layer} --repair` repairs what can be repaired"),
+        Damaged::Packed => "its data is lost unless it can be restored from a backup".to_owned(),
     }
 }
 
@@ -92,9 +91,7 @@ fn examine_vhd(file: &mut ImageFile) -> Result<Examined, disk::ImageError> {
         true => Cure {
             batches: report.repairs,
             len: None,
-            what: vec![
-                "redundant metadata is restored, and what libvhd refuses of the header is written anew".to_owned(),
-            ],
+            what: vec!["restored redundant metadata, and rewrote header fields that libvhd rejects".to_owned()],
         },
         false => Cure::default(),
     };
@@ -105,12 +102,8 @@ fn examine_qcow2(file: &mut ImageFile, cure: bool) -> Result<Examined, disk::Ima
     let report = qcow2::check(file)?;
     let mut problems = report.problems;
     let states = [
-        (
-            report.dirty,
-            Severity::Unclosed,
-            "the image was not closed; its refcounts are rebuilt by whoever writes to it next",
-        ),
-        (report.marked_corrupt, Severity::Repairable, "a program has found the image damaged and has marked it so"),
+        (report.dirty, Severity::Unclosed, "the image was not closed; the next writer rebuilds its refcounts"),
+        (report.marked_corrupt, Severity::Repairable, "a program found the image damaged and marked it as such"),
     ];
     problems.extend(states.into_iter().filter(|(is, _, _)| *is).map(|(_, severity, what)| Problem {
         severity,
@@ -135,12 +128,11 @@ pub fn mend(name: &ImageName, file: &mut ImageFile, cure: &Cure) -> Result<(), F
         _ => Ok(()),
     };
     done.and_then(|()| ordered::write(file, &cure.batches)).map_err(|error| {
-        Failure::new(format!("repair {name}"), error).advise("nothing that was sound has been lost; repair it again")
+        Failure::new(format!("repair {name}"), error).advise("no intact data has been lost; run the repair again")
     })
 }
 
-/// Repairs a qcow2 image that its last writer has not closed, as everybody does who is about to write to one; what was
-/// done.
+/// Repairs a qcow2 image that was not closed, as every program does before writing to one; returns what was done.
 pub fn close(name: &ImageName, file: &mut ImageFile) -> Result<Vec<String>, Failure> {
     let cure = qcow2::repair(file).map(cure_of).map_err(|error| explain(name, error))?;
     mend(name, file, &cure)?;

@@ -1,8 +1,8 @@
-//! What a served disk has done, as one line of JSON.
+//! I/O statistics of a served disk, as one line of JSON.
 //!
-//! The time of requests is kept by Little's law: the sum of the times at which they were answered, less the sum
-//! of those at which they came, is the sum of their durations, and no request need be remembered. It is exact
-//! whenever nothing is in flight, and corrected for what is.
+//! The time of requests is measured by Little's law: the sum of their completion times minus the sum of their arrival
+//! times is the sum of their durations, so no request need be remembered. The result is exact when nothing is in
+//! flight, and is corrected for what is.
 
 use std::fs::File;
 use std::io;
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use disk::Operation;
 use serde::{Deserialize, Serialize};
 
-/// What one served disk has done.
+/// The I/O statistics of a served disk.
 pub struct Stats {
     started: Instant,
     counters: Counters,
@@ -30,7 +30,7 @@ pub struct Counters {
     /// Rounds of the loop, and how often it slept: how hard it works for a request.
     rounds: u64,
     sleeps: u64,
-    /// How often memory was given back since the disk was not used.
+    /// How many times memory was released because the disk was idle.
     rests: u64,
     /// Looks for more work before sleeping that have found some, and that have not.
     polls: (u64, u64),
@@ -66,7 +66,7 @@ struct Line {
     condition: Condition,
 }
 
-/// What keeps a disk from writing, if something does. Names and meanings are part of the interface.
+/// What prevents a disk from writing, if anything. Names and meanings are part of the interface.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Condition {
     /// A sync has failed, and nothing is written any more.
@@ -96,7 +96,7 @@ impl Stats {
         Stats { started, counters }
     }
 
-    /// All of it, for the next process; `polls` are the looks before sleeping of this one.
+    /// All statistics, for the next process; `polls` are this process's polls before sleeping.
     pub fn counters(&self, polls: (u64, u64)) -> Counters {
         let (hit, missed) = self.counters.polls;
         let polls = (hit.saturating_add(polls.0), missed.saturating_add(polls.1));
@@ -108,7 +108,7 @@ impl Stats {
         narrow(self.started.elapsed().as_nanos())
     }
 
-    /// Requests that have come so far.
+    /// The number of requests received so far.
     pub fn come(&self) -> u64 {
         let Counters { reads, writes, flushes, discards, .. } = self.counters;
         [reads, writes, flushes, discards].iter().map(|kind| kind.come).sum()
@@ -147,7 +147,7 @@ impl Stats {
         self.counters.rests += 1;
     }
 
-    /// Everything so far, in one line without an end; `polls` are the looks before sleeping of this process.
+    /// All statistics so far, as one line without a terminator; `polls` are this process's polls before sleeping.
     pub fn line(&self, polls: (u64, u64), condition: Condition) -> String {
         let Counters { elapsed_ns: now, reads, writes, flushes, discards, rounds, sleeps, rests, polls, .. } =
             self.counters(polls);
@@ -197,7 +197,7 @@ impl Kind {
     }
 }
 
-/// The file that lines are appended to. It is opened for each anew, so that it may be rotated.
+/// The file to which lines are appended. It is reopened for each, so that it may be rotated.
 pub fn open_file(path: &Path) -> io::Result<File> {
     File::options().append(true).create(true).open(path)
 }
@@ -211,7 +211,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn the_sum_of_durations_needs_no_memory_of_requests() {
+    fn durations_are_summed_without_remembering_requests() {
         let mut kind = Kind { come: 2, come_ns: 100 + 200, ..Kind::default() };
         kind.answered = 2;
         kind.answered_ns = 250 + 500;
@@ -219,14 +219,14 @@ mod test {
     }
 
     #[test]
-    fn what_is_in_flight_counts_until_now() {
+    fn requests_in_flight_count_up_to_now() {
         let kind = Kind { come: 1, come_ns: 100, ..Kind::default() };
         let line = kind.line(700);
         assert_eq!((line.count, line.in_flight, line.sum_ns), (0, 1, 600));
     }
 
     #[test]
-    fn what_is_given_back_has_not_come() {
+    fn returned_requests_are_not_counted() {
         let mut stats = Stats::resumed(Counters::default());
         stats.came(Operation::Flush, 5);
         stats.came(Operation::Flush, 7);
@@ -236,7 +236,7 @@ mod test {
     }
 
     #[test]
-    fn the_next_process_goes_on_counting() {
+    fn the_next_process_continues_the_counters() {
         let mut stats = Stats::resumed(Counters::default());
         stats.counters.reads =
             Kind { come: 3, answered: 3, bytes: 9, come_ns: u128::MAX / 3, answered_ns: u128::MAX / 2 };

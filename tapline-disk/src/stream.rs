@@ -1,7 +1,7 @@
-//! A whole disk as a stream of pieces in order, read ahead by a thread of its own.
+//! A whole disk as a stream of chunks in order, read ahead by a separate thread.
 //!
-//! Pieces lie on a fixed grid, so that two streams can be compared piece by piece. What is known to be zero is
-//! said to be, and never read. Dropping the stream ends the thread, and waits for that.
+//! Chunks are aligned to a fixed grid, so that two streams can be compared chunk by chunk. Ranges known to be zero are
+//! reported as such, and never read. Dropping the stream stops the thread, and waits for that.
 
 use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -19,25 +19,25 @@ use crate::runner::Runner;
 pub const PIECE: u64 = 1 << 20;
 /// Pieces read ahead: together with those in the channel, 32 MiB of memory.
 const AHEAD: usize = 16;
-/// Zeros are looked for in runs of this size: what most file systems and guests allocate at least.
+/// Zeroes are detected at this granularity: the usual minimum allocation of file systems and guests.
 const GRAIN: usize = 64 << 10;
 /// How much of the disk is looked up at once.
 const WINDOW: u64 = 1 << 30;
 
 /// A piece of a disk.
-pub struct Piece {
+pub struct Chunk {
     /// Where it is.
     pub span: Span,
-    /// Its bytes; `None` if they are zero.
+    /// The bytes of the chunk; `None` if they are zeroes.
     pub bytes: Option<Segments>,
 }
 
-/// The pieces of one disk, in order. It ends after the last byte, or with a failure; never early.
+/// The chunks of a disk, in order. The stream ends after the last byte, or with a failure; never early.
 pub struct Stream {
     /// Bytes still to come.
     left: u64,
     /// Gone only while the stream goes.
-    pieces: Option<Receiver<Result<Piece, Failure>>>,
+    pieces: Option<Receiver<Result<Chunk, Failure>>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -48,7 +48,7 @@ impl Stream {
         let left = layers.geometry().map_or(0, |geometry| geometry.len);
         let thread = std::thread::spawn(move || {
             if let Err(failure) = Reader::new(layers, kind, &sender).and_then(Reader::run) {
-                // Whoever does not listen any more does not want to know.
+                // If the receiver is gone, the failure is of no interest.
                 sender.send(Err(failure)).unwrap_or_default();
             }
         });
@@ -59,23 +59,23 @@ impl Stream {
 impl Drop for Stream {
     /// Waits for the thread, so that its files are unlocked when this returns.
     fn drop(&mut self) {
-        // Nobody listens any more, which ends the thread at its next piece.
+        // Dropping the receiver stops the thread at its next chunk.
         drop(self.pieces.take());
         if let Some(thread) = self.thread.take() {
-            // A thread that has panicked has told why.
+            // A panicked thread has already reported why.
             thread.join().unwrap_or_default();
         }
     }
 }
 
 impl Iterator for Stream {
-    type Item = Result<Piece, Failure>;
+    type Item = Result<Chunk, Failure>;
 
     fn next(&mut self) -> Option<Self::Item> {
         if self.left == 0 {
             return None;
         }
-        let gone = || Failure::new("read on", "the reading thread is gone");
+        let gone = || Failure::new("read on", "the reader thread has exited");
         let piece = self.pieces.as_ref().and_then(|pieces| pieces.recv().ok()).unwrap_or_else(|| Err(gone()));
         match &piece {
             Ok(piece) => self.left = self.left.saturating_sub(piece.span.len),
@@ -88,9 +88,9 @@ impl Iterator for Stream {
 /// The thread's side.
 struct Reader<'a> {
     runner: Runner,
-    out: &'a SyncSender<Result<Piece, Failure>>,
-    /// Pieces that are asked for, in order, and whether their bytes are there.
-    ahead: VecDeque<(Piece, bool)>,
+    out: &'a SyncSender<Result<Chunk, Failure>>,
+    /// Chunks that have been requested, in order, and whether their bytes have arrived.
+    ahead: VecDeque<(Chunk, bool)>,
 }
 
 /// The other side has enough.
@@ -100,7 +100,7 @@ impl Reader<'_> {
     fn new(
         layers: Layers,
         kind: Option<EngineKind>,
-        out: &SyncSender<Result<Piece, Failure>>,
+        out: &SyncSender<Result<Chunk, Failure>>,
     ) -> Result<Reader<'_>, Failure> {
         Ok(Reader { runner: Runner::new(layers, kind)?, out, ahead: VecDeque::new() })
     }
@@ -117,7 +117,7 @@ impl Reader<'_> {
                     return Ok(());
                 }
             }
-            // The next look-up wants the disk for itself.
+            // The next lookup needs exclusive use of the disk.
             if self.hand_over(0)?.is_err() {
                 return Ok(());
             }
@@ -133,7 +133,7 @@ impl Reader<'_> {
             self.runner.submit(Operation::Read, span, memory.clone(), Token(span.at))?;
             bytes = Some(memory);
         }
-        self.ahead.push_back((Piece { span, bytes }, zero));
+        self.ahead.push_back((Chunk { span, bytes }, zero));
         self.hand_over(AHEAD)
     }
 
@@ -231,7 +231,7 @@ mod test {
     }
 
     #[test]
-    fn only_what_is_not_zero_is_written() {
+    fn only_nonzero_ranges_are_written() {
         let mut bytes = vec![0; 4 * GRAIN + 512];
         bytes[GRAIN] = 1;
         bytes[3 * GRAIN - 1] = 2;

@@ -1,12 +1,13 @@
-//! A new image file: made in full or not at all.
+//! A new image file: created completely or not at all.
 //!
-//! Order: the file is created (nothing may be there), gets its length and metadata, and is synced, the sectors by which it is
-//! an image last; then its name is made durable by a sync of its directory. Until [`Target::keep`] a failure removes the file again.
+//! Order: the file is created (it must not exist), gets its length and metadata, and is synced, with the sectors that
+//! make it an image last; then its name is made durable by a sync of its directory. Until [`Target::keep`] a failure
+//! removes the file again.
 //!
-//! What replaces another image is made beside it, and takes its name when it is complete: at every moment that name
-//! stands for the whole old image or for the whole new one. The old one is locked meanwhile.
+//! The replacement of an image is created next to it, and renamed when it is complete: at every moment the name refers
+//! either to the complete old image or to the complete new one. The old one stays locked.
 //!
-//! A block device is there already: [`device`].
+//! A block device already exists: see [`device`].
 
 mod device;
 
@@ -26,50 +27,50 @@ use crate::uuid;
 /// The block size of new VHDs: what every other tool writes.
 const BLOCK_SIZE: u32 = 2 << 20;
 
-/// What to make.
+/// What to create.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// Bytes of the disk.
     pub len: u64,
-    /// How it takes its space, and what it stands on; of no meaning for raw but for [`Shape::Fixed`].
+    /// Its allocation and its parent; ignored for raw, except for [`Shape::Fixed`].
     pub shape: Shape,
     /// Unit of allocation: the blocks of a VHD, the clusters of qcow2; what the format prefers unless named.
     pub unit: Option<u32>,
-    /// What the new image takes over from one that it replaces.
+    /// The identity that the new image inherits from the one that it replaces.
     pub identity: Option<Identity>,
 }
 
-/// How an image takes its space.
+/// How an image allocates its space.
 #[derive(Clone, Debug)]
 pub enum Shape {
     /// All of it now.
     Fixed,
-    /// As it is written.
+    /// When it is written.
     Thin,
-    /// As it is written, on top of a parent.
+    /// When it is written, on top of a parent.
     Child(Link),
 }
 
-/// What stays when an image is rewritten.
+/// What is kept when an image is rewritten.
 #[derive(Clone, Copy, Debug)]
 pub struct Identity {
-    /// Its uuid.
+    /// The uuid.
     pub uuid: [u8; 16],
-    /// When it was made, in seconds since 1970, where the format records that.
+    /// The creation time in seconds since 1970, if the format records it.
     pub created: Option<u64>,
 }
 
 /// A file that is removed again unless it is kept.
 pub struct Target {
-    /// What it is named until it is kept.
+    /// Its name until it is kept.
     name: ImageName,
-    /// What gives way to it.
+    /// The file that it will replace.
     old: Option<Old>,
     is_device: bool,
     kept: bool,
 }
 
-/// An image that is to be replaced: where it lies, open and locked.
+/// An image that is to be replaced: its path, open and locked.
 struct Old {
     path: PathBuf,
     _locked: ImageFile,
@@ -95,12 +96,12 @@ impl Target {
         Ok(target)
     }
 
-    /// The same, or on the block device of that name: one that holds nothing, or with `force` whatever it holds.
+    /// The same, or on an existing block device of that name, which must be empty unless `force`.
     pub fn create_anywhere(name: &ImageName, plan: &Plan, force: bool) -> Result<Target, Failure> {
         let Some(mut found) = device::open(name)? else { return Target::create(name, plan, force) };
         if name.format == FormatName::Vhd && matches!(plan.shape, Shape::Fixed) {
-            return Err(Failure::new(format!("create {name}"), "no fixed VHD is made on a block device")
-                .advise("make it dynamic, or use the device as a raw image")
+            return Err(Failure::new(format!("create {name}"), "a fixed VHD cannot be created on a block device")
+                .advise("use a dynamic VHD, or use the device as a raw image")
                 .exit_as(Exit::Usage));
         }
         let creation = lay_out(name, plan)?;
@@ -114,10 +115,10 @@ impl Target {
         &self.name
     }
 
-    /// The image is complete and flushed: it stays, under the name that was asked for.
+    /// The image is complete and flushed: it is kept, under its final name.
     pub fn keep(mut self) -> Result<(), Failure> {
         if let Some(old) = &self.old {
-            let failed = |error| Failure::new(format!("replace {} by {}", old.path.display(), self.name), error);
+            let failed = |error| Failure::new(format!("replace {} with {}", old.path.display(), self.name), error);
             std::fs::rename(self.name.path(), &old.path).map_err(failed)?;
             self.kept = true;
             uring::sync_directory(&old.path).map_err(Failure::said)?;
@@ -143,9 +144,9 @@ impl Drop for Target {
 /// The bytes of a new image.
 pub fn lay_out(name: &ImageName, plan: &Plan) -> Result<Creation, Failure> {
     if name.data_file.is_some() {
-        let why = "a new image has its data in itself";
+        let why = "a new image cannot have an external data file";
         return Err(Failure::new(format!("create {name}"), why)
-            .advise("leave «data-file» out; `qemu-img create -f qcow2 -o data_file=FILE` makes an image with one")
+            .advise("omit 'data-file'; `qemu-img create -f qcow2 -o data_file=FILE` creates an image with one")
             .exit_as(Exit::Usage));
     }
     let laid_out = match name.format {
@@ -158,7 +159,7 @@ pub fn lay_out(name: &ImageName, plan: &Plan) -> Result<Creation, Failure> {
     laid_out.map_err(|error| Failure::new(format!("create {name}"), error))
 }
 
-/// What the new image is to be known by.
+/// The identity of the new image.
 fn identity(plan: &Plan) -> Result<Identity, Failure> {
     match plan.identity {
         Some(kept) => Ok(kept),
@@ -198,14 +199,15 @@ fn lay_out_qcow2(plan: &Plan, identity: Identity) -> Result<Creation, ImageError
 fn fill(file: &mut ImageFile, creation: &Creation, allocate: bool) -> std::io::Result<()> {
     file.set_len(creation.len)?;
     if allocate {
-        // On file systems that cannot reserve space this fails, and so does the command: the space was asked for.
+        // If the file system cannot reserve space, this fails, and so does the command, because the space was
+        // requested.
         rustix::fs::fallocate(&*file, FallocateFlags::empty(), 0, creation.len)?;
     }
     write(file, creation)?;
     file.sync()
 }
 
-/// Writes a new image into its empty file; durable is all but the sectors that make it one ([`Part`]).
+/// Writes a new image into its empty file; everything is durable except the sectors that make it an image ([`Part`]).
 pub fn write(file: &mut ImageFile, creation: &Creation) -> std::io::Result<()> {
     file.set_len(creation.len)?;
     for part in [Part::Body, Part::Head] {
@@ -220,15 +222,15 @@ pub fn write(file: &mut ImageFile, creation: &Creation) -> std::io::Result<()> {
 }
 
 /// The two parts of a new image. By its first sector, or its last one, which in a VHD repeats that, a file is taken for
-/// an image: they are written when all else is durable, so that no crash leaves what opens as an image and shows something
-/// else than the new one.
+/// an image: they are written when all else is durable, so that no crash leaves what opens as an image and shows
+/// something else than the new one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
     Body,
     Head,
 }
 
-/// What is written of one part.
+/// The writes of one part.
 fn writes_of(creation: &Creation, wanted: Part) -> Vec<MetaWrite> {
     const SECTOR: u64 = 512;
     let (first, last) = (SECTOR, creation.len.saturating_sub(SECTOR));
@@ -252,24 +254,24 @@ fn writes_of(creation: &Creation, wanted: Part) -> Vec<MetaWrite> {
     found
 }
 
-/// Locks a regular file that is to be replaced: nobody has it open as an image, nor will while this goes on.
+/// Locks a regular file that is to be replaced: no process has it open as an image, nor can open it in the meantime.
 fn lock_old(name: &ImageName) -> Result<Option<Old>, Failure> {
     if !name.path().exists() {
         return Ok(None);
     }
-    // What a link leads to is replaced, not the link.
+    // The target of a link is replaced, not the link.
     let path = name.path().canonicalize().map_err(|error| Failure::new(format!("find {name}"), error))?;
     let options = OpenOptions { write: true, cache: Cache::Writeback, lock: true };
     let locked = ImageFile::open(name.path(), options).map_err(Failure::said)?;
     if locked.device_len().is_some() {
-        let why = "it is a block device, and no new file can be made next to it";
-        return Err(Failure::new(format!("replace {name}"), why).advise("convert it to another place"));
+        let why = "it is a block device, so no new file can be created next to it";
+        return Err(Failure::new(format!("replace {name}"), why).advise("convert it to another target"));
     }
     Ok(Some(Old { path, _locked: locked }))
 }
 
-/// Where the image is made that will be `path`: in the same directory, and thus file system. The name is ours alone: what
-/// is found there and not in use was left by a job that was killed, and is removed.
+/// The temporary path of the image that will be `path`: in the same directory, and thus file system. The name is
+/// reserved for us: an unused file there was left by a killed job, and is removed.
 pub fn beside(path: &Path) -> Result<PathBuf, Failure> {
     let mut name = path.as_os_str().to_owned();
     name.push(".tapline-new");
@@ -277,7 +279,7 @@ pub fn beside(path: &Path) -> Result<PathBuf, Failure> {
     if beside.symlink_metadata().is_ok_and(|found| found.is_file()) {
         let options = OpenOptions { write: true, cache: Cache::Writeback, lock: true };
         let _locked = ImageFile::open(&beside, options).map_err(Failure::said)?;
-        let tried = || format!("remove {}, which a job has left that was killed", beside.display());
+        let tried = || format!("remove {}, left behind by a killed job", beside.display());
         std::fs::remove_file(&beside).map_err(|error| Failure::new(tried(), error))?;
     }
     Ok(beside)
@@ -313,7 +315,7 @@ mod test {
         lay_out(&ImageName { format, path: "/srv/b".into(), data_file: None }, &plan).unwrap()
     }
 
-    /// What a program that looks at a crashed creation sees: no image, or which.
+    /// What a program sees after a crashed creation: no image, or which one.
     fn look(format: FormatName, bytes: &[u8]) -> Option<Image> {
         let mut source = bytes;
         match format {
@@ -327,7 +329,7 @@ mod test {
         }
     }
 
-    /// It stands on the right parent, and all of the disk is the parent's.
+    /// It has the right parent, and all of the disk is the parent's.
     fn is_the_new_one(format: FormatName, bytes: &[u8], whole: &[u8]) {
         let mut image = look(format, bytes).unwrap();
         assert_eq!(image.link(), look(format, whole).unwrap().link());
@@ -362,8 +364,9 @@ mod test {
         writes.iter().flat_map(cut).collect()
     }
 
-    /// The states that a crash may leave while `unsynced` is written over `before`, and what becomes of each: exhaustive
-    /// over which of the writes have landed whole; over single sectors, each alone, all but each, and each prefix.
+    /// The states that a crash may leave while `unsynced` is written over `before`, and what becomes of each:
+    /// exhaustive over which of the writes have landed whole; over single sectors, each alone, all but each, and each
+    /// prefix.
     fn each_crash(before: &[u8], unsynced: &[MetaWrite], judge: &dyn Fn(&[u8])) {
         let judge = |kept: &[&MetaWrite]| {
             let mut file = before.to_vec();
@@ -389,9 +392,9 @@ mod test {
         }
     }
 
-    /// The file is empty, as who hands it has made it, or has its length already.
+    /// The passed file is empty, or already has its length.
     #[test]
-    fn no_crash_leaves_a_new_image_that_opens_and_is_another() {
+    fn a_crash_leaves_no_image_or_the_right_one() {
         for (format, unit) in [(FormatName::Vhd, None), (FormatName::Vhd, Some(512 << 10)), (FormatName::Qcow2, None)] {
             let creation = creation(format, unit);
             let (body, head) = (writes_of(&creation, Part::Body), writes_of(&creation, Part::Head));

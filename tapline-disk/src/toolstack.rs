@@ -1,8 +1,8 @@
-//! `xen attach`, `detach`, `list`: the toolstack's part of a disk of a Xen guest.
+//! `xen attach`, `detach`, `list`: the toolstack's part of a Xen guest's disk.
 //!
-//! The store has a node for each end of a device; what is written there, and in what order, is in [`vm::xen`], and in
-//! [`adopt`], over any [`Store`]. Who serves a disk is in [`claim`] and [`launch`]. This file puts them together into
-//! commands and says what they do. It opens no image: the disk's process does.
+//! Xenstore has a node for each end of a device; what is written there, and in what order, is in [`vm::xen`], and in
+//! [`adopt`], over any [`Store`]. The serving processes are in [`claim`] and [`launch`]. This file combines them into
+//! commands and prints the results. It opens no image: the disk's process does.
 
 mod adopt;
 pub mod attach;
@@ -13,7 +13,7 @@ pub mod firmware;
 mod launch;
 mod list;
 pub mod local;
-mod relics;
+mod stale_files;
 mod upgrade;
 pub mod wait;
 
@@ -40,14 +40,14 @@ use vdev::Vdev;
 use vm::xen::give::{self, Wish};
 use vm::xen::take as taking;
 
-/// How long a block script of xl may wait for the disk's process: libxl gives it 40 s.
+/// How long an xl block script may wait for the disk's process: libxl allows it 40 s.
 const SCRIPTS_PATIENCE: Duration = Duration::from_secs(30);
 
-/// How long our own domain's driver may take to connect to a disk that is served already.
+/// How long our own domain's driver may take to connect to a disk that is already served.
 const LOCAL_PATIENCE: Duration = Duration::from_secs(8);
 
-/// How long a guest has to let a disk go that is taken from it by force. One that runs needs milliseconds; if it has not
-/// closed its end, its requests without answer stay so, and its driver waits for them for ever.
+/// How long a guest has to release a disk that is detached by force. A running guest needs milliseconds; if it has not
+/// closed its end, its incomplete requests stay so, and its driver waits for them forever.
 const BEFORE_FORCE: Duration = Duration::from_secs(2);
 
 /// Runs the command.
@@ -86,7 +86,7 @@ fn give(store: &mut dyn Store, places: &Places, words: &cli::Attach) -> Result<(
     let wish = Wish { read_only: words.mode == Mode::R, kept: false };
     give::announce(store, &device, wish)?;
     if words.no_serve {
-        say(format_args!("{device}: its nodes are made; nobody serves it yet"));
+        say(format_args!("{device}: its nodes are created; it is not served yet"));
         say(format_args!("its backend is {}", device.backend()));
     } else {
         let process = Process {
@@ -107,7 +107,7 @@ fn give(store: &mut dyn Store, places: &Places, words: &cli::Attach) -> Result<(
     output::print(&format!("{vdev}\n"))
 }
 
-/// A disk process as it is asked for.
+/// The parameters of a disk process.
 struct Process<'a> {
     images: &'a [ImageName],
     read_only: bool,
@@ -116,7 +116,7 @@ struct Process<'a> {
     accept_changed_parent: bool,
     control: Option<PathBuf>,
     log: Option<PathBuf>,
-    /// Where whoever shows the guest's firmware the disk reads it.
+    /// The NBD socket for the program that presents the disk to the guest's firmware.
     emulated: Option<PathBuf>,
 }
 
@@ -141,24 +141,25 @@ fn serve(
             Ok(())
         }
         Err(failure) => {
-            // The first failure is the one to tell; a node that stays is shown by `list`, and `detach` removes it.
+            // The first failure is reported; a remaining node is shown by `list`, and `detach` removes it.
             give::withdraw(store, device).unwrap_or_else(say);
-            relics::remove(places, device, Some(&control), |said| say(said));
+            stale_files::remove(places, device, Some(&control), |said| say(said));
             Err(failure)
         }
     }
 }
 
 fn tell(device: &Device, launched: &Launched, control: &Path, log: &Path) {
-    say(format_args!("{device} is served by the process {}", launched.pid()));
+    say(format_args!("{device} is served by process {}", launched.pid()));
     say(format_args!("its log is {}", log.display()));
-    say(format_args!("ask it by: tapline disk {} VERB", control.display()));
+    say(format_args!("control it with: tapline disk {} VERB", control.display()));
 }
 
 /// `tapline-disk serve …`, with whole paths: the process has a directory of its own.
 fn program_words(device: &Device, process: &Process<'_>, control: &Path) -> Result<Vec<OsString>, Failure> {
     let whole = |path: &Path| {
-        std::path::absolute(path).map_err(|error| Failure::new(format!("find where {} is", path.display()), error))
+        std::path::absolute(path)
+            .map_err(|error| Failure::new(format!("resolve the path of {}", path.display()), error))
     };
     let mut words: Vec<OsString> = vec!["serve".into()];
     for (layer, image) in process.images.iter().enumerate() {
@@ -219,8 +220,8 @@ fn first_free(store: &mut dyn Store, guest: xen::DomId) -> Result<Vdev, Failure>
             }
         }
     }
-    Err(Failure::new(format!("find a free disk in domain {guest}"), "it has all from xvda to xvdz")
-        .advise("name one with --vdev"))
+    Err(Failure::new(format!("find a free disk in domain {guest}"), "xvda to xvdz are all in use")
+        .advise("give one with --vdev"))
 }
 
 /// `detach`.
@@ -243,7 +244,7 @@ fn take(store: &mut dyn Store, places: &Places, words: &cli::Detach) -> Result<(
     taking::ask(store, &device)?;
     let patience = if words.force { words.timeout.min(BEFORE_FORCE) } else { words.timeout };
     let closed = detach::wait_closed(store, &device, patience, |states| say(format_args!("{device}: {states}")));
-    // By force it goes in any case; a store that does not answer says so again at once.
+    // With force the disk is detached in any case; a failing xenstore reports that again at once.
     if !words.force {
         closed?;
     }
@@ -252,13 +253,13 @@ fn take(store: &mut dyn Store, places: &Places, words: &cli::Detach) -> Result<(
     Ok(())
 }
 
-/// Whether there is no store, or none any more. One that hangs may know the disk when it answers again.
+/// Whether there is no xenstore, or no longer. One that hangs may still have the disk when it responds again.
 fn is_gone(error: &StoreError) -> bool {
     use std::io::ErrorKind::{ConnectionRefused, NotFound};
     matches!(error, StoreError::Unreachable { source, .. } if matches!(source.kind(), NotFound | ConnectionRefused))
 }
 
-/// `detach --force` where there is no store: the disk's process can be ended all the same.
+/// `detach --force` without xenstore: the disk's process can be stopped regardless.
 fn take_without_store(places: &Places, words: &cli::Detach, failure: Failure) -> Result<(), Failure> {
     // Only domain 0 serves disks, and names are in the store.
     let Ok(guest) = words.domain.parse() else { return Err(failure) };
@@ -268,25 +269,26 @@ fn take_without_store(places: &Places, words: &cli::Detach, failure: Failure) ->
     }
 }
 
-/// Ends who serves a disk that the store does not know: one that was started anew has forgotten all. Whether there was one.
+/// Stops the process of a disk that is not in xenstore, because a restarted xenstored has forgotten everything. Returns
+/// whether there was one.
 fn end_unknown(places: &Places, own: xen::DomId, guest: xen::DomId, vdev: Vdev) -> Result<bool, Failure> {
     let served = claim::served(places, own, guest, vdev)?;
     for device in &served {
-        say(format_args!("the store does not know {device}; its process is ended"));
+        say(format_args!("{device} is not in xenstore; stopping its process"));
         claim::end_holder(places, device, |said| say(said))?;
-        relics::remove(places, device, None, |said| say(said));
+        stale_files::remove(places, device, None, |said| say(said));
     }
     Ok(!served.is_empty())
 }
 
-/// Removes what is left, and ends who serves it: with that process go its mappings of the guest's pages, without which the
-/// guest's domain can end. One that was killed has left more than nodes.
+/// Removes the remains of a disk, and stops its process: with it disappear its mappings of the guest's pages, without
+/// which the guest's domain can end. A killed process has left more than nodes.
 fn finish(store: &mut dyn Store, places: &Places, device: &Device) -> Result<(), Failure> {
-    let control = relics::control_of(store, device)?;
+    let control = stale_files::control_of(store, device)?;
     taking::remove(store, device)?;
     firmware::hide(store, device)?;
     claim::end_holder(places, device, |said| say(said))?;
-    relics::remove(places, device, control.as_deref(), |said| say(said));
+    stale_files::remove(places, device, control.as_deref(), |said| say(said));
     Ok(())
 }
 
@@ -298,10 +300,10 @@ fn show(store: &mut dyn Store, domain: Option<&str>, json: bool) -> Result<(), F
     if json { output::json(&all) } else { output::print(&list::table(&all)) }
 }
 
-/// What xl's script for a disk does.
+/// The work of xl's script for a disk.
 fn script(store: &mut dyn Store, places: &Places, action: ScriptAction) -> Result<(), Failure> {
     let node = std::env::var("XENBUS_PATH").map_err(|error| {
-        Failure::new("learn from XENBUS_PATH which disk is meant", error)
+        Failure::new("get the disk from XENBUS_PATH", error)
             .advise("xl sets it when it calls /etc/xen/scripts/block-tapline")
             .exit_as(Exit::Usage)
     })?;
@@ -332,7 +334,7 @@ fn take_over(store: &mut dyn Store, node: &str) -> Result<Adopted, Failure> {
     }
 }
 
-/// A disk of xl's configuration has what `serve` takes unless told otherwise.
+/// A disk of xl's configuration has `serve`'s defaults.
 fn serve_adopted(store: &mut dyn Store, places: &Places, adopted: &Adopted) -> Result<(), Failure> {
     let process = Process {
         images: &adopted.images,
@@ -352,7 +354,7 @@ fn serve_adopted(store: &mut dyn Store, places: &Places, adopted: &Adopted) -> R
     if local::shown_to_xl(&adopted.device).is_none() {
         return Ok(());
     }
-    // What xl waits for with a disk of its own domain: the next thing that it does is to open it.
+    // xl waits for this with a disk of its own domain, because it opens the device next.
     let connected = attach::wait_connected(store, &adopted.device, LOCAL_PATIENCE, |_| ());
     let shown = connected.and_then(|()| local::show(store, &adopted.device));
     shown.inspect_err(|_| finish(store, places, &adopted.device).unwrap_or_else(say))
@@ -377,7 +379,7 @@ mod test {
     }
 
     #[test]
-    fn the_words_of_the_disks_process_are_understood_by_it() {
+    fn the_disk_process_parses_its_generated_arguments() {
         use clap::Parser;
 
         let (_host, _store, device) = machine();
@@ -405,7 +407,7 @@ mod test {
     }
 
     #[test]
-    fn the_first_free_disk_is_the_one() {
+    fn the_first_free_disk_is_chosen() {
         let (_host, mut store, device) = machine();
         assert_eq!(first_free(&mut store, device.guest).unwrap().to_string(), "xvda");
         give::announce(&mut store, &Device { vdev: "xvda".parse().unwrap(), ..device.clone() }, WRITABLE).unwrap();
@@ -413,7 +415,7 @@ mod test {
     }
 
     #[test]
-    fn what_is_detached_is_gone_whether_served_or_not() {
+    fn a_detached_disk_is_gone_whether_served_or_not() {
         let directory = tempfile::tempdir().unwrap();
         let places = Places::below(directory.path());
         let (_host, mut store, device) = machine();
@@ -427,7 +429,7 @@ mod test {
     }
 
     #[test]
-    fn a_disk_that_the_store_has_forgotten_is_ended_by_force_only() {
+    fn a_disk_missing_from_xenstore_is_only_stopped_by_force() {
         let directory = tempfile::tempdir().unwrap();
         let places = Places::below(directory.path());
         let (_host, mut store, device) = machine();
@@ -448,7 +450,7 @@ mod test {
     }
 
     #[test]
-    fn a_disk_whose_process_was_killed_is_detached_with_the_socket_that_the_store_names() {
+    fn detaching_a_killed_disk_removes_the_socket_recorded_in_xenstore() {
         let directory = tempfile::tempdir().unwrap();
         let places = Places::below(directory.path());
         let (_host, mut store, device) = machine();

@@ -1,16 +1,18 @@
-//! The note beside an image that a command changes without changing what it shows (`image rebase`, `image flatten`).
+//! The marker file next to an image that a command rewrites without changing its contents (`image rebase`, `image
+//! flatten`).
 //!
-//! It knows nothing of what the command does. What it keeps: an image's children, which record when it was last changed and
-//! refuse one that has changed since, take it for what they were made on at every moment, whoever is killed.
+//! It knows nothing about what the command does. Invariant: an image's children, which record its modification time and
+//! refuse a modified parent, accept it at every moment, whichever process is killed.
 //!
-//! 1. The image is locked, and the note made durable: when the file was last changed, and by which command that is about
-//!    to change. *Killed here or later:* whoever asks for the time of the image's last change is told the note's.
+//! 1. The image is locked, and the marker made durable: the file's modification time, and the command that is about to
+//!    change it. *If killed here or later:* queries for the image's modification time return the marker's.
 //! 2. The command does its work.
-//! 3. The time is put back, durably.
-//! 4. The note is removed.
+//! 3. The modification time is restored, durably.
+//! 4. The marker is removed.
 //!
-//! Whoever opens an image for writing does 3 and 4 first ([`settle`]), the same command included: what it writes may
-//! well be seen. A program that is not of ours knows nothing of the note, and must leave the image alone while there is one.
+//! Every process that opens an image for writing does 3 and 4 first ([`settle`]), including the same command, because
+//! what it writes may change the contents. Other programs know nothing about the marker, and must leave the image alone
+//! while it exists.
 
 use std::fs::{File, Metadata};
 use std::io::{ErrorKind, Write};
@@ -25,7 +27,7 @@ use crate::files;
 use crate::image_name::ImageName;
 use crate::relink::Time;
 
-/// What the note says.
+/// The contents of the marker file.
 #[derive(Debug, Serialize, Deserialize)]
 struct Note {
     /// The command that finishes what was begun.
@@ -37,11 +39,11 @@ struct Note {
     nanoseconds: u32,
 }
 
-/// An image with a note beside it.
+/// An image with a marker file.
 #[derive(Debug)]
 pub struct Unfinished {
     name: ImageName,
-    /// Where the note is. There is none beside a block device.
+    /// The marker's path. There is none for a block device.
     path: Option<PathBuf>,
     note: Note,
 }
@@ -51,13 +53,13 @@ impl Unfinished {
     pub fn begin(name: &ImageName, command: &str) -> Result<Unfinished, Failure> {
         settle(name)?;
         let (path, metadata) = place(name)?;
-        let tried = || format!("make a note of what is done to {name}");
+        let tried = || format!("create the marker file of {name}");
         let since = Time::of(name)?.modified().duration_since(UNIX_EPOCH).unwrap_or_default();
         let (seconds, nanoseconds) = (since.as_secs(), since.subsec_nanos());
         let note = Note { command: command.to_owned(), inode: metadata.ino(), seconds, nanoseconds };
         if let Some(path) = &path {
             write(path, &note).map_err(|error| {
-                let advice = format!("{} is to be written, in the image's directory", path.display());
+                let advice = format!("{} must be writable, in the image's directory", path.display());
                 Failure::new(tried(), error).advise(advice)
             })?;
             uring::sync_directory(path).map_err(Failure::said)?;
@@ -65,14 +67,14 @@ impl Unfinished {
         Ok(Unfinished { name: name.clone(), path, note })
     }
 
-    /// The note beside the image `name`, if there is one. Whoever hands files looks for notes before.
+    /// The marker of the image `name`, if there is one. A process that passes files checks for markers itself.
     pub fn find(name: &ImageName) -> Result<Option<Unfinished>, Failure> {
         if files::are_handed() {
             return Ok(None);
         }
         let (Some(path), metadata) = place(name)? else { return Ok(None) };
         let failed = |why: Box<dyn std::error::Error + Send + Sync>| {
-            Failure::new(format!("read {}, a note of what was done to {name}", path.display()), why)
+            Failure::new(format!("read {}, the marker of an unfinished change to {name}", path.display()), why)
         };
         let bytes = match std::fs::read(&path) {
             Ok(bytes) => bytes,
@@ -96,18 +98,18 @@ impl Unfinished {
         &self.note.command
     }
 
-    /// The image is as its children know it, and nobody is about to change that. Its lock is held by the caller.
+    /// The image matches its children's records, and nothing is about to change that. The caller holds its lock.
     pub fn end(self) -> Result<(), Failure> {
         Time::at(&self.name, self.modified()).put_back()?;
         let Some(path) = self.path else { return Ok(()) };
         std::fs::remove_file(&path)
-            .map_err(|error| Failure::new(format!("remove {}, a note of what is done", path.display()), error))?;
+            .map_err(|error| Failure::new(format!("remove the marker file {}", path.display()), error))?;
         uring::sync_directory(&path).map_err(Failure::said)
     }
 }
 
-/// Ends what a command that was killed has left undone with the time of an image that is about to be written, by somebody
-/// who has locked it.
+/// Finishes what a killed command has left undone with the modification time of an image that its caller has locked and
+/// is about to write.
 pub fn settle(name: &ImageName) -> Result<(), Failure> {
     Unfinished::find(name)?.map_or(Ok(()), Unfinished::end)
 }
@@ -122,11 +124,11 @@ fn write(path: &Path, note: &Note) -> std::io::Result<()> {
     std::fs::rename(&beside, path)
 }
 
-/// Where the note beside an image is, if it is in a file; and what that file is.
+/// The path of an image's marker, if the image is in a file; and the file's metadata.
 fn place(name: &ImageName) -> Result<(Option<PathBuf>, Metadata), Failure> {
     let find = |path: &Path| Ok((path.canonicalize()?, path.metadata()?));
-    let (path, metadata) =
-        find(name.path()).map_err(|error: std::io::Error| Failure::new(format!("find where {name} is"), error))?;
+    let (path, metadata) = find(name.path())
+        .map_err(|error: std::io::Error| Failure::new(format!("resolve the path of {name}"), error))?;
     let mut path = path.into_os_string();
     path.push(".unfinished");
     Ok((metadata.is_file().then(|| path.into()), metadata))
@@ -150,7 +152,7 @@ mod test {
     }
 
     #[test]
-    fn the_time_of_an_image_is_what_it_was_though_it_is_written_and_its_writer_killed() {
+    fn the_modification_time_survives_a_killed_writer() {
         let room = tempfile::tempdir().unwrap();
         let name = image(room.path());
         let begun = Unfinished::begin(&name, "the command").unwrap();
@@ -165,7 +167,7 @@ mod test {
     }
 
     #[test]
-    fn a_note_says_nothing_of_another_file_with_the_name_of_its_image() {
+    fn a_marker_does_not_apply_to_another_file_of_the_same_name() {
         let room = tempfile::tempdir().unwrap();
         let name = image(room.path());
         Unfinished::begin(&name, "the command").unwrap();

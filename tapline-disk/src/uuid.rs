@@ -1,4 +1,4 @@
-//! Identities of images.
+//! UUIDs of images.
 
 pub use disk::vhd::uuid_text as text;
 use rustix::rand::GetRandomFlags;
@@ -15,7 +15,7 @@ pub fn new() -> std::io::Result<[u8; 16]> {
     Ok(uuid)
 }
 
-/// A uuid as text; none, if it is all zeros, which stands for that.
+/// A uuid as text; `None` if it is all zeroes, which stands for none.
 pub fn known(uuid: &[u8; 16]) -> Option<String> {
     (*uuid != [0; 16]).then(|| text(uuid))
 }

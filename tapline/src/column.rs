@@ -1,46 +1,47 @@
-//! What is shown of objects: a line each in a table, or one of them with all that is known.
+//! How objects are shown: as table rows with one line each, or a single object with all its fields.
 //!
-//! A noun declares its columns once, the most telling first; both views come of that. It knows text and widths, no noun.
+//! A noun declares its columns once, the most important first, and both views are made from them. This module knows
+//! text and widths, but no noun.
 
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, ContentArrangement, Table};
 use uuid::Uuid;
 
-/// Blanks between two columns.
+/// The number of spaces between two columns.
 const GAP: u16 = 2;
 
-/// Something to be shown of an object of type `T`.
+/// A column that shows a property of an object of type `T`.
 pub struct Column<T> {
     head: &'static str,
-    place: Place,
+    visibility: Visibility,
     align: CellAlignment,
     cell: fn(&T, Uuids) -> String,
 }
 
-/// Where a column is shown.
+/// In which views a column is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
-    /// In every table.
+enum Visibility {
+    /// Shown in every table.
     Table,
-    /// In a table for which there is room, or that may be wide.
+    /// Shown in a table if it fits, and in wide tables.
     Room,
-    /// In a table that may be wide.
+    /// Shown in wide tables only.
     Wide,
-    /// Only where a single object is shown.
+    /// Shown only in the view of a single object.
     Alone,
 }
 
-/// How much is shown of UUIDs.
+/// How much of a UUID is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Uuids {
-    /// As much as tells them apart most often, and is accepted in their place.
+    /// The first digits, usually enough to tell objects apart, and accepted on the command line.
     Short,
-    /// All.
+    /// The full UUID.
     Whole,
 }
 
 impl Uuids {
-    /// A UUID.
+    /// Formats a UUID.
     pub fn show(self, uuid: Uuid) -> String {
         let whole = uuid.to_string();
         match self {
@@ -49,54 +50,53 @@ impl Uuids {
         }
     }
 
-    /// A UUID that may be missing.
+    /// Formats a UUID that may be missing.
     pub fn show_some(self, uuid: Option<Uuid>) -> String {
         uuid.map(|uuid| self.show(uuid)).unwrap_or_default()
     }
 }
 
 impl<T> Column<T> {
-    /// In every table.
+    /// A column that is shown in every table.
     pub const fn new(head: &'static str, cell: fn(&T, Uuids) -> String) -> Column<T> {
-        Column { head, place: Place::Table, align: CellAlignment::Left, cell }
+        Column { head, visibility: Visibility::Table, align: CellAlignment::Left, cell }
     }
 
-    /// What is shown of an object. What names have in them that cannot be seen is told.
+    /// The cell's text for an object. Invisible characters in names are made visible.
     fn show(&self, object: &T, uuids: Uuids) -> String {
         api::visible(&(self.cell)(object, uuids)).into_owned()
     }
 
-    /// The same for what is compared by its last digit.
+    /// Right-aligns the column, for values compared by their last digit.
     pub const fn right(self) -> Column<T> {
         Column { align: CellAlignment::Right, ..self }
     }
 
-    /// The same where there is room.
+    /// Shows the column only if it fits.
     pub const fn if_room(self) -> Column<T> {
-        Column { place: Place::Room, ..self }
+        Column { visibility: Visibility::Room, ..self }
     }
 
-    /// The same in wide tables only.
+    /// Shows the column in wide tables only.
     pub const fn wide(self) -> Column<T> {
-        Column { place: Place::Wide, ..self }
+        Column { visibility: Visibility::Wide, ..self }
     }
 
-    /// The same where one object is shown only.
+    /// Shows the column only in the view of a single object.
     pub const fn alone(self) -> Column<T> {
-        Column { place: Place::Alone, ..self }
+        Column { visibility: Visibility::Alone, ..self }
     }
 }
 
-/// A table of objects, no wider than `width` if it is to fit a terminal: columns that there is no room for are left out,
-/// the last of them first.
+/// A table of objects. If `width` is given, columns that do not fit are left out, starting with the last.
 pub fn table<T>(objects: &[T], columns: &[Column<T>], wide: bool, width: Option<u16>) -> String {
     let uuids = if wide { Uuids::Whole } else { Uuids::Short };
     let mut shown: Vec<&Column<T>> = columns
         .iter()
-        .filter(|column| match column.place {
-            Place::Table | Place::Room => true,
-            Place::Wide => wide,
-            Place::Alone => false,
+        .filter(|column| match column.visibility {
+            Visibility::Table | Visibility::Room => true,
+            Visibility::Wide => wide,
+            Visibility::Alone => false,
         })
         .collect();
     let mut table = draw(objects, &shown, uuids);
@@ -107,12 +107,12 @@ pub fn table<T>(objects: &[T], columns: &[Column<T>], wide: bool, width: Option<
     format!("{}\n", table.trim_fmt())
 }
 
-/// The column to leave out, if the table is too wide and there is one.
+/// The column to leave out, if the table is too wide and a column can be left out.
 fn too_wide<T>(table: &Table, shown: &[&Column<T>], width: Option<u16>) -> Option<usize> {
     let gaps = GAP.saturating_mul(u16::try_from(shown.len().saturating_sub(1)).unwrap_or(u16::MAX));
     let needed = table.column_max_content_widths().into_iter().fold(gaps, u16::saturating_add);
     width.filter(|width| needed > *width)?;
-    shown.iter().rposition(|column| column.place == Place::Room)
+    shown.iter().rposition(|column| column.visibility == Visibility::Room)
 }
 
 fn draw<T>(objects: &[T], shown: &[&Column<T>], uuids: Uuids) -> Table {
@@ -130,12 +130,12 @@ fn draw<T>(objects: &[T], shown: &[&Column<T>], uuids: Uuids) -> Table {
     table
 }
 
-/// One object with all that is known of it, a line each.
+/// A single object with all its fields, one per line.
 pub fn alone<T>(object: &T, columns: &[Column<T>]) -> String {
     let cells = columns.iter().map(|column| (column.head, column.show(object, Uuids::Whole)));
     let known: Vec<(&str, String)> = cells.filter(|(_, cell)| !cell.is_empty()).collect();
     let widest = known.iter().map(|(head, _)| head.len()).max().unwrap_or(0);
-    // What has more lines than one goes on below its beginning.
+    // Further lines of a multi-line value are aligned below its first line.
     let indent = format!("\n{:1$}", "", widest + 2);
     known.iter().map(|(head, cell)| format!("{head:>widest$}: {}\n", cell.replace('\n', &indent))).collect()
 }
@@ -166,7 +166,7 @@ mod test {
     }
 
     #[test]
-    fn columns_stand_below_one_another_also_below_wide_characters() {
+    fn columns_are_aligned_even_with_wide_characters() {
         let text = "UUID      NAME              SIZE  NOTE\n\
                     9b1deb4d  root                 4  seldom seen\n\
                     00000000  データ 2 of them    19  seldom seen\n";
@@ -175,7 +175,7 @@ mod test {
     }
 
     #[test]
-    fn what_has_no_room_is_left_out_from_the_right_but_never_all() {
+    fn columns_that_do_not_fit_are_dropped_from_the_right() {
         let text = "UUID      NAME              SIZE\n\
                     9b1deb4d  root                 4\n\
                     00000000  データ 2 of them    19\n";
@@ -191,18 +191,18 @@ mod test {
     }
 
     #[test]
-    fn without_objects_there_are_the_heads() {
+    fn an_empty_table_has_headings() {
         assert_eq!(table(&[], COLUMNS, false, None), "UUID  NAME  SIZE  NOTE\n");
     }
 
     #[test]
-    fn a_name_that_turns_the_writing_round_is_told_so() {
+    fn bidirectional_control_characters_are_escaped() {
         let thing = Thing { uuid: Uuid::nil(), name: "a\u{202e}b" };
         assert!(table(&[thing], COLUMNS, false, None).contains("00000000  a\\u{202e}b "));
     }
 
     #[test]
-    fn an_object_alone_is_shown_with_everything() {
+    fn a_single_object_is_shown_with_all_fields() {
         let text = "uuid: 00000000-0000-0000-0000-000000000000\n\
                     name: データ 2 of them\n\
                     size: 19\n\

@@ -1,4 +1,4 @@
-//! `tapline completion`: what a shell needs to complete words. It knows the words of commands, not the names of objects.
+//! `tapline completion`: prints a shell's completion script. It completes the words of commands, not names of objects.
 
 use api::Problem;
 use clap::CommandFactory;
@@ -7,7 +7,7 @@ use clap_complete::Shell;
 use crate::Arguments;
 use crate::session::print;
 
-/// For which shell.
+/// The shell to complete for.
 #[derive(clap::Args)]
 pub struct Completion {
     #[arg(value_parser = ["bash", "zsh", "fish"])]
@@ -15,7 +15,7 @@ pub struct Completion {
 }
 
 impl Completion {
-    /// Prints it.
+    /// Prints the script.
     pub fn run(&self) -> Result<(), Problem> {
         let shell: Shell = self.shell.parse().map_err(|error| Problem::failed("choose a shell", error))?;
         let mut script = Vec::new();

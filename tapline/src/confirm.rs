@@ -1,4 +1,4 @@
-//! «really?», before something is destroyed: only where somebody can answer.
+//! Asks for confirmation before something is destroyed, but only on a terminal.
 
 use std::io::{self, IsTerminal};
 
@@ -6,16 +6,16 @@ use api::{Code, Problem};
 
 use crate::session::say;
 
-/// The options of a verb that destroys.
+/// Options of verbs that destroy something.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct Confirm {
-    /// Destroy without asking, also on a terminal
+    /// Do not ask for confirmation, even on a terminal
     #[arg(long, short)]
     yes: bool,
 }
 
 impl Confirm {
-    /// Goes on if this may be destroyed. Scripts are not asked: they have nobody who could answer.
+    /// Returns if the object may be destroyed. Scripts are not asked, because nobody could answer there.
     pub fn ask(self, what: &str) -> Result<(), Problem> {
         if self.yes || !(io::stdin().is_terminal() && io::stderr().is_terminal()) {
             return Ok(());
@@ -28,7 +28,7 @@ impl Confirm {
     }
 }
 
-/// Everything but a plain yes is a no.
+/// Whether the answer is yes; anything else counts as no.
 fn agrees(answer: &str) -> bool {
     matches!(answer.trim().to_ascii_lowercase().as_str(), "y" | "yes")
 }

@@ -2,46 +2,46 @@
 
 use std::ops::ControlFlow;
 
-use api::client::Tiding;
+use api::client::StreamItem;
 use api::{Code, Event, ObjectKind, Problem};
 use serde_json::Value;
 
 use crate::session::{Session, print_on, say};
 use crate::word;
 
-/// What can be done with events.
+/// Operations on events.
 #[derive(clap::Subcommand)]
 pub enum Verb {
-    /// Print a line for every change of an object, until interrupted
+    /// Print one line per change of an object until interrupted
     ///
-    /// A daemon that is restarted meanwhile is waited for. Where events may have been lost, a line on stderr says so.
+    /// Waits for a daemon that is being restarted. A line on stderr reports when events may have been lost.
     Follow {
-        /// Begin behind the event of this number, which a line begins with
+        /// Start after the event with this number; each line starts with its event's number
         #[arg(long, value_name = "NUMBER")]
         behind: Option<u64>,
-        /// Only changes of such objects; may be given several times
+        /// Only show changes of this kind of object; may be given several times
         #[arg(long, value_name = "KIND", value_parser = word::one_of::<ObjectKind>(&word::KINDS))]
         kind: Vec<ObjectKind>,
     },
 }
 
 impl Verb {
-    /// Does it.
+    /// Runs the verb.
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
         let Verb::Follow { behind, kind } = self;
         let mut events = session.client.events(behind).await?;
         loop {
             match events.next().await {
-                Tiding::Change(event) if kind.is_empty() || kind.contains(&event.kind) => {
+                StreamItem::Change(event) if kind.is_empty() || kind.contains(&event.kind) => {
                     if tell(session, &event)?.is_break() {
                         return Ok(());
                     }
                 }
-                Tiding::Change(_) => {}
-                Tiding::Reset => say("tapline: events were lost: look at everything anew\n"),
-                // The token has ended, and the daemon would say so each time.
-                Tiding::Lost(problem) if problem.code == Code::Unauthorized => return Err(problem),
-                Tiding::Lost(problem) => say(&format!("tapline: {problem}; looking for it again\n")),
+                StreamItem::Change(_) => {}
+                StreamItem::Reset => say("tapline: events were lost; reload all objects\n"),
+                // The token has expired, which the daemon would report on each reconnection.
+                StreamItem::Lost(problem) if problem.code == Code::Unauthorized => return Err(problem),
+                StreamItem::Lost(problem) => say(&format!("tapline: {problem}; reconnecting\n")),
             }
         }
     }

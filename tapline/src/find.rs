@@ -1,19 +1,19 @@
-//! Which object is meant by a name or by the beginning of a UUID.
+//! Finds the object that a name or a UUID prefix refers to.
 //!
-//! A whole UUID is taken as it is. Anything else must fit exactly one object: the first that fits is never taken for it.
+//! A full UUID is used as it is. Anything else must match exactly one object; the first match is never used silently.
 
 use api::{Code, Problem};
 use uuid::Uuid;
 
 use crate::session::Session;
 
-/// Candidates that are listed; more would not be read.
+/// How many candidates are listed; a longer list would not be read.
 const LISTED: usize = 10;
-/// Digits of a UUID that are enough to name it by.
+/// The shortest UUID prefix that is accepted.
 const DIGITS_MIN: usize = 4;
 
 impl Session {
-    /// The repository that is meant.
+    /// Finds a repository.
     pub async fn sr(&self, text: &str) -> Result<Uuid, Problem> {
         match Uuid::parse_str(text) {
             Ok(uuid) => Ok(uuid),
@@ -24,7 +24,7 @@ impl Session {
         }
     }
 
-    /// The disk that is meant.
+    /// Finds a disk.
     pub async fn vdi(&self, text: &str) -> Result<Uuid, Problem> {
         match Uuid::parse_str(text) {
             Ok(uuid) => Ok(uuid),
@@ -35,7 +35,7 @@ impl Session {
         }
     }
 
-    /// The block device that is meant. It has no name.
+    /// Finds a block device. Block devices have no names.
     pub async fn vbd(&self, text: &str) -> Result<Uuid, Problem> {
         match Uuid::parse_str(text) {
             Ok(uuid) => Ok(uuid),
@@ -46,7 +46,7 @@ impl Session {
         }
     }
 
-    /// The machine that is meant.
+    /// Finds a machine.
     pub async fn vm(&self, text: &str) -> Result<Uuid, Problem> {
         match Uuid::parse_str(text) {
             Ok(uuid) => Ok(uuid),
@@ -57,7 +57,7 @@ impl Session {
         }
     }
 
-    /// The token that is meant.
+    /// Finds a token.
     pub async fn token(&self, text: &str) -> Result<Uuid, Problem> {
         match Uuid::parse_str(text) {
             Ok(uuid) => Ok(uuid),
@@ -69,7 +69,7 @@ impl Session {
         }
     }
 
-    /// The task that is meant. It has no name but its verb, which is that of many.
+    /// Finds a task by its UUID prefix; its verb is not unique.
     pub async fn task(&self, text: &str) -> Result<Uuid, Problem> {
         match Uuid::parse_str(text) {
             Ok(uuid) => Ok(uuid),
@@ -87,17 +87,17 @@ fn begins(uuid: Uuid, text: &str) -> bool {
         && uuid.to_string().starts_with(&text.to_ascii_lowercase())
 }
 
-/// The only one of those that fit.
+/// The only match, or an error that lists the candidates.
 fn only<'a>(noun: &str, text: &str, found: impl Iterator<Item = (Uuid, &'a str)>) -> Result<Uuid, Problem> {
     let found: Vec<(Uuid, &str)> = found.collect();
     match found.as_slice() {
         [(uuid, _)] => Ok(*uuid),
-        [] => Err(Problem::new(Code::NotFound, format!("there is no {noun} «{text}»")).advise(format!(
-            "an object goes by its name or by {DIGITS_MIN} and more digits of its UUID: see «tapline {noun} list»"
+        [] => Err(Problem::new(Code::NotFound, format!("no {noun} named '{text}'")).advise(format!(
+            "give a name or at least {DIGITS_MIN} digits of a UUID; 'tapline {noun} list' shows both"
         ))),
         many => {
-            let message = format!("«{text}» may be any of {} {noun}s:{}", many.len(), listed(many));
-            Err(Problem::new(Code::Invalid, message).advise("name one by its UUID"))
+            let message = format!("'{text}' is ambiguous; it matches {} {noun}s:{}", many.len(), listed(many));
+            Err(Problem::new(Code::Invalid, message).advise("give the UUID of the one you mean"))
         }
     }
 }
@@ -114,15 +114,15 @@ mod test {
     use super::*;
 
     #[test]
-    fn what_fits_one_is_that_one() {
+    fn a_unique_match_is_found() {
         let uuid = Uuid::from_u128(7);
         assert_eq!(only("sr", "a", [(uuid, "a")].into_iter()), Ok(uuid));
     }
 
     #[test]
-    fn what_fits_several_is_refused_with_all_of_them() {
+    fn an_ambiguous_match_is_refused_with_all_candidates() {
         let problem = only("sr", "a", (1..=2).map(|n| (Uuid::from_u128(n), "a"))).unwrap_err();
-        let text = "«a» may be any of 2 srs:\n    00000000-0000-0000-0000-000000000001  a\n    \
+        let text = "'a' is ambiguous; it matches 2 srs:\n    00000000-0000-0000-0000-000000000001  a\n    \
                     00000000-0000-0000-0000-000000000002  a";
         assert_eq!(problem.message, text);
         let many = only("vbd", "0000", (1..=13).map(|n| (Uuid::from_u128(n), ""))).unwrap_err();
@@ -130,7 +130,7 @@ mod test {
     }
 
     #[test]
-    fn what_fits_none_is_told_how_to_name_one() {
+    fn no_match_is_refused_with_advice() {
         let problem = only("vm", "x", std::iter::empty()).unwrap_err();
         assert_eq!(problem.code, Code::NotFound);
         assert!(problem.advice.unwrap().contains("tapline vm list"));

@@ -6,33 +6,33 @@ use crate::column::{Column, Uuids};
 use crate::session::{Listing, Session, Waiting};
 use crate::size::readable;
 
-/// What can be done with the host.
+/// Operations on the host.
 #[derive(clap::Subcommand)]
 pub enum Verb {
-    /// Show the host, what bounds its work, and how much of it there is
+    /// Show the host, its configured limits and its current usage
     Show,
-    /// Unplug all disks with everything flushed, before the host shuts down
+    /// Unplug all disks and flush everything, before the host shuts down
     Drain {
-        /// How long guests may take to let go; then their disks end without them, with all flushed that was answered
+        /// Grace period before forced unplug; everything that was acknowledged is flushed in either case
         #[arg(long, value_name = "SECONDS", default_value = "60")]
         timeout: u32,
         #[command(flatten)]
         waiting: Waiting,
     },
-    /// Compare the disks that run with the catalogue, which follows them where it is certain what happened
+    /// Compare running disks with the catalogue, and update the catalogue where the outcome is certain
     Reconcile {
-        /// Only tell what differs; change nothing
+        /// Only report differences; change nothing
         #[arg(long)]
         dry_run: bool,
         #[command(flatten)]
         listing: Listing,
     },
-    /// List the backups of the catalogue; `taplined --restore` puts one back
+    /// List the backups of the catalogue; `taplined --restore` restores one
     Backups {
         #[command(flatten)]
         listing: Listing,
     },
-    /// Make a backup of the catalogue now
+    /// Create a backup of the catalogue now
     Backup,
 }
 
@@ -72,17 +72,17 @@ const DIFFERENCES: &[Compared] = &[
     Compared::new("result", result),
 ];
 
-/// What was done about a difference, or what can be.
+/// What was done about a difference, or what can be done about it.
 fn result(difference: &Difference, _: Uuids) -> String {
     match &difference.problem {
         Some(problem) => problem.to_string(),
-        None if difference.healed => "the catalogue says now what the disk says".into(),
-        None => "the catalogue can follow the disk".into(),
+        None if difference.healed => "catalogue updated from the disk".into(),
+        None => "the catalogue can be updated from the disk".into(),
     }
 }
 
 impl Verb {
-    /// Does it.
+    /// Runs the verb.
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
         match self {
             Verb::Show => session.show(&session.client.host().await?, COLUMNS),

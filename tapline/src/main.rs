@@ -1,26 +1,28 @@
 //! `tapline`: the command line.
 //!
-//! It parses no image and opens no disk: `image`, `serve`, `disk` and `xen` are handed, word by word, to `tapline-disk`, the
-//! one program that does ([`hand_over`]), so that a crash on a hostile image is never a crash of anything that holds more
-//! than that image. All else is asked of the daemon, `taplined`, over its API: a noun and a verb ask one thing.
+//! This program parses no image and opens no disk: it passes the arguments of `image`, `serve`, `disk` and `xen`
+//! unchanged to `tapline-disk`, the only program that does ([`hand_over`]), so that a crash on a hostile image never
+//! takes down more than that image. Everything else is a request to the daemon, `taplined`, over its API, one request
+//! per noun and verb.
 
 #![forbid(unsafe_code)]
-// They panic where nothing can be written.
+// Those macros panic if the output cannot be written.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 mod column;
 mod completion;
 mod confirm;
+mod endpoint;
 mod event;
 mod find;
 mod hand_over;
 mod host;
 mod manual;
 mod panics;
-mod place;
 mod removal;
 mod session;
-// Sizes are read and shown as `tapline-disk` does. It may use no package that this one may, so its file is used.
+// Sizes are parsed and printed as in `tapline-disk`. That crate may not depend on this one's libraries, so its file is
+// shared.
 #[path = "../../tapline-disk/src/size.rs"]
 mod size;
 mod sr;
@@ -40,7 +42,7 @@ use clap::{Args, Parser, Subcommand};
 
 use session::{How, Session};
 
-/// The exit code of a command that could not be done. The others are those of `tapline-disk`.
+/// The exit code of a command that failed. The other exit codes are those of `tapline-disk`.
 const FAILED: u8 = 4;
 /// The exit code for wrong arguments (`EX_USAGE`).
 const USAGE: u8 = 64;
@@ -57,47 +59,47 @@ struct Arguments {
 enum Command {
     /// The host and its daemon
     Host(Noun<host::Verb>),
-    /// Storage repositories: where disks lie
+    /// Storage repositories, which contain disks
     Sr(Noun<sr::Verb>),
     /// Virtual disk images
     Vdi(Noun<vdi::Verb>),
-    /// Virtual block devices: disks as machines see them
+    /// Virtual block devices, which attach disks to machines
     Vbd(Noun<vbd::Verb>),
-    /// Virtual machines that the daemon starts itself
+    /// Virtual machines run by the daemon
     Vm(Noun<vm::Verb>),
-    /// What takes time: how far it is, and its end
+    /// Long-running operations: progress and results
     Task(Noun<task::Verb>),
-    /// Who may ask the daemon over the network
+    /// Tokens for access to the daemon over the network
     Token(Noun<token::Verb>),
-    /// Every change of an object
+    /// Changes of objects
     Event(Noun<event::Verb>),
     /// Create, describe, check, convert and compare image files
     #[command(disable_help_flag = true)]
     Image(Words),
-    /// Serve one image to a virtual machine (vhost-user, Xen) or to anything that speaks NBD
+    /// Serve one image to a virtual machine (vhost-user, Xen) or to NBD clients
     #[command(disable_help_flag = true)]
     Serve(Words),
-    /// Ask a disk that is served to snapshot, merge, clone, revert, resize or pause, while its guest goes on
+    /// Control a disk that is being served: snapshot, merge, clone, revert, resize, pause
     #[command(disable_help_flag = true)]
     Disk(Words),
-    /// Give Xen guests disks and take them away
+    /// Attach disks to Xen guests and detach them
     #[command(disable_help_flag = true)]
     Xen(Words),
-    /// Print what a shell needs to complete the words of this command
+    /// Print a shell completion script for this command
     Completion(completion::Completion),
     /// Write the manual pages of the daemon's nouns
     #[command(hide = true)]
     Manual(manual::Manual),
 }
 
-/// Words that `tapline-disk` judges; help on them is its own.
+/// Arguments that `tapline-disk` parses; it also prints their help.
 #[derive(Args)]
 struct Words {
     #[arg(value_name = "ARGUMENT", trailing_var_arg = true, allow_hyphen_values = true)]
     words: Vec<OsString>,
 }
 
-/// A noun of the daemon with one of its verbs.
+/// A noun of the daemon together with one of its verbs.
 #[derive(Args)]
 struct Noun<V: Subcommand> {
     #[command(subcommand)]
@@ -112,7 +114,7 @@ fn main() -> ExitCode {
         Ok(arguments) => arguments.command,
         Err(refused) => {
             let code = if refused.use_stderr() { ExitCode::from(USAGE) } else { ExitCode::SUCCESS };
-            // Nothing is left to do when even the help cannot be printed.
+            // If even the help cannot be printed, nothing more can be done.
             return if refused.print().is_ok() { code } else { ExitCode::from(FAILED) };
         }
     };
@@ -141,14 +143,14 @@ fn run(command: Command) -> Result<(), Problem> {
     }
 }
 
-/// Asks the daemon something.
+/// Runs a request to the daemon.
 fn ask(how: How, what: impl AsyncFnOnce(Session) -> Result<(), Problem>) -> Result<(), Problem> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| Problem::failed("start what waits for answers", error))?;
+    let runtime = runtime.map_err(|error| Problem::failed("start the async runtime", error))?;
     runtime.block_on(what(Session::new(how)?))
 }
 
-/// A problem as people need it: what it is, where in the request, and what to do about it.
+/// A problem as shown to people: what it is, which field of the request it concerns, and what to do about it.
 fn told(problem: &Problem) -> String {
     let field = problem.field.as_ref().map(|field| format!(" ({field})")).unwrap_or_default();
     let advice = problem.advice.as_ref().map(|advice| format!("  {advice}\n")).unwrap_or_default();
@@ -162,26 +164,26 @@ mod test {
     use super::*;
 
     #[test]
-    fn the_words_of_a_handed_command_are_not_judged_here() {
+    fn arguments_of_tapline_disk_commands_are_not_parsed_here() {
         let parsed = Arguments::try_parse_from(["tapline", "image", "create", "--size", "10G", "--json", "--help"]);
         let Ok(Arguments { command: Command::Image(words) }) = parsed else { panic!("not taken as an image command") };
         assert_eq!(words.words.len(), 5);
     }
 
     #[test]
-    fn an_unknown_command_is_refused_here() {
+    fn an_unknown_command_is_refused() {
         assert!(Arguments::try_parse_from(["tapline", "frobnicate"]).is_err());
         assert!(Arguments::try_parse_from(["tapline"]).is_err());
     }
 
     #[test]
-    fn no_definition_contradicts_another() {
+    fn the_command_definition_is_consistent() {
         Arguments::command().debug_assert();
     }
 
     #[test]
-    fn a_problem_tells_the_field_and_what_to_do() {
-        let problem = Problem::new(api::Code::Exists, "there is an sr «a»").field("name").advise("choose another");
-        assert_eq!(told(&problem), "tapline: there is an sr «a» (name)\n  choose another\n");
+    fn a_problem_shows_field_and_advice() {
+        let problem = Problem::new(api::Code::Exists, "there is an sr 'a'").field("name").advise("choose another");
+        assert_eq!(told(&problem), "tapline: there is an sr 'a' (name)\n  choose another\n");
     }
 }

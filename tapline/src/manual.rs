@@ -1,4 +1,4 @@
-//! The manual pages of the daemon's nouns and their verbs, made of the same definitions as the commands.
+//! The manual pages of the daemon's nouns and their verbs, generated from the command definitions.
 //!
 //! The page of `tapline` itself and those of `tapline-disk` are written by hand.
 
@@ -11,18 +11,18 @@ use clap_mangen::Man;
 
 use crate::Arguments;
 
-/// Nouns that other programs or pages describe.
+/// Nouns that are described by other programs or pages.
 const DESCRIBED_ELSEWHERE: [&str; 5] = ["image", "serve", "disk", "xen", "manual"];
 
-/// Where to write them.
+/// Where to write the pages.
 #[derive(clap::Args)]
 pub struct Manual {
-    /// The directory, from which pages of commands that are no more are removed
+    /// The directory; pages of commands that no longer exist are removed from it
     directory: PathBuf,
 }
 
 impl Manual {
-    /// Writes them.
+    /// Writes the pages.
     pub fn run(&self) -> Result<(), Problem> {
         let pages = pages()?;
         for name in self.present()? {
@@ -40,7 +40,7 @@ impl Manual {
         Ok(())
     }
 
-    /// The pages that are there and begin as ours do, but for those of `tapline-disk`.
+    /// Existing pages with our prefix, except those of `tapline-disk`.
     fn present(&self) -> Result<Vec<String>, Problem> {
         let tried = |error| Problem::failed(format_args!("list {}", self.directory.display()), error);
         let entries = std::fs::read_dir(&self.directory).map_err(tried)?;
@@ -55,7 +55,7 @@ impl Manual {
     }
 }
 
-/// All pages by the names of their files.
+/// All pages by file name.
 fn pages() -> Result<BTreeMap<String, Vec<u8>>, Problem> {
     let mut tapline = Arguments::command().disable_help_subcommand(true);
     tapline.build();
@@ -84,7 +84,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn the_committed_pages_are_those_of_the_commands() {
+    fn the_committed_manual_pages_are_current() {
         let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/man");
         let pages = pages().unwrap();
         for (name, text) in &pages {

@@ -1,14 +1,14 @@
-//! A fault in this program: told with the command that was under way, and the end of the process (crate `logging`).
+//! A panic in this program is reported with the command that was running, and aborts the process (crate `logging`).
 //!
-//! It knows nothing of commands but their words. Invariant: of those only the noun and the verb are told: others may be
-//! secret.
+//! This module knows only the words of the command line. Invariant: only the noun and the verb are reported, because
+//! other words may be secret.
 
 use logging::Stderr;
 use logging::panics::{self, Panic};
 
 static STDERR: Stderr = Stderr::of("tapline");
 
-/// From now on a panic is told and ends the process.
+/// Makes every panic print a report and abort the process from now on.
 pub fn abort_on_panic() {
     panics::abort_on_panic(|panic| {
         STDERR.say_last(told(panic));
@@ -19,7 +19,7 @@ fn told(panic: &Panic<'_>) -> String {
     let words = std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned());
     let command: Vec<String> = words.take_while(|word| !word.starts_with('-')).take(2).collect();
     panic.during(format_args!(
-        "the command was '{}'; what the daemon was asked for goes on there: see 'tapline task list'",
+        "the command was '{}'; requests already sent continue in the daemon: see 'tapline task list'",
         command.join(" ")
     ))
 }
@@ -35,7 +35,7 @@ mod test {
     const ENVIRONMENT: &str = "TAPLINE_TEST_PANIC";
 
     fn panics(stderr: Stdio) -> Output {
-        // It ends the process, so another one does it.
+        // It aborts the process, so the test runs it in a child process.
         let mut inside = Command::new(std::env::current_exe().unwrap());
         inside.args(["panics::test::inside", "--exact", "--nocapture"]);
         inside.env(ENVIRONMENT, "1").env("RUST_BACKTRACE", "0");
@@ -43,7 +43,7 @@ mod test {
     }
 
     #[test]
-    fn a_panic_is_told_without_what_may_be_secret_and_ends_the_process_by_a_signal() {
+    fn a_panic_report_contains_no_secrets_and_aborts() {
         let ended = panics(Stdio::piped());
         let told = String::from_utf8(ended.stderr).unwrap();
         // SIGABRT.
@@ -54,14 +54,14 @@ mod test {
         assert_eq!(panics(full.into()).status.signal(), Some(6));
     }
 
-    /// The part of the other test that is done in a process of its own: there is nothing to do in this one.
+    /// The part of the other test that runs in a child process; does nothing in this one.
     #[test]
     fn inside() {
         if std::env::var_os(ENVIRONMENT).is_none() {
             return;
         }
         abort_on_panic();
-        // In any thread.
+        // A panic in any thread counts.
         std::thread::spawn(|| panic!("too much: {}", 3)).join().unwrap();
     }
 }

@@ -1,4 +1,4 @@
-//! What a verb that destroys would do: the answer to `--dry-run`.
+//! What a destroying verb would do: the response to `--dry-run`.
 
 use api::Problem;
 use api::client::Answer;
@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::session::{Outcome, Session, Waiting, print};
 
-/// Shows it.
+/// Shows the response.
 pub async fn told(session: &Session, answer: Answer<Value>, waiting: Waiting) -> Result<(), Problem> {
     match session.outcome(answer, waiting).await? {
         Outcome::Done(value) => print(&api::visible(&lines(&value, 0))),
@@ -14,7 +14,7 @@ pub async fn told(session: &Session, answer: Answer<Value>, waiting: Waiting) ->
     }
 }
 
-/// An object's fields and a list's members, a line each, what is in them below.
+/// An object's fields and a list's members, one per line, with nested values indented below.
 fn lines(value: &Value, depth: usize) -> String {
     let indent = " ".repeat(depth.saturating_mul(2));
     match value {
@@ -38,7 +38,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn what_would_be_destroyed_is_told_line_by_line() {
+    fn a_dry_run_is_shown_line_by_line() {
         let value = serde_json::json!({"bytes": 7, "files": ["a", "b"], "vdi": {"name": "root"}});
         assert_eq!(lines(&value, 0), "bytes: 7\nfiles:\n  a\n  b\nvdi:\n  name: root\n");
     }

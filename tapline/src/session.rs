@@ -1,4 +1,4 @@
-//! A command under way: the daemon it asks and how it shows what it is told.
+//! A running command: the daemon it talks to, and how it shows the responses.
 //!
 //! Objects go to stdout, as text for people or as the API's own JSON; everything else goes to stderr.
 
@@ -11,71 +11,72 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::column::{Column, alone, table};
-use crate::place::Place;
+use crate::endpoint::EndpointOptions;
 use crate::wait;
 use crate::word::HostPath;
 
-/// Options that every noun of the daemon has.
+/// Options common to all nouns of the daemon.
 #[derive(Clone, Debug, clap::Args)]
 pub struct How {
     #[command(flatten)]
-    place: Place,
-    /// Print what the API answers, as JSON; of a verb that takes time, the task
+    endpoint: EndpointOptions,
+    /// Print the API's response as JSON; for a long-running verb, the task
     #[arg(long, global = true)]
     json: bool,
 }
 
-/// The option of verbs that take time.
+/// The option of long-running verbs.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct Waiting {
-    /// Return as soon as it has begun, and print the task's UUID
+    /// Return as soon as the task has begun, and print its UUID
     #[arg(long)]
     no_wait: bool,
 }
 
-/// The options of a list.
+/// Options of list verbs.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Listing {
-    /// Show all columns and whole UUIDs, however wide the terminal is
+    /// Show all columns and full UUIDs regardless of the terminal's width
     #[arg(long)]
     pub wide: bool,
 }
 
-/// A command under way.
+/// A running command.
 #[derive(Debug)]
 pub struct Session {
-    /// The daemon.
+    /// The client of the daemon.
     pub client: Client,
-    /// Whether the daemon may be another host's.
+    /// Whether the daemon may be on another host.
     remote: bool,
     json: bool,
 }
 
-/// How a verb that may take time has come out.
+/// The result of a verb that may be long-running.
 pub enum Outcome {
-    /// It is done, and this came of it.
+    /// The verb completed with this result.
     Done(Value),
-    /// All is said.
+    /// Everything has already been printed.
     Told,
 }
 
 impl Session {
-    /// As the options say.
+    /// Creates a session from its options.
     pub fn new(how: How) -> Result<Session, Problem> {
-        let (client, remote) = how.place.client()?;
+        let (client, remote) = how.endpoint.client()?;
         Ok(Session { client, remote, json: how.json })
     }
 
-    /// A path of the daemon's host, which is this one unless it is asked over the network.
+    /// A path on the daemon's host, which is this host unless the daemon is reached over the network.
     pub fn path(&self, path: HostPath) -> Result<AbsolutePath, Problem> {
         if self.remote && path.relative {
-            let what = format!("«{}» is a path from where you are, which may not be the daemon's host", path.typed);
-            return Err(Problem::new(Code::Invalid, what).advise("write the whole path of a file or directory there"));
+            let what = format!("'{}' is a relative path, but the daemon may run on another host", path.typed);
+            return Err(Problem::new(Code::Invalid, what)
+                .advise("give the absolute path of a file or directory on the daemon's host"));
         }
         Ok(path.whole)
     }
 
-    /// Whether programs read what is printed.
+    /// Whether the output is JSON, for programs.
     pub fn json(&self) -> bool {
         self.json
     }
@@ -88,18 +89,18 @@ impl Session {
         print(&table(objects, columns, listing.wide, terminal_width()))
     }
 
-    /// Shows an object with all that is known of it.
+    /// Shows an object with all its fields.
     pub fn show<T: Serialize>(&self, object: &T, columns: &[Column<T>]) -> Result<(), Problem> {
         if self.json { self.value(object) } else { print(&alone(object, columns)) }
     }
 
-    /// Prints as JSON.
+    /// Prints a value as JSON.
     pub fn value(&self, value: &impl Serialize) -> Result<(), Problem> {
         let text = serde_json::to_string_pretty(value).map_err(|error| Problem::failed("print JSON", error))?;
         print(&format!("{text}\n"))
     }
 
-    /// Sees a verb to its end, unless it is not to be waited for. What is left to tell, for people, is what came of it.
+    /// Waits for a verb to complete unless `--no-wait` was given, and returns the result that remains to be printed.
     pub async fn outcome<T: Serialize>(&self, answer: Answer<T>, waiting: Waiting) -> Result<Outcome, Problem> {
         match answer {
             Answer::Done(object) if self.json => self.value(&object).map(|()| Outcome::Told),
@@ -125,7 +126,7 @@ impl Session {
         }
     }
 
-    /// For a verb that makes an object: prints its UUID, which the answer and the result of a task have alike.
+    /// For verbs that create an object: prints its UUID, which is in the response and in a task's result alike.
     pub async fn made<T: Serialize>(&self, answer: Answer<T>, waiting: Waiting) -> Result<(), Problem> {
         match self.outcome(answer, waiting).await? {
             Outcome::Done(object) => match object.get("uuid").and_then(Value::as_str) {
@@ -136,18 +137,18 @@ impl Session {
         }
     }
 
-    /// For a verb after which there is nothing to say.
+    /// For verbs without output on success.
     pub async fn did<T: Serialize>(&self, answer: Answer<T>, waiting: Waiting) -> Result<(), Problem> {
         self.outcome(answer, waiting).await.map(drop)
     }
 }
 
-/// Prints to stdout. A reader that has seen enough, as `head` has, is no failure.
+/// Prints to stdout. A closed pipe, as with `head`, is not an error.
 pub fn print(text: &str) -> Result<(), Problem> {
     print_on(text).map(drop)
 }
 
-/// Prints to stdout while there is a reader: what follows something ends with who reads it.
+/// Prints to stdout and reports whether there is still a reader: commands that follow events stop when it is gone.
 pub fn print_on(text: &str) -> Result<ControlFlow<()>, Problem> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -157,12 +158,12 @@ pub fn print_on(text: &str) -> Result<ControlFlow<()>, Problem> {
     }
 }
 
-/// Says something beside what is printed, on stderr. That nobody hears it changes nothing.
+/// Prints a message to stderr; write errors are ignored.
 pub fn say(text: &str) {
     io::stderr().write_all(api::visible(text).as_bytes()).unwrap_or_default();
 }
 
-/// Columns of the terminal that stdout is; none if it is something else.
+/// The terminal's width in columns; `None` if stdout is not a terminal.
 fn terminal_width() -> Option<u16> {
     let out = io::stdout();
     let size = out.is_terminal().then(|| rustix::termios::tcgetwinsize(&out).ok()).flatten()?;

@@ -13,46 +13,46 @@ use crate::{removal, word};
 use shown::{COLUMNS, FOUND, scanned};
 use source::Source;
 
-/// What can be done with storage repositories.
+/// Operations on storage repositories.
 #[derive(clap::Subcommand)]
 pub enum Verb {
-    /// Make a repository in a place where there is none, and attach it
+    /// Create a repository in an empty directory and attach it
     Create(Create),
     /// List the repositories
     List {
-        /// Only those of this name, or whose UUID begins so
+        /// Only those with this name or UUID prefix
         text: Option<String>,
         #[command(flatten)]
         listing: Listing,
     },
-    /// Show a repository: what it lies on, how full it is and when it will be full
+    /// Show a repository: its storage, free space and forecast
     Show {
-        /// Its name or the beginning of its UUID
+        /// Name or UUID prefix
         sr: String,
     },
-    /// Look for repositories in a place, and change nothing
+    /// Look for repositories on a storage; changes nothing
     Probe {
         #[command(flatten)]
         source: Source,
         #[command(flatten)]
         waiting: Waiting,
     },
-    /// Make a repository known that exists, or a directory of images that others have made
+    /// Add an existing repository, or a directory of existing images
     Introduce(Introduce),
-    /// Make a repository usable: what it lies on is mounted
+    /// Mount a repository's storage and make it usable
     Attach(Attach),
-    /// Let what a repository lies on go; none of its disks may be plugged
+    /// Detach a repository; none of its disks may be plugged
     Detach(One),
-    /// Look at all files of a repository, and tell what has appeared and what is missing
+    /// Scan all files of a repository and report new and missing ones
     Scan(One),
-    /// Show what a repository says of itself in its own file: names, identities, what stands on what
+    /// Show a repository's own inventory file: names, UUIDs and parents of its disks
     Inventory {
-        /// Its name or the beginning of its UUID; or a directory, with a slash in it, whether known or not
+        /// Name or UUID prefix; or a directory (with a slash in it), whether known or not
         sr: String,
     },
-    /// Make a repository unknown; all that it holds stays as it is
+    /// Forget a repository; keep its files
     Forget(One),
-    /// Destroy a repository with all that it holds
+    /// Destroy a repository with everything in it
     Destroy(Destroy),
     /// Change a repository's name, description or reserve
     Set(Set),
@@ -61,7 +61,7 @@ pub enum Verb {
 /// A verb without options of its own.
 #[derive(clap::Args)]
 pub struct One {
-    /// Its name or the beginning of its UUID
+    /// Name or UUID prefix
     sr: String,
     #[command(flatten)]
     waiting: Waiting,
@@ -70,50 +70,50 @@ pub struct One {
 /// Attaches a repository.
 #[derive(clap::Args)]
 pub struct Attach {
-    /// Its name or the beginning of its UUID
+    /// Name or UUID prefix
     sr: String,
-    /// Whose word counts if the repository's own file and this host's catalogue have diverged, as after a backup of one
-    /// of them was put back: that of the repository, or that of the catalogue. What the other one says is given up
+    /// Which side to keep if the repository's own inventory and this host's catalogue have diverged, for example after
+    /// one of them was restored from a backup; the other side's changes are discarded
     #[arg(long, value_name = "WHOM", value_parser = word::one_of::<SrBelieve>(&["repository", "catalogue"]))]
     believe: Option<SrBelieve>,
     #[command(flatten)]
     waiting: Waiting,
 }
 
-/// Makes a repository.
+/// Creates a repository.
 #[derive(clap::Args)]
 pub struct Create {
-    /// Its name
+    /// Name of the repository
     name: Name,
     #[command(flatten)]
     source: Source,
-    /// Its description
+    /// Description
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     description: Description,
-    /// Bytes to leave free: nothing new is begun that would take them
+    /// Bytes to keep free: operations that would use them are refused
     #[arg(long, value_name = "SIZE", value_parser = word::bytes, default_value = "0")]
     reserve: u64,
-    /// The format of new disks for which none is named [default: what suits the file system]
+    /// Default format of new disks [default: depends on the file system]
     #[arg(long, value_name = "FORMAT", value_parser = word::one_of::<ImageFormat>(&word::FORMATS))]
     format: Option<ImageFormat>,
     #[command(flatten)]
     waiting: Waiting,
 }
 
-/// Makes a repository known.
+/// Adds an existing repository.
 #[derive(clap::Args)]
 pub struct Introduce {
-    /// Its name [default: the one that it has]
+    /// Name [default: the recorded name]
     name: Option<Name>,
     #[command(flatten)]
     source: Source,
-    /// Its UUID, as «sr probe» shows it; if there is no repository there yet, it is given one
+    /// UUID, as shown by 'sr probe'; if there is no repository yet, it is given this one
     #[arg(long)]
     uuid: Option<Uuid>,
-    /// Its description [default: the one that it has]
+    /// Description [default: the recorded description]
     #[arg(long, value_name = "TEXT")]
     description: Option<Description>,
-    /// Bytes to leave free
+    /// Bytes to keep free
     #[arg(long, value_name = "SIZE", value_parser = word::bytes, default_value = "0")]
     reserve: u64,
     #[command(flatten)]
@@ -123,9 +123,9 @@ pub struct Introduce {
 /// Destroys a repository.
 #[derive(clap::Args)]
 pub struct Destroy {
-    /// Its name or the beginning of its UUID
+    /// Name or UUID prefix
     sr: String,
-    /// Only tell what would be destroyed
+    /// Only report what would be destroyed
     #[arg(long)]
     dry_run: bool,
     #[command(flatten)]
@@ -139,21 +139,21 @@ pub struct Destroy {
 #[command(group = word::changes(&["name", "description", "reserve"]))]
 #[group(skip)]
 pub struct Set {
-    /// Its name or the beginning of its UUID
+    /// Name or UUID prefix
     sr: String,
-    /// Its new name
+    /// New name
     #[arg(long)]
     name: Option<Name>,
-    /// Its new description
+    /// New description
     #[arg(long, value_name = "TEXT")]
     description: Option<Description>,
-    /// Bytes to leave free from now on
+    /// Bytes to keep free from now on
     #[arg(long, value_name = "SIZE", value_parser = word::bytes)]
     reserve: Option<u64>,
 }
 
 impl Verb {
-    /// Does it.
+    /// Runs the verb.
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
         let client = &session.client;
         match self {
@@ -186,7 +186,7 @@ impl Verb {
 impl Create {
     async fn run(self, session: &Session) -> Result<(), Problem> {
         let Create { name, source, description, reserve, format, waiting } = self;
-        let asked = SrCreate { name, description, source: source.place(session)?, reserve, format };
+        let asked = SrCreate { name, description, source: source.resolve(session)?, reserve, format };
         session.made(session.client.sr_create(&asked).await?, waiting).await
     }
 }
@@ -194,7 +194,7 @@ impl Create {
 impl Introduce {
     async fn run(self, session: &Session) -> Result<(), Problem> {
         let Introduce { name, source, uuid, description, reserve, waiting } = self;
-        let asked = SrIntroduce { uuid, name, description, source: source.place(session)?, reserve };
+        let asked = SrIntroduce { uuid, name, description, source: source.resolve(session)?, reserve };
         session.made(session.client.sr_introduce(&asked).await?, waiting).await
     }
 }
@@ -205,17 +205,17 @@ impl Destroy {
         if self.dry_run {
             return removal::told(session, session.client.sr_destroy(sr.uuid, true).await?, self.waiting).await;
         }
-        self.confirm.ask(&format!("destroy the sr «{}» ({}) with all that it holds", sr.name, sr.uuid))?;
+        self.confirm.ask(&format!("destroy the sr '{}' ({}) with everything in it", sr.name, sr.uuid))?;
         session.did(session.client.sr_destroy(sr.uuid, false).await?, self.waiting).await
     }
 }
 
 async fn probe(session: &Session, source: Source, waiting: Waiting) -> Result<(), Problem> {
-    let answer = session.client.sr_probe(&SrProbe { source: source.place(session)? }).await?;
+    let answer = session.client.sr_probe(&SrProbe { source: source.resolve(session)? }).await?;
     match session.outcome(answer, waiting).await? {
         Outcome::Done(found) => {
             let found: Vec<SrFound> =
-                serde_json::from_value(found).map_err(|error| Problem::failed("read what was found", error))?;
+                serde_json::from_value(found).map_err(|error| Problem::failed("parse the probe's result", error))?;
             print(&crate::column::table(&found, FOUND, true, None))
         }
         Outcome::Told => Ok(()),
@@ -227,7 +227,7 @@ async fn scan(session: &Session, sr: &str, waiting: Waiting) -> Result<(), Probl
     match session.outcome(answer, waiting).await? {
         Outcome::Done(scan) => {
             let scan: Scan =
-                serde_json::from_value(scan).map_err(|error| Problem::failed("read what the scan found", error))?;
+                serde_json::from_value(scan).map_err(|error| Problem::failed("parse the scan's result", error))?;
             print(&api::visible(&scanned(&scan)))
         }
         Outcome::Told => Ok(()),

@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use api::client::Tiding;
+use api::client::StreamItem;
 use api::{Change, Code, ObjectKind, Problem, Task, TaskState};
 
 use crate::column::{Column, Uuids};
@@ -10,12 +10,12 @@ use crate::confirm::Confirm;
 use crate::session::{Listing, Session, print_on, say};
 use crate::{wait, word};
 
-/// What can be done with tasks.
+/// Operations on tasks.
 #[derive(clap::Subcommand)]
 pub enum Verb {
-    /// List the tasks that are not over, those asked for last first
+    /// List unfinished tasks, the latest first
     List {
-        /// Those that are over too
+        /// Also list finished tasks
         #[arg(long)]
         all: bool,
         #[command(flatten)]
@@ -23,27 +23,27 @@ pub enum Verb {
     },
     /// Show a task
     Show {
-        /// The beginning of its UUID
+        /// UUID prefix
         task: String,
     },
-    /// Wait until a task is over, and fail if it has failed
+    /// Wait until a task ends; fails if the task failed
     Wait {
-        /// The beginning of its UUID
+        /// UUID prefix
         task: String,
     },
-    /// Ask a task to end and to undo what it has done
+    /// Cancel a task and roll back what it has done
     Cancel {
-        /// The beginning of its UUID
+        /// UUID prefix
         task: String,
     },
-    /// Give up a task that can be neither done nor undone: disks that it had in hand are then yours to decide about
+    /// Give up a task that can neither complete nor roll back; disks that it was changing are left for you to reconcile
     Abandon {
-        /// The beginning of its UUID
+        /// UUID prefix
         task: String,
         #[command(flatten)]
         confirm: Confirm,
     },
-    /// Print a line for every step of every task, until interrupted
+    /// Print one line per step of each task until interrupted
     Watch,
 }
 
@@ -61,7 +61,7 @@ const COLUMNS: &[Shown] = &[
     Shown::new("ended", |task, _| task.ended.map(|at| format!("{at:.0}")).unwrap_or_default()).alone(),
     Shown::new("problem", |task, _| task.problem.as_ref().map(|problem| problem.message.clone()).unwrap_or_default())
         .alone(),
-    Shown::new("what to do", |task, _| {
+    Shown::new("advice", |task, _| {
         task.problem.as_ref().and_then(|problem| problem.advice.clone()).unwrap_or_default()
     })
     .alone(),
@@ -74,7 +74,7 @@ fn about(task: &Task, uuids: Uuids) -> String {
 }
 
 impl Verb {
-    /// Does it.
+    /// Runs the verb.
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
         match self {
             Verb::List { all, listing } => session.list(&session.client.tasks(!all).await?, COLUMNS, &listing),
@@ -86,8 +86,10 @@ impl Verb {
             }
             Verb::Abandon { task, confirm } => {
                 let task = session.client.task(session.task(&task).await?).await?;
-                confirm
-                    .ask(&format!("abandon the task {} ({}), whatever it has left half done", task.verb, task.uuid))?;
+                confirm.ask(&format!(
+                    "abandon the task {} ({}); anything half done stays that way",
+                    task.verb, task.uuid
+                ))?;
                 let task = session.client.task_abandon(task.uuid).await?;
                 if session.json() { session.value(&task) } else { Ok(()) }
             }
@@ -103,7 +105,7 @@ async fn wait_for(session: &Session, task: &str) -> Result<(), Problem> {
     if task.state == TaskState::Done { Ok(()) } else { Err(wait::why(&task)) }
 }
 
-/// Tasks that are open, then each change of one, for as long as somebody reads.
+/// Prints unfinished tasks, then each change of a task, for as long as the output has a reader.
 async fn watch(session: &Session) -> Result<(), Problem> {
     let mut events = session.client.events(None).await?;
     let mut tasks = session.client.tasks(true).await?;
@@ -114,14 +116,14 @@ async fn watch(session: &Session) -> Result<(), Problem> {
             }
         }
         match events.next().await {
-            Tiding::Change(event) if event.kind == ObjectKind::Task && event.change != Change::Removed => {
+            StreamItem::Change(event) if event.kind == ObjectKind::Task && event.change != Change::Removed => {
                 let task: Option<Task> = event.object().map_err(|error| Problem::failed("read an event", error))?;
                 tasks.extend(task);
             }
-            Tiding::Change(_) => {}
-            Tiding::Reset => tasks = session.client.tasks(true).await?,
-            Tiding::Lost(problem) if problem.code == Code::Unauthorized => return Err(problem),
-            Tiding::Lost(problem) => say(&format!("tapline: {problem}; looking for it again\n")),
+            StreamItem::Change(_) => {}
+            StreamItem::Reset => tasks = session.client.tasks(true).await?,
+            StreamItem::Lost(problem) if problem.code == Code::Unauthorized => return Err(problem),
+            StreamItem::Lost(problem) => say(&format!("tapline: {problem}; reconnecting\n")),
         }
     }
 }

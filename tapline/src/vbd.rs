@@ -9,14 +9,14 @@ use crate::column::{Column, Uuids};
 use crate::session::{Listing, Session, Waiting, print};
 use crate::word;
 
-/// What can be done with virtual block devices.
+/// Operations on virtual block devices.
 #[derive(clap::Subcommand)]
 pub enum Verb {
-    /// Make a block device of a disk, and print its UUID; it is not plugged
+    /// Create a block device for a disk and print its UUID; it is not plugged yet
     Create(Create),
     /// List the block devices
     List {
-        /// Only those whose UUID begins so
+        /// Only those with this UUID prefix
         text: Option<String>,
         /// Only those of this machine
         #[arg(long)]
@@ -29,56 +29,55 @@ pub enum Verb {
     },
     /// Show a block device
     Show {
-        /// The beginning of its UUID
+        /// UUID prefix
         vbd: String,
     },
-    /// Change whether a block device for a machine that others manage is plugged with the host
+    /// Change autostart of a block device whose machine is managed elsewhere
     Set(Set),
-    /// Start the process that serves the disk; a running machine is given it
+    /// Start the process that serves the disk, and attach it to its machine if that is running
     Plug {
         #[command(flatten)]
         which: Which,
         #[command(flatten)]
         waiting: Waiting,
     },
-    /// Take the disk away from its machine, and end the process that serves it with everything flushed
+    /// Detach the disk from its machine, flush everything and stop the process that serves it
     Unplug {
         #[command(flatten)]
         which: Which,
-        /// Do not wait for the guest to let go: what it has not flushed is lost
+        /// Do not wait for the guest to release the disk; unflushed data is lost
         #[arg(long)]
         force: bool,
         #[command(flatten)]
         waiting: Waiting,
     },
-    /// Have the disk served by this program as it is installed now, in the place of its present process; the guest goes
-    /// on
+    /// Replace the process that serves the disk with the installed program, without interrupting the guest
     Upgrade(upgrade::Upgrade),
-    /// Remove a block device, which is not plugged; its disk stays
+    /// Remove an unplugged block device; its disk stays
     Destroy(One),
-    /// Print what to paste where the machine is managed, for a machine that others manage
+    /// Print the configuration to paste for a machine that is managed elsewhere
     Connect {
-        /// The beginning of its UUID
+        /// UUID prefix
         vbd: String,
-        /// For which of them
+        /// The machine monitor or manager to configure
         #[arg(long, value_enum)]
         print: For,
     },
 }
 
-/// A machine monitor, or who manages one.
+/// A machine monitor or manager.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 pub enum For {
-    /// The command line of QEMU before 10.2
+    /// QEMU before 10.2, as command-line options
     Qemu,
-    /// The command line of QEMU 9.2 and later: finds a disk again 0.1 s after its process was started again, not 1 s
+    /// QEMU 9.2 and later, as command-line options: reconnects within 0.1 s after the disk's process restarts, not 1 s
     #[value(name = "qemu-9.2")]
     Qemu92,
-    /// A domain of libvirt
+    /// libvirt, as domain XML
     Libvirt,
-    /// Cloud Hypervisor's command line
+    /// Cloud Hypervisor, as command-line options
     CloudHypervisor,
-    /// A domain of xl
+    /// xl, as a line of the domain's configuration
     Xl,
 }
 
@@ -86,9 +85,9 @@ pub enum For {
 #[derive(clap::Args)]
 #[group(required = true, multiple = false)]
 pub struct Which {
-    /// The beginning of its UUID; several are plugged or unplugged in parallel
+    /// UUID prefix; several are plugged or unplugged in parallel
     vbd: Vec<String>,
-    /// All of this machine: its name or the beginning of its UUID
+    /// All block devices of this machine: its name or UUID prefix
     #[arg(long)]
     vm: Option<String>,
 }
@@ -96,38 +95,38 @@ pub struct Which {
 /// A verb without options of its own.
 #[derive(clap::Args)]
 pub struct One {
-    /// The beginning of its UUID
+    /// UUID prefix
     vbd: String,
     #[command(flatten)]
     waiting: Waiting,
 }
 
-/// Makes a block device.
+/// Creates a block device.
 #[derive(clap::Args)]
 pub struct Create {
-    /// The disk: its name or the beginning of its UUID
+    /// The disk: its name or UUID prefix
     #[arg(long)]
     vdi: String,
-    /// The machine: its name or the beginning of its UUID [default: one that others manage]
+    /// The machine: its name or UUID prefix [default: a machine that is managed elsewhere]
     #[arg(long)]
     vm: Option<String>,
-    /// The place among the machine's disks, 0 to 254 [default: the first that is free]
+    /// Position among the machine's disks, 0 to 254 [default: the first free one]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(0..=254))]
     position: Option<u8>,
-    /// The guest may only read
+    /// Make the device read-only for the guest
     #[arg(long)]
     read_only: bool,
-    /// Whether the machine may boot from it [default: its first disk may]
+    /// Whether the machine may boot from it [default: only from its first disk]
     #[arg(long, value_name = "BOOL")]
     bootable: Option<bool>,
-    /// How it is served [default: what the machine needs, or vhost-user]
+    /// Transport [default: what the machine's driver needs, otherwise vhost-user]
     #[arg(long, value_parser = word::one_of::<Transport>(&word::TRANSPORTS))]
     transport: Option<Transport>,
-    /// Queues offered to the guest, 1 to 64 [default: one a processor, at most 4]
+    /// Number of queues offered to the guest, 1 to 64 [default: one per processor, at most 4]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     queues: Option<u16>,
-    /// Plug it when the host was started: in which order, how many seconds before the next ones, how often it is tried;
-    /// its machine is one that others manage
+    /// Plug it when the host boots: order, delay before the next ones in seconds, number of tries; only for machines
+    /// that are managed elsewhere
     #[arg(long, value_name = word::AUTOSTART, value_parser = word::autostart, num_args = 0..=1, require_equals = true, default_missing_value = "")]
     autostart: Option<Autostart>,
     #[command(flatten)]
@@ -139,12 +138,12 @@ pub struct Create {
 #[command(group = word::changes(&["autostart", "no_autostart"]))]
 #[group(skip)]
 pub struct Set {
-    /// The beginning of its UUID
+    /// UUID prefix
     vbd: String,
-    /// Plug it when the host was started: in which order, how many seconds before the next ones, how often it is tried
+    /// Plug it when the host boots: order, delay before the next ones in seconds, number of tries
     #[arg(long, value_name = word::AUTOSTART, value_parser = word::autostart, num_args = 0..=1, require_equals = true, default_missing_value = "")]
     autostart: Option<Autostart>,
-    /// Do not plug it with the host
+    /// Do not plug it when the host boots
     #[arg(long, conflicts_with = "autostart")]
     no_autostart: bool,
 }
@@ -166,15 +165,13 @@ const COLUMNS: &[Shown] = &[
     Shown::new("restarts", |vbd, _| vbd.restarts.to_string()).right().wide(),
     Shown::new("problem", |vbd, _| vbd.problem.as_ref().map(|problem| problem.message.clone()).unwrap_or_default())
         .alone(),
-    Shown::new("what to do", |vbd, _| {
-        vbd.problem.as_ref().and_then(|problem| problem.advice.clone()).unwrap_or_default()
-    })
-    .alone(),
+    Shown::new("advice", |vbd, _| vbd.problem.as_ref().and_then(|problem| problem.advice.clone()).unwrap_or_default())
+        .alone(),
     Shown::new("autostart", |vbd, _| vbd.autostart.as_ref().map(word::of_autostart).unwrap_or_default()).alone(),
     Shown::new("created", |vbd, _| format!("{:.0}", vbd.created)).alone(),
 ];
 
-/// With what makes it wait or has broken it.
+/// The state, and whether the device waits for space or has a problem.
 fn state(vbd: &Vbd, _: Uuids) -> String {
     let state = word::of(&vbd.state);
     match (vbd.waits_for_space, &vbd.problem) {
@@ -197,7 +194,7 @@ impl From<For> for Connector {
 }
 
 impl Verb {
-    /// Does it.
+    /// Runs the verb.
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
         let client = &session.client;
         match self {
@@ -242,7 +239,7 @@ async fn unplug(session: &Session, which: Which, force: bool, waiting: Waiting) 
 }
 
 impl Which {
-    /// As the API has it.
+    /// The API's form of the selection.
     async fn many(self, session: &Session, force: bool) -> Result<Vbds, Problem> {
         if let Some(vm) = self.vm {
             return Ok(Vbds { vm: Some(session.vm(&vm).await?), vbds: None, force });

@@ -12,16 +12,16 @@ use crate::{removal, word};
 use make::{Branch, Copy, Create, Import};
 use shown::COLUMNS;
 
-/// What can be done with virtual disks.
+/// Operations on virtual disks.
 #[derive(clap::Subcommand)]
 pub enum Verb {
-    /// Make an empty disk, and print its UUID
+    /// Create an empty disk and print its UUID
     Create(Create),
     /// List the disks
     List {
-        /// Only those of this name, or whose UUID begins so
+        /// Only those with this name or UUID prefix
         text: Option<String>,
-        /// Only those of this repository
+        /// Only those in this repository
         #[arg(long)]
         sr: Option<String>,
         #[command(flatten)]
@@ -29,54 +29,54 @@ pub enum Verb {
     },
     /// Show a disk
     Show {
-        /// Its name or the beginning of its UUID
+        /// Name or UUID prefix
         vdi: String,
     },
-    /// Change a disk's name or description, or whether it may be written
+    /// Change a disk's name, description or read-only flag
     Set(Set),
-    /// Let a disk grow; it may be plugged
+    /// Grow a disk; it may be plugged
     Resize {
-        /// Its name or the beginning of its UUID
+        /// Name or UUID prefix
         vdi: String,
-        /// What a guest will see: no less than now
+        /// New size seen by the guest; cannot be smaller than the current size
         #[arg(value_parser = word::size)]
         size: api::Size,
         #[command(flatten)]
         waiting: Waiting,
     },
-    /// Keep a disk's state as another one that is for reading only, and print its UUID; the disk may be plugged
+    /// Take a read-only snapshot of a disk and print its UUID; the disk may be plugged
     Snapshot(Branch),
-    /// Make a disk that begins with the state of another one, and print its UUID
+    /// Create a writable clone of a disk and print its UUID
     Clone(Branch),
-    /// Give a disk the state that a snapshot keeps; what was written since is lost
+    /// Revert a disk to a snapshot; data written since then is lost
     Revert(Revert),
-    /// Copy a disk in full, and print the copy's UUID
+    /// Make a full copy of a disk and print its UUID
     Copy(Copy),
-    /// Make a disk of a file of the host, and print its UUID
+    /// Create a disk from a file on the host and print its UUID
     Import(Import),
-    /// Write a disk, with all that it stands on, into a new file of the host
+    /// Write a disk, including its backing chain, to a new file on the host
     Export {
-        /// Its name or the beginning of its UUID
+        /// Name or UUID prefix
         vdi: String,
         /// The file, which must not exist
         #[arg(value_parser = word::path)]
         path: HostPath,
-        /// Its format
+        /// Format of the file
         #[arg(long, value_parser = word::one_of::<ImageFormat>(&word::FORMATS))]
         format: ImageFormat,
         #[command(flatten)]
         waiting: Waiting,
     },
-    /// Make fewer images of those that a disk stands on; it may be plugged
+    /// Shorten a disk's backing chain; it may be plugged
     Merge {
-        /// Its name or the beginning of its UUID
+        /// Name or UUID prefix
         vdi: String,
         #[command(flatten)]
         waiting: Waiting,
     },
-    /// Decide what a disk consists of that is diverged: its running process and the catalogue do not say the same
+    /// Resolve a diverged disk, whose running process and catalogue entry disagree
     Reconcile(Reconcile),
-    /// Destroy a disk; what others share with it stays
+    /// Destroy a disk; images shared with other disks stay
     Destroy(Destroy),
 }
 
@@ -85,15 +85,15 @@ pub enum Verb {
 #[command(group = word::changes(&["name", "description", "read_only"]))]
 #[group(skip)]
 pub struct Set {
-    /// Its name or the beginning of its UUID
+    /// Name or UUID prefix
     vdi: String,
-    /// Its new name
+    /// New name
     #[arg(long)]
     name: Option<Name>,
-    /// Its new description
+    /// New description
     #[arg(long, value_name = "TEXT")]
     description: Option<Description>,
-    /// Whether it may only be read; not while it is plugged
+    /// Whether the disk is read-only; cannot be changed while it is plugged
     #[arg(long, value_name = "BOOL")]
     read_only: Option<bool>,
 }
@@ -101,9 +101,9 @@ pub struct Set {
 /// Reverts a disk.
 #[derive(clap::Args)]
 pub struct Revert {
-    /// Its name or the beginning of its UUID
+    /// Name or UUID prefix
     vdi: String,
-    /// The snapshot's name or the beginning of its UUID
+    /// The snapshot: its name or UUID prefix
     #[arg(long)]
     to: String,
     #[command(flatten)]
@@ -112,12 +112,12 @@ pub struct Revert {
     waiting: Waiting,
 }
 
-/// Decides what a disk consists of.
+/// Resolves a diverged disk.
 #[derive(clap::Args)]
 pub struct Reconcile {
-    /// Its name or the beginning of its UUID
+    /// Name or UUID prefix
     vdi: String,
-    /// Who is right: the running disk, or the catalogue, from which it is served when it is plugged again
+    /// Which side is right: the running disk, or the catalogue, which the next plug then uses
     #[arg(long, value_parser = word::one_of::<Believed>(&["disk", "catalogue"]))]
     believe: Believed,
     #[command(flatten)]
@@ -127,9 +127,9 @@ pub struct Reconcile {
 /// Destroys a disk.
 #[derive(clap::Args)]
 pub struct Destroy {
-    /// Its name or the beginning of its UUID
+    /// Name or UUID prefix
     vdi: String,
-    /// Only tell what would be destroyed
+    /// Only report what would be destroyed
     #[arg(long)]
     dry_run: bool,
     #[command(flatten)]
@@ -139,7 +139,7 @@ pub struct Destroy {
 }
 
 impl Verb {
-    /// Does it.
+    /// Runs the verb.
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
         let client = &session.client;
         match self {
@@ -186,7 +186,7 @@ impl Revert {
         let vdi = session.client.vdi(session.vdi(&self.vdi).await?).await?;
         let snapshot = session.client.vdi(session.vdi(&self.to).await?).await?;
         self.confirm.ask(&format!(
-            "give the vdi «{}» ({}) the state of «{}» ({}); what was written since is lost",
+            "revert the vdi '{}' ({}) to '{}' ({}); data written since then will be lost",
             vdi.name, vdi.uuid, snapshot.name, snapshot.uuid
         ))?;
         let asked = VdiRevert { snapshot: snapshot.uuid };
@@ -198,11 +198,11 @@ impl Reconcile {
     async fn run(self, session: &Session) -> Result<(), Problem> {
         let vdi = session.client.vdi(session.vdi(&self.vdi).await?).await?;
         let lost = match self.believe {
-            Believed::Disk => "vdis that stood on files which it has no more count as damaged then",
-            Believed::Catalogue => "what was written to other files is not in it then",
+            Believed::Disk => "VDIs backed by files that are no longer in its chain will be marked damaged",
+            Believed::Catalogue => "data written to other files will not be part of it",
         };
         self.confirm.ask(&format!(
-            "believe {} of the vdi «{}» ({}): {lost}",
+            "believe {} about the vdi '{}' ({}): {lost}",
             word::of(&self.believe),
             vdi.name,
             vdi.uuid
@@ -218,7 +218,7 @@ impl Destroy {
         if self.dry_run {
             return removal::told(session, session.client.vdi_destroy(vdi.uuid, true).await?, self.waiting).await;
         }
-        self.confirm.ask(&format!("destroy the vdi «{}» ({})", vdi.name, vdi.uuid))?;
+        self.confirm.ask(&format!("destroy the vdi '{}' ({})", vdi.name, vdi.uuid))?;
         session.did(session.client.vdi_destroy(vdi.uuid, false).await?, self.waiting).await
     }
 }

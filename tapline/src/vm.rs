@@ -13,47 +13,47 @@ use crate::size::readable;
 use crate::word;
 use boot::{Boot, shown};
 
-/// What can be done with virtual machines.
+/// Operations on virtual machines.
 #[derive(clap::Subcommand)]
 pub enum Verb {
-    /// Make a machine, and print its UUID; it does not run and has no disks
+    /// Create a machine and print its UUID; it is halted and has no disks
     Create(Create),
     /// List the machines
     List {
-        /// Only those of this name, or whose UUID begins so
+        /// Only those with this name or UUID prefix
         text: Option<String>,
         #[command(flatten)]
         listing: Listing,
     },
     /// Show a machine
     Show {
-        /// Its name or the beginning of its UUID
+        /// Name or UUID prefix
         vm: String,
     },
     /// Change a machine; memory, processors, boot and platform only while it is halted
     Set(Set),
     /// Plug a machine's disks and start it
     Start(One),
-    /// Ask a machine to end, wait until it has, and unplug its disks
+    /// Ask the guest to power off, wait for it, and unplug its disks
     Shutdown {
-        /// Its name or the beginning of its UUID
+        /// Name or UUID prefix
         vm: String,
-        /// End it at once, without asking the guest
+        /// Stop it at once without asking the guest
         #[arg(long)]
         force: bool,
-        /// End it with force if the guest takes longer
+        /// Stop it by force if the guest takes longer than this
         #[arg(long, value_name = "SECONDS", conflicts_with = "force")]
         timeout: Option<u32>,
         #[command(flatten)]
         waiting: Waiting,
     },
-    /// Hold a machine, which can go on
+    /// Pause a machine; it can be resumed
     Suspend(One),
-    /// Let a machine go on that is held
+    /// Resume a paused machine
     Resume(One),
-    /// Remove a machine, which does not run, with its block devices; its disks stay
+    /// Remove a halted machine and its block devices; its disks stay
     Destroy {
-        /// Its name or the beginning of its UUID
+        /// Name or UUID prefix
         vm: String,
         #[command(flatten)]
         confirm: Confirm,
@@ -65,36 +65,36 @@ pub enum Verb {
 /// A verb without options of its own.
 #[derive(clap::Args)]
 pub struct One {
-    /// Its name or the beginning of its UUID
+    /// Name or UUID prefix
     vm: String,
     #[command(flatten)]
     waiting: Waiting,
 }
 
-/// Makes a machine.
+/// Creates a machine.
 #[derive(clap::Args)]
 pub struct Create {
-    /// Its name
+    /// Name of the machine
     name: Name,
-    /// Its memory: whole MiB
+    /// Memory, a multiple of 1 MiB
     #[arg(long, value_name = "SIZE", value_parser = word::size)]
     memory: Size,
-    /// Its processors
+    /// Number of processors
     #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u8).range(1..))]
     vcpus: u8,
-    /// What runs it
+    /// Driver that runs the machine
     #[arg(long, default_value = "qemu", value_parser = word::one_of::<Driver>(&word::DRIVERS))]
     driver: Driver,
     #[command(flatten)]
     boot: Boot,
-    /// Hardware that is not there by default: usb=true, parallel=…, hvm_serial=…; for a guest of Xen: type=pv, tsc_mode=…; may
-    /// be given several times
+    /// Optional hardware: usb=true, parallel=…, hvm_serial=…; for a Xen guest: type=pv, tsc_mode=…; may be given
+    /// several times
     #[arg(long, value_name = "KEY=VALUE", value_parser = word::pair)]
     platform: Vec<(String, String)>,
-    /// Its description
+    /// Description
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     description: Description,
-    /// Start it when the host was started: in which order, how many seconds before the next ones, how often it is tried
+    /// Start it when the host boots: order, delay before the next ones in seconds, number of tries
     #[arg(long, value_name = word::AUTOSTART, value_parser = word::autostart, num_args = 0..=1, require_equals = true, default_missing_value = "")]
     autostart: Option<Autostart>,
     #[command(flatten)]
@@ -106,35 +106,35 @@ pub struct Create {
 #[command(group = word::changes(&["name", "description", "memory", "vcpus", "kernel", "boot_disk", "platform", "no_platform", "autostart", "no_autostart"]))]
 #[group(skip)]
 pub struct Set {
-    /// Its name or the beginning of its UUID
+    /// Name or UUID prefix
     vm: String,
-    /// Its new name
+    /// New name
     #[arg(long)]
     name: Option<Name>,
-    /// Its new description
+    /// New description
     #[arg(long, value_name = "TEXT")]
     description: Option<Description>,
-    /// Its memory: whole MiB
+    /// Memory, a multiple of 1 MiB
     #[arg(long, value_name = "SIZE", value_parser = word::size)]
     memory: Option<Size>,
-    /// Its processors
+    /// Number of processors
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..))]
     vcpus: Option<u8>,
     #[command(flatten)]
     boot: Boot,
-    /// Boot the first disk that is bootable, no kernel of the host
+    /// Boot the first bootable disk instead of a kernel on the host
     #[arg(long, conflicts_with_all = ["kernel", "initrd", "cmdline"])]
     boot_disk: bool,
-    /// Hardware to add or to change; may be given several times
+    /// Hardware to add or change; may be given several times
     #[arg(long, value_name = "KEY=VALUE", value_parser = word::pair)]
     platform: Vec<(String, String)>,
-    /// Hardware to take away; may be given several times
+    /// Hardware to remove; may be given several times
     #[arg(long, value_name = "KEY")]
     no_platform: Vec<String>,
-    /// Start it when the host was started: in which order, how many seconds before the next ones, how often it is tried
+    /// Start it when the host boots: order, delay before the next ones in seconds, number of tries
     #[arg(long, value_name = word::AUTOSTART, value_parser = word::autostart, num_args = 0..=1, require_equals = true, default_missing_value = "")]
     autostart: Option<Autostart>,
-    /// Do not start it with the host
+    /// Do not start it when the host boots
     #[arg(long, conflicts_with = "autostart")]
     no_autostart: bool,
 }
@@ -152,10 +152,8 @@ const COLUMNS: &[Shown] = &[
         .if_room(),
     Shown::new("pid", |vm, _| vm.pid.map(|pid| pid.to_string()).unwrap_or_default()).right().wide(),
     Shown::new("handle", |vm, _| vm.handle.clone().unwrap_or_default()).wide(),
-    Shown::new("what to do", |vm, _| {
-        vm.problem.as_ref().and_then(|problem| problem.advice.clone()).unwrap_or_default()
-    })
-    .alone(),
+    Shown::new("advice", |vm, _| vm.problem.as_ref().and_then(|problem| problem.advice.clone()).unwrap_or_default())
+        .alone(),
     Shown::new("boot", |vm, _| shown(&vm.boot)).alone(),
     Shown::new("platform", |vm, _| {
         vm.platform.iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join("\n")
@@ -167,7 +165,7 @@ const COLUMNS: &[Shown] = &[
 ];
 
 impl Verb {
-    /// Does it.
+    /// Runs the verb.
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
         let client = &session.client;
         match self {
@@ -190,7 +188,7 @@ impl Verb {
             }
             Verb::Destroy { vm, confirm, waiting } => {
                 let vm = client.vm(session.vm(&vm).await?).await?;
-                confirm.ask(&format!("destroy the vm «{}» ({})", vm.name, vm.uuid))?;
+                confirm.ask(&format!("destroy the vm '{}' ({})", vm.name, vm.uuid))?;
                 session.did(client.vm_destroy(vm.uuid).await?, waiting).await
             }
         }
@@ -226,7 +224,7 @@ impl Set {
         let platform = if platform.is_empty() && no_platform.is_empty() {
             None
         } else {
-            // The API takes all of it or nothing.
+            // The API replaces the whole map.
             let mut all = session.client.vm(uuid).await?.platform;
             all.retain(|key, _| !no_platform.contains(key));
             all.extend(platform);

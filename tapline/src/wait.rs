@@ -1,7 +1,7 @@
-//! Waiting for a task: how far it is on a terminal or in lines, and an interrupt that asks the daemon to end it.
+//! Waits for a task: progress on a terminal or as lines, and an interrupt that cancels the task.
 //!
-//! A task is the daemon's: it goes on when nobody waits for it. The first interrupt asks for its end, and the wait goes on
-//! until that has come; the second one only ends the wait.
+//! A task belongs to the daemon and continues when nobody waits for it. The first interrupt cancels it and keeps
+//! waiting until the task has ended; the second one only stops the wait.
 
 mod progress;
 
@@ -11,10 +11,10 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use progress::Progress;
 
-/// Seconds after which to see how far the task is.
+/// Seconds between progress updates.
 const STEP: u32 = 1;
 
-/// Waits for a task's end.
+/// Waits until a task has ended.
 pub async fn until_over(client: &Client, mut task: Task) -> Result<Task, Problem> {
     let interrupts = signal(SignalKind::interrupt());
     let mut interrupts = interrupts.map_err(|error| Problem::failed("handle an interrupt", error))?;
@@ -40,20 +40,20 @@ pub async fn until_over(client: &Client, mut task: Task) -> Result<Task, Problem
 async fn ask_to_end(client: &Client, task: &Task) -> String {
     match client.task_cancel(task.uuid).await {
         Ok(_) => {
-            format!("{}: asked to end and to undo what it has done; interrupt again to leave it to itself", task.verb)
+            format!("{}: cancelling; Ctrl-C again to stop waiting", task.verb)
         }
-        Err(problem) => format!("{}: cannot be cancelled: {problem}; interrupt again to leave it to itself", task.verb),
+        Err(problem) => format!("{}: cannot be cancelled: {problem}; Ctrl-C again to stop waiting", task.verb),
     }
 }
 
 fn left(task: &Task) -> Problem {
-    let what = format!("{} was left while it goes on", task.verb);
-    Problem::new(Code::Failed, what).advise(format!("see how it ends with «tapline task wait {}»", task.uuid))
+    let what = format!("{} is still running in the background", task.verb);
+    Problem::new(Code::Failed, what).advise(format!("wait for it with 'tapline task wait {}'", task.uuid))
 }
 
-/// Why a task that is over is not done.
+/// Why a task that has ended did not succeed.
 pub fn why(task: &Task) -> Problem {
-    let step = task.step.as_ref().map(|step| format!(" at the step {step}")).unwrap_or_default();
+    let step = task.step.as_ref().map(|step| format!(" at step {step}")).unwrap_or_default();
     task.problem.clone().unwrap_or_else(|| match task.state {
         TaskState::Cancelled => Problem::new(Code::Cancelled, format!("{} was cancelled{step}", task.verb)),
         _ => Problem::new(Code::Failed, format!("{} failed{step}", task.verb)),

@@ -1,6 +1,6 @@
-//! Words of the command line and what they stand for.
+//! Command-line arguments and the values they stand for.
 //!
-//! The values are those of the API, which checks them; the words for states and kinds are the ones it has in JSON.
+//! The values are those of the API, which checks them; the words for states and kinds are the ones used in its JSON.
 
 use api::{AbsolutePath, Autostart, Problem, SrSource};
 use clap::ArgGroup;
@@ -11,29 +11,29 @@ use serde_json::Value;
 
 use crate::size;
 
-/// The formats of images.
+/// The image formats.
 pub const FORMATS: [&str; 3] = ["raw", "vhd", "qcow2"];
-/// How disks are served.
+/// The transports of disks.
 pub const TRANSPORTS: [&str; 3] = ["vhost-user", "nbd", "blkif"];
-/// What runs machines.
+/// The drivers of machines.
 pub const DRIVERS: [&str; 2] = ["qemu", "xen"];
 
 /// The kinds of objects.
 pub const KINDS: [&str; 6] = ["host", "sr", "vdi", "vbd", "vm", "task"];
 
-/// One of a few words, for a value that has them in JSON.
+/// Parses one of a few words into a value that is spelled so in JSON.
 pub fn one_of<T: DeserializeOwned + Clone + Send + Sync + 'static>(
     words: &'static [&'static str],
 ) -> impl TypedValueParser<Value = T> {
     PossibleValuesParser::new(words).try_map(|word| serde_json::from_value::<T>(Value::String(word)))
 }
 
-/// Options of which a verb that changes something needs one at least.
+/// The options of a changing verb, of which at least one is required.
 pub fn changes(options: &'static [&'static str]) -> ArgGroup {
     ArgGroup::new("change").required(true).multiple(true).args(options)
 }
 
-/// The word for a value that has one in JSON.
+/// The JSON spelling of a value.
 pub fn of(value: &impl Serialize) -> String {
     match serde_json::to_value(value) {
         Ok(Value::String(word)) => word,
@@ -42,42 +42,42 @@ pub fn of(value: &impl Serialize) -> String {
     }
 }
 
-/// A line of JSON.
+/// A value as a line of JSON.
 pub fn json(value: &impl Serialize) -> Result<String, Problem> {
     serde_json::to_string(value).map_err(|error| Problem::failed("print JSON", error))
 }
 
-/// The size of a disk or of a memory: `10G`.
+/// Parses the size of a disk or of memory: `10G`.
 pub fn size(word: &str) -> Result<api::Size, String> {
     bytes(word)?.try_into()
 }
 
-/// Any number of bytes: `10G`, or 0.
+/// Parses a number of bytes: `10G`, or 0.
 pub fn bytes(word: &str) -> Result<u64, String> {
     word.parse().map(|size::Size(bytes)| bytes).map_err(|error: size::NotASize| error.to_string())
 }
 
-/// A path of the daemon's host.
+/// A path on the daemon's host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostPath {
-    /// As it was typed.
+    /// The path as typed.
     pub typed: String,
-    /// What it is on this host. The daemon has another working directory, so it is told the whole path.
+    /// The path on this host. The daemon has another working directory, so it is sent the absolute path.
     pub whole: AbsolutePath,
-    /// Whether that depends on where the command was typed.
+    /// Whether the path is relative to the current directory.
     pub relative: bool,
 }
 
-/// A path of the daemon's host: a session says whether it can be one.
+/// Parses a path on the daemon's host; the session checks whether a relative path is possible.
 pub fn path(word: &str) -> Result<HostPath, String> {
-    let whole = std::path::absolute(word).map_err(|error| format!("«{word}»: {error}"))?;
-    let whole = whole.to_str().ok_or_else(|| format!("«{word}» is not UTF-8"))?.parse()?;
+    let whole = std::path::absolute(word).map_err(|error| format!("'{word}': {error}"))?;
+    let whole = whole.to_str().ok_or_else(|| format!("'{word}' is not UTF-8"))?.parse()?;
     Ok(HostPath { typed: word.into(), whole, relative: !word.starts_with('/') })
 }
 
-/// `SERVER:/EXPORT`, as mount(8) has it; the server may be an IPv6 address in brackets.
+/// Parses `SERVER:/EXPORT`, as in mount(8); the server may be an IPv6 address in brackets.
 pub fn nfs(word: &str) -> Result<SrSource, String> {
-    let wrong = || format!("«{word}» is not SERVER:/EXPORT, as in nas:/srv/vms");
+    let wrong = || format!("'{word}' is not SERVER:/EXPORT, as in nas:/srv/vms");
     let (server, export) = word.split_once(":/").ok_or_else(wrong)?;
     if server.is_empty() {
         return Err(wrong());
@@ -85,44 +85,44 @@ pub fn nfs(word: &str) -> Result<SrSource, String> {
     Ok(SrSource::Nfs { server: server.into(), export: format!("/{export}").parse()?, version: None })
 }
 
-/// A server's share.
+/// A share of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Share {
     /// The server's name or address.
     pub server: String,
-    /// The share, and a directory in it.
+    /// The share, optionally with a directory in it.
     pub share: String,
 }
 
-/// `//SERVER/SHARE`, as mount.cifs(8) has it.
+/// Parses `//SERVER/SHARE`, as in mount.cifs(8).
 pub fn smb(word: &str) -> Result<Share, String> {
     let parts = word.strip_prefix("//").and_then(|rest| rest.split_once('/'));
     let named = parts.filter(|(server, share)| !server.is_empty() && !share.is_empty());
-    let (server, share) = named.ok_or_else(|| format!("«{word}» is not //SERVER/SHARE, as in //nas/vms"))?;
+    let (server, share) = named.ok_or_else(|| format!("'{word}' is not //SERVER/SHARE, as in //nas/vms"))?;
     Ok(Share { server: server.into(), share: share.into() })
 }
 
-/// `KEY=VALUE`.
+/// Parses `KEY=VALUE`.
 pub fn pair(word: &str) -> Result<(String, String), String> {
-    let (key, value) = word.split_once('=').ok_or_else(|| format!("«{word}» is not KEY=VALUE, as in usb=true"))?;
+    let (key, value) = word.split_once('=').ok_or_else(|| format!("'{word}' is not KEY=VALUE, as in usb=true"))?;
     Ok((key.into(), value.into()))
 }
 
-/// How `--autostart` is written.
+/// The syntax of `--autostart`.
 pub const AUTOSTART: &str = "order=N,delay=SECONDS,tries=N";
 
-/// `order=1,delay=30,tries=5`, each of which may be left out.
+/// Parses `order=1,delay=30,tries=5`; each part is optional.
 pub fn autostart(word: &str) -> Result<Autostart, String> {
     let mut fields = serde_json::Map::new();
     for pair in word.split(',').filter(|pair| !pair.is_empty()) {
-        let (key, value) = pair.split_once('=').ok_or_else(|| format!("«{pair}» is not KEY=N, as in order=1"))?;
-        let number: u32 = value.parse().map_err(|_| format!("«{value}» is no number that makes sense"))?;
+        let (key, value) = pair.split_once('=').ok_or_else(|| format!("'{pair}' is not KEY=N, as in order=1"))?;
+        let number: u32 = value.parse().map_err(|_| format!("'{value}' is not a valid number"))?;
         fields.insert(key.into(), number.into());
     }
     serde_json::from_value(fields.into()).map_err(|error| error.to_string())
 }
 
-/// The same of what is set.
+/// Formats the settings the same way.
 pub fn of_autostart(autostart: &Autostart) -> String {
     let Autostart { order, delay, tries } = autostart;
     format!("order={order},delay={delay},tries={tries}")
@@ -133,7 +133,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn what_is_started_with_the_host_is_said_in_one_word() {
+    fn autostart_is_one_argument() {
         assert_eq!(autostart("").unwrap(), Autostart::default());
         let asked = autostart("order=2,delay=30").unwrap();
         assert_eq!(of_autostart(&asked), "order=2,delay=30,tries=5");
@@ -166,7 +166,7 @@ mod test {
     }
 
     #[test]
-    fn paths_are_told_whole() {
+    fn paths_are_made_absolute() {
         let here = std::env::current_dir().unwrap();
         let disk = path("disk.raw").unwrap();
         assert_eq!((disk.whole.as_path(), disk.relative), (here.join("disk.raw").as_path(), true));
@@ -175,7 +175,7 @@ mod test {
     }
 
     #[test]
-    fn places_on_servers_are_named_as_for_mount() {
+    fn network_storage_is_written_as_for_mount() {
         let export = "/srv/vms".parse().unwrap();
         assert_eq!(nfs("[fe80::1]:/srv/vms"), Ok(SrSource::Nfs { server: "[fe80::1]".into(), export, version: None }));
         assert!(nfs("nas").is_err() && nfs(":/srv").is_err() && nfs("nas:srv").is_err());

@@ -41,7 +41,7 @@ fn words_and_exit_code_pass_through_unchanged() {
 }
 
 #[test]
-fn commands_for_xen_are_handed_over_too() {
+fn xen_commands_are_passed_on_too() {
     let _alone = alone();
     let directory = tempfile::tempdir().unwrap();
     let tapline = installed(&directory, true);
@@ -50,14 +50,14 @@ fn commands_for_xen_are_handed_over_too() {
 }
 
 #[test]
-fn a_missing_disk_program_is_named_with_where_it_belongs() {
+fn a_missing_disk_program_is_reported_with_its_location() {
     let _alone = alone();
     let directory = tempfile::tempdir().unwrap();
     let tapline = installed(&directory, false);
     let output = run(&tapline, &["serve", "vhd:a"]);
     let err = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(4));
-    assert!(err.contains("tapline-disk") && err.contains("beside tapline"), "{err}");
+    assert!(err.contains("tapline-disk") && err.contains("in the directory of tapline"), "{err}");
 }
 
 #[test]

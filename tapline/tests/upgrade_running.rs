@@ -60,7 +60,7 @@ fn own(variables: &[(&str, &str)]) -> (String, Vec<String>) {
 }
 
 #[test]
-fn a_daemon_that_runs_is_started_again_before_its_disks_are_upgraded() {
+fn a_running_daemon_is_restarted_before_its_disks_are_upgraded() {
     let (said, asked) = own(&[]);
     let changes = ["systemctl daemon-reload", "systemctl restart taplined", "tapline vbd upgrade --all"];
     assert_eq!(asked[asked.len() - 3..], changes, "{asked:?}");
@@ -68,14 +68,14 @@ fn a_daemon_that_runs_is_started_again_before_its_disks_are_upgraded() {
 }
 
 #[test]
-fn who_declines_is_told_how_it_is_done_later() {
+fn declining_prints_how_to_do_it_later() {
     let (said, asked) = own(&[("TAPLINE_NO_UPGRADE", "1")]);
     assert!(said.contains("systemctl restart taplined && tapline vbd upgrade --all"), "{said}");
     assert!(!asked.iter().any(|asked| asked.contains("restart") || asked.contains("upgrade")), "{asked:?}");
 }
 
 #[test]
-fn where_none_runs_or_one_of_another_place_nothing_is_done() {
+fn without_a_daemon_of_this_installation_nothing_is_done() {
     let (said, asked) = own(&[("INACTIVE", "3")]);
     assert_eq!((said.as_str(), asked.len()), ("", 1), "{asked:?}");
     let (said, asked) = Host::with_daemon_of(Some("/elsewhere/bin")).run(&[]);
@@ -86,7 +86,7 @@ fn where_none_runs_or_one_of_another_place_nothing_is_done() {
 }
 
 #[test]
-fn what_fails_is_said_and_leaves_the_installation_as_it_is() {
+fn failures_are_reported_and_keep_the_installation() {
     let (said, asked) = own(&[("NO_RESTART", "1")]);
     assert!(said.contains("could not be started again"), "{said}");
     assert_eq!(asked.last().unwrap(), "systemctl restart taplined");

@@ -1,9 +1,9 @@
-//! Users of the host that programs run as: looked up by name, as the host's own programs do it, or a number of a range
-//! that no process has.
+//! Host users that programs run as: looked up by name the way the host's own programs do, or an unused uid from a
+//! range.
 //!
-//! It knows nothing of what runs. Names are looked up by `getent`, which asks whatever the host is set up to ask:
-//! files, LDAP, a domain. The C library can do it in the process too, but only by unsafe code and without a bound of
-//! time.
+//! It knows nothing about the programs. Names are looked up with `getent`, which uses whatever sources the host is
+//! configured for: files, LDAP, a domain. The C library could do it in-process, but only with unsafe code and without a
+//! time limit.
 
 pub mod numbers;
 mod users;
@@ -29,7 +29,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(5);
 /// Bytes of an answer: a group may have many members.
 const ANSWER_MAX: u64 = 1 << 20;
 
-/// What `getent` ends with where there is no such name (getent(1)).
+/// The exit status of `getent` for an unknown name (getent(1)).
 const NOT_FOUND: i32 = 2;
 
 /// The numbers of the user that a setting names.
@@ -49,16 +49,17 @@ pub fn group(setting: &str, name: &str) -> Result<u32, Problem> {
 
 fn found<N>(setting: &str, kind: &str, name: &str, numbers: Option<N>) -> Result<N, Problem> {
     numbers.ok_or_else(|| {
-        Problem::new(Code::Invalid, format!("{setting}: there is no {kind} {name}"))
-            .advise(format!("name one that «getent» finds on this host, or make it ({kind}add)"))
+        Problem::new(Code::Invalid, format!("{setting}: no {kind} named {name}"))
+            .advise(format!("set one that 'getent' finds on this host, or create it with {kind}add"))
     })
 }
 
-/// The line of a name in one of the system's databases; none if it is in none of them.
+/// The entry for a name in one of the system's databases, if there is one.
 fn look_up(database: &str, name: &str) -> Result<Option<String>, Problem> {
     let tried = format!("look up {name} by getent {database}");
     let failed = |why: &dyn std::fmt::Display| {
-        Problem::failed(&tried, why).advise("getent comes with the C library (libc-bin); see that its servers answer")
+        Problem::failed(&tried, why)
+            .advise("getent is part of the C library (libc-bin); check that the name service answers")
     };
     let mut command = Command::new("getent");
     command.args([database, "--", name]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
@@ -69,12 +70,12 @@ fn look_up(database: &str, name: &str) -> Result<Option<String>, Problem> {
             Some(status) => break status,
             None if Instant::now() >= deadline => {
                 child.kill().and_then(|()| child.wait()).map_err(|error| failed(&error))?;
-                return Err(failed(&format_args!("there was no answer in {} s", TO_ANSWER.as_secs())));
+                return Err(failed(&format_args!("no answer in {} s", TO_ANSWER.as_secs())));
             }
             None => std::thread::sleep(LOOK_AGAIN),
         }
     };
-    // A line fits into the pipe many times over: it has ended without somebody who reads.
+    // A line is much smaller than the pipe's buffer, so `getent` has exited even though nobody read yet.
     let mut line = String::new();
     if let Some(said) = child.stdout {
         said.take(ANSWER_MAX).read_to_string(&mut line).map_err(|error| failed(&error))?;
@@ -91,15 +92,15 @@ mod test {
     use super::*;
 
     #[test]
-    fn root_has_the_number_that_it_has_everywhere() {
+    fn root_is_uid_0() {
         assert_eq!(user("disk-user", "root").unwrap(), (0, 0));
         assert_eq!(group("api.group", "root").unwrap(), 0);
     }
 
     #[test]
-    fn a_name_that_nobody_has_is_told_with_its_setting() {
+    fn an_unknown_name_is_reported_with_its_setting() {
         let told = user("disk-user", "no such user").unwrap_err();
-        assert_eq!((told.code, told.message.as_str()), (Code::Invalid, "disk-user: there is no user no such user"));
+        assert_eq!((told.code, told.message.as_str()), (Code::Invalid, "disk-user: no user named no such user"));
         assert_eq!(group("api.group", "no such group").unwrap_err().code, Code::Invalid);
         assert_eq!(user("disk-user", "--help").unwrap_err().code, Code::Invalid);
     }

@@ -1,12 +1,12 @@
-//! What is started by itself when the host was: VMs, and the disks of machines that others manage.
+//! Autostart of VMs, and of disks of machines that are managed elsewhere, when the host boots.
 //!
-//! 1. The commit that notes the host's new life has all that is to be started ([`repo::Tx::note_boot`]). *Killed behind
-//!    it:* the next daemon goes on with what is left.
-//! 2. In the order that was asked for, what has one number at one time: each is started by the task that anybody would
-//!    ask for, and tried again after a while if that fails. Then it is struck off; what could not be started says so
+//! 1. The commit that notes the host's new boot also records everything that is to be started
+//!    ([`repo::Tx::note_boot`]). *If killed after this:* the next daemon continues with the rest.
+//! 2. In the requested order, objects with the same number together, each is started by an ordinary task, and retried
+//!    after a pause if that fails. Then it is removed from the list; if it could not be started, the object says so
 //!    itself.
 //!
-//! A daemon that is only started again has nothing to start: what was stopped on purpose stays so.
+//! A daemon that is merely restarted has nothing to start: what was stopped on purpose stays stopped.
 
 use std::time::Duration;
 
@@ -18,14 +18,14 @@ use uuid::Uuid;
 use crate::daemon::Daemon;
 use crate::{plug, vm};
 
-/// How long a look at a task is, of which there are as many as it takes.
+/// Duration of one long poll for a task; it is repeated as needed.
 const LOOK: Duration = Duration::from_secs(60);
 
 /// Starts what is to be started, beside everything else.
 pub async fn begin(daemon: &Daemon) -> Result<(), Problem> {
     let all = daemon.catalogue.read(|view| view.to_start()).await?;
     if !all.is_empty() {
-        tracing::info!(count = all.len(), "the host was started: starting what is to be");
+        tracing::info!(count = all.len(), "the host has booted: starting VMs and VBDs with autostart");
         tokio::spawn(run(daemon.clone(), all));
     }
     Ok(())
@@ -54,16 +54,16 @@ async fn start(daemon: Daemon, one: ToStart) {
             // The next daemon goes on with it.
             return;
         }
-        tracing::warn!(%uuid, tried, tries, "it was not started with the host: {problem}");
+        tracing::warn!(%uuid, tried, tries, "autostart failed: {problem}");
         if tried >= tries || matches!(problem.code, Code::Cancelled | Code::NotFound) {
             break Err(problem);
         }
         tokio::time::sleep(Duration::from_secs(daemon.config.autostart.retry_after.into())).await;
-        // Somebody may not want it any more.
+        // The autostart may have been withdrawn.
         match daemon.catalogue.read(|view| view.to_start()).await {
             Ok(wanted) if !wanted.iter().any(|other| other.uuid() == uuid) => return,
             Ok(_) => {}
-            Err(problem) => tracing::error!(%uuid, "whether it is still to be started is not known: {problem}"),
+            Err(problem) => tracing::error!(%uuid, "cannot tell whether autostart is still wanted: {problem}"),
         }
     };
     let recorded = daemon.catalogue.write(move |tx| {
@@ -74,13 +74,13 @@ async fn start(daemon: Daemon, one: ToStart) {
         }
     });
     if let Err(problem) = recorded.await {
-        tracing::error!(%uuid, "what became of its start could not be recorded: {problem}");
+        tracing::error!(%uuid, "the result of autostart could not be recorded: {problem}");
     }
 }
 
-/// Has what could not be started say so, if nobody has started it meanwhile.
+/// Records the reason on an object that could not be started, if it has not been started otherwise.
 fn tell(tx: &mut repo::Tx<'_>, one: ToStart, tried: u8, why: &Problem) -> Result<(), Problem> {
-    let what = format!("it was not started with the host, which was tried {tried} times: {why}");
+    let what = format!("autostart failed after {tried} tries: {why}");
     let problem = Problem::new(why.code, what).advise(why.advice.clone().unwrap_or_else(|| "start it".into()));
     match one {
         ToStart::Vm(uuid, _) if tx.find_vm(uuid)?.is_some_and(|vm| vm.power == Power::Halted) => {
@@ -113,7 +113,7 @@ async fn try_once(daemon: &Daemon, one: ToStart) -> Result<(), Problem> {
     match (state, problem) {
         (TaskState::Done, _) => Ok(()),
         (_, Some(problem)) => Err(problem),
-        (_, None) => Err(Problem::new(Code::Failed, "its task has ended without a word")),
+        (_, None) => Err(Problem::new(Code::Failed, "its task failed without an error message")),
     }
 }
 

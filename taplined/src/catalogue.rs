@@ -1,8 +1,7 @@
-//! The catalogue looks after itself (decision 0022): it is not believed when it is damaged, not made anew where there
-//! was one, and copied while it is sound.
+//! Self-protection of the catalogue (decision 0022): a damaged one is not used, a missing one is not replaced by an
+//! empty one, and an intact one is backed up.
 //!
-//! Invariant: nothing here ever removes or writes over a catalogue that holds anything; what is put aside has a name of
-//! its own beside it.
+//! Invariant: nothing here ever removes or overwrites a catalogue with content; it is renamed instead.
 
 mod care;
 mod evidence;
@@ -27,20 +26,21 @@ const NAMED: usize = 3;
 /// How long to wait before what has happened is recorded once more, if it could not be.
 const RECORD_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
-/// Opens the catalogue, or makes the first one of a host on which there was none.
+/// Opens the catalogue, or creates the first one of a host that never had one.
 pub fn open(config: &Config) -> Result<Catalogue, Problem> {
     let path = config.catalogue();
     if backup::is_nothing(&path) {
         if let Some(evidence) = evidence::of_one_before(config)? {
-            let what = format!("there is no catalogue at {}, and there was one: {evidence}", path.display());
+            let what = format!("the catalogue {} is missing, but one existed before: {evidence}", path.display());
             return Err(Problem::new(Code::Damaged, what));
         }
     }
     Catalogue::open_with(&path, || {
-        // Without a copy of it an older daemon could not go on; without a daemon nobody could make room for one.
+        // Without a backup, an older daemon could not be used again; but without a daemon, nobody could free space for
+        // one.
         match backup::write(&path, &config.backups(), BackupReason::Schema, config.catalogue.backups) {
-            Ok(made) => tracing::info!(file = made.file, "the catalogue is copied, and its schema is changed then"),
-            Err(problem) => tracing::error!("the catalogue's schema is changed without a backup: {problem}"),
+            Ok(made) => tracing::info!(file = made.file, "catalogue backed up before a schema upgrade"),
+            Err(problem) => tracing::error!("upgrading the catalogue's schema without a backup: {problem}"),
         }
     })
 }
@@ -57,7 +57,7 @@ where
         match catalogue.write(change.clone()).await {
             Err(problem) if matches!(problem.code, Code::NoSpace | Code::ReadOnly) => {
                 if !std::mem::replace(&mut told, true) {
-                    tracing::error!("what has happened cannot be recorded, and will be later: {problem}");
+                    tracing::error!("a change cannot be recorded; retrying: {problem}");
                 }
                 tokio::time::sleep(RECORD_AGAIN_AFTER).await;
             }
@@ -72,7 +72,7 @@ pub fn advise(config: &Config, command: &str, problem: Problem) -> Problem {
         return problem;
     }
     let found = backup::list(&config.backups()).unwrap_or_default();
-    let mut advice = String::from("disks that run go on without the daemon. ");
+    let mut advice = String::from("running disks keep running without the daemon. ");
     if found.is_empty() {
         advice += "If the state directory is on a file system that is not mounted, mount it. There is no backup here";
     } else {
@@ -80,11 +80,11 @@ pub fn advise(config: &Config, command: &str, problem: Problem) -> Problem {
             found.iter().take(NAMED).map(|backup| format!("{} ({:.0})", backup.file, backup.made)).collect();
         let more = found.len().saturating_sub(named.len());
         let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-        advice += &format!("Backups: {}{more}. Put the newest back: {command} --restore latest", named.join(", "));
+        advice += &format!("Backups: {}{more}. Restore the newest: {command} --restore latest", named.join(", "));
     }
     advice += &format!(
-        ". Without one, have a new catalogue made of what the repositories say of themselves: {command} --rebuild \
-         DIRECTORY…; or begin with nothing: {command} --init. See docs/recover.md"
+        ". Without a backup, rebuild the catalogue from the repositories' inventories: {command} --rebuild DIRECTORY…; \
+         or start empty: {command} --init. See docs/recover.md"
     );
     let what = match problem.message.contains(&config.catalogue().display().to_string()) {
         true => problem.message,

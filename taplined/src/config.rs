@@ -1,4 +1,4 @@
-//! The daemon's settings: a TOML file, every one of which has a default (docs/taplined.toml).
+//! The daemon's settings: a TOML file in which every setting has a default (docs/taplined.toml).
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -13,59 +13,60 @@ use crate::account::Range;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(default, rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Config {
-    /// What must survive a restart of the host: the catalogue.
+    /// Directory for what must survive a reboot of the host: the catalogue.
     #[schema(value_type = String)]
     pub state_directory: PathBuf,
-    /// What must survive a restart of the daemon but not of the host: sockets. Its path is short, since that of a socket
-    /// has at most 107 bytes.
+    /// Directory for what must survive a restart of the daemon, but not of the host: sockets. Its path must be short,
+    /// because a socket path has at most 107 bytes.
     #[schema(value_type = String)]
     pub run_directory: PathBuf,
-    /// Where logs are written.
+    /// Directory for logs.
     #[schema(value_type = String)]
     pub log_directory: PathBuf,
-    /// The program of the disk processes; beside this one or in the PATH if it is not named.
+    /// The program of the disk processes; if not set, it is looked for in this program's directory, then in the PATH.
     #[schema(value_type = Option<String>)]
     pub disk_program: Option<PathBuf>,
-    /// The user as whom all disk processes run, who owns nothing; not set, each has one of its own, from
-    /// `disk-user-range`. Only where the daemon is root.
+    /// The user that all disk processes run as, which should own nothing; if not set, each process has a uid of its own
+    /// from `disk-user-range`. Only if the daemon is root.
     pub disk_user: Option<String>,
-    /// Numbers of users that are nobody: each disk process has one that no other has.
+    /// A range of unused uids, of which each disk process gets its own.
     pub disk_user_range: String,
-    /// The user as whom all QEMUs run; not set, each has one of its own, from `qemu-user-range`. Only where the daemon
-    /// is root.
+    /// The user that all QEMU processes run as; if not set, each has a uid of its own from `qemu-user-range`. Only if
+    /// the daemon is root.
     pub qemu_user: Option<String>,
-    /// Numbers of users that are nobody: each QEMU has one that no other process has.
+    /// A range of unused uids, of which each QEMU gets its own.
     pub qemu_user_range: String,
-    /// How late disk processes are ended when the host has no memory left: their `oom_score_adj`, −1000 (never) to 1000 (first).
-    /// A guest without its disk is worth less than one that is ended.
+    /// The `oom_score_adj` of disk processes, −1000 (never killed) to 1000 (killed first). A guest that loses its disk
+    /// is worse off than one that is killed.
     pub disk_oom_score_adj: i16,
-    /// Milliseconds that a guest's requests may wait when another process takes the place of its disk's: else the old one goes on.
+    /// Maximum milliseconds that a guest's requests may wait during an upgrade of its disk's process; if it would take
+    /// longer, the old process continues.
     pub upgrade_pause_max: u32,
     /// The program of virtual machines: a path, or a name in the PATH.
     #[schema(value_type = String)]
     pub qemu_program: PathBuf,
-    /// The program of Xen's toolstack, for VMs of the driver `xen`: a path, or a name in the PATH.
+    /// The program of Xen's toolstack, for VMs with the driver `xen`: a path, or a name in the PATH.
     #[schema(value_type = String)]
     pub xl_program: PathBuf,
-    /// The API.
+    /// Settings of the API.
     pub api: Api,
-    /// How VBDs are plugged.
+    /// Settings of plugging.
     pub plug: Plug,
-    /// How the storage of repositories is watched.
+    /// Settings of storage monitoring.
     pub storage: Storage,
-    /// What is started with the host.
+    /// Settings of what is started with the host.
     pub autostart: Autostart,
-    /// The catalogue.
+    /// Settings of the catalogue.
     pub catalogue: CatalogueCopies,
-    /// The log.
+    /// Settings of the log.
     pub log: Log,
 }
 
-/// How the catalogue is looked after.
+/// Settings of the catalogue.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(default, rename_all = "kebab-case", deny_unknown_fields)]
 pub struct CatalogueCopies {
-    /// Days of which a backup is kept; and so many of those that somebody has asked for.
+    /// Number of days for which a backup is kept; also the number of backups on request that are kept.
     pub backups: u32,
 }
 
@@ -75,91 +76,92 @@ impl Default for CatalogueCopies {
     }
 }
 
-/// How the storage of repositories is watched.
+/// Settings of storage monitoring.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(default, rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Storage {
-    /// Seconds that storage may take to answer before what was asked of it fails.
+    /// Seconds that storage may take to respond before the request fails.
     pub answer_timeout: u32,
-    /// Seconds between two looks for a repository that is lost.
+    /// Seconds between checks whether a lost repository is back.
     pub lost_interval: u32,
-    /// Seconds between two looks at how full a repository is, while a disk of it may be written.
+    /// Seconds between measurements of a repository's free space while one of its disks is writable.
     pub measure_interval: u32,
-    /// The same while guests wait for space in it.
+    /// The same while guests are waiting for space in the repository.
     pub full_interval: u32,
 }
 
-/// The API.
+/// Settings of the API.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(default, rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Api {
-    /// A group whose members may use the API as root may; none but root and the daemon's own user if it is not set.
+    /// A group whose members may use the API like root; if not set, only root and the daemon's own user may.
     pub group: Option<String>,
-    /// Connections to the Unix socket at one time; one more waits.
+    /// Maximum number of connections to the Unix socket; further ones wait.
     pub connections_max: u32,
-    /// Addresses at which the API is also served over TCP, with TLS and to those who have a token: none if it is not set.
+    /// Addresses at which the API is also served over TCP, with TLS and tokens; none if not set.
     #[schema(value_type = Vec<String>)]
     pub listen: Vec<SocketAddr>,
-    /// The certificate of the daemon, and behind it those that lead to one that clients trust: a PEM file.
+    /// A PEM file with the daemon's certificate, followed by intermediate certificates.
     #[schema(value_type = Option<String>)]
     pub certificate: Option<PathBuf>,
-    /// The certificate's key: a PEM file that not everybody may read.
+    /// A PEM file with the certificate's key, which must not be readable by everybody.
     #[schema(value_type = Option<String>)]
     pub key: Option<PathBuf>,
-    /// Connections over TCP at one time; one more waits.
+    /// Maximum number of TCP connections; further ones wait.
     pub remote_connections_max: u32,
 }
 
-/// How VBDs are plugged.
+/// Settings of plugging.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(default, rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Plug {
-    /// VBDs of one VM that are plugged or unplugged at one time.
+    /// VBDs of one VM that are plugged or unplugged at the same time.
     pub plug_window: u32,
-    /// VBDs of the host that are plugged or unplugged at one time.
+    /// VBDs of the host that are plugged or unplugged at the same time.
     pub worker_pool_size: u32,
-    /// Bytes of memory which those may need together.
+    /// Bytes of memory that these operations may need in total.
     pub worker_memory: u64,
-    /// Seconds that a step of a plug or unplug may take.
+    /// Seconds that one step of a plug or unplug may take.
     pub step_timeout: u32,
-    /// A group whose members may connect to the sockets of disks; none but root and the daemon's own user if it is not set.
+    /// A group whose members may connect to the sockets of disks; if not set, only root and the daemon's own user may.
     pub socket_group: Option<String>,
-    /// For tests of what slow storage does: each operation of a plug on a VDI whose name has this many milliseconds at its
-    /// end, as in `disk~250ms`, takes so long.
+    /// For tests of slow storage: plug operations on a VDI whose name ends with a number of milliseconds, as in
+    /// `disk~250ms`, take that much longer.
     pub injected_delays: bool,
 }
 
-/// What is started with the host, beside what has `autostart` itself.
+/// What is started with the host, besides objects with `autostart`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(default, rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Autostart {
-    /// Whether disks of machines that others manage are plugged again that were plugged when the host went down.
+    /// Whether disks of machines that are managed elsewhere are plugged again if they were plugged when the host went
+    /// down.
     pub plugged: bool,
-    /// Seconds to wait before what could not be started is tried again.
+    /// Seconds before a failed start is retried.
     pub retry_after: u32,
 }
 
-/// The log.
+/// Settings of the log.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(default, rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Log {
-    /// What is written: `error`, `warn`, `info`, `debug`, or as `tracing` has it: `info,taplined::plug=debug`.
+    /// The log level: `error`, `warn`, `info`, `debug`, or a `tracing` filter: `info,taplined::plug=debug`.
     pub level: String,
-    /// Where to: a file in the log directory, or standard error, which systemd keeps.
+    /// The destination: a file in the log directory, or standard error, which systemd stores.
     pub to: LogTo,
-    /// Bytes of a file before another one is begun.
+    /// Bytes after which a new file is started.
     pub file_size: u64,
-    /// Files that are kept beside the one being written.
+    /// Number of old files to keep.
     pub files: u32,
 }
 
-/// Where the log goes.
+/// The destination of the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum LogTo {
     /// Standard error, as text.
     Stderr,
-    /// `taplined.log` in the log directory, a JSON object a line.
+    /// `taplined.log` in the log directory, one JSON object per line.
     File,
 }
 
@@ -233,7 +235,7 @@ impl Default for Log {
 }
 
 impl Config {
-    /// Reads a file.
+    /// Reads a configuration file.
     pub fn read(path: &Path) -> Result<Config, Problem> {
         let tried = format!("read the configuration {}", path.display());
         let text = std::fs::read_to_string(path).map_err(|error| Problem::failed(&tried, error))?;
@@ -263,24 +265,22 @@ impl Config {
             ("log.file-size", self.log.file_size),
         ];
         if let Some((name, _)) = at_least_one.iter().find(|(_, value)| *value == 0) {
-            return Err(format!("{name} is at least 1"));
+            return Err(format!("{name} must be at least 1"));
         }
         if !(-1000..=1000).contains(&self.disk_oom_score_adj) {
-            return Err("disk-oom-score-adj is -1000 to 1000".into());
+            return Err("disk-oom-score-adj must be -1000 to 1000".into());
         }
         let range = |setting, text| Range::parse(text).map_err(|why| format!("{setting}: {why}"));
         let of_disks = range("disk-user-range", &self.disk_user_range)?;
         if range("qemu-user-range", &self.qemu_user_range)?.meets(of_disks) {
-            return Err("qemu-user-range and disk-user-range have users in common".into());
+            return Err("qemu-user-range and disk-user-range overlap".into());
         }
         let (certificate, key) = (&self.api.certificate, &self.api.key);
         if certificate.is_some() != key.is_some() {
-            return Err("api.certificate and api.key are set both or not at all".into());
+            return Err("api.certificate and api.key must be set together".into());
         }
         if !self.api.listen.is_empty() && certificate.is_none() {
-            return Err(
-                "api.listen: over TCP the API is served with TLS only: set api.certificate and api.key too".into()
-            );
+            return Err("api.listen: the API over TCP requires TLS: set api.certificate and api.key too".into());
         }
         let paths = [
             ("state-directory", Some(&self.state_directory)),
@@ -310,7 +310,7 @@ impl Config {
         self.state_directory.join("backups")
     }
 
-    /// What bounds the work done at one time.
+    /// The limits on concurrent work.
     pub fn limits(&self) -> Limits {
         Limits {
             plug_window: self.plug.plug_window,
@@ -325,7 +325,7 @@ pub fn schema_text() -> Result<String, Problem> {
     let mut parts = Vec::new();
     Config::schemas(&mut parts);
     let mut schema =
-        serde_json::to_value(Config::schema()).map_err(|error| Problem::failed("show the schema", error))?;
+        serde_json::to_value(Config::schema()).map_err(|error| Problem::failed("encode the schema", error))?;
     if let Some(root) = schema.as_object_mut() {
         root.insert("$schema".into(), "https://json-schema.org/draft/2020-12/schema".into());
         root.insert(
@@ -333,7 +333,7 @@ pub fn schema_text() -> Result<String, Problem> {
             serde_json::json!({ "schemas": parts.into_iter().collect::<std::collections::BTreeMap<_, _>>() }),
         );
     }
-    let text = serde_json::to_string_pretty(&schema).map_err(|error| Problem::failed("show the schema", error))?;
+    let text = serde_json::to_string_pretty(&schema).map_err(|error| Problem::failed("encode the schema", error))?;
     Ok(format!("{text}\n"))
 }
 
@@ -347,20 +347,20 @@ mod test {
     }
 
     #[test]
-    fn settings_that_are_not_known_or_make_no_sense_are_refused_by_name() {
+    fn unknown_and_invalid_settings_are_refused_by_name() {
         assert!(Config::parse("[plug]\nplug-windo = 1").unwrap_err().contains("plug-windo"));
         assert!(Config::parse("[plug]\nplug-window = 0").unwrap_err().contains("plug-window"));
         assert!(Config::parse("run-directory = \"run\"").unwrap_err().contains("run-directory"));
         assert!(Config::parse("disk-oom-score-adj = 1001").unwrap_err().contains("disk-oom-score-adj"));
         assert!(Config::parse("disk-user-range = \"0-9\"").unwrap_err().contains("disk-user-range"));
-        assert!(Config::parse("qemu-user-range = \"66001-66002\"").unwrap_err().contains("in common"));
+        assert!(Config::parse("qemu-user-range = \"66001-66002\"").unwrap_err().contains("overlap"));
         assert!(Config::parse("[api]\nlisten = [\"alpha:7443\"]").unwrap_err().contains("listen"));
     }
 
     #[test]
     fn tcp_without_tls_is_refused() {
         let plain = Config::parse("[api]\nlisten = [\"127.0.0.1:7443\"]").unwrap_err();
-        assert!(plain.contains("with TLS only") && plain.contains("api.certificate"), "{plain}");
+        assert!(plain.contains("requires TLS") && plain.contains("api.certificate"), "{plain}");
         let files = "certificate = \"/a.pem\"\nkey = \"/b.pem\"";
         assert!(Config::parse(&format!("[api]\nlisten = [\"[::]:7443\"]\n{files}")).is_ok());
         assert!(Config::parse("[api]\nkey = \"/b.pem\"").unwrap_err().contains("api.certificate"));
@@ -371,7 +371,7 @@ mod test {
     fn the_documented_file_is_the_defaults() {
         let text = include_str!("../../docs/taplined.toml");
         assert_eq!(Config::parse(text).unwrap(), Config::default());
-        // What is commented out because it is not set by default is a setting all the same.
+        // Settings that are commented out because they have no default count too.
         let set: String = text
             .lines()
             .map(|line| line.strip_prefix("#= ").unwrap_or(line))

@@ -1,4 +1,4 @@
-//! What all parts of the daemon share.
+//! State shared by all parts of the daemon.
 
 use std::fs;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
@@ -26,9 +26,9 @@ use crate::token::Tokens;
 use crate::vdi;
 use crate::vm::{self, Vms};
 
-/// How long another daemon may take to let go of a directory.
+/// How long another daemon may take to release a directory.
 const LOCK_PATIENCE: Duration = Duration::from_secs(2);
-/// How long the catalogue may take to be copied and closed when the daemon ends.
+/// How long backing up and closing the catalogue may take when the daemon stops.
 const TO_CLOSE: Duration = Duration::from_secs(10);
 
 /// The daemon. Cheap to clone; all clones are the same one.
@@ -42,7 +42,7 @@ pub struct Parts {
     pub config: Config,
     /// What exists.
     pub catalogue: Catalogue,
-    /// What looks after it.
+    /// Backups and verification of the catalogue.
     pub care: Care,
     /// Who may use the API over TCP.
     pub tokens: Tokens,
@@ -135,7 +135,7 @@ impl Daemon {
     pub async fn stop(&self) -> Result<(), Problem> {
         self.tasks.stop().await;
         if tokio::time::timeout(TO_CLOSE, self.close()).await.is_err() {
-            tracing::warn!("the catalogue is left as it is: the state directory does not answer");
+            tracing::warn!("the catalogue was not closed cleanly: the state directory does not respond");
         }
         Ok(())
     }
@@ -144,7 +144,7 @@ impl Daemon {
     async fn close(&self) {
         self.care.back_up_at_end(self).await;
         if let Err(problem) = self.catalogue.close().await {
-            tracing::info!("the catalogue is left as it is: {problem}");
+            tracing::info!("the catalogue was not closed cleanly: {problem}");
         }
     }
 
@@ -187,12 +187,12 @@ fn allow_many_disks() -> Result<(), Problem> {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
-    setrlimit(Resource::Nofile, raised).map_err(|errno| Problem::failed("raise the limit of open files", errno))?;
-    // The rings of all disks count as one user's locked memory, and 8 MiB are those of some 290 disks. Disks inherit
-    // the limit; who may not raise it is told so by the first disk for which there is none left.
+    setrlimit(Resource::Nofile, raised).map_err(|errno| Problem::failed("raise the limit on open files", errno))?;
+    // The rings of all disks count as one user's locked memory, and 8 MiB are enough for only about 290 disks. Disks
+    // inherit the limit; if it cannot be raised, the first disk that exceeds it reports that.
     if let Err(errno) = setrlimit(Resource::Memlock, Rlimit { current: None, maximum: None }) {
         tracing::info!(
-            "the limit of locked memory (RLIMIT_MEMLOCK) stays as it is, which bounds how many disks there can be: {errno}"
+            "cannot raise the limit on locked memory (RLIMIT_MEMLOCK), which limits the number of disks: {errno}"
         );
     }
     Ok(())
@@ -218,14 +218,14 @@ fn only_one(directory: &Path, what: &str, setting: &str) -> Result<fs::File, Pro
     match locked {
         Ok(()) => Ok(file),
         Err(rustix::io::Errno::WOULDBLOCK) => {
-            let what = format!("cannot {tried}: another taplined runs with this {what}");
-            Err(Problem::new(Code::InUse, what).advise(format!("stop it first, or name another {setting}")))
+            let what = format!("cannot {tried}: another taplined is running with this {what}");
+            Err(Problem::new(Code::InUse, what).advise(format!("stop it first, or set another {setting}")))
         }
         Err(errno) => Err(Problem::failed(tried, errno)),
     }
 }
 
-/// The host's identity, given to it when the catalogue was made, and anew when that has come to another machine.
+/// The host's identity, assigned when the catalogue was created and reassigned when it has moved to another machine.
 async fn host_identity(catalogue: &Catalogue, machine: &str) -> Result<Uuid, Problem> {
     let now = machine.to_owned();
     let identity = catalogue.write(move |tx| {
@@ -248,7 +248,7 @@ async fn host_identity(catalogue: &Catalogue, machine: &str) -> Result<Uuid, Pro
         tracing::warn!(
             %host, %before,
             "the catalogue comes from another machine: this is a new host, and nothing that ran there is started here; \
-             where both use a repository, only one at a time can attach it"
+             a repository that both use can be attached to only one of them at a time"
         );
     }
     Ok(host)

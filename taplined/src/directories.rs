@@ -1,7 +1,7 @@
-//! The daemon's own directories: made, and closed to those who have no business there.
+//! Creates the daemon's own directories and restricts access to them.
 //!
-//! It knows nothing of what is in them. Invariant: whatever the daemon was started by, the catalogue, in which there
-//! are names, paths and hashes of tokens, is readable by its own user only.
+//! It knows nothing about their contents. Invariant: however the daemon was started, the catalogue, which contains
+//! names, paths and hashes of tokens, is readable only by its own user.
 
 use std::fs::{self, DirBuilder, Permissions};
 use std::io;
@@ -11,37 +11,37 @@ use std::path::{Path, PathBuf};
 use api::Problem;
 
 use crate::config::Config;
-use crate::disk::place;
+use crate::disk::paths;
 use crate::vm;
 
-/// The owner's alone; the owner's, and a group's to read; to pass, for who knows what is there; to look around.
+/// Modes: owner only; readable by a group; searchable by everybody who knows the names inside; readable by everybody.
 const CLOSED: u32 = 0o700;
 const FOR_A_GROUP: u32 = 0o750;
 const TO_PASS: u32 = 0o711;
 const OPEN: u32 = 0o755;
 
-/// What SQLite has beside a catalogue.
+/// Suffixes of SQLite's files for a catalogue.
 const FILES: [&str; 3] = ["", "-wal", "-shm"];
 
-/// Makes those that are not there. One that somebody else has made keeps its mode, but for that of the state.
+/// Creates missing directories. An existing one keeps its mode, except for the state directory.
 pub fn make(config: &Config) -> Result<(), Problem> {
     let all: [(&Path, u32); 6] = [
         (&config.state_directory, CLOSED),
         (&config.run_directory, OPEN),
         (&config.log_directory, FOR_A_GROUP),
-        (&place::all(config), TO_PASS),
-        (&place::logs(config), FOR_A_GROUP),
-        (&vm::places(config), TO_PASS),
+        (&paths::all(config), TO_PASS),
+        (&paths::logs(config), FOR_A_GROUP),
+        (&vm::vm_directories(config), TO_PASS),
     ];
     for (directory, mode) in all {
         make_one(directory, mode)
-            .map_err(|error| Problem::failed(format_args!("make the directory {}", directory.display()), error))?;
+            .map_err(|error| Problem::failed(format_args!("create the directory {}", directory.display()), error))?;
     }
     close(&config.state_directory, CLOSED);
     Ok(())
 }
 
-/// Sees that nobody else reads the catalogue, wherever it lies.
+/// Makes the catalogue's files private, wherever they are.
 pub fn close_catalogue(config: &Config) {
     for suffix in FILES {
         let mut path = config.catalogue().into_os_string();
@@ -63,7 +63,7 @@ fn make_one(directory: &Path, mode: u32) -> io::Result<()> {
     }
 }
 
-/// Takes from others what they may not have. One who does not own it goes on without.
+/// Removes permissions of other users. If the daemon does not own the path, it continues without.
 fn close(path: &Path, most: u32) {
     let Ok(now) = fs::metadata(path).map(|metadata| metadata.permissions().mode() & 0o7777) else { return };
     if now & !most == 0 {
@@ -71,8 +71,8 @@ fn close(path: &Path, most: u32) {
     }
     match fs::set_permissions(path, Permissions::from_mode(now & most)) {
         // SQLite makes a new one like that.
-        Ok(()) => tracing::debug!(path = %path.display(), "it was open to others (mode {now:o}), and is not any more"),
-        Err(error) => tracing::warn!(path = %path.display(), "it is open to others (mode {now:o}): {error}"),
+        Ok(()) => tracing::debug!(path = %path.display(), "removed access for other users (mode was {now:o})"),
+        Err(error) => tracing::warn!(path = %path.display(), "other users have access (mode {now:o}): {error}"),
     }
 }
 
@@ -85,7 +85,7 @@ mod test {
     }
 
     #[test]
-    fn what_is_made_is_closed_and_what_was_open_is_closed_too() {
+    fn new_and_existing_directories_are_made_private() {
         let room = tempfile::tempdir().unwrap();
         let at = |name: &str| room.path().join("a").join(name);
         let config = Config {

@@ -1,11 +1,11 @@
-//! Disk processes: what they are handed, and how they are started. The daemon opens files for them and never looks
+//! Disk processes: how they are started, and the files passed to them. The daemon opens files for them and never looks
 //! inside.
 
 pub mod control;
 pub mod gate;
 pub mod handing;
 pub mod oom;
-pub mod place;
+pub mod paths;
 pub mod process;
 mod program;
 pub mod redo;
@@ -25,7 +25,7 @@ use uuid::Uuid;
 use crate::config::Config;
 use control::{Beside, Watch};
 use gate::Gates;
-use place::Place;
+use paths::DiskPaths;
 
 /// The disks that run, which are asked by their VBDs.
 #[derive(Debug)]
@@ -41,8 +41,8 @@ impl Disks {
         Disks { config: config.clone(), gates: Gates::default() }
     }
 
-    /// Has the disk of a VBD do a verb of docs/control.md, and waits for the answer, but not longer than `patience`.
-    /// The verb's files go with it; what the disk tells before it answers goes to `told`.
+    /// Sends a verb of docs/control.md, with its files, to the disk of a VBD and waits for the response, but not longer
+    /// than `patience`. Progress messages before the response go to `told`.
     pub async fn ask(
         &self,
         vbd: Uuid,
@@ -54,23 +54,23 @@ impl Disks {
         control::ask(&self.socket(vbd), verb, files, patience, told).await
     }
 
-    /// What the disk of a VBD says of its process.
+    /// The process version reported by the disk of a VBD.
     pub async fn version(&self, vbd: Uuid, patience: Duration) -> Result<Value, Problem> {
         self.ask(vbd, json!({ "verb": "version" }), Vec::new(), patience, |_| ()).await
     }
 
-    /// Whether the disk of a VBD lets somebody ask and does not answer. One that is about to end lets nobody ask.
+    /// Whether the disk of a VBD accepts connections but does not respond. A disk that is stopping accepts none.
     pub async fn is_silent(&self, vbd: Uuid, patience: Duration) -> bool {
         self.version(vbd, patience).await.is_err_and(|problem| problem.code == Code::Timeout)
     }
 
-    /// Hears from now on what the disk tells by itself; how it is now comes first.
+    /// Subscribes to the disk's events; the current state comes first.
     pub async fn watch(&self, vbd: Uuid) -> Result<(Value, Watch), Problem> {
         control::watch(&self.socket(vbd)).await
     }
 
     /// Where the disk of a VBD is asked.
     pub fn socket(&self, vbd: Uuid) -> PathBuf {
-        Place::of(&self.config, vbd).control()
+        DiskPaths::of(&self.config, vbd).control()
     }
 }

@@ -11,15 +11,15 @@ static WANTED: LazyLock<Option<String>> = LazyLock::new(|| std::env::var(VARIABL
 /// The daemon is at a point at which it may be killed.
 pub fn point(verb: &str, step: &str, after: bool) {
     let Some(wanted) = WANTED.as_deref() else { return };
-    assert!(after || wanted != format!("{verb}:{step}:panic"), "a fault that a test asked for");
+    assert!(after || wanted != format!("{verb}:{step}:panic"), "a fault injected by a test");
     let suffix = if after { ":after" } else { "" };
     if wanted == format!("{verb}:{step}{suffix}") {
-        // As kill -9 would, without a word.
+        // Like kill -9, without any output.
         std::process::abort();
     }
 }
 
-/// A fault that was mended, and can be put back to see whether the model finds it (`cargo xtask model --planted all`).
+/// A fixed bug that can be reintroduced, to check that the model finds it (`cargo xtask model --planted all`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Planted {
     /// A merge of the leaf itself that has just ended when the daemon dies is forgotten.
@@ -36,13 +36,13 @@ pub enum Planted {
     DeepChain,
 }
 
-/// Whether a fault is put back. Only a daemon that was built for that has them.
+/// Whether a bug is reintroduced. Only daemons built for that have any.
 #[cfg(not(feature = "planted"))]
 pub const fn planted(_: Planted) -> bool {
     false
 }
 
-/// Whether a fault is put back: the environment names it.
+/// Whether a bug is reintroduced, according to the environment.
 #[cfg(feature = "planted")]
 pub fn planted(which: Planted) -> bool {
     let name = match which {

@@ -1,7 +1,7 @@
-//! The API over HTTP: REST at a Unix socket, and over TLS.
+//! The HTTP API: REST over a Unix socket, and over TLS.
 //!
-//! The routes and their OpenAPI document come from the same declarations, one module a noun. What is asked has been checked
-//! when a handler sees it ([`extract`]), and everything that is refused is refused as a [`Problem`].
+//! The routes and their OpenAPI document come from the same declarations, with one module per noun. A request has been
+//! validated before a handler sees it ([`extract`]), and every refusal is a [`Problem`].
 
 mod answer;
 mod asker;
@@ -48,39 +48,43 @@ impl IntoResponse for Refusal {
     }
 }
 
-/// A task that was begun.
+/// A task that has begun.
 type Begun = Result<(StatusCode, Json<Task>), Refusal>;
 
 fn begun(task: Task) -> Begun {
     Ok((StatusCode::ACCEPTED, Json(task)))
 }
 
-/// The most seconds that a guest can be given for something: a day, which is longer than anybody waits.
+/// The maximum timeout for a guest, in seconds: a day, longer than anybody waits.
 const PATIENCE_MAX: u32 = 86400;
 
-/// Refuses patience without end.
+/// Rejects timeouts that are practically infinite.
 fn must_end(seconds: u32) -> Result<(), Problem> {
     match seconds {
         0..=PATIENCE_MAX => Ok(()),
-        _ => Err(Problem::new(Code::Invalid, format!("a timeout is at most {PATIENCE_MAX} seconds")).field("timeout")),
+        _ => {
+            Err(Problem::new(Code::Invalid, format!("a timeout must be at most {PATIENCE_MAX} seconds"))
+                .field("timeout"))
+        }
     }
 }
 
-/// The document beside what the handlers say.
+/// The parts of the document that are not declared by handlers.
 #[derive(OpenApi)]
 #[openapi(modifiers(&Bearer), security((), ("token" = [])), info(
     title = "Tapline",
-    description = "Storage repositories, disks and machines of one host. Verbs that take time answer with a task.",
+    description = "Storage repositories, disks and VMs of one host. Long-running operations return a task.",
     license(name = "Apache-2.0")
 ))]
 struct Document;
 
-/// How requests over TCP show who asks; over the Unix socket nothing is asked for.
+/// Authentication of requests over TCP; the Unix socket needs none.
 struct Bearer;
 
 impl Modify for Bearer {
     fn modify(&self, document: &mut OpenApiDocument) {
-        let text = "Over TCP only: the secret of a token. Over the Unix socket, the kernel says who asks.";
+        let text =
+            "The secret of a token; required over TCP only. On the Unix socket, the kernel identifies the caller.";
         let scheme = Http::builder().scheme(HttpAuthScheme::Bearer).description(Some(text)).build();
         let components = document.components.get_or_insert_default();
         components.add_security_scheme("token", SecurityScheme::Http(scheme));
@@ -104,17 +108,17 @@ fn routes() -> OpenApiRouter<Daemon> {
 /// The routes for a daemon.
 fn router(daemon: Daemon) -> axum::Router {
     let (router, _) = routes().split_for_parts();
-    let unknown =
-        || async { Refusal(Problem::new(Code::NotFound, "there is no such path").advise("see docs/openapi.json")) };
+    let unknown = || async { Refusal(Problem::new(Code::NotFound, "no such path").advise("see docs/openapi.json")) };
     let wrong = || async {
-        let problem = Problem::new(Code::Malformed, "the path has no such method").advise("see docs/openapi.json");
+        let problem =
+            Problem::new(Code::Malformed, "the path does not support this method").advise("see docs/openapi.json");
         (StatusCode::METHOD_NOT_ALLOWED, Json(problem))
     };
     let router = router.fallback(unknown).method_not_allowed_fallback(wrong);
     router.layer(axum::middleware::from_fn_with_state(daemon.clone(), idempotency::answer)).with_state(daemon)
 }
 
-/// A body that may be an object without fields may be left out ([`extract`]).
+/// Marks bodies optional if an object without fields is valid ([`extract`]).
 fn relax_bodies(document: &mut OpenApiDocument) {
     let value = serde_json::to_value(&*document).unwrap_or_default();
     let has_required = |reference: &str| {
@@ -136,15 +140,15 @@ fn relax_bodies(document: &mut OpenApiDocument) {
     }
 }
 
-/// The OpenAPI document, as it is committed.
+/// The OpenAPI document, as committed in the repository.
 pub fn openapi_text() -> Result<String, Problem> {
     let (_, mut document) = routes().split_for_parts();
     relax_bodies(&mut document);
-    let text = document.to_pretty_json().map_err(|error| Problem::failed("show the OpenAPI document", error))?;
+    let text = document.to_pretty_json().map_err(|error| Problem::failed("encode the OpenAPI document", error))?;
     Ok(format!("{text}\n"))
 }
 
-/// Whether an object is meant by `text`: its name, if it has one, or the beginning of its UUID, of four digits at least.
+/// Whether `text` matches an object: its name, if it has one, or a UUID prefix of at least four digits.
 fn is_like(text: &str, name: Option<&api::Name>, uuid: uuid::Uuid) -> bool {
     let digits = text.chars().filter(char::is_ascii_hexdigit).count();
     let begins = digits >= 4 && uuid.to_string().starts_with(&text.to_ascii_lowercase());
@@ -156,7 +160,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn an_object_is_meant_by_its_name_or_four_digits_of_its_uuid() {
+    fn an_object_matches_by_name_or_four_uuid_digits() {
         let (name, uuid) = ("abc".parse().unwrap(), uuid::uuid!("abcd1234-0000-4000-8000-000000000000"));
         for text in ["abc", "abcd", "ABCD1", "abcd1234-0", "abcd1234-0000-4000-8000-000000000000"] {
             assert!(is_like(text, Some(&name), uuid), "{text}");
@@ -174,7 +178,7 @@ mod test {
     }
 
     #[test]
-    fn a_body_may_be_left_out_where_it_needs_no_field_and_all_that_is_referred_to_is_there() {
+    fn bodies_without_required_fields_are_optional_and_all_references_exist() {
         let document: serde_json::Value = serde_json::from_str(&openapi_text().unwrap()).unwrap();
         let body = |path: &str| document["paths"][path]["post"]["requestBody"]["required"].as_bool().unwrap();
         assert!(!body("/v1/host/drain") && !body("/v1/vbds/{uuid}/unplug") && body("/v1/srs"));

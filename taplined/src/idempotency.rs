@@ -1,9 +1,8 @@
-//! Requests that come twice are done once: a client that did not get its answer sends the same key again
+//! Carries out repeated requests only once: a client that got no response repeats the request with the same key
 //! (`Idempotency-Key`).
 //!
-//! It knows no HTTP but what it is told. Invariants: of requests with one key, one is done at a time; what one has
-//! begun or made and its key are recorded in one commit, so that the next, be it to another daemon, is answered with
-//! that.
+//! It knows no HTTP. Invariants: of several requests with the same key, one runs at a time; what it began or created is
+//! recorded in the same commit as its key, so that a repetition, even to another daemon, gets that response.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -43,7 +42,7 @@ where
     let made = catalogue.write(move |tx| {
         let made = make(tx)?;
         if let Some(key) = key {
-            let body = serde_json::to_string(&made).map_err(|error| Problem::failed("record an answer", error))?;
+            let body = serde_json::to_string(&made).map_err(|error| Problem::failed("encode a response", error))?;
             tx.keep_answer(&key, &Answered::Done { status, body })?;
         }
         Ok(made)
@@ -82,7 +81,7 @@ impl Turns {
 impl Drop for Turn {
     fn drop(&mut self) {
         let mut entries = self.turns.entries();
-        // One is the entry's and one ours; whoever waits has another.
+        // One reference is the map's and one ours; each waiting request has another.
         if entries.get(&self.whose).is_some_and(|lock| Arc::strong_count(lock) <= 2) {
             entries.remove(&self.whose);
         }
@@ -98,7 +97,7 @@ mod test {
     }
 
     #[tokio::test]
-    async fn requests_with_one_key_are_done_one_by_one_and_leave_nothing() {
+    async fn requests_with_the_same_key_are_serialized_without_leftovers() {
         let turns = Turns::default();
         let first = turns.wait(&key()).await;
         let second = tokio::spawn({
@@ -114,7 +113,7 @@ mod test {
     }
 
     #[tokio::test]
-    async fn a_key_is_taken_once_and_not_by_what_goes_on_behind_the_request() {
+    async fn a_key_is_used_once_and_not_by_background_work() {
         let work = async {
             let behind = tokio::spawn(async { take() }).await.unwrap();
             (behind, take(), take())

@@ -1,7 +1,7 @@
-//! The daemon's log: text on standard error, or JSON lines in files of a bounded size.
+//! The daemon's log: text on standard error, or JSON lines in files of bounded size.
 //!
-//! It knows nothing of what is logged. Invariant: the daemon goes on whatever becomes of its log, and does not wait for
-//! who reads it; lines that are lost are counted (crate `logging`).
+//! It knows nothing about what is logged. Invariant: the daemon keeps running whatever happens to its log, and does not
+//! wait for its reader; lost lines are counted (crate `logging`).
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -17,7 +17,7 @@ use tracing_subscriber::fmt::MakeWriter;
 
 use crate::config::{Config, LogTo};
 
-/// What the daemon says outside of its log goes here too.
+/// Output of the daemon outside of its log also goes here.
 pub static STDERR: Stderr = Stderr::of("taplined");
 
 /// The log's file: whether it is in use, and where it is or would be.
@@ -26,7 +26,7 @@ static FILE: OnceLock<(LogTo, PathBuf)> = OnceLock::new();
 /// Begins the log.
 pub fn start(config: &Config) -> Result<(), Problem> {
     let filter = EnvFilter::try_new(&config.log.level).map_err(|error| {
-        Problem::new(Code::Invalid, format!("log.level: {error}")).advise("write error, warn, info or debug")
+        Problem::new(Code::Invalid, format!("log.level: {error}")).advise("use error, warn, info or debug")
     })?;
     let builder = tracing_subscriber::fmt().with_env_filter(filter);
     let path = config.log_directory.join("taplined.log");
@@ -42,8 +42,8 @@ pub fn start(config: &Config) -> Result<(), Problem> {
     Ok(())
 }
 
-/// Says the last line of a daemon that has found a fault in itself, wherever somebody may look for it. Waits for no
-/// lock: any may be held.
+/// Writes the last line of a daemon that has panicked, wherever somebody may look for it. Takes no locks, because any
+/// may be held.
 pub fn say_last(line: &str) {
     let said = STDERR.say_last(line);
     let Some((to, path)) = FILE.get() else { return };
@@ -51,7 +51,7 @@ pub fn say_last(line: &str) {
         return;
     }
     let file = File::options().create(true).append(true).open(path);
-    // There is nobody left to tell that this fails.
+    // If this fails, there is no way left to report it.
     file.and_then(|mut file| file.write_all(event("ERROR", line).as_bytes())).ok();
 }
 
@@ -189,7 +189,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn files_stay_below_their_size_and_few() {
+    fn log_files_are_bounded_in_size_and_number() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("log/taplined.log");
         let mut log = Rotating::open(&path, 100, 2).unwrap();
@@ -227,7 +227,7 @@ mod test {
     }
 
     #[test]
-    fn a_full_log_is_no_error_and_tells_later_what_is_missing() {
+    fn a_full_log_is_no_error_and_reports_lost_lines_later() {
         let log = ToFile::new(Full(2, Vec::new()));
         for line in ["1\n", "2\n", "3\n"] {
             (&log).write_all(line.as_bytes()).unwrap();
@@ -240,7 +240,7 @@ mod test {
     }
 
     #[test]
-    fn a_log_goes_on_where_it_was() {
+    fn a_log_is_appended_to() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("a.log");
         fs::write(&path, [b'x'; 99]).unwrap();

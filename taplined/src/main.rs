@@ -1,10 +1,11 @@
-//! `taplined`: the daemon. One per host; it keeps the catalogue, runs the tasks, and supervises one disk process per VBD.
+//! `taplined`: the daemon. There is one per host; it keeps the catalogue, runs tasks, and supervises one disk process
+//! per VBD.
 //!
-//! It never parses an image and never touches a guest's memory: that is the disk processes', which have no privilege. They
-//! outlive it, and it finds them again.
+//! It never parses an image and never touches a guest's memory: disk processes do that, without privileges. They
+//! outlive the daemon, which finds them again after a restart.
 
 #![forbid(unsafe_code)]
-// They panic where nothing can be written.
+// Those macros panic if the output cannot be written.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 mod account;
@@ -39,50 +40,51 @@ use clap::Parser;
 use config::Config;
 use daemon::Daemon;
 
-/// The exit code of a daemon that could not start, or not go on. As with the other programs of Tapline.
+/// The exit code of a daemon that cannot start or continue, as in Tapline's other programs.
 const FAILED: u8 = 4;
 
-/// The exit code of a daemon that has no catalogue which it can believe: to start it again would change nothing
-/// (RestartPreventExitStatus= in packaging/taplined.service).
+/// The exit code of a daemon without a usable catalogue: restarting it would not help (RestartPreventExitStatus= in
+/// packaging/taplined.service).
 const NO_CATALOGUE: u8 = 6;
 
-/// How long threads may take that ask the storage when the daemon ends.
+/// How long threads blocked on storage may take when the daemon stops.
 const TO_END: std::time::Duration = std::time::Duration::from_secs(5);
 
-/// How long clients have to hear that the catalogue is damaged before the daemon ends.
+/// How long clients have to learn that the catalogue is damaged before the daemon stops.
 const TO_TELL: std::time::Duration = std::time::Duration::from_secs(1);
 
-/// Where the configuration is looked for if no other place is named; it need not exist.
+/// The default path of the configuration; the file need not exist.
 const CONFIG: &str = "/etc/tapline/taplined.toml";
 
-/// The daemon of Tapline: storage repositories, disks and machines of this host.
+/// The Tapline daemon: storage repositories, disks and machines of this host.
 ///
-/// It serves its API at a Unix socket, and over TLS where that is configured, to `tapline` and to programs (docs/api.md). Settings: docs/taplined.toml.
+/// It serves its API at a Unix socket, and optionally over TLS, to `tapline` and to programs (docs/api.md). Settings:
+/// docs/taplined.toml.
 #[derive(Debug, Parser)]
 #[command(name = "taplined", version)]
 struct Arguments {
-    /// The configuration [default: /etc/tapline/taplined.toml if it is there]
+    /// Configuration file [default: /etc/tapline/taplined.toml if it exists]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Read the configuration, say what is wrong with it, and end
+    /// Check the configuration and exit
     #[arg(long)]
     check_config: bool,
-    /// Put a backup of the catalogue in its place, and end: a file, or «latest» for the newest that is sound
+    /// Restore a backup of the catalogue and exit: a file, or 'latest' for the newest intact one
     #[arg(long, value_name = "FILE|latest", group = "place")]
     restore: Option<String>,
-    /// Make the catalogue anew from what repositories say of themselves, and end: the directories in which they lie
+    /// Rebuild the catalogue from the inventories of the repositories in these directories, and exit
     #[arg(long, value_name = "DIRECTORY", num_args = 1.., group = "place")]
     rebuild: Vec<PathBuf>,
-    /// Begin with an empty catalogue where there was another one, and end
+    /// Start with an empty catalogue where there was another one, and exit
     #[arg(long, group = "place")]
     init: bool,
-    /// Print the OpenAPI document of the API, and end
+    /// Print the OpenAPI document of the API and exit
     #[arg(long)]
     openapi: bool,
-    /// Print the JSON schema of the configuration, and end
+    /// Print the JSON schema of the configuration and exit
     #[arg(long)]
     config_schema: bool,
-    /// Print the steps of all journalled jobs, for tests that kill the daemon there, and end
+    /// Print the steps of all journalled jobs and exit, for tests that kill the daemon there
     #[arg(long, hide = true)]
     steps: bool,
 }
@@ -133,12 +135,12 @@ fn run(arguments: &Arguments) -> Result<(), Problem> {
     }
     log::start(&config)?;
     let outcome = runtime.block_on(serve(config.clone()));
-    // A thread that waits for storage that does not answer is not waited for.
+    // Threads blocked on unresponsive storage are not waited for.
     runtime.shutdown_timeout(TO_END);
     outcome.map_err(|problem| catalogue::advise(&config, &command(arguments), problem))
 }
 
-/// How this program is called with the same configuration.
+/// How to call this program with the same configuration.
 fn command(arguments: &Arguments) -> String {
     match &arguments.config {
         Some(path) => format!("taplined --config {}", path.display()),
@@ -148,7 +150,7 @@ fn command(arguments: &Arguments) -> String {
 
 async fn serve(config: Config) -> Result<(), Problem> {
     let daemon = Daemon::start(config).await?;
-    // Who finds that it listens may end it.
+    // Signals are handled before it listens, because whoever sees the socket may stop it.
     let signals = http::Signals::handle()?;
     let listener = http::Listener::bind(&daemon.config, &daemon)?;
     notify::ready();
@@ -162,11 +164,11 @@ async fn serve(config: Config) -> Result<(), Problem> {
     daemon.stop().await
 }
 
-/// Waits until the catalogue is found to be damaged, and until those who have asked meanwhile were told so. Nothing is
-/// brought to an end then: all that could be recorded of it would go into that file.
+/// Waits until the catalogue is found damaged and waiting clients have been told. Nothing is finished then, because
+/// everything that could be recorded would go into that file.
 async fn damaged(daemon: &Daemon) -> Problem {
     let problem = daemon.catalogue.damaged().await;
-    tracing::error!("{problem}; the daemon ends, and disks go on");
+    tracing::error!("{problem}; stopping the daemon, disks keep running");
     tokio::time::sleep(TO_TELL).await;
     problem
 }
@@ -174,7 +176,7 @@ async fn damaged(daemon: &Daemon) -> Problem {
 fn print(text: &str) -> Result<(), Problem> {
     let mut out = std::io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        // A reader who has seen enough, as `head` has, is no failure.
+        // A closed pipe, as with `head`, is not an error.
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
         printed => printed.map_err(|error| Problem::failed("print", error)),
     }

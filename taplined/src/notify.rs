@@ -1,4 +1,4 @@
-//! What systemd is told (sd_notify(3)): nothing if it did not ask.
+//! Notifications to systemd (sd_notify(3)), if it asked for them.
 
 use std::os::unix::net::UnixDatagram;
 
@@ -20,7 +20,7 @@ pub fn stopping() {
 fn say(state: &str) {
     let Some(address) = std::env::var_os("NOTIFY_SOCKET") else { return };
     if let Err(error) = send(&address, state) {
-        tracing::warn!(%error, "systemd could not be told {state}");
+        tracing::warn!(%error, "could not send {state} to systemd");
     }
 }
 

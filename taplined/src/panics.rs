@@ -1,8 +1,8 @@
-//! A fault in the daemon: told with what it was at, and the end of the process (crate `logging`).
+//! A panic in the daemon is reported with what it was doing, and aborts the process (crate `logging`).
 //!
-//! It knows nothing of what tasks and requests are. Invariant: it is told in the log, and where that is a file on
-//! standard error too; what standard error does not take goes to the file that the log would be. The process ends by a
-//! signal, at which the service manager starts it again: disks go on meanwhile, and the journal has what was under way.
+//! It knows nothing about tasks and requests. Invariant: it is reported in the log, and also on standard error if the
+//! log is a file; what standard error does not accept goes to the file that the log would be. The process is ended by a
+//! signal, after which the service manager restarts it: disks keep running, and the journal has all unfinished work.
 
 use std::future::Future;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -19,7 +19,7 @@ tokio::task_local! {
     static AT: String;
 }
 
-/// From now on a panic is told and ends the process, also in what others would go on without.
+/// Makes every panic print a report and abort the process from now on, including panics that libraries would catch.
 pub fn abort_on_panic() {
     panics::abort_on_panic(|panic| log::say_last(&told(panic)));
 }
@@ -36,10 +36,11 @@ pub fn tasks(count: usize) {
 
 fn told(panic: &Panic<'_>) -> String {
     let thread = std::thread::current();
-    let at = AT.try_with(|at| format!("it was at {at}"));
-    let at = at.unwrap_or_else(|_| format!("it was in the thread {}", thread.name().unwrap_or("without a name")));
+    let at = AT.try_with(|at| format!("during {at}"));
+    let at = at.unwrap_or_else(|_| format!("in the thread {}", thread.name().unwrap_or("without a name")));
     let tasks = TASKS.load(Ordering::Relaxed);
     panic.during(format_args!(
-        "{at}; tasks under way: {tasks}; the daemon ends, disks go on, and the journal has what was begun"
+        "{at}; tasks in progress: {tasks}; the daemon stops, disks keep running, and the journal has all unfinished \
+         work"
     ))
 }

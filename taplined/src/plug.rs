@@ -1,14 +1,15 @@
 //! VBDs: plugged and unplugged in parallel, and their disk processes supervised.
 //!
-//! 1. The VDI's lease is taken and the state is `plugging`, in one commit ([`begin`]). *Killed behind it:* the next
-//!    daemon gives all back.
+//! 1. The VDI's lease is taken and the state becomes `plugging`, in one commit ([`begin`]). *If killed after this:* the
+//!    next daemon rolls it back.
 //! 2. When its turn comes ([`queue`]), the files are opened, the sockets listen, and a process is started that waits
-//!    for them. It is recorded before anything is handed to it ([`start`]). *Killed before that:* its standard input
-//!    ends, and so does it, with no file open. *Killed behind it:* the next daemon finds it by the record, and ends it.
-//! 3. It answers, and the state is `plugged`. From here on it outlives the daemon, and is found again ([`recover`]).
-//!    Another process may take its place under a guest that goes on ([`upgrade`]).
-//! 4. An unplug waits for the guest to let go, records `unplugging`, and ends the process ([`unplug`]). *Killed behind
-//!    that:* the next daemon goes on with it. Only when the process is no more is the lease given back.
+//!    for them. It is recorded before anything is passed to it ([`start`]). *If killed before that:* its standard input
+//!    is closed, and it exits without any open file. *If killed after it:* the next daemon finds it by the record and
+//!    stops it.
+//! 3. It responds, and the state becomes `plugged`. From here on it outlives the daemon, which reattaches to it
+//!    ([`recover`]). Another process can replace it while the guest keeps running ([`upgrade`]).
+//! 4. An unplug waits for the guest to release the disk, records `unplugging`, and stops the process ([`unplug`]). *If
+//!    killed after that:* the next daemon continues. Only when the process has exited is the lease released.
 
 mod begin;
 mod deaths;
@@ -19,7 +20,7 @@ mod leave;
 mod lost;
 mod many;
 mod operation;
-mod order;
+mod plug_spec;
 mod queue;
 mod recover;
 mod settle;
@@ -55,11 +56,12 @@ use operation::Operations;
 use supervise::Served;
 use workers::Workers;
 
-/// What is known of VBDs beside what the catalogue has: what is under way, and who looks after their processes.
+/// The state of VBDs that is not in the catalogue: operations in progress, and the supervisors of their processes.
 #[derive(Debug)]
 pub struct Plugs {
     workers: Workers,
-    /// Disks that are started again at one time: as many as workers, but not behind plugs, since their guests wait.
+    /// Limits concurrent restarts: as many as workers, but they do not queue behind plugs, because their guests are
+    /// waiting.
     restarts: Semaphore,
     /// Disks that are upgraded at one time.
     upgrades: Semaphore,
@@ -107,7 +109,7 @@ impl Plugs {
         self.files().insert(vbd, known);
     }
 
-    /// Nobody looks after the VBD's process any more; whoever asks has it now, if there is one.
+    /// Stops supervising the VBD's process and returns it, if there is one.
     async fn release(&self, vbd: Uuid) -> Option<DiskProcess> {
         let served = self.served().remove(&vbd)?;
         served.release().await

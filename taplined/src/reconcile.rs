@@ -1,12 +1,13 @@
-//! One truth: what runs, what lies in repositories and what the catalogue says.
+//! Reconciliation of running disks, the contents of repositories, and the catalogue.
 //!
-//! A running disk's own word about its files wins over the catalogue, which may have been put back from a backup or
-//! have missed what a job had just done. What happened is followed where it is certain ([`judge`]); else the VDI is
-//! `diverged`: its guest goes on, and nobody changes, merges or starts anything of it before somebody has decided.
-//! Nothing is ever killed, merged or removed because the catalogue does not know it ([`stray`]).
+//! A running disk's own report about its files takes precedence over the catalogue, which may have been restored from a
+//! backup or may have missed the result of a job. The catalogue is updated where it is certain what happened
+//! ([`judge`]); otherwise the VDI becomes `diverged`: its guest keeps running, and nothing is changed, merged or
+//! started on it until somebody has decided. Nothing is ever killed, merged or removed because it is missing from the
+//! catalogue ([`stray`]).
 //!
-//! Looked at when the daemon finds its disks again, when one is plugged, before a verb changes a plugged VDI and when a
-//! task on it has ended, when a repository is attached or scanned, and when somebody asks.
+//! This runs when the daemon reattaches to its disks, when a disk is plugged, before a verb changes a plugged VDI and
+//! after a task on it has ended, when a repository is attached or scanned, and on request.
 
 pub mod files;
 mod judge;
@@ -25,26 +26,26 @@ use uuid::Uuid;
 use crate::daemon::Daemon;
 use crate::disk::process::DiskProcess;
 use crate::fault::{self, Planted};
-use crate::vdi::{self, Layer};
+use crate::vdi::{self, ServedLayer};
 use judge::{Follow, Told, Verdict, judge};
 
 /// What can be done about a VDI that is diverged.
-pub const ADVICE: &str = "see what differs: tapline host reconcile --dry-run, or tapline sr scan; then say which is \
-                          right: tapline vdi reconcile VDI --believe disk|catalogue";
+pub const ADVICE: &str = "compare them with 'tapline host reconcile --dry-run' or 'tapline sr scan', then choose which \
+    is right: tapline vdi reconcile VDI --believe disk|catalogue";
 
 /// What can be done about what an abandoned task has left.
-pub const ABANDONED: &str = "VDIs that it had in hand are diverged until you say what they are: look at them with \
-                             tapline sr scan, then tapline vdi reconcile VDI --believe disk|catalogue";
+pub const ABANDONED: &str = "VDIs that it was changing are marked diverged: examine them with 'tapline sr scan', then \
+    choose: tapline vdi reconcile VDI --believe disk|catalogue";
 
 /// A process that is ending closes its sockets first.
 const TO_END: Duration = Duration::from_secs(2);
 
-/// Whether what is certain is followed, or all is only told.
+/// Whether certain differences are applied to the catalogue, or all are only reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Heal {
     /// It is.
     Yes,
-    /// It is told.
+    /// Only report.
     No,
 }
 
@@ -74,14 +75,14 @@ pub async fn of_vdis(daemon: &Daemon, vdis: Vec<Uuid>) {
     }
 }
 
-/// Compares the disk that was just started for a VBD: a file may have grown while nobody looked.
+/// Compares a disk that was just started for a VBD: a file may have grown unnoticed.
 pub async fn of_plugged(daemon: &Daemon, vbd: Uuid) {
     if let Err(problem) = of_vbd(daemon, vbd, Heal::Yes).await {
         tracing::warn!(%vbd, "its disk could not be compared with the catalogue: {problem}");
     }
 }
 
-/// Compares the disks of VBDs that are looked for in the catalogue, all at one time.
+/// Concurrently compares the disks of VBDs selected from the catalogue.
 async fn compare(
     daemon: &Daemon,
     find: impl FnOnce(&View<'_>) -> Result<Vec<Vbd>, Problem> + Send + 'static,
@@ -97,7 +98,7 @@ async fn compare(
     while let Some(compared) = asked.join_next().await {
         match compared.map_err(|error| Problem::failed("compare a disk with the catalogue", error))? {
             (Ok(difference), _) => found.extend(difference),
-            // It is compared again before anybody changes it.
+            // It is compared again before anything changes it.
             (Err(problem), Vbd { uuid: vbd, vdi, .. }) => {
                 tracing::warn!(%vbd, "a disk could not be compared with the catalogue: {problem}");
                 let catalogue = daemon.catalogue.read(move |view| Seen::of(view, vdi)).await?.files();
@@ -122,7 +123,7 @@ pub async fn of_vbd(daemon: &Daemon, vbd: Uuid, heal: Heal) -> Result<Option<Dif
             Ok((vdi, Seen::of(view, vdi)?))
         })
         .await?;
-    // What a task has in hand, it sees to itself.
+    // VDIs that a task is changing are that task's responsibility.
     if before.claimed {
         return Ok(None);
     }
@@ -177,15 +178,15 @@ pub async fn of_vbd(daemon: &Daemon, vbd: Uuid, heal: Heal) -> Result<Option<Dif
             tracing::error!(%vdi, %vbd, disk = ?difference.disk, catalogue = ?difference.catalogue, "{problem}")
         }
         None => {
-            let what = "the catalogue has followed a running disk";
+            let what = "catalogue updated from a running disk";
             tracing::warn!(%vdi, %vbd, disk = ?difference.disk, before = ?difference.catalogue, "{what}");
         }
     }
     Ok(Some(difference))
 }
 
-/// Nobody listens at the socket of a disk: refused, if its process goes on. That serves its guest as before, and can
-/// neither be asked nor told anything any more.
+/// Refuses if nothing listens at a disk's socket although its process runs. Such a process serves its guest as before,
+/// but can no longer be queried or controlled.
 async fn is_deaf(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
     let Some(recorded) = daemon.catalogue.read(move |view| view.vbd_process(vbd)).await? else { return Ok(()) };
     let Some(mut process) = DiskProcess::find(recorded)? else { return Ok(()) };
@@ -193,10 +194,11 @@ async fn is_deaf(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
         return ended.map(drop);
     }
     let (socket, pid) = (daemon.disks.socket(vbd), recorded.pid);
-    let what = format!("nobody listens at {}, and process {pid}, which serves VBD {vbd}, runs", socket.display());
+    let what =
+        format!("nothing listens at {}, but process {pid}, which serves VBD {vbd}, is running", socket.display());
     Err(Problem::new(Code::State, what).advise(
-        "its socket was removed; what is connected goes on. When that can be, shut its guest down, unplug the VBD with \
-         force, and plug it again",
+        "its socket was removed; existing connections keep working. When possible, shut its guest down, unplug the VBD \
+         with force and plug it again",
     ))
 }
 
@@ -225,13 +227,13 @@ impl Seen {
     }
 }
 
-/// Which files it has is known to whoever starts it again.
-fn remember(daemon: &Daemon, vbd: Uuid, layers: &[Layer]) {
+/// Remembers a disk's files for the next start.
+fn remember(daemon: &Daemon, vbd: Uuid, layers: &[ServedLayer]) {
     let known = layers.iter().filter_map(|layer| Some((layer.file().to_owned(), layer.numbers()?)));
     daemon.plugs.has_open(vbd, known.collect());
 }
 
-fn paths(layers: &[Layer]) -> Vec<String> {
+fn paths(layers: &[ServedLayer]) -> Vec<String> {
     layers.iter().map(|layer| layer.path.display().to_string()).collect()
 }
 
@@ -246,7 +248,7 @@ fn told(view: &View<'_>, vdi: Uuid) -> Result<Told, Problem> {
 }
 
 fn problem(vdi: Uuid, why: &str) -> Problem {
-    let what = format!("what the disk of VDI {vdi} consists of is not what the catalogue says: {why}");
+    let what = format!("the layers of VDI {vdi}'s running disk do not match the catalogue: {why}");
     Problem::new(Code::State, what).advise(ADVICE)
 }
 
@@ -255,7 +257,7 @@ fn set_state(tx: &mut repo::Tx<'_>, vdi: Uuid, state: ImageState) -> Result<(), 
     tx.set_image(&Image { state, ..image })
 }
 
-/// Has the catalogue say what the disk says.
+/// Updates the catalogue from the disk.
 fn follow(tx: &mut repo::Tx<'_>, vdi: Uuid, what: &Follow) -> Result<(), Problem> {
     for (depth, image) in what.chain.iter().enumerate().rev() {
         let state = if depth == 0 { ImageState::Ready } else { image.state };
@@ -297,17 +299,18 @@ pub async fn decide(daemon: &Daemon, vdi: Uuid, believed: Believed) -> Result<()
     let found = daemon.catalogue.read(move |view| view.vdi(vdi)).await?;
     if found.state != VdiState::Diverged {
         let what = format!("VDI {vdi} is not diverged");
-        return Err(Problem::new(Code::State, what).advise("compare what runs first: tapline host reconcile"));
+        return Err(Problem::new(Code::State, what).advise("compare running disks first: tapline host reconcile"));
     }
     match (believed, found.users.first()) {
         (Believed::Disk, Some(user)) => believe_disk(daemon, vdi, user.vbd).await,
         (Believed::Disk, None) => {
-            let what = format!("the disk of VDI {vdi} does not run, so nobody can ask it what it consists of");
-            Err(Problem::new(Code::State, what).advise("look at its files with tapline sr scan and tapline image info"))
+            let what = format!("the disk of VDI {vdi} is not running, so its layers cannot be queried");
+            Err(Problem::new(Code::State, what)
+                .advise("examine its files with 'tapline sr scan' and 'tapline image info'"))
         }
         (Believed::Catalogue, Some(user)) => {
             let what = format!("VBD {} still serves VDI {vdi} from other files", user.vbd);
-            Err(Problem::new(Code::InUse, what).advise("unplug it first: it is served from the catalogue's files then"))
+            Err(Problem::new(Code::InUse, what).advise("unplug it first; the next plug uses the catalogue's files"))
         }
         (Believed::Catalogue, None) => daemon.catalogue.write(move |tx| set_state(tx, vdi, ImageState::Ready)).await,
     }
@@ -315,7 +318,7 @@ pub async fn decide(daemon: &Daemon, vdi: Uuid, believed: Believed) -> Result<()
 
 async fn believe_disk(daemon: &Daemon, vdi: Uuid, vbd: Uuid) -> Result<(), Problem> {
     let layers = vdi::layers(daemon, vbd).await?;
-    let layers = layers.ok_or_else(|| Problem::new(Code::State, format!("the disk of VBD {vbd} does not answer")))?;
+    let layers = layers.ok_or_else(|| Problem::new(Code::State, format!("the disk of VBD {vbd} does not respond")))?;
     let (sr, pid) = daemon.catalogue.read(move |view| Ok((view.vdi(vdi)?.sr, view.vbd(vbd)?.pid))).await?;
     let astray = files::astray(daemon, sr, &layers).await?;
     if !astray.is_empty() {
@@ -323,7 +326,7 @@ async fn believe_disk(daemon: &Daemon, vdi: Uuid, vbd: Uuid) -> Result<(), Probl
     }
     let followed = daemon.catalogue.write(move |tx| {
         if tx.claimant(vdi)?.is_some() {
-            return Err(Problem::new(Code::Busy, format!("a task is at work on VDI {vdi}")).advise("ask again"));
+            return Err(Problem::new(Code::Busy, format!("a task is working on VDI {vdi}")).advise("try again"));
         }
         let what = judge::follow(&told(tx, vdi)?, &layers).map_err(|why| problem(vdi, &why))?;
         follow(tx, vdi, &what)?;

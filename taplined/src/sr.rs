@@ -1,15 +1,15 @@
-//! Repositories that are attached: where their directories are, and whether there is room in them.
+//! Attached repositories: where their directories are, and their free space.
 //!
-//! Everything that asks their storage may wait for it for long; it is asked on threads of its own and for a bounded
-//! time ([`patience`]). What is in an image is the disk processes' business.
+//! Any access to their storage may block for long, so it runs on separate threads with a time limit ([`patience`]).
+//! Image contents are the business of disk processes.
 
 mod attach;
 mod destroy;
 mod forecast;
 mod inventory;
 mod make;
+mod mount_points;
 mod patience;
-mod place;
 mod probe;
 mod scan;
 mod space;
@@ -26,8 +26,8 @@ use repo::driver::{Directory, LastHost};
 use uuid::Uuid;
 
 use crate::config::Config;
+use mount_points::MountPoints;
 use patience::Patience;
-use place::Places;
 use space::Watched;
 
 pub use destroy::Destroy;
@@ -51,7 +51,7 @@ pub struct Srs {
     claimed: Arc<Mutex<HashMap<Uuid, &'static str>>>,
     /// Asks their storage, in bounded time.
     pub patience: Patience,
-    places: Places,
+    places: MountPoints,
     watched: Mutex<HashMap<Uuid, Watched>>,
     intervals: space::Intervals,
     /// Told which repository has space again.
@@ -83,7 +83,7 @@ impl Srs {
             logs: Mutex::default(),
             claimed: Arc::default(),
             patience: Patience::new(limit),
-            places: Places { directory: config.run_directory.join("sr"), limit },
+            places: MountPoints { directory: config.run_directory.join("sr"), limit },
             watched: Mutex::default(),
             intervals: space::Intervals::of(config),
             relieved: tokio::sync::broadcast::channel(64).0,
@@ -116,22 +116,24 @@ impl Srs {
             return Ok(directory);
         }
         self.catalogue.read(move |view| view.attached_sr(sr)).await?;
-        let what = format!("the repository {sr} is just being attached or detached");
-        Err(Problem::new(Code::State, what).advise("ask again"))
+        let what = format!("the repository {sr} is being attached or detached");
+        Err(Problem::new(Code::State, what).advise("try again"))
     }
 
     /// Refuses what would take `bytes` of a repository if they are not there beside its reserve.
     pub async fn room(&self, sr: Uuid, bytes: u64) -> Result<(), Problem> {
         let directory = self.directory(sr).await?;
         let reserve = self.catalogue.read(move |view| view.sr(sr)).await?.reserve;
-        let capacity = self.patience.ask(sr, "see how full it is", move || directory.capacity()).await?;
+        let capacity = self.patience.ask(sr, "read its free space", move || directory.capacity()).await?;
         let free = capacity.available.saturating_sub(reserve);
         if bytes <= free {
             return Ok(());
         }
-        let what =
-            format!("this takes {bytes} bytes, and the repository {sr} has {free} beside its reserve of {reserve}");
-        let advice = "destroy what nobody needs, let its file system grow, or lower the reserve";
+        let what = format!(
+            "this needs {bytes} bytes, but the repository {sr} has only {free} free besides its reserve of \
+                {reserve}"
+        );
+        let advice = "destroy unneeded disks, enlarge its file system, or lower the reserve";
         Err(Problem::new(Code::NoSpace, what).advise(advice))
     }
 }

@@ -1,4 +1,5 @@
-//! Tasks: what takes time. Each runs as a task of tokio's; what leaves something behind goes by a journal ([`job`]).
+//! Tasks: long-running operations. Each runs as a tokio task; those that leave something behind use a journal
+//! ([`job`]).
 
 pub mod job;
 pub mod wanted;
@@ -22,10 +23,10 @@ use self::wanted::{Want, Wanted};
 use crate::daemon::Daemon;
 use crate::{idempotency, panics, vdi};
 
-/// How long tasks may take to end when the daemon does. What has not ended by then is in the journal.
+/// How long tasks may take to end when the daemon stops. What has not ended by then is in the journal.
 const TO_STOP: Duration = Duration::from_secs(10);
 
-/// How long to wait before the end of a task is recorded once more, if it could not be.
+/// Pause before recording the end of a task is retried.
 const RECORD_AGAIN_AFTER: Duration = Duration::from_secs(5);
 
 /// What is under way.
@@ -33,9 +34,9 @@ const RECORD_AGAIN_AFTER: Duration = Duration::from_secs(5);
 pub struct Tasks {
     catalogue: Catalogue,
     running: Mutex<HashMap<Uuid, watch::Sender<Wish>>>,
-    /// How many run; for whoever waits for the end.
+    /// The number of running tasks, for waiting until all have ended.
     count: watch::Sender<usize>,
-    /// The daemon ends: what is cancelled now was not by anybody who asks.
+    /// Whether the daemon is stopping: tasks cancelled from then on were not cancelled by a user.
     stopping: AtomicBool,
     /// On which VDIs no merge may begin.
     pub wanted: Wanted,
@@ -48,11 +49,11 @@ pub struct Context {
     task: Task,
     catalogue: Catalogue,
     cancelled: watch::Receiver<Wish>,
-    /// The same, also for what goes on though the task was cancelled.
+    /// The same for work that continues although the task was cancelled.
     abandoned: watch::Receiver<Wish>,
 }
 
-/// What somebody wants of a task that runs.
+/// What is wanted of a running task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wish {
     GoOn,
@@ -78,7 +79,7 @@ impl Tasks {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins a task that leaves nothing behind, or nothing that it does not clear away by itself.
+    /// Begins a task that leaves nothing behind, or cleans up by itself.
     pub async fn start<W, F>(&self, daemon: &Daemon, new: NewTask, work: W) -> Result<Task, Problem>
     where
         W: FnOnce(Context) -> F + Send + 'static,
@@ -133,7 +134,7 @@ impl Tasks {
             });
             let Err(problem) = ended.await else { break };
             // The catalogue is full, for example. What it holds stays held until that is recorded.
-            tracing::error!(task = %uuid, verb, "its end could not be recorded, and will be later: {problem}");
+            tracing::error!(task = %uuid, verb, "its end could not be recorded; retrying: {problem}");
             tokio::time::sleep(RECORD_AGAIN_AFTER).await;
         }
         self.running().remove(&uuid);
@@ -150,16 +151,16 @@ impl Tasks {
         Ok(task)
     }
 
-    /// Gives up a task that can be neither done nor undone, with all that it holds. Nobody knows what it has left half
-    /// done: VDIs whose files it had in hand are not used before somebody has decided what they are.
+    /// Abandons a task that can neither complete nor roll back, and releases its objects. It is unknown what it has
+    /// left half done: VDIs whose files it was changing are not used until somebody has decided about them.
     pub async fn abandon(&self, uuid: Uuid) -> Result<Task, Problem> {
         let task = self.catalogue.read(move |view| view.task(uuid)).await?;
         let retried = task.problem.filter(|_| !task.state.is_over() || task.state == TaskState::Stuck);
         let Some(why) = retried else {
-            let what = format!("the task {} {uuid} is not being tried again and again", task.verb);
-            return Err(Problem::new(Code::State, what).advise("cancel it, or wait for it"));
+            let what = format!("the task {} {uuid} is not stuck or being retried", task.verb);
+            return Err(Problem::new(Code::State, what).advise("cancel it or wait for it"));
         };
-        let what = format!("it was abandoned, though it could not be brought to an end: {}", why.message);
+        let what = format!("it was abandoned unfinished: {}", why.message);
         let problem = Problem::new(Code::Failed, what).advise(crate::reconcile::ABANDONED);
         tracing::warn!(task = %uuid, verb = task.verb, "{problem}");
         let abandoned = problem.clone();
@@ -201,8 +202,7 @@ impl Tasks {
         }
     }
 
-    /// Waits until no task changes what a VDI consists of. Of one that nobody can go on with, nobody knows what it has
-    /// changed.
+    /// Waits until no task changes the layers of a VDI. For a stuck task, it is unknown what it has changed.
     pub async fn leave(&self, vdi: Uuid) -> Result<(), Problem> {
         loop {
             let _want = self.give_way(vdi).await?;
@@ -214,8 +214,8 @@ impl Tasks {
         }
     }
 
-    /// Has a merge end that keeps others from a VDI: any time is as good for it. None begins there while somebody wants
-    /// it.
+    /// Stops a merge that keeps other operations from a VDI, because it can run at any other time. None begins there
+    /// while the returned value exists.
     pub async fn give_way(&self, vdi: Uuid) -> Result<Want, Problem> {
         let want = self.wanted.want(vdi);
         // Behind all that is being recorded: a merge that has not seen what is wanted may be among it.
@@ -236,8 +236,8 @@ impl Tasks {
     /// Does or undoes what the journal has, before anything else is done.
     pub async fn recover(&self, daemon: &Daemon) -> Result<(), Problem> {
         job::recover(daemon).await?;
-        // What leaves nothing behind is over with the daemon that ran it; what is still in the journal goes on.
-        let ended = || Problem::new(Code::Failed, "the daemon ended while this was under way").advise("ask again");
+        // A task without a journal entry has ended with the daemon that ran it; journalled ones continue.
+        let ended = || Problem::new(Code::Failed, "the daemon stopped while this was in progress").advise("try again");
         self.catalogue
             .write(move |tx| {
                 let goes_on: Vec<Uuid> = tx.journal()?.iter().map(|entry| entry.task.uuid).collect();
@@ -249,7 +249,7 @@ impl Tasks {
             .await
     }
 
-    /// Whether the daemon ends.
+    /// Whether the daemon is stopping.
     pub fn is_stopping(&self) -> bool {
         self.stopping.load(Ordering::Relaxed)
     }
@@ -263,7 +263,7 @@ impl Tasks {
         let mut count = self.count.subscribe();
         let ended = tokio::time::timeout(TO_STOP, count.wait_for(|count| *count == 0)).await.is_ok();
         if !ended {
-            tracing::warn!(tasks = self.running().len(), "ending before all tasks have; the journal has them");
+            tracing::warn!(tasks = self.running().len(), "stopping before all tasks have ended; the journal has them");
         }
     }
 }
@@ -274,8 +274,8 @@ impl Context {
         self.task.uuid
     }
 
-    /// Begins a step, if the task was not cancelled. Its name is durable before this returns; from a step on that is
-    /// not cancellable, nobody can cancel the task any more.
+    /// Begins a step, unless the task was cancelled. Its name is durable before this returns; from the first
+    /// non-cancellable step on, the task cannot be cancelled.
     pub async fn step(&mut self, name: &'static str, cancellable: bool) -> Result<(), Problem> {
         let uuid = self.task.uuid;
         self.task = self.catalogue.write(move |tx| tx.set_task_step(uuid, name, cancellable)).await?;
@@ -287,7 +287,7 @@ impl Context {
         self.catalogue.progress(&self.task, part);
     }
 
-    /// Whether to go on.
+    /// An error if the task was cancelled.
     pub fn check(&self) -> Result<(), Problem> {
         if *self.cancelled.borrow() == Wish::GoOn { Ok(()) } else { Err(cancelled()) }
     }
@@ -296,7 +296,7 @@ impl Context {
     pub async fn rest(&self, pause: Duration, problem: &Problem) -> Result<(), Problem> {
         let (uuid, shown) = (self.task.uuid, problem.clone());
         if let Err(also) = self.catalogue.write(move |tx| tx.set_task_problem(uuid, &shown)).await {
-            tracing::error!(task = %uuid, "why it is tried again could not be recorded: {also}");
+            tracing::error!(task = %uuid, "the reason for a retry could not be recorded: {also}");
         }
         let mut asked = self.abandoned.clone();
         tokio::select! {
@@ -305,7 +305,7 @@ impl Context {
         }
     }
 
-    /// The same for what must come to its end though the task was cancelled.
+    /// The same for work that must complete although the task was cancelled.
     pub fn regardless(&self) -> Context {
         Context { cancelled: watch::channel(Wish::GoOn).1, ..self.clone() }
     }
@@ -335,7 +335,8 @@ fn add_task(tx: &mut repo::Tx<'_>, new: &NewTask, key: Option<&RequestKey>) -> R
     Ok(task)
 }
 
-/// Runs what may wait for storage or for another program on a thread of its own. What is `tried` is said if that ends.
+/// Runs work that may wait for storage or for another program on a separate thread. `tried` is reported if that thread
+/// dies.
 pub async fn blocking<T: Send + 'static>(
     tried: impl Display,
     work: impl FnOnce() -> Result<T, Problem> + Send + 'static,

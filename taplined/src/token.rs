@@ -1,9 +1,10 @@
-//! Tokens: who may use the API over TCP. Which there are, the catalogue keeps; here they are found by their secrets, and whoever
-//! uses one hears when it ends.
+//! Tokens: access to the API over TCP. The catalogue stores them; here they are looked up by their secrets, and
+//! connections learn when their token ends.
 //!
-//! Of a secret only the SHA-256 is kept. A slow hash, as passwords need, would protect nothing: a secret is 256 random bits that
-//! nobody can guess, however fast. It would only let anybody have the daemon compute. Secrets are found by looking their hashes
-//! up: how long that takes can tell something of a stored hash and never of a secret, since whoever asks cannot choose a hash.
+//! Of a secret only the SHA-256 is kept. A slow hash, as needed for passwords, would protect nothing: a secret is 256
+//! random bits that nobody can guess, however fast. It would only let anybody burn the daemon's CPU time. Secrets are
+//! found by looking up their hashes: the time this takes can reveal something about a stored hash, but never about a
+//! secret, because a caller cannot choose a hash.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,7 +19,7 @@ use ring::rand::{SecureRandom, SystemRandom};
 use tokio::sync::watch;
 use uuid::Uuid;
 
-/// How long a wait for a token's end goes by the clock that only counts: the one of the wall may be set meanwhile.
+/// Longest wait for a token's expiry on the monotonic clock: the wall clock may be set in the meantime.
 const CLOCK_TRUSTED: Duration = Duration::from_secs(60);
 
 /// The tokens that there are. Cheap to clone; all clones are the same.
@@ -31,11 +32,11 @@ pub struct Tokens {
 #[derive(Debug)]
 struct Known {
     token: Token,
-    /// It goes with the token; that is how those hear of it who use it.
+    /// It is dropped with the token, which notifies the connections that use it.
     alive: watch::Sender<()>,
 }
 
-/// What somebody may who has shown a token, for as long as it lives.
+/// The rights of a connection that has sent a token, for as long as the token is valid.
 #[derive(Clone, Debug)]
 pub struct Grant {
     /// The token's name.
@@ -69,10 +70,10 @@ impl Tokens {
     pub async fn create(&self, asked: TokenCreate) -> Result<TokenMade, Problem> {
         let created = Timestamp::now();
         if asked.expires.is_some_and(|expires| expires <= created) {
-            return Err(Problem::new(Code::Invalid, "a token cannot end before it begins").field("expires"));
+            return Err(Problem::new(Code::Invalid, "a token's expiry must be in the future").field("expires"));
         }
         let mut random = [0; 32];
-        SystemRandom::new().fill(&mut random).map_err(|error| Problem::failed("make a secret", error))?;
+        SystemRandom::new().fill(&mut random).map_err(|error| Problem::failed("generate a secret", error))?;
         let secret = Secret::new(random);
         let (TokenCreate { name, read_only, expires }, uuid) = (asked, Uuid::new_v4());
         let token = Token { uuid, name, read_only, created, expires };
@@ -80,7 +81,7 @@ impl Tokens {
         self.to_its_end(async move {
             let keep = kept.clone();
             tokens.catalogue.write(move |tx| tx.add_token(&keep, &hash)).await?;
-            tracing::info!(name = %kept.name, uuid = %kept.uuid, "a token was made");
+            tracing::info!(name = %kept.name, uuid = %kept.uuid, "token created");
             tokens.known().insert(hash, Known { token: kept, alive: watch::Sender::default() });
             Ok(())
         })
@@ -94,13 +95,13 @@ impl Tokens {
         self.to_its_end(async move {
             tokens.catalogue.write(move |tx| tx.remove_token(uuid)).await?;
             tokens.known().retain(|_, known| known.token.uuid != uuid);
-            tracing::info!(%uuid, "a token was revoked");
+            tracing::info!(%uuid, "token revoked");
             Ok(())
         })
         .await
     }
 
-    /// What is kept and what is known must not part when whoever asked goes.
+    /// The stored and the cached tokens must not diverge when the caller disconnects.
     async fn to_its_end(
         &self,
         change: impl Future<Output = Result<(), Problem>> + Send + 'static,
@@ -114,7 +115,7 @@ impl Tokens {
         let unauthorized = |what: &str| Err(Problem::new(Code::Unauthorized, what).advise(ADVICE));
         let known = self.known();
         let Some(Known { token, alive }) = known.get(&hash(secret)) else {
-            return unauthorized("there is no such token, or it was revoked");
+            return unauthorized("unknown or revoked token");
         };
         let (name, read_only, expires) = (token.name.clone(), token.read_only, token.expires);
         match expires {
@@ -124,21 +125,21 @@ impl Tokens {
     }
 }
 
-/// Where somebody gets a token that has none that is good.
-pub const ADVICE: &str = "have one made on the daemon's host, by root: tapline token create NAME";
+/// How to get a valid token.
+pub const ADVICE: &str = "create one as root on the daemon's host: tapline token create NAME";
 
 impl Grant {
     /// Waits until the token is revoked or has expired.
     pub async fn ended(mut self) {
         tokio::select! {
-            // An error says that its other side is no more, and nothing else is ever said.
+            // An error means that the other side was dropped, and no value is ever sent.
             _ = self.alive.changed() => {}
             () = reached(self.expires) => {}
         }
     }
 }
 
-/// Waits for a time of the wall's clock; for ever if there is none.
+/// Waits for a wall-clock time; forever if there is none.
 async fn reached(at: Option<Timestamp>) {
     let Some(at) = at else { return std::future::pending().await };
     while let Ok(left) = Duration::try_from(at.duration_since(Timestamp::now())) {
@@ -160,7 +161,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn the_hash_is_the_one_that_everybody_computes() {
+    fn the_hash_is_standard_sha256() {
         // printf tapline_0707… | sha256sum
         let hash: String = hash(&Secret::new([7; 32])).iter().map(|byte| format!("{byte:02x}")).collect();
         assert_eq!(hash, "d6e8a2fc6b898b63d8291e63819b6cecc74530d6d58850bdd26977cf86a4c78d");
@@ -175,7 +176,7 @@ mod test {
     }
 
     #[tokio::test]
-    async fn a_token_is_good_until_it_is_revoked_also_for_another_daemon() {
+    async fn a_token_is_valid_until_revoked_even_for_the_next_daemon() {
         let directory = tempfile::tempdir().unwrap();
         let made = tokens(&directory).await.create(asked("ci")).await.unwrap();
         let tokens = tokens(&directory).await;
@@ -188,7 +189,7 @@ mod test {
     }
 
     #[tokio::test]
-    async fn a_token_ends_when_it_has_expired_and_is_not_made_for_the_past() {
+    async fn a_token_expires_and_cannot_be_created_already_expired() {
         let directory = tempfile::tempdir().unwrap();
         let tokens = tokens(&directory).await;
         let past = tokens.create(TokenCreate { expires: Some(Timestamp::now()), ..asked("past") }).await.unwrap_err();

@@ -1,7 +1,7 @@
-//! Virtual disks: the jobs that make, change, copy and remove them, each of which is done in full or not at all.
+//! Virtual disks: the jobs that create, change, copy and remove them, each of which is all or nothing.
 //!
-//! What is in a file is the disk process's business; which files a disk consists of is the catalogue's. A job changes
-//! files so that either reading of the catalogue, the one before and the one after its commit, finds what it names.
+//! The contents of a file are the disk process's business; which files make up a disk is the catalogue's. A job changes
+//! files in such a way that both the catalogue before its commit and the one after it match the files.
 
 pub mod begin;
 mod chain;
@@ -26,7 +26,7 @@ pub use chain::{Chain, words_of};
 pub use copy::{Copy, Export, Import};
 pub use create::Create;
 pub use destroy::{Destroy, Reclaim};
-pub use live::{Layer, layers};
+pub use live::{ServedLayer, layers};
 pub use merge::{Merge, collect, tidy_up};
 pub use postponed::Postponed;
 pub use resize::Resize;
@@ -47,59 +47,62 @@ fn about_vdi(uuid: Uuid) -> About {
 pub fn format_for(sr: &Sr, asked: Option<ImageFormat>) -> Result<ImageFormat, Problem> {
     let Some(variant) = &sr.variant else { return Err(not_attached(sr)) };
     if variant.read_only {
-        let what = format!("SR {} is for reading only", sr.name);
-        return Err(Problem::new(Code::ReadOnly, what).field("sr").advise("name another SR"));
+        let what = format!("SR {} is read-only", sr.name);
+        return Err(Problem::new(Code::ReadOnly, what).field("sr").advise("choose another SR"));
     }
     let format = asked.unwrap_or(variant.format);
     if variant.formats.contains(&format) {
         return Ok(format);
     }
     let possible: Vec<String> = variant.formats.iter().map(ToString::to_string).collect();
-    let what = format!("SR {} on {} has no VDIs of format {format}", sr.name, variant.filesystem);
-    Err(Problem::new(Code::Unsupported, what).field("format").advise(format!("name {}", possible.join(" or "))))
+    let what = format!("SR {} on {} does not support VDIs of format {format}", sr.name, variant.filesystem);
+    Err(Problem::new(Code::Unsupported, what).field("format").advise(format!("use {}", possible.join(" or "))))
 }
 
 /// How states of an image are kept: the repository's way, if the format can.
 pub fn versions_for(sr: &Sr, vdi: &Vdi) -> Result<Versions, Problem> {
     let Some(variant) = &sr.variant else { return Err(not_attached(sr)) };
     if variant.read_only {
-        return Err(Problem::new(Code::ReadOnly, format!("SR {} is for reading only", sr.name)));
+        return Err(Problem::new(Code::ReadOnly, format!("SR {} is read-only", sr.name)));
     }
     match (vdi.format, variant.versions) {
         (ImageFormat::Raw, Versions::Reflink) => Ok(Versions::Reflink),
         (ImageFormat::Raw, _) => {
             let what = format!("VDI {} is raw, and {} cannot share blocks between files", vdi.uuid, variant.filesystem);
-            Err(Problem::new(Code::Unsupported, what).advise("copy it into format qcow2, which keeps states anywhere"))
+            Err(Problem::new(Code::Unsupported, what)
+                .advise("copy it to the qcow2 format, which supports snapshots anywhere"))
         }
-        (_, Versions::None) => Err(Problem::new(Code::Unsupported, format!("SR {} keeps no states", sr.name))),
+        (_, Versions::None) => {
+            Err(Problem::new(Code::Unsupported, format!("SR {} does not support snapshots", sr.name)))
+        }
         (_, Versions::Chain | Versions::Reflink) => Ok(Versions::Chain),
     }
 }
 
-/// Whether all files of a VDI were there and whole when they were last looked at.
+/// Refuses a VDI of which a file was missing or damaged when it was last checked.
 pub fn must_be_ready(vdi: &Vdi) -> Result<(), Problem> {
     let why = match vdi.state {
         VdiState::Ready => return Ok(()),
-        VdiState::Missing => "a file of it is missing",
-        VdiState::Damaged => "a file of it is damaged",
+        VdiState::Missing => "one of its files is missing",
+        VdiState::Damaged => "one of its files is damaged",
         VdiState::Diverged => {
-            let what = format!("VDI {} cannot be used: its disk and the catalogue do not agree on its files", vdi.uuid);
+            let what = format!("VDI {} cannot be used: its disk and the catalogue disagree about its files", vdi.uuid);
             return Err(Problem::new(Code::State, what).advise(crate::reconcile::ADVICE));
         }
     };
-    Err(Problem::new(Code::State, format!("VDI {} cannot be used: {why}", vdi.uuid)).advise("look at `sr scan`"))
+    Err(Problem::new(Code::State, format!("VDI {} cannot be used: {why}", vdi.uuid)).advise("see 'tapline sr scan'"))
 }
 
-/// Whether another image may stand on that of a VDI.
+/// Refuses a VDI whose chain cannot get another image on top.
 pub fn must_be_shallow(vdi: &Vdi) -> Result<(), Problem> {
     if vdi.depth < DEPTH_MAX || fault::planted(Planted::DeepChain) {
         return Ok(());
     }
     let what =
-        format!("VDI {} consists of {} images, and no disk may consist of more than {DEPTH_MAX}", vdi.uuid, vdi.depth);
+        format!("VDI {} has a chain of {} images, and a chain can have at most {DEPTH_MAX}", vdi.uuid, vdi.depth);
     Err(Problem::new(Code::State, what).advise(
-        "destroy snapshots that nobody needs: what they leave is merged by itself, see tapline task list; or copy it: \
-         tapline vdi copy makes one image of all",
+        "destroy unneeded snapshots: their images are then merged automatically (see 'tapline task list'); or flatten \
+         it into a copy: tapline vdi copy",
     ))
 }
 

@@ -1,20 +1,22 @@
-//! VMs: started with their disks, ended with them, and found again. Two drivers over the crate `vm`, one of which is in [`machine`]
-//! each time: `qemu`, and `xen`.
+//! VMs: started with their disks, shut down with them, and reattached to. There are two drivers over the crate `vm`,
+//! `qemu` and `xen`, one of which is in each [`machine`].
 //!
 //! With QEMU:
 //!
-//! 1. `starting` is recorded; then all VBDs are plugged ([`start`]). *Killed:* the next daemon unplugs them.
-//! 2. QEMU is started, and recorded with `running` when it answers. *Killed between:* the next daemon finds it by its directory,
-//!    and kills it ([`strays`]): nobody was told that it runs.
-//! 3. It outlives the daemon, and is found again ([`recover`]). What is plugged and unplugged meanwhile is given to the guest
-//!    and taken from it ([`hot`]).
-//! 4. QEMU ends, asked to ([`stop`]) or not ([`end`]); then the VBDs are unplugged, and last `halted` is recorded. *Killed between:*
-//!    the next daemon goes on with it.
+//! 1. `starting` is recorded; then all VBDs are plugged ([`start`]). *If killed:* the next daemon unplugs them.
+//! 2. QEMU is started, and recorded with `running` when it responds. *If killed in between:* the next daemon finds it
+//!    by its directory and kills it ([`strays`]): no caller was told that it runs.
+//! 3. It outlives the daemon, which reattaches to it ([`recover`]). VBDs that are plugged and unplugged in the meantime
+//!    are hot-plugged ([`hot`]).
+//! 4. QEMU exits, on request ([`stop`]) or not ([`end`]); then the VBDs are unplugged, and finally `halted` is
+//!    recorded. *If killed in between:* the next daemon continues.
 //!
-//! With Xen disks are given to a domain, so it is made first, paused, and runs when all are there: decision 0013. *Killed before
-//! that:* the next daemon destroys it, which it finds by its identity. From 3 on all is the same.
+//! With Xen, disks are attached to a domain, so the domain is created first, paused, and resumed when all disks are
+//! there: decision 0013. *If killed before that:* the next daemon finds it by its UUID and destroys it. From 3 on
+//! everything is the same.
 
 mod connect;
+mod directory;
 pub mod domain;
 mod end;
 mod group;
@@ -23,7 +25,6 @@ mod hardware;
 mod hot;
 mod machine;
 mod operation;
-mod place;
 mod recover;
 mod start;
 mod stop;
@@ -45,24 +46,24 @@ use crate::config::Config;
 use crate::task::blocking;
 
 pub use connect::{Reader, connect};
+pub use directory::{user, vm_directories};
 pub use hardware::check;
 pub use hot::{ask_to_let_go, attach, detach, expect_room, has_lost};
-pub use place::{places, user};
 pub use recover::recover;
 pub use start::start;
 pub use stop::{resume, shutdown, suspend};
 
+use directory::vm_directory;
 use guest::Guest;
 use operation::{Operation, Operations};
-use place::place;
 
 /// How long it may take to find out whether the processor runs guests; where it does, it takes a second.
 const TO_TRY: Duration = Duration::from_secs(20);
 
-/// What is known of VMs beside what the catalogue has: the machines that run, and what is under way with them.
+/// The state of VMs that is not in the catalogue: running machines, and operations in progress.
 #[derive(Debug)]
 pub struct Vms {
-    /// As whom QEMUs run.
+    /// The users that QEMU processes run as.
     users: Users,
     operations: Operations,
     guests: Mutex<HashMap<Uuid, Arc<Guest>>>,
@@ -70,7 +71,7 @@ pub struct Vms {
 }
 
 impl Vms {
-    /// Those of a daemon that knows of none yet.
+    /// The state of a daemon that has not found any machine yet.
     pub fn of(config: &Config) -> Result<Vms, Problem> {
         let named = ("qemu-user", config.qemu_user.as_deref());
         Ok(Vms {
@@ -105,10 +106,10 @@ impl Vms {
         let find = || async {
             let program = config.qemu_program.clone();
             let find = move || Ok(accelerator::find(account.as_ref(), &program, TO_TRY));
-            let found = blocking("find out who can run guests", find).await?;
-            tracing::info!("guests are run by {}: {}", found.accelerator, found.reason);
+            let found = blocking("detect the QEMU accelerator", find).await?;
+            tracing::info!("guests run with {}: {}", found.accelerator, found.reason);
             if found.reason.contains("Permission denied") {
-                tracing::warn!("QEMU's user may not use /dev/kvm: give that a group that may (chgrp kvm, chmod g+rw)");
+                tracing::warn!("QEMU's user has no access to /dev/kvm: grant it to a group (chgrp kvm, chmod g+rw)");
             }
             Ok(found.accelerator)
         };

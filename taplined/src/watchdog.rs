@@ -1,9 +1,7 @@
-//! The service manager's watchdog (sd_notify(3), WATCHDOG=1): it is told that the daemon lives for as long as that can
-//! do its work.
+//! The service manager's watchdog (sd_notify(3), WATCHDOG=1): it is notified for as long as the daemon is able to work.
 //!
-//! It knows no object. Invariants: nothing is told unless the threads of tokio's, the catalogue's writer and a reader
-//! have answered just then; where nobody asked for it nothing here wakes up, and else once in half of the time that was
-//! given.
+//! It knows no object. Invariants: it is notified only if tokio's threads, the catalogue's writer and a reader have
+//! just responded; without a watchdog nothing here wakes up, otherwise once per half of the watchdog's interval.
 
 use std::time::Duration;
 
@@ -22,17 +20,17 @@ pub fn begin(daemon: Daemon) {
     });
 }
 
-/// Returns when the catalogue can be changed and read. That it refuses is an answer: a full file system is told to who
-/// asks, and is no reason to start anew. A change of nothing writes nothing.
+/// Returns when the catalogue can be changed and read. A refusal counts as a response: a full file system is reported
+/// to callers and is no reason for a restart. An empty change writes nothing.
 async fn alive(daemon: &Daemon) {
     let wrote = daemon.catalogue.write(|_| Ok(())).await;
     let read = daemon.catalogue.read(|_| Ok(())).await;
     if let Err(problem) = wrote.and(read) {
-        tracing::debug!("the catalogue answers, and refuses: {problem}");
+        tracing::debug!("the catalogue responds, but refuses: {problem}");
     }
 }
 
-/// The time in which it wants to hear of this process, if the service manager does.
+/// The watchdog's interval, if the service manager has one for this process.
 fn asked_for() -> Option<Duration> {
     let number = |name: &str| std::env::var(name).ok()?.parse::<u64>().ok();
     let other = number("WATCHDOG_PID").is_some_and(|pid| pid != u64::from(std::process::id()));

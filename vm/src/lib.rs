@@ -1,8 +1,7 @@
-//! Virtual machine monitors: what they want to hear of a disk, and how QEMU and Xen are driven.
+//! Virtual machine monitors: the configuration that they need for a disk, and drivers for QEMU and Xen.
 //!
-//! Knows nothing of images, storage and daemons; a disk is a socket at which somebody serves it, or
-//! two nodes in Xen's store. Everything here blocks, for a
-//! bounded time: callers that must not wait have threads.
+//! It knows nothing about images, storage and daemons; a disk is a socket at which it is served, or two nodes in
+//! xenstore. Everything here blocks, for a bounded time: callers that must not wait use threads.
 
 #![forbid(unsafe_code)]
 // They panic where nothing can be written.

@@ -1,7 +1,7 @@
-//! What to paste into the configuration of a virtual machine that others manage, so that it has a disk of ours.
+//! The configuration to paste for a virtual machine that is managed elsewhere, to connect it to one of our disks.
 //!
-//! It only makes text; nothing need be served yet. What a monitor cannot be told is an error that names what can be
-//! done instead, never a text that does not work.
+//! It only generates text; nothing need be served yet. What a monitor does not support is an error that names the
+//! alternative, never text that does not work.
 
 use std::path::Path;
 
@@ -38,7 +38,7 @@ pub enum Served<'a> {
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum Unspeakable {
     /// The monitor does not know this way.
-    #[error("{monitor} cannot use a disk that is served by {served}: {instead}")]
+    #[error("{monitor} cannot use a disk served over {served}: {instead}")]
     Way {
         /// The monitor.
         monitor: &'static str,
@@ -47,8 +47,8 @@ pub enum Unspeakable {
         /// What to do.
         instead: &'static str,
     },
-    /// The monitor's syntax cannot say this word.
-    #[error("{monitor} has no way to write {word:?}: use a name without {without}")]
+    /// The monitor's syntax cannot express this word.
+    #[error("{monitor} cannot express {word:?}: use a name without {without}")]
     Word {
         /// The monitor.
         monitor: &'static str,
@@ -82,8 +82,8 @@ fn qemu(served: Served<'_>, read_only: bool, reconnect: Reconnect) -> String {
 }
 
 /// The guest's memory must be shared with the disk process, hence the memfd; its size is the guest's own `-m`. With
-/// `reconnect` the guest goes on when the disk process was started again. No word for that is understood by every QEMU:
-/// 10.2 has lost the old one.
+/// `reconnect` the guest continues when the disk process has been restarted. No option for that works with every QEMU:
+/// 10.2 has removed the old one.
 fn qemu_vhost_user(socket: &Path, queues: u16, reconnect: Reconnect) -> String {
     let socket = format!("socket,id=tapline0,path={},{reconnect}", qemu_value(&socket.display().to_string()));
     let socket = shell_word(&socket);
@@ -115,8 +115,7 @@ fn libvirt(served: Served<'_>, read_only: bool) -> String {
     }
 }
 
-/// A disk that refuses writes tells the guest so itself. libvirt counts in seconds, and finds the word that its QEMU
-/// knows.
+/// A read-only disk tells the guest so itself. libvirt uses seconds, and finds the option that its QEMU supports.
 fn libvirt_vhost_user(socket: &Path, queues: u16) -> String {
     let socket = xml_value(&socket.display().to_string());
     format!(
@@ -235,9 +234,9 @@ mod test {
     }
 
     #[test]
-    fn a_way_that_a_monitor_does_not_know_is_refused_with_one_that_it_does() {
+    fn an_unsupported_transport_is_refused_with_an_alternative() {
         let nbd = Served::NbdTcp("::1", 10809);
         let error = text(Monitor::CloudHypervisor, nbd, false).unwrap_err().to_string();
-        assert_eq!(error, "Cloud Hypervisor cannot use a disk that is served by NBD: serve it with --vhost-user");
+        assert_eq!(error, "Cloud Hypervisor cannot use a disk served over NBD: serve it with --vhost-user");
     }
 }

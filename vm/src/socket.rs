@@ -1,6 +1,6 @@
-//! Connecting to a Unix socket in bounded time, also where its queue is full; the standard library waits there for ever.
+//! Connects to a Unix socket in bounded time, even if its queue is full; the standard library would wait forever.
 //!
-//! Knows nothing of what is said.
+//! It knows nothing about what is sent.
 
 use std::os::unix::net::UnixStream;
 use std::path::Path;

@@ -1,6 +1,7 @@
-//! How a word is written so that it survives the syntax of those who read it: QEMU, XML, a shell, Cloud Hypervisor, a terminal.
+//! Escapes words for the syntaxes of their readers: QEMU, XML, a shell, Cloud Hypervisor, a terminal.
 //!
-//! Knows nothing of what the words mean. Each function returns text that its reader takes for exactly what went in.
+//! It knows nothing about the words' meaning. Each function returns text that its reader understands as exactly the
+//! input.
 
 use std::error::Error;
 
@@ -46,12 +47,12 @@ mod test {
     use super::*;
 
     #[test]
-    fn names_found_elsewhere_cannot_steer_a_terminal() {
+    fn untrusted_names_cannot_control_a_terminal() {
         assert_eq!(printable("a\x1b[2Jb\n"), "a\u{fffd}[2Jb\u{fffd}");
     }
 
     #[test]
-    fn what_a_syntax_splits_at_is_written_so_that_it_does_not() {
+    fn separators_are_escaped() {
         assert_eq!(qemu_value("a,b"), "a,,b");
         assert_eq!(xml_value("it's <a> & b"), "it&apos;s &lt;a> &amp; b");
         assert_eq!(shell_word("it's"), "'it'\\''s'");
@@ -59,7 +60,7 @@ mod test {
     }
 
     #[test]
-    fn what_a_syntax_cannot_say_is_nothing() {
+    fn inexpressible_text_is_none() {
         assert_eq!(cloud_hypervisor_value("/run/a"), Some("/run/a"));
         assert_eq!(cloud_hypervisor_value("/run/a,b"), None);
         assert_eq!(xl_value("vhd:/a b"), Some("vhd:/a b"));

@@ -1,4 +1,5 @@
-//! Real QEMUs without a guest: started, asked, killed, adopted; disks plugged into a firmware that never lets go of one.
+//! Real QEMUs without a guest: started, asked, killed, adopted; disks plugged into a firmware that never lets go of
+//! one.
 //!
 //! The disks are served by QEMU's own storage daemon. With a real guest it is `cargo xtask guest-test`.
 
@@ -16,7 +17,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 use vm::qemu::accelerator::Accelerator;
 use vm::qemu::hardware::{Boot, Console, ConsoleDevice, ConsoleTo, Disk, Hardware};
-use vm::qemu::machine::{Ending, Machine, MachineError, Status};
+use vm::qemu::machine::{Ending, MachineError, QemuVm, Status};
 use vm::qemu::platform::Platform;
 use vm::qemu::process::Identity;
 use vm::qemu::slots::Position;
@@ -91,8 +92,8 @@ impl Room {
         }
     }
 
-    fn start(&self) -> Machine {
-        Machine::start(&qemu(), &self.hardware(), self.path(), SOON).unwrap()
+    fn start(&self) -> QemuVm {
+        QemuVm::start(&qemu(), &self.hardware(), self.path(), SOON).unwrap()
     }
 }
 
@@ -131,7 +132,7 @@ fn signal(identity: &Identity, signal: Signal) {
 }
 
 #[test]
-fn a_machine_runs_stands_still_runs_and_ends() {
+fn a_machine_runs_pauses_resumes_and_ends() {
     let Some(room) = Room::new() else { return };
     let mut machine = room.start();
     assert_eq!(machine.status().unwrap(), Status::Running);
@@ -163,7 +164,7 @@ fn a_session_of_its_own_and_descriptors_for_every_disk() {
 }
 
 #[test]
-fn a_machine_that_is_killed_is_noticed_by_its_descriptor_and_said_to_have_ended() {
+fn a_killed_machine_is_noticed_and_reported() {
     let Some(room) = Room::new() else { return };
     let mut machine = room.start();
     signal(machine.identity(), Signal::KILL);
@@ -173,7 +174,7 @@ fn a_machine_that_is_killed_is_noticed_by_its_descriptor_and_said_to_have_ended(
     assert_eq!(std::os::unix::process::ExitStatusExt::signal(&ended.status.unwrap()), Some(9));
     let error = machine.status().unwrap_err();
     assert!(matches!(error, MachineError::Ended { .. }), "{error:?}");
-    assert!(error.to_string().contains("QEMU has ended during ask for its status"), "{error}");
+    assert!(error.to_string().contains("QEMU exited during ask for its status"), "{error}");
     assert_eq!(machine.shutdown(SOON).unwrap(), Ending::Guest);
 }
 
@@ -182,38 +183,38 @@ fn a_machine_that_cannot_start_says_why_and_leaves_nothing() {
     let Some(room) = Room::new() else { return };
     let mut hardware = room.hardware();
     hardware.boot = Boot::Kernel { kernel: "/no/such/kernel".into(), initrd: None, command_line: String::new() };
-    let start = |hardware: &Hardware| Machine::start(&qemu(), hardware, room.path(), SOON).unwrap_err();
+    let start = |hardware: &Hardware| QemuVm::start(&qemu(), hardware, room.path(), SOON).unwrap_err();
     let error = start(&hardware).to_string();
-    assert!(error.starts_with("QEMU has ended during its start: "), "{error}");
+    assert!(error.starts_with("QEMU exited during its start: "), "{error}");
     assert!(error.contains("/no/such/kernel"), "{error}");
     // The words of the one before are not taken for its own.
     let hardware =
         Hardware { disks: vec![Disk { bootable: true, ..disk(3, "/no/such.sock".into()) }], ..room.hardware() };
     let error = start(&hardware);
-    assert_eq!(error.to_string(), "cannot give the machine disk 3");
+    assert_eq!(error.to_string(), "cannot plug disk 3 into the VM");
     let cause = std::error::Error::source(&error).unwrap().to_string();
     assert!(cause.contains("/no/such.sock"), "{cause}");
     // The words of the one before are not taken for its own.
     let error = start(&Hardware { name: "x".into(), memory_mib: 1 << 20, ..room.hardware() }).to_string();
-    assert!(error.contains("QEMU has ended during its start") && !error.contains("/no/such/kernel"), "{error}");
-    let error = Machine::start(Path::new("/no/such/qemu"), &room.hardware(), room.path(), SOON).unwrap_err();
+    assert!(error.contains("QEMU exited during its start") && !error.contains("/no/such/kernel"), "{error}");
+    let error = QemuVm::start(Path::new("/no/such/qemu"), &room.hardware(), room.path(), SOON).unwrap_err();
     assert!(error.to_string().contains("/no/such/qemu"), "{error}");
 }
 
 #[test]
-fn a_directory_that_others_reach_is_refused() {
+fn a_directory_accessible_to_others_is_refused() {
     let Some(room) = Room::new() else { return };
     fs::set_permissions(room.path(), fs::Permissions::from_mode(0o755)).unwrap();
-    let error = Machine::start(&qemu(), &room.hardware(), room.path(), SOON).unwrap_err();
-    assert!(error.to_string().contains("others have access to it"), "{error}");
+    let error = QemuVm::start(&qemu(), &room.hardware(), room.path(), SOON).unwrap_err();
+    assert!(error.to_string().contains("other users have access to it"), "{error}");
 }
 
-/// Not a test: what `a_machine_is_adopted_after_its_starter_has_gone` runs as a process of its own.
+/// Not a test: what `a_machine_is_adopted_after_its_parent_has_exited` runs as a process of its own.
 #[test]
 fn starter() {
     let Some(directory) = std::env::var_os(STARTER) else { return };
     let hardware: Hardware = serde_json::from_str(&std::env::var("VM_TEST_HARDWARE").unwrap()).unwrap();
-    let machine = Machine::start(&qemu(), &hardware, Path::new(&directory), SOON).unwrap();
+    let machine = QemuVm::start(&qemu(), &hardware, Path::new(&directory), SOON).unwrap();
     let identity = serde_json::to_string(machine.identity()).unwrap();
     fs::write(Path::new(&directory).join("identity"), identity).unwrap();
     // Without a word to anybody, as a process that is killed.
@@ -221,7 +222,7 @@ fn starter() {
 }
 
 #[test]
-fn a_machine_is_adopted_after_its_starter_has_gone() {
+fn a_machine_is_adopted_after_its_parent_has_exited() {
     let Some(mut room) = Room::new() else { return };
     let status = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "starter"])
@@ -232,16 +233,16 @@ fn a_machine_is_adopted_after_its_starter_has_gone() {
         .unwrap();
     assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(9));
     let identity: Identity = serde_json::from_slice(&fs::read(room.path().join("identity")).unwrap()).unwrap();
-    let mut machine = Machine::adopt(&identity, room.path(), SOON).unwrap();
+    let mut machine = QemuVm::adopt(&identity, room.path(), SOON).unwrap();
     assert_eq!(machine.status().unwrap(), Status::Running);
     assert_eq!(machine.disks().unwrap(), [Position::new(0).unwrap()]);
     let socket = room.serve("more");
     machine.plug(&disk(99, socket)).unwrap();
     assert_eq!(machine.disks().unwrap().len(), 2);
     drop(machine);
-    let mut again = Machine::adopt(&identity, room.path(), SOON).unwrap();
+    let mut again = QemuVm::adopt(&identity, room.path(), SOON).unwrap();
     assert_eq!(again.end().unwrap(), Ending::Quit);
-    let gone = Machine::adopt(&identity, room.path(), SOON).unwrap_err();
+    let gone = QemuVm::adopt(&identity, room.path(), SOON).unwrap_err();
     assert!(matches!(gone, MachineError::Gone { .. }), "{gone:?}");
 }
 
@@ -261,17 +262,17 @@ fn waiting_to_power_off() -> Vec<u8> {
 }
 
 #[test]
-fn a_machine_that_was_adopted_says_why_it_has_ended() {
+fn an_adopted_machine_reports_why_it_ended() {
     let Some(room) = Room::new() else { return };
     let image = fs::OpenOptions::new().write(true).open(room.path().join("boot")).unwrap();
     let write = |bytes: &[u8], at: u64| std::os::unix::fs::FileExt::write_all_at(&image, bytes, at).unwrap();
     write(&waiting_to_power_off(), 0);
-    let end = |by: &dyn Fn(&mut Machine)| {
+    let end = |by: &dyn Fn(&mut QemuVm)| {
         // Started by us, it remains our child; what its parent would know is not looked at.
         let started = room.start();
         let identity = started.identity().clone();
         drop(started);
-        let mut machine = Machine::adopt(&identity, room.path(), SOON).unwrap();
+        let mut machine = QemuVm::adopt(&identity, room.path(), SOON).unwrap();
         by(&mut machine);
         assert!(machine.wait_ended(SOON).unwrap());
         let ended = machine.ended().unwrap().unwrap();
@@ -286,7 +287,7 @@ fn a_machine_that_was_adopted_says_why_it_has_ended() {
 }
 
 #[test]
-fn a_machine_whose_monitor_is_anothers_is_not_adopted() {
+fn a_machine_with_anothers_monitor_is_not_adopted() {
     let Some(room) = Room::new() else { return };
     let machine = room.start();
     let identity = machine.identity().clone();
@@ -294,15 +295,15 @@ fn a_machine_whose_monitor_is_anothers_is_not_adopted() {
     drop(machine);
     let mut other = Command::new("sleep").arg("600").spawn().unwrap();
     let process = vm::qemu::process::Process::with_pid(other.id().try_into().unwrap()).unwrap();
-    let error = Machine::adopt(process.identity(), room.path(), SOON).unwrap_err();
+    let error = QemuVm::adopt(process.identity(), room.path(), SOON).unwrap_err();
     assert!(matches!(error, MachineError::NotIts { .. }), "{error:?}");
     other.kill().unwrap();
     other.wait().unwrap();
-    Machine::adopt(&identity, room.path(), SOON).unwrap().end().unwrap();
+    QemuVm::adopt(&identity, room.path(), SOON).unwrap().end().unwrap();
 }
 
 #[test]
-fn the_firmware_boots_the_disk_that_is_marked_wherever_it_is() {
+fn the_firmware_boots_the_marked_disk_at_any_position() {
     let Some(mut room) = Room::new() else { return };
     // mov dx, 0x3f8; mov al, LETTER; out dx, al; hlt; jmp: writes a letter to the serial port, for ever silent then.
     let sector = |letter: u8| {
@@ -321,7 +322,7 @@ fn the_firmware_boots_the_disk_that_is_marked_wherever_it_is() {
     let log = room.path().join("console");
     let console = Some(Console { device: ConsoleDevice::Serial, to: ConsoleTo::Log(log.clone()) });
     let hardware = Hardware { disks, console, ..room.hardware() };
-    let mut machine = Machine::start(&qemu(), &hardware, room.path(), SOON).unwrap();
+    let mut machine = QemuVm::start(&qemu(), &hardware, room.path(), SOON).unwrap();
     let deadline = Instant::now() + SOON;
     while fs::read(&log).unwrap().is_empty() && Instant::now() < deadline {
         thread::sleep(Duration::from_millis(10));
@@ -331,7 +332,7 @@ fn the_firmware_boots_the_disk_that_is_marked_wherever_it_is() {
 }
 
 #[test]
-fn qemu_understands_everything_that_a_platform_can_have() {
+fn qemu_accepts_every_platform_key() {
     let Some(room) = Room::new() else { return };
     let file = |name: &str| format!("{}/{name}", room.path().display());
     fs::write(file("a,b.iso"), vec![0; 1 << 20]).unwrap();
@@ -356,7 +357,7 @@ fn qemu_understands_everything_that_a_platform_can_have() {
         let console = Some(Console { device: ConsoleDevice::Virtio, to: ConsoleTo::Socket(file("console").into()) });
         let platform = Platform::parse(pairs).unwrap();
         let hardware = Hardware { platform, console, memory_mib: 256, ..room.hardware() };
-        let mut machine = Machine::start(&qemu(), &hardware, room.path(), SOON).unwrap();
+        let mut machine = QemuVm::start(&qemu(), &hardware, room.path(), SOON).unwrap();
         assert_eq!(machine.status().unwrap(), Status::Running);
         machine.end().unwrap();
         let said = fs::read_to_string(machine.log()).unwrap();
@@ -365,10 +366,10 @@ fn qemu_understands_everything_that_a_platform_can_have() {
 }
 
 #[test]
-fn a_second_client_of_a_monitor_is_told_that_it_is_held() {
+fn a_second_client_of_a_monitor_gets_an_error() {
     let Some(room) = Room::new() else { return };
     let mut machine = room.start();
-    let error = Machine::adopt(machine.identity(), room.path(), SHORT).unwrap_err();
+    let error = QemuVm::adopt(machine.identity(), room.path(), SHORT).unwrap_err();
     let cause = std::error::Error::source(&error).unwrap().to_string();
     assert!(cause.contains("another client holds its monitor"), "{cause}");
     machine.end().unwrap();
@@ -383,7 +384,7 @@ fn a_disk_is_plugged_once_and_a_plug_that_fails_leaves_nothing() {
     let failed = machine.plug(&disk(254, "/no/such.sock".into())).unwrap_err();
     let cause = std::error::Error::source(&failed).unwrap().to_string();
     assert!(
-        failed.to_string() == "cannot give the machine disk 254" && cause.contains("/no/such.sock"),
+        failed.to_string() == "cannot plug disk 254 into the VM" && cause.contains("/no/such.sock"),
         "{failed}: {cause}"
     );
     let socket = room.serve("last");
@@ -391,7 +392,7 @@ fn a_disk_is_plugged_once_and_a_plug_that_fails_leaves_nothing() {
     let greedy = Disk { queues: Some(64), ..disk(254, socket.clone()) };
     let refused = machine.plug(&greedy).unwrap_err();
     let cause = std::error::Error::source(&refused).unwrap().to_string();
-    assert!(refused.to_string() == "cannot plug disk 254" && cause.contains("QEMU refuses device_add"), "{cause}");
+    assert!(refused.to_string() == "cannot plug disk 254" && cause.contains("QEMU refused device_add"), "{cause}");
     // Its connection is gone, or the same name could not be used again.
     machine.plug(&disk(254, socket)).unwrap();
     let positions: Vec<u8> = machine.disks().unwrap().into_iter().map(Position::number).collect();
@@ -401,7 +402,7 @@ fn a_disk_is_plugged_once_and_a_plug_that_fails_leaves_nothing() {
 }
 
 #[test]
-fn a_guest_that_does_not_let_go_keeps_the_disk_and_is_named() {
+fn a_guest_that_does_not_release_keeps_the_disk_and_is_reported() {
     let Some(mut room) = Room::new() else { return };
     let mut machine = room.start();
     let socket = room.serve("held");
@@ -417,10 +418,12 @@ fn a_guest_that_does_not_let_go_keeps_the_disk_and_is_named() {
     machine.end().unwrap();
 }
 
-/// Serves a disk as far as QEMU's question for the memory of what is in flight, which comes when the guest's driver starts the disk; then
-/// closes the connection, as the end of a process does. Whoever connects next is served in the same way.
+/// Serves a disk as far as QEMU's question for the memory of what is in flight, which comes when the guest's driver
+/// starts the disk; then closes the connection, as the end of a process does. Whoever connects next is served in the
+/// same way.
 fn die_when_the_driver_starts(socket: &Path) {
-    // Messages of the vhost-user protocol, and features: VIRTIO_F_VERSION_1 and protocol features; then CONFIG and INFLIGHT_SHMFD.
+    // Messages of the vhost-user protocol, and features: VIRTIO_F_VERSION_1 and protocol features; then CONFIG and
+    // INFLIGHT_SHMFD.
     const GET_FEATURES: u32 = 1;
     const GET_PROTOCOL_FEATURES: u32 = 15;
     const GET_CONFIG: u32 = 24;
@@ -438,7 +441,8 @@ fn die_when_the_driver_starts(socket: &Path) {
                 match word(0) {
                     GET_FEATURES => payload = FEATURES.to_le_bytes().to_vec(),
                     GET_PROTOCOL_FEATURES => payload = PROTOCOL_FEATURES.to_le_bytes().to_vec(),
-                    // Behind offset, size and flags: the capacity in sectors and, for the firmware, blocks of 512 bytes.
+                    // Behind offset, size and flags: the capacity in sectors and, for the firmware, blocks of 512
+                    // bytes.
                     GET_CONFIG => {
                         payload[12..20].copy_from_slice(&2048_u64.to_le_bytes());
                         payload[32..36].copy_from_slice(&512_u32.to_le_bytes());
@@ -456,14 +460,14 @@ fn die_when_the_driver_starts(socket: &Path) {
 }
 
 #[test]
-fn a_disk_whose_server_dies_when_the_driver_starts_it_is_seen_to_be_lost() {
+fn a_disk_whose_server_dies_during_driver_start_is_detected_as_lost() {
     let Some(room) = Room::new() else { return };
     let socket = room.path().join("dies.sock");
     die_when_the_driver_starts(&socket);
     let dies = Disk { queues: Some(1), bootable: true, ..disk(0, socket) };
     let place = dies.position;
     let hardware = Hardware { disks: vec![dies], ..room.hardware() };
-    let mut machine = Machine::start(&qemu(), &hardware, room.path(), SOON).unwrap();
+    let mut machine = QemuVm::start(&qemu(), &hardware, room.path(), SOON).unwrap();
     // The firmware is the driver.
     let deadline = Instant::now() + SOON;
     while !machine.has_lost(place).unwrap() {
@@ -489,7 +493,7 @@ fn a_disk_that_the_firmware_reads_is_not_lost() {
 }
 
 #[test]
-fn a_guest_that_does_not_hear_the_power_button_is_ended() {
+fn a_guest_that_ignores_the_power_button_is_stopped() {
     let Some(room) = Room::new() else { return };
     let mut machine = room.start();
     assert_eq!(machine.shutdown(SHORT).unwrap(), Ending::Quit);

@@ -1,4 +1,4 @@
-//! `/events`, followed for as long as one likes: a connection that ends is made again, and goes on behind the last event.
+//! `/events` as an endless stream: a lost connection is re-established and continues after the last event.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -13,19 +13,19 @@ use super::sse::{Message, Reader};
 use super::target::Target;
 use crate::{Code, Event, Problem};
 
-/// How long to rest before a lost daemon is looked for again.
+/// Pause before reconnecting to the daemon.
 const REST: Duration = Duration::from_secs(1);
 
 /// The stream of all changes.
 #[derive(Debug)]
 pub struct Events {
     client: Client,
-    /// The number of the last event that came.
+    /// The number of the last event received.
     last: Option<u64>,
     stream: Option<Stream>,
 }
 
-/// A connection on which events come.
+/// A connection that delivers events.
 #[derive(Debug)]
 struct Stream {
     body: Incoming,
@@ -33,20 +33,20 @@ struct Stream {
     ready: VecDeque<Message>,
 }
 
-/// What a follower hears.
+/// An item of the stream.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Tiding {
-    /// Something has changed.
+pub enum StreamItem {
+    /// An object has changed.
     Change(Box<Event>),
-    /// Events were lost: what is known must be looked at anew.
+    /// Events were lost: everything known must be loaded again.
     Reset,
-    /// The connection has ended, for this reason; the next question makes it again after a rest.
+    /// The connection was lost for this reason; the next call reconnects after a pause.
     Lost(Problem),
 }
 
 impl Client {
-    /// Every change from now on, or behind the event of a number. The daemon must be there at first; later it may go and
-    /// come again.
+    /// All changes from now on, or after the event with the number `behind`. The daemon must be reachable for this
+    /// call; later the stream reconnects as needed.
     pub async fn events(&self, behind: Option<u64>) -> Result<Events, Problem> {
         let mut events = Events { client: self.clone(), last: behind, stream: None };
         events.stream = Some(events.connect().await?);
@@ -55,37 +55,37 @@ impl Client {
 }
 
 impl Events {
-    /// What comes next.
-    pub async fn next(&mut self) -> Tiding {
+    /// The next item.
+    pub async fn next(&mut self) -> StreamItem {
         if self.stream.is_some() {
             return self.hear().await;
         }
         tokio::time::sleep(REST).await;
         match self.connect().await {
             Ok(stream) => self.stream = Some(stream),
-            Err(failure) => return Tiding::Lost(failure.into()),
+            Err(failure) => return StreamItem::Lost(failure.into()),
         }
-        // Without a number to go on behind, nobody knows what has happened meanwhile.
-        if self.last.is_none() { Tiding::Reset } else { self.hear().await }
+        // Without an event number to continue from, it is unknown what happened in the meantime.
+        if self.last.is_none() { StreamItem::Reset } else { self.hear().await }
     }
 
-    /// The next tiding of the connection that there is.
-    async fn hear(&mut self) -> Tiding {
-        let Some(stream) = &mut self.stream else { return Tiding::Lost(ended("it was not begun")) };
+    /// The next item of the current connection.
+    async fn hear(&mut self) -> StreamItem {
+        let Some(stream) = &mut self.stream else { return StreamItem::Lost(ended("the stream was not started")) };
         loop {
             let heard = match stream.message().await {
-                Ok(message) => tiding(&message).map(|tiding| (message.id, tiding)),
+                Ok(message) => item(&message).map(|item| (message.id, item)),
                 Err(problem) => Err(problem),
             };
             match heard {
                 Ok((_, None)) => {}
-                Ok((id, Some(tiding))) => {
+                Ok((id, Some(item))) => {
                     self.last = id.or(self.last);
-                    return tiding;
+                    return item;
                 }
                 Err(problem) => {
                     self.stream = None;
-                    return Tiding::Lost(problem);
+                    return StreamItem::Lost(problem);
                 }
             }
         }
@@ -109,7 +109,7 @@ impl Stream {
             if let Some(message) = self.ready.pop_front() {
                 return Ok(message);
             }
-            let frame = self.body.frame().await.ok_or_else(|| ended("the daemon ended it"))?.map_err(ended)?;
+            let frame = self.body.frame().await.ok_or_else(|| ended("the daemon closed it"))?.map_err(ended)?;
             if let Ok(piece) = frame.into_data() {
                 self.reader.take(&piece, &mut self.ready).map_err(|_| ended("an event is too long"))?;
             }
@@ -118,17 +118,17 @@ impl Stream {
 }
 
 fn ended(why: impl std::fmt::Display) -> Problem {
-    Problem::new(Code::Failed, format!("the stream of events has ended: {why}"))
+    Problem::new(Code::Failed, format!("the event stream ended: {why}"))
 }
 
-/// What a message means; nothing if it is of a kind that this version does not know.
-fn tiding(message: &Message) -> Result<Option<Tiding>, Problem> {
+/// What a message means; `None` for a kind that this version does not know.
+fn item(message: &Message) -> Result<Option<StreamItem>, Problem> {
     match (message.name.as_str(), message.id) {
         ("change", _) => {
             let event = serde_json::from_str(&message.data).map_err(ended)?;
-            Ok(Some(Tiding::Change(event)))
+            Ok(Some(StreamItem::Change(event)))
         }
-        ("reset", _) => Ok(Some(Tiding::Reset)),
+        ("reset", _) => Ok(Some(StreamItem::Reset)),
         _ => Ok(None),
     }
 }

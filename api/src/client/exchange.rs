@@ -1,7 +1,6 @@
-//! One request and its answer over a connection of their own.
+//! One request and its response over a connection of their own.
 //!
-//! It knows HTTP and JSON, and no noun. Whatever goes wrong becomes a [`Problem`] that says where the daemon was
-//! sought.
+//! This module knows HTTP and JSON, but no noun. Every failure becomes a [`Problem`] that says which daemon was tried.
 
 use std::io;
 use std::path::Path;
@@ -20,25 +19,25 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::target::Target;
-use super::{Answer, Client, Place};
+use super::{Answer, Client, Endpoint};
 use crate::{Code, Problem};
 
-/// How long an answer may take. What takes longer is a task, and a wait for one is shorter.
+/// Time limit for a response. Longer operations are tasks, and one request to wait for a task takes less.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// How long a daemon may take to be there again that has gone before it answered: its service manager starts it anew.
+/// How long to wait for a daemon that disappeared before it answered: its service manager restarts it.
 const TO_COME_BACK: Duration = Duration::from_secs(15);
-/// How long to rest before it is looked for again.
+/// Pause before the next attempt to reach the daemon.
 const REST: Duration = Duration::from_millis(250);
 
-/// Why there is no answer.
+/// Why there is no response.
 #[derive(Debug)]
 pub enum Failure {
-    /// The daemon is not there: it has not heard of the request.
+    /// The daemon cannot be reached: it has not received the request.
     Absent(Problem),
-    /// The daemon has gone before it answered, or the way to it.
+    /// The daemon, or the connection to it, disappeared before the response arrived.
     Gone(Problem),
-    /// It has refused.
+    /// The daemon refused the request.
     Refused(Problem),
 }
 
@@ -50,39 +49,39 @@ impl From<Failure> for Problem {
     }
 }
 
-/// What a request says of those before it.
+/// What a request says about earlier ones.
 #[derive(Clone, Copy, Debug)]
 pub enum Known {
-    /// The last event that has come.
+    /// The last event that was received.
     LastEvent(u64),
-    /// The key of a request that may have come already.
+    /// The idempotency key of a request that may be repeated.
     Key(Uuid),
 }
 
-/// A whole answer that is no refusal.
+/// A complete, successful response.
 struct Whole {
     status: StatusCode,
     body: Bytes,
 }
 
 impl Client {
-    /// Asks for what there is.
+    /// Gets an object.
     pub(super) async fn get<T: DeserializeOwned>(&self, target: &Target) -> Result<T, Problem> {
         Ok(self.look(target).await?)
     }
 
-    /// As `get`, and tells apart why there is no answer.
+    /// Like `get`, but distinguishes why there is no response.
     pub(super) async fn look<T: DeserializeOwned>(&self, target: &Target) -> Result<T, Failure> {
         self.read(&self.whole(Method::GET, target, Bytes::new()).await?.body)
     }
 
-    /// Asks for text.
+    /// Gets text.
     pub(super) async fn text(&self, target: &Target) -> Result<String, Problem> {
         let whole = self.whole(Method::GET, target, Bytes::new()).await?;
         String::from_utf8(whole.body.into()).map_err(|error| self.senseless(&error))
     }
 
-    /// Asks for a change that is done when the answer comes.
+    /// Requests a change that is complete when the response arrives.
     pub(super) async fn change<T: DeserializeOwned>(
         &self,
         method: Method,
@@ -93,7 +92,7 @@ impl Client {
         Ok(self.read(&whole.body)?)
     }
 
-    /// Asks for a change that may take time: 202 (RFC 9110, 15.3.3) says that it has only begun.
+    /// Requests a change that may be long-running: status 202 (RFC 9110, 15.3.3) says that it has only begun.
     pub(super) async fn begin<T: DeserializeOwned>(
         &self,
         method: Method,
@@ -108,25 +107,25 @@ impl Client {
     }
 
     fn json(&self, asked: &impl Serialize) -> Result<Bytes, Problem> {
-        let text = serde_json::to_vec(asked).map_err(|error| Problem::failed("write a request as JSON", error))?;
-        // What has no fields needs no body.
+        let text = serde_json::to_vec(asked).map_err(|error| Problem::failed("encode the request as JSON", error))?;
+        // A request without fields needs no body.
         Ok(if text == b"null" { Bytes::new() } else { text.into() })
     }
 
-    /// No body at all stands for null: what there is to say, the status says.
+    /// An empty body stands for null: the status says everything.
     fn read<T: DeserializeOwned>(&self, body: &Bytes) -> Result<T, Failure> {
         let text: &[u8] = if body.is_empty() { b"null" } else { body };
         serde_json::from_slice(text).map_err(|error| Failure::Refused(self.senseless(&error)))
     }
 
     fn senseless(&self, error: &dyn std::error::Error) -> Problem {
-        let what = format!("the answer at {} makes no sense: {error}", self.place);
+        let what = format!("cannot parse the response at {}: {error}", self.endpoint);
         Problem::new(Code::Failed, what)
-            .advise("see that tapline and taplined are of one version, and restart taplined")
+            .advise("make sure tapline and taplined are the same version, and restart taplined")
     }
 
-    /// A whole answer. It is asked for once more if the daemon has gone before it answered; by its key the daemon, or
-    /// the one after it, knows that a change is the same.
+    /// A complete response. The request is repeated once if the daemon disappeared before answering; by its key the
+    /// daemon, or its successor, recognizes a change as the same.
     async fn whole(&self, method: Method, target: &Target, body: Bytes) -> Result<Whole, Failure> {
         let key = (method != Method::GET).then(Uuid::new_v4);
         let first = self.once(method.clone(), target, key, body.clone()).await;
@@ -135,7 +134,7 @@ impl Client {
         loop {
             match self.once(method.clone(), target, key, body.clone()).await {
                 Err(Failure::Absent(_)) if begun.elapsed() < TO_COME_BACK => tokio::time::sleep(REST).await,
-                // Whether it was done, the first failure says better.
+                // The first failure tells more about whether it was done.
                 Err(Failure::Absent(_) | Failure::Gone(_)) => return Err(Failure::Gone(why)),
                 answered => return answered,
             }
@@ -155,7 +154,7 @@ impl Client {
         }
     }
 
-    /// Sends a request; the answer has begun when this returns.
+    /// Sends a request; returns when the response has begun.
     pub(super) async fn send(
         &self,
         method: Method,
@@ -164,12 +163,12 @@ impl Client {
         body: Bytes,
     ) -> Result<Response<Incoming>, Failure> {
         let mut request = Request::builder().method(method).uri(target.as_str());
-        let mut sender = match &self.place {
-            Place::Socket(path) => {
+        let mut sender = match &self.endpoint {
+            Endpoint::Socket(path) => {
                 request = request.header("host", "localhost");
                 self.converse(UnixStream::connect(path).await.map_err(|error| unreachable(path, &error))?).await?
             }
-            Place::Remote(remote) => {
+            Endpoint::Remote(remote) => {
                 request = request.header("host", remote.authority()).header("authorization", remote.authorization());
                 self.converse(remote.connect().await?).await?
             }
@@ -188,51 +187,51 @@ impl Client {
         sender.send_request(request).await.map_err(|error| self.broken(&error))
     }
 
-    /// Begins to speak HTTP.
+    /// Starts HTTP on a connection.
     async fn converse<S>(&self, stream: S) -> Result<http1::SendRequest<Full<Bytes>>, Failure>
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(|error| self.broken(&error))?;
-        // It ends with the answer. What goes wrong in it, the answer tells too.
+        // The task ends with the response, which also reports its errors.
         tokio::spawn(connection);
         Ok(sender)
     }
 
     fn broken(&self, error: &hyper::Error) -> Failure {
-        let what = format!("taplined at {} has gone before it answered: {error}", self.place);
-        let look = "whether it was done is not known: look at the object and at «tapline task list»";
+        let what = format!("taplined at {} closed the connection before answering: {error}", self.endpoint);
+        let look = "the request may or may not have been carried out: check the object and 'tapline task list'";
         Failure::Gone(Problem::new(Code::Failed, what).advise(look))
     }
 
     fn silent(&self) -> Problem {
         let seconds = PATIENCE.as_secs();
-        let what = format!("taplined at {} has not answered for {seconds} s", self.place);
-        Problem::new(Code::Timeout, what).advise("see its log: journalctl -u taplined")
+        let what = format!("taplined at {} has not answered for {seconds} s", self.endpoint);
+        Problem::new(Code::Timeout, what).advise("check its log: journalctl -u taplined")
     }
 }
 
-/// Nobody listens, or not for us.
+/// Nothing listens there, or this user has no access.
 fn unreachable(socket: &Path, error: &io::Error) -> Failure {
     let what = format!("cannot reach taplined at {}: {error}", socket.display());
     if error.kind() == io::ErrorKind::PermissionDenied {
-        let who = "root may, and the members of the group that api.group names in /etc/tapline/taplined.toml";
+        let who = "only root and members of the group set by api.group in /etc/tapline/taplined.toml have access";
         return Failure::Refused(Problem::new(Code::Forbidden, what).advise(who));
     }
-    let start = "start it with «systemctl start taplined»; if it listens elsewhere, name its socket \
-                 (--socket PATH or TAPLINE_SOCKET)";
+    let start = "start it with 'systemctl start taplined'; if it listens elsewhere, give its socket with --socket PATH \
+        or TAPLINE_SOCKET";
     Failure::Absent(Problem::new(Code::Failed, what).advise(start))
 }
 
-/// What a status that is no success says.
+/// The problem reported by an error status.
 pub fn refusal(status: StatusCode, body: &[u8]) -> Problem {
     if let Ok(problem) = serde_json::from_slice::<Problem>(body) {
         return problem;
     }
-    // A later version may know codes that this one does not: they are for `failed`.
+    // A later version may have codes that this one does not know; they count as `failed`.
     let value: serde_json::Value = serde_json::from_slice(body).unwrap_or_default();
     let word = |name: &str| value.get(name).and_then(|value| value.as_str()).map(str::to_owned);
-    let message = word("message").unwrap_or_else(|| format!("taplined refused with HTTP status {status}"));
+    let message = word("message").unwrap_or_else(|| format!("taplined refused the request with HTTP status {status}"));
     Problem { code: Code::Failed, message, field: word("field"), advice: word("advice") }
 }
 
@@ -241,19 +240,19 @@ mod test {
     use super::*;
 
     #[test]
-    fn a_refusal_with_an_unknown_code_is_a_failure_with_all_it_says() {
+    fn an_unknown_code_is_a_failure_with_message_and_advice() {
         let body = br#"{"code":"on-fire","message":"it burns","advice":"put it out"}"#;
         let problem = refusal(StatusCode::CONFLICT, body);
         assert_eq!(problem, Problem::new(Code::Failed, "it burns").advise("put it out"));
     }
 
     #[test]
-    fn a_refusal_by_something_else_than_the_daemon_names_its_status() {
+    fn a_refusal_by_a_proxy_shows_the_http_status() {
         let problem = refusal(StatusCode::BAD_GATEWAY, b"<html>");
         assert_eq!((problem.code, problem.message.contains("502")), (Code::Failed, true));
     }
 
-    /// What a daemon hears at a socket, connection by connection; those that are not answered are closed.
+    /// Records the requests to a socket, one connection at a time; connections without an answer are closed.
     fn hear(socket: &Path, answers: Vec<Option<&'static str>>) -> tokio::task::JoinHandle<Vec<String>> {
         use tokio::io::{AsyncReadExt, AsyncWriteExt};
         let listener = tokio::net::UnixListener::bind(socket).unwrap();
@@ -275,7 +274,7 @@ mod test {
     const NULL: &str = "HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nnull";
 
     #[tokio::test]
-    async fn a_change_is_asked_once_more_with_its_key_when_the_connection_breaks() {
+    async fn a_change_is_repeated_with_its_key_if_the_connection_breaks() {
         let room = tempfile::tempdir().unwrap();
         let socket = room.path().join("socket");
         let heard = hear(&socket, vec![None, Some(NULL), Some(NULL)]);
@@ -291,7 +290,7 @@ mod test {
     }
 
     #[tokio::test]
-    async fn a_change_is_not_asked_a_third_time_and_a_refusal_is_an_answer() {
+    async fn a_change_is_repeated_only_once_and_never_after_a_refusal() {
         let room = tempfile::tempdir().unwrap();
         let socket = room.path().join("socket");
         let refusal = "HTTP/1.1 409 Conflict\r\ncontent-length: 0\r\n\r\n";
@@ -300,10 +299,10 @@ mod test {
         let target = Target::new("vdis/1");
         let change = || client.change::<serde_json::Value>(Method::DELETE, &target, &());
         let broken = change().await.unwrap_err();
-        assert!(broken.message.contains("has gone before it answered"), "{broken}");
+        assert!(broken.message.contains("closed the connection before answering"), "{broken}");
         assert!(change().await.unwrap_err().message.contains("409"));
         assert_eq!(heard.await.unwrap().len(), 3);
-        // Nobody is there: it has not been heard at all.
+        // Nothing listens: the request was never received.
         std::fs::remove_file(&socket).unwrap();
         assert!(change().await.unwrap_err().message.contains("cannot reach"));
     }

@@ -7,27 +7,27 @@ use super::{Answer, Client};
 use crate::{Backup, Difference, Host, HostDrain, HostReconcile, Problem};
 
 impl Client {
-    /// The host and its daemon.
+    /// Gets the host and its daemon.
     pub async fn host(&self) -> Result<Host, Problem> {
         self.get(&Target::new("host")).await
     }
 
-    /// Unplugs everything, before the host shuts down.
+    /// Unplugs everything before the host shuts down.
     pub async fn host_drain(&self, asked: &HostDrain) -> Result<Answer<serde_json::Value>, Problem> {
         self.begin(Method::POST, &Target::new("host/drain"), asked).await
     }
 
-    /// Compares the disks that run with the catalogue.
+    /// Compares running disks with the catalogue.
     pub async fn host_reconcile(&self, asked: &HostReconcile) -> Result<Vec<Difference>, Problem> {
         self.change(Method::POST, &Target::new("host/reconcile"), asked).await
     }
 
-    /// The copies of the catalogue, the newest first.
+    /// Lists the backups of the catalogue, the newest first.
     pub async fn host_backups(&self) -> Result<Vec<Backup>, Problem> {
         self.get(&Target::new("host/backups")).await
     }
 
-    /// Makes a copy of the catalogue.
+    /// Creates a backup of the catalogue.
     pub async fn host_backup(&self) -> Result<Backup, Problem> {
         self.change(Method::POST, &Target::new("host/backups"), &serde_json::json!({})).await
     }

@@ -1,6 +1,6 @@
-//! A daemon that is reached over TLS: its address, who vouches for its certificate, and the token that it wants.
+//! A daemon that is reached over TLS: its address, the CA of its certificate, and the token that it requires.
 //!
-//! Nothing is sent before the certificate was found good for the name in the address, the token least of all.
+//! Nothing, and the token least of all, is sent before the certificate has been verified for the name in the address.
 
 use std::fmt;
 use std::io;
@@ -21,10 +21,10 @@ use tokio_rustls::rustls::{CertificateError, ClientConfig, Error, RootCertStore}
 use super::exchange::Failure;
 use crate::{Code, Problem, Secret};
 
-/// How long a connection may take, its handshake with it.
+/// Time limit for connecting, including the TLS handshake.
 const TO_CONNECT: Duration = Duration::from_secs(15);
 
-/// Where distributions keep the certificates of those who vouch: Debian and Ubuntu; Fedora; openSUSE; Alpine.
+/// CA bundles of the distributions: Debian and Ubuntu; Fedora; openSUSE; Alpine.
 const BUNDLES: [&str; 4] = [
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/tls/certs/ca-bundle.crt",
@@ -39,7 +39,7 @@ pub struct Remote {
     name: ServerName<'static>,
     authorization: HeaderValue,
     tls: Arc<ClientConfig>,
-    /// Who vouches, for messages.
+    /// The CA file, for messages.
     ca: PathBuf,
 }
 
@@ -56,8 +56,8 @@ impl fmt::Debug for Remote {
 }
 
 impl Remote {
-    /// The daemon at `url`, `https://HOST[:PORT]`. Its certificate must be vouched for by one in the PEM file `ca`, or by one
-    /// that this host's distribution trusts.
+    /// The daemon at `url`, `https://HOST[:PORT]`. Its certificate must be issued by a CA in the PEM file `ca`, or else
+    /// by one that this host's distribution trusts.
     pub fn new(url: &str, ca: Option<&Path>, secret: &Secret) -> Result<Remote, Problem> {
         let (host, port) = address(url)?;
         let bare = host.trim_start_matches('[').trim_end_matches(']');
@@ -65,8 +65,8 @@ impl Remote {
         let ca = match ca {
             Some(ca) => ca.to_owned(),
             None => BUNDLES.iter().map(PathBuf::from).find(|path| path.exists()).ok_or_else(|| {
-                Problem::new(Code::Failed, "this host has no certificates of authorities that it trusts")
-                    .advise("install ca-certificates, or name the file that vouches for the daemon (--ca FILE)")
+                Problem::new(Code::Failed, "this host has no trusted CA certificates")
+                    .advise("install ca-certificates, or give the daemon's CA certificate with --ca FILE")
             })?,
         };
         let config =
@@ -80,7 +80,7 @@ impl Remote {
         Ok(Remote { host: bare.to_owned(), port, name, authorization, tls: Arc::new(tls), ca })
     }
 
-    /// As the header `Host` has it.
+    /// The value of the `Host` header.
     pub(super) fn authority(&self) -> String {
         match self.host.contains(':') {
             true => format!("[{}]:{}", self.host, self.port),
@@ -88,12 +88,12 @@ impl Remote {
         }
     }
 
-    /// The header that has the token.
+    /// The value of the `Authorization` header, with the token.
     pub(super) fn authorization(&self) -> HeaderValue {
         self.authorization.clone()
     }
 
-    /// Connects.
+    /// Connects to the daemon.
     pub(super) async fn connect(&self) -> Result<TlsStream<TcpStream>, Failure> {
         let connected = async {
             let stream = TcpStream::connect((self.host.as_str(), self.port)).await?;
@@ -106,72 +106,71 @@ impl Remote {
         }
     }
 
-    /// Nobody listens, or not for us, or somebody else.
+    /// Nothing listens there, or this client has no access, or it is a different server.
     fn unreachable(&self, error: &io::Error) -> Failure {
         let refused = |why: &dyn fmt::Display, advice: String| {
             let what = format!("taplined at {self} is not trusted: {why}");
             Failure::Refused(Problem::new(Code::Failed, what).advise(advice))
         };
         let Some(tls) = error.get_ref().and_then(|inner| inner.downcast_ref::<Error>()) else {
-            let start = "see that taplined runs there, that api.listen in its configuration names this port, and that no \
-                         firewall is in between";
+            let start = "check that taplined runs there, that api.listen in its configuration has this port, and that \
+                no firewall blocks it";
             let what = format!("cannot reach taplined at {self}: {error}");
             return Failure::Absent(Problem::new(Code::Failed, what).advise(start));
         };
         match tls {
-            // The latter: somebody of that name, but not the one who signed; the file is older than the certificate, for example.
+            // A server with the right name but another issuer; for example, the CA file may be older than the
+            // certificate.
             Error::InvalidCertificate(CertificateError::UnknownIssuer | CertificateError::BadSignature) => refused(
-                &format_args!("nobody in {} vouches for its certificate", self.ca.display()),
-                "name the file with the certificate that does (--ca FILE or TAPLINE_CA)".into(),
+                &format_args!("no CA in {} has issued its certificate", self.ca.display()),
+                "give the certificate of the CA that did with --ca FILE or TAPLINE_CA".into(),
             ),
             Error::InvalidCertificate(
                 why @ (CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. }),
-            ) => refused(why, "connect by a name that its certificate has as subjectAltName".into()),
+            ) => refused(why, "connect by a name listed in the certificate's subjectAltName".into()),
             Error::InvalidCertificate(why) => {
-                refused(&format_args!("its certificate: {why}"), "give it another one (docs/api.md says how)".into())
+                refused(&format_args!("its certificate: {why}"), "replace the certificate (see docs/api.md)".into())
             }
             Error::InvalidMessage(_) => {
-                refused(&"it does not speak TLS", "see that this is the port that api.listen names".into())
+                refused(&"it does not speak TLS", "check that this is the port set by api.listen".into())
             }
-            other => refused(other, "see its log: journalctl -u taplined".into()),
+            other => refused(other, "check its log: journalctl -u taplined".into()),
         }
     }
 }
 
-/// Host and port of an address that has nothing else.
+/// Host and port of an address that contains nothing else.
 fn address(url: &str) -> Result<(String, u16), Problem> {
     let uri: Uri = url.parse().map_err(|error| wrong_address(url, &format!("{error}")))?;
     match uri.scheme_str() {
         Some("https") => {}
-        Some("http") => return Err(wrong_address(url, "a token is only sent over TLS: write https")),
-        _ => return Err(wrong_address(url, "it does not begin with https://")),
+        Some("http") => return Err(wrong_address(url, "tokens are only sent over TLS: use https")),
+        _ => return Err(wrong_address(url, "it does not start with https://")),
     }
     let authority = uri.authority().map(|authority| authority.as_str()).unwrap_or_default();
     if authority.contains('@') || uri.path() != "/" || uri.query().is_some() {
-        return Err(wrong_address(url, "there is more in it than a host and a port"));
+        return Err(wrong_address(url, "it contains more than a host and a port"));
     }
-    let host = uri.host().filter(|host| !host.is_empty()).ok_or_else(|| wrong_address(url, "it has no host"))?;
+    let host = uri.host().filter(|host| !host.is_empty()).ok_or_else(|| wrong_address(url, "the host is missing"))?;
     Ok((host.to_owned(), uri.port_u16().unwrap_or(443)))
 }
 
 fn wrong_address(url: &str, why: &str) -> Problem {
-    Problem::new(Code::Invalid, format!("«{url}» is no address of a taplined: {why}"))
-        .advise("write https://HOST:PORT, with the port that api.listen names there")
+    Problem::new(Code::Invalid, format!("'{url}' is not a valid taplined address: {why}"))
+        .advise("use https://HOST:PORT with the port set by api.listen on that host")
 }
 
-/// The certificates of a PEM file.
+/// The certificates in a PEM file.
 fn trusted(ca: &Path) -> Result<RootCertStore, Problem> {
     let tried = format!("read certificates from {}", ca.display());
     let mut roots = RootCertStore::empty();
     for certificate in CertificateDer::pem_file_iter(ca).map_err(|error| Problem::failed(&tried, error))? {
         let certificate = certificate.map_err(|error| Problem::failed(&tried, error))?;
-        // A distribution's bundle may hold some that cannot be used; the others vouch all the same.
+        // A distribution's bundle may contain unusable certificates; the others still count.
         roots.add_parsable_certificates([certificate]);
     }
     match roots.is_empty() {
-        true => {
-            Err(Problem::failed(tried, "there is none in it").advise("name a PEM file with a certificate (--ca FILE)"))
-        }
+        true => Err(Problem::failed(tried, "it contains none").advise("give a PEM file with a certificate: --ca FILE")),
         false => Ok(roots),
     }
 }
@@ -181,7 +180,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn an_address_is_https_with_a_host_and_perhaps_a_port() {
+    fn an_address_is_https_with_host_and_optional_port() {
         assert_eq!(address("https://alpha:7443"), Ok(("alpha".into(), 7443)));
         assert_eq!(address("https://alpha/"), Ok(("alpha".into(), 443)));
         assert_eq!(address("https://[::1]:7443"), Ok(("[::1]".into(), 7443)));

@@ -10,27 +10,27 @@ use crate::{Inventory, Problem, Scan, Sr, SrBelieve, SrCreate, SrFound, SrIntrod
 const SRS: &str = "srs";
 
 impl Client {
-    /// The repositories: all, or those whose name `matching` is or whose UUID begins with it.
+    /// Lists all repositories, or those whose name is `matching` or whose UUID starts with it.
     pub async fn srs(&self, matching: Option<&str>) -> Result<Vec<Sr>, Problem> {
         self.get(&Target::new(SRS).query("match", matching)).await
     }
 
-    /// A repository.
+    /// Gets a repository.
     pub async fn sr(&self, uuid: Uuid) -> Result<Sr, Problem> {
         self.get(&Target::object(SRS, uuid)).await
     }
 
-    /// Makes a repository.
+    /// Creates a repository.
     pub async fn sr_create(&self, asked: &SrCreate) -> Result<Answer<Sr>, Problem> {
         self.begin(Method::POST, &Target::new(SRS), asked).await
     }
 
-    /// Looks for repositories.
+    /// Looks for repositories on a storage.
     pub async fn sr_probe(&self, asked: &SrProbe) -> Result<Answer<Vec<SrFound>>, Problem> {
         self.begin(Method::POST, &Target::new("srs/probe"), asked).await
     }
 
-    /// Makes a repository known that exists.
+    /// Adds an existing repository.
     pub async fn sr_introduce(&self, asked: &SrIntroduce) -> Result<Answer<Sr>, Problem> {
         self.begin(Method::POST, &Target::new("srs/introduce"), asked).await
     }
@@ -40,38 +40,38 @@ impl Client {
         self.change(Method::PATCH, &Target::object(SRS, uuid), asked).await
     }
 
-    /// Makes a repository usable; says whose word counts if it and the catalogue have diverged.
+    /// Attaches a repository; `believe` says which side to keep if it and the catalogue have diverged.
     pub async fn sr_attach(&self, uuid: Uuid, believe: Option<SrBelieve>) -> Result<Answer<Sr>, Problem> {
         let target = Target::verb(SRS, uuid, "attach").query("believe", believe.map(SrBelieve::word));
         self.begin(Method::POST, &target, &()).await
     }
 
-    /// Lets what it lies on go.
+    /// Detaches a repository.
     pub async fn sr_detach(&self, uuid: Uuid) -> Result<Answer<Sr>, Problem> {
         self.begin(Method::POST, &Target::verb(SRS, uuid, "detach"), &()).await
     }
 
-    /// What it says of itself.
+    /// Gets a repository's inventory.
     pub async fn sr_inventory(&self, uuid: Uuid) -> Result<Inventory, Problem> {
         self.get(&Target::verb(SRS, uuid, "inventory")).await
     }
 
-    /// What the repository at a place says of itself.
+    /// Gets the inventory of the repository on a storage.
     pub async fn sr_inventory_at(&self, asked: &SrProbe) -> Result<Inventory, Problem> {
         self.change(Method::POST, &Target::new("srs/inventory"), asked).await
     }
 
-    /// Looks at all its files.
+    /// Scans all files of a repository.
     pub async fn sr_scan(&self, uuid: Uuid) -> Result<Answer<Scan>, Problem> {
         self.begin(Method::POST, &Target::verb(SRS, uuid, "scan"), &()).await
     }
 
-    /// Makes it unknown, with all that it holds untouched.
+    /// Forgets a repository; its contents stay untouched.
     pub async fn sr_forget(&self, uuid: Uuid) -> Result<Answer<serde_json::Value>, Problem> {
         self.begin(Method::POST, &Target::verb(SRS, uuid, "forget"), &()).await
     }
 
-    /// Destroys it; with `dry_run`, only tells what that would do.
+    /// Destroys a repository; with `dry_run`, only reports what that would do.
     pub async fn sr_destroy(&self, uuid: Uuid, dry_run: bool) -> Result<Answer<serde_json::Value>, Problem> {
         let target = Target::object(SRS, uuid).query("dry_run", dry_run.then_some(true));
         self.begin(Method::DELETE, &target, &()).await

@@ -1,35 +1,36 @@
-//! The text of server-sent events (WHATWG HTML, 9.2.6), as it comes in pieces.
+//! The parser of server-sent events (WHATWG HTML, 9.2.6), fed piece by piece.
 //!
-//! It knows lines and fields, not what an event means. Whatever the pieces are, the messages are the same.
+//! It knows lines and fields, but not what an event means. The messages do not depend on how the text is split into
+//! pieces.
 
-/// Bytes of a message: an object and what it is wrapped in are far smaller.
+/// Maximum bytes of a message; an object with its envelope is far smaller.
 const MESSAGE_MAX: usize = 4 << 20;
 
-/// What has come so far of a stream.
+/// The part of the stream that has been received but not delivered.
 #[derive(Debug, Default)]
 pub struct Reader {
-    /// Of a line whose end has not come.
+    /// An incomplete line.
     rest: Vec<u8>,
     message: Message,
 }
 
-/// One event.
+/// A server-sent event.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Message {
-    /// Its name.
+    /// The event's name.
     pub name: String,
-    /// Its number; later ones have higher ones.
+    /// The event's number; later events have higher numbers.
     pub id: Option<u64>,
-    /// What it brings.
+    /// The event's data.
     pub data: String,
 }
 
-/// A message that is longer than any that makes sense.
+/// The message is longer than any valid one.
 #[derive(Debug, PartialEq, Eq)]
 pub struct TooLong;
 
 impl Reader {
-    /// Takes a piece in; adds the messages that are whole with it.
+    /// Takes a piece and adds the messages that it completes to `whole`.
     pub fn take(&mut self, piece: &[u8], whole: &mut impl Extend<Message>) -> Result<(), TooLong> {
         let mut lines = piece.split(|byte| *byte == b'\n');
         let Some(first) = lines.next() else { return Ok(()) };
@@ -42,7 +43,7 @@ impl Reader {
         if self.rest.len() + self.message.data.len() > MESSAGE_MAX { Err(TooLong) } else { Ok(()) }
     }
 
-    /// An empty line ends a message; one that begins with a colon says nothing.
+    /// An empty line ends a message; a line that starts with a colon is a comment.
     fn line(&mut self, line: &str) -> Option<Message> {
         if line.is_empty() {
             let message = std::mem::take(&mut self.message);
@@ -81,7 +82,7 @@ mod test {
     }
 
     #[test]
-    fn messages_are_the_same_however_they_are_cut() {
+    fn messages_do_not_depend_on_chunking() {
         let all = read(&[TEXT.as_bytes()]);
         assert_eq!(all.len(), 2);
         assert_eq!(all[0], Message { name: "change".into(), id: Some(7), data: "{\"a\":\n1}".into() });
@@ -93,7 +94,7 @@ mod test {
     }
 
     #[test]
-    fn a_message_without_an_end_is_given_up() {
+    fn an_endless_message_is_rejected() {
         let mut reader = Reader::default();
         let piece = vec![b'x'; MESSAGE_MAX / 2];
         assert_eq!(reader.take(&piece, &mut Vec::new()), Ok(()));

@@ -1,10 +1,10 @@
-//! What is asked for: the path and the query of a request (RFC 3986).
+//! The target of a request: its path and query (RFC 3986).
 
 use std::fmt::{Display, Write};
 
 use uuid::Uuid;
 
-/// The version of the API, which every path begins with.
+/// The version of the API, with which every path starts.
 const ROOT: &str = "/v1/";
 
 /// A path with a query.
@@ -12,7 +12,7 @@ const ROOT: &str = "/v1/";
 pub struct Target(String);
 
 impl Target {
-    /// A path of plain words with slashes between them.
+    /// A path of plain words separated by slashes.
     pub fn new(path: &str) -> Target {
         Target(format!("{ROOT}{path}"))
     }
@@ -27,7 +27,7 @@ impl Target {
         Target(format!("{ROOT}{collection}/{uuid}/{verb}"))
     }
 
-    /// The same with one more word of the query, if there is a value for it.
+    /// Adds a query parameter if there is a value for it.
     pub fn query(mut self, name: &str, value: Option<impl Display>) -> Target {
         if let Some(value) = value {
             let mark = if self.0.contains('?') { '&' } else { '?' };
@@ -39,13 +39,13 @@ impl Target {
         self
     }
 
-    /// As HTTP has it.
+    /// The target as HTTP text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 }
 
-/// Everything but the unreserved characters is percent-encoded.
+/// Everything except unreserved characters is percent-encoded.
 fn escape(value: &str, into: &mut String) {
     for byte in value.bytes() {
         if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
@@ -61,13 +61,13 @@ mod test {
     use super::*;
 
     #[test]
-    fn a_value_cannot_add_to_the_query() {
+    fn values_are_escaped_in_the_query() {
         let target = Target::new("srs").query("match", Some("a b&open=true#ü")).query("sr", None::<Uuid>);
         assert_eq!(target.as_str(), "/v1/srs?match=a%20b%26open%3Dtrue%23%C3%BC");
     }
 
     #[test]
-    fn words_of_a_query_are_joined() {
+    fn query_parameters_are_joined() {
         let target = Target::verb("vbds", Uuid::nil(), "connect").query("for", Some("qemu")).query("n", Some(1));
         assert_eq!(target.as_str(), format!("/v1/vbds/{}/connect?for=qemu&n=1", Uuid::nil()));
     }

@@ -11,23 +11,23 @@ use super::exchange::Failure;
 use super::target::Target;
 use crate::{Problem, Task};
 
-/// How long a daemon may be away while somebody waits for its task, which goes on when it comes again.
+/// How long a daemon may be away while a client waits for its task, which continues when the daemon is back.
 const AWAY: Duration = Duration::from_secs(60);
-/// How long to rest before it is looked for again.
+/// Pause before the next attempt to reach the daemon.
 const REST: Duration = Duration::from_millis(500);
 
 impl Client {
-    /// The tasks, those asked for last first; with `open`, only those that are not over.
+    /// Lists the tasks, the latest first; with `open`, only unfinished ones.
     pub async fn tasks(&self, open: bool) -> Result<Vec<Task>, Problem> {
         self.get(&Target::new("tasks").query("open", open.then_some(true))).await
     }
 
-    /// A task.
+    /// Gets a task.
     pub async fn task(&self, uuid: Uuid) -> Result<Task, Problem> {
         self.get(&Target::object("tasks", uuid)).await
     }
 
-    /// A task when it is over, or after `seconds` (at most 60). A daemon that is restarted meanwhile is waited for.
+    /// Gets a task when it has ended, or after `seconds` (at most 60). Waits for a daemon that is being restarted.
     pub async fn task_wait(&self, uuid: Uuid, seconds: u32) -> Result<Task, Problem> {
         let target = Target::object("tasks", uuid).query("wait", Some(seconds));
         let mut away_since = None;
@@ -45,12 +45,12 @@ impl Client {
         }
     }
 
-    /// Asks a task to end and to undo what it has done; does not wait for that.
+    /// Cancels a task, which then rolls back what it has done; does not wait for that.
     pub async fn task_cancel(&self, uuid: Uuid) -> Result<Task, Problem> {
         self.change(Method::POST, &Target::verb("tasks", uuid, "cancel"), &()).await
     }
 
-    /// Gives up one that can be neither done nor undone.
+    /// Abandons a task that can neither complete nor roll back.
     pub async fn task_abandon(&self, uuid: Uuid) -> Result<Task, Problem> {
         self.change(Method::POST, &Target::verb("tasks", uuid, "abandon"), &()).await
     }

@@ -10,17 +10,17 @@ use crate::{Problem, Token, TokenCreate, TokenMade};
 const TOKENS: &str = "tokens";
 
 impl Client {
-    /// The tokens that there are; of their secrets, nothing is known.
+    /// Lists the tokens, without their secrets.
     pub async fn tokens(&self) -> Result<Vec<Token>, Problem> {
         self.get(&Target::new(TOKENS)).await
     }
 
-    /// Makes a token.
+    /// Creates a token.
     pub async fn token_create(&self, asked: &TokenCreate) -> Result<TokenMade, Problem> {
         self.change(Method::POST, &Target::new(TOKENS), asked).await
     }
 
-    /// Ends a token, and all connections that it has.
+    /// Revokes a token and closes all its connections.
     pub async fn token_revoke(&self, uuid: Uuid) -> Result<(), Problem> {
         self.change(Method::DELETE, &Target::object(TOKENS, uuid), &()).await
     }

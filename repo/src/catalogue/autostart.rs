@@ -1,7 +1,7 @@
-//! What is started by itself when the host was.
+//! Autostart when the host boots.
 //!
-//! What is to be is recorded in the commit that notes the host's new life, and struck off one by one: a daemon that
-//! dies meanwhile leaves the rest to the next. A daemon that is only started again finds nothing to start.
+//! The objects to start are recorded in the commit that notes the new boot, and removed one by one: if the daemon dies
+//! in between, the next one continues. A daemon that is merely restarted finds nothing to start.
 
 use api::{Autostart, Change, Code, ObjectKind, Problem, Vbd, VbdPatch};
 use uuid::Uuid;
@@ -12,7 +12,7 @@ use super::{Tx, View};
 /// Under which the identity of the host's present life is kept.
 const BOOT: &str = "boot";
 
-/// What is kept there when the catalogue has come to another machine: no boot is called so.
+/// The value stored when the catalogue has moved to another machine: no boot id is equal to it.
 const MOVED: &str = "on another machine";
 
 /// Something that is still to be started.
@@ -45,14 +45,14 @@ pub(super) fn check_autostart(vbd: &Vbd) -> Result<(), Problem> {
     if vbd.vm.is_none() || vbd.autostart.is_none() {
         return Ok(());
     }
-    let what = "a VBD of a VM is plugged when that is started, and not by itself";
+    let what = "a VBD that belongs to a VM is plugged when the VM starts and cannot autostart on its own";
     Err(Problem::new(Code::Unsupported, what)
         .field("autostart")
-        .advise("have the VM started: tapline vm set --autostart"))
+        .advise("set autostart on the VM: tapline vm set --autostart"))
 }
 
 impl View<'_> {
-    /// What is still to be started, the first first. Who has taken that back meanwhile, or destroyed it, is heard.
+    /// The objects still to be started, in order. Withdrawn or destroyed ones are left out.
     pub fn to_start(&self) -> Result<Vec<ToStart>, Problem> {
         let queued = self.rows("SELECT object, kind FROM to_start ORDER BY kind, object", [], |row| {
             Ok((row.get::<_, Id>(0)?.0, row.get::<_, String>(1)?))
@@ -70,10 +70,10 @@ impl View<'_> {
 }
 
 impl Tx<'_> {
-    /// Notes which life of the host this is; whether it is another one than was noted. What is to be started is noted
-    /// then, if this is the `first` daemon of that life: with a catalogue that was put back from a backup it may not
-    /// be. Nothing is started by a catalogue that was brought from another machine, on which it may be running. With
-    /// `again` that includes VBDs that no VM has and that were plugged when the host went down.
+    /// Records the current boot of the host; returns whether it differs from the recorded one. The objects to start are
+    /// recorded then, if this is the `first` daemon of that boot: with a catalogue restored from a backup it may not
+    /// be. A catalogue from another machine, where things may be running, starts nothing. With `again` the list
+    /// includes VBDs of no VM that were plugged when the host went down.
     pub fn note_boot(&mut self, boot: &str, first: bool, again: bool) -> Result<bool, Problem> {
         let before = self.meta(BOOT)?;
         self.set_meta(BOOT, boot)?;

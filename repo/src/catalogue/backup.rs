@@ -1,13 +1,15 @@
-//! Copies of the catalogue, and one of them put in its place.
+//! Backups of the catalogue, and restoring one.
 //!
-//! Invariants: a copy has its name when all of it is durable and has been read back; what is taken away for another is
-//! kept beside it; a catalogue never meets what was left beside another one (`-wal`), which SQLite would take for its.
+//! Invariants: a backup gets its name when it is completely durable and has been read back; a replaced file is kept
+//! under another name; a catalogue is never combined with the leftovers of another one (`-wal`), which SQLite would
+//! take for its own.
 //!
-//! A copy is put back so, and whoever dies after any step leaves what is said behind it:
-//!  1. it is copied beside the catalogue, read, and brought to the present schema: the catalogue is as it was;
-//!  2. the present file is given another name: there is no catalogue, a start is refused and this can be done again;
-//!  3. so is what lies beside it: the same;
-//!  4. the copy gets the name of the catalogue.
+//! A backup is restored as follows; after a crash in any step, the state is as described:
+//!
+//! 1. it is copied next to the catalogue, read, and upgraded to the current schema: the catalogue is unchanged;
+//! 2. the current file is renamed: there is no catalogue, starting is refused and the restore can be repeated;
+//! 3. the files next to it are renamed too: the same;
+//! 4. the copy gets the catalogue's name.
 
 use std::fs::{self, File, Permissions};
 use std::io;
@@ -24,10 +26,10 @@ use super::seal::beside;
 use super::sound::{self, Look};
 use super::{Catalogue, count_start, failed, migrate};
 
-/// What is not finished has this at the end of its name.
+/// The suffix of unfinished files.
 const UNFINISHED: &str = ".unfinished";
 
-/// What SQLite and we have beside a catalogue.
+/// The suffixes of SQLite's files and ours for a catalogue.
 const BESIDE: [&str; 3] = ["-wal", "-shm", ".seal"];
 
 /// How moments are written in names: the order of names is that of moments.
@@ -50,7 +52,7 @@ fn of_name(name: &str) -> Option<(Timestamp, BackupReason)> {
 
 /// The copies in a directory, the newest first; none if it is not there.
 pub fn list(directory: &Path) -> Result<Vec<Backup>, Problem> {
-    let tried = |error| Problem::failed(format_args!("look through {}", directory.display()), error);
+    let tried = |error| Problem::failed(format_args!("list {}", directory.display()), error);
     let entries = match fs::read_dir(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         other => other.map_err(tried)?,
@@ -68,10 +70,10 @@ pub fn list(directory: &Path) -> Result<Vec<Backup>, Problem> {
 
 /// Makes a copy of a catalogue, which may be in use, and removes those that are too many.
 pub fn write(catalogue: &Path, directory: &Path, reason: BackupReason, kept: u32) -> Result<Backup, Problem> {
-    // As its name will tell it.
+    // Rounded as in its name.
     let made = Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default();
     let path = directory.join(file_name(made, reason));
-    let tried = format!("make the backup {}", path.display());
+    let tried = format!("create the backup {}", path.display());
     make_directory(directory)
         .and_then(|()| remove_unfinished(directory))
         .map_err(|error| Problem::failed(&tried, error))?;
@@ -80,7 +82,7 @@ pub fn write(catalogue: &Path, directory: &Path, reason: BackupReason, kept: u32
         fs::rename(&unfinished, &path).and_then(|()| sync(directory)).map_err(|error| Problem::failed(&tried, error))
     });
     if let Err(problem) = written {
-        // What is left is in nobody's way.
+        // A leftover does no harm.
         fs::remove_file(&unfinished).ok();
         return Err(problem);
     }
@@ -95,7 +97,7 @@ fn make_directory(directory: &Path) -> io::Result<()> {
     fs::set_permissions(directory, Permissions::from_mode(0o700))
 }
 
-/// Removes what those have left who were killed while they made a copy: nobody else makes one now.
+/// Removes leftovers of killed processes: no other process creates a backup now.
 fn remove_unfinished(directory: &Path) -> io::Result<()> {
     for entry in fs::read_dir(directory)? {
         let entry = entry?;
@@ -121,9 +123,9 @@ fn copy_within(catalogue: &Path, to: &Path, tried: &str) -> Result<(), Problem> 
     File::open(to).and_then(|file| file.sync_all()).map_err(why)
 }
 
-/// Keeps the newest of each of so many days, and so many of those that somebody has asked for or that were made before
-/// the schema changed. Copies of days to come are of a clock that was wrong: so many are kept besides, or they would
-/// push out the copies that are made now.
+/// Keeps the newest backup of each of `kept` days, and as many of those made on request or before a schema change.
+/// Backups from the future were made with a wrong clock: as many are kept in addition, or they would displace current
+/// ones.
 fn remove_old(directory: &Path, kept: u32, now: Timestamp) -> Result<(), Problem> {
     let kept = usize::try_from(kept).unwrap_or(usize::MAX);
     let (mut days, mut others): (Vec<String>, [usize; 3]) = (Vec::new(), [0; 3]);
@@ -154,7 +156,7 @@ fn count(number: &mut usize) -> usize {
     *number
 }
 
-/// Whether there is nothing at `path` that says anything: no file, an empty one, or one in which no table was made yet.
+/// Whether there is no data at `path`: no file, an empty one, or one without tables.
 pub fn is_nothing(path: &Path) -> bool {
     match fs::metadata(path) {
         Err(error) => error.kind() == io::ErrorKind::NotFound,
@@ -168,13 +170,13 @@ fn has_no_table(path: &Path) -> rusqlite::Result<bool> {
     connection.query_row("SELECT count(*) = 0 FROM sqlite_schema", [], |row| row.get(0))
 }
 
-/// Makes a file that is to be the catalogue from a copy, and sees that a start would take it. The number of lives is
-/// raised, so that no event of its next life has the number of one that somebody has heard.
+/// Creates the future catalogue from a backup, and checks that it can be opened. The start counter is raised, so that
+/// no event number is reused.
 pub fn prepare(from: &Path, catalogue: &Path) -> Result<PathBuf, Problem> {
     let tried = format!("restore {}", from.display());
     let why = |error: io::Error| Problem::failed(&tried, error);
     let new = clear_new(catalogue)?;
-    // What somebody has copied of a daemon that ran may have the newest beside it.
+    // A manual copy of a running daemon's files may have the latest commits in the second one.
     for suffix in ["", "-wal"] {
         match fs::copy(beside(from, suffix), beside(&new, suffix)) {
             Err(error) if !suffix.is_empty() && error.kind() == io::ErrorKind::NotFound => {}
@@ -186,8 +188,10 @@ pub fn prepare(from: &Path, catalogue: &Path) -> Result<PathBuf, Problem> {
     sound::check_pages(&connection, Look::Whole)?;
     let version: i64 = connection.pragma_query_value(None, "user_version", |row| row.get(0)).map_err(failed)?;
     if version == 0 {
-        let what = format!("cannot {tried}: it is no catalogue of Tapline's");
-        return Err(Problem::new(Code::Invalid, what).advise("see 'tapline host backups', or the directory backups"));
+        let what = format!("cannot {tried}: it is not a Tapline catalogue");
+        return Err(
+            Problem::new(Code::Invalid, what).advise("see 'tapline host backups', or look in the directory 'backups'")
+        );
     }
     migrate(&mut connection, &new)?;
     sound::check_rows(&connection)?;
@@ -218,9 +222,9 @@ fn live_later(connection: &mut Connection) -> Result<(), Problem> {
     connection.execute("UPDATE meta SET value = ?1 WHERE key = 'starts'", [lives]).map(drop).map_err(failed)
 }
 
-/// Makes one file of a catalogue that was made to take the place of another, beside which it is; the file.
+/// Turns a new catalogue, created next to the one it will replace, into a single file, and returns that.
 pub fn finish(made: Catalogue, catalogue: &Path) -> Result<PathBuf, Problem> {
-    // Its connections end with it, and the thread that writes.
+    // This closes its connections and stops its writer thread.
     let new = beside(catalogue, UNFINISHED);
     made.end();
     let mut connection = Connection::open(&new).map_err(failed)?;
@@ -234,9 +238,9 @@ pub fn finish(made: Catalogue, catalogue: &Path) -> Result<PathBuf, Problem> {
     Ok(new)
 }
 
-/// Gives the present catalogue another name, with what lies beside it; nothing if there is none.
+/// Renames the current catalogue and its files; `None` if there is none.
 pub fn set_aside(catalogue: &Path, why: &str) -> Result<Option<PathBuf>, Problem> {
-    let tried = format!("keep {} aside", catalogue.display());
+    let tried = format!("move {} aside", catalogue.display());
     let aside = beside(catalogue, &format!(".before-{why}-{}", moment(Timestamp::now())));
     let mut moved = false;
     for suffix in std::iter::once("").chain(BESIDE) {
@@ -251,7 +255,7 @@ pub fn set_aside(catalogue: &Path, why: &str) -> Result<Option<PathBuf>, Problem
 
 /// What was prepared becomes the catalogue; what was there is kept. Tells under which name.
 pub fn replace(new: &Path, catalogue: &Path, why: &str) -> Result<Option<PathBuf>, Problem> {
-    let tried = format!("name {} {}", new.display(), catalogue.display());
+    let tried = format!("rename {} to {}", new.display(), catalogue.display());
     let aside = set_aside(catalogue, why)?;
     fs::rename(new, catalogue).map_err(|error| Problem::failed(&tried, error))?;
     let directory = catalogue.parent().unwrap_or(Path::new("/"));
@@ -279,7 +283,7 @@ mod test {
     }
 
     #[test]
-    fn the_newest_of_each_day_is_kept_and_some_of_those_that_were_asked_for() {
+    fn the_newest_backup_of_each_day_and_some_requested_ones_are_kept() {
         let room = tempfile::tempdir().unwrap();
         let all = [
             "catalogue-20261120T100000Z-daily.db",
@@ -311,7 +315,7 @@ mod test {
     }
 
     #[tokio::test]
-    async fn a_copy_is_the_catalogue_of_its_moment_for_its_owner_alone() {
+    async fn a_backup_is_a_private_snapshot_of_the_catalogue() {
         let room = tempfile::tempdir().unwrap();
         let (path, backups) = (room.path().join("catalogue.db"), room.path().join("backups"));
         let catalogue = Catalogue::open(&path).unwrap();
@@ -339,7 +343,7 @@ mod test {
     }
 
     #[test]
-    fn what_is_no_catalogue_is_not_restored() {
+    fn a_file_that_is_not_a_catalogue_is_not_restored() {
         let room = tempfile::tempdir().unwrap();
         let (from, path) = (room.path().join("from"), room.path().join("catalogue.db"));
         for bytes in

@@ -1,7 +1,7 @@
-//! Events: what has changed, told in the order in which it was committed.
+//! Events: changes, published in commit order.
 //!
-//! The last few thousand are kept in memory for clients that were away for a moment. A number of the life of a daemon is in
-//! the upper bits of every event's number, so that one from before a restart is never taken for one of now.
+//! The last few thousand are kept in memory for clients that reconnect. The upper bits of every event number contain
+//! the daemon's start counter, so that a number from before a restart is never mistaken for a current one.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -28,9 +28,9 @@ pub struct Touched {
     change: Change,
 }
 
-/// What is told, and to whom.
+/// Publishes events to subscribers.
 #[derive(Debug)]
-pub struct Tidings {
+pub struct EventBus {
     state: Mutex<State>,
     sender: broadcast::Sender<Arc<Event>>,
 }
@@ -46,7 +46,7 @@ struct State {
 /// What a client has missed, and what follows.
 #[derive(Debug)]
 pub struct Past {
-    /// What it has missed; none if that is not known any more: then it must look at everything anew.
+    /// The missed events; `None` if they are no longer available: the client must reload everything.
     pub missed: Option<Vec<Arc<Event>>>,
     /// What follows.
     pub next: broadcast::Receiver<Arc<Event>>,
@@ -62,12 +62,12 @@ pub struct News {
     object: Option<Box<RawValue>>,
 }
 
-impl Tidings {
+impl EventBus {
     /// Of a life of the daemon, the number of which is `starts`.
-    pub fn new(starts: u64) -> Tidings {
+    pub fn new(starts: u64) -> EventBus {
         let next = (starts << SEQ_BITS).saturating_add(1);
         let state = State { next, past: VecDeque::new(), progress: HashMap::new() };
-        Tidings { state: Mutex::new(state), sender: broadcast::channel(KEPT).0 }
+        EventBus { state: Mutex::new(state), sender: broadcast::channel(KEPT).0 }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -168,6 +168,6 @@ impl Tx<'_> {
             ObjectKind::Vm => self.find_vm(uuid)?.map(|vm| to_raw_value(&vm)),
             ObjectKind::Task => self.find_task(uuid)?.map(|task| to_raw_value(&task)),
         };
-        shown.transpose().map_err(|error| Problem::failed("show a changed object", error))
+        shown.transpose().map_err(|error| Problem::failed("encode a changed object", error))
     }
 }

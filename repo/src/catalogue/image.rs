@@ -1,5 +1,5 @@
-//! Images: the files of a repository that hold a disk or a layer of one. The API does not show them; VDIs stand on
-//! them.
+//! Images: the files of a repository that contain a disk or a layer of one. The API does not show them; VDIs are based
+//! on them.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -16,7 +16,7 @@ use super::{Tx, View};
 /// A file that holds a disk or a layer of one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Image {
-    /// Its identity, ours: what the file says of itself may be anything.
+    /// Its identity in the catalogue: the one in the file's own metadata is not trusted.
     pub uuid: Uuid,
     /// The repository.
     pub sr: Uuid,
@@ -26,13 +26,13 @@ pub struct Image {
     pub format: ImageFormat,
     /// What it shows, in bytes.
     pub size: u64,
-    /// What it takes on the file system, when that was last looked at.
+    /// Its space on the file system at the last measurement.
     pub physical: u64,
     /// The image it stands on.
     pub parent: Option<Uuid>,
     /// Whether it can be used.
     pub state: ImageState,
-    /// It was taken in without a VDI: nobody but people may merge or remove it.
+    /// It was added without a VDI: only a user may merge or remove it.
     pub kept: bool,
 }
 

@@ -1,8 +1,9 @@
-//! What repositories say of themselves ([`crate::inventory`]), as the catalogue has it.
+//! The catalogue's side of inventories ([`crate::inventory`]).
 //!
-//! Each commit that changes images or VDIs of a repository, or what people say of it, also raises the repository's
-//! generation and keeps the line that says so, in the same commit. So the file and the lines that are kept are together
-//! what the catalogue says, whoever dies when. A line that is in the file goes with the next commit that makes one.
+//! Each commit that changes images or VDIs of a repository, or its name and description, also increments the
+//! repository's generation and stores the inventory line for that, in the same commit. So the file plus the stored
+//! lines always equal the catalogue's state, whatever crashes when. Lines that have reached the file are deleted with
+//! the next commit that creates one.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -20,7 +21,7 @@ use crate::inventory::{Change, Contents, Gone, Line, Words, first_head};
 /// What of a repository's inventory a change has touched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Noted {
-    /// What people say of the repository.
+    /// The repository's name and description.
     Words,
     /// An image.
     Image(Uuid),
@@ -28,8 +29,7 @@ pub enum Noted {
     Vdi(Uuid),
 }
 
-/// How far the inventories are, and how far their files are. In memory: when the daemon starts, the files are looked
-/// at.
+/// The generations committed, and those in the files. In memory only: when the daemon starts, the files are read.
 #[derive(Debug, Default)]
 pub struct Outbox {
     state: Mutex<HashMap<Uuid, Reached>>,
@@ -47,7 +47,7 @@ impl Outbox {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Generations that were committed; none for a repository that is no more.
+    /// Records committed generations; `None` for a repository that no longer exists.
     pub(super) fn recorded(&self, reached: &[(Uuid, Option<u64>)]) {
         if reached.is_empty() {
             return;
@@ -92,7 +92,7 @@ impl Outbox {
     }
 }
 
-/// What an inventory says of an image; nothing of one that is being made.
+/// An image as an inventory describes it; `None` for one that is still being created.
 fn described(image: &Image) -> Option<InventoryImage> {
     let Image { uuid, sr: _, file, format, size, physical: _, parent, state, kept } = image.clone();
     let (damaged, diverged) = (state == ImageState::Damaged, state == ImageState::Diverged);
@@ -108,7 +108,7 @@ fn described(image: &Image) -> Option<InventoryImage> {
     })
 }
 
-/// Whether an inventory says the same of both.
+/// Whether both have the same description in an inventory.
 pub(super) fn is_same(one: &Image, other: &Image) -> bool {
     described(one) == described(other)
 }
@@ -128,7 +128,7 @@ fn vdi_of_row(row: &Row<'_>) -> rusqlite::Result<InventoryVdi> {
     })
 }
 
-/// What the catalogue says of a repository, and how far that is.
+/// The catalogue's state of a repository, with its generation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recorded {
     /// How many changes it has recorded.
@@ -168,14 +168,14 @@ impl View<'_> {
         lines.into_iter().map(Line::parse).collect()
     }
 
-    /// What the catalogue says of a repository, all of one moment; nothing if it has no inventory.
+    /// The catalogue's consistent state of a repository; `None` if it has no inventory.
     pub fn inventory(&self, sr: Uuid) -> Result<Option<Recorded>, Problem> {
         let _moment = self.connection.unchecked_transaction().map_err(failed)?;
         let Some((generation, head)) = self.inventory_head(sr)? else { return Ok(None) };
         Ok(Some(Recorded { generation, head, contents: self.contents(sr)?, lines: self.inventory_lines(sr)? }))
     }
 
-    /// What an inventory of a repository would say.
+    /// The contents that a repository's inventory should have.
     pub(super) fn contents(&self, sr: Uuid) -> Result<Contents, Problem> {
         let known = self.sr(sr)?;
         let images = self.images_of_sr(sr)?.iter().filter_map(described).map(|image| (image.uuid, image)).collect();
@@ -248,8 +248,8 @@ impl Tx<'_> {
         self.execute("DELETE FROM inventory_outbox WHERE sr = ?1 AND generation <= ?2", (Id(sr), written)).map(drop)
     }
 
-    /// Keeps a line for each repository of which the inventory says something else: before the commit, when all its
-    /// changes are made. Tells how far they are then.
+    /// Stores a line for each repository whose inventory changes: before the commit, after all its changes. Returns the
+    /// new generations.
     pub(super) fn record_inventories(&mut self, outbox: &Outbox) -> Result<Vec<(Uuid, Option<u64>)>, Problem> {
         let mut srs: Vec<Uuid> = Vec::new();
         for (sr, _) in &self.noted {

@@ -1,8 +1,8 @@
-//! Leases: who may use a VDI now; and claims: which task changes what it consists of. One writer, or any number
-//! of readers; the schema itself refuses anything else.
+//! Leases: the current users of a VDI; and claims: the task that changes its layers. One writer, or any number of
+//! readers; the schema itself prevents anything else.
 //!
-//! A lease is taken before a file is opened and given back when nobody has it open any more. It says in the catalogue what
-//! the locks on the files say to everybody: a program that knows nothing of the catalogue is kept out by those.
+//! A lease is taken before a file is opened and released when no process has it open any more. It is the catalogue's
+//! counterpart of the files' locks, which also exclude programs that know nothing of the catalogue.
 
 use api::{Change, Code, Mode, ObjectKind, Problem, Task, TaskState};
 use uuid::Uuid;
@@ -13,7 +13,7 @@ use super::{Tx, View, not_found};
 /// Who has a lease: a VBD or a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Holder {
-    /// Which.
+    /// The holder of the lease.
     pub holder: Uuid,
     /// For what.
     pub mode: Mode,
@@ -34,7 +34,7 @@ impl View<'_> {
         })
     }
 
-    /// The task that is at work on an object, if one is: of one that nobody can go on with, it is only kept.
+    /// The task that has claimed an object, if there is one and it is not stuck.
     pub fn at_work(&self, object: Uuid) -> Result<Option<Uuid>, Problem> {
         let Some(task) = self.claimant(object)? else { return Ok(None) };
         let stuck = self.find_task(task)?.is_some_and(|task| task.state == TaskState::Stuck);
@@ -58,7 +58,7 @@ impl Tx<'_> {
             if own.mode == mode {
                 return Ok(());
             }
-            return Err(Problem::new(Code::InUse, format!("{holder} uses VDI {vdi} already, and otherwise")));
+            return Err(Problem::new(Code::InUse, format!("{holder} already uses VDI {vdi} in a different mode")));
         }
         let excluding = |other: &&Holder| other.mode == Mode::ReadWrite || mode == Mode::ReadWrite;
         if let Some(other) = holders.iter().find(excluding) {
@@ -86,7 +86,7 @@ impl Tx<'_> {
             Some(other) if other != task => {
                 let task = self.find_task(other)?;
                 let verb = task.as_ref().map_or("a task", |task| &task.verb);
-                let what = format!("{verb} {other} is at work on {object}");
+                let what = format!("{verb} {other} is working on {object}");
                 Err(Problem::new(Code::Busy, what).advise(task.as_ref().map_or(ADVICE.into(), advice)))
             }
             Some(_) => Ok(()),
@@ -94,7 +94,7 @@ impl Tx<'_> {
         }
     }
 
-    /// Refuses what a task holds that nobody can go on with: of which files it consists is not known.
+    /// Refuses an object claimed by a stuck task: its layers are unknown.
     pub(super) fn check_not_stuck(&self, object: Uuid) -> Result<(), Problem> {
         let Some(task) = self.claimant(object)? else { return Ok(()) };
         match self.find_task(task)? {
@@ -115,14 +115,14 @@ impl Tx<'_> {
         let doing = if by.mode == Mode::ReadWrite { "written" } else { "read" };
         let (who, advice) = match self.find_task(by.holder)? {
             Some(task) => (format!("the task {} {}", task.verb, task.uuid), advice(&task)),
-            None => (format!("VBD {}", by.holder), "unplug it there first".into()),
+            None => (format!("VBD {}", by.holder), "unplug that VBD first".into()),
         };
         Ok(Problem::new(Code::InUse, format!("VDI {vdi} is being {doing} by {who}")).advise(advice))
     }
 }
 
 /// What to do about a task that holds something.
-const ADVICE: &str = "wait for that task, or cancel it";
+const ADVICE: &str = "wait for that task or cancel it";
 
 fn advice(task: &Task) -> String {
     let stuck = task.problem.as_ref().filter(|_| task.state == TaskState::Stuck);

@@ -1,7 +1,8 @@
-//! What was answered to requests that had an idempotency key, for those who ask a second time because the first answer
-//! did not reach them.
+//! Responses to requests with an idempotency key, for clients that repeat a request because the response did not reach
+//! them.
 //!
-//! Invariant: an answer is recorded in the commit that has what it tells, so that one is never there without the other.
+//! Invariant: a response is recorded in the same commit as the change that it reports, so that neither exists without
+//! the other.
 
 use api::Problem;
 use jiff::{SignedDuration, Timestamp};
@@ -11,7 +12,7 @@ use uuid::Uuid;
 use super::row::{Id, Time};
 use super::{Tx, View};
 
-/// How long an answer is kept. Who asks again does so within minutes; a day covers a client that was restarted.
+/// How long a response is kept. Clients repeat within minutes; a day covers a client that was restarted.
 const KEPT_FOR: SignedDuration = SignedDuration::from_hours(24);
 
 /// Answers that are kept, whatever their age: some MiB as a rule, and more than people and scripts ask in a day.
@@ -43,7 +44,7 @@ pub enum Answered {
 }
 
 impl View<'_> {
-    /// What was answered to a request with this key of this asker, and the hash of that request; none if none is known.
+    /// The recorded response to a request with this key by this caller, and the request's hash; `None` if unknown.
     pub fn answered(&self, asker: &str, key: &str) -> Result<Option<([u8; 32], Answered)>, Problem> {
         let sql = "SELECT hash, task, status, body FROM request WHERE asker = ?1 AND key = ?2 AND created > ?3";
         let since = Timestamp::now().saturating_sub(KEPT_FOR).unwrap_or(Timestamp::MIN);
@@ -90,7 +91,7 @@ mod test {
     }
 
     #[tokio::test]
-    async fn an_answer_is_its_askers_and_the_oldest_give_way() {
+    async fn responses_are_per_caller_and_the_oldest_are_dropped() {
         let room = tempfile::tempdir().unwrap();
         let catalogue = Catalogue::open(&room.path().join("catalogue.db")).unwrap();
         let task = Uuid::new_v4();

@@ -1,4 +1,4 @@
-//! How values lie in columns: identities and times as text, words as the API has them, the rest as JSON.
+//! Conversion of values to columns: UUIDs and times as text, words as in the API, everything else as JSON.
 
 use api::Problem;
 use jiff::Timestamp;
@@ -48,7 +48,7 @@ impl<T: Serialize> ToSql for Word<T> {
     fn to_sql(&self) -> rusqlite::Result<ToSqlOutput<'_>> {
         match serde_json::to_value(&self.0).map_err(|error| rusqlite::Error::ToSqlConversionFailure(error.into()))? {
             serde_json::Value::String(word) => Ok(word.into()),
-            other => Err(rusqlite::Error::ToSqlConversionFailure(format!("{other} is no word").into())),
+            other => Err(rusqlite::Error::ToSqlConversionFailure(format!("{other} is not a string").into())),
         }
     }
 }

@@ -1,8 +1,8 @@
-//! The seal: beside a catalogue that was closed in peace, the hash over all its bytes.
+//! The seal: a hash of a cleanly closed catalogue, in a file next to it.
 //!
-//! The next one to open it sees by that whether a byte has changed in between, which SQLite does not: its pages have no
-//! sums. A seal counts as long as the file has the time of its last change that it had then: whoever has written it in
-//! the ordinary way since, an older copy included, has written what he meant.
+//! The next process to open the catalogue uses it to detect changed bytes, which SQLite cannot, because its pages have
+//! no checksums. A seal is valid as long as the file has the recorded modification time: a file that was written in the
+//! ordinary way since, or replaced by an older copy, was changed on purpose.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -66,17 +66,17 @@ pub fn check(catalogue: &Path) -> Result<(), Problem> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
         found => found.map(|found| found == seal.changed).map_err(failed),
     };
-    // Looked at again behind the hash: another program may have begun to write it.
+    // Checked again after hashing: another program may have begun to write the file.
     if !is_as_sealed()? || of(catalogue).map_err(failed)?.sha256 == seal.sha256 || !is_as_sealed()? {
         return Ok(());
     }
     Err(damaged(format_args!(
-        "its bytes are not those that were written, by the hash in {}, and nobody has changed it since in the ordinary way",
+        "its contents do not match the hash in {}, although its metadata shows no write since",
         path.display()
     )))
 }
 
-/// Seals a catalogue that nobody writes any more.
+/// Seals a catalogue that is no longer written.
 pub fn write(catalogue: &Path) -> io::Result<()> {
     let text = serde_json::to_vec(&of(catalogue)?)?;
     let unfinished = beside(catalogue, ".seal.unfinished");

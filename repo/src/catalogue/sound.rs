@@ -1,20 +1,20 @@
-//! Whether a catalogue can be believed, as far as that can be seen from the file alone.
+//! Integrity checks of a catalogue, as far as they are possible from the file alone.
 //!
-//! Three looks, from the bottom up: SQLite's own at its pages and indexes, whether all that is referred to is there,
-//! and whether every row is one that we could have written. What was changed into something that makes sense is not
-//! seen here: that is what the seal is for ([`super::seal`]), and the inventories of repositories.
+//! Three levels, from the bottom up: SQLite's own check of its pages and indexes, foreign keys, and whether every row
+//! is one that we could have written. A change to something valid is not detected here: that is what the seal
+//! ([`super::seal`]) and the inventories of repositories are for.
 
 use api::{Code, Problem};
 use rusqlite::{Connection, ErrorCode};
 
-use super::event::Tidings;
+use super::event::EventBus;
 use super::{View, failed};
 
 /// Bytes up to which indexes are compared with their tables too at each start: five times as long as the look without
 /// that, which is 65 ms of a processor for 10,000 VDIs in 10 MiB.
 const SMALL: u64 = 64 << 20;
 
-/// How closely to look.
+/// How thorough the check is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Look {
     /// At everything, however long it takes.
@@ -23,7 +23,7 @@ pub enum Look {
     Bounded,
 }
 
-/// Refuses a file that is damaged, as [`Code::Damaged`]. What rows say is not looked at.
+/// Rejects a damaged file as [`Code::Damaged`]. The contents of rows are not checked.
 pub fn check_pages(connection: &Connection, look: Look) -> Result<(), Problem> {
     let pages: u64 = connection.pragma_query_value(None, "page_count", |row| row.get(0)).map_err(failed)?;
     let size: u64 = connection.pragma_query_value(None, "page_size", |row| row.get(0)).map_err(failed)?;
@@ -40,15 +40,15 @@ pub fn check_pages(connection: &Connection, look: Look) -> Result<(), Problem> {
         None => Ok(()),
         Some(row) => {
             let table = |column| row.get::<_, String>(column).map_err(|error| damaged(error.to_string()));
-            Err(damaged(format!("a row of {} refers to one of {} that is not there", table(0)?, table(2)?)))
+            Err(damaged(format!("a row of {} refers to a missing row of {}", table(0)?, table(2)?)))
         }
     }
 }
 
 /// Refuses rows that nobody here can have written.
 pub fn check_rows(connection: &Connection) -> Result<(), Problem> {
-    let tidings = Tidings::new(0);
-    let view = View { connection, tidings: &tidings };
+    let event_bus = EventBus::new(0);
+    let view = View { connection, event_bus: &event_bus };
     let read = || {
         for sr in view.srs()? {
             view.images_of_sr(sr.uuid)?;
@@ -81,7 +81,7 @@ pub fn damaged(why: impl std::fmt::Display) -> Problem {
     Problem::new(Code::Damaged, format!("the catalogue is damaged: {why}"))
 }
 
-/// Whether SQLite says that a file is damaged, or no catalogue at all: one that was cut off has no tables.
+/// Whether an SQLite error means that a file is damaged or is not a catalogue: a truncated one has no tables.
 pub fn tells_of_damage(error: &rusqlite::Error) -> bool {
     let is_empty = |words: &str| words.starts_with("no such table") || words.starts_with("no such column");
     let words = match error {
@@ -93,7 +93,7 @@ pub fn tells_of_damage(error: &rusqlite::Error) -> bool {
     matches!(code, Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase)) || words.is_some_and(is_empty)
 }
 
-/// Whether a value is one that nobody here writes.
+/// Whether a value is one that we never write.
 pub fn is_foreign(error: &rusqlite::Error) -> bool {
     use rusqlite::Error::{FromSqlConversionFailure, IntegralValueOutOfRange, InvalidColumnType, Utf8Error};
     matches!(error, FromSqlConversionFailure(..) | IntegralValueOutOfRange(..) | InvalidColumnType(..) | Utf8Error(..))

@@ -28,11 +28,14 @@ fn of_row(row: &Row<'_>) -> rusqlite::Result<Sr> {
 
 /// One that is lost cannot be used, for the reason for which it is.
 fn lost(sr: &Sr) -> Problem {
-    let what = format!("the repository «{}» ({}) is lost", sr.name, sr.uuid);
+    let what = format!("the repository '{}' ({}) is lost", sr.name, sr.uuid);
     let Some(why) = &sr.problem else {
-        return Problem::new(Code::State, what).advise("bring its storage back, then attach it again");
+        return Problem::new(Code::State, what).advise("restore its storage, then attach it again");
     };
-    let advice = why.advice.clone().unwrap_or_else(|| "bring its storage back: it is attached again by itself".into());
+    let advice = why
+        .advice
+        .clone()
+        .unwrap_or_else(|| "restore its storage; Tapline then attaches it again automatically".into());
     Problem::new(Code::State, format!("{what}: {why}")).advise(advice)
 }
 
@@ -60,10 +63,10 @@ impl View<'_> {
             SrState::Detached => ("is not attached", "attach it first"),
             SrState::Lost => return Err(lost(&sr)),
         };
-        Err(Problem::new(Code::State, format!("the repository «{}» ({uuid}) {why}", sr.name)).advise(advice))
+        Err(Problem::new(Code::State, format!("the repository '{}' ({uuid}) {why}", sr.name)).advise(advice))
     }
 
-    /// Refuses if anybody uses a repository: a VBD that is plugged, or a task that reads or makes images in it.
+    /// Refuses if a repository is in use by a plugged VBD, or by a task that reads or creates images in it.
     pub fn check_sr_unused(&self, uuid: Uuid) -> Result<(), Problem> {
         let vbds = "SELECT vbd.uuid FROM vbd JOIN vdi ON vbd.vdi = vdi.uuid JOIN image ON vdi.image = image.uuid
                     WHERE image.sr = ?1 AND vbd.state <> 'unplugged' LIMIT 1";
@@ -74,8 +77,8 @@ impl View<'_> {
         let tasks = "SELECT 1 FROM image WHERE sr = ?1 AND (state = 'making' OR EXISTS (
                          SELECT 1 FROM vdi JOIN lease ON lease.vdi = vdi.uuid WHERE vdi.image = image.uuid)) LIMIT 1";
         if self.row(tasks, [Id(uuid)], |_| Ok(()))?.is_some() {
-            let what = format!("a task is at work in the repository {uuid}");
-            return Err(Problem::new(Code::Busy, what).advise("wait for it, or cancel it"));
+            let what = format!("a task is using the repository {uuid}");
+            return Err(Problem::new(Code::Busy, what).advise("wait for it or cancel it"));
         }
         Ok(())
     }
@@ -111,7 +114,7 @@ impl Tx<'_> {
     /// Makes a repository known.
     pub fn add_sr(&mut self, sr: &Sr) -> Result<(), Problem> {
         if self.find_sr(sr.uuid)?.is_some() {
-            let what = format!("the repository {} is known already", sr.uuid);
+            let what = format!("the repository {} is already known", sr.uuid);
             return Err(Problem::new(Code::Exists, what).advise("attach it, or forget it first"));
         }
         self.execute(
@@ -186,7 +189,7 @@ impl Tx<'_> {
         }
         self.execute("DELETE FROM vdi WHERE image IN (SELECT uuid FROM image WHERE sr = ?1)", [Id(uuid)])?;
         self.drop_inventory(uuid)?;
-        // Children refer to parents; all go in one statement, and references are looked at when it ends.
+        // Children refer to parents; all are deleted in one statement, and references are checked at its end.
         self.execute("UPDATE image SET parent = NULL WHERE sr = ?1", [Id(uuid)])?;
         self.execute("DELETE FROM image WHERE sr = ?1", [Id(uuid)])?;
         self.execute("DELETE FROM sr WHERE uuid = ?1", [Id(uuid)])?;

@@ -1,5 +1,4 @@
-//! A repository's own word goes into the catalogue: all that it says, in one commit, in the place of what was known of
-//! it.
+//! Updates the catalogue from a repository's inventory: in one commit, replacing everything known about the repository.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -18,30 +17,31 @@ use crate::inventory::Contents;
 pub struct TakenIn {
     /// VDIs that the catalogue did not know.
     pub added: Vec<Uuid>,
-    /// Those of which it has said something else.
+    /// Those that were changed.
     pub changed: Vec<Uuid>,
-    /// Those that are no more.
+    /// Those that were removed.
     pub removed: Vec<Uuid>,
-    /// Those that are no more and have VBDs: they stay, without a file.
+    /// Those that are gone but have VBDs: they stay, without a file.
     pub missing: Vec<Uuid>,
 }
 
 impl View<'_> {
-    /// Refuses what an inventory of the repository `sr` says if something of it is another repository's here.
+    /// Rejects an inventory of the repository `sr` that contains objects of another repository in this catalogue.
     pub fn check_nowhere_else(&self, sr: Uuid, contents: &Contents) -> Result<(), Problem> {
         let elsewhere = |what: String| {
             Problem::new(Code::Exists, what).advise(
-                "one of the two repositories is a copy of the other: forget the other one here, or import what you need of this one",
+                "one of the two repositories is a copy of the other: forget the other one, or import what you need \
+                 from this one",
             )
         };
         for image in contents.images.keys() {
             if let Some(other) = self.find_image(*image)?.filter(|other| other.sr != sr) {
-                return Err(elsewhere(format!("image {image} is one of the repository {} here", other.sr)));
+                return Err(elsewhere(format!("image {image} already belongs to the repository {}", other.sr)));
             }
         }
         for vdi in contents.vdis.keys() {
             if let Some(other) = self.find_vdi(*vdi)?.filter(|other| other.sr != sr) {
-                let what = format!("VDI {vdi} is '{}' of the repository {} here", other.name, other.sr);
+                let what = format!("VDI {vdi} ('{}') already belongs to the repository {}", other.name, other.sr);
                 return Err(elsewhere(what));
             }
         }
@@ -50,8 +50,8 @@ impl View<'_> {
 }
 
 impl Tx<'_> {
-    /// The catalogue says of a repository what its inventory says, which is at `generation` with `head`. `files` are
-    /// the files that are there, with what they take. Refuses if something of it is another repository's here.
+    /// Replaces the catalogue's state of a repository with its inventory's at `generation` with `head`. `files` are the
+    /// existing files with their space. Rejects objects that belong to another repository here.
     pub fn take_in(
         &mut self,
         sr: Uuid,
@@ -61,7 +61,7 @@ impl Tx<'_> {
     ) -> Result<TakenIn, Problem> {
         self.check_nowhere_else(sr, contents)?;
         let before = self.contents(sr)?;
-        // References are looked at when the transaction ends: images and VDIs change places on the way there.
+        // References are checked when the transaction ends, because images and VDIs are exchanged in between.
         self.execute("PRAGMA defer_foreign_keys = ON", [])?;
         self.execute(
             "UPDATE vdi SET image = '-' || uuid WHERE image IN (SELECT uuid FROM image WHERE sr = ?1)",
@@ -153,7 +153,7 @@ impl Tx<'_> {
         Ok(taken)
     }
 
-    /// A VDI that is no more and that somebody counts on stays, and shows that its file is missing.
+    /// A VDI that is gone but in use stays, marked as missing its file.
     fn keep_without_file(&mut self, sr: Uuid, vdi: Uuid) -> Result<(), Problem> {
         let uuid = Uuid::new_v4();
         let (file, state) = (format!("{vdi}.missing"), ImageState::Missing);

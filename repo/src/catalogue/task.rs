@@ -1,8 +1,8 @@
-//! Tasks, and the journal of those whose effect must be all or nothing.
+//! Tasks, and the journal of those that must be all or nothing.
 //!
-//! A task that leaves something behind records its *intent* before it does anything: all that is needed to do it or to
-//! undo it, identities of what it will make included. Then, before each step, the step's name. What is not over when
-//! the daemon starts is done or undone from that (P8).
+//! A task that leaves something behind records its *intent* before it does anything: everything needed to complete it
+//! or to roll it back, including the UUIDs of what it will create. Then, before each step, the step's name. Unfinished
+//! tasks are completed or rolled back from that when the daemon starts (P8).
 
 use api::{About, Change, Code, ObjectKind, Problem, Task, TaskState};
 use jiff::Timestamp;
@@ -14,7 +14,7 @@ use super::image::{Image, ImageState};
 use super::row::{Id, Json, Time, Word};
 use super::{Tx, View, not_found};
 
-/// Tasks that are over are kept for those who ask later, but no more than these.
+/// The maximum number of finished tasks kept for later queries.
 const OVER_KEPT: u32 = 2000;
 
 /// A task that is to be.
@@ -28,7 +28,7 @@ pub struct NewTask {
     pub about: Vec<About>,
     /// Whether it can be cancelled at once.
     pub cancellable: bool,
-    /// All that is needed to do it or to undo it; none if it leaves nothing behind.
+    /// Everything needed to complete it or to roll it back; `None` if it leaves nothing behind.
     pub intent: Option<Value>,
 }
 
@@ -49,7 +49,7 @@ impl View<'_> {
         let state: TaskState = row.get::<_, Word<_>>("state")?.0;
         let progress = match state {
             TaskState::Done => 1.0,
-            _ => self.tidings.progress_of(uuid).unwrap_or(0.0),
+            _ => self.event_bus.progress_of(uuid).unwrap_or(0.0),
         };
         Ok(Task {
             uuid,
@@ -144,7 +144,7 @@ impl Tx<'_> {
         if task.state.is_over() || !task.cancellable {
             let what = format!("the task {} {uuid} cannot be cancelled now", task.verb);
             let stuck = task.problem.and_then(|problem| problem.advice).filter(|_| task.state == TaskState::Stuck);
-            let advice = stuck.unwrap_or_else(|| "wait for it: it is over, or about to be".into());
+            let advice = stuck.unwrap_or_else(|| "wait for it; it has ended or is about to".into());
             return Err(Problem::new(Code::State, what).advise(advice));
         }
         self.execute(
@@ -190,7 +190,7 @@ impl Tx<'_> {
         self.end_task(uuid, Err(why.clone()))
     }
 
-    /// A task with which an earlier daemon could not go on goes on.
+    /// Resumes a task that was stuck in an earlier daemon.
     pub fn set_task_unstuck(&mut self, uuid: Uuid) -> Result<(), Problem> {
         self.execute(
             "UPDATE task SET state = ?2, problem = NULL WHERE uuid = ?1 AND state = ?3",
@@ -217,7 +217,7 @@ impl Tx<'_> {
         )?;
         self.drop_leases(uuid)?;
         self.drop_claims(uuid)?;
-        self.tidings.forget_progress(uuid);
+        self.event_bus.forget_progress(uuid);
         self.touch(ObjectKind::Task, uuid, Change::Changed);
         Ok(())
     }

@@ -69,7 +69,7 @@ impl Room {
 }
 
 #[tokio::test]
-async fn what_was_written_is_there_after_opening_again() {
+async fn writes_survive_reopening() {
     let Room { directory, catalogue } = room();
     let one = sr();
     let kept = one.clone();
@@ -95,7 +95,7 @@ async fn a_refused_change_leaves_nothing_and_no_event() {
 }
 
 #[tokio::test]
-async fn many_changes_at_one_time_are_all_made_and_a_refused_one_among_them_is_not() {
+async fn concurrent_changes_are_committed_except_refused_ones() {
     let Room { directory: _directory, catalogue } = room();
     let changes = (0..200).map(|n| {
         let catalogue = catalogue.clone();
@@ -154,7 +154,7 @@ async fn the_schema_itself_refuses_a_second_writer() {
 }
 
 #[tokio::test]
-async fn what_a_task_has_claimed_is_its_own_until_it_is_over() {
+async fn a_claim_lasts_until_its_task_ends() {
     let Room { directory: _directory, catalogue } = room();
     let object = Uuid::new_v4();
     let (first, second) = (new_task(None), new_task(None));
@@ -170,7 +170,7 @@ async fn what_a_task_has_claimed_is_its_own_until_it_is_over() {
 }
 
 #[tokio::test]
-async fn a_chain_is_told_from_the_top_down() {
+async fn a_chain_is_listed_from_the_top_down() {
     let room = room();
     let (_, chain, vdi) = room.with_vdi(5).await;
     assert_eq!(room.catalogue.read(move |view| view.chain(vdi)).await.unwrap(), chain);
@@ -178,7 +178,7 @@ async fn a_chain_is_told_from_the_top_down() {
 }
 
 #[tokio::test]
-async fn the_vdis_above_an_image_are_all_that_stand_on_it() {
+async fn the_vdis_above_an_image_are_all_its_descendants() {
     let room = room();
     let (sr, chain, vdi) = room.with_vdi(3).await;
     let other = image(sr.uuid, Some(chain[2].uuid));
@@ -193,7 +193,7 @@ async fn the_vdis_above_an_image_are_all_that_stand_on_it() {
 }
 
 #[tokio::test]
-async fn a_repository_in_use_is_not_forgotten_and_one_that_is_not_goes_with_all_it_has() {
+async fn a_repository_in_use_is_not_forgotten() {
     let room = room();
     let (sr, _, vdi) = room.with_vdi(3).await;
     let device = vbd(vdi);
@@ -207,7 +207,7 @@ async fn a_repository_in_use_is_not_forgotten_and_one_that_is_not_goes_with_all_
 }
 
 #[tokio::test]
-async fn a_repository_is_used_while_a_vbd_is_plugged_or_a_task_is_at_work() {
+async fn a_repository_is_in_use_while_a_vbd_is_plugged_or_a_task_runs() {
     let room = room();
     let (sr, chain, vdi) = room.with_vdi(2).await;
     let (sr, leaf, device, task) = (sr.uuid, chain[0].clone(), vbd(vdi), Uuid::new_v4());
@@ -234,7 +234,7 @@ async fn a_repository_is_used_while_a_vbd_is_plugged_or_a_task_is_at_work() {
 }
 
 #[tokio::test]
-async fn what_stands_below_a_disk_is_allocated_once_and_sums_do_not_overflow() {
+async fn shared_images_are_counted_once_and_sums_do_not_overflow() {
     let room = room();
     let (sr, mut chain, _) = room.with_vdi(3).await;
     let allocation = || room.catalogue.read(move |view| view.sr_allocation(sr.uuid));
@@ -248,7 +248,7 @@ async fn what_stands_below_a_disk_is_allocated_once_and_sums_do_not_overflow() {
 }
 
 #[tokio::test]
-async fn only_what_is_attached_can_be_relied_on() {
+async fn only_attached_repositories_are_usable() {
     let room = room();
     let (sr, _, _) = room.with_vdi(1).await;
     let asked = || room.catalogue.read(move |view| view.attached_sr(sr.uuid));
@@ -265,7 +265,7 @@ fn new_task(intent: Option<serde_json::Value>) -> NewTask {
 }
 
 #[tokio::test]
-async fn the_journal_has_what_is_not_over() {
+async fn the_journal_contains_unfinished_tasks() {
     let Room { directory, catalogue } = room();
     let (open, over, passing) =
         (new_task(Some(serde_json::json!({"image": 1}))), new_task(Some(serde_json::json!({}))), new_task(None));
@@ -290,7 +290,7 @@ async fn the_journal_has_what_is_not_over() {
 }
 
 #[tokio::test]
-async fn a_client_that_was_away_hears_what_it_has_missed_or_that_this_is_not_known() {
+async fn a_reconnecting_client_gets_missed_events_or_a_reset() {
     let Room { directory, catalogue } = room();
     let mut events = catalogue.subscribe();
     catalogue.write(|tx| tx.add_sr(&sr())).await.unwrap();
@@ -308,7 +308,7 @@ async fn a_client_that_was_away_hears_what_it_has_missed_or_that_this_is_not_kno
 }
 
 #[tokio::test]
-async fn progress_is_told_once_a_hundredth_and_forgotten_at_the_end() {
+async fn progress_is_published_per_percent_and_forgotten_at_the_end() {
     let Room { directory: _directory, catalogue } = room();
     let new = new_task(None);
     let uuid = new.uuid;
@@ -337,7 +337,7 @@ fn a_catalogue_of_a_later_version_is_refused() {
 }
 
 #[tokio::test]
-async fn a_vbd_has_its_vdi_from_the_beginning_of_its_plug_to_the_end_of_its_unplug() {
+async fn a_vbd_holds_its_lease_from_plug_to_unplug() {
     let room = room();
     let (_, _, disk) = room.with_vdi(2).await;
     let (one, other) = (vbd(disk), vbd(disk));
@@ -359,7 +359,7 @@ async fn a_vbd_has_its_vdi_from_the_beginning_of_its_plug_to_the_end_of_its_unpl
 }
 
 #[tokio::test]
-async fn a_vbd_is_not_made_or_plugged_as_its_vdi_cannot_be_used() {
+async fn a_vbd_must_match_its_vdis_access_mode() {
     let room = room();
     let (_, chain, disk) = room.with_vdi(2).await;
     let refused = |change: fn(&mut Vbd)| {
@@ -406,7 +406,7 @@ impl Asked {
 }
 
 #[tokio::test]
-async fn clients_ask_in_turns_and_keep_nobody_at_work_waiting() {
+async fn client_reads_take_turns_without_delaying_the_daemon() {
     use std::sync::atomic::Ordering::SeqCst;
     let room = room();
     let asked = Arc::new(Asked::default());
@@ -430,7 +430,7 @@ async fn clients_ask_in_turns_and_keep_nobody_at_work_waiting() {
 }
 
 #[tokio::test]
-async fn a_question_that_nobody_waits_for_keeps_its_turn_until_it_is_over() {
+async fn an_abandoned_read_keeps_its_turn_until_done() {
     use std::sync::atomic::Ordering::SeqCst;
     let room = room();
     let asked = Arc::new(Asked::default());
@@ -448,7 +448,7 @@ async fn a_question_that_nobody_waits_for_keeps_its_turn_until_it_is_over() {
 }
 
 #[tokio::test]
-async fn vbds_are_counted_by_state_and_tasks_until_they_are_over() {
+async fn vbds_are_counted_by_state_and_unfinished_tasks_in_total() {
     let room = room();
     let (_, _, disk) = room.with_vdi(1).await;
     room.catalogue
@@ -471,7 +471,7 @@ async fn vbds_are_counted_by_state_and_tasks_until_they_are_over() {
 }
 
 #[tokio::test]
-async fn a_list_says_of_each_vdi_what_is_said_of_it_alone() {
+async fn a_list_has_the_same_fields_as_a_single_vdi() {
     let room = room();
     let (_, _, deep) = room.with_vdi(3).await;
     let (_, _, flat) = room.with_vdi(1).await;
@@ -507,7 +507,7 @@ fn token(name: &str) -> api::Token {
 }
 
 #[tokio::test]
-async fn a_token_has_its_name_to_itself_until_it_is_removed() {
+async fn a_tokens_name_is_unique_until_it_is_removed() {
     let room = room();
     let (first, second) = (token("ci"), token("ci"));
     let add = |token: &api::Token, hash| {
@@ -525,7 +525,7 @@ async fn a_token_has_its_name_to_itself_until_it_is_removed() {
 }
 
 #[tokio::test]
-async fn a_catalogue_of_version_1_is_taken_over() {
+async fn a_catalogue_of_version_1_is_upgraded() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("catalogue.db");
     let old = Connection::open(&path).unwrap();

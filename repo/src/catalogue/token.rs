@@ -1,4 +1,4 @@
-//! Tokens, with a hash of each one's secret: who reads the file cannot use the API with it.
+//! Tokens, with only a hash of each secret: reading the file does not give access to the API.
 
 use api::{Code, Problem, Token};
 use rusqlite::{Row, named_params};
@@ -33,10 +33,10 @@ impl Tx<'_> {
     pub fn add_token(&mut self, token: &Token, hash: &SecretHash) -> Result<(), Problem> {
         let taken = self.row("SELECT 1 FROM token WHERE name = ?1", [token.name.as_str()], |_| Ok(()))?;
         if taken.is_some() {
-            let what = format!("there is a token «{}» already", token.name);
+            let what = format!("a token named '{}' already exists", token.name);
             return Err(Problem::new(Code::Exists, what)
                 .field("name")
-                .advise("choose another name, or revoke that one"));
+                .advise("choose another name, or revoke that token"));
         }
         self.execute(
             "INSERT INTO token VALUES (:uuid, :name, :hash, :read_only, :created, :expires)",

@@ -48,7 +48,7 @@ impl View<'_> {
         self.rows(sql, [vm.map(Id), vdi.map(Id)], of_row)
     }
 
-    /// How many VBDs are in which state; states of none are left out.
+    /// The number of VBDs per state, without zeroes.
     pub fn count_vbds(&self) -> Result<Vec<(VbdState, u64)>, Problem> {
         let sql = "SELECT state, count(*) FROM vbd GROUP BY state";
         self.rows(sql, [], |row| Ok((row.get::<_, Word<_>>(0)?.0, row.get(1)?)))
@@ -75,28 +75,28 @@ impl View<'_> {
         let taken: Vec<u8> =
             self.rows("SELECT position FROM vbd WHERE vm = ?1 ORDER BY position", [Id(vm)], |row| row.get(0))?;
         let free = (0..=254).find(|position| taken.binary_search(position).is_err());
-        free.ok_or_else(|| Problem::new(Code::Exists, format!("VM {vm} has 255 VBDs, which is as many as it may have")))
+        free.ok_or_else(|| Problem::new(Code::Exists, format!("VM {vm} already has 255 VBDs, the maximum")))
     }
 }
 
-/// Whether a VDI can be used as a VBD asks for, and as what.
+/// Checks that a VDI can be used with a VBD's access mode.
 fn check_use(vbd: &Vbd, vdi: &Vdi) -> Result<(), Problem> {
     if vbd.mode == Mode::ReadWrite && vdi.read_only {
-        let what = format!("VDI {} may only be read, and is not plugged for writing", vdi.uuid);
+        let what = format!("VDI {} is read-only and cannot be plugged read-write", vdi.uuid);
         return Err(Problem::new(Code::ReadOnly, what)
             .field("mode")
-            .advise("ask for RO, or clone it and write to the clone"));
+            .advise("use mode RO, or clone it and write to the clone"));
     }
     match (vbd.transport, vbd.queues) {
         (Transport::Nbd, 2..) => {
-            let what = format!("NBD has no queues, of which {} are asked for", vbd.queues);
+            let what = format!("NBD does not support multiple queues, but {} were requested", vbd.queues);
             Err(Problem::new(Code::Invalid, what)
                 .field("queues")
-                .advise("ask for 1: clients may connect several times"))
+                .advise("request 1 queue; clients can open several connections"))
         }
         (_, 1..=64) => Ok(()),
         (_, queues) => {
-            Err(Problem::new(Code::Invalid, format!("a VBD has 1 to 64 queues, not {queues}")).field("queues"))
+            Err(Problem::new(Code::Invalid, format!("{queues} queues requested; must be 1 to 64")).field("queues"))
         }
     }
 }
@@ -108,21 +108,23 @@ impl Tx<'_> {
         check_use(vbd, &vdi)?;
         check_autostart(vbd)?;
         if vbd.position > 254 {
-            return Err(Problem::new(Code::Invalid, "a position is 0 to 254").field("position"));
+            return Err(Problem::new(Code::Invalid, "a position must be 0 to 254").field("position"));
         }
         let driver = vbd.vm.map(|vm| self.vm(vm)).transpose()?.map(|vm| vm.driver);
         if (vbd.transport == Transport::Blkif) != (driver == Some(Driver::Xen)) {
-            let what = "a VBD is served by blkif if its VM has the driver xen, and only then";
+            let what = "the blkif transport is used for all VBDs of VMs with the xen driver, and only for those";
             let advice =
-                "leave the transport out; for a guest of Xen that others manage see `tapline vbd connect --print xl`";
+                "omit the transport; for a Xen guest that is managed elsewhere see 'tapline vbd connect --print xl'";
             return Err(Problem::new(Code::Unsupported, what).field("transport").advise(advice));
         }
         if let Some(vm) = vbd.vm {
             let taken = "SELECT uuid FROM vbd WHERE vm = ?1 AND position = ?2";
             let taken = self.row(taken, (Id(vm), vbd.position), |row| Ok(row.get::<_, Id>(0)?.0))?;
             if let Some(other) = taken {
-                let what = format!("position {} of VM {vm} is taken by VBD {other}", vbd.position);
-                return Err(Problem::new(Code::Exists, what).field("position").advise("name another, or none"));
+                let what = format!("position {} of VM {vm} is used by VBD {other}", vbd.position);
+                return Err(Problem::new(Code::Exists, what)
+                    .field("position")
+                    .advise("choose another position, or omit it"));
             }
         }
         self.execute(
@@ -139,30 +141,30 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// A VBD that is not served begins to be: it has its VDI from now on, and nobody else whom that excludes.
+    /// Begins to plug an unserved VBD: it holds its VDI's lease from now on, excluding conflicting users.
     pub fn begin_plug(&mut self, uuid: Uuid) -> Result<Vbd, Problem> {
         let vbd = self.vbd(uuid)?;
         let refused = |code, what: &str| Problem::new(code, format!("VBD {uuid} {what}"));
         match vbd.state {
             VbdState::Unplugged | VbdState::Restarting => {}
-            VbdState::Plugged => return Err(refused(Code::State, "is plugged already")),
-            VbdState::Plugging => return Err(refused(Code::Busy, "is being plugged already")),
+            VbdState::Plugged => return Err(refused(Code::State, "is already plugged")),
+            VbdState::Plugging => return Err(refused(Code::Busy, "is already being plugged")),
             VbdState::Unplugging => {
-                return Err(refused(Code::Busy, "is being unplugged").advise("plug it again when that has ended"));
+                return Err(refused(Code::Busy, "is being unplugged").advise("plug it again after that"));
             }
         }
         check_use(&vbd, &self.vdi(vbd.vdi)?)?;
         for image in self.chain(vbd.vdi)? {
             let wrong = match image.state {
                 ImageState::Ready => continue,
-                ImageState::Making => "is still being made",
-                ImageState::Missing => "was not there when its repository was last scanned",
+                ImageState::Making => "is still being created",
+                ImageState::Missing => "was missing when its repository was last scanned",
                 ImageState::Damaged => "is damaged",
-                ImageState::Diverged => "is part of a disk that was running and that the catalogue does not know so",
+                ImageState::Diverged => "is part of a running disk's chain that the catalogue does not match",
             };
             let advice = match image.state {
-                ImageState::Diverged => "decide what it is: see `tapline host reconcile --dry-run`",
-                _ => "bring it back and scan the repository",
+                ImageState::Diverged => "resolve the conflict: see 'tapline host reconcile --dry-run'",
+                _ => "restore it and scan the repository",
             };
             let what = format!("VDI {} cannot be plugged: its file {} {wrong}", vbd.vdi, image.file);
             return Err(Problem::new(Code::State, what).advise(advice));
@@ -181,7 +183,7 @@ impl Tx<'_> {
         self.vbd(uuid)
     }
 
-    /// A VBD is served by nobody and uses its VDI no more; `problem` tells why, where it was not asked for.
+    /// Marks a VBD as unplugged and releases its VDI; `problem` says why, if that was not requested.
     pub fn end_unplug(&mut self, uuid: Uuid, problem: Option<&Problem>) -> Result<Vbd, Problem> {
         self.set_vbd_unserved(uuid)?;
         self.drop_leases(uuid)?;
@@ -248,7 +250,7 @@ impl Tx<'_> {
     pub fn remove_vbd(&mut self, uuid: Uuid) -> Result<(), Problem> {
         let vbd = self.vbd(uuid)?;
         if vbd.state != VbdState::Unplugged {
-            let what = format!("VBD {uuid} is plugged, or on its way");
+            let what = format!("VBD {uuid} is plugged or changing state");
             return Err(Problem::new(Code::State, what).advise("unplug it first"));
         }
         self.drop_leases(uuid)?;

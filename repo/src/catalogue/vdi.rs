@@ -11,13 +11,13 @@ use super::image::ImageState;
 use super::row::{Id, Time, Word, text};
 use super::{Tx, View, not_found};
 
-/// What is asked of each VDI, and from where.
+/// The columns of every VDI, and their tables.
 const COLUMNS: &str =
     "vdi.*, image.sr, image.size, image.physical, image.format, image.file, image.state AS image_state";
 const FROM: &str = "vdi JOIN image ON vdi.image = image.uuid";
 
-/// What is asked of few VDIs beside: of a long list it would take most of the time, row by row, and is found otherwise.
-/// `depth` walks down the chain, which is short.
+/// Further columns of single VDIs: in a long list they would take most of the time, row by row, and are computed
+/// differently there. `depth` walks down the chain, which is short.
 const OF_FEW: &str = "
     (WITH RECURSIVE below (link, depth) AS (
          SELECT image.uuid, 1
@@ -163,17 +163,17 @@ impl Tx<'_> {
         let mut vdi = self.vdi(uuid)?;
         if patch.read_only.is_some_and(|wanted| wanted != vdi.read_only) {
             if !vdi.users.is_empty() {
-                let what = format!("whether VDI {uuid} may be written cannot change while it is plugged");
+                let what = format!("VDI {uuid} cannot change between read-only and writable while it is plugged");
                 return Err(Problem::new(Code::InUse, what).field("read_only").advise("unplug it first"));
             }
             if vdi.snapshot_of.is_some() {
-                let what = format!("VDI {uuid} is a snapshot, which nobody may write");
+                let what = format!("VDI {uuid} is a snapshot and cannot be written");
                 return Err(Problem::new(Code::State, what)
                     .field("read_only")
                     .advise("clone it and write to the clone"));
             }
             if patch.read_only == Some(false) && !self.children(self.vdi_image(uuid)?)?.is_empty() {
-                let what = format!("others stand on the image of VDI {uuid}, and would show what is written to it");
+                let what = format!("the image of VDI {uuid} backs other images; writing to it would change them");
                 return Err(Problem::new(Code::InUse, what)
                     .field("read_only")
                     .advise("clone it and write to the clone"));

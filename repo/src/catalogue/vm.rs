@@ -8,7 +8,7 @@ use super::row::{Id, Json, Time, Word, text};
 use super::vbd::Process;
 use super::{Tx, View, not_found};
 
-/// The process of a VM: it outlives daemons, and must be told from others even behind a boot of the host.
+/// The process of a VM: it outlives daemons, and must be identified even after a reboot of the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VmProcess {
     /// Its number and its start.
@@ -60,7 +60,7 @@ impl View<'_> {
         })
     }
 
-    /// Whether a VBD may be plugged by itself: not while its VM is started or ended, which does that with all of them.
+    /// Refuses to plug a VBD individually while its VM is being started or shut down, which handles all of them.
     pub fn check_vm_settled(&self, vbd: &Vbd) -> Result<(), Problem> {
         let power = vbd.vm.map(|vm| self.vm(vm)).transpose()?.map(|vm| vm.power);
         let doing = match power {
@@ -69,7 +69,7 @@ impl View<'_> {
             _ => return Ok(()),
         };
         let what = format!("the VM of VBD {} is being {doing}", vbd.uuid);
-        Err(Problem::new(Code::Busy, what).advise("wait for that task, or cancel it"))
+        Err(Problem::new(Code::Busy, what).advise("wait for that task or cancel it"))
     }
 }
 
@@ -96,7 +96,7 @@ impl Tx<'_> {
         let hardware =
             patch.memory.is_some() || patch.vcpus.is_some() || patch.boot.is_some() || patch.platform.is_some();
         if hardware && vm.power != Power::Halted {
-            let what = format!("the hardware of VM {uuid} cannot change while it is not halted");
+            let what = format!("the hardware of VM {uuid} can only be changed while it is halted");
             return Err(Problem::new(Code::State, what).advise("shut it down first"));
         }
         vm.name = patch.name.clone().unwrap_or(vm.name);
@@ -132,7 +132,7 @@ impl Tx<'_> {
         let on_the_way = |vbd: &&Vbd| matches!(vbd.state, VbdState::Plugging | VbdState::Unplugging);
         if let Some(vbd) = vbds.iter().find(on_the_way) {
             let what = format!("VBD {} of VM {uuid} is being plugged or unplugged", vbd.uuid);
-            return Err(Problem::new(Code::Busy, what).advise("wait for that task, or cancel it"));
+            return Err(Problem::new(Code::Busy, what).advise("wait for that task or cancel it"));
         }
         self.set_vm_power(uuid, Power::Starting, None)?;
         Ok((vm, vbds))

@@ -1,7 +1,7 @@
-//! The one thread that writes. It takes all changes that wait, makes one commit of them, and then answers each.
+//! The only thread that writes. It takes all pending changes, makes one commit of them, and then answers each.
 //!
-//! Invariants: a change that is refused leaves nothing, whatever others are in the same commit; nobody is answered, and
-//! no event told, before the commit is durable, in a file that others find.
+//! Invariants: a refused change leaves nothing, whatever else is in the same commit; no change is answered, and no
+//! event published, before the commit is durable, in a file that is still in place.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,9 +11,9 @@ use api::{Code, Problem};
 use rusqlite::Connection;
 use tokio::sync::{mpsc, oneshot};
 
-use super::event::Tidings;
+use super::event::EventBus;
 use super::inventory::Outbox;
-use super::place::Place;
+use super::location::FileLocation;
 use super::{Tx, View, failed};
 
 /// Changes that may wait; who comes then waits to be let in.
@@ -30,7 +30,7 @@ pub struct Writer {
     thread: JoinHandle<()>,
 }
 
-/// What is asked of the thread.
+/// A request to the thread.
 enum Asking {
     Change(Box<dyn Change>),
     /// To end, with all that it has written in the one file.
@@ -64,29 +64,29 @@ impl<T: Send, F: FnOnce(&mut Tx<'_>) -> Result<T, Problem> + Send> Change for As
             (_, Err(problem)) => Err(problem),
             (None, Ok(())) => Err(ended()),
         };
-        // Whoever has asked may not wait any more; the change stands.
+        // The caller may have stopped waiting; the change stands.
         self.who.send(outcome).ok();
     }
 }
 
 impl Writer {
-    /// Starts the thread, which ends when nobody can ask it any more.
+    /// Starts the thread, which ends when no handle is left.
     pub fn start(
         connection: Connection,
-        place: Place,
-        tidings: Arc<Tidings>,
+        location: FileLocation,
+        event_bus: Arc<EventBus>,
         outbox: Arc<Outbox>,
     ) -> Result<Writer, Problem> {
         let (changes, waiting) = mpsc::channel(WAITING_MAX);
         let thread = std::thread::Builder::new().name("catalogue".into());
         let commits = Arc::<AtomicU64>::default();
         let counted = commits.clone();
-        let started = thread.spawn(move || run(connection, &place, waiting, &tidings, &outbox, &counted));
+        let started = thread.spawn(move || run(connection, &location, waiting, &event_bus, &outbox, &counted));
         let thread = started.map_err(|error| Problem::failed("start the catalogue's thread", error))?;
         Ok(Writer { changes, commits, thread })
     }
 
-    /// Waits for the end of the thread, when all that was asked of it is done.
+    /// Waits for the end of the thread, after all requested changes.
     pub fn join(self) {
         drop(self.changes);
         // A panic of it has been told.
@@ -110,7 +110,7 @@ impl Writer {
         answer.await.map_err(|_| ended())?
     }
 
-    /// Ends the thread, behind all that was asked of it before.
+    /// Stops the thread after all earlier requests.
     pub async fn end(&self) -> Result<(), Problem> {
         let (who, answer) = oneshot::channel();
         self.changes.send(Asking::End(who)).await.map_err(|_| ended())?;
@@ -124,9 +124,9 @@ fn ended() -> Problem {
 
 fn run(
     mut connection: Connection,
-    place: &Place,
+    location: &FileLocation,
     mut waiting: mpsc::Receiver<Asking>,
-    tidings: &Tidings,
+    event_bus: &EventBus,
     outbox: &Outbox,
     commits: &AtomicU64,
 ) {
@@ -144,15 +144,15 @@ fn run(
             }
         }
         if !batch.is_empty() {
-            let there = place.must_be_there();
-            let committed = there.and_then(|()| commit(&mut connection, &mut batch, tidings, outbox));
+            let there = location.must_be_there();
+            let committed = there.and_then(|()| commit(&mut connection, &mut batch, event_bus, outbox));
             commits.fetch_add(1, Ordering::Relaxed);
             for change in batch.drain(..) {
                 change.answer(committed.clone());
             }
         }
         if let Some(who) = end.take() {
-            // Whoever has asked may not wait any more.
+            // The caller may have stopped waiting.
             who.send(put_into_one(&connection)).ok();
             return;
         }
@@ -164,7 +164,7 @@ fn put_into_one(connection: &Connection) -> Result<(), Problem> {
     let busy: bool = connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |row| row.get(0)).map_err(failed)?;
     match busy {
         false => Ok(()),
-        true => Err(Problem::new(Code::Busy, "somebody still reads the catalogue")),
+        true => Err(Problem::new(Code::Busy, "the catalogue still has readers")),
     }
 }
 
@@ -172,11 +172,11 @@ fn put_into_one(connection: &Connection) -> Result<(), Problem> {
 fn commit(
     connection: &mut Connection,
     batch: &mut [Box<dyn Change>],
-    tidings: &Tidings,
+    event_bus: &EventBus,
     outbox: &Outbox,
 ) -> Result<(), Problem> {
     let transaction = connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate).map_err(failed)?;
-    let mut tx = Tx { view: View { connection: &transaction, tidings }, touched: Vec::new(), noted: Vec::new() };
+    let mut tx = Tx { view: View { connection: &transaction, event_bus }, touched: Vec::new(), noted: Vec::new() };
     for change in batch {
         let (before, noted) = (tx.touched.len(), tx.noted.len());
         tx.execute("SAVEPOINT change", [])?;
@@ -191,6 +191,6 @@ fn commit(
     let events = tx.events()?;
     transaction.commit().map_err(failed)?;
     outbox.recorded(&recorded);
-    tidings.tell(events);
+    event_bus.tell(events);
     Ok(())
 }

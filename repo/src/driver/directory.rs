@@ -1,7 +1,7 @@
-//! The directory of an attached repository: files are opened, made, shared and removed in it, by name.
+//! The directory of an attached repository: files are opened, created, shared and removed in it, by name.
 //!
-//! Invariants: a name never leads out of the directory, through a link or otherwise; what was made or removed is so
-//! after the loss of power too.
+//! Invariants: a name never leads out of the directory, through a link or otherwise; creations and removals survive a
+//! power loss.
 
 use std::fs::{File, Metadata};
 use std::io::{Read, Write};
@@ -78,7 +78,7 @@ pub struct Capacity {
     pub available: u64,
 }
 
-/// What a file that is not finished is called beside the name that it is to have.
+/// The suffix of an unfinished file's name.
 pub const UNFINISHED: &str = ".unfinished";
 
 impl Directory {
@@ -122,10 +122,8 @@ impl Directory {
         match patient_lock(&file, operation) {
             Ok(()) => self.lock = Some(file),
             Err(Errno::WOULDBLOCK | Errno::ACCESS) => {
-                let what = format!(
-                    "the repository at {} is attached already: by another taplined, or twice by this one",
-                    self.path
-                );
+                let what =
+                    format!("the repository at {} is already attached, by another taplined or by this one", self.path);
                 return Err(Problem::new(Code::InUse, what).advise("detach it there first"));
             }
             Err(errno) => return Err(Problem::failed(tried, errno)),
@@ -155,7 +153,7 @@ impl Directory {
                     foreign: !own.contains(&stat.st_uid),
                     fresh: now.saturating_sub(stat.st_mtime) < FRESH,
                 }),
-                // It has gone meanwhile.
+                // It has disappeared in the meantime.
                 Err(Errno::NOENT) => {}
                 Err(errno) => return Err(failed(errno)),
             }
@@ -175,7 +173,7 @@ impl Directory {
         let limit = u64::try_from(max).unwrap_or(u64::MAX).saturating_add(1);
         file.take(limit).read_to_end(&mut bytes).map_err(|error| Problem::failed(tried(), error))?;
         match bytes.len() > max {
-            true => Err(Problem::failed(tried(), format_args!("it has more than {max} bytes"))),
+            true => Err(Problem::failed(tried(), format_args!("it is larger than {max} bytes"))),
             false => Ok(Some(bytes)),
         }
     }
@@ -276,8 +274,10 @@ impl Directory {
             Err(problem) => return Err(problem),
         };
         if is_used(&file) {
-            let what = format!("{} is not removed: some process uses it", self.path().join(name).display());
-            return Err(Problem::new(Code::InUse, what).advise("see who has it open: lslocks, fuser"));
+            let what = format!("{} was not removed: a process is using it", self.path().join(name).display());
+            return Err(
+                Problem::new(Code::InUse, what).advise("find out which process has it open with lslocks or fuser")
+            );
         }
         self.remove_image(name)
     }
@@ -292,8 +292,8 @@ impl Directory {
         if !is_held(patiently(|| rustix::fs::fcntl_lock(&file, FlockOperation::NonBlockingLockShared))) {
             return Ok(());
         }
-        let what = format!("some process has {} open for writing", self.path().join(name).display());
-        let advice = "see who that is: lslocks, fuser; it may be a disk that another host has left running";
+        let what = format!("a process has {} open for writing", self.path().join(name).display());
+        let advice = "find out which with lslocks or fuser; it may be a disk still running on another host";
         Err(Problem::new(Code::InUse, what).advise(advice))
     }
 
@@ -304,8 +304,8 @@ impl Directory {
         Ok(u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512))
     }
 
-    /// Whether the file that somebody has open is the one that has this name here. Where a file system numbers its
-    /// files anew from mount to mount, only that there is one can be seen.
+    /// Whether an open file is the one that has this name here. If a file system renumbers its files on each mount,
+    /// only existence can be checked.
     pub fn is_it(&self, name: &str, open: FileNumbers) -> Result<bool, Problem> {
         let there = match rustix::fs::statat(&self.handle, name, AtFlags::SYMLINK_NOFOLLOW) {
             Err(Errno::NOENT) => return Ok(false),
@@ -323,7 +323,7 @@ impl Directory {
     pub fn still_there(&self) -> Result<(), Problem> {
         let failed = |errno: Errno| match errno {
             Errno::NOENT | Errno::NOTDIR | Errno::STALE => self.gone(),
-            _ => Problem::failed(format_args!("look at {}", self.path), errno),
+            _ => Problem::failed(format_args!("examine {}", self.path), errno),
         };
         let open = rustix::fs::fstat(&self.handle).map_err(failed)?;
         let there = rustix::fs::stat(self.path.as_path()).map_err(failed)?;
@@ -334,13 +334,13 @@ impl Directory {
     }
 
     fn gone(&self) -> Problem {
-        Problem::new(Code::State, format!("{} is not what it was when it was attached", self.path))
-            .advise("mount what belongs there")
+        Problem::new(Code::State, format!("{} is not the directory that was attached", self.path))
+            .advise("mount the right file system there")
     }
 
     /// How large the file system is, and how much of it is left.
     pub fn capacity(&self) -> Result<Capacity, Problem> {
-        let tried = || format!("see how full {} is", self.path.as_str());
+        let tried = || format!("read the free space of {}", self.path.as_str());
         let stat = rustix::fs::fstatvfs(&self.handle).map_err(|errno| Problem::failed(tried(), errno))?;
         let bytes = |blocks: u64| blocks.saturating_mul(stat.f_frsize);
         Ok(Capacity {
@@ -357,13 +357,12 @@ impl Directory {
     }
 }
 
-/// How often a lock is tried that is about to be let go.
+/// How many times a lock that is about to be released is tried.
 const LOOKS: usize = 10;
 const BETWEEN_LOOKS: Duration = Duration::from_millis(20);
 
-/// A process that is just being started has our files open until it is another program, locks that were given up a
-/// moment ago among them: it is given the time for that. An SMB server refuses a lock that another one has as if we had
-/// no right to it.
+/// A process that is just being started has our files open, including recently released locks, until it executes
+/// another program: it is given time for that. An SMB server refuses a conflicting lock as if permission were missing.
 fn patient_lock(file: &File, operation: FlockOperation) -> Result<(), Errno> {
     patiently(|| rustix::fs::flock(file, operation))
 }
@@ -379,16 +378,16 @@ fn patiently(lock: impl Fn() -> Result<(), Errno>) -> Result<(), Errno> {
     lock()
 }
 
-/// Whether a lock was refused because somebody has it.
+/// Whether a lock was refused because of a conflict.
 fn is_held(locked: Result<(), Errno>) -> bool {
     matches!(locked, Err(Errno::WOULDBLOCK | Errno::ACCESS))
 }
 
-/// Whether some process has a file locked, as everybody has who reads or writes an image. This takes the lock for a
-/// moment, on a file that must be open for writing.
+/// Whether a process has a file locked, as all readers and writers of images do. This takes the lock for a moment, on a
+/// file that must be open for writing.
 pub fn is_used(file: &File) -> bool {
-    // Open-file-description locks of others are in the way of this one (fcntl(2)). Where there are none, nobody can
-    // tell.
+    // Open file description locks of other processes conflict with this one (fcntl(2)). Where they are not supported,
+    // this cannot be determined.
     is_held(rustix::fs::fcntl_lock(file, FlockOperation::NonBlockingLockExclusive))
 }
 
@@ -405,7 +404,7 @@ pub(super) fn open_failed(tried: &str, errno: Errno) -> Problem {
     let problem = Problem::new(code, format!("cannot {tried}: {errno}"));
     match errno {
         Errno::ACCESS | Errno::PERM => {
-            problem.advise("let this daemon's user write there: of an NFS server, export it with no_root_squash")
+            problem.advise("give this daemon's user write access; on an NFS server, export it with no_root_squash")
         }
         _ => problem,
     }
@@ -414,8 +413,8 @@ pub(super) fn open_failed(tried: &str, errno: Errno) -> Problem {
 /// A name in the directory and nowhere else.
 fn check_name(name: &str) -> Result<(), &'static str> {
     match name {
-        "" | "." | ".." => Err("that is no name of a file"),
-        name if name.contains(['/', '\0']) => Err("the name leads elsewhere"),
+        "" | "." | ".." => Err("that is not a file name"),
+        name if name.contains(['/', '\0']) => Err("the name is a path to another directory"),
         _ => Ok(()),
     }
 }

@@ -1,5 +1,4 @@
-//! Small files that grow line by line or are written anew in one piece: what was written is there after the loss of
-//! power too.
+//! Small files that grow line by line or are rewritten as a whole: writes survive a power loss.
 
 use std::fs::File;
 use std::io::Write;
@@ -11,8 +10,8 @@ use rustix::io::Errno;
 
 use super::directory::{Directory, UNFINISHED, open_failed};
 
-/// Room that such a file has beside what is in it, so that it can grow while guests have filled the file system: what
-/// makes space again has to be written down first.
+/// Space reserved by such a file beyond its contents, so that it can grow when guests have filled the file system:
+/// operations that free space must be recorded first.
 const ROOM: u64 = 256 << 10;
 
 /// Why nothing was appended, as far as is known.
@@ -22,7 +21,7 @@ pub enum Appended {
     Nothing(Problem),
     /// Nobody knows what is durable of the file.
     Doubtful(Problem),
-    /// Nothing: it is gone, or somebody has put another file in its place.
+    /// Nothing was written: the file is gone, or another has replaced it.
     Another(Problem),
 }
 
@@ -31,8 +30,8 @@ fn why(tried: &str, error: &std::io::Error) -> Problem {
 }
 
 impl Directory {
-    /// Appends to a file in which `len` bytes are meant, the last of which are `end`: what is behind them, of an append
-    /// that failed or was killed, is cut off. Nothing is done to a file that is another one: somebody has put it there.
+    /// Appends to a file whose valid contents are `len` bytes and end with `end`: anything after that, from a failed or
+    /// killed append, is cut off. A file with other contents is not touched: it has replaced ours.
     pub fn append_file(&self, name: &str, len: u64, end: &[u8], bytes: &[u8]) -> Result<(), Appended> {
         let tried = format!("append to {}", self.path().join(name).display());
         let nothing = |error: std::io::Error| Appended::Nothing(why(&tried, &error));
@@ -45,7 +44,7 @@ impl Directory {
         let begin = u64::try_from(end.len()).ok().and_then(|end| len.checked_sub(end)).filter(|_| found >= len);
         let read = begin.is_some_and(|begin| file.read_exact_at(&mut there, begin).is_ok());
         if !read || there != end {
-            let why = format_args!("it is not what was written: it has {found} bytes, and {len} were written to it");
+            let why = format_args!("it is not the file that was written: it has {found} bytes, but {len} were written");
             return Err(Appended::Another(Problem::failed(&tried, why)));
         }
         if found > len {
@@ -53,7 +52,7 @@ impl Directory {
         }
         file.write_all_at(bytes, len).map_err(nothing)?;
         keep_room(&file, len.saturating_add(u64::try_from(bytes.len()).unwrap_or(u64::MAX)));
-        // Of a failed one nobody knows what it has left: to try it again would prove nothing.
+        // After a failed sync it is unknown what is on the disk: trying again would prove nothing.
         file.sync_data().map_err(|error| Appended::Doubtful(why(&tried, &error)))
     }
 
@@ -78,7 +77,7 @@ impl Directory {
 
     /// Gives a file another name, also if that is taken.
     pub fn rename_over(&self, from: &str, to: &str) -> Result<(), Problem> {
-        let tried = format!("name {} {to}", self.path().join(from).display());
+        let tried = format!("rename {} to {to}", self.path().join(from).display());
         let here = self.handle();
         rustix::fs::renameat(here, from, here, to).map_err(|errno| open_failed(&tried, errno))?;
         self.sync(&tried)
@@ -110,7 +109,7 @@ mod test {
     }
 
     #[test]
-    fn a_file_grows_behind_what_is_meant_and_what_is_behind_that_is_cut_off() {
+    fn an_append_cuts_off_a_partial_earlier_one() {
         let (room, directory) = room();
         directory.replace_file("a", b"one\n").unwrap();
         directory.append_file("a", 4, b"e\n", b"two\n").unwrap();

@@ -1,4 +1,4 @@
-//! What a directory is on: the file system, where that is mounted, and whether its files can share blocks.
+//! A directory's file system: its type, where it is mounted, and whether it supports reflink.
 
 use std::fs::File;
 use std::io::Write;
@@ -61,7 +61,7 @@ fn unescaped(text: &str) -> String {
 
 /// The kind of file system that an open directory is on: as its mount says, which knows ext3 from ext4.
 pub fn kind(directory: &File) -> Result<String, Problem> {
-    let failed = |errno: Errno| Problem::failed("see what a directory is on", errno);
+    let failed = |errno: Errno| Problem::failed("find a directory's file system", errno);
     let stat = rustix::fs::statx(directory, "", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID).map_err(failed)?;
     let told = stat.stx_mask & StatxFlags::MNT_ID.bits() != 0;
     let mount = mounts()?.into_iter().find(|mount| told && mount.id == stat.stx_mnt_id);
@@ -87,15 +87,16 @@ fn of_magic(magic: rustix::fs::FsWord) -> &'static str {
 
 /// Whether nothing can be written on the file system, or by this mount of it.
 pub fn read_only(directory: &File) -> Result<bool, Problem> {
-    let stat = rustix::fs::fstatvfs(directory).map_err(|errno| Problem::failed("see what a directory is on", errno))?;
+    let stat =
+        rustix::fs::fstatvfs(directory).map_err(|errno| Problem::failed("find a directory's file system", errno))?;
     Ok(stat.f_flag.contains(StatVfsMountFlags::RDONLY))
 }
 
-/// Whether files can share blocks, on a file system of which some versions can: tried on two files that have no name
-/// and leave nothing, whatever happens. On one that is full, with nothing in them; and where there is no room even for
-/// that, it is taken for one that can, since a repository has to be attached to make room in it.
+/// Whether files can share blocks, on a file system of which some versions can: tested on two unnamed files that leave
+/// nothing behind. On a full file system the files are empty; if there is no space even for that, sharing is assumed,
+/// because the repository must be attached to free space in it.
 pub fn shares_blocks(directory: &File) -> Result<bool, Problem> {
-    let tried = "try whether files can share blocks";
+    let tried = "test for reflink support";
     let nameless = || {
         let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
         rustix::fs::openat(directory, ".", flags, Mode::from_raw_mode(0o600)).map(File::from)
@@ -124,7 +125,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn a_line_of_mountinfo_is_understood() {
+    fn a_line_of_mountinfo_is_parsed() {
         let line = r"36 35 98:0 /mnt1 /mnt\0402 rw,noatime shared:1 master:2 - ext3 /dev/root rw,errors=continue";
         let mount = Mount { id: 36, at: "/mnt 2".into(), kind: "ext3".into(), source: "/dev/root".into() };
         assert_eq!(parse(line), Some(mount));
@@ -136,13 +137,13 @@ mod test {
     }
 
     #[test]
-    fn what_is_written_in_octal_is_read_as_meant() {
+    fn octal_escapes_are_decoded() {
         assert_eq!(unescaped(r"a\040b\134c\011"), "a b\\c\t");
         assert_eq!(unescaped(r"\9\04"), r"\9\04");
     }
 
     #[test]
-    fn the_root_is_mounted_and_of_some_kind() {
+    fn the_root_file_system_is_found() {
         assert!(mount_at(Path::new("/")).unwrap().is_some());
         assert!(mount_at(Path::new("/proc/self")).unwrap().is_none());
         assert_eq!(kind(&File::open("/proc").unwrap()).unwrap(), "proc");

@@ -1,6 +1,6 @@
-//! The label of a repository: a small file in its directory that says which one it is.
+//! The label of a repository: a small file in its directory that identifies it.
 //!
-//! Invariant: a label is there in full or not at all, whatever is lost with the power.
+//! Invariant: a label exists completely or not at all, even after a power loss.
 
 use api::{Code, ImageFormat, Name, Problem};
 use serde::{Deserialize, Serialize};
@@ -26,12 +26,12 @@ pub struct Label {
     pub uuid: Uuid,
     /// The name it was made with.
     pub name: Name,
-    /// The format of new VDIs for which none is named, if the repository was made with one.
+    /// The default format of new VDIs, if one was given when the repository was created.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub format: Option<ImageFormat>,
 }
 
-/// What is looked at before the rest is.
+/// The part that is parsed first.
 #[derive(Deserialize)]
 struct Versioned {
     version: u32,
@@ -49,7 +49,7 @@ impl Label {
         parse(&bytes).map(Some).map_err(|why| {
             let path = directory.path().join(LABEL);
             Problem::failed(format_args!("read the label {}", path.display()), why)
-                .advise("if it is damaged, see what it says and write it anew; its images are not touched by that")
+                .advise("if it is damaged, inspect it and rewrite it by hand; that does not affect the images")
         })
     }
 
@@ -58,8 +58,8 @@ impl Label {
         let text = serde_json::to_string_pretty(self).map_err(|error| Problem::failed("write a label", error))?;
         directory.write_file(LABEL, format!("{text}\n").as_bytes()).map_err(|problem| match problem.code {
             Code::Exists => {
-                let what = format!("{} is a repository already", directory.path().display());
-                Problem::new(Code::Exists, what).field("source").advise("introduce it, or name another directory")
+                let what = format!("{} is already a repository", directory.path().display());
+                Problem::new(Code::Exists, what).field("source").advise("introduce it, or choose another directory")
             }
             _ => problem,
         })
@@ -70,7 +70,7 @@ fn parse(bytes: &[u8]) -> Result<Label, String> {
     let text = |error: serde_json::Error| error.to_string();
     match serde_json::from_slice::<Versioned>(bytes).map_err(text)?.version {
         VERSION => serde_json::from_slice(bytes).map_err(text),
-        version => Err(format!("it is of version {version}, and this taplined knows version {VERSION}")),
+        version => Err(format!("it has version {version}, and this taplined supports version {VERSION}")),
     }
 }
 
@@ -89,7 +89,7 @@ mod test {
     }
 
     #[test]
-    fn what_was_written_is_read_and_never_overwritten() {
+    fn a_label_is_read_back_and_never_overwritten() {
         let (room, directory) = directory();
         assert_eq!(Label::read(&directory).unwrap(), None);
         let first = label();
@@ -100,7 +100,7 @@ mod test {
     }
 
     #[test]
-    fn a_label_that_is_not_understood_is_none_of_ours() {
+    fn an_invalid_label_is_rejected() {
         let (room, directory) = directory();
         for text in ["", "{", "{\"version\":2}", "{\"version\":1,\"uuid\":\"x\",\"name\":\"a\"}", &"x".repeat(1 << 20)]
         {

@@ -1,8 +1,8 @@
-//! Which host had a repository last: what its lock file says.
+//! The host that last used a repository, as recorded in its lock file.
 //!
-//! A host keeps things of a repository's images beside the repository: what a killed process has left to be written,
-//! and that a disk is plugged. None of that holds when another host has had the repository since. Knows nothing of what
-//! is kept. Invariant: only the holder of the lock writes it, and it stays when the lock is let go.
+//! A host keeps state about a repository's images elsewhere: redo logs of killed processes, and plugged VBDs. All of
+//! that is void when another host has used the repository since. It knows nothing about that state. Invariant: only the
+//! holder of the lock writes the record, and it stays when the lock is released.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -25,14 +25,14 @@ const MACHINE_ID: &str = "/etc/machine-id";
 pub struct LastHost {
     /// The identity that the catalogue has given it.
     pub host: Uuid,
-    /// The machine ([`machine`]): a catalogue that was copied to another one is another host's.
+    /// The machine ([`machine`]): a catalogue that was copied to another one belongs to another host.
     pub machine: String,
 }
 
-/// What a repository says of that.
+/// The record in a repository.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Last {
-    /// Nothing: nobody has attached it, or only a version that said nothing.
+    /// There is no record: it was never attached, or only by a version without records.
     Nobody,
     /// This host had it.
     Host(LastHost),
@@ -40,8 +40,8 @@ pub enum Last {
     Unknown,
 }
 
-/// What tells this machine from others; empty if nothing does. Not the machine's own identity, which is nobody else's
-/// business, but a hash of it.
+/// An identifier of this machine; empty if there is none. It is a hash, because the machine's real identity should stay
+/// private.
 pub fn machine() -> String {
     machine_of(&fs::read_to_string(MACHINE_ID).unwrap_or_default())
 }
@@ -54,7 +54,7 @@ fn machine_of(id: &str) -> String {
 }
 
 impl Directory {
-    /// Which host had this repository last. Of one that is not locked, nobody.
+    /// The host that last used this repository. Without a lock file, none.
     pub fn last_host(&self) -> Result<Last, Problem> {
         let Some(file) = self.lock_file() else { return Ok(Last::Nobody) };
         let mut bytes = vec![0; LEN_MAX];
@@ -69,7 +69,7 @@ impl Directory {
     /// From now on this host had it last. Durable when this returns.
     pub fn set_last_host(&self, host: &LastHost) -> Result<(), Problem> {
         let Some(file) = self.lock_file() else { return Ok(()) };
-        let mut text = serde_json::to_vec(host).map_err(|error| Problem::failed("say who has a repository", error))?;
+        let mut text = serde_json::to_vec(host).map_err(|error| Problem::failed("encode the host's record", error))?;
         text.push(b'\n');
         let len = u64::try_from(text.len()).unwrap_or(u64::MAX);
         let write = |file: &File| {
@@ -90,7 +90,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn who_had_it_last_is_read_again_and_what_is_no_host_is_unknown() {
+    fn the_last_host_is_read_back_and_invalid_records_are_unknown() {
         let room = tempfile::tempdir().unwrap();
         let path = room.path().to_str().unwrap().parse().unwrap();
         let open = || {
@@ -112,7 +112,7 @@ mod test {
     }
 
     #[test]
-    fn machines_are_told_apart_and_not_named() {
+    fn machines_are_distinguished_anonymously() {
         assert_eq!(machine_of(" \n"), "");
         assert_eq!(machine_of("abc\n"), machine_of("abc"));
         assert_ne!(machine_of("abc"), machine_of("abd"));

@@ -1,8 +1,8 @@
-//! How a server's directory is mounted: the words for mount(8), and what is refused before anything is run.
+//! The mount(8) options for network storage, and what is rejected before anything is run.
 //!
-//! The options are the safe ones, whatever the host's defaults are: I/O waits for a server that is away (`hard`) instead of
-//! failing with data half written, nothing on the server is a device or a program of this host, and nothing that this
-//! host has in memory stands for what the server has. It runs nothing.
+//! The options are the safe ones, whatever the host's defaults are: I/O waits for an unreachable server (`hard`)
+//! instead of failing with data half written, nothing on the server is a device or a program of this host, and this
+//! host's cache never substitutes for the server's data. It runs nothing.
 
 use std::ffi::OsString;
 use std::os::unix::fs::MetadataExt;
@@ -13,8 +13,9 @@ use api::{Code, Problem, SrSource};
 /// Of both: nothing on the server may become a device or a program of this host.
 const COMMON: &str = "hard,nosuid,nodev,noexec";
 
-/// NFS: times of reading are nobody's business (mount.cifs(8) does not take that); over TCP; a request is sent again after 60 s
-/// (`timeo` counts tenths), and after two of those the kernel says that the server is away, and goes on.
+/// NFS: access times are not needed (mount.cifs(8) does not accept that option); over TCP; a request is repeated after
+/// 60 s (`timeo` is in tenths), and after two repetitions the kernel logs that the server is not responding, and
+/// continues.
 const NFS: &str = "noatime,proto=tcp,timeo=600,retrans=2";
 
 /// SMB: nothing is cached here, so that O_DIRECT is what it says; files are this daemon's alone.
@@ -23,7 +24,8 @@ const SMB: &str = "cache=none,uid=0,gid=0,file_mode=0600,dir_mode=0700";
 /// The versions of NFS that can be asked for (nfs(5)).
 const NFS_VERSIONS: [&str; 5] = ["3", "4", "4.0", "4.1", "4.2"];
 
-/// What is mounted: as mount(8) takes it, and as the kernel shows it (proc_pid_mountinfo(5)). None for what is not mounted by us.
+/// What is mounted: as mount(8) takes it, and as the kernel shows it (proc_pid_mountinfo(5)). None for what is not
+/// mounted by us.
 pub fn device(source: &SrSource) -> Option<String> {
     match source {
         SrSource::Dir { .. } | SrSource::Iso { .. } => None,
@@ -33,7 +35,7 @@ pub fn device(source: &SrSource) -> Option<String> {
     }
 }
 
-/// What mount(8) is called with; none for what is not mounted by us.
+/// The arguments of mount(8); `None` for storage that we do not mount.
 pub fn words(source: &SrSource, at: &Path) -> Option<Vec<OsString>> {
     let (kind, options) = match source {
         SrSource::Dir { .. } | SrSource::Iso { .. } => return None,
@@ -48,7 +50,8 @@ pub fn words(source: &SrSource, at: &Path) -> Option<Vec<OsString>> {
     Some(words)
 }
 
-/// Refuses a source that would mean something else to mount(8), or one that others can change. Looks at files of the host.
+/// Refuses a source that would mean something else to mount(8), or one that others can change. Looks at files of the
+/// host.
 pub fn check(source: &SrSource) -> Result<(), Problem> {
     match source {
         SrSource::Dir { .. } | SrSource::Iso { .. } => Ok(()),
@@ -56,8 +59,8 @@ pub fn check(source: &SrSource) -> Result<(), Problem> {
             check_server(server)?;
             match version {
                 Some(version) if !NFS_VERSIONS.contains(&&**version) => {
-                    let what = format!("there is no version «{}» of NFS", version.escape_debug());
-                    Err(invalid("source.version", what).advise("3, 4, 4.0, 4.1 or 4.2"))
+                    let what = format!("'{}' is not an NFS version", version.escape_debug());
+                    Err(invalid("source.version", what).advise("use 3, 4, 4.0, 4.1 or 4.2"))
                 }
                 _ => Ok(()),
             }
@@ -81,7 +84,7 @@ fn check_server(server: &str) -> Result<(), Problem> {
     match first && server.len() <= 255 && server.bytes().all(known) {
         true => Ok(()),
         false => {
-            Err(invalid("source.server", format!("«{}» is no name or address of a server", server.escape_debug())))
+            Err(invalid("source.server", format!("'{}' is not a valid server name or address", server.escape_debug())))
         }
     }
 }
@@ -90,20 +93,26 @@ fn check_share(share: &str) -> Result<(), Problem> {
     let wrong =
         share.is_empty() || share.len() > 1024 || share.contains(|char: char| char.is_control() || char == '\\');
     match wrong || share.split('/').any(|part| matches!(part, "" | "." | "..")) {
-        true => Err(invalid("source.share", format!("«{}» is no share and directory in it", share.escape_debug()))),
+        true => Err(invalid(
+            "source.share",
+            format!("'{}' is not a valid share, or share and directory", share.escape_debug()),
+        )),
         false => Ok(()),
     }
 }
 
-/// The file has a password: it is root's (or ours), and nobody else can read it or put another one in its place.
+/// The file contains a password: it must be root's (or ours), and neither readable nor replaceable by others.
 fn check_credentials(path: &Path) -> Result<(), Problem> {
     let field = "source.credentials";
     let shown = path.display();
     if path.to_str().is_none_or(|text| text.contains(',')) {
-        return Err(invalid(field, format!("{shown} has a comma, at which an option of mount(8) ends")));
+        return Err(invalid(
+            field,
+            format!("{shown} contains a comma, which mount(8) would take for the end of the option"),
+        ));
     }
     let found = std::fs::symlink_metadata(path);
-    let found = found.map_err(|error| invalid(field, format!("cannot look at {shown}: {error}")))?;
+    let found = found.map_err(|error| invalid(field, format!("cannot examine {shown}: {error}")))?;
     let own = [0, rustix::process::geteuid().as_raw()].contains(&found.uid());
     match found.is_file() && own && found.mode() & 0o077 == 0 {
         true => Ok(()),
@@ -133,7 +142,7 @@ mod test {
     }
 
     #[test]
-    fn a_server_is_mounted_hard_and_gives_neither_devices_nor_programs() {
+    fn network_mounts_are_hard_nodev_and_noexec() {
         assert_eq!(
             line(&nfs("nas", Some("4.2"))),
             "-t nfs -o hard,nosuid,nodev,noexec,noatime,proto=tcp,timeo=600,retrans=2,vers=4.2 -- nas:/vms /run/sr/1"
@@ -148,7 +157,7 @@ mod test {
     }
 
     #[test]
-    fn what_would_mean_something_else_to_mount_is_refused_by_field() {
+    fn values_ambiguous_to_mount_are_refused_by_field() {
         check(&nfs("10.0.0.1", Some("3"))).unwrap();
         for server in ["", "-o", "a b", "a/b", "a,b", "a\nb", "ü", &"x".repeat(256)] {
             assert_eq!(check(&nfs(server, None)).unwrap_err().field.as_deref(), Some("source.server"), "{server:?}");
@@ -162,13 +171,13 @@ mod test {
     }
 
     #[test]
-    fn credentials_that_others_can_read_or_replace_are_refused() {
+    fn credentials_readable_or_replaceable_by_others_are_refused() {
         let room = tempfile::tempdir().unwrap();
         let path = room.path().join("credentials");
         let shown = path.to_str().unwrap();
         let refused =
             |path: &str| check(&smb("vms", path)).is_err_and(|why| why.field.as_deref() == Some("source.credentials"));
-        assert!(refused(shown), "it is not there");
+        assert!(refused(shown), "it does not exist");
         std::fs::write(&path, "username=u\n").unwrap();
         for mode in [0o644, 0o640, 0o602] {
             std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();

@@ -1,7 +1,7 @@
-//! A repository in a directory: it is made, attached and unmade, and what it is on decides what it can.
+//! A repository in a directory: created, attached and removed; its file system determines its features.
 //!
-//! Invariants: nothing is attached that has not the label it should have, nor what somebody else has attached for
-//! writing; a directory that holds anything is never made a repository unless somebody says that its images are to be.
+//! Invariants: nothing is attached without the expected label, nor what another process has attached for writing; a
+//! directory with contents never becomes a repository unless the user says that it contains images.
 
 use api::{AbsolutePath, Code, ImageFormat, Problem, SrSource, Variant, Versions};
 use uuid::Uuid;
@@ -9,7 +9,7 @@ use uuid::Uuid;
 use super::{Directory, LABEL, LOCK, Label, UNFINISHED, filesystem};
 use crate::inventory::{DAMAGED, INVENTORY};
 
-/// What a file system makes by itself.
+/// What a file system creates by itself.
 const NOBODYS: [&str; 2] = ["lost+found", LOCK];
 
 /// A repository that is attached.
@@ -43,10 +43,10 @@ fn check_label(directory: &Directory, uuid: Uuid) -> Result<Label, Problem> {
     let (what, advice) = match Label::read(directory)? {
         Some(label) if label.uuid == uuid => return Ok(label),
         Some(other) => (
-            format!("at {path} is another repository, «{}» ({})", other.name, other.uuid),
-            "mount what belongs there, or introduce the other one",
+            format!("{path} holds another repository, '{}' ({})", other.name, other.uuid),
+            "mount the right file system there, or introduce the other repository",
         ),
-        None => (format!("at {path} is no repository"), "mount what belongs there"),
+        None => (format!("there is no repository at {path}"), "mount the right file system there"),
     };
     Err(Problem::new(Code::State, what).advise(advice))
 }
@@ -56,14 +56,16 @@ pub fn check_empty(directory: &Directory) -> Result<(), Problem> {
     let entries = directory.entries()?;
     let path = directory.path().display();
     if entries.iter().any(|entry| entry.name == LABEL) {
-        let what = format!("{path} is a repository already");
-        return Err(Problem::new(Code::Exists, what).field("source").advise("introduce it, or name another directory"));
+        let what = format!("{path} is already a repository");
+        return Err(Problem::new(Code::Exists, what)
+            .field("source")
+            .advise("introduce it, or choose another directory"));
     }
     match entries.iter().find(|entry| !NOBODYS.contains(&&*entry.name)) {
         None => Ok(()),
         Some(entry) => {
-            let what = format!("{path} is not empty: it has «{}»", entry.name.escape_debug());
-            let advice = "name an empty directory, or introduce this one with all that is in it";
+            let what = format!("{path} is not empty: it contains '{}'", entry.name.escape_debug());
+            let advice = "choose an empty directory, or introduce this one with its contents";
             Err(Problem::new(Code::Exists, what).field("source").advise(advice))
         }
     }
@@ -74,8 +76,8 @@ pub fn check_empty(directory: &Directory) -> Result<(), Problem> {
 pub fn make(path: &AbsolutePath, label: &Label, kept: bool) -> Result<(), Problem> {
     let mut directory = Directory::open(path)?;
     if filesystem::read_only(directory.handle())? {
-        let what = format!("{path} is for reading only");
-        return Err(Problem::new(Code::ReadOnly, what).field("source").advise("mount it for writing"));
+        let what = format!("{path} is read-only");
+        return Err(Problem::new(Code::ReadOnly, what).field("source").advise("mount it read-write"));
     }
     if Label::read(&directory)?.is_some_and(|there| there.uuid == label.uuid) {
         return Ok(());
@@ -91,8 +93,8 @@ pub fn make(path: &AbsolutePath, label: &Label, kept: bool) -> Result<(), Proble
     label.write(&directory)
 }
 
-/// Takes the label and the inventory from the repository `uuid`, and what a killed `make` has left of one. Images stay,
-/// and so does a label that says something else.
+/// Removes the label and the inventory of the repository `uuid`, and leftovers of a killed `make`. Images stay, and so
+/// does the label of another repository.
 pub fn unmake(path: &AbsolutePath, uuid: Uuid) -> Result<(), Problem> {
     let directory = Directory::open(path)?;
     if Label::read(&directory)?.is_some_and(|there| there.uuid != uuid) {
@@ -141,24 +143,28 @@ fn variant(
 fn notes(filesystem: &str, source: &SrSource, shares: bool, read_only: bool) -> Vec<String> {
     let mut notes = Vec::new();
     if read_only {
-        notes.push("It is mounted for reading only: nothing can be made, written or removed in it.");
+        notes.push("It is mounted read-only: nothing can be created, written or removed in it.");
     }
     notes.push(match filesystem {
         "nfs" | "nfs4" => {
-            "A flush is the server's COMMIT: it is worth what the export is, which must be «sync» and cannot be seen from here."
+            "A flush is an NFS COMMIT and is durable only if the server exports with 'sync', which cannot be checked \
+             from here."
         }
         "cifs" | "smb3" => {
-            "A flush is sent to the server: it is worth what the server makes of it (Samba: «strict sync = yes», its default)."
+            "A flush is sent to the server and is only as durable as the server makes it (Samba: 'strict sync = yes', \
+             the default)."
         }
-        "tmpfs" | "ramfs" => "It is in the host's memory: all is lost with its power, flushed or not.",
-        filesystem if filesystem.starts_with("fuse") => "What a flush is worth is up to the program that serves this file system.",
-        _ => "A flush reaches the drive's durable storage, as far as the drive is honest.",
+        "tmpfs" | "ramfs" => "It is in the host's memory: a power loss destroys everything, flushed or not.",
+        filesystem if filesystem.starts_with("fuse") => {
+            "How durable a flush is depends on the program that serves this file system."
+        }
+        _ => "A flush reaches the drive's durable storage, provided that the drive honours flushes.",
     });
     if matches!(source, SrSource::Nfs { .. } | SrSource::Smb { .. }) {
-        notes.push("It is mounted hard: I/O waits for a server that is away, for as long as it takes, and fails not.");
+        notes.push("It is a hard mount: if the server goes away, I/O waits until it is back and does not fail.");
     }
     if matches!(filesystem, "xfs" | "btrfs") && !read_only && !shares {
-        notes.push("Its files cannot share blocks (XFS: made without reflink), so that states are kept as chains.");
+        notes.push("Its files cannot share blocks (on XFS: created without reflink), so snapshots are kept as chains.");
     }
     notes.into_iter().map(String::from).collect()
 }

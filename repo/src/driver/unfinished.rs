@@ -1,8 +1,8 @@
-//! What a daemon that was killed has left beside the names that its files were to have.
+//! Temporary files left by a killed daemon.
 //!
-//! Only copies that were being made by sharing blocks ([`Directory::share_image`]): nobody else calls a file so, and
-//! what was to become of it the journal says. Notes of a command that changes an image have the same ending (`image
-//! rebase`); they are never of a raw one.
+//! Only unfinished reflink copies ([`Directory::share_image`]): no other program uses these names, and the journal
+//! knows what they were for. Marker files of a command that changes an image have the same suffix (`image rebase`);
+//! they never belong to raw images.
 
 use api::{Code, ImageFormat, Problem};
 use rustix::fs::AtFlags;
@@ -11,10 +11,9 @@ use uuid::Uuid;
 use super::{Directory, UNFINISHED};
 
 impl Directory {
-    /// Removes them, and says which. To be called while nobody else has the repository.
+    /// Removes them, and returns their names. To be called while nobody else uses the repository.
     pub fn remove_unfinished(&self) -> Result<Vec<String>, Problem> {
-        let failed =
-            |errno| Problem::failed(format_args!("look for what is unfinished in {}", self.path().display()), errno);
+        let failed = |errno| Problem::failed(format_args!("list unfinished files in {}", self.path().display()), errno);
         let mut removed = Vec::new();
         for entry in rustix::fs::Dir::read_from(self.handle()).map_err(failed)? {
             let entry = entry.map_err(failed)?;
@@ -33,7 +32,7 @@ impl Directory {
     }
 }
 
-/// Whether a name is one of a copy that is being made: of an image of ours, which are called by their UUIDs.
+/// Whether a name is that of an unfinished copy: of an image of ours, which are named by UUIDs.
 fn is_copy(name: &str) -> bool {
     let image = name.strip_suffix(UNFINISHED).and_then(|name| name.strip_suffix(&format!(".{}", ImageFormat::Raw)));
     image.is_some_and(|image| Uuid::parse_str(image).is_ok_and(|uuid| uuid.to_string() == image))
@@ -44,7 +43,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn copies_go_and_notes_and_what_is_anybody_elses_stay() {
+    fn unfinished_copies_are_removed_and_other_files_stay() {
         let room = tempfile::tempdir().unwrap();
         let directory = Directory::open(&room.path().to_str().unwrap().parse().unwrap()).unwrap();
         let uuid = Uuid::new_v4();

@@ -1,4 +1,4 @@
-//! Lines of an inventory, each of which ends with a hash of itself: pure functions.
+//! Lines of an inventory, each of which ends with its own hash: pure functions.
 
 use api::{InventoryImage, InventoryVdi, Problem};
 use jiff::Timestamp;
@@ -15,7 +15,7 @@ pub const VERSION: u32 = 1;
 const BEFORE_SUM: &str = ",\"sum\":\"";
 const BEHIND_SUM: &str = "\"}";
 
-/// Digits of a hash: 128 bits of SHA-256. It tells damage and histories apart, and keeps nobody out.
+/// Digits of a hash: 128 bits of SHA-256. It detects damage and distinguishes histories, and is not a security feature.
 const DIGITS: usize = 32;
 
 /// A line of the catalogue's outbox: what one commit has changed.
@@ -27,7 +27,7 @@ pub struct Line {
     pub before: String,
     /// The head of this line.
     pub head: String,
-    /// As it is written, with its end.
+    /// The text, including the line end.
     pub text: String,
 }
 
@@ -61,7 +61,7 @@ pub struct Changes {
     pub sum: String,
 }
 
-/// What is looked at before the rest is.
+/// The part that is parsed first.
 #[derive(Deserialize)]
 pub struct Versioned {
     #[serde(rename = "tapline-inventory")]
@@ -97,7 +97,7 @@ pub fn header(
 }
 
 impl Line {
-    /// What a commit has changed behind `before`.
+    /// The changes of a commit after `before`.
     pub fn new(generation: u64, before: String, changes: Vec<Change>) -> Result<Line, Problem> {
         let line = Changes { generation, before, at: Timestamp::now(), changes, sum: String::new() };
         let (text, head) = seal(&line)?;
@@ -106,7 +106,7 @@ impl Line {
 
     /// A line as it was kept.
     pub fn parse(text: String) -> Result<Line, Problem> {
-        let parsed = parse::<Changes>(&text).map_err(|why| Problem::failed("read a line of an inventory", why))?;
+        let parsed = parse::<Changes>(&text).map_err(|why| Problem::failed("parse an inventory line", why))?;
         Ok(Line { generation: parsed.generation, before: parsed.before, head: parsed.sum, text })
     }
 }
@@ -120,22 +120,22 @@ pub fn hash(text: &str) -> String {
 
 /// The text of a line with its end, and its hash.
 fn seal(line: &impl Serialize) -> Result<(String, String), Problem> {
-    let mut text = serde_json::to_string(line).map_err(|error| Problem::failed("write an inventory", error))?;
+    let mut text = serde_json::to_string(line).map_err(|error| Problem::failed("encode an inventory", error))?;
     text.pop();
     let sum = hash(&text);
     text.extend([BEFORE_SUM, &sum, BEHIND_SUM, "\n"]);
     Ok((text, sum))
 }
 
-/// What a line says, if its hash is right.
+/// Parses a line, if its hash is correct.
 pub fn parse<T: for<'a> Deserialize<'a>>(text: &str) -> Result<T, String> {
     let text = text.strip_suffix('\n').unwrap_or(text);
     let sealed = text.strip_suffix(BEHIND_SUM).and_then(|text| text.split_at_checked(text.len().checked_sub(DIGITS)?));
     let Some((Some(said), sum)) = sealed.map(|(said, sum)| (said.strip_suffix(BEFORE_SUM), sum)) else {
-        return Err("it does not end with its hash".into());
+        return Err("it does not end with a hash".into());
     };
     if hash(said) != sum {
-        return Err("its hash is another one".into());
+        return Err("its hash does not match".into());
     }
     serde_json::from_str(text).map_err(|error| error.to_string())
 }

@@ -1,11 +1,10 @@
-//! The file of an inventory: read as a whole, appended to line by line, and written anew when what is over has become
-//! most of it.
+//! The file of an inventory: read as a whole, appended to line by line, and rewritten when most of it is obsolete.
 //!
-//! *Killed while a line is appended:* the line is there, or is cut off at the next append; the catalogue has it still.
-//! *Killed while the file is written anew:* it is what it was, or the new one, which says the same. *An append that
-//! could not be made durable:* nobody knows what is on the disk, so that the file is written anew. *Taken away, or
-//! another one put in its place, while the repository is attached:* the same, and what is there is kept as damaged: who
-//! has the repository attached has it alone.
+//! *If killed during an append:* the line is there, or is cut off at the next append; the catalogue still has it. *If
+//! killed during a rewrite:* the file is the old or the new one, which have the same contents. *If an append could not
+//! be made durable:* it is unknown what is on the disk, so the file is rewritten. *If the file is removed or replaced
+//! while the repository is attached:* the same, and the other file is kept as damaged, because the process that has
+//! attached a repository uses it exclusively.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -18,7 +17,7 @@ use crate::driver::{Appended, Directory};
 
 /// The file.
 pub const INVENTORY: &str = ".tapline-inventory.jsonl";
-/// What it is called when it was found damaged and written anew.
+/// The name of a file that was found damaged and rewritten.
 pub const DAMAGED: &str = ".tapline-inventory.jsonl.damaged";
 
 /// Bytes of the longest one: 100,000 disks many times over.
@@ -27,10 +26,10 @@ const LEN_MAX: usize = 1 << 30;
 /// Heads that are kept when a file is written anew, so that an older catalogue is known for one.
 const HISTORY: usize = 1000;
 
-/// Bytes at the end of a file by which it is known again: its last hash, and what is behind that.
+/// Bytes at the end of a file that identify it: its last hash, and what follows.
 const END: usize = 40;
 
-/// What a file may have beside twice what is needed before it is written anew.
+/// How much a file may exceed twice the needed size before it is rewritten.
 const SLACK: u64 = 1 << 20;
 
 /// Where a file is: what has been written to it, for certain.
@@ -47,7 +46,7 @@ pub struct Log {
     end: Vec<u8>,
     /// Bytes of its first line.
     first: u64,
-    /// What is durable of it is not known: it is to be written anew.
+    /// It is unknown what is durable: it must be rewritten.
     doubtful: bool,
 }
 
@@ -92,19 +91,19 @@ pub fn read(directory: &Directory, sr: Uuid) -> Result<Read, Problem> {
     // Of a newer one, not even the hash need be where it is expected.
     let version = serde_json::from_slice(first).map_or(0, |Versioned { version }| version);
     if version > VERSION {
-        let what = format!("{path} is of version {version}, and this taplined knows version {VERSION}");
-        return Err(Problem::new(Code::Unsupported, what).advise("attach it with the version that has written it"));
+        let what = format!("{path} has version {version}, and this taplined supports version {VERSION}");
+        return Err(Problem::new(Code::Unsupported, what).advise("attach it with the taplined version that wrote it"));
     }
     match whole(&bytes, sr) {
         Ok((log, contents)) => Ok(Read::Whole(Box::new(log), Box::new(contents))),
         Err(Fault::Another(other)) => {
             let what = format!("{path} is the inventory of another repository: {other}, not {sr}");
-            let advice = "if it was copied here, remove it; the images are not touched by that";
+            let advice = "if it was copied here, remove it; that does not affect the images";
             Err(Problem::new(Code::State, what).advise(advice))
         }
         Err(Fault::Damaged(why)) => {
             let why = Problem::failed(format_args!("read the inventory {path}"), why)
-                .advise("see whether the storage is well; put a backup of the file back, or take it away and scan");
+                .advise("check the storage; restore the file from a backup, or move it away and scan");
             let (newest, behind) = newest(&bytes);
             Ok(Read::Damaged(Damage { why, newest, behind }))
         }
@@ -126,16 +125,16 @@ fn whole(bytes: &[u8], sr: Uuid) -> Result<(Log, Contents), Fault> {
     let mut lines = complete.split_inclusive(|byte| *byte == b'\n').enumerate();
     let damaged = |(at, why): (usize, String)| Fault::Damaged(format!("line {}: {why}", at.saturating_add(1)));
     let text = |(at, bytes): (usize, &'_ [u8])| {
-        String::from_utf8(bytes.to_vec()).map_err(|_| damaged((at, "it is no text".into()))).map(|text| (at, text))
+        String::from_utf8(bytes.to_vec()).map_err(|_| damaged((at, "it is not text".into()))).map(|text| (at, text))
     };
-    let Some(first) = lines.next() else { return Err(Fault::Damaged("it has no whole line".into())) };
+    let Some(first) = lines.next() else { return Err(Fault::Damaged("it has no complete line".into())) };
     let (_, first) = text(first)?;
     let header: Header = parse(&first).map_err(|why| damaged((0, why)))?;
     if header.sr != sr {
         return Err(Fault::Another(header.sr));
     }
     if header.generation > GENERATION_MAX {
-        return Err(damaged((0, format!("generation {} is none that a repository reaches", header.generation))));
+        return Err(damaged((0, format!("generation {} is impossibly high", header.generation))));
     }
     let mut contents = Contents {
         words: header.words,
@@ -156,7 +155,7 @@ fn whole(bytes: &[u8], sr: Uuid) -> Result<(Log, Contents), Fault> {
         let (at, text) = text(line)?;
         let Changes { generation, before, changes, sum, .. } = parse(&text).map_err(|why| damaged((at, why)))?;
         if generation != log.generation.saturating_add(1) || before != log.head {
-            return Err(damaged((at, format!("generation {generation} does not follow the line before"))));
+            return Err(damaged((at, format!("generation {generation} does not follow the previous line"))));
         }
         changes.into_iter().for_each(|change| contents.apply(change));
         log.note(generation, sum);
@@ -191,7 +190,7 @@ fn end_of(bytes: &[u8]) -> Vec<u8> {
     bytes.get(bytes.len().saturating_sub(END)..).unwrap_or_default().to_vec()
 }
 
-/// A damaged file is kept under another name, for people. One that is not there any more need not be.
+/// Renames a damaged file for later inspection. If it no longer exists, nothing needs to be kept.
 pub fn keep_damaged(directory: &Directory) -> Result<(), Problem> {
     match directory.rename_over(INVENTORY, DAMAGED) {
         Err(problem) if problem.code == Code::NotFound => Ok(()),
@@ -209,7 +208,7 @@ impl Log {
         contents: &Contents,
         earlier: VecDeque<(u64, String)>,
     ) -> Result<Log, Problem> {
-        contents.check().map_err(|why| Problem::failed("write an inventory", why))?;
+        contents.check().map_err(|why| Problem::failed("encode an inventory", why))?;
         let mut history = earlier;
         history.retain(|(at, _)| *at < generation);
         history.drain(..history.len().saturating_sub(HISTORY));
@@ -239,7 +238,7 @@ impl Log {
         self.history.iter().any(|(at, known)| *at == generation && known == head)
     }
 
-    /// Whether what is durable of it is not known: it is to be written anew then.
+    /// Whether it is unknown what is durable, so that it must be rewritten.
     pub fn is_doubtful(&self) -> bool {
         self.doubtful
     }
@@ -281,17 +280,17 @@ impl Log {
         Ok(())
     }
 
-    /// Writes anew what it says. That it cannot be is no harm: it is tried again with the next line.
+    /// Rewrites the file with its current contents. If that fails it does no harm: it is retried with the next line.
     fn compact(&mut self, directory: &Directory, sr: Uuid) {
         let compacted = read(directory, sr).and_then(|read| match read {
             Read::Whole(log, contents) if log.head == self.head => {
                 Log::write(directory, sr, (log.generation, log.head.clone()), &contents, log.history)
             }
-            _ => Err(Problem::new(Code::Failed, "the inventory is not what was written")),
+            _ => Err(Problem::new(Code::Failed, "the inventory does not contain what was written")),
         });
         match compacted {
             Ok(log) => *self = log,
-            Err(problem) => tracing::warn!(%sr, "the inventory is not made shorter: {problem}"),
+            Err(problem) => tracing::warn!(%sr, "the inventory was not compacted: {problem}"),
         }
     }
 

@@ -122,7 +122,7 @@ fn a_state_or_a_refusal(room: &Room, log: &Log, states: &[Contents]) -> Option<u
 }
 
 #[test]
-fn cut_off_at_any_byte_it_is_a_state_that_was_written_or_refused() {
+fn truncated_anywhere_an_inventory_is_an_earlier_state_or_refused() {
     let room = room();
     let (log, states) = written(&room);
     let bytes = room.bytes();
@@ -136,7 +136,7 @@ fn cut_off_at_any_byte_it_is_a_state_that_was_written_or_refused() {
 }
 
 #[test]
-fn with_any_byte_changed_it_is_a_state_that_was_written_or_refused() {
+fn with_any_byte_changed_an_inventory_is_an_earlier_state_or_refused() {
     let room = room();
     let (log, states) = written(&room);
     let bytes = room.bytes();
@@ -157,7 +157,7 @@ fn with_any_byte_changed_it_is_a_state_that_was_written_or_refused() {
 }
 
 #[test]
-fn what_was_cut_off_is_appended_again_and_a_rewrite_that_was_killed_is_forgotten() {
+fn a_truncated_line_is_appended_again_and_a_killed_rewrite_discarded() {
     let room = room();
     let (_, states) = written(&room);
     let bytes = room.bytes();
@@ -193,7 +193,7 @@ fn a_line_that_does_not_follow_is_not_appended() {
 }
 
 #[test]
-fn it_is_made_shorter_when_most_of_it_is_over_and_knows_its_history_still() {
+fn an_inventory_is_compacted_with_its_history() {
     let room = room();
     let (mut log, _) = written(&room);
     let text: Description = "x".repeat(4000).parse().unwrap();
@@ -217,18 +217,18 @@ fn it_is_made_shorter_when_most_of_it_is_over_and_knows_its_history_still() {
 
 /// The catalogue could not count on from there.
 #[test]
-fn a_generation_that_no_repository_reaches_is_damage() {
+fn an_impossibly_high_generation_is_damage() {
     for generation in [u64::MAX, 1 << 63, (1 << 63) - 1] {
         let room = room();
         let head = (generation, first_head());
         Log::write(&room.directory, room.sr, head, &Contents::new(words()), VecDeque::new()).unwrap();
         let Read::Damaged(damage) = read(&room.directory, room.sr).unwrap() else { panic!("{generation}") };
-        assert!(damage.why.message.contains("that a repository reaches"), "{}", damage.why);
+        assert!(damage.why.message.contains("is impossibly high"), "{}", damage.why);
     }
 }
 
 #[test]
-fn what_is_newer_or_of_another_repository_is_told_as_such() {
+fn a_newer_or_foreign_inventory_is_reported_as_such() {
     let room = room();
     written(&room);
     let other = read(&room.directory, Uuid::new_v4()).unwrap_err();
@@ -242,7 +242,7 @@ fn what_is_newer_or_of_another_repository_is_told_as_such() {
 }
 
 #[test]
-fn what_is_no_state_of_a_repository_is_neither_written_nor_read() {
+fn invalid_states_are_neither_written_nor_read() {
     let room = room();
     let with = |change: &dyn Fn(&mut Contents)| {
         let (mut contents, _) = history();
@@ -257,7 +257,7 @@ fn what_is_no_state_of_a_repository_is_neither_written_nor_read() {
         with(&|contents| contents.images.values_mut().for_each(|image| image.file = file.into()));
     }
     let no_loop = with(&|contents| contents.apply(Change::Image(image(1, Some(1)))));
-    assert!(no_loop.contains("itself"), "{no_loop}");
+    assert!(no_loop.contains("ancestor"), "{no_loop}");
     with(&|contents| contents.apply(Change::Image(image(1, Some(9)))));
     with(&|contents| contents.apply(Change::Vdi(vdi(3, 1))));
     with(&|contents| contents.apply(Change::Vdi(vdi(3, 9))));
@@ -265,7 +265,7 @@ fn what_is_no_state_of_a_repository_is_neither_written_nor_read() {
 }
 
 #[test]
-fn a_damaged_file_is_known_to_a_catalogue_that_has_all_that_it_had() {
+fn a_damaged_inventory_is_covered_by_a_complete_catalogue() {
     let room = room();
     let (log, _) = written(&room);
     let heads = log.history();

@@ -1,4 +1,4 @@
-//! Answers of a disk, for people. What is missing in an answer is left out, and what is new in it not shown.
+//! A disk's responses, for people. Missing fields are left out, and unknown fields are not shown.
 
 use serde_json::Value;
 
@@ -18,20 +18,20 @@ pub fn answer(verb: &DiskVerb, answer: &Value) -> String {
         DiskVerb::Clone { .. } => clone(answer),
         DiskVerb::Resize { .. } => resize(answer),
         DiskVerb::Space => vec![match number(answer, "waiting") {
-            0 => "nothing waits for space".into(),
-            waiting => format!("{waiting} requests wait for space, and are tried again"),
+            0 => "no requests are waiting for space".into(),
+            waiting => format!("retrying {waiting} requests that wait for space"),
         }],
-        DiskVerb::Pause => vec!["the disk stands still; `resume` lets it go on".into()],
-        DiskVerb::Resume => vec![with_pause("the disk goes on".into(), answer)],
+        DiskVerb::Pause => vec!["the disk is paused; `resume` continues it".into()],
+        DiskVerb::Resume => vec![with_pause("the disk continues".into(), answer)],
         DiskVerb::Upgrade { .. } => vec![format!(
-            "the process {} serves the disk now, version {}; its guest's requests have waited {} µs",
+            "process {} now serves the disk, version {}; the guest's requests waited {} µs",
             number(answer, "pid"),
             or(answer, "program"),
             number(answer, "pause_us")
         )],
         DiskVerb::Layers => layers(answer),
         DiskVerb::Stats => stats(answer),
-        DiskVerb::Version => vec![format!("version {} of the protocol", number(answer, "version"))],
+        DiskVerb::Version => vec![format!("protocol version {}", number(answer, "version"))],
     };
     lines.into_iter().map(|line| line + "\n").collect()
 }
@@ -44,15 +44,15 @@ pub fn show_progress(progress: &mut Option<(Progress, u64)>, event: &Value) {
     *before = done.max(*before);
 }
 
-/// It has ended.
+/// Ends the progress display.
 pub fn end_progress((bar, _): (Progress, u64)) {
     bar.finish();
 }
 
 fn snapshot(answer: &Value) -> Vec<String> {
     let first = match text(answer, "copy") {
-        Some(copy) => format!("{copy} is the disk as it was, by reflink; the disk goes on in {}", or(answer, "leaf")),
-        None => format!("{} is the leaf now, on {}", or(answer, "leaf"), or(answer, "parent")),
+        Some(copy) => format!("{copy} is a reflink copy of the disk; the disk continues in {}", or(answer, "leaf")),
+        None => format!("{} is now the leaf, on {}", or(answer, "leaf"), or(answer, "parent")),
     };
     vec![with_pause(first, answer)]
 }
@@ -60,7 +60,7 @@ fn snapshot(answer: &Value) -> Vec<String> {
 fn merge(answer: &Value) -> Vec<String> {
     let layers = format!("layers {} to {}", number(answer, "from"), number(answer, "into"));
     match text(answer, "state").as_deref() {
-        Some("none") => vec!["there is no merge, and there was none".into()],
+        Some("none") => vec!["no merge is running, and none has run".into()],
         Some(state @ ("failed" | "cancelled")) => {
             let error = answer.get("error").unwrap_or(&Value::Null);
             let ended = if state == "failed" { "has failed" } else { "was cancelled" };
@@ -70,8 +70,8 @@ fn merge(answer: &Value) -> Vec<String> {
         }
         Some("done") => {
             let copied = readable(number(answer, "copied"));
-            let mut lines = vec![with_pause(format!("{layers} are merged, {copied} copied"), answer)];
-            let what = if answer.get("deleted") == Some(&Value::Bool(true)) { "removed" } else { "not used any more" };
+            let mut lines = vec![with_pause(format!("merged {layers}, {copied} copied"), answer)];
+            let what = if answer.get("deleted") == Some(&Value::Bool(true)) { "removed" } else { "no longer used" };
             lines.extend(list(answer, "unused").map(|file| format!("  {what}: {file}")));
             lines
         }
@@ -79,26 +79,26 @@ fn merge(answer: &Value) -> Vec<String> {
             let (done, len) = (number(answer, "done"), number(answer, "len"));
             vec![format!("merge of {layers}: {state}, {} of {}", readable(done), readable(len))]
         }
-        None => vec!["the disk says nothing of a merge".into()],
+        None => vec!["the disk did not report a merge state".into()],
     }
 }
 
 fn revert(answer: &Value) -> Vec<String> {
-    let mut lines = vec![format!("{} is the leaf now", or(answer, "leaf"))];
-    lines.extend(list(answer, "unused").map(|file| format!("  not used any more: {file}")));
+    let mut lines = vec![format!("{} is now the leaf", or(answer, "leaf"))];
+    lines.extend(list(answer, "unused").map(|file| format!("  no longer used: {file}")));
     lines
 }
 
 fn clone(answer: &Value) -> Vec<String> {
     let (work, sync) = (number(answer, "work_us"), number(answer, "sync_us"));
-    let mut lines = vec![format!("created {} in {}, and {} of sync", or(answer, "image"), time(work), time(sync))];
+    let mut lines = vec![format!("created {} in {}, plus {} to sync", or(answer, "image"), time(work), time(sync))];
     let parents: String = list(answer, "parents").map(|parent| format!(" --parent {parent}")).collect();
     lines.push(format!("  serve it with:{parents}"));
     lines
 }
 
 fn resize(answer: &Value) -> Vec<String> {
-    vec![with_pause(format!("the disk has {} now", readable(number(answer, "size"))), answer)]
+    vec![with_pause(format!("the disk now has {}", readable(number(answer, "size"))), answer)]
 }
 
 fn layers(answer: &Value) -> Vec<String> {
@@ -114,14 +114,14 @@ fn layers(answer: &Value) -> Vec<String> {
         ));
     }
     match text(answer, "inflight").as_deref() {
-        Some("recorded") => lines.push("the guest's front-end records what is in flight".into()),
+        Some("recorded") => lines.push("the guest's front-end records requests in flight".into()),
         Some(_) => {
-            lines.push("the guest's front-end records nothing of what is in flight: answers are in order".into())
+            lines.push("the guest's front-end does not record requests in flight: completing requests in order".into())
         }
         None => {}
     }
     if answer.get("broken") == Some(&Value::Bool(true)) {
-        lines.push("a sync has FAILED: nothing is written any more, until the disk is served anew".into());
+        lines.push("a sync has FAILED: the disk does not write until it is restarted".into());
     }
     lines
 }
@@ -134,7 +134,7 @@ fn stats(answer: &Value) -> Vec<String> {
         let mean = (number(found, "sum_ns") / 1000).checked_div(count).map(time);
         let mean = mean.map(|mean| format!(", {mean} each")).unwrap_or_default();
         let (size, under_way) = (readable(bytes), number(found, "in_flight"));
-        lines.push(format!("{kind}: {count}, {size}{mean}, {under_way} under way"));
+        lines.push(format!("{kind}: {count}, {size}{mean}, {under_way} in flight"));
     }
     lines
 }
@@ -178,7 +178,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn a_pause_is_told_in_the_unit_that_suits_it() {
+    fn a_pause_is_shown_in_a_suitable_unit() {
         assert_eq!((time(999), time(1_234), time(2_500_000)), ("999 us".into(), "1.2 ms".into(), "2.5 s".into()));
         let line = with_pause("done".into(), &json!({ "pause_us": 3100, "held_us": 2000 }));
         assert_eq!(line, "done; the guest saw a pause of 3.1 ms");
@@ -187,14 +187,14 @@ mod test {
     }
 
     #[test]
-    fn what_a_disk_says_cannot_steer_a_terminal() {
+    fn a_disks_responses_cannot_control_a_terminal() {
         let said = json!({ "leaf": "vhd:/a\u{1b}[2Jb", "parent": "vhd:/p", "method": "chain" });
         let verb = DiskVerb::Snapshot { to: "vhd:/x".parse().unwrap(), method: crate::cli::SnapshotMethod::Auto };
         assert!(!answer(&verb, &said).contains('\u{1b}'));
     }
 
     #[test]
-    fn an_answer_that_lacks_everything_is_shown_all_the_same() {
+    fn an_empty_answer_can_be_shown() {
         for verb in [DiskVerb::Layers, DiskVerb::Stats, DiskVerb::MergeStatus, DiskVerb::Version, DiskVerb::Resume] {
             answer(&verb, &json!({}));
         }

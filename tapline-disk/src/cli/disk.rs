@@ -1,4 +1,4 @@
-//! The words of `disk`: what a disk that is served can be asked.
+//! The arguments of `disk`: requests to a disk that is being served.
 
 use std::path::PathBuf;
 
@@ -10,69 +10,69 @@ use crate::size::Size;
 /// `disk`.
 #[derive(Debug, Args)]
 pub struct Disk {
-    /// The socket named by `serve --control`
+    /// The disk's control socket (`serve --control`)
     pub socket: PathBuf,
-    /// What to ask
+    /// The request
     #[command(subcommand)]
     pub verb: DiskVerb,
-    /// Print what the disk says, as it says it: JSON, a line each
+    /// Print the disk's responses as they are: JSON, one per line
     #[arg(long, global = true)]
     pub json: bool,
 }
 
-/// The verbs. Layers are numbered from the leaf, 0, down.
+/// The verbs. Layers are numbered from the leaf, 0, downwards.
 #[derive(Debug, Subcommand)]
 pub enum DiskVerb {
-    /// Keep the disk as it is now: a new leaf on the present one, or a copy that shares its blocks
+    /// Take a snapshot: create a new leaf on the current one, or a copy that shares its blocks
     Snapshot {
-        /// The new file; raw on XFS and btrfs makes a copy, every other format a chain
+        /// The new file; raw on XFS and btrfs creates a copy, every other format a chain
         #[arg(long, value_name = "FORMAT:PATH")]
         to: ImageName,
-        /// Which way
+        /// How to take the snapshot
         #[arg(long, value_name = "METHOD", default_value = "auto")]
         method: SnapshotMethod,
     },
-    /// Move what layers hold into the one below them
+    /// Merge layers into the one below them
     Merge {
-        /// The uppermost layer that is merged; 0 is the leaf
+        /// The topmost layer to merge; 0 is the leaf
         #[arg(long, value_name = "LAYER")]
         from: usize,
-        /// The layer that takes it all
+        /// The target layer
         #[arg(long, value_name = "LAYER")]
         into: usize,
-        /// Copy at most so much a second
+        /// Limit of bytes copied per second
         #[arg(long, value_name = "SIZE")]
         rate: Option<Size>,
-        /// Do not wait until it ends; merge-status tells how far it is
+        /// Do not wait for the end; merge-status shows the progress
         #[arg(long)]
         detach: bool,
-        /// Remove the files that hold nothing any more
+        /// Remove the merged files, which no longer hold data
         #[arg(long)]
         delete: bool,
-        /// The chain that the numbers are meant of, from the leaf down; safe to give again after a crash
+        /// Expected chain; refuse on mismatch. From the leaf down; makes it safe to repeat the command after a crash
         #[arg(long, value_name = "FORMAT:PATH", num_args = 1..)]
         expect: Vec<ImageName>,
     },
-    /// Try again what waits for space (serve --when-full wait), since there may be some
+    /// Retry requests that are waiting for space (serve --when-full wait)
     Space,
-    /// Tell how far the merge is, or how the last one ended
+    /// Show the merge's progress, or how the last one ended
     MergeStatus,
-    /// Stop the merge for a while
+    /// Pause the merge
     MergePause,
-    /// Go on with the merge
+    /// Resume the merge
     MergeResume,
-    /// End the merge where it is; the disk stays valid, and another merge goes on from there
+    /// Stop the merge; the disk stays valid, and another merge continues from there
     MergeCancel,
-    /// Make the disk what it was when a layer was its leaf; nobody may be connected
+    /// Revert the disk to a layer; no client may be connected
     Revert {
         /// The layer
         #[arg(long, value_name = "LAYER")]
         to: usize,
-        /// The new leaf on it
+        /// The new leaf on top of it
         #[arg(long, value_name = "FORMAT:PATH")]
         leaf: ImageName,
     },
-    /// Make an empty child of a read-only layer, for another disk
+    /// Create an empty child of a read-only layer, for another disk
     Clone {
         /// The layer: 1 or below
         #[arg(long, value_name = "LAYER")]
@@ -81,39 +81,39 @@ pub enum DiskVerb {
         #[arg(long, value_name = "FORMAT:PATH")]
         to: ImageName,
     },
-    /// Make the disk larger; its guest is told
+    /// Enlarge the disk and notify its guest
     Resize {
         /// The new size
         #[arg(long)]
         size: Size,
     },
-    /// Have another process take the place of the one that serves the disk; its guest notices nothing but a short wait
+    /// Replace the process that serves the disk; its guest only notices a short wait
     Upgrade {
-        /// The program to be started [default: this one]
+        /// The program to start [default: this one]
         #[arg(long, value_name = "PATH")]
         program: Option<PathBuf>,
-        /// Give up, and leave all as it is, if the guest's requests would have to wait longer than so many milliseconds
+        /// Give up and change nothing if the guest's requests would have to wait longer than this many milliseconds
         #[arg(long, value_name = "MS", default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..=60_000))]
         pause_max: u64,
     },
-    /// Hold all requests; everything is durable while they are held
+    /// Pause all requests; everything is durable while they are paused
     Pause,
-    /// Let requests go on
+    /// Resume requests
     Resume,
     /// List the layers
     Layers,
-    /// Tell what the disk has done
+    /// Show I/O statistics
     Stats,
-    /// Tell which version of the protocol is spoken
+    /// Show the protocol version
     Version,
 }
 
 /// Values of `--method`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum SnapshotMethod {
-    /// A copy by reflink where the file system can, else a chain.
+    /// A reflink copy if the file system supports it, otherwise a chain.
     Auto,
-    /// A copy by reflink.
+    /// A reflink copy.
     Reflink,
     /// A chain.
     Chain,
@@ -125,7 +125,7 @@ mod test {
     use crate::cli::test::parse;
 
     #[test]
-    fn json_may_stand_behind_the_verb() {
+    fn json_may_follow_the_verb() {
         for line in ["disk /s layers --json", "disk --json /s layers", "disk /s snapshot --to vhd:b --json"] {
             let Ok(Command::Disk(disk)) = parse(line) else { panic!("{line}") };
             assert!(disk.json, "{line}");

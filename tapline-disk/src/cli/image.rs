@@ -1,4 +1,4 @@
-//! The words of `image`.
+//! The arguments of `image`.
 
 use clap::{Args, Subcommand};
 
@@ -6,39 +6,39 @@ use super::{Access, Handing, Parents};
 use crate::image_name::ImageName;
 use crate::size::Size;
 
-/// Jobs on images that nobody serves.
+/// Jobs on images that are not being served.
 #[derive(Debug, Subcommand)]
 pub enum ImageCommand {
-    /// Create an empty image, or an empty child of another
+    /// Create an empty image, or an empty child of another image
     Create(Create),
-    /// Tell what an image says of itself; parents named inside it are shown and never opened
+    /// Show an image's metadata; parents recorded in it are shown but never opened
     Info(Info),
-    /// Check an image's structure, and repair it where that loses nothing
+    /// Check an image's structure, and repair it where no data can be lost
     Check(Check),
-    /// List which parts of the disk hold data and which read as zero
+    /// List which parts of the disk hold data and which read as zeroes
     Map(Map),
-    /// Copy a disk into a new image, of another format perhaps; holes stay holes
+    /// Copy a disk into a new image, possibly of another format; holes are preserved
     Convert(Convert),
-    /// Compare what two disks hold
+    /// Compare the contents of two disks
     Compare(Compare),
-    /// Freeze an image as the parent of a new one, which reads as it did; raw on XFS and btrfs: share its blocks
+    /// Freeze an image as the parent of a new one with the same contents; raw on XFS and btrfs: share its blocks
     Snapshot(Snapshot),
-    /// Make a new image that reads as this one, which other clones may stand on too
+    /// Create a new image with the same contents; an image can have several clones
     Clone(Snapshot),
     /// Merge layers of a chain into the one below them
     Merge(Merge),
-    /// Put an image on other parents without changing what it shows
+    /// Change an image's parents without changing its contents
     Rebase(Rebase),
-    /// Copy into an image all that its parents show, and make it stand on its own
+    /// Copy all data from an image's parents into it, so that it needs no parent
     Flatten(Flatten),
-    /// Make a disk larger
+    /// Enlarge a disk
     Resize(Resize),
-    /// Rewrite a VHD or qcow2 image without its gaps; its content, identity and parent stay
+    /// Rewrite a VHD or qcow2 image without gaps; its contents, identity and parent stay
     Compact(Compact),
 }
 
 impl ImageCommand {
-    /// Where the command has its files from, where that can be chosen.
+    /// Where the command gets its files from, if that can be chosen.
     pub fn handing(&self) -> Option<Handing> {
         match self {
             ImageCommand::Create(create) => Some(create.handing),
@@ -49,7 +49,7 @@ impl ImageCommand {
             ImageCommand::Compare(compare) => Some(compare.handing),
             ImageCommand::Merge(merge) => Some(merge.handing),
             ImageCommand::Resize(resize) => Some(resize.handing),
-            // These replace files or make notes beside them.
+            // These replace files or create marker files next to them.
             ImageCommand::Snapshot(_) | ImageCommand::Clone(_) | ImageCommand::Rebase(_) => None,
             ImageCommand::Flatten(_) | ImageCommand::Compact(_) => None,
         }
@@ -59,27 +59,27 @@ impl ImageCommand {
 /// `image create`.
 #[derive(Debug, Args)]
 pub struct Create {
-    /// The image to create, in a file, which is never overwritten, or on a block device that holds nothing
+    /// The image to create: a file, which is never overwritten, or a block device without data
     pub image: ImageName,
-    /// Overwrite what a block device holds
+    /// Overwrite the contents of a block device
     #[arg(long, conflicts_with = "handed")]
     pub force: bool,
-    /// Size of the disk; that of the parent unless given, which a child may exceed
+    /// Size of the disk [default: the parent's size]; a child may be larger than its parent
     #[arg(long, required_unless_present = "parent")]
     pub size: Option<Size>,
-    /// Allocate the whole disk now (VHD of the fixed kind)
+    /// Allocate the whole disk now (fixed VHD)
     #[arg(long, conflicts_with = "parent")]
     pub fixed: bool,
-    /// Unit of allocation of a VHD: a power of two from 512K to 16M [default: 2M, or as the parent]
+    /// Block size of a VHD: a power of two from 512K to 16M [default: 2M, or the parent's]
     #[arg(long, value_name = "SIZE", conflicts_with = "fixed")]
     pub block_size: Option<Size>,
-    /// Unit of allocation of a qcow2 image: a power of two from 64K to 2M [default: 64K, or as the parent, if larger]
+    /// Cluster size of a qcow2 image: a power of two from 64K to 2M [default: 64K, or the parent's if larger]
     #[arg(long, value_name = "SIZE", conflicts_with_all = ["fixed", "block_size"])]
     pub cluster_size: Option<Size>,
-    /// Create a child of this image (twice and more: of this chain of them, from the top down)
+    /// Create a child of this image; repeat for its parents, from the top down
     #[arg(long, value_name = "FORMAT:PATH")]
     pub parent: Vec<ImageName>,
-    /// Use a chain in which a parent was changed after its child was made
+    /// Use a chain in which a parent was modified after its child was created
     #[arg(long, requires = "parent")]
     pub accept_changed_parent: bool,
     #[command(flatten)]
@@ -110,7 +110,7 @@ pub struct Check {
     pub image: ImageName,
     #[command(flatten)]
     pub parents: Parents,
-    /// Repair what can be repaired without loss
+    /// Repair what can be repaired without losing data
     #[arg(long)]
     pub repair: bool,
     #[command(flatten)]
@@ -149,20 +149,20 @@ pub struct Convert {
     pub parents: Parents,
     #[command(flatten)]
     pub access: Access,
-    /// Replace the target if it exists, once the conversion is complete; until then both take space. A block
-    /// device that holds something is overwritten at once
+    /// Replace the target if it exists, when the conversion is complete; until then both take space. A block device
+    /// with data is overwritten at once
     #[arg(long, conflicts_with = "handed")]
     pub force: bool,
-    /// Allocate the whole target (VHD of the fixed kind)
+    /// Allocate the whole target (fixed VHD)
     #[arg(long)]
     pub fixed: bool,
-    /// Unit of allocation of a VHD target [default: 2M]
+    /// Block size of a VHD target [default: 2M]
     #[arg(long, value_name = "SIZE", conflicts_with = "fixed")]
     pub block_size: Option<Size>,
-    /// Unit of allocation of a qcow2 target [default: 64K]
+    /// Cluster size of a qcow2 target [default: 64K]
     #[arg(long, value_name = "SIZE", conflicts_with_all = ["fixed", "block_size"])]
     pub cluster_size: Option<Size>,
-    /// Read both afterwards and compare
+    /// Verify the copy by reading both afterwards
     #[arg(long)]
     pub verify: bool,
     #[command(flatten)]
@@ -175,15 +175,15 @@ pub struct Convert {
 /// `image compare`.
 #[derive(Debug, Args)]
 pub struct Compare {
-    /// One image
+    /// The first image
     #[arg(value_name = "A")]
     pub one: ImageName,
-    /// The other
+    /// The second image
     #[arg(value_name = "B")]
     pub other: ImageName,
     #[command(flatten)]
     pub parents: Parents,
-    /// A parent of B; repeated, from the top down
+    /// A parent of B; repeat from the top down
     #[arg(long, value_name = "FORMAT:PATH")]
     pub other_parent: Vec<ImageName>,
     #[command(flatten)]
@@ -202,7 +202,7 @@ pub struct Snapshot {
     pub image: ImageName,
     #[command(flatten)]
     pub parents: Parents,
-    /// The new image; a file that exists is never overwritten. raw: shares the blocks of a raw image (reflink)
+    /// The new image; an existing file is never overwritten. raw: share the blocks of a raw image (reflink)
     #[arg(long, value_name = "FORMAT:PATH")]
     pub to: ImageName,
     /// Print JSON
@@ -210,23 +210,23 @@ pub struct Snapshot {
     pub json: bool,
 }
 
-/// `image merge`. Layers are numbered as the chain is named: 0 is the image, 1 its parent, and so on.
+/// `image merge`. Layers are numbered in the order given: 0 is the image, 1 its parent, and so on.
 #[derive(Debug, Args)]
 pub struct Merge {
     /// The image
     pub image: ImageName,
     #[command(flatten)]
     pub parents: Parents,
-    /// The uppermost layer to merge: 0 is the image, 1 its parent, and so on
+    /// The topmost layer to merge: 0 is the image, 1 its parent, and so on
     #[arg(long, value_name = "N")]
     pub from: usize,
-    /// The layer that takes in N and all between; nothing else may stand on it
+    /// The target layer, which receives N and all layers in between; no other image may be based on it
     #[arg(long, value_name = "M")]
     pub into: usize,
-    /// Remove the files that were merged, which hold nothing afterwards
+    /// Remove the merged files, which no longer hold data
     #[arg(long, conflicts_with = "handed")]
     pub delete: bool,
-    /// Only tell whether such a merge has moved everything already, as one that was killed at its very end has
+    /// Only check whether such a merge is already complete, as when it was killed at its very end
     #[arg(long, conflicts_with = "delete")]
     pub is_done: bool,
     #[command(flatten)]
@@ -245,10 +245,10 @@ pub struct Rebase {
     pub image: ImageName,
     #[command(flatten)]
     pub parents: Parents,
-    /// The new parent; repeated, from the top down
+    /// The new parent; repeat from the top down
     #[arg(long, value_name = "FORMAT:PATH", required = true)]
     pub onto: Vec<ImageName>,
-    /// Only record the new parent: for one that was moved, or whose content is known to be the same
+    /// Only record the new parent, for example if it was moved or its contents are known to be the same
     #[arg(long = "unsafe")]
     pub record_only: bool,
     #[command(flatten)]
@@ -275,9 +275,9 @@ pub struct Flatten {
 /// `image resize`.
 #[derive(Debug, Args)]
 pub struct Resize {
-    /// The image; what is new reads as zero
+    /// The image; new space reads as zeroes
     pub image: ImageName,
-    /// The new size, never less than the present one
+    /// The new size, at least the current one
     #[arg(long)]
     pub size: Size,
     #[command(flatten)]
@@ -290,7 +290,7 @@ pub struct Resize {
 /// `image compact`.
 #[derive(Debug, Args)]
 pub struct Compact {
-    /// The image; its parents need not be named, nothing of them is read
+    /// The image; its parents are not read and need not be given
     pub image: ImageName,
     #[command(flatten)]
     pub access: Access,

@@ -1,4 +1,4 @@
-//! The words of `xen`, and those of `serve` that are about Xen.
+//! The arguments of `xen`, and those of `serve` that concern Xen.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use super::Access;
 use crate::image_name::ImageName;
 use crate::toolstack::vdev::{NotAVdev, Vdev};
 
-/// The name of our backends in the store, unless another is named.
+/// The default name of our backends in xenstore.
 pub use vm::xen::disks::KIND;
 
 /// `xen`.
@@ -25,22 +25,22 @@ pub struct Xen {
 /// The verbs.
 #[derive(Debug, Subcommand)]
 pub enum XenVerb {
-    /// Give a guest a disk, also while it runs
+    /// Attach a disk to a guest, which may be running
     Attach(Attach),
-    /// Take a disk from a guest, also while it runs
+    /// Detach a disk from a guest, which may be running
     Detach(Detach),
-    /// Replace a disk's process by one of this program, while its guest runs
+    /// Replace a disk's process with this program while its guest runs
     Upgrade(Upgrade),
     /// List the disks of guests, with the states of both ends
     List {
         /// Only those of this domain
         #[arg(value_name = "DOMID|NAME")]
         domain: Option<String>,
-        /// As JSON
+        /// Print JSON
         #[arg(long)]
         json: bool,
     },
-    /// Do what a block script of xl is called for: block-tapline runs this
+    /// The work of an xl block script, run by block-tapline
     #[command(hide = true)]
     Script {
         /// add or remove
@@ -54,39 +54,39 @@ pub struct Attach {
     /// The guest
     #[arg(value_name = "DOMID|NAME")]
     pub domain: String,
-    /// The image; then its parents, if it has any, from the top down
+    /// The image, followed by its parents, if any, from the top down
     #[arg(value_name = "IMAGE", required = true)]
     pub images: Vec<ImageName>,
-    /// What the guest calls the disk: xvdb, hda, a number [default: the first of xvda, xvdb, … that is free]
+    /// The disk's name in the guest: xvdb, hda, a number [default: the first free one of xvda, xvdb, …]
     #[arg(long, value_name = "VDEV")]
     pub vdev: Option<Vdev>,
-    /// r: the guest may read only
+    /// r: read-only for the guest
     #[arg(long, value_name = "r|w", default_value = "w")]
     pub mode: Mode,
-    /// The name of the backend in the store
+    /// Name of the backend in xenstore
     #[arg(long, value_name = "NAME", default_value = KIND, value_parser = kind)]
     pub backend_kind: String,
-    /// Wait until the guest uses the disk
+    /// Wait until the guest is connected to the disk
     #[arg(long)]
     pub wait: bool,
-    /// How long to wait, for the disk's process and for the guest
+    /// How long to wait for the disk's process and for the guest
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
     pub timeout: Duration,
-    /// Only make the nodes in the store: somebody else serves the disk
+    /// Only create the nodes in xenstore; another program serves the disk
     #[arg(long, conflicts_with_all = ["accept_changed_parent", "cache", "io_engine", "grants", "control", "log"])]
     pub no_serve: bool,
-    /// Use a parent that was changed after its child was made
+    /// Use a parent that was modified after its child was created
     #[arg(long)]
     pub accept_changed_parent: bool,
     #[command(flatten)]
     pub access: Access,
-    /// How the guest's pages are reached
+    /// How the guest's pages are accessed
     #[arg(long, value_name = "POLICY", default_value = "auto")]
     pub grants: GrantPolicy,
     /// The disk's control socket [default: /run/tapline/xen-DOMID-VDEV.sock]
     #[arg(long, value_name = "SOCKET")]
     pub control: Option<PathBuf>,
-    /// Where the disk's process says what happens [default: /var/log/tapline/xen-DOMID-VDEV.log]
+    /// Log file of the disk's process [default: /var/log/tapline/xen-DOMID-VDEV.log]
     #[arg(long, value_name = "FILE")]
     pub log: Option<PathBuf>,
 }
@@ -99,8 +99,8 @@ pub struct Detach {
     pub domain: String,
     /// The disk
     pub vdev: Vdev,
-    /// Without the guest's consent, which is waited for at most 2 seconds: what it has not flushed is lost to it, as if the
-    /// disk were pulled
+    /// Do not require the guest's consent, which is awaited for at most 2 seconds: unflushed data is lost, as if the
+    /// disk were pulled out
     #[arg(long)]
     pub force: bool,
     /// How long the guest may take
@@ -116,7 +116,7 @@ pub struct Upgrade {
     pub domain: String,
     /// The disk
     pub vdev: Vdev,
-    /// How long the old process may take to end, and the new one to serve
+    /// How long the old process may take to exit, and the new one to serve
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
     pub timeout: Duration,
 }
@@ -124,48 +124,48 @@ pub struct Upgrade {
 /// Values of `--on-stop`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum OnStop {
-    /// The guest is asked to let the disk go.
+    /// Ask the guest to release the disk.
     #[default]
     Close,
-    /// The guest waits for another process.
+    /// Keep the guest waiting for another process.
     Leave,
 }
 
 /// Values of `--mode`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Mode {
-    /// Read only.
+    /// Read-only.
     #[value(alias = "ro")]
     R,
-    /// Read and write.
+    /// Read-write.
     #[value(alias = "rw")]
     W,
 }
 
-/// What xl calls a block script for.
+/// Why xl calls a block script.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ScriptAction {
-    /// A disk comes.
+    /// A disk is being added.
     Add,
-    /// A disk goes.
+    /// A disk is being removed.
     Remove,
 }
 
 /// Values of `--grants`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum GrantPolicy {
-    /// Persistent if the guest offers it, copy otherwise.
+    /// Persistent if the guest supports it, otherwise copy.
     #[default]
     Auto,
-    /// Bytes are copied from and to the guest's pages by the hypervisor.
+    /// The hypervisor copies bytes from and to the guest's pages.
     Copy,
     /// Pages are mapped for each request.
     Map,
-    /// Pages are mapped once and stay; we copy from and to them.
+    /// Pages are mapped once and stay mapped; we copy from and to them.
     Persistent,
 }
 
-/// Whose disk, and which: DOMID/VDEV.
+/// A guest's disk: DOMID/VDEV.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct XenDisk {
     /// The guest, by number or name.
@@ -174,12 +174,12 @@ pub struct XenDisk {
     pub vdev: Vdev,
 }
 
-/// Why a word names no disk of a guest.
+/// Why a word is not a guest's disk.
 #[derive(Debug, PartialEq, Eq)]
 pub enum NotAXenDisk {
-    /// There is no domain, or no disk, in it.
+    /// The domain or the disk is missing.
     NoSlash(String),
-    /// The disk is none.
+    /// The disk's name is invalid.
     Vdev(NotAVdev),
 }
 
@@ -188,7 +188,7 @@ impl std::error::Error for NotAXenDisk {}
 impl fmt::Display for NotAXenDisk {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            NotAXenDisk::NoSlash(word) => write!(f, "«{word}» names no disk of a guest; write 7/xvdb or NAME/xvdb"),
+            NotAXenDisk::NoSlash(word) => write!(f, "'{word}' is not a guest's disk; use the form 7/xvdb or NAME/xvdb"),
             NotAXenDisk::Vdev(why) => why.fmt(f),
         }
     }
@@ -213,20 +213,20 @@ impl fmt::Display for XenDisk {
     }
 }
 
-/// A name that is one word of a path in the store.
+/// A name that is a single component of a xenstore path.
 pub fn kind(word: &str) -> Result<String, String> {
     let letters = word.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte));
     if letters && !word.is_empty() && word.len() <= 32 {
         Ok(word.to_owned())
     } else {
-        Err("a backend's name has letters, digits, - and _, at most 32".to_owned())
+        Err("a backend's name must have at most 32 letters, digits, - or _".to_owned())
     }
 }
 
-/// A day is more than anybody waits, and far from what a clock cannot add.
+/// At most a day: longer than anybody waits, and far from any overflow of the clock.
 fn seconds(word: &str) -> Result<Duration, String> {
     let seconds = word.parse().ok().filter(|&seconds| seconds <= 86_400);
-    seconds.map(Duration::from_secs).ok_or_else(|| "write whole seconds, at most 86400".to_owned())
+    seconds.map(Duration::from_secs).ok_or_else(|| "give whole seconds, at most 86400".to_owned())
 }
 
 #[cfg(test)]
@@ -248,7 +248,7 @@ mod test {
     }
 
     #[test]
-    fn what_is_meant_for_a_process_is_refused_where_none_is_started() {
+    fn process_options_are_refused_if_no_process_is_started() {
         for words in
             ["--grants map", "--cache none", "--io-engine aio", "--control s", "--log l", "--accept-changed-parent"]
         {
@@ -260,9 +260,9 @@ mod test {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused_with_what_to_write() {
+    fn invalid_arguments_are_refused_with_a_suggestion() {
         assert!(parse("xen attach vm").unwrap_err().contains("IMAGE"));
-        assert!(parse("xen attach vm vhd:a --vdev vdb").unwrap_err().contains("write xvda to xvdz"));
+        assert!(parse("xen attach vm vhd:a --vdev vdb").unwrap_err().contains("use xvda to xvdz"));
         assert!(parse("xen attach vm vhd:a --backend-kind a/b").is_err());
         assert!(parse("xen attach vm vhd:a --timeout -1").is_err());
         assert!(parse("xen detach vm").is_err());
@@ -278,7 +278,7 @@ mod test {
         for word in ["7", "/xvda", "7/", "7/vda"] {
             assert!(parse(&format!("serve vhd:a --xen {word}")).is_err(), "{word}");
         }
-        // Over NBD its firmware reads the disk; of two ways to a machine one would be nobody's.
+        // Its firmware reads the disk over NBD; without --xen, one of two transports would be unused.
         assert!(parse("serve vhd:a --xen 7/xvda --nbd s").is_ok());
         assert!(parse("serve vhd:a --xen 7/xvda --vhost-user s").is_err());
     }

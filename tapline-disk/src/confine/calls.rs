@@ -1,15 +1,14 @@
-//! The system calls that a confined process may make: what it does to descriptors that it has, to its memory and to its
-//! threads.
+//! The system calls allowed in a confined process: operations on its own descriptors, memory and threads.
 //!
-//! None of them opens, makes or runs anything by name, or makes a socket that could be connected. What is not in the list fails
-//! with EPERM, as it does where Landlock forbids it; so this holds too where there is no Landlock. A list of what is
-//! forbidden would be shorter, and open to every call that is new or has a second number.
+//! None of them opens, creates or executes anything by name, or creates a socket that could be connected. All others
+//! fail with EPERM, the error of Landlock; so this also holds where there is no Landlock. A deny list would be shorter,
+//! but open to every new system call and every call with a second number.
 //!
-//! Where a call can do something to another process, or get around the list, what it is asked for is looked at too:
-//! limits and signals are for the process itself, threads are threads, and nobody is signalled by a descriptor.
+//! If a call can affect another process or bypass the list, its arguments are checked too: limits and signals are for
+//! the process itself, clones are threads, and no descriptor can be used to send a signal.
 //!
-//! What it leaves open: with io_uring a process that somebody has taken over may ask for what it may not call. Landlock holds there, and so do the
-//! permissions of a user that has none.
+//! What remains: a process that has been broken into can use io_uring for operations that it may not call. Landlock
+//! still applies there, and so do the permissions of an unprivileged user.
 
 use std::collections::BTreeMap;
 
@@ -37,7 +36,7 @@ const FILES: &[c_long] = &[
     libc::SYS_lseek,
     libc::SYS_fallocate,
     libc::SYS_ftruncate,
-    // A record of what is in flight, for a front-end to keep: a file without a name.
+    // The inflight region for a frontend: an unnamed memory file.
     libc::SYS_memfd_create,
     libc::SYS_fdatasync,
     libc::SYS_fsync,
@@ -57,7 +56,7 @@ const FILES: &[c_long] = &[
     libc::SYS_getcwd,
 ];
 
-/// Engines, sockets that were handed over or belong to who has connected, and waiting for all of it.
+/// Engines, sockets that were passed or accepted, and waiting for all of them.
 const EVENTS: &[c_long] = &[
     libc::SYS_io_uring_setup,
     libc::SYS_io_uring_enter,
@@ -153,16 +152,16 @@ const NAME_SPACES: c_int = libc::CLONE_NEWUSER
     | libc::CLONE_NEWUTS
     | libc::CLONE_NEWCGROUP;
 
-/// What of fcntl(2) has the kernel signal somebody when something happens to a descriptor.
+/// Commands of fcntl(2) that make the kernel signal a process when something happens to a descriptor.
 const SIGNALS_BY_FCNTL: [c_int; 3] = [libc::F_SETOWN, F_SETOWN_EX, F_SETSIG];
 /// asm-generic/fcntl.h, which the crate `libc` does not have.
 const F_SETSIG: c_int = 10;
 const F_SETOWN_EX: c_int = 15;
 
-/// The same of ioctl(2) (asm-generic/sockios.h): FIOSETOWN and SIOCSPGRP; and input in the name of who uses a terminal.
+/// The same of ioctl(2) (asm-generic/sockios.h): FIOSETOWN and SIOCSPGRP; and terminal input in the name of its user.
 const SIGNALS_BY_IOCTL: [u32; 3] = [0x8901, 0x8902, 0x5412];
 
-/// From now on this thread, and those that it starts, make no other calls.
+/// Restricts this thread, and those that it starts, to these calls from now on.
 pub fn restrict() -> Result<(), Failed> {
     seccompiler::apply_filter(&without_clone3()?)?;
     let allowed = [FILES, EVENTS, ITSELF, OLDER].concat();
@@ -171,7 +170,7 @@ pub fn restrict() -> Result<(), Failed> {
     Ok(seccompiler::apply_filter(&program(rules, libc::EPERM, Listed::Allowed)?)?)
 }
 
-/// Calls that depend on what they are asked for.
+/// Calls that are checked by their arguments.
 fn by_arguments(own: u32) -> Result<Rules, Failed> {
     let is = |argument, value: u32| SeccompCondition::new(argument, Dword, SeccompCmpOp::Eq, value.into());
     let is_not = |argument, value: u32| SeccompCondition::new(argument, Dword, SeccompCmpOp::Ne, value.into());
@@ -183,7 +182,7 @@ fn by_arguments(own: u32) -> Result<Rules, Failed> {
     let by_fcntl = SIGNALS_BY_FCNTL.iter().map(|command| u32::try_from(*command)).collect::<Result<Vec<_>, _>>()?;
     let threads = SeccompCmpOp::MaskedEq(u64::try_from(NAME_SPACES)?);
     Ok(BTreeMap::from([
-        // Its own limits, whose number is zero; and signals to its own threads, as `abort` sends one.
+        // Its own limits, with pid zero; and signals to its own threads, as used by `abort`.
         (libc::SYS_prlimit64, vec![one(is(0, 0))?, one(is(0, own))?]),
         (libc::SYS_tgkill, vec![one(is(0, own))?]),
         (libc::SYS_fcntl, vec![none_of(&by_fcntl)?]),
@@ -192,18 +191,18 @@ fn by_arguments(own: u32) -> Result<Rules, Failed> {
     ]))
 }
 
-/// What clone3 is asked for lies in memory, where a filter does not look. C libraries take a kernel without it for an
-/// old one, and use clone. The list allows the call, since its error would be the one that counts.
+/// The arguments of clone3 are in memory, which a filter cannot check. C libraries take its absence for an old kernel
+/// and use clone. The list allows the call, because otherwise the list's error would take precedence.
 fn without_clone3() -> Result<BpfProgram, Failed> {
     program(BTreeMap::from([(libc::SYS_clone3, Vec::new())]), libc::ENOSYS, Listed::Fails)
 }
 
-/// What comes of calls that are listed.
+/// The effect of a list of calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Listed {
-    /// They are made, and others fail.
+    /// Listed calls are allowed, and others fail.
     Allowed,
-    /// They fail, and others are made.
+    /// Listed calls fail, and others are allowed.
     Fails,
 }
 

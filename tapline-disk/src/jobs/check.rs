@@ -1,8 +1,7 @@
-//! `image check`: whether an image's structure is sound, and what can be repaired without loss.
+//! `image check`: checks an image's structure, and repairs what can be repaired without losing data.
 //!
-//! Space that nothing refers to is named but is no damage: every crash may leave some, and the next writer takes
-//! it back. So is an image whose writer was stopped before it could close it. Who has found only such space says so by
-//! an exit code of its own.
+//! Leaked space is reported but is not damage: every crash may leave some, and the next writer reclaims it. The same
+//! holds for an image whose writer was stopped before it could close it. Only leaked space has an exit code of its own.
 
 use disk::{Problem, Severity};
 use serde::Serialize;
@@ -15,7 +14,7 @@ use crate::layers::{Layers, open_file, to_look_at};
 use crate::output;
 use crate::soundness::{Examined, examine, mend};
 
-/// What was found. Names and meanings are part of the interface.
+/// The result. Names and meanings are part of the interface.
 #[derive(Serialize)]
 struct Found {
     image: String,
@@ -24,7 +23,7 @@ struct Found {
     problems: Vec<Line>,
     /// Problems that are not in the list, which stops at some hundreds.
     unlisted: u64,
-    /// What was done about them.
+    /// The repairs that were made.
     repairs: Vec<String>,
 }
 
@@ -106,13 +105,11 @@ fn report(check: &Check, exit: Exit, mut found: Found) -> Result<Exit, Failure> 
     let only_unclosed = severities.clone().all(|severity| matches!(severity, "leak" | "unclosed"));
     let unclosed = only_unclosed && severities.any(|severity| severity == "unclosed");
     let (result, sentence) = match exit {
-        Exit::Repaired if unclosed => ("repaired", "was not closed cleanly and is in order now"),
-        Exit::Repaired => ("repaired", "was damaged and is repaired"),
+        Exit::Repaired if unclosed => ("repaired", "was not closed cleanly; this has been repaired"),
+        Exit::Repaired => ("repaired", "was damaged and has been repaired"),
         Exit::Damaged => ("damaged", "is damaged"),
-        Exit::Leaks => ("leaks", "is sound, but for space that nothing refers to"),
-        _ if unclosed => {
-            ("unclosed", "was not closed cleanly; nothing is damaged, and the next writer puts it in order")
-        }
+        Exit::Leaks => ("leaks", "is intact, apart from leaked space"),
+        _ if unclosed => ("unclosed", "was not closed cleanly; nothing is damaged, and the next writer repairs it"),
         _ => ("clean", "is clean"),
     };
     found.result = result;
@@ -123,14 +120,14 @@ fn report(check: &Check, exit: Exit, mut found: Found) -> Result<Exit, Failure> 
     let line = |line: &Line| format!("{}: {} at byte {}: {}\n", line.image, line.severity, line.at, line.what);
     let mut text: String = found.problems.iter().map(line).collect();
     if found.unlisted > 0 {
-        text.push_str(&format!("{}: {} problems more\n", check.image, found.unlisted));
+        text.push_str(&format!("{}: {} more problems\n", check.image, found.unlisted));
     }
     text.extend(found.repairs.iter().map(|what| format!("{}: {what}\n", check.image)));
     text.push_str(&format!("{} {sentence}\n", check.image));
     let repairable = found.problems.iter().any(|line| line.severity == "repairable");
     let damage = found.problems.iter().any(|line| line.severity == "damage");
     if exit == Exit::Damaged && repairable && !damage && !check.repair {
-        text.push_str("  run it again with --repair: nothing is lost by that\n");
+        text.push_str("  run it again with --repair; no data will be lost\n");
     }
     output::print(&text)?;
     Ok(exit)

@@ -1,8 +1,8 @@
-//! `image compact`: an image rewritten beside itself without gaps and leaks, which then takes its name.
+//! `image compact`: rewrites an image next to itself without gaps and leaks, then replaces the original.
 //!
-//! Only what the file holds itself is copied, unit for unit; what its parents show is theirs. Identity, parent, unit of
-//! allocation and time of last change stay, so that parents and children still fit. Killed at any moment, the name
-//! stands for the whole old image or for the whole new one ([`Target`]).
+//! Only the file's own data is copied, unit by unit, not that of its parents. Identity, parent, allocation unit and
+//! modification time are kept, so that parents and children still match. If killed at any moment, the name refers
+//! either to the complete old image or to the complete new one ([`Target`]).
 
 use std::os::unix::fs::MetadataExt;
 
@@ -31,7 +31,7 @@ const WINDOW: u64 = 1 << 30;
 /// Pieces read, and then written, at once.
 const AHEAD: usize = 16;
 
-/// What was done. Names and meanings are part of the interface.
+/// The result. Names and meanings are part of the interface.
 #[derive(Serialize)]
 struct Compacted {
     image: String,
@@ -44,8 +44,7 @@ struct Compacted {
 pub fn run(compact: &Compact) -> Result<Exit, Failure> {
     let name = &compact.image;
     if name.data_file.is_some() {
-        let why =
-            "there are no gaps between its clusters, which are in a data file at the places that they have on the disk";
+        let why = "it cannot have gaps: its clusters are in a data file, each at its guest offset";
         return Err(Failure::new(format!("compact {name}"), why).exit_as(Exit::Usage));
     }
     let mut stop = Signal::to_stop().map_err(|error| Failure::new("handle SIGTERM", error))?;
@@ -70,12 +69,12 @@ pub fn run(compact: &Compact) -> Result<Exit, Failure> {
     report(compact, Compacted { image: name.to_string(), before, after: allocated(name)? })
 }
 
-/// The same image, empty.
+/// The plan for an empty image with the same properties.
 fn plan(name: &ImageName, layers: &Layers) -> Result<Plan, Failure> {
     let tried = || format!("compact {name}");
     let Some(image) = layers.images.first() else { return Err(Failure::new(tried(), "it has no layer")) };
     let marks = match image {
-        Image::Vhd(vhd) if vhd.info().hidden => Some("it is marked as an inner node of a chain by the Xen tools"),
+        Image::Vhd(vhd) if vhd.info().hidden => Some("it is marked hidden (an inner node of a chain) by the Xen tools"),
         Image::Vhd(vhd) if vhd.info().saved => Some("it belongs to a suspended guest"),
         Image::Qcow2(qcow2) if qcow2.info().snapshots > 0 => Some("it has internal snapshots"),
         _ => None,
@@ -87,11 +86,8 @@ fn plan(name: &ImageName, layers: &Layers) -> Result<Plan, Failure> {
         Image::Vhd(vhd) if vhd.info().block_size.is_some() => Some(vhd.info().created),
         Image::Qcow2(_) => None,
         Image::Vhd(_) | Image::Raw(_) => {
-            return Err(Failure::new(
-                tried(),
-                "all of its disk has its place in the file, there is nothing to compact",
-            )
-            .advise("let the guest discard what it does not use (fstrim), or convert it into a thin image"));
+            return Err(Failure::new(tried(), "it is fully allocated, so there is nothing to compact")
+                .advise("have the guest discard unused blocks (fstrim), or convert it to a thin image"));
         }
     };
     Ok(Plan {
@@ -146,8 +142,8 @@ impl Copy<'_> {
         let pieces: Vec<Span> = grid(run).collect();
         for batch in pieces.chunks(AHEAD) {
             if self.stop.take() {
-                return Err(Failure::new(format!("compact {name}"), "a signal has ended it")
-                    .advise("the image is as it was; the unfinished new one has been removed"));
+                return Err(Failure::new(format!("compact {name}"), "interrupted by a signal")
+                    .advise("the image is unchanged; the unfinished new image has been removed"));
             }
             let mut read = Vec::new();
             for &span in batch {
@@ -204,7 +200,7 @@ fn report(compact: &Compact, compacted: Compacted) -> Result<Exit, Failure> {
         output::json(&compacted)?;
     } else {
         let Compacted { image, before, after } = &compacted;
-        output::print(&format!("{image} takes {} now, {} before\n", readable(*after), readable(*before)))?;
+        output::print(&format!("{image} now takes {}, before {}\n", readable(*after), readable(*before)))?;
     }
     Ok(Exit::Done)
 }

@@ -1,4 +1,4 @@
-//! `image compare`: whether two disks hold the same, whatever their formats and chains.
+//! `image compare`: compares the contents of two disks, whatever their formats and chains.
 
 use serde::Serialize;
 
@@ -8,9 +8,9 @@ use crate::layers::{Chain, Layers};
 use crate::output;
 use crate::progress::Progress;
 use crate::size::readable;
-use crate::stream::{Piece, Stream};
+use crate::stream::{Chunk, Stream};
 
-/// What was found. Names and meanings are part of the interface.
+/// The result. Names and meanings are part of the interface.
 #[derive(Serialize)]
 struct Compared {
     a: String,
@@ -58,8 +58,8 @@ pub fn run(compare: &Compare) -> Result<Exit, Failure> {
 pub fn first_difference(
     title: &'static str,
     len: u64,
-    mut one: impl Iterator<Item = Result<Piece, Failure>>,
-    mut other: impl Iterator<Item = Result<Piece, Failure>>,
+    mut one: impl Iterator<Item = Result<Chunk, Failure>>,
+    mut other: impl Iterator<Item = Result<Chunk, Failure>>,
 ) -> Result<Option<u64>, Failure> {
     let mut progress = Progress::new(title, len);
     let mut found = None;
@@ -76,7 +76,7 @@ pub fn first_difference(
 }
 
 /// The first byte at which two pieces of the same place differ.
-fn difference(a: &Piece, b: &Piece) -> Option<u64> {
+fn difference(a: &Chunk, b: &Chunk) -> Option<u64> {
     let at = match (&a.bytes, &b.bytes) {
         (None, None) => None,
         (Some(bytes), None) | (None, Some(bytes)) if bytes.is_zero() => None,
@@ -111,8 +111,8 @@ mod test {
 
     use super::*;
 
-    fn piece(bytes: Option<&[u8]>) -> Piece {
-        Piece { span: Span { at: 0, len: 4 }, bytes: bytes.map(Segments::copy_of) }
+    fn piece(bytes: Option<&[u8]>) -> Chunk {
+        Chunk { span: Span { at: 0, len: 4 }, bytes: bytes.map(Segments::copy_of) }
     }
 
     #[test]
@@ -122,7 +122,7 @@ mod test {
     }
 
     #[test]
-    fn the_first_byte_that_differs_is_told() {
+    fn the_first_differing_byte_is_reported() {
         assert_eq!(difference(&piece(Some(&[1, 2, 3, 4])), &piece(Some(&[1, 2, 4, 4]))), Some(2));
         assert_eq!(difference(&piece(Some(&[1, 2, 3, 4])), &piece(Some(&[1, 2, 3, 4]))), None);
     }

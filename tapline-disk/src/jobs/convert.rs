@@ -1,7 +1,7 @@
-//! `image convert`: a disk into a new image. Holes stay holes, and so do stored zeros.
+//! `image convert`: copies a disk into a new image. Holes and stored zeroes become holes.
 //!
-//! A thread reads ahead ([`Stream`]) while this one writes, many requests at once on both sides. The target is
-//! flushed before the command ends, and removed if the command fails or a signal ends it.
+//! One thread reads ahead ([`Stream`]) while this one writes, with many requests in flight on both sides. The target is
+//! flushed before the command ends, and removed if the command fails or is interrupted.
 
 use disk::{Operation, Span, Token};
 use serde::Serialize;
@@ -18,12 +18,12 @@ use crate::progress::Progress;
 use crate::runner::Runner;
 use crate::signals::Signal;
 use crate::size::readable;
-use crate::stream::{Piece, Stream, stored_runs};
+use crate::stream::{Chunk, Stream, stored_runs};
 use crate::target::{Plan, Shape, Target};
 
 /// Writes in flight at most.
 const AHEAD: usize = 16;
-/// What was done. Names and meanings are part of the interface.
+/// The result. Names and meanings are part of the interface.
 #[derive(Serialize)]
 struct Converted {
     source: String,
@@ -57,7 +57,7 @@ fn plan(convert: &Convert, len: u64) -> Result<Plan, Failure> {
     let unit = unit(&convert.target, convert.block_size.or(convert.cluster_size))?;
     if convert.fixed && convert.target.format == FormatName::Qcow2 {
         let failure = Failure::new(format!("create {}", convert.target), "a qcow2 image is always thin");
-        return Err(failure.advise("leave out --fixed").exit_as(Exit::Usage));
+        return Err(failure.advise("omit --fixed").exit_as(Exit::Usage));
     }
     let shape = if convert.fixed { Shape::Fixed } else { Shape::Thin };
     Ok(Plan { len, shape, unit, identity: None })
@@ -80,14 +80,14 @@ fn copy(convert: &Convert, source: Layers, target: &ImageName, stop: &mut Signal
     Ok(writer.written)
 }
 
-/// Unless a signal has asked for the end. It is looked for after each piece, so that the target is removed as after
-/// any other failure.
+/// An error if a signal was received. This is checked after each chunk, so that the target is removed as after any
+/// other failure.
 fn go_on(convert: &Convert, stop: &mut Signal) -> Result<(), Failure> {
     if !stop.take() {
         return Ok(());
     }
     let tried = format!("convert {} to {}", convert.source, convert.target);
-    Err(Failure::new(tried, "a signal has ended it").advise("the unfinished target has been removed"))
+    Err(Failure::new(tried, "interrupted by a signal").advise("the unfinished target has been removed"))
 }
 
 struct Writer {
@@ -97,7 +97,7 @@ struct Writer {
 
 impl Writer {
     /// Writes what of a piece is not zero: the target is new, and reads as zero where nothing is written.
-    fn write(&mut self, piece: &Piece) -> Result<(), Failure> {
+    fn write(&mut self, piece: &Chunk) -> Result<(), Failure> {
         let Some(bytes) = &piece.bytes else { return Ok(()) };
         for (from, memory) in stored_runs(bytes) {
             let span = Span { at: piece.span.at.saturating_add(bytes_u64(from)), len: bytes_u64(memory.len()) };
@@ -127,7 +127,7 @@ fn verify(convert: &Convert, target: &ImageName, stop: &mut Signal) -> Result<()
             format!("verify {}", convert.target),
             format!("it differs from {} at byte {at} of the disk", convert.source),
         )
-        .advise("the target has been removed; check the storage below both")),
+        .advise("the target has been removed; check the storage of both images")),
     }
 }
 

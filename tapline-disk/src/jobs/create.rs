@@ -1,4 +1,4 @@
-//! `image create`: an empty image, or an empty child of another.
+//! `image create`: creates an empty image, or an empty child of another image.
 
 use disk::{Format, Image};
 use serde::Serialize;
@@ -8,12 +8,12 @@ use crate::failure::{Exit, Failure};
 use crate::image_name::{FormatName, ImageName};
 use crate::layers::{Chain, Layers, to_look_at};
 use crate::libvhd;
-use crate::lineage;
 use crate::output;
+use crate::parent_link;
 use crate::size::{Size, readable};
 use crate::target::{Plan, Shape, Target};
 
-/// What was made.
+/// What was created.
 #[derive(Serialize)]
 struct Created<'a> {
     image: String,
@@ -28,7 +28,7 @@ pub fn run(create: &Create) -> Result<Exit, Failure> {
     let unit = unit(&create.image, create.block_size.or(create.cluster_size))?;
     let plan = match create.parent.split_first() {
         Some((parent, below)) => {
-            // Locked until the child is there: nobody changes a parent under its new child.
+            // Locked until the child exists, so that the parent does not change in between.
             let layers = open_parent(create, parent, below)?;
             let plan = plan_child(&create.image, parent, &layers, create.size, unit)?;
             Target::create_anywhere(&create.image, &plan, create.force)?.keep()?;
@@ -65,12 +65,10 @@ fn report(create: &Create, plan: &Plan) -> Result<Exit, Failure> {
 
 fn plan_alone(create: &Create, unit: Option<u32>) -> Result<Plan, Failure> {
     let Some(Size(len)) = create.size else {
-        return Err(usage(&create.image, "it needs a size").advise("add --size, or --parent to make a child"));
+        return Err(usage(&create.image, "it needs a size").advise("add --size, or --parent to create a child"));
     };
     if create.fixed && create.image.format == FormatName::Qcow2 {
-        return Err(
-            usage(&create.image, "a qcow2 image is always thin").advise("leave out --fixed, or create a raw image")
-        );
+        return Err(usage(&create.image, "a qcow2 image is always thin").advise("omit --fixed, or create a raw image"));
     }
     let shape = if create.fixed { Shape::Fixed } else { Shape::Thin };
     Ok(Plan { len, shape, unit, identity: None })
@@ -85,7 +83,7 @@ pub fn plan_child(
     unit: Option<u32>,
 ) -> Result<Plan, Failure> {
     if child.format == FormatName::Raw {
-        return Err(usage(child, "a raw image cannot stand on a parent").advise("create a qcow2 or vhd image"));
+        return Err(usage(child, "a raw image cannot have a parent").advise("create a qcow2 or vhd image"));
     }
     let Some((image, file)) = layers.images.first().zip(layers.files.first()) else {
         return Err(Failure::new(format!("open {parent}"), "it has no layer"));
@@ -93,16 +91,16 @@ pub fn plan_child(
     let parent_len = image.geometry().len;
     let len = size.map_or(parent_len, |Size(size)| size);
     if len < parent_len {
-        let why = format!("its size of {len} bytes is less than that of {parent}, {parent_len} bytes");
-        return Err(usage(child, why).advise("leave out --size: a child has the size of its parent, or more"));
+        let why = format!("its size of {len} bytes is smaller than that of {parent}, {parent_len} bytes");
+        return Err(usage(child, why).advise("omit --size: a child must be at least as large as its parent"));
     }
-    let link = lineage::record(child.path(), parent, image, file)?;
+    let link = parent_link::record(child.path(), parent, image, file)?;
     let inherited = if child.format == parent.format { unit_of(image) } else { None };
     Ok(Plan { len, shape: Shape::Child(link), unit: unit.or(inherited), identity: None })
 }
 
-/// The unit in which an image is allocated that is made on another, or in its place: that one's. Clusters of qcow2 that
-/// are smaller than any of ours, which others make, become as large as ours are.
+/// The allocation unit of an image created on top of another, or to replace it: the same. qcow2 clusters smaller than
+/// our minimum, which other programs create, become our minimum.
 pub fn unit_of(image: &Image) -> Option<u32> {
     match image {
         Image::Raw(_) => None,
@@ -125,29 +123,26 @@ fn open_parent(create: &Create, parent: &ImageName, below: &[ImageName]) -> Resu
     }
 }
 
-/// Whether a unit of allocation is named by the word of another format.
+/// Rejects an allocation unit given with another format's option.
 pub fn check_unit(image: &ImageName, block: Option<Size>, cluster: Option<Size>) -> Result<(), Failure> {
     match image.format {
         FormatName::Raw if block.is_some() || cluster.is_some() => {
-            Err(usage(image, "a raw image has no unit of allocation")
-                .advise("leave out --block-size and --cluster-size"))
+            Err(usage(image, "a raw image has no allocation unit").advise("omit --block-size and --cluster-size"))
         }
         FormatName::Vhd if cluster.is_some() => {
-            Err(usage(image, "a VHD has blocks, not clusters").advise("write --block-size"))
+            Err(usage(image, "a VHD has blocks, not clusters").advise("use --block-size"))
         }
         FormatName::Qcow2 if block.is_some() => {
-            Err(usage(image, "a qcow2 image has clusters, not blocks").advise("write --cluster-size"))
+            Err(usage(image, "a qcow2 image has clusters, not blocks").advise("use --cluster-size"))
         }
         _ => Ok(()),
     }
 }
 
-/// A unit of allocation that was named. Whether the format can have it is for the format to say.
+/// A requested allocation unit. The format itself checks whether it supports it.
 pub fn unit(image: &ImageName, size: Option<Size>) -> Result<Option<u32>, Failure> {
     let Some(Size(size)) = size else { return Ok(None) };
-    u32::try_from(size)
-        .map(Some)
-        .map_err(|_| usage(image, format!("a unit of allocation of {size} bytes is too large")))
+    u32::try_from(size).map(Some).map_err(|_| usage(image, format!("an allocation unit of {size} bytes is too large")))
 }
 
 fn usage(image: &ImageName, why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Failure {

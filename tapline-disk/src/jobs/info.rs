@@ -1,4 +1,4 @@
-//! `image info`: what an image says of itself, and of the parents that were named with it.
+//! `image info`: shows the metadata of an image, and of the parents given with it.
 
 mod qcow2_fields;
 mod vhd_fields;
@@ -13,8 +13,8 @@ use crate::cli::Info;
 use crate::failure::{Exit, Failure};
 use crate::image_name::{FormatName, ImageName};
 use crate::layers::{Layers, to_look_at};
-use crate::lineage;
 use crate::output;
+use crate::parent_link;
 use crate::size::readable;
 use crate::uuid;
 
@@ -23,7 +23,7 @@ use vhd_fields::VhdFields;
 
 /// One layer. Names and meanings are part of the interface.
 #[derive(Serialize)]
-struct Layer {
+struct LayerInfo {
     image: String,
     format: FormatName,
     /// Bytes of the disk.
@@ -31,14 +31,14 @@ struct Layer {
     /// Bytes of the file or of the block device, and those of them that take space.
     file_size: u64,
     file_allocated: u64,
-    /// The same of the data file, if the image has one.
+    /// The same for the data file, if the image has one.
     #[serde(skip_serializing_if = "Option::is_none")]
     data_file: Option<DataFile>,
-    /// What its children know it by, where its format has such a thing.
+    /// The identity known to its children, if the format has one.
     uuid: Option<String>,
-    /// Whether XenServer's storage manager takes it for an inner node of a chain, which no guest has.
+    /// Whether XenServer's storage manager marked it as an inner node of a chain, which no guest uses directly.
     hidden: bool,
-    /// What it stands on, in the same words for all formats.
+    /// Its parent, with the same fields for all formats.
     parent: Option<Parent>,
     #[serde(skip_serializing_if = "Option::is_none")]
     vhd: Option<VhdFields>,
@@ -54,12 +54,12 @@ struct DataFile {
     file_allocated: u64,
 }
 
-/// What an image records of its parent. None of it is ever followed.
+/// The image's recorded parent. None of this is ever followed.
 #[derive(Serialize)]
 struct Parent {
     format: Option<&'static str>,
     uuid: Option<String>,
-    /// Its path as seen from the image's directory, and from the root, as far as they are recorded.
+    /// The recorded paths, relative to the image's directory and absolute.
     relative: Option<String>,
     absolute: Option<String>,
     size: Option<u64>,
@@ -71,7 +71,7 @@ impl Parent {
     fn of(name: &ImageName, link: Link) -> Parent {
         let path = |path: String| (!path.is_empty()).then_some(path);
         Parent {
-            format: lineage::format_of(name, &link).map(FormatName::word),
+            format: parent_link::format_of(name, &link).map(FormatName::word),
             uuid: uuid::known(&link.uuid),
             relative: path(link.relative),
             absolute: path(link.absolute),
@@ -81,14 +81,14 @@ impl Parent {
     }
 }
 
-/// Runs the job. No lock is taken: what is in use may be looked at too.
+/// Runs the job. No lock is taken, so images in use can be inspected too.
 pub fn run(info: &Info) -> Result<Exit, Failure> {
     let layers = match info.parents.names.is_empty() {
         true => Layers::open_alone(&info.image, to_look_at(false))?,
         false => Layers::open(&info.image, &info.parents, to_look_at(false))?,
     };
     let names = std::iter::once(&info.image).chain(&info.parents.names);
-    let described: Result<Vec<Layer>, Failure> = names
+    let described: Result<Vec<LayerInfo>, Failure> = names
         .zip(layers.images.iter().zip(&layers.files))
         .map(|(name, (image, file))| describe(name, image, file))
         .collect();
@@ -102,7 +102,7 @@ pub fn run(info: &Info) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-fn describe(name: &ImageName, image: &Image, file: &ImageFile) -> Result<Layer, Failure> {
+fn describe(name: &ImageName, image: &Image, file: &ImageFile) -> Result<LayerInfo, Failure> {
     let (file_size, file_allocated) = sizes(name, file)?;
     let data_file = match file.data_file() {
         Some(data) => {
@@ -111,7 +111,7 @@ fn describe(name: &ImageName, image: &Image, file: &ImageFile) -> Result<Layer, 
         }
         None => None,
     };
-    Ok(Layer {
+    Ok(LayerInfo {
         image: name.to_string(),
         format: name.format,
         size: image.geometry().len,
@@ -144,7 +144,7 @@ fn sizes(name: &ImageName, file: &ImageFile) -> Result<(u64, u64), Failure> {
 }
 
 /// A layer as people read it, a line for each thing that is known.
-fn rows(layer: &Layer) -> String {
+fn rows(layer: &LayerInfo) -> String {
     let mut rows = vec![
         ("image", layer.image.clone()),
         ("size", format!("{} ({} bytes)", readable(layer.size), layer.size)),

@@ -1,4 +1,4 @@
-//! `image map`: which parts of the disk hold data, and which read as zero and take no space.
+//! `image map`: lists which ranges of the disk hold data, and which read as zeroes and take no space.
 
 use disk::{ExtentKind, Span};
 use serde::Serialize;
@@ -11,7 +11,7 @@ use crate::runner::Runner;
 use crate::size::readable;
 use crate::stream::extents;
 
-/// How much is asked for at once.
+/// How much is queried at once.
 const WINDOW: u64 = 1 << 30;
 
 /// A run of the disk. Names and meanings are part of the interface.
@@ -19,7 +19,7 @@ const WINDOW: u64 = 1 << 30;
 struct Line {
     start: u64,
     length: u64,
-    /// Whether it is stored; what is not reads as zero.
+    /// Whether it is stored; otherwise it reads as zeroes.
     data: bool,
 }
 
@@ -70,7 +70,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn neighbours_of_one_kind_are_one_line() {
+    fn adjacent_ranges_of_one_kind_are_one_line() {
         let mut lines = Vec::new();
         for (at, data) in [(0, true), (512, true), (1024, false), (1536, true)] {
             join(&mut lines, Span { at, len: 512 }, data);

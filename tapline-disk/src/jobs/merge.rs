@@ -1,13 +1,13 @@
-//! `image merge`: layers of a chain into the one below them.
+//! `image merge`: merges layers of a chain into the one below them.
 //!
-//! 1. The children of layers that will be written record their parents as being changed, so that a chain left by a kill
-//!    opens ([`disk::Link::modified`]). *Killed here or later:* the same command goes on.
-//! 2. The merge proper ([`Runner::merge`]): at every moment the chain shows what it did.
-//! 3. The layer above the merged ones is linked to the target. *Killed before:* the merged layers hold nothing, and are
-//!    merged again in no time.
-//! 4. The files of the merged layers are removed, if that was asked for, from the uppermost down, each durably before
-//!    the next. *Killed before:* the same command finds the layer above on the target, or the image itself gone and
-//!    what was below it empty, and does what is left ([`crate::remains`]).
+//! 1. The children of layers that will be written record that their parents are changing, so that a chain left by a
+//!    kill can be opened ([`disk::Link::modified`]). *If killed here or later:* repeating the command continues.
+//! 2. The merge proper ([`Runner::merge`]): at every moment the chain's contents are unchanged.
+//! 3. The layer above the merged ones is linked to the target. *If killed before:* the merged layers hold no data, and
+//!    are merged again quickly.
+//! 4. The files of the merged layers are removed, if requested, from the topmost down, each durably before the next.
+//!    *If killed before:* the same command finds the layer above already based on the target, or the image itself gone
+//!    and the files below it empty, and does the rest ([`crate::stale_layers`]).
 
 use disk::{Format, Image, Link};
 use serde::Serialize;
@@ -19,23 +19,23 @@ use crate::files;
 use crate::image_name::ImageName;
 use crate::jobs::resize::grow;
 use crate::layers::{Chain, Layers};
-use crate::lineage;
 use crate::log::say;
 use crate::ordered;
 use crate::output;
+use crate::parent_link;
 use crate::progress::Progress;
 use crate::relink::{Time, relink};
-use crate::remains::{self, Remains};
 use crate::runner::Runner;
 use crate::signals::Signal;
 use crate::size::readable;
+use crate::stale_layers::{self, StaleLayers};
 
-/// What was done. Names and meanings are part of the interface.
+/// The result. Names and meanings are part of the interface.
 #[derive(Serialize)]
 struct Merged {
     /// The image of the chain as it is now.
     image: String,
-    /// The layers that hold nothing any more.
+    /// The layers that no longer hold data.
     merged: Vec<String>,
     into: String,
     copied: u64,
@@ -58,12 +58,12 @@ pub fn run(merge: &Merge) -> Result<Exit, Failure> {
     let sources: Vec<ImageName> =
         chain.names.iter().take(merge.into).skip(merge.from).map(|name| (*name).clone()).collect();
     chain.writable = merge.into.saturating_add(1);
-    // The layer whose parent will be another.
+    // The layer that will get another parent.
     let above = merge.from.checked_sub(1).and_then(|n| chain.names.get(n).copied());
-    let is_done = || above.is_some_and(|above| remains::are_all(above, &sources, target));
+    let is_done = || above.is_some_and(|above| stale_layers::are_all(above, &sources, target));
     if merge.is_done {
-        // Nothing stands on a leaf that could say so. One that holds nothing shows what the layers below it do, and
-        // beside that its size.
+        // A leaf has no child that could show this. One without data has the contents of the layers below it, and its
+        // own size.
         return tell_whether_done(merge, is_done() || above.is_none() && hold_nothing(&sources, target)?);
     }
     if is_done() {
@@ -72,9 +72,7 @@ pub fn run(merge: &Merge) -> Result<Exit, Failure> {
     if is_being_removed(merge, &sources, target)? {
         return finish(merge, chain, &sources).map_err(|failure| {
             let image = &merge.image;
-            failure.advise(format!(
-                "{image} is not there, and nothing tells that it was merged: see that its name is right"
-            ))
+            failure.advise(format!("{image} does not exist, and there is no sign that it was merged: check its name"))
         });
     }
     let time = above.map(Time::of).transpose()?;
@@ -84,7 +82,7 @@ pub fn run(merge: &Merge) -> Result<Exit, Failure> {
     let copied = copy(merge, target, &mut runner, &mut stop)?;
     if let Some(above) = above {
         let (image, file) = runner.layer(merge.from).ok_or_else(|| no_such_layers(merge, chain.names.len()))?;
-        relink(above, Some(&lineage::record(above.path(), target, image, file)?))?;
+        relink(above, Some(&parent_link::record(above.path(), target, image, file)?))?;
     }
     if let Some(time) = time {
         time.put_back()?;
@@ -95,22 +93,22 @@ pub fn run(merge: &Merge) -> Result<Exit, Failure> {
     report(merge, target, &sources, copied)
 }
 
-/// A kill came after the layer above was linked to the target: only what the merge has left can be there yet. The chain
-/// without it is opened as every writer does, who sees that it belongs together, and takes away what a killed one has left.
+/// The command was killed after the layer above was linked to the target: only the merged files can remain. The chain
+/// without them is opened as by any writer, which verifies it, and removes what a killed one has left.
 fn finish(merge: &Merge, mut chain: Chain<'_>, sources: &[ImageName]) -> Result<Exit, Failure> {
     chain.names.drain(merge.from..merge.into);
     chain.writable = merge.from.saturating_add(1);
     let Some(&target) = chain.names.get(merge.from) else { return Err(no_such_layers(merge, chain.names.len())) };
     Runner::new(Layers::open_chain(&chain, merge.access.options(true))?, merge.access.engine())?.flush()?;
-    let remains = Remains::of(sources, &remains::Layer::of(target)?)?;
+    let stale = StaleLayers::of(sources, &stale_layers::MergeLayer::of(target)?)?;
     if merge.delete {
-        remains.remove()?;
+        stale.remove()?;
     }
     report(merge, target, sources, 0)
 }
 
-/// Whether the image itself was merged and is gone: one that was to be removed, as the first of the sources. Nothing
-/// stood on it that could say so; what is left of the others says it.
+/// Whether the image itself was merged and removed, as the first of the sources. It had no child that could show this;
+/// the remaining sources do.
 fn is_being_removed(merge: &Merge, sources: &[ImageName], target: &ImageName) -> Result<bool, Failure> {
     let is_gone = |name: &ImageName| !files::is_taken(name.path());
     if merge.from > 0 || !merge.delete || !sources.first().is_some_and(is_gone) {
@@ -118,20 +116,19 @@ fn is_being_removed(merge: &Merge, sources: &[ImageName], target: &ImageName) ->
     }
     if sources.iter().all(is_gone) {
         let gone: Vec<String> = sources.iter().map(ToString::to_string).collect();
-        let why = format!("{} is not there", gone.join(", "));
-        return Err(Failure::new(format!("merge into {target}"), why).advise(
-            "see that the name is right; if a merge with --delete was killed at its end, it had done all that it was to",
-        ));
+        let why = format!("{} does not exist", gone.join(", "));
+        return Err(Failure::new(format!("merge into {target}"), why)
+            .advise("check the name; if a merge with --delete was killed at its very end, the merge is complete"));
     }
     Ok(true)
 }
 
-/// Whether all of the sources are there, and hold nothing; and the target is as large as they are.
+/// Whether all of the sources exist and hold no data, and the target is as large as they are.
 fn hold_nothing(sources: &[ImageName], target: &ImageName) -> Result<bool, Failure> {
-    let target = remains::Layer::of(target)?;
-    match Remains::of(sources, &target) {
-        Ok(remains) => {
-            Ok(remains.layers().count() == sources.len() && remains.layers().all(|source| source.len <= target.len))
+    let target = stale_layers::MergeLayer::of(target)?;
+    match StaleLayers::of(sources, &target) {
+        Ok(stale) => {
+            Ok(stale.layers().count() == sources.len() && stale.layers().all(|source| source.len <= target.len))
         }
         Err(failure) => {
             say(format_args!("not merged yet: {failure}"));
@@ -144,22 +141,22 @@ fn tell_whether_done(merge: &Merge, done: bool) -> Result<Exit, Failure> {
     if merge.json {
         output::json(&IsDone { done })?;
     } else {
-        output::print(if done { "the merge is done\n" } else { "there is something to merge\n" })?;
+        output::print(if done { "the merge is complete\n" } else { "there are layers to merge\n" })?;
     }
     Ok(Exit::Done)
 }
 
 fn no_such_layers(merge: &Merge, count: usize) -> Failure {
-    let why = format!("the chain has the layers 0 to {}, and layers are merged downwards", count.saturating_sub(1));
+    let why = format!("the chain has layers 0 to {}, and layers are merged downwards", count.saturating_sub(1));
     Failure::new(format!("merge from {} into {}", merge.from, merge.into), why)
         .advise("0 is the image, 1 its first --parent, and so on: --from must be less than --into")
         .exit_as(Exit::Usage)
 }
 
-/// Sees that the chain is what it should be; has the children of all layers that will be written record that these
-/// change; and makes the layers as large as the first of them. Nothing of it makes a difference to what the chain shows.
-/// From the top, each layer durably before the next: what records that its parent changes is changed itself, and none may be
-/// smaller than the one below it.
+/// Verifies the chain; makes the children of all layers that will be written record that these change; and gives the
+/// layers the size of the first of them. None of this changes the chain's contents. From the top, each layer durably
+/// before the next: a layer that records its parent's change is changed itself, and none may be smaller than the one
+/// below it.
 fn prepare(merge: &Merge, chain: &Chain<'_>) -> Result<(), Failure> {
     let options = OpenOptions { cache: Cache::Writeback, ..merge.access.options(true) };
     let mut layers = Layers::open_chain(chain, options)?;
@@ -170,7 +167,7 @@ fn prepare(merge: &Merge, chain: &Chain<'_>) -> Result<(), Failure> {
     let open = chain.names.iter().zip(layers.files.iter_mut().zip(&mut layers.images)).enumerate();
     for (depth, (name, (file, image))) in open.take(merge.into.saturating_add(1)) {
         let failed =
-            |why: Box<dyn std::error::Error + Send + Sync>| Failure::new(format!("prepare {name} to be merged"), why);
+            |why: Box<dyn std::error::Error + Send + Sync>| Failure::new(format!("prepare {name} for merging"), why);
         let link = image.link().filter(|link| depth < merge.into && (link.modified.is_some() || link.len.is_some()));
         if let Some(link) = link {
             let changing = Link { modified: None, len: None, ..link };
@@ -184,19 +181,19 @@ fn prepare(merge: &Merge, chain: &Chain<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Refuses layers, from the uppermost down, that cannot be merged into the last of them. What lies behind the end of an
-/// upper one would come to light; internal snapshots of one would show what the layers below it hold then, and go with
-/// its file.
+/// Rejects layers, from the topmost down, that cannot be merged into the last of them. If an upper layer is smaller,
+/// growing would expose parent data; internal snapshots of a layer would show the changed contents of the layers below
+/// it, and be removed with its file.
 pub fn check_layers(layers: &[(ImageName, &Image)]) -> Result<(), Failure> {
     for ((upper, above), (lower, below)) in layers.iter().zip(layers.iter().skip(1)) {
         let (above_len, below_len) = (above.geometry().len, below.geometry().len);
         if below_len > above_len {
-            let why = format!("it has {below_len} bytes, and {upper} above it hides all behind {above_len} of them");
+            let why = format!("it has {below_len} bytes, of which {upper} above it hides all beyond {above_len}");
             return Err(Failure::new(format!("merge {upper} into {lower}"), why)
                 .advise("merge the layers above or below these two, or copy the disk: tapline image convert"));
         }
         if matches!(above, Image::Qcow2(qcow2) if qcow2.info().snapshots > 0) {
-            let why = "it has internal snapshots, which would show something else then";
+            let why = "it has internal snapshots, whose contents would change";
             return Err(Failure::new(format!("merge {upper} into {lower}"), why)
                 .advise("delete them, or copy the disk: tapline image convert"));
         }
@@ -211,8 +208,9 @@ fn copy(merge: &Merge, target: &ImageName, runner: &mut Runner, stop: &mut Signa
         if !stop.take() {
             return Ok(());
         }
-        Err(Failure::new(format!("merge into {target}"), "a signal has ended it")
-            .advise("the chain is valid and shows what it did; the same command goes on where this one ended"))
+        Err(Failure::new(format!("merge into {target}"), "interrupted by a signal").advise(
+            "the chain is valid and its contents are unchanged; repeat the command to continue where it stopped",
+        ))
     });
     progress.finish();
     copied.map_err(|failure| failure.about(target))
@@ -220,8 +218,8 @@ fn copy(merge: &Merge, target: &ImageName, runner: &mut Runner, stop: &mut Signa
 
 fn delete(sources: &[ImageName]) -> Result<(), Failure> {
     sources.iter().try_for_each(|source| {
-        source.paths().try_for_each(remains::remove).map_err(|error| {
-            Failure::new(format!("remove {source}"), error).advise("it was merged and holds nothing any more")
+        source.paths().try_for_each(stale_layers::remove).map_err(|error| {
+            Failure::new(format!("remove {source}"), error).advise("it was merged and no longer holds data")
         })
     })
 }
@@ -241,9 +239,9 @@ fn report(merge: &Merge, target: &ImageName, sources: &[ImageName], copied: u64)
     }
     let Merged { image, merged, into, copied, deleted } = &merged;
     let (names, copied) = (merged.join(", "), readable(*copied));
-    let gone = if *deleted { "removed" } else { "may be removed: --delete does that" };
+    let gone = if *deleted { "removed" } else { "can be removed (--delete does this)" };
     output::print(&format!(
-        "merged {names} into {into}, {copied} copied; what was merged {gone}\n  the image is {image}\n"
+        "merged {names} into {into}, {copied} copied; the merged files {gone}\n  the image is {image}\n"
     ))?;
     Ok(Exit::Done)
 }

@@ -1,12 +1,12 @@
-//! `image rebase` and `image flatten`: an image on other parents, or on none, that shows what it showed.
+//! `image rebase` and `image flatten`: give an image other parents, or none, without changing its contents.
 //!
-//! 1. A note is made of when the image was last changed, which its children have on record ([`Unfinished`]). *Killed here
-//!    or later:* they open as before.
-//! 2. What the present parents show and the new ones do not is copied up, and flushed ([`CopyUp`]). *Killed here:* the
-//!    image stands on its old parents and shows the same; the command goes on where it ended.
-//! 3. The new parent is recorded. *Killed after:* the image stands on it, and the command finds that there is nothing
-//!    left to do.
-//! 4. The image gets its time back, and the note is removed.
+//! 1. A marker file records the image's modification time, which its children have recorded ([`Unfinished`]). *If
+//!    killed here or later:* they open as before.
+//! 2. Data that the current parents have and the new ones do not is copied up and flushed ([`CopyUp`]). *If killed
+//!    here:* the image has its old parents and contents; repeating the command continues.
+//! 3. The new parent is recorded. *If killed after:* the image has its new parent, and the command finds nothing left
+//!    to do.
+//! 4. The image's modification time is restored, and the marker file removed.
 
 use disk::{Format, Image, Link};
 use serde::Serialize;
@@ -18,8 +18,8 @@ use crate::failure::{Exit, Failure};
 use crate::file_identity::FileIdentity;
 use crate::image_name::ImageName;
 use crate::layers::{Chain, Layers, to_look_at};
-use crate::lineage;
 use crate::output;
+use crate::parent_link;
 use crate::presence::Presence;
 use crate::relink::relink;
 use crate::runner::Runner;
@@ -27,7 +27,7 @@ use crate::signals::Signal;
 use crate::size::readable;
 use crate::unfinished::Unfinished;
 
-/// What was done. Names and meanings are part of the interface.
+/// The result. Names and meanings are part of the interface.
 #[derive(Serialize)]
 struct Moved {
     image: String,
@@ -41,10 +41,10 @@ pub fn run(rebase: &Rebase) -> Result<Exit, Failure> {
     let name = &rebase.image;
     let new = open_new(rebase)?;
     let Some((parent, (image, file))) = rebase.onto.first().zip(new.images.first().zip(new.files.first())) else {
-        return Err(Failure::new(format!("rebase {name}"), "no new parent is named").exit_as(Exit::Usage));
+        return Err(Failure::new(format!("rebase {name}"), "no new parent is given").exit_as(Exit::Usage));
     };
     check_size(name, parent, image.geometry().len)?;
-    let link = lineage::record(name.path(), parent, image, file)?;
+    let link = parent_link::record(name.path(), parent, image, file)?;
     let words = Words { verb: "rebase", onto: &rebase.onto, record_only: rebase.record_only };
     let command = words.command(name, &rebase.parents);
     let options = rebase.access.options(true);
@@ -54,7 +54,7 @@ pub fn run(rebase: &Rebase) -> Result<Exit, Failure> {
         finish(name, Some(&link), layers.unfinished.take())?;
         0
     } else {
-        let modified = lineage::modified(parent, file)?;
+        let modified = parent_link::modified(parent, file)?;
         let is_done = |found: &Image| Ok(stands_on((name, found), (parent, image), modified, &link));
         match open(name, &rebase.parents, options, &command, is_done)? {
             Some(layers) => {
@@ -66,7 +66,7 @@ pub fn run(rebase: &Rebase) -> Result<Exit, Failure> {
     };
     let moved = Moved { image: name.to_string(), parent: Some(parent.to_string()), copied };
     let how = if rebase.record_only { ", only recorded" } else { "" };
-    let line = format!("{name} stands on {parent} now{how}, {} copied\n", readable(copied));
+    let line = format!("{name} is now based on {parent}{how}, {} copied\n", readable(copied));
     report(rebase.json, &moved, &line)
 }
 
@@ -85,10 +85,10 @@ pub fn flatten(flatten: &Flatten) -> Result<Exit, Failure> {
         None => 0,
     };
     let moved = Moved { image: name.to_string(), parent: None, copied };
-    report(flatten.json, &moved, &format!("{name} stands on its own, {} copied\n", readable(copied)))
+    report(flatten.json, &moved, &format!("{name} no longer has a parent, {} copied\n", readable(copied)))
 }
 
-/// The words of a command that are more than an image and its parents.
+/// A command line with more than an image and its parents.
 struct Words<'a> {
     verb: &'static str,
     onto: &'a [ImageName],
@@ -110,8 +110,8 @@ impl Words<'_> {
     }
 }
 
-/// Opens the image on its present parents. `None` if it does not stand on them, but where it is to stand
-/// already: the command was killed at its end, and is given again.
+/// Opens the image on its current parents. `None` if it is not based on them but already on the new one: the command
+/// was killed at its end, and is being repeated.
 fn open(
     name: &ImageName,
     parents: &Parents,
@@ -132,8 +132,8 @@ fn open(
     }
 }
 
-/// Refuses an image with internal snapshots: only what its disk shows is copied up, and they would show something else
-/// on another parent.
+/// Rejects an image with internal snapshots: only the disk's current contents are copied up, and snapshots would change
+/// with another parent.
 fn keep_snapshots(layers: Layers) -> Result<Layers, Failure> {
     let snapshots = match layers.images.first() {
         Some(Image::Qcow2(qcow2)) => qcow2.info().snapshots,
@@ -143,16 +143,16 @@ fn keep_snapshots(layers: Layers) -> Result<Layers, Failure> {
         return Ok(layers);
     }
     let name = layers.name.clone();
-    let why = "it has internal snapshots, which would show something else then";
-    let failure = Failure::new(format!("put {name} on other parents"), why)
+    let why = "it has internal snapshots, whose contents would change";
+    let failure = Failure::new(format!("rebase {name}"), why)
         .advise(format!("delete them, or copy the disk: tapline image convert {name} qcow2:NEW"));
     layers.unless_failed(Err(failure))
 }
 
-/// Whether `child` has this very parent, last changed at `modified`, on record.
+/// Whether `child` has recorded this very parent, last modified at `modified`.
 fn stands_on(child: (&ImageName, &Image), parent: (&ImageName, &Image), modified: u64, link: &Link) -> bool {
-    let fits = lineage::check(child, parent, modified, false).is_ok();
-    // What has no identity fits many.
+    let fits = parent_link::check(child, parent, modified, false).is_ok();
+    // A parent without identity is recognized by its path only.
     let named = child.1.link().is_some_and(|found| found.absolute == link.absolute || found.relative == link.relative);
     fits && named
 }
@@ -184,7 +184,7 @@ fn finish(name: &ImageName, link: Option<&Link>, unfinished: Option<Unfinished>)
     unfinished.map_or(Ok(()), Unfinished::end)
 }
 
-/// The new parents. The image itself is none of them.
+/// The new parents, which must not include the image itself.
 fn open_new(rebase: &Rebase) -> Result<Layers, Failure> {
     let own = FileIdentity::of(&rebase.image);
     if let Some(loops) = rebase.onto.iter().find(|name| own.is_some() && FileIdentity::of(name) == own) {
@@ -196,13 +196,13 @@ fn open_new(rebase: &Rebase) -> Result<Layers, Failure> {
     Layers::open_chain(&chain, rebase.access.options(false))
 }
 
-/// A parent may be smaller than its child, which reads as zero behind it, and never larger.
+/// A parent may be smaller than its child, which reads as zeroes beyond it, but not larger.
 fn check_size(name: &ImageName, parent: &ImageName, parent_len: u64) -> Result<(), Failure> {
     let len = Layers::open_alone(name, to_look_at(true))?.geometry().map_or(0, |geometry| geometry.len);
     if parent_len <= len {
         return Ok(());
     }
-    let why = format!("the new parent has {parent_len} bytes, the image only {len}");
+    let why = format!("the new parent has {parent_len} bytes, but the image only {len}");
     Err(Failure::new(format!("rebase {name} onto {parent}"), why)
         .advise(format!("make the image larger first: tapline image resize {name} --size {parent_len}")))
 }

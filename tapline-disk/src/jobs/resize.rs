@@ -1,6 +1,6 @@
-//! `image resize`: a larger disk. What is new reads as zero, whatever was in the file behind the old end.
+//! `image resize`: enlarges a disk. The new space reads as zeroes, whatever was in the file beyond the old end.
 //!
-//! Only the image itself changes: its parents keep their sizes, and behind their end a child reads as zero.
+//! Only the image itself changes: its parents keep their sizes, and beyond their end a child reads as zeroes.
 
 use disk::{Format, Image};
 use serde::Serialize;
@@ -15,7 +15,7 @@ use crate::ordered;
 use crate::output;
 use crate::size::{Size, readable};
 
-/// What was done. Names and meanings are part of the interface.
+/// The result. Names and meanings are part of the interface.
 #[derive(Serialize)]
 struct Resized {
     image: String,
@@ -32,12 +32,12 @@ pub fn run(resize: &Resize) -> Result<Exit, Failure> {
     let (before, Size(after)) = (image.geometry().len, resize.size);
     let tried = || format!("resize {name} from {before} to {after} bytes");
     if after < before {
-        return Err(Failure::new(tried(), "a disk is never made smaller, which would cut off what stands there")
-            .advise("convert what you need of it into a new, smaller image"));
+        return Err(Failure::new(tried(), "a disk cannot be shrunk, because that would destroy data")
+            .advise("create a smaller image and copy the data you need into it"));
     }
     if after > before {
         if file.device_len().is_some() {
-            return Err(Failure::new(tried(), "it lies on a block device, whose size is not ours to change"));
+            return Err(Failure::new(tried(), "it is on a block device, which Tapline cannot resize"));
         }
         grow(name, &mut file, &mut image, after).map_err(|why| Failure::new(tried(), why))?;
     }
@@ -69,10 +69,10 @@ fn report(resize: &Resize, resized: Resized) -> Result<Exit, Failure> {
     if resize.json {
         output::json(&resized)?;
     } else if resized.before == resized.after {
-        output::print(&format!("{} has {} already\n", resized.image, readable(resized.after)))?;
+        output::print(&format!("{} already has {}\n", resized.image, readable(resized.after)))?;
     } else {
         let (before, after) = (readable(resized.before), readable(resized.after));
-        output::print(&format!("{} has {after} now, {before} before\n", resized.image))?;
+        output::print(&format!("{} now has {after}, before {before}\n", resized.image))?;
     }
     Ok(Exit::Done)
 }

@@ -1,8 +1,8 @@
-//! `image snapshot` and `image clone`: a new image that reads as another.
+//! `image snapshot` and `image clone`: create a new image with the same contents.
 //!
-//! It is a child that records its parent, or, raw from raw, a file that shares the other's blocks (reflink); the format
-//! that was named for it decides. Either exists whole or not at all. A snapshot freezes the image, so nobody may have it
-//! open; a clone leaves it as it is, and others may read it.
+//! It is a child that records its parent or, from raw to raw, a file that shares the other's blocks (reflink),
+//! depending on the given format. Either is created completely or not at all. A snapshot freezes the image, so no
+//! process may have it open; a clone leaves it as it is, and others may read it.
 
 use serde::Serialize;
 use uring::{Cache, OpenOptions};
@@ -17,16 +17,16 @@ use crate::reflink;
 use crate::size::readable;
 use crate::target::Target;
 
-/// Which of the two verbs.
+/// The verb.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
-    /// The image becomes the parent, which nobody writes any more.
+    /// The image becomes the parent, which must not be written any more.
     Snapshot,
     /// The image was one already, or will be shared.
     Clone,
 }
 
-/// What was done. Names and meanings are part of the interface.
+/// The result. Names and meanings are part of the interface.
 #[derive(Serialize)]
 struct Made {
     image: String,
@@ -74,7 +74,7 @@ fn report(snapshot: &Snapshot, verb: Verb, made: Made) -> Result<Exit, Failure> 
     let line = match (how, verb) {
         ("reflink", _) => format!("created {new}: {size}, sharing the blocks of {image} (reflink)\n"),
         (_, Verb::Snapshot) => {
-            format!("created {new}: {size}, a child of {image}, which must not be written any more\n")
+            format!("created {new}: {size}, a child of {image}, which must no longer be written\n")
         }
         (_, Verb::Clone) => format!("created {new}: {size}, a child of {image}\n"),
     };

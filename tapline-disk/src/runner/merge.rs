@@ -1,7 +1,7 @@
-//! A merge of layers, driven from its beginning to its end, with nobody else on the disk.
+//! A merge of layers, driven from start to end while nothing else uses the disk.
 //!
-//! It knows how a merge is paced where no guest waits: as fast as it goes, with a round now and then, after which the
-//! sources' space comes back. What the layers are called and linked to is the caller's business.
+//! It knows how to pace a merge when no guest waits: as fast as possible, with an occasional round, after which the
+//! sources' space is freed. The names and links of the layers are the caller's business.
 
 use disk::{MergeProgress, MergeState, Status};
 
@@ -12,9 +12,9 @@ use crate::failure::Failure;
 const ROUND: u64 = 256 << 20;
 
 impl Runner {
-    /// Merges the layers `from..into` into `into`, and takes them off the chain; how many bytes were copied. `each` hears
-    /// how far it has come, and ends the merge by a failure. Whatever ends it early, the chain is valid and durable, and
-    /// the same merge goes on with what is left.
+    /// Merges the layers `from..into` into `into`, and removes them from the chain; returns the number of bytes copied.
+    /// `each` receives the progress, and aborts the merge by returning a failure. If it ends early for any reason, the
+    /// chain is valid and durable, and the same merge continues with the rest.
     pub fn merge(
         &mut self,
         from: usize,
@@ -30,7 +30,7 @@ impl Runner {
         let mut full_at = None;
         loop {
             let Some(progress) = self.disk.merge() else {
-                return Err(Failure::new("go on with the merge", "it is no longer known"));
+                return Err(Failure::new("continue the merge", "its state is no longer known"));
             };
             if let Err(ended) = each(&progress) {
                 self.stop_merge()?;
@@ -43,7 +43,7 @@ impl Runner {
                 }
                 MergeState::Running => self.go_on_merging()?,
                 MergeState::Copied => return self.end_merge(progress.copied),
-                // What the sources have freed since the last time may be enough to go on.
+                // The space that the sources have freed since the last time may be enough to continue.
                 MergeState::Failed(Status::NoSpace) if full_at.is_none_or(|at| progress.done > at) => {
                     full_at = Some(progress.done);
                     durable = progress.copied;
@@ -90,13 +90,13 @@ impl Runner {
 }
 
 fn merge_failed(status: Status) -> Failure {
-    let tried = "go on with the merge";
+    let tried = "continue the merge";
     match status {
-        Status::NoSpace => Failure::new(tried, "no space is left for the layer that takes in the others")
-            .advise("the chain is valid and shows what it did; free some space, then give the same command again"),
-        Status::Refused => Failure::new(tried, "a sync has failed, after which nothing is written any more")
-            .advise("see the kernel's log for the reason; the same command goes on where this one ended"),
+        Status::NoSpace => Failure::new(tried, "no space is left for the merge target")
+            .advise("the chain is valid and its contents are unchanged; free some space and repeat the command"),
+        Status::Refused => Failure::new(tried, "a sync has failed, so the disk no longer writes")
+            .advise("see the kernel log for the reason; repeat the command to continue where it stopped"),
         Status::Failed | Status::Unsupported | Status::Done => Failure::new(tried, "the storage failed")
-            .advise("see the kernel's log for the reason; the same command goes on where this one ended"),
+            .advise("see the kernel log for the reason; repeat the command to continue where it stopped"),
     }
 }

@@ -1,11 +1,11 @@
 //! Statistics of a Xen guest's disk where tools look for those of tapdisk3: `/dev/shm/vbd3-<domid>-<devid>/statistics`,
-//! and `/dev/shm/td3-<pid>/vbd-<domid>-<devid>` for those that ask the store who serves the disk.
+//! and `/dev/shm/td3-<pid>/vbd-<domid>-<devid>` for tools that look up the serving process in xenstore.
 //!
 //! The first holds `struct blkback_stats` (blktap, include/blktap3.h), fourteen numbers of eight bytes; the second
 //! `struct stats` (drivers/tapdisk-metrics-stats.h), a version and eleven numbers, most of them the same. They are
-//! counted once. Both are written through memory that readers share, once for a batch of requests; a disk that is idle
-//! writes nothing. Knows nothing of rings. Keeps: a reader never sees half of a number, and what it sees of one request
-//! is at most one batch old.
+//! counted once. Both are written through memory shared with readers, once per batch of requests; an idle disk writes
+//! nothing. It knows nothing about rings. Invariant: a reader never sees a torn number, and its view of a request is at
+//! most one batch old.
 
 use std::fs::File;
 use std::io;
@@ -59,7 +59,7 @@ pub struct BlkbackStats {
     fields: [u64; FIELDS],
     /// Requests that failed.
     errors: u64,
-    /// Which of the fields have changed since readers were told: a bit each; a further one for the errors.
+    /// Which fields have changed since they were last published, one bit each, with another one for the errors.
     changed: u32,
 }
 
@@ -71,7 +71,7 @@ impl BlkbackStats {
         Ok(BlkbackStats { own: Some(own), ..BlkbackStats::over(files)? })
     }
 
-    /// Begins to count in files that somebody else has made, and removes.
+    /// Starts counting in files that were created by somebody else, who also removes them.
     pub fn over(Files { vbd3, td3 }: Files) -> io::Result<BlkbackStats> {
         let (vbd3, td3) = (Published::of(vbd3, VBD3_LEN)?, Published::of(td3, TD3_LEN)?);
         Ok(BlkbackStats { vbd3, td3, own: None, fields: [0; FIELDS], errors: 0, changed: 0 })
@@ -91,7 +91,7 @@ impl BlkbackStats {
 
     /// A request is answered, at this moment of the clock by which it was taken in.
     pub fn answered(&mut self, request: &Request, status: Status, at: u64) {
-        // What may not be asked for is the guest's fault, not the disk's.
+        // Unsupported requests are the guest's fault, not the disk's.
         if matches!(status, Status::Failed | Status::NoSpace) {
             self.errors += 1;
             self.changed |= 1 << FIELDS;
@@ -211,7 +211,7 @@ mod test {
     const WRITE: Operation = Operation::Write { durable: false };
 
     #[test]
-    fn readers_find_every_number_in_its_place() {
+    fn every_counter_is_at_its_offset() {
         let place = tempfile::tempdir().unwrap();
         let mut stats = BlkbackStats::open(&of(&place)).unwrap();
         assert_eq!(read(place.path()), [0; 14]);
@@ -248,7 +248,7 @@ mod test {
     }
 
     #[test]
-    fn a_batch_is_seen_when_it_is_published_and_the_files_go_with_the_disk() {
+    fn a_batch_is_visible_once_published_and_files_are_removed_at_the_end() {
         let place = tempfile::tempdir().unwrap();
         let mut stats = BlkbackStats::open(&of(&place)).unwrap();
         stats.came(&request_kept(WRITE, 1));
@@ -266,10 +266,10 @@ mod test {
     }
 
     #[test]
-    fn only_what_has_changed_is_stored() {
+    fn only_changed_counters_are_stored() {
         let place = tempfile::tempdir().unwrap();
         let mut stats = BlkbackStats::open(&of(&place)).unwrap();
-        // What a test has written shows that nobody else has.
+        // Bytes written by the test stay there unless something else writes them.
         fs::write(place.path().join("vbd3-7-51728/statistics"), [0xff; VBD3_LEN]).unwrap();
         fs::write(td3(place.path()).join("vbd-7-51728"), [0xff; TD3_LEN]).unwrap();
         stats.publish();
@@ -285,7 +285,7 @@ mod test {
     }
 
     #[test]
-    fn files_that_were_handed_are_written_and_stay() {
+    fn passed_files_are_written_and_stay() {
         let place = tempfile::tempdir().unwrap();
         let files = of(&place).make(std::process::id()).unwrap();
         let mut stats = BlkbackStats::over(files).unwrap();

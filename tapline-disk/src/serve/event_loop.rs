@@ -1,8 +1,8 @@
-//! The one thread of a served disk: requests from the server to the disk, operations from the disk to the engine,
+//! The single thread of a served disk: requests from the server to the disk, operations from the disk to the engine,
 //! and back.
 //!
-//! It knows no protocol, no format and no system call. Invariants: it sleeps only when the server has agreed to
-//! be woken for new requests; it ends only when every request is answered and what was written is flushed.
+//! It knows no protocol, no format and no system call. Invariants: it sleeps only when the server has agreed to be
+//! woken for new requests; it ends only when every request is completed and everything written is flushed.
 
 mod ending;
 mod intake;
@@ -50,9 +50,9 @@ pub struct Serving {
     pub stats_file: Option<PathBuf>,
     /// Statistics of a Xen guest's disk, for other tools.
     pub blkback_stats: Option<BlkbackStats>,
-    /// The wish that it ends, taken in from before anybody knows of the disk.
+    /// The signal to stop, blocked since before anybody knows of the disk.
     pub stop: Signal,
-    /// The wish that it ends and leaves its peer to another process.
+    /// The signal to stop and leave the client to another process.
     pub leave: Signal,
     /// The wish for statistics.
     pub report: Signal,
@@ -72,11 +72,11 @@ pub trait Disclose {
     /// What has happened since the last call.
     fn take_events(&mut self) -> Vec<Self::Event>;
 
-    /// It is about to stop, and its peer is to be left to another process. Where peers come again by themselves there
-    /// is nothing to do.
+    /// The process is about to stop, and its client will be served by another one. Transports whose clients reconnect
+    /// need not do anything.
     fn leave(&mut self) {}
 
-    /// It is to stop. `false`: it lets its peer go first, and `is_over` tells when it has.
+    /// The process is to stop. `false`: the client must release the disk first, and `is_over` reports when it has.
     fn close(&mut self) -> bool {
         true
     }
@@ -112,9 +112,9 @@ pub struct EventLoop<S> {
     replaced: bool,
     /// Requests that waited for space and were given back to their peers.
     given_back: usize,
-    /// It was said that a sync has failed.
+    /// Whether a failed sync has been logged.
     said_broken: bool,
-    /// It was said that there is no space.
+    /// Whether lack of space has been logged.
     said_full: bool,
     /// The control socket is to have its turn: something of it is ready, or it has not come to an end.
     control_due: bool,
@@ -253,7 +253,7 @@ impl<S: Server + Disclose> EventLoop<S> {
         self.at_work(false);
         if self.control_due {
             self.control();
-            // What a verb has let go, or asked for itself, may have its answer already.
+            // Requests released or submitted by a verb may already have completed.
             let more = self.answer() + self.see_to_space();
             self.publish();
             self.suspects_answered(more);
@@ -270,8 +270,8 @@ impl<S: Server + Disclose> EventLoop<S> {
         if found {
             self.time = None;
         }
-        // A peer with one request at a time has another when it has heard of the answer to the last, not before; any
-        // other may have more already. A verb may have waited for what was found.
+        // A client with one request at a time sends the next only after it has received the completion of the last; any
+        // other may have more already. A verb may have waited for this.
         let in_flight = self.disk.in_flight();
         panics::in_flight(in_flight);
         if found {
@@ -331,7 +331,7 @@ impl<S: Server + Disclose> EventLoop<S> {
             };
             if let Err(error) = told {
                 // Only a price: a limit of locked memory, most likely (RLIMIT_MEMLOCK).
-                self.log.caused(format_args!("{error}: each request costs more"));
+                self.log.caused(format_args!("{error}: using unregistered buffers (slower)"));
             }
         }
     }
@@ -341,8 +341,8 @@ impl<S: Server + Disclose> EventLoop<S> {
             self.time = None;
         }
         self.engine.reap(until, &mut self.done).map_err(|error| {
-            // Nothing will come back any more, and the requests in the disk can never be answered: the end of the
-            // process tells the guest.
+            // Nothing will complete any more, and the requests in the disk can never be answered: the guest learns it
+            // from the end of the process.
             say(&error);
             std::process::exit(i32::from(Exit::Failed.code()))
         })
@@ -361,8 +361,8 @@ impl<S: Server + Disclose> EventLoop<S> {
         if self.disk.is_broken() && !self.said_broken {
             self.said_broken = true;
             self.control_due = true;
-            say("a sync has FAILED: what was not flushed may be lost, and nothing is written from now on");
-            say("see the kernel's log for the reason; the disk accepts writes again when it is served anew");
+            say("a sync has FAILED: unflushed data may be lost, and the disk no longer writes");
+            say("see the kernel log for the reason; the disk accepts writes again after it is restarted");
         }
         count
     }

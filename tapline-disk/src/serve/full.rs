@@ -1,10 +1,10 @@
-//! Requests that find no space on the storage, where they are to wait for it (`--when-full wait`).
+//! Requests that find no space on the storage, if they are to wait for it (`--when-full wait`).
 //!
-//! It knows no disk and no server: what it is given it keeps, and hands out again. Once something waits, whatever else
-//! may need space waits behind it; the first of them is tried from time to time, and when it has found space all the
-//! others are. Reads, discards and flushes go on: a flush waits only if it finds no space itself.
+//! It knows no disk and no server: it only queues requests and returns them. Once a request waits, all later ones that
+//! may need space wait behind it; the first is retried from time to time, and when it has found space, so are all
+//! others. Reads, discards and flushes continue: a flush waits only if it finds no space itself.
 //!
-//! Invariants: each request that is kept is handed out once; a timer exists only while something is kept.
+//! Invariants: each queued request is returned once; a timer exists only while the queue is not empty.
 
 use std::collections::VecDeque;
 use std::io;
@@ -14,7 +14,7 @@ use std::time::Duration;
 use disk::{Operation, Request, Status, Token};
 use transport::{Interest, Timer, Watch, WatchKey};
 
-/// How long until it is tried again though nobody has said that there may be space.
+/// Time until it is retried without a notification that there may be space.
 const AGAIN: Duration = Duration::from_secs(5);
 
 /// The requests that wait for space.
@@ -37,7 +37,7 @@ enum Stirred {
     Not,
     /// There may be space.
     ToTry,
-    /// There is, or nobody is to wait any more.
+    /// There is space, or nobody is to wait any more.
     ToGo,
 }
 
@@ -69,7 +69,7 @@ impl Full {
         self.waiting.len().saturating_add(usize::from(self.probe.is_some()))
     }
 
-    /// Whether a request that has come is to wait behind the others.
+    /// Whether a new request must wait behind the others.
     pub fn holds_back(&self, request: &Request) -> bool {
         self.is_full()
             && self.wait
@@ -84,7 +84,7 @@ impl Full {
         self.waiting.push_back(request);
     }
 
-    /// Whether an answer is to be judged: nearly none is, and requests are large.
+    /// Whether a completion must be checked: nearly none must, and requests are large.
     #[inline]
     pub fn concerns(&self, status: Status) -> bool {
         status == Status::NoSpace || self.probe.is_some()
@@ -136,7 +136,8 @@ impl Full {
         (self.wait, self.stirred) = (false, Stirred::ToGo);
     }
 
-    /// Whether [`Full::next`] and [`Full::mind_timer`] have something to do. `alone`: nobody is there for whom to wait.
+    /// Whether [`Full::next`] and [`Full::mind_timer`] have something to do. `alone`: there is no client left to wait
+    /// for.
     pub fn needs_care(&self, alone: bool) -> bool {
         let deserted = alone && !self.waiting.is_empty();
         deserted || self.stirred != Stirred::Not || self.again || self.is_full() != self.timer.is_some()
@@ -234,7 +235,7 @@ mod test {
     }
 
     #[test]
-    fn the_first_is_tried_and_all_follow_when_it_has_found_space() {
+    fn all_waiting_requests_follow_once_the_first_finds_space() {
         let mut full = full(&[1, 2]);
         assert!(full.holds_back(&request_kept(WRITE)) && full.waiting() == 2);
         full.keep(request(WRITE, 3));
@@ -259,7 +260,7 @@ mod test {
     }
 
     #[test]
-    fn only_what_may_need_space_waits() {
+    fn only_requests_that_may_need_space_wait() {
         let full_now = full(&[1]);
         for operation in [Operation::Read, Operation::Flush, Operation::Discard, Operation::Extents { depths: false }] {
             assert!(!full_now.holds_back(&request_kept(operation)), "{operation:?}");
@@ -277,7 +278,7 @@ mod test {
     }
 
     #[test]
-    fn who_is_not_to_wait_is_told_at_once_also_what_waited_before() {
+    fn ending_the_wait_fails_new_and_waiting_requests_at_once() {
         let mut full = full(&[1, 2]);
         full.stir();
         assert_eq!(tokens(full.next(false)), ("submit", vec![1]));
@@ -289,7 +290,7 @@ mod test {
     }
 
     #[test]
-    fn what_is_wanted_back_is_never_tried_again() {
+    fn returned_requests_are_never_retried() {
         let mut full = full(&[1, 2, 3]);
         full.stir();
         assert_eq!(tokens(full.next(false)), ("submit", vec![1]));
@@ -307,7 +308,7 @@ mod test {
     }
 
     #[test]
-    fn a_timer_exists_while_something_waits() {
+    fn a_timer_exists_while_a_request_waits() {
         let mut watched = Watched(Vec::new());
         let mut full = full(&[1]);
         assert!(full.needs_care(false));

@@ -1,9 +1,8 @@
-//! A disk of a Xen guest: finds the guest, becomes the one process that serves the disk, and leaves nothing when it
-//! ends.
+//! A disk of a Xen guest: finds the guest, becomes the only process that serves the disk, and cleans up at its end.
 //!
-//! The rings are the business of [`blkif`], the nodes' contents that of [`toolstack`](crate::toolstack). Keeps: nothing
-//! is written into the store before the image is open and the kernel's devices are, so that who cannot serve leaves no
-//! trace; when the guest is gone, or the device was taken from it, the process ends and gives back all that was mapped.
+//! The rings are the business of [`blkif`], the nodes' contents that of [`toolstack`](crate::toolstack). Invariant:
+//! nothing is written into xenstore before the image and the kernel's devices are open, so that a process that cannot
+//! serve leaves no trace; when the guest is gone, or the device was detached, the process exits and unmaps everything.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -84,12 +83,13 @@ impl Claimed {
 /// A connection to the store: one that is lent, or one of our own.
 fn store(which: Lent) -> Result<Daemon, Failure> {
     match files::lent(which)? {
-        Some(lent) => Daemon::over(lent).map_err(|error| Failure::new("speak to the store", error)),
+        Some(lent) => Daemon::over(lent).map_err(|error| Failure::new("talk to xenstore", error)),
         None => connect(),
     }
 }
 
-/// Serves until the device ends or a signal comes; and whoever shows the guest's firmware the disk, by `emulated`.
+/// Serves until the device is closed or a signal arrives, including the NBD connection for the guest's firmware in
+/// `emulated`.
 pub fn run(
     serve: &Serve,
     claimed: Claimed,
@@ -124,8 +124,8 @@ fn lent_statistics() -> Option<Files> {
     Some(Files { vbd3: lent(Lent::Statistics)?, td3: lent(Lent::StatisticsByPid)? })
 }
 
-/// Statistics for others must not keep a disk from being served. Where files are handed none can be made: they are
-/// handed, too.
+/// A lack of statistics must not keep a disk from being served. With passed files none can be created: they are passed,
+/// too.
 fn open_stats(places: &Places, device: &Device, handed: Option<Files>) -> Option<BlkbackStats> {
     let place = &places.statistics;
     let opened = match handed {
@@ -176,7 +176,7 @@ struct Backend {
     store: Box<dyn Store>,
     guest: Guest,
     leaving: bool,
-    /// The guest was asked to let go, since the process is to stop.
+    /// The guest was asked to release the disk because the process is to stop.
     closing: bool,
     /// How long it has for that: it runs only then.
     timer: Timer,
@@ -207,8 +207,9 @@ impl Backend {
         channels: Box<dyn EventChannels>,
     ) -> Result<Backend, Failure> {
         let device = Device::of_backend(&config.backend);
-        let device = device.ok_or_else(|| Failure::new("serve a guest's disk", "its node has no such path"))?;
-        let timer = Timer::new().map_err(|error| Failure::new("make a timer", error))?;
+        let device =
+            device.ok_or_else(|| Failure::new("serve a guest's disk", "its xenstore node has no such path"))?;
+        let timer = Timer::new().map_err(|error| Failure::new("create a timer", error))?;
         let (guest, leaving) = (Guest::Awaited, config.on_stop == OnStop::Leave);
         let (closing, time_is_up, is_xls) = (false, false, false);
         let server = blkif::Server::new(config, server, grants, channels).map_err(Failure::said)?;
@@ -224,16 +225,16 @@ impl Backend {
         Ok(theirs.is_some_and(|backend| backend == self.device.backend()))
     }
 
-    /// Has domains reported that come and go. A guest that is destroyed dies before its nodes go, and cannot be dead
-    /// before its pages are unmapped here; one that shuts down closes its end first, and that does not tell. Its name
-    /// goes with its nodes, and of all of them only the toolstack writes it.
+    /// Subscribes to the creation and destruction of domains. A destroyed guest dies before its nodes disappear, and
+    /// cannot be fully dead before its pages are unmapped here; one that shuts down closes its end first, which is not
+    /// reported. Its name disappears with its nodes, and of these only that is written by the toolstack alone.
     fn watch_domains(&mut self) -> Result<(), Failure> {
         let name = format!("/local/domain/{}/name", self.device.guest);
         let shown = self.shown_to_xl.as_deref();
         for path in ["@introduceDomain", "@releaseDomain", &name].into_iter().chain(shown) {
             match self.store.watch(path, "guest") {
-                // Only privileged domains hear of others, unless their toolstack lets them (XSA-115). The name tells
-                // too.
+                // Only privileged domains are notified about others, unless their toolstack permits it (XSA-115). The
+                // name is a substitute.
                 Err(StoreError::Refused { code, .. }) if code == "EACCES" && path.starts_with('@') => {}
                 watched => watched.map_err(store_failed)?,
             }
@@ -255,7 +256,7 @@ impl Backend {
         self.obey_xl().unwrap_or_else(say);
     }
 
-    /// xl has its disk back when its node says Closed; that is said when this process stops.
+    /// xl considers its disk detached when its node says Closed; that is written when this process stops.
     fn obey_xl(&mut self) -> Result<(), Failure> {
         if let Some(shown) = &self.shown_to_xl {
             if text(&mut *self.store, None, shown)?.as_deref() == Some("5") {
@@ -278,26 +279,23 @@ impl Backend {
     /// Has the timer run. `false`: it does not, and then nothing would end a wait.
     fn begin_to_wait(&self) -> bool {
         let set = self.timer.set(CLOSING_MAX);
-        set.map_err(|error| say(format_args!("cannot wait for the guest to let the disk go: {error}"))).is_ok()
+        set.map_err(|error| say(format_args!("cannot wait for the guest to release the disk: {error}"))).is_ok()
     }
 
-    /// The guest's I/O does not need the store. All else does, and what a new one knows is not known: one that has
-    /// forgotten the disk would end it. So a person has to say that it is to be asked.
+    /// The guest's I/O does not need xenstore. Everything else does, and a restarted xenstored may have forgotten the
+    /// disk, which would stop it. So reconnecting requires a decision by an administrator.
     fn store_has_failed(&mut self, error: StoreError) {
         if !matches!(error, StoreError::Lost { .. }) {
             return say(store_failed(error));
         }
         let Device { guest, vdev, .. } = &self.device;
         say(error);
-        say(format_args!(
-            "{} is served as before, but nothing is heard of a detach, nor of its guest's end",
-            self.device
-        ));
-        say(format_args!("when the store is back and knows the disk: tapline xen upgrade {guest} {vdev}"));
-        say(format_args!("to end it, also without a store: tapline xen detach {guest} {vdev} --force"));
+        say(format_args!("still serving {}, but a detach or the end of its guest will not be noticed", self.device));
+        say(format_args!("when xenstore is back and has the disk: tapline xen upgrade {guest} {vdev}"));
+        say(format_args!("to stop it, even without xenstore: tapline xen detach {guest} {vdev} --force"));
     }
 
-    /// Takes back a word in our end's node.
+    /// Removes a key from our backend's node.
     fn forget(&mut self, key: &str) {
         let path = format!("{}/{key}", self.device.backend());
         self.store.remove(None, &path).map_err(store_failed).unwrap_or_else(say);
@@ -359,8 +357,8 @@ impl Disclose for Backend {
         self.server.leave();
     }
 
-    /// Until the guest has let the disk go all goes on: its driver waits for the answers to what it has asked. Who asks
-    /// a second time does not want to wait.
+    /// Everything continues until the guest has released the disk: its driver waits for the completion of its requests.
+    /// A second request to stop means not to wait.
     fn close(&mut self) -> bool {
         if self.leaving || self.guest == Guest::Gone || std::mem::replace(&mut self.closing, true) {
             return true;
@@ -369,7 +367,7 @@ impl Disclose for Backend {
         if self.server.is_closed() || !self.begin_to_wait() {
             return true;
         }
-        say(format_args!("stopping: the guest is asked to let {} go, and served until it has", self.device.vdev));
+        say(format_args!("stopping: asked the guest to release {}, serving it until then", self.device.vdev));
         false
     }
 
@@ -397,7 +395,7 @@ impl Server for Backend {
     fn start(&mut self, watch: &mut dyn Watch) -> std::io::Result<()> {
         self.watch_domains().map_err(|failure| std::io::Error::other(failure.to_string()))?;
         watch.watch(self.store.fd(), Interest::Read, DOMAINS)?;
-        // It may be destroyed before the store's first word is heard.
+        // The guest may be destroyed before the first event of xenstore arrives.
         self.look_for_guest();
         watch.watch(self.timer.as_fd(), Interest::Read, TIME_IS_UP)?;
         self.server.start(watch)?;
@@ -452,7 +450,7 @@ impl Server for Backend {
     fn stop(&mut self, watch: &mut dyn Watch) {
         [DOMAINS, TIME_IS_UP].into_iter().for_each(|key| watch.forget(key));
         if self.guest == Guest::Gone {
-            // There is nobody who could let the disk go, and the node goes as a whole.
+            // There is no guest left to release the disk, and the node disappears as a whole.
             self.server.leave();
         } else {
             self.forget(KTHREAD_PID);

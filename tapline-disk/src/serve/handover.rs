@@ -1,17 +1,16 @@
-//! What passes between a disk's process and the one that takes its place, over a SOCK_SEQPACKET socket: one thing in
-//! each packet, with its descriptors.
+//! The messages between a disk's process and its replacement, over a SOCK_SEQPACKET socket: one per packet, with its
+//! descriptors.
 //!
-//! 1. The new process says hello when it has understood its words and given up what it does not need. The guest notices
-//!    nothing until then, and for a while after.
-//! 2. The old one takes no more requests, waits for those under way, and sends everything: the disk, its files,
-//!    sockets, peers.
+//! 1. The new process says hello when it has parsed its arguments and dropped privileges that it does not need. The
+//!    guest notices nothing until then, and for a while after.
+//! 2. The old one stops accepting requests, waits for those in flight, and sends everything: the disk, its files,
+//!    sockets, clients.
 //! 3. The new one opens the image and says that it has taken everything. It has written nothing, neither to a file nor
-//!    to the guest: the old one may still go on as before.
-//! 4. The old one says go, and never touches anything again. A connection that ends before that tells the new one to
-//!    end.
+//!    to the guest: the old one can still continue as before.
+//! 4. The old one says go, and never touches anything again. If the connection ends before that, the new one must exit.
 //!
-//! Knows nothing of disks and servers. Invariant: a packet is taken whole and with exactly the descriptors that belong
-//! to it, or refused.
+//! It knows nothing about disks and servers. Invariant: a packet is accepted completely and with exactly the
+//! descriptors that belong to it, or rejected.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -36,7 +35,7 @@ const PACKET_MAX: usize = 64 << 10;
 /// Descriptors of a packet: a connection's, and those of a message of which only a part has come.
 const DESCRIPTORS_MAX: usize = 16;
 
-/// What is said. Each is followed by as many descriptors as its description tells.
+/// The messages. Each is followed by as many descriptors as its description says.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Said {
@@ -56,10 +55,10 @@ pub enum Said {
     },
     /// The redo log of a layer, where logs are handed over. One.
     Log {
-        /// Its name, which is made of its image's file.
+        /// Its name, derived from its image's file.
         name: PathBuf,
     },
-    /// What the disk has done so far. None.
+    /// I/O statistics of the disk. No descriptors.
     Counters(Box<Counters>),
     /// The socket at which the disk's peers connect, or those of the control socket. One.
     Listener {
@@ -70,7 +69,7 @@ pub enum Said {
     },
     /// A peer, or a part of one. Any number.
     Peer {
-        /// What its server has to say.
+        /// The server's own message.
         bytes: Vec<u8>,
     },
     /// That was all. None.
@@ -87,17 +86,17 @@ pub enum Said {
 #[derive(Debug)]
 pub struct Channel(OwnedFd);
 
-/// Why nothing was said or heard.
+/// Why a message could not be sent or received.
 #[derive(Debug, thiserror::Error)]
 pub enum ChannelError {
     /// The other process has ended, or closed its end.
-    #[error("the other process has ended")]
+    #[error("the other process has exited")]
     Closed,
     /// It takes longer than it may.
-    #[error("the other process does not answer in time")]
+    #[error("the other process did not answer in time")]
     Late,
-    /// What came is none of this.
-    #[error("the other process says what is not understood here: {0}")]
+    /// An unexpected message was received.
+    #[error("the other process sent an unexpected message: {0}")]
     Strange(String),
     /// The system has failed.
     #[error("the socket between two processes of the disk failed")]
@@ -109,7 +108,7 @@ impl Channel {
     pub fn over(socket: OwnedFd) -> Result<Channel, ChannelError> {
         match sockopt::socket_type(&socket) {
             Ok(SocketType::SEQPACKET) => Ok(Channel(socket)),
-            _ => Err(ChannelError::Strange("its socket is not of the kind SOCK_SEQPACKET".into())),
+            _ => Err(ChannelError::Strange("its socket is not a SOCK_SEQPACKET socket".into())),
         }
     }
 
@@ -133,13 +132,13 @@ impl Channel {
         }
     }
 
-    /// What the other process says next, waiting until `until` at most.
+    /// The next message, waiting until `until` at most.
     pub fn hear(&self, until: Option<Instant>) -> Result<(Said, Vec<OwnedFd>), ChannelError> {
         self.wait_at_most(Timeout::Recv, until)?;
         self.receive(RecvFlags::CMSG_CLOEXEC)
     }
 
-    /// What it has said already, if it has said anything.
+    /// A message that has already arrived, if there is one.
     pub fn hear_now(&self) -> Result<Option<(Said, Vec<OwnedFd>)>, ChannelError> {
         match self.receive(RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT) {
             Err(ChannelError::Late) => Ok(None),
@@ -171,13 +170,13 @@ impl Channel {
             return Err(ChannelError::Closed);
         }
         if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
-            return Err(ChannelError::Strange("more than a packet may have".into()));
+            return Err(ChannelError::Strange("more than a packet can carry".into()));
         }
         let said = serde_json::from_slice(buffer.get(..received.bytes).unwrap_or_default());
         let said = said.map_err(|error| ChannelError::Strange(error.to_string()))?;
         match wanted(&said).is_none_or(|wanted| descriptors.len() == wanted) {
             true => Ok((said, descriptors)),
-            false => Err(ChannelError::Strange(format!("{} descriptors beside {said:?}", descriptors.len()))),
+            false => Err(ChannelError::Strange(format!("{} descriptors with {said:?}", descriptors.len()))),
         }
     }
 }
@@ -185,7 +184,7 @@ impl Channel {
 /// How many descriptors go with it; `None` for any number.
 fn wanted(said: &Said) -> Option<usize> {
     match said {
-        // What is no name is refused by who takes it.
+        // An invalid name is rejected by the receiver.
         Said::Layer { name, .. } => Some(name.parse::<ImageName>().map_or(1, |name| name.paths().count())),
         Said::Log { .. } | Said::Listener { .. } => Some(1),
         Said::Peer { .. } => None,

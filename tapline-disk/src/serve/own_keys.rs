@@ -1,7 +1,7 @@
-//! What a served disk itself waits for, by the keys that its one wait reports: all in one place, so that no two are the
-//! same.
+//! The keys under which the disk's single wait reports the served disk's own events, all in one place, so that no two
+//! are equal.
 //!
-//! No server has so many connections or queues that its own keys come near these.
+//! No server has so many connections or queues that its own keys collide with these.
 
 use transport::WatchKey;
 
@@ -15,7 +15,7 @@ enum Own {
     Quiet,
     Suspects,
     ControlListener,
-    Errand,
+    BlockingTask,
     MergeTimer,
     Successor,
     UpgradeTimer,
@@ -41,8 +41,8 @@ pub const QUIET: WatchKey = key(Own::Quiet);
 pub const SUSPECTS: WatchKey = key(Own::Suspects);
 /// Somebody connects to the control socket.
 pub const CONTROL_LISTENER: WatchKey = key(Own::ControlListener);
-/// An errand is back.
-pub const ERRAND: WatchKey = key(Own::Errand);
+/// An blocking_task is back.
+pub const BLOCKING_TASK: WatchKey = key(Own::BlockingTask);
 /// A merge has waited long enough.
 pub const MERGE_TIMER: WatchKey = key(Own::MergeTimer);
 /// The process that takes the place of this one says something, or has ended.
@@ -67,9 +67,10 @@ mod test {
     use super::*;
 
     #[test]
-    fn a_client_is_found_again_by_its_key_and_nothing_else_is_a_client() {
+    fn only_client_keys_map_to_clients() {
         assert!((0..16).all(|place| client_of(of_client(place)) == Some(place)));
-        let others = [STOP, LEAVE, REPORT, SPACE, QUIET, SUSPECTS, CONTROL_LISTENER, ERRAND, MERGE_TIMER, SUCCESSOR];
+        let others =
+            [STOP, LEAVE, REPORT, SPACE, QUIET, SUSPECTS, CONTROL_LISTENER, BLOCKING_TASK, MERGE_TIMER, SUCCESSOR];
         assert!(others.into_iter().chain([UPGRADE_TIMER]).all(|key| client_of(key).is_none()));
     }
 }

@@ -1,11 +1,11 @@
-//! How long to look again before sleeping.
+//! How long to poll before sleeping.
 //!
-//! Falling asleep and being woken costs both sides more than a request does. So after work the thread looks at rings
-//! and completions again for a while: longer when that has been worth it, not at all when it has not. The budget grows
-//! when a sleep turns out to have been shorter than the longest allowed look, and shrinks when a look finds nothing;
-//! after a few misses it is zero, and a disk that is idle, or used now and then, pays nothing.
+//! Falling asleep and being woken costs both sides more than a request does. So after work the thread polls rings and
+//! completions for a while: longer when that has been worthwhile, not at all when it has not. The budget grows when a
+//! sleep turns out to have been shorter than the maximum polling time, and shrinks when polling finds nothing; after a
+//! few misses it is zero, and a disk that is idle or used occasionally pays nothing.
 //!
-//! Knows nothing of what is looked for.
+//! It knows nothing about what is polled.
 
 use std::time::Duration;
 
@@ -47,7 +47,7 @@ impl Polling {
         self.misses += 1;
     }
 
-    /// After a look that missed, or none, the thread has slept for so long.
+    /// After polling without success, or no polling, the thread has slept for this long.
     pub fn slept(&mut self, time: u64) {
         if time <= self.most {
             self.budget = self.budget.saturating_mul(2).clamp(LEAST.min(self.most), self.most);
@@ -65,7 +65,7 @@ mod test {
     const MOST: Duration = Duration::from_micros(50);
 
     #[test]
-    fn short_sleeps_make_it_look_longer_up_to_the_most() {
+    fn short_sleeps_lengthen_polling_up_to_the_maximum() {
         let mut polling = Polling::new(MOST);
         let budgets: Vec<u64> = (0..6)
             .map(|_| {
@@ -77,7 +77,7 @@ mod test {
     }
 
     #[test]
-    fn long_sleeps_end_it() {
+    fn long_sleeps_stop_polling() {
         let mut polling = Polling::new(MOST);
         (0..6).for_each(|_| polling.slept(0));
         (0..4).for_each(|_| polling.slept(1_000_000_000));
@@ -85,7 +85,7 @@ mod test {
     }
 
     #[test]
-    fn a_most_of_zero_never_looks() {
+    fn a_maximum_of_zero_never_polls() {
         let mut polling = Polling::new(Duration::ZERO);
         polling.slept(0);
         assert_eq!(polling.budget(), 0);

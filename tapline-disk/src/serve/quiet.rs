@@ -1,8 +1,7 @@
-//! When a disk has not been used for a while.
+//! Detects that a disk has been idle for a while.
 //!
-//! It knows no disk. Two looks are enough, however much is asked for in between: the timer runs out once, and again
-//! only if something was asked for since it was set. Invariant: when nothing is asked for any more, it soon runs no
-//! more.
+//! It knows no disk. Two checks are enough, however many requests come in between: the timer fires once, and is set
+//! again only if there was a request since it was set. Invariant: soon after the last request, it no longer fires.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -77,7 +76,7 @@ mod test {
     }
 
     #[test]
-    fn it_is_quiet_when_nothing_came_while_the_timer_ran() {
+    fn a_disk_is_idle_if_no_request_came_while_the_timer_ran() {
         let (mut quiet, mut watched) = (Quiet::default(), Watched::default());
         quiet.begin(5, &mut watched, KEY).unwrap();
         assert!(quiet.is_waiting());
@@ -87,7 +86,7 @@ mod test {
     }
 
     #[test]
-    fn then_the_timer_runs_no_more_until_there_is_something_to_wait_for() {
+    fn an_idle_disk_has_no_timer_until_the_next_request() {
         let (mut quiet, mut watched) = (Quiet::default(), Watched::default());
         quiet.begin(5, &mut watched, KEY).unwrap();
         assert!(quiet.is_over(5, true).unwrap());

@@ -1,10 +1,9 @@
-//! What a disk's process does after the death of the one before it, to find the request that it died of: it takes its
-//! requests one at a time for a while ([`Suspects`]; docs/decisions/0018).
+//! How a disk's process finds the request that killed the one before it: it handles requests one at a time for a while
+//! ([`Suspects`]; docs/decisions/0018).
 //!
 //! It knows no server, and of the disk only its leaf's redo log. Invariants: a request is condemned only when one
-//! process died with it in flight and the next [`DEATHS_ALONE`] died at work on it and on nothing else; before a
-//! suspect is tried again nothing is taken for a while, so that it is not under way when a process is killed for other
-//! reasons.
+//! process died with it in flight and the next [`DEATHS_ALONE`] died working on it and nothing else; before a suspect
+//! is retried nothing is accepted for a while, so that it is not in flight when a process is killed for other reasons.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -17,8 +16,8 @@ use transport::{Interest, Timer, Watch, WatchKey};
 /// Deaths that a request must be alone with. The one before them had others in flight too.
 const DEATHS_ALONE: u64 = 2;
 
-/// How long nothing is taken before a suspect is tried again. Longer than a process lives that is killed again and
-/// again at its start; short beside the second that a guest may have to wait.
+/// How long nothing is accepted before a suspect is retried. Longer than the lifetime of a process that is repeatedly
+/// killed at its start; short compared with the second that a guest may have to wait.
 const REST: Duration = Duration::from_millis(250);
 
 /// Requests beyond those that were in flight: others may come in between where there are several queues or connections.
@@ -164,7 +163,7 @@ mod test {
     }
 
     #[test]
-    fn the_third_death_in_a_row_condemns() {
+    fn the_third_death_in_a_row_condemns_the_request() {
         let bed = Bed::new();
         bed.log().note_in_flight(32);
         for deaths in 0..2 {
@@ -191,7 +190,7 @@ mod test {
     }
 
     #[test]
-    fn when_all_are_answered_nothing_is_suspected_any_more() {
+    fn nothing_is_suspected_once_all_are_answered() {
         let bed = Bed::new();
         bed.log().note_in_flight(2);
         bed.log().note_alone(mark(512));

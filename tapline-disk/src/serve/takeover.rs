@@ -1,8 +1,8 @@
-//! `serve --take-over`: takes the place of a process that serves the disk and hands it over through standard input.
+//! `serve --take-over`: replaces a process that serves the disk and hands it over through standard input.
 //!
-//! Everything comes from the other process: the layers, their files with their locks, the sockets, the peers. Knows
-//! nothing of what peers are. Invariant: until the other process has said that it has let go, nothing is written to any
-//! file or guest, so that it may go on as if nothing had happened.
+//! Everything comes from the other process: the layers, their files with their locks, the sockets, the clients. It
+//! knows nothing about clients. Invariant: until the other process has confirmed that it has released everything,
+//! nothing is written to any file or guest, so that it can continue as if nothing had happened.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -22,7 +22,7 @@ pub struct Takeover {
     channel: Channel,
     /// The layers, the leaf first. Their files are at hand in [`files`].
     pub layers: Vec<ImageName>,
-    /// What the disk has done so far.
+    /// I/O statistics of the disk.
     counters: Counters,
     /// The control socket, if there is one.
     control: Option<Listening>,
@@ -39,7 +39,7 @@ pub struct Listening {
     pub bound: Option<(u64, u64)>,
 }
 
-/// What has come so far.
+/// What has been received so far.
 #[derive(Debug, Default)]
 struct Coming {
     layers: Vec<ImageName>,
@@ -58,7 +58,7 @@ impl Takeover {
         let channel = Channel::over(socket).map_err(|why| {
             failed(why)
                 .exit_as(Exit::Usage)
-                .advise("it is started by the process whose place it takes: tapline disk SOCKET upgrade")
+                .advise("it is started by the process that it replaces: tapline disk SOCKET upgrade")
         })?;
         let program = env!("CARGO_PKG_VERSION").to_owned();
         channel.say(&Said::Hello { program, pid: std::process::id() }, &[], None).map_err(failed)?;
@@ -98,7 +98,7 @@ impl Rest {
 }
 
 impl Takeover {
-    /// Its parts: the counters, the control socket, the server, and what remains to be said.
+    /// Its parts: the statistics, the control socket, the server, and the channel for the remaining messages.
     pub fn parts(self) -> (Counters, Option<Listening>, Handover, Rest) {
         let Takeover { channel, counters, control, server, .. } = self;
         (counters, control, server, Rest(channel))
@@ -138,9 +138,9 @@ impl Coming {
 }
 
 fn failed(why: ChannelError) -> Failure {
-    Failure::new("take the disk over from the process that serves it", why)
+    Failure::new("take over the disk from the process that serves it", why)
 }
 
 fn stays() -> Failure {
-    Failure::told("the process that serves the disk goes on: see its log for the reason".into())
+    Failure::told("the process that serves the disk continues: see its log for the reason".into())
 }

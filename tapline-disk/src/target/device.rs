@@ -1,9 +1,10 @@
-//! A new image on a block device, which is there before it and stays when nothing comes of it.
+//! A new image on a block device, which exists before and stays if the job fails.
 //!
-//! Order: what the device begins and ends with, by which it could be taken for an image, is cleared and synced; then all
-//! that the new image reads before it writes is; then the image is written as a file would be ([`super::write`]). At
-//! every moment the device holds no image or the whole new one, which is empty: a conversion fills it after that, and
-//! killed, leaves it with a part of the disk. A VHD has its footer in the last sector, as libvhd looks for it there.
+//! Order: the start and the end of the device, by which it could be taken for an image, are cleared and synced; then
+//! everything that the new image reads before it writes is cleared; then the image is written as in a file
+//! ([`super::write`]). At every moment the device holds no image or the complete new one, which is empty: a conversion
+//! fills it afterwards, and if killed, leaves it with a part of the disk. A VHD has its footer in the last sector,
+//! where libvhd looks for it.
 
 use std::fs::Metadata;
 use std::io;
@@ -20,10 +21,10 @@ use crate::image_name::{FormatName, ImageName};
 use crate::log::say;
 use crate::progress::Progress;
 
-/// What is looked at, at both ends, to see whether a device is in use for something: file systems, partition tables and
-/// volume managers have their marks there.
+/// How much is checked at both ends to see whether a device is in use: file systems, partition tables and volume
+/// managers have their signatures there.
 const ENDS: u64 = 1 << 20;
-/// Cleared in one go, of which the progress is told.
+/// Cleared at a time, between progress reports.
 const STEP: u64 = 256 << 20;
 const SECTOR: u64 = 512;
 
@@ -37,12 +38,12 @@ pub fn open(name: &ImageName) -> Result<Option<ImageFile>, Failure> {
     ImageFile::open(name.path(), options).map(Some).map_err(Failure::said)
 }
 
-/// Refuses a device on which the image is not to be made: nothing was written to it.
+/// Rejects a device on which the image must not be created; nothing has been written to it.
 pub fn check(name: &ImageName, device: &mut ImageFile, creation: &Creation, overwrite: bool) -> Result<(), Failure> {
     let len = Source::len(device);
     if creation.len > len {
-        let why = format!("the block device has {len} bytes, and the image takes {} from the beginning", creation.len);
-        return Err(Failure::new(format!("create {name}"), why).advise("make the device larger"));
+        let why = format!("the block device has {len} bytes, but the image needs {} from the start", creation.len);
+        return Err(Failure::new(format!("create {name}"), why).advise("enlarge the device"));
     }
     if overwrite { Ok(()) } else { check_blank(name, device, len) }
 }
@@ -51,12 +52,12 @@ pub fn check(name: &ImageName, device: &mut ImageFile, creation: &Creation, over
 pub fn fill(name: &ImageName, device: &mut ImageFile, creation: Creation) -> Result<(), Failure> {
     let len = Source::len(device);
     if name.format == FormatName::Raw && creation.len < len {
-        say(format_args!("{name}: the disk has all {len} bytes of its device"));
+        say(format_args!("{name}: the disk uses all {len} bytes of its device"));
     }
     let filled = clear_and_write(name, device, creation, len);
     filled.inspect_err(|_| {
         if let Err(error) = clear_ends(device, len) {
-            say(format_args!("{name} may hold an image that is not complete: {error}"));
+            say(format_args!("{name} may hold an incomplete image: {error}"));
         }
     })
 }
@@ -78,7 +79,7 @@ fn clear_and_write(name: &ImageName, device: &mut ImageFile, creation: Creation,
     super::write(device, &creation).and_then(|()| device.sync()).map_err(failed)
 }
 
-/// Nothing came of a new image: its device is to be taken for none.
+/// The new image has failed: its device must not be mistaken for one.
 pub fn abandon(name: &ImageName) {
     let cleared = open(name).and_then(|device| {
         let Some(mut device) = device else { return Ok(()) };
@@ -86,8 +87,8 @@ pub fn abandon(name: &ImageName) {
         clear_ends(&mut device, len).map_err(|error| Failure::new(format!("clear {name}"), error))
     });
     match cleared {
-        Ok(()) => say(format_args!("{name} holds no image: it was not complete")),
-        Err(failure) => say(format_args!("{name} holds an image that is not complete: {failure}")),
+        Ok(()) => say(format_args!("{name} holds no image, because it was not completed")),
+        Err(failure) => say(format_args!("{name} holds an incomplete image: {failure}")),
     }
 }
 
@@ -105,18 +106,18 @@ fn check_blank(name: &ImageName, device: &mut ImageFile, len: u64) -> Result<(),
     let mut bytes = vec![0; usize::try_from(ends).unwrap_or(0)];
     for at in [0, len.saturating_sub(ends)] {
         let read = device.read_at(at, &mut bytes);
-        read.map_err(|error| Failure::new(format!("look at {name}"), error))?;
+        read.map_err(|error| Failure::new(format!("examine {name}"), error))?;
         if let Some(found) = bytes.iter().position(|byte| *byte != 0) {
             let found = at.saturating_add(u64::try_from(found).unwrap_or(0));
-            let why = format!("the block device holds something already, at byte {found}");
+            let why = format!("the block device already contains data, at byte {found}");
             return Err(Failure::new(format!("create {name}"), why)
-                .advise("see what it is (blkid, lsblk --fs); --force overwrites it"));
+                .advise("check what it is (blkid, lsblk --fs); --force overwrites it"));
         }
     }
     Ok(())
 }
 
-/// The same image on a device of so many bytes.
+/// The same image on a device of this size.
 fn on_device(format: FormatName, creation: Creation, len: u64) -> Creation {
     if format != FormatName::Vhd {
         return creation;

@@ -1,8 +1,8 @@
-//! Takes a disk that xl has made for its own backend, and makes it one of ours, before its guest has run.
+//! Takes over a disk that xl has created for its own backend, before its guest has run.
 //!
-//! A block script of xl is called when the kernel's backend waits for its device. In one transaction that backend's node
-//! goes, by which the kernel lets go of the disk, and the guest's end is made anew with our backend. Knows nothing of images
-//! but their names. Keeps: a guest that has begun to use the disk is not touched.
+//! xl calls a block script when the kernel's backend waits for its device. In one transaction that backend's node is
+//! removed, which makes the kernel release the disk, and the guest's frontend is recreated with our backend. It knows
+//! nothing about images but their names. Invariant: a guest that has begun to use the disk is not touched.
 
 use vm::xen::give::{Wish, make_both_ends};
 use xen::{Store, Transaction};
@@ -11,18 +11,18 @@ use super::device::{Device, State, described, remove_own_end, store_failed, text
 use crate::failure::Failure;
 use crate::image_name::ImageName;
 
-/// What xl has written into either end that is not ours to say.
+/// Keys that xl has written into either end and that are not ours to decide.
 const XLS: [&str; 4] = ["removable", "bootable", "discard-enable", "direct-io-safe"];
 const XLS_OF_GUEST: [&str; 1] = ["trusted"];
 
-/// What xl's configuration says of the disk.
+/// The disk's settings in xl's configuration.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Adopted {
-    /// As it is now.
+    /// The device after the takeover.
     pub device: Device,
     /// The image and its parents.
     pub images: Vec<ImageName>,
-    /// How the guest may use it.
+    /// The guest's access to it.
     pub wish: Wish,
 }
 
@@ -32,15 +32,15 @@ pub fn adopt(store: &mut dyn Store, node: &str, kind: &str) -> Result<Adopted, F
     together(store, |store, within| {
         let (images, wish) = read_wish(store, within, node)?;
         let guest = theirs.states(store, within)?.1;
-        // libxl gives a new domain its disks first and its console then. The driver of one that runs has the kernel's backend in
-        // mind by now, and says so too late.
+        // libxl creates a new domain's disks first and its console later. The driver of a running guest already knows
+        // the kernel's backend, but writes its state too late.
         let console = format!("/local/domain/{}/console/ring-ref", theirs.guest);
         if guest != Some(State::INITIALISING) || text(store, within, &console)?.is_some() {
-            let why = format!("its guest runs: its end is {}", described(guest));
+            let why = format!("its guest is running: its frontend is {}", described(guest));
             let images: Vec<String> = images.iter().map(ImageName::to_string).collect();
             let by = format!("tapline xen attach {} {}", theirs.guest, images.join(" "));
             return Err(Failure::new(format!("take {theirs} over from xl"), why)
-                .advise(format!("give a guest that runs its disk by: {by}")));
+                .advise(format!("to give a running guest its disk, use: {by}")));
         }
         let device = Device { kind: kind.to_owned(), ..theirs.clone() };
         let (kept, of_guest) = (values(store, within, node, &XLS)?, theirs.frontend());
@@ -56,7 +56,7 @@ pub fn adopt(store: &mut dyn Store, node: &str, kind: &str) -> Result<Adopted, F
     })
 }
 
-/// What xl's configuration says of the disk at `node`.
+/// The disk's settings in xl's configuration at `node`.
 pub fn read_wish(
     store: &mut dyn Store,
     within: Option<Transaction>,
@@ -68,7 +68,7 @@ pub fn read_wish(
     Ok((images(&params)?, Wish { read_only: !mode.contains('w'), kept: false }))
 }
 
-/// Those of the values below a node that are there.
+/// The existing values below a node.
 pub fn values(
     store: &mut dyn Store,
     within: Option<Transaction>,
@@ -100,17 +100,17 @@ pub fn refuse(store: &mut dyn Store, node: &str, adopted: Option<&Adopted>, why:
 fn images(params: &str) -> Result<Vec<ImageName>, Failure> {
     let images = params.split_whitespace().map(str::parse);
     let images: Result<Vec<ImageName>, _> = images.collect();
-    let images = images.map_err(|error| Failure::new(format!("understand target={params}"), error))?;
+    let images = images.map_err(|error| Failure::new(format!("parse target={params}"), error))?;
     if images.is_empty() {
-        return Err(Failure::new("find an image in the disk's configuration", "target= names none")
-            .advise("write target=FORMAT:PATH as the last word, its parents behind it"));
+        return Err(Failure::new("find an image in the disk's configuration", "target= has none")
+            .advise("write target=FORMAT:PATH as the last word, followed by its parents"));
     }
     Ok(images)
 }
 
-/// For a node that xl has not made for a disk.
+/// The error for a node that xl has not created for a disk.
 pub fn not_a_disk(node: &str) -> Failure {
-    Failure::new(format!("take over {node}"), "no disk of xl is there")
+    Failure::new(format!("take over {node}"), "xl has no disk there")
         .advise("this command is for block-tapline, which xl calls: script=block-tapline in a disk's configuration")
 }
 
@@ -134,7 +134,7 @@ mod test {
     }
 
     #[test]
-    fn a_disk_of_a_guest_that_has_not_run_becomes_ours() {
+    fn a_disk_of_a_new_guest_is_taken_over() {
         let (_host, mut store, theirs) = of_xl();
         let adopted = adopt(&mut store, &theirs.backend(), "tapline").unwrap();
         assert_eq!(adopted.images, ["qcow2:/a.qcow2".parse().unwrap(), "raw:/base.raw".parse().unwrap()]);
@@ -144,14 +144,14 @@ mod test {
         for node in [theirs.frontend(), theirs.of_xl()] {
             assert_eq!(text(&mut store, None, &format!("{node}/backend")).unwrap().as_ref(), Some(&ours), "{node}");
         }
-        // It goes as a disk of ours does, and xl forgets it.
+        // It is detached like our own disks, and xl forgets it.
         detach::refuse_xls(&mut store, &adopted.device).unwrap();
         vm::xen::take::remove(&mut store, &adopted.device).unwrap();
         assert_eq!(store.read(None, &theirs.of_xl()).unwrap(), None);
     }
 
     #[test]
-    fn what_xl_was_told_of_the_disk_stays() {
+    fn xls_settings_of_the_disk_are_kept() {
         let (_host, mut store, theirs) = of_xl();
         write_all(&mut store, None, &theirs.backend(), &[("discard-enable", "0"), ("direct-io-safe", "1")]).unwrap();
         write_all(&mut store, None, &theirs.frontend(), &[("trusted", "0"), ("ring-ref", "8")]).unwrap();
@@ -161,7 +161,7 @@ mod test {
         assert_eq!(value(ours.backend(), "direct-io-safe").as_deref(), Some("1"));
         assert_eq!(value(ours.frontend(), "trusted").as_deref(), Some("0"));
         assert_eq!(value(ours.frontend(), "ring-ref"), None);
-        // Nor does whoever makes both ends of a device that waits already.
+        // Nor can a toolstack create both ends of a device that is already waiting.
         announce(&mut store, &ours, WRITABLE).unwrap_err();
         store.remove(None, &ours.frontend()).unwrap();
         store.remove(None, &ours.of_xl()).unwrap();
@@ -171,24 +171,24 @@ mod test {
     }
 
     #[test]
-    fn a_guest_that_runs_keeps_what_it_has() {
+    fn a_running_guest_is_not_touched() {
         let (_host, mut store, theirs) = of_xl();
         say(&mut store, &theirs.frontend(), "3");
         let failure = adopt(&mut store, &theirs.backend(), "tapline").unwrap_err();
-        assert!(failure.what().contains("its guest runs: its end is Initialised"), "{failure}");
+        assert!(failure.what().contains("its guest is running: its frontend is Initialised"), "{failure}");
         assert!(store.read(None, &theirs.backend()).unwrap().is_some());
     }
 
     #[test]
-    fn a_guest_whose_driver_has_not_said_anything_yet_is_known_by_its_console() {
+    fn a_running_guest_without_driver_is_recognized_by_its_console() {
         let (_host, mut store, theirs) = of_xl();
         store.write(None, "/local/domain/7/console/ring-ref", b"1").unwrap();
-        assert!(adopt(&mut store, &theirs.backend(), "tapline").unwrap_err().what().contains("its guest runs"));
+        assert!(adopt(&mut store, &theirs.backend(), "tapline").unwrap_err().what().contains("its guest is running"));
         assert!(store.read(None, &theirs.backend()).unwrap().is_some());
     }
 
     #[test]
-    fn xl_is_told_why_and_finds_its_disk_where_it_was() {
+    fn xl_gets_the_reason_and_its_disk_is_unchanged() {
         let (_host, mut store, theirs) = of_xl();
         let adopted = adopt(&mut store, &theirs.backend(), "tapline").unwrap();
         refuse(&mut store, &theirs.backend(), Some(&adopted), &Failure::new("open it", "no")).unwrap();
@@ -200,7 +200,7 @@ mod test {
     }
 
     #[test]
-    fn a_target_without_a_format_is_refused_with_what_to_write() {
+    fn a_target_without_format_is_refused_with_a_suggestion() {
         let (_host, mut store, theirs) = of_xl();
         store.write(None, &format!("{}/params", theirs.backend()), b"/dev/vg/a").unwrap();
         assert!(adopt(&mut store, &theirs.backend(), "tapline").unwrap_err().what().contains("write raw:/dev/vg/a"));

@@ -1,6 +1,6 @@
-//! Waits until a guest uses a disk that it was given.
+//! Waits until a guest is connected to an attached disk.
 //!
-//! The nodes of both ends are the crate `vm`'s. Knows nothing of images and of who serves them.
+//! The nodes of both ends are the crate `vm`'s business. It knows nothing about images and serving processes.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use super::device::{Device, State, text};
 use crate::failure::Failure;
 use crate::output::printable;
 
-/// Waits until the guest uses the disk; each change of a state is told.
+/// Waits until the guest is connected to the disk, and reports each change of a state.
 pub fn wait_connected(
     store: &mut dyn Store,
     device: &Device,
@@ -26,12 +26,13 @@ pub fn wait_connected(
     })?;
     match connected {
         Some(Ok(())) => Ok(()),
-        Some(Err(())) => Err(Failure::new(format!("see {device} connected"), "somebody has removed it meanwhile")),
+        Some(Err(())) => Err(Failure::new(format!("see {device} connected"), "it was removed in the meantime")),
         None => {
             let advice = match both.states().0 {
-                Some(State::INITIALISING) => "nobody serves it: see the log of its disk process",
+                Some(State::INITIALISING) => "it is not served: see the log of its disk process",
                 _ => {
-                    "a guest that is paused or still boots connects later: the disk stays; `tapline xen list` shows it"
+                    "a guest that is paused or still booting connects later: the disk stays attached; `tapline xen \
+                     list` shows it"
                 }
             };
             let seen = both.at_last();
@@ -63,13 +64,13 @@ pub mod test {
 
     pub const WRITABLE: Wish = Wish { read_only: false, kept: false };
 
-    /// Lets one end say something.
+    /// Sets the state of one end.
     pub fn say(store: &mut Tree, node: &str, state: &str) {
         store.write(None, &format!("{node}/state"), state.as_bytes()).unwrap();
     }
 
     #[test]
-    fn a_guest_that_connects_is_waited_for_and_each_state_is_told() {
+    fn a_connecting_guest_is_awaited_and_each_state_reported() {
         let (host, mut store, device) = machine();
         announce(&mut store, &device, WRITABLE).unwrap();
         let mut guest = host.store(DomId(7)).unwrap();
@@ -90,7 +91,7 @@ pub mod test {
     }
 
     #[test]
-    fn a_guest_that_is_stuck_is_named_with_its_state() {
+    fn a_stuck_guest_is_reported_with_its_state() {
         let (_host, mut store, device) = machine();
         announce(&mut store, &device, WRITABLE).unwrap();
         say(&mut store, &device.backend(), "2");

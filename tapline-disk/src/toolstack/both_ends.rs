@@ -1,6 +1,6 @@
-//! Following the states of both ends of a device until they are as they should be, for a bounded time.
+//! Follows the states of both ends of a device until they are as expected, with a time limit.
 //!
-//! Knows nothing of what they should be. Keeps: each change of a state is told, once.
+//! It knows nothing about which states are expected. Invariant: each change of a state is reported once.
 
 use std::time::Duration;
 
@@ -10,10 +10,10 @@ use super::device::{Device, State, described};
 use super::wait::Wait;
 use crate::failure::Failure;
 
-/// The state of the backend, then of the guest; none where there is no node.
+/// The state of the backend, then of the frontend; `None` where there is no node.
 pub type States = (Option<State>, Option<State>);
 
-/// Both ends, as they were seen last.
+/// Both ends, as last seen.
 pub struct BothEnds<'a, T> {
     device: &'a Device,
     patience: Duration,
@@ -22,7 +22,7 @@ pub struct BothEnds<'a, T> {
 }
 
 impl<'a, T: FnMut(&str)> BothEnds<'a, T> {
-    /// Both ends of a device, of which each change is told.
+    /// Follows both ends of a device and reports each change.
     pub fn new(device: &'a Device, patience: Duration, tell: T) -> BothEnds<'a, T> {
         BothEnds { device, patience, tell, last: None }
     }
@@ -49,7 +49,7 @@ impl<'a, T: FnMut(&str)> BothEnds<'a, T> {
         self.last.unwrap_or_default()
     }
 
-    /// What was seen when the time was up.
+    /// The states when the time was up.
     pub fn at_last(&self) -> String {
         let (backend, guest) = self.states();
         let seconds = self.patience.as_secs();

@@ -1,7 +1,7 @@
-//! Who serves a disk of a guest: one process at most, known by a file that it holds locked.
+//! The claim on a guest's disk: at most one process serves it, identified by a file that it keeps locked.
 //!
-//! Knows nothing of the store, which a process that was killed cannot correct. Keeps: the lock goes with its process,
-//! however that ends, so a number that is found in a locked file is that of a process which lives.
+//! It knows nothing about xenstore, which a killed process cannot update. Invariant: the lock disappears with its
+//! process, however that ends, so the pid in a locked file is that of a living process.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, Write};
@@ -21,16 +21,16 @@ use super::vdev::Vdev;
 use super::wait;
 use crate::failure::Failure;
 
-/// How long a disk's process is given to end by itself, as it does when its nodes are gone. A signal would come in between,
-/// and cost it the moment in which the kernel gives its files back before it has ended.
+/// How long a disk's process has to exit by itself, as it does when its nodes are gone. A signal would interfere: the
+/// kernel closes the files of a process before it has fully exited.
 const BY_ITSELF: Duration = Duration::from_secs(1);
-/// How long a disk may take to answer and flush what it has, once it was told to end.
+/// How long a disk may take to complete and flush its requests after it was told to stop.
 const TO_END: Duration = Duration::from_secs(10);
-/// How long the kernel may take to end a process that was killed: it waits for its I/O.
+/// How long the kernel may take to end a killed process: it waits for its I/O.
 const TO_DIE: Duration = Duration::from_secs(10);
 
-/// How often, and how long apart, a claim is tried that another process has: a second, in which one that was just killed
-/// comes to its end on any healthy storage.
+/// Number and interval of attempts to get a claim held by another process: a second in total, in which a process that
+/// was just killed disappears on any healthy storage.
 const ATTEMPTS: u32 = 50;
 const PAUSE: Duration = Duration::from_millis(20);
 
@@ -39,36 +39,36 @@ const PAUSE: Duration = Duration::from_millis(20);
 pub struct Places {
     /// Locks and sockets, gone after a reboot.
     pub run: PathBuf,
-    /// Logs.
+    /// The directory of logs.
     pub log: PathBuf,
-    /// Statistics, where tools of old look for them.
+    /// The directory of statistics, where existing tools look for them.
     pub statistics: PathBuf,
 }
 
 impl Places {
-    /// Those of this host.
+    /// The directories of this host.
     pub fn of_host() -> Places {
         Places { run: "/run/tapline".into(), log: "/var/log/tapline".into(), statistics: "/dev/shm".into() }
     }
 
-    /// Those of a test.
+    /// The directories of a test.
     #[cfg(test)]
     pub fn below(directory: &Path) -> Places {
         let [run, log, statistics] = ["run", "log", "shm"].map(|place| directory.join(place));
         Places { run, log, statistics }
     }
 
-    /// Where a disk's process listens, unless another place is named.
+    /// The default control socket of a disk's process.
     pub fn control(&self, device: &Device) -> PathBuf {
         self.run.join(format!("xen-{}-{}.sock", device.guest, device.vdev))
     }
 
-    /// Where whoever shows its guest's firmware the disk finds it.
+    /// The NBD socket for the program that presents the disk to its guest's firmware.
     pub fn nbd(&self, device: &Device) -> PathBuf {
         self.run.join(format!("xen-{}-{}-nbd.sock", device.guest, device.vdev))
     }
 
-    /// Where a disk's process says what happens, likewise.
+    /// The default log of a disk's process.
     pub fn log(&self, device: &Device) -> PathBuf {
         self.log.join(format!("xen-{}-{}.log", device.guest, device.vdev))
     }
@@ -87,12 +87,12 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// Becomes the one, if there is none.
+    /// Takes the claim, if no other process has it.
     pub fn take(places: &Places, device: &Device) -> Result<Claim, Failure> {
         let path = places.lock(device);
         let failed = |error: io::Error| {
             Failure::new(format!("claim {device} by {}", path.display()), error)
-                .advise("disks of Xen guests are served by root, which may write there")
+                .advise("disks of Xen guests must be served by root, which can write there")
         };
         fs::create_dir_all(&places.run).map_err(failed)?;
         let mut attempts = 0;
@@ -119,7 +119,7 @@ impl Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        // Removed while it is locked; one that stays is found unlocked, which says the same.
+        // Removed while it is locked; if it remains, it is found unlocked, which means the same.
         fs::remove_file(&self.path).unwrap_or_default();
     }
 }
@@ -129,9 +129,9 @@ pub fn holder(places: &Places, device: &Device) -> Result<Option<Pid>, Failure> 
     let path = places.lock(device);
     let mut file = match File::open(&path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        opened => {
-            opened.map_err(|error| Failure::new(format!("see who serves {device} in {}", path.display()), error))?
-        }
+        opened => opened.map_err(|error| {
+            Failure::new(format!("find the process that serves {device} in {}", path.display()), error)
+        })?,
     };
     match flock(&file, FlockOperation::NonBlockingLockShared) {
         Err(Errno::WOULDBLOCK) => Ok(said_in(&mut file)),
@@ -139,9 +139,9 @@ pub fn holder(places: &Places, device: &Device) -> Result<Option<Pid>, Failure> 
     }
 }
 
-/// The back ends that a guest's disk has a process of, whatever the store says.
+/// The backends for which a process serves a guest's disk, whatever xenstore says.
 pub fn served(places: &Places, own: DomId, guest: DomId, vdev: Vdev) -> Result<Vec<Device>, Failure> {
-    let failed = |error| Failure::new(format!("see who serves disks in {}", places.run.display()), error);
+    let failed = |error| Failure::new(format!("find processes that serve disks in {}", places.run.display()), error);
     let entries = match fs::read_dir(&places.run) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries.map_err(failed)?,
@@ -163,7 +163,7 @@ pub fn served(places: &Places, own: DomId, guest: DomId, vdev: Vdev) -> Result<V
 
 /// A process that serves a disk.
 pub struct Holder {
-    /// Its number, as long as it is there.
+    /// Its pid, as long as it exists.
     pub pid: Pid,
     process: OwnedFd,
 }
@@ -175,28 +175,28 @@ impl Holder {
         let process = match pidfd_open(pid, PidfdFlags::empty()) {
             Err(Errno::SRCH) => return Ok(None),
             opened => opened.map_err(|errno| {
-                let tried = format!("find the process {}, which serves {device}", pid.as_raw_nonzero());
+                let tried = format!("find process {}, which serves {device}", pid.as_raw_nonzero());
                 Failure::new(tried, io::Error::from(errno))
             })?,
         };
-        // The number may have become another's before the process was opened; the lock tells.
+        // The pid may have been reused before the process was opened; the lock shows that.
         Ok((holder(places, device)? == Some(pid)).then_some(Holder { pid, process }))
     }
 
-    /// Sends it a signal, and waits for its end; whether that came in time.
+    /// Sends it a signal, and waits for its end; returns whether that came in time.
     pub fn end(&self, signal: Signal, patience: Duration) -> Result<bool, Failure> {
         match pidfd_send_signal(&self.process, signal) {
             Err(Errno::SRCH) => Ok(true),
             Err(errno) => {
-                Err(Failure::new(format!("end the process {}", self.pid.as_raw_nonzero()), io::Error::from(errno)))
+                Err(Failure::new(format!("stop process {}", self.pid.as_raw_nonzero()), io::Error::from(errno)))
             }
             Ok(()) => wait::readable(&self.process, patience),
         }
     }
 }
 
-/// Ends the process that serves a disk, if one does: with a request at first, and then without asking. With it go all that
-/// it had mapped of the guest, so that the guest's domain can go too.
+/// Ends the process that serves a disk, if one does: with a request at first, and then without asking. With it go all
+/// that it had mapped of the guest, so that the guest's domain can go too.
 pub fn end_holder(places: &Places, device: &Device, mut tell: impl FnMut(&str)) -> Result<(), Failure> {
     let Some(holder) = Holder::of(places, device)? else { return Ok(()) };
     let pid = holder.pid.as_raw_nonzero();
@@ -207,10 +207,10 @@ pub fn end_holder(places: &Places, device: &Device, mut tell: impl FnMut(&str)) 
         if holder.end(signal, patience)? {
             return Ok(());
         }
-        tell(&format!("the process {pid} has not ended in {} s", patience.as_secs()));
+        tell(&format!("process {pid} has not exited in {} s", patience.as_secs()));
     }
-    Err(Failure::new(format!("end the process {pid}, which serves {device}"), "it does not even die")
-        .advise("its storage does not answer: until it does, the guest's pages stay mapped; see the kernel's log"))
+    Err(Failure::new(format!("stop process {pid}, which serves {device}"), "it does not exit even when killed")
+        .advise("its storage does not respond; until it does, the guest's pages stay mapped; see the kernel log"))
 }
 
 fn said_in(file: &mut File) -> Option<Pid> {
@@ -219,7 +219,7 @@ fn said_in(file: &mut File) -> Option<Pid> {
     Pid::from_raw(text.trim().parse().ok().filter(|&number| number > 0)?)
 }
 
-/// Its last holder may have removed the file before we had it locked.
+/// Its last holder may have removed the file before we locked it.
 fn is_still_at(file: &File, path: &Path) -> bool {
     match (file.metadata(), fs::metadata(path)) {
         (Ok(ours), Ok(there)) => (ours.dev(), ours.ino()) == (there.dev(), there.ino()),
@@ -228,9 +228,10 @@ fn is_still_at(file: &File, path: &Path) -> bool {
 }
 
 fn served_already(device: &Device, pid: Option<Pid>) -> Failure {
-    let who = pid.map_or_else(|| "another process".to_owned(), |pid| format!("the process {}", pid.as_raw_nonzero()));
-    Failure::new(format!("serve {device}"), format!("{who} does already")).advise(format!(
-        "end it first: tapline xen detach {guest} {vdev}, or replace it: tapline xen upgrade {guest} {vdev}",
+    let who = pid.map_or_else(|| "another process".to_owned(), |pid| format!("process {}", pid.as_raw_nonzero()));
+    Failure::new(format!("serve {device}"), format!("{who} already does")).advise(format!(
+        "detach it first: tapline xen detach {guest} {vdev}, or replace its process: tapline xen upgrade {guest} \
+         {vdev}",
         guest = device.guest,
         vdev = device.vdev
     ))
@@ -243,7 +244,7 @@ pub mod test {
     use super::*;
     use crate::toolstack::attach::test::machine;
 
-    /// Stands in for a disk's process: it says its number in the file that it holds locked.
+    /// A stand-in for a disk's process: writes its pid into the file and keeps that locked.
     pub fn stand_in(places: &Places, device: &Device) -> Child {
         fs::create_dir_all(&places.run).unwrap();
         let script = "exec 9<>\"$0\"; flock 9; echo $$ >\"$0\"; echo ready; exec sleep 1000";
@@ -270,14 +271,14 @@ pub mod test {
         let me = Pid::from_raw(i32::try_from(std::process::id()).unwrap());
         assert_eq!(holder(&places, &device).unwrap(), me);
         let failure = Claim::take(&places, &device).unwrap_err().to_string();
-        assert!(failure.contains("does already") && failure.contains("tapline xen detach 7 xvdb"), "{failure}");
+        assert!(failure.contains("already does") && failure.contains("tapline xen detach 7 xvdb"), "{failure}");
         drop(claim);
         assert_eq!(holder(&places, &device).unwrap(), None);
         Claim::take(&places, &device).unwrap();
     }
 
     #[test]
-    fn who_serves_a_disk_is_known_without_the_store() {
+    fn the_serving_process_is_known_without_xenstore() {
         let (_directory, places) = places();
         let (_host, _store, device) = machine();
         let found = || served(&places, device.own, device.guest, device.vdev).unwrap();
@@ -290,7 +291,7 @@ pub mod test {
     }
 
     #[test]
-    fn a_claim_that_a_killed_process_has_left_is_free() {
+    fn the_claim_of_a_killed_process_is_free() {
         let (_directory, places) = places();
         let (_host, _store, device) = machine();
         fs::create_dir_all(&places.run).unwrap();
@@ -301,7 +302,7 @@ pub mod test {
     }
 
     #[test]
-    fn the_process_that_holds_the_claim_is_ended() {
+    fn the_process_holding_the_claim_is_stopped() {
         let (_directory, places) = places();
         let (_host, _store, device) = machine();
         let mut child = stand_in(&places, &device);

@@ -1,7 +1,7 @@
-//! Finds the disk that is to be taken from a guest, and waits until the guest has let it go.
+//! Finds the disk to be detached from a guest, and waits until the guest has released it.
 //!
-//! Knows nothing of who serves it. Keeps: only nodes of the device that was named are touched, whatever a guest has written
-//! into those it owns.
+//! It knows nothing about serving processes. Invariant: only nodes of the given device are touched, whatever a guest
+//! has written into those it owns.
 
 use std::time::Duration;
 
@@ -14,10 +14,10 @@ use super::device::{Device, State, children, frontend, text};
 use super::domain;
 use crate::failure::Failure;
 
-/// The backends that libxl manages by itself.
+/// The backends managed by libxl itself.
 const XLS_OWN: [&str; 2] = ["vbd", "qdisk"];
 
-/// Finds who serves a guest's disk.
+/// Finds the backend of a guest's disk.
 pub fn find(store: &mut dyn Store, own: DomId, guest: DomId, vdev: Vdev) -> Result<Device, Failure> {
     match look_up(store, own, guest, vdev)? {
         Some(device) => Ok(device),
@@ -28,7 +28,7 @@ pub fn find(store: &mut dyn Store, own: DomId, guest: DomId, vdev: Vdev) -> Resu
 /// Why there is no such disk.
 pub fn unknown(store: &mut dyn Store, guest: DomId, vdev: Vdev) -> Failure {
     let no_disk = Failure::new(format!("detach {vdev} of domain {guest}"), "it has no such disk")
-        .advise(format!("see what it has: tapline xen list {guest}"));
+        .advise(format!("list its disks: tapline xen list {guest}"));
     domain::seen(store, guest).err().map_or(no_disk, Failure::from)
 }
 
@@ -49,27 +49,25 @@ pub fn look_up(store: &mut dyn Store, own: DomId, guest: DomId, vdev: Vdev) -> R
     Ok(None)
 }
 
-/// That the device is not one which xl looks after.
+/// Refuses a device that is managed by xl.
 pub fn refuse_xls(store: &mut dyn Store, device: &Device) -> Result<(), Failure> {
     if XLS_OWN.contains(&device.kind.as_str()) && text(store, None, &device.of_xl())?.is_some() {
-        return Err(Failure::new(format!("detach {device}"), "xl has attached it, and looks after it")
+        return Err(Failure::new(format!("detach {device}"), "it was attached by xl, which manages it")
             .advise(format!("xl block-detach {} {}", device.guest, device.vdev)));
     }
     Ok(())
 }
 
-/// That the device is not one which the daemon looks after. `action` is what was to be done with it.
+/// Refuses a device that is managed by the daemon. `action` is what was to be done with it.
 pub fn refuse_kept(store: &mut dyn Store, device: &Device, action: &str) -> Result<(), Failure> {
     match is_kept(store, device)? {
-        true => Err(Failure::new(format!("{action} {device}"), "it is a VBD of taplined, which looks after it")
-            .advise(
-                "tapline vbd unplug takes it from the guest; so does detach --force, for a daemon that is no more",
-            )),
+        true => Err(Failure::new(format!("{action} {device}"), "it is a VBD managed by taplined")
+            .advise("use tapline vbd unplug; if that daemon no longer exists, detach --force")),
         false => Ok(()),
     }
 }
 
-/// Waits until the backend has closed or is gone; each change of a state is told.
+/// Waits until the backend has closed or is gone, and reports each change of a state.
 pub fn wait_closed(
     store: &mut dyn Store,
     device: &Device,
@@ -81,9 +79,9 @@ pub fn wait_closed(
     closed.ok_or_else(|| {
         let why = both.at_last();
         let cause = match both.states().1 {
-            Some(State::CLOSED) | None => "the disk's process does not answer",
-            Some(State::CONNECTED) => "the guest holds on to it: unmount it there, or is the guest paused?",
-            Some(_) => "the guest does not go on: is it paused, or has it no driver?",
+            Some(State::CLOSED) | None => "The disk's process does not respond.",
+            Some(State::CONNECTED) => "The guest still uses it: unmount it there, or resume the guest if it is paused.",
+            Some(_) => "The guest does not react: check whether it is paused or has no driver.",
         };
         Failure::new(format!("detach {device}"), why)
             .advise(format!("{cause} --force takes the disk away without the guest's consent"))
@@ -99,7 +97,7 @@ mod test {
     use crate::toolstack::attach::test::{WRITABLE, machine, say};
 
     #[test]
-    fn a_guest_that_lets_go_is_waited_for_and_nothing_is_left() {
+    fn a_releasing_guest_is_awaited_and_nothing_is_left() {
         let (host, mut store, device) = machine();
         announce(&mut store, &device, WRITABLE).unwrap();
         say(&mut store, &device.backend(), "4");
@@ -124,7 +122,7 @@ mod test {
     }
 
     #[test]
-    fn a_guest_that_holds_on_is_named_with_the_way_out() {
+    fn a_guest_that_does_not_release_is_reported_with_advice() {
         let (_host, mut store, device) = machine();
         announce(&mut store, &device, WRITABLE).unwrap();
         say(&mut store, &device.backend(), "4");
@@ -136,7 +134,7 @@ mod test {
     }
 
     #[test]
-    fn a_guest_that_lies_about_its_backend_harms_no_other() {
+    fn a_guest_with_a_forged_backend_path_harms_no_other() {
         let (_host, mut store, device) = machine();
         store.write(None, "/local/domain/8/name", b"other").unwrap();
         let other = Device { guest: DomId(8), ..device.clone() };
@@ -162,7 +160,7 @@ mod test {
     }
 
     #[test]
-    fn a_disk_of_xl_is_left_to_xl() {
+    fn a_disk_attached_by_xl_is_refused() {
         let (_host, mut store, device) = machine();
         let device = Device { kind: "vbd".into(), ..device };
         announce(&mut store, &device, WRITABLE).unwrap();
@@ -172,24 +170,24 @@ mod test {
     }
 
     #[test]
-    fn a_disk_of_a_daemon_is_left_to_it() {
+    fn a_disk_of_a_daemon_is_refused() {
         let (_host, mut store, device) = machine();
         announce(&mut store, &device, WRITABLE).unwrap();
         refuse_kept(&mut store, &device, "detach").unwrap();
         remove(&mut store, &device).unwrap();
         announce(&mut store, &device, Wish { kept: true, ..WRITABLE }).unwrap();
         let failure = refuse_kept(&mut store, &device, "detach").unwrap_err();
-        assert!(failure.what().ends_with("it is a VBD of taplined, which looks after it"), "{failure}");
+        assert!(failure.what().ends_with("it is a VBD managed by taplined"), "{failure}");
         assert!(failure.advice().is_some_and(|advice| advice.contains("tapline vbd unplug")), "{failure}");
     }
 
     #[test]
-    fn a_disk_that_is_not_there_is_refused() {
+    fn a_missing_disk_is_refused() {
         let (_host, mut store, device) = machine();
         let failure = find(&mut store, DomId(0), DomId(7), device.vdev).unwrap_err();
         assert_eq!(
             failure.to_string(),
-            "cannot detach xvdb of domain 7: it has no such disk\n  see what it has: tapline xen list 7"
+            "cannot detach xvdb of domain 7: it has no such disk\n  list its disks: tapline xen list 7"
         );
     }
 }

@@ -1,9 +1,9 @@
-//! What an HVM guest's firmware is shown of a disk that xl's configuration names: the disk's process serves QEMU by
-//! NBD, and libxl tells QEMU where.
+//! Presents a disk from xl's configuration to an HVM guest's firmware: the disk's process serves NBD to QEMU, and libxl
+//! tells QEMU where.
 //!
-//! libxl takes that from the key `physical-device-path` of the node that it has made for the kernel's backend
-//! (libxl_disk.c, libxl__device_disk_find_local_path), when it starts QEMU. Knows nothing of images. Keeps: the kernel
-//! never takes what stands there for a device of its own.
+//! libxl reads that from the key `physical-device-path` of the node that it has created for the kernel's backend
+//! (libxl_disk.c, libxl__device_disk_find_local_path), when it starts QEMU. It knows nothing about images. Invariant:
+//! the kernel never takes the value for one of its own devices.
 
 use std::path::Path;
 
@@ -14,20 +14,19 @@ use super::device::{Device, remove_own_end, store_failed, text, together, write_
 use super::local::{backend_end, wait_forgotten};
 use crate::failure::Failure;
 
-/// Of the kernel's backend, which xl has made the disk for.
+/// The kernel's backend, for which xl has created the disk.
 const OF_XL: &str = "vbd";
 
 const PATH: &str = "physical-device-path";
 
-/// Whether the guest has firmware that reads the disk, by a disk which QEMU emulates: libxl has none that cannot be
-/// written.
+/// Whether the guest has firmware that reads the disk through QEMU's emulation: libxl has no read-only emulated disks.
 pub fn reads(store: &mut dyn Store, guest: DomId, wish: Wish) -> Result<bool, Failure> {
     let of_guest = text(store, None, &format!("/libxl/{guest}/type"))?;
     Ok(!wish.read_only && of_guest.is_some_and(|of_guest| of_guest == "hvm"))
 }
 
-/// Has libxl tell QEMU that the disk is served at this socket. The kernel has to have forgotten the node before: it
-/// goes by whether there is one.
+/// Makes libxl tell QEMU that the disk is served at this socket. The kernel must have forgotten the node before,
+/// because it checks whether the key exists.
 pub fn show(store: &mut dyn Store, buses: &Path, device: &Device, socket: &Path) -> Result<(), Failure> {
     let theirs = of_xl(device);
     wait_forgotten(&[backend_end(buses, &theirs)], &theirs)?;
@@ -62,7 +61,7 @@ mod test {
     use crate::toolstack::attach::test::{WRITABLE, machine};
 
     #[test]
-    fn a_disk_is_shown_to_the_firmware_of_a_guest_that_has_one_and_may_write_to_it() {
+    fn only_writable_disks_of_hvm_guests_are_presented_to_firmware() {
         let (_host, mut store, device) = machine();
         let mut asks = |wish| reads(&mut store, device.guest, wish).unwrap();
         assert!(!asks(WRITABLE), "of a guest of whom xl says nothing");
@@ -74,7 +73,7 @@ mod test {
     }
 
     #[test]
-    fn it_is_shown_when_the_kernel_has_forgotten_it_and_hidden_without_a_trace() {
+    fn the_path_is_set_after_the_kernel_released_it_and_removed_completely() {
         let (_host, mut store, device) = machine();
         let buses = tempfile::tempdir().unwrap();
         let end = buses.path().join("xen-backend/devices/vbd-7-51728");
@@ -90,7 +89,7 @@ mod test {
     }
 
     #[test]
-    fn a_device_of_the_kernels_is_not_hidden() {
+    fn a_kernel_device_path_is_not_removed() {
         let (_host, mut store, device) = machine();
         let theirs = of_xl(&device);
         write_all(&mut store, None, &theirs.backend(), &[(PATH, "/dev/a"), ("state", "4")]).unwrap();

@@ -1,7 +1,7 @@
-//! Starts the disk process of a guest's disk in the background, and sees that it serves.
+//! Starts the process of a guest's disk in the background, and waits until it serves.
 //!
-//! Knows nothing of what it does. Keeps: a process that has ended instead of serving is told of with its own last words,
-//! and one that did not begin to serve in time does not stay.
+//! It knows nothing about what the process does. Invariant: if a process exits instead of serving, its last output is
+//! reported, and one that did not start serving in time is not left behind.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -20,20 +20,20 @@ use super::wait::{self, Wait};
 use crate::failure::Failure;
 use crate::output::printable;
 
-/// Bytes of its last words that are shown.
+/// Maximum bytes of its last output that are shown.
 const WORDS_MAX: u64 = 4096;
 
-/// How long a process that is given up may take to end by itself.
+/// How long a discarded process may take to exit by itself.
 const TO_END: Duration = Duration::from_secs(5);
 
-/// What to start.
+/// The process to start.
 #[derive(Debug)]
 pub struct Launch {
     /// The program: this one.
     pub program: PathBuf,
-    /// Its words.
+    /// Its arguments.
     pub words: Vec<OsString>,
-    /// Its directory; ours if none is named.
+    /// Its working directory; ours if none is given.
     pub directory: Option<PathBuf>,
     /// Where its standard error goes.
     pub log: PathBuf,
@@ -45,7 +45,7 @@ pub struct Launched {
     child: Child,
     process: OwnedFd,
     log: PathBuf,
-    /// Where its words begin in the log.
+    /// The offset of its output in the log.
     from: u64,
 }
 
@@ -78,15 +78,15 @@ impl Launch {
 }
 
 impl Launched {
-    /// Waits until the backend's node says that it is served. If it is not, the process is gone afterwards.
+    /// Waits until the backend's node says that it is served. Otherwise the process has been stopped on return.
     pub fn wait_serving(&mut self, store: &mut dyn Store, device: &Device, patience: Duration) -> Result<(), Failure> {
         self.wait(store, device, patience, |store| {
             Ok(device.states(store, None)?.0.is_some_and(|state| state != State::INITIALISING))
         })
     }
 
-    /// Waits until the backend's node names this process: another has served it before. If it does not, the process is gone
-    /// afterwards.
+    /// Waits until the backend's node contains this process's pid after another has served it. Otherwise the process
+    /// has been stopped on return.
     pub fn wait_taken_over(
         &mut self,
         store: &mut dyn Store,
@@ -110,21 +110,21 @@ impl Launched {
         let paths = [device.backend()];
         let child = &mut self.child;
         let serving = Wait { paths: &paths, patience, also: Some(self.process.as_fd()) }.until(store, |store| {
-            if let Some(status) = child.try_wait().map_err(|error| Failure::new("see the disk's process", error))? {
+            if let Some(status) = child.try_wait().map_err(|error| Failure::new("check the disk's process", error))? {
                 return Ok(Some(Err(status.to_string())));
             }
             Ok(serves(store)?.then_some(Ok(())))
         });
         let (why, what) = match serving {
             Ok(Some(Ok(()))) => return Ok(()),
-            Ok(Some(Err(status))) => (format!("its process has ended: {status}"), None),
-            Ok(None) => (format!("its process did not begin in {} s", patience.as_secs()), None),
+            Ok(Some(Err(status))) => (format!("its process exited: {status}"), None),
+            Ok(None) => (format!("its process did not start serving in {} s", patience.as_secs()), None),
             Err(failure) => (String::new(), Some(failure)),
         };
         self.end()?;
         Err(what.unwrap_or_else(|| {
             let words = self.last_words();
-            let words = if words.is_empty() { String::new() } else { format!("; it said:\n{words}") };
+            let words = if words.is_empty() { String::new() } else { format!("; it printed:\n{words}") };
             Failure::new(format!("serve {device}"), format!("{why}{words}"))
                 .advise(format!("its log is {}", self.log.display()))
         }))
@@ -135,9 +135,9 @@ impl Launched {
         self.child.id()
     }
 
-    /// Ends it: it was started by us and serves nobody.
+    /// Stops it: it was started by us and serves no guest.
     fn end(&mut self) -> Result<(), Failure> {
-        let failed = |error: io::Error| Failure::new("end the disk's process", error);
+        let failed = |error: io::Error| Failure::new("stop the disk's process", error);
         if self.child.try_wait().map_err(failed)?.is_some() {
             return Ok(());
         }
@@ -154,7 +154,7 @@ impl Launched {
     }
 }
 
-/// The end of what a file has from `from` on.
+/// The rest of a file from `from` on.
 fn read_from(path: &Path, from: u64) -> io::Result<String> {
     let mut file = File::open(path)?;
     let end = file.seek(SeekFrom::End(0))?;
@@ -176,7 +176,7 @@ mod test {
     }
 
     #[test]
-    fn a_process_that_ends_instead_is_told_of_with_its_last_words() {
+    fn a_process_that_exits_instead_is_reported_with_its_output() {
         let directory = tempfile::tempdir().unwrap();
         let (_host, mut store, device) = machine();
         announce(&mut store, &device, WRITABLE).unwrap();
@@ -191,7 +191,7 @@ mod test {
     }
 
     #[test]
-    fn a_process_that_does_not_begin_does_not_stay() {
+    fn a_process_that_does_not_start_serving_is_stopped() {
         let directory = tempfile::tempdir().unwrap();
         let (_host, mut store, device) = machine();
         announce(&mut store, &device, WRITABLE).unwrap();
@@ -199,7 +199,7 @@ mod test {
         let failure = launched.wait_serving(&mut store, &device, Duration::ZERO).unwrap_err();
         assert!(failure.what().contains("did not begin in 0 s"), "{failure}");
         assert!(launched.child.try_wait().unwrap().is_some());
-        // One that is served by another process is not served by this one.
+        // A disk served by another process is not served by this one.
         say(&mut store, &device.backend(), "4");
         store.write(None, &format!("{}/tapline/pid", device.backend()), b"1").unwrap();
         let mut launched = shell(&directory, "exec sleep 1000").start().unwrap();
@@ -208,7 +208,7 @@ mod test {
     }
 
     #[test]
-    fn a_disk_that_is_served_is_left_alone() {
+    fn a_served_disk_is_not_touched() {
         let directory = tempfile::tempdir().unwrap();
         let (host, mut store, device) = machine();
         announce(&mut store, &device, WRITABLE).unwrap();

@@ -1,6 +1,7 @@
-//! Which disks guests have of this domain, and what both ends say.
+//! Lists the disks that this domain serves to guests, with the states of both ends.
 //!
-//! It reads the store and changes nothing. What a guest may have written is shown without what could steer a terminal.
+//! It reads xenstore and changes nothing. Text that a guest may have written is shown without terminal control
+//! characters.
 
 use serde::Serialize;
 use xen::{DomId, Store};
@@ -24,15 +25,15 @@ pub struct Listed {
     /// `Connected`, `Closed`, …, or `gone`.
     backend_state: String,
     guest_state: String,
-    /// What Tapline's disk process has left in the store; nothing for a backend of somebody else.
+    /// The value that Tapline's disk process has left in xenstore; `None` for another program's backend.
     image: Option<String>,
     control: Option<String>,
     pid: Option<u32>,
-    /// What the backend says is wrong.
+    /// The backend's error message.
     error: Option<String>,
 }
 
-/// All disks, or those of one guest, whoever serves them here.
+/// All disks, or those of one guest, whichever program serves them here.
 pub fn all(store: &mut dyn Store, own: DomId, only: Option<DomId>) -> Result<Vec<Listed>, Failure> {
     let mut all = Vec::new();
     for kind in children(store, None, &format!("/local/domain/{own}/backend"))? {
@@ -144,19 +145,19 @@ mod test {
     }
 
     #[test]
-    fn what_is_wrong_with_a_disk_stands_under_it() {
+    fn a_disks_error_is_shown_below_it() {
         let (_host, mut store, device) = machine();
         announce(&mut store, &device, WRITABLE).unwrap();
         store.write(None, &format!("{}/error", device.complaint()), b"22 its keys cannot be used").unwrap();
         let listed = table(&all(&mut store, DomId(0), None).unwrap());
         assert_eq!(listed.lines().last(), Some("  xvdb: 22 its keys cannot be used"));
-        // It goes with the device.
+        // It is removed with the device.
         vm::xen::take::remove(&mut store, &device).unwrap();
         assert_eq!(store.list(None, "/local/domain/0/error/backend/tapline").unwrap(), Some(Vec::new()));
     }
 
     #[test]
-    fn a_name_in_the_store_cannot_steer_a_terminal() {
+    fn names_in_xenstore_cannot_control_a_terminal() {
         let (_host, mut store, device) = machine();
         announce(&mut store, &device, WRITABLE).unwrap();
         store.write(None, "/local/domain/7/name", b"\x1b[2J").unwrap();

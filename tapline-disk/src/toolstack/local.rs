@@ -1,9 +1,9 @@
-//! A disk that xl gives to its own domain: `xl block-attach 0`, and what it does for pygrub before there is a guest.
+//! A disk that xl attaches to its own domain: `xl block-attach 0`, and what it does for pygrub before there is a guest.
 //!
-//! That domain runs, and its driver has the kernel's backend in mind by the time at which xl calls its script. Here,
-//! other than with a guest, it can be seen when the driver has forgotten that: both ends go, and come again with our
-//! backend. xl goes by the state of the node that it has made, and by nothing else of it; the disk's process keeps that
-//! up ([`shown_to_xl`]). Knows nothing of images but their names.
+//! That domain is running, and its driver already knows the kernel's backend when xl calls its script. Unlike with a
+//! guest, it can be observed when the driver has forgotten that: both ends are removed, and recreated with our backend.
+//! xl only looks at the state of the node that it has created, which the disk's process therefore maintains
+//! ([`shown_to_xl`]). It knows nothing about images but their names.
 
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -16,11 +16,10 @@ use super::adopt::{self, Adopted, read_wish, values};
 use super::device::{Device, State, remove_own_end, store_failed, together, write_all};
 use crate::failure::Failure;
 
-/// How long the kernel may take to forget a device: it writes back what a file system on it has, if somebody was so
-/// quick.
+/// How long the kernel may take to forget a device: it writes back a file system on it, if one was mounted already.
 const TO_FORGET: Duration = Duration::from_secs(10);
 
-/// How often that is looked at: no event tells of it that does not need udev.
+/// How often this is checked: no event reports it without udev.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// Where the kernel shows the devices of the store's nodes.
@@ -29,16 +28,16 @@ pub const BUSES: &str = "/sys/bus";
 /// The name of the kernel's backend, under which xl looks for the device.
 const OF_XL: &str = "vbd";
 
-/// What xl reads there when it calls the script again, to take the disk away.
+/// The keys that xl reads when it calls the script again to detach the disk.
 const XLS: [&str; 6] = ["script", "type", "params", "mode", "dev", "online"];
 
-/// What xl looks at to see how a disk of its own domain is; none for a guest's disk.
+/// The node that xl watches for a disk of its own domain; `None` for a guest's disk.
 pub fn shown_to_xl(device: &Device) -> Option<String> {
     let theirs = Device { kind: OF_XL.to_owned(), ..device.clone() };
     (device.guest == device.own).then(|| format!("{}/state", theirs.backend()))
 }
 
-/// Takes the device at `node` from the kernel's backend, and makes it one of the backend `kind`.
+/// Takes the device at `node` over from the kernel's backend, and gives it to the backend `kind`.
 pub fn adopt(store: &mut dyn Store, buses: &Path, node: &str, kind: &str) -> Result<Adopted, Failure> {
     let theirs = Device::of_backend(node).ok_or_else(|| adopt::not_a_disk(node))?;
     let (images, wish, kept) = together(store, |store, within| -> Result<_, Failure> {
@@ -67,17 +66,17 @@ pub fn show(store: &mut dyn Store, device: &Device) -> Result<(), Failure> {
     Ok(write_all(store, None, node, &[("state", &State::CONNECTED.digits())])?)
 }
 
-/// What the kernel shows of a device as long as it has its backend.
+/// The sysfs entry of a device that exists as long as it has its kernel backend.
 pub fn backend_end(buses: &Path, device: &Device) -> PathBuf {
     buses.join(format!("xen-backend/devices/{}-{}-{}", device.kind, device.guest, device.vdev.number()))
 }
 
-/// Waits until the kernel has none of these ends of a device.
+/// Waits until the kernel has no end of this device any more.
 pub fn wait_forgotten(ends: &[PathBuf], device: &Device) -> Result<(), Failure> {
     let until = Instant::now() + TO_FORGET;
     while ends.iter().any(|end| end.exists()) {
         if Instant::now() >= until {
-            let why = format!("after {} s it has the device still: somebody has opened it", TO_FORGET.as_secs());
+            let why = format!("after {} s the kernel still has the device: a process has it open", TO_FORGET.as_secs());
             return Err(Failure::new(format!("take {device} over from the kernel"), why));
         }
         thread::sleep(LOOK);
@@ -108,7 +107,7 @@ mod test {
     }
 
     #[test]
-    fn both_ends_come_anew_when_the_kernel_has_forgotten_them() {
+    fn both_ends_are_recreated_after_the_kernel_forgot_them() {
         let (_host, mut store, theirs) = of_xl();
         let buses = tempfile::tempdir().unwrap();
         let end = buses.path().join("xen/devices/vbd-51728");
@@ -124,7 +123,7 @@ mod test {
         let mut of_xl = |key: &str| text(&mut store, None, &format!("{}/{key}", theirs.backend())).unwrap();
         assert_eq!(of_xl("script").as_deref(), Some("/etc/xen/scripts/block-tapline"));
         assert_eq!([of_xl("state"), of_xl("frontend")], [None, None], "the kernel sees no device");
-        // xl is told when there is something to be told.
+        // xl is notified when there is a result.
         show(&mut store, &adopted.device).unwrap();
         let shown = shown_to_xl(&adopted.device).unwrap();
         assert_eq!(shown, "/local/domain/0/backend/vbd/0/51728/state");
@@ -133,7 +132,7 @@ mod test {
     }
 
     #[test]
-    fn what_cannot_be_understood_is_left_as_it_is() {
+    fn an_invalid_configuration_is_left_unchanged() {
         let (_host, mut store, theirs) = of_xl();
         store.write(None, &format!("{}/params", theirs.backend()), b"/dev/vg/a").unwrap();
         let failure = adopt(&mut store, Path::new("/none"), &theirs.backend(), "tapline").unwrap_err();

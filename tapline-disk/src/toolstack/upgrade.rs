@@ -1,9 +1,9 @@
-//! Replaces a disk's process by one of this program, while its guest runs.
+//! Replaces a disk's process with one of this program, while its guest runs.
 //!
-//! The old process answers what it has taken and ends; the new one has its words, finds the guest connected and takes its
-//! rings over. Meanwhile the guest waits. Knows nothing of rings. Keeps: the new process has the chain of layers that the
-//! old one had at last, whatever it was started with; and nothing is begun that cannot be ended, so an image or words that
-//! are not known leave the old process alone.
+//! The old process completes the requests that it has accepted and exits; the new one has its arguments, finds the
+//! guest connected and takes over its rings. Meanwhile the guest waits. It knows nothing about rings. Invariant: the
+//! new process has the old one's last chain of layers, whatever that was started with; and nothing is begun that cannot
+//! be finished, so an unknown image or command line leaves the old process untouched.
 
 use std::convert::Infallible;
 use std::ffi::{OsStr, OsString};
@@ -43,7 +43,7 @@ pub fn upgrade(store: &mut dyn Store, places: &Places, words: &Upgrade) -> Resul
     let tried = || format!("replace the process of {device}");
     let Some(holder) = Holder::of(places, &device)? else {
         return Err(Failure::new(tried(), "there is none").advise(format!(
-            "serve it: tapline serve IMAGE --xen {guest}/{} --xen-backend {}",
+            "start one: tapline serve IMAGE --xen {guest}/{} --xen-backend {}",
             device.vdev, device.kind
         )));
     };
@@ -56,13 +56,15 @@ pub fn upgrade(store: &mut dyn Store, places: &Places, words: &Upgrade) -> Resul
 
     let pid = holder.pid.as_raw_nonzero();
     if !holder.end(Signal::USR2, words.timeout)? {
-        let why = format!("the process {pid} has not ended in {} s", words.timeout.as_secs());
-        return Err(Failure::new(tried(), why)
-            .advise(format!("it will when its storage answers; then serve the disk again: {}", by_hand(&launch))));
+        let why = format!("process {pid} has not exited in {} s", words.timeout.as_secs());
+        return Err(Failure::new(tried(), why).advise(format!(
+            "it will exit when its storage responds; then serve the disk again: {}",
+            by_hand(&launch)
+        )));
     }
     let mut launched = launch.start().map_err(|failure| waits(failure, &launch))?;
     launched.wait_taken_over(store, &device, words.timeout).map_err(|failure| waits(failure, &launch))?;
-    say(format_args!("{device} is served by the process {}, after the process {pid}", launched.pid()));
+    say(format_args!("{device} is now served by process {}, which replaced process {pid}", launched.pid()));
     say(format_args!("its log is {}", process.log.display()));
     Ok(())
 }
@@ -71,18 +73,18 @@ impl Process {
     fn of(pid: Pid, places: &Places, device: &Device) -> Result<Process, Failure> {
         let place = PathBuf::from(format!("/proc/{}", pid.as_raw_nonzero()));
         let failed = |what: &str| {
-            let tried = format!("see {what} of the process {}, which serves {device}", pid.as_raw_nonzero());
+            let tried = format!("read {what} of process {}, which serves {device}", pid.as_raw_nonzero());
             move |error: io::Error| Failure::new(tried, error)
         };
-        let line = fs::read(place.join("cmdline")).map_err(failed("the words"))?;
-        let directory = fs::read_link(place.join("cwd")).map_err(failed("the directory"))?;
+        let line = fs::read(place.join("cmdline")).map_err(failed("the command line"))?;
+        let directory = fs::read_link(place.join("cwd")).map_err(failed("the working directory"))?;
         let said_to = fs::read_link(place.join("fd/2")).map_err(failed("the log"))?;
         let log = match said_to.is_file() {
             true => said_to,
             false => places.log(device),
         };
         let (words, serve) = understood(&line).ok_or_else(|| {
-            let why = format!("the process {} was not started by `tapline serve … --xen`", pid.as_raw_nonzero());
+            let why = format!("process {} was not started by `tapline serve … --xen`", pid.as_raw_nonzero());
             Failure::new(format!("replace the process of {device}"), why)
         })?;
         Ok(Process { words, serve, directory, log })
@@ -96,7 +98,7 @@ impl Process {
         }
     }
 
-    /// The layers that its words name, by whole paths.
+    /// The layers in its arguments, with absolute paths.
     fn named(&self) -> impl Iterator<Item = ImageName> {
         let names = std::iter::once(&self.serve.image).chain(&self.serve.parents.names);
         names.map(|name| {
@@ -105,25 +107,25 @@ impl Process {
         })
     }
 
-    /// Its words, for that chain.
+    /// Its arguments, adapted to that chain.
     fn words_for(&self, chain: &[ImageName]) -> Result<Vec<OsString>, Failure> {
         if self.named().eq(chain.iter().cloned()) {
             return Ok(self.words.clone());
         }
         let words = renamed(&self.words, &self.serve.image, chain);
-        // The words are somebody else's: what is made of them must mean what is meant.
+        // The arguments were written by somebody else: after the change they must mean what is intended.
         let means = words.as_deref().and_then(meant).filter(|serve| {
             std::iter::once(&serve.image).chain(&serve.parents.names).eq(chain) && serve.xen == self.serve.xen
         });
         words.filter(|_| means.is_some()).ok_or_else(|| {
             let chain: Vec<String> = chain.iter().map(ImageName::to_string).collect();
-            Failure::new("put the disk's present layers into the words of its process", chain.join(" "))
-                .advise("end it by SIGUSR2, and serve these layers by hand")
+            Failure::new("put the disk's current layers into its process's command line", chain.join(" "))
+                .advise("stop it with SIGUSR2, and serve these layers by hand")
         })
     }
 }
 
-/// The words behind the program's name, and what they mean; nothing if they do not serve a Xen guest.
+/// The arguments after the program's name, and their meaning; `None` if they do not serve a Xen guest.
 fn understood(line: &[u8]) -> Option<(Vec<OsString>, Serve)> {
     let line = line.strip_suffix(b"\0").unwrap_or(line);
     let words: Vec<OsString> =
@@ -140,7 +142,7 @@ fn meant(words: &[OsString]) -> Option<Serve> {
     }
 }
 
-/// The words, with other layers where the image's name stands.
+/// The arguments, with other layers in place of the image.
 fn renamed(words: &[OsString], image: &ImageName, chain: &[ImageName]) -> Option<Vec<OsString>> {
     let (leaf, parents) = chain.split_first()?;
     let mut result = Vec::new();
@@ -149,7 +151,7 @@ fn renamed(words: &[OsString], image: &ImageName, chain: &[ImageName]) -> Option
         if word == "--parent" {
             rest.next()?;
         } else if word.as_bytes().starts_with(b"--parent=") {
-            // It names a layer that is not one any more, or another one's place.
+            // It is a layer that is no longer part of the chain, or that has moved.
         } else if *word == image.word() {
             result.push(leaf.word());
             result.extend(parents.iter().flat_map(|parent| [OsString::from("--parent"), parent.word()]));
@@ -160,9 +162,9 @@ fn renamed(words: &[OsString], image: &ImageName, chain: &[ImageName]) -> Option
     Some(result)
 }
 
-/// The guest waits for somebody.
+/// Adds to a failure that the guest's I/O waits for another process.
 fn waits(failure: Failure, launch: &Launch) -> Failure {
-    let advice = format!("the guest waits until its disk is served again: {}", by_hand(launch));
+    let advice = format!("the guest's I/O waits until its disk is served again: {}", by_hand(launch));
     Failure::told(failure.what().to_owned()).advise(advice)
 }
 
@@ -200,14 +202,14 @@ mod test {
         "/usr/bin/tapline-disk serve vhd:/b.vhd --parent vhd:a.vhd --xen 7/xvdb --control /run/c.sock --queues 2";
 
     #[test]
-    fn a_chain_that_has_not_changed_has_the_same_words() {
+    fn an_unchanged_chain_keeps_the_arguments() {
         let process = process(LINE);
         let words = process.words_for(&chain(&["vhd:/b.vhd", "vhd:/srv/a.vhd"])).unwrap();
         assert_eq!(joined(&words), LINE.split_once(' ').unwrap().1);
     }
 
     #[test]
-    fn a_chain_that_has_changed_is_named_as_it_is_now() {
+    fn a_changed_chain_is_updated_in_the_arguments() {
         let words = process(LINE).words_for(&chain(&["qcow2:/c.qcow2", "vhd:/b.vhd", "vhd:/srv/a.vhd"])).unwrap();
         let expected = "serve qcow2:/c.qcow2 --parent vhd:/b.vhd --parent vhd:/srv/a.vhd --xen 7/xvdb \
                         --control /run/c.sock --queues 2";
@@ -217,21 +219,21 @@ mod test {
     }
 
     #[test]
-    fn words_that_cannot_be_changed_are_not_guessed() {
-        // The value of another option is written like the image.
+    fn arguments_that_cannot_be_updated_are_refused() {
+        // Another option's value is spelled like the image.
         let odd = process("t serve raw:/b --stats raw:/b --xen 7/xvdb");
         assert!(odd.words_for(&chain(&["raw:/c", "raw:/b"])).unwrap_err().advice().unwrap().contains("SIGUSR2"));
     }
 
     #[test]
-    fn who_serves_no_guest_of_xen_is_left_alone() {
+    fn a_process_without_xen_guest_is_refused() {
         for line in ["sleep 1000", "t serve raw:/a --nbd s", "t image info raw:/a", ""] {
             assert!(understood(line.replace(' ', "\0").as_bytes()).is_none(), "{line}");
         }
     }
 
     #[test]
-    fn what_is_to_be_pasted_is_one_word_a_word() {
+    fn pasted_commands_are_quoted_per_argument() {
         let words = vec![OsString::from("serve"), "raw:/my disk's".into()];
         let launch = Launch { program: "/t".into(), words, directory: None, log: "/l".into() };
         assert_eq!(by_hand(&launch), r"(cd . && setsid /t serve 'raw:/my disk'\''s' </dev/null 2>>/l &)");

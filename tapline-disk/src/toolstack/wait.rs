@@ -1,6 +1,6 @@
-//! Waiting until the store says something, for a bounded time.
+//! Waits for changes in xenstore, with a time limit.
 //!
-//! Knows nothing of devices. Keeps: it sleeps until something has changed, and never asks in a loop.
+//! It knows nothing about devices. Invariant: it sleeps until something has changed, and never polls.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
@@ -12,21 +12,21 @@ use xen::Store;
 use super::device::store_failed;
 use crate::failure::Failure;
 
-/// Our word for the watches, of which there is one set at a time.
+/// The token of our watches, of which one set is active at a time.
 const TOKEN: &str = "tapline-wait";
 
 /// What is waited for.
 pub struct Wait<'a> {
-    /// Nodes whose changes are worth a look.
+    /// Nodes whose changes end the wait.
     pub paths: &'a [String],
     /// For how long.
     pub patience: Duration,
-    /// What also is worth a look when it is readable: a process that ends.
+    /// A descriptor that also ends the wait when it is readable: a process that exits.
     pub also: Option<BorrowedFd<'a>>,
 }
 
 impl Wait<'_> {
-    /// Looks, and looks again whenever something has changed, until there is something or the time is up; `None` then.
+    /// Checks at first and after every change, until there is a result or the time is up (`None`).
     pub fn until<T>(
         &self,
         store: &mut dyn Store,
@@ -49,7 +49,7 @@ impl Wait<'_> {
     ) -> Result<Option<T>, Failure> {
         let until = Instant::now() + self.patience;
         loop {
-            // Events are taken before the look: what changes after it brings another one.
+            // Events are consumed before the check: a later change causes another one.
             while store.take_event().map_err(store_failed)?.is_some() {}
             if let Some(seen) = look(store)? {
                 return Ok(Some(seen));
@@ -61,9 +61,9 @@ impl Wait<'_> {
         }
     }
 
-    /// Whether something has happened before the time was up.
+    /// Returns whether something happened before the time was up.
     fn sleep(&self, store: &dyn Store, at_most: Duration) -> Result<bool, Failure> {
-        let failed = |error: std::io::Error| Failure::new("wait for the store", error);
+        let failed = |error: std::io::Error| Failure::new("wait for xenstore", error);
         let mut fds = vec![PollFd::from_borrowed_fd(store.fd(), PollFlags::IN)];
         fds.extend(self.also.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         let timeout = Timespec::try_from(at_most).map_err(|_| failed(std::io::ErrorKind::InvalidInput.into()))?;
@@ -94,7 +94,7 @@ mod test {
     use crate::toolstack::device::text;
 
     #[test]
-    fn what_another_client_writes_ends_the_wait() {
+    fn a_write_by_another_client_ends_the_wait() {
         let host = Host::new().unwrap();
         let mut store = host.store(DomId(0)).unwrap();
         let paths = ["/a".to_owned()];
@@ -102,7 +102,7 @@ mod test {
         let mut other = Some(host.store(DomId(0)).unwrap());
         let seen = wait.until(&mut store, |store| {
             if let Some(mut other) = other.take() {
-                // Written after the look, so that only the watch can tell.
+                // Written after the check, so that only the watch can report it.
                 std::thread::spawn(move || other.write(None, "/a/b", b"1").unwrap());
                 return Ok(None);
             }
@@ -113,7 +113,7 @@ mod test {
     }
 
     #[test]
-    fn a_wait_whose_time_is_up_says_so_and_leaves_no_watch() {
+    fn a_timed_out_wait_removes_its_watch() {
         let host = Host::new().unwrap();
         let mut store = host.store(DomId(0)).unwrap();
         let paths = ["/a".to_owned()];

@@ -40,7 +40,7 @@ fn client(room: &Room, number: u64) -> Vec<(u64, Vec<u8>)> {
 }
 
 #[test]
-fn clients_write_neighbouring_bytes_and_none_undoes_what_another_wrote() {
+fn concurrent_writes_to_adjacent_bytes_do_not_lose_data() {
     for (image, cache) in [("raw:a.raw", "none"), ("vhd:a.vhd", "writeback"), ("qcow2:a.qcow2", "none")] {
         let room = Room::new();
         room.make_raw("base.raw", 32 * MIB);

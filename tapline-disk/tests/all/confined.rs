@@ -105,17 +105,17 @@ fn works<P: Peer + 'static>(format: &str, transport: &str, connect: fn(&std::pat
 }
 
 #[test]
-fn a_guest_behind_nbd_works_through_a_snapshot_and_a_merge_by_a_process_that_may_nothing() {
+fn a_confined_nbd_disk_survives_snapshot_and_merge_under_load() {
     FORMATS.iter().for_each(|format| works(format, "nbd", |path| Nbd::connect(path).unwrap()));
 }
 
 #[test]
-fn a_guest_behind_vhost_user_works_through_a_snapshot_and_a_merge_by_a_process_that_may_nothing() {
+fn a_confined_vhost_user_disk_survives_snapshot_and_merge_under_load() {
     FORMATS.iter().for_each(|format| works(format, "vhost-user", Vhost::connect));
 }
 
 #[test]
-fn jobs_are_done_by_a_process_that_may_nothing() {
+fn confined_processes_run_jobs() {
     let Some(room) = room() else { return };
     room.make_raw("raw", 32 * MIB);
     let read = |file: &str| Handed::open(&room, file, false);
@@ -131,7 +131,7 @@ fn jobs_are_done_by_a_process_that_may_nothing() {
 }
 
 #[test]
-fn confinement_is_for_who_was_handed_everything() {
+fn confinement_requires_passed_files() {
     let said = Room::new().tapline("image info vhd:/a --confine");
     assert_eq!(said.code, Some(64), "{said:?}");
     assert!(said.err.contains("--handed"), "{said:?}");

@@ -49,7 +49,7 @@ fn guest(room: &Room, versions: Versions, seed: u64) -> Guest {
 }
 
 #[test]
-fn a_snapshot_under_load_loses_nothing_and_tells_the_pause() {
+fn a_snapshot_under_load_loses_nothing_and_reports_the_pause() {
     for format in FORMATS {
         let room = Room::new();
         let disk = serve(&room, format);
@@ -202,7 +202,7 @@ fn a_merge_is_paused_resumed_and_cancelled() {
 }
 
 #[test]
-fn two_disks_stand_on_one_parent_and_it_is_not_merged_into() {
+fn a_parent_shared_by_two_disks_is_not_a_merge_target() {
     for format in FORMATS {
         let room = Room::new();
         let disk = serve(&room, format);
@@ -229,7 +229,7 @@ fn two_disks_stand_on_one_parent_and_it_is_not_merged_into() {
 }
 
 #[test]
-fn a_disk_is_reverted_only_when_nobody_uses_it() {
+fn a_disk_is_reverted_only_without_clients() {
     for format in FORMATS {
         let room = Room::new();
         let disk = serve(&room, format);
@@ -282,7 +282,7 @@ fn a_larger_disk_is_seen_by_the_next_client_and_stays_so() {
 
 /// A daemon has died while its disk was held up, and the one after it has found that the disk did not grow.
 #[test]
-fn what_a_client_asked_for_that_has_hung_up_before_it_was_read_is_not_begun() {
+fn requests_of_a_client_that_disconnected_early_are_not_begun() {
     let room = Room::new();
     let disk = serve(&room, "vhd");
     let mut before = control(&room);
@@ -302,7 +302,7 @@ fn what_a_client_asked_for_that_has_hung_up_before_it_was_read_is_not_begun() {
 
 /// The layers between have one size after the other at any moment, or the second attempt would be refused.
 #[test]
-fn a_merge_into_smaller_layers_that_was_cancelled_goes_on_after_a_restart() {
+fn a_cancelled_merge_into_smaller_layers_continues_after_a_restart() {
     for (above, base) in [("vhd", "raw"), ("qcow2", "raw"), ("qcow2", "vhd"), ("vhd", "qcow2")] {
         let room = Room::new();
         let disk = serve(&room, base);
@@ -355,7 +355,7 @@ fn names(room: &Room, format: &str, files: &[&str]) -> Vec<String> {
 }
 
 #[test]
-fn a_merge_killed_at_its_end_is_found_done_when_it_is_asked_for_again() {
+fn a_merge_killed_at_its_end_is_recognized_as_done_on_retry() {
     for format in FORMATS {
         let room = Room::new();
         let (disk, mut versions) = serve_layers(&room, format, &["3", "2", "1", "0"]);
@@ -366,7 +366,7 @@ fn a_merge_killed_at_its_end_is_found_done_when_it_is_asked_for_again() {
         disk.signal(Signal::KILL);
         drop(disk);
         let refused = room.tapline(&format!("serve {} --nbd nbd.sock", chain(format, &["3", "2", "1", "0"])));
-        assert!(refused.code == Some(4) && refused.err.contains("it was made on «1»"), "{refused:?}");
+        assert!(refused.code == Some(4) && refused.err.contains("its recorded parent is '1'"), "{refused:?}");
         let disk = serve_chain(&room, format, &["3", "1", "0"]);
         let mut control = control(&room);
         let told = control.done(&merge);
@@ -388,7 +388,7 @@ fn a_merge_killed_at_its_end_is_found_done_when_it_is_asked_for_again() {
 }
 
 #[test]
-fn a_merged_leaf_that_a_kill_has_left_is_removed_when_it_is_asked_for_again() {
+fn a_merged_leaf_left_by_a_kill_is_removed_on_retry() {
     for format in FORMATS {
         let room = Room::new();
         let (disk, mut versions) = serve_layers(&room, format, &["1", "0"]);
@@ -406,14 +406,14 @@ fn a_merged_leaf_that_a_kill_has_left_is_removed_when_it_is_asked_for_again() {
             assert!(!room.file("1").exists());
         }
         let (kind, why) = control.refused(&merge(false));
-        assert!(kind == "state" && why.contains("nothing tells"), "{kind}: {why}");
+        assert!(kind == "state" && why.contains("it is unknown whether it was merged"), "{kind}: {why}");
         versions.check(&mut nbd(&room));
         assert_eq!(disk.stop().0, Some(0));
     }
 }
 
 #[test]
-fn a_file_that_no_merge_has_left_is_not_removed_for_it() {
+fn a_file_not_left_by_a_merge_is_not_removed() {
     for format in FORMATS {
         let room = Room::new();
         let (disk, _) = serve_layers(&room, format, &["2", "1", "0"]);
@@ -437,7 +437,7 @@ fn a_file_that_no_merge_has_left_is_not_removed_for_it() {
 /// As after a crash of the host's daemon, which knows what it has asked for and no more: it serves the chain that it
 /// knows, or without the layer that the refusal tells to leave out, and asks again.
 #[test]
-fn a_merge_below_the_leaf_that_is_killed_at_any_moment_is_done_when_it_is_asked_for_again() {
+fn a_merge_below_the_leaf_killed_at_any_moment_completes_on_retry() {
     for format in FORMATS {
         let mut dice = Dice(7);
         for _ in 0..6 {
@@ -465,7 +465,7 @@ fn a_merge_below_the_leaf_that_is_killed_at_any_moment_is_done_when_it_is_asked_
 }
 
 #[test]
-fn a_merge_removes_no_file_that_has_taken_the_name_of_a_layer() {
+fn a_merge_does_not_remove_a_file_that_replaced_a_layer() {
     let room = Room::new();
     let disk = serve(&room, "qcow2");
     let mut control = control(&room);
@@ -476,7 +476,7 @@ fn a_merge_removes_no_file_that_has_taken_the_name_of_a_layer() {
     assert_eq!(told["deleted"], false, "{told}");
     assert_eq!(room.read("b"), b"precious");
     let (code, said) = disk.stop();
-    assert!(code == Some(0) && said.contains("another file has its name"), "{said}");
+    assert!(code == Some(0) && said.contains("another file now has its name"), "{said}");
 }
 
 #[test]
@@ -568,7 +568,7 @@ fn fill(file: &std::path::Path) {
 }
 
 #[test]
-fn a_full_storage_is_told_as_such_and_the_disk_goes_on_when_there_is_space() {
+fn full_storage_is_reported_and_the_disk_continues_when_there_is_space() {
     for format in FORMATS {
         let room = Room::new();
         let _mounted = Mounted::xfs(&room);
@@ -606,7 +606,7 @@ fn a_full_storage_is_told_as_such_and_the_disk_goes_on_when_there_is_space() {
 
 /// Its table needs space, which is not there; whether it finds out at once or by a round.
 #[test]
-fn a_disk_that_cannot_grow_for_want_of_space_goes_on_as_it_is_paused_or_not() {
+fn a_disk_without_space_to_grow_continues_unchanged_paused_or_not() {
     for (format, size) in [("vhd", 1 << 40), ("qcow2", 16 << 40)] {
         for paused in [true, false] {
             let room = Room::new();
@@ -623,7 +623,7 @@ fn a_disk_that_cannot_grow_for_want_of_space_goes_on_as_it_is_paused_or_not() {
             let resize = json!({ "verb": "resize", "size": size });
             let refused = control.ask(&resize)["error"].take();
             assert_eq!(refused["kind"], "no-space", "{format} paused: {paused}");
-            assert!(refused["advice"].as_str().unwrap().contains("when it is served next"), "{refused}");
+            assert!(refused["advice"].as_str().unwrap().contains("when it is next started"), "{refused}");
             control.done(&json!({ "verb": "resume" }));
             assert_eq!(guest.read(0, BLOCK).unwrap(), [1; BLOCK]);
             // What is told is what is served.
@@ -644,7 +644,7 @@ fn a_disk_that_cannot_grow_for_want_of_space_goes_on_as_it_is_paused_or_not() {
 }
 
 #[test]
-fn a_snapshot_that_cannot_be_made_changes_nothing() {
+fn a_failed_snapshot_changes_nothing() {
     let room = Room::new();
     let disk = serve(&room, "vhd");
     let mut control = control(&room);
@@ -665,7 +665,7 @@ fn a_snapshot_that_cannot_be_made_changes_nothing() {
 }
 
 #[test]
-fn hostile_clients_neither_stop_nor_bloat_the_disk() {
+fn hostile_clients_neither_stop_the_disk_nor_exhaust_memory() {
     let room = Room::new();
     let disk = serve(&room, "vhd");
     let mut guest = nbd(&room);
@@ -704,7 +704,7 @@ fn hostile_clients_neither_stop_nor_bloat_the_disk() {
 }
 
 #[test]
-fn the_socket_is_private_replaces_a_dead_one_and_goes_with_its_disk() {
+fn the_socket_is_private_replaces_a_stale_one_and_is_removed() {
     use std::os::unix::fs::PermissionsExt;
     let room = Room::new();
     drop(std::os::unix::net::UnixListener::bind(room.file("control.sock")).unwrap());
@@ -719,18 +719,18 @@ fn the_socket_is_private_replaces_a_dead_one_and_goes_with_its_disk() {
 }
 
 #[test]
-fn the_command_speaks_to_the_socket() {
+fn the_command_talks_to_the_socket() {
     let room = Room::new();
     let disk = serve(&room, "vhd");
-    assert!(room.done("disk control.sock snapshot --to vhd:b").contains("is the leaf now"));
+    assert!(room.done("disk control.sock snapshot --to vhd:b").contains("is now the leaf"));
     assert!(room.done("disk control.sock layers").contains("read-only"));
     assert!(room.done("disk control.sock clone --of 1 --to vhd:c").contains("--parent"));
     for _ in 0..2 {
         // The second time it is found to be done.
         let merge = "disk control.sock merge --from 0 --into 1 --delete --expect vhd:b vhd:a";
-        assert!(room.done(merge).contains("are merged"));
+        assert!(room.done(merge).contains("merged layers"));
     }
-    assert!(room.done("disk control.sock merge-status").contains("are merged"));
+    assert!(room.done("disk control.sock merge-status").contains("merged layers"));
     assert!(room.done("disk control.sock resize --size 128M").contains("128 MiB"));
     assert!(room.done("disk control.sock stats").contains("reads"));
     let raw: Value = serde_json::from_str(&room.done("disk control.sock version --json")).unwrap();
@@ -739,7 +739,7 @@ fn the_command_speaks_to_the_socket() {
     assert_eq!(busy.code, Some(64), "{busy:?}");
     let taken = room.tapline("disk control.sock snapshot --to vhd:c");
     assert_eq!(taken.code, Some(4), "{taken:?}");
-    assert!(taken.err.contains("exists already"), "{taken:?}");
+    assert!(taken.err.contains("already exists"), "{taken:?}");
     let smaller = room.tapline("disk control.sock resize --size 1M");
     assert_eq!(disk.stop().0, Some(0));
     // The words make sense, the disk cannot: the same end whether it is served or not.
@@ -752,7 +752,7 @@ fn the_command_speaks_to_the_socket() {
 /// Kills the process at moments of no pattern, from before the snapshot to after the merge, and goes on with the chain
 /// that the rule of decision 0006 names: if the new file is there, it is the leaf.
 #[test]
-fn what_was_answered_survives_kills_during_snapshots_and_merges() {
+fn acknowledged_writes_survive_kills_during_snapshots_and_merges() {
     let seed = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos();
     let seed = u64::try_from(seed & u128::from(u64::MAX)).unwrap();
     println!("seed {seed}");

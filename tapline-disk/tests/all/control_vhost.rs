@@ -88,7 +88,7 @@ impl Peer for Bytes<'_> {
 }
 
 #[test]
-fn a_guest_that_stays_uses_what_its_disk_has_grown_by() {
+fn a_connected_guest_uses_the_added_space() {
     for format in ["raw", "vhd", "qcow2"] {
         let room = Room::new();
         let (disk, mut control) = serve(&room, format);
@@ -110,7 +110,7 @@ fn a_guest_that_stays_uses_what_its_disk_has_grown_by() {
 }
 
 #[test]
-fn a_virtual_machine_is_told_of_a_new_size_when_it_is_there() {
+fn a_connected_virtual_machine_is_notified_of_a_new_size() {
     let room = Room::new();
     let (mut disk, mut control) = serve(&room, "qcow2");
     let mut front_end = FrontEnd::connect(&room.file("vm.sock"));

@@ -24,7 +24,7 @@ fn is_sound(room: &Room, is_raw: bool) {
 }
 
 #[test]
-fn the_data_file_is_named_or_the_image_is_refused_with_what_to_name() {
+fn an_image_without_its_data_file_given_is_refused_with_a_suggestion() {
     let room = Room::new();
     room.tool("qemu-img", "create -q -f qcow2 -o data_file=a.data a 8M");
     room.tool("qemu-img", "create -q -f qcow2 b 8M");
@@ -36,11 +36,11 @@ fn the_data_file_is_named_or_the_image_is_refused_with_what_to_name() {
         refused(&format!("image {verb} qcow2:a"), "calls «a.data»: name that too, as qcow2:IMAGE,data-file=FILE");
         refused(&format!("image {verb} qcow2:b,data-file=a.data"), "a data file was named");
     }
-    refused("image map qcow2:a,data-file=a", "its data file is another file of this chain");
+    refused("image map qcow2:a,data-file=a", "its data file is already another file of this chain");
     refused("image map qcow2:a,data-file=nowhere", "nowhere");
     refused("image map raw:a.data,data-file=a", "only qcow2 images have data files");
-    refused("image create qcow2:c,data-file=d --size 8M", "a new image has its data in itself");
-    refused(&format!("image convert raw:a.data {IMAGE}"), "a new image has its data in itself");
+    refused("image create qcow2:c,data-file=d --size 8M", "a new image cannot have an external data file");
+    refused(&format!("image convert raw:a.data {IMAGE}"), "a new image cannot have an external data file");
     refused(&format!("image compact {IMAGE}"), "no gaps");
     let info = &room.json(&format!("image info {IMAGE}"))[0];
     assert_eq!((&info["qcow2"]["data_file"], &info["data_file"]["file_size"]), (&json!("a.data"), &json!(8 * MIB)));
@@ -59,7 +59,7 @@ fn json_of(room: &Room, words: &str) -> serde_json::Value {
 /// Writes, zeroes and discards of both programs in turn, held against an array of bytes.
 #[test]
 #[ignore = "slow: run by `make test-all`"]
-fn what_one_program_writes_the_other_reads() {
+fn tapline_and_qemu_read_each_others_writes() {
     const LEN: u64 = 16 * MIB;
     let kinds = [
         ("data_file=a.data", true),
@@ -129,7 +129,7 @@ fn command(dice: &mut Dice, len: u64, model: &mut [u8]) -> String {
 }
 
 #[test]
-fn what_is_discarded_takes_no_space_and_reads_as_zero() {
+fn discarded_space_is_freed_and_reads_as_zeroes() {
     let room = Room::new();
     room.tool("qemu-img", "create -q -f qcow2 -o data_file=a.data,data_file_raw=on a 64M");
     room.guest(IMAGE, &["write -P 5 0 32M"]);
@@ -141,7 +141,7 @@ fn what_is_discarded_takes_no_space_and_reads_as_zero() {
 
 /// The leaf that is put on such an image, and the merge that takes it away again.
 #[test]
-fn layers_come_and_go_above_a_data_file_while_it_is_served() {
+fn layers_above_a_data_file_are_added_and_merged_while_served() {
     let room = Room::new();
     room.tool("qemu-img", "create -q -f qcow2 -o data_file=a.data,data_file_raw=on a 16M");
     room.guest(IMAGE, &["write -P 1 0 4M"]);
@@ -183,7 +183,7 @@ fn a_layer_with_a_data_file_is_merged_into_its_parent() {
 
 /// A merge was killed when it had removed the one file and not the other.
 #[test]
-fn a_data_file_without_its_image_is_removed_by_the_merge_that_is_given_again() {
+fn a_repeated_merge_removes_a_data_file_without_image() {
     let room = Room::new();
     room.make_raw("base.raw", 16 * MIB);
     room.done("image convert raw:base.raw qcow2:base");
@@ -200,7 +200,7 @@ fn a_data_file_without_its_image_is_removed_by_the_merge_that_is_given_again() {
 
 /// Children have recorded when it was last changed, and its data file is a part of it.
 #[test]
-fn what_stands_on_a_data_file_sees_that_it_was_changed_and_not_that_it_was_put_elsewhere() {
+fn a_child_detects_a_modified_data_file_but_not_a_moved_one() {
     let room = Room::new();
     room.make_raw("base", 16 * MIB);
     room.make_raw("other", 16 * MIB);
@@ -220,7 +220,7 @@ fn what_stands_on_a_data_file_sees_that_it_was_changed_and_not_that_it_was_put_e
 }
 
 #[test]
-fn an_image_is_made_larger_with_its_data_file() {
+fn an_image_is_resized_with_its_data_file() {
     let room = Room::new();
     room.tool("qemu-img", "create -q -f qcow2 -o data_file=a.data,data_file_raw=on a 8M");
     room.guest(IMAGE, &["write -P 1 7M 1M"]);
@@ -232,7 +232,7 @@ fn an_image_is_made_larger_with_its_data_file() {
 
 /// A mark that is missing, which QEMU repairs; and an entry that leads elsewhere, which nobody can.
 #[test]
-fn damage_is_mended_as_by_qemu_or_costs_its_cluster_alone() {
+fn damage_is_repaired_like_qemu_or_limited_to_its_cluster() {
     let room = Room::new();
     room.tool("qemu-img", "create -q -f qcow2 -o data_file=a.data a 8M");
     room.guest(IMAGE, &["write -P 6 0 512k"]);

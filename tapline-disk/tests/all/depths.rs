@@ -54,7 +54,7 @@ impl Drop for QemuNbd {
 }
 
 #[test]
-fn a_client_is_told_the_same_depths_as_by_qemu() {
+fn a_client_sees_the_same_depths_as_with_qemu() {
     let room = Room::new();
     room.make_raw("base.raw", 8 << 20);
     room.tool("qemu-img", "create -q -f qcow2 -b base.raw -F raw a.q 12M");
@@ -91,7 +91,7 @@ fn a_client_is_told_the_same_depths_as_by_qemu() {
 }
 
 #[test]
-fn of_a_file_without_layers_no_depth_is_told() {
+fn a_file_without_layers_reports_no_depth() {
     let room = Room::new();
     room.make_raw("a.raw", 1 << 20);
     let disk = Disk::serve(&room, "raw:a.raw --nbd ./a.sock");

@@ -17,14 +17,14 @@ fn used(device: &Large, len: u64) {
 }
 
 #[test]
-fn an_image_is_made_on_a_device_whatever_it_held_and_other_programs_read_it() {
+fn an_image_on_a_used_device_is_readable_by_other_programs() {
     for (format, sector) in [("qcow2", "512"), ("vhd", "512"), ("qcow2", "4096")] {
         let Some(device) = Large::device(24 * MIB, sector) else { return };
         used(&device, 24 * MIB);
         let room = &device.room;
         let image = format!("{format}:{}", device.name);
         let said = room.tapline(&format!("image create {image} --size 16M"));
-        assert!(said.code == Some(4) && said.err.contains("holds something already, at byte 0"), "{said:?}");
+        assert!(said.code == Some(4) && said.err.contains("already contains data, at byte 0"), "{said:?}");
         assert_eq!(fs::read(&device.name).unwrap(), vec![0xa5; 24 << 20], "nothing was done to it");
         room.done(&format!("image create {image} --size 16M --force"));
         assert_eq!(room.json(&format!("image check {image}"))["result"], "clean");
@@ -52,7 +52,7 @@ fn a_disk_is_converted_onto_a_device() {
         used(&device, 24 * MIB);
         let target = format!("{format}:{}", device.name);
         let said = room.tapline(&format!("image convert raw:a {target}"));
-        assert!(said.code == Some(4) && said.err.contains("holds something already"), "{said:?}");
+        assert!(said.code == Some(4) && said.err.contains("already contains data"), "{said:?}");
         room.done(&format!("image convert raw:a {target} --force"));
         if format == "raw" {
             let found = fs::read(&device.name).unwrap();
@@ -65,18 +65,18 @@ fn a_disk_is_converted_onto_a_device() {
 }
 
 #[test]
-fn what_does_not_fit_or_is_in_use_is_refused_and_left_as_it_is() {
+fn small_or_used_devices_are_refused_and_unchanged() {
     let Some(device) = Large::device(8 * MIB, "512") else { return };
     let room = &device.room;
     let refused = |words: &str, why: &str| {
         let said = room.tapline(words);
         assert!(said.code != Some(0) && said.err.contains(why), "{words}: {said:?}");
     };
-    refused(&format!("image create vhd:{} --size 4M --fixed", device.name), "no fixed VHD");
-    refused(&format!("image create raw:{} --size 9M", device.name), "8388608 bytes, and the image takes 9437184");
+    refused(&format!("image create vhd:{} --size 4M --fixed", device.name), "a fixed VHD cannot");
+    refused(&format!("image create raw:{} --size 9M", device.name), "8388608 bytes, but the image needs 9437184");
     used(&device, MIB);
     room.make_raw("a", 16 * MIB);
-    refused(&format!("image convert raw:a raw:{} --force", device.name), "make the device larger");
+    refused(&format!("image convert raw:a raw:{} --force", device.name), "enlarge the device");
     assert_eq!(fs::read(&device.name).unwrap()[..1 << 20], vec![0xa5; 1 << 20]);
     room.done(&format!("image create qcow2:{} --size 4M --force", device.name));
     let _disk = Disk::serve(room, &format!("qcow2:{} --nbd ./nbd.sock", device.name));

@@ -50,7 +50,7 @@ fn logs(room: &Room) -> usize {
 }
 
 #[test]
-fn what_was_answered_is_read_until_the_failure_is_accepted_and_gone_then() {
+fn after_a_failed_sync_acknowledged_data_is_readable_until_accepted() {
     for format in FORMATS {
         let room = Room::new();
         room.done(&format!("image create {format}:a --size 64M"));
@@ -77,7 +77,7 @@ fn what_was_answered_is_read_until_the_failure_is_accepted_and_gone_then() {
 }
 
 #[test]
-fn what_was_answered_below_is_read_until_the_failure_is_accepted_and_nothing_above_is_written() {
+fn after_a_failed_sync_below_data_is_readable_and_nothing_above_is_written() {
     for format in FORMATS {
         let room = Room::new();
         room.done(&format!("image create {format}:p --size 64M"));
@@ -103,7 +103,7 @@ fn what_was_answered_below_is_read_until_the_failure_is_accepted_and_nothing_abo
 }
 
 #[test]
-fn a_job_finds_what_was_flushed_and_nothing_that_was_only_answered() {
+fn after_a_failed_sync_a_job_sees_only_flushed_data() {
     for format in FORMATS {
         let room = Room::new();
         room.done(&format!("image create {format}:a --size 64M"));
@@ -119,7 +119,7 @@ fn a_job_finds_what_was_flushed_and_nothing_that_was_only_answered() {
 
 /// What an upper layer has given up is in a lower one only when that is durable.
 #[test]
-fn nothing_is_written_above_a_layer_that_cannot_be_settled() {
+fn nothing_is_written_above_a_layer_whose_log_cannot_be_replayed() {
     for format in FORMATS {
         let room = Room::new();
         room.done(&format!("image create {format}:p --size 64M"));

@@ -29,7 +29,7 @@ fn serve(room: &Room, words: &str, point: &str) -> Disk {
 }
 
 /// Waits until it has died of its own fault.
-fn bury(disk: &mut Disk) {
+fn reap(disk: &mut Disk) {
     assert_eq!(disk.child.wait().unwrap().signal(), Some(6), "{}", disk.said);
 }
 
@@ -47,17 +47,17 @@ fn survive(format: &str, recorded: bool, kind: Kind, point: &str) {
     }
     driver.offer(Kind::Flush, 4000);
     for _ in 1..3 {
-        bury(&mut disk);
+        reap(&mut disk);
         disk = serve(&room, &words, point);
         driver.connect_again();
     }
-    bury(&mut disk);
+    reap(&mut disk);
     // What was answered by those who have died is heard of before, or after.
     disk = serve(&room, &words, point);
     driver.connect_again();
     driver.drain();
     assert_eq!((driver.failed, driver.answered), (1, 33));
-    let line = disk.wait_for("died of it");
+    let line = disk.wait_for("has killed");
     let asked = if kind == Kind::Read { "a read" } else { "a write" };
     let told = format!("{asked} of 4096 bytes at sector {SECTOR}, queue 0, descriptor ");
     assert!(line.contains(&told) && line.contains("3 processes"), "{line}");
@@ -78,7 +78,7 @@ fn survive(format: &str, recorded: bool, kind: Kind, point: &str) {
 }
 
 #[test]
-fn a_request_of_which_the_process_dies_before_it_is_begun_is_failed_once() {
+fn a_request_that_kills_the_process_before_it_begins_fails_once() {
     survive("raw", true, Kind::Write, "begin");
     survive("raw", false, Kind::Read, "begin");
     survive("qcow2", true, Kind::Write, "begin");
@@ -86,7 +86,7 @@ fn a_request_of_which_the_process_dies_before_it_is_begun_is_failed_once() {
 }
 
 #[test]
-fn a_request_of_which_the_process_dies_when_it_has_been_done_is_failed_once() {
+fn a_request_that_kills_the_process_after_it_is_done_fails_once() {
     survive("raw", true, Kind::Read, "answer");
     survive("qcow2", true, Kind::Write, "answer");
     survive("vhd", false, Kind::Read, "answer");
@@ -94,7 +94,7 @@ fn a_request_of_which_the_process_dies_when_it_has_been_done_is_failed_once() {
 
 /// A client of NBD comes again and asks for the same.
 #[test]
-fn a_request_of_a_client_of_nbd_of_which_the_process_dies_is_failed_once() {
+fn an_nbd_request_that_kills_the_process_fails_once() {
     let room = Room::new();
     room.done("image create qcow2:a --size 16M");
     let words = "qcow2:a --nbd ./n.sock";
@@ -103,14 +103,14 @@ fn a_request_of_a_client_of_nbd_of_which_the_process_dies_is_failed_once() {
         let mut client = Nbd::connect(&room.file("n.sock")).unwrap();
         client.write(SECTOR * 512 + 8192, &[1; 512]).unwrap();
         client.write(SECTOR * 512, &[2; 4096]).unwrap_err();
-        bury(&mut disk);
+        reap(&mut disk);
     }
     let mut disk = serve(&room, words, "begin");
     let mut client = Nbd::connect(&room.file("n.sock")).unwrap();
     let error = client.write(SECTOR * 512, &[2; 4096]).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(rustix::io::Errno::IO.raw_os_error()));
     client.write(SECTOR * 512 + 8192, &[3; 512]).unwrap();
-    disk.wait_for("died of it");
+    disk.wait_for("has killed");
     assert_eq!(disk.stop().0, Some(0));
 }
 
@@ -119,7 +119,7 @@ fn a_request_of_a_client_of_nbd_of_which_the_process_dies_is_failed_once() {
 /// all of it goes.
 #[test]
 #[ignore = "slow: run by `make test-all`"]
-fn a_process_that_is_killed_again_and_again_while_it_recovers_fails_nothing() {
+fn repeated_kills_during_recovery_fail_no_request() {
     let from_environment = |name: &str, otherwise: u64| {
         std::env::var(name).map_or(otherwise, |value| value.parse().unwrap_or_else(|_| panic!("{name} is no number")))
     };

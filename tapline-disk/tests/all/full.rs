@@ -69,7 +69,7 @@ fn watcher(small: &Small) -> Control {
 }
 
 #[test]
-fn a_guest_waits_while_there_is_no_space_and_goes_on_when_there_is() {
+fn a_guest_waits_for_space_and_continues() {
     for format in FORMATS {
         let Some(small) = Small::with_ballast() else { return };
         let (disk, mut control) = serve(&small, format, "--when-full wait");
@@ -103,29 +103,29 @@ fn a_guest_waits_while_there_is_no_space_and_goes_on_when_there_is() {
         drop(reader);
         let (code, said) = disk.stop();
         assert_eq!(code, Some(0), "{said}");
-        assert!(said.contains("writes wait") && said.contains("no request waits"), "{said}");
+        assert!(said.contains("writes wait") && said.contains("no more requests are waiting"), "{said}");
         small.room.sound(&format!("{format}:small/a"));
     }
 }
 
 #[test]
 #[ignore = "slow: run by `make test-all`"]
-fn that_there_is_space_is_found_without_being_told() {
+fn space_is_noticed_without_notification() {
     let Some(small) = Small::with_ballast() else { return };
     let (disk, _control) = serve(&small, "qcow2", "--when-full wait");
     let mut watcher = watcher(&small);
     let (writer, _) = writer(&small);
     assert_eq!(event(&mut watcher), "full");
-    assert!(small.room.done("disk control.sock space").contains("tried again"));
+    assert!(small.room.done("disk control.sock space").contains("retrying"));
     small.make_space();
     assert_eq!(event(&mut watcher), "resumed");
     writer.join().unwrap().unwrap();
-    assert!(small.room.done("disk control.sock space").contains("nothing waits"));
+    assert!(small.room.done("disk control.sock space").contains("no requests are waiting"));
     assert_eq!(disk.stop().0, Some(0));
 }
 
 #[test]
-fn who_waits_is_told_that_there_is_no_space_when_the_disk_is_stopped() {
+fn waiting_requests_fail_for_lack_of_space_when_the_disk_stops() {
     for format in FORMATS {
         let Some(small) = Small::with_ballast() else { return };
         let (disk, _control) = serve(&small, format, "--when-full wait");
@@ -142,7 +142,7 @@ fn who_waits_is_told_that_there_is_no_space_when_the_disk_is_stopped() {
 }
 
 #[test]
-fn nothing_waits_for_a_client_that_has_gone() {
+fn no_request_waits_for_a_disconnected_client() {
     let Some(small) = Small::with_ballast() else { return };
     let (disk, mut control) = serve(&small, "vhd", "--when-full wait");
     let mut watcher = watcher(&small);
@@ -165,7 +165,7 @@ fn nothing_waits_for_a_client_that_has_gone() {
 }
 
 #[test]
-fn a_guest_is_told_at_once_where_it_is_not_to_wait() {
+fn without_waiting_a_guest_gets_an_error_at_once() {
     let Some(small) = Small::with_ballast() else { return };
     let (disk, mut control) = serve(&small, "raw", "");
     let (writer, _) = writer(&small);
@@ -177,7 +177,7 @@ fn a_guest_is_told_at_once_where_it_is_not_to_wait() {
 
 /// The way out that needs no space where the disk is: the guest's writes go elsewhere.
 #[test]
-fn a_snapshot_to_another_file_system_lets_a_full_disk_go_on() {
+fn a_snapshot_to_another_file_system_unblocks_a_full_disk() {
     let Some(small) = Small::with_ballast() else { return };
     let (disk, mut control) = serve(&small, "raw", "--when-full wait");
     let mut watcher = watcher(&small);
@@ -217,7 +217,7 @@ fn waiting_machine(small: &Small, recorded: bool) -> (Disk, Control, Driver) {
 
 /// QEMU's main loop waits for this answer when a guest resets, stops or loses the device.
 #[test]
-fn a_queue_of_a_full_disk_is_stopped_at_once_and_goes_on_later() {
+fn a_queue_of_a_full_disk_stops_at_once_and_resumes_later() {
     for recorded in [true, false] {
         let Some(small) = Small::with_ballast() else { return };
         let (disk, mut control, mut driver) = waiting_machine(&small, recorded);
@@ -240,7 +240,7 @@ fn a_queue_of_a_full_disk_is_stopped_at_once_and_goes_on_later() {
 }
 
 #[test]
-fn what_waits_for_space_is_left_to_the_guest_when_the_process_ends() {
+fn waiting_requests_stay_with_the_guest_when_the_process_exits() {
     for recorded in [true, false] {
         let Some(small) = Small::with_ballast() else { return };
         let (disk, _control, mut driver) = waiting_machine(&small, recorded);
@@ -260,7 +260,7 @@ fn what_waits_for_space_is_left_to_the_guest_when_the_process_ends() {
 
 /// Nor does it keep the process from being replaced, or from going on when another does not come up.
 #[test]
-fn what_waits_for_space_waits_under_the_process_that_takes_over() {
+fn waiting_requests_wait_on_in_the_replacement_process() {
     for recorded in [true, false] {
         let Some(small) = Small::with_ballast() else { return };
         let (disk, control, mut driver) = waiting_machine(&small, recorded);
@@ -285,7 +285,7 @@ fn what_waits_for_space_waits_under_the_process_that_takes_over() {
 
 /// The guest that is gone needs nothing any more, and its successor must not find its writes.
 #[test]
-fn a_machine_that_is_gone_leaves_nothing_that_waits() {
+fn a_disconnected_machine_leaves_no_waiting_request() {
     let Some(small) = Small::with_ballast() else { return };
     let (disk, mut control, driver) = waiting_machine(&small, false);
     driver.leave();

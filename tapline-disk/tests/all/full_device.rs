@@ -54,7 +54,7 @@ fn write_all(guest: &mut Nbd) -> io::Result<()> {
 }
 
 #[test]
-fn a_guest_of_a_device_without_space_waits_and_goes_on() {
+fn a_guest_on_a_full_device_waits_and_continues() {
     let Some(device) = Device::new() else { return };
     let (disk, mut control) = device.serve("--when-full wait");
     let mut watcher = device.small.control();
@@ -77,7 +77,7 @@ fn a_guest_of_a_device_without_space_waits_and_goes_on() {
 }
 
 #[test]
-fn a_guest_of_a_device_without_space_is_told_so_where_it_is_not_to_wait() {
+fn a_guest_on_a_full_device_gets_an_error_without_waiting() {
     let Some(device) = Device::new() else { return };
     let (disk, mut control) = device.serve("");
     let mut guest = device.small.nbd();
@@ -95,7 +95,7 @@ fn a_guest_of_a_device_without_space_is_told_so_where_it_is_not_to_wait() {
 /// Through the page cache the device has no space only when it is flushed, and what was written is lost by then: that
 /// cannot be waited for, and nothing is written any more.
 #[test]
-fn a_device_without_space_behind_the_page_cache_is_a_failed_sync() {
+fn a_full_device_behind_the_page_cache_is_a_failed_sync() {
     let Some(device) = Device::new() else { return };
     let (disk, mut control) = device.serve("--cache writeback --when-full wait");
     let mut guest = device.small.nbd();
@@ -110,7 +110,7 @@ fn a_device_without_space_behind_the_page_cache_is_a_failed_sync() {
 
 /// An image of a format that grows, on a device that does not: as on a logical volume.
 #[test]
-fn an_image_on_a_device_fills_it_up_to_its_end_and_stays_sound() {
+fn an_image_fills_its_device_completely_and_stays_intact() {
     for (format, sector) in [("vhd", "512"), ("vhd", "4096"), ("qcow2", "512"), ("qcow2", "4096")] {
         let Some(Large { room, name, .. }) = &Large::device(20 << 20, sector) else { return };
         room.done(&format!("image create {format}:made --size 64M"));

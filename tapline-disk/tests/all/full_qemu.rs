@@ -138,7 +138,7 @@ fn holds_what_was_written(bed: &Bed) {
 
 #[test]
 #[ignore = "slow: run by `make test-all`"]
-fn the_monitor_of_a_guest_that_waits_for_space_answers_and_the_guest_can_be_reset() {
+fn the_monitor_of_a_waiting_guest_responds_and_can_reset_it() {
     let Some(bed) = Bed::new() else { return };
     let (disk, mut watcher) = bed.serve();
     let mut qemu = bed.boot();

@@ -59,7 +59,7 @@ fn a_paused_disk_does_not_hold_up_a_queue_that_is_to_stop() {
 }
 
 #[test]
-fn a_guest_that_leaves_a_paused_disk_and_comes_again_is_served() {
+fn a_guest_that_reconnects_to_a_paused_disk_is_served() {
     for recorded in [true, false] {
         let room = Room::new();
         let (disk, mut control, mut driver) = paused(&room, recorded);
@@ -70,7 +70,7 @@ fn a_guest_that_leaves_a_paused_disk_and_comes_again_is_served() {
 
 /// A client connects while requests are held, writes, and leaves.
 #[test]
-fn what_a_client_has_left_never_lands_on_a_disk_that_was_reverted_meanwhile() {
+fn requests_of_a_disconnected_client_never_reach_a_reverted_disk() {
     for format in ["vhd", "qcow2"] {
         let room = Room::new();
         room.done(&format!("image create {format}:a --size 16M"));
@@ -88,7 +88,7 @@ fn what_a_client_has_left_never_lands_on_a_disk_that_was_reverted_meanwhile() {
         while control.done(&json!({ "verb": "layers" }))["peers"] != 0 {}
         let revert = json!({ "verb": "revert", "to": 1, "leaf": name("c") });
         let (kind, why) = control.refused(&revert);
-        assert!(kind == "connected" && why.contains("a request that is not done"), "{kind}: {why}");
+        assert!(kind == "connected" && why.contains("a request from a disconnected client"), "{kind}: {why}");
         control.done(&json!({ "verb": "resume" }));
         wait_for_writes(&mut control, 0);
         assert_eq!(nbd().read(0, BLOCK).unwrap(), [2; BLOCK], "it was done on the disk that it was asked of");

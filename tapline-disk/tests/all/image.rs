@@ -33,7 +33,7 @@ fn hide(room: &Room, file: &str) {
 }
 
 #[test]
-fn info_tells_what_a_scan_needs_in_the_same_words_for_every_format() {
+fn info_has_the_same_fields_for_every_format() {
     let room = Room::new();
     room.done("image create raw:a.raw --size 1G");
     room.done("image create vhd:b.vhd --parent raw:a.raw");
@@ -72,7 +72,7 @@ fn an_image_that_exists_is_never_overwritten() {
 }
 
 #[test]
-fn sizes_and_block_sizes_beyond_the_format_are_refused_and_leave_nothing() {
+fn unsupported_sizes_and_block_sizes_are_refused_without_leftovers() {
     let room = Room::new();
     for words in ["--size 3T", "--size 0", "--size 1000", "--size 1G --block-size 3M", "--size 1G --block-size 256K"] {
         let said = room.tapline(&format!("image create vhd:a.vhd {words}"));
@@ -144,7 +144,7 @@ fn map_lists_data_and_holes_to_the_last_byte() {
 }
 
 #[test]
-fn a_child_needs_its_parent_named_and_is_told_which() {
+fn a_child_without_its_parent_given_is_refused_with_a_suggestion() {
     let room = Room::new();
     room.make_raw("a.raw", 32 * MIB);
     room.done("image convert raw:a.raw vhd:base.vhd");
@@ -182,7 +182,7 @@ fn a_wrong_parent_is_refused() {
 }
 
 #[test]
-fn a_raw_parent_makes_a_child_too() {
+fn a_raw_image_can_be_a_parent() {
     let room = Room::new();
     room.make_raw("a.raw", 32 * MIB);
     room.done("image create vhd:child.vhd --parent raw:a.raw");
@@ -209,7 +209,7 @@ fn a_lost_footer_is_found_and_repaired() {
 }
 
 #[test]
-fn truncated_images_end_with_a_message_and_stay_as_they_are() {
+fn truncated_images_are_refused_and_unchanged() {
     let room = Room::new();
     room.make_raw("a.raw", 32 * MIB);
     room.done("image convert raw:a.raw vhd:b.vhd");
@@ -224,12 +224,12 @@ fn truncated_images_end_with_a_message_and_stay_as_they_are() {
 }
 
 #[test]
-fn what_is_no_image_is_named_with_what_to_do() {
+fn a_file_that_is_not_an_image_is_refused_with_advice() {
     let room = Room::new();
     room.make_raw("a.raw", MIB);
     let said = room.tapline("image info vhd:a.raw");
     assert_eq!(said.code, Some(4));
-    assert!(said.err.contains("vhd:a.raw") && said.err.contains("name the format"), "{said:?}");
+    assert!(said.err.contains("vhd:a.raw") && said.err.contains("give the file's actual format"), "{said:?}");
     let said = room.tapline("image info vhd:missing.vhd");
     assert_eq!(said.code, Some(4));
     assert!(said.err.contains("missing.vhd") && said.err.contains("no such file"), "{said:?}");
@@ -278,7 +278,7 @@ fn we_read_what_qemu_writes() {
 }
 
 #[test]
-fn a_reader_that_goes_away_early_is_no_failure() {
+fn a_closed_pipe_is_not_a_failure() {
     let room = Room::new();
     room.done("image create vhd:a.vhd --size 1G");
     let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
@@ -290,7 +290,7 @@ fn a_reader_that_goes_away_early_is_no_failure() {
 }
 
 #[test]
-fn a_conversion_that_a_signal_ends_leaves_nothing() {
+fn an_interrupted_conversion_leaves_nothing() {
     let room = Room::new();
     // Long enough that the signal, sent as soon as the target is there, comes before the end.
     room.write("a.raw", &vec![0x55; 256 << 20]);
@@ -311,7 +311,7 @@ fn a_conversion_that_a_signal_ends_leaves_nothing() {
 }
 
 #[test]
-fn a_parent_elsewhere_is_suggested_by_where_it_is() {
+fn a_parent_in_another_directory_is_suggested_with_its_path() {
     let room = Room::new();
     fs::create_dir(room.file("children")).unwrap();
     room.done("image create vhd:base.vhd --size 1G");
@@ -322,7 +322,7 @@ fn a_parent_elsewhere_is_suggested_by_where_it_is() {
 }
 
 #[test]
-fn what_is_to_be_replaced_survives_a_conversion_that_fails() {
+fn a_failed_conversion_keeps_the_file_to_be_replaced() {
     let room = Room::new();
     room.make_raw("a.raw", 64 * MIB);
     room.done("image create vhd:b.vhd --size 1M");
@@ -338,7 +338,7 @@ fn what_is_to_be_replaced_survives_a_conversion_that_fails() {
 }
 
 #[test]
-fn a_file_stands_once_in_a_chain_under_whatever_names() {
+fn a_file_may_occur_only_once_in_a_chain() {
     let room = Room::new();
     room.done("image create vhd:base.vhd --size 1G");
     room.done("image create vhd:a.vhd --parent vhd:base.vhd");
@@ -354,7 +354,7 @@ fn a_file_stands_once_in_a_chain_under_whatever_names() {
 }
 
 #[test]
-fn a_chain_that_is_too_long_is_refused_before_anything_is_opened() {
+fn an_overlong_chain_is_refused_before_anything_is_opened() {
     let room = Room::new();
     let parents = " --parent vhd:missing.vhd".repeat(60);
     let said = room.tapline(&format!("image map vhd:a.vhd{parents}"));
@@ -363,7 +363,7 @@ fn a_chain_that_is_too_long_is_refused_before_anything_is_opened() {
 }
 
 #[test]
-fn a_parent_that_changed_under_its_child_is_refused_with_both_names() {
+fn a_modified_parent_is_refused_with_both_names() {
     let room = Room::new();
     for (parent, child) in [("vhd:p.vhd", "vhd:c.vhd"), ("qcow2:p.q", "qcow2:c.q"), ("raw:p.raw", "qcow2:d.q")] {
         room.done(&format!("image create {parent} --size 32M"));

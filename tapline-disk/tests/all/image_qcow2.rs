@@ -27,7 +27,7 @@ fn data_clusters(map: &Value, cluster: u64) -> BTreeSet<u64> {
 }
 
 #[test]
-fn qemu_finds_a_new_image_sound_and_as_it_was_asked_for() {
+fn qemu_finds_a_new_image_intact_and_as_requested() {
     let room = Room::new();
     for cluster in ["64K", "256K", "2M"] {
         room.done(&format!("image create qcow2:{cluster}.q --size 10G --cluster-size {cluster}"));
@@ -43,7 +43,7 @@ fn qemu_finds_a_new_image_sound_and_as_it_was_asked_for() {
 }
 
 #[test]
-fn a_disk_of_16_tib_is_made_written_and_read_by_both() {
+fn a_disk_of_16_tib_is_created_written_and_read_by_both() {
     let room = Room::new();
     room.done("image create qcow2:big.q --size 16T");
     room.guest("qcow2:big.q", &["write -P 7 16383G 64k", "write -P 8 0 64k"]);
@@ -95,7 +95,7 @@ fn we_read_what_qemu_writes() {
 /// and find it sound.
 #[test]
 #[ignore = "slow: run by `make test-all`"]
-fn every_way_in_which_qemu_makes_an_image_is_written_to_in_turns() {
+fn images_of_every_qemu_variant_are_written_alternately() {
     let room = Room::new();
     let versions = ["compat=0.10", "compat=1.1", "refcount_bits=1", "refcount_bits=64", "lazy_refcounts=on"];
     let one_in = usize::try_from(tool::from_environment("TAPLINE_WAYS").unwrap_or(7)).unwrap();
@@ -228,7 +228,7 @@ fn an_image_with_internal_snapshots_is_written_and_they_stay() {
 
 /// An entry that makes no sense and one that has lost its mark, in neighbouring clusters.
 #[test]
-fn a_bad_entry_costs_its_cluster_and_a_message_says_which() {
+fn a_bad_entry_costs_its_cluster_and_is_reported() {
     let room = Room::new();
     room.tool("qemu-img", "create -q -f qcow2 a.q 64M");
     let written = room.run_words("qemu-io", &["-f", "qcow2", "-c", "write -P 1 0 1M", "a.q"]);
@@ -252,7 +252,7 @@ fn a_bad_entry_costs_its_cluster_and_a_message_says_which() {
 
 /// Both cost more than one request, all of which are under way at one time.
 #[test]
-fn a_bad_table_and_a_bad_compressed_cluster_are_named_too() {
+fn a_bad_table_and_a_bad_compressed_cluster_are_reported() {
     let room = Room::new();
     room.make_raw("a.raw", 64 * MIB);
     room.tool("qemu-img", "convert -f raw -O qcow2 a.raw table.q");
@@ -298,7 +298,7 @@ fn an_image_that_was_not_closed_is_repaired_before_it_is_written() {
 }
 
 #[test]
-fn a_check_and_its_repair_end_as_they_are_documented() {
+fn check_and_repair_return_the_documented_exit_codes() {
     let room = Room::new();
     room.make_raw("a.raw", 16 * MIB);
     room.done("image convert raw:a.raw qcow2:a.q");
@@ -318,7 +318,7 @@ fn a_check_and_its_repair_end_as_they_are_documented() {
 }
 
 #[test]
-fn a_check_says_by_its_code_that_there_are_only_leaks() {
+fn check_has_an_exit_code_for_leaks_only() {
     let room = Room::new();
     room.make_raw("a.raw", MIB);
     room.done("image convert raw:a.raw qcow2:a.q");
@@ -354,14 +354,14 @@ fn names_inside_an_image_are_shown_and_never_opened() {
 }
 
 #[test]
-fn a_format_that_is_named_wrongly_is_refused() {
+fn a_wrong_format_is_refused() {
     let room = Room::new();
     room.make_raw("a.raw", MIB);
     room.done("image create qcow2:base.q --size 16M");
     room.done("image create qcow2:child.q --parent qcow2:base.q");
     for image in ["qcow2:a.raw", "vhd:base.q"] {
         let said = room.tapline(&format!("image info {image}"));
-        assert!(said.code == Some(4) && said.err.contains("name the format"), "{said:?}");
+        assert!(said.code == Some(4) && said.err.contains("give the file's actual format"), "{said:?}");
     }
     // As raw, its metadata would be shown to the guest.
     let said = room.tapline("image map qcow2:child.q --parent raw:base.q");
@@ -369,7 +369,7 @@ fn a_format_that_is_named_wrongly_is_refused() {
 }
 
 #[test]
-fn what_a_guest_discards_comes_back_from_the_file() {
+fn discarded_space_is_returned_by_the_file() {
     let room = Room::new();
     for image in ["qcow2:a.q", "vhd:a.vhd"] {
         room.done(&format!("image create {image} --size 64M"));

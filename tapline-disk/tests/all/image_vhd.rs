@@ -23,31 +23,31 @@ fn shows_the_same(room: &Room) {
 }
 
 #[test]
-fn an_image_without_room_in_front_grows_and_that_is_told_once() {
+fn an_image_without_space_before_its_blocks_grows_with_one_note() {
     let room = Room::new();
     without_room(&room);
     let said = room.tapline("image resize vhd:q.vhd --size 10G");
     assert_eq!(said.code, Some(0), "{said:?}");
-    assert!(said.err.contains("vhd:q.vhd") && said.err.contains("`vhd-util check` refuses"), "{said:?}");
+    assert!(said.err.contains("vhd:q.vhd") && said.err.contains("`vhd-util check` rejects"), "{said:?}");
     shows_the_same(&room);
     let said = room.tapline("image resize vhd:q.vhd --size 11G");
     assert_eq!((said.code, said.err.as_str()), (Some(0), ""), "{said:?}");
 }
 
 #[test]
-fn an_image_without_room_in_front_grows_while_it_is_served_and_that_is_told() {
+fn a_served_image_without_space_before_its_blocks_grows_with_a_note() {
     let room = Room::new();
     without_room(&room);
     let disk = Disk::serve(&room, "vhd:q.vhd --nbd nbd.sock --control control.sock");
     Control::connect(&room.file("control.sock")).done(&serde_json::json!({ "verb": "resize", "size": 10u64 << 30 }));
     let (code, said) = disk.stop();
     assert_eq!(code, Some(0), "{said}");
-    assert!(said.contains("q.vhd had no room") && said.contains("`vhd-util check` refuses"), "{said}");
+    assert!(said.contains("q.vhd had no room") && said.contains("`vhd-util check` rejects"), "{said}");
     shows_the_same(&room);
 }
 
 #[test]
-fn an_image_without_room_in_front_takes_a_larger_one_in() {
+fn an_image_without_space_before_its_blocks_merges_a_larger_one() {
     let room = Room::new();
     without_room(&room);
     room.done("image create vhd:child.vhd --parent vhd:q.vhd");
@@ -59,7 +59,7 @@ fn an_image_without_room_in_front_takes_a_larger_one_in() {
 }
 
 #[test]
-fn images_of_ours_grow_without_a_word() {
+fn our_images_grow_without_a_note() {
     let room = Room::new();
     room.make_raw("a.raw", 64 * MIB);
     room.done("image convert raw:a.raw vhd:q.vhd");
@@ -69,7 +69,7 @@ fn images_of_ours_grow_without_a_word() {
 }
 
 #[test]
-fn blocks_that_libvhd_does_not_read_are_told_of() {
+fn blocks_unsupported_by_libvhd_are_reported() {
     let room = Room::new();
     for (words, told) in [("", false), ("--block-size 2M", false), ("--block-size 1M", true)] {
         let said = room.tapline(&format!("image create vhd:{told}{}.vhd --size 64M {words}", words.len()));
@@ -78,7 +78,7 @@ fn blocks_that_libvhd_does_not_read_are_told_of() {
 }
 
 #[test]
-fn a_misspelt_locator_is_found_and_mended() {
+fn a_misspelt_locator_is_found_and_repaired() {
     let room = Room::new();
     room.make_raw("a.raw", 64 * MIB);
     room.done("image convert raw:a.raw vhd:q.vhd");

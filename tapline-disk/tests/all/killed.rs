@@ -75,13 +75,13 @@ fn wait_for_storage(room: &Room) {
 
 #[test]
 #[ignore = "slow: run by `make test-all`"]
-fn a_guest_whose_front_end_records_survives_kills() {
+fn a_guest_with_inflight_recording_survives_kills() {
     survive(true, from_environment("TAPLINE_KILLS").unwrap_or(50), "raw");
 }
 
 #[test]
 #[ignore = "slow: run by `make test-all`"]
-fn a_guest_whose_front_end_records_nothing_survives_kills() {
+fn a_guest_without_inflight_recording_survives_kills() {
     survive(false, from_environment("TAPLINE_KILLS").unwrap_or(50), "raw");
 }
 

@@ -205,7 +205,7 @@ fn a_fixed_vhd_disk() {
 
 /// A process that may not open its files, nor call much: the end of the file goes by the descriptor that it has.
 #[test]
-fn a_disk_that_was_handed_its_file_and_is_confined() {
+fn a_confined_disk_with_passed_files() {
     let Some(large) = Large::file_system(STORAGES[0].0) else { return };
     let room = &large.room;
     room.done(&format!("image create vhd:large/a --size {LEN}"));
@@ -291,7 +291,7 @@ fn a_raw_disk_of_part_of_a_sector_is_served_by_sectors_of_512_when_asked() {
 
 /// Kernels have such loop devices since Linux 6.15 or so; no drive has such sectors.
 #[test]
-fn sectors_that_no_drive_writes_at_once_are_refused() {
+fn sectors_too_large_for_atomic_writes_are_refused() {
     let Some(large) = Large::device(64 << 20, "8192") else { return };
     let said = large.room.tapline(&format!("serve raw:{} --nbd ./nbd.sock", large.name));
     assert_eq!(said.code, Some(4), "{said:?}");

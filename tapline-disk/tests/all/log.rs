@@ -93,7 +93,7 @@ fn wait_for(log: &mut impl Read, word: &str) -> String {
 }
 
 #[test]
-fn a_full_log_ends_no_disk() {
+fn a_full_log_does_not_stop_a_disk() {
     let room = Room::new();
     let (mut disk, mut client) = Disk::serve(&room, File::options().write(true).open("/dev/full").unwrap());
     disk.log_much(&mut client);
@@ -102,7 +102,7 @@ fn a_full_log_ends_no_disk() {
 }
 
 #[test]
-fn a_reader_that_has_gone_ends_no_disk() {
+fn a_closed_log_pipe_does_not_stop_a_disk() {
     let room = Room::new();
     let (mut reader, writer) = narrow_pipe();
     let (mut disk, mut client) = Disk::serve(&room, writer);
@@ -114,7 +114,7 @@ fn a_reader_that_has_gone_ends_no_disk() {
 }
 
 #[test]
-fn a_reader_that_has_stopped_holds_up_no_disk_and_hears_later_what_is_missing() {
+fn a_stalled_log_reader_does_not_delay_a_disk_and_learns_of_lost_lines() {
     let room = Room::new();
     let (mut reader, writer) = narrow_pipe();
     let (mut disk, mut client) = Disk::serve(&room, writer);
@@ -136,7 +136,7 @@ fn a_reader_that_has_stopped_holds_up_no_disk_and_hears_later_what_is_missing() 
 }
 
 #[test]
-fn what_a_command_prints_is_an_error_where_there_is_no_space_and_none_where_nobody_reads_on() {
+fn printing_fails_without_space_but_not_on_a_closed_pipe() {
     let room = Room::new();
     room.done("image create qcow2:a.qcow2 --size 16M");
     let info = |out: Stdio| {

@@ -63,14 +63,14 @@ fn used_and_rested(format: &str) -> (u64, u64) {
 
 #[test]
 #[ignore = "slow: run by `make test-all`"]
-fn a_disk_that_is_not_used_gives_back_what_it_knows_of_qcow2() {
+fn an_idle_qcow2_disk_releases_its_cache() {
     let (used, rested) = used_and_rested("qcow2");
     assert!(rested + MIB < used && rested < 2 * MIB, "{used} bytes, then {rested}");
 }
 
 #[test]
 #[ignore = "slow: run by `make test-all`"]
-fn a_disk_that_is_not_used_gives_back_what_it_knows_of_vhd() {
+fn an_idle_vhd_disk_releases_its_cache() {
     let (used, rested) = used_and_rested("vhd");
     assert!(rested < used && rested < 2 * MIB, "{used} bytes, then {rested}");
 }

@@ -17,7 +17,7 @@ fn image(room: &Room) {
 }
 
 #[test]
-fn what_is_written_over_nbd_is_in_the_image_after_sigterm() {
+fn data_written_over_nbd_is_in_the_image_after_sigterm() {
     let room = Room::new();
     image(&room);
     let disk = Disk::serve(&room, "vhd:a.vhd --nbd nbd.sock");
@@ -26,7 +26,7 @@ fn what_is_written_over_nbd_is_in_the_image_after_sigterm() {
     assert_eq!(wrote.code, Some(0), "{wrote:?}");
     let (code, said) = disk.stop();
     assert_eq!(code, Some(0), "{said}");
-    assert!(said.contains("everything is answered and flushed"), "{said}");
+    assert!(said.contains("all requests are completed and flushed"), "{said}");
     assert!(!room.file("nbd.sock").exists());
     assert_eq!(room.json("image check vhd:a.vhd")["result"], "clean");
     room.done("image convert vhd:a.vhd raw:b.raw");
@@ -52,7 +52,7 @@ fn write_without_flush(room: &Room) -> Child {
 }
 
 #[test]
-fn a_guest_that_never_flushes_and_is_killed_again_and_again_leaves_no_longer_file() {
+fn repeated_kills_without_flush_do_not_grow_the_file() {
     let room = Room::new();
     room.done("image create vhd:a.vhd --size 64M");
     let mut lengths = Vec::new();
@@ -139,7 +139,7 @@ fn sockets_that_cannot_be_bound_are_named() {
 }
 
 #[test]
-fn what_to_paste_is_printed_for_the_disk_that_is_served() {
+fn the_printed_configuration_matches_the_served_disk() {
     let room = Room::new();
     image(&room);
     let mut disk = Disk::serve(&room, "vhd:a.vhd --vhost-user vm.sock --queues 3 --print qemu");
@@ -157,12 +157,12 @@ fn what_to_paste_is_printed_for_the_disk_that_is_served() {
 }
 
 #[test]
-fn what_a_monitor_cannot_be_told_is_refused_with_what_it_can() {
+fn unsupported_monitor_options_are_refused_with_alternatives() {
     let room = Room::new();
     image(&room);
     let said = room.tapline("serve vhd:a.vhd --nbd nbd.sock --print cloud-hypervisor");
     assert_eq!(said.code, Some(4), "{said:?}");
-    assert!(said.err.contains("Cloud Hypervisor cannot use a disk that is served by NBD"), "{said:?}");
+    assert!(said.err.contains("Cloud Hypervisor cannot use a disk served over NBD"), "{said:?}");
 }
 
 #[test]
@@ -185,7 +185,7 @@ fn statistics_are_appended_on_sigusr1_and_at_the_end() {
 }
 
 #[test]
-fn a_port_of_the_system_s_choice_is_told() {
+fn a_system_chosen_port_is_reported() {
     let room = Room::new();
     image(&room);
     let disk = Disk::serve(&room, "vhd:a.vhd --read-only --nbd 127.0.0.1:0");
@@ -195,7 +195,7 @@ fn a_port_of_the_system_s_choice_is_told() {
 }
 
 #[test]
-fn a_file_for_statistics_that_cannot_be_written_is_told_before_serving() {
+fn an_unwritable_statistics_file_is_reported_before_serving() {
     let room = Room::new();
     image(&room);
     let said = room.tapline("serve vhd:a.vhd --nbd nbd.sock --stats missing/stats.json");

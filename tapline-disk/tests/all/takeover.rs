@@ -103,33 +103,33 @@ fn survives(kind: &str) {
 }
 
 #[test]
-fn answered_writes_survive_the_process_on_raw() {
+fn acknowledged_writes_survive_the_process_on_raw() {
     survives("raw");
 }
 
 #[test]
-fn answered_writes_survive_the_process_on_vhd() {
+fn acknowledged_writes_survive_the_process_on_vhd() {
     survives("vhd");
 }
 
 #[test]
-fn answered_writes_survive_the_process_on_qcow2() {
+fn acknowledged_writes_survive_the_process_on_qcow2() {
     survives("qcow2");
 }
 
 #[test]
-fn answered_writes_survive_the_process_on_a_chain_of_vhd() {
+fn acknowledged_writes_survive_the_process_on_a_vhd_chain() {
     survives("vhd-raw");
 }
 
 #[test]
-fn answered_writes_survive_the_process_on_a_chain_of_qcow2() {
+fn acknowledged_writes_survive_the_process_on_a_qcow2_chain() {
     survives("qcow2-raw");
 }
 
 /// Somebody has put another image in its place, or changed it, since its process has died: what is left may not fit.
 #[test]
-fn an_image_that_was_changed_since_is_not_opened_before_somebody_decides() {
+fn an_image_modified_since_is_not_opened_automatically() {
     let room = Room::new();
     let words = make(&room, "qcow2");
     let (mut model, mut dice) = (vec![0; usize::try_from(BLOCKS).unwrap()], Dice(1));
@@ -152,7 +152,7 @@ fn an_image_that_was_changed_since_is_not_opened_before_somebody_decides() {
 
 /// The copy has its old time of modification, as `cp -p` and backups give it back.
 #[test]
-fn an_image_that_was_put_back_from_a_copy_is_not_opened_before_somebody_decides() {
+fn an_image_restored_from_a_copy_is_not_opened_automatically() {
     let room = Room::new();
     let words = make(&room, "qcow2");
     let copy = room.read("a.img");
@@ -174,7 +174,7 @@ fn an_image_that_was_put_back_from_a_copy_is_not_opened_before_somebody_decides(
 
 /// The process that was killed was of a version whose log is laid out in another way.
 #[test]
-fn what_another_version_has_left_is_refused_and_kept_for_it() {
+fn a_log_of_another_version_is_refused_and_kept() {
     let room = Room::new();
     let words = make(&room, "qcow2");
     let (mut model, mut dice) = (vec![0; usize::try_from(BLOCKS).unwrap()], Dice(1));
@@ -199,7 +199,7 @@ fn what_another_version_has_left_is_refused_and_kept_for_it() {
 
 /// Whoever opens the image, whatever for, sees what was answered.
 #[test]
-fn a_job_finds_what_was_answered() {
+fn a_job_sees_acknowledged_writes() {
     for kind in ["vhd", "qcow2"] {
         let room = Room::new();
         let words = make(&room, kind);

@@ -75,7 +75,7 @@ fn a_guest_at_work_notices_nothing() {
 /// Over NBD: a write of which a part has come, and replies that nobody has read.
 #[test]
 #[ignore = "slow: run by `make test-all`"]
-fn what_is_under_way_between_a_client_and_the_disk_is_not_lost() {
+fn requests_between_client_and_disk_are_not_lost_in_an_upgrade() {
     /// Neither this nor where it is written is a multiple of a block.
     const LEN: usize = (1 << 18) - 5;
     let len = |len: usize| u32::try_from(len).unwrap();
@@ -149,7 +149,7 @@ fn reply(stream: &mut UnixStream, len: usize) -> Vec<u8> {
 }
 
 #[test]
-fn a_program_that_does_not_come_up_changes_nothing() {
+fn a_program_that_does_not_start_changes_nothing() {
     let room = Room::new();
     room.done("image create qcow2:a --size 16M");
     let disk = Replaced::serve(&room, "qcow2:a --vhost-user vm.sock");
@@ -272,7 +272,7 @@ fn successor_of(pid: rustix::process::Pid) -> Option<rustix::process::Pid> {
 }
 
 #[test]
-fn a_merge_is_interrupted_and_goes_on_when_asked_for_again() {
+fn an_upgrade_interrupts_a_merge_which_continues_on_request() {
     let room = Room::new();
     room.done("image create qcow2:a --size 64M");
     let mut disk = Replaced::serve(&room, "qcow2:a --nbd ./nbd.sock");
@@ -308,7 +308,7 @@ fn a_merge_is_interrupted_and_goes_on_when_asked_for_again() {
 
 /// As a daemon does it: both are handed what they have, and the new one was started by somebody else.
 #[test]
-fn a_confined_disk_is_replaced_by_a_process_that_was_started_for_it() {
+fn a_confined_disk_is_taken_over_by_a_prestarted_process() {
     let room = Room::new();
     let name = format!("vhd:{NOWHERE}/a");
     Hand::to(&format!("image create {name} --size 64M")).file(&Handed::create(&room, "a")).done();
@@ -355,7 +355,7 @@ fn successor(words: &str, socket: OwnedFd) -> std::process::Child {
 
 /// A process that was started for it in vain ends by itself.
 #[test]
-fn who_is_not_needed_ends() {
+fn the_unneeded_process_exits() {
     let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
     let mut next = successor("serve raw:/nowhere/a --nbd /nowhere/s --control /nowhere/c", theirs);
     drop(ours);

@@ -16,7 +16,7 @@ fn run(room: &Room, words: &str) -> (Option<i32>, String) {
 }
 
 #[test]
-fn without_a_store_every_command_says_so_and_fails() {
+fn without_xenstore_every_command_fails_with_a_message() {
     let room = Room::new();
     room.write("disk.raw", &[0; 4096]);
     let commands = [
@@ -37,7 +37,7 @@ fn without_a_store_every_command_says_so_and_fails() {
 }
 
 #[test]
-fn words_that_make_no_sense_are_refused_before_the_store_is_asked() {
+fn invalid_arguments_are_refused_before_xenstore_is_used() {
     let room = Room::new();
     let all = [
         "xen",

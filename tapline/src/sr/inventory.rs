@@ -1,4 +1,4 @@
-//! `tapline sr inventory`: what a repository says of itself.
+//! `tapline sr inventory`: a repository's own inventory file.
 
 use api::{Inventory, InventoryVdi, Problem, SrProbe, SrSource};
 
@@ -9,7 +9,7 @@ use crate::word;
 
 type Shown = Column<Line>;
 
-/// A VDI with its image, or an image without one.
+/// A VDI with its image, or an image without a VDI.
 struct Line {
     vdi: Option<InventoryVdi>,
     image: api::InventoryImage,
@@ -26,17 +26,17 @@ const COLUMNS: &[Shown] = &[
         of.map(|of| uuids.show(of)).unwrap_or_default()
     }),
     Shown::new("file", |line, _| line.image.file.clone()),
-    Shown::new("stands-on", |line, _| line.parent.clone().unwrap_or_default()),
+    Shown::new("parent", |line, _| line.parent.clone().unwrap_or_default()),
 ];
 
 fn hidden() -> String {
-    "(only below others)".into()
+    "(backs other images)".into()
 }
 
-/// Shows the inventory of a repository that is attached, or of what lies in a directory.
+/// Shows the inventory of an attached repository, or of a directory.
 pub async fn show(session: &Session, which: &str) -> Result<(), Problem> {
     let inventory = if which.contains('/') {
-        let path = word::path(which).map_err(|why| Problem::failed("name a directory", why))?;
+        let path = word::path(which).map_err(|why| Problem::failed("parse the directory's path", why))?;
         let source = SrSource::Dir { path: session.path(path)? };
         session.client.sr_inventory_at(&SrProbe { source }).await?
     } else {
@@ -56,7 +56,7 @@ pub async fn show(session: &Session, which: &str) -> Result<(), Problem> {
             parent: image.parent.and_then(file_of),
         })
         .collect();
-    // Those without a VDI behind the others.
+    // Images without a VDI come last.
     lines.sort_by_key(|line| (line.vdi.is_none(), line.vdi.as_ref().map(|vdi| vdi.name.clone())));
     print(&table(&lines, COLUMNS, true, None))
 }

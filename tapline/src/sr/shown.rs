@@ -1,4 +1,4 @@
-//! What is shown of repositories, of what a probe finds and of what a scan does.
+//! How repositories, the results of a probe and the results of a scan are shown.
 
 use std::fmt::Write;
 
@@ -11,7 +11,7 @@ use crate::word;
 type Shown = Column<Sr>;
 type Found = Column<SrFound>;
 
-/// Of a repository.
+/// Columns of a repository.
 pub const COLUMNS: &[Shown] = &[
     Shown::new("uuid", |sr, uuids| uuids.show(sr.uuid)),
     Shown::new("name", |sr, _| sr.name.to_string()),
@@ -20,7 +20,7 @@ pub const COLUMNS: &[Shown] = &[
     Shown::new("size", |sr, _| of_space(sr, |space| readable(space.physical_size))).right().if_room(),
     Shown::new("allocated", |sr, _| of_space(sr, |space| readable(space.virtual_allocation))).right().if_room(),
     Shown::new("full", |sr, _| of_space(sr, full)).if_room(),
-    Shown::new("place", |sr, _| place(&sr.source)).if_room(),
+    Shown::new("location", |sr, _| place(&sr.source)).if_room(),
     Shown::new("used", |sr, _| of_space(sr, |space| readable(space.physical_utilisation))).right().wide(),
     Shown::new("images", |sr, _| of_space(sr, |space| readable(space.images))).right().wide(),
     Shown::new("reserve", |sr, _| readable(sr.reserve)).right().wide(),
@@ -51,7 +51,7 @@ pub const COLUMNS: &[Shown] = &[
     Shown::new("description", |sr, _| sr.description.to_string()).alone(),
 ];
 
-/// Of a repository that was found.
+/// Columns of a repository found by a probe.
 pub const FOUND: &[Found] = &[
     Found::new("uuid", |found, uuids| uuids.show(found.uuid)),
     Found::new("name", |found, _| found.name.to_string()),
@@ -59,21 +59,21 @@ pub const FOUND: &[Found] = &[
     Found::new("images", |found, _| found.images.to_string()).right(),
 ];
 
-/// What was measured; nothing if nothing was.
+/// A property of the measured space; empty if it has not been measured.
 fn of_space(sr: &Sr, show: impl Fn(&Space) -> String) -> String {
     sr.space.as_ref().map(show).unwrap_or_default()
 }
 
-/// Whether it is full, or when it will be.
+/// Whether the repository is full, or when it is expected to be.
 fn full(space: &Space) -> String {
     match (space.full, &space.forecast) {
-        (true, _) => "now: guests wait".into(),
-        (false, Some(forecast)) => format!("{:.0}, at {} a day", forecast.full_at, readable(forecast.bytes_per_day)),
+        (true, _) => "now; guests are waiting".into(),
+        (false, Some(forecast)) => format!("{:.0}, at {} per day", forecast.full_at, readable(forecast.bytes_per_day)),
         (false, None) => String::new(),
     }
 }
 
-/// As it is named on the command line.
+/// The storage in command-line syntax.
 fn place(source: &SrSource) -> String {
     match source {
         SrSource::Dir { path } => path.to_string(),
@@ -83,15 +83,15 @@ fn place(source: &SrSource) -> String {
     }
 }
 
-/// A line for each thing that a scan has found, and one that adds up.
+/// One line per finding of a scan, then a summary line.
 pub fn scanned(scan: &Scan) -> String {
     let mut text = String::new();
     let mut line = |head: &str, what: String| {
-        // Writing to a string does not fail.
+        // Writing to a string cannot fail.
         writeln!(text, "{head:>9}  {what}").unwrap_or_default();
     };
     for placed in &scan.appeared {
-        let vdi = placed.vdi.map_or("hidden, and kept as it is".into(), |vdi| format!("vdi {vdi}"));
+        let vdi = placed.vdi.map_or("hidden; left unchanged".into(), |vdi| format!("vdi {vdi}"));
         line("appeared", format!("{}: {vdi}", placed.file));
     }
     for vdi in &scan.missing {
@@ -102,7 +102,7 @@ pub fn scanned(scan: &Scan) -> String {
     }
     for unplaced in &scan.unplaced {
         let advice = unplaced.problem.advice.as_ref().map(|advice| format!("; {advice}")).unwrap_or_default();
-        line("no place", format!("{}: {}{advice}", unplaced.file, unplaced.problem));
+        line("unplaced", format!("{}: {}{advice}", unplaced.file, unplaced.problem));
     }
     let counts = scan.counts.iter().map(|(kind, count)| format!("{count} {kind}")).collect::<Vec<_>>().join(", ");
     line("files", if counts.is_empty() { "none".into() } else { counts });
@@ -117,7 +117,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn a_scan_is_told_line_by_line() {
+    fn a_scan_result_is_shown_line_by_line() {
         let problem = Problem::new(Code::Invalid, "its parent is not here").advise("import it with its parent");
         let scan = Scan {
             appeared: vec![Placed { file: "a.vhd".into(), vdi: None }],
@@ -126,8 +126,8 @@ mod test {
             unplaced: vec![Unplaced { file: "b.vhd".into(), problem }],
             counts: [("images".to_owned(), 7), ("notes".to_owned(), 1)].into(),
         };
-        let text = " appeared  a.vhd: hidden, and kept as it is\n  missing  vdi 00000000-0000-0000-0000-000000000000\n \
-                    no place  b.vhd: its parent is not here; import it with its parent\n    files  7 images, 1 notes\n";
+        let text = " appeared  a.vhd: hidden; left unchanged\n  missing  vdi 00000000-0000-0000-0000-000000000000\n \
+                    unplaced  b.vhd: its parent is not here; import it with its parent\n    files  7 images, 1 notes\n";
         assert_eq!(scanned(&scan), text);
     }
 }

@@ -1,20 +1,21 @@
-//! What a repository lies on, as options: exactly one place, and what belongs to it.
+//! Options that select a repository's storage: exactly one location, with the options that belong to it.
 
 use api::{Code, Problem, SrSource};
 
 use crate::session::Session;
 use crate::word::{self, HostPath, Share};
 
-/// A place and what belongs to it. That an option requires a place is not enough to refuse it with another one: clap does
-/// not require what is in conflict with what is there.
+/// A location with its options. `requires` is not enough to reject an option that is combined with another location,
+/// because clap does not enforce it if the required option conflicts with one that is present; hence the explicit
+/// conflicts.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Source {
     #[command(flatten)]
-    place: Place,
-    /// The version of NFS: 3, 4, 4.1 or 4.2 [default: what both can do]
+    location: Location,
+    /// NFS version: 3, 4, 4.1 or 4.2 [default: negotiated]
     #[arg(long, value_name = "VERSION", requires = "nfs", conflicts_with_all = ["dir", "smb", "iso"])]
     nfs_version: Option<String>,
-    /// A file with username=, password= and domain= lines (mount.cifs(8)), for root only
+    /// A file with username=, password= and domain= lines (mount.cifs(8)), readable only by root
     #[arg(long, value_name = "FILE", requires = "smb", value_parser = word::path,
         conflicts_with_all = ["dir", "nfs", "iso"])]
     credentials: Option<HostPath>,
@@ -22,26 +23,26 @@ pub struct Source {
 
 #[derive(Clone, Debug, clap::Args)]
 #[group(required = true, multiple = false)]
-struct Place {
-    /// A directory of the daemon's host
+struct Location {
+    /// A directory on the daemon's host
     #[arg(long, value_name = "PATH", value_parser = word::path)]
     dir: Option<HostPath>,
-    /// A directory that an NFS server exports
+    /// A directory exported by an NFS server
     #[arg(long, value_name = "SERVER:/EXPORT", value_parser = word::nfs)]
     nfs: Option<SrSource>,
     /// A share of an SMB server
     #[arg(long, value_name = "//SERVER/SHARE", value_parser = word::smb, requires = "credentials")]
     smb: Option<Share>,
-    /// A directory of the daemon's host with ISO images, for reading only
+    /// A read-only directory of ISO images on the daemon's host
     #[arg(long, value_name = "PATH", value_parser = word::path)]
     iso: Option<HostPath>,
 }
 
 impl Source {
-    /// As the API has it.
-    pub fn place(self, session: &Session) -> Result<SrSource, Problem> {
-        let Source { place, nfs_version, credentials } = self;
-        match (place.dir, place.nfs, place.smb.zip(credentials), place.iso) {
+    /// The API's form of the storage.
+    pub fn resolve(self, session: &Session) -> Result<SrSource, Problem> {
+        let Source { location, nfs_version, credentials } = self;
+        match (location.dir, location.nfs, location.smb.zip(credentials), location.iso) {
             (Some(path), ..) => Ok(SrSource::Dir { path: session.path(path)? }),
             (_, Some(SrSource::Nfs { server, export, .. }), ..) => {
                 Ok(SrSource::Nfs { server, export, version: nfs_version })
@@ -50,8 +51,10 @@ impl Source {
                 Ok(SrSource::Smb { server, share, credentials: session.path(credentials)? })
             }
             (.., Some(path)) => Ok(SrSource::Iso { path: session.path(path)? }),
-            // clap has refused this; nothing is guessed if it has not.
-            _ => Err(Problem::new(Code::Invalid, "no place is named").advise("name one: --dir, --nfs, --smb or --iso")),
+            // clap rejects this case; if it ever does not, nothing is guessed.
+            _ => {
+                Err(Problem::new(Code::Invalid, "no storage given").advise("give one of --dir, --nfs, --smb or --iso"))
+            }
         }
     }
 }

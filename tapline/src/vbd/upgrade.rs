@@ -1,6 +1,6 @@
-//! `tapline vbd upgrade`: one task for each block device, begun together, and what came of them in one table.
+//! `tapline vbd upgrade`: one task per block device, all begun together, with their results in one table.
 //!
-//! The daemon does a few at a time. One that fails stops no other.
+//! The daemon runs a few at a time. A failed upgrade does not stop the others.
 
 use api::client::{Answer, Client};
 use api::{Code, Problem, Task, TaskState, VbdState, VbdUpgraded};
@@ -12,7 +12,7 @@ use crate::column::{Column, Uuids};
 use crate::session::{Listing, Session, print, say};
 use crate::wait;
 
-/// Seconds after which a task that is waited for is asked for again.
+/// Seconds of each long-poll request for a task's end.
 const STEP: u32 = 10;
 
 /// Replaces the processes of block devices.
@@ -20,7 +20,7 @@ const STEP: u32 = 10;
 pub struct Upgrade {
     #[command(flatten)]
     which: Which,
-    /// Return as soon as all have begun, and print the UUIDs of the tasks
+    /// Return as soon as all tasks have begun, and print their UUIDs
     #[arg(long)]
     no_wait: bool,
     #[command(flatten)]
@@ -31,23 +31,23 @@ pub struct Upgrade {
 #[derive(clap::Args)]
 #[group(required = true, multiple = false)]
 struct Which {
-    /// The beginning of its UUID; of several, each is upgraded whether or not others can be
+    /// UUID prefix; if several are given, a failure does not stop the others
     vbd: Vec<String>,
-    /// All that are plugged, a few at a time
+    /// All plugged block devices, a few at a time
     #[arg(long)]
     all: bool,
 }
 
-/// What has come of one, or is to come.
+/// The result of one upgrade, once it is known.
 #[derive(Debug, Serialize)]
 struct Row {
     vbd: Uuid,
     #[serde(skip_serializing_if = "Option::is_none")]
     task: Option<Task>,
-    /// What came of it, as the task has it.
+    /// The result recorded in the task.
     #[serde(skip)]
     upgraded: Option<VbdUpgraded>,
-    /// Why it was not done.
+    /// Why the upgrade failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     problem: Option<Problem>,
 }
@@ -75,13 +75,13 @@ fn note(row: &Row, _: Uuids) -> String {
     }
 }
 
-/// Microseconds, as people read them.
+/// Formats microseconds for people.
 fn pause(us: u64) -> String {
     format!("{}.{} ms", us / 1000, us % 1000 / 100)
 }
 
 impl Upgrade {
-    /// Does it.
+    /// Runs the verb.
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
         let vbds = self.which.find(session).await?;
         if vbds.is_empty() && !session.json() {
@@ -103,7 +103,7 @@ impl Upgrade {
             return outcome(&rows);
         }
         see_to_end(&session.client, &mut rows).await?;
-        // A single one that failed says why itself.
+        // If the only upgrade failed, its error message is enough.
         let is_only_a_problem = matches!(rows.as_slice(), [Row { problem: Some(_), .. }]);
         if session.json() || !is_only_a_problem {
             session.list(&rows, COLUMNS, &self.listing)?;
@@ -139,7 +139,7 @@ async fn begin(client: &Client, vbd: Uuid) -> Row {
     row
 }
 
-/// Waits for all. The first interrupt asks for the end of those that can be ended, the second one ends the wait.
+/// Waits for all tasks. The first interrupt cancels those that can be cancelled, the second one stops waiting.
 async fn see_to_end(client: &Client, rows: &mut [Row]) -> Result<(), Problem> {
     let interrupts = signal(SignalKind::interrupt());
     let mut interrupts = interrupts.map_err(|error| Problem::failed("handle an interrupt", error))?;
@@ -149,12 +149,12 @@ async fn see_to_end(client: &Client, rows: &mut [Row]) -> Result<(), Problem> {
             match next(client, open, &mut interrupts).await? {
                 Some(task) => rows.iter_mut().skip(at).take(1).for_each(|row| row.take(task.clone())),
                 None if interrupted => {
-                    let what = "the upgrades were left while they go on";
-                    return Err(Problem::new(Code::Failed, what).advise("see how they end with «tapline task list»"));
+                    let what = "the upgrades are still running in the background";
+                    return Err(Problem::new(Code::Failed, what).advise("follow them with 'tapline task list'"));
                 }
                 None => {
                     interrupted = true;
-                    say("tapline: asked to end what has not begun; interrupt again to leave the rest to itself\n");
+                    say("tapline: cancelling upgrades that have not begun; Ctrl-C again to stop waiting\n");
                     for row in rows.iter().skip(at) {
                         cancel(client, row).await;
                     }
@@ -165,7 +165,7 @@ async fn see_to_end(client: &Client, rows: &mut [Row]) -> Result<(), Problem> {
     Ok(())
 }
 
-/// How far a task is after a while; none if there was an interrupt.
+/// A task's state after a while; `None` if interrupted.
 async fn next(client: &Client, task: Uuid, interrupts: &mut Signal) -> Result<Option<Task>, Problem> {
     tokio::select! {
         now = client.task_wait(task, STEP) => now.map(Some),
@@ -176,17 +176,17 @@ async fn next(client: &Client, task: Uuid, interrupts: &mut Signal) -> Result<Op
 async fn cancel(client: &Client, row: &Row) {
     let Some(task) = row.open() else { return };
     if let Err(problem) = client.task_cancel(task).await {
-        say(&format!("tapline: {} goes on: {problem}\n", row.vbd));
+        say(&format!("tapline: {} continues: {problem}\n", row.vbd));
     }
 }
 
 impl Row {
-    /// Its task, if that is not over.
+    /// The row's task, unless it has ended.
     fn open(&self) -> Option<Uuid> {
         self.task.as_ref().filter(|task| !task.state.is_over()).map(|task| task.uuid)
     }
 
-    /// Its task is so far now.
+    /// Updates the row from its task.
     fn take(&mut self, task: Task) {
         match task.state {
             TaskState::Done => {
@@ -199,7 +199,7 @@ impl Row {
     }
 }
 
-/// Whether all went well.
+/// An error unless all upgrades succeeded.
 fn outcome(rows: &[Row]) -> Result<(), Problem> {
     let failed: Vec<&Problem> = rows.iter().filter_map(|row| row.problem.as_ref()).collect();
     match failed.as_slice() {
@@ -209,7 +209,7 @@ fn outcome(rows: &[Row]) -> Result<(), Problem> {
             let what = format!("{} of {} block devices were not upgraded", failed.len(), rows.len());
             let problem = Problem::new(Code::Failed, what);
             Err(match &first.advice {
-                Some(advice) => problem.advise(format!("of the first: {advice}")),
+                Some(advice) => problem.advise(format!("for the first one: {advice}")),
                 None => problem,
             })
         }

@@ -1,40 +1,40 @@
-//! The verbs that make a disk. Each prints the UUID of what it has made.
+//! The verbs that create a disk. Each prints the UUID of the new disk.
 
 use api::{Description, ImageFormat, Name, Problem, Size, VdiClone, VdiCopy, VdiCreate, VdiImport, VdiSnapshot};
 
 use crate::session::{Session, Waiting};
 use crate::word::{self, HostPath};
 
-/// Makes an empty disk.
+/// Creates an empty disk.
 #[derive(clap::Args)]
 pub struct Create {
-    /// Its name
+    /// Name of the disk
     name: Name,
-    /// The repository: its name or the beginning of its UUID
+    /// The repository: its name or UUID prefix
     #[arg(long)]
     sr: String,
-    /// What a guest will see
+    /// Size seen by the guest
     #[arg(long, value_parser = word::size)]
     size: Size,
-    /// The format [default: the repository's choice]
+    /// Format [default: the repository's default]
     #[arg(long, value_parser = word::one_of::<ImageFormat>(&word::FORMATS))]
     format: Option<ImageFormat>,
-    /// Its description
+    /// Description
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     description: Description,
     #[command(flatten)]
     waiting: Waiting,
 }
 
-/// Makes a disk of the state of another one.
+/// Snapshots or clones a disk.
 #[derive(clap::Args)]
 pub struct Branch {
-    /// Its name or the beginning of its UUID
+    /// Name or UUID prefix
     vdi: String,
-    /// The name of the new one [default: the same]
+    /// Name of the new disk [default: the same name]
     #[arg(long)]
     name: Option<Name>,
-    /// The description of the new one
+    /// Description of the new disk
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     description: Description,
     #[command(flatten)]
@@ -44,39 +44,39 @@ pub struct Branch {
 /// Copies a disk.
 #[derive(clap::Args)]
 pub struct Copy {
-    /// Its name or the beginning of its UUID
+    /// Name or UUID prefix
     vdi: String,
-    /// The repository of the copy: its name or the beginning of its UUID
+    /// Repository of the copy: its name or UUID prefix
     #[arg(long)]
     sr: String,
-    /// The copy's name [default: the same]
+    /// Name of the copy [default: the same name]
     #[arg(long)]
     name: Option<Name>,
-    /// The copy's format [default: the repository's choice]
+    /// Format of the copy [default: the repository's default]
     #[arg(long, value_parser = word::one_of::<ImageFormat>(&word::FORMATS))]
     format: Option<ImageFormat>,
     #[command(flatten)]
     waiting: Waiting,
 }
 
-/// Makes a disk of a file.
+/// Creates a disk from a file.
 #[derive(clap::Args)]
 pub struct Import {
-    /// Its name
+    /// Name of the disk
     name: Name,
-    /// The file, which stands on no other
+    /// The file, which must not have a backing file
     #[arg(value_parser = word::path)]
     path: HostPath,
-    /// The repository: its name or the beginning of its UUID
+    /// The repository: its name or UUID prefix
     #[arg(long)]
     sr: String,
-    /// What the file is; it is never guessed
+    /// Format of the file; it is never guessed
     #[arg(long, value_name = "FORMAT", value_parser = word::one_of::<ImageFormat>(&word::FORMATS))]
     source_format: ImageFormat,
-    /// The format of the disk [default: the repository's choice]
+    /// Format of the disk [default: the repository's default]
     #[arg(long, value_parser = word::one_of::<ImageFormat>(&word::FORMATS))]
     format: Option<ImageFormat>,
-    /// Its description
+    /// Description
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     description: Description,
     #[command(flatten)]
@@ -84,7 +84,7 @@ pub struct Import {
 }
 
 impl Create {
-    /// Does it.
+    /// Runs the verb.
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
         let Create { name, sr, size, format, description, waiting } = self;
         let asked = VdiCreate { sr: session.sr(&sr).await?, name, description, size, format };
@@ -93,14 +93,14 @@ impl Create {
 }
 
 impl Branch {
-    /// Makes one for reading only.
+    /// Takes a read-only snapshot.
     pub async fn snapshot(self, session: &Session) -> Result<(), Problem> {
         let Branch { vdi, name, description, waiting } = self;
         let vdi = session.vdi(&vdi).await?;
         session.made(session.client.vdi_snapshot(vdi, &VdiSnapshot { name, description }).await?, waiting).await
     }
 
-    /// Makes one to be written.
+    /// Creates a writable clone.
     pub async fn clone(self, session: &Session) -> Result<(), Problem> {
         let Branch { vdi, name, description, waiting } = self;
         let vdi = session.vdi(&vdi).await?;
@@ -109,7 +109,7 @@ impl Branch {
 }
 
 impl Copy {
-    /// Does it.
+    /// Runs the verb.
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
         let Copy { vdi, sr, name, format, waiting } = self;
         let vdi = session.vdi(&vdi).await?;
@@ -119,7 +119,7 @@ impl Copy {
 }
 
 impl Import {
-    /// Does it.
+    /// Runs the verb.
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
         let Import { name, path, sr, source_format, format, description, waiting } = self;
         let path = session.path(path)?;

@@ -1,4 +1,4 @@
-//! What is shown of a disk.
+//! How a disk is shown.
 
 use api::{Vdi, VdiState};
 
@@ -8,7 +8,7 @@ use crate::word;
 
 type Shown = Column<Vdi>;
 
-/// Of a disk.
+/// Columns of a disk.
 pub const COLUMNS: &[Shown] = &[
     Shown::new("uuid", |vdi, uuids| uuids.show(vdi.uuid)),
     Shown::new("name", |vdi, _| vdi.name.to_string()),
@@ -27,7 +27,7 @@ pub const COLUMNS: &[Shown] = &[
     Shown::new("description", |vdi, _| vdi.description.to_string()).alone(),
 ];
 
-/// In one word: what is wrong with it, or how it is used.
+/// One word: what is wrong with the disk, or how it is used.
 fn state(vdi: &Vdi, _: Uuids) -> String {
     match (vdi.state, vdi.users.is_empty()) {
         (VdiState::Ready, false) => "in use".into(),

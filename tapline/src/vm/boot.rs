@@ -1,18 +1,18 @@
-//! What a machine boots, as options.
+//! Options for what a machine boots.
 
 use api::{Description, Problem};
 
 use crate::session::Session;
 use crate::word::{self, HostPath};
 
-/// A kernel of the host, or none.
+/// A kernel on the host, or none.
 #[derive(Clone, Debug, clap::Args)]
 #[group(skip)]
 pub struct Boot {
-    /// Boot this kernel of the host [default: boot the first disk that is bootable]
+    /// Boot this kernel on the host [default: boot the first bootable disk]
     #[arg(long, value_name = "PATH", value_parser = word::path)]
     kernel: Option<HostPath>,
-    /// The kernel's first file system
+    /// The kernel's initial ramdisk
     #[arg(long, value_name = "PATH", value_parser = word::path, requires = "kernel")]
     initrd: Option<HostPath>,
     /// The kernel's command line
@@ -21,7 +21,7 @@ pub struct Boot {
 }
 
 impl Boot {
-    /// The kernel, if one is named.
+    /// The kernel, if one is given.
     pub fn kernel(self, session: &Session) -> Result<Option<api::Boot>, Problem> {
         let Boot { kernel, initrd, cmdline } = self;
         let Some(kernel) = kernel else { return Ok(None) };
@@ -30,7 +30,7 @@ impl Boot {
     }
 }
 
-/// What is shown of it.
+/// The boot source as shown to people.
 pub fn shown(boot: &api::Boot) -> String {
     match boot {
         api::Boot::Disk => "its first bootable disk".into(),

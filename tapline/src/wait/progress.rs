@@ -1,4 +1,4 @@
-//! How far a task is, on stderr: a bar where a person watches, a line a step where a log does.
+//! A task's progress on stderr: a bar on a terminal, otherwise one line per step.
 
 use std::io::IsTerminal;
 use std::time::Duration;
@@ -9,21 +9,21 @@ use indicatif::{ProgressBar, ProgressStyle};
 use crate::session::say;
 use crate::word;
 
-/// The bar's length in parts of the whole.
+/// The bar's total number of units.
 const WHOLE: u32 = 1000;
-/// How often the bar shows that it lives.
+/// How often the bar is redrawn to show that it is alive.
 const TICK: Duration = Duration::from_millis(200);
 
 /// The progress of a task.
 pub enum Progress {
-    /// A person watches.
+    /// A bar on a terminal.
     Bar(ProgressBar),
-    /// A log does: the last line.
+    /// Lines for a log, with the last line printed.
     Lines(String),
 }
 
 impl Progress {
-    /// Nothing has been shown.
+    /// Starts with nothing shown.
     pub fn new() -> Progress {
         if !std::io::stderr().is_terminal() {
             return Progress::Lines(String::new());
@@ -36,7 +36,7 @@ impl Progress {
         Progress::Bar(bar)
     }
 
-    /// Shows how far the task is.
+    /// Shows the task's progress.
     pub fn show(&mut self, task: &Task) {
         let line = line(task);
         match self {
@@ -56,7 +56,7 @@ impl Progress {
         }
     }
 
-    /// Says something beside it.
+    /// Prints a message next to the progress.
     pub fn say(&self, text: &str) {
         match self {
             Progress::Bar(bar) => bar.println(text),
@@ -73,9 +73,9 @@ fn line(task: &Task) -> String {
     }
 }
 
-/// Of [`WHOLE`]. What is outside of 0 to 1 is at the nearer end; what is no number has not begun.
+/// Progress in units of [`WHOLE`]. Values outside of 0 to 1 are clamped; NaN counts as 0.
 fn parts(progress: f64) -> u64 {
-    // There is no other way from a float to an integer that says what it does with the rest.
+    // There is no other conversion from a float to an integer that defines what happens to out-of-range values.
     format!("{:.0}", progress.clamp(0.0, 1.0) * f64::from(WHOLE)).parse().unwrap_or(0)
 }
 

@@ -1,6 +1,6 @@
 //! Following events: through the end of a connection and what may be lost then.
 
-use api::client::{Client, Tiding};
+use api::client::{Client, StreamItem};
 use api::{Change, Event, ObjectKind};
 use uuid::Uuid;
 
@@ -17,12 +17,12 @@ fn stream(seq: u64) -> Vec<u8> {
     format!(": hello\n\nevent: change\nid: {seq}\ndata: {data}\n\nevent: unheard-of\ndata: 1\n\n").into_bytes()
 }
 
-fn is_lost(tiding: &Tiding) -> bool {
-    matches!(tiding, Tiding::Lost(_))
+fn is_lost(item: &StreamItem) -> bool {
+    matches!(item, StreamItem::Lost(_))
 }
 
 #[tokio::test]
-async fn a_follower_goes_on_behind_the_last_event_it_has_seen() {
+async fn a_follower_continues_after_its_last_event() {
     let busy = api::Problem::new(api::Code::Overloaded, "too many clients");
     let reset = "event: reset\nid: 40\ndata: {}\n\n";
     let played = Played::new([
@@ -33,25 +33,25 @@ async fn a_follower_goes_on_behind_the_last_event_it_has_seen() {
         scene("GET", "events", 200, stream(41)),
     ]);
     let mut events = Client::new(played.socket()).events(Some(6)).await.unwrap();
-    assert_eq!(events.next().await, Tiding::Change(Box::new(event(7))));
+    assert_eq!(events.next().await, StreamItem::Change(Box::new(event(7))));
     assert!(is_lost(&events.next().await));
-    assert_eq!(events.next().await, Tiding::Lost(busy), "not taken for silence");
-    assert_eq!(events.next().await, Tiding::Change(Box::new(event(8))));
+    assert_eq!(events.next().await, StreamItem::Lost(busy), "not taken for silence");
+    assert_eq!(events.next().await, StreamItem::Change(Box::new(event(8))));
     assert!(is_lost(&events.next().await));
-    assert_eq!(events.next().await, Tiding::Reset);
+    assert_eq!(events.next().await, StreamItem::Reset);
     assert!(is_lost(&events.next().await));
-    assert_eq!(events.next().await, Tiding::Change(Box::new(event(41))));
+    assert_eq!(events.next().await, StreamItem::Change(Box::new(event(41))));
     let behind: Vec<_> = played.asked().into_iter().map(|asked| asked.last_event_id.unwrap()).collect();
     assert_eq!(behind, ["6", "7", "7", "8", "40"]);
 }
 
 #[tokio::test]
-async fn what_was_missed_without_a_number_to_go_on_from_is_said() {
+async fn missed_events_without_a_number_are_reported() {
     let played = Played::new([scene("GET", "events", 200, ""), scene("GET", "events", 200, stream(9))]);
     let mut events = Client::new(played.socket()).events(None).await.unwrap();
     assert!(is_lost(&events.next().await));
-    assert_eq!(events.next().await, Tiding::Reset);
-    assert_eq!(events.next().await, Tiding::Change(Box::new(event(9))));
+    assert_eq!(events.next().await, StreamItem::Reset);
+    assert_eq!(events.next().await, StreamItem::Change(Box::new(event(9))));
     assert_eq!(played.asked()[1].last_event_id, None);
 }
 

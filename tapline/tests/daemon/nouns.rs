@@ -12,13 +12,13 @@ const VM: &str = "00004a00-0000-0000-0000-000000000001";
 const TASK: &str = "00007a00-0000-0000-0000-000000000001";
 
 #[test]
-fn a_list_is_a_table_and_with_json_what_the_api_gave() {
+fn a_list_is_a_table_or_the_apis_json() {
     let srs = vec![sr(1, "fast"), sr(2, "slow")];
     let played = Played::new([ok("GET", "srs", &srs), ok("GET", "srs?match=a%20b", &srs)]);
     let table = "\
-UUID      NAME  STATE        FREE     SIZE  ALLOCATED  FULL                                PLACE
-00005e00  fast  attached   50 GiB  100 GiB    200 GiB  2027-01-31T00:00:00Z, at 1 GiB a day  nas:/srv/vms
-00005e00  slow  attached   50 GiB  100 GiB    200 GiB  2027-01-31T00:00:00Z, at 1 GiB a day  nas:/srv/vms
+UUID      NAME  STATE        FREE     SIZE  ALLOCATED  FULL                                LOCATION
+00005e00  fast  attached   50 GiB  100 GiB    200 GiB  2027-01-31T00:00:00Z, at 1 GiB per day  nas:/srv/vms
+00005e00  slow  attached   50 GiB  100 GiB    200 GiB  2027-01-31T00:00:00Z, at 1 GiB per day  nas:/srv/vms
 ";
     let squeeze = |text: &str| {
         text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ") + "\n").collect::<String>()
@@ -39,13 +39,13 @@ fn wide_tables_have_whole_uuids() {
 }
 
 #[test]
-fn show_tells_all_that_is_known() {
+fn show_prints_all_fields() {
     let played =
         Played::new([ok("GET", "srs?match=fast", &[sr(1, "fast")]), ok("GET", &format!("srs/{SR}"), &sr(1, "fast"))]);
     let text = out(&played.run(&["sr", "show", "fast"]));
     for line in [
         &format!("       uuid: {SR}\n"),
-        "       full: 2027-01-31T00:00:00Z, at 1 GiB a day\n",
+        "       full: 2027-01-31T00:00:00Z, at 1 GiB per day\n",
         "    formats: qcow2, vhd\n",
         "      notes: the server says when it is durable\n",
         "description: for tests\n",
@@ -59,14 +59,14 @@ fn an_ambiguous_name_is_refused_with_the_candidates() {
     let played = Played::new([ok("GET", "vdis?match=root", &[vdi(1, "root"), vdi(2, "root")])]);
     let output = played.run(&["vdi", "show", "root"]);
     assert_eq!(output.status.code(), Some(4));
-    let text = "tapline: «root» may be any of 2 vdis:\n    \
+    let text = "tapline: 'root' is ambiguous; it matches 2 vdis:\n    \
                 0000d100-0000-0000-0000-000000000001  root\n    \
-                0000d100-0000-0000-0000-000000000002  root\n  name one by its UUID\n";
+                0000d100-0000-0000-0000-000000000002  root\n  give the UUID of the one you mean\n";
     assert_eq!(err(&output), text);
 }
 
 #[test]
-fn a_refusal_tells_the_field_and_the_advice_on_a_line_of_its_own() {
+fn a_refusal_shows_field_and_advice() {
     let problem = Problem::new(Code::NoSpace, "cannot make a vdi of 10 GiB: 1 GiB is free")
         .field("size")
         .advise("free some, or lower the reserve: tapline sr set fast --reserve 0");
@@ -81,7 +81,7 @@ fn a_refusal_tells_the_field_and_the_advice_on_a_line_of_its_own() {
 }
 
 #[test]
-fn sr_create_names_the_place_as_the_api_has_it() {
+fn sr_create_sends_the_storage_in_the_apis_form() {
     let sources: [(&[&str], serde_json::Value); 4] = [
         (&["--dir", "/srv"], json!({"type": "dir", "path": "/srv"})),
         (
@@ -105,7 +105,7 @@ fn sr_create_names_the_place_as_the_api_has_it() {
 }
 
 #[test]
-fn words_that_make_no_sense_are_refused_before_anything_is_asked() {
+fn invalid_arguments_are_refused_before_any_request() {
     let wrong: [&[&str]; 18] = [
         &["sr", "create", "fast"],
         &["sr", "create", "fast", "--dir", "/a", "--iso", "/b"],
@@ -215,7 +215,7 @@ fn verbs_of_a_vdi_ask_their_routes() {
 }
 
 #[test]
-fn a_dry_run_only_tells_what_would_be_destroyed() {
+fn a_dry_run_only_reports_what_would_be_destroyed() {
     let played = Played::new([
         ok("GET", &format!("vdis/{VDI}"), &vdi(1, "root")),
         ok("DELETE", &format!("vdis/{VDI}?dry_run=true"), &json!({"files": ["a.qcow2"]})),
@@ -299,7 +299,7 @@ fn verbs_of_a_vm_ask_their_routes() {
 }
 
 #[test]
-fn what_is_started_with_the_host_is_set_and_taken_back() {
+fn autostart_is_set_and_cleared() {
     let vms = || ok("PATCH", &format!("vms/{VM}"), &vm(1, "web"));
     let vbds = || ok("PATCH", &format!("vbds/{VBD}"), &vbd(1));
     let played = Played::new([vms(), vms(), vms(), vbds(), vbds()]);
@@ -316,7 +316,7 @@ fn what_is_started_with_the_host_is_set_and_taken_back() {
 }
 
 #[test]
-fn hardware_is_changed_a_piece_at_a_time() {
+fn platform_keys_are_changed_individually() {
     let played =
         Played::new([ok("GET", &format!("vms/{VM}"), &vm(1, "web")), ok("PATCH", &format!("vms/{VM}"), &vm(1, "web"))]);
     let set = ["vm", "set", VM, "--platform", "hvm_serial=pty", "--no-platform", "usb", "--memory", "2G"];

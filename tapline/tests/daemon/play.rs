@@ -1,6 +1,7 @@
 //! A daemon that plays recorded answers: a real HTTP server at a Unix socket, with the API's own types.
 //!
-//! Each answer is for one request, which must be the next one that comes; what came is there to be looked at afterwards.
+//! Each answer is for one request, which must be the next one that comes; what came is there to be looked at
+//! afterwards.
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};

@@ -91,7 +91,7 @@ fn refused(output: &Output, words: &[&str]) {
 }
 
 #[test]
-fn a_token_in_the_environment_or_in_a_file_is_shown_to_the_daemon() {
+fn a_token_from_environment_or_file_is_sent() {
     let served = Served::start();
     let secret = served.token(&["ci"]);
     let here = out(&run(&served.daemon.socket(), &["host", "show", "--json"]));
@@ -107,19 +107,19 @@ fn a_token_in_the_environment_or_in_a_file_is_shown_to_the_daemon() {
     assert_eq!(identity(&out(&asked.output().unwrap())), identity(&here));
 
     let listed = out(&run(&served.daemon.socket(), &["token", "list"]));
-    assert!(listed.contains(" ci ") && listed.contains("change") && !listed.contains(&secret), "{listed}");
-    refused(&served.run(&secret, &["token", "list"]), &["token «ci»", "as root"]);
+    assert!(listed.contains(" ci ") && listed.contains(" rw ") && !listed.contains(&secret), "{listed}");
+    refused(&served.run(&secret, &["token", "list"]), &["token 'ci'", "as root"]);
     assert_eq!(out(&run(&served.daemon.socket(), &["token", "revoke", "ci"])), "");
     refused(&served.run(&secret, &["host", "show"]), &["revoked", "tapline token create"]);
-    refused(&run(&served.daemon.socket(), &["token", "revoke", "ci"]), &["no token «ci»"]);
+    refused(&run(&served.daemon.socket(), &["token", "revoke", "ci"]), &["no token 'ci'"]);
 }
 
 #[test]
-fn a_token_that_is_limited_is_shown_as_such() {
+fn a_limited_token_is_listed_as_such() {
     let served = Served::start();
     let secret = served.token(&["monitor", "--read-only", "--expires", "30"]);
     assert_eq!(out(&served.run(&secret, &["sr", "list", "--json"])), "[]\n");
-    refused(&served.run(&secret, &["host", "drain"]), &["«monitor»", "without --read-only"]);
+    refused(&served.run(&secret, &["host", "drain"]), &["'monitor'", "without --read-only"]);
     let listed = out(&run(&served.daemon.socket(), &["token", "list", "--json"]));
     let [token] = &serde_json::from_str::<Vec<api::Token>>(&listed).unwrap()[..] else { panic!("{listed}") };
     let days = token.expires.unwrap().duration_since(token.created).as_hours().div_euclid(24);
@@ -127,7 +127,7 @@ fn a_token_that_is_limited_is_shown_as_such() {
 }
 
 #[test]
-fn who_is_not_trusted_is_not_shown_the_token() {
+fn an_untrusted_daemon_is_not_sent_the_token() {
     let served = Served::start();
     let secret = served.token(&["ci"]);
     let with = |name: &str, value: String| {
@@ -136,8 +136,8 @@ fn who_is_not_trusted_is_not_shown_the_token() {
         asked.output().unwrap()
     };
     let other = served.path("other.pem").display().to_string();
-    refused(&with("TAPLINE_CA", other.clone()), &["nobody in", &other, "--ca FILE"]);
-    refused(&with("TAPLINE_CA", served.path("key.pem").display().to_string()), &["there is none in it"]);
+    refused(&with("TAPLINE_CA", other.clone()), &["no CA in", &other, "--ca FILE"]);
+    refused(&with("TAPLINE_CA", served.path("key.pem").display().to_string()), &["it contains none"]);
     let other_name = format!("https://localhost:{}", served.port);
     refused(&with("TAPLINE_CONNECT", other_name), &["is not trusted", "localhost", "subjectAltName"]);
     refused(&with("TAPLINE_CONNECT", served.url().replace("https", "http")), &["only sent over TLS"]);
@@ -146,13 +146,13 @@ fn who_is_not_trusted_is_not_shown_the_token() {
     let twice = with("TAPLINE_TOKEN", format!("{secret}{secret}"));
     refused(&twice, &["TAPLINE_TOKEN holds no token"]);
     assert!(!err(&twice).contains(&secret));
-    refused(&with("TAPLINE_SOCKET", "/nowhere".into()), &["name two daemons"]);
+    refused(&with("TAPLINE_SOCKET", "/nowhere".into()), &["both TAPLINE_SOCKET and TAPLINE_CONNECT"]);
     let mut here = served.command(&["host", "--token-file", "token", "show"]);
     refused(&here.output().unwrap(), &["--connect https://HOST:PORT"]);
 }
 
 #[test]
-fn a_path_of_another_host_is_a_whole_one() {
+fn paths_on_another_host_must_be_absolute() {
     let served = Served::start();
     let secret = served.token(&["ci"]);
     let room = tempfile::tempdir().unwrap();
@@ -162,7 +162,7 @@ fn a_path_of_another_host_is_a_whole_one() {
         &["vdi", "export", "00000000-0000-0000-0000-000000000001", "here", "--format", "raw"],
         &["vm", "create", "a", "--memory", "64M", "--kernel", "here"],
     ] {
-        refused(&served.run(&secret, words), &["«here»", "whole path"]);
+        refused(&served.run(&secret, words), &["'here'", "absolute path"]);
     }
     let made = served.run(&secret, &["sr", "create", "a", "--dir", room.path().to_str().unwrap()]);
     assert_eq!(out(&made).trim().len(), 36);
@@ -171,7 +171,7 @@ fn a_path_of_another_host_is_a_whole_one() {
 }
 
 #[test]
-fn who_follows_events_is_told_when_the_token_is_revoked() {
+fn a_follower_learns_that_its_token_was_revoked() {
     let served = Served::start();
     let secret = served.token(&["ci"]);
     let mut follow = served.follow(&secret);
@@ -184,11 +184,11 @@ fn who_follows_events_is_told_when_the_token_is_revoked() {
     let status = follow.wait().unwrap();
     let mut rest = String::new();
     said.read_to_string(&mut rest).unwrap();
-    assert!(status.code() == Some(4) && rest.contains("it was revoked"), "{status}: {rest}");
+    assert!(status.code() == Some(4) && rest.contains("revoked token"), "{status}: {rest}");
 }
 
 #[tokio::test]
-async fn the_client_has_all_of_it() {
+async fn the_client_supports_the_whole_api() {
     let served = Served::start();
     let here = Client::new(served.daemon.socket());
     let asked = TokenCreate { name: "program".parse().unwrap(), read_only: false, expires: None };

@@ -94,8 +94,8 @@ fn there_are_no_tasks_and_none_can_be_found() {
     assert_eq!(out(&run(&daemon.socket(), &["task", "list", "--all"])), "UUID  VERB  STATE  DONE  STEP  CREATED\n");
     assert_eq!(out(&run(&daemon.socket(), &["task", "list", "--json"])), "[]\n");
     let none = run(&daemon.socket(), &["task", "wait", "abcd"]);
-    let text = "tapline: there is no task «abcd»\n  an object goes by its name or by 4 and more digits of its UUID: \
-                see «tapline task list»\n";
+    let text = "tapline: no task named 'abcd'\n  give a name or at least 4 digits of a UUID; 'tapline task list' \
+                shows both\n";
     assert_eq!((none.status.code(), err(&none).as_str()), (Some(4), text));
     let uuid = uuid::Uuid::from_u128(7).to_string();
     let unknown = run(&daemon.socket(), &["task", "cancel", &uuid]);
@@ -117,7 +117,7 @@ fn a_host_without_disks_is_drained() {
 }
 
 #[test]
-fn what_the_daemon_refuses_is_told_as_it_says() {
+fn refusals_of_the_daemon_are_printed() {
     let daemon = Daemon::start();
     let uuid = uuid::Uuid::from_u128(7).to_string();
     assert_eq!(out(&run(&daemon.socket(), &["vdi", "list", "root", "--json"])), "[]\n");
@@ -142,11 +142,11 @@ async fn events_can_be_followed() {
     Client::new(daemon.socket()).events(None).await.unwrap();
     // Of a number that there was never, the daemon knows nothing: all must be looked at anew.
     let mut events = Client::new(daemon.socket()).events(Some(1_000_000)).await.unwrap();
-    assert_eq!(events.next().await, api::client::Tiding::Reset);
+    assert_eq!(events.next().await, api::client::StreamItem::Reset);
 }
 
 #[test]
-fn who_follows_ends_without_a_word_when_nobody_reads_any_more() {
+fn following_stops_silently_on_a_closed_pipe() {
     let daemon = Daemon::start();
     for words in [&["event", "follow"][..], &["task", "watch"]] {
         let mut follow = Command::new(env!("CARGO_BIN_EXE_tapline"));

@@ -12,8 +12,8 @@ const SR: &str = "00005e00-0000-0000-0000-000000000001";
 const VDI: &str = "0000d100-0000-0000-0000-000000000001";
 const TASK: &str = "00007a00-0000-0000-0000-000000000001";
 
-/// Runs `tapline` with these words on a terminal of so many columns, where this is typed. What it says is in the output's
-/// `stdout`, all of it.
+/// Runs `tapline` with these words on a terminal of so many columns, where this is typed. What it says is in the
+/// output's `stdout`, all of it.
 fn on_terminal(played: &Played, columns: u16, words: &str, typed: &str) -> Output {
     let tapline = env!("CARGO_BIN_EXE_tapline");
     let command = format!("stty cols {columns} && exec '{tapline}' {words}");
@@ -33,18 +33,18 @@ fn said(output: &Output) -> String {
 }
 
 #[test]
-fn who_destroys_is_asked() {
+fn destroying_asks_for_confirmation() {
     let played = Played::new([ok("GET", &format!("vdis/{VDI}"), &vdi(1, "root"))]);
     let output = on_terminal(&played, 100, &format!("vdi destroy {VDI}"), "n\n");
     let said = said(&output);
-    assert!(said.contains(&format!("destroy the vdi «root» ({VDI}): really? [y/N] ")), "{said}");
+    assert!(said.contains(&format!("destroy the vdi 'root' ({VDI}): really? [y/N] ")), "{said}");
     assert!(said.ends_with("tapline: nothing was destroyed\n"), "{said}");
     assert_eq!(output.status.code(), Some(4));
     played.asked();
 }
 
 #[test]
-fn a_yes_destroys_and_so_does_the_option_unasked() {
+fn yes_or_the_option_confirms_destruction() {
     let scenes =
         || [ok("GET", &format!("vdis/{VDI}"), &vdi(1, "root")), scene("DELETE", &format!("vdis/{VDI}"), 204, "")];
     let played = Played::new(scenes().into_iter().chain(scenes()));

@@ -45,22 +45,22 @@ fn squeezed(text: &str) -> String {
 }
 
 #[test]
-fn one_that_was_upgraded_tells_how_long_its_guest_waited() {
+fn an_upgrade_reports_how_long_the_guest_waited() {
     let running = ok("GET", &waited(1), &task(1, TaskState::Running, 0.0, Some("ask")));
     let played = Played::new([
         ok("GET", "vbds?match=0000bd", &[vbd(1)]),
         begins(1),
         running,
-        is_done(1, Some("the process before it was of version 0.1.0 too")),
+        is_done(1, Some("the previous process had the same version 0.1.0")),
     ]);
     let table = "UUID PAUSE PID REPLACED NOTE\n\
-                 0000bd00 8.1 ms 80 77 the process before it was of version 0.1.0 too\n";
+                 0000bd00 8.1 ms 80 77 the previous process had the same version 0.1.0\n";
     assert_eq!(squeezed(&out(&played.run(&["vbd", "upgrade", "0000bd"]))), table);
     played.asked();
 }
 
 #[test]
-fn a_single_one_that_fails_or_is_refused_says_why_as_other_verbs_do() {
+fn a_single_failed_upgrade_prints_its_error() {
     let played = Played::new([
         begins(1),
         has_failed(1),
@@ -93,7 +93,7 @@ fn all_but_one() -> Vec<Scene> {
 }
 
 #[test]
-fn of_all_that_are_plugged_one_that_fails_stops_no_other() {
+fn one_failed_upgrade_does_not_stop_the_others() {
     let played = Played::new(all_but_one());
     let output = played.run(&["vbd", "upgrade", "--all"]);
     let table = "UUID PAUSE PID REPLACED NOTE\n\
@@ -102,12 +102,12 @@ fn of_all_that_are_plugged_one_that_fails_stops_no_other() {
                  0000bd00 8.1 ms 80 77\n";
     assert_eq!(squeezed(&String::from_utf8(output.stdout.clone()).unwrap()), table);
     assert_eq!(output.status.code(), Some(4));
-    assert_eq!(err(&output), "tapline: 2 of 3 block devices were not upgraded\n  of the first: see its log\n");
+    assert_eq!(err(&output), "tapline: 2 of 3 block devices were not upgraded\n  for the first one: see its log\n");
     played.asked();
 }
 
 #[test]
-fn programs_are_told_of_each_what_the_api_has_answered() {
+fn json_output_contains_each_response() {
     let played = Played::new(all_but_one());
     let output = played.run(&["vbd", "upgrade", "--all", "--json"]);
     assert_eq!(output.status.code(), Some(4));
@@ -120,7 +120,7 @@ fn programs_are_told_of_each_what_the_api_has_answered() {
 }
 
 #[test]
-fn where_nothing_is_plugged_there_is_nothing_to_do() {
+fn without_plugged_disks_there_is_nothing_to_do() {
     let played = Played::new([ok("GET", "vbds", &four()[3..].to_vec()), ok("GET", "vbds", &Vec::<Vbd>::new())]);
     let output = played.run(&["vbd", "upgrade", "--all"]);
     assert_eq!((out(&output).as_str(), err(&output).as_str()), ("", "tapline: no block device is plugged\n"));
@@ -128,14 +128,14 @@ fn where_nothing_is_plugged_there_is_nothing_to_do() {
 }
 
 #[test]
-fn who_does_not_wait_is_told_the_tasks() {
+fn without_waiting_the_tasks_are_printed() {
     let played = Played::new([begins(1), begins(2)]);
     let tasks = [1, 2].map(|number| format!("{}\n", task(number, TaskState::Pending, 0.0, None).uuid)).concat();
     assert_eq!(out(&played.run(&["vbd", "upgrade", &uuid(1), &uuid(2), "--no-wait"])), tasks);
 }
 
 #[test]
-fn it_is_said_which_are_meant() {
+fn upgrade_requires_a_selection() {
     let played = Played::new([]);
     for words in [&["vbd", "upgrade"][..], &["vbd", "upgrade", "--all", "0000bd"]] {
         assert_eq!(played.run(words).status.code(), Some(64), "{words:?}");
@@ -143,7 +143,7 @@ fn it_is_said_which_are_meant() {
 }
 
 #[test]
-fn an_interrupt_ends_what_can_be_ended_and_another_one_the_wait() {
+fn the_first_interrupt_cancels_and_the_second_stops_waiting() {
     let cancel = |number: u128| format!("tasks/{}/cancel", task(number, TaskState::Running, 0.0, None).uuid);
     let late = Problem::new(Code::State, "the task cannot be cancelled now");
     let played = Played::new([
@@ -162,13 +162,13 @@ fn an_interrupt_ends_what_can_be_ended_and_another_one_the_wait() {
     }
     let output = tapline.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(4));
-    assert!(err(&output).contains(&format!("tapline: {} goes on: the task cannot be cancelled now\n", uuid(1))));
-    assert!(err(&output).contains("were left while they go on"), "{}", err(&output));
+    assert!(err(&output).contains(&format!("tapline: {} continues: the task cannot be cancelled now\n", uuid(1))));
+    assert!(err(&output).contains("still running in the background"), "{}", err(&output));
     played.asked();
 }
 
 #[test]
-fn disks_of_the_real_daemon_get_other_processes() {
+fn disks_of_the_real_daemon_are_upgraded() {
     let daemon = Daemon::start_with("");
     let room = tempfile::tempdir().unwrap();
     let tapline = |words: &[&str]| out(&run(&daemon.socket(), words)).trim().to_owned();

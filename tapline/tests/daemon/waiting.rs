@@ -34,7 +34,7 @@ fn ended(tapline: Child) -> Output {
 }
 
 #[test]
-fn a_verb_that_takes_time_is_seen_to_its_end_step_by_step() {
+fn a_long_running_verb_is_followed_step_by_step() {
     let played = Played::new([
         copy_begins(),
         ok("GET", &step(), &task(1, TaskState::Running, 0.1, Some("copy"))),
@@ -48,7 +48,7 @@ fn a_verb_that_takes_time_is_seen_to_its_end_step_by_step() {
 }
 
 #[test]
-fn what_a_task_has_made_is_printed_if_it_names_something() {
+fn the_uuid_of_a_created_object_is_printed() {
     let named = |result: serde_json::Value| [copy_begins(), ok("GET", &step(), &done(1, result))];
     let made = named(serde_json::json!({ "uuid": VDI }));
     let nameless = named(serde_json::json!({}));
@@ -59,7 +59,7 @@ fn what_a_task_has_made_is_printed_if_it_names_something() {
 }
 
 #[test]
-fn nobody_waits_who_does_not_want_to() {
+fn no_wait_returns_at_once() {
     let played = Played::new([copy_begins(), copy_begins()]);
     assert_eq!(out(&played.run(&[&COPY[..], &["--no-wait"]].concat())), format!("{TASK}\n"));
     let task: Task = serde_json::from_str(&out(&played.run(&[&COPY[..], &["--no-wait", "--json"]].concat()))).unwrap();
@@ -81,7 +81,7 @@ fn a_task_that_fails_is_a_command_that_fails() {
 }
 
 #[test]
-fn an_interrupt_asks_for_the_tasks_end_and_waits_for_it() {
+fn an_interrupt_cancels_the_task_and_waits() {
     let played = Played::new([
         copy_begins(),
         held("GET", &step()),
@@ -94,15 +94,15 @@ fn an_interrupt_asks_for_the_tasks_end_and_waits_for_it() {
     let output = ended(tapline);
     assert_eq!(output.status.code(), Some(4));
     let text = "vdi-copy: pending\n\
-                vdi-copy: asked to end and to undo what it has done; interrupt again to leave it to itself\n\
+                vdi-copy: cancelling; Ctrl-C again to stop waiting\n\
                 vdi-copy: cancelled\n\
-                tapline: vdi-copy was cancelled at the step copy\n";
+                tapline: vdi-copy was cancelled at step copy\n";
     assert_eq!(err(&output), text);
     played.asked();
 }
 
 #[test]
-fn a_second_interrupt_leaves_the_task_to_itself() {
+fn a_second_interrupt_stops_waiting() {
     let problem = Problem::new(Code::State, "it cannot be cancelled at the step switch");
     let played =
         Played::new([copy_begins(), held("GET", &step()), refused("POST", &cancel(), &problem), held("GET", &step())]);
@@ -115,12 +115,12 @@ fn a_second_interrupt_leaves_the_task_to_itself() {
     assert_eq!(output.status.code(), Some(4));
     let err = err(&output);
     assert!(err.contains("vdi-copy: cannot be cancelled: it cannot be cancelled at the step switch"), "{err}");
-    let end = format!("vdi-copy was left while it goes on\n  see how it ends with «tapline task wait {TASK}»\n");
+    let end = format!("vdi-copy is still running in the background\n  wait for it with 'tapline task wait {TASK}'\n");
     assert!(err.ends_with(&end), "{err}");
 }
 
 #[test]
-fn a_daemon_that_goes_while_somebody_waits_is_waited_for() {
+fn a_wait_survives_a_daemon_restart() {
     let played = Played::new([copy_begins(), play::cut("GET", &step()), ok("GET", &step(), &done(1, vdi(7, "root")))]);
     assert_eq!(out(&played.run(&COPY)), "0000d100-0000-0000-0000-000000000007\n");
     played.asked();
@@ -146,23 +146,27 @@ fn tasks_are_listed_shown_waited_for_and_cancelled() {
 }
 
 #[test]
-fn a_daemon_that_is_not_there_is_named_with_how_to_start_it() {
+fn an_unreachable_daemon_is_reported_with_advice() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("none.sock");
     let output = play::run(&socket, &["host", "show"]);
     assert_eq!(output.status.code(), Some(4));
     let text = format!(
         "tapline: cannot reach taplined at {}: No such file or directory (os error 2)\n  \
-         start it with «systemctl start taplined»; if it listens elsewhere, name its socket (--socket PATH or TAPLINE_SOCKET)\n",
+         start it with 'systemctl start taplined'; if it listens elsewhere, give its socket with --socket PATH or TAPLINE_SOCKET\n",
         socket.display()
     );
     assert_eq!(err(&output), text);
 }
 
 #[test]
-fn an_answer_that_makes_no_sense_is_no_answer() {
+fn an_invalid_response_is_an_error() {
     let played = Played::new([scene("GET", "host", 200, "{\"uuid\": 7}")]);
     let output = played.run(&["host", "show"]);
     assert_eq!(output.status.code(), Some(4));
-    assert!(err(&output).contains("makes no sense") && err(&output).contains("of one version"), "{}", err(&output));
+    assert!(
+        err(&output).contains("cannot parse the response") && err(&output).contains("the same version"),
+        "{}",
+        err(&output)
+    );
 }

@@ -1,8 +1,8 @@
-//! Numbers of users that are nobody else's: one for each process that is to have nothing in common with others.
+//! Exclusive uids, one for each process that must be isolated from all others.
 //!
-//! The number of a user is all that the kernel asks for: it needs no name and no entry anywhere. Invariant: a number is
-//! given to one living process only. Which ones are taken is in the processes themselves, so that the next daemon knows
-//! it too; one is used again as late as possible.
+//! The kernel only checks the number of a user: it needs no name and no entry anywhere. Invariant: a uid is given to
+//! only one living process at a time. Which uids are in use is read from the processes themselves, so the next daemon
+//! knows it too; a uid is reused as late as possible.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,7 +14,7 @@ use uuid::Uuid;
 use super::User;
 use crate::disk::process;
 
-/// Numbers that mean somebody on every host: `nobody`, and −1 in 16 bits (systemd, "Users, Groups, UIDs and GIDs").
+/// Uids with a fixed meaning on every host: `nobody`, and −1 in 16 bits (systemd, "Users, Groups, UIDs and GIDs").
 const RESERVED: std::ops::RangeInclusive<u32> = 65_534..=65_535;
 
 /// Numbers from one to another, both of them too.
@@ -28,13 +28,13 @@ impl Range {
     /// From text: `66000-81999`.
     pub fn parse(text: &str) -> Result<Range, String> {
         let ends = text.split_once('-').and_then(|(first, last)| Some((first.parse().ok()?, last.parse().ok()?)));
-        let Some((first, last)) = ends else { return Err(format!("{text:?} is no range of users like 66000-81999")) };
+        let Some((first, last)) = ends else { return Err(format!("{text:?} is not a uid range such as 66000-81999")) };
         // The last number there is means «no user».
         if first == 0 || last < first || last == u32::MAX {
-            return Err(format!("{text:?} has no users that may be given away"));
+            return Err(format!("{text:?} contains no usable uids"));
         }
         if first <= *RESERVED.end() && last >= *RESERVED.start() {
-            return Err(format!("{text:?} has the user nobody in it"));
+            return Err(format!("{text:?} contains the uid of nobody"));
         }
         Ok(Range { first, last })
     }
@@ -98,15 +98,17 @@ impl Numbers {
     pub fn of(setting: &'static str, text: &str, instead: &str) -> Result<Numbers, Problem> {
         let range = Range::parse(text).map_err(|why| Problem::new(Code::Invalid, format!("{setting}: {why}")))?;
         if range.first < SYSTEM_USERS {
-            let what =
-                format!("{setting}: users below {SYSTEM_USERS} are the system's own, and {text} has some of them");
-            return Err(Problem::new(Code::Invalid, what).advise("name a range that nobody has, such as the default"));
+            let what = format!(
+                "{setting}: uids below {SYSTEM_USERS} are reserved for the system, and {text} contains some of \
+                    them"
+            );
+            return Err(Problem::new(Code::Invalid, what).advise("choose an unused range such as the default"));
         }
         // Without a map there are no name spaces of users.
         if std::fs::read_to_string("/proc/self/uid_map").is_ok_and(|map| !range.is_within(&map)) {
-            let what = format!("{setting}: there are no users {text} here: this is a container that has fewer");
+            let what = format!("{setting}: the uids {text} do not exist here; this container has a smaller range");
             return Err(Problem::new(Code::Invalid, what)
-                .advise(format!("name a range that it has, or a user: {instead} = \"nobody\"")));
+                .advise(format!("choose a range that exists, or set a single user: {instead} = \"nobody\"")));
         }
         let holders = running(range)?;
         // Not the same one in every life: two daemons of one host that were not given ranges of their own seldom meet.
@@ -126,8 +128,8 @@ impl Numbers {
                 return Ok(Chosen { numbers: self.clone(), number, given: false });
             }
         }
-        let what = format!("all users of {} are in use", self.setting);
-        Err(Problem::new(Code::InUse, what).advise(format!("name a larger {}, and restart taplined", self.setting)))
+        let what = format!("all uids of {} are in use", self.setting);
+        Err(Problem::new(Code::InUse, what).advise(format!("set a larger {} and restart taplined", self.setting)))
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -171,7 +173,7 @@ impl Drop for Chosen {
 
 /// The processes of this host that run as users of a range.
 fn running(range: Range) -> Result<HashMap<u32, Holder>, Problem> {
-    let processes = std::fs::read_dir("/proc").map_err(|error| Problem::failed("look for users in /proc", error))?;
+    let processes = std::fs::read_dir("/proc").map_err(|error| Problem::failed("find used uids in /proc", error))?;
     let pids = processes.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
     let found = pids.filter_map(|pid| {
         let number = user_of(pid).filter(|number| range.has(*number))?;
@@ -196,7 +198,7 @@ mod test {
     }
 
     #[test]
-    fn only_a_range_of_users_that_are_nobody_is_one() {
+    fn only_a_range_of_unused_uids_is_accepted() {
         let range = |text| Range::parse(text).unwrap();
         assert_eq!(range("66000-81999"), Range { first: 66_000, last: 81_999 });
         assert!(range("66000-66009").meets(range("66009-66010")) && range("66000-66009").meets(range("66004-66004")));
@@ -208,7 +210,7 @@ mod test {
     }
 
     #[test]
-    fn a_container_may_have_fewer_users() {
+    fn a_container_may_have_fewer_uids() {
         let range = Range::parse("66000-81999").unwrap();
         assert!(range.is_within("         0          0 4294967295\n"));
         assert!(!range.is_within("         0     100000      65536\n"));
@@ -217,7 +219,7 @@ mod test {
     }
 
     #[test]
-    fn no_two_have_one_number_and_one_is_used_again_as_late_as_possible() {
+    fn uids_are_exclusive_and_reused_as_late_as_possible() {
         let numbers = three();
         let (first, second) = (numbers.choose().unwrap(), numbers.choose().unwrap());
         let third = numbers.choose().unwrap();
@@ -231,7 +233,7 @@ mod test {
     }
 
     #[test]
-    fn a_number_is_its_process_s_until_that_has_ended() {
+    fn a_uid_is_reserved_until_its_process_exits() {
         let numbers = Numbers { range: Range { first: 66_000, last: 66_000 }, ..three() };
         numbers.state().next = 66_000;
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
@@ -243,7 +245,7 @@ mod test {
     }
 
     #[test]
-    fn what_runs_already_is_known() {
+    fn uids_of_running_processes_are_known() {
         let own = rustix::process::getuid().as_raw();
         assert_eq!(user_of(std::process::id()), Some(own));
         assert!(running(Range { first: own, last: own }).unwrap().contains_key(&own));

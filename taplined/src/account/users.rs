@@ -1,13 +1,13 @@
-//! As whom programs of one kind run: as the daemon, all as one user, or each as one of its own.
+//! Which user programs of one kind run as: the daemon's, a common one, or an exclusive one each.
 //!
-//! It knows nothing of the programs.
+//! It knows nothing about the programs.
 
 use api::Problem;
 
 use super::numbers::{Chosen, Numbers};
 use super::{User, user};
 
-/// As whom programs run.
+/// The users that programs run as.
 #[derive(Clone, Debug)]
 pub enum Users {
     /// As the daemon does, which cannot change that.
@@ -18,7 +18,7 @@ pub enum Users {
     Each(Numbers),
 }
 
-/// As whom one runs that is about to be started.
+/// The user that a program is about to run as.
 #[derive(Debug)]
 pub struct As {
     /// The user; that of the daemon if there is none.
@@ -28,14 +28,16 @@ pub struct As {
 }
 
 impl Users {
-    /// As two settings say, each given with its name: a user, who goes before, or a range of them.
+    /// From two settings, each given with its name: a single user, which takes precedence, or a range.
     pub fn of(named: (&'static str, Option<&str>), range: (&'static str, &str)) -> Result<Users, Problem> {
         match named {
             _ if !rustix::process::geteuid().is_root() => Ok(Users::Own),
             (setting, Some(name)) => {
                 let user = user(setting, name)?;
                 if user.0 == 0 {
-                    tracing::warn!("{setting} is root: what breaks out of a process has the host; name another user");
+                    tracing::warn!(
+                        "{setting} is root: a process that is broken into would own the host; set another user"
+                    );
                 }
                 Ok(Users::One(user))
             }
@@ -43,7 +45,7 @@ impl Users {
         }
     }
 
-    /// As whom the next one is to run.
+    /// The user that the next program runs as.
     pub fn choose(&self) -> Result<As, Problem> {
         Ok(match self {
             Users::Own => As { user: None, chosen: None },

@@ -1,8 +1,8 @@
-//! The catalogue is copied and looked through while the daemon runs: once a day, if it has changed, when nothing is at
-//! work; and copied when the daemon ends.
+//! Backs up and verifies the catalogue while the daemon runs: daily, if it has changed, when no work is running; and
+//! backs it up when the daemon stops.
 //!
-//! Invariants: none of it is done on the writer's thread; nothing of it touches a disk's process; that it fails is
-//! told, and keeps nobody from anything.
+//! Invariants: none of this runs on the writer's thread or touches a disk process; a failure is logged and blocks
+//! nothing.
 
 use std::time::Duration;
 
@@ -13,10 +13,10 @@ use repo::catalogue::backup;
 use crate::daemon::Daemon;
 use crate::task::blocking;
 
-/// How long after the start the first look is: a host that has just started has other things to do.
+/// Time from the start to the first check: a host that has just booted has other things to do.
 const FIRST: Duration = Duration::from_secs(600);
 
-/// How often it is looked after.
+/// Interval between checks.
 const EVERY: Duration = Duration::from_secs(24 * 3600);
 
 /// How soon again, where tasks were at work.
@@ -45,37 +45,37 @@ impl Care {
         blocking("list the backups", move || backup::list(&directory)).await
     }
 
-    /// Makes one, also if nobody waits for it any more: what two make at one time has one name.
+    /// Creates a backup, even if the caller stops waiting; concurrent backups would have the same file name.
     pub async fn back_up(&self, daemon: &Daemon, reason: BackupReason) -> Result<Backup, Problem> {
         let at_work = daemon.clone();
         let made = tokio::spawn(async move { at_work.care.make(&at_work, reason).await }).await;
-        made.map_err(|error| Problem::failed("make a backup", error))?
+        made.map_err(|error| Problem::failed("create a backup", error))?
     }
 
     async fn make(&self, daemon: &Daemon, reason: BackupReason) -> Result<Backup, Problem> {
         let mut copied = self.copied.lock().await;
         let commits = daemon.catalogue.commits();
         let config = daemon.config.clone();
-        let made = blocking("make a backup", move || {
+        let made = blocking("create a backup", move || {
             backup::write(&config.catalogue(), &config.backups(), reason, config.catalogue.backups)
         });
         let made = made.await?;
         *copied = commits;
-        tracing::info!(file = made.file, size = made.size, "the catalogue is copied");
+        tracing::info!(file = made.file, size = made.size, "catalogue backed up");
         Ok(made)
     }
 
     /// Makes one if something has changed since the last, before the daemon ends.
     pub async fn back_up_at_end(&self, daemon: &Daemon) {
         if *self.copied.lock().await != daemon.catalogue.commits() {
-            try_to(daemon, "when the daemon ended").await;
+            try_to(daemon, "when the daemon stopped").await;
         }
     }
 }
 
 async fn try_to(daemon: &Daemon, when: &str) {
     if let Err(problem) = daemon.care.back_up(daemon, BackupReason::Daily).await {
-        tracing::error!("the catalogue could not be copied {when}: {problem}");
+        tracing::error!("the catalogue could not be backed up {when}: {problem}");
     }
 }
 
@@ -106,8 +106,8 @@ async fn is_idle(daemon: &Daemon) -> bool {
     daemon.catalogue.read(|view| view.count_open_tasks()).await.is_ok_and(|open| open == 0)
 }
 
-/// Whether the newest copy that was not made for something else is a day old. One of a time to come is of a clock that
-/// was wrong, and does not count.
+/// Whether the newest daily backup is at least a day old. A backup from the future was made with a wrong clock and does
+/// not count.
 async fn is_due(daemon: &Daemon) -> bool {
     let found = daemon.care.backups(daemon).await.unwrap_or_default();
     let now = Timestamp::now();

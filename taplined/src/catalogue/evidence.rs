@@ -1,6 +1,7 @@
-//! Whether a host without a catalogue had one: the state directory may not be mounted, or somebody has removed it.
+//! Whether a host without a catalogue used to have one: the state directory may not be mounted, or somebody may have
+//! removed the file.
 //!
-//! It looks at what only a daemon with a catalogue leaves. A host on which there is nothing of that is a new one.
+//! It looks for things that only a daemon with a catalogue leaves behind. A host without any of them is new.
 
 use std::fs;
 use std::path::Path;
@@ -9,14 +10,14 @@ use api::Problem;
 use repo::catalogue::backup;
 
 use crate::config::Config;
-use crate::disk::{place, serving};
+use crate::disk::{paths, serving};
 use crate::vm;
 
 /// What shows that there was a catalogue, if anything does.
 pub fn of_one_before(config: &Config) -> Result<Option<String>, Problem> {
     let running: usize = serving::all(config)?.values().map(Vec::len).sum();
     if running > 0 {
-        return Ok(Some(format!("processes of disks run ({running})")));
+        return Ok(Some(format!("disk processes are running ({running})")));
     }
     let backups = backup::list(&config.backups())?;
     if let Some(newest) = backups.first() {
@@ -26,13 +27,13 @@ pub fn of_one_before(config: &Config) -> Result<Option<String>, Problem> {
         let left = format!("{}{suffix}", config.catalogue().display());
         // SQLite begins a file with the one beside it.
         if fs::metadata(&left).is_ok_and(|found| found.len() > 0) && fs::metadata(config.catalogue()).is_err() {
-            return Ok(Some(format!("{left} is without it")));
+            return Ok(Some(format!("{left} exists without it")));
         }
     }
     let places = [
-        (place::all(config), "disks were plugged"),
-        (vm::places(config), "machines ran"),
-        (place::logs(config), "disks have logs"),
+        (paths::all(config), "disks were plugged"),
+        (vm::vm_directories(config), "VMs ran"),
+        (paths::logs(config), "disks have logs"),
     ];
     for (directory, what) in places {
         if let Some(found) = first_in(&directory)? {
@@ -43,7 +44,7 @@ pub fn of_one_before(config: &Config) -> Result<Option<String>, Problem> {
 }
 
 fn first_in(directory: &Path) -> Result<Option<String>, Problem> {
-    let tried = |error| Problem::failed(format_args!("look through {}", directory.display()), error);
+    let tried = |error| Problem::failed(format_args!("list {}", directory.display()), error);
     let mut entries = fs::read_dir(directory).map_err(tried)?;
     let first = entries.next().transpose().map_err(tried)?;
     Ok(first.map(|entry| entry.path().display().to_string()))

@@ -1,4 +1,4 @@
-//! A catalogue put in the place of one that is damaged or gone, while no daemon runs: a backup, or an empty one.
+//! Replaces a damaged or missing catalogue while no daemon runs, with a backup or an empty one.
 
 use std::path::Path;
 
@@ -22,12 +22,12 @@ pub fn restore(config: &Config, from: &str) -> Result<String, Problem> {
         file => (file.to_owned(), backup::prepare(Path::new(file), &path)?),
     };
     let aside = backup::replace(&new, &path, "restore")?;
-    said += &format!("{} is {from} now\n", path.display());
+    said += &format!("{} has been restored from {from}\n", path.display());
     if let Some(aside) = aside {
-        said += &format!("what was there is kept as {}\n", aside.display());
+        said += &format!("the old file was kept as {}\n", aside.display());
     }
-    said += "start taplined: repositories tell it what they have recorded since; tokens that were revoked since are valid \
-             again: tapline token list\n";
+    said += "start taplined: it reads later changes from the repositories; tokens revoked since the backup are valid \
+        again: check 'tapline token list'\n";
     Ok(said)
 }
 
@@ -35,11 +35,11 @@ fn newest_sound(config: &Config, said: &mut String) -> Result<(String, std::path
     for found in backup::list(&config.backups())? {
         match backup::prepare(Path::new(&found.file), &config.catalogue()) {
             Ok(new) => return Ok((found.file, new)),
-            Err(problem) => *said += &format!("{} is left out: {problem}\n", found.file),
+            Err(problem) => *said += &format!("skipping {}: {problem}\n", found.file),
         }
     }
-    let what = format!("{said}there is no sound backup in {}", config.backups().display());
-    Err(Problem::new(Code::NotFound, what).advise("name a copy that you have elsewhere, or see --rebuild"))
+    let what = format!("{said}there is no intact backup in {}", config.backups().display());
+    Err(Problem::new(Code::NotFound, what).advise("give a copy from elsewhere, or see --rebuild"))
 }
 
 /// Begins anew with nothing, on purpose; what was done, for people.
@@ -57,20 +57,20 @@ pub fn must_have_none(config: &Config) -> Result<(), Problem> {
     if backup::is_nothing(&path) || matches!(Catalogue::open(&path), Err(problem) if problem.code == Code::Damaged) {
         return Ok(());
     }
-    let what = format!("there is a catalogue at {} that can be used", path.display());
-    let advice = "start taplined with it; a repository is made known with 'tapline sr introduce'. If it is to go all the \
-                  same, move it away first";
+    let what = format!("there is already a usable catalogue at {}", path.display());
+    let advice = "start taplined with it, and add repositories with 'tapline sr introduce'. To replace it anyway, move \
+        it away first";
     Err(Problem::new(Code::Exists, what).advise(advice))
 }
 
-/// A catalogue that was made beside the present one takes its place.
+/// Replaces the current catalogue with the one created next to it.
 pub fn finish(config: &Config, catalogue: Catalogue, why: &str) -> Result<String, Problem> {
     let path = config.catalogue();
     let made = backup::finish(catalogue, &path)?;
     let aside = backup::replace(&made, &path, why)?;
-    let mut said = format!("{} is made anew\n", path.display());
+    let mut said = format!("{} has been rebuilt\n", path.display());
     if let Some(aside) = aside {
-        said += &format!("what was there is kept as {}\n", aside.display());
+        said += &format!("the old file was kept as {}\n", aside.display());
     }
     Ok(said)
 }

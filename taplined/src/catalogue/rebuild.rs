@@ -1,8 +1,8 @@
-//! A catalogue made anew from what repositories say of themselves, while no daemon runs: names, snapshots and files of
-//! their disks are as they were. What no repository knows is lost: VBDs, VMs, tokens. Disks that run are taken in by
-//! the daemon when it starts, by what their processes say (`crate::reconcile`).
+//! Rebuilds the catalogue from the repositories' inventories while no daemon runs: names, snapshots and files of disks
+//! are restored. What no repository records is lost: VBDs, VMs, tokens. Running disks are adopted when the daemon
+//! starts, according to their processes (`crate::reconcile`).
 //!
-//! It is made beside the one that is there, which is replaced when all is done.
+//! The new catalogue is created next to the current one and replaces it at the end.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -26,15 +26,15 @@ pub async fn rebuild(config: &Config, directories: &[AbsolutePath]) -> Result<St
     let mut said = String::new();
     for path in directories {
         if Path::new(path.as_str()).starts_with(&config.run_directory) {
-            let what = format!("{path} is where the daemon has mounted a repository of a server");
-            let advice = "leave it out, and introduce the repository when the daemon runs: tapline sr introduce";
+            let what = format!("{path} is the daemon's mount point of a network repository");
+            let advice = "omit it, and introduce the repository once the daemon runs: tapline sr introduce";
             return Err(Problem::new(Code::Invalid, what).advise(advice));
         }
         said += &take_in(&catalogue, path).await?;
     }
     said += &finish(config, catalogue, "rebuild")?;
-    said += "start taplined: it takes in the disks that run. Repositories on servers: tapline sr introduce. VBDs of disks that \
-             do not run, VMs and tokens have to be made again\n";
+    said += "start taplined: it adopts running disks. Add network repositories with 'tapline sr introduce'. VBDs of \
+        disks that are not running, VMs and tokens must be created again\n";
     Ok(said)
 }
 
@@ -42,9 +42,9 @@ pub async fn rebuild(config: &Config, directories: &[AbsolutePath]) -> Result<St
 async fn take_in(catalogue: &Catalogue, path: &AbsolutePath) -> Result<String, Problem> {
     let source = SrSource::Dir { path: path.clone() };
     let label = Label::read(&Directory::open(path)?)?.ok_or_else(|| {
-        let what = format!("{path} is no repository: it has no label ({})", driver::LABEL);
+        let what = format!("{path} is not a repository: it has no label ({})", driver::LABEL);
         Problem::new(Code::NotFound, what)
-            .advise("name the directory in which the images lie, and see that it is mounted")
+            .advise("give the directory that contains the images, and check that it is mounted")
     })?;
     // Nobody else may have it, on another host either.
     let Attached { directory, variant } = driver::attach(path, &source, label.uuid)?;
@@ -65,7 +65,7 @@ async fn take_in(catalogue: &Catalogue, path: &AbsolutePath) -> Result<String, P
         Read::Damaged(damage) => return Err(damage.why),
         Read::Absent => {
             let what = format!(
-                "'{}' ({path}) says nothing of itself: tapline sr scan {} finds its images\n",
+                "'{}' ({path}) has no inventory: find its images with 'tapline sr scan {}'\n",
                 sr.name, sr.uuid
             );
             catalogue.write(move |tx| tx.add_sr(&sr)).await?;
@@ -88,7 +88,7 @@ async fn take_in(catalogue: &Catalogue, path: &AbsolutePath) -> Result<String, P
 /// Directories as somebody has typed them.
 pub fn absolute(typed: &[std::path::PathBuf]) -> Result<Vec<AbsolutePath>, Problem> {
     let of = |path: &std::path::PathBuf| {
-        let tried = format!("name the directory {}", path.display());
+        let tried = format!("resolve the directory {}", path.display());
         let found = std::fs::canonicalize(path).map_err(|error| Problem::failed(&tried, error))?;
         AbsolutePath::try_from(text(&found)).map_err(|why| Problem::failed(&tried, why))
     };

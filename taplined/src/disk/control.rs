@@ -1,7 +1,7 @@
-//! Asks running disks: the client of the protocol of docs/control.md.
+//! The client of running disks' control protocol (docs/control.md).
 //!
-//! A connection for each verb, which ends with its answer: a disk that nobody asks anything has none, and is never
-//! woken. It knows lines and descriptors, not what verbs mean.
+//! Each verb has a connection of its own, which ends with the response: an idle disk has none and is never woken. This
+//! module knows lines and descriptors, not the meaning of verbs.
 
 use std::fs::File;
 use std::io::IoSlice;
@@ -33,8 +33,8 @@ pub struct Beside {
     pub file: File,
 }
 
-/// Has the disk at a control socket do a verb, and waits for the answer, but not longer than `patience`. What it tells
-/// before that goes to `told`.
+/// Sends a verb to the disk at a control socket and waits for the response, but not longer than `patience`. Progress
+/// messages go to `told`.
 pub async fn ask(
     socket: &Path,
     verb: Value,
@@ -48,8 +48,8 @@ pub async fn ask(
         Ok(answered) => answered.map_err(Problem::from),
         Err(_) => {
             let what =
-                format!("the disk at {} has not answered «{name}» in {} s", socket.display(), patience.as_secs());
-            Err(Problem::new(Code::Timeout, what).advise("look at its log, and at the storage it lies on"))
+                format!("the disk at {} has not answered '{name}' in {} s", socket.display(), patience.as_secs());
+            Err(Problem::new(Code::Timeout, what).advise("check its log and its storage"))
         }
     }
 }
@@ -57,9 +57,9 @@ pub async fn ask(
 /// Why a verb was not done.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Refused {
-    /// The disk's own word for it (docs/control.md); none if it has not answered.
+    /// The disk's own error kind (docs/control.md); `None` if it has not answered.
     pub kind: Option<String>,
-    /// The same in the words of the API.
+    /// The error as a problem of the API.
     pub problem: Problem,
 }
 
@@ -96,7 +96,7 @@ impl Asked {
         Watch::begin(socket, verb, descriptors).await.map(Asked)
     }
 
-    /// Waits for the answer. What the disk tells before that goes to `told`.
+    /// Waits for the response. Progress messages before it go to `told`.
     pub async fn answer(mut self, mut told: impl FnMut(&Value) + Send) -> Result<Value, Refused> {
         while let Some(mut said) = self.0.line().await? {
             match (said.get("event"), said.get("error")) {
@@ -105,12 +105,12 @@ impl Asked {
                 (None, None) => return Ok(said["ok"].take()),
             }
         }
-        Err(self.0.failed(std::io::Error::other("it has ended without an answer")).into())
+        Err(self.0.failed(std::io::Error::other("it exited without answering")).into())
     }
 }
 
-/// Asks the disk at a control socket to tell what happens to it, for as long as the connection is kept: how it is now,
-/// and the connection, on which nothing is said while nothing happens.
+/// Subscribes to the events of the disk at a control socket for as long as the connection is kept. Returns the current
+/// state and the connection, which is silent while nothing happens.
 pub async fn watch(socket: &Path) -> Result<(Value, Watch), Problem> {
     let mut talk = Watch::begin(socket, json!({ "verb": "watch" }), Vec::new()).await?;
     while let Some(mut said) = talk.line().await? {
@@ -120,7 +120,7 @@ pub async fn watch(socket: &Path) -> Result<(Value, Watch), Problem> {
             None => {}
         }
     }
-    Err(talk.failed(std::io::Error::other("it has ended without an answer")))
+    Err(talk.failed(std::io::Error::other("it exited without answering")))
 }
 
 /// A connection to a disk.
@@ -151,7 +151,7 @@ impl Watch {
     }
 
     async fn line(&mut self) -> Result<Option<Value>, Problem> {
-        // A process in which somebody else's code runs may say anything, for as long as it likes.
+        // A compromised process may send anything, for any length of time.
         let room = LINE_MAX.saturating_sub(self.line.len());
         let mut bounded = (&mut self.stream).take(u64::try_from(room).unwrap_or(u64::MAX));
         let read = bounded.read_until(b'\n', &mut self.line).await;
@@ -161,10 +161,10 @@ impl Watch {
             None => Ok(None),
             Some(b'\n') => serde_json::from_slice(&line).map(Some).map_err(|why| self.failed(why.into())),
             Some(_) if line.len() >= LINE_MAX => {
-                let why = format!("it says a line of more than {LINE_MAX} bytes");
+                let why = format!("it sent a line longer than {LINE_MAX} bytes");
                 Err(self.failed(std::io::Error::other(why)))
             }
-            // It has ended in the middle of a line, which nobody has heard then.
+            // It ended in the middle of a line, which is discarded.
             Some(_) => Ok(None),
         }
     }
@@ -175,7 +175,7 @@ impl Watch {
 }
 
 fn cannot_ask(socket: &Path, why: std::io::Error) -> Problem {
-    Problem::failed(format_args!("ask the disk at {}", socket.display()), why)
+    Problem::failed(format_args!("send a request to the disk at {}", socket.display()), why)
 }
 
 fn request(mut verb: Value) -> String {
@@ -191,7 +191,7 @@ async fn send(stream: &mut UnixStream, line: &str, descriptors: &[OwnedFd]) -> s
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FILES_MAX))];
         let mut beside = SendAncillaryBuffer::new(&mut space);
         if !descriptors.is_empty() && !beside.push(SendAncillaryMessage::ScmRights(&descriptors)) {
-            return Err(std::io::Error::other(format!("a verb has at most {FILES_MAX} files")));
+            return Err(std::io::Error::other(format!("a verb can pass at most {FILES_MAX} files")));
         }
         Ok(sendmsg(&*stream, &[IoSlice::new(line.as_bytes())], &mut beside, SendFlags::NOSIGNAL)?)
     });
@@ -199,7 +199,7 @@ async fn send(stream: &mut UnixStream, line: &str, descriptors: &[OwnedFd]) -> s
     stream.write_all(line.as_bytes().get(sent..).unwrap_or_default()).await
 }
 
-/// What the disk refuses, in the words of the API.
+/// The disk's refusal as a problem of the API.
 fn refused(error: &Value) -> Refused {
     let text = |field: &str| error.get(field).and_then(Value::as_str);
     let code = match text("kind") {
@@ -210,11 +210,11 @@ fn refused(error: &Value) -> Refused {
         Some("no-space") => Code::NoSpace,
         Some("unsupported") => Code::Unsupported,
         Some("cancelled") => Code::Cancelled,
-        // The daemon has said something that makes no sense to the disk.
+        // The daemon has sent something that is invalid for the disk.
         Some("malformed" | "version" | "unknown-verb" | "invalid") => Code::Internal,
         _ => Code::Failed,
     };
-    let problem = Problem::new(code, text("message").unwrap_or("the disk refused, without a word"));
+    let problem = Problem::new(code, text("message").unwrap_or("the disk refused without giving a reason"));
     let problem = match text("advice") {
         Some(advice) => problem.advise(advice),
         None => problem,
@@ -253,7 +253,7 @@ mod test {
     const PATIENCE: Duration = Duration::from_secs(20);
 
     #[tokio::test]
-    async fn events_come_before_the_answer_and_files_with_the_question() {
+    async fn progress_precedes_the_answer_and_files_go_with_the_request() {
         let (_room, path, thread) =
             disk("{\"id\":1,\"event\":{\"done\":5}}\n{\"id\":1,\"ok\":{\"leaf\":\"raw:/b\"}}\n");
         let file = Beside { path: "/b".into(), write: true, file: tempfile::tempfile().unwrap() };
@@ -269,7 +269,7 @@ mod test {
     }
 
     #[tokio::test]
-    async fn who_watches_hears_how_it_is_and_then_what_happens() {
+    async fn a_watcher_gets_the_state_and_then_events() {
         let (_room, path, _thread) =
             disk("{\"id\":1,\"ok\":{\"full\":true}}\n{\"id\":1,\"event\":{\"state\":\"resumed\"}}\n");
         let (now, mut watch) = watch(&path).await.unwrap();
@@ -279,22 +279,22 @@ mod test {
     }
 
     #[tokio::test]
-    async fn a_disk_that_says_a_line_without_end_is_not_listened_to_for_ever() {
+    async fn an_endless_line_from_a_disk_is_rejected() {
         let room = tempfile::tempdir().unwrap();
         let path = room.path().join("control.sock");
         let listener = UnixListener::bind(&path).unwrap();
         let thread = std::thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
             let mut said = 0;
-            // Until nobody listens any more.
+            // Until the reader has closed the connection.
             while std::io::Write::write_all(&mut stream, &[b' '; 4096]).is_ok() {
                 said += 4096;
             }
             said
         });
         let endless = ask(&path, json!({ "verb": "version" }), Vec::new(), PATIENCE, |_| ()).await.unwrap_err();
-        assert!(endless.message.contains("more than"), "{endless}");
-        // What is said and not heard lies in the socket.
+        assert!(endless.message.contains("longer than"), "{endless}");
+        // Unread data stays in the socket's buffer.
         assert!(thread.join().unwrap() < 16 * LINE_MAX);
     }
 
@@ -307,7 +307,7 @@ mod test {
     }
 
     #[tokio::test]
-    async fn a_descriptor_goes_beside_a_line_that_names_no_files_and_is_closed() {
+    async fn a_descriptor_without_listed_file_is_sent_and_closed() {
         let (_room, path, thread) = disk("{\"id\":1,\"error\":{\"kind\":\"unknown-verb\",\"message\":\"no\"}}\n");
         let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
         let verb = json!({ "verb": "upgrade", "successor": true });
@@ -321,10 +321,10 @@ mod test {
     }
 
     #[tokio::test]
-    async fn a_disk_that_ends_or_is_silent_keeps_nobody_waiting() {
+    async fn an_exited_or_silent_disk_blocks_nobody() {
         let (_room, path, _thread) = disk("");
         let ended = ask(&path, json!({ "verb": "version" }), Vec::new(), PATIENCE, |_| ()).await.unwrap_err();
-        assert!(ended.message.contains("ended without an answer"), "{ended}");
+        assert!(ended.message.contains("exited without answering"), "{ended}");
         let room = tempfile::tempdir().unwrap();
         let silent = room.path().join("silent");
         let _listener = UnixListener::bind(&silent).unwrap();

@@ -1,7 +1,7 @@
-//! Where verbs of a disk wait while another process takes the place of the one that serves it.
+//! Where verbs wait while the process of a disk is being replaced.
 //!
-//! It knows no verb and no process. Invariant: while a gate is closed nobody is inside, and whoever was turned out, or
-//! has left something under way inside, can tell that it was closed meanwhile.
+//! It knows no verb and no process. Invariant: while a gate is closed nobody is inside; a caller that was turned away,
+//! or left work in progress inside, can tell that the gate has been closed in between.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,7 +28,7 @@ impl Gates {
     /// That of a VBD's disk.
     pub fn of(&self, vbd: Uuid) -> Gate {
         let mut gates = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // Of those at which nobody is nothing is to be remembered.
+        // Gates that nobody uses need not be remembered.
         gates.retain(|other, gate| *other == vbd || Arc::strong_count(&gate.0) > 1);
         gates.entry(vbd).or_default().clone()
     }
@@ -58,7 +58,7 @@ mod test {
     use super::*;
 
     #[tokio::test]
-    async fn nobody_is_inside_while_it_is_closed_and_who_was_there_before_can_tell() {
+    async fn a_closed_gate_is_empty_and_earlier_visitors_notice_it() {
         let (gates, vbd) = (Gates::default(), Uuid::new_v4());
         let gate = gates.of(vbd);
         let (one, other) = (gate.enter().await, gate.enter().await);
@@ -84,7 +84,7 @@ mod test {
     }
 
     #[test]
-    fn gates_at_which_nobody_is_are_forgotten() {
+    fn unused_gates_are_forgotten() {
         let gates = Gates::default();
         let held = gates.of(Uuid::new_v4());
         (0..100).for_each(|_| drop(gates.of(Uuid::new_v4())));

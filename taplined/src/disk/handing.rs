@@ -1,7 +1,7 @@
-//! What a disk process is handed: open files and listening sockets, over a socket that is its standard input.
+//! Passes open files and listening sockets to a disk process, over a socket that is its standard input.
 //!
-//! It can then do without any right to open something by itself (`tapline-disk … --handed`). Each message is one
-//! packet: a JSON object that says what the descriptor beside it is.
+//! The process then needs no permission to open anything itself (`tapline-disk … --handed`). Each message is one
+//! packet: a descriptor with a JSON object that says what it is.
 
 use std::fs::File;
 use std::io::IoSlice;
@@ -76,7 +76,7 @@ impl Handing {
         let said = |Beside { path, write, file }| (json!({ "file": path, "write": write }), OwnedFd::from(file));
         let messages = self.files.into_iter().chain(logs).map(said).chain(self.messages).collect();
         let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
-        let (theirs, ours) = pair.map_err(|errno| Problem::failed("make a socket to a disk process", errno))?;
+        let (theirs, ours) = pair.map_err(|errno| Problem::failed("create a socket to a disk process", errno))?;
         Ok((theirs.into(), Ready { messages, ours }))
     }
 }
@@ -97,7 +97,7 @@ impl Ready {
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
             let mut beside = SendAncillaryBuffer::new(&mut space);
             if !beside.push(SendAncillaryMessage::ScmRights(&descriptors)) {
-                return Err(Problem::failed("hand a file to a disk process", "there is no room for one descriptor"));
+                return Err(Problem::failed("pass a file to a disk process", "no space for one descriptor"));
             }
             self.packet(&bytes, &mut beside)?;
         }
@@ -107,7 +107,7 @@ impl Ready {
 
     fn packet(&self, said: &str, beside: &mut SendAncillaryBuffer<'_, '_, '_>) -> Result<(), Problem> {
         let sent = sendmsg(&self.ours, &[IoSlice::new(said.as_bytes())], beside, SendFlags::NOSIGNAL);
-        sent.map(drop).map_err(|errno| Problem::failed("hand its files to a disk process", errno))
+        sent.map(drop).map_err(|errno| Problem::failed("pass files to a disk process", errno))
     }
 }
 
@@ -149,7 +149,7 @@ mod test {
     }
 
     #[test]
-    fn a_process_that_has_ended_is_told_of() {
+    fn an_exited_process_is_reported() {
         let mut handing = Handing::default();
         handing.file(Path::new("/a"), false, tempfile::tempfile().unwrap());
         let (theirs, ready) = handing.prepare(&RedoLogs::of(&Config::default())).unwrap();

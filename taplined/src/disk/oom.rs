@@ -1,22 +1,21 @@
-//! Who is ended first when the host has no memory left (proc_pid_oom_score_adj(5)).
+//! OOM scores of processes (proc_pid_oom_score_adj(5)).
 //!
-//! It knows processes by their numbers only. A process inherits the score of whoever starts it, and keeps it when that
-//! ends: what is set here holds for a disk that the next daemon finds again.
+//! It knows processes only by pid. A process inherits the score of its parent and keeps it when the parent exits, so
+//! the setting holds for disks that the next daemon reattaches to.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// What a process has that nobody has set.
+/// The default score.
 const NORMAL: i16 = 0;
 
-/// It was said that scores cannot be set.
+/// Whether it has been logged that scores cannot be set.
 static SAID: AtomicBool = AtomicBool::new(false);
 
 /// Sets the score of a disk's process. Where the daemon may not, the disk is served all the same.
 pub fn protect(pid: u32, score: i16) {
     if let Err(error) = set(pid, score) {
-        let what =
-            "the score of a disk's process, which decides who is ended when there is no memory left, stays as it is";
+        let what = "cannot set the OOM score of a disk process";
         match SAID.swap(true, Ordering::Relaxed) {
             false => tracing::warn!(pid, score, "{what}: {error}"),
             true => tracing::debug!(pid, score, "{what}: {error}"),
@@ -29,7 +28,10 @@ pub fn make_normal(pid: u32) {
     let ours = std::fs::read_to_string("/proc/self/oom_score_adj").ok().and_then(|text| text.trim().parse().ok());
     if ours.is_some_and(|score: i16| score < NORMAL) {
         if let Err(error) = set(pid, NORMAL) {
-            tracing::warn!(pid, "a process is ended as late as the daemon when there is no memory left: {error}");
+            tracing::warn!(
+                pid,
+                "cannot reset a process's OOM score; the OOM killer spares it as it does the daemon: {error}"
+            );
         }
     }
 }

@@ -1,8 +1,8 @@
-//! A disk process: started or found again, told to end, and waited for without asking again and again.
+//! A disk process: started or reattached to, told to stop, and waited for without polling.
 //!
-//! It is known by its number and the moment at which it was started, which together are never another's; and held by a
-//! pidfd, which is readable when it has ended and through which no other process can be hit. It outlives the daemon: to
-//! drop this value does nothing to the process.
+//! It is identified by its pid and start time, a combination that is never reused, and held by a pidfd, which becomes
+//! readable when it exits and can never refer to another process. It outlives the daemon: dropping this value does not
+//! affect the process.
 
 use std::os::fd::OwnedFd;
 use std::process::Child;
@@ -30,11 +30,10 @@ impl DiskProcess {
         match hold(child.id()) {
             Ok(Some((identity, pidfd))) => Ok(DiskProcess { identity, pidfd, child: Some(child) }),
             held => {
-                let why = held.err().unwrap_or_else(|| Problem::failed("watch a disk process", "it is not there"));
-                // It has nothing yet and does nothing but wait for its files; the kill is not refused, so the wait
-                // ends.
+                let why = held.err().unwrap_or_else(|| Problem::failed("watch a disk process", "it does not exist"));
+                // It has received nothing yet and only waits for its files; killing it cannot fail, so the wait ends.
                 let ended = child.kill().and_then(|()| child.wait());
-                ended.map_err(|error| Problem::failed(format_args!("end a disk process ({why})"), error))?;
+                ended.map_err(|error| Problem::failed(format_args!("kill a disk process ({why})"), error))?;
                 Err(why)
             }
         }
@@ -61,7 +60,7 @@ impl DiskProcess {
         self.identity
     }
 
-    /// Waits until it has ended; says how, if that can be known. May be asked again.
+    /// Waits until it has exited and returns its status, if known. May be called again.
     pub async fn ended(&mut self) -> Result<Ended, Problem> {
         let wait = |error| Problem::failed(format_args!("wait for the disk process {}", self.identity.pid), error);
         let readable = self.pidfd.ready(Interest::READABLE).await.map_err(wait)?;
@@ -75,7 +74,7 @@ impl DiskProcess {
     /// Whether it has ended. It is still to be reaped then ([`DiskProcess::ended`]).
     pub fn has_ended(&self) -> bool {
         let mut look = [PollFd::new(self.pidfd.get_ref(), PollFlags::IN)];
-        // What cannot be looked at just now is looked at again.
+        // If it cannot be checked now, it is checked again.
         poll(&mut look, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
     }
 
@@ -99,11 +98,11 @@ impl DiskProcess {
 /// How a process has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// As it was asked to: everything flushed.
+    /// It exited as requested, with everything flushed.
     Well,
     /// Otherwise: how.
     Badly(String),
-    /// It was not this daemon's child, and nobody was told.
+    /// It was not this daemon's child, so its exit status is unknown.
     Unknown,
 }
 
@@ -118,7 +117,8 @@ fn hold(pid: u32) -> Result<Option<(Process, AsyncFd<OwnedFd>)>, Problem> {
     };
     // Asked behind the pidfd: what is there now is what that holds, or it has ended and nothing is there.
     let Some(started) = started(pid) else { return Ok(None) };
-    // It is deprecated for types that may give another descriptor each time; the new one is unsafe for their sake.
+    // The function is deprecated for types that may return a different descriptor each time; the replacement is unsafe
+    // because of those.
     #[allow(deprecated, reason = "an OwnedFd has one descriptor")]
     let pidfd = AsyncFd::with_interest(pidfd, Interest::READABLE).map_err(watch)?;
     Ok(Some((Process { pid, started }, pidfd)))
@@ -134,7 +134,7 @@ fn started(pid: u32) -> Option<u64> {
     stat(pid)?.split(' ').nth(19)?.parse().ok()
 }
 
-/// What the kernel says of a process, from field 3 of proc_pid_stat(5) on.
+/// The kernel's status of a process, from field 3 of proc_pid_stat(5) on.
 pub fn stat(pid: u32) -> Option<String> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name of the program, in parentheses, is field 2 and may hold anything.
@@ -147,7 +147,7 @@ mod test {
 
     use super::*;
 
-    /// A process whose words can be read: it counts as started a moment before they can.
+    /// A process with a readable command line: it counts as started slightly before that is readable.
     fn sleeper() -> Child {
         let child = Command::new("sleep").arg("60").spawn().unwrap();
         while std::fs::read(format!("/proc/{}/cmdline", child.id())).unwrap() != SLEEPER {}
@@ -157,7 +157,7 @@ mod test {
     const SLEEPER: &[u8] = b"sleep\x0060\0";
 
     #[tokio::test]
-    async fn a_process_is_found_again_and_no_other_is_taken_for_it() {
+    async fn a_process_is_reattached_to_and_not_confused() {
         let mut child = sleeper();
         let (identity, _) = hold(child.id()).unwrap().unwrap();
         let mut found = DiskProcess::find(identity).unwrap().unwrap();
@@ -171,7 +171,7 @@ mod test {
     }
 
     #[tokio::test]
-    async fn a_process_is_known_by_its_words_and_seen_to_end() {
+    async fn a_process_is_identified_by_its_command_line_and_its_exit_noticed() {
         let mut child = sleeper();
         let ours = |words: &[u8]| words == SLEEPER;
         let found = DiskProcess::with_words(child.id(), ours).unwrap().unwrap();
@@ -184,7 +184,7 @@ mod test {
     }
 
     #[tokio::test]
-    async fn how_a_child_has_ended_is_known_and_may_be_asked_again() {
+    async fn a_childs_exit_status_can_be_queried_repeatedly() {
         let mut process = DiskProcess::of_child(sleeper()).unwrap();
         process.kill().await.unwrap();
         let Ended::Badly(how) = process.ended().await.unwrap() else { panic!("it was killed") };

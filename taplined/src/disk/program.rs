@@ -1,8 +1,8 @@
-//! The program of disk processes: found, opened, and why it cannot be started.
+//! The program of disk processes: finds and opens it, and explains why it cannot be started.
 //!
-//! It knows nothing of what the program does. Invariant: it is found and opened with the daemon's own rights; the user
-//! as whom it then runs needs no way to it, only the right to execute it. It may lie below a home directory that is
-//! closed to others.
+//! It knows nothing about what the program does. Invariant: the program is found and opened with the daemon's own
+//! permissions; the user it then runs as needs no access to its path, only execute permission. It may be below a home
+//! directory that is closed to others.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -18,7 +18,7 @@ use rustix::io::Errno;
 use crate::account::User;
 use crate::config::Config;
 
-/// Its name. It lies beside this program or in the PATH.
+/// The program's name; it is in this program's directory or in the PATH.
 const NAME: &str = "tapline-disk";
 
 /// The beginning of a program's file, up to what kind of machine it is for (ELF, "ELF Header": e_ident, e_type,
@@ -26,7 +26,7 @@ const NAME: &str = "tapline-disk";
 const HEADER: usize = 20;
 const ELF: &[u8] = b"\x7fELF";
 
-/// Where the program is looked for, each time it is started: it may have been replaced meanwhile.
+/// Where to look for the program. It is looked up on each start, because it may have been replaced.
 #[derive(Clone, Debug)]
 pub struct Program(PathBuf);
 
@@ -40,7 +40,7 @@ pub struct Opened {
 }
 
 impl Program {
-    /// As the settings say.
+    /// From the settings.
     pub fn of(config: &Config) -> Program {
         let beside = || std::env::current_exe().ok().and_then(|me| me.parent().map(|directory| directory.join(NAME)));
         let named = config.disk_program.clone().or_else(|| beside().filter(|path| path.is_file()));
@@ -63,7 +63,7 @@ impl Program {
         }
     }
 
-    /// Its path; a name alone is looked for in the PATH.
+    /// The program's path; a bare name is looked up in the PATH.
     fn find(&self) -> PathBuf {
         if self.0.components().count() != 1 || self.0.is_absolute() {
             return self.0.clone();
@@ -95,29 +95,29 @@ impl Opened {
         let elsewhere = format!("or install {NAME} elsewhere and set disk-program");
         match error.raw_os_error().map(Errno::from_raw_os_error) {
             Some(Errno::ACCESS) if is_noexec(&self.file) => {
-                (format!("{error}: its file system is mounted noexec"), format!("mount that with exec, {elsewhere}"))
+                (format!("{error}: its file system is mounted noexec"), format!("remount it with exec, {elsewhere}"))
             }
             Some(Errno::ACCESS) if !may_execute(&self.file, user) => {
                 let uid = user.map_or_else(|| rustix::process::geteuid().as_raw(), |(uid, _)| uid);
-                (format!("{error}: the user {uid} may not execute it"), format!("chmod a+x {}", self.path.display()))
+                (format!("{error}: uid {uid} may not execute it"), format!("chmod a+x {}", self.path.display()))
             }
             Some(Errno::ACCESS) => {
-                (error.to_string(), "see whether a security module forbids it (the kernel's log, the audit log)".into())
+                (error.to_string(), "check whether a security module denies it (kernel log, audit log)".into())
             }
             // The file is there: it is open.
             Some(Errno::NOENT) => (
-                format!("{error}: what loads or interprets it is not installed"),
-                format!("install {NAME} as it is built for this system"),
+                format!("{error}: its interpreter or dynamic loader is not installed"),
+                format!("install a {NAME} built for this system"),
             ),
             Some(Errno::PERM) => (
-                format!("{error}: the daemon may not change the user of its processes"),
-                "leave the daemon CAP_SETUID and CAP_SETGID, or run all of it as a user that is not root".into(),
+                format!("{error}: the daemon may not switch the user of its child processes"),
+                "give the daemon CAP_SETUID and CAP_SETGID, or run all of it as a non-root user".into(),
             ),
             Some(Errno::AGAIN | Errno::NOMEM) => (
                 error.to_string(),
-                "see whether the host has memory left, and the limit of processes (RLIMIT_NPROC, TasksMax=)".into(),
+                "check the host's free memory and the process limits (RLIMIT_NPROC, TasksMax=)".into(),
             ),
-            _ => (error.to_string(), format!("install {NAME} beside taplined, {elsewhere}")),
+            _ => (error.to_string(), format!("install {NAME} in the directory of taplined, {elsewhere}")),
         }
     }
 }
@@ -153,12 +153,14 @@ impl Header {
         match (self, ours) {
             (Header::Hidden, _) => Ok(false),
             (Header::Is(header), _) if header.starts_with(b"#!") => Ok(true),
-            (Header::Is(header), Header::Is(ours)) if header.starts_with(ELF) && kind(&header) != kind(&ours) => Err((
-                "it was built for another kind of machine",
-                "install the tapline-disk that is built for this machine",
-            )),
+            (Header::Is(header), Header::Is(ours)) if header.starts_with(ELF) && kind(&header) != kind(&ours) => {
+                Err(("it was built for another architecture", "install a tapline-disk built for this architecture"))
+            }
             (Header::Is(header), _) if header.starts_with(ELF) => Ok(false),
-            _ => Err(("it is no program", "install tapline-disk beside taplined, or set disk-program")),
+            _ => Err((
+                "it is not an executable",
+                "install tapline-disk in the directory of taplined, or set disk-program",
+            )),
         }
     }
 }
@@ -173,10 +175,10 @@ fn why_not_found(path: &Path, errno: Errno) -> (String, String) {
     });
     match closed.flatten() {
         Some(directory) => (
-            format!("{errno}: the daemon may not search the directory {}", directory.display()),
+            format!("{errno}: the daemon has no search permission on the directory {}", directory.display()),
             format!("chmod o+x {}, or install {NAME} elsewhere and set disk-program", directory.display()),
         ),
-        None => (errno.to_string(), format!("install {NAME} beside taplined, or set disk-program")),
+        None => (errno.to_string(), format!("install {NAME} in the directory of taplined, or set disk-program")),
     }
 }
 
@@ -184,7 +186,7 @@ fn is_noexec(file: &OwnedFd) -> bool {
     fstatvfs(file).is_ok_and(|system| system.f_flag.contains(StatVfsMountFlags::NOEXEC))
 }
 
-/// Whether the permissions of a file allow a user to execute it; the daemon's own if none is named.
+/// Whether a file's permissions allow a user to execute it; the daemon's own user if none is given.
 fn may_execute(file: &OwnedFd, user: Option<User>) -> bool {
     let Ok(stat) = fstat(file) else { return true };
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
@@ -219,12 +221,9 @@ mod test {
         assert_eq!(ours.judge(ours), Ok(false));
         assert_eq!(header(b"#!/bin/sh\n").judge(ours), Ok(true));
         assert_eq!(Header::Hidden.judge(ours), Ok(false));
-        assert_eq!(
-            header(b"\x7fELF\x02\x01\x01").judge(ours).unwrap_err().0,
-            "it was built for another kind of machine"
-        );
+        assert_eq!(header(b"\x7fELF\x02\x01\x01").judge(ours).unwrap_err().0, "it was built for another architecture");
         for none in [header(b"text"), Header::Short, Header::of(Path::new("/"))] {
-            assert_eq!(none.judge(ours).unwrap_err().0, "it is no program");
+            assert_eq!(none.judge(ours).unwrap_err().0, "it is not an executable");
         }
     }
 
@@ -245,7 +244,7 @@ mod test {
     }
 
     #[test]
-    fn a_name_alone_is_looked_for_in_the_path() {
+    fn a_bare_name_is_looked_up_in_the_path() {
         assert!(Program("true".into()).open().unwrap().path().is_absolute());
         let problem = Program("no-such-program".into()).open().unwrap_err();
         assert!(problem.message.contains("No such file"), "{problem}");

@@ -1,8 +1,9 @@
-//! The redo logs of images, which disk processes are handed together with the images: what an answered request has
-//! changed outlives the process that has answered it.
+//! Redo logs of images, which are passed to disk processes along with the images: the changes of completed requests
+//! outlive the process that completed them.
 //!
-//! A log is a file in memory, called after its image's file as the disk processes call it, by their own file
-//! (`redo_name`); whoever serves an image without the daemon finds it too. Knows nothing of what is in one.
+//! A log is a file in memory, named after the image's file by the same rules as in disk processes, whose source file is
+//! shared (`redo_name`); a process that serves the image without the daemon finds it too. It knows nothing about a
+//! log's contents.
 
 use std::fs::{DirBuilder, File, Metadata, OpenOptions};
 use std::io;
@@ -24,7 +25,7 @@ pub struct RedoLogs {
 }
 
 impl RedoLogs {
-    /// As the settings say.
+    /// From the settings.
     pub fn of(config: &Config) -> RedoLogs {
         RedoLogs { directory: config.run_directory.join("redo") }
     }
@@ -54,24 +55,24 @@ impl RedoLogs {
 
     /// Refuses to serve an image for writing to a guest that has it already, if the log that its process had is gone.
     pub fn must_be_there(&self, path: &Path, image: &Metadata) -> Result<(), Problem> {
-        let tried = |error| Problem::failed(format_args!("look for the redo log of {}", path.display()), error);
+        let tried = |error| Problem::failed(format_args!("find the redo log of {}", path.display()), error);
         let log = self.directory.join(redo_name::file_name(image));
         if log.try_exists().map_err(tried)? {
             return Ok(());
         }
         let what = format!(
-            "the redo log of {} is gone ({}): what its guest was answered and has not flushed since is lost",
+            "the redo log of {} is gone ({}): completed writes that the guest had not flushed are lost",
             path.display(),
             log.display()
         );
         Err(Problem::new(Code::State, what).advise(
-            "end the guest that used it, if it still runs; then unplug the VBD and plug it again: its disk is as after a \
+            "stop the guest that used it if it still runs, then unplug and plug the VBD: the disk will be as after a \
              power loss",
         ))
     }
 
-    /// Removes the logs of images of a repository that no process has locked: somebody else has had them since. Returns
-    /// the images whose logs had something in them.
+    /// Removes the logs of a repository's images that no process has locked, because another host has used the images
+    /// since. Returns the images whose logs were not empty.
     pub fn remove_void(&self, directory: &Directory) -> Result<Vec<String>, Problem> {
         let mut removed = Vec::new();
         if self.directory.read_dir().map_or(true, |mut logs| logs.next().is_none()) {
@@ -136,7 +137,7 @@ mod test {
     }
 
     #[test]
-    fn an_image_that_is_read_comes_with_its_log_only_where_something_is_left() {
+    fn a_read_only_image_has_a_log_only_if_it_is_not_empty() {
         let (_room, logs, path) = bed();
         let image = File::open(&path).unwrap();
         assert!(logs.beside(&path, false, &image).unwrap().is_empty());

@@ -1,7 +1,7 @@
-//! Which processes are there to serve a VBD: found by their words, whoever has started them.
+//! Finds the processes that serve a VBD by their command lines, whoever started them.
 //!
-//! A disk process has its control socket on its command line, which is in a directory that is called after the VBD.
-//! Which of several serves, it does not know.
+//! A disk process has its control socket on its command line, in a directory named after the VBD. Which of several
+//! processes is actually serving is not known here.
 
 use std::collections::HashMap;
 use std::fs;
@@ -10,7 +10,7 @@ use std::path::Path;
 use api::{Problem, Transport};
 use uuid::Uuid;
 
-use super::place;
+use super::paths;
 use super::process::DiskProcess;
 use crate::config::Config;
 
@@ -19,12 +19,12 @@ pub type ByVbd = HashMap<Uuid, Vec<DiskProcess>>;
 
 /// All that run now.
 pub fn all(config: &Config) -> Result<ByVbd, Problem> {
-    let places = place::all(config);
-    let tried = |error| Problem::failed("look for disk processes in /proc", error);
+    let places = paths::all(config);
+    let tried = |error| Problem::failed("find disk processes in /proc", error);
     let mut found = ByVbd::new();
     for entry in fs::read_dir("/proc").map_err(tried)?.flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-        // Most are others': only of ours it is made sure that number and words are one process's.
+        // Most belong to others: only for ours is it verified that pid and command line belong to the same process.
         let Ok(words) = fs::read(entry.path().join("cmdline")) else { continue };
         let Some(vbd) = vbd_in(&places, &words) else { continue };
         if let Some(process) = DiskProcess::with_words(pid, |words| vbd_in(&places, words) == Some(vbd))? {
@@ -36,18 +36,18 @@ pub fn all(config: &Config) -> Result<ByVbd, Problem> {
 
 /// The process with this number, if it is there for the VBD.
 pub fn one(config: &Config, vbd: Uuid, pid: u32) -> Result<Option<DiskProcess>, Problem> {
-    let places = place::all(config);
+    let places = paths::all(config);
     DiskProcess::with_words(pid, |words| vbd_in(&places, words) == Some(vbd))
 }
 
-/// What a disk process was told to be.
+/// The relevant parts of a disk process's command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Words {
     /// Whom it serves.
     pub transport: Transport,
     /// Queues.
     pub queues: u16,
-    /// Whether nobody writes through it.
+    /// Whether it serves the disk read-only.
     pub read_only: bool,
 }
 
@@ -71,14 +71,14 @@ impl Words {
     }
 }
 
-/// The VBD that a process with these words is there to serve. Somebody who only asks a disk names its socket as well.
+/// The VBD that a process with this command line serves. Clients of a disk also have its socket on their command line.
 fn vbd_in(places: &Path, words: &[u8]) -> Option<Uuid> {
     let mut words = words.split(|byte| *byte == 0).skip_while(|word| *word != b"serve");
     words.find(|word| *word == b"--control")?;
     vbd_of(places, std::str::from_utf8(words.next()?).ok()?)
 }
 
-/// The VBD whose control socket a word is.
+/// The VBD to which a control socket belongs.
 fn vbd_of(places: &Path, word: &str) -> Option<Uuid> {
     let within = Path::new(word).strip_prefix(places).ok()?;
     let name = within.parent().filter(|_| within.file_name().is_some_and(|name| name == "control.sock"))?;
@@ -90,7 +90,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn a_disk_process_is_known_by_its_control_socket_and_who_asks_it_is_none() {
+    fn disk_processes_but_not_their_clients_are_recognized() {
         let vbd = Uuid::new_v4();
         let control = format!("/run/tapline/vbd/{vbd}/control.sock");
         let of = |words: &str| vbd_in(Path::new("/run/tapline/vbd"), words.replace(' ', "\0").as_bytes());
@@ -110,7 +110,7 @@ mod test {
     }
 
     #[test]
-    fn what_a_process_serves_is_in_its_words() {
+    fn a_process_is_described_by_its_command_line() {
         let of = |line: &str| Words::in_line(line.replace(' ', "\0").as_bytes());
         let nbd = Words { transport: Transport::Nbd, queues: 1, read_only: true };
         assert_eq!(of("tapline-disk serve raw:/a --nbd /x --control /y --queues 1 --handed --read-only"), Some(nbd));
@@ -129,7 +129,7 @@ mod test {
         let config = Config { run_directory: room.path().to_owned(), ..Config::default() };
         let (vbd, other) = (Uuid::new_v4(), Uuid::new_v4());
         let sleeper = |vbd: Uuid| {
-            let control = place::Place::of(&config, vbd).control();
+            let control = paths::DiskPaths::of(&config, vbd).control();
             let mut command = std::process::Command::new("sh");
             command.args(["-c", "read word", "disk", "serve", "--control"]).arg(control);
             command.stdin(std::process::Stdio::piped()).spawn().unwrap()
@@ -142,7 +142,7 @@ mod test {
         };
         let mut expected = vec![children[0].id(), children[1].id()];
         expected.sort_unstable();
-        // Until it executes another program, a child has our words.
+        // Until it executes another program, a child has our command line.
         let found = loop {
             let found = all(&config).unwrap();
             if found.values().map(Vec::len).sum::<usize>() == children.len() {

@@ -1,4 +1,4 @@
-//! Runs image jobs: one process each, which is handed its files, has no rights of its own, and ends with the job.
+//! Runs image jobs: one process each, which is passed its files, has no privileges, and exits with the job.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
@@ -42,7 +42,7 @@ pub struct Starting {
 }
 
 impl Tool {
-    /// As the settings say.
+    /// From the settings.
     pub fn of(config: &Config) -> Result<Tool, Problem> {
         let users =
             Users::of(("disk-user", config.disk_user.as_deref()), ("disk-user-range", &config.disk_user_range))?;
@@ -62,12 +62,12 @@ impl Tool {
         Ok(Starting { command: command.into(), program, runs_as })
     }
 
-    /// Runs `image VERB …`, and gives what it has printed. Dropped before its end, it ends the process.
+    /// Runs `image VERB …` and returns its output. Dropping the future kills the process.
     pub async fn image(&self, words: Vec<OsString>, handing: Handing) -> Result<Value, Problem> {
         self.long_image(words, handing, |_| ()).await
     }
 
-    /// The same for a verb that takes its time; `told` hears which part of it is done, which never becomes less.
+    /// The same for a long-running verb; `told` receives the completed fraction, which never decreases.
     pub async fn long_image(
         &self,
         words: Vec<OsString>,
@@ -76,7 +76,7 @@ impl Tool {
     ) -> Result<Value, Problem> {
         let mut all: Vec<OsString> = vec!["image".into()];
         all.extend(words);
-        // It ends with us: the next daemon does it again or undoes it, and finds nothing locked.
+        // The process exits with the daemon: the next daemon repeats or rolls back the job, and finds nothing locked.
         all.extend(["--json", "--handed", "--confine", "--end-with-input"].map(OsString::from));
         let (stdin, ready) = handing.prepare(&self.redo)?;
         let mut starting = self.starting(&all)?;
@@ -89,23 +89,21 @@ impl Tool {
         let status = child.wait().await.map_err(|error| Problem::failed("wait for a disk process", error))?;
         match status.code() {
             Some(0) if output.trim().is_empty() => Ok(Value::Null),
-            Some(0) => {
-                serde_json::from_str(&output).map_err(|error| Problem::failed("understand a disk process", error))
-            }
+            Some(0) => serde_json::from_str(&output)
+                .map_err(|error| Problem::failed("parse the output of a disk process", error)),
             Some(_) => Err(said(&words)),
             None => {
                 // It was killed; that nothing could be handed to it is no news then.
                 drop(sent.await);
-                let words = if words.is_empty() { words } else { format!("; it said: {}", words.trim_end()) };
-                Err(Problem::new(Code::Failed, format!("a disk process has ended: {status}{words}")))
+                let words = if words.is_empty() { words } else { format!("; it printed: {}", words.trim_end()) };
+                Err(Problem::new(Code::Failed, format!("a disk process failed: {status}{words}")))
             }
         }
     }
 }
 
 impl Starting {
-    /// Starts it. What it is handed is open here no longer: our copy of its end of a socket would keep that open behind
-    /// its end.
+    /// Starts it. Passed descriptors are closed here: our copy of the other end of a socket would keep that open.
     pub fn start(mut self) -> Result<Child, Problem> {
         let started = self.command.spawn();
         let started = started.map_err(|error| self.program.not_started(self.runs_as.user, &error))?;
@@ -115,7 +113,7 @@ impl Starting {
         Ok(started)
     }
 
-    /// The same for one that outlives whoever waits for it.
+    /// The same for a process that outlives its caller.
     pub fn start_to_stay(self) -> Result<std::process::Child, Problem> {
         let started = self.command.into_std().spawn();
         let started = started.map_err(|error| self.program.not_started(self.runs_as.user, &error))?;
@@ -127,7 +125,7 @@ impl Starting {
 async fn read_both(child: &mut Child, told: impl FnMut(f64)) -> Result<(String, String), Problem> {
     let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
     let (output, words) = tokio::join!(read(stdout), read_words(stderr, told));
-    let heard = |error| Problem::failed("hear a disk process", error);
+    let heard = |error| Problem::failed("read from a disk process", error);
     Ok((output.map_err(heard)?, words.map_err(heard)?))
 }
 
@@ -139,7 +137,7 @@ async fn read(from: Option<impl AsyncRead + Unpin>) -> std::io::Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// How far a verb is. Other programs may have said more of it.
+/// The progress of a verb. Other versions may report more fields.
 #[derive(Deserialize)]
 struct Progress {
     done: u64,
@@ -154,8 +152,8 @@ impl Progress {
     }
 }
 
-/// What a process says but for how far it is, which `told` hears. All of it is read, whatever there is: it must not
-/// wait for us.
+/// The output of a process except for progress messages, which go to `told`. Everything is read, so that the process
+/// never blocks on the pipe.
 async fn read_words(from: Option<impl AsyncRead + Unpin>, mut told: impl FnMut(f64)) -> std::io::Result<String> {
     let mut words = Vec::new();
     let Some(from) = from else { return Ok(String::new()) };
@@ -178,10 +176,10 @@ async fn read_words(from: Option<impl AsyncRead + Unpin>, mut told: impl FnMut(f
 /// The last words of a disk process: what it could not do, and in the line below that what to do.
 pub fn said(words: &str) -> Problem {
     let lines = || words.lines().map(str::trim).filter(|line| !line.is_empty());
-    // A refused command line has no such line; what has been said before it failed has none either.
+    // The error of a rejected command line has no such prefix, and neither has output before the failure.
     let begin = lines().position(|line| line.starts_with("tapline: ")).unwrap_or(0);
     let mut lines = lines().skip(begin);
-    let what = lines.next().unwrap_or("a disk process failed without a word");
+    let what = lines.next().unwrap_or("a disk process failed without an error message");
     let what = what.strip_prefix("tapline: ").unwrap_or(what);
     let code = if what.contains("No space left on device") { Code::NoSpace } else { Code::Failed };
     let problem = Problem::new(code, what);
@@ -196,7 +194,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn last_words_are_a_message_and_an_advice() {
+    fn the_last_output_is_a_message_with_advice() {
         let problem = said("tapline: cannot open vhd:/a: it is in use\n  end whoever uses it\n");
         assert_eq!(problem.message, "cannot open vhd:/a: it is in use");
         assert_eq!(problem.advice.as_deref(), Some("end whoever uses it"));
@@ -205,7 +203,7 @@ mod test {
     }
 
     #[tokio::test]
-    async fn how_far_it_is_is_no_word_of_it_and_never_goes_back() {
+    async fn progress_is_separate_from_output_and_monotonic() {
         let said = "tapline-disk: not confined\n{\"doing\":\"converting\",\"done\":1,\"len\":4}\n{\"done\":1,\"len\":4}\n\
                     {\"done\":0,\"len\":0}\n{\"done\":3,\"len\":4}\ntapline: cannot write: it is full\n";
         let mut told = Vec::new();
@@ -215,7 +213,7 @@ mod test {
     }
 
     #[tokio::test]
-    async fn who_says_too_much_is_heard_to_the_end_and_not_kept() {
+    async fn excess_output_is_read_and_dropped() {
         let said = "word ".repeat(100_000);
         let words = read_words(Some(said.as_bytes()), |_| ()).await.unwrap();
         assert!((WORDS_MAX..WORDS_MAX + 4096).contains(&words.len()), "{}", words.len());

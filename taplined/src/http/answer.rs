@@ -1,8 +1,8 @@
-//! Answers to those who only want to know, as JSON; and how much memory those may take that clients have not read yet.
+//! JSON responses to read requests, and the limit on the memory that unread responses may use.
 //!
-//! Invariant: of lists that are being made there are no more than [`MADE_MAX`], and those that wait to be read have no more than [`ROOM`]
-//! bytes together. A list for which there is no room is refused; one that is not read in [`TO_READ`] is given up, with its connection.
-//! What is about one object is small, and always answered.
+//! Invariant: at most [`MADE_MAX`] lists are being created at any time, and lists that have not been read yet use at
+//! most [`ROOM`] bytes in total. A list that does not fit is refused; one that is not read within [`TO_READ`] is
+//! dropped together with its connection. A response about a single object is small and always sent.
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,23 +19,23 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use super::Refusal;
 use crate::daemon::Daemon;
 
-/// Lists at one time that are being made, or wait for room.
+/// How many lists may be under construction, or waiting for memory, at the same time.
 const MADE_MAX: usize = 4;
 
-/// Bytes of lists that wait to be read, which is counted in units of [`UNIT`]: a dozen lists of ten thousand VDIs.
+/// Bytes for unread lists, counted in units of [`UNIT`]: a dozen lists of ten thousand VDIs.
 const ROOM: usize = 64 << 20;
 const UNIT: usize = 4 << 10;
 
-/// How long a list may wait for room.
+/// How long a list may wait for memory.
 const TO_GET_ROOM: Duration = Duration::from_secs(2);
 
 /// How long a client may take to read a list.
 const TO_READ: Duration = Duration::from_secs(60);
 
-/// Bytes that are given to a connection at one time.
+/// Bytes passed to a connection at a time.
 const PIECE: usize = 128 << 10;
 
-/// What bounds the memory of answers.
+/// The limits on the memory of responses.
 #[derive(Debug)]
 pub struct Answers {
     made: Semaphore,
@@ -55,19 +55,21 @@ impl Default for Answers {
     }
 }
 
-/// An answer that a client has not read to its end.
+/// A response that the client has not read completely.
 type Unread = Arc<Mutex<Option<(Bytes, OwnedSemaphorePermit)>>>;
 
 impl Answers {
-    /// An answer that takes no more room than there is, if that can be had in time.
+    /// A response, once there is memory for it; an error if that takes too long.
     async fn admit(&self, text: Vec<u8>) -> Result<Response, Problem> {
         let units = u32::try_from(text.len().div_ceil(UNIT).min(ROOM / UNIT)).unwrap_or(u32::MAX);
         let room = self.room.clone().acquire_many_owned(units);
         let Ok(Ok(room)) = tokio::time::timeout(self.to_get_room, room).await else {
-            let what = format!("a list of {} bytes has no room beside others that are not read", text.len());
-            return Err(
-                Problem::new(Code::Overloaded, what).advise("ask again later, or for less: ?match=, ?sr=, ?vm=")
+            let what = format!(
+                "no memory for a list of {} bytes next to other responses that have not been read yet",
+                text.len()
             );
+            return Err(Problem::new(Code::Overloaded, what)
+                .advise("retry later, or narrow the list with ?match=, ?sr= or ?vm="));
         };
         let len = text.len();
         let unread: Unread = Arc::new(Mutex::new(Some((text.into(), room))));
@@ -88,24 +90,24 @@ impl Answers {
     }
 }
 
-/// The next piece of an answer of which so many bytes are left; with the last one its room is given back.
+/// The next piece of a response with `left` bytes remaining; the last piece releases its memory.
 fn next(unread: &Unread, left: usize) -> Option<io::Result<Bytes>> {
     if left == 0 {
         return None;
     }
     let mut unread = unread.lock().unwrap_or_else(PoisonError::into_inner);
     let Some((bytes, _)) = unread.as_mut() else {
-        return Some(Err(io::Error::new(io::ErrorKind::TimedOut, "the client does not read its answer")));
+        return Some(Err(io::Error::new(io::ErrorKind::TimedOut, "the client does not read the response")));
     };
     let piece = bytes.split_to(PIECE.min(bytes.len()));
     if bytes.is_empty() {
         *unread = None;
     }
-    // Of its own, so that the whole goes when it is given up.
+    // A copy, so that the whole buffer is freed when the response is dropped.
     Some(Ok(Bytes::copy_from_slice(&piece)))
 }
 
-/// An object that a client wants to see. Its text is made where it is read.
+/// A response with a single object. It is serialized on the reader's thread.
 pub async fn shown<T: Serialize>(
     daemon: &Daemon,
     question: impl FnOnce(&repo::View<'_>) -> Result<T, Problem> + Send + 'static,
@@ -114,7 +116,7 @@ pub async fn shown<T: Serialize>(
     Ok(([(CONTENT_TYPE, "application/json")], text).into_response())
 }
 
-/// Objects that a client wants to see, of which there may be many.
+/// A response with a list of objects, of which there may be many.
 pub async fn listed<T: Serialize>(
     daemon: &Daemon,
     question: impl FnOnce(&repo::View<'_>) -> Result<Vec<T>, Problem> + Send + 'static,
@@ -129,7 +131,7 @@ async fn read<T: Serialize>(
     question: impl FnOnce(&repo::View<'_>) -> Result<T, Problem> + Send + 'static,
 ) -> Result<Vec<u8>, Problem> {
     let asked = daemon.catalogue.read_for_client(move |view| {
-        serde_json::to_vec(&question(view)?).map_err(|error| Problem::failed("show what was asked for", error))
+        serde_json::to_vec(&question(view)?).map_err(|error| Problem::failed("encode the response", error))
     });
     asked.await
 }
@@ -149,7 +151,7 @@ mod test {
     }
 
     #[tokio::test]
-    async fn a_list_has_room_until_it_is_read() {
+    async fn a_list_uses_memory_until_it_is_read() {
         let answers = answers(Duration::from_secs(600));
         let (first, _second) = (answers.admit(half()).await.unwrap(), answers.admit(half()).await.unwrap());
         assert_eq!(answers.admit(half()).await.unwrap_err().code, Code::Overloaded);
@@ -159,7 +161,7 @@ mod test {
     }
 
     #[tokio::test]
-    async fn a_list_that_nobody_reads_is_given_up_with_what_is_left_of_it() {
+    async fn an_unread_list_is_dropped_after_a_timeout() {
         let answers = answers(Duration::from_millis(50));
         let mut pieces = answers.admit(half()).await.unwrap().into_body().into_data_stream();
         assert_eq!(pieces.next().await.unwrap().unwrap().len(), PIECE);

@@ -1,4 +1,4 @@
-//! Who asks: somebody of this host, as the kernel says, or whoever has a token.
+//! The caller of a request: a user of this host, identified by the kernel, or the holder of a token.
 
 use api::{Code, Problem};
 use axum::extract::FromRequestParts;
@@ -7,23 +7,23 @@ use axum::http::request::Parts;
 use super::Refusal;
 use crate::token::Grant;
 
-/// Who asks. Each request has it among its extensions.
+/// The caller, which is among the extensions of each request.
 #[derive(Clone, Debug)]
 pub enum Asker {
-    /// A process of this host, by its user.
+    /// A process on this host.
     Local {
-        /// Who.
+        /// The user it runs as.
         uid: u32,
     },
-    /// Somebody who has shown a token.
+    /// The holder of a token.
     Token(Grant),
 }
 
-/// Root or the daemon's own user, on this host: what these may do, no token and no group gives.
+/// Proof that the caller is root or the daemon's own user on this host, which no token and no group can replace.
 #[derive(Clone, Copy, Debug)]
 pub struct Administrator;
 
-/// Whether a user is one whom the daemon need not ask further.
+/// Whether a user has full rights.
 pub fn is_own(uid: u32) -> bool {
     uid == 0 || uid == rustix::process::geteuid().as_raw()
 }
@@ -34,12 +34,12 @@ impl<S: Send + Sync> FromRequestParts<S> for Administrator {
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Administrator, Refusal> {
         let who = match parts.extensions.get() {
             Some(Asker::Local { uid }) if is_own(*uid) => return Ok(Administrator),
-            // Members of the group may come and go; a token that one of them has made would stay.
+            // Group membership can be withdrawn, but a token created by a member would stay valid.
             Some(Asker::Local { uid }) => format!("user {uid}"),
-            Some(Asker::Token(grant)) => format!("the token «{}»", grant.name),
-            None => "whoever asks".into(),
+            Some(Asker::Token(grant)) => format!("the token '{}'", grant.name),
+            None => "the caller".into(),
         };
-        let what = format!("{who} may not see, make or revoke tokens");
-        Err(Problem::new(Code::Forbidden, what).advise("ask as root on the daemon's host, over its socket").into())
+        let what = format!("{who} may not list, create or revoke tokens");
+        Err(Problem::new(Code::Forbidden, what).advise("do it as root on the daemon's host, over its socket").into())
     }
 }

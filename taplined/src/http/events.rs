@@ -19,7 +19,7 @@ use super::Refusal;
 use super::extract::Asked;
 use crate::daemon::Daemon;
 
-/// How often a client is told that the connection lives, while nothing happens.
+/// Interval of keep-alive messages while nothing happens.
 const KEEP_ALIVE: Duration = Duration::from_secs(20);
 
 /// The routes.
@@ -31,14 +31,14 @@ pub fn routes() -> OpenApiRouter<Daemon> {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct From {
-    /// The number of the last event that is known; those behind it come first.
+    /// The last event number that the client knows; later events are sent first.
     behind: Option<u64>,
 }
 
-/// Every change of an object from now on, or from the one on that the header `Last-Event-ID` or `behind` names.
+/// All changes of objects from now on, or after the event given by the header `Last-Event-ID` or by `behind`.
 ///
-/// Each event is named `change`, its `id` is the number and its `data` an `Event`. An event named `reset` says that some
-/// were lost, and that everything must be looked at anew; its `id` is the number to go on from.
+/// Each event is named `change`; its `id` is the event number and its `data` an `Event`. An event named `reset` says
+/// that events were lost and everything must be loaded again; its `id` is the number to continue from.
 #[utoipa::path(
     get, path = "/events", tag = "event", operation_id = "event_follow", params(From),
     responses(
@@ -53,7 +53,7 @@ async fn follow(
 ) -> Result<Sse<impl Stream<Item = Result<sse::Event, Infallible>>>, Refusal> {
     let behind = match headers.get("last-event-id") {
         Some(id) => Some(id.to_str().ok().and_then(|id| id.parse().ok()).ok_or_else(|| {
-            Problem::new(Code::Invalid, "the header Last-Event-ID has no number of an event").field("last-event-id")
+            Problem::new(Code::Invalid, "the Last-Event-ID header is not an event number").field("last-event-id")
         })?),
         None => from.behind,
     };
@@ -71,7 +71,7 @@ async fn follow(
     let catalogue = daemon.catalogue.clone();
     let next = BroadcastStream::new(next).map(move |event| match event {
         Ok(event) => change(&event),
-        // The client reads slower than things happen.
+        // The client reads more slowly than events occur.
         Err(_) => reset(catalogue.subscribe_behind(u64::MAX).seq),
     });
     let all = stream::iter(first).chain(next).map(Ok);

@@ -1,4 +1,4 @@
-//! What a request brings: its body, its query, the identities in its path. Refused as a problem that names the field.
+//! Parts of a request: its body, its query, the UUIDs in its path. Errors are problems that name the field.
 
 use std::time::Duration;
 
@@ -12,18 +12,18 @@ use uuid::Uuid;
 use super::Refusal;
 use super::listener::TO_ASK;
 
-/// Bytes of a body: the longest request has a description and a path or two.
+/// Maximum bytes of a body: the longest request has a description and a few paths.
 pub const BODY_MAX: usize = 256 << 10;
 
-/// A body of JSON.
+/// A JSON body.
 #[derive(Debug)]
 pub struct Body<T>(pub T);
 
-/// The identity in the path.
+/// The UUID in the path.
 #[derive(Clone, Copy, Debug)]
 pub struct Id(pub Uuid);
 
-/// What stands behind the question mark.
+/// The query.
 #[derive(Debug)]
 pub struct Asked<T>(pub T);
 
@@ -37,12 +37,13 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
     }
 }
 
-/// All of a body. Who stops in the middle of it would have a connection for as long as it likes.
+/// Reads the complete body. Without the time limit, a client that stops in the middle could keep its connection
+/// forever.
 pub async fn whole(body: axum::body::Body, patience: Duration) -> Result<Bytes, Problem> {
     let what = match tokio::time::timeout(patience, axum::body::to_bytes(body, BODY_MAX)).await {
         Ok(Ok(bytes)) => return Ok(bytes),
-        Ok(Err(_)) => format!("a body has at most {BODY_MAX} bytes, and all that were announced"),
-        Err(_) => format!("the body has not come whole in {} s", patience.as_secs()),
+        Ok(Err(_)) => format!("the request body must have at most {BODY_MAX} bytes and match its Content-Length"),
+        Err(_) => format!("the request body did not arrive in {} s", patience.as_secs()),
     };
     Err(Problem::new(Code::Malformed, what))
 }
@@ -55,10 +56,10 @@ fn parse<T: DeserializeOwned>(bytes: &Bytes) -> Result<Body<T>, Refusal> {
         let path = error.path().to_string();
         let inner = error.into_inner();
         let code = if inner.is_data() { Code::Invalid } else { Code::Malformed };
-        let problem = Problem::new(code, format!("the body makes no sense: {inner}"));
+        let problem = Problem::new(code, format!("invalid request body: {inner}"));
         if path == "." { problem } else { problem.field(path) }
     })?;
-    json.end().map_err(|_| Problem::new(Code::Malformed, "there is something behind the end of the body"))?;
+    json.end().map_err(|_| Problem::new(Code::Malformed, "there is extra data after the JSON value"))?;
     Ok(Body(value))
 }
 
@@ -67,7 +68,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Id {
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Id, Refusal> {
         let found = Path::<Uuid>::from_request_parts(parts, state).await;
-        let wrong = |_| Problem::new(Code::Invalid, "the path has no UUID where one belongs").field("uuid");
+        let wrong = |_| Problem::new(Code::Invalid, "the path contains an invalid UUID").field("uuid");
         Ok(Id(found.map_err(wrong)?.0))
     }
 }
@@ -77,7 +78,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Asked<T> {
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Asked<T>, Refusal> {
         let found = Query::<T>::from_request_parts(parts, state).await;
-        Ok(Asked(found.map_err(|error| Problem::new(Code::Invalid, format!("the query makes no sense: {error}")))?.0))
+        Ok(Asked(found.map_err(|error| Problem::new(Code::Invalid, format!("invalid query: {error}")))?.0))
     }
 }
 
@@ -90,7 +91,7 @@ mod test {
     }
 
     #[test]
-    fn a_body_that_makes_no_sense_is_refused_by_field() {
+    fn an_invalid_body_is_refused_with_its_field() {
         assert_eq!(refused("{").code, Code::Malformed);
         assert_eq!(refused("[]").code, Code::Invalid);
         let size = refused(r#"{"sr":"9b1deb4d-3b7d-4bad-9bdd-2b0d7b3dcb6d","name":"a","size":7}"#);
@@ -103,15 +104,18 @@ mod test {
     }
 
     #[tokio::test]
-    async fn a_body_that_stops_in_the_middle_is_refused() {
+    async fn an_incomplete_body_is_refused() {
         let begun = tokio_stream::iter([Ok::<_, std::io::Error>("{\"force\":")]);
         let stream = tokio_stream::StreamExt::chain(begun, tokio_stream::pending());
         let refused = whole(axum::body::Body::from_stream(stream), Duration::ZERO).await.unwrap_err();
-        assert_eq!((refused.code, refused.message.as_str()), (Code::Malformed, "the body has not come whole in 0 s"));
+        assert_eq!(
+            (refused.code, refused.message.as_str()),
+            (Code::Malformed, "the request body did not arrive in 0 s")
+        );
     }
 
     #[test]
-    fn no_body_is_an_object_without_fields() {
+    fn an_empty_body_is_an_object_without_fields() {
         assert!(parse::<api::VbdUnplug>(&Bytes::new()).is_ok_and(|body| !body.0.force));
         let trailing = parse::<api::VbdUnplug>(&Bytes::from_static(b"{} {}")).unwrap_err().0;
         assert_eq!(trailing.code, Code::Malformed);

@@ -24,7 +24,7 @@ pub fn routes() -> OpenApiRouter<Daemon> {
         .routes(routes!(backups, backup))
 }
 
-/// The host and its daemon.
+/// Gets the host and its daemon.
 #[utoipa::path(
     get, path = "/host", tag = "host",
     responses((status = 200, body = Host), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
@@ -33,8 +33,7 @@ async fn show(State(daemon): State<Daemon>) -> Result<Json<Host>, Refusal> {
     Ok(Json(daemon.show_host().await?))
 }
 
-/// Unplugs all VBDs, in bounded time: for the shutdown of the host. A daemon that is merely stopped leaves disks
-/// running.
+/// Unplugs all VBDs in bounded time, before the host shuts down. Merely stopping the daemon leaves disks running.
 #[utoipa::path(
     post, path = "/host/drain", tag = "host", operation_id = "host_drain", request_body = HostDrain,
     responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
@@ -45,8 +44,8 @@ async fn drain(State(daemon): State<Daemon>, Body(asked): Body<HostDrain>) -> Be
     begun(plug::drain(&daemon, patience).await?)
 }
 
-/// Compares the disks that run with the catalogue: the differences. Where it is certain what happened, the catalogue
-/// follows the disk.
+/// Compares running disks with the catalogue and returns the differences. Where it is certain what happened, the
+/// catalogue is updated from the disk.
 #[utoipa::path(
     post, path = "/host/reconcile", tag = "host", operation_id = "host_reconcile", request_body = HostReconcile,
     responses(
@@ -61,7 +60,8 @@ async fn reconcile(
     Ok(Json(reconcile::all(&daemon, heal).await?))
 }
 
-/// The backups of the catalogue, the newest first. The daemon does not put one back: `taplined --restore` does.
+/// Lists the backups of the catalogue, the newest first. Restoring one is not part of the API: use `taplined
+/// --restore`.
 #[utoipa::path(
     get, path = "/host/backups", tag = "host", operation_id = "host_backups",
     responses((status = 200, body = Vec<Backup>), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
@@ -70,7 +70,7 @@ async fn backups(State(daemon): State<Daemon>) -> Result<Json<Vec<Backup>>, Refu
     Ok(Json(daemon.care.backups(&daemon).await?))
 }
 
-/// Makes a backup of the catalogue now.
+/// Creates a backup of the catalogue now.
 #[utoipa::path(
     post, path = "/host/backups", tag = "host", operation_id = "host_backup",
     responses((status = 201, body = Backup), (status = "4XX", body = Problem), (status = "5XX", body = Problem))

@@ -1,5 +1,5 @@
-//! Requests that change something: each is done to its end, whether its client waits or not, and one that comes again
-//! with the same key is answered as it was (`crate::idempotency`).
+//! Changing requests: each is carried out even if its client disconnects, and a repetition with the same key gets the
+//! original response (`crate::idempotency`).
 
 use api::{Code, Problem};
 use axum::Json;
@@ -18,20 +18,21 @@ use super::listener::TO_ASK;
 use crate::daemon::Daemon;
 use crate::{idempotency, panics};
 
-/// The header that a client chooses a key in, and the one that says that an answer was given before.
+/// The header with the client's key, and the header that marks a replayed response.
 const HEADER: &str = "idempotency-key";
 const REPLAYED: &str = "idempotent-replayed";
 
-/// Characters of a key.
+/// Maximum length of a key.
 const KEY_MAX: usize = 255;
 
-/// Bytes of an answer that is kept; one that is no task is about one object.
+/// Maximum bytes of a stored response; one that is not a task is about a single object.
 const ANSWER_MAX: u64 = 16 << 10;
 
-/// A token's secret is told once, and not kept for anybody who asks again. A name that is taken is refused anyway.
+/// The secret of a new token is returned only once and never stored for replays. A repetition is rejected anyway,
+/// because the name is taken.
 const TOKENS: &str = "/v1/tokens";
 
-/// Answers a request. One that changes something goes on when its client goes: what it has recorded is not left undone.
+/// Handles a request. A change continues when its client disconnects, so that nothing recorded is left undone.
 pub async fn answer(State(daemon): State<Daemon>, request: Request, next: Next) -> Response {
     if matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS) {
         return next.run(request).await;
@@ -47,7 +48,7 @@ pub async fn answer(State(daemon): State<Daemon>, request: Request, next: Next) 
     done.await.unwrap_or_else(|error| Refusal(Problem::failed("answer", error)).into_response())
 }
 
-/// The key in the head of a request, if there is one.
+/// The key in a request's header, if there is one.
 fn key_of(request: &Request) -> Result<Option<RequestKey>, Problem> {
     let Some(value) = header(request.headers())? else { return Ok(None) };
     if request.uri().path() == TOKENS {
@@ -65,22 +66,22 @@ fn header(headers: &HeaderMap) -> Result<Option<String>, Problem> {
     let mut values = headers.get_all(HEADER).iter();
     let (Some(value), None) = (values.next(), values.next()) else {
         return match headers.contains_key(HEADER) {
-            true => Err(wrong("a request has one Idempotency-Key, not several")),
+            true => Err(wrong("a request must not have more than one Idempotency-Key")),
             false => Ok(None),
         };
     };
     let plain =
         |text: &&str| !text.is_empty() && text.len() <= KEY_MAX && text.bytes().all(|byte| byte.is_ascii_graphic());
     let found = value.to_str().ok().filter(plain).map(str::to_owned);
-    let what = || wrong(&format!("an Idempotency-Key has 1 to {KEY_MAX} visible ASCII characters"));
+    let what = || wrong(&format!("an Idempotency-Key must have 1 to {KEY_MAX} visible ASCII characters"));
     found.map(Some).ok_or_else(what)
 }
 
 fn wrong(what: &str) -> Problem {
-    Problem::new(Code::Invalid, what).field(HEADER).advise("use a random UUID, a new one for each request")
+    Problem::new(Code::Invalid, what).field(HEADER).advise("use a new random UUID for each request")
 }
 
-/// Does a request with a key, unless it was done before.
+/// Carries out a request with a key unless that was done before.
 async fn once(daemon: &Daemon, key: RequestKey, request: Request, next: Next) -> Result<Response, Refusal> {
     let (parts, body) = request.into_parts();
     let body = whole(body, TO_ASK).await?;
@@ -97,12 +98,12 @@ async fn once(daemon: &Daemon, key: RequestKey, request: Request, next: Next) ->
     let (response, left) = idempotency::during(key, next.run(Request::from_parts(parts, Body::from(body)))).await;
     match left {
         Some(key) if response.status().is_success() => keep(daemon, key, response).await,
-        // A refusal has left nothing, and the next may not be refused.
+        // A refused request has changed nothing, and the next attempt may succeed.
         _ => Ok(response),
     }
 }
 
-/// What was answered to a request with this key before.
+/// The stored response to an earlier request with this key.
 async fn again(daemon: &Daemon, key: &RequestKey) -> Result<Option<Response>, Problem> {
     let asked = key.clone();
     let known = daemon.catalogue.read(move |view| {
@@ -115,14 +116,16 @@ async fn again(daemon: &Daemon, key: &RequestKey) -> Result<Option<Response>, Pr
     });
     let Some((hash, answered, task)) = known.await? else { return Ok(None) };
     if hash != key.hash {
-        let what = format!("the Idempotency-Key {} was sent before with another request", key.key);
+        let what = format!("the Idempotency-Key {} was already used with a different request", key.key);
         return Err(Problem::new(Code::Exists, what).field(HEADER).advise("use a new key for each request"));
     }
     let mut response = match (answered, task) {
         (Answered::Task(_), Some(task)) => (StatusCode::ACCEPTED, Json(task)).into_response(),
         (Answered::Task(uuid), None) => {
-            let what = format!("this was asked before; its task {uuid} is over, and too old to be known still");
-            return Err(Problem::new(Code::State, what).advise("look at the object; to do it once more, use a new key"));
+            let what = format!("this request was made before; its task {uuid} has ended and is no longer remembered");
+            return Err(
+                Problem::new(Code::State, what).advise("check the object; to repeat the request, use a new key")
+            );
         }
         (Answered::Done { status, body }, _) => said(status, body),
     };
@@ -138,8 +141,8 @@ fn said(status: u16, body: String) -> Response {
     (status, [(CONTENT_TYPE, "application/json")], body).into_response()
 }
 
-/// Keeps an answer that nobody has recorded with what it tells: what it was done to can be done again and comes to the
-/// same.
+/// Stores a response that was not recorded in the change's own transaction: repeating such a request has the same
+/// result.
 async fn keep(daemon: &Daemon, key: RequestKey, response: Response) -> Result<Response, Refusal> {
     if response.body().size_hint().upper().is_none_or(|len| len > ANSWER_MAX) {
         return Ok(response);
@@ -148,7 +151,7 @@ async fn keep(daemon: &Daemon, key: RequestKey, response: Response) -> Result<Re
     let body = axum::body::to_bytes(body, usize::MAX).await.map_err(|error| Problem::failed("answer", error))?;
     let answered = Answered::Done { status: head.status.as_u16(), body: String::from_utf8_lossy(&body).into_owned() };
     if let Err(problem) = daemon.catalogue.write(move |tx| tx.keep_answer(&key, &answered)).await {
-        tracing::warn!("the answer to a request could not be kept for who asks again: {problem}");
+        tracing::warn!("the response could not be stored for retries of the request: {problem}");
     }
     Ok(Response::from_parts(head, Body::from(body)))
 }
@@ -158,7 +161,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn a_key_is_one_and_can_be_shown() {
+    fn a_request_has_one_printable_key() {
         let of = |values: &[&'static str]| {
             let mut headers = HeaderMap::new();
             for value in values {

@@ -1,6 +1,6 @@
-//! Where the API is served, and when that ends: a Unix socket ([`local`]), and TCP with TLS where it is configured ([`remote`]).
+//! Where the API is served, and its shutdown: a Unix socket ([`local`]), and TCP with TLS if configured ([`remote`]).
 //!
-//! Each has connections of its own: however many come over TCP, those of this host do not wait for them.
+//! Each has its own connection limit, so connections over TCP never delay those of this host.
 
 mod certificate;
 mod local;
@@ -28,23 +28,23 @@ use remote::Remote;
 
 pub use certificate::check;
 
-/// How long a client may take to ask, once it has connected or was answered; and how long for the body of what it asks.
+/// How long a client may take to send a request after connecting or after the last response, and to send the body.
 pub const TO_ASK: Duration = Duration::from_secs(60);
 
-/// How long connections may take to end when the daemon does.
+/// How long connections may take to end when the daemon stops.
 const TO_END: Duration = Duration::from_secs(5);
 
-/// How long to rest when a connection could not be taken: too many open files, for example, which passes.
+/// Pause after a connection could not be accepted, for example because of too many open files, which is temporary.
 const REST: Duration = Duration::from_millis(100);
 
-/// All places where the API is served.
+/// All listeners of the API.
 #[derive(Debug)]
 pub struct Listener {
     local: Local,
     remote: Option<Arc<Remote>>,
 }
 
-/// SIGTERM and SIGINT, which end the daemon, and SIGHUP, upon which it reads its certificate again.
+/// SIGTERM and SIGINT, which stop the daemon, and SIGHUP, which makes it reload its certificate.
 #[derive(Debug)]
 pub struct Signals {
     terminate: Signal,
@@ -53,7 +53,7 @@ pub struct Signals {
 }
 
 impl Signals {
-    /// From now on they do not end the process by themselves.
+    /// Installs the handlers, so that the signals no longer end the process by themselves.
     pub fn handle() -> Result<Signals, Problem> {
         let handle = |kind| signal(kind).map_err(|error| Problem::failed("handle signals", error));
         Ok(Signals {
@@ -63,7 +63,7 @@ impl Signals {
         })
     }
 
-    /// Waits for one that ends the daemon; has the certificate read for the others.
+    /// Waits for a signal that stops the daemon, and reloads the certificate on the other.
     async fn end(&mut self, remote: Option<&Remote>) {
         loop {
             tokio::select! {
@@ -71,7 +71,7 @@ impl Signals {
                 _ = self.interrupt.recv() => return,
                 _ = self.hangup.recv() => match remote {
                     Some(remote) => remote.read_certificate().await,
-                    None => tracing::info!("there is nothing to read again: the API is not served over TCP"),
+                    None => tracing::info!("nothing to reload: the API is not served over TCP"),
                 },
             }
         }
@@ -79,13 +79,14 @@ impl Signals {
 }
 
 impl Listener {
-    /// Listens, in the place of a daemon that is no more: there is only one, which a lock sees to.
+    /// Starts listening, replacing the socket of a daemon that no longer exists: a lock ensures that there is only one
+    /// daemon.
     pub fn bind(config: &Config, daemon: &Daemon) -> Result<Listener, Problem> {
         let remote = Remote::bind(config, daemon.tokens.clone())?.map(Arc::new);
         Ok(Listener { local: Local::bind(config)?, remote })
     }
 
-    /// Serves until it is to stop; then lets those who are being answered come to their end.
+    /// Serves until told to stop, then waits for requests in progress.
     pub async fn serve(self, daemon: Daemon, mut signals: Signals) {
         let router = super::router(daemon);
         let (ending, ended) = watch::channel(());
@@ -98,18 +99,18 @@ impl Listener {
         self.local.remove();
         ending.send_replace(());
         if tokio::time::timeout(TO_END, ending.closed()).await.is_err() {
-            tracing::info!("clients are cut off");
+            tracing::info!("disconnecting remaining clients");
         }
     }
 }
 
-/// Room for so many connections.
+/// A limit on the number of connections.
 fn room(connections: u32) -> Arc<Semaphore> {
     let connections = usize::try_from(connections).unwrap_or(usize::MAX);
     Arc::new(Semaphore::new(connections.min(Semaphore::MAX_PERMITS)))
 }
 
-/// Speaks HTTP until the connection ends; when the daemon is to end, only until the request under way is answered.
+/// Serves HTTP until the connection ends; when the daemon stops, only until the current request is answered.
 async fn converse<IO, A, F>(stream: IO, answer: A, mut end: watch::Receiver<()>)
 where
     IO: AsyncRead + AsyncWrite + Unpin,
@@ -131,6 +132,6 @@ where
         }
     };
     if let Err(error) = done {
-        tracing::debug!(%error, "a connection has ended");
+        tracing::debug!(%error, "a connection ended");
     }
 }

@@ -47,7 +47,7 @@ pub fn routes() -> OpenApiRouter<Daemon> {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct Which {
-    /// Only repositories of this name, or whose UUID begins so, with four digits at least.
+    /// Only repositories with this name or UUID prefix (at least four digits).
     #[serde(rename = "match")]
     #[param(rename = "match")]
     like: Option<String>,
@@ -57,12 +57,12 @@ struct Which {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct Trial {
-    /// Do nothing, and tell what would be done.
+    /// Change nothing; only report what would be done.
     #[serde(default)]
     dry_run: bool,
 }
 
-/// The repositories, by name.
+/// Lists the repositories by name.
 #[utoipa::path(
     get, path = "/srs", tag = "sr", operation_id = "sr_list", params(Which),
     responses((status = 200, body = Vec<Sr>), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
@@ -78,7 +78,7 @@ async fn list(State(daemon): State<Daemon>, Asked(which): Asked<Which>) -> Resul
     listed(&daemon, question).await
 }
 
-/// A repository.
+/// Gets a repository.
 #[utoipa::path(
     get, path = "/srs/{uuid}", tag = "sr", operation_id = "sr_show", params(("uuid" = Uuid, Path)),
     responses((status = 200, body = Sr), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
@@ -87,7 +87,7 @@ async fn show(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Response, Re
     shown(&daemon, move |view| view.sr(uuid)).await
 }
 
-/// Makes a repository in an empty directory, and attaches it. The task's result has its UUID.
+/// Creates a repository in an empty directory and attaches it. The task's result contains its UUID.
 #[utoipa::path(
     post, path = "/srs", tag = "sr", operation_id = "sr_create", request_body = SrCreate,
     responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
@@ -96,8 +96,8 @@ async fn create(State(daemon): State<Daemon>, Body(asked): Body<SrCreate>) -> Be
     let SrCreate { name, description, source, reserve, format } = asked;
     repo::driver::mount::check(&source)?;
     if matches!(source, SrSource::Iso { .. }) && format.is_some_and(|format| format != api::ImageFormat::Raw) {
-        let what = "a library of ISO images has raw ones only";
-        return Err(Problem::new(Code::Unsupported, what).field("format").advise("leave the format out").into());
+        let what = "an ISO library contains raw images only";
+        return Err(Problem::new(Code::Unsupported, what).field("format").advise("omit the format").into());
     }
     let sr = sr::new_sr(Uuid::new_v4(), name, description, source, reserve);
     let job = Create { sr, format, labelled: false, named: true, described: true, unreached: Arc::default() };
@@ -105,7 +105,7 @@ async fn create(State(daemon): State<Daemon>, Body(asked): Body<SrCreate>) -> Be
     begun(task)
 }
 
-/// Looks which repository is at a place, and changes nothing.
+/// Looks for a repository on a storage; changes nothing.
 #[utoipa::path(
     post, path = "/srs/probe", tag = "sr", operation_id = "sr_probe", request_body = SrProbe,
     responses((status = 200, body = Vec<SrFound>), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
@@ -114,8 +114,8 @@ async fn probe(State(daemon): State<Daemon>, Body(asked): Body<SrProbe>) -> Resu
     Ok(Json(daemon.srs.probe(&asked.source).await?))
 }
 
-/// Makes a repository known that exists, or a directory of images that others have made one, and attaches it; a scan
-/// then takes in what is there. The task's result has its UUID.
+/// Adds an existing repository, or turns a directory of existing images into one, and attaches it; a scan then adds its
+/// images. The task's result contains its UUID.
 #[utoipa::path(
     post, path = "/srs/introduce", tag = "sr", operation_id = "sr_introduce", request_body = SrIntroduce,
     responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
@@ -135,21 +135,24 @@ async fn introduce(State(daemon): State<Daemon>, Body(asked): Body<SrIntroduce>)
         (None, None) => Uuid::new_v4(),
         (Some(asked), Some(there)) if asked == there => there,
         (None, Some(there)) => {
-            let what = format!("there is the repository {there}");
+            let what = format!("the repository there is {there}");
             return Err(Problem::new(Code::Exists, what)
                 .field("uuid")
-                .advise("say that it is the one you mean")
+                .advise("give its UUID to confirm that this is the right one")
                 .into());
         }
         (Some(asked), there) => {
             let there = there.map_or("no repository".into(), |there| format!("the repository {there}"));
-            let what = format!("there is {there}, and not {asked}");
-            return Err(Problem::new(Code::NotFound, what).field("uuid").advise("see what a probe finds").into());
+            let what = format!("found {there}, expected {asked}");
+            return Err(Problem::new(Code::NotFound, what)
+                .field("uuid")
+                .advise("probe the storage to see what it contains")
+                .into());
         }
     };
     let (named, described) = (name.is_some(), description.is_some());
     let Some(name) = name.or(found.map(|found| found.name)) else {
-        let what = "nothing there says what it is called";
+        let what = "the storage does not record a name";
         return Err(Problem::new(Code::Invalid, what).field("name").advise("give it a name").into());
     };
     let sr = sr::new_sr(uuid, name, description.unwrap_or_default(), source, reserve);
@@ -159,7 +162,7 @@ async fn introduce(State(daemon): State<Daemon>, Body(asked): Body<SrIntroduce>)
     begun(task)
 }
 
-/// Changes the name, the description or the reserve of a repository.
+/// Changes the name, description or reserve of a repository.
 #[utoipa::path(
     patch, path = "/srs/{uuid}", tag = "sr", operation_id = "sr_patch", params(("uuid" = Uuid, Path)),
     request_body = SrPatch,
@@ -168,13 +171,13 @@ async fn introduce(State(daemon): State<Daemon>, Body(asked): Body<SrIntroduce>)
 async fn patch(State(daemon): State<Daemon>, Id(uuid): Id, Body(patch): Body<SrPatch>) -> Result<Json<Sr>, Refusal> {
     let sr = daemon.catalogue.write(move |tx| tx.patch_sr(uuid, &patch)).await?;
     if sr.state == SrState::Attached {
-        // What is free depends on the reserve; that it cannot be seen now is no reason to refuse.
+        // Free space depends on the reserve; if it cannot be measured now, that is no reason to refuse the change.
         daemon.srs.measure_now(uuid).await;
     }
     Ok(Json(daemon.catalogue.read(move |view| view.sr(uuid)).await?))
 }
 
-/// Removes a repository that has no VDIs, with its files. What is not its own stays in the directory.
+/// Removes a repository without VDIs, and its files. Files of others stay in the directory.
 #[utoipa::path(
     delete, path = "/srs/{uuid}", tag = "sr", operation_id = "sr_destroy", params(("uuid" = Uuid, Path), Trial),
     responses(
@@ -184,14 +187,14 @@ async fn patch(State(daemon): State<Daemon>, Id(uuid): Id, Body(patch): Body<SrP
 )]
 async fn destroy(State(daemon): State<Daemon>, Id(uuid): Id, Asked(trial): Asked<Trial>) -> Result<Response, Refusal> {
     if trial.dry_run {
-        // Nobody who has something to do in it is kept from that.
+        // Running work in the repository is not interrupted.
         let job = daemon.catalogue.read(move |view| Destroy::of(view, uuid)).await?;
         return Ok(Json(job.plan(&daemon.srs).await?).into_response());
     }
     let claim = daemon.srs.claim(uuid, "destroyed")?;
     let job = daemon.catalogue.read(move |view| Destroy::of(view, uuid)).await?;
     let task = daemon.tasks.start_job(&daemon, job, |job, _, tx| job.prepare(tx)).await?;
-    // From here on nobody can attach it: its state says so, and its label goes.
+    // From here on it cannot be attached: its state says so, and its label is being removed.
     drop(claim);
     begun(task).map(IntoResponse::into_response)
 }
@@ -200,13 +203,13 @@ async fn destroy(State(daemon): State<Daemon>, Id(uuid): Id, Asked(trial): Asked
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct Believed {
-    /// Whose word counts if the repository's inventory and the catalogue have diverged; it is refused then if nobody
-    /// says.
+    /// Which side to keep if the repository's inventory and the catalogue have diverged; if omitted, attaching then
+    /// fails.
     #[param(inline)]
     believe: Option<SrBelieve>,
 }
 
-/// Attaches a repository. What nobody needs any more of what is in it is then merged and removed.
+/// Attaches a repository. Images in it that are no longer needed are then merged and removed.
 #[utoipa::path(
     post, path = "/srs/{uuid}/attach", tag = "sr", operation_id = "sr_attach",
     params(("uuid" = Uuid, Path), Believed),
@@ -228,7 +231,7 @@ async fn attach(State(daemon): State<Daemon>, Id(uuid): Id, Asked(asked): Asked<
     begin(&daemon, uuid, "sr-attach", work).await
 }
 
-/// Detaches a repository of which no VBD is plugged.
+/// Detaches a repository, none of whose VBDs may be plugged.
 #[utoipa::path(
     post, path = "/srs/{uuid}/detach", tag = "sr", operation_id = "sr_detach", params(("uuid" = Uuid, Path)),
     responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
@@ -245,8 +248,8 @@ async fn detach(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
     begin(&daemon, uuid, "sr-detach", work).await
 }
 
-/// Brings the catalogue and what is in a repository together. Then images that no VDI shows are merged and removed, as
-/// far as nobody needs them. The task's result has the fields of a `Scan`.
+/// Synchronizes the catalogue with a repository's files. Images that no VDI needs are then merged and removed. The
+/// task's result has the fields of a `Scan`.
 #[utoipa::path(
     post, path = "/srs/{uuid}/scan", tag = "sr", operation_id = "sr_scan", params(("uuid" = Uuid, Path)),
     responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
@@ -261,14 +264,15 @@ async fn scan(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
         at_work.srs.keep_inventory(uuid).await?;
         reconcile::of_sr(&at_work, uuid).await;
         vdi::collect(&at_work, uuid);
-        let mut result = serde_json::to_value(scan).map_err(|error| Problem::failed("show a scan", error))?;
+        let mut result =
+            serde_json::to_value(scan).map_err(|error| Problem::failed("encode the scan's result", error))?;
         result["uuid"] = json!(uuid);
         Ok(result)
     };
     begin(&daemon, uuid, "sr-scan", work).await
 }
 
-/// Forgets a repository that is not attached, with its VDIs. Its files stay: it can be introduced again.
+/// Forgets a detached repository and its VDIs. Its files stay: it can be introduced again.
 #[utoipa::path(
     post, path = "/srs/{uuid}/forget", tag = "sr", operation_id = "sr_forget", params(("uuid" = Uuid, Path)),
     responses((status = 204), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
@@ -283,13 +287,13 @@ async fn forget(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<StatusCode
             return Err(Problem::new(Code::State, what).advise("detach it first"));
         }
         tx.check_sr_unused(uuid)?;
-        // Of one that is lost for good, or for reading only, nobody will ever write them.
+        // If the repository is lost for good or read-only, they can never be written.
         let writable = state == SrState::Detached && !variant.is_some_and(|variant| variant.read_only);
         let lines = tx.inventory_lines(uuid)?;
         let unwritten = lines.iter().filter(|line| written.is_none_or(|written| line.generation > written)).count();
         if unwritten > 0 && writable {
-            let what = format!("{unwritten} changes of the repository {uuid} are not in its inventory yet");
-            return Err(Problem::new(Code::State, what).advise("attach it and detach it again; then forget it"));
+            let what = format!("{unwritten} changes to the repository {uuid} are not in its inventory yet");
+            return Err(Problem::new(Code::State, what).advise("attach and detach it again, then forget it"));
         }
         tx.remove_sr(uuid)
     });
@@ -297,7 +301,7 @@ async fn forget(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<StatusCode
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// What a repository that is attached says of itself, in its own file.
+/// Gets the inventory of an attached repository from its own file.
 #[utoipa::path(
     get, path = "/srs/{uuid}/inventory", tag = "sr", operation_id = "sr_inventory", params(("uuid" = Uuid, Path)),
     responses((status = 200, body = Inventory), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
@@ -306,7 +310,7 @@ async fn inventory(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Json<In
     Ok(Json(daemon.srs.inventory(uuid).await?))
 }
 
-/// What the repository at a place says of itself, whether it is known here or not. Changes nothing.
+/// Gets the inventory of the repository on a storage, whether it is known here or not. Changes nothing.
 #[utoipa::path(
     post, path = "/srs/inventory", tag = "sr", operation_id = "sr_inventory_at", request_body = SrProbe,
     responses((status = 200, body = Inventory), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
@@ -315,7 +319,7 @@ async fn inventory_at(State(daemon): State<Daemon>, Body(asked): Body<SrProbe>) 
     Ok(Json(daemon.srs.inventory_at(&asked.source).await?))
 }
 
-/// A repository that is known becomes one task's.
+/// Reserves a known repository for one task.
 async fn claim(daemon: &Daemon, uuid: Uuid, doing: &'static str) -> Result<Claim, Problem> {
     let claim = daemon.srs.claim(uuid, doing)?;
     let journal = daemon.catalogue.read(move |view| view.sr(uuid).and_then(|_| view.journal())).await?;
@@ -326,7 +330,7 @@ async fn claim(daemon: &Daemon, uuid: Uuid, doing: &'static str) -> Result<Claim
     }
 }
 
-/// Begins a task that leaves nothing behind.
+/// Begins a task that leaves nothing to clean up.
 async fn begin<W, F>(daemon: &Daemon, sr: Uuid, verb: &'static str, work: W) -> Begun
 where
     W: FnOnce(Context) -> F + Send + 'static,

@@ -16,7 +16,7 @@ use super::answer::listed;
 use super::extract::{Asked, Id};
 use crate::daemon::Daemon;
 
-/// The longest wait in seconds: a proxy or a client's own patience is often not longer.
+/// The maximum wait in seconds: proxies and clients often have no longer timeouts.
 const WAIT_MAX: u32 = 60;
 
 /// The routes.
@@ -28,7 +28,7 @@ pub fn routes() -> OpenApiRouter<Daemon> {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct Which {
-    /// Only tasks that are not over.
+    /// Only unfinished tasks.
     #[serde(default)]
     open: bool,
 }
@@ -37,13 +37,13 @@ struct Which {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct Patience {
-    /// Answer when the task is over, but not later than after so many seconds.
+    /// Answer when the task has ended, or after this many seconds.
     #[serde(default)]
     #[param(maximum = 60)]
     wait: u32,
 }
 
-/// The tasks, those asked for last first.
+/// Lists the tasks, the latest first.
 #[utoipa::path(
     get, path = "/tasks", tag = "task", operation_id = "task_list", params(Which),
     responses((status = 200, body = Vec<Task>), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
@@ -52,7 +52,7 @@ async fn list(State(daemon): State<Daemon>, Asked(which): Asked<Which>) -> Resul
     listed(&daemon, move |view| view.tasks(which.open)).await
 }
 
-/// A task.
+/// Gets a task.
 #[utoipa::path(
     get, path = "/tasks/{uuid}", tag = "task", operation_id = "task_show", params(("uuid" = uuid::Uuid, Path), Patience),
     responses((status = 200, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
@@ -63,17 +63,17 @@ async fn show(
     Asked(patience): Asked<Patience>,
 ) -> Result<Json<Task>, Refusal> {
     if patience.wait > WAIT_MAX {
-        let what = format!("a wait is at most {WAIT_MAX} seconds, not {}", patience.wait);
+        let what = format!("a wait must be at most {WAIT_MAX} seconds, not {}", patience.wait);
         return Err(Problem::new(Code::Invalid, what)
             .field("wait")
-            .advise("ask again while the task is not over")
+            .advise("repeat the request until the task ends")
             .into());
     }
     let patience = Duration::from_secs(patience.wait.into());
     Ok(Json(daemon.tasks.wait(uuid, patience).await?))
 }
 
-/// Asks a task to end and to undo what it has done. The answer does not wait for that.
+/// Cancels a task, which then rolls back what it has done. The response does not wait for that.
 #[utoipa::path(
     post, path = "/tasks/{uuid}/cancel", tag = "task", operation_id = "task_cancel", params(("uuid" = uuid::Uuid, Path)),
     responses((status = 200, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
@@ -82,7 +82,8 @@ async fn cancel(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Json<Task>
     Ok(Json(daemon.tasks.cancel(uuid).await?))
 }
 
-/// Gives up a task that can be neither done nor undone, and all that it holds. What it had in hand is diverged then.
+/// Abandons a task that can neither complete nor roll back, and releases its objects. VDIs that it was changing are
+/// then diverged.
 #[utoipa::path(
     post, path = "/tasks/{uuid}/abandon", tag = "task", operation_id = "task_abandon",
     params(("uuid" = uuid::Uuid, Path)),

@@ -17,7 +17,7 @@ pub fn routes() -> OpenApiRouter<Daemon> {
     OpenApiRouter::new().routes(routes!(list, create)).routes(routes!(revoke))
 }
 
-/// The tokens, by name, those that have expired too. Only over the socket, by root.
+/// Lists the tokens by name, including expired ones. Only over the socket, by root.
 #[utoipa::path(
     get, path = "/tokens", tag = "token", operation_id = "token_list",
     responses((status = 200, body = Vec<Token>), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
@@ -26,7 +26,7 @@ async fn list(State(daemon): State<Daemon>, _: Administrator) -> Json<Vec<Token>
     Json(daemon.tokens.list())
 }
 
-/// Makes a token, and tells its secret this once. Only over the socket, by root.
+/// Creates a token and returns its secret, this one time only. Only over the socket, by root.
 #[utoipa::path(
     post, path = "/tokens", tag = "token", operation_id = "token_create", request_body = TokenCreate,
     responses((status = 201, body = TokenMade), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
@@ -39,7 +39,7 @@ async fn create(
     Ok((StatusCode::CREATED, Json(daemon.tokens.create(asked).await?)))
 }
 
-/// Revokes a token, which cuts the connections that use it. Only over the socket, by root.
+/// Revokes a token, which closes the connections that use it. Only over the socket, by root.
 #[utoipa::path(
     delete, path = "/tokens/{uuid}", tag = "token", operation_id = "token_revoke", params(("uuid" = Uuid, Path)),
     responses((status = 204), (status = "4XX", body = Problem), (status = "5XX", body = Problem))

@@ -15,12 +15,12 @@ use super::answer::{listed, shown};
 use super::extract::{Asked, Body, Id};
 use super::{Begun, Refusal, begun};
 use crate::daemon::Daemon;
-use crate::disk::place::Place;
+use crate::disk::paths::DiskPaths;
 use crate::idempotency;
 use crate::plug;
 use crate::vm::{self, Reader};
 
-/// Queues that a VBD has if nothing is said: more bring little, and each costs the guest memory.
+/// The default limit on a VBD's queues: more gain little, and each costs guest memory.
 const QUEUES_DEFAULT_MAX: u16 = 4;
 
 /// The routes.
@@ -44,11 +44,11 @@ struct Which {
     vm: Option<Uuid>,
     /// Only those of this VDI.
     vdi: Option<Uuid>,
-    /// Only those whose UUID begins so, with four digits at least.
+    /// Only those with this UUID prefix (at least four digits).
     r#match: Option<String>,
 }
 
-/// The VBDs, by VM and position.
+/// Lists the VBDs by VM and position.
 #[utoipa::path(
     get, path = "/vbds", tag = "vbd", operation_id = "vbd_list", params(Which),
     responses((status = 200, body = Vec<Vbd>), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
@@ -64,7 +64,7 @@ async fn list(State(daemon): State<Daemon>, Asked(which): Asked<Which>) -> Resul
     listed(&daemon, question).await
 }
 
-/// A VBD.
+/// Gets a VBD.
 #[utoipa::path(
     get, path = "/vbds/{uuid}", tag = "vbd", operation_id = "vbd_show", params(("uuid" = Uuid, Path)),
     responses((status = 200, body = Vbd), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
@@ -73,7 +73,7 @@ async fn show(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Response, Re
     shown(&daemon, move |view| view.vbd(uuid)).await
 }
 
-/// Makes a VBD, which is not plugged.
+/// Creates a VBD, which is not plugged yet.
 #[utoipa::path(
     post, path = "/vbds", tag = "vbd", operation_id = "vbd_create", request_body = VbdCreate,
     responses((status = 201, body = Vbd), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
@@ -90,7 +90,7 @@ async fn create(
     Ok((StatusCode::CREATED, Json(made.await?)))
 }
 
-/// What is asked for, with what was left out.
+/// The requested VBD, with defaults filled in.
 fn made_of(asked: VbdCreate, view: &repo::View<'_>) -> Result<Vbd, Problem> {
     let vdi = view.vdi(asked.vdi).map_err(|problem| problem.field("vdi"))?;
     let vm = asked.vm.map(|vm| view.vm(vm)).transpose().map_err(|problem| problem.field("vm"))?;
@@ -101,8 +101,8 @@ fn made_of(asked: VbdCreate, view: &repo::View<'_>) -> Result<Vbd, Problem> {
     };
     let driver = vm.as_ref().map(|vm| vm.driver);
     if let (Some(Driver::Qemu), Some(Transport::Nbd)) = (driver, asked.transport) {
-        let what = "the driver qemu has its disks by vhost-user, and not by NBD";
-        return Err(Problem::new(Code::Unsupported, what).field("transport").advise("leave the transport out"));
+        let what = "VMs with the qemu driver use vhost-user disks, not NBD";
+        return Err(Problem::new(Code::Unsupported, what).field("transport").advise("omit the transport"));
     }
     let transport = asked.transport.unwrap_or(match driver {
         Some(Driver::Xen) => Transport::Blkif,
@@ -121,7 +121,7 @@ fn made_of(asked: VbdCreate, view: &repo::View<'_>) -> Result<Vbd, Problem> {
     })
 }
 
-/// Changes whether a VBD that no VM has is plugged by itself when the host was started.
+/// Changes whether a VBD that belongs to no VM is plugged when the host boots.
 #[utoipa::path(
     patch, path = "/vbds/{uuid}", tag = "vbd", operation_id = "vbd_patch", params(("uuid" = Uuid, Path)),
     request_body = VbdPatch,
@@ -131,20 +131,20 @@ async fn patch(State(daemon): State<Daemon>, Id(uuid): Id, Body(patch): Body<Vbd
     Ok(Json(daemon.catalogue.write(move |tx| tx.patch_vbd(uuid, &patch)).await?))
 }
 
-/// Forgets a VBD, which must be unplugged.
+/// Removes a VBD, which must be unplugged.
 #[utoipa::path(
     delete, path = "/vbds/{uuid}", tag = "vbd", operation_id = "vbd_destroy", params(("uuid" = Uuid, Path)),
     responses((status = 204), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
 async fn destroy(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<StatusCode, Refusal> {
     daemon.catalogue.write(move |tx| tx.remove_vbd(uuid)).await?;
-    if let Err(problem) = Place::of(&daemon.config, uuid).remove_logs() {
+    if let Err(problem) = DiskPaths::of(&daemon.config, uuid).remove_logs() {
         tracing::warn!("{problem}");
     }
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Plugs a VBD: serves its VDI at a socket.
+/// Plugs a VBD: its VDI is served at a socket.
 #[utoipa::path(
     post, path = "/vbds/{uuid}/plug", tag = "vbd", operation_id = "vbd_plug", params(("uuid" = Uuid, Path)),
     responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
@@ -153,7 +153,7 @@ async fn plug_one(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
     begun(plug::plug(&daemon, uuid).await?)
 }
 
-/// Unplugs a VBD when its guest has let go of it, or at once with force. One that is still being plugged is not any more.
+/// Unplugs a VBD when its guest has released it, or at once with force. Also cancels a plug in progress.
 #[utoipa::path(
     post, path = "/vbds/{uuid}/unplug", tag = "vbd", operation_id = "vbd_unplug", params(("uuid" = Uuid, Path)),
     request_body = VbdUnplug,
@@ -163,8 +163,8 @@ async fn unplug_one(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Bod
     begun(plug::unplug(&daemon, uuid, asked.force).await?)
 }
 
-/// Has another process, of the program as it is installed now, serve a plugged VBD in the place of the present one. Its guest goes
-/// on; its requests wait for a moment. If that fails the present process goes on.
+/// Replaces the process that serves a plugged VBD with the installed program. Its guest keeps running; its requests
+/// wait for a moment. If the upgrade fails, the old process continues.
 #[utoipa::path(
     post, path = "/vbds/{uuid}/upgrade", tag = "vbd", operation_id = "vbd_upgrade", params(("uuid" = Uuid, Path)),
     responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
@@ -177,13 +177,13 @@ async fn upgrade(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 struct ConnectFor {
-    /// For whom.
+    /// The machine monitor or manager to configure.
     #[param(inline)]
     r#for: Reader,
 }
 
-/// What to paste into the configuration of a machine that others manage, so that it has this VBD: for QEMU, libvirt and Cloud
-/// Hypervisor it must be plugged; xl serves the image itself, and it must not.
+/// The configuration to paste for a machine that is managed elsewhere, so that it gets this VBD. For QEMU, libvirt and
+/// Cloud Hypervisor the VBD must be plugged; for xl, which serves the image itself, it must not.
 #[utoipa::path(
     get, path = "/vbds/{uuid}/connect", tag = "vbd", operation_id = "vbd_connect",
     params(("uuid" = Uuid, Path), ConnectFor),
@@ -200,7 +200,7 @@ async fn connect(
     Ok(vm::connect(&daemon, uuid, asked.r#for).await?)
 }
 
-/// Plugs many VBDs: those that are named, or all of a VM that are not plugged. Each that cannot be plugged says why itself.
+/// Plugs several VBDs: those listed, or all unplugged ones of a VM. Each reports its own failure.
 #[utoipa::path(
     post, path = "/vbds/plug", tag = "vbd", operation_id = "vbd_plug_many", request_body = Vbds,
     responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
@@ -210,7 +210,7 @@ async fn plug_many(State(daemon): State<Daemon>, Body(asked): Body<Vbds>) -> Beg
     begun(plug::plug_many(&daemon, vbds).await?)
 }
 
-/// Unplugs many VBDs: those that are named, or all of a VM that are plugged.
+/// Unplugs several VBDs: those listed, or all plugged ones of a VM.
 #[utoipa::path(
     post, path = "/vbds/unplug", tag = "vbd", operation_id = "vbd_unplug_many", request_body = Vbds,
     responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
@@ -220,13 +220,13 @@ async fn unplug_many(State(daemon): State<Daemon>, Body(asked): Body<Vbds>) -> B
     begun(plug::unplug_many(&daemon, vbds, asked.force).await?)
 }
 
-/// The VBDs that are named, each of which must exist; or those of a VM whose state is one that is wanted.
+/// The listed VBDs, all of which must exist; or those of a VM that are in a wanted state.
 async fn named(daemon: &Daemon, asked: &Vbds, wanted: fn(VbdState) -> bool) -> Result<Vec<Uuid>, Problem> {
     let (vm, mut vbds) = match (asked.vm, asked.vbds.clone()) {
         (Some(vm), None) => (Some(vm), Vec::new()),
         (None, Some(vbds)) => (None, vbds),
         _ => {
-            let what = "either a VM or VBDs are named, and not both";
+            let what = "give either a VM or VBDs, not both";
             return Err(Problem::new(Code::Invalid, what).field("vbds"));
         }
     };

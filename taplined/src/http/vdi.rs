@@ -40,9 +40,9 @@ pub fn routes() -> OpenApiRouter<Daemon> {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct Which {
-    /// Only VDIs of this repository.
+    /// Only VDIs in this repository.
     sr: Option<Uuid>,
-    /// Only VDIs of this name, or whose UUID begins so, with four digits at least.
+    /// Only VDIs with this name or UUID prefix (at least four digits).
     #[serde(rename = "match")]
     like: Option<String>,
 }
@@ -51,12 +51,12 @@ struct Which {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct DryRun {
-    /// Only say what would be removed.
+    /// Only report what would be removed.
     #[serde(default)]
     dry_run: bool,
 }
 
-/// The VDIs, by name.
+/// Lists the VDIs by name.
 #[utoipa::path(
     get, path = "/vdis", tag = "vdi", operation_id = "vdi_list", params(Which),
     responses((status = 200, body = Vec<Vdi>), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
@@ -72,7 +72,7 @@ async fn list(State(daemon): State<Daemon>, Asked(which): Asked<Which>) -> Resul
     listed(&daemon, question).await
 }
 
-/// A VDI.
+/// Gets a VDI.
 #[utoipa::path(
     get, path = "/vdis/{uuid}", tag = "vdi", operation_id = "vdi_show", params(("uuid" = Uuid, Path)),
     responses((status = 200, body = Vdi), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
@@ -81,7 +81,7 @@ async fn show(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Response, Re
     shown(&daemon, move |view| view.vdi(uuid)).await
 }
 
-/// Makes an empty VDI. The task's result names it.
+/// Creates an empty VDI. The task's result contains its UUID.
 #[utoipa::path(
     post, path = "/vdis", tag = "vdi", operation_id = "vdi_create", request_body = VdiCreate,
     responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
@@ -90,7 +90,7 @@ async fn create(State(daemon): State<Daemon>, Body(asked): Body<VdiCreate>) -> B
     begun(begin::create(&daemon, asked).await?)
 }
 
-/// Changes what people say of a VDI, and whether it may be written.
+/// Changes the name, description or read-only flag of a VDI.
 #[utoipa::path(
     patch, path = "/vdis/{uuid}", tag = "vdi", operation_id = "vdi_patch", params(("uuid" = Uuid, Path)),
     request_body = VdiPatch,
@@ -100,8 +100,8 @@ async fn patch(State(daemon): State<Daemon>, Id(uuid): Id, Body(patch): Body<Vdi
     Ok(Json(daemon.catalogue.write(move |tx| tx.patch_vdi(uuid, &patch)).await?))
 }
 
-/// Destroys a VDI. Its file is removed unless others stand on it; then it goes when they do, or is merged with them. With
-/// `dry_run` nothing is done, and what would be is told.
+/// Destroys a VDI. Its file is removed unless other images are based on it; in that case it is removed or merged later.
+/// With `dry_run` nothing is changed, and the response says what would be.
 #[utoipa::path(
     delete, path = "/vdis/{uuid}", tag = "vdi", operation_id = "vdi_destroy", params(("uuid" = Uuid, Path), DryRun),
     responses(
@@ -116,7 +116,7 @@ async fn destroy(State(daemon): State<Daemon>, Id(uuid): Id, Asked(dry): Asked<D
     begun(begin::destroy(&daemon, uuid).await?).map(IntoResponse::into_response)
 }
 
-/// Makes a VDI of a file of the host.
+/// Creates a VDI from a file on the host.
 #[utoipa::path(
     post, path = "/vdis/import", tag = "vdi", operation_id = "vdi_import", request_body = VdiImport,
     responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
@@ -125,7 +125,7 @@ async fn import(State(daemon): State<Daemon>, Body(asked): Body<VdiImport>) -> B
     begun(begin::import(&daemon, asked).await?)
 }
 
-/// Lets a VDI grow; it may be plugged.
+/// Grows a VDI, which may be plugged.
 #[utoipa::path(
     post, path = "/vdis/{uuid}/resize", tag = "vdi", operation_id = "vdi_resize", params(("uuid" = Uuid, Path)),
     request_body = VdiResize,
@@ -135,7 +135,7 @@ async fn resize(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<Vd
     begun(begin::resize(&daemon, uuid, asked).await?)
 }
 
-/// Keeps the state of a VDI as another one that is only read; it may be plugged.
+/// Takes a read-only snapshot of a VDI, which may be plugged.
 #[utoipa::path(
     post, path = "/vdis/{uuid}/snapshot", tag = "vdi", operation_id = "vdi_snapshot", params(("uuid" = Uuid, Path)),
     request_body = VdiSnapshot,
@@ -145,7 +145,7 @@ async fn snapshot(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<
     begun(begin::snapshot(&daemon, uuid, asked).await?)
 }
 
-/// Makes a VDI that begins with the state of another one; that may be plugged.
+/// Creates a writable clone of a VDI, which may be plugged.
 #[utoipa::path(
     post, path = "/vdis/{uuid}/clone", tag = "vdi", operation_id = "vdi_clone", params(("uuid" = Uuid, Path)),
     request_body = VdiClone,
@@ -155,7 +155,7 @@ async fn clone(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<Vdi
     begun(begin::clone(&daemon, uuid, asked).await?)
 }
 
-/// Gives a VDI, which must not be plugged, the state of one of its snapshots. What was written since is lost.
+/// Reverts an unplugged VDI to one of its snapshots. Data written since then is lost.
 #[utoipa::path(
     post, path = "/vdis/{uuid}/revert", tag = "vdi", operation_id = "vdi_revert", params(("uuid" = Uuid, Path)),
     request_body = VdiRevert,
@@ -165,7 +165,7 @@ async fn revert(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<Vd
     begun(begin::revert(&daemon, uuid, asked).await?)
 }
 
-/// Copies a VDI in full.
+/// Makes a full copy of a VDI.
 #[utoipa::path(
     post, path = "/vdis/{uuid}/copy", tag = "vdi", operation_id = "vdi_copy", params(("uuid" = Uuid, Path)),
     request_body = VdiCopy,
@@ -175,7 +175,7 @@ async fn copy(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<VdiC
     begun(begin::copy(&daemon, uuid, asked).await?)
 }
 
-/// Writes a VDI into a new file of the host.
+/// Writes a VDI to a new file on the host.
 #[utoipa::path(
     post, path = "/vdis/{uuid}/export", tag = "vdi", operation_id = "vdi_export", params(("uuid" = Uuid, Path)),
     request_body = VdiExport,
@@ -185,7 +185,7 @@ async fn export(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<Vd
     begun(begin::export(&daemon, uuid, asked).await?)
 }
 
-/// Merges images of a VDI's chain that no VDI shows any more into one; the VDI may be plugged. This happens by itself too.
+/// Merges images of a VDI's chain that are no longer needed; the VDI may be plugged. This also happens automatically.
 #[utoipa::path(
     post, path = "/vdis/{uuid}/merge", tag = "vdi", operation_id = "vdi_merge", params(("uuid" = Uuid, Path)),
     responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
@@ -194,7 +194,7 @@ async fn merge(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
     begun(begin::merge(&daemon, uuid).await?)
 }
 
-/// Decides what a VDI is of which the running disk and the catalogue do not say the same.
+/// Resolves a diverged VDI, whose running disk and catalogue entry disagree.
 #[utoipa::path(
     post, path = "/vdis/{uuid}/reconcile", tag = "vdi", operation_id = "vdi_reconcile", params(("uuid" = Uuid, Path)),
     request_body = VdiReconcile,

@@ -16,7 +16,7 @@ use super::answer::{listed, shown};
 use super::extract::{Asked, Body, Id};
 use super::{Begun, Refusal, begun, must_end};
 use crate::daemon::Daemon;
-use crate::disk::place::Place;
+use crate::disk::paths::DiskPaths;
 use crate::idempotency;
 use crate::vm;
 
@@ -35,11 +35,11 @@ pub fn routes() -> OpenApiRouter<Daemon> {
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 struct Which {
-    /// Only VMs of this name, or whose UUID begins so, with four digits at least.
+    /// Only VMs with this name or UUID prefix (at least four digits).
     r#match: Option<String>,
 }
 
-/// The VMs, by name.
+/// Lists the VMs by name.
 #[utoipa::path(
     get, path = "/vms", tag = "vm", operation_id = "vm_list", params(Which),
     responses((status = 200, body = Vec<Vm>), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
@@ -55,7 +55,7 @@ async fn list(State(daemon): State<Daemon>, Asked(which): Asked<Which>) -> Resul
     listed(&daemon, question).await
 }
 
-/// A VM.
+/// Gets a VM.
 #[utoipa::path(
     get, path = "/vms/{uuid}", tag = "vm", operation_id = "vm_show", params(("uuid" = Uuid, Path)),
     responses((status = 200, body = Vm), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
@@ -64,7 +64,7 @@ async fn show(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Response, Re
     shown(&daemon, move |view| view.vm(uuid)).await
 }
 
-/// Makes a VM, which does not run and has no disks.
+/// Creates a VM, which is halted and has no disks.
 #[utoipa::path(
     post, path = "/vms", tag = "vm", operation_id = "vm_create", request_body = VmCreate,
     responses((status = 201, body = Vm), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
@@ -110,7 +110,7 @@ async fn patch(State(daemon): State<Daemon>, Id(uuid): Id, Body(patch): Body<VmP
     Ok(Json(patched.await?))
 }
 
-/// Destroys a VM, which must be halted, and its VBDs with it. Its VDIs stay.
+/// Destroys a halted VM and its VBDs. Its VDIs stay.
 #[utoipa::path(
     delete, path = "/vms/{uuid}", tag = "vm", operation_id = "vm_destroy", params(("uuid" = Uuid, Path)),
     responses((status = 204), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
@@ -123,14 +123,14 @@ async fn destroy(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<StatusCod
         Ok(vbds)
     });
     for vbd in removed.await? {
-        if let Err(problem) = Place::of(&daemon.config, vbd.uuid).remove_logs() {
+        if let Err(problem) = DiskPaths::of(&daemon.config, vbd.uuid).remove_logs() {
             tracing::warn!("{problem}");
         }
     }
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Starts a VM: all its VBDs are plugged, and its guest runs. What fails or is cancelled is undone.
+/// Starts a VM: plugs all its VBDs and runs the guest. If this fails or is cancelled, it is rolled back.
 #[utoipa::path(
     post, path = "/vms/{uuid}/start", tag = "vm", operation_id = "vm_start", params(("uuid" = Uuid, Path)),
     responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
@@ -139,8 +139,8 @@ async fn start(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
     begun(vm::start(&daemon, uuid).await?)
 }
 
-/// Ends a VM: its guest is asked to power off, and is ended if it does not in time; then its VBDs are unplugged. With force it is
-/// ended at once, as if the power had gone, and so is what else is under way with it.
+/// Shuts a VM down: the guest is asked to power off and stopped if it does not in time; then its VBDs are unplugged.
+/// With force it is stopped at once, as if its power were cut, and other operations on it are aborted.
 #[utoipa::path(
     post, path = "/vms/{uuid}/shutdown", tag = "vm", operation_id = "vm_shutdown", params(("uuid" = Uuid, Path)),
     request_body = VmShutdown,
@@ -151,7 +151,7 @@ async fn shutdown(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<
     begun(vm::shutdown(&daemon, uuid, asked).await?)
 }
 
-/// Holds the guest of a VM, in memory.
+/// Pauses the guest of a VM, which stays in memory.
 #[utoipa::path(
     post, path = "/vms/{uuid}/suspend", tag = "vm", operation_id = "vm_suspend", params(("uuid" = Uuid, Path)),
     responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
@@ -160,7 +160,7 @@ async fn suspend(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
     begun(vm::suspend(&daemon, uuid).await?)
 }
 
-/// Lets the guest of a VM that is held go on.
+/// Resumes the guest of a paused VM.
 #[utoipa::path(
     post, path = "/vms/{uuid}/resume", tag = "vm", operation_id = "vm_resume", params(("uuid" = Uuid, Path)),
     responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))

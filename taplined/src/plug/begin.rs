@@ -5,7 +5,7 @@ use repo::catalogue::NewTask;
 use uuid::Uuid;
 
 use super::operation::{Kind, Operation};
-use super::order::Order;
+use super::plug_spec::PlugSpec;
 use super::start::{Log, clear, forget, serve};
 use super::steps::Steps;
 use super::supervise;
@@ -42,7 +42,7 @@ pub async fn plug(daemon: &Daemon, vbd: Uuid) -> Result<Task, Problem> {
     let at_work = daemon.clone();
     let started = daemon.tasks.start(daemon, new, move |context| async move {
         let vbd = finish(&at_work, begun, &context, true).await?;
-        serde_json::to_value(vbd).map_err(|error| Problem::failed("show a VBD", error))
+        serde_json::to_value(vbd).map_err(|error| Problem::failed("encode a VBD", error))
     });
     match started.await {
         Ok(task) => Ok(task),
@@ -59,8 +59,7 @@ pub async fn begin(daemon: &Daemon, vbd: Uuid, by: By) -> Result<Begun, Problem>
     let now = daemon.catalogue.read(move |view| view.vbd(vbd)).await?;
     let again = now.state == VbdState::Restarting;
     if again || now.state == VbdState::Unplugged {
-        // What is asked for now takes the place of what would be tried by itself. Of one that is unplugged somebody may
-        // just be clearing up.
+        // An explicit plug replaces the automatic retry. An unplugged VBD may still be being cleaned up.
         if let Some(process) = daemon.plugs.release(vbd).await {
             supervise::begin(daemon, vbd, Some(process));
         }
@@ -92,7 +91,7 @@ pub async fn finish(daemon: &Daemon, begun: Begun, context: &Context, alone: boo
     let mut process = None;
     let mut steps = Steps::of("vbd-plug", &daemon.config, alone.then(|| context.clone()));
     let work = async {
-        let order = Order::of(daemon, vbd).await?;
+        let order = PlugSpec::of(daemon, vbd).await?;
         // Before anything is served: a guest that has not let go of what was there would connect to it.
         if !begun.again {
             vm::expect_room(daemon, &order.vbd).await?;
@@ -116,13 +115,13 @@ pub async fn finish(daemon: &Daemon, begun: Begun, context: &Context, alone: boo
     match &plugged {
         Ok(_) => supervise::begin(daemon, vbd, process),
         Err(problem) => {
-            // The lease is given back when nobody has a file open any more, however long that takes.
+            // The lease is released when no process has a file open any more, however long that takes.
             match clear(daemon, vbd, process).await {
                 Ok(()) => {
                     forget(daemon, vbd).await;
                     give_back(daemon, vbd, problem).await;
                 }
-                Err(also) => tracing::error!(%vbd, "what a failed plug has left remains until it is unplugged: {also}"),
+                Err(also) => tracing::error!(%vbd, "cleanup after a failed plug is left for the unplug: {also}"),
             }
         }
     }
@@ -140,7 +139,7 @@ fn give_back_later(daemon: &Daemon, vbd: Uuid, why: Problem) {
             _ => Ok(()),
         });
         if let Err(problem) = recorded.await {
-            tracing::error!(%vbd, "that it is not plugged could not be recorded: {problem}");
+            tracing::error!(%vbd, "its state could not be set to unplugged: {problem}");
         }
         drop(operation);
     });
@@ -152,6 +151,6 @@ pub async fn give_back(daemon: &Daemon, vbd: Uuid, why: &Problem) {
     let recorded = catalogue::record(&daemon.catalogue, move |tx| tx.end_unplug(vbd, why.as_ref())).await;
     if let Err(problem) = recorded {
         // It is still `plugging` there: an unplug or the next daemon tries again.
-        tracing::error!(%vbd, "that it is not plugged could not be recorded: {problem}");
+        tracing::error!(%vbd, "its state could not be set to unplugged: {problem}");
     }
 }

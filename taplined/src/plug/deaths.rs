@@ -1,9 +1,9 @@
-//! How long to wait before a disk process that has died is started again: a function of how long each has served.
+//! The pause before a dead disk process is restarted: a function of how long its predecessors have served.
 //!
-//! It knows no clock. Not at all after one that has served, since a guest waits. If it dies again and again, or does
-//! not come to serve, there is something that starting it does not mend: the pauses grow, up to [`PAUSE_MAX`]. They
-//! never become for ever: a full log or a repository that is lost come to an end, and nobody should have to plug the
-//! disk again for that.
+//! It knows no clock. There is no pause after a process that has served for a while, because a guest is waiting. If
+//! processes keep dying or never get to serve, a restart alone does not help: the pauses grow, up to [`PAUSE_MAX`].
+//! Retrying never stops: a full log or a lost repository is a temporary condition, and nobody should have to plug the
+//! disk again because of it.
 
 use std::time::Duration;
 
@@ -21,7 +21,8 @@ const PAUSE_MAX: Duration = Duration::from_secs(30);
 pub struct Deaths(u32);
 
 impl Deaths {
-    /// It has died, or could not be started, after having served so long; how long to wait before it is started again.
+    /// Records that a process died, or could not be started, after having served this long; returns the pause before
+    /// the restart.
     pub fn died(&mut self, served: Duration) -> Duration {
         if served >= SERVED {
             self.0 = 0;
@@ -43,7 +44,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn pauses_grow_to_a_limit_and_it_is_always_started_again() {
+    fn pauses_grow_to_a_limit_and_retries_never_stop() {
         let mut deaths = Deaths::default();
         let pauses: Vec<_> = (0..12).map(|_| deaths.died(Duration::ZERO).as_millis()).collect();
         assert_eq!(pauses, [0, 100, 200, 400, 800, 1600, 3200, 6400, 12_800, 25_600, 30_000, 30_000]);
@@ -53,7 +54,7 @@ mod test {
     }
 
     #[test]
-    fn after_one_that_has_served_it_is_started_at_once_however_many_there_were() {
+    fn after_a_process_that_served_the_restart_is_immediate() {
         let mut deaths = Deaths::default();
         for _ in 0..100 {
             assert_eq!(deaths.died(SERVED), Duration::ZERO);

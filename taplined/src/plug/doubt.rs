@@ -1,6 +1,6 @@
-//! A disk's process that has not answered in time: it is asked until it does, and the VBD says so meanwhile.
+//! Checks a disk process that has not responded in time until it does, and marks the VBD in the meantime.
 //!
-//! Nobody is asked while nothing is wanted of a disk: one that nobody uses costs no wake-up.
+//! A disk that nothing is requested of is never checked: an idle disk causes no wake-ups.
 
 use std::fs;
 use std::time::Duration;
@@ -12,12 +12,12 @@ use uuid::Uuid;
 use crate::daemon::Daemon;
 use crate::disk::process::stat;
 
-/// How long it may take to answer, and how long it is left alone before it is asked again: twice as long each time.
+/// Time to respond, and the pause before the next check, which doubles each time.
 const TO_ANSWER: Duration = Duration::from_secs(2);
 const AGAIN_AFTER: Duration = Duration::from_secs(1);
 const AGAIN_AFTER_MAX: Duration = Duration::from_secs(60);
 
-/// A disk has not answered in time: from now on it is asked until it does, or is no more.
+/// A disk has not responded in time: checks it until it responds or has exited.
 pub fn doubt(daemon: &Daemon, vbd: Uuid) {
     if !daemon.plugs.doubted().insert(vbd) {
         return;
@@ -25,7 +25,7 @@ pub fn doubt(daemon: &Daemon, vbd: Uuid) {
     let daemon = daemon.clone();
     tokio::spawn(async move {
         if let Err(problem) = ask_until_it_answers(&daemon, vbd).await {
-            tracing::error!(%vbd, "whether its process answers is not known: {problem}");
+            tracing::error!(%vbd, "cannot tell whether its process responds: {problem}");
         }
         daemon.plugs.doubted().remove(&vbd);
     });
@@ -48,7 +48,7 @@ async fn ask_until_it_answers(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem>
     }
 }
 
-/// Has a plugged VBD say what is wrong with it, or nothing any more. What somebody else has said of it meanwhile stays.
+/// Sets or clears the problem of a plugged VBD. A problem that was recorded by others in the meantime stays.
 async fn tell(daemon: &Daemon, vbd: Uuid, before: Option<Problem>, problem: Option<Problem>) -> Result<(), Problem> {
     let told = daemon.catalogue.write(move |tx| match tx.find_vbd(vbd)? {
         Some(now) if now.state == VbdState::Plugged && now.problem == before => {
@@ -61,10 +61,9 @@ async fn tell(daemon: &Daemon, vbd: Uuid, before: Option<Problem>, problem: Opti
 
 fn not_answering(vbd: Uuid, pid: Option<u32>, since: Timestamp) -> Problem {
     let process = pid.map_or("its process".into(), |pid| format!("process {pid}, {}", condition(pid)));
-    let what = format!("the disk of VBD {vbd} does not answer since {since:.0} ({process})");
+    let what = format!("the disk of VBD {vbd} has not responded since {since:.0} ({process})");
     Problem::new(Code::Timeout, what).advise(
-        "see whether its storage answers: it goes on by itself when that does. To end it whatever it waits for, unplug it \
-         with force",
+        "check its storage: the disk resumes when the storage responds. To stop it regardless, unplug it with force",
     )
 }
 
@@ -75,7 +74,7 @@ fn condition(pid: u32) -> String {
         Some('T' | 't') => "stopped by a signal or a debugger",
         Some('R') => "running",
         Some('S') => "sleeping",
-        _ => "of unknown state",
+        _ => "in an unknown state",
     };
     match fs::read_to_string(format!("/proc/{pid}/wchan")) {
         Ok(wchan) if !wchan.is_empty() && wchan != "0" => format!("{state}, in {wchan}"),
@@ -88,10 +87,10 @@ mod test {
     use super::*;
 
     #[test]
-    fn what_a_process_is_at_is_told_in_words() {
+    fn a_process_state_is_described() {
         // Its first thread waits for the one that runs this.
         let own = condition(std::process::id());
         assert!(own.starts_with("sleeping") || own.starts_with("running"), "{own}");
-        assert_eq!(condition(u32::MAX), "of unknown state");
+        assert_eq!(condition(u32::MAX), "in an unknown state");
     }
 }

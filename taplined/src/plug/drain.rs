@@ -1,4 +1,4 @@
-//! Ends all VMs and unplugs everything, in bounded time: for the shutdown of the host.
+//! Shuts down all VMs and unplugs everything in bounded time, for the shutdown of the host.
 
 use std::time::Duration;
 
@@ -12,11 +12,11 @@ use crate::daemon::Daemon;
 use crate::task::Context;
 use crate::vm;
 
-/// How long a machine may take to end that is ended by force, and its disks to be unplugged.
+/// How long a forced shutdown of a machine and the unplug of its disks may take.
 const TO_END: Duration = Duration::from_secs(30);
 
-/// Ends all VMs and unplugs all VBDs: a task. Guests have so long to power off, and those of others as long to let go;
-/// then their disks end, with everything flushed that was answered.
+/// Shuts down all VMs and unplugs all VBDs: a task. `patience` is how long guests may take to power off, or those of
+/// others to release their disks; then the disks are stopped, with everything flushed that was acknowledged.
 pub async fn drain(daemon: &Daemon, patience: Duration) -> Result<Task, Problem> {
     let new = NewTask { uuid: Uuid::new_v4(), verb: "host-drain", about: Vec::new(), cancellable: true, intent: None };
     let at_work = daemon.clone();
@@ -31,7 +31,7 @@ pub async fn drain(daemon: &Daemon, patience: Duration) -> Result<Task, Problem>
         let vbds = left(&at_work).await?;
         let forced = vbds.len();
         if asked.is_err() {
-            tracing::warn!(forced, "guests have not let go of their disks in {} s", patience.as_secs());
+            tracing::warn!(forced, "guests have not released their disks in {} s", patience.as_secs());
         }
         for (vbd, outcome) in unplug_each(&at_work, vbds, true, &context).await {
             if let Err(problem) = outcome {
@@ -41,13 +41,13 @@ pub async fn drain(daemon: &Daemon, patience: Duration) -> Result<Task, Problem>
         let remain = left(&at_work).await?;
         match remain.len() {
             0 => Ok(json!({ "forced": forced })),
-            count => Err(Problem::failed("unplug all VBDs", format_args!("{count} remain, of which the log tells"))),
+            count => Err(Problem::failed("unplug all VBDs", format_args!("{count} remain; see the log"))),
         }
     };
     daemon.tasks.start(daemon, new, work).await
 }
 
-/// Ends all VMs, beside each other. One that does not end is told of; its disks end by force.
+/// Shuts down all VMs concurrently. If one does not stop, this is logged, and its disks are stopped by force.
 async fn end_vms(daemon: &Daemon, patience: Duration) -> Result<(), Problem> {
     let vms = daemon.catalogue.read(|view| view.vms()).await?;
     let timeout = Some(u32::try_from(patience.as_secs()).unwrap_or(u32::MAX));
@@ -57,13 +57,13 @@ async fn end_vms(daemon: &Daemon, patience: Duration) -> Result<(), Problem> {
         let asked = VmShutdown { force: patience.is_zero() || vm.power == Power::Suspended, timeout };
         match vm::shutdown(daemon, vm.uuid, asked).await {
             Ok(task) => ending.push(task.uuid),
-            Err(problem) => tracing::error!(vm = %vm.uuid, "it could not be ended: {problem}"),
+            Err(problem) => tracing::error!(vm = %vm.uuid, "it could not be shut down: {problem}"),
         }
     }
     for task in ending {
         let task = daemon.tasks.wait(task, patience.saturating_add(TO_END)).await?;
         if let Some(problem) = task.problem {
-            tracing::error!(task = %task.uuid, "a VM could not be ended: {problem}");
+            tracing::error!(task = %task.uuid, "a VM could not be shut down: {problem}");
         }
     }
     Ok(())

@@ -1,5 +1,5 @@
-//! What the daemon and a disk process say to each other about an upgrade (docs/control.md, `upgrade`): pure, but for
-//! the asking.
+//! The messages between the daemon and a disk process about an upgrade (docs/control.md, `upgrade`); pure apart from
+//! sending the request.
 
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
@@ -17,7 +17,7 @@ use crate::disk::process::Ended;
 /// gives up much sooner.
 const TO_HAND_OVER: Duration = Duration::from_secs(60);
 
-/// How long a disk may take to hear what it is asked.
+/// How long a disk may take to accept a request.
 const TO_ASK: Duration = Duration::from_secs(10);
 
 /// Why a disk was not handed over.
@@ -25,7 +25,7 @@ const TO_ASK: Duration = Duration::from_secs(10);
 pub enum NotDone {
     /// The old process goes on as before.
     Refused(Problem),
-    /// It has not said so: it may have handed the disk over.
+    /// It has not reported a result: it may have handed over the disk.
     Unknown(Problem),
 }
 
@@ -40,13 +40,12 @@ pub fn must_know_how(vbd: &Vbd, pid: u32, version: &Value) -> Result<(), Problem
 
 fn too_old(vbd: &Vbd, pid: u32, version: &Value) -> Problem {
     let program = version.get("program").and_then(Value::as_str).unwrap_or("unknown");
-    let what = format!("its process {pid} is of an older program ({program}), which cannot hand a disk over");
-    let once = format!("the guest must let go of it once: tapline vbd unplug {0}, then plug {0}", vbd.uuid);
+    let what = format!("its process {pid} runs an older program ({program}), which does not support live upgrade");
+    let once = format!("replug it once: 'tapline vbd unplug {0}', then 'tapline vbd plug {0}'", vbd.uuid);
     Problem::new(Code::Unsupported, what).advise(match vbd.transport {
         Transport::VhostUser => {
             format!(
-                "{once}; or, where its monitor connects again by itself, end the process (kill {pid}): it is started \
-                 again at once"
+                "{once}; or, if its VMM reconnects automatically, end the process (kill {pid}): it is restarted at once"
             )
         }
         Transport::Nbd | Transport::Blkif => once,
@@ -62,19 +61,19 @@ pub fn names(said: &Value) -> Result<Vec<OsString>, Problem> {
     };
     match layers.iter().map(name).collect::<Option<Vec<_>>>() {
         Some(names) if !names.is_empty() => Ok(names),
-        _ => Err(Problem::failed("understand which layers a disk has", said)),
+        _ => Err(Problem::failed("parse a disk's list of layers", said)),
     }
 }
 
-/// Asks the disk at a control socket to hand itself over to the process that has the other end of `successor`, while
-/// requests wait for so long at most.
+/// Asks the disk at a control socket to hand itself over to the process at the other end of `successor`, with
+/// `pause_max` as the limit on how long requests may wait.
 pub async fn ask(socket: &Path, successor: OwnedFd, pause_max: Duration) -> Result<Asked, Problem> {
     let pause_max = u64::try_from(pause_max.as_micros()).unwrap_or(u64::MAX);
     let verb = json!({ "verb": "upgrade", "successor": true, "pause_max": pause_max });
     let asked = tokio::time::timeout(TO_ASK, Asked::with_descriptors(socket, verb, vec![successor]));
     asked.await.unwrap_or_else(|_| {
-        let what = format!("the disk at {} does not hear", socket.display());
-        Err(Problem::new(Code::Timeout, what).advise("look at its log, and at the storage it lies on"))
+        let what = format!("the disk at {} does not accept requests", socket.display());
+        Err(Problem::new(Code::Timeout, what).advise("check its log and its storage"))
     })
 }
 
@@ -83,16 +82,16 @@ pub async fn answer(asked: Asked, to: u32, patience: Duration) -> Result<u64, No
     let patience = patience.min(TO_HAND_OVER);
     let answered = tokio::time::timeout(patience, asked.answer(|_| ())).await;
     let answered = answered.unwrap_or_else(|_| {
-        let what = format!("a disk has not handed itself over in {} s", patience.as_secs());
-        Err(Problem::new(Code::Timeout, what).advise("look at its log, and at the storage it lies on").into())
+        let what = format!("the disk was not handed over in {} s", patience.as_secs());
+        Err(Problem::new(Code::Timeout, what).advise("check its log and its storage").into())
     });
     match answered {
         Ok(said) => match (said["pid"].as_u64(), said["pause_us"].as_u64()) {
             (Some(pid), Some(pause)) if pid == u64::from(to) => Ok(pause),
-            _ => Err(NotDone::Unknown(Problem::failed("understand to whom a disk was handed over", said))),
+            _ => Err(NotDone::Unknown(Problem::failed("parse the response to a disk's handover", said))),
         },
         Err(Refused { kind: Some(kind), problem }) => Err(NotDone::Refused(match kind.as_str() {
-            // It is not of a program that has no such verb at all, which was asked before.
+            // An unknown verb means something else here, because the program's version has been checked before.
             "unknown-verb" | "unsupported" => Problem { code: Code::Unsupported, ..problem },
             _ => problem,
         })),
@@ -100,16 +99,16 @@ pub async fn answer(asked: Asked, to: u32, patience: Duration) -> Result<u64, No
     }
 }
 
-/// Why the old process goes on. Where that is the new one's fault it may have said more of it itself.
+/// Why the old process continues. If the new process is the cause, it may have printed more about it.
 pub fn cause(vbd: Uuid, why: Problem, ended: Option<Ended>, said: Option<Problem>) -> Problem {
     let (more, advice) = match (said.filter(|_| why.code == Code::Failed), ended) {
         (Some(said), _) => (format!("; the new process said: {said}"), said.advice.or(why.advice)),
         (None, Some(Ended::Badly(how))) if why.code == Code::Failed => {
-            (format!("; the new process has ended ({how})"), why.advice)
+            (format!("; the new process exited ({how})"), why.advice)
         }
         (None, _) => (String::new(), why.advice),
     };
-    let what = format!("VBD {vbd} was not upgraded, and its old process goes on: {}{more}", why.message);
+    let what = format!("VBD {vbd} was not upgraded, its old process continues: {}{more}", why.message);
     Problem { advice, ..Problem::new(why.code, what) }
 }
 
@@ -144,20 +143,20 @@ mod test {
     }
 
     #[test]
-    fn an_older_program_is_not_asked_and_what_can_be_done_is_said() {
+    fn an_older_program_is_not_asked_and_advice_is_given() {
         let knows = json!({ "program": "0.2.0", "verbs": ["version", "upgrade"] });
         must_know_how(&vbd(Transport::Nbd), 4, &knows).unwrap();
         let older = json!({ "program": "0.1.0", "verbs": ["version", "layers"] });
         let told = must_know_how(&vbd(Transport::Nbd), 4, &older).unwrap_err();
         assert_eq!(told.code, Code::Unsupported);
-        assert_eq!(told.message, "its process 4 is of an older program (0.1.0), which cannot hand a disk over");
+        assert_eq!(told.message, "its process 4 runs an older program (0.1.0), which does not support live upgrade");
         assert!(told.advice.unwrap().ends_with("plug 00000000-0000-0000-0000-000000000007"));
         let told = must_know_how(&vbd(Transport::VhostUser), 4, &older).unwrap_err();
         assert!(told.advice.unwrap().contains("(kill 4)"));
     }
 
     #[test]
-    fn layers_are_called_as_the_disk_calls_them() {
+    fn layers_keep_the_names_used_by_the_disk() {
         let said = json!({ "layers": [{ "format": "qcow2", "path": "/a b" }, { "format": "raw", "path": "/c" }] });
         assert_eq!(names(&said).unwrap(), ["qcow2:/a b", "raw:/c"]);
         for senseless in [json!({}), json!({ "layers": [] }), json!({ "layers": [{ "format": "raw" }] })] {
@@ -166,22 +165,22 @@ mod test {
     }
 
     #[test]
-    fn why_it_was_not_done_is_said_with_what_the_new_process_has_said_of_its_own_fault() {
+    fn a_failed_upgrade_reports_the_new_processs_own_error() {
         let of = |code, ended, said| {
             let told = cause(Uuid::nil(), Problem::new(code, "it has gone").advise("see its log"), ended, said);
-            let (_, why) = told.message.split_once(" was not upgraded, and its old process goes on: ").unwrap();
+            let (_, why) = told.message.split_once(" was not upgraded, its old process continues: ").unwrap();
             (why.to_owned(), told.advice.unwrap())
         };
         let (advice, failed) = ("see its log".to_owned(), || Some(Ended::Badly("exit status: 3".into())));
         assert_eq!(of(Code::Failed, None, None), ("it has gone".into(), advice.clone()));
         assert_eq!(of(Code::Failed, Some(Ended::Well), None), ("it has gone".into(), advice.clone()));
-        let with_status = "it has gone; the new process has ended (exit status: 3)".to_owned();
+        let with_status = "it has gone; the new process exited (exit status: 3)".to_owned();
         assert_eq!(of(Code::Failed, failed(), None), (with_status, advice.clone()));
         let said = || Problem::new(Code::Failed, "it cannot be confined");
         let with_words = "it has gone; the new process said: it cannot be confined".to_owned();
         assert_eq!(of(Code::Failed, failed(), Some(said())), (with_words.clone(), advice.clone()));
         assert_eq!(of(Code::Failed, failed(), Some(said().advise("confine it"))), (with_words, "confine it".into()));
-        // It was only told to end.
+        // It was only told to exit.
         assert_eq!(of(Code::Busy, failed(), Some(said())), ("it has gone".into(), advice));
     }
 
@@ -203,7 +202,7 @@ mod test {
     }
 
     #[tokio::test]
-    async fn only_what_the_disk_has_said_itself_means_that_it_goes_on() {
+    async fn only_a_refusal_by_the_disk_means_that_it_continues() {
         assert_eq!(answered("{\"id\":1,\"ok\":{\"pid\":5,\"pause_us\":8123}}\n").await.unwrap(), 8123);
         let refused = answered("{\"id\":1,\"error\":{\"kind\":\"failed\",\"message\":\"it has ended\"}}\n").await;
         assert!(matches!(refused, Err(NotDone::Refused(problem)) if problem.message == "it has ended"));

@@ -1,16 +1,15 @@
-//! Has another process serve a guest of Xen: the old process leaves the guest's rings as they are, and the new one
-//! takes them over (decision 0008). The guest waits from the end of the old one until the new one serves, which is
+//! Replaces the process that serves a Xen guest: the old process leaves the guest's rings as they are, and the new one
+//! takes them over (decision 0008). The guest waits from the end of the old process until the new one serves, which is
 //! longer than a handover takes.
 //!
-//! *Killed between the two:* the process that is recorded is gone, and the next daemon starts another, as after a
-//! death.
+//! *If killed in between:* the recorded process is gone, and the next daemon starts another, as after a crash.
 
 use std::time::Instant;
 
 use api::{Code, Problem};
 use rustix::process::Signal;
 
-use super::order::Order;
+use super::plug_spec::PlugSpec;
 use super::start::{Log, clear, serve};
 use super::steps::Steps;
 use super::upgrade::{Outcome, Upgrade};
@@ -20,7 +19,7 @@ use crate::disk::process::DiskProcess;
 pub async fn replace(upgrade: &mut Upgrade, mut old: DiskProcess) -> Outcome {
     let (daemon, vbd) = (upgrade.daemon.clone(), upgrade.vbd);
     // No task changes its files now, nor begins to: the catalogue has the disk as it is.
-    let order = match Order::of(&daemon, vbd).await {
+    let order = match PlugSpec::of(&daemon, vbd).await {
         Ok(order) => order,
         Err(problem) => return (Some(old), Err(problem)),
     };
@@ -34,7 +33,7 @@ pub async fn replace(upgrade: &mut Upgrade, mut old: DiskProcess) -> Outcome {
     match serve(&daemon, &order, Log::Continued, &mut steps, &mut process).await {
         Ok(()) => {
             let pause = u64::try_from(begun.elapsed().as_micros()).ok();
-            let note = "a guest of Xen waits from the end of the old process until the new one serves";
+            let note = "a Xen guest's I/O waits from the end of the old process until the new one serves";
             (process, Ok((pause, Some(note.into()))))
         }
         Err(problem) => {
@@ -55,8 +54,8 @@ async fn leave(upgrade: &mut Upgrade, old: &mut DiskProcess) -> Result<(), Probl
         match tokio::time::timeout(limit, old.ended()).await {
             Ok(ended) => ended.map(drop),
             Err(_) => {
-                let what = format!("the process of VBD {vbd} has not ended in {} s", limit.as_secs());
-                let advice = "see that the storage answers: when it does the process ends, and another is started";
+                let what = format!("the process of VBD {vbd} has not exited in {} s", limit.as_secs());
+                let advice = "check the storage: once it responds the process exits and another is started";
                 Err(Problem::new(Code::Timeout, what).advise(advice))
             }
         }

@@ -1,7 +1,7 @@
-//! A disk that QEMU has lost: its guest waits for it for ever, and somebody must know why.
+//! Detects a disk that QEMU has lost: its guest will wait for it forever, and an administrator must learn why.
 //!
-//! It happens to QEMU before 9.1 when a disk's process dies in the very moment in which the guest's driver starts the
-//! disk. No process that follows can do anything about it; the VBD says what can be done.
+//! This happens with QEMU before 9.1 if a disk's process dies at the moment when the guest's driver starts the disk. No
+//! later process can fix this; the VBD says what can be done.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ pub fn look(daemon: &Daemon, vbd: Uuid) {
     let daemon = daemon.clone();
     tokio::spawn(async move {
         if let Err(problem) = see(&daemon, vbd).await {
-            tracing::warn!(%vbd, "whether its guest has it again is not known: {problem}");
+            tracing::warn!(%vbd, "cannot tell whether its guest has reconnected: {problem}");
         }
     });
 }
@@ -28,7 +28,7 @@ async fn see(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
     let before = daemon.catalogue.read(move |view| view.find_vbd(vbd)).await?;
     tokio::time::sleep(TO_SPEAK).await;
     let now = daemon.catalogue.read(move |view| view.find_vbd(vbd)).await?;
-    // Whoever has unplugged it, or has started yet another process, looks after it.
+    // If it was unplugged or has got yet another process, that code path takes care of it.
     let (Some(before), Some(now)) = (before, now) else { return Ok(()) };
     if (now.state, now.restarts) != (VbdState::Plugged, before.restarts) {
         return Ok(());
@@ -38,9 +38,10 @@ async fn see(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
     }
     let problem = Problem::new(
         Code::Failed,
-        "QEMU has lost this disk: its process died in the moment in which the guest's driver started it, and the guest waits for ever",
+        "QEMU has lost this disk: its process died while the guest's driver was starting it, and the guest's I/O will \
+         hang forever",
     )
-    .advise("end the VM with force and start it again; QEMU 9.1 and newer do not lose it");
+    .advise("shut the VM down with force and start it again; QEMU 9.1 and newer recover from this");
     tracing::error!(%vbd, "{problem}");
     daemon
         .catalogue

@@ -1,4 +1,4 @@
-//! Plugs or unplugs many VBDs in one task: for the start and the end of a VM.
+//! Plugs or unplugs several VBDs in one task, for the start and shutdown of a VM.
 
 use api::{About, Code, ObjectKind, Problem, Task};
 use repo::catalogue::NewTask;
@@ -86,7 +86,7 @@ where
     while let Some(ended) = running.join_next().await {
         match ended {
             Ok(outcome) => outcomes.push(outcome),
-            Err(error) => tracing::error!("one of many VBDs was left: {error}"),
+            Err(error) => tracing::error!("one of several VBDs was not handled: {error}"),
         }
         let (done, all) = (u32::try_from(outcomes.len()), u32::try_from(vbds.len()));
         context.progress(f64::from(done.unwrap_or(0)) / f64::from(all.unwrap_or(1)));
@@ -95,7 +95,7 @@ where
     outcomes.into_iter().map(|(_, vbd, outcome)| (vbd, outcome)).collect()
 }
 
-/// What a task with many VBDs ends with: what came of each, or what went wrong.
+/// The result of a task with several VBDs: the outcome of each, or an error.
 fn sum(done: &str, outcomes: Outcomes) -> Result<Value, Problem> {
     let failed: Vec<&Problem> = outcomes.iter().filter_map(|(_, outcome)| outcome.as_ref().err()).collect();
     let Some(first) = failed.first() else {
@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reason_that_many_share_is_quoted_once() {
+    fn a_shared_reason_is_quoted_once() {
         let failed = |why: &str| (Uuid::new_v4(), Err(Problem::new(Code::Failed, why)));
         let outcomes = vec![failed("no memory"), failed("no memory"), failed("no file"), (Uuid::new_v4(), Ok(()))];
         assert_eq!(sum("plugged", outcomes).unwrap_err().message, "3 of 4 VBDs were not plugged: no memory; no file");

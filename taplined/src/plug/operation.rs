@@ -1,4 +1,4 @@
-//! What is under way with VBDs: one operation with each, which another may put an end to.
+//! Operations in progress on VBDs: at most one per VBD, which another one may abort.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -25,7 +25,7 @@ pub enum Kind {
     Plug,
     /// Another process takes the place of the one that serves it.
     Upgrade,
-    /// It is being unplugged, when its guest has let go.
+    /// An unplug, once its guest has released the disk.
     Unplug,
     /// It is being unplugged, whatever its guest does.
     ForcedUnplug,
@@ -61,15 +61,15 @@ impl Operations {
         if let Some(other) = entries.get(&vbd) {
             let doing = other.kind.participle();
             let what = format!("VBD {vbd} is being {doing}");
-            return Err(Problem::new(Code::Busy, what).advise("wait for that task, or cancel it"));
+            return Err(Problem::new(Code::Busy, what).advise("wait for that task or cancel it"));
         }
         let (cancel, cancelled) = watch::channel(false);
         entries.insert(vbd, Entry { kind, cancel });
         Ok(Operation { vbd, operations: self.clone(), cancelled })
     }
 
-    /// Begins an unplug. It puts an end to a plug, and one with force to one without. An upgrade is given up too, or
-    /// waited for where it cannot be any more.
+    /// Begins an unplug. It aborts a plug, and an unplug with force aborts one without. An upgrade is aborted too, or
+    /// waited for if that is no longer possible.
     pub async fn begin_unplug(&self, vbd: Uuid, force: bool) -> Result<Operation, Problem> {
         let kind = if force { Kind::ForcedUnplug } else { Kind::Unplug };
         loop {
@@ -94,13 +94,13 @@ impl Operations {
 }
 
 impl Operation {
-    /// Waits for `work`, but no longer than until another operation puts an end to this one.
+    /// Waits for `work`, but only until another operation aborts this one.
     pub async fn unless_cancelled<T>(&self, work: impl Future<Output = Result<T, Problem>>) -> Result<T, Problem> {
         let mut asked = self.cancelled.clone();
         tokio::select! {
             done = work => done,
             Ok(_) = asked.wait_for(|asked| *asked) => {
-                Err(Problem::new(Code::Cancelled, format!("VBD {} was unplugged meanwhile", self.vbd)))
+                Err(Problem::new(Code::Cancelled, format!("VBD {} was unplugged in the meantime", self.vbd)))
             }
         }
     }
@@ -118,7 +118,7 @@ mod test {
     use super::*;
 
     #[tokio::test]
-    async fn one_at_a_time_and_an_unplug_puts_an_end_to_a_plug() {
+    async fn one_operation_at_a_time_and_an_unplug_aborts_a_plug() {
         let operations = Operations::default();
         let vbd = Uuid::new_v4();
         let plug = operations.begin(vbd, Kind::Plug).unwrap();
@@ -138,7 +138,7 @@ mod test {
     }
 
     #[tokio::test]
-    async fn an_unplug_puts_an_end_to_an_upgrade_and_nothing_else_begins_beside_one() {
+    async fn an_unplug_aborts_an_upgrade_and_nothing_else_runs_concurrently() {
         let operations = Operations::default();
         let vbd = Uuid::new_v4();
         let upgrade = operations.begin(vbd, Kind::Upgrade).unwrap();

@@ -1,31 +1,31 @@
-//! Who is next: the order in which VBDs are plugged and unplugged, as a function of what was asked and what has ended.
+//! The order in which VBDs are plugged and unplugged, as a function of what was requested and what has finished.
 //!
-//! A pure state machine: no clock, no thread, no I/O. Whoever owns it asks [`Queue::next`] until it has nothing, after
-//! every change. Invariants, whatever is asked in whatever order:
+//! A pure state machine: no clock, no thread, no I/O. Its owner calls [`Queue::next`] after every change until there is
+//! nothing more. Invariants, whatever is requested in whatever order:
 //!
-//! - no more requests are under way than there are workers, of one VM no more than its window, of one VBD no more than
-//!   one;
-//! - those under way need no more memory than there is; one that needs more by itself runs alone;
-//! - within a VM, those that write come before those that read, else they come as they were asked for;
+//! - no more requests run than there are workers, no more per VM than its window, and no more than one per VBD;
+//! - running requests need no more memory than there is; one that exceeds it alone runs alone;
+//! - within a VM, writers come before readers, otherwise first come, first served;
 //! - VMs take turns, so that one with 255 disks does not starve one with a single disk;
-//! - a request for which there is no memory is passed by others at most [`PASSED_MAX`] times: it waits, but not for
-//!   ever.
+//! - a request that does not fit into memory is overtaken by others at most [`PASSED_MAX`] times, so it does not wait
+//!   forever.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
 use api::{Limits, Mode};
 use uuid::Uuid;
 
-/// How often others may begin before one that waits for memory. Without a limit, small requests that never cease starve
-/// a large one; with none at all, one that is slow while it holds much memory delays everybody.
+/// How many other requests may overtake one that waits for memory. Without a limit, an endless stream of small requests
+/// starves a large one; with a limit of zero, a slow request with much memory delays everybody.
 const PASSED_MAX: u32 = 16;
 
-/// What is asked for.
+/// A request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
     /// The VBD.
     pub vbd: Uuid,
-    /// Its VM. Those of machines that others manage have none: they take turns as one, and have no window.
+    /// Its VM. Disks of machines that are managed elsewhere have none: together they take turns like one VM, without a
+    /// window.
     pub vm: Option<Uuid>,
     /// Whether it is for writing.
     pub mode: Mode,
@@ -42,7 +42,7 @@ pub struct Ticket(u64);
 pub struct Queue {
     limits: Limits,
     last: u64,
-    machines: HashMap<Option<Uuid>, Machine>,
+    machines: HashMap<Option<Uuid>, VmQueue>,
     /// Machines of which something waits, in the order of their turns.
     turns: VecDeque<Option<Uuid>>,
     under_way: HashMap<Ticket, Request>,
@@ -53,7 +53,7 @@ pub struct Queue {
 
 /// A VM.
 #[derive(Debug, Default)]
-struct Machine {
+struct VmQueue {
     writers: VecDeque<Waiting>,
     readers: VecDeque<Waiting>,
     under_way: u32,
@@ -150,7 +150,7 @@ impl Queue {
         self.machines.retain(|_, machine| machine.waits() > 0 || machine.under_way > 0);
     }
 
-    /// Whether the machine whose turn it is may begin something.
+    /// Whether the machine whose turn it is can begin a request.
     fn turn_of(&self, vm: Option<Uuid>) -> Turn {
         let Some(machine) = self.machines.get(&vm) else { return Turn::Nothing };
         if vm.is_some() && machine.under_way >= self.limits.plug_window {
@@ -164,7 +164,7 @@ impl Queue {
     }
 
     /// The first request of a machine whose VBD has nothing else under way.
-    fn first<'a>(&self, machine: &'a Machine) -> Option<&'a Waiting> {
+    fn first<'a>(&self, machine: &'a VmQueue) -> Option<&'a Waiting> {
         let mut all = machine.writers.iter().chain(&machine.readers);
         all.find(|waiting| !self.busy.contains(&waiting.request.vbd))
     }
@@ -202,7 +202,7 @@ impl Queue {
     }
 }
 
-impl Machine {
+impl VmQueue {
     fn line(&mut self, mode: Mode) -> &mut VecDeque<Waiting> {
         match mode {
             Mode::ReadWrite => &mut self.writers,

@@ -1,5 +1,4 @@
-//! What a daemon finds when it starts: disks that have gone on without one, and what a daemon before it has left half
-//! done.
+//! What a starting daemon finds: disks that kept running without a daemon, and work left half done by its predecessor.
 
 use std::collections::{BTreeSet, HashSet};
 use std::fs;
@@ -13,7 +12,7 @@ use uuid::Uuid;
 use super::settle::{record, settle};
 use super::{space, start, supervise, unplug};
 use crate::daemon::Daemon;
-use crate::disk::place;
+use crate::disk::paths;
 use crate::disk::process::DiskProcess;
 use crate::disk::serving;
 use crate::fault::{self, Planted};
@@ -24,8 +23,8 @@ use crate::task::blocking;
 /// The file in the run directory that says in which life of the host a daemon has run.
 const BOOT: &str = "boot";
 
-/// Finds disks again, starts those anew that have died meanwhile, and brings to an end what is half done. Returns the
-/// VBDs that were plugged, or got another process, since what the catalogue knows.
+/// Reattaches to disks, restarts those that died in the meantime, and finishes half-done work. Returns the VBDs that
+/// were plugged or got another process since the state in the catalogue.
 pub async fn recover(daemon: &Daemon) -> Result<BTreeSet<Uuid>, Problem> {
     tokio::spawn(space::tell_of_space(daemon.clone(), daemon.srs.relieved()));
     let rebooted = has_rebooted(daemon).await?;
@@ -35,7 +34,7 @@ pub async fn recover(daemon: &Daemon) -> Result<BTreeSet<Uuid>, Problem> {
     });
     let found: Vec<(Vbd, Option<Process>)> = found.await?;
     let config = daemon.config.clone();
-    let mut running = blocking("look for disk processes", move || serving::all(&config)).await?;
+    let mut running = blocking("find disk processes", move || serving::all(&config)).await?;
     let (mut known, mut unserved, mut since) = (HashSet::new(), Vec::new(), BTreeSet::new());
     for (vbd, process) in found.into_iter().filter(|(vbd, _)| vbd.state != VbdState::Unplugged) {
         // After a reboot its number is somebody else's.
@@ -53,8 +52,8 @@ pub async fn recover(daemon: &Daemon) -> Result<BTreeSet<Uuid>, Problem> {
         }
         one(daemon, &vbd, process, rebooted).await?;
     }
-    // A VDI may be served through another VBD by now, if the catalogue is an older one: what runs is right.
-    // What is left runs for VBDs that are unplugged, or no more, if the catalogue is right.
+    // If the catalogue is an older one, a VDI may be served through another VBD by now; then the running processes are
+    // right. The remaining processes belong to VBDs that are unplugged or no longer exist, if the catalogue is right.
     for (vbd, processes) in running {
         known.insert(vbd);
         if fault::planted(Planted::KilledStrays) {
@@ -75,12 +74,12 @@ pub async fn recover(daemon: &Daemon) -> Result<BTreeSet<Uuid>, Problem> {
     // Before anything is merged or begun on what the catalogue says.
     reconcile::all(daemon, Heal::Yes).await?;
     let (config, keep) = (daemon.config.clone(), known);
-    blocking("clear away what no VBD has", move || remove_strays(&place::all(&config), &keep)).await?;
+    blocking("remove files that belong to no VBD", move || remove_strays(&paths::all(&config), &keep)).await?;
     Ok(since)
 }
 
-/// The one process of a VBD: the recorded one, or another that was to take its place, and may have; none if neither is
-/// there. No other is left.
+/// The only process of a VBD: the recorded one, or one that was to replace it and may have done so; `None` if neither
+/// exists. Any other is killed.
 async fn alone(
     daemon: &Daemon,
     vbd: &Vbd,
@@ -98,7 +97,7 @@ async fn alone(
     }
     let serves = settle(&daemon.disks, vbd.uuid, recorded, others).await?;
     if let Some(other) = serves.as_ref().map(DiskProcess::identity).filter(|serves| Some(*serves) != known) {
-        tracing::info!(vbd = %vbd.uuid, pid = other.pid, "it is served by another process than was recorded");
+        tracing::info!(vbd = %vbd.uuid, pid = other.pid, "it is served by a different process than the recorded one");
         record(daemon, vbd.uuid, other).await?;
     }
     Ok(serves)
@@ -124,12 +123,12 @@ async fn one(daemon: &Daemon, vbd: &Vbd, process: Option<DiskProcess>, rebooted:
     match (vbd.state, process) {
         (VbdState::Unplugged, _) => {}
         (_, None) if rebooted => {
-            let what = format!("VBD {uuid} is not plugged any more: the host was started anew");
+            let what = format!("VBD {uuid} is no longer plugged: the host was rebooted");
             finish(daemon, uuid, Problem::new(Code::State, what).advise("plug it again")).await?;
         }
         (VbdState::Plugging, process) => {
             start::clear(daemon, uuid, process).await?;
-            let what = format!("VBD {uuid} was not plugged: the daemon ended meanwhile");
+            let what = format!("VBD {uuid} was not plugged: the daemon stopped during the plug");
             finish(daemon, uuid, Problem::new(Code::Failed, what).advise("plug it again")).await?;
         }
         (VbdState::Unplugging, Some(process)) => {
@@ -140,8 +139,8 @@ async fn one(daemon: &Daemon, vbd: &Vbd, process: Option<DiskProcess>, rebooted:
         (VbdState::Plugged | VbdState::Restarting, process) => {
             tracing::info!(vbd = %uuid, found = process.is_some(), "plugged");
             if process.is_some() && vbd.state == VbdState::Restarting {
-                // It was started again, and the daemon ended before it was heard: start it once more, with nothing in
-                // doubt.
+                // It was restarted, and the daemon stopped before it responded: restart it once more, to be certain of
+                // its state.
                 start::clear(daemon, uuid, process).await?;
                 supervise::begin(daemon, uuid, None);
             } else {
@@ -157,15 +156,15 @@ async fn finish(daemon: &Daemon, vbd: Uuid, why: Problem) -> Result<(), Problem>
     unplug::clear(daemon, vbd, Some(why)).await.map(drop)
 }
 
-/// Removes directories in which nobody serves anything: their VBDs are unplugged, or no more.
+/// Removes directories in which nothing is served, because their VBDs are unplugged or no longer exist.
 fn remove_strays(places: &Path, known: &HashSet<Uuid>) -> Result<(), Problem> {
-    let tried = || format!("look through {}", places.display());
+    let tried = || format!("list {}", places.display());
     let entries = fs::read_dir(places).map_err(|error| Problem::failed(tried(), error))?;
     for entry in entries {
         let entry = entry.map_err(|error| Problem::failed(tried(), error))?;
         let vbd = entry.file_name().to_str().and_then(|name| Uuid::parse_str(name).ok());
         if vbd.is_some_and(|vbd| !known.contains(&vbd)) {
-            tracing::warn!(directory = %entry.path().display(), "nobody is served there; it is removed");
+            tracing::warn!(directory = %entry.path().display(), "removing the files of a VBD that is not served");
             fs::remove_dir_all(entry.path()).map_err(|error| Problem::failed(tried(), error))?;
         }
     }
@@ -177,7 +176,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn a_directory_that_no_vbd_has_goes_and_others_stay() {
+    fn directories_without_vbd_are_removed() {
         let room = tempfile::tempdir().unwrap();
         let (known, stray) = (Uuid::new_v4(), Uuid::new_v4());
         for name in [known.to_string(), stray.to_string(), "other".into()] {

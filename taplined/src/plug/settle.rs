@@ -1,12 +1,11 @@
-//! Who serves a VBD when several processes may: while one takes the place of another, and when that was not seen to its
-//! end.
+//! Determines which of several processes serves a VBD, while one replaces another and when nobody observed the outcome.
 //!
-//! It knows processes and which of them answers at the control socket, not how a disk is handed over. Invariant: at
-//! most one of the processes is left, and that one serves, or is the only one that ever did. All others have ended when
-//! this returns, so that another may be started.
+//! It knows processes and which of them answers at the control socket, but not how a disk is handed over. Invariant: at
+//! most one of the processes is left, and that one serves, or is the only one that ever did. All others have exited
+//! when this returns, so that another may be started.
 //!
-//! A process that never took over ends by itself, since the one that would have handed it the disk has gone or has
-//! given up; one that has handed its disk over ends by itself too. So for a while both are only waited for.
+//! A process that never took over exits by itself, because the one that would have handed it the disk has exited or
+//! given up; one that has handed over its disk exits by itself too. So at first both are only waited for.
 
 use std::time::{Duration, Instant};
 
@@ -23,14 +22,14 @@ use crate::disk::{Disks, serving};
 /// How long two processes of one disk may be there: many times as long as a handover takes.
 const TO_SETTLE: Duration = Duration::from_secs(10);
 
-/// How long a disk may take to say which process serves it. There is no answer while only a process that has not taken
+/// How long a disk may take to report the serving process. There is no answer while only a process that has not taken
 /// over holds the socket.
 const TO_SAY: Duration = Duration::from_secs(1);
 
-/// How long to wait before looking again who is still there.
+/// Pause before checking again which processes remain.
 const LOOK_AFTER: Duration = Duration::from_millis(20);
 
-/// The process that serves a VBD, out of the recorded one and others that were started for it; none if none serves.
+/// The process that serves a VBD, out of the recorded one and others that were started for it; `None` if none serves.
 pub async fn settle(
     disks: &Disks,
     vbd: Uuid,
@@ -53,7 +52,7 @@ async fn settle_in(
     let begun = Instant::now();
     let mut answers = None;
     loop {
-        bury(&mut all).await?;
+        reap_dead(&mut all).await?;
         match all.as_slice() {
             [] => return Ok(None),
             [alone] if Some(alone.identity()) == known => return Ok(all.pop()),
@@ -73,7 +72,7 @@ async fn settle_in(
 }
 
 /// Lets go of those that have ended.
-async fn bury(all: &mut Vec<DiskProcess>) -> Result<(), Problem> {
+async fn reap_dead(all: &mut Vec<DiskProcess>) -> Result<(), Problem> {
     while let Some(at) = all.iter().position(DiskProcess::has_ended) {
         // Children are reaped.
         all.swap_remove(at).ended().await?;
@@ -87,7 +86,7 @@ async fn end_all_but(vbd: Uuid, all: Vec<DiskProcess>, stays: Option<usize>) -> 
         if Some(at) == stays {
             left = Some(process);
         } else {
-            tracing::warn!(%vbd, pid = process.identity().pid, "a process that does not serve its disk is killed");
+            tracing::warn!(%vbd, pid = process.identity().pid, "killing a process that does not serve its disk");
             process.kill().await?;
         }
     }
@@ -104,7 +103,7 @@ async fn who_answers(disks: &Disks, vbd: Uuid) -> Option<u32> {
 pub async fn successor(daemon: &Daemon, vbd: Uuid, ended: Process) -> Option<DiskProcess> {
     let pid = who_answers(&daemon.disks, vbd).await?;
     let found = serving::one(&daemon.config, vbd, pid).unwrap_or_else(|problem| {
-        tracing::warn!(%vbd, pid, "who answers in the place of its process cannot be seen: {problem}");
+        tracing::warn!(%vbd, pid, "cannot find which process has replaced it: {problem}");
         None
     });
     found.filter(|found| found.identity() != ended)
@@ -127,26 +126,26 @@ mod test {
 
     use super::*;
     use crate::config::Config;
-    use crate::disk::place::{self, Place};
+    use crate::disk::paths::{self, DiskPaths};
 
-    /// A disk at whose control socket somebody answers, and processes that may be it.
+    /// A disk with a listener at its control socket, and processes that could be it.
     struct Bed {
         _room: tempfile::TempDir,
         disks: Disks,
         vbd: Uuid,
-        place: Place,
+        place: DiskPaths,
     }
 
     fn bed() -> Bed {
         let room = tempfile::tempdir().unwrap();
         let config = Config { run_directory: room.path().to_owned(), ..Config::default() };
         let (disks, vbd) = (Disks::of(&config), Uuid::new_v4());
-        std::fs::create_dir_all(place::all(&config).join(vbd.to_string())).unwrap();
-        Bed { place: Place::of(&config, vbd), _room: room, disks, vbd }
+        std::fs::create_dir_all(paths::all(&config).join(vbd.to_string())).unwrap();
+        Bed { place: DiskPaths::of(&config, vbd), _room: room, disks, vbd }
     }
 
     impl Bed {
-        /// From now on a process answers whose number is in what is given; none while that is 0.
+        /// Makes a process with the returned number answer from now on; none while that is 0.
         fn answer(&self) -> Arc<AtomicU32> {
             let listener = UnixListener::bind(self.place.control()).unwrap();
             let who = Arc::new(AtomicU32::new(0));
@@ -181,7 +180,7 @@ mod test {
     const LONG: u64 = 60_000;
 
     #[tokio::test]
-    async fn the_recorded_one_is_believed_when_it_is_alone_and_nobody_is_asked() {
+    async fn a_single_recorded_process_is_accepted_without_a_query() {
         let bed = bed();
         let (recorded, mut child) = process();
         assert_eq!(bed.settle(Some(recorded), Vec::new(), LONG).await, Some(child.id()));
@@ -191,7 +190,7 @@ mod test {
     }
 
     #[tokio::test]
-    async fn one_that_never_took_over_is_waited_for_and_the_old_one_goes_on() {
+    async fn a_replacement_that_never_took_over_is_awaited_and_the_old_process_stays() {
         let bed = bed();
         let ((old, mut child), (new, mut other)) = (process(), process());
         bed.answer().store(child.id(), Ordering::SeqCst);
@@ -207,7 +206,7 @@ mod test {
     }
 
     #[tokio::test]
-    async fn one_that_has_taken_over_is_found_by_what_it_answers() {
+    async fn a_replacement_that_took_over_is_recognized_by_its_answer() {
         let bed = bed();
         let (new, mut child) = process();
         let who = bed.answer();
@@ -224,7 +223,7 @@ mod test {
     }
 
     #[tokio::test]
-    async fn after_a_while_whoever_does_not_serve_is_killed() {
+    async fn processes_that_do_not_serve_are_killed_eventually() {
         let bed = bed();
         let ((old, mut first), (new, mut second)) = (process(), process());
         let who = bed.answer();

@@ -1,5 +1,5 @@
-//! Hears from a disk that its guest waits for space, and that it goes on: by one connection, on which nothing is said
-//! while nothing happens.
+//! Learns from a disk that its guest waits for space, and when it continues: over one connection that is silent while
+//! nothing happens.
 
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ use uuid::Uuid;
 
 use crate::daemon::Daemon;
 
-/// How long to wait before a disk that runs and was not heard is asked again: it may have had too many clients.
+/// Pause before a running disk that was not reached is tried again: it may have had too many clients.
 const AGAIN_AFTER: Duration = Duration::from_secs(15);
 
-/// How long a disk may take to be told something.
+/// How long a disk may take to accept a notification.
 const TO_TELL: Duration = Duration::from_secs(5);
 
 /// Somebody listens, until this is dropped.
@@ -50,7 +50,7 @@ async fn hear(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
             Some("full") => record(daemon, vbd, true).await?,
             Some("resumed") => record(daemon, vbd, false).await?,
             Some("broken") => {
-                tracing::error!(%vbd, "its storage has failed to make something durable: it writes nothing more")
+                tracing::error!(%vbd, "a sync failed on its storage: the disk no longer writes")
             }
             Some("fatal") => tell_of_fatal(vbd, &event),
             _ => {}
@@ -62,7 +62,7 @@ async fn hear(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
 /// Its process has died of a request, and the next one, and the next.
 fn tell_of_fatal(vbd: Uuid, told: &serde_json::Value) {
     if let Some(count) = told["fatal"].as_u64().filter(|&count| count > 0) {
-        let what = "processes of this disk had died of requests, which were answered with an error: see its log";
+        let what = "requests that crashed this disk's processes were failed with an error: see its log";
         tracing::error!(%vbd, count, "{what}");
     }
 }
@@ -75,23 +75,23 @@ async fn record(daemon: &Daemon, vbd: Uuid, waits: bool) -> Result<(), Problem> 
     });
     let (before, sr) = found.await?;
     if before != waits {
-        tracing::warn!(%vbd, waits, "its guest waits for space in the repository, or does not any more");
+        tracing::warn!(%vbd, waits, "its guest started or stopped waiting for space in the repository");
         daemon.catalogue.write(move |tx| tx.set_vbd_waits(vbd, waits)).await?;
     }
     if waits { daemon.srs.reported_full(sr).await } else { Ok(()) }
 }
 
-/// Tells disks whose guests wait that there is space again where they lie. Runs as long as the daemon.
+/// Notifies disks whose guests wait for space that there is space in their repository. Runs as long as the daemon.
 pub async fn tell_of_space(daemon: Daemon, mut relieved: broadcast::Receiver<Uuid>) {
     loop {
         let sr = match relieved.recv().await {
             Ok(sr) => Some(sr),
-            // Some were missed: all are told, and those for whom it is not so wait on.
+            // Some notifications were missed: all disks are notified, and those without space keep waiting.
             Err(RecvError::Lagged(_)) => None,
             Err(RecvError::Closed) => return,
         };
         if let Err(problem) = tell(&daemon, sr).await {
-            tracing::warn!("disks were not told that there is space again, and will look themselves: {problem}");
+            tracing::warn!("disks could not be notified of free space, but will notice it themselves: {problem}");
         }
     }
 }
@@ -109,7 +109,7 @@ async fn tell(daemon: &Daemon, sr: Option<Uuid>) -> Result<(), Problem> {
     for vbd in waiting.await? {
         let told = daemon.disks.ask(vbd, json!({ "verb": "space" }), Vec::new(), TO_TELL, |_| ()).await;
         if let Err(problem) = told {
-            tracing::warn!(%vbd, "it was not told that there is space again: {problem}");
+            tracing::warn!(%vbd, "it could not be notified of free space: {problem}");
         }
     }
     Ok(())

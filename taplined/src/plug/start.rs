@@ -1,5 +1,5 @@
-//! Has a disk process serve a VBD: its files opened, its sockets made, itself started, recorded, handed all that, and
-//! heard.
+//! Starts a disk process to serve a VBD: opens its files, creates its sockets, starts and records it, passes it all of
+//! that, and waits for its response.
 
 use std::ffi::OsString;
 use std::process::Stdio;
@@ -9,12 +9,12 @@ use api::{Code, Problem};
 use serde_json::Value;
 use uuid::Uuid;
 
-use super::order::Order;
+use super::plug_spec::PlugSpec;
 use super::steps::Steps;
 use crate::daemon::Daemon;
 use crate::disk::handing::{Handing, Ready, Role};
 use crate::disk::oom;
-use crate::disk::place::Place;
+use crate::disk::paths::DiskPaths;
 use crate::disk::process::{DiskProcess, Ended};
 use crate::task::blocking;
 use crate::vm::domain;
@@ -24,20 +24,20 @@ use crate::vm::domain;
 pub enum Log {
     /// It is: it begins a log.
     Begun,
-    /// It takes the place of one that has died, and goes on with its log.
+    /// It replaces a dead process and continues with its redo log.
     Continued,
 }
 
-/// Has a process serve. It is in `process` from the moment at which it is there: whoever gives this up, at whatever
-/// moment, has to end it.
+/// Starts serving. The process is in `process` as soon as it exists: a caller that drops this future at any point must
+/// stop it.
 pub async fn serve(
     daemon: &Daemon,
-    order: &Order,
+    order: &PlugSpec,
     log: Log,
     steps: &mut Steps,
     process: &mut Option<DiskProcess>,
 ) -> Result<(), Problem> {
-    let place = Place::of(&daemon.config, order.vbd.uuid);
+    let place = DiskPaths::of(&daemon.config, order.vbd.uuid);
     let vbd = order.vbd.uuid;
     let before = if log == Log::Begun { None } else { daemon.plugs.files().get(&vbd).cloned() };
     let logs = daemon.tool.redo.clone();
@@ -58,8 +58,8 @@ fn steps_limit(steps: &Steps) -> Duration {
 /// Starts a process, which waits for its files, and records it.
 async fn start(
     daemon: &Daemon,
-    order: &Order,
-    place: &Place,
+    order: &PlugSpec,
+    place: &DiskPaths,
     log: Log,
     mut handing: Handing,
     process: &mut Option<DiskProcess>,
@@ -83,7 +83,7 @@ async fn start(
     let (stdin, mut ready) = handing.prepare(&daemon.tool.redo)?;
     let mut words = order.words(place);
     if log == Log::Begun {
-        // Whoever plugs it anew knows what has happened; a process that only takes another's place does not.
+        // Whoever plugs the disk again knows what happened; a process that merely replaces another does not.
         words.push("--accept-failed-sync".into());
     }
     let identity = process.insert(launch(daemon, order, &words, stdin, log)?).identity();
@@ -98,16 +98,16 @@ async fn start(
 /// Starts a process that waits for what comes over its standard input. Nothing of that is open here afterwards.
 pub fn launch(
     daemon: &Daemon,
-    order: &Order,
+    order: &PlugSpec,
     words: &[OsString],
     stdin: Stdio,
     log: Log,
 ) -> Result<DiskProcess, Problem> {
-    let place = Place::of(&daemon.config, order.vbd.uuid);
+    let place = DiskPaths::of(&daemon.config, order.vbd.uuid);
     let log = place.open_log(log == Log::Begun).map_or_else(
         // A guest needs its disk more than somebody its log.
         |problem| {
-            tracing::warn!(vbd = %order.vbd.uuid, "its disk is served without a log: {problem}");
+            tracing::warn!(vbd = %order.vbd.uuid, "its disk has no log: {problem}");
             Stdio::null()
         },
         Stdio::from,
@@ -122,7 +122,7 @@ pub fn launch(
 /// Hands everything over. Nothing of it is open here afterwards.
 async fn hand(ready: Ready) -> Result<(), Problem> {
     let sent = tokio::task::spawn_blocking(move || ready.send().map(drop));
-    match sent.await.map_err(|error| Problem::failed("hand its files to a disk process", error))? {
+    match sent.await.map_err(|error| Problem::failed("pass files to a disk process", error))? {
         // A process that takes nothing has ended; it says itself why.
         Err(problem) => {
             tracing::debug!("{problem}");
@@ -140,13 +140,13 @@ async fn answer(
     patience: Duration,
 ) -> Result<Value, Problem> {
     let Some(process) = process else { return Err(Problem::new(Code::Internal, "no process was started")) };
-    let place = Place::of(&daemon.config, vbd);
+    let place = DiskPaths::of(&daemon.config, vbd);
     tokio::select! {
         biased;
         ended = process.ended() => Err(ended_at_once(&place, &ended?)),
         answer = daemon.disks.version(vbd, patience) => match answer {
             Ok(answer) => Ok(answer),
-            // It lets go of the connection when it ends, a moment before it has ended.
+            // It closes the connection when it exits, a moment before it has exited.
             Err(problem) if problem.code == Code::Failed => {
                 match tokio::time::timeout(Duration::from_secs(1), process.ended()).await {
                     Ok(ended) => Err(ended_at_once(&place, &ended?)),
@@ -158,14 +158,14 @@ async fn answer(
     }
 }
 
-/// Why a process has ended before it served: in its own words, if it has said that.
-fn ended_at_once(place: &Place, how: &Ended) -> Problem {
+/// Why a process exited before it served: in its own words, if it printed them.
+fn ended_at_once(place: &DiskPaths, how: &Ended) -> Problem {
     let words = place.last_words();
     // In front of them may be those of a process before it.
     match (why_it_ended(&words), how) {
-        // It was killed, and has not said why: what it says while it serves is no reason.
+        // It was killed and printed no reason: its output while serving is not a reason.
         (None, Ended::Badly(how)) => {
-            Problem::failed("serve a disk", format_args!("its process has ended before it answered ({how})"))
+            Problem::failed("serve a disk", format_args!("its process exited before responding ({how})"))
         }
         (None, _) => crate::disk::tool::said(&words),
         (Some(problem), _) => problem,
@@ -187,8 +187,8 @@ pub async fn forget_statistics(daemon: &Daemon, vbd: Uuid) {
     }
 }
 
-/// Removes what is left in Xen's store of a VBD that nobody serves any more. What stays there harms nobody: the next
-/// plug is told of it.
+/// Removes the remains in xenstore of a VBD that is no longer served. If this fails they do no harm: the next plug
+/// reports them.
 pub async fn forget(daemon: &Daemon, vbd: Uuid) {
     let found = daemon.catalogue.read(move |view| domain::disk(view, &view.vbd(vbd)?)).await;
     let forgotten = match found {
@@ -197,7 +197,7 @@ pub async fn forget(daemon: &Daemon, vbd: Uuid) {
         Ok(None) | Err(_) => Ok(()),
     };
     if let Err(problem) = forgotten {
-        tracing::error!(%vbd, "its nodes in Xen's store are left: {problem}");
+        tracing::error!(%vbd, "its nodes in xenstore could not be removed: {problem}");
     }
 }
 
@@ -207,7 +207,7 @@ pub async fn clear(daemon: &Daemon, vbd: Uuid, process: Option<DiskProcess>) -> 
         process.kill().await?;
     }
     forget_statistics(daemon, vbd).await;
-    let place = Place::of(&daemon.config, vbd);
+    let place = DiskPaths::of(&daemon.config, vbd);
     blocking("remove the sockets of a VBD", move || place.remove()).await
 }
 
@@ -219,19 +219,16 @@ mod test {
     use crate::config::Config;
 
     #[test]
-    fn a_process_that_was_killed_is_not_quoted_with_what_it_said_while_all_was_well() {
+    fn normal_output_of_a_killed_process_is_not_quoted() {
         let room = tempfile::tempdir().unwrap();
         let config = Config { log_directory: room.path().to_owned(), ..Config::default() };
-        std::fs::create_dir(crate::disk::place::logs(&config)).unwrap();
-        let place = Place::of(&config, Uuid::new_v4());
+        std::fs::create_dir(crate::disk::paths::logs(&config)).unwrap();
+        let place = DiskPaths::of(&config, Uuid::new_v4());
         let killed = Ended::Badly("signal: 9 (SIGKILL)".into());
         let mut log = place.open_log(true).unwrap();
         writeln!(log, "tapline-disk: qcow2:/a: 64 MiB, writable\ntapline-disk: serving").unwrap();
         let problem = ended_at_once(&place, &killed);
-        assert_eq!(
-            problem.message,
-            "cannot serve a disk: its process has ended before it answered (signal: 9 (SIGKILL))"
-        );
+        assert_eq!(problem.message, "cannot serve a disk: its process exited before responding (signal: 9 (SIGKILL))");
         writeln!(log, "tapline: cannot open qcow2:/a: it is in use\n  end whoever uses it").unwrap();
         assert_eq!(ended_at_once(&place, &killed).message, "cannot open qcow2:/a: it is in use");
     }

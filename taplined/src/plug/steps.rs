@@ -1,4 +1,4 @@
-//! The steps of an operation: named, each with its time, and each a point at which tests kill the daemon.
+//! The named steps of an operation, each with a time limit and each a point at which tests kill the daemon.
 
 use std::future::Future;
 use std::time::Duration;
@@ -37,8 +37,8 @@ impl Steps {
     ) -> Result<T, Problem> {
         self.begin(name, true).await?;
         let done = tokio::time::timeout(self.limit, work).await.unwrap_or_else(|_| {
-            let what = format!("the step «{name}» of {} has not ended in {} s", self.verb, self.limit.as_secs());
-            Err(Problem::new(Code::Timeout, what).advise("see that the storage answers, or raise plug.step-timeout"))
+            let what = format!("the step '{name}' of {} has not ended in {} s", self.verb, self.limit.as_secs());
+            Err(Problem::new(Code::Timeout, what).advise("check the storage, or raise plug.step-timeout"))
         })?;
         self.done(name);
         Ok(done)
@@ -52,7 +52,7 @@ impl Steps {
     /// Begins a step that must be done, whether it can be shown that it has begun or not.
     pub async fn insist(&mut self, name: &'static str) {
         if let Err(problem) = self.last(name).await {
-            tracing::warn!(verb = self.verb, step = name, "it goes on though that cannot be recorded: {problem}");
+            tracing::warn!(verb = self.verb, step = name, "continuing although this cannot be recorded: {problem}");
         }
     }
 

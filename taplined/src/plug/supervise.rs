@@ -1,7 +1,6 @@
-//! Looks after disk processes: one that dies is started again, in the same place.
+//! Supervises disk processes: one that dies is replaced by a new one.
 //!
-//! It waits for the end of the process by its pidfd and does nothing meanwhile: a disk that nobody uses costs no
-//! wake-up.
+//! It waits for the end of the process by its pidfd and does nothing until then: an idle disk causes no wake-ups.
 
 use std::time::{Duration, Instant};
 
@@ -14,14 +13,14 @@ use uuid::Uuid;
 
 use super::deaths::Deaths;
 use super::lost;
-use super::order::Order;
+use super::plug_spec::PlugSpec;
 use super::settle;
 use super::space;
 use super::start::{Log, clear, forget_statistics, serve};
 use super::steps::Steps;
 use super::unplug;
 use crate::daemon::Daemon;
-use crate::disk::place::Place;
+use crate::disk::paths::DiskPaths;
 use crate::disk::process::{DiskProcess, Ended};
 use crate::reconcile;
 use crate::vdi;
@@ -51,7 +50,7 @@ pub fn begin(daemon: &Daemon, vbd: Uuid, process: Option<DiskProcess>) {
     daemon.plugs.served().insert(vbd, Served { stop, task });
 }
 
-/// From now on the end of the process, which was told to end, is waited for; then the VBD is unplugged.
+/// Waits for the end of a process that was told to stop; then the VBD is unplugged.
 pub fn end(daemon: &Daemon, vbd: Uuid, process: DiskProcess) {
     let (stop, mut stopped) = oneshot::channel();
     let at_work = daemon.clone();
@@ -66,7 +65,7 @@ pub fn end(daemon: &Daemon, vbd: Uuid, process: DiskProcess) {
             },
         }
         if let Err(problem) = unplug::clear(&at_work, vbd, None).await {
-            tracing::error!(%vbd, "its process has ended, and it could not be unplugged: {problem}");
+            tracing::error!(%vbd, "its process exited, and it could not be unplugged: {problem}");
         }
         at_work.plugs.served().remove(&vbd);
         None
@@ -103,7 +102,7 @@ async fn look_after(
         };
         forget_statistics(daemon, vbd).await;
         if is_done_with(daemon, vbd).await {
-            // A guest of Xen has let go of it, or is no more. Whoever unplugs it finds that it has ended.
+            // A Xen guest has released the disk or no longer exists. The unplug will find that the process has exited.
             stopped.await.ok();
             return None;
         }
@@ -113,7 +112,7 @@ async fn look_after(
         let served = if process.is_some() { since.elapsed() } else { Duration::ZERO };
         let pause = deaths.died(served);
         if let Err(problem) = record(daemon, vbd, &died, pause).await {
-            tracing::error!(%vbd, "the death of its process could not be recorded: {problem}");
+            tracing::error!(%vbd, "the exit of its process could not be recorded: {problem}");
         }
         match revive(daemon, vbd, pause, died, stopped).await {
             Ok(Some(another)) => {
@@ -127,26 +126,26 @@ async fn look_after(
     }
 }
 
-/// Sees, beside everything else, that the catalogue says what a process that was just started has opened.
+/// Compares, in the background, the files opened by a newly started process with the catalogue.
 fn compare(daemon: &Daemon, vbd: Uuid) {
     let daemon = daemon.clone();
     tokio::spawn(async move { reconcile::of_plugged(&daemon, vbd).await });
 }
 
-/// The process to which one that has ended has handed its disk: somebody has asked it to who is not this daemon.
+/// The process to which an exited process handed over its disk, on request of somebody other than this daemon.
 async fn succeeded(daemon: &Daemon, vbd: Uuid, before: Process, ended: &Result<Ended, Problem>) -> Option<DiskProcess> {
     if let Ok(Ended::Badly(_)) = ended {
         return None;
     }
     let next = settle::successor(daemon, vbd, before).await?;
-    tracing::info!(%vbd, before = before.pid, now = next.identity().pid, "another process has taken its disk over");
+    tracing::info!(%vbd, before = before.pid, now = next.identity().pid, "another process has taken over its disk");
     if let Err(problem) = settle::record(daemon, vbd, next.identity()).await {
-        tracing::error!(%vbd, "that another process serves it could not be recorded: {problem}");
+        tracing::error!(%vbd, "its new process could not be recorded: {problem}");
     }
     Some(next)
 }
 
-/// Whether there is nobody whom another process could serve.
+/// Whether there is no guest left for which another process could serve.
 async fn is_done_with(daemon: &Daemon, vbd: Uuid) -> bool {
     let found = daemon.catalogue.read(move |view| domain::disk(view, &view.vbd(vbd)?)).await;
     let done = match found {
@@ -155,26 +154,26 @@ async fn is_done_with(daemon: &Daemon, vbd: Uuid) -> bool {
         Err(problem) => Err(problem),
     };
     done.unwrap_or_else(|problem| {
-        tracing::warn!(%vbd, "whether its guest needs it is not known: {problem}");
+        tracing::warn!(%vbd, "cannot tell whether its guest needs it: {problem}");
         false
     })
 }
 
-/// Whether the VBD was unplugged behind the back of who looks after it: its repository was at another host meanwhile.
-/// What its process has left is removed then; who plugs it next waits for that.
+/// Whether the VBD was unplugged by other means while supervised: its repository was used by another host. The files of
+/// its process are then removed; the next plug waits for that.
 async fn is_unplugged(daemon: &Daemon, vbd: Uuid) -> bool {
     let now = daemon.catalogue.read(move |view| view.find_vbd(vbd)).await;
     if !matches!(now, Ok(Some(now)) if now.state == VbdState::Unplugged) {
         return false;
     }
     if let Err(problem) = clear(daemon, vbd, None).await {
-        tracing::error!(%vbd, "what its process has left could not be removed: {problem}");
+        tracing::error!(%vbd, "the files of its process could not be removed: {problem}");
     }
     daemon.plugs.files().remove(&vbd);
     true
 }
 
-/// Starts another process after a pause; none if somebody has released the VBD meanwhile.
+/// Starts another process after a pause; `None` if supervision of the VBD ended in the meantime.
 async fn revive(
     daemon: &Daemon,
     vbd: Uuid,
@@ -201,16 +200,16 @@ async fn revive(
     }
 }
 
-/// What the death of a process is to be told as.
+/// The problem that describes the death of a process.
 fn died(daemon: &Daemon, vbd: Uuid, how: Result<Ended, Problem>) -> Problem {
     let how = match how {
-        Ok(Ended::Well) => "although nobody has asked it to".into(),
+        Ok(Ended::Well) => "exited without being asked to".into(),
         Ok(Ended::Badly(how)) => how,
-        Ok(Ended::Unknown) => "nobody knows how".into(),
+        Ok(Ended::Unknown) => "exit status unknown".into(),
         Err(problem) => problem.message,
     };
-    let words = Place::of(&daemon.config, vbd).last_words();
-    Problem::failed("keep a disk served", format_args!("its process has ended ({how}); its last words: {words}"))
+    let words = DiskPaths::of(&daemon.config, vbd).last_words();
+    Problem::failed("keep a disk served", format_args!("its process ended ({how}); its last output: {words}"))
 }
 
 /// Records a death, and when another process is started.
@@ -231,22 +230,21 @@ fn with_next_try(died: &Problem, now: Timestamp, pause: Duration) -> Problem {
     let at = now.saturating_add(pause).unwrap_or(now);
     let at = at.round(TimestampRound::new().smallest(Unit::Second)).unwrap_or(at);
     let advice = died.advice.as_ref().map(|advice| format!("{advice}; ")).unwrap_or_default();
-    died.clone().advise(format!(
-        "{advice}it is started again at {at}, and from then on until it serves; to try at once, plug it"
-    ))
+    died.clone()
+        .advise(format!("{advice}it will be restarted at {at}, and retried until it serves; to retry now, plug it"))
 }
 
-/// Has another process serve in the place of the dead one.
+/// Starts a process to replace the dead one.
 async fn restart(daemon: &Daemon, vbd: Uuid, died: Problem, process: &mut Option<DiskProcess>) -> Result<(), Problem> {
     // A task that was at work through the process that died finds out first of which files the disk consists now.
     let vdi = daemon.catalogue.read(move |view| view.vbd(vbd)).await?.vdi;
     daemon.tasks.leave(vdi).await?;
-    let order = Order::of(daemon, vbd).await?;
+    let order = PlugSpec::of(daemon, vbd).await?;
     let _turn = daemon.plugs.restarts.acquire().await;
     if order.vbd.state == VbdState::Unplugged {
         return Err(died);
     }
-    // What the process that died had open was not what the catalogue says, which nobody starts before it is decided.
+    // The files that the dead process had open differ from the catalogue; nothing is started until this is resolved.
     let known = daemon.catalogue.read(move |view| view.vdi(vdi)).await?;
     if known.state == VdiState::Diverged {
         // If it is because of its files, that says more.
@@ -265,11 +263,11 @@ mod test {
     use super::*;
 
     #[test]
-    fn the_next_try_is_told_with_its_time_beside_what_can_be_done() {
-        let died = Problem::failed("open it", "it is not there").advise("bring it back");
+    fn the_time_of_the_next_retry_is_added_to_the_advice() {
+        let died = Problem::failed("open it", "it does not exist").advise("bring it back");
         let now = "2026-11-23T05:00:00.7Z".parse().unwrap();
         let told = with_next_try(&died, now, Duration::from_secs(30));
         assert_eq!(told.message, died.message);
-        assert!(told.advice.unwrap().starts_with("bring it back; it is started again at 2026-11-23T05:00:31Z, "));
+        assert!(told.advice.unwrap().starts_with("bring it back; it will be restarted at 2026-11-23T05:00:31Z, "));
     }
 }

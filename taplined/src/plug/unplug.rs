@@ -12,21 +12,21 @@ use super::steps::Steps;
 use super::supervise;
 use crate::catalogue;
 use crate::daemon::Daemon;
-use crate::disk::place::Place;
+use crate::disk::paths::DiskPaths;
 use crate::disk::process::Ended;
 use crate::task::Context;
 use crate::vm;
 
-/// How often a disk is asked whether its guest has let go, while an unplug waits for that.
+/// How often a disk is polled, while an unplug waits for its guest to release it.
 const LOOK_AFTER: Duration = Duration::from_millis(200);
 
-/// How long an unplug with force waits for tasks that are at work through a disk before it ends the disk under them.
+/// How long an unplug with force waits for tasks that use the disk before it stops the disk regardless.
 const TO_GIVE_WAY: Duration = Duration::from_secs(10);
 
-/// How often it is looked whether a disk that is to end with force hears anything.
+/// How often it is checked whether a disk that is stopped by force still responds.
 const LOOK_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
-/// How long a disk may take to say who is connected.
+/// How long a disk may take to report its clients.
 const TO_SAY: Duration = Duration::from_secs(10);
 
 /// Unplugs a VBD: a task. It cancels a plug that is under way.
@@ -40,7 +40,7 @@ pub async fn unplug(daemon: &Daemon, vbd: Uuid, force: bool) -> Result<Task, Pro
     let at_work = daemon.clone();
     let work = move |context: Context| async move {
         let vbd = run(&at_work, vbd, force, &context, true).await?;
-        serde_json::to_value(vbd).map_err(|error| Problem::failed("show a VBD", error))
+        serde_json::to_value(vbd).map_err(|error| Problem::failed("encode a VBD", error))
     };
     daemon.tasks.start(daemon, new, work).await
 }
@@ -53,7 +53,7 @@ pub async fn run(daemon: &Daemon, vbd: Uuid, force: bool, context: &Context, alo
     let mut steps = Steps::of("vbd-unplug", &daemon.config, alone.then(|| context.clone()));
     let begun = matches!(now.state, VbdState::Unplugging | VbdState::Plugging);
     match now.state {
-        // It was being plugged, and is not any more.
+        // It was being plugged, which has been aborted.
         VbdState::Unplugged => return Ok(now),
         VbdState::Plugged if !force => {
             let gone = async {
@@ -73,7 +73,7 @@ pub async fn run(daemon: &Daemon, vbd: Uuid, force: bool, context: &Context, alo
         VbdState::Plugged | VbdState::Restarting => vm::ask_to_let_go(daemon, &now).await,
         VbdState::Plugging | VbdState::Unplugging => {}
     }
-    let turn = async { Ok(daemon.plugs.workers.turn(super::order::to_unplug(&now)).await) };
+    let turn = async { Ok(daemon.plugs.workers.turn(super::plug_spec::to_unplug(&now)).await) };
     let _turn = context.unless_cancelled(operation.unless_cancelled(turn)).await?;
     steps.last("stop").await?;
     let problem = match stop(daemon, vbd, force, begun, steps.limit()).await? {
@@ -102,7 +102,7 @@ fn still_there(vbd: Uuid, problem: Problem) -> Problem {
         return problem;
     }
     Problem::new(Code::InUse, format!("VBD {vbd} was not unplugged: its guest or a client is still connected"))
-        .advise("have the guest let go of it, or unplug it with force: what it has not flushed may then be lost")
+        .advise("detach it inside the guest, or unplug it with force: unflushed data may then be lost")
 }
 
 /// Records that it is being unplugged, which no task may begin to work through then. Those at work come to their end
@@ -123,17 +123,16 @@ async fn begin(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
     }
 }
 
-/// Ends the process. It flushes when it is told to end; how it has ended, if there was one.
+/// Stops the process, which flushes first; returns its exit status, if there was a process.
 async fn stop(daemon: &Daemon, vbd: Uuid, force: bool, begun: bool, limit: Duration) -> Result<Ended, Problem> {
     if !begun {
         let patience = if force { limit.min(TO_GIVE_WAY) } else { limit };
         match tokio::time::timeout(patience, begin(daemon, vbd)).await {
             Ok(recorded) => recorded?,
             Err(_) if force => {
-                // What is at work through a process that does not answer waits for it, and comes to its end when that
-                // does.
+                // Tasks that use an unresponsive process wait for it and end when it does.
                 if let Some(mut process) = daemon.plugs.release(vbd).await {
-                    tracing::warn!(%vbd, "a task does not end while its disk's process lives, which is killed");
+                    tracing::warn!(%vbd, "killing a disk process because a task does not end while it lives");
                     process.kill().await?;
                 }
                 let recorded = tokio::time::timeout(limit, begin(daemon, vbd)).await;
@@ -151,7 +150,7 @@ async fn stop(daemon: &Daemon, vbd: Uuid, force: bool, begun: bool, limit: Durat
     let ended = async {
         tokio::select! {
             ended = process.ended() => Some(ended),
-            // Nobody waits for the end of one that does not even hear that it is to end.
+            // A process that does not even receive the request to stop is not waited for.
             () = silent(daemon, vbd), if force => None,
         }
     };
@@ -163,15 +162,15 @@ async fn stop(daemon: &Daemon, vbd: Uuid, force: bool, begun: bool, limit: Durat
         }
         Ok(None) | Err(_) => {
             supervise::end(daemon, vbd, process);
-            let what = format!("the process of VBD {vbd} has not ended in {} s", limit.as_secs());
-            let advice = "see that the storage answers: it goes when that does; or unplug it with force";
+            let what = format!("the process of VBD {vbd} has not exited in {} s", limit.as_secs());
+            let advice = "check the storage: the process exits once it responds; or unplug with force";
             Err(Problem::new(Code::Timeout, what).advise(advice))
         }
     }
 }
 
-/// Waits until a disk takes verbs and does not answer them. One that is about to end takes none, however long its last
-/// flush takes.
+/// Waits until a disk accepts requests but does not respond. A stopping disk accepts none, however long its last flush
+/// takes.
 async fn silent(daemon: &Daemon, vbd: Uuid) {
     loop {
         tokio::time::sleep(LOOK_AGAIN_AFTER).await;
@@ -182,8 +181,9 @@ async fn silent(daemon: &Daemon, vbd: Uuid) {
 }
 
 fn at_work(vbd: Uuid, limit: Duration) -> Problem {
-    let what = format!("a task is at work through VBD {vbd}, and has not ended in {} s", limit.as_secs());
-    Problem::new(Code::Busy, what).advise("look at the tasks; cancel it, or wait for it; or unplug it with force")
+    let what = format!("a task using VBD {vbd} has not ended in {} s", limit.as_secs());
+    Problem::new(Code::Busy, what)
+        .advise("wait for the task or cancel it (see 'tapline task list'), or unplug with force")
 }
 
 /// Removes what the process has left, and gives the lease back.
@@ -195,7 +195,7 @@ pub async fn clear(daemon: &Daemon, vbd: Uuid, problem: Option<Problem>) -> Resu
 }
 
 fn ended_badly(daemon: &Daemon, vbd: Uuid, how: &str) -> Problem {
-    let words = Place::of(&daemon.config, vbd).last_words();
-    let what = format!("VBD {vbd} is unplugged, but its process did not end well ({how}): {words}");
-    Problem::new(Code::Failed, what).advise("check its VDI before it is used again")
+    let words = DiskPaths::of(&daemon.config, vbd).last_words();
+    let what = format!("VBD {vbd} is unplugged, but its process did not exit cleanly ({how}): {words}");
+    Problem::new(Code::Failed, what).advise("check its VDI before using it again")
 }

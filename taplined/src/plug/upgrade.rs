@@ -1,18 +1,19 @@
-//! Has another process serve a VBD in the place of the present one, while its guest goes on: a task.
+//! Replaces the process that serves a VBD while its guest keeps running: a task.
 //!
-//! The daemon starts the new process and tells the old one, which hands over all that it has, and ends. The daemon sees
-//! to it that exactly one is left. A process that ends in the course of this has not died.
+//! The daemon starts the new process and notifies the old one, which hands over everything and exits. The daemon
+//! ensures that exactly one is left. A process that exits in the course of this has not crashed.
 //!
-//! 1. The new process is started, and waits for what comes over its standard input. *Killed behind it:* nobody has the
-//!    other end any more, and it ends by itself.
-//! 2. The old one is asked to hand the disk over (docs/control.md, `upgrade`). *Killed behind it:* whether it does or
-//!    not, one of the two ends by itself. The next daemon waits for that, and asks who serves ([`settle`]).
-//! 3. It answers, and ends. *Killed behind it:* the process that is recorded is gone, and the one that answers at the
-//!    control socket is taken for it.
+//! 1. The new process is started and waits for messages on its standard input. *If killed after this:* nobody holds the
+//!    other end any more, and it exits by itself.
+//! 2. The old process is asked to hand over the disk (docs/control.md, `upgrade`). *If killed after this:* whether it
+//!    does or not, one of the two exits by itself. The next daemon waits for that and asks which one serves
+//!    ([`settle`]).
+//! 3. The old process responds and exits. *If killed after this:* the recorded process is gone, and the one that
+//!    answers at the control socket is adopted.
 //! 4. The new process is recorded.
 //!
-//! Whatever fails before the answer leaves the old process as it was. Verbs that change the disk wait meanwhile; a
-//! merge that is under way is interrupted by the disk, and is asked for again by its task (`vdi::live`).
+//! Any failure before the response leaves the old process as it was. Verbs that change the disk wait in the meantime; a
+//! merge in progress is interrupted by the disk, and its task requests it again (`vdi::live`).
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -26,27 +27,27 @@ use uuid::Uuid;
 
 use super::handover::{self, NotDone};
 use super::operation::{Kind, Operation};
-use super::order::Order;
+use super::plug_spec::PlugSpec;
 use super::settle::{record, settle};
 use super::start::{Log, launch, why_it_ended};
 use super::steps::Steps;
 use super::{leave, supervise};
 use crate::daemon::Daemon;
-use crate::disk::place::Place;
+use crate::disk::paths::DiskPaths;
 use crate::disk::process::{DiskProcess, Ended};
 use crate::task::Context;
 
-/// Disks that are upgraded at one time: each needs its memory twice meanwhile, and guests wait for a moment.
+/// Disks that are upgraded at the same time: each temporarily needs twice its memory, and guests wait for a moment.
 pub const AT_ONE_TIME: usize = 4;
 
-/// How long a disk may take to say what it is.
+/// How long a disk may take to report its version.
 const TO_SAY: Duration = Duration::from_secs(10);
 
-/// How long to wait for what comes at once or never: a disk that was handed over says what it is, and a process that
-/// has let go of its connections ends.
+/// How long to wait for what happens at once or never: a disk that was handed over reports its version, and a process
+/// that has closed its connections exits.
 const TO_BE_SEEN: Duration = Duration::from_secs(1);
 
-/// How long a process that is no longer needed may take to end, before it is killed.
+/// How long a process that is no longer needed may take to exit before it is killed.
 const TO_END: Duration = Duration::from_secs(5);
 
 /// How long to wait before asking a busy disk again.
@@ -61,7 +62,7 @@ pub async fn upgrade(daemon: &Daemon, vbd: Uuid) -> Result<Task, Problem> {
     let at_work = daemon.clone();
     let work = move |context: Context| async move {
         let upgraded = Upgrade::of(&at_work, vbd, operation, context).run().await?;
-        serde_json::to_value(upgraded).map_err(|error| Problem::failed("show a VBD", error))
+        serde_json::to_value(upgraded).map_err(|error| Problem::failed("encode a VBD", error))
     };
     daemon.tasks.start(daemon, new, work).await
 }
@@ -72,15 +73,12 @@ fn must_be_plugged(vbd: &Vbd) -> Result<(), Problem> {
     };
     match vbd.state {
         VbdState::Plugged => Ok(()),
-        VbdState::Unplugged => {
-            refused("it is not plugged", "there is nothing to do: when it is plugged, that is by the present program")
+        VbdState::Unplugged => refused("it is not plugged", "nothing to do: the next plug uses the installed program"),
+        VbdState::Restarting => {
+            refused("its process died and is being restarted", "nothing to do: the restart uses the installed program")
         }
-        VbdState::Restarting => refused(
-            "its process has died, and is being started again",
-            "there is nothing to do: it is started again by the present program",
-        ),
         VbdState::Plugging | VbdState::Unplugging => {
-            refused("it is being plugged or unplugged", "wait for that task, and ask again if it is plugged then")
+            refused("it is being plugged or unplugged", "wait for that task, then retry if it is plugged")
         }
     }
 }
@@ -114,7 +112,7 @@ impl Upgrade {
         let (daemon, vbd) = (self.daemon.clone(), self.vbd);
         let turn = async { Ok(daemon.plugs.upgrades.acquire().await) };
         let _turn = self.unless_cancelled(turn).await?;
-        let order = Order::of(&daemon, vbd).await?;
+        let order = PlugSpec::of(&daemon, vbd).await?;
         let of_xen = order.disk.is_some();
         // The chain is what the old process has when it is asked: nothing that changes it is under way from here on.
         let closed = match of_xen {
@@ -126,7 +124,7 @@ impl Upgrade {
             return must_be_plugged(&Vbd { state: VbdState::Restarting, ..order.vbd }).and(Err(self.lost()));
         };
         let replaced = old.identity();
-        // From here on nobody else looks after it: whatever happens, the one that is left is given back.
+        // From here on this task alone is responsible for it: whatever happens, the remaining process is returned.
         let (process, outcome) = match of_xen {
             true => leave::replace(&mut self, old).await,
             false => self.replace(order, old).await,
@@ -139,7 +137,7 @@ impl Upgrade {
     }
 
     fn lost(&self) -> Problem {
-        Problem::new(Code::Internal, format!("VBD {} is plugged, and has no process", self.vbd))
+        Problem::new(Code::Internal, format!("VBD {} is plugged but has no process", self.vbd))
     }
 
     /// Closes the gate of the disk when no task is at work on what it consists of; a merge gives way.
@@ -155,13 +153,13 @@ impl Upgrade {
 
     /// Has the old process hand the disk to a new one; more than once, if it is busy with something that passes, such
     /// as the beginning of a merge.
-    async fn replace(&mut self, order: Order, old: DiskProcess) -> Outcome {
+    async fn replace(&mut self, order: PlugSpec, old: DiskProcess) -> Outcome {
         let mut old = old;
         for rest in RESTS {
             match self.attempt(order.clone(), old).await {
                 (Some(same), Err(problem)) if problem.code == Code::Busy => {
                     old = same;
-                    tracing::info!(vbd = %self.vbd, "it is tried again: {problem}");
+                    tracing::info!(vbd = %self.vbd, "retrying: {problem}");
                     tokio::time::sleep(rest).await;
                 }
                 outcome => return outcome,
@@ -170,8 +168,8 @@ impl Upgrade {
         self.attempt(order, old).await
     }
 
-    async fn attempt(&mut self, order: Order, old: DiskProcess) -> Outcome {
-        let log_at = Place::of(&self.daemon.config, self.vbd).log_len();
+    async fn attempt(&mut self, order: PlugSpec, old: DiskProcess) -> Outcome {
+        let log_at = DiskPaths::of(&self.daemon.config, self.vbd).log_len();
         let mut new = None;
         let started = self.start(order, &old, &mut new).await;
         let taken = match (started, &new) {
@@ -198,7 +196,7 @@ impl Upgrade {
     /// Starts the new process. Gives our end of its standard input, and of what version the old one is.
     async fn start(
         &mut self,
-        order: Order,
+        order: PlugSpec,
         old: &DiskProcess,
         new: &mut Option<DiskProcess>,
     ) -> Result<(OwnedFd, Value), Problem> {
@@ -208,10 +206,10 @@ impl Upgrade {
             handover::must_know_how(&order.vbd, pid, &asked)?;
             let said = daemon.disks.ask(vbd, json!({ "verb": "layers" }), Vec::new(), TO_SAY, |_| ()).await?;
             let order = order.with_names(handover::names(&said)?);
-            let mut words = order.words(&Place::of(&daemon.config, vbd));
+            let mut words = order.words(&DiskPaths::of(&daemon.config, vbd));
             words.push("--take-over".into());
             let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
-            let (ours, theirs) = pair.map_err(|errno| Problem::failed("make a socket to a disk process", errno))?;
+            let (ours, theirs) = pair.map_err(|errno| Problem::failed("create a socket to a disk process", errno))?;
             *new = Some(launch(&daemon, &order, &words, theirs.into(), Log::Continued)?);
             Ok((ours, asked["program"].clone()))
         };
@@ -234,7 +232,7 @@ impl Upgrade {
     async fn recorded(&mut self, new: &DiskProcess) {
         let (daemon, vbd) = (self.daemon.clone(), self.vbd);
         if let Err(problem) = self.steps.last_step("record", record(&daemon, vbd, new.identity())).await {
-            tracing::error!(%vbd, "that another process serves it could not be recorded: {problem}");
+            tracing::error!(%vbd, "its new process could not be recorded: {problem}");
         }
     }
 
@@ -243,11 +241,11 @@ impl Upgrade {
         let (vbd, pid) = (self.vbd, old.identity().pid);
         match tokio::time::timeout(TO_END, old.ended()).await {
             Ok(Ok(Ended::Badly(how))) => {
-                tracing::warn!(%vbd, pid, how, "a process that had handed its disk over did not end well");
+                tracing::warn!(%vbd, pid, how, "a process that had handed over its disk did not exit cleanly");
             }
             Ok(_) => {}
             Err(_) => {
-                tracing::warn!(%vbd, pid, "a process that has handed its disk over does not end, and is killed");
+                tracing::warn!(%vbd, pid, "killing a process that has handed over its disk but does not exit");
                 // It may take as long as storage that does not answer.
                 tokio::spawn(async move { old.kill().await });
             }
@@ -255,18 +253,18 @@ impl Upgrade {
         self.steps.done("end");
     }
 
-    /// What there is to say although all went well.
+    /// A remark on a successful upgrade, if there is one.
     async fn note(&self, before: &Value) -> Option<String> {
         let now = self.daemon.disks.version(self.vbd, TO_BE_SEEN).await;
         let now = now.ok()?["program"].clone();
         (now == *before && now.is_string())
-            .then(|| format!("the process before it was of version {} too", before.as_str().unwrap_or_default()))
+            .then(|| format!("the previous process had the same version {}", before.as_str().unwrap_or_default()))
     }
 
     /// The disk was not handed over: the old process goes on, and the new one is not needed.
     async fn give_up(&self, old: DiskProcess, new: Option<DiskProcess>, why: Problem, log_at: u64) -> Outcome {
         if why.code == Code::Cancelled {
-            // Nobody has told it to end.
+            // Nothing has told it to exit.
             self.kill(new).await;
             return (Some(old), Err(why));
         }
@@ -280,7 +278,7 @@ impl Upgrade {
             },
             None => None,
         };
-        let said = why_it_ended(&Place::of(&self.daemon.config, self.vbd).words_behind(log_at));
+        let said = why_it_ended(&DiskPaths::of(&self.daemon.config, self.vbd).words_behind(log_at));
         (Some(old), Err(handover::cause(self.vbd, why, ended, said)))
     }
 
@@ -293,9 +291,9 @@ impl Upgrade {
 
     /// Whether the disk was handed over is not known.
     async fn find_out(&mut self, mut old: DiskProcess, new: Option<DiskProcess>, why: Problem) -> Outcome {
-        tracing::warn!(vbd = %self.vbd, "who serves it is not known, and is found out: {why}");
+        tracing::warn!(vbd = %self.vbd, "finding out which process serves it: {why}");
         let known = new.as_ref().map(DiskProcess::identity);
-        // It lets go of the connection when it ends, a moment before it has ended.
+        // It closes the connection when it exits, a moment before it has exited.
         let (old, dead) = match tokio::time::timeout(TO_BE_SEEN, old.ended()).await {
             Ok(_) => (None, Some(old)),
             Err(_) => (Some(old), None),
@@ -303,7 +301,7 @@ impl Upgrade {
         match settle(&self.daemon.disks, self.vbd, old, Vec::from_iter(new)).await {
             Ok(Some(serves)) if Some(serves.identity()) == known => {
                 self.recorded(&serves).await;
-                let note = format!("the old process has ended without saying how long requests waited: {why}");
+                let note = format!("the old process exited without reporting how long requests waited: {why}");
                 (Some(serves), Ok((None, Some(note))))
             }
             // If both are gone, how the old one has ended is what is told of that.

@@ -1,5 +1,4 @@
-//! The workers: each plug and unplug waits for its turn, as the [`Queue`] has it, and gives it back when it ends
-//! however it ends.
+//! The workers: each plug and unplug waits for its turn in the [`Queue`] and releases it when it ends, however it ends.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -87,7 +86,7 @@ mod test {
     }
 
     #[tokio::test]
-    async fn a_turn_is_given_back_by_whoever_has_it_and_by_whoever_waits_no_more() {
+    async fn a_turn_is_released_at_its_end_and_on_cancellation() {
         let workers = Workers::new(Limits { plug_window: 1, worker_pool_size: 1, worker_memory: 10 });
         let first = workers.turn(request()).await;
         let waits = tokio::time::timeout(Duration::from_millis(1), workers.turn(request())).await;

@@ -1,8 +1,8 @@
-//! Whether the files that a running disk has open are those that its repository has under their names.
+//! Checks whether the files that a running disk has open are those that its repository has under their names.
 //!
-//! Somebody may have removed one, or put a backup in its place: the disk goes on in a file that nobody can open any
-//! more, and all that it has written since is lost when it ends. Known of each VBD is which files its process has been
-//! seen to have, so that the next process is not given others in their place.
+//! Somebody may have removed one, or replaced it with a backup: the disk continues in a file that nobody can open any
+//! more, and everything written since is lost when its process exits. For each VBD the files of its process are
+//! remembered, so that the next process is not given different ones of the same names.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,17 +13,17 @@ use repo::driver::{Directory, FileNumbers};
 use uuid::Uuid;
 
 use crate::daemon::Daemon;
-use crate::vdi::Layer;
+use crate::vdi::ServedLayer;
 
 /// Which files a process has, by their names.
 pub type Known = HashMap<String, FileNumbers>;
 
-/// Those of the files of a disk that are not in the repository any more. Nothing, while that is not attached, or for
-/// processes that do not say which files they have.
-pub async fn astray(daemon: &Daemon, sr: Uuid, layers: &[Layer]) -> Result<Vec<String>, Problem> {
+/// The files of a disk that are no longer in the repository. None if that is not attached, or for processes that do not
+/// report their files.
+pub async fn astray(daemon: &Daemon, sr: Uuid, layers: &[ServedLayer]) -> Result<Vec<String>, Problem> {
     let known: Known = layers.iter().filter_map(|layer| Some((layer.file().to_owned(), layer.numbers()?))).collect();
     let Ok(directory) = daemon.srs.directory(sr).await else { return Ok(Vec::new()) };
-    daemon.srs.patience.ask(sr, "look for the files of a disk in", move || look(&directory, &known)).await
+    daemon.srs.patience.ask(sr, "find the files of a disk in", move || look(&directory, &known)).await
 }
 
 fn look(directory: &Arc<Directory>, known: &Known) -> Result<Vec<String>, Problem> {
@@ -43,24 +43,22 @@ pub fn must_be_those(directory: &Arc<Directory>, chain: &[Image], known: &Known)
     match look(directory, &had)?.first() {
         None => Ok(()),
         Some(file) => {
-            let what = format!("{file} is not the file any more that this disk had open: somebody has replaced it");
-            Err(Problem::new(Code::State, what).advise(
-                "what was written since is lost; to go on with what is there, unplug the VBD and plug it again",
-            ))
+            let what = format!("{file} is no longer the file that this disk had open; it was replaced");
+            Err(Problem::new(Code::State, what)
+                .advise("data written since then is lost; to use the new file, unplug the VBD and plug it again"))
         }
     }
 }
 
-/// What is told of a disk that goes on in files which are gone.
+/// The problem of a disk that continues in files that are gone.
 pub fn problem(vdi: Uuid, pid: Option<u32>, astray: &[String]) -> Problem {
     let process = pid.map_or("its process".into(), |pid| format!("process {pid}"));
     let what = format!(
-        "the disk of VDI {vdi} goes on in files that its repository does not have any more; they were removed or \
-         replaced: {}",
+        "the disk of VDI {vdi} is using files that were removed from its repository or replaced: {}",
         astray.join(", ")
     );
     Problem::new(Code::State, what).advise(format!(
-        "all that is written there is gone when {process} ends: have the guest copy it to another disk, or the disk's \
-         client read it; then unplug it, and say what is right: tapline vdi reconcile VDI --believe catalogue"
+        "all its data is lost when {process} ends: copy it to another disk from inside the guest, or read it through \
+         the disk's client; then unplug it and run: tapline vdi reconcile VDI --believe catalogue"
     ))
 }

@@ -1,7 +1,7 @@
-//! What a running disk says it stands on, against what the catalogue says: a pure function.
+//! Compares the layers reported by a running disk with the catalogue: a pure function.
 //!
-//! The disk's word wins: it is what its guest reads and writes. Followed is what leaves nobody else's VDI in doubt; the
-//! rest is told, and nothing is changed.
+//! The disk takes precedence, because it is what its guest reads and writes. A difference is applied if it leaves no
+//! other VDI in doubt; otherwise it is reported and nothing is changed.
 
 use std::collections::HashMap;
 
@@ -9,7 +9,7 @@ use api::ImageFormat;
 use repo::catalogue::{Image, ImageState};
 use uuid::Uuid;
 
-use crate::vdi::Layer;
+use crate::vdi::ServedLayer;
 
 /// All that the catalogue says of a repository and that matters here.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,36 +31,35 @@ pub struct Told {
 pub enum Verdict {
     /// They say the same.
     Agree,
-    /// What happened is certain: the catalogue is to say this.
+    /// It is certain what happened: the catalogue is to be updated to this.
     Follow(Follow),
     /// What happened is not certain: why.
     Diverged(String),
 }
 
-/// What the catalogue is to say instead.
+/// The update for the catalogue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Follow {
     /// The images of the disk, from the top down, as they are to be. Those that the catalogue does not have are new.
     pub chain: Vec<Image>,
-    /// Of them those that nobody showed and nobody hid on purpose: a state that somebody kept, of which only the file
-    /// is known.
+    /// Those of them that had no VDI and were not hidden on purpose: snapshots of which only the file is known.
     pub kept: Vec<Uuid>,
-    /// Images of the old chain that are not part of the disk any more, and that nobody else has.
+    /// Images of the old chain that are no longer part of the disk and belong to nothing else.
     pub left: Vec<Image>,
-    /// Images that others have and that stood on, or were, what is not below the disk any more: what they show may have
+    /// Images of others that were based on, or were, images no longer in the disk's chain: their contents may have
     /// changed.
     pub doubtful: Vec<Uuid>,
 }
 
 /// Whether a chain is what a disk has: the same files, and a leaf of the same size.
-pub fn agree(chain: &[Image], layers: &[Layer]) -> bool {
+pub fn agree(chain: &[Image], layers: &[ServedLayer]) -> bool {
     let mut pairs = chain.iter().zip(layers);
     let same = chain.len() == layers.len() && pairs.clone().all(|(image, layer)| layer.names(&image.file));
     same && pairs.next().is_some_and(|(image, layer)| image.size == layer.size)
 }
 
 /// Compares. `layers` are the disk's, from the leaf down.
-pub fn judge(told: &Told, layers: &[Layer]) -> Verdict {
+pub fn judge(told: &Told, layers: &[ServedLayer]) -> Verdict {
     if agree(&told.chain, layers) {
         return Verdict::Agree;
     }
@@ -70,8 +69,9 @@ pub fn judge(told: &Told, layers: &[Layer]) -> Verdict {
     }
 }
 
-/// What the catalogue is to say if the disk is believed, whoever else is in doubt then; or why it cannot be.
-pub fn follow(told: &Told, layers: &[Layer]) -> Result<Follow, String> {
+/// The update for the catalogue if the disk is believed regardless of which others are then in doubt; or why that is
+/// impossible.
+pub fn follow(told: &Told, layers: &[ServedLayer]) -> Result<Follow, String> {
     let chain = chain(told, layers)?;
     let has = |images: &[Image], uuid: Uuid| images.iter().any(|image| image.uuid == uuid);
     let others = |image: &Image| told.shown.get(&image.uuid).is_some_and(|(vdi, _)| *vdi != told.vdi);
@@ -94,16 +94,18 @@ pub fn follow(told: &Told, layers: &[Layer]) -> Result<Follow, String> {
     Ok(Follow { chain, kept, left, doubtful })
 }
 
-/// Whether nobody else is in doubt.
+/// Whether no other VDI is in doubt.
 fn must_be_certain(follow: Follow) -> Result<Follow, String> {
     match follow.doubtful.first() {
         None => Ok(follow),
-        Some(image) => Err(format!("image {image} is not below the disk any more, and what it shows may have changed")),
+        Some(image) => {
+            Err(format!("image {image} is no longer part of the disk's chain, and its contents may have changed"))
+        }
     }
 }
 
 /// The images of the disk, from the top down.
-fn chain(told: &Told, layers: &[Layer]) -> Result<Vec<Image>, String> {
+fn chain(told: &Told, layers: &[ServedLayer]) -> Result<Vec<Image>, String> {
     let mut chain: Vec<Image> = Vec::new();
     // From the bottom up: each stands on the one before it.
     for (depth, layer) in layers.iter().enumerate().rev() {
@@ -113,7 +115,7 @@ fn chain(told: &Told, layers: &[Layer]) -> Result<Vec<Image>, String> {
             None => unknown(told.sr, layer, parent)?,
         };
         if image.state == ImageState::Making {
-            return Err(format!("a task is making {}, which the disk has already", image.file));
+            return Err(format!("a task is creating {}, which the disk already uses", image.file));
         }
         check_shown(told, &image, depth)?;
         chain.push(image);
@@ -123,23 +125,23 @@ fn chain(told: &Told, layers: &[Layer]) -> Result<Vec<Image>, String> {
 }
 
 /// An image of ours that the catalogue does not have.
-fn unknown(sr: Uuid, layer: &Layer, parent: Option<Uuid>) -> Result<Image, String> {
+fn unknown(sr: Uuid, layer: &ServedLayer, parent: Option<Uuid>) -> Result<Image, String> {
     let file = layer.file();
     let known =
         file.rsplit_once('.').and_then(|(stem, end)| Some((stem.parse().ok()?, end.parse::<ImageFormat>().ok()?)));
     let (uuid, format) =
-        known.ok_or_else(|| format!("the disk has {file}, which is no file of this repository that is known"))?;
+        known.ok_or_else(|| format!("the disk uses {file}, which is not a known file of this repository"))?;
     Ok(Image { file: file.into(), ..Image::new(uuid, sr, format, layer.size, parent) })
 }
 
-/// What others may write or show must not be written by this disk, nor lie below it.
+/// This disk must not write to images of other VDIs, nor be based on ones that others can write.
 fn check_shown(told: &Told, image: &Image, depth: usize) -> Result<(), String> {
     match told.shown.get(&image.uuid) {
         Some((vdi, _)) if *vdi != told.vdi && depth == 0 => {
-            Err(format!("the disk writes to {}, which is VDI {vdi} as well", image.file))
+            Err(format!("the disk writes to {}, which also belongs to VDI {vdi}", image.file))
         }
         Some((vdi, true)) if *vdi != told.vdi => {
-            Err(format!("the disk stands on {}, which is VDI {vdi} and may be written", image.file))
+            Err(format!("the disk is backed by {}, which belongs to the writable VDI {vdi}", image.file))
         }
         _ => Ok(()),
     }
@@ -176,11 +178,11 @@ mod test {
         Told { vdi: VDI, sr: Uuid::nil(), chain: images, by_file, shown: by_image }
     }
 
-    fn layer(file: &str) -> Layer {
-        Layer { path: format!("/srv/{file}").into(), size: 1 << 30, device: None, inode: None }
+    fn layer(file: &str) -> ServedLayer {
+        ServedLayer { path: format!("/srv/{file}").into(), size: 1 << 30, device: None, inode: None }
     }
 
-    fn layers(files: &[u128]) -> Vec<Layer> {
+    fn layers(files: &[u128]) -> Vec<ServedLayer> {
         files.iter().map(|n| layer(&file(*n))).collect()
     }
 
@@ -201,7 +203,7 @@ mod test {
     }
 
     #[test]
-    fn the_same_is_the_same_and_a_larger_disk_is_followed() {
+    fn equal_chains_match_and_a_larger_disk_updates_the_catalogue() {
         let told = told(&[3, 2], &[], &[2], &[]);
         assert_eq!(judge(&told, &layers(&[3, 2])), Verdict::Agree);
         let mut grown = layers(&[3, 2]);
@@ -214,23 +216,23 @@ mod test {
     }
 
     #[test]
-    fn a_leaf_that_was_merged_leaves_the_chain_and_nothing_is_kept_for_it() {
+    fn a_merged_leaf_is_removed_from_the_chain() {
         assert_eq!(followed(&told(&[3, 2, 1], &[], &[1], &[]), &[2, 1]), (vec![2, 1], vec![], vec![3]));
     }
 
     #[test]
-    fn what_was_merged_in_the_middle_leaves_the_chain() {
+    fn images_merged_in_the_middle_are_removed_from_the_chain() {
         assert_eq!(followed(&told(&[3, 2, 1], &[], &[], &[]), &[3, 1]), (vec![3, 1], vec![], vec![2]));
     }
 
     #[test]
-    fn states_that_an_older_catalogue_does_not_know_are_kept() {
+    fn snapshots_unknown_to_an_older_catalogue_are_kept() {
         // 4 and 5 were made after the backup: 3 and 4 were snapshots, 5 is the leaf.
         assert_eq!(followed(&told(&[3, 2], &[], &[2], &[]), &[5, 4, 3, 2]), (vec![5, 4, 3, 2], vec![4, 3], vec![]));
     }
 
     #[test]
-    fn what_another_vdi_shows_or_writes_is_left_to_people() {
+    fn images_of_other_vdis_need_a_decision() {
         diverged(&told(&[3, 2], &[], &[2], &[]), &[2]);
         diverged(&told(&[3], &[7], &[], &[7]), &[4, 7, 3]);
         diverged(&told(&[3], &[7], &[7], &[]), &[7, 3]);
@@ -239,7 +241,7 @@ mod test {
     }
 
     #[test]
-    fn a_file_that_cannot_be_ours_is_not_taken_in() {
+    fn a_foreign_file_is_not_adopted() {
         let mut layers = layers(&[3, 2]);
         layers.insert(0, layer("web.qcow2"));
         assert!(matches!(judge(&told(&[3, 2], &[], &[], &[]), &layers), Verdict::Diverged(_)));

@@ -1,6 +1,6 @@
-//! Disk processes of ours that serve VBDs which the catalogue takes for unplugged, or does not know: it was put back
-//! from a backup, for example. A guest may be using them, so they are taken in where it is plain what they are, and
-//! left alone where it is not.
+//! Our disk processes that serve VBDs which the catalogue has as unplugged or does not contain, for example after it
+//! was restored from a backup. A guest may be using them, so they are adopted if it is clear what they are, and
+//! otherwise not touched.
 
 use api::{Mode, Problem, Transport, Vbd, VbdState, Vdi};
 use repo::View;
@@ -8,11 +8,11 @@ use repo::catalogue::Process;
 use uuid::Uuid;
 
 use crate::daemon::Daemon;
-use crate::disk::place::Place;
+use crate::disk::paths::DiskPaths;
 use crate::disk::process::DiskProcess;
 use crate::disk::serving::Words;
 use crate::plug::unplug;
-use crate::vdi::{self, Layer};
+use crate::vdi::{self, ServedLayer};
 
 /// What has become of processes.
 pub enum Found {
@@ -29,13 +29,14 @@ pub async fn take_in(daemon: &Daemon, vbd: Uuid, processes: Vec<DiskProcess>, un
     match try_to(daemon, vbd, processes, unserved).await {
         Ok(process) => {
             let pid = process.identity().pid;
-            tracing::warn!(%vbd, pid, "the catalogue did not know that this VBD is plugged: its disk's process is taken in");
+            tracing::warn!(%vbd, pid, "adopting the disk process of a VBD that the catalogue did not have as plugged");
             Found::Taken(process)
         }
         Err(why) => {
             tracing::error!(
                 %vbd, ?pids,
-                "a disk's process runs for a VBD that is not plugged, and is left alone: {why}; if no guest uses it, end it"
+                "not touching the running disk process of a VBD that is not plugged: {why}; if no guest uses it, kill \
+                 it"
             );
             Found::Left
         }
@@ -48,12 +49,12 @@ async fn try_to(
     processes: Vec<DiskProcess>,
     unserved: &[Vbd],
 ) -> Result<DiskProcess, String> {
-    let alone: [DiskProcess; 1] = processes.try_into().map_err(|_| "there are several of them")?;
+    let alone: [DiskProcess; 1] = processes.try_into().map_err(|_| "there is more than one")?;
     let [process] = alone;
-    let words = Words::of(process.identity().pid).ok_or("its words cannot be read")?;
+    let words = Words::of(process.identity().pid).ok_or("its command line cannot be read")?;
     let layers = vdi::layers(daemon, vbd).await.map_err(|problem| problem.to_string())?;
-    let layers = layers.ok_or("it does not answer")?;
-    let place = Place::of(&daemon.config, vbd);
+    let layers = layers.ok_or("it does not respond")?;
+    let place = DiskPaths::of(&daemon.config, vbd);
     let identity = process.identity();
     let transport = words.transport;
     let known = daemon.catalogue.read(move |view| match view.find_vbd(vbd)? {
@@ -72,14 +73,14 @@ async fn try_to(
     Ok(process)
 }
 
-/// Unplugs what cannot be plugged beside a VBD whose disk runs.
+/// Unplugs VBDs that cannot be plugged at the same time as a VBD whose disk is running.
 async fn make_way(daemon: &Daemon, running: &Vbd, unserved: &[Vbd]) -> Result<(), Problem> {
     let excludes =
         |other: &&Vbd| other.vdi == running.vdi && (other.mode == Mode::ReadWrite || running.mode == Mode::ReadWrite);
     for other in unserved.iter().filter(excludes) {
         let (vbd, instead) = (other.uuid, running.uuid);
-        let what = format!("VBD {vbd} is not plugged: nobody serves it, and VBD {instead} serves its VDI");
-        let why = Problem::new(api::Code::State, what).advise("unplug the other one before you plug this one");
+        let what = format!("VBD {vbd} is not plugged: VBD {instead} is serving its VDI");
+        let why = Problem::new(api::Code::State, what).advise("unplug the other one before plugging this one");
         tracing::warn!(%vbd, "{why}");
         unplug::clear(daemon, vbd, Some(why)).await?;
     }
@@ -88,7 +89,7 @@ async fn make_way(daemon: &Daemon, running: &Vbd, unserved: &[Vbd]) -> Result<()
 
 /// The VDI whose disk has these layers: the first of them that is the image of one that may be written, else the
 /// leaf's.
-fn vdi_of(view: &View<'_>, layers: &[Layer]) -> Result<Vdi, Problem> {
+fn vdi_of(view: &View<'_>, layers: &[ServedLayer]) -> Result<Vdi, Problem> {
     let mut first = None;
     for sr in view.srs()? {
         let images = view.images_of_sr(sr.uuid)?;
@@ -101,7 +102,7 @@ fn vdi_of(view: &View<'_>, layers: &[Layer]) -> Result<Vdi, Problem> {
             first = first.or((depth == 0).then_some(vdi));
         }
     }
-    first.ok_or_else(|| Problem::new(api::Code::NotFound, "its files are no VDI's that the catalogue knows"))
+    first.ok_or_else(|| Problem::new(api::Code::NotFound, "its files belong to no VDI in the catalogue"))
 }
 
 fn new(uuid: Uuid, vdi: &Vdi, words: &Words) -> Vbd {
@@ -112,7 +113,7 @@ fn new(uuid: Uuid, vdi: &Vdi, words: &Words) -> Vbd {
 fn plugged(tx: &mut repo::Tx<'_>, vbd: Uuid, by: Process, at: &api::AbsolutePath) -> Result<(), Problem> {
     let known = tx.vbd(vbd)?;
     if known.transport == Transport::Blkif && known.vm.is_none() {
-        return Err(Problem::new(api::Code::State, "the domain that it serves is not known"));
+        return Err(Problem::new(api::Code::State, "the domain that it serves is unknown"));
     }
     tx.take_lease(known.vdi, vbd, known.mode)?;
     tx.set_vbd_served(vbd, by, at)?;

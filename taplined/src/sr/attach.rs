@@ -1,7 +1,7 @@
-//! Repositories are attached and detached, found again when the daemon starts, and looked for while they are lost.
+//! Attaches and detaches repositories, reattaches them when the daemon starts, and retries lost ones.
 //!
-//! Invariant: a repository whose directory is open here has the label it should have and is locked; one that is
-//! detached is open nowhere here, not locked, and not mounted by us.
+//! Invariant: a repository whose directory is open here has the expected label and is locked; a detached one is not
+//! open, not locked, and not mounted by us.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,11 +15,11 @@ use super::take_over::Before;
 use super::{Srs, inventory};
 use crate::daemon::Daemon;
 
-/// How long those who have the directory at a detachment may take to let go: they are about to, since no disk is
-/// plugged and no task at work.
+/// How long current users of the directory may take to release it during a detach: they are about to, because no disk
+/// is plugged and no task is running.
 const TO_LET_GO: Duration = Duration::from_secs(10);
 
-/// How often that is looked at.
+/// How often this is checked.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
 impl Srs {
@@ -36,10 +36,10 @@ impl Srs {
         opened
     }
 
-    /// Unmounts what nobody needs; that it cannot be is told, and it is found again.
+    /// Unmounts a repository that is no longer needed; a failure is logged, and the mount is found again later.
     pub(super) async fn leave_place(&self, sr: &Sr) {
         if let Err(problem) = self.places.leave(sr.uuid, &sr.source).await {
-            tracing::warn!(sr = %sr.uuid, "its mount is left: {problem}");
+            tracing::warn!(sr = %sr.uuid, "it could not be unmounted: {problem}");
         }
     }
 
@@ -104,7 +104,7 @@ impl Srs {
         drop(directory);
         self.keep_log(uuid, examined);
         if let Err(problem) = self.keep_inventory(uuid).await {
-            tracing::error!(sr = %uuid, name = %sr.name, "its inventory is not up to date, and will be later: {problem}");
+            tracing::error!(sr = %uuid, name = %sr.name, "its inventory is out of date; retrying: {problem}");
         }
         self.remember_space(&sr);
         self.measure_now(uuid).await;
@@ -117,8 +117,8 @@ impl Srs {
         let at = directory.clone();
         match self.patience.ask(sr.uuid, "clear up", move || at.remove_unfinished()).await {
             Ok(removed) if removed.is_empty() => {}
-            Ok(removed) => tracing::info!(sr = %sr.uuid, ?removed, "files that were never finished are removed"),
-            Err(problem) => tracing::warn!(sr = %sr.uuid, "files that were never finished may be left: {problem}"),
+            Ok(removed) => tracing::info!(sr = %sr.uuid, ?removed, "removed unfinished files"),
+            Err(problem) => tracing::warn!(sr = %sr.uuid, "unfinished files may remain: {problem}"),
         }
     }
 
@@ -154,7 +154,7 @@ impl Srs {
         Ok(())
     }
 
-    /// Closes the directory of a repository when all who have it have let go.
+    /// Closes the directory of a repository when all users have released it.
     pub(super) async fn let_go(&self, uuid: Uuid) -> Result<(), Problem> {
         let Some(mut directory) = self.open().remove(&uuid) else { return Ok(()) };
         let begun = tokio::time::Instant::now();
@@ -167,8 +167,8 @@ impl Srs {
                 Err(shared) if begun.elapsed() < TO_LET_GO => directory = shared,
                 Err(shared) => {
                     self.open().insert(uuid, shared);
-                    let what = format!("the repository {uuid} is still being asked for something");
-                    return Err(Problem::new(Code::Busy, what).advise("see whether its storage answers"));
+                    let what = format!("a request to the repository {uuid} is still outstanding");
+                    return Err(Problem::new(Code::Busy, what).advise("check its storage"));
                 }
             }
             tokio::time::sleep(LOOK_EVERY).await;
@@ -204,7 +204,7 @@ impl Srs {
         }
     }
 
-    /// What a repository lies on has gone, or is not what it was.
+    /// Marks a repository as lost, because its storage has disappeared or been replaced.
     pub(super) async fn lose(&self, sr: &Sr, why: &Problem) -> Result<(), Problem> {
         let uuid = sr.uuid;
         self.open().remove(&uuid);
@@ -212,12 +212,12 @@ impl Srs {
         if sr.state == SrState::Lost && sr.problem.as_ref() == Some(why) {
             return Ok(());
         }
-        tracing::error!(sr = %uuid, name = %sr.name, "the repository is lost: {why}");
+        tracing::error!(sr = %uuid, name = %sr.name, "lost the repository: {why}");
         let why = why.clone();
         self.catalogue.write(move |tx| tx.set_sr_lost(uuid, &why)).await
     }
 
-    /// Where a repository lies, for those who remove it.
+    /// The path of a repository, for its removal.
     pub(super) async fn place_of(&self, sr: &Sr) -> Result<AbsolutePath, Problem> {
         self.places.find(sr.uuid, &sr.source).await
     }

@@ -1,8 +1,8 @@
-//! `sr destroy`: the files of a repository that has no VDIs go, and then it is no more. What is not its own stays.
+//! `sr destroy`: removes the files of a repository that has no VDIs, and then the repository. Files of others stay.
 //!
-//! 1. With the intent, it is detached: nobody can begin anything in it. There is no way back from the first step on.
-//! 2. `remove`: its images, its label and its lock go. Done twice it is as good as once.
-//! 3. `forget`: it goes from the catalogue, and is unmounted if we had mounted it.
+//! 1. With the intent, it is detached: nothing can be started in it. There is no rollback from the first step on.
+//! 2. `remove`: its images, its label and its lock are removed. This is idempotent.
+//! 3. `forget`: it is removed from the catalogue, and unmounted if we had mounted it.
 
 use std::sync::Arc;
 
@@ -40,7 +40,7 @@ impl Destroy {
     pub fn prepare(&self, tx: &mut Tx<'_>) -> Result<(), Problem> {
         let now = Destroy::of(tx, self.sr.uuid)?;
         if now.files != self.files {
-            return Err(Problem::new(Code::Busy, "a task was just at work in it").advise("ask again"));
+            return Err(Problem::new(Code::Busy, "a task was just using it").advise("try again"));
         }
         tx.set_sr_state(self.sr.uuid, SrState::Detached, None)
     }
@@ -62,7 +62,7 @@ impl Destroy {
         let files = self.files.clone();
         srs.patience
             .ask(uuid, "remove", move || {
-                // Not open any more in a daemon that goes on with this.
+                // No longer open if another daemon has begun this job.
                 let directory = open.map_or_else(|| Directory::open(&path).map(Arc::new), Ok)?;
                 files.iter().try_for_each(|file| directory.remove_image(file))?;
                 driver::unmake(&path, uuid)
@@ -87,17 +87,17 @@ impl Destroy {
 fn check(view: &View<'_>, sr: &Sr) -> Result<(), Problem> {
     let uuid = sr.uuid;
     if matches!(sr.source, SrSource::Iso { .. }) {
-        let what = format!("the library {uuid} is for reading only, and its files are others'");
+        let what = format!("the library {uuid} is read-only, and its files do not belong to Tapline");
         return Err(Problem::new(Code::Unsupported, what).advise("detach it and forget it"));
     }
     view.attached_sr(uuid)?;
     if sr.variant.as_ref().is_some_and(|variant| variant.read_only) {
-        let what = format!("nothing can be removed from the repository {uuid}: it is mounted for reading only");
-        return Err(Problem::new(Code::ReadOnly, what).advise("forget it, or mount it for writing"));
+        let what = format!("nothing can be removed from the repository {uuid}: it is mounted read-only");
+        return Err(Problem::new(Code::ReadOnly, what).advise("forget it, or mount it read-write"));
     }
     let vdis = view.vdis(Some(uuid))?;
     if let Some(vdi) = vdis.first() {
-        let what = format!("the repository {uuid} has {} VDIs, «{}» ({}) for one", vdis.len(), vdi.name, vdi.uuid);
+        let what = format!("the repository {uuid} has {} VDIs, for example '{}' ({})", vdis.len(), vdi.name, vdi.uuid);
         return Err(
             Problem::new(Code::InUse, what).advise("destroy its VDIs first, or forget it, which keeps its files")
         );

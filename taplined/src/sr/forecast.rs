@@ -1,7 +1,7 @@
-//! When a repository will be full: a straight line through what was used in the last hours.
+//! Predicts when a repository will be full, by a straight line through the usage of the last hours.
 //!
-//! A pure function of samples. All sums are of integers, which cannot overflow for samples that are as few and as young as
-//! [`Samples`] keeps them.
+//! A pure function of samples. All sums are of integers, which cannot overflow for as few and recent samples as
+//! [`Samples`] keeps.
 
 use std::collections::VecDeque;
 
@@ -39,7 +39,7 @@ impl Samples {
         self.0.push_back((at, used));
     }
 
-    /// When `free` bytes will be used up; none if they will not be, or if that cannot be said yet.
+    /// When `free` bytes will be used up; `None` if they will not be, or if that cannot be predicted yet.
     pub fn forecast(&self, free: u64) -> Option<Forecast> {
         let ((first, _), (last, _)) = (self.0.front()?, self.0.back()?);
         let watched = seconds(*first, *last);
@@ -85,7 +85,7 @@ mod test {
     }
 
     #[test]
-    fn what_fills_evenly_is_full_when_its_rate_says() {
+    fn a_constant_rate_predicts_the_full_time() {
         // A mebibyte a minute for an hour, and sixty are left.
         let samples = of((0..=60).map(|minute: i64| (minute * 60, minute.unsigned_abs() << 20)));
         let forecast = samples.forecast(60 << 20).unwrap();
@@ -95,7 +95,7 @@ mod test {
     }
 
     #[test]
-    fn one_jump_among_many_samples_does_not_decide() {
+    fn a_single_jump_does_not_dominate_the_forecast() {
         let saw =
             |minute: i64| (minute * 60, 1_000_000 + 1000 * minute.unsigned_abs() + if minute == 30 { 5000 } else { 0 });
         let forecast = of((0..=60).map(saw)).forecast(1_000_000).unwrap();
@@ -103,7 +103,7 @@ mod test {
     }
 
     #[test]
-    fn what_does_not_fill_is_never_full() {
+    fn constant_usage_is_never_full() {
         assert_eq!(of((0..=60).map(|minute| (minute * 60, 1 << 30))).forecast(1), None);
         assert_eq!(of((0..=60).map(|minute: i64| (minute * 60, 100 - minute.unsigned_abs()))).forecast(1), None);
         // Four bytes a day on a petabyte: not in anybody's time.
@@ -112,7 +112,7 @@ mod test {
     }
 
     #[test]
-    fn a_rate_that_was_not_watched_for_long_says_nothing() {
+    fn a_short_observation_gives_no_forecast() {
         assert_eq!(Samples::default().forecast(1), None);
         assert_eq!(of([(0, 1), (300, 1 << 30)].into_iter()).forecast(1), None);
         assert!(of([(0, 1), (600, 1 << 30)].into_iter()).forecast(1).is_some());

@@ -1,9 +1,9 @@
-//! Inventories of attached repositories: compared with the catalogue when a repository is attached, kept up to date
+//! Inventories of attached repositories: compared with the catalogue when a repository is attached, and kept up to date
 //! from then on (decision 0021).
 //!
-//! Invariants: a file that has what the catalogue does not know is never written over by itself; what nobody can tell
-//! the age of is refused before anything is changed. Who writes has the log's lock, on the thread that waits for the
-//! storage: one that is late writes nothing twice.
+//! Invariants: a file with contents that the catalogue does not have is never overwritten automatically; if it cannot
+//! be determined which of the two is older, attaching fails before anything is changed. A writer holds the log's lock
+//! on the thread that waits for storage, so one that is late does not write anything twice.
 
 mod compare;
 
@@ -40,9 +40,9 @@ pub struct Examined {
 }
 
 impl Srs {
-    /// Compares what a repository says of itself with what the catalogue says of it. Changes nothing in the catalogue.
-    /// If it was `elsewhere` since, what the catalogue has recorded and not written there counts no more: the other
-    /// host has used it as it was.
+    /// Compares a repository's inventory with the catalogue. Changes nothing in the catalogue. If the repository was
+    /// used `elsewhere` since, changes that the catalogue has recorded but not written to it no longer count, because
+    /// the other host has used it without them.
     pub(super) async fn examine(
         &self,
         sr: &Sr,
@@ -98,8 +98,8 @@ impl Srs {
         self.logs().remove(&sr);
     }
 
-    /// Sees that the inventory of a repository has all that was recorded up to now. Where none can be written, there is
-    /// none.
+    /// Ensures that the inventory of a repository contains everything recorded so far. A read-only repository has no
+    /// inventory to write.
     pub async fn keep_inventory(&self, sr: Uuid) -> Result<(), Problem> {
         if !self.catalogue.outbox().is_behind(sr) {
             return Ok(());
@@ -115,7 +115,7 @@ impl Srs {
             match log.append(&at, sr, &lines) {
                 Ok(()) => Ok(Some(log.generation)),
                 Err(problem) if log.is_doubtful() => {
-                    tracing::error!(%sr, "its inventory is written anew: {problem}");
+                    tracing::error!(%sr, "rewriting its inventory: {problem}");
                     Ok(None)
                 }
                 Err(problem) => Err(problem),
@@ -149,13 +149,13 @@ impl Srs {
         written.await
     }
 
-    /// What the inventory of a repository that is attached says.
+    /// The inventory of an attached repository.
     pub async fn inventory(&self, sr: Uuid) -> Result<Inventory, Problem> {
         let directory = self.directory(sr).await?;
         self.patience.ask(sr, "read the inventory of", move || shown(&directory, sr)).await
     }
 
-    /// What the inventory says that is at a place.
+    /// The inventory of the repository on a storage.
     pub async fn inventory_at(&self, source: &SrSource) -> Result<Inventory, Problem> {
         repo::driver::mount::check(source)?;
         let known = self.catalogue.read(|view| view.srs()).await?;
@@ -168,7 +168,7 @@ impl Srs {
             let directory = Directory::open(&path)?;
             match Label::read(&directory)? {
                 Some(label) => shown(&directory, label.uuid),
-                None => Err(Problem::new(Code::NotFound, format!("at {path} is no repository"))),
+                None => Err(Problem::new(Code::NotFound, format!("there is no repository at {path}"))),
             }
         });
         let read = read.await;
@@ -194,7 +194,7 @@ fn shown(directory: &Directory, sr: Uuid) -> Result<Inventory, Problem> {
         Read::Damaged(damage) => Err(damage.why),
         Read::Absent => {
             let what = format!("the repository {sr} has no inventory");
-            Err(Problem::new(Code::NotFound, what).advise("attach it for writing: it is given one then"))
+            Err(Problem::new(Code::NotFound, what).advise("attach it read-write to create one"))
         }
     }
 }
@@ -213,14 +213,14 @@ impl Examined {
             Verdict::Begin | Verdict::Anew => tx.begin_inventory(sr).map(|()| None),
             Verdict::TakeIn(log, contents) => {
                 let ended = if outdated { end_outdated(tx, sr)? } else { Vec::new() };
-                // Disks that run are looked at behind this, when they are taken over: what a process says of its chain
-                // counts more.
+                // Running disks are compared after this, when they are adopted: a process's own report of its chain
+                // takes precedence.
                 tx.take_in(sr, (log.generation, &log.head), contents, &self.files).map(|taken| Some((taken, ended)))
             }
         }
     }
 
-    /// What the repository is called by itself.
+    /// The name and description recorded in the repository.
     pub(super) fn words(&self) -> Option<&inventory::Words> {
         match &self.verdict {
             Verdict::TakeIn(_, contents) => Some(&contents.words),
@@ -236,8 +236,8 @@ fn end_outdated(tx: &mut Tx<'_>, sr: Uuid) -> Result<Vec<Uuid>, Problem> {
     for entry in tx.journal()? {
         let about = entry.task.about.iter().any(|about| about.uuid == sr || vdis.contains(&about.uuid));
         if about || entry.intent.to_string().contains(&sr.to_string()) {
-            let what = "the catalogue was older than the repository; how this ended is known there only";
-            let problem = Problem::new(Code::Failed, what).advise("look at the VDI, and ask again if need be");
+            let what = "the catalogue was older than the repository; only the repository has this task's result";
+            let problem = Problem::new(Code::Failed, what).advise("check the VDI, and repeat the request if necessary");
             tracing::warn!(task = %entry.task.uuid, verb = entry.task.verb, %sr, "ended: {problem}");
             tx.end_task(entry.task.uuid, Err(problem))?;
             ended.push(entry.task.uuid);
@@ -270,7 +270,7 @@ pub async fn keep_inventories(daemon: Daemon) {
         while let Some(written) = writing.join_next().await {
             if let Ok(Err((sr, problem))) = written {
                 failed = true;
-                tracing::error!(%sr, "its inventory is not up to date, and will be later: {problem}");
+                tracing::error!(%sr, "its inventory is out of date; retrying: {problem}");
             }
         }
         match failed {

@@ -1,8 +1,8 @@
-//! `sr create` and `sr introduce`: a directory becomes a repository, with nothing in it or with all that is there.
+//! `sr create` and `sr introduce`: turn a directory into a repository, either empty or with its existing contents.
 //!
-//! 1. `label`: mounted if need be; the label is written, and the repository opened once to see that it can be.
-//!    *Undone:* the label goes, unless it was there before us.
-//! 2. `record`: it is in the catalogue and attached. No way back: others may use it from then on.
+//! 1. `label`: the storage is mounted if necessary, the label is written, and the repository is opened once as a check.
+//!    *Rollback:* the label is removed, unless it existed before.
+//! 2. `record`: it is in the catalogue and attached. There is no rollback, because it may be in use from then on.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -34,7 +34,7 @@ pub struct Make<const KEPT: bool> {
     pub format: Option<ImageFormat>,
     /// It has its label already.
     pub labelled: bool,
-    /// The name is what somebody asked for, not only what is known of it.
+    /// Whether the name was given in the request rather than taken from the repository.
     #[serde(default)]
     pub named: bool,
     /// The same of the description.
@@ -52,7 +52,7 @@ impl<const KEPT: bool> Make<KEPT> {
         let known = tx.srs()?;
         let found = known.iter().find(|other| other.uuid == self.sr.uuid || other.source == self.sr.source);
         let Some(other) = found else { return Ok(()) };
-        let what = format!("that is the repository «{}» ({}), which is known already", other.name, other.uuid);
+        let what = format!("that is the repository '{}' ({}), which is already known", other.name, other.uuid);
         Err(Problem::new(Code::Exists, what).field("source").advise("attach it, or forget it first"))
     }
 
@@ -84,9 +84,9 @@ impl<const KEPT: bool> Make<KEPT> {
                 sr.variant = Some(variant);
                 Some(examined)
             }
-            // It was there a moment ago: it will be looked for.
+            // It was available a moment ago, so it is retried as lost.
             Err(problem) => {
-                tracing::error!(sr = %uuid, "the repository is lost as soon as it is made: {problem}");
+                tracing::error!(sr = %uuid, "lost the repository right after it was created: {problem}");
                 sr.state = SrState::Lost;
                 None
             }
@@ -124,7 +124,7 @@ impl<const KEPT: bool> Make<KEPT> {
         Ok((directory, variant, examined))
     }
 
-    /// It becomes known with all that it says of itself; what somebody calls it now counts more.
+    /// Adds it with everything in its inventory; a name given in the request takes precedence.
     fn add(&self, tx: &mut Tx<'_>, sr: &Sr, examined: &Examined) -> Result<(), Problem> {
         tx.add_sr(sr)?;
         examined.record(tx, sr.uuid, false)?;
@@ -170,7 +170,7 @@ impl<const KEPT: bool> Job for Make<KEPT> {
     async fn undo(&self, daemon: &Daemon) -> Result<(), Problem> {
         if !self.unreached.load(Ordering::Relaxed) {
             if let Err(problem) = self.unlabel(daemon).await {
-                tracing::warn!(sr = %self.sr.uuid, "its label may be left: {problem}");
+                tracing::warn!(sr = %self.sr.uuid, "its label may remain: {problem}");
             }
         }
         daemon.srs.leave_place(&self.sr).await;
@@ -182,7 +182,7 @@ impl<const KEPT: bool> Job for Make<KEPT> {
     }
 }
 
-/// What a repository is before it is made.
+/// A repository before it is created.
 pub fn new_sr(uuid: Uuid, name: api::Name, description: api::Description, source: api::SrSource, reserve: u64) -> Sr {
     let created = jiff::Timestamp::now();
     let state = SrState::Attached;

@@ -1,7 +1,7 @@
-//! Storage that may not answer: it is asked on a thread of its own, and not waited for without end.
+//! Access to storage that may not respond: on a separate thread, and with a time limit.
 //!
-//! A thread that waits in a system call for a server that has gone cannot be ended. It is left behind, told of and counted; and
-//! a repository that has kept too many is asked no more until one of them has come back.
+//! A thread that is blocked in a system call by an unreachable server cannot be stopped. It is abandoned, logged and
+//! counted; a repository that blocks too many threads is not accessed again until one of them has returned.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -44,14 +44,14 @@ impl Patience {
         let patience = self.clone();
         async move {
             if patience.stuck().get(&sr).is_some_and(|stuck| *stuck >= STUCK_MAX) {
-                return Err(silent(sr, tried, "it has not answered what it was asked before"));
+                return Err(silent(sr, tried, "earlier requests have not been answered"));
             }
             let mut asked = tokio::task::spawn_blocking(question);
             match tokio::time::timeout(patience.limit, &mut asked).await {
                 Ok(answer) => answer.map_err(ended)?,
                 Err(_) => {
                     patience.leave(sr, tried, asked);
-                    Err(silent(sr, tried, &format!("it has not answered in {} s", patience.limit.as_secs())))
+                    Err(silent(sr, tried, &format!("no answer in {} s", patience.limit.as_secs())))
                 }
             }
         }
@@ -65,12 +65,12 @@ impl Patience {
             *stuck = stuck.saturating_add(1);
             *stuck
         };
-        tracing::error!(%sr, tried, stuck, "the storage does not answer; a thread is left waiting for it");
+        tracing::error!(%sr, tried, stuck, "the storage does not respond; a thread stays blocked on it");
         let patience = self.clone();
         tokio::spawn(async move {
-            // What it answers so late is of no use to anybody.
+            // A result this late is of no use.
             drop(asked.await);
-            tracing::info!(%sr, tried, "the storage has answered after all");
+            tracing::info!(%sr, tried, "the storage responded after all");
             let mut all = patience.stuck();
             if let Some(stuck) = all.get_mut(&sr) {
                 *stuck = stuck.saturating_sub(1);
@@ -82,7 +82,7 @@ impl Patience {
 
 fn silent(sr: Uuid, tried: &str, why: &str) -> Problem {
     Problem::new(Code::Timeout, format!("cannot {tried}, the repository {sr}: {why}"))
-        .advise("see whether its server or its disk is well")
+        .advise("check the server or disk")
 }
 
 fn ended(error: tokio::task::JoinError) -> Problem {
@@ -96,7 +96,7 @@ mod test {
     use super::*;
 
     #[tokio::test]
-    async fn storage_that_does_not_answer_is_left_and_counted_until_it_does() {
+    async fn unresponsive_storage_is_abandoned_and_counted_until_it_responds() {
         let patience = Patience::new(Duration::from_millis(20));
         let (one, other) = (Uuid::new_v4(), Uuid::new_v4());
         let mut locked = Vec::new();

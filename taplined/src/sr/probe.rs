@@ -1,4 +1,4 @@
-//! `sr probe`: which repository is at a place, if there is one. Nothing is changed there, and what is mounted for it is
+//! `sr probe`: looks for a repository on a storage. Changes nothing there; if the storage was mounted for this, it is
 //! unmounted again.
 
 use api::{AbsolutePath, ImageFormat, Problem, SrFound, SrSource};
@@ -41,7 +41,7 @@ impl Srs {
     }
 
     async fn look(&self, uuid: Uuid, path: AbsolutePath, known: bool) -> Result<Option<SrFound>, Problem> {
-        let looked = self.patience.ask(uuid, "look at", move || {
+        let looked = self.patience.ask(uuid, "examine", move || {
             let directory = Directory::open(&path)?;
             let Some(label) = Label::read(&directory)? else { return Ok(None) };
             let entries = directory.entries()?;
@@ -52,7 +52,7 @@ impl Srs {
         looked.await
     }
 
-    /// The repository at a place, for those who make one known.
+    /// The repository on a storage, for `sr introduce`.
     pub async fn found_at(&self, source: &SrSource) -> Result<Option<SrFound>, Problem> {
         Ok(self.probe(source).await?.into_iter().next())
     }

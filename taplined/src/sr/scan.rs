@@ -1,13 +1,13 @@
-//! `sr scan`: what is in a repository and what the catalogue says of it are brought together.
+//! `sr scan`: synchronizes the catalogue with the files of a repository.
 //!
-//! Images that the catalogue does not know are taken in with the place that they record for themselves; those that have gone are
-//! missing, and come back when they are there again. What has no place is told with the reason. No file is changed. Tasks
-//! may be at work meanwhile: what they make, remove or have in hand is left alone.
+//! Unknown images are added with the parent that they record; images that have disappeared become missing, and ready
+//! again when they are back. Unmatched files are reported `unplaced` with the reason. No file is changed. Tasks may run
+//! at the same time: images that they create, remove or change are left alone.
 
 pub mod doubtful;
 mod info;
 mod listing;
-mod place;
+mod placement;
 mod record;
 
 use std::collections::HashSet;
@@ -22,7 +22,7 @@ use uuid::Uuid;
 use crate::daemon::Daemon;
 use crate::task::Context;
 use listing::{Candidate, Sorted};
-use place::Found;
+use placement::Found;
 
 /// Scans a repository, which the caller has claimed.
 pub async fn scan(daemon: &Daemon, uuid: Uuid, context: &mut Context) -> Result<Scan, Problem> {
@@ -32,7 +32,7 @@ pub async fn scan(daemon: &Daemon, uuid: Uuid, context: &mut Context) -> Result<
     let gone = really_gone(daemon, &sr, &directory, sorted.absent.clone()).await?;
     context.step("examine", true).await?;
     let (found, unplaced) = examine(daemon, &sr, &directory, &sorted, Some(context)).await?;
-    let placement = place::place(found);
+    let placement = placement::place(found);
     context.step("record", false).await?;
     let Sorted { present, counts, unplaced: odd, .. } = sorted;
     let recorded = daemon.catalogue.write(move |tx| record::record(tx, &sr, present, gone, placement));
@@ -66,7 +66,7 @@ fn intents(view: &View<'_>) -> Result<Vec<String>, Problem> {
     Ok(view.journal()?.into_iter().map(|entry| entry.intent.to_string()).collect())
 }
 
-/// Those of the absent images that are absent still: a task may have made one after the files were listed.
+/// Those of the missing images that are still missing: a task may have created one after the files were listed.
 async fn really_gone(
     daemon: &Daemon,
     sr: &Sr,
@@ -74,15 +74,15 @@ async fn really_gone(
     absent: Vec<Image>,
 ) -> Result<Vec<Image>, Problem> {
     let directory = directory.clone();
-    let looked = daemon.srs.patience.ask(sr.uuid, "look for images in", move || {
+    let looked = daemon.srs.patience.ask(sr.uuid, "find images in", move || {
         let gone = |image: &Image| directory.physical(&image.file).is_err_and(|problem| problem.code == Code::NotFound);
         Ok(absent.into_iter().filter(gone).collect())
     });
     looked.await
 }
 
-/// What the files say of themselves: those that have appeared, and, if a VHD is among them, the VHDs that are known, since those are
-/// known to their children by an identity of their own.
+/// The metadata of new files and, if there is a VHD among them, of known VHDs, because their children refer to them by
+/// an identity of their own.
 async fn examine(
     daemon: &Daemon,
     sr: &Sr,

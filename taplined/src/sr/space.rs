@@ -1,7 +1,8 @@
-//! How full repositories are, when they will be full, and what becomes of guests that wait for space.
+//! Measures free space, predicts when repositories will be full, and handles guests that wait for space.
 //!
-//! A disk process that gets no space holds the guest's requests and says so; the repository is *full* then. It is looked at until
-//! there is space again, and all its disks are told to go on. Nothing fails for want of space but what is new.
+//! A disk process that runs out of space holds its guest's requests and reports that; the repository is then *full*. It
+//! is measured until there is space again, and then all its disks are told to continue. Only operations that create
+//! something new fail for lack of space.
 
 use std::time::Duration;
 
@@ -15,7 +16,8 @@ use super::Srs;
 use super::forecast::Samples;
 use crate::config::Config;
 
-/// Bytes that must be free for guests to go on, or a hundredth of a small repository: with less they would soon wait again.
+/// Bytes that must be free for guests to go on, or a hundredth of a small repository: with less they would soon wait
+/// again.
 const ENOUGH: u64 = 64 << 20;
 
 /// What is known of the space of a repository.
@@ -26,7 +28,7 @@ pub struct Watched {
     full: bool,
 }
 
-/// How often repositories are looked at, while a disk of them may be written.
+/// How often repositories are measured while one of their disks is writable.
 #[derive(Clone, Copy, Debug)]
 pub struct Intervals {
     /// Those in which guests do not wait.
@@ -38,7 +40,7 @@ pub struct Intervals {
 }
 
 impl Intervals {
-    /// As the settings say.
+    /// From the settings.
     pub fn of(config: &Config) -> Intervals {
         let seconds = |seconds: u32| Duration::from_secs(seconds.into());
         let storage = &config.storage;
@@ -78,13 +80,13 @@ impl Srs {
     /// A disk of the repository holds requests for want of space.
     pub async fn reported_full(&self, sr: Uuid) -> Result<(), Problem> {
         if !self.watched(sr, |watched| std::mem::replace(&mut watched.full, true)) {
-            tracing::error!(%sr, "the repository is full: guests wait for space");
+            tracing::error!(%sr, "the repository is full: guests are waiting for space");
         }
         self.measure(sr).await
     }
 
-    /// The repositories that have space again, as they come by it. Whoever plugs disks listens, and tells each plugged disk of
-    /// them `space`.
+    /// The repositories that have space again, as they come by it. Whoever plugs disks listens, and tells each plugged
+    /// disk of them `space`.
     pub fn relieved(&self) -> broadcast::Receiver<Uuid> {
         self.relieved.subscribe()
     }
@@ -92,11 +94,11 @@ impl Srs {
     /// Looks whether guests that wait can go on.
     pub(super) async fn relieve(&self, sr: Uuid) -> Result<(), Problem> {
         let directory = self.directory(sr).await?;
-        let capacity = self.patience.ask(sr, "see how full it is", move || directory.capacity()).await?;
+        let capacity = self.patience.ask(sr, "read its free space", move || directory.capacity()).await?;
         if capacity.available < ENOUGH.min(capacity.size / 100) {
             return Ok(());
         }
-        tracing::info!(%sr, available = capacity.available, "there is space again: guests go on");
+        tracing::info!(%sr, available = capacity.available, "space is available again: guests continue");
         self.nobody_waits(sr);
         // Nobody may listen: then no disk is plugged.
         self.relieved.send(sr).ok();
@@ -106,14 +108,14 @@ impl Srs {
     /// Measures, for those to whom a failure is no reason to fail.
     pub async fn measure_now(&self, sr: Uuid) {
         if let Err(problem) = self.measure(sr).await {
-            tracing::warn!(%sr, "how full it is could not be seen: {problem}");
+            tracing::warn!(%sr, "its free space could not be read: {problem}");
         }
     }
 
-    /// Records how full a repository is. One whose directory is not where it was any more is lost.
+    /// Measures and records the free space of a repository. If its directory is no longer where it was, it is lost.
     pub async fn measure(&self, uuid: Uuid) -> Result<(), Problem> {
         let directory = self.directory(uuid).await?;
-        let asked = self.patience.ask(uuid, "see how full it is", move || {
+        let asked = self.patience.ask(uuid, "read its free space", move || {
             directory.still_there()?;
             directory.capacity()
         });
@@ -150,7 +152,7 @@ impl Srs {
     }
 }
 
-/// Whether a measurement says what the one before has said: it is not recorded then, and no event is told.
+/// Whether a measurement is equivalent to the previous one: then it is not recorded, and there is no event.
 fn tells_no_more(before: &Space, now: &Space) -> bool {
     let same = Space { measured: now.measured, forecast: now.forecast.clone(), ..before.clone() };
     same == *now && before.forecast.is_some() == now.forecast.is_some()

@@ -1,17 +1,17 @@
-//! A repository that another host has had since this one: what this host keeps of its disks is void.
+//! Handles a repository that another host has used since this one: this host's state of its disks is void.
 //!
-//! When a daemon and its disks die together, they leave redo logs and VBDs that are plugged in the catalogue. The next
-//! daemon goes on with both, and rightly so, if nobody has used the repository meanwhile. If another host has, it may
-//! have written to the images: a log would be written over that, and a guest would go on with a disk that has changed
-//! under it.
+//! When a daemon and its disks die together, they leave redo logs, and VBDs that are plugged according to the
+//! catalogue. The next daemon continues with both, which is right if nobody else has used the repository. If another
+//! host has, it may have written to the images: replaying a log would overwrite that, and a guest would continue with a
+//! disk that has changed under it.
 //!
-//! 1. Logs of images that no process has locked are removed. An image that is locked has not been written by others.
-//! 2. VBDs whose process is gone are unplugged, in the catalogue; who looks after them sees it.
-//! 3. The catalogue takes in what the repository says of itself, in the place of what it knows and has not written
-//!    there; jobs that a daemon before has left are over.
-//! 4. This host is the last one.
+//! 1. Logs of images that no process has locked are removed. A locked image has not been written by others.
+//! 2. VBDs whose process is gone are unplugged in the catalogue; their supervisors notice.
+//! 3. The catalogue is updated from the repository's inventory, discarding changes that are not in it; unfinished jobs
+//!    of an earlier daemon are over.
+//! 4. This host is recorded as the last user.
 //!
-//! *Killed before 4:* all of it is done again.
+//! *If killed before 4:* everything is repeated.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ use crate::task::blocking;
 pub(super) enum Before {
     /// This host. Or nothing can be written there, and nobody has.
     Us,
-    /// Nobody who has said so.
+    /// No host is recorded.
     Nobody,
     /// Another host.
     Other,
@@ -47,13 +47,13 @@ impl Srs {
             return Ok(Before::Us);
         }
         let at = directory.clone();
-        let last = self.patience.ask(sr.uuid, "see which host had", move || at.last_host()).await?;
+        let last = self.patience.ask(sr.uuid, "read the last host of", move || at.last_host()).await?;
         let other = match last {
             Last::Host(last) if last == self.host => return Ok(Before::Us),
             Last::Nobody => return Ok(Before::Nobody),
             Last::Host(LastHost { host, .. }) if host == self.host.host => "a copy of this host".to_owned(),
             Last::Host(LastHost { host, .. }) => format!("host {host}"),
-            Last::Unknown => "a host that is not known".to_owned(),
+            Last::Unknown => "an unknown host".to_owned(),
         };
         self.end_all_void(sr, directory, &other).await.map(|()| Before::Other)
     }
@@ -64,24 +64,25 @@ impl Srs {
             return;
         }
         let (at, host) = (directory.clone(), self.host.clone());
-        if let Err(problem) = self.patience.ask(sr, "say who has", move || at.set_last_host(&host)).await {
-            // It is full, for example. What another host did is looked for again the next time.
-            tracing::warn!(%sr, "that this host has it could not be written there: {problem}");
+        if let Err(problem) = self.patience.ask(sr, "record the host of", move || at.set_last_host(&host)).await {
+            // The repository may be full, for example. The other host's changes are then looked for again the next
+            // time.
+            tracing::warn!(%sr, "this host could not be recorded in it: {problem}");
         }
     }
 
     async fn end_all_void(&self, sr: &Sr, directory: &Arc<Directory>, other: &str) -> Result<(), Problem> {
         let (uuid, name) = (sr.uuid, sr.name.clone());
-        tracing::warn!(sr = %uuid, %name, "{other} has had the repository since this one");
+        tracing::warn!(sr = %uuid, %name, "{other} has used the repository since this host");
         let (at, logs) = (directory.clone(), RedoLogs::of(&self.config));
-        let removed = self.patience.ask(uuid, "look for redo logs of", move || logs.remove_void(&at)).await?;
+        let removed = self.patience.ask(uuid, "find redo logs of", move || logs.remove_void(&at)).await?;
         for image in removed {
-            tracing::warn!(sr = %uuid, image, "its redo log is removed: {other} may have written to the image since");
+            tracing::warn!(sr = %uuid, image, "removed its redo log: {other} may have written to the image since");
         }
         let config = self.config.clone();
-        let running = blocking("look for disk processes", move || serving::all(&config)).await?;
+        let running = blocking("find disk processes", move || serving::all(&config)).await?;
         let why =
-            format!("{other} has had its repository, '{name}', since its process ended, and may have written to it");
+            format!("{other} has used its repository, '{name}', since its process ended and may have written to it");
         let unplugged = self.catalogue.write(move |tx| {
             let mut unplugged = Vec::new();
             for vbd in tx.vbds(None, None)? {
@@ -95,7 +96,7 @@ impl Srs {
             Ok(unplugged)
         });
         for vbd in unplugged.await? {
-            tracing::error!(%vbd, sr = %uuid, "it is not plugged any more: {other} has had the repository since");
+            tracing::error!(%vbd, sr = %uuid, "it is no longer plugged: {other} has used the repository since");
         }
         Ok(())
     }
@@ -103,7 +104,6 @@ impl Srs {
 
 /// Why a VBD is not plugged any more.
 fn void(vbd: Uuid, why: &str) -> Problem {
-    let what =
-        format!("VBD {vbd} is not plugged any more: {why}; what its guest wrote and did not flush before that is lost");
-    Problem::new(Code::State, what).advise("end the guest that used it, if it still runs; then plug it again")
+    let what = format!("VBD {vbd} is no longer plugged: {why}; data its guest had not flushed is lost");
+    Problem::new(Code::State, what).advise("stop the guest that used it if it still runs, then plug it again")
 }

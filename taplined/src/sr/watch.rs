@@ -1,6 +1,8 @@
-//! What looks at repositories by itself: how full they are, while that can change, and where the lost ones are, while any is.
+//! Periodic checks of repositories: their free space, while it can change, and whether lost ones are back, while there
+//! are any.
 //!
-//! Invariant: on a host on which no disk is plugged for writing, no task ends and no repository is lost, nothing here wakes up.
+//! Invariant: on a host on which no disk is plugged read-write, no task ends and no repository is lost, nothing here
+//! wakes up.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,14 +31,14 @@ pub async fn seek_lost(daemon: Daemon) {
         }
         tokio::time::sleep(daemon.srs.intervals.lost).await;
         for sr in lost {
-            let Ok(_claim) = daemon.srs.claim(sr.uuid, "looked for") else { continue };
+            let Ok(_claim) = daemon.srs.claim(sr.uuid, "checked") else { continue };
             // Somebody may have attached or detached it meanwhile.
             let now = daemon.catalogue.read(move |view| view.sr(sr.uuid)).await;
             let Some(sr) = now.ok().filter(|sr| sr.state == SrState::Lost) else { continue };
             match daemon.srs.attach_as(sr.uuid, None, true).await {
                 Ok(ended) => {
                     daemon.tasks.let_go(&ended);
-                    tracing::info!(sr = %sr.uuid, name = %sr.name, "the repository is there again");
+                    tracing::info!(sr = %sr.uuid, name = %sr.name, "the repository is back");
                     super::doubtful::hold(&daemon, sr.uuid).await;
                     crate::reconcile::of_sr(&daemon, sr.uuid).await;
                     crate::vdi::collect(&daemon, sr.uuid);
@@ -44,7 +46,7 @@ pub async fn seek_lost(daemon: Daemon) {
                 Err(problem) => {
                     tracing::debug!(sr = %sr.uuid, "still lost: {problem}");
                     if let Err(problem) = daemon.srs.lose(&sr, &problem).await {
-                        tracing::warn!(sr = %sr.uuid, "why it is lost could not be recorded: {problem}");
+                        tracing::warn!(sr = %sr.uuid, "the reason for the loss could not be recorded: {problem}");
                     }
                 }
             }
@@ -52,14 +54,14 @@ pub async fn seek_lost(daemon: Daemon) {
     }
 }
 
-/// Looks how full repositories are: when a task has ended that may have changed it, and from time to time while a disk may be
-/// written.
+/// Looks how full repositories are: when a task has ended that may have changed it, and from time to time while a disk
+/// may be written.
 pub async fn watch_space(daemon: Daemon) {
     let mut events = daemon.catalogue.subscribe();
     let mut due = Instant::now();
     loop {
         if let Err(problem) = daemon.srs.let_nobody_wait().await {
-            tracing::warn!("who waits for space could not be seen: {problem}");
+            tracing::warn!("cannot tell which guests wait for space: {problem}");
         }
         let written = daemon.catalogue.read(|view| view.srs_written()).await.unwrap_or_default();
         let any_full = written.iter().any(|sr| daemon.srs.is_full(*sr));
@@ -81,7 +83,8 @@ pub async fn watch_space(daemon: Daemon) {
     }
 }
 
-/// Events that may change how full a repository is or how soon that is looked at. Plugs and unplugs are among them, as changes of VBDs.
+/// Events that may change how full a repository is or how soon that is looked at. Plugs and unplugs are among them, as
+/// changes of VBDs.
 fn matters(event: &Event) -> bool {
     match event.kind {
         ObjectKind::Vbd => true,
@@ -96,8 +99,8 @@ fn ended(event: &Event) -> bool {
     task.is_some_and(|task| over(&task) && !task.verb.starts_with("vbd-"))
 }
 
-/// Waits for an event that matters, and takes all others that are there with it. Whether a task was among them, or some were
-/// missed, so that one may have been.
+/// Waits for an event that matters, and takes all others that are there with it. Whether a task was among them, or some
+/// were missed, so that one may have been.
 async fn wait_for(events: &mut Receiver<Arc<Event>>, matters: impl Fn(&Event) -> bool) -> bool {
     let mut found = false;
     let mut task = false;
@@ -139,14 +142,14 @@ async fn look(srs: &Srs, written: &[Uuid]) {
             failed => failed,
         };
         if let Err(problem) = looked {
-            tracing::warn!(%sr, "how full it is could not be seen: {problem}");
+            tracing::warn!(%sr, "its free space could not be read: {problem}");
         }
     }
 }
 
 impl Srs {
-    /// Where no disk is plugged for writing any more, no guest waits for space. That is asked when it is known who is full: a disk that
-    /// has said so was plugged before.
+    /// If no disk is plugged read-write any more, no guest waits for space. This is checked after the set of waiting
+    /// disks is known: a disk that reported being full was plugged before.
     async fn let_nobody_wait(&self) -> Result<(), Problem> {
         let attached: Vec<Uuid> = self.open().keys().copied().collect();
         let full: Vec<Uuid> = attached.into_iter().filter(|sr| self.is_full(*sr)).collect();
@@ -165,7 +168,7 @@ impl Srs {
     async fn measure_written(&self, sr: Uuid) -> Result<(), Problem> {
         let directory = self.directory(sr).await?;
         let images = self.catalogue.read(move |view| view.images_written(sr)).await?;
-        let grown = self.patience.ask(sr, "see what its images take", move || {
+        let grown = self.patience.ask(sr, "measure its images", move || {
             // One that has gone, or cannot be looked at, is the next scan's business.
             let physical = |image: &Image| directory.physical(&image.file).unwrap_or(image.physical);
             let looked = images.into_iter().map(|image| (physical(&image), image));
@@ -175,7 +178,7 @@ impl Srs {
         if !grown.is_empty() {
             let recorded = self.catalogue.write(move |tx| {
                 for (physical, image) in grown {
-                    // It may be another than it was when it was looked at.
+                    // It may have changed since it was measured.
                     if let Some(now) = tx.find_image(image.uuid)? {
                         tx.set_image(&Image { physical, ..now })?;
                     }

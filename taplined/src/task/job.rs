@@ -1,14 +1,14 @@
-//! Jobs: tasks whose effect is all or nothing, whatever kills the daemon (P8).
+//! Jobs: tasks whose effect is all or nothing, even if the daemon is killed (P8).
 //!
-//! 1. The *intent* is recorded: all that is needed to do the job or to undo it, names and identities of what it will
-//!    make included. *Killed before:* nothing has happened, and nobody was promised anything.
-//! 2. Before each step its name is recorded; each may be done twice. *Killed before the point of no return:* when the
-//!    daemon starts, the job is undone, which removes what any of its steps may have made. *Killed behind it:* it is
-//!    done from the step that was recorded last.
-//! 3. Its end is recorded, in one commit with the leases it had.
+//! 1. The *intent* is recorded: everything needed to carry out the job or to roll it back, including the names and
+//!    identities of what it will create. *If killed before this:* nothing has happened, and nothing was promised.
+//! 2. Before each step its name is recorded; each step is idempotent. *If killed before the point of no return:* the
+//!    starting daemon rolls the job back, which removes whatever its steps may have created. *If killed after it:* the
+//!    job continues from the last recorded step.
+//! 3. Its end is recorded, in one commit with the release of its leases.
 //!
-//! A step that fails before the point of no return is undone at once. One that fails behind it is tried again, by the
-//! daemon or by the one after it, until it is done: there is no way back. Only somebody who knows better can end that
+//! A step that fails before the point of no return is rolled back at once. One that fails after it is retried, by this
+//! daemon or the next, until it succeeds: there is no rollback. Only an administrator can end that
 //! ([`Tasks::abandon`]).
 
 use std::future::Future;
@@ -40,8 +40,8 @@ pub trait Job: Clone + Serialize + DeserializeOwned + Send + Sync + 'static {
     /// The first step that is not undone any more.
     const NO_RETURN: &'static str;
 
-    /// Whether a step behind the point of no return has failed in a way that trying again cannot mend. The job is
-    /// undone then, as far as that goes.
+    /// Whether a step after the point of no return has failed in a way that retrying cannot fix. The job is then rolled
+    /// back as far as possible.
     fn is_hopeless(&self, _: &Problem) -> bool {
         false
     }
@@ -51,8 +51,8 @@ pub trait Job: Clone + Serialize + DeserializeOwned + Send + Sync + 'static {
         None
     }
 
-    /// The repository of which it changes what the catalogue says: its inventory has that before the next step, and
-    /// before the end.
+    /// The repository whose catalogue entries it changes: the inventory is updated before the next step, and before the
+    /// end.
     fn changes(&self) -> Option<Uuid>;
 
     /// What it is about.
@@ -114,7 +114,7 @@ async fn run<J: Job>(job: J, daemon: &Daemon, mut context: Context, from: usize)
             Err(problem) if !committed || job.is_hopeless(&problem) => {
                 undo_until_done(&job, daemon, &context, None).await?;
                 if let Err(late) = keep_inventory(&job, daemon).await {
-                    tracing::warn!(task = %context.uuid(), verb = J::VERB, "the inventory is behind: {late}");
+                    tracing::warn!(task = %context.uuid(), verb = J::VERB, "the inventory is out of date: {late}");
                 }
                 return Err(problem);
             }
@@ -123,7 +123,7 @@ async fn run<J: Job>(job: J, daemon: &Daemon, mut context: Context, from: usize)
     }
     // The catalogue keeps what the inventory of a repository that has gone does not have.
     while let Err(problem) = keep_inventory(&job, daemon).await {
-        tracing::error!(task = %context.uuid(), verb = J::VERB, "the inventory is not up to date: {problem}");
+        tracing::error!(task = %context.uuid(), verb = J::VERB, "the inventory is out of date: {problem}");
         let Some(sr) = job.changes() else { break };
         if daemon.srs.directory(sr).await.is_err() {
             break;
@@ -150,7 +150,7 @@ async fn insist<J: Job>(
 ) -> Result<(), Problem> {
     let mut problem = first;
     loop {
-        tracing::error!(task = %context.uuid(), verb = J::VERB, step = name, "will be tried again: {problem}");
+        tracing::error!(task = %context.uuid(), verb = J::VERB, step = name, "retrying: {problem}");
         context.rest(AGAIN_AFTER, &problem).await?;
         let done = match keep_inventory(job, daemon).await {
             Ok(()) => job.step(name, daemon, context).await,
@@ -174,7 +174,7 @@ async fn undo_until_done<J: Job>(
     fault::point(J::VERB, "undo", false);
     loop {
         if let Some(problem) = failed {
-            let what = "what a failed job has left could not be removed, and will be later";
+            let what = "cleanup after a failed job did not succeed; retrying";
             tracing::error!(task = %context.uuid(), verb = J::VERB, "{what}: {problem}");
             context.rest(AGAIN_AFTER, &problem).await?;
         }
@@ -191,17 +191,17 @@ fn index<J: Job>(step: &str) -> usize {
     J::STEPS.iter().position(|name| *name == step).unwrap_or(0)
 }
 
-/// Brings to an end what the journal has. Jobs that are to be undone are, before this returns; those to be done go on.
-/// One that is not understood, of a newer daemon or a damaged catalogue, is left as it is with all that it holds:
-/// nobody knows what is half done.
+/// Resumes the journal's jobs. Jobs to be rolled back are rolled back before this returns; the others continue. One
+/// that is not understood, because of a newer daemon or a damaged catalogue, is left as it is with its objects
+/// reserved: it is unknown what is half done.
 pub async fn recover(daemon: &Daemon) -> Result<(), Problem> {
     for entry in daemon.catalogue.read(|view| view.journal()).await? {
         let (uuid, verb) = (entry.task.uuid, entry.task.verb.clone());
         if let Some(why) = recover_known(daemon, entry).await? {
-            let what = format!("nobody can go on with the task {verb} {uuid}: {why}; what it holds stays held");
+            let what = format!("cannot resume the task {verb} {uuid}: {why}; its objects stay reserved");
             let problem = Problem::new(Code::Failed, what).advise(
-                "start the version of taplined that has begun it, or a later one: it goes on by itself then; if the \
-                 catalogue is damaged, put a sound copy in its place",
+                "start the taplined version that began it, or a later one, which resumes it automatically; if the \
+                 catalogue is damaged, restore a backup",
             );
             tracing::error!(task = %uuid, verb, "{problem}");
             daemon.catalogue.write(move |tx| tx.set_task_stuck(uuid, &problem)).await?;
@@ -241,7 +241,7 @@ async fn recover_known(daemon: &Daemon, entry: Journalled) -> Result<Option<Stri
                     Ok(job) => recover_as(daemon, job, entry.task).await.map(|()| None),
                     Err(error) => Ok(Some(format!("its intent cannot be read: {error}"))),
                 },)+
-                _ => Ok(Some("this version knows no job of this kind".into())),
+                _ => Ok(Some("this version does not know this kind of job".into())),
             }
         };
     }
@@ -263,7 +263,7 @@ async fn recover_as<J: Job>(daemon: &Daemon, job: J, task: Task) -> Result<(), P
     }
     let reached = task.step.as_deref().map_or(0, index::<J>);
     if task.step.is_some() && reached >= index::<J>(J::NO_RETURN) {
-        tracing::info!(task = %task.uuid, verb = J::VERB, step = task.step, "going on with what was begun");
+        tracing::info!(task = %task.uuid, verb = J::VERB, step = task.step, "resuming");
         let at_work = daemon.clone();
         let tidies = job.tidies();
         daemon.tasks.run(
@@ -274,10 +274,11 @@ async fn recover_as<J: Job>(daemon: &Daemon, job: J, task: Task) -> Result<(), P
         );
         return Ok(());
     }
-    tracing::info!(task = %task.uuid, verb = J::VERB, step = task.step, "undoing what was begun");
+    tracing::info!(task = %task.uuid, verb = J::VERB, step = task.step, "rolling back");
     let why = match task.state {
         TaskState::Cancelling => super::cancelled(),
-        _ => Problem::new(Code::Failed, "the daemon ended while this was under way; it was undone").advise("ask again"),
+        _ => Problem::new(Code::Failed, "the daemon stopped while this was in progress; it was rolled back")
+            .advise("try again"),
     };
     if let Err(problem) = job.undo(daemon).await {
         // Its repository may not be there. Whatever else there is to serve does not wait for that; what the job holds

@@ -1,7 +1,8 @@
-//! VDIs that somebody is about to use.
+//! VDIs that an operation is about to use.
 //!
-//! Between the moment at which a merge has given way and the commit that holds a VDI for who asked, another merge could begin on
-//! it, and who asked would be refused for the sake of what only tidies up. So none begins on a VDI that is wanted.
+//! Between the moment when a merge has been stopped for an operation and the commit that reserves the VDI for it,
+//! another merge could begin, and the operation would be refused because of mere housekeeping. So no merge begins on a
+//! VDI that is wanted.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,7 +15,7 @@ pub struct Wanted(Arc<Mutex<HashMap<Uuid, usize>>>);
 
 /// Somebody wants a VDI for as long as this exists.
 #[derive(Debug)]
-#[must_use = "a merge may begin as soon as nobody wants the VDI"]
+#[must_use = "a merge can begin once no operation has reserved the VDI"]
 pub struct Want {
     wanted: Wanted,
     vdi: Uuid,
@@ -33,7 +34,7 @@ impl Wanted {
         Want { wanted: self.clone(), vdi }
     }
 
-    /// Whether anybody wants it.
+    /// Whether an operation wants it.
     pub fn is(&self, vdi: Uuid) -> bool {
         self.counts().contains_key(&vdi)
     }
@@ -55,7 +56,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn it_is_wanted_until_the_last_has_let_go() {
+    fn a_vdi_is_wanted_until_the_last_user_is_done() {
         let (wanted, vdi) = (Wanted::default(), Uuid::from_u128(1));
         let first = wanted.want(vdi);
         let second = wanted.want(vdi);

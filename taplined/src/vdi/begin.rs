@@ -1,5 +1,5 @@
-//! From what was asked of a VDI to a job: what must be so is looked at here, and held by leases and claims from the
-//! commit on that records the intent.
+//! Turns requests about VDIs into jobs: preconditions are checked here, and held by leases and claims from the commit
+//! that records the intent.
 
 use api::{
     Code, ImageFormat, Mode, Problem, Sr, Task, VbdState, Vdi, VdiClone, VdiCopy, VdiCreate, VdiExport, VdiImport,
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::leaf::{Leaf, writer_of};
-use super::snapshot::{Kept, Own, State};
+use super::snapshot::{Branch, Own, State};
 use super::target::Target;
 use super::{
     Chain, Copy, Create, Destroy, Export, Import, Resize, Revert, chain, format_for, must_be_ready, must_be_shallow,
@@ -39,7 +39,7 @@ async fn find(daemon: &Daemon, vdi: Uuid) -> Result<(Vdi, Sr, Uuid, Want), Probl
     Ok((found, sr, image, want))
 }
 
-/// The same for who only looks, for which nothing gives way.
+/// The same for reading only, for which merges are not stopped.
 async fn look(daemon: &Daemon, vdi: Uuid) -> Result<(Vdi, Sr, Uuid), Problem> {
     let found = daemon.catalogue.read(move |view| {
         let found = view.vdi(vdi)?;
@@ -51,7 +51,7 @@ async fn look(daemon: &Daemon, vdi: Uuid) -> Result<(Vdi, Sr, Uuid), Problem> {
 
 fn must_hold(format: ImageFormat, size: u64) -> Result<(), Problem> {
     if format == ImageFormat::Vhd && size > VHD_MAX {
-        let what = format!("a VHD has at most {VHD_MAX} bytes; {size} are more");
+        let what = format!("a VHD has at most {VHD_MAX} bytes, but {size} were requested");
         return Err(Problem::new(Code::Invalid, what).field("size").advise("use format qcow2"));
     }
     Ok(())
@@ -81,12 +81,12 @@ pub fn hold(tx: &mut Tx<'_>, vdi: Uuid, task: Uuid, vbd: Option<Uuid>) -> Result
     tx.claim(vdi, task)?;
     // What was seen before must be so still.
     if writer_of(&tx.vdi(vdi)?) != vbd {
-        return Err(Problem::new(Code::Busy, format!("VDI {vdi} is being plugged or unplugged")).advise("ask again"));
+        return Err(Problem::new(Code::Busy, format!("VDI {vdi} is being plugged or unplugged")).advise("try again"));
     }
     let Some(vbd) = vbd else { return tx.take_lease(vdi, task, Mode::ReadWrite) };
     match tx.vbd(vbd)?.state {
         VbdState::Plugged => Ok(()),
-        _ => Err(Problem::new(Code::Busy, format!("VBD {vbd} is being plugged or unplugged")).advise("ask again")),
+        _ => Err(Problem::new(Code::Busy, format!("VBD {vbd} is being plugged or unplugged")).advise("try again")),
     }
 }
 
@@ -96,14 +96,14 @@ pub async fn resize(daemon: &Daemon, uuid: Uuid, asked: VdiResize) -> Result<Tas
     must_be_ready(&vdi)?;
     let size = asked.size.bytes();
     if vdi.read_only {
-        let what = format!("VDI {uuid} may only be read");
-        return Err(Problem::new(Code::ReadOnly, what).advise("clone it, and let the clone grow"));
+        let what = format!("VDI {uuid} is read-only");
+        return Err(Problem::new(Code::ReadOnly, what).advise("clone it, and resize the clone"));
     }
     if size < vdi.virtual_size {
-        let what = format!("VDI {uuid} has {} bytes, and a VDI never shrinks", vdi.virtual_size);
+        let what = format!("VDI {uuid} has {} bytes and cannot shrink", vdi.virtual_size);
         return Err(Problem::new(Code::Unsupported, what)
             .field("size")
-            .advise("copy what is in it into a smaller one"));
+            .advise("create a smaller VDI and copy its contents there"));
     }
     must_hold(vdi.format, size)?;
     let vbd = writer_of(&vdi);
@@ -125,7 +125,7 @@ async fn state(
     let versions = versions_for(&sr, &vdi)?;
     let vbd = writer_of(&vdi);
     let chain = versions == Versions::Chain;
-    // What nobody writes to needs no new leaf for others to stand on it.
+    // A VDI that is not written needs no new leaf before other images are based on it.
     let leaf = (chain && !vdi.read_only).then(|| Leaf {
         vdi: uuid,
         sr: sr.uuid,
@@ -156,10 +156,10 @@ async fn state(
     Ok((state, want))
 }
 
-/// What is only read may be the base of many clones at one time; what is written is held.
+/// A read-only VDI can be the base of several concurrent clones; a writable one is leased.
 fn hold_state(state: &State, task: Uuid, tx: &mut Tx<'_>) -> Result<(), Problem> {
     if tx.vdi_image(state.of)? != state.image {
-        return Err(Problem::new(Code::Busy, format!("VDI {} has just been changed", state.of)).advise("ask again"));
+        return Err(Problem::new(Code::Busy, format!("VDI {} has just been changed", state.of)).advise("try again"));
     }
     if tx.vdi(state.of)?.read_only {
         return tx.take_lease(state.of, task, Mode::ReadOnly);
@@ -170,13 +170,13 @@ fn hold_state(state: &State, task: Uuid, tx: &mut Tx<'_>) -> Result<(), Problem>
 /// `vdi-snapshot`.
 pub async fn snapshot(daemon: &Daemon, uuid: Uuid, asked: VdiSnapshot) -> Result<Task, Problem> {
     let (state, _want) = state(daemon, uuid, asked.name, asked.description, false).await?;
-    daemon.tasks.start_job(daemon, Kept::<false>(state), |job, task, tx| hold_state(&job.0, task, tx)).await
+    daemon.tasks.start_job(daemon, Branch::<false>(state), |job, task, tx| hold_state(&job.0, task, tx)).await
 }
 
 /// `vdi-clone`.
 pub async fn clone(daemon: &Daemon, uuid: Uuid, asked: VdiClone) -> Result<Task, Problem> {
     let (state, _want) = state(daemon, uuid, asked.name, asked.description, true).await?;
-    daemon.tasks.start_job(daemon, Kept::<true>(state), |job, task, tx| hold_state(&job.0, task, tx)).await
+    daemon.tasks.start_job(daemon, Branch::<true>(state), |job, task, tx| hold_state(&job.0, task, tx)).await
 }
 
 /// `vdi-revert`.
@@ -185,8 +185,8 @@ pub async fn revert(daemon: &Daemon, uuid: Uuid, asked: VdiRevert) -> Result<Tas
     let kept = asked.snapshot;
     let (snapshot, _, state, _wanted_too) = find(daemon, kept).await.map_err(|problem| problem.field("snapshot"))?;
     if snapshot.snapshot_of != Some(uuid) {
-        let what = format!("VDI {kept} is no snapshot of VDI {uuid}");
-        return Err(Problem::new(Code::Invalid, what).field("snapshot").advise("name one of its snapshots"));
+        let what = format!("VDI {kept} is not a snapshot of VDI {uuid}");
+        return Err(Problem::new(Code::Invalid, what).field("snapshot").advise("give one of its snapshots"));
     }
     must_be_ready(&snapshot)?;
     must_be_unplugged(&vdi, "reverted")?;
@@ -230,19 +230,19 @@ async fn target(
     Ok(Target { vdi: Uuid::new_v4(), image: Uuid::new_v4(), sr: sr.uuid, name, description, format, size })
 }
 
-/// What a VDI takes with all that it stands on: a copy takes no more, but for the layout of another format.
+/// The space of a VDI with its whole chain: a copy takes no more, apart from the overhead of another format.
 async fn takes(daemon: &Daemon, vdi: Uuid) -> Result<u64, Problem> {
     let chain = daemon.catalogue.read(move |view| view.chain(vdi)).await?;
     Ok(chain.iter().fold(0, |sum, image| image.physical.saturating_add(sum)))
 }
 
-/// What is copied must not change meanwhile.
+/// Refuses a VDI that could change while it is copied.
 fn must_stand_still(vdi: &Vdi) -> Result<(), Problem> {
     match writer_of(vdi) {
         None => Ok(()),
         Some(vbd) => {
             let what = format!("VDI {} is being written through VBD {vbd}", vdi.uuid);
-            Err(Problem::new(Code::InUse, what).advise("take a snapshot of it, and use that"))
+            Err(Problem::new(Code::InUse, what).advise("take a snapshot and use that"))
         }
     }
 }
@@ -276,8 +276,8 @@ pub async fn export(daemon: &Daemon, uuid: Uuid, asked: VdiExport) -> Result<Tas
     must_stand_still(&vdi)?;
     must_hold(asked.format, vdi.virtual_size)?;
     if asked.path.as_path().symlink_metadata().is_ok() {
-        let what = format!("{} exists already", asked.path);
-        return Err(Problem::new(Code::Exists, what).field("path").advise("remove it, or name another"));
+        let what = format!("{} already exists", asked.path);
+        return Err(Problem::new(Code::Exists, what).field("path").advise("remove it, or choose another name"));
     }
     let job = Export { source: uuid, path: asked.path, format: asked.format, token: Uuid::new_v4() };
     daemon.tasks.start_job(daemon, job, |job, task, tx| tx.take_lease(job.source, task, Mode::ReadOnly)).await
@@ -293,7 +293,7 @@ pub async fn merge(daemon: &Daemon, uuid: Uuid) -> Result<Task, Problem> {
     let Some(run) = own else {
         let what = format!("the chain of VDI {uuid} has nothing to merge: all of its images are needed");
         return Err(
-            Problem::new(Code::State, what).advise("destroy snapshots that nobody needs; what they leave is merged")
+            Problem::new(Code::State, what).advise("destroy unneeded snapshots; their images can then be merged")
         );
     };
     // It is a merge that is wanted.
@@ -310,31 +310,31 @@ pub async fn destroy(daemon: &Daemon, uuid: Uuid) -> Result<Task, Problem> {
     daemon.tasks.start_job(daemon, job, held).await
 }
 
-/// What `vdi-destroy` would remove. Whatever is under way goes on.
+/// What `vdi-destroy` would remove. Running operations are not affected.
 pub async fn would_destroy(daemon: &Daemon, uuid: Uuid) -> Result<Value, Problem> {
     let (vdi, sr, image) = look(daemon, uuid).await?;
     must_be_destroyable(daemon, &vdi, &sr).await?;
     let children = daemon.catalogue.read(move |view| view.children(image)).await?;
     let (files, freed) = match children.len() {
         0 => (vec![vdi.file], vdi.physical_utilisation),
-        // What others stand on stays, hidden, until it can be merged with them.
+        // An image with children stays, hidden, until it can be merged with them.
         _ => (Vec::new(), 0),
     };
     Ok(json!({ "uuid": uuid, "files": files, "freed": freed, "needed_by": children.len() }))
 }
 
-/// Refuses to take its file from a VDI to which some process writes of which the catalogue does not know: a guest of
-/// another host may have it, whose daemon has died.
+/// Refuses to remove the file of a VDI that a process unknown to the catalogue has open for writing: it may serve a
+/// guest of another host whose daemon has died.
 async fn must_not_be_written(daemon: &Daemon, vdi: &Vdi) -> Result<(), Problem> {
     let (directory, file) = (daemon.srs.directory(vdi.sr).await?, vdi.file.clone());
-    daemon.srs.patience.ask(vdi.sr, "see who uses a file of", move || directory.must_not_be_written(&file)).await
+    daemon.srs.patience.ask(vdi.sr, "check for users of a file of", move || directory.must_not_be_written(&file)).await
 }
 
 async fn must_be_destroyable(daemon: &Daemon, vdi: &Vdi, sr: &Sr) -> Result<(), Problem> {
     must_be_unplugged(vdi, "destroyed")?;
     must_not_be_written(daemon, vdi).await?;
     if sr.variant.as_ref().is_some_and(|variant| variant.read_only) {
-        return Err(Problem::new(Code::ReadOnly, format!("SR {} is for reading only", sr.name)));
+        return Err(Problem::new(Code::ReadOnly, format!("SR {} is read-only", sr.name)));
     }
     let uuid = vdi.uuid;
     let vbds = daemon.catalogue.read(move |view| view.vbds(None, Some(uuid))).await?;

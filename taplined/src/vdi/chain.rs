@@ -1,4 +1,4 @@
-//! The files of a VDI, from its own image down, as a disk process is told of them and handed them.
+//! The files of a VDI, from its own image down, as named and passed to a disk process.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -66,8 +66,8 @@ impl Chain {
         .await
     }
 
-    /// The files below the first one, down to a layer, for writing: a disk process that merges them has all of these
-    /// open for reading only, and each is told what it stands on, or takes what others hold.
+    /// The files below the first one, down to a layer, opened for writing: a disk process that merges them has them
+    /// open read-only, and each of them gets a new parent recorded or receives data.
     pub async fn files_below(&self, into: usize) -> Result<Vec<Beside>, Problem> {
         let chain = self.clone();
         let opened = blocking("open files", move || {
@@ -108,13 +108,13 @@ pub fn name(format: ImageFormat, path: PathBuf) -> OsString {
     name
 }
 
-/// What the first image of a chain shows, in bytes, as it says itself.
+/// The size of a chain's first image, in bytes, from its own metadata.
 pub async fn size(daemon: &Daemon, chain: &Chain) -> Result<u64, Problem> {
     let info = info(daemon, chain).await?;
-    number(&info, "size").ok_or_else(|| Problem::failed("learn the size of an image", "it was not said"))
+    number(&info, "size").ok_or_else(|| Problem::failed("get the size of an image", "the output does not contain it"))
 }
 
-/// What the first image of a chain says of itself.
+/// The metadata of a chain's first image.
 pub async fn info(daemon: &Daemon, chain: &Chain) -> Result<serde_json::Value, Problem> {
     let mut words = vec!["info".into()];
     words.extend(chain.words());
@@ -138,21 +138,21 @@ pub async fn look_at(
     let words = vec!["info".into(), name(format, path.as_path().to_owned())];
     let info = daemon.tool.image(words, handing).await.map_err(|problem| {
         match problem.message.starts_with("cannot open ") {
-            // So begins what the tool says of a file that is not what it was said to be.
+            // The prefix of the tool's message about a file that is not of the expected format.
             true => Problem { code: api::Code::Invalid, ..problem }.field("path"),
             false => problem,
         }
     })?;
     match (number(&info, "size"), number(&info, "file_allocated")) {
         (Some(size), Some(allocated)) if size > 0 => Ok((size, allocated)),
-        _ => Err(Problem::new(api::Code::Invalid, format!("{path} holds no disk")).field("path")),
+        _ => Err(Problem::new(api::Code::Invalid, format!("{path} contains no disk image")).field("path")),
     }
 }
 
-/// A chain as a disk process is told of it, from the top down. A merge tells an image that it stands on another one, by
-/// which its time of last change differs from what children of it have recorded that are no part of the merge; and the
-/// process cannot put the time back, whose files are another user's. That nobody else changes a parent, leases and
-/// locks see to: the process only says so.
+/// A chain as command-line arguments of a disk process, from the top down. A merge records a new parent in an image,
+/// which changes its modification time from the one recorded in children that are not part of the merge; and the
+/// process cannot restore the time of another user's file. That nobody else changes a parent is ensured by leases and
+/// locks, so the process only prints a note.
 pub fn words_of(names: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
     let mut words = Vec::new();
     for (depth, name) in names.into_iter().enumerate() {

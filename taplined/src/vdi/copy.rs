@@ -1,7 +1,7 @@
-//! `vdi-copy`, `vdi-import`, `vdi-export`: all that a disk shows, into an image of its own.
+//! `vdi-copy`, `vdi-import`, `vdi-export`: copy a disk's full contents into an image of its own.
 //!
-//! 1. `copy`: a file is made and filled; nobody knows it yet. *Killed:* it is removed.
-//! 2. `record` (or `name`, for an export): it is known by its name. *Killed before:* as above. *After:* done.
+//! 1. `copy`: a file is created and filled; nothing refers to it yet. *If killed:* it is removed.
+//! 2. `record` (or `name`, for an export): it becomes known by its name. *If killed before:* as above. *After:* done.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -68,7 +68,7 @@ impl Target {
         let file = file_name(self.image, self.format);
         let path = directory.path().join(&file);
         let name = chain::name(self.format, path.clone());
-        let made = blocking("make a file", move || {
+        let made = blocking("create a file", move || {
             handing.file(&path, true, directory.create_image(&file)?);
             Ok(handing)
         });
@@ -193,7 +193,7 @@ impl Export {
         let (source, mut handing) = source_of(daemon, self.source).await?;
         let path = self.unfinished();
         let name = chain::name(self.format, path.clone());
-        let made = blocking("make a file", move || {
+        let made = blocking("create a file", move || {
             let file = File::options().read(true).write(true).create_new(true).mode(0o600).open(&path);
             let file = file.map_err(|error| Problem::failed(format_args!("create {}", path.display()), error))?;
             handing.file(&path, true, file);
@@ -212,7 +212,7 @@ impl Export {
         }
         renameat_with(CWD, &from, CWD, to, RenameFlags::NOREPLACE).map_err(|errno| {
             let code = if errno == rustix::io::Errno::EXIST { Code::Exists } else { Code::Failed };
-            Problem::new(code, format!("cannot name the exported file {}: {errno}", self.path))
+            Problem::new(code, format!("cannot rename the exported file {}: {errno}", self.path))
         })?;
         sync_parent(to)
     }
@@ -247,7 +247,7 @@ impl Job for Export {
             "copy" => context.unless_cancelled(self.copy(daemon, context)).await,
             _ => {
                 let job = self.clone();
-                blocking("name a file", move || job.name()).await
+                blocking("rename a file", move || job.name()).await
             }
         }
     }

@@ -1,7 +1,7 @@
 //! `vdi-create`: an empty VDI.
 //!
-//! 1. `file`: the image's file is made and written. *Killed:* it is removed; nothing refers to it.
-//! 2. `record`: the image and the VDI are in the catalogue. *Killed before:* as above. *After:* done.
+//! 1. `file`: the image's file is created and written. *If killed:* it is removed; nothing refers to it.
+//! 2. `record`: the image and the VDI are in the catalogue. *If killed before:* as above. *After:* done.
 
 use api::{About, ImageFormat, Problem};
 use repo::catalogue::{Image, NewVdi};
@@ -69,7 +69,7 @@ pub async fn make_image(
     let mut all = vec!["create".into()];
     all.extend(words_of(names));
     all.extend(words);
-    let opened = blocking("make a file", move || {
+    let opened = blocking("create a file", move || {
         handing.file(&path, true, directory.create_image(&file)?);
         parents.iter().try_for_each(|parents| parents.hand(&mut handing, 0))?;
         Ok(handing)
@@ -77,7 +77,7 @@ pub async fn make_image(
     daemon.tool.image(all, opened.await?).await.map(drop)
 }
 
-/// What the catalogue will say of an image that was made.
+/// The catalogue entry of a new image.
 pub async fn described(
     daemon: &Daemon,
     sr: Uuid,
@@ -111,9 +111,8 @@ pub async fn remove_file(daemon: &Daemon, sr: Uuid, file: &str) -> Result<(), Pr
     blocking("remove a file", move || directory.remove_unused(&file)).await
 }
 
-/// Removes the file that an undone job has made. One that the catalogue has as an image was recorded after all: a job
-/// that came with a catalogue of before, put back from a backup, is not to take from a disk what became part of it
-/// since.
+/// Removes the file created by a job that is rolled back, unless the catalogue has it as an image: a job from an older
+/// catalogue, restored from a backup, must not remove what has become part of a disk since.
 pub async fn remove_unrecorded(daemon: &Daemon, sr: Uuid, file: &str) -> Result<(), Problem> {
     let name = file.to_owned();
     match daemon.catalogue.read(move |view| view.image_of_file(sr, &name)).await? {

@@ -1,8 +1,7 @@
-//! `vdi-destroy`, and `sr-reclaim` of what nobody needs any more.
+//! `vdi-destroy`, and `sr-reclaim` of images that are no longer needed.
 //!
-//! 1. `forget`: the VDI is not in the catalogue any more; its image is hidden. There is no way back from here.
-//! 2. `remove`: the file is removed, if nothing stands on it, and then what the catalogue knows of it. *Killed:* done
-//!    again.
+//! 1. `forget`: the VDI is removed from the catalogue; its image is hidden. There is no rollback from here.
+//! 2. `remove`: the file is removed, if no image is based on it, and then its catalogue entry. *If killed:* repeated.
 
 use api::{About, Code, Problem};
 use serde::{Deserialize, Serialize};
@@ -52,7 +51,7 @@ impl Job for Destroy {
         vec![about_vdi(self.vdi)]
     }
 
-    /// A VBD was made for it meanwhile.
+    /// A VBD was created for it in the meantime.
     fn is_hopeless(&self, problem: &Problem) -> bool {
         problem.code == Code::InUse
     }
@@ -65,8 +64,8 @@ impl Job for Destroy {
             }
             _ => match forget_image(daemon, self.image).await {
                 Err(problem) if problem.code == Code::InUse => {
-                    // The VDI is no more. What it has left is removed when nobody uses it.
-                    tracing::warn!(vdi = %self.vdi, "{problem}; it will be later");
+                    // The VDI is gone. Its remains are removed when they are no longer in use.
+                    tracing::warn!(vdi = %self.vdi, "{problem}; retrying later");
                     Ok(())
                 }
                 removed => removed,
@@ -113,8 +112,8 @@ impl Job for Reclaim {
     }
 }
 
-/// Removes an image that no VDI shows and nothing stands on: its file first, so that what is lost with the daemon is
-/// looked for again.
+/// Removes an image that has no VDI and no children: its file first, so that if the daemon dies in between, the entry
+/// is still found.
 pub async fn forget_image(daemon: &Daemon, image: Uuid) -> Result<(), Problem> {
     let found = daemon.catalogue.read(move |view| {
         let Some(found) = view.find_image(image)? else { return Ok(None) };

@@ -1,13 +1,13 @@
-//! A VDI's new leaf: an empty image on the present one, which is not written to any more.
+//! A VDI's new leaf: an empty image on top of the current one, which is no longer written.
 //!
-//! 1. The file is made.
-//! 2. It becomes the leaf: by the disk process, at a moment, if the VDI is plugged (docs/control.md, `snapshot`); else by
-//!    being written.
-//! 3. The catalogue says so.
+//! 1. The file is created.
+//! 2. It becomes the leaf: at one moment, by the disk process, if the VDI is plugged (docs/control.md, `snapshot`);
+//!    otherwise by being written.
+//! 3. The catalogue is updated.
 //!
-//! *Killed between 2 and 3:* the file opens as a whole image on the old leaf, and may have data that a guest was promised; or
-//! it does not, and was never the leaf. A process that lives says which. An empty leaf that was not used is as good as none,
-//! so that in doubt it is the leaf.
+//! *If killed between 2 and 3:* either the file opens as a complete image on the old leaf, and may contain data that
+//! was acknowledged to a guest; or it does not, and was never the leaf. A living process says which. An unused empty
+//! leaf has no effect, so in doubt it counts as the leaf.
 
 use std::path::PathBuf;
 
@@ -23,7 +23,7 @@ use crate::daemon::Daemon;
 use crate::disk::control::Beside;
 use crate::task::blocking;
 
-/// What is needed to make one, and to find out whether it was made.
+/// What is needed to create one, and to find out whether it was created.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Leaf {
     /// The VDI.
@@ -74,7 +74,7 @@ impl Leaf {
         .await
     }
 
-    /// What the catalogue will say of it.
+    /// The catalogue entry of the leaf.
     pub async fn described(&self, daemon: &Daemon) -> Result<Image, Problem> {
         let below = self.below;
         let size = daemon.catalogue.read(move |view| view.image(below)).await?.size;
@@ -89,8 +89,8 @@ impl Leaf {
         tx.set_vdi_image(self.vdi, image.uuid)
     }
 
-    /// Takes it back if it was not made. If it was, by a disk process, it stays: the VDI shows what it did before, and the
-    /// image below, which nobody asked for then, is merged with it in due time.
+    /// Rolls it back if it was not created. If a disk process created it, it stays: the VDI's contents are unchanged,
+    /// and the image below, which is then unneeded, is merged with it later.
     pub async fn settle(&self, daemon: &Daemon) -> Result<(), Problem> {
         let vdi = self.vdi;
         if daemon.catalogue.read(move |view| view.vdi_image(vdi)).await? == self.image {
@@ -121,7 +121,7 @@ impl Leaf {
         match chain::info(daemon, &chain).await {
             Ok(_) => Ok(true),
             Err(problem) => {
-                tracing::info!(image = %self.image, "the new leaf was not finished: {problem}");
+                tracing::info!(image = %self.image, "the new leaf was not completed: {problem}");
                 Ok(false)
             }
         }

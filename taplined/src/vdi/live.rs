@@ -1,4 +1,4 @@
-//! Verbs of a plugged VDI, which its disk process carries out while the guest goes on (docs/control.md).
+//! Verbs of a plugged VDI, which its disk process carries out while the guest keeps running (docs/control.md).
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -16,14 +16,13 @@ use crate::plug;
 /// How long a verb may take that holds requests for a moment.
 const TO_CHANGE: Duration = Duration::from_secs(120);
 
-/// How long a merge may take: a disk that moves nothing for so long never will.
+/// Time limit for a merge: a disk that makes no progress for this long never will.
 const TO_MERGE: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// What a disk process calls it when another takes its place and what it was at is to be asked for again
-/// (docs/control.md).
+/// The error of a disk process that is being replaced and whose unfinished request must be repeated (docs/control.md).
 const REPLACED: &str = "replaced";
 
-/// How long a disk may take to say what it is.
+/// How long a disk may take to report its version.
 const TO_SAY: Duration = Duration::from_secs(10);
 
 /// Has the disk process of a VBD do a verb. While another takes its place, that waits.
@@ -42,8 +41,8 @@ fn heard<T>(daemon: &Daemon, vbd: Uuid, answer: Result<T, Problem>) -> Result<T,
     answer
 }
 
-/// The same for one that takes long and tells how far it is. It holds nobody up: whoever has another process take the
-/// place of this one interrupts it, and that one is asked for it again, with files that are opened anew.
+/// The same for a long-running verb with progress messages. It blocks nobody: an upgrade interrupts it, and the new
+/// process gets the request again, with newly opened files.
 pub async fn follow<F>(
     daemon: &Daemon,
     vbd: Uuid,
@@ -63,12 +62,12 @@ where
         };
         let answered = tokio::time::timeout(TO_MERGE, asked.answer(&mut told)).await;
         let answered =
-            answered.map_err(|_| Problem::new(Code::Timeout, format!("the disk of VBD {vbd} does not end it")))?;
+            answered.map_err(|_| Problem::new(Code::Timeout, format!("the disk of VBD {vbd} does not finish it")))?;
         match answered {
             // Or it had not even heard it when its connections ended.
             Err(refused) if refused.kind.as_deref() == Some(REPLACED) || gate.count() != before => {
                 let why = refused.problem;
-                tracing::info!(%vbd, "its new process is asked to go on with what the old one was at: {why}");
+                tracing::info!(%vbd, "repeating the request to its new process: {why}");
             }
             answered => return answered.map_err(Problem::from),
         }
@@ -77,7 +76,7 @@ where
 
 /// A layer of a disk, as its process tells it.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-pub struct Layer {
+pub struct ServedLayer {
     /// Where its file is.
     pub path: PathBuf,
     /// What it shows, in bytes.
@@ -89,7 +88,7 @@ pub struct Layer {
     pub inode: Option<u64>,
 }
 
-impl Layer {
+impl ServedLayer {
     /// The name of its file.
     pub fn file(&self) -> &str {
         self.path.file_name().and_then(|name| name.to_str()).unwrap_or_default()
@@ -106,14 +105,14 @@ impl Layer {
     }
 }
 
-/// The layers that the disk process of a VBD has, from the leaf down; none if the process is no more.
-pub async fn layers(daemon: &Daemon, vbd: Uuid) -> Result<Option<Vec<Layer>>, Problem> {
+/// The layers of a VBD's disk process, from the leaf down; `None` if the process no longer exists.
+pub async fn layers(daemon: &Daemon, vbd: Uuid) -> Result<Option<Vec<ServedLayer>>, Problem> {
     let asked = daemon.disks.ask(vbd, json!({ "verb": "layers" }), Vec::new(), TO_SAY, |_| ()).await;
     match heard(daemon, vbd, asked) {
         Ok(mut said) => serde_json::from_value(said["layers"].take())
             .map(Some)
-            .map_err(|error| Problem::failed(format_args!("understand the layers of VBD {vbd}"), error)),
-        // Nobody listens any more, or it has ended meanwhile. One that is only slow may still be writing.
+            .map_err(|error| Problem::failed(format_args!("parse the layers of VBD {vbd}"), error)),
+        // Nothing listens any more, or it has exited in the meantime. One that is only slow may still be writing.
         Err(problem) if problem.code == Code::Failed => Ok(None),
         Err(problem) => Err(problem),
     }

@@ -1,13 +1,15 @@
-//! `vdi-merge`: images that no VDI shows any more become part of the ones around them, so that chains stay short.
+//! `vdi-merge`: merges images that have no VDI any more into their neighbours, to keep chains short.
 //!
-//! A *run* is a hidden image that one image stands on, with the hidden ones above it of which the same holds; what is
-//! above the run, its *head*, is a VDI's image, or has several on it. The run is merged into its lowest image.
+//! A *run* is a hidden image with exactly one child, together with the hidden images above it of which the same holds;
+//! the image above the run, its *head*, belongs to a VDI or has several children. The run is merged into its lowest
+//! image.
 //!
-//! 1. `merge`: the disk process moves what the upper images hold into the lowest, on a live disk or not. *Killed:* the
-//!    chain is as it was, or, at the very end, the image above stands on the lowest one already; asked again, it goes
-//!    on with what is left (docs/control.md). That step is therefore done again until it is done, unless it cannot be:
-//!    then the files say how far it came, and the catalogue follows them.
-//! 2. `record`: the chain is shorter in the catalogue. 3. `remove`: the files that hold nothing are removed.
+//! 1. `merge`: the disk process moves the data of the upper images into the lowest, on a live disk or not. *If killed:*
+//!    the chain is as before or, at the very end, the image above is already based on the lowest one; when requested
+//!    again, the disk process continues with the rest (docs/control.md). So this step is repeated until it succeeds,
+//!    unless that is impossible: then the files show how far it got, and the catalogue is updated from them.
+//! 2. `record`: the chain is shorter in the catalogue.
+//! 3. `remove`: the files without data are removed.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -29,13 +31,13 @@ use crate::task::Context;
 use crate::task::job::Job;
 use crate::task::wanted::Wanted;
 
-/// How long a disk may take to end a merge that is cancelled: what is in flight must become durable.
+/// How long a disk may take to stop a cancelled merge: writes in flight must become durable.
 const TO_CANCEL: Duration = Duration::from_secs(120);
 
 /// How long to wait for that before it is cancelled once more.
 const CANCEL_AGAIN_AFTER: Duration = Duration::from_millis(200);
 
-/// How long a disk may take at a time, before the daemon looks after others and asks again.
+/// How long to wait for one disk before checking on others and trying again.
 const TO_CANCEL_AT_ONCE: Duration = Duration::from_secs(10);
 
 /// The job.
@@ -134,7 +136,7 @@ impl Merge {
         let expect: Vec<String> = chain.names().iter().map(|name| name.to_string_lossy().into_owned()).collect();
         let verb = json!({ "verb": "merge", "from": from, "into": into, "follow": true, "expect": expect });
         let files = || async {
-            // A process that takes the place of another is not asked for what somebody has cancelled meanwhile.
+            // If the task was cancelled in the meantime, a replacement process does not get the request again.
             context.check()?;
             chain.files_below(into).await
         };
@@ -149,12 +151,12 @@ impl Merge {
             merged = &mut merged => return merged.map(drop),
             () = context.cancelled() => {}
         }
-        // It ends when what is in flight is durable, and tells how: it may have done everything. The disk takes other
-        // verbs then.
+        // It stops when writes in flight are durable, and reports the result: it may even have completed. The disk
+        // accepts other verbs then.
         let begun = Instant::now();
         while begun.elapsed() < TO_CANCEL {
             match live::ask(daemon, vbd, json!({ "verb": "merge-cancel" }), Vec::new()).await {
-                // It has just ended, or the disk has not heard yet that it is to begin.
+                // It has just ended, or the disk has not received the request to begin yet.
                 Err(none) if none.code != Code::State => return Err(none),
                 _ => {}
             }
@@ -175,12 +177,12 @@ impl Merge {
         let place = |image| chain.images.iter().position(|other| other.uuid == image);
         match (place(first), place(self.target)) {
             (Some(from), Some(into)) if from < into => Ok((chain, from, into)),
-            _ => Err(Problem::new(Code::State, "the chain to merge is another one now")),
+            _ => Err(Problem::new(Code::State, "the chain changed; retry")),
         }
     }
 
-    /// Whether everything has been moved, and the image above, if there is one, stands on the target. The process that
-    /// has the disk knows; when it is no more, the files tell.
+    /// Whether all data has been moved and the image above, if any, is based on the target. The process that has the
+    /// disk open knows; if there is none, the files tell.
     async fn is_done(&self, daemon: &Daemon) -> Result<bool, Problem> {
         if fault::planted(Planted::ForgottenMerge) && self.above.is_none() {
             return Ok(false);
@@ -206,7 +208,7 @@ impl Merge {
         let told = daemon.tool.image(words, handing).await?;
         told.get("done")
             .and_then(Value::as_bool)
-            .ok_or_else(|| Problem::new(Code::Internal, "what the disk process says of a merge is not understood"))
+            .ok_or_else(|| Problem::new(Code::Internal, "cannot parse the disk process's report of a merge"))
     }
 
     async fn record(&self, daemon: &Daemon) -> Result<(), Problem> {
@@ -235,7 +237,7 @@ impl Merge {
         Ok(())
     }
 
-    /// Nothing stands on the sources any more but each other: from the top down.
+    /// The sources have no children except each other: remove them from the top down.
     async fn remove(&self, daemon: &Daemon) -> Result<(), Problem> {
         for source in self.sources.iter().copied() {
             let Some(image) = daemon.catalogue.read(move |view| view.find_image(source)).await? else { continue };
@@ -265,11 +267,11 @@ impl Merge {
         self.sources.first().copied().unwrap_or(self.target)
     }
 
-    /// What must be so before a merge begins: nobody else changes or uses any of these files, and nobody will.
+    /// Preconditions of a merge: nothing else changes or uses any of these files from now on.
     pub fn prepare(&self, task: Uuid, wanted: &Wanted, tx: &mut repo::Tx<'_>) -> Result<(), Problem> {
         if !self.is_so(tx)? {
-            let what = "what stands on what has changed meanwhile";
-            return Err(Problem::new(Code::Busy, what).advise("it is looked at again by itself"));
+            let what = "the chain changed in the meantime";
+            return Err(Problem::new(Code::Busy, what).advise("Tapline retries automatically"));
         }
         for image in self.sources.iter().chain([&self.target]).chain(&self.above) {
             tx.claim(*image, task)?;
@@ -277,7 +279,9 @@ impl Merge {
         // The VDI that shows the first of the sources, if one does, and all that stand on it.
         for vdi in tx.vdis_above(self.lowest_shown())? {
             if wanted.is(vdi) {
-                return Err(Problem::new(Code::Busy, format!("somebody wants VDI {vdi}")).advise("ask again"));
+                return Err(
+                    Problem::new(Code::Busy, format!("VDI {vdi} reserved by another operation")).advise("try again")
+                );
             }
             if Some(vdi) == self.live {
                 super::begin::hold(tx, vdi, task, self.vbd)?;
@@ -289,16 +293,16 @@ impl Merge {
     }
 }
 
-/// Has a disk end the merge that it is at, if there is one. A daemon before this one may have asked for it: done behind
-/// our back, what was merged would be left over.
+/// Stops a disk's merge, if one is running. An earlier daemon may have requested it: if it completed unnoticed, the
+/// merged files would be left over.
 async fn end_live(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
     let begun = Instant::now();
     while begun.elapsed() < TO_CANCEL_AT_ONCE {
         let cancel = json!({ "verb": "merge-cancel" });
         match daemon.disks.ask(vbd, cancel, Vec::new(), TO_CANCEL_AT_ONCE, |_| ()).await {
-            // It ends when what is in flight is durable.
+            // It stops when writes in flight are durable.
             Ok(_) => tokio::time::sleep(CANCEL_AGAIN_AFTER).await,
-            // It is at none, or is no more.
+            // No merge is running, or the disk no longer exists.
             Err(none) if matches!(none.code, Code::State | Code::Failed) => return Ok(()),
             Err(problem) => return Err(problem),
         }
@@ -307,7 +311,7 @@ async fn end_live(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
 }
 
 fn does_not_end(vbd: Uuid) -> Problem {
-    Problem::new(Code::Timeout, format!("the disk of VBD {vbd} does not end a cancelled merge"))
+    Problem::new(Code::Timeout, format!("the disk of VBD {vbd} does not stop a cancelled merge"))
 }
 
 /// `image merge` of layers of a chain.
@@ -340,12 +344,12 @@ impl<'a> Tree<'a> {
         self.children.get(&image).map_or(&[], Vec::as_slice)
     }
 
-    /// Whether a scan has taken it in hidden, so that nobody here knows who needs it.
+    /// Whether a scan has added it as hidden, so that it is unknown who needs it.
     fn is_kept(&self, image: Uuid) -> bool {
         self.by_uuid.get(&image).is_some_and(|image| image.kept)
     }
 
-    /// Whether it is there for the one image that stands on it, and for nobody else.
+    /// Whether the image exists only for the benefit of its single child.
     fn is_passed_through(&self, image: Uuid) -> bool {
         let ready = self.by_uuid.get(&image).is_some_and(|image| image.state == ImageState::Ready && !image.kept);
         ready && !self.shown_by.contains_key(&image) && self.children(image).len() == 1
@@ -367,7 +371,8 @@ impl<'a> Tree<'a> {
             return None;
         }
         let (vdi, above) = match self.children(head) {
-            // Several stand on the head, each of which would have to be told: it stays, and stands on the target.
+            // The head has several children, each of which would need a new parent: it stays, and is rebased onto the
+            // target.
             [_, _, ..] if upwards.is_empty() => return None,
             [_, _, ..] => (None, Some(head)),
             on_head => {
@@ -399,7 +404,7 @@ pub fn tidy_up(daemon: &Daemon, sr: Uuid, done: bool) {
     }
 }
 
-/// Sees, beside everything else, to what nobody needs any more in a repository.
+/// Looks, in the background, for images in a repository that are no longer needed.
 pub fn collect(daemon: &Daemon, sr: Uuid) {
     let daemon = daemon.clone();
     tokio::spawn(async move {
@@ -435,8 +440,8 @@ pub async fn runs_of(daemon: &Daemon, sr: Uuid) -> Result<Vec<Merge>, Problem> {
 /// Begins what there is to do; whether nothing was in the way.
 async fn collect_now(daemon: &Daemon, sr: Uuid) -> bool {
     begin_all(daemon, sr).await.unwrap_or_else(|problem| {
-        // Its repository is not there, for example: it is looked at again when it is attached.
-        tracing::info!(%sr, "what nobody needs stays for now: {problem}");
+        // Its repository is not available, for example: it is checked again when it is attached.
+        tracing::info!(%sr, "unneeded images stay for now: {problem}");
         true
     })
 }
@@ -464,7 +469,7 @@ async fn begin_all(daemon: &Daemon, sr: Uuid) -> Result<bool, Problem> {
     Ok(all)
 }
 
-/// Whether a job was begun; not if somebody uses what it would change.
+/// Whether a job was begun; not if something it would change is in use.
 fn was_begun(sr: Uuid, started: Result<api::Task, Problem>) -> Result<bool, Problem> {
     match started {
         Ok(_) => Ok(true),
@@ -486,7 +491,7 @@ pub async fn start(daemon: &Daemon, mut merge: Merge) -> Result<api::Task, Probl
     for vdi in users.await? {
         if let Some(vbd) = super::leaf::writer_of(&vdi) {
             if merge.vbd.is_some() {
-                return Err(Problem::new(Code::InUse, "several VDIs that stand on these images are plugged"));
+                return Err(Problem::new(Code::InUse, "several VDIs that use these images are plugged"));
             }
             crate::reconcile::must_agree(daemon, vbd).await?;
             (merge.vbd, merge.live) = (Some(vbd), Some(vdi.uuid));
@@ -536,13 +541,13 @@ mod test {
     }
 
     #[test]
-    fn what_a_vdi_shows_or_several_stand_on_stays() {
+    fn images_of_vdis_or_with_several_children_stay() {
         assert_eq!(found(&[(1, None), (2, Some(1)), (3, Some(2))], &[1, 2, 3]), []);
         assert_eq!(found(&[(1, None), (2, Some(1)), (3, Some(1))], &[2, 3]), []);
     }
 
     #[test]
-    fn a_run_below_a_snapshot_is_merged_and_what_stands_on_the_snapshot_is_told() {
+    fn a_run_below_a_snapshot_is_merged_and_its_child_relinked() {
         // 2 is a snapshot, 3 the disk on it.
         let pairs = [(1, None), (2, Some(1)), (3, Some(2))];
         assert_eq!(found(&pairs, &[2, 3]), [(vec![2], 1, Some(3), Some(1002))]);
@@ -557,7 +562,7 @@ mod test {
     }
 
     #[test]
-    fn what_a_scan_has_taken_in_hidden_is_neither_merged_nor_merged_into() {
+    fn images_added_as_hidden_take_no_part_in_merges() {
         let pairs = [(1, None), (2, Some(1)), (3, Some(2)), (4, Some(3)), (5, Some(4))];
         for (kept, shown) in (1..=4).flat_map(|kept| [(kept, vec![5]), (kept, vec![3, 5])]) {
             let (mut images, shown) = tree(&pairs, &shown);
@@ -570,7 +575,7 @@ mod test {
     }
 
     #[test]
-    fn runs_in_different_places_are_told_apart() {
+    fn runs_in_different_chains_are_separate() {
         let pairs = [(1, None), (2, Some(1)), (3, Some(2)), (4, Some(3)), (5, Some(4))];
         assert_eq!(found(&pairs, &[2, 3, 5]), [(vec![2], 1, Some(3), Some(1002)), (vec![5], 4, None, Some(1005))],);
     }

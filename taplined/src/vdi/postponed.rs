@@ -1,4 +1,4 @@
-//! Repositories in which something could not be tidied up because others were in the way: when it is tried again.
+//! Repositories in which housekeeping was prevented by other operations, and when it is retried.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -26,7 +26,7 @@ impl Postponed {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How long to wait in a repository, if nobody does already.
+    /// How long to wait in a repository, unless somebody is already waiting.
     pub fn begin(&self, sr: Uuid) -> Option<Duration> {
         let mut pauses = self.pauses();
         let pause = pauses.entry(sr).or_default();

@@ -1,8 +1,8 @@
-//! `vdi-resize`: a VDI grows.
+//! `vdi-resize`: grows a VDI.
 //!
-//! 1. `resize`: the image does, in one step of the disk process that is itself all or nothing. Asked twice for the same
-//!    size, it does nothing the second time. *Killed:* done again; a larger disk loses nothing.
-//! 2. `record`: the catalogue says so.
+//! 1. `resize`: the disk process grows the image in one step that is all or nothing. Requested twice for the same size,
+//!    it does nothing the second time. *If killed:* repeated; a larger disk loses nothing.
+//! 2. `record`: the catalogue is updated.
 
 use std::time::Duration;
 
@@ -16,10 +16,10 @@ use crate::daemon::Daemon;
 use crate::task::Context;
 use crate::task::job::Job;
 
-/// What a disk process says that is growing.
-const GROWING: &str = "a resize is under way";
+/// The message of a disk process that is growing its disk.
+const GROWING: &str = "a resize is in progress";
 
-/// How long to wait before it is asked again.
+/// Pause before it is checked again.
 const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(50);
 
 /// The job.
@@ -27,7 +27,7 @@ const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(50);
 pub struct Resize {
     /// The VDI.
     pub vdi: Uuid,
-    /// Its repository; what an earlier daemon has begun does not say.
+    /// Its repository; absent in jobs begun by an earlier version of the daemon.
     #[serde(default)]
     pub sr: Option<Uuid>,
     /// Its new size in bytes.
@@ -56,7 +56,7 @@ impl Job for Resize {
         }
     }
 
-    /// What has grown stays so, and the catalogue says how large it is.
+    /// A grown disk stays so, and the catalogue is updated with its size.
     async fn undo(&self, daemon: &Daemon) -> Result<(), Problem> {
         if let Some(vbd) = self.vbd {
             if let Some(size) = settled(daemon, vbd).await? {
@@ -73,10 +73,11 @@ impl Job for Resize {
     }
 }
 
-/// The size of a disk whose process is not growing it any more; none if the process is no more. It may be at it still,
-/// though the daemon that had asked for that is dead.
+/// The size of a disk whose process is not growing it any more; `None` if the process no longer exists. The process may
+/// still be growing it although the daemon that requested that is dead.
 async fn settled(daemon: &Daemon, vbd: Uuid) -> Result<Option<u64>, Problem> {
-    // It does one verb at a time, and says so before it looks at another: this one it refuses then, whatever its size.
+    // It carries out one verb at a time and says so before it checks another: it rejects this one in any case, because
+    // of its size.
     let nonsense = json!({ "verb": "resize", "size": 1 });
     loop {
         match live::ask(daemon, vbd, nonsense.clone(), Vec::new()).await {
@@ -98,7 +99,7 @@ impl Resize {
             return live::ask(daemon, vbd, verb, Vec::new()).await.map(drop);
         }
         let chain = Chain::of_vdi(daemon, self.vdi).await?;
-        // Only its own image grows; what it stands on shows zeroes behind its end.
+        // Only its own image grows; the images below read as zeroes beyond their end.
         let leaf = Chain { images: chain.images.into_iter().take(1).collect(), ..chain };
         let mut words = vec!["resize".into()];
         words.extend(leaf.words());

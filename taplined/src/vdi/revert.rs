@@ -1,8 +1,8 @@
-//! `vdi-revert`: a VDI has the state again that one of its snapshots keeps.
+//! `vdi-revert`: reverts a VDI to one of its snapshots.
 //!
-//! 1. `file`: a new image, which stands on the snapshot's or shares its blocks. *Killed:* it is removed.
-//! 2. `record`: it is the VDI's, in the place of the present one. *Killed before:* as above.
-//! 3. `remove`: the file of the one before is removed, if nothing stands on it. *Killed:* done again.
+//! 1. `file`: a new image that is a child of the snapshot's image or shares its blocks. *If killed:* it is removed.
+//! 2. `record`: it becomes the VDI's image, replacing the current one. *If killed before:* as above.
+//! 3. `remove`: the old image's file is removed, if no image is based on it. *If killed:* repeated.
 
 use api::{About, ImageFormat, Problem};
 use serde::{Deserialize, Serialize};
@@ -35,7 +35,7 @@ pub struct Revert {
     pub new: Uuid,
     /// Its format.
     pub format: ImageFormat,
-    /// Whether it shares blocks with the snapshot's image, or stands on it.
+    /// Whether it shares blocks with the snapshot's image, instead of being its child.
     pub reflink: bool,
 }
 

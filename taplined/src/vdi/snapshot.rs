@@ -1,12 +1,11 @@
-//! `vdi-snapshot` and `vdi-clone`: a state of a VDI as another VDI, which is only read, or is written from then on.
+//! `vdi-snapshot` and `vdi-clone`: a VDI's state as another VDI, which is read-only or writable.
 //!
-//! By a chain: the VDI gets a new leaf ([`super::leaf`]), and the image that was its own is that of the snapshot, or
-//! the one below the leaf of the clone. By reflink: a file that shares all blocks. Steps:
+//! With chains: the VDI gets a new leaf ([`super::leaf`]), and its previous image becomes the snapshot's, or the parent
+//! of the clone's leaf. With reflink: a file that shares all blocks. Steps:
 //!
-//! 1. `leaf`: the VDI's new leaf, where one is needed. *Killed:* settled: it is taken back, or stays and changes
-//!    nothing.
-//! 2. `file`: the file of the new VDI, where it has one of its own. *Killed:* it is removed.
-//! 3. `record`: all is in the catalogue, in one commit.
+//! 1. `leaf`: the VDI's new leaf, if needed. *If killed:* settled: it is rolled back, or stays without effect.
+//! 2. `file`: the new VDI's file, if it has one of its own. *If killed:* it is removed.
+//! 3. `record`: everything is in the catalogue, in one commit.
 
 use api::{About, Description, ImageFormat, Name, Problem};
 use jiff::Timestamp;
@@ -57,19 +56,19 @@ pub struct State {
 pub struct Own {
     /// Its image.
     pub image: Uuid,
-    /// Whether it shares blocks with the image, or stands on it.
+    /// Whether it shares blocks with the image, instead of being its child.
     pub reflink: bool,
 }
 
 /// Both verbs: a state that is only read, or one that is written.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Kept<const WRITABLE: bool>(pub State);
+pub struct Branch<const WRITABLE: bool>(pub State);
 
 /// `vdi-snapshot`.
-pub type Snapshot = Kept<false>;
+pub type Snapshot = Branch<false>;
 
 /// `vdi-clone`.
-pub type Clone = Kept<true>;
+pub type Clone = Branch<true>;
 
 impl State {
     async fn step(&self, name: &str, daemon: &Daemon, snapshot: bool) -> Result<(), Problem> {
@@ -95,7 +94,7 @@ impl State {
         let Some(vbd) = self.vbd else { return below.share(to).await };
         let directory = below.directory;
         let path = directory.path().join(&to);
-        let file = blocking("make a file", move || directory.create_image(&to)).await?;
+        let file = blocking("create a file", move || directory.create_image(&to)).await?;
         let name = chain::name(self.format, path.clone());
         let verb = json!({ "verb": "snapshot", "to": name.to_string_lossy(), "method": "reflink" });
         live::ask(daemon, vbd, verb, vec![Beside { path, write: true, file }]).await.map(drop)
@@ -149,7 +148,7 @@ impl State {
     }
 }
 
-impl<const WRITABLE: bool> Job for Kept<WRITABLE> {
+impl<const WRITABLE: bool> Job for Branch<WRITABLE> {
     const VERB: &'static str = if WRITABLE { "vdi-clone" } else { "vdi-snapshot" };
     const STEPS: &'static [&'static str] = &["leaf", "file", "record"];
     const NO_RETURN: &'static str = "record";

@@ -1,4 +1,4 @@
-//! A VDI that is to be, with an image of its own that stands on no other: what a job must know to make it or to undo it.
+//! A planned VDI whose image has no parent: what a job must know to create it or roll that back.
 
 use api::{Description, ImageFormat, Name, Problem};
 use repo::catalogue::NewVdi;

@@ -1,4 +1,4 @@
-//! What others paste into the configuration of a machine of theirs, so that it has a VBD of ours.
+//! The configuration to paste for a machine that is managed elsewhere, to connect it to one of our VBDs.
 
 use std::path::Path;
 
@@ -43,7 +43,7 @@ pub async fn connect(daemon: &Daemon, vbd: Uuid, reader: Reader) -> Result<Strin
 async fn served(daemon: &Daemon, vbd: Uuid, monitor: Monitor) -> Result<String, Problem> {
     let vbd = daemon.catalogue.read(move |view| view.vbd(vbd)).await?;
     let (VbdState::Plugged | VbdState::Restarting, Some(socket)) = (vbd.state, &vbd.socket) else {
-        let what = format!("VBD {} is not plugged, and is served nowhere", vbd.uuid);
+        let what = format!("VBD {} is not plugged, so it has no socket to connect to", vbd.uuid);
         return Err(Problem::new(Code::State, what).advise("plug it first"));
     };
     let at: &Path = socket.as_path();
@@ -51,14 +51,14 @@ async fn served(daemon: &Daemon, vbd: Uuid, monitor: Monitor) -> Result<String, 
         Transport::Nbd => Served::NbdUnix(at),
         Transport::VhostUser => Served::VhostUser(at, vbd.queues),
         Transport::Blkif => {
-            let what = format!("VBD {} is served to a guest of Xen, by the daemon itself", vbd.uuid);
-            return Err(Problem::new(Code::Unsupported, what).advise("there is nothing to paste anywhere"));
+            let what = format!("VBD {} is served to a Xen guest by the daemon itself", vbd.uuid);
+            return Err(Problem::new(Code::Unsupported, what).advise("no configuration is needed"));
         }
     };
     paste::text(monitor, served, vbd.mode == Mode::ReadOnly).map_err(|error| unspeakable(&error))
 }
 
-/// For xl, whose block script serves the image by itself: the daemon must not.
+/// For xl, whose block script serves the image itself, so the daemon must not.
 async fn by_xl(daemon: &Daemon, vbd: Uuid) -> Result<String, Problem> {
     let found = daemon.catalogue.read(move |view| {
         let vbd = view.vbd(vbd)?;
@@ -67,7 +67,7 @@ async fn by_xl(daemon: &Daemon, vbd: Uuid) -> Result<String, Problem> {
     });
     let (vbd, sr, chain) = found.await?;
     if vbd.state != VbdState::Unplugged {
-        let what = format!("VBD {} is plugged, and xl serves the image itself", vbd.uuid);
+        let what = format!("VBD {} is plugged, but with xl the image is served by xl's own disk process", vbd.uuid);
         return Err(Problem::new(Code::State, what).advise("unplug it first"));
     }
     let directory = daemon.srs.directory(sr).await?;

@@ -1,7 +1,7 @@
 //! Domains of Xen: found by the VM that they are, followed to their end, and what the disks of one need.
 //!
-//! A domain is found by its identity, which is the VM's: nothing of it is recorded that a crash of the daemon could lose. Its number,
-//! which people and the store know it by, is the VM's handle.
+//! A domain is found by its identity, which is the VM's: nothing of it is recorded that a crash of the daemon could
+//! lose. Its number, which people and the store know it by, is the VM's handle.
 
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -11,7 +11,7 @@ use ::vm::xen::NotDone;
 use ::vm::xen::departures::Departures;
 use ::vm::xen::disks::Guest;
 use ::vm::xen::lend::{Lent, lend};
-use ::vm::xen::machine::{self, Machine, Status};
+use ::vm::xen::machine::{self, Status, XenDomain};
 use ::vm::xen::statistics::{self, Files, Statistics};
 use ::vm::xen::vdev::Vdev;
 use ::vm::xen::xl::Xl;
@@ -44,13 +44,13 @@ pub fn xl(config: &Config) -> Xl {
 }
 
 /// The domain of a VM, if there is one.
-pub async fn find(daemon: &Daemon, vm: Uuid) -> Result<Option<Machine>, Problem> {
+pub async fn find(daemon: &Daemon, vm: Uuid) -> Result<Option<XenDomain>, Problem> {
     let xl = xl(&daemon.config);
-    blocking(vm, move || Machine::find(&xl, &vm.to_string())).await
+    blocking(vm, move || XenDomain::find(&xl, &vm.to_string())).await
 }
 
 /// Ends a domain.
-pub async fn destroy(vm: Uuid, domain: Machine) -> Result<(), Problem> {
+pub async fn destroy(vm: Uuid, domain: XenDomain) -> Result<(), Problem> {
     blocking(vm, move || domain.end()).await
 }
 
@@ -62,7 +62,7 @@ pub fn disk(view: &View<'_>, vbd: &Vbd) -> Result<Option<Disk>, Problem> {
     let handle = vbd.vm.map(|vm| view.vm(vm).map(|vm| (vm.uuid, vm.handle))).transpose()?;
     let number = handle.and_then(|(vm, handle)| Some((vm, handle?.parse().ok()?)));
     let Some((vm, number)) = number else {
-        let what = format!("VBD {} cannot be plugged: its VM does not run, and Xen has no domain for it", vbd.uuid);
+        let what = format!("VBD {} cannot be plugged: its VM is not running, so there is no Xen domain", vbd.uuid);
         return Err(Problem::new(Code::State, what).advise("start the VM, which plugs all its VBDs"));
     };
     let guest = Guest::numbered(number, &vm.to_string());
@@ -97,12 +97,11 @@ impl Disk {
     /// Makes files for the statistics of the process of that number. None is no reason not to serve.
     pub async fn make_statistics(&self, pid: u32) -> Option<Files> {
         let this = self.statistics();
-        let made = task::blocking("make files for a disk's statistics", move || {
-            this.make(pid).map_err(|error| Problem::failed(format_args!("make files in {}", statistics::PLACE), error))
+        let made = task::blocking("create files for a disk's statistics", move || {
+            this.make(pid)
+                .map_err(|error| Problem::failed(format_args!("create files in {}", statistics::PLACE), error))
         });
-        made.await
-            .map_err(|problem| tracing::warn!(vm = %self.vm, "a disk is served without statistics: {problem}"))
-            .ok()
+        made.await.map_err(|problem| tracing::warn!(vm = %self.vm, "a disk has no statistics: {problem}")).ok()
     }
 
     /// Removes the statistics of a process that has ended.
@@ -134,11 +133,11 @@ async fn blocking<T: Send + 'static>(
     vm: Uuid,
     work: impl FnOnce() -> Result<T, NotDone> + Send + 'static,
 ) -> Result<T, Problem> {
-    task::blocking(format!("ask Xen about VM {vm}"), move || work().map_err(by_xen(vm))).await
+    task::blocking(format!("query Xen about VM {vm}"), move || work().map_err(by_xen(vm))).await
 }
 
 /// Follows a domain to its end, which becomes true then; ceases when nobody listens.
-pub fn follow(vm: Uuid, domain: Machine) -> watch::Receiver<bool> {
+pub fn follow(vm: Uuid, domain: XenDomain) -> watch::Receiver<bool> {
     let (ended, listens) = watch::channel(false);
     tokio::spawn(async move {
         loop {
@@ -151,7 +150,7 @@ pub fn follow(vm: Uuid, domain: Machine) -> watch::Receiver<bool> {
                     ended.send_replace(true);
                     return;
                 }
-                Err(problem) => tracing::error!(%vm, "its end cannot be seen just now: {problem}"),
+                Err(problem) => tracing::error!(%vm, "cannot watch for its end at the moment: {problem}"),
             }
             tokio::time::sleep(TO_COME_BACK).await;
         }
@@ -160,9 +159,9 @@ pub fn follow(vm: Uuid, domain: Machine) -> watch::Receiver<bool> {
 }
 
 /// Waits until a domain has ended. It is looked at when some domain has, and not otherwise.
-async fn to_the_end(vm: Uuid, domain: &Machine) -> Result<(), Problem> {
+async fn to_the_end(vm: Uuid, domain: &XenDomain) -> Result<(), Problem> {
     let mut departures = blocking(vm, Departures::watch).await?;
-    let listen = |error: std::io::Error| Problem::failed("listen to Xen's store", error);
+    let listen = |error: std::io::Error| Problem::failed("watch xenstore", error);
     let descriptor = departures.as_fd().try_clone_to_owned().map_err(listen)?;
     // It is deprecated for types that may give another descriptor each time; the new one is unsafe for their sake.
     #[allow(deprecated, reason = "an OwnedFd has one descriptor")]

@@ -1,5 +1,5 @@
-//! The end of a VM: seen when nobody has asked for it, and what follows in any case. Its VBDs are unplugged, and it is
-//! halted.
+//! The end of a VM: noticed when it was not requested, and followed up in any case. Its VBDs are unplugged, and it
+//! becomes halted.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -8,8 +8,8 @@ use api::{Power, Problem, Vbd, VbdState, Vm};
 use uuid::Uuid;
 
 use super::guest::Guest;
-use super::machine::{End, Machine};
-use super::{Operation, group, new_task, place, start};
+use super::machine::{End, RunningVm};
+use super::{Operation, group, new_task, start, vm_directory};
 use crate::catalogue;
 use crate::daemon::Daemon;
 use crate::fault;
@@ -29,7 +29,7 @@ pub fn watch(daemon: &Daemon, guest: Arc<Guest>) {
         if !still {
             return;
         }
-        let end = guest.tell(Machine::ended).await;
+        let end = guest.tell(RunningVm::ended).await;
         let ended = match end {
             Ok(Some(End::Reboots)) => Ended { again: true, ..Ended::default() },
             Ok(Some(End::Badly(problem))) | Err(problem) => Ended::because(problem),
@@ -42,9 +42,9 @@ pub fn watch(daemon: &Daemon, guest: Arc<Guest>) {
 /// How a VM has ended whose machine is gone.
 #[derive(Debug, Default)]
 pub struct Ended {
-    /// Why, if nobody asked for it.
+    /// The reason, if it was not requested.
     pub why: Option<Problem>,
-    /// Its guest boots anew: it is started then.
+    /// Whether its guest reboots: it is then started again.
     pub again: bool,
     /// VBDs that stay plugged: they were not plugged for this machine.
     pub keep: BTreeSet<Uuid>,
@@ -71,10 +71,10 @@ pub async fn halt(daemon: &Daemon, vm: Uuid, ended: Ended, operation: Operation)
         if again {
             start::start(&at_work, vm).await?;
         }
-        serde_json::to_value(halted).map_err(|error| Problem::failed("show a VM", error))
+        serde_json::to_value(halted).map_err(|error| Problem::failed("encode a VM", error))
     });
     if let Err(problem) = started.await {
-        tracing::error!(%vm, "it has ended, and its disks remain until the daemon starts again: {problem}");
+        tracing::error!(%vm, "it has ended, but its disks stay plugged until the daemon restarts: {problem}");
     }
 }
 
@@ -89,7 +89,7 @@ pub async fn clear(
 ) -> Result<Vm, Problem> {
     let (kept, keep) = (why.clone(), keep.clone());
     let plugged = catalogue::record(&daemon.catalogue, move |tx| {
-        // From here on none of them is plugged by itself.
+        // From here on none of them is plugged automatically.
         tx.set_vm_power(vm, Power::Stopping, kept.as_ref())?;
         let vbds = tx.vbds(Some(vm), None)?;
         let goes = |vbd: &Vbd| vbd.state != VbdState::Unplugged && !keep.contains(&vbd.uuid);
@@ -100,7 +100,7 @@ pub async fn clear(
     fault::point("vm-end", "unplug", false);
     let unplugged = plug::unplug_all(daemon, plugged, context).await;
     fault::point("vm-end", "unplug", true);
-    let directory = place(&daemon.config, vm);
+    let directory = vm_directory(&daemon.config, vm);
     let removed = blocking("remove the directory of a VM", move || {
         group::leave(vm);
         match std::fs::remove_dir_all(&directory) {

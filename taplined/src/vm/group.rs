@@ -1,8 +1,8 @@
-//! A control group for each machine, below the daemon's own: what it uses is counted by itself, and one can
-//! give it limits, or end all of it.
+//! A cgroup for each machine, below the daemon's own, so that its resource usage is accounted separately, and an
+//! administrator can limit or kill it.
 //!
-//! It sets no limits, and enables no controllers: so the daemon may stay where it is (cgroups(7), "no internal
-//! processes"). Invariant: a machine for which there can be no group runs all the same, and the log says why.
+//! It sets no limits and enables no controllers, so that the daemon can stay in its own cgroup (cgroups(7), "no
+//! internal processes"). Invariant: a machine without a cgroup runs all the same, and the log says why.
 
 use std::fs;
 use std::io;
@@ -14,7 +14,7 @@ use uuid::Uuid;
 pub fn enter(vm: Uuid, pid: u32) {
     let entered = own().and_then(|own| enter_below(&own, vm, pid));
     if let Err(why) = entered {
-        tracing::info!(%vm, "its QEMU stays in the daemon's control group: {why}");
+        tracing::info!(%vm, "its QEMU stays in the daemon's cgroup: {why}");
     }
 }
 
@@ -23,7 +23,7 @@ pub fn leave(vm: Uuid) {
     let Ok(own) = own() else { return };
     match fs::remove_dir(group(&own, vm)) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            tracing::info!(%vm, "its control group is left: {error}");
+            tracing::info!(%vm, "its cgroup could not be removed: {error}");
         }
         _ => {}
     }
@@ -47,7 +47,7 @@ fn enter_below(own: &Path, vm: Uuid, pid: u32) -> Result<(), String> {
 fn own() -> Result<PathBuf, String> {
     let read = |path: &str| fs::read_to_string(path).map_err(|error| format!("{path}: {error}"));
     own_in(&read("/proc/self/mountinfo")?, &read("/proc/self/cgroup")?)
-        .ok_or_else(|| "there are no control groups of version 2".into())
+        .ok_or_else(|| "cgroup v2 is not available".into())
 }
 
 /// By what is mounted (proc_pid_mountinfo(5)) and where a process is (cgroups(7)).

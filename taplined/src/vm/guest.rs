@@ -1,11 +1,12 @@
-//! A machine that runs, for a daemon that must not wait: told what to do on a thread that may, and its end seen without asking.
+//! A running machine, for a daemon that must not block: it is controlled on a thread that may block, and its end is
+//! noticed without polling.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use ::vm::qemu::machine::Machine as Qemu;
+use ::vm::qemu::machine::QemuVm;
 use ::vm::qemu::process::Identity;
-use ::vm::xen::machine::Machine as Domain;
+use ::vm::xen::machine::XenDomain;
 use api::Problem;
 use repo::catalogue::{Process, VmProcess};
 use tokio::io::Interest;
@@ -14,7 +15,7 @@ use tokio::sync::watch;
 use uuid::Uuid;
 
 use super::domain;
-use super::machine::Machine;
+use super::machine::RunningVm;
 use crate::task::blocking;
 
 /// A machine that runs, or has just ended.
@@ -23,7 +24,7 @@ pub struct Guest {
     /// Its VM.
     pub vm: Uuid,
     process: Option<VmProcess>,
-    machine: Mutex<Machine>,
+    machine: Mutex<RunningVm>,
     end: End,
 }
 
@@ -32,14 +33,15 @@ pub struct Guest {
 enum End {
     /// Of QEMU: a pidfd.
     Process(AsyncFd<OwnedFd>),
-    /// Of a domain: whoever follows it says so.
+    /// Of a domain: the task that watches it reports its end.
     Domain(watch::Receiver<bool>),
 }
 
 impl Guest {
     /// Of a machine that QEMU runs. One that cannot be watched is left as it is.
-    pub fn of_qemu(vm: Uuid, machine: Qemu) -> Result<Guest, (Qemu, Problem)> {
-        // It is deprecated for types that may give another descriptor each time; the new one is unsafe for their sake.
+    pub fn of_qemu(vm: Uuid, machine: QemuVm) -> Result<Guest, (QemuVm, Problem)> {
+        // The function is deprecated for types that may return a different descriptor each time; the replacement is
+        // unsafe because of those.
         #[allow(deprecated, reason = "an OwnedFd has one descriptor")]
         let watched =
             machine.as_fd().try_clone_to_owned().and_then(|pidfd| AsyncFd::with_interest(pidfd, Interest::READABLE));
@@ -47,20 +49,20 @@ impl Guest {
         let watched = watched.map_err(|error| Problem::failed(&tried, error));
         match watched.and_then(|pidfd| Ok((pidfd, process(vm, machine.identity())?))) {
             Ok((pidfd, process)) => {
-                let machine = Mutex::new(Machine::qemu(vm, machine));
+                let machine = Mutex::new(RunningVm::qemu(vm, machine));
                 Ok(Guest { vm, process: Some(process), machine, end: End::Process(pidfd) })
             }
             Err(problem) => Err((machine, problem)),
         }
     }
 
-    /// Of a domain. Its end is looked for from now on.
-    pub fn of_domain(vm: Uuid, domain: Domain) -> Guest {
+    /// Wraps a domain and watches for its end.
+    pub fn of_domain(vm: Uuid, domain: XenDomain) -> Guest {
         let end = End::Domain(domain::follow(vm, domain.clone()));
-        Guest { vm, process: None, machine: Mutex::new(Machine::xen(vm, domain)), end }
+        Guest { vm, process: None, machine: Mutex::new(RunningVm::xen(vm, domain)), end }
     }
 
-    /// Its process, as the catalogue keeps it. A domain has none.
+    /// Its process, as recorded in the catalogue. A domain has none.
     pub fn process(&self) -> Option<&VmProcess> {
         self.process.as_ref()
     }
@@ -81,13 +83,13 @@ impl Guest {
         }
     }
 
-    /// Has the machine do something. It is done to its end, also if nobody waits for it any more.
+    /// Runs an operation on the machine. It is completed even if the caller stops waiting.
     pub async fn tell<T: Send + 'static>(
         self: &Arc<Guest>,
-        work: impl FnOnce(&mut Machine) -> Result<T, Problem> + Send + 'static,
+        work: impl FnOnce(&mut RunningVm) -> Result<T, Problem> + Send + 'static,
     ) -> Result<T, Problem> {
         let guest = self.clone();
-        let told = blocking(format!("speak to VM {}", self.vm), move || {
+        let told = blocking(format!("control VM {}", self.vm), move || {
             work(&mut guest.machine.lock().unwrap_or_else(PoisonError::into_inner))
         });
         told.await

@@ -1,4 +1,4 @@
-//! What a VM of the catalogue is to its driver; refused by the field of the request that is at fault.
+//! Converts a VM of the catalogue into its driver's form; errors name the field of the request that is at fault.
 
 use ::vm::qemu::accelerator::Accelerator;
 use ::vm::qemu::hardware::{self, Disk, Hardware, HardwareError};
@@ -9,7 +9,7 @@ use api::{Boot, Code, Driver, Problem, Vbd, Vm};
 use uuid::Uuid;
 
 use crate::config::Config;
-use crate::disk::place::Place;
+use crate::disk::paths::DiskPaths;
 
 /// Bytes of the unit in which QEMU has memory.
 const MIB: u64 = 1 << 20;
@@ -21,7 +21,7 @@ pub fn check(config: &Config, vm: &Vm) -> Result<(), Problem> {
     }
     let mut hardware = without_disks(vm)?;
     // Which it will boot from is seen when it starts.
-    let stand_in = Place::of(config, Uuid::nil()).transport(api::Transport::VhostUser);
+    let stand_in = DiskPaths::of(config, Uuid::nil()).transport(api::Transport::VhostUser);
     hardware.disks.extend(position(0).map(|position| Disk {
         position,
         socket: stand_in,
@@ -51,11 +51,12 @@ pub fn of(config: &Config, vm: &Vm, vbds: &[Vbd]) -> Result<Plan, Problem> {
     Ok(Plan::Qemu(Box::new(hardware)))
 }
 
-/// What xl is told of a VM.
+/// A VM in the form of xl's configuration.
 fn domain_of(vm: &Vm) -> Result<domain::Config, Problem> {
     let Boot::Kernel { kernel, initrd, cmdline } = &vm.boot else {
-        let what = "a guest of Xen boots a kernel that lies on the host: nobody reads its disks before it runs";
-        let advice = "name a kernel; GRUB for PVH is one, and boots from the first disk (docs/xen.md)";
+        let what =
+            "a Xen guest must boot a kernel file on the host, because Xen does not read its disks before it runs";
+        let advice = "give a kernel; GRUB for PVH works and boots from the first disk (docs/xen.md)";
         return Err(Problem::new(Code::Unsupported, what).field("boot").advise(advice));
     };
     Ok(domain::Config {
@@ -73,7 +74,7 @@ fn whole_mib(vm: &Vm) -> Result<u64, Problem> {
     match vm.memory % MIB {
         0 => Ok(vm.memory / MIB),
         _ => {
-            let what = format!("a memory is whole MiB, and {} bytes are not", vm.memory);
+            let what = format!("memory must be a multiple of 1 MiB, which {} bytes is not", vm.memory);
             Err(Problem::new(Code::Invalid, what).field("memory"))
         }
     }
@@ -93,7 +94,7 @@ fn refused_by_xen(error: &ConfigError) -> Problem {
 
 /// A VBD, as the machine has it.
 pub fn disk(config: &Config, vbd: &Vbd) -> Result<Disk, Problem> {
-    let socket = Place::of(config, vbd.uuid).transport(vbd.transport);
+    let socket = DiskPaths::of(config, vbd.uuid).transport(vbd.transport);
     let position = position_of(vbd)?;
     // As many as are served: QEMU refuses a disk that has fewer.
     Ok(Disk { position, socket, queues: Some(vbd.queues), bootable: vbd.bootable })

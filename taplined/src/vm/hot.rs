@@ -1,7 +1,7 @@
-//! Disks of a guest that runs: given to it behind a plug, and taken from it before an unplug.
+//! Hot-plug of disks: attached to a running guest after a plug, and detached from it before an unplug.
 //!
-//! Invariant: what a guest is given is served, and is served for as long as the guest has not let go; only force ends it before,
-//! and then the guest waits for what it asks of that disk.
+//! Invariant: a disk attached to a guest is served for as long as the guest has not released it; only force ends that
+//! earlier, and then the guest's I/O to the disk hangs.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,10 +13,11 @@ use super::guest::Guest;
 use super::recover;
 use crate::daemon::Daemon;
 
-/// How often a guest is looked at that was asked to let go, while an unplug waits for that.
+/// How often a guest that was asked to release a disk is polled while an unplug waits for that.
 const LOOK_AFTER: Duration = Duration::from_millis(200);
 
-/// A guest that was asked while its system was not up yet has not heard it; QEMU asks again when five seconds have passed.
+/// A guest that was asked before its system was up has not received the request; QEMU accepts a repetition after five
+/// seconds.
 const ASK_AGAIN: Duration = Duration::from_secs(6);
 
 /// Sees that the place of a VBD in its machine is free: a guest may hold on to a disk that was unplugged with force.
@@ -25,14 +26,17 @@ pub async fn expect_room(daemon: &Daemon, vbd: &Vbd) -> Result<(), Problem> {
     let sought = vbd.clone();
     match guest.tell(move |machine| machine.has(&sought)).await? {
         true => {
-            Err(Problem::new(Code::InUse, format!("VM {} has a disk at position {} already", guest.vm, vbd.position))
-                .advise("the guest has not let go of the disk that was there; do that in the guest, or shut it down"))
+            Err(Problem::new(Code::InUse, format!("VM {} already has a disk at position {}", guest.vm, vbd.position))
+                .advise(
+                    "the guest has not released the previous disk; detach it inside the guest, or shut the guest down",
+                ))
         }
         false => Ok(()),
     }
 }
 
-/// Gives a VBD that is served to its guest, if that runs. `again`: the guest has it already, and has only waited for it.
+/// Gives a VBD that is served to its guest, if that runs. `again`: the guest has it already, and has only waited for
+/// it.
 pub async fn attach(daemon: &Daemon, vbd: Uuid, again: bool) -> Result<(), Problem> {
     let vbd = daemon.catalogue.read(move |view| view.vbd(vbd)).await?;
     let Some(guest) = expected(daemon, &vbd).await? else { return Ok(()) };
@@ -75,11 +79,11 @@ pub async fn ask_to_let_go(daemon: &Daemon, vbd: &Vbd) {
     let Some(guest) = found(daemon, vbd) else { return };
     let sought = vbd.clone();
     if let Err(problem) = guest.tell(move |machine| machine.begin_unplug(&sought)).await {
-        tracing::warn!(vbd = %vbd.uuid, "its guest could not be asked to let go: {problem}");
+        tracing::warn!(vbd = %vbd.uuid, "its guest could not be asked to release it: {problem}");
     }
 }
 
-/// Whether the guest waits for a VBD about which nobody is asked on its behalf.
+/// Whether the guest waits for I/O of a VBD that QEMU no longer forwards.
 pub async fn has_lost(daemon: &Daemon, vbd: &Vbd) -> Result<bool, Problem> {
     let Some(guest) = found(daemon, vbd) else { return Ok(false) };
     let sought = vbd.clone();

@@ -1,11 +1,11 @@
-//! A machine that runs, by either driver: what is done to it, and what goes wrong, in words that both have.
+//! A running machine with either driver: its operations, and their errors in common terms.
 //!
-//! It waits for what it does; whoever must not has threads ([`super::guest`]).
+//! Its functions block; callers that must not block use threads ([`super::guest`]).
 
-use ::vm::qemu::machine::{Ended, Machine as Qemu, MachineError, Status as QemuStatus};
+use ::vm::qemu::machine::{Ended, MachineError, QemuVm, Status as QemuStatus};
 use ::vm::syntax::in_full;
 use ::vm::xen::NotDone;
-use ::vm::xen::machine::{Machine as Domain, Status as DomainStatus};
+use ::vm::xen::machine::{Status as DomainStatus, XenDomain};
 use ::vm::xen::vdev::Vdev;
 use ::vm::xen::xl::Reason;
 use api::{Code, Mode, Problem, Vbd};
@@ -20,15 +20,15 @@ const TUN: &str = "/dev/net/tun";
 
 /// A machine.
 #[derive(Debug)]
-pub struct Machine {
+pub struct RunningVm {
     vm: Uuid,
     driven: Driven,
 }
 
 #[derive(Debug)]
 enum Driven {
-    Qemu(Box<Qemu>),
-    Xen(Domain),
+    Qemu(Box<QemuVm>),
+    Xen(XenDomain),
 }
 
 /// How a machine has ended.
@@ -36,24 +36,24 @@ enum Driven {
 pub enum End {
     /// Its guest has powered off.
     PoweredOff,
-    /// Its guest wants to boot anew, for which Xen needs another domain.
+    /// Its guest wants to reboot, for which Xen needs another domain.
     Reboots,
     /// Otherwise.
     Badly(Problem),
 }
 
-impl Machine {
+impl RunningVm {
     /// One that QEMU runs.
-    pub fn qemu(vm: Uuid, machine: Qemu) -> Machine {
-        Machine { vm, driven: Driven::Qemu(Box::new(machine)) }
+    pub fn qemu(vm: Uuid, machine: QemuVm) -> RunningVm {
+        RunningVm { vm, driven: Driven::Qemu(Box::new(machine)) }
     }
 
     /// One that Xen runs.
-    pub fn xen(vm: Uuid, domain: Domain) -> Machine {
-        Machine { vm, driven: Driven::Xen(domain) }
+    pub fn xen(vm: Uuid, domain: XenDomain) -> RunningVm {
+        RunningVm { vm, driven: Driven::Xen(domain) }
     }
 
-    /// Whether it has a disk where a VBD's is, or a guest that has not let go of one there.
+    /// Whether it has a disk at a VBD's position, or a guest that has not released the previous one.
     pub fn has(&mut self, vbd: &Vbd) -> Result<bool, Problem> {
         match &mut self.driven {
             Driven::Qemu(machine) => {
@@ -80,7 +80,7 @@ impl Machine {
         }
     }
 
-    /// Whether the guest has let go of a VBD.
+    /// Whether the guest has released a VBD.
     pub fn finish_unplug(&mut self, vbd: &Vbd) -> Result<bool, Problem> {
         match &mut self.driven {
             Driven::Qemu(machine) => machine.finish_unplug(hardware::position_of(vbd)?).map_err(by_qemu(self.vm)),
@@ -88,7 +88,7 @@ impl Machine {
         }
     }
 
-    /// Whether the guest waits for a VBD about which nobody is asked on its behalf.
+    /// Whether the guest waits for I/O of a VBD that QEMU no longer forwards.
     pub fn has_lost(&mut self, vbd: &Vbd) -> Result<bool, Problem> {
         match &mut self.driven {
             Driven::Qemu(machine) => machine.has_lost(hardware::position_of(vbd)?).map_err(by_qemu(self.vm)),
@@ -152,10 +152,10 @@ impl Machine {
                 let end = match domain.status().map_err(by_xen(vm))? {
                     DomainStatus::Running | DomainStatus::Paused => return Ok(None),
                     DomainStatus::Down(Reason::PowerOff) => End::PoweredOff,
-                    // After a kexec nobody goes on with the domain as it is.
+                    // After a kexec the domain cannot continue as it is.
                     DomainStatus::Down(Reason::Reboot | Reason::SoftReset) => End::Reboots,
                     DomainStatus::Down(_) => End::Badly(halted(vm, "its guest has crashed", "")),
-                    DomainStatus::Gone => End::Badly(halted(vm, "its domain was destroyed", ", and not by the daemon")),
+                    DomainStatus::Gone => End::Badly(halted(vm, "its domain was destroyed", ", but not by the daemon")),
                 };
                 domain.end().map_err(by_xen(vm))?;
                 Ok(Some(end))
@@ -168,15 +168,15 @@ fn vdev(vbd: &Vbd) -> Vdev {
     Vdev::of_position(vbd.position)
 }
 
-/// What is to be said of a QEMU that has ended by itself.
+/// What to report about a QEMU that exited by itself.
 fn qemu_ended(vm: Uuid, ended: &Ended) -> End {
     let Some(how) = ended.badly() else { return End::PoweredOff };
-    let more = format!(" ({how}); its last words: {}", ended.said);
-    End::Badly(halted(vm, "its QEMU has ended by itself", &more))
+    let more = format!(" ({how}); its last output: {}", ended.said);
+    End::Badly(halted(vm, "its QEMU exited unexpectedly", &more))
 }
 
 fn halted(vm: Uuid, why: &str, more: &str) -> Problem {
-    Problem::new(Code::Failed, format!("VM {vm} is halted: {why}{more}")).advise("find out why, then start it again")
+    Problem::new(Code::Failed, format!("VM {vm} is halted: {why}{more}")).advise("find the cause, then start it again")
 }
 
 /// For `map_err`: something done by QEMU.
@@ -202,10 +202,10 @@ pub fn qemu_problem(vm: Uuid, error: &MachineError) -> Problem {
         MachineError::Hardware(_) => Problem::new(Code::Invalid, what),
         MachineError::Held { .. } | MachineError::Refused(_) => Problem::new(Code::InUse, what),
         MachineError::Taken(_) => Problem::new(Code::InUse, what)
-            .advise("the guest has not let go of the disk that was there; do that in the guest, or shut it down"),
+            .advise("the guest has not released the previous disk; detach it inside the guest, or shut the guest down"),
         MachineError::Ended { said, .. } if said.contains(TUN) => Problem::new(Code::Failed, what).advise(
-            "QEMU runs as a user of its own: make the interface without an owner and let everybody open /dev/net/tun, or \
-             name the interface's owner as qemu-user",
+            "QEMU runs as its own user: create the interface without an owner and let all users open /dev/net/tun, or \
+             set qemu-user to the interface's owner",
         ),
         MachineError::Start { .. } => {
             Problem::new(Code::Failed, what).advise("install QEMU and util-linux, or set qemu-program")
@@ -219,7 +219,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn an_interface_that_its_user_may_not_have_is_told_with_what_to_do() {
+    fn an_inaccessible_tap_interface_is_reported_with_advice() {
         let said = "qemu: could not configure /dev/net/tun (tap7): Operation not permitted".to_owned();
         let ended = MachineError::Ended { during: "its start".into(), said };
         let advice = qemu_problem(Uuid::nil(), &ended).advice.unwrap();

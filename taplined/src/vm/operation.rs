@@ -1,4 +1,4 @@
-//! What is under way with VMs: one operation with each.
+//! Operations in progress on VMs: at most one per VM.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,7 +7,7 @@ use api::{Code, Problem};
 use tokio::sync::watch;
 use uuid::Uuid;
 
-/// What is under way; of each, whoever waits for its end has the other side.
+/// The operations in progress; a task that waits for the end of one holds the other side of its channel.
 #[derive(Clone, Debug, Default)]
 pub struct Operations(Arc<Mutex<HashMap<Uuid, watch::Sender<()>>>>);
 
@@ -28,8 +28,8 @@ impl Operations {
     pub fn begin(&self, vm: Uuid) -> Result<Operation, Problem> {
         let mut entries = self.entries();
         if entries.contains_key(&vm) {
-            let what = format!("another task is at work on VM {vm}");
-            return Err(Problem::new(Code::Busy, what).advise("wait for it, or cancel it"));
+            let what = format!("another task is working on VM {vm}");
+            return Err(Problem::new(Code::Busy, what).advise("wait for it or cancel it"));
         }
         let (ends, lives) = watch::channel(());
         entries.insert(vm, ends);
@@ -62,7 +62,7 @@ mod test {
     use super::*;
 
     #[tokio::test]
-    async fn one_at_a_time_and_who_waits_is_next() {
+    async fn one_operation_at_a_time_in_order() {
         let operations = Operations::default();
         let (vm, other) = (Uuid::new_v4(), Uuid::new_v4());
         let first = operations.begin(vm).unwrap();

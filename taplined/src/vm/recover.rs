@@ -1,20 +1,20 @@
-//! What a daemon finds when it starts: machines that have gone on without one, and what a daemon before it has left
-//! half done.
+//! What a starting daemon finds: machines that kept running without a daemon, and work left half done by its
+//! predecessor.
 
 use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ::vm::qemu::machine::{Machine as Qemu, MachineError};
+use ::vm::qemu::machine::{MachineError, QemuVm};
 use ::vm::qemu::process::{Identity, Process};
 use api::{Code, Driver, Power, Problem, Vbd, VbdState, Vm};
 use uuid::Uuid;
 
 use super::end::Ended;
 use super::guest::{self, Guest};
-use super::machine::{Machine, qemu_problem};
-use super::{domain, end, hardware, new_task, place, places, stop, strays};
+use super::machine::{RunningVm, qemu_problem};
+use super::{domain, end, hardware, new_task, stop, strays, vm_directories, vm_directory};
 use crate::daemon::Daemon;
 use crate::disk::process::DiskProcess;
 use crate::task::blocking;
@@ -35,8 +35,8 @@ pub async fn recover(daemon: &Daemon, plugged_since: &BTreeSet<Uuid>) -> Result<
     let runs = |vm: &&Vm| matches!(vm.power, Power::Running | Power::Suspended | Power::Stopping);
     let run: BTreeSet<Uuid> = vms.iter().filter(runs).map(|vm| vm.uuid).collect();
     let starting = vms.iter().filter(|vm| vm.power == Power::Starting).map(|vm| vm.uuid).collect();
-    let all = places(&daemon.config);
-    let looked = blocking("look for machines that no VM has", move || strays::look(&all, &run, &starting));
+    let all = vm_directories(&daemon.config);
+    let looked = blocking("find QEMU processes that belong to no VM", move || strays::look(&all, &run, &starting));
     for (vm, pids) in looked.await? {
         if !is_recorded(daemon, vm, &pids).await? {
             take_in(daemon, vm, &pids).await;
@@ -63,20 +63,21 @@ async fn is_recorded(daemon: &Daemon, vm: Uuid, pids: &[i32]) -> Result<bool, Pr
 /// is the VM's, any other is left alone.
 async fn take_in(daemon: &Daemon, vm: Uuid, pids: &[i32]) {
     match record_run(daemon, vm, pids).await {
-        Ok(()) => tracing::warn!(%vm, ?pids, "the catalogue did not know that this VM runs: its QEMU is taken in"),
+        Ok(()) => tracing::warn!(%vm, ?pids, "adopting the QEMU of a VM that the catalogue did not have as running"),
         Err(why) => tracing::error!(
             %vm, ?pids,
-            "a QEMU of ours runs for a VM that does not, and is left alone: {why}; if nobody uses it, end it"
+            "not touching a running QEMU of a VM that is not running by the catalogue: {why}; if it is not in use, \
+             kill it"
         ),
     }
 }
 
 async fn record_run(daemon: &Daemon, vm: Uuid, pids: &[i32]) -> Result<(), Problem> {
-    let [pid] = *pids else { return Err(Problem::new(Code::State, "there are several of them")) };
-    let tried = format!("take in the QEMU of VM {vm}");
+    let [pid] = *pids else { return Err(Problem::new(Code::State, "there is more than one")) };
+    let tried = format!("adopt the QEMU of VM {vm}");
     let found = Process::with_pid(pid).map_err(|error| Problem::failed(tried, error))?;
     let process = guest::process(vm, found.identity())?;
-    let monitor = place(&daemon.config, vm).join("monitor").to_string_lossy().into_owned();
+    let monitor = vm_directory(&daemon.config, vm).join("monitor").to_string_lossy().into_owned();
     let recorded = daemon.catalogue.write(move |tx| {
         tx.set_vm_run_by(vm, Some(&process), Some(&monitor))?;
         tx.set_vm_power(vm, Power::Running, None)
@@ -84,26 +85,26 @@ async fn record_run(daemon: &Daemon, vm: Uuid, pids: &[i32]) -> Result<(), Probl
     recorded.await
 }
 
-/// The domain of a VM that does not run by the catalogue, if there is one: if it was being started, nobody was told
-/// that it runs, and it is destroyed; else it is the VM's.
+/// The domain of a VM that is not running according to the catalogue, if there is one: if it was being started, no
+/// caller was told that it runs, and it is destroyed; otherwise it belongs to the VM.
 async fn stray_domain(daemon: &Daemon, known: &Vm) {
     let vm = known.uuid;
     let done = match (domain::find(daemon, vm).await, known.power) {
         (Ok(None), _) => return,
-        (Ok(Some(domain)), Power::Starting) => domain::destroy(vm, domain).await.map(|()| "it is destroyed"),
+        (Ok(Some(domain)), Power::Starting) => domain::destroy(vm, domain).await.map(|()| "destroying it"),
         (Ok(Some(domain)), _) => {
             let handle = domain.guest().domain.to_string();
             let recorded = daemon.catalogue.write(move |tx| {
                 tx.set_vm_run_by(vm, None, Some(&handle))?;
                 tx.set_vm_power(vm, Power::Running, None)
             });
-            recorded.await.map(|()| "it is taken in")
+            recorded.await.map(|()| "adopting it")
         }
         (Err(problem), _) => Err(problem),
     };
     match done {
-        Ok(what) => tracing::warn!(%vm, "a VM that does not run by the catalogue has a domain: {what}"),
-        Err(problem) => tracing::error!(%vm, "whether it has a domain that it should not have is not known: {problem}"),
+        Ok(what) => tracing::warn!(%vm, "there is a domain for a VM that is not running by the catalogue: {what}"),
+        Err(problem) => tracing::error!(%vm, "cannot tell whether it has a stale domain: {problem}"),
     }
 }
 
@@ -111,7 +112,7 @@ async fn one(daemon: &Daemon, vm: Vm, keep: &BTreeSet<Uuid>) -> Result<(), Probl
     let uuid = vm.uuid;
     let operation = daemon.vms.begin(uuid)?;
     if vm.power == Power::Starting {
-        let what = format!("VM {uuid} was not started: the daemon ended meanwhile");
+        let what = format!("VM {uuid} was not started: the daemon stopped during the start");
         let why = Problem::new(Code::Failed, what).advise("start it again");
         end::halt(daemon, uuid, Ended::because(why), operation).await;
         return Ok(());
@@ -121,12 +122,13 @@ async fn one(daemon: &Daemon, vm: Vm, keep: &BTreeSet<Uuid>) -> Result<(), Probl
             end::halt(daemon, uuid, Ended { why: vm.problem, ..Ended::default() }, operation).await;
         }
         (Ok(None), _) => {
-            let what = format!("VM {uuid} is halted: it has ended while no daemon ran, and nobody knows how");
+            let what =
+                format!("VM {uuid} is halted: it ended while the daemon was not running; the exit status is unknown");
             let why = Problem::new(Code::Failed, what).advise("start it again");
             end::halt(daemon, uuid, Ended { keep: keep.clone(), ..Ended::because(why) }, operation).await;
         }
         (_, Power::Stopping) => {
-            // Behind what was asked for then, with the patience of one who is asked anew.
+            // Continues that shutdown, with the timeout of a new request.
             let at_work = daemon.clone();
             let work = move |context| async move {
                 stop::finish(&at_work, uuid, Some(TO_POWER_OFF), operation, context).await
@@ -135,7 +137,7 @@ async fn one(daemon: &Daemon, vm: Vm, keep: &BTreeSet<Uuid>) -> Result<(), Probl
         }
         (Ok(Some(_)), _) => {}
         (Err(problem), _) => {
-            tracing::error!(vm = %uuid, "it runs, and is out of reach: {problem}");
+            tracing::error!(vm = %uuid, "it is running but unreachable: {problem}");
             daemon.catalogue.write(move |tx| tx.set_vm_power(uuid, vm.power, Some(&problem))).await?;
             watch_unreached(daemon, uuid).await?;
         }
@@ -151,11 +153,11 @@ async fn adopt(daemon: &Daemon, vm: Uuid) -> Result<Option<Arc<Guest>>, Problem>
         Driver::Xen => domain::find(daemon, vm).await?.map(|domain| Guest::of_domain(vm, domain)),
     };
     let Some(guest) = found.map(Arc::new) else { return Ok(None) };
-    let paused = guest.tell(Machine::is_paused).await?;
+    let paused = guest.tell(RunningVm::is_paused).await?;
     daemon.vms.guests().insert(vm, guest.clone());
     end::watch(daemon, guest.clone());
     record(daemon, vm, paused).await?;
-    tracing::info!(%vm, paused, "found again");
+    tracing::info!(%vm, paused, "reattached");
     Ok(Some(guest))
 }
 
@@ -164,9 +166,9 @@ async fn find_qemu(daemon: &Daemon, vm: Uuid) -> Result<Option<Guest>, Problem> 
     let found = daemon.catalogue.read(move |view| Ok((view.vm_process(vm)?, view.vbds(Some(vm), None)?)));
     let (process, vbds) = found.await?;
     let Some(identity) = process.as_ref().and_then(guest::identity) else { return Ok(None) };
-    let directory = place(&daemon.config, vm);
-    let adopted = blocking(format!("find VM {vm} again"), move || {
-        let mut machine = match Qemu::adopt(&identity, &directory, TO_ANSWER) {
+    let directory = vm_directory(&daemon.config, vm);
+    let adopted = blocking(format!("reattach to VM {vm}"), move || {
+        let mut machine = match QemuVm::adopt(&identity, &directory, TO_ANSWER) {
             Ok(machine) => machine,
             Err(MachineError::Gone { .. }) => return Ok(None),
             Err(_) if is_ending(&identity) => return Ok(None),
@@ -201,7 +203,7 @@ async fn watch_unreached(daemon: &Daemon, vm: Uuid) -> Result<(), Problem> {
         // It may have been reached since, or ended.
         let left = now.is_ok_and(|now| now.pid == Some(process.identity().pid)) && daemon.vms.guest(vm).is_none();
         if left {
-            let what = format!("VM {vm} is halted: its QEMU has ended, and nobody knows how");
+            let what = format!("VM {vm} is halted: its QEMU exited; the exit status is unknown");
             let why = Problem::new(Code::Failed, what).advise("start it again");
             end::halt(&daemon, vm, Ended::because(why), operation).await;
         }
@@ -218,7 +220,7 @@ fn is_ending(identity: &Identity) -> bool {
     }
 }
 
-/// Somebody else may have held or let go a guest meanwhile.
+/// The guest may have been paused or resumed by somebody else in the meantime.
 async fn record(daemon: &Daemon, vm: Uuid, paused: bool) -> Result<(), Problem> {
     let recorded = daemon.catalogue.write(move |tx| match tx.vm(vm)?.power {
         Power::Stopping | Power::Starting | Power::Halted => Ok(()),
@@ -229,7 +231,7 @@ async fn record(daemon: &Daemon, vm: Uuid, paused: bool) -> Result<(), Problem> 
 }
 
 /// A daemon may have ended between the plug of a device and its record; its disk is not served any more.
-fn let_go_of_unplugged(vm: Uuid, machine: &mut Qemu, vbds: &[Vbd]) {
+fn let_go_of_unplugged(vm: Uuid, machine: &mut QemuVm, vbds: &[Vbd]) {
     let has = vbds.iter().filter(|vbd| vbd.state != VbdState::Unplugged);
     let has: Vec<_> = has.filter_map(|vbd| hardware::position_of(vbd).ok()).collect();
     let asked = machine.disks().and_then(|disks| {
@@ -246,9 +248,9 @@ pub async fn reach(daemon: &Daemon, vm: Uuid) -> Result<Arc<Guest>, Problem> {
     if let Some(guest) = daemon.vms.guest(vm) {
         return Ok(guest);
     }
-    let found = adopt(daemon, vm)
-        .await
-        .map_err(|problem| problem.advise("see that nobody else holds its monitor, or shut the VM down with force"))?;
+    let found = adopt(daemon, vm).await.map_err(|problem| {
+        problem.advise("check that no other client holds its monitor, or shut the VM down with force")
+    })?;
     found.ok_or_else(|| Problem::new(Code::State, format!("VM {vm} has ended")))
 }
 
@@ -265,7 +267,7 @@ pub async fn kill(daemon: &Daemon, vm: Uuid) -> Result<(), Problem> {
     let tried = format!("kill the QEMU of VM {vm}");
     blocking(tried.clone(), move || match kill_process(&identity) {
         Ok(true) => Ok(()),
-        Ok(false) => Err(Problem::failed(tried, "it does not end: it waits in the kernel for storage")),
+        Ok(false) => Err(Problem::failed(tried, "it does not exit: it is waiting in the kernel for storage")),
         Err(error) => Err(Problem::failed(tried, error)),
     })
     .await

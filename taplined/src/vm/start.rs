@@ -1,5 +1,5 @@
-//! `vm-start`: all VBDs of a VM are plugged, then QEMU is started; or a domain is made, all are plugged, and it runs.
-//! What fails or is cancelled is undone.
+//! `vm-start`: plugs all VBDs of a VM, then starts QEMU; or creates a domain, plugs all VBDs, and resumes it. A failed
+//! or cancelled start is rolled back.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -8,23 +8,23 @@ use std::time::Duration;
 
 use ::vm::qemu::account::Account;
 use ::vm::qemu::hardware::Hardware;
-use ::vm::qemu::machine::Machine as Qemu;
+use ::vm::qemu::machine::QemuVm;
 use ::vm::xen::config::Config as DomainConfig;
-use ::vm::xen::machine::Machine as Domain;
+use ::vm::xen::machine::XenDomain;
 use api::{Boot, Code, Power, Problem, Task, VbdState, Vm};
 use uuid::Uuid;
 
+use super::directory::{account, make_empty, vm_directory};
 use super::guest::Guest;
 use super::hardware::Plan;
-use super::machine::Machine;
-use super::place::{account, make_empty, place};
+use super::machine::RunningVm;
 use super::{Operation, domain, end, group, hardware, machine, new_task};
 use crate::account::As;
 use crate::catalogue;
 use crate::config::Config;
 use crate::daemon::Daemon;
 use crate::disk::oom;
-use crate::disk::place::Place;
+use crate::disk::paths::DiskPaths;
 use crate::fault;
 use crate::plug;
 use crate::task::{Context, blocking};
@@ -34,7 +34,7 @@ const TO_ANSWER: Duration = Duration::from_secs(120);
 
 /// What is to be started.
 #[derive(Debug)]
-struct Order {
+struct StartSpec {
     vm: Uuid,
     plan: Plan,
     /// VBDs that are not plugged yet.
@@ -51,7 +51,7 @@ pub async fn start(daemon: &Daemon, vm: Uuid) -> Result<Task, Problem> {
         let (known, vbds) = tx.begin_vm_start(vm)?;
         let plan = hardware::of(&config, &known, &vbds)?;
         let unplugged = vbds.iter().filter(|vbd| vbd.state != VbdState::Plugged).map(|vbd| vbd.uuid).collect();
-        Ok(Order { vm, plan, unplugged })
+        Ok(StartSpec { vm, plan, unplugged })
     });
     let order = order.await?;
     let at_work = daemon.clone();
@@ -67,7 +67,7 @@ pub async fn start(daemon: &Daemon, vm: Uuid) -> Result<Task, Problem> {
     }
 }
 
-/// Records that a start has not even begun, behind whoever has asked for it.
+/// Records, after the request was answered, that a start has not even begun.
 fn give_up(daemon: &Daemon, vm: Uuid) {
     // Nobody else has begun anything with it: it is `starting` in the catalogue.
     let Ok(operation) = daemon.vms.begin(vm) else { return };
@@ -78,7 +78,7 @@ fn give_up(daemon: &Daemon, vm: Uuid) {
             _ => Ok(()),
         });
         if let Err(problem) = recorded.await {
-            tracing::error!(%vm, "that it is not started could not be recorded: {problem}");
+            tracing::error!(%vm, "its state could not be set to halted: {problem}");
         }
         drop(operation);
     });
@@ -88,11 +88,11 @@ fn give_up(daemon: &Daemon, vm: Uuid) {
 async fn see_files(boot: Boot) -> Result<(), Problem> {
     let Boot::Kernel { kernel, initrd, .. } = boot else { return Ok(()) };
     let files = [("boot.kernel", Some(kernel)), ("boot.initrd", initrd)];
-    let seen = blocking("look at what a VM boots", move || {
+    let seen = blocking("check a VM's boot files", move || {
         for (field, path) in files {
             let Some(path) = path else { continue };
             if let Err(error) = File::open(path.as_path()) {
-                let what = format!("cannot read {path}, from which the VM is to boot: {error}");
+                let what = format!("cannot read the VM's boot file {path}: {error}");
                 return Err(Problem::new(Code::Invalid, what).field(field));
             }
         }
@@ -103,7 +103,7 @@ async fn see_files(boot: Boot) -> Result<(), Problem> {
 
 async fn run(
     daemon: &Daemon,
-    order: Order,
+    order: StartSpec,
     operation: Operation,
     mut context: Context,
 ) -> Result<serde_json::Value, Problem> {
@@ -116,13 +116,13 @@ async fn run(
     match started {
         Ok(vm) => {
             drop(operation);
-            serde_json::to_value(vm).map_err(|error| Problem::failed("show a VM", error))
+            serde_json::to_value(vm).map_err(|error| Problem::failed("encode a VM", error))
         }
         Err(problem) => {
             end_machine(daemon, vm).await;
             let why = (problem.code != Code::Cancelled).then(|| problem.clone());
             if let Err(also) = end::clear(daemon, vm, why, &BTreeSet::new(), &context.regardless()).await {
-                tracing::error!(%vm, "what a failed start has left remains until the daemon starts again: {also}");
+                tracing::error!(%vm, "cleanup after a failed start is left until the daemon restarts: {also}");
             }
             Err(problem)
         }
@@ -130,8 +130,8 @@ async fn run(
 }
 
 /// Plugs what is not plugged, and has the guest run.
-async fn begin(daemon: &Daemon, order: Order, context: &mut Context) -> Result<Arc<Guest>, Problem> {
-    let Order { vm, plan, unplugged } = order;
+async fn begin(daemon: &Daemon, order: StartSpec, context: &mut Context) -> Result<Arc<Guest>, Problem> {
+    let StartSpec { vm, plan, unplugged } = order;
     match plan {
         Plan::Qemu(hardware) => {
             let runs_as = make_place(daemon, vm).await?;
@@ -142,17 +142,18 @@ async fn begin(daemon: &Daemon, order: Order, context: &mut Context) -> Result<A
             let guest = make_domain(daemon, vm, config, context).await?;
             plug(daemon, unplugged, context).await?;
             context.step("start", true).await?;
-            guest.tell(Machine::resume).await?;
+            guest.tell(RunningVm::resume).await?;
             fault::point("vm-start", "start", true);
             Ok(guest)
         }
     }
 }
 
-/// Chooses as whom a QEMU is to run, and makes its place: a disk that is plugged from then on lets that user in.
+/// Chooses the user that a QEMU is to run as and creates its directory: disks plugged from then on give that user
+/// access.
 async fn make_place(daemon: &Daemon, vm: Uuid) -> Result<As, Problem> {
-    let (runs_as, directory) = (daemon.vms.users.choose()?, place(&daemon.config, vm));
-    blocking("make the directory of a VM", move || {
+    let (runs_as, directory) = (daemon.vms.users.choose()?, vm_directory(&daemon.config, vm));
+    blocking("create the directory of a VM", move || {
         make_empty(&directory, account(&runs_as).as_ref())?;
         Ok(runs_as)
     })
@@ -184,11 +185,11 @@ async fn start_qemu(
         let account = account(&runs_as);
         // Those that were plugged before there was a machine.
         for (vbd, account) in vbds.iter().flat_map(|vbd| account.as_ref().map(|account| (vbd, account))) {
-            Place::of(&config, vbd.uuid).let_in(vbd.transport, account.uid)?;
+            DiskPaths::of(&config, vbd.uuid).let_in(vbd.transport, account.uid)?;
         }
         let machine = launch(vm, &config, &hardware, account.as_ref())?;
         if !machine.is_sandboxed() {
-            tracing::warn!(%vm, "its QEMU was built without a sandbox (seccomp), and is confined by its user alone");
+            tracing::warn!(%vm, "its QEMU was built without seccomp sandbox support and is confined only by its user");
         }
         if let Ok(pid) = u32::try_from(machine.identity().pid) {
             runs_as.given_to(pid);
@@ -204,7 +205,7 @@ async fn start_qemu(
         Err((mut machine, problem)) => {
             let ended = tokio::task::spawn_blocking(move || machine.end()).await;
             if !matches!(ended, Ok(Ok(_))) {
-                tracing::error!(%vm, "its QEMU could not be ended, and is when the daemon starts again");
+                tracing::error!(%vm, "its QEMU could not be stopped; this is retried when the daemon restarts");
             }
             Err(problem)
         }
@@ -221,12 +222,12 @@ async fn make_domain(
 ) -> Result<Arc<Guest>, Problem> {
     context.step("create", true).await?;
     fault::point("vm-start", "create", false);
-    let (xl, directory) = (domain::xl(&daemon.config), place(&daemon.config, vm));
+    let (xl, directory) = (domain::xl(&daemon.config), vm_directory(&daemon.config, vm));
     // Not given up in the middle, as with QEMU.
     let made = blocking(format!("start VM {vm}"), move || {
         make_empty(&directory, None)?;
-        let restored = Domain::find_restored(&xl, &config.uuid).map_err(machine::by_xen(vm))?;
-        let made = restored.map_or_else(|| Domain::create_paused(&xl, &config, &directory), Ok);
+        let restored = XenDomain::find_restored(&xl, &config.uuid).map_err(machine::by_xen(vm))?;
+        let made = restored.map_or_else(|| XenDomain::create_paused(&xl, &config, &directory), Ok);
         made.map_err(machine::by_xen(vm))
     });
     let made = made.await?;
@@ -238,9 +239,9 @@ async fn make_domain(
     Ok(guest)
 }
 
-fn launch(vm: Uuid, config: &Config, hardware: &Hardware, account: Option<&Account>) -> Result<Qemu, Problem> {
-    let directory = place(config, vm);
-    Qemu::start_as(account, &config.qemu_program, hardware, &directory, TO_ANSWER)
+fn launch(vm: Uuid, config: &Config, hardware: &Hardware, account: Option<&Account>) -> Result<QemuVm, Problem> {
+    let directory = vm_directory(config, vm);
+    QemuVm::start_as(account, &config.qemu_program, hardware, &directory, TO_ANSWER)
         .map_err(|error| machine::qemu_problem(vm, &error))
 }
 
@@ -250,7 +251,7 @@ async fn record(daemon: &Daemon, guest: &Arc<Guest>, context: &Context) -> Resul
     daemon.vms.guests().insert(vm, guest.clone());
     context.check()?;
     let run_by = guest.process().cloned();
-    let monitor = place(&daemon.config, vm).join("monitor").to_string_lossy().into_owned();
+    let monitor = vm_directory(&daemon.config, vm).join("monitor").to_string_lossy().into_owned();
     let recorded = daemon.catalogue.write(move |tx| {
         // A domain is recorded since it was made.
         if let Some(process) = run_by {
@@ -267,8 +268,8 @@ async fn record(daemon: &Daemon, guest: &Arc<Guest>, context: &Context) -> Resul
 /// Ends the machine of a start that has failed.
 async fn end_machine(daemon: &Daemon, vm: Uuid) {
     let Some(guest) = daemon.vms.guest(vm) else { return };
-    match guest.tell(Machine::end).await {
-        Ok(()) => tracing::info!(%vm, "its machine was ended"),
-        Err(problem) => tracing::error!(%vm, "its machine is left until the daemon starts again: {problem}"),
+    match guest.tell(RunningVm::end).await {
+        Ok(()) => tracing::info!(%vm, "its VM process was stopped"),
+        Err(problem) => tracing::error!(%vm, "its VM process stays until the daemon restarts: {problem}"),
     }
 }

@@ -1,4 +1,4 @@
-//! `vm-shutdown`, `vm-suspend`, `vm-resume`: what is asked of a machine that runs.
+//! `vm-shutdown`, `vm-suspend`, `vm-resume`: operations on a running machine.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -9,24 +9,24 @@ use serde_json::Value;
 use uuid::Uuid;
 
 use super::guest::Guest;
-use super::machine::Machine;
+use super::machine::RunningVm;
 use super::{Operation, end, new_task, recover};
 use crate::catalogue;
 use crate::daemon::Daemon;
 use crate::fault;
 use crate::task::Context;
 
-/// How long a guest may take to power off, in seconds, if nothing is said.
+/// The default number of seconds that a guest may take to power off.
 const TIMEOUT_DEFAULT: u32 = 60;
 
-/// Ends a VM: a task. With force it puts an end to another that is at work on the VM.
+/// Shuts a VM down: a task. With force it aborts other operations on the VM.
 pub async fn shutdown(daemon: &Daemon, vm: Uuid, asked: VmShutdown) -> Result<Task, Problem> {
     let power = daemon.catalogue.read(move |view| view.vm(vm)).await?.power;
     let operation = match (power, daemon.vms.begin(vm)) {
-        (Power::Halted, _) => return Err(wrong(vm, "is halted already")),
+        (Power::Halted, _) => return Err(wrong(vm, "is already halted")),
         (Power::Suspended, Ok(_)) if !asked.force => {
             let advice = "resume it first, or shut it down with force";
-            return Err(wrong(vm, "is suspended, and its guest hears nothing").advise(advice));
+            return Err(wrong(vm, "is suspended, so its guest cannot react").advise(advice));
         }
         (_, Ok(operation)) => Some(operation),
         (_, Err(_)) if asked.force => None,
@@ -44,20 +44,20 @@ pub async fn shutdown(daemon: &Daemon, vm: Uuid, asked: VmShutdown) -> Result<Ta
     daemon.tasks.start(daemon, new_task("vm-shutdown", vm, true), work).await
 }
 
-/// Waits for who is at work on a VM, who is asked to end.
+/// Aborts the operation in progress on a VM and waits for it.
 async fn take(daemon: &Daemon, vm: Uuid, context: &Context) -> Result<Operation, Problem> {
     let own = context.uuid();
     let tasks = daemon.catalogue.read(|view| view.tasks(true)).await?;
     let others = tasks.iter().filter(|task| task.uuid != own && task.about.iter().any(|about| about.uuid == vm));
     for task in others.filter(|task| task.state != TaskState::Cancelling) {
         if let Err(problem) = daemon.tasks.cancel(task.uuid).await {
-            tracing::debug!(task = %task.uuid, "it ends by itself: {problem}");
+            tracing::debug!(task = %task.uuid, "it ends on its own: {problem}");
         }
     }
     context.unless_cancelled(async { Ok(daemon.vms.operations.wait(vm).await) }).await
 }
 
-/// Ends a VM that somebody has for that; `patience`: how long its guest may take, or none to end it at once.
+/// Shuts down a VM that is reserved for this; `patience` is how long its guest may take, or `None` to stop it at once.
 pub async fn finish(
     daemon: &Daemon,
     vm: Uuid,
@@ -81,7 +81,7 @@ pub async fn finish(
         context.step("end", false).await?;
         fault::point("vm-shutdown", "end", false);
         match guest {
-            Ok(guest) => guest.tell(Machine::end).await,
+            Ok(guest) => guest.tell(RunningVm::end).await,
             // It is not to be spoken to, and can be killed.
             Err(_) => recover::kill(daemon, vm).await,
         }
@@ -101,7 +101,7 @@ pub async fn finish(
 /// What a VM is again that is not ended after all, and that a daemon before this one was at ending.
 async fn as_before(daemon: &Daemon, vm: Uuid) -> Power {
     let paused = match daemon.vms.guest(vm) {
-        Some(guest) => guest.tell(Machine::is_paused).await.unwrap_or(false),
+        Some(guest) => guest.tell(RunningVm::is_paused).await.unwrap_or(false),
         None => false,
     };
     if paused { Power::Suspended } else { Power::Running }
@@ -109,7 +109,7 @@ async fn as_before(daemon: &Daemon, vm: Uuid) -> Power {
 
 /// Presses the power button, and waits until the guest has powered off or the time is over.
 async fn ask(guest: &Arc<Guest>, patience: Duration) -> Result<(), Problem> {
-    let pressed = guest.tell(Machine::ask_to_power_off).await;
+    let pressed = guest.tell(RunningVm::ask_to_power_off).await;
     if let Err(problem) = pressed {
         // It has ended, or does not listen: then it is ended.
         tracing::warn!(vm = %guest.vm, "{problem}");
@@ -118,7 +118,7 @@ async fn ask(guest: &Arc<Guest>, patience: Duration) -> Result<(), Problem> {
     match tokio::time::timeout(patience, guest.ended()).await {
         Ok(ended) => ended,
         Err(_) => {
-            tracing::warn!(vm = %guest.vm, "its guest has not powered off in {} s, and is ended", patience.as_secs());
+            tracing::warn!(vm = %guest.vm, "its guest has not powered off in {} s; stopping it", patience.as_secs());
             Ok(())
         }
     }
@@ -126,16 +126,16 @@ async fn ask(guest: &Arc<Guest>, patience: Duration) -> Result<(), Problem> {
 
 /// Holds a guest, in memory: a task.
 pub async fn suspend(daemon: &Daemon, vm: Uuid) -> Result<Task, Problem> {
-    change(daemon, vm, "vm-suspend", Power::Running, Power::Suspended, Machine::pause).await
+    change(daemon, vm, "vm-suspend", Power::Running, Power::Suspended, RunningVm::pause).await
 }
 
 /// Lets a guest go on: a task.
 pub async fn resume(daemon: &Daemon, vm: Uuid) -> Result<Task, Problem> {
-    change(daemon, vm, "vm-resume", Power::Suspended, Power::Running, Machine::resume).await
+    change(daemon, vm, "vm-resume", Power::Suspended, Power::Running, RunningVm::resume).await
 }
 
 /// What is done to a machine.
-type Change = fn(&mut Machine) -> Result<(), Problem>;
+type Change = fn(&mut RunningVm) -> Result<(), Problem>;
 
 async fn change(
     daemon: &Daemon,
@@ -147,7 +147,7 @@ async fn change(
 ) -> Result<Task, Problem> {
     let operation = daemon.vms.begin(vm)?;
     if daemon.catalogue.read(move |view| view.vm(vm)).await?.power != from {
-        return Err(wrong(vm, if from == Power::Running { "does not run" } else { "is not suspended" }));
+        return Err(wrong(vm, if from == Power::Running { "is not running" } else { "is not suspended" }));
     }
     let guest = recover::reach(daemon, vm).await?;
     let at_work = daemon.clone();
@@ -169,5 +169,5 @@ fn wrong(vm: Uuid, what: &str) -> Problem {
 }
 
 fn shown(vm: Vm) -> Result<Value, Problem> {
-    serde_json::to_value(vm).map_err(|error| Problem::failed("show a VM", error))
+    serde_json::to_value(vm).map_err(|error| Problem::failed("encode a VM", error))
 }

@@ -1,6 +1,6 @@
-//! Machines of ours that no VM has by the catalogue: a daemon was killed between their start and its record, or the
-//! catalogue was put back from a backup or made anew. Only of the first nobody was told that they run: those are killed.
-//! The others may be somebody's server, whatever the catalogue says.
+//! QEMU processes of ours that belong to no VM in the catalogue: the daemon was killed between start and record, or the
+//! catalogue was restored from a backup or rebuilt. Of the first kind no caller was told that they run, so they are
+//! killed. The others may be a production server, whatever the catalogue says.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -15,10 +15,10 @@ use super::group;
 /// VMs for which machines run, with their processes.
 pub type Found = Vec<(Uuid, Vec<i32>)>;
 
-/// Looks for machines. Those of VMs that were being started are killed, the others are told; directories in which none
-/// runs are removed, but for those of VMs that are to `keep` them.
+/// Looks for such processes. Those of VMs that were being started are killed, the others are returned; directories in
+/// which none runs are removed, except those of VMs in `keep`.
 pub fn look(places: &Path, keep: &BTreeSet<Uuid>, starting: &BTreeSet<Uuid>) -> Result<Found, Problem> {
-    let tried = || format!("look through {}", places.display());
+    let tried = || format!("list {}", places.display());
     let mut found = Found::new();
     for entry in fs::read_dir(places).map_err(|error| Problem::failed(tried(), error))? {
         let entry = entry.map_err(|error| Problem::failed(tried(), error))?;
@@ -41,7 +41,8 @@ pub fn look(places: &Path, keep: &BTreeSet<Uuid>, starting: &BTreeSet<Uuid>) -> 
     Ok(found)
 }
 
-/// Processes that have the directory and its monitor: QEMU, and no shell of somebody who looks at it.
+/// Processes that have both the directory and its monitor on their command line: QEMU, but not a shell of somebody who
+/// inspects it.
 fn running_in(directory: &Path) -> Vec<i32> {
     let Ok(processes) = fs::read_dir("/proc") else { return Vec::new() };
     let pids = processes.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
@@ -63,7 +64,7 @@ fn kill_one(pid: i32, directory: &Path) {
         false => Ok(()),
     });
     match killed {
-        Ok(()) => tracing::warn!(pid, directory = %directory.display(), "a QEMU of ours that no VM has is killed"),
-        Err(errno) => tracing::error!(pid, "a QEMU of ours that no VM has cannot be killed: {errno}"),
+        Ok(()) => tracing::warn!(pid, directory = %directory.display(), "killing a QEMU that belongs to no VM"),
+        Err(errno) => tracing::error!(pid, "a QEMU that belongs to no VM cannot be killed: {errno}"),
     }
 }

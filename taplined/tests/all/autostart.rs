@@ -38,7 +38,7 @@ fn becomes(daemon: &Taplined, vbd: &str, wanted: &str) {
 }
 
 #[test]
-fn a_disk_is_plugged_with_the_host_if_that_was_asked_for_and_not_with_the_daemon() {
+fn autostart_plugs_a_disk_with_the_host_but_not_with_the_daemon() {
     let (mut daemon, vdis) = with_disks("", &["a", "b", "c"]);
     let [with, without, plugged] = [0, 1, 2].map(|at| vbd(&daemon, &vdis[at], "nbd"));
     set(&daemon, &with, json!({ "order": 3 }));
@@ -56,7 +56,7 @@ fn a_disk_is_plugged_with_the_host_if_that_was_asked_for_and_not_with_the_daemon
     becomes(&daemon, &with, "plugged");
     daemon.settle();
     assert_eq!([&without, &plugged].map(|vbd| state(&daemon, vbd)), ["unplugged", "unplugged"]);
-    assert!(daemon.get(&plugged).1["problem"]["message"].as_str().unwrap().contains("the host was started anew"));
+    assert!(daemon.get(&plugged).1["problem"]["message"].as_str().unwrap().contains("the host was rebooted"));
     // Once: not again by the next daemon.
     unplug(&daemon, &with);
     daemon.kill();
@@ -72,7 +72,7 @@ fn a_disk_is_plugged_with_the_host_if_that_was_asked_for_and_not_with_the_daemon
 
 /// It knows another boot than the present one, and no boot has happened.
 #[test]
-fn a_catalogue_that_was_put_back_from_before_the_boot_starts_nothing() {
+fn a_catalogue_restored_from_before_the_boot_starts_nothing() {
     let (mut daemon, vdis) = with_disks("[autostart]\nplugged = true", &["a", "b"]);
     let [with, plugged] = [0, 1].map(|at| vbd(&daemon, &vdis[at], "nbd"));
     set(&daemon, &with, json!({}));
@@ -107,7 +107,7 @@ fn disks_that_were_plugged_when_the_host_went_down_are_plugged_again_if_that_is_
 }
 
 #[test]
-fn what_is_first_in_the_order_is_started_first_and_the_rest_after_its_delay() {
+fn autostart_follows_order_and_delays() {
     let (mut daemon, vdis) = with_disks("", &["a", "b", "c"]);
     let vbds = [0, 1, 2].map(|at| vbd(&daemon, &vdis[at], "nbd"));
     for (vbd, order) in vbds.iter().zip([7, 1, 4]) {
@@ -126,7 +126,7 @@ fn what_is_first_in_the_order_is_started_first_and_the_rest_after_its_delay() {
 }
 
 #[test]
-fn what_cannot_be_started_yet_is_tried_again_and_says_so_in_the_end() {
+fn a_failed_autostart_is_retried_and_finally_reported() {
     let settings = "[autostart]\nretry-after = 1\n[storage]\nlost-interval = 1";
     let (mut daemon, vdis) = with_disks(settings, &["a", "b"]);
     let [patient, hasty] = [0, 1].map(|at| vbd(&daemon, &vdis[at], "nbd"));
@@ -139,7 +139,7 @@ fn what_cannot_be_started_yet_is_tried_again_and_says_so_in_the_end() {
     go_down(&daemon);
     daemon.restart();
     let problem = || daemon.get(&hasty).1["problem"]["message"].as_str().unwrap_or_default().to_owned();
-    wait_until("it says why", || problem().contains("it was not started with the host, which was tried 2 times"));
+    wait_until("it says why", || problem().contains("autostart failed after 2 tries"));
     // A daemon that dies meanwhile leaves the rest to the next.
     daemon.kill();
     std::fs::rename(&aside, &here).unwrap();
@@ -151,7 +151,7 @@ fn what_cannot_be_started_yet_is_tried_again_and_says_so_in_the_end() {
 
 #[test]
 #[ignore = "slow: run by `make test-all`"]
-fn what_is_not_to_be_started_any_more_is_not_tried_again() {
+fn a_withdrawn_autostart_is_not_retried() {
     let settings = "[autostart]\nretry-after = 1\n[storage]\nlost-interval = 1";
     let (mut daemon, vdis) = with_disks(settings, &["a", "b", "c"]);
     let [wanted, unwanted, hasty] = [0, 1, 2].map(|at| vbd(&daemon, &vdis[at], "nbd"));
@@ -174,7 +174,7 @@ fn what_is_not_to_be_started_any_more_is_not_tried_again() {
 }
 
 #[test]
-fn a_disk_of_a_vm_is_started_with_that_and_not_by_itself() {
+fn a_vms_disk_is_started_only_with_the_vm() {
     let (daemon, vdis) = with_disks("", &["a"]);
     let asked = json!({ "name": "vm", "driver": "qemu", "memory": 64 << 20, "vcpus": 1, "autostart": { "delay": 5 } });
     let vm = daemon.post("/vms", asked).1;
@@ -188,7 +188,7 @@ fn a_disk_of_a_vm_is_started_with_that_and_not_by_itself() {
 }
 
 #[test]
-fn a_vm_is_started_with_the_host_and_one_that_was_not_asked_for_is_not() {
+fn only_vms_with_autostart_are_started_with_the_host() {
     let qemu = std::env::var("TAPLINE_QEMU").unwrap_or_else(|_| "qemu-system-x86_64".into());
     if Command::new(&qemu).arg("--version").output().is_err() {
         return harness::not_run(&format!("there is no {qemu}; `make prepare` installs it"));

@@ -94,7 +94,7 @@ fn inside() {
 }
 
 #[test]
-fn each_disk_has_a_user_of_its_own_who_gets_at_no_other_disk() {
+fn each_disk_has_its_own_user_without_access_to_others() {
     if !is_root() {
         return;
     }
@@ -112,7 +112,7 @@ fn each_disk_has_a_user_of_its_own_who_gets_at_no_other_disk() {
 }
 
 #[test]
-fn a_user_stays_the_disk_s_own_whoever_starts_and_dies() {
+fn a_disks_user_stays_exclusive_across_restarts() {
     if !is_root() {
         return;
     }
@@ -125,7 +125,7 @@ fn a_user_stays_the_disk_s_own_whoever_starts_and_dies() {
     daemon.restart();
     // All are taken, by processes that another daemon has started.
     let refused = daemon.failed(daemon.post(&format!("{}/upgrade", vbds[0]), json!({})));
-    assert!(refused["message"].as_str().unwrap().contains("all users of disk-user-range are in use"), "{refused}");
+    assert!(refused["message"].as_str().unwrap().contains("all uids of disk-user-range are in use"), "{refused}");
     assert!(refused["advice"].as_str().unwrap().contains("larger"), "{refused}");
     let before = pid(&daemon, &vbds[1]);
     assert!(Command::new("kill").args(["-9", &before.to_string()]).status().unwrap().success());
@@ -165,7 +165,7 @@ fn a_disk_is_handed_over_from_one_user_to_another() {
 }
 
 #[test]
-fn one_user_that_is_named_is_that_of_all_and_gets_at_nothing_either() {
+fn a_configured_user_runs_all_disks_without_access_to_files() {
     if !is_root() {
         return;
     }
@@ -199,7 +199,7 @@ fn inside_the_group() {
 }
 
 #[test]
-fn slow_members_of_the_group_do_not_hold_up_root() {
+fn slow_group_members_do_not_delay_root() {
     if !is_root() {
         return;
     }

@@ -97,7 +97,7 @@ fn sockets(daemon: &Taplined, vm: &str) -> Vec<PathBuf> {
 }
 
 #[test]
-fn each_machine_has_a_user_of_its_own_who_gets_at_nothing_of_another() {
+fn each_machine_has_its_own_user_without_access_to_others() {
     let Some((daemon, vdis)) = begin("", &["a", "b", "c"]) else { return };
     let vms = [machine(&daemon, &vdis[..2], json!({})), machine(&daemon, &vdis[2..], json!({}))];
     // One that is plugged before there is a machine.
@@ -117,7 +117,7 @@ fn each_machine_has_a_user_of_its_own_who_gets_at_nothing_of_another() {
     // A control group of its own, where there are such.
     let groups = pids.map(|pid| fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap());
     let of = |groups: &str| groups.lines().find_map(|line| line.strip_prefix("0::").map(str::to_owned));
-    let told = daemon.log().contains("stays in the daemon's control group");
+    let told = daemon.log().contains("stays in the daemon's cgroup");
     assert!(told || of(&groups[0]) != of(&groups[1]), "{groups:?}");
     // Nothing of the daemon's but its own messages, sockets and memory.
     for (vm, pid) in vms.iter().zip(pids) {
@@ -130,7 +130,7 @@ fn each_machine_has_a_user_of_its_own_who_gets_at_nothing_of_another() {
 }
 
 #[test]
-fn a_machine_keeps_its_user_and_its_disks_whoever_dies() {
+fn a_machine_keeps_its_user_and_disks_across_crashes() {
     let Some((mut daemon, vdis)) = begin("qemu-user-range = \"98021-98022\"", &["a", "b"]) else { return };
     let vm = machine(&daemon, &vdis[..1], json!({}));
     let pid = start(&daemon, &vm);
@@ -148,7 +148,7 @@ fn a_machine_keeps_its_user_and_its_disks_whoever_dies() {
     let another = start(&daemon, &others[0]);
     assert_ne!(user(another), own);
     let refused = daemon.failed(daemon.post(&format!("{}/start", others[1]), json!({})));
-    assert!(refused["message"].as_str().unwrap().contains("all users of qemu-user-range are in use"), "{refused}");
+    assert!(refused["message"].as_str().unwrap().contains("all uids of qemu-user-range are in use"), "{refused}");
     // A disk that is started again, and one that is plugged while it runs, let it in.
     let vbd = format!("/vbds/{}", daemon.get("/vbds").1[0]["uuid"].as_str().unwrap());
     let disk = daemon.get(&vbd).1["pid"].clone();
@@ -169,7 +169,7 @@ fn a_machine_keeps_its_user_and_its_disks_whoever_dies() {
 }
 
 #[test]
-fn what_only_root_may_open_is_opened_for_it() {
+fn files_only_root_can_open_are_opened_for_a_machine() {
     let Some((daemon, vdis)) = begin("", &["a"]) else { return };
     let closed = tempfile::tempdir().unwrap();
     let path = |name: &str| closed.path().join(name);
@@ -205,13 +205,13 @@ fn what_only_root_may_open_is_opened_for_it() {
     fs::remove_file(path("vnc")).unwrap();
     fs::write(path("vnc"), "precious").unwrap();
     let refused = daemon.failed(daemon.post(&format!("{vm}/start"), json!({})));
-    assert!(refused["message"].as_str().unwrap().contains("no socket"), "{refused}");
+    assert!(refused["message"].as_str().unwrap().contains("not a socket"), "{refused}");
     assert!(!fs::metadata(path("vnc")).unwrap().file_type().is_socket());
     nothing_leaked(&daemon);
 }
 
 #[test]
-fn a_run_directory_that_its_user_cannot_pass_is_told_with_what_to_do() {
+fn an_inaccessible_run_directory_is_reported_with_advice() {
     let Some((daemon, vdis)) = begin("", &["a"]) else { return };
     let vm = machine(&daemon, &vdis, json!({}));
     fs::set_permissions(daemon.room(), fs::Permissions::from_mode(0o700)).unwrap();
@@ -222,7 +222,7 @@ fn a_run_directory_that_its_user_cannot_pass_is_told_with_what_to_do() {
 }
 
 #[test]
-fn one_user_that_is_named_is_that_of_all_machines() {
+fn a_configured_user_runs_all_machines() {
     let Some((daemon, vdis)) = begin("qemu-user = \"nobody\"", &["a"]) else { return };
     let vm = machine(&daemon, &vdis, json!({}));
     let pid = start(&daemon, &vm);
@@ -245,7 +245,7 @@ fn one_user_that_is_named_is_that_of_all_machines() {
 }
 
 #[test]
-fn a_qemu_that_was_built_without_a_sandbox_runs_without_one_and_that_is_told() {
+fn a_qemu_without_sandbox_support_runs_and_is_logged() {
     if begin("", &[]).is_none() {
         return;
     }
@@ -265,7 +265,7 @@ fn a_qemu_that_was_built_without_a_sandbox_runs_without_one_and_that_is_told() {
         (process_status(pid, "CapBnd"), process_status(pid, "NoNewPrivs")),
         (vec!["0000000000000000".into()], vec!["1".into()])
     );
-    assert!(daemon.log().contains("built without a sandbox"), "{}", daemon.log());
+    assert!(daemon.log().contains("built without seccomp sandbox"), "{}", daemon.log());
     shut_down(&daemon, &vm);
     nothing_leaked(&daemon);
 }

@@ -10,7 +10,7 @@ use serde_json::json;
 use crate::harness;
 
 #[test]
-fn it_answers_and_has_the_same_identity_after_a_restart() {
+fn the_daemon_responds_with_the_same_identity_after_a_restart() {
     let mut daemon = harness::start();
     let (status, host) = daemon.get("/host");
     assert_eq!((status, &host["tasks"]), (200, &json!(0)));
@@ -23,7 +23,7 @@ fn it_answers_and_has_the_same_identity_after_a_restart() {
 }
 
 #[test]
-fn what_is_not_known_is_refused_as_a_problem() {
+fn unknown_requests_are_refused_as_problems() {
     let daemon = harness::start();
     let (status, problem) = daemon.get("/nothing");
     assert_eq!((status, &problem["code"]), (404, &json!("not-found")));
@@ -31,7 +31,7 @@ fn what_is_not_known_is_refused_as_a_problem() {
 }
 
 #[test]
-fn what_the_document_forbids_is_refused_and_no_fault_of_the_daemon() {
+fn invalid_requests_are_refused_without_internal_errors() {
     let daemon = harness::start();
     let (_, task) = daemon.post("/host/drain", json!({}));
     daemon.wait(&task);
@@ -57,7 +57,7 @@ fn what_the_document_forbids_is_refused_and_no_fault_of_the_daemon() {
 }
 
 #[test]
-fn it_goes_on_whatever_becomes_of_its_log() {
+fn the_daemon_survives_any_failure_of_its_log() {
     let mut daemon = harness::start_with("[log]\nlevel = \"debug\"", &[]);
     // Each makes a task and its lines in the log.
     let use_it = |daemon: &harness::Taplined| {
@@ -81,7 +81,7 @@ fn it_goes_on_whatever_becomes_of_its_log() {
 
 /// Two with one state directory would start each other's disks, two with one run directory take each other's sockets.
 #[test]
-fn there_is_one_for_a_state_directory_and_one_for_a_run_directory() {
+fn only_one_daemon_runs_per_state_or_run_directory() {
     let daemon = harness::start();
     let room = tempfile::tempdir().unwrap();
     for shared in ["state", "run"] {
@@ -109,7 +109,7 @@ fn there_is_one_for_a_state_directory_and_one_for_a_run_directory() {
 
 /// What a killed daemon had just forked has its locks for a moment longer.
 #[test]
-fn one_that_follows_a_killed_one_waits_a_moment_for_its_locks() {
+fn a_daemon_waits_for_the_locks_of_a_killed_one() {
     let mut daemon = harness::start();
     daemon.kill();
     let lock = File::open(daemon.room().join("state/lock")).unwrap();

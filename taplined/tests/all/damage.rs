@@ -119,7 +119,7 @@ fn seeds() -> std::ops::Range<u64> {
 }
 
 #[test]
-fn a_byte_that_has_changed_since_the_daemon_ended_in_peace_is_seen() {
+fn a_byte_changed_after_a_clean_stop_is_detected() {
     let mut bed = bed();
     let sealed = fs::read(bed.daemon.room().join("state/catalogue.db.seal")).unwrap();
     for seed in seeds() {
@@ -171,7 +171,7 @@ fn a_catalogue_that_was_damaged_while_it_was_in_use_is_refused_or_serves() {
 /// What is cut off of what lies beside the file, which SQLite does without a word, repositories have all the same.
 #[test]
 #[ignore = "slow: run by `make test-all`"]
-fn commits_that_are_lost_with_a_damaged_log_come_back_from_the_repositories() {
+fn commits_lost_with_a_damaged_log_are_restored_from_repositories() {
     let mut bed = bed();
     bed.daemon.try_to_restart(&[]).unwrap();
     for number in 0..6 {

@@ -66,7 +66,7 @@ impl First {
     fn is_the_others(&self) {
         let now = self.daemon.get(&self.vbd).1;
         assert_eq!(now["state"], "unplugged", "{now}\n{}", self.daemon.log());
-        assert!(now["problem"]["message"].as_str().unwrap().contains("has had its repository, 'vms', since"), "{now}");
+        assert!(now["problem"]["message"].as_str().unwrap().contains("has used its repository, 'vms', since"), "{now}");
         disks::plug(&self.daemon, &self.vbd);
         let (well, said) = disks::io(&disks::nbd(&self.daemon, &self.vbd), &["read -P 2 0 64M"]);
         assert!(well, "{said}");
@@ -78,7 +78,7 @@ impl First {
 
 #[test]
 #[ignore = "slow: run by `make test-all`"]
-fn a_host_that_comes_back_writes_nothing_over_what_another_has_written_since() {
+fn a_returning_host_does_not_overwrite_another_hosts_writes() {
     for format in ["qcow2", "vhd", "raw"] {
         let mut first = first("", format);
         first.daemon.kill();
@@ -100,7 +100,7 @@ fn catalogue_pid(first: &First) -> String {
 
 /// The daemon lives meanwhile, and finds the repository again.
 #[test]
-fn a_disk_that_died_while_its_repository_was_elsewhere_is_not_started_again() {
+fn a_disk_that_died_while_its_repository_was_elsewhere_is_not_restarted() {
     let first = first("[storage]\nlost-interval = 1", "qcow2");
     let (here, there) = (first.path(), first.daemon.room().join("there").to_str().unwrap().to_owned());
     std::fs::rename(&here, &there).unwrap();
@@ -121,7 +121,7 @@ fn a_disk_that_died_while_its_repository_was_elsewhere_is_not_started_again() {
 /// The daemon dies in a job from which there is no way back; the other host uses the disk as it was.
 #[test]
 #[ignore = "slow: run by `make test-all`"]
-fn a_job_that_was_under_way_is_not_done_to_what_another_host_has_written_since() {
+fn an_unfinished_job_is_dropped_after_another_hosts_use() {
     for step in ["vdi-destroy:forget", "vdi-revert:record", "vdi-revert:record:after"] {
         let mut first = first("", "qcow2");
         let snapshot = first.daemon.done(first.daemon.post(&format!("/vdis/{}/snapshot", first.vdi), json!({})));
@@ -147,7 +147,7 @@ fn a_job_that_was_under_way_is_not_done_to_what_another_host_has_written_since()
 
 /// The daemon dies behind the switch of a snapshot's leaf: its catalogue knows of that, and the repository does not.
 #[test]
-fn a_disk_on_which_a_file_stands_that_nobody_knows_is_not_used_before_somebody_decides() {
+fn a_disk_with_an_unknown_child_is_blocked_until_resolved() {
     for (step, rebuilt) in [("vdi-snapshot:leaf:after", false), ("vdi-clone:record", true)] {
         let mut first = first("", "qcow2");
         first.daemon.restart_with(&[("TAPLINED_ABORT_AT", step)]);
@@ -173,7 +173,7 @@ fn a_disk_on_which_a_file_stands_that_nobody_knows_is_not_used_before_somebody_d
         };
         let vdi = format!("/vdis/{}", first.vdi);
         assert_eq!(daemon.get(&vdi).1["state"], "diverged", "{step} {}", daemon.log());
-        assert!(daemon.log().contains("stands on the disk of the VDI"), "{}", daemon.log());
+        assert!(daemon.log().contains("is a child of the VDI's image"), "{}", daemon.log());
         let vbd = disks::vbd(daemon, &first.vdi, "nbd");
         assert_eq!(daemon.post(&format!("{vbd}/plug"), json!({})).0, 409);
         assert_eq!(daemon.delete(&vbd).0, 204);
@@ -194,7 +194,7 @@ fn a_disk_on_which_a_file_stands_that_nobody_knows_is_not_used_before_somebody_d
 
 /// What runs has its image locked: no other host can have written to it.
 #[test]
-fn a_disk_that_has_gone_on_meanwhile_goes_on() {
+fn a_disk_that_kept_running_keeps_running() {
     let mut first = first("", "qcow2");
     let before = first.daemon.get(&first.vbd).1["pid"].clone();
     first.daemon.kill();
@@ -218,7 +218,7 @@ fn a_disk_that_has_gone_on_meanwhile_goes_on() {
 
 /// The catalogue was copied to another machine, or its backup was put back there.
 #[test]
-fn a_catalogue_that_comes_from_another_machine_is_another_hosts_and_starts_nothing() {
+fn a_catalogue_from_another_machine_starts_nothing() {
     let mut first = first("", "qcow2");
     let (status, set) = first.daemon.patch(&first.vbd, json!({ "autostart": {} }));
     assert_eq!(status, 200, "{set}");

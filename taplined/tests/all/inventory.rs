@@ -106,7 +106,7 @@ fn files(path: &Path) -> Vec<String> {
 }
 
 #[test]
-fn what_is_forgotten_and_introduced_is_as_it_was_on_any_host() {
+fn a_forgotten_repository_is_restored_by_introducing_it_on_any_host() {
     let bed = bed();
     let known = vdis(&bed.daemon);
     assert_eq!(known.len(), 5);
@@ -141,7 +141,7 @@ fn what_is_forgotten_and_introduced_is_as_it_was_on_any_host() {
 }
 
 #[test]
-fn a_name_that_is_given_at_an_introduction_counts_more_than_the_one_before() {
+fn a_name_given_on_introduction_replaces_the_recorded_one() {
     let bed = bed();
     bed.post("detach");
     bed.daemon.post(&format!("/srs/{}/forget", bed.sr), json!({}));
@@ -177,7 +177,7 @@ fn a_catalogue_that_is_older_is_brought_up_to_date() {
 }
 
 #[test]
-fn a_job_of_an_older_catalogue_removes_nothing_that_was_made_since() {
+fn a_job_of_an_older_catalogue_removes_nothing_newer() {
     let mut bed = bed();
     // It is copied while a VDI is being made, and the VDI is made behind that.
     bed.daemon.restart_with(&[(harness::ABORT_AT, "vdi-create:record")]);
@@ -263,7 +263,7 @@ fn diverged() -> (Bed, Vec<Value>, Vec<Value>) {
 }
 
 #[test]
-fn where_both_have_diverged_nothing_is_done_until_somebody_decides() {
+fn nothing_is_done_after_divergence_until_resolved() {
     for believed in ["repository", "catalogue"] {
         let (bed, there, here) = diverged();
         let before = (files(&bed.path), fs::read(bed.file()).unwrap());
@@ -288,7 +288,7 @@ fn where_both_have_diverged_nothing_is_done_until_somebody_decides() {
 }
 
 #[test]
-fn a_backup_of_the_repository_that_was_put_back_is_told() {
+fn a_restored_repository_backup_is_reported() {
     let bed = bed();
     bed.post("detach");
     let old = fs::read(bed.file()).unwrap();
@@ -329,7 +329,7 @@ fn a_repository_that_is_refused_when_the_daemon_starts_says_why_and_what_to_do()
 }
 
 #[test]
-fn a_damaged_inventory_is_written_anew_by_a_catalogue_that_has_all_of_it_and_refused_by_others() {
+fn a_damaged_inventory_is_rewritten_only_by_a_complete_catalogue() {
     let bed = bed();
     let known = vdis(&bed.daemon);
     bed.post("detach");
@@ -353,7 +353,7 @@ fn a_damaged_inventory_is_written_anew_by_a_catalogue_that_has_all_of_it_and_ref
 }
 
 #[test]
-fn an_inventory_that_is_taken_away_or_replaced_under_the_daemon_is_written_anew() {
+fn a_removed_or_replaced_inventory_is_rewritten() {
     let bed = bed();
     let older = fs::read(bed.file()).unwrap();
     bed.create("later");
@@ -392,7 +392,7 @@ fn an_inventory_that_is_taken_away_or_replaced_under_the_daemon_is_written_anew(
 }
 
 #[test]
-fn a_copy_of_a_repository_is_not_taken_for_another_one() {
+fn a_copy_of_a_repository_is_recognized() {
     let bed = bed();
     let copy = bed.daemon.room().join("copy");
     bed.post("detach");
@@ -430,7 +430,7 @@ fn a_repository_that_has_no_inventory_gets_one_and_shows_it() {
 }
 
 #[test]
-fn an_inventory_has_what_the_catalogue_says_wherever_the_daemon_was_killed_while_it_was_written() {
+fn the_inventory_matches_the_catalogue_after_any_kill() {
     for point in ["inventory:append", "inventory:append:after"] {
         let mut bed = bed();
         bed.daemon.restart_with(&[(harness::ABORT_AT, point)]);
@@ -451,7 +451,7 @@ fn an_inventory_has_what_the_catalogue_says_wherever_the_daemon_was_killed_while
 
 /// Its process has a leaf of which the restored catalogue would know nothing: when that dies, the next one has it too.
 #[test]
-fn a_disk_that_runs_loses_nothing_when_an_older_catalogue_is_put_back() {
+fn a_running_disk_survives_a_restored_catalogue() {
     let mut bed = bed();
     let vbd = disks::vbd(&bed.daemon, &bed.vdi, "nbd");
     disks::plug(&bed.daemon, &vbd);

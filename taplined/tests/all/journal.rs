@@ -35,10 +35,10 @@ fn resize(daemon: &Taplined, vdi: &str) -> (u16, Value) {
 }
 
 #[test]
-fn what_nobody_can_go_on_with_is_named_and_keeps_what_it_holds() {
+fn a_stuck_task_is_reported_and_keeps_its_objects() {
     let foreign = r#"{"from":"the future"}"#;
     for (verb, intent) in
-        [("vdi-resize", foreign), ("vdi-resize", "no JSON"), ("vdi-merge", foreign), ("vdi-bend", "{}")]
+        [("vdi-resize", foreign), ("vdi-resize", "not JSON"), ("vdi-merge", foreign), ("vdi-bend", "{}")]
     {
         let (mut daemon, vdis) = disks::with_disks("", &["held", "other"]);
         plant(&mut daemon, verb, &vdis[0], intent);
@@ -49,7 +49,7 @@ fn what_nobody_can_go_on_with_is_named_and_keeps_what_it_holds() {
         let message = stuck["problem"]["message"].as_str().unwrap();
         assert!(message.contains(verb) && message.contains(TASK), "{message}");
         let advice = &stuck["problem"]["advice"];
-        assert!(advice.as_str().unwrap().contains("version of taplined"), "{advice}");
+        assert!(advice.as_str().unwrap().contains("taplined version"), "{advice}");
         assert_eq!(daemon.get("/tasks?open=true").1[0]["uuid"], TASK);
 
         let (status, refused) = resize(&daemon, &vdis[0]);
@@ -64,7 +64,7 @@ fn what_nobody_can_go_on_with_is_named_and_keeps_what_it_holds() {
 }
 
 #[test]
-fn a_daemon_that_understands_it_goes_on_with_it() {
+fn a_daemon_that_knows_the_job_resumes_it() {
     let (mut daemon, vdis) = disks::with_disks("", &["held"]);
     plant(&mut daemon, "vdi-resize", &vdis[0], "{}");
     assert_eq!(task(&daemon)["state"], "stuck");
@@ -72,12 +72,12 @@ fn a_daemon_that_understands_it_goes_on_with_it() {
     let intent = json!({ "vdi": vdis[0], "size": 48 << 20, "vbd": null }).to_string();
     catalogue(&daemon).execute("UPDATE task SET intent = ?1", [intent]).unwrap();
     daemon.restart();
-    harness::wait_until("it is over", || ["done", "failed"].contains(&task(&daemon)["state"].as_str().unwrap()));
+    harness::wait_until("it has ended", || ["done", "failed"].contains(&task(&daemon)["state"].as_str().unwrap()));
     daemon.done(resize(&daemon, &vdis[0]));
 }
 
 #[test]
-fn a_plugged_disk_can_be_unplugged_though_nobody_can_go_on_with_what_was_done_to_it() {
+fn a_disk_with_a_stuck_task_can_be_unplugged() {
     let (mut daemon, vdis) = disks::with_disks("", &["held"]);
     let vbd = disks::vbd(&daemon, &vdis[0], "nbd");
     disks::plug(&daemon, &vbd);

@@ -22,9 +22,9 @@ fn dies(daemon: &mut Taplined) -> String {
 
 #[track_caller]
 fn tells(said: &str, task: &str) {
-    let parts = ["PANIC", "src/fault.rs:", ": a fault that a test asked for; ", "tasks under way: 1; "];
+    let parts = ["PANIC", "src/fault.rs:", ": a fault injected by a test; ", "tasks in progress: 1; "];
     assert!(parts.iter().all(|part| said.contains(part)), "{said}");
-    assert!(said.contains(&format!("it was at the task {task}")) && said.contains(", sr-create; "), "{said}");
+    assert!(said.contains(&format!("during the task {task}")) && said.contains(", sr-create; "), "{said}");
 }
 
 fn log_file(daemon: &Taplined) -> PathBuf {
@@ -38,7 +38,7 @@ fn last_event(daemon: &Taplined) -> Value {
 }
 
 #[test]
-fn a_panic_is_told_with_what_was_under_way_and_ends_the_daemon_by_a_signal() {
+fn a_panic_reports_running_tasks_and_aborts_the_daemon() {
     let mut daemon = start_with("", &[POINT]);
     let task = dies(&mut daemon);
     let log = daemon.log();
@@ -51,7 +51,7 @@ fn a_panic_is_told_with_what_was_under_way_and_ends_the_daemon_by_a_signal() {
 }
 
 #[test]
-fn where_the_log_is_a_file_it_is_told_there_and_on_standard_error() {
+fn a_panic_is_reported_in_the_log_file_and_on_stderr() {
     let mut daemon = start_with("[log]\nto = \"file\"", &[POINT]);
     let task = dies(&mut daemon);
     tells(&daemon.log(), &task);
@@ -61,7 +61,7 @@ fn where_the_log_is_a_file_it_is_told_there_and_on_standard_error() {
 }
 
 #[test]
-fn what_standard_error_does_not_take_is_told_in_a_file() {
+fn a_panic_goes_to_a_file_if_stderr_is_full() {
     let mut daemon = start_with("", &[POINT]);
     let full = File::options().write(true).open("/dev/full").unwrap();
     daemon.restart_logging_to(full.into());

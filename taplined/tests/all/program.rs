@@ -46,7 +46,7 @@ fn tells(problem: &Value, message: &str, advice: &str) {
 }
 
 #[test]
-fn it_may_lie_where_the_user_of_disks_cannot_get() {
+fn the_program_may_be_inaccessible_to_the_disks_user() {
     if !rustix::process::geteuid().is_root() {
         return harness::not_run("a program below a directory closed to the user of disks: it needs root");
     }
@@ -69,7 +69,7 @@ fn it_may_lie_where_the_user_of_disks_cannot_get() {
 }
 
 #[test]
-fn why_it_cannot_be_started_is_told_with_what_to_do() {
+fn a_program_that_cannot_start_is_reported_with_advice() {
     let room = tempfile::tempdir().unwrap();
     fs::set_permissions(room.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let program = room.path().join("tapline-disk");
@@ -85,10 +85,10 @@ fn why_it_cannot_be_started_is_told_with_what_to_do() {
     // Of another processor: e_machine (ELF, "ELF Header").
     bytes[18] = 0xfe;
     fs::write(&program, bytes).unwrap();
-    tells(&why_it_cannot_be_plugged(&daemon, &vdi), "another kind of machine", "for this machine");
+    tells(&why_it_cannot_be_plugged(&daemon, &vdi), "another architecture", "for this architecture");
 
     fs::write(&program, "no program at all").unwrap();
-    tells(&why_it_cannot_be_plugged(&daemon, &vdi), "no program", "set disk-program");
+    tells(&why_it_cannot_be_plugged(&daemon, &vdi), "not an executable", "set disk-program");
 }
 
 /// A file system from which nothing may be executed; gone with this value. None where only root can have one.
@@ -110,7 +110,7 @@ impl Drop for Noexec {
 }
 
 #[test]
-fn a_file_system_from_which_nothing_may_be_executed_is_named_as_the_cause() {
+fn a_noexec_mount_is_reported_as_the_cause() {
     let Some(noexec) = Noexec::mount() else {
         return harness::not_run("a program on a file system that is mounted noexec: this user may mount nothing");
     };

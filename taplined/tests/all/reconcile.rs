@@ -73,7 +73,7 @@ impl Bed {
 /// A merge of the leaf itself ends in the disk's process; what asks it to give way just then must not forget that.
 #[test]
 #[ignore = "slow: run by `make test-all`"]
-fn a_merge_of_the_leaf_that_ends_while_it_gives_way_is_recorded() {
+fn a_leaf_merge_that_completes_during_cancellation_is_recorded() {
     for round in 0..40 {
         let bed = bed();
         let snapshot = bed.snapshot();
@@ -127,7 +127,7 @@ fn a_merge_of_the_leaf_is_recorded_by_the_next_daemon() {
 /// A daemon that undoes a merge finds it done, records it and removes what was merged; it dies before it has told that
 /// it has undone it, and the next one undoes it again.
 #[test]
-fn a_merge_of_the_leaf_that_was_found_done_is_undone_again_and_comes_to_its_end() {
+fn a_leaf_merge_found_complete_is_finished() {
     let mut bed = bed();
     let snapshot = bed.snapshot();
     bed.io(&["write -P 1 0 1M", "flush"]);
@@ -148,7 +148,7 @@ fn a_merge_of_the_leaf_that_was_found_done_is_undone_again_and_comes_to_its_end(
 /// Somebody has cleared the run directory, or a disk stands still: whoever asks how things are is told.
 #[test]
 #[ignore = "slow: run by `make test-all`"]
-fn a_disk_that_cannot_be_asked_is_told_as_a_difference() {
+fn an_unresponsive_disk_is_reported_as_a_difference() {
     let bed = bed();
     bed.io(&["write -P 1 0 1M", "flush"]);
     let told = |problem: &str| {
@@ -167,9 +167,9 @@ fn a_disk_that_cannot_be_asked_is_told_as_a_difference() {
     signal("-CONT");
     assert_eq!(bed.reconcile(true), json!([]));
     fs::remove_file(bed.control()).unwrap();
-    told("nobody listens");
+    told("nothing listens");
     let (status, refused) = bed.daemon.post(&format!("/vdis/{}/resize", bed.vdi), json!({ "size": 128 * MIB }));
-    assert!(status >= 400 && refused["message"].as_str().unwrap().contains("nobody listens"), "{refused}");
+    assert!(status >= 400 && refused["message"].as_str().unwrap().contains("nothing listens"), "{refused}");
     bed.io(&["read -P 1 0 1M", "write -P 2 1M 1M"]);
     bed.daemon.done(bed.daemon.post(&format!("{}/unplug", bed.vbd), json!({ "force": true })));
     disks::plug(&bed.daemon, &bed.vbd);
@@ -241,7 +241,7 @@ impl Bed {
 
 /// The catalogue was put back from a backup of before two snapshots; the disk has gone on.
 #[test]
-fn a_disk_that_has_gone_on_behind_a_restored_catalogue_loses_nothing_when_it_dies() {
+fn a_disk_ahead_of_a_restored_catalogue_loses_nothing_when_it_dies() {
     let mut bed = bed();
     bed.io(&["write -P 1 0 1M", "flush"]);
     let backup = bed.back_up();
@@ -265,7 +265,7 @@ fn a_disk_that_has_gone_on_behind_a_restored_catalogue_loses_nothing_when_it_die
 
 /// The catalogue is of a time at which nothing was plugged.
 #[test]
-fn a_disk_that_the_catalogue_takes_for_unplugged_goes_on_and_is_taken_in() {
+fn a_running_disk_recorded_as_unplugged_is_adopted() {
     let mut bed = bed();
     disks::unplug(&bed.daemon, &bed.vbd);
     let backup = bed.back_up();
@@ -281,7 +281,7 @@ fn a_disk_that_the_catalogue_takes_for_unplugged_goes_on_and_is_taken_in() {
 
 /// The catalogue is of a time before the VBD was made.
 #[test]
-fn a_disk_whose_vbd_the_catalogue_does_not_know_gets_it_back() {
+fn a_running_disk_with_an_unknown_vbd_gets_it_back() {
     let mut bed = bed();
     disks::unplug(&bed.daemon, &bed.vbd);
     assert_eq!(bed.daemon.delete(&bed.vbd).0, 204);
@@ -297,7 +297,7 @@ fn a_disk_whose_vbd_the_catalogue_does_not_know_gets_it_back() {
 
 /// The catalogue is of a time at which another VBD of the VDI was plugged.
 #[test]
-fn a_disk_is_taken_in_where_the_catalogue_has_another_vbd_plugged_that_nobody_serves() {
+fn a_running_disk_replaces_an_unserved_plugged_vbd() {
     let mut bed = bed();
     let before = bed.vbd.clone();
     let backup = bed.back_up();
@@ -308,7 +308,7 @@ fn a_disk_is_taken_in_where_the_catalogue_has_another_vbd_plugged_that_nobody_se
     bed.put_back_under_it(&backup);
     assert_eq!(disks::state(&bed.daemon, &before), "unplugged");
     let problem = bed.daemon.get(&before).1["problem"]["message"].as_str().unwrap().to_owned();
-    assert!(problem.contains("nobody serves it"), "{problem}");
+    assert!(problem.contains("is serving its VDI"), "{problem}");
     disks::nothing_leaked(&bed.daemon);
     bed.kill_disk();
     bed.io(&["read -P 1 0 1M"]);
@@ -338,7 +338,7 @@ fn diverged() -> (Bed, String, Vec<String>) {
 
 /// Its disk dies before anybody has decided: what the catalogue says is not served in its place.
 #[test]
-fn a_disk_of_which_it_is_not_certain_what_it_is_is_not_started_again() {
+fn a_diverged_disk_is_not_restarted() {
     let (bed, _, files) = diverged();
     let content = || files.iter().map(|file| fs::read(bed.directory().join(file)).unwrap()).collect::<Vec<_>>();
     let before = content();
@@ -347,7 +347,7 @@ fn a_disk_of_which_it_is_not_certain_what_it_is_is_not_started_again() {
     harness::wait_until("it says why it is not served", || {
         let vbd = bed.daemon.get(&bed.vbd).1;
         let said = vbd["problem"]["message"].as_str().unwrap_or_default().to_owned();
-        vbd["state"] == "restarting" && said.contains("its disk and the catalogue do not agree on its files")
+        vbd["state"] == "restarting" && said.contains("its disk and the catalogue disagree about its files")
     });
     assert_eq!(disks::processes(&bed.daemon).len(), 0);
     assert!(content() == before, "nothing was written");
@@ -356,7 +356,7 @@ fn a_disk_of_which_it_is_not_certain_what_it_is_is_not_started_again() {
 
 /// The catalogue is of a time when the file that the disk writes to now was a snapshot's.
 #[test]
-fn what_is_not_certain_is_told_and_left_until_somebody_decides() {
+fn uncertain_differences_are_reported_and_left_for_a_decision() {
     for believe in ["disk", "catalogue"] {
         let (bed, snapshot, files) = diverged();
         assert!(bed.daemon.get(&bed.vbd).1["problem"]["advice"].as_str().unwrap().contains("host reconcile"));
@@ -390,7 +390,7 @@ fn what_is_not_certain_is_told_and_left_until_somebody_decides() {
 /// Somebody has removed the file of a disk that runs, or put a copy in its place: what is written since is in no file
 /// that anybody finds.
 #[test]
-fn a_disk_whose_file_was_removed_or_replaced_is_told_and_not_started_on_another_one() {
+fn a_removed_or_replaced_file_is_reported_and_not_used() {
     for (replaced, seen) in [(false, true), (true, true), (true, false)] {
         let bed = bed();
         bed.io(&["write -P 1 0 1M", "flush"]);
@@ -412,9 +412,9 @@ fn a_disk_whose_file_was_removed_or_replaced_is_told_and_not_started_on_another_
             assert_eq!((status, &refused["code"]), (409, &json!("state")), "{refused}");
             let believe = json!({ "believe": "disk" });
             let (status, refused) = bed.daemon.post(&format!("/vdis/{}/reconcile", bed.vdi), believe);
-            assert!(status == 409 && refused["message"].as_str().unwrap().contains("removed or replaced"), "{refused}");
+            assert!(status == 409 && refused["message"].as_str().unwrap().contains("or replaced"), "{refused}");
             let vbd = bed.daemon.get(&bed.vbd).1;
-            assert!(vbd["problem"]["message"].as_str().unwrap().contains("goes on in files"), "{vbd}");
+            assert!(vbd["problem"]["message"].as_str().unwrap().contains("is using files"), "{vbd}");
         }
         bed.io(&["read -P 2 0 1M"]);
         let pid = bed.daemon.get(&bed.vbd).1["pid"].to_string();
@@ -422,7 +422,8 @@ fn a_disk_whose_file_was_removed_or_replaced_is_told_and_not_started_on_another_
         harness::wait_until("it is told why it is not started again", || {
             let vbd = bed.daemon.get(&bed.vbd).1;
             let said = vbd["problem"]["message"].as_str().unwrap_or_default().to_owned();
-            vbd["state"] == "restarting" && (said.contains("replaced it") || said.contains("is not there") || !replaced)
+            vbd["state"] == "restarting"
+                && (said.contains("it was replaced") || said.contains("is missing") || !replaced)
         });
         assert_ne!(disks::state(&bed.daemon, &bed.vbd), "plugged");
     }
@@ -430,7 +431,7 @@ fn a_disk_whose_file_was_removed_or_replaced_is_told_and_not_started_on_another_
 
 /// A file may have grown while nobody looked: what is told is what is served.
 #[test]
-fn a_disk_that_was_made_larger_by_others_is_told_as_it_is_served() {
+fn a_disk_resized_by_others_is_shown_as_served() {
     let daemon = harness::start();
     let sr = daemon.repository("vms");
     let asked = json!({ "sr": sr, "name": "disk", "size": 64 * MIB, "format": "raw" });
@@ -454,7 +455,7 @@ fn a_disk_that_was_made_larger_by_others_is_told_as_it_is_served() {
 /// A process that does not answer, as one does that waits for storage or was stopped.
 #[test]
 #[ignore = "slow: run by `make test-all`"]
-fn a_disk_that_hangs_is_told_and_a_forced_unplug_ends_it_whatever_waits_for_it() {
+fn a_hanging_disk_is_reported_and_can_be_force_unplugged() {
     let bed = bed();
     let snapshot = bed.snapshot();
     bed.io(&["write -P 1 0 8M", "flush"]);
@@ -466,7 +467,7 @@ fn a_disk_that_hangs_is_told_and_a_forced_unplug_ends_it_whatever_waits_for_it()
     let (status, refused) = bed.daemon.post(&format!("/vdis/{}/snapshot", bed.vdi), json!({}));
     assert_ne!(status, 202, "{refused}");
     harness::wait_until("it is told", || {
-        bed.daemon.get(&bed.vbd).1["problem"]["message"].as_str().is_some_and(|said| said.contains("does not answer"))
+        bed.daemon.get(&bed.vbd).1["problem"]["message"].as_str().is_some_and(|said| said.contains("has not responded"))
     });
     assert_eq!(disks::state(&bed.daemon, &bed.vbd), "plugged");
     signal("-CONT");
@@ -513,7 +514,7 @@ impl Drop for Other {
 
 /// The disk of another host whose daemon has died, for example: what its guest writes is not removed under it.
 #[test]
-fn a_disk_that_somebody_writes_whom_the_catalogue_does_not_know_is_neither_destroyed_nor_reverted() {
+fn a_disk_written_by_an_unknown_process_is_neither_destroyed_nor_reverted() {
     let bed = bed();
     let snapshot = bed.snapshot();
     disks::unplug(&bed.daemon, &bed.vbd);
@@ -534,14 +535,14 @@ fn a_disk_that_somebody_writes_whom_the_catalogue_does_not_know_is_neither_destr
 
 #[test]
 #[ignore = "slow: run by `make test-all`"]
-fn a_file_that_somebody_uses_is_removed_when_nobody_does() {
+fn a_file_in_use_is_removed_later() {
     let bed = bed();
     disks::unplug(&bed.daemon, &bed.vbd);
     assert_eq!(bed.daemon.delete(&bed.vbd).0, 204);
     let (files, _) = bed.told();
     let other = Other::of(&bed, &files);
     bed.daemon.done(bed.daemon.delete(&format!("/vdis/{}", bed.vdi)));
-    harness::wait_until("it says why the file stays", || bed.daemon.log().contains("some process uses it"));
+    harness::wait_until("it says why the file stays", || bed.daemon.log().contains("a process is using it"));
     assert!(bed.directory().join(&files[0]).exists());
     drop(other);
     harness::wait_until("it is removed", || !bed.directory().join(&files[0]).exists());
@@ -551,7 +552,7 @@ fn a_file_that_somebody_uses_is_removed_when_nobody_does() {
 /// A step from which there is no way back, and that cannot be done: a revert's last one removes a file that somebody
 /// uses.
 #[test]
-fn a_task_that_cannot_come_to_its_end_says_why_and_can_be_abandoned() {
+fn a_task_that_cannot_end_says_why_and_can_be_abandoned() {
     let bed = bed();
     let snapshot = bed.snapshot();
     disks::unplug(&bed.daemon, &bed.vbd);
@@ -562,7 +563,7 @@ fn a_task_that_cannot_come_to_its_end_says_why_and_can_be_abandoned() {
     let task = format!("/tasks/{}", task["uuid"].as_str().unwrap());
     harness::wait_until("it says why it is tried again", || {
         let problem = &bed.daemon.get(&task).1["problem"]["message"];
-        problem.as_str().is_some_and(|said| said.contains("some process uses it"))
+        problem.as_str().is_some_and(|said| said.contains("a process is using it"))
     });
     assert_eq!(bed.daemon.get(&task).1["state"], "running");
     assert_eq!(bed.daemon.post(&format!("{task}/cancel"), json!({})).0, 409);

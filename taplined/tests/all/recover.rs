@@ -112,13 +112,13 @@ fn mode(path: &Path) -> u32 {
 }
 
 #[test]
-fn no_catalogue_is_made_where_there_was_one_and_disks_go_on() {
+fn a_missing_catalogue_is_not_recreated_and_disks_keep_running() {
     let mut bed = bed();
     let pids = disks::processes(&bed.daemon);
     bed.daemon.kill();
     bed.lose();
     let said = bed.refused();
-    assert!(said.contains("there was one") && said.contains("--rebuild") && said.contains("--init"), "{said}");
+    assert!(said.contains("one existed before") && said.contains("--rebuild") && said.contains("--init"), "{said}");
     bed.io_alone(&["read -P 2 1M 1M", "write -P 2 1M 1M", "flush"]);
     // After a reboot nothing runs, and nothing is left of what lies in memory: the logs of disks are.
     bed.kill_disks();
@@ -129,19 +129,19 @@ fn no_catalogue_is_made_where_there_was_one_and_disks_go_on() {
     fs::write(bed.state("catalogue.db"), "").unwrap();
     bed.refused();
     let (code, said) = bed.daemon.command(&["--init"]);
-    assert_eq!((code, said.contains("made anew")), (0, true), "{said}");
+    assert_eq!((code, said.contains("has been rebuilt")), (0, true), "{said}");
     bed.daemon.try_to_restart(&[]).unwrap();
     assert_eq!(bed.daemon.get("/srs").1, json!([]));
     assert!(!pids.is_empty());
     let (code, said) = bed.daemon.command(&["--init"]);
-    assert!(code == 4 && said.contains("another taplined runs"), "{code} {said}");
+    assert!(code == 4 && said.contains("another taplined is running"), "{code} {said}");
     assert!(bed.daemon.stop());
     let (code, said) = bed.daemon.command(&["--init"]);
-    assert!(code == 4 && said.contains("can be used"), "{code} {said}");
+    assert!(code == 4 && said.contains("already a usable catalogue"), "{code} {said}");
 }
 
 #[test]
-fn a_backup_is_put_back_with_one_command_and_brought_up_to_date() {
+fn a_backup_is_restored_with_one_command_and_updated() {
     let mut bed = bed();
     let (status, made) = bed.daemon.post("/host/backups", json!({}));
     assert_eq!(status, 201, "{made}");
@@ -151,7 +151,7 @@ fn a_backup_is_put_back_with_one_command_and_brought_up_to_date() {
     let later = bed.snapshot("later");
     let (vdis, pids) = (bed.vdis(), disks::processes(&bed.daemon));
     let (code, said) = bed.daemon.command(&["--restore", "latest"]);
-    assert!(code == 4 && said.contains("another taplined runs"), "{code} {said}");
+    assert!(code == 4 && said.contains("another taplined is running"), "{code} {said}");
     bed.daemon.kill();
     let damaged = vec![0xff; 8192];
     // What lies beside it may have all of its pages.
@@ -161,7 +161,7 @@ fn a_backup_is_put_back_with_one_command_and_brought_up_to_date() {
     assert!(said.contains(file.to_str().unwrap()) && said.contains("--restore latest"), "{said}");
     let (code, said) = bed.daemon.command(&["--restore", "latest"]);
     assert_eq!(code, 0, "{said}");
-    let kept = said.lines().find_map(|line| line.strip_prefix("what was there is kept as ")).unwrap();
+    let kept = said.lines().find_map(|line| line.strip_prefix("the old file was kept as ")).unwrap();
     assert!(kept.contains(".before-restore-") && fs::read(kept).unwrap() == damaged, "{said}");
     bed.daemon.try_to_restart(&[]).unwrap();
     assert_eq!(bed.vdis(), vdis, "{}", bed.daemon.log());
@@ -171,7 +171,7 @@ fn a_backup_is_put_back_with_one_command_and_brought_up_to_date() {
 
 /// Neither the catalogue nor a process knows what has happened since: the repository does.
 #[test]
-fn a_backup_put_back_where_the_disks_are_dead_too_loses_nothing() {
+fn a_backup_restored_with_dead_disks_loses_nothing() {
     for reboot in [false, true] {
         let mut bed = bed();
         assert_eq!(bed.daemon.post("/host/backups", json!({})).0, 201);
@@ -207,7 +207,7 @@ fn a_backup_put_back_where_the_disks_are_dead_too_loses_nothing() {
 }
 
 #[test]
-fn a_catalogue_is_made_of_repositories_and_takes_in_the_disks_that_run() {
+fn a_catalogue_rebuilt_from_repositories_adopts_running_disks() {
     let mut bed = bed();
     let (vdis, pids) = (bed.vdis(), disks::processes(&bed.daemon));
     disks::inventory_agrees(&bed.daemon);
@@ -216,7 +216,7 @@ fn a_catalogue_is_made_of_repositories_and_takes_in_the_disks_that_run() {
     let path = bed.path();
     bed.refused();
     let (code, said) = bed.daemon.command(&["--rebuild", bed.daemon.room().to_str().unwrap()]);
-    assert!(code == 4 && said.contains("is no repository"), "{code} {said}");
+    assert!(code == 4 && said.contains("is not a repository"), "{code} {said}");
     bed.refused();
     let (code, said) = bed.daemon.command(&["--rebuild", path.to_str().unwrap()]);
     assert!(code == 0 && said.contains("2 VDIs in 2 images"), "{code} {said}");
@@ -231,7 +231,7 @@ fn a_catalogue_is_made_of_repositories_and_takes_in_the_disks_that_run() {
 }
 
 #[test]
-fn a_daemon_that_ends_copies_what_has_changed_and_only_then() {
+fn a_stopping_daemon_backs_up_only_changes() {
     let mut bed = bed();
     let copies = |bed: &Bed| fs::read_dir(bed.state("backups")).map_or(0, Iterator::count);
     assert_eq!(copies(&bed), 0);
@@ -255,7 +255,7 @@ fn a_daemon_that_ends_copies_what_has_changed_and_only_then() {
 }
 
 #[test]
-fn a_catalogue_that_is_damaged_under_the_daemon_ends_it_once_and_for_all() {
+fn a_catalogue_damaged_while_in_use_stops_the_daemon_for_good() {
     let mut bed = bed();
     let path = bed.state("catalogue.db");
     bed.daemon.restart();
@@ -272,7 +272,7 @@ fn a_catalogue_that_is_damaged_under_the_daemon_ends_it_once_and_for_all() {
     });
     assert_eq!(bed.daemon.wait_for_death().code(), Some(NO_CATALOGUE), "{}", bed.daemon.log());
     bed.io_alone(&["read -P 2 1M 1M"]);
-    assert!(bed.daemon.log().contains("disks that run go on"), "{}", bed.daemon.log());
+    assert!(bed.daemon.log().contains("running disks keep running"), "{}", bed.daemon.log());
     let said = bed.refused();
     assert!(said.contains("the catalogue is damaged"), "{said}");
 }
@@ -280,7 +280,7 @@ fn a_catalogue_that_is_damaged_under_the_daemon_ends_it_once_and_for_all() {
 /// Whoever puts a backup back may be killed when the present catalogue has another name, and what lies beside it has
 /// not.
 #[test]
-fn a_restore_that_was_killed_can_be_made_again() {
+fn a_killed_restore_can_be_repeated() {
     let mut bed = bed();
     assert_eq!(bed.daemon.post("/host/backups", json!({})).0, 201);
     let vdis = bed.vdis();
@@ -300,7 +300,7 @@ fn a_restore_that_was_killed_can_be_made_again() {
 }
 
 #[test]
-fn before_the_schema_changes_the_catalogue_is_copied() {
+fn a_schema_upgrade_is_preceded_by_a_backup() {
     let mut daemon = harness::start();
     assert!(daemon.stop());
     let state = daemon.room().join("state");
@@ -376,7 +376,7 @@ fn an_unplug_that_cannot_be_recorded_is_recorded_when_there_is_space() {
     });
     signal("-CONT");
     harness::wait_until("its process has ended", || disks::processes(&daemon).is_empty());
-    harness::wait_until("that cannot be recorded", || daemon.log().contains("recorded, and will be later"));
+    harness::wait_until("that cannot be recorded", || daemon.log().contains("cannot be recorded; retrying"));
     fs::remove_file(state.join("filler")).unwrap();
     daemon.done((202, task));
     assert_eq!(disks::state(&daemon, &vbd), "unplugged");
@@ -385,7 +385,7 @@ fn an_unplug_that_cannot_be_recorded_is_recorded_when_there_is_space() {
 }
 
 #[test]
-fn a_state_directory_that_goes_away_under_the_daemon_is_told_and_nothing_is_done_that_nobody_would_find() {
+fn a_vanished_state_directory_is_reported_and_changes_are_refused() {
     let daemon = harness::start();
     let sr = daemon.repository("vms");
     let create = || daemon.post("/vdis", json!({ "sr": sr, "name": "a", "size": 8 << 20 }));
@@ -394,7 +394,7 @@ fn a_state_directory_that_goes_away_under_the_daemon_is_told_and_nothing_is_done
     fs::rename(&state, &away).unwrap();
     let (status, problem) = create();
     assert_eq!((status, &problem["code"]), (500, &json!("failed")), "{problem}");
-    assert!(problem["message"].as_str().unwrap().contains("is not at"), "{problem}");
+    assert!(problem["message"].as_str().unwrap().contains("no longer at"), "{problem}");
     assert!(problem["advice"].as_str().unwrap().contains("docs/recover.md"), "{problem}");
     // Another one in its place is another one.
     fs::create_dir(&state).unwrap();
@@ -407,7 +407,7 @@ fn a_state_directory_that_goes_away_under_the_daemon_is_told_and_nothing_is_done
 }
 
 #[test]
-fn a_state_directory_that_is_full_or_for_reading_only_is_told_and_nothing_is_lost_by_it() {
+fn a_full_or_read_only_state_directory_is_reported_without_loss() {
     let mut daemon = harness::start();
     let sr = daemon.repository("vms");
     assert!(daemon.stop());

@@ -37,7 +37,7 @@ fn names(path: &Path) -> Vec<String> {
 }
 
 #[test]
-fn a_repository_is_made_found_detached_forgotten_introduced_and_destroyed() {
+fn a_repository_goes_through_its_life_cycle() {
     let daemon = start();
     let path = directory(&daemon, "vms");
     let uuid = daemon.done(daemon.post("/srs", create(&path)))["uuid"].as_str().unwrap().to_owned();
@@ -99,7 +99,7 @@ fn what_makes_no_sense_is_refused_by_field() {
 }
 
 #[test]
-fn a_directory_that_cannot_be_one_is_refused_and_left_as_it_is() {
+fn an_unsuitable_directory_is_refused_and_unchanged() {
     let daemon = start();
     let full = directory(&daemon, "full");
     fs::write(full.join("a"), "").unwrap();
@@ -122,7 +122,7 @@ fn a_directory_that_cannot_be_one_is_refused_and_left_as_it_is() {
 }
 
 #[test]
-fn what_was_attached_is_attached_again_and_what_has_gone_is_lost_until_it_is_back() {
+fn repositories_are_reattached_or_lost_until_back() {
     let mut daemon = start_with("[storage]\nlost-interval = 1", &[]);
     let (stays, goes) = (daemon.repository("stays"), daemon.repository("goes"));
     let (path, aside) = (daemon.room().join("goes"), daemon.room().join("aside"));
@@ -145,7 +145,7 @@ fn what_was_attached_is_attached_again_and_what_has_gone_is_lost_until_it_is_bac
 }
 
 #[test]
-fn a_repository_that_goes_while_it_is_attached_is_lost_at_the_next_look() {
+fn a_vanished_repository_is_lost_at_the_next_check() {
     let daemon = start();
     let uuid = daemon.repository("vms");
     fs::rename(daemon.room().join("vms"), daemon.room().join("aside")).unwrap();
@@ -155,7 +155,7 @@ fn a_repository_that_goes_while_it_is_attached_is_lost_at_the_next_look() {
 }
 
 #[test]
-fn a_reserve_is_not_free() {
+fn the_reserve_is_not_free_space() {
     let daemon = start();
     let uuid = daemon.repository("vms");
     let free = sr(&daemon, &uuid)["space"]["free"].as_u64().unwrap();
@@ -165,7 +165,7 @@ fn a_reserve_is_not_free() {
 }
 
 #[test]
-fn how_full_a_repository_is_is_seen_when_a_task_has_ended() {
+fn space_is_measured_after_a_task() {
     let daemon = start();
     let uuid = daemon.repository("vms");
     let used = || sr(&daemon, &uuid)["space"]["physical_utilisation"].as_u64().unwrap();
@@ -178,7 +178,7 @@ fn how_full_a_repository_is_is_seen_when_a_task_has_ended() {
 
 /// The daemon is killed at every step of a job; after its restart that is done, or nothing of it is left.
 #[test]
-fn a_creation_that_is_killed_is_done_or_undone() {
+fn a_killed_creation_is_completed_or_rolled_back() {
     for (point, made) in [("label", false), ("label:after", false), ("record", true), ("record:after", true)] {
         let mut daemon = start_with("", &[(harness::ABORT_AT, &format!("sr-create:{point}"))]);
         let path = directory(&daemon, "vms");
@@ -199,7 +199,7 @@ fn a_creation_that_is_killed_is_done_or_undone() {
 }
 
 #[test]
-fn an_introduction_that_is_undone_leaves_a_label_that_was_there() {
+fn a_rolled_back_introduction_keeps_an_existing_label() {
     let mut daemon = start_with("", &[(harness::ABORT_AT, "sr-introduce:label:after")]);
     let uuid = daemon.repository("vms");
     let path = daemon.room().join("vms");
@@ -214,7 +214,7 @@ fn an_introduction_that_is_undone_leaves_a_label_that_was_there() {
 }
 
 #[test]
-fn a_destruction_that_is_killed_is_undone_before_its_first_step_and_done_behind_it() {
+fn a_killed_destruction_is_rolled_back_only_before_its_first_step() {
     for point in ["remove", "remove:after", "forget", "forget:after"] {
         let mut daemon = start_with("", &[(harness::ABORT_AT, &format!("sr-destroy:{point}"))]);
         let uuid = daemon.repository("vms");
@@ -228,7 +228,7 @@ fn a_destruction_that_is_killed_is_undone_before_its_first_step_and_done_behind_
 }
 
 #[test]
-fn a_library_has_its_iso_images_as_vdis_for_reading_only() {
+fn an_iso_library_has_read_only_vdis() {
     let daemon = start();
     let path = directory(&daemon, "isos");
     fs::write(path.join("debian 13.iso"), [0; 4096]).unwrap();
@@ -291,7 +291,7 @@ fn words(room: &Path) -> Vec<String> {
 }
 
 #[test]
-fn a_server_is_mounted_once_found_again_after_a_restart_and_unmounted_at_detach() {
+fn a_server_is_mounted_once_and_unmounted_at_detach() {
     if !is_root() {
         return;
     }
@@ -336,7 +336,7 @@ fn a_server_is_mounted_once_found_again_after_a_restart_and_unmounted_at_detach(
 }
 
 #[test]
-fn a_mount_point_of_something_else_is_not_taken_for_the_server() {
+fn a_foreign_mount_is_not_mistaken_for_the_server() {
     if !is_root() {
         return;
     }
@@ -361,7 +361,7 @@ fn a_mount_point_of_something_else_is_not_taken_for_the_server() {
 }
 
 #[test]
-fn a_server_that_does_not_answer_keeps_nobody_waiting() {
+fn an_unresponsive_server_blocks_nobody() {
     let place = tempfile::tempdir().unwrap();
     let path = stand_ins(place.path());
     fs::write(place.path().join("bin/hang"), "").unwrap();
@@ -384,7 +384,7 @@ fn a_server_that_does_not_answer_keeps_nobody_waiting() {
 
 /// A copy by shared blocks is made beside its name; whoever is killed in the middle of it leaves that behind.
 #[test]
-fn what_a_killed_daemon_never_finished_is_removed_when_the_repository_is_attached() {
+fn unfinished_files_are_removed_on_attach() {
     let mut daemon = start();
     daemon.repository("vms");
     daemon.kill();

@@ -121,7 +121,7 @@ fn content(named: &[(usize, u8)]) -> Vec<u8> {
 }
 
 #[test]
-fn a_vdi_comes_and_goes() {
+fn a_vdi_is_created_and_destroyed() {
     let bed = bed();
     let vdi = bed.create("disk", "qcow2");
     let shown = bed.show(&vdi);
@@ -136,7 +136,7 @@ fn a_vdi_comes_and_goes() {
 }
 
 #[test]
-fn a_snapshot_keeps_what_was_and_a_revert_brings_it_back() {
+fn a_revert_restores_a_snapshots_contents() {
     for format in ["qcow2", "vhd"] {
         let bed = bed();
         let vdi = bed.create("disk", format);
@@ -159,7 +159,7 @@ fn a_snapshot_keeps_what_was_and_a_revert_brings_it_back() {
 }
 
 #[test]
-fn clones_share_a_state_and_nothing_else() {
+fn clones_share_only_their_origin() {
     let bed = bed();
     let vdi = bed.create("disk", "qcow2");
     bed.write(&vdi, 0, 1);
@@ -178,7 +178,7 @@ fn clones_share_a_state_and_nothing_else() {
 }
 
 #[test]
-fn what_a_destroyed_snapshot_leaves_is_merged_by_itself() {
+fn images_of_destroyed_snapshots_are_merged_automatically() {
     let bed = bed();
     let vdi = bed.create("disk", "qcow2");
     let mut snapshots = Vec::new();
@@ -201,7 +201,7 @@ fn what_a_destroyed_snapshot_leaves_is_merged_by_itself() {
 }
 
 #[test]
-fn copies_and_files_of_the_host_are_whole() {
+fn copies_exports_and_imports_are_complete() {
     let bed = bed();
     let vdi = bed.create("disk", "qcow2");
     bed.write(&vdi, 5, 7);
@@ -227,7 +227,7 @@ fn copies_and_files_of_the_host_are_whole() {
 }
 
 #[test]
-fn a_dry_run_leaves_alone_what_is_under_way() {
+fn a_dry_run_does_not_affect_running_tasks() {
     let bed = bed();
     let vdi = bed.create("disk", "qcow2");
     // A merge that goes on for as long as it is looked at; a verb that means it would have it end.
@@ -265,7 +265,7 @@ fn told_of(bed: &Bed, verb: &str, work: impl FnOnce()) -> Vec<f64> {
 }
 
 #[test]
-fn what_takes_its_time_tells_how_far_it_is() {
+fn long_running_tasks_report_progress() {
     let bed = bed();
     let vdi = bed.create("disk", "qcow2");
     (0..16).for_each(|at| bed.write(&vdi, at, 7));
@@ -283,7 +283,7 @@ fn what_takes_its_time_tells_how_far_it_is() {
 
 /// Words of the disk processes that were started, by one that notes them first.
 #[test]
-fn image_jobs_are_handed_all_they_need_and_may_get_at_nothing_else() {
+fn image_jobs_have_access_only_to_passed_files() {
     let mut bed = bed();
     let (room, words) = (bed.daemon.room().to_owned(), bed.daemon.room().join("words"));
     let (noting, real) = (room.join("noting"), room.join("tapline-disk"));
@@ -358,7 +358,7 @@ impl Bed {
 }
 
 #[test]
-fn a_vdi_that_is_plugged_is_kept_cloned_grown_and_merged_under_its_client() {
+fn a_plugged_vdi_is_snapshotted_cloned_grown_and_merged() {
     for format in ["qcow2", "vhd"] {
         let bed = bed();
         let vdi = bed.create("disk", format);
@@ -392,7 +392,7 @@ fn a_vdi_that_is_plugged_is_kept_cloned_grown_and_merged_under_its_client() {
 }
 
 #[test]
-fn snapshots_that_are_destroyed_at_one_time_are_merged_one_after_the_other() {
+fn concurrently_destroyed_snapshots_are_merged_in_turn() {
     let bed = bed();
     let vdi = bed.create("disk", "qcow2");
     let vbd = bed.plug(&vdi);
@@ -422,7 +422,7 @@ fn snapshots_that_are_destroyed_at_one_time_are_merged_one_after_the_other() {
 
 #[test]
 #[ignore = "slow: run by `make test-all`"]
-fn a_chain_grows_no_deeper_than_a_disk_can_be_served_from() {
+fn a_chain_is_limited_to_a_servable_depth() {
     let bed = bed();
     let vdi = bed.create("disk", "qcow2");
     bed.write(&vdi, 1, 1);
@@ -434,7 +434,7 @@ fn a_chain_grows_no_deeper_than_a_disk_can_be_served_from() {
     for (vdi, verb, asked) in asks {
         let (status, refused) = bed.daemon.post(&format!("/vdis/{vdi}/{verb}"), asked);
         assert_eq!((status, &refused["code"]), (409, &json!("state")), "{verb}: {refused}");
-        assert!(refused["advice"].as_str().unwrap().contains("destroy snapshots"), "{refused}");
+        assert!(refused["advice"].as_str().unwrap().contains("destroy unneeded snapshots"), "{refused}");
     }
     let clone = bed.made(last, "clone", json!({}));
     assert_eq!(bed.show(&clone)["depth"], 60);
@@ -456,7 +456,7 @@ fn a_chain_grows_no_deeper_than_a_disk_can_be_served_from() {
 /// What a destroyed snapshot leaves is being merged by the time the next one is asked for.
 #[test]
 #[ignore = "slow: run by `make test-all`"]
-fn a_snapshot_works_at_once_behind_the_end_of_another() {
+fn a_snapshot_can_follow_another_at_once() {
     let bed = bed();
     let vdi = bed.create("disk", "qcow2");
     let vbd = bed.plug(&vdi);
@@ -477,7 +477,7 @@ fn a_snapshot_works_at_once_behind_the_end_of_another() {
 
 /// Each leaves something to merge, and that begins just when the next one is asked for.
 #[test]
-fn a_merge_that_begins_keeps_nobody_from_a_vdi() {
+fn a_beginning_merge_does_not_block_a_vdi() {
     let bed = bed();
     let vdi = bed.create("disk", "qcow2");
     let vbd = bed.plug(&vdi);
@@ -609,7 +609,7 @@ fn steps() -> BTreeMap<String, Vec<String>> {
 
 #[test]
 #[ignore = "slow: run by `make test-all`"]
-fn a_job_is_done_or_undone_wherever_the_daemon_was_killed() {
+fn a_job_is_completed_or_rolled_back_after_any_kill() {
     let by_verb = steps();
     assert!(by_verb.len() >= 14, "{by_verb:?}");
     // Those of repositories are in sr.rs.
@@ -622,7 +622,7 @@ fn a_job_is_done_or_undone_wherever_the_daemon_was_killed() {
 /// The same while a client uses the disk, whose process goes on, or dies with the daemon.
 #[test]
 #[ignore = "slow: run by `make test-all`"]
-fn a_job_on_a_plugged_vdi_is_done_or_undone_wherever_the_daemon_was_killed() {
+fn a_job_on_a_plugged_vdi_is_completed_or_rolled_back_after_any_kill() {
     let by_verb = steps();
     for verb in ["vdi-snapshot", "vdi-clone", "vdi-resize", "vdi-merge"] {
         let steps: Vec<&str> = by_verb[verb].iter().map(String::as_str).collect();

@@ -76,7 +76,7 @@ fn said(problem: &Value) -> &str {
 }
 
 #[test]
-fn a_vm_starts_with_its_disks_is_held_goes_on_and_ends_with_them() {
+fn a_vm_starts_pauses_resumes_and_ends_with_its_disks() {
     let Some((daemon, vdis)) = begin("", &["a", "b", "c"]) else { return };
     let vm = machine(&daemon, &vdis);
     assert_eq!(daemon.get("/vms?match=guest").1.as_array().unwrap().len(), 1);
@@ -105,7 +105,7 @@ fn a_vm_starts_with_its_disks_is_held_goes_on_and_ends_with_them() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_by_its_field() {
+fn invalid_vms_are_refused_by_field() {
     let Some((daemon, vdis)) = begin("", &["a"]) else { return };
     let good = json!({ "name": "x", "driver": "qemu", "memory": 64 << 20, "vcpus": 1 });
     let make = |key: &str, value: Value| {
@@ -115,7 +115,7 @@ fn what_makes_no_sense_is_refused_by_its_field() {
     };
     let unknown = make("platform", json!({ "viridian": "true" }));
     assert_eq!((&unknown["code"], &unknown["field"]), (&json!("invalid"), &json!("platform.viridian")));
-    assert!(said(&unknown).contains("there are usb, usb_tablet, parallel, hvm_serial"), "{unknown}");
+    assert!(said(&unknown).contains("known keys: usb, usb_tablet, parallel, hvm_serial"), "{unknown}");
     let value = make("platform", json!({ "usb": "yes" }));
     assert_eq!(value["field"], "platform.usb");
     assert!(said(&value).contains("allowed: true, false"), "{value}");
@@ -125,7 +125,7 @@ fn what_makes_no_sense_is_refused_by_its_field() {
     assert_eq!(make("vcpus", json!(0))["field"], "vcpus");
     let xen = make("driver", json!("xen"));
     assert_eq!((&xen["code"], &xen["field"]), (&json!("unsupported"), &json!("boot")));
-    assert!(xen["advice"].as_str().unwrap().contains("name a kernel"), "{xen}");
+    assert!(xen["advice"].as_str().unwrap().contains("give a kernel"), "{xen}");
     // With a kernel that is not there it can be made, and not started.
     let vm = machine(&daemon, &[]);
     assert_eq!(daemon.post(&format!("{vm}/start"), json!({})).1["field"], "boot");
@@ -145,7 +145,7 @@ fn what_makes_no_sense_is_refused_by_its_field() {
 }
 
 #[test]
-fn a_start_that_fails_is_undone_and_says_why() {
+fn a_failed_start_is_rolled_back_and_says_why() {
     let Some((mut daemon, vdis)) = begin("", &["a", "b"]) else { return };
     let vm = machine(&daemon, &vdis);
     let gone = daemon.room().join("disks/a.qcow2");
@@ -171,7 +171,7 @@ fn a_start_that_fails_is_undone_and_says_why() {
 
 #[test]
 #[ignore = "slow: run by `make test-all`"]
-fn a_disk_is_given_to_a_guest_that_runs_and_taken_from_it_by_force_only_if_it_does_not_let_go() {
+fn a_disk_is_hot_plugged_and_force_removed_only_if_needed() {
     let Some((daemon, vdis)) = begin("[plug]\nstep-timeout = 4", &["a", "b", "c"]) else { return };
     let vm = machine(&daemon, &vdis[..1]);
     start(&daemon, &vm);
@@ -199,7 +199,7 @@ fn a_disk_is_given_to_a_guest_that_runs_and_taken_from_it_by_force_only_if_it_do
 }
 
 #[test]
-fn a_qemu_that_is_killed_halts_its_vm_and_says_how() {
+fn a_killed_qemu_halts_its_vm_with_the_reason() {
     let Some((daemon, vdis)) = begin("", &["a", "b"]) else { return };
     let vm = machine(&daemon, &vdis);
     kill(&start(&daemon, &vm)["pid"]);
@@ -212,7 +212,7 @@ fn a_qemu_that_is_killed_halts_its_vm_and_says_how() {
 }
 
 #[test]
-fn a_machine_outlives_the_daemon_and_is_found_again() {
+fn a_machine_outlives_the_daemon_and_is_reattached() {
     let Some((mut daemon, vdis)) = begin("", &["a", "b"]) else { return };
     let vm = machine(&daemon, &vdis[..1]);
     let before = start(&daemon, &vm);
@@ -229,7 +229,7 @@ fn a_machine_outlives_the_daemon_and_is_found_again() {
     daemon.done(daemon.post(&format!("{vm}/resume"), json!({})));
     kill(&before["pid"]);
     wait_until("it is halted", || power(&daemon, &vm) == "halted");
-    assert!(said(&daemon.get(&vm).1["problem"]).contains("nobody knows how"));
+    assert!(said(&daemon.get(&vm).1["problem"]).contains("exit status unknown"));
     nothing_leaked(&daemon);
     // One that ends by itself says why, also to a daemon that has not started it.
     let again = start(&daemon, &vm);
@@ -241,7 +241,7 @@ fn a_machine_outlives_the_daemon_and_is_found_again() {
 
 /// The catalogue is older than the start of the VM, or knows nothing of it any more.
 #[test]
-fn a_machine_that_the_catalogue_does_not_know_goes_on() {
+fn a_machine_unknown_to_the_catalogue_keeps_running() {
     let Some((mut daemon, vdis)) = begin("", &["a", "b"]) else { return };
     let vm = machine(&daemon, &vdis);
     assert_eq!(daemon.post("/host/backups", json!({})).0, 201);
@@ -273,13 +273,13 @@ fn a_machine_that_the_catalogue_does_not_know_goes_on() {
     let vbds = daemon.get("/vbds").1;
     assert!(vbds.as_array().unwrap().iter().all(|vbd| vbd["state"] == "plugged"), "{vbds}\n{}", daemon.log());
     assert!(Path::new(&format!("/proc/{}", before["pid"])).exists());
-    assert!(daemon.log().contains("is left alone"), "{}", daemon.log());
+    assert!(daemon.log().contains("not touching"), "{}", daemon.log());
     kill(&before["pid"]);
 }
 
 /// By the catalogue the VM runs and has the disk; it has ended since, and somebody plugged the disk without it.
 #[test]
-fn a_disk_that_was_plugged_behind_the_end_of_its_vm_stays_so_with_an_older_catalogue() {
+fn a_disk_plugged_after_its_vms_end_stays_plugged_with_an_older_catalogue() {
     let Some((mut daemon, vdis)) = begin("", &["a", "b"]) else { return };
     let vm = machine(&daemon, &vdis);
     start(&daemon, &vm);
@@ -304,7 +304,7 @@ fn a_disk_that_was_plugged_behind_the_end_of_its_vm_stays_so_with_an_older_catal
 }
 
 #[test]
-fn a_machine_that_ends_while_no_daemon_runs_is_halted_by_the_next() {
+fn a_machine_that_ended_without_daemon_is_halted_by_the_next() {
     let Some((mut daemon, vdis)) = begin("", &["a", "b"]) else { return };
     let vm = machine(&daemon, &vdis);
     let pid = start(&daemon, &vm)["pid"].clone();
@@ -312,13 +312,13 @@ fn a_machine_that_ends_while_no_daemon_runs_is_halted_by_the_next() {
     kill(&pid);
     daemon.restart();
     wait_until("it is halted", || power(&daemon, &vm) == "halted");
-    assert!(said(&daemon.get(&vm).1["problem"]).contains("while no daemon ran"));
+    assert!(said(&daemon.get(&vm).1["problem"]).contains("while the daemon was not running"));
     nothing_leaked(&daemon);
 }
 
 #[test]
 #[ignore = "slow: run by `make test-all`"]
-fn a_machine_whose_monitor_somebody_else_holds_goes_on_and_can_be_ended_by_force() {
+fn a_machine_with_a_held_monitor_keeps_running_and_can_be_forced_off() {
     let Some((mut daemon, vdis)) = begin("", &["a"]) else { return };
     let vm = machine(&daemon, &vdis);
     for by_force in [true, false] {
@@ -342,7 +342,7 @@ fn a_machine_whose_monitor_somebody_else_holds_goes_on_and_can_be_ended_by_force
 
 #[test]
 #[ignore = "slow: run by `make test-all`"]
-fn a_daemon_that_dies_in_a_start_or_an_end_leaves_nothing_half_done() {
+fn a_daemon_that_dies_during_start_or_shutdown_leaves_nothing_half_done() {
     let Some((mut daemon, vdis)) = begin("", &["a", "b"]) else { return };
     let vm = machine(&daemon, &vdis);
     for point in ["vm-start:plug", "vm-start:plug:after", "vm-start:start:after"] {
@@ -351,7 +351,7 @@ fn a_daemon_that_dies_in_a_start_or_an_end_leaves_nothing_half_done() {
         daemon.wait_for_death();
         daemon.restart_with(&[]);
         wait_until("it is halted", || power(&daemon, &vm) == "halted");
-        assert!(said(&daemon.get(&vm).1["problem"]).contains("the daemon ended meanwhile"), "{point}");
+        assert!(said(&daemon.get(&vm).1["problem"]).contains("the daemon stopped during the"), "{point}");
         nothing_leaked(&daemon);
     }
     for point in ["vm-shutdown:end", "vm-shutdown:end:after", "vm-end:unplug:after"] {
@@ -371,7 +371,7 @@ fn a_daemon_that_dies_in_a_start_or_an_end_leaves_nothing_half_done() {
 }
 
 #[test]
-fn a_guest_that_does_not_power_off_is_ended_and_until_then_one_may_think_otherwise() {
+fn a_shutdown_can_be_cancelled_until_the_guest_is_stopped() {
     let Some((daemon, vdis)) = begin("", &["a"]) else { return };
     let vm = machine(&daemon, &vdis);
     start(&daemon, &vm);
@@ -394,7 +394,7 @@ fn a_guest_that_does_not_power_off_is_ended_and_until_then_one_may_think_otherwi
 }
 
 #[test]
-fn a_shutdown_that_a_daemon_takes_up_again_can_still_be_cancelled() {
+fn a_resumed_shutdown_can_still_be_cancelled() {
     let Some((mut daemon, vdis)) = begin("", &["a"]) else { return };
     let vm = machine(&daemon, &vdis);
     start(&daemon, &vm);
@@ -415,7 +415,7 @@ fn a_shutdown_that_a_daemon_takes_up_again_can_still_be_cancelled() {
 }
 
 #[test]
-fn a_guest_that_powers_off_halts_its_vm_and_that_is_no_problem() {
+fn a_guest_that_powers_off_halts_its_vm_without_a_problem() {
     let Some((daemon, vdis)) = begin("", &["a", "b"]) else { return };
     // mov dx, 0x604; mov ax, 0x2000; out dx, ax; hlt; jmp: the power management of the chipset, where the firmware has
     // put it.
@@ -437,7 +437,7 @@ fn a_guest_that_powers_off_halts_its_vm_and_that_is_no_problem() {
 }
 
 #[test]
-fn a_start_that_is_cancelled_is_undone_and_until_then_no_disk_is_plugged_by_itself() {
+fn a_cancelled_start_is_rolled_back_without_separate_plugs() {
     let Some((daemon, vdis)) = begin("[plug]\ninjected-delays = true", &["a", "b~30000ms"]) else { return };
     let vm = machine(&daemon, &vdis);
     let asked = daemon.post(&format!("{vm}/start"), json!({})).1;
@@ -461,7 +461,7 @@ fn a_start_that_is_cancelled_is_undone_and_until_then_no_disk_is_plugged_by_itse
 }
 
 #[test]
-fn a_disk_process_that_dies_under_a_guest_is_replaced_and_the_guest_has_it_again() {
+fn a_dead_disk_process_is_replaced_under_a_guest() {
     let Some((daemon, vdis)) = begin("[plug]\nstep-timeout = 4", &["a"]) else { return };
     let vm = machine(&daemon, &vdis);
     let pid = start(&daemon, &vm)["pid"].clone();
@@ -480,7 +480,7 @@ fn a_disk_process_that_dies_under_a_guest_is_replaced_and_the_guest_has_it_again
 }
 
 #[test]
-fn a_machine_keeps_its_disk_over_one_connection_while_process_follows_process() {
+fn a_machine_keeps_its_disk_connection_across_upgrades() {
     let Some((daemon, vdis)) = begin("", &["a"]) else { return };
     let vm = machine(&daemon, &vdis);
     let pid = start(&daemon, &vm)["pid"].clone();
@@ -517,7 +517,7 @@ fn connections(socket: &Value) -> Vec<String> {
 }
 
 #[test]
-fn a_drained_host_has_ended_its_vms_before_their_disks() {
+fn a_drain_shuts_down_vms_before_their_disks() {
     let Some((daemon, vdis)) = begin("", &["a", "b"]) else { return };
     let (runs, held) = (machine(&daemon, &vdis[..1]), machine(&daemon, &vdis[1..]));
     start(&daemon, &runs);
@@ -530,7 +530,7 @@ fn a_drained_host_has_ended_its_vms_before_their_disks() {
 }
 
 #[test]
-fn others_are_told_what_to_paste() {
+fn configurations_for_external_machines_are_printed() {
     let Some((daemon, vdis)) = begin("", &["a", "b"]) else { return };
     let (vhost, nbd) = ("vhost-user", "nbd");
     let vbd = harness::disks::vbd(&daemon, &vdis[0], vhost);
@@ -554,7 +554,7 @@ fn others_are_told_what_to_paste() {
 }
 
 #[test]
-fn a_guest_of_xen_has_disks_by_blkif_and_one_that_cannot_be_made_leaves_nothing() {
+fn a_xen_guest_uses_blkif_and_a_failed_one_leaves_nothing() {
     let (daemon, vdis) = with_disks("xl-program = \"/there/is/no/xl\"", &["one", "two"]);
     let kernel = json!({ "from": "kernel", "kernel": std::env::current_exe().unwrap(), "cmdline": "console=hvc0" });
     let mut asked = json!({ "name": "guest", "driver": "xen", "memory": 64 << 20, "vcpus": 1, "boot": kernel });
@@ -579,7 +579,7 @@ fn a_guest_of_xen_has_disks_by_blkif_and_one_that_cannot_be_made_leaves_nothing(
     }
     // Nobody is there who could have it.
     let (status, refused) = daemon.post(&format!("{vbd}/plug"), json!({}));
-    assert!(status == 409 && said(&refused).contains("does not run"), "{status} {refused}");
+    assert!(status == 409 && said(&refused).contains("is not running"), "{status} {refused}");
 
     let failed = daemon.failed(daemon.post(&format!("{vm}/start"), json!({})));
     assert!(failed["advice"].as_str().unwrap().contains("of a Xen host"), "{failed}");

@@ -2,7 +2,7 @@
 # processes killed, and the daemon itself; held and let go on; shut down. What the guest has read last is what its disks hold.
 . /drop/life.sh
 . /drop/daemon.sh
-refused 4 "does not run" $tapline vbd plug "$vbd"
+refused 4 "is not running" $tapline vbd plug "$vbd"
 second=$($tapline vdi create second --sr local --size 4M) || fail "another VDI"
 start_vm
 

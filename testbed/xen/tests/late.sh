@@ -16,7 +16,7 @@ kernel_is_well() {
 early() { # NAME: one that comes too early waits for a second, and says then what is the matter.
     xargs -0 setsid <"/tmp/words-$1" >"/tmp/early-$1" 2>&1 && fail "two write to one image"
     cat "/tmp/early-$1"
-    grep -q 'in use\|does already' "/tmp/early-$1" || fail "who comes too early does not say so"
+    grep -q 'in use\|already does' "/tmp/early-$1" || fail "who comes too early does not say so"
 }
 
 guest a rounds "disks='xvda xvdb'"

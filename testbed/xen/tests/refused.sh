@@ -15,8 +15,8 @@ timely() {
 }
 
 # Who is not there.
-refused 4 'cannot find the domain 4711: there is none.*' $tapline serve raw:/dev/ram0 --xen 4711/xvda
-grep -q 'the store has 0 (Domain-0)' /tmp/refused || fail "the domains that there are are not named"
+refused 4 'cannot find the domain 4711: there is no domain.*' $tapline serve raw:/dev/ram0 --xen 4711/xvda
+grep -q 'xenstore has 0 (Domain-0)' /tmp/refused || fail "the domains that there are are not named"
 refused 4 'cannot find the domain nobody' $tapline xen attach nobody raw:/dev/ram0
 refused 4 'it has no such disk\|cannot find the domain' $tapline xen detach 4711 xvda
 nothing_left
@@ -29,7 +29,7 @@ grep -q 'connects later' /tmp/refused || fail "it is not said what becomes of th
 pid=$(server_of b xvda)
 
 # A device that is served, and an image that is in use.
-refused 4 "the process $pid does already" $tapline serve raw:/dev/ram1 --xen "$id/xvda"
+refused 4 "process $pid already does" $tapline serve raw:/dev/ram1 --xen "$id/xvda"
 refused 4 'it is there already' $tapline xen attach b raw:/dev/ram1 --vdev xvda
 refused 4 'in use' timely 20 $tapline xen attach b raw:/dev/ram0 --vdev xvdb
 no_disk "$id" xvdb
@@ -58,7 +58,7 @@ pid=$(server_of b xvda)
 kill -STOP "$pid"
 timely 40 $tapline xen detach b xvda --force >/tmp/detach 2>&1 || { cat /tmp/detach; fail "detach --force of a process that hangs"; }
 cat /tmp/detach
-grep -q "$pid has not ended in 10 s" /tmp/detach || fail "it is not told that the process was killed"
+grep -q "$pid has not exited in 10 s" /tmp/detach || fail "it is not told that the process was killed"
 wait_dead "$pid" 1
 # Killed, it could not remove its files: detach has.
 no_disk "$id" xvda

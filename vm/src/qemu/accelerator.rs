@@ -1,7 +1,7 @@
-//! Who runs the guest's instructions: the processor (KVM) where that really works, else QEMU (TCG).
+//! The accelerator that runs the guest's instructions: KVM if that really works, otherwise TCG.
 //!
-//! A /dev/kvm that can be opened proves nothing, for nested and filtered KVMs exist; so the firmware is run under it to its end. Keeps: the
-//! verdict comes with its reason, in bounded time, and leaves no process behind.
+//! An accessible /dev/kvm proves nothing, because there are nested and filtered KVMs; so the firmware is run with it to
+//! its end. Invariant: the result comes with its reason, in bounded time, and leaves no process behind.
 
 use std::fmt::{self, Display};
 use std::fs::OpenOptions;
@@ -16,10 +16,10 @@ use super::account::Account;
 use super::hear::hear;
 use crate::qmp::shortened;
 
-/// What SeaBIOS says when it has looked for all that it could boot: it has run in every mode of the processor by then.
+/// SeaBIOS prints this after it has tried all boot devices: by then it has run in every processor mode.
 const LAST_WORDS: &[u8] = b"No bootable device";
 
-/// What firmware says in all is a few KiB.
+/// The firmware's whole output is a few KiB.
 const WORDS_MAX: usize = 1 << 20;
 
 /// Who runs the guest's instructions.
@@ -68,8 +68,8 @@ pub fn find(account: Option<&Account>, program: &Path, patience: Duration) -> Ve
         return tcg(format!("/dev/kvm cannot be opened: {error}"));
     }
     match try_out(account, program, Accelerator::Kvm, patience) {
-        Ok(()) => Verdict { accelerator: Accelerator::Kvm, reason: "the firmware runs under it".to_owned() },
-        Err(why) => tcg(format!("/dev/kvm is there, but the firmware does not run under it: {why}")),
+        Ok(()) => Verdict { accelerator: Accelerator::Kvm, reason: "the firmware runs with it".to_owned() },
+        Err(why) => tcg(format!("/dev/kvm exists, but the firmware does not run with it: {why}")),
     }
 }
 
@@ -104,7 +104,7 @@ fn try_out(
     }
 }
 
-/// What QEMU said at last; it has ended.
+/// The last line that QEMU printed; it has exited.
 fn last_line(child: &mut Child) -> String {
     let mut said = Vec::new();
     let read = child.stderr.as_mut().map_or(Ok(0), |errors| errors.take(1 << 16).read_to_end(&mut said));
@@ -112,7 +112,7 @@ fn last_line(child: &mut Child) -> String {
     match (read, text.lines().rfind(|line| !line.trim().is_empty())) {
         (Ok(_), Some(line)) => shortened(line),
         (Ok(_), None) => "it hangs".to_owned(),
-        (Err(error), _) => format!("it has ended, and what it said cannot be read: {error}"),
+        (Err(error), _) => format!("it has exited, and its output cannot be read: {error}"),
     }
 }
 
@@ -124,7 +124,7 @@ mod test {
     const PATIENCE: Duration = Duration::from_secs(60);
 
     #[test]
-    fn firmware_that_runs_is_heard() {
+    fn running_firmware_is_detected() {
         if Command::new(QEMU).arg("--version").output().is_err() {
             eprintln!("not run: there is no {QEMU}; install qemu-system-x86");
             return;
@@ -136,7 +136,7 @@ mod test {
     }
 
     #[test]
-    fn what_ends_or_hangs_instead_is_told_with_its_last_words() {
+    fn exiting_or_hanging_firmware_is_reported_with_its_output() {
         let room = tempfile::tempdir().unwrap();
         let script = |text: &str| {
             let path = room.path().join("qemu");

@@ -1,9 +1,9 @@
-//! As whom QEMU runs, and how it gets at what a machine is made of, which that user may not be able to open.
+//! The user that QEMU runs as, and its access to a machine's files, which that user may not be able to open.
 //!
-//! Knows nothing of who chose the user. Keeps: QEMU has no capability, gets none by what it runs, and belongs to no
-//! group but those that are named; files are opened for it before it becomes that user, or copied where it only takes a
-//! path, and are readable by nobody else. What starts it so are programs that replace themselves by what follows: a
-//! program does this to itself in a child before it becomes QEMU, which takes unsafe code.
+//! It knows nothing about how the user was chosen. Invariant: QEMU has no capability, cannot gain any by executing
+//! programs, and belongs only to the given groups; files are opened for it before it becomes that user, or copied where
+//! it only accepts a path, and are readable by nobody else. It is started through programs that replace themselves with
+//! the next one: doing the same in a forked child would require unsafe code.
 
 use std::fs::{self, OpenOptions, Permissions};
 use std::io;
@@ -125,7 +125,7 @@ impl Means {
     /// The guest runs: what was only for its start goes.
     pub fn started(&self) {
         for copy in &self.copies {
-            // It lies in the machine's directory, and goes with that if not now.
+            // It is in the machine's directory, and is removed with that if not now.
             fs::remove_file(copy).unwrap_or_default();
         }
     }
@@ -188,7 +188,7 @@ fn socket(path: &Path, name: &str, directory: &Path) -> Result<PathBuf, NotReady
     let lead = || {
         match fs::symlink_metadata(path) {
             Ok(found) if found.file_type().is_socket() || found.is_symlink() => fs::remove_file(path)?,
-            Ok(_) => return Err(io::Error::other("something that is no socket is there; remove it")),
+            Ok(_) => return Err(io::Error::other("there is a file that is not a socket; remove it")),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error),
         }
@@ -197,7 +197,7 @@ fn socket(path: &Path, name: &str, directory: &Path) -> Result<PathBuf, NotReady
     match path == there {
         true => Ok(there),
         false => lead().map(|()| there.clone()).map_err(|source| NotReady {
-            what: "make a way to a socket at",
+            what: "create an access path to a socket at",
             path: path.to_owned(),
             source,
         }),
@@ -215,14 +215,14 @@ mod test {
     }
 
     #[test]
-    fn an_account_has_the_groups_that_are_named_and_no_capability() {
+    fn an_account_has_only_the_given_groups_and_no_capabilities() {
         let words = own().words().join(" ");
         assert!(words.contains("--groups=7,8") && words.contains("--bounding-set=-all --no-new-privs --"), "{words}");
         assert!(Account { groups: Vec::new(), ..own() }.words().contains(&"--clear-groups".to_owned()));
     }
 
     #[test]
-    fn files_are_opened_by_who_may_and_named_by_their_descriptors() {
+    fn files_are_opened_with_permission_and_named_by_descriptors() {
         let room = tempfile::tempdir().unwrap();
         let (log, iso) = (room.path().join("a 'b\" $c.log"), room.path().join("c.iso"));
         fs::write(&iso, "iso").unwrap();
@@ -240,7 +240,7 @@ mod test {
     }
 
     #[test]
-    fn a_kernel_that_not_everybody_may_read_is_copied_for_the_time_of_the_start() {
+    fn a_private_kernel_is_copied_during_the_start() {
         let room = tempfile::tempdir().unwrap();
         let kernel = room.path().join("vmlinuz");
         fs::write(&kernel, "kernel").unwrap();
@@ -271,7 +271,7 @@ mod test {
     }
 
     #[test]
-    fn a_socket_is_where_qemu_may_make_it_and_found_where_it_was_asked_for() {
+    fn a_socket_is_created_by_qemu_and_linked_to_the_requested_path() {
         let room = tempfile::tempdir().unwrap();
         let (asked, there) = (room.path().join("asked"), room.path().join("vnc"));
         for _ in 0..2 {

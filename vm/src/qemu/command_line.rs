@@ -1,7 +1,7 @@
-//! The words that start QEMU with some hardware, each here for a reason.
+//! QEMU's command line for given hardware, each option here for a reason.
 //!
-//! Knows nothing of processes. Keeps: the same hardware gives the same words, and a disk at the start has the same
-//! device and the same name as one that is plugged later (`disk_device`). Written for QEMU 7.2 and later.
+//! It knows nothing about processes. Invariant: the same hardware gives the same command line, and a disk present at
+//! the start has the same device and name as a hot-plugged one (`disk_device`). Written for QEMU 7.2 and later.
 
 use std::path::Path;
 
@@ -20,7 +20,7 @@ const DISK_DRIVER: &str = "vhost-user-blk-pci-non-transitional";
 /// QEMU looks at its own system calls, where it was built to.
 const SANDBOX: [&str; 2] = ["-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"];
 
-/// What a QEMU says at its end that was built without that (system/vl.c).
+/// The message of a QEMU that was built without sandbox support (system/vl.c).
 const NO_SANDBOX: &str = "-sandbox support is not enabled";
 
 /// Slots on the machine's own bus, below those of the bridges; 0 and 1 are the chipset.
@@ -29,7 +29,7 @@ const SLOT_NIC: u8 = 3;
 const SLOT_CONSOLE: u8 = 4;
 const SLOT_USB: u8 = 5;
 
-/// The words behind the name of the program, which is of this `version`. The monitor listens at `monitor`, and the
+/// The arguments after the name of the program, which has this `version`. The monitor listens at `monitor`, and the
 /// guest waits for `cont`.
 pub fn words(hardware: &Hardware, monitor: &Path, version: Version) -> Vec<String> {
     let mut words = Words(Vec::new());
@@ -48,7 +48,7 @@ pub fn words(hardware: &Hardware, monitor: &Path, version: Version) -> Vec<Strin
     words.0
 }
 
-/// The same for a QEMU that has said so at its end; nothing if it had another reason.
+/// The same for a QEMU that has exited with that message; `None` if it had another reason.
 pub fn without_sandbox(words: &[String], said: &str) -> Option<Vec<String>> {
     let at = words.iter().position(|word| word == SANDBOX[0]).filter(|_| said.contains(NO_SANDBOX))?;
     let (before, rest) = words.split_at_checked(at)?;
@@ -73,7 +73,7 @@ pub fn disk_chardev(position: Position) -> String {
 
 /// A disk's device, in the order in which its properties are said.
 pub fn disk_device(disk: &Disk, vcpus: u16) -> Vec<(&'static str, Value)> {
-    let place = disk.position.place();
+    let place = disk.position.pci_slot();
     let queues = disk.queues_in(vcpus);
     let mut device = vec![
         ("driver", json!(DISK_DRIVER)),
@@ -107,9 +107,9 @@ impl Words {
         // Threads with names, so that one can tell processors from the device model.
         self.say("-name", format!("guest={},debug-threads=on", hardware.name));
         self.0.extend(hardware.accelerator.words().map(str::to_owned));
-        // `pc`: its ACPI plugs and unplugs at bridges (0010). What it has by itself and nobody needs is off: USB, HPET,
-        // the port by which VMware's tools ask; and the keyboard, where there is no screen. Its IDE and floppy
-        // controllers cannot be left out; they have no drives, and nobody asks them.
+        // `pc`: its ACPI hot-plugs at bridges (0010). Default devices that nobody needs are disabled: USB, HPET, the
+        // port of VMware's tools, and the keyboard if there is no screen. Its IDE and floppy controllers cannot be
+        // removed; they have no drives and cost nothing.
         let on = |on| if on { "on" } else { "off" };
         let keyboard = on(hardware.platform.vga != Vga::None);
         let hpet = on(hardware.platform.hpet);
@@ -142,7 +142,8 @@ impl Words {
         self.flag("-S");
     }
 
-    /// The one monitor. A client that leaves makes room for the next: so another daemon can adopt the machine.
+    /// The only monitor. A client that disconnects makes way for the next, so that another daemon can adopt the
+    /// machine.
     fn monitor(&mut self, socket: &Path) {
         self.say("-chardev", format!("socket,id=monitor,path={},server=on,wait=off", path(socket)));
         self.say("-mon", "chardev=monitor,mode=control");
@@ -248,7 +249,7 @@ impl Words {
                 self.say("-netdev", "user,id=net");
                 String::new()
             }
-            // Its scripts would need to start programs, and who made the interface has connected it.
+            // Its scripts would have to start programs; the creator of the interface has already connected it.
             Nic::Tap { name, mac } => {
                 self.say("-netdev", format!("tap,id=net,ifname={name},script=no,downscript=no"));
                 let bytes: Vec<String> = mac.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -304,7 +305,7 @@ mod test {
     }
 
     #[test]
-    fn a_qemu_without_a_sandbox_is_started_without_one_and_for_no_other_reason() {
+    fn only_a_qemu_without_sandbox_support_is_started_without_it() {
         let all = words(&small(), Path::new("/run/vm/monitor"), Version::OLDEST);
         let without = without_sandbox(&all, "qemu: -sandbox support is not enabled in this QEMU binary").unwrap();
         assert_eq!(all.join(" ").replace(&format!(" {}", SANDBOX.join(" ")), ""), without.join(" "));
@@ -358,7 +359,7 @@ mod test {
     }
 
     #[test]
-    fn disks_say_where_they_are_and_how_they_interrupt() {
+    fn disks_have_a_slot_and_vectors() {
         let bootable = Disk { bootable: true, ..disk(0, "/run/a,b.sock") };
         let hardware = Hardware { disks: vec![bootable, disk(70, "/run/70.sock")], ..small() };
         let newer = line_for(Version(9, 2), &hardware);
@@ -373,7 +374,7 @@ mod test {
     }
 
     #[test]
-    fn a_console_is_where_it_was_asked_for() {
+    fn a_console_is_at_the_requested_device() {
         let console = |device| Some(Console { device, to: ConsoleTo::Log("/run/console.log".into()) });
         let virtio = line(&Hardware { console: console(ConsoleDevice::Virtio), ..small() });
         assert!(virtio.contains("-chardev file,id=console,path=/run/console.log,append=on"), "{virtio}");
@@ -383,7 +384,7 @@ mod test {
     }
 
     #[test]
-    fn firmware_boots_only_what_was_marked() {
+    fn firmware_boots_only_marked_disks() {
         let bootable = Disk { bootable: true, ..disk(5, "/run/5.sock") };
         let line = line(&Hardware { boot: Boot::Firmware, disks: vec![bootable], ..small() });
         assert!(line.contains("-boot menu=off,strict=on") && line.contains("bootindex=6"), "{line}");

@@ -1,7 +1,7 @@
-//! What a machine is made of, as data: memory, processors, how it boots, its disks, its console, its platform.
+//! A machine's hardware as data: memory, processors, boot source, disks, console, platform.
 //!
-//! Knows nothing of QEMU's syntax and of running machines. Keeps: hardware that [`Hardware::check`] has passed can be said to QEMU, and
-//! what is refused is refused by name.
+//! It knows nothing about QEMU's syntax and running machines. Invariant: hardware accepted by [`Hardware::check`] can
+//! be expressed as QEMU options, and anything rejected is named.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -31,7 +31,7 @@ const SOCKET_LEN_MAX: usize = 107;
 /// A name longer than this is none.
 const NAME_LEN_MAX: usize = 64;
 
-/// What a machine is made of.
+/// The hardware of a machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Hardware {
@@ -79,9 +79,10 @@ pub enum Boot {
 pub struct Disk {
     /// Which of the machine's disks; its place follows.
     pub position: Position,
-    /// Where it is served. Its serial number, by which the guest names it below /dev/disk/by-id, is the answer of who serves it.
+    /// Where it is served. Its serial number, by which the guest names it below /dev/disk/by-id, is the answer of who
+    /// serves it.
     pub socket: PathBuf,
-    /// Its queues, at most as many as are served; as many as suit the machine if not said.
+    /// Its number of queues, at most as many as are served; by default as many as suit the machine.
     #[serde(default)]
     pub queues: Option<u16>,
     /// The firmware may boot from it.
@@ -115,7 +116,7 @@ pub enum ConsoleDevice {
 pub enum ConsoleTo {
     /// Behind what is in this file, which grows as the guest likes: QEMU sets it no limit.
     Log(PathBuf),
-    /// To who connects to this Unix socket, and is lost while nobody does.
+    /// To the client of this Unix socket; lost while there is none.
     Socket(PathBuf),
 }
 
@@ -123,9 +124,9 @@ pub enum ConsoleTo {
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum HardwareError {
     /// A number is out of range.
-    #[error("{what} of {value}: possible are {min} to {max}")]
+    #[error("{what} of {value}: must be {min} to {max}")]
     Range {
-        /// Which.
+        /// The quantity that is out of range.
         what: String,
         /// The number.
         value: u32,
@@ -135,7 +136,7 @@ pub enum HardwareError {
         max: u32,
     },
     /// The name is not a name.
-    #[error("the name {0:?} is not possible: up to {NAME_LEN_MAX} letters, digits and any of -_.:+")]
+    #[error("the name {0:?} is invalid: use up to {NAME_LEN_MAX} letters, digits and any of -_.:+")]
     Name(String),
     /// Two disks at one position.
     #[error("two disks have the position {0}")]
@@ -143,7 +144,7 @@ pub enum HardwareError {
     /// A path cannot be used.
     #[error("{what} {}: {why}", path.display())]
     Path {
-        /// Which.
+        /// What the path is for.
         what: &'static str,
         /// The path.
         path: PathBuf,
@@ -151,10 +152,10 @@ pub enum HardwareError {
         why: &'static str,
     },
     /// Firmware without a disk to boot from.
-    #[error("there is no disk that is bootable: mark one, or boot a kernel")]
+    #[error("there is no bootable disk: mark one, or boot a kernel")]
     NothingToBoot,
     /// Two users of one port.
-    #[error("the console is at the serial port, and platform:hvm_serial wants it too: give only one of them")]
+    #[error("the console and platform:hvm_serial both use the serial port: give only one of them")]
     SerialTwice,
     /// A platform key.
     #[error(transparent)]
@@ -165,7 +166,7 @@ impl Hardware {
     /// Whether there can be such a machine.
     pub fn check(&self) -> Result<(), HardwareError> {
         check_name(&self.name)?;
-        within("a memory in MiB", self.memory_mib, MEMORY_MIB_MIN, MEMORY_MIB_MAX)?;
+        within("a memory size in MiB", self.memory_mib, MEMORY_MIB_MIN, MEMORY_MIB_MAX)?;
         within("a number of processors", self.vcpus.into(), 1, VCPUS_MAX.into())?;
         self.check_boot()?;
         let mut positions = BTreeSet::new();
@@ -207,7 +208,7 @@ impl Disk {
         check_socket("a disk's socket", &self.socket)
     }
 
-    /// Its queues in a machine with so many processors.
+    /// Its number of queues in a machine with this many processors.
     pub fn queues_in(&self, vcpus: u16) -> u16 {
         self.queues.unwrap_or_else(|| queues_default(vcpus))
     }
@@ -228,11 +229,11 @@ fn check_name(name: &str) -> Result<(), HardwareError> {
     Err(HardwareError::Name(name.to_owned()))
 }
 
-/// QEMU may have another directory than we, and its words are text.
+/// QEMU may have a different working directory, and its options are text.
 fn check_path(what: &'static str, path: &Path) -> Result<(), HardwareError> {
     let refuse = |why| Err(HardwareError::Path { what, path: path.to_owned(), why });
     match path.to_str() {
-        None => refuse("not UTF-8, which QEMU cannot be told"),
+        None => refuse("not UTF-8, which cannot be passed to QEMU"),
         Some(text) if text.contains(char::is_control) => refuse("it has control characters"),
         Some(_) if !path.is_absolute() => refuse("not an absolute path"),
         Some(_) => Ok(()),
@@ -242,7 +243,7 @@ fn check_path(what: &'static str, path: &Path) -> Result<(), HardwareError> {
 fn check_socket(what: &'static str, path: &Path) -> Result<(), HardwareError> {
     check_path(what, path)?;
     if path.as_os_str().len() > SOCKET_LEN_MAX {
-        let why = "longer than the 107 bytes that a socket's name may have";
+        let why = "longer than the 107 bytes allowed for a socket path";
         return Err(HardwareError::Path { what, path: path.to_owned(), why });
     }
     Ok(())
@@ -277,12 +278,12 @@ pub(crate) mod test {
     }
 
     #[test]
-    fn what_cannot_be_is_refused_by_name() {
+    fn impossible_hardware_is_refused_by_name() {
         small().check().unwrap();
-        assert!(refused(|h| h.memory_mib = 1).starts_with("a memory in MiB of 1: possible are 16 to"));
-        assert!(refused(|h| h.vcpus = 0).starts_with("a number of processors of 0: possible are 1 to 255"));
-        assert!(refused(|h| h.name = "a,b".into()).contains("\"a,b\" is not possible"));
-        assert!(refused(|h| h.boot = Boot::Firmware).contains("no disk that is bootable"));
+        assert!(refused(|h| h.memory_mib = 1).starts_with("a memory size in MiB of 1: must be 16 to"));
+        assert!(refused(|h| h.vcpus = 0).starts_with("a number of processors of 0: must be 1 to 255"));
+        assert!(refused(|h| h.name = "a,b".into()).contains("\"a,b\" is invalid"));
+        assert!(refused(|h| h.boot = Boot::Firmware).contains("no bootable disk"));
         assert!(refused(|h| h.disks = vec![disk(3, "/a"), disk(3, "/b")]).contains("two disks have the position 3"));
         assert!(refused(|h| h.disks = vec![disk(0, "a.sock")]).contains("not an absolute path"));
         assert!(refused(|h| h.disks = vec![disk(0, &format!("/{}", "x".repeat(107)))]).contains("107 bytes"));
@@ -301,7 +302,7 @@ pub(crate) mod test {
     }
 
     #[test]
-    fn hardware_is_the_same_after_it_was_stored_and_unknown_fields_are_refused() {
+    fn hardware_round_trips_and_unknown_fields_are_refused() {
         let mut hardware = small();
         hardware.disks = vec![disk(40, "/run/40.sock")];
         let text = serde_json::to_string(&hardware).unwrap();

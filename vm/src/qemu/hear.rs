@@ -1,7 +1,6 @@
-//! What a program that was started says on its standard output, within a bounded time.
+//! Reads the standard output of a program, within a bounded time.
 //!
-//! Knows nothing of what it means. Keeps: neither a program that hangs nor one that talks without end holds up who
-//! listens.
+//! It knows nothing about its meaning. Invariant: neither a hanging program nor endless output blocks the reader.
 
 use std::io::{self, Read};
 use std::process::Child;
@@ -10,10 +9,10 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
-/// What was said.
+/// The output.
 pub(super) struct Heard {
     pub(super) said: Vec<u8>,
-    /// It was all, enough of it, or as much as is listened to, before the patience was at its end.
+    /// The output ended, was enough, or reached its limit before the time was up.
     pub(super) in_time: bool,
 }
 

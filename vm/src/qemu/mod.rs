@@ -1,4 +1,4 @@
-//! QEMU: what a machine is made of, the words that make it so, and the running machine.
+//! QEMU: a machine's hardware, the command line for it, and the running machine.
 
 pub mod accelerator;
 pub mod account;

@@ -1,7 +1,7 @@
-//! The `platform` keys of a machine, as XenServer's users know them: what it emulates beside disks, everything off unless asked for.
+//! A machine's `platform` keys, as known to XenServer's users: optional emulated devices, all off by default.
 //!
-//! Knows nothing of QEMU's syntax. Keeps: an unknown key, a bad value and two keys that contradict each other are refused by name, with
-//! what is allowed.
+//! It knows nothing about QEMU's syntax. Invariant: an unknown key, an invalid value and contradicting keys are
+//! rejected by name, with the allowed values.
 
 use std::path::PathBuf;
 
@@ -99,13 +99,13 @@ pub enum Nic {
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum PlatformError {
     /// There is none of this name.
-    #[error("platform:{key} is unknown; there are {}", KEYS.join(", "))]
+    #[error("platform:{key} is unknown; known keys: {}", KEYS.join(", "))]
     Unknown {
         /// The key.
         key: String,
     },
     /// Its value means nothing.
-    #[error("platform:{key}={value} is not possible; allowed: {allowed}")]
+    #[error("platform:{key}={value} is invalid; allowed: {allowed}")]
     Value {
         /// The key.
         key: &'static str,
@@ -114,7 +114,7 @@ pub enum PlatformError {
         /// What is allowed.
         allowed: &'static str,
     },
-    /// It needs another.
+    /// The key requires another key.
     #[error("platform:{key} needs platform:{needs}")]
     Alone {
         /// The key.
@@ -189,7 +189,7 @@ fn flag(key: &'static str, value: &str) -> Result<bool, PlatformError> {
     }
 }
 
-/// The path behind `prefix`, if it is one that means the same for everybody.
+/// The path after `prefix`, if it is absolute and normalized.
 fn path(value: &str, prefix: &str) -> Option<PathBuf> {
     let path = value.strip_prefix(prefix)?;
     (path.starts_with('/') && !path.contains(char::is_control)).then(|| PathBuf::from(path))
@@ -264,7 +264,7 @@ mod test {
     }
 
     #[test]
-    fn everything_is_off_unless_asked_for() {
+    fn all_devices_are_off_by_default() {
         let quiet = Platform::parse([]).unwrap();
         assert_eq!(quiet, Platform::default());
         assert!(!quiet.usb && !quiet.usb_tablet && !quiet.hpet);
@@ -286,9 +286,9 @@ mod test {
     #[test]
     fn unknown_keys_and_bad_values_are_refused_by_name_with_what_is_allowed() {
         let said = refused("viridian", "true");
-        assert!(said.starts_with("platform:viridian is unknown; there are usb, usb_tablet, parallel"), "{said}");
-        assert_eq!(refused("usb", "yes"), "platform:usb=yes is not possible; allowed: true, false");
-        assert_eq!(refused("parallel", "pty"), "platform:parallel=pty is not possible; allowed: none, null, file:PATH");
+        assert!(said.starts_with("platform:viridian is unknown; known keys: usb, usb_tablet, parallel"), "{said}");
+        assert_eq!(refused("usb", "yes"), "platform:usb=yes is invalid; allowed: true, false");
+        assert_eq!(refused("parallel", "pty"), "platform:parallel=pty is invalid; allowed: none, null, file:PATH");
         for (key, value) in [
             ("dvd", "file:relative.iso"),
             ("vnc", "unix:"),
@@ -306,13 +306,13 @@ mod test {
     }
 
     #[test]
-    fn what_needs_another_is_refused_without_it() {
+    fn a_key_without_its_required_key_is_refused() {
         assert_eq!(refused("usb_tablet", "true"), "platform:usb_tablet=true needs platform:usb=true");
         assert_eq!(refused("vnc", "unix:/run/vnc"), "platform:vnc needs platform:vga=std");
     }
 
     #[test]
-    fn every_key_that_is_told_is_known() {
+    fn every_listed_key_is_supported() {
         for key in KEYS {
             assert!(!matches!(Platform::parse([(key, "?")]), Err(PlatformError::Unknown { .. })), "{key}");
         }

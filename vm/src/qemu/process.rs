@@ -1,7 +1,7 @@
-//! A process that is found again: by its number, its start and the boot of the host it was started in.
+//! A process that can be reattached to: identified by its pid, start time and the host's boot.
 //!
-//! Knows nothing of what it runs. Keeps: what is polled, signalled and waited for is the process that was meant, never another to which the
-//! kernel has given its number since.
+//! It knows nothing about the program. Invariant: only the intended process is polled, signalled and waited for, never
+//! another one that has got the same pid.
 
 use std::fs;
 use std::io;
@@ -52,7 +52,8 @@ impl Process {
             Err(error) if gone(&error) => return Ok(None),
             Err(error) => return Err(error),
         };
-        // The start is read after the descriptor was opened: if it is the right one, then so is the descriptor's process.
+        // The start is read after the descriptor was opened: if it is the right one, then so is the descriptor's
+        // process.
         match started(identity.pid) {
             Ok(started) if started == identity.started => {}
             Ok(_) => return Ok(None),
@@ -97,7 +98,7 @@ impl AsFd for Process {
     }
 }
 
-/// Whether there is no such process, or one that nobody has asked how it ended. In doubt there is one.
+/// Whether the process does not exist or is a zombie. In doubt it exists.
 pub fn has_ended(pid: i32) -> bool {
     match open(pid) {
         Err(error) => error.raw_os_error() == Some(Errno::SRCH.raw_os_error()),
@@ -114,7 +115,7 @@ fn open(pid: i32) -> io::Result<OwnedFd> {
 }
 
 fn gone(error: &io::Error) -> bool {
-    // Of a process that ends while its file is read, the read says ESRCH.
+    // If a process exits while its file is being read, the read fails with ESRCH.
     error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(Errno::SRCH.raw_os_error())
 }
 
@@ -149,14 +150,14 @@ mod test {
     }
 
     #[test]
-    fn the_start_is_found_behind_any_name() {
+    fn the_start_time_is_parsed_after_any_name() {
         let stat = "42 (a) b (c) S 1 42 42 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 98765 1 1 1\n";
         assert_eq!(start_in(stat), Some(98765));
         assert_eq!(start_in("42 (a"), None);
     }
 
     #[test]
-    fn a_process_is_found_again_until_it_has_ended() {
+    fn a_process_is_found_until_it_has_exited() {
         let (mut child, process) = sleeper();
         let identity = process.identity().clone();
         let again = Process::find(&identity).unwrap().unwrap();
@@ -171,7 +172,7 @@ mod test {
     }
 
     #[test]
-    fn another_with_the_same_number_is_not_taken_for_it() {
+    fn another_process_with_the_same_pid_is_not_confused() {
         let (mut child, process) = sleeper();
         let identity = process.identity();
         let earlier = Identity { started: identity.started - 1, ..identity.clone() };

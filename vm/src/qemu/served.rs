@@ -1,8 +1,9 @@
-//! Whether somebody serves a disk at a socket and is free for a new client, found out before QEMU asks.
+//! Checks whether a disk is served at a socket and accepts a new client, before QEMU tries.
 //!
-//! QEMU 7.2 told to reconnect waits for a socket at which nobody listens for ever, and so it does for a server that does not answer; the
-//! guest, all its processors and the monitor stand still meanwhile. So we ask first, as any front-end begins: VHOST_USER_GET_FEATURES
-//! (QEMU, docs/interop/vhost-user.rst). Keeps: bounded time, and the server is free again.
+//! QEMU 7.2 with reconnect waits forever for a socket without a listener, and for a server that does not respond;
+//! meanwhile the guest with all its processors and the monitor are blocked. So we connect first, and begin like any
+//! frontend: VHOST_USER_GET_FEATURES (QEMU, docs/interop/vhost-user.rst). Invariant: it takes bounded time, and the
+//! server is free again.
 
 use std::io::{ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
@@ -27,13 +28,13 @@ pub struct NotServed {
     why: String,
 }
 
-/// Whether a disk is served at `path`, to who comes next.
+/// Checks that a disk is served at `path` to the next client.
 pub fn ask(path: &Path, patience: Duration) -> Result<(), NotServed> {
     converse(path, Instant::now() + patience).map_err(|why| NotServed { path: path.to_owned(), why })
 }
 
 fn converse(path: &Path, deadline: Instant) -> Result<(), String> {
-    const BUSY: &str = "it does not answer; another machine may have it";
+    const BUSY: &str = "it does not respond; another VM may be using it";
     let mut stream = socket::connect(path, deadline).map_err(|error| match error {
         Errno::AGAIN => BUSY.to_owned(),
         error => std::io::Error::from(error).to_string(),
@@ -56,7 +57,11 @@ fn converse(path: &Path, deadline: Instant) -> Result<(), String> {
             Err(error) => return Err(told(error)),
         }
     }
-    if answer.starts_with(&ANSWER) { Ok(()) } else { Err("what listens there does not speak vhost-user".to_owned()) }
+    if answer.starts_with(&ANSWER) {
+        Ok(())
+    } else {
+        Err("the process listening there does not speak vhost-user".to_owned())
+    }
 }
 
 #[cfg(test)]
@@ -83,14 +88,14 @@ mod test {
     }
 
     #[test]
-    fn only_an_answer_is_one() {
+    fn only_a_vhost_user_reply_counts() {
         assert_eq!(asked(&[1, 0, 0, 0, 5, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 64, 1, 0, 0, 0]), "served");
         assert!(asked(b"HTTP/1.1 400 Bad Request\r\n").contains("does not speak vhost-user"));
         assert!(asked(&[1, 0]).contains("has closed the connection"));
     }
 
     #[test]
-    fn nobody_and_somebody_who_is_silent_are_told_in_time() {
+    fn a_missing_or_silent_server_is_reported_in_time() {
         let room = tempfile::tempdir().unwrap();
         let path = room.path().join("socket");
         let short = Duration::from_millis(100);
@@ -98,10 +103,10 @@ mod test {
         assert!(error.contains("no disk is served at") && error.contains("No such file"), "{error}");
         let _listener = UnixListener::bind(&path).unwrap();
         let error = ask(&path, short).unwrap_err().to_string();
-        assert!(error.contains("another machine may have it"), "{error}");
+        assert!(error.contains("another VM may be using it"), "{error}");
     }
 
-    /// As a signal comes to a daemon, a machine that is frozen and goes on, or Ctrl-Z.
+    /// For example a signal to a daemon, a VM that is frozen and resumed, or Ctrl-Z.
     #[test]
     fn a_signal_does_not_end_the_wait() {
         let room = tempfile::tempdir().unwrap();
@@ -111,7 +116,7 @@ mod test {
         let mut sender = std::process::Command::new("sh").args(["-c", signals]).spawn().unwrap();
         while sender.try_wait().unwrap().is_none() {
             let error = ask(&path, Duration::from_millis(100)).unwrap_err().to_string();
-            assert!(error.contains("another machine may have it"), "{error}");
+            assert!(error.contains("another VM may be using it"), "{error}");
         }
     }
 }

@@ -1,7 +1,8 @@
-//! Where on the machine's PCI buses a disk is, by its position alone, and how it interrupts.
+//! The PCI slot of a disk, determined by its position alone, and its interrupts.
 //!
-//! Knows nothing of QEMU's syntax. Keeps: a position has one place for ever, so that a disk plugged into a running guest is where it would be
-//! after a boot; and the interrupts of all positions together fit into every guest (docs/decisions/0010-qemu-hardware.md).
+//! It knows nothing about QEMU's syntax. Invariant: the slot of a position never changes, so that a hot-plugged disk is
+//! where it would be after a boot; and the interrupts of all positions together fit into every guest
+//! (docs/decisions/0010-qemu-hardware.md).
 
 use serde::{Deserialize, Serialize};
 
@@ -17,13 +18,15 @@ pub const SLOTS: u8 = 31;
 /// The slot of the first bridge on the machine's own bus; below it are the chipset, screen, network and console.
 pub const FIRST_BRIDGE_SLOT: u8 = 0x10;
 
-/// Queues of a disk at most, if nobody says another number: more do not help one thread that serves them.
+/// The default limit on a disk's queues: more do not help the single thread that serves them.
 const QUEUES_DEFAULT_MAX: u16 = 4;
 
-/// Positions whose queues have interrupts of their own. A processor has some 200 vectors; such a disk takes one of each, and one more.
+/// Positions whose queues have interrupts of their own. A processor has about 200 vectors; such a disk uses one per
+/// processor, plus one.
 const OWN_VECTORS: u8 = 64;
 
-/// From so many processors on the disks behind those share vectors: two a disk, anywhere. With fewer there are not enough.
+/// From this number of processors on, the disks after those share vectors: two per disk, on any processor. With fewer
+/// processors there are not enough.
 const VCPUS_TO_SHARE: u16 = 4;
 
 /// Which of the disks of a machine: 0 to 254.
@@ -33,7 +36,7 @@ pub struct Position(u8);
 
 /// A slot behind a bridge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Place {
+pub struct PciSlot {
     /// 0 to 8.
     pub bridge: u8,
     /// 1 to 31.
@@ -57,14 +60,14 @@ impl Position {
     }
 
     /// Where its disk is.
-    pub fn place(self) -> Place {
-        Place { bridge: self.0 / SLOTS, slot: self.0 % SLOTS + 1 }
+    pub fn pci_slot(self) -> PciSlot {
+        PciSlot { bridge: self.0 / SLOTS, slot: self.0 % SLOTS + 1 }
     }
 
-    /// MSI-X vectors of its disk; none: it interrupts by a line, which it shares.
+    /// MSI-X vectors of its disk; none: it uses a shared interrupt line.
     ///
-    /// Linux gives each queue a vector of its own if there is one for each and one more, and reserves those on every processor. With
-    /// two for more than one queue it shares them and takes them where there are some.
+    /// Linux gives each queue a vector of its own if there is one for each plus one, and reserves those on every
+    /// processor. With two vectors for several queues it shares them and allocates them wherever there is space.
     pub fn vectors(self, vcpus: u16, queues: u16) -> u16 {
         if self.0 < OWN_VECTORS {
             queues.saturating_add(1)
@@ -86,11 +89,11 @@ impl TryFrom<u8> for Position {
     type Error = String;
 
     fn try_from(number: u8) -> Result<Self, String> {
-        Self::new(number).ok_or_else(|| format!("disk {number}: a machine has disks 0 to {}", DISKS_MAX - 1))
+        Self::new(number).ok_or_else(|| format!("disk {number}: disk numbers are 0 to {}", DISKS_MAX - 1))
     }
 }
 
-/// Queues of a disk of which nobody has said how many it has.
+/// The default number of a disk's queues.
 pub fn queues_default(vcpus: u16) -> u16 {
     vcpus.clamp(1, QUEUES_DEFAULT_MAX)
 }
@@ -102,19 +105,19 @@ mod test {
     use super::*;
 
     #[test]
-    fn every_position_has_a_place_of_its_own_behind_a_bridge_that_is_there() {
-        let places: Vec<Place> = Position::all().map(Position::place).collect();
+    fn every_position_has_its_own_slot_on_an_existing_bridge() {
+        let places: Vec<PciSlot> = Position::all().map(Position::pci_slot).collect();
         assert_eq!(places.len(), 255);
         assert!(places.iter().all(|place| place.bridge < BRIDGES && (1..=SLOTS).contains(&place.slot)));
         let different: BTreeSet<(u8, u8)> = places.iter().map(|place| (place.bridge, place.slot)).collect();
         assert_eq!(different.len(), 255);
-        assert_eq!(Position::new(0).unwrap().place(), Place { bridge: 0, slot: 1 });
-        assert_eq!(Position::new(31).unwrap().place(), Place { bridge: 1, slot: 1 });
+        assert_eq!(Position::new(0).unwrap().pci_slot(), PciSlot { bridge: 0, slot: 1 });
+        assert_eq!(Position::new(31).unwrap().pci_slot(), PciSlot { bridge: 1, slot: 1 });
         assert_eq!(Position::new(255), None);
     }
 
-    /// As Linux 6.1 takes them: with a vector for each queue and one more, each queue's are reserved on all processors that it
-    /// serves, which is one of each processor and disk; all others lie on one processor each.
+    /// As Linux 6.1 allocates them: with one vector per queue plus one, each queue's vector is reserved on all
+    /// processors that it serves, so one per processor and disk; all others are on one processor each.
     #[test]
     fn the_vectors_of_all_disks_fit_into_every_guest() {
         for vcpus in 1..=64 {
@@ -138,7 +141,7 @@ mod test {
     }
 
     #[test]
-    fn a_position_is_read_only_if_a_machine_has_it() {
+    fn a_position_is_parsed_only_if_it_exists() {
         assert_eq!(serde_json::from_str::<Position>("254").unwrap().number(), 254);
         assert!(serde_json::from_str::<Position>("255").unwrap_err().to_string().contains("disks 0 to 254"));
         assert_eq!(serde_json::to_string(&Position::new(7).unwrap()).unwrap(), "7");

@@ -1,7 +1,7 @@
-//! Which QEMU it is, as far as its words differ.
+//! The QEMU version, as far as the command line depends on it.
 //!
-//! Knows nothing of machines. Keeps: a program that does not say what it is costs a bounded time, and is spoken to as
-//! the oldest.
+//! It knows nothing about machines. Invariant: a program that does not print its version costs a bounded time, and is
+//! treated as the oldest.
 
 use std::fmt::{self, Display};
 use std::path::Path;
@@ -12,14 +12,15 @@ use serde_json::{Value, json};
 
 use super::hear::hear;
 
-/// What QEMU says of its version is a line or two.
+/// QEMU's version output is a line or two.
 const WORDS_MAX: usize = 1 << 16;
 
 /// A version: its first two numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version(pub u32, pub u32);
 
-/// When QEMU looks again for a disk's process that has gone. It looks only then; while one serves, nothing ticks.
+/// When QEMU tries to reconnect to a disk's process that has gone. It tries only then; while a process serves, no timer
+/// runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reconnect {
     /// `reconnect`, which QEMU 10.2 does not know any more: it counts in seconds.
@@ -54,7 +55,7 @@ impl Display for Reconnect {
 impl Version {
     /// The oldest that our words are written for.
     pub const OLDEST: Version = Version(7, 2);
-    /// From this one on it can be told to look for another process sooner than after a second.
+    /// From this version on it can be told to reconnect sooner than after a second.
     const RECONNECT_MS: Version = Version(9, 2);
 
     /// What `program` is, or why that is not known within `patience`.
@@ -66,10 +67,10 @@ impl Version {
         let ended = child.kill().and_then(|()| child.wait());
         let heard = heard.and_then(|heard| ended.map(|_| heard)).map_err(|error| error.to_string())?;
         if !heard.in_time {
-            return Err("it does not say its version in time".to_owned());
+            return Err("it did not print its version in time".to_owned());
         }
         Self::parse(&String::from_utf8_lossy(&heard.said))
-            .ok_or_else(|| format!("{} does not say its version", program.display()))
+            .ok_or_else(|| format!("{} did not print its version", program.display()))
     }
 
     /// Of `QEMU emulator version 7.2.22 (Debian …)`.
@@ -85,7 +86,7 @@ impl Version {
         Some(Self(number("major")?, number("minor")?))
     }
 
-    /// How it is told to look for another process.
+    /// The form of the reconnect option.
     pub fn reconnect(self) -> Reconnect {
         if self >= Self::RECONNECT_MS { Reconnect::FAST } else { Reconnect::SLOW }
     }
@@ -102,7 +103,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn a_qemu_is_told_to_come_back_as_its_version_can() {
+    fn reconnect_uses_the_option_of_the_version() {
         let debian_12 = Version::parse("QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg-7+deb12u18)\n").unwrap();
         assert_eq!((debian_12, debian_12.reconnect().to_string()), (Version(7, 2), "reconnect=1".to_owned()));
         let debian_13 = Version::parse("QEMU emulator version 10.0.13 (Debian 1:10.0.13+ds)\nCopyright").unwrap();
@@ -115,7 +116,7 @@ mod test {
     }
 
     #[test]
-    fn a_monitor_says_it_in_numbers() {
+    fn the_monitor_reports_the_version_as_numbers() {
         let answer = json!({ "qemu": { "micro": 13, "minor": 0, "major": 10 }, "package": "Debian" });
         assert_eq!(Version::told(&answer), Some(Version(10, 0)));
         assert_eq!(Version::told(&json!({ "qemu": { "minor": -1, "major": 10 } })), None);
@@ -123,7 +124,7 @@ mod test {
     }
 
     #[test]
-    fn what_says_nothing_is_not_waited_for() {
+    fn a_silent_program_is_not_waited_for() {
         let room = tempfile::tempdir().unwrap();
         let path = room.path().join("qemu");
         std::fs::write(&path, "#!/bin/sh\nexec sleep 1000\n").unwrap();
@@ -131,7 +132,7 @@ mod test {
         let late = Version::of(&path, Duration::from_millis(100)).unwrap_err();
         assert!(late.contains("in time") || late.contains("Text file busy"), "{late}");
         let no_qemu = Version::of(Path::new("/bin/true"), Duration::from_secs(60)).unwrap_err();
-        assert_eq!(no_qemu, "/bin/true does not say its version");
+        assert_eq!(no_qemu, "/bin/true did not print its version");
         assert!(Version::of(Path::new("/no/such/qemu"), Duration::ZERO).unwrap_err().contains("cannot start"));
     }
 }

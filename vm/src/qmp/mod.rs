@@ -1,7 +1,7 @@
-//! A client of QEMU's monitor protocol (QMP): commands and their answers, and events as they come.
+//! A client of QEMU's monitor protocol (QMP): commands with their replies, and events.
 //!
-//! Knows nothing of machines and disks. Keeps: every call ends by its timeout; an answer is given to the command whose number it
-//! bears and to no other; a monitor that has gone or speaks nonsense is not spoken to again.
+//! It knows nothing about machines and disks. Invariant: every call returns within its timeout; a reply is matched to
+//! its command by id; a monitor that has disconnected or violates the protocol is not used again.
 
 mod wire;
 
@@ -20,7 +20,7 @@ use thiserror::Error;
 use self::wire::{Lines, WireError};
 use crate::socket;
 
-/// Events that are kept for a caller who does not take them: what a guest can cause must not grow without end.
+/// The limit on events that the caller has not taken: a guest must not be able to exhaust memory.
 const EVENTS_MAX: usize = 1024;
 
 /// Something that QEMU said unasked.
@@ -40,21 +40,21 @@ pub enum QmpError {
     Connect {
         /// The socket.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// It has closed the connection.
-    #[error("QEMU's monitor has closed the connection during {during}: QEMU has ended")]
+    #[error("QEMU's monitor closed the connection during {during}: QEMU has exited")]
     Gone {
         /// The command.
         during: String,
     },
     /// The connection failed.
-    #[error("cannot speak to QEMU's monitor during {during}")]
+    #[error("cannot talk to QEMU's monitor during {during}")]
     Broken {
         /// The command.
         during: String,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// The time is over. QEMU may still do it.
@@ -65,8 +65,8 @@ pub enum QmpError {
         /// The timeout.
         after: Duration,
     },
-    /// It says what QMP does not have.
-    #[error("what listens at QEMU's monitor does not speak QMP ({what}): {said}")]
+    /// It sent something that is not QMP.
+    #[error("the process at QEMU's monitor socket does not speak QMP ({what}): {said}")]
     Nonsense {
         /// What is wrong with it.
         what: &'static str,
@@ -74,7 +74,7 @@ pub enum QmpError {
         said: String,
     },
     /// QEMU has refused the command.
-    #[error("QEMU refuses {command}: {description}")]
+    #[error("QEMU refused {command}: {description}")]
     Refused {
         /// The command.
         command: String,
@@ -154,12 +154,12 @@ impl Client {
         Ok(socket_peercred(&self.lines)?.pid.as_raw_nonzero().get())
     }
 
-    /// How many events were thrown away because nobody took them.
+    /// How many events were dropped because they were not taken.
     pub fn events_lost(&self) -> u64 {
         self.events_lost
     }
 
-    /// Waits until `wanted` says yes to an event that has come or comes, and takes that one; none when the time is over.
+    /// Waits for an event that `wanted` accepts and takes it; `None` when the time is up.
     pub fn wait_event(
         &mut self,
         timeout: Duration,
@@ -203,7 +203,7 @@ impl Client {
                 Some(id) if id == number => {}
                 // The answer to a command that was given up.
                 Some(id) if id < number => continue,
-                _ => return Err(self.give_up(nonsense("an answer to nothing that was asked", &line))),
+                _ => return Err(self.give_up(nonsense("an unexpected reply", &line))),
             }
             if let Some(answer) = line.get_mut("return") {
                 return Ok(answer.take());
@@ -217,7 +217,7 @@ impl Client {
         self.alive()?;
         let line = self.lines.next(deadline.at).map_err(|error| self.lose(error, during, deadline.timeout))?;
         serde_json::from_slice(&line).map_err(|_| {
-            self.give_up(QmpError::Nonsense { what: "no JSON", said: shortened(&String::from_utf8_lossy(&line)) })
+            self.give_up(QmpError::Nonsense { what: "not JSON", said: shortened(&String::from_utf8_lossy(&line)) })
         })
     }
 
@@ -237,14 +237,15 @@ impl Client {
         self.lost.as_ref().map_or(Ok(()), |why| Err(QmpError::Lost { why: why.clone() }))
     }
 
-    /// What a failure of the connection means. One that was slow may be asked again; any other is the last.
+    /// What a failure of the connection means. After a timeout the monitor can be used again; any other failure is
+    /// final.
     fn lose(&mut self, error: WireError, during: &str, timeout: Duration) -> QmpError {
         let during = during.to_owned();
         let error = match error {
             WireError::Late => return QmpError::Late { during, after: timeout },
             WireError::Ended => QmpError::Gone { during },
             WireError::Failed(source) => QmpError::Broken { during, source },
-            WireError::TooLong(said) => QmpError::Nonsense { what: "a line without end", said: shortened(&said) },
+            WireError::TooLong(said) => QmpError::Nonsense { what: "an overlong line", said: shortened(&said) },
         };
         self.give_up(error)
     }
@@ -277,7 +278,7 @@ impl Deadline {
     }
 }
 
-/// A monitor that another client holds lets one wait, and no more.
+/// If another client holds the monitor, connecting only waits.
 fn connected(path: &Path, deadline: Deadline) -> Result<UnixStream, QmpError> {
     socket::connect(path, deadline.at).map_err(|error| match error {
         Errno::AGAIN => QmpError::Late { during: "the connection".to_owned(), after: deadline.timeout },

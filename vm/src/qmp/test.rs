@@ -10,7 +10,8 @@ const SOON: Duration = Duration::from_secs(20);
 const SHORT: Duration = Duration::from_millis(200);
 const GREETING: &str = "{\"QMP\": {\"version\": {}, \"capabilities\": []}}\r\n";
 
-/// A monitor that agrees on the protocol, and then is handed over line by line: `answer` is given each, and says what comes back.
+/// A monitor that agrees on the protocol, and then is handed over line by line: `answer` is given each, and says what
+/// comes back.
 fn monitor(answer: impl Fn(&Value) -> String + Send + 'static) -> (tempfile::TempDir, PathBuf) {
     let room = tempfile::tempdir().unwrap();
     let path = room.path().join("qmp");
@@ -49,7 +50,7 @@ fn events_between_are_kept_and_the_answer_is_found() {
 }
 
 #[test]
-fn an_event_is_waited_for_past_others_which_stay() {
+fn waiting_for_an_event_keeps_others() {
     let (_room, mut client) = client(|line| {
         let other = "{\"event\": \"RTC_CHANGE\"}\r\n";
         format!("{other}{{\"return\": 0, \"id\": {}}}\r\n{other}{{\"event\": \"RESET\"}}\r\n", line["id"])
@@ -62,7 +63,7 @@ fn an_event_is_waited_for_past_others_which_stay() {
 }
 
 #[test]
-fn a_refusal_is_an_error_with_qemus_words_and_the_monitor_goes_on() {
+fn a_refusal_is_an_error_and_the_monitor_stays_usable() {
     let (_room, mut client) = client(|line| match line["execute"].as_str() {
         Some("device_del") => format!(
             "{{\"error\": {{\"class\": \"DeviceNotFound\", \"desc\": \"Device 'x' not found\"}}, \"id\": {}}}\r\n",
@@ -72,12 +73,12 @@ fn a_refusal_is_an_error_with_qemus_words_and_the_monitor_goes_on() {
     });
     let error = client.execute("device_del", &json!({ "id": "x" }), SOON).unwrap_err();
     assert!(error.is_refusal("DeviceNotFound"), "{error:?}");
-    assert_eq!(error.to_string(), "QEMU refuses device_del: Device 'x' not found");
+    assert_eq!(error.to_string(), "QEMU refused device_del: Device 'x' not found");
     assert_eq!(client.execute("stop", &json!({}), SOON).unwrap(), json!(true));
 }
 
 #[test]
-fn a_late_answer_is_not_taken_for_that_of_the_next_command() {
+fn a_late_reply_is_not_mistaken_for_the_next() {
     let (_room, mut client) = client(|line| match line["execute"].as_str() {
         Some("slow") => "\r\n".trim_start().to_owned(),
         _ => format!("{{\"return\": \"late\", \"id\": 2}}\r\n{{\"return\": \"mine\", \"id\": {}}}\r\n", line["id"]),
@@ -89,7 +90,7 @@ fn a_late_answer_is_not_taken_for_that_of_the_next_command() {
 }
 
 #[test]
-fn a_monitor_that_died_is_said_to_have_died_then_and_later() {
+fn a_dead_monitor_is_reported_then_and_later() {
     let (_room, mut client) = client(|_| "end".to_owned());
     let error = client.execute("quit", &json!({}), SOON).unwrap_err();
     assert!(matches!(error, QmpError::Gone { .. }) && error.is_gone(), "{error:?}");
@@ -98,21 +99,21 @@ fn a_monitor_that_died_is_said_to_have_died_then_and_later() {
 }
 
 #[test]
-fn nonsense_and_lines_without_end_are_given_up() {
+fn invalid_and_endless_lines_are_rejected() {
     let (_room, mut first) = client(|_| "no json\r\n".to_owned());
     let error = first.execute("stop", &json!({}), SOON).unwrap_err();
     assert!(error.to_string().contains("(no JSON): no json"), "{error}");
     let (_room, mut second) = client(|_| "x".repeat(wire::LINE_MAX + (64 << 10)));
     let error = second.execute("stop", &json!({}), SOON).unwrap_err();
-    assert!(error.to_string().contains("a line without end"), "{error}");
+    assert!(error.to_string().contains("an overlong line"), "{error}");
     let (_room, mut third) = client(|_| "{\"return\": 1, \"id\": 99}\r\n".to_owned());
     let error = third.execute("stop", &json!({}), SOON).unwrap_err();
-    assert!(error.to_string().contains("an answer to nothing"), "{error}");
+    assert!(error.to_string().contains("an unexpected reply"), "{error}");
     assert!(third.execute("stop", &json!({}), SOON).unwrap_err().to_string().contains("lost earlier"));
 }
 
 #[test]
-fn events_that_nobody_takes_are_bounded_and_the_loss_is_counted() {
+fn untaken_events_are_bounded_and_losses_counted() {
     let (_room, mut client) = client(|line| {
         let flood = "{\"event\": \"RTC_CHANGE\"}\r\n".repeat(EVENTS_MAX + 5);
         format!("{flood}{{\"return\": 0, \"id\": {}}}\r\n", line["id"])

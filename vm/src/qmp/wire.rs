@@ -1,6 +1,6 @@
-//! Lines of a socket, each by a deadline and none longer than a bound.
+//! Lines on a socket, each with a deadline and a maximum length.
 //!
-//! Knows nothing of what they say. A line that was begun when the time was over is finished by the next call.
+//! It knows nothing about their contents. A line that is incomplete when the time is up is finished by the next call.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};

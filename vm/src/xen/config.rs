@@ -1,6 +1,6 @@
-//! What `xl` is told of a domain: a configuration without disks, which are plugged before it runs.
+//! The `xl` configuration of a domain: without disks, which are plugged before it runs.
 //!
-//! Keeps: a word of somebody else's is a value and never more; what xl's syntax cannot say is refused.
+//! Invariant: untrusted text is a value and never anything else; text that xl's syntax cannot express is rejected.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -61,13 +61,13 @@ enum Clock {
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum ConfigError {
     /// A key that nobody knows.
-    #[error("platform: there is no «{key}» for the driver xen; it has `type` and `tsc_mode`")]
+    #[error("platform: the xen driver does not know '{key}'; it supports `type` and `tsc_mode`")]
     Unknown {
         /// The key.
         key: String,
     },
     /// A value that means nothing.
-    #[error("platform: {key} is one of {values}, not «{value}»")]
+    #[error("platform: {key} must be one of {values}, not '{value}'")]
     Value {
         /// The key.
         key: &'static str,
@@ -77,7 +77,7 @@ pub enum ConfigError {
         values: &'static str,
     },
     /// A number that is too small or too large.
-    #[error("a guest of Xen has {what}, not {given}")]
+    #[error("a Xen guest must have {what}, not {given}")]
     Range {
         /// The field of it.
         field: &'static str,
@@ -86,12 +86,12 @@ pub enum ConfigError {
         /// What it was given.
         given: u64,
     },
-    /// A word that xl's syntax cannot say.
+    /// Text that xl's syntax cannot express.
     #[error(
-        "{field} cannot be told to xl, whose configuration has no way to write an apostrophe, a backslash or the end of a line"
+        "{field} cannot be passed to xl, whose configuration cannot express an apostrophe, a backslash or a line break"
     )]
     Word {
-        /// Which.
+        /// The field that contains it.
         field: &'static str,
     },
 }
@@ -127,8 +127,8 @@ impl Platform {
 }
 
 impl Config {
-    /// The text for `xl create`. What the guest does in the end (power off, reboot, crash) leaves the domain as it is, for whoever looks
-    /// after it to see what it was.
+    /// The text for `xl create`. After a power-off, reboot or crash of the guest the domain is kept, so that the daemon
+    /// can see which it was.
     pub fn text(&self) -> Result<String, ConfigError> {
         self.check()?;
         let kind = match self.platform.kind {
@@ -203,7 +203,7 @@ mod test {
     }
 
     #[test]
-    fn xl_is_told_all_of_it_and_no_disk() {
+    fn the_xl_configuration_has_everything_but_disks() {
         let config = Config { platform: platform("tsc_mode", "2").unwrap(), ..config() };
         let text = config.text().unwrap();
         for line in [
@@ -224,7 +224,7 @@ mod test {
     }
 
     #[test]
-    fn a_word_cannot_become_another_line_or_another_value() {
+    fn values_cannot_inject_configuration() {
         for odd in ["a'\nname='b", "it's", "a\\x27b", "a\rb"] {
             let refused = Config { command_line: odd.into(), ..config() }.text();
             assert_eq!(refused.unwrap_err(), ConfigError::Word { field: "the command line" }, "{odd:?}");
@@ -232,9 +232,9 @@ mod test {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused_by_name() {
+    fn invalid_values_are_refused_by_name() {
         assert_eq!(platform("usb", "true").unwrap_err(), ConfigError::Unknown { key: "usb".into() });
-        assert!(platform("type", "hvm").unwrap_err().to_string().contains("one of pvh, pv, not «hvm»"));
+        assert!(platform("type", "hvm").unwrap_err().to_string().contains("one of pvh, pv, not 'hvm'"));
         assert!(Config { memory_mib: 0, ..config() }.text().is_err());
         assert!(Config { vcpus: 129, ..config() }.text().is_err());
         assert_eq!(platform("type", "pv").unwrap().kind, Kind::Pv);

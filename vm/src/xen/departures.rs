@@ -1,6 +1,6 @@
-//! That a domain may have ended: the store says so, and nobody has to ask it again and again.
+//! Notifications that a domain may have ended, by xenstore, without polling.
 //!
-//! Knows not which domain: the store has one word for all. Keeps: what happens between two looks is heard of.
+//! It does not know which domain: xenstore has one event for all. Invariant: changes between two checks are not missed.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -34,7 +34,7 @@ impl Departures {
         Ok(Departures { store })
     }
 
-    /// Whether something was told since the last call.
+    /// Whether there was a notification since the last call.
     pub fn take(&mut self) -> Result<bool, NotDone> {
         let mut told = false;
         while self.store.take_event().map_err(store_failed)?.is_some() {

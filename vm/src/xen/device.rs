@@ -1,7 +1,7 @@
-//! A virtual disk as the store has it: a node for the guest's end and one for ours.
+//! A virtual disk in xenstore: a node for the guest's frontend and one for our backend.
 //!
-//! Knows paths, states and the values below them; not what is done with a device. Keeps: changes that belong together are
-//! made in one transaction, which is tried again when somebody was faster.
+//! It knows paths, states and the values below them; not how a device is used. Invariant: related changes are made in
+//! one transaction, which is retried when another client was faster.
 
 use std::fmt;
 
@@ -10,10 +10,10 @@ use xen::{DomId, Store, StoreError, Transaction};
 use super::error::NotDone;
 use super::vdev::Vdev;
 
-/// How often a transaction that is overtaken is tried again. Each time somebody else has got on.
+/// How many times a conflicting transaction is retried. Each conflict means that another client has made progress.
 const ATTEMPTS: usize = 64;
 
-/// What an end of a device says of itself (Xen, io/xenbus.h).
+/// The state of one end of a device (Xen, io/xenbus.h).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct State(u8);
 
@@ -24,7 +24,7 @@ impl State {
     pub const INIT_WAIT: State = State(2);
     /// Both do their part.
     pub const CONNECTED: State = State(4);
-    /// It is to end.
+    /// It is closing.
     pub const CLOSING: State = State(5);
     /// It has ended.
     pub const CLOSED: State = State(6);
@@ -47,12 +47,12 @@ impl fmt::Display for State {
             6 => "Closed",
             7 => "Reconfiguring",
             8 => "Reconfigured",
-            _ => "of a number that means nothing",
+            _ => "in an unknown state",
         })
     }
 }
 
-/// What an end says, or that it is not there.
+/// Describes the state of an end, or that it does not exist.
 pub fn described(state: Option<State>) -> String {
     state.map_or_else(|| "gone".to_owned(), |state| state.to_string())
 }
@@ -66,7 +66,7 @@ pub struct Device {
     pub kind: String,
     /// Whose disk it is.
     pub guest: DomId,
-    /// Which.
+    /// The virtual disk.
     pub vdev: Vdev,
 }
 
@@ -86,7 +86,7 @@ impl Device {
         format!("/libxl/{}/device/vbd/{}", self.guest, self.vdev.number())
     }
 
-    /// Where back ends say what is wrong with it: `error/` and the device's path in our domain.
+    /// Where backends report errors: `error/` and the device's path in our domain.
     pub fn complaint(&self) -> String {
         format!("/local/domain/{}/error/backend/{}/{}/{}", self.own, self.kind, self.guest, self.vdev.number())
     }
@@ -101,7 +101,7 @@ impl Device {
         words.next().is_none().then(|| Device { own, kind: kind.to_owned(), guest, vdev })
     }
 
-    /// What both ends say: the backend, then the guest.
+    /// The states of both ends: the backend, then the guest.
     pub fn states(
         &self,
         store: &mut dyn Store,
@@ -175,7 +175,8 @@ pub fn together<T, E: From<NotDone>>(
         let changed = match change(store, Some(transaction)) {
             Ok(changed) => changed,
             Err(failure) => {
-                // That nothing is to be changed is what is told; a store that is lost has forgotten the transaction anyway.
+                // That nothing is to be changed is what is told; a store that is lost has forgotten the transaction
+                // anyway.
                 store.end(transaction, false).unwrap_or_default();
                 return Err(failure);
             }
@@ -189,23 +190,20 @@ pub fn together<T, E: From<NotDone>>(
     }
 }
 
-/// What the store did not do, with what to do about it. The error says by itself what was tried.
+/// An error of xenstore, with advice. The message already says what was tried.
 pub fn store_failed(error: StoreError) -> NotDone {
     let advice = match &error {
-        StoreError::Unreachable { .. } => "this works in domain 0 of a Xen host, as root",
-        StoreError::NoEntry { .. } => {
-            "whoever owned the node has removed it: look with `tapline xen list`, and try again"
-        }
-        StoreError::Again => "others change the same nodes all the time: try again",
+        StoreError::Unreachable { .. } => "run this in domain 0 of a Xen host, as root",
+        StoreError::NoEntry { .. } => "the node was removed by its owner: check with 'tapline xen list' and try again",
+        StoreError::Again => "other processes keep changing the same nodes: try again",
         StoreError::Refused { code, .. } => match code.as_str() {
             "EACCES" => "only a privileged domain may do that: run it in domain 0",
-            "ENOSPC" | "EQUOTA" => {
-                "a quota of the store is used up: remove nodes nobody needs, or raise it (xenstored(8))"
-            }
-            _ => "the store's log may say more",
+            "ENOSPC" | "EQUOTA" => "a xenstore quota is exhausted: remove unneeded nodes, or raise it (xenstored(8))",
+            _ => "see xenstored's log",
         },
         StoreError::Mute { .. } | StoreError::Lost { .. } => {
-            "is xenstored alive? What was begun is done or not: look with `tapline xen list`"
+            "check that xenstored is running; the operation may or may not have taken effect: check with 'tapline xen \
+             list'"
         }
     };
     NotDone::said(error).advise(advice)
@@ -218,7 +216,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn a_device_is_found_again_by_its_backends_path() {
+    fn a_device_is_identified_by_its_backends_path() {
         let device = Device { own: DomId(0), kind: "tapline".into(), guest: DomId(7), vdev: "xvdb".parse().unwrap() };
         assert_eq!(device.backend(), "/local/domain/0/backend/tapline/7/51728");
         assert_eq!(Device::of_backend(&device.backend()), Some(device));
@@ -230,7 +228,7 @@ mod test {
     }
 
     #[test]
-    fn what_a_guest_writes_as_its_state_is_at_worst_unknown() {
+    fn an_invalid_guest_state_is_unknown() {
         let host = Host::new().unwrap();
         let mut store = host.store(DomId(0)).unwrap();
         store.write(None, "/a/state", b"\xff\xfe4").unwrap();
@@ -239,7 +237,7 @@ mod test {
     }
 
     #[test]
-    fn a_transaction_that_is_overtaken_is_made_again() {
+    fn a_conflicting_transaction_is_retried() {
         let host = Host::new().unwrap();
         let (mut ours, mut other) = (host.store(DomId(0)).unwrap(), host.store(DomId(0)).unwrap());
         let mut rounds = 0;

@@ -1,7 +1,7 @@
-//! Disks of a domain that is ours: given, taken, and what becomes of them when it ends.
+//! Disks of a domain of ours: attached, detached, and cleaned up when it ends.
 //!
-//! Knows nothing of who serves a disk; both ends may come first. Keeps: what is written is about the domain that is meant, and never about
-//! another that has its number since the host was started anew.
+//! It knows nothing about serving processes; either end may be created first. Invariant: changes apply only to the
+//! intended domain, never to another one that has got the same id since a reboot of the host.
 
 use xen::{DomId, Store};
 
@@ -18,9 +18,9 @@ pub const KIND: &str = "tapline";
 /// A domain of ours.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Guest {
-    /// Its number, until the host is started anew.
+    /// Its id, until the host is rebooted.
     pub domain: DomId,
-    /// What it is for ever.
+    /// Its permanent UUID.
     pub uuid: String,
 }
 
@@ -58,12 +58,12 @@ impl Guest {
         Ok(Device { own: domain::own(store)?, kind: KIND.to_owned(), guest: self.domain, vdev })
     }
 
-    /// Whether it has a disk there, whoever serves that.
+    /// Whether it has a disk there, whoever serves it.
     pub fn has(&self, store: &mut dyn Store, vdev: Vdev) -> Result<bool, NotDone> {
         let device = self.device(store, vdev)?;
         let backend = text(store, None, &format!("{}/backend", device.frontend()))?;
         Ok(match backend.as_deref().and_then(Device::of_backend) {
-            // What it has closed is none any more.
+            // A closed device does not count.
             Some(other) => !matches!(other.states(store, None)?, (None | Some(State::CLOSED), _)),
             None => false,
         })
@@ -87,7 +87,7 @@ impl Guest {
         take::ask(store, &device)
     }
 
-    /// Whether it has let go of a disk, or is no more.
+    /// Whether it has released a disk, or no longer exists.
     pub fn has_let_go(&self, store: &mut dyn Store, vdev: Vdev) -> Result<bool, NotDone> {
         if !self.lives(store)? {
             return Ok(true);
@@ -96,7 +96,7 @@ impl Guest {
         Ok(matches!(device.states(store, None)?.0, None | Some(State::CLOSED)))
     }
 
-    /// Whether a disk is at its end: the process that serves it ends by itself then, and another would have nobody to serve.
+    /// Whether a disk is finished: its serving process then exits by itself, and another would have no guest.
     pub fn is_done_with(&self, store: &mut dyn Store, vdev: Vdev) -> Result<bool, NotDone> {
         if !self.lives(store)? {
             return Ok(true);
@@ -109,7 +109,7 @@ impl Guest {
         })
     }
 
-    /// Removes what is left of a disk that nobody serves any more.
+    /// Removes the remains of a disk that is no longer served.
     pub fn forget(&self, store: &mut dyn Store, vdev: Vdev) -> Result<(), NotDone> {
         let device = self.device(store, vdev)?;
         let another = text(store, None, &format!("/local/domain/{}/vm", self.domain))?.is_some();
@@ -148,14 +148,14 @@ mod test {
     }
 
     #[test]
-    fn a_domain_is_found_by_what_it_is_for_ever() {
+    fn a_domain_is_found_by_its_uuid() {
         let (_domain, mut store, guest) = machine();
         assert_eq!(guest.domain, DomId(7));
         assert_eq!(Guest::find(&mut store, "another").unwrap(), None);
     }
 
     #[test]
-    fn a_disk_is_given_asked_for_let_go_and_forgotten() {
+    fn a_disk_is_attached_requested_back_released_and_removed() {
         let (_domain, mut store, guest) = machine();
         let device = guest.device(&mut store, xvdb()).unwrap();
         assert!(!guest.has(&mut store, xvdb()).unwrap());
@@ -177,7 +177,7 @@ mod test {
     }
 
     #[test]
-    fn a_disk_whose_guest_has_only_begun_anew_is_not_done_with() {
+    fn a_disk_of_a_reinitialising_guest_is_not_finished() {
         let (_domain, mut store, guest) = machine();
         let device = guest.device(&mut store, xvdb()).unwrap();
         guest.give(&mut store, xvdb(), false).unwrap();
@@ -186,7 +186,7 @@ mod test {
     }
 
     #[test]
-    fn a_domain_that_is_gone_has_let_go_of_all() {
+    fn a_vanished_domain_has_released_everything() {
         let (_domain, mut store, guest) = machine();
         guest.give(&mut store, xvdb(), false).unwrap();
         store.remove(None, "/local/domain/7").unwrap();
@@ -198,7 +198,7 @@ mod test {
     }
 
     #[test]
-    fn a_domain_that_dies_has_let_go_although_its_nodes_are_there() {
+    fn a_dying_domain_has_released_its_disks_despite_nodes() {
         let (domain, mut store, guest) = machine();
         guest.give(&mut store, xvdb(), false).unwrap();
         assert!(!guest.has_let_go(&mut store, xvdb()).unwrap());
@@ -207,7 +207,7 @@ mod test {
     }
 
     #[test]
-    fn another_domain_of_the_same_number_is_left_alone() {
+    fn another_domain_with_the_same_id_is_not_touched() {
         let (_domain, mut store, guest) = machine();
         guest.give(&mut store, xvdb(), false).unwrap();
         let before = Guest { uuid: "before the host was started anew".into(), ..guest.clone() };

@@ -1,6 +1,6 @@
-//! Which domain is meant, and which one is ours.
+//! Finds a domain by name or id, and our own domain.
 //!
-//! Knows the store's list of domains only. A domain that the hypervisor has and the store has not cannot be given a disk.
+//! It only knows xenstore's list of domains. A domain that is missing there cannot be given a disk.
 
 use xen::{DomId, Store};
 
@@ -18,7 +18,7 @@ pub fn own(store: &mut dyn Store) -> Result<DomId, NotDone> {
     match number {
         None => Ok(DomId(0)),
         Some(number) => number.trim().parse().map(DomId).map_err(|error| {
-            NotDone::new(format!("learn the number of this domain from the store, which says «{number}»"), error)
+            NotDone::new(format!("parse this domain's id from xenstore, which has '{number}'"), error)
         }),
     }
 }
@@ -33,8 +33,8 @@ pub fn find(store: &mut dyn Store, word: &str) -> Result<DomId, NotDone> {
     match (named.next(), named.next()) {
         (Some(&(domain, _)), None) => Ok(domain),
         (None, _) => Err(none(word, &all)),
-        (Some(_), Some(_)) => Err(NotDone::new(format!("tell which domain is {word}"), "there are several")
-            .advise(format!("name it by its number: {}", listed(&all)))),
+        (Some(_), Some(_)) => Err(NotDone::new(format!("find the domain {word}"), "there is more than one")
+            .advise(format!("give its id: {}", listed(&all)))),
     }
 }
 
@@ -64,8 +64,8 @@ fn all(store: &mut dyn Store) -> Result<Vec<(DomId, String)>, NotDone> {
 }
 
 fn none(word: &str, all: &[(DomId, String)]) -> NotDone {
-    NotDone::new(format!("find the domain {word}"), "there is none of that number or name")
-        .advise(format!("the store has {}", listed(all)))
+    NotDone::new(format!("find the domain {word}"), "there is no domain with that id or name")
+        .advise(format!("xenstore has {}", listed(all)))
 }
 
 fn listed(all: &[(DomId, String)]) -> String {
@@ -75,7 +75,7 @@ fn listed(all: &[(DomId, String)]) -> String {
     };
     let more = if all.len() > NAMED { format!(" and {} more", all.len() - NAMED) } else { String::new() };
     match all {
-        [] => "no domain at all".to_owned(),
+        [] => "no domains".to_owned(),
         all => all.iter().take(NAMED).map(one).collect::<Vec<String>>().join(", ") + &more,
     }
 }
@@ -95,7 +95,7 @@ mod test {
     }
 
     #[test]
-    fn a_domain_is_found_by_number_and_by_name() {
+    fn a_domain_is_found_by_id_and_by_name() {
         let mut store = store_with(&[(0, "Domain-0"), (3, "db"), (12, "web")]);
         assert_eq!(find(&mut store, "12").unwrap(), DomId(12));
         assert_eq!(find(&mut store, "db").unwrap(), DomId(3));
@@ -103,21 +103,21 @@ mod test {
     }
 
     #[test]
-    fn a_domain_that_is_not_there_is_refused_with_those_that_are() {
+    fn a_missing_domain_is_refused_with_a_list() {
         let mut store = store_with(&[(0, "Domain-0"), (3, "db")]);
         for word in ["4", "dbx", "70000"] {
             let failure = find(&mut store, word).unwrap_err().to_string();
             assert_eq!(
                 failure,
                 format!(
-                    "cannot find the domain {word}: there is none of that number or name\n  the store has 0 (Domain-0), 3 (db)"
+                    "cannot find the domain {word}: there is no domain with that id or name\n  xenstore has 0 (Domain-0), 3 (db)"
                 )
             );
         }
     }
 
     #[test]
-    fn of_two_domains_of_one_name_none_is_guessed() {
+    fn an_ambiguous_domain_name_is_refused() {
         let mut store = store_with(&[(3, "db"), (4, "db")]);
         assert!(find(&mut store, "db").unwrap_err().advice().unwrap().contains("3 (db), 4 (db)"));
     }

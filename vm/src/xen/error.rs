@@ -1,4 +1,4 @@
-//! Why something was not done to a domain or to a disk of one: what was tried on what, why it failed, what to do about it.
+//! Why an operation on a domain or its disk failed: what was tried on what, the cause, and what to do about it.
 
 use std::error::Error;
 use std::fmt;
@@ -13,12 +13,12 @@ pub struct NotDone {
 }
 
 impl NotDone {
-    /// «cannot `tried`: `why`», with the causes of `why` behind it.
+    /// `cannot {tried}: {why}`, with the causes of `why` behind it.
     pub fn new(tried: impl fmt::Display, why: impl Into<Box<dyn Error + Send + Sync>>) -> NotDone {
         NotDone { what: format!("cannot {tried}: {}", in_full(&*why.into())), advice: None }
     }
 
-    /// An error that says by itself what was tried and on what; its causes are added.
+    /// An error whose message already says what was tried and on what; its causes are added.
     pub fn said(error: impl Error) -> NotDone {
         NotDone { what: in_full(&error), advice: None }
     }

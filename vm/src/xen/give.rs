@@ -1,7 +1,7 @@
-//! Gives a guest a disk: the nodes in which both ends find each other.
+//! Attaches a disk to a guest: creates the nodes by which both ends find each other.
 //!
-//! Knows nothing of images and of who serves them. Keeps: a device that is in use is never written over, and both ends'
-//! nodes appear at once, each with its owner and its reader, as libxl makes them.
+//! It knows nothing about images and serving processes. Invariant: a device in use is never overwritten, and both ends'
+//! nodes appear at once, each with its owner and its reader, as created by libxl.
 
 use xen::{Store, Transaction};
 
@@ -9,7 +9,7 @@ use super::device::{Device, State, described, remove_own_end, store_failed, text
 use super::domain;
 use super::error::NotDone;
 
-/// What is made of a device.
+/// Properties of a new device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wish {
     /// The guest may not write.
@@ -18,7 +18,7 @@ pub struct Wish {
     pub kept: bool,
 }
 
-/// By which tools know a disk that a daemon looks after: in our end, which the guest cannot write.
+/// The key by which tools recognize a disk managed by a daemon: in our backend, which the guest cannot write.
 const KEPT: &str = "tapline-kept";
 
 impl Wish {
@@ -47,7 +47,8 @@ pub fn make_both_ends(
     make_frontend(store, within, device)
 }
 
-/// Makes our end only, if it is not there: a guest finds it when the toolstack has made the other. Whether it was there.
+/// Creates only our backend, if it does not exist: a guest finds it when the toolstack has created the frontend.
+/// Returns whether it existed.
 pub fn make_own_end(store: &mut dyn Store, device: &Device, wish: Wish) -> Result<bool, NotDone> {
     domain::seen(store, device.guest)?;
     together(store, |store, within| match device.states(store, within)? {
@@ -57,7 +58,7 @@ pub fn make_own_end(store: &mut dyn Store, device: &Device, wish: Wish) -> Resul
             let mismatch = backend != device.backend();
             if mismatch {
                 return Err(NotDone::new(format!("serve {device}"), format!("its backend is {backend}"))
-                    .advise("name that backend with --xen-backend, or another disk"));
+                    .advise("give that backend with --xen-backend, or choose another disk"));
             }
             make_backend(store, within, device, wish).map(|()| false)
         }
@@ -73,24 +74,25 @@ pub fn withdraw(store: &mut dyn Store, device: &Device) -> Result<(), NotDone> {
     })
 }
 
-/// Whether the guest may not write, as the toolstack has said; nothing if our end is not there.
+/// Whether the disk is read-only for the guest according to the toolstack; `None` if our backend does not exist.
 pub fn is_read_only(store: &mut dyn Store, device: &Device) -> Result<Option<bool>, NotDone> {
     let mode = text(store, None, &format!("{}/mode", device.backend()))?;
     Ok(mode.map(|mode| !mode.contains('w')))
 }
 
-/// Whether a daemon looks after it: it would serve again what others take away.
+/// Whether a daemon manages it, and would serve it again after a detach by others.
 pub fn is_kept(store: &mut dyn Store, device: &Device) -> Result<bool, NotDone> {
     Ok(text(store, None, &format!("{}/{KEPT}", device.backend()))?.is_some())
 }
 
-/// A device may be made where there is none, or where both ends have closed, or where ours waits and the guest's is missing.
+/// A device may be created where there is none, where both ends have closed, or where our backend waits and there is no
+/// frontend.
 fn refuse_what_is_in_use(store: &mut dyn Store, within: Option<Transaction>, device: &Device) -> Result<(), NotDone> {
     let other = text(store, within, &format!("{}/backend", device.frontend()))?;
     let other = other.as_deref().and_then(Device::of_backend).filter(|other| other != device);
     if let Some(other) = other {
         if text(store, within, &other.backend())?.is_some() {
-            return Err(there_already(device, &format!("the backend {} has it", other.backend())));
+            return Err(there_already(device, &format!("it belongs to the backend {}", other.backend())));
         }
     }
     let of_xl = text(store, within, &format!("{}/backend", device.of_xl()))?;
@@ -108,14 +110,14 @@ fn refuse_what_is_in_use(store: &mut dyn Store, within: Option<Transaction>, dev
 }
 
 fn there_already(device: &Device, why: &str) -> NotDone {
-    NotDone::new(format!("attach {device}"), format!("it is there already: {why}")).advise(format!(
-        "name another disk with --vdev, or end this one: tapline xen detach {} {}",
+    NotDone::new(format!("attach {device}"), format!("it already exists: {why}")).advise(format!(
+        "choose another disk with --vdev, or detach this one: tapline xen detach {} {}",
         device.guest, device.vdev
     ))
 }
 
-/// Our end: its keys are libxl's, so that whoever reads them there finds them here. What the process that serves it has
-/// written stays, and so does a state in which that waits.
+/// Our backend: its keys are libxl's, so that readers find them. Keys written by the serving process are kept, and so
+/// is a state in which it waits.
 fn make_backend(
     store: &mut dyn Store,
     within: Option<Transaction>,
@@ -191,7 +193,7 @@ mod test {
 
     const WRITABLE: Wish = Wish { read_only: false, kept: false };
 
-    /// Lets one end say something.
+    /// Sets the state of one end.
     fn say(store: &mut Tree, node: &str, state: &str) {
         store.write(None, &format!("{node}/state"), state.as_bytes()).unwrap();
     }
@@ -246,7 +248,7 @@ mod test {
     }
 
     #[test]
-    fn a_guest_that_runs_sees_all_of_it_at_once() {
+    fn a_running_guest_sees_both_ends_at_once() {
         let (host, mut store, device) = machine();
         let mut guest = host.store(DomId(7)).unwrap();
         guest.watch("device", "frontends").unwrap();
@@ -258,7 +260,7 @@ mod test {
     }
 
     #[test]
-    fn a_store_that_fails_at_any_call_leaves_no_half_of_a_device() {
+    fn a_failing_store_leaves_no_half_created_device() {
         for nth in 1.. {
             let (host, mut store, device) = machine();
             host.fail(Part::Store, nth);
@@ -273,7 +275,7 @@ mod test {
     }
 
     #[test]
-    fn a_device_that_is_there_is_refused_with_its_states_and_the_way_out() {
+    fn an_existing_device_is_refused_with_states_and_advice() {
         let (_host, mut store, device) = machine();
         announce(&mut store, &device, WRITABLE).unwrap();
         say(&mut store, &device.backend(), "4");
@@ -281,13 +283,13 @@ mod test {
         let failure = announce(&mut store, &device, WRITABLE).unwrap_err().to_string();
         assert_eq!(
             failure,
-            "cannot attach xvdb of domain 7: it is there already: its backend is Connected, the guest Connected\n  \
-             name another disk with --vdev, or end this one: tapline xen detach 7 xvdb"
+            "cannot attach xvdb of domain 7: it already exists: its backend is Connected, the guest Connected\n  \
+             choose another disk with --vdev, or detach this one: tapline xen detach 7 xvdb"
         );
     }
 
     #[test]
-    fn a_disk_of_another_backend_is_left_alone() {
+    fn a_disk_of_another_backend_is_refused() {
         let (_host, mut store, device) = machine();
         let qdisk = Device { kind: "qdisk".into(), ..device.clone() };
         announce(&mut store, &qdisk, WRITABLE).unwrap();
@@ -298,7 +300,7 @@ mod test {
     }
 
     #[test]
-    fn what_has_closed_is_made_anew_without_its_old_keys() {
+    fn a_closed_device_is_recreated_without_old_keys() {
         let (_host, mut store, device) = machine();
         announce(&mut store, &device, WRITABLE).unwrap();
         store.write(None, &format!("{}/ring-ref", device.frontend()), b"8").unwrap();
@@ -310,7 +312,7 @@ mod test {
     }
 
     #[test]
-    fn our_end_may_wait_for_the_guests() {
+    fn our_backend_may_wait_for_the_frontend() {
         let (_host, mut store, device) = machine();
         assert!(!make_own_end(&mut store, &device, WRITABLE).unwrap());
         say(&mut store, &device.backend(), "2");
@@ -320,7 +322,7 @@ mod test {
     }
 
     #[test]
-    fn a_guest_that_is_not_there_gets_nothing() {
+    fn a_missing_guest_gets_no_device() {
         let (_host, mut store, device) = machine();
         let device = Device { guest: DomId(8), ..device };
         assert!(announce(&mut store, &device, WRITABLE).unwrap_err().what().contains("find the domain 8"));

@@ -1,6 +1,7 @@
-//! What the process of a guest's disk needs and only root may open: opened for it, and handed to it.
+//! Descriptors that the process of a guest's disk needs and that only root can open: opened for it, and passed to it.
 //!
-//! Keeps: the event channels are restricted to the guest. The other descriptors cannot be: see docs/decisions/0013-xen-driver.md.
+//! Invariant: the event channels are restricted to the guest. The other descriptors cannot be: see
+//! docs/decisions/0013-xen-driver.md.
 
 use std::os::fd::OwnedFd;
 
@@ -26,7 +27,7 @@ pub struct Lent {
 
 /// Opens all of it.
 pub fn lend(guest: DomId) -> Result<Lent, NotDone> {
-    let device = |error| NotDone::new("open what a disk's process needs", error);
+    let device = |error| NotDone::new("open files for a disk process", error);
     let store = || Daemon::connect_for_another().map_err(store_failed);
     Ok(Lent {
         grants: Gntdev::open_for_another().map_err(device)?,

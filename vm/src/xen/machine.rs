@@ -1,6 +1,7 @@
-//! A domain that runs: made, found again, told, and seen to its end.
+//! A running domain: created, reattached to, controlled, and observed to its end.
 //!
-//! Knows nothing of who serves its disks. Keeps: a domain belongs to nobody's process, and is found by its identity alone.
+//! It knows nothing about the servers of its disks. Invariant: a domain belongs to no process, and is found by its UUID
+//! alone.
 
 use std::path::Path;
 
@@ -18,7 +19,7 @@ const CONFIG: &str = "xl.cfg";
 
 /// A domain.
 #[derive(Clone, Debug)]
-pub struct Machine {
+pub struct XenDomain {
     guest: Guest,
     xl: Xl,
 }
@@ -32,31 +33,31 @@ pub enum Status {
     Paused,
     /// Its guest has ended, and the domain may be destroyed.
     Down(Reason),
-    /// It is no more.
+    /// It no longer exists.
     Gone,
 }
 
-impl Machine {
+impl XenDomain {
     /// Makes a domain that does not run yet. If it fails there is none.
-    pub fn create_paused(xl: &Xl, config: &Config, directory: &Path) -> Result<Machine, NotDone> {
-        let text = config.text().map_err(|error| NotDone::new("make a domain", error))?;
+    pub fn create_paused(xl: &Xl, config: &Config, directory: &Path) -> Result<XenDomain, NotDone> {
+        let text = config.text().map_err(|error| NotDone::new("create a domain", error))?;
         let path = directory.join(CONFIG);
         std::fs::write(&path, text).map_err(|error| NotDone::new(format_args!("write {}", path.display()), error))?;
         xl.create_paused(&path)?;
-        let made = Machine::find(xl, &config.uuid)?;
-        made.ok_or_else(|| NotDone::new("find the domain that xl has made", "the store has none of that identity"))
+        let made = XenDomain::find(xl, &config.uuid)?;
+        made.ok_or_else(|| NotDone::new("find the domain created by xl", "xenstore has no domain with that UUID"))
     }
 
     /// The domain of that identity that xl has restored from a file and not let run (`xl restore -p`), if there is one.
-    pub fn find_restored(xl: &Xl, uuid: &str) -> Result<Option<Machine>, NotDone> {
-        let Some(found) = Machine::find(xl, uuid)? else { return Ok(None) };
+    pub fn find_restored(xl: &Xl, uuid: &str) -> Result<Option<XenDomain>, NotDone> {
+        let Some(found) = XenDomain::find(xl, uuid)? else { return Ok(None) };
         Ok((xl.state(found.guest.domain)? == Some(State::Paused)).then_some(found))
     }
 
     /// The domain of that identity, if there is one.
-    pub fn find(xl: &Xl, uuid: &str) -> Result<Option<Machine>, NotDone> {
+    pub fn find(xl: &Xl, uuid: &str) -> Result<Option<XenDomain>, NotDone> {
         let guest = Guest::find(&mut store()?, uuid)?;
-        Ok(guest.map(|guest| Machine { guest, xl: xl.clone() }))
+        Ok(guest.map(|guest| XenDomain { guest, xl: xl.clone() }))
     }
 
     /// What it is.
@@ -119,13 +120,14 @@ impl Machine {
         self.guest.ask_for(&mut store()?, vdev)
     }
 
-    /// Whether the guest has let go of a disk.
+    /// Whether the guest has released a disk.
     pub fn finish_unplug(&self, vdev: Vdev) -> Result<bool, NotDone> {
         self.guest.has_let_go(&mut store()?, vdev)
     }
 }
 
-/// The store of this host. A connection for each operation: they are rare, and one that is kept would be lost with xenstored.
+/// The store of this host. A connection for each operation: they are rare, and one that is kept would be lost with
+/// xenstored.
 pub fn store() -> Result<Daemon, NotDone> {
     Daemon::connect().map_err(store_failed)
 }

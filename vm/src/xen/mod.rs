@@ -1,9 +1,9 @@
-//! Guests of Xen: their disks in the store, and their domains by `xl`.
+//! Xen guests: their disks in xenstore, and their domains through `xl`.
 //!
-//! Knows nothing of images and of who serves a disk. [`give`] and [`take`] are what a toolstack writes of a disk,
-//! [`disks`] the same for a domain that is ours, [`domain`] and [`xl`] the domains, [`config`] what `xl` is told of
-//! one, [`lend`] what a disk's process needs that only root can open, [`statistics`] where others look for its numbers,
-//! [`departures`] that a domain has ended.
+//! It knows nothing about images and serving processes. [`give`] and [`take`] write a toolstack's part of a disk,
+//! [`disks`] does so for a domain of ours; [`domain`] and [`xl`] handle domains, [`config`] their xl configuration,
+//! [`lend`] the descriptors of a disk's process that only root can open, [`statistics`] the files in which tools look
+//! for its numbers, [`departures`] the end of domains.
 
 pub mod config;
 pub mod departures;

@@ -1,10 +1,9 @@
-//! Files in shared memory in which tools look for the statistics of tapdisk3's disks:
-//! `vbd3-<domid>-<devid>/statistics`, and `td3-<pid>/vbd-<domid>-<devid>` for those that ask the store who serves the
-//! disk.
+//! Files in shared memory in which tools look for statistics of tapdisk3's disks: `vbd3-<domid>-<devid>/statistics`,
+//! and `td3-<pid>/vbd-<domid>-<devid>` for tools that look up the serving process in xenstore.
 //!
-//! Knows their places and lengths, and not what their numbers mean. Keeps: a file is locked while somebody writes it,
-//! in this process or in one that it was handed to. A locked file is not removed, nor is one with the number of a
-//! living process in its name.
+//! It knows their paths and lengths, but not what their numbers mean. Invariant: a file is locked while a process
+//! writes it, this one or one that it was passed to. A locked file is not removed, nor is one with the pid of a living
+//! process in its name.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -61,16 +60,16 @@ impl Statistics {
         begun[..4].copy_from_slice(&TD3_VERSION.to_ne_bytes());
         let td3 = create(&self.td3_directory(pid), &self.td3_name(), &begun)?;
         let vbd3 = create(&self.vbd3_directory(), VBD3_NAME, &[0; VBD3_LEN]).inspect_err(|_| {
-            // That there are none is told; half of them would mislead.
+            // Having none is reported; half of them would be misleading.
             remove_directory(&self.td3_directory(pid)).unwrap_or_default();
         })?;
         Ok(Files { vbd3, td3 })
     }
 
-    /// Removes what [`Statistics::make`] has made for that process, which writes nothing any more.
+    /// Removes what [`Statistics::make`] has created for that process, which writes nothing any more.
     pub fn remove_made(&self, pid: u32) {
-        // What stays is replaced by the next disk of this name, and tells readers of a disk that does nothing. Readers
-        // that know both take the first for the sign of a disk.
+        // A leftover is replaced by the next disk of this name, and until then shows an idle disk to readers. Readers
+        // that know both take the first as the sign of a disk.
         remove_directory(&self.vbd3_directory()).unwrap_or_default();
         remove_directory(&self.td3_directory(pid)).unwrap_or_default();
     }
@@ -81,8 +80,8 @@ impl Statistics {
         self.remove_td3_left()
     }
 
-    /// Removes those whose name has the number of a process that is not. The lock does not tell of a tapdisk3, which
-    /// has none.
+    /// Removes those whose name contains the pid of a nonexistent process. A tapdisk3 takes no lock, so the lock does
+    /// not tell.
     fn remove_td3_left(&self) -> io::Result<()> {
         let entries = match fs::read_dir(&self.place) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -112,22 +111,21 @@ impl Statistics {
     }
 }
 
-/// The directory is made anew: some readers look at a file again only when that has happened.
+/// The directory is recreated: some readers reopen a file only then.
 fn create(directory: &Path, name: &str, begun: &[u8]) -> io::Result<File> {
     remove_directory(directory)?;
     fs::create_dir(directory)?;
     let create = || {
         let mut file = File::options().read(true).write(true).create_new(true).open(directory.join(name))?;
         flock(&file, FlockOperation::NonBlockingLockExclusive)?;
-        // Written, so that it has its memory: where there is none a store through the mapping would be the end of the
-        // process.
+        // Written, so that its memory is allocated: without that, a store through the mapping could kill the process.
         file.write_all(begun)?;
         Ok(file)
     };
     create().inspect_err(|_| remove_directory(directory).unwrap_or_default())
 }
 
-/// Removes a directory whose file nobody has locked.
+/// Removes a directory whose file is not locked.
 fn remove_unlocked(directory: &Path, name: &str) -> io::Result<()> {
     let opened = File::open(directory.join(name));
     match opened.and_then(|file| Ok(flock(file, FlockOperation::NonBlockingLockShared)?)) {
@@ -177,11 +175,11 @@ mod test {
     }
 
     #[test]
-    fn what_a_killed_process_has_left_is_replaced() {
+    fn leftovers_of_a_killed_process_are_replaced() {
         let (place, mut child) = (tempfile::tempdir().unwrap(), ended());
         fs::create_dir(place.path().join("vbd3-7-51728")).unwrap();
         fs::write(place.path().join("vbd3-7-51728/statistics"), [0xff; 200]).unwrap();
-        // Of the same number as this one, and of another.
+        // With our own pid, and with another.
         let own_one = td3_of(place.path(), own());
         let left = td3_of(place.path(), child.id());
         let _files = of(&place, "xvdb").make(own()).unwrap();
@@ -193,17 +191,17 @@ mod test {
     }
 
     #[test]
-    fn what_is_left_is_removed_and_what_is_of_others_stays() {
+    fn leftovers_are_removed_and_files_of_others_stay() {
         let (place, mut child) = (tempfile::tempdir().unwrap(), ended());
         let left = td3_of(place.path(), child.id());
-        // It has no lock, as a tapdisk3 has none.
+        // It is not locked, like those of tapdisk3.
         let lives = td3_of(place.path(), own());
         of(&place, "xvdc").remove_left().unwrap();
         assert!(left.exists());
         of(&place, "xvdb").remove_left().unwrap();
         assert_eq!([left.exists(), lives.exists()], [false, true]);
         child.wait().unwrap();
-        // Nor when the number is nobody's any more.
+        // Nor when the pid no longer exists.
         fs::create_dir(&left).unwrap();
         fs::write(left.join("vbd-7-51728"), []).unwrap();
         of(&place, "xvdb").remove_left().unwrap();
@@ -211,11 +209,11 @@ mod test {
     }
 
     #[test]
-    fn the_lock_goes_with_the_files_to_whoever_they_are_handed_to() {
+    fn the_lock_is_passed_on_with_the_files() {
         let place = tempfile::tempdir().unwrap();
         let statistics = of(&place, "xvdb");
         let Files { vbd3, td3 } = statistics.make(own()).unwrap();
-        // As a descriptor that is sent is another of the same open file.
+        // Like a descriptor that was sent: another one of the same open file description.
         let handed = (vbd3.try_clone().unwrap(), td3.try_clone().unwrap());
         drop((vbd3, td3));
         statistics.remove_left().unwrap();
@@ -228,7 +226,7 @@ mod test {
     }
 
     #[test]
-    fn nothing_stays_where_only_one_of_the_files_can_be_made() {
+    fn a_partial_failure_leaves_no_file() {
         let place = tempfile::tempdir().unwrap();
         fs::write(place.path().join("vbd3-7-51728"), "in the way").unwrap();
         assert!(of(&place, "xvdb").make(own()).is_err());

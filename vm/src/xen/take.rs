@@ -1,7 +1,7 @@
-//! Takes a disk from a guest: asks both ends to close, and removes what is left of the device.
+//! Detaches a disk from a guest: asks both ends to close, and removes the remains of the device.
 //!
-//! Knows nothing of who serves it. Keeps: only nodes of the device that was named are touched, whatever a guest has written
-//! into those it owns.
+//! It knows nothing about serving processes. Invariant: only nodes of the given device are touched, whatever a guest
+//! has written into those it owns.
 
 use xen::{Store, Transaction};
 
@@ -32,7 +32,7 @@ pub fn remove(store: &mut dyn Store, device: &Device) -> Result<(), NotDone> {
         if of_xl.is_some_and(|backend| backend == device.backend()) {
             store.remove(within, &device.of_xl()).map_err(store_failed)?;
         }
-        // A front end that has found another backend in the meantime is not ours any more.
+        // A frontend that has found another backend in the meantime is no longer ours.
         let served_by = text(store, within, &format!("{}/backend", device.frontend()))?;
         if served_by.is_none_or(|backend| backend == device.backend()) {
             store.remove(within, &device.frontend()).map_err(store_failed)?;

@@ -1,6 +1,6 @@
-//! What a virtual disk is called: `xvdb`, `hda1`, `d3p2`, or the number that stands for it in the store.
+//! Names of virtual disks: `xvdb`, `hda1`, `d3p2`, or the number used in xenstore.
 //!
-//! Knows nothing of the store. Keeps: a number and its name are turned into each other by one table, that of Xen's
+//! It knows nothing about xenstore. Invariant: numbers and names are converted by one table, that of Xen's
 //! xen-vbd-interface(7).
 
 use std::fmt;
@@ -16,7 +16,8 @@ struct Scheme {
     disks: u32,
 }
 
-/// xen-vbd-interface(7), "Concrete encoding in the VBD interface". For a disk, the first scheme that has room is the one.
+/// xen-vbd-interface(7), "Concrete encoding in the VBD interface". For a disk, the first scheme that has room is the
+/// one.
 const SCHEMES: [Scheme; 5] = [
     Scheme { prefix: "xvd", base: 202 << 8, shift: 4, first: 0, disks: 16 },
     Scheme { prefix: "xvd", base: 1 << 28, shift: 8, first: 0, disks: 1 << 20 },
@@ -68,7 +69,11 @@ impl std::error::Error for NotAVdev {}
 
 impl fmt::Display for NotAVdev {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "«{}» names no virtual disk; write xvda to xvdz and on, hda to hdd, sda to sdp, or a number", self.0)
+        write!(
+            f,
+            "'{}' is not a virtual disk; use xvda to xvdz and beyond, hda to hdd, sda to sdp, or a number",
+            self.0
+        )
     }
 }
 
@@ -154,7 +159,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn names_have_the_numbers_of_xens_table() {
+    fn names_map_to_the_numbers_of_xens_table() {
         let table = [
             ("xvda", 51712),
             ("xvdb", 51728),
@@ -185,7 +190,7 @@ mod test {
     }
 
     #[test]
-    fn other_ways_to_write_them_mean_the_same() {
+    fn alternative_spellings_are_equal() {
         for (word, name) in [("d0", "xvda"), ("d0p0", "xvda"), ("d1p2", "xvdb2"), ("d536p37", "xvdtq37")] {
             assert_eq!(word.parse::<Vdev>(), name.parse(), "{word}");
         }
@@ -196,7 +201,7 @@ mod test {
     }
 
     #[test]
-    fn what_no_scheme_has_room_for_is_refused() {
+    fn names_beyond_any_scheme_are_refused() {
         for word in
             ["", "xvd", "xvda0", "xvda256", "sdq", "sda16", "hde", "hda64", "vda", "xvdA", "d", "dp1", "-1", "+1", "0x"]
         {
@@ -207,7 +212,7 @@ mod test {
     }
 
     #[test]
-    fn every_short_number_comes_back_from_its_name() {
+    fn every_small_number_round_trips_through_its_name() {
         for number in 0..1 << 16 {
             let name = Vdev(number).to_string();
             assert_eq!(name.parse(), Ok(Vdev(number)), "{name}");

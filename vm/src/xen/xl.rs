@@ -1,6 +1,6 @@
-//! `xl`, Xen's toolstack: run for one command at a time, each for a bounded time.
+//! `xl`, Xen's toolstack: run for one command at a time, each with a time limit.
 //!
-//! Knows nothing of disks. Keeps: what a command did not do is told in its own words.
+//! It knows nothing about disks. Invariant: a failed command is reported with its own error message.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -31,14 +31,13 @@ pub struct Xl {
 pub enum State {
     /// Its guest runs, or waits for something to do.
     Running,
-    /// It was told to stand still.
+    /// It was paused.
     Paused,
-    /// Its guest stands still while it is saved: it goes on if that fails or was a checkpoint, and is destroyed
-    /// otherwise.
+    /// Its guest is paused while it is saved: it resumes if that fails or was a checkpoint, and is destroyed otherwise.
     Saved,
     /// Its guest has ended, and the domain is still there.
     Down(Reason),
-    /// It is being destroyed, or was and somebody has pages of it still.
+    /// It is being destroyed, or was and another domain still maps pages of it.
     Dying,
 }
 
@@ -47,11 +46,11 @@ pub enum State {
 pub enum Reason {
     /// It has powered off.
     PowerOff,
-    /// It wants to boot anew.
+    /// It wants to reboot.
     Reboot,
-    /// It has begun another kernel in its place (kexec), for which the toolstack has to make its devices anew.
+    /// It has started another kernel (kexec), for which the toolstack must recreate its devices.
     SoftReset,
-    /// It has crashed, or its watchdog has said so.
+    /// It has crashed, or its watchdog has fired.
     Crash,
     /// Another reason, which no guest of ours should have.
     Other,
@@ -63,7 +62,7 @@ impl Xl {
         Xl { program: program.to_owned() }
     }
 
-    /// Makes a domain, paused, and leaves nobody behind who looks after it.
+    /// Creates a domain, paused, without a background process that monitors it.
     pub fn create_paused(&self, config: &Path) -> Result<(), NotDone> {
         self.run(&["create", "-q", "-p", "-e", &config.to_string_lossy()]).map(drop)
     }
@@ -88,14 +87,14 @@ impl Xl {
         self.run(&["destroy", &domain.to_string()]).map(drop)
     }
 
-    /// What a domain does; nothing if there is none.
+    /// The state of a domain; `None` if it does not exist.
     pub fn state(&self, domain: DomId) -> Result<Option<State>, NotDone> {
         let listed = self.run(&["list"])?;
         Ok(listed.lines().filter_map(state_in).find(|(found, _)| *found == domain).map(|(_, state)| state))
     }
 
     fn run(&self, words: &[&str]) -> Result<String, NotDone> {
-        let tried = || format!("do `{} {}`", self.program.display(), words.join(" "));
+        let tried = || format!("run `{} {}`", self.program.display(), words.join(" "));
         let failed = |error: std::io::Error| NotDone::new(tried(), error);
         let mut command = Command::new(&self.program);
         command.args(words).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -115,7 +114,7 @@ impl Xl {
         let status = child.wait().map_err(failed)?;
         match in_time.map_err(failed)? {
             false => {
-                Err(NotDone::new(tried(), format!("it has not ended in {} s, and was killed", PATIENCE.as_secs())))
+                Err(NotDone::new(tried(), format!("it did not finish in {} s and was killed", PATIENCE.as_secs())))
             }
             true if status.success() => Ok(out),
             true => {
@@ -129,7 +128,7 @@ impl Xl {
 fn read(from: Option<impl Read>) -> String {
     let mut bytes = Vec::new();
     if let Some(from) = from {
-        // What could be read until then is what it has said.
+        // Whatever was read until then is its output.
         from.take(SAID_MAX).read_to_end(&mut bytes).unwrap_or_default();
     }
     String::from_utf8_lossy(&bytes).into_owned()
@@ -177,7 +176,7 @@ an odd name 7                                2   320     1     --p---       0.0
 ";
 
     #[test]
-    fn a_list_tells_what_each_domain_does() {
+    fn xl_list_gives_each_domains_state() {
         let states: Vec<(u16, State)> = LIST.lines().filter_map(state_in).map(|(id, state)| (id.0, state)).collect();
         let expected = [
             (0, State::Running),
@@ -194,7 +193,7 @@ an odd name 7                                2   320     1     --p---       0.0
     }
 
     #[test]
-    fn what_it_did_not_do_is_told_in_its_words() {
+    fn a_failed_xl_command_is_quoted() {
         let room = tempfile::tempdir().unwrap();
         let program = room.path().join("xl");
         crate::test_script::write(&program, "echo \"no $1 of $2\" >&2\nexit 3");

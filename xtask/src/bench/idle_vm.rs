@@ -16,7 +16,7 @@ use serde_json::json;
 use tempfile::TempDir;
 use vm::qemu::accelerator::Accelerator;
 use vm::qemu::hardware::{Boot, Disk, Hardware};
-use vm::qemu::machine::{Ending, Machine};
+use vm::qemu::machine::{Ending, QemuVm};
 use vm::qemu::platform::Platform;
 use vm::qemu::slots::Position;
 use vm::syntax::in_full;
@@ -72,7 +72,7 @@ struct Plan {
 /// A machine that is counted.
 struct Run {
     name: &'static str,
-    machine: Machine,
+    machine: QemuVm,
     disk: Option<DiskProcess>,
     began: SystemTime,
     /// Of its threads, at the end of each interval.
@@ -168,7 +168,7 @@ fn boot((name, keys): Variant, guest: &Guest, tapline: &Tapline, work: &TempDir)
     };
     let began = SystemTime::now();
     let qemu = Path::new("qemu-system-x86_64");
-    let machine = Machine::start(qemu, &hardware, &directory, PATIENCE).map_err(|error| in_full(&error))?;
+    let machine = QemuVm::start(qemu, &hardware, &directory, PATIENCE).map_err(|error| in_full(&error))?;
     let mut run = Run { name, machine, disk: Some(disk), began, threads: Vec::new(), ending: None };
     for event in trace::EVENTS {
         let arguments = json!({ "name": event, "enable": true });

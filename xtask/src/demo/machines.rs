@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use vm::qemu::hardware::{Console, ConsoleDevice, ConsoleTo, Disk, Hardware};
-use vm::qemu::machine::{Ending, Machine, MachineError, Status};
+use vm::qemu::machine::{Ending, MachineError, QemuVm, Status};
 use vm::qemu::platform::Platform;
 use vm::qemu::slots::{FIRST_BRIDGE_SLOT, Position};
 use vm::syntax::in_full;
@@ -38,7 +38,7 @@ const FAR: u8 = 200;
 type Seen = BTreeMap<String, String>;
 
 /// A machine that does not outlive the test, however that ends.
-struct Bound(Option<Machine>);
+struct Bound(Option<QemuVm>);
 
 impl Drop for Bound {
     fn drop(&mut self) {
@@ -84,14 +84,14 @@ impl Story<'_> {
         self.progress.step(&format!("a machine of our own driver, with {disks} disks"));
         let mut bed = self.bed(disks)?;
         let qemu = Path::new("qemu-system-x86_64");
-        let mut bound = Bound(Some(Machine::start(qemu, &bed.hardware, &bed.directory, PATIENCE)?));
+        let mut bound = Bound(Some(QemuVm::start(qemu, &bed.hardware, &bed.directory, PATIENCE)?));
         let Some(machine) = &mut bound.0 else { unreachable!("it was just put there") };
         self.sees(&bed, machine, &format!("the guest sees {disks} disks, each at its place with its serial number"))?;
         self.plugs(&mut bed, machine, disks)?;
         self.waits_for_the_guest(&mut bed, machine)?;
         let identity = machine.identity().clone();
         drop(bound.0.take());
-        let machine = bound.0.insert(Machine::adopt(&identity, &bed.directory, PATIENCE)?);
+        let machine = bound.0.insert(QemuVm::adopt(&identity, &bed.directory, PATIENCE)?);
         let found = (machine.status()?, machine.disks()?.len());
         let expected = (Status::Running, bed.disks.len());
         self.claim("found again, the machine runs and has its disks", found == expected, || format!("{found:?}"))?;
@@ -152,7 +152,7 @@ impl Story<'_> {
     }
 
     /// One more disk behind a bridge that had none, and two fewer.
-    fn plugs(&mut self, bed: &mut Bed, machine: &mut Machine, disks: u8) -> Result<(), Failure> {
+    fn plugs(&mut self, bed: &mut Bed, machine: &mut QemuVm, disks: u8) -> Result<(), Failure> {
         if disks <= FAR {
             let disk = self.served(bed, FAR)?;
             machine.plug(&disk)?;
@@ -168,7 +168,7 @@ impl Story<'_> {
     }
 
     /// A guest that stands still keeps a disk; when it runs again it lets go, and the position is free.
-    fn waits_for_the_guest(&mut self, bed: &mut Bed, machine: &mut Machine) -> Result<(), Failure> {
+    fn waits_for_the_guest(&mut self, bed: &mut Bed, machine: &mut QemuVm) -> Result<(), Failure> {
         let position = position(2)?;
         machine.pause()?;
         let held = machine.unplug(position, SHORT);
@@ -193,7 +193,7 @@ impl Story<'_> {
     }
 
     /// Waits until the guest says that it has exactly the disks that are served.
-    fn sees(&mut self, bed: &Bed, machine: &mut Machine, claim: &str) -> Result<(), Failure> {
+    fn sees(&mut self, bed: &Bed, machine: &mut QemuVm, claim: &str) -> Result<(), Failure> {
         let expected: Seen =
             bed.disks.keys().map(|&number| Ok((place(number)?, serial(number)))).collect::<Result<_, Failure>>()?;
         let deadline = Instant::now() + PATIENCE;
@@ -219,7 +219,7 @@ fn position(number: u8) -> Result<Position, Failure> {
 
 /// As the job says it.
 fn place(number: u8) -> Result<String, Failure> {
-    let place = position(number)?.place();
+    let place = position(number)?.pci_slot();
     Ok(format!("{:02x}.{:02x}", FIRST_BRIDGE_SLOT + place.bridge, place.slot))
 }
 

@@ -131,7 +131,7 @@ impl Room {
 }
 
 #[tokio::test]
-async fn the_file_and_the_outbox_are_what_the_catalogue_says_whoever_dies_when() {
+async fn file_plus_outbox_equal_the_catalogue_after_any_crash() {
     // Each bit: whether the file is appended to behind that change, and whether that is noted.
     for ways in (0_u32..1 << 10).step_by(31) {
         let room = room().await;
@@ -155,7 +155,7 @@ async fn the_file_and_the_outbox_are_what_the_catalogue_says_whoever_dies_when()
 }
 
 #[tokio::test]
-async fn what_changes_nothing_of_it_makes_no_line() {
+async fn irrelevant_changes_create_no_line() {
     let room = room().await;
     room.change(0).await;
     let before = room.recorded().await;
@@ -182,7 +182,7 @@ async fn what_changes_nothing_of_it_makes_no_line() {
 }
 
 #[tokio::test]
-async fn what_is_in_the_file_goes_from_the_outbox_with_the_next_line() {
+async fn lines_in_the_file_leave_the_outbox_with_the_next_line() {
     let room = room().await;
     room.begin_file().await;
     assert!(room.catalogue.outbox().is_behind(room.sr), "nobody has said that it is written");
@@ -199,7 +199,7 @@ async fn what_is_in_the_file_goes_from_the_outbox_with_the_next_line() {
 }
 
 #[tokio::test]
-async fn another_catalogue_and_an_older_one_take_in_what_a_file_says() {
+async fn other_and_older_catalogues_are_updated_from_an_inventory() {
     for known in 0..=5 {
         let room = room().await;
         room.begin_file().await;
@@ -233,7 +233,7 @@ async fn another_catalogue_and_an_older_one_take_in_what_a_file_says() {
 }
 
 #[tokio::test]
-async fn what_is_gone_and_counted_on_is_missing_and_what_is_another_repositorys_is_refused() {
+async fn used_but_removed_vdis_are_missing_and_foreign_objects_refused() {
     let room = room().await;
     room.change(0).await;
     room.change(1).await;

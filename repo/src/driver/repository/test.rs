@@ -1,4 +1,5 @@
-//! On real file systems: made in a file, mounted over a loop device. Only root can, and where something is missing it is said.
+//! On real file systems: made in a file, mounted over a loop device. Only root can, and where something is missing it
+//! is said.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -78,7 +79,7 @@ fn variant_at(at: &Path, format: Option<ImageFormat>) -> Variant {
 }
 
 #[test]
-fn ext4_has_chains_of_qcow2_unless_another_format_was_named() {
+fn ext4_uses_qcow2_chains_by_default() {
     let Some(mounted) = mounted("mkfs.ext4", &["-q"], 64) else { return };
     let variant = variant_at(&mounted.at(), None);
     assert_eq!((&*variant.filesystem, variant.versions, variant.format), ("ext4", Versions::Chain, ImageFormat::Qcow2));
@@ -87,7 +88,7 @@ fn ext4_has_chains_of_qcow2_unless_another_format_was_named() {
 }
 
 #[test]
-fn xfs_shares_blocks_if_it_was_made_so_and_says_if_it_was_not() {
+fn xfs_without_reflink_is_reported() {
     let Some(with) = mounted("mkfs.xfs", &["-q", "-m", "reflink=1"], 320) else { return };
     let variant = variant_at(&with.at(), None);
     assert_eq!((&*variant.filesystem, variant.versions, variant.format), ("xfs", Versions::Reflink, ImageFormat::Raw));
@@ -101,7 +102,7 @@ fn xfs_shares_blocks_if_it_was_made_so_and_says_if_it_was_not() {
 
 /// It has to be attached for somebody to make room in it.
 #[test]
-fn a_full_repository_is_attached_and_shares_blocks_still() {
+fn a_full_repository_is_attached_with_reflink() {
     let Some(full) = mounted("mkfs.xfs", &["-q", "-m", "reflink=1"], 320) else { return };
     let label = label(None);
     make(&path(&full.at()), &label, false).unwrap();
@@ -124,14 +125,14 @@ fn btrfs_shares_blocks() {
 }
 
 #[test]
-fn the_try_leaves_nothing() {
+fn the_reflink_test_leaves_nothing() {
     let Some(mounted) = mounted("mkfs.xfs", &["-q", "-m", "reflink=1"], 320) else { return };
     variant_at(&mounted.at(), None);
     assert_eq!(std::fs::read_dir(mounted.at()).unwrap().count(), 0);
 }
 
 #[test]
-fn on_a_read_only_mount_a_repository_is_read_and_none_is_made() {
+fn on_a_read_only_mount_repositories_are_read_but_not_created() {
     let Some(mounted) = mounted("mkfs.ext4", &["-q"], 64) else { return };
     let at = mounted.at();
     let label = label(None);
@@ -147,7 +148,7 @@ fn on_a_read_only_mount_a_repository_is_read_and_none_is_made() {
 }
 
 #[test]
-fn a_directory_that_has_something_or_is_a_repository_is_refused() {
+fn a_nonempty_directory_or_repository_is_refused() {
     let room = tempfile::tempdir().unwrap();
     let at = path(room.path());
     std::fs::create_dir(room.path().join("lost+found")).unwrap();
@@ -165,7 +166,7 @@ fn a_directory_that_has_something_or_is_a_repository_is_refused() {
 }
 
 #[test]
-fn what_has_another_label_or_none_is_not_attached() {
+fn a_directory_with_another_label_or_none_is_not_attached() {
     let room = tempfile::tempdir().unwrap();
     let at = path(room.path());
     let (ours, other) = (label(None), label(None));
@@ -178,7 +179,7 @@ fn what_has_another_label_or_none_is_not_attached() {
 }
 
 #[test]
-fn a_repository_is_attached_once_as_long_as_anybody_has_its_directory() {
+fn a_repository_is_attached_only_once_at_a_time() {
     let room = tempfile::tempdir().unwrap();
     let (at, source) = (path(room.path()), dir(room.path()));
     let label = label(None);
@@ -190,7 +191,7 @@ fn a_repository_is_attached_once_as_long_as_anybody_has_its_directory() {
 }
 
 #[test]
-fn what_a_killed_make_has_left_goes_when_it_is_undone() {
+fn leftovers_of_a_killed_creation_are_rolled_back() {
     let room = tempfile::tempdir().unwrap();
     let at = path(room.path());
     std::fs::write(room.path().join(LOCK), "").unwrap();
@@ -200,7 +201,7 @@ fn what_a_killed_make_has_left_goes_when_it_is_undone() {
 }
 
 #[test]
-fn a_library_of_images_is_read_has_no_label_and_may_be_had_twice() {
+fn an_iso_library_is_read_only_unlabelled_and_shared() {
     let room = tempfile::tempdir().unwrap();
     let at = path(room.path());
     let source = SrSource::Iso { path: at.clone() };

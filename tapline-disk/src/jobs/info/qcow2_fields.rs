@@ -1,4 +1,4 @@
-//! What a qcow2 image says of itself, as `image info` prints it.
+//! The metadata of a qcow2 image, as printed by `image info`.
 
 use disk::Link;
 use disk::qcow2::{Compression, Info};
@@ -16,12 +16,12 @@ pub struct Qcow2Fields {
     uuid: Option<String>,
     cluster_size: u64,
     refcount_bits: u64,
-    /// Of compressed clusters, if there are any: `deflate` or `zstd`.
+    /// The method of compressed clusters, if there are any: `deflate` or `zstd`.
     compression: &'static str,
     lazy_refcounts: bool,
     /// The refcounts may be wrong, and are rebuilt by the next writer.
     dirty: bool,
-    /// Marked as damaged by whoever wrote last.
+    /// Marked as damaged by the last writer.
     corrupt: bool,
     incompatible_features: Vec<String>,
     compatible_features: Vec<String>,
@@ -35,12 +35,12 @@ pub struct Qcow2Fields {
     parent: Option<ParentFields>,
 }
 
-/// What the image records of its parent. None of it is ever followed.
+/// The image's recorded parent. None of this is ever followed.
 #[derive(Serialize)]
 struct ParentFields {
     /// The backing file name, as it stands in the header.
     name: String,
-    /// Its format, in QEMU's words.
+    /// Its format, in QEMU's terms.
     format: Option<String>,
     uuid: Option<String>,
     size: Option<u64>,
@@ -91,33 +91,33 @@ pub fn rows(qcow2: &Qcow2Fields) -> Vec<(&'static str, String)> {
         format!("{} bits{}", qcow2.refcount_bits, if qcow2.lazy_refcounts { ", lazy" } else { "" }),
     ));
     let features = [
-        ("must know", &qcow2.incompatible_features),
-        ("may know", &qcow2.compatible_features),
+        ("incompatible", &qcow2.incompatible_features),
+        ("compatible", &qcow2.compatible_features),
         ("autoclear", &qcow2.autoclear_features),
     ];
     for (name, found) in features.into_iter().filter(|(_, found)| !found.is_empty()) {
         rows.push((name, printable(&found.join(", "))));
     }
     if qcow2.dirty {
-        rows.push(("dirty", "yes: it was not closed; whoever writes it next rebuilds its refcounts".to_owned()));
+        rows.push(("dirty", "yes: it was not closed; the next writer rebuilds its refcounts".to_owned()));
     }
     if qcow2.corrupt {
-        rows.push(("corrupt", "yes: whoever wrote last has found it damaged".to_owned()));
+        rows.push(("corrupt", "yes: the last writer found it damaged".to_owned()));
     }
     if let Some(name) = &qcow2.data_file {
-        rows.push(("data in", format!("«{}»", printable(name))));
+        rows.push(("data file", format!("'{}'", printable(name))));
     }
     if qcow2.snapshots > 0 {
         rows.push(("snapshots", format!("{} inside the image", qcow2.snapshots)));
     }
     if !qcow2.bitmaps.is_empty() {
-        let valid = if qcow2.bitmaps_valid { "" } else { ", not valid any more" };
+        let valid = if qcow2.bitmaps_valid { "" } else { ", no longer valid" };
         rows.push(("bitmaps", format!("{}{valid}", printable(&qcow2.bitmaps.join(", ")))));
     }
     if let Some(parent) = &qcow2.parent {
         let format = parent.format.as_ref().map(|format| format!(", format {}", printable(format))).unwrap_or_default();
         let uuid = parent.uuid.as_ref().map(|uuid| format!(" with uuid {uuid}")).unwrap_or_default();
-        rows.push(("made on", format!("«{}»{uuid}{format}", printable(&parent.name))));
+        rows.push(("parent", format!("'{}'{uuid}{format}", printable(&parent.name))));
     }
     rows
 }

@@ -1,4 +1,4 @@
-//! What a VHD says of itself, as `image info` prints it.
+//! The metadata of a VHD, as printed by `image info`.
 
 use disk::vhd::{self, DiskType};
 use serde::Serialize;
@@ -29,7 +29,7 @@ pub struct VhdFields {
     parent: Option<ParentFields>,
 }
 
-/// What the image records of its parent. None of it is ever followed.
+/// The image's recorded parent. None of this is ever followed.
 #[derive(Serialize)]
 struct ParentFields {
     uuid: String,
@@ -85,12 +85,12 @@ fn parent_fields(info: &vhd::Info) -> Option<ParentFields> {
 
 /// The fields as people read them, a line for each.
 pub fn rows(vhd: &VhdFields) -> Vec<(&'static str, String)> {
-    let made_by = format!("{} {}, at {} s since 1970", printable(&vhd.creator), vhd.creator_version, vhd.created);
+    let creator = format!("{} {}, at {} s since 1970", printable(&vhd.creator), vhd.creator_version, vhd.created);
     let mut rows = vec![
         ("kind", vhd.kind.to_owned()),
         ("uuid", vhd.uuid.clone()),
         ("geometry", format!("{} cylinders, {} heads, {} sectors", vhd.cylinders, vhd.heads, vhd.sectors)),
-        ("made by", made_by),
+        ("creator", creator),
     ];
     if let Some(block_size) = vhd.block_size {
         let batmap = if vhd.batmap { ", with a batmap" } else { "" };
@@ -98,13 +98,13 @@ pub fn rows(vhd: &VhdFields) -> Vec<(&'static str, String)> {
         rows.push(("blocks", format!("{used} of {all} allocated, {} each{batmap}", readable(block_size.into()))));
     }
     if vhd.hidden {
-        rows.push(("hidden", "yes: the Xen tools take it for an inner node of a chain".to_owned()));
+        rows.push(("hidden", "yes: an inner node of a chain for the Xen tools".to_owned()));
     }
     if vhd.saved {
         rows.push(("saved", "yes: it belongs to a suspended guest".to_owned()));
     }
     if let Some(parent) = &vhd.parent {
-        rows.push(("made on", format!("«{}» with uuid {}", printable(&parent.name), parent.uuid)));
+        rows.push(("parent", format!("'{}' with uuid {}", printable(&parent.name), parent.uuid)));
         let locator =
             |locator: &LocatorFields| format!("{} {}", printable(&locator.platform), printable(&locator.path));
         rows.extend(parent.locators.iter().map(|found| ("", locator(found))));

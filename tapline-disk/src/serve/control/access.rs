@@ -1,8 +1,8 @@
-//! Layers below the leaf, opened for writing while a merge needs that, and for reading only otherwise.
+//! Layers below the leaf, opened for writing while a merge needs that, and read-only otherwise.
 //!
-//! Runs on a thread of its own. Invariant: a layer's file is never without a lock that keeps other writers out; where
-//! one layer cannot be opened for writing, because another disk stands on it, all of them stay as they were. Nothing is
-//! written to a layer before the layers above it have forgotten, durably, when it was last changed.
+//! Runs on a thread of its own. Invariant: a layer's file always has a lock that excludes other writers; if one layer
+//! cannot be opened for writing, because another disk is based on it, all of them stay as they were. Nothing is written
+//! to a layer before the layers above it have, durably, forgotten its modification time.
 
 use disk::{FileId, Image, RedoLog};
 use uring::{FileOpenError, ImageFile};
@@ -32,7 +32,7 @@ pub struct Raised {
 
 /// A layer that is to be opened otherwise, or whose file was and nothing was written to it yet.
 #[derive(Debug)]
-pub struct Layer {
+pub struct ReopenedLayer {
     depth: usize,
     id: FileId,
     name: ImageName,
@@ -46,47 +46,47 @@ pub type Lowered = Vec<LoweredOne>;
 pub type LoweredOne = (FileId, Result<ImageFile, FileOpenError>);
 
 /// The layers down to `last` that are open for reading only.
-pub fn closed(work: &Work<'_>, last: usize) -> Result<Vec<Layer>, Refusal> {
+pub fn closed(work: &Work<'_>, last: usize) -> Result<Vec<ReopenedLayer>, Refusal> {
     pick(work, last, false)
 }
 
 /// The layers below the leaf that are open for writing.
-pub fn open(work: &Work<'_>) -> Result<Vec<Layer>, Refusal> {
+pub fn open(work: &Work<'_>) -> Result<Vec<ReopenedLayer>, Refusal> {
     let last = work.disk.layers().len().saturating_sub(1);
     Ok(pick(work, last, true)?.into_iter().filter(|layer| layer.depth > 0).collect())
 }
 
-fn pick(work: &Work<'_>, last: usize, writable: bool) -> Result<Vec<Layer>, Refusal> {
+fn pick(work: &Work<'_>, last: usize, writable: bool) -> Result<Vec<ReopenedLayer>, Refusal> {
     let mut layers = Vec::new();
     for depth in 0..=last {
         let (id, file) = work.file(depth)?;
         if file.options().write == writable {
-            layers.push(Layer { depth, id, name: work.name(depth)?, file: file.try_clone()? });
+            layers.push(ReopenedLayer { depth, id, name: work.name(depth)?, file: file.try_clone()? });
         }
     }
     Ok(layers)
 }
 
 /// Opens the files of all of them for writing, or none: then what is to be put in their place again. Writes nothing.
-pub fn raise(layers: Vec<Layer>) -> Result<Vec<Layer>, (Refusal, Lowered)> {
-    let mut raised: Vec<Layer> = Vec::new();
+pub fn raise(layers: Vec<ReopenedLayer>) -> Result<Vec<ReopenedLayer>, (Refusal, Lowered)> {
+    let mut raised: Vec<ReopenedLayer> = Vec::new();
     for layer in layers {
         match raise_one(&layer) {
-            Ok(file) => raised.push(Layer { file, ..layer }),
+            Ok(file) => raised.push(ReopenedLayer { file, ..layer }),
             Err(refusal) => return Err((refusal, lower(raised))),
         }
     }
     Ok(raised)
 }
 
-fn raise_one(layer: &Layer) -> Result<ImageFile, Refusal> {
-    let Layer { depth, name, file, .. } = layer;
+fn raise_one(layer: &ReopenedLayer) -> Result<ImageFile, Refusal> {
+    let ReopenedLayer { depth, name, file, .. } = layer;
     files::reopen_writable(file).map_err(|error| {
         if !matches!(error, FileOpenError::InUse { .. }) {
             return error.into();
         }
-        let what = format!("layer {depth}, {name}, is shared: another disk stands on it, and would change with it");
-        let advice = "merge into a layer above the shared one, or end the other disk first";
+        let what = format!("layer {depth}, {name}, is shared: another disk is based on it and would change too");
+        let advice = "merge into a layer above the shared one, or stop the other disk first";
         Refusal::from(error).with_reason(&what).of_kind(Kind::InUse).advise(advice)
     })
 }
@@ -94,7 +94,7 @@ fn raise_one(layer: &Layer) -> Result<ImageFile, Refusal> {
 /// Has the layers, which are in the order of the chain, forget the size and the time of last change of their parents,
 /// each durably before anything is written to the next. The leaf has forgotten already. *Killed on the way:* those
 /// above some layer know nothing of their parents, those below are as they were.
-pub fn forget_parents(layers: Vec<Layer>) -> Result<Vec<Raised>, (Refusal, Lowered)> {
+pub fn forget_parents(layers: Vec<ReopenedLayer>) -> Result<Vec<Raised>, (Refusal, Lowered)> {
     let mut ready: Vec<Raised> = Vec::new();
     let mut rest = layers.into_iter();
     while let Some(mut layer) = rest.next() {
@@ -112,11 +112,11 @@ pub fn forget_parents(layers: Vec<Layer>) -> Result<Vec<Raised>, (Refusal, Lower
     Ok(ready)
 }
 
-fn forget_parent(layer: &mut Layer) -> Result<(Image, Option<RedoLog>), Refusal> {
+fn forget_parent(layer: &mut ReopenedLayer) -> Result<(Image, Option<RedoLog>), Refusal> {
     let mut image = open_image(&layer.name, &mut layer.file, true)?;
     if forget(&mut image)? {
         ordered::round(&mut layer.file, &mut image)
-            .map_err(|error| Refusal::failed(format!("change what {} records of its parent", layer.name), &error))?;
+            .map_err(|error| Refusal::failed(format!("change the parent recorded in {}", layer.name), &error))?;
     }
     let log = redo_log::open(&layer.name, &mut layer.file)?;
     Ok((image, log))
@@ -138,7 +138,7 @@ pub fn take_back(raised: Vec<Raised>) -> Lowered {
 }
 
 /// Opens all of them for reading only.
-pub fn lower(layers: Vec<Layer>) -> Lowered {
+pub fn lower(layers: Vec<ReopenedLayer>) -> Lowered {
     layers.into_iter().map(|layer| (layer.id, files::reopen_read_only(&layer.file))).collect()
 }
 
@@ -153,7 +153,7 @@ mod test {
     use crate::cli::Parents;
     use crate::image_name::FormatName;
     use crate::layers::Layers;
-    use crate::lineage;
+    use crate::parent_link;
     use crate::target::{Plan, Shape, Target};
 
     const WRITABLE: OpenOptions = OpenOptions { write: true, cache: Cache::Writeback, lock: true };
@@ -167,7 +167,7 @@ mod test {
             let shape = names.first().map_or(Shape::Thin, |parent| {
                 let mut file = ImageFile::open(parent.path(), READABLE).unwrap();
                 let image = open_image(parent, &mut file, false).unwrap();
-                Shape::Child(lineage::record(name.path(), parent, &image, &file).unwrap())
+                Shape::Child(parent_link::record(name.path(), parent, &image, &file).unwrap())
             });
             let plan = Plan { len: 4 << 20, shape, unit: None, identity: None };
             Target::create(&name, &plan, false).unwrap().keep().unwrap();
@@ -178,9 +178,9 @@ mod test {
         names
     }
 
-    fn layer(depth: usize, name: &ImageName, options: OpenOptions) -> Layer {
+    fn layer(depth: usize, name: &ImageName, options: OpenOptions) -> ReopenedLayer {
         let file = ImageFile::open(name.path(), options).unwrap();
-        Layer { depth, id: FileId(u8::try_from(depth).unwrap()), name: name.clone(), file }
+        ReopenedLayer { depth, id: FileId(u8::try_from(depth).unwrap()), name: name.clone(), file }
     }
 
     fn opens(names: &[ImageName]) {
@@ -190,7 +190,7 @@ mod test {
 
     /// Exhaustive over where in a chain of four it ends, by a file that cannot be written.
     #[test]
-    fn parents_are_forgotten_from_the_leaf_down_and_the_chain_opens_wherever_that_ends() {
+    fn parent_times_are_forgotten_top_down_and_the_chain_always_opens() {
         use FormatName::{Qcow2, Raw, Vhd};
         for formats in [[Vhd; 4], [Qcow2; 4], [Vhd, Qcow2, Vhd, Qcow2], [Qcow2, Vhd, Qcow2, Raw]] {
             for end in 0..formats.len() {

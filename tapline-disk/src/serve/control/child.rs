@@ -1,11 +1,12 @@
-//! A new file for a disk, made while the disk goes on: an empty child of a layer. Runs on a thread of its own.
+//! A new file for a disk that keeps running: an empty child of a layer. Runs on a separate thread.
 //!
-//! The file is made in full beside its name, synced, renamed and its directory synced: it exists whole or not at all,
-//! and never takes the place of another.
+//! The file is created completely under a temporary name, synced, renamed, and its directory synced: it exists
+//! completely or not at all, and never replaces another file.
 //!
-//! With `--handed` it was created empty, under its name and durably, by whoever hands it: it is made in place, and the
-//! sectors by which it is an image are written when all others are durable ([`crate::target`]). *Killed before:* the
-//! file opens as no image. *After:* it is the whole one, empty on its parent. On refusal it is left as it is then.
+//! With `--handed` it was created empty and durably, under its final name, by the process that passes it: it is filled
+//! in place, and the sectors that make it an image are written when all others are durable ([`crate::target`]). *If
+//! killed before:* the file does not open as an image. *After:* it is complete, and empty on top of its parent. If this
+//! is refused, the file is left as it is.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -19,12 +20,12 @@ use crate::files;
 use crate::image_name::{FormatName, ImageName};
 use crate::jobs::create::unit_of;
 use crate::layers::open_image;
-use crate::lineage;
 use crate::log::say;
+use crate::parent_link;
 use crate::redo_log;
 use crate::target::{self, Plan, Shape};
 
-/// What to make.
+/// What to create.
 #[derive(Clone, Debug)]
 pub struct Wanted {
     name: ImageName,
@@ -32,7 +33,7 @@ pub struct Wanted {
     options: OpenOptions,
 }
 
-/// What was made.
+/// What was created.
 #[derive(Debug)]
 pub struct Child {
     /// The file, open as the disk's own.
@@ -51,8 +52,8 @@ impl Wanted {
     /// A child of the layer at `depth`, which is written to for a while yet (`live`) or is not any more.
     pub fn on(work: &Work<'_>, depth: usize, name: &ImageName, live: bool) -> Result<Wanted, Refusal> {
         if name.format == FormatName::Raw {
-            return Err(Refusal::new(Kind::Unsupported, "a raw image cannot stand on a parent")
-                .advise("name a file of another format, as qcow2:PATH or vhd:PATH"));
+            return Err(Refusal::new(Kind::Unsupported, "a raw image cannot have a parent")
+                .advise("use another format: qcow2:PATH or vhd:PATH"));
         }
         let parent = work.name(depth)?;
         let plan = plan(name, &parent, (work.image(depth)?, work.file(depth)?.1), live)?;
@@ -88,7 +89,7 @@ fn plan(
     (image, file): (&Image, &ImageFile),
     live: bool,
 ) -> Result<Plan, Refusal> {
-    let mut link = lineage::record(name.path(), parent, image, file)?;
+    let mut link = parent_link::record(name.path(), parent, image, file)?;
     if live {
         link.modified = None;
     }
@@ -110,7 +111,7 @@ impl Unnamed {
     /// An empty file beside `path`, where nothing may be.
     pub fn create(path: &Path) -> Result<Unnamed, Refusal> {
         if files::is_taken(path) {
-            let what = format!("cannot create {}: it exists already", path.display());
+            let what = format!("cannot create {}: it already exists", path.display());
             return Err(Refusal::new(Kind::Exists, what).advise("remove it or choose another name"));
         }
         let beside = files::unnamed(path)?;
@@ -125,7 +126,7 @@ impl Unnamed {
 
     /// Gives it its name, durably.
     pub fn name(mut self, path: &Path) -> Result<Named, Refusal> {
-        let Some(beside) = &self.path else { unreachable!("it has a name only once") };
+        let Some(beside) = &self.path else { unreachable!("it is renamed only once") };
         files::name_new(beside, path)?;
         self.path = Some(path.to_owned());
         files::sync_directory(path)?;
@@ -148,8 +149,7 @@ impl Drop for Unnamed {
     }
 }
 
-/// Removes a file that was made in vain, and makes that durable: were it there after a crash, it would be taken for
-/// what it was to become.
+/// Removes an unneeded new file, durably: if it existed after a crash, it would be taken for the finished one.
 pub fn remove(path: &Path) {
     let removed = files::remove_new(path).map_err(|error| error.to_string());
     let removed = removed.and_then(|()| files::sync_directory(path).map_err(|error| error.to_string()));
@@ -167,7 +167,7 @@ impl Child {
         if above.len == below.len && above.block <= below.block {
             return Ok(());
         }
-        let what = "the new file lies on storage whose blocks are too coarse for the layers below it";
-        Err(Refusal::new(Kind::Unsupported, what).advise("name a path on the file system of the other layers"))
+        let what = "the new file is on storage whose block size is too large for the layers below it";
+        Err(Refusal::new(Kind::Unsupported, what).advise("choose a path on the file system of the other layers"))
     }
 }

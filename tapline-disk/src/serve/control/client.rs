@@ -210,24 +210,24 @@ impl Client {
     pub fn claim(&mut self, wanted: usize) -> Result<Vec<OwnedFd>, Refusal> {
         let (came, last) = (self.descriptors.len(), self.beside == 0);
         let why = match () {
-            () if std::mem::take(&mut self.surplus) => format!("more than {DESCRIPTORS_MAX} descriptors came"),
+            () if std::mem::take(&mut self.surplus) => format!("more than {DESCRIPTORS_MAX} descriptors were received"),
             () if came < wanted || (last && came > wanted) => {
-                format!("{came} descriptors came with the line, which names {wanted} files")
+                format!("{came} descriptors came with the line, but it lists {wanted} files")
             }
             () => return Ok(self.descriptors.drain(..wanted).collect()),
         };
         self.descriptors = Vec::new();
-        let advice = "send each file with its line, at once, and name it in \"files\"";
+        let advice = "send the files together with their line, and list them in \"files\"";
         Err(Refusal::new(Kind::Invalid, why).advise(advice))
     }
 
     /// An answer will follow.
-    pub fn owe(&mut self) {
+    pub fn begin_reply(&mut self) {
         self.owed = self.owed.saturating_add(1);
     }
 
     /// An answer that was owed.
-    pub fn pay(&mut self, line: &str) {
+    pub fn reply(&mut self, line: &str) {
         self.owed = self.owed.saturating_sub(1);
         self.awake = true;
         self.say(line);
@@ -296,7 +296,7 @@ mod test {
     }
 
     #[test]
-    fn a_line_that_trickles_in_is_one_line() {
+    fn a_line_received_in_pieces_is_one_line() {
         let (mut client, mut peer) = pair();
         for byte in b"{\"a\":1}" {
             peer.write_all(&[*byte]).unwrap();
@@ -309,7 +309,7 @@ mod test {
     }
 
     #[test]
-    fn a_line_without_end_is_cut_off_and_not_kept() {
+    fn an_overlong_line_is_rejected_and_not_buffered() {
         let (mut client, mut peer) = pair();
         let writer = std::thread::spawn(move || {
             // It fails when the other side has heard enough.
@@ -323,7 +323,7 @@ mod test {
     }
 
     #[test]
-    fn a_client_that_reads_nothing_is_not_heard() {
+    fn a_client_that_does_not_read_is_not_served() {
         let (mut client, mut peer) = pair();
         peer.write_all(b"one\ntwo\n").unwrap();
         assert_eq!(client.hear(), line("one"));
@@ -344,28 +344,28 @@ mod test {
     }
 
     #[test]
-    fn a_client_that_waits_for_many_answers_waits_with_more_questions() {
+    fn a_client_with_many_pending_answers_is_throttled() {
         let (mut client, mut peer) = pair();
         peer.write_all(b"a\nb\nc\nd\ne\n").unwrap();
         for word in ["a", "b", "c", "d"] {
             assert_eq!(client.hear(), line(word));
-            client.owe();
+            client.begin_reply();
         }
         assert_eq!(client.hear(), Heard::Nothing);
-        client.pay("answer\n");
+        client.reply("answer\n");
         assert!(client.is_awake());
         assert_eq!(client.hear(), line("e"));
     }
 
     #[test]
-    fn who_only_asks_and_closes_its_half_is_answered() {
+    fn a_client_that_shut_down_its_write_side_is_answered() {
         let (mut client, mut peer) = pair();
         peer.write_all(b"last words").unwrap();
         peer.shutdown(std::net::Shutdown::Write).unwrap();
         assert_eq!(client.hear(), line("last words"));
-        client.owe();
+        client.begin_reply();
         assert!(!client.is_over());
-        client.pay("answer\n");
+        client.reply("answer\n");
         assert!(client.is_over());
         drop(client);
         let mut said = String::new();
@@ -374,7 +374,7 @@ mod test {
     }
 
     #[test]
-    fn what_a_client_asked_that_has_hung_up_is_not_heard() {
+    fn requests_of_a_disconnected_client_are_ignored() {
         let (mut client, mut peer) = pair();
         peer.write_all(b"one\ntwo\nthree").unwrap();
         assert_eq!(client.hear(), line("one"));
@@ -384,7 +384,7 @@ mod test {
     }
 
     #[test]
-    fn who_is_gone_is_over() {
+    fn a_disconnected_client_is_finished() {
         let (mut client, peer) = pair();
         drop(peer);
         assert_eq!(client.hear(), Heard::Nothing);

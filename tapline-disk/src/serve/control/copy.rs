@@ -1,8 +1,8 @@
-//! `snapshot` by reflink: a file that shares every block with the disk's own, as it was at one moment. The disk goes on
-//! in its file, and there is no chain.
+//! `snapshot` by reflink: a file that shares every block with the disk's own, as of one moment. The disk continues in
+//! its file, and there is no chain.
 //!
-//! The file system makes the copy while the disk stands still. It is synced and gets its name afterwards, while the
-//! guest goes on: it exists whole or not at all.
+//! The file system makes the copy while the disk is quiesced. The copy is synced and renamed afterwards, while the
+//! guest continues: it exists completely or not at all.
 
 use std::os::fd::AsFd;
 
@@ -11,11 +11,11 @@ use rustix::io::Errno;
 use serde_json::{Value, json};
 use uring::ImageFile;
 
+use super::blocking_task::BlockingTask;
 use super::child::Unnamed;
-use super::errand::Errand;
 use super::protocol::Method;
 use super::refusal::{Kind, Refusal};
-use super::work::{Hold, Work};
+use super::work::{Quiesce, Work};
 use crate::files;
 use crate::image_name::{FormatName, ImageName};
 
@@ -28,15 +28,15 @@ pub struct Copy {
 
 #[derive(Debug)]
 enum Stage {
-    Making(Errand<Result<(Unnamed, ImageFile), Refusal>>),
-    Holding(Unnamed, ImageFile, Hold),
-    Sharing(Errand<Result<(Unnamed, ImageFile), Refusal>>),
-    Naming(Errand<Result<(), Refusal>>),
+    Making(BlockingTask<Result<(Unnamed, ImageFile), Refusal>>),
+    Holding(Unnamed, ImageFile, Quiesce),
+    Sharing(BlockingTask<Result<(Unnamed, ImageFile), Refusal>>),
+    Naming(BlockingTask<Result<(), Refusal>>),
     Over,
 }
 
 /// Whether the disk can be copied to `to` by reflink, as far as can be seen without trying.
-pub fn is_thinkable(to: &ImageName, work: &Work<'_>) -> bool {
+pub fn reflink_possible(to: &ImageName, work: &Work<'_>) -> bool {
     let raw = work.image(0).is_ok_and(|image| matches!(image, Image::Raw(_)));
     let file = work.file(0).is_ok_and(|(_, file)| file.device_len().is_none());
     raw && file && to.format == FormatName::Raw
@@ -45,9 +45,9 @@ pub fn is_thinkable(to: &ImageName, work: &Work<'_>) -> bool {
 impl Copy {
     /// Begins.
     pub fn begin(to: ImageName, work: &mut Work<'_>) -> Result<Copy, Refusal> {
-        if !is_thinkable(&to, work) {
+        if !reflink_possible(&to, work) {
             let what = "only a raw image in a file can be copied by reflink, to another raw file";
-            return Err(Refusal::new(Kind::Unsupported, what).advise("leave the method out, or name it «chain»"));
+            return Err(Refusal::new(Kind::Unsupported, what).advise("omit the method, or set it to 'chain'"));
         }
         work.must_be_writable()?;
         let from = work.name(0)?;
@@ -60,12 +60,12 @@ impl Copy {
     pub fn advance(&mut self, work: &mut Work<'_>) -> Result<Option<Value>, Refusal> {
         loop {
             match std::mem::replace(&mut self.stage, Stage::Over) {
-                Stage::Making(errand) => match work.fetch(errand) {
+                Stage::Making(blocking_task) => match work.fetch(blocking_task) {
                     Ok(made) => {
                         let (unnamed, file) = made?;
-                        self.stage = Stage::Holding(unnamed, file, Hold::default());
+                        self.stage = Stage::Holding(unnamed, file, Quiesce::default());
                     }
-                    Err(errand) => return self.wait(Stage::Making(errand)),
+                    Err(blocking_task) => return self.wait(Stage::Making(blocking_task)),
                 },
                 Stage::Holding(unnamed, file, mut hold) => {
                     if !hold.advance(work)? {
@@ -75,7 +75,7 @@ impl Copy {
                     let share = move || share(&from, &file, "copy the disk").map(|()| (unnamed, file));
                     self.stage = Stage::Sharing(work.send(share)?);
                 }
-                Stage::Sharing(errand) => match work.fetch(errand) {
+                Stage::Sharing(blocking_task) => match work.fetch(blocking_task) {
                     Ok(shared) => {
                         let (unnamed, mut file) = shared?;
                         work.let_go();
@@ -86,14 +86,14 @@ impl Copy {
                         };
                         self.stage = Stage::Naming(work.send(name)?);
                     }
-                    Err(errand) => return self.wait(Stage::Sharing(errand)),
+                    Err(blocking_task) => return self.wait(Stage::Sharing(blocking_task)),
                 },
-                Stage::Naming(errand) => match work.fetch(errand) {
+                Stage::Naming(blocking_task) => match work.fetch(blocking_task) {
                     Ok(named) => {
                         named?;
                         return self.answer(work).map(Some);
                     }
-                    Err(errand) => return self.wait(Stage::Naming(errand)),
+                    Err(blocking_task) => return self.wait(Stage::Naming(blocking_task)),
                 },
                 Stage::Over => return Ok(None),
             }
@@ -126,7 +126,7 @@ fn make(from: &ImageName, to: &ImageName) -> Result<(Unnamed, ImageFile), Refusa
     let file = unnamed.file()?;
     // The disk's own file is left alone: sharing its blocks holds up what is written to it.
     let sample = files::sample(from.path());
-    if let Some(sample) = sample.map_err(|error| Refusal::failed(format!("try a copy of {from}"), &error))? {
+    if let Some(sample) = sample.map_err(|error| Refusal::failed(format!("test a reflink copy of {from}"), &error))? {
         share(&sample, &file, "copy the disk")?;
     }
     Ok((unnamed, file))
@@ -135,12 +135,12 @@ fn make(from: &ImageName, to: &ImageName) -> Result<(Unnamed, ImageFile), Refusa
 fn share(from: &impl AsFd, to: &ImageFile, tried: &str) -> Result<(), Refusal> {
     let why = match rustix::fs::ioctl_ficlone(to.as_fd(), from) {
         Ok(()) => return Ok(()),
-        Err(Errno::XDEV) => "they are on different file systems, and blocks are shared only within one",
+        Err(Errno::XDEV) => "they are on different file systems, and blocks can only be shared within one",
         Err(Errno::OPNOTSUPP | Errno::NOTTY | Errno::INVAL | Errno::NOSYS) => {
             "their file system cannot share blocks between files (XFS and btrfs can)"
         }
         Err(errno) => return Err(Refusal::failed(tried, &errno.into())),
     };
     let refusal = Refusal::new(Kind::Unsupported, format!("cannot {tried} by reflink: {why}"));
-    Err(refusal.advise("snapshot to vhd:PATH or qcow2:PATH, which makes a chain"))
+    Err(refusal.advise("snapshot to vhd:PATH or qcow2:PATH, which creates a chain"))
 }

@@ -1,29 +1,30 @@
-//! `merge`, asked for again after a crash at its very end: the sources have left the chain already, and at most their
-//! files are there yet ([`crate::remains`]).
+//! A `merge` that is requested again after a crash at its very end: the sources have already left the chain, and at
+//! most their files still exist ([`crate::stale_layers`]).
 //!
-//! Layers are numbers, which mean others in the chain that is left. So a merge is found to be done only if the
-//! request names the chain that it is meant of, and the disk has that chain without the sources. Where there is a layer
-//! above the target it was found to stand there when the disk was opened. Nothing of the disk is touched.
+//! Layer numbers refer to different layers in the shorter chain. So a merge is recognized as complete only if the
+//! request lists the expected chain, and the disk has that chain without the sources. If there is a layer above the
+//! target, its parent was verified when the disk was opened. The disk itself is not touched.
 
 use serde_json::{Value, json};
 
-use super::errand::Errand;
+use super::blocking_task::BlockingTask;
 use super::protocol;
 use super::refusal::{Kind, Refusal};
 use super::work::Work;
 use crate::image_name::ImageName;
-use crate::remains::{Layer, Remains};
+use crate::stale_layers::{MergeLayer, StaleLayers};
 
 /// The end of a merge under way.
 #[derive(Debug)]
 pub struct Finish {
-    asked: protocol::Merge,
+    asked: protocol::MergeRequest,
     sources: Vec<ImageName>,
-    errand: Option<Errand<Result<(), Refusal>>>,
+    blocking_task: Option<BlockingTask<Result<(), Refusal>>>,
 }
 
-/// What is left of the merge that is asked for; `None` if it has not been done. Refused if the disk has another chain.
-pub fn what_is_left(asked: &protocol::Merge, work: &mut Work<'_>) -> Result<Option<Finish>, Refusal> {
+/// What remains to be done of the requested merge; `None` if it has not been done. Refused if the disk has another
+/// chain.
+pub fn what_is_left(asked: &protocol::MergeRequest, work: &mut Work<'_>) -> Result<Option<Finish>, Refusal> {
     let Some(expected) = &asked.expect else { return Ok(None) };
     let layers: Vec<ImageName> =
         (0..work.disk.layers().len()).map(|depth| work.name(depth)).collect::<Result<_, _>>()?;
@@ -36,38 +37,36 @@ pub fn what_is_left(asked: &protocol::Merge, work: &mut Work<'_>) -> Result<Opti
         if is_source { &mut sources } else { &mut left }.push(name.clone());
     }
     if layers != left {
-        let what = format!("the disk has other layers than were expected: {}", work.names().join(", "));
-        return Err(Refusal::new(Kind::State, what).advise("look at them, and ask for the merge that they need"));
+        let what = format!("the disk does not have the expected layers: {}", work.names().join(", "));
+        return Err(Refusal::new(Kind::State, what).advise("list the layers, and request the merge that they need"));
     }
-    let target = Layer::in_image(&work.name(asked.from)?, work.image(asked.from)?);
+    let target = MergeLayer::in_image(&work.name(asked.from)?, work.image(asked.from)?);
     let (merged, delete, leaf) = (sources.clone(), asked.delete, asked.from == 0);
-    let errand = work.send(move || finish(&merged, &target, delete, leaf))?;
-    Ok(Some(Finish { asked: asked.clone(), sources, errand: Some(errand) }))
+    let blocking_task = work.send(move || finish(&merged, &target, delete, leaf))?;
+    Ok(Some(Finish { asked: asked.clone(), sources, blocking_task: Some(blocking_task) }))
 }
 
 /// Looks for the files, and removes them if that is wanted. `leaf`: nothing stood on them.
-fn finish(sources: &[ImageName], target: &Layer, delete: bool, leaf: bool) -> Result<(), Refusal> {
-    let remains = Remains::of(sources, target).map_err(|failure| Refusal::from(failure).of_kind(Kind::State))?;
+fn finish(sources: &[ImageName], target: &MergeLayer, delete: bool, leaf: bool) -> Result<(), Refusal> {
+    let stale = StaleLayers::of(sources, target).map_err(|failure| Refusal::from(failure).of_kind(Kind::State))?;
     if let Some(gone) =
-        sources.iter().find(|&source| leaf && !delete && !remains.layers().any(|layer| layer.name == *source))
+        sources.iter().find(|&source| leaf && !delete && !stale.layers().any(|layer| layer.name == *source))
     {
         // No layer above tells that it was merged, and it was not to be removed.
-        let what = format!("{gone} is gone, and nothing tells whether it was merged before");
-        return Err(
-            Refusal::new(Kind::State, what).advise("a merge removes it, if asked to delete, as the last thing it does")
-        );
+        let what = format!("{gone} is gone, and it is unknown whether it was merged before");
+        return Err(Refusal::new(Kind::State, what).advise("a merge with 'delete' removes it as its last step"));
     }
-    if delete { Ok(remains.remove()?) } else { Ok(()) }
+    if delete { Ok(stale.remove()?) } else { Ok(()) }
 }
 
 impl Finish {
     /// Goes on; the answer, when it has come to its end.
     pub fn advance(&mut self, work: &mut Work<'_>) -> Result<Option<Value>, Refusal> {
-        let Some(errand) = self.errand.take() else { return Ok(None) };
-        match work.fetch(errand) {
+        let Some(blocking_task) = self.blocking_task.take() else { return Ok(None) };
+        match work.fetch(blocking_task) {
             Ok(finished) => finished.map(|()| Some(self.answer(work))),
-            Err(errand) => {
-                self.errand = Some(errand);
+            Err(blocking_task) => {
+                self.blocking_task = Some(blocking_task);
                 Ok(None)
             }
         }

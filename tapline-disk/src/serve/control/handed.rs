@@ -1,7 +1,7 @@
-//! Files that come with a request, where the disk opens none by itself (`--handed`).
+//! Files that come with a request to a disk that cannot open any itself (`--handed`).
 //!
-//! It knows which verbs take files, and nothing of what they do with them. Invariant: as many descriptors are taken as
-//! the line names, each for what the line says of it; in every other case all of them are closed.
+//! It knows which verbs take files, and nothing about what they do with them. Invariant: exactly as many descriptors
+//! are accepted as the line lists, each for the use given in the line; in all other cases all of them are closed.
 
 use std::os::fd::OwnedFd;
 
@@ -18,25 +18,25 @@ pub fn files(asked: Vec<FileAsked>, came: Vec<OwnedFd>) -> Result<Files, Refusal
     Ok(found)
 }
 
-/// Whether a verb may have been given files, and needs nothing that only whoever hands them can do.
+/// Checks that a verb may come with files, and needs nothing that only the passing process can do.
 pub fn check(verb: &Verb, given: &Files) -> Result<(), Refusal> {
     if !given.is_empty() && !files::are_handed() {
-        let refusal = invalid("files came with the line, and this disk opens its files itself".to_owned());
-        return Err(refusal.advise("leave \"files\" out, or start the disk with --handed"));
+        let refusal = invalid("files came with the line, but this disk opens its files itself".to_owned());
+        return Err(refusal.advise("omit \"files\", or start the disk with --handed"));
     }
     if !given.is_empty() && !takes_files(verb) {
-        return Err(invalid("files came with a verb that has no use for them".to_owned()));
+        return Err(invalid("files came with a verb that does not take any".to_owned()));
     }
     match verb {
         Verb::Merge(merge) if merge.delete && files::are_handed() => {
-            let what = "this disk was started with --handed, and removes no files";
-            Err(Refusal::new(Kind::Unsupported, what).advise("leave «delete» out, and remove what «unused» names"))
+            let what = "this disk was started with --handed and cannot remove files";
+            Err(Refusal::new(Kind::Unsupported, what).advise("omit 'delete', and remove the files listed in 'unused'"))
         }
         _ => Ok(()),
     }
 }
 
-/// How many descriptors come with a verb beside its files.
+/// The number of descriptors of a verb besides its files.
 pub fn others(verb: &Verb) -> usize {
     match verb {
         Verb::Upgrade(upgrade) => usize::from(upgrade.successor),

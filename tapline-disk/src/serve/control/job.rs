@@ -1,7 +1,7 @@
-//! The verb that is under way: which one it is, driven, told and taken back alike.
+//! The verb in progress: a uniform interface to drive, report and roll back any verb.
 //!
-//! Knows nothing about clients. A verb that has requests held is told when the guest has had its first answer again, so
-//! that the answer can say how long that took; it is done before, and cannot fail any more.
+//! It knows nothing about clients. The answer of a verb that quiesces the disk is delayed until the guest has its first
+//! completion again, so that it can include the length of the pause; the verb is done before, and cannot fail any more.
 
 use serde_json::Value;
 
@@ -70,12 +70,12 @@ impl Job {
         }
     }
 
-    /// Whether it is to keep requests held at its end.
+    /// Whether requests stay paused at its end.
     pub fn is_pausing(&self) -> bool {
         matches!(self.steps, Steps::Pausing(_))
     }
 
-    /// Whether it is the end of a merge.
+    /// Whether it is the final step of a merge.
     pub fn is_merging(&self) -> bool {
         matches!(self.steps, Steps::Finish(_))
     }
@@ -116,8 +116,8 @@ impl Steps {
         }
     }
 
-    /// Whether the answer says what the guest has noticed. Of a pause that goes on there is nothing to say yet, a clone
-    /// and the end of a merge hold nobody up, and at a revert nobody is there.
+    /// Whether the answer reports the pause seen by the guest. An explicit pause is not over yet, a clone and the final
+    /// step of a merge delay nobody, and during a revert no client is connected.
     fn tell_the_pause(&self) -> bool {
         match self {
             Steps::Resuming | Steps::Snapshot(_) | Steps::Copy(_) | Steps::Resize(_) => true,
@@ -131,7 +131,7 @@ pub fn snapshot(asked: protocol::Snapshot, work: &mut Work<'_>) -> Result<Steps,
     let protocol::Snapshot { to, method } = asked;
     let by_reflink = match method {
         Method::Reflink => true,
-        Method::Auto => copy::is_thinkable(&to, work),
+        Method::Auto => copy::reflink_possible(&to, work),
         Method::Chain => false,
     };
     Ok(match by_reflink {

@@ -1,16 +1,17 @@
-//! `merge`: what layers hold moves into the one below them, while the guest goes on (decision 0006).
+//! `merge`: moves the data of layers into the one below them while the guest keeps running (decision 0006).
 //!
-//! 1. The layers down to the target are opened for writing, which fails if another disk stands on one of them. Nothing
-//!    is written.
-//! 2. What children record of the time and size of a parent that is about to change becomes «unknown», from the leaf
-//!    down: each child durably before its parent changes, if only because it forgets its own. *Killed:* the same chain
-//!    opens. Nothing is in flight for a moment, and the layers take the new files. The guest goes on; the layers get
-//!    one size ([`super::even`]), and the merge begins.
-//! 3. Piece by piece, at the pace of [`super::pace`]. *Killed:* the same chain, and beginning again goes on.
-//! 4. The disk stands still. The sources, empty, leave the chain; the layer above is linked to the target, durably.
-//!    *Killed before:* the same chain, whose sources hold nothing. *After:* the shorter one ([`super::finish`]); of a
-//!    merged leaf, the longer one too.
-//! 5. Layers below the leaf are opened for reading only again. The sources' files may go.
+//! 1. The layers down to the target are opened for writing, which fails if another disk is based on one of them.
+//!    Nothing is written.
+//! 2. The time and size that children record of a parent that is about to change become 'unknown', from the leaf down:
+//!    each child durably before its parent changes, if only because that forgets its own parent's. *If killed:* the
+//!    same chain opens. For a moment nothing is in flight, and the layers switch to the new files. The guest continues;
+//!    the layers are given the same size ([`super::equalize_sizes`]), and the merge begins.
+//! 3. Piece by piece, at the pace of [`super::rate_limiter`]. *If killed:* the same chain, and a restarted merge
+//!    continues.
+//! 4. The disk is quiesced. The sources, now empty, leave the chain; the layer above is linked to the target, durably.
+//!    *If killed before:* the same chain, whose sources hold no data. *After:* the shorter one ([`super::finish`]); for
+//!    a merged leaf, the longer one opens too.
+//! 5. Layers below the leaf are reopened read-only. The sources' files may be removed.
 //!
 //! A merge that is cancelled, or fails, goes from 3 to 5.
 
@@ -21,20 +22,20 @@ use std::time::Duration;
 use disk::{Format, MergeState, Status};
 use serde_json::{Value, json};
 
-use super::access::{self, Layer, Lowered, Raised};
-use super::errand::Errand;
-use super::even;
-use super::pace::Pace;
+use super::access::{self, Lowered, Raised, ReopenedLayer};
+use super::blocking_task::BlockingTask;
+use super::equalize_sizes;
 use super::pause::Measured;
 use super::protocol;
+use super::rate_limiter::RateLimiter;
 use super::refusal::{Kind, Refusal};
 use super::snapshot::lower;
-use super::work::{Hold, Work};
+use super::work::{Quiesce, Work};
 use crate::file_identity::FileIdentity;
 use crate::image_name::ImageName;
 use crate::libvhd::Behind;
-use crate::lineage;
 use crate::log::say;
+use crate::parent_link;
 use crate::serve::own_keys::MERGE_TIMER;
 
 /// Pieces begun in one turn, so that the guest has its own.
@@ -42,10 +43,10 @@ const TURN: usize = 4;
 
 /// A merge, from its first preparation to its last cleaning up.
 #[derive(Debug)]
-pub struct Merge {
-    asked: protocol::Merge,
+pub struct MergeJob {
+    asked: protocol::MergeRequest,
     stage: Stage,
-    pace: Pace,
+    rate_limiter: RateLimiter,
     /// Somebody has stopped it for a while, or for good.
     stopped: bool,
     cancelled: bool,
@@ -61,7 +62,7 @@ pub struct Merge {
     unused: Vec<String>,
     /// They are removed.
     deleted: bool,
-    /// How it ends, once that is known.
+    /// The result, once that is known.
     outcome: Option<Refusal>,
     longest: Option<Measured>,
     measured: bool,
@@ -71,35 +72,35 @@ pub struct Merge {
 
 #[derive(Debug)]
 enum Stage {
-    Raising(Errand<Result<Vec<Layer>, (Refusal, Lowered)>>),
-    Forgetting(Vec<Layer>),
-    Preparing(Errand<Result<Vec<Raised>, (Refusal, Lowered)>>),
+    Raising(BlockingTask<Result<Vec<ReopenedLayer>, (Refusal, Lowered)>>),
+    Forgetting(Vec<ReopenedLayer>),
+    Preparing(BlockingTask<Result<Vec<Raised>, (Refusal, Lowered)>>),
     Opening(Vec<Raised>),
     Settling,
-    Lengthening(Errand<Result<(), Refusal>>),
+    Lengthening(BlockingTask<Result<(), Refusal>>),
     Running,
-    Ending(Hold),
-    Leaving(Hold),
-    Lowering(Errand<(Lowered, Vec<String>)>),
+    Ending(Quiesce),
+    Leaving(Quiesce),
+    Lowering(BlockingTask<(Lowered, Vec<String>)>),
     Telling,
     Over,
 }
 
-impl Merge {
+impl MergeJob {
     /// Begins.
-    pub fn begin(asked: protocol::Merge, work: &mut Work<'_>) -> Result<Merge, Refusal> {
+    pub fn begin(asked: protocol::MergeRequest, work: &mut Work<'_>) -> Result<MergeJob, Refusal> {
         work.must_be_writable()?;
         work.name(asked.into)?;
-        even::check(&asked, work)?;
+        equalize_sizes::check(&asked, work)?;
         let layers = access::closed(work, asked.into)?;
-        let timer = |error| Refusal::failed("make a timer", &error);
-        let pace = Pace::new(asked.rate, work.clock()).map_err(timer)?;
-        work.engine.watch(pace.as_fd(), false, MERGE_TIMER.0).map_err(timer)?;
-        let errand = work.send(move || access::raise(layers))?;
-        Ok(Merge {
+        let timer = |error| Refusal::failed("create a timer", &error);
+        let rate_limiter = RateLimiter::new(asked.rate, work.clock()).map_err(timer)?;
+        work.engine.watch(rate_limiter.as_fd(), false, MERGE_TIMER.0).map_err(timer)?;
+        let blocking_task = work.send(move || access::raise(layers))?;
+        Ok(MergeJob {
             asked,
-            stage: Stage::Raising(errand),
-            pace,
+            stage: Stage::Raising(blocking_task),
+            rate_limiter,
             stopped: false,
             cancelled: false,
             piece: None,
@@ -140,34 +141,34 @@ impl Merge {
     /// One step, and whether there may be another at once.
     fn step(&mut self, stage: Stage, work: &mut Work<'_>) -> Result<(Stage, bool), Refusal> {
         Ok(match stage {
-            Stage::Raising(errand) => match work.fetch(errand) {
+            Stage::Raising(blocking_task) => match work.fetch(blocking_task) {
                 Ok(Ok(raised)) => (self.forget(raised, work), true),
                 Ok(Err((refusal, lowered))) => (self.give_up(refusal, lowered, work), true),
-                Err(errand) => (Stage::Raising(errand), false),
+                Err(blocking_task) => (Stage::Raising(blocking_task), false),
             },
             Stage::Forgetting(raised) => match work.is_flushed() {
-                Ok(true) => (Merge::prepare(raised, work)?, true),
+                Ok(true) => (MergeJob::prepare(raised, work)?, true),
                 Ok(false) => (Stage::Forgetting(raised), false),
                 Err(refusal) => (self.give_up(refusal, access::lower(raised), work), true),
             },
-            Stage::Preparing(errand) => match work.fetch(errand) {
+            Stage::Preparing(blocking_task) => match work.fetch(blocking_task) {
                 Ok(Ok(raised)) => (Stage::Opening(raised), true),
                 Ok(Err((refusal, lowered))) => (self.give_up(refusal, lowered, work), true),
-                Err(errand) => (Stage::Preparing(errand), false),
+                Err(blocking_task) => (Stage::Preparing(blocking_task), false),
             },
             Stage::Opening(raised) if work.is_quiet() => (self.open(raised, work), true),
             Stage::Opening(raised) => (Stage::Opening(raised), false),
             Stage::Settling => match work.is_flushed() {
-                Ok(true) => (self.even(work), true),
+                Ok(true) => (self.equalize_sizes(work), true),
                 Ok(false) => (Stage::Settling, false),
                 Err(refusal) => (self.fail(refusal, work), true),
             },
-            Stage::Lengthening(errand) => match work.fetch(errand) {
+            Stage::Lengthening(blocking_task) => match work.fetch(blocking_task) {
                 Ok(lengthened) => match lengthened.and_then(|()| work.lengthened(self.asked.into)) {
                     Ok(()) => (self.start(work), true),
                     Err(refusal) => (self.fail(refusal, work), true),
                 },
-                Err(errand) => (Stage::Lengthening(errand), false),
+                Err(blocking_task) => (Stage::Lengthening(blocking_task), false),
             },
             Stage::Running => self.run(work)?,
             Stage::Ending(mut hold) => match hold.advance(work) {
@@ -185,7 +186,7 @@ impl Merge {
                     (Stage::Telling, true)
                 }
             },
-            Stage::Lowering(errand) => match work.fetch(errand) {
+            Stage::Lowering(blocking_task) => match work.fetch(blocking_task) {
                 Ok((lowered, problems)) => {
                     put_back(lowered, work);
                     work.record_time_of_parent();
@@ -193,7 +194,7 @@ impl Merge {
                     problems.iter().for_each(say);
                     (Stage::Telling, true)
                 }
-                Err(errand) => (Stage::Lowering(errand), false),
+                Err(blocking_task) => (Stage::Lowering(blocking_task), false),
             },
             Stage::Telling if self.measure(work) => (Stage::Over, true),
             Stage::Telling => (Stage::Telling, false),
@@ -202,7 +203,7 @@ impl Merge {
     }
 
     /// The leaf forgets what will change of its parent.
-    fn forget(&mut self, raised: Vec<Layer>, work: &mut Work<'_>) -> Stage {
+    fn forget(&mut self, raised: Vec<ReopenedLayer>, work: &mut Work<'_>) -> Stage {
         match work.disk.layer_mut(0).map_or(Ok(false), access::forget) {
             Ok(_) => {
                 work.begin_flush();
@@ -213,7 +214,7 @@ impl Merge {
     }
 
     /// That is durable: the layers below it follow, in the background.
-    fn prepare(raised: Vec<Layer>, work: &mut Work<'_>) -> Result<Stage, Refusal> {
+    fn prepare(raised: Vec<ReopenedLayer>, work: &mut Work<'_>) -> Result<Stage, Refusal> {
         Ok(Stage::Preparing(work.send(move || access::forget_parents(raised))?))
     }
 
@@ -243,14 +244,14 @@ impl Merge {
     }
 
     /// Makes the next layer as large as the first of them; when all are, the merge begins.
-    fn even(&mut self, work: &mut Work<'_>) -> Stage {
-        match even::grow_one(&self.asked, work) {
+    fn equalize_sizes(&mut self, work: &mut Work<'_>) -> Stage {
+        match equalize_sizes::grow_one(&self.asked, work) {
             Ok(true) => {
                 work.begin_flush();
                 Stage::Settling
             }
-            Ok(false) => match even::lengthen(&self.asked, work) {
-                Ok(Some(errand)) => Stage::Lengthening(errand),
+            Ok(false) => match equalize_sizes::lengthen(&self.asked, work) {
+                Ok(Some(blocking_task)) => Stage::Lengthening(blocking_task),
                 Ok(None) => self.start(work),
                 Err(refusal) => self.fail(refusal, work),
             },
@@ -265,7 +266,7 @@ impl Merge {
         Stage::Running
     }
 
-    /// Begins pieces, as the pace allows.
+    /// Begins pieces, as the rate_limiter allows.
     fn run(&mut self, work: &mut Work<'_>) -> Result<(Stage, bool), Refusal> {
         self.measure(work);
         for _ in 0..TURN {
@@ -276,24 +277,25 @@ impl Merge {
             if !progress.busy {
                 if let Some((copied, came)) = self.piece.take() {
                     let guest = work.disk.in_flight() > 0 || work.stats.come() != came;
-                    self.pace.end(work.clock(), progress.copied.saturating_sub(copied), guest);
+                    self.rate_limiter.end(work.clock(), progress.copied.saturating_sub(copied), guest);
                 }
             }
             if self.cancelled {
-                let refusal = Refusal::new(Kind::Cancelled, "the merge was cancelled; what is merged stays so");
-                return Ok((self.fail(refusal.advise("asking for it again goes on where it was"), work), true));
+                let refusal =
+                    Refusal::new(Kind::Cancelled, "the merge was cancelled; what has been merged stays merged");
+                return Ok((self.fail(refusal.advise("request it again to continue where it stopped"), work), true));
             }
             match progress.state {
-                MergeState::Copied => return Ok((Stage::Ending(Hold::default()), true)),
+                MergeState::Copied => return Ok((Stage::Ending(Quiesce::default()), true)),
                 MergeState::Failed(status) => return Ok((self.fail(failed(status), work), true)),
                 MergeState::Running => {}
             }
             let may = !progress.busy && !self.stopped && !work.paused;
             let timer = |error| Refusal::failed("set a timer", &error);
-            if !may || !self.pace.allows(work.clock()).map_err(timer)? {
+            if !may || !self.rate_limiter.allows(work.clock()).map_err(timer)? {
                 return Ok((Stage::Running, false));
             }
-            self.pace.begin(work.clock());
+            self.rate_limiter.begin(work.clock());
             self.piece = Some((progress.copied, work.stats.come()));
             if !work.disk.step_merge(work.engine) {
                 self.piece = None;
@@ -323,7 +325,7 @@ impl Merge {
         self.sources = names.iter().flat_map(ImageName::paths).map(Path::to_owned).zip(files).collect();
         for layer in sources {
             if let Err(error) = work.engine.remove(layer.file) {
-                say(format_args!("a file that holds nothing any more stays open: {error}"));
+                say(format_args!("a merged file could not be closed: {error}"));
             }
         }
         if let Err(refusal) = self.link(work) {
@@ -332,7 +334,7 @@ impl Merge {
             self.outcome = Some(refusal);
         }
         *work.geometry = work.disk.geometry();
-        Stage::Leaving(Hold::default())
+        Stage::Leaving(Quiesce::default())
     }
 
     /// Records the target as the parent of the layer above, durable with the next round.
@@ -340,13 +342,13 @@ impl Merge {
         let Some(above) = self.asked.from.checked_sub(1) else { return Ok(()) };
         let (child, target) = (work.name(above)?, work.name(self.asked.from)?);
         let mut link =
-            lineage::record(child.path(), &target, work.image(self.asked.from)?, work.file(self.asked.from)?.1)?;
+            parent_link::record(child.path(), &target, work.image(self.asked.from)?, work.file(self.asked.from)?.1)?;
         link.modified = None;
         let Some(image) = work.disk.layer_mut(above) else { return Ok(()) };
         Ok(image.relink(Some(&link))?)
     }
 
-    /// It cannot go on: the disk is left as it is.
+    /// It cannot continue: the disk is left as it is.
     fn fail(&mut self, refusal: Refusal, work: &mut Work<'_>) -> Stage {
         self.outcome = Some(refusal);
         work.disk.cancel_merge();
@@ -354,10 +356,10 @@ impl Merge {
             work.let_go();
             return Stage::Telling;
         }
-        Stage::Leaving(Hold::default())
+        Stage::Leaving(Quiesce::default())
     }
 
-    /// Everything is durable: layers below the leaf are not written to any more, and the guest goes on.
+    /// Everything is durable: layers below the leaf are no longer written, and the guest continues.
     fn leave(&mut self, work: &mut Work<'_>) -> Result<Stage, Refusal> {
         work.behind().tell_since(&self.behind);
         let layers = access::open(work)?;
@@ -369,8 +371,8 @@ impl Merge {
         work.let_go();
         self.measured = false;
         let delete = if self.asked.delete { std::mem::take(&mut self.sources) } else { Vec::new() };
-        let errand = work.send(move || (access::lower(layers), delete.iter().filter_map(remove).collect()))?;
-        Ok(Stage::Lowering(errand))
+        let blocking_task = work.send(move || (access::lower(layers), delete.iter().filter_map(remove).collect()))?;
+        Ok(Stage::Lowering(blocking_task))
     }
 
     /// Takes note of the pause that was last; whether it is known.
@@ -456,10 +458,10 @@ impl Merge {
 /// Removes a file, if what has its name is it still; why not.
 fn remove((path, file): &(PathBuf, Option<FileIdentity>)) -> Option<String> {
     let why = match FileIdentity::of_path(path) {
-        found if found.is_some() && found != *file => "another file has its name now".to_owned(),
+        found if found.is_some() && found != *file => "another file now has its name".to_owned(),
         _ => std::fs::remove_file(path).err()?.to_string(),
     };
-    Some(format!("{}, which holds nothing any more, cannot be removed: {why}", path.display()))
+    Some(format!("the merged file {} cannot be removed: {why}", path.display()))
 }
 
 fn put_back(lowered: Lowered, work: &mut Work<'_>) {
@@ -470,11 +472,10 @@ fn put_back(lowered: Lowered, work: &mut Work<'_>) {
 
 fn failed(status: Status) -> Refusal {
     match status {
-        Status::NoSpace => Refusal::new(Kind::NoSpace, "the merge has stopped: no space is left where its target lies")
-            .advise(
-                "the chain is valid as it is; free some space and ask for the merge again: it goes on where it was",
-            ),
-        _ => Refusal::new(Kind::Failed, "the merge has stopped: the storage failed")
-            .advise("the chain is valid as it is; see the kernel's log"),
+        Status::NoSpace => Refusal::new(Kind::NoSpace, "the merge stopped: no space is left for its target").advise(
+            "the chain is valid as it is; free some space and request the merge again to continue where it stopped",
+        ),
+        _ => Refusal::new(Kind::Failed, "the merge stopped: the storage failed")
+            .advise("the chain is valid as it is; see the kernel log"),
     }
 }

@@ -1,9 +1,9 @@
-//! The merge that goes on beside the other verbs, as the control socket sees it: who asked for it, who is told how far
-//! it is, and what is left to tell when it has ended.
+//! The merge that runs concurrently with other verbs, from the control socket's view: which client requested it, which
+//! clients follow its progress, and what remains to be reported when it has ended.
 
 use serde_json::{Value, json};
 
-use super::merge::Merge;
+use super::merge::MergeJob;
 use super::protocol;
 use super::refusal::{Kind, Refusal};
 use super::work::Work;
@@ -11,16 +11,16 @@ use super::{Asker, Control};
 use crate::files::AtHand;
 use crate::serve::own_keys::MERGE_TIMER;
 
-/// The merge that goes on beside the others.
+/// The running merge.
 #[derive(Debug)]
 pub struct Merging {
     /// What it does.
-    pub merge: Box<Merge>,
+    pub merge: Box<MergeJob>,
     /// Who is still to be answered.
     asker: Option<Asker>,
-    /// Whether that is at its end, with lines on the way.
+    /// Whether the answer comes at its end, after progress lines.
     follow: bool,
-    /// What was said last.
+    /// The last percentage reported.
     percent: u64,
     /// The files that came with the request.
     _at_hand: Option<AtHand>,
@@ -28,17 +28,18 @@ pub struct Merging {
 
 impl Control {
     /// The merge, to be told something.
-    fn running_merge(&mut self) -> Result<&mut Merge, Refusal> {
+    fn running_merge(&mut self) -> Result<&mut MergeJob, Refusal> {
         match &mut self.merging {
             Some(merging) => Ok(&mut merging.merge),
             None => {
-                Err(Refusal::new(Kind::State, "there is no merge").advise("merge-status tells how the last one ended"))
+                Err(Refusal::new(Kind::State, "no merge is running")
+                    .advise("merge-status shows how the last one ended"))
             }
         }
     }
 
     /// Has the merge do something; the answer is how it is then.
-    pub(super) fn tell_merge(&mut self, tell: impl FnOnce(&mut Merge)) -> Result<Option<Value>, Refusal> {
+    pub(super) fn tell_merge(&mut self, tell: impl FnOnce(&mut MergeJob)) -> Result<Option<Value>, Refusal> {
         let merge = self.running_merge()?;
         tell(merge);
         Ok(Some(merge.status()))
@@ -56,16 +57,16 @@ impl Control {
     /// `merge`.
     pub(super) fn begin_merging(
         &mut self,
-        asked: protocol::Merge,
+        asked: protocol::MergeRequest,
         at_hand: Option<AtHand>,
         asker: &Asker,
         work: &mut Work<'_>,
     ) -> Result<(), Refusal> {
         let follow = asked.follow;
-        let merge = Box::new(Merge::begin(asked, work)?);
+        let merge = Box::new(MergeJob::begin(asked, work)?);
         self.merging = Some(Merging { merge, asker: Some(asker.clone()), follow, percent: 0, _at_hand: at_hand });
         if let Some(client) = self.client(asker) {
-            client.owe();
+            client.begin_reply();
         }
         self.go_on_merging(work);
         Ok(())
@@ -101,21 +102,21 @@ impl Control {
         // Whoever hears the answer may use what was handed for it, and is not to find it locked.
         let asker = merging.asker.take();
         drop(merging);
-        self.pay(asker.as_ref(), &outcome);
+        self.reply(asker.as_ref(), &outcome);
         if in_the_way {
             // Nothing else may happen that would have the upgrade go on.
             self.go_on(work);
         }
     }
 
-    /// Says how far the merge is, to who wants to know.
+    /// Reports the merge's progress to interested clients.
     fn report_merging(&mut self, merging: &mut Merging) {
         if !merging.merge.has_begun() {
             return;
         }
         if !merging.follow {
             let begun = merging.asker.take();
-            return self.pay(begun.as_ref(), &Ok(merging.merge.status()));
+            return self.reply(begun.as_ref(), &Ok(merging.merge.status()));
         }
         let percent = merging.merge.percent();
         let Some(asker) = merging.asker.as_ref().filter(|_| percent != merging.percent) else { return };
@@ -127,12 +128,12 @@ impl Control {
 }
 
 fn replaced() -> Refusal {
-    let what = "the merge was interrupted, since another process takes the place of this one";
-    Refusal::new(Kind::Replaced, what).advise("ask for it again: it goes on where it was")
+    let what = "the merge was interrupted because another process is taking over the disk";
+    Refusal::new(Kind::Replaced, what).advise("request it again to continue where it stopped")
 }
 
 /// How a merge that was not done has ended: where it was, and why.
-fn stopped(merge: &Merge, refusal: &Refusal) -> Value {
+fn stopped(merge: &MergeJob, refusal: &Refusal) -> Value {
     let state = match refusal.kind {
         Kind::Cancelled | Kind::Replaced => "cancelled",
         _ => "failed",

@@ -1,27 +1,27 @@
-//! The control socket: whoever may run this process asks for changes of the disk while its guest goes on.
+//! The control socket: whoever may run this process can request changes of the disk while its guest keeps running.
 //!
-//! [`Control`] is one more listener of the disk's one wait. It takes lines in ([`client`]), understands them
-//! ([`protocol`]), and drives the verb that is under way from one thing it waits for to the next; a verb never blocks
-//! the thread: what may wait for storage is an [`errand`]. Without clients and verbs it costs nothing.
+//! [`Control`] is another listener in the disk's single wait. It reads lines ([`client`]), parses them ([`protocol`]),
+//! and drives the verb in progress from one event to the next; a verb never blocks the thread: work that may wait for
+//! storage is a [`blocking_task`]. Without clients and verbs it costs nothing.
 //!
-//! Invariants: one verb that takes time is under way at most; every request is answered once, unless its client is
-//! gone; what a client asks for is begun only while it is there, and goes on without it.
+//! Invariants: at most one long-running verb is in progress; every request is answered once, unless its client has
+//! disconnected; a request is begun only while its client is connected, and then continues without it.
 
 mod access;
+mod blocking_task;
 mod child;
 mod client;
 mod clone;
 mod copy;
-mod errand;
-mod even;
+mod equalize_sizes;
 mod finish;
 mod handed;
 mod job;
 mod merge;
 mod merging;
-mod pace;
 mod pause;
 mod protocol;
+mod rate_limiter;
 mod refusal;
 mod report;
 mod resize;
@@ -44,7 +44,7 @@ use transport::{Interest, Watch, WatchKey};
 
 use client::{Client, Heard};
 use job::{Job, Steps};
-use merge::Merge;
+use merge::MergeJob;
 use merging::Merging;
 use protocol::{Asked, Id, Verb};
 use refusal::{Kind, Refusal};
@@ -54,12 +54,12 @@ use crate::failure::Failure;
 use crate::files::{AtHand, Files};
 use crate::log::say;
 use crate::panics;
-use crate::serve::own_keys::{self, CONTROL_LISTENER, ERRAND, MERGE_TIMER, SUCCESSOR, UPGRADE_TIMER};
+use crate::serve::own_keys::{self, BLOCKING_TASK, CONTROL_LISTENER, MERGE_TIMER, SUCCESSOR, UPGRADE_TIMER};
 
 pub use pause::Pause;
 pub use work::{Flush, Work, condition_of};
 
-/// A flush of our own. No server has so many connections or queues that it makes such a name.
+/// A flush of our own. No server has so many connections or queues that one of its tokens is equal.
 pub const FLUSH: Token = Token(u64::MAX - 1);
 
 /// Clients at one time: a daemon, a person, a monitor, and their successors.
@@ -97,14 +97,13 @@ impl Control {
     /// Listens at `path`, for this user only.
     pub fn bind(path: &Path) -> Result<Control, Failure> {
         let listener = Listener::bind_private(path).map_err(|error| {
-            Failure::said(error)
-                .advise("name another path for --control: one of at most 107 bytes that is free to create")
+            Failure::said(error).advise("choose another path for --control: unused and at most 107 bytes long")
         })?;
         Ok(Control::on(listener))
     }
 
-    /// The same at a socket that listens already, with the mode that its maker has given it. `bound`: device and inode
-    /// of its path, if that is to be removed at the end.
+    /// The same at a socket that is already listening, with the mode set by its creator. `bound`: device and inode of
+    /// its path, if that is to be removed at the end.
     pub fn at(socket: OwnedFd, path: &Path, bound: Option<(u64, u64)>) -> Result<Control, Failure> {
         Listener::of_bound(socket, path, bound).map(Control::on).map_err(Failure::said)
     }
@@ -135,8 +134,8 @@ impl Control {
     pub fn ready(&mut self, key: WatchKey) -> bool {
         match key {
             CONTROL_LISTENER => self.knocked = true,
-            // What the errand was sent by looks for itself.
-            ERRAND | MERGE_TIMER | SUCCESSOR | UPGRADE_TIMER => {}
+            // The verb that started the blocking task checks it.
+            BLOCKING_TASK | MERGE_TIMER | SUCCESSOR | UPGRADE_TIMER => {}
             key => {
                 let place = own_keys::client_of(key).and_then(|place| self.clients.get_mut(place));
                 let Some(place) = place else { return false };
@@ -159,7 +158,7 @@ impl Control {
         self.job.is_some() || self.merging.is_some()
     }
 
-    /// Whether nobody is there, and nothing is to be done: nearly always.
+    /// Whether there are no clients and nothing to do, which is nearly always the case.
     fn is_forgotten(&self) -> bool {
         !self.knocked && !self.paused && !self.is_working() && self.clients.iter().all(Option::is_none)
     }
@@ -184,13 +183,12 @@ impl Control {
                 }
             }
         }
-        // An upgrade whose process was there already has just begun: nothing else would tell a merge that is paused to
-        // end.
+        // An upgrade with a process that already existed has just begun: no other event would stop a paused merge.
         if self.job.as_mut().and_then(|(job, _)| job.as_upgrade()).is_some_and(|upgrade| upgrade.needs_no_merge()) {
             self.go_on_merging(work);
         }
         self.tell_watchers(work.condition());
-        self.bury(work);
+        self.reap_clients(work);
         panics::under_way(self.under_way());
     }
 
@@ -199,7 +197,7 @@ impl Control {
         self.job.as_ref().map(|(job, _)| job.verb()).or(self.merging.is_some().then_some("merge"))
     }
 
-    /// No more verbs are begun; the one under way comes to its end, and nothing is held any more.
+    /// No further verbs are begun; the one in progress is finished, and nothing stays paused.
     pub fn stop(&mut self, work: &mut Work<'_>) {
         self.stopping = true;
         work.engine.forget(CONTROL_LISTENER.0);
@@ -220,7 +218,7 @@ impl Control {
     fn end_upgrade(&mut self, work: &mut Work<'_>) {
         if let Some((mut job, asker)) = self.job.take_if(|(job, _)| job.as_upgrade().is_some()) {
             job.undo(work);
-            self.pay(Some(&asker), &Err(Refusal::new(Kind::State, "the disk is about to stop")));
+            self.reply(Some(&asker), &Err(Refusal::new(Kind::State, "the disk is stopping")));
         }
     }
 
@@ -233,18 +231,18 @@ impl Control {
                     self.count = self.count.wrapping_add(1);
                     let admitted = Client::new(socket, self.count).and_then(|client| self.seat(client, work));
                     if let Err(error) = admitted {
-                        say(format_args!("cannot take in a client of the control socket: {error}"));
+                        say(format_args!("cannot accept a client on the control socket: {error}"));
                     }
                 }
-                Err(error) => say(format_args!("cannot take in a client of the control socket: {error}")),
+                Err(error) => say(format_args!("cannot accept a client on the control socket: {error}")),
             }
         }
     }
 
     fn seat(&mut self, mut client: Client, work: &mut Work<'_>) -> io::Result<()> {
         let Some(place) = self.clients.iter().position(Option::is_none) else {
-            let refusal = Refusal::new(Kind::Busy, format!("there are {CLIENTS_MAX} clients already"));
-            client.say(&protocol::answer(&Id::default(), &Err(refusal.advise("come again when one has gone"))));
+            let refusal = Refusal::new(Kind::Busy, format!("there are already {CLIENTS_MAX} clients"));
+            client.say(&protocol::answer(&Id::default(), &Err(refusal.advise("retry when one has disconnected"))));
             return Ok(());
         };
         // With room: an answer may not fit at once.
@@ -255,7 +253,7 @@ impl Control {
         Ok(())
     }
 
-    fn bury(&mut self, work: &mut Work<'_>) {
+    fn reap_clients(&mut self, work: &mut Work<'_>) {
         for (place, seat) in self.clients.iter_mut().enumerate() {
             if seat.as_ref().is_some_and(Client::is_over) {
                 work.engine.forget(own_keys::of_client(place).0);
@@ -275,13 +273,13 @@ impl Control {
             Heard::Line(line) => line,
             Heard::Nothing => return false,
             Heard::TooLong => {
-                let what = format!("a line has more than {} bytes", client::LINE_MAX);
+                let what = format!("a line is longer than {} bytes", client::LINE_MAX);
                 client.say(&protocol::answer(&Id::default(), &Err(Refusal::new(Kind::Malformed, what))));
                 return false;
             }
         };
         let (id, asked) = protocol::parse(&line);
-        // What came with a line that makes no sense is closed.
+        // Descriptors that came with an invalid line are closed.
         let wanted = |asked: &Asked| asked.files.len() + handed::others(&asked.verb);
         let came = client.claim(asked.as_ref().map_or(0, wanted));
         let asker = Asker { place, number, id };
@@ -305,7 +303,7 @@ impl Control {
         }
     }
 
-    /// The client who asked, if it is there still.
+    /// The client that made the request, if it is still connected.
     fn client(&mut self, asker: &Asker) -> Option<&mut Client> {
         self.clients.get_mut(asker.place)?.as_mut().filter(|client| client.number == asker.number)
     }
@@ -333,7 +331,7 @@ impl Control {
             Verb::MergeStatus => return Ok(Some(self.merge_status())),
             Verb::MergePause => return self.tell_merge(|merge| merge.stop(true)),
             Verb::MergeResume => return self.tell_merge(|merge| merge.stop(false)),
-            Verb::MergeCancel => return self.tell_merge(Merge::cancel),
+            Verb::MergeCancel => return self.tell_merge(MergeJob::cancel),
             Verb::Stats => return Ok(Some(report::stats(work))),
             _ => {}
         }
@@ -364,7 +362,7 @@ impl Control {
         };
         self.job = Some((Job::new(steps, at_hand), asker.clone()));
         if let Some(client) = self.client(asker) {
-            client.owe();
+            client.begin_reply();
         }
         self.go_on(work);
         Ok(None)
@@ -372,18 +370,18 @@ impl Control {
 
     fn must_be_free(&self, verb: &Verb) -> Result<(), Refusal> {
         if self.stopping {
-            return Err(Refusal::new(Kind::State, "the disk is about to stop"));
+            return Err(Refusal::new(Kind::State, "the disk is stopping"));
         }
         if let Some((job, _)) = &self.job {
             let article = if job.verb().starts_with('u') { "an" } else { "a" };
-            let busy = Refusal::new(Kind::Busy, format!("{article} {} is under way", job.verb()));
-            return Err(busy.advise("ask again when it has ended"));
+            let busy = Refusal::new(Kind::Busy, format!("{article} {} is in progress", job.verb()));
+            return Err(busy.advise("retry when it has ended"));
         }
         match &self.merging {
             Some(_) if matches!(verb, Verb::Upgrade(_)) => Ok(()),
             Some(merging) if !matches!(verb, Verb::Pause | Verb::Resume) || merging.merge.is_switching() => {
-                Err(Refusal::new(Kind::Busy, "a merge is under way")
-                    .advise("ask again when it has ended, or merge-cancel"))
+                Err(Refusal::new(Kind::Busy, "a merge is in progress")
+                    .advise("retry when it has ended, or use merge-cancel"))
             }
             Some(_) => Ok(()),
             None if self.paused && matches!(verb, Verb::Merge(_)) => {
@@ -394,10 +392,10 @@ impl Control {
     }
 
     /// Says what is owed.
-    fn pay(&mut self, asker: Option<&Asker>, outcome: &Result<Value, Refusal>) {
+    fn reply(&mut self, asker: Option<&Asker>, outcome: &Result<Value, Refusal>) {
         let Some(asker) = asker else { return };
         if let Some(client) = self.client(asker) {
-            client.pay(&protocol::answer(&asker.id, outcome));
+            client.reply(&protocol::answer(&asker.id, outcome));
         }
     }
 
@@ -431,6 +429,6 @@ impl Control {
         }
         // Whoever hears the answer may use what was handed for it, and is not to find it locked.
         drop(job);
-        self.pay(Some(&asker), &outcome);
+        self.reply(Some(&asker), &outcome);
     }
 }

@@ -1,7 +1,7 @@
-//! How long a guest was kept waiting while the chain changed.
+//! Measures how long a guest was kept waiting while the chain changed.
 //!
-//! It knows times and nothing else. The pause that the guest saw begins with the first request that came while requests
-//! were held, and ends with the first answer after they were let go; there is none if no request came.
+//! It knows times and nothing else. The pause seen by the guest begins with the first request that arrives while
+//! requests are held, and ends with the first completion after they are released; there is none if no request arrived.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ pub struct Pause {
     answered: Option<Duration>,
 }
 
-/// What there is to tell of it.
+/// What to report about the pause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Measured {
     /// What the guest saw.
@@ -100,7 +100,7 @@ mod test {
     }
 
     #[test]
-    fn a_guest_that_asked_nothing_saw_no_pause() {
+    fn a_guest_without_requests_saw_no_pause() {
         let mut pause = Pause::default();
         assert_eq!(pause.measured(), None);
         pause.begin(at(10));

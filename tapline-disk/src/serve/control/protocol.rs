@@ -1,7 +1,7 @@
-//! The words of the control socket: one JSON object a line in, one a line out. See `docs/control.md`.
+//! The messages of the control socket: one JSON object per line in both directions. See `docs/control.md`.
 //!
-//! Knows nothing about sockets and disks. Invariant: a [`Verb`] that exists has every field that it needs and no
-//! other, and every path in it is absolute: this process's directory is nobody's business.
+//! It knows nothing about sockets and disks. Invariant: a [`Verb`] that exists has all the fields that it needs and no
+//! others, and every path in it is absolute, so that clients need not know this process's working directory.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -26,13 +26,13 @@ pub struct Id(Value);
 /// A line that makes sense.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Asked {
-    /// What is asked.
+    /// The requested verb.
     pub verb: Verb,
     /// The files that come with it.
     pub files: Vec<FileAsked>,
 }
 
-/// What a line says of a file that comes with it.
+/// A line's description of a file that comes with it.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FileAsked {
@@ -42,7 +42,7 @@ pub struct FileAsked {
     pub write: bool,
 }
 
-/// What is asked.
+/// The requested verb.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Verb {
     /// Which version is spoken, and which verbs there are.
@@ -58,7 +58,7 @@ pub enum Verb {
     /// A new leaf on the present one, or a copy by reflink.
     Snapshot(Snapshot),
     /// Moves what layers hold into the one below.
-    Merge(Merge),
+    Merge(MergeRequest),
     /// How far the merge is.
     MergeStatus,
     /// Stops the merge for a while.
@@ -130,7 +130,7 @@ pub enum Method {
 /// `merge`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Merge {
+pub struct MergeRequest {
     /// The uppermost layer that is merged.
     pub from: usize,
     /// The layer that takes it all.
@@ -138,13 +138,13 @@ pub struct Merge {
     /// Bytes a second at most.
     #[serde(default)]
     pub rate: Option<u64>,
-    /// Lines about the progress until it ends, and the answer at the end.
+    /// Progress lines until it ends, and the answer at the end.
     #[serde(default)]
     pub follow: bool,
     /// Files that hold nothing any more are removed.
     #[serde(default)]
     pub delete: bool,
-    /// The chain that the numbers are meant of.
+    /// The expected chain; the request is refused if the disk has another.
     #[serde(default, deserialize_with = "image_names")]
     pub expect: Option<Vec<ImageName>>,
 }
@@ -199,10 +199,10 @@ pub struct Upgrade {
 #[serde(deny_unknown_fields)]
 struct Nothing {}
 
-/// Reads a line. The name of the request is told also where the rest makes no sense.
+/// Parses a line. The request's id is returned even if the rest is invalid.
 pub fn parse(line: &[u8]) -> (Id, Result<Asked, Refusal>) {
     let malformed = |why: String| {
-        Refusal::new(Kind::Malformed, why).advise("send one JSON object a line, as docs/control.md shows")
+        Refusal::new(Kind::Malformed, why).advise("send one JSON object per line, as described in docs/control.md")
     };
     let mut object = match serde_json::from_slice(line) {
         Ok(Value::Object(object)) => object,
@@ -215,7 +215,7 @@ pub fn parse(line: &[u8]) -> (Id, Result<Asked, Refusal>) {
         _ => {
             return (
                 Id::default(),
-                Err(malformed(format!("\"id\" is a number or a string of at most {ID_MAX} bytes"))),
+                Err(malformed(format!("\"id\" must be a number or a string of at most {ID_MAX} bytes"))),
             );
         }
     };
@@ -226,7 +226,7 @@ pub fn parse(line: &[u8]) -> (Id, Result<Asked, Refusal>) {
 
 fn whole_paths(files: Vec<FileAsked>) -> Result<Vec<FileAsked>, Refusal> {
     match files.iter().find(|file| !file.path.is_absolute()) {
-        Some(file) => Err(invalid(format!("«{}» needs the whole path, from / on", file.path.display()))),
+        Some(file) => Err(invalid(format!("'{}' must be an absolute path", file.path.display()))),
         None => Ok(files),
     }
 }
@@ -235,14 +235,14 @@ fn verb(mut object: Map<String, Value>) -> Result<Verb, Refusal> {
     match object.remove("version") {
         Some(version) if version == VERSION => {}
         Some(version) => {
-            let what = format!("version {} of the protocol is not spoken here", shortened(&version));
+            let what = format!("protocol version {} is not supported", shortened(&version));
             return Err(Refusal::new(Kind::Version, what).advise(format!("send \"version\":{VERSION}")));
         }
         None => return Err(invalid("\"version\" is missing").advise(format!("send \"version\":{VERSION}"))),
     }
     let name = match object.remove("verb") {
         Some(Value::String(name)) => name,
-        _ => return Err(invalid("\"verb\" is missing").advise(format!("there are {}", VERBS.join(", ")))),
+        _ => return Err(invalid("\"verb\" is missing").advise(format!("known verbs: {}", VERBS.join(", ")))),
     };
     let rest = Value::Object(object);
     let alone = |verb: Verb, rest: Value| fields::<Nothing>(rest).map(|_| verb);
@@ -265,26 +265,26 @@ fn verb(mut object: Map<String, Value>) -> Result<Verb, Refusal> {
         "resize" => fields(rest).map(Verb::Resize),
         "upgrade" => fields(rest).and_then(whole_program).map(Verb::Upgrade),
         _ => {
-            let what = format!("there is no verb {}", shortened(&Value::String(name)));
-            Err(Refusal::new(Kind::UnknownVerb, what).advise(format!("there are {}", VERBS.join(", "))))
+            let what = format!("unknown verb {}", shortened(&Value::String(name)));
+            Err(Refusal::new(Kind::UnknownVerb, what).advise(format!("known verbs: {}", VERBS.join(", "))))
         }
     }
 }
 
-fn in_order(merge: Merge) -> Result<Merge, Refusal> {
+fn in_order(merge: MergeRequest) -> Result<MergeRequest, Refusal> {
     if merge.from >= merge.into {
         let what = format!("layer {} is not above layer {}", merge.from, merge.into);
-        return Err(invalid(what).advise("layers are numbered from the leaf, 0, down: from 0 into 1 merges the leaf"));
+        return Err(
+            invalid(what).advise("layers are numbered from the leaf, 0, downwards: from 0 into 1 merges the leaf")
+        );
     }
     if let Some(chain) = merge.expect.as_ref().filter(|chain| chain.len() <= merge.into) {
-        return Err(invalid(format!(
-            "the chain that is expected has {} layers, and no layer {}",
-            chain.len(),
-            merge.into
-        )));
+        return Err(invalid(format!("the expected chain has {} layers and no layer {}", chain.len(), merge.into)));
     }
     match merge.rate {
-        Some(0) => Err(invalid("a rate of 0 would never end").advise("use merge-pause to stop a merge for a while")),
+        Some(0) => {
+            Err(invalid("a merge at rate 0 would never end").advise("use merge-pause to stop a merge for a while"))
+        }
         _ => Ok(merge),
     }
 }
@@ -292,7 +292,7 @@ fn in_order(merge: Merge) -> Result<Merge, Refusal> {
 fn whole_program(upgrade: Upgrade) -> Result<Upgrade, Refusal> {
     match &upgrade.program {
         Some(program) if !program.is_absolute() => {
-            Err(invalid(format!("«{}» needs the whole path, from / on", program.display())))
+            Err(invalid(format!("'{}' must be an absolute path", program.display())))
         }
         _ => Ok(upgrade),
     }
@@ -327,7 +327,7 @@ fn whole(word: &str) -> Result<ImageName, String> {
     let whole = name.paths().all(Path::is_absolute);
     match whole {
         true => Ok(name),
-        false => Err(format!("«{name}» needs the whole path, from / on")),
+        false => Err(format!("'{name}' must be an absolute path")),
     }
 }
 
@@ -388,7 +388,7 @@ mod test {
     fn a_request_is_its_verb_and_its_fields() {
         let (id, verb) = parse(br#"{"version":1,"id":7,"verb":"merge","from":0,"into":2,"rate":1000,"follow":true}"#);
         assert_eq!(id, Id(7.into()));
-        let merge = Merge { from: 0, into: 2, rate: Some(1000), follow: true, delete: false, expect: None };
+        let merge = MergeRequest { from: 0, into: 2, rate: Some(1000), follow: true, delete: false, expect: None };
         assert_eq!(verb.unwrap(), Asked { verb: Verb::Merge(merge), files: Vec::new() });
         let (_, verb) = parse(br#"{"version":1,"verb":"snapshot","to":"vhd:/a/b.vhd"}"#);
         let to = "vhd:/a/b.vhd".parse().unwrap();
@@ -405,7 +405,7 @@ mod test {
     }
 
     #[test]
-    fn what_is_not_known_is_refused_by_name() {
+    fn unknown_fields_and_verbs_are_refused_by_name() {
         assert!(refused(r#"{"version":1,"verb":"explode"}"#).message.contains("explode"));
         assert!(refused(r#"{"version":1,"verb":"stats","now":true}"#).message.contains("now"));
         assert!(refused(r#"{"version":1,"verb":"resize","size":1,"shrink":true}"#).message.contains("shrink"));
@@ -415,7 +415,7 @@ mod test {
     }
 
     #[test]
-    fn nonsense_is_refused_without_a_name() {
+    fn invalid_lines_are_refused_without_an_id() {
         for line in ["", "{", "[]", "7", "{\"id\":{}}", "\u{0}", "{\"version\":1,\"version\"", &"[".repeat(100_000)] {
             let (id, verb) = parse(line.as_bytes());
             assert_eq!((id, verb.unwrap_err().kind), (Id::default(), Kind::Malformed), "{line:.40}");
@@ -425,42 +425,44 @@ mod test {
     }
 
     #[test]
-    fn a_path_that_depends_on_a_directory_is_refused() {
+    fn relative_paths_are_refused() {
         let refusal = refused(r#"{"version":1,"verb":"snapshot","to":"vhd:b.vhd"}"#);
-        assert!(refusal.message.contains("the whole path"), "{refusal:?}");
+        assert!(refusal.message.contains("an absolute path"), "{refusal:?}");
         assert!(refused(r#"{"version":1,"verb":"clone","of":1,"to":"b.vhd"}"#).message.contains("format"));
     }
 
     #[test]
-    fn files_are_named_with_their_use_and_nothing_else() {
+    fn files_are_listed_with_their_use_only() {
         let line = |file: &str| format!(r#"{{"version":1,"verb":"stats","files":[{file}]}}"#);
         let (_, asked) = parse(line(r#"{"path":"/a","write":true}"#).as_bytes());
         assert_eq!(asked.unwrap().files, [FileAsked { path: "/a".into(), write: true }]);
-        assert!(refused(&line(r#"{"path":"a","write":true}"#)).message.contains("the whole path"));
+        assert!(refused(&line(r#"{"path":"a","write":true}"#)).message.contains("an absolute path"));
         assert!(refused(&line(r#"{"path":"/a"}"#)).message.contains("write"));
         assert!(refused(&line(r#"{"path":"/a","write":true,"mode":1}"#)).message.contains("mode"));
         assert!(refused(r#"{"version":1,"verb":"stats","files":7}"#).message.contains("sequence"));
     }
 
     #[test]
-    fn a_merge_goes_downwards_and_ends() {
+    fn a_merge_must_go_downwards_at_a_nonzero_rate() {
         assert!(refused(r#"{"version":1,"verb":"merge","from":1,"into":1}"#).message.contains("not above"));
         assert!(refused(r#"{"version":1,"verb":"merge","from":0,"into":1,"rate":0}"#).message.contains("never end"));
     }
 
     #[test]
-    fn the_chain_that_is_expected_has_whole_paths_and_the_layers_that_are_merged() {
+    fn an_expected_chain_has_absolute_paths_and_all_merged_layers() {
         let merge = |chain: &str| format!(r#"{{"version":1,"verb":"merge","from":0,"into":1,"expect":{chain}}}"#);
         let (_, verb) = parse(merge(r#"["vhd:/b","raw:/a"]"#).as_bytes());
-        let Ok(Asked { verb: Verb::Merge(Merge { expect: Some(chain), .. }), .. }) = verb else { panic!("{verb:?}") };
+        let Ok(Asked { verb: Verb::Merge(MergeRequest { expect: Some(chain), .. }), .. }) = verb else {
+            panic!("{verb:?}")
+        };
         assert_eq!(chain, ["vhd:/b".parse().unwrap(), "raw:/a".parse().unwrap()]);
         assert!(refused(&merge(r#"["vhd:/b"]"#)).message.contains("no layer 1"));
-        assert!(refused(&merge(r#"["vhd:b","raw:/a"]"#)).message.contains("the whole path"));
+        assert!(refused(&merge(r#"["vhd:b","raw:/a"]"#)).message.contains("an absolute path"));
         assert!(refused(&merge("7")).message.contains("sequence"));
     }
 
     #[test]
-    fn an_answer_is_one_line_with_the_name_of_its_request() {
+    fn an_answer_is_one_line_with_its_requests_id() {
         let id = Id("a\nb".into());
         assert_eq!(answer(&id, &Ok(Value::Null)), "{\"id\":\"a\\nb\",\"ok\":null}\n");
         assert_eq!(event(&Id::default(), &7.into()), "{\"id\":null,\"event\":7}\n");

@@ -1,4 +1,4 @@
-//! Why a verb was not done: a word for programs, a sentence for people, and what to do about it.
+//! Why a verb was refused: a kind for programs, a message for people, and what to do about it.
 
 use serde::Serialize;
 use uring::{EngineError, FileOpenError};
@@ -15,7 +15,7 @@ pub enum Kind {
     Version,
     /// No such verb.
     UnknownVerb,
-    /// A field that is missing, unknown, or makes no sense.
+    /// A field is missing, unknown, or invalid.
     Invalid,
     /// Another verb that takes time is under way, or there are too many clients.
     Busy,
@@ -33,7 +33,7 @@ pub enum Kind {
     Unsupported,
     /// It was cancelled.
     Cancelled,
-    /// It was interrupted, since another process takes the place of this one.
+    /// It was interrupted because another process replaces this one.
     Replaced,
     /// Anything else that failed.
     Failed,
@@ -125,7 +125,7 @@ impl From<EngineError> for Refusal {
 impl From<disk::ImageError> for Refusal {
     fn from(error: disk::ImageError) -> Refusal {
         let kind = match error.kind {
-            // What is asked makes sense, but not of this image.
+            // The request is valid, but not for this image.
             disk::ImageErrorKind::Unsupported | disk::ImageErrorKind::OutOfLimits => Kind::Unsupported,
             _ => Kind::Failed,
         };

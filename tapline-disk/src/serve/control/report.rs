@@ -1,4 +1,4 @@
-//! What can be told at once: the version, the statistics, the layers.
+//! Verbs that are answered at once: the version, the statistics, the layers.
 
 use std::os::fd::AsFd;
 

@@ -1,14 +1,14 @@
-//! `resize`: the disk grows, and its guest is told.
+//! `resize`: enlarges the disk and notifies its guest.
 //!
-//! A raw file, or a data file, is lengthened first, while nobody looks behind its old end; other formats grow by a
-//! change of their metadata. *Killed on the way:* the disk has the old size or the new one. The answer comes when the
-//! new one is durable.
+//! A raw file, or a data file, is extended first, while nothing beyond its old end is accessed; other formats grow by a
+//! change of their metadata. *If killed in between:* the disk has either the old size or the new one. The answer comes
+//! when the new size is durable.
 
 use serde_json::{Value, json};
 
-use super::errand::Errand;
+use super::blocking_task::BlockingTask;
 use super::refusal::{Kind, Refusal};
-use super::work::{Hold, Work};
+use super::work::{Quiesce, Work};
 use crate::libvhd::Behind;
 
 /// A resize under way.
@@ -22,8 +22,8 @@ pub struct Resize {
 
 #[derive(Debug)]
 enum Stage {
-    Lengthening(Errand<Result<(), Refusal>>),
-    Holding(Hold),
+    Lengthening(BlockingTask<Result<(), Refusal>>),
+    Holding(Quiesce),
     /// The new size becomes durable, by a flush behind those of the guest;
     Flushing,
     /// or by a round, while a client has requests held.
@@ -38,16 +38,16 @@ impl Resize {
         let (len, block) = (work.geometry.len, u64::from(work.geometry.block));
         let cannot = |what: String, advice: String| Err(Refusal::new(Kind::Unsupported, what).advise(advice));
         if size < len {
-            let what = format!("cannot shrink the disk from {len} bytes to {size}: what lies behind would be lost");
-            return cannot(what, "copy what is needed to a smaller disk from inside the guest".into());
+            let what = format!("cannot shrink the disk from {len} bytes to {size}: data beyond that would be lost");
+            return cannot(what, "copy the data to a smaller disk from inside the guest".into());
         }
         if size % block != 0 {
-            let what = format!("{size} bytes are not a whole number of {block}-byte blocks");
+            let what = format!("{size} bytes is not a multiple of the block size, {block} bytes");
             let next = size.checked_next_multiple_of(block).unwrap_or(len);
-            return cannot(what, format!("{next} bytes are"));
+            return cannot(what, format!("the next possible size is {next} bytes"));
         }
         let lengthening = if work.has_flat_data(0)? { work.lengthen(0, size)? } else { None };
-        let stage = lengthening.map_or(Stage::Holding(Hold::default()), Stage::Lengthening);
+        let stage = lengthening.map_or(Stage::Holding(Quiesce::default()), Stage::Lengthening);
         Ok(Resize { size, stage, behind: work.behind() })
     }
 
@@ -55,13 +55,13 @@ impl Resize {
     pub fn advance(&mut self, work: &mut Work<'_>) -> Result<Option<Value>, Refusal> {
         loop {
             match std::mem::replace(&mut self.stage, Stage::Over) {
-                Stage::Lengthening(errand) => match work.fetch(errand) {
+                Stage::Lengthening(blocking_task) => match work.fetch(blocking_task) {
                     Ok(lengthened) => {
                         lengthened?;
                         work.lengthened(0)?;
-                        self.stage = Stage::Holding(Hold::default());
+                        self.stage = Stage::Holding(Quiesce::default());
                     }
-                    Err(errand) => return self.wait(Stage::Lengthening(errand)),
+                    Err(blocking_task) => return self.wait(Stage::Lengthening(blocking_task)),
                 },
                 Stage::Holding(mut hold) => {
                     if !hold.advance(work)? {
@@ -96,15 +96,15 @@ impl Resize {
         Ok(None)
     }
 
-    /// It is durable, and not before that the guest is told: it may use what it is told of.
+    /// Notifies the guest when the size is durable, and not earlier, because it may use the new space at once.
     fn told(&self, work: &mut Work<'_>) -> Value {
         work.behind().tell_since(&self.behind);
         work.resized();
         json!({ "size": work.geometry.len })
     }
 
-    /// Takes back what has happened so far, but for what the image has grown by: nobody is told of that, and it is
-    /// durable when a round is. A raw file that was lengthened stays so: zeroes behind the disk's end.
+    /// Rolls back, except for the image's growth, which the guest is not notified of and which becomes durable with the
+    /// next round. A raw file that was extended stays so, with zeroes beyond the disk's end.
     pub fn undo(&mut self, work: &mut Work<'_>) {
         work.let_go();
     }
@@ -112,7 +112,7 @@ impl Resize {
 
 /// The image has grown and is not durable: a later round may make it so.
 fn may_grow_yet(refusal: Refusal) -> Refusal {
-    let what =
-        "its guest has the size that it had; once the image is durable it has the new one when it is served next";
-    refusal.advise(format!("see to the storage and ask again: {what}"))
+    let what = "the guest still sees the old size; if the image has become durable, the disk has the new size when it is next \
+         started";
+    refusal.advise(format!("fix the storage and retry: {what}"))
 }

@@ -1,18 +1,18 @@
-//! `revert`: the disk is again what it was when a layer was its leaf. Nobody uses it meanwhile.
+//! `revert`: reverts the disk to what it was when a layer was its leaf. No client may be connected.
 //!
-//! A new empty leaf on that layer is made as for a snapshot; then the layers above are taken off, and the new leaf put
-//! on. Their files stay, and the answer names them. *Killed before the switch:* the old chain is as it was, with a new
-//! file beside it that nothing stands on. *After:* the new leaf on the layer.
+//! A new empty leaf on that layer is created as for a snapshot; then the layers above are removed from the chain, and
+//! the new leaf added. Their files stay, and the answer lists them. *If killed before the switch:* the old chain is as
+//! it was, with an additional unused file. *After:* the new leaf on the layer.
 
 use std::path::PathBuf;
 
 use serde_json::{Value, json};
 
+use super::blocking_task::BlockingTask;
 use super::child::{Child, Wanted, remove};
-use super::errand::Errand;
 use super::protocol;
 use super::refusal::{Kind, Refusal};
-use super::work::{Hold, Work};
+use super::work::{Quiesce, Work};
 use crate::log::say;
 
 /// A revert under way.
@@ -26,8 +26,8 @@ pub struct Revert {
 
 #[derive(Debug)]
 enum Stage {
-    Making(Errand<Result<Child, Refusal>>),
-    Holding(Box<Child>, Hold),
+    Making(BlockingTask<Result<Child, Refusal>>),
+    Holding(Box<Child>, Quiesce),
     Over,
 }
 
@@ -38,8 +38,8 @@ impl Revert {
         nobody_connected(work)?;
         work.name(asked.to)?;
         if asked.to == 0 {
-            let what = "layer 0 is what the disk shows already";
-            return Err(Refusal::new(Kind::Invalid, what).advise("name a layer below; the verb layers lists them"));
+            let what = "layer 0 is already the disk's current state";
+            return Err(Refusal::new(Kind::Invalid, what).advise("choose a lower layer; the verb layers lists them"));
         }
         let wanted = Wanted::on(work, asked.to, &asked.leaf, false)?;
         let stage = Stage::Making(work.send(move || wanted.make())?);
@@ -50,15 +50,15 @@ impl Revert {
     pub fn advance(&mut self, work: &mut Work<'_>) -> Result<Option<Value>, Refusal> {
         loop {
             match std::mem::replace(&mut self.stage, Stage::Over) {
-                Stage::Making(errand) => match work.fetch(errand) {
+                Stage::Making(blocking_task) => match work.fetch(blocking_task) {
                     Ok(child) => {
                         let child = child?;
                         self.made = Some(self.asked.leaf.path().to_owned());
                         child.fits_on(work.image(self.asked.to)?)?;
-                        self.stage = Stage::Holding(Box::new(child), Hold::default());
+                        self.stage = Stage::Holding(Box::new(child), Quiesce::default());
                     }
-                    Err(errand) => {
-                        self.stage = Stage::Making(errand);
+                    Err(blocking_task) => {
+                        self.stage = Stage::Making(blocking_task);
                         return Ok(None);
                     }
                 },
@@ -93,7 +93,7 @@ impl Revert {
         self.made = None;
         for layer in popped {
             if let Err(error) = work.engine.remove(layer.file) {
-                say(format_args!("a file that is not used any more stays open: {error}"));
+                say(format_args!("an unused file could not be closed: {error}"));
             }
         }
         work.resized();
@@ -119,16 +119,17 @@ fn nobody_connected(work: &Work<'_>) -> Result<(), Refusal> {
     }
 }
 
-/// What somebody has asked who has left belongs to the disk as it is, and is done when requests are let go again.
+/// Requests of a disconnected client belong to the current state of the disk, and are carried out when requests are
+/// released again.
 fn nothing_asked(work: &Work<'_>) -> Result<(), Refusal> {
     match work.disk.in_flight() {
         0 => Ok(()),
-        1 => Err(connected("a client has left a request that is not done yet".into())),
-        count => Err(connected(format!("clients have left {count} requests that are not done yet"))),
+        1 => Err(connected("a request from a disconnected client has not completed yet".into())),
+        count => Err(connected(format!("{count} requests from disconnected clients have not completed yet"))),
     }
 }
 
 fn connected(what: String) -> Refusal {
     Refusal::new(Kind::Connected, format!("cannot revert the disk: {what}"))
-        .advise("shut the guest down or disconnect it, then ask again")
+        .advise("shut the guest down or disconnect it, then retry")
 }

@@ -1,22 +1,23 @@
 //! `snapshot` by a chain: the live leaf becomes a read-only parent, and a new file the leaf (decision 0006).
 //!
-//! 1. The new file is made beside its name, synced, renamed ([`super::child`]). *Killed before the rename:* nothing has
-//!    happened. *After:* the new file is empty on a parent that has everything.
-//! 2. A flush, so that little is under way. 3. Requests are held; those under way end.
-//! 4. The new file becomes the leaf. *Killed after:* the new file, on the old one. What was written to the old one and
+//! 1. The new file is created under a temporary name, synced, and renamed ([`super::child`]). *If killed before the
+//!    rename:* nothing has happened. *After:* the new file is empty, on a parent that has everything.
+//! 2. A flush, to leave little in flight.
+//! 3. Requests are held; those in flight are completed.
+//! 4. The new file becomes the leaf. *If killed after:* the new file, on the old one. Writes to the old one that were
 //!    not flushed may be lost, as before; a round makes the old leaf durable before the new one, so nothing else can
 //!    be.
-//! 5. Requests go on. A round makes the old leaf durable, and it is closed for writing.
-//! 6. It is opened for reading only, so that other disks may stand on it too; its time of last change is fixed, and the
-//!    new leaf records it with the next round.
+//! 5. Requests continue. A round makes the old leaf durable, and it is closed for writing.
+//! 6. It is reopened read-only, so that other disks can be based on it too; its modification time is final, and the new
+//!    leaf records it with the next round.
 //!
-//! So whoever finds the new file after a crash takes it for the leaf, and whoever does not, the old one.
+//! So after a crash, the new file is the leaf if it exists, and otherwise the old one.
 //!
-//! With `--handed` the new file has its name before 1, and «finds the new file» is «opens it as an image that stands on
-//! the old leaf». *Killed in 1:* it is no image, and the disk was never switched to it: it may be removed. *Killed
-//! after:* it is whole, empty unless the disk was switched to it (4), and its parent is not on record as unchanged: as
-//! the leaf it shows what the old one does, whatever that was written meanwhile. Nothing more is created for 6: the old
-//! leaf's description for reading only came with the request.
+//! With `--handed` the new file has its name before 1, and 'the new file exists' means 'it opens as an image on top of
+//! the old leaf'. *If killed in 1:* it is not an image, and the disk was never switched to it: it may be removed. *If
+//! killed after:* it is complete, empty unless the disk was switched to it (4), and its parent is not recorded as
+//! unchanged: as the leaf it has the contents of the old one, whatever was written to that in the meantime. Nothing
+//! more is created for 6: the read-only description of the old leaf came with the request.
 
 use std::path::PathBuf;
 
@@ -24,12 +25,12 @@ use disk::FileId;
 use serde_json::{Value, json};
 use uring::{FileOpenError, ImageFile};
 
+use super::blocking_task::BlockingTask;
 use super::child::{Child, Wanted, remove};
-use super::errand::Errand;
 use super::pause::micros;
 use super::protocol::Method;
 use super::refusal::Refusal;
-use super::work::{Hold, Work};
+use super::work::{Quiesce, Work};
 use crate::files;
 use crate::image_name::ImageName;
 use crate::log::say;
@@ -45,11 +46,11 @@ pub struct Snapshot {
 
 #[derive(Debug)]
 enum Stage {
-    Making(Errand<Result<Child, Refusal>>),
-    Holding(Box<Child>, Hold),
+    Making(BlockingTask<Result<Child, Refusal>>),
+    Holding(Box<Child>, Quiesce),
     /// The switch is done; the old leaf becomes durable.
     Closing(FileId, ImageFile, Value),
-    Lowering(Errand<Result<ImageFile, FileOpenError>>, FileId, Value),
+    Lowering(BlockingTask<Result<ImageFile, FileOpenError>>, FileId, Value),
     Over,
 }
 
@@ -57,7 +58,7 @@ impl Snapshot {
     /// Begins.
     pub fn begin(to: ImageName, work: &mut Work<'_>) -> Result<Snapshot, Refusal> {
         work.must_be_writable()?;
-        // What is a parent afterwards is opened for reading only, in the end.
+        // The future parent is reopened read-only at the end.
         files::must_have(work.file(0)?.1.path(), false)?;
         let wanted = Wanted::on(work, 0, &to, true)?;
         let stage = Stage::Making(work.send(move || wanted.make())?);
@@ -68,14 +69,14 @@ impl Snapshot {
     pub fn advance(&mut self, work: &mut Work<'_>) -> Result<Option<Value>, Refusal> {
         loop {
             match std::mem::replace(&mut self.stage, Stage::Over) {
-                Stage::Making(errand) => match work.fetch(errand) {
+                Stage::Making(blocking_task) => match work.fetch(blocking_task) {
                     Ok(child) => {
                         let child = child?;
                         self.made = Some(self.to.path().to_owned());
                         child.fits_on(work.image(0)?)?;
-                        self.stage = Stage::Holding(Box::new(child), Hold::default());
+                        self.stage = Stage::Holding(Box::new(child), Quiesce::default());
                     }
-                    Err(errand) => return self.wait(Stage::Making(errand)),
+                    Err(blocking_task) => return self.wait(Stage::Making(blocking_task)),
                 },
                 Stage::Holding(child, mut hold) => {
                     if !hold.is_quiet(work)? {
@@ -88,17 +89,17 @@ impl Snapshot {
                         return self.wait(Stage::Closing(old, handle, answer));
                     }
                     match Snapshot::closed(old, handle, work) {
-                        Some(errand) => self.stage = Stage::Lowering(errand, old, answer),
+                        Some(blocking_task) => self.stage = Stage::Lowering(blocking_task, old, answer),
                         None => return Ok(Some(answer)),
                     }
                 }
-                Stage::Lowering(errand, old, answer) => match work.fetch(errand) {
+                Stage::Lowering(blocking_task, old, answer) => match work.fetch(blocking_task) {
                     Ok(file) => {
                         lower(old, file, work);
                         work.record_time_of_parent();
                         return Ok(Some(answer));
                     }
-                    Err(errand) => return self.wait(Stage::Lowering(errand, old, answer)),
+                    Err(blocking_task) => return self.wait(Stage::Lowering(blocking_task, old, answer)),
                 },
                 Stage::Over => return Ok(None),
             }
@@ -136,17 +137,21 @@ impl Snapshot {
         Ok(Stage::Closing(old, handle, answer))
     }
 
-    /// The old leaf is durable, or cannot be; what opens it for reading only. The snapshot is taken either way, and
-    /// nothing may make it look otherwise.
-    fn closed(old: FileId, handle: ImageFile, work: &mut Work<'_>) -> Option<Errand<Result<ImageFile, FileOpenError>>> {
+    /// The old leaf is durable, or cannot be made so; the task that reopens it read-only. The snapshot is taken in
+    /// either case, and nothing may make it look otherwise.
+    fn closed(
+        old: FileId,
+        handle: ImageFile,
+        work: &mut Work<'_>,
+    ) -> Option<BlockingTask<Result<ImageFile, FileOpenError>>> {
         let path = handle.path().to_owned();
         let stays = |why: &str| say(format_args!("{} stays locked for writing: {why}", path.display()));
         if !work.disk.is_frozen(old) {
             stays("it could not be made durable");
             return None;
         }
-        let errand = work.send(move || files::reopen_read_only(&handle));
-        errand.inspect_err(|refusal| stays(&refusal.message)).ok()
+        let blocking_task = work.send(move || files::reopen_read_only(&handle));
+        blocking_task.inspect_err(|refusal| stays(&refusal.message)).ok()
     }
 
     /// Takes back what has happened so far.
@@ -158,11 +163,11 @@ impl Snapshot {
     }
 }
 
-/// The file of a layer that is not written to any more, for reading only. If that fails it stays as it was, which costs
-/// other disks the right to stand on it.
+/// Switches a layer that is no longer written to a read-only file. If that fails it stays as it was, and other disks
+/// cannot be based on it.
 pub fn lower(file: FileId, opened: Result<ImageFile, FileOpenError>, work: &mut Work<'_>) {
     let replaced = opened.map_err(Refusal::from).and_then(|opened| Ok(work.engine.replace(file, opened)?));
     if let Err(refusal) = replaced {
-        say(format_args!("a parent stays open for writing: {}", refusal.message));
+        say(format_args!("a parent could not be reopened read-only: {}", refusal.message));
     }
 }

@@ -1,17 +1,17 @@
-//! `pause` and `resume`: a client holds the disk still, for as long as it likes.
+//! `pause` and `resume`: a client keeps the disk quiesced, for as long as it likes.
 //!
-//! While it does, everything is durable and nothing is under way: what it copies or asks of several disks is of one
-//! moment.
+//! Meanwhile everything is durable and nothing is in flight: copies, or queries of several disks, are of one point in
+//! time.
 
 use serde_json::{Value, json};
 
 use super::refusal::Refusal;
-use super::work::{Hold, Work};
+use super::work::{Quiesce, Work};
 
 /// `pause`, until the disk stands still.
 #[derive(Debug, Default)]
 pub struct Pausing {
-    hold: Hold,
+    hold: Quiesce,
 }
 
 impl Pausing {

@@ -1,7 +1,7 @@
-//! The process that takes the place of this one: it is started and handed everything, or ended.
+//! The process that replaces this one: it is started and receives everything, or is stopped.
 //!
-//! Knows nothing of when that is done. Invariant: until the new process is told to go, it has written nothing and may
-//! end at any moment.
+//! It knows nothing about when that happens. Invariant: until the new process is told to go, it has written nothing and
+//! may exit at any moment.
 
 use std::ffi::OsString;
 use std::os::fd::{AsFd, OwnedFd};
@@ -13,7 +13,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use transport::HandoverError;
 use transport::vhost_user::Listener;
 
-use super::errand::Errand;
+use super::blocking_task::BlockingTask;
 use super::refusal::{Kind, Refusal};
 use super::work::Work;
 use crate::redo_log;
@@ -26,14 +26,14 @@ pub struct Successor {
     channel: Channel,
     /// If it was started here.
     child: Option<Child>,
-    /// Its number and its version, once it has said hello.
+    /// Its pid and version, once it has said hello.
     pub pid: u32,
     /// See [`Successor::pid`].
     pub program: String,
 }
 
 /// The start of a program, in the background.
-pub type Start = Errand<std::io::Result<Child>>;
+pub type Start = BlockingTask<std::io::Result<Child>>;
 
 /// Why nothing was handed over.
 pub enum NotHanded {
@@ -60,7 +60,7 @@ impl ControlSocket {
 }
 
 impl Successor {
-    /// A process that somebody has started, at the other end of this socket.
+    /// A process started by the client, at the other end of this socket.
     pub fn at(socket: OwnedFd, work: &mut Work<'_>) -> Result<Successor, Refusal> {
         let channel = Channel::over(socket).map_err(|why| Refusal::new(Kind::Invalid, why.to_string()))?;
         let watched = work.engine.watch(channel.as_fd(), false, SUCCESSOR.0);
@@ -72,7 +72,8 @@ impl Successor {
     /// those of this process.
     pub fn start(program: &Path, work: &mut Work<'_>) -> Result<(Successor, Start), Refusal> {
         let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
-        let (ours, theirs) = pair.map_err(|errno| Refusal::failed("make a socket to a new process", &errno.into()))?;
+        let (ours, theirs) =
+            pair.map_err(|errno| Refusal::failed("create a socket to a new process", &errno.into()))?;
         let program = program.to_owned();
         let start = work.send(move || spawn(program, theirs))?;
         Ok((Successor::at(ours, work)?, start))
@@ -80,7 +81,7 @@ impl Successor {
 
     /// It was started.
     pub fn started(&mut self, child: std::io::Result<Child>) -> Result<(), Refusal> {
-        let failed = |error| Refusal::failed("start the new program", &error).advise("the disk goes on as before");
+        let failed = |error| Refusal::failed("start the new program", &error).advise("the disk continues as before");
         self.child = Some(child.map_err(failed)?);
         Ok(())
     }
@@ -102,10 +103,10 @@ impl Successor {
     pub fn not_come(&mut self, why: &ChannelError) -> Refusal {
         let ended = self.child.as_mut().and_then(|child| child.try_wait().ok().flatten());
         let what = match ended {
-            Some(status) => format!("the new process has ended with {status} before it took anything"),
-            None => format!("the new process did not come up: {why}"),
+            Some(status) => format!("the new process exited with {status} before taking over"),
+            None => format!("the new process did not start: {why}"),
         };
-        let advice = "the disk goes on as before; its log may say why, or the new program is another one";
+        let advice = "the disk continues as before; see its log, and check that the new program is tapline-disk";
         Refusal::new(Kind::Failed, what).advise(advice)
     }
 
@@ -123,7 +124,7 @@ impl Successor {
             say(Said::Layer { name, write: file.options().write }, &files)?;
         }
         let logs = redo_log::to_be_handed();
-        let logs = logs.map_err(|error| NotHanded::Disk(Refusal::failed("hand a redo log over", &error)))?;
+        let logs = logs.map_err(|error| NotHanded::Disk(Refusal::failed("hand over a redo log", &error)))?;
         for (name, log) in logs {
             say(Said::Log { name }, &[&log])?;
         }

@@ -1,11 +1,10 @@
-//! `upgrade`: another process takes the place of this one, and the disk's peers notice nothing but a short wait.
+//! `upgrade`: another process replaces this one, and the disk's clients notice nothing but a short wait.
 //!
-//! This process starts the new one, or the client has started it. When the new process is ready, this one flushes what
-//! was written, takes no more requests, waits for those under way, and hands everything over
-//! ([`crate::serve::handover`]).
+//! This process starts the new one, or the client has started it. When the new process is ready, this one flushes,
+//! stops accepting requests, waits for those in flight, and hands over everything ([`crate::serve::handover`]).
 //!
-//! Invariants: until it tells the new process to go, this one can go on, and does if anything fails or takes too long;
-//! from then on it touches nothing.
+//! Invariants: until it tells the new process to go, this one can continue, and does so if anything fails or takes too
+//! long; from then on it touches nothing.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -29,13 +28,13 @@ use crate::serve::own_keys::UPGRADE_TIMER;
 
 /// How long the new process may take to say hello.
 const TO_START: Duration = Duration::from_secs(30);
-/// How long peers wait at most, unless the client says otherwise.
+/// The default limit on how long clients wait.
 const PAUSE_MAX: Duration = Duration::from_millis(50);
 /// Attempts to hand the disk over, and by how much the wait before each of them grows.
 const ATTEMPTS: u32 = 20;
 const REST: Duration = Duration::from_millis(20);
 
-const LATE: &str = "the new process does not take the disk over";
+const LATE: &str = "the new process does not take over the disk";
 
 /// The verb, as far as it is.
 #[derive(Debug)]
@@ -56,7 +55,7 @@ pub struct Upgrade {
 enum Stage {
     /// The new process is being started.
     Starting(Option<Start>),
-    /// It has its words, and has not said hello.
+    /// It has its arguments, but has not said hello.
     Greeting { until: Instant },
     /// It waits. A merge is being interrupted, or nothing is left to wait for.
     Ready,
@@ -64,7 +63,7 @@ enum Stage {
     Flushing,
     /// No more requests are taken, since then; those under way end.
     Draining { since: Instant },
-    /// The same, and what is in no redo log is being made durable.
+    /// The same, while data that is in no redo log is being made durable.
     Syncing { since: Instant },
     /// Requests are taken again for a while, since those under way took too long.
     Resting { until: Instant },
@@ -72,7 +71,7 @@ enum Stage {
 
 /// What came of an attempt.
 enum Attempt {
-    /// It is done; peers have waited so long.
+    /// Done, with the time that clients have waited.
     Done(Duration),
     /// Not now: something is under way.
     Later,
@@ -81,7 +80,7 @@ enum Attempt {
 }
 
 impl Upgrade {
-    /// Begins; `successor` is the socket of a process that whoever asks has started.
+    /// Begins; `successor` is the socket of a process started by the client.
     pub fn begin(
         asked: protocol::Upgrade,
         successor: Option<OwnedFd>,
@@ -101,7 +100,7 @@ impl Upgrade {
                 Successor::start(program, work).map(|(successor, start)| (successor, Some(start)))?
             }
             _ => {
-                let what = "either the program is named, or a socket to a process that was started comes along";
+                let what = "give either the program, or a socket to an already started process";
                 return Err(Refusal::new(Kind::Invalid, what));
             }
         };
@@ -123,7 +122,7 @@ impl Upgrade {
         })
     }
 
-    /// Whether a merge must end before it goes on.
+    /// Whether a merge must be stopped before it continues.
     pub fn needs_no_merge(&self) -> bool {
         !matches!(self.stage, Stage::Starting(_) | Stage::Greeting { .. })
     }
@@ -137,11 +136,11 @@ impl Upgrade {
     pub fn advance(&mut self, work: &mut Work<'_>) -> Result<Option<Value>, Refusal> {
         loop {
             match &mut self.stage {
-                Stage::Starting(errand) => {
-                    let Some(sent) = errand.take() else { return Ok(None) };
+                Stage::Starting(blocking_task) => {
+                    let Some(sent) = blocking_task.take() else { return Ok(None) };
                     match work.fetch(sent) {
                         Err(sent) => {
-                            *errand = Some(sent);
+                            *blocking_task = Some(sent);
                             return Ok(None);
                         }
                         Ok(started) => self.successor.started(started)?,
@@ -200,14 +199,14 @@ impl Upgrade {
     /// Takes requests again, and tries later.
     fn rest(&mut self, work: &mut Work<'_>) -> Result<(), Refusal> {
         work.server.hold(false);
-        self.again("what is under way does not end")?;
+        self.again("requests in flight do not complete")?;
         let rest = REST * self.attempts;
         self.set_timer(rest)?;
         self.stage = Stage::Resting { until: Instant::now() + rest };
         Ok(())
     }
 
-    /// Takes requests again, and tries with another new process: one that was late has heard so, and ends.
+    /// Accepts requests again, and tries with another new process: a late one has been told so, and exits.
     fn start_again(&mut self, work: &mut Work<'_>) -> Result<(), Refusal> {
         work.server.hold(false);
         self.again(LATE)?;
@@ -225,11 +224,11 @@ impl Upgrade {
 
     fn too_long(&self, what: &str) -> Refusal {
         Refusal::new(Kind::Busy, format!("{what} in {} ms", self.pause_max.as_millis()))
-            .advise("try when the disk is less busy, or let its guest wait longer: --pause-max")
+            .advise("retry when the disk is less busy, or allow a longer pause: --pause-max")
     }
 
     fn set_timer(&self, after: Duration) -> Result<(), Refusal> {
-        self.timer.set(after).map_err(|error| Refusal::failed("wait for what is under way", &error))
+        self.timer.set(after).map_err(|error| Refusal::failed("wait for requests in flight", &error))
     }
 
     /// Hands everything over, if nothing is under way any more and there is time.
@@ -250,10 +249,10 @@ impl Upgrade {
         match self.successor.hand_over(&self.control, until, work) {
             Ok(()) => Ok(Some(Attempt::Done(since.elapsed()))),
             Err(NotHanded::Server(HandoverError::NotNow(_))) => not_yet(),
-            Err(NotHanded::Server(why)) => Err(Failure::new("hand the disk's peers over", why).into()),
+            Err(NotHanded::Server(why)) => Err(Failure::new("hand over the disk's connections", why).into()),
             Err(NotHanded::Successor(ChannelError::Late)) => Ok(Some(Attempt::Late)),
-            Err(NotHanded::Successor(why)) => Err(Refusal::from(Failure::new("hand the disk over", why))
-                .advise("the disk goes on as before; the log says why the new process does not take it")),
+            Err(NotHanded::Successor(why)) => Err(Refusal::from(Failure::new("hand over the disk", why))
+                .advise("the disk continues as before; see the log for why the new process did not take it over")),
             Err(NotHanded::Disk(refusal)) => Err(refusal),
         }
     }
@@ -261,11 +260,11 @@ impl Upgrade {
     /// The answer.
     fn told(&self, pause: Duration) -> Value {
         let (Successor { pid, program, .. }, pause) = (&self.successor, micros(pause));
-        say(format_args!("the process {pid} has taken the disk over; its peers have waited {pause} µs"));
+        say(format_args!("process {pid} has taken over the disk; its clients waited {pause} µs"));
         json!({ "pid": pid, "pause_us": pause, "program": program })
     }
 
-    /// It has failed: the new process is to end, and this one goes on.
+    /// It has failed: the new process must exit, and this one continues.
     pub fn undo(&mut self, work: &mut Work<'_>) {
         work.server.hold(false);
         work.engine.forget(UPGRADE_TIMER.0);
@@ -279,12 +278,12 @@ fn refuse_what_cannot_be(work: &Work<'_>) -> Result<(), Refusal> {
         return Err(Refusal::new(Kind::State, "the disk is paused").advise("resume it first"));
     }
     if work.disk.is_broken() {
-        return Err(Refusal::new(Kind::State, "a sync of the disk has failed, and nothing is written to it any more")
-            .advise("see the kernel's log; serve the disk anew"));
+        return Err(Refusal::new(Kind::State, "a sync of the disk has failed, so it no longer writes")
+            .advise("see the kernel log, and restart the disk"));
     }
     if work.full.is_full() && !work.server.takes_back() {
-        return Err(Refusal::new(Kind::NoSpace, "requests of NBD clients wait for space")
-            .advise("free some space, and ask again"));
+        return Err(Refusal::new(Kind::NoSpace, "requests of NBD clients are waiting for space")
+            .advise("free some space and retry"));
     }
     Ok(())
 }
@@ -294,7 +293,7 @@ fn refuse_writable_parents(work: &Work<'_>) -> Result<(), Refusal> {
     match (1..work.disk.layers().len()).find(|&depth| work.file(depth).is_ok_and(|(_, file)| file.options().write)) {
         Some(depth) => {
             let what = format!("the layer {depth} is open for writing");
-            Err(Refusal::new(Kind::State, what).advise("ask again; a merge may have to be asked for again first"))
+            Err(Refusal::new(Kind::State, what).advise("retry; a merge may have to be requested again first"))
         }
         None => Ok(()),
     }
@@ -307,11 +306,11 @@ fn needs_sync(work: &Work<'_>) -> bool {
 }
 
 fn unsupported() -> Refusal {
-    Refusal::new(Kind::Unsupported, "a disk of a Xen guest is handed over through Xen's store")
+    Refusal::new(Kind::Unsupported, "a Xen guest's disk is handed over through xenstore")
         .advise("use tapline xen upgrade, or send SIGUSR2 and serve it again")
 }
 
 fn must_be_handed(program: &Path) -> Refusal {
-    let what = format!("this disk was started with --handed, and starts nothing: not {}", program.display());
-    Refusal::new(Kind::Unsupported, what).advise("whoever started it upgrades it: tapline vbd upgrade")
+    let what = format!("this disk was started with --handed and cannot start {}", program.display());
+    Refusal::new(Kind::Unsupported, what).advise("upgrade it through the daemon: tapline vbd upgrade")
 }

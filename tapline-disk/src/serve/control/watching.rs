@@ -1,8 +1,9 @@
-//! Clients that want to hear when the disk cannot write, when it can again, and that a request was answered with an
-//! error of which processes had died (`watch`).
+//! Clients that are notified when the disk cannot write, when it can again, and when a request was failed because it
+//! had killed several processes (`watch`).
 //!
-//! It knows no disk. Invariants: a client hears of each condition that lasts, and of the present one last; what is said
-//! to one that does not read is bounded, since it is not told of more before it has read what came before.
+//! It knows no disk. Invariants: a client is notified of each lasting condition, and of the current one last; what is
+//! buffered for a client that does not read is bounded, because it gets nothing new before it has read the previous
+//! notification.
 
 use serde_json::{Value, json};
 
@@ -50,7 +51,7 @@ impl State {
 }
 
 impl Watchers {
-    /// A client watches from now on; what it is told at once. One that has watched before does so by another name now.
+    /// Adds a client, and returns its first notification. If it is already watching, the new id replaces the old one.
     pub fn add(&mut self, asker: &Asker, condition: Condition) -> Value {
         self.0.retain(|other| other.asker.number != asker.number);
         self.0.push(Watcher { asker: asker.clone(), told: State::of(condition), fatal: condition.fatal });
@@ -95,7 +96,7 @@ mod test {
     const BROKEN: Condition = Condition { broken: true, ..FULL };
 
     #[test]
-    fn who_watches_hears_of_each_change_and_who_does_not_read_of_the_last() {
+    fn watchers_get_each_change_and_slow_readers_the_last() {
         let room = tempfile::tempdir().unwrap();
         let mut control = Control::bind(&room.path().join("socket")).unwrap();
         let (ours, theirs) = UnixStream::pair().unwrap();
@@ -115,7 +116,7 @@ mod test {
         assert_eq!(heard()["state"], "resumed");
         control.tell_watchers(Condition { fatal: 1, ..WORKING });
         assert_eq!(heard(), json!({ "state": "fatal", "fatal": 1 }));
-        // What it is told now it has not read while the rest happens.
+        // It has not read this notification while the rest happens.
         control.clients[0].as_mut().unwrap().say(&format!("{}\n", json!({ "event": "x".repeat(1 << 20) })));
         [FULL, WORKING, FULL, BROKEN].into_iter().for_each(|condition| control.tell_watchers(condition));
         let reader = std::thread::spawn(move || (heard(), heard()));

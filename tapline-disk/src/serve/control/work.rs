@@ -1,7 +1,7 @@
-//! What a verb works on: the disk, what is below and above it, and the moment at which it stands still.
+//! What verbs work on: the disk, what is below and above it, and quiescing.
 //!
-//! Knows nothing about particular verbs. Invariant: whoever had requests held lets them go again, also when it fails;
-//! requests that a client's `pause` holds stay held.
+//! It knows nothing about particular verbs. Invariant: a verb that holds requests releases them again, also when it
+//! fails; requests held by a client's `pause` stay held.
 
 use std::fs::File;
 use std::io;
@@ -15,7 +15,7 @@ use transport::Server;
 use uring::{Engine, ImageFile, OpenOptions};
 
 use super::FLUSH;
-use super::errand::Errand;
+use super::blocking_task::BlockingTask;
 use super::pause::Pause;
 use super::refusal::{Kind, Refusal};
 use crate::image_name::{FormatName, ImageName};
@@ -23,7 +23,7 @@ use crate::libvhd::Behind;
 use crate::log::say;
 use crate::serve::event_loop::EngineWatch;
 use crate::serve::full::Full;
-use crate::serve::own_keys::ERRAND;
+use crate::serve::own_keys::BLOCKING_TASK;
 use crate::serve::polling::Polling;
 use crate::serve::suspects::Suspects;
 use crate::size::readable;
@@ -45,9 +45,9 @@ pub struct Work<'a> {
     pub flush: &'a mut Flush,
     /// What waits for space.
     pub full: &'a mut Full,
-    /// What the disk has done so far.
+    /// I/O statistics of the disk.
     pub stats: &'a Stats,
-    /// How often the thread has looked for more before it slept.
+    /// Statistics of polling before sleeping.
     pub polling: &'a Polling,
     /// Requests that a process before this one may have died of.
     pub suspects: &'a Suspects,
@@ -77,11 +77,14 @@ pub fn condition_of(disk: &Disk<Image>, full: &Full, suspects: &Suspects) -> Con
 
 impl Work<'_> {
     /// Begins something that may wait for storage.
-    pub fn send<T: Send + 'static>(&mut self, work: impl FnOnce() -> T + Send + 'static) -> Result<Errand<T>, Refusal> {
-        let failed = |error: io::Error| Refusal::failed("begin to work in the background", &error);
-        let errand = Errand::send(work).map_err(failed)?;
-        self.engine.watch(errand.as_fd(), false, ERRAND.0).map_err(failed)?;
-        Ok(errand)
+    pub fn send<T: Send + 'static>(
+        &mut self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<BlockingTask<T>, Refusal> {
+        let failed = |error: io::Error| Refusal::failed("start background work", &error);
+        let blocking_task = BlockingTask::send(work).map_err(failed)?;
+        self.engine.watch(blocking_task.as_fd(), false, BLOCKING_TASK.0).map_err(failed)?;
+        Ok(blocking_task)
     }
 
     /// What keeps the disk from writing.
@@ -89,7 +92,7 @@ impl Work<'_> {
         condition_of(self.disk, self.full, self.suspects)
     }
 
-    /// What the disk has done so far, for the process that takes the place of this one.
+    /// I/O statistics of the disk, for the process that replaces this one.
     pub fn counters(&self) -> Counters {
         let mut counters = self.stats.counters(self.polling.looks());
         counters.fatal = self.suspects.fatal();
@@ -101,13 +104,13 @@ impl Work<'_> {
         Duration::from_nanos(self.stats.clock())
     }
 
-    /// The result of an errand, if it is back.
-    pub fn fetch<T: Send + 'static>(&mut self, errand: Errand<T>) -> Result<T, Errand<T>> {
-        if !errand.is_back() {
-            return Err(errand);
+    /// The result of an blocking_task, if it is back.
+    pub fn fetch<T: Send + 'static>(&mut self, blocking_task: BlockingTask<T>) -> Result<T, BlockingTask<T>> {
+        if !blocking_task.is_back() {
+            return Err(blocking_task);
         }
-        self.engine.forget(ERRAND.0);
-        Ok(errand.fetch())
+        self.engine.forget(BLOCKING_TASK.0);
+        Ok(blocking_task.fetch())
     }
 
     /// Begins a flush of our own; requests are not held.
@@ -148,7 +151,7 @@ impl Work<'_> {
     }
 
     /// Holds requests, if they are not held yet; whether nothing is under way any more. There may be much that is not
-    /// durable: see [`Hold`] for that.
+    /// durable: see [`Quiesce`] for that.
     pub fn is_quiet(&mut self) -> bool {
         if !self.disk.is_quiesced() {
             self.disk.quiesce();
@@ -195,21 +198,21 @@ impl Work<'_> {
         (0..self.disk.layers().len()).filter_map(|depth| self.name(depth).ok()).map(|name| name.to_string()).collect()
     }
 
-    /// The layers whose metadata stands behind their blocks.
+    /// The layers whose metadata is located behind their blocks.
     pub fn behind(&self) -> Behind {
         let layers =
             (0..self.disk.layers().len()).filter_map(|depth| Some((self.name(depth).ok()?, self.image(depth).ok()?)));
         Behind::of(layers)
     }
 
-    /// Whether a layer's data stands in its file, or in its data file, as it stands on the disk.
+    /// Whether a layer's data is in its file, or its data file, at the same offsets as on the disk.
     pub fn has_flat_data(&self, depth: usize) -> Result<bool, Refusal> {
         Ok(matches!(self.image(depth)?, Image::Raw(_)) || self.file(depth)?.1.data_file().is_some())
     }
 
     /// Makes the file of a raw layer, or a data file, `len` bytes long, durably and in the background, if it is
     /// shorter. Nothing else ever changes its length. A block device has the length that it has.
-    pub fn lengthen(&mut self, depth: usize, len: u64) -> Result<Option<Errand<Result<(), Refusal>>>, Refusal> {
+    pub fn lengthen(&mut self, depth: usize, len: u64) -> Result<Option<BlockingTask<Result<(), Refusal>>>, Refusal> {
         let (_, file) = self.file(depth)?;
         let file = file.data_file().unwrap_or(file);
         let path = file.path().to_owned();
@@ -217,12 +220,12 @@ impl Work<'_> {
             Some(device) if device >= len => return Ok(None),
             Some(device) => {
                 let (wanted, device, path) = (readable(len), readable(device), path.display());
-                let what = format!("cannot make {path} {wanted} long: it is a block device of {device}");
-                return Err(Refusal::new(Kind::NoSpace, what).advise("grow the device, then serve the disk anew"));
+                let what = format!("cannot extend {path} to {wanted}: it is a block device of {device}");
+                return Err(Refusal::new(Kind::NoSpace, what).advise("enlarge the device, then restart the disk"));
             }
             None => {}
         }
-        let failed = move |error| Refusal::failed(format!("lengthen {}", path.display()), &error);
+        let failed = move |error| Refusal::failed(format!("extend {}", path.display()), &error);
         let file = file.as_fd().try_clone_to_owned().map(File::from).map_err(&failed)?;
         let lengthen = move || match file.metadata()?.len() < len {
             true => file.set_len(len).and_then(|()| file.sync_all()),
@@ -243,8 +246,8 @@ impl Work<'_> {
         Ok(self.file(0)?.1.options())
     }
 
-    /// The leaf's parent is not written to any more: its time of last change is fixed, and the leaf records it with the
-    /// next round. Without it nothing is lost but the discovery that somebody has changed the parent.
+    /// The leaf's parent is no longer written: its modification time is final, and the leaf records it with the next
+    /// round. Without that nothing is lost, except that a modification of the parent would not be detected.
     pub fn record_time_of_parent(&mut self) {
         let modified = self.file(1).ok().filter(|(_, file)| !file.options().write);
         let modified = modified.and_then(|(_, file)| rustix::fs::fstat(file).ok());
@@ -262,7 +265,7 @@ impl Work<'_> {
             return Err(not_durable(Status::Failed));
         }
         match self.geometry.read_only {
-            true => Err(Refusal::new(Kind::State, "the disk is served read-only").advise("serve it writable")),
+            true => Err(Refusal::new(Kind::State, "the disk is served read-only").advise("serve it read-write")),
             false => Ok(()),
         }
     }
@@ -276,14 +279,14 @@ impl Work<'_> {
 
 fn not_durable(status: Status) -> Refusal {
     if status == Status::NoSpace {
-        return Refusal::new(Kind::NoSpace, "cannot make the disk durable: no space is left where its files lie")
-            .advise("free some space and ask again; the disk goes on as it is");
+        return Refusal::new(Kind::NoSpace, "cannot make the disk durable: no space is left for its files")
+            .advise("free some space and retry; the disk continues as it is");
     }
     Refusal::new(Kind::Failed, "cannot make the disk durable: its storage failed, or had failed before")
-        .advise("see the kernel's log; nothing was changed, and the disk accepts writes again when it is served anew")
+        .advise("see the kernel log; nothing was changed, and the disk accepts writes again after it is restarted")
 }
 
-/// The whole path, for whoever asks from elsewhere.
+/// The absolute path, for clients with another working directory.
 pub fn absolute(path: &Path) -> std::path::PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
@@ -299,11 +302,11 @@ pub fn format_of(image: &Image) -> FormatName {
 
 /// The way to the moment at which nothing is under way and everything is durable.
 #[derive(Clone, Copy, Debug, Default)]
-pub enum Hold {
+pub enum Quiesce {
     /// Not begun.
     #[default]
     Begin,
-    /// A flush makes most of it durable while the guest goes on.
+    /// A flush makes most of it durable while the guest continues.
     Flushing,
     /// Another one what has come since: it is short, and leaves less.
     FlushingAgain,
@@ -313,28 +316,28 @@ pub enum Hold {
     Syncing,
 }
 
-impl Hold {
+impl Quiesce {
     /// Whether nothing is under way, durable or not. It lasts until [`Work::let_go`].
     pub fn is_quiet(&mut self, work: &mut Work<'_>) -> Result<bool, Refusal> {
         loop {
             match self {
-                Hold::Begin if work.disk.is_quiesced() => *self = Hold::Draining,
-                Hold::Begin => {
+                Quiesce::Begin if work.disk.is_quiesced() => *self = Quiesce::Draining,
+                Quiesce::Begin => {
                     work.begin_flush();
-                    *self = Hold::Flushing;
+                    *self = Quiesce::Flushing;
                 }
-                Hold::Flushing if work.is_flushed()? => {
+                Quiesce::Flushing if work.is_flushed()? => {
                     work.begin_flush();
-                    *self = Hold::FlushingAgain;
+                    *self = Quiesce::FlushingAgain;
                 }
-                Hold::FlushingAgain if work.is_flushed()? => {
+                Quiesce::FlushingAgain if work.is_flushed()? => {
                     work.disk.quiesce();
                     let now = work.clock();
                     work.pause.begin(now);
-                    *self = Hold::Draining;
+                    *self = Quiesce::Draining;
                 }
-                Hold::Flushing | Hold::FlushingAgain => return Ok(false),
-                Hold::Draining | Hold::Syncing => return Ok(work.disk.is_quiet()),
+                Quiesce::Flushing | Quiesce::FlushingAgain => return Ok(false),
+                Quiesce::Draining | Quiesce::Syncing => return Ok(work.disk.is_quiet()),
             }
         }
     }
@@ -344,9 +347,9 @@ impl Hold {
         if !self.is_quiet(work)? {
             return Ok(false);
         }
-        if matches!(self, Hold::Draining) && !work.disk.is_clean() {
+        if matches!(self, Quiesce::Draining) && !work.disk.is_clean() {
             work.disk.sync(work.engine);
-            *self = Hold::Syncing;
+            *self = Quiesce::Syncing;
         }
         work.is_synced()
     }

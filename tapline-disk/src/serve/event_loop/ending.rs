@@ -1,7 +1,7 @@
-//! The end of a served disk: what was taken in is answered, or left to a peer that keeps it, and what was written is
-//! durable.
+//! The end of a served disk: accepted requests are completed, or left to a client that keeps them, and everything
+//! written is durable.
 //!
-//! It knows no protocol and no format. Invariant: it ends only when nothing is under way.
+//! It knows no protocol and no format. Invariant: it ends only when nothing is in flight.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -20,7 +20,7 @@ use crate::stats;
 impl<S: Server + Disclose> EventLoop<S> {
     /// Answers what was taken in, makes it durable, and leaves.
     pub(super) fn shut_down(mut self) -> Result<Exit, Failure> {
-        say("stopping: no more requests are taken");
+        say("stopping: no longer accepting requests");
         self.server.stop(&mut EngineWatch(&mut self.engine));
         let before = self.given_back;
         if !self.server.takes_back() {
@@ -37,16 +37,16 @@ impl<S: Server + Disclose> EventLoop<S> {
             Status::Failed | Status::Refused | Status::Unsupported => Some("the storage failed, or had failed before"),
         };
         if let Some(why) = why {
-            return Err(Failure::new("flush the disk before leaving", why)
-                .advise("what the guest was told to be flushed is safe; see the kernel's log"));
+            return Err(Failure::new("flush the disk before stopping", why)
+                .advise("data whose flush was acknowledged is safe; see the kernel log"));
         }
         self.end_suspecting();
         redo_log::end_all();
         match self.given_back.saturating_sub(before) {
-            0 => say("stopped: everything is answered and flushed"),
+            0 => say("stopped: all requests are completed and flushed"),
             left => say(format_args!(
-                "stopped: {left} requests that waited are left to their guest, for who serves the disk next; \
-                 everything else is answered and flushed"
+                "stopped: {left} waiting requests stay with their guest for the next process; all others are completed \
+                 and flushed"
             )),
         }
         Ok(Exit::Done)
@@ -102,13 +102,14 @@ impl<S: Server + Disclose> EventLoop<S> {
     }
 }
 
-/// Ends the process, whose place another has taken. Nothing is dropped on the way: all that there is belongs to that.
+/// Exits after another process has taken over. Nothing is dropped on the way, because everything belongs to that
+/// process.
 pub(super) fn leave_everything() -> ! {
     log::end();
     std::process::exit(i32::from(Exit::Done.code()))
 }
 
-/// Statistics must not end a disk: what cannot be written is said.
+/// Statistics must not stop a disk: a write error is logged.
 pub(super) fn write_stats(line: &str, file: Option<&PathBuf>) {
     let Some(path) = file else { return say(format_args!("statistics: {line}")) };
     if let Err(error) = stats::open_file(path).and_then(|mut file| file.write_all(format!("{line}\n").as_bytes())) {

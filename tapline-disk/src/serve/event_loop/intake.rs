@@ -1,7 +1,7 @@
-//! Requests that have come, from the server to the disk.
+//! Incoming requests, from the server to the disk.
 //!
-//! It knows no protocol and no format. Invariant: before a request is begun it is noted for the next process that
-//! something is in flight.
+//! It knows no protocol and no format. Invariant: before a request is begun, the fact that something is in flight is
+//! recorded for the next process.
 
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
-//! What a disk gives back that was not used for a while ([`Quiet`]).
+//! What an idle disk releases ([`Quiet`]).
 //!
-//! It knows no protocol and no format. Invariant: a disk at rest, of which little is known, is not woken.
+//! It knows no protocol and no format. Invariant: an idle disk with little cached is not woken.
 
 use std::io;
 
@@ -34,7 +34,7 @@ impl<S: Server + Disclose> EventLoop<S> {
 
     fn mind_timer(&mut self, waits: io::Result<()>) {
         if let Err(error) = waits {
-            self.log.caused(format_args!("memory is not given back while the disk is not used: no timer: {error}"));
+            self.log.caused(format_args!("memory is not released while the disk is idle: no timer: {error}"));
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Requests that wait for space ([`Full`]), between the disk and the server.
 //!
-//! It knows no protocol and no format. Invariant: what waits is answered once, by the disk or by the end of the
-//! waiting; or it is given back to its peer, and nothing of it is done here any more.
+//! It knows no protocol and no format. Invariant: a waiting request is completed once, by the disk or by the end of the
+//! waiting; or it is returned to its client, and nothing more is done with it here.
 
 use disk::{Request, Status};
 use transport::Server;
@@ -65,7 +65,7 @@ impl<S: Server + Disclose> EventLoop<S> {
         count
     }
 
-    /// Whether nobody is there any more for whom something waits.
+    /// Whether there is no client left for which a request waits.
     fn is_alone(&self) -> bool {
         self.full.is_full() && self.server.peers() == 0
     }
@@ -78,8 +78,8 @@ impl<S: Server + Disclose> EventLoop<S> {
         }
         self.control_due = true;
         self.log.caused(match full {
-            true => "no space is left on the image's storage: writes wait until there is some, reads go on",
-            false => "no request waits for space any more",
+            true => "no space is left on the image's storage: writes wait for space, reads continue",
+            false => "no more requests are waiting for space",
         });
     }
 }

@@ -1,8 +1,8 @@
-//! Requests that the last process may have died of ([`Suspects`](crate::serve::suspects::Suspects)), between the server
+//! Requests that may have killed the last process ([`Suspects`](crate::serve::suspects::Suspects)), between the server
 //! and the disk.
 //!
-//! It knows no protocol and no format. Invariant: while there are any, one request at most is under way; that the
-//! process is at work on it stands in the leaf's redo log only while nothing else is done by it.
+//! It knows no protocol and no format. Invariant: while there are any, at most one request is in flight; the leaf's
+//! redo log says that the process works on it only while the process does nothing else.
 
 use disk::redo::Mark;
 use disk::{Request, Span, Status};
@@ -20,13 +20,13 @@ impl<S: Server + Disclose> EventLoop<S> {
     /// Begins with what the last process has left, and says so.
     pub(super) fn begin_suspecting(&mut self) -> Result<(), Failure> {
         if self.suspects.are_there() {
-            say("the last process of this disk died with requests in flight: for a while they are done one at a time");
+            say("the last process of this disk died with requests in flight: retrying them one at a time");
         }
         if let Some(deaths) = self.suspects.deaths() {
-            say(format_args!("{deaths} processes in a row have died of the same request, as far as can be known"));
+            say(format_args!("as far as can be known, {deaths} processes in a row have died of the same request"));
         }
         let begun = self.suspects.begin(&mut EngineWatch(&mut self.engine), SUSPECTS);
-        begun.map_err(|error| Failure::new("wait before a request is tried again", error))
+        begun.map_err(|error| Failure::new("wait before retrying a request", error))
     }
 
     /// Takes one request in, if that may be; how many.
@@ -92,8 +92,8 @@ impl<S: Server + Disclose> EventLoop<S> {
         let place = self.server.place_of(request.token()).map(|place| format!(", {place}")).unwrap_or_default();
         let deaths = self.suspects.deaths().unwrap_or(0);
         say(format_args!(
-            "{} of {len} bytes at sector {}{place}: {deaths} processes of this disk in a row have died of it. \
-             It is answered with an error, once, and the disk goes on",
+            "{} of {len} bytes at sector {}{place} has killed {deaths} processes of this disk in a row. Failing it \
+             with an error once; the disk continues",
             in_words(request.operation()),
             at / 512,
         ));

@@ -1,14 +1,15 @@
-//! What is said of requests in the log. It knows nothing else of them.
+//! The wording of log lines about requests.
 
 use disk::{Damage, Operation, Status};
 
 use crate::soundness::{cure_for, unfindable};
 
-/// What whoever runs the host must hear of a failed request, for only they can help. The rest is the guest's doing.
+/// The text of a failed request that the host's administrator must know about, because only they can help. Other
+/// failures are the guest's doing.
 pub(super) fn worth_a_line(status: Status) -> Option<&'static str> {
     match status {
         Status::Failed => Some(""),
-        Status::NoSpace => Some(": no space is left on the image's storage; free some, and writes succeed again"),
+        Status::NoSpace => Some(": no space is left on the image's storage; writes succeed again once some is freed"),
         Status::Done | Status::Refused | Status::Unsupported => None,
     }
 }
@@ -27,6 +28,6 @@ pub(super) fn in_words(operation: Operation) -> &'static str {
         Operation::Flush => "a flush",
         Operation::Discard => "a discard",
         Operation::WriteZeroes { .. } => "a write of zeroes",
-        Operation::Extents { .. } => "a query for extents",
+        Operation::Extents { .. } => "an extent query",
     }
 }

@@ -1,9 +1,9 @@
-//! A guest's disk that its firmware reads too, before there is a driver: over NBD, by QEMU, which emulates a disk for
+//! A guest's disk that its firmware reads before there is a driver: over NBD, through QEMU, which emulates a disk for
 //! it.
 //!
-//! Both are servers of one disk in one loop, so a request of either sees what the other was told is done, and a flush
-//! of either covers it. Knows nothing of rings and of NBD. Keeps: a request goes back to the server that it came from;
-//! the disk begins and ends with the guest, and QEMU comes and goes as it likes.
+//! Both are servers of one disk in one event loop, so a request of either sees all completed requests of the other, and
+//! a flush of either covers them. It knows nothing about rings and NBD. Invariant: a request is completed by the server
+//! that it came from; the disk begins and ends with the guest, while QEMU connects and disconnects as it likes.
 
 use std::fmt;
 
@@ -113,7 +113,7 @@ impl Transport for Emulated {
 impl Server for Emulated {
     fn start(&mut self, watch: &mut dyn Watch) -> std::io::Result<()> {
         self.nbd.start(&mut Turned(watch))?;
-        // The toolstack goes on when the guest's end is served.
+        // The toolstack continues when the guest's backend is served.
         self.guest.start(watch)
     }
 
@@ -145,7 +145,7 @@ impl Server for Emulated {
         self.guest.takes_back()
     }
 
-    /// The guest's end may be left to another process with what it has asked; NBD's clients have nobody to come.
+    /// The guest's ring may be left to another process with its requests; there is no successor for NBD clients.
     fn recalls(&self, token: Token) -> bool {
         match is_nbds(token) {
             true => self.stopped && self.takes_back(),

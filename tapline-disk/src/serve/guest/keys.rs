@@ -1,7 +1,8 @@
-//! What the disk's process writes into its end's node beside the handshake, and what toolstacks write there for it.
+//! What the disk's process writes into its backend's node besides the handshake, and what toolstacks write there for
+//! it.
 //!
-//! Knows nothing of rings. Keeps: what is none of the guest's business it cannot read; what a process before has
-//! written of itself does not stay.
+//! It knows nothing about rings. Invariant: the guest cannot read what is none of its business; what an earlier process
+//! has written about itself does not stay.
 
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
@@ -15,11 +16,12 @@ use crate::failure::Failure;
 use crate::files;
 use crate::toolstack::device::{Device, store_failed, text, together, write_all};
 
-/// In our end's node, who serves it: readers of statistics look for tapdisk3's there. It means a process that lives.
+/// A key in our backend's node with the serving process: readers of statistics look for tapdisk3's there. Its presence
+/// means that the process is alive.
 pub const KTHREAD_PID: &str = "kthread-pid";
 
-/// Who serves what, for `tapline xen list` and readers of statistics, which the guest may not read; and what toolstacks
-/// look for in the node of any back end: that its device is there, and which it is.
+/// Which process serves what, for `tapline xen list` and readers of statistics, unreadable for the guest; and the keys
+/// that toolstacks expect in any backend's node: that its device exists, and which one it is.
 pub fn leave_word(store: &mut dyn Store, device: &Device, serve: &Serve) -> Result<(), Failure> {
     let control = serve.control.as_deref().map(crate::serve::absolute).transpose()?;
     let (pid, image) = (std::process::id().to_string(), serve.image.to_string());
@@ -27,7 +29,7 @@ pub fn leave_word(store: &mut dyn Store, device: &Device, serve: &Serve) -> Resu
     let physical = physical_device(serve.image.path());
     together(store, |store, within| {
         if device.states(store, within)?.0.is_none() {
-            return Err(Failure::new(format!("serve {device}"), "somebody has removed it meanwhile"));
+            return Err(Failure::new(format!("serve {device}"), "it was removed in the meantime"));
         }
         let kthread_pid = format!("{}/{KTHREAD_PID}", device.backend());
         for (node, value) in [(&node, ""), (&kthread_pid, &pid)] {
@@ -49,8 +51,8 @@ pub fn leave_word(store: &mut dyn Store, device: &Device, serve: &Serve) -> Resu
     })
 }
 
-/// A block device as Linux's block scripts write it, by which they see that it is not given to two guests. A file has
-/// none.
+/// A block device in the notation of Linux's block scripts, which they use to check that it is not attached to two
+/// guests. A file has none.
 fn physical_device(image: &Path) -> Option<String> {
     let metadata = files::metadata(image).ok().filter(|metadata| metadata.file_type().is_block_device())?;
     Some(format!("{:x}:{:x}", major(metadata.rdev()), minor(metadata.rdev())))
@@ -59,9 +61,9 @@ fn physical_device(image: &Path) -> Option<String> {
 /// The longest look before sleeping, as `--poll-max` has it.
 const POLLING_MAX: u64 = 10_000;
 
-/// For how long to look for more before sleeping, if the toolstack has said so (tapback's keys, from a VBD's
-/// other-config): microseconds, none of them where it wants the processors to be more than idle first. How much of them
-/// is idle is not asked for below that: looking ends by itself where it is not worth it.
+/// The polling time set by the toolstack (tapback's keys, from a VBD's other-config): in microseconds, zero if the
+/// toolstack requires the processors to be more than idle first. Otherwise their idle time is not checked, because
+/// polling stops by itself if it is not worthwhile.
 pub fn asked_polling(store: &mut dyn Store, device: &Device) -> Result<Option<Duration>, Failure> {
     let mut number = |key: &str| -> Result<Option<u64>, Failure> {
         let value = text(store, None, &format!("{}/{key}", device.backend()))?;

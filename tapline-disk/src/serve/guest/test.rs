@@ -40,7 +40,7 @@ fn words(image: &str) -> Serve {
 
 /// A machine with a guest, the disk that the toolstack has made for it, and a place for what its process has and
 /// leaves.
-struct Machine {
+struct GuestBed {
     directory: tempfile::TempDir,
     host: Host,
     store: Tree,
@@ -54,19 +54,19 @@ struct Process {
     leave: UnixStream,
 }
 
-impl Machine {
-    fn new() -> Machine {
+impl GuestBed {
+    fn new() -> GuestBed {
         let directory = tempfile::tempdir().unwrap();
         let sectors: Vec<u8> = (0..64u8).flat_map(|sector| [sector; 512]).collect();
         fs::write(directory.path().join("disk.raw"), sectors).unwrap();
         let (host, mut store, device) = machine();
         announce(&mut store, &device, WRITABLE).unwrap();
-        Machine { directory, host, store, device }
+        GuestBed { directory, host, store, device }
     }
 
     /// One whose disk is served, and whose guest uses it.
-    fn in_use() -> (Machine, Process, Front) {
-        let mut machine = Machine::new();
+    fn in_use() -> (GuestBed, Process, Front) {
+        let mut machine = GuestBed::new();
         let process = machine.serve();
         let front = machine.connect();
         (machine, process, front)
@@ -243,7 +243,7 @@ fn until(mut seen: impl FnMut() -> bool) {
 
 #[test]
 fn a_disk_is_attached_read_and_detached_and_nothing_is_left() {
-    let (mut machine, process, front) = Machine::in_use();
+    let (mut machine, process, front) = GuestBed::in_use();
     assert_eq!(front.read(5), (vec![5; 512], 0));
     // One read was asked for and answered, of one sector.
     let counted = || fs::read(machine.statistics().join("statistics")).unwrap_or_default();
@@ -276,8 +276,8 @@ fn a_disk_is_attached_read_and_detached_and_nothing_is_left() {
 }
 
 #[test]
-fn a_disk_pulled_without_consent_lets_go_of_the_guest() {
-    let (mut machine, process, _front) = Machine::in_use();
+fn a_forcibly_detached_disk_unmaps_the_guests_pages() {
+    let (mut machine, process, _front) = GuestBed::in_use();
     take::ask(&mut machine.store, &machine.device).unwrap();
     take::remove(&mut machine.store, &machine.device).unwrap();
     assert_eq!(process.end(), Exit::Done);
@@ -285,8 +285,8 @@ fn a_disk_pulled_without_consent_lets_go_of_the_guest() {
 }
 
 #[test]
-fn a_process_that_is_to_end_answers_its_guest_until_that_has_let_go() {
-    let (mut machine, process, front) = Machine::in_use();
+fn a_stopping_process_serves_its_guest_until_release() {
+    let (mut machine, process, front) = GuestBed::in_use();
     Process::signal(&process.stop);
     until(|| machine.states().0 == Some(State::CLOSING));
     for number in 0..3 {
@@ -299,9 +299,9 @@ fn a_process_that_is_to_end_answers_its_guest_until_that_has_let_go() {
 }
 
 #[test]
-fn a_process_that_is_to_end_does_not_wait_for_ever_nor_twice() {
+fn a_stopping_process_waits_bounded_and_not_twice() {
     for twice in [false, true] {
-        let (mut machine, process, front) = Machine::in_use();
+        let (mut machine, process, front) = GuestBed::in_use();
         assert_eq!(front.read(5), (vec![5; 512], 0));
         Process::signal(&process.stop);
         if twice {
@@ -322,8 +322,8 @@ fn a_process_that_is_to_end_does_not_wait_for_ever_nor_twice() {
 }
 
 #[test]
-fn a_process_that_is_to_end_and_whose_disk_nobody_uses_ends_at_once() {
-    let mut machine = Machine::new();
+fn a_stopping_process_of_an_unused_disk_exits_at_once() {
+    let mut machine = GuestBed::new();
     let process = machine.serve();
     until(|| machine.states().0 == Some(State::INIT_WAIT));
     Process::signal(&process.stop);
@@ -332,8 +332,8 @@ fn a_process_that_is_to_end_and_whose_disk_nobody_uses_ends_at_once() {
 }
 
 #[test]
-fn a_guest_that_is_destroyed_ends_its_disk_and_leaves_no_node() {
-    let (mut machine, process, front) = Machine::in_use();
+fn destroying_a_guest_stops_its_disk_and_removes_its_nodes() {
+    let (mut machine, process, front) = GuestBed::in_use();
     front.guest.die();
     machine.store.remove(None, "/local/domain/7").unwrap();
     assert_eq!(process.end(), Exit::Done);
@@ -342,8 +342,8 @@ fn a_guest_that_is_destroyed_ends_its_disk_and_leaves_no_node() {
 }
 
 #[test]
-fn a_guest_that_shuts_down_and_is_gone_later_ends_its_disk() {
-    let (mut machine, process, front) = Machine::in_use();
+fn a_guest_that_shuts_down_and_disappears_later_stops_its_disk() {
+    let (mut machine, process, front) = GuestBed::in_use();
     machine.guest_closes();
     detach::wait_closed(&mut machine.store, &machine.device, PATIENCE, |_| {}).unwrap();
     front.guest.die();
@@ -355,8 +355,8 @@ fn a_guest_that_shuts_down_and_is_gone_later_ends_its_disk() {
 
 /// The store's words come in any order: first that the driver has connected, then what domains there are.
 #[test]
-fn a_guest_that_comes_connects_and_dies_before_it_was_looked_for_ends_its_disk() {
-    let mut machine = Machine::new();
+fn a_guest_that_connects_and_dies_early_stops_its_disk() {
+    let mut machine = GuestBed::new();
     let serve = words("raw:none");
     let geometry =
         Geometry { len: 64 * 512, block: 512, physical_block: 512, discard: 512, chs: None, read_only: false };
@@ -374,7 +374,7 @@ fn a_guest_that_comes_connects_and_dies_before_it_was_looked_for_ends_its_disk()
 
 /// A guest dies, and its nodes stay; how long its disk's process takes to end.
 fn dies() -> Duration {
-    let (mut machine, process, front) = Machine::in_use();
+    let (mut machine, process, front) = GuestBed::in_use();
     machine.host.guest(DomId(9)).die();
     assert_eq!(front.read(5), (vec![5; 512], 0), "another domain's end is none of its own");
     let begun = Instant::now();
@@ -388,14 +388,14 @@ fn dies() -> Duration {
 }
 
 #[test]
-fn a_guest_that_dies_is_let_go_whatever_becomes_of_its_nodes() {
+fn a_dead_guest_is_released_whatever_happens_to_its_nodes() {
     // A machine may be too busy for it once, but not each time.
     assert!((0..20).any(|_| dies() < CLOSING_MAX), "the guest is waited for");
 }
 
 #[test]
-fn a_disk_that_is_made_before_its_guest_waits_for_it() {
-    let mut machine = Machine::new();
+fn a_disk_created_before_its_guest_waits_for_it() {
+    let mut machine = GuestBed::new();
     let process = machine.serve();
     until(|| machine.states().0 == Some(State::INIT_WAIT));
     machine.host.guest(DomId(9)).die();
@@ -406,8 +406,8 @@ fn a_disk_that_is_made_before_its_guest_waits_for_it() {
 }
 
 #[test]
-fn a_process_that_leaves_is_followed_by_another_and_the_guest_notices_nothing() {
-    let (mut machine, process, front) = Machine::in_use();
+fn a_leaving_process_is_replaced_transparently() {
+    let (mut machine, process, front) = GuestBed::in_use();
     assert_eq!(front.read(5), (vec![5; 512], 0));
     Process::signal(&process.leave);
     assert_eq!(process.end(), Exit::Done);
@@ -425,10 +425,10 @@ fn a_process_that_leaves_is_followed_by_another_and_the_guest_notices_nothing() 
 }
 
 #[test]
-fn a_guest_whose_host_has_lost_its_store_keeps_its_disk_and_the_process_can_be_replaced() {
+fn without_xenstore_a_guest_keeps_its_disk_and_upgrades_still_work() {
     for way in [|process: &Process| Process::signal(&process.stop), |process: &Process| Process::signal(&process.leave)]
     {
-        let (mut machine, process, front) = Machine::in_use();
+        let (mut machine, process, front) = GuestBed::in_use();
         machine.host.lose_stores();
         assert_eq!(front.read(5), (vec![5; 512], 0));
         way(&process);
@@ -445,18 +445,18 @@ fn a_guest_whose_host_has_lost_its_store_keeps_its_disk_and_the_process_can_be_r
 }
 
 #[test]
-fn a_device_that_is_removed_before_it_is_served_is_not_made_again() {
-    let mut machine = Machine::new();
+fn a_device_removed_before_serving_is_not_recreated() {
+    let mut machine = GuestBed::new();
     take::remove(&mut machine.store, &machine.device).unwrap();
     let failure = leave_word(&mut machine.store, &machine.device, &words("raw:/a")).unwrap_err();
-    assert!(failure.what().contains("somebody has removed it meanwhile"), "{failure}");
+    assert!(failure.what().contains("it was removed in the meantime"), "{failure}");
     assert_eq!(machine.backends(), [""; 0]);
 }
 
 #[test]
-fn a_toolstack_says_how_long_to_look_before_sleeping() {
-    let mut machine = Machine::new();
-    let asked = |machine: &mut Machine| asked_polling(&mut machine.store, &machine.device).unwrap();
+fn a_toolstack_can_set_the_polling_time() {
+    let mut machine = GuestBed::new();
+    let asked = |machine: &mut GuestBed| asked_polling(&mut machine.store, &machine.device).unwrap();
     assert_eq!(asked(&mut machine), None);
     let node = machine.device.backend();
     for (values, expected) in [
@@ -472,8 +472,8 @@ fn a_toolstack_says_how_long_to_look_before_sleeping() {
 }
 
 #[test]
-fn a_process_before_may_have_served_a_device() {
-    let mut machine = Machine::new();
+fn a_device_may_have_been_served_by_an_earlier_process() {
+    let mut machine = GuestBed::new();
     let device = machine.device.clone();
     write_all(&mut machine.store, None, &device.backend(), &[("physical-device", "8:1")]).unwrap();
     leave_word(&mut machine.store, &device, &words("raw:/dev/null")).unwrap();

@@ -63,7 +63,7 @@ impl Replaced {
     pub fn stop(mut self) -> String {
         kill_process(self.pid, Signal::TERM).unwrap();
         let said = self.first.rest_of_log();
-        assert!(said.contains("stopped: everything is answered and flushed"), "{said}");
+        assert!(said.contains("stopped: all requests are completed and flushed"), "{said}");
         assert_eq!(self.first.child.wait().unwrap().code(), Some(0), "{said}");
         said
     }

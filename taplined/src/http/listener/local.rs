@@ -1,4 +1,4 @@
-//! The Unix socket of the API: who may, by what the kernel says of them, and how many at a time.
+//! The API's Unix socket: who may connect, according to the kernel, and how many at a time.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
@@ -20,7 +20,7 @@ use super::{REST, converse, room};
 use crate::account;
 use crate::config::Config;
 
-/// Of all connections, the part that is root's alone.
+/// The fraction of connections that is reserved for root.
 const FOR_ROOT: u32 = 10;
 
 /// The socket.
@@ -28,16 +28,16 @@ const FOR_ROOT: u32 = 10;
 pub struct Local {
     socket: UnixListener,
     path: PathBuf,
-    /// Whether the mode of the socket lets in only those who may.
+    /// Whether the socket's mode already restricts access to the group.
     group: bool,
     connections: Arc<Semaphore>,
-    /// Of those, as many as others than root may have, and as many of theirs as may wait for one.
+    /// Limits on connections of users other than root: active ones, and those that may wait for one.
     others: Arc<Semaphore>,
     waiting: Arc<Semaphore>,
 }
 
 impl Local {
-    /// Listens.
+    /// Starts listening.
     pub fn bind(config: &Config) -> Result<Local, Problem> {
         let path = config.socket();
         let tried = || format!("listen at {}", path.display());
@@ -59,10 +59,10 @@ impl Local {
         Ok(Local { socket, path, group, connections: room(all), others: room(others), waiting: room(all) })
     }
 
-    /// Serves for as long as it is waited for.
+    /// Serves until cancelled.
     pub async fn serve(&self, router: &Router, ended: &watch::Receiver<()>) {
         loop {
-            // Where there is no room for root either, a connection waits in the socket's queue.
+            // Without a free connection even for root, new ones wait in the socket's queue.
             let permit = self.connections.clone().acquire_owned().await;
             match (permit, self.socket.accept().await) {
                 (Ok(permit), Ok((stream, _))) => match self.who(&stream) {
@@ -70,7 +70,7 @@ impl Local {
                     who => serve(stream, who, permit, router.clone(), ended.clone()),
                 },
                 (_, Err(error)) => {
-                    tracing::warn!(%error, "a connection could not be taken");
+                    tracing::warn!(%error, "a connection could not be accepted");
                     tokio::time::sleep(REST).await;
                 }
                 (Err(_), _) => return,
@@ -78,21 +78,21 @@ impl Local {
         }
     }
 
-    /// The socket goes before the next daemon can have made its own.
+    /// Removes the socket before the next daemon can have created its own.
     pub fn remove(&self) {
         if let Err(error) = std::fs::remove_file(&self.path) {
             tracing::warn!(%error, "the socket could not be removed");
         }
     }
 
-    /// Serves a connection of a member of the group when there is room for that; those who hold theirs for long hold up
-    /// each other, and not root. One more than may wait ends.
+    /// Serves a connection of a group member when there is capacity: members with long-lived connections delay each
+    /// other, but never root. Connections beyond the queue's limit are closed.
     fn admit(&self, stream: UnixStream, uid: u32, router: Router, end: watch::Receiver<()>) {
         let (others, connections) = (self.others.clone(), self.connections.clone());
         let at_once = others.clone().try_acquire_owned().ok();
         let waits = self.waiting.clone().try_acquire_owned().ok().filter(|_| at_once.is_none());
         if at_once.is_none() && waits.is_none() {
-            return tracing::debug!(uid, "a connection is ended: too many wait already");
+            return tracing::debug!(uid, "closing a connection: too many are waiting");
         }
         tokio::spawn(async move {
             let permit = match at_once {
@@ -105,19 +105,19 @@ impl Local {
         });
     }
 
-    /// The peer, if it may use the API: root, the daemon's own user, and whomever the group of the socket lets in.
+    /// The peer, if it may use the API: root, the daemon's own user, and members of the socket's group.
     fn who(&self, stream: &UnixStream) -> Result<Asker, Problem> {
-        let peer = stream.peer_cred().map_err(|error| Problem::failed("see who has connected", error))?;
+        let peer = stream.peer_cred().map_err(|error| Problem::failed("get the peer's credentials", error))?;
         let uid = peer.uid();
         if is_own(uid) || self.group {
             return Ok(Asker::Local { uid });
         }
         let what = format!("user {uid} may not use this API");
-        Err(Problem::new(Code::Forbidden, what).advise("ask as root, or set api.group in the daemon's configuration"))
+        Err(Problem::new(Code::Forbidden, what).advise("do it as root, or set api.group in the daemon's configuration"))
     }
 }
 
-/// Serves a connection, beside all others.
+/// Serves a connection concurrently with others.
 fn serve(
     stream: UnixStream,
     who: Result<Asker, Problem>,

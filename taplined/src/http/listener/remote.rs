@@ -1,7 +1,7 @@
-//! The API over TCP, for who has a token: always with TLS.
+//! The API over TCP, for holders of tokens and always with TLS.
 //!
-//! Whoever connects is nobody until it has shown a token, and has little time for that. It costs a connection of those there may
-//! be here, and never one of the Unix socket's. A connection lasts no longer than the token that was shown on it last.
+//! A connection is anonymous until it has sent a token, and has little time for that. It counts against the TCP
+//! connection limit, never against the Unix socket's. A connection does not outlive the token that was last used on it.
 
 use std::io;
 use std::net::SocketAddr;
@@ -33,23 +33,22 @@ use super::{REST, converse, room};
 use crate::config::Config;
 use crate::token::{ADVICE, Grant, Tokens};
 
-/// How long the handshake of TLS may take.
+/// Time limit for the TLS handshake.
 const TO_GREET: Duration = Duration::from_secs(10);
 
-/// How long a client may take until it has shown a token.
+/// Time limit for a client to send a token.
 const TO_SHOW: Duration = Duration::from_secs(15);
 
-/// How long the network may take to bring what a client is sent, in milliseconds: one that has vanished or does not read is cut
-/// off then.
+/// TCP user timeout in milliseconds: a client that has vanished or does not read is disconnected.
 const TO_ARRIVE: u32 = 60_000;
 
-/// What the first byte of a handshake is (RFC 8446, 5.1).
+/// The first byte of a handshake record (RFC 8446, 5.1).
 const HANDSHAKE: u8 = 22;
 
-/// The sockets, and what all connections share.
+/// The sockets, and the state shared by all connections.
 #[derive(Debug)]
 pub struct Remote {
-    /// Until they are served.
+    /// The sockets, until serving starts.
     sockets: Mutex<Vec<TcpListener>>,
     files: Files,
     tls: RwLock<Arc<ServerConfig>>,
@@ -60,7 +59,7 @@ pub struct Remote {
 }
 
 impl Remote {
-    /// Listens, if that is configured.
+    /// Starts listening, if configured.
     pub fn bind(config: &Config, tokens: Tokens) -> Result<Option<Remote>, Problem> {
         let Some(files) = Files::of(config).filter(|_| !config.api.listen.is_empty()) else { return Ok(None) };
         let sockets = config.api.listen.iter().map(bind).collect::<Result<_, _>>()?;
@@ -75,35 +74,35 @@ impl Remote {
         }))
     }
 
-    /// Reads the certificate again, for connections from now on. One that cannot be used leaves the other in its place.
+    /// Reloads the certificate for new connections. If that fails, the old one stays in use.
     pub async fn read_certificate(&self) {
         let files = self.files.clone();
         match tokio::task::spawn_blocking(move || files.read()).await {
             Ok(Ok(tls)) => {
                 *self.tls.write().unwrap_or_else(PoisonError::into_inner) = tls;
-                tracing::info!("the certificate was read again");
+                tracing::info!("certificate reloaded");
             }
-            Ok(Err(problem)) => tracing::error!(advice = problem.advice, "{problem}; the old one goes on"),
-            Err(error) => tracing::error!(%error, "the certificate was not read; the old one goes on"),
+            Ok(Err(problem)) => tracing::error!(advice = problem.advice, "{problem}; keeping the old one"),
+            Err(error) => tracing::error!(%error, "the certificate was not reloaded; keeping the old one"),
         }
     }
 
-    /// Serves until what this gives is dropped; connections go on until they are told.
+    /// Serves until the returned value is dropped; existing connections continue until told to stop.
     pub fn serve(self: &Arc<Remote>, router: &Router, ended: &watch::Receiver<()>) -> JoinSet<()> {
         let sockets = std::mem::take(&mut *self.sockets.lock().unwrap_or_else(PoisonError::into_inner));
         sockets.into_iter().map(|socket| self.clone().accept(socket, router.clone(), ended.clone())).collect()
     }
 
-    /// Takes connections for ever. One that there is no room for waits here, the others in the socket's queue.
+    /// Accepts connections forever. One connection beyond the limit waits here, the others in the socket's queue.
     async fn accept(self: Arc<Remote>, socket: TcpListener, router: Router, ended: watch::Receiver<()>) {
         loop {
             let accepted = socket.accept().await;
-            // One of too many is ended before it could keep others waiting.
+            // A connection beyond the per-address limit is closed before it can delay others.
             let stranger = match &accepted {
                 Ok((_, peer)) => match self.strangers.enter(peer.ip()) {
                     Some(stranger) => Some(stranger),
                     None => {
-                        tracing::debug!(%peer, "too many connections of one address show no token");
+                        tracing::debug!(%peer, "too many connections without a token from one address");
                         continue;
                     }
                 },
@@ -118,7 +117,7 @@ impl Remote {
                     });
                 }
                 (Err(error), _) => {
-                    tracing::warn!(%error, "a connection could not be taken");
+                    tracing::warn!(%error, "a connection could not be accepted");
                     tokio::time::sleep(REST).await;
                 }
                 (_, Err(_)) => return,
@@ -126,7 +125,7 @@ impl Remote {
         }
     }
 
-    /// Serves a connection for as long as a token lets it.
+    /// Serves a connection for as long as its token is valid.
     async fn take(
         self: Arc<Remote>,
         stream: TcpStream,
@@ -143,8 +142,8 @@ impl Remote {
         };
         let stream = match greeted {
             Ok(Ok(stream)) => stream,
-            Ok(Err(error)) => return tracing::debug!(%peer, %error, "a handshake has failed"),
-            Err(_) => return tracing::debug!(%peer, "a handshake takes too long"),
+            Ok(Err(error)) => return tracing::debug!(%peer, %error, "a TLS handshake failed"),
+            Err(_) => return tracing::debug!(%peer, "a TLS handshake timed out"),
         };
         let answer = |request: hyper::Request<Incoming>| {
             let admitted = self.admit(&request, peer, &shown);
@@ -162,29 +161,30 @@ impl Remote {
         };
         tokio::select! {
             () = converse(stream, answer, ended) => {}
-            () = over => tracing::debug!(%peer, "a connection is cut off: its token has ended, or none was shown in time"),
+            () = over => tracing::debug!(%peer, "closing a connection: its token expired, or none was sent in time"),
         }
     }
 
-    /// The handshake of TLS. Whoever speaks HTTP without it is told so in its own words.
+    /// The TLS handshake. A client that speaks plain HTTP gets an HTTP response that says so.
     async fn greet(&self, mut stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
         stream.set_nodelay(true)?;
         rustix::net::sockopt::set_tcp_user_timeout(&stream, TO_ARRIVE)?;
         let mut first = [HANDSHAKE];
         if stream.peek(&mut first).await? > 0 && first != [HANDSHAKE] {
-            // What has come is read: what is left unread would make of the end a reset, by which the answer is lost.
+            // Reads what has arrived: closing a socket with unread data sends a reset, which would destroy the
+            // response.
             let mut request = vec![0; 16 << 10];
             let read = stream.read(&mut request).await?;
             tracing::debug!(read, "HTTP without TLS");
             stream.write_all(&without_tls()).await?;
             stream.shutdown().await?;
-            return Err(io::Error::other("it does not begin as TLS does"));
+            return Err(io::Error::other("it does not start like TLS"));
         }
         let tls = self.tls.read().unwrap_or_else(PoisonError::into_inner).clone();
         TlsAcceptor::from(tls).accept(stream).await
     }
 
-    /// What the token lets do that a request shows; or the answer to one that it does not let in.
+    /// Checks the token of a request; returns its rights, or the response that refuses it.
     fn admit<B>(
         &self,
         request: &hyper::Request<B>,
@@ -193,14 +193,16 @@ impl Remote {
     ) -> Result<Grant, Response> {
         let mut headers = request.headers().get_all(AUTHORIZATION).iter();
         let (Some(header), None) = (headers.next(), headers.next()) else {
-            let problem =
-                Problem::new(Code::Unauthorized, "over TCP, a request shows one token: Authorization: Bearer …");
+            let problem = Problem::new(
+                Code::Unauthorized,
+                "over TCP, each request must carry one token: Authorization: Bearer …",
+            );
             return Err(challenge(problem.advise(ADVICE), "Bearer realm=\"tapline\""));
         };
         let granted =
             match bearer(header) {
                 Some(secret) => self.tokens.grant(&secret),
-                None => Err(Problem::new(Code::Unauthorized, "the header Authorization has no token of a taplined")
+                None => Err(Problem::new(Code::Unauthorized, "the Authorization header contains no taplined token")
                     .advise(ADVICE)),
             };
         let grant = granted.map_err(|problem| {
@@ -209,8 +211,8 @@ impl Remote {
         })?;
         shown.send_replace(Some(grant.clone()));
         if grant.read_only && !request.method().is_safe() {
-            let what = format!("the token «{}» lets see and change nothing", grant.name);
-            let problem = Problem::new(Code::Forbidden, what).advise("use one that was made without --read-only");
+            let what = format!("the token '{}' is read-only", grant.name);
+            let problem = Problem::new(Code::Forbidden, what).advise("use a token created without --read-only");
             return Err(challenge(problem, "Bearer realm=\"tapline\", error=\"insufficient_scope\""));
         }
         Ok(grant)
@@ -226,29 +228,29 @@ fn bind(address: &SocketAddr) -> Result<TcpListener, Problem> {
     Ok(socket)
 }
 
-/// The secret in a header (RFC 6750, 2.1). The scheme's name is written in any case (RFC 9110, 11.1).
+/// The secret in a header (RFC 6750, 2.1). The scheme's name is case-insensitive (RFC 9110, 11.1).
 fn bearer(header: &HeaderValue) -> Option<Secret> {
     let (scheme, secret) = header.to_str().ok()?.split_once(' ')?;
     scheme.eq_ignore_ascii_case("bearer").then(|| secret.trim().parse().ok()).flatten()
 }
 
-/// A refusal that says how to be let in (RFC 6750, 3).
+/// A refusal that says how to authenticate (RFC 6750, 3).
 fn challenge(problem: Problem, how: &'static str) -> Response {
     let mut response = Refusal(problem).into_response();
     response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static(how));
     response
 }
 
-/// What somebody is told who speaks HTTP without TLS.
+/// The response to plain HTTP.
 fn without_tls() -> Vec<u8> {
     let problem = Problem::new(Code::Malformed, "this port speaks TLS only")
-        .advise("write https. A token that was sent like this may have been read on its way: have it revoked");
+        .advise("use https. A token sent without TLS may have been intercepted: revoke it");
     let body = serde_json::to_vec(&problem).unwrap_or_default();
     let head = "HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length:";
     [format!("{head} {}\r\n\r\n", body.len()).into_bytes(), body].concat()
 }
 
-/// Waits until a connection is to be cut off: no token was shown in time, or the one that was shown last has ended.
+/// Waits until a connection must be closed: no token was sent in time, or the last one used has expired.
 async fn over(mut seen: watch::Receiver<Option<Grant>>, stranger: Option<Stranger>) {
     match tokio::time::timeout(TO_SHOW, seen.wait_for(Option::is_some)).await {
         Ok(Ok(_)) => {}
@@ -264,12 +266,12 @@ async fn over(mut seen: watch::Receiver<Option<Grant>>, stranger: Option<Strange
     }
 }
 
-/// Tokens that were refused, told in the log at a limited rate: anybody can cause them.
+/// Rejected tokens, logged at a limited rate because anybody can cause them.
 #[derive(Debug, Default)]
 struct Refusals(Mutex<(Option<Instant>, u64)>);
 
 impl Refusals {
-    /// Tells one a second, and how many it was silent about.
+    /// Logs one per second, with the number of suppressed messages.
     fn tell(&self, peer: SocketAddr, problem: &Problem) {
         let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match last.0 {

@@ -1,25 +1,25 @@
-//! Who is connected and has not shown a token yet: so many of one address and no more, since anybody can connect.
+//! Limits the number of connections per address that have not sent a token yet, since anybody can connect.
 //!
-//! It knows nothing of tokens. Invariant: one address alone never has all the connections there are.
+//! It knows nothing about tokens. Invariant: a single address never holds all connections.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// As many as a client with many threads, or some clients behind one address, may have on the way at one time.
+/// As many as a multi-threaded client, or a few clients behind one address, may be opening at the same time.
 const AT_LEAST: u32 = 32;
 
-/// Of all connections, the part that one address may have without a token.
+/// The fraction of all connections that one address may hold without a token.
 const PART: u32 = 4;
 
-/// Strangers by their addresses.
+/// Unauthenticated connections by address.
 #[derive(Clone, Debug)]
 pub struct Strangers {
     most: u32,
     counts: Arc<Mutex<HashMap<IpAddr, u32>>>,
 }
 
-/// One of them. Dropped, it is none any more.
+/// An unauthenticated connection; dropping it frees its slot.
 #[derive(Debug)]
 pub struct Stranger {
     strangers: Strangers,
@@ -27,12 +27,12 @@ pub struct Stranger {
 }
 
 impl Strangers {
-    /// Where there may be so many connections.
+    /// The limits for a given total number of connections.
     pub fn among(connections: u32) -> Strangers {
         Strangers { most: AT_LEAST.max(connections / PART), counts: Arc::default() }
     }
 
-    /// One more of an address, if it has not too many.
+    /// Takes a slot for an address, if it has not used all of its slots.
     pub fn enter(&self, address: IpAddr) -> Option<Stranger> {
         let address = host(address);
         let mut counts = self.counts();
@@ -61,7 +61,7 @@ impl Drop for Stranger {
     }
 }
 
-/// Whose address it is: with IPv6 a host has all of a network of 64 bits (RFC 4291, 2.5.4).
+/// The host of an address: with IPv6 a host has a whole 64-bit network (RFC 4291, 2.5.4).
 fn host(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from(u128::from(address) >> 64 << 64)),
@@ -74,7 +74,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn one_address_is_let_in_so_often_and_others_all_the_same() {
+    fn connections_are_limited_per_address() {
         let strangers = Strangers::among(200);
         let enter = |address: &str| strangers.enter(address.parse().unwrap());
         let mut all: Vec<Stranger> = (0..50).map(|_| enter("192.0.2.7").unwrap()).collect();

@@ -220,7 +220,7 @@ fn long_random_sequences_keep_the_rules() {
 }
 
 #[test]
-fn a_window_slides_and_a_slow_one_delays_only_itself() {
+fn the_window_slides_and_a_slow_request_delays_only_itself() {
     let mut model = Model::new(Limits { plug_window: 10, worker_pool_size: 32, worker_memory: 1000 });
     (0..50).for_each(|number| model.ask(request(Some(1), number, Mode::ReadWrite, 1)));
     assert_eq!(model.settle().len(), 10);
@@ -256,7 +256,7 @@ fn writers_come_before_readers_that_came_first() {
 }
 
 #[test]
-fn one_that_waits_for_memory_is_passed_but_not_for_ever() {
+fn a_request_waiting_for_memory_is_overtaken_only_so_often() {
     let mut model = Model::new(Limits { plug_window: 10, worker_pool_size: 10, worker_memory: 10 });
     model.ask(request(Some(1), 0, Mode::ReadWrite, 5));
     model.settle();

@@ -1,4 +1,4 @@
-//! What a repository says of itself beside what the catalogue says of it: a pure function.
+//! Compares a repository's inventory with the catalogue: a pure function.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,7 +17,7 @@ pub enum Verdict {
     Nothing,
     /// There is none yet: it is written from the catalogue.
     Begin,
-    /// The file has what the catalogue says, or what it said before the lines that it keeps.
+    /// The file has the catalogue's state, or an earlier one from before the lines that the catalogue still keeps.
     Known(Box<Log>),
     /// The catalogue is older, or knows nothing of the repository: it takes in what the file says.
     TakeIn(Box<Log>, Contents),
@@ -38,10 +38,10 @@ pub fn compare(
         (Read::Absent, _) if fixed => return Ok(Verdict::Nothing),
         (Read::Absent, _) => return Ok(Verdict::Begin),
         (Read::Whole(log, contents), Some(recorded)) => match place(&log, recorded) {
-            Place::Behind if !elsewhere || believe == Some(SrBelieve::Catalogue) => return Ok(Verdict::Known(log)),
-            Place::Behind => (log, contents),
-            Place::Ahead => (log, contents),
-            Place::Diverged => match believe {
+            Relation::Behind if !elsewhere || believe == Some(SrBelieve::Catalogue) => return Ok(Verdict::Known(log)),
+            Relation::Behind => (log, contents),
+            Relation::Ahead => (log, contents),
+            Relation::Diverged => match believe {
                 Some(SrBelieve::Repository) => (log, contents),
                 Some(SrBelieve::Catalogue) if !fixed => return Ok(Verdict::Anew),
                 _ => return Err(diverged(sr, &log, &contents, recorded)),
@@ -51,11 +51,11 @@ pub fn compare(
         (Read::Damaged(damage), Some(recorded)) if !fixed => {
             let known = damage.is_known(recorded.generation, &recorded.heads());
             if known || believe == Some(SrBelieve::Catalogue) {
-                tracing::error!(sr = %sr.uuid, name = %sr.name, "its inventory is written anew: {}", damage.why);
+                tracing::error!(sr = %sr.uuid, name = %sr.name, "rewriting its inventory: {}", damage.why);
                 return Ok(Verdict::Anew);
             }
             let advice = damage.why.advice.clone().unwrap_or_default();
-            let advice = format!("{advice}; or have it written anew as it was known here: {}", attach("catalogue"));
+            let advice = format!("{advice}; or rewrite it from this host's catalogue: {}", attach("catalogue"));
             return Err(damage.why.advise(advice));
         }
         (Read::Damaged(damage), _) => return Err(damage.why),
@@ -64,20 +64,20 @@ pub fn compare(
 }
 
 /// Where a file is beside the catalogue.
-enum Place {
+enum Relation {
     Behind,
     Ahead,
     Diverged,
 }
 
-fn place(log: &Log, recorded: &Recorded) -> Place {
+fn place(log: &Log, recorded: &Recorded) -> Relation {
     let is_at = |(generation, head): &(u64, String)| *generation == log.generation && *head == log.head;
     if recorded.heads().iter().any(is_at) {
-        Place::Behind
+        Relation::Behind
     } else if log.has_been_at(recorded.generation, &recorded.head) {
-        Place::Ahead
+        Relation::Ahead
     } else {
-        Place::Diverged
+        Relation::Diverged
     }
 }
 
@@ -89,8 +89,8 @@ fn attach(believed: &str) -> String {
 /// have used it.
 fn diverged(sr: &Sr, log: &Log, contents: &Contents, recorded: &Recorded) -> Problem {
     let what = format!(
-        "the repository '{}' ({}) and this host's catalogue have diverged: it is at generation {}, the catalogue at {}, and neither \
-         has been where the other is. {}",
+        "the repository '{}' ({}) and this host's catalogue have diverged: it is at generation {}, the catalogue at \
+         {}, and neither is an ancestor of the other. {}",
         sr.name,
         sr.uuid,
         log.generation,
@@ -98,8 +98,8 @@ fn diverged(sr: &Sr, log: &Log, contents: &Contents, recorded: &Recorded) -> Pro
         difference(&contents.vdis, &recorded.contents.vdis),
     );
     Problem::new(Code::State, what).advise(format!(
-        "a backup of one of them was put back, or another host has used the repository. If what lies in it is right, {}; if what \
-         this host knows is, and its files are there, {}. Nothing has been changed",
+        "a backup of one of them was restored, or another host has used the repository. If the repository is right, \
+         {}; if this host's catalogue is right and its files exist, {}. Nothing has been changed",
         attach("repository"),
         attach("catalogue"),
     ))
@@ -114,7 +114,7 @@ fn difference(there: &BTreeMap<Uuid, InventoryVdi>, here: &BTreeMap<Uuid, Invent
     let parts = [
         ("Only in the repository", only(there, here)),
         ("Only in the catalogue", only(here, there)),
-        ("In both, and different", there.keys().filter(differ).copied().collect()),
+        ("In both, but different", there.keys().filter(differ).copied().collect()),
     ];
     let name = |uuid: &Uuid| {
         there.get(uuid).or_else(|| here.get(uuid)).map_or_else(String::new, |vdi| format!("'{}' ({uuid})", vdi.name))

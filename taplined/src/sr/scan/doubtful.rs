@@ -1,9 +1,9 @@
-//! Disks on which a file stands that the catalogue does not know: a snapshot's daemon died behind the switch of the
-//! leaf and the catalogue was lost, or an older catalogue was believed. What was written since is in that file, and who
-//! writes below it makes it worthless. Such a VDI is diverged until somebody decides.
+//! Finds disks that an unknown file is based on: the daemon died right after a snapshot switched the leaf and the
+//! catalogue was then lost, or an older catalogue was restored. Later writes are in that file, and writing to its
+//! parent would make it worthless. Such a VDI is diverged until somebody decides.
 //!
-//! Knows nothing of what is in the files. Invariant: nothing is taken in or changed; a disk that runs says itself what
-//! it consists of.
+//! It knows nothing about the files' contents. Invariant: nothing is added or changed; a running disk reports its own
+//! layers.
 
 use std::collections::HashMap;
 
@@ -12,7 +12,7 @@ use repo::Tx;
 use repo::catalogue::{Image, ImageState};
 use uuid::Uuid;
 
-use super::{examine, list, place};
+use super::{examine, list, placement};
 use crate::daemon::Daemon;
 
 /// Looks at the files of a repository that was just attached. That they cannot be examined keeps nobody from the rest.
@@ -22,14 +22,13 @@ pub async fn hold(daemon: &Daemon, sr: Uuid) {
             for (vdi, file) in held {
                 tracing::error!(
                     %vdi, %sr, file,
-                    "the file stands on the disk of the VDI, and what was written last may be in it: the VDI is not \
-                     used before somebody decides. If the file is not needed, take it away, and then: tapline vdi \
-                     reconcile VDI --believe catalogue. If it is, make the VDI read-only and scan: it becomes a VDI of \
-                     its own"
+                    "the file is a child of the VDI's image and may hold the latest writes, so the VDI is blocked \
+                     until you decide. If the file is not needed, move it away and run: tapline vdi reconcile VDI \
+                     --believe catalogue. If it is, make the VDI read-only and scan: the file becomes a VDI of its own"
                 );
             }
         }
-        Err(problem) => tracing::warn!(%sr, "whether files stand on its disks is not known: {problem}"),
+        Err(problem) => tracing::warn!(%sr, "cannot tell whether files depend on its disks: {problem}"),
     }
 }
 
@@ -42,7 +41,7 @@ async fn look(daemon: &Daemon, uuid: Uuid) -> Result<Vec<(Uuid, String)>, Proble
     }
     let (found, _) = examine(daemon, &sr, &directory, &sorted, None).await?;
     let standing: HashMap<String, String> =
-        place::place(found).placed.into_iter().filter_map(|one| Some((one.parent?, one.found.file.file))).collect();
+        placement::place(found).placed.into_iter().filter_map(|one| Some((one.parent?, one.found.file.file))).collect();
     daemon.catalogue.write(move |tx| diverge(tx, uuid, &standing)).await
 }
 

@@ -1,5 +1,5 @@
-//! What files say of themselves: asked of disk processes, a few at a time. The format is the one of the file's name; a file of
-//! another one is refused by the disk process.
+//! Reads the metadata of files with disk processes, a few at a time. The format is given by the file name; the disk
+//! process rejects a file of another format.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use serde::Deserialize;
 use uuid::Uuid;
 
 use super::listing::{Candidate, unplaced};
-use super::place::{Found, Recorded};
+use super::placement::{Found, Recorded};
 use crate::daemon::Daemon;
 use crate::disk::handing::Handing;
 use crate::task::Context;
@@ -22,7 +22,7 @@ const AT_ONE_TIME: usize = 4;
 
 /// A layer, as `image info` prints it. It prints more.
 #[derive(Debug, Deserialize)]
-struct Layer {
+struct ImageInfo {
     size: u64,
     uuid: Option<Uuid>,
     hidden: bool,
@@ -37,7 +37,8 @@ struct Parent {
     absolute: Option<PathBuf>,
 }
 
-/// Asks all files. Those that cannot be read as what their names say are told; those that have gone meanwhile are not.
+/// Reads all files. Files that do not have the format of their name are reported; files that have disappeared in the
+/// meantime are not.
 pub async fn of_all(
     daemon: &Daemon,
     sr: &Sr,
@@ -89,9 +90,9 @@ async fn of(daemon: &Daemon, sr: &Sr, directory: &Arc<Directory>, file: Candidat
     let mut handing = Handing::default();
     handing.file(&path, false, open);
     let answer = daemon.tool.image(vec!["info".into(), named], handing).await?;
-    let understood = serde_json::from_value::<Vec<Layer>>(answer).ok();
+    let understood = serde_json::from_value::<Vec<ImageInfo>>(answer).ok();
     let layer = understood.and_then(|layers| layers.into_iter().next()).ok_or_else(|| {
-        Problem::new(Code::Internal, format!("what image info says of {} is not understood", path.display()))
+        Problem::new(Code::Internal, format!("cannot parse the output of 'image info' for {}", path.display()))
     })?;
     let parent = layer.parent.map(|parent| recorded(parent, directory.path()));
     Ok(Found { size: layer.size, file, identity: layer.uuid, hidden: layer.hidden, parent })
@@ -99,15 +100,16 @@ async fn of(daemon: &Daemon, sr: &Sr, directory: &Arc<Directory>, file: Candidat
 
 fn recorded(parent: Parent, directory: &Path) -> Recorded {
     let shown = match (&parent.relative, &parent.absolute, parent.uuid) {
-        (Some(path), ..) | (None, Some(path), _) => format!("«{}»", path.display().to_string().escape_debug()),
+        (Some(path), ..) | (None, Some(path), _) => format!("'{}'", path.display().to_string().escape_debug()),
         (None, None, Some(uuid)) => format!("an image {uuid}"),
-        (None, None, None) => "an image of which nothing is recorded".into(),
+        (None, None, None) => "an unrecorded image".into(),
     };
     let file = name_here(parent.relative.as_deref(), parent.absolute.as_deref(), directory);
     Recorded { identity: parent.uuid, file, format: parent.format, shown }
 }
 
-/// The name in the repository that paths lead to: a relative one as seen from there, an absolute one only if it leads there.
+/// The name in the repository that paths lead to: a relative one as seen from there, an absolute one only if it leads
+/// there.
 fn name_here(relative: Option<&Path>, absolute: Option<&Path>, directory: &Path) -> Option<String> {
     let near = relative.map(|path| path.strip_prefix(".").unwrap_or(path));
     let name = near.or_else(|| absolute.and_then(|path| path.strip_prefix(directory).ok()))?;
@@ -122,7 +124,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn a_recorded_path_is_a_name_here_or_leads_elsewhere() {
+    fn a_recorded_path_is_local_or_in_another_directory() {
         let here = |relative: &str| name_here(Some(Path::new(relative)), None, Path::new("/srv"));
         assert_eq!(here("./base.vhd").as_deref(), Some("base.vhd"));
         assert_eq!(here("base.vhd").as_deref(), Some("base.vhd"));

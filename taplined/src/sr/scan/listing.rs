@@ -1,4 +1,4 @@
-//! The files of a repository, sorted by their names and by what has them: a pure function.
+//! Sorts the files of a repository by their names and users: a pure function.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -112,15 +112,15 @@ fn appear(sorted: &mut Sorted, entry: Entry, format: ImageFormat) -> &'static st
     let problem = match (entry.file, format) {
         (false, _) => Some(odd()),
         (true, _) if entry.name.contains(char::is_control) || entry.name.contains(char::REPLACEMENT_CHARACTER) => {
-            let what = "its name cannot be shown: it has control characters or is not UTF-8";
+            let what = "its name contains control characters or is not UTF-8";
             Some(Problem::new(Code::Invalid, what).advise("rename it"))
         }
         (true, _) if entry.foreign && entry.fresh => {
-            let what = "it is another user's and was written to a moment ago";
-            Some(Problem::new(Code::Busy, what).advise("scan again when whoever writes it has ended"))
+            let what = "it belongs to another user and was written a moment ago";
+            Some(Problem::new(Code::Busy, what).advise("scan again when it is no longer being written"))
         }
         (true, ImageFormat::Raw) if entry.len == 0 || entry.len % SECTOR != 0 => {
-            let what = format!("a raw image is whole sectors of {SECTOR} bytes, and it has {} bytes", entry.len);
+            let what = format!("a raw image must be a multiple of {SECTOR} bytes, but it has {} bytes", entry.len);
             Some(Problem::new(Code::Invalid, what))
         }
         (true, _) => None,
@@ -139,14 +139,17 @@ fn appear(sorted: &mut Sorted, entry: Entry, format: ImageFormat) -> &'static st
 }
 
 fn half_changed() -> Problem {
-    let what =
-        format!("it is being changed, or whoever changed it was killed: it has a note «…{UNFINISHED}» beside it");
-    Problem::new(Code::Busy, what).advise("scan again when that has ended, or finish it with the command that began it")
+    let what = format!(
+        "it is being changed, or the command that changed it was killed: there is a marker file \
+            '…{UNFINISHED}' next to it"
+    );
+    Problem::new(Code::Busy, what)
+        .advise("scan again when that has ended, or repeat the interrupted command to finish it")
 }
 
 fn odd() -> Problem {
     Problem::new(Code::Invalid, "it is not a regular file: a link, a directory or a device")
-        .advise("put the image itself in its place")
+        .advise("replace it with the image itself")
 }
 
 /// A file without a place.
@@ -182,7 +185,7 @@ mod test {
     }
 
     #[test]
-    fn files_are_what_their_names_say() {
+    fn files_are_classified_by_name() {
         let names =
             ["a.vhd", "b.qcow2", "c.raw", "d.img", "e.iso", "f.txt", ".vhd", "g", LABEL, LOCK, "h.vhd.unfinished"];
         let sorted = sort(&dir(), names.map(entry).into(), Vec::new(), &[]);
@@ -193,7 +196,7 @@ mod test {
     }
 
     #[test]
-    fn what_cannot_be_an_image_is_told_with_the_reason() {
+    fn files_that_cannot_be_images_are_reported_with_the_reason() {
         let odd = Entry { file: false, ..entry("link.vhd") };
         let short = Entry { len: 1000, ..entry("short.raw") };
         let empty = Entry { len: 0, ..entry("empty.img") };
@@ -207,14 +210,14 @@ mod test {
     }
 
     #[test]
-    fn an_image_with_a_note_that_it_is_not_finished_has_no_place() {
+    fn an_image_with_a_marker_file_is_unplaced() {
         let sorted = sort(&dir(), ["a.vhd", "a.vhd.unfinished"].map(entry).into(), Vec::new(), &[]);
         assert!(sorted.appeared.is_empty());
         assert_eq!(sorted.unplaced.first().unwrap().problem.code, Code::Busy);
     }
 
     #[test]
-    fn what_a_task_has_in_hand_is_left_alone() {
+    fn files_of_running_tasks_are_left_alone() {
         let known = vec![image("new.vhd", ImageState::Making), image("next.vhd", ImageState::Making)];
         let going = r#"{"file":"going.vhd"}"#.to_owned();
         let snapshot = r#"{"image":"9b1deb4d-3b7d-4bad-9bdd-2b0d7b3dcb6d","format":"qcow2"}"#.to_owned();
@@ -225,7 +228,7 @@ mod test {
     }
 
     #[test]
-    fn known_images_are_present_or_absent_and_a_link_in_the_place_of_one_is_no_image() {
+    fn a_link_that_replaced_a_known_image_is_not_an_image() {
         let known = ["a.vhd", "b.vhd", "c.vhd"].map(|file| image(file, ImageState::Ready));
         let link = Entry { file: false, ..entry("c.vhd") };
         let sorted = sort(&dir(), vec![entry("a.vhd"), link], known.into(), &[]);

@@ -1,8 +1,8 @@
-//! What a scan has found goes into the catalogue, in one commit; what tasks have changed since it was looked at stays
-//! as they have left it.
+//! Records the result of a scan in the catalogue, in one commit; objects that tasks have changed since the scan stay as
+//! they are.
 //!
-//! Invariant: nothing that was taken in is merged or removed by itself. It has a VDI, which only people destroy; or,
-//! where its maker has hidden it, it is kept.
+//! Invariant: added images are never merged or removed automatically. They have a VDI, which only a user can destroy;
+//! or, if marked hidden by their creator, they are kept.
 
 use std::collections::{HashMap, HashSet};
 
@@ -11,7 +11,7 @@ use repo::Tx;
 use repo::catalogue::{Image, ImageState, NewVdi};
 use uuid::Uuid;
 
-use super::place::{Placement, Placing};
+use super::placement::{Placement, Placing};
 
 /// Characters of a VDI's name ([`api::Name`]).
 const NAME_MAX: usize = 128;
@@ -48,7 +48,7 @@ pub fn record(
                 continue;
             }
         };
-        // A task has made it meanwhile.
+        // A task has created it in the meantime.
         if known.contains_key(&file) {
             continue;
         }
@@ -64,15 +64,15 @@ pub fn record(
 fn parent(tx: &Tx<'_>, placing: &Placing, known: &HashMap<String, Uuid>) -> Result<Option<Uuid>, Problem> {
     let Some(file) = &placing.parent else { return Ok(None) };
     let Some(image) = known.get(file) else {
-        let what = format!("it stands on «{file}», which has no place or was just removed");
+        let what = format!("its parent '{file}' is unplaced or was just removed");
         return Err(Problem::new(Code::NotFound, what).advise("scan again"));
     };
     let vdi = tx.vdi_of_image(*image)?.map(|vdi| tx.vdi(vdi)).transpose()?;
     match vdi.filter(|vdi| !vdi.read_only) {
         None => Ok(Some(*image)),
         Some(vdi) => {
-            let what = format!("it stands on «{file}», which is the disk of VDI {} and may be written", vdi.uuid);
-            Err(Problem::new(Code::InUse, what).advise("make that VDI read-only, if nobody has written to it since"))
+            let what = format!("its parent '{file}' belongs to the writable VDI {}", vdi.uuid);
+            Err(Problem::new(Code::InUse, what).advise("make that VDI read-only if it has not been written since"))
         }
     }
 }
@@ -115,8 +115,8 @@ fn add_image(tx: &mut Tx<'_>, sr: &Sr, placing: &Placing, parent: Option<Uuid>) 
     tx.add_image(&image).map(|()| image.uuid)
 }
 
-/// Gives VDIs to the images that were taken in: for reading only to those that others stand on, since whoever wrote to
-/// them would change what those show. None to those that XenServer's storage manager has hidden.
+/// Creates VDIs for added images: read-only ones for images that have children, because writing to them would change
+/// those; none for images that XenServer's storage manager has marked hidden.
 fn add_vdis(tx: &mut Tx<'_>, sr: &Sr, added: Vec<(Placing, Uuid)>) -> Result<Vec<Placed>, Problem> {
     let is_base = |placing: &Placing| placing.below_others && !placing.found.hidden;
     let bases: HashSet<Uuid> = added.iter().filter(|(placing, _)| is_base(placing)).map(|(_, image)| *image).collect();
@@ -175,7 +175,7 @@ fn name(file: &str) -> Result<api::Name, Problem> {
     let short = |text: &str| text.chars().take(NAME_MAX).collect::<String>().trim().to_owned();
     let tried = [short(stem), short(file), "image".into()];
     let found = tried.into_iter().find_map(|text| api::Name::try_from(text).ok());
-    found.ok_or_else(|| Problem::failed(format_args!("name the VDI of {file}"), "no part of it is a name"))
+    found.ok_or_else(|| Problem::failed(format_args!("choose a name for the VDI of {file}"), "it has no usable part"))
 }
 
 #[cfg(test)]
@@ -183,7 +183,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn a_vdi_is_named_like_its_file_as_far_as_that_is_a_name() {
+    fn a_vdi_is_named_after_its_file_where_possible() {
         assert_eq!(name("web root.vhd").unwrap().as_str(), "web root");
         let uuid = "9b1deb4d-3b7d-4bad-9bdd-2b0d7b3dcb6d.vhd";
         assert_eq!(name(uuid).unwrap().as_str(), uuid);

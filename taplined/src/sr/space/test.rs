@@ -67,7 +67,7 @@ impl Drop for Small {
 }
 
 #[tokio::test]
-async fn guests_that_wait_go_on_when_there_is_space_again_and_not_before() {
+async fn waiting_guests_continue_only_when_there_is_space() {
     let Some(small) = Small::mount() else { return };
     let room = room(small.0.path()).await;
     let filler = small.0.path().join("filler");
@@ -87,7 +87,7 @@ async fn guests_that_wait_go_on_when_there_is_space_again_and_not_before() {
 }
 
 #[tokio::test]
-async fn a_repository_that_was_full_is_so_after_a_restart() {
+async fn a_full_repository_is_full_after_a_restart() {
     let at = tempfile::tempdir().unwrap();
     let room = room(at.path()).await;
     room.srs.reported_full(room.sr).await.unwrap();
@@ -98,7 +98,7 @@ async fn a_repository_that_was_full_is_so_after_a_restart() {
 }
 
 #[tokio::test]
-async fn what_would_take_the_reserve_is_refused() {
+async fn operations_that_need_the_reserve_are_refused() {
     let at = tempfile::tempdir().unwrap();
     let room = room(at.path()).await;
     let sr = room.sr;
@@ -114,7 +114,7 @@ async fn what_would_take_the_reserve_is_refused() {
 }
 
 #[tokio::test]
-async fn a_measurement_that_says_nothing_new_is_no_event() {
+async fn an_unchanged_measurement_causes_no_event() {
     let Some(small) = Small::mount() else { return };
     let room = room(small.0.path()).await;
     let mut events = room.srs.catalogue.subscribe();
@@ -127,7 +127,7 @@ async fn a_measurement_that_says_nothing_new_is_no_event() {
 }
 
 #[tokio::test]
-async fn what_is_detached_has_no_directory_and_says_so() {
+async fn a_detached_repository_has_no_directory() {
     let at = tempfile::tempdir().unwrap();
     let room = room(at.path()).await;
     let held = room.srs.directory(room.sr).await.unwrap();
@@ -141,7 +141,7 @@ async fn what_is_detached_has_no_directory_and_says_so() {
 }
 
 #[tokio::test]
-async fn a_repository_is_one_tasks_at_a_time() {
+async fn a_repository_is_claimed_by_one_task_at_a_time() {
     let at = tempfile::tempdir().unwrap();
     let room = room(at.path()).await;
     let claim = room.srs.claim(room.sr, "scanned").unwrap();

@@ -96,7 +96,7 @@ impl Room {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_plugged_disk_takes_is_seen_while_it_grows() {
+async fn growth_of_a_plugged_disk_is_measured() {
     let room = room().await;
     room.plugged(VbdState::Plugged).await;
     std::fs::write(&room.file, vec![1; 1 << 20]).unwrap();
@@ -105,7 +105,7 @@ async fn what_a_plugged_disk_takes_is_seen_while_it_grows() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn guests_that_wait_are_looked_after_as_long_as_there_are_any() {
+async fn waiting_guests_are_checked_as_long_as_there_are_any() {
     let room = room().await;
     room.plugged(VbdState::Plugged).await;
     let mut relieved = room.daemon.srs.relieved();
@@ -116,7 +116,7 @@ async fn guests_that_wait_are_looked_after_as_long_as_there_are_any() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_waits_where_no_disk_is_plugged() {
+async fn without_plugged_disks_no_guest_waits() {
     let room = room().await;
     room.daemon.srs.reported_full(room.sr).await.unwrap();
     room.plugged(VbdState::Plugging).await;
@@ -147,7 +147,7 @@ fn task(verb: &str, state: TaskState) -> Event {
 }
 
 #[test]
-fn what_a_look_itself_changes_brings_no_other_look() {
+fn a_measurement_does_not_trigger_another() {
     for kind in [ObjectKind::Sr, ObjectKind::Vdi, ObjectKind::Vm, ObjectKind::Host] {
         assert!(!matters(&event(kind, None)), "{kind:?}");
     }

@@ -1,9 +1,9 @@
 //! Disks of a running machine: plugged and unplugged one by one.
 //!
-//! Keeps: a plug that fails leaves nothing behind, or says what; an unplug is done when the guest has let go, and not before. Steps of a
-//! plug: the connection (chardev-add), then the device (device_add); of an unplug: the guest is asked (device_del), lets go
-//! (DEVICE_DELETED), and the connection is removed. Who dies between two of them finds with [`Machine::disks`] what there is, and the
-//! next plug removes a connection without a device.
+//! Invariant: a failed plug leaves nothing behind, or says what; an unplug is done when the guest has released the
+//! disk, and not earlier. Steps of a plug: the chardev (chardev-add), then the device (device_add); of an unplug: the
+//! guest is asked (device_del), releases the disk (DEVICE_DELETED), and the chardev is removed. After a crash in
+//! between, [`QemuVm::disks`] shows what exists, and the next plug removes a chardev without a device.
 
 use std::time::{Duration, Instant};
 
@@ -15,10 +15,11 @@ use super::super::served;
 use super::super::slots::Position;
 use super::super::version::Version;
 use super::error::{MachineError, monitor};
-use super::{COMMAND, Machine, Status};
+use super::{COMMAND, QemuVm, Status};
 use crate::qmp::{Event, QmpError};
 
-/// A guest that was asked while its system was not up yet has not heard it; QEMU asks again when five seconds have passed.
+/// A guest that was asked before its system was up has not received the request; QEMU accepts a repetition after five
+/// seconds.
 const ASK_AGAIN: Duration = Duration::from_secs(6);
 
 /// QEMU's event for a guest that says no.
@@ -31,8 +32,8 @@ const SERVED: Duration = Duration::from_secs(10);
 const LET_GO: Duration = Duration::from_secs(5);
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
-impl Machine {
-    /// The positions of the disks that the machine has, those among them that the guest was asked to let go of and has not.
+impl QemuVm {
+    /// The positions of the machine's disks, including those that the guest was asked to release and has not.
     pub fn disks(&mut self) -> Result<Vec<Position>, MachineError> {
         let names = self.children("/machine/peripheral")?;
         let mut positions: Vec<Position> = names.iter().filter_map(|name| position_of(name)).collect();
@@ -40,7 +41,8 @@ impl Machine {
         Ok(positions)
     }
 
-    /// Plugs a disk. It must be served and stay so: QEMU, with the guest, stands still until it has agreed with who serves it.
+    /// Plugs a disk. It must be served and stay so: QEMU, with the guest, stands still until it has agreed with who
+    /// serves it.
     pub fn plug(&mut self, disk: &Disk) -> Result<(), MachineError> {
         disk.check()?;
         let number = disk.position.number();
@@ -49,7 +51,7 @@ impl Machine {
         }
         let chardev = disk_chardev(disk.position);
         if self.children("/chardevs")?.contains(&chardev) {
-            // The guest has let go of an earlier disk after it was not waited for any more; its connection is still there.
+            // The guest released an earlier disk after its unplug had timed out; the chardev still exists.
             self.remove_chardev(&chardev)?;
         }
         see_served(disk)?;
@@ -70,7 +72,8 @@ impl Machine {
         }
     }
 
-    /// Asks the guest to let go of a disk and waits for that, for at most `patience`. A disk that is not there is unplugged.
+    /// Asks the guest to let go of a disk and waits for that, for at most `patience`. A disk that is not there is
+    /// unplugged.
     pub fn unplug(&mut self, position: Position, patience: Duration) -> Result<(), MachineError> {
         let began = Instant::now();
         self.begin_unplug(position)?;
@@ -88,9 +91,9 @@ impl Machine {
         Ok(())
     }
 
-    /// Asks the guest to let go of a disk, and does not wait: `finish_unplug` is asked later whether it has.
+    /// Asks the guest to release a disk, without waiting: `finish_unplug` checks later whether it has.
     pub fn begin_unplug(&mut self, position: Position) -> Result<(), MachineError> {
-        // What was said of an earlier disk at this position is no answer.
+        // An event about an earlier disk at this position is not an answer.
         while self.event_about(position, Duration::ZERO)?.is_some() {}
         if !self.disks()?.contains(&position) {
             return Ok(());
@@ -102,7 +105,7 @@ impl Machine {
         }
     }
 
-    /// Whether the guest has let go of a disk; if so nothing of it is left in QEMU, and who serves it may end.
+    /// Whether the guest has released a disk; if so nothing of it is left in QEMU, and its server may exit.
     pub fn finish_unplug(&mut self, position: Position) -> Result<bool, MachineError> {
         if self.disks()?.contains(&position) {
             let said = self.event_about(position, Duration::ZERO)?;
@@ -116,9 +119,9 @@ impl Machine {
         Ok(true)
     }
 
-    /// Whether the guest's driver has started a disk about which QEMU speaks to nobody. So it is for a moment while another process takes the
-    /// place of one that has died; and for ever if that died in the very moment in which the driver started the disk: QEMU before 9.1 never
-    /// looks at such a connection again. One before 7.2 does not tell.
+    /// Whether the guest's driver has started a disk to whose server QEMU is not connected. This is temporarily so
+    /// while a dead server is being replaced; and permanently if the server died at the very moment when the driver
+    /// started the disk: QEMU before 9.1 never retries such a connection. Versions before 7.2 do not report it.
     pub fn has_lost(&mut self, position: Position) -> Result<bool, MachineError> {
         // While a guest stands still its disks do, too.
         if self.status()? != Status::Running || !self.disks()?.contains(&position) {
@@ -127,14 +130,14 @@ impl Machine {
         let path = format!("/machine/peripheral/{}/virtio-backend", disk_name(position));
         let device = match self.client.execute("x-query-virtio-status", &json!({ "path": path }), COMMAND) {
             Err(error) if error.is_refusal("CommandNotFound") => return Ok(false),
-            other => other.map_err(|error| self.explained(format!("look at disk {}", position.number()), error))?,
+            other => other.map_err(|error| self.explained(format!("query disk {}", position.number()), error))?,
         };
         let status = device["status"]["statuses"].as_array().into_iter().flatten();
         let started = status.filter_map(Value::as_str).any(|word| word.starts_with("VIRTIO_CONFIG_S_DRIVER_OK"));
         Ok(started && device["vhost-dev"].is_null())
     }
 
-    /// Which QEMU it is: a machine that was adopted may have been started under another than there is now.
+    /// The version of its QEMU: an adopted machine may have been started with another than the installed one.
     fn version(&mut self) -> Result<Version, MachineError> {
         let answer = self.command("ask for its version", "query-version", &json!({}))?;
         Ok(Version::told(&answer).unwrap_or(Version::OLDEST))
@@ -151,8 +154,8 @@ impl Machine {
         event.map_err(|error| self.explained(format!("unplug disk {}", position.number()), error))
     }
 
-    /// Removes a connection. The device that had it is not among the machine's any more, and lets go of it when QEMU's last
-    /// reader has (RCU), which is a moment later.
+    /// Removes a connection. The device that had it is not among the machine's any more, and lets go of it when QEMU's
+    /// last reader has (RCU), which is a moment later.
     fn remove_chardev(&mut self, chardev: &str) -> Result<(), MachineError> {
         let deadline = Instant::now() + LET_GO;
         loop {
@@ -185,7 +188,7 @@ fn is_busy(error: &QmpError) -> bool {
     matches!(error, QmpError::Refused { description, .. } if description.ends_with("is busy"))
 }
 
-/// The guest was asked a moment ago; QEMU does not ask again before five seconds have passed.
+/// The guest was asked a moment ago; QEMU rejects a repetition within five seconds.
 fn is_under_way(error: &QmpError) -> bool {
     matches!(error, QmpError::Refused { description, .. } if description.contains("already in the process of unplug"))
 }

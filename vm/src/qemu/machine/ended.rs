@@ -1,6 +1,6 @@
-//! What is known of the end of a QEMU.
+//! What is known about the exit of a QEMU.
 //!
-//! Knows nothing of who asks. Keeps: what nobody knows is not made up.
+//! It knows nothing about its callers. Invariant: unknown facts are not made up.
 
 use std::process::ExitStatus;
 
@@ -11,11 +11,11 @@ pub struct Ended {
     pub status: Option<ExitStatus>,
     /// Why, as it has said itself; one that was killed or has crashed has not.
     pub shutdown: Option<Shutdown>,
-    /// The last that it said; of one that was found again perhaps what an earlier one has said.
+    /// Its last output; for an adopted QEMU, possibly from before the adoption.
     pub said: String,
 }
 
-/// Why QEMU says that it ends (the event SHUTDOWN).
+/// The reason that QEMU gave for its exit (the event SHUTDOWN).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shutdown {
     /// The guest has asked for it.
@@ -31,9 +31,9 @@ impl Ended {
             (Some(status), _) if status.success() => None,
             (Some(status), _) => Some(status.to_string()),
             (None, Some(Shutdown { guest: true, reason })) if reason != "guest-panic" => None,
-            (None, Some(shutdown)) => Some(format!("QEMU's word for it is {}", shutdown.reason)),
+            (None, Some(shutdown)) => Some(format!("QEMU's shutdown reason is {}", shutdown.reason)),
             (None, None) => {
-                Some("nobody knows how: an earlier process has started it, and it has given no reason".into())
+                Some("exit status unknown: it was started by an earlier daemon and gave no shutdown reason".into())
             }
         }
     }
@@ -51,19 +51,19 @@ mod test {
     }
 
     #[test]
-    fn a_guest_that_has_powered_off_is_nothing_bad_whoever_started_it() {
+    fn a_power_off_is_not_a_failure() {
         assert_eq!(said(Some(0), None), None);
         assert_eq!(said(None, Some((true, "guest-shutdown"))), None);
     }
 
     #[test]
-    fn what_is_known_of_any_other_end_is_said() {
+    fn any_other_end_is_described() {
         let has = |found: Option<String>, word: &str| {
             assert!(found.as_ref().is_some_and(|how| how.contains(word)), "{found:?}");
         };
         has(said(Some(9), Some((true, "guest-shutdown"))), "signal: 9");
         has(said(None, Some((false, "host-signal"))), "host-signal");
         has(said(None, Some((true, "guest-panic"))), "guest-panic");
-        has(said(None, None), "nobody knows how");
+        has(said(None, None), "exit status unknown");
     }
 }

@@ -1,4 +1,4 @@
-//! What can go wrong with a running machine, in words that say what was tried and what to do.
+//! Errors of a running machine, which say what was tried and what to do.
 
 use std::io;
 use std::path::PathBuf;
@@ -18,7 +18,7 @@ pub enum MachineError {
     #[error(transparent)]
     Hardware(#[from] HardwareError),
     /// The directory for the machine's files does not do.
-    #[error("{} cannot hold the machine's monitor: {why}", path.display())]
+    #[error("{} cannot hold the VM's monitor: {why}", path.display())]
     Directory {
         /// The directory.
         path: PathBuf,
@@ -32,7 +32,7 @@ pub enum MachineError {
         what: &'static str,
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// The program could not be started.
@@ -42,15 +42,15 @@ pub enum MachineError {
         program: String,
         /// Its package.
         package: &'static str,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// QEMU has ended.
-    #[error("QEMU has ended during {during}: {said}")]
+    #[error("QEMU exited during {during}: {said}")]
     Ended {
         /// What was tried.
         during: String,
-        /// Its last words.
+        /// Its last output.
         said: String,
     },
     /// QEMU's monitor did not do it.
@@ -58,17 +58,17 @@ pub enum MachineError {
     Monitor {
         /// What was tried.
         what: String,
-        /// What the monitor said.
+        /// The monitor's error.
         source: QmpError,
     },
     /// The process of a machine is not there any more.
-    #[error("the machine's QEMU, process {}, has ended", identity.pid)]
+    #[error("the VM's QEMU, process {}, has exited", identity.pid)]
     Gone {
         /// The process.
         identity: Identity,
     },
     /// Another process than the machine's listens at its monitor.
-    #[error("at {} listens process {found} and not the machine's QEMU, {expected}", path.display())]
+    #[error("process {found} listens at {} instead of the VM's QEMU, {expected}", path.display())]
     NotIts {
         /// The monitor's socket.
         path: PathBuf,
@@ -78,43 +78,43 @@ pub enum MachineError {
         expected: i32,
     },
     /// A process could not be asked or signalled.
-    #[error("cannot {what} the machine's QEMU")]
+    #[error("cannot {what} the VM's QEMU")]
     Process {
         /// What was tried.
         what: &'static str,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// Nobody serves a disk, and QEMU was not told of it.
-    #[error("cannot give the machine disk {position}")]
+    #[error("cannot plug disk {position} into the VM")]
     NotServed {
-        /// Which.
+        /// The disk's position.
         position: u8,
         /// What was found.
         source: NotServed,
     },
     /// There is a disk at this position.
-    #[error("the machine has a disk {0} already: unplug it first")]
+    #[error("the VM already has a disk {0}: unplug it first")]
     Taken(u8),
     /// The guest has not let go of a disk. It may still do so, at which the disk's position is free.
     #[error(
-        "the guest has not let go of disk {position} in {} s: its system is not up, hangs, or uses the disk; ask again, or end \
-         who serves the disk, at which what the guest asks of it waits for ever",
+        "the guest has not released disk {position} in {} s: it is not up, hangs, or is using the disk; try again, or \
+         stop the disk's process, after which the guest's I/O to it hangs forever",
         after.as_secs()
     )]
     Held {
-        /// Which.
+        /// The disk's position.
         position: u8,
         /// How long it was waited for.
         after: Duration,
     },
     /// The guest has refused to let go of a disk.
-    #[error("the guest refuses to let go of disk {0}: unmount it there first")]
+    #[error("the guest refuses to release disk {0}: unmount it there first")]
     Refused(u8),
     /// A disk was not plugged, and what was done for it not undone.
-    #[error("cannot plug disk {position}, and its connection stays: {undo}")]
+    #[error("cannot plug disk {position}, and its chardev could not be removed: {undo}")]
     HalfPlugged {
-        /// Which.
+        /// The disk's position.
         position: u8,
         /// Why its connection stays.
         undo: String,

@@ -1,6 +1,8 @@
-//! Starts QEMU so that it outlives who started it: a session of its own, nothing of our terminal, its messages in a file.
+//! Starts QEMU so that it outlives the parent process: in its own session, without our terminal, with its output in a
+//! file.
 //!
-//! Knows nothing of QMP. Keeps: QEMU has enough descriptors for every disk it may get; its last words are found.
+//! It knows nothing about QMP. Invariant: QEMU has enough descriptors for every disk it may get; its last output can be
+//! read.
 
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
@@ -13,7 +15,8 @@ use rustix::process::{Resource, getrlimit};
 use super::super::account::{Account, directories_open_to_all};
 use super::error::MachineError;
 
-/// Descriptors for 255 disks with queues for each processor: four a queue and six a disk. More are not needed, and not always allowed.
+/// Descriptors for 255 disks with queues for each processor: four a queue and six a disk. More are not needed, and not
+/// always allowed.
 const DESCRIPTORS_MAX: u64 = 65_536;
 
 /// Bytes of its last words that are shown.
@@ -43,17 +46,20 @@ impl Files {
     /// The files in a directory that others have no access to.
     pub fn of(directory: &Path) -> Result<Self, MachineError> {
         let refuse = |why: &str| Err(MachineError::Directory { path: directory.to_owned(), why: why.to_owned() });
-        let failed = |source| MachineError::File { what: "look at", path: directory.to_owned(), source };
+        let failed = |source| MachineError::File { what: "examine", path: directory.to_owned(), source };
         let metadata = fs::metadata(directory).map_err(failed)?;
         if !metadata.is_dir() || !directory.is_absolute() {
             return refuse("it must be an absolute path of a directory");
         }
         if metadata.mode() & OTHERS != 0 {
-            return refuse("others have access to it, and who reaches the monitor rules the guest; chmod o= it");
+            return refuse(
+                "other users have access to it, and access to the monitor means control of the guest; run \
+                chmod o= on it",
+            );
         }
         let monitor = directory.join(MONITOR);
         if monitor.as_os_str().len() > 107 {
-            return refuse("its name is too long for a socket below it; 99 bytes fit");
+            return refuse("its name is too long for a socket inside it; at most 99 bytes fit");
         }
         Ok(Self { monitor, log: directory.join(LOG), from: 0 })
     }
@@ -63,19 +69,20 @@ impl Files {
         let directory = self.log.parent().unwrap_or(Path::new("/"));
         directories_open_to_all(directory).map_err(|closed| {
             let (uid, closed) = (account.uid, closed.display());
-            let why = format!("QEMU runs as the user {uid}, who cannot pass {closed}; chmod o+x {closed}");
+            let why =
+                format!("QEMU runs as uid {uid}, which has no search permission on {closed}; run chmod o+x {closed}");
             MachineError::Directory { path: directory.to_owned(), why }
         })
     }
 
-    /// Starts `program`, whose words this QEMU's are, by way of the words in front of it.
+    /// Starts `program`, to which the arguments belong, through the wrapper programs in `before`.
     pub fn start(&mut self, before: &[String], program: &Path, words: &[String]) -> Result<Child, MachineError> {
         let failed = |source| MachineError::File { what: "write", path: self.log.clone(), source };
         let log = File::options().append(true).create(true).open(&self.log).map_err(failed)?;
         self.from = log.metadata().map_err(failed)?.len();
         let errors = log.try_clone().map_err(failed)?;
-        // Both replace themselves by what follows, so that the process we start is QEMU. They do what a program can only do in a
-        // child before it becomes QEMU, which takes unsafe code.
+        // Both replace themselves by what follows, so that the process we start is QEMU. They do what a program can
+        // only do in a child before it becomes QEMU, which takes unsafe code.
         let limit = getrlimit(Resource::Nofile).maximum.map_or(DESCRIPTORS_MAX, |most| most.min(DESCRIPTORS_MAX));
         let mut command = Command::new("setsid");
         command.args(["prlimit", &format!("--nofile={limit}:"), "--"]).args(before).arg(program).args(words);
@@ -89,7 +96,7 @@ impl Files {
         })
     }
 
-    /// What this QEMU has said, as far as it is the end of it.
+    /// This QEMU's output, as far as it is the end of the file.
     pub fn last_words(&self) -> String {
         let read = || {
             let mut log = File::open(&self.log)?;
@@ -100,9 +107,9 @@ impl Files {
             Ok::<_, std::io::Error>(String::from_utf8_lossy(&words).trim().to_owned())
         };
         match read() {
-            Ok(words) if words.is_empty() => format!("it has said nothing ({} is empty)", self.log.display()),
+            Ok(words) if words.is_empty() => format!("it printed nothing ({} is empty)", self.log.display()),
             Ok(words) => words,
-            Err(error) => format!("what it said cannot be read ({}: {error})", self.log.display()),
+            Err(error) => format!("its output cannot be read ({}: {error})", self.log.display()),
         }
     }
 }

@@ -1,7 +1,8 @@
-//! A running machine: started or found again, asked, told, and seen to its end.
+//! A running machine: started or adopted, queried, controlled, and observed to its end.
 //!
-//! Knows nothing of who serves its disks. Keeps: the machine is no part of the process that started it, and lives on without; a call ends
-//! in bounded time; a QEMU that has ended is said to have ended, with its last words.
+//! It knows nothing about the servers of its disks. Invariant: the machine is independent of the process that started
+//! it, and outlives it; every call returns in bounded time; a QEMU that has exited is reported as such, with its last
+//! output.
 
 mod disks;
 mod ended;
@@ -40,13 +41,13 @@ const POLL: Duration = Duration::from_millis(10);
 /// For the monitor of a QEMU that has ended: it is closed, and what was said is there.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
-/// For a QEMU that was told to end: it has nothing to wait for but the disks' processes.
+/// For a QEMU that was told to quit: it only has to wait for the disks' processes.
 const TO_END: Duration = Duration::from_secs(10);
 
-/// A machine. Dropped, it goes on; a process that has started it should keep it until it has [ended](Machine::ended), for it is its
-/// parent.
+/// A machine. Dropped, it goes on; a process that has started it should keep it until it has [ended](QemuVm::ended),
+/// for it is its parent.
 #[derive(Debug)]
-pub struct Machine {
+pub struct QemuVm {
     process: Process,
     /// If we have started it.
     child: Option<Child>,
@@ -62,24 +63,24 @@ pub struct Machine {
 pub enum Status {
     /// The guest runs.
     Running,
-    /// The guest stands still: it was told to, or never told to run.
+    /// The guest is paused: it was paused, or never resumed.
     Paused,
-    /// The guest cannot go on; QEMU's word for it (`internal-error`, `guest-panicked`, …).
+    /// The guest cannot continue; QEMU's run state (`internal-error`, `guest-panicked`, …).
     Stuck(String),
 }
 
-/// How a machine has come to its end.
+/// How a machine has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
     /// The guest has powered off.
     Guest,
-    /// It has not in time, and QEMU was told to end: as if the power had gone.
+    /// It has not done so in time, and QEMU was told to quit, as if the power were cut.
     Quit,
     /// QEMU did not either, and was killed.
     Killed,
 }
 
-impl Machine {
+impl QemuVm {
     /// Starts a machine, in a directory for its monitor and its messages, and lets the guest run.
     pub fn start(
         program: &Path,
@@ -90,7 +91,8 @@ impl Machine {
         Self::start_as(None, program, hardware, directory, patience)
     }
 
-    /// The same as a user that owns the directory ([`Account::own`]) and is nobody otherwise; none is who asks.
+    /// The same as a user that owns the directory ([`Account::own`]) and has no other permissions; `None` is the
+    /// caller's own user.
     pub fn start_as(
         account: Option<&Account>,
         program: &Path,
@@ -109,7 +111,7 @@ impl Machine {
         let means = means.transpose()?;
         hardware.disks.iter().try_for_each(disks::see_served)?;
         let deadline = Instant::now() + patience;
-        // Nothing else depends on it. Of a program that does not say it, what it says of its start is worth more.
+        // Nothing else depends on the version. If a program does not print it, its error on start is more useful.
         let version = match hardware.disks.is_empty() {
             true => Version::OLDEST,
             false => Version::of(program, patience.min(TO_SAY_VERSION)).unwrap_or(Version::OLDEST),
@@ -140,13 +142,14 @@ impl Machine {
         Ok(machine)
     }
 
-    /// Finds a machine again that was started earlier, by another process perhaps. One that its starter had not let run yet is paused.
+    /// Finds a machine again that was started earlier, by another process perhaps. One that its starter had not let run
+    /// yet is paused.
     pub fn adopt(identity: &Identity, directory: &Path, patience: Duration) -> Result<Self, MachineError> {
         let files = Files::of(directory)?;
         let found = Process::find(identity).map_err(process("find"))?;
         let process = found.ok_or_else(|| MachineError::Gone { identity: identity.clone() })?;
-        let client = Client::connect(&files.monitor, patience).map_err(monitor("adopt the machine"))?;
-        let listener = client.peer().map_err(error::process("ask for the number of"))?;
+        let client = Client::connect(&files.monitor, patience).map_err(monitor("adopt the VM"))?;
+        let listener = client.peer().map_err(error::process("get the pid of"))?;
         if listener != identity.pid {
             let (path, expected) = (files.monitor, identity.pid);
             return Err(MachineError::NotIts { path, found: listener, expected });
@@ -179,7 +182,7 @@ impl Machine {
 
     /// Lets the guest's processors run.
     pub fn resume(&mut self) -> Result<(), MachineError> {
-        self.command("let the guest run", "cont", &json!({})).map(drop)
+        self.command("resume the guest", "cont", &json!({})).map(drop)
     }
 
     /// Presses the power button and waits for the guest to power off, for at most `patience`; then ends it.
@@ -196,7 +199,7 @@ impl Machine {
 
     /// Ends the machine at once, whatever the guest does: as if the power had gone.
     pub fn end(&mut self) -> Result<Ending, MachineError> {
-        // A QEMU that ends before it has answered has done what it was told.
+        // A QEMU that exits before it answers has done what it was told.
         let told = self.client.execute("quit", &json!({}), TO_END);
         let heard = matches!(&told, Ok(_) | Err(QmpError::Gone { .. }));
         if heard && self.wait_ended(TO_END)? {
@@ -212,11 +215,11 @@ impl Machine {
         if self.wait_ended(TO_END)? {
             return Ok(());
         }
-        let source = std::io::Error::other("it is killed and does not end: it waits in the kernel for storage");
+        let source = std::io::Error::other("it was killed but does not exit: it is waiting in the kernel for storage");
         Err(MachineError::Process { what: "kill", source })
     }
 
-    /// Whether QEMU ends within `patience`.
+    /// Whether QEMU exits within `patience`.
     pub fn wait_ended(&mut self, patience: Duration) -> Result<bool, MachineError> {
         let ended = self.process.wait(patience).map_err(process("wait for"))?;
         if ended {
@@ -225,17 +228,17 @@ impl Machine {
         Ok(ended)
     }
 
-    /// How QEMU has ended, if it has: the guest has powered off, or QEMU was killed or crashed. The machine's descriptor is readable
-    /// from then on.
+    /// How QEMU has ended, if it has: the guest has powered off, or QEMU was killed or crashed. The machine's
+    /// descriptor is readable from then on.
     pub fn ended(&mut self) -> Result<Option<Ended>, MachineError> {
-        if !self.process.wait(Duration::ZERO).map_err(process("look after"))? {
+        if !self.process.wait(Duration::ZERO).map_err(process("watch"))? {
             return Ok(None);
         }
         let status = self.reap()?;
         Ok(Some(Ended { status, shutdown: self.shutdown_said(), said: self.files.last_words() }))
     }
 
-    /// Why QEMU, which has ended, has said that it would. What it said last may not have been read.
+    /// The reason that an exited QEMU gave for its exit. Its last message may not have been read.
     fn shutdown_said(&mut self) -> Option<Shutdown> {
         // A monitor that fails has nothing more to say.
         let event = self.client.wait_event(LAST_WORDS, |event| event.name == "SHUTDOWN").ok().flatten()?;
@@ -243,12 +246,13 @@ impl Machine {
         Some(Shutdown { guest: event.data["guest"] == true, reason })
     }
 
-    /// Has the monitor do what there is no other function for: `command` is QEMU's (docs/interop/qemu-qmp-ref), and so is the answer.
+    /// Has the monitor do what there is no other function for: `command` is QEMU's (docs/interop/qemu-qmp-ref), and so
+    /// is the answer.
     pub fn ask(&mut self, command: &str, arguments: &Value) -> Result<Value, MachineError> {
         self.command(&format!("do {command}"), command, arguments)
     }
 
-    /// Whether its QEMU, which we have started, looks at its own system calls: one built without that does not.
+    /// Whether the QEMU that we started filters its own system calls: one built without support does not.
     pub fn is_sandboxed(&self) -> bool {
         self.sandboxed
     }
@@ -258,7 +262,7 @@ impl Machine {
         &self.files.log
     }
 
-    /// What QEMU has said unasked.
+    /// QEMU's events.
     pub fn take_events(&mut self) -> Vec<Event> {
         self.client.take_events()
     }
@@ -280,7 +284,7 @@ impl Machine {
     }
 }
 
-impl AsFd for Machine {
+impl AsFd for QemuVm {
     /// Readable when QEMU has ended.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.process.as_fd()
@@ -299,26 +303,26 @@ impl Starting {
                 // An earlier machine's, which has not ended, or has left its socket.
                 Ok(_) | Err(QmpError::Connect { .. }) => {}
                 Err(error) if error.is_gone() => {}
-                Err(error) => return Err(monitor("start the machine")(error)),
+                Err(error) => return Err(monitor("start the VM")(error)),
             }
             if self.ended()? {
                 return Err(MachineError::Ended { during: "its start".to_owned(), said: files.last_words() });
             }
             if left.is_zero() {
                 let source = QmpError::Late { during: "its greeting".to_owned(), after: patience };
-                return Err(monitor("start the machine")(source));
+                return Err(monitor("start the VM")(source));
             }
             thread::sleep(POLL);
         }
     }
 
     fn is_its(&self, client: &Client) -> Result<bool, MachineError> {
-        let peer = client.peer().map_err(process("ask for the number of"))?;
+        let peer = client.peer().map_err(process("get the pid of"))?;
         Ok(self.0.as_ref().is_some_and(|child| i64::from(child.id()) == i64::from(peer)))
     }
 
     fn ended(&mut self) -> Result<bool, MachineError> {
-        let ended = self.0.as_mut().map(Child::try_wait).transpose().map_err(process("look after"))?;
+        let ended = self.0.as_mut().map(Child::try_wait).transpose().map_err(process("watch"))?;
         Ok(ended.flatten().is_some())
     }
 
@@ -333,7 +337,7 @@ impl Drop for Starting {
         let Some(mut child) = self.0.take() else { return };
         // One that has ended cannot be killed and needs not; it is waited for in both cases.
         if let Err(error) = child.kill().and_then(|()| child.wait()) {
-            // That nobody hears of it is no reason to panic.
+            // If nobody can read the message, that is no reason to panic.
             writeln!(std::io::stderr(), "cannot end QEMU, process {}: {error}", child.id()).unwrap_or_default();
         }
     }

@@ -238,7 +238,7 @@ impl Storm<'_> {
             return Ok(true);
         }
         let message = vm["problem"]["message"].as_str().unwrap_or_default();
-        if message.contains("has ended by itself") && self.plan.kill {
+        if message.contains("exited unexpectedly") && self.plan.kill {
             // It had lost a disk and was ended for it. Its disks are unplugged then, and the VM starts anew.
             self.notes.again("a guest", "a QEMU whose disks were killed has ended by itself");
             return Ok(false);

@@ -9,8 +9,8 @@ mod nbd_client;
 const WORD: &str = "/local/domain/0/backend/vbd/7/51728/physical-device-path";
 
 /// A machine whose disk is served to both, and QEMU, which has found it by libxl's word for it.
-fn machine_with_qemu() -> (Machine, Process, Nbd) {
-    let mut machine = Machine::new();
+fn machine_with_qemu() -> (GuestBed, Process, Nbd) {
+    let mut machine = GuestBed::new();
     let path = machine.nbd();
     firmware::show(&mut machine.store, Path::new("/none"), &machine.device, &path).unwrap();
     let process = machine.serve_with(true);
@@ -21,7 +21,7 @@ fn machine_with_qemu() -> (Machine, Process, Nbd) {
 }
 
 #[test]
-fn the_firmware_reads_the_disk_before_and_beside_its_driver_and_each_sees_what_the_other_has_written() {
+fn firmware_and_driver_share_the_disk_and_see_each_others_writes() {
     let (mut machine, process, mut qemu) = machine_with_qemu();
     assert_eq!(qemu.size, 64 * 512);
     assert_eq!(qemu.read(5 * 512, 512).unwrap(), [5; 512]);
@@ -46,7 +46,7 @@ fn the_firmware_reads_the_disk_before_and_beside_its_driver_and_each_sees_what_t
 }
 
 #[test]
-fn a_guest_that_is_destroyed_under_its_firmware_leaves_nothing() {
+fn a_guest_destroyed_during_firmware_leaves_nothing() {
     for connected in [false, true] {
         let (mut machine, process, mut qemu) = machine_with_qemu();
         let guest = if connected { machine.connect().guest } else { machine.host.guest(machine.device.guest) };
@@ -61,8 +61,8 @@ fn a_guest_that_is_destroyed_under_its_firmware_leaves_nothing() {
 }
 
 #[test]
-fn what_libxl_was_told_goes_with_a_guest_whose_firmware_has_never_asked() {
-    let mut machine = Machine::new();
+fn libxls_path_is_removed_with_a_guest_whose_firmware_never_connected() {
+    let mut machine = GuestBed::new();
     let path = machine.nbd();
     firmware::show(&mut machine.store, Path::new("/none"), &machine.device, &path).unwrap();
     let process = machine.serve_with(true);
@@ -75,7 +75,7 @@ fn what_libxl_was_told_goes_with_a_guest_whose_firmware_has_never_asked() {
 }
 
 #[test]
-fn a_process_is_followed_by_another_for_both() {
+fn a_process_is_replaced_for_guest_and_firmware() {
     let (mut machine, process, mut qemu) = machine_with_qemu();
     let front = machine.connect();
     assert_eq!(front.read(5), (vec![5; 512], 0));
@@ -94,7 +94,7 @@ fn a_process_is_followed_by_another_for_both() {
 }
 
 #[test]
-fn a_process_that_is_to_end_while_only_the_firmware_is_there_ends() {
+fn a_stopping_process_with_only_firmware_connected_exits() {
     let (mut machine, process, mut qemu) = machine_with_qemu();
     assert_eq!(qemu.read(512, 512).unwrap(), [1; 512]);
     Process::signal(&process.stop);

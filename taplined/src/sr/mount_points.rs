@@ -1,7 +1,8 @@
-//! Where the directory of a repository is: where it always was, or where the daemon has mounted it from a server.
+//! The path of a repository's directory: its own path, or the mount point at which the daemon has mounted it from a
+//! server.
 //!
-//! Invariants: what is mounted already is found again and not mounted twice, also by the daemon after this one; nothing is
-//! unmounted lazily, so that what was unmounted is not in use by anybody.
+//! Invariants: an existing mount is reused and not mounted twice, even by the next daemon; nothing is unmounted lazily,
+//! so an unmounted file system is not in use.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -14,7 +15,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::process::{Child, Command};
 use uuid::Uuid;
 
-/// Bytes of a program's last words that are told.
+/// Bytes of a program's output that are quoted.
 const WORDS_MAX: usize = 2048;
 
 /// How often a mount that is busy is unmounted again, and after how long.
@@ -23,14 +24,14 @@ const AGAIN_AFTER: Duration = Duration::from_millis(200);
 
 /// Where repositories of servers are mounted, and how long that may take.
 #[derive(Clone, Debug)]
-pub struct Places {
+pub struct MountPoints {
     /// A directory for mount points.
     pub directory: PathBuf,
     /// How long mount(8) and umount(8) may take.
     pub limit: Duration,
 }
 
-impl Places {
+impl MountPoints {
     /// Where the repository `uuid` is; mounts it if need be.
     pub async fn find(&self, uuid: Uuid, source: &SrSource) -> Result<AbsolutePath, Problem> {
         let (SrSource::Dir { path } | SrSource::Iso { path }) = source else {
@@ -47,18 +48,19 @@ impl Places {
     async fn mounted(&self, uuid: Uuid, source: &SrSource) -> Result<AbsolutePath, Problem> {
         let point = self.point(uuid);
         let shown = point.to_string_lossy().into_owned();
-        let path = AbsolutePath::try_from(shown).map_err(|why| Problem::failed("name a mount point", why))?;
+        let path =
+            AbsolutePath::try_from(shown).map_err(|why| Problem::failed("create a path for a mount point", why))?;
         if let Some(there) = filesystem::mount_at(&point)? {
             return match mount::device(source) {
                 Some(device) if device == there.source => Ok(path),
                 _ => {
-                    let what = format!("{path} is the mount point of something else: {}", there.source);
+                    let what = format!("something else is mounted at {path}: {}", there.source);
                     Err(Problem::new(Code::State, what).advise(format!("umount {path}")))
                 }
             };
         }
         mount::check(source)?;
-        let tried = format!("make the mount point {path}");
+        let tried = format!("create the mount point {path}");
         std::fs::create_dir_all(&point).map_err(|error| Problem::failed(tried, error))?;
         let words = mount::words(source, &point).unwrap_or_default();
         let device = mount::device(source).unwrap_or_default();
@@ -66,13 +68,13 @@ impl Places {
         match filesystem::mount_at(&point)? {
             Some(_) => Ok(path),
             None => {
-                Err(Problem::failed(format_args!("mount {path}"), "mount(8) says that it has, and nothing is there"))
+                Err(Problem::failed(format_args!("mount {path}"), "mount(8) reported success, but nothing is mounted"))
             }
         }
     }
 
-    /// Unmounts what the daemon has mounted for a repository. That it is not mounted is as good, and what somebody else has mounted
-    /// there is left to him.
+    /// Unmounts what the daemon has mounted for a repository. That it is not mounted is as good, and what somebody else
+    /// has mounted there is left to him.
     pub async fn leave(&self, uuid: Uuid, source: &SrSource) -> Result<(), Problem> {
         let point = self.point(uuid);
         let Some(device) = mount::device(source) else { return Ok(()) };
@@ -89,8 +91,8 @@ impl Places {
         }
     }
 
-    /// A process that is just being started has our files open until it is another program: a mount that is busy for that is not
-    /// in a moment.
+    /// A process that is just being started has our files open until it is another program: a mount that is busy for
+    /// that is not in a moment.
     async fn unmount(&self, point: &Path) -> Result<(), Problem> {
         let run = || self.run("umount", vec!["--".into(), point.into()], format!("unmount {}", point.display()));
         for _ in 0..UNMOUNT_AGAIN {
@@ -102,8 +104,8 @@ impl Places {
         run().await
     }
 
-    /// Runs a program of the host, which may wait for a server that does not answer: it is killed when its time is over, and not
-    /// waited for then.
+    /// Runs a program of the host, which may wait for a server that does not answer: it is killed when its time is
+    /// over, and not waited for then.
     async fn run(&self, program: &str, words: Vec<OsString>, tried: String) -> Result<(), Problem> {
         let mut command = Command::new(program);
         command.args(words).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
@@ -111,8 +113,8 @@ impl Places {
         let child = child.map_err(|error| Problem::failed(format_args!("run {program}(8)"), error))?;
         let mut group = Group::of(&child);
         let Ok(ran) = tokio::time::timeout(self.limit, child.wait_with_output()).await else {
-            let what = format!("cannot {tried}: it takes longer than {} s", self.limit.as_secs());
-            return Err(Problem::new(Code::Timeout, what).advise("see whether the server is there and answers"));
+            let what = format!("cannot {tried}: not done in {} s", self.limit.as_secs());
+            return Err(Problem::new(Code::Timeout, what).advise("check that the server is up and responds"));
         };
         group.end();
         let output = ran.map_err(|error| Problem::failed(format_args!("run {program}(8)"), error))?;
@@ -126,8 +128,8 @@ impl Places {
     }
 }
 
-/// A program and those that it has started, which are killed with it: mount(8) leaves the work to a program for each kind of file
-/// system, and that would go on, and mount when nobody expects it any more.
+/// A program and its child processes, which are killed with it: mount(8) runs a helper program for each kind of file
+/// system, which would otherwise continue and mount at an unexpected time.
 struct Group(Option<Pid>);
 
 impl Group {
@@ -136,7 +138,7 @@ impl Group {
         Group(child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw))
     }
 
-    /// It has ended by itself.
+    /// It has exited by itself.
     fn end(&mut self) {
         self.0 = None;
     }
@@ -146,10 +148,7 @@ impl Drop for Group {
     fn drop(&mut self) {
         let Some(leader) = self.0 else { return };
         if let Err(errno) = kill_process_group(leader, Signal::KILL) {
-            tracing::warn!(
-                pid = leader.as_raw_nonzero(),
-                "a program could not be killed with what it has started: {errno}"
-            );
+            tracing::warn!(pid = leader.as_raw_nonzero(), "a program and its children could not be killed: {errno}");
         }
     }
 }

@@ -1,7 +1,7 @@
-//! Where a served VBD is found: a directory of its own with its sockets, and its log.
+//! The paths of a served VBD: a directory with its sockets, and its log.
 //!
-//! It knows paths, modes and owners, and nothing of processes. Invariant: a socket can be reached only by those who
-//! may, from the moment at which it is there.
+//! It knows paths, modes and owners, but nothing about processes. Invariant: from the moment a socket exists, only
+//! permitted users can reach it.
 
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::{self, Read, Seek, SeekFrom};
@@ -20,7 +20,7 @@ const LAST_WORDS_MAX: u64 = 2048;
 
 /// The place of a VBD.
 #[derive(Clone, Debug)]
-pub struct Place {
+pub struct DiskPaths {
     directory: PathBuf,
     log: PathBuf,
 }
@@ -44,12 +44,12 @@ pub fn logs(config: &Config) -> PathBuf {
     config.log_directory.join("vbd")
 }
 
-impl Place {
+impl DiskPaths {
     /// Of a VBD.
-    pub fn of(config: &Config, vbd: Uuid) -> Place {
+    pub fn of(config: &Config, vbd: Uuid) -> DiskPaths {
         let name = vbd.to_string();
         let log = logs(config).join(format!("{name}.log"));
-        Place { directory: all(config).join(name), log }
+        DiskPaths { directory: all(config).join(name), log }
     }
 
     /// Where the guest's monitor, or clients, connect.
@@ -71,8 +71,8 @@ impl Place {
         self.directory.join("control.sock")
     }
 
-    /// Listens, in the place of what a process before this one has left. Members of `group` may connect to the
-    /// transport, and so may the user `guest`, as whom the monitor of its machine runs.
+    /// Listens, replacing the sockets of an earlier process. Members of `group` may connect to the transport, and so
+    /// may the user `guest`, which the machine's monitor runs as.
     pub fn listen(&self, transport: Transport, group: Option<u32>, guest: Option<u32>) -> Result<Sockets, Problem> {
         let listen = || {
             // Nobody else comes in before all modes are as they should be.
@@ -94,7 +94,7 @@ impl Place {
         };
         listen().map_err(|error| {
             Problem::failed(format_args!("listen in {}", self.directory.display()), error)
-                .advise("see that run-directory is short (a socket's path has at most 107 bytes) and writable")
+                .advise("check that run-directory is writable and short (a socket path has at most 107 bytes)")
         })
     }
 
@@ -105,7 +105,7 @@ impl Place {
             // It is being started again, and knows the machine then.
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             done => {
-                done.map_err(|error| Problem::failed(format_args!("let a machine in at {}", path.display()), error))
+                done.map_err(|error| Problem::failed(format_args!("give a VM access to {}", path.display()), error))
             }
         }
     }
@@ -149,12 +149,12 @@ impl Place {
         fs::metadata(&self.log).map_or(0, |log| log.len())
     }
 
-    /// The end of the log, in whole lines; nothing if there is none.
+    /// The last complete lines of the log; empty if there is none.
     pub fn last_words(&self) -> String {
         self.words_behind(0)
     }
 
-    /// The same of what was said behind so many bytes.
+    /// The same for output after the first `at` bytes.
     pub fn words_behind(&self, at: u64) -> String {
         let read = || {
             let mut file = File::open(&self.log)?;
@@ -204,17 +204,17 @@ mod test {
 
     use super::*;
 
-    fn place() -> (tempfile::TempDir, Place) {
+    fn place() -> (tempfile::TempDir, DiskPaths) {
         let room = tempfile::tempdir().unwrap();
         let run = room.path().to_owned();
         let config = Config { run_directory: run.join(""), log_directory: run.join("log"), ..Config::default() };
         fs::create_dir(all(&config)).unwrap();
         fs::create_dir_all(logs(&config)).unwrap();
-        (room, Place::of(&config, Uuid::new_v4()))
+        (room, DiskPaths::of(&config, Uuid::new_v4()))
     }
 
     #[test]
-    fn sockets_are_bound_in_the_place_of_those_of_a_dead_process() {
+    fn sockets_of_a_dead_process_are_replaced() {
         let (_room, place) = place();
         drop(place.listen(Transport::VhostUser, None, None).unwrap());
         assert!(UnixStream::connect(place.control()).is_err());
@@ -228,7 +228,7 @@ mod test {
     }
 
     #[test]
-    fn a_group_may_connect_to_the_transport_and_not_ask_for_verbs() {
+    fn a_group_may_use_the_transport_but_not_the_control_socket() {
         let (_room, place) = place();
         let group = rustix::process::getegid().as_raw();
         let _sockets = place.listen(Transport::Nbd, Some(group), None).unwrap();
@@ -237,7 +237,7 @@ mod test {
     }
 
     #[test]
-    fn the_log_before_is_kept_and_the_last_words_are_whole_lines() {
+    fn the_old_log_is_kept_and_quotes_are_whole_lines() {
         use std::io::Write;
         let (_room, place) = place();
         assert_eq!(place.last_words(), "");

@@ -1,4 +1,4 @@
-//! What must be served: a VBD, the files of its VDI, and what the disk process is told of them.
+//! What must be served: a VBD, the files of its VDI, and the disk process's command line.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use uuid::Uuid;
 use super::queue::Request;
 use crate::daemon::Daemon;
 use crate::disk::handing::Handing;
-use crate::disk::place::Place;
+use crate::disk::paths::DiskPaths;
 use crate::disk::redo::RedoLogs;
 use crate::reconcile::files::{self, Known};
 use crate::task::blocking;
@@ -29,7 +29,7 @@ const MEMORY_OF_BLOCK: u64 = 16;
 
 /// What must be served.
 #[derive(Clone, Debug)]
-pub struct Order {
+pub struct PlugSpec {
     /// As what.
     pub vbd: Vbd,
     /// From the top down.
@@ -43,9 +43,9 @@ pub struct Order {
     delay: Duration,
 }
 
-impl Order {
+impl PlugSpec {
     /// As the catalogue has it now.
-    pub async fn of(daemon: &Daemon, vbd: Uuid) -> Result<Order, Problem> {
+    pub async fn of(daemon: &Daemon, vbd: Uuid) -> Result<PlugSpec, Problem> {
         let found = daemon.catalogue.read(move |view| {
             let vbd = view.vbd(vbd)?;
             let (vdi, chain) = (view.vdi(vbd.vdi)?, view.chain(vbd.vdi)?);
@@ -60,15 +60,15 @@ impl Order {
             name.push(image.path(directory.path()));
             name
         });
-        Ok(Order { names: names.collect(), vbd, chain, directory, disk, delay })
+        Ok(PlugSpec { names: names.collect(), vbd, chain, directory, disk, delay })
     }
 
-    /// The same for a process that is given the files that another one has: it calls them as that one does.
-    pub fn with_names(self, names: Vec<OsString>) -> Order {
-        Order { names, ..self }
+    /// The same for a process that takes over the files of another one: it uses the other's names for them.
+    pub fn with_names(self, names: Vec<OsString>) -> PlugSpec {
+        PlugSpec { names, ..self }
     }
 
-    /// What the queue wants to know of it.
+    /// The queue's view of it.
     pub fn request(&self) -> Request {
         let layers = self.chain.iter().map(|image| (image.size / BLOCK).saturating_mul(MEMORY_OF_BLOCK));
         let memory = layers.fold(MEMORY_BASE, u64::saturating_add);
@@ -111,14 +111,14 @@ impl Order {
     /// Refuses files that have taken the place of those that a process `before` had.
     pub async fn must_be_those(&self, before: Known) -> Result<(), Problem> {
         let order = self.clone();
-        let looked = blocking("look at the files of a VDI", move || {
+        let looked = blocking("examine the files of a VDI", move || {
             files::must_be_those(&order.directory, &order.chain, &before)
         });
         looked.await
     }
 
     /// The words of the command line.
-    pub fn words(&self, place: &Place) -> Vec<OsString> {
+    pub fn words(&self, place: &DiskPaths) -> Vec<OsString> {
         let mut words: Vec<OsString> = vec!["serve".into()];
         words.extend(words_of(self.names.iter().cloned()));
         match &self.disk {
@@ -148,7 +148,7 @@ fn serial(vdi: Uuid) -> String {
     vdi.simple().to_string().chars().take(20).collect()
 }
 
-/// What the queue wants to know of an unplug: the process has its memory already.
+/// The queue's view of an unplug: the process already has its memory.
 pub fn to_unplug(vbd: &Vbd) -> Request {
     Request { vbd: vbd.uuid, vm: vbd.vm, mode: vbd.mode, memory: 1 }
 }
@@ -164,13 +164,13 @@ mod test {
     use super::*;
 
     #[test]
-    fn a_serial_number_is_the_beginning_of_the_vdi() {
+    fn a_serial_number_is_a_prefix_of_the_vdis_uuid() {
         let vdi = Uuid::parse_str("9b1deb4d-3b7d-4bad-9bdd-2b0d7b3dcb6d").unwrap();
         assert_eq!(serial(vdi), "9b1deb4d3b7d4bad9bdd");
     }
 
     #[test]
-    fn a_delay_stands_at_the_end_of_a_name() {
+    fn an_injected_delay_is_a_suffix_of_the_name() {
         assert_eq!(delay_in("disk~250ms"), Duration::from_millis(250));
         for none in ["disk", "disk~", "disk~ms", "disk~-1ms", "~250ms disk"] {
             assert_eq!(delay_in(none), Duration::ZERO, "{none}");

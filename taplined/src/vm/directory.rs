@@ -1,7 +1,7 @@
-//! Where a machine has its monitor and its messages while it runs, and whose that is: the user's as whom its QEMU runs.
+//! The directory of a running machine's monitor and messages, and its owner: the user that its QEMU runs as.
 //!
-//! It knows nothing of what runs there. Invariant: nobody but root and that user gets in; who that is lies there too,
-//! so that the next daemon knows it, and it is known before QEMU is started.
+//! It knows nothing about what runs there. Invariant: only root and that user have access; the directory also records
+//! the user, before QEMU is started, so that the next daemon knows it.
 
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io;
@@ -22,22 +22,23 @@ const USER: &str = "user";
 const KVM: &str = "/dev/kvm";
 
 /// The directory of the directories of all machines.
-pub fn places(config: &Config) -> PathBuf {
+pub fn vm_directories(config: &Config) -> PathBuf {
     config.run_directory.join("vm")
 }
 
 /// The directory of a machine.
-pub fn place(config: &Config, vm: Uuid) -> PathBuf {
-    places(config).join(vm.to_string())
+pub fn vm_directory(config: &Config, vm: Uuid) -> PathBuf {
+    vm_directories(config).join(vm.to_string())
 }
 
-/// The user as whom the QEMU of a VM runs, or is about to; none if it is the daemon's own, or does not run.
+/// The user that the QEMU of a VM runs as or is about to; `None` if it is the daemon's own user, or the VM is not
+/// running.
 pub fn user(config: &Config, vm: Uuid) -> Option<u32> {
     // No link is followed: what that user has put in its place is its own.
-    fs::symlink_metadata(place(config, vm).join(USER)).ok().map(|file| file.uid()).filter(|uid| *uid != 0)
+    fs::symlink_metadata(vm_directory(config, vm).join(USER)).ok().map(|file| file.uid()).filter(|uid| *uid != 0)
 }
 
-/// The same as QEMU's crate wants it; none where it runs as the daemon does.
+/// The same in the form of QEMU's crate; `None` if it runs as the daemon's user.
 pub fn account(runs_as: &As) -> Option<Account> {
     let (uid, gid) = runs_as.user.filter(|(uid, _)| *uid != 0)?;
     Some(Account { uid, gid, groups: group_of_kvm().into_iter().collect() })
@@ -64,8 +65,9 @@ pub fn make_empty(directory: &Path, account: Option<&Account>) -> Result<(), Pro
         chown(&user, Some(account.uid), Some(account.gid))?;
         account.own(directory)
     };
-    make()
-        .map_err(|error: io::Error| Problem::failed(format_args!("make the directory {}", directory.display()), error))
+    make().map_err(|error: io::Error| {
+        Problem::failed(format_args!("create the directory {}", directory.display()), error)
+    })
 }
 
 #[cfg(test)]
@@ -73,22 +75,22 @@ mod test {
     use super::*;
 
     #[test]
-    fn whose_a_machine_is_lies_in_its_directory() {
+    fn a_machines_user_is_recorded_in_its_directory() {
         let room = tempfile::tempdir().unwrap();
         let config = Config { run_directory: room.path().to_owned(), ..Config::default() };
         let vm = Uuid::new_v4();
-        fs::create_dir(places(&config)).unwrap();
-        make_empty(&place(&config, vm), None).unwrap();
+        fs::create_dir(vm_directories(&config)).unwrap();
+        make_empty(&vm_directory(&config, vm), None).unwrap();
         assert_eq!(user(&config, vm), None);
         if !rustix::process::geteuid().is_root() {
             return;
         }
         let account = Account { uid: 82_000, gid: 82_001, groups: Vec::new() };
-        make_empty(&place(&config, vm), Some(&account)).unwrap();
+        make_empty(&vm_directory(&config, vm), Some(&account)).unwrap();
         assert_eq!(user(&config, vm), Some(82_000));
-        let directory = fs::metadata(place(&config, vm)).unwrap();
+        let directory = fs::metadata(vm_directory(&config, vm)).unwrap();
         assert_eq!((directory.uid(), directory.gid(), directory.mode() & 0o7777), (0, 82_001, 0o1770));
-        fs::remove_dir_all(place(&config, vm)).unwrap();
+        fs::remove_dir_all(vm_directory(&config, vm)).unwrap();
         assert_eq!(user(&config, vm), None);
     }
 }

@@ -1,7 +1,8 @@
-//! How fast a merge goes: never in the guest's way, and no faster than it was told.
+//! Limits the rate of a merge: it yields to the guest, and stays below the configured rate.
 //!
-//! It knows time and bytes, no disk. After each piece it waits as long as the piece has taken, if the guest had
-//! requests meanwhile: a merge then takes half of the storage's time at most. Its timer exists while a merge does.
+//! It knows time and bytes, but no disk. After each piece it waits as long as the piece has taken, if the guest had
+//! requests in the meantime: a merge then takes at most half of the storage's time. Its timer exists as long as the
+//! merge.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -12,9 +13,9 @@ use transport::Timer;
 /// After a time without work the rate is not made up for: at most so much of it is.
 const BURST: Duration = Duration::from_millis(100);
 
-/// The pace of one merge.
+/// The rate_limiter of one merge.
 #[derive(Debug)]
-pub struct Pace {
+pub struct RateLimiter {
     timer: Timer,
     /// Bytes a second at most.
     rate: Option<u64>,
@@ -26,10 +27,10 @@ pub struct Pace {
     paid: Duration,
 }
 
-impl Pace {
-    /// A pace that allows a piece at once.
-    pub fn new(rate: Option<u64>, now: Duration) -> io::Result<Pace> {
-        Ok(Pace { timer: Timer::new()?, rate, begun: None, due: now, paid: now })
+impl RateLimiter {
+    /// A rate_limiter that allows a piece at once.
+    pub fn new(rate: Option<u64>, now: Duration) -> io::Result<RateLimiter> {
+        Ok(RateLimiter { timer: Timer::new()?, rate, begun: None, due: now, paid: now })
     }
 
     /// A piece begins.
@@ -49,7 +50,7 @@ impl Pace {
         self.due = now.saturating_add(courtesy).max(self.paid);
     }
 
-    /// Whether a piece may begin; if not, the timer tells when.
+    /// Whether a piece may begin; if not, the timer fires when it may.
     pub fn allows(&mut self, now: Duration) -> io::Result<bool> {
         if now >= self.due {
             return Ok(true);
@@ -59,7 +60,7 @@ impl Pace {
     }
 }
 
-impl AsFd for Pace {
+impl AsFd for RateLimiter {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.timer.as_fd()
     }
@@ -74,35 +75,35 @@ mod test {
     }
 
     #[test]
-    fn a_piece_under_a_working_guest_is_followed_by_a_wait_of_its_length() {
-        let mut pace = Pace::new(None, ms(100)).unwrap();
-        assert!(pace.allows(ms(100)).unwrap());
-        pace.begin(ms(100));
-        pace.end(ms(103), 1 << 20, true);
-        assert!(!pace.allows(ms(105)).unwrap());
-        assert!(pace.allows(ms(106)).unwrap());
+    fn under_guest_load_each_piece_is_followed_by_an_equal_wait() {
+        let mut rate_limiter = RateLimiter::new(None, ms(100)).unwrap();
+        assert!(rate_limiter.allows(ms(100)).unwrap());
+        rate_limiter.begin(ms(100));
+        rate_limiter.end(ms(103), 1 << 20, true);
+        assert!(!rate_limiter.allows(ms(105)).unwrap());
+        assert!(rate_limiter.allows(ms(106)).unwrap());
     }
 
     #[test]
     fn an_idle_guest_is_not_waited_for() {
-        let mut pace = Pace::new(None, ms(0)).unwrap();
-        pace.begin(ms(10));
-        pace.end(ms(13), 1 << 20, false);
-        assert!(pace.allows(ms(13)).unwrap());
+        let mut rate_limiter = RateLimiter::new(None, ms(0)).unwrap();
+        rate_limiter.begin(ms(10));
+        rate_limiter.end(ms(13), 1 << 20, false);
+        assert!(rate_limiter.allows(ms(13)).unwrap());
     }
 
     #[test]
-    fn a_rate_holds_over_many_pieces_and_idleness_is_not_made_up_for() {
-        let mut pace = Pace::new(Some(1_000_000), ms(0)).unwrap();
+    fn a_rate_limit_holds_on_average_and_idle_time_is_not_made_up() {
+        let mut rate_limiter = RateLimiter::new(Some(1_000_000), ms(0)).unwrap();
         let mut now = ms(0);
         for _ in 0..10 {
-            pace.begin(now);
-            pace.end(now + ms(1), 100_000, false);
-            now = pace.due;
+            rate_limiter.begin(now);
+            rate_limiter.end(now + ms(1), 100_000, false);
+            now = rate_limiter.due;
         }
         assert_eq!(now, ms(1000));
-        pace.begin(ms(60_000));
-        pace.end(ms(60_000), 1_000_000, false);
-        assert_eq!(pace.due, ms(60_900));
+        rate_limiter.begin(ms(60_000));
+        rate_limiter.end(ms(60_000), 1_000_000, false);
+        assert_eq!(rate_limiter.due, ms(60_900));
     }
 }

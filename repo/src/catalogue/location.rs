@@ -1,5 +1,5 @@
-//! Whether the catalogue's file is where it was opened: whoever writes into one that has no name any more, or that lies
-//! on a file system which was taken away, writes what nobody will find.
+//! Checks that the catalogue's file is still where it was opened: writes to a file that was removed, or is on an
+//! unmounted file system, would be lost.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,31 +10,30 @@ use crate::driver::FileNumbers;
 
 /// A file that is open, and its path.
 #[derive(Debug)]
-pub struct Place {
+pub struct FileLocation {
     path: PathBuf,
     numbers: FileNumbers,
 }
 
-impl Place {
+impl FileLocation {
     /// Of the file that was just opened at a path.
-    pub fn of(path: &Path) -> Result<Place, Problem> {
+    pub fn of(path: &Path) -> Result<FileLocation, Problem> {
         let numbers = numbers(path).map_err(|error| Problem::failed(format_args!("examine {}", path.display()), error));
-        Ok(Place { path: path.to_owned(), numbers: numbers? })
+        Ok(FileLocation { path: path.to_owned(), numbers: numbers? })
     }
 
-    /// Refuses if there is another file there now, or none. It may come back: its file system is mounted again.
+    /// Refuses if the file is missing or replaced. This may be temporary, until its file system is mounted again.
     pub fn must_be_there(&self) -> Result<(), Problem> {
         if numbers(&self.path).ok() == Some(self.numbers) {
             return Ok(());
         }
         let what = format!(
-            "the catalogue is not at {} any more: somebody has removed or replaced it, or its file system was taken \
-             away",
+            "the catalogue is no longer at {}: it was removed or replaced, or its file system was unmounted",
             self.path.display()
         );
         Err(Problem::new(Code::Failed, what).advise(
-            "nothing was changed, and disks go on. Mount its file system again, and ask again; if it was removed, stop \
-             taplined and see docs/recover.md",
+            "nothing was changed, and disks keep running. Mount its file system again and retry; if the file was \
+             removed, stop taplined and see docs/recover.md",
         ))
     }
 }

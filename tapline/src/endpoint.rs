@@ -1,7 +1,7 @@
-//! Where the daemon is that a command asks: a socket of this host, or an address with a token. What options say goes before what
-//! the environment does.
+//! Where the daemon is: at a Unix socket on this host, or at a network address with a token. Options take precedence
+//! over environment variables.
 //!
-//! A token is never among the words of a command: everybody on a host can read those.
+//! A token is never a command-line argument, because every user on a host can read those.
 
 use std::env;
 use std::path::PathBuf;
@@ -9,30 +9,31 @@ use std::path::PathBuf;
 use api::client::{Client, Remote, SOCKET};
 use api::{Code, Problem, Secret};
 
-/// The variable that has a token.
+/// The environment variable that contains a token.
 const TOKEN: &str = "TAPLINE_TOKEN";
 
-/// Options that say where.
+/// Options that select the daemon.
 #[derive(Clone, Debug, clap::Args)]
-pub struct Place {
+pub struct EndpointOptions {
     /// The daemon's socket; also TAPLINE_SOCKET [default: /run/tapline/taplined.sock]
     #[arg(long, global = true, value_name = "PATH", conflicts_with_all = ["connect", "ca", "token_file"])]
     socket: Option<PathBuf>,
-    /// The address of a daemon, https://HOST:PORT, instead of its socket; also TAPLINE_CONNECT
+    /// Connect to a daemon at https://HOST:PORT instead of a socket; also TAPLINE_CONNECT
     #[arg(long, global = true, value_name = "URL")]
     connect: Option<String>,
-    /// With an address: the PEM file that vouches for the daemon's certificate; also TAPLINE_CA [default: what this host trusts]
+    /// With --connect: a PEM file with the CA certificate for the daemon; also TAPLINE_CA [default: the host's trusted
+    /// CAs]
     #[arg(long, global = true, value_name = "FILE")]
     ca: Option<PathBuf>,
-    /// With an address: the file that holds a token [default: it is in TAPLINE_TOKEN itself]
+    /// With --connect: a file that contains the token [default: the token in TAPLINE_TOKEN]
     #[arg(long, global = true, value_name = "FILE")]
     token_file: Option<PathBuf>,
 }
 
-impl Place {
-    /// A client of the daemon there, and whether it is asked over the network.
+impl EndpointOptions {
+    /// A client of the daemon, and whether it is reached over the network.
     pub fn client(self) -> Result<(Client, bool), Problem> {
-        let Place { socket, connect, ca, token_file } = self;
+        let EndpointOptions { socket, connect, ca, token_file } = self;
         let named = socket.is_some() || connect.is_some();
         let from_environment = |name| env::var_os(name).filter(|value| !named && !value.is_empty());
         let socket = socket.or(from_environment("TAPLINE_SOCKET").map(PathBuf::from));
@@ -43,23 +44,23 @@ impl Place {
         };
         match (socket, connect) {
             (Some(_), Some(_)) => {
-                let what = "TAPLINE_SOCKET and TAPLINE_CONNECT name two daemons";
-                Err(Problem::new(Code::Invalid, what).advise("unset one, or say which: --socket or --connect"))
+                let what = "both TAPLINE_SOCKET and TAPLINE_CONNECT are set";
+                Err(Problem::new(Code::Invalid, what).advise("unset one of them, or use --socket or --connect"))
             }
             (_, Some(url)) => {
                 let ca = ca.or(env::var_os("TAPLINE_CA").filter(|ca| !ca.is_empty()).map(PathBuf::from));
                 Ok((Client::remote(Remote::new(&url, ca.as_deref(), &secret(token_file)?)?), true))
             }
             (_, None) if ca.is_some() || token_file.is_some() => {
-                let what = "--ca and --token-file are for a daemon that is named by its address";
-                Err(Problem::new(Code::Invalid, what).advise("name it: --connect https://HOST:PORT"))
+                let what = "--ca and --token-file only apply to a daemon given by its address";
+                Err(Problem::new(Code::Invalid, what).advise("give the address with --connect https://HOST:PORT"))
             }
             (socket, None) => Ok((Client::new(socket.unwrap_or_else(|| SOCKET.into())), false)),
         }
     }
 }
 
-/// The token.
+/// Reads the token.
 fn secret(file: Option<PathBuf>) -> Result<Secret, Problem> {
     let (text, from) = match file {
         Some(file) => {
@@ -70,10 +71,10 @@ fn secret(file: Option<PathBuf>) -> Result<Secret, Problem> {
         None => match env::var(TOKEN) {
             Ok(text) if !text.trim().is_empty() => (text, TOKEN.to_owned()),
             _ => {
-                let what = "a daemon that is asked over the network wants a token, and there is none";
+                let what = "a daemon reached over the network requires a token; none is configured";
                 let advice = format!(
-                    "name its file (--token-file FILE) or set {TOKEN}; root makes one on the daemon's host: \
-                                      tapline token create NAME"
+                    "give its file with --token-file FILE or set {TOKEN}; root creates a token on the daemon's host \
+                     with 'tapline token create NAME'"
                 );
                 return Err(Problem::new(Code::Unauthorized, what).advise(advice));
             }

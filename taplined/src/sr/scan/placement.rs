@@ -1,8 +1,8 @@
-//! Where images that have appeared belong: each onto the parent that it records, if that is here and is the one it means. A pure
-//! function.
+//! Determines the parents of new images: each must be based on the parent that it records, if that is here and matches.
+//! A pure function.
 //!
-//! Invariant: what is placed stands on an image that is placed or known, down to one that stands on nothing; what could
-//! show a guest the wrong bytes has no place.
+//! Invariant: a placed image has a placed or known parent, down to one without a parent; an image that could show wrong
+//! data to a guest is unplaced.
 
 use std::collections::{HashMap, HashSet};
 
@@ -22,7 +22,7 @@ pub struct Found {
     pub identity: Option<Uuid>,
     /// XenServer's storage manager takes it for an inner node of a chain.
     pub hidden: bool,
-    /// What it says it stands on.
+    /// Its recorded parent.
     pub parent: Option<Recorded>,
 }
 
@@ -50,7 +50,7 @@ pub struct Placing {
     pub below_others: bool,
 }
 
-/// What has a place, parents before their children, and what has none.
+/// Placed images, parents before their children, and unplaced ones.
 #[derive(Clone, Debug, Default)]
 pub struct Placement {
     /// What has.
@@ -78,7 +78,7 @@ enum Fate {
     Placed(Option<String>),
 }
 
-/// Places the images that are not known among all.
+/// MountPoints the images that are not known among all.
 pub fn place(all: Vec<Found>) -> Placement {
     let mut placement = Placement::default();
     let mut fates: HashMap<String, Fate> = HashMap::new();
@@ -132,7 +132,7 @@ pub fn place(all: Vec<Found>) -> Placement {
     placement
 }
 
-/// Gives a place to all whose parents have one, until no more can be given.
+/// Places all images whose parents are placed, until no more can be.
 fn settle(fates: &mut HashMap<String, Fate>, order: &mut Vec<String>) {
     let mut children: HashMap<String, Vec<String>> = HashMap::new();
     for (name, fate) in fates.iter() {
@@ -152,7 +152,7 @@ fn settle(fates: &mut HashMap<String, Fate>, order: &mut Vec<String>) {
     }
 }
 
-/// Those that are not known and have the identity of another: each with one such other.
+/// Unknown images with the same identity as another, each with one such other.
 fn twins(all: &[Found]) -> HashMap<&str, &str> {
     let mut by_identity: HashMap<Uuid, Vec<&Found>> = HashMap::new();
     for found in all {
@@ -172,16 +172,19 @@ fn twins(all: &[Found]) -> HashMap<&str, &str> {
 }
 
 fn two_alike(twin: &str) -> Problem {
-    Problem::new(Code::Exists, format!("it has the identity of «{twin}»: their children could stand on either"))
-        .advise("remove one of them, or import it, which gives it an identity of its own")
+    Problem::new(
+        Code::Exists,
+        format!("it has the same identity as '{twin}', so children's parents would be ambiguous"),
+    )
+    .advise("remove one of them, or import it to give it a new identity")
 }
 
-/// The file that an image stands on, if it stands on one.
+/// The file of an image's parent, if it has one.
 fn parent_of(found: &Found, all: &[Found]) -> Result<Option<String>, Problem> {
     let Some(recorded) = &found.parent else { return Ok(None) };
     let missing = || {
-        let what = format!("it stands on {}, which is not in this repository", recorded.shown);
-        Problem::new(Code::NotFound, what).advise("put that here too and scan again, or import the image")
+        let what = format!("its parent {} is not in this repository", recorded.shown);
+        Problem::new(Code::NotFound, what).advise("copy the parent here and scan again, or import the image")
     };
     let of_format = |other: &&Found| recorded.format.is_none_or(|format| format == other.file.format);
     let by_identity = recorded
@@ -195,9 +198,8 @@ fn parent_of(found: &Found, all: &[Found]) -> Result<Option<String>, Problem> {
     match (recorded.identity, parent.identity) {
         (Some(meant), Some(there)) if meant != there => {
             let name = &parent.file.file;
-            let what =
-                format!("it stands on an image {meant}, and «{name}», by the name it knows, is another: {there}");
-            Err(Problem::new(Code::NotFound, what).advise("put the right one here and scan again"))
+            let what = format!("its parent has identity {meant}, but the file '{name}' recorded for it has {there}");
+            Err(Problem::new(Code::NotFound, what).advise("put the right file here and scan again"))
         }
         _ => Ok(Some(parent.file.file.clone())),
     }
@@ -209,13 +211,14 @@ fn without_end(name: &str, parent: &str, fates: &HashMap<String, Fate>) -> Probl
     let mut seen = HashSet::from([name]);
     while let Some(Fate::Waits(next)) = fates.get(below) {
         if !seen.insert(below) {
-            let what = format!("it stands on «{parent}», which stands on itself in the end");
-            return Problem::new(Code::Invalid, what).advise("one of them records a wrong parent: see image info");
+            let what = format!("its parent '{parent}' is part of a loop");
+            return Problem::new(Code::Invalid, what)
+                .advise("one of them records a wrong parent: see 'tapline image info'");
         }
         below = next;
     }
-    let what = format!("it stands on «{below}», which has no place itself");
-    Problem::new(Code::NotFound, what).advise("see why that one has none")
+    let what = format!("its parent '{below}' is unplaced itself");
+    Problem::new(Code::NotFound, what).advise("resolve that one first")
 }
 
 #[cfg(test)]

@@ -1,10 +1,10 @@
-//! What a merge that was killed at its very end has left: files of layers that hold nothing, below a child that stands on
-//! the merge's target already.
+//! The remains of a merge that was killed at its very end: files of layers without data, below a child that is already
+//! based on the merge's target.
 //!
-//! It knows nothing about how layers are merged. A file is taken for one of them by what it says itself, and only if all of
-//! it agrees: it holds nothing, stands on the layer that was below it, and has forgotten when that was last changed, as
-//! every layer does that is merged. An empty clone that nobody has written to yet remembers. The files are
-//! locked while they are held here, so that nobody uses what is about to be removed.
+//! It knows nothing about how layers are merged. A file is recognized by its own metadata, and only if all of it
+//! agrees: it has no data, is based on the layer that was below it, and has forgotten that one's modification time, as
+//! every merged layer does. An empty clone that has not been written yet still has it. The files are locked while they
+//! are held here, so that nobody uses what is about to be removed.
 
 use std::path::{Path, PathBuf};
 
@@ -19,40 +19,40 @@ use crate::layers::{open_file, open_image, to_look_at};
 use crate::presence::{Holds, Presence};
 use crate::redo_log;
 
-/// A layer that others may stand on.
+/// A layer that other layers may be based on.
 #[derive(Clone, Debug)]
-pub struct Layer {
-    /// Its file.
+pub struct MergeLayer {
+    /// The layer's file.
     pub name: ImageName,
-    /// What children know it by; all zero where its format has no such thing.
+    /// The identity known to its children; all zeroes if its format has none.
     pub identity: [u8; 16],
     /// The size of its disk.
     pub len: u64,
 }
 
-/// Files that hold nothing any more, locked.
+/// Files that no longer hold data, locked.
 #[derive(Debug)]
-pub struct Remains {
-    layers: Vec<(Layer, ImageFile)>,
-    /// Of sources that are gone already.
+pub struct StaleLayers {
+    layers: Vec<(MergeLayer, ImageFile)>,
+    /// The data files of sources that are already gone.
     data_files: Vec<PathBuf>,
 }
 
 const TO_REMOVE: OpenOptions = OpenOptions { write: true, cache: Cache::Writeback, lock: true };
 
-impl Layer {
-    /// The layer that a file holds, whoever uses it.
-    pub fn of(name: &ImageName) -> Result<Layer, Failure> {
+impl MergeLayer {
+    /// The layer in a file, which may be in use.
+    pub fn of(name: &ImageName) -> Result<MergeLayer, Failure> {
         let mut file = files::open_image(name, to_look_at(false)).map_err(Failure::said)?;
-        Ok(Layer::in_image(name, &open_image(name, &mut file, false)?))
+        Ok(MergeLayer::in_image(name, &open_image(name, &mut file, false)?))
     }
 
-    /// The same of an image that is open.
-    pub fn in_image(name: &ImageName, image: &Image) -> Layer {
-        Layer { name: name.clone(), identity: image.identity(), len: image.geometry().len }
+    /// The layer of an open image.
+    pub fn in_image(name: &ImageName, image: &Image) -> MergeLayer {
+        MergeLayer { name: name.clone(), identity: image.identity(), len: image.geometry().len }
     }
 
-    /// Whether `link` of `child` leads here and nowhere else. What has no identity is known by its path.
+    /// Whether the `link` of `child` refers to this layer. A layer without identity is recognized by its path.
     fn carries(&self, child: &ImageName, link: &Link) -> bool {
         let raw = self.name.format == FormatName::Raw;
         match link.format {
@@ -71,11 +71,11 @@ impl Layer {
     }
 }
 
-/// Whether the merge of `sources`, the uppermost first, into `target` has been done but for its remains: `above` stands on
-/// the target, and on none of them. If that cannot be seen, it has not.
+/// Whether the merge of `sources`, the topmost first, into `target` is complete except for its remains: `above` is
+/// based on the target, and on none of the sources. If this cannot be determined, it is not.
 pub fn are_all(above: &ImageName, sources: &[ImageName], target: &ImageName) -> bool {
     let Some(link) = look(above).ok().and_then(|image| image.link()) else { return false };
-    let stands_on = |name: &ImageName| Layer::of(name).is_ok_and(|layer| layer.carries(above, &link));
+    let stands_on = |name: &ImageName| MergeLayer::of(name).is_ok_and(|layer| layer.carries(above, &link));
     stands_on(target) && !sources.iter().any(stands_on)
 }
 
@@ -84,10 +84,10 @@ fn look(name: &ImageName) -> Result<Image, Failure> {
     open_image(name, &mut file, false)
 }
 
-impl Remains {
-    /// What is left of `sources`, the uppermost first, of a merge into `target` that has been done. Refused if one of them
-    /// is anything else.
-    pub fn of(sources: &[ImageName], target: &Layer) -> Result<Remains, Failure> {
+impl StaleLayers {
+    /// The remains of `sources`, the topmost first, after a merge into `target` that is complete. Refused if one of
+    /// them is anything else.
+    pub fn of(sources: &[ImageName], target: &MergeLayer) -> Result<StaleLayers, Failure> {
         let (mut left, mut data_files) = (Vec::new(), Vec::new());
         let mut below = Some(target.clone());
         for source in sources.iter().rev() {
@@ -102,7 +102,7 @@ impl Remains {
                     None
                 }
                 Some(mut file) => {
-                    // What a killed process has left to be written may be all that it holds.
+                    // Its only data may be in a redo log.
                     redo_log::settle(source, &mut file)?;
                     let layer = examine(source, &mut file, below.as_ref()).map_err(|failure| failure.advise(ADVICE))?;
                     left.push((layer.clone(), file));
@@ -111,20 +111,20 @@ impl Remains {
             };
         }
         left.reverse();
-        Ok(Remains { layers: left, data_files })
+        Ok(StaleLayers { layers: left, data_files })
     }
 
-    /// What they are.
-    pub fn layers(&self) -> impl Iterator<Item = &Layer> {
+    /// The layers.
+    pub fn layers(&self) -> impl Iterator<Item = &MergeLayer> {
         self.layers.iter().map(|(layer, _)| layer)
     }
 
     /// Removes them, durably.
     pub fn remove(self) -> Result<(), Failure> {
-        for (Layer { name, .. }, file) in &self.layers {
-            let tried = || format!("remove {name}, which was merged and holds nothing any more");
+        for (MergeLayer { name, .. }, file) in &self.layers {
+            let tried = || format!("remove {name}, which was merged and no longer holds data");
             if FileIdentity::of_open(file) != FileIdentity::of(name) {
-                return Err(Failure::new(tried(), "another file has its name now"));
+                return Err(Failure::new(tried(), "another file now has its name"));
             }
             name.paths().try_for_each(remove).map_err(|error| Failure::new(tried(), error))?;
         }
@@ -136,8 +136,8 @@ impl Remains {
     }
 }
 
-const ADVICE: &str = "the disk does not need it any more: the layer above it stands on the target of the merge. See what \
-                      it is (tapline image info), then remove it by hand, or not";
+const ADVICE: &str = "the disk no longer needs it: the layer above it is now based on the merge target. Examine it \
+    (tapline image info), and remove it by hand if you do not need it";
 
 /// Removes a file, durably.
 pub fn remove(path: &Path) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
@@ -145,23 +145,23 @@ pub fn remove(path: &Path) -> Result<(), Box<dyn std::error::Error + Send + Sync
     Ok(uring::sync_directory(path)?)
 }
 
-/// Sees that a source is empty and stands on `below`.
-fn examine(name: &ImageName, file: &mut ImageFile, below: Option<&Layer>) -> Result<Layer, Failure> {
+/// Verifies that a source holds no data and is based on `below`.
+fn examine(name: &ImageName, file: &mut ImageFile, below: Option<&MergeLayer>) -> Result<MergeLayer, Failure> {
     let image = open_image(name, file, false)?;
-    let not = |why: String| Err(Failure::new(format!("take {name} for what the merge has left"), why));
-    let Some(link) = image.link() else { return not("it stands on its own".into()) };
+    let not = |why: String| Err(Failure::new(format!("treat {name} as left over from the merge"), why));
+    let Some(link) = image.link() else { return not("it has no parent".into()) };
     match below {
-        Some(below) if !below.carries(name, &link) => return not(format!("it does not stand on {}", below.name)),
+        Some(below) if !below.carries(name, &link) => return not(format!("it is not based on {}", below.name)),
         Some(_) => {}
-        None => return not("the layer that was below it is gone".into()),
+        None => return not("the layer below it is gone".into()),
     }
     if link.modified.is_some() || link.len.is_some() {
-        return not("it remembers its parent's time or size, which a layer that is merged forgets".into());
+        return not("it records its parent's time or size, which a merged layer does not".into());
     }
     let whole = Span { at: 0, len: image.geometry().len };
     let runs = Presence::of(name, to_look_at(false))?.runs(whole)?;
     if let Some((span, _)) = runs.iter().find(|(_, holds)| *holds != Holds::Parent) {
-        return not(format!("it holds something, first {} bytes at {}", span.len, span.at));
+        return not(format!("it holds data, first {} bytes at {}", span.len, span.at));
     }
-    Ok(Layer::in_image(name, &image))
+    Ok(MergeLayer::in_image(name, &image))
 }

@@ -1,7 +1,7 @@
-//! Work that may wait for storage, done on a thread of its own while the disk's thread goes on.
+//! Work that may wait for storage, done on a separate thread while the disk's thread continues.
 //!
-//! It knows nothing about disks. Invariant: the descriptor is signalled when the result is there, also when the work
-//! panicked, which is then a panic of whoever fetches it.
+//! It knows nothing about disks. Invariant: the descriptor is signalled when the result is available, also if the work
+//! panicked, which then becomes a panic in `fetch`.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -12,7 +12,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 /// Work under way.
 #[derive(Debug)]
-pub struct Errand<T> {
+pub struct BlockingTask<T> {
     thread: JoinHandle<T>,
     event: Arc<OwnedFd>,
 }
@@ -27,16 +27,16 @@ impl Drop for Signal {
     }
 }
 
-impl<T: Send + 'static> Errand<T> {
+impl<T: Send + 'static> BlockingTask<T> {
     /// Begins.
-    pub fn send(work: impl FnOnce() -> T + Send + 'static) -> io::Result<Errand<T>> {
+    pub fn send(work: impl FnOnce() -> T + Send + 'static) -> io::Result<BlockingTask<T>> {
         let event = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let signal = Signal(Arc::clone(&event));
-        let thread = std::thread::Builder::new().name("errand".into()).spawn(move || {
+        let thread = std::thread::Builder::new().name("blocking_task".into()).spawn(move || {
             let _signal = signal;
             work()
         })?;
-        Ok(Errand { thread, event })
+        Ok(BlockingTask { thread, event })
     }
 
     /// Whether the result is there or will be in a moment.
@@ -54,7 +54,7 @@ impl<T: Send + 'static> Errand<T> {
     }
 }
 
-impl<T> AsFd for Errand<T> {
+impl<T> AsFd for BlockingTask<T> {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.event.as_fd()
     }
@@ -67,13 +67,13 @@ mod test {
     use super::*;
 
     #[test]
-    fn the_descriptor_tells_when_the_result_is_there() {
+    fn the_descriptor_signals_the_result() {
         let (go, wait) = std::sync::mpsc::channel::<u32>();
-        let errand = Errand::send(move || wait.recv().unwrap()).unwrap();
-        assert!(!errand.is_back());
+        let blocking_task = BlockingTask::send(move || wait.recv().unwrap()).unwrap();
+        assert!(!blocking_task.is_back());
         go.send(7).unwrap();
-        poll(&mut [PollFd::new(&errand, PollFlags::IN)], None).unwrap();
-        assert!(errand.is_back());
-        assert_eq!(errand.fetch(), 7);
+        poll(&mut [PollFd::new(&blocking_task, PollFlags::IN)], None).unwrap();
+        assert!(blocking_task.is_back());
+        assert_eq!(blocking_task.fetch(), 7);
     }
 }

@@ -1,7 +1,8 @@
-//! What a disk's process leaves that was killed: its claim, its control socket, its statistics.
+//! The files that a killed disk process leaves: its claim, its control socket, its statistics.
 //!
-//! Keeps: nothing is taken from a process that lives. The claim is held meanwhile, so none begins to serve the disk; a socket
-//! that somebody listens at stays, and so do statistics that somebody writes, as those of another backend for the same disk.
+//! Invariant: nothing of a living process is removed. The claim is held in the meantime, so that no process begins to
+//! serve the disk; a socket with a listener stays, and so do statistics that another process writes, such as those of
+//! another backend for the same disk.
 
 use std::fs;
 use std::os::unix::fs::FileTypeExt;
@@ -15,33 +16,36 @@ use super::claim::{Claim, Places};
 use super::device::{Device, text};
 use crate::failure::Failure;
 
-/// Where the store says that the disk's process listens; it has to be asked while the device has its nodes.
+/// The control socket according to xenstore; it must be read while the device has its nodes.
 pub fn control_of(store: &mut dyn Store, device: &Device) -> Result<Option<PathBuf>, Failure> {
     Ok(text(store, None, &format!("{}/tapline/control", device.backend()))?.map(PathBuf::from))
 }
 
-/// Removes what is there of a process that is not. What cannot be removed is told: it means nothing, and is replaced by the next.
+/// Removes the files of a process that no longer exists. A failure is only reported: a leftover means nothing, and is
+/// replaced by the next process.
 pub fn remove(places: &Places, device: &Device, control: Option<&Path>, mut tell: impl FnMut(&str)) {
-    // Where there is one who has the claim now, all of it is that one's.
+    // If a process has the claim now, all files belong to it.
     let Ok(claim) = Claim::take(places, device) else { return };
     let usual = [places.control(device), places.nbd(device)];
     let named = control.into_iter().filter(|&named| !usual.iter().any(|usual| named == usual));
     for socket in named.chain(usual.iter().map(PathBuf::as_path)) {
         remove_socket(socket)
-            .unwrap_or_else(|error| tell(&format!("the socket {} is left: {error}", socket.display())));
+            .unwrap_or_else(|error| tell(&format!("the socket {} could not be removed: {error}", socket.display())));
     }
     let left = Statistics::of(&places.statistics, device.guest, device.vdev).remove_left();
-    left.unwrap_or_else(|error| tell(&format!("statistics are left in {}: {error}", places.statistics.display())));
+    left.unwrap_or_else(|error| {
+        tell(&format!("statistics in {} could not be removed: {error}", places.statistics.display()))
+    });
     drop(claim);
 }
 
-/// Removes a socket that nobody listens at.
+/// Removes a socket without a listener.
 fn remove_socket(path: &Path) -> Result<(), BindError> {
     match fs::symlink_metadata(path) {
         Ok(found) if found.file_type().is_socket() => {}
         _ => return Ok(()),
     }
-    // Who binds it has found that it was nobody's, and takes it away in the end.
+    // Binding it proves that nobody listened, and removes it at the end.
     match Listener::bind_private(path) {
         Err(BindError::InUse(_)) => Ok(()),
         bound => bound.map(drop),
@@ -65,7 +69,7 @@ mod test {
         statistics: [PathBuf; 2],
     }
 
-    /// What a process leaves that is killed.
+    /// The files left by a killed process.
     fn left() -> Left {
         let directory = tempfile::tempdir().unwrap();
         let places = Places::below(directory.path());
@@ -102,7 +106,7 @@ mod test {
     }
 
     #[test]
-    fn nothing_stays_of_a_process_that_was_killed() {
+    fn the_files_of_a_killed_process_are_removed() {
         let left = left();
         left.remove();
         assert!(left.all().iter().all(|path| !path.exists()), "{:?}", left.all().map(|path| path.exists()));
@@ -112,7 +116,7 @@ mod test {
     }
 
     #[test]
-    fn all_is_left_to_a_process_that_serves_the_disk() {
+    fn the_files_of_a_serving_process_are_kept() {
         let left = left();
         let _claim = Claim::take(&left.places, &left.device).unwrap();
         left.remove();
@@ -120,7 +124,7 @@ mod test {
     }
 
     #[test]
-    fn what_another_backend_uses_stays() {
+    fn files_of_another_backend_are_kept() {
         let left = left();
         fs::remove_file(&left.sockets[1]).unwrap();
         let _listener = UnixListener::bind(&left.sockets[1]).unwrap();
@@ -133,7 +137,7 @@ mod test {
     }
 
     #[test]
-    fn what_is_no_socket_is_not_taken_for_one() {
+    fn only_sockets_are_removed_as_sockets() {
         let left = left();
         fs::remove_file(&left.sockets[1]).unwrap();
         fs::write(&left.sockets[1], "precious").unwrap();

@@ -1,6 +1,6 @@
-//! Parents: what an image records of its own, for people and for checking, and what a new child records.
+//! Parent links: what an image records about its parent, for people and for verification, and what a new child records.
 //!
-//! Nothing here opens a file. A recorded name is shown, as printable text, and never followed.
+//! Nothing here opens a file. A recorded name is shown as printable text, and never followed.
 
 use std::path::{Component, Path, PathBuf};
 
@@ -16,7 +16,7 @@ use crate::target::seconds;
 use crate::unfinished::Unfinished;
 use crate::uuid;
 
-/// What a child of `parent`, which is open as `file`, records at the path `child`.
+/// The link to `parent`, which is open as `file`, for a child at the path `child`.
 pub fn record(child: &Path, parent: &ImageName, image: &Image, file: &ImageFile) -> Result<Link, Failure> {
     let (relative, absolute) = paths(child, parent.path())?;
     Ok(Link {
@@ -29,8 +29,8 @@ pub fn record(child: &Path, parent: &ImageName, image: &Image, file: &ImageFile)
     })
 }
 
-/// When the open file of an image was last changed, in seconds since 1970; by a command that has not ended and leaves what the
-/// image shows as it was, it is not.
+/// When the open file of an image was last changed, in seconds since 1970; by a command that has not ended and leaves
+/// what the image shows as it was, it is not.
 pub fn modified(name: &ImageName, file: &ImageFile) -> Result<u64, Failure> {
     if let Some(left) = Unfinished::find(name)? {
         return Ok(seconds(left.modified()));
@@ -38,9 +38,9 @@ pub fn modified(name: &ImageName, file: &ImageFile) -> Result<u64, Failure> {
     latest_change(name, file.all_files().map(ImageFile::metadata)).map(seconds)
 }
 
-/// How a child's metadata names the parent: as seen from its own directory, and from the root.
+/// The paths of the parent in a child's metadata: relative to the child's directory, and absolute.
 fn paths(child: &Path, parent: &Path) -> Result<(String, String), Failure> {
-    let failed = |path: &Path, error| Failure::new(format!("find where {} is", path.display()), error);
+    let failed = |path: &Path, error| Failure::new(format!("resolve the path of {}", path.display()), error);
     let parent = files::whole(parent).map_err(|error| failed(parent, error))?;
     // A child that is a link stands where the link leads; one that is not there yet, in its directory.
     let child = match files::whole(child) {
@@ -55,7 +55,7 @@ fn paths(child: &Path, parent: &Path) -> Result<(String, String), Failure> {
         (Some(relative), Some(absolute)) => Ok((relative.to_owned(), absolute.to_owned())),
         _ => Err(Failure::new(
             format!("record the parent {}", parent.display()),
-            "its path is not UTF-8, which a parent's name in an image must be",
+            "its path is not UTF-8, so it cannot be recorded as a parent",
         )),
     }
 }
@@ -68,7 +68,7 @@ fn relative(from: &Path, to: &Path) -> PathBuf {
     up.map(PathBuf::from).chain([to.components().skip(shared).collect()]).collect()
 }
 
-/// What an image says of its parent.
+/// A description of an image's recorded parent.
 pub fn describe(link: &Link) -> String {
     let mut names = Vec::new();
     for name in [&link.relative, &link.absolute] {
@@ -79,9 +79,9 @@ pub fn describe(link: &Link) -> String {
     let mut text = match names.split_first() {
         Some((first, rest)) => {
             let rest: String = rest.iter().map(|name| format!(" ({})", printable(name))).collect();
-            format!("it was made on «{}»{rest}", printable(first))
+            format!("its recorded parent is '{}'{rest}", printable(first))
         }
-        None => "it was made on a parent that it does not name".to_owned(),
+        None => "it has a parent whose name is not recorded".to_owned(),
     };
     if link.uuid != [0; 16] {
         text.push_str(&format!(" with uuid {}", uuid::text(&link.uuid)));
@@ -109,8 +109,8 @@ pub fn format_of(child: &ImageName, link: &Link) -> Option<FormatName> {
     }
 }
 
-/// Whether `parent`, whose file was last changed at `modified`, is what `child` was made on, and unchanged since.
-/// `accept`: what has changed is only said.
+/// Checks that `parent`, whose file was last modified at `modified`, is the recorded parent of `child` and unchanged
+/// since. `accept`: a modification is only reported.
 pub fn check(
     (child, above): (&ImageName, &Image),
     (parent, below): (&ImageName, &Image),
@@ -119,17 +119,13 @@ pub fn check(
 ) -> Result<Option<String>, Failure> {
     let tried = || format!("use {parent} as the parent of {child}");
     let Some(link) = above.link() else {
-        return Err(Failure::new(tried(), format!("{child} stands on its own, it has no parent"))
-            .advise("leave out this --parent and those behind it")
+        return Err(Failure::new(tried(), format!("{child} has no parent"))
+            .advise("omit this --parent and those after it")
             .exit_as(Exit::Usage));
     };
     if let Some(format) = link.format.filter(|&format| format != parent.format.word()) {
-        return Err(Failure::new(tried(), format!("{child} was made on an image of the format {format}"))
-            .advise(format!(
-                "{}\n  if that is the one you mean: --parent {}",
-                describe(&link),
-                suggestion(child, &link)
-            ))
+        return Err(Failure::new(tried(), format!("the recorded parent of {child} has the format {format}"))
+            .advise(format!("{}\n  if that is the right one: --parent {}", describe(&link), suggestion(child, &link)))
             .exit_as(Exit::Usage));
     }
     let error = match disk::check_parent(above, below, Some(modified)) {
@@ -139,11 +135,11 @@ pub fn check(
     // The same parent but for its time?
     let only_changed = disk::check_parent(above, below, None).is_ok();
     if only_changed && accept {
-        return Ok(Some(format!("{child} on {parent}: {error}; it is used nevertheless, as was asked for")));
+        return Ok(Some(format!("{child} on {parent}: {error}; using it anyway, as requested")));
     }
     let advice = match only_changed {
         true => format!(
-            "{}\n  {child} may show other bytes than before; if you know that it does not, or accept it: \
+            "{}\n  the contents of {child} may have changed; if you know that they have not, or accept that they have: \
              --accept-changed-parent",
             describe(&link)
         ),
@@ -162,7 +158,7 @@ mod test {
     }
 
     #[test]
-    fn relative_paths_go_up_as_far_as_they_must() {
+    fn relative_paths_ascend_only_as_far_as_needed() {
         let relative = |from: &str, to: &str| relative(Path::new(from), Path::new(to)).display().to_string();
         assert_eq!(relative("/a/b/child", "/a/b/base"), "base");
         assert_eq!(relative("/a/b/child", "/a/c/base"), "../c/base");
@@ -170,7 +166,7 @@ mod test {
     }
 
     #[test]
-    fn a_parent_is_suggested_as_seen_from_its_child() {
+    fn a_parents_path_is_suggested_relative_to_its_child() {
         let child: ImageName = "vhd:disks/child.vhd".parse().unwrap();
         assert_eq!(suggestion(&child, &link("./base.raw", "/x/base.raw")), "raw:disks/base.raw");
         assert_eq!(suggestion(&child, &link("", "/x/base.raw")), "raw:/x/base.raw");
@@ -180,8 +176,8 @@ mod test {
     }
 
     #[test]
-    fn recorded_names_are_shown_once_and_harmless() {
-        assert_eq!(describe(&link("/b", "/b")), "it was made on «/b»");
-        assert_eq!(describe(&link("b\x1b[2J", "/a/b")), "it was made on «b\u{fffd}[2J» (/a/b)");
+    fn recorded_names_are_shown_once_and_escaped() {
+        assert_eq!(describe(&link("/b", "/b")), "its recorded parent is '/b'");
+        assert_eq!(describe(&link("b\x1b[2J", "/a/b")), "its recorded parent is 'b\u{fffd}[2J' (/a/b)");
     }
 }

@@ -17,7 +17,7 @@ fn vhd(file: &str, own: u128, parent: Option<(u128, &str)>) -> Found {
         identity: Some(id(identity)),
         file: Some(file.into()),
         format: Some(ImageFormat::Vhd),
-        shown: format!("«{file}»"),
+        shown: format!("'{file}'"),
     };
     Found { identity: Some(id(own)), parent: parent.map(recorded), ..image(file, ImageFormat::Vhd) }
 }
@@ -25,7 +25,7 @@ fn vhd(file: &str, own: u128, parent: Option<(u128, &str)>) -> Found {
 /// A qcow2 as others make them: without an identity.
 fn qcow2(file: &str, parent: Option<&str>) -> Found {
     let recorded =
-        |file: &str| Recorded { identity: None, file: Some(file.into()), format: None, shown: format!("«{file}»") };
+        |file: &str| Recorded { identity: None, file: Some(file.into()), format: None, shown: format!("'{file}'") };
     Found { parent: parent.map(recorded), ..image(file, ImageFormat::Qcow2) }
 }
 
@@ -91,13 +91,13 @@ fn a_raw_image_or_a_qcow2_without_identity_is_found_by_its_name() {
 }
 
 #[test]
-fn what_is_known_is_a_parent_and_is_not_placed_again() {
+fn known_images_are_parents_and_not_placed_again() {
     let placement = place(vec![known(vhd("base.vhd", 1, None)), vhd("leaf.vhd", 2, Some((1, "base.vhd")))]);
     assert_eq!(placed(&placement), [("leaf.vhd", Some("base.vhd"), false)]);
 }
 
 #[test]
-fn a_parent_that_is_not_here_is_named_and_what_stands_on_the_child_is_told_of_too() {
+fn a_missing_parent_is_reported_for_all_descendants() {
     let all = vec![
         vhd("c.vhd", 3, Some((2, "b.vhd"))),
         vhd("b.vhd", 2, Some((1, "a.vhd"))),
@@ -107,12 +107,12 @@ fn a_parent_that_is_not_here_is_named_and_what_stands_on_the_child_is_told_of_to
     assert!(placement.placed.is_empty());
     assert_eq!(refused(&placement).len(), 3);
     let why = |at: usize| &*placement.unplaced.get(at).unwrap().problem.message;
-    assert!(why(0).contains("«a.vhd», which is not in"), "{}", why(0));
-    assert!(why(1).contains("«b.vhd», which has no place"), "{}", why(1));
+    assert!(why(0).contains("'a.vhd', which is not in"), "{}", why(0));
+    assert!(why(1).contains("'b.vhd' is unplaced"), "{}", why(1));
 }
 
 #[test]
-fn what_stands_on_itself_is_refused_with_all_above_it() {
+fn a_loop_of_parents_is_refused_with_all_descendants() {
     let all = vec![
         vhd("a.vhd", 1, Some((2, "b.vhd"))),
         vhd("b.vhd", 2, Some((1, "a.vhd"))),
@@ -127,7 +127,7 @@ fn what_stands_on_itself_is_refused_with_all_above_it() {
 }
 
 #[test]
-fn of_two_with_one_identity_the_one_that_is_known_stays() {
+fn of_two_equal_identities_the_known_image_stays() {
     let both = place(vec![vhd("a.vhd", 1, None), vhd("b.vhd", 1, None), vhd("leaf.vhd", 2, Some((1, "a.vhd")))]);
     assert!(placed(&both).is_empty());
     assert_eq!(refused(&both).iter().filter(|one| one.1 == Code::Exists).count(), 2);
@@ -136,7 +136,7 @@ fn of_two_with_one_identity_the_one_that_is_known_stays() {
 }
 
 #[test]
-fn a_long_chain_is_placed_whatever_the_order_of_its_files() {
+fn a_long_chain_is_placed_in_any_file_order() {
     let all = (1..=3000).map(|n: u128| vhd(&format!("{n}.vhd"), n, (n > 1).then_some((n - 1, "?")))).rev();
     let placement = place(all.collect());
     assert_eq!((placement.placed.len(), placement.unplaced.len()), (3000, 0));

@@ -204,7 +204,7 @@ pub fn store_failed(error: StoreError) -> NotDone {
             }
             _ => "the store's log may say more",
         },
-        StoreError::Mute { .. } | StoreError::Lost { .. } => {
+        StoreError::TimedOut { .. } | StoreError::Lost { .. } => {
             "is xenstored alive? What was begun is done or not: look with `tapline xen list`"
         }
     };
@@ -213,7 +213,7 @@ pub fn store_failed(error: StoreError) -> NotDone {
 
 #[cfg(test)]
 mod test {
-    use xen::fake::{Host, Part};
+    use xen::fake::{Host, Subsystem};
 
     use super::*;
 
@@ -260,7 +260,7 @@ mod test {
     fn a_change_that_fails_leaves_nothing_behind() {
         let host = Host::new().unwrap();
         let mut store = host.store(DomId(0)).unwrap();
-        host.fail(Part::Store, 3);
+        host.fail(Subsystem::Store, 3);
         let failure = together(&mut store, |store, within| write_all(store, within, "/x", &[("a", "1"), ("b", "2")]));
         assert!(failure.unwrap_err().what().contains("/x/b"));
         assert_eq!(store.read(None, "/x/a").unwrap(), None);

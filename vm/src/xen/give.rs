@@ -175,12 +175,12 @@ fn make_frontend(store: &mut dyn Store, within: Option<Transaction>, device: &De
 #[cfg(test)]
 mod test {
     use xen::DomId;
-    use xen::fake::{Host, Part, Tree};
+    use xen::fake::{FakeStore, Host, Subsystem};
 
     use super::*;
 
     /// A machine with a guest, and the disk it shall have.
-    fn machine() -> (Host, Tree, Device) {
+    fn machine() -> (Host, FakeStore, Device) {
         let host = Host::new().unwrap();
         let mut store = host.store(DomId(0)).unwrap();
         store.write(None, "/local/domain/0/name", b"Domain-0").unwrap();
@@ -192,11 +192,11 @@ mod test {
     const WRITABLE: Wish = Wish { read_only: false, kept: false };
 
     /// Lets one end say something.
-    fn say(store: &mut Tree, node: &str, state: &str) {
+    fn say(store: &mut FakeStore, node: &str, state: &str) {
         store.write(None, &format!("{node}/state"), state.as_bytes()).unwrap();
     }
 
-    fn values(store: &mut Tree, node: &str) -> Vec<(String, String)> {
+    fn values(store: &mut FakeStore, node: &str) -> Vec<(String, String)> {
         let mut names = store.list(None, node).unwrap().unwrap();
         names.sort();
         let value = |name: String| {
@@ -261,7 +261,7 @@ mod test {
     fn a_store_that_fails_at_any_call_leaves_no_half_of_a_device() {
         for nth in 1.. {
             let (host, mut store, device) = machine();
-            host.fail(Part::Store, nth);
+            host.fail(Subsystem::Store, nth);
             let announced = announce(&mut store, &device, WRITABLE);
             if announced.is_ok() {
                 assert!(nth > 20, "only {nth} calls");

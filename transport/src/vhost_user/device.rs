@@ -105,10 +105,10 @@ impl Device {
                 self.mark(index);
                 let Some(begun) = begun else { return };
                 if !std::mem::replace(&mut self.said, true) {
-                    log.note(Event::Started { recorded: begun.recorded });
+                    log.record(Event::Started { recorded: begun.recorded });
                 }
                 if begun.again > 0 {
-                    log.note(Event::TakenAgain { queue: index, count: begun.again });
+                    log.record(Event::TakenAgain { queue: index, count: begun.again });
                 }
             }
             Err(why) => self.break_off(index, why, log),
@@ -205,7 +205,7 @@ impl Device {
             if let Some(queue) = self.queues.get_mut(index) {
                 queue.park(head);
             }
-            log.note(Event::Waits { queue: index });
+            log.record(Event::Waits { queue: index });
             return Ok(None);
         }
         let (taken, status_at) = taken?;
@@ -397,7 +397,7 @@ impl Device {
         if let Some(queue) = self.queues.get_mut(index) {
             queue.break_off();
         }
-        log.note(Event::QueueBroken { queue: index, why });
+        log.record(Event::QueueBroken { queue: index, why });
     }
 
     /// Ends the device: nothing more is popped. The answer is the number of requests still to be completed.

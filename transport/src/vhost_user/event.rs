@@ -5,7 +5,7 @@
 use std::fmt;
 
 use super::ring::Broken;
-use crate::log::Noted;
+use crate::log::LogEvent;
 
 /// Something worth a line in a log.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -105,10 +105,10 @@ impl fmt::Display for Event {
     }
 }
 
-impl Noted for Event {
-    const ROOM: usize = 64;
+impl LogEvent for Event {
+    const CAPACITY: usize = 64;
 
-    fn more(count: usize) -> Event {
+    fn dropped(count: usize) -> Event {
         Event::More(count)
     }
 }
@@ -123,11 +123,11 @@ mod test {
     #[test]
     fn a_flood_of_events_is_counted_not_kept() {
         let mut log = Log::default();
-        for _ in 0..Event::ROOM + 1000 {
-            log.note(Event::TurnedAway);
+        for _ in 0..Event::CAPACITY + 1000 {
+            log.record(Event::TurnedAway);
         }
         let events = log.take();
-        assert_eq!(events.len(), Event::ROOM + 1);
+        assert_eq!(events.len(), Event::CAPACITY + 1);
         assert_eq!(events.last(), Some(&Event::More(1000)));
         assert!(log.take().is_empty());
     }

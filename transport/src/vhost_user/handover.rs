@@ -17,7 +17,7 @@ use super::moment;
 use super::queue::Queue;
 use super::session::Session;
 use super::{Client, Log};
-use crate::log::in_full;
+use crate::log::with_causes;
 use crate::{HandoverError, Interest, Parcel, Watch, WatchKey};
 
 /// What a parcel is, in its first byte: the connection, with the bytes of a message that has not come whole; a region
@@ -157,7 +157,7 @@ pub fn take(
                 kick @ Message::SetVringKick(_) => kicks.push(kick),
                 message => {
                     let refused = client.session.obey(message, &mut Unwatched, log);
-                    refused.map_err(|refusal| HandoverError::Refused(in_full(&refusal)))?;
+                    refused.map_err(|refusal| HandoverError::Refused(with_causes(&refusal)))?;
                 }
             },
             _ => return Err(not_understood()),

@@ -80,12 +80,12 @@ impl Listener {
         let socket = UnixListener::from(socket);
         let failed = |source| BindError::Failed { what: "make non-blocking", path: path.into(), source };
         socket.set_nonblocking(true).map_err(failed)?;
-        Ok(Listener { socket, path: BoundPath::of_another(path, file) })
+        Ok(Listener { socket, path: BoundPath::foreign(path, file) })
     }
 
     /// The process before this one has let go: the path is ours to remove, if it was its.
     pub fn begin(&mut self) {
-        self.path.begin();
+        self.path.take_ownership();
     }
 
     /// Device and inode of the path, if it is to be removed at the end.
@@ -123,7 +123,7 @@ impl Listener {
     /// The path is another process's to remove.
     #[cfg(test)]
     pub fn leave_path(&mut self) {
-        self.path.leave();
+        self.path.disown();
     }
 
     /// Removes the path, if it still is the one we made.

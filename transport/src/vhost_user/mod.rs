@@ -49,7 +49,7 @@ use std::path::PathBuf;
 use disk::{Disconnected, Geometry, Request, Status, Token, Transport};
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::log::in_full;
+use crate::log::with_causes;
 use crate::{Handover, HandoverError, Interest, Watch, WatchKey};
 
 pub use event::Event;
@@ -144,7 +144,7 @@ impl Server {
     /// Goes on in the place of another process, with its socket and its front-end ([`crate::Server::hand_over`]).
     pub fn taken_over(handover: Handover, config: Config) -> Result<Server, HandoverError> {
         let Handover { listener, bound, peers } = handover;
-        let refused = |error: BindError| HandoverError::Refused(in_full(&error));
+        let refused = |error: BindError| HandoverError::Refused(with_causes(&error));
         let listener = Listener::of_bound(listener, &config.path, bound).map_err(refused)?;
         let mut server = Server::on(listener, config).map_err(refused)?;
         let session = server.new_session();
@@ -189,14 +189,14 @@ impl Server {
             }
             match self.listener.accept() {
                 Ok(None) => return,
-                Ok(Some(_)) if self.client.is_some() => self.log.note(Event::TurnedAway),
+                Ok(Some(_)) if self.client.is_some() => self.log.record(Event::TurnedAway),
                 Ok(Some(stream)) => {
                     if let Err(error) = Connection::new(stream).and_then(|connection| self.connect(connection, watch)) {
-                        self.log.note(Event::AcceptFailed { why: in_full(&error) });
+                        self.log.record(Event::AcceptFailed { why: with_causes(&error) });
                     }
                 }
                 Err(error) => {
-                    self.log.note(Event::AcceptFailed { why: in_full(&error) });
+                    self.log.record(Event::AcceptFailed { why: with_causes(&error) });
                     return;
                 }
             }
@@ -208,7 +208,7 @@ impl Server {
         watch.watch(connection.fd(), Interest::Read, WatchKey(CONNECTION))?;
         let session = self.new_session();
         self.client = Some(Client { connection, session });
-        self.log.note(Event::Connected);
+        self.log.record(Event::Connected);
         Ok(())
     }
 
@@ -218,7 +218,7 @@ impl Server {
         watch.watch(client.connection.fd(), Interest::Read, WatchKey(CONNECTION))?;
         for kick in std::mem::take(&mut self.kicks) {
             let started = client.session.obey(kick, watch, &mut self.log);
-            started.map_err(|refusal| io::Error::other(in_full(&refusal)))?;
+            started.map_err(|refusal| io::Error::other(with_causes(&refusal)))?;
         }
         Ok(())
     }
@@ -239,7 +239,7 @@ impl Server {
         watch.forget(WatchKey(CONNECTION));
         let in_flight = client.session.end(watch);
         self.orphans = self.orphans.saturating_add(in_flight);
-        self.log.note(Event::Disconnected { why: in_full(end), in_flight });
+        self.log.record(Event::Disconnected { why: with_causes(end), in_flight });
     }
 
     /// A request of a front-end that is gone is over.
@@ -341,8 +341,8 @@ impl crate::Server for Server {
         self.config.geometry = *geometry;
         let told = self.client.as_mut().map(|client| client.session.resized(geometry));
         match told {
-            Some(Ok(Told::Yes)) => self.log.note(Event::SizeTold { len: geometry.len }),
-            Some(Ok(Told::CannotBe)) => self.log.note(Event::SizeUntold { len: geometry.len }),
+            Some(Ok(Told::Yes)) => self.log.record(Event::SizeTold { len: geometry.len }),
+            Some(Ok(Told::CannotBe)) => self.log.record(Event::SizeUntold { len: geometry.len }),
             Some(Err(end)) => self.disconnect(&end, watch),
             None => {}
         }

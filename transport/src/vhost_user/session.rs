@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use disk::Geometry;
 use rustix::fs::{FileType, OFlags, fcntl_getfl, fcntl_setfl, fstat};
 
-use crate::log::in_full;
+use crate::log::with_causes;
 use crate::{Interest, Watch, WatchKey};
 
 use super::KICK;
@@ -118,11 +118,11 @@ impl Session {
                 Ok(self.settle(watch, log))
             }
             Err(refusal) => {
-                let why = in_full(&refusal);
+                let why = with_causes(&refusal);
                 // GET_* are answered with what was asked for, so that "no" cannot be said.
                 match self.acknowledge(&header, 1).filter(|_| !has_own_reply(header.request)) {
                     Some(reply) => {
-                        log.note(Event::Refused { why });
+                        log.record(Event::Refused { why });
                         Ok(Some(reply))
                     }
                     None => Err(End::Refused(why)),

@@ -9,7 +9,7 @@ use transport::blkif::GrantsPolicy;
 use xen::GrantRef;
 use xen::fake::{Counts, Host};
 
-use crate::blkif_mock::{Abi, FRONTEND, Front, Machine, READ, Rings, attach, config, set, transfer};
+use crate::blkif_mock::{Abi, FRONTEND, Front, TestBackend, READ, Rings, attach, config, set, transfer};
 
 /// Runs one input.
 pub fn run(data: &[u8]) {
@@ -25,7 +25,7 @@ pub fn run(data: &[u8]) {
     };
     let host = Host::new().unwrap();
     attach(&host);
-    let mut machine = Machine::new(&host, config(policies[usize::from(policy & 3)]));
+    let mut machine = TestBackend::new(&host, config(policies[usize::from(policy & 3)]));
     let mut front = Front::new(&host);
     front.connect(&mut machine, rings);
     let grants: Vec<GrantRef> = (0..4).map(|byte| front.page(byte).1).collect();
@@ -36,7 +36,7 @@ pub fn run(data: &[u8]) {
     machine.settle();
     front.close(&mut machine);
     assert_eq!((host.counts().mapped, host.counts().bound), (0, 0));
-    front.say(1);
+    front.write_state(1);
     front.connect(&mut machine, Rings::default());
     assert_eq!(front.run(&mut machine, &transfer(READ, 1, 0, &[(grants[0], 0, 7)])), 0, "the next is served");
     drop(machine);
@@ -44,7 +44,7 @@ pub fn run(data: &[u8]) {
 }
 
 /// What the front end does next, by the low three bits of a byte.
-fn step(input: &mut Input<'_>, machine: &mut Machine, front: &mut Front, grants: &[GrantRef]) {
+fn step(input: &mut Input<'_>, machine: &mut TestBackend, front: &mut Front, grants: &[GrantRef]) {
     let what = input.byte();
     let queue = usize::from(what >> 7) % front.rings.len();
     match what & 7 {
@@ -53,13 +53,13 @@ fn step(input: &mut Input<'_>, machine: &mut Machine, front: &mut Front, grants:
             let (operation, sector, parts) = (input.byte() % 7, input.byte(), usize::from(input.byte() % 12));
             let piece = |byte: u8| (grants[usize::from(byte & 3)], byte >> 2 & 7, byte >> 5);
             let parts: Vec<_> = (0..parts).map(|_| piece(input.byte())).collect();
-            front.ask(queue, &transfer(operation, u64::from(sector), u64::from(sector) * 8, &parts));
+            front.submit(queue, &transfer(operation, u64::from(sector), u64::from(sector) * 8, &parts));
         }
         // Any bytes as a request.
         2 => {
             let mut entry = [0; 108];
             entry.fill_with(|| input.byte());
-            front.ask(queue, &entry);
+            front.submit(queue, &entry);
         }
         // Any number in the header.
         3 => {

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use disk::{Extent, ExtentKind, Geometry, Operation, Request, Status};
-use transport::nbd::{Export, Next, ProtocolError, MemoryQuota, Session};
+use transport::nbd::{Export, MemoryQuota, Next, ProtocolError, Session};
 
 const GEOMETRY: Geometry =
     Geometry { len: 1 << 20, block: 512, physical_block: 4096, discard: 4096, chs: None, read_only: false };
@@ -270,7 +270,10 @@ impl Peer {
                 Next::Stall => {
                     self.answer_all();
                     self.read_replies();
-                    assert!(self.session.has_memory(MemoryQuota::default()), "nothing is under way and still it stalls");
+                    assert!(
+                        self.session.has_memory(MemoryQuota::default()),
+                        "nothing is under way and still it stalls"
+                    );
                 }
             }
         }

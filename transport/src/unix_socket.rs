@@ -85,7 +85,8 @@ fn remove_stale(path: &Path, timeout: Duration) -> Result<(), NotListening> {
             Err(Errno::CONNREFUSED) => return fs::remove_file(path).map_err(failed("remove the stale")),
             Err(Errno::NOENT) => return Ok(()),
             Ok(connection) => match until.checked_duration_since(Instant::now()) {
-                Some(left) if closes_without_reply(&connection, left).map_err(|errno| failed("probe")(errno.into()))? => {}
+                Some(left)
+                    if closes_without_reply(&connection, left).map_err(|errno| failed("probe")(errno.into()))? => {}
                 _ => return Err(NotListening::InUse),
             },
             // Its backlog is full.

@@ -5,7 +5,7 @@
 mod blkif_mock;
 
 use blkif_mock::{
-    BACKEND, FRONTEND, Front, LEN, TestBackend, READ, Rings, WRITE, attach, config, get, remove, set, transfer,
+    BACKEND, FRONTEND, Front, LEN, READ, Rings, TestBackend, WRITE, attach, config, get, remove, set, transfer,
 };
 use disk::Geometry;
 use transport::Server as _;

@@ -7,7 +7,8 @@ mod blkif_mock;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use blkif_mock::{
-    Abi, BACKEND, FRONTEND, Front, TestBackend, READ, Rings, WRITE, attach, config, get, indirect, remove, set, transfer,
+    Abi, BACKEND, FRONTEND, Front, READ, Rings, TestBackend, WRITE, attach, config, get, indirect, remove, set,
+    transfer,
 };
 use transport::blkif::GrantsPolicy;
 use xen::GrantRef;

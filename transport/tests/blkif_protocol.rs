@@ -5,8 +5,8 @@
 mod blkif_mock;
 
 use blkif_mock::{
-    Abi, BACKEND, FRONTEND, Front, LEN, TestBackend, READ, Rings, WRITE, attach, config, discard, get, indirect, remove,
-    set, transfer,
+    Abi, BACKEND, FRONTEND, Front, LEN, READ, Rings, TestBackend, WRITE, attach, config, discard, get, indirect,
+    remove, set, transfer,
 };
 use disk::{FileError, Operation};
 use transport::Server as _;

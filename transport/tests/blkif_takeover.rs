@@ -7,7 +7,9 @@
 
 mod blkif_mock;
 
-use blkif_mock::{BACKEND, FRONTEND, Front, TestBackend, READ, Rings, WRITE, attach, config, discard, get, set, transfer};
+use blkif_mock::{
+    BACKEND, FRONTEND, Front, READ, Rings, TestBackend, WRITE, attach, config, discard, get, set, transfer,
+};
 use disk::{Request, Status, Transport};
 use transport::Server;
 use transport::blkif::{Config, GrantsPolicy, OnStop};

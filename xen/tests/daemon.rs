@@ -6,7 +6,7 @@ use std::path::Path;
 use std::thread::{JoinHandle, spawn};
 use std::time::Duration;
 
-use xen::client::XenstoredClient;
+use xen::xenstored::XenstoredClient;
 use xen::wire::{Kind, Message, Receiver};
 use xen::{DomId, Store, StoreError};
 

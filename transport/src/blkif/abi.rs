@@ -231,7 +231,8 @@ mod test {
 
     #[test]
     fn fields_are_at_the_offsets_of_the_header() {
-        let number = |offset_of: u8| u64::from_le_bytes(std::array::from_fn(|index| offset_of + u8::try_from(index).unwrap()));
+        let number =
+            |offset_of: u8| u64::from_le_bytes(std::array::from_fn(|index| offset_of + u8::try_from(index).unwrap()));
         for (layout, id, sector, segments, page) in [(&X86_64, 8, 16, 24, 28), (&X86_32, 4, 12, 20, 24)] {
             let (_, entry) = numbered(layout, 11);
             assert_eq!((entry.operation(), entry.second(), entry.indirect_count()), (0, 11, 0x0302));

@@ -16,7 +16,7 @@ use xen::{Copied, CopyBatch, Direction, DomId, GrantRef, Grants, PAGE, PageRange
 
 use super::abi::SEGMENT_LEN;
 use super::persistent::PersistentGrants;
-use super::pool::{PoolBuffer, Pool};
+use super::pool::{Pool, PoolBuffer};
 use super::request::Descriptors;
 use crate::MemoryChange;
 
@@ -142,14 +142,20 @@ impl Data {
             }
             TransferMode::Copy => self.acquire_copy((ranges, len), write, buffer),
             TransferMode::Map => {
-                *buffer = map(grants, self.domain, ranges, write).map(|memory| DataBuffer::Mapped(Some(Box::new(memory))));
+                *buffer =
+                    map(grants, self.domain, ranges, write).map(|memory| DataBuffer::Mapped(Some(Box::new(memory))));
                 if buffer.is_some() { TransferState::Done } else { TransferState::Failed }
             }
         }
     }
 
     #[inline(never)]
-    fn acquire_copy(&mut self, (ranges, len): (&[PageRange], usize), write: bool, buffer: &mut Option<DataBuffer>) -> TransferState {
+    fn acquire_copy(
+        &mut self,
+        (ranges, len): (&[PageRange], usize),
+        write: bool,
+        buffer: &mut Option<DataBuffer>,
+    ) -> TransferState {
         let memory = self.pool.allocate(len);
         let state = match write {
             true => queued(self.from_guest.push(Direction::FromGuest, self.pool.segments(&memory), ranges)),
@@ -216,7 +222,12 @@ impl Data {
 
     /// Transfers data read from the disk to the guest, or queues that, unless it is already in the guest's pages.
     #[inline]
-    pub fn queue_to_guest(&mut self, grants: &mut dyn Grants, ranges: &[PageRange], buffer: &DataBuffer) -> TransferState {
+    pub fn queue_to_guest(
+        &mut self,
+        grants: &mut dyn Grants,
+        ranges: &[PageRange],
+        buffer: &DataBuffer,
+    ) -> TransferState {
         let DataBuffer::PoolBuffer(memory) = buffer else { return TransferState::Done };
         match &mut self.mode {
             TransferMode::Persistent(pages) => {
@@ -307,7 +318,9 @@ fn is_copied(batch: &CopyBatch, state: TransferState) -> bool {
     match state {
         TransferState::Done => true,
         TransferState::Failed | TransferState::Deferred => false,
-        TransferState::Queued(number) => usize::try_from(number).is_ok_and(|number| batch.copied(number) == Copied::All),
+        TransferState::Queued(number) => {
+            usize::try_from(number).is_ok_and(|number| batch.copied(number) == Copied::All)
+        }
     }
 }
 

@@ -14,7 +14,7 @@ use super::data::{Data, TransferState};
 use super::event::{Event, Log};
 use super::kill_point::{InjectedBug, injected};
 use super::queue::{Queue, RequestRecord};
-use super::request::{self, Operation, Descriptors, ERROR, UNSUPPORTED};
+use super::request::{self, Descriptors, ERROR, Operation, UNSUPPORTED};
 use super::ring::Broken;
 use crate::MemoryChange;
 
@@ -87,7 +87,8 @@ impl Device {
     /// Creates a device with these queues.
     pub fn new(queues: Vec<Queue>, data: Data, limits: Limits, epoch: u32) -> Device {
         let (taken, indirect, responses) = Default::default();
-        let (popped, deferred, in_flight, finishing, first_publish, failed_notifications) = (0, false, 0, false, true, 0);
+        let (popped, deferred, in_flight, finishing, first_publish, failed_notifications) =
+            (0, false, 0, false, true, 0);
         Device {
             queues,
             data,
@@ -159,7 +160,14 @@ impl Device {
 
     /// Takes the entries of one queue, and transfers data that needs no system call; `bytes` is an upper bound for the
     /// rest.
-    fn take_from(&mut self, index: usize, geometry: &Geometry, bytes: &mut usize, grants: &mut dyn Grants, log: &mut Log) {
+    fn take_from(
+        &mut self,
+        index: usize,
+        geometry: &Geometry,
+        bytes: &mut usize,
+        grants: &mut dyn Grants,
+        log: &mut Log,
+    ) {
         let Device { queues, data, limits, taken, indirect, deferred, responses, .. } = self;
         let Some(queue) = queues.get_mut(index) else { return };
         for _ in 0..BATCH_MAX {
@@ -173,7 +181,9 @@ impl Device {
             };
             let request = RequestId { queue: u16::try_from(index).unwrap_or(u16::MAX), number };
             let state = match (parsed.operation, parsed.descriptors) {
-                (Ok(operation), None) if operation.has_data() => data.acquire(grants, (ranges, ranges.bytes()), operation.is_write(), buffer),
+                (Ok(operation), None) if operation.has_data() => {
+                    data.acquire(grants, (ranges, ranges.bytes()), operation.is_write(), buffer)
+                }
                 (Ok(Operation::Discard), None) if !limits.discard => {
                     queue.finish_request();
                     responses.push(PendingResponse { request, status: UNSUPPORTED, transfer: TransferState::Done });
@@ -234,7 +244,9 @@ impl Device {
         data.map_pages(grants, taken.iter().filter(deferred).flat_map(ranges));
         for TakenRequest { request, state } in taken.iter_mut().filter(|taken| taken.state == TransferState::Deferred) {
             let queue = queues.get_mut(usize::from(request.queue));
-            let Some(RequestRecord { parsed, ranges, buffer }) = queue.and_then(|queue| queue.record_mut(request.number)) else {
+            let Some(RequestRecord { parsed, ranges, buffer }) =
+                queue.and_then(|queue| queue.record_mut(request.number))
+            else {
                 continue;
             };
             *state = match ranges.is_empty() {
@@ -292,7 +304,11 @@ impl Device {
                 Some(buffer) if read => self.data.queue_to_guest(grants, &record.ranges, buffer),
                 _ => TransferState::Done,
             };
-            self.responses.push(PendingResponse { request: id, status: request::status(status, record.parsed.opcode), transfer });
+            self.responses.push(PendingResponse {
+                request: id,
+                status: request::status(status, record.parsed.opcode),
+                transfer,
+            });
         }
         true
     }
@@ -328,7 +344,11 @@ impl Device {
             match self.queues.get_mut(index).map(|queue| queue.notify(channels)) {
                 Some(Ok(Ok(()))) | None => {}
                 Some(Ok(Err(error))) => {
-                    failed_notifications = if injected(InjectedBug::NotificationLost) { 0 } else { self.failed_notifications.saturating_add(1) };
+                    failed_notifications = if injected(InjectedBug::NotificationLost) {
+                        0
+                    } else {
+                        self.failed_notifications.saturating_add(1)
+                    };
                     log.failed("cannot notify the guest", &error);
                 }
                 Some(Err(why)) => self.mark_broken(index, why, log),
@@ -399,7 +419,8 @@ impl Device {
     pub fn is_finished(&mut self) -> bool {
         let idle = self.in_flight == 0 && self.popped == self.taken.len() && self.responses.is_empty();
         // The front end is notified of responses of an earlier process along with our first ones, or even without any.
-        let indirect = !self.first_publish && (self.failed_notifications == 0 || self.failed_notifications >= NOTIFY_ATTEMPTS_MAX);
+        let indirect =
+            !self.first_publish && (self.failed_notifications == 0 || self.failed_notifications >= NOTIFY_ATTEMPTS_MAX);
         // A broken queue counts as empty.
         self.finishing && idle && indirect && self.queues.iter_mut().all(|queue| queue.is_empty().unwrap_or(true))
     }

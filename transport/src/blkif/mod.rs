@@ -22,14 +22,14 @@
 //! | `kill_point` | where tests kill the process, and bugs that they inject |
 
 mod abi;
+mod attach_error;
 mod data;
 mod device;
 mod event;
+mod kill_point;
 #[cfg(test)]
 mod model;
-mod kill_point;
 mod node;
-mod attach_error;
 mod persistent;
 mod pool;
 mod queue;
@@ -203,7 +203,18 @@ impl Server {
         let xen = XenHandles { store, grants, channels, wake, retry };
         let session = Session::new(config, nodes, Buffer::zeroed(pool::STAGING_LEN));
         let (masked, log, channel_retries, unmask_retries, store_retries) = Default::default();
-        Ok(Server { xen, session, trim_timer, trim_armed: false, masked, channel_retries, unmask_retries, store_retries, stopped: false, log })
+        Ok(Server {
+            xen,
+            session,
+            trim_timer,
+            trim_armed: false,
+            masked,
+            channel_retries,
+            unmask_retries,
+            store_retries,
+            stopped: false,
+            log,
+        })
     }
 
     /// The events since the last call, for the log.

@@ -219,7 +219,12 @@ impl DeviceNodes {
     }
 
     /// Writes our next state, if our current one is `ours`. Returns `false` if it is not, or our node is gone.
-    pub fn write_state(&self, store: &mut dyn Store, ours: Option<XenbusState>, next: XenbusState) -> Result<bool, StoreError> {
+    pub fn write_state(
+        &self,
+        store: &mut dyn Store,
+        ours: Option<XenbusState>,
+        next: XenbusState,
+    ) -> Result<bool, StoreError> {
         self.write(store, &[], FrontendPhase::Running, |present| (Some(present) == ours).then_some(next))
     }
 
@@ -267,7 +272,9 @@ impl DeviceNodes {
     ) -> Result<bool, StoreError> {
         let within = Some(transaction);
         let present = store.read(within, &self.backend_state_path())?.map(as_text);
-        let Some(state) = present.and_then(|present| next(XenbusState::parse(present.as_bytes()))) else { return Ok(false) };
+        let Some(state) = present.and_then(|present| next(XenbusState::parse(present.as_bytes()))) else {
+            return Ok(false);
+        };
         for (key, value) in keys {
             store.write(within, &format!("{}/{key}", self.backend), value.as_bytes())?;
         }

@@ -247,7 +247,8 @@ mod test {
     fn allocations_do_not_overlap() {
         let mut pool = pool();
         let mut seen = std::collections::BTreeSet::new();
-        let loans: Vec<PoolBuffer> = [5000, 1, 4096, 70_000, 300_000, 512, 600_000, 1 << 20].map(|len| pool.allocate(len)).into();
+        let loans: Vec<PoolBuffer> =
+            [5000, 1, 4096, 70_000, 300_000, 512, 600_000, 1 << 20].map(|len| pool.allocate(len)).into();
         for buffer in &loans {
             let base = pool.buffer(buffer).base().addr() + buffer.at();
             for page in 0..buffer.len.div_ceil(PAGE) {

@@ -10,7 +10,7 @@ use xen::{EventChannels, Port};
 
 use super::data::DataBuffer;
 use super::kill_point::{InjectedBug, injected};
-use super::request::{Parsed, PageRanges};
+use super::request::{PageRanges, Parsed};
 use super::ring::{Broken, Response, Ring};
 
 /// One queue.
@@ -68,7 +68,8 @@ impl Queue {
         let slots = u16::try_from(ring.slots()).unwrap_or(0);
         let records = (0..slots).map(|_| RequestRecord::default()).collect();
         let free = (0..slots).rev().collect();
-        let (in_progress, barrier, broken, has_new_responses, owes_notification) = (0, Barrier::None, false, true, false);
+        let (in_progress, barrier, broken, has_new_responses, owes_notification) =
+            (0, Barrier::None, false, true, false);
         Queue { ring, port, records, free, in_progress, barrier, broken, has_new_responses, owes_notification }
     }
 
@@ -81,7 +82,11 @@ impl Queue {
     /// The next request, with its number. Its record contains only what its entry says. A rejected request counts as
     /// completed.
     #[inline]
-    pub fn take(&mut self, segments_max: u16, geometry: &Geometry) -> Result<Option<(u16, &mut RequestRecord)>, Broken> {
+    pub fn take(
+        &mut self,
+        segments_max: u16,
+        geometry: &Geometry,
+    ) -> Result<Option<(u16, &mut RequestRecord)>, Broken> {
         if self.broken {
             return Ok(None);
         }

@@ -232,8 +232,10 @@ impl Parsed {
             return Err(UNSUPPORTED);
         }
         // The header: only reads and writes can be indirect.
-        let operation =
-            transfer(self.opcode).ok().filter(|operation| matches!(operation, Operation::Read | Operation::Write)).ok_or(UNSUPPORTED)?;
+        let operation = transfer(self.opcode)
+            .ok()
+            .filter(|operation| matches!(operation, Operation::Read | Operation::Write))
+            .ok_or(UNSUPPORTED)?;
         let count = entry.indirect_count();
         if count == 0 || count > segments_max {
             return Err(ERROR);
@@ -358,7 +360,11 @@ mod test {
         }
         assert_eq!(parse_operation(READ, 0, 0, &[]), Err(ERROR), "a read of nothing");
         assert_eq!(parse_operation(WRITE, 12, 0, &[]), Err(ERROR), "more segments than fit");
-        assert_eq!(parse_operation(WRITE, 1, u64::MAX / 256, &[(9, 0, 7)]), Err(ERROR), "an offset past the end of any disk");
+        assert_eq!(
+            parse_operation(WRITE, 1, u64::MAX / 256, &[(9, 0, 7)]),
+            Err(ERROR),
+            "an offset past the end of any disk"
+        );
         assert_eq!(parse_operation(4, 1, 0, &[(9, 0, 7)]), Err(UNSUPPORTED));
         assert_eq!(parse_operation(255, 1, 0, &[(9, 0, 7)]), Err(UNSUPPORTED));
         assert_eq!(parse_operation(INDIRECT, DISCARD, 0, &[]), Err(UNSUPPORTED));

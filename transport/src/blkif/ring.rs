@@ -12,7 +12,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use memory::{Shared, Window};
 
-use super::abi::{Entry, HEADER_LEN, EntryLayout};
+use super::abi::{Entry, EntryLayout, HEADER_LEN};
 use super::kill_point::{InjectedBug, injected, kill_point};
 
 const REQ_PROD: usize = 0;
@@ -110,9 +110,23 @@ impl Ring {
         let (request_by_slot, slot_by_request) = (vec![0; count], vec![0; count]);
         let answered = shared.load_u32(RSP_PROD).ok_or(Broken::OutOfBounds)?;
         let (next, seen, notified_at) = (answered, answered, answered);
-        let (first_notification, closed, entry) = (!injected(InjectedBug::NoInitialNotification), false, Entry::default());
-        let mut ring =
-            Ring { shared, layout, slots, next, seen, answered, phase: 0, notified_at, first_notification, closed, request_by_slot, slot_by_request, entry };
+        let (first_notification, closed, entry) =
+            (!injected(InjectedBug::NoInitialNotification), false, Entry::default());
+        let mut ring = Ring {
+            shared,
+            layout,
+            slots,
+            next,
+            seen,
+            answered,
+            phase: 0,
+            notified_at,
+            first_notification,
+            closed,
+            request_by_slot,
+            slot_by_request,
+            entry,
+        };
         if !injected(InjectedBug::IntentNotCompleted) {
             ring.complete_intent()?;
         }

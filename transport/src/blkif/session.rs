@@ -13,17 +13,17 @@ use disk::{Geometry, Request, Status};
 use memory::Buffer;
 use xen::{Granted, Grants, Port, Store, StoreError};
 
+use super::attach_error::AttachError;
 use super::data::{Data, TransferMode};
 use super::device::{Device, Limits};
 use super::event::{Event, Log};
 use super::kill_point::{InjectedBug, injected};
-use super::node::{self, FrontendPhase, Features, DeviceNodes, Offer, RingKeys, Rings, KeysError};
-use super::attach_error::AttachError;
+use super::node::{self, DeviceNodes, Features, FrontendPhase, KeysError, Offer, RingKeys, Rings};
 use super::queue::Queue;
 use super::retry::RetryBudget;
 use super::ring::Ring;
-use super::state::{HandshakeState, XenbusState, HandshakeAction};
-use super::{Config, GrantsPolicy, XenHandles, OnStop};
+use super::state::{HandshakeAction, HandshakeState, XenbusState};
+use super::{Config, GrantsPolicy, OnStop, XenHandles};
 use crate::MemoryChange;
 use crate::log::with_causes;
 
@@ -177,13 +177,18 @@ impl Session {
         let perform_action = handshake.next();
         match perform_action {
             HandshakeAction::Wait => {
-                self.ended = !handshake.online && !handshake.connected && matches!(handshake.ours, Some(XenbusState::Closed));
+                self.ended =
+                    !handshake.online && !handshake.connected && matches!(handshake.ours, Some(XenbusState::Closed));
                 self.ended |= handshake.ours.is_none();
                 return Ok(false);
             }
-            HandshakeAction::Announce | HandshakeAction::Connect { .. } if self.closing != CloseRequest::No => return Ok(false),
+            HandshakeAction::Announce | HandshakeAction::Connect { .. } if self.closing != CloseRequest::No => {
+                return Ok(false);
+            }
             HandshakeAction::Announce => self.announce(xen, &handshake, log)?,
-            HandshakeAction::Connect { .. } if self.attach_failure.is_some() && xen.retry.is_armed() => return Ok(false),
+            HandshakeAction::Connect { .. } if self.attach_failure.is_some() && xen.retry.is_armed() => {
+                return Ok(false);
+            }
             HandshakeAction::Connect { write_state } => match self.connect(xen, &handshake, write_state, log) {
                 Ok(true) => {
                     xen.retry.succeeded();
@@ -213,7 +218,9 @@ impl Session {
         if handshake.ours == Some(XenbusState::InitWait) {
             phase = FrontendPhase::Running;
             match self.nodes.announced_features(&mut *xen.store) {
-                Ok(before) => offer.features = before.map_or(offer.features, |before| offer.features.merged_with(before)),
+                Ok(before) => {
+                    offer.features = before.map_or(offer.features, |before| offer.features.merged_with(before))
+                }
                 Err(KeysError::Store(error)) => return Err(error),
                 // If those cannot be served, ours are offered.
                 Err(_) => {}
@@ -265,7 +272,8 @@ impl Session {
         let online = self.nodes.is_online(store)?;
         let connected = self.device.is_some();
         self.seen_connected |= connected && theirs == Some(XenbusState::Connected);
-        let inherited = *self.inherited.get_or_insert(matches!(ours, Some(XenbusState::Connected | XenbusState::Closing)));
+        let inherited =
+            *self.inherited.get_or_insert(matches!(ours, Some(XenbusState::Connected | XenbusState::Closing)));
         let inherited = inherited && !injected(InjectedBug::ClosedUnanswered);
         if ours.is_none() || matches!(theirs, None | Some(XenbusState::Initialising | XenbusState::InitWait)) {
             // The front end whose rings they were is gone.
@@ -326,7 +334,13 @@ impl Session {
     }
 
     /// Returns `false` if our node has changed meanwhile.
-    fn connect(&mut self, xen: &mut XenHandles, handshake: &HandshakeState, write_state: bool, log: &mut Log) -> Result<bool, AttachError> {
+    fn connect(
+        &mut self,
+        xen: &mut XenHandles,
+        handshake: &HandshakeState,
+        write_state: bool,
+        log: &mut Log,
+    ) -> Result<bool, AttachError> {
         let offer = self.announced_features(handshake, &mut *xen.store)?;
         let rings = self.nodes.rings(&mut *xen.store, &offer.features).map_err(AttachError::Keys)?;
         let pages = rings.queues.first().map_or(0, |ring| ring.pages.len());
@@ -344,7 +358,8 @@ impl Session {
             return said;
         }
         let (transfer_mode, grants) = self.transfer_mode(&rings);
-        let taken_over = handshake.ours == Some(XenbusState::Connected) && handshake.theirs == Some(XenbusState::Connected);
+        let taken_over =
+            handshake.ours == Some(XenbusState::Connected) && handshake.theirs == Some(XenbusState::Connected);
         log.record(Event::Connected { queues: queues.len(), pages, grants, taken_over });
         self.epoch = self.epoch.wrapping_add(1);
         let data = Data::new(self.config.domain, transfer_mode, self.staging.clone());

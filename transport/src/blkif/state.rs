@@ -127,12 +127,18 @@ pub enum HandshakeAction {
 impl HandshakeState {
     /// The next action. Each brings the device closer to rest.
     pub fn next(&self) -> HandshakeAction {
-        let Some(ours) = self.ours else { return self.after_responses("the backend node is gone", HandshakeAction::Wait) };
+        let Some(ours) = self.ours else {
+            return self.after_responses("the backend node is gone", HandshakeAction::Wait);
+        };
         let Some(theirs) = self.theirs else { return self.on_closed(ours, "the front end's node is gone") };
         match theirs {
-            XenbusState::Initialising | XenbusState::InitWait => self.after_disconnect("the front end restarts", self.on_initialising(ours)),
+            XenbusState::Initialising | XenbusState::InitWait => {
+                self.after_disconnect("the front end restarts", self.on_initialising(ours))
+            }
             // Whatever its state is now, it has closed.
-            _ if self.connected && self.finishing => self.after_responses("the front end has closed", HandshakeAction::Wait),
+            _ if self.connected && self.finishing => {
+                self.after_responses("the front end has closed", HandshakeAction::Wait)
+            }
             XenbusState::Initialised | XenbusState::Connected => self.on_initialised(ours, theirs),
             XenbusState::Closing | XenbusState::Closed if self.has_inherited_requests(ours) => match self.draining {
                 true => HandshakeAction::Wait,
@@ -149,7 +155,10 @@ impl HandshakeState {
 
     /// Whether an earlier process may have left requests of a closing front end unanswered: its driver waits for them.
     fn has_inherited_requests(&self, ours: XenbusState) -> bool {
-        self.inherited && !self.connected && !self.refused && matches!(ours, XenbusState::Connected | XenbusState::Closing)
+        self.inherited
+            && !self.connected
+            && !self.refused
+            && matches!(ours, XenbusState::Connected | XenbusState::Closing)
     }
 
     /// First releases the rings, and waits for requests in flight; then `action`.
@@ -183,7 +192,11 @@ impl HandshakeState {
         if self.connected {
             // A front end that was connected and is only initialised has restarted, faster than we looked.
             let restarted = self.seen_connected && theirs == XenbusState::Initialised;
-            return if restarted { HandshakeAction::Disconnect("the front end restarts") } else { HandshakeAction::Wait };
+            return if restarted {
+                HandshakeAction::Disconnect("the front end restarts")
+            } else {
+                HandshakeAction::Wait
+            };
         }
         let leaving = !self.online && matches!(ours, XenbusState::Closing | XenbusState::Closed);
         match ours {
@@ -196,7 +209,11 @@ impl HandshakeState {
     }
 
     fn on_closed(&self, ours: XenbusState, why: &'static str) -> HandshakeAction {
-        let action = if ours == XenbusState::Closed { HandshakeAction::Wait } else { HandshakeAction::WriteState(XenbusState::Closed) };
+        let action = if ours == XenbusState::Closed {
+            HandshakeAction::Wait
+        } else {
+            HandshakeAction::WriteState(XenbusState::Closed)
+        };
         self.after_responses(why, action)
     }
 }
@@ -243,7 +260,8 @@ mod test {
                 }
                 HandshakeAction::Finish => (seen.finishing, seen.unanswered) = (true, false),
                 HandshakeAction::Disconnect(_) => {
-                    (seen.connected, seen.seen_connected, seen.announced, seen.finishing) = (false, false, false, false);
+                    (seen.connected, seen.seen_connected, seen.announced, seen.finishing) =
+                        (false, false, false, false);
                 }
                 HandshakeAction::WriteState(state) => seen.ours = Some(state),
             }
@@ -303,7 +321,10 @@ mod test {
                 let (end, steps) = run_to_rest(seen);
                 assert!(steps <= 4, "{seen:?} takes {steps} steps");
                 assert!(!end.connected || connected || !(refused || draining), "{seen:?}");
-                let gone = matches!(theirs, None | Some(XenbusState::Closed | XenbusState::Initialising | XenbusState::InitWait));
+                let gone = matches!(
+                    theirs,
+                    None | Some(XenbusState::Closed | XenbusState::Initialising | XenbusState::InitWait)
+                );
                 assert!(!end.connected || !gone, "{seen:?} stays connected");
                 count += 1;
             }
@@ -324,7 +345,10 @@ mod test {
         let used = HandshakeState { connected: true, unanswered: true, ours: Some(XenbusState::Connected), ..NEW };
         for theirs in [Some(XenbusState::Closed), None] {
             assert_eq!(HandshakeState { theirs, ..used }.next(), HandshakeAction::Finish);
-            assert!(matches!(HandshakeState { theirs, unanswered: false, ..used }.next(), HandshakeAction::Disconnect(_)));
+            assert!(matches!(
+                HandshakeState { theirs, unanswered: false, ..used }.next(),
+                HandshakeAction::Disconnect(_)
+            ));
         }
         assert_eq!(HandshakeState { ours: None, ..used }.next(), HandshakeAction::Finish);
         assert!(matches!(used.next(), HandshakeAction::Disconnect(_)), "it restarts");
@@ -341,14 +365,20 @@ mod test {
                 assert_eq!(run_to_rest(seen).0.ours, Some(theirs));
                 assert!(!matches!(HandshakeState { inherited: false, ..seen }.next(), HandshakeAction::Connect { .. }));
             }
-            let on_closed = HandshakeState { ours: Some(XenbusState::Closed), theirs: Some(theirs), inherited: true, ..NEW };
+            let on_closed =
+                HandshakeState { ours: Some(XenbusState::Closed), theirs: Some(theirs), inherited: true, ..NEW };
             assert_eq!(on_closed.next(), HandshakeAction::Wait, "a process that wrote Closed has answered everything");
         }
     }
 
     #[test]
     fn a_front_end_that_goes_from_connected_to_initialised_has_restarted() {
-        let seen = HandshakeState { theirs: Some(XenbusState::Initialised), connected: true, ours: Some(XenbusState::Connected), ..NEW };
+        let seen = HandshakeState {
+            theirs: Some(XenbusState::Initialised),
+            connected: true,
+            ours: Some(XenbusState::Connected),
+            ..NEW
+        };
         assert_eq!(seen.next(), HandshakeAction::Wait);
         assert!(matches!(HandshakeState { seen_connected: true, ..seen }.next(), HandshakeAction::Disconnect(_)));
     }

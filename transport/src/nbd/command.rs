@@ -222,7 +222,10 @@ mod test {
     fn a_cache_command_looks_up_extents_and_does_not_send_them() {
         let simple = Negotiated::default();
         let verdict = validate_on(&GEOMETRY, simple, wire::CMD_CACHE, 0, 1, 700);
-        assert!(matches!(verdict, Verdict::Serve(DiskRequest { operation: Operation::Extents { .. }, discard_result: true, .. })));
+        assert!(matches!(
+            verdict,
+            Verdict::Serve(DiskRequest { operation: Operation::Extents { .. }, discard_result: true, .. })
+        ));
         assert_eq!(errno(validate_with(wire::CMD_CACHE, 0, GEOMETRY.len, 1)), Some(Errno::Invalid));
     }
 
@@ -237,7 +240,10 @@ mod test {
     fn a_command_that_was_not_negotiated_is_invalid() {
         let simple = Negotiated::default();
         assert_eq!(errno(validate_on(&GEOMETRY, simple, wire::CMD_BLOCK_STATUS, 0, 0, 512)), Some(Errno::Invalid));
-        assert_eq!(errno(validate_on(&GEOMETRY, simple, wire::CMD_READ, wire::CMD_FLAG_DF, 0, 512)), Some(Errno::Invalid));
+        assert_eq!(
+            errno(validate_on(&GEOMETRY, simple, wire::CMD_READ, wire::CMD_FLAG_DF, 0, 512)),
+            Some(Errno::Invalid)
+        );
         assert_eq!(errno(validate_with(wire::CMD_WRITE, wire::CMD_FLAG_NO_HOLE, 0, 512)), Some(Errno::Invalid));
         assert_eq!(errno(validate_with(77, 0, 0, 0)), Some(Errno::Invalid));
         assert_eq!(errno(validate_with(wire::CMD_READ, wire::CMD_FLAG_FAST_ZERO, 0, 512)), Some(Errno::Invalid));

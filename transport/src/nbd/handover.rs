@@ -149,10 +149,14 @@ impl ClientState {
         let client = ClientFlags { fixed: self.has(FIXED), no_zeroes: self.has(NO_ZEROES) };
         let client = (self.phase == NEGOTIATING).then_some(client);
         match self.phase {
-            GREETED | NEGOTIATING => {
-                Some(Phase::Negotiating(Handshake { client, options: self.options, negotiated: self.restored_options() }))
+            GREETED | NEGOTIATING => Some(Phase::Negotiating(Handshake {
+                client,
+                options: self.options,
+                negotiated: self.restored_options(),
+            })),
+            SERVING => {
+                Some(Phase::Serving(Transmission::resumed(self.restored_options(), prefix, self.receiving(written)?)))
             }
-            SERVING => Some(Phase::Serving(Transmission::resumed(self.restored_options(), prefix, self.receiving(written)?))),
             _ => None,
         }
     }
@@ -168,7 +172,8 @@ impl ClientState {
         memory.slice(0, written.len()).copy_from(written);
         let operation = Operation::Write { durable: self.has(DURABLE) };
         let span = Span { at: self.write_at, len: u64::from(self.write_len) };
-        let request = DiskRequest { operation, span, flush_after: false, one_extent: false, fast: false, discard_result: false };
+        let request =
+            DiskRequest { operation, span, flush_after: false, one_extent: false, fast: false, discard_result: false };
         Some(Receiving::Data { cookie: self.cookie, request, memory, filled: written.len() })
     }
 }
@@ -176,7 +181,8 @@ impl ClientState {
 /// Restores a client; `prefix` computes the upper bits of its tokens from its number.
 pub(super) fn restore(parcel: Parcel, prefix: impl FnOnce(u32) -> u64) -> Result<Connection, HandoverError> {
     let refused = || HandoverError::Refused("the state of a client has an unknown format".into());
-    let save = ClientState::read_from_bytes(&parcel.bytes).ok().filter(|save| save.version == VERSION).ok_or_else(refused)?;
+    let save =
+        ClientState::read_from_bytes(&parcel.bytes).ok().filter(|save| save.version == VERSION).ok_or_else(refused)?;
     let [socket, file] = <[OwnedFd; 2]>::try_from(parcel.descriptors).map_err(|_| refused())?;
     let limits = [(save.outgoing, OUTGOING_MAX), (save.unread, UNREAD_MAX), (save.written, u64::from(REQUEST_MAX))];
     if limits.iter().any(|(len, max)| len > max) {

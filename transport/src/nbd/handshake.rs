@@ -6,7 +6,7 @@
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::error::ProtocolError;
-use super::export::{Negotiated, Export, REQUEST_MAX};
+use super::export::{Export, Negotiated, REQUEST_MAX};
 use super::option::{ContextQuery, ExportQuery, Malformed};
 use super::wire::{self, OptionHeader};
 
@@ -144,7 +144,8 @@ impl Handshake {
         if !export.has_name(name) {
             return Err(ProtocolError::UnknownExport);
         }
-        let header = wire::ExportNameReply { size: export.geometry.len.into(), flags: export.flags(self.negotiated).into() };
+        let header =
+            wire::ExportNameReply { size: export.geometry.len.into(), flags: export.flags(self.negotiated).into() };
         out.extend_from_slice(header.as_bytes());
         if !client.no_zeroes {
             out.extend_from_slice(&[0; wire::EXPORT_NAME_ZEROES]);

@@ -11,8 +11,8 @@ use memory::Segments;
 use super::error::ProtocolError;
 use super::export::Export;
 use super::handshake::{self, Handshake, Progress};
-use super::outgoing::Outgoing;
 use super::memory_quota::MemoryQuota;
+use super::outgoing::Outgoing;
 use super::transmission::{InputProgress, Transmission};
 
 /// The result of processing received bytes.

@@ -13,9 +13,9 @@ use zerocopy::FromBytes;
 use super::command::{DiskRequest, ErrorReply, Verdict, validate};
 use super::error::ProtocolError;
 use super::export::{Negotiated, REQUEST_MAX};
+use super::memory_quota::MemoryQuota;
 use super::outgoing::Outgoing;
 use super::reply;
-use super::memory_quota::MemoryQuota;
 use super::wire::{self, Errno, RequestHeader};
 
 /// Maximum requests of one connection in progress. QEMU has 16 in flight, libnbd's tools 64.
@@ -263,7 +263,9 @@ impl Transmission {
             return self.flush_before_reply(pending, outgoing, follow);
         }
         match (error_reply(&pending, status), request.operation()) {
-            (Some(error_reply), _) => outgoing.push(reply::error(self.negotiated, pending.cookie, error_reply), Segments::empty()),
+            (Some(error_reply), _) => {
+                outgoing.push(reply::error(self.negotiated, pending.cookie, error_reply), Segments::empty())
+            }
             (None, Operation::Read) => {
                 let head = reply::data(self.negotiated, pending.cookie, request.asked());
                 outgoing.push(head, request.asked_memory());
@@ -298,7 +300,8 @@ impl Transmission {
         debug_assert!(pending.is_some(), "a completion of an unknown request: {:?}", request.token());
         if pending.is_some() {
             self.in_flight = self.in_flight.saturating_sub(1);
-            self.held = self.held.saturating_sub(pending.map_or(0, |pending| memory_of(Verdict::Serve(pending.request))));
+            self.held =
+                self.held.saturating_sub(pending.map_or(0, |pending| memory_of(Verdict::Serve(pending.request))));
         }
         pending
     }

@@ -4,7 +4,7 @@ use memory::Shared;
 use xen::fake::{Access, Guest, Host, Page};
 use xen::{GrantRef, Port};
 
-use super::entry::{Response, Entry, Rings, parse_response};
+use super::entry::{Entry, Response, Rings, parse_response};
 use super::{BACKEND, DOMAIN, FRONTEND, TestBackend, get, set};
 
 /// One ring.

@@ -3,10 +3,10 @@
 use std::time::Instant;
 
 use crate::OKAY;
-use crate::fixture::Fixture;
 use crate::data::{describe, whole};
-use crate::entry::{Abi, READ, Rings, WRITE, indirect, transfer};
 use crate::disk_process::grants_in_use;
+use crate::entry::{Abi, READ, Rings, WRITE, indirect, transfer};
+use crate::fixture::Fixture;
 
 /// KiB by which a process may have grown after serving all kinds of front ends, and no more with each cycle.
 const GROWN: u64 = 512;

@@ -14,11 +14,11 @@ use std::time::Duration;
 
 use xen::kernel::GrantedPages;
 
-use crate::fixture::PERSISTENT;
 use crate::data::{fill, get};
-use crate::entry::{READ, WRITE, transfer};
-use crate::front::Front;
 use crate::disk_process::DiskProcess;
+use crate::entry::{READ, WRITE, transfer};
+use crate::fixture::PERSISTENT;
+use crate::front::Front;
 use crate::{ERROR, OKAY};
 
 const FLUSH: u8 = 3;

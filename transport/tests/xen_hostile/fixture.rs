@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 
 use xen::kernel::GrantedPages;
 
+use crate::disk_process::{DiskProcess, Holdings};
 use crate::entry::{Abi, READ, Rings, WRITE, transfer};
 use crate::front::Front;
 use crate::image::{self, Image};
-use crate::disk_process::{Holdings, DiskProcess};
 use crate::{OKAY, POLICIES};
 
 /// xvda, on the first RAM disk, and xvdb, on the second.

@@ -7,12 +7,12 @@ use std::time::Instant;
 
 use memory::Shared;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use xen::xenstored::XenstoredClient;
 use xen::kernel::{Evtchn, Gntalloc, GrantedPages};
+use xen::xenstored::XenstoredClient;
 use xen::{DomId, EventChannels, GrantRef, Port, Store, StoreError};
 
-use crate::entry::{Entry, Response, Rings, parse_response};
 use crate::disk_process::TIMEOUT;
+use crate::entry::{Entry, Response, Rings, parse_response};
 
 /// dom0, which is both ends.
 pub const OURS: DomId = DomId(0);
@@ -207,7 +207,10 @@ impl Front {
         let (abi, slots) = (self.made.abi, self.slots);
         let ring = &mut self.rings[queue];
         let to = ring.shared.load_u32(8).unwrap();
-        assert!(to.wrapping_sub(ring.read) <= ring.submitted.wrapping_sub(ring.read), "more responses than requests: {to}");
+        assert!(
+            to.wrapping_sub(ring.read) <= ring.submitted.wrapping_sub(ring.read),
+            "more responses than requests: {to}"
+        );
         let mut answers = Vec::new();
         while ring.read != to {
             let at = abi.offset(slots, ring.read);

@@ -2,9 +2,9 @@
 
 use xen::{DomId, GrantRef};
 
-use crate::fixture::{Fixture, PERSISTENT, one_page};
 use crate::data::{describe, fill, whole};
 use crate::entry::{READ, Rings, WRITE, indirect, transfer};
+use crate::fixture::{Fixture, PERSISTENT, one_page};
 use crate::front::OURS;
 use crate::{ERROR, OKAY};
 

@@ -3,9 +3,9 @@
 use std::time::Instant;
 
 use crate::OKAY;
-use crate::fixture::{Fixture, PERSISTENT, one_page};
-use crate::entry::{READ, Rings, transfer};
 use crate::disk_process::TIMEOUT;
+use crate::entry::{READ, Rings, transfer};
+use crate::fixture::{Fixture, PERSISTENT, one_page};
 
 /// Pseudorandom numbers with a fixed seed.
 struct Random(u64);

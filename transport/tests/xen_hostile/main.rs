@@ -16,17 +16,17 @@
 #[path = "../blkif_mock/entry.rs"]
 mod entry;
 
-mod fixture;
 mod cycles;
 mod data;
 mod deaths;
+mod disk_process;
+mod fixture;
 mod front;
 mod grants;
 mod handshake;
 mod image;
 mod pressure;
 mod requests;
-mod disk_process;
 
 const OKAY: i16 = 0;
 const ERROR: i16 = -1;

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 use memory::Shared;
 use xen::GrantRef;
 
-use crate::fixture::{Fixture, Bystander, PERSISTENT, one_page};
 use crate::data::{describe, fill};
-use crate::entry::{READ, Rings, WRITE, indirect, transfer};
-use crate::image::SECTORS;
 use crate::disk_process::{TIMEOUT, Used};
+use crate::entry::{READ, Rings, WRITE, indirect, transfer};
+use crate::fixture::{Bystander, Fixture, PERSISTENT, one_page};
+use crate::image::SECTORS;
 use crate::{ERROR, OKAY, UNSUPPORTED};
 
 /// How long each load lasts.

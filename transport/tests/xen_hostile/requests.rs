@@ -1,8 +1,8 @@
 //! Valid requests in every layout, and invalid ones.
 
-use crate::fixture::{Fixture, PERSISTENT, one_page};
 use crate::data::{describe, fill, get, put, whole};
 use crate::entry::{Abi, INDIRECT, READ, Rings, WRITE, discard, indirect, transfer};
+use crate::fixture::{Fixture, PERSISTENT, one_page};
 use crate::image::{self, SECTORS, sectors};
 use crate::{ERROR, OKAY, UNSUPPORTED};
 

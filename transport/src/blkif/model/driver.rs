@@ -87,7 +87,20 @@ impl Driver {
         let (phase, left, disk) = (Phase::Begins, REQUESTS, [0; REGIONS]);
         let (persistent, indirect, submitted, free, next_byte) = (false, false, BTreeMap::new(), Vec::new(), 1);
         let (random, kernels) = (Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1), kernels.to_vec());
-        Driver { front, random, kernels, phase, persistent, indirect, submitted, left, disk, free, next_byte, wrong: None }
+        Driver {
+            front,
+            random,
+            kernels,
+            phase,
+            persistent,
+            indirect,
+            submitted,
+            left,
+            disk,
+            free,
+            next_byte,
+            wrong: None,
+        }
     }
 
     pub fn has_ended(&self) -> bool {
@@ -118,7 +131,9 @@ impl Driver {
         match (self.phase, says.as_str()) {
             (Phase::Begins, "2") => self.initialise(),
             (Phase::Initialised, "4") => self.connect(),
-            (Phase::Initialised | Phase::Connected, "5" | "6") => self.wrong(format!("it writes state {says} while the front end uses it")),
+            (Phase::Initialised | Phase::Connected, "5" | "6") => {
+                self.wrong(format!("it writes state {says} while the front end uses it"))
+            }
             (Phase::Connected, _) if self.left == 0 => {
                 // Some requests are in flight while it closes.
                 self.front.write_state(5);
@@ -196,7 +211,11 @@ impl Driver {
                 }
             }
         }
-        while self.phase == Phase::Connected && self.left > 0 && self.submitted.len() < DEPTH && self.random.below(3) > 0 {
+        while self.phase == Phase::Connected
+            && self.left > 0
+            && self.submitted.len() < DEPTH
+            && self.random.below(3) > 0
+        {
             self.submit();
         }
     }
@@ -206,7 +225,9 @@ impl Driver {
             return self.wrong(format!("a response to {which:?}, which is unknown or already answered"));
         };
         if (asked, 0) != (operation, status) {
-            self.wrong(format!("{which:?}, operation {asked}, is answered with status {status} for operation {operation}"));
+            self.wrong(format!(
+                "{which:?}, operation {asked}, is answered with status {status} for operation {operation}"
+            ));
         }
         match asked {
             READ => {

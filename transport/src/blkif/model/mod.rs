@@ -21,8 +21,8 @@ use xen::fake::{Counts, Host};
 use super::kill_point::{self, InjectedBug, KillPoint};
 use super::{Config, GrantsPolicy, OnStop, RETRY};
 use crate::Server as _;
-use blkif_mock::{Abi, Front, TestBackend, Rings, attach, config};
-use driver::{Random, Driver};
+use blkif_mock::{Abi, Front, Rings, TestBackend, attach, config};
+use driver::{Driver, Random};
 
 /// The panic payload of a killed process.
 struct Killed;
@@ -80,7 +80,10 @@ fn scenarios() -> Vec<Scenario> {
         Scenario { processes: [much(copy), little(auto)], kernels: vec![rings(wide, 2, 1, true)] },
         Scenario { processes: [much(auto), little(copy)], kernels: vec![rings(narrow, 2, 0, true)] },
         Scenario { processes: [little(auto), much(auto)], kernels: vec![one, rings(wide, 2, 1, false)] },
-        Scenario { processes: [much(copy), much(auto)], kernels: vec![rings(wide, 2, 1, true), rings(wide, 1, 0, false)] },
+        Scenario {
+            processes: [much(copy), much(auto)],
+            kernels: vec![rings(wide, 2, 1, true), rings(wide, 1, 0, false)],
+        },
         Scenario { processes: [little(map), little(copy)], kernels: vec![one] },
     ]
 }
@@ -272,7 +275,8 @@ fn every_injected_bug_is_detected() {
         InjectedBug::NotificationLost,
     ] {
         kill_point::inject(Some(bug));
-        let plain = |scenario: &Scenario, seed| planned(scenario, &Plan { seed: seed + 1, ..Plan::default() }).map(|_| 1);
+        let plain =
+            |scenario: &Scenario, seed| planned(scenario, &Plan { seed: seed + 1, ..Plan::default() }).map(|_| 1);
         let every = |scenario: &Scenario, seed| Ok(killed(scenario, seed + 1, 1)? + failed(scenario, seed + 1, 97)?);
         let found = explore(plain).and_then(|_| explore(every));
         kill_point::inject(None);

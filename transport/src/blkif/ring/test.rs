@@ -188,7 +188,8 @@ fn a_process_killed_while_responding_in_order_loses_nothing() {
             ring.respond(number, response(100 + u64::from(number))).unwrap();
             let answer = layout.offset_of(number.into())..layout.offset_of(number.into()) + 16;
             // Only the first one stores the phase.
-            let stores = [vec![STEP], words(INTENT_ID..INTENT_ID + 16), vec![ABOUT], words(answer), vec![COUNT]].concat();
+            let stores =
+                [vec![STEP], words(INTENT_ID..INTENT_ID + 16), vec![ABOUT], words(answer), vec![COUNT]].concat();
             for (store, image) in left_behind(before, again(&theirs), &stores).into_iter().enumerate() {
                 assert_nothing_is_lost(image, layout, 100..103, &format!("{number}, killed after store {store}"));
             }

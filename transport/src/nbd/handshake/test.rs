@@ -74,7 +74,10 @@ fn context_query(contexts: &[&[u8]]) -> Vec<u8> {
 fn go_returns_size_flags_and_block_sizes() {
     let mut handshake = fixed();
     let (progress, replies) = ask(&mut handshake, wire::OPT_GO, &export_query(b"vdi", &[]));
-    assert!(matches!(progress, Progress::Negotiated(_, Negotiated { structured: false, allocation: false, depth: false })));
+    assert!(matches!(
+        progress,
+        Progress::Negotiated(_, Negotiated { structured: false, allocation: false, depth: false })
+    ));
     assert_eq!(kinds(&replies), [wire::REP_INFO, wire::REP_INFO, wire::REP_ACK]);
     assert_eq!(replies[0].1[2..10], (1u64 << 30).to_be_bytes());
     // It has not asked for block sizes, and may request single bytes.
@@ -135,7 +138,10 @@ fn allocation_requires_structured_replies() {
         ask(&mut handshake, wire::OPT_SET_META_CONTEXT, &context_query(&[b"x:y", ALLOCATION.0.as_bytes()]));
     assert_eq!(kinds(&replies), [wire::REP_META_CONTEXT, wire::REP_ACK]);
     let (progress, _) = ask(&mut handshake, wire::OPT_GO, &export_query(b"", &[]));
-    assert!(matches!(progress, Progress::Negotiated(_, Negotiated { structured: true, allocation: true, depth: false })));
+    assert!(matches!(
+        progress,
+        Progress::Negotiated(_, Negotiated { structured: true, allocation: true, depth: false })
+    ));
 }
 
 #[test]
@@ -170,7 +176,10 @@ fn setting_contexts_again_replaces_them_even_when_it_fails() {
     ask(&mut handshake, wire::OPT_SET_META_CONTEXT, &context_query(&[ALLOCATION.0.as_bytes()]));
     ask(&mut handshake, wire::OPT_SET_META_CONTEXT, b"nonsense");
     let (progress, _) = ask(&mut handshake, wire::OPT_GO, &export_query(b"", &[]));
-    assert!(matches!(progress, Progress::Negotiated(_, Negotiated { structured: true, allocation: false, depth: false })));
+    assert!(matches!(
+        progress,
+        Progress::Negotiated(_, Negotiated { structured: true, allocation: false, depth: false })
+    ));
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use disk::{Extent, ExtentKind, Geometry, Operation, Request, Status};
-use transport::nbd::{Export, Next, ProtocolError, Room, Session};
+use transport::nbd::{Export, MemoryQuota, Next, ProtocolError, Session};
 
 const GEOMETRY: Geometry =
     Geometry { len: 1 << 20, block: 512, physical_block: 4096, discard: 4096, chs: None, read_only: false };
@@ -58,7 +58,7 @@ fn negotiate(input: &[u8], cut: usize) -> Outcome {
         unread.extend_from_slice(piece);
         // One message at a time: what follows the negotiation is not looked at here.
         while session.is_negotiating() {
-            let received = match session.receive(&unread, &export, &GEOMETRY, Room::default(), &mut requests) {
+            let received = match session.receive(&unread, &export, &GEOMETRY, MemoryQuota::default(), &mut requests) {
                 Ok(received) => received,
                 // A broken request behind the negotiation, in the same piece.
                 Err(_) if !session.is_negotiating() => {
@@ -122,7 +122,7 @@ fn negotiate_deaf(input: &[u8]) {
     let export = export(GEOMETRY);
     let mut session = Session::new(0);
     let mut requests = VecDeque::new();
-    let received = session.receive(input, &export, &GEOMETRY, Room::default(), &mut requests);
+    let received = session.receive(input, &export, &GEOMETRY, MemoryQuota::default(), &mut requests);
     if session.is_negotiating() {
         assert!(session.outgoing().held() <= 128 << 10);
     }
@@ -254,7 +254,7 @@ impl Peer {
         loop {
             let geometry = self.export.geometry;
             let received =
-                self.session.receive(&self.unread, &self.export, &geometry, Room::default(), &mut self.requests);
+                self.session.receive(&self.unread, &self.export, &geometry, MemoryQuota::default(), &mut self.requests);
             assert!(self.session.in_flight() <= 128 && self.session.held() <= 65 << 20);
             let Ok(received) = received else {
                 self.ended = true;
@@ -263,14 +263,17 @@ impl Peer {
             self.unread.drain(..received.used);
             match received.next {
                 Next::Receive => return,
-                Next::Farewell => {
+                Next::Disconnect => {
                     self.ended = true;
                     return;
                 }
                 Next::Stall => {
                     self.answer_all();
                     self.read_replies();
-                    assert!(self.session.has_room(Room::default()), "nothing is under way and still it stalls");
+                    assert!(
+                        self.session.has_memory(MemoryQuota::default()),
+                        "nothing is under way and still it stalls"
+                    );
                 }
             }
         }

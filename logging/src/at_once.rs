@@ -1,8 +1,8 @@
-//! One write that does not wait for a reader.
+//! A single non-blocking write.
 //!
-//! It knows nothing of lines. Standard error is often shared: with a shell, with other programs, with our own standard
-//! output. So O_NONBLOCK, which all who share a descriptor would get, is never set; each call says for itself that it
-//! does not wait.
+//! It knows nothing about lines. Standard error is often shared: with a shell, with other programs, with our own
+//! standard output. So O_NONBLOCK, which would apply to everyone who shares the description, is never set; each call
+//! requests non-blocking behaviour by itself.
 
 use std::io::{self, IoSlice};
 use std::os::fd::AsFd;
@@ -12,32 +12,32 @@ use rustix::fs::{FileType, fstat};
 use rustix::io::{Errno, ReadWriteFlags, pwritev2};
 use rustix::net::{SendFlags, send};
 
-/// PIPE_BUF: what a pipe takes as a whole or not at all (pipe(7)), and what there is room for when it says that there
-/// is some.
+/// PIPE_BUF: what a pipe accepts either completely or not at all (pipe(7)), and the minimum space when it reports that
+/// there is some.
 const CHUNK: usize = 4096;
 
-/// Behind the last byte: where it is written does not matter (pwritev2(2): −1 is the place of the descriptor).
+/// At the current position: pwritev2(2) takes −1 as the offset of the descriptor.
 const HERE: u64 = u64::MAX;
 
-/// Writes some of `bytes`, or fails with [`io::ErrorKind::WouldBlock`] where it would have to wait for a reader.
+/// Writes part of `bytes`, or fails with [`io::ErrorKind::WouldBlock`] if it would have to wait for a reader.
 pub fn write(to: impl AsFd, bytes: &[u8]) -> io::Result<usize> {
     let to = to.as_fd();
     let bytes = bytes.get(..CHUNK).unwrap_or(bytes);
     let written = match FileType::from_raw_mode(fstat(to)?.st_mode) {
         FileType::Socket => send(to, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL),
         FileType::Fifo => match pwritev2(to, &[IoSlice::new(bytes)], HERE, ReadWriteFlags::NOWAIT) {
-            // Pipes know that since Linux 6.5.
+            // Pipes support that since Linux 6.5.
             Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL | Errno::PERM) => write_if_ready(to, bytes),
             written => written,
         },
         FileType::CharacterDevice => write_if_ready(to, bytes),
-        // What is no pipe, terminal or socket has no reader who could be waited for.
+        // Anything other than a pipe, terminal or socket has no reader to wait for.
         _ => rustix::io::write(to, bytes),
     };
     Ok(written?)
 }
 
-/// Between the question and the write another writer may take the room that there was; then this waits after all.
+/// Between the poll and the write another writer may use up the space; then this blocks after all.
 fn write_if_ready(to: impl AsFd, bytes: &[u8]) -> Result<usize, Errno> {
     let mut asked = [PollFd::new(&to, PollFlags::OUT)];
     match poll(&mut asked, Some(&Timespec::default())) {
@@ -72,12 +72,12 @@ mod test {
                     return filled;
                 }
             }
-            assert!(filled < 64 << 20, "it has no end");
+            assert!(filled < 64 << 20, "the pipe never fills up");
         }
     }
 
     #[test]
-    fn a_pipe_that_nobody_reads_takes_what_it_holds_and_nobody_waits() {
+    fn writing_to_an_unread_pipe_fills_it_and_never_blocks() {
         let (mut reader, writer) = pipe();
         let filled = fill(&writer, |to, bytes| write(to.as_fd(), bytes));
         assert!(filled >= CHUNK);
@@ -88,19 +88,19 @@ mod test {
     }
 
     #[test]
-    fn the_same_on_a_kernel_that_must_be_asked_before() {
+    fn an_unread_pipe_never_blocks_on_kernels_that_need_a_poll_first() {
         let (_reader, writer) = pipe();
         assert!(fill(&writer, |to, bytes| Ok(write_if_ready(to.as_fd(), bytes)?)) >= CHUNK);
     }
 
     #[test]
-    fn a_socket_that_nobody_reads_takes_what_it_holds_and_nobody_waits() {
+    fn writing_to_an_unread_socket_fills_it_and_never_blocks() {
         let (_reader, writer) = UnixStream::pair().unwrap();
         assert!(fill(&writer, |to, bytes| write(to.as_fd(), bytes)) > 0);
     }
 
     #[test]
-    fn a_reader_that_has_gone_and_a_device_that_is_full_are_errors() {
+    fn a_closed_pipe_and_a_full_device_are_errors() {
         let (reader, writer) = pipe();
         drop(reader);
         assert_eq!(write(&writer, b"x").unwrap_err().kind(), io::ErrorKind::BrokenPipe);
@@ -109,7 +109,7 @@ mod test {
     }
 
     #[test]
-    fn others_who_share_the_pipe_still_wait() {
+    fn other_users_of_the_pipe_still_block() {
         let (_reader, writer) = pipe();
         let shared = writer.try_clone().unwrap();
         write(&writer, b"x").unwrap();

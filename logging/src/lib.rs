@@ -1,12 +1,12 @@
-//! Lines for people, on standard error or in a file: a disk that is served, or a daemon, must not die of its log.
+//! Log lines on standard error or in a file: a disk being served, or a daemon, must not die because of its log.
 //!
-//! It knows nothing of who says what. Invariants: to say something never fails, never panics, and does not wait for a
-//! reader who has stopped reading; a line that could not be written is counted, and the next one that can be says first
-//! how many are missing. What it cannot help is a file on storage that does not answer: only a thread could wait for
-//! that, and it would be one more for each disk.
+//! It knows nothing about their contents. Invariants: logging never fails, never panics, and does not wait for a reader
+//! that has stopped reading; a line that could not be written is counted, and the next successful one is preceded by
+//! the number of lost lines. It cannot avoid blocking on a file whose storage hangs: only a thread could wait for that,
+//! and that would be one more for each disk.
 
 #![forbid(unsafe_code)]
-// They panic where nothing can be written.
+// These macros panic if nothing can be written.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 mod at_once;
@@ -21,10 +21,10 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 pub use lines::Lines;
 
-/// How long the last words of a program wait for a reader who is slow.
+/// How long the last lines of a program wait for a slow reader.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
-/// Standard error, for one program. All that a program says is to go through one value, which counts what is lost.
+/// The standard error of one program. All output of a program must go through one value, which counts lost lines.
 #[derive(Debug)]
 pub struct Stderr {
     program: &'static str,
@@ -32,34 +32,34 @@ pub struct Stderr {
 }
 
 impl Stderr {
-    /// The standard error of a program, whose name each line begins with.
+    /// The standard error of a program, whose name is the prefix of each line.
     pub const fn of(program: &'static str) -> Stderr {
         Stderr { program, lines: Lines::new() }
     }
 
-    /// Says a line.
+    /// Logs a line.
     pub fn say(&self, line: impl Display) {
         self.write(format!("{}: {line}\n", self.program).as_bytes());
     }
 
-    /// Writes lines that are whole as they are.
+    /// Writes complete lines unchanged.
     pub fn write(&self, lines: &[u8]) {
         self.lines.write(lines, |lost| self.notice(lost), |bytes| at_once::write(io::stderr(), bytes));
     }
 
-    /// Writes the last lines of a program as they are. A reader who is slow is waited for, but not for long. Whether
-    /// they were written.
+    /// Writes the last lines of a program unchanged. Waits for a slow reader, but not for long. Returns whether they
+    /// were written.
     pub fn write_last(&self, lines: &str) -> bool {
         let until = Instant::now() + LAST_WORDS;
         self.lines.write(lines.as_bytes(), |lost| self.notice(lost), |bytes| write_until(until, bytes))
     }
 
-    /// Says the last line of a program, as [`Stderr::write_last`] does.
+    /// Logs the last line of a program, as [`Stderr::write_last`] does.
     pub fn say_last(&self, line: impl Display) -> bool {
         self.write_last(&format!("{}: {line}\n", self.program))
     }
 
-    /// Says how many lines are missing, if some are and that can be written now.
+    /// Logs the number of lost lines, if there are any and that can be written now.
     pub fn tell_losses(&self) {
         self.write(b"");
     }
@@ -69,7 +69,7 @@ impl Stderr {
     }
 }
 
-/// That lines are missing.
+/// A message that lines were lost.
 pub fn in_words(lost: u64) -> String {
     let lines = if lost == 1 { "line" } else { "lines" };
     format!("{lost} {lines} could not be logged")

@@ -1,28 +1,29 @@
-//! Lines, and how many of them are lost.
+//! Writes lines, and counts lost ones.
 //!
-//! It knows nothing of where they go. Invariants: a line that was not written as a whole is counted; what was written
-//! of it ends before another line begins; a count is told once, and before any line behind the loss.
+//! It knows nothing about where they go. Invariants: a line that was not written completely is counted; a partly
+//! written line is terminated before the next one; the number of lost lines is reported once, before any line after the
+//! loss.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// What is missing.
+/// The state of lost lines.
 #[derive(Debug, Default)]
 pub struct Lines {
     lost: AtomicU64,
-    /// A part of a line was written last.
+    /// The last line was written only partly.
     torn: AtomicBool,
 }
 
 impl Lines {
-    /// Nothing is missing.
+    /// No lost lines.
     pub const fn new() -> Lines {
         Lines { lost: AtomicU64::new(0), torn: AtomicBool::new(false) }
     }
 
-    /// Writes whole lines by `write`, which takes some bytes as [`io::Write::write`] does. If lines are missing,
-    /// `notice` says so before, in a line. No lock is held meanwhile: who panics while it is in here may call it again.
-    /// Whether these lines were written.
+    /// Writes complete lines with `write`, which accepts some bytes as [`io::Write::write`] does. If lines were lost,
+    /// the line from `notice` is written first. No lock is held meanwhile: code that panics in here may call it again.
+    /// Returns whether these lines were written.
     pub fn write(
         &self,
         lines: &[u8],
@@ -46,7 +47,7 @@ impl Lines {
         written
     }
 
-    /// Whether all of it was written.
+    /// Returns whether everything was written.
     fn all(&self, mut bytes: &[u8], write: &mut impl FnMut(&[u8]) -> io::Result<usize>) -> bool {
         let mut begun = false;
         while !bytes.is_empty() {
@@ -78,7 +79,7 @@ fn count(lines: &[u8]) -> u64 {
 mod test {
     use super::*;
 
-    /// A place with room for some bytes.
+    /// A writer with limited space.
     struct Room(String, usize);
 
     impl Room {
@@ -98,7 +99,7 @@ mod test {
     }
 
     #[test]
-    fn what_is_lost_is_counted_and_said_once_before_what_follows() {
+    fn lost_lines_are_counted_and_reported_once_before_the_next_line() {
         let (lines, mut room) = (Lines::new(), Room(String::new(), 4));
         for line in ["one\n", "two\n", "three\nfour\n"] {
             say(&lines, &mut room, line);
@@ -110,10 +111,10 @@ mod test {
     }
 
     #[test]
-    fn a_torn_line_is_lost_and_ends_before_the_next() {
+    fn a_partly_written_line_is_lost_and_terminated_before_the_next() {
         let (lines, mut room) = (Lines::new(), Room(String::new(), 2));
         say(&lines, &mut room, "one\n");
-        // There is room for the end of that line and a part of the notice.
+        // There is space for the end of that line and a part of the notice.
         room.1 = 3;
         say(&lines, &mut room, "two\n");
         room.1 = 100;
@@ -122,7 +123,7 @@ mod test {
     }
 
     #[test]
-    fn losses_can_be_told_without_a_line() {
+    fn lost_lines_can_be_reported_without_a_new_line() {
         let (lines, mut room) = (Lines::new(), Room(String::new(), 0));
         say(&lines, &mut room, "one\n");
         room.1 = 100;
@@ -132,7 +133,7 @@ mod test {
     }
 
     #[test]
-    fn a_write_that_was_interrupted_goes_on() {
+    fn an_interrupted_write_is_continued() {
         let (lines, mut interrupted, mut written) = (Lines::new(), false, 0);
         lines.write(
             b"one\n",

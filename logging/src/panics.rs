@@ -1,8 +1,8 @@
-//! A fault in a program: told, and the end of the process.
+//! Reports a panic and ends the process.
 //!
-//! It knows nothing of what the program does: that it says itself. Invariant: whichever thread panics, whatever becomes
-//! of what is told, the process ends by abort(3) at once, also where the profile unwinds: nothing that it holds can be
-//! trusted, and a drop on the way could write. Whoever has started it sees SIGABRT.
+//! It knows nothing about what the program does: the program describes that itself. Invariant: whichever thread panics,
+//! and whether or not the report succeeds, the process ends immediately with abort(3), even if the profile unwinds: its
+//! state cannot be trusted, and a drop during unwinding could write. Its parent sees SIGABRT.
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::fmt::Display;
@@ -12,8 +12,8 @@ use std::panic::PanicHookInfo;
 #[derive(Debug)]
 pub struct Panic<'a>(&'a PanicHookInfo<'a>);
 
-/// From now on a panic is told by `tell`, and ends the process. It may come while any lock is held: `tell` waits for
-/// none.
+/// From now on a panic is reported with `tell` and ends the process. It may happen while any lock is held, so `tell`
+/// must not wait for one.
 pub fn abort_on_panic(tell: fn(&Panic<'_>)) {
     std::panic::set_hook(Box::new(move |panic| {
         tell(&Panic(panic));
@@ -22,8 +22,8 @@ pub fn abort_on_panic(tell: fn(&Panic<'_>)) {
 }
 
 impl Panic<'_> {
-    /// What there is to say of it, in a line and, where that is asked for, a backtrace. `doing`: what the program was
-    /// at, and what comes of its end.
+    /// The report, in a line and, if requested, a backtrace. `doing` describes what the program was doing, and the
+    /// consequences of its end.
     pub fn during(&self, doing: impl Display) -> String {
         let place = self.0.location().map(|location| format!(", at {location}")).unwrap_or_default();
         let payload = self.0.payload();

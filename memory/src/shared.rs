@@ -1,6 +1,6 @@
-//! A piece of memory that is shared with somebody who changes it meanwhile.
+//! Memory shared with a peer that may change it at any time.
 //!
-//! Knows nothing of what is in it. Keeps: each access is checked against the piece, and reads or writes exactly once.
+//! It knows nothing about its contents. Invariant: each access is bounds-checked, and reads or writes exactly once.
 
 use std::any::Any;
 use std::marker::PhantomData;
@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use crate::Mapping;
 
-/// A piece of memory that a guest and we use at once: a ring. Each access is checked against the piece and
-/// reads or writes exactly once. Clones are the same piece.
+/// A range of memory used by a guest and us at the same time: a ring. Each access is bounds-checked and reads or writes
+/// exactly once. Clones refer to the same range.
 #[derive(Clone)]
 pub struct Shared {
     #[allow(dead_code, reason = "held for its mappings")]
@@ -25,7 +25,7 @@ unsafe impl Send for Shared {}
 unsafe impl Sync for Shared {}
 
 impl Shared {
-    /// The piece of `len` bytes from `base` on.
+    /// The range of `len` bytes starting at `base`.
     ///
     /// # Safety
     /// They must be readable and writable for as long as `owner` lives.
@@ -33,15 +33,15 @@ impl Shared {
         Shared { owner, base, len }
     }
 
-    /// All of a mapping that can be written.
+    /// All of a writable mapping.
     pub fn of(mapping: Mapping) -> Shared {
         let (base, len) = (mapping.base(), mapping.len());
-        // SAFETY: the whole mapping, which the value holds. That it is not written to where it cannot be is the caller's to
-        // keep, and a fault, not a corruption, if it is not.
+        // SAFETY: the whole mapping, which the value holds. Not writing to a read-only one is up to the caller, and a
+        // violation is a fault, not corruption.
         unsafe { Shared::new(Arc::new(mapping), base, len) }
     }
 
-    /// So many zero words of this process's memory, for tests: shared by the clones of the value.
+    /// `count` zero words of this process's memory, for tests: shared by the clones of the value.
     pub fn of_words(count: usize) -> Shared {
         let words: Arc<[AtomicU64]> = (0..count).map(|_| AtomicU64::new(0)).collect();
         let base = words.as_ptr().cast_mut().cast();
@@ -49,7 +49,7 @@ impl Shared {
         unsafe { Shared::new(Arc::new(words), base, 8 * count) }
     }
 
-    /// Bytes in the piece.
+    /// Length in bytes.
     #[allow(clippy::len_without_is_empty, reason = "nobody asks")]
     pub fn len(&self) -> usize {
         self.len
@@ -81,17 +81,17 @@ impl Shared {
         (address.addr() % 8 == 0).then(|| unsafe { AtomicU64::from_ptr(address.cast()) })
     }
 
-    /// Stores a 64-bit number as this machine has it, for a reader on it that must not see half of one.
+    /// Stores a 64-bit number in native byte order, without tearing.
     pub fn store_u64_native(&self, at: usize, value: u64) -> Option<()> {
         self.u64_at(at).map(|place| place.store(value, Ordering::Relaxed))
     }
 
-    /// Loads a 64-bit number as this machine has it; what was written before it was published is visible after.
+    /// Loads a 64-bit number in native byte order; writes before it was published are visible afterwards.
     pub fn load_u64_native(&self, at: usize) -> Option<u64> {
         self.u64_at(at).map(|place| place.load(Ordering::Acquire))
     }
 
-    /// Stores a 64-bit number as this machine has it; what was written before is visible to who sees it.
+    /// Stores a 64-bit number in native byte order; earlier writes are visible to whoever loads it.
     pub fn publish_u64_native(&self, at: usize, value: u64) -> Option<()> {
         self.u64_at(at).map(|place| place.store(value, Ordering::Release))
     }
@@ -133,8 +133,8 @@ impl Shared {
         Some(bytes)
     }
 
-    /// Copies sixteen bytes out as one little-endian number, each byte read once. What is made of a number costs a few
-    /// instructions; of bytes the compiler makes them one by one.
+    /// Copies out sixteen bytes as one little-endian number, each byte read once. Extracting fields from a number costs
+    /// a few instructions; from bytes the compiler assembles them one by one.
     #[inline]
     pub fn read_u128(&self, at: usize) -> Option<u128> {
         match self.window::<16, 8>(at) {
@@ -151,7 +151,7 @@ impl Shared {
         Some(())
     }
 
-    /// `LEN` bytes from `at` on, which lie at a multiple of `ALIGN`: 4 or 8.
+    /// `LEN` bytes starting at `at`, aligned to `ALIGN`: 4 or 8.
     #[inline]
     pub fn window<const LEN: usize, const ALIGN: usize>(&self, at: usize) -> Option<Window<'_, LEN, ALIGN>> {
         const { assert!(ALIGN == 4 || ALIGN == 8) };
@@ -160,8 +160,8 @@ impl Shared {
     }
 }
 
-/// A part of a piece that was checked to lie in it. Where an access lies in the part is known when we are compiled, mostly,
-/// and its check then costs nothing.
+/// A bounds-checked part of a range. The offset of an access within it is usually known at compile time, so that its
+/// check costs nothing.
 #[derive(Clone, Copy)]
 pub struct Window<'a, const LEN: usize, const ALIGN: usize> {
     base: *mut u8,
@@ -196,7 +196,7 @@ impl<const LEN: usize, const ALIGN: usize> Window<'_, LEN, ALIGN> {
         self.u32_at(at).map(|place| place.store(value.to_le(), Ordering::Release))
     }
 
-    /// Loads a little-endian 64-bit number; in two halves where it cannot be had at once.
+    /// Loads a little-endian 64-bit number; in two halves if it cannot be loaded at once.
     #[inline(always)]
     pub fn load_u64(&self, at: usize) -> Option<u64> {
         if let Some(value) = self.u64_at(at) {
@@ -206,7 +206,7 @@ impl<const LEN: usize, const ALIGN: usize> Window<'_, LEN, ALIGN> {
         Some(u64::from(low) | u64::from(high) << 32)
     }
 
-    /// Stores a little-endian 64-bit number; the low half and then the high one where that cannot be done at once.
+    /// Stores a little-endian 64-bit number; first the low half, then the high one, if it cannot be stored at once.
     #[inline(always)]
     pub fn store_u64(&self, at: usize, value: u64) -> Option<()> {
         if let Some(place) = self.u64_at(at) {
@@ -248,7 +248,7 @@ mod test {
     }
 
     #[test]
-    fn sixteen_bytes_are_a_number_wherever_they_lie() {
+    fn sixteen_bytes_are_read_as_a_number_at_any_alignment() {
         let piece = piece();
         let bytes: [u8; 16] = std::array::from_fn(|index| u8::try_from(index).unwrap() + 1);
         for at in [0, 8, 68, 129, 4080] {
@@ -261,7 +261,7 @@ mod test {
     }
 
     #[test]
-    fn a_window_lies_in_its_piece_and_is_aligned() {
+    fn a_window_must_be_in_bounds_and_aligned() {
         let piece = piece();
         assert!(piece.window::<16, 8>(4080).is_some() && piece.window::<16, 4>(4076).is_some());
         for at in [4084, 4088, 4096, usize::MAX - 7, usize::MAX - 15] {
@@ -271,7 +271,7 @@ mod test {
     }
 
     #[test]
-    fn an_access_lies_in_its_window_and_is_aligned() {
+    fn an_access_must_be_within_its_window_and_aligned() {
         let piece = piece();
         let window = piece.window::<16, 8>(0).unwrap();
         assert_eq!((window.load_u32(12), window.load_u64(8)), (Some(0), Some(0)));
@@ -281,6 +281,6 @@ mod test {
         for at in [12, 9, 2, usize::MAX - 3, usize::MAX - 7] {
             assert_eq!((window.load_u64(at), window.store_u64(at, 1)), (None, None), "{at}");
         }
-        assert_eq!(piece.read::<32>(0), Some([0; 32]), "nothing of what was refused is there");
+        assert_eq!(piece.read::<32>(0), Some([0; 32]), "a refused access must write nothing");
     }
 }

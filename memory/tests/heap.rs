@@ -1,4 +1,4 @@
-//! What was freed goes back to the kernel. In a process of its own, since others would take memory meanwhile.
+//! Freed memory is returned to the kernel. Alone in its process, since other tests would allocate memory meanwhile.
 
 #![cfg(all(target_os = "linux", target_env = "gnu"))]
 
@@ -10,10 +10,10 @@ fn resident() -> u64 {
 }
 
 #[test]
-fn what_was_freed_between_pieces_in_use_goes_back() {
+fn memory_freed_between_allocations_in_use_is_returned_to_the_kernel() {
     const MANY: usize = 64 << 10;
     let before = resident();
-    // Each too small to have pages of its own; of each page's worth one stays.
+    // Each is too small to have pages of its own; one per page is kept.
     let pieces: Vec<Box<[u8]>> = (0..MANY).map(|_| vec![1; 1024].into_boxed_slice()).collect();
     let full = resident();
     let kept: Vec<Box<[u8]>> = (0..).zip(pieces).filter(|(at, _)| at % 64 == 0).map(|(_, piece)| piece).collect();

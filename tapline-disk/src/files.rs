@@ -16,7 +16,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::SystemTime;
 
 use rustix::fs::{CWD, Mode, OFlags, RenameFlags};
-use uring::{FileOpenError, Held, ImageFile, OpenOptions};
+use uring::{AccessMode, FileOpenError, ImageFile, OpenOptions};
 
 use crate::failure::{Exit, Failure};
 use crate::handed::{Lent, Listens, twice};
@@ -162,7 +162,7 @@ impl Files {
     /// The description of a file for that use; its present one takes its place, for the way back.
     fn swap(&mut self, open: &ImageFile, write: bool) -> Result<OwnedFd, FileOpenError> {
         let path = open.path();
-        let present = open.try_clone_descriptor()?;
+        let present = open.try_clone_fd()?;
         let missing = || FileOpenError::NotHanded { path: path.to_owned(), wanted: use_of(write) };
         let place = self.files.iter_mut().find(|file| file.path == path && file.write == write).ok_or_else(missing)?;
         place.write = open.options().write;
@@ -170,8 +170,8 @@ impl Files {
     }
 }
 
-fn use_of(write: bool) -> Held {
-    if write { Held::Writing } else { Held::Reading }
+fn use_of(write: bool) -> AccessMode {
+    if write { AccessMode::Writing } else { AccessMode::Reading }
 }
 
 fn failed(tried: &'static str, path: &Path, source: io::Error) -> FileOpenError {
@@ -197,7 +197,7 @@ pub fn open(path: &Path, options: OpenOptions) -> Result<ImageFile, FileOpenErro
     let found = taken().as_ref().map(|taken| taken.duplicate(path, options.write));
     match found.or_else(|| in_handed(|handed| handed.duplicate(path, options.write))) {
         None => ImageFile::open(path, options),
-        Some(found) => ImageFile::of_descriptor(found?, path, options),
+        Some(found) => ImageFile::from_fd(found?, path, options),
     }
 }
 
@@ -217,7 +217,7 @@ pub fn reopen_writable(file: &ImageFile) -> Result<ImageFile, FileOpenError> {
     match reopen_one_writable(data) {
         Ok(data) => Ok(image.with_data_file(data)),
         Err(refused) => {
-            image.give_back(file)?;
+            image.return_lock(file)?;
             Err(refused)
         }
     }

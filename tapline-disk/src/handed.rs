@@ -16,7 +16,7 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SocketType, recvmsg, sockopt,
 };
 use serde::Deserialize;
-use uring::Held;
+use uring::AccessMode;
 
 use crate::failure::{Exit, Failure};
 use crate::files::{Files, HandedFile};
@@ -189,8 +189,8 @@ impl HandedFile {
         if !matches!(kind, FileType::RegularFile | FileType::BlockDevice) {
             return Err(format!("the descriptor passed for {name} is neither a file nor a block device"));
         }
-        let wanted = if write { Held::Writing } else { Held::Reading };
-        match uring::open_for(&descriptor) {
+        let wanted = if write { AccessMode::Writing } else { AccessMode::Reading };
+        match uring::access_mode(&descriptor) {
             Some(found) if found == wanted => Ok(HandedFile { path, write, descriptor }),
             Some(found) => Err(format!("the descriptor passed for {name} for {wanted} is open for {found}")),
             None => Err(format!("the descriptor passed for {name} is open write-only, for appending or as O_PATH")),
@@ -215,8 +215,8 @@ fn check_lent(lent: Lent, descriptor: &OwnedFd) -> Result<(), String> {
     let kind = FileType::from_raw_mode(rustix::fs::fstat(descriptor).map_err(failed)?.st_mode);
     let may_be_a_socket = matches!(lent, Lent::Store | Lent::Domains);
     if matches!(lent, Lent::Statistics | Lent::StatisticsByPid) {
-        return match (kind, uring::open_for(descriptor)) {
-            (FileType::RegularFile, Some(Held::Writing)) => Ok(()),
+        return match (kind, uring::access_mode(descriptor)) {
+            (FileType::RegularFile, Some(AccessMode::Writing)) => Ok(()),
             _ => Err(format!("the descriptor passed for {lent:?} is not a file open for writing")),
         };
     }

@@ -150,7 +150,7 @@ pub fn settle_above(name: &ImageName, file: &mut ImageFile, after: AfterFailure)
 
 /// Has an image whose sync has failed show what its storage has.
 pub fn read_anew(name: &ImageName, file: &mut ImageFile) {
-    if let Err(error) = file.read_anew() {
+    if let Err(error) = file.sync_and_drop_cache() {
         say(format_args!("the storage of {name} still fails: {error}"));
     }
 }

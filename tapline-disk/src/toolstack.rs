@@ -23,7 +23,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use xen::daemon::Daemon;
+use xen::xenstored::XenstoredClient;
 use xen::{Store, StoreError};
 
 use crate::cli::{self, Access, CacheMode, GrantPolicy, IoEngine, KIND, Mode, ScriptAction, Xen, XenVerb};
@@ -53,7 +53,7 @@ const BEFORE_FORCE: Duration = Duration::from_secs(2);
 /// Runs the command.
 pub fn run(xen: &Xen) -> Result<Exit, Failure> {
     let places = Places::of_host();
-    let mut store = match (Daemon::connect(), &xen.verb) {
+    let mut store = match (XenstoredClient::connect(), &xen.verb) {
         (Err(error), XenVerb::Detach(words)) if words.force && is_gone(&error) => {
             return take_without_store(&places, words, store_failed(error).into()).map(|()| Exit::Done);
         }
@@ -70,8 +70,8 @@ pub fn run(xen: &Xen) -> Result<Exit, Failure> {
 }
 
 /// The store of this host.
-pub fn connect() -> Result<Daemon, Failure> {
-    Ok(Daemon::connect().map_err(store_failed)?)
+pub fn connect() -> Result<XenstoredClient, Failure> {
+    Ok(XenstoredClient::connect().map_err(store_failed)?)
 }
 
 /// `attach`.

@@ -1,7 +1,7 @@
-//! The path of a listening Unix socket: whose it is to remove.
+//! The path of a listening Unix socket, and whether it is ours to remove.
 //!
-//! Knows nothing about the socket itself. Invariant: a path is removed only while the file there is the one that was
-//! made for this socket, not a later one of the same name, and only by the process whose turn it is.
+//! It knows nothing about the socket itself. Invariant: a path is removed only while it refers to the file created for
+//! this socket, not a later one of the same name, and only by the process that owns it.
 
 use std::fs;
 use std::io;
@@ -11,32 +11,32 @@ use std::path::{Path, PathBuf};
 /// Device and inode.
 type Inode = (u64, u64);
 
-/// A path and the file there. It is removed when this is dropped, if it is ours.
+/// A path and the file there. It is removed on drop, if it is ours.
 #[derive(Debug)]
 pub(crate) struct BoundPath {
     path: PathBuf,
     /// The file, if it is ours to remove.
     ours: Option<Inode>,
-    /// The file, if it becomes ours as soon as the process before this one has let go.
-    others: Option<Inode>,
+    /// The file, if it becomes ours once the previous process has released it.
+    inherited: Option<Inode>,
 }
 
 impl BoundPath {
-    /// A path that was bound just now, by this process.
-    pub fn made(path: &Path) -> io::Result<BoundPath> {
+    /// A path that this process has just bound.
+    pub fn created(path: &Path) -> io::Result<BoundPath> {
         let found = fs::symlink_metadata(path)?;
-        Ok(BoundPath { path: path.to_owned(), ours: Some((found.dev(), found.ino())), others: None })
+        Ok(BoundPath { path: path.to_owned(), ours: Some((found.dev(), found.ino())), inherited: None })
     }
 
-    /// A path that another process has bound. It is left alone; with its file named it is removed in the end, if
-    /// [`BoundPath::begin`] was called.
-    pub fn of_another(path: &Path, file: Option<Inode>) -> BoundPath {
-        BoundPath { path: path.to_owned(), ours: None, others: file }
+    /// A path that another process has bound. It is left alone; if its file is given, it is removed in the end,
+    /// provided that [`BoundPath::take_ownership`] was called.
+    pub fn foreign(path: &Path, file: Option<Inode>) -> BoundPath {
+        BoundPath { path: path.to_owned(), ours: None, inherited: file }
     }
 
-    /// The process before this one has let go: the path is ours to remove, if it was its.
-    pub fn begin(&mut self) {
-        self.ours = self.others.take().or(self.ours);
+    /// The previous process has released the path: it is now ours to remove, if it was its.
+    pub fn take_ownership(&mut self) {
+        self.ours = self.inherited.take().or(self.ours);
     }
 
     /// The file, if it is ours to remove.
@@ -44,9 +44,9 @@ impl BoundPath {
         self.ours
     }
 
-    /// The path is another process's to remove.
+    /// Gives up ownership: another process will remove the path.
     #[cfg(test)]
-    pub fn leave(&mut self) {
+    pub fn disown(&mut self) {
         self.ours = None;
     }
 
@@ -55,7 +55,7 @@ impl BoundPath {
         let Some(ours) = self.ours.take() else { return };
         let found = fs::symlink_metadata(&self.path).map(|found| (found.dev(), found.ino()));
         if found.is_ok_and(|found| found == ours) {
-            // Nothing is lost by a path that stays: whoever binds it next finds nobody behind it and replaces it.
+            // A path that stays does no harm: the next process to bind it finds no listener and replaces it.
             fs::remove_file(&self.path).ok();
         }
     }
@@ -72,29 +72,29 @@ mod test {
     use super::*;
 
     #[test]
-    fn the_path_of_another_process_is_removed_only_after_that_has_let_go() {
+    fn a_foreign_path_is_removed_only_after_its_process_has_released_it() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("disk.sock");
         fs::write(&path, "").unwrap();
-        let mut before = BoundPath::made(&path).unwrap();
-        drop(BoundPath::of_another(&path, before.file()));
+        let mut before = BoundPath::created(&path).unwrap();
+        drop(BoundPath::foreign(&path, before.file()));
         assert!(path.exists());
-        let mut next = BoundPath::of_another(&path, before.file());
-        before.leave();
+        let mut next = BoundPath::foreign(&path, before.file());
+        before.disown();
         drop(before);
-        next.begin();
+        next.take_ownership();
         assert!(path.exists() && next.file().is_some());
         drop(next);
         assert!(!path.exists());
     }
 
     #[test]
-    fn a_later_file_of_the_same_name_stays() {
+    fn a_later_file_of_the_same_name_is_kept() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("disk.sock");
         fs::write(&path, "").unwrap();
-        let ours = BoundPath::made(&path).unwrap();
-        // Another inode: the first still is there while the second is made.
+        let ours = BoundPath::created(&path).unwrap();
+        // Another inode: the first file still exists while the second is created.
         fs::write(directory.path().join("later"), "").unwrap();
         fs::rename(directory.path().join("later"), &path).unwrap();
         drop(ours);

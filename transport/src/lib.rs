@@ -1,12 +1,12 @@
-//! Peers that ask a disk for I/O, each speaking its own protocol: vhost-user-blk, NBD and blkif.
+//! Servers through which peers access a disk, each with its own protocol: vhost-user-blk, NBD and blkif.
 //!
-//! A server here owns its sockets and rings but no wait: it names the file descriptors it wants to hear of
-//! ([`Watch`]) and is told when one is ready ([`Server::ready`]). Every byte that a peer can write is hostile.
+//! A server here owns its sockets and rings but does not wait: it registers the file descriptors to be watched
+//! ([`Watch`]) and is called when one is ready ([`Server::ready`]). Every byte that a peer can write is hostile.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::panic))]
 
-// What tests of this crate and those beside it share calls it by its name.
+// Code shared by the tests of this crate and other crates uses the crate by its name.
 #[cfg(test)]
 extern crate self as transport;
 
@@ -29,35 +29,35 @@ use memory::Buffer;
 pub use handover::{Handover, HandoverError, Parcel};
 pub use timer::Timer;
 
-/// A server's own name for a file descriptor it watches.
+/// A server's key for a file descriptor it watches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WatchKey(pub u64);
 
-/// What to wait for on a file descriptor.
+/// The readiness to wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interest {
-    /// Bytes to read, a connection to accept, an event signalled, the peer gone.
+    /// Readable: bytes, a connection, a signalled event, or hang-up.
     Read,
-    /// Also room to write.
+    /// Writable as well.
     ReadWrite,
 }
 
-/// The wait of the disk's thread, as a server sees it.
+/// The event loop of the disk's thread, as seen by a server.
 pub trait Watch {
-    /// Reports `key` when `fd` is ready now, and after that each time something new arrives on it (edge
-    /// triggered: a socket is to be read until it would block; an eventfd need not be read at all). Watching a
-    /// key again replaces its interest. The caller keeps `fd` open until it has called `forget`.
+    /// Reports `key` when `fd` is ready now, and after that at each new event (edge triggered: a socket must be read
+    /// until it would block; an eventfd need not be read at all). Watching a key again replaces its interest. The
+    /// caller keeps `fd` open until it has called `forget`.
     fn watch(&mut self, fd: BorrowedFd<'_>, interest: Interest, key: WatchKey) -> io::Result<()>;
 
-    /// No more reports for `key`, except one that may be under way already.
+    /// Stops reporting `key`; one report may already be in progress.
     fn forget(&mut self, key: WatchKey);
 }
 
-/// A change of the memory of a server's own that the data of requests lie in. An engine may make itself ready for it.
+/// A change of a server's own memory that holds the data of requests. An engine may register it.
 pub enum MemoryChange {
-    /// Much goes through this from now on.
+    /// Much I/O goes through this buffer from now on.
     Comes(Arc<Buffer>),
-    /// Nothing more does.
+    /// No more I/O goes through it.
     Goes(Arc<Buffer>),
 }
 
@@ -66,69 +66,68 @@ pub trait Server: disk::Transport {
     /// Watches the listening socket.
     fn start(&mut self, watch: &mut dyn Watch) -> io::Result<()>;
 
-    /// Something watched is ready. Requests that came with it are popped afterwards; errors of a peer end that
-    /// peer, not the server.
+    /// Handles a ready descriptor. Requests that arrived are popped afterwards; an error of a peer ends that peer, not
+    /// the server.
     fn ready(&mut self, key: WatchKey, watch: &mut dyn Watch);
 
-    /// The next change of our own memory in which requests' data lie, if there is one. A server without such memory has
+    /// The next change of our own memory that holds requests' data, if there is one. A server without such memory has
     /// none.
     fn memory_change(&mut self) -> Option<MemoryChange> {
         None
     }
 
-    /// Called before the thread sleeps: asks the peers to signal new requests. `false` if some came in the
-    /// meantime, which are to be popped first.
+    /// Called before the thread sleeps: asks the peers to signal new requests. Returns `false` if some arrived in the
+    /// meantime, which must be popped first.
     fn may_sleep(&mut self) -> bool;
 
-    /// The disk has this size now, and requests are held to it. Peers are told where their protocol has words for it;
-    /// the others see it when they come again.
+    /// Sets a new disk size; requests are checked against it. Peers are notified if their protocol supports that;
+    /// others see it when they reconnect.
     fn resized(&mut self, geometry: &disk::Geometry, watch: &mut dyn Watch);
 
-    /// Whether its peers keep what is not answered and offer it again: then what waits for something outside, and was
-    /// not begun, need not be answered when the server stops, nor when a peer wants it back.
+    /// Whether its peers keep unanswered requests and submit them again: then requests that wait for an external
+    /// condition, and were not started, need not be answered when the server stops, nor when a peer wants them back.
     fn takes_back(&self) -> bool {
         false
     }
 
-    /// Whether a request that waits is wanted back now ([`Server::give_back`]): its queue is to stop, or its peer has
-    /// gone.
+    /// Whether a waiting request is wanted back now ([`Server::give_back`]): its queue is to stop, or its peer is gone.
     fn recalls(&self, _token: Token) -> bool {
         false
     }
 
-    /// Takes back a request of which nothing is under way and nothing will be done. A server that takes nothing back
-    /// answers that there is no space, since that is what the request has waited for.
+    /// Takes back a request that was not started and never will be. A server that cannot take requests back fails it
+    /// with no space, since that is what the request has waited for.
     fn give_back(&mut self, request: Request) {
         self.complete(request, Status::NoSpace);
     }
 
-    /// Takes nothing more from its peers, or does so again. What it has taken and not handed out yet is still popped.
+    /// Pauses or resumes taking requests from peers. Requests already taken are still popped.
     fn hold(&mut self, _held: bool) {}
 
-    /// Whether another process can take the place of this one by [`Server::hand_over`].
+    /// Whether another process can replace this one through [`Server::hand_over`].
     fn can_hand_over(&self) -> bool {
         false
     }
 
-    /// All that the process which takes the place of this one needs. While held, with no request under way. Nothing is
-    /// changed by it.
+    /// The state that a replacing process needs. Called while held, with no request in flight. It changes nothing.
     fn hand_over(&self) -> Result<Handover, HandoverError> {
         Err(HandoverError::Refused("its peers cannot be handed over by descriptors".into()))
     }
 
-    /// Whether the peers record what is in flight, so that it survives this process; `None` where none says.
+    /// Whether the peers record requests in flight, so that these survive this process; `None` if the protocol has no
+    /// such record.
     fn records_in_flight(&self) -> Option<bool> {
         None
     }
 
-    /// Where a request came from, for people; `None` where there is nothing to say.
+    /// A description of where a request came from, for log messages; `None` if there is nothing to report.
     fn place_of(&self, _token: Token) -> Option<String> {
         None
     }
 
-    /// Peers that use the disk now.
+    /// The number of peers that use the disk now.
     fn peers(&self) -> usize;
 
-    /// No more requests are taken in; those popped will still be completed. The listening socket's path is removed.
+    /// Takes no more requests; those popped will still be completed. Removes the listening socket's path.
     fn stop(&mut self, watch: &mut dyn Watch);
 }

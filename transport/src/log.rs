@@ -1,54 +1,54 @@
-//! Events of a server, kept until somebody looks.
+//! Buffered events of a server.
 //!
-//! Knows nothing about what an event is, nor where it is logged. Invariant: a hostile peer can cause any number of
-//! events, and still only [`Noted::ROOM`] of them are kept between two looks.
+//! It knows nothing about what an event is, nor where it is logged. Invariant: although a hostile peer can cause any
+//! number of events, at most [`LogEvent::CAPACITY`] of them are buffered.
 
 use std::error::Error;
 
-/// Something worth a line in a log.
-pub trait Noted {
-    /// Events kept.
-    const ROOM: usize;
+/// An event worth a log line.
+pub trait LogEvent {
+    /// Maximum number of buffered events.
+    const CAPACITY: usize;
 
-    /// So many more of them happened than were kept.
-    fn more(count: usize) -> Self;
+    /// The event that reports how many others were dropped.
+    fn dropped(count: usize) -> Self;
 }
 
-/// Events not looked at yet.
+/// Buffered events.
 pub struct Log<E> {
     events: Vec<E>,
-    more: usize,
+    dropped: usize,
 }
 
 impl<E> Default for Log<E> {
     fn default() -> Log<E> {
-        Log { events: Vec::new(), more: 0 }
+        Log { events: Vec::new(), dropped: 0 }
     }
 }
 
-impl<E: Noted> Log<E> {
-    /// Notes an event, or that there were too many.
-    pub fn note(&mut self, event: E) {
-        if self.events.len() < E::ROOM {
+impl<E: LogEvent> Log<E> {
+    /// Adds an event, or counts it if the buffer is full.
+    pub fn record(&mut self, event: E) {
+        if self.events.len() < E::CAPACITY {
             self.events.push(event);
         } else {
-            self.more = self.more.saturating_add(1);
+            self.dropped = self.dropped.saturating_add(1);
         }
     }
 
-    /// The events since the last look.
+    /// Takes the buffered events.
     pub fn take(&mut self) -> Vec<E> {
-        let more = std::mem::take(&mut self.more);
+        let dropped = std::mem::take(&mut self.dropped);
         let mut events = std::mem::take(&mut self.events);
-        if more > 0 {
-            events.push(E::more(more));
+        if dropped > 0 {
+            events.push(E::dropped(dropped));
         }
         events
     }
 }
 
-/// An error and what caused it, in one line.
-pub fn in_full(error: &dyn Error) -> String {
+/// An error and its causes, in one line.
+pub fn with_causes(error: &dyn Error) -> String {
     let causes = std::iter::successors(error.source(), |&cause| Error::source(cause));
     causes.fold(error.to_string(), |line, cause| format!("{line}: {cause}"))
 }

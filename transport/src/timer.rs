@@ -1,4 +1,4 @@
-//! A timer that runs out once, as a descriptor to be watched.
+//! A one-shot timer, as a descriptor to be watched.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -8,18 +8,18 @@ use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
 };
 
-/// The timer; it does not run before it is told to.
+/// A one-shot timer, initially not armed.
 #[derive(Debug)]
 pub struct Timer(OwnedFd);
 
 impl Timer {
-    /// A timer of the monotonic clock.
+    /// A timer on the monotonic clock.
     pub fn new() -> io::Result<Timer> {
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         Ok(Timer(timerfd_create(TimerfdClockId::Monotonic, flags)?))
     }
 
-    /// Has it run out, and be readable, after a time, and no more when it was to before.
+    /// Arms it to become readable after a delay, replacing an earlier setting.
     pub fn set(&self, after: Duration) -> io::Result<()> {
         let it_value = Timespec {
             tv_sec: i64::try_from(after.as_secs()).unwrap_or(i64::MAX),
@@ -44,7 +44,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn it_runs_out_when_it_was_told_to_and_not_before() {
+    fn it_expires_after_the_delay_and_not_before() {
         let timer = Timer::new().unwrap();
         let readable = |at_most: Option<&Timespec>| poll(&mut [PollFd::new(&timer, PollFlags::IN)], at_most).unwrap();
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };

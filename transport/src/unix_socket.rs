@@ -1,7 +1,7 @@
-//! Listening at a path: a Unix socket in the place of one that was left there by a process that is gone.
+//! Listens at a path, replacing a Unix socket left there by a process that is gone.
 //!
-//! Knows nothing about what is said over it. Invariant: what lies at the path is replaced only if it is a socket that
-//! nobody listens at.
+//! It knows nothing about the protocol. Invariant: the file at the path is replaced only if it is a socket with no
+//! listener.
 
 use std::fs;
 use std::io;
@@ -18,46 +18,46 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::bound_path::BoundPath;
 
-/// `sun_path` of Linux has 108 bytes, the last of which is zero.
+/// `sun_path` of Linux has 108 bytes, the last of which is NUL.
 pub(crate) const MAX_PATH: usize = 107;
 
-/// Connections that may wait to be taken in.
+/// Maximum pending connections.
 const BACKLOG: i32 = 128;
 
-/// How long a socket that takes connections may belong to a process that is gone: while it watches a socket through
-/// io_uring, the kernel closes it in its own time after a kill.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// How long a socket that accepts connections may belong to a process that is gone: if it watched the socket through
+/// io_uring, the kernel closes it asynchronously after a kill.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Why nothing listens.
+/// Why listening failed.
 #[derive(Debug)]
 pub(crate) enum NotListening {
-    /// The path has so many bytes, more than [`MAX_PATH`].
+    /// The path is longer than [`MAX_PATH`]; its length.
     PathTooLong(usize),
-    /// Another process listens there.
+    /// Another process is listening there.
     InUse,
-    /// Something lies there that we did not make and will not remove.
+    /// The file there is not a socket.
     NotASocket,
-    /// A system call failed: what it was to do to the socket.
+    /// A system call failed; `what` describes it.
     Failed { what: &'static str, source: io::Error },
 }
 
-/// Listens at `path`, without ever waiting for a connection; with `mode`, if one is named.
+/// Listens at `path`, non-blocking; with `mode`, if given.
 pub(crate) fn listen(path: &Path, mode: Option<Mode>) -> Result<(UnixListener, BoundPath), NotListening> {
     let len = path.as_os_str().len();
     if len > MAX_PATH {
         return Err(NotListening::PathTooLong(len));
     }
     let failed = |what| move |source| NotListening::Failed { what, source };
-    remove_stale(path, PATIENCE)?;
+    remove_stale(path, CLOSE_TIMEOUT)?;
     let socket = match bind(path, mode) {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => return Err(NotListening::InUse),
         bound => bound.map_err(failed("bind"))?,
     };
-    let path = BoundPath::made(path).map_err(failed("look at"))?;
+    let path = BoundPath::created(path).map_err(failed("look at"))?;
     Ok((socket, path))
 }
 
-/// A socket has its mode before it has its name: at no moment can anybody else knock.
+/// The socket gets its mode before its name, so that at no moment anyone else can connect.
 fn bind(path: &Path, mode: Option<Mode>) -> io::Result<UnixListener> {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -69,8 +69,8 @@ fn bind(path: &Path, mode: Option<Mode>) -> io::Result<UnixListener> {
     Ok(socket.into())
 }
 
-/// Removes a socket that refuses connections, which says that nobody has it open.
-fn remove_stale(path: &Path, patience: Duration) -> Result<(), NotListening> {
+/// Removes a socket that refuses connections, which means that no process has it open.
+fn remove_stale(path: &Path, timeout: Duration) -> Result<(), NotListening> {
     let failed = |what| move |source| NotListening::Failed { what, source };
     let meta = match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -79,16 +79,17 @@ fn remove_stale(path: &Path, patience: Duration) -> Result<(), NotListening> {
     if !meta.file_type().is_socket() {
         return Err(NotListening::NotASocket);
     }
-    let until = Instant::now() + patience;
+    let until = Instant::now() + timeout;
     loop {
         match probe(path) {
             Err(Errno::CONNREFUSED) => return fs::remove_file(path).map_err(failed("remove the stale")),
             Err(Errno::NOENT) => return Ok(()),
             Ok(connection) => match until.checked_duration_since(Instant::now()) {
-                Some(left) if ends_unanswered(&connection, left).map_err(|errno| failed("probe")(errno.into()))? => {}
+                Some(left)
+                    if closes_without_reply(&connection, left).map_err(|errno| failed("probe")(errno.into()))? => {}
                 _ => return Err(NotListening::InUse),
             },
-            // So many are waiting for it already.
+            // Its backlog is full.
             Err(Errno::AGAIN) => return Err(NotListening::InUse),
             Err(errno) => return Err(failed("probe")(errno.into())),
         }
@@ -102,12 +103,12 @@ fn probe(path: &Path) -> rustix::io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Whether a connection ends within `patience` without a word, as it does when the listening socket goes before it was
-/// taken in. A server that is there greets, or keeps it.
-fn ends_unanswered(connection: &OwnedFd, patience: Duration) -> rustix::io::Result<bool> {
+/// Whether a connection is closed within `timeout` without any data, as happens when the listening socket is closed
+/// before it was accepted. A live server sends a greeting, or keeps it open.
+fn closes_without_reply(connection: &OwnedFd, timeout: Duration) -> rustix::io::Result<bool> {
     let mut watched = [PollFd::new(connection, PollFlags::IN)];
-    let patience = Timespec::try_from(patience).map_err(|_| Errno::INVAL)?;
-    match rustix::event::poll(&mut watched, Some(&patience)) {
+    let timeout = Timespec::try_from(timeout).map_err(|_| Errno::INVAL)?;
+    match rustix::event::poll(&mut watched, Some(&timeout)) {
         Ok(_) => Ok(watched[0].revents().contains(PollFlags::HUP)),
         Err(Errno::INTR) => Ok(true),
         Err(errno) => Err(errno),
@@ -119,7 +120,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn a_socket_that_closes_a_moment_after_its_process_is_waited_for() {
+    fn a_socket_that_closes_shortly_after_its_process_is_waited_for() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("disk.sock");
         let dying = UnixListener::bind(&path).unwrap();

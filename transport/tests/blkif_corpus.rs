@@ -1,6 +1,6 @@
-//! Replays the committed corpus of the fuzz target for blkif, and random inputs with a known seed.
+//! Replays the committed corpus of the blkif fuzz target, and random inputs with a known seed.
 
-#![allow(clippy::cast_possible_truncation, reason = "the numbers are the test's own, and small")]
+#![allow(clippy::cast_possible_truncation, reason = "the test's own numbers are small")]
 
 mod blkif_mock;
 
@@ -10,7 +10,7 @@ mod blkif_ring;
 use std::path::Path;
 
 #[test]
-fn the_corpus_breaks_no_invariant() {
+fn the_corpus_violates_no_invariant() {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/corpus/blkif_ring");
     let mut inputs: Vec<_> = std::fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().path()).collect();
     inputs.sort();
@@ -22,7 +22,7 @@ fn the_corpus_breaks_no_invariant() {
 }
 
 #[test]
-fn four_hundred_random_front_ends_break_no_invariant() {
+fn four_hundred_random_front_ends_violate_no_invariant() {
     for seed in 1..=400u64 {
         println!("seed {seed}");
         let mut random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);

@@ -1,17 +1,18 @@
-//! What a guest may do to a blkif server, and what it gets for that.
+//! Misbehaviour of a guest towards a blkif server, and its consequences.
 
-#![allow(clippy::cast_possible_truncation, reason = "the numbers are the test's own, and small")]
+#![allow(clippy::cast_possible_truncation, reason = "the test's own numbers are small")]
 
 mod blkif_mock;
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use blkif_mock::{
-    Abi, BACKEND, FRONTEND, Front, Machine, READ, Rings, WRITE, attach, config, get, indirect, remove, set, transfer,
+    Abi, BACKEND, FRONTEND, Front, READ, Rings, TestBackend, WRITE, attach, config, get, indirect, remove, set,
+    transfer,
 };
 use transport::blkif::GrantsPolicy;
 use xen::GrantRef;
-use xen::fake::{Access, Counts, Host, Part};
+use xen::fake::{Access, Counts, Host, Subsystem};
 
 const OKAY: i16 = 0;
 const ERROR: i16 = -1;
@@ -19,16 +20,16 @@ const ERROR: i16 = -1;
 const POLICIES: [GrantsPolicy; 3] = [GrantsPolicy::Copy, GrantsPolicy::Map, GrantsPolicy::Persistent];
 const PERSISTENT: Rings = Rings { abi: Abi::X86_64, order: 0, queues: 1, persistent: true };
 
-fn connected(grants: GrantsPolicy, rings: Rings) -> (Machine, Front) {
+fn connected(grants: GrantsPolicy, rings: Rings) -> (TestBackend, Front) {
     let host = Host::new().unwrap();
     attach(&host);
-    let (mut machine, mut front) = (Machine::new(&host, config(grants)), Front::new(&host));
+    let (mut machine, mut front) = (TestBackend::new(&host, config(grants)), Front::new(&host));
     front.connect(&mut machine, rings);
     (machine, front)
 }
 
 #[test]
-fn a_bad_grant_is_an_error_of_its_request_alone() {
+fn a_bad_grant_fails_only_its_own_request() {
     for policy in POLICIES {
         let (mut machine, mut front) = connected(policy, PERSISTENT);
         let (_, good) = front.page(7);
@@ -49,18 +50,18 @@ fn a_bad_grant_is_an_error_of_its_request_alone() {
         entries.iter().for_each(|entry| front.put(0, entry));
         front.push(0);
         machine.settle();
-        let mut answers: Vec<_> = front.answers(0).iter().map(|answer| (answer.0, answer.2)).collect();
+        let mut answers: Vec<_> = front.responses(0).iter().map(|answer| (answer.0, answer.2)).collect();
         answers.sort_unstable();
         let expected = [OKAY, ERROR, ERROR, ERROR, ERROR, OKAY];
         assert_eq!(answers.iter().map(|answer| answer.1).collect::<Vec<_>>(), expected, "{policy:?}");
-        assert!(machine.file.bytes[4096..] == before[4096..], "{policy:?}: nothing of a refused write is written");
+        assert!(machine.file.bytes[4096..] == before[4096..], "{policy:?}: a refused write must write nothing");
         front.close(&mut machine);
         assert_eq!((machine.host.counts().mapped, machine.host.counts().bound), (0, 0));
     }
 }
 
 #[test]
-fn descriptors_that_make_no_sense_are_refused() {
+fn invalid_descriptors_are_refused() {
     let (mut machine, mut front) = connected(GrantsPolicy::Copy, Rings::default());
     let (list, grant) = front.page(0xff);
     assert_eq!(front.run(&mut machine, &indirect(READ, 1, 0, grant, 12)), ERROR);
@@ -68,14 +69,14 @@ fn descriptors_that_make_no_sense_are_refused() {
     front.guest.write(list, 0, &[&good.0.to_le_bytes()[..], &[0, 8, 0, 0]].concat()).unwrap();
     assert_eq!(front.run(&mut machine, &indirect(READ, 2, 0, grant, 1)), ERROR, "a ninth sector");
     front.guest.write(list, 0, &[&good.0.to_le_bytes()[..], &[0, 7, 0, 0]].concat()).unwrap();
-    assert_eq!(front.run(&mut machine, &indirect(READ, 3, 0, grant, 257)), ERROR, "more than were offered");
-    assert_eq!(front.run(&mut machine, &indirect(READ, 4, 8191, grant, 1)), ERROR, "behind the end");
+    assert_eq!(front.run(&mut machine, &indirect(READ, 3, 0, grant, 257)), ERROR, "more segments than offered");
+    assert_eq!(front.run(&mut machine, &indirect(READ, 4, 8191, grant, 1)), ERROR, "past the end");
     assert_eq!(front.run(&mut machine, &indirect(READ, 5, u64::MAX, grant, 1)), ERROR);
     assert_eq!(front.run(&mut machine, &indirect(READ, 6, 0, grant, 1)), OKAY);
 }
 
 #[test]
-fn what_was_taken_is_not_read_again() {
+fn an_entry_is_not_read_again_after_it_was_taken() {
     let (mut machine, mut front) = connected(GrantsPolicy::Copy, Rings::default());
     let (page, grant) = front.page(0x11);
     let list = front.guest.page().unwrap();
@@ -86,13 +87,13 @@ fn what_was_taken_is_not_read_again() {
     front.put(0, &indirect(WRITE, 2, 64, listed, 1));
     front.push(0);
     machine.settle();
-    // All that the guest can change is changed while the requests are under way.
+    // Everything that the guest can change is changed while the requests are in flight.
     front.guest.write(page, 0, &[0x22; 4096]).unwrap();
     front.guest.write(list, 0, &[0xff; 4096]).unwrap();
     (0..32).for_each(|slot| front.rings[0].shared.write(64 + slot * 112, [0xee; 112]).unwrap());
     machine.file.hold = false;
     machine.settle();
-    let mut answers = front.answers(0);
+    let mut answers = front.responses(0);
     answers.sort_unstable();
     assert_eq!(answers, [(1, WRITE, OKAY), (2, WRITE, OKAY)]);
     assert_eq!(machine.file.bytes[..4096], [0x11; 4096]);
@@ -100,7 +101,7 @@ fn what_was_taken_is_not_read_again() {
 }
 
 #[test]
-fn an_index_that_ran_away_ends_its_queue_alone() {
+fn an_out_of_range_index_ends_only_its_own_queue() {
     for index in [33, 1000, u32::MAX, 1 << 31] {
         let (mut machine, mut front) = connected(GrantsPolicy::Copy, Rings { queues: 2, ..Rings::default() });
         let (_, page) = front.page(7);
@@ -109,58 +110,58 @@ fn an_index_that_ran_away_ends_its_queue_alone() {
         front.guest.signal(front.rings[0].port).unwrap();
         machine.settle();
         assert_eq!(machine.log.matches("is broken by its front end").count(), 1, "{}", machine.log);
-        assert_eq!(front.answers(0), []);
-        front.ask(1, &transfer(WRITE, 1, 0, &[(page, 0, 7)]));
+        assert_eq!(front.responses(0), []);
+        front.submit(1, &transfer(WRITE, 1, 0, &[(page, 0, 7)]));
         machine.settle();
-        assert_eq!(front.answers(1), [(1, WRITE, OKAY)], "the other goes on");
+        assert_eq!(front.responses(1), [(1, WRITE, OKAY)], "the other queue still works");
         front.close(&mut machine);
-        front.say(1);
+        front.write_state(1);
         front.connect(&mut machine, Rings::default());
-        assert_eq!(front.run(&mut machine, &transfer(WRITE, 1, 0, &[(page, 0, 7)])), OKAY, "and so does the next");
+        assert_eq!(front.run(&mut machine, &transfer(WRITE, 1, 0, &[(page, 0, 7)])), OKAY, "the next front end works");
     }
 }
 
 #[test]
-fn requests_in_flight_of_a_broken_queue_end_in_nothing() {
+fn results_of_a_broken_queue_are_discarded() {
     for policy in POLICIES {
         let (mut machine, mut front) = connected(policy, PERSISTENT);
         let (_, page) = front.page(7);
         machine.file.hold = true;
-        front.ask(0, &transfer(READ, 1, 0, &[(page, 0, 7)]));
+        front.submit(0, &transfer(READ, 1, 0, &[(page, 0, 7)]));
         machine.settle();
         front.rings[0].shared.store_u32(0, 500).unwrap();
         front.guest.signal(front.rings[0].port).unwrap();
         machine.settle();
         machine.file.hold = false;
         machine.settle();
-        assert_eq!(front.answers(0), []);
+        assert_eq!(front.responses(0), []);
         front.close(&mut machine);
         assert_eq!((machine.host.counts().mapped, machine.host.counts().bound), (0, 0));
     }
 }
 
 #[test]
-fn a_flood_of_signals_wakes_once() {
+fn a_flood_of_notifications_wakes_once() {
     let (mut machine, front) = connected(GrantsPolicy::Copy, Rings::default());
     machine.settle();
-    let before = machine.host.calls(Part::Channels);
+    let before = machine.host.calls(Subsystem::Channels);
     for _ in 0..10 {
         (0..1000).for_each(|_| front.guest.signal(front.rings[0].port).unwrap());
         machine.settle();
     }
-    let calls = machine.host.calls(Part::Channels) - before;
+    let calls = machine.host.calls(Subsystem::Channels) - before;
     assert!(calls <= 40, "{calls} calls for ten floods");
     assert!(!machine.turn(), "asleep");
 }
 
 #[test]
-fn a_flood_of_nonsense_is_answered_a_ring_at_a_time() {
+fn a_flood_of_invalid_requests_is_answered_one_ring_at_a_time() {
     let (mut machine, mut front) = connected(GrantsPolicy::Copy, Rings { order: 4, ..Rings::default() });
     for round in 0..20u64 {
         (0..512).for_each(|id: u16| front.put(0, &transfer(id as u8 | 8, round, u64::MAX, &[])));
         front.push(0);
         machine.settle();
-        let answers = front.answers(0);
+        let answers = front.responses(0);
         assert_eq!(answers.len(), 512);
         assert!(answers.iter().all(|&(id, _, status)| id == round && status < 0));
     }
@@ -168,8 +169,8 @@ fn a_flood_of_nonsense_is_answered_a_ring_at_a_time() {
 }
 
 #[test]
-fn more_than_the_memory_for_it_waits_in_the_ring() {
-    // One queue or several: they have the memory of one disk.
+fn requests_beyond_the_memory_limit_wait_in_the_ring() {
+    // One queue or several: they share the memory limit of one disk.
     for (order, queues, each) in [(2, 1, 128), (0, 4, 32)] {
         let rings = Rings { order, queues, ..Rings::default() };
         let queues = queues as usize;
@@ -185,16 +186,16 @@ fn more_than_the_memory_for_it_waits_in_the_ring() {
             front.push(queue);
         }
         machine.settle();
-        assert!(machine.seen.len() <= 33, "{} MiB under way", machine.seen.len());
+        assert!(machine.seen.len() <= 33, "{} MiB in flight", machine.seen.len());
         machine.file.hold = false;
         machine.settle();
-        let answers: usize = (0..queues).map(|queue| front.answers(queue).len()).sum();
+        let answers: usize = (0..queues).map(|queue| front.responses(queue).len()).sum();
         assert_eq!(answers, 128);
     }
 }
 
 #[test]
-fn keys_that_are_not_what_was_offered_are_refused_and_the_next_front_end_is_not() {
+fn keys_beyond_what_was_offered_are_refused_and_the_next_front_end_works() {
     let bad: [(&str, Option<&str>); 12] = [
         ("ring-page-order", Some("5")),
         ("ring-page-order", Some("-1")),
@@ -212,7 +213,7 @@ fn keys_that_are_not_what_was_offered_are_refused_and_the_next_front_end_is_not(
     for (key, value) in bad {
         let host = Host::new().unwrap();
         attach(&host);
-        let (mut machine, mut front) = (Machine::new(&host, config(GrantsPolicy::Copy)), Front::new(&host));
+        let (mut machine, mut front) = (TestBackend::new(&host, config(GrantsPolicy::Copy)), Front::new(&host));
         machine.settle();
         let path = format!("{FRONTEND}/{key}");
         front.initialise(Rings::default());
@@ -221,29 +222,29 @@ fn keys_that_are_not_what_was_offered_are_refused_and_the_next_front_end_is_not(
             None => remove(&host, &path),
         }
         machine.settle();
-        // What Xen refuses is tried a few times.
-        machine.settle_when(|_| front.backend_says() != "2");
-        assert_eq!(front.backend_says(), "5", "{key} {value:?}");
+        // Refusals by Xen are retried a few times.
+        machine.settle_when(|_| front.backend_state() != "2");
+        assert_eq!(front.backend_state(), "5", "{key} {value:?}");
         assert!(machine.log.contains("cannot be connected"), "{key}: {}", machine.log);
         assert_eq!((host.counts().mapped, host.counts().bound), (0, 0), "{key}");
         let said = machine.log.len();
         (0..10).for_each(|_| set(&host, &format!("{FRONTEND}/state"), "3"));
         machine.settle();
-        assert_eq!(machine.log.len(), said, "it is not tried again");
+        assert_eq!(machine.log.len(), said, "it must not be retried");
         remove(&host, &path);
         front.close(&mut machine);
         remove(&host, &format!("{FRONTEND}/num-ring-pages"));
-        front.say(1);
+        front.write_state(1);
         front.connect(&mut machine, Rings::default());
     }
 }
 
 #[test]
-fn what_a_refused_front_end_wrote_is_no_line_of_the_log() {
+fn values_of_a_refused_front_end_cannot_forge_log_lines() {
     for key in ["protocol", "ring-page-order"] {
         let host = Host::new().unwrap();
         attach(&host);
-        let (mut machine, mut front) = (Machine::new(&host, config(GrantsPolicy::Copy)), Front::new(&host));
+        let (mut machine, mut front) = (TestBackend::new(&host, config(GrantsPolicy::Copy)), Front::new(&host));
         machine.settle();
         machine.take_log();
         front.initialise(Rings::default());
@@ -256,26 +257,26 @@ fn what_a_refused_front_end_wrote_is_no_line_of_the_log() {
 }
 
 #[test]
-fn keys_that_an_earlier_front_end_has_left_are_not_looked_at() {
+fn keys_left_by_an_earlier_front_end_are_ignored() {
     let host = Host::new().unwrap();
     attach(&host);
     let mut front = Front::new(&host);
     front.initialise(Rings { queues: 2, order: 1, ..Rings::default() });
-    front.say(1);
-    let mut machine = Machine::new(&host, config(GrantsPolicy::Copy));
+    front.write_state(1);
+    let mut machine = TestBackend::new(&host, config(GrantsPolicy::Copy));
     machine.settle();
-    assert_eq!((front.backend_says().as_str(), host.counts().mapped, host.counts().bound), ("2", 0, 0));
+    assert_eq!((front.backend_state().as_str(), host.counts().mapped, host.counts().bound), ("2", 0, 0));
     front.forget();
     front.connect(&mut machine, Rings::default());
     assert_eq!(host.counts().mapped, 1);
 }
 
 #[test]
-fn states_in_any_order_leave_nothing_and_end_in_a_connection() {
+fn random_state_sequences_leak_nothing_and_end_in_a_connection() {
     for seed in 1..40u64 {
         let host = Host::new().unwrap();
         attach(&host);
-        let (mut machine, mut front) = (Machine::new(&host, config(GrantsPolicy::Persistent)), Front::new(&host));
+        let (mut machine, mut front) = (TestBackend::new(&host, config(GrantsPolicy::Persistent)), Front::new(&host));
         machine.settle();
         front.initialise(PERSISTENT);
         let mut random = seed;
@@ -294,7 +295,7 @@ fn states_in_any_order_leave_nothing_and_end_in_a_connection() {
         machine.settle();
         front.close(&mut machine);
         assert_eq!((host.counts().mapped, host.counts().bound), (0, 0), "seed {seed}");
-        front.say(1);
+        front.write_state(1);
         front.connect(&mut machine, PERSISTENT);
         let (_, page) = front.page(1);
         assert_eq!(front.run(&mut machine, &transfer(READ, 1, 0, &[(page, 0, 7)])), OKAY, "seed {seed}");
@@ -303,28 +304,28 @@ fn states_in_any_order_leave_nothing_and_end_in_a_connection() {
     }
 }
 
-/// A life of a device in which something fails; how often `part` was called in it.
-fn life(policy: GrantsPolicy, part: Part, nth: u64) -> u64 {
+/// A device's lifecycle in which a call fails; returns how often `part` was called.
+fn life(policy: GrantsPolicy, part: Subsystem, nth: u64) -> u64 {
     let host = Host::new().unwrap();
     attach(&host);
     let mut front = Front::new(&host);
     let (_, page) = front.page(1);
-    let mut machine = Machine::idle(&host, config(policy).geometry);
+    let mut machine = TestBackend::idle(&host, config(policy).geometry);
     host.fail(part, nth);
-    // A server that cannot begin says so, and is begun again.
+    // A server that fails to start reports that, and is started again.
     if machine.start(config(policy)).is_err() {
         machine.start(config(policy)).unwrap();
     }
     machine.settle();
     front.initialise(Rings { queues: 2, ..PERSISTENT });
     machine.settle();
-    let answered = if front.backend_says() == "4" {
-        front.say(4);
+    let answered = if front.backend_state() == "4" {
+        front.write_state(4);
         machine.settle();
         (0..4).for_each(|id| front.put(0, &transfer((id % 2) as u8, id, 0, &[(page, 0, 7)])));
         front.push(0);
         machine.settle();
-        front.answers(0).len()
+        front.responses(0).len()
     } else {
         0
     };
@@ -332,10 +333,10 @@ fn life(policy: GrantsPolicy, part: Part, nth: u64) -> u64 {
     host.fail(part, u64::MAX >> 1);
     front.close(&mut machine);
     assert_eq!((host.counts().mapped, host.counts().bound), (0, 0), "{policy:?} {part:?} {nth}");
-    front.say(1);
+    front.write_state(1);
     front.connect(&mut machine, PERSISTENT);
     assert_eq!(front.run(&mut machine, &transfer(READ, 9, 0, &[(page, 0, 7)])), OKAY, "{policy:?} {part:?} {nth}");
-    // All or, where the guest could not be waited for, none; never some.
+    // All of them or, if the guest could not be waited for, none; never some.
     assert!(answered == 4 || answered == 0, "{policy:?} {part:?} {nth}: {answered}");
     assert_eq!(get(&host, &format!("{BACKEND}/state")).as_deref(), Some("4"));
     drop(machine);
@@ -344,9 +345,9 @@ fn life(policy: GrantsPolicy, part: Part, nth: u64) -> u64 {
 }
 
 #[test]
-fn whatever_call_fails_nothing_leaks_and_the_next_front_end_is_served() {
+fn whichever_call_fails_nothing_leaks_and_the_next_front_end_is_served() {
     for policy in POLICIES {
-        for part in [Part::Grants, Part::Channels, Part::Store] {
+        for part in [Subsystem::Grants, Subsystem::Channels, Subsystem::Store] {
             let calls = life(policy, part, u64::MAX >> 1);
             assert!(calls > 0);
             (1..=calls).for_each(|nth| assert!(life(policy, part, nth) > 0));
@@ -354,7 +355,8 @@ fn whatever_call_fails_nothing_leaks_and_the_next_front_end_is_served() {
     }
 }
 
-/// Words of an entry in 64-bit layout and what each is changed to: every mixture of both writes to sectors 64 to 71, or is none.
+/// Words of an entry in 64-bit layout and their alternative values: every mixture of both writes to sectors 64 to 71,
+/// or is invalid.
 fn flipped_words(at: usize, page: GrantRef) -> [(usize, u32, u32); 5] {
     [
         (at, u32::from_le_bytes([WRITE, 1, 0, 0]), u32::from_le_bytes([0xff, 255, 0, 0])),
@@ -365,7 +367,7 @@ fn flipped_words(at: usize, page: GrantRef) -> [(usize, u32, u32); 5] {
     ]
 }
 
-/// Stops a thread, also if what it runs beside fails: it would be waited for.
+/// Stops the thread on drop, also if the test fails: it would be waited for otherwise.
 struct Stop<'a>(&'a AtomicBool);
 
 impl Drop for Stop<'_> {
@@ -375,7 +377,7 @@ impl Drop for Stop<'_> {
 }
 
 #[test]
-fn entries_that_another_processor_changes_are_one_or_the_other_or_refused() {
+fn concurrently_changed_entries_are_processed_in_either_state_or_refused() {
     for policy in POLICIES {
         let (mut machine, mut front) = connected(policy, PERSISTENT);
         let (_, page) = front.page(0x77);
@@ -392,7 +394,7 @@ fn entries_that_another_processor_changes_are_one_or_the_other_or_refused() {
                 }
             });
             let stop_at_last = Stop(&stop);
-            // On a busy machine the thread may not have its turn for long.
+            // On a busy machine the thread may not run for a long time.
             while rounds < 300 || (changes.load(Ordering::Relaxed) < 1000 && rounds < 100_000) {
                 (0..32).for_each(|id| front.put(0, &transfer(WRITE, id, 64, &[(page, 0, 7)])));
                 front.push(0);
@@ -403,10 +405,10 @@ fn entries_that_another_processor_changes_are_one_or_the_other_or_refused() {
             }
             drop(stop_at_last);
         });
-        assert!(changes.into_inner() >= 1000, "{policy:?}: nothing was changed meanwhile");
+        assert!(changes.into_inner() >= 1000, "{policy:?}: the entries were not changed concurrently");
         let ring = &front.rings[0];
-        assert_eq!(ring.shared.load_u32(8), Some(ring.asked), "{policy:?}: each is answered once");
-        assert!(begun > 0, "{policy:?}: none was whole");
+        assert_eq!(ring.shared.load_u32(8), Some(ring.submitted), "{policy:?}: each must be answered once");
+        assert!(begun > 0, "{policy:?}: no request was valid");
         let (from, to) = (64 * 512, 72 * 512);
         assert!(machine.file.bytes[..from] == before[..from], "{policy:?}");
         assert!(machine.file.bytes[to..] == before[to..], "{policy:?}");

@@ -1,12 +1,12 @@
-//! What a front end that keeps to the rules gets from a blkif server.
+//! The behaviour of a blkif server towards a well-behaved front end.
 
-#![allow(clippy::cast_possible_truncation, reason = "the numbers are the test's own, and small")]
+#![allow(clippy::cast_possible_truncation, reason = "the test's own numbers are small")]
 
 mod blkif_mock;
 
 use blkif_mock::{
-    Abi, BACKEND, FRONTEND, Front, LEN, Machine, READ, Rings, WRITE, attach, config, discard, get, indirect, remove,
-    set, transfer,
+    Abi, BACKEND, FRONTEND, Front, LEN, READ, Rings, TestBackend, WRITE, attach, config, discard, get, indirect,
+    remove, set, transfer,
 };
 use disk::{FileError, Operation};
 use transport::Server as _;
@@ -20,13 +20,13 @@ const UNSUPPORTED: i16 = -2;
 
 const POLICIES: [GrantsPolicy; 3] = [GrantsPolicy::Copy, GrantsPolicy::Map, GrantsPolicy::Persistent];
 
-fn machine(config: Config) -> (Machine, Front) {
+fn machine(config: Config) -> (TestBackend, Front) {
     let host = Host::new().unwrap();
     attach(&host);
-    (Machine::new(&host, config), Front::new(&host))
+    (TestBackend::new(&host, config), Front::new(&host))
 }
 
-fn connected(grants: GrantsPolicy, rings: Rings) -> (Machine, Front) {
+fn connected(grants: GrantsPolicy, rings: Rings) -> (TestBackend, Front) {
     let (mut machine, mut front) = machine(config(grants));
     front.connect(&mut machine, rings);
     (machine, front)
@@ -38,12 +38,12 @@ fn every_way() -> impl Iterator<Item = (GrantsPolicy, Rings)> {
     POLICIES.into_iter().flat_map(move |policy| rings.map(|rings| (policy, rings)))
 }
 
-fn key(machine: &Machine, key: &str) -> Option<String> {
+fn key(machine: &TestBackend, key: &str) -> Option<String> {
     get(&machine.host, &format!("{BACKEND}/{key}"))
 }
 
 #[test]
-fn what_is_offered_can_be_read_before_the_front_end_begins() {
+fn the_features_are_published_before_the_front_end_starts() {
     let (mut machine, _front) = machine(config(GrantsPolicy::Auto));
     machine.settle();
     for (name, value) in [
@@ -70,7 +70,7 @@ fn what_is_offered_can_be_read_before_the_front_end_begins() {
 }
 
 #[test]
-fn answers_that_come_backwards_are_given_in_the_order_of_their_requests() {
+fn completions_in_reverse_order_are_answered_in_the_order_of_the_requests() {
     for (policy, rings) in every_way() {
         let (mut machine, mut front) = connected(policy, rings);
         machine.file.backwards = true;
@@ -80,13 +80,13 @@ fn answers_that_come_backwards_are_given_in_the_order_of_their_requests() {
         }
         front.push(0);
         machine.settle();
-        let order: Vec<u64> = front.answers(0).iter().map(|answer| answer.0).collect();
+        let order: Vec<u64> = front.responses(0).iter().map(|answer| answer.0).collect();
         assert_eq!(order, [0, 1, 2, 3, 4], "{policy:?}");
     }
 }
 
 #[test]
-fn data_go_both_ways_in_every_layout_and_by_every_way() {
+fn data_is_transferred_both_ways_in_every_layout_and_mode() {
     for (policy, rings) in every_way() {
         let (mut machine, mut front) = connected(policy, rings);
         let ((first, one), (second, two)) = (front.page(0xaa), front.page(0xbb));
@@ -94,17 +94,17 @@ fn data_go_both_ways_in_every_layout_and_by_every_way() {
         assert_eq!(front.run(&mut machine, &transfer(WRITE, 5, 16, &parts)), OKAY, "{policy:?} {rings:?}");
         assert_eq!(machine.file.bytes[16 * 512..18 * 512], [0xaa; 1024]);
         assert_eq!(machine.file.bytes[18 * 512..26 * 512], [0xbb; 4096]);
-        assert_eq!(machine.file.bytes[26 * 512], 26, "and no further");
+        assert_eq!(machine.file.bytes[26 * 512], 26, "no further");
         assert_eq!(front.run(&mut machine, &transfer(READ, 6, 100, &parts)), OKAY);
         assert_eq!(front.guest.read(first, 1024, 1024).unwrap(), [[100; 512], [101; 512]].concat());
-        assert_eq!(front.guest.read(first, 2048, 1).unwrap(), [0xaa], "and no further");
+        assert_eq!(front.guest.read(first, 2048, 1).unwrap(), [0xaa], "no further");
         assert_eq!(front.guest.read(second, 3584, 512).unwrap(), [109; 512]);
-        assert_eq!(machine.seen.len(), 2, "one request, however many segments");
+        assert_eq!(machine.seen.len(), 2, "one disk request, however many segments");
     }
 }
 
 #[test]
-fn answers_name_the_request() {
+fn responses_carry_the_id_of_their_request() {
     let (mut machine, mut front) = connected(GrantsPolicy::Copy, Rings { abi: Abi::X86_32, ..Rings::default() });
     let (_, page) = front.page(0);
     front.put(0, &transfer(READ, u64::MAX - 3, 0, &[(page, 0, 7)]));
@@ -112,13 +112,13 @@ fn answers_name_the_request() {
     front.put(0, &indirect(WRITE, 9, 0, GrantRef(4000), 12));
     front.push(0);
     machine.settle();
-    let mut answers = front.answers(0);
+    let mut answers = front.responses(0);
     answers.sort_unstable();
     assert_eq!(answers, [(8, 77, UNSUPPORTED), (9, WRITE, ERROR), (u64::MAX - 3, READ, OKAY)]);
 }
 
 #[test]
-fn a_mebibyte_goes_in_one_indirect_request() {
+fn one_indirect_request_transfers_a_mebibyte() {
     for (policy, rings) in every_way() {
         let (mut machine, mut front) = connected(policy, rings);
         let pages: Vec<_> = (0..=255).map(|byte| front.page(byte)).collect();
@@ -127,7 +127,7 @@ fn a_mebibyte_goes_in_one_indirect_request() {
             parts.iter().flat_map(|part| [&part.0.0.to_le_bytes()[..], &[0, 7, 0, 0]].concat()).collect();
         let list = front.guest.page().unwrap();
         front.guest.write(list, 0, &descriptors).unwrap();
-        // What stays mapped is granted to be written, as Linux does.
+        // Persistent pages are granted writable, as Linux does.
         let access = if policy == GrantsPolicy::Persistent { Access::ReadWrite } else { Access::ReadOnly };
         let list = front.guest.grant(list, access);
         assert_eq!(front.run(&mut machine, &indirect(WRITE, 1, 8, list, 256)), OKAY, "{policy:?}");
@@ -151,7 +151,7 @@ fn large_rings_and_many_queues_work_at_once() {
             }
             machine.settle();
             for queue in 0..4 {
-                let mut ids: Vec<u64> = front.answers(queue).iter().map(|answer| answer.0).collect();
+                let mut ids: Vec<u64> = front.responses(queue).iter().map(|answer| answer.0).collect();
                 ids.sort_unstable();
                 assert_eq!(ids, (round * 512..(round + 1) * 512).collect::<Vec<_>>(), "{policy:?}");
             }
@@ -161,21 +161,21 @@ fn large_rings_and_many_queues_work_at_once() {
 }
 
 #[test]
-fn a_flush_makes_durable_and_a_write_does_not() {
+fn a_flush_makes_data_durable_and_a_write_does_not() {
     let (mut machine, mut front) = connected(GrantsPolicy::Copy, Rings::default());
     let (_, page) = front.page(0x55);
     assert_eq!(front.run(&mut machine, &transfer(WRITE, 1, 0, &[(page, 0, 7)])), OKAY);
     assert_ne!(machine.file.durable[..4096], [0x55; 4096]);
     assert_eq!(front.run(&mut machine, &transfer(3, 2, 0, &[])), OKAY);
     assert_eq!(machine.file.durable[..4096], [0x55; 4096]);
-    assert_eq!(front.run(&mut machine, &transfer(3, 3, 64, &[(page, 0, 7)])), OKAY, "a flush with data");
+    assert_eq!(front.run(&mut machine, &transfer(3, 3, 64, &[(page, 0, 7)])), OKAY, "a flush with data (FUA)");
     assert_eq!(machine.file.durable[64 * 512..72 * 512], [0x55; 4096]);
     machine.file.fault = Some(FileError::Failed(5));
     assert_eq!(front.run(&mut machine, &transfer(WRITE, 4, 0, &[(page, 0, 7)])), ERROR);
 }
 
 #[test]
-fn a_barrier_is_alone_and_durable() {
+fn a_barrier_runs_alone_and_is_durable() {
     let (mut machine, mut front) = connected(GrantsPolicy::Copy, Rings::default());
     let (_, page) = front.page(0x55);
     machine.file.hold = true;
@@ -186,11 +186,11 @@ fn a_barrier_is_alone_and_durable() {
     }
     front.push(0);
     machine.settle();
-    assert_eq!(machine.seen.len(), 2, "the barrier waits for what is before it");
+    assert_eq!(machine.seen.len(), 2, "the barrier must wait for earlier requests");
     machine.file.hold = false;
     machine.settle();
-    let order: Vec<u64> = front.answers(0).iter().map(|answer| answer.0).collect();
-    assert_eq!(order[2..], [2, 3, 4, 5], "one after the other");
+    let order: Vec<u64> = front.responses(0).iter().map(|answer| answer.0).collect();
+    assert_eq!(order[2..], [2, 3, 4, 5], "not one after the other");
     assert_eq!(
         machine.seen[2..5],
         [Operation::Write { durable: true }, Operation::Write { durable: false }, Operation::Flush]
@@ -199,7 +199,7 @@ fn a_barrier_is_alone_and_durable() {
 }
 
 #[test]
-fn a_discard_is_of_whole_ranges_and_never_secure() {
+fn a_discard_must_be_in_range_and_not_secure() {
     let (mut machine, mut front) = connected(GrantsPolicy::Copy, Rings::default());
     assert_eq!(front.run(&mut machine, &discard(0, 1, 8, 16)), OKAY);
     assert_eq!(machine.file.bytes[4096..12288], [0; 8192]);
@@ -210,7 +210,7 @@ fn a_discard_is_of_whole_ranges_and_never_secure() {
 }
 
 #[test]
-fn a_disk_to_be_read_only_says_so_and_refuses_writes() {
+fn a_read_only_disk_announces_that_and_refuses_writes() {
     let (mut machine, mut front) = machine(Config { read_only: true, ..config(GrantsPolicy::Copy) });
     front.connect(&mut machine, Rings::default());
     assert_eq!((key(&machine, "info").unwrap(), key(&machine, "mode").unwrap()), ("4".to_owned(), "r".to_owned()));
@@ -226,34 +226,34 @@ fn a_disk_to_be_read_only_says_so_and_refuses_writes() {
 }
 
 #[test]
-fn all_copies_of_a_pass_are_one_call_and_pages_are_mapped_once() {
+fn a_pass_makes_one_copy_call_and_maps_pages_once() {
     for (policy, first, later) in [(GrantsPolicy::Copy, 1, 1), (GrantsPolicy::Persistent, 1, 0)] {
         let (mut machine, mut front) = connected(policy, Rings { persistent: true, ..Rings::default() });
         let pages: Vec<_> = (0..30).map(|_| front.page(1).1).collect();
         for expected in [first, later] {
-            let before = machine.host.calls(xen::fake::Part::Grants);
+            let before = machine.host.calls(xen::fake::Subsystem::Grants);
             for (index, &page) in pages.iter().enumerate() {
                 front.put(0, &transfer(WRITE, 0, 8 * index as u64, &[(page, 0, 7)]));
             }
             front.push(0);
             machine.settle();
-            assert_eq!(front.answers(0).len(), 30);
-            assert_eq!(machine.host.calls(xen::fake::Part::Grants) - before, expected, "{policy:?}");
+            assert_eq!(front.responses(0).len(), 30);
+            assert_eq!(machine.host.calls(xen::fake::Subsystem::Grants) - before, expected, "{policy:?}");
         }
     }
 }
 
 #[test]
-fn a_front_end_without_persistent_grants_has_none_of_its_pages_mapped() {
+fn no_data_page_stays_mapped_without_persistent_grants() {
     let (mut machine, mut front) = connected(GrantsPolicy::Auto, Rings::default());
     let (_, page) = front.page(1);
     assert_eq!(front.run(&mut machine, &transfer(WRITE, 0, 0, &[(page, 0, 7)])), OKAY);
-    assert!(front.guest.revoke(page), "it is mapped nowhere");
-    assert_eq!(machine.host.counts().mapped, 1, "the ring");
+    assert!(front.guest.revoke(page), "it must not be mapped");
+    assert_eq!(machine.host.counts().mapped, 1, "only the ring is mapped");
 }
 
 #[test]
-fn a_new_size_is_told_by_saying_again_that_it_is_connected() {
+fn a_new_size_is_announced_by_rewriting_the_connected_state() {
     let (mut machine, mut front) = connected(GrantsPolicy::Copy, Rings::default());
     let mut store = machine.host.store(xen::DomId(7)).unwrap();
     xen::Store::watch(&mut store, &format!("{BACKEND}/state"), "size").unwrap();
@@ -261,28 +261,28 @@ fn a_new_size_is_told_by_saying_again_that_it_is_connected() {
     let grown = disk::Geometry { len: 2 * LEN, ..machine.geometry };
     machine.server.as_mut().unwrap().resized(&grown, &mut machine.watch);
     assert!(xen::Store::take_event(&mut store).unwrap().is_some());
-    assert_eq!((key(&machine, "sectors").as_deref(), front.backend_says().as_str()), (Some("16384"), "4"));
+    assert_eq!((key(&machine, "sectors").as_deref(), front.backend_state().as_str()), (Some("16384"), "4"));
     machine.settle();
     let (_, page) = front.page(1);
     assert_eq!(front.run(&mut machine, &transfer(READ, 0, 0, &[(page, 0, 7)])), OKAY);
 }
 
 #[test]
-fn a_thousand_front_ends_leave_nothing() {
+fn a_thousand_front_ends_leak_nothing() {
     for policy in POLICIES {
         let (mut machine, mut front) = machine(config(policy));
         machine.settle();
         let rest = machine.host.counts();
         let (_, page) = front.page(3);
         for round in 0..334 {
-            front.say(1);
+            front.write_state(1);
             let rings = Rings { order: round % 3, queues: 1 + round % 2, persistent: true, ..Rings::default() };
             front.connect(&mut machine, rings);
-            front.ask(0, &transfer(WRITE, 1, 0, &[(page, 0, 7)]));
+            front.submit(0, &transfer(WRITE, 1, 0, &[(page, 0, 7)]));
             machine.settle();
-            assert_eq!(front.answers(0), [(1, WRITE, OKAY)], "round {round}");
+            assert_eq!(front.responses(0), [(1, WRITE, OKAY)], "round {round}");
             front.close(&mut machine);
-            assert_eq!((machine.host.counts(), front.backend_says()), (rest, "6".to_owned()), "round {round}");
+            assert_eq!((machine.host.counts(), front.backend_state()), (rest, "6".to_owned()), "round {round}");
         }
         drop(machine);
         assert_eq!(front.host.counts(), Counts::default());
@@ -290,53 +290,53 @@ fn a_thousand_front_ends_leave_nothing() {
 }
 
 #[test]
-fn a_front_end_that_closes_gets_its_answers_first() {
+fn a_closing_front_end_gets_its_responses_first() {
     for policy in POLICIES {
         let (mut machine, mut front) = connected(policy, Rings { persistent: true, ..Rings::default() });
         let (_, page) = front.page(3);
         machine.file.hold = true;
-        front.ask(0, &transfer(READ, 1, 0, &[(page, 0, 7)]));
+        front.submit(0, &transfer(READ, 1, 0, &[(page, 0, 7)]));
         machine.settle();
-        // One that is announced and not taken in when its driver closes, at once.
-        front.ask(0, &transfer(READ, 2, 8, &[(page, 0, 7)]));
-        front.say(6);
+        // One request is announced but not yet taken when its driver closes right away.
+        front.submit(0, &transfer(READ, 2, 8, &[(page, 0, 7)]));
+        front.write_state(6);
         machine.settle();
-        assert_eq!((front.backend_says().as_str(), machine.host.counts().bound), ("4", 1), "{policy:?}");
+        assert_eq!((front.backend_state().as_str(), machine.host.counts().bound), ("4", 1), "{policy:?}");
         assert_eq!(machine.seen.len(), 2);
-        front.ask(0, &transfer(READ, 3, 0, &[(page, 0, 7)]));
+        front.submit(0, &transfer(READ, 3, 0, &[(page, 0, 7)]));
         machine.settle();
-        assert_eq!(machine.seen.len(), 2, "who has closed asks for nothing");
+        assert_eq!(machine.seen.len(), 2, "requests after closing must be ignored");
         machine.file.hold = false;
         machine.settle();
-        let mut answers = front.answers(0);
+        let mut answers = front.responses(0);
         answers.sort_unstable();
         assert_eq!(answers, [(1, READ, OKAY), (2, READ, OKAY)]);
         let counts = machine.host.counts();
-        assert_eq!((front.backend_says().as_str(), counts.mapped, counts.bound), ("6", 0, 0));
+        assert_eq!((front.backend_state().as_str(), counts.mapped, counts.bound), ("6", 0, 0));
     }
 }
 
 #[test]
-fn nobody_new_is_let_in_while_something_old_is_under_way() {
+fn no_front_end_connects_while_old_requests_are_in_flight() {
     for policy in POLICIES {
         let (mut machine, mut front) = connected(policy, Rings { persistent: true, ..Rings::default() });
         let (_, page) = front.page(3);
         machine.file.hold = true;
-        front.ask(0, &transfer(READ, 1, 0, &[(page, 0, 7)]));
+        front.submit(0, &transfer(READ, 1, 0, &[(page, 0, 7)]));
         machine.settle();
-        // It has forgotten what it asked: its ring is not written to.
-        front.say(1);
+        // It has forgotten its requests: its ring must not be written to.
+        front.write_state(1);
         machine.settle();
-        assert_eq!((front.backend_says().as_str(), machine.host.counts().bound), ("4", 0), "{policy:?}");
+        assert_eq!((front.backend_state().as_str(), machine.host.counts().bound), ("4", 0), "{policy:?}");
         machine.file.hold = false;
         machine.settle();
-        assert_eq!((front.backend_says().as_str(), machine.host.counts().mapped), ("2", 0));
+        assert_eq!((front.backend_state().as_str(), machine.host.counts().mapped), ("2", 0));
         front.connect(&mut machine, Rings::default());
     }
 }
 
 #[test]
-fn a_guest_or_a_node_that_vanishes_leaves_nothing() {
+fn a_vanished_guest_or_node_leaks_nothing() {
     for (gone, state) in [(FRONTEND, Some("6")), (BACKEND, None)] {
         let (mut machine, mut front) =
             connected(GrantsPolicy::Persistent, Rings { persistent: true, ..Rings::default() });
@@ -356,46 +356,46 @@ fn the_toolstack_detaches() {
     set(&machine.host, &format!("{BACKEND}/online"), "0");
     set(&machine.host, &format!("{BACKEND}/state"), "5");
     machine.settle();
-    assert!(machine.server.as_ref().unwrap().is_connected(), "until the front end lets go");
+    assert!(machine.server.as_ref().unwrap().is_connected(), "connected until the front end releases the device");
     front.close(&mut machine);
-    assert_eq!(front.backend_says(), "6");
+    assert_eq!(front.backend_state(), "6");
     assert!(machine.server.as_ref().unwrap().has_ended());
 }
 
 #[test]
-fn a_server_that_stops_waits_a_bounded_time() {
+fn a_stopping_server_waits_a_bounded_time() {
     let (mut machine, front) = connected(GrantsPolicy::Copy, Rings::default());
     machine.stop();
-    assert!(machine.log.contains("stays connected and does not let the device go"), "{}", machine.log);
-    assert_eq!(front.backend_says(), "5");
+    assert!(machine.log.contains("stays connected: the guest still uses the device"), "{}", machine.log);
+    assert_eq!(front.backend_state(), "5");
     let mine = config(GrantsPolicy::Copy);
     machine.start(mine).unwrap();
     machine.settle();
-    assert_eq!(front.backend_says(), "4", "the next takes it over");
-    front.say(6);
+    assert_eq!(front.backend_state(), "4", "the next process takes it over");
+    front.write_state(6);
     machine.stop();
-    assert_eq!((front.backend_says().as_str(), machine.host.counts().bound), ("6", 0));
+    assert_eq!((front.backend_state().as_str(), machine.host.counts().bound), ("6", 0));
 }
 
 #[test]
-fn a_process_that_comes_after_one_answers_what_is_owed() {
+fn a_successor_answers_the_unanswered_requests() {
     for rings in [Rings::default(), Rings { abi: Abi::X86_32, queues: 2, order: 1, ..Rings::default() }] {
         let (mut machine, mut front) = machine(Config { on_stop: OnStop::Leave, ..config(GrantsPolicy::Copy) });
         front.connect(&mut machine, rings);
         let (_, page) = front.page(3);
-        let mut owed = std::collections::BTreeSet::new();
+        let mut unanswered = std::collections::BTreeSet::new();
         for round in 0..20u64 {
             machine.file.hold = round % 2 == 0;
             for id in 0..5 {
                 front.put(0, &transfer(WRITE, round * 5 + id, 8 * id, &[(page, 0, 7)]));
-                owed.insert(round * 5 + id);
+                unanswered.insert(round * 5 + id);
             }
             front.push(0);
             machine.settle();
-            for (id, _, status) in front.answers(0) {
-                assert!(owed.remove(&id) && status == OKAY, "answered twice, or never asked: {id}");
+            for (id, _, status) in front.responses(0) {
+                assert!(unanswered.remove(&id) && status == OKAY, "answered twice, or never submitted: {id}");
             }
-            // Killed: its requests end in its own disk, and nobody answers them.
+            // Killed: its requests end in its own disk, and are not answered.
             machine = successor(machine, Config { on_stop: OnStop::Leave, ..config(GrantsPolicy::Copy) });
             assert!(
                 machine.log.contains("taken over") || {
@@ -405,14 +405,14 @@ fn a_process_that_comes_after_one_answers_what_is_owed() {
             );
         }
         machine.settle();
-        front.answers(0).iter().for_each(|answer| assert!(owed.remove(&answer.0)));
-        assert!(owed.is_empty(), "{owed:?} are owed an answer");
+        front.responses(0).iter().for_each(|answer| assert!(unanswered.remove(&answer.0)));
+        assert!(unanswered.is_empty(), "{unanswered:?} are unanswered");
     }
 }
 
-/// Another process, on what the one that is killed has left.
-fn successor(mut killed: Machine, config: Config) -> Machine {
-    let mut machine = Machine::idle(&killed.host, killed.geometry);
+/// Another process, with what the killed one has left.
+fn successor(mut killed: TestBackend, config: Config) -> TestBackend {
+    let mut machine = TestBackend::idle(&killed.host, killed.geometry);
     killed.server = None;
     machine.file.bytes.clone_from(&killed.file.bytes);
     drop(killed);

@@ -1,4 +1,4 @@
-//! The fuzzers' corpus, replayed by an ordinary compiler.
+//! Replays the fuzzers' corpus with the normal compiler.
 
 #[path = "../../fuzz/src/nbd.rs"]
 #[allow(clippy::cast_possible_truncation, reason = "as loose as the fuzz crate, whose file it is")]
@@ -20,11 +20,11 @@ fn replay(target: &str, body: fn(&[u8])) {
 }
 
 #[test]
-fn negotiations_of_the_corpus_hold_the_invariants() {
+fn negotiations_of_the_corpus_violate_no_invariant() {
     replay("nbd_negotiation", fuzz::negotiation);
 }
 
 #[test]
-fn commands_of_the_corpus_hold_the_invariants() {
+fn commands_of_the_corpus_violate_no_invariant() {
     replay("nbd_commands", fuzz::commands);
 }

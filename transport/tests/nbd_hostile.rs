@@ -1,4 +1,4 @@
-//! Clients that break off, lie, flood and never listen; each hurts itself at most.
+//! Clients that disconnect midway, send garbage, flood and never read; each can harm only itself.
 
 mod nbd_support;
 
@@ -9,23 +9,23 @@ use disk::Operation;
 use nbd_support::client::{self, Client, OPT_LIST, READ, WRITE, request};
 use nbd_support::{GEOMETRY, Served};
 
-/// The disk still answers a client that behaves.
+/// Asserts that the disk still replies to a well-behaved client.
 fn serves(served: &Served) {
     let mut client = Client::simple(served);
-    client.ask(READ, 0, 7, 0, 512);
+    client.send_request(READ, 0, 7, 0, 512);
     assert_eq!(client.simple_reply(), (0, 7));
     client.receive(512);
 }
 
 #[test]
-fn garbage_ends_the_connection_and_nothing_else() {
+fn garbage_ends_only_its_own_connection() {
     let served = Served::unix(GEOMETRY);
     let mut negotiating = Client::greeted(&served);
     negotiating.send(&[0x55; 64]);
-    assert!(negotiating.is_sent_away());
+    assert!(negotiating.is_disconnected());
     let mut asking = Client::simple(&served);
     asking.send(&[0x55; 64]);
-    assert!(asking.is_sent_away());
+    assert!(asking.is_disconnected());
     serves(&served);
     let events = served.events.lock().unwrap();
     assert!(events.iter().any(|event| event.contains("a request does not begin with its magic number")), "{events:?}");
@@ -36,7 +36,7 @@ fn half_a_request_does_nothing() {
     let served = Served::unix(GEOMETRY);
     Client::simple(&served).send(&request(WRITE, 0, 1, 0, 4096)[..20]);
     let mut halfway = Client::simple(&served);
-    halfway.ask(WRITE, 0, 1, 0, 4096);
+    halfway.send_request(WRITE, 0, 1, 0, 4096);
     halfway.send(&[1; 1000]);
     drop(halfway);
     serves(&served);
@@ -45,7 +45,7 @@ fn half_a_request_does_nothing() {
 }
 
 #[test]
-fn a_client_that_leaves_its_reads_behind_is_no_trouble() {
+fn a_client_may_disconnect_with_reads_in_flight() {
     let served = Served::unix(GEOMETRY);
     for _ in 0..100 {
         let mut client = Client::simple(&served);
@@ -56,17 +56,17 @@ fn a_client_that_leaves_its_reads_behind_is_no_trouble() {
 }
 
 #[test]
-fn requests_beyond_the_end_are_refused_and_the_next_is_served() {
+fn requests_past_the_end_are_refused_and_the_next_is_served() {
     let served = Served::unix(GEOMETRY);
     let mut client = Client::simple(&served);
-    client.ask(READ, 0, 1, GEOMETRY.len, 512);
+    client.send_request(READ, 0, 1, GEOMETRY.len, 512);
     assert_eq!(client.simple_reply(), (22, 1));
-    client.ask(READ, 0, 2, u64::MAX - 511, 512);
+    client.send_request(READ, 0, 2, u64::MAX - 511, 512);
     assert_eq!(client.simple_reply(), (22, 2));
-    client.ask(WRITE, 0, 3, GEOMETRY.len - 512, 1024);
+    client.send_request(WRITE, 0, 3, GEOMETRY.len - 512, 1024);
     client.send(&[1; 1024]);
     assert_eq!(client.simple_reply(), (28, 3));
-    client.ask(WRITE, 0, 4, GEOMETRY.len - 512, 512);
+    client.send_request(WRITE, 0, 4, GEOMETRY.len - 512, 512);
     client.send(&[1; 512]);
     assert_eq!(client.simple_reply(), (0, 4));
 }
@@ -75,33 +75,33 @@ fn requests_beyond_the_end_are_refused_and_the_next_is_served() {
 fn the_data_of_a_refused_write_is_skipped() {
     let served = Served::unix(GEOMETRY);
     let mut client = Client::structured(&served);
-    client.ask(WRITE, 0, 1, GEOMETRY.len - 512, 700_000);
+    client.send_request(WRITE, 0, 1, GEOMETRY.len - 512, 700_000);
     client.send(&vec![1; 700_000]);
     let refused = client.chunk();
     assert_eq!((refused.kind, refused.cookie), (0x8001, 1));
     assert_eq!(refused.payload[..4], 28u32.to_be_bytes());
-    client.ask(READ, 0, 2, 512, 512);
+    client.send_request(READ, 0, 2, 512, 512);
     let data = client.chunk();
     assert_eq!((data.kind, data.cookie), (1, 2));
     assert_eq!(data.payload, [&512u64.to_be_bytes()[..], &[0; 512]].concat());
 }
 
 #[test]
-fn a_write_longer_than_told_ends_the_connection() {
+fn a_write_longer_than_announced_ends_the_connection() {
     let served = Served::unix(GEOMETRY);
     let mut client = Client::simple(&served);
-    client.ask(WRITE, 0, 1, 0, (32 << 20) + 512);
-    assert!(client.is_sent_away());
+    client.send_request(WRITE, 0, 1, 0, (32 << 20) + 512);
+    assert!(client.is_disconnected());
     serves(&served);
 }
 
 #[test]
-fn replies_that_nobody_reads_stop_the_requests() {
+fn unread_replies_stop_further_requests() {
     let served = Served::unix(GEOMETRY);
     let mut deaf = Client::simple(&served);
     let reads: Vec<u8> = (0..512).flat_map(|cookie| request(READ, 0, cookie, 0, 1 << 20)).collect();
     deaf.send(&reads);
-    // By the time at which another client has been served, the deaf one has been listened to.
+    // By the time another client has been served, input of the client that does not read was processed.
     serves(&served);
     serves(&served);
     let done = served.disk.lock().unwrap().done.len();
@@ -114,7 +114,7 @@ fn replies_that_nobody_reads_stop_the_requests() {
 }
 
 #[test]
-fn many_small_requests_at_once_are_all_answered() {
+fn many_concurrent_small_requests_are_all_answered() {
     let served = Served::unix(GEOMETRY);
     let mut client = Client::simple(&served);
     let mut sender = client.0.try_clone().unwrap();
@@ -138,39 +138,39 @@ fn ten_thousand_options_end_the_connection() {
     let option = [&b"IHAVEOPT"[..], &OPT_LIST.to_be_bytes(), &[0; 4]].concat();
     // The connection ends before all of them are sent.
     let sent = client.0.write_all(&option.repeat(10_000));
-    assert!(sent.is_err() || client.is_sent_away());
+    assert!(sent.is_err() || client.is_disconnected());
     serves(&served);
     assert!(served.events.lock().unwrap().iter().any(|event| event.contains("too many options")));
 }
 
 #[test]
-fn idle_negotiations_give_way_to_new_clients_and_served_ones_stay() {
+fn new_clients_displace_idle_negotiations_but_not_served_clients() {
     let served = Served::unix(GEOMETRY);
     let mut first = Client::simple(&served);
     let mut idle: Vec<Client> = (0..100).map(|_| Client::greeted(&served)).collect();
     serves(&served);
-    first.ask(READ, 0, 9, 0, 512);
+    first.send_request(READ, 0, 9, 0, 512);
     assert_eq!(first.simple_reply(), (0, 9));
-    assert!(idle.iter_mut().take(80).all(Client::is_sent_away));
+    assert!(idle.iter_mut().take(80).all(Client::is_disconnected));
     let newest = idle.last_mut().unwrap();
     newest.option(OPT_LIST, &[]);
     assert_eq!(newest.option_reply().0, 2);
 }
 
 #[test]
-fn no_more_clients_than_places() {
+fn the_number_of_clients_is_limited() {
     let served = Served::unix(GEOMETRY);
     let mut clients: Vec<Client> = (0..64).map(|_| Client::simple(&served)).collect();
     let mut late = Client(std::os::unix::net::UnixStream::connect(served.path()).unwrap());
-    assert!(late.is_sent_away());
+    assert!(late.is_disconnected());
     let mut gone = clients.pop().unwrap();
-    gone.ask(client::DISC, 0, 0, 0, 0);
-    assert!(gone.is_sent_away());
+    gone.send_request(client::DISC, 0, 0, 0, 0);
+    assert!(gone.is_disconnected());
     serves(&served);
 }
 
 #[test]
-fn bytes_may_come_one_by_one() {
+fn input_may_arrive_byte_by_byte() {
     let served = Served::unix(GEOMETRY);
     let mut client = Client::simple(&served);
     let write = [request(WRITE, 0, 5, 512, 512), vec![3; 512]].concat();

@@ -1,4 +1,4 @@
-//! What a client that behaves may rely on, where the tools do not look closely enough.
+//! Guarantees for well-behaved clients that the standard tools do not check closely enough.
 
 mod nbd_support;
 
@@ -29,14 +29,14 @@ fn bind(path: impl Into<PathBuf>) -> Result<Server, BindError> {
 fn a_trim_with_fua_is_answered_after_a_flush() {
     let served = Served::unix(GEOMETRY);
     let mut client = Client::simple(&served);
-    client.ask(TRIM, FUA, 4, 0, 65536);
+    client.send_request(TRIM, FUA, 4, 0, 65536);
     assert_eq!(client.simple_reply(), (0, 4));
     let done = served.disk.lock().unwrap().done.clone();
     assert_eq!(done, [(Operation::Discard, Span { at: 0, len: 65536 }), (Operation::Flush, Span { at: 0, len: 0 })]);
 }
 
 #[test]
-fn replies_come_as_the_disk_has_them() {
+fn replies_come_in_the_order_of_completion() {
     let served = Served::unix(GEOMETRY);
     let mut client = Client::simple(&served);
     client.send(&[request(FLUSH, 0, 1, 0, 0), request(READ, 0, 2, 0, 512), request(FLUSH, 0, 3, 0, 0)].concat());
@@ -47,78 +47,78 @@ fn replies_come_as_the_disk_has_them() {
         cookies.push(cookie);
         client.receive(if cookie == 2 { 512 } else { 0 });
     }
-    // The disk of these tests answers a batch from its end.
+    // The disk of these tests completes a batch from its end.
     assert_eq!(cookies, [3, 2, 1]);
 }
 
 #[test]
-fn single_bytes_are_served_to_who_never_asked_for_block_sizes() {
+fn single_bytes_are_served_to_clients_that_never_asked_for_block_sizes() {
     let served = Served::unix(GEOMETRY);
     let mut client = Client::structured(&served);
-    client.ask(WRITE, 0, 1, 511, 3);
+    client.send_request(WRITE, 0, 1, 511, 3);
     client.send(&[7, 8, 9]);
     assert_eq!(client.simple_reply(), (0, 1));
-    client.ask(READ, 0, 2, 510, 5);
+    client.send_request(READ, 0, 2, 510, 5);
     let read = client.chunk();
     assert_eq!(
         (read.kind, &read.payload[..8], &read.payload[8..]),
         (1, &510u64.to_be_bytes()[..], &[0, 7, 8, 9, 0][..])
     );
-    client.ask(BLOCK_STATUS, 0, 3, 65_535, 3);
-    // The last byte of the unit that has been written to, and the first two of one that has not.
+    client.send_request(BLOCK_STATUS, 0, 3, 65_535, 3);
+    // The last byte of a written unit, and the first two of an unwritten one.
     assert_eq!(client.chunk().payload, [0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 3]);
     let done = served.disk.lock().unwrap().done.clone();
     assert_eq!(done[0], (Operation::Patch { durable: false }, Span { at: 511, len: 3 }));
 }
 
 #[test]
-fn what_is_to_be_cached_is_looked_up() {
+fn a_cache_command_looks_up_extents() {
     let served = Served::unix(GEOMETRY);
     let mut client = Client::simple(&served);
-    client.ask(CACHE, 0, 1, 1, 1 << 20);
+    client.send_request(CACHE, 0, 1, 1, 1 << 20);
     assert_eq!(client.simple_reply(), (0, 1));
-    client.ask(CACHE, 0, 2, GEOMETRY.len, 1);
+    client.send_request(CACHE, 0, 2, GEOMETRY.len, 1);
     assert_eq!(client.simple_reply(), (22, 2));
 }
 
 #[test]
-fn zeroes_that_are_to_be_fast_and_keep_their_space_are_not_supported() {
+fn fast_zeroes_with_no_hole_are_not_supported() {
     let served = Served::unix(GEOMETRY);
     let mut client = Client::simple(&served);
-    client.ask(WRITE_ZEROES, FAST_ZERO | NO_HOLE, 1, 0, 65_536);
+    client.send_request(WRITE_ZEROES, FAST_ZERO | NO_HOLE, 1, 0, 65_536);
     assert_eq!(client.simple_reply(), (95, 1));
-    client.ask(WRITE_ZEROES, FAST_ZERO, 2, 0, 65_536);
+    client.send_request(WRITE_ZEROES, FAST_ZERO, 2, 0, 65_536);
     assert_eq!(client.simple_reply(), (0, 2));
 }
 
 #[test]
-fn allocation_is_told_in_one_run_if_one_is_asked_for() {
+fn req_one_returns_a_single_extent() {
     let served = Served::unix(GEOMETRY);
     let mut client = Client::structured(&served);
-    client.ask(WRITE, 0, 1, 65536, 512);
+    client.send_request(WRITE, 0, 1, 65536, 512);
     client.send(&[1; 512]);
     client.simple_reply();
-    client.ask(BLOCK_STATUS, 0, 2, 0, 1 << 20);
+    client.send_request(BLOCK_STATUS, 0, 2, 0, 1 << 20);
     let all = client.chunk();
     assert_eq!((all.kind, all.cookie, all.payload.len()), (5, 2, 4 + 3 * 8));
-    client.ask(BLOCK_STATUS, 1 << 3, 3, 0, 1 << 20);
+    client.send_request(BLOCK_STATUS, 1 << 3, 3, 0, 1 << 20);
     assert_eq!(client.chunk().payload, [0, 0, 0, 1, 0, 1, 0, 0, 0, 0, 0, 3]);
 }
 
 #[test]
-fn nothing_asked_is_nothing_answered_with_success() {
+fn zero_length_requests_succeed() {
     let served = Served::unix(GEOMETRY);
     let mut client = Client::structured(&served);
-    client.ask(READ, 0, 1, 0, 0);
+    client.send_request(READ, 0, 1, 0, 0);
     let chunk = client.chunk();
     assert_eq!((chunk.kind, chunk.cookie, chunk.payload.len()), (0, 1, 0));
-    client.ask(WRITE, 0, 2, 0, 0);
+    client.send_request(WRITE, 0, 2, 0, 0);
     assert_eq!(client.simple_reply(), (0, 2));
     assert!(served.disk.lock().unwrap().done.is_empty());
 }
 
 #[test]
-fn a_path_in_use_is_refused_and_an_abandoned_one_taken() {
+fn a_path_in_use_is_refused_and_a_stale_one_replaced() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("nbd.sock");
     let first = bind(&path).unwrap();
@@ -131,7 +131,7 @@ fn a_path_in_use_is_refused_and_an_abandoned_one_taken() {
 }
 
 #[test]
-fn a_private_socket_is_its_user_s_alone() {
+fn a_private_socket_is_accessible_only_to_its_user() {
     use std::os::unix::fs::PermissionsExt;
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("nbd.sock");
@@ -170,10 +170,10 @@ fn a_port_in_use_is_refused() {
     );
 }
 
-/// A watch that reports nothing by itself.
-struct Blind;
+/// A watch that never reports anything.
+struct NoWatch;
 
-impl Watch for Blind {
+impl Watch for NoWatch {
     fn watch(&mut self, _: std::os::fd::BorrowedFd<'_>, _: Interest, _: WatchKey) -> std::io::Result<()> {
         Ok(())
     }
@@ -181,20 +181,20 @@ impl Watch for Blind {
     fn forget(&mut self, _: WatchKey) {}
 }
 
-/// A server that has greeted a client and knows it to be at the requests.
+/// A server that has greeted a client and reached the transmission phase.
 fn driven_by_hand(directory: &tempfile::TempDir) -> (Server, std::os::unix::net::UnixStream) {
     use std::io::Write;
     let path = directory.path().join("nbd.sock");
     let mut server = bind(&path).unwrap();
     let mut stream = std::os::unix::net::UnixStream::connect(&path).unwrap();
-    server.ready(WatchKey(u64::MAX), &mut Blind);
+    server.ready(WatchKey(u64::MAX), &mut NoWatch);
     let go = [&3u32.to_be_bytes()[..], b"IHAVEOPT", &7u32.to_be_bytes(), &6u32.to_be_bytes(), &[0; 6]].concat();
     stream.write_all(&go).unwrap();
     assert!(server.pop(&GEOMETRY).is_none());
     (server, stream)
 }
 
-/// The first connection of a server: place 0, client 1.
+/// The first connection of a server: slot 0, client 1.
 const FIRST_CLIENT: WatchKey = WatchKey(1);
 
 #[test]
@@ -204,7 +204,7 @@ fn a_server_sleeps_while_a_client_does_not_read() {
     let (mut server, mut stream) = driven_by_hand(&directory);
     let reads: Vec<u8> = (0..200).flat_map(|cookie| request(READ, 0, cookie, 0, 1 << 20)).collect();
     stream.write_all(&reads).unwrap();
-    server.ready(FIRST_CLIENT, &mut Blind);
+    server.ready(FIRST_CLIENT, &mut NoWatch);
     let mut popped = 0;
     while let Some(request) = server.pop(&GEOMETRY) {
         popped += 1;
@@ -216,14 +216,14 @@ fn a_server_sleeps_while_a_client_does_not_read() {
 }
 
 #[test]
-fn requests_not_handed_out_before_the_stop_are_answered_with_an_error() {
+fn requests_not_popped_before_a_stop_fail() {
     use std::io::{Read, Write};
     let directory = tempfile::tempdir().unwrap();
     let (mut server, mut stream) = driven_by_hand(&directory);
     stream.write_all(&[request(FLUSH, 0, 1, 0, 0), request(FLUSH, 0, 2, 0, 0)].concat()).unwrap();
-    server.ready(FIRST_CLIENT, &mut Blind);
+    server.ready(FIRST_CLIENT, &mut NoWatch);
     let first = server.pop(&GEOMETRY).unwrap();
-    server.stop(&mut Blind);
+    server.stop(&mut NoWatch);
     server.complete(first, disk::Status::Done);
     server.publish().unwrap();
     drop(server);

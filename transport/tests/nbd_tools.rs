@@ -1,4 +1,4 @@
-//! The tools that people use against NBD servers, against ours.
+//! Our server with the common NBD tools.
 
 mod nbd_support;
 
@@ -26,7 +26,7 @@ fn qemu_io(served: &Served, commands: &[&str]) -> String {
     run(QEMU, "qemu-io", &arguments)
 }
 
-/// A file of the disk's size with two islands of data.
+/// A file of the disk's size with two regions of data.
 fn source(served: &Served) -> String {
     let path = served.file("source.raw");
     let file = fs::File::create(&path).unwrap();
@@ -42,7 +42,7 @@ fn same_bytes(a: &str, b: &str) -> bool {
 }
 
 #[test]
-fn nbdinfo_sees_what_the_export_can_do() {
+fn nbdinfo_shows_the_capabilities_of_the_export() {
     let served = Served::unix(GEOMETRY);
     let info = nbdinfo(&["--json", &served.uri()]);
     assert_eq!(info["protocol"], "newstyle-fixed");
@@ -80,7 +80,7 @@ fn nbdinfo_maps_data_and_holes() {
 }
 
 #[test]
-fn nbdcopy_brings_and_fetches_the_same_bytes() {
+fn nbdcopy_writes_and_reads_back_the_same_bytes() {
     let served = Served::unix(GEOMETRY);
     let source = source(&served);
     let fetched = served.file("fetched.raw");
@@ -92,7 +92,7 @@ fn nbdcopy_brings_and_fetches_the_same_bytes() {
 }
 
 #[test]
-fn nbdcopy_over_tcp_with_many_connections_brings_the_same_bytes() {
+fn nbdcopy_over_tcp_with_many_connections_copies_the_same_bytes() {
     let served = Served::tcp(GEOMETRY);
     let source = source(&served);
     let fetched = served.file("fetched.raw");
@@ -126,7 +126,7 @@ fn qemu_io_discards_and_zeroes() {
 }
 
 #[test]
-fn fua_arrives_as_a_durable_write() {
+fn fua_becomes_a_durable_write() {
     let served = Served::unix(GEOMETRY);
     qemu_io(&served, &["write -f -P 3 0 4k", "write -z -f 4k 4k"]);
     let disk = served.disk.lock().unwrap();
@@ -136,7 +136,7 @@ fn fua_arrives_as_a_durable_write() {
 }
 
 #[test]
-fn a_read_only_export_refuses_qemu_io_to_write() {
+fn a_read_only_export_refuses_writes_of_qemu_io() {
     let served = Served::unix(Geometry { read_only: true, ..GEOMETRY });
     run(QEMU, "qemu-io", &["-r", "-f", "raw", "-c", "read -P 0 0 4k", &served.uri()]);
     let refused = output(QEMU, "qemu-io", &["-f", "raw", "-c", "write 0 4k", &served.uri()]);
@@ -148,7 +148,7 @@ fn a_read_only_export_refuses_qemu_io_to_write() {
 fn a_disk_with_blocks_of_4096_works() {
     let served = Served::unix(Geometry { block: 4096, ..GEOMETRY });
     assert_eq!(nbdinfo(&["--json", &served.uri()])["exports"][0]["block_size_minimum"], 4096);
-    // QEMU reads, changes and writes around what is smaller than the block that we told it.
+    // QEMU does read-modify-write for accesses smaller than the block size that we announce.
     qemu_io(&served, &["write -P 2 512 512", "read -P 2 512 512", "read -P 0 0 512"]);
 }
 
@@ -197,7 +197,7 @@ fn fio_verifies_what_it_wrote() {
         "--verify_fatal=1",
     ];
     let printed = run("fio", "fio", &job);
-    // In front of its report, fio's engine says that it has connected.
+    // fio's engine prints that it has connected before its report.
     let report: Value = serde_json::from_str(&printed[printed.find('{').unwrap()..]).unwrap();
     assert_eq!(report["jobs"][0]["error"], 0);
     assert!(report["jobs"][0]["read"]["total_ios"].as_u64().unwrap() > 0);

@@ -1,6 +1,6 @@
 //! An independent front-end, the crate `blkio`, against the server over its socket.
 
-#![allow(clippy::cast_possible_truncation, reason = "the numbers are the test's own, and small")]
+#![allow(clippy::cast_possible_truncation, reason = "the test's own numbers are small")]
 
 mod vhost_mock;
 
@@ -66,7 +66,7 @@ impl Shared {
     }
 }
 
-/// Waits for `count` completions; the answer is the result of each, by `user_data`.
+/// Waits for `count` completions; returns the result of each, by `user_data`.
 fn wait(queue: &mut Blkioq, count: usize) -> Vec<(usize, i32)> {
     let mut results = Vec::new();
     while results.len() < count {
@@ -88,7 +88,7 @@ fn pattern(seed: usize, len: usize) -> Vec<u8> {
 }
 
 #[test]
-fn the_disk_has_the_properties_that_were_configured() {
+fn the_disk_has_the_configured_properties() {
     let mut running = Running::new(GEOMETRY, 4);
     let blkio = connect(&running.path());
     assert_eq!(blkio.get_u64("capacity").unwrap(), GEOMETRY.len);
@@ -103,7 +103,7 @@ fn the_disk_has_the_properties_that_were_configured() {
 }
 
 #[test]
-fn what_was_written_is_read_back() {
+fn written_data_is_read_back() {
     let mut running = Running::new(GEOMETRY, 1);
     let (mut blkio, mut queues) = start(connect(&running.path()), 1);
     let shared = Shared::new(&mut blkio, 64 << 10);
@@ -142,11 +142,11 @@ fn discarded_and_zeroed_ranges_read_as_zero() {
 }
 
 #[test]
-fn a_read_only_disk_says_so_and_refuses_writes() {
+fn a_read_only_disk_announces_that_and_refuses_writes() {
     let mut running = Running::new(Geometry { read_only: true, ..GEOMETRY }, 1);
     let mut writer = Blkio::new("virtio-blk-vhost-user").unwrap();
     writer.set_str("path", running.path().to_str().unwrap()).unwrap();
-    assert!(writer.connect().and_then(|()| writer.start()).is_err(), "a client that wants to write is told");
+    assert!(writer.connect().and_then(|()| writer.start()).is_err(), "a client that wants to write is refused");
     drop(writer);
     let mut reader = Blkio::new("virtio-blk-vhost-user").unwrap();
     reader.set_str("path", running.path().to_str().unwrap()).unwrap();
@@ -168,7 +168,7 @@ fn a_read_only_disk_says_so_and_refuses_writes() {
 }
 
 #[test]
-fn a_request_outside_of_the_disk_fails_alone() {
+fn a_request_past_the_end_of_the_disk_fails_alone() {
     let mut running = Running::new(GEOMETRY, 1);
     let (mut blkio, mut queues) = start(connect(&running.path()), 1);
     let shared = Shared::new(&mut blkio, 4096);
@@ -183,8 +183,8 @@ fn a_request_outside_of_the_disk_fails_alone() {
     running.stop();
 }
 
-/// 4 queues with 16 writes under way each, 16 rounds: every block of the disk is written by one queue, with bytes
-/// that only that write has, and then read back by another.
+/// 4 queues with 16 writes in flight each, 16 rounds: every block of the disk is written by one queue, with unique
+/// bytes, and then read back by another.
 #[test]
 fn many_queues_at_depth_neither_lose_nor_mix_requests() {
     const DEPTH: usize = 16;
@@ -227,7 +227,7 @@ fn many_queues_at_depth_neither_lose_nor_mix_requests() {
 }
 
 #[test]
-fn a_client_may_follow_another() {
+fn a_client_can_connect_after_another() {
     let mut running = Running::new(GEOMETRY, 2);
     for round in 0..20 {
         let (mut blkio, mut queues) = start(connect(&running.path()), 2);

@@ -1,8 +1,8 @@
-//! Replays the committed corpus of the fuzz targets, with an ordinary toolchain.
+//! Replays the committed corpus of the fuzz targets, with a normal toolchain.
 //!
 //! One test, so that nothing else in the process opens file descriptors meanwhile.
 
-#![allow(clippy::cast_possible_truncation, reason = "the numbers are the test's own, and small")]
+#![allow(clippy::cast_possible_truncation, reason = "the test's own numbers are small")]
 
 mod vhost_mock;
 
@@ -25,7 +25,7 @@ fn replay(target: &str, body: fn(&[u8])) {
 }
 
 #[test]
-fn the_corpus_breaks_no_invariant() {
+fn the_corpus_violates_no_invariant() {
     replay("vhost_message", vhost_message::run);
     replay("vhost_ring", vhost_ring::run);
 }

@@ -1,9 +1,9 @@
-//! What becomes of requests that are not answered when a ring, a connection or the process ends: with a record of what
-//! is in flight, and without; and what a front-end may put into such a record.
+//! Requests that are unanswered when a ring, a connection or the process ends: with a record of requests in flight, and
+//! without; and invalid contents of such a record.
 //!
-//! That no moment of it loses or repeats anything is explored in `vhost_user::model`.
+//! That no kill point loses or repeats anything is explored in `vhost_user::model`.
 
-#![allow(clippy::cast_possible_truncation, reason = "the numbers are the test's own, and small")]
+#![allow(clippy::cast_possible_truncation, reason = "the test's own numbers are small")]
 
 mod vhost_mock;
 
@@ -13,31 +13,31 @@ use disk::Operation;
 use memory::{Mapping, Shared};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use transport::Server as _;
-use vhost_mock::{Desc, FLUSH, FrontEnd, GEOMETRY, INDIRECT, Machine, NEXT, REGION, VERSION_1, WRITE, region_for};
+use vhost_mock::{Desc, FLUSH, FrontEnd, GEOMETRY, INDIRECT, NEXT, REGION, TestBackend, VERSION_1, WRITE, region_for};
 
 const FEATURES: u64 = VERSION_1 | FLUSH;
 const SIZE: u16 = 16;
-/// Descriptors that a record has room for, if no more are asked for.
+/// Descriptors that fit into a record, unless more are requested.
 const ROOM: u16 = 1024;
 const QUEUE_LEN: u64 = queue_len(ROOM);
 const DATA: u64 = 0x41000;
 
-/// Bytes of one queue's record.
+/// Size of one queue's record.
 const fn queue_len(descriptors: u16) -> u64 {
     (16 + 16 * descriptors as u64).next_multiple_of(64)
 }
 
 struct Recorded {
-    machine: Machine,
+    machine: TestBackend,
     front: FrontEnd,
     payload: Vec<u8>,
     file: OwnedFd,
-    /// What lies in the file.
+    /// The contents of the file.
     record: Shared,
 }
 
 fn recorded() -> Recorded {
-    let mut machine = Machine::new(GEOMETRY, 2);
+    let mut machine = TestBackend::new(GEOMETRY, 2);
     let mut front = FrontEnd::connect(&machine.path());
     front.negotiate(&mut machine, FEATURES);
     let (payload, file) = front.ask_for_region(&mut machine, 2, SIZE);
@@ -47,7 +47,7 @@ fn recorded() -> Recorded {
     Recorded { machine, front, payload, file, record }
 }
 
-/// The same with four writes taken, of which the third is done and not published.
+/// The same with four writes taken, of which the third is completed and not published.
 fn one_of_four_done() -> Recorded {
     let mut of = recorded();
     of.machine.hold = true;
@@ -58,14 +58,14 @@ fn one_of_four_done() -> Recorded {
 }
 
 impl Recorded {
-    /// The process is killed, and another serves the same front-end.
+    /// Kills the process; another one serves the same front-end.
     fn kill(&mut self) {
         let bytes = std::mem::take(&mut self.machine.bytes);
         self.machine = {
             let directory = self.machine.directory.take();
             let path = directory.as_ref().unwrap().path().join("disk.sock");
             self.machine.server.stop(&mut self.machine.watch);
-            let mut machine = Machine::at(&path, GEOMETRY, 2);
+            let mut machine = TestBackend::at(&path, GEOMETRY, 2);
             machine.directory = directory;
             machine
         };
@@ -73,7 +73,7 @@ impl Recorded {
         self.front.reconnect(&self.machine.path());
     }
 
-    /// Comes again with the record.
+    /// Reconnects with the record.
     fn come_again(&mut self) {
         self.front.negotiate(&mut self.machine, FEATURES);
         self.front.expect(&mut self.machine, 32, &self.payload, &[self.file.as_fd()], 0);
@@ -86,7 +86,7 @@ impl Recorded {
         self.front.start_queue(&mut self.machine, 0, base);
     }
 
-    /// Offers writes of one sector each, with heads 0, 3, 6 …
+    /// Submits writes of one sector each, with heads 0, 3, 6 …
     fn offer_writes(&self, heads: std::ops::Range<u16>) {
         heads.for_each(|index| offer_write(&self.front, index));
     }
@@ -117,13 +117,13 @@ fn offer_write_at(front: &FrontEnd, index: u16, head: u16) {
     front.offer(0, head);
 }
 
-/// The sectors of what is held, in order.
-fn held(machine: &Machine) -> Vec<u64> {
+/// The sectors of held requests, in order.
+fn held(machine: &TestBackend) -> Vec<u64> {
     machine.held.iter().map(|request| request.span().at / 512).collect()
 }
 
-/// Answers the held request at a place in the queue.
-fn answer(machine: &mut Machine, index: usize) {
+/// Completes the held request at this position in the queue.
+fn answer(machine: &mut TestBackend, index: usize) {
     let request = machine.held.remove(index);
     let at = request.span().at as usize;
     if let Operation::Write { .. } = request.operation() {
@@ -134,7 +134,7 @@ fn answer(machine: &mut Machine, index: usize) {
     machine.server.complete(request, disk::Status::Done);
 }
 
-fn publish(machine: &mut Machine) {
+fn publish(machine: &mut TestBackend) {
     use disk::Transport as _;
     machine.server.publish().unwrap();
 }
@@ -144,7 +144,7 @@ fn heads(front: &FrontEnd) -> Vec<u32> {
 }
 
 #[test]
-fn the_record_is_laid_out_as_specified_and_cannot_be_resized() {
+fn the_layout_of_the_record_matches_the_specification_and_its_size_is_sealed() {
     let mut of = recorded();
     assert_eq!(of.payload[..8], (2 * QUEUE_LEN).to_ne_bytes());
     assert_eq!(of.payload[8..], [0u64.to_ne_bytes().to_vec(), [2, SIZE, 0, 0].map(u16::to_ne_bytes).concat()].concat());
@@ -162,14 +162,14 @@ fn the_record_is_laid_out_as_specified_and_cannot_be_resized() {
     answer(&mut of.machine, 0);
     assert_eq!(of.state(3)[0], 1, "in flight until its answer is published");
     publish(&mut of.machine);
-    assert_eq!(heads(&of.front), [3, 0], "in the order in which they were done");
+    assert_eq!(heads(&of.front), [3, 0], "in the order of completion");
     assert_eq!([of.state(0)[0], of.state(3)[0], of.state(6)[0]], [0, 0, 1]);
     assert_eq!(of.state(0)[6..8], 3u16.to_le_bytes(), "next");
     assert_eq!((of.record.load_u16(12), of.record.load_u16(14)), (Some(0), Some(2)), "last_batch_head, used_idx");
 }
 
 #[test]
-fn a_successor_takes_what_was_in_flight_first_and_in_its_order() {
+fn a_successor_takes_requests_in_flight_first_and_in_order() {
     let mut of = one_of_four_done();
     publish(&mut of.machine);
     answer(&mut of.machine, 0);
@@ -179,15 +179,15 @@ fn a_successor_takes_what_was_in_flight_first_and_in_its_order() {
     of.come_again();
     assert_eq!(held(&of.machine), [0, 1, 3, 4]);
     let said = of.machine.events();
-    assert!(said.contains("survives the end") && said.contains("goes on with 3 requests"), "{said}");
+    assert!(said.contains("survive a crash") && said.contains("continues with 3 requests"), "{said}");
     assert_eq!(of.machine.server.is_recorded(), Some(true));
     of.machine.release();
     assert_eq!(heads(&of.front), [6, 0, 3, 9, 12]);
     assert_eq!(of.machine.bytes[3 * 512], 4);
 }
 
-/// QEMU asks for as many descriptors as its property `queue-size` says and says that again when it comes back, and lets
-/// the driver choose a larger ring: QEMU 10 asks for 128, SeaBIOS 1.16.3 makes a ring of 256, Linux one of 1024.
+/// QEMU requests as many descriptors as its property `queue-size` says and repeats that number when it reconnects, and
+/// lets the driver choose a larger ring: QEMU 10 requests 128, SeaBIOS 1.16.3 uses a ring of 256, Linux one of 1024.
 #[test]
 fn a_ring_larger_than_asked_for_is_recorded_and_taken_over() {
     for size in [256, ROOM] {
@@ -213,8 +213,8 @@ fn a_ring_larger_than_asked_for_is_recorded_and_taken_over() {
 }
 
 #[test]
-fn a_record_has_room_for_as_many_descriptors_as_are_asked_for() {
-    let mut machine = Machine::new(GEOMETRY, 2);
+fn a_record_has_room_for_the_requested_number_of_descriptors() {
+    let mut machine = TestBackend::new(GEOMETRY, 2);
     let mut front = FrontEnd::connect(&machine.path());
     front.negotiate(&mut machine, FEATURES);
     for (queues, asked, room) in [(1, 1, ROOM), (2, ROOM, ROOM), (2, ROOM + 1, ROOM + 1), (1, 32768, 32768)] {
@@ -225,7 +225,7 @@ fn a_record_has_room_for_as_many_descriptors_as_are_asked_for() {
     }
 }
 
-/// What a process has left that made records no larger than they were asked for.
+/// What a process has left that created records no larger than requested.
 #[test]
 fn a_record_without_room_to_spare_is_taken_over() {
     let old_len = queue_len(SIZE) as usize;
@@ -240,7 +240,7 @@ fn a_record_without_room_to_spare_is_taken_over() {
         record.write(at, [1, 0, 0, 0, 0, 0, 0, 0, counter, 0, 0, 0, 0, 0, 0, 0]).unwrap();
     }
     for (size, expected) in [(SIZE, true), (SIZE * 2, false)] {
-        let mut machine = Machine::new(GEOMETRY, 2);
+        let mut machine = TestBackend::new(GEOMETRY, 2);
         let mut front = FrontEnd::connect(&machine.path());
         front.size = size;
         front.negotiate(&mut machine, FEATURES);
@@ -261,7 +261,7 @@ fn a_record_without_room_to_spare_is_taken_over() {
 }
 
 #[test]
-fn a_record_of_another_shape_is_refused_and_changes_nothing() {
+fn a_record_of_another_size_is_refused_and_changes_nothing() {
     let mut of = recorded();
     of.kill();
     of.front.negotiate(&mut of.machine, FEATURES);
@@ -275,10 +275,10 @@ fn a_record_of_another_shape_is_refused_and_changes_nothing() {
         (region_for(of_len, u64::MAX - 100, 2, SIZE), "needs"),
         (region_for(u64::MAX, 1, 2, SIZE), "needs"),
         (region_for(of_len, 0, 2, ROOM * 2), "needs"),
-        (region_for(of_len, 0, 3, SIZE), "are not what this disk has"),
-        (region_for(of_len, 0, 0, SIZE), "are not what this disk has"),
-        (region_for(of_len, 0, 1, 0), "are not what this disk has"),
-        (region_for(of_len, 0, u16::MAX, u16::MAX), "are not what this disk has"),
+        (region_for(of_len, 0, 3, SIZE), "do not match this disk"),
+        (region_for(of_len, 0, 0, SIZE), "do not match this disk"),
+        (region_for(of_len, 0, 1, 0), "do not match this disk"),
+        (region_for(of_len, 0, u16::MAX, u16::MAX), "do not match this disk"),
     ];
     for (payload, why) in cases {
         of.front.expect(&mut of.machine, 32, &payload, &[of.file.as_fd()], 1);
@@ -295,9 +295,9 @@ fn a_record_of_another_shape_is_refused_and_changes_nothing() {
     assert!(of.machine.events().contains("queue 0 is running"));
 }
 
-/// What a later process has left whose records lie elsewhere, as one of before finds it (decision 0016).
+/// What a later version has left whose records are elsewhere, as seen by an earlier one (decision 0016).
 #[test]
-fn a_record_of_a_layout_that_is_not_known_is_refused_and_kept_as_it_is() {
+fn a_record_with_an_unknown_layout_is_refused_and_not_modified() {
     let mut of = one_of_four_done();
     publish(&mut of.machine);
     of.kill();
@@ -306,14 +306,14 @@ fn a_record_of_a_layout_that_is_not_known_is_refused_and_kept_as_it_is() {
     of.front.negotiate(&mut of.machine, FEATURES);
     of.front.expect(&mut of.machine, 32, &of.payload, &[of.file.as_fd()], 1);
     let said = of.machine.events();
-    assert!(said.contains("does not know (features 0x1): a newer one has made it"), "{said}");
-    // QEMU does not ask whether it was taken: it must not go on as if it had no record.
+    assert!(said.contains("unknown (features 0x1): it was created by a newer version"), "{said}");
+    // QEMU does not check whether it was accepted: it must not continue as if it had no record.
     of.front.send(32, 0, &of.payload, &[of.file.as_fd()]);
     of.machine.settle();
     assert!(of.front.is_closed());
-    assert!(of.record.read(0) == Some(bytes), "it was written to");
+    assert!(of.record.read(0) == Some(bytes), "the record must not be written to");
 
-    // The one that knows it.
+    // The version that knows it.
     of.record.write(0, [0; 8]).unwrap();
     of.kill();
     of.machine.hold = true;
@@ -322,7 +322,7 @@ fn a_record_of_a_layout_that_is_not_known_is_refused_and_kept_as_it_is() {
 }
 
 #[test]
-fn a_record_of_a_version_that_is_not_known_is_kept_also_for_a_larger_ring() {
+fn a_record_of_an_unknown_version_is_kept_even_for_a_larger_ring() {
     for size in [SIZE, SIZE * 2] {
         let mut of = recorded();
         of.kill();
@@ -340,8 +340,8 @@ fn a_record_of_a_version_that_is_not_known_is_kept_also_for_a_larger_ring() {
 }
 
 #[test]
-fn a_record_is_asked_for_only_by_who_has_negotiated_it() {
-    let mut machine = Machine::new(GEOMETRY, 1);
+fn a_record_can_be_requested_only_if_negotiated() {
+    let mut machine = TestBackend::new(GEOMETRY, 1);
     let mut front = FrontEnd::connect(&machine.path());
     front.send(2, 0, &(FEATURES | vhost_mock::PROTOCOL).to_ne_bytes(), &[]);
     front.send(16, 0, &(1u64 << 3).to_ne_bytes(), &[]);
@@ -360,27 +360,27 @@ fn a_record_is_asked_for_only_by_who_has_negotiated_it() {
     }
 }
 
-/// What a front-end has written into its record, and what is said of it.
+/// What a front-end has written into its record, and the resulting message.
 type Damage<'a> = (&'a str, &'a dyn Fn(&Recorded));
 
 #[test]
-fn a_damaged_record_breaks_its_queue_with_a_reason_and_no_other() {
+fn a_damaged_record_breaks_only_its_own_queue_and_the_reason_is_logged() {
     let damages: [Damage; 9] = [
         ("version is 7", &|of| of.record.store_u16(8, 7).unwrap()),
         ("it has 3 descriptors", &|of| of.record.store_u16(10, 3).unwrap()),
         ("it has 65535 descriptors", &|of| of.record.store_u16(10, u16::MAX).unwrap()),
-        ("used index is 65000, and the ring's is 1", &|of| {
+        ("used index is 65000; the ring's is 1", &|of| {
             of.record.store_u16(14, 65000).unwrap();
             of.put_state(3, 1, 1);
         }),
-        ("it names descriptor 16", &|of| {
+        ("it contains the invalid descriptor 16", &|of| {
             of.record.store_u16(14, 0).unwrap();
             of.record.store_u16(12, SIZE).unwrap();
         }),
-        ("state of descriptor 2 is none", &|of| of.put_state(2, 2, 9)),
+        ("state of descriptor 2 is invalid", &|of| of.put_state(2, 2, 9)),
         ("two requests have the counter 9", &|of| (5..7).for_each(|head| of.put_state(head, 1, 9))),
         ("two requests have the counter 18446744073709551615", &|of| of.put_state(2, 1, u64::MAX)),
-        ("it has 16 requests, and the driver waits for 0", &|of| {
+        ("it has 16 requests; the driver waits for 0", &|of| {
             (0..SIZE).for_each(|head| of.put_state(head, 1, u64::from(head)))
         }),
     ];
@@ -396,18 +396,18 @@ fn a_damaged_record_breaks_its_queue_with_a_reason_and_no_other() {
         assert!(said.contains("queue 0 is broken") && said.contains(what), "{what}: {said}");
         of.offer_writes(1..2);
         of.machine.settle();
-        assert_eq!(of.front.used(0, 0).len(), 1, "{what}: the broken queue is left alone");
+        assert_eq!(of.front.used(0, 0).len(), 1, "{what}: the broken queue is not accessed");
         of.front.start_queue(&mut of.machine, 1, 0);
         of.front.header(0x4f000, 4, 0);
         of.front.chain(1, 0, &[(0x4f000, 16, 0), (0x4f080, 1, WRITE)]);
         of.front.offer(1, 0);
         of.machine.settle();
-        assert_eq!(of.front.used(1, 0).len(), 1, "{what}: the other queue goes on");
+        assert_eq!(of.front.used(1, 0).len(), 1, "{what}: the other queue still works");
     }
 }
 
 #[test]
-fn an_index_that_is_far_off_matters_only_if_something_is_in_flight() {
+fn an_inconsistent_index_matters_only_if_requests_are_in_flight() {
     let mut of = recorded();
     of.offer_writes(0..2);
     of.machine.settle();
@@ -420,7 +420,7 @@ fn an_index_that_is_far_off_matters_only_if_something_is_in_flight() {
 }
 
 #[test]
-fn what_is_in_the_record_while_a_ring_runs_does_not_matter() {
+fn changes_to_the_record_while_a_ring_runs_are_ignored() {
     let mut of = recorded();
     of.machine.hold = true;
     of.offer_writes(0..4);
@@ -434,7 +434,7 @@ fn what_is_in_the_record_while_a_ring_runs_does_not_matter() {
 }
 
 #[test]
-fn one_record_given_to_two_disks_harms_neither_process() {
+fn a_record_shared_by_two_disks_harms_neither_process() {
     let mut of = recorded();
     let mut other = recorded();
     other.kill();
@@ -474,7 +474,7 @@ fn a_smaller_ring_than_the_record_is_recorded_and_a_larger_one_is_served_in_orde
 }
 
 #[test]
-fn what_a_record_says_of_another_ring_is_forgotten_by_a_larger_one() {
+fn the_record_of_another_ring_is_cleared_by_a_larger_one() {
     let mut of = recorded();
     of.machine.hold = true;
     of.offer_writes(0..1);
@@ -485,7 +485,7 @@ fn what_a_record_says_of_another_ring_is_forgotten_by_a_larger_one() {
         of.front.size = size;
         of.front.negotiate(&mut of.machine, FEATURES);
         of.front.expect(&mut of.machine, 32, &of.payload, &[of.file.as_fd()], 0);
-        // Its driver makes each ring anew.
+        // Its driver creates each ring anew.
         for at in [of.front.avail_at(0) + 2, of.front.used_at(0) + 2] {
             of.front.put(at, &used.to_ne_bytes());
         }
@@ -498,7 +498,7 @@ fn what_a_record_says_of_another_ring_is_forgotten_by_a_larger_one() {
 }
 
 #[test]
-fn a_reset_forgets_what_was_in_flight() {
+fn a_reset_clears_requests_in_flight() {
     let mut of = recorded();
     of.machine.hold = true;
     of.offer_writes(0..1);
@@ -509,7 +509,7 @@ fn a_reset_forgets_what_was_in_flight() {
     publish(&mut of.machine);
     of.machine.settle();
     assert_eq!(of.front.reply(34).unwrap(), [0; 8]);
-    // The driver makes its ring anew.
+    // The driver creates its ring anew.
     for at in [of.front.avail_at(0) + 2, of.front.used_at(0) + 2] {
         of.front.put(at, &[0; 2]);
     }
@@ -521,8 +521,8 @@ fn a_reset_forgets_what_was_in_flight() {
 }
 
 /// A front-end without a record, with four writes taken.
-fn unrecorded() -> (Machine, FrontEnd) {
-    let mut machine = Machine::new(GEOMETRY, 1);
+fn unrecorded() -> (TestBackend, FrontEnd) {
+    let mut machine = TestBackend::new(GEOMETRY, 1);
     let mut front = FrontEnd::connect(&machine.path());
     front.set_up(&mut machine, FEATURES, 1);
     machine.hold = true;
@@ -534,7 +534,7 @@ fn unrecorded() -> (Machine, FrontEnd) {
 #[test]
 fn without_a_record_answers_come_in_the_order_of_the_requests() {
     let (mut machine, front) = unrecorded();
-    assert!(machine.events().contains("in the order of the requests"));
+    assert!(machine.events().contains("requests are answered in order"));
     assert_eq!(machine.server.is_recorded(), Some(false));
     answer(&mut machine, 2);
     answer(&mut machine, 1);
@@ -546,23 +546,23 @@ fn without_a_record_answers_come_in_the_order_of_the_requests() {
 }
 
 #[test]
-fn without_a_record_the_used_index_says_what_was_answered() {
+fn without_a_record_the_used_index_determines_what_was_answered() {
     let (mut machine, mut front) = unrecorded();
     answer(&mut machine, 0);
     publish(&mut machine);
-    // The front-end has looked at the used index before that, and comes again with what it has seen.
+    // The front-end has read the used index before that, and reconnects with the value it has seen.
     front.stream.shutdown(std::net::Shutdown::Both).unwrap();
     machine.settle();
     machine.release();
     front.reconnect(&machine.path());
     front.set_up(&mut machine, FEATURES, 1);
-    assert_eq!(held(&machine), [1, 2, 3], "what was not answered, once");
+    assert_eq!(held(&machine), [1, 2, 3], "unanswered requests, once");
     machine.release();
     assert_eq!(heads(&front), [0, 3, 6, 9]);
 }
 
 #[test]
-fn a_queue_that_waits_for_something_outside_stops_at_once() {
+fn a_queue_with_waiting_requests_stops_at_once() {
     let (mut machine, mut front) = unrecorded();
     answer(&mut machine, 0);
     answer(&mut machine, 1);
@@ -570,13 +570,13 @@ fn a_queue_that_waits_for_something_outside_stops_at_once() {
     front.send(11, 0, &[0; 8], &[]);
     machine.settle();
     assert!(machine.held.iter().all(|request| machine.server.recalls(request.token())));
-    assert!(front.reply(11).is_none(), "what is under way is waited for");
+    assert!(front.reply(11).is_none(), "requests in flight must be waited for");
     for request in std::mem::take(&mut machine.held) {
         machine.server.give_back(request);
     }
     publish(&mut machine);
     machine.settle();
-    assert_eq!(front.reply(11).unwrap()[4..], 1u32.to_ne_bytes(), "the first that has no answer");
+    assert_eq!(front.reply(11).unwrap()[4..], 1u32.to_ne_bytes(), "the first unanswered request");
     assert_eq!(heads(&front), [0]);
     front.start_queue(&mut machine, 0, 1);
     assert_eq!(held(&machine), [1, 2, 3]);
@@ -585,7 +585,7 @@ fn a_queue_that_waits_for_something_outside_stops_at_once() {
 }
 
 #[test]
-fn with_a_record_what_was_given_back_stays_in_flight() {
+fn with_a_record_requests_given_back_stay_in_flight() {
     let mut of = one_of_four_done();
     of.front.send(11, 0, &[0; 8], &[]);
     of.machine.settle();
@@ -603,7 +603,7 @@ fn with_a_record_what_was_given_back_stays_in_flight() {
 }
 
 #[test]
-fn who_comes_next_is_let_in_when_what_waited_was_given_back() {
+fn the_next_front_end_is_accepted_once_waiting_requests_are_given_back() {
     let (mut machine, front) = unrecorded();
     drop(front);
     let mut next = FrontEnd::connect(&machine.path());
@@ -619,9 +619,9 @@ fn who_comes_next_is_let_in_when_what_waited_was_given_back() {
     assert_eq!(machine.server.peers(), 1);
 }
 
-/// Fault 4 as it was found: what is done while the ring's memory is away is answered when it is back.
+/// A regression test: completions while the ring's memory is removed are answered when it is back.
 #[test]
-fn what_is_done_while_the_rings_memory_is_away_is_answered_when_it_is_back() {
+fn completions_while_the_rings_memory_is_removed_are_answered_when_it_is_back() {
     for is_recorded in [true, false] {
         let (mut machine, mut front) = if is_recorded {
             let mut of = recorded();
@@ -649,7 +649,7 @@ fn what_is_done_while_the_rings_memory_is_away_is_answered_when_it_is_back() {
 }
 
 #[test]
-fn a_request_waits_for_any_part_of_it_that_was_taken_away() {
+fn a_request_waits_if_any_part_of_its_memory_was_removed() {
     // In the second region; the third parts are the status and, in the last case, a table of descriptors.
     let far = REGION + 0x1000;
     let [header, data, status] = [0x40000, 0x41000, 0x40100];
@@ -659,7 +659,7 @@ fn a_request_waits_for_any_part_of_it_that_was_taken_away() {
         (header, data, far, false),
         (header, data, status, true),
     ] {
-        let mut machine = Machine::new(GEOMETRY, 1);
+        let mut machine = TestBackend::new(GEOMETRY, 1);
         let mut front = FrontEnd::connect(&machine.path());
         front.set_up(&mut machine, FEATURES, 1);
         let region = front.region(1);
@@ -686,10 +686,10 @@ fn a_request_waits_for_any_part_of_it_that_was_taken_away() {
     }
 }
 
-/// Guest memory is used where it lies, so that large requests take no memory of ours.
+/// Guest memory is used in place, so that large requests need no memory of ours.
 #[test]
-fn requests_of_a_mebibyte_take_none_of_our_memory() {
-    let mut machine = Machine::new(GEOMETRY, 1);
+fn requests_of_a_mebibyte_use_no_memory_of_ours() {
+    let mut machine = TestBackend::new(GEOMETRY, 1);
     let mut front = FrontEnd::connect(&machine.path());
     front.size = 1024;
     front.set_up(&mut machine, FEATURES, 1);

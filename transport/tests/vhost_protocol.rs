@@ -1,6 +1,6 @@
-//! What a front-end may say, in and out of order, and what it gets for that.
+//! Messages of a front-end, in and out of order, and their effects.
 
-#![allow(clippy::cast_possible_truncation, reason = "the numbers are the test's own, and small")]
+#![allow(clippy::cast_possible_truncation, reason = "the test's own numbers are small")]
 
 mod vhost_mock;
 
@@ -10,22 +10,22 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use transport::Server as _;
 use transport::vhost_user::{BindError, Config, Server};
-use vhost_mock::{EVENT_IDX, FLUSH, FrontEnd, GEOMETRY, Machine, REGION, VERSION_1, WRITE};
+use vhost_mock::{EVENT_IDX, FLUSH, FrontEnd, GEOMETRY, REGION, TestBackend, VERSION_1, WRITE};
 
 const FEATURES: u64 = VERSION_1 | FLUSH;
 const DATA: u64 = 0x41000;
 const STATUS: u64 = 0x40100;
 const HEADER: u64 = 0x40000;
 
-fn connected() -> (Machine, FrontEnd) {
-    let mut machine = Machine::new(GEOMETRY, 2);
+fn connected() -> (TestBackend, FrontEnd) {
+    let mut machine = TestBackend::new(GEOMETRY, 2);
     let front_end = FrontEnd::connect(&machine.path());
     machine.settle();
     machine.events();
     (machine, front_end)
 }
 
-fn ready() -> (Machine, FrontEnd) {
+fn ready() -> (TestBackend, FrontEnd) {
     let (mut machine, mut front_end) = connected();
     front_end.set_up(&mut machine, FEATURES, 2);
     (machine, front_end)
@@ -47,7 +47,7 @@ fn region(guest: u64, len: u64, peer: u64, offset: u64) -> Vec<u8> {
     [0, guest, len, peer, offset].iter().flat_map(|word| word.to_ne_bytes()).collect()
 }
 
-/// Sends something after which the server hangs up; what it says about that.
+/// Sends something after which the server disconnects; returns the logged reason.
 fn hangs_up(send: impl FnOnce(&FrontEnd)) -> String {
     let (mut machine, mut front_end) = connected();
     send(&front_end);
@@ -64,7 +64,7 @@ fn hangs_up(send: impl FnOnce(&FrontEnd)) -> String {
 }
 
 #[test]
-fn the_features_offered_are_those_that_are_there() {
+fn exactly_the_implemented_features_are_offered() {
     let (mut machine, mut front_end) = connected();
     let features = number(front_end.ask(&mut machine, 1, &[]));
     for bit in [2, 6, 9, 10, 12, 13, 14, 28, 29, 30, 32] {
@@ -98,14 +98,14 @@ fn larger() -> disk::Geometry {
     disk::Geometry { len: GEOMETRY.len * 2, ..GEOMETRY }
 }
 
-fn capacity(machine: &mut Machine, front_end: &mut FrontEnd) -> u64 {
+fn capacity(machine: &mut TestBackend, front_end: &mut FrontEnd) -> u64 {
     let payload = [words(&[0, 8, 0]), vec![0; 8]].concat();
     let reply = front_end.ask(machine, 24, &payload).unwrap();
     u64::from_ne_bytes(reply[12..].try_into().unwrap()) * 512
 }
 
 #[test]
-fn a_front_end_with_a_back_end_channel_is_told_of_a_new_size() {
+fn a_front_end_with_a_back_end_channel_is_notified_of_a_new_size() {
     let (mut machine, mut front_end) = connected();
     front_end.negotiate(&mut machine, FEATURES);
     let (mut ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
@@ -116,7 +116,7 @@ fn a_front_end_with_a_back_end_channel_is_told_of_a_new_size() {
     std::io::Read::read_exact(&mut ours, &mut message).unwrap();
     assert_eq!(message, [2, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0], "VHOST_USER_BACKEND_CONFIG_CHANGE_MSG");
     assert_eq!(capacity(&mut machine, &mut front_end), larger().len);
-    assert!(machine.events().contains("was told"));
+    assert!(machine.events().contains("notified the front-end"));
 }
 
 #[test]
@@ -124,7 +124,7 @@ fn a_front_end_without_a_back_end_channel_keeps_working_after_a_resize() {
     let (mut machine, mut front_end) = ready();
     machine.server.resized(&larger(), &mut machine.watch);
     assert_eq!(machine.server.peers(), 1);
-    assert!(machine.events().contains("cannot be told"));
+    assert!(machine.events().contains("cannot notify the front-end"));
     assert_eq!(capacity(&mut machine, &mut front_end), larger().len);
     front_end.request(4, 0, &[]);
     machine.settle();
@@ -132,8 +132,8 @@ fn a_front_end_without_a_back_end_channel_keeps_working_after_a_resize() {
 }
 
 #[test]
-fn the_next_front_end_finds_the_new_size() {
-    let mut machine = Machine::new(GEOMETRY, 1);
+fn the_next_front_end_sees_the_new_size() {
+    let mut machine = TestBackend::new(GEOMETRY, 1);
     machine.server.resized(&larger(), &mut machine.watch);
     assert_eq!(machine.server.peers(), 0);
     let mut front_end = FrontEnd::connect(&machine.path());
@@ -142,7 +142,7 @@ fn the_next_front_end_finds_the_new_size() {
 }
 
 #[test]
-fn a_back_end_channel_that_nobody_reads_ends_the_connection_and_nothing_else() {
+fn an_unread_back_end_channel_ends_only_its_own_connection() {
     let (mut machine, mut front_end) = connected();
     front_end.negotiate(&mut machine, FEATURES);
     let (_ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
@@ -165,20 +165,20 @@ fn the_configuration_is_read_only() {
 }
 
 #[test]
-fn an_unknown_request_is_answered_no_where_an_answer_is_wanted() {
+fn an_unknown_request_is_refused_if_a_reply_is_requested() {
     let (mut machine, mut front_end) = connected();
     front_end.negotiate(&mut machine, FEATURES);
     for request in [0, 6, 7, 19, 30, 33, 39, 40, 44, u32::MAX] {
         front_end.expect(&mut machine, request, &[0; 16], &[], 1);
     }
-    assert!(machine.events().contains("request 19 is not known here"));
+    assert!(machine.events().contains("request 19 is unknown"));
     front_end.send(19, 0, &[], &[]);
     machine.settle();
     assert!(front_end.is_closed());
 }
 
 #[test]
-fn messages_that_are_none_end_the_connection() {
+fn malformed_messages_end_the_connection() {
     assert!(hangs_up(|f| f.send_raw(&words(&[1, 1, u32::MAX]), &[])).contains("payload of 4294967295 bytes"));
     assert!(hangs_up(|f| f.send_raw(&words(&[1, 1, 1025]), &[])).contains("payload of 1025 bytes"));
     assert!(hangs_up(|f| f.send_raw(&words(&[1, 0, 0]), &[])).contains("flags 0x0"));
@@ -226,7 +226,7 @@ fn a_flood_of_messages_is_answered_in_turns() {
 }
 
 #[test]
-fn a_front_end_that_reads_no_replies_is_sent_away() {
+fn a_front_end_that_reads_no_replies_is_disconnected() {
     let (mut machine, mut front_end) = connected();
     for _ in 0..20_000 {
         if !machine.server.is_connected() {
@@ -249,9 +249,9 @@ fn bad_regions_are_refused_and_change_nothing() {
     for (payload, why) in [
         (region(far, 4097, far, 0), "has 4096 bytes and needs 4097"),
         (region(far, 4096, far, 4096), "has 4096 bytes and needs 8192"),
-        (region(far, 0, far, 0), "cannot exist"),
-        (region(far, 4096, far, u64::MAX), "cannot exist"),
-        (region(u64::MAX, 4096, far, 0), "cannot exist"),
+        (region(far, 0, far, 0), "invalid region"),
+        (region(far, 4096, far, u64::MAX), "invalid region"),
+        (region(u64::MAX, 4096, far, 0), "invalid region"),
         (region(REGION - 1, 4096, far, 0), "overlap"),
     ] {
         front_end.expect(&mut machine, 37, &payload, &[file.as_fd()], 1);
@@ -285,18 +285,18 @@ fn bad_queue_numbers_are_refused() {
     ] {
         front_end.expect(&mut machine, request, &payload, &[], 1);
     }
-    // A ring of this size does not lie in a memory table that is empty.
+    // A ring of this size is not within an empty memory table.
     front_end.expect(&mut machine, 8, &words(&[0, 16]), &[], 0);
     let place = front_end.place(0, 0);
     front_end.expect(&mut machine, 9, &place, &[], 1);
 }
 
 #[test]
-fn a_ring_that_asks_for_logging_is_refused() {
+fn a_ring_with_dirty_logging_is_refused() {
     let (mut machine, mut front_end) = ready();
     let place = front_end.place(0, 1);
     front_end.expect(&mut machine, 9, &place, &[], 1);
-    assert!(machine.events().contains("writes to be logged"));
+    assert!(machine.events().contains("dirty logging"));
 }
 
 #[test]
@@ -318,7 +318,7 @@ fn a_driver_that_cannot_kick_is_refused() {
 }
 
 #[test]
-fn a_kick_for_a_ring_that_is_not_there_starts_nothing() {
+fn a_kick_for_a_missing_ring_starts_nothing() {
     let (mut machine, mut front_end) = connected();
     front_end.set_up(&mut machine, FEATURES, 0);
     front_end.expect(&mut machine, 8, &words(&[0, 16]), &[], 0);
@@ -331,14 +331,14 @@ fn a_kick_for_a_ring_that_is_not_there_starts_nothing() {
 }
 
 #[test]
-fn only_what_can_be_signalled_without_waiting_is_taken() {
+fn only_descriptors_that_can_be_signalled_without_blocking_are_accepted() {
     let (mut machine, mut front_end) = connected();
     front_end.negotiate(&mut machine, FEATURES);
     let file = memfd_create("file", MemfdFlags::CLOEXEC).unwrap();
     front_end.expect(&mut machine, 13, &[0; 8], &[file.as_fd()], 1);
     front_end.expect(&mut machine, 14, &[0; 8], &[file.as_fd()], 1);
 
-    // An eventfd that is full and made to block: neither stops the thread.
+    // A saturated, blocking eventfd: neither may stop the thread.
     let full = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
     rustix::io::write(&full, &(u64::MAX - 1).to_ne_bytes()).unwrap();
     front_end.set_up(&mut machine, FEATURES, 1);
@@ -360,7 +360,7 @@ fn a_driver_that_polls_for_answers_is_served() {
 }
 
 #[test]
-fn a_disabled_queue_is_left_alone_until_it_is_enabled() {
+fn a_disabled_queue_is_not_served_until_it_is_enabled() {
     let (mut machine, mut front_end) = ready();
     front_end.expect(&mut machine, 18, &words(&[0, 0]), &[], 0);
     front_end.request(4, 0, &[]);
@@ -372,7 +372,7 @@ fn a_disabled_queue_is_left_alone_until_it_is_enabled() {
 }
 
 #[test]
-fn the_parts_of_a_queue_may_come_in_any_order() {
+fn a_queue_may_be_configured_in_any_order() {
     let (mut machine, mut front_end) = connected();
     front_end.negotiate(&mut machine, FEATURES);
     let place = front_end.place(0, 0);
@@ -415,7 +415,7 @@ fn stopping_a_queue_waits_for_its_requests_and_for_no_others() {
     front_end.send(11, 0, &words(&[0, 0]), &[]);
     front_end.send(1, 0, &[], &[]);
     machine.settle();
-    assert!(front_end.reply(11).is_none(), "one request is under way");
+    assert!(front_end.reply(11).is_none(), "one request is in flight");
 
     machine.hold = false;
     front_end.offer(0, 0);
@@ -423,14 +423,14 @@ fn stopping_a_queue_waits_for_its_requests_and_for_no_others() {
     front_end.chain(1, 0, &[(HEADER + 32, 16, 0), (STATUS + 1, 1, WRITE)]);
     front_end.offer(1, 0);
     machine.settle();
-    assert_eq!(front_end.used(1, 0).len(), 1, "the other queue goes on");
+    assert_eq!(front_end.used(1, 0).len(), 1, "the other queue still works");
     assert_eq!(machine.held.len(), 1, "no more are taken from this one");
 
     machine.release();
     machine.settle();
     assert_eq!(front_end.used(0, 0), [(0, 513)], "answered before the reply");
     assert_eq!(front_end.reply(11).unwrap(), words(&[0, 1]));
-    assert_eq!(front_end.reply(1).unwrap().len(), 8, "and then what was asked behind it");
+    assert_eq!(front_end.reply(1).unwrap().len(), 8, "then the reply to the later request");
     machine.settle();
     assert_eq!(front_end.used(0, 0).len(), 1, "stopped");
 
@@ -456,7 +456,7 @@ fn a_reset_waits_for_all_requests() {
 }
 
 #[test]
-fn memory_may_change_while_requests_are_under_way() {
+fn memory_may_change_while_requests_are_in_flight() {
     let (mut machine, mut front_end) = ready();
     machine.hold = true;
     machine.bytes[..512].fill(3);
@@ -482,7 +482,7 @@ fn memory_may_change_while_requests_are_under_way() {
 }
 
 #[test]
-fn a_ring_whose_memory_goes_away_waits_for_it() {
+fn a_ring_whose_memory_is_removed_waits_for_it() {
     let (mut machine, mut front_end) = ready();
     front_end.request(4, 0, &[]);
     machine.settle();
@@ -498,7 +498,7 @@ fn a_ring_whose_memory_goes_away_waits_for_it() {
 }
 
 #[test]
-fn a_region_is_removed_also_when_its_file_descriptor_comes_along() {
+fn a_region_can_be_removed_with_its_file_descriptor_attached() {
     let (mut machine, mut front_end) = ready();
     let region = front_end.region(1);
     let file = rustix::io::dup(&front_end.files[1]).unwrap();
@@ -507,7 +507,7 @@ fn a_region_is_removed_also_when_its_file_descriptor_comes_along() {
 }
 
 #[test]
-fn requests_of_a_front_end_that_has_gone_are_finished_into_nothing() {
+fn results_for_a_disconnected_front_end_are_discarded() {
     let (mut machine, front_end) = ready();
     machine.hold = true;
     front_end.request(1, 0, &[(DATA, 512, 0)]);
@@ -516,10 +516,10 @@ fn requests_of_a_front_end_that_has_gone_are_finished_into_nothing() {
     front_end.stream.shutdown(std::net::Shutdown::Both).unwrap();
     let mut next = FrontEnd::connect(&machine.path());
     machine.settle();
-    assert!(machine.events().contains("gone with 1 requests under way"));
+    assert!(machine.events().contains("gone with 1 requests in flight"));
     next.send(1, 0, &[], &[]);
     machine.settle();
-    assert!(next.reply(1).is_none(), "the next one waits, lest old writes fall into its own");
+    assert!(next.reply(1).is_none(), "the next one waits, so that no old write reaches its data");
 
     machine.release();
     assert_eq!(front_end.used(0, 0), []);
@@ -534,19 +534,19 @@ fn requests_of_a_front_end_that_has_gone_are_finished_into_nothing() {
 }
 
 #[test]
-fn a_second_front_end_is_turned_away() {
+fn a_second_front_end_is_refused() {
     let (mut machine, first) = ready();
     let mut second = FrontEnd::connect(&machine.path());
     machine.settle();
     assert!(second.is_closed());
-    assert!(machine.events().contains("turned away"));
+    assert!(machine.events().contains("refused a second front-end"));
     first.request(4, 0, &[]);
     machine.settle();
     assert_eq!(first.used(0, 0).len(), 1);
 }
 
 #[test]
-fn a_front_end_that_takes_the_place_of_one_just_gone_is_let_in() {
+fn a_front_end_that_replaces_one_just_gone_is_accepted() {
     let (mut machine, first) = ready();
     drop(first);
     let mut second = FrontEnd::connect(&machine.path());
@@ -557,7 +557,7 @@ fn a_front_end_that_takes_the_place_of_one_just_gone_is_let_in() {
 }
 
 #[test]
-fn a_stopped_server_takes_no_more_but_answers_what_it_has() {
+fn a_stopped_server_takes_no_more_requests_but_completes_what_it_has() {
     let (mut machine, mut front_end) = ready();
     machine.hold = true;
     front_end.request(0, 0, &[(DATA, 512, WRITE)]);
@@ -573,7 +573,7 @@ fn a_stopped_server_takes_no_more_but_answers_what_it_has() {
 }
 
 #[test]
-fn a_server_says_what_it_cannot_offer() {
+fn the_error_for_unsupported_options_names_them() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("disk.sock");
     let config = Config { path, queues: 1, serial: String::new(), geometry: GEOMETRY };

@@ -1,6 +1,6 @@
 //! QEMU as the front-end and its firmware as the driver: no kernel, a boot sector is enough to read and write.
 
-#![allow(clippy::cast_possible_truncation, reason = "the numbers are the test's own, and small")]
+#![allow(clippy::cast_possible_truncation, reason = "the test's own numbers are small")]
 
 mod vhost_mock;
 
@@ -8,7 +8,7 @@ use std::process::Command;
 
 use vhost_mock::{GEOMETRY, Running};
 
-/// Writes itself to sector 5 by the firmware's disk service and leaves with the firmware's answer (AH, zero for
+/// Writes itself to sector 5 with the firmware's disk service and exits with the firmware's result (AH, zero for
 /// success) plus 16.
 const BOOT_SECTOR: [u8; 42] = [
     0x31, 0xc0, // xor ax, ax
@@ -44,7 +44,7 @@ fn qemu_boots_from_the_disk_and_writes_to_it() {
         .output()
         .expect("this test needs qemu-system-x86_64 (Debian: qemu-system-x86)");
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    // isa-debug-exit leaves with twice the value plus one.
+    // isa-debug-exit exits with twice the value plus one.
     assert_eq!(output.status.code(), Some(16 * 2 + 1), "{said}");
     let bytes = running.stop();
     assert_eq!(bytes[5 * 512..6 * 512], sector);

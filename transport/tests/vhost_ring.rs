@@ -1,12 +1,12 @@
-//! What a driver may write into its rings, and what it gets for that.
+//! Contents of a driver's rings, and their effects.
 
-#![allow(clippy::cast_possible_truncation, reason = "the numbers are the test's own, and small")]
+#![allow(clippy::cast_possible_truncation, reason = "the test's own numbers are small")]
 
 mod vhost_mock;
 
 use disk::{Geometry, Operation, Status};
 use transport::Server as _;
-use vhost_mock::{Desc, EVENT_IDX, FLUSH, FrontEnd, GEOMETRY, INDIRECT, Machine, NEXT, REGION, VERSION_1, WRITE};
+use vhost_mock::{Desc, EVENT_IDX, FLUSH, FrontEnd, GEOMETRY, INDIRECT, NEXT, REGION, TestBackend, VERSION_1, WRITE};
 
 const FEATURES: u64 = VERSION_1 | FLUSH;
 const OK: u8 = 0;
@@ -18,17 +18,17 @@ const DATA: u64 = 0x41000;
 const STATUS: u64 = 0x40100;
 const HEADER: u64 = 0x40000;
 
-fn ready(geometry: Geometry, features: u64, queues: u16) -> (Machine, FrontEnd) {
-    let mut machine = Machine::new(geometry, queues);
+fn ready(geometry: Geometry, features: u64, queues: u16) -> (TestBackend, FrontEnd) {
+    let mut machine = TestBackend::new(geometry, queues);
     let mut front_end = FrontEnd::connect(&machine.path());
     front_end.set_up(&mut machine, features, queues);
     machine.events();
-    // Each queue is signalled once when it starts, for what may have been lost before.
+    // Each queue is signalled once when it starts, because an earlier signal may have been lost.
     assert!(front_end.calls.iter().all(|call| FrontEnd::signalled(call) == 1));
     (machine, front_end)
 }
 
-/// Runs one request on a fresh machine; its status and what the used element says.
+/// Runs one request on a new back-end; returns its status and the used elements.
 fn run(kind: u32, sector: u64, data: &[(u64, u32, u16)]) -> (u8, Vec<(u32, u32)>) {
     let (mut machine, front_end) = ready(GEOMETRY, FEATURES, 1);
     front_end.request(kind, sector, data);
@@ -36,10 +36,10 @@ fn run(kind: u32, sector: u64, data: &[(u64, u32, u16)]) -> (u8, Vec<(u32, u32)>
     (front_end.status(), front_end.used(0, 0))
 }
 
-/// What a driver does, and what is said of it.
+/// A protocol violation by a driver, and the resulting message.
 type Misdeed<'a> = (&'a str, &'a dyn Fn(&FrontEnd));
 
-/// Lets a driver do something that cannot be answered, on queue 0 of two.
+/// Lets a driver violate the protocol on queue 0 of two.
 fn breaks(write: impl Fn(&FrontEnd)) -> String {
     let (mut machine, front_end) = ready(GEOMETRY, FEATURES, 2);
     front_end.header(HEADER, 0, 0);
@@ -48,14 +48,14 @@ fn breaks(write: impl Fn(&FrontEnd)) -> String {
     machine.settle();
     let events = machine.events();
     assert_eq!(front_end.used(0, 0), [], "{events}");
-    assert_eq!(FrontEnd::signalled(&front_end.errs[0]), 1, "told by the error fd");
+    assert_eq!(FrontEnd::signalled(&front_end.errs[0]), 1, "signalled at the error fd");
 
     front_end.header(HEADER, 0, 0);
     front_end.chain(1, 0, &[(HEADER, 16, 0), (DATA, 512, WRITE), (STATUS, 1, WRITE)]);
     front_end.offer(1, 0);
     machine.settle();
-    assert_eq!(front_end.used(1, 0), [(0, 513)], "the other queue goes on");
-    assert_eq!(machine.events(), "", "and it is told once");
+    assert_eq!(front_end.used(1, 0), [(0, 513)], "the other queue still works");
+    assert_eq!(machine.events(), "", "it is logged once");
     events
 }
 
@@ -83,11 +83,11 @@ fn a_request_may_cross_regions() {
 }
 
 #[test]
-fn descriptors_may_be_cut_anywhere() {
+fn descriptors_may_be_split_anywhere() {
     let (mut machine, front_end) = ready(GEOMETRY, FEATURES, 1);
     front_end.header(HEADER, 0, 0);
     machine.bytes[..512].fill(5);
-    // The header in three parts, one of them empty; the status behind the data in one descriptor.
+    // The header in three parts, one of them empty; the status after the data in one descriptor.
     let parts = [(HEADER, 3, 0), (HEADER, 0, 0), (HEADER + 3, 13, 0), (DATA, 512 + 1, WRITE)];
     front_end.chain(0, 0, &parts);
     front_end.put(DATA + 512, &[UNANSWERED]);
@@ -114,18 +114,18 @@ fn an_indirect_table_is_followed() {
 }
 
 #[test]
-fn requests_that_make_no_sense_are_answered() {
+fn invalid_requests_are_answered() {
     let word = |at: u64, len: u32, flags: u16| vec![(at, len, flags)];
     let cases = [
         ("unknown type", 99, 0, word(DATA, 512, WRITE), UNSUPP),
-        ("barrier of old", 0x8000_0000, 0, vec![], UNSUPP),
-        ("read into what we may not write", 0, 0, word(DATA, 512, 0), IOERR),
-        ("write from what we may not read", 1, 0, word(DATA, 512, WRITE), IOERR),
+        ("legacy barrier", 0x8000_0000, 0, vec![], UNSUPP),
+        ("read into readable memory", 0, 0, word(DATA, 512, 0), IOERR),
+        ("write from writable memory", 1, 0, word(DATA, 512, WRITE), IOERR),
         ("read of nothing", 0, 0, vec![], IOERR),
         ("write of nothing", 1, 0, vec![], IOERR),
         ("half a sector", 0, 0, word(DATA, 100, WRITE), IOERR),
-        ("behind the end", 0, GEOMETRY.len / 512, word(DATA, 512, WRITE), IOERR),
-        ("far behind the end", 0, u64::MAX, word(DATA, 512, WRITE), IOERR),
+        ("past the end", 0, GEOMETRY.len / 512, word(DATA, 512, WRITE), IOERR),
+        ("far past the end", 0, u64::MAX, word(DATA, 512, WRITE), IOERR),
         ("no such memory", 0, 0, word(2 * REGION, 512, WRITE), IOERR),
         ("memory that ends too soon", 0, 0, word(2 * REGION - 511, 512, WRITE), IOERR),
         ("memory that wraps around", 0, 0, word(u64::MAX - 100, 512, WRITE), IOERR),
@@ -140,7 +140,7 @@ fn requests_that_make_no_sense_are_answered() {
 }
 
 #[test]
-fn a_header_that_is_cut_short_or_elsewhere_is_answered() {
+fn a_truncated_or_misplaced_header_is_answered() {
     for header in [(HEADER, 15, 0), (2 * REGION, 16, 0)] {
         let (mut machine, front_end) = ready(GEOMETRY, FEATURES, 1);
         front_end.put(STATUS, &[UNANSWERED]);
@@ -152,7 +152,7 @@ fn a_header_that_is_cut_short_or_elsewhere_is_answered() {
 }
 
 #[test]
-fn a_chain_that_cannot_be_answered_breaks_its_queue_alone() {
+fn a_chain_that_cannot_be_answered_breaks_only_its_own_queue() {
     let cases: [Misdeed; 9] = [
         ("loop or longer", &|f| {
             f.describe(f.desc_at(0, 0), Desc { addr: HEADER, len: 16, flags: NEXT, next: 0 });
@@ -226,7 +226,7 @@ fn a_chain_offered_twice_breaks_its_queue() {
     front_end.offer(0, 0);
     machine.settle();
     assert_eq!(machine.held.len(), 1);
-    assert!(machine.events().contains("offered a second time"));
+    assert!(machine.events().contains("made available a second time"));
     machine.release();
     assert_eq!(front_end.used(0, 0), [], "a broken queue is not written to");
 }
@@ -268,7 +268,7 @@ fn ranges_become_requests_that_are_answered_once() {
 }
 
 #[test]
-fn one_bad_range_spoils_the_request_before_anything_is_done() {
+fn one_bad_range_fails_the_request_before_anything_is_done() {
     for (bad, status) in [
         (range(0, 8, 2), UNSUPP),
         (range(GEOMETRY.len / 512, 1, 0), IOERR),
@@ -306,7 +306,7 @@ fn a_read_only_disk_answers_writes_with_an_error() {
 }
 
 #[test]
-fn each_outcome_has_its_status() {
+fn each_result_has_its_status() {
     let cases = [
         (Status::Failed, IOERR),
         (Status::NoSpace, IOERR),
@@ -351,7 +351,7 @@ fn a_driver_that_wants_no_interrupt_gets_none() {
 }
 
 #[test]
-fn with_event_indices_the_driver_names_the_answer_it_waits_for() {
+fn with_event_indices_the_driver_selects_the_answer_it_waits_for() {
     let (mut machine, front_end) = ready(GEOMETRY, FEATURES | EVENT_IDX, 1);
     let used_event = front_end.avail_at(0) + 4 + 2 * u64::from(front_end.size);
     let mut signals = Vec::new();
@@ -361,7 +361,7 @@ fn with_event_indices_the_driver_names_the_answer_it_waits_for() {
         machine.settle();
         signals.push(FrontEnd::signalled(&front_end.calls[0]));
     }
-    // Answers 1 to 5: the first is always told, the fourth was waited for.
+    // Answers 1 to 5: the first is always signalled, the fourth was waited for.
     assert_eq!(signals, [1, 0, 0, 1, 0]);
 }
 
@@ -372,7 +372,7 @@ fn notifications_are_off_while_awake_and_on_before_sleep() {
     assert!(machine.server.may_sleep());
     assert_eq!(front_end.get_u16(flags), 0);
     front_end.request(4, 0, &[]);
-    assert!(!machine.server.may_sleep(), "what came without a kick is seen");
+    assert!(!machine.server.may_sleep(), "a request without a kick is noticed");
     machine.settle();
     assert_eq!(front_end.get_u16(flags), 1);
     assert!(machine.server.may_sleep());
@@ -380,9 +380,9 @@ fn notifications_are_off_while_awake_and_on_before_sleep() {
 }
 
 #[test]
-fn a_busy_queue_leaves_the_others_their_turn() {
+fn a_busy_queue_does_not_starve_the_others() {
     let (mut machine, mut front_end) = {
-        let mut machine = Machine::new(GEOMETRY, 2);
+        let mut machine = TestBackend::new(GEOMETRY, 2);
         let mut front_end = FrontEnd::connect(&machine.path());
         front_end.size = 64;
         front_end.set_up(&mut machine, FEATURES, 2);
@@ -408,7 +408,7 @@ fn a_busy_queue_leaves_the_others_their_turn() {
 
 #[test]
 fn a_ring_is_continued_where_it_was_stopped() {
-    let mut machine = Machine::new(GEOMETRY, 1);
+    let mut machine = TestBackend::new(GEOMETRY, 1);
     let mut front_end = FrontEnd::connect(&machine.path());
     front_end.negotiate(&mut machine, FEATURES);
     front_end.set_up(&mut machine, FEATURES, 0);

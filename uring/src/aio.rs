@@ -1,16 +1,17 @@
-//! The Linux AIO engine: for machines where io_uring is forbidden, and files on which it would need a thread for every transfer.
+//! The Linux AIO engine: for machines where io_uring is forbidden, and for files on which io_uring would need a thread
+//! for every transfer.
 //!
-//! Requests that were pushed go to the kernel in one `io_submit`; completions are read from the ring that the kernel
-//! shares. On files whose I/O completes inside `io_submit` (tmpfs) a request thus costs that one call. What AIO cannot
-//! do is done at once, inside `reap`: deallocation and the end of a file always, syncs on kernels before 4.18.
+//! Pushed requests go to the kernel in one `io_submit`; completions are read from the ring that the kernel shares. On
+//! files whose I/O completes inside `io_submit` (tmpfs), a request costs only that one call. What AIO cannot do is done
+//! inline in `reap`: deallocation and the write of an unaligned file end always, syncs on kernels before 4.18.
 //!
 //! **One wait.** Watched descriptors are in an inner epoll. With no request in flight the thread sleeps in
-//! `epoll_wait`. Else it sleeps in `io_getevents`, with an `IOCB_CMD_POLL` on the epoll as one more request.
-//! That poll ends with its first event; `armed` says whether it is there. While it is, its completion in the shared
-//! ring tells of ready descriptors, and looking for them costs no system call.
+//! `epoll_wait`. Otherwise it sleeps in `io_getevents`, with an `IOCB_CMD_POLL` on the epoll as one more request. That
+//! poll completes at its first event; `armed` says whether it is in the kernel. While it is, its completion in the
+//! shared ring reports ready descriptors, so checking for them costs no system call.
 //!
-//! Invariant: requests in flight are in the slab and in `iocbs`, neither of which moves; dropping the context waits
-//! for them, and it is dropped first.
+//! Invariant: requests in flight are in the slab and in `iocbs`, neither of which moves. The context is dropped first,
+//! and dropping it waits for them.
 
 use std::collections::VecDeque;
 use std::io;
@@ -25,39 +26,39 @@ use crate::engine::slots;
 use crate::engine_error::sysctl;
 use crate::epoll::Epoll;
 use crate::file_table::FileTable;
-use crate::flight::{Step, Terms};
-use crate::flights::{Flights, Settled, Slot};
+use crate::flight::{IoConstraints, Step};
+use crate::flight_slab::{FlightSlab, Settled, Slot};
 use crate::{Cache, EngineError, ImageFile};
 
-/// Reaps that find completions, and so never look at the epoll, before the poll goes along with the next batch:
-/// a storm of completions must not hide a knock at the control socket for long.
-const UNSEEN_MAX: u32 = 16;
+/// Reaps that find completions never look at the epoll. After this many, the poll is added to the next batch, so that a
+/// storm of completions does not delay a request at the control socket for long.
+const REAPS_WITHOUT_POLL_MAX: u32 = 16;
 
 /// An engine over Linux AIO.
 pub struct Aio {
-    /// First, to be dropped first: that waits for the requests in flight.
+    /// First, so that it is dropped first: its drop waits for the requests in flight.
     context: AioContext,
-    flights: Flights,
+    flights: FlightSlab,
     /// One for each slot, then one for the poll on the epoll.
     iocbs: Box<[Iocb]>,
-    /// The place of that last one, and its name among those of slots.
-    watches: Slot,
+    /// Index of that last one, which also serves as its slot number.
+    poll_slot: Slot,
     files: FileTable,
     queue: VecDeque<Slot>,
-    /// The places of the requests for the next `io_submit`, and scratch for their addresses.
+    /// Slots of the requests for the next `io_submit`, and scratch space for their addresses.
     batch: Vec<Slot>,
     addresses: Vec<*mut Iocb>,
     in_kernel: usize,
     epoll: Epoll,
     armed: bool,
-    unseen: u32,
+    reaps_without_poll: u32,
     ready: Vec<u64>,
     /// The kernel has no IOCB_CMD_FDSYNC for these files.
     sync_inline: bool,
 }
 
 impl Aio {
-    /// An engine for `depth` operations at once on `files`, numbered from 0, all open with O_DIRECT.
+    /// An engine for up to `depth` concurrent operations on `files`, numbered from 0, all open with O_DIRECT.
     pub fn open(files: Vec<ImageFile>, depth: usize) -> Result<Aio, EngineError> {
         let slots = slots(depth)?;
         files.iter().try_for_each(check_direct)?;
@@ -67,9 +68,9 @@ impl Aio {
         let context = AioContext::new(requests).map_err(|cause| refused(cause, requests))?;
         let mut aio = Aio {
             context,
-            flights: Flights::new(slots),
+            flights: FlightSlab::new(slots),
             iocbs: vec![Iocb::default(); depth.saturating_add(1)].into_boxed_slice(),
-            watches: slots,
+            poll_slot: slots,
             files,
             queue: VecDeque::with_capacity(depth),
             batch: Vec::with_capacity(depth.saturating_add(1)),
@@ -77,7 +78,7 @@ impl Aio {
             in_kernel: 0,
             epoll,
             armed: false,
-            unseen: 0,
+            reaps_without_poll: 0,
             ready: Vec::new(),
             sync_inline: false,
         };
@@ -85,7 +86,7 @@ impl Aio {
         Ok(aio)
     }
 
-    /// Arms the poll for the first time, which tells whether the kernel has it.
+    /// Arms the poll for the first time, which shows whether the kernel supports it.
     fn arm_first(&mut self) -> Result<(), EngineError> {
         self.arm(&mut Vec::new()).map_err(|failed| match failed.errno {
             libc::EINVAL => EngineError::AioMissing { missing: "IOCB_CMD_POLL (Linux 4.18)" },
@@ -93,47 +94,47 @@ impl Aio {
         })
     }
 
-    /// Reports `key` when `fd` is ready (readable or hung up; with `write` also writable): at once if it is so now,
-    /// then at each new event (edge triggered: an eventfd need not be read at all). A report may come once too often,
-    /// never once too seldom. Watching a key again replaces it.
+    /// Reports `key` when `fd` is ready (readable or hung up; with `write` also writable): immediately if it is ready
+    /// now, then at each new event (edge triggered: an eventfd need not be read at all). There may be spurious reports,
+    /// but none is missed. Watching a key again replaces the old watch.
     pub fn watch(&mut self, fd: BorrowedFd<'_>, write: bool, key: u64) -> io::Result<()> {
         self.ready.retain(|&ready| ready != key);
         self.epoll.watch(fd, write, key)
     }
 
-    /// No more reports for `key`.
+    /// Stops reporting `key`.
     pub fn forget(&mut self, key: u64) {
         if self.epoll.forget(key) {
             self.ready.retain(|&ready| ready != key);
         }
     }
 
-    /// Moves the keys reported since the last call into `into`, each once.
+    /// Moves the keys reported since the last call into `into`, without duplicates.
     pub fn take_ready(&mut self, into: &mut Vec<u64>) {
         into.append(&mut self.ready);
     }
 
-    /// A file it works on.
+    /// The open file with this id.
     pub fn file(&self, id: FileId) -> Option<&ImageFile> {
         self.files.get(id)
     }
 
-    /// One file more, under the number that is answered.
+    /// Registers a file; returns its id.
     pub fn add(&mut self, file: ImageFile) -> Result<FileId, EngineError> {
         check_direct(&file)?;
-        let id = self.files.vacancy()?;
+        let id = self.files.free_id()?;
         self.files.put(id, Some(file));
         Ok(id)
     }
 
-    /// Another way to the same file; see [`crate::Engine::replace`].
+    /// Replaces the handle of a file; see [`crate::Engine::replace`].
     pub fn replace(&mut self, id: FileId, file: ImageFile) -> Result<ImageFile, EngineError> {
         check_direct(&file)?;
         self.files.check_replacement(id, &file)?;
         self.files.put(id, Some(file)).ok_or(EngineError::NoSuchFile(id))
     }
 
-    /// Lets go of a file on which nothing is in flight.
+    /// Removes a file that has nothing in flight.
     pub fn remove(&mut self, id: FileId) -> Result<ImageFile, EngineError> {
         if self.flights.uses(id) {
             return Err(EngineError::FileBusy(id));
@@ -141,7 +142,7 @@ impl Aio {
         self.files.put(id, None).ok_or(EngineError::NoSuchFile(id))
     }
 
-    /// Submits everything queued; what AIO cannot do is done here.
+    /// Submits everything queued; what AIO cannot do is done inline.
     fn submit(&mut self, done: &mut Vec<FileDone>) -> Result<(), EngineFailed> {
         self.batch.clear();
         for _ in 0..self.queue.len() {
@@ -151,21 +152,21 @@ impl Aio {
                 None => self.in_kernel = self.in_kernel.saturating_add(1),
             }
         }
-        if !self.armed && self.unseen >= UNSEEN_MAX {
+        if !self.armed && self.reaps_without_poll >= REAPS_WITHOUT_POLL_MAX {
             self.queue_poll();
         }
         self.submit_batch(done)
     }
 
-    /// Puts the next step of `slot` into the batch, or does it and answers the result.
+    /// Adds the next step of `slot` to the batch, or performs it and returns the result.
     fn prepare(&mut self, slot: Slot) -> Option<i32> {
         let (file, step) = self.flights.step(slot);
-        let Some(file) = self.files.get(file) else { unreachable!("`push` has looked the file up") };
+        let Some(file) = self.files.get(file) else { unreachable!("`push` has checked that the file exists") };
         let (fd, data) = (file.as_fd().as_raw_fd(), u64::from(slot));
         let iocb = match step {
             Step::Read { at, parts } => Iocb::read(at, parts, fd, data),
             Step::Write { at, parts } => Iocb::write(at, parts, fd, data),
-            // SAFETY: the file is open, the parts and the memory stay in the slab (`flights`) during the call.
+            // SAFETY: the file is open; the parts and the memory stay in the slab (`flight_slab`) during the call.
             Step::WriteCached { .. } => return Some(unsafe { Call::of(fd, &step).run() }),
             Step::SyncData if self.sync_inline => return Some(errno_of(rustix::fs::fdatasync(file))),
             Step::SyncData => Iocb::new(FDSYNC, fd, data),
@@ -178,7 +179,7 @@ impl Aio {
         None
     }
 
-    /// Puts a request into the batch.
+    /// Adds a request to the batch.
     fn put(&mut self, slot: Slot, iocb: Iocb) {
         match usize::try_from(slot).ok().and_then(|slot| self.iocbs.get_mut(slot)) {
             Some(place) => *place = iocb,
@@ -188,24 +189,25 @@ impl Aio {
     }
 
     fn queue_poll(&mut self) {
-        let mut iocb = Iocb::new(POLL, self.epoll.as_fd().as_raw_fd(), u64::from(self.watches));
-        // linux/aio_abi.h: the events go where the buffer's address would.
+        let mut iocb = Iocb::new(POLL, self.epoll.as_fd().as_raw_fd(), u64::from(self.poll_slot));
+        // linux/aio_abi.h: the events go into the field for the buffer's address.
         iocb.buf = u64::from(libc::POLLIN.unsigned_abs());
-        self.put(self.watches, iocb);
+        self.put(self.poll_slot, iocb);
         self.armed = true;
     }
 
-    /// `io_submit`, until each request of the batch is in the kernel, was refused, or must wait for others to end.
+    /// Calls `io_submit` until each request of the batch is in the kernel, was refused, or must wait for others to
+    /// complete.
     fn submit_batch(&mut self, done: &mut Vec<FileDone>) -> Result<(), EngineFailed> {
         let batch = std::mem::take(&mut self.batch);
         let mut left = batch.as_slice();
         while let [first, others @ ..] = left {
             self.addresses.clear();
             let base = self.iocbs.as_mut_ptr();
-            // Each is a place in `iocbs`, as `put` has checked.
+            // Each is an index into `iocbs`, as `add_to_batch` has checked.
             self.addresses.extend(left.iter().map(|&slot| base.wrapping_add(usize::try_from(slot).unwrap_or(0))));
-            // SAFETY: the addresses are those of requests; what these point to lies in the slab until their
-            // completions were taken.
+            // SAFETY: the addresses are those of requests; what these point to stays in the slab until their
+            // completions have been taken.
             match unsafe { self.context.submit(&mut self.addresses) } {
                 Ok(taken) => left = left.get(taken..).unwrap_or_default(),
                 Err(cause) => match cause.raw_os_error().unwrap_or(libc::EIO) {
@@ -219,16 +221,16 @@ impl Aio {
             }
         }
         for &slot in left.iter().rev() {
-            self.put_back(slot);
+            self.requeue(slot);
         }
         self.batch = batch;
         self.batch.clear();
         Ok(())
     }
 
-    /// The kernel has no room for a request now: it is queued again.
-    fn put_back(&mut self, slot: Slot) {
-        if slot == self.watches {
+    /// The kernel cannot take a request now: it is queued again.
+    fn requeue(&mut self, slot: Slot) {
+        if slot == self.poll_slot {
             self.armed = false;
             return;
         }
@@ -236,15 +238,15 @@ impl Aio {
         self.queue.push_front(slot);
     }
 
-    /// The kernel does not take a request at all.
+    /// The kernel rejected a request.
     fn refused(&mut self, slot: Slot, errno: i32, done: &mut Vec<FileDone>) -> Result<(), EngineFailed> {
-        if slot == self.watches {
+        if slot == self.poll_slot {
             self.armed = false;
             return Err(EngineFailed { what: "wait for descriptors through Linux AIO", errno });
         }
         if errno == libc::EINVAL && matches!(self.flights.step(slot).1, Step::SyncData) {
             self.sync_inline = true;
-            self.put_back(slot);
+            self.requeue(slot);
             return Ok(());
         }
         self.in_kernel = self.in_kernel.saturating_sub(1);
@@ -253,48 +255,49 @@ impl Aio {
     }
 
     fn settle(&mut self, slot: Slot, result: i32, done: &mut Vec<FileDone>) {
-        if self.flights.settle(slot, result, done) == Settled::Again {
+        if self.flights.settle(slot, result, done) == Settled::Resubmit {
             self.queue.push_back(slot);
         }
     }
 
-    /// Takes the completions that are there, after sleeping for one if `sleep`; looks at the epoll if told to. `false`:
-    /// a signal came first.
+    /// Processes available completions, after sleeping for one if `sleep`; checks the epoll if its poll completed.
+    /// Returns `false` if a signal came first.
     fn harvest(&mut self, sleep: bool, done: &mut Vec<FileDone>) -> Result<bool, EngineFailed> {
         let was_armed = self.armed;
         let (flights, queue) = (&mut self.flights, &mut self.queue);
-        let (armed, in_kernel, watches) = (&mut self.armed, &mut self.in_kernel, self.watches);
+        let (armed, in_kernel, poll_slot) = (&mut self.armed, &mut self.in_kernel, self.poll_slot);
         let take = |event: Event| {
-            let Ok(slot) = Slot::try_from(event.data) else { unreachable!("requests are named by their slots") };
-            if slot == watches {
+            let Ok(slot) = Slot::try_from(event.data) else { unreachable!("a request's data is its slot") };
+            if slot == poll_slot {
                 *armed = false;
                 return;
             }
             *in_kernel = in_kernel.saturating_sub(1);
             let result = i32::try_from(event.res).unwrap_or(i32::MAX);
-            if flights.settle(slot, result, done) == Settled::Again {
+            if flights.settle(slot, result, done) == Settled::Resubmit {
                 queue.push_back(slot);
             }
         };
         let harvested = if sleep { self.context.wait(take) } else { self.context.harvest(take) };
-        let undisturbed = match harvested {
+        let uninterrupted = match harvested {
             Ok(()) => true,
             Err(cause) if cause.kind() == io::ErrorKind::Interrupted => false,
             Err(cause) => return Err(failed("io_getevents", &cause)),
         };
         if was_armed && !self.armed {
-            self.look(false)?;
+            self.poll_epoll(false)?;
         }
-        Ok(undisturbed)
+        Ok(uninterrupted)
     }
 
-    /// Asks the epoll who is ready, after sleeping for one if `sleep`. `false`: a signal came first.
-    fn look(&mut self, sleep: bool) -> Result<bool, EngineFailed> {
-        self.unseen = 0;
+    /// Collects ready descriptors from the epoll, after sleeping for one if `sleep`. Returns `false` if a signal came
+    /// first.
+    fn poll_epoll(&mut self, sleep: bool) -> Result<bool, EngineFailed> {
+        self.reaps_without_poll = 0;
         self.epoll.wait(sleep, &mut self.ready).map_err(|cause| failed("epoll_wait", &cause))
     }
 
-    /// Arms the poll if it is not; an event that is there already is taken at once.
+    /// Arms the poll if it is not armed; processes an event that is already there.
     fn arm(&mut self, done: &mut Vec<FileDone>) -> Result<(), EngineFailed> {
         if self.armed {
             return Ok(());
@@ -304,14 +307,14 @@ impl Aio {
         self.harvest(false, done).map(drop)
     }
 
-    /// Sleeps where both completions and watched descriptors are heard. `false`: a signal came first.
+    /// Sleeps until a completion or a watched descriptor is ready. Returns `false` if a signal came first.
     fn sleep(&mut self, before: usize, done: &mut Vec<FileDone>) -> Result<bool, EngineFailed> {
         if self.in_kernel == 0 {
-            return self.look(true);
+            return self.poll_epoll(true);
         }
         self.arm(done)?;
-        let stirred = done.len() > before || !self.ready.is_empty() || !self.queue.is_empty();
-        match stirred || !self.armed {
+        let has_work = done.len() > before || !self.ready.is_empty() || !self.queue.is_empty();
+        match has_work || !self.armed {
             true => Ok(true),
             false => self.harvest(true, done),
         }
@@ -320,14 +323,14 @@ impl Aio {
 
 impl Io for Aio {
     fn push(&mut self, op: FileOp) -> Result<(), FileOp> {
-        let terms = self.files.get(op.file).map(Terms::of);
+        let terms = self.files.get(op.file).map(IoConstraints::of);
         let Some(terms) = terms else { unreachable!("an operation on file {}, which does not exist", op.file.0) };
-        let slot = self.flights.board(op, terms)?;
+        let slot = self.flights.submit(op, terms)?;
         self.queue.push_back(slot);
         Ok(())
     }
 
-    /// Returns also when a watched descriptor is ready, and early when a signal was handled.
+    /// Also returns when a watched descriptor is ready, and early when a signal was handled.
     #[inline(never)]
     fn reap(&mut self, until: Until, done: &mut Vec<FileDone>) -> Result<(), EngineFailed> {
         let before = done.len();
@@ -335,7 +338,7 @@ impl Io for Aio {
             self.submit(done)?;
             self.harvest(false, done)?;
             if done.len() > before || !self.ready.is_empty() {
-                self.unseen = self.unseen.saturating_add(1);
+                self.reaps_without_poll = self.reaps_without_poll.saturating_add(1);
                 return Ok(());
             }
             if until == Until::Now {
@@ -407,7 +410,7 @@ mod test {
         aio.push(FileOp { id: OpId(0), file: FileId(0), action }).unwrap();
     }
 
-    /// The loop of a disk at queue depth 1: sleep for a kick, read, answer. Besides the sleep there is one call.
+    /// The loop of a disk at queue depth 1: sleep for a kick, read, reply. Besides the sleep there is one system call.
     #[test]
     fn a_request_on_tmpfs_costs_one_io_submit() {
         let (mut aio, _directory) = engine_on_tmpfs(8);
@@ -427,7 +430,7 @@ mod test {
             done.clear();
             ready.clear();
         }
-        assert!(aio.context.submits <= 101, "something else was submitted");
+        assert!(aio.context.submits <= 101, "extra requests were submitted");
     }
 
     #[test]
@@ -440,18 +443,18 @@ mod test {
         assert_eq!((done.len(), aio.context.submits - before), (32, 1));
     }
 
-    /// Once the poll is armed, an idle look costs no call at all.
+    /// Once the poll is armed, an idle check costs no system call at all.
     #[test]
-    fn looking_at_an_idle_engine_submits_nothing() {
+    fn checking_an_idle_engine_submits_nothing() {
         let (mut aio, _directory) = engine_on_tmpfs(1);
         let before = aio.context.submits;
         (0..100).for_each(|_| aio.reap(Until::Now, &mut Vec::new()).unwrap());
         assert_eq!(aio.context.submits, before);
     }
 
-    /// A request that never ends, as a watch must not depend on it.
+    /// A request that never completes, because a watch must not depend on it.
     #[test]
-    fn a_watched_descriptor_ends_a_sleep_while_a_request_hangs() {
+    fn a_watched_descriptor_wakes_the_engine_while_a_request_hangs() {
         let (mut aio, _directory) = engine_on_tmpfs(1);
         let event = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
         let remote = event.try_clone().unwrap();
@@ -476,9 +479,9 @@ mod test {
         signaller.join().unwrap();
     }
 
-    /// Kernels before 4.18, and rings of a layout unknown here, are served by the slower calls.
+    /// Kernels before 4.18, and rings with an unknown layout, are served by the slower calls.
     #[test]
-    fn the_slower_ways_work_too() {
+    fn the_fallback_calls_work() {
         let (mut aio, _directory) = engine_on_tmpfs(8);
         aio.sync_inline = true;
         aio.context.forget_ring();
@@ -492,7 +495,7 @@ mod test {
     }
 
     #[test]
-    fn an_exhausted_limit_is_named() {
+    fn an_exhausted_aio_limit_is_named_in_the_error() {
         let text = refused(io::Error::from_raw_os_error(libc::EAGAIN), 257).to_string();
         assert!(text.contains("fs.aio-max-nr") && text.contains("257"), "{text}");
         assert!(text.ends_with("use --io-engine uring"), "{text}");

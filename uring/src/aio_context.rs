@@ -1,8 +1,8 @@
 //! A context of Linux AIO: its four system calls, and the ring in which it leaves completions.
 //!
 //! The kernel maps that ring into the process (the context's id is its address) so that completions can be taken
-//! without a system call; tools have done so for fifteen years, and the ring's magic and feature numbers tell
-//! whether its layout is still the one known here (`struct aio_ring`, fs/aio.c). If not, `io_getevents` fetches.
+//! without a system call. Tools have relied on this for fifteen years, and the ring's magic and feature numbers show
+//! whether its layout is still the one known here (`struct aio_ring`, fs/aio.c). If not, `io_getevents` is used.
 //!
 //! Invariant: this value is the only consumer of the ring.
 
@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use memory::Part;
 
-/// Requests, as `struct iocb` of linux/aio_abi.h has them.
+/// A request: `struct iocb` of linux/aio_abi.h.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Iocb {
@@ -45,23 +45,23 @@ const PREADV: u16 = 7;
 const PWRITEV: u16 = 8;
 
 impl Iocb {
-    /// A request of any kind; `data` comes back with its completion.
+    /// A request of any kind; its completion carries `data`.
     pub(crate) fn new(opcode: u16, fd: RawFd, data: u64) -> Iocb {
         Iocb { opcode, fd: fd.unsigned_abs(), data, ..Iocb::default() }
     }
 
     /// A read from offset `at` into `parts`.
     pub(crate) fn read(at: u64, parts: &[Part], fd: RawFd, data: u64) -> Iocb {
-        Iocb::new(if parts.len() == 1 { PREAD } else { PREADV }, fd, data).moving(at, parts)
+        Iocb::new(if parts.len() == 1 { PREAD } else { PREADV }, fd, data).with_buffers(at, parts)
     }
 
     /// A write of `parts` to offset `at`.
     pub(crate) fn write(at: u64, parts: &[Part], fd: RawFd, data: u64) -> Iocb {
-        Iocb::new(if parts.len() == 1 { PWRITE } else { PWRITEV }, fd, data).moving(at, parts)
+        Iocb::new(if parts.len() == 1 { PWRITE } else { PWRITEV }, fd, data).with_buffers(at, parts)
     }
 
-    fn moving(self, at: u64, parts: &[Part]) -> Iocb {
-        // Exposed: the kernel takes it for a pointer again. A list of parts is a `struct iovec[]` (memory::Part).
+    fn with_buffers(self, at: u64, parts: &[Part]) -> Iocb {
+        // Exposed: the kernel uses it as a pointer again. A list of parts is a `struct iovec[]` (memory::Part).
         let (address, len) = match parts {
             [part] => (part.base().expose_provenance(), part.len()),
             parts => (parts.as_ptr().expose_provenance(), parts.len()),
@@ -70,7 +70,7 @@ impl Iocb {
         Iocb { at: i64::try_from(at).unwrap_or(i64::MAX), buf: number(address), len: number(len), ..self }
     }
 
-    /// Also signals an eventfd when it has ended (IOCB_FLAG_RESFD).
+    /// Makes its completion also signal an eventfd (IOCB_FLAG_RESFD).
     pub(crate) fn signalling(self, event: RawFd) -> Iocb {
         Iocb { flags: 1, event_fd: event.unsigned_abs(), ..self }
     }
@@ -86,9 +86,9 @@ pub(crate) struct Event {
     res2: i64,
 }
 
-/// The head of `struct aio_ring`; `nr` events follow.
+/// The header of `struct aio_ring`; `nr` events follow.
 #[repr(C)]
-struct Header {
+struct RingHeader {
     id: u32,
     nr: u32,
     head: AtomicU32,
@@ -106,7 +106,7 @@ const INCOMPAT_FEATURES: u32 = 0;
 /// Events fetched by one system call.
 const BATCH: usize = 32;
 
-/// The right to submit to a context, for other threads than the one that takes completions.
+/// A handle for submitting to a context from threads other than the one that takes completions.
 #[derive(Clone, Copy)]
 pub(crate) struct Submitter {
     id: libc::c_ulong,
@@ -116,27 +116,27 @@ impl Submitter {
     /// Submits one request, however long that takes.
     ///
     /// # Safety
-    /// The context lives, and what the request points to stays valid until its completion was taken. A list of parts may
-    /// go when this returns.
+    /// The context is alive, and what the request points to stays valid until its completion has been taken. A list of
+    /// parts may be freed when this returns.
     pub(crate) unsafe fn submit(self, mut request: Iocb) -> io::Result<()> {
         let mut requests = [&raw mut request];
-        // SAFETY: the kernel copies the request and its list during the call; the rest is the contract of this function.
+        // SAFETY: the kernel copies the request and its list during the call; the rest is this function's contract.
         check(unsafe { libc::syscall(libc::SYS_io_submit, self.id, 1, requests.as_mut_ptr()) }).map(drop)
     }
 }
 
-/// A context.
+/// An AIO context.
 pub(crate) struct AioContext {
     id: libc::c_ulong,
-    /// The ring, where its layout is known.
-    ring: Option<NonNull<Header>>,
-    /// Calls of `io_submit`, for the tests that hold their number.
+    /// The ring, if its layout is known.
+    ring: Option<NonNull<RingHeader>>,
+    /// Number of `io_submit` calls, checked by tests.
     #[cfg(test)]
     pub(crate) submits: usize,
 }
 
 impl AioContext {
-    /// A context for `requests` at once.
+    /// A context for up to `requests` concurrent requests.
     pub(crate) fn new(requests: u32) -> io::Result<AioContext> {
         let mut id: libc::c_ulong = 0;
         // SAFETY: the kernel writes the id during the call.
@@ -149,31 +149,31 @@ impl AioContext {
         })
     }
 
-    /// For other threads.
+    /// A handle for other threads.
     pub(crate) fn submitter(&self) -> Submitter {
         Submitter { id: self.id }
     }
 
-    /// Behaves as on a kernel whose ring has another layout.
+    /// Behaves as on a kernel whose ring has an unknown layout.
     #[cfg(test)]
     pub(crate) fn forget_ring(&mut self) {
         self.ring = None;
     }
 
-    /// Submits requests in order; answers how many were taken. An error is that of the first.
+    /// Submits requests in order; returns how many were accepted. An error is that of the first.
     ///
     /// # Safety
-    /// Each pointer is that of a request; what the request points to stays valid until its completion was taken.
+    /// Each pointer is that of a request; what the request points to stays valid until its completion has been taken.
     pub(crate) unsafe fn submit(&mut self, requests: &mut [*mut Iocb]) -> io::Result<usize> {
         #[cfg(test)]
         {
             self.submits += 1;
         }
-        // SAFETY: the array is ours for the call, the requests by the contract of this function.
+        // SAFETY: the array is ours for the call, the requests by this function's contract.
         check(unsafe { libc::syscall(libc::SYS_io_submit, self.id, requests.len(), requests.as_mut_ptr()) })
     }
 
-    /// Hands every completion that is there to `take`, without sleeping.
+    /// Passes every available completion to `take`, without sleeping.
     pub(crate) fn harvest(&mut self, mut take: impl FnMut(Event)) -> io::Result<()> {
         match self.ring {
             Some(ring) => {
@@ -185,7 +185,7 @@ impl AioContext {
         }
     }
 
-    /// Sleeps until there is a completion, and hands those that are there to `take`. EINTR is an error.
+    /// Sleeps until there is a completion, and passes all available ones to `take`. EINTR is an error.
     pub(crate) fn wait(&mut self, take: impl FnMut(Event)) -> io::Result<()> {
         self.fetch(1, take)
     }
@@ -206,7 +206,7 @@ impl AioContext {
 impl Drop for AioContext {
     /// Waits until the kernel has no request left.
     fn drop(&mut self) {
-        // SAFETY: the context was set up in `new` and is used by nobody after this.
+        // SAFETY: the context was set up in `new` and is not used after this.
         let result = unsafe { libc::syscall(libc::SYS_io_destroy, self.id) };
         debug_assert_eq!(result, 0, "io_destroy of our own context failed");
     }
@@ -216,36 +216,36 @@ fn check(result: libc::c_long) -> io::Result<usize> {
     usize::try_from(result).map_err(|_| io::Error::last_os_error())
 }
 
-/// The ring of a context, if it looks as this file believes.
-fn known_ring(id: libc::c_ulong) -> Option<NonNull<Header>> {
+/// The ring of a context, if its layout is the one known here.
+fn known_ring(id: libc::c_ulong) -> Option<NonNull<RingHeader>> {
     let address = usize::try_from(id).ok()?;
-    let ring = NonNull::new(std::ptr::with_exposed_provenance_mut::<Header>(address))?;
+    let ring = NonNull::new(std::ptr::with_exposed_provenance_mut::<RingHeader>(address))?;
     // SAFETY: the id of a context is the address of its ring, at least one page, mapped until `io_destroy`.
     let header = unsafe { ring.as_ref() };
     let known = header.magic == MAGIC
         && header.compat_features == COMPAT_FEATURES
         && header.incompat_features == INCOMPAT_FEATURES
-        && usize::try_from(header.header_length) == Ok(size_of::<Header>())
+        && usize::try_from(header.header_length) == Ok(size_of::<RingHeader>())
         && header.nr > 0;
     known.then_some(ring)
 }
 
 /// # Safety
-/// `ring` is the mapped ring of a live context, and nobody else consumes from it.
-unsafe fn harvest_ring(ring: NonNull<Header>, take: &mut impl FnMut(Event)) {
-    // SAFETY: mapped, by contract; the kernel changes `head` and `tail` only, which are atomics here.
+/// `ring` is the mapped ring of a live context, and has no other consumer.
+unsafe fn harvest_ring(ring: NonNull<RingHeader>, take: &mut impl FnMut(Event)) {
+    // SAFETY: mapped, by contract; the kernel changes only `head` and `tail`, which are atomics here.
     let header = unsafe { ring.as_ref() };
-    // SAFETY: the events begin behind the header.
+    // SAFETY: the events begin after the header.
     let events = unsafe { ring.as_ptr().add(1).cast::<Event>() };
     let mut head = header.head.load(Ordering::Relaxed);
-    // Acquire: the events in front of the tail are written (the kernel has a barrier before it moves the tail).
+    // Acquire: the events before the tail are written (the kernel has a barrier before it moves the tail).
     let tail = header.tail.load(Ordering::Acquire);
     while head != tail {
         let Ok(index) = usize::try_from(head % header.nr) else { return };
         // SAFETY: `index` is less than the number of events in the ring.
         let event = unsafe { events.add(index).read_volatile() };
         head = head.wrapping_add(1) % header.nr;
-        // Release: the event has been read before its place is given back.
+        // Release: the event has been read before its slot is given back.
         header.head.store(head, Ordering::Release);
         take(event);
     }

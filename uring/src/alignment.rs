@@ -1,4 +1,4 @@
-//! The alignment that a file demands of its I/O: asked of the kernel, never believed.
+//! The alignment that a file requires for I/O: queried from the kernel, never assumed.
 
 use std::os::fd::BorrowedFd;
 
@@ -10,7 +10,7 @@ use rustix::fs::{AtFlags, StatxFlags};
 pub struct Alignment {
     /// Of memory addresses.
     pub memory: usize,
-    /// Of offsets in the file, and of the length of each piece of memory.
+    /// Of offsets in the file, and of the length of each memory segment.
     pub offset: usize,
 }
 
@@ -20,43 +20,43 @@ const TMPFS: i64 = 0x0102_1994;
 /// `XFS_SUPER_MAGIC` of linux/magic.h.
 const XFS: i64 = 0x5846_5342;
 
-/// What storage without another opinion has had since there are disks.
+/// The sector size of storage that reports nothing else.
 const SECTOR: usize = 512;
 
-/// 64 KiB is the largest block that a Linux file system has.
+/// 64 KiB is the largest block size of any Linux file system.
 const OFFSET_MAX: usize = 64 << 10;
 
 impl Alignment {
-    /// No demands: the page cache takes anything.
+    /// No requirements: the page cache accepts anything.
     pub(crate) const NONE: Alignment = Alignment { memory: 1, offset: 1 };
 
-    /// The alignment that `file`, open with O_DIRECT, demands; or why there is none that we could serve.
+    /// The alignment that `file`, open with O_DIRECT, requires; or why we cannot serve it.
     pub(crate) fn of_direct(file: BorrowedFd<'_>, block_device: bool) -> Result<Alignment, String> {
-        let found = match Alignment::by_statx(file)? {
+        let found = match Alignment::query_statx(file)? {
             Some(alignment) => alignment,
-            None if block_device => Alignment::by_sector_size(file)?,
-            None => Alignment::by_probe(file),
+            None if block_device => Alignment::query_sector_size(file)?,
+            None => Alignment::probe(file),
         };
-        let served = found.memory.is_power_of_two()
+        let supported = found.memory.is_power_of_two()
             && found.memory <= PAGE
             && found.offset.is_power_of_two()
             && found.offset <= OFFSET_MAX;
-        match served {
+        match supported {
             true => Ok(found),
             false => Err(format!(
-                "it demands an alignment of {} bytes in memory, {} in the file",
+                "it requires an alignment of {} bytes in memory, {} in the file",
                 found.memory, found.offset
             )),
         }
     }
 
-    /// statx(2), STATX_DIOALIGN: since Linux 6.1 on ext4, XFS, f2fs; on block devices since 6.11. Both zero means
-    /// that this file has no direct I/O, although it could be opened with the flag.
+    /// statx(2), STATX_DIOALIGN: since Linux 6.1 on ext4, XFS, f2fs; on block devices since 6.11. Both values zero
+    /// means that this file has no direct I/O, although it could be opened with the flag.
     ///
-    /// XFS (since Linux 6.14) asks for whole blocks of a file that has shared any, ever, for writes only, and takes smaller
-    /// ones through the page cache (`xfs_report_dioalign`). Those work, and a disk must not change its sectors because
-    /// somebody has made a copy of it: there, what reads are held to is what counts.
-    fn by_statx(file: BorrowedFd<'_>) -> Result<Option<Alignment>, String> {
+    /// XFS (since Linux 6.14) reports whole blocks, for writes only, for a file that has ever shared any, and writes
+    /// smaller ones through the page cache (`xfs_report_dioalign`). Smaller writes do work, and a disk must not change
+    /// its sector size because someone has reflinked it: there, the alignment of reads is used.
+    fn query_statx(file: BorrowedFd<'_>) -> Result<Option<Alignment>, String> {
         let asked = StatxFlags::DIOALIGN | StatxFlags::from_bits_retain(libc::STATX_DIO_READ_ALIGN);
         let answer = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, asked);
         let Some(found) = answer.ok().filter(|found| found.stx_mask & StatxFlags::DIOALIGN.bits() != 0) else {
@@ -67,53 +67,54 @@ impl Alignment {
             (0, _) | (_, 0) => Err("its file system does not support it on this file".to_owned()),
             (memory, offset) => {
                 let read = number(found.stx_dio_read_offset_align);
-                let offset = if read > 0 && lies_on(file, XFS) { offset.min(read) } else { offset };
+                let offset = if read > 0 && is_on(file, XFS) { offset.min(read) } else { offset };
                 Ok(Some(Alignment { memory, offset }))
             }
         }
     }
 
-    /// BLKSSZGET: a device's logical block is what both sides must be aligned to at most.
-    fn by_sector_size(device: BorrowedFd<'_>) -> Result<Alignment, String> {
+    /// BLKSSZGET: a device's logical block size is the largest alignment that either side can need.
+    fn query_sector_size(device: BorrowedFd<'_>) -> Result<Alignment, String> {
         let block = rustix::fs::ioctl_blksszget(device)
-            .map_err(|errno| format!("the device does not tell its block size (errno {})", errno.raw_os_error()))?;
+            .map_err(|errno| format!("cannot query the device's block size (errno {})", errno.raw_os_error()))?;
         let block = usize::try_from(block).unwrap_or(usize::MAX);
         Ok(Alignment { memory: block, offset: block })
     }
 
-    /// Older kernels and file systems that do not say: a sector, unless a read of one is refused and a read of a
-    /// page is not. tmpfs copies, and takes anything.
-    fn by_probe(file: BorrowedFd<'_>) -> Alignment {
+    /// Older kernels and file systems that do not report it: a sector, unless a read of a sector is refused and a read
+    /// of a page is not. tmpfs copies, and accepts anything.
+    fn probe(file: BorrowedFd<'_>) -> Alignment {
         let sector = Alignment { memory: SECTOR, offset: SECTOR };
         let page = Alignment { memory: PAGE, offset: PAGE };
-        match lies_on(file, TMPFS) || accepts_read(file, SECTOR) || !accepts_read(file, PAGE) {
+        match is_on(file, TMPFS) || accepts_read(file, SECTOR) || !accepts_read(file, PAGE) {
             true => sector,
             false => page,
         }
     }
 
-    /// Whether `memory` can be given to the kernel as it is.
+    /// Whether `memory` can be passed to the kernel unchanged.
     pub(crate) fn admits(self, memory: &Segments) -> bool {
         self == Alignment::NONE
             || memory.parts().iter().all(|part| {
-                // Both are powers of two, of which the compiler does not know: a division costs as much as all the rest.
+                // Both are powers of two, which the compiler does not know: a division would cost as much as all the
+                // rest.
                 part.base().addr() & self.memory.wrapping_sub(1) == 0 && part.len() & self.offset.wrapping_sub(1) == 0
             })
     }
 }
 
-/// Whether the file's file system is of this kind.
-fn lies_on(file: BorrowedFd<'_>, magic: i64) -> bool {
-    #[allow(clippy::useless_conversion, reason = "the type of f_type is that of the architecture and the C library")]
+/// Whether the file is on a file system of this type.
+fn is_on(file: BorrowedFd<'_>, magic: i64) -> bool {
+    #[allow(clippy::useless_conversion, reason = "the type of f_type depends on the architecture and the C library")]
     rustix::fs::fstatfs(file).is_ok_and(|found| i64::try_from(found.f_type) == Ok(magic))
 }
 
-/// Whether a read of `len` bytes at offset `len`, into memory aligned to `len` and nothing more, works.
+/// Whether a read of `len` bytes at offset `len`, into memory aligned to exactly `len`, works.
 fn accepts_read(file: BorrowedFd<'_>, len: usize) -> bool {
     let buffer = memory::Buffer::zeroed(2 * PAGE);
     let target = buffer.base().wrapping_add(len.min(PAGE));
     let Ok(at) = libc::off_t::try_from(len) else { return false };
-    // SAFETY: `len` is at most a page, and the buffer has a page behind `target`; it lives until the end.
+    // SAFETY: `len` is at most a page, and the buffer has a page after `target`; it lives until the end.
     let count = unsafe { libc::pread(std::os::fd::AsRawFd::as_raw_fd(&file), target.cast(), len, at) };
     count >= 0
 }

@@ -1,6 +1,6 @@
-//! A step of an operation as a system call, for whichever thread makes it.
+//! A step of an operation as a plain system call, for any thread to make.
 //!
-//! Invariant: the addresses in a call are handed to the kernel and looked at by nobody here.
+//! Invariant: the addresses in a call are passed to the kernel and never dereferenced here.
 
 use std::io;
 use std::os::fd::{BorrowedFd, RawFd};
@@ -12,15 +12,15 @@ use crate::flight::Step;
 /// FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
 const PUNCH: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
 
-/// What to do with which file.
+/// A system call on a file.
 #[derive(Clone, Copy)]
 pub(crate) struct Call {
     fd: RawFd,
-    what: What,
+    kind: CallKind,
 }
 
 #[derive(Clone, Copy)]
-enum What {
+enum CallKind {
     Read { at: libc::off_t, parts: *const libc::iovec, count: libc::c_int },
     Write { at: libc::off_t, parts: *const libc::iovec, count: libc::c_int },
     WriteCached { at: libc::off_t, parts: *const libc::iovec, count: libc::c_int },
@@ -37,33 +37,33 @@ impl Call {
         let offset = |at: u64| libc::off_t::try_from(at).unwrap_or(libc::off_t::MAX);
         // At most 1024.
         let count = |parts: usize| libc::c_int::try_from(parts).unwrap_or(libc::c_int::MAX);
-        let what = match *step {
+        let kind = match *step {
             Step::Read { at, parts } => {
-                What::Read { at: offset(at), parts: parts.as_ptr().cast(), count: count(parts.len()) }
+                CallKind::Read { at: offset(at), parts: parts.as_ptr().cast(), count: count(parts.len()) }
             }
             Step::Write { at, parts } => {
-                What::Write { at: offset(at), parts: parts.as_ptr().cast(), count: count(parts.len()) }
+                CallKind::Write { at: offset(at), parts: parts.as_ptr().cast(), count: count(parts.len()) }
             }
             Step::WriteCached { at, parts } => {
-                What::WriteCached { at: offset(at), parts: parts.as_ptr().cast(), count: count(parts.len()) }
+                CallKind::WriteCached { at: offset(at), parts: parts.as_ptr().cast(), count: count(parts.len()) }
             }
-            Step::SyncData => What::SyncData,
-            Step::Deallocate { at, len } => What::Deallocate { at: offset(at), len: offset(len) },
+            Step::SyncData => CallKind::SyncData,
+            Step::Deallocate { at, len } => CallKind::Deallocate { at: offset(at), len: offset(len) },
         };
-        Call { fd, what }
+        Call { fd, kind }
     }
 
-    /// Makes it, however long it takes: a count, or an errno as a negative number.
+    /// Makes the call, however long it takes; returns a count, or a negative errno.
     ///
     /// # Safety
     /// The file is open, and the list of parts and the memory that it names are valid.
     pub(crate) unsafe fn run(&self) -> i32 {
-        // SAFETY: the contract of this function.
+        // SAFETY: this function's contract.
         let result = unsafe {
-            match self.what {
-                What::Read { at, parts, count } => libc::preadv(self.fd, parts, count, at),
-                What::Write { at, parts, count } => libc::pwritev(self.fd, parts, count, at),
-                What::WriteCached { at, parts, count } => {
+            match self.kind {
+                CallKind::Read { at, parts, count } => libc::preadv(self.fd, parts, count, at),
+                CallKind::Write { at, parts, count } => libc::pwritev(self.fd, parts, count, at),
+                CallKind::WriteCached { at, parts, count } => {
                     let write = || match libc::pwritev(self.fd, parts, count, at) {
                         -1 => Err(io::Error::last_os_error()),
                         count => Ok(count),
@@ -73,8 +73,8 @@ impl Call {
                         Err(cause) => return cause.raw_os_error().unwrap_or(libc::EIO).saturating_neg(),
                     }
                 }
-                What::SyncData => status(libc::fdatasync(self.fd)),
-                What::Deallocate { at, len } => status(libc::fallocate(self.fd, PUNCH, at, len)),
+                CallKind::SyncData => status(libc::fdatasync(self.fd)),
+                CallKind::Deallocate { at, len } => status(libc::fallocate(self.fd, PUNCH, at, len)),
             }
         };
         match result {
@@ -84,19 +84,19 @@ impl Call {
     }
 }
 
-/// Calls `write` while the description of `file` is one without O_DIRECT. There is no other way through the page cache
-/// for who may not open the file: the descriptions of a disk were handed to it. That nothing else goes by the same
-/// description meanwhile is the caller's affair.
+/// Calls `write` while O_DIRECT is cleared on the open file description of `file`. A process that may not open the file
+/// has no other way through the page cache: a disk process is handed its descriptions. The caller ensures that nothing
+/// else uses the same description meanwhile.
 pub(crate) fn through_cache<T>(file: BorrowedFd<'_>, write: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     let flags = rustix::fs::fcntl_getfl(file)?;
     rustix::fs::fcntl_setfl(file, flags - OFlags::DIRECT)?;
     let answer = write();
-    // Were it refused, all that follows would be kept in memory in silence.
+    // If this failed, all later writes would silently go through the page cache.
     rustix::fs::fcntl_setfl(file, flags)?;
     answer
 }
 
-/// The answer of a call that moves nothing, as that of one which does: 0, or -1.
+/// Converts the result of a call that moves no data to that of one that does: 0 or -1.
 fn status(answer: libc::c_int) -> isize {
     isize::try_from(answer).unwrap_or(-1)
 }

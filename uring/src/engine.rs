@@ -1,4 +1,4 @@
-//! The engine that was chosen, by name, when the disk was opened.
+//! The I/O engine, chosen by name when the disk is opened.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -9,10 +9,11 @@ use memory::Buffer;
 
 use crate::{Aio, EngineError, ImageFile, Uring};
 
-/// The most operations at once: a ring of io_uring has at most 32768 places, and no storage wants half of them.
+/// The maximum number of concurrent operations: an io_uring has at most 32768 entries, and no storage needs half of
+/// them.
 pub const DEPTH_MAX: u32 = 8192;
 
-/// Which engine.
+/// The kind of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EngineKind {
     /// io_uring.
@@ -21,123 +22,122 @@ pub enum EngineKind {
     Aio,
 }
 
-/// One of the engines. It belongs to the thread that opened it.
+/// An I/O engine. It belongs to the thread that opened it.
 pub struct Engine {
-    carrier: Carrier,
-    /// Where a file takes nothing smaller than units larger than a sector, or an image has a data file; else nothing is
-    /// done for them.
+    backend: Backend,
+    /// Present only if a file's minimum I/O unit is larger than a sector, or an image has a data file.
     adapters: Option<Box<Adapters>>,
 }
 
-/// What stands between the disk and the carrier.
+/// Adapters between the disk and the backend.
 #[derive(Default)]
 struct Adapters {
     data_files: DataFiles,
     aligner: Aligner,
 }
 
-/// What carries operations to the kernel.
-enum Carrier {
+/// The backend that passes operations to the kernel.
+enum Backend {
     /// Over io_uring.
     Uring(Box<Uring>),
     /// Over Linux AIO.
     Aio(Box<Aio>),
 }
 
-/// What formats and guests address files by.
+/// The unit in which formats and guests address files.
 const SECTOR: usize = 512;
 
 impl Engine {
-    /// Opens an engine of this kind, and no other, for `depth` operations at once on `files` (leaf first).
+    /// Opens an engine of this kind, with no fallback, for `depth` concurrent operations on `files` (leaf first).
     pub fn open(kind: EngineKind, files: Vec<ImageFile>, depth: usize) -> Result<Engine, EngineError> {
-        let data: Vec<Option<ImageFile>> = files.iter().map(own_data).collect::<Result<_, EngineError>>()?;
-        let units: Vec<Option<Unit>> = files.iter().map(Unit::of).collect();
-        let carrier = match kind {
-            EngineKind::Uring => Uring::open(files, depth).map(|uring| Carrier::Uring(Box::new(uring)))?,
-            EngineKind::Aio => Aio::open(files, depth).map(|aio| Carrier::Aio(Box::new(aio)))?,
+        let data: Vec<Option<ImageFile>> = files.iter().map(clone_data_file).collect::<Result<_, EngineError>>()?;
+        let units: Vec<Option<IoUnit>> = files.iter().map(IoUnit::of).collect();
+        let backend = match kind {
+            EngineKind::Uring => Uring::open(files, depth).map(|uring| Backend::Uring(Box::new(uring)))?,
+            EngineKind::Aio => Aio::open(files, depth).map(|aio| Backend::Aio(Box::new(aio)))?,
         };
-        let mut engine = Engine { carrier, adapters: None };
+        let mut engine = Engine { backend, adapters: None };
         for (id, unit) in (0..).map(FileId).zip(units) {
             engine.align(id, unit);
         }
         for (image, data) in (0..).map(FileId).zip(data) {
-            engine.add_data(image, data)?;
+            engine.add_data_file(image, data)?;
         }
         Ok(engine)
     }
 
-    /// Which it is.
+    /// The kind of this engine.
     pub fn kind(&self) -> EngineKind {
-        match self.carrier {
-            Carrier::Uring(_) => EngineKind::Uring,
-            Carrier::Aio(_) => EngineKind::Aio,
+        match self.backend {
+            Backend::Uring(_) => EngineKind::Uring,
+            Backend::Aio(_) => EngineKind::Aio,
         }
     }
 
-    /// Has what is smaller than a unit of a file served, if its storage does not do that.
-    fn align(&mut self, id: FileId, unit: Option<Unit>) {
+    /// Enables or disables sub-unit I/O for a file whose storage cannot do it natively.
+    fn align(&mut self, id: FileId, unit: Option<IoUnit>) {
         match unit {
-            Some(Unit { len, end }) => self.adapters.get_or_insert_default().aligner.add(id, len, end),
+            Some(IoUnit { len, end }) => self.adapters.get_or_insert_default().aligner.add(id, len, end),
             None => self.adapters.iter_mut().for_each(|adapters| adapters.aligner.remove(id)),
         }
     }
 
-    /// Reports `key` when `fd` is ready (readable or hung up; with `write` also writable): at once if it is so now,
-    /// then at each new event (edge triggered: an eventfd need not be read at all). A report may come once too often,
-    /// never once too seldom. Watching a key again replaces it.
+    /// Reports `key` when `fd` is ready (readable or hung up; with `write` also writable): immediately if it is ready
+    /// now, then at each new event (edge triggered: an eventfd need not be read at all). There may be spurious reports,
+    /// but none is missed. Watching a key again replaces the old watch.
     pub fn watch(&mut self, fd: BorrowedFd<'_>, write: bool, key: u64) -> io::Result<()> {
-        match &mut self.carrier {
-            Carrier::Uring(uring) => uring.watch(fd, write, key),
-            Carrier::Aio(aio) => aio.watch(fd, write, key),
+        match &mut self.backend {
+            Backend::Uring(uring) => uring.watch(fd, write, key),
+            Backend::Aio(aio) => aio.watch(fd, write, key),
         }
     }
 
-    /// No more reports for `key`.
+    /// Stops reporting `key`.
     pub fn forget(&mut self, key: u64) {
-        match &mut self.carrier {
-            Carrier::Uring(uring) => uring.forget(key),
-            Carrier::Aio(aio) => aio.forget(key),
+        match &mut self.backend {
+            Backend::Uring(uring) => uring.forget(key),
+            Backend::Aio(aio) => aio.forget(key),
         }
     }
 
-    /// Moves the keys reported since the last call into `into`, each once.
+    /// Moves the keys reported since the last call into `into`, without duplicates.
     pub fn take_ready(&mut self, into: &mut Vec<u64>) {
-        match &mut self.carrier {
-            Carrier::Uring(uring) => uring.take_ready(into),
-            Carrier::Aio(aio) => aio.take_ready(into),
+        match &mut self.backend {
+            Backend::Uring(uring) => uring.take_ready(into),
+            Backend::Aio(aio) => aio.take_ready(into),
         }
     }
 
-    /// A file it works on.
+    /// The open file with this id.
     pub fn file(&self, id: FileId) -> Option<&ImageFile> {
-        match &self.carrier {
-            Carrier::Uring(uring) => uring.file(id),
-            Carrier::Aio(aio) => aio.file(id),
+        match &self.backend {
+            Backend::Uring(uring) => uring.file(id),
+            Backend::Aio(aio) => aio.file(id),
         }
     }
 
-    /// Makes ready for a buffer that much I/O will go through, where the engine has a way to. Without it the same is
-    /// done, at a higher price.
+    /// Registers a buffer that much I/O will go through, if the engine supports that. I/O through unregistered buffers
+    /// also works, but is slower.
     pub fn register_memory(&mut self, buffer: Arc<Buffer>) -> Result<(), EngineError> {
-        match &mut self.carrier {
-            Carrier::Uring(uring) => uring.register_memory(buffer),
-            Carrier::Aio(_) => Ok(()),
+        match &mut self.backend {
+            Backend::Uring(uring) => uring.register_memory(buffer),
+            Backend::Aio(_) => Ok(()),
         }
     }
 
-    /// Little will go through it from now on.
+    /// Unregisters a buffer.
     pub fn forget_memory(&mut self, buffer: &Arc<Buffer>) -> Result<(), EngineError> {
-        match &mut self.carrier {
-            Carrier::Uring(uring) => uring.forget_memory(buffer),
-            Carrier::Aio(_) => Ok(()),
+        match &mut self.backend {
+            Backend::Uring(uring) => uring.forget_memory(buffer),
+            Backend::Aio(_) => Ok(()),
         }
     }
 
-    /// One file more, with its data file if it has one, under the number that is answered.
+    /// Registers a file, and its data file if it has one; returns its id.
     pub fn add(&mut self, file: ImageFile) -> Result<FileId, EngineError> {
-        let data = own_data(&file)?;
+        let data = clone_data_file(&file)?;
         let id = self.add_one(file)?;
-        match self.add_data(id, data) {
+        match self.add_data_file(id, data) {
             Ok(()) => Ok(id),
             Err(error) => {
                 self.remove(id)?;
@@ -146,7 +146,7 @@ impl Engine {
         }
     }
 
-    fn add_data(&mut self, image: FileId, data: Option<ImageFile>) -> Result<(), EngineError> {
+    fn add_data_file(&mut self, image: FileId, data: Option<ImageFile>) -> Result<(), EngineError> {
         if let Some(data) = data {
             let data = self.add_one(data)?;
             self.adapters.get_or_insert_default().data_files.add(image, data);
@@ -155,26 +155,26 @@ impl Engine {
     }
 
     fn add_one(&mut self, file: ImageFile) -> Result<FileId, EngineError> {
-        let unit = Unit::of(&file);
-        let id = match &mut self.carrier {
-            Carrier::Uring(uring) => uring.add(file),
-            Carrier::Aio(aio) => aio.add(file),
+        let unit = IoUnit::of(&file);
+        let id = match &mut self.backend {
+            Backend::Uring(uring) => uring.add(file),
+            Backend::Aio(aio) => aio.add(file),
         }?;
         self.align(id, unit);
         Ok(id)
     }
 
-    fn data_of(&self, id: FileId) -> Option<FileId> {
+    fn data_file_of(&self, id: FileId) -> Option<FileId> {
         self.adapters.as_ref()?.data_files.of(id)
     }
 
-    /// Another way to the same file, and to its data file: read-only becomes writable, or the reverse. Operations in
-    /// flight end by the old one, which is answered, and those pushed from now on go by the new one. To take the right
-    /// to write away is for the caller to do only when nothing is being written.
+    /// Replaces the handle of a file, and of its data file: read-only becomes writable, or the reverse. Operations in
+    /// flight finish on the old handle, which is returned; later ones use the new one. The caller must drop write
+    /// access only when no write is in flight.
     pub fn replace(&mut self, id: FileId, file: ImageFile) -> Result<ImageFile, EngineError> {
-        let data = own_data(&file)?;
+        let data = clone_data_file(&file)?;
         let old = self.replace_one(id, file)?;
-        let (Some(number), Some(data)) = (self.data_of(id), data) else { return Ok(old) };
+        let (Some(number), Some(data)) = (self.data_file_of(id), data) else { return Ok(old) };
         match self.replace_one(number, data) {
             Ok(_) => Ok(old),
             Err(error) => {
@@ -185,24 +185,23 @@ impl Engine {
     }
 
     fn replace_one(&mut self, id: FileId, file: ImageFile) -> Result<ImageFile, EngineError> {
-        match &mut self.carrier {
-            Carrier::Uring(uring) => uring.replace(id, file),
-            Carrier::Aio(aio) => aio.replace(id, file),
+        match &mut self.backend {
+            Backend::Uring(uring) => uring.replace(id, file),
+            Backend::Aio(aio) => aio.replace(id, file),
         }
     }
 
-    /// Somebody has made a file longer, by another way than this engine.
-    pub fn lengthened(&mut self, id: FileId) {
-        for id in [Some(id), self.data_of(id)].into_iter().flatten() {
-            let unit = self.file(id).and_then(Unit::of);
+    /// Tells the engine that a file has grown by other means than this engine.
+    pub fn file_grew(&mut self, id: FileId) {
+        for id in [Some(id), self.data_file_of(id)].into_iter().flatten() {
+            let unit = self.file(id).and_then(IoUnit::of);
             self.align(id, unit);
         }
     }
 
-    /// Lets go of a file, and its data file, on which nothing is in flight. Its number may stand for another one from
-    /// now on.
+    /// Removes a file that has nothing in flight, and its data file. Its id may be reused.
     pub fn remove(&mut self, id: FileId) -> Result<ImageFile, EngineError> {
-        let data = self.data_of(id);
+        let data = self.data_file_of(id);
         let is_busy = |adapters: &Adapters| {
             adapters.data_files.uses(id) || [Some(id), data].into_iter().flatten().any(|id| adapters.aligner.uses(id))
         };
@@ -219,9 +218,9 @@ impl Engine {
     }
 
     fn remove_one(&mut self, id: FileId) -> Result<ImageFile, EngineError> {
-        let removed = match &mut self.carrier {
-            Carrier::Uring(uring) => uring.remove(id),
-            Carrier::Aio(aio) => aio.remove(id),
+        let removed = match &mut self.backend {
+            Backend::Uring(uring) => uring.remove(id),
+            Backend::Aio(aio) => aio.remove(id),
         }?;
         self.align(id, None);
         Ok(removed)
@@ -232,10 +231,10 @@ impl Io for Engine {
     #[inline]
     fn push(&mut self, op: FileOp) -> Result<(), FileOp> {
         match &mut self.adapters {
-            None => self.carrier.push(op),
+            None => self.backend.push(op),
             Some(adapters) => {
                 let Adapters { data_files, aligner } = &mut **adapters;
-                data_files.push(op, &mut Aligned { aligner, carrier: &mut self.carrier })
+                data_files.push(op, &mut AlignedBackend { aligner, backend: &mut self.backend })
             }
         }
     }
@@ -243,93 +242,93 @@ impl Io for Engine {
     #[inline]
     fn reap(&mut self, until: Until, done: &mut Vec<FileDone>) -> Result<(), EngineFailed> {
         match &mut self.adapters {
-            None => self.carrier.reap(until, done),
+            None => self.backend.reap(until, done),
             Some(adapters) => {
                 let Adapters { data_files, aligner } = &mut **adapters;
-                data_files.reap(until, &mut Aligned { aligner, carrier: &mut self.carrier }, done)
+                data_files.reap(until, &mut AlignedBackend { aligner, backend: &mut self.backend }, done)
             }
         }
     }
 
     fn allocated(&mut self, file: FileId, at: u64, len: u64) -> Allocation {
         match &mut self.adapters {
-            None => self.carrier.allocated(file, at, len),
-            Some(adapters) => adapters.data_files.allocated(file, at, len, &mut self.carrier),
+            None => self.backend.allocated(file, at, len),
+            Some(adapters) => adapters.data_files.allocated(file, at, len, &mut self.backend),
         }
     }
 }
 
-/// The carrier with the aligner in front of it.
-struct Aligned<'a> {
+/// The backend with the aligner in front of it.
+struct AlignedBackend<'a> {
     aligner: &'a mut Aligner,
-    carrier: &'a mut Carrier,
+    backend: &'a mut Backend,
 }
 
-impl Io for Aligned<'_> {
+impl Io for AlignedBackend<'_> {
     fn push(&mut self, op: FileOp) -> Result<(), FileOp> {
-        self.aligner.push(op, self.carrier)
+        self.aligner.push(op, self.backend)
     }
 
     fn reap(&mut self, until: Until, done: &mut Vec<FileDone>) -> Result<(), EngineFailed> {
-        self.aligner.reap(until, self.carrier, done)
+        self.aligner.reap(until, self.backend, done)
     }
 
     fn allocated(&mut self, file: FileId, at: u64, len: u64) -> Allocation {
-        self.carrier.allocated(file, at, len)
+        self.backend.allocated(file, at, len)
     }
 }
 
-/// A handle of an image's data file, if it has one, for the engine alone.
-fn own_data(image: &ImageFile) -> Result<Option<ImageFile>, EngineError> {
+/// The engine's own handle of an image's data file, if it has one.
+fn clone_data_file(image: &ImageFile) -> Result<Option<ImageFile>, EngineError> {
     image.data_file().map(ImageFile::try_clone).transpose().map_err(EngineError::File)
 }
 
-/// What a file takes nothing smaller than.
+/// The minimum I/O unit of a file.
 #[derive(Clone, Copy)]
-struct Unit {
+struct IoUnit {
     len: u64,
-    /// Where a file ends that may end inside a unit.
+    /// The length of a file that may end inside a unit.
     end: Option<u64>,
 }
 
-impl Unit {
-    /// `None`: it takes sectors.
-    fn of(file: &ImageFile) -> Option<Unit> {
+impl IoUnit {
+    /// `None` if the file accepts single sectors.
+    fn of(file: &ImageFile) -> Option<IoUnit> {
         let len = file.alignment().offset;
         let end = match file.device_len() {
             Some(_) => None,
             None => Some(disk::Source::len(file)),
         };
-        (len > SECTOR).then(|| Unit { len: u64::try_from(len).unwrap_or(u64::MAX), end })
+        (len > SECTOR).then(|| IoUnit { len: u64::try_from(len).unwrap_or(u64::MAX), end })
     }
 }
 
-impl Io for Carrier {
+impl Io for Backend {
     #[inline]
     fn push(&mut self, op: FileOp) -> Result<(), FileOp> {
         match self {
-            Carrier::Uring(uring) => uring.push(op),
-            Carrier::Aio(aio) => aio.push(op),
+            Backend::Uring(uring) => uring.push(op),
+            Backend::Aio(aio) => aio.push(op),
         }
     }
 
     #[inline]
     fn reap(&mut self, until: Until, done: &mut Vec<FileDone>) -> Result<(), EngineFailed> {
         match self {
-            Carrier::Uring(uring) => uring.reap(until, done),
-            Carrier::Aio(aio) => aio.reap(until, done),
+            Backend::Uring(uring) => uring.reap(until, done),
+            Backend::Aio(aio) => aio.reap(until, done),
         }
     }
 
     fn allocated(&mut self, file: FileId, at: u64, len: u64) -> Allocation {
         match self {
-            Carrier::Uring(uring) => uring.allocated(file, at, len),
-            Carrier::Aio(aio) => aio.allocated(file, at, len),
+            Backend::Uring(uring) => uring.allocated(file, at, len),
+            Backend::Aio(aio) => aio.allocated(file, at, len),
         }
     }
 }
 
-/// The number of slots for a depth that was asked for.
+/// The number of slots for the requested depth.
 pub(crate) fn slots(depth: usize) -> Result<u32, EngineError> {
     let slots = u32::try_from(depth).ok().filter(|slots| (1..=DEPTH_MAX).contains(slots));
     slots.ok_or(EngineError::Depth { depth, max: DEPTH_MAX })

@@ -8,22 +8,22 @@ use disk::FileId;
 /// An engine could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
-    /// No io_uring for this process: a sysctl, a seccomp filter, or a kernel without it.
+    /// io_uring is not available to this process: a sysctl, a seccomp filter, or a kernel without it.
     #[error("cannot set up io_uring: it is forbidden here ({reason}); use --io-engine aio")]
     UringForbidden {
-        /// Who forbids it, as far as that can be seen.
+        /// What forbids it, as far as that can be determined.
         reason: String,
     },
-    /// An io_uring that is too old.
+    /// The kernel's io_uring is too old.
     #[error("cannot use the io_uring of this kernel: it lacks {missing}; use --io-engine aio")]
     UringTooOld {
-        /// What is missing, and since when there is such a thing.
+        /// What is missing, and which kernel introduced it.
         missing: &'static str,
     },
-    /// The rings count as locked memory of the user, of which there is no more.
+    /// The rings count as locked memory of the user, and its limit is used up.
     #[error(
-        "cannot set up io_uring: no memory for its rings, or this user's limit of locked memory (ulimit -l, \
-         RLIMIT_MEMLOCK) is used up; raise the limit, or use --io-engine aio"
+        "cannot set up io_uring: no memory for its rings, or this user's locked-memory limit (ulimit -l, \
+         RLIMIT_MEMLOCK) is exhausted; raise the limit, or use --io-engine aio"
     )]
     UringNoMemory(#[source] io::Error),
     /// Linux AIO on a file that is open through the page cache, where it would block.
@@ -38,13 +38,13 @@ pub enum EngineError {
     },
     /// fs.aio-max-nr is used up.
     #[error(
-        "cannot set up Linux AIO for {wanted} requests: the machine's limit fs.aio-max-nr{limit} is nearly used up; \
+        "cannot set up Linux AIO for {wanted} requests: the system limit fs.aio-max-nr{limit} is nearly exhausted; \
          raise it with sysctl -w fs.aio-max-nr=NUMBER, or use --io-engine uring"
     )]
     AioExhausted {
-        /// Requests that we need room for.
+        /// The number of requests needed.
         wanted: u32,
-        /// Its value and what is in use of it, in brackets; empty in a process that may not read them.
+        /// The limit and its current use, in parentheses; empty in a process that may not read them.
         limit: String,
     },
     /// A kernel without Linux AIO, or with an old one.
@@ -56,30 +56,30 @@ pub enum EngineError {
     /// A chain that is too long, or too many files added to it.
     #[error("cannot have more than {max} files open in one I/O engine", max = crate::FILES_MAX)]
     TooManyFiles,
-    /// A number that stands for nothing.
+    /// No file has this id.
     #[error("the I/O engine has no file {id}", id = .0.0)]
     NoSuchFile(FileId),
-    /// A file that is to go while it is in use.
+    /// A file cannot be removed while it is in use.
     #[error("file {id} of the I/O engine has operations in flight", id = .0.0)]
     FileBusy(FileId),
-    /// Not another way to the same file.
+    /// A replacement whose alignment or size differs.
     #[error("file {id} of the I/O engine cannot be replaced by one of another alignment or size", id = .0.0)]
-    NotTheSame(FileId),
-    /// A depth that no engine has.
-    #[error("cannot open an I/O engine for {depth} requests at once: it takes 1 to {max}")]
+    Mismatch(FileId),
+    /// An unsupported queue depth.
+    #[error("cannot open an I/O engine with queue depth {depth}: must be 1-{max}")]
     Depth {
-        /// What was asked for.
+        /// The requested depth.
         depth: usize,
         /// The largest depth.
         max: u32,
     },
-    /// A file could not be opened once more.
+    /// A file could not be opened again.
     #[error(transparent)]
     File(crate::FileOpenError),
     /// Another system call failed.
     #[error("cannot {tried}")]
     Failed {
-        /// What was tried, as a verb.
+        /// What was attempted, as a verb phrase.
         tried: &'static str,
         /// The cause.
         source: io::Error,
@@ -92,7 +92,7 @@ impl EngineError {
     }
 }
 
-/// The value of a sysctl, to be shown; none in a process that may not read it.
+/// The value of a sysctl, for display; `None` in a process that may not read it.
 pub(crate) fn sysctl(path: &str) -> Option<String> {
     std::fs::read_to_string(path).ok().map(|value| value.trim().to_owned())
 }

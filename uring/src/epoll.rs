@@ -1,7 +1,7 @@
-//! The file descriptors watched beside Linux AIO: an inner epoll, edge triggered.
+//! The file descriptors watched alongside Linux AIO: an inner epoll, edge triggered.
 //!
-//! It holds its own duplicate of each descriptor, as `polls` does: two keys may watch one descriptor, and a caller
-//! that closes too early confuses nobody.
+//! It holds its own duplicate of each descriptor, as `polls` does: two keys may watch one descriptor, and a caller that
+//! closes too early does no harm.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 
-/// Events taken by one system call. What is more stays for the next.
+/// Events taken by one system call. More wait for the next call.
 const BATCH: usize = 32;
 
 const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -29,24 +29,24 @@ impl Epoll {
     pub(crate) fn watch(&mut self, fd: BorrowedFd<'_>, write: bool, key: u64) -> io::Result<()> {
         let fd = fd.try_clone_to_owned()?;
         self.forget(key);
-        let room = if write { EventFlags::OUT } else { EventFlags::empty() };
-        let events = EventFlags::IN | EventFlags::RDHUP | EventFlags::ET | room;
+        let writable = if write { EventFlags::OUT } else { EventFlags::empty() };
+        let events = EventFlags::IN | EventFlags::RDHUP | EventFlags::ET | writable;
         epoll::add(&self.fd, &fd, EventData::new_u64(key), events)?;
         self.by_key.insert(key, fd);
         Ok(())
     }
 
-    /// Whether there was such a key.
+    /// Returns whether the key was watched.
     pub(crate) fn forget(&mut self, key: u64) -> bool {
         let Some(fd) = self.by_key.remove(&key) else { return false };
-        // It was added and not deleted since. Closing alone would not do: the caller has the file open too.
+        // It was added and not deleted since. Closing alone is not enough: the caller has the file open too.
         let deleted = epoll::delete(&self.fd, &fd);
-        debug_assert!(deleted.is_ok(), "a watched descriptor is in the epoll");
+        debug_assert!(deleted.is_ok(), "a watched descriptor is missing from the epoll");
         true
     }
 
-    /// Adds the keys that are ready to `ready`, each once; sleeps until there is one if `sleep`. `false`: a signal
-    /// came first.
+    /// Adds the ready keys to `ready`, without duplicates; sleeps until there is one if `sleep`. Returns `false` if a
+    /// signal came first.
     pub(crate) fn wait(&self, sleep: bool, ready: &mut Vec<u64>) -> io::Result<bool> {
         let mut events = [MaybeUninit::<Event>::uninit(); BATCH];
         let timeout = (!sleep).then_some(&AT_ONCE);

@@ -1,7 +1,7 @@
 //! An image file, open and locked: a regular file or a block device.
 //!
-//! It knows how its bytes must be addressed ([`ImageFile::alignment`]) and nothing about what they mean.
-//! Invariant: a file opened with [`Cache::None`] bypasses the page cache, or was not opened at all.
+//! It knows the alignment of its I/O ([`ImageFile::alignment`]) and nothing about its contents. Invariant: a file
+//! opened with [`Cache::None`] bypasses the page cache, or opening it fails.
 
 use std::fs::{File, Metadata, OpenOptions as SystemOptions};
 use std::io;
@@ -15,12 +15,12 @@ use rustix::fs::{OFlags, SeekFrom};
 use rustix::io::{Errno, ReadWriteFlags};
 
 use crate::lock::{self, NotLocked};
-use crate::{Alignment, FileOpenError, Held};
+use crate::{AccessMode, Alignment, FileOpenError};
 
-/// Where the bytes of a file are kept between us and the storage.
+/// Where file data is cached between us and the storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cache {
-    /// Nowhere: O_DIRECT.
+    /// Not cached: O_DIRECT.
     None,
     /// In the page cache, until a sync.
     Writeback,
@@ -29,20 +29,20 @@ pub enum Cache {
 /// How to open an image file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpenOptions {
-    /// Also for writing.
+    /// Also open for writing.
     pub write: bool,
-    /// The page cache, or none.
+    /// The cache mode.
     pub cache: Cache,
-    /// Take the lock: exclusive for writers, shared for readers. Only what is known to be locked already, or looks
-    /// at an image in use at its own risk, goes without.
+    /// Take the lock: exclusive for writers, shared for readers. Do without it only if the file is known to be locked
+    /// already, or to look at an image in use at the caller's own risk.
     pub lock: bool,
 }
 
 impl OpenOptions {
-    fn wanted(self) -> Held {
+    fn wanted(self) -> AccessMode {
         match self.write {
-            true => Held::Writing,
-            false => Held::Reading,
+            true => AccessMode::Writing,
+            false => AccessMode::Reading,
         }
     }
 }
@@ -50,14 +50,14 @@ impl OpenOptions {
 /// An open image file.
 #[derive(Debug)]
 pub struct ImageFile {
-    /// Shared with the engine's threads that are at work on it.
+    /// Shared with the engine's threads that are using it.
     file: Arc<File>,
     path: PathBuf,
     options: OpenOptions,
     alignment: Alignment,
     /// The length of a block device, which is not in its inode.
     device_len: Option<u64>,
-    /// Where an image keeps its data that does so in a file of its own; open in the same way.
+    /// The data file of an image that keeps its data in a separate file; open in the same mode.
     data: Option<Box<ImageFile>>,
 }
 
@@ -66,7 +66,7 @@ impl ImageFile {
     pub fn open(path: &Path, options: OpenOptions) -> Result<ImageFile, FileOpenError> {
         let wanted = options.wanted();
         let refused = |cause| FileOpenError::refused("open", path, wanted, cause);
-        // Looked at before it is opened: opening a FIFO waits for a peer, opening a tape rewinds it.
+        // Checked before opening: opening a FIFO waits for a peer, opening a tape rewinds it.
         check_kind(path, &std::fs::metadata(path).map_err(refused)?)?;
         let direct = if options.cache == Cache::None { libc::O_DIRECT } else { 0 };
         let file =
@@ -79,9 +79,9 @@ impl ImageFile {
         ImageFile::adopt(file, path, options)
     }
 
-    /// Takes over a file that somebody else has opened, and calls `path`. Its description is shared with whoever has handed
-    /// it over: O_DIRECT is set or cleared on it, and the lock is its lock.
-    pub fn of_descriptor(file: OwnedFd, path: &Path, options: OpenOptions) -> Result<ImageFile, FileOpenError> {
+    /// Adopts a file that another process has opened, under the name `path`. The open file description is shared with
+    /// that process: O_DIRECT is set or cleared on it, and the lock is its lock.
+    pub fn from_fd(file: OwnedFd, path: &Path, options: OpenOptions) -> Result<ImageFile, FileOpenError> {
         let file = File::from(file);
         check_mode(&file, path, options.wanted())?;
         set_cache(&file, path, options.cache)?;
@@ -97,16 +97,16 @@ impl ImageFile {
             .create_new(true)
             .mode(0o644)
             .open(path)
-            .map_err(|cause| FileOpenError::refused("create", path, Held::Writing, cause))?;
-        // O_DIRECT is set afterwards: open(2) with O_CREAT leaves a file behind even where it refuses the flag.
+            .map_err(|cause| FileOpenError::refused("create", path, AccessMode::Writing, cause))?;
+        // O_DIRECT is set afterwards: open(2) with O_CREAT leaves a file behind even if it refuses the flag.
         let options = OpenOptions { write: true, ..options };
         set_cache(&file, path, options.cache).and_then(|()| ImageFile::adopt(file, path, options)).inspect_err(|_| {
-            // What failed is told; a file that cannot be removed either is empty and ours.
+            // The original error is reported; a file that cannot be removed either is empty and ours.
             drop(std::fs::remove_file(path));
         })
     }
 
-    /// Learns what must be known of a file that has just been opened, and locks it.
+    /// Queries what must be known about a newly opened file, and locks it.
     fn adopt(file: File, path: &Path, options: OpenOptions) -> Result<ImageFile, FileOpenError> {
         let metadata = file.metadata().map_err(|cause| FileOpenError::failed("examine", path, cause))?;
         check_kind(path, &metadata)?;
@@ -119,26 +119,26 @@ impl ImageFile {
             Cache::None => Alignment::of_direct(file.as_fd(), block_device).map_err(|why| direct_refused(path, why))?,
             Cache::Writeback => Alignment::NONE,
         };
-        let opened = ImageFile::of_parts(file, path.to_owned(), options, alignment, device_len);
+        let opened = ImageFile::from_parts(file, path.to_owned(), options, alignment, device_len);
         if options.lock {
             opened.lock()?;
         }
         Ok(opened)
     }
 
-    /// A file of which everything is known already.
-    pub(crate) fn of_parts(
+    /// A file whose properties are already known.
+    pub(crate) fn from_parts(
         file: File,
         path: PathBuf,
         options: OpenOptions,
         alignment: Alignment,
         device_len: Option<u64>,
     ) -> ImageFile {
-        forgo_access_time(&file);
+        set_noatime(&file);
         ImageFile { file: Arc::new(file), path, options, alignment, device_len, data: None }
     }
 
-    /// This file, of an image that has its data in that one.
+    /// Attaches the data file of an image.
     pub fn with_data_file(self, data: ImageFile) -> ImageFile {
         ImageFile { data: Some(Box::new(data)), ..self }
     }
@@ -148,7 +148,7 @@ impl ImageFile {
         self.data.as_deref()
     }
 
-    /// The same, to be changed.
+    /// The data file, mutably.
     pub fn data_file_mut(&mut self) -> Option<&mut ImageFile> {
         self.data.as_deref_mut()
     }
@@ -166,7 +166,7 @@ impl ImageFile {
         })
     }
 
-    /// The path as it was given.
+    /// The path as given.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -177,17 +177,17 @@ impl ImageFile {
     }
 
     /// What offsets, lengths and memory of direct I/O must be multiples of. One byte in writeback mode. The engines
-    /// see to the memory; offsets and lengths are the caller's.
+    /// handle memory alignment; offsets and lengths are up to the caller.
     pub fn alignment(&self) -> Alignment {
         self.alignment
     }
 
-    /// The length of a block device; `None` for a file, which grows.
+    /// The length of a block device; `None` for a file, which can grow.
     pub fn device_len(&self) -> Option<u64> {
         self.device_len
     }
 
-    /// The length in bytes, now.
+    /// The current length in bytes.
     pub(crate) fn current_len(&self) -> io::Result<u64> {
         match self.device_len {
             Some(len) => Ok(len),
@@ -195,13 +195,13 @@ impl ImageFile {
         }
     }
 
-    /// What the file system knows of the file, wherever its name leads by now.
+    /// The file's current metadata, whatever its name refers to by now.
     pub fn metadata(&self) -> io::Result<Metadata> {
         self.file.metadata()
     }
 
-    /// Another descriptor of the same description.
-    pub fn try_clone_descriptor(&self) -> Result<OwnedFd, FileOpenError> {
+    /// Duplicates the descriptor; both share one open file description.
+    pub fn try_clone_fd(&self) -> Result<OwnedFd, FileOpenError> {
         let cloned = self.file.try_clone().map(OwnedFd::from);
         cloned.map_err(|cause| FileOpenError::failed("duplicate the descriptor of", &self.path, cause))
     }
@@ -210,12 +210,12 @@ impl ImageFile {
         &self.file
     }
 
-    /// The file, to be kept open beyond this.
+    /// A shared handle that can outlive this value.
     pub(crate) fn share(&self) -> Arc<File> {
         self.file.clone()
     }
 
-    /// What the file system holds at `at`; see [`disk::Io::allocated`].
+    /// Whether the file system holds data or a hole at `at`; see [`disk::Io::allocated`].
     pub fn allocated(&self, at: u64, len: u64) -> Allocation {
         match rustix::fs::seek(&*self.file, SeekFrom::Data(at)) {
             Ok(data) if data > at => Allocation::Hole(len.min(data.saturating_sub(at))),
@@ -223,17 +223,17 @@ impl ImageFile {
                 Ok(hole) if hole > at => Allocation::Data(len.min(hole.saturating_sub(at))),
                 _ => Allocation::Data(len),
             },
-            // lseek(2): no data from here to the end, or already behind it.
+            // lseek(2): no data from here to the end, or already past it.
             Err(Errno::NXIO) => Allocation::Hole(len),
             Err(_) => Allocation::Data(len),
         }
     }
 
-    /// Whether every transfer on this file would go by a thread with io_uring, because the file system cannot do I/O
+    /// Whether every transfer on this file would need a thread with io_uring, because the file system cannot do I/O
     /// without blocking its caller (tmpfs). Linux AIO is the faster engine then.
     pub fn uring_needs_workers(&self) -> bool {
         let buffer = memory::Buffer::zeroed(memory::PAGE);
-        // SAFETY: the page was allocated above, is initialised, and nobody else knows of it until it is dropped.
+        // SAFETY: the page was allocated above, is initialised, and has no other user until it is dropped.
         let page = unsafe { std::slice::from_raw_parts_mut(buffer.base(), buffer.capacity()) };
         let read = rustix::io::preadv2(&*self.file, &mut [io::IoSliceMut::new(page)], 0, ReadWriteFlags::NOWAIT);
         // preadv2(2): a file without non-blocking I/O refuses the flag; one with it answers EAGAIN, or reads.
@@ -247,7 +247,7 @@ impl AsFd for ImageFile {
     }
 }
 
-/// Makes durable that `path` exists: syncs the directory it is in.
+/// Makes the existence of `path` durable: syncs its parent directory.
 pub fn sync_directory(path: &Path) -> Result<(), FileOpenError> {
     let parent = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
@@ -275,27 +275,27 @@ fn check_kind(path: &Path, metadata: &Metadata) -> Result<(), FileOpenError> {
     Err(FileOpenError::NotAnImage { path: path.to_owned(), found })
 }
 
-/// Whether a description that was handed over can do what is wanted of it, and nothing that would surprise.
-fn check_mode(file: &File, path: &Path, wanted: Held) -> Result<(), FileOpenError> {
-    match (open_for(file), wanted) {
-        (Some(Held::Writing), _) | (Some(Held::Reading), Held::Reading) => Ok(()),
+/// Checks that a handed-over description has the wanted access mode and no surprising flags.
+fn check_mode(file: &File, path: &Path, wanted: AccessMode) -> Result<(), FileOpenError> {
+    match (access_mode(file), wanted) {
+        (Some(AccessMode::Writing), _) | (Some(AccessMode::Reading), AccessMode::Reading) => Ok(()),
         _ => Err(FileOpenError::NotHanded { path: path.to_owned(), wanted }),
     }
 }
 
-/// What a description was opened for. `None`: for something that no image can be used with.
-pub fn open_for(file: impl AsFd) -> Option<Held> {
+/// The access mode of a description. `None` if it cannot be used for an image.
+pub fn access_mode(file: impl AsFd) -> Option<AccessMode> {
     let flags = rustix::fs::fcntl_getfl(file).ok()?;
     match flags & OFlags::RWMODE {
-        // pwrite(2): with O_APPEND the offset does not count.
+        // pwrite(2): with O_APPEND the offset is ignored.
         _ if flags.intersects(OFlags::PATH | OFlags::APPEND) => None,
-        OFlags::RDWR => Some(Held::Writing),
-        OFlags::RDONLY => Some(Held::Reading),
+        OFlags::RDWR => Some(AccessMode::Writing),
+        OFlags::RDONLY => Some(AccessMode::Reading),
         _ => None,
     }
 }
 
-/// Sets or clears O_DIRECT on an open description.
+/// Sets or clears O_DIRECT on an open file description.
 fn set_cache(file: &File, path: &Path, cache: Cache) -> Result<(), FileOpenError> {
     let flags = rustix::fs::fcntl_getfl(file).map_err(|cause| FileOpenError::failed("examine", path, cause))?;
     let wanted = match cache {
@@ -311,9 +311,9 @@ fn set_cache(file: &File, path: &Path, cache: Cache) -> Result<(), FileOpenError
     })
 }
 
-/// Nobody asks when a disk was last read, and for each read the kernel would look at the clock and at the inode. Only the
-/// owner of a file may say so (EPERM); for others it is as it was.
-fn forgo_access_time(file: &File) {
+/// Nobody needs a disk's access time, and maintaining it costs the kernel a clock read and an inode check for each
+/// read. Only the owner of a file may set this (EPERM); for others nothing changes.
+fn set_noatime(file: &File) {
     if let Ok(flags) = rustix::fs::fcntl_getfl(file) {
         rustix::fs::fcntl_setfl(file, flags | OFlags::NOATIME).ok();
     }

@@ -3,20 +3,20 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// What the other holder of a lock does with the file.
+/// How a process uses a file: the mode of its lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Held {
-    /// It reads: writers are kept out.
+pub enum AccessMode {
+    /// Reading: writers are excluded.
     Reading,
-    /// It writes: everybody is kept out.
+    /// Writing: everyone else is excluded.
     Writing,
 }
 
-impl std::fmt::Display for Held {
+impl std::fmt::Display for AccessMode {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Held::Reading => "reading",
-            Held::Writing => "writing",
+            AccessMode::Reading => "reading",
+            AccessMode::Writing => "writing",
         })
     }
 }
@@ -35,65 +35,65 @@ pub enum FileOpenError {
     NotPermitted {
         /// The path as given.
         path: PathBuf,
-        /// What was wanted.
-        wanted: Held,
-        /// The reason, and the way out of it.
+        /// The access wanted.
+        wanted: AccessMode,
+        /// The reason, and how to fix it.
         why: &'static str,
     },
     /// A directory, a socket, a terminal.
-    #[error("cannot open {path} as an image: it is {found}, neither a file nor a block device", path = path.display())]
+    #[error("cannot open {path} as an image: it is {found}, not a file or block device", path = path.display())]
     NotAnImage {
         /// The path as given.
         path: PathBuf,
         /// What it is instead.
         found: &'static str,
     },
-    /// The file system has no direct I/O, or none whose alignment we can serve.
+    /// The file system has no direct I/O, or requires an alignment that we cannot serve.
     #[error(
-        "cannot open {path} with O_DIRECT: {why}; put the image on another file system, or accept the page cache \
-         by --cache writeback",
+        "cannot open {path} with O_DIRECT: {why}; put the image on another file system, or use the page cache \
+         with --cache writeback",
         path = path.display()
     )]
     DirectRefused {
         /// The path as given.
         path: PathBuf,
-        /// Why not.
+        /// The reason.
         why: String,
     },
-    /// Another open file description holds a lock that excludes ours.
+    /// Another open file description holds a conflicting lock.
     #[error(
-        "cannot open {path} for {wanted}: it is in use, another process has it open for {held}; stop that process first",
+        "cannot open {path} for {wanted}: it is in use: another process has it open for {held}; stop that process first",
         path = path.display()
     )]
     InUse {
         /// The path as given.
         path: PathBuf,
-        /// What was wanted.
-        wanted: Held,
-        /// What the other holder does.
-        held: Held,
+        /// The access wanted.
+        wanted: AccessMode,
+        /// The access of the other holder.
+        held: AccessMode,
     },
-    /// `create_new` found something.
-    #[error("cannot create {path}: it exists already; remove it or choose another name", path = path.display())]
+    /// `create_new` found an existing file.
+    #[error("cannot create {path}: it already exists; remove it or choose another name", path = path.display())]
     Exists {
         /// The path as given.
         path: PathBuf,
     },
-    /// The process works on what it was handed, and this file was not among it, or not for that.
-    #[error("cannot open {path} for {wanted}: it was not handed to this process for that", path = path.display())]
+    /// The process may use only files handed to it, and this one was not, or not for this access.
+    #[error("cannot open {path} for {wanted}: it was not handed to this process with that access", path = path.display())]
     NotHanded {
         /// The path as given.
         path: PathBuf,
-        /// What was wanted.
-        wanted: Held,
+        /// The access wanted.
+        wanted: AccessMode,
     },
-    /// What was handed in place of a file is another one.
-    #[error("cannot open {path} again: what was handed under that name is another file", path = path.display())]
+    /// The descriptor handed over for a file refers to another file.
+    #[error("cannot open {path} again: the descriptor handed over under that name is another file", path = path.display())]
     AnotherFile {
         /// The path as given.
         path: PathBuf,
     },
-    /// Anything else.
+    /// Any other error.
     #[error("cannot {tried} {path}", path = path.display())]
     Failed {
         /// The step that failed, as a verb.
@@ -110,18 +110,18 @@ impl FileOpenError {
         FileOpenError::Failed { tried, path: path.to_owned(), source: cause.into() }
     }
 
-    /// The error for an `open` or `stat` that failed.
-    pub(crate) fn refused(tried: &'static str, path: &Path, wanted: Held, cause: io::Error) -> FileOpenError {
+    /// The error for a failed `open` or `stat`.
+    pub(crate) fn refused(tried: &'static str, path: &Path, wanted: AccessMode, cause: io::Error) -> FileOpenError {
         let path = path.to_owned();
         match cause.raw_os_error() {
             Some(libc::ENOENT | libc::ENOTDIR) if tried == "open" => FileOpenError::Missing { path },
             Some(libc::EEXIST) => FileOpenError::Exists { path },
             Some(libc::EACCES | libc::EPERM) => {
-                let why = "permission denied; check the owner and the mode of the file and of its directories";
+                let why = "permission denied; check the owner and mode of the file and its directories";
                 FileOpenError::NotPermitted { path, wanted, why }
             }
             Some(libc::EROFS) => {
-                let why = "its file system is mounted read-only; mount it writable, or serve it with --read-only";
+                let why = "its file system is mounted read-only; remount it writable, or serve it with --read-only";
                 FileOpenError::NotPermitted { path, wanted, why }
             }
             _ => FileOpenError::Failed { tried, path, source: cause },

@@ -1,11 +1,11 @@
-//! One operation on its way through the kernel, whichever engine carries it.
+//! One operation in flight, independent of the engine.
 //!
-//! Here are the rules that both engines share: what to submit next ([`Flight::step`]) and what a result means
-//! ([`Flight::settle`]). Short transfers are continued, interrupted ones repeated, unaligned memory is bounced, more
-//! parts than the kernel takes are submitted in turns. It knows no system call.
+//! The rules that both engines share: what to submit next ([`Flight::step`]) and what a result means
+//! ([`Flight::settle`]). Short transfers are continued, interrupted ones repeated, unaligned memory is bounced, and
+//! more parts than the kernel accepts are submitted in batches. It makes no system calls.
 //!
-//! Invariant: between a `step` and the `settle` that follows it nothing in the flight changes, and it is not moved
-//! (`flights` keeps it in a slot of a fixed table): the parts handed out are in use by the kernel.
+//! Invariant: between a `step` and the `settle` that follows, nothing in the flight changes, and it does not move
+//! (`flight_slab` keeps it in a slot of a fixed table): the kernel is using the parts handed out.
 
 use disk::{Action, FileError, FileOp};
 use memory::{Part, Segments};
@@ -13,30 +13,30 @@ use memory::{Part, Segments};
 use crate::bounce::{Bounce, BouncePool};
 use crate::{Alignment, ImageFile};
 
-/// `UIO_MAXIOV` of linux/uio.h: the most parts that one request may have.
+/// `UIO_MAXIOV` of linux/uio.h: the maximum number of parts in one request.
 const PARTS_MAX: usize = 1024;
 
-/// What a file demands of I/O on it.
+/// What a file requires of I/O on it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Terms {
+pub(crate) struct IoConstraints {
     pub(crate) alignment: Alignment,
     pub(crate) device_len: Option<u64>,
 }
 
-impl Terms {
-    pub(crate) fn of(file: &ImageFile) -> Terms {
-        Terms { alignment: file.alignment(), device_len: file.device_len() }
+impl IoConstraints {
+    pub(crate) fn of(file: &ImageFile) -> IoConstraints {
+        IoConstraints { alignment: file.alignment(), device_len: file.device_len() }
     }
 }
 
-/// What to ask of the kernel next.
+/// The next request to the kernel.
 #[derive(Debug)]
 pub(crate) enum Step<'a> {
     /// Read from offset `at` into `parts`, at most 1024.
     Read { at: u64, parts: &'a [Part] },
     /// Write `parts`, at most 1024, to offset `at`.
     Write { at: u64, parts: &'a [Part] },
-    /// The same through the page cache, though the file is open with O_DIRECT. Nothing else is under way on it.
+    /// The same through the page cache, though the file is open with O_DIRECT. Nothing else is in flight on it.
     WriteCached { at: u64, parts: &'a [Part] },
     /// `fdatasync`.
     SyncData,
@@ -44,55 +44,57 @@ pub(crate) enum Step<'a> {
     Deallocate { at: u64, len: u64 },
 }
 
-/// The memory that the kernel is given.
-enum Window {
-    /// That of the operation.
+/// The memory of the current step.
+enum StepBuffer {
+    /// The operation's own memory.
     Whole,
-    /// What is left of it.
-    Rest(Box<Segments>),
-    /// A stand-in for what is left of it, or the beginning of that.
+    /// The remainder of it.
+    Remainder(Box<Segments>),
+    /// A bounce buffer for the remainder, or for the first part of it.
     Bounced(Bounce),
-    /// What is left of it: the end of a file, which direct I/O cannot write without making the file longer.
-    End(Box<Segments>),
+    /// The remainder of a write at the end of a file, which direct I/O could not do without extending the file.
+    FileEnd(Box<Segments>),
 }
 
-/// A place for an operation in flight. An operation is large: it is moved in once and out once.
+/// A slot for an operation in flight. An operation is large: it is moved in once and out once.
 pub(crate) struct Flight {
     op: Option<FileOp>,
-    terms: Terms,
-    /// Bytes of the operation's memory that are done.
+    constraints: IoConstraints,
+    /// Bytes transferred so far.
     moved: usize,
-    /// Holds a bounce only while there is an operation.
-    window: Window,
+    /// Holds a bounce buffer only while there is an operation.
+    buffer: StepBuffer,
 }
 
 impl Flight {
-    /// Without an operation.
-    pub(crate) fn vacant() -> Flight {
-        let terms = Terms { alignment: Alignment::NONE, device_len: None };
-        Flight { op: None, terms, moved: 0, window: Window::Whole }
+    /// An empty slot.
+    pub(crate) fn empty() -> Flight {
+        let constraints = IoConstraints { alignment: Alignment::NONE, device_len: None };
+        Flight { op: None, constraints, moved: 0, buffer: StepBuffer::Whole }
     }
 
-    /// Takes `op` in, and prepares it for its first step.
+    /// Takes in `op` and prepares its first step.
     #[inline(always)]
-    pub(crate) fn begin(&mut self, op: FileOp, terms: Terms, pool: &mut BouncePool) {
-        // Said so that nothing is seen to be dropped there, for which the operation would be copied once more.
+    pub(crate) fn begin(&mut self, op: FileOp, constraints: IoConstraints, pool: &mut BouncePool) {
+        // Stated explicitly so that the compiler sees no drop here, for which it would copy the operation once more.
         if self.op.is_some() {
-            unreachable!("something is in flight here");
+            unreachable!("an operation is already in flight here");
         }
         let op = self.op.insert(op);
         let admitted = match &op.action {
-            Action::Read { into: memory, .. } | Action::Write { from: memory, .. } => terms.alignment.admits(memory),
+            Action::Read { into: memory, .. } | Action::Write { from: memory, .. } => {
+                constraints.alignment.admits(memory)
+            }
             Action::SyncData | Action::Deallocate { .. } => true,
         };
-        self.terms = terms;
+        self.constraints = constraints;
         self.moved = 0;
         if !admitted {
-            self.aim(pool);
+            self.select_buffer(pool);
         }
     }
 
-    /// Gives the operation back, when it has ended.
+    /// Returns the operation when it has ended.
     #[inline(always)]
     pub(crate) fn end(&mut self) -> FileOp {
         match self.op.take() {
@@ -115,15 +117,15 @@ impl Flight {
         }
     }
 
-    /// What to submit. The parts stay where they are until the flight is settled.
+    /// What to submit. The parts stay in place until the flight is settled.
     #[inline]
     pub(crate) fn step(&self) -> Step<'_> {
-        // No file reaches that far, and io_uring takes an offset of -1 for the file's own position.
+        // No file is that long, and io_uring takes an offset of -1 as the file's own position.
         let after = |at: u64| at.saturating_add(as_u64(self.moved)).min(i64::MAX.unsigned_abs());
         match self.action() {
             Action::Read { at, into } => Step::Read { at: after(*at), parts: self.parts(into) },
-            Action::Write { at, from } => match &self.window {
-                Window::End(rest) => Step::WriteCached { at: after(*at), parts: first(rest.parts()) },
+            Action::Write { at, from } => match &self.buffer {
+                StepBuffer::FileEnd(rest) => Step::WriteCached { at: after(*at), parts: capped(rest.parts()) },
                 _ => Step::Write { at: after(*at), parts: self.parts(from) },
             },
             Action::SyncData => Step::SyncData,
@@ -132,38 +134,37 @@ impl Flight {
     }
 
     fn parts<'a>(&'a self, whole: &'a Segments) -> &'a [Part] {
-        let parts = match &self.window {
-            Window::Whole => whole.parts(),
-            Window::Rest(rest) | Window::End(rest) => rest.parts(),
-            Window::Bounced(bounce) => bounce.memory().parts(),
+        let parts = match &self.buffer {
+            StepBuffer::Whole => whole.parts(),
+            StepBuffer::Remainder(rest) | StepBuffer::FileEnd(rest) => rest.parts(),
+            StepBuffer::Bounced(bounce) => bounce.memory().parts(),
         };
-        first(parts)
+        capped(parts)
     }
 
-    /// Takes the result of a step: a count, or an errno as a negative number. `None`: not at the end yet, submit
-    /// again.
+    /// Processes the result of a step: a count, or a negative errno. Returns `None` if another step must be submitted.
     #[inline]
     pub(crate) fn settle(&mut self, result: i32, pool: &mut BouncePool) -> Option<Result<(), FileError>> {
         if self.is_all(result) { Some(Ok(())) } else { self.settle_part(result, pool) }
     }
 
-    /// Whether so many bytes are all of a transfer, in the memory that it came with: as nearly always.
+    /// Whether this many bytes complete a transfer that uses the operation's own memory: the common case.
     #[inline]
     fn is_all(&self, result: i32) -> bool {
         let (Action::Read { into: memory, .. } | Action::Write { from: memory, .. }) = self.action() else {
             return false;
         };
-        matches!(self.window, Window::Whole) && usize::try_from(result) == Ok(memory.len()) && result > 0
+        matches!(self.buffer, StepBuffer::Whole) && usize::try_from(result) == Ok(memory.len()) && result > 0
     }
 
     fn settle_part(&mut self, result: i32, pool: &mut BouncePool) -> Option<Result<(), FileError>> {
         let ended = match usize::try_from(result) {
             Ok(count) => match self.action() {
-                Action::Read { .. } => self.filled(count, pool),
-                Action::Write { .. } => self.stored(count, pool),
+                Action::Read { .. } => self.read_completed(count, pool),
+                Action::Write { .. } => self.write_completed(count, pool),
                 Action::SyncData | Action::Deallocate { .. } => Some(Ok(())),
             },
-            Err(_) => self.refused(result.saturating_neg()),
+            Err(_) => self.errno_result(result.saturating_neg()),
         };
         if ended.is_some() {
             self.release(pool);
@@ -172,9 +173,9 @@ impl Flight {
     }
 
     /// `count` bytes were read.
-    fn filled(&mut self, count: usize, pool: &mut BouncePool) -> Option<Result<(), FileError>> {
+    fn read_completed(&mut self, count: usize, pool: &mut BouncePool) -> Option<Result<(), FileError>> {
         let Some(FileOp { action: Action::Read { into, .. }, .. }) = &self.op else { return None };
-        if let Window::Bounced(bounce) = &mut self.window {
+        if let StepBuffer::Bounced(bounce) = &mut self.buffer {
             bounce.unload(&into.slice(self.moved, count));
         }
         self.moved = self.moved.saturating_add(count);
@@ -182,83 +183,83 @@ impl Flight {
         if left == 0 {
             return Some(Ok(()));
         }
-        // Direct I/O stops between blocks only at the end of the file, and could not be continued from there.
-        if count == 0 || self.moved % self.terms.alignment.offset != 0 {
+        // Direct I/O stops between blocks only at the end of the file, and cannot be continued from there.
+        if count == 0 || self.moved % self.constraints.alignment.offset != 0 {
             into.slice(self.moved, left).fill_zero();
             return Some(Ok(()));
         }
-        self.aim(pool);
+        self.select_buffer(pool);
         None
     }
 
     /// `count` bytes were written.
-    fn stored(&mut self, count: usize, pool: &mut BouncePool) -> Option<Result<(), FileError>> {
+    fn write_completed(&mut self, count: usize, pool: &mut BouncePool) -> Option<Result<(), FileError>> {
         let Action::Write { from, .. } = self.action() else { return None };
         let left = from.len().saturating_sub(self.moved).saturating_sub(count);
         if left == 0 {
             return Some(Ok(()));
         }
-        // Direct I/O can only be continued from a block's start: a part of a block is written again.
-        let whole = match &self.window {
-            Window::End(_) => count,
-            _ => count.saturating_sub(count % self.terms.alignment.offset),
+        // Direct I/O can only be continued at a block boundary: a partial block is written again.
+        let whole = match &self.buffer {
+            StepBuffer::FileEnd(_) => count,
+            _ => count.saturating_sub(count % self.constraints.alignment.offset),
         };
         if whole == 0 {
-            // Neither an error nor progress: the kernel would answer the same for ever.
+            // Neither an error nor progress: the kernel would return the same result every time.
             return Some(Err(FileError::Failed(libc::EIO)));
         }
         self.moved = self.moved.saturating_add(whole);
-        self.aim(pool);
+        self.select_buffer(pool);
         None
     }
 
-    /// The kernel answered with an errno.
-    fn refused(&self, errno: i32) -> Option<Result<(), FileError>> {
+    /// The kernel returned an errno.
+    fn errno_result(&self, errno: i32) -> Option<Result<(), FileError>> {
         match errno {
             libc::EINTR | libc::EAGAIN => None,
             libc::ENOSPC | libc::EDQUOT | libc::EFBIG => Some(Err(FileError::NoSpace)),
             libc::EOPNOTSUPP | libc::ENOSYS => Some(Err(FileError::Unsupported)),
-            libc::EINVAL if self.frees_nothing() => Some(Ok(())),
-            // A block device frees whole logical blocks only, also through the page cache (`blkdev_fallocate`): of
-            // this range it cannot, of another it may.
-            libc::EINVAL if self.deallocates() => Some(Err(FileError::Unsupported)),
+            libc::EINVAL if self.is_empty_deallocation() => Some(Ok(())),
+            // A block device deallocates whole logical blocks only, also through the page cache (`blkdev_fallocate`):
+            // it cannot deallocate this range, but may deallocate another.
+            libc::EINVAL if self.is_deallocation() => Some(Err(FileError::Unsupported)),
             errno => Some(Err(FileError::Failed(errno))),
         }
     }
 
-    /// fallocate(2) refuses an empty range, and one behind the end of a block device (not of a file): there is
-    /// nothing to free in either.
-    fn frees_nothing(&self) -> bool {
+    /// fallocate(2) refuses an empty range, and one past the end of a block device (not of a file): neither has
+    /// anything to deallocate.
+    fn is_empty_deallocation(&self) -> bool {
         let Action::Deallocate { at, len } = *self.action() else { return false };
-        len == 0 || self.terms.device_len.is_some_and(|end| at >= end)
+        len == 0 || self.constraints.device_len.is_some_and(|end| at >= end)
     }
 
-    fn deallocates(&self) -> bool {
+    fn is_deallocation(&self) -> bool {
         matches!(self.action(), Action::Deallocate { .. })
     }
 
-    /// Chooses the memory of the next step: all that is left, as it is or through a bounce.
+    /// Selects the memory of the next step: all of the remainder, directly or through a bounce buffer.
     #[cold]
-    fn aim(&mut self, pool: &mut BouncePool) {
+    fn select_buffer(&mut self, pool: &mut BouncePool) {
         self.release(pool);
         let Some(FileOp { action, .. }) = &self.op else { return };
         let (Action::Read { into: memory, .. } | Action::Write { from: memory, .. }) = action else { return };
         let left = memory.len().saturating_sub(self.moved);
-        let admits = |memory: &Segments| self.terms.alignment.admits(memory);
-        if matches!(action, Action::Write { .. }) && memory.len() % self.terms.alignment.offset != 0 {
-            self.window = Window::End(Box::new(memory.slice(self.moved, left)));
+        let admits = |memory: &Segments| self.constraints.alignment.admits(memory);
+        if matches!(action, Action::Write { .. }) && memory.len() % self.constraints.alignment.offset != 0 {
+            self.buffer = StepBuffer::FileEnd(Box::new(memory.slice(self.moved, left)));
             return;
         }
-        self.window = match self.moved {
-            0 if admits(memory) => Window::Whole,
+        self.buffer = match self.moved {
+            0 if admits(memory) => StepBuffer::Whole,
             moved => match memory.slice(moved, left) {
-                rest if admits(&rest) => Window::Rest(Box::new(rest)),
+                rest if admits(&rest) => StepBuffer::Remainder(Box::new(rest)),
                 rest => {
                     let mut bounce = pool.take(left);
                     if matches!(action, Action::Write { .. }) {
                         bounce.load(&rest.slice(0, bounce.memory().len()));
                     }
-                    Window::Bounced(bounce)
+                    StepBuffer::Bounced(bounce)
                 }
             },
         };
@@ -266,17 +267,17 @@ impl Flight {
 
     #[inline]
     fn release(&mut self, pool: &mut BouncePool) {
-        if matches!(self.window, Window::Whole) {
+        if matches!(self.buffer, StepBuffer::Whole) {
             return;
         }
-        if let Window::Bounced(bounce) = std::mem::replace(&mut self.window, Window::Whole) {
+        if let StepBuffer::Bounced(bounce) = std::mem::replace(&mut self.buffer, StepBuffer::Whole) {
             pool.give(bounce);
         }
     }
 }
 
-/// As many as one request may have.
-fn first(parts: &[Part]) -> &[Part] {
+/// As many parts as one request may have.
+fn capped(parts: &[Part]) -> &[Part] {
     parts.get(..PARTS_MAX).unwrap_or(parts)
 }
 
@@ -290,14 +291,14 @@ mod test {
 
     use super::*;
 
-    const DIRECT: Terms = Terms { alignment: Alignment { memory: 512, offset: 512 }, device_len: None };
-    const BUFFERED: Terms = Terms { alignment: Alignment::NONE, device_len: None };
+    const DIRECT: IoConstraints = IoConstraints { alignment: Alignment { memory: 512, offset: 512 }, device_len: None };
+    const BUFFERED: IoConstraints = IoConstraints { alignment: Alignment::NONE, device_len: None };
 
-    fn flight(action: Action, terms: Terms) -> (Flight, BouncePool) {
+    fn flight(action: Action, constraints: IoConstraints) -> (Flight, BouncePool) {
         let mut pool = BouncePool::default();
         let op = FileOp { id: OpId(1), file: FileId(0), action };
-        let mut flight = Flight::vacant();
-        flight.begin(op, terms, &mut pool);
+        let mut flight = Flight::empty();
+        flight.begin(op, constraints, &mut pool);
         (flight, pool)
     }
 
@@ -324,10 +325,10 @@ mod test {
     }
 
     #[test]
-    fn bytes_behind_the_end_of_the_file_read_as_zero() {
-        for (terms, counts) in [(DIRECT, vec![700]), (DIRECT, vec![512, 0]), (BUFFERED, vec![700, 0])] {
+    fn bytes_past_the_end_of_the_file_read_as_zero() {
+        for (constraints, counts) in [(DIRECT, vec![700]), (DIRECT, vec![512, 0]), (BUFFERED, vec![700, 0])] {
             let memory = Segments::copy_of(&[7; 4096]);
-            let (mut flight, mut pool) = flight(read_into(&memory), terms);
+            let (mut flight, mut pool) = flight(read_into(&memory), constraints);
             let ended: Vec<_> = counts.iter().map(|&count| flight.settle(count, &mut pool)).collect();
             assert_eq!(ended.last(), Some(&Some(Ok(()))));
             let kept = usize::try_from(counts[0]).unwrap();
@@ -336,7 +337,7 @@ mod test {
     }
 
     #[test]
-    fn a_short_direct_write_is_continued_from_a_block() {
+    fn a_short_direct_write_is_continued_at_a_block_boundary() {
         let action = Action::Write { at: 0, from: Segments::zeroed(4096) };
         let (mut flight, mut pool) = flight(action, DIRECT);
         assert_eq!(flight.settle(1000, &mut pool), None);
@@ -344,11 +345,11 @@ mod test {
         assert_eq!(flight.settle(3584, &mut pool), Some(Ok(())));
     }
 
-    /// A sector on storage of larger ones: the disk's aligner sends no other.
+    /// A sector on storage with larger sectors: the disk's aligner sends no other unaligned length.
     #[test]
-    fn the_end_of_a_file_is_written_through_the_page_cache_as_it_is() {
-        let terms = Terms { alignment: Alignment { memory: 512, offset: 4096 }, device_len: None };
-        let (mut flight, mut pool) = flight(Action::Write { at: 4096, from: Segments::zeroed(1024) }, terms);
+    fn an_unaligned_end_of_a_file_is_written_through_the_page_cache() {
+        let constraints = IoConstraints { alignment: Alignment { memory: 512, offset: 4096 }, device_len: None };
+        let (mut flight, mut pool) = flight(Action::Write { at: 4096, from: Segments::zeroed(1024) }, constraints);
         assert!(matches!(flight.step(), Step::WriteCached { at: 4096, parts } if parts.len() == 1));
         assert_eq!(flight.settle(700, &mut pool), None);
         assert!(matches!(flight.step(), Step::WriteCached { .. }));
@@ -357,7 +358,7 @@ mod test {
     }
 
     #[test]
-    fn a_write_that_never_gets_on_fails() {
+    fn a_write_without_progress_fails() {
         let (mut flight, mut pool) = flight(Action::Write { at: 0, from: Segments::zeroed(4096) }, DIRECT);
         assert_eq!(flight.settle(0, &mut pool), Some(Err(FileError::Failed(libc::EIO))));
     }
@@ -376,13 +377,13 @@ mod test {
         let (aligned, _) = flight(read_into(&memory.slice(512, 4096)), DIRECT);
         let (unaligned, _) = flight(read_into(&memory.slice(100, 4096)), DIRECT);
         let (buffered, _) = flight(read_into(&memory.slice(100, 4096)), BUFFERED);
-        assert!(matches!(aligned.window, Window::Whole));
-        assert!(matches!(unaligned.window, Window::Bounced(_)));
-        assert!(matches!(buffered.window, Window::Whole));
+        assert!(matches!(aligned.buffer, StepBuffer::Whole));
+        assert!(matches!(unaligned.buffer, StepBuffer::Bounced(_)));
+        assert!(matches!(buffered.buffer, StepBuffer::Whole));
     }
 
     #[test]
-    fn a_large_unaligned_write_passes_through_bounces_in_turns() {
+    fn a_large_unaligned_write_uses_several_bounce_buffers_in_turn() {
         let memory = Segments::zeroed((3 << 20) + 512);
         let from = memory.slice(1, 3 << 20);
         let (mut flight, mut pool) = flight(Action::Write { at: 0, from }, DIRECT);
@@ -393,10 +394,10 @@ mod test {
     }
 
     #[test]
-    fn more_parts_than_the_kernel_takes_go_in_turns() {
+    fn more_parts_than_the_kernel_accepts_are_submitted_in_batches() {
         let owner = memory::Buffer::zeroed(1500 * 512);
         let base = owner.base();
-        // SAFETY: every part lies in the buffer, which the list owns.
+        // SAFETY: every part is within the buffer, which the list owns.
         let memory = unsafe { Segments::new(owner, (0..1500).map(|part| (base.wrapping_add(part * 512), 512))) };
         let (mut flight, mut pool) = flight(read_into(&memory), DIRECT);
         assert_eq!(submitted(&flight), (4096, 1024 * 512));
@@ -405,7 +406,7 @@ mod test {
     }
 
     #[test]
-    fn an_errno_becomes_the_error_that_the_disk_knows() {
+    fn an_errno_is_mapped_to_a_file_error() {
         let outcome = |errno: i32| {
             let (mut flight, mut pool) = flight(Action::Deallocate { at: 0, len: 512 }, DIRECT);
             flight.settle(-errno, &mut pool)
@@ -418,19 +419,19 @@ mod test {
     }
 
     #[test]
-    fn a_range_that_cannot_be_deallocated_is_unsupported_and_one_that_cannot_be_read_has_failed() {
-        let refused = |action| {
+    fn a_refused_deallocation_is_unsupported_and_a_refused_read_fails() {
+        let errno_result = |action| {
             let (mut flight, mut pool) = flight(action, BUFFERED);
             flight.settle(-libc::EINVAL, &mut pool)
         };
         let range = Action::Deallocate { at: 512, len: 512 };
-        assert_eq!(refused(range), Some(Err(FileError::Unsupported)));
-        assert_eq!(refused(read_into(&Segments::zeroed(512))), Some(Err(FileError::Failed(libc::EINVAL))));
+        assert_eq!(errno_result(range), Some(Err(FileError::Unsupported)));
+        assert_eq!(errno_result(read_into(&Segments::zeroed(512))), Some(Err(FileError::Failed(libc::EINVAL))));
     }
 
     #[test]
-    fn deallocating_behind_the_end_of_a_device_succeeds() {
-        let device = Terms { device_len: Some(1 << 20), ..DIRECT };
+    fn deallocating_past_the_end_of_a_device_succeeds() {
+        let device = IoConstraints { device_len: Some(1 << 20), ..DIRECT };
         let (mut flight, mut pool) = flight(Action::Deallocate { at: 1 << 20, len: 512 }, device);
         assert_eq!(flight.settle(-libc::EINVAL, &mut pool), Some(Ok(())));
     }

@@ -1,13 +1,14 @@
 //! The lock of an image file: one writer, or any number of readers.
 //!
-//! It is an open-file-description lock (fcntl(2), F_OFD_SETLK) over the whole file, on the very description that
-//! I/O goes through. The kernel therefore keeps the lock of a killed process until the last request which that
-//! process had in flight is over, so that nobody opens an image into which old writes still fall. That takes a
-//! moment, for which [`acquire`] has patience. Whole-file locks also exclude QEMU, which locks single bytes.
+//! It is an open-file-description lock (fcntl(2), F_OFD_SETLK) over the whole file, on the same description that I/O
+//! uses. The kernel therefore keeps the lock of a killed process until its last request in flight has ended, so that no
+//! one opens an image that old writes may still reach. That takes a moment, so [`acquire`] retries. Whole-file locks
+//! also exclude QEMU, which locks single bytes.
 //!
-//! On SMB it is flock(2), which the kernel's client asks of the server in the same way. An OFD lock it would give up there as soon as any
-//! descriptor of the description is closed, and go on to show it here. And a server lays one lock upon the other where it should turn
-//! it into that: what is held is given up first, so that between a writer's lock and a reader's there is a moment without.
+//! On SMB it is flock(2), which the kernel's client requests from the server in the same way. There, the client would
+//! drop an OFD lock as soon as any descriptor of the description is closed, yet still report it locally. And a server
+//! stacks a new lock on top of the old one instead of converting it: the old lock is released first, so converting
+//! between a writer's and a reader's lock leaves a brief gap.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -15,31 +16,31 @@ use std::time::Duration;
 
 use rustix::fs::FlockOperation;
 
-use crate::Held;
+use crate::AccessMode;
 
-/// How often, and how long apart, a conflicting lock is tried again: a second, in which the I/O of a process that
-/// was just killed ends on any healthy storage.
+/// How many times, and at what interval, a conflicting lock is retried: for a second, within which the I/O of a process
+/// that was just killed ends on any healthy storage.
 const ATTEMPTS: u32 = 50;
-const PAUSE: Duration = Duration::from_millis(20);
+const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Why there is no lock.
+/// Why the lock was not acquired.
 pub(crate) enum NotLocked {
-    /// Somebody else has one.
-    Conflict(Held),
-    /// The file system failed.
+    /// Another description holds a conflicting lock.
+    Conflict(AccessMode),
+    /// The system call failed.
     Failed(io::Error),
 }
 
 /// Locks `file` for `wanted`.
-pub(crate) fn acquire(file: BorrowedFd<'_>, wanted: Held) -> Result<(), NotLocked> {
+pub(crate) fn acquire(file: BorrowedFd<'_>, wanted: AccessMode) -> Result<(), NotLocked> {
     let kind = match wanted {
-        Held::Reading => libc::F_RDLCK,
-        Held::Writing => libc::F_WRLCK,
+        AccessMode::Reading => libc::F_RDLCK,
+        AccessMode::Writing => libc::F_WRLCK,
     };
     for _ in 1..ATTEMPTS {
         match set(file, kind) {
             Ok(()) => return Ok(()),
-            Err(error) if is_conflict(&error) => std::thread::sleep(PAUSE),
+            Err(error) if is_conflict(&error) => std::thread::sleep(RETRY_INTERVAL),
             Err(error) => return Err(NotLocked::Failed(error)),
         }
     }
@@ -49,7 +50,7 @@ pub(crate) fn acquire(file: BorrowedFd<'_>, wanted: Held) -> Result<(), NotLocke
     })
 }
 
-/// Gives the lock up.
+/// Releases the lock.
 pub(crate) fn release(file: BorrowedFd<'_>) -> io::Result<()> {
     set(file, libc::F_UNLCK)
 }
@@ -59,15 +60,15 @@ fn is_conflict(error: &io::Error) -> bool {
 }
 
 fn whole_file(kind: libc::c_int) -> libc::flock {
-    // SAFETY: a C struct of integers, for which zero is a value.
+    // SAFETY: a C struct of integers, for which zero is a valid value.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
-    // Both constants are 0, 1 or 2; a start and a length of zero stand for the whole file.
+    // Both constants are 0, 1 or 2; a start and a length of zero mean the whole file.
     lock.l_type = libc::c_short::try_from(kind).unwrap_or_default();
     lock.l_whence = libc::c_short::try_from(libc::SEEK_SET).unwrap_or_default();
     lock
 }
 
-/// Whether a file lies on an SMB server: CIFS_SUPER_MAGIC and SMB2_SUPER_MAGIC of linux/magic.h.
+/// Whether a file is on an SMB server: CIFS_SUPER_MAGIC and SMB2_SUPER_MAGIC of linux/magic.h.
 fn is_on_smb(file: BorrowedFd<'_>) -> bool {
     rustix::fs::fstatfs(file).is_ok_and(|stat| matches!(stat.f_type, 0xff53_4d42 | 0xfe53_4d42))
 }
@@ -94,14 +95,14 @@ fn set(file: BorrowedFd<'_>, kind: libc::c_int) -> io::Result<()> {
     }
 }
 
-/// What the one who is in our way does. Who has gone in the meantime is taken for a writer.
-fn holder(file: BorrowedFd<'_>, kind: libc::c_int) -> Held {
+/// The access of the conflicting holder. One that has gone in the meantime is taken for a writer.
+fn holder(file: BorrowedFd<'_>, kind: libc::c_int) -> AccessMode {
     let mut lock = whole_file(kind);
     // SAFETY: the kernel reads and writes the struct during the call only.
     let result = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut lock) };
     match result == 0 && libc::c_int::from(lock.l_type) == libc::F_RDLCK {
-        true => Held::Reading,
-        false => Held::Writing,
+        true => AccessMode::Reading,
+        false => AccessMode::Writing,
     }
 }
 
@@ -113,7 +114,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn on_smb_a_lock_becomes_another_and_excludes_like_any() {
+    fn on_smb_a_lock_can_be_converted_and_excludes_others() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("image");
         let one = File::create(&path).unwrap();
@@ -121,7 +122,7 @@ mod test {
         let refused = |file: &File, kind| is_conflict(&set_on_smb(file.as_fd(), kind).unwrap_err());
         set_on_smb(one.as_fd(), libc::F_WRLCK).unwrap();
         assert!(refused(&other, libc::F_RDLCK));
-        // Another descriptor of the description goes, and the lock does not.
+        // Another descriptor of the description is closed; the lock stays.
         drop(one.try_clone().unwrap());
         assert!(refused(&other, libc::F_RDLCK));
         set_on_smb(one.as_fd(), libc::F_RDLCK).unwrap();

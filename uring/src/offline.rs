@@ -1,8 +1,8 @@
 //! Synchronous access to an image file, at any alignment: for creating, checking and repairing images that are not
-//! being served. The data path goes through an engine instead.
+//! being served. The data path uses an engine instead.
 //!
-//! With O_DIRECT the bytes pass through an aligned buffer; a write then reads what surrounds it first. Nobody else
-//! may write the same image meanwhile, which the lock sees to.
+//! With O_DIRECT the bytes pass through an aligned buffer; a write first reads the surrounding blocks. No one else may
+//! write the same image meanwhile, which the lock ensures.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -16,7 +16,7 @@ use rustix::fs::{Advice, fadvise};
 use crate::call::through_cache;
 use crate::{Cache, ImageFile};
 
-/// Large enough to stream metadata at the speed of the storage, small enough to be forgotten.
+/// Large enough to stream metadata at the speed of the storage, small enough not to matter.
 const CHUNK: usize = 1 << 20;
 
 impl Source for ImageFile {
@@ -46,7 +46,7 @@ impl Source for ImageFile {
 }
 
 impl ImageFile {
-    /// Writes `bytes` at offset `at`. A file grows as needed, to the end of the bytes and not beyond.
+    /// Writes `bytes` at offset `at`. A file grows as needed, to the end of the bytes and no further.
     pub fn write_at(&mut self, at: u64, bytes: &[u8]) -> io::Result<()> {
         match self.options().cache {
             Cache::Writeback => self.as_file().write_all_at(bytes, at),
@@ -54,14 +54,15 @@ impl ImageFile {
         }
     }
 
-    /// Makes everything written survive power loss (`fdatasync`), in a data file too.
+    /// Makes all writes durable (`fdatasync`), including those to a data file.
     pub fn sync(&mut self) -> io::Result<()> {
         self.all_files().try_for_each(|file| file.as_file().sync_data())
     }
 
-    /// After a failed sync the page cache may show what the storage has never got, and call it clean: a later sync says
-    /// nothing of it. Has reads find what the storage has; whether it takes what is still to be written.
-    pub fn read_anew(&mut self) -> io::Result<()> {
+    /// After a failed sync the page cache may hold data that never reached the storage, and consider it clean: a later
+    /// sync does not report it. This drops the cache so that reads return what the storage has, and returns whether
+    /// dirty data could be written.
+    pub fn sync_and_drop_cache(&mut self) -> io::Result<()> {
         let synced = self.sync();
         for file in self.all_files() {
             fadvise(file.as_file(), 0, None, Advice::DontNeed)?;
@@ -69,13 +70,13 @@ impl ImageFile {
         synced
     }
 
-    /// Gives a file this length; what is new reads as zero. A block device has the length it has.
+    /// Sets the length of a file; new bytes read as zero. The length of a block device is fixed.
     pub fn set_len(&mut self, len: u64) -> io::Result<()> {
         match self.device_len() {
             None => self.as_file().set_len(len),
             Some(device) if len <= device => Ok(()),
             Some(device) => {
-                let what = format!("the block device has {device} bytes, {len} are needed");
+                let what = format!("the block device has {device} bytes; {len} are needed");
                 Err(io::Error::new(io::ErrorKind::StorageFull, what))
             }
         }
@@ -84,14 +85,14 @@ impl ImageFile {
     fn read_aligned(&self, at: u64, mut bytes: &mut [u8]) -> io::Result<()> {
         let mut at = at;
         while !bytes.is_empty() {
-            let mut window = Window::around(at, bytes.len(), self.alignment().offset);
-            let found = window.fill(self)?;
-            let (now, later) = bytes.split_at_mut(window.take);
-            if window.skip.saturating_add(window.take) > found {
+            let mut range = AlignedRange::covering(at, bytes.len(), self.alignment().offset);
+            let found = range.fill(self)?;
+            let (now, later) = bytes.split_at_mut(range.take);
+            if range.skip.saturating_add(range.take) > found {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
-            now.copy_from_slice(window.wanted());
-            at = at.saturating_add(as_u64(window.take));
+            now.copy_from_slice(range.payload());
+            at = at.saturating_add(as_u64(range.take));
             bytes = later;
         }
         Ok(())
@@ -100,76 +101,76 @@ impl ImageFile {
     fn write_aligned(&self, at: u64, mut bytes: &[u8]) -> io::Result<()> {
         let mut at = at;
         while !bytes.is_empty() {
-            let mut window = Window::around(at, bytes.len(), self.alignment().offset);
-            let (now, later) = bytes.split_at(window.take);
-            if window.is_exact() || self.has(&window)? {
-                if !window.is_exact() {
-                    window.fill(self)?;
+            let mut range = AlignedRange::covering(at, bytes.len(), self.alignment().offset);
+            let (now, later) = bytes.split_at(range.take);
+            if range.is_exact() || self.covers(&range)? {
+                if !range.is_exact() {
+                    range.fill(self)?;
                 }
-                window.wanted().copy_from_slice(now);
-                let start = window.at;
-                self.as_file().write_all_at(window.bytes(), start)?;
+                range.payload().copy_from_slice(now);
+                let start = range.at;
+                self.as_file().write_all_at(range.bytes(), start)?;
             } else {
-                self.write_end(at, now)?;
+                self.write_file_end(at, now)?;
             }
-            at = at.saturating_add(as_u64(window.take));
+            at = at.saturating_add(as_u64(range.take));
             bytes = later;
         }
         Ok(())
     }
 
-    /// Whether the file reaches as far as this window.
-    fn has(&self, window: &Window) -> io::Result<bool> {
-        Ok(window.at.saturating_add(as_u64(window.len)) <= self.current_len()?)
+    /// Whether the file extends to the end of this range.
+    fn covers(&self, range: &AlignedRange) -> io::Result<bool> {
+        Ok(range.at.saturating_add(as_u64(range.len)) <= self.current_len()?)
     }
 
-    /// Writes what may end inside a block at the file's end. Direct I/O would make the file longer than it is to be,
-    /// and a crash before it is cut again would leave it so: the page cache takes it as it is.
-    fn write_end(&self, at: u64, bytes: &[u8]) -> io::Result<()> {
+    /// Writes the last bytes of a file, which may end inside a block. Direct I/O would extend the file beyond them, and
+    /// a crash before it is truncated again would leave it so: the page cache writes exact lengths.
+    fn write_file_end(&self, at: u64, bytes: &[u8]) -> io::Result<()> {
         through_cache(self.as_fd(), || self.as_file().write_all_at(bytes, at))
     }
 }
 
-/// The aligned surroundings of some bytes of a file.
-struct Window {
+/// The aligned blocks that contain some bytes of a file.
+struct AlignedRange {
     buffer: Arc<Buffer>,
     /// Offset in the file.
     at: u64,
     len: usize,
-    /// Bytes in front of those that are wanted.
+    /// Bytes before the requested ones.
     skip: usize,
-    /// Bytes that are wanted.
+    /// Number of requested bytes.
     take: usize,
 }
 
-impl Window {
-    /// The window from which (part of) `len` bytes at `at` can be taken.
-    fn around(at: u64, len: usize, align: usize) -> Window {
+impl AlignedRange {
+    /// The aligned range from which `len` bytes at `at`, or the first of them, can be taken.
+    fn covering(at: u64, len: usize, align: usize) -> AlignedRange {
         // The remainder is less than `align`, which is a usize.
         let skip = usize::try_from(at % as_u64(align)).unwrap_or(0);
         let take = len.min(CHUNK.saturating_sub(skip));
         let len = skip.saturating_add(take).next_multiple_of(align);
-        Window { buffer: Buffer::zeroed(len), at: at.saturating_sub(as_u64(skip)), len, skip, take }
+        AlignedRange { buffer: Buffer::zeroed(len), at: at.saturating_sub(as_u64(skip)), len, skip, take }
     }
 
-    /// Whether nothing but wanted bytes lies in it.
+    /// Whether it contains only requested bytes.
     fn is_exact(&self) -> bool {
         self.skip == 0 && self.take == self.len
     }
 
     fn bytes(&mut self) -> &mut [u8] {
-        // SAFETY: the buffer has at least `len` initialised bytes (`around`), and this window is its only holder;
-        // the borrow of the window keeps a second slice from being made.
+        // SAFETY: the buffer has at least `len` initialised bytes (`covering`), and this range is its only holder; the
+        // borrow of the range prevents a second slice.
         unsafe { std::slice::from_raw_parts_mut(self.buffer.base(), self.len) }
     }
 
-    fn wanted(&mut self) -> &mut [u8] {
+    fn payload(&mut self) -> &mut [u8] {
         let (skip, take) = (self.skip, self.take);
         let (_, rest) = self.bytes().split_at_mut(skip);
         rest.split_at_mut(take).0
     }
 
-    /// Reads the window; answers how much of it the file has.
+    /// Reads the range; returns how many bytes of it the file has.
     fn fill(&mut self, file: &ImageFile) -> io::Result<usize> {
         let at = self.at;
         let align = file.alignment().offset;
@@ -182,7 +183,7 @@ impl Window {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) => return Err(error),
             }
-            // Direct I/O stops between blocks only at the end of the file, where nothing more can be asked for.
+            // Direct I/O stops between blocks only at the end of the file, where nothing more can be read.
             if found == self.len || found % align != 0 {
                 return Ok(found);
             }

@@ -1,13 +1,13 @@
-//! The file descriptors watched through io_uring, by multishot POLL_ADD: one completion a wake-up.
+//! The file descriptors watched through io_uring, by multishot POLL_ADD: one completion per wake-up.
 //!
-//! It keeps the books and submits nothing. Each arming has a number of its own, so that a late completion of what
-//! was forgotten or replaced is recognised. The engine holds its own duplicate of each descriptor: a caller that
-//! closes too early confuses nobody.
+//! It does the bookkeeping and submits nothing. Each arming has its own id, so that a late completion of a watch that
+//! was removed or replaced is recognised. The engine holds its own duplicate of each descriptor: a caller that closes
+//! too early does no harm.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
-/// The number of one watch, never used twice.
+/// The id of one watch, never reused.
 pub(crate) type PollId = u64;
 
 struct Poll {
@@ -27,12 +27,12 @@ pub(crate) struct Polls {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Fired {
     pub(crate) key: u64,
-    /// The multishot has ended and is to be armed again.
+    /// The multishot has ended and must be armed again.
     pub(crate) ended: bool,
 }
 
 impl Polls {
-    /// Adds a watch, to be armed under the answered number.
+    /// Adds a watch, to be armed under the returned id.
     pub(crate) fn add(&mut self, fd: OwnedFd, write: bool, key: u64) -> PollId {
         let id = self.next;
         self.next = self.next.wrapping_add(1);
@@ -40,23 +40,24 @@ impl Polls {
         id
     }
 
-    /// Removes the watch of `key`; answers the number to disarm.
+    /// Removes the watch of `key`; returns the id to disarm.
     pub(crate) fn remove(&mut self, key: u64) -> Option<PollId> {
         let id = self.by_id.iter().find(|(_, poll)| poll.key == key).map(|(&id, _)| id)?;
         self.by_id.remove(&id);
         Some(id)
     }
 
-    /// What to arm for a number, unless it was removed meanwhile.
+    /// What to arm for an id, unless it was removed meanwhile.
     pub(crate) fn get(&self, id: PollId) -> Option<(RawFd, u32)> {
         self.by_id.get(&id).map(|poll| (poll.fd.as_raw_fd(), poll.events))
     }
 
-    /// Takes a completion; `more` tells that the multishot goes on. `None` if the watch was removed meanwhile.
+    /// Processes a completion; `more` says that the multishot continues. Returns `None` if the watch was removed
+    /// meanwhile.
     pub(crate) fn fired(&mut self, id: PollId, result: i32, more: bool) -> Option<Fired> {
         let key = self.by_id.get(&id)?.key;
         if result < 0 && result != -libc::ECANCELED {
-            // Armed again it would fail again. The owner hears of it once, and learns the cause from its own reads.
+            // Arming it again would fail again. The owner gets one report, and learns the cause from its own reads.
             self.by_id.remove(&id);
             return Some(Fired { key, ended: false });
         }

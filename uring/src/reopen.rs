@@ -1,20 +1,19 @@
-//! Another way to a file that is open already: with the right to write, or without it.
+//! Reopens a file with other access: with write access, or without it.
 //!
-//! The file is found through its own descriptor, so that a name which has changed hands meanwhile does not matter; or
-//! somebody who may open it has handed the other description over.
-//! A data file is opened again by itself, and what is opened here has none.
-//! Invariant: at every moment one of the two descriptions holds a lock that keeps writers out, so nobody slips in
-//! between.
+//! The file is found through its own descriptor, so that a renamed or replaced name does not matter; or another process
+//! that may open it has handed over the new description. A data file is reopened separately, and the result of
+//! reopening has none. Invariant: at every moment one of the two descriptions holds a lock that keeps writers out, so
+//! no one can take it in between.
 
 use std::fs::{File, Metadata, OpenOptions as SystemOptions};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 
 use crate::lock::{self, NotLocked};
-use crate::{Cache, FileOpenError, Held, ImageFile, OpenOptions};
+use crate::{AccessMode, Cache, FileOpenError, ImageFile, OpenOptions};
 
 impl ImageFile {
-    /// A second handle of the same description, with the same rights and the same lock: for another thread.
+    /// A second handle of the same description, with the same access and the same lock: for another thread.
     pub fn try_clone(&self) -> Result<ImageFile, FileOpenError> {
         let file = self.as_file().try_clone();
         let file = file.map_err(|cause| FileOpenError::failed("duplicate the descriptor of", self.path(), cause))?;
@@ -25,65 +24,65 @@ impl ImageFile {
         }
     }
 
-    /// Gives the lock of a writer back to `from`, from which this was opened again, and which has that of a reader
-    /// then.
-    pub fn give_back(self, from: &ImageFile) -> Result<(), FileOpenError> {
+    /// Downgrades this writer's lock to a reader's, and has `from`, from which this was reopened, take a reader's lock
+    /// as well.
+    pub fn return_lock(self, from: &ImageFile) -> Result<(), FileOpenError> {
         if self.options().lock {
-            self.lock_as(Held::Reading)?;
-            from.lock_as(Held::Reading)?;
+            self.lock_as(AccessMode::Reading)?;
+            from.lock_as(AccessMode::Reading)?;
         }
         Ok(())
     }
 
-    /// The same file with the right to write and the lock of a writer. Refused while anybody else reads it; this
-    /// description, which is to be dropped afterwards, then has its lock back.
+    /// The same file with write access and a writer's lock. Refused while anyone else reads it; this description, which
+    /// is to be dropped on success, then gets its lock back.
     pub fn reopen_writable(&self) -> Result<ImageFile, FileOpenError> {
-        self.raise_to(self.open_again(true)?)
+        self.upgrade_to(self.reopen(true)?)
     }
 
-    /// The same with a description of this file that was opened for writing elsewhere.
+    /// The same with a description of this file that was opened for writing by another process.
     pub fn reopen_writable_as(&self, handed: OwnedFd) -> Result<ImageFile, FileOpenError> {
-        self.raise_to(self.take_over(handed, true)?)
+        self.upgrade_to(self.adopt_fd(handed, true)?)
     }
 
-    /// The same file for reading only, and others may read it too from now on. Nothing is being written to it.
+    /// The same file for reading only, so that others may read it too. Nothing may be writing to it.
     pub fn reopen_read_only(&self) -> Result<ImageFile, FileOpenError> {
-        self.lower_to(self.open_again(false)?)
+        self.downgrade_to(self.reopen(false)?)
     }
 
-    /// The same with a description of this file that was opened for reading elsewhere.
+    /// The same with a description of this file that was opened for reading by another process.
     pub fn reopen_read_only_as(&self, handed: OwnedFd) -> Result<ImageFile, FileOpenError> {
-        self.lower_to(self.take_over(handed, false)?)
+        self.downgrade_to(self.adopt_fd(handed, false)?)
     }
 
-    fn raise_to(&self, opened: ImageFile) -> Result<ImageFile, FileOpenError> {
+    fn upgrade_to(&self, opened: ImageFile) -> Result<ImageFile, FileOpenError> {
         if !opened.options().lock {
             return Ok(opened);
         }
-        // Readers both: no writer can come while the one gives way to the other.
-        opened.lock_as(Held::Reading)?;
+        // Both are readers: no writer can get in while one replaces the other.
+        opened.lock_as(AccessMode::Reading)?;
         lock::release(self.as_fd()).map_err(|cause| FileOpenError::failed("unlock", self.path(), cause))?;
-        match opened.lock_as(Held::Writing) {
+        match opened.lock_as(AccessMode::Writing) {
             Ok(()) => Ok(opened),
             Err(refused) => {
-                self.lock_as(Held::Reading)?;
+                self.lock_as(AccessMode::Reading)?;
                 Err(refused)
             }
         }
     }
 
-    fn lower_to(&self, opened: ImageFile) -> Result<ImageFile, FileOpenError> {
+    fn downgrade_to(&self, opened: ImageFile) -> Result<ImageFile, FileOpenError> {
         if opened.options().lock {
-            // The lock of a writer becomes that of a reader without a gap (fcntl(2)).
-            self.lock_as(Held::Reading)?;
-            opened.lock_as(Held::Reading)?;
+            // A writer's lock becomes a reader's without a gap (fcntl(2)).
+            self.lock_as(AccessMode::Reading)?;
+            opened.lock_as(AccessMode::Reading)?;
         }
         Ok(opened)
     }
 
-    fn open_again(&self, write: bool) -> Result<ImageFile, FileOpenError> {
+    fn reopen(&self, write: bool) -> Result<ImageFile, FileOpenError> {
         let options = OpenOptions { write, ..self.options() };
-        let wanted = if write { Held::Writing } else { Held::Reading };
+        let wanted = if write { AccessMode::Writing } else { AccessMode::Reading };
         let direct = if options.cache == Cache::None { libc::O_DIRECT } else { 0 };
         let through = format!("/proc/self/fd/{}", self.as_fd().as_raw_fd());
         let file = SystemOptions::new().read(true).write(write).custom_flags(direct).open(through);
@@ -91,10 +90,10 @@ impl ImageFile {
         Ok(self.with_file(file, options))
     }
 
-    /// A description that was handed over, if it is one of this very file. Its lock is not asked for yet.
-    fn take_over(&self, handed: OwnedFd, write: bool) -> Result<ImageFile, FileOpenError> {
+    /// Adopts a handed-over description, if it is of this very file. It is not locked yet.
+    fn adopt_fd(&self, handed: OwnedFd, write: bool) -> Result<ImageFile, FileOpenError> {
         let options = OpenOptions { write, ..self.options() };
-        let opened = ImageFile::of_descriptor(handed, self.path(), OpenOptions { lock: false, ..options })?;
+        let opened = ImageFile::from_fd(handed, self.path(), OpenOptions { lock: false, ..options })?;
         let failed = |cause| FileOpenError::failed("examine", self.path(), cause);
         let identity = |metadata: Metadata| (metadata.dev(), metadata.ino(), metadata.rdev());
         match identity(opened.metadata().map_err(failed)?) == identity(self.metadata().map_err(failed)?) {
@@ -103,16 +102,16 @@ impl ImageFile {
         }
     }
 
-    fn lock_as(&self, wanted: Held) -> Result<(), FileOpenError> {
+    fn lock_as(&self, wanted: AccessMode) -> Result<(), FileOpenError> {
         lock::acquire(self.as_fd(), wanted).map_err(|why| match why {
             NotLocked::Conflict(held) => FileOpenError::InUse { path: self.path().to_owned(), wanted, held },
             NotLocked::Failed(cause) => FileOpenError::failed("lock", self.path(), cause),
         })
     }
 
-    /// What is known of this file holds for another description of it.
+    /// What is known about this file also holds for another description of it.
     fn with_file(&self, file: File, options: OpenOptions) -> ImageFile {
-        ImageFile::of_parts(file, self.path().to_owned(), options, self.alignment(), self.device_len())
+        ImageFile::from_parts(file, self.path().to_owned(), options, self.alignment(), self.device_len())
     }
 }
 
@@ -130,7 +129,7 @@ mod test {
     }
 
     #[test]
-    fn a_writer_that_becomes_a_reader_lets_readers_in_and_no_writer() {
+    fn a_downgraded_writer_admits_readers_but_no_writer() {
         let directory = tempfile::tempdir().unwrap();
         let path = image(&directory);
         let writer = ImageFile::open(&path, WRITER).unwrap();
@@ -138,32 +137,32 @@ mod test {
         drop(writer);
         assert!(reader.write_at(0, &[1]).is_err());
         assert!(ImageFile::open(&path, READER).is_ok());
-        assert!(matches!(ImageFile::open(&path, WRITER), Err(FileOpenError::InUse { held: Held::Reading, .. })));
+        assert!(matches!(ImageFile::open(&path, WRITER), Err(FileOpenError::InUse { held: AccessMode::Reading, .. })));
     }
 
     #[test]
-    fn the_only_reader_may_become_a_writer_and_nobody_else_is_let_in() {
+    fn the_only_reader_can_become_a_writer_and_excludes_everyone() {
         let directory = tempfile::tempdir().unwrap();
         let path = image(&directory);
         let reader = ImageFile::open(&path, READER).unwrap();
         let mut writer = reader.reopen_writable().unwrap();
         writer.write_at(0, &[1]).unwrap();
-        assert!(matches!(ImageFile::open(&path, READER), Err(FileOpenError::InUse { held: Held::Writing, .. })));
+        assert!(matches!(ImageFile::open(&path, READER), Err(FileOpenError::InUse { held: AccessMode::Writing, .. })));
     }
 
     #[test]
-    fn a_shared_file_stays_one_for_reading() {
+    fn a_shared_file_cannot_be_upgraded() {
         let directory = tempfile::tempdir().unwrap();
         let path = image(&directory);
         let reader = ImageFile::open(&path, READER).unwrap();
         let other = ImageFile::open(&path, READER).unwrap();
-        assert!(matches!(reader.reopen_writable(), Err(FileOpenError::InUse { held: Held::Reading, .. })));
+        assert!(matches!(reader.reopen_writable(), Err(FileOpenError::InUse { held: AccessMode::Reading, .. })));
         drop(other);
-        assert!(matches!(ImageFile::open(&path, WRITER), Err(FileOpenError::InUse { held: Held::Reading, .. })));
+        assert!(matches!(ImageFile::open(&path, WRITER), Err(FileOpenError::InUse { held: AccessMode::Reading, .. })));
     }
 
     #[test]
-    fn a_name_that_stands_for_another_file_now_does_not_mislead() {
+    fn reopening_ignores_a_name_that_now_refers_to_another_file() {
         let directory = tempfile::tempdir().unwrap();
         let path = image(&directory);
         let reader = ImageFile::open(&path, READER).unwrap();
@@ -180,22 +179,22 @@ mod test {
     }
 
     #[test]
-    fn what_is_handed_takes_the_place_of_what_is_open_in_both_directions() {
+    fn a_handed_over_descriptor_upgrades_and_downgrades_access() {
         let directory = tempfile::tempdir().unwrap();
         let path = image(&directory);
         let reader = ImageFile::open(&path, READER).unwrap();
         let mut writer = reader.reopen_writable_as(handed(&path, true)).unwrap();
         writer.write_at(0, &[1]).unwrap();
-        assert!(matches!(ImageFile::open(&path, READER), Err(FileOpenError::InUse { held: Held::Writing, .. })));
+        assert!(matches!(ImageFile::open(&path, READER), Err(FileOpenError::InUse { held: AccessMode::Writing, .. })));
         let mut lowered = writer.reopen_read_only_as(handed(&path, false)).unwrap();
         drop((reader, writer));
         assert!(lowered.write_at(0, &[1]).is_err());
         assert!(ImageFile::open(&path, READER).is_ok());
-        assert!(matches!(ImageFile::open(&path, WRITER), Err(FileOpenError::InUse { held: Held::Reading, .. })));
+        assert!(matches!(ImageFile::open(&path, WRITER), Err(FileOpenError::InUse { held: AccessMode::Reading, .. })));
     }
 
     #[test]
-    fn another_file_and_a_description_that_cannot_write_are_refused() {
+    fn another_file_or_a_read_only_descriptor_is_refused() {
         let directory = tempfile::tempdir().unwrap();
         let path = image(&directory);
         let other = directory.path().join("other");
@@ -205,7 +204,7 @@ mod test {
         assert!(matches!(refused, Err(FileOpenError::AnotherFile { .. })), "{refused:?}");
         let refused = reader.reopen_writable_as(handed(&path, false));
         assert!(matches!(refused, Err(FileOpenError::NotHanded { .. })), "{refused:?}");
-        // It has its lock still.
-        assert!(matches!(ImageFile::open(&path, WRITER), Err(FileOpenError::InUse { held: Held::Reading, .. })));
+        // It still has its lock.
+        assert!(matches!(ImageFile::open(&path, WRITER), Err(FileOpenError::InUse { held: AccessMode::Reading, .. })));
     }
 }

@@ -1,15 +1,15 @@
-//! Setting up an io_uring: the best mode that the kernel has, restricted to what an engine needs.
+//! Sets up an io_uring: the best mode that the kernel has, restricted to what an engine needs.
 //!
-//! **Restrictions.** The ring is created disabled, the files are registered, the ring is restricted, then enabled.
-//! From then on it accepts eight opcodes, and of `io_uring_register` only changing the table of files, since a chain
-//! changes while it is served, letting it go, and taking in memory of our own: neither opening nor sending is possible
-//! through it, whatever becomes of this process (seccomp does not see what goes through a ring), and what can be put into
-//! the table is what the process has open anyway. `IORING_RESTRICTION_SQE_FLAGS_REQUIRED` could also demand a registered file of every
-//! request, polls included. As any descriptor can be registered that wins nothing, so requests on files use registered
-//! files by our own choice and polls name plain descriptors.
+//! **Restrictions.** The ring is created disabled, the files are registered, the ring is restricted, then enabled. From
+//! then on it accepts eight opcodes, and of `io_uring_register` only updating the file table (a chain changes while it
+//! is served), unregistering it, and registering our own memory. Neither opening nor sending is possible through it,
+//! even if this process is compromised (seccomp does not see what goes through a ring), and only descriptors that the
+//! process already has can be put into the table. `IORING_RESTRICTION_SQE_FLAGS_REQUIRED` could also require a
+//! registered file for every request, polls included. As any descriptor can be registered, that gains nothing, so
+//! requests on files use registered files by our own choice and polls use plain descriptors.
 //!
-//! **Mode.** SINGLE_ISSUER with DEFER_TASKRUN (Linux 6.1): completions are posted only inside our own
-//! `io_uring_enter`, never by interrupting the thread. Else COOP_TASKRUN (5.19), else neither (5.13).
+//! **Mode.** SINGLE_ISSUER with DEFER_TASKRUN (Linux 6.1): completions are posted only inside our own `io_uring_enter`,
+//! never by interrupting the thread. Otherwise COOP_TASKRUN (5.19), otherwise neither (5.13).
 
 use std::io;
 use std::os::fd::RawFd;
@@ -20,7 +20,7 @@ use io_uring::{IoUring, opcode};
 use crate::EngineError;
 use crate::engine_error::sysctl;
 
-/// `IOSQE_FIXED_FILE` of linux/io_uring.h: the file is named by its place among the registered ones.
+/// `IOSQE_FIXED_FILE` of linux/io_uring.h: the file is given by its index among the registered ones.
 const FIXED_FILE: u8 = 1;
 
 /// `IORING_UNREGISTER_FILES` of linux/io_uring.h.
@@ -35,11 +35,11 @@ const REGISTER_BUFFERS: u8 = 0;
 /// `IORING_REGISTER_BUFFERS_UPDATE` of linux/io_uring.h.
 const REGISTER_BUFFERS_UPDATE: u8 = 16;
 
-/// Completions of watches come beside those of operations. One that finds no place is kept by the kernel, at a price:
-/// it ends the multishot, which is then armed again. 4 KiB avoid that for all but a storm.
+/// Completions of watches come in addition to those of operations. The kernel keeps one that does not fit, at a cost:
+/// it ends the multishot, which must then be armed again. 4 KiB avoid that for all but a storm.
 const COMPLETIONS_MIN: u32 = 256;
 
-/// All that a ring is needed for.
+/// The opcodes that an engine needs.
 const OPCODES: [(u8, &str); 8] = [
     (opcode::Read::CODE, "IORING_OP_READ (Linux 5.6)"),
     (opcode::Readv::CODE, "IORING_OP_READV (Linux 5.1)"),
@@ -51,10 +51,10 @@ const OPCODES: [(u8, &str); 8] = [
     (opcode::AsyncCancel::CODE, "IORING_OP_ASYNC_CANCEL (Linux 5.5)"),
 ];
 
-/// A ring with `entries` places for submission, for this thread, on `files`.
+/// A ring with `entries` submission entries, for this thread, on `files`.
 pub(crate) fn open(entries: u32, files: &[RawFd]) -> Result<IoUring, EngineError> {
     let ring = create(entries)?;
-    check(&ring)?;
+    check_features(&ring)?;
     let submitter = ring.submitter();
     submitter.register_files(files).map_err(|cause| EngineError::failed("register files with io_uring", cause))?;
     let mut restrictions: Vec<Restriction> = OPCODES.iter().map(|&(code, _)| Restriction::sqe_op(code)).collect();
@@ -74,20 +74,20 @@ fn create(entries: u32) -> Result<IoUring, EngineError> {
     let completions = entries.saturating_mul(2).max(COMPLETIONS_MIN);
     let mut newest = IoUring::builder();
     newest.setup_single_issuer().setup_defer_taskrun().setup_taskrun_flag().setup_submit_all();
-    let mut middle = IoUring::builder();
-    middle.setup_coop_taskrun().setup_taskrun_flag().setup_submit_all();
-    for mut builder in [newest, middle, IoUring::builder()] {
+    let mut older = IoUring::builder();
+    older.setup_coop_taskrun().setup_taskrun_flag().setup_submit_all();
+    for mut builder in [newest, older, IoUring::builder()] {
         match builder.setup_r_disabled().setup_cqsize(completions).dontfork().build(entries) {
             Ok(ring) => return Ok(ring),
-            // A flag that this kernel does not know.
+            // This kernel does not know one of the flags.
             Err(cause) if cause.raw_os_error() == Some(libc::EINVAL) => continue,
-            Err(cause) => return Err(refused(cause)),
+            Err(cause) => return Err(setup_error(cause)),
         }
     }
     Err(EngineError::UringTooOld { missing: "restrictions (Linux 5.10)" })
 }
 
-fn refused(cause: io::Error) -> EngineError {
+fn setup_error(cause: io::Error) -> EngineError {
     match cause.raw_os_error() {
         Some(libc::EPERM | libc::EACCES) => {
             let reason = match sysctl("/proc/sys/kernel/io_uring_disabled").as_deref() {
@@ -97,7 +97,8 @@ fn refused(cause: io::Error) -> EngineError {
             EngineError::UringForbidden { reason }
         }
         Some(libc::ENOSYS) => {
-            let reason = "io_uring_setup does not exist: no such kernel, or a container's filter hides it".to_owned();
+            let reason =
+                "io_uring_setup does not exist: the kernel lacks it, or a container's filter hides it".to_owned();
             EngineError::UringForbidden { reason }
         }
         Some(libc::ENOMEM) => EngineError::UringNoMemory(cause),
@@ -105,11 +106,11 @@ fn refused(cause: io::Error) -> EngineError {
     }
 }
 
-fn check(ring: &IoUring) -> Result<(), EngineError> {
+fn check_features(ring: &IoUring) -> Result<(), EngineError> {
     if !ring.params().is_feature_nodrop() {
         return Err(EngineError::UringTooOld { missing: "IORING_FEAT_NODROP (Linux 5.5)" });
     }
-    // It came together with multishot POLL_ADD, which itself cannot be asked for.
+    // It was introduced together with multishot POLL_ADD, which cannot be probed.
     if !ring.params().is_feature_resource_tagging() {
         return Err(EngineError::UringTooOld { missing: "multishot IORING_OP_POLL_ADD (Linux 5.13)" });
     }
@@ -130,9 +131,9 @@ mod test {
     #[test]
     fn a_restricted_ring_refuses_other_opcodes_and_registrations() {
         let mut ring = open(8, &[-1]).unwrap();
-        // SAFETY: a NOP has no memory; the ring refuses it in any case.
+        // SAFETY: a NOP has no memory; the ring refuses it anyway.
         unsafe { ring.submission().push(&opcode::Nop::new().build().user_data(1)).unwrap() };
-        // SAFETY: closing nothing has no memory either.
+        // SAFETY: closing an invalid descriptor uses no memory either.
         unsafe { ring.submission().push(&opcode::Close::new(Fd(-1)).build().user_data(2)).unwrap() };
         while ring.completion().len() < 2 {
             ring.submit_and_wait(1).unwrap();
@@ -142,9 +143,9 @@ mod test {
     }
 
     #[test]
-    fn a_refusal_names_the_other_engine() {
-        let forbidden = refused(io::Error::from_raw_os_error(libc::EPERM)).to_string();
-        let absent = refused(io::Error::from_raw_os_error(libc::ENOSYS)).to_string();
+    fn a_setup_error_names_the_other_engine() {
+        let forbidden = setup_error(io::Error::from_raw_os_error(libc::EPERM)).to_string();
+        let absent = setup_error(io::Error::from_raw_os_error(libc::ENOSYS)).to_string();
         assert!(forbidden.ends_with("use --io-engine aio"), "{forbidden}");
         assert!(absent.ends_with("use --io-engine aio"), "{absent}");
     }

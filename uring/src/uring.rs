@@ -1,15 +1,15 @@
 //! The io_uring engine: one thread, one ring, one wait.
 //!
-//! It carries steps of `flight` to the kernel and results back, and watches descriptors through the same ring. It has
-//! no timer: idle, its thread sleeps in one `io_uring_enter` without a timeout, and there is no other.
+//! It passes steps of `flight` to the kernel and results back, and watches descriptors through the same ring. It has no
+//! timer: when idle, its thread sleeps in one `io_uring_enter` without a timeout, and no other thread exists.
 //!
-//! **Nothing is left to io-wq.** What the kernel cannot do without blocking it would give to worker threads that it adds to
-//! the process, the last of which never ends and wakes every five seconds (Linux 6.1 to 6.18). So transfers are offered
-//! with RWF_NOWAIT, and what is refused goes to threads of ours (`workers`), as syncs and deallocations do at once.
-//!
+//! **Nothing is left to io-wq.** The kernel would hand what it cannot do without blocking to worker threads that it
+//! adds to the process, the last of which never ends and wakes every five seconds (Linux 6.1 to 6.18). So transfers are
+//! submitted with RWF_NOWAIT, and refused ones go to our own threads (`workers`), as syncs and deallocations do right
+//! away.
 //! Invariant: `in_kernel` counts the slots whose request the kernel has or will get from the ring. While it is not
-//! zero, or a step is with a thread, the slab is not freed: dropping the engine waits, or leaks the slab where waiting is
-//! refused.
+//! zero, or a thread is processing a step, the slab is not freed: dropping the engine waits, or leaks the slab if
+//! waiting fails.
 
 use std::collections::VecDeque;
 use std::io;
@@ -24,39 +24,39 @@ use memory::Buffer;
 
 use crate::engine::slots;
 use crate::file_table::{FILES_MAX, FileTable};
-use crate::flight::Terms;
-use crate::flights::{Flights, Settled, Slot};
-use crate::nowait::Nowait;
+use crate::flight::IoConstraints;
+use crate::flight_slab::{FlightSlab, Settled, Slot};
+use crate::nowait_backoff::NowaitBackoff;
 use crate::polls::{PollId, Polls};
-use crate::registered::Registered;
+use crate::registered_buffers::RegisteredBuffers;
 use crate::workers::{Outcome, Workers};
-use crate::{EngineError, ImageFile, entry, ring};
+use crate::{EngineError, ImageFile, ring, sqe};
 
-/// User data: a slot, or with this bit the number of a watch.
+/// User data: a slot, or with this bit the id of a watch.
 const POLL: u64 = 1 << 63;
 
-/// User data of requests whose result says nothing.
+/// User data of requests whose result is ignored.
 const IGNORED: u64 = u64::MAX;
 
-/// User data of the poll on the event of the threads.
+/// User data of the poll on the workers' event.
 const WORKERS: u64 = u64::MAX - 1;
 
-/// A ring has a place for each operation, and at least these, for watches that come and go. A full ring is no
-/// obstacle: it is submitted and filled again.
+/// A ring has an entry for each operation, and at least this many, for watches that are added and removed. A full ring
+/// is not an error: it is submitted and filled again.
 const ENTRIES_MIN: u32 = 16;
 
-/// POLLIN as a poll of the ring has it.
+/// POLLIN as io_uring encodes it.
 const READABLE: u32 = libc::EPOLLIN.unsigned_abs();
 
-/// A place without a file in the kernel's table (io_uring_register(2), "sparse").
-const NOTHING: RawFd = -1;
+/// An empty slot in the kernel's file table (io_uring_register(2), "sparse").
+const NO_FILE: RawFd = -1;
 
-/// What becomes of a watch.
+/// A change of a watch to be submitted.
 #[derive(Clone, Copy)]
-enum Change {
+enum WatchChange {
     Arm(PollId),
     Disarm(PollId),
-    /// That of the threads' event.
+    /// Arms the poll on the workers' event.
     ArmWorkers,
 }
 
@@ -64,30 +64,30 @@ enum Change {
 pub struct Uring {
     ring: IoUring,
     files: FileTable,
-    flights: Flights,
-    registered: Registered,
-    /// For the ring, or else for a thread.
+    in_flight: FlightSlab,
+    registered: RegisteredBuffers,
+    /// Steps for the ring, or else for a worker.
     steps: VecDeque<Slot>,
-    /// For a thread: the ring does not do these, or has refused them.
+    /// Steps for a worker: the ring does not do these, or has refused them.
     blocking: VecDeque<Slot>,
-    changes: VecDeque<Change>,
+    changes: VecDeque<WatchChange>,
     in_kernel: usize,
     workers: Workers,
-    nowait: Nowait,
+    nowait_backoff: NowaitBackoff,
     polls: Polls,
     ready: Vec<u64>,
-    /// Scratch.
+    /// Scratch space.
     outcomes: Vec<Outcome>,
     /// The kernel accepts submissions of one thread only (SINGLE_ISSUER).
-    one_thread: PhantomData<*const ()>,
+    not_send: PhantomData<*const ()>,
 }
 
 impl Uring {
-    /// An engine for `depth` operations at once on `files`, numbered from 0.
+    /// An engine for up to `depth` concurrent operations on `files`, numbered from 0.
     pub fn open(files: Vec<ImageFile>, depth: usize) -> Result<Uring, EngineError> {
         let slots = slots(depth)?;
         let files = FileTable::new(files)?;
-        let mut fds = [NOTHING; FILES_MAX];
+        let mut fds = [NO_FILE; FILES_MAX];
         for (place, (_, file)) in fds.iter_mut().zip(files.iter()) {
             *place = file.as_fd().as_raw_fd();
         }
@@ -96,104 +96,104 @@ impl Uring {
         Ok(Uring {
             ring,
             files,
-            flights: Flights::new(slots),
-            registered: Registered::default(),
+            in_flight: FlightSlab::new(slots),
+            registered: RegisteredBuffers::default(),
             steps: VecDeque::with_capacity(depth),
             blocking: VecDeque::new(),
-            changes: VecDeque::from([Change::ArmWorkers]),
+            changes: VecDeque::from([WatchChange::ArmWorkers]),
             in_kernel: 0,
             workers,
-            nowait: Nowait::new(),
+            nowait_backoff: NowaitBackoff::new(),
             polls: Polls::default(),
             ready: Vec::new(),
             outcomes: Vec::new(),
-            one_thread: PhantomData,
+            not_send: PhantomData,
         })
     }
 
-    /// Reports `key` when `fd` is ready (readable or hung up; with `write` also writable): at once if it is so now,
-    /// then at each new event (edge triggered: an eventfd need not be read at all). A report may come once too often,
-    /// never once too seldom. Watching a key again replaces it.
+    /// Reports `key` when `fd` is ready (readable or hung up; with `write` also writable): immediately if it is ready
+    /// now, then at each new event (edge triggered: an eventfd need not be read at all). There may be spurious reports,
+    /// but none is missed. Watching a key again replaces the old watch.
     pub fn watch(&mut self, fd: BorrowedFd<'_>, write: bool, key: u64) -> io::Result<()> {
         let fd = fd.try_clone_to_owned()?;
         self.forget(key);
         let id = self.polls.add(fd, write, key);
-        self.changes.push_back(Change::Arm(id));
+        self.changes.push_back(WatchChange::Arm(id));
         Ok(())
     }
 
-    /// No more reports for `key`.
+    /// Stops reporting `key`.
     pub fn forget(&mut self, key: u64) {
         if let Some(id) = self.polls.remove(key) {
-            self.changes.push_back(Change::Disarm(id));
+            self.changes.push_back(WatchChange::Disarm(id));
             self.ready.retain(|&ready| ready != key);
         }
     }
 
-    /// Moves the keys reported since the last call into `into`, each once.
+    /// Moves the keys reported since the last call into `into`, without duplicates.
     pub fn take_ready(&mut self, into: &mut Vec<u64>) {
         into.append(&mut self.ready);
     }
 
-    /// A file it works on.
+    /// The open file with this id.
     pub fn file(&self, id: FileId) -> Option<&ImageFile> {
         self.files.get(id)
     }
 
-    /// One file more, under the number that is answered.
+    /// Registers a file; returns its id.
     pub fn add(&mut self, file: ImageFile) -> Result<FileId, EngineError> {
-        let id = self.files.vacancy()?;
+        let id = self.files.free_id()?;
         self.register(id, file.as_fd().as_raw_fd())?;
         self.files.put(id, Some(file));
         Ok(id)
     }
 
-    /// Another way to the same file; see [`crate::Engine::replace`]. The kernel keeps the old one for the requests that
-    /// it has.
+    /// Replaces the handle of a file; see [`crate::Engine::replace`]. The kernel keeps the old one for requests in
+    /// flight.
     pub fn replace(&mut self, id: FileId, file: ImageFile) -> Result<ImageFile, EngineError> {
         self.files.check_replacement(id, &file)?;
         self.register(id, file.as_fd().as_raw_fd())?;
         self.files.put(id, Some(file)).ok_or(EngineError::NoSuchFile(id))
     }
 
-    /// Lets go of a file on which nothing is in flight.
+    /// Removes a file that has nothing in flight.
     pub fn remove(&mut self, id: FileId) -> Result<ImageFile, EngineError> {
-        if self.flights.uses(id) {
+        if self.in_flight.uses(id) {
             return Err(EngineError::FileBusy(id));
         }
         if self.files.get(id).is_none() {
             return Err(EngineError::NoSuchFile(id));
         }
-        self.register(id, NOTHING)?;
+        self.register(id, NO_FILE)?;
         self.files.put(id, None).ok_or(EngineError::NoSuchFile(id))
     }
 
-    /// Has the kernel keep the pages of a buffer at hand: reads into it and writes from it need not look them up. The buffer
-    /// is kept until it is to be forgotten, or as long as the engine.
+    /// Registers a buffer with the kernel, so that transfers need not look up its pages. The buffer is kept until it is
+    /// unregistered, or as long as the engine.
     pub fn register_memory(&mut self, buffer: Arc<Buffer>) -> Result<(), EngineError> {
         let registered = self.registered.add(&self.ring, buffer);
         registered.map_err(|cause| EngineError::failed("register memory with io_uring", cause))
     }
 
-    /// Lets go of such a buffer.
+    /// Unregisters a buffer.
     pub fn forget_memory(&mut self, buffer: &Arc<Buffer>) -> Result<(), EngineError> {
         let removed = self.registered.remove(&self.ring, buffer);
-        removed.map_err(|cause| EngineError::failed("take memory from io_uring", cause))
+        removed.map_err(|cause| EngineError::failed("unregister memory from io_uring", cause))
     }
 
-    /// Changes a place of the kernel's own table of files.
+    /// Updates a slot of the kernel's own file table.
     fn register(&mut self, id: FileId, fd: RawFd) -> Result<(), EngineError> {
-        self.nowait.forget(id);
+        self.nowait_backoff.reset(id);
         let changed = self.ring.submitter().register_files_update(u32::from(id.0), &[fd]);
-        changed.map(drop).map_err(|cause| EngineError::failed("change the files of the io_uring", cause))
+        changed.map(drop).map_err(|cause| EngineError::failed("update the file table of the io_uring", cause))
     }
 
-    /// Moves what is queued into the ring, or to the threads.
+    /// Moves queued work into the ring, or to the workers.
     fn fill(&mut self, done: &mut Vec<FileDone>) -> Result<(), EngineFailed> {
-        while !self.is_filled() {
+        while !self.nothing_queued() {
             let had_room = self.fill_ring();
             while let Some(slot) = self.blocking.pop_front() {
-                self.hand_over(slot, done);
+                self.submit_to_worker(slot, done);
             }
             if !had_room {
                 self.enter(0)?;
@@ -205,15 +205,17 @@ impl Uring {
         Ok(())
     }
 
-    /// Moves what is for the ring into it. Whether there was room.
+    /// Fills the ring. Returns whether there was room for everything.
     fn fill_ring(&mut self) -> bool {
         let mut entries = self.ring.submission();
         let mut room = entries.capacity().saturating_sub(entries.len());
         while room > 0 {
             let entry = if let Some(slot) = self.steps.pop_front() {
-                let entry = match self.nowait.has_learned() && !self.nowait.offers(self.flights.transfer(slot)) {
+                let entry = match self.nowait_backoff.is_active()
+                    && !self.nowait_backoff.should_try(self.in_flight.transfer(slot))
+                {
                     true => None,
-                    false => entry::of(&self.flights, slot, &self.registered),
+                    false => sqe::build(&self.in_flight, slot, &self.registered),
                 };
                 match entry {
                     Some(_) => self.in_kernel = self.in_kernel.saturating_add(1),
@@ -226,8 +228,8 @@ impl Uring {
                 return true;
             };
             let Some(entry) = entry else { continue };
-            // SAFETY: the parts and the memory of a step lie in the slab until its completion was taken out of the
-            // ring (`flights`), and the slab outlives the ring's use of them (`drop`). Polls have no memory.
+            // SAFETY: the parts and the memory of a step stay in the slab until its completion has been taken out of
+            // the ring (`flight_slab`), and the slab outlives the ring's use of them (`drop`). Polls have no memory.
             let pushed = unsafe { entries.push(&entry) };
             if pushed.is_err() {
                 unreachable!("there was room");
@@ -237,31 +239,31 @@ impl Uring {
         self.steps.is_empty() && self.changes.is_empty()
     }
 
-    /// Has a thread do the step of `slot`.
-    fn hand_over(&mut self, slot: Slot, done: &mut Vec<FileDone>) {
-        let (file, step) = self.flights.step(slot);
+    /// Has a worker perform the step of `slot`.
+    fn submit_to_worker(&mut self, slot: Slot, done: &mut Vec<FileDone>) {
+        let (file, step) = self.in_flight.step(slot);
         let Some(file) = self.files.get(file) else { unreachable!("a file in use is not removed") };
-        // SAFETY: the parts and the memory of a step lie in the slab until its result was taken (`flights`), and the slab
-        // outlives the threads' use of them (`drop`).
-        let result = unsafe { self.workers.give(slot, file, &step) };
+        // SAFETY: the parts and the memory of a step stay in the slab until its result has been taken (`flight_slab`),
+        // and the slab outlives the workers' use of them (`drop`).
+        let result = unsafe { self.workers.submit(slot, file, &step) };
         if let Some(result) = result {
             self.settle(slot, result, done);
         }
     }
 
     fn settle(&mut self, slot: Slot, result: i32, done: &mut Vec<FileDone>) {
-        if self.flights.settle(slot, result, done) == Settled::Again {
+        if self.in_flight.settle(slot, result, done) == Settled::Resubmit {
             self.steps.push_back(slot);
         }
     }
 
-    /// Takes what the threads have done.
-    fn collect(&mut self, done: &mut Vec<FileDone>) -> Result<(), EngineFailed> {
-        if !self.workers.are_at_work() {
+    /// Collects the results of the workers.
+    fn reap_workers(&mut self, done: &mut Vec<FileDone>) -> Result<(), EngineFailed> {
+        if !self.workers.are_busy() {
             return Ok(());
         }
         let mut outcomes = std::mem::take(&mut self.outcomes);
-        let taken = self.workers.take(&mut outcomes);
+        let taken = self.workers.drain(&mut outcomes);
         for outcome in outcomes.drain(..) {
             self.settle(outcome.slot, outcome.result, done);
         }
@@ -269,41 +271,41 @@ impl Uring {
         taken.map_err(|cause| EngineFailed { what: "io_getevents", errno: cause.raw_os_error().unwrap_or(libc::EIO) })
     }
 
-    /// Whether there is nothing to do: the common case for who looks often.
+    /// Whether there is nothing to do: the common case for callers that poll often.
     #[inline]
-    fn is_quiet(&mut self) -> bool {
-        if !self.is_filled() || self.workers.are_at_work() {
+    fn is_idle(&mut self) -> bool {
+        if !self.nothing_queued() || self.workers.are_busy() {
             return false;
         }
         let entries = self.ring.submission();
-        let quiet = entries.is_empty() && !entries.taskrun() && !entries.cq_overflow();
+        let idle = entries.is_empty() && !entries.taskrun() && !entries.cq_overflow();
         drop(entries);
-        quiet && self.ring.completion().is_empty()
+        idle && self.ring.completion().is_empty()
     }
 
-    /// Submits what is queued, and takes what has come.
+    /// Submits queued work and collects results.
     #[inline(never)]
-    fn turn(&mut self, until: Until, done: &mut Vec<FileDone>) -> Result<(), EngineFailed> {
+    fn submit_and_reap(&mut self, until: Until, done: &mut Vec<FileDone>) -> Result<(), EngineFailed> {
         let before = done.len();
         loop {
             self.fill(done)?;
-            let sleep = until == Until::Any && done.len() == before && self.may_sleep();
-            let undisturbed = self.enter(usize::from(sleep))?;
+            let sleep = until == Until::Any && done.len() == before && self.prepare_to_sleep();
+            let uninterrupted = self.enter(usize::from(sleep))?;
             self.harvest(done);
-            self.collect(done)?;
-            if until == Until::Now || done.len() > before || !self.ready.is_empty() || !undisturbed {
+            self.reap_workers(done)?;
+            if until == Until::Now || done.len() > before || !self.ready.is_empty() || !uninterrupted {
                 return Ok(());
             }
         }
     }
 
-    /// Whether nothing waits for a place in the ring, or for a thread.
-    fn is_filled(&self) -> bool {
+    /// Whether nothing is waiting for an entry in the ring, or for a worker.
+    fn nothing_queued(&self) -> bool {
         self.steps.is_empty() && self.changes.is_empty() && self.blocking.is_empty()
     }
 
-    /// Submits the ring, and sleeps until there are `want` completions. Without a system call where there is nothing
-    /// to submit, to wait for, or to fetch. `false`: a signal came first.
+    /// Submits the ring, and sleeps until there are `want` completions. Makes no system call if there is nothing to
+    /// submit, to wait for, or to fetch. Returns `false` if a signal came first.
     fn enter(&mut self, want: usize) -> Result<bool, EngineFailed> {
         let submission = self.ring.submission();
         let pending = count_of(submission.len());
@@ -312,10 +314,10 @@ impl Uring {
         if want == 0 && idle {
             return Ok(true);
         }
-        // What completes at once is fetched by the same call.
+        // Requests that complete immediately are fetched by the same call.
         let flags = EnterFlags::GETEVENTS.bits();
         let submitter = self.ring.submitter();
-        // SAFETY: entries were pushed with what they point into kept (`fill`); there is no argument.
+        // SAFETY: entries were pushed with what they point to kept alive (`fill`); there is no argument.
         let entered = unsafe { submitter.enter::<libc::sigset_t>(pending, count_of(want), flags, None) };
         match entered {
             Ok(_) => Ok(true),
@@ -328,13 +330,13 @@ impl Uring {
         }
     }
 
-    /// Whether nothing has come yet. The threads wake the ring from now on.
-    fn may_sleep(&mut self) -> bool {
+    /// Whether nothing is ready yet. From now on the workers wake the ring.
+    fn prepare_to_sleep(&mut self) -> bool {
         let empty = self.ready.is_empty() && self.ring.completion().is_empty();
-        empty && (!self.workers.are_at_work() || self.workers.may_sleep())
+        empty && (!self.workers.are_busy() || self.workers.prepare_to_sleep())
     }
 
-    /// Takes what the ring holds.
+    /// Processes the completions in the ring.
     fn harvest(&mut self, done: &mut Vec<FileDone>) {
         for completion in self.ring.completion() {
             let (name, result) = (completion.user_data(), completion.result());
@@ -342,9 +344,9 @@ impl Uring {
                 continue;
             }
             if name == WORKERS {
-                // What they have done is taken in any case.
+                // Their results are collected in any case.
                 if !cqueue::more(completion.flags()) {
-                    self.changes.push_back(Change::ArmWorkers);
+                    self.changes.push_back(WatchChange::ArmWorkers);
                 }
                 continue;
             }
@@ -355,21 +357,21 @@ impl Uring {
                     self.ready.push(fired.key);
                 }
                 if fired.ended {
-                    self.changes.push_back(Change::Arm(id));
+                    self.changes.push_back(WatchChange::Arm(id));
                 }
                 continue;
             }
-            let Ok(slot) = Slot::try_from(name) else { unreachable!("user data is a slot, or has the bit of a watch") };
+            let Ok(slot) = Slot::try_from(name) else { unreachable!("user data is a slot, or has the watch bit") };
             self.in_kernel = self.in_kernel.saturating_sub(1);
-            if let Some(errno) = refusal(result) {
-                self.nowait.refused(self.flights.transfer(slot), errno);
+            if let Some(errno) = nowait_errno(result) {
+                self.nowait_backoff.record_refusal(self.in_flight.transfer(slot), errno);
                 self.blocking.push_back(slot);
                 continue;
             }
-            if self.nowait.has_learned() {
-                self.nowait.accepted(self.flights.transfer(slot));
+            if self.nowait_backoff.is_active() {
+                self.nowait_backoff.record_success(self.in_flight.transfer(slot));
             }
-            if self.flights.settle(slot, result, done) == Settled::Again {
+            if self.in_flight.settle(slot, result, done) == Settled::Resubmit {
                 self.steps.push_back(slot);
             }
         }
@@ -377,18 +379,18 @@ impl Uring {
 }
 
 /// The entry for a change, unless the watch was removed meanwhile.
-fn watch_entry(change: Change, polls: &Polls, workers: &Workers) -> Option<squeue::Entry> {
+fn watch_entry(change: WatchChange, polls: &Polls, workers: &Workers) -> Option<squeue::Entry> {
     match change {
-        Change::Arm(id) => polls.get(id).map(|(fd, events)| poll(fd, events).user_data(POLL | id)),
-        // Not PollRemove: that leaves a poll as it is which is just being told of an event.
-        Change::Disarm(id) => Some(opcode::AsyncCancel::new(POLL | id).build().user_data(IGNORED)),
-        Change::ArmWorkers => Some(poll(workers.event().as_raw_fd(), READABLE).user_data(WORKERS)),
+        WatchChange::Arm(id) => polls.get(id).map(|(fd, events)| poll(fd, events).user_data(POLL | id)),
+        // Not PollRemove: that does not remove a poll for which an event is just being delivered.
+        WatchChange::Disarm(id) => Some(opcode::AsyncCancel::new(POLL | id).build().user_data(IGNORED)),
+        WatchChange::ArmWorkers => Some(poll(workers.event().as_raw_fd(), READABLE).user_data(WORKERS)),
     }
 }
 
-/// Why the kernel does not do a transfer without blocking, if that is what a result says. Some of these have other causes
-/// as well, which the thread that tries again will find.
-fn refusal(result: i32) -> Option<i32> {
+/// The errno, if the result means that the kernel cannot do a transfer without blocking. Some of these have other
+/// causes as well, which the worker that retries will find.
+fn nowait_errno(result: i32) -> Option<i32> {
     if result >= 0 {
         return None;
     }
@@ -407,19 +409,21 @@ fn count_of(number: usize) -> u32 {
 impl Io for Uring {
     #[inline(always)]
     fn push(&mut self, op: FileOp) -> Result<(), FileOp> {
-        let terms = self.files.get(op.file).map(Terms::of);
-        let Some(terms) = terms else { unreachable!("an operation on file {}, which does not exist", op.file.0) };
-        let slot = self.flights.board(op, terms)?;
+        let constraints = self.files.get(op.file).map(IoConstraints::of);
+        let Some(constraints) = constraints else {
+            unreachable!("an operation on file {}, which does not exist", op.file.0)
+        };
+        let slot = self.in_flight.submit(op, constraints)?;
         self.steps.push_back(slot);
         Ok(())
     }
 
-    /// Returns also when a watched descriptor is ready, and early when a signal was handled.
+    /// Also returns when a watched descriptor is ready, and early when a signal was handled.
     #[inline]
     fn reap(&mut self, until: Until, done: &mut Vec<FileDone>) -> Result<(), EngineFailed> {
-        match until == Until::Now && self.is_quiet() {
+        match until == Until::Now && self.is_idle() {
             true => Ok(()),
-            false => self.turn(until, done),
+            false => self.submit_and_reap(until, done),
         }
     }
 
@@ -429,26 +433,27 @@ impl Io for Uring {
 }
 
 impl Drop for Uring {
-    /// Waits for what the kernel has, and frees the files; what the kernel has not seen yet is dropped unseen.
+    /// Waits for requests in the kernel, and closes the files; what was not submitted yet is discarded.
     fn drop(&mut self) {
-        let mut ended = Vec::new();
+        let mut completed = Vec::new();
         self.steps.clear();
         self.changes.clear();
         while self.in_kernel > 0 {
             if self.enter(1).is_err() {
-                // The kernel may still write into the slab: it stays for ever, and the files stay locked.
-                std::mem::forget(std::mem::replace(&mut self.flights, Flights::new(0)));
+                // The kernel may still write into the slab: it is leaked, and the files stay locked.
+                std::mem::forget(std::mem::replace(&mut self.in_flight, FlightSlab::new(0)));
                 std::mem::forget(std::mem::take(&mut self.files));
                 return;
             }
-            self.harvest(&mut ended);
+            self.harvest(&mut completed);
         }
         while let Some(slot) = self.blocking.pop_front() {
-            self.hand_over(slot, &mut ended);
+            self.submit_to_worker(slot, &mut completed);
         }
         self.workers.finish();
-        // The kernel takes a closed ring apart in its own time. The files, and with them their locks and devices,
-        // are to be free when this returns; if that is refused they are so a moment later. A signal is no refusal.
+        // The kernel tears down a closed ring asynchronously. The files, and with them their locks and devices, should
+        // be free when this returns; if unregistering fails they are freed a moment later. An interrupted call is
+        // retried.
         let interrupted = |cause: io::Error| cause.kind() == io::ErrorKind::Interrupted;
         while self.ring.submitter().unregister_files().is_err_and(interrupted) {}
     }

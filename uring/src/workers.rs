@@ -1,22 +1,23 @@
-//! Threads of ours for what would block: each does one step at a time with plain system calls.
+//! Worker threads for blocking steps: each performs one step at a time with plain system calls.
 //!
-//! They are started when there is work, and end after a second without: an idle engine has none, and none that wakes.
-//! The kernel's own workers for io_uring (io-wq) do the same work, but the last of them stays in the process and wakes
-//! every five seconds for ever; so the ring is never asked for anything that would need them (`uring`).
+//! They are started on demand, and end after a second without work: an idle engine has none, and nothing wakes. The
+//! kernel's own workers for io_uring (io-wq) do the same work, but the last of them stays in the process forever and
+//! wakes every five seconds; so the ring is never asked for anything that would need them (`uring`).
 //!
-//! **Lanes.** Reads, writes, syncs and deallocations have threads of their own: a sync may take seconds and must not hold
-//! up a write, nor the reverse. Within a lane the first to come is the first to be begun.
+//! **Lanes.** Reads, writes, syncs and deallocations have separate threads: a sync may take seconds and must not hold
+//! up a write, nor the reverse. Each lane is FIFO.
 //!
-//! **Direct I/O** blocks while it is begun (locks, allocation), seldom while it is under way. So a thread does not wait
-//! for a direct transfer: it submits it through Linux AIO and goes on to the next, and storage has many at once.
+//! **Direct I/O** blocks while it is submitted (locks, allocation), seldom while it is in flight. So a thread does not
+//! wait for a direct transfer: it submits it through Linux AIO and goes on to the next, so that many can be in flight.
 //!
-//! **Results** of threads wait in a queue, those of AIO in its ring. An eventfd wakes who sleeps for them; threads signal it
-//! only to who has said that he sleeps ([`Workers::may_sleep`]).
+//! **Results** of threads wait in a queue, those of AIO in its ring. An eventfd wakes the engine's thread; workers
+//! signal it only if that thread has said that it is about to sleep ([`Workers::prepare_to_sleep`]).
 //!
-//! A machine that refuses a thread (RLIMIT_NPROC, a cgroup's limit, seccomp) or AIO makes things slower and nothing fail:
-//! with no other thread in the lane the caller does the step himself, and without AIO threads wait.
+//! If the machine refuses a thread (RLIMIT_NPROC, a cgroup limit, seccomp) or AIO, I/O is slower but does not fail:
+//! with no other thread in the lane the caller performs the step itself, and without AIO the threads wait.
 //!
-//! Invariant: a lane with work has a thread. What a step points to, and its file, are in use until its result was taken.
+//! Invariant: a lane with work has a thread. What a step points to, and its file, stay in use until its result has been
+//! taken.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -32,21 +33,21 @@ use rustix::event::{EventfdFlags, eventfd};
 use crate::aio_context::{AioContext, Event, Iocb, Submitter};
 use crate::call::Call;
 use crate::flight::Step;
-use crate::flights::Slot;
+use crate::flight_slab::Slot;
 use crate::{Cache, ImageFile};
 
-/// A thread without work ends after this: long enough that a stream of syncs goes by one thread, short enough that an
-/// idle disk soon has none.
+/// A thread without work ends after this time: long enough that one thread serves a stream of syncs, short enough that
+/// an idle disk soon has none.
 const IDLE: Duration = Duration::from_secs(1);
 
-/// A system call and the few frames of a thread's own beginning; the least that threads can have is 16 KiB.
+/// Enough for a system call and the few frames of thread startup; the minimum is 16 KiB.
 const STACK: usize = 64 << 10;
 
-/// Transfers at once in the AIO context; of more than these the threads wait for the end themselves. All contexts of
-/// a machine together have 65536 (fs.aio-max-nr), and most disks never need theirs.
+/// Concurrent transfers in the AIO context; beyond these the threads wait for completion themselves. All contexts of a
+/// machine together have 65536 (fs.aio-max-nr), and most disks never need theirs.
 const SUBMITTED_MAX: u32 = 64;
 
-/// What has threads of its own.
+/// A kind of step that has its own threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LaneId {
     Reads,
@@ -57,32 +58,32 @@ enum LaneId {
 
 const LANES: [LaneId; 4] = [LaneId::Reads, LaneId::Writes, LaneId::Syncs, LaneId::Deallocations];
 
-/// The steps of one kind, and who does them.
+/// The steps of one kind, and their threads.
 #[derive(Default)]
 struct Lane {
     queue: VecDeque<Job>,
     threads: usize,
-    /// Threads that wait for work, woken ones included until they are back.
+    /// Threads waiting for work, including woken ones that have not resumed yet.
     idle: usize,
 }
 
-/// A step that a thread is to do.
+/// A step for a thread.
 struct Job {
     slot: Slot,
     call: Call,
-    /// As what and where to submit it, if it need not be waited for.
+    /// Where and as what to submit it, if it need not be waited for.
     submission: Option<(Submitter, Iocb)>,
 }
 
-/// A step that was done.
+/// The result of a step.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Outcome {
     pub(crate) slot: Slot,
-    /// A count, or an errno as a negative number.
+    /// A count, or a negative errno.
     pub(crate) result: i32,
 }
 
-/// What threads share with the engine.
+/// State shared by the threads and the engine.
 #[derive(Default)]
 struct State {
     reads: Lane,
@@ -90,11 +91,11 @@ struct State {
     syncs: Lane,
     deallocations: Lane,
     done: Vec<Outcome>,
-    /// Jobs that are queued or being done.
+    /// Jobs that are queued or running.
     unfinished: usize,
-    /// The engine's thread sleeps, or is about to, and is to be woken.
+    /// The engine's thread sleeps, or is about to, and must be woken.
     asleep: bool,
-    /// There will be no more work.
+    /// No more jobs will be submitted.
     closed: bool,
 }
 
@@ -104,7 +105,7 @@ struct Shared {
     writes: Condvar,
     syncs: Condvar,
     deallocations: Condvar,
-    /// Nothing is unfinished.
+    /// Signalled when nothing is unfinished.
     finished: Condvar,
     event: OwnedFd,
 }
@@ -112,16 +113,16 @@ struct Shared {
 /// The threads of one engine.
 pub(crate) struct Workers {
     shared: Arc<Shared>,
-    /// For direct transfers, from the first on; `None` inside where the machine has none for us.
+    /// For direct transfers, created with the first; the inner value is `None` if the machine refuses one.
     context: Option<Option<AioContext>>,
-    /// The files of steps that were given and whose results were not yet taken, by slot.
-    held: Box<[Option<Arc<File>>]>,
-    /// How many these are.
-    out: usize,
+    /// The files of steps whose results have not been taken yet, by slot.
+    file_slot: Box<[Option<Arc<File>>]>,
+    /// How many of these there are.
+    outstanding: usize,
 }
 
 impl Workers {
-    /// No threads yet, for steps of so many slots.
+    /// Workers for this many slots, with no threads yet.
     pub(crate) fn new(slots: usize) -> io::Result<Workers> {
         let shared = Shared {
             state: Mutex::default(),
@@ -132,25 +133,26 @@ impl Workers {
             finished: Condvar::new(),
             event: eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?,
         };
-        let held = (0..slots).map(|_| None).collect();
-        Ok(Workers { shared: Arc::new(shared), context: None, held, out: 0 })
+        let file_slot = (0..slots).map(|_| None).collect();
+        Ok(Workers { shared: Arc::new(shared), context: None, file_slot, outstanding: 0 })
     }
 
-    /// What becomes readable when a result has come while the engine's thread sleeps. It is never read.
+    /// Becomes readable when a result arrives while the engine's thread sleeps. It is never read.
     pub(crate) fn event(&self) -> BorrowedFd<'_> {
         self.shared.event.as_fd()
     }
 
-    /// Whether there are results to wait for.
-    pub(crate) fn are_at_work(&self) -> bool {
-        self.out > 0
+    /// Whether there are outstanding results.
+    pub(crate) fn are_busy(&self) -> bool {
+        self.outstanding > 0
     }
 
-    /// Has a thread do `step`; answers its result if there is no thread and none can be had: it is done then.
+    /// Has a thread perform `step`. If there is no thread and none can be started, performs it inline and returns its
+    /// result.
     ///
     /// # Safety
-    /// What the step points to stays valid and in its place until its result was taken, or was answered here.
-    pub(crate) unsafe fn give(&mut self, slot: Slot, file: &ImageFile, step: &Step<'_>) -> Option<i32> {
+    /// What the step points to stays valid and in place until its result has been taken, or was returned here.
+    pub(crate) unsafe fn submit(&mut self, slot: Slot, file: &ImageFile, step: &Step<'_>) -> Option<i32> {
         let (lane, fd, data) = (LaneId::of(step), file.as_fd().as_raw_fd(), u64::from(slot));
         let direct = file.options().cache == Cache::None;
         let request = match *step {
@@ -164,13 +166,13 @@ impl Workers {
         let place = state.lane(lane);
         let enough = place.queue.len() < place.idle || place.threads >= lane.threads_max(job.submission.is_none());
         if !enough {
-            match start(&self.shared, lane) {
+            match spawn_thread(&self.shared, lane) {
                 Ok(()) => place.threads = place.threads.saturating_add(1),
-                // It waits for one of those that there are.
+                // It waits for one of the existing threads.
                 Err(_) if place.threads > 0 => {}
                 Err(_) => {
                     drop(state);
-                    // SAFETY: the contract of this function.
+                    // SAFETY: this function's contract.
                     return Some(unsafe { job.call.run() });
                 }
             }
@@ -180,12 +182,12 @@ impl Workers {
         state.unfinished = state.unfinished.saturating_add(1);
         drop(state);
         if waiting {
-            self.shared.work(lane).notify_one();
+            self.shared.condvar(lane).notify_one();
         }
-        if let Some(place) = self.held(slot) {
+        if let Some(place) = self.file_slot(slot) {
             *place = Some(file.share());
         }
-        self.out = self.out.saturating_add(1);
+        self.outstanding = self.outstanding.saturating_add(1);
         None
     }
 
@@ -194,12 +196,12 @@ impl Workers {
         context.as_ref().map(AioContext::submitter)
     }
 
-    fn held(&mut self, slot: Slot) -> Option<&mut Option<Arc<File>>> {
-        self.held.get_mut(usize::try_from(slot).ok()?)
+    fn file_slot(&mut self, slot: Slot) -> Option<&mut Option<Arc<File>>> {
+        self.file_slot.get_mut(usize::try_from(slot).ok()?)
     }
 
-    /// Moves the results that there are into `into`.
-    pub(crate) fn take(&mut self, into: &mut Vec<Outcome>) -> io::Result<()> {
+    /// Moves the available results into `into`.
+    pub(crate) fn drain(&mut self, into: &mut Vec<Outcome>) -> io::Result<()> {
         let before = into.len();
         let mut state = self.shared.lock();
         state.asleep = false;
@@ -209,42 +211,42 @@ impl Workers {
             context.harvest(|event| into.push(Outcome::of(event)))?;
         }
         for outcome in into.iter().skip(before) {
-            if let Some(place) = self.held(outcome.slot) {
+            if let Some(place) = self.file_slot(outcome.slot) {
                 *place = None;
             }
         }
-        self.out = self.out.saturating_sub(into.len().saturating_sub(before));
+        self.outstanding = self.outstanding.saturating_sub(into.len().saturating_sub(before));
         Ok(())
     }
 
-    /// Says that the engine's thread goes to sleep unless a thread has a result already: whether it may. The next
-    /// result wakes it through the event.
-    pub(crate) fn may_sleep(&self) -> bool {
+    /// Announces that the engine's thread is about to sleep. Returns whether it may: `false` if there is a result
+    /// already. The next result wakes it through the event.
+    pub(crate) fn prepare_to_sleep(&self) -> bool {
         let mut state = self.shared.lock();
         state.asleep = state.done.is_empty();
         state.asleep
     }
 
-    /// Waits until all that was given is done. There is no more to come.
+    /// Waits until all submitted jobs are done. No more may follow.
     pub(crate) fn finish(&mut self) {
         let mut state = self.shared.lock();
         while state.unfinished > 0 {
             state = self.shared.finished.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         drop(state);
-        // This waits for what the kernel has.
+        // This waits for requests in the kernel.
         self.context = None;
-        self.held = Box::default();
+        self.file_slot = Box::default();
     }
 }
 
 impl Drop for Workers {
-    /// Does all that was given, and lets the threads end.
+    /// Finishes all submitted jobs, and lets the threads end.
     fn drop(&mut self) {
         self.finish();
         self.shared.lock().closed = true;
         for lane in LANES {
-            self.shared.work(lane).notify_all();
+            self.shared.condvar(lane).notify_all();
         }
     }
 }
@@ -259,8 +261,9 @@ impl LaneId {
         }
     }
 
-    /// As many as there may be. Direct transfers are not waited for, and where their submission blocks it is mostly for
-    /// a lock of the file: more threads would only wait in line. Reads through the page cache each wait for another page.
+    /// The maximum number of threads. Direct transfers are not waited for, and if submitting one blocks it is mostly on
+    /// a lock of the file: more threads would only queue for it. Reads through the page cache each wait for a different
+    /// page.
     fn threads_max(self, waits: bool) -> usize {
         match self {
             LaneId::Reads if waits => 16,
@@ -280,7 +283,7 @@ impl LaneId {
 
 impl Outcome {
     fn of(event: Event) -> Outcome {
-        let Ok(slot) = Slot::try_from(event.data) else { unreachable!("requests are named by their slots") };
+        let Ok(slot) = Slot::try_from(event.data) else { unreachable!("a request's data is its slot") };
         Outcome { slot, result: i32::try_from(event.res).unwrap_or(i32::MAX) }
     }
 }
@@ -301,7 +304,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn work(&self, lane: LaneId) -> &Condvar {
+    fn condvar(&self, lane: LaneId) -> &Condvar {
         match lane {
             LaneId::Reads => &self.reads,
             LaneId::Writes => &self.writes,
@@ -310,52 +313,52 @@ impl Shared {
         }
     }
 
-    /// The life of a thread.
-    fn serve(&self, lane: LaneId) {
+    /// The main loop of a thread.
+    fn run_thread(&self, lane: LaneId) {
         while let Some(job) = self.next(lane) {
             let outcome = self.run(&job);
-            self.hand_in(outcome);
+            self.complete(outcome);
         }
     }
 
-    /// What to do next; nothing: the thread is to end.
+    /// The next job, or `None` if the thread should end.
     fn next(&self, lane: LaneId) -> Option<Job> {
         let mut state = self.lock();
-        let mut late = false;
+        let mut timed_out_once = false;
         loop {
             let closed = state.closed;
             let place = state.lane(lane);
             if let Some(job) = place.queue.pop_front() {
                 return Some(job);
             }
-            if closed || late {
+            if closed || timed_out_once {
                 place.threads = place.threads.saturating_sub(1);
                 return None;
             }
             place.idle = place.idle.saturating_add(1);
-            let woken = self.work(lane).wait_timeout(state, IDLE).unwrap_or_else(PoisonError::into_inner);
+            let woken = self.condvar(lane).wait_timeout(state, IDLE).unwrap_or_else(PoisonError::into_inner);
             state = woken.0;
-            late = woken.1.timed_out();
+            timed_out_once = woken.1.timed_out();
             let place = state.lane(lane);
             place.idle = place.idle.saturating_sub(1);
         }
     }
 
-    /// Does a job; `None`: it was submitted.
+    /// Performs a job; `None` if it was submitted to AIO.
     fn run(&self, job: &Job) -> Option<Outcome> {
         if let Some((submitter, request)) = job.submission {
             let request = request.signalling(self.event.as_raw_fd());
-            // SAFETY: the context lives until nothing is unfinished, the memory by the contract of `Workers::give`.
+            // SAFETY: the context lives until nothing is unfinished, the memory by the contract of `Workers::submit`.
             if unsafe { submitter.submit(request) }.is_ok() {
                 return None;
             }
         }
-        // SAFETY: what the call points to is valid by the contract of `Workers::give`.
+        // SAFETY: what the call points to is valid by the contract of `Workers::submit`.
         Some(Outcome { slot: job.slot, result: unsafe { job.call.run() } })
     }
 
-    /// A job is finished.
-    fn hand_in(&self, outcome: Option<Outcome>) {
+    /// Records that a job is finished.
+    fn complete(&self, outcome: Option<Outcome>) {
         let mut state = self.lock();
         state.unfinished = state.unfinished.saturating_sub(1);
         if state.unfinished == 0 {
@@ -372,8 +375,8 @@ impl Shared {
     }
 }
 
-/// Has all threads allocate from one heap. What they allocate is next to nothing; a heap for each would be 8 KiB a thread,
-/// which stay when it has ended.
+/// Has all threads allocate from one heap. They allocate almost nothing; a heap each would cost 8 KiB per thread, which
+/// remain when it has ended.
 fn share_heap() {
     #[cfg(target_env = "gnu")]
     // SAFETY: it sets a number.
@@ -382,8 +385,8 @@ fn share_heap() {
     }
 }
 
-/// Starts a thread. It gets no signals: those are for the thread that sleeps in the engine, which they are to wake.
-fn start(shared: &Arc<Shared>, lane: LaneId) -> io::Result<()> {
+/// Starts a thread. It gets no signals: those are meant to wake the thread that sleeps in the engine.
+fn spawn_thread(shared: &Arc<Shared>, lane: LaneId) -> io::Result<()> {
     static ONCE: Once = Once::new();
     ONCE.call_once(share_heap);
     let shared = shared.clone();
@@ -395,7 +398,7 @@ fn start(shared: &Arc<Shared>, lane: LaneId) -> io::Result<()> {
         libc::sigfillset(all.as_mut_ptr());
         libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
     }
-    let started = builder.spawn(move || shared.serve(lane));
+    let started = builder.spawn(move || shared.run_thread(lane));
     // SAFETY: the set was filled above.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut()) };
     started.map(drop)
@@ -408,7 +411,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn threads_are_bounded_and_each_step_is_done_once() {
+    fn the_number_of_threads_is_bounded_and_each_step_runs_once() {
         let directory = tempfile::tempdir_in("/dev/shm").unwrap();
         let path = directory.path().join("image");
         std::fs::write(&path, [1; 4096]).unwrap();
@@ -418,22 +421,22 @@ mod test {
         for slot in 0..100 {
             // SAFETY: neither step points to memory.
             unsafe {
-                assert!(workers.give(slot, &file, &Step::SyncData).is_none());
+                assert!(workers.submit(slot, &file, &Step::SyncData).is_none());
                 let free = Step::Deallocate { at: 0, len: 4096 };
-                assert!(workers.give(100 + slot, &file, &free).is_none());
+                assert!(workers.submit(100 + slot, &file, &free).is_none());
             }
             let state = workers.shared.lock();
             assert!(state.syncs.threads <= 4 && state.deallocations.threads <= 4);
         }
         drop(file);
         let mut outcomes = Vec::new();
-        while workers.are_at_work() {
-            workers.take(&mut outcomes).unwrap();
+        while workers.are_busy() {
+            workers.drain(&mut outcomes).unwrap();
         }
         let mut slots: Vec<Slot> = outcomes.iter().map(|outcome| outcome.slot).collect();
         slots.sort();
         assert_eq!(slots, (0..200).collect::<Vec<Slot>>());
         assert!(outcomes.iter().all(|outcome| outcome.result == 0));
-        assert!(ImageFile::open(&path, options).is_ok(), "a thread still has the file, and its lock");
+        assert!(ImageFile::open(&path, options).is_ok(), "a thread still holds the file and its lock");
     }
 }

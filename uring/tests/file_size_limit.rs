@@ -1,22 +1,23 @@
-//! A limit on the size of files (EFBIG) counts as no space. Alone in its program: the limit is the process's.
+//! Exceeding the file size limit (EFBIG) is reported as no space. Alone in its program: the limit applies to the
+//! process.
 
-mod bed;
+mod fixture;
 
-use bed::{Bed, ENGINES, STORAGES};
 use disk::{Action, FileError};
+use fixture::{ENGINES, Fixture, STORAGES};
 use memory::Segments;
 use rustix::process::{Resource, Rlimit, setrlimit};
 
 #[test]
-fn a_write_beyond_the_limit_fails_with_no_space_and_one_across_it_too() {
+fn a_write_beyond_or_across_the_limit_fails_with_no_space() {
     // SAFETY: ignoring a signal runs no handler.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
     setrlimit(Resource::Fsize, Rlimit { current: Some(1 << 20), maximum: Some(1 << 20) }).unwrap();
     for storage in STORAGES {
         for engine in ENGINES {
-            let mut bed = Bed::on(storage, engine, &[], 4);
+            let mut fixture = Fixture::on(storage, engine, &[], 4);
             let write = |at| Action::Write { at, from: Segments::zeroed(64 << 10) };
-            let results = bed.run(vec![write(0), write(1 << 20), write((1 << 20) - (32 << 10))]);
+            let results = fixture.run(vec![write(0), write(1 << 20), write((1 << 20) - (32 << 10))]);
             assert_eq!(results, [Ok(()), Err(FileError::NoSpace), Err(FileError::NoSpace)]);
         }
     }

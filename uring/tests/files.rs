@@ -1,28 +1,28 @@
 //! Opening, creating, locking and repairing image files.
 
-mod bed;
+mod fixture;
 
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::process::Command;
 
-use bed::{BUFFERED, DIRECT, Mount, READ_ONLY, STORAGES, image, pattern};
 use disk::{Action, ReadFault, Source};
+use fixture::{BUFFERED, DIRECT, Mount, READ_ONLY, STORAGES, image, pattern};
 use memory::Segments;
 use tempfile::{TempDir, tempdir_in};
-use uring::{Alignment, Engine, EngineKind, FileOpenError, Held, ImageFile, OpenOptions, sync_directory};
+use uring::{AccessMode, Alignment, Engine, EngineKind, FileOpenError, ImageFile, OpenOptions, sync_directory};
 
 fn on_disk() -> TempDir {
     tempdir_in(STORAGES[1]).unwrap()
 }
 
 #[test]
-fn a_second_writer_is_refused_by_name() {
+fn a_second_writer_is_refused_with_an_error_that_names_the_file() {
     let directory = on_disk();
     let path = image(directory.path(), &[]);
     let _first = ImageFile::open(&path, DIRECT).unwrap();
     let refused = ImageFile::open(&path, BUFFERED).unwrap_err();
-    assert!(matches!(refused, FileOpenError::InUse { wanted: Held::Writing, held: Held::Writing, .. }));
+    assert!(matches!(refused, FileOpenError::InUse { wanted: AccessMode::Writing, held: AccessMode::Writing, .. }));
     let text = refused.to_string();
     assert!(text.contains(path.to_str().unwrap()), "{text}");
     assert!(text.contains("another process has it open for writing"), "{text}");
@@ -34,15 +34,15 @@ fn a_writer_and_a_reader_exclude_each_other() {
     let path = image(directory.path(), &[]);
     let reader = ImageFile::open(&path, READ_ONLY).unwrap();
     let refused = ImageFile::open(&path, DIRECT).unwrap_err();
-    assert!(matches!(refused, FileOpenError::InUse { wanted: Held::Writing, held: Held::Reading, .. }));
+    assert!(matches!(refused, FileOpenError::InUse { wanted: AccessMode::Writing, held: AccessMode::Reading, .. }));
     drop(reader);
     let _writer = ImageFile::open(&path, DIRECT).unwrap();
     let refused = ImageFile::open(&path, READ_ONLY).unwrap_err();
-    assert!(matches!(refused, FileOpenError::InUse { wanted: Held::Reading, held: Held::Writing, .. }));
+    assert!(matches!(refused, FileOpenError::InUse { wanted: AccessMode::Reading, held: AccessMode::Writing, .. }));
 }
 
 #[test]
-fn readers_share_and_who_asks_for_no_lock_gets_none() {
+fn readers_share_the_lock_and_opening_without_a_lock_takes_none() {
     let directory = on_disk();
     let path = image(directory.path(), &[]);
     let _one = ImageFile::open(&path, READ_ONLY).unwrap();
@@ -53,7 +53,7 @@ fn readers_share_and_who_asks_for_no_lock_gets_none() {
 }
 
 #[test]
-fn a_lock_ends_with_its_file() {
+fn closing_a_file_releases_its_lock() {
     let directory = on_disk();
     let path = image(directory.path(), &[]);
     drop(ImageFile::open(&path, DIRECT).unwrap());
@@ -65,7 +65,7 @@ fn a_lock_ends_with_its_file() {
 
 /// procfs has regular files without direct I/O.
 #[test]
-fn direct_io_refused_is_an_error_and_buffered_io_a_choice() {
+fn refused_direct_io_is_an_error_and_buffered_io_is_opt_in() {
     let path = Path::new("/proc/version");
     let options = OpenOptions { lock: false, ..READ_ONLY };
     let refused = ImageFile::open(path, options).unwrap_err();
@@ -76,7 +76,7 @@ fn direct_io_refused_is_an_error_and_buffered_io_a_choice() {
 }
 
 #[test]
-fn what_is_no_image_file_is_refused_by_what_it_is() {
+fn the_error_for_a_non_image_file_says_what_it_is() {
     let directory = on_disk();
     let pipe = directory.path().join("pipe");
     assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
@@ -88,7 +88,7 @@ fn what_is_no_image_file_is_refused_by_what_it_is() {
 }
 
 #[test]
-fn creation_refuses_what_exists_and_leaves_it_alone() {
+fn creation_refuses_an_existing_file_and_leaves_it_unchanged() {
     let directory = on_disk();
     let path = image(directory.path(), b"precious");
     assert!(matches!(ImageFile::create_new(&path, DIRECT), Err(FileOpenError::Exists { .. })));
@@ -137,7 +137,7 @@ fn offline_access_takes_any_alignment() {
             }
             file.sync().unwrap();
             assert_eq!(file.len(), 3_000_601);
-            assert!(std::fs::read(&path).unwrap() == wanted, "something else was changed");
+            assert!(std::fs::read(&path).unwrap() == wanted, "bytes outside the write were changed");
         }
     }
 }
@@ -154,7 +154,7 @@ fn reading_past_the_end_is_an_error() {
 }
 
 #[test]
-fn a_file_gets_the_length_it_is_given() {
+fn set_len_sets_the_length_of_a_file() {
     let directory = on_disk();
     let mut file = ImageFile::open(&image(directory.path(), &[1; 700]), DIRECT).unwrap();
     file.set_len(1 << 40).unwrap();
@@ -164,7 +164,7 @@ fn a_file_gets_the_length_it_is_given() {
 }
 
 #[test]
-fn the_alignment_is_that_of_the_storage() {
+fn the_alignment_matches_the_storage() {
     let directory = tempdir_in(STORAGES[0]).unwrap();
     let path = image(directory.path(), &[]);
     let direct = ImageFile::open(&path, OpenOptions { lock: false, ..DIRECT }).unwrap();
@@ -173,7 +173,7 @@ fn the_alignment_is_that_of_the_storage() {
     assert_eq!(buffered.alignment(), Alignment { memory: 1, offset: 1 });
 }
 
-/// A loop device over a file, where the machine lets us have one.
+/// A loop device over a file, if the machine allows one.
 struct LoopDevice(String);
 
 impl LoopDevice {
@@ -185,7 +185,7 @@ impl LoopDevice {
                 Some(LoopDevice(String::from_utf8(output.stdout).unwrap().trim().to_owned()))
             }
             other => {
-                eprintln!("not tested on a block device: losetup: {other:?}");
+                eprintln!("skipped on a block device: losetup: {other:?}");
                 None
             }
         }
@@ -199,7 +199,7 @@ impl Drop for LoopDevice {
 }
 
 #[test]
-fn a_block_device_is_an_image_of_fixed_length() {
+fn a_block_device_is_an_image_with_a_fixed_length() {
     let directory = on_disk();
     let backing = image(directory.path(), &[3; 1 << 20]);
     let Some(device) = LoopDevice::over(&backing, 4096) else { return };
@@ -218,7 +218,7 @@ fn a_block_device_is_an_image_of_fixed_length() {
         let read = Action::Read { at: (1 << 20) - 4096, into: memory.clone() };
         let behind = Action::Deallocate { at: 1 << 20, len: 4096 };
         let write = Action::Write { at: 1 << 20, from: Segments::zeroed(4096) };
-        let results = bed::run(&mut engine, vec![read, behind, write, Action::SyncData]);
+        let results = fixture::run(&mut engine, vec![read, behind, write, Action::SyncData]);
         assert_eq!(results, [Ok(()), Ok(()), Err(disk::FileError::NoSpace), Ok(())]);
         assert_eq!(memory.to_vec(), [vec![3; 4096], vec![0; 4096]].concat());
         drop(engine);
@@ -230,9 +230,9 @@ fn a_block_device_is_an_image_of_fixed_length() {
 }
 
 #[test]
-fn reading_an_image_of_ones_own_leaves_its_access_time_alone() {
+fn reading_an_image_does_not_change_its_access_time() {
     let directory = tempfile::tempdir_in(STORAGES[1]).unwrap();
-    let path = bed::image(directory.path(), &[1; 4096]);
+    let path = fixture::image(directory.path(), &[1; 4096]);
     let opened = ImageFile::open(&path, READ_ONLY).unwrap();
     for file in [opened.try_clone().unwrap(), opened.reopen_read_only().unwrap(), opened] {
         assert!(rustix::fs::fcntl_getfl(&file).unwrap().contains(rustix::fs::OFlags::NOATIME));
@@ -240,7 +240,7 @@ fn reading_an_image_of_ones_own_leaves_its_access_time_alone() {
 }
 
 #[test]
-fn of_a_device_only_whole_blocks_can_be_freed_and_that_is_no_failure() {
+fn deallocating_a_partial_block_of_a_device_is_unsupported_rather_than_failed() {
     let directory = on_disk();
     let backing = image(directory.path(), &[3; 1 << 20]);
     let Some(device) = LoopDevice::over(&backing, 4096) else { return };
@@ -249,7 +249,7 @@ fn of_a_device_only_whole_blocks_can_be_freed_and_that_is_no_failure() {
         let mut engine = Engine::open(kind, vec![ImageFile::open(path, options).unwrap()], 4).unwrap();
         let part = Action::Deallocate { at: 512, len: 8192 };
         let whole = Action::Deallocate { at: 4096, len: 4096 };
-        let results = bed::run(&mut engine, vec![part, whole]);
+        let results = fixture::run(&mut engine, vec![part, whole]);
         assert_eq!(results, [Err(disk::FileError::Unsupported), Ok(())]);
     }
 }

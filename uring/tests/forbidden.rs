@@ -1,9 +1,9 @@
-//! A machine that forbids an engine gets an error which names the other, and never another engine in silence.
+//! If the machine forbids an engine, the error names the other one, and there is no silent fallback.
 
-mod bed;
+mod fixture;
 
-use bed::{Bed, DIRECT, STORAGES, image, pattern};
 use disk::Action;
+use fixture::{DIRECT, Fixture, STORAGES, image, pattern};
 use memory::Segments;
 use uring::{Engine, EngineError, EngineKind, ImageFile, OpenOptions};
 
@@ -18,12 +18,12 @@ fn forbid(call: libc::c_long, errno: i32) {
         step(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0, 0),
     ];
     let program = libc::sock_fprog { len: 4, filter: filter.as_mut_ptr() };
-    // SAFETY: the kernel copies the program, four instructions as it says, during the call.
+    // SAFETY: the kernel copies the program, whose length is four instructions, during the call.
     let result = unsafe {
         libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
         libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program)
     };
-    assert_eq!(result, 0, "no seccomp filter: {}", std::io::Error::last_os_error());
+    assert_eq!(result, 0, "cannot install the seccomp filter: {}", std::io::Error::last_os_error());
 }
 
 fn open_where_forbidden(kind: EngineKind, call: libc::c_long, errno: i32) -> EngineError {
@@ -37,7 +37,7 @@ fn open_where_forbidden(kind: EngineKind, call: libc::c_long, errno: i32) -> Eng
 }
 
 #[test]
-fn a_forbidden_io_uring_points_to_aio() {
+fn the_error_for_a_forbidden_io_uring_suggests_aio() {
     for errno in [libc::EPERM, libc::ENOSYS] {
         let refused = open_where_forbidden(EngineKind::Uring, libc::SYS_io_uring_setup, errno);
         assert!(matches!(refused, EngineError::UringForbidden { .. }));
@@ -46,31 +46,31 @@ fn a_forbidden_io_uring_points_to_aio() {
 }
 
 #[test]
-fn a_kernel_without_aio_points_to_io_uring() {
+fn the_error_for_a_kernel_without_aio_suggests_io_uring() {
     let refused = open_where_forbidden(EngineKind::Aio, libc::SYS_io_setup, libc::ENOSYS);
     assert!(matches!(refused, EngineError::AioMissing { .. }));
     assert!(refused.to_string().ends_with("use --io-engine uring"), "{refused}");
 }
 
 #[test]
-fn an_exhausted_aio_limit_is_named() {
+fn an_exhausted_aio_limit_is_named_in_the_error() {
     let refused = open_where_forbidden(EngineKind::Aio, libc::SYS_io_setup, libc::EAGAIN);
     assert!(matches!(refused, EngineError::AioExhausted { wanted: 5, .. }));
     assert!(refused.to_string().contains("fs.aio-max-nr"), "{refused}");
 }
 
-/// All that needs threads, where a call that they need is forbidden after the engine was opened.
+/// Performs everything that needs threads, with the system calls that they need forbidden after the engine was opened.
 fn work_where_forbidden(options: OpenOptions, calls: &'static [libc::c_long]) {
     let thread = std::thread::spawn(move || {
         for storage in STORAGES {
-            let mut bed = Bed::on(storage, (EngineKind::Uring, options), &[], 16);
+            let mut fixture = Fixture::on(storage, (EngineKind::Uring, options), &[], 16);
             calls.iter().for_each(|&call| forbid(call, libc::EPERM));
             let bytes = pattern(64 << 10, 8);
             let write = |block: u64| Action::Write { at: block << 16, from: Segments::copy_of(&bytes) };
             let last = || [Action::Deallocate { at: 0, len: 64 << 10 }, Action::SyncData];
-            assert_eq!(bed.run((0..48).map(write).chain(last()).collect()), [Ok(()); 50]);
+            assert_eq!(fixture.run((0..48).map(write).chain(last()).collect()), [Ok(()); 50]);
             let memory = Segments::zeroed(64 << 10);
-            assert_eq!(bed.run(vec![Action::Read { at: 1 << 16, into: memory.clone() }]), [Ok(())]);
+            assert_eq!(fixture.run(vec![Action::Read { at: 1 << 16, into: memory.clone() }]), [Ok(())]);
             assert!(memory.to_vec() == bytes);
         }
     });
@@ -79,7 +79,7 @@ fn work_where_forbidden(options: OpenOptions, calls: &'static [libc::c_long]) {
 
 #[test]
 fn io_uring_works_where_no_thread_can_be_started() {
-    for options in [DIRECT, bed::BUFFERED] {
+    for options in [DIRECT, fixture::BUFFERED] {
         work_where_forbidden(options, &[libc::SYS_clone, libc::SYS_clone3]);
     }
 }

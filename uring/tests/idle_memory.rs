@@ -1,12 +1,12 @@
-//! An engine that does nothing holds little memory, also if it has had all its threads at work before. Alone in its program:
-//! what is measured is the process's.
+//! An idle engine holds little memory, even if all its threads were busy before. Alone in its program: memory is
+//! measured for the whole process.
 
-mod bed;
+mod fixture;
 
 use std::time::{Duration, Instant};
 
-use bed::{BUFFERED, Bed, DIRECT, STORAGES};
 use disk::Action;
+use fixture::{BUFFERED, DIRECT, Fixture, STORAGES};
 use memory::Segments;
 use uring::EngineKind;
 
@@ -21,18 +21,18 @@ fn threads() -> usize {
     std::fs::read_dir("/proc/self/task").unwrap().count()
 }
 
-/// Writes that allocate, syncs and deallocations, many at once; and then nothing, until no thread is left.
-fn work_and_rest(bed: &mut Bed) {
+/// Performs allocating writes, syncs and deallocations, many at once; then waits until no thread is left.
+fn work_and_rest(fixture: &mut Fixture) {
     let before = threads();
     let memory = Segments::zeroed(64 << 10);
     let len = 64 << 10;
     let writes = (0..64).map(|block| Action::Write { at: block * len, from: memory.clone() });
     let reads = (0..64).map(|block| Action::Read { at: block * len, into: memory.clone() });
     let others = (0..64).flat_map(|block| [Action::SyncData, Action::Deallocate { at: block * len, len }]);
-    assert!(bed.run(writes.chain(reads).chain(others).collect()).iter().all(Result::is_ok));
+    assert!(fixture.run(writes.chain(reads).chain(others).collect()).iter().all(Result::is_ok));
     let since = Instant::now();
     while threads() > before {
-        assert!(since.elapsed() < Duration::from_secs(60), "threads without work stay");
+        assert!(since.elapsed() < Duration::from_secs(60), "idle threads do not end");
         std::thread::sleep(Duration::from_millis(100));
     }
 }
@@ -42,13 +42,13 @@ fn an_idle_engine_of_depth_256_holds_well_under_a_mebibyte() {
     for (kind, options) in [(EngineKind::Uring, DIRECT), (EngineKind::Uring, BUFFERED), (EngineKind::Aio, DIRECT)] {
         for storage in STORAGES {
             let before = anonymous();
-            let mut bed = Bed::on(storage, (kind, options), &[1; 4096], 256);
+            let mut fixture = Fixture::on(storage, (kind, options), &[1; 4096], 256);
             let opened = anonymous().saturating_sub(before);
-            work_and_rest(&mut bed);
+            work_and_rest(&mut fixture);
             let used = anonymous().saturating_sub(before);
-            eprintln!("{kind:?} on {storage}: {opened} KiB, {used} KiB when it was used, of {before} KiB before");
-            assert!(opened < 512 && used < 512, "{kind:?} holds {opened} KiB, {used} KiB when it was used");
-            drop(bed);
+            eprintln!("{kind:?} on {storage}: {opened} KiB, {used} KiB after use; {before} KiB before opening");
+            assert!(opened < 512 && used < 512, "{kind:?} holds {opened} KiB, {used} KiB after use");
+            drop(fixture);
         }
     }
 }

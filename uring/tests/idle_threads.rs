@@ -1,31 +1,31 @@
-//! An engine that has worked and is idle leaves no thread in the process and wakes nobody, the kernel's workers included.
-//! Alone in its program: the threads are the process's.
+//! An idle engine leaves no thread in the process and causes no wake-ups, kernel workers included. Alone in its
+//! program: threads are counted for the whole process.
 
-mod bed;
+mod fixture;
 
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use bed::{Bed, ENGINES, STORAGES};
 use disk::{Action, Io, Until};
+use fixture::{ENGINES, Fixture, STORAGES};
 use memory::Segments;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::thread::gettid;
 
-/// Threads of an engine, by the beginnings of their names: ours, and the kernel's for io_uring.
+/// Name prefixes of an engine's threads: ours, and the kernel's for io_uring.
 const OURS: [&str; 4] = ["reads", "writes", "syncs", "deallocations"];
 const KERNELS: &str = "iou-";
 
-/// Longer than a thread of ours waits for work, on the slowest machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Longer than an idle thread of ours waits for work, on the slowest machine.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn tasks() -> Vec<std::path::PathBuf> {
     std::fs::read_dir("/proc/self/task").unwrap().map(|entry| entry.unwrap().path()).collect()
 }
 
-/// The names of all threads. One may end while it is looked at.
+/// The names of all threads. One may end while it is being read.
 fn names() -> Vec<String> {
     tasks().iter().filter_map(|task| std::fs::read_to_string(task.join("comm")).ok()).collect()
 }
@@ -42,7 +42,7 @@ fn sleeps() -> u64 {
     others.filter_map(|task| field(&task, "voluntary_ctxt_switches:")).map(|count| count.parse::<u64>().unwrap()).sum()
 }
 
-/// All that engines do by threads: allocating writes, syncs, deallocations; and reads.
+/// Everything that engines do with threads: allocating writes, syncs, deallocations; and reads.
 fn work() -> Vec<Action> {
     let memory = Segments::zeroed(64 << 10);
     let len = 64 << 10;
@@ -54,40 +54,44 @@ fn work() -> Vec<Action> {
 
 #[test]
 #[ignore = "slow: run by `make test-all`"]
-fn an_engine_that_was_used_leaves_no_thread_and_wakes_nobody() {
+fn an_idle_engine_leaves_no_thread_and_causes_no_wakeups() {
     let (ready, is_ready) = channel();
     let stop = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
     let watched = stop.try_clone().unwrap();
-    // The engines of one thread each, asleep: each in its own wait.
+    // Each engine has its own thread, asleep in its own wait.
     let mut threads = Vec::new();
     for storage in STORAGES {
         for engine in ENGINES {
             let (ready, watched) = (ready.clone(), watched.try_clone().unwrap());
             threads.push(std::thread::spawn(move || {
-                let mut bed = Bed::on(storage, engine, &[], 32);
-                bed.engine.watch(watched.as_fd(), false, 1).unwrap();
-                assert!(bed.run(work()).iter().all(Result::is_ok));
+                let mut fixture = Fixture::on(storage, engine, &[], 32);
+                fixture.engine.watch(watched.as_fd(), false, 1).unwrap();
+                assert!(fixture.run(work()).iter().all(Result::is_ok));
                 ready.send(()).unwrap();
                 let mut keys = Vec::new();
                 while keys.is_empty() {
-                    bed.engine.reap(Until::Any, &mut Vec::new()).unwrap();
-                    bed.engine.take_ready(&mut keys);
+                    fixture.engine.reap(Until::Any, &mut Vec::new()).unwrap();
+                    fixture.engine.take_ready(&mut keys);
                 }
             }));
         }
     }
     threads.iter().for_each(|_| is_ready.recv().unwrap());
-    assert!(!names().iter().any(|name| name.starts_with(KERNELS)), "the kernel has workers here: {:?}", names());
+    assert!(
+        !names().iter().any(|name| name.starts_with(KERNELS)),
+        "the kernel has started io_uring workers: {:?}",
+        names()
+    );
 
     let since = Instant::now();
     while names().iter().any(|name| OURS.iter().any(|our| name.starts_with(our))) {
-        assert!(since.elapsed() < PATIENCE, "threads without work stay: {:?}", names());
+        assert!(since.elapsed() < TIMEOUT, "idle threads do not end: {:?}", names());
         std::thread::sleep(Duration::from_millis(100));
     }
     let before = sleeps();
-    // The kernel's workers look around every five seconds.
+    // The kernel's workers wake every five seconds.
     std::thread::sleep(Duration::from_secs(6));
-    assert_eq!(sleeps() - before, 0, "somebody was woken: {:?}", names());
+    assert_eq!(sleeps() - before, 0, "a thread was woken: {:?}", names());
 
     rustix::io::write(&stop, &1u64.to_ne_bytes()).unwrap();
     threads.into_iter().for_each(|thread| thread.join().unwrap());

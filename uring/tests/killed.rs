@@ -1,20 +1,20 @@
-//! What a process leaves behind that is killed in the middle of its writes: after a moment, nothing.
+//! A process killed in the middle of its writes leaves no lock behind after a moment.
 
-mod bed;
+mod fixture;
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use bed::{DIRECT, STORAGES, image};
 use disk::{Action, FileId, FileOp, Io, OpId, Until};
+use fixture::{DIRECT, STORAGES, image};
 use memory::Segments;
 use uring::{Engine, EngineKind, ImageFile};
 
 const IMAGE: &str = "TAPLINE_TEST_IMAGE";
 const KIND: &str = "TAPLINE_TEST_ENGINE";
 
-/// The process to be killed: this program again, with a path to write to for ever.
+/// The process to be killed: this program again, with a path to write to until it is killed.
 #[test]
 fn writer() {
     let Some(path) = std::env::var_os(IMAGE) else { return };
@@ -33,7 +33,7 @@ fn writer() {
 }
 
 #[test]
-fn an_image_of_a_killed_process_can_be_opened_again() {
+fn the_image_of_a_killed_process_can_be_reopened() {
     for kind in ["uring", "aio"] {
         let directory = tempfile::tempdir_in(STORAGES[1]).unwrap();
         let path = image(directory.path(), &[]);
@@ -47,6 +47,6 @@ fn an_image_of_a_killed_process_can_be_opened_again() {
         assert!(lines.map_while(Result::ok).any(|line| line.ends_with("writing")));
         child.kill().unwrap();
         child.wait().unwrap();
-        assert!(ImageFile::open(&path, DIRECT).is_ok(), "{kind}: the lock of a dead process stays");
+        assert!(ImageFile::open(&path, DIRECT).is_ok(), "{kind}: a killed process still holds the lock");
     }
 }

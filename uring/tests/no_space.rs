@@ -1,9 +1,9 @@
-//! Storage that is full answers `NoSpace`, and goes on serving.
+//! Full storage is reported as `NoSpace`, and the engine keeps working.
 
-mod bed;
+mod fixture;
 
-use bed::{ENGINES, Mount};
 use disk::{Action, FileError};
+use fixture::{ENGINES, Mount};
 use memory::Segments;
 use uring::{Engine, ImageFile};
 
@@ -13,13 +13,13 @@ const MIB: u64 = 1 << 20;
 fn a_write_to_a_full_file_system_fails_with_no_space() {
     for (kind, options) in ENGINES {
         let Some(mount) = Mount::new("tmpfs", "size=1m") else { return };
-        let path = bed::image(mount.path(), &[9; 4096]);
+        let path = fixture::image(mount.path(), &[9; 4096]);
         let mut engine = Engine::open(kind, vec![ImageFile::open(&path, options).unwrap()], 4).unwrap();
         let memory = Segments::zeroed(4096);
         let write = |at, len| Action::Write { at, from: Segments::zeroed(len) };
-        let results = bed::run(&mut engine, vec![write(4096, 4 << 20), write(64 * MIB, 2 << 20)]);
+        let results = fixture::run(&mut engine, vec![write(4096, 4 << 20), write(64 * MIB, 2 << 20)]);
         assert_eq!(results, [Err(FileError::NoSpace); 2]);
-        let results = bed::run(&mut engine, vec![Action::Read { at: 0, into: memory.clone() }]);
+        let results = fixture::run(&mut engine, vec![Action::Read { at: 0, into: memory.clone() }]);
         assert_eq!((results, memory.to_vec()), (vec![Ok(())], vec![9; 4096]));
         drop(engine);
     }

@@ -1,22 +1,22 @@
-//! Storage that takes nothing smaller than 4096 bytes with O_DIRECT: sectors of 512 bytes are read and written all the
-//! same, many at once, and a file ends where it should.
+//! Storage that with O_DIRECT accepts nothing smaller than 4096 bytes: sectors of 512 bytes can still be read and
+//! written, many at once, and a file ends where it should.
 
-mod bed;
+mod fixture;
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
 
-use bed::{DIRECT, pattern};
 use disk::{Action, FileDone, FileId, FileOp, Io, OpId, Until};
+use fixture::{DIRECT, pattern};
 use memory::Segments;
 use uring::{Engine, EngineKind, ImageFile};
 
 const SECTOR: usize = 512;
 const ENGINES: [EngineKind; 2] = [EngineKind::Uring, EngineKind::Aio];
 
-/// A loop device with such sectors, mounted as a file system or not.
+/// A loop device with such sectors, optionally mounted as a file system.
 struct Device {
     name: String,
     directory: tempfile::TempDir,
@@ -24,7 +24,7 @@ struct Device {
 }
 
 impl Device {
-    /// `None`, said aloud, where the machine does not let us have one.
+    /// `None`, with a message, if the machine does not allow one.
     fn new() -> Option<Device> {
         let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let back = directory.path().join("back");
@@ -36,7 +36,7 @@ impl Device {
                 Some(Device { name, directory, mounted: false })
             }
             other => {
-                eprintln!("not tested on large sectors: losetup: {other:?}");
+                eprintln!("skipped on large sectors: losetup: {other:?}");
                 None
             }
         }
@@ -70,7 +70,7 @@ fn run(command: &mut Command) {
     assert!(command.status().unwrap().success(), "{command:?}");
 }
 
-/// Numbers without pattern.
+/// Pseudorandom numbers.
 fn dice(mut state: u64) -> impl FnMut(usize) -> usize {
     move |below| {
         state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
@@ -78,8 +78,8 @@ fn dice(mut state: u64) -> impl FnMut(usize) -> usize {
     }
 }
 
-/// Scope: 3000 operations of up to 20 sectors, up to 16 at once, none that changes what another is about, on a file of
-/// `model`'s length that grows to `sectors`, or a device of that size.
+/// Scope: 3000 operations of up to 20 sectors, up to 16 at once, none overlapping another's write, on a file of
+/// `model`'s length that grows to `sectors`, or on a device of that size.
 fn work(path: &Path, kind: EngineKind, model: &mut Vec<u8>, sectors: usize) {
     let file = ImageFile::open(path, DIRECT).unwrap();
     assert_eq!(file.alignment().offset, 4096, "{} takes sectors of 512", path.display());
@@ -118,7 +118,7 @@ fn work(path: &Path, kind: EngineKind, model: &mut Vec<u8>, sectors: usize) {
         engine.reap(Until::Any, &mut done).unwrap();
         done.drain(..).for_each(|done| ended(done, &mut busy, model));
     }
-    let file = engine.remove(FileId(0)).expect("something is in flight that nobody waits for");
+    let file = engine.remove(FileId(0)).expect("an operation is still in flight");
     assert!(rustix::fs::fcntl_getfl(&file).unwrap().contains(rustix::fs::OFlags::DIRECT));
 }
 
@@ -138,11 +138,11 @@ fn ended(done: FileDone, busy: &mut BTreeMap<u64, (usize, usize, Option<Segments
     let (from, to, read) = busy.remove(&done.op.id.0).unwrap();
     let Some(memory) = read else { return };
     let expected: Vec<u8> = (from..to).map(|at| model.get(at).copied().unwrap_or(0)).collect();
-    assert!(memory.to_vec() == expected, "what is at {from} is read as something else");
+    assert!(memory.to_vec() == expected, "the data read at {from} is wrong");
 }
 
 #[test]
-fn a_file_is_read_and_written_by_sectors_and_ends_where_it_should() {
+fn a_file_is_read_and_written_in_sectors_and_ends_where_it_should() {
     for program in ["/usr/sbin/mkfs.ext4", "/usr/sbin/mkfs.xfs"] {
         let Some(device) = Device::mounted(program) else { return };
         for kind in ENGINES {
@@ -157,7 +157,7 @@ fn a_file_is_read_and_written_by_sectors_and_ends_where_it_should() {
 }
 
 #[test]
-fn a_device_is_read_and_written_by_sectors() {
+fn a_device_is_read_and_written_in_sectors() {
     let Some(device) = Device::new() else { return };
     for kind in ENGINES {
         let mut model = vec![0; 400 * SECTOR];
@@ -170,7 +170,7 @@ fn a_device_is_read_and_written_by_sectors() {
 }
 
 #[test]
-fn what_is_written_at_rest_makes_a_file_no_longer_than_it_is_to_be() {
+fn offline_writes_do_not_extend_a_file_beyond_its_data() {
     let Some(device) = Device::mounted("/usr/sbin/mkfs.ext4") else { return };
     let path = device.file("image");
     let mut model = pattern(9 * SECTOR, 3);

@@ -1,22 +1,22 @@
 //! Both engines watch descriptors in the same wait as I/O, edge triggered.
 
-mod bed;
+mod fixture;
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use bed::{Bed, DIRECT, STORAGES};
 use disk::{Action, FileId, FileOp, Io, OpId, Until};
+use fixture::{DIRECT, Fixture, STORAGES};
 use memory::Segments;
 use rustix::event::{EventfdFlags, eventfd};
 use uring::{Engine, EngineKind};
 
-fn with_each_engine(test: impl Fn(&mut Bed)) {
+fn with_each_engine(test: impl Fn(&mut Fixture)) {
     for kind in [EngineKind::Uring, EngineKind::Aio] {
         eprintln!("{kind:?}");
-        test(&mut Bed::on(STORAGES[1], (kind, DIRECT), &[1; 1 << 20], 8));
+        test(&mut Fixture::on(STORAGES[1], (kind, DIRECT), &[1; 1 << 20], 8));
     }
 }
 
@@ -28,7 +28,7 @@ fn signal(event: &OwnedFd) {
     rustix::io::write(event, &1u64.to_ne_bytes()).unwrap();
 }
 
-/// What is ready without waiting.
+/// The keys that are ready without waiting.
 fn ready_now(engine: &mut Engine) -> Vec<u64> {
     let mut ready = Vec::new();
     engine.reap(Until::Now, &mut Vec::new()).unwrap();
@@ -37,7 +37,7 @@ fn ready_now(engine: &mut Engine) -> Vec<u64> {
     ready
 }
 
-/// Sleeps until something is ready.
+/// Sleeps until a key is ready.
 fn ready_next(engine: &mut Engine) -> Vec<u64> {
     let mut ready = Vec::new();
     while ready.is_empty() {
@@ -48,154 +48,154 @@ fn ready_next(engine: &mut Engine) -> Vec<u64> {
 }
 
 #[test]
-fn what_is_ready_already_is_reported_at_once() {
-    with_each_engine(|bed| {
+fn a_descriptor_that_is_already_ready_is_reported_immediately() {
+    with_each_engine(|fixture| {
         let event = event();
         signal(&event);
-        bed.engine.watch(event.as_fd(), false, 7).unwrap();
-        assert_eq!(ready_next(&mut bed.engine), [7]);
+        fixture.engine.watch(event.as_fd(), false, 7).unwrap();
+        assert_eq!(ready_next(&mut fixture.engine), [7]);
     });
 }
 
 #[test]
 fn an_eventfd_is_reported_at_each_signal_without_being_read() {
-    with_each_engine(|bed| {
+    with_each_engine(|fixture| {
         let event = event();
-        bed.engine.watch(event.as_fd(), false, 7).unwrap();
-        assert_eq!(ready_now(&mut bed.engine), []);
+        fixture.engine.watch(event.as_fd(), false, 7).unwrap();
+        assert_eq!(ready_now(&mut fixture.engine), []);
         for _ in 0..100 {
             signal(&event);
-            assert_eq!(ready_next(&mut bed.engine), [7]);
-            assert_eq!(ready_now(&mut bed.engine), []);
+            assert_eq!(ready_next(&mut fixture.engine), [7]);
+            assert_eq!(ready_now(&mut fixture.engine), []);
         }
     });
 }
 
 #[test]
 fn a_signal_is_seen_without_waiting() {
-    with_each_engine(|bed| {
+    with_each_engine(|fixture| {
         let event = event();
-        bed.engine.watch(event.as_fd(), false, 7).unwrap();
-        assert_eq!(ready_now(&mut bed.engine), []);
+        fixture.engine.watch(event.as_fd(), false, 7).unwrap();
+        assert_eq!(ready_now(&mut fixture.engine), []);
         for _ in 0..10 {
             signal(&event);
-            assert_eq!(ready_now(&mut bed.engine), [7]);
+            assert_eq!(ready_now(&mut fixture.engine), [7]);
         }
     });
 }
 
 #[test]
-fn a_socket_is_reported_for_data_and_for_the_end() {
-    with_each_engine(|bed| {
+fn a_socket_is_reported_for_data_and_for_hangup() {
+    with_each_engine(|fixture| {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
-        bed.engine.watch(ours.as_fd(), false, 1).unwrap();
-        assert_eq!(ready_now(&mut bed.engine), []);
+        fixture.engine.watch(ours.as_fd(), false, 1).unwrap();
+        assert_eq!(ready_now(&mut fixture.engine), []);
         theirs.write_all(b"x").unwrap();
-        assert_eq!(ready_next(&mut bed.engine), [1]);
+        assert_eq!(ready_next(&mut fixture.engine), [1]);
         theirs.write_all(b"y").unwrap();
-        assert_eq!(ready_next(&mut bed.engine), [1]);
+        assert_eq!(ready_next(&mut fixture.engine), [1]);
         drop(theirs);
-        assert_eq!(ready_next(&mut bed.engine), [1]);
+        assert_eq!(ready_next(&mut fixture.engine), [1]);
     });
 }
 
 #[test]
-fn room_to_write_is_reported_to_who_asked_for_it() {
-    with_each_engine(|bed| {
+fn writability_is_reported_only_if_requested() {
+    with_each_engine(|fixture| {
         let (ours, _theirs) = UnixStream::pair().unwrap();
-        bed.engine.watch(ours.as_fd(), false, 1).unwrap();
-        bed.engine.watch(ours.as_fd(), true, 2).unwrap();
-        assert_eq!(ready_next(&mut bed.engine), [2]);
+        fixture.engine.watch(ours.as_fd(), false, 1).unwrap();
+        fixture.engine.watch(ours.as_fd(), true, 2).unwrap();
+        assert_eq!(ready_next(&mut fixture.engine), [2]);
     });
 }
 
 #[test]
-fn watching_a_key_again_replaces_it() {
-    with_each_engine(|bed| {
+fn watching_a_key_again_replaces_the_watch() {
+    with_each_engine(|fixture| {
         let (old, new) = (event(), event());
-        bed.engine.watch(old.as_fd(), false, 1).unwrap();
-        assert_eq!(ready_now(&mut bed.engine), []);
-        bed.engine.watch(new.as_fd(), false, 1).unwrap();
-        assert_eq!(ready_now(&mut bed.engine), []);
+        fixture.engine.watch(old.as_fd(), false, 1).unwrap();
+        assert_eq!(ready_now(&mut fixture.engine), []);
+        fixture.engine.watch(new.as_fd(), false, 1).unwrap();
+        assert_eq!(ready_now(&mut fixture.engine), []);
         signal(&old);
-        assert_eq!(ready_now(&mut bed.engine), []);
+        assert_eq!(ready_now(&mut fixture.engine), []);
         signal(&new);
-        assert_eq!(ready_next(&mut bed.engine), [1]);
+        assert_eq!(ready_next(&mut fixture.engine), [1]);
     });
 }
 
 #[test]
-fn a_forgotten_key_is_silent() {
-    with_each_engine(|bed| {
+fn a_forgotten_key_is_not_reported() {
+    with_each_engine(|fixture| {
         let (gone, never_seen, kept) = (event(), event(), event());
-        bed.engine.watch(gone.as_fd(), false, 1).unwrap();
-        bed.engine.watch(kept.as_fd(), false, 2).unwrap();
-        assert_eq!(ready_now(&mut bed.engine), []);
-        bed.engine.watch(never_seen.as_fd(), false, 3).unwrap();
-        bed.engine.forget(3);
-        bed.engine.forget(1);
-        bed.engine.forget(99);
+        fixture.engine.watch(gone.as_fd(), false, 1).unwrap();
+        fixture.engine.watch(kept.as_fd(), false, 2).unwrap();
+        assert_eq!(ready_now(&mut fixture.engine), []);
+        fixture.engine.watch(never_seen.as_fd(), false, 3).unwrap();
+        fixture.engine.forget(3);
+        fixture.engine.forget(1);
+        fixture.engine.forget(99);
         for event in [&gone, &never_seen, &kept] {
             signal(event);
         }
-        assert_eq!(ready_next(&mut bed.engine), [2]);
-        assert_eq!(ready_now(&mut bed.engine), []);
+        assert_eq!(ready_next(&mut fixture.engine), [2]);
+        assert_eq!(ready_now(&mut fixture.engine), []);
     });
 }
 
 #[test]
-fn many_descriptors_are_each_reported() {
-    with_each_engine(|bed| {
+fn each_of_many_descriptors_is_reported() {
+    with_each_engine(|fixture| {
         let events: Vec<OwnedFd> = (0..100).map(|_| event()).collect();
         for (key, event) in (0..).zip(&events) {
-            bed.engine.watch(event.as_fd(), false, key).unwrap();
+            fixture.engine.watch(event.as_fd(), false, key).unwrap();
         }
         events.iter().for_each(signal);
         let mut seen = Vec::new();
         while seen.len() < 100 {
-            seen.extend(ready_next(&mut bed.engine));
+            seen.extend(ready_next(&mut fixture.engine));
         }
         seen.sort();
         assert_eq!(seen, (0..100).collect::<Vec<u64>>());
     });
 }
 
-/// The next signal is given by another thread only after the last was heard: one that is lost hangs the test.
+/// The other thread sends the next signal only after the last one was received: a lost one hangs the test.
 #[test]
-fn a_sleep_without_io_is_ended_by_another_thread() {
-    with_each_engine(|bed| {
+fn another_thread_wakes_an_idle_engine() {
+    with_each_engine(|fixture| {
         let event = event();
         let remote = event.try_clone().unwrap();
-        bed.engine.watch(event.as_fd(), false, 7).unwrap();
+        fixture.engine.watch(event.as_fd(), false, 7).unwrap();
         let (heard, next) = std::sync::mpsc::channel();
         let signaller = std::thread::spawn(move || next.iter().for_each(|()| signal(&remote)));
         for _ in 0..500 {
             heard.send(()).unwrap();
-            assert_eq!(ready_next(&mut bed.engine), [7]);
+            assert_eq!(ready_next(&mut fixture.engine), [7]);
         }
         drop(heard);
         signaller.join().unwrap();
     });
 }
 
-/// As above, with a read in flight that may end before, after or while the signal comes.
+/// As above, with a read in flight that may complete before, after or during the signal.
 #[test]
-fn a_sleep_with_io_in_flight_is_ended_by_either() {
-    with_each_engine(|bed| {
+fn either_io_or_a_signal_wakes_an_engine_with_io_in_flight() {
+    with_each_engine(|fixture| {
         let event = event();
         let remote = event.try_clone().unwrap();
-        bed.engine.watch(event.as_fd(), false, 7).unwrap();
+        fixture.engine.watch(event.as_fd(), false, 7).unwrap();
         let (heard, next) = std::sync::mpsc::channel();
         let signaller = std::thread::spawn(move || next.iter().for_each(|()| signal(&remote)));
         let mut done = Vec::new();
         for round in 0..500 {
             let action = Action::Read { at: 0, into: Segments::zeroed(64 << 10) };
-            bed.engine.push(FileOp { id: OpId(round), file: FileId(0), action }).unwrap();
+            fixture.engine.push(FileOp { id: OpId(round), file: FileId(0), action }).unwrap();
             heard.send(()).unwrap();
             let mut ready = Vec::new();
             while done.is_empty() || ready.is_empty() {
-                bed.engine.reap(Until::Any, &mut done).unwrap();
-                bed.engine.take_ready(&mut ready);
+                fixture.engine.reap(Until::Any, &mut done).unwrap();
+                fixture.engine.take_ready(&mut ready);
             }
             assert_eq!((done.len(), ready), (1, vec![7]));
             assert!(done.drain(..).all(|done| done.result == Ok(())));
@@ -205,36 +205,36 @@ fn a_sleep_with_io_in_flight_is_ended_by_either() {
     });
 }
 
-/// A caller that always has completions to take must still hear of its sockets.
+/// A caller that always has completions to take must still learn about its sockets.
 #[test]
 fn steady_completions_do_not_hide_a_signal() {
-    with_each_engine(|bed| {
+    with_each_engine(|fixture| {
         let event = event();
-        bed.engine.watch(event.as_fd(), false, 7).unwrap();
-        assert_eq!(ready_now(&mut bed.engine), []);
+        fixture.engine.watch(event.as_fd(), false, 7).unwrap();
+        assert_eq!(ready_now(&mut fixture.engine), []);
         signal(&event);
         let mut ready = Vec::new();
         for round in 0..100 {
             let action = Action::Read { at: 0, into: Segments::zeroed(4096) };
-            bed.engine.push(FileOp { id: OpId(round), file: FileId(0), action }).unwrap();
+            fixture.engine.push(FileOp { id: OpId(round), file: FileId(0), action }).unwrap();
             let mut done = Vec::new();
             while done.is_empty() {
-                bed.engine.reap(Until::Any, &mut done).unwrap();
+                fixture.engine.reap(Until::Any, &mut done).unwrap();
             }
-            bed.engine.take_ready(&mut ready);
+            fixture.engine.take_ready(&mut ready);
         }
         assert_eq!(ready, [7]);
     });
 }
 
-/// A signal is to interrupt the thread that sleeps in the engine, and so must not go to another.
+/// A signal should interrupt the thread that sleeps in the engine, so it must not be delivered to another.
 #[test]
-fn threads_of_an_engine_get_no_signals() {
-    let mut bed = Bed::on(STORAGES[1], (EngineKind::Uring, DIRECT), &[1; 4096], 4);
+fn engine_threads_block_signals() {
+    let mut fixture = Fixture::on(STORAGES[1], (EngineKind::Uring, DIRECT), &[1; 4096], 4);
     let masked = loop {
-        assert_eq!(bed.run(vec![Action::SyncData]), [Ok(())]);
+        assert_eq!(fixture.run(vec![Action::SyncData]), [Ok(())]);
         let statuses = std::fs::read_dir("/proc/self/task").unwrap().filter_map(|task| {
-            // One may end while it is looked at.
+            // A thread may end while its status is being read.
             std::fs::read_to_string(task.unwrap().path().join("status")).ok()
         });
         let thread = statuses.into_iter().find(|status| status.starts_with("Name:\tsyncs"));
@@ -245,31 +245,32 @@ fn threads_of_an_engine_get_no_signals() {
         }
     };
     for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGUSR1, libc::SIGHUP] {
-        assert_ne!(masked & (1 << (signal - 1)), 0, "signal {signal} may interrupt it");
+        assert_ne!(masked & (1 << (signal - 1)), 0, "signal {signal} is not blocked in the worker");
     }
 }
 
-/// What is forgotten while it is becoming ready is let go of as well: its peer sees the end when its owner closes it.
+/// A descriptor that is unwatched while it becomes ready is closed as well: its peer sees the end when its owner closes
+/// it.
 #[test]
-fn a_socket_that_is_forgotten_while_something_comes_is_let_go() {
-    with_each_engine(|bed| {
+fn a_socket_forgotten_while_data_arrives_is_closed() {
+    with_each_engine(|fixture| {
         for key in 0..16 {
             let (ours, mut theirs) = UnixStream::pair().unwrap();
-            bed.engine.watch(ours.as_fd(), false, key).unwrap();
-            assert_eq!(ready_now(&mut bed.engine), []);
+            fixture.engine.watch(ours.as_fd(), false, key).unwrap();
+            assert_eq!(ready_now(&mut fixture.engine), []);
             theirs.write_all(b"x").unwrap();
-            bed.engine.forget(key);
+            fixture.engine.forget(key);
             drop(ours);
             theirs.set_nonblocking(true).unwrap();
             let begun = Instant::now();
             loop {
-                assert_eq!(ready_now(&mut bed.engine), []);
+                assert_eq!(ready_now(&mut fixture.engine), []);
                 match theirs.read(&mut [0; 1]) {
                     Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-                    // What we have not read is lost with the connection.
+                    // Data that we have not read is lost with the connection.
                     ended => break assert!(matches!(ended, Ok(0) | Err(_))),
                 }
-                assert!(begun.elapsed() < Duration::from_secs(60), "the engine keeps the socket");
+                assert!(begun.elapsed() < Duration::from_secs(60), "the engine keeps the socket open");
             }
         }
     });

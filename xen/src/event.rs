@@ -1,33 +1,34 @@
-//! Event channels: how a guest wakes us, and we a guest.
+//! Event channels: how a guest and we notify each other.
 //!
-//! Knows nothing of what an event means. Keeps: an event that arrives while its port is masked is reported once it is not.
+//! It knows nothing about what an event means. Invariant: an event that arrives while its port is masked is reported
+//! after it is unmasked.
 
 use std::io;
 use std::os::fd::BorrowedFd;
 
 use crate::DomId;
 
-/// Our end, or the guest's, of an event channel.
+/// A port: our end, or the guest's, of an event channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Port(pub u32);
 
 /// Event channels to guests.
 pub trait EventChannels {
-    /// Connects to the end that `domain` has offered as `remote`. Our end is unmasked, and reported once at the
-    /// beginning: the guest may have signalled before.
+    /// Binds to the port that `domain` has offered as `remote`. Our port starts unmasked and is reported once right
+    /// away: the guest may have signalled before.
     fn bind(&mut self, domain: DomId, remote: Port) -> io::Result<Port>;
 
-    /// Gives our end up. If it was signalled before, that may still be reported once.
+    /// Closes our port. An earlier signal may still be reported once.
     fn unbind(&mut self, port: Port) -> io::Result<()>;
 
-    /// Signals the guest. If it has given its end up the signal is lost, and that is no error.
+    /// Notifies the guest. If it has closed its port the notification is lost, which is not an error.
     fn notify(&mut self, port: Port) -> io::Result<()>;
 
-    /// Ports that were signalled, appended to `ports`: a bounded number of them; `true` if there may be more. Each is
-    /// masked from now on, however often the guest signals.
+    /// Appends signalled ports to `ports`, a bounded number of them; returns `true` if there may be more. Each is then
+    /// masked, however often the guest signals.
     fn take(&mut self, ports: &mut Vec<Port>) -> io::Result<bool>;
 
-    /// Reports a port again when it is signalled, at once if it was in the meantime.
+    /// Unmasks a port: it is reported again at the next signal, or immediately if it was signalled meanwhile.
     fn unmask(&mut self, port: Port) -> io::Result<()>;
 
     /// Readable when a port is signalled.

@@ -1,6 +1,6 @@
 //! Pages that a guest has granted: copied from and to, or mapped.
 //!
-//! Knows nothing of what is in them. Keeps: memory of ours that a copy goes to or comes from lives until the batch is cleared.
+//! It knows nothing about their contents. Invariant: memory of ours that a copy uses lives until the batch is cleared.
 
 use std::io;
 use std::sync::Arc;
@@ -9,48 +9,48 @@ use memory::{Buffer, Mapping, Segments, Shared};
 
 use crate::{DomId, PAGE};
 
-/// The number under which a guest has granted a page.
+/// The reference under which a guest has granted a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GrantRef(pub u32);
 
-/// A part of one granted page.
+/// A range of bytes in one granted page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Piece {
+pub struct PageRange {
     /// The page.
     pub page: GrantRef,
-    /// First byte in it.
+    /// The first byte.
     pub from: u16,
-    /// Bytes; they do not reach beyond the page.
+    /// Number of bytes; the range does not extend past the page.
     pub len: u16,
 }
 
-/// Which way bytes go.
+/// The direction of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
-    /// Out of the guest's pages into memory of ours.
+    /// From the guest's pages into our memory.
     FromGuest,
-    /// Out of memory of ours into the guest's pages.
+    /// From our memory into the guest's pages.
     ToGuest,
 }
 
-/// What became of one entry of a batch.
+/// The result of one entry of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Copied {
     /// Every byte was copied.
     All,
-    /// Some page could not be: with the hypervisor's status (xen.h, `GNTST_*`), or because it was not tried.
+    /// A page could not be copied: with the hypervisor's status (xen.h, `GNTST_*`), or because it was not attempted.
     Refused(i16),
 }
 
-/// Status of what was not tried.
-const UNTRIED: i16 = i16::MIN;
+/// The status of an entry that was not attempted.
+const NOT_ATTEMPTED: i16 = i16::MIN;
 
-/// One entry: pieces of a guest's pages, and as many bytes of memory.
+/// One entry: ranges of a guest's pages, and as many bytes of our memory.
 pub(crate) struct Entry {
     pub direction: Direction,
     pub memory: Segments,
-    /// How many of the batch's pieces are this entry's.
-    pub pieces: usize,
+    /// How many of the batch's ranges belong to this entry.
+    pub ranges: usize,
     pub copied: Copied,
 }
 
@@ -58,21 +58,21 @@ pub(crate) struct Entry {
 #[derive(Default)]
 pub struct CopyBatch {
     pub(crate) entries: Vec<Entry>,
-    /// Those of all entries, in order.
-    pub(crate) pieces: Vec<Piece>,
+    /// The ranges of all entries, in order.
+    pub(crate) ranges: Vec<PageRange>,
 }
 
 impl CopyBatch {
-    /// Adds an entry, and says under which number its fate will be found. `None`: a piece reaches beyond its page, or the
-    /// pieces are not as many bytes as the memory.
-    pub fn push(&mut self, direction: Direction, memory: Segments, pieces: &[Piece]) -> Option<usize> {
-        let inside = pieces.iter().all(|piece| usize::from(piece.from) + usize::from(piece.len) <= PAGE);
-        let bytes: usize = pieces.iter().map(|piece| usize::from(piece.len)).sum();
+    /// Adds an entry and returns its index, under which its result will be found. `None` if a range extends past its
+    /// page, or if the ranges and the memory differ in length.
+    pub fn push(&mut self, direction: Direction, memory: Segments, ranges: &[PageRange]) -> Option<usize> {
+        let inside = ranges.iter().all(|range| usize::from(range.from) + usize::from(range.len) <= PAGE);
+        let bytes: usize = ranges.iter().map(|range| usize::from(range.len)).sum();
         if !inside || bytes != memory.len() {
             return None;
         }
-        self.pieces.extend_from_slice(pieces);
-        self.entries.push(Entry { direction, memory, pieces: pieces.len(), copied: Copied::Refused(UNTRIED) });
+        self.ranges.extend_from_slice(ranges);
+        self.entries.push(Entry { direction, memory, ranges: ranges.len(), copied: Copied::Refused(NOT_ATTEMPTED) });
         Some(self.entries.len() - 1)
     }
 
@@ -81,30 +81,30 @@ impl CopyBatch {
         self.entries.is_empty()
     }
 
-    /// What became of an entry.
+    /// The result of an entry.
     pub fn copied(&self, entry: usize) -> Copied {
-        self.entries.get(entry).map_or(Copied::Refused(UNTRIED), |entry| entry.copied)
+        self.entries.get(entry).map_or(Copied::Refused(NOT_ATTEMPTED), |entry| entry.copied)
     }
 
-    /// Before it is tried: nothing was.
-    pub(crate) fn forget_fates(&mut self) {
+    /// Resets all results before an attempt.
+    pub(crate) fn reset_results(&mut self) {
         for entry in &mut self.entries {
-            entry.copied = Copied::Refused(UNTRIED);
+            entry.copied = Copied::Refused(NOT_ATTEMPTED);
         }
     }
 
-    /// Begins anew, with the room that there is.
+    /// Empties the batch, keeping its allocations.
     pub fn clear(&mut self) {
         self.entries.clear();
-        self.pieces.clear();
+        self.ranges.clear();
     }
 }
 
-/// Pages of a guest, mapped in one piece of our address space in the order in which they were named.
+/// Pages of a guest, mapped contiguously into our address space in the given order.
 pub struct Granted {
     mapping: Mapping,
     read_only: bool,
-    /// Told when nothing points into the pages any more, after they are unmapped.
+    /// Dropped when nothing points into the pages any more, after they are unmapped.
     #[allow(dead_code, reason = "held for its drop; fields are dropped in this order")]
     release: Box<dyn Send + Sync>,
 }
@@ -114,8 +114,8 @@ impl Granted {
         Granted { mapping, read_only, release }
     }
 
-    /// Bytes mapped.
-    #[allow(clippy::len_without_is_empty, reason = "nothing is never mapped")]
+    /// Number of mapped bytes.
+    #[allow(clippy::len_without_is_empty, reason = "a mapping is never empty")]
     pub fn len(&self) -> usize {
         self.mapping.len()
     }
@@ -123,30 +123,30 @@ impl Granted {
     /// All of it, for a ring.
     ///
     /// # Panics
-    /// If it was mapped to be read only.
+    /// If it is mapped read-only.
     pub fn shared(self: &Arc<Self>) -> Shared {
-        assert!(!self.read_only, "a ring that cannot be written");
+        assert!(!self.read_only, "a ring must be mapped writable");
         // SAFETY: the whole mapping, which lives as long as `self` and can be written.
         unsafe { Shared::new(self.clone(), self.mapping.base(), self.mapping.len()) }
     }
 
-    /// Copies `len` bytes from `at` on to the buffer, from its byte `to` on. What the guest changes meanwhile is copied as it was
-    /// before or after. `None`: they do not lie in the mapping, or not in the buffer.
+    /// Copies `len` bytes, starting at `at`, to the buffer at byte `to`. A concurrent change by the guest is copied
+    /// either in its old or its new state. `None` if the bytes are not within the mapping or the buffer.
     #[inline]
     pub fn copy_out(&self, at: usize, len: usize, buffer: &Buffer, to: usize) -> Option<()> {
         let (theirs, ours) = self.ends(at, len, buffer, to)?;
-        // SAFETY: both ends lie where they should, and a buffer is no guest's page. Nobody looks at the buffer as Rust's
-        // memory: its bytes are copied only.
+        // SAFETY: both ends are in bounds, and a buffer is not a guest's page. No Rust reference to the buffer exists:
+        // its bytes are only copied.
         unsafe { ours.copy_from_nonoverlapping(theirs, len) };
         Some(())
     }
 
-    /// Copies `len` bytes of the buffer, from its byte `from` on, to the pages, from `at` on. `None`: they do not lie in the
-    /// mapping, or not in the buffer, or the pages can only be read.
+    /// Copies `len` bytes of the buffer, starting at byte `from`, to the pages at `at`. `None` if the bytes are not
+    /// within the mapping or the buffer, or if the pages are read-only.
     #[inline]
     pub fn copy_in(&self, at: usize, len: usize, buffer: &Buffer, from: usize) -> Option<()> {
         let (theirs, ours) = self.ends(at, len, buffer, from).filter(|_| !self.read_only)?;
-        // SAFETY: as above, and the pages can be written.
+        // SAFETY: as above, and the pages are writable.
         unsafe { theirs.copy_from_nonoverlapping(ours, len) };
         Some(())
     }
@@ -156,8 +156,8 @@ impl Granted {
         inside.then(|| (self.mapping.base().wrapping_add(at), buffer.base().wrapping_add(other)))
     }
 
-    /// The bytes of `ranges`, each a first byte and a length. `None` if one is not inside. Where pages are mapped to be read
-    /// only these are bytes to write from, never to: the kernel refuses (EFAULT), and a copy of ours ends the process.
+    /// The bytes of `ranges`, each a first byte and a length. `None` if one is out of bounds. Memory of pages mapped
+    /// read-only must only be read: the kernel refuses to write to it (EFAULT), and a write of ours ends the process.
     pub fn segments(self: &Arc<Self>, ranges: impl IntoIterator<Item = (usize, usize)>) -> Option<Segments> {
         let mut parts = Vec::new();
         for (at, len) in ranges {
@@ -166,18 +166,18 @@ impl Granted {
             }
             parts.push((self.mapping.base().wrapping_add(at), len));
         }
-        // SAFETY: each part lies in the mapping, which lives as long as `self`; that it is not written to where it cannot be
-        // is the caller's to keep, and a fault, not a corruption, if it is not.
+        // SAFETY: each part is within the mapping, which lives as long as `self`. That read-only memory is not written
+        // to is up to the caller, and a violation is a fault, not corruption.
         Some(unsafe { Segments::new(self.clone(), parts) })
     }
 }
 
-/// What is done with pages that guests have granted.
+/// Operations on pages that guests have granted.
 pub trait Grants {
-    /// Makes all copies of the batch, pages of `domain`; what became of each is in the batch then. An error is one of the
-    /// whole call: nothing can be said of any entry, and each says that it was refused.
+    /// Makes all copies of the batch with pages of `domain`, and records each result in the batch. An error concerns
+    /// the whole call: the outcome of every entry is unknown, and each is recorded as refused.
     fn copy(&mut self, domain: DomId, batch: &mut CopyBatch) -> io::Result<()>;
 
-    /// Maps pages of `domain`, to be read and, unless `read_only`, written. All or none.
+    /// Maps pages of `domain` for reading and, unless `read_only`, writing. Either all or none.
     fn map(&mut self, domain: DomId, pages: &[GrantRef], read_only: bool) -> io::Result<Arc<Granted>>;
 }

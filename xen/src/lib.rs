@@ -1,13 +1,12 @@
-//! Xen from user space: what a backend needs of the hypervisor, as three traits.
+//! Xen from user space: what a backend needs from the hypervisor, as three traits.
 //!
-//! A guest grants pages ([`Grants`]), signals through event channels ([`EventChannels`]), and both sides find each other
-//! in the store ([`Store`]). In a real driver domain the kernel's devices and the store's daemon are behind them; for
-//! machines without Xen, [`fake`] puts shared memory there. Knows nothing of block devices.
+//! A guest grants pages ([`Grants`]) and notifies through event channels ([`EventChannels`]), and both sides find each
+//! other in the store ([`Store`]). In a real driver domain these are implemented by the kernel's devices and xenstored;
+//! on machines without Xen, by the shared memory of [`fake`]. It knows nothing about block devices.
 //!
-//! With `memory` and `uring` this is where unsafe code is: ioctls, and mappings of pages that belong to guests.
-//! Invariant: what a guest has granted stays mapped as long as anything points into it, and no longer.
+//! Besides `memory` and `uring` this is the only crate with unsafe code: ioctls, and mappings of guests' pages.
+//! Invariant: granted pages stay mapped as long as anything points into them, and no longer.
 
-pub mod daemon;
 mod event;
 pub mod fake;
 mod grant;
@@ -15,12 +14,13 @@ pub mod kernel;
 mod pending;
 mod store;
 pub mod wire;
+pub mod xenstored;
 
 pub use event::{EventChannels, Port};
-pub use grant::{Copied, CopyBatch, Direction, GrantRef, Granted, Grants, Piece};
+pub use grant::{Copied, CopyBatch, Direction, GrantRef, Granted, Grants, PageRange};
 pub use store::{Store, StoreError, Transaction, WatchEvent};
 
-/// Number of a domain.
+/// A domain id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DomId(pub u16);
 
@@ -30,5 +30,5 @@ impl std::fmt::Display for DomId {
     }
 }
 
-/// Bytes of a page: what is granted at once, on every architecture (Xen's public header io/ring.h counts in these).
+/// The size of a page: the unit of grants, on every architecture (Xen's public header io/ring.h counts in these).
 pub const PAGE: usize = 4096;

@@ -1,7 +1,8 @@
-//! Watch events that wait to be taken, and the file descriptor that says so.
+//! Pending watch events, and the file descriptor that signals them.
 //!
-//! Knows nothing of where they come from. Keeps: one of a kind, a bounded number, and none of a watch that is gone; what
-//! does not fit becomes an event for the watched node itself, so that nothing is lost that a watcher would look for.
+//! It knows nothing about their origin. Invariant: there are no duplicates, a bounded number, and none of a removed
+//! watch; an event that does not fit is replaced by one for the watched node itself, so that a watcher misses no
+//! change.
 
 use std::collections::VecDeque;
 use std::io;
@@ -12,110 +13,111 @@ use rustix::io::{Errno, read, write};
 
 use crate::WatchEvent;
 
-/// Events kept before they are merged: a device has a dozen nodes that change, and a guest that floods is to be no burden.
-const KEPT: usize = 256;
+/// Events kept before they are merged: a device has a dozen nodes that change, and a flooding guest must not use much
+/// memory.
+const EVENTS_MAX: usize = 256;
 
-/// Readable while it rings.
-pub(crate) struct Bell {
+/// An eventfd that is readable while it is set.
+pub(crate) struct Notifier {
     fd: OwnedFd,
-    rings: bool,
+    is_set: bool,
 }
 
-impl Bell {
-    pub(crate) fn new() -> io::Result<Bell> {
-        Ok(Bell { fd: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?, rings: false })
+impl Notifier {
+    pub(crate) fn new() -> io::Result<Notifier> {
+        Ok(Notifier { fd: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?, is_set: false })
     }
 
-    /// Lets it ring, or not.
-    pub(crate) fn set(&mut self, rings: bool) -> io::Result<()> {
-        if rings == self.rings {
+    /// Sets or clears it.
+    pub(crate) fn set(&mut self, is_set: bool) -> io::Result<()> {
+        if is_set == self.is_set {
             return Ok(());
         }
-        match rings {
+        match is_set {
             true => write(&self.fd, &1u64.to_ne_bytes()).map(drop)?,
             false => match read(&self.fd, &mut [0; 8]) {
                 Ok(_) | Err(Errno::AGAIN) => {}
                 Err(error) => return Err(error.into()),
             },
         }
-        self.rings = rings;
+        self.is_set = is_set;
         Ok(())
     }
 }
 
-impl AsFd for Bell {
+impl AsFd for Notifier {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 }
 
-/// The watches of one client, and the events of theirs that were not taken yet.
+/// The watches of one client, and their events not yet taken.
 pub(crate) struct Pending {
     watches: Vec<(String, String)>,
     events: VecDeque<WatchEvent>,
-    bell: Bell,
+    notifier: Notifier,
 }
 
 impl Pending {
     pub(crate) fn new() -> io::Result<Pending> {
-        Ok(Pending { watches: Vec::new(), events: VecDeque::new(), bell: Bell::new()? })
+        Ok(Pending { watches: Vec::new(), events: VecDeque::new(), notifier: Notifier::new()? })
     }
 
-    /// Watches, as path and token.
+    /// The watches, as path and token.
     pub(crate) fn watches(&self) -> &[(String, String)] {
         &self.watches
     }
 
-    /// Is readable though nothing has happened: whoever listens is to look.
-    pub(crate) fn ring(&mut self) -> io::Result<()> {
-        self.bell.set(true)
+    /// Makes the descriptor readable although there is no event, so that the client wakes up.
+    pub(crate) fn wake(&mut self) -> io::Result<()> {
+        self.notifier.set(true)
     }
 
     pub(crate) fn watch(&mut self, path: &str, token: &str) {
         self.watches.push((path.to_owned(), token.to_owned()));
     }
 
-    /// Forgets a watch and its events; `false` if there is none such.
+    /// Removes a watch and its events; returns `false` if there is no such watch.
     pub(crate) fn unwatch(&mut self, path: &str, token: &str) -> io::Result<bool> {
         let before = self.watches.len();
         self.watches.retain(|watch| (watch.0.as_str(), watch.1.as_str()) != (path, token));
         let watches = &self.watches;
         self.events.retain(|event| watched(watches, event).is_some());
-        self.bell.set(!self.events.is_empty())?;
+        self.notifier.set(!self.events.is_empty())?;
         Ok(self.watches.len() < before)
     }
 
-    /// Keeps an event, if it is of a watch and not yet there.
+    /// Adds an event, if it belongs to a watch and is not a duplicate.
     pub(crate) fn push(&mut self, mut event: WatchEvent) -> io::Result<()> {
         let Some(path) = watched(&self.watches, &event) else { return Ok(()) };
-        if self.events.len() >= KEPT {
+        if self.events.len() >= EVENTS_MAX {
             event.path = path.to_owned();
         }
         if !self.events.contains(&event) {
             self.events.push_back(event);
         }
-        self.bell.set(true)
+        self.notifier.set(true)
     }
 
     pub(crate) fn take(&mut self) -> io::Result<Option<WatchEvent>> {
         let event = self.events.pop_front();
-        self.bell.set(!self.events.is_empty())?;
+        self.notifier.set(!self.events.is_empty())?;
         Ok(event)
     }
 
     /// Readable while there are events.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        self.bell.as_fd()
+        self.notifier.as_fd()
     }
 }
 
-/// The path that was given with the watch to which `event` belongs.
+/// The path of the watch to which `event` belongs.
 fn watched<'w>(watches: &'w [(String, String)], event: &WatchEvent) -> Option<&'w str> {
     let watch = watches.iter().find(|(path, token)| *token == event.token && at_or_below(&event.path, path));
     watch.map(|(path, _)| path.as_str())
 }
 
-/// Whether `path` is `top` or lies below it.
+/// Whether `path` is `top` or below it.
 pub(crate) fn at_or_below(path: &str, top: &str) -> bool {
     match path.strip_prefix(top) {
         Some(rest) => rest.is_empty() || rest.starts_with('/') || top == "/",
@@ -132,7 +134,7 @@ mod test {
     }
 
     #[test]
-    fn one_of_a_kind_is_kept() {
+    fn duplicate_events_are_merged() {
         let mut pending = Pending::new().unwrap();
         pending.watch("/a", "t");
         pending.push(event("/a/b", "t")).unwrap();
@@ -142,22 +144,22 @@ mod test {
     }
 
     #[test]
-    fn a_flood_becomes_one_event_for_the_watched_node() {
+    fn a_flood_of_events_is_merged_into_one_for_the_watched_node() {
         let mut pending = Pending::new().unwrap();
         pending.watch("/a", "t");
-        for child in 0..10 * KEPT {
+        for child in 0..10 * EVENTS_MAX {
             pending.push(event(&format!("/a/{child}"), "t")).unwrap();
         }
         let mut events = Vec::new();
         while let Some(event) = pending.take().unwrap() {
             events.push(event);
         }
-        assert_eq!(events.len(), KEPT + 1);
+        assert_eq!(events.len(), EVENTS_MAX + 1);
         assert_eq!(events.last(), Some(&event("/a", "t")));
     }
 
     #[test]
-    fn events_of_a_watch_that_is_gone_are_not_reported() {
+    fn events_of_a_removed_watch_are_not_reported() {
         let mut pending = Pending::new().unwrap();
         pending.watch("/a", "t");
         pending.watch("/b", "t");
@@ -172,7 +174,7 @@ mod test {
     }
 
     #[test]
-    fn everything_is_below_the_root_and_no_name_is_a_prefix() {
+    fn a_path_is_below_its_parents_but_not_below_a_name_prefix() {
         assert!(at_or_below("/a", "/") && at_or_below("/a/b", "/a") && at_or_below("/a", "/a"));
         assert!(!at_or_below("/ab", "/a") && !at_or_below("/a", "/a/b"));
     }

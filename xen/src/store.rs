@@ -1,48 +1,48 @@
-//! Xenstore: a tree of small values in which both ends of a device find each other.
+//! Xenstore: a tree of small values through which both ends of a device find each other.
 //!
-//! Knows nothing of devices. A path is absolute, or relative to `/local/domain/` and the number of our own domain
+//! It knows nothing about devices. A path is absolute, or relative to `/local/domain/` and the id of our own domain
 //! (Xen, docs/misc/xenstore.txt).
 
 use std::os::fd::BorrowedFd;
 
 use crate::DomId;
 
-/// Why the store did not do something.
+/// Why a store operation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// There is none to be reached.
+    /// No store is reachable.
     #[error("no store at {tried}: {advice}")]
     Unreachable {
-        /// Where it was looked for.
+        /// The paths that were tried.
         tried: String,
-        /// What may be done.
+        /// What to do.
         advice: &'static str,
-        /// Why.
+        /// The cause.
         #[source]
         source: std::io::Error,
     },
-    /// There is no such node.
-    #[error("there is no {path}")]
+    /// The node does not exist.
+    #[error("no store node {path}")]
     NoEntry {
         /// The node.
         path: String,
     },
-    /// Somebody else changed what a transaction was about; it is to be tried again.
-    #[error("the transaction was overtaken")]
+    /// Another client changed what a transaction read or wrote; retry it.
+    #[error("the transaction conflicted with another client; retry")]
     Again,
-    /// Another answer of the store, as it names it: EACCES, EINVAL, ENOSPC, EQUOTA, …
-    #[error("{what} {path}: the store answers {code}")]
+    /// Any other error code of the store: EACCES, EINVAL, ENOSPC, EQUOTA, …
+    #[error("{what} {path}: the store returned {code}")]
     Refused {
         /// What was tried.
         what: &'static str,
         /// On which node.
         path: String,
-        /// The store's word.
+        /// The error code.
         code: String,
     },
-    /// It did not answer in time.
+    /// The store did not reply in time.
     #[error("{what} {path}: no answer from the store in {seconds} s")]
-    Mute {
+    TimedOut {
         /// What was tried.
         what: &'static str,
         /// On which node.
@@ -50,34 +50,34 @@ pub enum StoreError {
         /// How long we waited.
         seconds: u64,
     },
-    /// The connection is gone, or what came is not the protocol.
+    /// The connection is closed, or a protocol error occurred.
     #[error("{what} {path}: the connection to the store is lost")]
     Lost {
         /// What was tried.
         what: &'static str,
         /// On which node.
         path: String,
-        /// Why.
+        /// The cause.
         #[source]
         source: std::io::Error,
     },
 }
 
-/// Something changed at or below a watched node.
+/// A change at or below a watched node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WatchEvent {
-    /// What changed: the watched node or one below it.
+    /// The changed node: the watched node or one below it.
     pub path: String,
-    /// The watcher's own word for the watch.
+    /// The token that the watcher chose.
     pub token: String,
 }
 
-/// Changes that become visible together.
+/// A transaction: changes that become visible together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Transaction(pub u32);
 
-/// The store, for one client. Each call waits for its answer, a bounded time; watch events that come meanwhile are kept,
-/// a bounded number of them, and one of each kind.
+/// One client's view of the store. Each call waits for its reply, for a bounded time; watch events that arrive
+/// meanwhile are kept, a bounded number of them without duplicates.
 pub trait Store {
     /// The value of a node; `None` if there is no such node.
     fn read(&mut self, within: Option<Transaction>, path: &str) -> Result<Option<Vec<u8>>, StoreError>;
@@ -85,34 +85,35 @@ pub trait Store {
     /// The names of a node's children; `None` if there is no such node.
     fn list(&mut self, within: Option<Transaction>, path: &str) -> Result<Option<Vec<String>>, StoreError>;
 
-    /// Gives a node a value; it and its parents are made where they are missing.
+    /// Sets the value of a node, creating it and its missing parents.
     fn write(&mut self, within: Option<Transaction>, path: &str, value: &[u8]) -> Result<(), StoreError>;
 
-    /// Removes a node and all below it. That it was not there is no error.
+    /// Removes a node and everything below it. A missing node is not an error.
     fn remove(&mut self, within: Option<Transaction>, path: &str) -> Result<(), StoreError>;
 
-    /// Says who may read and write a node: its owner first, as `n0`, then others as `r5`, `w5`, `b5`.
+    /// Sets the permissions of a node: its owner first, as `n0`, then others as `r5`, `w5`, `b5`.
     fn set_permissions(&mut self, within: Option<Transaction>, path: &str, who: &[&str]) -> Result<(), StoreError>;
 
-    /// Begins a transaction.
+    /// Starts a transaction.
     fn begin(&mut self) -> Result<Transaction, StoreError>;
 
-    /// Ends one: all its changes at once, or none. [`StoreError::Again`] if others were faster.
+    /// Ends a transaction: commits all its changes atomically, or discards them. Returns [`StoreError::Again`] on a
+    /// conflict.
     fn end(&mut self, transaction: Transaction, commit: bool) -> Result<(), StoreError>;
 
-    /// Reports changes at and below a node from now on, and once at the beginning.
+    /// Reports changes at and below a node from now on, and once right away.
     fn watch(&mut self, path: &str, token: &str) -> Result<(), StoreError>;
 
-    /// No more reports.
+    /// Stops reporting.
     fn unwatch(&mut self, path: &str, token: &str) -> Result<(), StoreError>;
 
-    /// Whether the store serves this domain: from its making until it begins to die, which `@introduceDomain` and
-    /// `@releaseDomain` report to whoever watches these names.
+    /// Whether the store serves this domain: from its creation until it begins to die. Watches of `@introduceDomain`
+    /// and `@releaseDomain` report these.
     fn is_introduced(&mut self, domain: DomId) -> Result<bool, StoreError>;
 
-    /// The next report, without waiting.
+    /// The next event, without waiting.
     fn take_event(&mut self) -> Result<Option<WatchEvent>, StoreError>;
 
-    /// Readable when something may be reported, also what came while another call waited for its answer.
+    /// Readable when there may be events, including ones that arrived while another call waited for its reply.
     fn fd(&self) -> BorrowedFd<'_>;
 }

@@ -1,62 +1,62 @@
 //! Messages to and from the store, as bytes (Xen, docs/misc/xenstore.txt and public/io/xs_wire.h).
 //!
-//! Knows nothing of sockets and of what an answer means. Keeps: whatever comes, no more than one message and what was
-//! pushed last is held.
+//! It knows nothing about sockets or the meaning of replies. Invariant: whatever is received, it buffers at most one
+//! message and the last chunk.
 
-/// Bytes of a payload at most (XENSTORE_PAYLOAD_MAX).
+/// The maximum payload size (XENSTORE_PAYLOAD_MAX).
 pub const PAYLOAD_MAX: usize = 4096;
 
-/// Bytes before the payload: four 32-bit numbers in the byte order of the machine.
+/// Size of the header: four 32-bit numbers in native byte order.
 pub const HEADER: usize = 16;
 
-/// What a message is (enum xsd_sockmsg_type).
+/// The type of a message (enum xsd_sockmsg_type).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Kind(pub u32);
 
 impl Kind {
-    /// The names of a node's children.
+    /// List a node's children.
     pub const DIRECTORY: Kind = Kind(1);
-    /// A node's value.
+    /// Read a node's value.
     pub const READ: Kind = Kind(2);
-    /// Reports from now on.
+    /// Add a watch.
     pub const WATCH: Kind = Kind(4);
-    /// No more reports.
+    /// Remove a watch.
     pub const UNWATCH: Kind = Kind(5);
-    /// Begins a transaction.
+    /// Start a transaction.
     pub const TRANSACTION_START: Kind = Kind(6);
-    /// Ends one.
+    /// End a transaction.
     pub const TRANSACTION_END: Kind = Kind(7);
-    /// Gives a node a value.
+    /// Set a node's value.
     pub const WRITE: Kind = Kind(11);
-    /// Removes a node and all below it.
+    /// Remove a node and everything below it.
     pub const RM: Kind = Kind(13);
-    /// Says who may read and write a node.
+    /// Set a node's permissions.
     pub const SET_PERMS: Kind = Kind(14);
-    /// A report, asked for by nobody just now.
+    /// An unsolicited watch event.
     pub const WATCH_EVENT: Kind = Kind(15);
-    /// An answer that is a refusal: its payload is the name of an error.
+    /// An error reply: its payload is the name of an error.
     pub const ERROR: Kind = Kind(16);
     /// Whether the store serves a domain.
     pub const IS_DOMAIN_INTRODUCED: Kind = Kind(17);
-    /// The names of children that are too many for one message, a part of them.
+    /// Part of a list of children that is too long for one message.
     pub const DIRECTORY_PART: Kind = Kind(22);
 }
 
-/// One message, either way.
+/// A message in either direction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
-    /// What it is.
+    /// Its type.
     pub kind: Kind,
-    /// The asker's number for the question; repeated in the answer.
+    /// The request id; repeated in the reply.
     pub request: u32,
     /// The transaction, or 0.
     pub transaction: u32,
-    /// The rest, by kind.
+    /// The payload, whose format depends on the type.
     pub payload: Vec<u8>,
 }
 
 impl Message {
-    /// Its bytes. `None` if the payload is more than the store would take.
+    /// Encodes it. `None` if the payload exceeds the maximum.
     pub fn encode(&self) -> Option<Vec<u8>> {
         if self.payload.len() > PAYLOAD_MAX {
             return None;
@@ -70,7 +70,7 @@ impl Message {
         Some(bytes)
     }
 
-    /// The parts of a payload that is a list of words, each with a zero byte behind it; the last may lack it.
+    /// The words of a payload that is a list of NUL-terminated words; the last NUL may be missing.
     pub fn words(&self) -> impl Iterator<Item = &[u8]> {
         let payload = self.payload.strip_suffix(&[0]).unwrap_or(&self.payload);
         let nothing = self.payload.is_empty();
@@ -78,31 +78,31 @@ impl Message {
     }
 }
 
-/// A message says that it is longer than any may be: what follows cannot be understood.
+/// A message whose length field exceeds the maximum: the stream cannot be parsed further.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a message of {len} bytes, of which there may be {PAYLOAD_MAX}")]
+#[error("a store message of {len} bytes; the maximum is {PAYLOAD_MAX}")]
 pub struct TooLong {
-    /// What it says.
+    /// Its length field.
     pub len: u32,
 }
 
-/// Makes messages of bytes, however they were cut on the way.
+/// Assembles messages from a byte stream, however it is split.
 #[derive(Default)]
 pub struct Receiver {
     bytes: Vec<u8>,
-    /// The first byte not yet made into a message.
+    /// Offset of the first byte not yet parsed.
     at: usize,
 }
 
 impl Receiver {
-    /// Takes what has come.
+    /// Appends received bytes.
     pub fn push(&mut self, bytes: &[u8]) {
         self.bytes.drain(..self.at);
         self.at = 0;
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// The next message that is there whole.
+    /// The next complete message.
     pub fn next_message(&mut self) -> Result<Option<Message>, TooLong> {
         let rest = self.bytes.get(self.at..).unwrap_or_default();
         let Some((header, behind)) = rest.split_first_chunk::<HEADER>() else { return Ok(None) };
@@ -134,7 +134,7 @@ mod test {
         Message { kind, request, transaction: 7, payload: payload.to_vec() }
     }
 
-    /// All messages of `bytes`, pushed in the pieces given.
+    /// All messages of `pieces`, pushed one by one.
     fn received(pieces: &[&[u8]]) -> Vec<Message> {
         let mut receiver = Receiver::default();
         let mut messages = Vec::new();
@@ -148,7 +148,7 @@ mod test {
     }
 
     #[test]
-    fn the_header_is_what_the_specification_says() {
+    fn the_header_matches_the_specification() {
         let bytes = message(Kind::READ, 3, b"a\0").encode().unwrap();
         let mut expected = Vec::new();
         for number in [2u32, 3, 7, 2] {
@@ -158,9 +158,9 @@ mod test {
         assert_eq!(bytes, expected);
     }
 
-    /// Scope: three messages, one of them empty, cut at every two places.
+    /// Scope: three messages, one of them empty, split at every pair of positions.
     #[test]
-    fn every_cut_of_the_input_makes_the_same_messages() {
+    fn every_split_of_the_input_yields_the_same_messages() {
         let sent = [
             message(Kind::READ, 1, b"value"),
             message(Kind::WATCH_EVENT, 0, b""),
@@ -176,7 +176,7 @@ mod test {
     }
 
     #[test]
-    fn the_longest_payload_passes_and_a_longer_one_does_not() {
+    fn a_payload_of_the_maximum_length_is_accepted_and_a_longer_one_refused() {
         let longest = message(Kind::WRITE, 1, &[b'x'; PAYLOAD_MAX]);
         assert_eq!(received(&[&longest.encode().unwrap()]), [longest]);
         assert_eq!(message(Kind::WRITE, 1, &[b'x'; PAYLOAD_MAX + 1]).encode(), None);
@@ -188,7 +188,7 @@ mod test {
     }
 
     #[test]
-    fn words_end_with_zero_or_with_the_payload() {
+    fn words_end_with_nul_or_with_the_payload() {
         let words = |payload: &[u8]| -> Vec<Vec<u8>> {
             message(Kind::DIRECTORY, 1, payload).words().map(<[u8]>::to_vec).collect()
         };

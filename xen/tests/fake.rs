@@ -1,15 +1,17 @@
-//! The machine without Xen: copying, mapping and events as Xen does them, and refused where Xen refuses.
+//! The fake machine: copies, mappings and events behave as on Xen, and are refused where Xen refuses them.
 
 use std::os::fd::AsFd;
 
 use memory::Segments;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use xen::daemon::Daemon;
-use xen::fake::{self, Access, Counts, Guest, Host, Page, Part};
+use xen::fake::{self, Access, Counts, Guest, Host, Page, Subsystem};
 use xen::kernel::{Evtchn, Gntdev};
-use xen::{Copied, CopyBatch, Direction, DomId, EventChannels, GrantRef, Grants, PAGE, Piece, Port, Store, StoreError};
+use xen::xenstored::XenstoredClient;
+use xen::{
+    Copied, CopyBatch, Direction, DomId, EventChannels, GrantRef, Grants, PAGE, PageRange, Port, Store, StoreError,
+};
 
-/// Xen's statuses (xen.h, `GNTST_*`).
+/// Xen's status codes (xen.h, `GNTST_*`).
 const BAD_DOMAIN: Copied = Copied::Refused(-2);
 const BAD_REF: Copied = Copied::Refused(-3);
 const PERMISSION_DENIED: Copied = Copied::Refused(-8);
@@ -21,14 +23,14 @@ fn guest(host: &Host) -> (Guest, Page, GrantRef) {
     (guest, page, grant)
 }
 
-fn piece(page: GrantRef, from: u16, len: u16) -> Piece {
-    Piece { page, from, len }
+fn range(page: GrantRef, from: u16, len: u16) -> PageRange {
+    PageRange { page, from, len }
 }
 
-/// Copies as much as the pieces have, and says what became of it and of our memory.
-fn copy(host: &Host, direction: Direction, memory: &Segments, pieces: &[Piece]) -> Copied {
+/// Copies as many bytes as the ranges have; returns the result.
+fn copy(host: &Host, direction: Direction, memory: &Segments, ranges: &[PageRange]) -> Copied {
     let mut batch = CopyBatch::default();
-    let entry = batch.push(direction, memory.clone(), pieces).unwrap();
+    let entry = batch.push(direction, memory.clone(), ranges).unwrap();
     host.grants().copy(DomId(5), &mut batch).unwrap();
     batch.copied(entry)
 }
@@ -44,10 +46,10 @@ fn taken(channels: &mut impl EventChannels) -> (Vec<Port>, bool) {
     (ports, more)
 }
 
-/// That a thread of its own can have each side. Checked by the compiler.
+/// Each side can run in its own thread. Checked by the compiler.
 const fn is_send<T: Send>() {}
 const _: () = {
-    is_send::<(Host, fake::GrantTable, fake::Channels, fake::Tree)>();
+    is_send::<(Host, fake::GrantTable, fake::Channels, fake::FakeStore)>();
     is_send::<(Gntdev, Evtchn, Daemon, CopyBatch)>();
 };
 
@@ -60,71 +62,71 @@ fn bytes_are_copied_both_ways_and_across_pages() {
     guest.write(first, PAGE - 3, b"abc").unwrap();
     guest.write(second, 0, b"defg").unwrap();
     let memory = Segments::zeroed(7);
-    let pieces = [piece(one, 4093, 3), piece(two, 0, 4)];
-    assert_eq!(copy(&host, Direction::FromGuest, &memory, &pieces), Copied::All);
+    let ranges = [range(one, 4093, 3), range(two, 0, 4)];
+    assert_eq!(copy(&host, Direction::FromGuest, &memory, &ranges), Copied::All);
     assert_eq!(memory.to_vec(), b"abcdefg");
 
-    assert_eq!(copy(&host, Direction::ToGuest, &memory.slice(2, 4), &[piece(one, 512, 4)]), Copied::All);
+    assert_eq!(copy(&host, Direction::ToGuest, &memory.slice(2, 4), &[range(one, 512, 4)]), Copied::All);
     assert_eq!(guest.read(first, 511, 6).unwrap(), b"\0cdef\0");
 }
 
 #[test]
-fn one_piece_refused_is_the_entry_refused_and_no_other() {
+fn a_refused_range_fails_its_entry_and_no_other() {
     let host = Host::new().unwrap();
     let (guest, page, good) = guest(&host);
     let bad = GrantRef(4711);
     guest.write(page, 0, b"data").unwrap();
     let mut batch = CopyBatch::default();
     let memory = [Segments::zeroed(4), Segments::zeroed(4)];
-    let partial = batch.push(Direction::FromGuest, memory[0].clone(), &[piece(good, 0, 2), piece(bad, 0, 2)]).unwrap();
-    let whole = batch.push(Direction::FromGuest, memory[1].clone(), &[piece(good, 0, 4)]).unwrap();
+    let partial = batch.push(Direction::FromGuest, memory[0].clone(), &[range(good, 0, 2), range(bad, 0, 2)]).unwrap();
+    let whole = batch.push(Direction::FromGuest, memory[1].clone(), &[range(good, 0, 4)]).unwrap();
     host.grants().copy(DomId(5), &mut batch).unwrap();
     assert_eq!((batch.copied(partial), batch.copied(whole)), (BAD_REF, Copied::All));
     assert_eq!(memory[1].to_vec(), b"data");
 }
 
 #[test]
-fn a_copy_is_refused_as_xen_refuses_it() {
+fn a_copy_is_refused_with_xens_status_codes() {
     let host = Host::new().unwrap();
     let (guest, page, revoked) = guest(&host);
     let read_only = guest.grant(page, Access::ReadOnly);
     let memory = Segments::copy_of(b"x");
-    assert_eq!(copy(&host, Direction::ToGuest, &memory, &[piece(read_only, 0, 1)]), PERMISSION_DENIED);
-    assert_eq!(copy(&host, Direction::FromGuest, &memory, &[piece(read_only, 0, 1)]), Copied::All);
+    assert_eq!(copy(&host, Direction::ToGuest, &memory, &[range(read_only, 0, 1)]), PERMISSION_DENIED);
+    assert_eq!(copy(&host, Direction::FromGuest, &memory, &[range(read_only, 0, 1)]), Copied::All);
     assert!(guest.revoke(revoked));
-    assert_eq!(copy(&host, Direction::FromGuest, &memory, &[piece(revoked, 0, 1)]), BAD_REF);
+    assert_eq!(copy(&host, Direction::FromGuest, &memory, &[range(revoked, 0, 1)]), BAD_REF);
     guest.die();
-    assert_eq!(copy(&host, Direction::FromGuest, &memory, &[piece(read_only, 0, 1)]), BAD_DOMAIN);
+    assert_eq!(copy(&host, Direction::FromGuest, &memory, &[range(read_only, 0, 1)]), BAD_DOMAIN);
 }
 
 #[test]
-fn a_copy_beyond_the_page_is_not_taken() {
+fn a_copy_past_the_end_of_a_page_is_not_accepted() {
     let mut batch = CopyBatch::default();
     let memory = Segments::zeroed(512);
-    assert_eq!(batch.push(Direction::FromGuest, memory.clone(), &[piece(GrantRef(8), 3585, 512)]), None);
-    assert_eq!(batch.push(Direction::FromGuest, memory.clone(), &[piece(GrantRef(8), u16::MAX, 512)]), None);
-    assert_eq!(batch.push(Direction::FromGuest, memory, &[piece(GrantRef(8), 0, 511)]), None);
+    assert_eq!(batch.push(Direction::FromGuest, memory.clone(), &[range(GrantRef(8), 3585, 512)]), None);
+    assert_eq!(batch.push(Direction::FromGuest, memory.clone(), &[range(GrantRef(8), u16::MAX, 512)]), None);
+    assert_eq!(batch.push(Direction::FromGuest, memory, &[range(GrantRef(8), 0, 511)]), None);
     assert!(batch.is_empty());
 }
 
 #[test]
-fn a_call_that_fails_has_copied_nothing_for_certain() {
+fn a_failed_call_reports_every_entry_as_refused() {
     let host = Host::new().unwrap();
     let (_guest, _, grant) = guest(&host);
     let mut batch = CopyBatch::default();
-    let entry = batch.push(Direction::FromGuest, Segments::zeroed(1), &[piece(grant, 0, 1)]).unwrap();
+    let entry = batch.push(Direction::FromGuest, Segments::zeroed(1), &[range(grant, 0, 1)]).unwrap();
     let mut grants = host.grants();
     grants.copy(DomId(5), &mut batch).unwrap();
-    host.fail(Part::Grants, 2);
+    host.fail(Subsystem::Grants, 2);
     grants.copy(DomId(5), &mut batch).unwrap();
     assert!(grants.copy(DomId(5), &mut batch).is_err());
     assert_ne!(batch.copied(entry), Copied::All);
     grants.copy(DomId(5), &mut batch).unwrap();
-    assert_eq!((batch.copied(entry), host.calls(Part::Grants)), (Copied::All, 4));
+    assert_eq!((batch.copied(entry), host.calls(Subsystem::Grants)), (Copied::All, 4));
 }
 
 #[test]
-fn a_mapping_is_the_guests_pages_themselves_in_the_order_named() {
+fn a_mapping_shares_the_guests_pages_in_the_given_order() {
     let host = Host::new().unwrap();
     let guest = host.guest(DomId(5));
     let pages = guest.pages(2).unwrap();
@@ -157,7 +159,7 @@ fn pages_are_unmapped_after_the_last_user_and_counted_until_then() {
 }
 
 #[test]
-fn all_pages_are_mapped_or_none() {
+fn either_all_pages_are_mapped_or_none() {
     let host = Host::new().unwrap();
     let (guest, page, good) = guest(&host);
     let read_only = guest.grant(page, Access::ReadOnly);
@@ -171,7 +173,7 @@ fn all_pages_are_mapped_or_none() {
 }
 
 #[test]
-fn a_bound_port_is_reported_once_then_when_it_is_signalled_and_not_masked() {
+fn a_bound_port_is_reported_once_then_when_signalled_and_unmasked() {
     let host = Host::new().unwrap();
     let guest = host.guest(DomId(5));
     let remote = guest.offer();
@@ -193,7 +195,7 @@ fn a_bound_port_is_reported_once_then_when_it_is_signalled_and_not_masked() {
 }
 
 #[test]
-fn a_bounded_number_of_ports_is_taken_at_once() {
+fn one_call_takes_a_bounded_number_of_ports() {
     let host = Host::new().unwrap();
     let guest = host.guest(DomId(5));
     let mut channels = host.channels().unwrap();
@@ -205,7 +207,7 @@ fn a_bounded_number_of_ports_is_taken_at_once() {
 }
 
 #[test]
-fn the_guest_sees_that_it_was_signalled() {
+fn the_guest_sees_a_notification() {
     let host = Host::new().unwrap();
     let guest = host.guest(DomId(5));
     let remote = guest.offer();
@@ -220,7 +222,7 @@ fn the_guest_sees_that_it_was_signalled() {
 }
 
 #[test]
-fn a_port_is_bound_once_and_only_to_who_offers_it() {
+fn a_port_can_be_bound_once_and_only_to_the_domain_that_offers_it() {
     let host = Host::new().unwrap();
     let (guest, stranger) = (host.guest(DomId(5)), host.guest(DomId(6)));
     let remote = guest.offer();
@@ -261,7 +263,7 @@ fn permissions_are_kept_and_inherited() {
 }
 
 #[test]
-fn domains_that_come_and_go_are_announced() {
+fn created_and_destroyed_domains_fire_watches() {
     let host = Host::new().unwrap();
     let mut store = host.store(DomId(0)).unwrap();
     store.watch("@releaseDomain", "gone").unwrap();
@@ -275,24 +277,24 @@ fn domains_that_come_and_go_are_announced() {
 }
 
 #[test]
-fn the_call_that_is_to_fail_does_so_alone() {
+fn only_the_selected_call_fails() {
     let host = Host::new().unwrap();
     let guest = host.guest(DomId(5));
     let mut store = host.store(DomId(0)).unwrap();
-    host.fail(Part::Store, 1);
+    host.fail(Subsystem::Store, 1);
     assert!(matches!(store.write(None, "/a", b""), Err(StoreError::Refused { code, .. }) if code == "EIO"));
     store.write(None, "/a", b"").unwrap();
 
     let mut channels = host.channels().unwrap();
-    host.fail(Part::Channels, 1);
+    host.fail(Subsystem::Channels, 1);
     assert!(channels.bind(DomId(5), guest.offer()).is_err());
     assert_eq!(host.counts().bound, 0);
 }
 
-/// Scope: what a backend does to come up, with each call of each part failing in turn.
+/// Scope: the calls of a backend's startup, with each call of each subsystem failing in turn.
 #[test]
-fn wherever_a_call_fails_nothing_is_left() {
-    for part in [Part::Grants, Part::Channels, Part::Store] {
+fn nothing_is_leaked_wherever_a_call_fails() {
+    for part in [Subsystem::Grants, Subsystem::Channels, Subsystem::Store] {
         for nth in 1..=6 {
             let host = Host::new().unwrap();
             let (guest, _, grant) = guest(&host);
@@ -307,7 +309,7 @@ fn wherever_a_call_fails_nothing_is_left() {
     }
 }
 
-type Up = (std::sync::Arc<xen::Granted>, fake::Channels, fake::Tree);
+type Up = (std::sync::Arc<xen::Granted>, fake::Channels, fake::FakeStore);
 
 fn come_up(host: &Host, grant: GrantRef, remote: Port) -> Result<Up, Box<dyn std::error::Error>> {
     let (mut store, mut channels) = (host.store(DomId(0))?, host.channels()?);

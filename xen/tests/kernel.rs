@@ -1,25 +1,25 @@
-//! The kernel's side on real Xen, with this domain as its own guest: pages granted by `/dev/xen/gntalloc`, and an event
-//! channel between two users of `/dev/xen/evtchn`. Elsewhere: that the message says what is missing.
+//! The kernel's devices on real Xen, with this domain as its own guest: pages granted through `/dev/xen/gntalloc`, and
+//! an event channel between two users of `/dev/xen/evtchn`. Elsewhere: the error says what is missing.
 
 use std::os::fd::AsFd;
 use std::path::Path;
 
 use memory::Segments;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use xen::kernel::{Evtchn, Gntalloc, Gntdev, Offered};
-use xen::{Copied, CopyBatch, Direction, DomId, EventChannels, GrantRef, Grants, PAGE, Piece, Port};
+use xen::kernel::{Evtchn, Gntalloc, Gntdev, GrantedPages};
+use xen::{Copied, CopyBatch, Direction, DomId, EventChannels, GrantRef, Grants, PAGE, PageRange, Port};
 
-/// The number of the domain that the test runs in.
+/// The id of the domain that the test runs in.
 const OURS: DomId = DomId(0);
 
 /// Two pages that this domain grants to itself.
-fn granted(read_only: bool) -> (Offered, [GrantRef; 2]) {
+fn granted(read_only: bool) -> (GrantedPages, [GrantRef; 2]) {
     let offered = Gntalloc::open().unwrap().grant(OURS, 2, read_only).unwrap();
     let pages = [offered.pages[0], offered.pages[1]];
     (offered, pages)
 }
 
-/// The device, on Xen; elsewhere its error was looked at.
+/// The device, on Xen; elsewhere its error is checked.
 fn gntdev() -> Option<Gntdev> {
     if Path::new("/dev/xen/gntdev").exists() {
         return Some(Gntdev::open().unwrap());
@@ -39,8 +39,8 @@ fn evtchn() -> Option<Evtchn> {
     None
 }
 
-fn piece(page: GrantRef, from: u16, len: u16) -> Piece {
-    Piece { page, from, len }
+fn range(page: GrantRef, from: u16, len: u16) -> PageRange {
+    PageRange { page, from, len }
 }
 
 fn wait_for(channels: &impl EventChannels, seconds: i64) -> bool {
@@ -55,19 +55,19 @@ fn taken(channels: &mut impl EventChannels) -> Vec<Port> {
 }
 
 #[test]
-fn a_batch_copies_both_ways_and_says_what_was_refused() {
+fn a_batch_copies_both_ways_and_reports_refusals() {
     let Some(mut gntdev) = gntdev() else { return };
-    let (Offered { bytes: theirs, .. }, [one, two]) = granted(false);
+    let (GrantedPages { bytes: theirs, .. }, [one, two]) = granted(false);
     let (_other, [read_only, _]) = granted(true);
     theirs.write(PAGE - 4, *b"from").unwrap();
     theirs.write(PAGE, *b"both").unwrap();
     let mut batch = CopyBatch::default();
     let ours: Vec<Segments> = (0..4).map(|_| Segments::copy_of(b"to them!")).collect();
-    let read = batch.push(Direction::FromGuest, ours[0].clone(), &[piece(one, 4092, 4), piece(two, 0, 4)]).unwrap();
-    let written = batch.push(Direction::ToGuest, ours[1].clone(), &[piece(two, 512, 8)]).unwrap();
-    let bad = [piece(one, 0, 4), piece(GrantRef(1 << 20), 0, 4)];
+    let read = batch.push(Direction::FromGuest, ours[0].clone(), &[range(one, 4092, 4), range(two, 0, 4)]).unwrap();
+    let written = batch.push(Direction::ToGuest, ours[1].clone(), &[range(two, 512, 8)]).unwrap();
+    let bad = [range(one, 0, 4), range(GrantRef(1 << 20), 0, 4)];
     let bad = batch.push(Direction::FromGuest, ours[2].clone(), &bad).unwrap();
-    let denied = batch.push(Direction::ToGuest, ours[3].clone(), &[piece(read_only, 0, 8)]).unwrap();
+    let denied = batch.push(Direction::ToGuest, ours[3].clone(), &[range(read_only, 0, 8)]).unwrap();
     gntdev.copy(OURS, &mut batch).unwrap();
     assert_eq!((batch.copied(read), ours[0].to_vec()), (Copied::All, b"fromboth".to_vec()));
     assert_eq!((batch.copied(written), theirs.read::<8>(PAGE + 512)), (Copied::All, Some(*b"to them!")));
@@ -76,11 +76,11 @@ fn a_batch_copies_both_ways_and_says_what_was_refused() {
 }
 
 #[test]
-fn a_batch_is_larger_than_one_hypercall_takes() {
+fn a_batch_can_be_larger_than_one_hypercall() {
     let Some(mut gntdev) = gntdev() else { return };
-    let (Offered { bytes: theirs, .. }, [one, two]) = granted(false);
+    let (GrantedPages { bytes: theirs, .. }, [one, two]) = granted(false);
     theirs.write(PAGE, *b"2").unwrap();
-    let pages: Vec<Piece> = (0..256).flat_map(|_| [piece(one, 0, 4096), piece(two, 0, 4096)]).collect();
+    let pages: Vec<PageRange> = (0..256).flat_map(|_| [range(one, 0, 4096), range(two, 0, 4096)]).collect();
     let ours = Segments::zeroed(512 * PAGE);
     let mut batch = CopyBatch::default();
     let entry = batch.push(Direction::FromGuest, ours.clone(), &pages).unwrap();
@@ -91,9 +91,9 @@ fn a_batch_is_larger_than_one_hypercall_takes() {
 }
 
 #[test]
-fn a_thousand_mappings_leave_none() {
+fn a_thousand_mappings_leak_none() {
     let Some(mut gntdev) = gntdev() else { return };
-    let (Offered { bytes: theirs, .. }, [one, two]) = granted(false);
+    let (GrantedPages { bytes: theirs, .. }, [one, two]) = granted(false);
     for round in 0..1000u32 {
         let mapped = gntdev.map(OURS, &[one, two], false).unwrap();
         mapped.shared().store_u32(PAGE, round).unwrap();
@@ -104,9 +104,9 @@ fn a_thousand_mappings_leave_none() {
 }
 
 #[test]
-fn a_mapping_is_the_pages_themselves_until_its_last_user_goes() {
+fn a_mapping_shares_the_pages_until_its_last_user_is_dropped() {
     let Some(mut gntdev) = gntdev() else { return };
-    let (Offered { bytes: theirs, .. }, [one, two]) = granted(false);
+    let (GrantedPages { bytes: theirs, .. }, [one, two]) = granted(false);
     let mapped = gntdev.map(OURS, &[two, one], false).unwrap();
     let ring = mapped.shared();
     theirs.write(PAGE + 8, *b"from them").unwrap();
@@ -119,10 +119,10 @@ fn a_mapping_is_the_pages_themselves_until_its_last_user_goes() {
 }
 
 #[test]
-fn what_is_not_granted_is_not_mapped() {
+fn pages_that_are_not_granted_cannot_be_mapped() {
     let Some(mut gntdev) = gntdev() else { return };
     let (_granted, [one, _]) = granted(false);
-    let (Offered { bytes: theirs, .. }, [read_only, _]) = granted(true);
+    let (GrantedPages { bytes: theirs, .. }, [read_only, _]) = granted(true);
     let error = gntdev.map(OURS, &[one, GrantRef(1 << 20)], false).map(drop).unwrap_err();
     assert!(error.to_string().starts_with("/dev/xen/gntdev: cannot map 2 pages of domain 0"), "{error}");
     assert!(gntdev.map(OURS, &[read_only], false).is_err());
@@ -132,10 +132,10 @@ fn what_is_not_granted_is_not_mapped() {
 }
 
 #[test]
-fn what_is_taken_back_is_not_granted_any_more() {
+fn a_revoked_page_is_no_longer_granted() {
     let Some(mut gntdev) = gntdev() else { return };
     let gntalloc = Gntalloc::open().unwrap();
-    // More than the module lets one have at once.
+    // More than the module allows at once.
     for _ in 0..100 {
         let offered = gntalloc.grant(OURS, 16, false).unwrap();
         let page = offered.pages[15];
@@ -147,14 +147,14 @@ fn what_is_taken_back_is_not_granted_any_more() {
     let page = offered.pages[0];
     let mapped = gntdev.map(OURS, &[page], false).unwrap();
     drop(offered);
-    assert_eq!(mapped.shared().load_u32(0), Some(0), "a page that is mapped stays");
+    assert_eq!(mapped.shared().load_u32(0), Some(0), "a mapped page must stay accessible");
     drop(mapped);
-    // The kernel looks each second whether somebody has let go.
+    // The kernel checks once a second whether a page has been unmapped.
     let gone = (0..50).any(|_| {
         std::thread::sleep(std::time::Duration::from_millis(100));
         gntdev.map(OURS, &[page], false).is_err()
     });
-    assert!(gone, "{page:?} stays granted");
+    assert!(gone, "{page:?} is still granted");
 }
 
 #[test]

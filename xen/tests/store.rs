@@ -1,14 +1,14 @@
-//! What a store does, asked of the one without Xen and, where XENSTORED_PATH names its socket, of the real daemon.
+//! The behaviour of a store, checked on the fake one and, if XENSTORED_PATH names its socket, on the real xenstored.
 //!
-//! Each claim is tried on a part of the tree of its own, so that a store that is in use is not disturbed.
+//! Each test uses its own part of the tree, so that a store in use is not disturbed.
 
 use std::os::fd::AsFd;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use xen::daemon::Daemon;
+use xen::xenstored::XenstoredClient;
 use xen::{DomId, Store, StoreError, WatchEvent, fake};
 
-/// Two clients of each store there is, and where in it a test may write.
+/// Runs a test on two clients of each available store, with a path below which it may write.
 fn each_store(name: &str, claim: impl Fn(&mut dyn Store, &mut dyn Store, &str)) {
     let top = format!("/tapline-test/{name}-{}", std::process::id());
     let host = fake::Host::new().unwrap();
@@ -18,7 +18,7 @@ fn each_store(name: &str, claim: impl Fn(&mut dyn Store, &mut dyn Store, &str)) 
     assert_eq!(host.counts(), fake::Counts::default());
 
     if std::env::var_os("XENSTORED_PATH").is_some() {
-        let (mut one, mut other) = (Daemon::connect().unwrap(), Daemon::connect().unwrap());
+        let (mut one, mut other) = (XenstoredClient::connect().unwrap(), XenstoredClient::connect().unwrap());
         claim(&mut one, &mut other, &top);
         one.remove(None, &top).unwrap();
     }
@@ -39,7 +39,7 @@ fn event(store: &mut dyn Store) -> (String, String) {
     }
 }
 
-/// That nothing is reported: whatever was done has been answered, so its events are there.
+/// Asserts that nothing is reported: all operations have been answered, so their events have arrived.
 fn assert_no_event(store: &mut dyn Store) {
     store.read(None, "/").unwrap();
     assert_eq!(store.take_event().unwrap(), None);
@@ -59,7 +59,7 @@ fn code<T>(result: Result<T, StoreError>) -> String {
 }
 
 #[test]
-fn what_is_written_is_read_by_all() {
+fn all_clients_read_what_one_writes() {
     each_store("written", |one, other, top| {
         let node = format!("{top}/a/b");
         one.write(None, &node, b"x\0y").unwrap();
@@ -73,7 +73,7 @@ fn what_is_written_is_read_by_all() {
 }
 
 #[test]
-fn a_node_that_is_missing_is_none() {
+fn a_missing_node_is_none() {
     each_store("missing", |one, _, top| {
         assert_eq!(one.read(None, &format!("{top}/no")).unwrap(), None);
         assert_eq!(one.list(None, &format!("{top}/no")).unwrap(), None);
@@ -85,7 +85,7 @@ fn a_node_that_is_missing_is_none() {
 }
 
 #[test]
-fn all_below_a_removed_node_is_removed() {
+fn removing_a_node_removes_everything_below_it() {
     each_store("removed", |one, _, top| {
         one.write(None, &format!("{top}/a/b/c"), b"1").unwrap();
         one.write(None, &format!("{top}/ab"), b"2").unwrap();
@@ -96,14 +96,14 @@ fn all_below_a_removed_node_is_removed() {
 }
 
 #[test]
-fn a_path_or_a_value_that_cannot_be_is_refused() {
+fn an_invalid_path_or_value_is_refused() {
     each_store("refused", |one, _, top| {
         for path in ["", "/a//b", "/a/", "/ä", "/a b"] {
             assert_eq!(code(one.read(None, path)), "EINVAL", "{path:?}");
         }
         assert_eq!(code(one.read(None, "/a\0b")), "EINVAL");
         assert_eq!(code(one.write(None, &format!("{top}/long"), &[b'x'; 4096])), "E2BIG");
-        // The device of Linux takes 4096 bytes with the header, the daemon without.
+        // Linux's device accepts 4096 bytes including the header, xenstored without it.
         let room = 4096 - 16 - top.len() - "/most\0".len();
         one.write(None, &format!("{top}/most"), &vec![b'x'; room]).unwrap();
         assert_eq!(one.read(None, &format!("{top}/most")).unwrap().unwrap().len(), room);
@@ -111,7 +111,7 @@ fn a_path_or_a_value_that_cannot_be_is_refused() {
 }
 
 #[test]
-fn a_long_list_is_whole() {
+fn a_long_list_is_complete() {
     each_store("list", |one, _, top| {
         let mut expected: Vec<String> = (0..600).map(|child| format!("a-child-{child:04}")).collect();
         for name in &expected {
@@ -125,7 +125,7 @@ fn a_long_list_is_whole() {
 }
 
 #[test]
-fn a_transaction_shows_when_it_ends() {
+fn a_transaction_becomes_visible_when_it_ends() {
     each_store("transaction", |one, other, top| {
         let node = format!("{top}/a");
         let transaction = one.begin().unwrap();
@@ -138,7 +138,7 @@ fn a_transaction_shows_when_it_ends() {
 }
 
 #[test]
-fn a_transaction_given_up_leaves_nothing() {
+fn an_aborted_transaction_changes_nothing() {
     each_store("given-up", |one, other, top| {
         let transaction = one.begin().unwrap();
         one.write(Some(transaction), &format!("{top}/a"), b"1").unwrap();
@@ -148,7 +148,7 @@ fn a_transaction_given_up_leaves_nothing() {
 }
 
 #[test]
-fn a_transaction_that_is_overtaken_changes_nothing() {
+fn a_conflicting_transaction_changes_nothing() {
     each_store("overtaken", |one, other, top| {
         let (read, written) = (format!("{top}/read"), format!("{top}/written"));
         one.write(None, &read, b"old").unwrap();
@@ -163,7 +163,7 @@ fn a_transaction_that_is_overtaken_changes_nothing() {
 }
 
 #[test]
-fn transactions_on_different_nodes_do_not_meet() {
+fn transactions_on_different_nodes_do_not_conflict() {
     each_store("apart", |one, other, top| {
         for node in ["a", "b"] {
             one.write(None, &format!("{top}/{node}"), b"0").unwrap();
@@ -177,7 +177,7 @@ fn transactions_on_different_nodes_do_not_meet() {
 }
 
 #[test]
-fn a_watch_reports_once_at_the_beginning_and_then_what_changes_below() {
+fn a_watch_reports_once_right_away_and_then_changes_below_it() {
     each_store("watch", |one, other, top| {
         one.watch(top, "token").unwrap();
         assert_eq!(event(one), pair(top, "token"));
@@ -193,7 +193,7 @@ fn a_watch_reports_once_at_the_beginning_and_then_what_changes_below() {
 }
 
 #[test]
-fn an_event_that_came_with_an_answer_is_still_announced() {
+fn an_event_that_arrived_with_a_reply_is_still_signalled() {
     each_store("announced", |one, other, top| {
         one.watch(top, "token").unwrap();
         assert_eq!(event(one), pair(top, "token"));
@@ -205,7 +205,7 @@ fn an_event_that_came_with_an_answer_is_still_announced() {
 }
 
 #[test]
-fn a_watched_node_that_is_removed_with_those_above_is_reported() {
+fn removing_a_parent_of_a_watched_node_is_reported() {
     each_store("above", |one, other, top| {
         let node = format!("{top}/a/b");
         other.write(None, &node, b"1").unwrap();
@@ -217,7 +217,7 @@ fn a_watched_node_that_is_removed_with_those_above_is_reported() {
 }
 
 #[test]
-fn watches_are_told_of_a_transaction_when_it_ends() {
+fn watches_report_a_transaction_when_it_ends() {
     each_store("told", |one, other, top| {
         one.watch(top, "token").unwrap();
         assert_eq!(event(one), pair(top, "token"));
@@ -230,7 +230,7 @@ fn watches_are_told_of_a_transaction_when_it_ends() {
 }
 
 #[test]
-fn the_same_watch_twice_is_refused_and_one_that_is_missing_too() {
+fn adding_a_watch_twice_or_removing_a_missing_one_is_refused() {
     each_store("twice", |one, _, top| {
         one.watch(top, "token").unwrap();
         one.watch(top, "other").unwrap();
@@ -262,7 +262,7 @@ fn a_relative_path_is_below_our_own_domain() {
 }
 
 #[test]
-fn permissions_are_taken_and_checked_for_their_form() {
+fn permissions_are_accepted_and_validated() {
     each_store("permissions", |one, _, top| {
         one.write(None, top, b"1").unwrap();
         one.set_permissions(None, top, &["n0", "r5", "b7"]).unwrap();

@@ -15,8 +15,8 @@ use transport::{Interest, MemoryChange, Server, Timer, Watch, WatchKey};
 use vm::xen::give::{Wish, is_read_only, make_own_end};
 use vm::xen::statistics::{Files, Statistics};
 use vm::xen::take;
-use xen::daemon::Daemon;
 use xen::kernel::{Evtchn, Gntdev};
+use xen::xenstored::XenstoredClient;
 use xen::{EventChannels, Grants, Store, StoreError};
 
 use super::blkback_stats::BlkbackStats;
@@ -65,11 +65,11 @@ impl Claimed {
             Failure::new(format!("serve {device}"), error)
         };
         let grants = match files::lent(Lent::Grants)? {
-            Some(lent) => Gntdev::over(lent),
+            Some(lent) => Gntdev::from_fd(lent),
             None => Gntdev::open().map_err(cannot)?,
         };
         let channels = match files::lent(Lent::EventChannels)? {
-            Some(lent) => Evtchn::over(lent),
+            Some(lent) => Evtchn::from_fd(lent),
             None => Evtchn::open().map_err(cannot)?,
         };
         let claim = if files::are_handed() { None } else { Some(Claim::take(&Places::of_host(), &device)?) };
@@ -81,9 +81,9 @@ impl Claimed {
 }
 
 /// A connection to the store: one that is lent, or one of our own.
-fn store(which: Lent) -> Result<Daemon, Failure> {
+fn store(which: Lent) -> Result<XenstoredClient, Failure> {
     match files::lent(which)? {
-        Some(lent) => Daemon::over(lent).map_err(|error| Failure::new("talk to xenstore", error)),
+        Some(lent) => XenstoredClient::from_fd(lent).map_err(|error| Failure::new("talk to xenstore", error)),
         None => connect(),
     }
 }

@@ -122,7 +122,7 @@ mod test {
     use vm::xen::give::announce;
 
     /// A disk as xl leaves it to its script.
-    fn of_xl() -> (xen::fake::Host, xen::fake::Tree, Device) {
+    fn of_xl() -> (xen::fake::Host, xen::fake::FakeStore, Device) {
         let (host, mut store, device) = machine();
         let theirs = Device { kind: "vbd".into(), ..device };
         announce(&mut store, &theirs, WRITABLE).unwrap();

@@ -48,12 +48,12 @@ pub fn wait_connected(
 pub mod test {
     use vm::xen::give::{Wish, announce};
     use xen::DomId;
-    use xen::fake::{Host, Tree};
+    use xen::fake::{FakeStore, Host};
 
     use super::*;
 
     /// A machine with a guest, and the disk it shall have.
-    pub fn machine() -> (Host, Tree, Device) {
+    pub fn machine() -> (Host, FakeStore, Device) {
         let host = Host::new().unwrap();
         let mut store = host.store(DomId(0)).unwrap();
         store.write(None, "/local/domain/0/name", b"Domain-0").unwrap();
@@ -65,7 +65,7 @@ pub mod test {
     pub const WRITABLE: Wish = Wish { read_only: false, kept: false };
 
     /// Sets the state of one end.
-    pub fn say(store: &mut Tree, node: &str, state: &str) {
+    pub fn say(store: &mut FakeStore, node: &str, state: &str) {
         store.write(None, &format!("{node}/state"), state.as_bytes()).unwrap();
     }
 

@@ -94,7 +94,7 @@ mod test {
     use crate::toolstack::device::text;
 
     /// A disk of domain 0 as xl leaves it to its script: the driver has answered the kernel's backend.
-    fn of_xl() -> (xen::fake::Host, xen::fake::Tree, Device) {
+    fn of_xl() -> (xen::fake::Host, xen::fake::FakeStore, Device) {
         let (host, mut store, device) = machine();
         let theirs = Device { kind: "vbd".into(), guest: DomId(0), ..device };
         announce(&mut store, &theirs, WRITABLE).unwrap();

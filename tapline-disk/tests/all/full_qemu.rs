@@ -169,8 +169,8 @@ fn a_write_that_waits_for_space_survives_the_disks_process() {
         disk.signal(signal);
         disk.child.wait().unwrap();
         let (mut disk, mut watcher) = bed.serve();
-        disk.wait_for("survives the end of this process");
-        disk.wait_for("goes on with 1 requests");
+        disk.wait_for("survive a crash of this process");
+        disk.wait_for("continues with 1 requests");
         wait_for(&mut watcher, "full");
         qemu.ask("query-status");
         bed.small.make_space();

@@ -63,7 +63,7 @@ wait_gone b 100
 cat /var/log/tapline/*
 # QEMU is told to give the disk up before the guest's own driver connects.
 line_of() { grep -n "$1" "$log" | head -n 1 | cut -d: -f1; }
-given_up=$(line_of "the client said farewell")
+given_up=$(line_of "client disconnected")
 taken=$(line_of "the front end is connected")
 [ "${given_up:-0}" -gt 0 ] && [ "$given_up" -lt "${taken:-0}" ] || fail "QEMU's end of the disk was not given up before it was taken"
 nothing_left

@@ -58,7 +58,7 @@ answer a enough
 wait_end a 100
 nothing_left
 kernel_is_well
-grep -q 'taken over.*mappings that stay' /out/serve-a-xvda.log || fail "no mappings were taken over"
+grep -q 'taken over.*persistent mapping' /out/serve-a-xvda.log || fail "no mappings were taken over"
 grep -q 'taken over.*by copies' /out/serve-a-xvdb.log || fail "no copies after a take-over"
 expect "what xvda holds" "$(hash_of /dev/ram0)" "$(said a xvda)"
 expect "what xvdb holds" "$(hash_of /dev/ram1)" "$(said a xvdb)"

@@ -1,322 +1,335 @@
-//! The way between a guest's pages and memory that the disk reads and writes.
+//! Moves data between a guest's pages and the memory that the disk reads and writes.
 //!
-//! Knows nothing of rings. Invariants: data are handed out as memory only after every grant behind them was seen to be
-//! good; what was read goes to the guest only if the disk filled all of it; nothing stays mapped for a front end that
-//! is gone.
+//! It knows nothing about rings. Invariants: memory is handed out only after every grant behind it was found to be
+//! valid; data read from the disk goes to the guest only if the disk filled all of it; nothing stays mapped for a front
+//! end that is gone.
 //!
-//! Three ways. *Copy*: by the hypervisor, in one call for all requests of a pass. *Persistent*: by us, from and to
-//! pages that stay mapped, new ones in one call a pass; what cannot be mapped, or is too much to stay so, is copied as
-//! in the first. *Map*: the pages themselves, mapped for each request. In the first two the storage never sees a
-//! guest's page, so one that does not answer keeps no dead guest's memory.
+//! There are three modes. *Copy*: by the hypervisor, in one call for all requests of a pass. *Persistent*: by us, from
+//! and to pages that stay mapped, mapping new ones in one call per pass; what cannot be mapped, or exceeds the limit,
+//! is copied as in the first mode. *Map*: the pages themselves, mapped for each request. In the first two the storage
+//! never accesses a guest's page, so hung storage does not pin a dead guest's memory.
 
 use std::sync::Arc;
 
 use memory::{Buffer, Segments};
-use xen::{Copied, CopyBatch, Direction, DomId, GrantRef, Grants, PAGE, Piece};
+use xen::{Copied, CopyBatch, Direction, DomId, GrantRef, Grants, PAGE, PageRange};
 
 use super::abi::SEGMENT_LEN;
-use super::persistent::Pages;
-use super::pool::{Loan, Pool};
+use super::persistent::PersistentGrants;
+use super::pool::{Pool, PoolBuffer};
 use super::request::Descriptors;
 use crate::MemoryChange;
 
-/// Bytes of buffers that one disk may have under way. Beyond that its requests wait in the ring.
-const LENT_MAX: usize = 32 << 20;
+/// Maximum total size of the buffers in use by one disk. Beyond that its requests wait in the ring.
+const IN_USE_MAX: usize = 32 << 20;
 
-/// How a guest's pages are reached.
-pub enum Way {
-    /// By copies of the hypervisor's.
+/// How a guest's pages are accessed.
+pub enum TransferMode {
+    /// Copied by the hypervisor.
     Copy,
-    /// By mappings that stay.
-    Persistent(Box<Pages>),
-    /// By a mapping for each request.
+    /// Mapped persistently.
+    Persistent(Box<PersistentGrants>),
+    /// Mapped for each request.
     Map,
 }
 
-/// Memory that the data of a request lie in while the disk has it.
-pub enum Lent {
-    /// Ours, to be given back.
-    Loan(Loan),
-    /// The guest's own, for the disk alone; gone when that has it.
+/// The memory of a request's data while the disk processes it.
+pub enum DataBuffer {
+    /// Our own buffer, to be returned to the pool.
+    PoolBuffer(PoolBuffer),
+    /// The guest's own pages, for the disk alone; `None` once the disk has taken them.
     Mapped(Option<Box<Segments>>),
 }
 
-impl Lent {
-    /// Bytes.
+impl DataBuffer {
+    /// Length in bytes.
     pub fn len(&self) -> u64 {
         let len = match self {
-            Lent::Loan(loan) => loan.len(),
-            Lent::Mapped(memory) => memory.as_ref().map_or(0, |memory| memory.len()),
+            DataBuffer::PoolBuffer(memory) => memory.len(),
+            DataBuffer::Mapped(memory) => memory.as_ref().map_or(0, |memory| memory.len()),
         };
         u64::try_from(len).unwrap_or(u64::MAX)
     }
 }
 
-/// How it stands with data that are to go from or to the guest.
+/// The state of a transfer of data from or to the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Moved {
-    /// There is nothing to move, or it is there.
-    There,
-    /// They cannot be moved.
-    Lost,
-    /// They are in the batch of their direction under this number.
-    InBatch(u32),
-    /// A call is needed before: their pages are not mapped, or it is not known where they are.
-    Later,
+pub enum TransferState {
+    /// There is no data, or it has been transferred.
+    Done,
+    /// The transfer failed.
+    Failed,
+    /// The transfer is in the batch of its direction, at this index.
+    Queued(u32),
+    /// A call is needed first: the pages are not mapped, or not known yet.
+    Deferred,
 }
 
-/// What moves data for one front end.
+/// Transfers data for one front end.
 pub struct Data {
     domain: DomId,
-    way: Way,
+    mode: TransferMode,
     pool: Pool,
-    inward: CopyBatch,
-    outward: CopyBatch,
+    from_guest: CopyBatch,
+    to_guest: CopyBatch,
 }
 
 impl Data {
-    /// For a front end of `domain`, through `staging` where data are copied. Nobody else uses that.
-    pub fn new(domain: DomId, way: Way, staging: Arc<Buffer>) -> Data {
-        let (inward, outward) = Default::default();
-        Data { domain, way, pool: Pool::new(staging), inward, outward }
+    /// Creates one for a front end of `domain`; copied data goes through `staging`, which must have no other user.
+    pub fn new(domain: DomId, mode: TransferMode, staging: Arc<Buffer>) -> Data {
+        let (from_guest, to_guest) = Default::default();
+        Data { domain, mode, pool: Pool::new(staging), from_guest, to_guest }
     }
 
-    /// Whether more requests may be taken in.
+    /// Whether more requests may be taken.
     pub fn has_room(&self, coming: usize) -> bool {
-        self.pool.lent().saturating_add(coming) < LENT_MAX
+        self.pool.allocated().saturating_add(coming) < IN_USE_MAX
     }
 
-    /// The descriptors in those pages, copied once; none of a page that cannot be had. What else was noted is gathered
-    /// in the same call.
-    pub fn fetch(&mut self, grants: &mut dyn Grants, wanted: &[Descriptors]) -> Vec<Option<Vec<u8>>> {
-        let pieces: Vec<Piece> = wanted.iter().map(Descriptors::piece).collect();
-        self.bring(grants, pieces.iter());
-        let mut lend = |piece: &Piece| {
-            let mut lent = None;
-            // As if they were to be written: they come from the guest.
-            let pieces = (std::slice::from_ref(piece), usize::from(piece.len));
-            let moved = self.lend_at_last(grants, pieces, true, &mut lent);
-            (lent, moved)
+    /// The segment descriptors in those pages, each copied once; `None` for a page that cannot be read. Copies that are
+    /// already queued are made in the same call.
+    pub fn fetch_descriptors(&mut self, grants: &mut dyn Grants, wanted: &[Descriptors]) -> Vec<Option<Vec<u8>>> {
+        let ranges: Vec<PageRange> = wanted.iter().map(Descriptors::range).collect();
+        self.map_pages(grants, ranges.iter());
+        let mut acquire = |range: &PageRange| {
+            let mut buffer = None;
+            // As for a write: descriptors come from the guest.
+            let ranges = (std::slice::from_ref(range), usize::from(range.len));
+            let state = self.acquire_or_fail(grants, ranges, true, &mut buffer);
+            (buffer, state)
         };
-        let lent: Vec<_> = pieces.iter().map(&mut lend).collect();
-        self.gather(grants);
-        let taken = lent.into_iter().map(|(lent, moved)| {
-            let mut lent = lent?;
-            let bytes = (self.gathered(moved) == Moved::There).then(|| self.memory(&mut lent).to_vec());
-            self.give_back(lent);
+        let buffer: Vec<_> = ranges.iter().map(&mut acquire).collect();
+        self.copy_from_guest(grants);
+        let taken = buffer.into_iter().map(|(buffer, state)| {
+            let mut buffer = buffer?;
+            let bytes = (self.incoming_state(state) == TransferState::Done).then(|| self.memory(&mut buffer).to_vec());
+            self.release(buffer);
             bytes
         });
         taken.collect()
     }
 
-    /// Maps, in one call, the pages of these pieces that are to stay mapped and are not.
-    pub fn bring<'a>(&mut self, grants: &mut dyn Grants, pieces: impl Iterator<Item = &'a Piece>) {
-        if let Way::Persistent(pages) = &mut self.way {
-            pages.bring(grants, self.domain, pieces.map(|piece| piece.page));
+    /// Maps, in one call, the pages of these ranges that should stay mapped and are not mapped yet.
+    pub fn map_pages<'a>(&mut self, grants: &mut dyn Grants, ranges: impl Iterator<Item = &'a PageRange>) {
+        if let TransferMode::Persistent(pages) = &mut self.mode {
+            pages.map_pages(grants, self.domain, ranges.map(|range| range.page));
         }
     }
 
-    /// Lends memory for the data in these pieces, so many bytes. How it stands with what is to be written; lost are
-    /// also data whose grants are seen to be bad.
+    /// Acquires memory for the data in these ranges, `len` bytes. Returns the state of the transfer of data to be
+    /// written; `Failed` also for data whose grants are found to be invalid.
     #[inline(always)]
-    pub fn lend(
+    pub fn acquire(
         &mut self,
         grants: &mut dyn Grants,
-        (pieces, len): (&[Piece], usize),
+        (ranges, len): (&[PageRange], usize),
         write: bool,
-        lent: &mut Option<Lent>,
-    ) -> Moved {
-        match &self.way {
-            Way::Persistent(pages) => {
-                if !write && !pages.have(pieces) {
-                    return Moved::Later;
+        buffer: &mut Option<DataBuffer>,
+    ) -> TransferState {
+        match &self.mode {
+            TransferMode::Persistent(pages) => {
+                if !write && !pages.contains_all(ranges) {
+                    return TransferState::Deferred;
                 }
-                let loan = self.pool.lend(len);
-                if write && pages.copy_out(pieces, (&**self.pool.buffer(&loan), loan.at())).is_none() {
-                    // What was copied before one was missed is copied again.
-                    self.pool.give_back(loan);
-                    return Moved::Later;
+                let memory = self.pool.allocate(len);
+                if write && pages.copy_out(ranges, (&**self.pool.buffer(&memory), memory.at())).is_none() {
+                    // Data copied before an unmapped page was found is copied again.
+                    self.pool.release(memory);
+                    return TransferState::Deferred;
                 }
-                *lent = Some(Lent::Loan(loan));
-                Moved::There
+                *buffer = Some(DataBuffer::PoolBuffer(memory));
+                TransferState::Done
             }
-            Way::Copy => self.lend_copy((pieces, len), write, lent),
-            Way::Map => {
-                *lent = map(grants, self.domain, pieces, write).map(|memory| Lent::Mapped(Some(Box::new(memory))));
-                if lent.is_some() { Moved::There } else { Moved::Lost }
+            TransferMode::Copy => self.acquire_copy((ranges, len), write, buffer),
+            TransferMode::Map => {
+                *buffer =
+                    map(grants, self.domain, ranges, write).map(|memory| DataBuffer::Mapped(Some(Box::new(memory))));
+                if buffer.is_some() { TransferState::Done } else { TransferState::Failed }
             }
         }
     }
 
     #[inline(never)]
-    fn lend_copy(&mut self, (pieces, len): (&[Piece], usize), write: bool, lent: &mut Option<Lent>) -> Moved {
-        let loan = self.pool.lend(len);
-        let moved = match write {
-            true => in_batch(self.inward.push(Direction::FromGuest, self.pool.segments(&loan), pieces)),
-            false => Moved::There,
+    fn acquire_copy(
+        &mut self,
+        (ranges, len): (&[PageRange], usize),
+        write: bool,
+        buffer: &mut Option<DataBuffer>,
+    ) -> TransferState {
+        let memory = self.pool.allocate(len);
+        let state = match write {
+            true => queued(self.from_guest.push(Direction::FromGuest, self.pool.segments(&memory), ranges)),
+            false => TransferState::Done,
         };
-        *lent = Some(Lent::Loan(loan));
-        moved
+        *buffer = Some(DataBuffer::PoolBuffer(memory));
+        state
     }
 
-    /// The same for those for which there is no later: what could not be mapped with others may be alone, or is copied
-    /// by the hypervisor, with the others of the pass. Whether it can be, that tells.
-    pub fn lend_at_last(
+    /// As `acquire`, but never deferred: what could not be mapped together with other pages may be mappable alone, and
+    /// otherwise is copied by the hypervisor along with the others of the pass, which shows whether it can be.
+    pub fn acquire_or_fail(
         &mut self,
         grants: &mut dyn Grants,
-        (pieces, len): (&[Piece], usize),
+        (ranges, len): (&[PageRange], usize),
         write: bool,
-        lent: &mut Option<Lent>,
-    ) -> Moved {
-        for last in [false, true] {
-            let moved = self.lend(grants, (pieces, len), write, lent);
-            let Moved::Later = moved else { return moved };
-            let Way::Persistent(pages) = &mut self.way else { break };
-            if last || !pages.get(grants, self.domain, pieces) {
+        buffer: &mut Option<DataBuffer>,
+    ) -> TransferState {
+        for retried in [false, true] {
+            let state = self.acquire(grants, (ranges, len), write, buffer);
+            let TransferState::Deferred = state else { return state };
+            let TransferMode::Persistent(pages) = &mut self.mode else { break };
+            if retried || !pages.ensure_mapped(grants, self.domain, ranges) {
                 break;
             }
         }
-        self.lend_copy((pieces, len), write, lent)
+        self.acquire_copy((ranges, len), write, buffer)
     }
 
-    /// Copies everything that is to be written and was noted, in one call.
-    pub fn gather(&mut self, grants: &mut dyn Grants) {
-        if !self.inward.is_empty() {
-            copy(grants, self.domain, &mut self.inward);
+    /// Makes all queued copies from the guest, in one call.
+    pub fn copy_from_guest(&mut self, grants: &mut dyn Grants) {
+        if !self.from_guest.is_empty() {
+            copy(grants, self.domain, &mut self.from_guest);
         }
     }
 
-    /// Whether what was noted is not yet handed on.
-    pub fn has_noted(&self) -> bool {
-        !self.inward.is_empty()
+    /// Whether copies from the guest are queued, or done but not processed yet.
+    pub fn has_copies_from_guest(&self) -> bool {
+        !self.from_guest.is_empty()
     }
 
-    /// How it stands with data once all that were noted are gathered.
-    pub fn gathered(&self, moved: Moved) -> Moved {
-        match moved {
-            Moved::InBatch(_) if is_moved(&self.inward, moved) => Moved::There,
-            Moved::InBatch(_) => Moved::Lost,
+    /// The state of a transfer after all queued copies from the guest were made.
+    pub fn incoming_state(&self, state: TransferState) -> TransferState {
+        match state {
+            TransferState::Queued(_) if is_copied(&self.from_guest, state) => TransferState::Done,
+            TransferState::Queued(_) => TransferState::Failed,
             other => other,
         }
     }
 
-    /// All that was gathered is handed on.
-    pub fn forget_gathered(&mut self) {
-        self.inward.clear();
+    /// Empties the batch after its results were processed.
+    pub fn clear_from_guest(&mut self) {
+        self.from_guest.clear();
     }
 
     /// Memory for the disk.
     #[inline]
-    pub fn memory(&self, lent: &mut Lent) -> Segments {
-        match lent {
-            Lent::Loan(loan) => self.pool.segments(loan),
-            Lent::Mapped(memory) => memory.take().map_or_else(Segments::empty, |memory| *memory),
+    pub fn memory(&self, buffer: &mut DataBuffer) -> Segments {
+        match buffer {
+            DataBuffer::PoolBuffer(memory) => self.pool.segments(memory),
+            DataBuffer::Mapped(memory) => memory.take().map_or_else(Segments::empty, |memory| *memory),
         }
     }
 
-    /// Brings what was read to the guest, or notes that it is to be brought, where it does not lie there already.
+    /// Transfers data read from the disk to the guest, or queues that, unless it is already in the guest's pages.
     #[inline]
-    pub fn send(&mut self, grants: &mut dyn Grants, pieces: &[Piece], lent: &Lent) -> Moved {
-        let Lent::Loan(loan) = lent else { return Moved::There };
-        match &mut self.way {
-            Way::Persistent(pages) => {
-                let ours = (&**self.pool.buffer(loan), loan.at());
-                let copied = pages.copy_in(pieces, ours).or_else(|| {
-                    // They were given up meanwhile. What was copied before one is missed is copied again.
-                    pages.get(grants, self.domain, pieces).then(|| pages.copy_in(pieces, ours)).flatten()
+    pub fn queue_to_guest(
+        &mut self,
+        grants: &mut dyn Grants,
+        ranges: &[PageRange],
+        buffer: &DataBuffer,
+    ) -> TransferState {
+        let DataBuffer::PoolBuffer(memory) = buffer else { return TransferState::Done };
+        match &mut self.mode {
+            TransferMode::Persistent(pages) => {
+                let ours = (&**self.pool.buffer(memory), memory.at());
+                let copied = pages.copy_in(ranges, ours).or_else(|| {
+                    // The pages were unmapped meanwhile. Data copied before an unmapped page was found is copied again.
+                    pages.ensure_mapped(grants, self.domain, ranges).then(|| pages.copy_in(ranges, ours)).flatten()
                 });
                 match copied {
-                    Some(()) => Moved::There,
-                    None => in_batch(self.outward.push(Direction::ToGuest, self.pool.segments(loan), pieces)),
+                    Some(()) => TransferState::Done,
+                    None => queued(self.to_guest.push(Direction::ToGuest, self.pool.segments(memory), ranges)),
                 }
             }
-            Way::Copy => in_batch(self.outward.push(Direction::ToGuest, self.pool.segments(loan), pieces)),
-            Way::Map => Moved::There,
+            TransferMode::Copy => queued(self.to_guest.push(Direction::ToGuest, self.pool.segments(memory), ranges)),
+            TransferMode::Map => TransferState::Done,
         }
     }
 
-    /// Brings everything that was noted to the guest, in one call.
-    pub fn deliver(&mut self, grants: &mut dyn Grants) {
-        if !self.outward.is_empty() {
-            copy(grants, self.domain, &mut self.outward);
+    /// Makes all queued copies to the guest, in one call.
+    pub fn copy_to_guest(&mut self, grants: &mut dyn Grants) {
+        if !self.to_guest.is_empty() {
+            copy(grants, self.domain, &mut self.to_guest);
         }
     }
 
-    /// Whether it is with the guest.
+    /// Whether data has reached the guest.
     #[inline]
-    pub fn is_delivered(&self, moved: Moved) -> bool {
-        is_moved(&self.outward, moved)
+    pub fn is_transferred(&self, state: TransferState) -> bool {
+        is_copied(&self.to_guest, state)
     }
 
-    /// All that was delivered is answered.
-    pub fn forget_delivered(&mut self) {
-        self.outward.clear();
+    /// Empties the batch after all its requests were answered.
+    pub fn clear_to_guest(&mut self) {
+        self.to_guest.clear();
     }
 
-    /// The memory of a request is free.
+    /// Releases the memory of a request.
     #[inline]
-    pub fn give_back(&mut self, lent: Lent) {
-        if let Lent::Loan(loan) = lent {
-            self.pool.give_back(loan);
+    pub fn release(&mut self, buffer: DataBuffer) {
+        if let DataBuffer::PoolBuffer(memory) = buffer {
+            self.pool.release(memory);
         }
     }
 
-    /// What the engine should know of the memory that data pass through, and was not yet told.
+    /// The next change of the memory that data passes through that the engine has not been told about.
     #[inline]
     pub fn take_memory_change(&mut self) -> Option<MemoryChange> {
         self.pool.take_change()
     }
 
-    /// Gives up memory, but for the staging.
-    pub fn let_memory_go(&mut self) {
-        self.pool.let_go();
+    /// Releases all memory except the staging buffer.
+    pub fn release_all_memory(&mut self) {
+        self.pool.release_all();
     }
 
-    /// Whether more is kept for the next requests than an idle disk should.
-    pub fn keeps_much(&self) -> bool {
-        self.pool.keeps_much()
+    /// Whether more memory is kept for future requests than an idle disk should hold.
+    pub fn has_excess_memory(&self) -> bool {
+        self.pool.has_excess_memory()
     }
 
-    /// What is kept for the next requests may be less.
-    pub fn rest(&mut self) {
+    /// Releases memory kept for future requests.
+    pub fn trim(&mut self) {
         self.pool.trim();
     }
 }
 
 impl Descriptors {
-    fn piece(&self) -> Piece {
+    fn range(&self) -> PageRange {
         const _: () = assert!(SEGMENT_LEN == 8);
-        Piece { page: self.page, from: 0, len: self.count.saturating_mul(8) }
+        PageRange { page: self.page, from: 0, len: self.count.saturating_mul(8) }
     }
 }
 
-/// Makes all copies, once more if the call itself has failed: that is no fault of the guest's, whose requests would all
-/// be errors. What was copied already is copied again, which nobody sees before it is answered.
+/// Makes all copies, and retries once if the call itself fails: that is not the guest's fault, and would fail all its
+/// requests. Data is then copied again, which is not visible to the guest before it is answered.
 fn copy(grants: &mut dyn Grants, domain: DomId, batch: &mut CopyBatch) {
     if grants.copy(domain, batch).is_err() {
-        // An error is one of all copies, and each says so.
+        // A failed call marks every copy as failed.
         grants.copy(domain, batch).ok();
     }
 }
 
-fn in_batch(number: Option<usize>) -> Moved {
-    number.and_then(|number| u32::try_from(number).ok()).map_or(Moved::Lost, Moved::InBatch)
+fn queued(number: Option<usize>) -> TransferState {
+    number.and_then(|number| u32::try_from(number).ok()).map_or(TransferState::Failed, TransferState::Queued)
 }
 
-fn is_moved(batch: &CopyBatch, moved: Moved) -> bool {
-    match moved {
-        Moved::There => true,
-        Moved::Lost | Moved::Later => false,
-        Moved::InBatch(number) => usize::try_from(number).is_ok_and(|number| batch.copied(number) == Copied::All),
+fn is_copied(batch: &CopyBatch, state: TransferState) -> bool {
+    match state {
+        TransferState::Done => true,
+        TransferState::Failed | TransferState::Deferred => false,
+        TransferState::Queued(number) => {
+            usize::try_from(number).is_ok_and(|number| batch.copied(number) == Copied::All)
+        }
     }
 }
 
-/// Maps the pages of one request, each once for each piece, in order.
-fn map(grants: &mut dyn Grants, domain: DomId, pieces: &[Piece], write: bool) -> Option<Segments> {
-    let pages: Vec<GrantRef> = pieces.iter().map(|piece| piece.page).collect();
+/// Maps the pages of one request, in order, one page for each range.
+fn map(grants: &mut dyn Grants, domain: DomId, ranges: &[PageRange], write: bool) -> Option<Segments> {
+    let pages: Vec<GrantRef> = ranges.iter().map(|range| range.page).collect();
     let granted = grants.map(domain, &pages, write).ok()?;
-    let place = |(index, piece): (usize, &Piece)| {
-        (index.saturating_mul(PAGE).saturating_add(usize::from(piece.from)), usize::from(piece.len))
+    let place = |(index, range): (usize, &PageRange)| {
+        (index.saturating_mul(PAGE).saturating_add(usize::from(range.from)), usize::from(range.len))
     };
-    granted.segments(pieces.iter().enumerate().map(place))
+    granted.segments(ranges.iter().enumerate().map(place))
 }

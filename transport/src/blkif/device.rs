@@ -1,126 +1,128 @@
-//! The queues of one front end: entries of their rings become requests of the disk, and answers go back.
+//! The queues of one front end: turns ring entries into disk requests, and sends back responses.
 //!
-//! Knows nothing of the store. Invariants: an entry that is taken is answered once; a pass takes a bounded number of
-//! them, and makes a bounded number of calls into the kernel for all; requests of an earlier front end are recognised.
+//! It knows nothing about the store. Invariants: an entry that is taken is answered once; a pass takes a bounded number
+//! of entries and makes a bounded number of system calls for all of them; requests of an earlier front end are
+//! recognised.
 
 use std::sync::atomic::{Ordering, fence};
 
-use disk::{Geometry, Operation, Request, Span, Status, Token};
+use disk::{Geometry, Request, Span, Status, Token};
 use memory::Segments;
 use xen::{EventChannels, Grants, PAGE, Port};
 
-use super::data::{Data, Moved};
+use super::data::{Data, TransferState};
 use super::event::{Event, Log};
-use super::moment::{Mistake, mistake};
-use super::queue::{Queue, Record};
-use super::request::{self, Ask, Descriptors, ERROR, UNSUPPORTED};
+use super::kill_point::{InjectedBug, injected};
+use super::queue::{Queue, RequestRecord};
+use super::request::{self, Descriptors, ERROR, Operation, UNSUPPORTED};
 use super::ring::Broken;
 use crate::MemoryChange;
 
-/// Entries taken from one queue before the next has its turn: a ring of one page.
-const TURN: usize = 32;
+/// Entries taken from one queue before the next one has its turn: a ring of one page.
+const BATCH_MAX: usize = 32;
 
-/// Attempts to signal a front end that closes. It may listen to nobody any more.
-const UNTOLD_MAX: u32 = 4;
+/// Attempts to notify a front end that is closing. It may no longer be listening.
+const NOTIFY_ATTEMPTS_MAX: u32 = 4;
 
 /// The device of one front end.
 pub struct Device {
     queues: Vec<Queue>,
     data: Data,
     limits: Limits,
-    /// Tells its requests from those of the one before.
+    /// Distinguishes its requests from those of the previous device.
     epoch: u32,
-    /// Requests of the last pass.
-    coming: Vec<Coming>,
+    /// Requests taken in the last pass.
+    taken: Vec<TakenRequest>,
     /// How many of them were popped.
     popped: usize,
-    /// Those whose pieces are told in pages of their own, while it lasts.
-    told: Vec<(Seat, Descriptors)>,
-    /// Some data of the pass could not be had at once.
-    later: bool,
-    answers: Vec<Answer>,
+    /// Indirect requests of the current pass.
+    indirect: Vec<(RequestId, Descriptors)>,
+    /// The transfer of some data of the pass had to be deferred.
+    deferred: bool,
+    responses: Vec<PendingResponse>,
     /// Requests popped and not yet completed.
     in_flight: usize,
-    /// Nothing new is taken.
+    /// No new requests are taken.
     finishing: bool,
-    /// Nothing was published yet: the front end may have to be told of what another process answered.
-    fresh: bool,
-    /// Times in a row that the front end could not be told of its answers.
-    untold: u32,
+    /// Nothing was published yet: the front end may not have been notified of responses of an earlier process.
+    first_publish: bool,
+    /// Consecutive failures to notify the front end.
+    failed_notifications: u32,
 }
 
-/// What a front end may ask for, beside what the disk allows.
+/// Limits of what a front end may request, in addition to those of the disk.
 #[derive(Clone, Copy)]
 pub struct Limits {
-    /// Segments of an indirect request.
+    /// Maximum segments of an indirect request.
     pub segments_max: u16,
-    /// Nothing is written.
+    /// Writes are refused.
     pub read_only: bool,
-    /// Space may be given up.
+    /// Discards are allowed.
     pub discard: bool,
 }
 
-/// A request that was taken: its queue, and its number there.
+/// A request that was taken: its queue, and its number within that queue.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Seat {
+struct RequestId {
     queue: u16,
     number: u16,
 }
 
-/// A request that was done, on the way to its ring.
-struct Answer {
-    seat: Seat,
+/// A completed request whose response is to be put into the ring.
+struct PendingResponse {
+    request: RequestId,
     status: i16,
-    /// What has to be with the guest before.
-    sent: Moved,
+    /// The transfer to the guest that must happen first.
+    transfer: TransferState,
 }
 
-/// A request that was taken in the pass.
-struct Coming {
-    seat: Seat,
-    /// How it stands with its data, if they are to be written.
-    moved: Moved,
+/// A request taken in the current pass.
+struct TakenRequest {
+    request: RequestId,
+    /// The state of the transfer of its data, for a write.
+    state: TransferState,
 }
 
 impl Device {
-    /// A device with these queues.
+    /// Creates a device with these queues.
     pub fn new(queues: Vec<Queue>, data: Data, limits: Limits, epoch: u32) -> Device {
-        let (coming, told, answers) = Default::default();
-        let (popped, later, in_flight, finishing, fresh, untold) = (0, false, 0, false, true, 0);
+        let (taken, indirect, responses) = Default::default();
+        let (popped, deferred, in_flight, finishing, first_publish, failed_notifications) =
+            (0, false, 0, false, true, 0);
         Device {
             queues,
             data,
             limits,
             epoch,
-            coming,
+            taken,
             popped,
-            told,
-            later,
-            answers,
+            indirect,
+            deferred,
+            responses,
             in_flight,
             finishing,
-            fresh,
-            untold,
+            first_publish,
+            failed_notifications,
         }
     }
 
-    /// The next request. Where there is none this costs one load a queue: it is asked in each turn of the loop.
+    /// The next request. If there is none this costs one load per queue: it is called on every turn of the event loop.
     #[inline]
     pub fn pop(&mut self, geometry: &Geometry, grants: &mut dyn Grants, log: &mut Log) -> Option<Request> {
-        match self.popped < self.coming.len() || self.queues.iter().any(Queue::has_news) {
-            true => self.next(geometry, grants, log),
+        match self.popped < self.taken.len() || self.queues.iter().any(Queue::has_requests) {
+            true => self.next_request(geometry, grants, log),
             false => None,
         }
     }
 
     #[inline(never)]
-    fn next(&mut self, geometry: &Geometry, grants: &mut dyn Grants, log: &mut Log) -> Option<Request> {
-        if self.popped == self.coming.len() {
-            self.pass(geometry, grants, log);
+    fn next_request(&mut self, geometry: &Geometry, grants: &mut dyn Grants, log: &mut Log) -> Option<Request> {
+        if self.popped == self.taken.len() {
+            self.take_all(geometry, grants, log);
         }
-        while let Some(&Coming { seat, moved }) = self.coming.get(self.popped) {
+        while let Some(&TakenRequest { request, state }) = self.taken.get(self.popped) {
             self.popped = self.popped.saturating_add(1);
-            if let Some(request) = self.ask(seat, moved, geometry) {
+            if let Some(request) = self.build_request(request, state, geometry) {
                 self.in_flight = self.in_flight.saturating_add(1);
                 return Some(request);
             }
@@ -128,335 +130,356 @@ impl Device {
         None
     }
 
-    /// Takes what is in the rings: first all entries, then all descriptors, then all data for which calls are needed.
+    /// Processes the rings: first all entries, then all indirect descriptors, then all data that needs system calls.
     #[inline(never)]
-    fn pass(&mut self, geometry: &Geometry, grants: &mut dyn Grants, log: &mut Log) {
+    fn take_all(&mut self, geometry: &Geometry, grants: &mut dyn Grants, log: &mut Log) {
         let read_only = geometry.read_only || self.limits.read_only;
         let geometry = Geometry { read_only, ..*geometry };
-        self.coming.clear();
+        self.taken.clear();
         self.popped = 0;
         let mut bytes = 0;
         for queue in 0..self.queues.len() {
-            self.take(queue, &geometry, &mut bytes, grants, log);
+            self.take_from(queue, &geometry, &mut bytes, grants, log);
         }
-        if self.later {
-            self.later = false;
-            self.resolve(grants);
-            self.supply(grants);
+        if self.deferred {
+            self.deferred = false;
+            self.fetch_indirect(grants);
+            self.acquire_deferred(grants);
         }
-        self.data.gather(grants);
-        self.note_gathered();
+        self.data.copy_from_guest(grants);
+        self.update_states();
     }
 
-    /// What was to be written and was gathered is there, or lost.
-    fn note_gathered(&mut self) {
-        if self.data.has_noted() {
-            self.coming.iter_mut().for_each(|coming| coming.moved = self.data.gathered(coming.moved));
-            self.data.forget_gathered();
+    /// Records the results of copies from the guest.
+    fn update_states(&mut self) {
+        if self.data.has_copies_from_guest() {
+            self.taken.iter_mut().for_each(|taken| taken.state = self.data.incoming_state(taken.state));
+            self.data.clear_from_guest();
         }
     }
 
-    /// Takes the entries of one queue, with the data of those for which no call is needed; `bytes` is what the others
-    /// have at most.
-    fn take(&mut self, index: usize, geometry: &Geometry, bytes: &mut usize, grants: &mut dyn Grants, log: &mut Log) {
-        let Device { queues, data, limits, coming, told, later, answers, .. } = self;
+    /// Takes the entries of one queue, and transfers data that needs no system call; `bytes` is an upper bound for the
+    /// rest.
+    fn take_from(
+        &mut self,
+        index: usize,
+        geometry: &Geometry,
+        bytes: &mut usize,
+        grants: &mut dyn Grants,
+        log: &mut Log,
+    ) {
+        let Device { queues, data, limits, taken, indirect, deferred, responses, .. } = self;
         let Some(queue) = queues.get_mut(index) else { return };
-        for _ in 0..TURN {
+        for _ in 0..BATCH_MAX {
             if !data.has_room(*bytes) {
                 return;
             }
-            let (number, Record { parsed, pieces, lent }) = match queue.take(limits.segments_max, geometry) {
+            let (number, RequestRecord { parsed, ranges, buffer }) = match queue.take(limits.segments_max, geometry) {
                 Ok(Some(taken)) => taken,
                 Ok(None) => return,
-                Err(why) => return self.break_off(index, why, log),
+                Err(why) => return self.mark_broken(index, why, log),
             };
-            let seat = Seat { queue: u16::try_from(index).unwrap_or(u16::MAX), number };
-            let moved = match (parsed.ask, parsed.told) {
-                (Ok(ask), None) if ask.has_data() => data.lend(grants, (pieces, pieces.bytes()), ask.is_write(), lent),
-                (Ok(Ask::Discard), None) if !limits.discard => {
-                    queue.done();
-                    answers.push(Answer { seat, status: UNSUPPORTED, sent: Moved::There });
+            let request = RequestId { queue: u16::try_from(index).unwrap_or(u16::MAX), number };
+            let state = match (parsed.operation, parsed.descriptors) {
+                (Ok(operation), None) if operation.has_data() => {
+                    data.acquire(grants, (ranges, ranges.bytes()), operation.is_write(), buffer)
+                }
+                (Ok(Operation::Discard), None) if !limits.discard => {
+                    queue.finish_request();
+                    responses.push(PendingResponse { request, status: UNSUPPORTED, transfer: TransferState::Done });
                     continue;
                 }
-                (Ok(_), None) => Moved::There,
+                (Ok(_), None) => TransferState::Done,
                 (Ok(_), Some(descriptors)) => {
-                    told.push((seat, descriptors));
-                    Moved::Later
+                    indirect.push((request, descriptors));
+                    TransferState::Deferred
                 }
                 (Err(status), _) => {
-                    answers.push(Answer { seat, status, sent: Moved::There });
+                    responses.push(PendingResponse { request, status, transfer: TransferState::Done });
                     continue;
                 }
             };
-            if moved == Moved::Later {
-                *later = true;
-                let pages = parsed.told.map_or(pieces.len(), |told| usize::from(told.count));
+            if state == TransferState::Deferred {
+                *deferred = true;
+                let pages = parsed.descriptors.map_or(ranges.len(), |indirect| usize::from(indirect.count));
                 *bytes = bytes.saturating_add(pages.saturating_mul(PAGE));
             }
-            coming.push(Coming { seat, moved });
+            taken.push(TakenRequest { request, state });
         }
     }
 
-    fn record(&mut self, seat: Seat) -> Option<&mut Record> {
-        self.queues.get_mut(usize::from(seat.queue))?.record_mut(seat.number)
+    fn record(&mut self, request: RequestId) -> Option<&mut RequestRecord> {
+        self.queues.get_mut(usize::from(request.queue))?.record_mut(request.number)
     }
 
-    /// Finds the pieces of those that are told in pages of their own. Those that have none are lost.
-    fn resolve(&mut self, grants: &mut dyn Grants) {
-        if self.told.is_empty() {
+    /// Fetches the descriptors of indirect requests. The data of those that have none is treated as failed.
+    fn fetch_indirect(&mut self, grants: &mut dyn Grants) {
+        if self.indirect.is_empty() {
             return;
         }
-        let told = std::mem::take(&mut self.told);
-        let wanted: Vec<Descriptors> = told.iter().map(|&(_, descriptors)| descriptors).collect();
-        let fetched = self.data.fetch(grants, &wanted);
-        for (&(seat, _), bytes) in told.iter().zip(fetched) {
-            let Some(record) = self.record(seat) else { continue };
-            let found = bytes.and_then(|bytes| record.pieces.put_told(&bytes).ok());
+        let indirect = std::mem::take(&mut self.indirect);
+        let wanted: Vec<Descriptors> = indirect.iter().map(|&(_, descriptors)| descriptors).collect();
+        let fetched = self.data.fetch_descriptors(grants, &wanted);
+        for (&(request, _), bytes) in indirect.iter().zip(fetched) {
+            let Some(record) = self.record(request) else { continue };
+            let found = bytes.and_then(|bytes| record.ranges.parse_indirect(&bytes).ok());
             if found.is_none() {
-                record.pieces.clear();
+                record.ranges.clear();
             }
         }
-        self.told = told;
-        self.told.clear();
-        self.note_gathered();
+        self.indirect = indirect;
+        self.indirect.clear();
+        self.update_states();
     }
 
-    /// Lends memory for the data that could not be had at once: those whose pages are to be mapped first, and those
-    /// whose pieces were not known.
-    fn supply(&mut self, grants: &mut dyn Grants) {
-        let Device { queues, data, coming, .. } = self;
-        let later = |coming: &&Coming| coming.moved == Moved::Later;
-        let pieces = |coming: &Coming| {
-            let queue = queues.get(usize::from(coming.seat.queue));
-            queue.and_then(|queue| queue.record(coming.seat.number)).map_or(&[][..], |record| &*record.pieces)
+    /// Acquires memory for deferred data: requests whose pages must be mapped first, or whose descriptors were not
+    /// known.
+    fn acquire_deferred(&mut self, grants: &mut dyn Grants) {
+        let Device { queues, data, taken, .. } = self;
+        let deferred = |taken: &&TakenRequest| taken.state == TransferState::Deferred;
+        let ranges = |taken: &TakenRequest| {
+            let queue = queues.get(usize::from(taken.request.queue));
+            queue.and_then(|queue| queue.record(taken.request.number)).map_or(&[][..], |record| &*record.ranges)
         };
-        data.bring(grants, coming.iter().filter(later).flat_map(pieces));
-        for Coming { seat, moved } in coming.iter_mut().filter(|coming| coming.moved == Moved::Later) {
-            let queue = queues.get_mut(usize::from(seat.queue));
-            let Some(Record { parsed, pieces, lent }) = queue.and_then(|queue| queue.record_mut(seat.number)) else {
+        data.map_pages(grants, taken.iter().filter(deferred).flat_map(ranges));
+        for TakenRequest { request, state } in taken.iter_mut().filter(|taken| taken.state == TransferState::Deferred) {
+            let queue = queues.get_mut(usize::from(request.queue));
+            let Some(RequestRecord { parsed, ranges, buffer }) =
+                queue.and_then(|queue| queue.record_mut(request.number))
+            else {
                 continue;
             };
-            *moved = match pieces.is_empty() {
+            *state = match ranges.is_empty() {
                 false => {
-                    let pieces = (&**pieces, pieces.bytes());
-                    data.lend_at_last(grants, pieces, parsed.ask.is_ok_and(Ask::is_write), lent)
+                    let ranges = (&**ranges, ranges.bytes());
+                    data.acquire_or_fail(grants, ranges, parsed.operation.is_ok_and(Operation::is_write), buffer)
                 }
-                true => Moved::Lost,
+                true => TransferState::Failed,
             };
         }
     }
 
-    /// A request for the disk, if its data could be had and it may be asked for that.
+    /// Builds a request for the disk, if its data was transferred and it is valid.
     #[inline]
-    fn ask(&mut self, seat: Seat, moved: Moved, geometry: &Geometry) -> Option<Request> {
-        let queue = self.queues.get_mut(usize::from(seat.queue))?;
-        let Record { parsed, lent, .. } = queue.record_mut(seat.number)?;
-        if let (Moved::There, Ok(ask)) = (moved, parsed.ask) {
-            let (len, memory) = match lent {
-                Some(lent) => (lent.len(), self.data.memory(lent)),
+    fn build_request(&mut self, request: RequestId, state: TransferState, geometry: &Geometry) -> Option<Request> {
+        let queue = self.queues.get_mut(usize::from(request.queue))?;
+        let RequestRecord { parsed, buffer, .. } = queue.record_mut(request.number)?;
+        if let (TransferState::Done, Ok(operation)) = (state, parsed.operation) {
+            let (len, memory) = match buffer {
+                Some(buffer) => (buffer.len(), self.data.memory(buffer)),
                 None => (parsed.span.len, Segments::empty()),
             };
-            let (span, token) = (Span { at: parsed.span.at, len }, token(self.epoch, seat));
-            if let Ok(request) = Request::new(ask.operation(), span, memory, token, geometry) {
+            let (span, token) = (Span { at: parsed.span.at, len }, token(self.epoch, request));
+            if let Ok(request) = Request::new(operation.operation(), span, memory, token, geometry) {
                 return Some(request);
             }
         }
-        self.refuse(seat, ERROR);
+        self.reject(request, ERROR);
         None
     }
 
     #[cold]
-    fn refuse(&mut self, seat: Seat, status: i16) {
-        if let Some(queue) = self.queues.get_mut(usize::from(seat.queue)) {
-            queue.done();
-            self.answers.push(Answer { seat, status, sent: Moved::There });
+    fn reject(&mut self, request: RequestId, status: i16) {
+        if let Some(queue) = self.queues.get_mut(usize::from(request.queue)) {
+            queue.finish_request();
+            self.responses.push(PendingResponse { request, status, transfer: TransferState::Done });
         }
     }
 
-    /// Takes the answer to a request; one that has none stays in its ring, for whoever takes that over. `false`: it was
-    /// one of an earlier device.
+    /// Processes the completion of a request; one without a status stays in its ring, for the process that takes it
+    /// over. Returns `false` if it belongs to an earlier device.
     #[inline]
     pub fn complete(&mut self, request: Request, status: Option<Status>, grants: &mut dyn Grants) -> bool {
-        let (epoch, seat) = parts(request.token());
-        let read = request.operation() == Operation::Read && status == Some(Status::Done);
+        let (epoch, id) = parts(request.token());
+        let read = request.operation() == disk::Operation::Read && status == Some(Status::Done);
         request.retire();
         if epoch != self.epoch {
             return false;
         }
         self.in_flight = self.in_flight.saturating_sub(1);
-        if let Some(queue) = self.queues.get_mut(usize::from(seat.queue)) {
-            queue.done();
-            let (Some(record), Some(status)) = (queue.record(seat.number), status) else { return true };
-            let sent = match &record.lent {
-                Some(lent) if read => self.data.send(grants, &record.pieces, lent),
-                _ => Moved::There,
+        if let Some(queue) = self.queues.get_mut(usize::from(id.queue)) {
+            queue.finish_request();
+            let (Some(record), Some(status)) = (queue.record(id.number), status) else { return true };
+            let transfer = match &record.buffer {
+                Some(buffer) if read => self.data.queue_to_guest(grants, &record.ranges, buffer),
+                _ => TransferState::Done,
             };
-            self.answers.push(Answer { seat, status: request::status(status, record.parsed.operation), sent });
+            self.responses.push(PendingResponse {
+                request: id,
+                status: request::status(status, record.parsed.opcode),
+                transfer,
+            });
         }
         true
     }
 
-    /// Brings what was read to the guest, shows it the answers, and signals it where it asked for that.
+    /// Transfers read data to the guest, publishes responses, and notifies the guest if it asked for that.
     #[inline]
     pub fn publish(&mut self, grants: &mut dyn Grants, channels: &mut dyn EventChannels, log: &mut Log) {
-        if self.fresh || !self.answers.is_empty() || self.owes_signal() {
-            self.fresh = false;
-            self.show(grants, channels, log);
+        if self.first_publish || !self.responses.is_empty() || self.owes_notification() {
+            self.first_publish = false;
+            self.publish_responses(grants, channels, log);
         }
     }
 
     #[inline(never)]
-    fn show(&mut self, grants: &mut dyn Grants, channels: &mut dyn EventChannels, log: &mut Log) {
-        self.data.deliver(grants);
-        let mut answers = std::mem::take(&mut self.answers);
-        if self.is_backwards(&answers) {
-            answers.reverse();
+    fn publish_responses(&mut self, grants: &mut dyn Grants, channels: &mut dyn EventChannels, log: &mut Log) {
+        self.data.copy_to_guest(grants);
+        let mut responses = std::mem::take(&mut self.responses);
+        if self.are_reversed(&responses) {
+            responses.reverse();
         }
-        for Answer { seat, status, sent } in answers.drain(..) {
-            let there = sent == Moved::There || self.data.is_delivered(sent);
+        for PendingResponse { request, status, transfer } in responses.drain(..) {
+            let there = transfer == TransferState::Done || self.data.is_transferred(transfer);
             let status = if there { status } else { ERROR };
-            let Some(queue) = self.queues.get_mut(usize::from(seat.queue)) else { continue };
-            if let Err(why) = queue.answer(seat.number, status, |lent| self.data.give_back(lent)) {
-                self.break_off(usize::from(seat.queue), why, log);
+            let Some(queue) = self.queues.get_mut(usize::from(request.queue)) else { continue };
+            if let Err(why) = queue.respond(request.number, status, |buffer| self.data.release(buffer)) {
+                self.mark_broken(usize::from(request.queue), why, log);
             }
         }
-        self.data.forget_delivered();
-        self.answers = answers;
-        let mut untold = 0;
+        self.data.clear_to_guest();
+        self.responses = responses;
+        let mut failed_notifications = 0;
         for index in 0..self.queues.len() {
-            match self.queues.get_mut(index).map(|queue| queue.tell(channels)) {
+            match self.queues.get_mut(index).map(|queue| queue.notify(channels)) {
                 Some(Ok(Ok(()))) | None => {}
                 Some(Ok(Err(error))) => {
-                    untold = if mistake(Mistake::SignalLost) { 0 } else { self.untold.saturating_add(1) };
-                    log.failed("cannot signal the guest", &error);
+                    failed_notifications = if injected(InjectedBug::NotificationLost) {
+                        0
+                    } else {
+                        self.failed_notifications.saturating_add(1)
+                    };
+                    log.failed("cannot notify the guest", &error);
                 }
-                Some(Err(why)) => self.break_off(index, why, log),
+                Some(Err(why)) => self.mark_broken(index, why, log),
             }
         }
-        self.untold = untold;
+        self.failed_notifications = failed_notifications;
     }
 
-    /// Whether the front end could not be told of answers, and is to be.
-    pub fn owes_signal(&self) -> bool {
-        self.untold > 0
+    /// Whether the front end still has to be notified of responses.
+    pub fn owes_notification(&self) -> bool {
+        self.failed_notifications > 0
     }
 
-    /// Whether answers come in the reverse order of their requests, as some kernels complete what ends at once. The
-    /// other way round none of these has to be moved in its ring.
-    fn is_backwards(&self, answers: &[Answer]) -> bool {
-        let [_, .., Answer { seat, .. }] = answers else { return false };
-        self.queues.get(usize::from(seat.queue)).is_some_and(|queue| queue.is_next(seat.number))
+    /// Whether responses are in the reverse order of their requests, as some kernels complete I/O that ends
+    /// immediately. In the reversed order none has to be moved in its ring.
+    fn are_reversed(&self, responses: &[PendingResponse]) -> bool {
+        let [_, .., PendingResponse { request, .. }] = responses else { return false };
+        self.queues.get(usize::from(request.queue)).is_some_and(|queue| queue.is_next(request.number))
     }
 
-    /// Asks for signals on all queues, and looks once more. `false`: there is something to take, or to publish.
-    pub fn may_sleep(&mut self, log: &mut Log) -> bool {
-        if self.popped < self.coming.len() || !self.answers.is_empty() {
+    /// Requests notifications on all queues, and checks once more. Returns `false` if there is something to take or to
+    /// publish.
+    pub fn prepare_to_sleep(&mut self, log: &mut Log) -> bool {
+        if self.popped < self.taken.len() || !self.responses.is_empty() {
             return false;
         }
         if self.in_flight > 0 && !self.data.has_room(0) {
-            // Nothing can be taken before something is done.
+            // Nothing can be taken before a request completes.
             return true;
         }
         for index in 0..self.queues.len() {
-            if let Some(Err(why)) = self.queues.get_mut(index).map(Queue::ask_for_signal) {
-                self.break_off(index, why, log);
+            if let Some(Err(why)) = self.queues.get_mut(index).map(Queue::request_notification) {
+                self.mark_broken(index, why, log);
             }
         }
-        // io/ring.h, RING_FINAL_CHECK_FOR_REQUESTS: the wish must be visible before we look, or both sides miss each
-        // other.
+        // io/ring.h, RING_FINAL_CHECK_FOR_REQUESTS: the request for a notification must be visible before we check, or
+        // both sides miss each other.
         fence(Ordering::SeqCst);
         let mut empty = true;
         for index in 0..self.queues.len() {
             match self.queues.get_mut(index).map(Queue::is_empty) {
                 Some(Ok(true)) | None => {}
                 Some(Ok(false)) => empty = false,
-                Some(Err(why)) => self.break_off(index, why, log),
+                Some(Err(why)) => self.mark_broken(index, why, log),
             }
         }
         empty
     }
 
-    /// Takes nothing that the front end announces from now on. `false`: something is still to be answered.
+    /// Takes no requests that the front end announces from now on. Returns `false` if some are still unanswered.
     pub fn finish(&mut self, log: &mut Log) -> bool {
         if !std::mem::replace(&mut self.finishing, true) {
             for index in 0..self.queues.len() {
                 if let Some(Err(why)) = self.queues.get_mut(index).map(Queue::close) {
-                    self.break_off(index, why, log);
+                    self.mark_broken(index, why, log);
                 }
             }
         }
         self.is_finished()
     }
 
-    /// Whether nothing new is taken.
+    /// Whether no new requests are taken.
     pub fn is_finishing(&self) -> bool {
         self.finishing
     }
 
-    /// Whether nothing new is taken and all is answered.
+    /// Whether no new requests are taken and all are answered.
     pub fn is_finished(&mut self) -> bool {
-        let idle = self.in_flight == 0 && self.popped == self.coming.len() && self.answers.is_empty();
-        // What a process before us has answered is told of with the first answers of ours, or without any.
-        let told = !self.fresh && (self.untold == 0 || self.untold >= UNTOLD_MAX);
-        // One that is broken is empty.
-        self.finishing && idle && told && self.queues.iter_mut().all(|queue| queue.is_empty().unwrap_or(true))
+        let idle = self.in_flight == 0 && self.popped == self.taken.len() && self.responses.is_empty();
+        // The front end is notified of responses of an earlier process along with our first ones, or even without any.
+        let indirect =
+            !self.first_publish && (self.failed_notifications == 0 || self.failed_notifications >= NOTIFY_ATTEMPTS_MAX);
+        // A broken queue counts as empty.
+        self.finishing && idle && indirect && self.queues.iter_mut().all(|queue| queue.is_empty().unwrap_or(true))
     }
 
-    /// What the engine should know of its memory, and was not yet told.
+    /// The next change of its memory that the engine has not been told about.
     #[inline]
     pub fn take_memory_change(&mut self) -> Option<MemoryChange> {
         self.data.take_memory_change()
     }
 
-    /// Gives up the memory that is its own; what the engine is to be told of that and before.
-    pub fn let_memory_go(&mut self) -> impl Iterator<Item = MemoryChange> + '_ {
-        self.data.let_memory_go();
+    /// Releases its own memory; returns the changes that the engine has to be told about, including earlier ones.
+    pub fn release_all_memory(&mut self) -> impl Iterator<Item = MemoryChange> + '_ {
+        self.data.release_all_memory();
         std::iter::from_fn(|| self.take_memory_change())
     }
 
-    /// Whether it keeps memory that an idle disk should not have.
-    pub fn keeps_much(&self) -> bool {
-        self.data.keeps_much()
+    /// Whether it keeps memory that an idle disk should not hold.
+    pub fn has_excess_memory(&self) -> bool {
+        self.data.has_excess_memory()
     }
 
-    /// Gives that up.
-    pub fn rest(&mut self) {
-        self.data.rest();
+    /// Releases that memory.
+    pub fn trim(&mut self) {
+        self.data.trim();
     }
 
     #[cold]
-    fn break_off(&mut self, index: usize, why: Broken, log: &mut Log) {
+    fn mark_broken(&mut self, index: usize, why: Broken, log: &mut Log) {
         if let Some(queue) = self.queues.get_mut(index) {
-            queue.break_off();
+            queue.mark_broken();
         }
-        log.note(Event::QueueBroken { queue: index, why });
+        log.record(Event::QueueBroken { queue: index, why });
     }
 
-    /// Our ends of the event channels.
+    /// Our ports of the event channels.
     pub fn ports(&self) -> impl Iterator<Item = Port> + '_ {
         self.queues.iter().map(|queue| queue.port)
     }
 
-    /// Ends the device: nothing more is popped. The answer is the number of requests still to be completed.
-    pub fn end(&mut self) -> usize {
-        self.popped = self.coming.len();
+    /// Shuts the device down: no more requests are popped. Returns the number of requests still to be completed.
+    pub fn shut_down(&mut self) -> usize {
+        self.popped = self.taken.len();
         self.in_flight
     }
 }
 
-/// The epoch, queue and number that a request belongs to, in its token: 32, 16 and 16 bits.
-fn token(epoch: u32, Seat { queue, number }: Seat) -> Token {
+/// Encodes the epoch, queue and number of a request as its token: 32, 16 and 16 bits.
+fn token(epoch: u32, RequestId { queue, number }: RequestId) -> Token {
     Token((u64::from(epoch) << 32) | (u64::from(queue) << 16) | u64::from(number))
 }
 
-/// Where a request came from, for people.
+/// A description of where a request came from, for log messages.
 pub fn place_of(token: Token) -> String {
-    let (_, Seat { queue, .. }) = parts(token);
+    let (_, RequestId { queue, .. }) = parts(token);
     format!("queue {queue}")
 }
 
-fn parts(token: Token) -> (u32, Seat) {
+fn parts(token: Token) -> (u32, RequestId) {
     let [a, b, c, d, e, f, g, h] = token.0.to_be_bytes();
-    let seat = Seat { queue: u16::from_be_bytes([e, f]), number: u16::from_be_bytes([g, h]) };
-    (u32::from_be_bytes([a, b, c, d]), seat)
+    let request = RequestId { queue: u16::from_be_bytes([e, f]), number: u16::from_be_bytes([g, h]) };
+    (u32::from_be_bytes([a, b, c, d]), request)
 }

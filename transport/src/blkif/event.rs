@@ -1,73 +1,74 @@
-//! What happened at a front end that the disk's owner may want to log.
+//! Events at a front end that are worth logging.
 //!
-//! Knows nothing about where it is logged, nor how many there may be ([`crate::log`]).
+//! It knows nothing about where they are logged, nor how many are kept ([`crate::log`]).
 
 use std::error::Error;
 use std::fmt;
 
 use super::ring::Broken;
-use crate::log::{Noted, in_full};
+use crate::log::{LogEvent, with_causes};
 
-/// Something worth a line in a log.
+/// An event worth a log line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// The front end may come: it was told what there is.
+    /// The backend's features were announced; the front end may connect.
     Announced,
     /// The front end is connected.
     Connected {
-        /// Rings.
+        /// Number of rings.
         queues: usize,
-        /// Pages of each.
+        /// Pages per ring.
         pages: usize,
-        /// How its pages are reached.
+        /// How its pages are accessed.
         grants: &'static str,
         /// It was connected to another process before us.
         taken_over: bool,
     },
-    /// What the front end has written about itself cannot be used.
+    /// What the front end has written to the store is invalid.
     Refused {
-        /// Why.
+        /// The reason.
         why: String,
     },
-    /// The rings of the front end cannot be taken now. If it is connected it stays so, and they are tried again.
-    NotYet {
-        /// Why.
+    /// The rings of the front end cannot be attached now. A connected front end stays connected, and attaching is
+    /// retried.
+    Retrying {
+        /// The reason.
         why: String,
     },
-    /// The front end is gone, or begins anew.
+    /// The front end is gone, or restarts.
     Disconnected {
-        /// Why.
+        /// The reason.
         why: &'static str,
-        /// Requests that were under way, which are finished into nothing.
+        /// Requests that were in flight; their results are discarded.
         in_flight: usize,
     },
-    /// A queue is not served any more, since its front end broke the rules.
+    /// A queue is no longer served because its front end violated the protocol.
     QueueBroken {
         /// The queue.
         queue: usize,
-        /// How.
+        /// The violation.
         why: Broken,
     },
-    /// Something of Xen did not do what was asked of it.
+    /// An operation of Xen failed.
     Failed {
         /// What was tried.
         what: &'static str,
-        /// Why not.
+        /// The reason.
         why: String,
     },
-    /// The front end was told of a new size.
-    SizeTold {
-        /// Bytes of the disk.
+    /// The front end was notified of a new size.
+    SizeAnnounced {
+        /// The new size in bytes.
         len: u64,
     },
     /// The device is closed.
     Closed,
-    /// The front end did not let the device go in time.
+    /// The front end did not release the device in time.
     StillUsed {
-        /// The state that it stays in.
+        /// The state that it is still in.
         state: &'static str,
     },
-    /// So many more events happened.
+    /// This many more events happened.
     More(usize),
 }
 
@@ -80,21 +81,21 @@ impl fmt::Display for Event {
                 write!(f, "the front end is {how}: {queues} rings of {pages} pages, grants by {grants}")
             }
             Event::Refused { why } => write!(f, "the front end cannot be connected: {why}"),
-            Event::NotYet { why } => {
-                write!(f, "the front end waits, since its rings cannot be taken now: {why}; trying again")
+            Event::Retrying { why } => {
+                write!(f, "the front end waits: its rings cannot be attached now: {why}; retrying")
             }
             Event::Disconnected { why, in_flight: 0 } => write!(f, "disconnected: {why}"),
             Event::Disconnected { why, in_flight } => {
-                write!(f, "disconnected with {in_flight} requests under way: {why}")
+                write!(f, "disconnected with {in_flight} requests in flight: {why}")
             }
             Event::QueueBroken { queue, why } => write!(f, "queue {queue} is broken by its front end: {why}"),
             Event::Failed { what, why } => write!(f, "{what}: {why}"),
-            Event::SizeTold { len } => write!(f, "the front end was told that the disk has {len} bytes now"),
+            Event::SizeAnnounced { len } => write!(f, "notified the front end of the new disk size: {len} bytes"),
             Event::Closed => write!(f, "the device is closed"),
             Event::StillUsed { state } => {
                 write!(
                     f,
-                    "the front end stays {state} and does not let the device go; the guest has it in use: \
+                    "the front end stays {state}: the guest still uses the device; \
                      unmount it there, or detach by force"
                 )
             }
@@ -103,20 +104,20 @@ impl fmt::Display for Event {
     }
 }
 
-impl Noted for Event {
-    const ROOM: usize = 64;
+impl LogEvent for Event {
+    const CAPACITY: usize = 64;
 
-    fn more(count: usize) -> Event {
+    fn dropped(count: usize) -> Event {
         Event::More(count)
     }
 }
 
-/// Events not looked at yet.
+/// Events not taken yet.
 pub type Log = crate::log::Log<Event>;
 
 impl Log {
-    /// Notes what could not be done.
+    /// Logs a failed operation.
     pub fn failed(&mut self, what: &'static str, why: &dyn Error) {
-        self.note(Event::Failed { what, why: in_full(why) });
+        self.record(Event::Failed { what, why: with_causes(why) });
     }
 }

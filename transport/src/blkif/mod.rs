@@ -1,35 +1,35 @@
 //! A blkif back end: the disk of a Xen guest, over rings in pages that the guest grants.
 //!
-//! [`Server`] serves one device, whose front end it finds in the store, and is the [`disk::Transport`] of the disk. It knows
-//! nothing about the disk behind it, and waits for nothing but answers of the store, each for a bounded time.
+//! [`Server`] serves one device, whose front end it finds through the store, and is the [`disk::Transport`] of the
+//! disk. It knows nothing about the disk behind it, and blocks only on replies of the store, each for a bounded time.
 //!
-//! Invariants: one that closes has its answers before its rings are let go, since its driver waits for them; a front end is
-//! connected only when the requests of the one before are all completed, so that no late write of
-//! the old falls into what the new one does.
+//! Invariants: a closing front end gets its responses before its rings are released, since its driver waits for them; a
+//! front end is connected only when all requests of the previous one have completed, so that no late write of the old
+//! one reaches data of the new one.
 //!
 //! | file | knows |
 //! |---|---|
 //! | `state` | the handshake, as a function |
-//! | `node` | what both ends write about themselves |
-//! | `session` | does what the handshake asks for |
-//! | `not_connected` | why it could not be done |
-//! | `retry` | what is tried again, and when |
+//! | `node` | what both ends write into the store |
+//! | `session` | performs the handshake |
+//! | `attach_error` | why attaching failed |
+//! | `retry` | what is retried, and when |
 //! | `device` | the queues of one front end |
 //! | `queue`, `ring`, `abi` | one ring |
-//! | `request` | what an entry asks for |
-//! | `data`, `pool`, `persistent` | the guest's pages |
+//! | `request` | parses an entry |
+//! | `data`, `pool`, `persistent` | access to the guest's pages |
 //! | `event` | what to log |
-//! | `moment` | where tests kill it, and mistakes that they must find |
+//! | `kill_point` | where tests kill the process, and bugs that they inject |
 
 mod abi;
+mod attach_error;
 mod data;
 mod device;
 mod event;
+mod kill_point;
 #[cfg(test)]
 mod model;
-mod moment;
 mod node;
-mod not_connected;
 mod persistent;
 mod pool;
 mod queue;
@@ -56,135 +56,136 @@ pub use ring::Broken;
 
 use device::Device;
 use event::Log;
-use retry::{Patience, Retry};
+use retry::{RetryBudget, RetryTimer};
 use session::Session;
 
-/// The largest ring: 16 pages, 512 requests. Linux's front end asks for as much.
+/// The largest ring: 16 pages, 512 requests. Linux's front end asks for that size.
 pub const RING_ORDER_MAX: u32 = 4;
 
-/// Queues of one disk.
+/// Maximum queues of one disk.
 pub const QUEUES_MAX: u16 = 64;
 
 const STORE: WatchKey = WatchKey(0);
 const CHANNELS: WatchKey = WatchKey(1);
 const WAKE: WatchKey = WatchKey(2);
-const REST: WatchKey = WatchKey(3);
+const TRIM: WatchKey = WatchKey(3);
 const RETRY: WatchKey = WatchKey(4);
 
-/// How long memory that only large requests need is kept for the next of them.
-const REST_AFTER: Duration = Duration::from_secs(1);
+/// How long memory that only large requests need is kept for the next ones.
+const TRIM_AFTER: Duration = Duration::from_secs(1);
 
-/// Ports, or events of the store, taken in before others have their turn.
-const TURN: usize = 64;
+/// Ports, or events of the store, processed before other work has its turn.
+const BATCH_MAX: usize = 64;
 
-/// How a guest's pages are reached.
+/// How a guest's pages are accessed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum GrantsPolicy {
-    /// Data are copied, all of a pass in one call.
+    /// Data is copied, in one call per pass.
     Copy,
     /// Pages are mapped for each request.
     Map,
-    /// Pages stay mapped if the front end agrees; else data are copied.
+    /// Pages stay mapped if the front end supports it; otherwise data is copied.
     Persistent,
-    /// What has been measured to be best for the front end that comes.
+    /// The mode measured to be best for the front end that connects.
     #[default]
     Auto,
 }
 
-/// What becomes of a front end when the server stops.
+/// What happens to a front end when the server stops.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnStop {
-    /// It is asked to let the device go, at the latest when the server stops: [`Server::close`] leaves it time for that.
+    /// It is asked to release the device, at the latest when the server stops: [`Server::close`] gives it time
+    /// for that.
     #[default]
     Close,
-    /// It is not told, and another process takes its rings over.
+    /// It is not notified, and another process takes over its rings.
     Leave,
 }
 
-/// What to serve, and to whom.
+/// The configuration of a device.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// The guest.
     pub domain: DomId,
-    /// The number of the device.
+    /// The device number.
     pub device: u32,
-    /// Path of our node in the store.
+    /// The path of our node in the store.
     pub backend: String,
     /// Size and limits of the disk.
     pub geometry: Geometry,
-    /// The guest may not write, whatever the disk allows.
+    /// Refuse writes, whatever the disk allows.
     pub read_only: bool,
-    /// How its pages are reached.
+    /// How the guest's pages are accessed.
     pub grants: GrantsPolicy,
     /// The largest ring, as a power of two of pages: at most [`RING_ORDER_MAX`].
     pub max_ring_pages_order: u32,
-    /// Queues offered: 1 to [`QUEUES_MAX`].
+    /// Maximum queues: 1 to [`QUEUES_MAX`].
     pub max_queues: u16,
-    /// Segments of an indirect request: at most [`SEGMENTS_MAX`]; zero for no such requests.
+    /// Maximum segments of an indirect request: at most [`SEGMENTS_MAX`]; zero for no such requests.
     pub max_segments: u16,
-    /// What becomes of the front end when the server stops.
+    /// What happens to the front end when the server stops.
     pub on_stop: OnStop,
 }
 
-/// Why there is no server.
+/// Why the server could not be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum SetUpError {
-    /// Something was asked for that cannot be.
-    #[error("{what} of {asked} are too many or too few: {wanted}")]
+    /// A configured limit is out of range.
+    #[error("{asked} {what} requested; must be {wanted}")]
     Limit {
-        /// What.
+        /// What was requested.
         what: &'static str,
-        /// How much of it.
+        /// The requested number.
         asked: u32,
-        /// What there may be.
+        /// The permitted range.
         wanted: &'static str,
     },
-    /// The system did not let us.
-    #[error("cannot make an eventfd")]
+    /// A system call failed.
+    #[error("cannot create an eventfd")]
     Eventfd(#[source] io::Error),
-    /// Likewise.
-    #[error("cannot make a timerfd")]
+    /// A system call failed.
+    #[error("cannot create a timerfd")]
     Timer(#[source] io::Error),
-    /// The store did not say where the front end is.
+    /// The store could not be read.
     #[error("cannot find the front end of {backend}")]
     Store {
         /// Our node.
         backend: String,
-        /// Why.
+        /// The cause.
         #[source]
         source: xen::StoreError,
     },
 }
 
-/// What of Xen a server uses.
-struct Machine {
+/// The interfaces of Xen that a server uses.
+struct XenHandles {
     store: Box<dyn Store>,
     grants: Box<dyn Grants>,
     channels: Box<dyn EventChannels>,
-    /// Signalled by ourselves, for what has to wait until there is a turn again.
+    /// Signalled by ourselves, for work to be done on the next turn.
     wake: OwnedFd,
-    /// Runs out when what has failed is to be tried again.
-    retry: Retry,
+    /// Expires when failed operations are to be retried.
+    retry: RetryTimer,
 }
 
 /// A blkif server for one device.
 pub struct Server {
-    machine: Machine,
+    xen: XenHandles,
     session: Session,
-    /// Ports that were reported and are to be unmasked before we sleep.
+    /// Reported ports to be unmasked before we sleep.
     masked: Vec<Port>,
-    /// Runs out when memory that is kept may be given up; runs only while there is such, so that an idle disk wakes once.
-    rest: Timer,
-    resting: bool,
-    hearing: Patience,
-    unmasking: Patience,
-    looking: Patience,
+    /// Expires when unused memory may be released; runs only while there is some, so that an idle disk wakes once.
+    trim_timer: Timer,
+    trim_armed: bool,
+    channel_retries: RetryBudget,
+    unmask_retries: RetryBudget,
+    store_retries: RetryBudget,
     stopped: bool,
     log: Log,
 }
 
 impl Server {
-    /// A server that has not begun.
+    /// A server that has not been started.
     pub fn new(
         config: Config,
         mut store: Box<dyn Store>,
@@ -192,20 +193,31 @@ impl Server {
         channels: Box<dyn EventChannels>,
     ) -> Result<Server, SetUpError> {
         config.check()?;
-        let nodes = node::Nodes::find(&mut *store, &config.backend, config.domain, config.device);
+        let nodes = node::DeviceNodes::find(&mut *store, &config.backend, config.domain, config.device);
         let failed = |source| SetUpError::Store { backend: config.backend.clone(), source };
         let nodes = nodes.map_err(failed)?;
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|errno| SetUpError::Eventfd(errno.into()))?;
-        let rest = Timer::new().map_err(SetUpError::Timer)?;
-        let retry = Retry::new().map_err(SetUpError::Timer)?;
-        let machine = Machine { store, grants, channels, wake, retry };
+        let trim_timer = Timer::new().map_err(SetUpError::Timer)?;
+        let retry = RetryTimer::new().map_err(SetUpError::Timer)?;
+        let xen = XenHandles { store, grants, channels, wake, retry };
         let session = Session::new(config, nodes, Buffer::zeroed(pool::STAGING_LEN));
-        let (masked, log, hearing, unmasking, looking) = Default::default();
-        Ok(Server { machine, session, rest, resting: false, masked, hearing, unmasking, looking, stopped: false, log })
+        let (masked, log, channel_retries, unmask_retries, store_retries) = Default::default();
+        Ok(Server {
+            xen,
+            session,
+            trim_timer,
+            trim_armed: false,
+            masked,
+            channel_retries,
+            unmask_retries,
+            store_retries,
+            stopped: false,
+            log,
+        })
     }
 
-    /// What has happened since the last call, for the log.
+    /// The events since the last call, for the log.
     pub fn take_events(&mut self) -> Vec<Event> {
         self.log.take()
     }
@@ -215,98 +227,98 @@ impl Server {
         self.session.device.as_ref().is_some_and(|device| !device.is_finishing())
     }
 
-    /// Stopping will not tell the front end, whatever was configured: another process takes its rings over, or the guest is
-    /// gone. Requests that were popped are to be completed and published as ever; those that were not stay in the rings.
+    /// Makes stopping not notify the front end, whatever was configured: another process takes over its rings, or the
+    /// guest is gone. Requests that were popped must still be completed and published; others stay in the rings.
     pub fn leave(&mut self) {
         self.session.leave();
     }
 
-    /// Asks the front end to let the device go, if that is what stopping means. It is served until it has.
+    /// Asks the front end to release the device, if that is what stopping means. It is served until it has.
     pub fn close(&mut self) {
-        self.session.close(&mut self.machine, &mut self.log);
+        self.session.close(&mut self.xen, &mut self.log);
     }
 
-    /// Whether the device was to be closed, and there is nobody to wait for.
+    /// Whether the device was to be closed, and no front end has to be waited for.
     pub fn is_closed(&self) -> bool {
         self.session.is_closed()
     }
 
-    /// Whether the device has come to its end: it is closed, and not wanted any more.
+    /// Whether the device is closed and no longer wanted.
     pub fn has_ended(&self) -> bool {
         self.session.has_ended()
     }
 
-    /// Takes in which ports were signalled. Each is masked until we are about to sleep: a guest that signals without end
+    /// Collects the signalled ports. Each stays masked until we are about to sleep: a guest that signals continuously
     /// wakes us once.
-    fn hear(&mut self) {
-        for _ in 0..TURN {
-            match self.machine.channels.take(&mut self.masked) {
+    fn take_ports(&mut self) {
+        for _ in 0..BATCH_MAX {
+            match self.xen.channels.take(&mut self.masked) {
                 Ok(true) => {}
-                Ok(false) => return self.hearing.worked(),
+                Ok(false) => return self.channel_retries.succeeded(),
                 Err(error) => {
                     self.log.failed("cannot take events from the guest", &error);
-                    return self.hearing.failed(&mut self.machine, &mut self.log);
+                    return self.channel_retries.failed(&mut self.xen, &mut self.log);
                 }
             }
         }
-        self.machine.wake();
+        self.xen.wake();
     }
 
-    /// Takes in what changed in the store. Whatever it was, both nodes are looked at.
-    fn look(&mut self) {
-        if self.session.is_lost() {
+    /// Collects changes in the store. Whatever they were, both nodes are read.
+    fn take_store_events(&mut self) {
+        if self.session.is_store_lost() {
             return;
         }
         let mut more = true;
-        for _ in 0..TURN {
-            match self.machine.store.take_event() {
+        for _ in 0..BATCH_MAX {
+            match self.xen.store.take_event() {
                 Ok(Some(_)) => {}
                 Ok(None) => {
-                    self.looking.worked();
+                    self.store_retries.succeeded();
                     more = false;
                     break;
                 }
                 Err(error) => {
                     if self.session.store_failed("cannot take events from the store", &error, &mut self.log) {
-                        self.looking.failed_once_more(&self.machine);
+                        self.store_retries.try_again(&self.xen);
                     }
                     more = false;
                     break;
                 }
             }
         }
-        self.session.examine(&mut self.machine, &mut self.log);
+        self.session.update(&mut self.xen, &mut self.log);
         if more {
-            self.machine.wake();
+            self.xen.wake();
         }
     }
 
-    /// Has the timer run if there is memory to be given up.
-    fn begin_rest(&mut self) {
-        if self.resting || !self.session.device.as_ref().is_some_and(Device::keeps_much) {
+    /// Arms the trim timer if there is memory to be released.
+    fn arm_trim(&mut self) {
+        if self.trim_armed || !self.session.device.as_ref().is_some_and(Device::has_excess_memory) {
             return;
         }
-        match self.rest.set(REST_AFTER) {
-            Ok(()) => self.resting = true,
+        match self.trim_timer.set(TRIM_AFTER) {
+            Ok(()) => self.trim_armed = true,
             Err(error) => self.log.failed("cannot set a timer", &error),
         }
     }
 
-    fn take_rest(&mut self) {
-        // What is read is how often it ran out, and that it is read has it wait for the next time.
-        rustix::io::read(&self.rest, &mut [0; 8]).ok();
-        self.resting = false;
+    fn trim_expired(&mut self) {
+        // The value read is the number of expirations; reading it clears the readiness.
+        rustix::io::read(&self.trim_timer, &mut [0; 8]).ok();
+        self.trim_armed = false;
         if let Some(device) = &mut self.session.device {
-            device.rest();
+            device.trim();
         }
     }
 
     fn unmask(&mut self) {
-        let Server { machine, session, masked, unmasking, log, .. } = self;
+        let Server { xen, session, masked, unmask_retries, log, .. } = self;
         let mut failed = false;
         masked.retain(|&port| {
             let ours = session.device.as_ref().is_some_and(|device| device.ports().any(|own| own == port));
-            let error = ours.then(|| machine.channels.unmask(port).err()).flatten();
+            let error = ours.then(|| xen.channels.unmask(port).err()).flatten();
             if let Some(error) = &error {
                 log.failed("cannot wait for the guest", error);
             }
@@ -314,8 +326,8 @@ impl Server {
             error.is_some()
         });
         match failed {
-            true => unmasking.failed(machine, log),
-            false => unmasking.worked(),
+            true => unmask_retries.failed(xen, log),
+            false => unmask_retries.succeeded(),
         }
     }
 }
@@ -325,21 +337,21 @@ impl Config {
         let Config { max_ring_pages_order, max_queues, max_segments, .. } = *self;
         let bad = |what, asked, wanted| Err(SetUpError::Limit { what, asked, wanted });
         if max_ring_pages_order > RING_ORDER_MAX {
-            return bad("rings with an order", max_ring_pages_order, "0 to 4");
+            return bad("as ring page order", max_ring_pages_order, "0 to 4");
         }
         if !(1..=QUEUES_MAX).contains(&max_queues) {
-            return bad("queues to the number", max_queues.into(), "1 to 64");
+            return bad("queues", max_queues.into(), "1 to 64");
         }
         if max_segments > SEGMENTS_MAX {
-            return bad("segments to the number", max_segments.into(), "0 to 256");
+            return bad("segments", max_segments.into(), "0 to 256");
         }
         Ok(())
     }
 }
 
-impl Machine {
+impl XenHandles {
     fn wake(&self) {
-        // It does not block, and one that is full is signalled already.
+        // It does not block, and a saturated eventfd is signalled already.
         rustix::io::write(&self.wake, &1u64.to_ne_bytes()).ok();
     }
 }
@@ -349,39 +361,39 @@ impl Transport for Server {
         if self.stopped {
             return None;
         }
-        self.session.device.as_mut()?.pop(geometry, &mut *self.machine.grants, &mut self.log)
+        self.session.device.as_mut()?.pop(geometry, &mut *self.xen.grants, &mut self.log)
     }
 
     fn complete(&mut self, request: Request, status: Status) {
-        if self.session.complete(request, Some(status), &mut *self.machine.grants) {
-            self.machine.wake();
+        if self.session.complete(request, Some(status), &mut *self.xen.grants) {
+            self.xen.wake();
         }
     }
 
     fn publish(&mut self) -> Result<(), Disconnected> {
         if let Some(device) = &mut self.session.device {
-            device.publish(&mut *self.machine.grants, &mut *self.machine.channels, &mut self.log);
-            if device.owes_signal() {
-                self.machine.retry.arm(&mut self.log);
+            device.publish(&mut *self.xen.grants, &mut *self.xen.channels, &mut self.log);
+            if device.owes_notification() {
+                self.xen.retry.arm(&mut self.log);
             }
             if device.is_finishing() && device.is_finished() {
-                self.machine.wake();
+                self.xen.wake();
             }
         }
-        // A front end that is gone is no news for the disk: it may come again.
+        // The disk need not know about a front end that is gone: it may come back.
         Ok(())
     }
 }
 
 impl crate::Server for Server {
     fn start(&mut self, watch: &mut dyn Watch) -> io::Result<()> {
-        self.session.watch(&mut *self.machine.store).map_err(io::Error::other)?;
-        watch.watch(self.machine.wake.as_fd(), Interest::Read, WAKE)?;
-        watch.watch(self.machine.channels.fd(), Interest::Read, CHANNELS)?;
-        watch.watch(self.machine.store.fd(), Interest::Read, STORE)?;
-        watch.watch(self.rest.as_fd(), Interest::Read, REST)?;
-        watch.watch(self.machine.retry.as_fd(), Interest::Read, RETRY)?;
-        self.machine.wake();
+        self.session.watch(&mut *self.xen.store).map_err(io::Error::other)?;
+        watch.watch(self.xen.wake.as_fd(), Interest::Read, WAKE)?;
+        watch.watch(self.xen.channels.fd(), Interest::Read, CHANNELS)?;
+        watch.watch(self.xen.store.fd(), Interest::Read, STORE)?;
+        watch.watch(self.trim_timer.as_fd(), Interest::Read, TRIM)?;
+        watch.watch(self.xen.retry.as_fd(), Interest::Read, RETRY)?;
+        self.xen.wake();
         Ok(())
     }
 
@@ -390,16 +402,16 @@ impl crate::Server for Server {
             return;
         }
         match key {
-            CHANNELS => self.hear(),
-            STORE => self.look(),
-            REST => self.take_rest(),
+            CHANNELS => self.take_ports(),
+            STORE => self.take_store_events(),
+            TRIM => self.trim_expired(),
             RETRY => {
-                self.machine.retry.ran_out();
-                self.machine.wake();
+                self.xen.retry.expired();
+                self.xen.wake();
             }
             WAKE => {
-                self.hear();
-                self.look();
+                self.take_ports();
+                self.take_store_events();
             }
             _ => {}
         }
@@ -412,21 +424,21 @@ impl crate::Server for Server {
 
     fn may_sleep(&mut self) -> bool {
         let may = match &mut self.session.device {
-            Some(device) if !self.stopped => device.may_sleep(&mut self.log),
+            Some(device) if !self.stopped => device.prepare_to_sleep(&mut self.log),
             _ => true,
         };
         if may {
             self.unmask();
-            self.begin_rest();
+            self.arm_trim();
         }
         may
     }
 
     fn resized(&mut self, geometry: &Geometry, _watch: &mut dyn Watch) {
-        self.session.resized(geometry, &mut self.machine, &mut self.log);
+        self.session.resized(geometry, &mut self.xen, &mut self.log);
     }
 
-    /// What has no answer stays in its ring, and the next process takes it from there.
+    /// Unanswered requests stay in the ring, and the next process takes them from there.
     fn takes_back(&self) -> bool {
         self.session.config.on_stop == OnStop::Leave
     }
@@ -439,7 +451,7 @@ impl crate::Server for Server {
         if !self.takes_back() {
             return self.complete(request, Status::NoSpace);
         }
-        self.session.complete(request, None, &mut *self.machine.grants);
+        self.session.complete(request, None, &mut *self.xen.grants);
     }
 
     fn place_of(&self, token: Token) -> Option<String> {
@@ -452,13 +464,13 @@ impl crate::Server for Server {
 
     fn stop(&mut self, watch: &mut dyn Watch) {
         self.stopped = true;
-        [WAKE, CHANNELS, STORE, REST, RETRY].into_iter().for_each(|key| watch.forget(key));
-        self.session.stop(&mut self.machine, &mut self.log);
+        [WAKE, CHANNELS, STORE, TRIM, RETRY].into_iter().for_each(|key| watch.forget(key));
+        self.session.stop(&mut self.xen, &mut self.log);
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        self.session.let_go(&mut self.machine, &mut self.log);
+        self.session.release_all(&mut self.xen, &mut self.log);
     }
 }

@@ -1,11 +1,11 @@
-//! Memory that data pass through between a guest's pages and the storage.
+//! The buffer pool between a guest's pages and the storage.
 //!
-//! Knows nothing of requests. Invariants: bytes that are lent are nobody else's until they are given back; what is kept is
-//! bounded, and little while nothing happens.
+//! It knows nothing about requests. Invariants: a buffer has one user until it is released; the memory kept is bounded,
+//! and small while idle.
 //!
-//! One piece of memory, the *staging*, is there for as long as the server is. What it has no room for comes in pieces of
-//! 1 MiB, which are there while large requests are. An engine is told of all these pieces: it may have them registered, and
-//! then spares itself looking up their pages each time. Only what fits into none of them has a buffer of its own.
+//! One chunk of memory, the *staging* buffer, exists as long as the server. What does not fit goes to chunks of 1 MiB,
+//! which exist while there are large requests. The engine is told about all these chunks: it may register them, which
+//! saves looking up their pages each time. Only what fits into none of them gets a buffer of its own.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -15,177 +15,178 @@ use memory::{Buffer, PAGE, Segments};
 use super::request::SEGMENTS_MAX;
 use crate::MemoryChange;
 
-/// Bytes of the staging: four requests of 64 KiB, or two rings of a page full of small ones. It stays while the disk is idle.
+/// Size of the staging buffer: four requests of 64 KiB, or two rings of one page full of small ones. It stays while the
+/// disk is idle.
 pub const STAGING_LEN: usize = PAGE * UNITS;
 
-/// Units of a piece, one bit each.
+/// Units per chunk, one bit each.
 const UNITS: usize = 64;
 const _: () = assert!(UNITS as u64 == u64::BITS as u64);
 
-/// Bytes of a unit of the pieces that come and go: such a piece has room for the largest request.
+/// Unit size of the temporary chunks: one chunk has room for the largest request.
 const LARGE_UNIT: usize = 16 << 10;
 const _: () = assert!(LARGE_UNIT * UNITS >= SEGMENTS_MAX as usize * PAGE);
 
-/// Such pieces: for all bytes that a disk may have under way.
+/// Maximum number of such chunks: enough for all bytes that a disk may have in flight.
 const LARGE_MAX: usize = 32;
 
-/// Memory that is lent for one request.
-pub struct Loan {
-    /// Where it lies.
-    place: Place,
-    /// The first byte of it there.
+/// Memory allocated for one request.
+pub struct PoolBuffer {
+    /// The chunk that contains it.
+    location: Location,
+    /// Its first byte in the chunk.
     at: usize,
     len: usize,
-    /// Its units of the piece; none of a buffer of its own.
+    /// Its units of the chunk; zero for a buffer of its own.
     units: u64,
 }
 
-enum Place {
+enum Location {
     Staging,
-    /// In the large piece of this number.
+    /// In the large chunk of this index.
     Large(u8, Arc<Buffer>),
-    Own(Arc<Buffer>),
+    Separate(Arc<Buffer>),
 }
 
-impl Loan {
-    /// The first byte in the buffer.
+impl PoolBuffer {
+    /// Offset in the buffer.
     pub fn at(&self) -> usize {
         self.at
     }
 
-    /// Bytes lent.
+    /// Length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 }
 
-/// A piece of memory that comes and goes.
+/// A temporary chunk.
 struct Large {
     buffer: Arc<Buffer>,
-    /// Units that are lent.
-    lent: u64,
+    /// Allocated units.
+    allocated: u64,
 }
 
-/// What is there to be lent.
+/// The pool.
 pub struct Pool {
     staging: Arc<Buffer>,
-    /// Pages of the staging that are lent.
-    lent_pages: u64,
+    /// Allocated pages of the staging buffer.
+    staging_pages: u64,
     large: [Option<Large>; LARGE_MAX],
-    /// How many of these there are.
+    /// How many of these exist.
     large_count: usize,
-    /// What an engine has not yet been told.
+    /// Changes that the engine has not been told about.
     changes: VecDeque<MemoryChange>,
-    /// Bytes lent.
-    lent: usize,
+    /// Total allocated bytes.
+    allocated: usize,
 }
 
 impl Pool {
-    /// A pool over this staging, nothing of which is in use.
+    /// A pool over this staging buffer, which must be unused.
     pub fn new(staging: Arc<Buffer>) -> Pool {
         Pool {
             staging,
-            lent_pages: 0,
+            staging_pages: 0,
             large: [const { None }; LARGE_MAX],
             large_count: 0,
             changes: VecDeque::new(),
-            lent: 0,
+            allocated: 0,
         }
     }
 
-    /// So many bytes; what is in them is of no meaning.
+    /// Allocates `len` bytes with undefined contents.
     #[inline(always)]
-    pub fn lend(&mut self, len: usize) -> Loan {
+    pub fn allocate(&mut self, len: usize) -> PoolBuffer {
         let count = units(len, PAGE);
-        self.lent = self.lent.saturating_add(count.saturating_mul(PAGE));
-        match run(!self.lent_pages, count) {
+        self.allocated = self.allocated.saturating_add(count.saturating_mul(PAGE));
+        match run(!self.staging_pages, count) {
             Some((first, units)) => {
-                self.lent_pages |= units;
-                Loan { place: Place::Staging, at: first.saturating_mul(PAGE), len, units }
+                self.staging_pages |= units;
+                PoolBuffer { location: Location::Staging, at: first.saturating_mul(PAGE), len, units }
             }
-            None => self.lend_large(len),
+            None => self.allocate_large(len),
         }
     }
 
     #[inline(never)]
-    fn lend_large(&mut self, len: usize) -> Loan {
+    fn allocate_large(&mut self, len: usize) -> PoolBuffer {
         let count = units(len, LARGE_UNIT);
-        for (number, place) in (0..).zip(&mut self.large) {
-            // Those that there are come first: one is made when the others have no room.
-            let large = place.get_or_insert_with(|| {
+        for (number, location) in (0..).zip(&mut self.large) {
+            // Existing chunks come first: one is created when the others have no room.
+            let large = location.get_or_insert_with(|| {
                 let buffer = Buffer::zeroed(LARGE_UNIT * UNITS);
                 self.changes.push_back(MemoryChange::Comes(buffer.clone()));
                 self.large_count = self.large_count.saturating_add(1);
-                Large { buffer, lent: 0 }
+                Large { buffer, allocated: 0 }
             });
-            if let Some((first, units)) = run(!large.lent, count) {
-                large.lent |= units;
-                let place = Place::Large(number, large.buffer.clone());
-                return Loan { place, at: first.saturating_mul(LARGE_UNIT), len, units };
+            if let Some((first, units)) = run(!large.allocated, count) {
+                large.allocated |= units;
+                let location = Location::Large(number, large.buffer.clone());
+                return PoolBuffer { location, at: first.saturating_mul(LARGE_UNIT), len, units };
             }
         }
-        Loan { place: Place::Own(Buffer::zeroed(len)), at: 0, len, units: 0 }
+        PoolBuffer { location: Location::Separate(Buffer::zeroed(len)), at: 0, len, units: 0 }
     }
 
-    /// Takes it back: nobody uses it any more.
+    /// Releases a buffer that is no longer used.
     #[inline]
-    pub fn give_back(&mut self, loan: Loan) {
-        self.lent = self.lent.saturating_sub(units(loan.len, PAGE).saturating_mul(PAGE));
-        match loan.place {
-            Place::Staging => self.lent_pages &= !loan.units,
-            Place::Large(number, _) => {
+    pub fn release(&mut self, buffer: PoolBuffer) {
+        self.allocated = self.allocated.saturating_sub(units(buffer.len, PAGE).saturating_mul(PAGE));
+        match buffer.location {
+            Location::Staging => self.staging_pages &= !buffer.units,
+            Location::Large(number, _) => {
                 if let Some(Some(large)) = self.large.get_mut(usize::from(number)) {
-                    large.lent &= !loan.units;
+                    large.allocated &= !buffer.units;
                 }
             }
-            Place::Own(_) => {}
+            Location::Separate(_) => {}
         }
     }
 
-    /// Where the bytes of a loan are.
+    /// The buffer that contains an allocation.
     #[inline]
-    pub fn buffer<'a>(&'a self, loan: &'a Loan) -> &'a Arc<Buffer> {
-        match &loan.place {
-            Place::Staging => &self.staging,
-            Place::Large(_, buffer) | Place::Own(buffer) => buffer,
+    pub fn buffer<'a>(&'a self, buffer: &'a PoolBuffer) -> &'a Arc<Buffer> {
+        match &buffer.location {
+            Location::Staging => &self.staging,
+            Location::Large(_, buffer) | Location::Separate(buffer) => buffer,
         }
     }
 
-    /// The same as memory for the disk.
+    /// The allocation as memory for the disk.
     #[inline]
-    pub fn segments(&self, loan: &Loan) -> Segments {
-        self.buffer(loan).range(loan.at, loan.len)
+    pub fn segments(&self, buffer: &PoolBuffer) -> Segments {
+        self.buffer(buffer).range(buffer.at, buffer.len)
     }
 
-    /// Bytes lent.
-    pub fn lent(&self) -> usize {
-        self.lent
+    /// Total allocated bytes.
+    pub fn allocated(&self) -> usize {
+        self.allocated
     }
 
-    /// What an engine should know of this memory, beside the staging, and was not yet told.
+    /// The next change of this memory, besides the staging buffer, that the engine has not been told about.
     #[inline]
     pub fn take_change(&mut self) -> Option<MemoryChange> {
         self.changes.pop_front()
     }
 
     /// Whether there is something to trim.
-    pub fn keeps_much(&self) -> bool {
+    pub fn has_excess_memory(&self) -> bool {
         self.large_count > 0
     }
 
-    /// Large pieces that are not in use go.
+    /// Frees unused large chunks.
     pub fn trim(&mut self) {
-        self.drop_large(|large| large.lent == 0);
+        self.drop_large(|large| large.allocated == 0);
     }
 
-    /// They all go: whoever still has something of them keeps it alive.
-    pub fn let_go(&mut self) {
+    /// Drops all large chunks: those still in use are kept alive by their users.
+    pub fn release_all(&mut self) {
         self.drop_large(|_| true);
     }
 
     fn drop_large(&mut self, which: impl Fn(&Large) -> bool) {
-        for place in &mut self.large {
-            if let Some(large) = place.take_if(|large| which(large)) {
+        for location in &mut self.large {
+            if let Some(large) = location.take_if(|large| which(large)) {
                 self.changes.push_back(MemoryChange::Goes(large.buffer));
                 self.large_count = self.large_count.saturating_sub(1);
             }
@@ -193,23 +194,23 @@ impl Pool {
     }
 }
 
-/// Units for so many bytes: one for none.
+/// Units for `len` bytes: at least one.
 fn units(len: usize, unit: usize) -> usize {
     len.max(1).div_ceil(unit)
 }
 
-/// The first `count` bits in a row that are set: the number of the first, and all of them.
+/// The first run of `count` set bits: the index of the first, and a mask of all.
 #[inline]
 fn run(set: u64, count: usize) -> Option<(usize, u64)> {
     if count == 1 {
-        // Nearly always.
+        // The common case.
         return (set != 0).then(|| (usize::try_from(set.trailing_zeros()).unwrap_or(0), set & set.wrapping_neg()));
     }
     long_run(set, u32::try_from(count).ok().filter(|&count| count <= u64::BITS)?)
 }
 
 fn long_run(set: u64, count: u32) -> Option<(usize, u64)> {
-    // Where a run of `have` begins; two of those beside each other are one of twice as many.
+    // Where a run of `have` begins; two adjacent runs form one of twice the length.
     let (mut starts, mut have) = (set, 1);
     while have < count {
         let more = have.min(count.saturating_sub(have));
@@ -231,7 +232,7 @@ mod test {
     }
 
     #[test]
-    fn a_run_is_the_first_that_is_long_enough() {
+    fn the_first_run_that_is_long_enough_is_chosen() {
         assert_eq!(run(0b0110_1110, 2), Some((1, 0b110)));
         assert_eq!(run(0b0110_1110, 3), Some((1, 0b1110)));
         assert_eq!(run(0b0110_1110, 4), None);
@@ -243,22 +244,23 @@ mod test {
     }
 
     #[test]
-    fn what_is_lent_is_nobody_elses() {
+    fn allocations_do_not_overlap() {
         let mut pool = pool();
         let mut seen = std::collections::BTreeSet::new();
-        let loans: Vec<Loan> = [5000, 1, 4096, 70_000, 300_000, 512, 600_000, 1 << 20].map(|len| pool.lend(len)).into();
-        for loan in &loans {
-            let base = pool.buffer(loan).base().addr() + loan.at();
-            for page in 0..loan.len.div_ceil(PAGE) {
-                assert!(seen.insert(base + page * PAGE), "{} bytes", loan.len);
+        let loans: Vec<PoolBuffer> =
+            [5000, 1, 4096, 70_000, 300_000, 512, 600_000, 1 << 20].map(|len| pool.allocate(len)).into();
+        for buffer in &loans {
+            let base = pool.buffer(buffer).base().addr() + buffer.at();
+            for page in 0..buffer.len.div_ceil(PAGE) {
+                assert!(seen.insert(base + page * PAGE), "{} bytes", buffer.len);
             }
-            assert_eq!(pool.segments(loan).len(), loan.len);
+            assert_eq!(pool.segments(buffer).len(), buffer.len);
         }
-        loans.into_iter().for_each(|loan| pool.give_back(loan));
-        assert_eq!((pool.lent(), pool.lent_pages), (0, 0));
+        loans.into_iter().for_each(|buffer| pool.release(buffer));
+        assert_eq!((pool.allocated(), pool.staging_pages), (0, 0));
     }
 
-    /// What an engine that hears of all changes knows.
+    /// What an engine that is told about all changes knows.
     fn known(pool: &mut Pool, mut known: Vec<*mut u8>) -> Vec<*mut u8> {
         while let Some(change) = pool.take_change() {
             match change {
@@ -270,32 +272,32 @@ mod test {
     }
 
     #[test]
-    fn large_pieces_come_when_they_are_needed_and_go_when_they_are_not() {
+    fn large_chunks_are_created_on_demand_and_freed_when_unused() {
         let mut pool = pool();
-        let small: Vec<Loan> = (0..64).map(|_| pool.lend(PAGE)).collect();
-        assert!(!pool.keeps_much() && pool.take_change().is_none(), "the staging has room");
-        let large: Vec<Loan> = (0..3).map(|_| pool.lend(1 << 20)).collect();
-        let told = known(&mut pool, Vec::new());
-        assert_eq!(told.len(), 3);
-        assert!(large.iter().all(|loan| told.contains(&pool.buffer(loan).base())));
-        small.into_iter().chain(large).skip(1).for_each(|loan| pool.give_back(loan));
-        let kept = pool.lend(300_000);
+        let small: Vec<PoolBuffer> = (0..64).map(|_| pool.allocate(PAGE)).collect();
+        assert!(!pool.has_excess_memory() && pool.take_change().is_none(), "the staging buffer has room");
+        let large: Vec<PoolBuffer> = (0..3).map(|_| pool.allocate(1 << 20)).collect();
+        let reported = known(&mut pool, Vec::new());
+        assert_eq!(reported.len(), 3);
+        assert!(large.iter().all(|buffer| reported.contains(&pool.buffer(buffer).base())));
+        small.into_iter().chain(large).skip(1).for_each(|buffer| pool.release(buffer));
+        let kept = pool.allocate(300_000);
         pool.trim();
-        let told = known(&mut pool, told);
-        assert_eq!(told, [pool.buffer(&kept).base()], "one is in use");
-        pool.give_back(kept);
+        let reported = known(&mut pool, reported);
+        assert_eq!(reported, [pool.buffer(&kept).base()], "one is still in use");
+        pool.release(kept);
         pool.trim();
-        assert!(!pool.keeps_much() && pool.lent() == PAGE);
-        assert!(known(&mut pool, told).is_empty());
+        assert!(!pool.has_excess_memory() && pool.allocated() == PAGE);
+        assert!(known(&mut pool, reported).is_empty());
     }
 
     #[test]
-    fn what_has_no_room_in_any_piece_has_a_buffer_of_its_own() {
+    fn an_allocation_that_fits_no_chunk_gets_a_separate_buffer() {
         let mut pool = pool();
-        let loans: Vec<Loan> = (0..LARGE_MAX + 1).map(|_| pool.lend(1 << 20)).collect();
-        assert_eq!(loans.iter().filter(|loan| matches!(loan.place, Place::Own(_))).count(), 1);
+        let loans: Vec<PoolBuffer> = (0..LARGE_MAX + 1).map(|_| pool.allocate(1 << 20)).collect();
+        assert_eq!(loans.iter().filter(|buffer| matches!(buffer.location, Location::Separate(_))).count(), 1);
         assert_eq!(known(&mut pool, Vec::new()).len(), LARGE_MAX);
-        loans.into_iter().for_each(|loan| pool.give_back(loan));
-        assert_eq!(pool.lent(), 0);
+        loans.into_iter().for_each(|buffer| pool.release(buffer));
+        assert_eq!(pool.allocated(), 0);
     }
 }

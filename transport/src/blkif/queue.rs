@@ -1,60 +1,60 @@
-//! One queue: a ring, the event channel beside it, and the requests that were taken and have no answer.
+//! One queue: a ring, its event channel, and the requests taken from it and not yet answered.
 //!
-//! Knows nothing of grants. Invariants: a request is answered once; a barrier is alone; a broken queue is not touched
-//! again.
+//! It knows nothing about grants. Invariants: a request is answered once; a barrier runs alone; a broken queue is not
+//! accessed again.
 
 use std::io;
 
 use disk::Geometry;
 use xen::{EventChannels, Port};
 
-use super::data::Lent;
-use super::moment::{Mistake, mistake};
-use super::request::{Parsed, Pieces};
+use super::data::DataBuffer;
+use super::kill_point::{InjectedBug, injected};
+use super::request::{PageRanges, Parsed};
 use super::ring::{Broken, Response, Ring};
 
 /// One queue.
 pub struct Queue {
     ring: Ring,
-    /// Our end of its event channel.
+    /// Our port of its event channel.
     pub port: Port,
-    records: Vec<Record>,
+    records: Vec<RequestRecord>,
     free: Vec<u16>,
-    /// Requests taken and not yet done.
-    open: usize,
+    /// Requests taken and not yet completed.
+    in_progress: usize,
     barrier: Barrier,
     broken: bool,
-    /// There are answers that the front end may have to be told of.
-    answered: bool,
-    /// It could not be told of them.
-    owes_signal: bool,
+    /// There are responses of which the front end may have to be notified.
+    has_new_responses: bool,
+    /// A notification failed and is still to be sent.
+    owes_notification: bool,
 }
 
-/// What was taken and has no answer.
-pub struct Record {
-    /// What its entry asks for.
+/// A request that was taken and not yet answered.
+pub struct RequestRecord {
+    /// Its parsed entry.
     pub parsed: Parsed,
-    /// Where its data are in the guest's pages.
-    pub pieces: Pieces,
-    /// What they lie in meanwhile.
-    pub lent: Option<Lent>,
+    /// The ranges of the guest's pages that hold its data.
+    pub ranges: PageRanges,
+    /// The memory that holds its data meanwhile.
+    pub buffer: Option<DataBuffer>,
 }
 
-/// How it stands with a barrier. Nothing is taken while there is one.
+/// The state of a barrier. No requests are taken while there is one.
 enum Barrier {
     None,
-    /// It waits for what came before it.
-    Waits(u16),
-    /// It is being done.
-    Runs,
+    /// It waits for earlier requests.
+    Waiting(u16),
+    /// It is running.
+    Running,
 }
 
 impl Barrier {
-    /// Has it begin, once it is alone; its number.
-    fn run(&mut self, open: &mut usize) -> Option<u16> {
+    /// Starts it once it is alone; returns its number.
+    fn start(&mut self, in_progress: &mut usize) -> Option<u16> {
         match *self {
-            Barrier::Waits(number) if *open == 0 => {
-                (*self, *open) = (Barrier::Runs, 1);
+            Barrier::Waiting(number) if *in_progress == 0 => {
+                (*self, *in_progress) = (Barrier::Running, 1);
                 Some(number)
             }
             _ => None,
@@ -63,133 +63,138 @@ impl Barrier {
 }
 
 impl Queue {
-    /// A queue whose front end signals `port`.
+    /// A queue whose front end notifies `port`.
     pub fn new(ring: Ring, port: Port) -> Queue {
         let slots = u16::try_from(ring.slots()).unwrap_or(0);
-        let records = (0..slots).map(|_| Record::default()).collect();
+        let records = (0..slots).map(|_| RequestRecord::default()).collect();
         let free = (0..slots).rev().collect();
-        let (open, barrier, broken, answered, owes_signal) = (0, Barrier::None, false, true, false);
-        Queue { ring, port, records, free, open, barrier, broken, answered, owes_signal }
+        let (in_progress, barrier, broken, has_new_responses, owes_notification) =
+            (0, Barrier::None, false, true, false);
+        Queue { ring, port, records, free, in_progress, barrier, broken, has_new_responses, owes_notification }
     }
 
-    /// Whether there may be something to take, at the price of one load.
+    /// Whether there may be requests, at the cost of one load.
     #[inline]
-    pub fn has_news(&self) -> bool {
-        !self.broken && (self.ring.has_news() || !matches!(self.barrier, Barrier::None))
+    pub fn has_requests(&self) -> bool {
+        !self.broken && (self.ring.has_requests() || !matches!(self.barrier, Barrier::None))
     }
 
-    /// The next request, with its number. Its record has what its entry tells, and nothing else. One that is to be
-    /// refused is done.
+    /// The next request, with its number. Its record contains only what its entry says. A rejected request counts as
+    /// completed.
     #[inline]
-    pub fn take(&mut self, segments_max: u16, geometry: &Geometry) -> Result<Option<(u16, &mut Record)>, Broken> {
+    pub fn take(
+        &mut self,
+        segments_max: u16,
+        geometry: &Geometry,
+    ) -> Result<Option<(u16, &mut RequestRecord)>, Broken> {
         if self.broken {
             return Ok(None);
         }
         if !matches!(self.barrier, Barrier::None) {
-            let Some(number) = self.barrier.run(&mut self.open) else { return Ok(None) };
+            let Some(number) = self.barrier.start(&mut self.in_progress) else { return Ok(None) };
             return Ok(self.records.get_mut(usize::from(number)).map(|record| (number, record)));
         }
         let Some(&number) = self.free.last() else { return Ok(None) };
         let Some(record) = self.records.get_mut(usize::from(number)) else { return Ok(None) };
         let Some(entry) = self.ring.take(number)? else { return Ok(None) };
         self.free.pop();
-        record.parsed.look_at(entry, segments_max, geometry, &mut record.pieces);
-        match record.parsed.ask {
-            Ok(ask) if ask.is_barrier() => {
-                self.barrier = Barrier::Waits(number);
-                return Ok(self.barrier.run(&mut self.open).map(|number| (number, record)));
+        record.parsed.parse(entry, segments_max, geometry, &mut record.ranges);
+        match record.parsed.operation {
+            Ok(operation) if operation.is_barrier() => {
+                self.barrier = Barrier::Waiting(number);
+                return Ok(self.barrier.start(&mut self.in_progress).map(|number| (number, record)));
             }
-            Ok(_) => self.open = self.open.saturating_add(1),
+            Ok(_) => self.in_progress = self.in_progress.saturating_add(1),
             Err(_) => {}
         }
         Ok(Some((number, record)))
     }
 
-    /// What is known of a request.
+    /// The record of a request.
     #[inline]
-    pub fn record(&self, number: u16) -> Option<&Record> {
+    pub fn record(&self, number: u16) -> Option<&RequestRecord> {
         self.records.get(usize::from(number))
     }
 
-    /// The same, to be added to.
+    /// The record of a request, mutably.
     #[inline]
-    pub fn record_mut(&mut self, number: u16) -> Option<&mut Record> {
+    pub fn record_mut(&mut self, number: u16) -> Option<&mut RequestRecord> {
         self.records.get_mut(usize::from(number))
     }
 
-    /// A request was done.
+    /// Records that a request has completed.
     #[inline]
-    pub fn done(&mut self) {
-        self.open = self.open.saturating_sub(1);
-        if matches!(self.barrier, Barrier::Runs) {
+    pub fn finish_request(&mut self) {
+        self.in_progress = self.in_progress.saturating_sub(1);
+        if matches!(self.barrier, Barrier::Running) {
             self.barrier = Barrier::None;
         }
     }
 
-    /// Whether the answer to this request takes its own place, if it is the next.
+    /// Whether this request's response would go into the request's own slot, if it were next.
     pub fn is_next(&self, number: u16) -> bool {
         self.ring.is_next(number)
     }
 
-    /// Puts the answer to a request that was done into the ring; its memory is free, if it had any.
+    /// Puts the response to a completed request into the ring and frees its memory, if it has any.
     #[inline]
-    pub fn answer(&mut self, number: u16, status: i16, free: impl FnOnce(Lent)) -> Result<(), Broken> {
+    pub fn respond(&mut self, number: u16, status: i16, free: impl FnOnce(DataBuffer)) -> Result<(), Broken> {
         let Some(record) = self.records.get_mut(usize::from(number)) else { return Ok(()) };
-        if let Some(lent) = record.lent.take() {
-            free(lent);
+        if let Some(buffer) = record.buffer.take() {
+            free(buffer);
         }
-        record.pieces.clear();
+        record.ranges.clear();
         if self.broken {
             return Ok(());
         }
         self.free.push(number);
-        self.answered = true;
-        let Parsed { id, operation, .. } = record.parsed;
-        self.ring.answer(number, Response { id, operation, status })
+        self.has_new_responses = true;
+        let Parsed { id, opcode: operation, .. } = record.parsed;
+        self.ring.respond(number, Response { id, operation, status })
     }
 
-    /// Tells the front end of the answers, if it wants to know. What fails is owed, and tried again with the next call:
-    /// it may wait for nothing else.
-    pub fn tell(&mut self, channels: &mut dyn EventChannels) -> Result<io::Result<()>, Broken> {
-        if self.broken || !(std::mem::take(&mut self.answered) || self.owes_signal) {
+    /// Notifies the front end of responses, if it wants to know. A failed notification is retried by the next call: the
+    /// front end may be waiting for nothing else.
+    pub fn notify(&mut self, channels: &mut dyn EventChannels) -> Result<io::Result<()>, Broken> {
+        if self.broken || !(std::mem::take(&mut self.has_new_responses) || self.owes_notification) {
             return Ok(Ok(()));
         }
-        if !self.ring.must_signal()? && !self.owes_signal {
+        if !self.ring.must_notify()? && !self.owes_notification {
             return Ok(Ok(()));
         }
         let notified = channels.notify(self.port);
-        self.owes_signal = notified.is_err() && !mistake(Mistake::SignalLost);
+        self.owes_notification = notified.is_err() && !injected(InjectedBug::NotificationLost);
         Ok(notified)
     }
 
-    /// Asks to be signalled of the next request.
-    pub fn ask_for_signal(&mut self) -> Result<(), Broken> {
-        if self.broken { Ok(()) } else { self.ring.ask_for_signal() }
+    /// Requests a notification for the next request.
+    pub fn request_notification(&mut self) -> Result<(), Broken> {
+        if self.broken { Ok(()) } else { self.ring.request_notification() }
     }
 
-    /// Whether there is nothing that could be taken now.
+    /// Whether nothing can be taken now.
     pub fn is_empty(&mut self) -> Result<bool, Broken> {
         match &self.barrier {
             _ if self.broken => Ok(true),
             Barrier::None => self.ring.is_empty(),
-            Barrier::Waits(..) => Ok(self.open > 0),
-            Barrier::Runs => Ok(true),
+            Barrier::Waiting(..) => Ok(self.in_progress > 0),
+            Barrier::Running => Ok(true),
         }
     }
 
-    /// Takes nothing that is announced from now on.
+    /// Takes no requests announced from now on.
     pub fn close(&mut self) -> Result<(), Broken> {
         if self.broken { Ok(()) } else { self.ring.close() }
     }
 
-    /// Gives the ring up.
-    pub fn break_off(&mut self) {
+    /// Stops using the ring.
+    pub fn mark_broken(&mut self) {
         self.broken = true;
     }
 }
 
-impl Default for Record {
-    fn default() -> Record {
-        Record { parsed: Parsed::nothing(), pieces: Pieces::default(), lent: None }
+impl Default for RequestRecord {
+    fn default() -> RequestRecord {
+        RequestRecord { parsed: Parsed::empty(), ranges: PageRanges::default(), buffer: None }
     }
 }

@@ -1,102 +1,102 @@
-//! What failed and is tried again by ourselves: what failed may have taken with it the only sign that there is
-//! something to do.
+//! Retries of failed operations by a timer: the failure may have consumed the only event that would trigger another
+//! attempt.
 //!
-//! Knows nothing of what it is. Invariants: attempts that fail become rarer, so that nothing that keeps failing keeps a
-//! processor busy; the timer runs only while there is something to be tried.
+//! It knows nothing about the operations. Invariants: repeated failures are retried at growing intervals, so that a
+//! permanent failure does not keep a CPU busy; the timer runs only while a retry is pending.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
-use super::Machine;
+use super::XenHandles;
 use super::event::Log;
 use crate::Timer;
 
-/// The first pause; each is twice as long as the one before.
-const FIRST: Duration = Duration::from_millis(50);
+/// The first delay; each is twice as long as the one before.
+const DELAY_MIN: Duration = Duration::from_millis(50);
 
-/// The longest: what a guest whose disk could be served again waits at most.
-const LONGEST: Duration = Duration::from_secs(5);
+/// The maximum delay: how long a guest waits at most after its disk could be served again.
+const DELAY_MAX: Duration = Duration::from_secs(5);
 
-/// Attempts that have to wait.
-pub struct Retry {
+/// The timer for pending retries.
+pub struct RetryTimer {
     timer: Timer,
-    /// Since the last time that something worked.
+    /// Failures since the last success.
     failures: u32,
-    runs: bool,
+    is_armed: bool,
 }
 
-impl Retry {
-    /// Nothing has failed.
-    pub fn new() -> std::io::Result<Retry> {
-        Ok(Retry { timer: Timer::new()?, failures: 0, runs: false })
+impl RetryTimer {
+    /// A timer that is not armed.
+    pub fn new() -> std::io::Result<RetryTimer> {
+        Ok(RetryTimer { timer: Timer::new()?, failures: 0, is_armed: false })
     }
 
-    /// Something has failed, and is to be tried again after a pause.
+    /// Arms the timer after a failure.
     pub fn arm(&mut self, log: &mut Log) {
-        if self.runs {
+        if self.is_armed {
             return;
         }
-        let pause = FIRST.saturating_mul(1u32.checked_shl(self.failures).unwrap_or(u32::MAX)).min(LONGEST);
+        let delay = DELAY_MIN.saturating_mul(1u32.checked_shl(self.failures).unwrap_or(u32::MAX)).min(DELAY_MAX);
         self.failures = self.failures.saturating_add(1).min(u32::BITS - 1);
-        match self.timer.set(pause) {
-            Ok(()) => self.runs = true,
+        match self.timer.set(delay) {
+            Ok(()) => self.is_armed = true,
             Err(error) => log.failed("cannot set a timer", &error),
         }
     }
 
-    /// Whether the pause lasts.
-    pub fn runs(&self) -> bool {
-        self.runs
+    /// Whether the timer is running.
+    pub fn is_armed(&self) -> bool {
+        self.is_armed
     }
 
-    /// The pause is over.
-    pub fn ran_out(&mut self) {
-        // What is read is how often it ran out, and that it is read has it wait for the next time.
+    /// Processes the expiry of the timer.
+    pub fn expired(&mut self) {
+        // The value read is the number of expirations; reading it clears the readiness.
         rustix::io::read(&self.timer, &mut [0; 8]).ok();
-        self.runs = false;
+        self.is_armed = false;
     }
 
-    /// What had failed has worked, or is not wanted any more: the next pause is short again.
-    pub fn worked(&mut self) {
+    /// Resets the delay: the operation succeeded, or is no longer wanted.
+    pub fn succeeded(&mut self) {
         self.failures = 0;
     }
 }
 
-impl AsFd for Retry {
+impl AsFd for RetryTimer {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.timer.as_fd()
     }
 }
 
-/// Failures in a row of one thing: tried again at once a few times, and then after pauses.
+/// A count of consecutive failures of one operation: retried immediately a few times, then with delays.
 #[derive(Default)]
-pub struct Patience {
+pub struct RetryBudget {
     failures: u32,
 }
 
-impl Patience {
-    /// Attempts that are made at once.
+impl RetryBudget {
+    /// The number of immediate retries.
     const ATTEMPTS: u32 = 3;
 
-    /// It has failed, and is to be tried until it works.
-    pub fn failed(&mut self, machine: &mut Machine, log: &mut Log) {
-        if !self.failed_once_more(machine) {
-            machine.retry.arm(log);
+    /// Records a failure, and retries until it succeeds.
+    pub fn failed(&mut self, xen: &mut XenHandles, log: &mut Log) {
+        if !self.try_again(xen) {
+            xen.retry.arm(log);
         }
     }
 
-    /// It has failed, and is tried again a bounded number of times. `false`: not any more.
-    pub fn failed_once_more(&mut self, machine: &Machine) -> bool {
+    /// Records a failure, and retries immediately a bounded number of times. Returns `false` when these are used up.
+    pub fn try_again(&mut self, xen: &XenHandles) -> bool {
         self.failures = self.failures.saturating_add(1);
-        let again = self.failures <= Patience::ATTEMPTS;
+        let again = self.failures <= RetryBudget::ATTEMPTS;
         if again {
-            machine.wake();
+            xen.wake();
         }
         again
     }
 
-    /// It has worked.
-    pub fn worked(&mut self) {
+    /// Records a success.
+    pub fn succeeded(&mut self) {
         self.failures = 0;
     }
 }

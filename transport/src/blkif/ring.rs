@@ -1,10 +1,10 @@
-//! A ring: requests in, answers out, and who is to be woken when.
+//! A ring: requests in, responses out, and the notifications of either side.
 //!
-//! Knows nothing of what a request asks for. Invariants: an entry is copied once; an index that ran away ends the ring; and
-//! the slots between the last answer and the last request hold, at every moment, exactly the requests that have no answer.
-//! The last of these is what lets another process take the ring over from one that was killed. Answers take the slots in
-//! order, requests end in any: so whatever lies in the slot that an answer takes is moved to the slot of the request that
-//! ended.
+//! It knows nothing about the meaning of a request. Invariants: an entry is copied once; an invalid index ends the
+//! ring; and the slots between the last response and the last request hold, at every moment, exactly the unanswered
+//! requests. The latter lets another process take the ring over from one that was killed. Responses take the slots in
+//! order, but requests complete in any order: so the request in the slot that a response takes is moved to the slot of
+//! the completed request.
 //!
 //! Specification: Xen's public header io/ring.h.
 
@@ -12,50 +12,51 @@ use std::sync::atomic::{Ordering, fence};
 
 use memory::{Shared, Window};
 
-use super::abi::{Entry, HEADER_LEN, Layout};
-use super::moment::{Mistake, mistake, step};
+use super::abi::{Entry, EntryLayout, HEADER_LEN};
+use super::kill_point::{InjectedBug, injected, kill_point};
 
 const REQ_PROD: usize = 0;
 const REQ_EVENT: usize = 4;
 const RSP_PROD: usize = 8;
 const RSP_EVENT: usize = 12;
 
-/// What is before the entries.
+/// The header before the entries.
 type Header<'a> = Window<'a, HEADER_LEN, 8>;
 
-// The header has 44 bytes that nobody uses. What an answer is about to overwrite is noted there, for a process that finds us
-// killed half way: which answer, to which slot the other request goes, and the answer itself. The note is one as soon as it
-// says that it is about the next answer, and until that is counted; index and slot are stored at once. Whoever finds it may
-// be of another version: neither where these lie nor what makes them a note can change.
-const NOTE_STEP: usize = 20;
-const NOTE_INDEX: usize = 24;
-const NOTE_SLOT: usize = 28;
-const NOTE_ID: usize = 32;
-const NOTE_RESULT: usize = 40;
+// 44 bytes of the header are unused. An intent record is kept there about what a response is about to overwrite, for a
+// process that takes over after we are killed half way: which response, to which slot the other request moves, and the
+// response itself. The record is valid as soon as it names the next response, and until that is counted; index and slot
+// are stored at once. The process that finds it may be of another version: neither these offsets nor what makes the
+// record valid can change.
+const INTENT_PHASE: usize = 20;
+const INTENT_INDEX: usize = 24;
+const INTENT_SLOT: usize = 28;
+const INTENT_ID: usize = 32;
+const INTENT_RESULT: usize = 40;
 
-/// Values of the note's step that nothing else would write by chance.
-const MOVING: u32 = 0x7461_7001;
-const ANSWERING: u32 = 0x7461_7002;
+/// Values of the phase that nothing else would write by chance.
+const PHASE_MOVING: u32 = 0x7461_7001;
+const PHASE_RESPONDING: u32 = 0x7461_7002;
 
-/// What a front end did that cannot be answered; its ring is not served any more.
+/// A protocol violation by the front end; its ring is no longer served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Broken {
-    /// More requests announced than the ring has places.
-    #[error("{to} requests were announced when {from} were answered, in a ring of {slots}")]
-    RanAway {
+    /// More requests announced than the ring has slots.
+    #[error("the request index is {to} with {from} requests answered, in a ring of {slots}")]
+    IndexOutOfRange {
         /// Requests answered.
         from: u32,
         /// Requests announced.
         to: u32,
-        /// Places in the ring.
+        /// Slots in the ring.
         slots: u32,
     },
-    /// The ring is not where it was.
+    /// The ring's memory is too small.
     #[error("the ring cannot be accessed")]
-    Unreachable,
+    OutOfBounds,
 }
 
-/// An answer, as it stands in a ring.
+/// A response, as it is stored in a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Response {
     /// The request's `id`.
@@ -67,7 +68,7 @@ pub struct Response {
 }
 
 impl Response {
-    /// What stands in a ring behind `id`. What is not part of an answer is zero: nothing of ours goes to the guest.
+    /// The bytes stored after `id`. The unused ones are zero: none of our memory leaks to the guest.
     fn result(self) -> u64 {
         let [low, high] = self.status.to_le_bytes();
         u64::from_le_bytes([self.operation, 0, low, high, 0, 0, 0, 0])
@@ -77,240 +78,256 @@ impl Response {
 /// One ring that is being served.
 pub struct Ring {
     shared: Shared,
-    layout: &'static Layout,
+    layout: &'static EntryLayout,
     slots: u32,
-    /// The next request to take.
+    /// Index of the next request to take.
     next: u32,
     /// Requests announced, as last read.
     seen: u32,
-    /// Answers given.
+    /// Number of responses written.
     answered: u32,
-    /// The step of the note, as last stored; zero before that.
-    step: u32,
-    /// Answers given when the front end was last signalled, or found not to want it.
-    told: u32,
-    /// Nothing was signalled yet: the front end may be waiting for what another process answered.
-    fresh: bool,
-    /// Requests that are announced from now on are not looked at.
+    /// The phase in the intent record, as last stored; zero before that.
+    phase: u32,
+    /// Number of responses when the front end was last notified, or found not to want it.
+    notified_at: u32,
+    /// No notification was sent yet: the front end may be waiting for one about an earlier process's responses.
+    first_notification: bool,
+    /// Requests announced from now on are ignored.
     closed: bool,
     /// The number of the request in each slot.
-    seats: Vec<u16>,
+    request_by_slot: Vec<u16>,
     /// The slot of each request, by number.
-    places: Vec<u16>,
+    slot_by_request: Vec<u16>,
     /// The entry that was copied last.
     entry: Entry,
 }
 
 impl Ring {
-    /// The ring in these pages, from the first request on that has no answer.
-    pub fn attach(shared: Shared, layout: &'static Layout) -> Result<Ring, Broken> {
+    /// Attaches to the ring in these pages, starting at the first unanswered request.
+    pub fn attach(shared: Shared, layout: &'static EntryLayout) -> Result<Ring, Broken> {
         let slots = layout.slots(shared.len());
         let count = usize::try_from(slots).unwrap_or(0);
-        let (seats, places) = (vec![0; count], vec![0; count]);
-        let answered = shared.load_u32(RSP_PROD).ok_or(Broken::Unreachable)?;
-        let (next, seen, told) = (answered, answered, answered);
-        let (fresh, closed, entry) = (!mistake(Mistake::NotToldAfterwards), false, Entry::default());
-        let mut ring =
-            Ring { shared, layout, slots, next, seen, answered, step: 0, told, fresh, closed, seats, places, entry };
-        if !mistake(Mistake::NoteNotRead) {
-            ring.finish_noted()?;
+        let (request_by_slot, slot_by_request) = (vec![0; count], vec![0; count]);
+        let answered = shared.load_u32(RSP_PROD).ok_or(Broken::OutOfBounds)?;
+        let (next, seen, notified_at) = (answered, answered, answered);
+        let (first_notification, closed, entry) =
+            (!injected(InjectedBug::NoInitialNotification), false, Entry::default());
+        let mut ring = Ring {
+            shared,
+            layout,
+            slots,
+            next,
+            seen,
+            answered,
+            phase: 0,
+            notified_at,
+            first_notification,
+            closed,
+            request_by_slot,
+            slot_by_request,
+            entry,
+        };
+        if !injected(InjectedBug::IntentNotCompleted) {
+            ring.complete_intent()?;
         }
-        // Whatever stands there now, it is not about the next answer.
-        note_about(ring.header()?, ring.answered.wrapping_sub(1), 0)?;
-        ring.look()?;
+        // Whatever the record contains now, it is not about the next response.
+        set_intent_target(ring.header()?, ring.answered.wrapping_sub(1), 0)?;
+        ring.read_producer()?;
         Ok(ring)
     }
 
-    /// Requests that fit.
+    /// Number of slots.
     pub fn slots(&self) -> u32 {
         self.slots
     }
 
-    /// The next request; it has the number `number` until it is answered. There are never more than `slots` of them.
+    /// Takes the next request, under the number `number` until it is answered. There are never more than `slots` of
+    /// them.
     #[inline]
     pub fn take(&mut self, number: u16) -> Result<Option<&Entry>, Broken> {
         if self.is_empty()? {
             return Ok(None);
         }
         let slot = self.slot(self.next);
-        self.layout.read(&self.shared, slot, &mut self.entry).ok_or(Broken::Unreachable)?;
-        self.seat(slot, number);
+        self.layout.read(&self.shared, slot, &mut self.entry).ok_or(Broken::OutOfBounds)?;
+        self.assign_slot(slot, number);
         self.next = self.next.wrapping_add(1);
         Ok(Some(&self.entry))
     }
 
-    /// Whether there may be something to take, at the price of one load.
+    /// Whether there may be requests, at the cost of one load.
     #[inline]
-    pub fn has_news(&self) -> bool {
+    pub fn has_requests(&self) -> bool {
         self.next != self.seen || (!self.closed && self.produced() != Ok(self.seen))
     }
 
     #[inline]
     fn produced(&self) -> Result<u32, Broken> {
-        self.header()?.load_u32(REQ_PROD).ok_or(Broken::Unreachable)
+        self.header()?.load_u32(REQ_PROD).ok_or(Broken::OutOfBounds)
     }
 
-    /// Reads how many requests were announced. Loading it orders everything that was written before.
+    /// Reads how many requests were announced. The load is ordered before reads of what was written earlier.
     #[inline]
-    fn look(&mut self) -> Result<bool, Broken> {
+    fn read_producer(&mut self) -> Result<bool, Broken> {
         let to = self.produced()?;
         let unanswered = to.wrapping_sub(self.answered);
         if unanswered > self.slots || unanswered < self.next.wrapping_sub(self.answered) {
-            return Err(Broken::RanAway { from: self.answered, to, slots: self.slots });
+            return Err(Broken::IndexOutOfRange { from: self.answered, to, slots: self.slots });
         }
         self.seen = to;
         Ok(to != self.next)
     }
 
-    /// Gives the answer to request `number`. It can be seen from now on; `must_signal` says whether it is to be told of.
+    /// Writes the response to request `number`. It is visible from now on; `must_notify` says whether a notification is
+    /// needed.
     #[inline]
-    pub fn answer(&mut self, number: u16, response: Response) -> Result<(), Broken> {
+    pub fn respond(&mut self, number: u16, response: Response) -> Result<(), Broken> {
         let ours = self.slot(self.answered);
-        let freed = self.places.get(usize::from(number)).copied().map_or(ours, u32::from);
-        self.note(freed, response, if freed == ours { ANSWERING } else { MOVING })?;
-        if mistake(Mistake::NoteClearedEarly) {
-            note_about(self.header()?, self.answered.wrapping_sub(1), 0)?;
+        let freed = self.slot_by_request.get(usize::from(number)).copied().map_or(ours, u32::from);
+        self.record_intent(freed, response, if freed == ours { PHASE_RESPONDING } else { PHASE_MOVING })?;
+        if injected(InjectedBug::IntentClearedEarly) {
+            set_intent_target(self.header()?, self.answered.wrapping_sub(1), 0)?;
         }
-        if freed != ours && mistake(Mistake::SlotBeforeMove) {
-            self.layout.respond(&self.shared, ours, response.id, response.result()).ok_or(Broken::Unreachable)?;
+        if freed != ours && injected(InjectedBug::ResponseBeforeMove) {
+            self.layout.respond(&self.shared, ours, response.id, response.result()).ok_or(Broken::OutOfBounds)?;
         }
         if freed != ours {
-            let other = self.seats.get(usize::try_from(ours).unwrap_or(0)).copied().unwrap_or(0);
+            let other = self.request_by_slot.get(usize::try_from(ours).unwrap_or(0)).copied().unwrap_or(0);
             self.relocate(ours, freed)?;
-            self.seat(freed, other);
+            self.assign_slot(freed, other);
         }
-        self.put(ours, response)
+        self.write_response(ours, response)
     }
 
-    /// Whether the next answer takes the slot of request `number`, so that nothing is moved if it is the answer to that.
+    /// Whether the next response takes the slot of request `number`, so that answering that one moves nothing.
     pub fn is_next(&self, number: u16) -> bool {
-        self.places.get(usize::from(number)).is_some_and(|&place| u32::from(place) == self.slot(self.answered))
+        self.slot_by_request.get(usize::from(number)).is_some_and(|&place| u32::from(place) == self.slot(self.answered))
     }
 
-    /// Notes what is going to be overwritten: last what the note is about, which makes it one. The one before is about the
-    /// answer before.
+    /// Records what is going to be overwritten; the response index is stored last, which makes the record valid. The
+    /// previous record is about the previous response.
     #[inline]
-    fn note(&mut self, freed: u32, response: Response, noted: u32) -> Result<(), Broken> {
-        self.note_step(noted)?;
+    fn record_intent(&mut self, freed: u32, response: Response, phase: u32) -> Result<(), Broken> {
+        self.store_phase(phase)?;
         let header = self.header()?;
-        step();
-        header.store_u64(NOTE_ID, response.id).ok_or(Broken::Unreachable)?;
-        step();
-        header.store_u64(NOTE_RESULT, response.result()).ok_or(Broken::Unreachable)?;
-        note_about(header, self.answered, freed)
+        kill_point();
+        header.store_u64(INTENT_ID, response.id).ok_or(Broken::OutOfBounds)?;
+        kill_point();
+        header.store_u64(INTENT_RESULT, response.result()).ok_or(Broken::OutOfBounds)?;
+        set_intent_target(header, self.answered, freed)
     }
 
     #[inline]
-    fn note_step(&mut self, noted: u32) -> Result<(), Broken> {
-        if self.step != noted {
-            step();
-            self.header()?.store_u32(NOTE_STEP, noted).ok_or(Broken::Unreachable)?;
-            self.step = noted;
+    fn store_phase(&mut self, phase: u32) -> Result<(), Broken> {
+        if self.phase != phase {
+            kill_point();
+            self.header()?.store_u32(INTENT_PHASE, phase).ok_or(Broken::OutOfBounds)?;
+            self.phase = phase;
         }
         Ok(())
     }
 
     #[inline]
     fn header(&self) -> Result<Header<'_>, Broken> {
-        self.shared.window(0).ok_or(Broken::Unreachable)
+        self.shared.window(0).ok_or(Broken::OutOfBounds)
     }
 
-    /// Ends what a process that is gone has begun, if it was about the answer that comes next.
-    fn finish_noted(&mut self) -> Result<(), Broken> {
+    /// Completes the operation recorded by an earlier process, if it is about the next response.
+    fn complete_intent(&mut self) -> Result<(), Broken> {
         let header = self.header()?;
-        let word = |at| header.load_u32(at).ok_or(Broken::Unreachable);
-        let (step, index, freed) = (word(NOTE_STEP)?, word(NOTE_INDEX)?, word(NOTE_SLOT)?);
-        if !(step == MOVING || step == ANSWERING) || index != self.answered || freed >= self.slots {
+        let word = |at| header.load_u32(at).ok_or(Broken::OutOfBounds);
+        let (phase, index, freed) = (word(INTENT_PHASE)?, word(INTENT_INDEX)?, word(INTENT_SLOT)?);
+        if !(phase == PHASE_MOVING || phase == PHASE_RESPONDING) || index != self.answered || freed >= self.slots {
             return Ok(());
         }
-        let id = u64::from(word(NOTE_ID)?) | u64::from(word(NOTE_ID + 4)?).wrapping_shl(32);
-        let [operation, _, low, high] = word(NOTE_RESULT)?.to_le_bytes();
+        let id = u64::from(word(INTENT_ID)?) | u64::from(word(INTENT_ID + 4)?).wrapping_shl(32);
+        let [operation, _, low, high] = word(INTENT_RESULT)?.to_le_bytes();
         let ours = self.slot(self.answered);
-        if step == MOVING {
+        if phase == PHASE_MOVING {
             self.relocate(ours, freed)?;
         }
-        self.put(ours, Response { id, operation, status: i16::from_le_bytes([low, high]) })?;
+        self.write_response(ours, Response { id, operation, status: i16::from_le_bytes([low, high]) })?;
         (self.next, self.seen) = (self.answered, self.answered);
         Ok(())
     }
 
-    /// Moves a request to a slot whose own has ended.
+    /// Moves a request to the slot of a completed one.
     fn relocate(&mut self, from: u32, to: u32) -> Result<(), Broken> {
-        self.layout.read(&self.shared, from, &mut self.entry).ok_or(Broken::Unreachable)?;
-        self.layout.write(&self.shared, to, &self.entry).ok_or(Broken::Unreachable)?;
-        self.note_step(ANSWERING)
+        self.layout.read(&self.shared, from, &mut self.entry).ok_or(Broken::OutOfBounds)?;
+        self.layout.write(&self.shared, to, &self.entry).ok_or(Broken::OutOfBounds)?;
+        self.store_phase(PHASE_RESPONDING)
     }
 
-    /// Writes an answer and counts it.
+    /// Writes a response and counts it.
     #[inline]
-    fn put(&mut self, slot: u32, response: Response) -> Result<(), Broken> {
+    fn write_response(&mut self, slot: u32, response: Response) -> Result<(), Broken> {
         let Response { id, .. } = response;
-        self.layout.respond(&self.shared, slot, id, response.result()).ok_or(Broken::Unreachable)?;
+        self.layout.respond(&self.shared, slot, id, response.result()).ok_or(Broken::OutOfBounds)?;
         self.answered = self.answered.wrapping_add(1);
-        step();
-        self.header()?.store_u32(RSP_PROD, self.answered).ok_or(Broken::Unreachable)
+        kill_point();
+        self.header()?.store_u32(RSP_PROD, self.answered).ok_or(Broken::OutOfBounds)
     }
 
-    /// Whether the front end wants to be signalled of the answers since this was last asked.
-    pub fn must_signal(&mut self) -> Result<bool, Broken> {
-        let (old, new) = (self.told, self.answered);
-        if old == new && !self.fresh {
+    /// Whether the front end wants to be notified of the responses since the last call.
+    pub fn must_notify(&mut self) -> Result<bool, Broken> {
+        let (old, new) = (self.notified_at, self.answered);
+        if old == new && !self.first_notification {
             return Ok(false);
         }
-        self.told = new;
-        // io/ring.h, RING_PUSH_RESPONSES_AND_CHECK_NOTIFY: the count must be visible before we look, or both sides
+        self.notified_at = new;
+        // io/ring.h, RING_PUSH_RESPONSES_AND_CHECK_NOTIFY: the count must be visible before we check, or both sides
         // miss each other.
         fence(Ordering::SeqCst);
-        let event = self.header()?.load_u32(RSP_EVENT).ok_or(Broken::Unreachable)?;
-        Ok(std::mem::take(&mut self.fresh) || crosses(event, old, new))
+        let event = self.header()?.load_u32(RSP_EVENT).ok_or(Broken::OutOfBounds)?;
+        Ok(std::mem::take(&mut self.first_notification) || has_crossed(event, old, new))
     }
 
-    /// Asks the front end to signal its next request. To be followed by a full barrier and `is_empty`. Otherwise the event
-    /// is left behind, and the front end does not signal while we are busy anyway.
-    pub fn ask_for_signal(&mut self) -> Result<(), Broken> {
-        step();
-        self.header()?.store_u32(REQ_EVENT, self.next.wrapping_add(1)).ok_or(Broken::Unreachable)
+    /// Asks the front end for a notification of its next request. It must be followed by a full barrier and `is_empty`.
+    /// Otherwise the event index stays behind, and the front end sends no notifications while we are busy anyway.
+    pub fn request_notification(&mut self) -> Result<(), Broken> {
+        kill_point();
+        self.header()?.store_u32(REQ_EVENT, self.next.wrapping_add(1)).ok_or(Broken::OutOfBounds)
     }
 
     /// Whether there is nothing to take.
     #[inline]
     pub fn is_empty(&mut self) -> Result<bool, Broken> {
-        Ok(self.next == self.seen && (self.closed || !self.look()?))
+        Ok(self.next == self.seen && (self.closed || !self.read_producer()?))
     }
 
-    /// Takes in what has been announced, for the last time.
+    /// Reads the announced requests for the last time.
     pub fn close(&mut self) -> Result<(), Broken> {
-        self.look()?;
+        self.read_producer()?;
         self.closed = true;
         Ok(())
     }
 
     fn slot(&self, index: u32) -> u32 {
-        // A power of two, or nothing is ever in it.
+        // A power of two, or else the ring is always empty.
         index & self.slots.wrapping_sub(1)
     }
 
-    fn seat(&mut self, slot: u32, number: u16) {
+    fn assign_slot(&mut self, slot: u32, number: u16) {
         let place = u16::try_from(slot).unwrap_or(0);
-        if let Some(seat) = self.seats.get_mut(usize::from(place)) {
-            *seat = number;
+        if let Some(assign_slot) = self.request_by_slot.get_mut(usize::from(place)) {
+            *assign_slot = number;
         }
-        if let Some(at) = self.places.get_mut(usize::from(number)) {
+        if let Some(at) = self.slot_by_request.get_mut(usize::from(number)) {
             *at = place;
         }
     }
 }
 
-/// Has the note be about the answer `index` and the slot that its request has freed, from one store to the next.
+/// Makes the intent record be about the response `index` and the slot freed by its request, with a single store.
 #[inline]
-fn note_about(header: Header<'_>, index: u32, freed: u32) -> Result<(), Broken> {
-    const _: () = assert!(NOTE_SLOT == NOTE_INDEX + 4);
-    step();
-    header.store_u64(NOTE_INDEX, u64::from(index) | u64::from(freed) << 32).ok_or(Broken::Unreachable)
+fn set_intent_target(header: Header<'_>, index: u32, freed: u32) -> Result<(), Broken> {
+    const _: () = assert!(INTENT_SLOT == INTENT_INDEX + 4);
+    kill_point();
+    header.store_u64(INTENT_INDEX, u64::from(index) | u64::from(freed) << 32).ok_or(Broken::OutOfBounds)
 }
 
 /// Whether a count that went from `old` to `new` has passed `event` (io/ring.h).
-fn crosses(event: u32, old: u32, new: u32) -> bool {
+fn has_crossed(event: u32, old: u32, new: u32) -> bool {
     new.wrapping_sub(event) < new.wrapping_sub(old)
 }
 

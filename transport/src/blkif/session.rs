@@ -1,9 +1,10 @@
-//! Does what the handshake asks for: reads both nodes, takes the rings, lets them go.
+//! Performs the actions of the handshake: reads both nodes, attaches the rings, releases them.
 //!
-//! Knows nothing of what is in the rings. Invariants: what was mapped or bound for a front end that then cannot be
-//! connected is given up; each look at the nodes ends, whatever they say; a front end that is connected is never told
-//! to close because its rings cannot be taken: it is left as it is, and tried again after a pause; a store that fails
-//! while a front end is served is asked again a bounded number of times, since each time may hold its requests up.
+//! It knows nothing about the contents of the rings. Invariants: what was mapped or bound for a front end that then
+//! cannot be connected is released; each update ends, whatever the nodes say; a connected front end is never told to
+//! close because its rings cannot be attached: it is left as it is, and attaching is retried after a delay; a store
+//! that fails while a front end is served is queried again a bounded number of times, since each attempt may delay its
+//! requests.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,70 +13,70 @@ use disk::{Geometry, Request, Status};
 use memory::Buffer;
 use xen::{Granted, Grants, Port, Store, StoreError};
 
-use super::data::{Data, Way};
+use super::attach_error::AttachError;
+use super::data::{Data, TransferMode};
 use super::device::{Device, Limits};
 use super::event::{Event, Log};
-use super::moment::{Mistake, mistake};
-use super::node::{self, Begins, Features, Nodes, Offer, RingKeys, Rings, Unusable};
-use super::not_connected::NotConnected;
+use super::kill_point::{InjectedBug, injected};
+use super::node::{self, DeviceNodes, Features, FrontendPhase, KeysError, Offer, RingKeys, Rings};
 use super::queue::Queue;
-use super::retry::Patience;
+use super::retry::RetryBudget;
 use super::ring::Ring;
-use super::state::{Seen, State, Step};
-use super::{Config, GrantsPolicy, Machine, OnStop};
+use super::state::{HandshakeAction, HandshakeState, XenbusState};
+use super::{Config, GrantsPolicy, OnStop, XenHandles};
 use crate::MemoryChange;
-use crate::log::in_full;
+use crate::log::with_causes;
 
-/// Steps of one look at the nodes. Three lead from anywhere to rest, unless the nodes change meanwhile.
-const STEPS: usize = 8;
+/// Maximum actions per update. Three lead from any state to rest, unless the nodes change meanwhile.
+const ACTIONS_MAX: usize = 8;
 
 const WATCH: &str = "blkif";
 
-/// The device as its two nodes have it.
+/// The device as described by its two nodes.
 pub struct Session {
-    /// What is asked of it.
+    /// The configuration.
     pub config: Config,
-    nodes: Nodes,
+    nodes: DeviceNodes,
     /// The front end's rings, while it is connected.
     pub device: Option<Device>,
-    /// Memory that data pass through: that of the present front end, as those before have no requests any more.
+    /// The memory that data passes through: used by the current front end, as earlier ones have no requests any more.
     staging: Arc<Buffer>,
-    /// What the engine was not yet told of memory, but for that of the present front end.
+    /// Memory changes that the engine has not been told about, except those of the current front end.
     memory_changes: VecDeque<MemoryChange>,
-    /// Requests of front ends that are gone, not yet completed.
+    /// Requests of earlier front ends, not yet completed.
     orphans: usize,
     epoch: u32,
-    settled: bool,
+    seen_connected: bool,
     announced: bool,
     refused: bool,
-    /// See [`Seen::inherited`]; nothing before our node was looked at.
+    /// See [`HandshakeState::inherited`]; `None` until our node was first read.
     inherited: Option<bool>,
-    /// Why the rings of a front end that keeps its connection cannot be taken, and how often that was tried.
-    trouble: Option<(String, u32)>,
+    /// Why the rings of a front end that keeps its connection cannot be attached, and the number of attempts.
+    attach_failure: Option<(String, u32)>,
     ended: bool,
-    closing: Closing,
-    /// The connection to the store is gone, and with it all that was watched. The rings are served as they are.
-    lost: bool,
-    asking: Patience,
-    /// Ports that could not be given up.
-    stuck: Vec<Port>,
+    closing: CloseRequest,
+    /// The connection to the store is lost, and all watches with it. The rings are still served.
+    store_lost: bool,
+    store_retries: RetryBudget,
+    /// Ports that could not be closed.
+    ports_to_close: Vec<Port>,
 }
 
-/// Whether the device is to be closed since the server stops.
+/// Whether the device is being closed because the server stops.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Closing {
+enum CloseRequest {
     No,
-    /// The front end was asked to let go.
-    Asked,
-    /// Nobody is asked: the store does not take it, and asked once more it would only take time; or nobody has the
-    /// rings of a front end that is connected, and it would have no answers.
-    Unheard,
+    /// The front end was asked to release it.
+    Requested,
+    /// The front end is not asked: the store fails, and trying again would only take time; or no process has the rings
+    /// of a connected front end, so it would get no responses.
+    Unreachable,
 }
 
 impl Session {
-    /// Of a device nobody is connected to.
-    pub fn new(config: Config, nodes: Nodes, staging: Arc<Buffer>) -> Session {
-        // Nothing of ours is between the guest and the storage where pages are mapped for that.
+    /// A session with no front end connected.
+    pub fn new(config: Config, nodes: DeviceNodes, staging: Arc<Buffer>) -> Session {
+        // In this mode pages are mapped, and no buffer of ours is used.
         let passes = config.grants != GrantsPolicy::Map;
         let memory_changes = passes.then(|| MemoryChange::Comes(staging.clone())).into_iter().collect();
         Session {
@@ -86,20 +87,20 @@ impl Session {
             memory_changes,
             orphans: 0,
             epoch: 0,
-            settled: false,
+            seen_connected: false,
             announced: false,
             refused: false,
             inherited: None,
-            trouble: None,
+            attach_failure: None,
             ended: false,
-            closing: Closing::No,
-            lost: false,
-            asking: Patience::default(),
-            stuck: Vec::new(),
+            closing: CloseRequest::No,
+            store_lost: false,
+            store_retries: RetryBudget::default(),
+            ports_to_close: Vec::new(),
         }
     }
 
-    /// What the engine should know of memory, and was not yet told.
+    /// The next memory change that the engine has not been told about.
     #[inline]
     pub fn take_memory_change(&mut self) -> Option<MemoryChange> {
         match &mut self.device {
@@ -108,19 +109,19 @@ impl Session {
         }
     }
 
-    /// Has changes of both nodes reported.
+    /// Watches both nodes.
     pub fn watch(&self, store: &mut dyn Store) -> Result<(), StoreError> {
-        store.watch(&self.nodes.ours(), WATCH)?;
-        store.watch(&self.nodes.theirs(), WATCH)
+        store.watch(&self.nodes.backend_state_path(), WATCH)?;
+        store.watch(&self.nodes.frontend_state_path(), WATCH)
     }
 
-    /// Whether the device is closed and not wanted any more.
+    /// Whether the device is closed and no longer wanted.
     pub fn has_ended(&self) -> bool {
         self.ended
     }
 
-    /// Takes the answer to a request; one that has none stays in its ring, for the next process. `true`: it was the
-    /// last of a front end that is gone.
+    /// Processes the completion of a request; one without a status stays in its ring, for the next process. Returns
+    /// `true` if it was the last one of earlier front ends.
     pub fn complete(&mut self, request: Request, status: Option<Status>, grants: &mut dyn Grants) -> bool {
         match &mut self.device {
             Some(device) => {
@@ -134,154 +135,163 @@ impl Session {
         self.orphans == 0
     }
 
-    /// Looks at both nodes and does what follows.
-    pub fn examine(&mut self, machine: &mut Machine, log: &mut Log) {
-        self.stuck.retain(|&port| machine.channels.unbind(port).is_err());
-        if self.lost {
+    /// Reads both nodes and performs the resulting actions.
+    pub fn update(&mut self, xen: &mut XenHandles, log: &mut Log) {
+        self.ports_to_close.retain(|&port| xen.channels.unbind(port).is_err());
+        if self.store_lost {
             return;
         }
-        for _ in 0..STEPS {
-            match self.step(machine, log) {
+        for _ in 0..ACTIONS_MAX {
+            match self.perform_action(xen, log) {
                 Ok(true) => {}
-                Ok(false) => return self.asking.worked(),
+                Ok(false) => return self.store_retries.succeeded(),
                 Err(error) => {
-                    let may_be_asked = self.store_failed("the store does not answer as it should", &error, log);
-                    let again = may_be_asked && self.asking.failed_once_more(machine);
+                    let may_be_asked = self.store_failed("cannot read the device's nodes in the store", &error, log);
+                    let again = may_be_asked && self.store_retries.try_again(xen);
                     if may_be_asked && !again && self.device.is_none() {
-                        machine.retry.arm(log);
+                        xen.retry.arm(log);
                     }
                     return;
                 }
             }
         }
-        // They change faster than we look; what changed last is reported to us.
+        // They change faster than we read; the last change will be reported to us.
     }
 
-    /// Notes that the store has failed. `false`: it is lost, which is told once, and nothing is asked of it any more.
+    /// Logs a failure of the store. Returns `false` if the connection is lost, which is logged once, and the store is
+    /// not used any more.
     pub fn store_failed(&mut self, what: &'static str, error: &StoreError, log: &mut Log) -> bool {
-        self.lost |= matches!(error, StoreError::Lost { .. });
+        self.store_lost |= matches!(error, StoreError::Lost { .. });
         log.failed(what, error);
-        !self.lost
+        !self.store_lost
     }
 
-    /// Whether there is no store to be asked.
-    pub fn is_lost(&self) -> bool {
-        self.lost
+    /// Whether the connection to the store is lost.
+    pub fn is_store_lost(&self) -> bool {
+        self.store_lost
     }
 
-    /// One step. `false`: there is nothing to be done.
-    fn step(&mut self, machine: &mut Machine, log: &mut Log) -> Result<bool, StoreError> {
-        let seen = self.see(&mut *machine.store)?;
-        let step = seen.next();
-        match step {
-            Step::Wait => {
-                self.ended = !seen.online && !seen.connected && matches!(seen.ours, Some(State::Closed));
-                self.ended |= seen.ours.is_none();
+    /// Performs one action. Returns `false` if there is nothing to do.
+    fn perform_action(&mut self, xen: &mut XenHandles, log: &mut Log) -> Result<bool, StoreError> {
+        let handshake = self.observe(&mut *xen.store)?;
+        let perform_action = handshake.next();
+        match perform_action {
+            HandshakeAction::Wait => {
+                self.ended =
+                    !handshake.online && !handshake.connected && matches!(handshake.ours, Some(XenbusState::Closed));
+                self.ended |= handshake.ours.is_none();
                 return Ok(false);
             }
-            Step::Announce | Step::Connect { .. } if self.closing != Closing::No => return Ok(false),
-            Step::Announce => self.announce(machine, &seen, log)?,
-            Step::Connect { .. } if self.trouble.is_some() && machine.retry.runs() => return Ok(false),
-            Step::Connect { say } => match self.connect(machine, &seen, say, log) {
+            HandshakeAction::Announce | HandshakeAction::Connect { .. } if self.closing != CloseRequest::No => {
+                return Ok(false);
+            }
+            HandshakeAction::Announce => self.announce(xen, &handshake, log)?,
+            HandshakeAction::Connect { .. } if self.attach_failure.is_some() && xen.retry.is_armed() => {
+                return Ok(false);
+            }
+            HandshakeAction::Connect { write_state } => match self.connect(xen, &handshake, write_state, log) {
                 Ok(true) => {
-                    machine.retry.worked();
-                    self.trouble = None;
-                    self.tell(self.nodes.retract(&mut *machine.store), log);
+                    xen.retry.succeeded();
+                    self.attach_failure = None;
+                    self.log_result(self.nodes.clear_error(&mut *xen.store), log);
                 }
                 Ok(false) => {}
-                Err(NotConnected::Keys(Unusable::Store(error)) | NotConnected::Say(error)) => return Err(error),
-                Err(error) => self.not_connected(&error, &seen, machine, log),
+                Err(AttachError::Keys(KeysError::Store(error)) | AttachError::Store(error)) => return Err(error),
+                Err(error) => self.attach_failed(&error, &handshake, xen, log),
             },
-            Step::Finish => return Ok(self.device.as_mut().is_none_or(|device| device.finish(log))),
-            Step::Disconnect(why) => self.disconnect(why, machine, log),
-            Step::Say(state) => {
-                if self.nodes.say(&mut *machine.store, seen.ours, state)? && state == State::Closed {
-                    log.note(Event::Closed);
+            HandshakeAction::Finish => return Ok(self.device.as_mut().is_none_or(|device| device.finish(log))),
+            HandshakeAction::Disconnect(why) => self.disconnect(why, xen, log),
+            HandshakeAction::WriteState(state) => {
+                if self.nodes.write_state(&mut *xen.store, handshake.ours, state)? && state == XenbusState::Closed {
+                    log.record(Event::Closed);
                 }
             }
         }
         Ok(true)
     }
 
-    /// Writes what we offer, and that we wait for the front end.
-    fn announce(&mut self, machine: &mut Machine, seen: &Seen, log: &mut Log) -> Result<(), StoreError> {
-        let mut offer = self.offer(&mut *machine.store)?;
-        // One that waits for us already may have read what another process has offered.
-        let mut begins = Begins::Anew;
-        if seen.ours == Some(State::InitWait) {
-            begins = Begins::Before;
-            match self.nodes.offered(&mut *machine.store) {
-                Ok(before) => offer.features = before.map_or(offer.features, |before| offer.features.widened(before)),
-                Err(Unusable::Store(error)) => return Err(error),
-                // What cannot be served is offered anew.
+    /// Writes our features, and that we wait for the front end.
+    fn announce(&mut self, xen: &mut XenHandles, handshake: &HandshakeState, log: &mut Log) -> Result<(), StoreError> {
+        let mut offer = self.offer(&mut *xen.store)?;
+        // A front end that already waits for us may have read the features that another process offered.
+        let mut phase = FrontendPhase::Starting;
+        if handshake.ours == Some(XenbusState::InitWait) {
+            phase = FrontendPhase::Running;
+            match self.nodes.announced_features(&mut *xen.store) {
+                Ok(before) => {
+                    offer.features = before.map_or(offer.features, |before| offer.features.merged_with(before))
+                }
+                Err(KeysError::Store(error)) => return Err(error),
+                // If those cannot be served, ours are offered.
                 Err(_) => {}
             }
         }
-        if self.nodes.announce(&mut *machine.store, &offer, (seen.ours, Some(State::InitWait)), begins)? {
-            (self.announced, self.inherited, self.trouble) = (true, Some(false), None);
-            machine.retry.worked();
-            log.note(Event::Announced);
+        if self.nodes.announce(&mut *xen.store, &offer, (handshake.ours, Some(XenbusState::InitWait)), phase)? {
+            (self.announced, self.inherited, self.attach_failure) = (true, Some(false), None);
+            xen.retry.succeeded();
+            log.record(Event::Announced);
         }
         Ok(())
     }
 
-    /// The rings could not be taken.
-    fn not_connected(&mut self, error: &NotConnected, seen: &Seen, machine: &mut Machine, log: &mut Log) {
-        let (errno, why) = (error.errno(), in_full(error));
-        let attempts = self.trouble.as_ref().map_or(0, |(_, attempts)| *attempts).saturating_add(1);
-        let again = error.is_tried_again(seen, attempts);
-        if !again && matches!(seen.theirs, Some(State::Closing | State::Closed)) {
-            // It has given its rings up, and waits for nothing in them.
-            (self.inherited, self.trouble) = (Some(false), None);
-            return machine.wake();
+    /// Handles a failure to attach the rings.
+    fn attach_failed(&mut self, error: &AttachError, handshake: &HandshakeState, xen: &mut XenHandles, log: &mut Log) {
+        let (errno, why) = (error.errno(), with_causes(error));
+        let attempts = self.attach_failure.as_ref().map_or(0, |(_, attempts)| *attempts).saturating_add(1);
+        let again = error.should_retry(handshake, attempts);
+        if !again && matches!(handshake.theirs, Some(XenbusState::Closing | XenbusState::Closed)) {
+            // It has released its rings, and expects no responses in them.
+            (self.inherited, self.attach_failure) = (Some(false), None);
+            return xen.wake();
         }
         if !again {
-            self.tell(self.nodes.complain(&mut *machine.store, errno, &why), log);
-            log.note(Event::Refused { why });
-            (self.refused, self.trouble) = (true, None);
-            // It is told so at once.
-            return machine.wake();
+            self.log_result(self.nodes.report_error(&mut *xen.store, errno, &why), log);
+            log.record(Event::Refused { why });
+            (self.refused, self.attach_failure) = (true, None);
+            // It is told so right away.
+            return xen.wake();
         }
-        if self.trouble.as_ref().is_none_or(|(before, _)| *before != why) {
-            self.tell(self.nodes.complain(&mut *machine.store, errno, &why), log);
-            log.note(Event::NotYet { why: why.clone() });
+        if self.attach_failure.as_ref().is_none_or(|(before, _)| *before != why) {
+            self.log_result(self.nodes.report_error(&mut *xen.store, errno, &why), log);
+            log.record(Event::Retrying { why: why.clone() });
         }
-        self.trouble = Some((why, attempts));
-        machine.retry.arm(log);
+        self.attach_failure = Some((why, attempts));
+        xen.retry.arm(log);
     }
 
-    /// Words for whoever looks after the host, which are no part of the handshake and must not stop it.
-    fn tell(&self, said: Result<(), StoreError>, log: &mut Log) {
+    /// Error reports for the administrator are not part of the handshake, and a failure must not stop it.
+    fn log_result(&self, said: Result<(), StoreError>, log: &mut Log) {
         if let Err(error) = said {
-            log.failed("cannot say in the store how the device is", &error);
+            log.failed("cannot report the device's state in the store", &error);
         }
     }
 
-    fn see(&mut self, store: &mut dyn Store) -> Result<Seen, StoreError> {
-        let ours = node::state(store, &self.nodes.ours())?;
-        let theirs = node::state(store, &self.nodes.theirs())?;
+    fn observe(&mut self, store: &mut dyn Store) -> Result<HandshakeState, StoreError> {
+        let ours = node::state(store, &self.nodes.backend_state_path())?;
+        let theirs = node::state(store, &self.nodes.frontend_state_path())?;
         let online = self.nodes.is_online(store)?;
         let connected = self.device.is_some();
-        self.settled |= connected && theirs == Some(State::Connected);
-        let inherited = *self.inherited.get_or_insert(matches!(ours, Some(State::Connected | State::Closing)));
-        let inherited = inherited && !mistake(Mistake::ClosedUnanswered);
-        if ours.is_none() || matches!(theirs, None | Some(State::Initialising | State::InitWait)) {
-            // Whose rings they were is gone.
-            self.trouble = None;
+        self.seen_connected |= connected && theirs == Some(XenbusState::Connected);
+        let inherited =
+            *self.inherited.get_or_insert(matches!(ours, Some(XenbusState::Connected | XenbusState::Closing)));
+        let inherited = inherited && !injected(InjectedBug::ClosedUnanswered);
+        if ours.is_none() || matches!(theirs, None | Some(XenbusState::Initialising | XenbusState::InitWait)) {
+            // The front end whose rings they were is gone.
+            self.attach_failure = None;
         }
-        // One that has left the states in which it wants to be connected has begun anew.
-        self.refused &= matches!(theirs, Some(State::Initialised | State::Connected));
+        // A front end that has left the states in which it wants to be connected has restarted.
+        self.refused &= matches!(theirs, Some(XenbusState::Initialised | XenbusState::Connected));
         let finishing = self.device.as_ref().is_some_and(Device::is_finishing);
         let unanswered = self.device.as_mut().is_some_and(|device| !device.is_finished());
-        let (settled, announced, refused) = (self.settled, self.announced, self.refused);
-        Ok(Seen {
+        let (seen_connected, announced, refused) = (self.seen_connected, self.announced, self.refused);
+        Ok(HandshakeState {
             ours,
             theirs,
             online,
             connected,
             finishing,
             unanswered,
-            settled,
+            seen_connected,
             draining: self.orphans > 0,
             announced,
             refused,
@@ -304,110 +314,117 @@ impl Session {
         })
     }
 
-    /// What the front end was offered. It has chosen from what stands in our node, whoever has written that; and it
-    /// keeps to its choice, so what is offered there stays as it is until it begins anew.
-    fn offered(&self, seen: &Seen, store: &mut dyn Store) -> Result<Offer, NotConnected> {
-        let offer = self.offer(store).map_err(NotConnected::Say)?;
-        let before = match seen.ours {
-            Some(State::InitWait | State::Connected | State::Closing) => {
-                self.nodes.offered(store).map_err(NotConnected::Keys)?
+    /// What the front end was offered. It has chosen from the contents of our node, whoever wrote them; and it keeps
+    /// its choice, so these stay as they are until it restarts.
+    fn announced_features(&self, handshake: &HandshakeState, store: &mut dyn Store) -> Result<Offer, AttachError> {
+        let offer = self.offer(store).map_err(AttachError::Store)?;
+        let before = match handshake.ours {
+            Some(XenbusState::InitWait | XenbusState::Connected | XenbusState::Closing) => {
+                self.nodes.announced_features(store).map_err(AttachError::Keys)?
             }
             _ => Some(offer.features),
         };
-        let none = if seen.ours == Some(State::InitWait) { offer.features } else { Features::NONE };
+        let none = if handshake.ours == Some(XenbusState::InitWait) { offer.features } else { Features::NONE };
         let mut features = before.unwrap_or(none);
-        if mistake(Mistake::OwnOffer) {
+        if injected(InjectedBug::OwnFeatures) {
             features = offer.features;
         }
-        features.persistent |= mistake(Mistake::OwnPersistence) && offer.features.persistent;
+        features.persistent |= injected(InjectedBug::OwnPersistence) && offer.features.persistent;
         Ok(Offer { features, ..offer })
     }
 
-    /// `false`: our node says something else than was seen.
-    fn connect(&mut self, machine: &mut Machine, seen: &Seen, say: bool, log: &mut Log) -> Result<bool, NotConnected> {
-        let offer = self.offered(seen, &mut *machine.store)?;
-        let rings = self.nodes.rings(&mut *machine.store, &offer.features).map_err(NotConnected::Keys)?;
+    /// Returns `false` if our node has changed meanwhile.
+    fn connect(
+        &mut self,
+        xen: &mut XenHandles,
+        handshake: &HandshakeState,
+        write_state: bool,
+        log: &mut Log,
+    ) -> Result<bool, AttachError> {
+        let offer = self.announced_features(handshake, &mut *xen.store)?;
+        let rings = self.nodes.rings(&mut *xen.store, &offer.features).map_err(AttachError::Keys)?;
         let pages = rings.queues.first().map_or(0, |ring| ring.pages.len());
         let mut queues = Vec::with_capacity(rings.queues.len());
         let taken = rings.queues.iter().try_for_each(|keys| {
-            queues.push(self.take_ring(machine, &rings, keys, queues.len())?);
+            queues.push(self.attach_ring(xen, &rings, keys, queues.len())?);
             Ok(())
         });
         let said = taken.and_then(|()| {
-            let states = (seen.ours, say.then_some(State::Connected));
-            self.nodes.announce(&mut *machine.store, &offer, states, Begins::Before).map_err(NotConnected::Say)
+            let states = (handshake.ours, write_state.then_some(XenbusState::Connected));
+            self.nodes.announce(&mut *xen.store, &offer, states, FrontendPhase::Running).map_err(AttachError::Store)
         });
         if !matches!(said, Ok(true)) {
-            queues.iter().for_each(|queue| self.unbind(queue.port, machine));
+            queues.iter().for_each(|queue| self.unbind(queue.port, xen));
             return said;
         }
-        let (way, grants) = self.way(&rings);
-        let taken_over = seen.ours == Some(State::Connected) && seen.theirs == Some(State::Connected);
-        log.note(Event::Connected { queues: queues.len(), pages, grants, taken_over });
+        let (transfer_mode, grants) = self.transfer_mode(&rings);
+        let taken_over =
+            handshake.ours == Some(XenbusState::Connected) && handshake.theirs == Some(XenbusState::Connected);
+        log.record(Event::Connected { queues: queues.len(), pages, grants, taken_over });
         self.epoch = self.epoch.wrapping_add(1);
-        let data = Data::new(self.config.domain, way, self.staging.clone());
+        let data = Data::new(self.config.domain, transfer_mode, self.staging.clone());
         let limits =
             Limits { segments_max: offer.features.segments, read_only: self.config.read_only, discard: offer.discard };
         self.device = Some(Device::new(queues, data, limits, self.epoch));
-        (self.settled, self.inherited) = (false, Some(false));
+        (self.seen_connected, self.inherited) = (false, Some(false));
         Ok(true)
     }
 
-    /// Its event channel first: a driver that has gone has given that up, and what its references stand for now is not
-    /// known.
-    fn take_ring(
+    /// Binds the event channel first: a driver that is gone has closed its port, and its references may refer to
+    /// other pages now.
+    fn attach_ring(
         &mut self,
-        machine: &mut Machine,
+        xen: &mut XenHandles,
         rings: &Rings,
         keys: &RingKeys,
         queue: usize,
-    ) -> Result<Queue, NotConnected> {
+    ) -> Result<Queue, AttachError> {
         let domain = self.config.domain;
-        let port = machine.channels.bind(domain, keys.port).map_err(|source| NotConnected::Bind { queue, source })?;
-        let mapped = machine.grants.map(domain, &keys.pages, false);
-        let ring = mapped.map_err(|source| NotConnected::Map { queue, source }).and_then(|granted: Arc<Granted>| {
-            Ring::attach(granted.shared(), rings.layout).map_err(|source| NotConnected::Ring { queue, source })
+        let port = xen.channels.bind(domain, keys.port).map_err(|source| AttachError::Bind { queue, source })?;
+        let mapped = xen.grants.map(domain, &keys.pages, false);
+        let ring = mapped.map_err(|source| AttachError::Map { queue, source }).and_then(|granted: Arc<Granted>| {
+            Ring::attach(granted.shared(), rings.layout).map_err(|source| AttachError::Ring { queue, source })
         });
-        ring.map(|ring| Queue::new(ring, port)).inspect_err(|_| self.unbind(port, machine))
+        ring.map(|ring| Queue::new(ring, port)).inspect_err(|_| self.unbind(port, xen))
     }
 
-    fn way(&self, rings: &Rings) -> (Way, &'static str) {
+    fn transfer_mode(&self, rings: &Rings) -> (TransferMode, &'static str) {
         match self.config.grants {
-            GrantsPolicy::Map => (Way::Map, "mapping each time"),
+            GrantsPolicy::Map => (TransferMode::Map, "per-request mapping"),
             GrantsPolicy::Persistent | GrantsPolicy::Auto if rings.persistent => {
-                (Way::Persistent(Box::default()), "mappings that stay")
+                (TransferMode::Persistent(Box::default()), "persistent mapping")
             }
-            GrantsPolicy::Copy | GrantsPolicy::Persistent | GrantsPolicy::Auto => (Way::Copy, "copies"),
+            GrantsPolicy::Copy | GrantsPolicy::Persistent | GrantsPolicy::Auto => (TransferMode::Copy, "copies"),
         }
     }
 
-    fn disconnect(&mut self, why: &'static str, machine: &mut Machine, log: &mut Log) {
+    fn disconnect(&mut self, why: &'static str, xen: &mut XenHandles, log: &mut Log) {
         let Some(mut device) = self.device.take() else { return };
-        let in_flight = device.end();
-        device.ports().for_each(|port| self.unbind(port, machine));
-        self.memory_changes.extend(device.let_memory_go());
+        let in_flight = device.shut_down();
+        device.ports().for_each(|port| self.unbind(port, xen));
+        self.memory_changes.extend(device.release_all_memory());
         self.orphans = self.orphans.saturating_add(in_flight);
-        (self.announced, self.settled) = (false, false);
-        log.note(Event::Disconnected { why, in_flight });
+        (self.announced, self.seen_connected) = (false, false);
+        log.record(Event::Disconnected { why, in_flight });
     }
 
-    fn unbind(&mut self, port: Port, machine: &mut Machine) {
-        if machine.channels.unbind(port).is_err() {
-            self.stuck.push(port);
+    fn unbind(&mut self, port: Port, xen: &mut XenHandles) {
+        if xen.channels.unbind(port).is_err() {
+            self.ports_to_close.push(port);
         }
     }
 
-    /// The disk has another size.
-    pub fn resized(&mut self, geometry: &Geometry, machine: &mut Machine, log: &mut Log) {
+    /// The disk has a new size.
+    pub fn resized(&mut self, geometry: &Geometry, xen: &mut XenHandles, log: &mut Log) {
         self.config.geometry = *geometry;
         let connected = self.device.is_some();
         if !connected && !self.announced {
             return;
         }
-        match self.nodes.resize(&mut *machine.store, geometry.len) {
-            Ok(true) if connected => log.note(Event::SizeTold { len: geometry.len }),
+        match self.nodes.resize(&mut *xen.store, geometry.len) {
+            Ok(true) if connected => log.record(Event::SizeAnnounced { len: geometry.len }),
             Ok(_) => {}
-            Err(error) => log.failed("cannot tell the front end of the new size", &error),
+            Err(error) => log.failed("cannot notify the front end of the new size", &error),
         }
     }
 
@@ -416,76 +433,76 @@ impl Session {
         self.config.on_stop = OnStop::Leave;
     }
 
-    /// Asks the front end to let the device go. What it asks for is served until it has: its driver waits for the
-    /// answers.
-    pub fn close(&mut self, machine: &mut Machine, log: &mut Log) {
-        if self.config.on_stop == OnStop::Leave || self.closing != Closing::No {
+    /// Asks the front end to release the device. Its requests are served until it has: its driver waits for the
+    /// responses.
+    pub fn close(&mut self, xen: &mut XenHandles, log: &mut Log) {
+        if self.config.on_stop == OnStop::Leave || self.closing != CloseRequest::No {
             return;
         }
-        let unheard = self.lost || self.trouble.is_some();
-        self.closing = if unheard { Closing::Unheard } else { Closing::Asked };
-        if self.closing == Closing::Asked && self.device.is_some() {
-            let asked = self.ask_to_close(machine);
-            self.heard(asked, log);
+        let unheard = self.store_lost || self.attach_failure.is_some();
+        self.closing = if unheard { CloseRequest::Unreachable } else { CloseRequest::Requested };
+        if self.closing == CloseRequest::Requested && self.device.is_some() {
+            let asked = self.ask_to_close(xen);
+            self.record_close(asked, log);
         }
     }
 
-    fn ask_to_close(&self, machine: &mut Machine) -> Result<(), StoreError> {
-        let ours = node::state(&mut *machine.store, &self.nodes.ours())?;
-        if ours.is_some_and(|ours| !matches!(ours, State::Closing | State::Closed)) {
-            self.nodes.say(&mut *machine.store, ours, State::Closing)?;
+    fn ask_to_close(&self, xen: &mut XenHandles) -> Result<(), StoreError> {
+        let ours = node::state(&mut *xen.store, &self.nodes.backend_state_path())?;
+        if ours.is_some_and(|ours| !matches!(ours, XenbusState::Closing | XenbusState::Closed)) {
+            self.nodes.write_state(&mut *xen.store, ours, XenbusState::Closing)?;
         }
         Ok(())
     }
 
-    fn heard(&mut self, said: Result<(), StoreError>, log: &mut Log) {
+    fn record_close(&mut self, said: Result<(), StoreError>, log: &mut Log) {
         if let Err(error) = said {
             log.failed("cannot close the device", &error);
-            self.closing = Closing::Unheard;
+            self.closing = CloseRequest::Unreachable;
         }
     }
 
-    /// Whether the device was to be closed, and there is nobody to wait for.
+    /// Whether the device was to be closed, and no front end has to be waited for.
     pub fn is_closed(&self) -> bool {
         match self.closing {
-            Closing::No => false,
-            Closing::Asked => self.device.is_none(),
-            Closing::Unheard => true,
+            CloseRequest::No => false,
+            CloseRequest::Requested => self.device.is_none(),
+            CloseRequest::Unreachable => true,
         }
     }
 
-    /// Says how the device is left. Requests that were popped have their answers after that.
-    pub fn stop(&mut self, machine: &mut Machine, log: &mut Log) {
-        self.close(machine, log);
-        if self.closing == Closing::Asked {
-            let said = self.say_how_it_is_left(machine, log);
-            self.heard(said, log);
+    /// Writes the final state of the device. Requests that were popped are answered after that.
+    pub fn stop(&mut self, xen: &mut XenHandles, log: &mut Log) {
+        self.close(xen, log);
+        if self.closing == CloseRequest::Requested {
+            let said = self.write_final_state(xen, log);
+            self.record_close(said, log);
         }
     }
 
-    fn say_how_it_is_left(&mut self, machine: &mut Machine, log: &mut Log) -> Result<(), StoreError> {
+    fn write_final_state(&mut self, xen: &mut XenHandles, log: &mut Log) -> Result<(), StoreError> {
         if self.device.is_some() {
-            let theirs = node::state(&mut *machine.store, &self.nodes.theirs())?;
-            if let Some(state) = theirs.filter(|&theirs| theirs != State::Closed) {
-                log.note(Event::StillUsed { state: state.name() });
+            let theirs = node::state(&mut *xen.store, &self.nodes.frontend_state_path())?;
+            if let Some(state) = theirs.filter(|&theirs| theirs != XenbusState::Closed) {
+                log.record(Event::StillUsed { state: state.name() });
             }
             return Ok(());
         }
-        let ours = node::state(&mut *machine.store, &self.nodes.ours())?;
-        let open = ours.is_some_and(|ours| ours != State::Closed);
-        if open && self.nodes.say(&mut *machine.store, ours, State::Closed)? {
-            log.note(Event::Closed);
+        let ours = node::state(&mut *xen.store, &self.nodes.backend_state_path())?;
+        let open = ours.is_some_and(|ours| ours != XenbusState::Closed);
+        if open && self.nodes.write_state(&mut *xen.store, ours, XenbusState::Closed)? {
+            log.record(Event::Closed);
         }
         Ok(())
     }
 
-    /// Gives up everything that is held for a front end.
-    pub fn let_go(&mut self, machine: &mut Machine, log: &mut Log) {
-        if self.closing == Closing::Asked && self.device.is_some() {
-            // One that has closed since, or whose answers took longer, has them now.
-            self.examine(machine, log);
+    /// Releases everything that is held for a front end.
+    pub fn release_all(&mut self, xen: &mut XenHandles, log: &mut Log) {
+        if self.closing == CloseRequest::Requested && self.device.is_some() {
+            // A front end that has closed since, or whose responses took longer, has them now.
+            self.update(xen, log);
         }
-        self.disconnect("the server is gone", machine, log);
-        self.stuck.retain(|&port| machine.channels.unbind(port).is_err());
+        self.disconnect("the server is gone", xen, log);
+        self.ports_to_close.retain(|&port| xen.channels.unbind(port).is_err());
     }
 }

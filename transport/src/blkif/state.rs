@@ -1,203 +1,220 @@
-//! The xenbus handshake: what is to be done next, from what both ends' nodes say.
+//! The xenbus handshake: the next action, derived from the states of both ends.
 //!
-//! Knows nothing of rings, grants or the store: it is a function. Invariants: nothing is connected before requests of
-//! an earlier front end have ended; keys of a front end are not asked for before it has said that they are its own; a
-//! front end that was refused is not tried again before it has begun anew.
+//! It knows nothing about rings, grants or the store: it is a pure function. Invariants: nothing is connected before
+//! requests of an earlier front end have completed; a front end's keys are not read before its state says that they are
+//! its own; a refused front end is not retried before it has restarted.
 //!
 //! Specification: Xen's public header io/xenbus.h, and io/blkif.h "Startup".
 
-/// A state of either end (`enum xenbus_state`).
+/// The state of either end (`enum xenbus_state`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
-    /// What no end should say.
+pub enum XenbusState {
+    /// Not a valid state.
     Unknown,
-    /// It begins.
+    /// It is starting.
     Initialising,
-    /// It has said what it offers, and waits.
+    /// It has written its features, and waits.
     InitWait,
-    /// It has said all there is to say.
+    /// It has written everything.
     Initialised,
     /// It is connected.
     Connected,
-    /// It wants to end.
+    /// It is shutting down.
     Closing,
-    /// It has ended.
+    /// It has shut down.
     Closed,
-    /// Of devices that change while in use, which disks do not.
+    /// For devices that are reconfigured while in use, which disks are not.
     Reconfiguring,
     /// Likewise.
     Reconfigured,
 }
 
-impl State {
-    /// The state that a node's value says.
-    pub fn parse(value: &[u8]) -> State {
+impl XenbusState {
+    /// Parses the value of a node.
+    pub fn parse(value: &[u8]) -> XenbusState {
         match value {
-            b"1" => State::Initialising,
-            b"2" => State::InitWait,
-            b"3" => State::Initialised,
-            b"4" => State::Connected,
-            b"5" => State::Closing,
-            b"6" => State::Closed,
-            b"7" => State::Reconfiguring,
-            b"8" => State::Reconfigured,
-            _ => State::Unknown,
+            b"1" => XenbusState::Initialising,
+            b"2" => XenbusState::InitWait,
+            b"3" => XenbusState::Initialised,
+            b"4" => XenbusState::Connected,
+            b"5" => XenbusState::Closing,
+            b"6" => XenbusState::Closed,
+            b"7" => XenbusState::Reconfiguring,
+            b"8" => XenbusState::Reconfigured,
+            _ => XenbusState::Unknown,
         }
     }
 
-    /// What a node says for it.
+    /// The value of a node.
     pub fn value(self) -> &'static str {
         match self {
-            State::Unknown => "0",
-            State::Initialising => "1",
-            State::InitWait => "2",
-            State::Initialised => "3",
-            State::Connected => "4",
-            State::Closing => "5",
-            State::Closed => "6",
-            State::Reconfiguring => "7",
-            State::Reconfigured => "8",
+            XenbusState::Unknown => "0",
+            XenbusState::Initialising => "1",
+            XenbusState::InitWait => "2",
+            XenbusState::Initialised => "3",
+            XenbusState::Connected => "4",
+            XenbusState::Closing => "5",
+            XenbusState::Closed => "6",
+            XenbusState::Reconfiguring => "7",
+            XenbusState::Reconfigured => "8",
         }
     }
 
     /// Its name.
     pub fn name(self) -> &'static str {
         match self {
-            State::Unknown => "in no known state",
-            State::Initialising => "initialising",
-            State::InitWait => "waiting to initialise",
-            State::Initialised => "initialised",
-            State::Connected => "connected",
-            State::Closing => "closing",
-            State::Closed => "closed",
-            State::Reconfiguring => "reconfiguring",
-            State::Reconfigured => "reconfigured",
+            XenbusState::Unknown => "in no known state",
+            XenbusState::Initialising => "initialising",
+            XenbusState::InitWait => "waiting to initialise",
+            XenbusState::Initialised => "initialised",
+            XenbusState::Connected => "connected",
+            XenbusState::Closing => "closing",
+            XenbusState::Closed => "closed",
+            XenbusState::Reconfiguring => "reconfiguring",
+            XenbusState::Reconfigured => "reconfigured",
         }
     }
 }
 
-/// What there is to see.
+/// The inputs of the handshake.
 #[derive(Clone, Copy, Debug)]
-pub struct Seen {
-    /// What our node says; `None` if it is gone.
-    pub ours: Option<State>,
-    /// What the front end's node says; `None` if it is gone.
-    pub theirs: Option<State>,
-    /// Whether the toolstack wants the device to stay.
+pub struct HandshakeState {
+    /// Our state; `None` if our node is gone.
+    pub ours: Option<XenbusState>,
+    /// The front end's state; `None` if its node is gone.
+    pub theirs: Option<XenbusState>,
+    /// Whether the toolstack wants to keep the device.
     pub online: bool,
-    /// Whether we hold the front end's rings.
+    /// Whether we are attached to the front end's rings.
     pub connected: bool,
-    /// It has closed since: nothing new is taken.
+    /// It has closed since: no new requests are taken.
     pub finishing: bool,
-    /// Some of its requests are without answer, or may be.
+    /// Some of its requests are, or may be, unanswered.
     pub unanswered: bool,
-    /// Whether it was seen to be connected since we hold them.
-    pub settled: bool,
-    /// Requests of a front end that is gone are under way.
+    /// Whether it was seen connected since we attached.
+    pub seen_connected: bool,
+    /// Requests of an earlier front end are in flight.
     pub draining: bool,
-    /// What we offer was written for the front end that is there.
+    /// Our features were written for the current front end.
     pub announced: bool,
-    /// What the front end has written about itself could not be used.
+    /// The keys of the front end were invalid.
     pub refused: bool,
-    /// Another process has served the device before us, as our node says, and nobody has its rings since: what they
-    /// hold may have no answer.
+    /// Another process has served the device before us, according to our node, and its rings have not been attached
+    /// since: they may contain unanswered requests.
     pub inherited: bool,
 }
 
-/// What is to be done.
+/// The next action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
-    /// Nothing before something changes.
+pub enum HandshakeAction {
+    /// Nothing until something changes.
     Wait,
-    /// Write what we offer, and that we wait.
+    /// Write our features, and that we wait.
     Announce,
-    /// Take the rings, and say so unless the device is to go.
+    /// Attach the rings, and write that we are connected unless the device is to be removed.
     Connect {
         /// Write that we are connected.
-        say: bool,
+        write_state: bool,
     },
-    /// Answer what the rings hold, and take nothing new.
+    /// Answer the requests in the rings, and take no new ones.
     Finish,
-    /// Let the rings go.
+    /// Release the rings.
     Disconnect(&'static str),
-    /// Say this.
-    Say(State),
+    /// Write this state.
+    WriteState(XenbusState),
 }
 
-impl Seen {
-    /// The next step. Each brings the device nearer to where there is nothing to be done.
-    pub fn next(&self) -> Step {
-        let Some(ours) = self.ours else { return self.after_answers("our node is gone", Step::Wait) };
-        let Some(theirs) = self.theirs else { return self.closed(ours, "the front end's node is gone") };
+impl HandshakeState {
+    /// The next action. Each brings the device closer to rest.
+    pub fn next(&self) -> HandshakeAction {
+        let Some(ours) = self.ours else {
+            return self.after_responses("the backend node is gone", HandshakeAction::Wait);
+        };
+        let Some(theirs) = self.theirs else { return self.on_closed(ours, "the front end's node is gone") };
         match theirs {
-            State::Initialising | State::InitWait => self.without("the front end begins anew", self.begin(ours)),
-            // Whatever it says now, it has closed.
-            _ if self.connected && self.finishing => self.after_answers("the front end has closed", Step::Wait),
-            State::Initialised | State::Connected => self.connect(ours, theirs),
-            State::Closing | State::Closed if self.owes_answers(ours) => match self.draining {
-                true => Step::Wait,
-                false => Step::Connect { say: false },
+            XenbusState::Initialising | XenbusState::InitWait => {
+                self.after_disconnect("the front end restarts", self.on_initialising(ours))
+            }
+            // Whatever its state is now, it has closed.
+            _ if self.connected && self.finishing => {
+                self.after_responses("the front end has closed", HandshakeAction::Wait)
+            }
+            XenbusState::Initialised | XenbusState::Connected => self.on_initialised(ours, theirs),
+            XenbusState::Closing | XenbusState::Closed if self.has_inherited_requests(ours) => match self.draining {
+                true => HandshakeAction::Wait,
+                false => HandshakeAction::Connect { write_state: false },
             },
-            State::Closing => match ours {
-                State::Closing | State::Closed => Step::Wait,
-                _ => Step::Say(State::Closing),
+            XenbusState::Closing => match ours {
+                XenbusState::Closing | XenbusState::Closed => HandshakeAction::Wait,
+                _ => HandshakeAction::WriteState(XenbusState::Closing),
             },
-            State::Closed => self.closed(ours, "the front end has closed"),
-            State::Unknown | State::Reconfiguring | State::Reconfigured => Step::Wait,
+            XenbusState::Closed => self.on_closed(ours, "the front end has closed"),
+            XenbusState::Unknown | XenbusState::Reconfiguring | XenbusState::Reconfigured => HandshakeAction::Wait,
         }
     }
 
-    /// Whether a process that is gone may owe answers to a front end that closes: its driver waits for them.
-    fn owes_answers(&self, ours: State) -> bool {
-        self.inherited && !self.connected && !self.refused && matches!(ours, State::Connected | State::Closing)
+    /// Whether an earlier process may have left requests of a closing front end unanswered: its driver waits for them.
+    fn has_inherited_requests(&self, ours: XenbusState) -> bool {
+        self.inherited
+            && !self.connected
+            && !self.refused
+            && matches!(ours, XenbusState::Connected | XenbusState::Closing)
     }
 
-    /// First lets go of what is connected, and waits for what is under way; then `step`.
-    fn without(&self, why: &'static str, step: Step) -> Step {
+    /// First releases the rings, and waits for requests in flight; then `action`.
+    fn after_disconnect(&self, why: &'static str, action: HandshakeAction) -> HandshakeAction {
         match (self.connected, self.draining) {
-            (true, _) => Step::Disconnect(why),
-            (false, true) => Step::Wait,
-            (false, false) => step,
+            (true, _) => HandshakeAction::Disconnect(why),
+            (false, true) => HandshakeAction::Wait,
+            (false, false) => action,
         }
     }
 
-    /// The same; but a driver that lets its device go waits for the answers to what it has asked before. One that
-    /// begins anew has forgotten them, and the pages in which they would be.
-    fn after_answers(&self, why: &'static str, step: Step) -> Step {
+    /// The same; but a driver that releases its device waits for the responses to its requests first. One that restarts
+    /// has forgotten them, and the pages that they would be written to.
+    fn after_responses(&self, why: &'static str, action: HandshakeAction) -> HandshakeAction {
         match self.connected && self.unanswered {
-            true => Step::Finish,
-            false => self.without(why, step),
+            true => HandshakeAction::Finish,
+            false => self.after_disconnect(why, action),
         }
     }
 
-    fn begin(&self, ours: State) -> Step {
+    fn on_initialising(&self, ours: XenbusState) -> HandshakeAction {
         match ours {
-            State::Closing if !self.online => Step::Say(State::Closed),
-            State::Closed if !self.online => Step::Wait,
-            State::InitWait if self.announced => Step::Wait,
-            _ => Step::Announce,
+            XenbusState::Closing if !self.online => HandshakeAction::WriteState(XenbusState::Closed),
+            XenbusState::Closed if !self.online => HandshakeAction::Wait,
+            XenbusState::InitWait if self.announced => HandshakeAction::Wait,
+            _ => HandshakeAction::Announce,
         }
     }
 
-    fn connect(&self, ours: State, theirs: State) -> Step {
+    fn on_initialised(&self, ours: XenbusState, theirs: XenbusState) -> HandshakeAction {
         if self.connected {
-            // One that was connected and is only initialised has begun anew, faster than we looked.
-            let anew = self.settled && theirs == State::Initialised;
-            return if anew { Step::Disconnect("the front end begins anew") } else { Step::Wait };
+            // A front end that was connected and is only initialised has restarted, faster than we looked.
+            let restarted = self.seen_connected && theirs == XenbusState::Initialised;
+            return if restarted {
+                HandshakeAction::Disconnect("the front end restarts")
+            } else {
+                HandshakeAction::Wait
+            };
         }
-        let leaving = !self.online && matches!(ours, State::Closing | State::Closed);
+        let leaving = !self.online && matches!(ours, XenbusState::Closing | XenbusState::Closed);
         match ours {
-            _ if self.draining => Step::Wait,
-            State::Closing | State::Closed if self.refused => Step::Wait,
-            _ if self.refused => Step::Say(State::Closing),
-            State::Closed if leaving => Step::Wait,
-            _ => Step::Connect { say: !leaving },
+            _ if self.draining => HandshakeAction::Wait,
+            XenbusState::Closing | XenbusState::Closed if self.refused => HandshakeAction::Wait,
+            _ if self.refused => HandshakeAction::WriteState(XenbusState::Closing),
+            XenbusState::Closed if leaving => HandshakeAction::Wait,
+            _ => HandshakeAction::Connect { write_state: !leaving },
         }
     }
 
-    fn closed(&self, ours: State, why: &'static str) -> Step {
-        let step = if ours == State::Closed { Step::Wait } else { Step::Say(State::Closed) };
-        self.after_answers(why, step)
+    fn on_closed(&self, ours: XenbusState, why: &'static str) -> HandshakeAction {
+        let action = if ours == XenbusState::Closed {
+            HandshakeAction::Wait
+        } else {
+            HandshakeAction::WriteState(XenbusState::Closed)
+        };
+        self.after_responses(why, action)
     }
 }
 
@@ -205,105 +222,109 @@ impl Seen {
 mod test {
     use super::*;
 
-    const ALL: [State; 9] = [
-        State::Unknown,
-        State::Initialising,
-        State::InitWait,
-        State::Initialised,
-        State::Connected,
-        State::Closing,
-        State::Closed,
-        State::Reconfiguring,
-        State::Reconfigured,
+    const ALL: [XenbusState; 9] = [
+        XenbusState::Unknown,
+        XenbusState::Initialising,
+        XenbusState::InitWait,
+        XenbusState::Initialised,
+        XenbusState::Connected,
+        XenbusState::Closing,
+        XenbusState::Closed,
+        XenbusState::Reconfiguring,
+        XenbusState::Reconfigured,
     ];
 
-    const NEW: Seen = Seen {
-        ours: Some(State::Initialising),
-        theirs: Some(State::Initialising),
+    const NEW: HandshakeState = HandshakeState {
+        ours: Some(XenbusState::Initialising),
+        theirs: Some(XenbusState::Initialising),
         online: true,
         connected: false,
         finishing: false,
         unanswered: false,
-        settled: false,
+        seen_connected: false,
         draining: false,
         announced: false,
         refused: false,
         inherited: false,
     };
 
-    /// Does what is said until there is nothing more to do.
-    fn settle(mut seen: Seen) -> (Seen, usize) {
+    /// Performs actions until there is nothing more to do.
+    fn run_to_rest(mut seen: HandshakeState) -> (HandshakeState, usize) {
         for steps in 0..10 {
             match seen.next() {
-                Step::Wait => return (seen, steps),
-                Step::Announce => (seen.ours, seen.announced) = (Some(State::InitWait), true),
-                Step::Connect { say } => {
+                HandshakeAction::Wait => return (seen, steps),
+                HandshakeAction::Announce => (seen.ours, seen.announced) = (Some(XenbusState::InitWait), true),
+                HandshakeAction::Connect { write_state } => {
                     (seen.connected, seen.unanswered, seen.inherited) = (true, true, false);
-                    seen.ours = if say { Some(State::Connected) } else { seen.ours };
+                    seen.ours = if write_state { Some(XenbusState::Connected) } else { seen.ours };
                 }
-                Step::Finish => (seen.finishing, seen.unanswered) = (true, false),
-                Step::Disconnect(_) => {
-                    (seen.connected, seen.settled, seen.announced, seen.finishing) = (false, false, false, false);
+                HandshakeAction::Finish => (seen.finishing, seen.unanswered) = (true, false),
+                HandshakeAction::Disconnect(_) => {
+                    (seen.connected, seen.seen_connected, seen.announced, seen.finishing) =
+                        (false, false, false, false);
                 }
-                Step::Say(state) => seen.ours = Some(state),
+                HandshakeAction::WriteState(state) => seen.ours = Some(state),
             }
         }
         panic!("{seen:?} never comes to rest");
     }
 
     #[test]
-    fn values_are_states() {
+    fn node_values_map_to_states() {
         for state in ALL {
-            assert_eq!(State::parse(state.value().as_bytes()), state);
+            assert_eq!(XenbusState::parse(state.value().as_bytes()), state);
         }
-        assert_eq!(State::parse(b"44"), State::Unknown);
+        assert_eq!(XenbusState::parse(b"44"), XenbusState::Unknown);
     }
 
     #[test]
-    fn a_front_end_comes_and_goes_and_comes_again() {
+    fn a_front_end_can_connect_disconnect_and_reconnect() {
         let mut seen = NEW;
         for _ in 0..3 {
             for (theirs, ours, connected) in [
-                (State::Initialising, State::InitWait, false),
-                (State::Initialised, State::Connected, true),
-                (State::Connected, State::Connected, true),
-                (State::Closing, State::Closing, true),
-                (State::Closed, State::Closed, false),
+                (XenbusState::Initialising, XenbusState::InitWait, false),
+                (XenbusState::Initialised, XenbusState::Connected, true),
+                (XenbusState::Connected, XenbusState::Connected, true),
+                (XenbusState::Closing, XenbusState::Closing, true),
+                (XenbusState::Closed, XenbusState::Closed, false),
             ] {
                 seen.theirs = Some(theirs);
-                (seen, _) = settle(seen);
+                (seen, _) = run_to_rest(seen);
                 assert_eq!((seen.ours, seen.connected), (Some(ours), connected), "{theirs:?}");
             }
         }
     }
 
     #[test]
-    fn every_combination_comes_to_rest_and_a_refused_front_end_is_never_connected() {
+    fn every_combination_comes_to_rest_and_never_connects_a_refused_front_end() {
         let mut count = 0;
         let states = || ALL.into_iter().map(Some).chain([None]);
         for (ours, theirs) in states().flat_map(|ours| states().map(move |theirs| (ours, theirs))) {
             for flags in 0..512u16 {
-                let [online, connected, settled, draining, announced, refused, unanswered, finishing, inherited] =
+                let [online, connected, seen_connected, draining, announced, refused, unanswered, finishing, inherited] =
                     [1, 2, 4, 8, 16, 32, 64, 128, 256].map(|bit| flags & bit != 0);
                 let (finishing, unanswered) = (finishing && connected, unanswered && connected);
                 let inherited = inherited && !connected;
-                let seen = Seen {
+                let seen = HandshakeState {
                     ours,
                     theirs,
                     online,
                     connected,
                     finishing,
                     unanswered,
-                    settled,
+                    seen_connected,
                     draining,
                     announced,
                     refused,
                     inherited,
                 };
-                let (end, steps) = settle(seen);
+                let (end, steps) = run_to_rest(seen);
                 assert!(steps <= 4, "{seen:?} takes {steps} steps");
                 assert!(!end.connected || connected || !(refused || draining), "{seen:?}");
-                let gone = matches!(theirs, None | Some(State::Closed | State::Initialising | State::InitWait));
+                let gone = matches!(
+                    theirs,
+                    None | Some(XenbusState::Closed | XenbusState::Initialising | XenbusState::InitWait)
+                );
                 assert!(!end.connected || !gone, "{seen:?} stays connected");
                 count += 1;
             }
@@ -312,44 +333,53 @@ mod test {
     }
 
     #[test]
-    fn the_toolstack_ends_a_device_that_nobody_uses() {
-        let seen = Seen { ours: Some(State::Closing), online: false, ..NEW };
-        assert_eq!(settle(seen).0.ours, Some(State::Closed));
-        let used = Seen { connected: true, theirs: Some(State::Connected), ..seen };
-        assert!(settle(used).0.connected, "one in use is let go by its front end");
+    fn the_toolstack_closes_an_unused_device() {
+        let seen = HandshakeState { ours: Some(XenbusState::Closing), online: false, ..NEW };
+        assert_eq!(run_to_rest(seen).0.ours, Some(XenbusState::Closed));
+        let used = HandshakeState { connected: true, theirs: Some(XenbusState::Connected), ..seen };
+        assert!(run_to_rest(used).0.connected, "a device in use is released by its front end");
     }
 
     #[test]
-    fn what_a_front_end_that_closes_has_asked_is_answered_first_and_not_what_one_has_forgotten() {
-        let used = Seen { connected: true, unanswered: true, ours: Some(State::Connected), ..NEW };
-        for theirs in [Some(State::Closed), None] {
-            assert_eq!(Seen { theirs, ..used }.next(), Step::Finish);
-            assert!(matches!(Seen { theirs, unanswered: false, ..used }.next(), Step::Disconnect(_)));
+    fn requests_of_a_closing_front_end_are_answered_first_but_not_of_a_restarting_one() {
+        let used = HandshakeState { connected: true, unanswered: true, ours: Some(XenbusState::Connected), ..NEW };
+        for theirs in [Some(XenbusState::Closed), None] {
+            assert_eq!(HandshakeState { theirs, ..used }.next(), HandshakeAction::Finish);
+            assert!(matches!(
+                HandshakeState { theirs, unanswered: false, ..used }.next(),
+                HandshakeAction::Disconnect(_)
+            ));
         }
-        assert_eq!(Seen { ours: None, ..used }.next(), Step::Finish);
-        assert!(matches!(used.next(), Step::Disconnect(_)), "it begins anew");
-        let back = Seen { theirs: Some(State::Connected), finishing: true, unanswered: false, ..used };
-        assert!(matches!(back.next(), Step::Disconnect(_)), "what has closed is not served any more");
+        assert_eq!(HandshakeState { ours: None, ..used }.next(), HandshakeAction::Finish);
+        assert!(matches!(used.next(), HandshakeAction::Disconnect(_)), "it restarts");
+        let back = HandshakeState { theirs: Some(XenbusState::Connected), finishing: true, unanswered: false, ..used };
+        assert!(matches!(back.next(), HandshakeAction::Disconnect(_)), "a closed front end is not served any more");
     }
 
     #[test]
-    fn what_a_process_that_is_gone_owes_to_a_front_end_that_closes_is_answered_first() {
-        for theirs in [State::Closing, State::Closed] {
-            for ours in [State::Connected, State::Closing] {
-                let seen = Seen { ours: Some(ours), theirs: Some(theirs), inherited: true, ..NEW };
-                assert_eq!(seen.next(), Step::Connect { say: false }, "{ours:?} {theirs:?}");
-                assert_eq!(settle(seen).0.ours, Some(theirs));
-                assert!(!matches!(Seen { inherited: false, ..seen }.next(), Step::Connect { .. }));
+    fn inherited_requests_of_a_closing_front_end_are_answered_first() {
+        for theirs in [XenbusState::Closing, XenbusState::Closed] {
+            for ours in [XenbusState::Connected, XenbusState::Closing] {
+                let seen = HandshakeState { ours: Some(ours), theirs: Some(theirs), inherited: true, ..NEW };
+                assert_eq!(seen.next(), HandshakeAction::Connect { write_state: false }, "{ours:?} {theirs:?}");
+                assert_eq!(run_to_rest(seen).0.ours, Some(theirs));
+                assert!(!matches!(HandshakeState { inherited: false, ..seen }.next(), HandshakeAction::Connect { .. }));
             }
-            let closed = Seen { ours: Some(State::Closed), theirs: Some(theirs), inherited: true, ..NEW };
-            assert_eq!(closed.next(), Step::Wait, "whoever has said Closed has answered");
+            let on_closed =
+                HandshakeState { ours: Some(XenbusState::Closed), theirs: Some(theirs), inherited: true, ..NEW };
+            assert_eq!(on_closed.next(), HandshakeAction::Wait, "a process that wrote Closed has answered everything");
         }
     }
 
     #[test]
-    fn a_front_end_that_was_connected_and_is_initialised_has_begun_anew() {
-        let seen = Seen { theirs: Some(State::Initialised), connected: true, ours: Some(State::Connected), ..NEW };
-        assert_eq!(seen.next(), Step::Wait);
-        assert!(matches!(Seen { settled: true, ..seen }.next(), Step::Disconnect(_)));
+    fn a_front_end_that_goes_from_connected_to_initialised_has_restarted() {
+        let seen = HandshakeState {
+            theirs: Some(XenbusState::Initialised),
+            connected: true,
+            ours: Some(XenbusState::Connected),
+            ..NEW
+        };
+        assert_eq!(seen.next(), HandshakeAction::Wait);
+        assert!(matches!(HandshakeState { seen_connected: true, ..seen }.next(), HandshakeAction::Disconnect(_)));
     }
 }

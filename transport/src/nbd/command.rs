@@ -1,88 +1,88 @@
-//! What one request of a client asks for, judged before anything is done about it.
+//! Validates a client's request before anything is done about it.
 //!
-//! Pure. Knows the export's geometry and what was agreed on; nothing about data, sockets and replies. What is
-//! [`Verdict::Serve`] passes `Request::new`.
+//! A pure function. It knows the export's geometry and the negotiated options; nothing about data, sockets and replies.
+//! [`Verdict::Serve`] always passes `Request::new`.
 
 use disk::{Geometry, Operation, Span};
 
-use super::export::{Agreed, REQUEST_MAX};
+use super::export::{Negotiated, REQUEST_MAX};
 use super::wire::{self, Errno, RequestHeader};
 
-/// What to do about a request.
+/// The result of validating a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// Hand it to the disk.
-    Serve(Ask),
-    /// Nothing is asked for: zero bytes.
+    /// Pass it to the disk.
+    Serve(DiskRequest),
+    /// Nothing to do: zero bytes.
     Nothing,
-    /// Answer with an error.
-    Refuse(Refusal),
-    /// The client leaves.
+    /// Reply with an error.
+    Error(ErrorReply),
+    /// The client disconnects.
     Disconnect,
 }
 
 /// A request that the disk can serve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Ask {
+pub(super) struct DiskRequest {
     pub(super) operation: Operation,
     pub(super) span: Span,
-    /// FUA on an operation that the disk has no durable form of: a flush has to follow before the answer.
-    pub(super) then_flush: bool,
-    /// NBD_CMD_FLAG_REQ_ONE: one run of bytes is enough of an answer.
+    /// FUA on an operation that the disk has no durable form of: a flush must follow before the reply.
+    pub(super) flush_after: bool,
+    /// NBD_CMD_FLAG_REQ_ONE: the reply contains one extent only.
     pub(super) one_extent: bool,
-    /// NBD_CMD_FLAG_FAST_ZERO: zeroes that would have to be written are to be refused.
+    /// NBD_CMD_FLAG_FAST_ZERO: refuse zeroes that would have to be written.
     pub(super) fast: bool,
-    /// NBD_CMD_CACHE: what is found out is kept and not told.
-    pub(super) silent: bool,
+    /// NBD_CMD_CACHE: the result is cached, not sent.
+    pub(super) discard_result: bool,
 }
 
-/// An error to answer with, and a word to people.
+/// An error to reply with, and its message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Refusal {
+pub(super) struct ErrorReply {
     pub(super) errno: Errno,
     pub(super) why: &'static str,
 }
 
-/// Judges `header`.
-pub(super) fn judge(header: &RequestHeader, agreed: Agreed, geometry: &Geometry) -> Verdict {
+/// Validates `header`.
+pub(super) fn validate(header: &RequestHeader, negotiated: Negotiated, geometry: &Geometry) -> Verdict {
     let flags = header.flags.get();
     let durable = flags & wire::CMD_FLAG_FUA != 0;
     let fast = flags & wire::CMD_FLAG_FAST_ZERO != 0;
-    let Some((operation, allowed)) = operation(header.kind.get(), flags, agreed) else {
+    let Some((operation, allowed)) = operation(header.kind.get(), flags, negotiated) else {
         if header.kind == wire::CMD_DISC {
             return Verdict::Disconnect;
         }
-        return refuse(Errno::Invalid, "this command is not supported or was not negotiated");
+        return refuse(Errno::Invalid, "the command is not supported or was not negotiated");
     };
-    // "Command flags": FUA is legal on every command, and means something on those that change the disk.
+    // "Command flags": FUA is legal on every command, and has an effect on those that change the disk.
     if flags & !(allowed | wire::CMD_FLAG_FUA) != 0 {
-        return refuse(Errno::Invalid, "a flag does not belong to this command");
+        return refuse(Errno::Invalid, "the command does not support a flag that is set");
     }
     if geometry.read_only && operation.is_write() {
         return refuse(Errno::NotPermitted, "the export is read-only");
     }
     match span(header, operation, geometry) {
-        Err(refusal) => Verdict::Refuse(refusal),
+        Err(refusal) => Verdict::Error(refusal),
         Ok(span) if span.len == 0 && operation != Operation::Flush => Verdict::Nothing,
         Ok(span) if fast && (flags & wire::CMD_FLAG_NO_HOLE != 0 || !is_aligned(span, geometry)) => {
-            refuse(Errno::NotSupported, "zeroes that keep their space, or in parts of blocks, are written")
+            refuse(Errno::NotSupported, "zeroes with NO_HOLE, or in partial blocks, must be written")
         }
-        Ok(span) => Verdict::Serve(Ask {
+        Ok(span) => Verdict::Serve(DiskRequest {
             operation,
             span,
-            then_flush: durable && operation == Operation::Discard,
+            flush_after: durable && operation == Operation::Discard,
             one_extent: flags & wire::CMD_FLAG_REQ_ONE != 0,
             fast,
-            silent: header.kind == wire::CMD_CACHE,
+            discard_result: header.kind == wire::CMD_CACHE,
         }),
     }
 }
 
-/// The disk's operation for a command, and the flags that it may have beside FUA.
-fn operation(kind: u16, flags: u16, agreed: Agreed) -> Option<(Operation, u16)> {
+/// The disk's operation for a command, and the flags that it may have besides FUA.
+fn operation(kind: u16, flags: u16, negotiated: Negotiated) -> Option<(Operation, u16)> {
     let durable = flags & wire::CMD_FLAG_FUA != 0;
     match kind {
-        wire::CMD_READ if agreed.structured => Some((Operation::Read, wire::CMD_FLAG_DF)),
+        wire::CMD_READ if negotiated.structured => Some((Operation::Read, wire::CMD_FLAG_DF)),
         wire::CMD_READ => Some((Operation::Read, 0)),
         wire::CMD_WRITE => Some((Operation::Write { durable }, 0)),
         wire::CMD_FLUSH => Some((Operation::Flush, 0)),
@@ -91,32 +91,32 @@ fn operation(kind: u16, flags: u16, agreed: Agreed) -> Option<(Operation, u16)> 
             let free = flags & wire::CMD_FLAG_NO_HOLE == 0;
             Some((Operation::WriteZeroes { free, durable }, wire::CMD_FLAG_NO_HOLE | wire::CMD_FLAG_FAST_ZERO))
         }
-        // Where bytes live is what there is to be known beforehand: data itself is kept nowhere.
+        // What can be cached beforehand is where bytes are stored: data itself is not cached.
         wire::CMD_CACHE => Some((Operation::Extents { depths: false }, 0)),
-        wire::CMD_BLOCK_STATUS if agreed.allocation || agreed.depth => {
-            Some((Operation::Extents { depths: agreed.depth }, wire::CMD_FLAG_REQ_ONE))
+        wire::CMD_BLOCK_STATUS if negotiated.allocation || negotiated.depth => {
+            Some((Operation::Extents { depths: negotiated.depth }, wire::CMD_FLAG_REQ_ONE))
         }
         _ => None,
     }
 }
 
-/// The bytes of the disk that the request is about, if they exist. They need not be whole blocks.
-fn span(header: &RequestHeader, operation: Operation, geometry: &Geometry) -> Result<Span, Refusal> {
+/// The range of the request, if it is within the disk. It need not be whole blocks.
+fn span(header: &RequestHeader, operation: Operation, geometry: &Geometry) -> Result<Span, ErrorReply> {
     let span = Span { at: header.at.get(), len: u64::from(header.len.get()) };
     if operation == Operation::Flush {
         // NBD_CMD_FLUSH: offset and length are reserved and zero.
         let reserved = Span { at: 0, len: 0 };
-        return if span == reserved { Ok(span) } else { invalid("a flush has neither offset nor length") };
+        return if span == reserved { Ok(span) } else { invalid("a flush must have neither offset nor length") };
     }
     if span.at.checked_add(span.len).is_none_or(|end| end > geometry.len) {
-        // "Error values": ENOSPC is for writes beyond the end.
+        // "Error values": ENOSPC is for writes past the end.
         let adds = matches!(operation, Operation::Write { .. } | Operation::WriteZeroes { .. });
         let errno = if adds { Errno::NoSpace } else { Errno::Invalid };
-        return Err(Refusal { errno, why: "the request reaches past the end of the disk" });
+        return Err(ErrorReply { errno, why: "the request extends past the end of the disk" });
     }
     if header.kind == wire::CMD_BLOCK_STATUS && span.len == 0 {
-        // Its answer is never empty.
-        return invalid("a question about no bytes");
+        // Its reply is never empty.
+        return invalid("the length of a block status request must not be zero");
     }
     if operation == Operation::Read && span.len > u64::from(REQUEST_MAX) {
         return invalid("the request is longer than 32 MiB");
@@ -129,12 +129,12 @@ fn is_aligned(span: Span, geometry: &Geometry) -> bool {
     span.at % block == 0 && span.len % block == 0
 }
 
-fn invalid(why: &'static str) -> Result<Span, Refusal> {
-    Err(Refusal { errno: Errno::Invalid, why })
+fn invalid(why: &'static str) -> Result<Span, ErrorReply> {
+    Err(ErrorReply { errno: Errno::Invalid, why })
 }
 
 fn refuse(errno: Errno, why: &'static str) -> Verdict {
-    Verdict::Refuse(Refusal { errno, why })
+    Verdict::Error(ErrorReply { errno, why })
 }
 
 #[cfg(test)]
@@ -143,112 +143,118 @@ mod test {
 
     const GEOMETRY: Geometry =
         Geometry { len: 1 << 30, block: 512, physical_block: 4096, discard: 4096, chs: None, read_only: false };
-    const ALL: Agreed = Agreed { structured: true, allocation: true, depth: true };
+    const ALL: Negotiated = Negotiated { structured: true, allocation: true, depth: true };
 
-    fn ask(kind: u16, flags: u16, at: u64, len: u32) -> Verdict {
-        ask_of(&GEOMETRY, ALL, kind, flags, at, len)
+    fn validate_with(kind: u16, flags: u16, at: u64, len: u32) -> Verdict {
+        validate_on(&GEOMETRY, ALL, kind, flags, at, len)
     }
 
-    fn ask_of(geometry: &Geometry, agreed: Agreed, kind: u16, flags: u16, at: u64, len: u32) -> Verdict {
+    fn validate_on(geometry: &Geometry, negotiated: Negotiated, kind: u16, flags: u16, at: u64, len: u32) -> Verdict {
         let magic = wire::REQUEST_MAGIC.into();
         let (flags, kind, cookie, at, len) = (flags.into(), kind.into(), 1.into(), at.into(), len.into());
-        judge(&RequestHeader { magic, flags, kind, cookie, at, len }, agreed, geometry)
+        validate(&RequestHeader { magic, flags, kind, cookie, at, len }, negotiated, geometry)
     }
 
     fn errno(verdict: Verdict) -> Option<Errno> {
         match verdict {
-            Verdict::Refuse(refusal) => Some(refusal.errno),
+            Verdict::Error(refusal) => Some(refusal.errno),
             _ => None,
         }
     }
 
     fn served(verdict: Verdict) -> Option<Operation> {
         match verdict {
-            Verdict::Serve(ask) => Some(ask.operation),
+            Verdict::Serve(validate_with) => Some(validate_with.operation),
             _ => None,
         }
     }
 
     #[test]
-    fn fua_makes_a_write_durable_and_a_trim_flush() {
-        let write = ask(wire::CMD_WRITE, wire::CMD_FLAG_FUA, 0, 512);
+    fn fua_makes_a_write_durable_and_adds_a_flush_to_a_trim() {
+        let write = validate_with(wire::CMD_WRITE, wire::CMD_FLAG_FUA, 0, 512);
         assert_eq!(served(write), Some(Operation::Write { durable: true }));
-        let trim = ask(wire::CMD_TRIM, wire::CMD_FLAG_FUA, 0, 512);
-        assert!(matches!(trim, Verdict::Serve(Ask { operation: Operation::Discard, then_flush: true, .. })));
-        assert_eq!(served(ask(wire::CMD_READ, wire::CMD_FLAG_FUA, 0, 512)), Some(Operation::Read));
+        let trim = validate_with(wire::CMD_TRIM, wire::CMD_FLAG_FUA, 0, 512);
+        assert!(matches!(trim, Verdict::Serve(DiskRequest { operation: Operation::Discard, flush_after: true, .. })));
+        assert_eq!(served(validate_with(wire::CMD_READ, wire::CMD_FLAG_FUA, 0, 512)), Some(Operation::Read));
     }
 
     #[test]
-    fn no_hole_keeps_the_space() {
-        let verdict = ask(wire::CMD_WRITE_ZEROES, wire::CMD_FLAG_NO_HOLE, 0, 512);
+    fn no_hole_keeps_the_space_allocated() {
+        let verdict = validate_with(wire::CMD_WRITE_ZEROES, wire::CMD_FLAG_NO_HOLE, 0, 512);
         assert_eq!(served(verdict), Some(Operation::WriteZeroes { free: false, durable: false }));
     }
 
     #[test]
-    fn past_the_end_is_no_space_for_writes_and_invalid_else() {
+    fn past_the_end_is_no_space_for_writes_and_invalid_otherwise() {
         let end = GEOMETRY.len;
-        assert_eq!(errno(ask(wire::CMD_WRITE, 0, end, 512)), Some(Errno::NoSpace));
-        assert_eq!(errno(ask(wire::CMD_WRITE_ZEROES, 0, u64::MAX - 1, 512)), Some(Errno::NoSpace));
-        assert_eq!(errno(ask(wire::CMD_READ, 0, end - 512, 1024)), Some(Errno::Invalid));
-        assert_eq!(errno(ask(wire::CMD_TRIM, 0, end, 512)), Some(Errno::Invalid));
-        assert_eq!(errno(ask(wire::CMD_BLOCK_STATUS, 0, end, 512)), Some(Errno::Invalid));
+        assert_eq!(errno(validate_with(wire::CMD_WRITE, 0, end, 512)), Some(Errno::NoSpace));
+        assert_eq!(errno(validate_with(wire::CMD_WRITE_ZEROES, 0, u64::MAX - 1, 512)), Some(Errno::NoSpace));
+        assert_eq!(errno(validate_with(wire::CMD_READ, 0, end - 512, 1024)), Some(Errno::Invalid));
+        assert_eq!(errno(validate_with(wire::CMD_TRIM, 0, end, 512)), Some(Errno::Invalid));
+        assert_eq!(errno(validate_with(wire::CMD_BLOCK_STATUS, 0, end, 512)), Some(Errno::Invalid));
     }
 
     #[test]
-    fn single_bytes_may_be_asked_for() {
+    fn single_bytes_can_be_requested() {
         for kind in [wire::CMD_READ, wire::CMD_WRITE, wire::CMD_TRIM, wire::CMD_WRITE_ZEROES, wire::CMD_BLOCK_STATUS] {
-            let verdict = ask(kind, 0, 511, 2);
-            assert!(matches!(verdict, Verdict::Serve(Ask { span: Span { at: 511, len: 2 }, .. })), "{kind}");
+            let verdict = validate_with(kind, 0, 511, 2);
+            assert!(matches!(verdict, Verdict::Serve(DiskRequest { span: Span { at: 511, len: 2 }, .. })), "{kind}");
         }
-        assert_eq!(errno(ask(wire::CMD_BLOCK_STATUS, 0, 511, 0)), Some(Errno::Invalid));
-        assert_eq!(errno(ask(wire::CMD_READ, 0, GEOMETRY.len - 1, 2)), Some(Errno::Invalid));
-        assert_eq!(errno(ask(wire::CMD_WRITE, 0, GEOMETRY.len - 1, 2)), Some(Errno::NoSpace));
+        assert_eq!(errno(validate_with(wire::CMD_BLOCK_STATUS, 0, 511, 0)), Some(Errno::Invalid));
+        assert_eq!(errno(validate_with(wire::CMD_READ, 0, GEOMETRY.len - 1, 2)), Some(Errno::Invalid));
+        assert_eq!(errno(validate_with(wire::CMD_WRITE, 0, GEOMETRY.len - 1, 2)), Some(Errno::NoSpace));
     }
 
     #[test]
-    fn zeroes_that_are_to_be_fast_are_whole_blocks_and_may_free_their_space() {
+    fn fast_zeroes_must_be_whole_blocks_without_no_hole() {
         let fast = wire::CMD_FLAG_FAST_ZERO;
-        let verdict = ask(wire::CMD_WRITE_ZEROES, fast, 0, 512);
-        assert!(matches!(verdict, Verdict::Serve(Ask { fast: true, .. })));
-        let kept = ask(wire::CMD_WRITE_ZEROES, fast | wire::CMD_FLAG_NO_HOLE, 0, 512);
+        let verdict = validate_with(wire::CMD_WRITE_ZEROES, fast, 0, 512);
+        assert!(matches!(verdict, Verdict::Serve(DiskRequest { fast: true, .. })));
+        let kept = validate_with(wire::CMD_WRITE_ZEROES, fast | wire::CMD_FLAG_NO_HOLE, 0, 512);
         assert_eq!(errno(kept), Some(Errno::NotSupported));
         for (at, len) in [(0, 511), (1, 511), (1, 512)] {
-            assert_eq!(errno(ask(wire::CMD_WRITE_ZEROES, fast, at, len)), Some(Errno::NotSupported));
+            assert_eq!(errno(validate_with(wire::CMD_WRITE_ZEROES, fast, at, len)), Some(Errno::NotSupported));
         }
-        assert_eq!(errno(ask(wire::CMD_TRIM, fast, 0, 512)), Some(Errno::Invalid));
+        assert_eq!(errno(validate_with(wire::CMD_TRIM, fast, 0, 512)), Some(Errno::Invalid));
     }
 
     #[test]
-    fn what_is_to_be_cached_is_looked_up_and_not_told() {
-        let simple = Agreed::default();
-        let verdict = ask_of(&GEOMETRY, simple, wire::CMD_CACHE, 0, 1, 700);
-        assert!(matches!(verdict, Verdict::Serve(Ask { operation: Operation::Extents { .. }, silent: true, .. })));
-        assert_eq!(errno(ask(wire::CMD_CACHE, 0, GEOMETRY.len, 1)), Some(Errno::Invalid));
+    fn a_cache_command_looks_up_extents_and_does_not_send_them() {
+        let simple = Negotiated::default();
+        let verdict = validate_on(&GEOMETRY, simple, wire::CMD_CACHE, 0, 1, 700);
+        assert!(matches!(
+            verdict,
+            Verdict::Serve(DiskRequest { operation: Operation::Extents { .. }, discard_result: true, .. })
+        ));
+        assert_eq!(errno(validate_with(wire::CMD_CACHE, 0, GEOMETRY.len, 1)), Some(Errno::Invalid));
     }
 
     #[test]
-    fn zero_bytes_are_nothing_to_do_where_they_exist() {
-        assert_eq!(ask(wire::CMD_READ, 0, GEOMETRY.len, 0), Verdict::Nothing);
-        assert_eq!(ask(wire::CMD_WRITE, 0, 0, 0), Verdict::Nothing);
-        assert_eq!(errno(ask(wire::CMD_TRIM, 0, GEOMETRY.len + 512, 0)), Some(Errno::Invalid));
+    fn a_zero_length_request_within_the_disk_does_nothing() {
+        assert_eq!(validate_with(wire::CMD_READ, 0, GEOMETRY.len, 0), Verdict::Nothing);
+        assert_eq!(validate_with(wire::CMD_WRITE, 0, 0, 0), Verdict::Nothing);
+        assert_eq!(errno(validate_with(wire::CMD_TRIM, 0, GEOMETRY.len + 512, 0)), Some(Errno::Invalid));
     }
 
     #[test]
-    fn what_was_not_negotiated_is_invalid() {
-        let simple = Agreed::default();
-        assert_eq!(errno(ask_of(&GEOMETRY, simple, wire::CMD_BLOCK_STATUS, 0, 0, 512)), Some(Errno::Invalid));
-        assert_eq!(errno(ask_of(&GEOMETRY, simple, wire::CMD_READ, wire::CMD_FLAG_DF, 0, 512)), Some(Errno::Invalid));
-        assert_eq!(errno(ask(wire::CMD_WRITE, wire::CMD_FLAG_NO_HOLE, 0, 512)), Some(Errno::Invalid));
-        assert_eq!(errno(ask(77, 0, 0, 0)), Some(Errno::Invalid));
-        assert_eq!(errno(ask(wire::CMD_READ, wire::CMD_FLAG_FAST_ZERO, 0, 512)), Some(Errno::Invalid));
+    fn a_command_that_was_not_negotiated_is_invalid() {
+        let simple = Negotiated::default();
+        assert_eq!(errno(validate_on(&GEOMETRY, simple, wire::CMD_BLOCK_STATUS, 0, 0, 512)), Some(Errno::Invalid));
+        assert_eq!(
+            errno(validate_on(&GEOMETRY, simple, wire::CMD_READ, wire::CMD_FLAG_DF, 0, 512)),
+            Some(Errno::Invalid)
+        );
+        assert_eq!(errno(validate_with(wire::CMD_WRITE, wire::CMD_FLAG_NO_HOLE, 0, 512)), Some(Errno::Invalid));
+        assert_eq!(errno(validate_with(77, 0, 0, 0)), Some(Errno::Invalid));
+        assert_eq!(errno(validate_with(wire::CMD_READ, wire::CMD_FLAG_FAST_ZERO, 0, 512)), Some(Errno::Invalid));
     }
 
     #[test]
-    fn a_read_only_export_permits_no_change_but_flushes() {
+    fn a_read_only_export_permits_flushes_but_no_changes() {
         let geometry = Geometry { read_only: true, ..GEOMETRY };
         for kind in [wire::CMD_WRITE, wire::CMD_TRIM, wire::CMD_WRITE_ZEROES] {
-            assert_eq!(errno(ask_of(&geometry, ALL, kind, 0, 0, 512)), Some(Errno::NotPermitted));
+            assert_eq!(errno(validate_on(&geometry, ALL, kind, 0, 0, 512)), Some(Errno::NotPermitted));
         }
-        assert_eq!(served(ask_of(&geometry, ALL, wire::CMD_FLUSH, 0, 0, 0)), Some(Operation::Flush));
+        assert_eq!(served(validate_on(&geometry, ALL, wire::CMD_FLUSH, 0, 0, 0)), Some(Operation::Flush));
     }
 }

@@ -1,7 +1,7 @@
-//! One client: its conversation and its socket, which never blocks.
+//! One client: its session and its non-blocking socket.
 //!
-//! Knows nothing about the other clients. Invariant: the socket is open exactly as long as it may be watched;
-//! bytes kept between two looks at it are either less than one message, or wait for room.
+//! It knows nothing about the other clients. Invariants: the socket is open exactly as long as it may be watched;
+//! received bytes that are kept are either less than one message, or wait for memory.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -10,27 +10,27 @@ use disk::{Geometry, Request};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown};
 
-use super::error::End;
+use super::error::DisconnectReason;
 use super::export::Export;
-use super::room::Room;
+use super::memory_quota::MemoryQuota;
 use super::session::{Next, Session};
 use crate::Interest;
 
-/// A client and what is known about its socket.
+/// A client and the state of its socket.
 #[derive(Debug)]
 pub(super) struct Connection {
-    /// Counts the connections of a server.
+    /// Numbers the connections of a server.
     pub(super) client: u32,
     pub(super) session: Session,
     socket: Option<OwnedFd>,
     ended: bool,
-    /// Received, and not used yet.
+    /// Received, but not processed yet.
     unread: Vec<u8>,
-    /// What is unread was received by the process before this one, and was not looked at here.
-    fresh: bool,
-    /// The socket may have bytes (or an end) for us.
+    /// The bytes in `unread` were received by the previous process and not yet looked at here.
+    inherited: bool,
+    /// The socket may have data (or hang-up) for us.
     readable: bool,
-    /// The socket may take bytes.
+    /// The socket may accept data.
     writable: bool,
     watched: Interest,
 }
@@ -43,21 +43,21 @@ impl Connection {
             socket: Some(socket),
             ended: false,
             unread: Vec::new(),
-            fresh: false,
+            inherited: false,
             readable: true,
             writable: true,
             watched: Interest::Read,
         }
     }
 
-    /// A client whose conversation goes on from there. What was received and not used may be waiting for room, or be
-    /// the beginning of a message: both are found out when more is looked for.
+    /// A client taken over from another process. Unprocessed input may be waiting for memory, or be the beginning of a
+    /// message: both are determined by the next attempt to process it.
     pub(super) fn resumed(client: u32, session: Session, socket: OwnedFd, unread: Vec<u8>) -> Connection {
-        Connection { unread, fresh: true, ..Connection::new(client, session, socket) }
+        Connection { unread, inherited: true, ..Connection::new(client, session, socket) }
     }
 
-    /// Its socket, its conversation, and what was received and not used; none of a client that leaves.
-    pub(super) fn parts(&self) -> Option<(&OwnedFd, &Session, &[u8])> {
+    /// Its socket, its session, and unprocessed input; `None` for a client that is disconnecting.
+    pub(super) fn state(&self) -> Option<(&OwnedFd, &Session, &[u8])> {
         let socket = self.socket.as_ref().filter(|_| !self.ended)?;
         Some((socket, &self.session, &self.unread))
     }
@@ -71,59 +71,59 @@ impl Connection {
         self.ended
     }
 
-    /// Whether nothing is left of it: no socket, and no request in the disk.
+    /// Whether nothing is left: no socket, and no request in the disk.
     pub(super) fn is_gone(&self) -> bool {
         self.socket.is_none() && self.session.in_flight() == 0
     }
 
-    /// Something has happened to the socket; both directions are worth a try.
+    /// Marks the socket as possibly ready in both directions.
     pub(super) fn wake(&mut self) {
         self.readable = true;
         self.writable = true;
     }
 
-    /// Whether a look at the client may bring something.
-    pub(super) fn is_hungry(&self, room: Room) -> bool {
-        !self.ended && self.session.has_room(room) && (self.readable || self.fresh || self.session.is_stalled())
+    /// Whether processing input may make progress.
+    pub(super) fn wants_input(&self, quota: MemoryQuota) -> bool {
+        !self.ended && self.session.has_memory(quota) && (self.readable || self.inherited || self.session.is_stalled())
     }
 
-    /// Takes in what waited for room, or else one piece of what the socket has. One piece only: a client that
-    /// sends without end does not keep the others waiting.
-    pub(super) fn take_in(
+    /// Processes input that waited for memory, or else one chunk from the socket. Only one chunk, so that a client that
+    /// sends continuously does not starve the others.
+    pub(super) fn process_input(
         &mut self,
         staging: &mut [u8],
         export: &Export,
         geometry: &Geometry,
-        room: Room,
+        quota: MemoryQuota,
         requests: &mut VecDeque<Request>,
-    ) -> Result<(), End> {
+    ) -> Result<(), DisconnectReason> {
         let kept = self.unread.len();
-        let (front, back) = staging.split_at_mut_checked(kept).ok_or(End::Socket(Errno::NOBUFS))?;
+        let (front, back) = staging.split_at_mut_checked(kept).ok_or(DisconnectReason::Socket(Errno::NOBUFS))?;
         front.copy_from_slice(&self.unread);
-        let look = std::mem::take(&mut self.fresh) || self.session.is_stalled();
-        let fresh = if look { 0 } else { self.receive(back)? };
-        if fresh == 0 && !look {
+        let retry = std::mem::take(&mut self.inherited) || self.session.is_stalled();
+        let inherited = if retry { 0 } else { self.receive(back)? };
+        if inherited == 0 && !retry {
             return Ok(());
         }
-        let bytes = staging.get(..kept.saturating_add(fresh)).unwrap_or_default();
-        let received = self.session.receive(bytes, export, geometry, room, requests)?;
-        self.keep(bytes.get(received.used..).unwrap_or_default());
+        let bytes = staging.get(..kept.saturating_add(inherited)).unwrap_or_default();
+        let received = self.session.receive(bytes, export, geometry, quota, requests)?;
+        self.save_unread(bytes.get(received.used..).unwrap_or_default());
         match received.next {
             Next::Receive | Next::Stall => Ok(()),
-            Next::Farewell => {
-                // The answer to ABORT is a courtesy: the client does not have to wait for it.
+            Next::Disconnect => {
+                // The reply to ABORT is optional: the client need not wait for it.
                 self.send(staging)?;
-                Err(End::Farewell)
+                Err(DisconnectReason::Disconnect)
             }
         }
     }
 
-    /// Bytes from the socket; none if there are none for now.
-    fn receive(&mut self, bytes: &mut [u8]) -> Result<usize, End> {
+    /// Receives bytes from the socket; zero if there are none for now.
+    fn receive(&mut self, bytes: &mut [u8]) -> Result<usize, DisconnectReason> {
         let Some(socket) = &self.socket else { return Ok(0) };
         loop {
             match recv(socket, &mut *bytes, RecvFlags::empty()) {
-                Ok((0, _)) => return Err(End::HungUp),
+                Ok((0, _)) => return Err(DisconnectReason::HungUp),
                 Ok((len, _)) => return Ok(len),
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => {
@@ -135,9 +135,9 @@ impl Connection {
         }
     }
 
-    fn keep(&mut self, bytes: &[u8]) {
+    fn save_unread(&mut self, bytes: &[u8]) {
         if bytes.is_empty() {
-            // A client that once had to wait does not hold its buffer for ever.
+            // A client that once had to wait does not keep its buffer forever.
             self.unread = Vec::new();
         } else {
             self.unread.clear();
@@ -145,8 +145,8 @@ impl Connection {
         }
     }
 
-    /// Sends what there is to send, until the socket takes no more. The only copy of a read's data is made here.
-    pub(super) fn send(&mut self, staging: &mut [u8]) -> Result<(), End> {
+    /// Sends pending replies until the socket accepts no more. The only copy of a read's data is made here.
+    pub(super) fn send(&mut self, staging: &mut [u8]) -> Result<(), DisconnectReason> {
         let Some(socket) = &self.socket else { return Ok(()) };
         while self.writable && !self.session.outgoing().is_empty() {
             let len = self.session.outgoing().fill(staging);
@@ -160,9 +160,9 @@ impl Connection {
         Ok(())
     }
 
-    /// The socket, if it has to be watched for room as well and is not yet. It then stays so: a client with a
-    /// full socket will fill it again.
-    pub(super) fn watch_for_room(&mut self) -> Option<BorrowedFd<'_>> {
+    /// The socket, if it must now be watched for writability and is not yet. It then stays so: a client that filled its
+    /// socket will do so again.
+    pub(super) fn watch_for_write(&mut self) -> Option<BorrowedFd<'_>> {
         if self.ended || self.writable || self.watched == Interest::ReadWrite {
             return None;
         }
@@ -170,36 +170,36 @@ impl Connection {
         self.socket.as_ref().map(AsFd::as_fd)
     }
 
-    /// Whether [`Connection::watch_for_room`] has something to say.
-    pub(super) fn lacks_room(&self) -> bool {
+    /// Whether [`Connection::watch_for_write`] would return the socket.
+    pub(super) fn needs_write_watch(&self) -> bool {
         !self.ended && !self.writable && self.watched == Interest::Read
     }
 
-    /// Ends the conversation. The socket stays until it is no longer watched.
+    /// Ends the session. The socket stays open until it is no longer watched.
     pub(super) fn end(&mut self) {
         self.ended = true;
         self.unread = Vec::new();
         self.session.hang_up();
         if let Some(socket) = &self.socket {
-            // Fails if the client was faster, which comes to the same.
+            // Fails if the client has closed it already, which amounts to the same.
             shutdown(socket, Shutdown::Both).ok();
         }
     }
 
-    /// Whether the socket of a conversation that has ended is still to be forgotten and closed.
-    pub(super) fn is_to_close(&self) -> bool {
+    /// Whether the socket of an ended session still has to be unwatched and closed.
+    pub(super) fn needs_close(&self) -> bool {
         self.ended && self.socket.is_some()
     }
 
-    /// Closes the socket, which nobody watches any more.
+    /// Closes the socket, which must not be watched any more.
     pub(super) fn close(&mut self) {
         self.socket = None;
     }
 }
 
-fn end(errno: Errno) -> End {
+fn end(errno: Errno) -> DisconnectReason {
     match errno {
-        Errno::PIPE | Errno::CONNRESET => End::HungUp,
-        errno => End::Socket(errno),
+        Errno::PIPE | Errno::CONNRESET => DisconnectReason::HungUp,
+        errno => DisconnectReason::Socket(errno),
     }
 }

@@ -1,14 +1,14 @@
-//! What can go wrong with a client, and what a server tells its caller about clients.
+//! Errors of clients, and the events that a server reports about clients.
 
 use std::io;
 use std::path::PathBuf;
 
-use crate::log::Noted;
+use crate::log::LogEvent;
 
-/// What a client did that ends its connection.
+/// A protocol violation that ends a client's connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProtocolError {
-    /// Flags of the client that we did not offer.
+    /// The client set flags that we did not offer.
     #[error("the client set unknown handshake flags {0:#x}")]
     ClientFlags(u32),
     /// An option without its magic number.
@@ -19,84 +19,84 @@ pub enum ProtocolError {
     OptionTooLong {
         /// The option.
         option: u32,
-        /// Bytes announced.
+        /// Announced length.
         len: u32,
     },
     /// More options than a client needs.
     #[error("too many options")]
     OptionFlood,
-    /// An option that needs fixed newstyle, from a client that does not speak it.
-    #[error("option {0} from a client that does not speak fixed newstyle")]
+    /// An option that needs fixed newstyle, from a client that does not support it.
+    #[error("option {0} from a client that does not support fixed newstyle")]
     NotFixed(u32),
-    /// An export that does not exist, by the option that has no way to say so.
+    /// A nonexistent export, named by the option that has no error reply.
     #[error("the client asked for an export that does not exist")]
     UnknownExport,
     /// A request without its magic number.
     #[error("a request does not begin with its magic number")]
     RequestMagic,
-    /// A write whose data is longer than we told the client.
+    /// A write with more data than we announced to support.
     #[error("a write announces {0} bytes of data")]
     WriteTooLong(u32),
 }
 
 /// Why a connection has ended.
 #[derive(Debug, thiserror::Error)]
-pub enum End {
+pub enum DisconnectReason {
     /// NBD_CMD_DISC or NBD_OPT_ABORT.
-    #[error("the client said farewell")]
-    Farewell,
+    #[error("client disconnected")]
+    Disconnect,
     /// The client closed the socket.
-    #[error("the client hung up")]
+    #[error("the client closed the socket without disconnecting")]
     HungUp,
-    /// The client did what it must not.
+    /// The client violated the protocol.
     #[error("protocol error: {0}")]
     Protocol(#[from] ProtocolError),
     /// The socket failed.
     #[error("the socket failed: {0}")]
     Socket(rustix::io::Errno),
     /// The socket cannot be watched.
-    #[error("the socket cannot be watched: {0}")]
+    #[error("cannot watch the socket: {0}")]
     Watch(io::Error),
-    /// Too many connections were negotiating, and this one had done so for the longest time.
-    #[error("dropped in favour of a newer client: it had not finished negotiating")]
+    /// Too many connections were negotiating, and this one was the oldest.
+    #[error("dropped in favour of a newer client before it finished negotiating")]
     Displaced,
 }
 
-/// Something worth a line in a log.
+/// An event worth a log line.
 #[derive(Debug, thiserror::Error)]
 pub enum Event {
     /// A client has connected.
     #[error("client {client}: connected")]
     Connected {
-        /// Counts connections from 1.
+        /// Numbers connections from 1.
         client: u32,
     },
     /// A client's connection has ended.
     #[error("client {client}: {why}")]
     Ended {
-        /// Counts connections from 1.
+        /// Numbers connections from 1.
         client: u32,
-        /// Why.
-        why: End,
+        /// The reason.
+        why: DisconnectReason,
     },
-    /// A client was turned away at the door.
-    #[error("a client was turned away: all {limit} connections are in use")]
-    TurnedAway {
-        /// Connections there can be.
+    /// A client was refused because of the connection limit.
+    #[error("refused a client: all {limit} connections are in use")]
+    LimitReached {
+        /// The maximum number of connections.
         limit: usize,
     },
     /// A client could not be accepted.
-    #[error("accepting a client failed: {0}")]
+    #[error("cannot accept a client: {0}")]
     AcceptFailed(io::Error),
-    /// More happened than was asked for in time.
+    /// Events were dropped because the buffer was full.
     #[error("{0} further events were not recorded")]
     Omitted(usize),
 }
 
-impl Noted for Event {
-    const ROOM: usize = 256;
+impl LogEvent for Event {
+    const CAPACITY: usize = 256;
 
-    fn more(count: usize) -> Event {
+    fn dropped(count: usize) -> Event {
         Event::Omitted(count)
     }
 }
@@ -104,43 +104,43 @@ impl Noted for Event {
 /// Why a server cannot listen.
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
-    /// Another server answers at this path.
+    /// Another server is listening at this path.
     #[error("cannot listen on {}: another server is listening there", .0.display())]
     PathInUse(PathBuf),
-    /// There is a file at this path and it is no socket.
+    /// The file at this path is not a socket.
     #[error("cannot listen on {}: the path exists and is not a socket", .0.display())]
     NotASocket(PathBuf),
     /// The path does not fit into a socket address.
-    #[error("cannot listen on {}: the path has {len} bytes, a socket's may have {max}", path.display())]
+    #[error("cannot listen on {}: the path has {len} bytes; the maximum is {max}", path.display())]
     PathTooLong {
         /// The path.
         path: PathBuf,
-        /// Its length.
+        /// Its length in bytes.
         len: usize,
-        /// What fits.
+        /// The maximum length.
         max: usize,
     },
-    /// Another process listens on this port.
+    /// Another process is listening on this port.
     #[error("cannot listen on {0}: the port is in use")]
     PortInUse(std::net::SocketAddr),
-    /// An export's name or description is longer than the protocol allows.
-    #[error("cannot export: {what} has {len} bytes, NBD allows {max}")]
+    /// An export's name or description exceeds the protocol's limit.
+    #[error("cannot export: {what} has {len} bytes; NBD allows {max}")]
     TextTooLong {
         /// Which text.
         what: &'static str,
-        /// Its length.
+        /// Its length in bytes.
         len: usize,
-        /// What is allowed.
+        /// The maximum length.
         max: usize,
     },
-    /// Anything else.
+    /// Any other error.
     #[error("cannot {doing} {on}")]
     Failed {
         /// What was tried.
         doing: &'static str,
         /// On what.
         on: String,
-        /// What the system said.
+        /// The system error.
         #[source]
         cause: io::Error,
     },

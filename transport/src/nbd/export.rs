@@ -1,58 +1,57 @@
-//! What a client is told about the disk: its name, size, block sizes and what it can do.
+//! The properties of the export that are announced to a client: name, size, block sizes and capabilities.
 
 use disk::Geometry;
 
 use super::wire;
 
-/// Largest READ or WRITE: what clients assume where nobody tells them ("Block size constraints").
+/// The largest READ or WRITE: the default that clients assume ("Block size constraints").
 pub const REQUEST_MAX: u32 = 32 << 20;
 
 /// The one disk that a server exports.
 #[derive(Clone, Debug)]
 pub struct Export {
-    /// Its name; a client that names nothing gets it too, as the default export.
+    /// Its name; it is also the default export, for clients that give no name.
     pub name: String,
-    /// A line for people, shown by LIST and INFO; may be empty.
+    /// A human-readable description, shown by LIST and INFO; may be empty.
     pub description: String,
     /// Size and limits.
     pub geometry: Geometry,
-    /// Clients may ask which layer holds what. Of a file without metadata there is nothing to tell.
+    /// Whether clients may query which layer holds what. A file without metadata has no layers.
     pub layered: bool,
 }
 
-/// What both sides have agreed on for the transmission phase.
+/// What both sides have negotiated for the transmission phase.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Agreed {
+pub(super) struct Negotiated {
     /// Replies may be structured; those to READ must be.
     pub(super) structured: bool,
-    /// `base:allocation` is asked for.
+    /// The context `base:allocation` was requested.
     pub(super) allocation: bool,
-    /// `qemu:allocation-depth` is asked for.
+    /// The context `qemu:allocation-depth` was requested.
     pub(super) depth: bool,
 }
 
 impl Export {
-    /// Whether `name` means this export: by its name, or by none.
-    pub(super) fn answers_to(&self, name: &[u8]) -> bool {
+    /// Whether `name` refers to this export: its name, or the empty one.
+    pub(super) fn has_name(&self, name: &[u8]) -> bool {
         name.is_empty() || name == self.name.as_bytes()
     }
 
     /// "Transmission flags".
-    pub(super) fn flags(&self, agreed: Agreed) -> u16 {
-        // One disk serves all connections and its flush covers every write it has answered: multi-conn holds.
+    pub(super) fn flags(&self, negotiated: Negotiated) -> u16 {
+        // One disk serves all connections and its flush covers every write answered before: multi-conn holds.
         let always = wire::HAS_FLAGS | wire::SEND_FLUSH | wire::CAN_MULTI_CONN | wire::SEND_CACHE;
         let changes = if self.geometry.read_only {
             wire::READ_ONLY
         } else {
             wire::SEND_FUA | wire::SEND_TRIM | wire::SEND_WRITE_ZEROES | wire::SEND_FAST_ZERO
         };
-        let structured = if agreed.structured { wire::SEND_DF } else { 0 };
+        let structured = if negotiated.structured { wire::SEND_DF } else { 0 };
         always | changes | structured
     }
 
-    /// What a request costs least to be a multiple of, told to a client that has `asked` for block sizes. To others
-    /// nothing else may be told than that they may ask for single bytes, as they will ("Block size constraints"); those
-    /// are served to everybody.
+    /// The minimum efficient block size, for a client that has `asked` for block sizes. To others only 1 may be
+    /// announced, as they will request single bytes ("Block size constraints"); those are served to everyone.
     pub(super) fn block_minimum(&self, asked: bool) -> u32 {
         if asked { self.geometry.block } else { 1 }
     }

@@ -1,8 +1,8 @@
-//! One client, as it is described to the process that takes the place of this one: what was agreed, and the bytes that
-//! are under way in either direction.
+//! The state of one client as handed over to a successor process: what was negotiated, and the bytes in transit in
+//! either direction.
 //!
-//! Knows nothing of how parcels travel. Invariant: a client is handed over between two requests, or within one that it
-//! is sending; none of its requests is in the disk.
+//! It knows nothing about how parcels are transported. Invariant: a client is handed over between two requests, or
+//! while it is sending a write; none of its requests is in the disk.
 
 use std::fs::File;
 use std::io::Write;
@@ -14,19 +14,19 @@ use memory::Segments;
 use rustix::fs::{MemfdFlags, memfd_create};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::command::Ask;
+use super::command::DiskRequest;
 use super::connection::Connection;
-use super::export::{Agreed, REQUEST_MAX};
+use super::export::{Negotiated, REQUEST_MAX};
 use super::handshake::{ClientFlags, Handshake};
 use super::outgoing::Outgoing;
 use super::session::{Phase, Session};
 use super::transmission::{Receiving, Transmission};
 use crate::{HandoverError, Parcel};
 
-/// Of this layout.
+/// The version of this layout.
 const VERSION: u32 = 1;
 
-/// How far a conversation is.
+/// Phases of a session.
 const GREETED: u32 = 0;
 const NEGOTIATING: u32 = 1;
 const SERVING: u32 = 2;
@@ -35,20 +35,20 @@ const FIXED: u32 = 1 << 0;
 const NO_ZEROES: u32 = 1 << 1;
 const STRUCTURED: u32 = 1 << 2;
 const ALLOCATION: u32 = 1 << 3;
-/// Part of a write has come; it is to be durable.
+/// A write is partly received; it is to be durable.
 const WRITING: u32 = 1 << 4;
 const DURABLE: u32 = 1 << 5;
 const DEPTH: u32 = 1 << 6;
 
-/// Unsent replies of one client: all that it may hold, and their heads.
+/// Maximum unsent replies of one client: the data that it may hold, and the headers.
 const OUTGOING_MAX: u64 = 128 << 20;
 const UNREAD_MAX: u64 = 1 << 20;
 
-/// What is told of a client, beside its socket and a file with bytes: replies that are not sent yet, input that was not
-/// looked at, and what has come of the write that it is sending.
+/// The state of a client, besides its socket and a file with bytes: unsent replies, unprocessed input, and the received
+/// part of the current write.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
-struct Told {
+struct ClientState {
     version: u32,
     client: u32,
     phase: u32,
@@ -62,12 +62,12 @@ struct Told {
     written: u64,
 }
 
-/// A client as it is told.
-pub(super) fn told(connection: &Connection) -> Result<Parcel, HandoverError> {
+/// Serializes a client.
+pub(super) fn save(connection: &Connection) -> Result<Parcel, HandoverError> {
     let failed = |what| move |error: std::io::Error| HandoverError::Failed(what, error);
-    let (socket, session, unread) = connection.parts().ok_or(HandoverError::NotNow("a client is leaving"))?;
+    let (socket, session, unread) = connection.state().ok_or(HandoverError::NotNow("a client is disconnecting"))?;
     let outgoing = session.unsent().unsent();
-    let mut told = Told {
+    let mut save = ClientState {
         version: VERSION,
         client: connection.client,
         phase: GREETED,
@@ -81,22 +81,22 @@ pub(super) fn told(connection: &Connection) -> Result<Parcel, HandoverError> {
         written: 0,
     };
     let written = match session.phase() {
-        Phase::Negotiating(handshake) => told.negotiating(handshake),
-        Phase::Serving(transmission) => told.serving(transmission)?,
-        Phase::Over => return Err(HandoverError::NotNow("a client is leaving")),
+        Phase::Negotiating(handshake) => save.negotiating(handshake),
+        Phase::Serving(transmission) => save.serving(transmission)?,
+        Phase::Closed => return Err(HandoverError::NotNow("a client is disconnecting")),
     };
-    told.written = length(&written);
+    save.written = length(&written);
     let file =
-        memfd_create("client", MemfdFlags::CLOEXEC).map_err(|errno| failed("make a file in memory")(errno.into()))?;
+        memfd_create("client", MemfdFlags::CLOEXEC).map_err(|errno| failed("create a file in memory")(errno.into()))?;
     let mut file = File::from(file);
     for bytes in [&outgoing, unread, &written] {
         file.write_all(bytes).map_err(failed("write a file in memory"))?;
     }
     let socket = socket.try_clone().map_err(failed("duplicate a client's socket"))?;
-    Ok(Parcel { bytes: told.as_bytes().to_vec(), descriptors: vec![socket, file.into()] })
+    Ok(Parcel { bytes: save.as_bytes().to_vec(), descriptors: vec![socket, file.into()] })
 }
 
-impl Told {
+impl ClientState {
     fn set(&mut self, flags: impl IntoIterator<Item = (u32, bool)>) {
         self.flags |= flags.into_iter().filter(|(_, is_set)| *is_set).fold(0, |all, (flag, _)| all | flag);
     }
@@ -106,31 +106,31 @@ impl Told {
     }
 
     fn negotiating(&mut self, handshake: &Handshake) -> Vec<u8> {
-        let Handshake { client, options, agreed } = handshake;
+        let Handshake { client, options, negotiated } = handshake;
         self.phase = if client.is_some() { NEGOTIATING } else { GREETED };
         self.options = *options;
-        self.agreed(*agreed);
+        self.negotiated(*negotiated);
         self.set(client.iter().flat_map(|client| [(FIXED, client.fixed), (NO_ZEROES, client.no_zeroes)]));
         Vec::new()
     }
 
-    fn agreed(&mut self, agreed: Agreed) {
-        let Agreed { structured, allocation, depth } = agreed;
+    fn negotiated(&mut self, negotiated: Negotiated) {
+        let Negotiated { structured, allocation, depth } = negotiated;
         self.set([(STRUCTURED, structured), (ALLOCATION, allocation), (DEPTH, depth)]);
     }
 
-    /// The bytes of the write that is being sent.
+    /// The received bytes of the current write.
     fn serving(&mut self, transmission: &Transmission) -> Result<Vec<u8>, HandoverError> {
         self.phase = SERVING;
-        let (agreed, receiving) = transmission.parts().ok_or(HandoverError::NotNow("requests are under way"))?;
-        self.agreed(agreed);
+        let (negotiated, receiving) = transmission.state().ok_or(HandoverError::NotNow("requests are in flight"))?;
+        self.negotiated(negotiated);
         match receiving {
             Receiving::Header => Ok(Vec::new()),
-            Receiving::Waste { .. } => Err(HandoverError::NotNow("a client is sending what was refused")),
-            Receiving::Data { cookie, ask, memory, filled } => {
-                let durable = ask.operation == Operation::Write { durable: true };
+            Receiving::Discard { .. } => Err(HandoverError::NotNow("a client is sending the data of a refused write")),
+            Receiving::Data { cookie, request, memory, filled } => {
+                let durable = request.operation == Operation::Write { durable: true };
                 self.set([(WRITING, true), (DURABLE, durable)]);
-                (self.cookie, self.write_at) = (*cookie, ask.span.at);
+                (self.cookie, self.write_at) = (*cookie, request.span.at);
                 // At most REQUEST_MAX.
                 self.write_len = u32::try_from(memory.len()).unwrap_or(0);
                 let mut written = vec![0; *filled];
@@ -140,19 +140,23 @@ impl Told {
         }
     }
 
-    fn taken(&self) -> Agreed {
-        Agreed { structured: self.has(STRUCTURED), allocation: self.has(ALLOCATION), depth: self.has(DEPTH) }
+    fn restored_options(&self) -> Negotiated {
+        Negotiated { structured: self.has(STRUCTURED), allocation: self.has(ALLOCATION), depth: self.has(DEPTH) }
     }
 
-    /// How far the conversation is, with what has come of a write.
+    /// The phase of the session, with the received part of a write.
     fn phase(&self, written: &[u8], prefix: u64) -> Option<Phase> {
         let client = ClientFlags { fixed: self.has(FIXED), no_zeroes: self.has(NO_ZEROES) };
         let client = (self.phase == NEGOTIATING).then_some(client);
         match self.phase {
-            GREETED | NEGOTIATING => {
-                Some(Phase::Negotiating(Handshake { client, options: self.options, agreed: self.taken() }))
+            GREETED | NEGOTIATING => Some(Phase::Negotiating(Handshake {
+                client,
+                options: self.options,
+                negotiated: self.restored_options(),
+            })),
+            SERVING => {
+                Some(Phase::Serving(Transmission::resumed(self.restored_options(), prefix, self.receiving(written)?)))
             }
-            SERVING => Some(Phase::Serving(Transmission::resumed(self.taken(), prefix, self.receiving(written)?))),
             _ => None,
         }
     }
@@ -168,34 +172,36 @@ impl Told {
         memory.slice(0, written.len()).copy_from(written);
         let operation = Operation::Write { durable: self.has(DURABLE) };
         let span = Span { at: self.write_at, len: u64::from(self.write_len) };
-        let ask = Ask { operation, span, then_flush: false, one_extent: false, fast: false, silent: false };
-        Some(Receiving::Data { cookie: self.cookie, ask, memory, filled: written.len() })
+        let request =
+            DiskRequest { operation, span, flush_after: false, one_extent: false, fast: false, discard_result: false };
+        Some(Receiving::Data { cookie: self.cookie, request, memory, filled: written.len() })
     }
 }
 
-/// A client that was told of; `prefix` makes the upper bits of its tokens from its number.
-pub(super) fn take(parcel: Parcel, prefix: impl FnOnce(u32) -> u64) -> Result<Connection, HandoverError> {
-    let refused = || HandoverError::Refused("a client is handed over in a way that is not understood here".into());
-    let told = Told::read_from_bytes(&parcel.bytes).ok().filter(|told| told.version == VERSION).ok_or_else(refused)?;
+/// Restores a client; `prefix` computes the upper bits of its tokens from its number.
+pub(super) fn restore(parcel: Parcel, prefix: impl FnOnce(u32) -> u64) -> Result<Connection, HandoverError> {
+    let refused = || HandoverError::Refused("the state of a client has an unknown format".into());
+    let save =
+        ClientState::read_from_bytes(&parcel.bytes).ok().filter(|save| save.version == VERSION).ok_or_else(refused)?;
     let [socket, file] = <[OwnedFd; 2]>::try_from(parcel.descriptors).map_err(|_| refused())?;
-    let limits = [(told.outgoing, OUTGOING_MAX), (told.unread, UNREAD_MAX), (told.written, u64::from(REQUEST_MAX))];
-    if limits.iter().any(|(len, most)| len > most) {
+    let limits = [(save.outgoing, OUTGOING_MAX), (save.unread, UNREAD_MAX), (save.written, u64::from(REQUEST_MAX))];
+    if limits.iter().any(|(len, max)| len > max) {
         return Err(refused());
     }
     let file = File::from(file);
     let mut at = 0;
-    let mut piece = |len: u64| {
+    let mut read_chunk = |len: u64| {
         let mut bytes = vec![0; usize::try_from(len).unwrap_or(0)];
         let read = file.read_exact_at(&mut bytes, at);
         at = at.saturating_add(len);
-        read.map(|()| bytes).map_err(|error| HandoverError::Failed("read what a client is owed", error))
+        read.map(|()| bytes).map_err(|error| HandoverError::Failed("read the state of a client", error))
     };
-    let (outgoing, unread, written) = (piece(told.outgoing)?, piece(told.unread)?, piece(told.written)?);
-    let prefix = prefix(told.client);
-    let phase = told.phase(&written, prefix).ok_or_else(refused)?;
+    let (outgoing, unread, written) = (read_chunk(save.outgoing)?, read_chunk(save.unread)?, read_chunk(save.written)?);
+    let prefix = prefix(save.client);
+    let phase = save.phase(&written, prefix).ok_or_else(refused)?;
     let mut replies = Outgoing::default();
     replies.push(outgoing, Segments::empty());
-    Ok(Connection::resumed(told.client, Session::resumed(phase, replies, prefix), socket, unread))
+    Ok(Connection::resumed(save.client, Session::resumed(phase, replies, prefix), socket, unread))
 }
 
 fn length(bytes: &[u8]) -> u64 {
@@ -209,15 +215,15 @@ mod test {
     use super::*;
 
     #[test]
-    fn the_next_process_keeps_to_what_was_agreed_on() {
+    fn the_successor_keeps_the_negotiated_options() {
         for bits in 0..8 {
-            let agreed = Agreed { structured: bits & 1 != 0, allocation: bits & 2 != 0, depth: bits & 4 != 0 };
-            let mut told = Told::new_zeroed();
-            told.agreed(agreed);
-            assert_eq!(told.taken(), agreed);
+            let negotiated = Negotiated { structured: bits & 1 != 0, allocation: bits & 2 != 0, depth: bits & 4 != 0 };
+            let mut save = ClientState::new_zeroed();
+            save.negotiated(negotiated);
+            assert_eq!(save.restored_options(), negotiated);
         }
-        // As a process says it that has not heard of depths.
-        let told = Told { flags: STRUCTURED | ALLOCATION, ..Told::new_zeroed() };
-        assert_eq!(told.taken(), Agreed { structured: true, allocation: true, depth: false });
+        // As a process writes it that does not know about depths.
+        let save = ClientState { flags: STRUCTURED | ALLOCATION, ..ClientState::new_zeroed() };
+        assert_eq!(save.restored_options(), Negotiated { structured: true, allocation: true, depth: false });
     }
 }

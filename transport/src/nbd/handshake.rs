@@ -1,37 +1,36 @@
-//! The negotiation of one connection: options in, answers out, until the client is served or sent away.
+//! The negotiation of one connection: options in, replies out, until the client is served or disconnected.
 //!
-//! Pure: bytes to bytes. Knows nothing about sockets and requests. Invariant: work and memory per connection are
+//! Pure: bytes to bytes. It knows nothing about sockets and requests. Invariant: work and memory per connection are
 //! bounded by [`OPTIONS_MAX`] options of at most [`OPTION_DATA_MAX`] bytes each.
 
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::error::ProtocolError;
-use super::export::{Agreed, Export, REQUEST_MAX};
+use super::export::{Export, Negotiated, REQUEST_MAX};
 use super::option::{ContextQuery, ExportQuery, Malformed};
 use super::wire::{self, OptionHeader};
 
-/// libnbd and QEMU need fewer than ten; more is a client that means no good.
+/// libnbd and QEMU need fewer than ten; a client that sends more is hostile.
 pub(super) const OPTIONS_MAX: u32 = 64;
-/// Room for an export name and a context name of the longest legal form, twice.
+/// MemoryQuota for an export name and a context name of the maximum length, twice.
 pub(super) const OPTION_DATA_MAX: usize = 16 << 10;
 
-/// The metadata contexts ("Metadata querying"; QEMU's docs/interop/nbd.txt), and the numbers that replies carry for
-/// them.
+/// The metadata contexts ("Metadata querying"; QEMU's docs/interop/nbd.txt), and their ids in replies.
 const ALLOCATION: (&str, u32) = ("base:allocation", ALLOCATION_ID);
 const DEPTH: (&str, u32) = ("qemu:allocation-depth", DEPTH_ID);
 pub(super) const ALLOCATION_ID: u32 = 1;
 pub(super) const DEPTH_ID: u32 = 2;
 
-/// What one message of the client has led to.
+/// The result of processing one message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Progress {
-    /// The message is not complete yet.
+    /// The message is incomplete.
     Incomplete,
-    /// So many bytes were used; go on negotiating.
+    /// This many bytes were used; continue negotiating.
     Negotiating(usize),
-    /// So many bytes were used; what follows are requests.
-    Agreed(usize, Agreed),
-    /// The client said farewell.
+    /// This many bytes were used; requests follow.
+    Negotiated(usize, Negotiated),
+    /// The client aborted.
     Aborted,
 }
 
@@ -40,7 +39,7 @@ pub(super) enum Progress {
 pub(super) struct Handshake {
     pub(super) client: Option<ClientFlags>,
     pub(super) options: u32,
-    pub(super) agreed: Agreed,
+    pub(super) negotiated: Negotiated,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -60,7 +59,7 @@ pub(super) fn greeting() -> Vec<u8> {
 }
 
 impl Handshake {
-    /// Takes one message from the front of `bytes`; answers go to the end of `out`.
+    /// Processes one message from the front of `bytes`; appends replies to `out`.
     pub(super) fn step(&mut self, bytes: &[u8], export: &Export, out: &mut Vec<u8>) -> Result<Progress, ProtocolError> {
         let Some(client) = self.client else { return self.client_flags(bytes) };
         let Ok((header, rest)) = OptionHeader::read_from_prefix(bytes) else { return Ok(Progress::Incomplete) };
@@ -80,7 +79,7 @@ impl Handshake {
         self.option(client, header.option.get(), data, used, export, out)
     }
 
-    /// "Newstyle negotiation": 32 bits of flags are the client's first message.
+    /// "Newstyle negotiation": the client's first message is 32 bits of flags.
     fn client_flags(&mut self, bytes: &[u8]) -> Result<Progress, ProtocolError> {
         let Some((flags, _)) = bytes.split_first_chunk() else { return Ok(Progress::Incomplete) };
         let flags = u32::from_be_bytes(*flags);
@@ -105,20 +104,20 @@ impl Handshake {
     ) -> Result<Progress, ProtocolError> {
         if option == wire::OPT_EXPORT_NAME {
             self.export_name(client, data, export, out)?;
-            return Ok(Progress::Agreed(used, self.agreed));
+            return Ok(Progress::Negotiated(used, self.negotiated));
         }
-        // A client of the original newstyle cannot read an answer to anything else.
+        // A client of the original newstyle cannot parse a reply to anything else.
         if !client.fixed {
             return Err(ProtocolError::NotFixed(option));
         }
         match option {
             wire::OPT_ABORT => {
-                answer(out, option, wire::REP_ACK, &[]);
+                reply(out, option, wire::REP_ACK, &[]);
                 return Ok(Progress::Aborted);
             }
             wire::OPT_GO => {
                 if self.info(option, data, export, out) {
-                    return Ok(Progress::Agreed(used, self.agreed));
+                    return Ok(Progress::Negotiated(used, self.negotiated));
                 }
             }
             wire::OPT_INFO => {
@@ -129,12 +128,12 @@ impl Handshake {
             wire::OPT_LIST_META_CONTEXT => self.list_contexts(data, export, out),
             wire::OPT_SET_META_CONTEXT => self.set_contexts(data, export, out),
             // TLS included: Unix sockets have permissions, and TCP is for trusted networks.
-            _ => refuse(out, option, wire::REP_ERR_UNSUP, "this option is not supported"),
+            _ => refuse(out, option, wire::REP_ERR_UNSUP, "the option is not supported"),
         }
         Ok(Progress::Negotiating(used))
     }
 
-    /// NBD_OPT_EXPORT_NAME: has no error answer; an unknown name ends the connection.
+    /// NBD_OPT_EXPORT_NAME: has no error reply; an unknown name ends the connection.
     fn export_name(
         &self,
         client: ClientFlags,
@@ -142,87 +141,88 @@ impl Handshake {
         export: &Export,
         out: &mut Vec<u8>,
     ) -> Result<(), ProtocolError> {
-        if !export.answers_to(name) {
+        if !export.has_name(name) {
             return Err(ProtocolError::UnknownExport);
         }
-        let reply = wire::ExportNameReply { size: export.geometry.len.into(), flags: export.flags(self.agreed).into() };
-        out.extend_from_slice(reply.as_bytes());
+        let header =
+            wire::ExportNameReply { size: export.geometry.len.into(), flags: export.flags(self.negotiated).into() };
+        out.extend_from_slice(header.as_bytes());
         if !client.no_zeroes {
             out.extend_from_slice(&[0; wire::EXPORT_NAME_ZEROES]);
         }
         Ok(())
     }
 
-    /// NBD_OPT_INFO and NBD_OPT_GO; whether it was acknowledged.
+    /// NBD_OPT_INFO and NBD_OPT_GO; returns whether it was acknowledged.
     fn info(&self, option: u32, data: &[u8], export: &Export, out: &mut Vec<u8>) -> bool {
         let Ok(query) = ExportQuery::parse(data) else {
             refuse(out, option, wire::REP_ERR_INVALID, "the option's data is malformed");
             return false;
         };
-        if !export.answers_to(query.name) {
-            refuse(out, option, wire::REP_ERR_UNKNOWN, "there is no export of this name");
+        if !export.has_name(query.name) {
+            refuse(out, option, wire::REP_ERR_UNKNOWN, "no export has this name");
             return false;
         }
-        let told = wire::ExportInfo {
+        let payload = wire::ExportInfo {
             kind: wire::INFO_EXPORT.into(),
             size: export.geometry.len.into(),
-            flags: export.flags(self.agreed).into(),
+            flags: export.flags(self.negotiated).into(),
         };
-        answer(out, option, wire::REP_INFO, told.as_bytes());
-        // Told unasked: a client that does not know the kind ignores it, one that does keeps to it.
+        reply(out, option, wire::REP_INFO, payload.as_bytes());
+        // Sent unsolicited: a client that does not know the kind ignores it, others comply with it.
         let sizes = wire::BlockSizeInfo {
             kind: wire::INFO_BLOCK_SIZE.into(),
             minimum: export.block_minimum(query.wanted.contains(&wire::INFO_BLOCK_SIZE)).into(),
             preferred: export.block_preferred().into(),
             maximum: REQUEST_MAX.into(),
         };
-        answer(out, option, wire::REP_INFO, sizes.as_bytes());
+        reply(out, option, wire::REP_INFO, sizes.as_bytes());
         if query.wanted.contains(&wire::INFO_NAME) {
-            answer_text(out, option, wire::INFO_NAME, &export.name);
+            reply_text(out, option, wire::INFO_NAME, &export.name);
         }
         if query.wanted.contains(&wire::INFO_DESCRIPTION) && !export.description.is_empty() {
-            answer_text(out, option, wire::INFO_DESCRIPTION, &export.description);
+            reply_text(out, option, wire::INFO_DESCRIPTION, &export.description);
         }
-        answer(out, option, wire::REP_ACK, &[]);
+        reply(out, option, wire::REP_ACK, &[]);
         true
     }
 
     /// NBD_OPT_STRUCTURED_REPLY.
     fn structured_reply(&mut self, data: &[u8], out: &mut Vec<u8>) {
         if !data.is_empty() {
-            return refuse(out, wire::OPT_STRUCTURED_REPLY, wire::REP_ERR_INVALID, "this option has no data");
+            return refuse(out, wire::OPT_STRUCTURED_REPLY, wire::REP_ERR_INVALID, "the option must have no data");
         }
-        self.agreed.structured = true;
-        answer(out, wire::OPT_STRUCTURED_REPLY, wire::REP_ACK, &[]);
+        self.negotiated.structured = true;
+        reply(out, wire::OPT_STRUCTURED_REPLY, wire::REP_ACK, &[]);
     }
 
-    /// NBD_OPT_LIST_META_CONTEXT: no query asks for all, a namespace for all in it.
+    /// NBD_OPT_LIST_META_CONTEXT: no query selects all contexts, a namespace those in it.
     fn list_contexts(&self, data: &[u8], export: &Export, out: &mut Vec<u8>) {
         let option = wire::OPT_LIST_META_CONTEXT;
         let Some(query) = self.context_query(option, data, export, out) else { return };
         for (name, _) in contexts(export) {
             let namespace = name.split_inclusive(':').next().unwrap_or(name);
-            let is_meant = |query: &&[u8]| [namespace.as_bytes(), name.as_bytes()].contains(query);
-            if query.contexts.is_empty() || query.contexts.iter().any(is_meant) {
-                answer_context(out, option, name, 0);
+            let is_selected = |query: &&[u8]| [namespace.as_bytes(), name.as_bytes()].contains(query);
+            if query.contexts.is_empty() || query.contexts.iter().any(is_selected) {
+                reply_context(out, option, name, 0);
             }
         }
-        answer(out, option, wire::REP_ACK, &[]);
+        reply(out, option, wire::REP_ACK, &[]);
     }
 
-    /// NBD_OPT_SET_META_CONTEXT: replaces what was set before, also when it fails.
+    /// NBD_OPT_SET_META_CONTEXT: replaces earlier contexts, even if it fails.
     fn set_contexts(&mut self, data: &[u8], export: &Export, out: &mut Vec<u8>) {
         let option = wire::OPT_SET_META_CONTEXT;
-        (self.agreed.allocation, self.agreed.depth) = (false, false);
+        (self.negotiated.allocation, self.negotiated.depth) = (false, false);
         let Some(query) = self.context_query(option, data, export, out) else { return };
         for (name, id) in contexts(export).filter(|(name, _)| query.contexts.contains(&name.as_bytes())) {
             match id {
-                DEPTH_ID => self.agreed.depth = true,
-                _ => self.agreed.allocation = true,
+                DEPTH_ID => self.negotiated.depth = true,
+                _ => self.negotiated.allocation = true,
             }
-            answer_context(out, option, name, id);
+            reply_context(out, option, name, id);
         }
-        answer(out, option, wire::REP_ACK, &[]);
+        reply(out, option, wire::REP_ACK, &[]);
     }
 
     fn context_query<'a>(
@@ -234,11 +234,11 @@ impl Handshake {
     ) -> Option<ContextQuery<'a>> {
         match ContextQuery::parse(data) {
             Err(Malformed) => refuse(out, option, wire::REP_ERR_INVALID, "the option's data is malformed"),
-            Ok(_) if !self.agreed.structured => {
-                refuse(out, option, wire::REP_ERR_INVALID, "contexts need structured replies");
+            Ok(_) if !self.negotiated.structured => {
+                refuse(out, option, wire::REP_ERR_INVALID, "contexts require structured replies");
             }
-            Ok(query) if !export.answers_to(query.name) => {
-                refuse(out, option, wire::REP_ERR_UNKNOWN, "there is no export of this name");
+            Ok(query) if !export.has_name(query.name) => {
+                refuse(out, option, wire::REP_ERR_UNKNOWN, "no export has this name");
             }
             Ok(query) => return Some(query),
         }
@@ -246,7 +246,7 @@ impl Handshake {
     }
 }
 
-/// What can be asked about an export.
+/// The contexts of an export.
 fn contexts(export: &Export) -> impl Iterator<Item = (&'static str, u32)> {
     [ALLOCATION].into_iter().chain(export.layered.then_some(DEPTH))
 }
@@ -254,42 +254,42 @@ fn contexts(export: &Export) -> impl Iterator<Item = (&'static str, u32)> {
 /// NBD_OPT_LIST.
 fn list(data: &[u8], export: &Export, out: &mut Vec<u8>) {
     if !data.is_empty() {
-        return refuse(out, wire::OPT_LIST, wire::REP_ERR_INVALID, "this option has no data");
+        return refuse(out, wire::OPT_LIST, wire::REP_ERR_INVALID, "the option must have no data");
     }
     let name = export.name.as_bytes();
-    let mut told = u32::try_from(name.len()).unwrap_or(0).to_be_bytes().to_vec();
-    told.extend_from_slice(name);
-    told.extend_from_slice(export.description.as_bytes());
-    answer(out, wire::OPT_LIST, wire::REP_SERVER, &told);
-    answer(out, wire::OPT_LIST, wire::REP_ACK, &[]);
+    let mut payload = u32::try_from(name.len()).unwrap_or(0).to_be_bytes().to_vec();
+    payload.extend_from_slice(name);
+    payload.extend_from_slice(export.description.as_bytes());
+    reply(out, wire::OPT_LIST, wire::REP_SERVER, &payload);
+    reply(out, wire::OPT_LIST, wire::REP_ACK, &[]);
 }
 
-fn answer(out: &mut Vec<u8>, option: u32, kind: u32, data: &[u8]) {
-    let reply = wire::OptionReply {
+fn reply(out: &mut Vec<u8>, option: u32, kind: u32, data: &[u8]) {
+    let header = wire::OptionReply {
         magic: wire::OPTION_REPLY_MAGIC.into(),
         option: option.into(),
         kind: kind.into(),
-        // Every answer is a few strings of at most STRING_MAX bytes.
+        // Every reply is a few strings of at most STRING_MAX bytes.
         len: u32::try_from(data.len()).unwrap_or(u32::MAX).into(),
     };
-    out.extend_from_slice(reply.as_bytes());
+    out.extend_from_slice(header.as_bytes());
     out.extend_from_slice(data);
 }
 
-fn answer_text(out: &mut Vec<u8>, option: u32, info: u16, text: &str) {
-    let mut told = info.to_be_bytes().to_vec();
-    told.extend_from_slice(text.as_bytes());
-    answer(out, option, wire::REP_INFO, &told);
+fn reply_text(out: &mut Vec<u8>, option: u32, info: u16, text: &str) {
+    let mut payload = info.to_be_bytes().to_vec();
+    payload.extend_from_slice(text.as_bytes());
+    reply(out, option, wire::REP_INFO, &payload);
 }
 
-fn answer_context(out: &mut Vec<u8>, option: u32, name: &str, id: u32) {
-    let mut told = id.to_be_bytes().to_vec();
-    told.extend_from_slice(name.as_bytes());
-    answer(out, option, wire::REP_META_CONTEXT, &told);
+fn reply_context(out: &mut Vec<u8>, option: u32, name: &str, id: u32) {
+    let mut payload = id.to_be_bytes().to_vec();
+    payload.extend_from_slice(name.as_bytes());
+    reply(out, option, wire::REP_META_CONTEXT, &payload);
 }
 
 fn refuse(out: &mut Vec<u8>, option: u32, kind: u32, why: &str) {
-    answer(out, option, kind, why.as_bytes());
+    reply(out, option, kind, why.as_bytes());
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
-//! The socket that clients knock at.
+//! The listening socket.
 //!
-//! Knows nothing about NBD, or about what lies at a path already (`unix_socket`). Invariant: a path is removed only
+//! It knows nothing about NBD, nor about existing files at a path (`unix_socket`). Invariant: a path is removed only
 //! while it is ours.
 
 use std::io;
@@ -21,7 +21,7 @@ use crate::unix_socket::{self, MAX_PATH, NotListening};
 pub enum Address {
     /// A Unix socket at this path.
     Unix(PathBuf),
-    /// A TCP port of this address; port 0 is one of the system's choice.
+    /// A TCP port of this address; port 0 lets the system choose one.
     Tcp(SocketAddr),
 }
 
@@ -37,50 +37,50 @@ impl std::fmt::Display for Address {
 /// A listening socket.
 #[derive(Debug)]
 pub(super) struct Listener {
-    /// That of a Unix socket. It goes before the socket closes.
+    /// The path of a Unix socket. It is removed before the socket is closed.
     path: Option<BoundPath>,
     socket: OwnedFd,
     address: Address,
 }
 
 impl Listener {
-    /// With `mode`, if one is named and it is a Unix socket.
+    /// Binds to an address; with `mode`, if given, for a Unix socket.
     pub(super) fn bind(address: &Address, mode: Option<Mode>) -> Result<Listener, BindError> {
         let listener = match address {
             Address::Unix(path) => bind_path(path, mode)?,
             Address::Tcp(address) => bind_port(*address)?,
         };
         rustix::io::ioctl_fionbio(&listener.socket, true)
-            .map_err(|errno| failed("make non-blocking the socket", address, errno.into()))?;
+            .map_err(|errno| failed("set to non-blocking the socket", address, errno.into()))?;
         Ok(listener)
     }
 
-    /// A Unix socket that listens already, known as `path`, which is somebody else's to remove.
-    pub(super) fn of_socket(socket: OwnedFd, path: &Path) -> Result<Listener, BindError> {
+    /// A Unix socket that is already listening, known as `path`, which another process will remove.
+    pub(super) fn from_socket(socket: OwnedFd, path: &Path) -> Result<Listener, BindError> {
         let address = Address::Unix(path.to_owned());
         rustix::io::ioctl_fionbio(&socket, true)
-            .map_err(|errno| failed("make non-blocking the socket", &address, errno.into()))?;
+            .map_err(|errno| failed("set to non-blocking the socket", &address, errno.into()))?;
         Ok(Listener { socket, address, path: None })
     }
 
-    /// The same, where the path has this device and inode and is to be removed at the end, after [`Listener::begin`];
-    /// or a TCP port.
-    pub(super) fn of_bound(socket: OwnedFd, path: &Path, file: Option<(u64, u64)>) -> Result<Listener, BindError> {
+    /// As `from_socket`, but the path has this device and inode and is to be removed at the end, after
+    /// [`Listener::take_ownership`]; or a TCP port.
+    pub(super) fn from_bound(socket: OwnedFd, path: &Path, file: Option<(u64, u64)>) -> Result<Listener, BindError> {
         let unix = Address::Unix(path.to_owned());
         let found =
-            rustix::net::getsockname(&socket).map_err(|errno| failed("look at the socket", &unix, errno.into()))?;
-        let mut listener = Listener::of_socket(socket, path)?;
-        listener.path = Some(BoundPath::of_another(path, file));
+            rustix::net::getsockname(&socket).map_err(|errno| failed("examine the socket", &unix, errno.into()))?;
+        let mut listener = Listener::from_socket(socket, path)?;
+        listener.path = Some(BoundPath::foreign(path, file));
         if let Ok(port) = SocketAddr::try_from(found) {
             listener.address = Address::Tcp(port);
         }
         Ok(listener)
     }
 
-    /// The process before this one has let go: the path is ours to remove, if it was its.
-    pub(super) fn begin(&mut self) {
+    /// The previous process has released the path: it is now ours to remove, if it was its.
+    pub(super) fn take_ownership(&mut self) {
         if let Some(path) = &mut self.path {
-            path.begin();
+            path.take_ownership();
         }
     }
 
@@ -98,13 +98,13 @@ impl Listener {
         &self.address
     }
 
-    /// The next client, if one has knocked.
+    /// Accepts the next client, if one is waiting.
     pub(super) fn accept(&self) -> io::Result<Option<OwnedFd>> {
         loop {
             return match accept_with(&self.socket, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC) {
                 Ok(socket) => self.prepare(socket).map(Some),
                 Err(Errno::AGAIN) => Ok(None),
-                // That client has gone, or a signal came: the next one.
+                // That client is gone, or a signal came: try the next one.
                 Err(Errno::CONNABORTED | Errno::INTR) => continue,
                 Err(errno) => Err(errno.into()),
             };
@@ -114,13 +114,13 @@ impl Listener {
     fn prepare(&self, socket: OwnedFd) -> io::Result<OwnedFd> {
         if let Address::Tcp(_) = self.address {
             sockopt::set_tcp_nodelay(&socket, true)?;
-            // A client whose machine has vanished gives up its place, by the kernel's timer.
+            // The kernel's keepalive timer disconnects a client whose machine has vanished.
             sockopt::set_socket_keepalive(&socket, true)?;
         }
         Ok(socket)
     }
 
-    /// Removes the socket's path, when nobody is to come any more.
+    /// Removes the socket's path, when no more clients are to connect.
     pub(super) fn remove_path(&mut self) {
         self.path = None;
     }
@@ -144,7 +144,7 @@ fn bind_port(wanted: SocketAddr) -> Result<Listener, BindError> {
         io::ErrorKind::AddrInUse => BindError::PortInUse(wanted),
         _ => failed("listen on", &address, cause),
     })?;
-    let found = socket.local_addr().map_err(|cause| failed("look at the socket", &address, cause))?;
+    let found = socket.local_addr().map_err(|cause| failed("examine the socket", &address, cause))?;
     Ok(Listener { socket: socket.into(), address: Address::Tcp(found), path: None })
 }
 

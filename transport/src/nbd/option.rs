@@ -1,14 +1,14 @@
-//! The data of one option, parsed: lengths inside it checked against what is really there.
+//! Parses the data of one option: lengths inside it are checked against the actual data.
 //!
-//! Knows nothing about exports or states. A parsed value has used up its data to the last byte.
+//! It knows nothing about exports or states. A parsed value has consumed its data to the last byte.
 
 use super::wire::STRING_MAX;
 
-/// Data that does not have the form its option asks for.
+/// Data that does not have the format of its option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Malformed;
 
-/// NBD_OPT_INFO and NBD_OPT_GO: an export, and what to tell about it.
+/// NBD_OPT_INFO and NBD_OPT_GO: an export, and the information requested about it.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct ExportQuery<'a> {
     pub(super) name: &'a [u8],
@@ -24,10 +24,10 @@ pub(super) struct ContextQuery<'a> {
 
 impl<'a> ExportQuery<'a> {
     pub(super) fn parse(data: &'a [u8]) -> Result<ExportQuery<'a>, Malformed> {
-        let mut rest = Rest(data);
+        let mut rest = Reader(data);
         let name = rest.string()?;
         let count = u16::from_be_bytes(rest.array()?);
-        // The count is believed only as far as there is data: `collect` ends at the first number missing.
+        // The count is not trusted beyond the data: `collect` ends at the first missing number.
         let wanted = (0..count).map(|_| rest.array().map(u16::from_be_bytes)).collect::<Result<_, _>>()?;
         rest.end().map(|()| ExportQuery { name, wanted })
     }
@@ -35,7 +35,7 @@ impl<'a> ExportQuery<'a> {
 
 impl<'a> ContextQuery<'a> {
     pub(super) fn parse(data: &'a [u8]) -> Result<ContextQuery<'a>, Malformed> {
-        let mut rest = Rest(data);
+        let mut rest = Reader(data);
         let name = rest.string()?;
         let count = u32::from_be_bytes(rest.array()?);
         let mut contexts = Vec::new();
@@ -46,9 +46,9 @@ impl<'a> ContextQuery<'a> {
     }
 }
 
-struct Rest<'a>(&'a [u8]);
+struct Reader<'a>(&'a [u8]);
 
-impl<'a> Rest<'a> {
+impl<'a> Reader<'a> {
     fn bytes(&mut self, len: usize) -> Result<&'a [u8], Malformed> {
         let (now, later) = self.0.split_at_checked(len).ok_or(Malformed)?;
         self.0 = later;
@@ -79,13 +79,13 @@ mod test {
     use super::*;
 
     #[test]
-    fn an_export_query_has_a_name_and_wishes() {
+    fn an_export_query_has_a_name_and_requested_information() {
         let data = [0, 0, 0, 1, b'x', 0, 2, 0, 1, 0, 3];
         assert_eq!(ExportQuery::parse(&data), Ok(ExportQuery { name: b"x", wanted: vec![1, 3] }));
     }
 
     #[test]
-    fn lengths_that_reach_past_the_data_are_malformed() {
+    fn lengths_past_the_end_of_the_data_are_malformed() {
         assert_eq!(ExportQuery::parse(&[0, 0, 0, 9, b'x', 0, 0]), Err(Malformed));
         assert_eq!(ExportQuery::parse(&[0, 0, 0, 0, 0, 2, 0, 1]), Err(Malformed));
         assert_eq!(ExportQuery::parse(&[255, 255, 255, 255, 0, 0]), Err(Malformed));
@@ -93,7 +93,7 @@ mod test {
     }
 
     #[test]
-    fn bytes_left_over_are_malformed() {
+    fn trailing_bytes_are_malformed() {
         assert_eq!(ExportQuery::parse(&[0, 0, 0, 0, 0, 0, 7]), Err(Malformed));
         assert_eq!(ContextQuery::parse(&[0, 0, 0, 0, 0, 0, 0, 0, 7]), Err(Malformed));
     }

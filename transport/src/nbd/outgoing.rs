@@ -1,17 +1,17 @@
-//! Bytes on their way to one client: replies in order, each with the memory that a read has filled.
+//! The send queue of one client: replies in order, each with the memory that a read has filled.
 //!
-//! Knows nothing about sockets. Invariant: memory is held exactly until its last byte is reported as sent, and
+//! It knows nothing about sockets. Invariant: memory is held exactly until its last byte is reported as sent, and
 //! [`Outgoing::held`] counts it.
 
 use std::collections::VecDeque;
 
 use memory::Segments;
 
-/// The replies that have not been sent completely.
+/// Replies that have not been sent completely.
 #[derive(Debug, Default)]
 pub struct Outgoing {
     replies: VecDeque<Reply>,
-    /// Bytes of the first reply that are sent already.
+    /// Bytes of the first reply that have been sent.
     sent: usize,
     held: usize,
 }
@@ -43,7 +43,7 @@ impl Outgoing {
         self.replies.is_empty()
     }
 
-    /// Bytes of all replies that have not been sent completely.
+    /// Total size of the replies that have not been sent completely.
     pub fn held(&self) -> usize {
         self.held
     }
@@ -52,7 +52,7 @@ impl Outgoing {
         self.replies.len()
     }
 
-    /// Copies what is to be sent next to the front of `bytes`; returns how many bytes that is.
+    /// Copies the next bytes to send to the front of `bytes`; returns their number.
     pub fn fill(&self, bytes: &mut [u8]) -> usize {
         let mut room = bytes;
         let mut filled: usize = 0;
@@ -78,7 +78,7 @@ impl Outgoing {
         filled
     }
 
-    /// All that has not been sent, copied.
+    /// A copy of all unsent bytes.
     pub(super) fn unsent(&self) -> Vec<u8> {
         let mut bytes = vec![0; self.held.saturating_sub(self.sent)];
         let len = self.fill(&mut bytes);
@@ -86,7 +86,7 @@ impl Outgoing {
         bytes
     }
 
-    /// So many bytes of what `fill` gave have been sent.
+    /// Records that `len` bytes returned by `fill` have been sent.
     pub fn sent(&mut self, len: usize) {
         self.sent = self.sent.saturating_add(len);
         while let Some(reply) = self.replies.front() {
@@ -111,14 +111,14 @@ mod test {
     }
 
     #[test]
-    fn bytes_come_in_order_however_they_are_taken() {
+    fn bytes_come_in_order_whatever_the_chunk_size() {
         for room in 1..=13 {
             let mut outgoing = two_replies();
             let mut all = Vec::new();
             while !outgoing.is_empty() {
                 let mut bytes = vec![0; room];
                 let len = outgoing.fill(&mut bytes);
-                // Half of it, as a full socket would take.
+                // Half of it, as a full socket would accept.
                 let taken = len.div_ceil(2);
                 all.extend_from_slice(&bytes[..taken]);
                 outgoing.sent(taken);

@@ -1,64 +1,64 @@
 //! The bytes of a reply, except the data of a read, which follows them.
 //!
-//! Pure. "Structured replies": once agreed on, READ and BLOCK_STATUS must be answered by chunks; success of
-//! anything else stays a simple reply, which is shorter, and an error gets a chunk, which can say why.
+//! Pure. "Structured replies": once negotiated, READ and BLOCK_STATUS must be answered by chunks; success of anything
+//! else remains a simple reply, which is shorter, and an error uses a chunk, which can include a message.
 
 use disk::{Extent, ExtentKind, Span, Status};
 use zerocopy::IntoBytes;
 
-use super::command::Refusal;
-use super::export::Agreed;
+use super::command::ErrorReply;
+use super::export::Negotiated;
 use super::handshake::{ALLOCATION_ID, DEPTH_ID};
 use super::wire::{self, ChunkHeader, Descriptor, Errno, SimpleReply};
 
-/// 64 KiB of reply. The client asks again for what follows.
+/// 64 KiB of reply. The client repeats the request for the rest.
 const DESCRIPTORS_MAX: usize = 8192;
 
-/// The one table from outcome to wire; `None` is success.
-pub(super) fn refusal(status: Status) -> Option<Refusal> {
+/// The only mapping from status to protocol error; `None` is success.
+pub(super) fn error_reply(status: Status) -> Option<ErrorReply> {
     let (errno, why) = match status {
         Status::Done => return None,
-        Status::Failed => (Errno::Io, "the storage failed"),
-        Status::NoSpace => (Errno::NoSpace, "no space is left on the storage"),
-        Status::Refused => (Errno::NotPermitted, "the disk accepts no changes now"),
-        Status::Unsupported => (Errno::Invalid, "the disk does not support this"),
+        Status::Failed => (Errno::Io, "I/O error on the storage"),
+        Status::NoSpace => (Errno::NoSpace, "no space left on the storage"),
+        Status::Refused => (Errno::NotPermitted, "the disk is read-only now"),
+        Status::Unsupported => (Errno::Invalid, "the disk does not support this operation"),
     };
-    Some(Refusal { errno, why })
+    Some(ErrorReply { errno, why })
 }
 
 /// Success without data.
-pub(super) fn done(agreed: Agreed, reads: bool, cookie: u64) -> Vec<u8> {
-    if agreed.structured && reads { chunk(wire::CHUNK_NONE, cookie, &[], 0) } else { simple(cookie, 0) }
+pub(super) fn done(negotiated: Negotiated, reads: bool, cookie: u64) -> Vec<u8> {
+    if negotiated.structured && reads { chunk(wire::CHUNK_NONE, cookie, &[], 0) } else { simple(cookie, 0) }
 }
 
 /// An error.
-pub(super) fn error(agreed: Agreed, cookie: u64, refusal: Refusal) -> Vec<u8> {
-    let errno = refusal.errno.number();
-    if !agreed.structured {
+pub(super) fn error(negotiated: Negotiated, cookie: u64, error_reply: ErrorReply) -> Vec<u8> {
+    let errno = error_reply.errno.number();
+    if !negotiated.structured {
         return simple(cookie, errno);
     }
-    let why = refusal.why.as_bytes();
+    let why = error_reply.why.as_bytes();
     let mut payload = errno.to_be_bytes().to_vec();
-    // Our own sentences, far shorter than 64 KiB.
+    // Our own messages, far shorter than 64 KiB.
     payload.extend_from_slice(&u16::try_from(why.len()).unwrap_or(0).to_be_bytes());
     payload.extend_from_slice(why);
     chunk(wire::CHUNK_ERROR, cookie, &payload, 0)
 }
 
-/// Success of a read whose `span.len` bytes follow.
-pub(super) fn data(agreed: Agreed, cookie: u64, span: Span) -> Vec<u8> {
-    if agreed.structured {
+/// Success of a read; `span.len` bytes of data follow.
+pub(super) fn data(negotiated: Negotiated, cookie: u64, span: Span) -> Vec<u8> {
+    if negotiated.structured {
         chunk(wire::CHUNK_OFFSET_DATA, cookie, &span.at.to_be_bytes(), span.len)
     } else {
         simple(cookie, 0)
     }
 }
 
-/// How `span` is allocated: a chunk for each context that was agreed on.
-pub(super) fn extents(agreed: Agreed, cookie: u64, span: Span, extents: &[Extent], one: bool) -> Vec<u8> {
+/// The allocation of `span`: a chunk for each negotiated context.
+pub(super) fn extents(negotiated: Negotiated, cookie: u64, span: Span, extents: &[Extent], one: bool) -> Vec<u8> {
     let contexts = [
-        agreed.allocation.then_some((ALLOCATION_ID, allocation as fn(&Extent) -> u32)),
-        agreed.depth.then_some((DEPTH_ID, |extent| extent.depth)),
+        negotiated.allocation.then_some((ALLOCATION_ID, allocation as fn(&Extent) -> u32)),
+        negotiated.depth.then_some((DEPTH_ID, |extent| extent.depth)),
     ];
     let mut contexts = contexts.into_iter().flatten().peekable();
     let mut bytes = Vec::new();
@@ -70,7 +70,7 @@ pub(super) fn extents(agreed: Agreed, cookie: u64, span: Span, extents: &[Extent
     bytes
 }
 
-/// Of `base:allocation`.
+/// The state of an extent in `base:allocation`.
 fn allocation(extent: &Extent) -> u32 {
     match extent.kind {
         ExtentKind::Data => 0,
@@ -78,8 +78,7 @@ fn allocation(extent: &Extent) -> u32 {
     }
 }
 
-/// What one context says. Neighbours of which it says the same become one; what the disk left out is simply not
-/// answered.
+/// The payload of one context. Adjacent extents of the same state are merged; a part that the disk left out is omitted.
 fn context(id: u32, span: Span, extents: &[Extent], one: bool, state: fn(&Extent) -> u32) -> Vec<u8> {
     let limit = if one { 1 } else { DESCRIPTORS_MAX };
     let mut payload = id.to_be_bytes().to_vec();
@@ -108,7 +107,7 @@ fn chunk(kind: u16, cookie: u64, payload: &[u8], follow: u64) -> Vec<u8> {
     chunk_of(wire::CHUNK_DONE, kind, cookie, payload, follow)
 }
 
-/// One chunk of a reply; the last has the flag that says so.
+/// One chunk of a reply; the last has the DONE flag.
 fn chunk_of(flags: u16, kind: u16, cookie: u64, payload: &[u8], follow: u64) -> Vec<u8> {
     let len = u64::try_from(payload.len()).unwrap_or(u64::MAX).saturating_add(follow);
     let header = ChunkHeader {
@@ -128,7 +127,7 @@ fn chunk_of(flags: u16, kind: u16, cookie: u64, payload: &[u8], follow: u64) -> 
 mod test {
     use super::*;
 
-    const STRUCTURED: Agreed = Agreed { structured: true, allocation: true, depth: false };
+    const STRUCTURED: Negotiated = Negotiated { structured: true, allocation: true, depth: false };
     const SPAN: Span = Span { at: 0, len: 4096 };
 
     fn runs_of(runs: &[(u64, ExtentKind)]) -> Vec<Extent> {
@@ -141,35 +140,35 @@ mod test {
     }
 
     #[test]
-    fn neighbours_of_one_kind_are_told_as_one() {
+    fn adjacent_extents_of_one_kind_are_merged() {
         let runs = runs_of(&[(512, ExtentKind::Data), (512, ExtentKind::Data), (3072, ExtentKind::Hole)]);
         assert_eq!(descriptors(&extents(STRUCTURED, 1, SPAN, &runs, false)), [(1024, 0), (3072, 3)]);
         assert_eq!(descriptors(&extents(STRUCTURED, 1, SPAN, &runs, true)), [(1024, 0)]);
     }
 
     #[test]
-    fn each_context_has_a_chunk_with_runs_of_its_own() {
+    fn each_context_has_a_chunk_with_its_own_extents() {
         let runs = [(512, 1), (512, 2), (3072, 2)];
         let runs = runs.map(|(len, depth)| Extent { len, kind: ExtentKind::Data, depth });
-        let reply = extents(Agreed { depth: true, ..STRUCTURED }, 1, SPAN, &runs, false);
+        let reply = extents(Negotiated { depth: true, ..STRUCTURED }, 1, SPAN, &runs, false);
         let (first, second) = reply.split_at(20 + 4 + 8);
         assert_eq!((&first[4..8], &first[20..24]), (&[0, 0, 0, 5][..], &[0, 0, 0, 1][..]));
         assert_eq!(descriptors(first), [(4096, 0)]);
         assert_eq!((&second[4..8], &second[20..24]), (&[0, 1, 0, 5][..], &[0, 0, 0, 2][..]));
         assert_eq!(descriptors(second), [(512, 1), (3584, 2)]);
-        let alone = extents(Agreed { allocation: false, depth: true, ..STRUCTURED }, 1, SPAN, &runs, true);
+        let alone = extents(Negotiated { allocation: false, depth: true, ..STRUCTURED }, 1, SPAN, &runs, true);
         assert_eq!((&alone[4..8], descriptors(&alone)), (&[0, 1, 0, 5][..], vec![(512, 1)]));
     }
 
     #[test]
-    fn no_more_is_told_than_was_asked() {
+    fn the_reply_does_not_exceed_the_requested_range() {
         let runs = runs_of(&[(512, ExtentKind::Data), (1 << 40, ExtentKind::Hole)]);
         assert_eq!(descriptors(&extents(STRUCTURED, 1, SPAN, &runs, false)), [(512, 0), (3584, 3)]);
     }
 
     #[test]
-    fn each_status_but_done_is_an_error() {
-        let number = |status| refusal(status).map(|refusal| refusal.errno.number());
+    fn every_status_except_done_is_an_error() {
+        let number = |status| error_reply(status).map(|error_reply| error_reply.errno.number());
         assert_eq!(number(Status::Done), None);
         assert_eq!(number(Status::Failed), Some(5));
         assert_eq!(number(Status::NoSpace), Some(28));
@@ -178,10 +177,10 @@ mod test {
     }
 
     #[test]
-    fn a_structured_error_says_why() {
-        let reply = error(STRUCTURED, 7, Refusal { errno: Errno::Io, why: "because" });
+    fn a_structured_error_has_a_message() {
+        let reply = error(STRUCTURED, 7, ErrorReply { errno: Errno::Io, why: "because" });
         assert_eq!(reply.len(), 20 + 4 + 2 + 7);
         assert!(reply.ends_with(b"because"));
-        assert_eq!(error(Agreed::default(), 7, Refusal { errno: Errno::Io, why: "because" }).len(), 16);
+        assert_eq!(error(Negotiated::default(), 7, ErrorReply { errno: Errno::Io, why: "because" }).len(), 16);
     }
 }

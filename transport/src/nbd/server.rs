@@ -1,8 +1,8 @@
-//! All clients of one disk: who is let in, whose turn it is, who has to go.
+//! All clients of one disk: admission, scheduling, disconnection.
 //!
-//! Knows nothing about the protocol's bytes. Invariants: at most [`CONNECTIONS_MAX`] connections exist, counting
-//! those that have ended and still have requests in the disk; a socket is forgotten by the watch before it is
-//! closed. What needs the watch is done in [`Server::ready`]; elsewhere the server nudges itself to get there.
+//! It knows nothing about the protocol's bytes. Invariants: at most [`CONNECTIONS_MAX`] connections exist, counting
+//! those that have ended and still have requests in the disk; a socket is unwatched before it is closed. Work that
+//! needs the watch is done in [`Server::ready`]; elsewhere the server signals its own eventfd to get there.
 
 use std::collections::VecDeque;
 use std::io;
@@ -14,35 +14,35 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::Mode;
 
 use super::connection::Connection;
-use super::error::{BindError, End, Event};
+use super::error::{BindError, DisconnectReason, Event};
 use super::export::Export;
 use super::handover;
 use super::handshake::OPTION_DATA_MAX;
 use super::listener::{Address, Listener};
-use super::room::Room;
+use super::memory_quota::MemoryQuota;
 use super::session::Session;
 use super::wire::STRING_MAX;
-use crate::log::{Log, in_full};
+use crate::log::{Log, with_causes};
 use crate::{Handover, HandoverError, Interest, Watch, WatchKey};
 
-/// Connections at one time. Clients with multi-conn open 4 to 16.
+/// Maximum connections. Clients with multi-conn open 4 to 16.
 const CONNECTIONS_MAX: usize = 64;
-/// Of these, clients that have not finished negotiating; the oldest of them makes room for one more.
+/// Of these, clients that have not finished negotiating; the oldest of them is dropped for a new one.
 const NEGOTIATING_MAX: usize = 16;
-/// Clients accepted before others get their turn.
+/// Clients accepted before others have their turn.
 const ACCEPTS_AT_ONCE: usize = 16;
-/// Received or sent in one call: about what a Unix socket holds, beside the longest option.
+/// Bytes received or sent per call: about what a Unix socket holds, plus the longest option.
 const STAGING: usize = (256 << 10) + OPTION_DATA_MAX + 64;
 
 const LISTENER: WatchKey = WatchKey(u64::MAX);
-const NUDGE: WatchKey = WatchKey(u64::MAX - 1);
+const WAKE: WatchKey = WatchKey(u64::MAX - 1);
 
 /// What to serve, and where.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Where to listen.
+    /// The address to listen at.
     pub address: Address,
-    /// The disk as clients see it.
+    /// The disk as seen by clients.
     pub export: Export,
 }
 
@@ -50,27 +50,27 @@ pub struct Config {
 pub struct Server {
     export: Export,
     listener: Listener,
-    nudge: OwnedFd,
-    nudged: bool,
+    wake: OwnedFd,
+    woken: bool,
     connections: Vec<Option<Connection>>,
     clients: u32,
-    /// Whose turn it is to be listened to.
-    turn: usize,
+    /// The next client to process.
+    next_client: usize,
     requests: VecDeque<Request>,
     staging: Vec<u8>,
     log: Log<Event>,
     stopping: bool,
-    /// Nothing more is taken, for a while.
+    /// Temporarily takes no requests.
     held: bool,
 }
 
 impl Server {
-    /// Listens. The socket of a server that is gone is removed; one at which somebody answers is an error.
+    /// Starts listening. The socket of a server that is gone is replaced; one with a listener is an error.
     pub fn bind(config: Config) -> Result<Server, BindError> {
         Server::bind_with(config, None)
     }
 
-    /// The same, where a Unix socket is for this process's user only.
+    /// As `bind`, with a Unix socket accessible only to this process's user.
     pub fn bind_private(config: Config) -> Result<Server, BindError> {
         Server::bind_with(config, Some(Mode::RUSR | Mode::WUSR))
     }
@@ -81,14 +81,14 @@ impl Server {
         Server::on(listener, config.export)
     }
 
-    /// The same at a Unix socket that listens already, known as `path`; the path is left alone.
+    /// Uses a Unix socket that is already listening, known as `path`; the path is not removed.
     pub fn on_socket(socket: OwnedFd, path: &Path, export: Export) -> Result<Server, BindError> {
         check_texts(&export)?;
-        Server::on(Listener::of_socket(socket, path)?, export)
+        Server::on(Listener::from_socket(socket, path)?, export)
     }
 
     fn on(listener: Listener, export: Export) -> Result<Server, BindError> {
-        let nudge = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|errno| BindError::Failed {
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|errno| BindError::Failed {
             doing: "create an eventfd for",
             on: listener.address().to_string(),
             cause: errno.into(),
@@ -96,11 +96,11 @@ impl Server {
         Ok(Server {
             listener,
             export,
-            nudge,
-            nudged: false,
+            wake,
+            woken: false,
             connections: Vec::new(),
             clients: 0,
-            turn: 0,
+            next_client: 0,
             requests: VecDeque::new(),
             staging: vec![0; STAGING],
             log: Log::default(),
@@ -109,16 +109,15 @@ impl Server {
         })
     }
 
-    /// Goes on in the place of another process, with its socket, known as `path`, and its clients
-    /// ([`crate::Server::hand_over`]).
+    /// Replaces another process, with its socket, known as `path`, and its clients ([`crate::Server::hand_over`]).
     pub fn taken_over(handover: Handover, path: &Path, export: Export) -> Result<Server, HandoverError> {
         let Handover { listener, bound, peers } = handover;
-        let refused = |error: BindError| HandoverError::Refused(in_full(&error));
+        let refused = |error: BindError| HandoverError::Refused(with_causes(&error));
         check_texts(&export).map_err(refused)?;
         let mut server =
-            Server::on(Listener::of_bound(listener, path, bound).map_err(refused)?, export).map_err(refused)?;
+            Server::on(Listener::from_bound(listener, path, bound).map_err(refused)?, export).map_err(refused)?;
         for (index, parcel) in peers.into_iter().enumerate().take(CONNECTIONS_MAX) {
-            let connection = handover::take(parcel, |client| token_prefix(index, client))?;
+            let connection = handover::restore(parcel, |client| token_prefix(index, client))?;
             server.clients = server.clients.max(connection.client);
             server.connections.push(Some(connection));
         }
@@ -130,17 +129,17 @@ impl Server {
         self.listener.address()
     }
 
-    /// What has happened since the last call, for a log. How much of it to log is the caller's decision.
+    /// The events since the last call, for the log. How many of them to log is up to the caller.
     pub fn take_events(&mut self) -> Vec<Event> {
         self.log.take()
     }
 
-    /// Has `ready` called with the watch at hand.
-    fn nudge(&mut self) {
-        if !self.nudged {
-            self.nudged = true;
-            // Fails only when the counter is full, which means that it is signalled.
-            rustix::io::write(&self.nudge, &1u64.to_ne_bytes()).ok();
+    /// Causes `ready` to be called, where the watch is available.
+    fn wake(&mut self) {
+        if !self.woken {
+            self.woken = true;
+            // Fails only when the counter is saturated, so it is signalled already.
+            rustix::io::write(&self.wake, &1u64.to_ne_bytes()).ok();
         }
     }
 
@@ -153,15 +152,15 @@ impl Server {
         self.connections.get_mut(index)?.as_mut()
     }
 
-    /// Listens to the client at `index`, if that may bring something.
-    fn take_in(&mut self, index: usize, geometry: &Geometry) {
+    /// Processes input of the client at `index`, if that may make progress.
+    fn process_input(&mut self, index: usize, geometry: &Geometry) {
         let held = self.held();
         let Some(Some(connection)) = self.connections.get_mut(index) else { return };
-        let room = room_of(connection, held);
-        if connection.is_hungry(room) {
-            let taken = connection.take_in(&mut self.staging, &self.export, geometry, room, &mut self.requests);
+        let quota = quota_of(connection, held);
+        if connection.wants_input(quota) {
+            let taken = connection.process_input(&mut self.staging, &self.export, geometry, quota, &mut self.requests);
             if let Err(why) = taken {
-                self.end(index, why);
+                self.disconnect(index, why);
             }
         }
     }
@@ -172,8 +171,8 @@ impl Server {
             return;
         }
         match connection.send(&mut self.staging) {
-            Err(why) => self.end(index, why),
-            Ok(()) if connection.lacks_room() => self.nudge(),
+            Err(why) => self.disconnect(index, why),
+            Ok(()) if connection.needs_write_watch() => self.wake(),
             Ok(()) => {}
         }
     }
@@ -184,38 +183,38 @@ impl Server {
         }
     }
 
-    fn end(&mut self, index: usize, why: End) {
+    fn disconnect(&mut self, index: usize, why: DisconnectReason) {
         if let Some(connection) = self.connection(index).filter(|connection| !connection.has_ended()) {
             connection.end();
             let client = connection.client;
-            self.log.note(Event::Ended { client, why });
-            self.nudge();
+            self.log.record(Event::Ended { client, why });
+            self.wake();
         }
     }
 
-    /// Everything that had to wait for the watch.
-    fn catch_up(&mut self, watch: &mut dyn Watch) {
-        self.nudged = false;
+    /// Does the work that needs the watch.
+    fn process_deferred(&mut self, watch: &mut dyn Watch) {
+        self.woken = false;
         for index in 0..self.connections.len() {
             let Some(connection) = self.connection(index) else { continue };
             let key = key(index, connection.client);
-            if connection.is_to_close() {
+            if connection.needs_close() {
                 watch.forget(key);
                 connection.close();
-                self.bury(index);
-            } else if let Some(socket) = connection.watch_for_room() {
+                self.reap_client(index);
+            } else if let Some(socket) = connection.watch_for_write() {
                 if let Err(error) = watch.watch(socket, Interest::ReadWrite, key) {
-                    self.end(index, End::Watch(error));
+                    self.disconnect(index, DisconnectReason::Watch(error));
                 }
             }
         }
     }
 
-    /// Frees the place of a connection of which nothing is left.
-    fn bury(&mut self, index: usize) {
-        if let Some(place) = self.connections.get_mut(index) {
-            if place.as_ref().is_some_and(Connection::is_gone) {
-                *place = None;
+    /// Frees the slot of a connection of which nothing is left.
+    fn reap_client(&mut self, index: usize) {
+        if let Some(slot) = self.connections.get_mut(index) {
+            if slot.as_ref().is_some_and(Connection::is_gone) {
+                *slot = None;
             }
         }
     }
@@ -225,32 +224,32 @@ impl Server {
             match self.listener.accept() {
                 Ok(Some(socket)) => self.admit(socket, watch),
                 Ok(None) => return,
-                // Out of descriptors or memory: tried again when the next client comes or one goes.
-                Err(error) => return self.log.note(Event::AcceptFailed(error)),
+                // Out of descriptors or memory: retried when the next client comes or one goes.
+                Err(error) => return self.log.record(Event::AcceptFailed(error)),
             }
         }
-        self.nudge();
+        self.wake();
     }
 
     fn admit(&mut self, socket: OwnedFd, watch: &mut dyn Watch) {
         self.displace_oldest(watch);
-        let Some(index) = self.free_place() else {
-            return self.log.note(Event::TurnedAway { limit: CONNECTIONS_MAX });
+        let Some(index) = self.free_slot() else {
+            return self.log.record(Event::LimitReached { limit: CONNECTIONS_MAX });
         };
         self.clients = self.clients.wrapping_add(1);
         let client = self.clients;
         if let Err(error) = watch.watch(socket.as_fd(), Interest::Read, key(index, client)) {
-            return self.log.note(Event::AcceptFailed(error));
+            return self.log.record(Event::AcceptFailed(error));
         }
         let session = Session::new(token_prefix(index, client));
-        if let Some(place) = self.connections.get_mut(index) {
-            *place = Some(Connection::new(client, session, socket));
+        if let Some(slot) = self.connections.get_mut(index) {
+            *slot = Some(Connection::new(client, session, socket));
         }
-        self.log.note(Event::Connected { client });
+        self.log.record(Event::Connected { client });
         self.send(index);
     }
 
-    /// Idle negotiation has no timer: whoever has negotiated for the longest time goes when another one comes.
+    /// There is no timer for idle negotiation: the oldest negotiating client is dropped for a new one.
     fn displace_oldest(&mut self, watch: &mut dyn Watch) {
         let negotiating = self.connections.iter().enumerate().filter_map(|(index, connection)| {
             let connection = connection.as_ref()?;
@@ -263,12 +262,12 @@ impl Server {
         });
         let full = self.connections.iter().flatten().count() >= CONNECTIONS_MAX;
         if let Some((_, index)) = oldest.filter(|_| full || count >= NEGOTIATING_MAX) {
-            self.end(index, End::Displaced);
-            self.catch_up(watch);
+            self.disconnect(index, DisconnectReason::Displaced);
+            self.process_deferred(watch);
         }
     }
 
-    fn free_place(&mut self) -> Option<usize> {
+    fn free_slot(&mut self) -> Option<usize> {
         if let Some(index) = self.connections.iter().position(Option::is_none) {
             return Some(index);
         }
@@ -282,22 +281,22 @@ impl Server {
 
 impl Transport for Server {
     fn pop(&mut self, geometry: &Geometry) -> Option<Request> {
-        // Each client is listened to once at most: endless nonsense of one is no endless loop here.
+        // Each client is processed at most once: one that sends garbage continuously cannot cause an endless loop here.
         let count = self.connections.len();
         for step in 0..count {
             if !self.requests.is_empty() || self.stopping || self.held {
                 break;
             }
-            let index = self.turn.wrapping_add(step) % count;
-            self.take_in(index, geometry);
+            let index = self.next_client.wrapping_add(step) % count;
+            self.process_input(index, geometry);
             if !self.requests.is_empty() {
-                self.turn = index.wrapping_add(1);
+                self.next_client = index.wrapping_add(1);
             }
         }
         let request = self.requests.pop_front();
         if request.is_none() {
-            self.turn = self.turn.wrapping_add(1);
-            // Answers that the disk has no part in: those of the negotiation, and errors.
+            self.next_client = self.next_client.wrapping_add(1);
+            // Replies that do not involve the disk: those of the negotiation, and errors.
             self.send_all();
         }
         request
@@ -306,14 +305,14 @@ impl Transport for Server {
     fn complete(&mut self, request: Request, status: Status) {
         let index = index_of(&request);
         let Some(Some(connection)) = self.connections.get_mut(index) else {
-            debug_assert!(false, "an answer to nobody: {:?}", request.token());
+            debug_assert!(false, "a completion for an unknown client: {:?}", request.token());
             request.retire();
             return;
         };
         if connection.has_ended() {
             connection.session.complete(request, status, None);
             connection.session.hang_up();
-            return self.bury(index);
+            return self.reap_client(index);
         }
         let follow = (!self.stopping).then_some((&self.export.geometry, &mut self.requests));
         connection.session.complete(request, status, follow);
@@ -327,10 +326,10 @@ impl Transport for Server {
 
 impl crate::Server for Server {
     fn start(&mut self, watch: &mut dyn Watch) -> io::Result<()> {
-        self.listener.begin();
+        self.listener.take_ownership();
         watch.watch(self.listener.fd(), Interest::Read, LISTENER)?;
-        watch.watch(self.nudge.as_fd(), Interest::Read, NUDGE)?;
-        // Of a process before this one.
+        watch.watch(self.wake.as_fd(), Interest::Read, WAKE)?;
+        // Clients of the previous process.
         for (index, connection) in self.connections.iter().enumerate() {
             if let Some((connection, socket)) = connection.as_ref().and_then(|found| Some((found, found.socket()?))) {
                 watch.watch(socket, Interest::Read, key(index, connection.client))?;
@@ -342,8 +341,8 @@ impl crate::Server for Server {
 
     fn ready(&mut self, key: WatchKey, watch: &mut dyn Watch) {
         match key {
-            LISTENER | NUDGE => {
-                self.catch_up(watch);
+            LISTENER | WAKE => {
+                self.process_deferred(watch);
                 if !self.stopping && !self.held {
                     self.accept_all(watch);
                 }
@@ -362,11 +361,11 @@ impl crate::Server for Server {
 
     fn may_sleep(&mut self) -> bool {
         let held = self.held();
-        let hungry = |connection: &Connection| connection.is_hungry(room_of(connection, held));
-        self.requests.is_empty() && (self.stopping || self.held || !self.connections.iter().flatten().any(hungry))
+        let wants_input = |connection: &Connection| connection.wants_input(quota_of(connection, held));
+        self.requests.is_empty() && (self.stopping || self.held || !self.connections.iter().flatten().any(wants_input))
     }
 
-    /// NBD has no word for it: a client was told the size when it came, and keeps to that.
+    /// NBD has no message for it: a client learned the size when it connected, and keeps that.
     fn resized(&mut self, geometry: &Geometry, _watch: &mut dyn Watch) {
         self.export.geometry = *geometry;
     }
@@ -374,8 +373,8 @@ impl crate::Server for Server {
     fn hold(&mut self, held: bool) {
         self.held = held;
         if !held {
-            // Whoever has come meanwhile is waiting.
-            self.nudge();
+            // Clients that have connected meanwhile are waiting.
+            self.wake();
         }
     }
 
@@ -385,12 +384,12 @@ impl crate::Server for Server {
 
     fn hand_over(&self) -> Result<Handover, HandoverError> {
         if !self.requests.is_empty() {
-            return Err(HandoverError::NotNow("requests are under way"));
+            return Err(HandoverError::NotNow("requests are in flight"));
         }
         let listener = self.listener.fd().try_clone_to_owned();
         let listener = listener.map_err(|error| HandoverError::Failed("duplicate a listening socket", error))?;
         let clients = self.connections.iter().flatten().filter(|connection| !connection.has_ended());
-        let peers = clients.map(handover::told).collect::<Result<_, _>>()?;
+        let peers = clients.map(handover::save).collect::<Result<_, _>>()?;
         Ok(Handover { listener, bound: self.listener.bound(), peers })
     }
 
@@ -404,7 +403,7 @@ impl crate::Server for Server {
         self.listener.remove_path();
         for request in std::mem::take(&mut self.requests) {
             if let Some(connection) = self.connection(index_of(&request)) {
-                connection.session.turn_away(request);
+                connection.session.reject(request);
             } else {
                 request.retire();
             }
@@ -421,7 +420,7 @@ impl Drop for Server {
     }
 }
 
-/// Whether what clients are told fits into what they are told it with.
+/// Checks that texts do not exceed the protocol's limits.
 fn check_texts(export: &Export) -> Result<(), BindError> {
     for (what, text) in [("the name", &export.name), ("the description", &export.description)] {
         if text.len() > STRING_MAX {
@@ -431,17 +430,17 @@ fn check_texts(export: &Export) -> Result<(), BindError> {
     Ok(())
 }
 
-/// What the others leave to `connection`, if all together hold so much.
-fn room_of(connection: &Connection, held: usize) -> Room {
-    Room { others: held.saturating_sub(connection.session.held()) }
+/// The quota of `connection`, if all together hold `held` bytes.
+fn quota_of(connection: &Connection, held: usize) -> MemoryQuota {
+    MemoryQuota { others: held.saturating_sub(connection.session.held()) }
 }
 
-/// The watch's name for a connection: a place and, since places are used again, whose it is.
+/// The watch key of a connection: its slot and, since slots are reused, its client number.
 fn key(index: usize, client: u32) -> WatchKey {
     WatchKey(u64::try_from(index).unwrap_or(u64::MAX).wrapping_shl(32) | u64::from(client))
 }
 
-/// All of a token but the lowest 16 bits, which belong to the session.
+/// All of a token except the lowest 16 bits, which belong to the session.
 fn token_prefix(index: usize, client: u32) -> u64 {
     u64::try_from(index).unwrap_or(u64::MAX).wrapping_shl(48) | u64::from(client).wrapping_shl(16)
 }

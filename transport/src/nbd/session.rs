@@ -1,7 +1,7 @@
-//! One client's conversation from the first byte to the last, without its socket.
+//! One client's session from the first byte to the last, without its socket.
 //!
-//! Pure: bytes in, requests out, answers in, bytes out; what fuzzers and tests drive. Knows nothing about file
-//! descriptors, other clients (beyond the memory they hold, [`Room`]) and the disk.
+//! Pure: bytes in, requests out, completions in, bytes out; driven by fuzzers and tests. It knows nothing about file
+//! descriptors, other clients (beyond the memory they hold, [`MemoryQuota`]) and the disk.
 
 use std::collections::VecDeque;
 
@@ -11,37 +11,37 @@ use memory::Segments;
 use super::error::ProtocolError;
 use super::export::Export;
 use super::handshake::{self, Handshake, Progress};
+use super::memory_quota::MemoryQuota;
 use super::outgoing::Outgoing;
-use super::room::Room;
-use super::transmission::{Step, Transmission};
+use super::transmission::{InputProgress, Transmission};
 
-/// What came of received bytes.
+/// The result of processing received bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Received {
-    /// How many bytes were used; the others are to be shown again, in front of what comes next.
+    /// Bytes used; the others must be passed again, before the bytes received next.
     pub used: usize,
     /// What to do next.
     pub next: Next,
 }
 
-/// What to do after bytes have been received.
+/// What to do after processing received bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
     /// Receive more.
     Receive,
-    /// Nothing more, before [`Session::has_room`].
+    /// Receive nothing more until [`Session::has_memory`].
     Stall,
-    /// Send what is to be sent; the conversation is over.
-    Farewell,
+    /// Send what is pending; the session is over.
+    Disconnect,
 }
 
-/// One conversation.
+/// One session.
 #[derive(Debug)]
 pub struct Session {
     phase: Phase,
     outgoing: Outgoing,
     prefix: u64,
-    /// Bytes of memory that the next request asks for, if there was no room for it.
+    /// Memory that the next request needs, if it was not available.
     stalled: Option<usize>,
 }
 
@@ -49,157 +49,157 @@ pub struct Session {
 pub(super) enum Phase {
     Negotiating(Handshake),
     Serving(Transmission),
-    Over,
+    Closed,
 }
 
 impl Session {
-    /// A conversation that begins. The tokens of its requests are `prefix` in all but the lowest 16 bits.
+    /// A new session. The tokens of its requests are `prefix` in all but the lowest 16 bits.
     pub fn new(prefix: u64) -> Session {
         let mut outgoing = Outgoing::default();
         outgoing.push(handshake::greeting(), Segments::empty());
         Session { phase: Phase::Negotiating(Handshake::default()), outgoing, prefix, stalled: None }
     }
 
-    /// A conversation that goes on from there, with replies that are to be sent.
+    /// A session taken over from another process, with replies to be sent.
     pub(super) fn resumed(phase: Phase, outgoing: Outgoing, prefix: u64) -> Session {
         Session { phase, outgoing, prefix, stalled: None }
     }
 
-    /// How far it is.
+    /// The current phase.
     pub(super) fn phase(&self) -> &Phase {
         &self.phase
     }
 
-    /// What has not been sent to the client.
+    /// Replies that have not been sent to the client.
     pub(super) fn unsent(&self) -> &Outgoing {
         &self.outgoing
     }
 
-    /// Whether the client has not yet got as far as requests.
+    /// Whether the client has not finished negotiating.
     pub fn is_negotiating(&self) -> bool {
         matches!(self.phase, Phase::Negotiating(_))
     }
 
-    /// Requests that the disk has.
+    /// Number of requests in the disk.
     pub fn in_flight(&self) -> usize {
         match &self.phase {
             Phase::Serving(transmission) => transmission.in_flight(),
-            Phase::Negotiating(_) | Phase::Over => 0,
+            Phase::Negotiating(_) | Phase::Closed => 0,
         }
     }
 
-    /// Bytes of memory that requests and replies hold.
+    /// Memory held by requests and replies.
     pub fn held(&self) -> usize {
         let requests = match &self.phase {
             Phase::Serving(transmission) => transmission.held(),
-            Phase::Negotiating(_) | Phase::Over => 0,
+            Phase::Negotiating(_) | Phase::Closed => 0,
         };
         requests.saturating_add(self.outgoing.held())
     }
 
-    /// What is to be sent to the client.
+    /// The replies to be sent to the client.
     pub fn outgoing(&mut self) -> &mut Outgoing {
         &mut self.outgoing
     }
 
-    /// Whether bytes are wanted: always, except after [`Next::Stall`] while there is still no room, and at the end.
-    pub fn has_room(&self, room: Room) -> bool {
+    /// Whether input is wanted: always, except after [`Next::Stall`] while memory is still missing, and at the end.
+    pub fn has_memory(&self, quota: MemoryQuota) -> bool {
         match &self.phase {
-            // Answers that the client does not read are not added to.
+            // If the client does not read its replies, no more are produced.
             Phase::Negotiating(_) => self.stalled.is_none() || self.outgoing.is_empty(),
             Phase::Serving(transmission) => {
-                self.stalled.is_none_or(|len| transmission.admits(len, &self.outgoing, room))
+                self.stalled.is_none_or(|len| transmission.admits(len, &self.outgoing, quota))
             }
-            Phase::Over => false,
+            Phase::Closed => false,
         }
     }
 
-    /// Whether the last bytes received ended with [`Next::Stall`].
+    /// Whether processing of the last bytes ended with [`Next::Stall`].
     pub fn is_stalled(&self) -> bool {
         self.stalled.is_some()
     }
 
-    /// Takes in bytes of the client. Requests that they complete go to the end of `requests`.
+    /// Processes bytes from the client. Complete requests are appended to `requests`.
     pub fn receive(
         &mut self,
         bytes: &[u8],
         export: &Export,
         geometry: &Geometry,
-        room: Room,
+        quota: MemoryQuota,
         requests: &mut VecDeque<Request>,
     ) -> Result<Received, ProtocolError> {
         self.stalled = None;
         let mut used: usize = 0;
         loop {
             let rest = bytes.get(used..).unwrap_or_default();
-            let step = match &mut self.phase {
+            let progress = match &mut self.phase {
                 Phase::Negotiating(_) => self.negotiate(rest, export)?,
                 Phase::Serving(transmission) => {
-                    transmission.step(rest, geometry, room, &mut self.outgoing, requests)?
+                    transmission.process(rest, geometry, quota, &mut self.outgoing, requests)?
                 }
-                Phase::Over => Step::Disconnect,
+                Phase::Closed => InputProgress::Disconnect,
             };
-            let next = match step {
-                Step::Used(len) => {
+            let next = match progress {
+                InputProgress::Used(len) => {
                     used = used.saturating_add(len);
                     continue;
                 }
-                Step::Incomplete => Next::Receive,
-                Step::Stalled(len) => {
+                InputProgress::Incomplete => Next::Receive,
+                InputProgress::Stalled(len) => {
                     self.stalled = Some(len);
                     Next::Stall
                 }
-                Step::Disconnect => Next::Farewell,
+                InputProgress::Disconnect => Next::Disconnect,
             };
             return Ok(Received { used, next });
         }
     }
 
-    fn negotiate(&mut self, bytes: &[u8], export: &Export) -> Result<Step, ProtocolError> {
-        let Phase::Negotiating(handshake) = &mut self.phase else { return Ok(Step::Incomplete) };
-        if self.outgoing.held() > ANSWERS_MAX {
-            return Ok(Step::Stalled(0));
+    fn negotiate(&mut self, bytes: &[u8], export: &Export) -> Result<InputProgress, ProtocolError> {
+        let Phase::Negotiating(handshake) = &mut self.phase else { return Ok(InputProgress::Incomplete) };
+        if self.outgoing.held() > REPLIES_MAX {
+            return Ok(InputProgress::Stalled(0));
         }
-        let mut answer = Vec::new();
-        let progress = handshake.step(bytes, export, &mut answer)?;
-        self.outgoing.push(answer, Segments::empty());
+        let mut reply = Vec::new();
+        let progress = handshake.step(bytes, export, &mut reply)?;
+        self.outgoing.push(reply, Segments::empty());
         Ok(match progress {
-            Progress::Incomplete => Step::Incomplete,
-            Progress::Negotiating(used) => Step::Used(used),
-            Progress::Agreed(used, agreed) => {
-                self.phase = Phase::Serving(Transmission::new(agreed, self.prefix));
-                Step::Used(used)
+            Progress::Incomplete => InputProgress::Incomplete,
+            Progress::Negotiating(used) => InputProgress::Used(used),
+            Progress::Negotiated(used, negotiated) => {
+                self.phase = Phase::Serving(Transmission::new(negotiated, self.prefix));
+                InputProgress::Used(used)
             }
             Progress::Aborted => {
-                self.phase = Phase::Over;
-                Step::Disconnect
+                self.phase = Phase::Closed;
+                InputProgress::Disconnect
             }
         })
     }
 
-    /// Answers a request. With `follow`, it may lead to another one ([`disk::Operation::Flush`] after a trim that
-    /// is to be durable); without, the client is told that the server stops.
+    /// Replies to a completed request. With `follow`, it may lead to another one ([`disk::Operation::Flush`] after a
+    /// durable trim); without, the client is told that the server is stopping.
     pub fn complete(&mut self, request: Request, status: Status, follow: Option<(&Geometry, &mut VecDeque<Request>)>) {
         match &mut self.phase {
             Phase::Serving(transmission) => transmission.complete(request, status, &mut self.outgoing, follow),
-            Phase::Negotiating(_) | Phase::Over => {
-                debug_assert!(false, "an answer to a client that has made no request");
+            Phase::Negotiating(_) | Phase::Closed => {
+                debug_assert!(false, "a completion for a client without requests");
                 request.retire();
             }
         }
     }
 
-    /// Answers a request that was never given to the disk: the server stops.
-    pub fn turn_away(&mut self, request: Request) {
+    /// Replies to a request that was never passed to the disk: the server is stopping.
+    pub fn reject(&mut self, request: Request) {
         match &mut self.phase {
-            Phase::Serving(transmission) => transmission.turn_away(request, &mut self.outgoing),
-            Phase::Negotiating(_) | Phase::Over => {
+            Phase::Serving(transmission) => transmission.reject(request, &mut self.outgoing),
+            Phase::Negotiating(_) | Phase::Closed => {
                 request.retire();
             }
         }
     }
 
-    /// The client is gone: nothing more is held for it, except by requests that the disk has.
+    /// The client is gone: frees everything held for it, except requests in the disk.
     pub fn hang_up(&mut self) {
         self.outgoing = Outgoing::default();
         if let Phase::Serving(transmission) = &mut self.phase {
@@ -208,15 +208,15 @@ impl Session {
     }
 }
 
-/// Answers of a negotiation that may wait to be sent: a few of the longest.
-const ANSWERS_MAX: usize = 64 << 10;
+/// Maximum pending replies of a negotiation: a few of the longest.
+const REPLIES_MAX: usize = 64 << 10;
 
 #[cfg(test)]
 mod test {
     use super::*;
 
     #[test]
-    fn a_half_received_write_is_held_until_the_client_hangs_up() {
+    fn a_partly_received_write_is_held_until_the_client_hangs_up() {
         let geometry =
             Geometry { len: 1 << 20, block: 512, physical_block: 512, discard: 512, chs: None, read_only: false };
         let export = Export { name: String::new(), description: String::new(), geometry, layered: true };
@@ -231,7 +231,7 @@ mod test {
         ]
         .concat();
         let mut requests = VecDeque::new();
-        let received = session.receive(&name_and_write, &export, &geometry, Room::default(), &mut requests);
+        let received = session.receive(&name_and_write, &export, &geometry, MemoryQuota::default(), &mut requests);
         assert_eq!(received, Ok(Received { used: name_and_write.len(), next: Next::Receive }));
         assert!(requests.is_empty());
         assert!(session.held() > 4096);

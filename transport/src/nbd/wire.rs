@@ -1,6 +1,6 @@
 //! The NBD protocol as bytes: its numbers and its fixed structures, all big-endian.
 //!
-//! Section names are those of the protocol document (`doc/proto.md` of the NetworkBlockDevice project). Knows
+//! Section names are those of the protocol document (`doc/proto.md` of the NetworkBlockDevice project). It knows
 //! nothing about sockets, states or disks.
 
 use zerocopy::big_endian::{U16, U32, U64};
@@ -11,12 +11,12 @@ pub(super) const GREETING_MAGIC: u64 = 0x4e42_444d_4147_4943; // "NBDMAGIC"
 pub(super) const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054; // "IHAVEOPT"
 pub(super) const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
 
-// "Handshake flags": ours, and the client's answer to them.
+// "Handshake flags": ours, and the client's reply to them.
 pub(super) const FLAG_FIXED_NEWSTYLE: u16 = 1 << 0;
 pub(super) const FLAG_NO_ZEROES: u16 = 1 << 1;
 pub(super) const CLIENT_FIXED_NEWSTYLE: u32 = 1 << 0;
 pub(super) const CLIENT_NO_ZEROES: u32 = 1 << 1;
-/// What follows the answer to EXPORT_NAME unless both sides agreed on NO_ZEROES.
+/// What follows the reply to EXPORT_NAME unless both sides negotiated NO_ZEROES.
 pub(super) const EXPORT_NAME_ZEROES: usize = 124;
 
 // "Option types".
@@ -38,7 +38,7 @@ pub(super) const REP_ERR_UNSUP: u32 = (1 << 31) + 1;
 pub(super) const REP_ERR_INVALID: u32 = (1 << 31) + 3;
 pub(super) const REP_ERR_UNKNOWN: u32 = (1 << 31) + 6;
 
-// NBD_REP_INFO: what is told about an export.
+// NBD_REP_INFO: the information about an export.
 pub(super) const INFO_EXPORT: u16 = 0;
 pub(super) const INFO_NAME: u16 = 1;
 pub(super) const INFO_DESCRIPTION: u16 = 2;
@@ -116,7 +116,7 @@ impl Errno {
     }
 }
 
-/// The first bytes of a connection, from us.
+/// The first bytes of a connection, sent by the server.
 #[derive(IntoBytes, Immutable, Unaligned)]
 #[repr(C)]
 pub(super) struct Greeting {
@@ -126,7 +126,7 @@ pub(super) struct Greeting {
 }
 const _: () = assert!(size_of::<Greeting>() == 18);
 
-/// In front of every option of the client.
+/// The header of every option of the client.
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub(super) struct OptionHeader {
@@ -136,7 +136,7 @@ pub(super) struct OptionHeader {
 }
 const _: () = assert!(size_of::<OptionHeader>() == 16);
 
-/// In front of every answer to an option, except EXPORT_NAME.
+/// The header of every reply to an option, except EXPORT_NAME.
 #[derive(IntoBytes, Immutable, Unaligned)]
 #[repr(C)]
 pub(super) struct OptionReply {
@@ -147,7 +147,7 @@ pub(super) struct OptionReply {
 }
 const _: () = assert!(size_of::<OptionReply>() == 20);
 
-/// The answer to EXPORT_NAME.
+/// The reply to EXPORT_NAME.
 #[derive(IntoBytes, Immutable, Unaligned)]
 #[repr(C)]
 pub(super) struct ExportNameReply {
@@ -212,7 +212,7 @@ pub(super) struct ChunkHeader {
 }
 const _: () = assert!(size_of::<ChunkHeader>() == 20);
 
-/// One run of bytes in NBD_REPLY_TYPE_BLOCK_STATUS.
+/// One extent in NBD_REPLY_TYPE_BLOCK_STATUS.
 #[derive(IntoBytes, Immutable, Unaligned)]
 #[repr(C)]
 pub(super) struct Descriptor {

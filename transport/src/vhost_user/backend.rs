@@ -1,6 +1,6 @@
-//! The back-end's own channel: what is said to the front-end without being asked.
+//! The back-end channel: messages that the back-end sends to the front-end on its own initiative.
 //!
-//! Knows one message. It is sent whole or not at all, and no answer to it is wanted: a front-end cannot make us wait.
+//! It knows one message. It is sent completely or not at all, and requests no reply: a front-end cannot block us.
 //!
 //! Specification: QEMU, docs/interop/vhost-user.rst, "Back-end message types".
 
@@ -11,19 +11,19 @@ use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
 use rustix::net::{SendFlags, send};
 
-use super::connection::End;
+use super::connection::DisconnectReason;
 use super::message::backend_request;
 
-/// VHOST_USER_BACKEND_CONFIG_CHANGE_MSG: the front-end is to ask for the configuration space again.
+/// VHOST_USER_BACKEND_CONFIG_CHANGE_MSG: asks the front-end to read the configuration space again.
 const CONFIG_CHANGE: u32 = 2;
 
-/// Whether the front-end has heard of a change.
+/// Whether the front-end was notified of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Told {
-    /// It was sent a message.
+pub enum Notified {
+    /// A message was sent.
     Yes,
     /// It has given us no channel, or has not negotiated such messages.
-    CannotBe,
+    Unsupported,
 }
 
 /// The channel.
@@ -32,7 +32,7 @@ pub struct Backend {
 }
 
 impl Backend {
-    /// Takes over the socket that the front-end has sent.
+    /// Uses the socket that the front-end has sent.
     pub fn new(socket: OwnedFd) -> io::Result<Backend> {
         let flags = fcntl_getfl(&socket)?;
         fcntl_setfl(&socket, flags | OFlags::NONBLOCK)?;
@@ -44,16 +44,16 @@ impl Backend {
         self.socket.as_fd()
     }
 
-    /// Says that the configuration space has changed. A channel so full that nothing goes in is one that nobody reads.
-    pub fn configuration_changed(&mut self) -> Result<(), End> {
+    /// Reports that the configuration space has changed. If the channel is full, the front-end does not read it.
+    pub fn configuration_changed(&mut self) -> Result<(), DisconnectReason> {
         let message = backend_request(CONFIG_CHANGE);
         loop {
             match send(&self.socket, &message, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
                 Ok(sent) if sent == message.len() => return Ok(()),
-                Ok(_) | Err(Errno::AGAIN) => return Err(End::Deaf),
+                Ok(_) | Err(Errno::AGAIN) => return Err(DisconnectReason::NotReading),
                 Err(Errno::INTR) => {}
-                Err(Errno::PIPE | Errno::CONNRESET) => return Err(End::Closed),
-                Err(errno) => return Err(End::Failed(errno.into())),
+                Err(Errno::PIPE | Errno::CONNRESET) => return Err(DisconnectReason::Closed),
+                Err(errno) => return Err(DisconnectReason::Failed(errno.into())),
             }
         }
     }
@@ -67,7 +67,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn a_change_is_a_message_without_payload_and_without_a_wish_for_an_answer() {
+    fn a_change_message_has_no_payload_and_requests_no_reply() {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         Backend::new(ours.into()).unwrap().configuration_changed().unwrap();
         let mut message = [0xff; 12];
@@ -76,10 +76,10 @@ mod test {
     }
 
     #[test]
-    fn a_front_end_that_reads_nothing_is_given_up() {
+    fn a_front_end_that_reads_nothing_is_disconnected() {
         let (ours, _theirs) = UnixStream::pair().unwrap();
         let mut backend = Backend::new(ours.into()).unwrap();
         let end = (0..1 << 20).find_map(|_| backend.configuration_changed().err());
-        assert!(matches!(end, Some(End::Deaf)));
+        assert!(matches!(end, Some(DisconnectReason::NotReading)));
     }
 }

@@ -1,7 +1,7 @@
-//! A chain of descriptors, flattened: what the device reads, what it writes, and where the status goes.
+//! A flattened descriptor chain: what the device reads, what it writes, and where the status goes.
 //!
-//! Knows nothing about requests. Invariant: walking ends after at most [`MAX_CHAIN`] descriptors, each of them
-//! copied once, and what is in the lists came from those copies.
+//! It knows nothing about requests. Invariant: walking ends after at most [`MAX_CHAIN`] descriptors, each copied once,
+//! and the lists are built from those copies.
 //!
 //! Specification: virtio 1.2, 2.7.5 (descriptors) and 2.7.5.3 (indirect descriptors).
 
@@ -11,10 +11,10 @@ use zerocopy::{FromBytes, Immutable, KnownLayout};
 
 use super::message::RegionInfo;
 use super::ring::{Broken, Ring};
-use super::table::Table;
+use super::table::MemoryTable;
 
-/// Descriptors in one chain. More than we offer (`seg_max` is 126), as many as `readv` takes; drivers may fill an
-/// indirect table beyond the size of the queue.
+/// Maximum descriptors in one chain. More than we offer (`seg_max` is 126), and as many as `readv` accepts; drivers may
+/// fill an indirect table beyond the size of the queue.
 pub const MAX_CHAIN: u16 = 1024;
 
 const NEXT: u16 = 1;
@@ -39,25 +39,25 @@ impl From<u128> for Descriptor {
     }
 }
 
-/// A chain. Kept and refilled, so that a request costs no allocation.
+/// A chain. Reused, so that a request costs no allocation.
 #[derive(Default)]
 pub struct Chain {
-    /// What the driver wrote for us.
+    /// Written by the driver for us to read.
     pub readable: Vec<(GuestAddr, u32)>,
-    /// What it wants to be written, without the status.
+    /// To be written by us, without the status.
     pub writable: Vec<(GuestAddr, u32)>,
 }
 
 impl Chain {
-    /// Walks the chain at `head`; answers with the place of the status, the last byte that may be written.
-    pub fn fill(&mut self, ring: &Ring, table: &Table, head: u16) -> Result<GuestAddr, Broken> {
+    /// Walks the chain at `head`; returns the address of the status, the last writable byte.
+    pub fn fill(&mut self, ring: &Ring, table: &MemoryTable, head: u16) -> Result<GuestAddr, Broken> {
         self.readable.clear();
         self.writable.clear();
         let mut index = head;
         for _ in 0..ring.size().min(MAX_CHAIN) {
             let found = Descriptor::from(ring.descriptor(index)?);
             if found.flags.get() & INDIRECT != 0 {
-                // virtio 1.2, 2.7.5.3.1: not both flags; what came before in the chain is allowed.
+                // virtio 1.2, 2.7.5.3.1: not both flags; earlier descriptors in the chain are allowed.
                 if found.flags.get() & NEXT != 0 {
                     return Err(Broken::BadIndirect(head));
                 }
@@ -73,7 +73,7 @@ impl Chain {
         Err(Broken::TooLong(head))
     }
 
-    fn fill_indirect(&mut self, table: &Table, outer: &Descriptor, head: u16) -> Result<(), Broken> {
+    fn fill_indirect(&mut self, table: &MemoryTable, outer: &Descriptor, head: u16) -> Result<(), Broken> {
         let count = outer.len.get() / 16;
         if outer.len.get() % 16 != 0 || count == 0 {
             return Err(Broken::BadIndirect(head));
@@ -99,7 +99,7 @@ impl Chain {
         Err(Broken::TooLong(head))
     }
 
-    /// Whether a part of it, as far as it was walked and is not taken off yet, lies in one of these places.
+    /// Whether a part of it, as far as it was walked and not consumed yet, is within one of these regions.
     pub fn touches(&self, places: &[RegionInfo]) -> bool {
         let overlaps = |&(addr, len): &(GuestAddr, u32)| {
             let end = addr.0.saturating_add(u64::from(len));
@@ -121,8 +121,8 @@ impl Chain {
         Ok(())
     }
 
-    /// Takes the last writable byte off the list (virtio 1.2, 5.2.6: the status is the final byte).
-    fn take_status(&mut self, table: &Table, head: u16) -> Result<GuestAddr, Broken> {
+    /// Removes the last writable byte from the list (virtio 1.2, 5.2.6: the status is the final byte).
+    fn take_status(&mut self, table: &MemoryTable, head: u16) -> Result<GuestAddr, Broken> {
         while let Some((addr, len)) = self.writable.pop() {
             let Some(rest) = len.checked_sub(1) else { continue };
             let status = addr.0.checked_add(u64::from(rest)).map(GuestAddr).filter(|&at| table.has(at));

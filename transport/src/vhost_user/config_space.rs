@@ -1,6 +1,6 @@
-//! The configuration space of the virtio-blk device: size, limits and features, as the driver sees them.
+//! The configuration space of the virtio-blk device: size, limits and features, as seen by the driver.
 //!
-//! Knows nothing about messages. Invariant: a limit that is shown here is one that requests are held to.
+//! It knows nothing about messages. Invariant: every limit shown here is enforced on requests.
 //!
 //! Specification: virtio 1.2, 5.2.3 "Feature bits" and 5.2.4 "Device configuration layout".
 
@@ -14,25 +14,25 @@ const SEG_MAX: u64 = 1 << 2;
 const GEOMETRY: u64 = 1 << 4;
 const RO: u64 = 1 << 5;
 const BLK_SIZE: u64 = 1 << 6;
-/// The driver may flush; one that cannot gets durable writes (virtio 1.2, 5.2.6.2).
+/// The driver can flush; one that cannot gets durable writes (virtio 1.2, 5.2.6.2).
 pub const FLUSH: u64 = 1 << 9;
 const TOPOLOGY: u64 = 1 << 10;
 const MQ: u64 = 1 << 12;
 const DISCARD: u64 = 1 << 13;
 const WRITE_ZEROES: u64 = 1 << 14;
 const RING_INDIRECT_DESC: u64 = 1 << 28;
-/// Notifications and interrupts by index.
+/// Notifications and interrupts by event index.
 pub const RING_EVENT_IDX: u64 = 1 << 29;
-/// The front-end negotiates features of the protocol, and enables rings itself.
+/// The front-end negotiates protocol features, and enables rings itself.
 pub const PROTOCOL_FEATURES: u64 = 1 << 30;
 const VERSION_1: u64 = 1 << 32;
 
-/// Data segments in one request: what fits a ring of 128, QEMU's default, beside header and status.
+/// Maximum data segments in one request: what fits into a ring of 128, QEMU's default, with header and status.
 const SEGMENTS: u32 = 126;
 
 #[repr(C)]
 #[derive(IntoBytes, Immutable)]
-struct Layout {
+struct ConfigLayout {
     capacity: U64,
     size_max: U32,
     seg_max: U32,
@@ -55,7 +55,7 @@ struct Layout {
     write_zeroes_may_unmap: u8,
     unused1: [u8; 3],
 }
-const _: () = assert!(size_of::<Layout>() == 60);
+const _: () = assert!(size_of::<ConfigLayout>() == 60);
 
 /// The features offered for a disk.
 pub fn features(geometry: &Geometry, queues: u16) -> u64 {
@@ -71,16 +71,16 @@ pub fn features(geometry: &Geometry, queues: u16) -> u64 {
     bits
 }
 
-/// The configuration space of a disk.
+/// The contents of a disk's configuration space.
 pub fn bytes(geometry: &Geometry, queues: u16) -> Vec<u8> {
     let (cylinders, heads, sectors) = geometry.chs.unwrap_or_default();
     // Both are powers of two; a physical block is never smaller than a logical one.
     let per_physical = geometry.physical_block.checked_div(geometry.block).unwrap_or(1).max(1);
     let discard_sectors = u64::from(geometry.discard) / SECTOR;
     let writable = u32::from(!geometry.read_only);
-    let layout = Layout {
+    let layout = ConfigLayout {
         capacity: (geometry.len / SECTOR).into(),
-        // Not offered: a segment may be as long as the driver likes.
+        // Not offered: a segment may have any length.
         size_max: 0.into(),
         seg_max: SEGMENTS.into(),
         cylinders: cylinders.into(),
@@ -91,7 +91,7 @@ pub fn bytes(geometry: &Geometry, queues: u16) -> Vec<u8> {
         alignment_offset: 0,
         min_io_size: u16::try_from(per_physical).unwrap_or(1).into(),
         opt_io_size: 0.into(),
-        // There is a cache to be flushed, and no switch for it (CONFIG_WCE is not offered).
+        // There is a write cache that can be flushed, and no switch for it (CONFIG_WCE is not offered).
         writeback: 1,
         unused0: 0,
         num_queues: queues.into(),
@@ -120,7 +120,7 @@ mod test {
     };
 
     #[test]
-    fn the_space_is_laid_out_as_specified() {
+    fn the_layout_matches_the_specification() {
         let space = bytes(&DISK, 4);
         assert_eq!(space[..8], (2u64 << 20).to_le_bytes(), "capacity");
         assert_eq!(space[12..16], 126u32.to_le_bytes(), "seg_max");
@@ -133,7 +133,7 @@ mod test {
     }
 
     #[test]
-    fn a_read_only_disk_offers_nothing_that_writes() {
+    fn a_read_only_disk_offers_no_write_features() {
         let read_only = Geometry { read_only: true, chs: None, ..DISK };
         let offered = features(&read_only, 1);
         assert_eq!(offered & (DISCARD | WRITE_ZEROES | MQ | GEOMETRY), 0);

@@ -1,8 +1,8 @@
-//! One connected front-end: bytes and file descriptors in, replies out, never waiting for either.
+//! One connected front-end: receives bytes and file descriptors, sends replies, and never blocks.
 //!
-//! Knows the header of a message and nothing behind it. Invariant: a message is read up to its end and not one
-//! byte further, so that file descriptors (which the kernel delivers with the bytes they were sent with) are
-//! always those of the message being read.
+//! It knows the header of a message and nothing after it. Invariant: a message is read up to its end and not one byte
+//! further, so that file descriptors (which the kernel delivers with the bytes they were sent with) always belong to
+//! the message being read.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -15,27 +15,27 @@ use rustix::net::{
 };
 use zerocopy::FromBytes;
 
+use super::kill_point;
 use super::message::{Frame, HEADER_LEN, Header, MAX_FDS, MAX_PAYLOAD};
-use super::moment;
 
 /// Why a connection has ended.
 #[derive(Debug, thiserror::Error)]
-pub enum End {
-    /// It closed its socket between two messages.
+pub enum DisconnectReason {
+    /// The front-end closed its socket between two messages.
     #[error("the front-end closed the connection")]
     Closed,
-    /// It closed its socket in the middle of a message.
+    /// The front-end closed its socket within a message.
     #[error("the front-end closed the connection in the middle of a message")]
     Truncated,
     /// The socket failed.
     #[error("the connection failed")]
     Failed(#[source] io::Error),
-    /// A payload larger than any message has.
-    #[error("request {request} announces a payload of {size} bytes, more than {MAX_PAYLOAD}")]
+    /// The payload is larger than that of any message.
+    #[error("request {request} announces a payload of {size} bytes; the maximum is {MAX_PAYLOAD}")]
     Oversized {
         /// The request.
         request: u32,
-        /// The size it announced.
+        /// The announced size.
         size: u32,
     },
     /// Not a request of version 1.
@@ -46,13 +46,13 @@ pub enum End {
         /// Its flags.
         flags: u32,
     },
-    /// More file descriptors than a message may carry.
+    /// More file descriptors than a message may have.
     #[error("a message came with more than {MAX_FDS} file descriptors")]
     TooManyFds,
-    /// It does not take its replies.
+    /// The front-end does not read its replies.
     #[error("the front-end does not read its replies")]
-    Deaf,
-    /// It said something that cannot be answered with "no".
+    NotReading,
+    /// A refused request whose reply cannot express an error.
     #[error("{0}")]
     Refused(String),
 }
@@ -67,13 +67,13 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Takes over an accepted socket.
+    /// Uses an accepted socket.
     pub fn new(stream: UnixStream) -> io::Result<Connection> {
         stream.set_nonblocking(true)?;
         Ok(Connection { stream, partial: Box::new([0; HEADER_LEN + MAX_PAYLOAD]), filled: 0, fds: Vec::new() })
     }
 
-    /// Goes on with a socket of which part of a message was received already.
+    /// Continues with a socket on which part of a message was received already.
     pub fn resumed(stream: UnixStream, partial: &[u8], fds: Vec<OwnedFd>) -> io::Result<Connection> {
         let mut connection = Connection::new(stream)?;
         let place = connection.partial.get_mut(..partial.len()).ok_or(io::ErrorKind::InvalidData)?;
@@ -82,8 +82,8 @@ impl Connection {
         Ok(connection)
     }
 
-    /// The socket, and what was received of a message that has not come whole.
-    pub fn whole(&self) -> (BorrowedFd<'_>, &[u8], &[OwnedFd]) {
+    /// The socket, and the received part of an incomplete message.
+    pub fn pending_message(&self) -> (BorrowedFd<'_>, &[u8], &[OwnedFd]) {
         (self.fd(), self.partial.get(..self.filled).unwrap_or_default(), &self.fds)
     }
 
@@ -92,8 +92,8 @@ impl Connection {
         self.stream.as_fd()
     }
 
-    /// The next message, if all of it has arrived.
-    pub fn receive(&mut self) -> Result<Option<Frame>, End> {
+    /// The next message, if it has arrived completely.
+    pub fn receive(&mut self) -> Result<Option<Frame>, DisconnectReason> {
         loop {
             let end = match self.header()? {
                 Some(header) if self.filled == message_len(&header) => return Ok(Some(self.take(header))),
@@ -101,31 +101,31 @@ impl Connection {
                 None => HEADER_LEN,
             };
             match self.read_until(end)? {
-                Some(0) if self.filled == 0 => return Err(End::Closed),
-                Some(0) => return Err(End::Truncated),
+                Some(0) if self.filled == 0 => return Err(DisconnectReason::Closed),
+                Some(0) => return Err(DisconnectReason::Truncated),
                 Some(count) => self.filled = self.filled.saturating_add(count),
                 None => return Ok(None),
             }
         }
     }
 
-    /// The header, once it is there, judged before anything behind it is read.
-    fn header(&self) -> Result<Option<Header>, End> {
+    /// The header, if it is complete, validated before anything after it is read.
+    fn header(&self) -> Result<Option<Header>, DisconnectReason> {
         if self.filled < HEADER_LEN {
             return Ok(None);
         }
         let Ok((header, _)) = Header::read_from_prefix(&self.partial[..]) else { return Ok(None) };
         if usize::try_from(header.size).map_or(true, |size| size > MAX_PAYLOAD) {
-            return Err(End::Oversized { request: header.request, size: header.size });
+            return Err(DisconnectReason::Oversized { request: header.request, size: header.size });
         }
         if !header.is_request() {
-            return Err(End::Version { request: header.request, flags: header.flags });
+            return Err(DisconnectReason::Version { request: header.request, flags: header.flags });
         }
         Ok(Some(header))
     }
 
-    /// Reads up to byte `end` of the message; `None` when nothing is there, zero when nothing will ever be.
-    fn read_until(&mut self, end: usize) -> Result<Option<usize>, End> {
+    /// Reads up to byte `end` of the message; `None` if nothing is available, zero at end of file.
+    fn read_until(&mut self, end: usize) -> Result<Option<usize>, DisconnectReason> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let Some(room) = self.partial.get_mut(self.filled..end) else { return Ok(None) };
@@ -135,7 +135,7 @@ impl Connection {
                 Err(rustix::io::Errno::INTR) => {}
                 Err(rustix::io::Errno::AGAIN) => return Ok(None),
                 Err(rustix::io::Errno::CONNRESET) => break None,
-                Err(error) => return Err(End::Failed(error.into())),
+                Err(error) => return Err(DisconnectReason::Failed(error.into())),
                 Ok(received) => break Some(received),
             }
         };
@@ -146,7 +146,7 @@ impl Connection {
             }
         }
         if received.flags.contains(ReturnFlags::CTRUNC) || self.fds.len() > MAX_FDS {
-            return Err(End::TooManyFds);
+            return Err(DisconnectReason::TooManyFds);
         }
         Ok(Some(received.bytes))
     }
@@ -157,10 +157,10 @@ impl Connection {
         Frame { header, payload, fds: std::mem::take(&mut self.fds) }
     }
 
-    /// Sends a reply, and what goes along. A front-end has few requests under way, so a full socket is one that reads
-    /// nothing.
-    pub fn send(&mut self, reply: &[u8], fd: Option<BorrowedFd<'_>>) -> Result<(), End> {
-        if !moment::lives() {
+    /// Sends a reply, and its file descriptor. A front-end has few requests outstanding, so a full socket means that it
+    /// does not read.
+    pub fn send(&mut self, reply: &[u8], fd: Option<BorrowedFd<'_>>) -> Result<(), DisconnectReason> {
+        if !kill_point::is_alive() {
             return Ok(());
         }
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -173,17 +173,17 @@ impl Connection {
             let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
             match rustix::net::sendmsg(&self.stream, &[IoSlice::new(reply)], &mut control, flags) {
                 Err(rustix::io::Errno::INTR) => {}
-                Err(rustix::io::Errno::AGAIN) => return Err(End::Deaf),
-                Err(rustix::io::Errno::PIPE | rustix::io::Errno::CONNRESET) => return Err(End::Closed),
-                Err(error) => return Err(End::Failed(error.into())),
+                Err(rustix::io::Errno::AGAIN) => return Err(DisconnectReason::NotReading),
+                Err(rustix::io::Errno::PIPE | rustix::io::Errno::CONNRESET) => return Err(DisconnectReason::Closed),
+                Err(error) => return Err(DisconnectReason::Failed(error.into())),
                 Ok(count) if count == reply.len() => return Ok(()),
-                Ok(_) => return Err(End::Deaf),
+                Ok(_) => return Err(DisconnectReason::NotReading),
             }
         }
     }
 }
 
-/// Bytes of the whole message; the size has been judged.
+/// Size of the whole message; the payload size has been checked.
 fn message_len(header: &Header) -> usize {
     usize::try_from(header.size).unwrap_or(MAX_PAYLOAD).saturating_add(HEADER_LEN)
 }
@@ -204,7 +204,7 @@ mod test {
     }
 
     #[test]
-    fn a_message_that_trickles_in_is_one_message() {
+    fn a_message_may_arrive_byte_by_byte() {
         let (mut connection, mut peer) = pair();
         let mut message = bytes(2, 1, 8);
         message.extend([7; 8]);
@@ -230,38 +230,38 @@ mod test {
     fn an_oversized_message_ends_the_connection_before_it_is_read() {
         let (mut connection, mut peer) = pair();
         peer.write_all(&bytes(24, 1, u32::MAX)).unwrap();
-        assert!(matches!(connection.receive(), Err(End::Oversized { request: 24, size: u32::MAX })));
+        assert!(matches!(connection.receive(), Err(DisconnectReason::Oversized { request: 24, size: u32::MAX })));
     }
 
     #[test]
     fn another_version_or_a_reply_is_refused() {
         let (mut connection, mut peer) = pair();
         peer.write_all(&bytes(1, 2, 0)).unwrap();
-        assert!(matches!(connection.receive(), Err(End::Version { .. })));
+        assert!(matches!(connection.receive(), Err(DisconnectReason::Version { .. })));
         let (mut connection, mut peer) = pair();
         peer.write_all(&bytes(1, 5, 0)).unwrap();
-        assert!(matches!(connection.receive(), Err(End::Version { .. })));
+        assert!(matches!(connection.receive(), Err(DisconnectReason::Version { .. })));
     }
 
     #[test]
-    fn an_end_inside_a_message_is_told_from_one_between_messages() {
+    fn end_of_file_within_a_message_differs_from_one_between_messages() {
         let (mut connection, mut peer) = pair();
         peer.write_all(&bytes(1, 1, 0)[..5]).unwrap();
         drop(peer);
-        assert!(matches!(connection.receive(), Err(End::Truncated)));
+        assert!(matches!(connection.receive(), Err(DisconnectReason::Truncated)));
         let (mut connection, peer) = pair();
         drop(peer);
-        assert!(matches!(connection.receive(), Err(End::Closed)));
+        assert!(matches!(connection.receive(), Err(DisconnectReason::Closed)));
     }
 
     #[test]
-    fn a_front_end_that_reads_nothing_is_given_up() {
+    fn a_front_end_that_reads_nothing_is_disconnected() {
         let (mut connection, _peer) = pair();
         let end = loop {
             if let Err(end) = connection.send(&[0; 4096], None) {
                 break end;
             }
         };
-        assert!(matches!(end, End::Deaf));
+        assert!(matches!(end, DisconnectReason::NotReading));
     }
 }

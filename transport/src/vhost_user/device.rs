@@ -1,7 +1,8 @@
-//! The virtio-blk device of one front-end: chains of its queues become requests, answers go back.
+//! The virtio-blk device of one front-end: turns chains of its queues into requests, and completions into used
+//! elements.
 //!
-//! Knows nothing about the socket. Invariant: every chain taken from a ring is either answered at once or counted
-//! in its queue until its last request comes back; requests of an earlier device are recognised and dropped.
+//! It knows nothing about the socket. Invariant: every chain taken from a ring is either answered at once or counted in
+//! its queue until its last request completes; requests of an earlier device are recognised and dropped.
 //!
 //! Specification: virtio 1.2, 5.2 "Block Device".
 
@@ -14,69 +15,69 @@ use memory::{GuestAddr, Segments};
 use super::chain::Chain;
 use super::event::{Event, Log};
 use super::inflight::InflightRegion;
-use super::message::RegionInfo;
 #[cfg(test)]
-use super::moment;
-use super::queue::{Ground, Queue};
+use super::kill_point;
+use super::message::RegionInfo;
+use super::queue::{Queue, RingContext};
 use super::request::{Header, ID_LEN, Kind, MAX_RANGES, Range, S_IOERR, S_OK, take_16};
 use super::ring::Broken;
-use super::table::{MAX_REGIONS, Table};
+use super::table::{MAX_REGIONS, MemoryTable};
 
-/// Chains taken from one queue before the next has its turn: enough to stay in the cache, few enough to be fair.
-const TURN: u32 = 16;
+/// Chains taken from one queue before the next has its turn: enough to benefit from the cache, few enough to be fair.
+const CHAINS_PER_TURN: u32 = 16;
 
-/// The used element counts bytes in 32 bits, the status among them.
+/// The used element counts bytes in 32 bits, including the status.
 const MAX_DATA: u64 = 0xffff_fffe;
 
-/// Parts of one request's memory: as many as the kernel takes in one call.
+/// Maximum parts of one request's memory: as many as the kernel accepts in one call.
 const MAX_PARTS: usize = 1024;
 
 /// The device of one front-end.
 pub struct Device {
     /// Guest memory.
-    pub table: Table,
-    /// Memory that was taken away and may come back: a front-end that changes its table takes away first.
-    gone: Vec<RegionInfo>,
-    /// The front-end's record of what is in flight.
+    pub table: MemoryTable,
+    /// Regions that were removed and may come back: a front-end that changes its table removes them first.
+    removed_regions: Vec<RegionInfo>,
+    /// The front-end's record of requests in flight.
     pub region: Option<InflightRegion>,
     /// The queues, by index; as many as were offered.
     pub queues: Vec<Queue>,
-    /// Notifications and interrupts by index are negotiated.
+    /// Notifications and interrupts by event index are negotiated.
     pub event_idx: bool,
-    /// The driver can flush. Where it cannot, writes are durable when answered (virtio 1.2, 5.2.6.2).
+    /// The driver can flush. If it cannot, writes are durable when answered (virtio 1.2, 5.2.6.2).
     pub can_flush: bool,
     serial: [u8; ID_LEN],
-    /// Tells this device's requests from those of the one before.
+    /// Distinguishes this device's requests from those of the previous one.
     epoch: u32,
-    /// Requests of a chain that was taken whole, to be popped next.
+    /// Requests of a fully processed chain, to be popped next.
     ready: VecDeque<Request>,
     /// Requests popped and not yet completed.
     in_flight: usize,
-    /// The queue whose turn it is, and the chains it has taken in this turn.
+    /// The queue whose turn it is, and the chains taken from it in this turn.
     turn: usize,
     taken: u32,
-    /// Queues with something to publish: one bit each.
+    /// Bitmap of queues with something to publish.
     unpublished: u64,
-    /// How rings run was said.
-    said: bool,
+    /// Whether the way in which rings run was logged.
+    logged: bool,
     scratch: Chain,
 }
 
-/// What became of a chain.
+/// The result of processing a chain.
 #[derive(Clone, Copy)]
 enum Taken {
-    /// Requests, which are in `ready`: they are large, and handed on as few times as can be.
+    /// Requests, which are in `ready`: they are large, and moved as few times as possible.
     Requests,
-    /// Answered with this status byte and so many bytes.
+    /// Answered with this status byte and number of bytes.
     Answer(u8, u32),
 }
 
 impl Device {
-    /// A device as it is before a front-end has said anything.
+    /// A device in its initial state.
     pub fn new(queues: u16, serial: [u8; ID_LEN], epoch: u32) -> Device {
         Device {
-            table: Table::default(),
-            gone: Vec::new(),
+            table: MemoryTable::default(),
+            removed_regions: Vec::new(),
             region: None,
             queues: (0..queues).map(|_| Queue::default()).collect(),
             event_idx: false,
@@ -88,43 +89,43 @@ impl Device {
             turn: 0,
             taken: 0,
             unpublished: 0,
-            said: false,
+            logged: false,
             scratch: Chain::default(),
         }
     }
 
-    /// Brings up the ring of a queue, or to its new place, and gives the answers that waited for that.
+    /// Starts the ring of a queue, or moves it to its new address, and writes the answers that waited for that.
     pub fn start(&mut self, index: usize, log: &mut Log) {
         let Device { queues, table, region, event_idx, .. } = self;
         let Some(queue) = queues.get_mut(index) else { return };
-        let ground = Ground { table, event_idx: *event_idx, region: region.as_ref() };
+        let ground = RingContext { table, event_idx: *event_idx, region: region.as_ref() };
         let begun = queue.start(u16::try_from(index).unwrap_or(u16::MAX), ground);
         match begun.and_then(|begun| Ok((begun, queue.answer_in_order(table)?))) {
             Ok((begun, _)) => {
-                // Also of what was answered before the ring's memory went away.
+                // Including requests answered before the ring's memory was removed.
                 self.mark(index);
                 let Some(begun) = begun else { return };
-                if !std::mem::replace(&mut self.said, true) {
-                    log.note(Event::Started { recorded: begun.recorded });
+                if !std::mem::replace(&mut self.logged, true) {
+                    log.record(Event::Started { recorded: begun.recorded });
                 }
                 if begun.again > 0 {
-                    log.note(Event::TakenAgain { queue: index, count: begun.again });
+                    log.record(Event::Resumed { queue: index, count: begun.again });
                 }
             }
-            Err(why) => self.break_off(index, why, log),
+            Err(why) => self.mark_broken(index, why, log),
         }
     }
 
-    /// A region was taken away: chains that need it wait until it comes back.
+    /// Records that a region was removed: chains that need it wait until it comes back.
     pub fn removed(&mut self, info: RegionInfo) {
-        // As many as there can have been; a front-end that plays with more does not change a table.
-        if self.gone.len() >= MAX_REGIONS {
-            self.gone.clear();
+        // As many as a table can have; a front-end that exceeds this is not just changing its table.
+        if self.removed_regions.len() >= MAX_REGIONS {
+            self.removed_regions.clear();
         }
-        self.gone.push(info);
+        self.removed_regions.push(info);
     }
 
-    /// A region has come, or all are new.
+    /// Records that a region was added, or all were replaced.
     pub fn added(&mut self, info: Option<&RegionInfo>) {
         let is_apart = |place: &RegionInfo| {
             info.is_some_and(|info| {
@@ -132,53 +133,53 @@ impl Device {
                     || info.guest.saturating_add(info.len) <= place.guest
             })
         };
-        self.gone.retain(is_apart);
+        self.removed_regions.retain(is_apart);
     }
 
-    /// Memory that was taken away and may come back.
-    pub fn gone(&self) -> &[RegionInfo] {
-        &self.gone
+    /// Regions that were removed and may come back.
+    pub fn removed_regions(&self) -> &[RegionInfo] {
+        &self.removed_regions
     }
 
-    /// The next request of a chain that was taken before.
+    /// The next request of a chain that was processed before.
     #[inline]
-    pub fn pop_begun(&mut self) -> Option<Request> {
+    pub fn pop_ready(&mut self) -> Option<Request> {
         if !self.ready.is_empty() {
             self.in_flight = self.in_flight.saturating_add(1);
         }
         self.ready.pop_front()
     }
 
-    /// Whether all requests of the chains that were taken are popped.
-    pub fn has_begun_all(&self) -> bool {
+    /// Whether all requests of the processed chains are popped.
+    pub fn has_popped_all(&self) -> bool {
         self.ready.is_empty()
     }
 
-    /// Whether the front-end records what is in flight; `None` before a ring runs.
+    /// Whether the front-end records requests in flight; `None` before a ring runs.
     pub fn is_recorded(&self) -> Option<bool> {
         self.queues.iter().filter_map(Queue::is_recorded).reduce(|all, one| all && one)
     }
 
-    /// The next request. Each queue has its turn; work per call is bounded by the number of queues.
+    /// The next request. Queues take turns; work per call is bounded by the number of queues.
     pub fn pop(&mut self, geometry: &Geometry, log: &mut Log) -> Option<Request> {
         if self.ready.is_empty() {
             self.take_next(geometry, log);
         }
-        self.pop_begun()
+        self.pop_ready()
     }
 
     /// Takes chains until there is a request to pop, or none left.
     #[inline]
     fn take_next(&mut self, geometry: &Geometry, log: &mut Log) {
-        // One round more than there are queues, for the one whose turn ends at once.
+        // One more round than there are queues, because the first queue's turn may end at once.
         for _ in 0..=self.queues.len() {
-            while self.taken < TURN {
+            while self.taken < CHAINS_PER_TURN {
                 self.taken = self.taken.saturating_add(1);
                 match self.take(self.turn, geometry, log) {
                     Ok(Some(Taken::Requests)) => return,
                     Ok(Some(Taken::Answer(..))) => {}
                     Ok(None) => break,
-                    Err(why) => self.break_off(self.turn, why, log),
+                    Err(why) => self.mark_broken(self.turn, why, log),
                 }
             }
             self.taken = 0;
@@ -193,19 +194,19 @@ impl Device {
         let filled = self.scratch.fill(ring, &self.table, head);
         let taken = filled.map(|status_at| {
             let taken = match take_16(&self.table, &mut self.scratch.readable).map(Header::parse) {
-                Some(Ok(header)) => self.judge(index, head, status_at, header, geometry),
+                Some(Ok(header)) => self.process_chain(index, head, status_at, header, geometry),
                 Some(Err(byte)) => Taken::Answer(byte, 1),
                 None => Taken::Answer(S_IOERR, 1),
             };
             (taken, status_at)
         });
-        // Looked at only when something is wrong, since what is gone may stay so.
+        // Checked only after an error, since removed regions may remain removed.
         let is_bad = matches!(taken, Err(_) | Ok((Taken::Answer(S_IOERR, _), _)));
-        if is_bad && self.scratch.touches(&self.gone) {
+        if is_bad && self.scratch.touches(&self.removed_regions) {
             if let Some(queue) = self.queues.get_mut(index) {
                 queue.park(head);
             }
-            log.note(Event::Waits { queue: index });
+            log.record(Event::WaitingForMemory { queue: index });
             return Ok(None);
         }
         let (taken, status_at) = taken?;
@@ -218,9 +219,16 @@ impl Device {
         Ok(Some(taken))
     }
 
-    /// Turns a chain with a good header into its requests or its answer.
+    /// Turns a chain with a valid header into its requests or its answer.
     #[inline]
-    fn judge(&mut self, index: usize, head: u16, status_at: GuestAddr, header: Header, geometry: &Geometry) -> Taken {
+    fn process_chain(
+        &mut self,
+        index: usize,
+        head: u16,
+        status_at: GuestAddr,
+        header: Header,
+        geometry: &Geometry,
+    ) -> Taken {
         let durable = !self.can_flush;
         let token = token(self.epoch, index, head);
         let (operation, read) = match header.kind {
@@ -252,7 +260,7 @@ impl Device {
         let span = Span { at: header.at, len: u64::from(len) };
         match Request::new(operation, span, memory, token, geometry) {
             Ok(request) => self.ready.push_back(request),
-            // Not on this disk.
+            // Not within the disk.
             Err(_) => return Taken::Answer(S_IOERR, 1),
         }
         self.open(index, head, status_at, if read { len.saturating_add(1) } else { 1 }, 1);
@@ -265,7 +273,7 @@ impl Device {
         }
     }
 
-    /// The memory of a read or write: all of it in the direction that the kind asks for.
+    /// The memory of a read or write: all of it in the direction that the kind requires.
     #[inline]
     fn data(&self, read: bool) -> Option<Segments> {
         let Chain { readable, writable } = &self.scratch;
@@ -278,7 +286,7 @@ impl Device {
         if memory.parts().len() <= MAX_PARTS { Some(memory) } else { None }
     }
 
-    /// virtio 1.2, 5.2.6: the serial number, 20 bytes, without a final zero if it is as long as that.
+    /// virtio 1.2, 5.2.6: the serial number, 20 bytes, without a final NUL if it has that length.
     fn identify(&self) -> Taken {
         let Some(memory) = self.table.segments(self.scratch.writable.iter().copied()) else {
             return Taken::Answer(S_IOERR, 1);
@@ -290,8 +298,8 @@ impl Device {
         Taken::Answer(S_OK, u32::try_from(len).unwrap_or(0).saturating_add(1))
     }
 
-    /// The requests of a discard or write-zeroes: one a range, and how many. All are checked before the first is handed
-    /// out.
+    /// Creates the requests of a discard or write-zeroes: one per range; returns their number. All are checked before
+    /// the first is popped.
     fn ranges(&mut self, kind: Kind, durable: bool, token: Token, geometry: &Geometry) -> Result<u16, u8> {
         let bytes: u64 = self.scratch.readable.iter().map(|&(_, len)| u64::from(len)).sum();
         let count = u16::try_from(bytes / 16).ok().filter(|&count| count <= MAX_RANGES).ok_or(S_IOERR)?;
@@ -315,13 +323,13 @@ impl Device {
         if count == 0 { Err(S_IOERR) } else { Ok(count) }
     }
 
-    /// Takes the answer to a request. `false`: it was one of an earlier device.
+    /// Processes the completion of a request. Returns `false` if it belongs to an earlier device.
     #[inline]
     pub fn complete(&mut self, token: Token, status: Status, log: &mut Log) -> bool {
         self.close(token, Some(status), log)
     }
 
-    /// Takes back a request that was not begun. `false`: it was one of an earlier device.
+    /// Takes back a request that was not started. Returns `false` if it belongs to an earlier device.
     pub fn give_back(&mut self, token: Token, log: &mut Log) -> bool {
         self.close(token, None, log)
     }
@@ -330,7 +338,7 @@ impl Device {
     pub fn recalls(&self, token: Token) -> bool {
         let (epoch, index, _) = parts(token);
         #[cfg(test)]
-        if moment::is_planted(moment::Bug::RecallsAll) && self.queues.iter().any(|queue| queue.draining) {
+        if kill_point::is_planted(kill_point::Bug::RecallsAll) && self.queues.iter().any(|queue| queue.draining) {
             return true;
         }
         epoch != self.epoch || self.queues.get(index).is_none_or(|queue| queue.draining)
@@ -347,7 +355,7 @@ impl Device {
         match queue.close(head, status, &self.table) {
             Ok(true) => self.mark(index),
             Ok(false) => {}
-            Err(why) => self.break_off(index, why, log),
+            Err(why) => self.mark_broken(index, why, log),
         }
         true
     }
@@ -356,51 +364,52 @@ impl Device {
         self.unpublished |= bit(index);
     }
 
-    /// Shows the driver its answers: once a queue, however many there are.
+    /// Makes answers visible to the driver: once per queue, however many there are.
     pub fn publish(&mut self, log: &mut Log) {
         let mut left = std::mem::take(&mut self.unpublished);
         while left != 0 {
             let index = usize::try_from(left.trailing_zeros()).unwrap_or(0);
             left &= left.wrapping_sub(1);
             #[cfg(test)]
-            if index > 0 && moment::is_planted(moment::Bug::FirstPublished) {
+            if index > 0 && kill_point::is_planted(kill_point::Bug::FirstPublished) {
                 continue;
             }
             if let Some(Err(why)) = self.queues.get_mut(index).map(Queue::publish) {
-                self.break_off(index, why, log);
+                self.mark_broken(index, why, log);
             }
         }
     }
 
-    /// Asks for notifications on all queues, and looks once more. `false`: there are requests to pop first.
-    pub fn may_sleep(&mut self, log: &mut Log) -> bool {
+    /// Requests notifications on all queues, and checks once more. Returns `false` if there are requests to pop first.
+    pub fn prepare_to_sleep(&mut self, log: &mut Log) -> bool {
         for index in 0..self.queues.len() {
-            if let Some(Err(why)) = self.queues.get_mut(index).map(Queue::ask_for_kicks) {
-                self.break_off(index, why, log);
+            if let Some(Err(why)) = self.queues.get_mut(index).map(Queue::request_kicks) {
+                self.mark_broken(index, why, log);
             }
         }
-        // The driver offers a chain and then looks whether we want to be notified; we ask and then look for a
-        // chain. With a full barrier on either side, one of the two sees the other (virtio 1.2, 2.7.13.4.1).
+        // The driver makes a chain available and then checks whether we want a notification; we request one and then
+        // check for a chain. With a full barrier on either side, one of the two sees the other (virtio 1.2,
+        // 2.7.13.4.1).
         fence(Ordering::SeqCst);
         let mut empty = self.ready.is_empty();
         for index in 0..self.queues.len() {
             match self.queues.get_mut(index).map(Queue::is_empty) {
                 Some(Ok(true)) | None => {}
                 Some(Ok(false)) => empty = false,
-                Some(Err(why)) => self.break_off(index, why, log),
+                Some(Err(why)) => self.mark_broken(index, why, log),
             }
         }
         empty
     }
 
-    fn break_off(&mut self, index: usize, why: Broken, log: &mut Log) {
+    fn mark_broken(&mut self, index: usize, why: Broken, log: &mut Log) {
         if let Some(queue) = self.queues.get_mut(index) {
-            queue.break_off();
+            queue.mark_broken();
         }
-        log.note(Event::QueueBroken { queue: index, why });
+        log.record(Event::QueueBroken { queue: index, why });
     }
 
-    /// Ends the device: nothing more is popped. The answer is the number of requests still to be completed.
+    /// Shuts the device down: no more requests are popped. Returns the number of requests still to be completed.
     pub fn end(&mut self) -> usize {
         retire_all(self.ready.drain(..));
         self.in_flight
@@ -413,7 +422,7 @@ impl Drop for Device {
     }
 }
 
-/// The request for one range. A place outside of the disk is an error, not something unsupported.
+/// The request for one range. A range outside the disk is an error, rather than unsupported.
 fn request_for(range: Range, kind: Kind, durable: bool, token: Token, geometry: &Geometry) -> Result<Request, u8> {
     let operation = match kind {
         Kind::Discard => Operation::Discard,
@@ -432,13 +441,13 @@ fn bit(index: usize) -> u64 {
     u32::try_from(index).ok().and_then(|index| 1u64.checked_shl(index)).unwrap_or(0)
 }
 
-/// The epoch, queue and head that a request belongs to, in its token: 32, 16 and 16 bits.
+/// Encodes the epoch, queue and head of a request as its token: 32, 16 and 16 bits.
 fn token(epoch: u32, index: usize, head: u16) -> Token {
     let index = u64::from(u16::try_from(index).unwrap_or(u16::MAX));
     Token((u64::from(epoch) << 32) | (index << 16) | u64::from(head))
 }
 
-/// Where the request of a token came from, for people.
+/// A description of where a request came from, for log messages.
 pub fn place_of(token: Token) -> String {
     let (_, index, head) = parts(token);
     format!("queue {index}, descriptor {head}")

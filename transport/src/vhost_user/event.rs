@@ -1,72 +1,72 @@
-//! What happened at a server that its owner may want to log.
+//! Events of a server that are worth logging.
 //!
-//! Knows nothing about where it is logged, nor how many there may be ([`crate::log`]).
+//! It knows nothing about where they are logged, nor how many are kept ([`crate::log`]).
 
 use std::fmt;
 
 use super::ring::Broken;
-use crate::log::Noted;
+use crate::log::LogEvent;
 
-/// Something worth a line in a log.
+/// An event worth a log line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// A front-end has connected.
     Connected,
-    /// A front-end was turned away, since one is connected already.
-    TurnedAway,
-    /// The front-end has gone, or was sent away.
+    /// A front-end was refused, because another one is connected.
+    SecondRefused,
+    /// The front-end is gone, or was disconnected.
     Disconnected {
-        /// Why.
+        /// The reason.
         why: String,
-        /// Requests that were under way, which are finished into nothing.
+        /// Requests that were in flight; their results are discarded.
         in_flight: usize,
     },
-    /// A request of the front-end was answered with "no".
+    /// A request of the front-end was refused.
     Refused {
-        /// Why.
+        /// The reason.
         why: String,
     },
-    /// A queue is not served any more, since its driver broke the rules.
+    /// A queue is no longer served because its driver violated the protocol.
     QueueBroken {
         /// The queue.
         queue: usize,
-        /// How.
+        /// The violation.
         why: Broken,
     },
-    /// A ring runs, and what is in flight in it is recorded by the front-end, or is not.
+    /// A ring was started, with or without a record of requests in flight.
     Started {
-        /// It is recorded.
+        /// Whether there is a record.
         recorded: bool,
     },
-    /// Requests were taken by a process before this one, or before the queue was stopped, and not answered.
-    TakenAgain {
+    /// Requests were taken by an earlier process, or before the queue was stopped, and not answered.
+    Resumed {
         /// The queue.
         queue: usize,
-        /// How many.
+        /// Their number.
         count: usize,
     },
-    /// A request of a queue lies in memory that the front-end has taken away; no more are taken until it changes memory
-    /// again, which is at once where it only moves things.
-    Waits {
+    /// A request of a queue uses memory that the front-end has removed; no more requests are taken until it changes its
+    /// memory again, which is at once if it only moves regions.
+    WaitingForMemory {
         /// The queue.
         queue: usize,
     },
-    /// A connection could not be taken in.
+    /// A connection could not be accepted.
     AcceptFailed {
-        /// Why.
+        /// The reason.
         why: String,
     },
-    /// The front-end was told of a new size.
-    SizeTold {
-        /// Bytes of the disk.
+    /// The front-end was notified of a new size.
+    SizeAnnounced {
+        /// The new size in bytes.
         len: u64,
     },
-    /// The front-end has no ear for a new size.
-    SizeUntold {
-        /// Bytes of the disk.
+    /// The front-end cannot be notified of a new size.
+    SizeNotAnnounced {
+        /// The new size in bytes.
         len: u64,
     },
-    /// So many more events happened.
+    /// This many more events happened.
     More(usize),
 }
 
@@ -74,30 +74,31 @@ impl fmt::Display for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Event::Connected => write!(f, "a front-end has connected"),
-            Event::TurnedAway => write!(f, "a second front-end was turned away while one is connected"),
+            Event::SecondRefused => write!(f, "refused a second front-end while one is connected"),
             Event::Disconnected { why, in_flight: 0 } => write!(f, "the front-end is gone: {why}"),
             Event::Disconnected { why, in_flight } => {
-                write!(f, "the front-end is gone with {in_flight} requests under way: {why}")
+                write!(f, "the front-end is gone with {in_flight} requests in flight: {why}")
             }
             Event::Refused { why } => write!(f, "refused a request of the front-end: {why}"),
             Event::QueueBroken { queue, why } => write!(f, "queue {queue} is broken by its driver: {why}"),
             Event::Started { recorded: true } => {
-                write!(f, "the front-end records what is in flight: it survives the end of this process")
+                write!(f, "the front-end records requests in flight: they survive a crash of this process")
             }
-            Event::Started { recorded: false } => write!(
-                f,
-                "the front-end records nothing of what is in flight: answers are given in the order of the requests"
-            ),
-            Event::TakenAgain { queue, count } => {
-                write!(f, "queue {queue} goes on with {count} requests that were taken before and not answered")
+            Event::Started { recorded: false } => {
+                write!(f, "the front-end does not record requests in flight: requests are answered in order")
             }
-            Event::Waits { queue } => write!(f, "queue {queue} waits for memory that the front-end has taken away"),
-            Event::AcceptFailed { why } => write!(f, "cannot take in a connection: {why}"),
-            Event::SizeTold { len } => write!(f, "the front-end was told that the disk has {len} bytes now"),
-            Event::SizeUntold { len } => {
+            Event::Resumed { queue, count } => {
+                write!(f, "queue {queue} continues with {count} requests that were taken before and not answered")
+            }
+            Event::WaitingForMemory { queue } => {
+                write!(f, "queue {queue} waits for memory that the front-end has removed")
+            }
+            Event::AcceptFailed { why } => write!(f, "cannot accept a connection: {why}"),
+            Event::SizeAnnounced { len } => write!(f, "notified the front-end of the new disk size: {len} bytes"),
+            Event::SizeNotAnnounced { len } => {
                 write!(
                     f,
-                    "the front-end cannot be told that the disk has {len} bytes now; it sees so when it comes again"
+                    "cannot notify the front-end of the new disk size ({len} bytes); it will see it when it reconnects"
                 )
             }
             Event::More(count) => write!(f, "and {count} more events"),
@@ -105,15 +106,15 @@ impl fmt::Display for Event {
     }
 }
 
-impl Noted for Event {
-    const ROOM: usize = 64;
+impl LogEvent for Event {
+    const CAPACITY: usize = 64;
 
-    fn more(count: usize) -> Event {
+    fn dropped(count: usize) -> Event {
         Event::More(count)
     }
 }
 
-/// Events not looked at yet.
+/// Events not taken yet.
 pub type Log = crate::log::Log<Event>;
 
 #[cfg(test)]
@@ -121,13 +122,13 @@ mod test {
     use super::*;
 
     #[test]
-    fn a_flood_of_events_is_counted_not_kept() {
+    fn excess_events_are_counted_not_kept() {
         let mut log = Log::default();
-        for _ in 0..Event::ROOM + 1000 {
-            log.note(Event::TurnedAway);
+        for _ in 0..Event::CAPACITY + 1000 {
+            log.record(Event::SecondRefused);
         }
         let events = log.take();
-        assert_eq!(events.len(), Event::ROOM + 1);
+        assert_eq!(events.len(), Event::CAPACITY + 1);
         assert_eq!(events.last(), Some(&Event::More(1000)));
         assert!(log.take().is_empty());
     }

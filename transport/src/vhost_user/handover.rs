@@ -1,9 +1,9 @@
-//! How a process describes its front-end to the one that takes its place: by the messages that the front-end itself
-//! would send after a reconnect, with the same descriptors.
+//! Describes a front-end to a successor process: through the messages that the front-end itself would send after a
+//! reconnect, with the same descriptors.
 //!
-//! So the next process checks all of it as if it came from a front-end, and one that does not offer what was negotiated
-//! refuses it. Knows nothing of how parcels travel. Invariants: telling changes nothing; of what is told, only the
-//! kicks start something that the guest can see, and they are kept until the server is started.
+//! So the successor checks all of it as if it came from a front-end, and refuses it if it does not offer what was
+//! negotiated. It knows nothing about how parcels are transported. Invariants: describing changes nothing; of these
+//! messages, only the kicks start anything visible to the guest, and they are held back until the server is started.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -11,19 +11,19 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::connection::Connection;
 use super::device::Device;
-use super::message::{Frame, HEADER_LEN, Header, InflightInfo, Message, RegionInfo, VringState};
 #[cfg(test)]
-use super::moment;
+use super::kill_point;
+use super::message::{Frame, HEADER_LEN, Header, InflightInfo, Message, RegionInfo, VringState};
 use super::queue::Queue;
 use super::session::Session;
 use super::{Client, Log};
-use crate::log::in_full;
+use crate::log::with_causes;
 use crate::{HandoverError, Interest, Parcel, Watch, WatchKey};
 
-/// What a parcel is, in its first byte: the connection, with the bytes of a message that has not come whole; a region
-/// of memory that was taken away and may come back; a message.
+/// The type of a parcel, in its first byte: the connection, with the received part of an incomplete message; a memory
+/// region that was removed and may come back; a message.
 const CONNECTION: u8 = b'c';
-const GONE: u8 = b'g';
+const REMOVED_REGION: u8 = b'g';
 const MESSAGE: u8 = b'm';
 
 /// Requests by their names in the specification.
@@ -40,14 +40,14 @@ const SET_BACKEND_REQ_FD: u32 = 21;
 const SET_INFLIGHT_FD: u32 = 32;
 const ADD_MEM_REG: u32 = 37;
 
-/// All that there is to tell of a front-end.
-pub fn told(client: &Client) -> Result<Vec<Parcel>, HandoverError> {
+/// Serializes the state of a front-end.
+pub fn save(client: &Client) -> Result<Vec<Parcel>, HandoverError> {
     let Client { connection, session } = client;
     if session.is_waiting() {
         return Err(HandoverError::NotNow("a queue is being stopped"));
     }
-    let (stream, partial, fds) = connection.whole();
-    let mut said = Said { parcels: Vec::new() };
+    let (stream, partial, fds) = connection.pending_message();
+    let mut said = Parcels { parcels: Vec::new() };
     said.add(CONNECTION, partial, std::iter::once(stream).chain(fds.iter().map(AsFd::as_fd)))?;
     said.message(SET_FEATURES, session.features.as_bytes(), None)?;
     said.message(SET_PROTOCOL_FEATURES, session.protocol.as_bytes(), None)?;
@@ -55,20 +55,20 @@ pub fn told(client: &Client) -> Result<Vec<Parcel>, HandoverError> {
         said.message(SET_BACKEND_REQ_FD, &[], Some(backend.fd()))?;
     }
     let Device { table, region, queues, .. } = &session.device;
-    for (info, file) in table.told() {
+    for (info, file) in table.descriptions() {
         said.message(ADD_MEM_REG, &[&[0; 8], info.as_bytes()].concat(), Some(file.as_fd()))?;
     }
-    for info in session.device.gone() {
+    for info in session.device.removed_regions() {
         #[cfg(test)]
-        if moment::is_planted(moment::Bug::GoneUntold) {
+        if kill_point::is_planted(kill_point::Bug::GoneUntold) {
             continue;
         }
-        said.add(GONE, info.as_bytes(), std::iter::empty())?;
+        said.add(REMOVED_REGION, info.as_bytes(), std::iter::empty())?;
     }
     #[cfg(test)]
-    let region = &region.as_ref().filter(|_| !moment::is_planted(moment::Bug::RegionUntold));
+    let region = &region.as_ref().filter(|_| !kill_point::is_planted(kill_point::Bug::RegionUntold));
     if let Some(region) = region {
-        let (InflightInfo { len, offset, queues, size }, file) = region.told();
+        let (InflightInfo { len, offset, queues, size }, file) = region.description();
         let payload = [len.as_bytes(), offset.as_bytes(), queues.as_bytes(), size.as_bytes()].concat();
         said.message(SET_INFLIGHT_FD, &payload, Some(file.as_fd()))?;
     }
@@ -78,11 +78,11 @@ pub fn told(client: &Client) -> Result<Vec<Parcel>, HandoverError> {
     Ok(said.parcels)
 }
 
-struct Said {
+struct Parcels {
     parcels: Vec<Parcel>,
 }
 
-impl Said {
+impl Parcels {
     fn add<'a>(
         &mut self,
         what: u8,
@@ -113,7 +113,11 @@ impl Said {
         }
         let base = queue.goes_on_at();
         #[cfg(test)]
-        let base = base.wrapping_add(if moment::is_planted(moment::Bug::BaseOfTaken) { queue.unanswered() } else { 0 });
+        let base = base.wrapping_add(if kill_point::is_planted(kill_point::Bug::BaseOfTaken) {
+            queue.unanswered()
+        } else {
+            0
+        });
         self.message(SET_VRING_BASE, state(u32::from(base)).as_bytes(), None)?;
         if let Some(place) = &queue.place {
             self.message(SET_VRING_ADDR, place.as_bytes(), None)?;
@@ -124,7 +128,7 @@ impl Said {
             self.message(request, number.as_bytes(), Some(fd.as_fd()))?;
         }
         self.message(SET_VRING_ENABLE, state(u32::from(queue.enabled)).as_bytes(), None)?;
-        // One that is broken is not started again before the front-end does it.
+        // A broken queue is not started again unless the front-end does so.
         match queue.kick.as_ref().filter(|_| !queue.is_broken()) {
             Some(kick) => self.message(SET_VRING_KICK, number.as_bytes(), Some(kick.as_fd())),
             None => Ok(()),
@@ -132,8 +136,8 @@ impl Said {
     }
 }
 
-/// A front-end that was told of, but for its kicks, which start its rings.
-pub fn take(
+/// Restores a front-end, except for its kicks, which start its rings.
+pub fn restore(
     parcels: Vec<Parcel>,
     session: Session,
     log: &mut Log,
@@ -142,7 +146,7 @@ pub fn take(
     let Some(Parcel { bytes, descriptors }) = parcels.next() else { return Ok(None) };
     let mut descriptors = descriptors.into_iter();
     let (Some((&CONNECTION, partial)), Some(stream)) = (bytes.split_first(), descriptors.next()) else {
-        return Err(not_understood());
+        return Err(unknown_format());
     };
     let connection = Connection::resumed(stream.into(), partial, descriptors.collect());
     let connection = connection.map_err(|error| HandoverError::Failed("go on with a connection", error))?;
@@ -150,37 +154,37 @@ pub fn take(
     let mut kicks = Vec::new();
     for Parcel { bytes, descriptors } in parcels {
         match bytes.split_first() {
-            Some((&GONE, info)) => {
-                client.session.device.removed(RegionInfo::read_from_bytes(info).map_err(|_| not_understood())?);
+            Some((&REMOVED_REGION, info)) => {
+                client.session.device.removed(RegionInfo::read_from_bytes(info).map_err(|_| unknown_format())?);
             }
             Some((&MESSAGE, bytes)) => match message(bytes, descriptors)? {
                 kick @ Message::SetVringKick(_) => kicks.push(kick),
                 message => {
-                    let refused = client.session.obey(message, &mut Unwatched, log);
-                    refused.map_err(|refusal| HandoverError::Refused(in_full(&refusal)))?;
+                    let refused = client.session.execute(message, &mut NoWatch, log);
+                    refused.map_err(|refusal| HandoverError::Refused(with_causes(&refusal)))?;
                 }
             },
-            _ => return Err(not_understood()),
+            _ => return Err(unknown_format()),
         }
     }
     Ok(Some((client, kicks)))
 }
 
 fn message(bytes: &[u8], fds: Vec<OwnedFd>) -> Result<Message, HandoverError> {
-    let (header, payload) = Header::read_from_prefix(bytes).map_err(|_| not_understood())?;
+    let (header, payload) = Header::read_from_prefix(bytes).map_err(|_| unknown_format())?;
     debug_assert_eq!(size_of_val(&header), HEADER_LEN);
     let message = Message::parse(Frame { header, payload: payload.to_vec(), fds });
     message.map_err(|why| HandoverError::Refused(why.to_string()))
 }
 
-fn not_understood() -> HandoverError {
-    HandoverError::Refused("the process before this one hands over what is not understood here".into())
+fn unknown_format() -> HandoverError {
+    HandoverError::Refused("the state handed over by the previous process has an unknown format".into())
 }
 
-/// Before a server is started there is nothing to be watched with, and no message but a kick asks for it.
-struct Unwatched;
+/// Before a server is started there is no event loop, and only kick messages need one.
+struct NoWatch;
 
-impl Watch for Unwatched {
+impl Watch for NoWatch {
     fn watch(&mut self, _: std::os::fd::BorrowedFd<'_>, _: Interest, _: WatchKey) -> std::io::Result<()> {
         Err(std::io::ErrorKind::Unsupported.into())
     }

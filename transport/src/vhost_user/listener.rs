@@ -1,7 +1,7 @@
 //! The listening socket and its path.
 //!
-//! Knows nothing about what is said over it, or about what lies at the path already (`unix_socket`). Invariant: the
-//! path is removed only while it is ours.
+//! It knows nothing about the protocol, nor about existing files at the path (`unix_socket`). Invariant: the path is
+//! removed only while it is ours.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -16,7 +16,7 @@ use crate::unix_socket::{self, MAX_PATH, NotListening};
 /// Why a server cannot listen.
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
-    /// Longer than a socket's address has room for.
+    /// The path does not fit into a socket address.
     #[error("the socket path {path:?} has {len} bytes; Unix sockets take at most {MAX_PATH}")]
     PathTooLong {
         /// The path.
@@ -24,20 +24,20 @@ pub enum BindError {
         /// Its length.
         len: usize,
     },
-    /// Another server is there.
+    /// Another server is listening there.
     #[error("the socket {0:?} is in use by another process")]
     InUse(PathBuf),
-    /// Something that we did not make and will not remove.
+    /// The file there is not a socket.
     #[error("{0:?} exists and is not a socket")]
     NotASocket(PathBuf),
-    /// Not possible to offer.
-    #[error("a disk has 1 to {max} queues, not {asked}", max = super::MAX_QUEUES)]
+    /// An unsupported number of queues.
+    #[error("{asked} queues requested; must be 1-{max}", max = super::MAX_QUEUES)]
     Queues {
-        /// What was asked for.
+        /// The requested number.
         asked: u16,
     },
-    /// More than the device can tell.
-    #[error("the serial number {0:?} has more than 20 bytes")]
+    /// The serial number exceeds the device's limit.
+    #[error("the serial number {0:?} is longer than 20 bytes")]
     SerialTooLong(String),
     /// A system call failed.
     #[error("cannot {what} the socket {path:?}")]
@@ -46,7 +46,7 @@ pub enum BindError {
         what: &'static str,
         /// On which path.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         #[source]
         source: io::Error,
     },
@@ -54,38 +54,39 @@ pub enum BindError {
 
 /// A listening socket.
 pub struct Listener {
-    /// It goes before the socket closes.
+    /// Removed before the socket is closed.
     path: BoundPath,
     socket: UnixListener,
 }
 
 impl Listener {
-    /// Listens at `path`. A socket that was left there by a server that is gone is replaced.
+    /// Listens at `path`. A socket left there by a server that is gone is replaced.
     pub fn bind(path: &Path) -> Result<Listener, BindError> {
         Listener::bind_with(path, None)
     }
 
-    /// The same, for this process's user only.
+    /// As `bind`, accessible only to this process's user.
     pub fn bind_private(path: &Path) -> Result<Listener, BindError> {
         Listener::bind_with(path, Some(Mode::RUSR | Mode::WUSR))
     }
 
-    /// A socket that listens already, known as `path`, which is somebody else's to remove.
+    /// A socket that is already listening, known as `path`, which another process will remove.
     pub fn of_socket(socket: OwnedFd, path: &Path) -> Result<Listener, BindError> {
         Listener::of_bound(socket, path, None)
     }
 
-    /// The same, where the path has this device and inode and is to be removed at the end, after [`Listener::begin`].
+    /// As `of_socket`, but the path has this device and inode and is to be removed at the end, after
+    /// [`Listener::begin`].
     pub fn of_bound(socket: OwnedFd, path: &Path, file: Option<(u64, u64)>) -> Result<Listener, BindError> {
         let socket = UnixListener::from(socket);
         let failed = |source| BindError::Failed { what: "make non-blocking", path: path.into(), source };
         socket.set_nonblocking(true).map_err(failed)?;
-        Ok(Listener { socket, path: BoundPath::of_another(path, file) })
+        Ok(Listener { socket, path: BoundPath::foreign(path, file) })
     }
 
-    /// The process before this one has let go: the path is ours to remove, if it was its.
+    /// The previous process has released the path: it is now ours to remove, if it was its.
     pub fn begin(&mut self) {
-        self.path.begin();
+        self.path.take_ownership();
     }
 
     /// Device and inode of the path, if it is to be removed at the end.
@@ -120,13 +121,13 @@ impl Listener {
         }
     }
 
-    /// The path is another process's to remove.
+    /// Gives up the path: another process will remove it.
     #[cfg(test)]
     pub fn leave_path(&mut self) {
-        self.path.leave();
+        self.path.disown();
     }
 
-    /// Removes the path, if it still is the one we made.
+    /// Removes the path, if it is still the one we created.
     pub fn remove_path(&mut self) {
         self.path.remove();
     }
@@ -150,7 +151,7 @@ mod test {
     }
 
     #[test]
-    fn a_private_socket_is_its_user_s_alone() {
+    fn a_private_socket_is_accessible_only_to_its_user() {
         use std::os::unix::fs::PermissionsExt;
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("control.sock");
@@ -160,7 +161,7 @@ mod test {
     }
 
     #[test]
-    fn a_socket_that_was_handed_over_is_listened_at_and_its_path_left_alone() {
+    fn a_handed_over_socket_is_used_and_its_path_left_alone() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("disk.sock");
         let mut listener = Listener::of_socket(UnixListener::bind(&path).unwrap().into(), &path).unwrap();
@@ -173,7 +174,7 @@ mod test {
     }
 
     #[test]
-    fn what_is_not_a_socket_stays() {
+    fn a_file_that_is_not_a_socket_is_kept() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("disk.img");
         std::fs::write(&path, "precious").unwrap();
@@ -182,7 +183,7 @@ mod test {
     }
 
     #[test]
-    fn a_path_that_has_no_room_is_named_with_its_length() {
+    fn the_error_for_a_long_path_states_its_length() {
         let path = PathBuf::from(format!("/tmp/{}", "a".repeat(103)));
         let refused = Listener::bind(&path).err().unwrap();
         assert!(refused.to_string().contains("has 108 bytes"), "{refused}");

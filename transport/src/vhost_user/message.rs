@@ -1,7 +1,7 @@
-//! The words of the vhost-user protocol: what a front-end may say and how replies are laid out.
+//! The messages of the vhost-user protocol: requests of a front-end and the layout of replies.
 //!
-//! Knows nothing about sockets, memory or rings. Invariant: a [`Message`] that exists has a payload of the right
-//! size and exactly the file descriptors that its kind calls for; those of a refused message are closed.
+//! It knows nothing about sockets, memory or rings. Invariant: a [`Message`] that exists has a payload of the right
+//! size and exactly the file descriptors that its type requires; those of a refused message are closed.
 //!
 //! Specification: QEMU, docs/interop/vhost-user.rst. All numbers are in the byte order of the machine.
 
@@ -11,14 +11,14 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Bytes of a [`Header`].
 pub const HEADER_LEN: usize = 12;
-/// The largest payload read: a memory table of 8 regions has 264 bytes, a configuration access 268; the rest is
+/// The largest payload read: a memory table of 8 regions has 264 bytes, a configuration access 268; the rest leaves
 /// room for requests of later versions, which are refused by name instead of by size.
 pub const MAX_PAYLOAD: usize = 1024;
 /// File descriptors in one message: one for each region of a memory table.
 pub const MAX_FDS: usize = 8;
 /// Regions in one SET_MEM_TABLE message (the specification's payload has eight).
 pub const MAX_TABLE: usize = 8;
-/// Bytes of configuration space that can be named in one message.
+/// Bytes of configuration space that one message can cover.
 pub const MAX_CONFIG: u32 = 256;
 
 const VERSION: u32 = 1;
@@ -33,7 +33,7 @@ const VRING_INDEX: u64 = 0xff;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct Header {
-    /// What is asked: the `id` of the specification.
+    /// The request: the `id` of the specification.
     pub request: u32,
     /// Version, "this is a reply", "a reply is wanted".
     pub flags: u32,
@@ -43,12 +43,12 @@ pub struct Header {
 const _: () = assert!(size_of::<Header>() == HEADER_LEN);
 
 impl Header {
-    /// Whether this is a request in the one version there is.
+    /// Whether this is a request of the only version.
     pub fn is_request(&self) -> bool {
         self.flags & VERSION_MASK == VERSION && self.flags & FLAG_REPLY == 0
     }
 
-    /// Whether the front-end waits for an answer even where the request has none of its own.
+    /// Whether the front-end waits for a reply even if the request has none of its own.
     pub fn needs_reply(&self) -> bool {
         self.flags & FLAG_NEED_REPLY != 0
     }
@@ -59,18 +59,18 @@ impl Header {
     }
 }
 
-/// A number of one ring: its size, its next index, whether it is on.
+/// A value of one ring: its size, its next index, or whether it is enabled.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct VringState {
     /// The ring.
     pub queue: u32,
-    /// The number.
+    /// The value.
     pub num: u32,
 }
 const _: () = assert!(size_of::<VringState>() == 8);
 
-/// Where a ring lies, in addresses of the front-end's process.
+/// The addresses of a ring, in the front-end's process.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct VringAddr {
@@ -84,7 +84,7 @@ pub struct VringAddr {
     pub used: u64,
     /// Available ring.
     pub avail: u64,
-    /// Where to log, which we never do.
+    /// The log address, which we never use.
     pub log: u64,
 }
 const _: () = assert!(size_of::<VringAddr>() == 40);
@@ -99,7 +99,7 @@ pub struct RegionInfo {
     pub len: u64,
     /// Address in the front-end's process.
     pub peer: u64,
-    /// Where it starts in the file.
+    /// Offset in the file.
     pub offset: u64,
 }
 const _: () = assert!(size_of::<RegionInfo>() == 32);
@@ -120,7 +120,7 @@ struct SingleRegion {
 }
 const _: () = assert!(size_of::<SingleRegion>() == 40);
 
-/// The window of the configuration space that an access is about.
+/// The part of the configuration space that an access refers to.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct ConfigWindow {
@@ -128,19 +128,19 @@ pub struct ConfigWindow {
     pub offset: u32,
     /// Number of bytes.
     pub size: u32,
-    /// Who writes: the guest or a migration.
+    /// The writer: the guest or a migration.
     pub flags: u32,
 }
 const _: () = assert!(size_of::<ConfigWindow>() == 12);
 
-/// A region for what is in flight, as a message has it.
+/// A region for requests in flight, as described in a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InflightInfo {
     /// Bytes to be mapped.
     pub len: u64,
-    /// Where they start in the file.
+    /// Offset in the file.
     pub offset: u64,
-    /// Queues.
+    /// Number of queues.
     pub queues: u16,
     /// Descriptors in each.
     pub size: u16,
@@ -157,20 +157,20 @@ struct RawInflight {
     padding: u32,
 }
 const _: () = assert!(size_of::<RawInflight>() == 24);
-/// The payload as the specification has it.
+/// Size of the payload according to the specification.
 const INFLIGHT_LEN: usize = 20;
 
-/// A message as it came: header, payload, file descriptors.
+/// A message as received: header, payload, file descriptors.
 pub struct Frame {
     /// The header.
     pub header: Header,
     /// As many bytes as the header says.
     pub payload: Vec<u8>,
-    /// What came along.
+    /// Its file descriptors.
     pub fds: Vec<OwnedFd>,
 }
 
-/// The file descriptor of a ring, or the news that there is none.
+/// The file descriptor of a ring, or an indication that there is none.
 #[derive(Debug)]
 pub struct VringFd {
     /// The ring.
@@ -210,11 +210,11 @@ pub enum Message {
     RemMemReg(RegionInfo),
 }
 
-/// Why a frame is not a message.
+/// Why a frame is not a valid message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
     /// A request that this server does not know.
-    #[error("request {0} is not known here")]
+    #[error("request {0} is unknown")]
     Unknown(u32),
     /// The payload has the wrong size.
     #[error("request {request} has a payload of {len} bytes")]
@@ -229,13 +229,13 @@ pub enum Malformed {
     Fds {
         /// The request.
         request: u32,
-        /// How many came.
+        /// How many it came with.
         count: usize,
     },
 }
 
 impl Message {
-    /// Reads a frame. File descriptors that the message does not call for make it malformed.
+    /// Parses a frame. File descriptors that the message does not require make it malformed.
     pub fn parse(frame: Frame) -> Result<Message, Malformed> {
         let mut body = Body { request: frame.header.request, payload: &frame.payload, fds: frame.fds };
         let message = match frame.header.request {
@@ -270,7 +270,7 @@ impl Message {
     }
 }
 
-/// The parts of a frame that its message takes.
+/// The remaining parts of a frame while its message is parsed.
 struct Body<'a> {
     request: u32,
     payload: &'a [u8],
@@ -312,7 +312,7 @@ impl Body<'_> {
     fn table(&mut self) -> Result<Vec<(RegionInfo, OwnedFd)>, Malformed> {
         let (head, rest) = TableHeader::read_from_prefix(self.payload).map_err(|_| self.wrong_size())?;
         let count = usize::try_from(head.regions).unwrap_or(usize::MAX);
-        // QEMU sends just the regions there are; others send all eight with the unused ones empty.
+        // QEMU sends just the existing regions; others send all eight with the unused ones empty.
         let needed = count.checked_mul(size_of::<RegionInfo>()).filter(|&len| count <= MAX_TABLE && len <= rest.len());
         if needed.is_none() {
             return Err(self.wrong_size());
@@ -358,21 +358,21 @@ impl Body<'_> {
     }
 }
 
-/// What a reply says behind its header.
+/// The payload of a reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
     /// A number; as an acknowledgement, zero for success.
     Number(u64),
-    /// A number of one ring.
+    /// A value of one ring.
     Vring(VringState),
-    /// A window of the configuration space; `None` says "no".
+    /// A part of the configuration space; `None` reports an error.
     Config(Option<(ConfigWindow, Vec<u8>)>),
-    /// A region for what is in flight; its file goes along.
+    /// A region for requests in flight; its file is sent along.
     Inflight(InflightInfo),
 }
 
 impl Reply {
-    /// The reply to `request` as it goes onto the socket.
+    /// The reply to `request` as sent on the socket.
     pub fn encode(&self, request: u32) -> Vec<u8> {
         let payload = match self {
             Reply::Number(number) => number.as_bytes().to_vec(),
@@ -389,7 +389,7 @@ impl Reply {
     }
 }
 
-/// A message of the back-end's own, without payload.
+/// A message of the back-end, without payload.
 pub fn backend_request(request: u32) -> Vec<u8> {
     Header { request, flags: VERSION, size: 0 }.as_bytes().to_vec()
 }
@@ -408,7 +408,7 @@ mod test {
     }
 
     #[test]
-    fn a_kick_needs_its_file_descriptor_or_the_flag_that_says_none() {
+    fn a_kick_needs_a_file_descriptor_or_the_no_fd_flag() {
         assert!(matches!(
             Message::parse(frame(12, 3u64.as_bytes(), 1)),
             Ok(Message::SetVringKick(VringFd { queue: 3, fd: Some(_) }))
@@ -423,7 +423,7 @@ mod test {
     }
 
     #[test]
-    fn a_memory_table_brings_one_file_descriptor_a_region() {
+    fn a_memory_table_has_one_file_descriptor_per_region() {
         let mut payload = [2u32, 0].as_bytes().to_vec();
         payload.resize(8 + 64, 0);
         assert!(matches!(Message::parse(frame(5, &payload, 2)), Ok(Message::SetMemTable(table)) if table.len() == 2));
@@ -435,7 +435,7 @@ mod test {
     }
 
     #[test]
-    fn a_configuration_access_has_the_bytes_it_names() {
+    fn a_configuration_access_has_the_announced_number_of_bytes() {
         let window = ConfigWindow { offset: 0, size: 8, flags: 0 };
         let mut payload = window.as_bytes().to_vec();
         assert!(matches!(Message::parse(frame(24, &payload, 0)), Err(Malformed::Payload { .. })));
@@ -444,13 +444,13 @@ mod test {
     }
 
     #[test]
-    fn an_uncalled_for_file_descriptor_is_refused() {
+    fn an_unexpected_file_descriptor_is_refused() {
         assert_eq!(Message::parse(frame(1, &[], 1)).err(), Some(Malformed::Fds { request: 1, count: 1 }));
         assert_eq!(Message::parse(frame(99, &[], 0)).err(), Some(Malformed::Unknown(99)));
     }
 
     #[test]
-    fn a_reply_names_its_request_and_size() {
+    fn a_reply_has_its_request_and_size() {
         assert_eq!(Reply::Number(5).encode(17), [17, 0, 0, 0, 5, 0, 0, 0, 8, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0]);
         assert_eq!(Reply::Config(None).encode(24), [24, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0]);
     }

@@ -1,25 +1,25 @@
 //! A vhost-user-blk back-end: the disk of a virtual machine over a Unix socket and shared memory.
 //!
-//! [`Server`] takes in one front-end at a time (QEMU, Cloud Hypervisor, `blkio`) and is the [`disk::Transport`] of
-//! the disk. It knows nothing about the disk behind it, and waits for nothing: neither for a slow front-end nor
-//! for requests under way.
+//! [`Server`] accepts one front-end at a time (QEMU, Cloud Hypervisor, `blkio`) and is the [`disk::Transport`] of the
+//! disk. It knows nothing about the disk behind it, and waits for nothing: neither for a slow front-end nor for
+//! requests in flight.
 //!
-//! Invariant: a front-end is taken in only when the requests of the one before are all completed, so that no late
-//! write of the old falls into what the new one does.
+//! Invariant: a front-end is accepted only when all requests of the previous one have completed, so that no late write
+//! of the old one reaches data of the new one.
 //!
 //! | file | knows |
 //! |---|---|
 //! | `listener` | the path and the socket |
 //! | `connection` | framing, file descriptors |
-//! | `message`, `refusal` | what may be said, and why not |
-//! | `session` | what it does |
+//! | `message`, `refusal` | requests, and why they are refused |
+//! | `session` | what each message does |
 //! | `table` | guest memory |
 //! | `queue`, `ring`, `chain` | split virtqueues |
-//! | `inflight` | what was taken and not answered, for the next process |
-//! | `moment` | where tests kill this one |
+//! | `inflight` | requests taken and not answered, for the next process |
+//! | `kill_point` | where tests kill the process |
 //! | `device`, `request`, `config_space` | virtio-blk |
-//! | `handover` | what the process that takes the place of this one is told |
-//! | `backend` | what is said to the front-end unasked |
+//! | `handover` | the state for a successor process |
+//! | `backend` | unsolicited messages to the front-end |
 //! | `event` | what to log |
 
 mod backend;
@@ -30,11 +30,11 @@ mod device;
 mod event;
 mod handover;
 mod inflight;
+mod kill_point;
 mod listener;
 mod message;
 #[cfg(test)]
 mod model;
-mod moment;
 mod queue;
 mod refusal;
 mod request;
@@ -49,22 +49,22 @@ use std::path::PathBuf;
 use disk::{Disconnected, Geometry, Request, Status, Token, Transport};
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::log::in_full;
+use crate::log::with_causes;
 use crate::{Handover, HandoverError, Interest, Watch, WatchKey};
 
 pub use event::Event;
 pub use listener::{BindError, Listener};
 pub use ring::Broken;
 
-use backend::Told;
-use connection::{Connection, End};
+use backend::Notified;
+use connection::{Connection, DisconnectReason};
 use device::Device;
 use event::Log;
 use message::Message;
 use request::ID_LEN;
 use session::Session;
 
-/// Queues of one disk: as many as one word has bits.
+/// Maximum queues of one disk: as many as one word has bits.
 pub const MAX_QUEUES: u16 = 64;
 
 const LISTENER: u64 = 0;
@@ -73,8 +73,8 @@ const WAKE: u64 = 2;
 /// The kick of queue 0; the others follow.
 const KICK: u64 = 16;
 
-/// Messages and connections handled before others have their turn; a front-end sends about fifteen a queue.
-const TURN: usize = 64;
+/// Messages and connections handled before other work has its turn; a front-end sends about fifteen per queue.
+const BATCH_MAX: usize = 64;
 
 /// What to serve, and where.
 #[derive(Clone, Debug)]
@@ -95,15 +95,15 @@ pub struct Server {
     serial: [u8; ID_LEN],
     listener: Listener,
     client: Option<Client>,
-    /// Signalled by ourselves, for what has to wait until there is a [`Watch`] again.
+    /// Signalled by ourselves, for work that needs a [`Watch`].
     wake: OwnedFd,
-    /// Requests of front-ends that are gone, not yet completed.
+    /// Requests of earlier front-ends, not yet completed.
     orphans: usize,
     epoch: u32,
     stopped: bool,
-    /// Nothing more is taken, for a while.
+    /// Temporarily takes no requests.
     held: bool,
-    /// Rings that the process before this one has handed over, to be started with the server.
+    /// Rings handed over by the previous process, to be started with the server.
     kicks: Vec<Message>,
     log: Log,
 }
@@ -120,7 +120,7 @@ impl Server {
         Server::on(listener, config)
     }
 
-    /// The same at a socket that listens already.
+    /// As `bind`, with a socket that is already listening.
     pub fn on(listener: Listener, config: Config) -> Result<Server, BindError> {
         if !(1..=MAX_QUEUES).contains(&config.queues) {
             return Err(BindError::Queues { asked: config.queues });
@@ -131,7 +131,7 @@ impl Server {
             None => return Err(BindError::SerialTooLong(config.serial)),
         }
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|errno| BindError::Failed {
-            what: "make an eventfd for",
+            what: "create an eventfd for",
             path: config.path.clone(),
             source: errno.into(),
         })?;
@@ -141,20 +141,20 @@ impl Server {
         Ok(Server { config, serial, listener, client, wake, orphans, epoch, stopped, held, kicks, log })
     }
 
-    /// Goes on in the place of another process, with its socket and its front-end ([`crate::Server::hand_over`]).
+    /// Replaces another process, with its socket and its front-end ([`crate::Server::hand_over`]).
     pub fn taken_over(handover: Handover, config: Config) -> Result<Server, HandoverError> {
         let Handover { listener, bound, peers } = handover;
-        let refused = |error: BindError| HandoverError::Refused(in_full(&error));
+        let refused = |error: BindError| HandoverError::Refused(with_causes(&error));
         let listener = Listener::of_bound(listener, &config.path, bound).map_err(refused)?;
         let mut server = Server::on(listener, config).map_err(refused)?;
         let session = server.new_session();
-        if let Some((client, kicks)) = handover::take(peers, session, &mut server.log)? {
+        if let Some((client, kicks)) = handover::restore(peers, session, &mut server.log)? {
             (server.client, server.kicks) = (Some(client), kicks);
         }
         Ok(server)
     }
 
-    /// Another process has taken over, and the path is its.
+    /// Another process has taken over, and the path belongs to it.
     #[cfg(test)]
     fn leave_path(mut self) {
         self.listener.leave_path();
@@ -165,7 +165,7 @@ impl Server {
         Session::new(Device::new(self.config.queues, self.serial, self.epoch), &self.config.geometry)
     }
 
-    /// What has happened since the last call, for the log.
+    /// The events since the last call, for the log.
     pub fn take_events(&mut self) -> Vec<Event> {
         self.log.take()
     }
@@ -175,28 +175,28 @@ impl Server {
         self.client.is_some()
     }
 
-    /// Whether the present front-end records what is in flight; `None` while no ring runs.
+    /// Whether the current front-end records requests in flight; `None` while no ring runs.
     pub fn is_recorded(&self) -> Option<bool> {
         self.client.as_ref()?.session.device.is_recorded()
     }
 
-    /// Takes in a front-end that waits, and turns others away.
+    /// Accepts a waiting front-end, and refuses others.
     fn admit(&mut self, watch: &mut dyn Watch) {
-        for _ in 0..TURN {
-            // One that comes before the requests of the last are completed waits for that in the backlog.
+        for _ in 0..BATCH_MAX {
+            // A front-end that connects before the requests of the last one have completed waits in the backlog.
             if self.orphans > 0 || self.stopped || self.held {
                 return;
             }
             match self.listener.accept() {
                 Ok(None) => return,
-                Ok(Some(_)) if self.client.is_some() => self.log.note(Event::TurnedAway),
+                Ok(Some(_)) if self.client.is_some() => self.log.record(Event::SecondRefused),
                 Ok(Some(stream)) => {
                     if let Err(error) = Connection::new(stream).and_then(|connection| self.connect(connection, watch)) {
-                        self.log.note(Event::AcceptFailed { why: in_full(&error) });
+                        self.log.record(Event::AcceptFailed { why: with_causes(&error) });
                     }
                 }
                 Err(error) => {
-                    self.log.note(Event::AcceptFailed { why: in_full(&error) });
+                    self.log.record(Event::AcceptFailed { why: with_causes(&error) });
                     return;
                 }
             }
@@ -208,7 +208,7 @@ impl Server {
         watch.watch(connection.fd(), Interest::Read, WatchKey(CONNECTION))?;
         let session = self.new_session();
         self.client = Some(Client { connection, session });
-        self.log.note(Event::Connected);
+        self.log.record(Event::Connected);
         Ok(())
     }
 
@@ -217,13 +217,13 @@ impl Server {
         let Some(client) = &mut self.client else { return Ok(()) };
         watch.watch(client.connection.fd(), Interest::Read, WatchKey(CONNECTION))?;
         for kick in std::mem::take(&mut self.kicks) {
-            let started = client.session.obey(kick, watch, &mut self.log);
-            started.map_err(|refusal| io::Error::other(in_full(&refusal)))?;
+            let started = client.session.execute(kick, watch, &mut self.log);
+            started.map_err(|refusal| io::Error::other(with_causes(&refusal)))?;
         }
         Ok(())
     }
 
-    /// Handles what the front-end has said, up to a message that has to wait.
+    /// Handles messages of the front-end, up to one that has to wait.
     fn listen(&mut self, watch: &mut dyn Watch) {
         let Some(client) = &mut self.client else { return };
         let end = client.listen(watch, &mut self.log);
@@ -234,16 +234,16 @@ impl Server {
         }
     }
 
-    fn disconnect(&mut self, end: &End, watch: &mut dyn Watch) {
+    fn disconnect(&mut self, end: &DisconnectReason, watch: &mut dyn Watch) {
         let Some(mut client) = self.client.take() else { return };
         watch.forget(WatchKey(CONNECTION));
         let in_flight = client.session.end(watch);
         self.orphans = self.orphans.saturating_add(in_flight);
-        self.log.note(Event::Disconnected { why: in_full(end), in_flight });
+        self.log.record(Event::Disconnected { why: with_causes(end), in_flight });
     }
 
-    /// A request of a front-end that is gone is over.
-    fn bury_orphan(&mut self) {
+    /// Records the completion of a request of an earlier front-end.
+    fn reap_orphan(&mut self) {
         self.orphans = self.orphans.saturating_sub(1);
         if self.orphans == 0 {
             self.wake();
@@ -251,18 +251,18 @@ impl Server {
     }
 
     fn wake(&self) {
-        // It does not block, and one that is full is signalled already.
+        // It does not block, and a saturated eventfd is signalled already.
         rustix::io::write(&self.wake, &1u64.to_ne_bytes()).ok();
     }
 }
 
 impl Client {
-    /// `true` when there is nothing more for now; `false` when there may be.
-    fn listen(&mut self, watch: &mut dyn Watch, log: &mut Log) -> Result<bool, End> {
+    /// Returns `true` if there is nothing more for now; `false` if there may be.
+    fn listen(&mut self, watch: &mut dyn Watch, log: &mut Log) -> Result<bool, DisconnectReason> {
         if let Some(answer) = self.session.settle(watch, log) {
             self.connection.send(&answer.bytes, answer.fd.as_ref().map(AsFd::as_fd))?;
         }
-        for _ in 0..TURN {
+        for _ in 0..BATCH_MAX {
             if self.session.is_waiting() {
                 return Ok(true);
             }
@@ -281,7 +281,7 @@ impl Transport for Server {
             return None;
         }
         let device = &mut self.client.as_mut()?.session.device;
-        if self.held { device.pop_begun() } else { device.pop(geometry, &mut self.log) }
+        if self.held { device.pop_ready() } else { device.pop(geometry, &mut self.log) }
     }
 
     fn complete(&mut self, request: Request, status: Status) {
@@ -291,17 +291,17 @@ impl Transport for Server {
                 return;
             }
         }
-        self.bury_orphan();
+        self.reap_orphan();
     }
 
     fn publish(&mut self) -> Result<(), Disconnected> {
         if let Some(client) = &mut self.client {
             client.session.device.publish(&mut self.log);
-            if client.session.may_settle() {
+            if client.session.can_settle() {
                 self.wake();
             }
         }
-        // A front-end that is gone is no news for the disk: the next one may come.
+        // The disk need not know about a front-end that is gone: another one may connect.
         Ok(())
     }
 }
@@ -319,7 +319,7 @@ impl crate::Server for Server {
             return;
         }
         match key.0 {
-            // The present front-end first: it may be gone, and the new one is its successor.
+            // The current front-end first: it may be gone, and the new one its successor.
             LISTENER | CONNECTION | WAKE => {
                 self.listen(watch);
                 self.admit(watch);
@@ -331,8 +331,8 @@ impl crate::Server for Server {
 
     fn may_sleep(&mut self) -> bool {
         match &mut self.client {
-            Some(client) if self.held => client.session.device.has_begun_all(),
-            Some(client) if !self.stopped => client.session.device.may_sleep(&mut self.log),
+            Some(client) if self.held => client.session.device.has_popped_all(),
+            Some(client) if !self.stopped => client.session.device.prepare_to_sleep(&mut self.log),
             _ => true,
         }
     }
@@ -341,8 +341,8 @@ impl crate::Server for Server {
         self.config.geometry = *geometry;
         let told = self.client.as_mut().map(|client| client.session.resized(geometry));
         match told {
-            Some(Ok(Told::Yes)) => self.log.note(Event::SizeTold { len: geometry.len }),
-            Some(Ok(Told::CannotBe)) => self.log.note(Event::SizeUntold { len: geometry.len }),
+            Some(Ok(Notified::Yes)) => self.log.record(Event::SizeAnnounced { len: geometry.len }),
+            Some(Ok(Notified::Unsupported)) => self.log.record(Event::SizeNotAnnounced { len: geometry.len }),
             Some(Err(end)) => self.disconnect(&end, watch),
             None => {}
         }
@@ -363,13 +363,13 @@ impl crate::Server for Server {
                 return;
             }
         }
-        self.bury_orphan();
+        self.reap_orphan();
     }
 
     fn hold(&mut self, held: bool) {
         self.held = held;
         if !held {
-            // Whoever has come meanwhile, or said something, is waiting.
+            // A front-end that has connected or sent something meanwhile is waiting.
             self.wake();
         }
     }
@@ -380,11 +380,11 @@ impl crate::Server for Server {
 
     fn hand_over(&self) -> Result<Handover, HandoverError> {
         if self.orphans > 0 {
-            return Err(HandoverError::NotNow("requests of a front-end that has gone are under way"));
+            return Err(HandoverError::NotNow("requests of an earlier front-end are in flight"));
         }
         let listener = self.listener.fd().try_clone_to_owned();
         let listener = listener.map_err(|error| HandoverError::Failed("duplicate a listening socket", error))?;
-        let peers = self.client.as_ref().map(handover::told).transpose()?.unwrap_or_default();
+        let peers = self.client.as_ref().map(handover::save).transpose()?.unwrap_or_default();
         Ok(Handover { listener, bound: self.listener.bound(), peers })
     }
 

@@ -1,9 +1,9 @@
-//! One queue: what the front-end has set up for it, the ring once it runs, and the chains being worked on.
+//! One queue: its configuration by the front-end, the ring once it runs, and the chains in progress.
 //!
-//! Knows nothing about what a chain asks for. Invariants: a chain is answered once, after the last of the requests that
-//! were made of it; what is not answered when the ring stops is offered again when it starts: by the record of what is
-//! in flight if the front-end keeps one, else by the used index alone, since answers are then given in the order of the
-//! available ring. A broken queue is not touched again before it is set up anew.
+//! It knows nothing about the meaning of a chain. Invariants: a chain is answered once, after the last of its requests;
+//! a chain not answered when the ring stops is taken again when it starts: according to the record of requests in
+//! flight if the front-end keeps one, otherwise according to the used index alone, since answers are then given in the
+//! order of the available ring. A broken queue is not accessed again before it is set up anew.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -11,68 +11,68 @@ use std::os::fd::OwnedFd;
 use disk::Status;
 use memory::GuestAddr;
 
-use super::inflight::{Damaged, InflightRegion, Left, Record};
+use super::inflight::{InflightRecord, InflightRegion, RecordError, Recovered};
+use super::kill_point;
 use super::message::VringAddr;
-use super::moment;
 use super::request::{S_OK, status_byte};
 use super::ring::{Broken, Position, Ring};
-use super::table::Table;
+use super::table::MemoryTable;
 
 /// One queue.
 #[derive(Default)]
 pub struct Queue {
-    /// Places in the ring; zero until told.
+    /// Slots in the ring; zero until set.
     pub size: u16,
     /// The index to start at.
     pub base: u16,
-    /// Where the ring lies.
+    /// The addresses of the ring.
     pub place: Option<VringAddr>,
-    /// May be served (when the front-end negotiates that at all).
+    /// Whether it may be served (if the front-end negotiates that at all).
     pub enabled: bool,
     /// Started: signalled by the driver on new requests.
     pub kick: Option<OwnedFd>,
-    /// To be signalled on answers.
+    /// Signalled on answers.
     call: Option<OwnedFd>,
-    /// To be signalled when the queue breaks.
+    /// Signalled when the queue breaks.
     pub err: Option<OwnedFd>,
     /// No chains are taken until the front-end starts it again.
     pub draining: bool,
     ring: Option<Ring>,
-    /// How far the ring was when its memory went away.
+    /// The position of the ring when its memory was removed.
     lost: Option<Position>,
     broken: bool,
-    /// The next chain lies in memory that was taken away: no more are taken before the table changes.
+    /// The next chain uses memory that was removed: no more are taken before the table changes.
     parked: bool,
-    /// By head of the chain; as many as the ring has places, so that no head is outside.
+    /// By head of the chain; as many as the ring has slots, so that every head is in bounds.
     slots: Vec<Slot>,
-    /// Chains of which requests are under way.
+    /// Chains with requests in progress.
     in_flight: u16,
-    /// What the front-end keeps of chains in flight.
-    record: Option<Record>,
-    /// Chains to be taken first: in flight of a process before this one, or parked.
+    /// The front-end's record of chains in flight.
+    record: Option<InflightRecord>,
+    /// Chains to be taken first: in flight of an earlier process, or parked.
     again: VecDeque<u16>,
-    /// Without a record: chains taken and not answered, in the order of the available ring. With one: chains that are
-    /// done and wait for memory to be answered in.
+    /// Without a record: chains taken and not answered, in the order of the available ring. With one: completed chains
+    /// that wait for their ring's memory.
     order: VecDeque<u16>,
 }
 
-/// What there is to start a ring with.
+/// What is needed to start a ring.
 #[derive(Clone, Copy)]
-pub struct Ground<'a> {
+pub struct RingContext<'a> {
     /// Guest memory.
-    pub table: &'a Table,
-    /// Notifications and interrupts by index are negotiated.
+    pub table: &'a MemoryTable,
+    /// Notifications and interrupts by event index are negotiated.
     pub event_idx: bool,
-    /// The front-end's record of what is in flight.
+    /// The front-end's record of requests in flight.
     pub region: Option<&'a InflightRegion>,
 }
 
-/// How a ring has begun.
+/// How a ring was started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Begun {
-    /// The front-end records what is in flight.
+pub struct RingStarted {
+    /// The front-end records requests in flight.
     pub recorded: bool,
-    /// Chains that are taken again.
+    /// Number of chains that are taken again.
     pub again: usize,
 }
 
@@ -80,37 +80,37 @@ pub struct Begun {
 #[derive(Clone, Copy)]
 struct Slot {
     status_at: GuestAddr,
-    /// Bytes that the driver is told were written, status included: when all is well, and then the truth.
+    /// Bytes reported as written, including the status, if all requests succeed.
     written: u32,
-    /// Requests made of the chain that have no answer yet.
+    /// Requests of the chain that have not completed.
     open: u16,
-    stage: Stage,
-    /// What the driver is told: all is well, or what was not.
+    stage: ChainState,
+    /// The status to report: success, or an error.
     status: u8,
 }
 
-/// How far a chain is.
+/// The state of a chain.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Stage {
-    /// The driver's.
+enum ChainState {
+    /// Owned by the driver.
     Free,
-    /// Being worked on.
+    /// In progress.
     Taken,
-    /// One of its requests was given back: it stays unanswered.
+    /// One of its requests was given back: it remains unanswered.
     GivenBack,
-    /// Done, and its answer not written yet, or not published.
+    /// Completed, and its answer not written or not published yet.
     Done,
 }
 
 impl Slot {
-    /// Of a failed read nothing is promised but the status byte.
+    /// After a failed read only the status byte is valid.
     #[cold]
     fn fail(&mut self, status: Status) {
         (self.status, self.written) = (status_byte(status), 1);
     }
 }
 
-const FREE: Slot = Slot { status_at: GuestAddr(0), written: 0, open: 0, stage: Stage::Free, status: S_OK };
+const FREE: Slot = Slot { status_at: GuestAddr(0), written: 0, open: 0, stage: ChainState::Free, status: S_OK };
 
 impl Queue {
     /// Whether the front-end has started it.
@@ -118,33 +118,33 @@ impl Queue {
         self.kick.is_some()
     }
 
-    /// Whether no request is under way.
+    /// Whether no request is in progress.
     pub fn is_idle(&self) -> bool {
         self.in_flight == 0
     }
 
-    /// Whether its answers are recorded by the front-end; `None` while it does not run.
+    /// Whether requests are recorded by the front-end; `None` while it does not run.
     pub fn is_recorded(&self) -> Option<bool> {
         (self.ring.is_some() || self.lost.is_some()).then_some(self.record.is_some())
     }
 
-    /// Has answers signalled at `call` from now on. One of before may have been lost with its process, or its channel.
+    /// Signals answers at `call` from now on. An earlier signal may have been lost with its process, or its descriptor.
     pub fn set_call(&mut self, call: Option<OwnedFd>) {
         self.call = call;
         #[cfg(test)]
-        if moment::is_planted(moment::Bug::SignalLost) {
+        if kill_point::is_planted(kill_point::Bug::SignalLost) {
             return;
         }
         signal(self.call.as_ref());
     }
 
-    /// Brings the ring up, or to its new place, once everything for it is known; without one if it does not lie in
-    /// the table, until the next table. What is done in the meantime is answered then.
-    pub fn start(&mut self, index: u16, ground: Ground<'_>) -> Result<Option<Begun>, Broken> {
+    /// Starts the ring, or moves it, once everything needed is known; if it is not within the table, it waits for the
+    /// next table, and completions are answered then.
+    pub fn start(&mut self, index: u16, ground: RingContext<'_>) -> Result<Option<RingStarted>, Broken> {
         let Some(place) = self.place.filter(|_| self.is_started() && self.size > 0 && !self.broken) else {
             return Ok(None);
         };
-        let Ground { table, event_idx, .. } = ground;
+        let RingContext { table, event_idx, .. } = ground;
         self.parked = false;
         match (&mut self.ring, self.lost) {
             (Some(ring), _) => {
@@ -166,41 +166,41 @@ impl Queue {
         }
     }
 
-    /// Goes on where a process before this one, or the ring before it was stopped, has left it.
-    fn begin(&mut self, index: u16, mut ring: Ring, region: Option<&InflightRegion>) -> Result<Begun, Broken> {
+    /// Continues where an earlier process, or the ring before it was stopped, left off.
+    fn begin(&mut self, index: u16, mut ring: Ring, region: Option<&InflightRegion>) -> Result<RingStarted, Broken> {
         let used = ring.used();
-        let recorded = region.and_then(|region| Record::begin(region, index, self.size, used)).transpose();
+        let recorded = region.and_then(|region| InflightRecord::begin(region, index, self.size, used)).transpose();
         let (record, left) = match recorded.map_err(Broken::Inflight)? {
             Some((record, left)) => (Some(record), left),
-            None => (None, Left::Nothing),
+            None => (None, Recovered::Nothing),
         };
         match left {
-            // What was taken is what was answered and what is in flight, whatever the front-end believes.
-            Left::InFlight(heads) => {
+            // The requests taken are those answered plus those in flight, whatever index the front-end gives.
+            Recovered::InFlight(heads) => {
                 let count = u16::try_from(heads.len()).unwrap_or(u16::MAX);
-                let offered = ring.unanswered().ok_or(Broken::Unreachable)?;
+                let offered = ring.unanswered().ok_or(Broken::OutOfBounds)?;
                 if count > offered {
-                    return Err(Broken::Inflight(Damaged::TooMany { count, offered }));
+                    return Err(Broken::Inflight(RecordError::TooMany { count, offered }));
                 }
                 let next = used.wrapping_add(count);
                 #[cfg(test)]
-                let next = if moment::is_planted(moment::Bug::BaseBelieved) { self.base } else { next };
-                ring.go_on_at(next);
+                let next = if kill_point::is_planted(kill_point::Bug::BaseBelieved) { self.base } else { next };
+                ring.continue_at(next);
                 self.again = heads.into();
             }
-            // Answers that were given after the front-end has looked at the used index are given.
-            Left::Nothing if (1..=self.size).contains(&used.wrapping_sub(self.base)) => ring.go_on_at(used),
-            Left::Nothing => {}
+            // Answers given after the front-end read the used index count as well.
+            Recovered::Nothing if (1..=self.size).contains(&used.wrapping_sub(self.base)) => ring.continue_at(used),
+            Recovered::Nothing => {}
         }
         self.ring = Some(ring);
         self.record = record;
         self.slots.clear();
         self.slots.resize(usize::from(self.size), FREE);
-        Ok(Begun { recorded: self.record.is_some(), again: self.again.len() })
+        Ok(RingStarted { recorded: self.record.is_some(), again: self.again.len() })
     }
 
-    /// Takes the ring down; the answer is the index at which it is to be continued. Chains that were not answered will
-    /// be taken again: recorded ones count as taken, others are given back to the available ring.
+    /// Stops the ring; returns the index at which it is to be continued. Unanswered chains will be taken again:
+    /// recorded ones count as taken, others are returned to the available ring.
     pub fn stop(&mut self) -> u16 {
         self.base = self.goes_on_at();
         (self.ring, self.lost) = (None, None);
@@ -214,7 +214,7 @@ impl Queue {
         self.base
     }
 
-    /// The index at which the ring is to be continued, were it stopped now.
+    /// The index at which the ring would be continued if it were stopped now.
     pub fn goes_on_at(&self) -> u16 {
         let Some(at) = self.ring.as_ref().map(Ring::position).or(self.lost) else { return self.base };
         at.next_avail().wrapping_sub(self.unanswered().wrapping_add(if self.record.is_some() {
@@ -229,12 +229,12 @@ impl Queue {
         if self.record.is_some() { 0 } else { u16::try_from(self.order.len()).unwrap_or(u16::MAX) }
     }
 
-    /// Where answers are signalled.
+    /// The descriptor at which answers are signalled.
     pub fn call(&self) -> Option<&OwnedFd> {
         self.call.as_ref()
     }
 
-    /// Whether it is not touched any more until it is set up anew.
+    /// Whether it is no longer accessed until it is set up anew.
     pub fn is_broken(&self) -> bool {
         self.broken
     }
@@ -256,100 +256,100 @@ impl Queue {
                 head
             }
         };
-        let slot = self.slots.get_mut(usize::from(head)).filter(|slot| slot.stage == Stage::Free);
-        slot.ok_or(Broken::InUse(head))?.stage = Stage::Taken;
+        let slot = self.slots.get_mut(usize::from(head)).filter(|slot| slot.stage == ChainState::Free);
+        slot.ok_or(Broken::InUse(head))?.stage = ChainState::Taken;
         match &mut self.record {
-            Some(record) if again.is_none() => record.take(head).ok_or(Broken::Unreachable)?,
+            Some(record) if again.is_none() => record.take(head).ok_or(Broken::OutOfBounds)?,
             None if again.is_none() => self.order.push_back(head),
             Some(_) | None => {}
         }
         Ok(self.ring.as_ref().map(|ring| (head, ring)))
     }
 
-    /// The next chain that is in flight already.
+    /// The next chain that is already in flight.
     fn next_again(&mut self) -> Option<u16> {
         if self.again.is_empty() || self.served().is_none() {
             return None;
         }
         #[cfg(test)]
-        if moment::is_planted(moment::Bug::NewFirst) && !self.served()?.is_empty().ok()? {
+        if kill_point::is_planted(kill_point::Bug::NewFirst) && !self.served()?.is_empty().ok()? {
             return None;
         }
         self.again.pop_front()
     }
 
-    /// Puts a chain back that was popped, until the table changes.
+    /// Puts back a popped chain until the table changes.
     pub fn park(&mut self, head: u16) {
         self.parked = true;
         self.again.push_front(head);
         if let Some(slot) = self.slots.get_mut(usize::from(head)) {
-            slot.stage = Stage::Free;
+            slot.stage = ChainState::Free;
         }
     }
 
-    /// Notes that `open` requests were made of a chain.
+    /// Records that `open` requests were created for a chain.
     pub fn open(&mut self, head: u16, status_at: GuestAddr, written: u32, open: u16) {
         if let Some(slot) = self.slots.get_mut(usize::from(head)) {
-            *slot = Slot { status_at, written, open, stage: Stage::Taken, status: S_OK };
+            *slot = Slot { status_at, written, open, stage: ChainState::Taken, status: S_OK };
             self.in_flight = self.in_flight.saturating_add(1);
         }
     }
 
-    /// One request of a chain has its answer, or was given back without one; with the last of them the chain is
-    /// answered, or never will be. `true`: there is something to publish.
+    /// Records that one request of a chain has completed, or was given back; after the last one the chain is answered,
+    /// or never will be. Returns `true` if there is something to publish.
     #[inline(always)]
-    pub fn close(&mut self, head: u16, status: Option<Status>, table: &Table) -> Result<bool, Broken> {
+    pub fn close(&mut self, head: u16, status: Option<Status>, table: &MemoryTable) -> Result<bool, Broken> {
         let Some(slot) = self.slots.get_mut(usize::from(head)) else { return Ok(false) };
         let Some(left) = slot.open.checked_sub(1) else { return Ok(false) };
         slot.open = left;
         #[cfg(test)]
         let status = match status {
-            Some(_) if moment::is_planted(moment::Bug::ErrorLost) => Some(Status::Done),
-            None if moment::is_planted(moment::Bug::GivenBackAnswered) => Some(Status::Done),
+            Some(_) if kill_point::is_planted(kill_point::Bug::ErrorLost) => Some(Status::Done),
+            None if kill_point::is_planted(kill_point::Bug::GivenBackAnswered) => Some(Status::Done),
             status => status,
         };
         match status {
             #[cfg(test)]
-            Some(Status::Done) if moment::is_planted(moment::Bug::LastSaysAll) => slot.status = S_OK,
+            Some(Status::Done) if kill_point::is_planted(kill_point::Bug::LastSaysAll) => slot.status = S_OK,
             #[cfg(test)]
-            Some(status) if status != Status::Done && moment::is_planted(moment::Bug::LengthOfFailure) => {
+            Some(status) if status != Status::Done && kill_point::is_planted(kill_point::Bug::LengthOfFailure) => {
                 slot.status = status_byte(status);
             }
             Some(Status::Done) => {}
             Some(status) => slot.fail(status),
-            None => slot.stage = Stage::GivenBack,
+            None => slot.stage = ChainState::GivenBack,
         }
         if left > 0 {
             return Ok(false);
         }
         self.in_flight = self.in_flight.saturating_sub(1);
-        if slot.stage == Stage::GivenBack {
+        if slot.stage == ChainState::GivenBack {
             return Ok(false);
         }
-        slot.stage = Stage::Done;
+        slot.stage = ChainState::Done;
         self.finish(head, table)
     }
 
-    /// Answers a chain of which no request was made. `true`: there is something to publish.
+    /// Answers a chain for which no request was created. Returns `true` if there is something to publish.
     pub fn answer(
         &mut self,
         head: u16,
         status_at: GuestAddr,
         status: u8,
         written: u32,
-        table: &Table,
+        table: &MemoryTable,
     ) -> Result<bool, Broken> {
         let Some(slot) = self.slots.get_mut(usize::from(head)) else { return Ok(false) };
-        *slot = Slot { status_at, written, open: 0, stage: Stage::Done, status };
+        *slot = Slot { status_at, written, open: 0, stage: ChainState::Done, status };
         self.finish(head, table)
     }
 
-    /// Answers a chain that is done, if its turn has come and its memory is there; else that comes later.
+    /// Answers a completed chain, if it is its turn and its memory is there; otherwise that happens later.
     #[inline(always)]
-    fn finish(&mut self, head: u16, table: &Table) -> Result<bool, Broken> {
+    fn finish(&mut self, head: u16, table: &MemoryTable) -> Result<bool, Broken> {
         #[cfg(test)]
-        if (moment::is_planted(moment::Bug::AnswerWithoutRing) && self.ring.is_none())
-            || (moment::is_planted(moment::Bug::OutOfOrder) && self.record.is_none())
+        if (kill_point::is_planted(kill_point::Bug::AnswerWithoutRing) && self.ring.is_none())
+            || (kill_point::is_planted(kill_point::Bug::OutOfOrder) && self.record.is_none())
         {
             self.order.retain(|&other| other != head);
             return self.put_answer(head, table);
@@ -364,8 +364,8 @@ impl Queue {
         Ok(answered)
     }
 
-    /// Answers what is done, in order, as far as it can be. `true`: there is something to publish.
-    pub fn answer_in_order(&mut self, table: &Table) -> Result<bool, Broken> {
+    /// Answers completed chains, in order, as far as possible. Returns `true` if there is something to publish.
+    pub fn answer_in_order(&mut self, table: &MemoryTable) -> Result<bool, Broken> {
         let mut any = false;
         while let Some(&head) = self.order.front() {
             if !self.put_answer(head, table)? {
@@ -377,29 +377,31 @@ impl Queue {
         Ok(any)
     }
 
-    /// Writes an answer: status first, then the used element. `false`: it is not done, or the memory for it is not
-    /// there.
+    /// Writes an answer: status first, then the used element. Returns `false` if the chain is not completed, or its
+    /// memory is not there.
     #[inline(always)]
-    fn put_answer(&mut self, head: u16, table: &Table) -> Result<bool, Broken> {
+    fn put_answer(&mut self, head: u16, table: &MemoryTable) -> Result<bool, Broken> {
         let Some(ring) = self.ring.as_mut().filter(|_| !self.broken) else { return Ok(false) };
-        let slot = self.slots.get_mut(usize::from(head)).filter(|slot| slot.stage == Stage::Done);
+        let slot = self.slots.get_mut(usize::from(head)).filter(|slot| slot.stage == ChainState::Done);
         let Some(slot) = slot else { return Ok(false) };
-        if moment::lives() && table.write_byte(slot.status_at, slot.status).is_none() {
+        if kill_point::is_alive() && table.write_byte(slot.status_at, slot.status).is_none() {
             return Ok(false);
         }
         match &mut self.record {
-            Some(record) => record.answer(head).ok_or(Broken::Unreachable)?,
-            None => slot.stage = Stage::Free,
+            Some(record) => record.answer(head).ok_or(Broken::OutOfBounds)?,
+            None => slot.stage = ChainState::Free,
         }
         ring.push_used(head, slot.written)?;
         Ok(true)
     }
 
-    /// Shows the driver its answers and signals it if it wants that.
+    /// Makes answers visible to the driver and signals it if it wants that.
     pub fn publish(&mut self) -> Result<(), Broken> {
         let Some(ring) = self.ring.as_mut().filter(|_| !self.broken) else { return Ok(()) };
         #[cfg(test)]
-        if let Some(record) = self.record.as_ref().filter(|_| moment::is_planted(moment::Bug::ClearBeforePublish)) {
+        if let Some(record) =
+            self.record.as_ref().filter(|_| kill_point::is_planted(kill_point::Bug::ClearBeforePublish))
+        {
             record.clear_early();
         }
         let wanted = ring.publish()?;
@@ -407,10 +409,10 @@ impl Queue {
             let slots = &mut self.slots;
             let free = |head: u16| {
                 if let Some(slot) = slots.get_mut(usize::from(head)) {
-                    slot.stage = Stage::Free;
+                    slot.stage = ChainState::Free;
                 }
             };
-            record.published(ring.used(), free).ok_or(Broken::Unreachable)?;
+            record.published(ring.used(), free).ok_or(Broken::OutOfBounds)?;
         }
         if wanted {
             signal(self.call.as_ref());
@@ -418,9 +420,9 @@ impl Queue {
         Ok(())
     }
 
-    /// Asks to be notified of new chains.
-    pub fn ask_for_kicks(&mut self) -> Result<(), Broken> {
-        self.served().map_or(Ok(()), Ring::ask_for_kicks)
+    /// Requests notifications of new chains.
+    pub fn request_kicks(&mut self) -> Result<(), Broken> {
+        self.served().map_or(Ok(()), Ring::request_kicks)
     }
 
     /// Whether there is no chain to take.
@@ -429,17 +431,17 @@ impl Queue {
         self.served().map_or(Ok(true), |ring| Ok(ring.is_empty()? && none_again))
     }
 
-    /// Gives the ring up, and says so. Chains being worked on are finished into nothing.
-    pub fn break_off(&mut self) {
+    /// Stops using the ring, and signals that. Results of chains in progress are discarded.
+    pub fn mark_broken(&mut self) {
         self.broken = true;
         signal(self.err.as_ref());
     }
 }
 
-/// Signals an eventfd. It does not block (see `session::signal_fd`), and one that is full is signalled already.
+/// Signals an eventfd. It does not block (see `session::signal_fd`), and a saturated one is signalled already.
 fn signal(fd: Option<&OwnedFd>) {
-    if let Some(fd) = fd.filter(|_| moment::lives()) {
-        // Nothing can be lost: a front-end that closed the other end does not listen.
+    if let Some(fd) = fd.filter(|_| kill_point::is_alive()) {
+        // Nothing can be lost: a front-end that closed the other end is not listening.
         rustix::io::write(fd, &1u64.to_ne_bytes()).ok();
     }
 }

@@ -1,7 +1,7 @@
-//! The header of a virtio-blk request and the ranges of a discard: bytes of the driver, read once and judged.
+//! Parses the header of a virtio-blk request and the ranges of a discard: bytes from the driver, read once.
 //!
-//! Knows nothing about rings. Invariant: what a header or a range says is a plain number that nothing has been
-//! done with yet; [`disk::Request::new`] checks it against the disk.
+//! It knows nothing about rings. Invariant: a header or a range is a plain, unchecked number; [`disk::Request::new`]
+//! checks it against the disk.
 //!
 //! Specification: virtio 1.2, 5.2.6 "Device Operation".
 
@@ -10,15 +10,15 @@ use memory::GuestAddr;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, KnownLayout};
 
-use super::table::Table;
+use super::table::MemoryTable;
 
 /// virtio-blk counts in sectors of 512 bytes, whatever the block size.
 pub const SECTOR: u64 = 512;
-/// Bytes of the serial number that VIRTIO_BLK_T_GET_ID answers with.
+/// Size of the serial number returned by VIRTIO_BLK_T_GET_ID.
 pub const ID_LEN: usize = 20;
-/// Ranges in one discard or write-zeroes request: enough for Linux, which merges up to this many discards.
+/// Maximum ranges in one discard or write-zeroes request: enough for Linux, which merges up to this many discards.
 pub const MAX_RANGES: u16 = 16;
-/// Sectors in one such range: 2 GiB, as much as drivers are used to.
+/// Maximum sectors in one range: 2 GiB, a limit that drivers are used to.
 pub const MAX_RANGE_SECTORS: u32 = 1 << 22;
 
 /// virtio 1.2, 5.2.6: the three values of the status byte.
@@ -28,7 +28,7 @@ pub const S_UNSUPP: u8 = 2;
 
 const UNMAP: u32 = 1;
 
-/// What a request asks for.
+/// The type of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Read,
@@ -66,7 +66,7 @@ pub struct Header {
 }
 
 impl Header {
-    /// Reads a header; the error is the status to answer with.
+    /// Parses a header; the error is the status to return.
     pub fn parse(bytes: [u8; 16]) -> Result<Header, u8> {
         let raw: RawHeader = zerocopy::transmute!(bytes);
         let kind = match raw.kind.get() {
@@ -87,12 +87,12 @@ impl Header {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Range {
     pub span: Span,
-    /// Write-zeroes only: space may be freed.
+    /// Write-zeroes only: space may be deallocated.
     pub unmap: bool,
 }
 
 impl Range {
-    /// Reads a range; the error is the status to answer with.
+    /// Parses a range; the error is the status to return.
     pub fn parse(bytes: [u8; 16], kind: Kind) -> Result<Range, u8> {
         let raw: RawRange = zerocopy::transmute!(bytes);
         let flags = raw.flags.get();
@@ -110,10 +110,10 @@ impl Range {
     }
 }
 
-/// Takes the first 16 bytes off a list of parts, wherever the driver has cut it (virtio 1.2, 2.7.4.1: the device
-/// must not assume an arrangement). `None`: they are not there, or not in guest memory.
+/// Consumes the first 16 bytes of a list of parts, however the driver has split it (virtio 1.2, 2.7.4.1: the device
+/// must not assume an arrangement). `None` if they do not exist, or are not in guest memory.
 #[inline]
-pub fn take_16(table: &Table, parts: &mut [(GuestAddr, u32)]) -> Option<[u8; 16]> {
+pub fn take_16(table: &MemoryTable, parts: &mut [(GuestAddr, u32)]) -> Option<[u8; 16]> {
     let (addr, len) = parts.iter_mut().find(|(_, len)| *len > 0)?;
     if *len < 16 {
         return take_16_cut(table, parts);
@@ -123,9 +123,9 @@ pub fn take_16(table: &Table, parts: &mut [(GuestAddr, u32)]) -> Option<[u8; 16]
     Some(number.to_le_bytes())
 }
 
-/// The same where they may lie in several parts.
+/// The same if they may be split over several parts.
 #[cold]
-fn take_16_cut(table: &Table, parts: &mut [(GuestAddr, u32)]) -> Option<[u8; 16]> {
+fn take_16_cut(table: &MemoryTable, parts: &mut [(GuestAddr, u32)]) -> Option<[u8; 16]> {
     let mut bytes = [0; 16];
     let mut filled = 0;
     for (addr, len) in parts.iter_mut().filter(|(_, len)| *len > 0) {
@@ -148,7 +148,7 @@ fn skip(addr: &mut GuestAddr, len: &mut u32, count: u32) -> Option<()> {
     Some(())
 }
 
-/// The status byte for an outcome.
+/// The status byte for a status.
 pub fn status_byte(status: Status) -> u8 {
     match status {
         Status::Done => S_OK,
@@ -177,7 +177,7 @@ mod test {
     }
 
     #[test]
-    fn a_header_is_a_kind_and_a_place() {
+    fn a_header_has_a_type_and_an_offset() {
         assert_eq!(Header::parse(header(1, 3)), Ok(Header { kind: Kind::Write, at: 1536 }));
         assert_eq!(Header::parse(header(2, 0)), Err(S_UNSUPP));
         assert_eq!(Header::parse(header(0x8000_0000, 0)), Err(S_UNSUPP));
@@ -185,7 +185,7 @@ mod test {
     }
 
     #[test]
-    fn a_range_knows_its_flags_and_limits() {
+    fn the_flags_and_limits_of_a_range_are_checked() {
         let parsed = Range::parse(range(8, 16, 1), Kind::WriteZeroes);
         assert_eq!(parsed, Ok(Range { span: Span { at: 4096, len: 8192 }, unmap: true }));
         assert_eq!(Range::parse(range(8, 16, 1), Kind::Discard), Err(S_UNSUPP));
@@ -195,7 +195,7 @@ mod test {
     }
 
     #[test]
-    fn each_status_has_its_byte() {
+    fn each_status_maps_to_its_byte() {
         assert_eq!(status_byte(Status::Done), 0);
         assert_eq!(status_byte(Status::NoSpace), 1);
         assert_eq!(status_byte(Status::Unsupported), 2);

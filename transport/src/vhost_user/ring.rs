@@ -1,7 +1,7 @@
-//! A split ring: heads of descriptor chains in, used elements out, and who is to be woken when.
+//! A split virtqueue: takes heads of descriptor chains, writes used elements, and decides about notifications.
 //!
-//! Knows nothing about what a chain means. Invariant: each field the driver owns is read once per use, and
-//! whatever it holds leads to a value or a [`Broken`], in bounded time.
+//! It knows nothing about the meaning of a chain. Invariant: each field owned by the driver is read once per use, and
+//! whatever it contains leads to a value or a [`Broken`], in bounded time.
 //!
 //! Specification: virtio 1.2, 2.7 "Split Virtqueues".
 
@@ -9,17 +9,17 @@ use std::sync::atomic::{Ordering, fence};
 
 use memory::{Shared, Window};
 
-use super::inflight::Damaged;
+use super::inflight::RecordError;
+use super::kill_point;
 use super::message::VringAddr;
-use super::moment;
-use super::table::Table;
+use super::table::MemoryTable;
 
 /// The largest split ring (virtio 1.2, 2.7: "maximum Queue Size value is 32768").
 pub const MAX_SIZE: u16 = 32768;
 
-/// virtio 1.2, 2.7.6: the driver asks for no interrupts (only without event indices).
+/// virtio 1.2, 2.7.6: the driver wants no interrupts (only without event indices).
 const AVAIL_NO_INTERRUPT: u16 = 1;
-/// virtio 1.2, 2.7.8: the device asks for no notifications (only without event indices).
+/// virtio 1.2, 2.7.8: the device wants no notifications (only without event indices).
 const USED_NO_NOTIFY: u16 = 1;
 
 const FLAGS_AT: usize = 0;
@@ -28,49 +28,49 @@ const ENTRIES_AT: usize = 4;
 const DESCRIPTOR_LEN: usize = 16;
 const USED_LEN: usize = 8;
 
-/// What a driver did that no device can answer; the ring is not served any more.
+/// A protocol violation by the driver; the ring is no longer served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Broken {
-    /// More requests announced than the ring has places.
+    /// More requests made available than the ring has slots.
     #[error("the available index jumped from {from} to {to} in a ring of {size}")]
     IndexJump {
         /// The index up to which requests were taken.
         from: u16,
-        /// What the driver wrote.
+        /// The index written by the driver.
         to: u16,
-        /// Places in the ring.
+        /// Slots in the ring.
         size: u16,
     },
-    /// A head outside of the descriptor table.
+    /// A head outside the descriptor table.
     #[error("descriptor {0} is outside of the descriptor table")]
     NoSuchDescriptor(u16),
-    /// A chain that was offered while it is being worked on.
-    #[error("the chain at descriptor {0} was offered a second time")]
+    /// A chain that was made available again while in progress.
+    #[error("the chain at descriptor {0} was made available a second time")]
     InUse(u16),
-    /// A chain without end.
+    /// An endless chain.
     #[error("the chain at descriptor {0} is a loop or longer than allowed")]
     TooLong(u16),
-    /// Indirect inside of indirect, beside `next`, empty, or of an odd size.
+    /// A nested indirect table, one combined with `next`, an empty one, or one of an invalid size.
     #[error("the chain at descriptor {0} has a bad indirect table")]
     BadIndirect(u16),
-    /// A descriptor to read from behind one to write to.
+    /// A readable descriptor after a writable one.
     #[error("the chain at descriptor {0} has its parts in the wrong order")]
     WrongOrder(u16),
     /// No byte for the status.
     #[error("the chain at descriptor {0} has no place for the status")]
     NoStatus(u16),
-    /// The ring itself is not where it was.
+    /// The ring's memory is not accessible.
     #[error("the ring cannot be accessed")]
-    Unreachable,
-    /// The front-end's record of what is in flight is not one of this ring.
+    OutOfBounds,
+    /// The front-end's record of requests in flight does not fit this ring.
     #[error("the record of requests in flight is damaged: {0}")]
-    Inflight(Damaged),
+    Inflight(RecordError),
 }
 
 /// One ring that is being served.
 pub struct Ring {
     size: u16,
-    /// Finds the place of an index: sizes are powers of two.
+    /// Maps an index to its slot: sizes are powers of two.
     mask: u16,
     desc: Shared,
     avail: Shared,
@@ -81,54 +81,55 @@ pub struct Ring {
     wants_kick: bool,
 }
 
-/// How far a ring is, also while its memory is gone.
+/// The position of a ring, also while its memory is removed.
 #[derive(Clone, Copy)]
 pub struct Position {
-    /// The next entry of the available ring to look at.
+    /// The index of the next available entry to read.
     next_avail: u16,
     /// The available index as last read.
     seen_avail: u16,
-    /// The next place in the used ring.
+    /// The index of the next used element.
     next_used: u16,
-    /// The used index that the driver can see.
+    /// The used index visible to the driver.
     published: u16,
-    /// Nothing was signalled yet, so the driver may be waiting for something from before our time.
+    /// No notification was sent yet, so the driver may be waiting for one from before our time.
     fresh: bool,
 }
 
 impl Position {
-    /// The index to continue at, for whoever continues.
+    /// The index at which a successor continues.
     pub fn next_avail(&self) -> u16 {
         self.next_avail
     }
 
-    /// Answers that the driver has not seen.
+    /// Number of answers that the driver has not seen.
     pub fn unpublished(&self) -> u16 {
         self.next_used.wrapping_sub(self.published)
     }
 }
 
 impl Ring {
-    /// The ring at `place`, to be continued at index `base`. `None` if it does not lie in the table or is not
-    /// aligned as virtio 1.2, 2.7 asks for.
-    pub fn new(table: &Table, place: &VringAddr, size: u16, base: u16, event_idx: bool) -> Option<Ring> {
-        let (_, _, used) = pieces(table, place, size)?;
-        // What the driver saw used last is where we go on; `base` tells the same of the other ring.
+    /// The ring at `place`, continued at index `base`. `None` if it is not within the table or not aligned as required
+    /// by virtio 1.2, 2.7.
+    pub fn new(table: &MemoryTable, place: &VringAddr, size: u16, base: u16, event_idx: bool) -> Option<Ring> {
+        let (_, _, used) = parts(table, place, size)?;
+        // We continue at the used index last visible to the driver; `base` is the corresponding index of the other
+        // ring.
         let used = used.load_u16(INDEX_AT)?;
         let at = Position { next_avail: base, seen_avail: base, next_used: used, published: used, fresh: true };
         Ring::resume(table, place, size, at, event_idx)
     }
 
-    /// The ring at `place`, which is as far as `at` says. `None` as above.
-    pub fn resume(table: &Table, place: &VringAddr, size: u16, at: Position, event_idx: bool) -> Option<Ring> {
-        let (desc, avail, used) = pieces(table, place, size)?;
+    /// The ring at `place`, continued at position `at`. `None` as above.
+    pub fn resume(table: &MemoryTable, place: &VringAddr, size: u16, at: Position, event_idx: bool) -> Option<Ring> {
+        let (desc, avail, used) = parts(table, place, size)?;
         avail.load_u16(INDEX_AT)?;
         let mut ring = Ring { size, mask: size.checked_sub(1)?, desc, avail, used, event_idx, at, wants_kick: true };
         ring.suppress_kicks();
         Some(ring)
     }
 
-    /// How far it is.
+    /// The current position.
     pub fn position(&self) -> Position {
         self.at
     }
@@ -138,34 +139,34 @@ impl Ring {
         self.at.next_used
     }
 
-    /// Requests that the driver has offered and that have no answer, if it is to be believed.
+    /// Requests made available and not answered, according to the driver.
     pub fn unanswered(&self) -> Option<u16> {
         Some(self.avail.load_u16(INDEX_AT)?.wrapping_sub(self.at.next_used))
     }
 
-    /// Continues at another index; nothing was taken yet.
-    pub fn go_on_at(&mut self, next: u16) {
+    /// Continues at another index, before anything was taken.
+    pub fn continue_at(&mut self, next: u16) {
         (self.at.next_avail, self.at.seen_avail) = (next, next);
     }
 
-    /// The same ring in another memory table, or at another place.
-    pub fn move_to(&mut self, table: &Table, place: &VringAddr) -> Option<()> {
-        (self.desc, self.avail, self.used) = pieces(table, place, self.size)?;
+    /// Moves the ring to another memory table, or to other addresses.
+    pub fn move_to(&mut self, table: &MemoryTable, place: &VringAddr) -> Option<()> {
+        (self.desc, self.avail, self.used) = parts(table, place, self.size)?;
         Some(())
     }
 
-    /// Places in the ring.
+    /// Number of slots.
     pub fn size(&self) -> u16 {
         self.size
     }
 
-    /// The head of the next chain that the driver offers.
+    /// The head of the next available chain.
     pub fn pop(&mut self) -> Result<Option<u16>, Broken> {
-        if self.at.next_avail == self.at.seen_avail && !self.look()? {
+        if self.at.next_avail == self.at.seen_avail && !self.read_available()? {
             return Ok(None);
         }
         let entry = usize::from(self.at.next_avail & self.mask);
-        let head = self.avail.load_u16(ENTRIES_AT + 2 * entry).ok_or(Broken::Unreachable)?;
+        let head = self.avail.load_u16(ENTRIES_AT + 2 * entry).ok_or(Broken::OutOfBounds)?;
         if head >= self.size {
             return Err(Broken::NoSuchDescriptor(head));
         }
@@ -176,9 +177,9 @@ impl Ring {
         Ok(Some(head))
     }
 
-    /// Reads the available index. Loading it orders everything that the driver wrote before.
-    fn look(&mut self) -> Result<bool, Broken> {
-        let to = self.avail.load_u16(INDEX_AT).ok_or(Broken::Unreachable)?;
+    /// Reads the available index. The load is ordered before reads of what the driver wrote earlier.
+    fn read_available(&mut self) -> Result<bool, Broken> {
+        let to = self.avail.load_u16(INDEX_AT).ok_or(Broken::OutOfBounds)?;
         if to.wrapping_sub(self.at.next_avail) > self.size {
             return Err(Broken::IndexJump { from: self.at.next_avail, to, size: self.size });
         }
@@ -186,74 +187,74 @@ impl Ring {
         Ok(to != self.at.next_avail)
     }
 
-    /// Descriptor `index` of the table, copied: its bytes as a little-endian number.
+    /// A copy of descriptor `index` of the table: its bytes as a little-endian number.
     #[inline]
     pub fn descriptor(&self, index: u16) -> Result<u128, Broken> {
         if index >= self.size {
             return Err(Broken::NoSuchDescriptor(index));
         }
-        self.desc.read_u128(DESCRIPTOR_LEN * usize::from(index)).ok_or(Broken::Unreachable)
+        self.desc.read_u128(DESCRIPTOR_LEN * usize::from(index)).ok_or(Broken::OutOfBounds)
     }
 
-    /// Writes a used element, which the driver does not see before `publish`.
+    /// Writes a used element, which is not visible to the driver before `publish`.
     pub fn push_used(&mut self, head: u16, written: u32) -> Result<(), Broken> {
         let entry = usize::from(self.at.next_used & self.mask);
-        if moment::lives() {
+        if kill_point::is_alive() {
             let place = self.used.window::<USED_LEN, 4>(ENTRIES_AT + USED_LEN * entry);
             let put = |place: Window<'_, USED_LEN, 4>| {
                 place.store_u32(0, u32::from(head))?;
                 place.store_u32(4, written)
             };
-            place.and_then(put).ok_or(Broken::Unreachable)?;
+            place.and_then(put).ok_or(Broken::OutOfBounds)?;
         }
         self.at.next_used = self.at.next_used.wrapping_add(1);
         Ok(())
     }
 
-    /// Shows the driver everything used until now. `true`: it wants to be signalled.
+    /// Makes all used elements visible to the driver. Returns `true` if it wants an interrupt.
     pub fn publish(&mut self) -> Result<bool, Broken> {
         let (old, new) = (self.at.published, self.at.next_used);
         if old == new {
             return Ok(false);
         }
-        if moment::lives() {
-            self.used.store_u16(INDEX_AT, new).ok_or(Broken::Unreachable)?;
+        if kill_point::is_alive() {
+            self.used.store_u16(INDEX_AT, new).ok_or(Broken::OutOfBounds)?;
         }
         self.at.published = new;
-        // virtio 1.2, 2.7.7.2: the index must be visible before we look whether an interrupt is wanted, else
-        // both sides could miss each other.
+        // virtio 1.2, 2.7.7.2: the index must be visible before we check whether an interrupt is wanted, or both sides
+        // could miss each other.
         fence(Ordering::SeqCst);
         let wanted = if self.event_idx {
-            let event = self.avail.load_u16(ENTRIES_AT + 2 * usize::from(self.size)).ok_or(Broken::Unreachable)?;
-            crosses(event, old, new)
+            let event = self.avail.load_u16(ENTRIES_AT + 2 * usize::from(self.size)).ok_or(Broken::OutOfBounds)?;
+            has_crossed(event, old, new)
         } else {
-            let flags = self.avail.load_u16(FLAGS_AT).ok_or(Broken::Unreachable)?;
+            let flags = self.avail.load_u16(FLAGS_AT).ok_or(Broken::OutOfBounds)?;
             flags & AVAIL_NO_INTERRUPT == 0
         };
         Ok(std::mem::take(&mut self.at.fresh) || wanted)
     }
 
-    /// Asks the driver to notify of the next request. To be followed by a full barrier and [`Ring::is_empty`].
-    pub fn ask_for_kicks(&mut self) -> Result<(), Broken> {
+    /// Requests a notification for the next request. It must be followed by a full barrier and [`Ring::is_empty`].
+    pub fn request_kicks(&mut self) -> Result<(), Broken> {
         self.wants_kick = true;
         if self.event_idx {
-            self.used.store_u16(self.avail_event_at(), self.at.next_avail).ok_or(Broken::Unreachable)
+            self.used.store_u16(self.avail_event_at(), self.at.next_avail).ok_or(Broken::OutOfBounds)
         } else {
-            self.used.store_u16(FLAGS_AT, 0).ok_or(Broken::Unreachable)
+            self.used.store_u16(FLAGS_AT, 0).ok_or(Broken::OutOfBounds)
         }
     }
 
-    /// Whether the driver has nothing that we have not taken.
+    /// Whether everything that the driver has made available was taken.
     pub fn is_empty(&mut self) -> Result<bool, Broken> {
-        Ok(self.at.next_avail == self.at.seen_avail && !self.look()?)
+        Ok(self.at.next_avail == self.at.seen_avail && !self.read_available()?)
     }
 
-    /// With event indices there is nothing to do: the index we asked for lies behind the driver now, and it will
-    /// not cross it again for 65,536 requests.
+    /// With event indices there is nothing to do: the index we asked for is behind the driver now, and it will not
+    /// cross it again for 65,536 requests.
     fn suppress_kicks(&mut self) {
         self.wants_kick = false;
         if !self.event_idx && self.used.store_u16(FLAGS_AT, USED_NO_NOTIFY).is_none() {
-            // The driver notifies more often than it must, no more than that.
+            // The driver notifies more often than necessary, which is harmless.
             self.wants_kick = true;
         }
     }
@@ -264,17 +265,17 @@ impl Ring {
 }
 
 /// Whether an index that went from `old` to `new` has passed `event` (virtio 1.2, 2.7.10, `vring_need_event`).
-fn crosses(event: u16, old: u16, new: u16) -> bool {
+fn has_crossed(event: u16, old: u16, new: u16) -> bool {
     new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
 }
 
-/// Whether a ring lies in the table and is aligned as it must be.
-pub fn is_reachable(table: &Table, place: &VringAddr, size: u16) -> bool {
-    pieces(table, place, size).is_some()
+/// Whether a ring is within the table and properly aligned.
+pub fn is_reachable(table: &MemoryTable, place: &VringAddr, size: u16) -> bool {
+    parts(table, place, size).is_some()
 }
 
-/// The three parts of a ring, with room for the event indices.
-fn pieces(table: &Table, place: &VringAddr, size: u16) -> Option<(Shared, Shared, Shared)> {
+/// The three parts of a ring, including the event indices.
+fn parts(table: &MemoryTable, place: &VringAddr, size: u16) -> Option<(Shared, Shared, Shared)> {
     let count = usize::from(size);
     let aligned = place.desc % 16 == 0 && place.avail % 2 == 0 && place.used % 4 == 0;
     if !aligned || !size.is_power_of_two() {
@@ -300,43 +301,43 @@ mod test {
     const AVAIL: u64 = 0x400;
     const USED: u64 = 0x800;
 
-    fn table() -> Table {
+    fn table() -> MemoryTable {
         let file: OwnedFd = memfd_create("ring", MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&file, 4096).unwrap();
-        Table::of(vec![(RegionInfo { guest: 0, len: 4096, peer: 0, offset: 0 }, file)]).unwrap()
+        MemoryTable::of(vec![(RegionInfo { guest: 0, len: 4096, peer: 0, offset: 0 }, file)]).unwrap()
     }
 
     fn place() -> VringAddr {
         VringAddr { queue: 0, flags: 0, desc: 0, used: USED, avail: AVAIL, log: 0 }
     }
 
-    fn put(table: &Table, at: u64, value: u16) {
+    fn put(table: &MemoryTable, at: u64, value: u16) {
         let [low, high] = value.to_le_bytes();
         table.write_byte(GuestAddr(at), low).unwrap();
         table.write_byte(GuestAddr(at + 1), high).unwrap();
     }
 
-    fn get(table: &Table, at: u64) -> u16 {
+    fn get(table: &MemoryTable, at: u64) -> u16 {
         u16::from_le_bytes(table.read(GuestAddr(at)).unwrap())
     }
 
-    /// A ring whose two indices stand at `base`.
-    fn ring_at(table: &Table, base: u16, event_idx: bool) -> Ring {
+    /// A ring whose two indices are both `base`.
+    fn ring_at(table: &MemoryTable, base: u16, event_idx: bool) -> Ring {
         put(table, AVAIL + 2, base);
         put(table, USED + 2, base);
         Ring::new(table, &place(), SIZE, base, event_idx).unwrap()
     }
 
     #[test]
-    fn an_event_is_crossed_exactly_when_it_lies_in_the_step() {
-        // Every event around every short step at every start: all wrap-arounds are among them.
+    fn an_event_is_crossed_exactly_when_it_is_within_the_advance() {
+        // Every event around every short step at every start: this covers all wrap-arounds.
         for old in (0..=u16::MAX).step_by(257).chain([u16::MAX - 3, u16::MAX]) {
             for step in 0..=9 {
                 for ahead in 0..=12 {
                     let (event, new) = (old.wrapping_add(ahead), old.wrapping_add(step));
-                    assert_eq!(crosses(event, old, new), ahead < step, "{event} between {old} and {new}");
+                    assert_eq!(has_crossed(event, old, new), ahead < step, "{event} between {old} and {new}");
                 }
-                assert!(!crosses(old.wrapping_sub(1), old, old.wrapping_add(step)), "an event of the past");
+                assert!(!has_crossed(old.wrapping_sub(1), old, old.wrapping_add(step)), "an earlier event");
             }
         }
     }
@@ -371,13 +372,13 @@ mod test {
     }
 
     #[test]
-    fn the_driver_is_signalled_when_its_event_is_passed() {
+    fn the_driver_is_interrupted_when_its_event_is_passed() {
         let table = table();
         let used_event = AVAIL + 4 + 2 * u64::from(SIZE);
         let mut ring = ring_at(&table, 0, true);
         put(&table, used_event, 1000);
         ring.push_used(0, 1).unwrap();
-        assert_eq!(ring.publish(), Ok(true), "the first time always");
+        assert_eq!(ring.publish(), Ok(true), "always the first time");
         ring.push_used(1, 1).unwrap();
         assert_eq!(ring.publish(), Ok(false));
         put(&table, used_event, 3);
@@ -389,11 +390,11 @@ mod test {
     }
 
     #[test]
-    fn kicks_are_asked_for_only_before_sleeping() {
+    fn kicks_are_requested_only_before_sleeping() {
         let table = table();
         let mut ring = ring_at(&table, 0, false);
         assert_eq!(get(&table, USED), USED_NO_NOTIFY);
-        ring.ask_for_kicks().unwrap();
+        ring.request_kicks().unwrap();
         assert_eq!(get(&table, USED), 0);
         put(&table, AVAIL + 2, 1);
         assert_eq!(ring.is_empty(), Ok(false));
@@ -401,19 +402,19 @@ mod test {
         assert_eq!(get(&table, USED), USED_NO_NOTIFY);
 
         let mut ring = ring_at(&table, 7, true);
-        ring.ask_for_kicks().unwrap();
+        ring.request_kicks().unwrap();
         assert_eq!(get(&table, USED + 4 + 8 * u64::from(SIZE)), 7, "avail_event");
     }
 
     #[test]
-    fn a_ring_outside_of_memory_or_unaligned_is_none() {
+    fn a_ring_outside_memory_or_unaligned_is_none() {
         let table = table();
         let refused = |place: VringAddr| Ring::new(&table, &place, SIZE, 0, true).is_none();
         assert!(!refused(place()));
         assert!(refused(VringAddr { desc: 8, ..place() }));
         assert!(refused(VringAddr { avail: AVAIL + 1, ..place() }));
         assert!(refused(VringAddr { used: USED + 2, ..place() }));
-        assert!(refused(VringAddr { used: 4096 - 64, ..place() }), "the event index lies behind the end");
+        assert!(refused(VringAddr { used: 4096 - 64, ..place() }), "the event index is past the end");
         assert!(refused(VringAddr { desc: u64::MAX - 15, ..place() }));
         assert!(Ring::new(&table, &place(), 0, 0, true).is_none());
         assert!(Ring::new(&table, &place(), 6, 0, true).is_none());

@@ -1,6 +1,6 @@
-//! What one front-end has negotiated, and what each of its messages does to the device.
+//! The negotiated state of one front-end, and what each of its messages does to the device.
 //!
-//! Knows nothing about framing. Invariant: a message that is refused has changed nothing.
+//! It knows nothing about framing. Invariant: a refused message has changed nothing.
 //!
 //! Specification: QEMU, docs/interop/vhost-user.rst.
 
@@ -9,13 +9,13 @@ use std::os::fd::{AsFd, OwnedFd};
 use disk::Geometry;
 use rustix::fs::{FileType, OFlags, fcntl_getfl, fcntl_setfl, fstat};
 
-use crate::log::in_full;
+use crate::log::with_causes;
 use crate::{Interest, Watch, WatchKey};
 
 use super::KICK;
-use super::backend::{Backend, Told};
+use super::backend::{Backend, Notified};
 use super::config_space::{self, FLUSH, PROTOCOL_FEATURES, RING_EVENT_IDX};
-use super::connection::End;
+use super::connection::DisconnectReason;
 use super::device::Device;
 use super::event::{Event, Log};
 use super::inflight::InflightRegion;
@@ -25,7 +25,7 @@ use super::message::{
 use super::queue::Queue;
 use super::refusal::Refusal;
 use super::ring::{MAX_SIZE, is_reachable};
-use super::table::{BadRegion, MAX_REGIONS, Table};
+use super::table::{MAX_REGIONS, MemoryTable, RegionError};
 
 const F_MQ: u64 = 1 << 0;
 const F_REPLY_ACK: u64 = 1 << 3;
@@ -37,36 +37,36 @@ const F_CONFIGURE_MEM_SLOTS: u64 = 1 << 15;
 const PROTOCOL: u64 =
     F_MQ | F_REPLY_ACK | F_BACKEND_REQ | F_CONFIG | F_INFLIGHT_SHMFD | F_RESET_DEVICE | F_CONFIGURE_MEM_SLOTS;
 
-/// In the flags of SET_VRING_ADDR: log writes, for a migration that we do not offer.
+/// In the flags of SET_VRING_ADDR: dirty logging, for migration, which we do not offer.
 const VRING_LOG: u32 = 1;
 
-/// What is sent back.
-pub struct Answer {
+/// A message to be sent back.
+pub struct ReplyMessage {
     /// The message.
     pub bytes: Vec<u8>,
-    /// What goes along.
+    /// Its file descriptor.
     pub fd: Option<OwnedFd>,
 }
 
-impl From<Vec<u8>> for Answer {
-    fn from(bytes: Vec<u8>) -> Answer {
-        Answer { bytes, fd: None }
+impl From<Vec<u8>> for ReplyMessage {
+    fn from(bytes: Vec<u8>) -> ReplyMessage {
+        ReplyMessage { bytes, fd: None }
     }
 }
 
-/// What a message led to.
+/// The outcome of a message.
 pub enum Outcome {
-    /// Done; acknowledged if that is wanted.
+    /// Done; acknowledged if requested.
     Done,
-    /// It has an answer of its own.
+    /// It has a reply of its own.
     Reply(Reply),
-    /// The same, with a file.
+    /// A reply with a file.
     File(Reply, OwnedFd),
-    /// To be continued when requests under way are completed.
+    /// To be continued when requests in flight have completed.
     Drain(Drain),
 }
 
-/// What waits for requests under way.
+/// A message that waits for requests in flight.
 #[derive(Clone, Copy)]
 pub enum Drain {
     /// GET_VRING_BASE of one queue.
@@ -75,17 +75,17 @@ pub enum Drain {
     Reset,
 }
 
-/// What one front-end has negotiated.
+/// The negotiated state of one front-end.
 pub struct Session {
-    /// The device it drives.
+    /// The device that it uses.
     pub device: Device,
     offered: u64,
-    /// What the front-end has taken of what was offered.
+    /// The offered features that the front-end has accepted.
     pub features: u64,
-    /// The same of the protocol's own features.
+    /// The same for protocol features.
     pub protocol: u64,
     config: Vec<u8>,
-    /// To tell the front-end of a changed configuration.
+    /// To notify the front-end of a changed configuration.
     pub backend: Option<Backend>,
     waiting: Option<(Header, Drain)>,
 }
@@ -105,47 +105,54 @@ impl Session {
         }
     }
 
-    /// Does what a message says; the answer, if there is one now.
-    pub fn handle(&mut self, frame: Frame, watch: &mut dyn Watch, log: &mut Log) -> Result<Option<Answer>, End> {
+    /// Handles a message; returns the reply, if there is one now.
+    pub fn handle(
+        &mut self,
+        frame: Frame,
+        watch: &mut dyn Watch,
+        log: &mut Log,
+    ) -> Result<Option<ReplyMessage>, DisconnectReason> {
         let header = frame.header;
         let message = Message::parse(frame).map_err(Refusal::Malformed);
-        match message.and_then(|message| self.obey(message, watch, log)) {
+        match message.and_then(|message| self.execute(message, watch, log)) {
             Ok(Outcome::Reply(reply)) => Ok(Some(reply.encode(header.request).into())),
-            Ok(Outcome::File(reply, fd)) => Ok(Some(Answer { bytes: reply.encode(header.request), fd: Some(fd) })),
+            Ok(Outcome::File(reply, fd)) => {
+                Ok(Some(ReplyMessage { bytes: reply.encode(header.request), fd: Some(fd) }))
+            }
             Ok(Outcome::Done) => Ok(self.acknowledge(&header, 0)),
             Ok(Outcome::Drain(drain)) => {
                 self.waiting = Some((header, drain));
                 Ok(self.settle(watch, log))
             }
             Err(refusal) => {
-                let why = in_full(&refusal);
-                // GET_* are answered with what was asked for, so that "no" cannot be said.
+                let why = with_causes(&refusal);
+                // GET_* are answered with the requested value, which cannot express a refusal.
                 match self.acknowledge(&header, 1).filter(|_| !has_own_reply(header.request)) {
                     Some(reply) => {
-                        log.note(Event::Refused { why });
+                        log.record(Event::Refused { why });
                         Ok(Some(reply))
                     }
-                    None => Err(End::Refused(why)),
+                    None => Err(DisconnectReason::Refused(why)),
                 }
             }
         }
     }
 
-    fn acknowledge(&self, header: &Header, code: u64) -> Option<Answer> {
+    fn acknowledge(&self, header: &Header, code: u64) -> Option<ReplyMessage> {
         let wanted = header.needs_reply() && self.protocol & F_REPLY_ACK != 0;
         wanted.then(|| Reply::Number(code).encode(header.request).into())
     }
 
-    /// Whether a message waits for requests under way; those behind it wait for it.
+    /// Whether a message waits for requests in flight; later messages wait for it.
     pub fn is_waiting(&self) -> bool {
         self.waiting.is_some()
     }
 
     /// Whether it need not wait any longer.
-    pub fn may_settle(&self) -> bool {
+    pub fn can_settle(&self) -> bool {
         match self.waiting {
             #[cfg(test)]
-            _ if super::moment::test::is_planted(super::moment::Bug::WaitsForAll) && self.waiting.is_some() => {
+            _ if super::kill_point::test::is_planted(super::kill_point::Bug::WaitsForAll) && self.waiting.is_some() => {
                 self.device.queues.iter().all(Queue::is_idle)
             }
             Some((_, Drain::Vring(index))) => find(&self.device.queues, index).is_none_or(Queue::is_idle),
@@ -154,9 +161,9 @@ impl Session {
         }
     }
 
-    /// Finishes the message that waited, if it may; the answer to it.
-    pub fn settle(&mut self, watch: &mut dyn Watch, log: &mut Log) -> Option<Answer> {
-        if !self.may_settle() {
+    /// Completes the waiting message, if possible; returns its reply.
+    pub fn settle(&mut self, watch: &mut dyn Watch, log: &mut Log) -> Option<ReplyMessage> {
+        if !self.can_settle() {
             return None;
         }
         let (header, drain) = self.waiting.take()?;
@@ -174,27 +181,27 @@ impl Session {
                         *queue = Queue::default();
                     }
                 }
-                // What is in flight is the driver's to forget, and it has.
+                // The driver has to discard what is in flight, and has done so.
                 if let Some(region) = &self.device.region {
-                    region.forget();
+                    region.clear_all();
                 }
                 self.acknowledge(&header, 0)
             }
         }
     }
 
-    /// The disk has another size: the configuration shows it, and the front-end is told if it can be.
-    pub fn resized(&mut self, geometry: &Geometry) -> Result<Told, End> {
+    /// Sets a new disk size: the configuration shows it, and the front-end is notified if possible.
+    pub fn resized(&mut self, geometry: &Geometry) -> Result<Notified, DisconnectReason> {
         let queues = u16::try_from(self.device.queues.len()).unwrap_or(u16::MAX);
         self.config = config_space::bytes(geometry, queues);
         let listens = self.protocol & F_BACKEND_REQ != 0 && self.protocol & F_CONFIG != 0;
         match self.backend.as_mut().filter(|_| listens) {
-            Some(backend) => backend.configuration_changed().map(|()| Told::Yes),
-            None => Ok(Told::CannotBe),
+            Some(backend) => backend.configuration_changed().map(|()| Notified::Yes),
+            None => Ok(Notified::Unsupported),
         }
     }
 
-    /// Ends the session; the answer is the number of requests still to be completed.
+    /// Ends the session; returns the number of requests still to be completed.
     pub fn end(&mut self, watch: &mut dyn Watch) -> usize {
         for index in 0..self.queue_count() {
             self.stop(index, watch);
@@ -202,8 +209,8 @@ impl Session {
         self.device.end()
     }
 
-    /// Does what a message says, or refuses it.
-    pub fn obey(&mut self, message: Message, watch: &mut dyn Watch, log: &mut Log) -> Result<Outcome, Refusal> {
+    /// Executes a message, or refuses it.
+    pub fn execute(&mut self, message: Message, watch: &mut dyn Watch, log: &mut Log) -> Result<Outcome, Refusal> {
         match message {
             Message::GetFeatures => Ok(Outcome::Reply(Reply::Number(self.offered))),
             Message::GetProtocolFeatures => Ok(Outcome::Reply(Reply::Number(PROTOCOL))),
@@ -227,7 +234,7 @@ impl Session {
             Message::GetInflightFd(info) => self.create_region(&info),
             Message::SetInflightFd(info, fd) => self.set_region(&info, fd).map(done),
             Message::SetMemTable(regions) => {
-                self.set_table(Table::of(regions), |device| device.added(None), log).map(done)
+                self.set_table(MemoryTable::of(regions), |device| device.added(None), log).map(done)
             }
             Message::AddMemReg(info, fd) => {
                 let table = self.device.table.with(&info, fd);
@@ -263,7 +270,7 @@ impl Session {
         find_mut(&mut self.device.queues, index).ok_or(Refusal::NoQueue(index))
     }
 
-    /// The bytes of a window, zeros behind what we have; `None` if it is none.
+    /// The bytes of a window, zero-padded; `None` if the window is invalid.
     fn config(&self, window: ConfigWindow) -> Option<(ConfigWindow, Vec<u8>)> {
         let end = window.offset.checked_add(window.size).filter(|&end| end <= MAX_CONFIG)?;
         let range = usize::try_from(window.offset).ok()?..usize::try_from(end).ok()?;
@@ -279,7 +286,7 @@ impl Session {
         self.device.event_idx = bits & RING_EVENT_IDX != 0;
         self.device.can_flush = bits & FLUSH != 0;
         if bits & PROTOCOL_FEATURES == 0 {
-            // Without the negotiation there is no SET_VRING_ENABLE: rings start enabled.
+            // Without this negotiation there is no SET_VRING_ENABLE: rings start enabled.
             for queue in &mut self.device.queues {
                 queue.enabled = true;
             }
@@ -296,11 +303,11 @@ impl Session {
         Ok(())
     }
 
-    /// Replaces the memory table. Requests under way keep the memory that they were made with; rings are looked
-    /// up again, and one that is not there any more waits for the next table.
+    /// Replaces the memory table. Requests in flight keep the memory that they were created with; rings are looked up
+    /// again, and one that is no longer within the table waits for the next table.
     fn set_table(
         &mut self,
-        table: Result<Table, BadRegion>,
+        table: Result<MemoryTable, RegionError>,
         note: impl FnOnce(&mut Device),
         log: &mut Log,
     ) -> Result<(), Refusal> {
@@ -382,8 +389,8 @@ impl Session {
         Ok(())
     }
 
-    /// Starts a queue. The specification has it start with the first kick; a driver that offers requests before
-    /// that may have them taken earlier, as by every device that polls.
+    /// Starts a queue. In the specification it starts with the first kick; a driver that makes requests available
+    /// earlier may have them taken earlier, as by every device that polls.
     fn set_kick(&mut self, kick: VringFd, watch: &mut dyn Watch, log: &mut Log) -> Result<(), Refusal> {
         let index = kick.queue;
         let Device { queues, table, .. } = &mut self.device;
@@ -453,15 +460,15 @@ fn find_mut(queues: &mut [Queue], index: u32) -> Option<&mut Queue> {
     queues.get_mut(usize::try_from(index).ok()?)
 }
 
-/// The requests whose replies have a form of their own.
+/// The requests whose replies have a format of their own.
 fn has_own_reply(request: u32) -> bool {
     // GET_FEATURES, GET_VRING_BASE, GET_PROTOCOL_FEATURES, GET_QUEUE_NUM, GET_CONFIG, GET_INFLIGHT_FD,
     // GET_MAX_MEM_SLOTS.
     matches!(request, 1 | 11 | 15 | 17 | 24 | 31 | 36)
 }
 
-/// Makes sure that signalling never blocks: only an eventfd or a pipe is taken (writing to a file may wait for
-/// whoever serves its file system), and made non-blocking, as QEMU, Cloud Hypervisor and `blkio` do themselves.
+/// Ensures that signalling never blocks: only an eventfd or a pipe is accepted (writing to a file may wait for the
+/// server of its file system), and made non-blocking, as QEMU, Cloud Hypervisor and `blkio` do themselves.
 fn signal_fd(queue: u32, fd: OwnedFd) -> Result<OwnedFd, Refusal> {
     let failed = |errno: rustix::io::Errno| Refusal::Fd { queue, source: errno.into() };
     let mode = fstat(&fd).map_err(failed)?.st_mode;

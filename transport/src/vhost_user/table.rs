@@ -1,8 +1,7 @@
-//! The memory table: the regions of guest memory that a front-end has shared, and quick access to small things
-//! in them.
+//! The memory table: the regions of guest memory that a front-end has shared, and fast access to small items in them.
 //!
-//! Knows nothing about rings or requests. Invariant: every region was checked against its file when it was
-//! mapped; a table is never changed, only replaced, so that requests in flight keep what they point into.
+//! It knows nothing about rings or requests. Invariant: every region was checked against its file when it was mapped; a
+//! table is never changed, only replaced, so that requests in flight keep their memory.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -12,48 +11,48 @@ use rustix::fs::{FileType, fstat, fstatfs};
 
 use super::message::RegionInfo;
 
-/// Regions in a table: as many as KVM has had memory slots, which no machine exceeds.
+/// Maximum regions in a table: the number of memory slots that KVM has had, which no machine exceeds.
 pub const MAX_REGIONS: usize = 509;
 
-/// `f_type` of a file system of huge pages, whose files map in whole pages of theirs only.
+/// `f_type` of hugetlbfs, whose files can be mapped in whole huge pages only.
 const HUGETLBFS: u64 = 0x9584_58f6;
 const PAGE: u64 = 4096;
 
 /// Why a region or a table was refused.
 #[derive(Debug, thiserror::Error)]
-pub enum BadRegion {
-    /// No bytes, or a range that wraps around.
-    #[error("a region of {len} bytes at {guest:#x} (offset {offset:#x} of its file) cannot exist")]
+pub enum RegionError {
+    /// An empty range, or one that wraps around.
+    #[error("invalid region of {len} bytes at {guest:#x} (offset {offset:#x} of its file)")]
     Range {
         /// Its address in the guest.
         guest: u64,
-        /// Its bytes.
+        /// Its length.
         len: u64,
-        /// Its place in the file.
+        /// Its offset in the file.
         offset: u64,
     },
-    /// Touching the end of it would raise SIGBUS.
+    /// Accessing the end of it would raise SIGBUS.
     #[error("the file of the region at {guest:#x} has {file_len} bytes and needs {needed}")]
     FileTooShort {
         /// Its address in the guest.
         guest: u64,
         /// The file's size.
         file_len: u64,
-        /// Where the region ends in the file.
+        /// The end of the region in the file.
         needed: u64,
     },
-    /// Not something to be mapped.
+    /// It cannot be mapped.
     #[error("the file of the region at {guest:#x} is not memory")]
     NotMemory {
         /// Its address in the guest.
         guest: u64,
     },
-    /// The kernel refused.
-    #[error("mapping the region at {guest:#x} failed")]
+    /// A system call failed.
+    #[error("cannot map the region at {guest:#x}")]
     Map {
         /// Its address in the guest.
         guest: u64,
-        /// Why.
+        /// The cause.
         #[source]
         source: std::io::Error,
     },
@@ -63,9 +62,9 @@ pub enum BadRegion {
     /// More than [`MAX_REGIONS`].
     #[error("more than {MAX_REGIONS} regions")]
     TooMany,
-    /// To be removed and not there.
+    /// A region to be removed does not exist.
     #[error("there is no region at {guest:#x}")]
-    Absent {
+    NotFound {
         /// The address in the guest.
         guest: u64,
     },
@@ -73,65 +72,65 @@ pub enum BadRegion {
 
 /// One memory table.
 #[derive(Default)]
-pub struct Table {
+pub struct MemoryTable {
     memory: Arc<GuestMemory>,
-    /// Each region in one piece, for accesses that need no owner of their own.
-    pieces: Vec<Piece>,
-    /// The regions as they were told, and their files: for the process that takes the place of this one.
-    told: Vec<(RegionInfo, Arc<OwnedFd>)>,
+    /// Each region as one piece, for accesses that need no owner of their own.
+    pieces: Vec<RegionView>,
+    /// The regions as described by the front-end, and their files: for a successor process.
+    descriptions: Vec<(RegionInfo, Arc<OwnedFd>)>,
 }
 
-struct Piece {
+struct RegionView {
     guest: u64,
     bytes: Shared,
 }
 
-impl Table {
-    /// The table that has just these regions.
-    pub fn of(regions: Vec<(RegionInfo, OwnedFd)>) -> Result<Table, BadRegion> {
-        let mapped: Result<Vec<Region>, BadRegion> = regions.iter().map(|(info, file)| map(info, file)).collect();
-        Table::new(mapped?, regions.into_iter().map(|(info, file)| (info, Arc::new(file))).collect())
+impl MemoryTable {
+    /// A table of exactly these regions.
+    pub fn of(regions: Vec<(RegionInfo, OwnedFd)>) -> Result<MemoryTable, RegionError> {
+        let mapped: Result<Vec<Region>, RegionError> = regions.iter().map(|(info, file)| map(info, file)).collect();
+        MemoryTable::new(mapped?, regions.into_iter().map(|(info, file)| (info, Arc::new(file))).collect())
     }
 
-    /// The table with a region more.
-    pub fn with(&self, info: &RegionInfo, file: OwnedFd) -> Result<Table, BadRegion> {
+    /// The table with an additional region.
+    pub fn with(&self, info: &RegionInfo, file: OwnedFd) -> Result<MemoryTable, RegionError> {
         let mut regions: Vec<Region> = self.memory.regions().iter().map(same).collect();
         regions.push(map(info, &file)?);
-        let mut told = self.told.clone();
-        told.push((*info, Arc::new(file)));
-        Table::new(regions, told)
+        let mut descriptions = self.descriptions.clone();
+        descriptions.push((*info, Arc::new(file)));
+        MemoryTable::new(regions, descriptions)
     }
 
     /// The table without the region of that address and size.
-    pub fn without(&self, info: &RegionInfo) -> Result<Table, BadRegion> {
+    pub fn without(&self, info: &RegionInfo) -> Result<MemoryTable, RegionError> {
         let is_it =
             |region: &&Region| region.guest.0 == info.guest && region.len == info.len && region.peer == info.peer;
         let left: Vec<Region> = self.memory.regions().iter().filter(|region| !is_it(region)).map(same).collect();
         if left.len() == self.memory.regions().len() {
-            return Err(BadRegion::Absent { guest: info.guest });
+            return Err(RegionError::NotFound { guest: info.guest });
         }
-        let is_other = |(told, _): &&(RegionInfo, Arc<OwnedFd>)| {
-            told.guest != info.guest || told.len != info.len || told.peer != info.peer
+        let is_other = |(descriptions, _): &&(RegionInfo, Arc<OwnedFd>)| {
+            descriptions.guest != info.guest || descriptions.len != info.len || descriptions.peer != info.peer
         };
-        Table::new(left, self.told.iter().filter(is_other).cloned().collect())
+        MemoryTable::new(left, self.descriptions.iter().filter(is_other).cloned().collect())
     }
 
-    /// The regions as they were told, and their files.
-    pub fn told(&self) -> &[(RegionInfo, Arc<OwnedFd>)] {
-        &self.told
+    /// The regions as described by the front-end, and their files.
+    pub fn descriptions(&self) -> &[(RegionInfo, Arc<OwnedFd>)] {
+        &self.descriptions
     }
 
-    fn new(regions: Vec<Region>, told: Vec<(RegionInfo, Arc<OwnedFd>)>) -> Result<Table, BadRegion> {
+    fn new(regions: Vec<Region>, descriptions: Vec<(RegionInfo, Arc<OwnedFd>)>) -> Result<MemoryTable, RegionError> {
         if regions.len() > MAX_REGIONS {
-            return Err(BadRegion::TooMany);
+            return Err(RegionError::TooMany);
         }
-        let memory = Arc::new(GuestMemory::new(regions).ok_or(BadRegion::Overlap)?);
+        let memory = Arc::new(GuestMemory::new(regions).ok_or(RegionError::Overlap)?);
         let piece = |region: &Region| {
             let bytes = memory.shared(region.guest, usize::try_from(region.len).ok()?)?;
-            Some(Piece { guest: region.guest.0, bytes })
+            Some(RegionView { guest: region.guest.0, bytes })
         };
         let pieces = memory.regions().iter().filter_map(piece).collect();
-        Ok(Table { memory, pieces, told })
+        Ok(MemoryTable { memory, pieces, descriptions })
     }
 
     /// A ring at an address of the front-end's process.
@@ -152,7 +151,7 @@ impl Table {
         }
     }
 
-    /// Bytes that cross from one region into the next, or lie nowhere.
+    /// Reads bytes that cross from one region into the next, or are in none.
     #[cold]
     fn read_across<const N: usize>(&self, addr: GuestAddr) -> Option<[u8; N]> {
         let mut bytes = [0; N];
@@ -180,7 +179,7 @@ impl Table {
     }
 
     fn piece(&self, addr: GuestAddr) -> Option<(&Shared, usize)> {
-        // Few regions, and nearly all requests in the largest of them: a scan beats a search.
+        // There are few regions, and nearly all requests are in the largest of them: a scan beats a search.
         self.pieces.iter().find_map(|piece| {
             let at = usize::try_from(addr.0.checked_sub(piece.guest)?).ok()?;
             (at < piece.bytes.len()).then_some((&piece.bytes, at))
@@ -188,30 +187,30 @@ impl Table {
     }
 }
 
-/// A region of the next table that maps what one of this table maps.
+/// The same region for another table, sharing the mapping.
 fn same(region: &Region) -> Region {
     Region { mapping: region.mapping.clone(), ..*region }
 }
 
-/// Maps a region after comparing it with its file. A file that shrinks later is its owner's own doing.
-fn map(info: &RegionInfo, file: &OwnedFd) -> Result<Region, BadRegion> {
+/// Maps a region after checking it against its file. If the file is truncated later, that is its owner's fault.
+fn map(info: &RegionInfo, file: &OwnedFd) -> Result<Region, RegionError> {
     let guest = info.guest;
-    let range = || BadRegion::Range { guest, len: info.len, offset: info.offset };
+    let range = || RegionError::Range { guest, len: info.len, offset: info.offset };
     let end = info.offset.checked_add(info.len).filter(|_| info.len > 0).ok_or_else(range)?;
     info.guest.checked_add(info.len).and(info.peer.checked_add(info.len)).ok_or_else(range)?;
 
-    let failed = |errno: rustix::io::Errno| BadRegion::Map { guest, source: errno.into() };
+    let failed = |errno: rustix::io::Errno| RegionError::Map { guest, source: errno.into() };
     let stat = fstat(file).map_err(failed)?;
     match FileType::from_raw_mode(stat.st_mode) {
         FileType::RegularFile => {
             let file_len = u64::try_from(stat.st_size).unwrap_or(0);
             if end > file_len {
-                return Err(BadRegion::FileTooShort { guest, file_len, needed: end });
+                return Err(RegionError::FileTooShort { guest, file_len, needed: end });
             }
         }
         // A DAX device: its size is not known here, and mapping past it fails.
         FileType::CharacterDevice => {}
-        _ => return Err(BadRegion::NotMemory { guest }),
+        _ => return Err(RegionError::NotMemory { guest }),
     }
     let align = match fstatfs(file) {
         Ok(found) if u64::try_from(found.f_type) == Ok(HUGETLBFS) => u64::try_from(stat.st_blksize).unwrap_or(PAGE),
@@ -221,7 +220,7 @@ fn map(info: &RegionInfo, file: &OwnedFd) -> Result<Region, BadRegion> {
     let mapped_end = end.checked_next_multiple_of(align).ok_or_else(range)?;
     let len = mapped_end.checked_sub(start).and_then(|len| usize::try_from(len).ok()).ok_or_else(range)?;
     let mapping = Mapping::of_file(std::os::fd::AsFd::as_fd(file), start, len)
-        .map_err(|source| BadRegion::Map { guest, source })?;
+        .map_err(|source| RegionError::Map { guest, source })?;
     let offset = info.offset.checked_sub(start).ok_or_else(range)?;
     Ok(Region { guest: GuestAddr(guest), peer: info.peer, len: info.len, offset, mapping: Arc::new(mapping) })
 }
@@ -244,51 +243,51 @@ mod test {
 
     #[test]
     fn a_region_larger_than_its_file_is_refused() {
-        let refused = Table::of(vec![(info(0, 8193, 0), file(8192))]);
-        assert!(matches!(refused.err(), Some(BadRegion::FileTooShort { file_len: 8192, needed: 8193, .. })));
-        let refused = Table::of(vec![(info(0, 4096, 8192), file(8192))]);
-        assert!(matches!(refused.err(), Some(BadRegion::FileTooShort { .. })));
+        let refused = MemoryTable::of(vec![(info(0, 8193, 0), file(8192))]);
+        assert!(matches!(refused.err(), Some(RegionError::FileTooShort { file_len: 8192, needed: 8193, .. })));
+        let refused = MemoryTable::of(vec![(info(0, 4096, 8192), file(8192))]);
+        assert!(matches!(refused.err(), Some(RegionError::FileTooShort { .. })));
     }
 
     #[test]
     fn a_region_that_wraps_around_is_refused() {
-        assert!(matches!(Table::of(vec![(info(0, 0, 0), file(4096))]).err(), Some(BadRegion::Range { .. })));
+        assert!(matches!(MemoryTable::of(vec![(info(0, 0, 0), file(4096))]).err(), Some(RegionError::Range { .. })));
         let wraps = RegionInfo { guest: 0, len: 4096, peer: 0, offset: u64::MAX };
-        assert!(matches!(Table::of(vec![(wraps, file(4096))]).err(), Some(BadRegion::Range { .. })));
+        assert!(matches!(MemoryTable::of(vec![(wraps, file(4096))]).err(), Some(RegionError::Range { .. })));
         let wraps = RegionInfo { guest: 0, len: 4096, peer: u64::MAX, offset: 0 };
-        assert!(matches!(Table::of(vec![(wraps, file(4096))]).err(), Some(BadRegion::Range { .. })));
+        assert!(matches!(MemoryTable::of(vec![(wraps, file(4096))]).err(), Some(RegionError::Range { .. })));
     }
 
     #[test]
-    fn what_is_not_memory_is_refused() {
+    fn a_file_that_is_not_memory_is_refused() {
         let (pipe, _other) = rustix::pipe::pipe().unwrap();
-        assert!(matches!(Table::of(vec![(info(0, 4096, 0), pipe)]).err(), Some(BadRegion::NotMemory { .. })));
+        assert!(matches!(MemoryTable::of(vec![(info(0, 4096, 0), pipe)]).err(), Some(RegionError::NotMemory { .. })));
     }
 
     #[test]
-    fn regions_come_and_go_by_address() {
-        let table = Table::of(vec![(info(0, 4096, 0), file(4096))]).unwrap();
-        assert!(matches!(table.with(&info(4095, 4096, 0), file(4096)).err(), Some(BadRegion::Overlap)));
+    fn regions_are_added_and_removed_by_address() {
+        let table = MemoryTable::of(vec![(info(0, 4096, 0), file(4096))]).unwrap();
+        assert!(matches!(table.with(&info(4095, 4096, 0), file(4096)).err(), Some(RegionError::Overlap)));
         let table = table.with(&info(4096, 4096, 100), file(8192)).unwrap();
         assert!(table.has(GuestAddr(8191)));
-        assert!(matches!(table.without(&info(1, 4096, 0)).err(), Some(BadRegion::Absent { guest: 1 })));
+        assert!(matches!(table.without(&info(1, 4096, 0)).err(), Some(RegionError::NotFound { guest: 1 })));
         let table = table.without(&info(0, 4096, 0)).unwrap();
         assert!(!table.has(GuestAddr(0)));
         assert!(table.has(GuestAddr(4096)));
     }
 
     #[test]
-    fn a_region_starts_at_its_offset_of_the_file() {
+    fn a_region_starts_at_its_offset_in_the_file() {
         let shared = file(12288);
         let copy = rustix::io::dup(&shared).unwrap();
-        let table = Table::of(vec![(info(0, 4096, 5000), shared), (info(8192, 8192, 4096), copy)]).unwrap();
+        let table = MemoryTable::of(vec![(info(0, 4096, 5000), shared), (info(8192, 8192, 4096), copy)]).unwrap();
         table.write_byte(GuestAddr(0), 7).unwrap();
         assert_eq!(table.read::<1>(GuestAddr(8192 + 904)), Some([7]));
     }
 
     #[test]
     fn a_read_may_cross_regions() {
-        let table = Table::of(vec![(info(0, 4096, 0), file(4096)), (info(4096, 4096, 0), file(4096))]).unwrap();
+        let table = MemoryTable::of(vec![(info(0, 4096, 0), file(4096)), (info(4096, 4096, 0), file(4096))]).unwrap();
         table.write_byte(GuestAddr(4095), 1).unwrap();
         table.write_byte(GuestAddr(4096), 2).unwrap();
         assert_eq!(table.read::<4>(GuestAddr(4094)), Some([0, 1, 2, 0]));

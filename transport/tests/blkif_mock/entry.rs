@@ -1,7 +1,7 @@
-//! What a front end puts into a ring, and finds there. The offsets are its own, from io/blkif.h.
+//! Ring entries and responses of a front end. The offsets are defined independently, from io/blkif.h.
 
-#![allow(dead_code, reason = "each test uses a part of it")]
-#![allow(clippy::cast_possible_truncation, reason = "the numbers are the test's own, and small")]
+#![allow(dead_code, reason = "each test uses only part of it")]
+#![allow(clippy::cast_possible_truncation, reason = "the test's own numbers are small")]
 #![allow(clippy::len_without_is_empty, reason = "an entry is never empty")]
 
 use memory::Shared;
@@ -11,7 +11,7 @@ pub const READ: u8 = 0;
 pub const WRITE: u8 = 1;
 pub const INDIRECT: u8 = 6;
 
-/// The compiler of the front end.
+/// The compiler ABI of the front end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Abi {
     Native,
@@ -28,27 +28,27 @@ impl Abi {
         }
     }
 
-    /// Bytes from one entry to the next.
+    /// Size of an entry.
     pub fn len(self) -> usize {
         if self == Abi::X86_32 { 108 } else { 112 }
     }
 
-    /// Bytes of a response.
+    /// Size of a response.
     pub fn response_len(self) -> usize {
         if self == Abi::X86_32 { 12 } else { 16 }
     }
 
-    /// Entries in a ring of so many pages.
+    /// Number of entries in a ring of `pages` pages.
     pub fn slots(self, pages: usize) -> u32 {
         1 << ((pages * 4096 - 64) / self.len()).ilog2()
     }
 
-    /// Where the entry with this index begins in a ring.
-    pub fn place(self, slots: u32, index: u32) -> usize {
+    /// Offset in the ring of the entry with this index.
+    pub fn offset(self, slots: u32, index: u32) -> usize {
         64 + (index & (slots - 1)) as usize * self.len()
     }
 
-    /// Writes an entry into its place: 64-bit compilers put a hole before `id`.
+    /// Writes an entry at offset `at`: 64-bit compilers have padding before `id`.
     pub fn write(self, ring: &Shared, at: usize, entry: &Entry) {
         if self == Abi::X86_32 {
             return ring.write(at, *entry).unwrap();
@@ -60,7 +60,7 @@ impl Abi {
     }
 }
 
-/// An entry in 32-bit layout; the hole is put in when it is written.
+/// An entry in 32-bit layout; the padding is inserted when it is written.
 pub type Entry = [u8; 108];
 
 fn entry(head: [u8; 4], id: u64, sector: u64, rest: &[u8]) -> Entry {
@@ -95,14 +95,14 @@ pub fn indirect(operation: u8, id: u64, sector: u64, page: GrantRef, count: u16)
     entry([6, operation, low, high], id, sector, &rest)
 }
 
-/// An answer: id, operation, status.
-pub type Answer = (u64, u8, i16);
+/// A response: id, operation, status.
+pub type Response = (u64, u8, i16);
 
-pub fn answer(bytes: &[u8; 12]) -> Answer {
+pub fn parse_response(bytes: &[u8; 12]) -> Response {
     (u64::from_le_bytes(bytes[..8].try_into().unwrap()), bytes[8], i16::from_le_bytes([bytes[10], bytes[11]]))
 }
 
-/// What rings a front end makes.
+/// The ring configuration of a front end.
 #[derive(Clone, Copy, Debug)]
 pub struct Rings {
     pub abi: Abi,

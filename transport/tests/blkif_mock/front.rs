@@ -4,17 +4,17 @@ use memory::Shared;
 use xen::fake::{Access, Guest, Host, Page};
 use xen::{GrantRef, Port};
 
-use super::entry::{Answer, Entry, Rings, answer};
-use super::{BACKEND, DOMAIN, FRONTEND, Machine, get, set};
+use super::entry::{Entry, Response, Rings, parse_response};
+use super::{BACKEND, DOMAIN, FRONTEND, TestBackend, get, set};
 
 /// One ring.
 pub struct Ring {
     pub shared: Shared,
-    /// Where it lies.
+    /// Its pages.
     pub own: Vec<Page>,
     pub pages: Vec<GrantRef>,
     pub port: Port,
-    pub asked: u32,
+    pub submitted: u32,
     pub read: u32,
 }
 
@@ -33,22 +33,22 @@ impl Front {
         Front { host: host.clone(), guest, rings: Vec::new(), made: Rings::default(), slots: 0 }
     }
 
-    /// A page of a byte, and its grant.
+    /// A page filled with a byte, and its grant.
     pub fn page(&self, byte: u8) -> (Page, GrantRef) {
         let page = self.guest.page().unwrap();
         self.guest.write(page, 0, &[byte; 4096]).unwrap();
         (page, self.guest.grant(page, Access::ReadWrite))
     }
 
-    pub fn say(&self, state: u32) {
+    pub fn write_state(&self, state: u32) {
         set(&self.host, &format!("{FRONTEND}/state"), &state.to_string());
     }
 
-    pub fn backend_says(&self) -> String {
+    pub fn backend_state(&self) -> String {
         get(&self.host, &format!("{BACKEND}/state")).unwrap_or_default()
     }
 
-    /// Makes rings and writes where they are.
+    /// Creates rings and writes their keys.
     pub fn initialise(&mut self, made: Rings) {
         self.made = made;
         let pages = 1usize << made.order;
@@ -73,7 +73,7 @@ impl Front {
             }
             put(&format!("{before}event-channel"), &ring.port.0.to_string());
         }
-        self.say(3);
+        self.write_state(3);
     }
 
     fn ring(&self, pages: usize) -> Ring {
@@ -82,43 +82,44 @@ impl Front {
         shared.store_u32(4, 1).unwrap();
         shared.store_u32(12, 1).unwrap();
         let pages = own.iter().map(|&page| self.guest.grant(page, Access::ReadWrite)).collect();
-        Ring { shared, own, pages, port: self.guest.offer(), asked: 0, read: 0 }
+        Ring { shared, own, pages, port: self.guest.offer(), submitted: 0, read: 0 }
     }
 
-    /// The whole handshake.
-    pub fn connect(&mut self, machine: &mut Machine, made: Rings) {
+    /// Performs the whole handshake.
+    pub fn connect(&mut self, machine: &mut TestBackend, made: Rings) {
         machine.settle();
-        assert_eq!(self.backend_says(), "2", "{}", machine.log);
+        assert_eq!(self.backend_state(), "2", "{}", machine.log);
         self.initialise(made);
         machine.settle();
-        assert_eq!(self.backend_says(), "4", "{}", machine.log);
-        self.say(4);
+        assert_eq!(self.backend_state(), "4", "{}", machine.log);
+        self.write_state(4);
         machine.settle();
     }
 
-    /// The whole handshake of one that writes what it has chosen and nothing else, and leaves what another has written.
-    pub fn connect_as_linux(&mut self, machine: &mut Machine, made: Rings) {
+    /// Performs the whole handshake of a front end that writes only what it has chosen, and keeps what an earlier one
+    /// has written.
+    pub fn connect_as_linux(&mut self, machine: &mut TestBackend, made: Rings) {
         machine.settle();
         let kept = ["feature-persistent"].map(|key| (key, get(&self.host, &format!("{FRONTEND}/{key}"))));
         self.initialise(made);
         if !made.persistent {
-            // It has never heard of that.
+            // It does not know that key.
             for (key, before) in kept {
                 let path = format!("{FRONTEND}/{key}");
                 before.map_or_else(|| super::remove(&self.host, &path), |before| set(&self.host, &path, &before));
             }
         }
         machine.settle();
-        assert_eq!(self.backend_says(), "4", "{}", machine.log);
-        self.say(4);
+        assert_eq!(self.backend_state(), "4", "{}", machine.log);
+        self.write_state(4);
         machine.settle();
     }
 
-    /// Closes, and forgets its rings and keys.
-    pub fn close(&mut self, machine: &mut Machine) {
-        self.say(5);
+    /// Closes, and removes its rings and keys.
+    pub fn close(&mut self, machine: &mut TestBackend) {
+        self.write_state(5);
         machine.settle();
-        self.say(6);
+        self.write_state(6);
         machine.settle();
         self.forget();
     }
@@ -138,41 +139,41 @@ impl Front {
     /// Writes an entry without announcing it.
     pub fn put(&mut self, queue: usize, entry: &Entry) {
         let ring = &mut self.rings[queue];
-        self.made.abi.write(&ring.shared, self.made.abi.place(self.slots, ring.asked), entry);
-        ring.asked += 1;
+        self.made.abi.write(&ring.shared, self.made.abi.offset(self.slots, ring.submitted), entry);
+        ring.submitted += 1;
     }
 
-    /// Announces what was written, and signals.
+    /// Announces the entries written, and notifies.
     pub fn push(&mut self, queue: usize) {
         let ring = &self.rings[queue];
-        ring.shared.store_u32(0, ring.asked).unwrap();
+        ring.shared.store_u32(0, ring.submitted).unwrap();
         self.guest.signal(ring.port).unwrap();
     }
 
-    pub fn ask(&mut self, queue: usize, entry: &Entry) {
+    pub fn submit(&mut self, queue: usize, entry: &Entry) {
         self.put(queue, entry);
         self.push(queue);
     }
 
-    /// Answers that came since the last look.
-    pub fn answers(&mut self, queue: usize) -> Vec<Answer> {
+    /// Responses since the last call.
+    pub fn responses(&mut self, queue: usize) -> Vec<Response> {
         let ring = &mut self.rings[queue];
         let to = ring.shared.load_u32(8).unwrap();
-        let mut answers = Vec::new();
+        let mut responses = Vec::new();
         while ring.read != to {
-            answers.push(answer(&ring.shared.read(self.made.abi.place(self.slots, ring.read)).unwrap()));
+            responses.push(parse_response(&ring.shared.read(self.made.abi.offset(self.slots, ring.read)).unwrap()));
             ring.read += 1;
         }
         ring.shared.store_u32(12, ring.read + 1).unwrap();
-        answers
+        responses
     }
 
-    /// One request, answered.
-    pub fn run(&mut self, machine: &mut Machine, entry: &Entry) -> i16 {
-        self.ask(0, entry);
+    /// Runs one request and returns its status.
+    pub fn run(&mut self, machine: &mut TestBackend, entry: &Entry) -> i16 {
+        self.submit(0, entry);
         machine.settle();
-        let answers = self.answers(0);
-        assert_eq!(answers.len(), 1, "{}", machine.log);
-        answers[0].2
+        let responses = self.responses(0);
+        assert_eq!(responses.len(), 1, "{}", machine.log);
+        responses[0].2
     }
 }

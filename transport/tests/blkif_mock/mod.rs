@@ -1,13 +1,13 @@
-//! Both ends of a blkif device for tests: a machine that serves a raw disk in memory, and a front end that can write
+//! Both ends of a blkif device for tests: a back end that serves a raw disk in memory, and a front end that can write
 //! anything into its rings and its node.
 //!
-//! The machine runs only when it is told to, so that tests decide what happens when.
+//! The back end runs only when called, so that tests control the order of events.
 
-#![allow(dead_code, reason = "each test uses a part of it")]
-#![allow(clippy::cast_possible_truncation, reason = "the numbers are the test's own, and small")]
+#![allow(dead_code, reason = "each test uses only part of it")]
+#![allow(clippy::cast_possible_truncation, reason = "the test's own numbers are small")]
 
 mod entry;
-#[allow(clippy::duplicate_mod, reason = "in the tests of the crate itself each mock has its own")]
+#[allow(clippy::duplicate_mod, reason = "each mock of the crate's unit tests includes its own copy")]
 #[path = "../epoll/mod.rs"]
 mod epoll;
 mod front;
@@ -24,9 +24,9 @@ use xen::{DomId, Store, StoreError};
 
 use epoll::Epoll;
 
-#[allow(unused_imports, reason = "each test uses a part of it")]
+#[allow(unused_imports, reason = "each test uses only part of it")]
 pub use entry::{Abi, Entry, READ, Rings, WRITE, discard, indirect, transfer};
-#[allow(unused_imports, reason = "each test uses a part of it")]
+#[allow(unused_imports, reason = "each test uses only part of it")]
 pub use front::Front;
 
 pub const DOMAIN: DomId = DomId(7);
@@ -34,28 +34,28 @@ pub const DEVICE: u32 = 51712;
 pub const BACKEND: &str = "/local/domain/0/backend/tap/7/51712";
 pub const FRONTEND: &str = "/local/domain/7/device/vbd/51712";
 
-/// Bytes of the disk.
+/// Size of the disk.
 pub const LEN: u64 = 4 << 20;
 
 /// A file with a volatile cache.
 #[derive(Default)]
 pub struct File {
-    /// What is read.
+    /// Contents as seen by reads.
     pub bytes: Vec<u8>,
-    /// What survives power loss.
+    /// Contents that survive power loss.
     pub durable: Vec<u8>,
     pub fault: Option<FileError>,
-    /// Operations are kept, not done.
+    /// Operations are queued, not performed.
     pub hold: bool,
-    /// The newest is done first. Otherwise there is no order in what is done.
+    /// The newest operation completes first. Otherwise the order of completion is arbitrary.
     pub backwards: bool,
-    /// Nothing is done any more: whoever asked for it is dead.
+    /// Nothing completes any more: the process that submitted the operations is dead.
     pub dead: bool,
     queue: Vec<FileOp>,
 }
 
 impl File {
-    /// The process is dead: what it has asked for ends before another begins, done or not.
+    /// The process is dead: its operations end before another process starts, performed or not.
     pub fn die(&mut self, mut is_done: impl FnMut() -> bool) {
         let queue = std::mem::take(&mut self.queue);
         for op in queue.iter().filter(|_| is_done()) {
@@ -89,7 +89,7 @@ impl Io for File {
 
     fn reap(&mut self, _until: Until, done: &mut Vec<FileDone>) -> Result<(), EngineFailed> {
         while !self.hold && !self.queue.is_empty() {
-            // One from the middle: answers come neither in the order of the requests nor the other way round.
+            // One from the middle: responses are neither in the order of the requests nor in reverse order.
             let next = if self.backwards { self.queue.len() - 1 } else { self.queue.len() / 2 };
             let op = self.queue.swap_remove(next);
             let result = self.execute(&op.action);
@@ -103,8 +103,8 @@ impl Io for File {
     }
 }
 
-/// A server and its disk.
-pub struct Machine {
+/// A back end: a server and its disk.
+pub struct TestBackend {
     pub host: Host,
     pub server: Option<Server>,
     pub watch: Epoll,
@@ -132,7 +132,7 @@ pub fn config(grants: GrantsPolicy) -> Config {
     }
 }
 
-/// Writes what a toolstack writes before either end begins.
+/// Writes what a toolstack writes before either end starts.
 pub fn attach(host: &Host) {
     let mut store = host.store(DomId(0)).unwrap();
     for (path, value) in [
@@ -146,7 +146,7 @@ pub fn attach(host: &Host) {
     }
 }
 
-/// A call of the test's own: one that was made to fail for the server is made again.
+/// A call of the test itself: a failure injected for the server is retried.
 fn own<T>(host: &Host, call: impl Fn(&mut dyn Store) -> Result<T, StoreError>) -> T {
     let mut store = host.store(DomId(0)).unwrap();
     call(&mut store).or_else(|_| call(&mut store)).unwrap()
@@ -164,22 +164,22 @@ pub fn remove(host: &Host, path: &str) {
     own(host, |store| store.remove(None, path));
 }
 
-impl Machine {
-    /// A machine whose server has begun.
-    pub fn new(host: &Host, config: Config) -> Machine {
-        let mut machine = Machine::idle(host, config.geometry);
+impl TestBackend {
+    /// A back end whose server has started.
+    pub fn new(host: &Host, config: Config) -> TestBackend {
+        let mut machine = TestBackend::idle(host, config.geometry);
         machine.start(config).unwrap();
         machine
     }
 
-    /// A machine without a server.
-    pub fn idle(host: &Host, geometry: Geometry) -> Machine {
+    /// A back end without a server.
+    pub fn idle(host: &Host, geometry: Geometry) -> TestBackend {
         let raw = Raw::new(geometry.len, geometry.block, geometry.read_only).unwrap();
         let disk = Disk::new(vec![Image::Raw(raw)], Options::default()).unwrap();
         let bytes: Vec<u8> = (0..geometry.len).map(|at| (at / 512 % 251) as u8).collect();
         let file = File { durable: bytes.clone(), bytes, ..File::default() };
         let (watch, seen, log) = (Epoll::new(), Vec::new(), String::new());
-        Machine { host: host.clone(), server: None, watch, disk, file, geometry, seen, log }
+        TestBackend { host: host.clone(), server: None, watch, disk, file, geometry, seen, log }
     }
 
     pub fn start(&mut self, config: Config) -> Result<(), String> {
@@ -194,7 +194,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Everything that can be done now. Whether something was.
+    /// Does everything that can be done now. Returns whether anything was.
     pub fn turn(&mut self) -> bool {
         self.turn_after(false)
     }
@@ -229,14 +229,14 @@ impl Machine {
         busy || !server.may_sleep()
     }
 
-    /// Turns until it would sleep.
+    /// Runs until it would sleep.
     pub fn settle(&mut self) {
         let turns = (0..1000).take_while(|_| self.turn()).count();
-        assert!(turns < 1000, "it never sleeps");
+        assert!(turns < 1000, "the server never goes to sleep");
     }
 
-    /// Turns, and sleeps between them, until it is as it should be.
-    pub fn settle_when(&mut self, mut done: impl FnMut(&Machine) -> bool) {
+    /// Runs, sleeping in between, until the condition holds.
+    pub fn settle_when(&mut self, mut done: impl FnMut(&TestBackend) -> bool) {
         for _ in 0..1000 {
             self.settle();
             if done(self) {
@@ -244,7 +244,7 @@ impl Machine {
             }
             self.turn_after(true);
         }
-        panic!("it never comes to that: {}", self.log);
+        panic!("the condition never becomes true: {}", self.log);
     }
 
     pub fn stop(&mut self) {
@@ -259,9 +259,9 @@ impl Machine {
     }
 }
 
-impl Drop for Machine {
+impl Drop for TestBackend {
     fn drop(&mut self) {
-        // What is still under way ends, as it does in a process that stops.
+        // Requests in flight end, as they do in a stopping process.
         self.file.hold = false;
         for _ in 0..1000 {
             let mut done = Vec::new();

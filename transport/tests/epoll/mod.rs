@@ -1,4 +1,4 @@
-//! The wait of a test's thread, by epoll.
+//! The event loop of a test's thread, with epoll.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
@@ -6,10 +6,10 @@ use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use transport::{Interest, Watch, WatchKey};
 
-/// The wait of a test's thread.
+/// The event loop of a test's thread.
 pub struct Epoll {
     epoll: OwnedFd,
-    /// What is watched, kept to be forgotten by key.
+    /// Watched descriptors, kept to be unwatched by key.
     fds: Vec<(WatchKey, OwnedFd)>,
 }
 
@@ -18,14 +18,14 @@ impl Epoll {
         Epoll { epoll: epoll::create(CreateFlags::CLOEXEC).unwrap(), fds: Vec::new() }
     }
 
-    /// The keys that are ready; waits for one if told to.
+    /// The ready keys; waits for one if `sleep`.
     pub fn wait(&self, sleep: bool) -> Vec<WatchKey> {
         let mut events: Vec<Event> = Vec::with_capacity(64);
         let none = Timespec { tv_sec: 0, tv_nsec: 0 };
         let long = Timespec { tv_sec: 120, tv_nsec: 0 };
         let timeout = if sleep { &long } else { &none };
         epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(timeout)).unwrap();
-        assert!(!sleep || !events.is_empty(), "nothing comes any more");
+        assert!(!sleep || !events.is_empty(), "no event arrived");
         events.iter().map(|event| WatchKey(event.data.u64())).collect()
     }
 }

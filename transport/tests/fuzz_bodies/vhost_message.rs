@@ -1,10 +1,9 @@
-//! A front-end that says anything, with any file descriptors.
+//! A front-end that sends arbitrary messages, with arbitrary file descriptors.
 //!
-//! Invariants checked: no panic; every reply has a header of its request and the size that it announces; the
-//! server either still serves the front-end or has hung up on it; the next front-end is served; not one file
-//! descriptor stays behind.
+//! Invariants checked: no panic; every reply has a header of its request and its announced size; the server either
+//! still serves the front-end or has disconnected it; the next front-end is served; no file descriptor leaks.
 //!
-//! Input: records of request, flags, file descriptors (count in the low four bits, kind in the others), length, and
+//! Input: records of request, flags, file descriptors (count in the low four bits, type in the others), length, and
 //! that many bytes of payload. With bit 7 of the flags the size in the header is the payload's first word instead.
 
 use std::io::Read;
@@ -13,13 +12,13 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
-use crate::vhost_mock::{FrontEnd, GEOMETRY, Machine, REGION, VERSION_1};
+use crate::vhost_mock::{FrontEnd, GEOMETRY, REGION, TestBackend, VERSION_1};
 
 /// Runs one input.
 pub fn run(data: &[u8]) {
     let before = open_fds();
     {
-        let mut machine = Machine::new(GEOMETRY, 2);
+        let mut machine = TestBackend::new(GEOMETRY, 2);
         let mut front_end = FrontEnd::connect(&machine.path());
         machine.settle();
         let mut rest = data;
@@ -37,7 +36,7 @@ pub fn run(data: &[u8]) {
         machine.settle();
         assert_eq!(next.used(0, 0).len(), 1, "the next front-end is served");
     }
-    assert_eq!(open_fds(), before, "file descriptors stay behind");
+    assert_eq!(open_fds(), before, "file descriptors leaked");
 }
 
 fn open_fds() -> usize {

@@ -1,16 +1,16 @@
 //! A driver that writes anything into its rings and its memory, at any time.
 //!
-//! Invariants checked: no panic; no more requests under way than the ring has places for, ranges counted; stopping
-//! the queue always gets its answer once the requests under way are completed; the next front-end is served.
+//! Invariants checked: no panic; no more requests in flight than the ring has slots, counting ranges; stopping the
+//! queue is always answered once the requests in flight have completed; the next front-end is served.
 //!
-//! Input: one byte of features (bit 2: a record of what is in flight is kept), then records of one byte and what it
-//! takes (see `step`).
+//! Input: one byte of features (bit 2: a record of requests in flight is kept), then records of one byte and its
+//! arguments (see `step`).
 
 use std::os::fd::{AsFd, OwnedFd};
 
 use memory::{Mapping, Shared};
 
-use crate::vhost_mock::{Desc, EVENT_IDX, FLUSH, FrontEnd, GEOMETRY, Machine, REGION, VERSION_1, WRITE};
+use crate::vhost_mock::{Desc, EVENT_IDX, FLUSH, FrontEnd, GEOMETRY, REGION, TestBackend, VERSION_1, WRITE};
 
 const SIZE: u16 = 16;
 
@@ -18,7 +18,7 @@ const SIZE: u16 = 16;
 pub fn run(data: &[u8]) {
     let mut input = Input { rest: data };
     let features_byte = input.byte();
-    let mut machine = Machine::new(GEOMETRY, 1);
+    let mut machine = TestBackend::new(GEOMETRY, 1);
     let mut front_end = FrontEnd::connect(&machine.path());
     front_end.size = SIZE;
     let flush = if features_byte & 1 == 0 { FLUSH } else { 0 };
@@ -29,7 +29,7 @@ pub fn run(data: &[u8]) {
 
     while !input.rest.is_empty() {
         match input.byte() {
-            // The connection is lost, and comes again.
+            // The connection is lost and reestablished.
             248.. => {
                 machine.release();
                 front_end.reconnect(&machine.path());
@@ -43,7 +43,7 @@ pub fn run(data: &[u8]) {
                 let base = front_end.get_u16(front_end.used_at(0) + 2);
                 front_end.start_queue(&mut machine, 0, base);
             }
-            // Anything in the record.
+            // Arbitrary bytes in the record.
             kind @ 240..248 => {
                 let (at, value) = (usize::from(input.byte()) * 2, input.word());
                 if let Some((.., record)) = &record {
@@ -54,10 +54,10 @@ pub fn run(data: &[u8]) {
             }
             kind => step(kind, &mut input, &mut machine, &front_end),
         }
-        assert!(machine.held.len() <= usize::from(SIZE) * 16, "{} requests under way", machine.held.len());
+        assert!(machine.held.len() <= usize::from(SIZE) * 16, "{} requests in flight", machine.held.len());
     }
 
-    // A queue can be stopped whatever was done to it.
+    // A queue can always be stopped.
     machine.hold = false;
     front_end.send(11, 0, &[0; 8], &[]);
     machine.settle();
@@ -72,11 +72,11 @@ pub fn run(data: &[u8]) {
     assert_eq!(next.used(0, 0).len(), 1, "the next front-end is served");
 }
 
-/// A record of what is in flight, if the input wants one: the message that brings it, its file, and what is in it.
+/// A record of requests in flight, if the input wants one: the message that sends it, its file, and its contents.
 fn recorded(
     byte: u8,
     features: u64,
-    machine: &mut Machine,
+    machine: &mut TestBackend,
     front_end: &mut FrontEnd,
 ) -> Option<(Vec<u8>, OwnedFd, Shared)> {
     if byte & 4 == 0 {
@@ -89,10 +89,10 @@ fn recorded(
     Some((payload, file, record))
 }
 
-/// What a driver does next, by the low three bits of a byte.
-fn step(kind: u8, input: &mut Input<'_>, machine: &mut Machine, front_end: &FrontEnd) {
+/// The next action of a driver, selected by the low three bits of a byte.
+fn step(kind: u8, input: &mut Input<'_>, machine: &mut TestBackend, front_end: &FrontEnd) {
     match kind & 7 {
-        // A request that is mostly right: kind, sector, length of the data in sectors.
+        // A mostly valid request: type, sector, length of the data in sectors.
         0 => {
             let (kind, sector, sectors) = (input.byte(), input.byte(), input.byte() % 16);
             let flags = if kind == 1 || kind > 10 { 0 } else { WRITE };
@@ -112,7 +112,7 @@ fn step(kind: u8, input: &mut Input<'_>, machine: &mut Machine, front_end: &Fron
         4 => front_end.put(front_end.avail_at(0) + 2, &u16::from(input.byte()).to_le_bytes()),
         5 => machine.hold = !machine.hold,
         6 => machine.release(),
-        // Anything anywhere near the ring and the requests.
+        // Arbitrary bytes near the ring and the requests.
         _ => {
             let at = u64::from(input.word()) * 16 % (REGION - 16);
             let bytes = [input.word(), input.word()].map(u16::to_le_bytes).concat();
@@ -138,7 +138,7 @@ impl Input<'_> {
         u16::from_le_bytes([self.byte(), self.byte()])
     }
 
-    /// Addresses mostly inside of memory, lengths mostly of something.
+    /// Addresses mostly within memory, lengths mostly nonzero.
     fn descriptor(&mut self) -> Desc {
         let addr = u64::from(self.word()) * 16;
         let addr = if addr < 0xf_0000 { addr } else { u64::MAX - addr };

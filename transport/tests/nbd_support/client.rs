@@ -1,4 +1,4 @@
-//! A client that says exactly what a test wants it to say.
+//! A client that sends exactly what a test specifies.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -23,7 +23,7 @@ pub const OPT_GO: u32 = 7;
 pub const OPT_STRUCTURED_REPLY: u32 = 8;
 pub const OPT_SET_META_CONTEXT: u32 = 10;
 
-/// What of a structured reply tests look at.
+/// The parts of a structured reply that tests check.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Chunk {
     pub kind: u16,
@@ -31,11 +31,11 @@ pub struct Chunk {
     pub payload: Vec<u8>,
 }
 
-/// A blocking connection. Its patience ends, so that a lost reply fails a test instead of hanging it.
+/// A blocking connection with a timeout, so that a lost reply fails a test instead of hanging it.
 pub struct Client(pub UnixStream);
 
 impl Client {
-    /// Connected, greeted, client flags sent.
+    /// Connected and greeted, client flags sent.
     pub fn greeted(served: &Served) -> Client {
         let stream = UnixStream::connect(served.path()).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
@@ -79,8 +79,8 @@ impl Client {
         bytes
     }
 
-    /// Whether the server ends the connection; what it still says before is skipped.
-    pub fn is_sent_away(&mut self) -> bool {
+    /// Whether the server ends the connection; remaining data is skipped.
+    pub fn is_disconnected(&mut self) -> bool {
         let mut rest = Vec::new();
         match self.0.read_to_end(&mut rest) {
             Ok(_) => true,
@@ -101,7 +101,7 @@ impl Client {
         (word(12), data)
     }
 
-    pub fn ask(&mut self, kind: u16, flags: u16, cookie: u64, at: u64, len: u32) {
+    pub fn send_request(&mut self, kind: u16, flags: u16, cookie: u64, at: u64, len: u32) {
         self.send(&request(kind, flags, cookie, at, len));
     }
 

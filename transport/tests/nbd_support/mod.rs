@@ -1,8 +1,8 @@
-//! A disk in memory behind an NBD server, on a thread with an epoll loop like the disk process has one.
+//! A disk in memory behind an NBD server, on a thread with an epoll loop like that of the disk process.
 //!
-//! Answers come in reverse order of a batch, so that every client sees replies out of order.
+//! A batch is completed in reverse order, so that every client sees replies out of order.
 
-#![allow(dead_code, reason = "each test program uses its part")]
+#![allow(dead_code, reason = "each test program uses only part of it")]
 
 pub mod client;
 
@@ -23,14 +23,14 @@ use transport::{Interest, Server as _, Watch, WatchKey};
 pub const GEOMETRY: Geometry =
     Geometry { len: 64 << 20, block: 512, physical_block: 4096, discard: 65536, chs: None, read_only: false };
 
-/// Bytes that are allocated together.
+/// The allocation unit.
 const UNIT: u64 = 65536;
 
 /// A sparse disk in memory.
 #[derive(Default)]
 pub struct RamDisk {
     units: BTreeMap<u64, Vec<u8>>,
-    /// Every operation, in the order in which it was done.
+    /// Every operation, in the order in which it was performed.
     pub done: Vec<(Operation, Span)>,
 }
 
@@ -87,10 +87,10 @@ fn size(len: u64) -> usize {
     usize::try_from(len).unwrap()
 }
 
-/// An edge-triggered epoll, as `Watch` promises it.
+/// An edge-triggered epoll, as `Watch` requires.
 struct Epoll {
     epoll: OwnedFd,
-    /// A descriptor of our own for each key, to be able to forget by key.
+    /// Our own descriptor for each key, to be able to unwatch by key.
     known: BTreeMap<WatchKey, OwnedFd>,
 }
 
@@ -111,7 +111,7 @@ impl Watch for Epoll {
     }
 
     fn forget(&mut self, key: WatchKey) {
-        let known = self.known.remove(&key).expect("only what is watched is forgotten");
+        let known = self.known.remove(&key).expect("an unknown key was unwatched");
         epoll::delete(&self.epoll, known).expect("it was watched");
     }
 }
@@ -224,7 +224,7 @@ fn serve(
     server.stop(&mut watch);
 }
 
-/// Runs a tool and returns what it printed; its failure fails the test.
+/// Runs a tool and returns its output; if it fails, so does the test.
 pub fn run(package: &str, tool: &str, arguments: &[&str]) -> String {
     let output = output(package, tool, arguments);
     assert!(
@@ -237,7 +237,7 @@ pub fn run(package: &str, tool: &str, arguments: &[&str]) -> String {
 }
 
 pub fn output(package: &str, tool: &str, arguments: &[&str]) -> Output {
-    // A server that forgets a reply would have the tool, and so the test, wait for ever.
+    // If a server loses a reply, the tool and so the test would wait forever.
     let output = Command::new("timeout").arg("120").arg(tool).args(arguments).output().unwrap();
     assert!(output.status.code() != Some(127), "cannot run {tool}; install the package {package}");
     output

@@ -1,12 +1,12 @@
-//! Both ends of a vhost-user connection for tests: a machine that serves a disk in memory, and a front-end that
-//! can say and write anything.
+//! Both ends of a vhost-user connection for tests: a back-end that serves a disk in memory, and a front-end that can
+//! send and write anything.
 //!
-//! The machine runs only when it is told to take a turn, so that tests decide what happens when.
+//! The back-end runs only when called, so that tests control the order of events.
 
-#![allow(dead_code, reason = "each test uses a part of it")]
-#![allow(clippy::cast_possible_truncation, reason = "the numbers are the test's own, and small")]
+#![allow(dead_code, reason = "each test uses only part of it")]
+#![allow(clippy::cast_possible_truncation, reason = "the test's own numbers are small")]
 
-#[allow(clippy::duplicate_mod, reason = "in the tests of the crate itself each mock has its own")]
+#[allow(clippy::duplicate_mod, reason = "each mock of the crate's unit tests includes its own copy")]
 #[path = "../epoll/mod.rs"]
 pub mod epoll;
 
@@ -35,38 +35,38 @@ use epoll::Epoll;
 pub const GEOMETRY: Geometry =
     Geometry { len: 4 << 20, block: 512, physical_block: 4096, discard: 4096, chs: None, read_only: false };
 
-/// A server and its disk.
-pub struct Machine {
+/// A back-end: a server and its disk.
+pub struct TestBackend {
     pub server: vhost_user::Server,
     pub watch: Epoll,
     pub geometry: Geometry,
     pub bytes: Vec<u8>,
     /// Every operation that was popped.
     pub seen: Vec<Operation>,
-    /// Requests are kept instead of answered.
+    /// Requests are held instead of completed.
     pub hold: bool,
     pub held: Vec<Request>,
-    /// What is answered instead of the truth.
+    /// A status to return instead of the real one.
     pub fault: Option<Status>,
     pub directory: Option<TempDir>,
 }
 
-impl Machine {
-    pub fn new(geometry: Geometry, queues: u16) -> Machine {
+impl TestBackend {
+    pub fn new(geometry: Geometry, queues: u16) -> TestBackend {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("disk.sock");
-        let mut machine = Machine::at(&path, geometry, queues);
+        let mut machine = TestBackend::at(&path, geometry, queues);
         machine.directory = Some(directory);
         machine
     }
 
-    pub fn at(path: &Path, geometry: Geometry, queues: u16) -> Machine {
+    pub fn at(path: &Path, geometry: Geometry, queues: u16) -> TestBackend {
         let config = Config { path: path.into(), queues, serial: "TAPLINE-0001".into(), geometry };
         let mut server = vhost_user::Server::bind(config).unwrap();
         let mut watch = Epoll::new();
         server.start(&mut watch).unwrap();
         let bytes = vec![0; geometry.len as usize];
-        Machine {
+        TestBackend {
             server,
             watch,
             geometry,
@@ -83,7 +83,7 @@ impl Machine {
         self.directory.as_ref().unwrap().path().join("disk.sock")
     }
 
-    /// Handles what is ready and what is offered; sleeps only if told to and nothing is there.
+    /// Handles ready descriptors and available requests; sleeps only if `sleep` and there is nothing to do.
     pub fn turn(&mut self, sleep: bool) -> Vec<WatchKey> {
         let keys = self.watch.wait(sleep);
         for &key in &keys {
@@ -93,7 +93,7 @@ impl Machine {
         keys
     }
 
-    /// Turns until nothing happens any more.
+    /// Runs until there is nothing more to do.
     pub fn settle(&mut self) {
         while !self.turn(false).is_empty() {}
     }
@@ -115,7 +115,7 @@ impl Machine {
         self.server.complete(request, status);
     }
 
-    /// Answers what was held.
+    /// Completes the held requests.
     pub fn release(&mut self) {
         for request in std::mem::take(&mut self.held) {
             self.answer(request);
@@ -140,7 +140,7 @@ impl Machine {
     }
 }
 
-impl Drop for Machine {
+impl Drop for TestBackend {
     fn drop(&mut self) {
         for request in self.held.drain(..) {
             request.retire();
@@ -150,7 +150,7 @@ impl Drop for Machine {
 
 const STOP: WatchKey = WatchKey(u64::MAX);
 
-/// A machine with a thread of its own, which sleeps when it has nothing to do.
+/// A back-end with a thread of its own, which sleeps when idle.
 pub struct Running {
     directory: TempDir,
     stop: OwnedFd,
@@ -162,12 +162,12 @@ impl Running {
         Running::holding(&[], geometry, queues)
     }
 
-    /// A machine whose disk begins with `content`.
+    /// A back-end whose disk starts with `content`.
     pub fn holding(content: &[u8], geometry: Geometry, queues: u16) -> Running {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("disk.sock");
         let stop = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
-        let mut machine = Machine::at(&path, geometry, queues);
+        let mut machine = TestBackend::at(&path, geometry, queues);
         machine.bytes[..content.len()].copy_from_slice(content);
         machine.watch.watch(stop.as_fd(), Interest::Read, STOP).unwrap();
         let serve = move || {
@@ -186,16 +186,16 @@ impl Running {
         self.directory.path().join("disk.sock")
     }
 
-    /// Ends the thread; the answer is what the disk holds.
+    /// Ends the thread; returns the contents of the disk.
     pub fn stop(&mut self) -> Vec<u8> {
         rustix::io::write(&self.stop, &1u64.to_ne_bytes()).unwrap();
         self.thread.take().unwrap().join().unwrap()
     }
 }
 
-/// Addresses of the front-end's process are the guest's plus this.
+/// Addresses of the front-end's process are those of the guest plus this.
 pub const PEER: u64 = 0x7f00_0000_0000;
-/// Bytes in each of the two regions, which touch each other in the guest.
+/// Size of each of the two regions, which are adjacent in the guest.
 pub const REGION: u64 = 512 << 10;
 
 pub const NEXT: u16 = 1;
@@ -268,7 +268,7 @@ impl FrontEnd {
         if !fds.is_empty() {
             assert!(control.push(SendAncillaryMessage::ScmRights(fds)));
         }
-        // The server may have hung up already, which is for the test to find.
+        // The server may have disconnected already, which is for the test to detect.
         rustix::net::sendmsg(&self.stream, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL).ok();
     }
 
@@ -284,7 +284,7 @@ impl FrontEnd {
         Some(payload)
     }
 
-    /// The payload of the next reply, and the file that came with it.
+    /// The payload of the next reply, and its file.
     pub fn reply_with_file(&mut self, request: u32) -> Option<(Vec<u8>, OwnedFd)> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -304,8 +304,9 @@ impl FrontEnd {
         Some((bytes[12..received.bytes].to_vec(), fd?))
     }
 
-    /// Leaves, and comes again with the memory that it has. To close the socket is not enough: whoever comes while the
-    /// last is connected is turned away, and a process that another test starts has our socket too for a moment.
+    /// Disconnects, and reconnects with the same memory. Closing the socket is not enough: a front-end that connects
+    /// while the last is connected is refused, and a process started by another test also has our socket open for a
+    /// moment.
     pub fn reconnect(&mut self, path: &Path) {
         self.stream.shutdown(Shutdown::Both).ok();
         self.stream = UnixStream::connect(path).unwrap();
@@ -314,22 +315,29 @@ impl FrontEnd {
         self.errs.clear();
     }
 
-    /// Asks for a region for what is in flight; the payload that sends it back, and its file.
-    pub fn ask_for_region(&mut self, machine: &mut Machine, queues: u16, size: u16) -> (Vec<u8>, OwnedFd) {
+    /// Requests a region for requests in flight; returns the payload that sends it back, and its file.
+    pub fn ask_for_region(&mut self, machine: &mut TestBackend, queues: u16, size: u16) -> (Vec<u8>, OwnedFd) {
         self.send(31, 0, &region_for(0, 0, queues, size), &[]);
         machine.settle();
         self.reply_with_file(31).unwrap_or_else(|| panic!("no region: {}", machine.events()))
     }
 
-    /// Sends a request, lets the machine work, and reads the reply.
-    pub fn ask(&mut self, machine: &mut Machine, request: u32, payload: &[u8]) -> Option<Vec<u8>> {
+    /// Sends a request, runs the back-end, and reads the reply.
+    pub fn ask(&mut self, machine: &mut TestBackend, request: u32, payload: &[u8]) -> Option<Vec<u8>> {
         self.send(request, 8, payload, &[]);
         machine.settle();
         self.reply(request)
     }
 
-    /// Sends a request that is to be acknowledged with `code`.
-    pub fn expect(&mut self, machine: &mut Machine, request: u32, payload: &[u8], fds: &[BorrowedFd<'_>], code: u64) {
+    /// Sends a request that must be acknowledged with `code`.
+    pub fn expect(
+        &mut self,
+        machine: &mut TestBackend,
+        request: u32,
+        payload: &[u8],
+        fds: &[BorrowedFd<'_>],
+        code: u64,
+    ) {
         self.send(request, 8, payload, fds);
         machine.settle();
         let reply = self.reply(request);
@@ -341,8 +349,8 @@ impl FrontEnd {
         words.iter().flat_map(|word: &u64| word.to_ne_bytes()).collect()
     }
 
-    /// Negotiates features, hands over the memory and starts `queues` queues, as QEMU and `blkio` do.
-    pub fn set_up(&mut self, machine: &mut Machine, features: u64, queues: u16) {
+    /// Negotiates features, sends the memory and starts `queues` queues, as QEMU and `blkio` do.
+    pub fn set_up(&mut self, machine: &mut TestBackend, features: u64, queues: u16) {
         self.negotiate(machine, features);
         for index in 0..2 {
             let region = self.region(index);
@@ -354,7 +362,7 @@ impl FrontEnd {
         }
     }
 
-    pub fn negotiate(&mut self, machine: &mut Machine, features: u64) {
+    pub fn negotiate(&mut self, machine: &mut TestBackend, features: u64) {
         self.ask(machine, 1, &[]).unwrap();
         self.send(2, 0, &(features | PROTOCOL).to_ne_bytes(), &[]);
         let offered = self.ask(machine, 15, &[]).unwrap();
@@ -362,7 +370,7 @@ impl FrontEnd {
         machine.settle();
     }
 
-    pub fn start_queue(&mut self, machine: &mut Machine, queue: u16, base: u16) {
+    pub fn start_queue(&mut self, machine: &mut TestBackend, queue: u16, base: u16) {
         let number =
             |value: u32| [u32::from(queue), value].iter().flat_map(|word| word.to_ne_bytes()).collect::<Vec<_>>();
         self.expect(machine, 8, &number(u32::from(self.size)), &[], 0);
@@ -407,12 +415,12 @@ impl FrontEnd {
         self.memory.segments([(GuestAddr(at), len as u32)]).unwrap().to_vec()
     }
 
-    /// A number that the other side may be storing: never half of one. A copy of two bytes may be two loads.
+    /// Loads a number that the other side may be storing, without tearing. A copy of two bytes may be two loads.
     pub fn get_u16(&self, at: u64) -> u16 {
         self.memory.shared(GuestAddr(at), 2).and_then(|place| place.load_u16(0)).unwrap()
     }
 
-    /// The same for one that the other side may be loading; what was written before is seen by then.
+    /// Stores a number that the other side may be loading; earlier writes are visible by then.
     pub fn put_u16(&self, at: u64, value: u16) {
         self.memory.shared(GuestAddr(at), 2).and_then(|place| place.store_u16(0, value)).unwrap();
     }
@@ -425,7 +433,7 @@ impl FrontEnd {
         self.put(at, &bytes);
     }
 
-    /// Links `parts` (address, length, flags) from descriptor `head` on.
+    /// Links `parts` (address, length, flags) starting at descriptor `head`.
     pub fn chain(&self, queue: u16, head: u16, parts: &[(u64, u32, u16)]) {
         for (index, &(addr, len, flags)) in parts.iter().enumerate() {
             let at = head + index as u16;
@@ -434,7 +442,7 @@ impl FrontEnd {
         }
     }
 
-    /// Makes a head available without telling anybody.
+    /// Makes a head available without a notification.
     pub fn offer(&self, queue: u16, head: u16) {
         let avail = self.avail_at(queue);
         let index = self.get_u16(avail + 2);
@@ -442,7 +450,7 @@ impl FrontEnd {
         self.put_u16(avail + 2, index.wrapping_add(1));
     }
 
-    /// The used elements from `from` on.
+    /// The used elements starting at `from`.
     pub fn used(&self, queue: u16, from: u16) -> Vec<(u32, u32)> {
         let used = self.used_at(queue);
         let count = self.get_u16(used + 2).wrapping_sub(from);
@@ -477,7 +485,7 @@ impl FrontEnd {
         self.get(0x40100, 1)[0]
     }
 
-    /// How often an eventfd was signalled since the last look.
+    /// How often an eventfd was signalled since the last call.
     pub fn signalled(fd: &OwnedFd) -> u64 {
         let mut count = [0; 8];
         match rustix::io::read(fd, &mut count) {
@@ -486,7 +494,7 @@ impl FrontEnd {
         }
     }
 
-    /// Whether the server has hung up.
+    /// Whether the server has disconnected.
     pub fn is_closed(&mut self) -> bool {
         self.stream.set_nonblocking(true).unwrap();
         match self.stream.read(&mut [0; 1]) {

@@ -3,56 +3,56 @@
 use std::time::Instant;
 
 use crate::OKAY;
-use crate::bed::Bed;
 use crate::data::{describe, whole};
+use crate::disk_process::grants_in_use;
 use crate::entry::{Abi, READ, Rings, WRITE, indirect, transfer};
-use crate::victim::grants_in_use;
+use crate::fixture::Fixture;
 
-/// KiB by which a process may have grown since it has served all kinds of front ends, and not more with each.
+/// KiB by which a process may have grown after serving all kinds of front ends, and no more with each cycle.
 const GROWN: u64 = 512;
 
-fn cycles_leave_nothing(policy: &str, cycles: u32) {
-    let Some(mut bed) = Bed::new(&["--grants", policy, "--queues", "2"]) else { return };
+fn cycles_leak_nothing(policy: &str, cycles: u32) {
+    let Some(mut fixture) = Fixture::new(&["--grants", policy, "--queues", "2"]) else { return };
     let grants = grants_in_use();
-    let (data, list) = (bed.front.pages(16), bed.front.pages(1));
+    let (data, list) = (fixture.front.pages(16), fixture.front.pages(1));
     describe(&list, &whole(&data.pages));
     let mut memory = 0;
-    let (began, before) = (Instant::now(), bed.victim.used());
+    let (began, before) = (Instant::now(), fixture.process.used());
     for cycle in 0..cycles {
-        // Two layouts, three sizes, one queue or two, its pages to stay or not: each with each.
+        // Every combination of two layouts, three sizes, one or two queues, persistent grants or not.
         let abi = if cycle % 2 == 0 { Abi::X86_64 } else { Abi::X86_32 };
         let (order, queues, persistent) = (cycle % 3, 1 + cycle / 3 % 2, cycle / 6 % 2 == 0);
-        bed.connect(Rings { abi, order, queues, persistent });
-        let queue = bed.front.rings.len() - 1;
+        fixture.connect(Rings { abi, order, queues, persistent });
+        let queue = fixture.front.rings.len() - 1;
         let entries = [
             transfer(WRITE, 1, u64::from(cycle % 1000) * 8, &[(data.pages[0], 0, 7)]),
             transfer(READ, 2, 0, &whole(&data.pages[1..12])),
             indirect(READ, 3, 0, list.pages[0], 16),
         ];
-        let answers = bed.front.run_all(queue, &entries);
+        let answers = fixture.front.run_all(queue, &entries);
         assert_eq!(answers, [(1, WRITE, OKAY), (2, READ, OKAY), (3, READ, OKAY)], "cycle {cycle}");
-        bed.front.close();
+        fixture.front.close();
         if cycle == 100 {
-            memory = bed.victim.memory();
+            memory = fixture.process.memory();
         }
     }
-    bed.assert_idle();
-    let grown = bed.victim.memory().saturating_sub(memory);
-    let (each, used) = (began.elapsed() / cycles, bed.victim.used().since(before).cpu / cycles);
-    println!("{policy}: {each:?} each, {used:?} of them the process's; grown by {grown} KiB since the hundredth");
+    fixture.assert_idle();
+    let grown = fixture.process.memory().saturating_sub(memory);
+    let (each, used) = (began.elapsed() / cycles, fixture.process.used().since(before).cpu / cycles);
+    println!("{policy}: {each:?} each, {used:?} of that in the process; grown by {grown} KiB since the hundredth");
     assert!(grown <= GROWN, "{policy}: grown by {grown} KiB");
     drop((data, list));
-    assert_eq!(grants_in_use(), grants, "grants in use, as Xen has them");
-    bed.end(&[0..u64::from(cycles) * 8]);
+    assert_eq!(grants_in_use(), grants, "grants in use according to Xen");
+    fixture.end(&[0..u64::from(cycles) * 8]);
 }
 
-/// By copies and by mappings that stay, in turn: as the front end offers.
+/// By copies and by persistent mapping, in turn: as the front end chooses.
 #[test]
-fn a_thousand_connections_leave_nothing() {
-    cycles_leave_nothing("auto", 1000);
+fn a_thousand_connections_leak_nothing() {
+    cycles_leak_nothing("auto", 1000);
 }
 
 #[test]
-fn connections_by_mappings_each_time_leave_nothing() {
-    cycles_leave_nothing("map", 200);
+fn connections_with_per_request_mapping_leak_nothing() {
+    cycles_leak_nothing("map", 200);
 }

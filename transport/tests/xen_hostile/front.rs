@@ -1,18 +1,18 @@
 //! A front end on real Xen that can write anything into its rings and its node.
 //!
-//! It does nothing by itself: a test says what is written and when. Every wait is bounded.
+//! It does nothing by itself: a test decides what is written and when. Every wait is bounded.
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use memory::Shared;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use xen::daemon::Daemon;
-use xen::kernel::{Evtchn, Gntalloc, Offered};
+use xen::kernel::{Evtchn, Gntalloc, GrantedPages};
+use xen::xenstored::XenstoredClient;
 use xen::{DomId, EventChannels, GrantRef, Port, Store, StoreError};
 
-use crate::entry::{Answer, Entry, Rings, answer};
-use crate::victim::PATIENCE;
+use crate::disk_process::TIMEOUT;
+use crate::entry::{Entry, Response, Rings, parse_response};
 
 /// dom0, which is both ends.
 pub const OURS: DomId = DomId(0);
@@ -22,13 +22,13 @@ pub struct Ring {
     pub shared: Arc<Shared>,
     pub pages: Vec<GrantRef>,
     pub port: Port,
-    pub asked: u32,
+    pub submitted: u32,
     pub read: u32,
 }
 
 /// The front end.
 pub struct Front {
-    pub store: Daemon,
+    pub store: XenstoredClient,
     pub channels: Evtchn,
     pub memory: Gntalloc,
     pub node: String,
@@ -39,9 +39,9 @@ pub struct Front {
 }
 
 impl Front {
-    /// A front end of disk `number`, which has said nothing yet. What a test that failed has left is removed.
+    /// A front end of disk `number`, which has written nothing yet. Leftovers of a failed test are removed.
     pub fn new(number: u32) -> Front {
-        let mut store = Daemon::connect().unwrap();
+        let mut store = XenstoredClient::connect().unwrap();
         let node = format!("/local/domain/0/device/vbd/{number}");
         let backend = format!("/local/domain/0/backend/tapline/0/{number}");
         [&node, &backend].into_iter().for_each(|node| store.remove(None, node).unwrap());
@@ -65,11 +65,11 @@ impl Front {
         self.store.remove(None, &format!("{}/{key}", self.node)).unwrap();
     }
 
-    pub fn say(&mut self, state: u32) {
+    pub fn write_state(&mut self, state: u32) {
         self.set("state", state.to_string().as_bytes());
     }
 
-    /// Writes keys at once.
+    /// Writes keys in one transaction.
     fn put_keys(&mut self, keys: &[(&str, String)]) {
         loop {
             let within = self.store.begin().unwrap();
@@ -83,31 +83,31 @@ impl Front {
         }
     }
 
-    pub fn backend_says(&mut self) -> String {
+    pub fn backend_state(&mut self) -> String {
         let value = self.store.read(None, &format!("{}/state", self.backend)).unwrap();
         String::from_utf8(value.unwrap_or_default()).unwrap()
     }
 
-    /// Waits until the back end says one of these.
+    /// Waits until the back end is in one of these states.
     pub fn await_backend(&mut self, wanted: &[&str]) -> String {
         let began = Instant::now();
         loop {
-            let says = self.backend_says();
-            if wanted.contains(&says.as_str()) {
-                return says;
+            let state = self.backend_state();
+            if wanted.contains(&state.as_str()) {
+                return state;
             }
-            assert!(began.elapsed() < PATIENCE, "the back end says {says} and should say {wanted:?}");
+            assert!(began.elapsed() < TIMEOUT, "the back end is in state {state}; expected {wanted:?}");
             wait(self.store.fd(), 1000);
             while self.store.take_event().unwrap().is_some() {}
         }
     }
 
-    /// Pages of zeroes, granted.
-    pub fn pages(&self, count: u32) -> Offered {
+    /// Zeroed pages, granted.
+    pub fn pages(&self, count: u32) -> GrantedPages {
         self.memory.grant(OURS, count, false).unwrap()
     }
 
-    /// The keys of rings that it makes.
+    /// Creates rings and returns their keys.
     pub fn make_rings(&mut self, made: Rings) -> Vec<(String, String)> {
         self.made = made;
         let pages = 1u32 << made.order;
@@ -132,7 +132,7 @@ impl Front {
         keys
     }
 
-    /// Makes rings, writes where they are, and that it has initialised.
+    /// Creates rings, writes their keys and the state Initialised.
     pub fn initialise(&mut self, made: Rings) {
         let mut keys = self.make_rings(made);
         keys.push(("state".to_owned(), "3".to_owned()));
@@ -141,37 +141,37 @@ impl Front {
     }
 
     fn ring(&self, pages: u32) -> Ring {
-        let Offered { pages, bytes } = self.pages(pages);
+        let GrantedPages { pages, bytes } = self.pages(pages);
         bytes.store_u32(4, 1).unwrap();
         bytes.store_u32(12, 1).unwrap();
-        Ring { shared: Arc::new(bytes), pages, port: self.channels.offer(OURS).unwrap(), asked: 0, read: 0 }
+        Ring { shared: Arc::new(bytes), pages, port: self.channels.offer(OURS).unwrap(), submitted: 0, read: 0 }
     }
 
-    /// The whole handshake, from whatever there was.
+    /// Performs the whole handshake, from any state.
     pub fn connect(&mut self, made: Rings) {
         self.forget();
         self.appear();
         self.await_backend(&["2"]);
         self.initialise(made);
         self.await_backend(&["4"]);
-        self.say(4);
+        self.write_state(4);
     }
 
-    /// Closes, and forgets its rings and keys.
+    /// Closes, and removes its rings and keys.
     pub fn close(&mut self) {
-        self.say(5);
+        self.write_state(5);
         self.await_backend(&["5"]);
-        self.say(6);
+        self.write_state(6);
         self.await_backend(&["6"]);
         self.forget();
     }
 
-    /// Gives its rings up and removes its keys, without a word.
+    /// Drops its rings and removes its keys, without writing a state.
     pub fn forget(&mut self) {
         for ring in self.rings.drain(..) {
             self.channels.unbind(ring.port).unwrap();
         }
-        // All but what the toolstack wrote.
+        // All except those of the toolstack.
         for key in self.store.list(None, &self.node).unwrap().unwrap_or_default() {
             if !["backend", "backend-id", "state"].contains(&key.as_str()) {
                 self.unset(&key);
@@ -182,19 +182,19 @@ impl Front {
     /// Writes an entry without announcing it.
     pub fn put(&mut self, queue: usize, entry: &Entry) {
         let ring = &mut self.rings[queue];
-        self.made.abi.write(&ring.shared, self.made.abi.place(self.slots, ring.asked), entry);
-        ring.asked = ring.asked.wrapping_add(1);
+        self.made.abi.write(&ring.shared, self.made.abi.offset(self.slots, ring.submitted), entry);
+        ring.submitted = ring.submitted.wrapping_add(1);
     }
 
-    /// Announces what was written, and signals.
+    /// Announces the entries written, and notifies.
     pub fn push(&mut self, queue: usize) {
-        let asked = self.rings[queue].asked;
+        let asked = self.rings[queue].submitted;
         self.announce(queue, asked);
     }
 
-    /// Announces any number of requests, and signals.
-    pub fn announce(&mut self, queue: usize, asked: u32) {
-        self.rings[queue].shared.store_u32(0, asked).unwrap();
+    /// Announces any number of requests, and notifies.
+    pub fn announce(&mut self, queue: usize, submitted: u32) {
+        self.rings[queue].shared.store_u32(0, submitted).unwrap();
         self.signal(queue);
     }
 
@@ -202,56 +202,59 @@ impl Front {
         self.channels.notify(self.rings[queue].port).unwrap();
     }
 
-    /// Answers that are there. What of one has no meaning is zero.
-    pub fn answers(&mut self, queue: usize) -> Vec<Answer> {
+    /// The available responses. Their unused bytes must be zero.
+    pub fn responses(&mut self, queue: usize) -> Vec<Response> {
         let (abi, slots) = (self.made.abi, self.slots);
         let ring = &mut self.rings[queue];
         let to = ring.shared.load_u32(8).unwrap();
-        assert!(to.wrapping_sub(ring.read) <= ring.asked.wrapping_sub(ring.read), "more answers than requests: {to}");
+        assert!(
+            to.wrapping_sub(ring.read) <= ring.submitted.wrapping_sub(ring.read),
+            "more responses than requests: {to}"
+        );
         let mut answers = Vec::new();
         while ring.read != to {
-            let at = abi.place(slots, ring.read);
+            let at = abi.offset(slots, ring.read);
             let bytes: [u8; 12] = ring.shared.read(at).unwrap();
-            assert_eq!(bytes[9], 0, "a hole of the answer");
+            assert_eq!(bytes[9], 0, "padding of the response");
             if abi.response_len() == 16 {
-                assert_eq!(ring.shared.read::<4>(at + 12), Some([0; 4]), "the end of the answer");
+                assert_eq!(ring.shared.read::<4>(at + 12), Some([0; 4]), "end of the response");
             }
-            answers.push(answer(&bytes));
+            answers.push(parse_response(&bytes));
             ring.read = ring.read.wrapping_add(1);
         }
         answers
     }
 
-    /// Waits for so many answers, or a few more. Asks to be signalled when the last of them is there, and else does not look.
-    pub fn await_answers(&mut self, queue: usize, count: usize) -> Vec<Answer> {
+    /// Waits for this many responses, or a few more. Requests a notification for the last of them, and does not poll.
+    pub fn await_answers(&mut self, queue: usize, count: usize) -> Vec<Response> {
         let began = Instant::now();
-        let mut answers = self.answers(queue);
+        let mut answers = self.responses(queue);
         while answers.len() < count {
             let ring = &self.rings[queue];
             let missing = (count - answers.len()) as u32;
             ring.shared.store_u32(12, ring.read.wrapping_add(missing)).unwrap();
             std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
-            let more = self.answers(queue);
+            let more = self.responses(queue);
             if more.is_empty() {
-                assert!(began.elapsed() < PATIENCE, "{} answers of {count}", answers.len());
-                self.hear(1000);
+                assert!(began.elapsed() < TIMEOUT, "{} responses of {count}", answers.len());
+                self.wait_for_notification(1000);
             }
             answers.extend(more);
         }
         answers
     }
 
-    /// Waits for a signal.
-    pub fn hear(&mut self, wait_ms: i64) {
+    /// Waits for a notification.
+    pub fn wait_for_notification(&mut self, wait_ms: i64) {
         wait(self.channels.fd(), wait_ms);
         let mut ports = Vec::new();
         self.channels.take(&mut ports).unwrap();
-        // One that was given up meanwhile cannot be unmasked.
+        // A port that was closed meanwhile cannot be unmasked.
         ports.into_iter().for_each(|port| drop(self.channels.unmask(port)));
     }
 
-    /// The answers to these, in the order of their ids.
-    pub fn run_all(&mut self, queue: usize, entries: &[Entry]) -> Vec<Answer> {
+    /// The responses to these entries, ordered by id.
+    pub fn run_all(&mut self, queue: usize, entries: &[Entry]) -> Vec<Response> {
         entries.iter().for_each(|entry| self.put(queue, entry));
         self.push(queue);
         let mut answers = self.await_answers(queue, entries.len());
@@ -265,7 +268,7 @@ impl Front {
         self.run_all(0, std::slice::from_ref(entry))[0].2
     }
 
-    /// Nodes at and below both ends'.
+    /// Number of nodes at and below both ends.
     pub fn nodes(&mut self) -> usize {
         let (backend, node) = (self.backend.clone(), self.node.clone());
         count_nodes(&mut self.store, &backend) + count_nodes(&mut self.store, &node)
@@ -279,14 +282,14 @@ impl Front {
     }
 }
 
-fn count_nodes(store: &mut Daemon, path: &str) -> usize {
+fn count_nodes(store: &mut XenstoredClient, path: &str) -> usize {
     let children = store.list(None, path).unwrap();
     children.map_or(0, |children| {
         1 + children.iter().map(|child| count_nodes(store, &format!("{path}/{child}"))).sum::<usize>()
     })
 }
 
-/// Waits until there is something to read, a bounded time.
+/// Waits, for a bounded time, until there is something to read.
 fn wait(fd: std::os::fd::BorrowedFd<'_>, wait_ms: i64) {
     let timeout = Timespec { tv_sec: wait_ms / 1000, tv_nsec: wait_ms % 1000 * 1_000_000 };
     poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], Some(&timeout)).unwrap();

@@ -1,13 +1,13 @@
-//! The image behind a disk, as it was filled, and what of it may have changed.
+//! The image behind a disk: its initial contents, and which sectors may have changed.
 //!
-//! Knows nothing of rings.
+//! It knows nothing about rings.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-/// Bytes of every image: the RAM disks that the script makes.
+/// Size of every image: the RAM disks that the script creates.
 pub const LEN: u64 = 8 << 20;
 
 pub const SECTORS: u64 = LEN / 512;
@@ -17,13 +17,13 @@ pub struct Image {
     pub path: PathBuf,
 }
 
-/// What a sector was filled with.
+/// The initial contents of a sector.
 pub fn sector(number: u64) -> [u8; 512] {
     let word = (number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes();
     std::array::from_fn(|at| word[at % 8])
 }
 
-/// What those sectors were filled with.
+/// The initial contents of those sectors.
 pub fn sectors(range: Range<u64>) -> Vec<u8> {
     range.flat_map(sector).collect()
 }
@@ -47,7 +47,7 @@ impl Image {
         self.bytes()[range.start as usize * 512..range.end as usize * 512].to_vec()
     }
 
-    /// That every sector outside of `written` is as it was filled.
+    /// Asserts that every sector outside `written` has its initial contents.
     pub fn assert_only_written(&self, written: &[Range<u64>]) {
         let bytes = self.bytes();
         let changed = (0..SECTORS).zip(bytes.chunks(512)).filter(|(number, bytes)| *bytes != sector(*number));

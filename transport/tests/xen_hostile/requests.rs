@@ -1,8 +1,8 @@
-//! Requests as they may be, in every layout, and those that make no sense.
+//! Valid requests in every layout, and invalid ones.
 
-use crate::bed::{Bed, PERSISTENT, one_page};
 use crate::data::{describe, fill, get, put, whole};
 use crate::entry::{Abi, INDIRECT, READ, Rings, WRITE, discard, indirect, transfer};
+use crate::fixture::{Fixture, PERSISTENT, one_page};
 use crate::image::{self, SECTORS, sectors};
 use crate::{ERROR, OKAY, UNSUPPORTED};
 
@@ -13,13 +13,13 @@ const DISCARD: u8 = 5;
 const ABIS: [Abi; 3] = [Abi::Native, Abi::X86_32, Abi::X86_64];
 
 #[test]
-fn every_abi_moves_whole_requests_by_every_policy() {
-    Bed::each_policy(|mut bed, policy| {
+fn every_abi_transfers_whole_requests_with_every_policy() {
+    Fixture::each_policy(|mut fixture, policy| {
         for (turn, abi) in (0..).zip(ABIS) {
-            bed.connect(Rings { abi, ..PERSISTENT });
-            let front = &mut bed.front;
+            fixture.connect(Rings { abi, ..PERSISTENT });
+            let front = &mut fixture.front;
             let (data, list) = (front.pages(256), front.pages(1));
-            // 11 segments, the first and the last in the middle of their pages: 3 to 7, nine whole ones, 0 to 2.
+            // 11 segments, the first and the last within their pages: 3 to 7, nine whole ones, 0 to 2.
             let mut parts = whole(&data.pages[..11]);
             (parts[0].1, parts[10].2) = (3, 2);
             let (at, len) = (4096 + turn * 128, 5 + 9 * 8 + 3);
@@ -28,14 +28,14 @@ fn every_abi_moves_whole_requests_by_every_policy() {
             let id = u64::MAX - turn;
             assert_eq!(front.run_all(0, &[transfer(WRITE, id, at, &parts)]), [(id, WRITE, OKAY)], "{policy} {abi:?}");
             let written = &content[3 * 512..][..len as usize * 512];
-            assert!(bed.image.bytes_of(at..at + len) == written, "{policy} {abi:?}");
+            assert!(fixture.image.bytes_of(at..at + len) == written, "{policy} {abi:?}");
             fill(&data.bytes, 0);
             assert_eq!(front.run(&transfer(READ, 1, at, &parts)), OKAY);
             let read = get(&data.bytes, 11 * 4096);
             assert!(read[3 * 512..][..written.len()] == *written, "{policy} {abi:?}");
             assert!(
                 read[..3 * 512].iter().chain(&read[(88 - 5) * 512..]).all(|&byte| byte == 0),
-                "beside the segments"
+                "outside the segments"
             );
 
             // A mebibyte in one request.
@@ -48,19 +48,19 @@ fn every_abi_moves_whole_requests_by_every_policy() {
                 [transfer(FLUSH, 2, 0, &[]), transfer(BARRIER, 3, 0, &[]), discard(0, 4, 8192 + turn * 64, 64)];
             let done = [(2, FLUSH, OKAY), (3, BARRIER, OKAY), (4, DISCARD, OKAY)];
             assert_eq!(front.run_all(0, &entries), done, "{policy} {abi:?}");
-            bed.close();
+            fixture.close();
         }
         let mut written: Vec<_> = (0..3).map(|turn| 4096 + turn * 128..4096 + turn * 128 + 80).collect();
         written.push(8192..8192 + 192);
-        bed.end(&written);
+        fixture.end(&written);
     });
 }
 
 #[test]
 fn sixteen_pages_and_four_queues_are_full_at_once() {
-    Bed::each_policy(|mut bed, policy| {
-        bed.connect(Rings { order: 4, queues: 4, ..PERSISTENT });
-        let front = &mut bed.front;
+    Fixture::each_policy(|mut fixture, policy| {
+        fixture.connect(Rings { order: 4, queues: 4, ..PERSISTENT });
+        let front = &mut fixture.front;
         let data = front.pages(4);
         for round in 0..2u64 {
             for (queue, &page) in data.pages.iter().enumerate() {
@@ -75,16 +75,16 @@ fn sixteen_pages_and_four_queues_are_full_at_once() {
                 assert!(answers.into_iter().eq(all), "{policy}, queue {queue}");
             }
         }
-        bed.close();
-        bed.end(&[]);
+        fixture.close();
+        fixture.end(&[]);
     });
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_and_nothing_else() {
-    Bed::each_policy(|mut bed, policy| {
-        bed.connect(PERSISTENT);
-        let front = &mut bed.front;
+fn only_invalid_requests_are_refused() {
+    Fixture::each_policy(|mut fixture, policy| {
+        fixture.connect(PERSISTENT);
+        let front = &mut fixture.front;
         let (page, data) = one_page(front);
         let list = front.pages(1);
         fill(&data.bytes, 0xaa);
@@ -133,16 +133,16 @@ fn what_makes_no_sense_is_refused_and_nothing_else() {
             describe(&list, &[(page, 0, 7), part]);
             assert_eq!(front.run(&indirect(WRITE, 1, 0, list.pages[0], 2)), ERROR, "{policy}: {part:?}");
         }
-        bed.close();
-        bed.end(&[0..88, SECTORS - 8..SECTORS]);
+        fixture.close();
+        fixture.end(&[0..88, SECTORS - 8..SECTORS]);
     });
 }
 
 #[test]
-fn a_disk_that_is_only_read_stays_as_it_is() {
-    let Some(mut bed) = Bed::new(&["--read-only"]) else { return };
-    bed.connect(PERSISTENT);
-    let front = &mut bed.front;
+fn a_read_only_disk_is_not_changed() {
+    let Some(mut fixture) = Fixture::new(&["--read-only"]) else { return };
+    fixture.connect(PERSISTENT);
+    let front = &mut fixture.front;
     let (page, data) = one_page(front);
     let list = front.pages(1);
     describe(&list, &[(page, 0, 7)]);
@@ -154,15 +154,15 @@ fn a_disk_that_is_only_read_stays_as_it_is() {
     assert_eq!(front.run(&transfer(FLUSH, 5, 0, &[])), OKAY);
     assert_eq!(front.run(&transfer(READ, 6, 8, &[(page, 0, 7)])), OKAY);
     assert!(get(&data.bytes, 4096) == sectors(8..16));
-    bed.close();
-    bed.end(&[]);
+    fixture.close();
+    fixture.end(&[]);
 }
 
 #[test]
-fn more_than_there_is_memory_for_waits_in_the_ring() {
-    Bed::each_policy(|mut bed, policy| {
-        bed.connect(Rings { order: 3, ..PERSISTENT });
-        let front = &mut bed.front;
+fn requests_beyond_the_memory_limit_wait_in_the_ring() {
+    Fixture::each_policy(|mut fixture, policy| {
+        fixture.connect(Rings { order: 3, ..PERSISTENT });
+        let front = &mut fixture.front;
         let (data, list) = (front.pages(256), front.pages(1));
         describe(&list, &whole(&data.pages));
         (0..256).for_each(|id| front.put(0, &indirect(READ, id, id * 8, list.pages[0], 256)));
@@ -170,56 +170,56 @@ fn more_than_there_is_memory_for_waits_in_the_ring() {
         let mut most = 0;
         let mut answers = 0;
         while answers < 256 {
-            most = most.max(bed.victim.memory());
+            most = most.max(fixture.process.memory());
             answers += front.await_answers(0, 1).len();
         }
         assert!(most < 48 << 10, "{policy}: {most} KiB for 256 MiB of requests");
         assert_eq!(get(&data.bytes, 512).len(), 512);
-        bed.close();
-        bed.end(&[]);
+        fixture.close();
+        fixture.end(&[]);
     });
 }
 
 #[test]
-fn an_index_that_ran_away_ends_its_queue_alone() {
-    let Some(mut bed) = Bed::new(&["--queues", "4"]) else { return };
+fn an_out_of_range_index_ends_only_its_own_queue() {
+    let Some(mut fixture) = Fixture::new(&["--queues", "4"]) else { return };
     for index in [33, 1000, u32::MAX, 1 << 31, 5] {
-        bed.connect(Rings { queues: 2, ..PERSISTENT });
-        let front = &mut bed.front;
+        fixture.connect(Rings { queues: 2, ..PERSISTENT });
+        let front = &mut fixture.front;
         let (page, _data) = one_page(front);
         let asked = |id| transfer(READ, id, 0, &[(page, 0, 7)]);
-        // Ten requests are done, so that 5 is an index that goes back.
+        // Ten requests are done, so 5 is a decreasing index.
         assert_eq!(front.run_all(0, &(0..10).map(asked).collect::<Vec<_>>()).len(), 10);
         front.announce(0, if index == 5 { 5 } else { 10u32.wrapping_add(index) });
-        assert_eq!(front.run_all(1, &[asked(77)]), [(77, READ, OKAY)], "the other goes on");
-        assert_eq!(front.answers(0), []);
-        // It stays so, whatever the index says now.
+        assert_eq!(front.run_all(1, &[asked(77)]), [(77, READ, OKAY)], "the other queue still works");
+        assert_eq!(front.responses(0), []);
+        // It stays broken, whatever the index is now.
         front.announce(0, 11);
         assert_eq!(front.run_all(1, &[asked(78)]), [(78, READ, OKAY)]);
-        assert_eq!(front.answers(0), []);
-        bed.close();
+        assert_eq!(front.responses(0), []);
+        fixture.close();
     }
-    assert!(bed.victim.said().contains("is broken by its front end"), "{}", bed.victim.said());
-    bed.end(&[]);
+    assert!(fixture.process.said().contains("is broken by its front end"), "{}", fixture.process.said());
+    fixture.end(&[]);
 }
 
 #[test]
-fn a_ring_that_is_its_own_data_harms_nobody_else() {
-    Bed::each_policy(|mut bed, _| {
+fn a_ring_used_as_its_own_data_affects_no_one_else() {
+    Fixture::each_policy(|mut fixture, _| {
         for sector in 0..8 {
-            bed.connect(PERSISTENT);
-            let front = &mut bed.front;
+            fixture.connect(PERSISTENT);
+            let front = &mut fixture.front;
             let ring = front.rings[0].pages[0];
-            // What is read lies over the ring, its indices and the very entry; then the ring lies on the disk; then it is its own
-            // list of descriptors. Whether there is an answer is all the same.
+            // The data read overwrites the ring, its indices and the entry itself; then the ring is written to the
+            // disk; then it is its own list of descriptors. Whether there is a response does not matter.
             front.put(0, &transfer(READ, 1, sector, &[(ring, 0, 7)]));
             front.put(0, &transfer(WRITE, 2, image::SECTORS - 8, &[(ring, 0, 7)]));
             front.put(0, &indirect(READ, 3, 0, ring, 256));
             front.push(0);
-            front.hear(200);
-            bed.beside.work();
-            bed.close();
+            front.wait_for_notification(200);
+            fixture.bystander.work();
+            fixture.close();
         }
-        bed.end(&[image::SECTORS - 8..image::SECTORS]);
+        fixture.end(&[image::SECTORS - 8..image::SECTORS]);
     });
 }

@@ -5,7 +5,7 @@
 use std::os::fd::{AsFd, BorrowedFd};
 
 use xen::Store;
-use xen::daemon::Daemon;
+use xen::xenstored::XenstoredClient;
 
 use super::device::store_failed;
 use super::error::NotDone;
@@ -24,7 +24,7 @@ impl std::fmt::Debug for Departures {
 impl Departures {
     /// From now on; once at the beginning as well.
     pub fn watch() -> Result<Departures, NotDone> {
-        let store = Daemon::connect().map_err(store_failed)?;
+        let store = XenstoredClient::connect().map_err(store_failed)?;
         Departures::of(Box::new(store))
     }
 

@@ -201,7 +201,7 @@ pub fn store_failed(error: StoreError) -> NotDone {
             "ENOSPC" | "EQUOTA" => "a xenstore quota is exhausted: remove unneeded nodes, or raise it (xenstored(8))",
             _ => "see xenstored's log",
         },
-        StoreError::Mute { .. } | StoreError::Lost { .. } => {
+        StoreError::TimedOut { .. } | StoreError::Lost { .. } => {
             "check that xenstored is running; the operation may or may not have taken effect: check with 'tapline xen \
              list'"
         }
@@ -211,7 +211,7 @@ pub fn store_failed(error: StoreError) -> NotDone {
 
 #[cfg(test)]
 mod test {
-    use xen::fake::{Host, Part};
+    use xen::fake::{Host, Subsystem};
 
     use super::*;
 
@@ -258,7 +258,7 @@ mod test {
     fn a_change_that_fails_leaves_nothing_behind() {
         let host = Host::new().unwrap();
         let mut store = host.store(DomId(0)).unwrap();
-        host.fail(Part::Store, 3);
+        host.fail(Subsystem::Store, 3);
         let failure = together(&mut store, |store, within| write_all(store, within, "/x", &[("a", "1"), ("b", "2")]));
         assert!(failure.unwrap_err().what().contains("/x/b"));
         assert_eq!(store.read(None, "/x/a").unwrap(), None);

@@ -122,13 +122,13 @@ impl Guest {
 
 #[cfg(test)]
 mod test {
-    use xen::fake::{Guest as Domain, Host, Tree};
+    use xen::fake::{FakeStore, Guest as Domain, Host};
 
     use super::*;
 
     const UUID: &str = "9b1deb4d-3b7d-4bad-9bdd-2b0d7b3dcb6d";
 
-    fn machine() -> (Domain, Tree, Guest) {
+    fn machine() -> (Domain, FakeStore, Guest) {
         let host = Host::new().unwrap();
         let mut store = host.store(DomId(0)).unwrap();
         for (number, uuid) in [(6, "other"), (7, UUID)] {
@@ -143,7 +143,7 @@ mod test {
         Vdev::of_position(1)
     }
 
-    fn say(store: &mut Tree, node: &str, state: &str) {
+    fn say(store: &mut FakeStore, node: &str, state: &str) {
         store.write(None, &format!("{node}/state"), state.as_bytes()).unwrap();
     }
 

@@ -82,11 +82,11 @@ fn listed(all: &[(DomId, String)]) -> String {
 
 #[cfg(test)]
 mod test {
-    use xen::fake::{Host, Tree};
+    use xen::fake::{FakeStore, Host};
 
     use super::*;
 
-    fn store_with(domains: &[(u16, &str)]) -> Tree {
+    fn store_with(domains: &[(u16, &str)]) -> FakeStore {
         let mut store = Host::new().unwrap().store(DomId(0)).unwrap();
         for (number, name) in domains {
             store.write(None, &format!("/local/domain/{number}/name"), name.as_bytes()).unwrap();

@@ -177,12 +177,12 @@ fn make_frontend(store: &mut dyn Store, within: Option<Transaction>, device: &De
 #[cfg(test)]
 mod test {
     use xen::DomId;
-    use xen::fake::{Host, Part, Tree};
+    use xen::fake::{FakeStore, Host, Subsystem};
 
     use super::*;
 
     /// A machine with a guest, and the disk it shall have.
-    fn machine() -> (Host, Tree, Device) {
+    fn machine() -> (Host, FakeStore, Device) {
         let host = Host::new().unwrap();
         let mut store = host.store(DomId(0)).unwrap();
         store.write(None, "/local/domain/0/name", b"Domain-0").unwrap();
@@ -194,11 +194,11 @@ mod test {
     const WRITABLE: Wish = Wish { read_only: false, kept: false };
 
     /// Sets the state of one end.
-    fn say(store: &mut Tree, node: &str, state: &str) {
+    fn say(store: &mut FakeStore, node: &str, state: &str) {
         store.write(None, &format!("{node}/state"), state.as_bytes()).unwrap();
     }
 
-    fn values(store: &mut Tree, node: &str) -> Vec<(String, String)> {
+    fn values(store: &mut FakeStore, node: &str) -> Vec<(String, String)> {
         let mut names = store.list(None, node).unwrap().unwrap();
         names.sort();
         let value = |name: String| {
@@ -263,7 +263,7 @@ mod test {
     fn a_failing_store_leaves_no_half_created_device() {
         for nth in 1.. {
             let (host, mut store, device) = machine();
-            host.fail(Part::Store, nth);
+            host.fail(Subsystem::Store, nth);
             let announced = announce(&mut store, &device, WRITABLE);
             if announced.is_ok() {
                 assert!(nth > 20, "only {nth} calls");

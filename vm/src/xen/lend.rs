@@ -6,8 +6,8 @@
 use std::os::fd::OwnedFd;
 
 use xen::DomId;
-use xen::daemon::Daemon;
 use xen::kernel::{Evtchn, Gntdev};
+use xen::xenstored::XenstoredClient;
 
 use super::device::store_failed;
 use super::error::NotDone;
@@ -28,10 +28,10 @@ pub struct Lent {
 /// Opens all of it.
 pub fn lend(guest: DomId) -> Result<Lent, NotDone> {
     let device = |error| NotDone::new("open files for a disk process", error);
-    let store = || Daemon::connect_for_another().map_err(store_failed);
+    let store = || XenstoredClient::connect_fd().map_err(store_failed);
     Ok(Lent {
-        grants: Gntdev::open_for_another().map_err(device)?,
-        channels: Evtchn::open_for_another(guest).map_err(device)?,
+        grants: Gntdev::open_fd().map_err(device)?,
+        channels: Evtchn::open_restricted_fd(guest).map_err(device)?,
         store: store()?,
         domains: store()?,
     })

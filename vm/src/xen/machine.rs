@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use xen::daemon::Daemon;
+use xen::xenstored::XenstoredClient;
 
 use super::config::Config;
 use super::device::store_failed;
@@ -128,6 +128,6 @@ impl XenDomain {
 
 /// The store of this host. A connection for each operation: they are rare, and one that is kept would be lost with
 /// xenstored.
-pub fn store() -> Result<Daemon, NotDone> {
-    Daemon::connect().map_err(store_failed)
+pub fn store() -> Result<XenstoredClient, NotDone> {
+    XenstoredClient::connect().map_err(store_failed)
 }

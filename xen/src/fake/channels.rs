@@ -4,40 +4,40 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use super::{Host, Part};
-use crate::pending::Bell;
+use super::{Host, Subsystem};
+use crate::pending::Notifier;
 use crate::{DomId, EventChannels, Port};
 
-/// Ports taken in one call: few, so that whoever relies on getting all at once is found out.
-const TAKEN: usize = 4;
+/// Ports returned by one call: few, so that code that relies on getting all of them at once is caught.
+const TAKEN_MAX: usize = 4;
 
 /// All event channels between guests and domain 0.
 #[derive(Default)]
-pub(super) struct Lines {
-    /// By the guest's port. Ports are numbered for all domains together, so that one taken for another's is noticed.
-    theirs: BTreeMap<Port, Theirs>,
+pub(super) struct ChannelTable {
+    /// By the guest's port. Port numbers are unique across domains, so that mixing up two domains' ports is noticed.
+    theirs: BTreeMap<Port, GuestPort>,
     /// By our port.
-    ours: BTreeMap<Port, Ours>,
-    /// What is readable, for each user of our side.
-    bells: BTreeMap<u64, Bell>,
+    ours: BTreeMap<Port, HostPort>,
+    /// The notifier of each user of our side.
+    notifiers: BTreeMap<u64, Notifier>,
     ports: u32,
     users: u64,
 }
 
-struct Theirs {
+struct GuestPort {
     domain: DomId,
     bound: Option<Port>,
     signalled: bool,
 }
 
-struct Ours {
+struct HostPort {
     user: u64,
     remote: Port,
     signalled: bool,
     masked: bool,
 }
 
-impl Lines {
+impl ChannelTable {
     fn new_port(&mut self) -> Port {
         self.ports += 1;
         Port(self.ports)
@@ -45,18 +45,18 @@ impl Lines {
 
     pub(super) fn offer(&mut self, domain: DomId) -> Port {
         let port = self.new_port();
-        self.theirs.insert(port, Theirs { domain, bound: None, signalled: false });
+        self.theirs.insert(port, GuestPort { domain, bound: None, signalled: false });
         port
     }
 
     pub(super) fn signal(&mut self, domain: DomId, port: Port) -> io::Result<()> {
         let theirs = self.theirs.get(&port).filter(|theirs| theirs.domain == domain);
-        let theirs = theirs.ok_or_else(|| refused("the guest has no such", port))?;
+        let theirs = theirs.ok_or_else(|| refused("the guest does not have", port))?;
         let ours = theirs.bound.and_then(|bound| self.ours.get_mut(&bound));
         if let Some(ours) = ours {
             ours.signalled = true;
             let user = ours.user;
-            self.ring(user)?;
+            self.update_notifier(user)?;
         }
         Ok(())
     }
@@ -81,9 +81,9 @@ impl Lines {
     fn bind(&mut self, user: u64, domain: DomId, remote: Port) -> io::Result<Port> {
         let port = self.new_port();
         let theirs = self.theirs.get_mut(&remote).filter(|theirs| theirs.domain == domain && theirs.bound.is_none());
-        theirs.ok_or_else(|| refused("the guest does not offer", remote))?.bound = Some(port);
-        self.ours.insert(port, Ours { user, remote, signalled: true, masked: false });
-        self.ring(user)?;
+        theirs.ok_or_else(|| refused("the guest did not offer", remote))?.bound = Some(port);
+        self.ours.insert(port, HostPort { user, remote, signalled: true, masked: false });
+        self.update_notifier(user)?;
         Ok(port)
     }
 
@@ -93,12 +93,12 @@ impl Lines {
         for theirs in self.theirs.values_mut().filter(|theirs| theirs.bound == Some(port)) {
             theirs.bound = None;
         }
-        self.ring(user)
+        self.update_notifier(user)
     }
 
     fn notify(&mut self, user: u64, port: Port) -> io::Result<()> {
         let remote = self.of(user, port)?.remote;
-        // A signal to an end that is closed is lost, and that is no error.
+        // A notification of a closed port is lost, which is not an error.
         if let Some(theirs) = self.theirs.get_mut(&remote) {
             theirs.signalled = true;
         }
@@ -107,32 +107,32 @@ impl Lines {
 
     fn take(&mut self, user: u64, ports: &mut Vec<Port>) -> io::Result<bool> {
         let mut due = self.ours.iter_mut().filter(|(_, ours)| ours.user == user && ours.signalled && !ours.masked);
-        for (&port, ours) in due.by_ref().take(TAKEN) {
+        for (&port, ours) in due.by_ref().take(TAKEN_MAX) {
             (ours.signalled, ours.masked) = (false, true);
             ports.push(port);
         }
         let more = due.next().is_some();
-        self.ring(user)?;
+        self.update_notifier(user)?;
         Ok(more)
     }
 
     fn unmask(&mut self, user: u64, port: Port) -> io::Result<()> {
         self.of(user, port)?.masked = false;
-        self.ring(user)
+        self.update_notifier(user)
     }
 
-    fn of(&mut self, user: u64, port: Port) -> io::Result<&mut Ours> {
-        self.ours.get_mut(&port).filter(|ours| ours.user == user).ok_or_else(|| refused("we have no such", port))
+    fn of(&mut self, user: u64, port: Port) -> io::Result<&mut HostPort> {
+        self.ours.get_mut(&port).filter(|ours| ours.user == user).ok_or_else(|| refused("we do not have", port))
     }
 
-    /// Lets a user's descriptor be readable if there is something to take.
-    fn ring(&mut self, user: u64) -> io::Result<()> {
+    /// Makes a user's descriptor readable if it has ports to take.
+    fn update_notifier(&mut self, user: u64) -> io::Result<()> {
         let due = self.ours.values().any(|ours| ours.user == user && ours.signalled && !ours.masked);
-        self.bells.get_mut(&user).map_or(Ok(()), |bell| bell.set(due))
+        self.notifiers.get_mut(&user).map_or(Ok(()), |notifier| notifier.set(due))
     }
 }
 
-/// Event channels of domain 0; given up when dropped.
+/// Event channels of domain 0; closed when dropped.
 pub struct Channels {
     host: Host,
     user: u64,
@@ -141,12 +141,12 @@ pub struct Channels {
 
 impl Channels {
     pub(super) fn new(host: Host) -> io::Result<Channels> {
-        let bell = Bell::new()?;
-        let readable = bell.as_fd().try_clone_to_owned()?;
+        let notifier = Notifier::new()?;
+        let readable = notifier.as_fd().try_clone_to_owned()?;
         let mut state = host.lock();
-        state.lines.users += 1;
-        let user = state.lines.users;
-        state.lines.bells.insert(user, bell);
+        state.channels.users += 1;
+        let user = state.channels.users;
+        state.channels.notifiers.insert(user, notifier);
         drop(state);
         Ok(Channels { host, user, readable })
     }
@@ -154,11 +154,11 @@ impl Channels {
 
 impl Drop for Channels {
     fn drop(&mut self) {
-        let lines = &mut self.host.lock().lines;
+        let channels = &mut self.host.lock().channels;
         let user = self.user;
-        lines.ours.retain(|_, ours| ours.user != user);
-        lines.bells.remove(&user);
-        let Lines { theirs, ours, .. } = lines;
+        channels.ours.retain(|_, ours| ours.user != user);
+        channels.notifiers.remove(&user);
+        let ChannelTable { theirs, ours, .. } = channels;
         for theirs in theirs.values_mut() {
             theirs.bound = theirs.bound.filter(|port| ours.contains_key(port));
         }
@@ -167,23 +167,23 @@ impl Drop for Channels {
 
 impl EventChannels for Channels {
     fn bind(&mut self, domain: DomId, remote: Port) -> io::Result<Port> {
-        self.host.enter(Part::Channels)?.lines.bind(self.user, domain, remote)
+        self.host.enter(Subsystem::Channels)?.channels.bind(self.user, domain, remote)
     }
 
     fn unbind(&mut self, port: Port) -> io::Result<()> {
-        self.host.enter(Part::Channels)?.lines.unbind(self.user, port)
+        self.host.enter(Subsystem::Channels)?.channels.unbind(self.user, port)
     }
 
     fn notify(&mut self, port: Port) -> io::Result<()> {
-        self.host.enter(Part::Channels)?.lines.notify(self.user, port)
+        self.host.enter(Subsystem::Channels)?.channels.notify(self.user, port)
     }
 
     fn take(&mut self, ports: &mut Vec<Port>) -> io::Result<bool> {
-        self.host.enter(Part::Channels)?.lines.take(self.user, ports)
+        self.host.enter(Subsystem::Channels)?.channels.take(self.user, ports)
     }
 
     fn unmask(&mut self, port: Port) -> io::Result<()> {
-        self.host.enter(Part::Channels)?.lines.unmask(self.user, port)
+        self.host.enter(Subsystem::Channels)?.channels.unmask(self.user, port)
     }
 
     fn fd(&self) -> BorrowedFd<'_> {

@@ -1,4 +1,4 @@
-//! A guest as a test plays it: its pages, its grants, its ends of event channels.
+//! A guest driven by a test: its pages, grants and event channels.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -11,16 +11,16 @@ use rustix::io::{pread, pwrite};
 use super::Host;
 use crate::{DomId, GrantRef, PAGE, Port};
 
-/// What may be done with a page that is granted.
+/// Access to a granted page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// It may be read.
+    /// Read-only.
     ReadOnly,
-    /// It may be read and written.
+    /// Read and write.
     ReadWrite,
 }
 
-/// A page of a guest: where it lies in the memory of all.
+/// A page of a guest, as its offset in the memory file of all guests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Page(pub(super) u64);
 
@@ -30,7 +30,7 @@ impl Page {
     }
 }
 
-/// A domain that is not ours.
+/// A domain other than ours.
 pub struct Guest {
     host: Host,
     domain: DomId,
@@ -41,12 +41,12 @@ impl Guest {
         Guest { host, domain }
     }
 
-    /// Its number.
+    /// Its id.
     pub fn domain(&self) -> DomId {
         self.domain
     }
 
-    /// A new page of zeroes.
+    /// A new zeroed page.
     pub fn page(&self) -> io::Result<Page> {
         let mut state = self.host.lock();
         let page = Page(state.memory_len);
@@ -55,33 +55,33 @@ impl Guest {
         Ok(page)
     }
 
-    /// So many new pages.
+    /// `count` new pages.
     pub fn pages(&self, count: usize) -> io::Result<Vec<Page>> {
         (0..count).map(|_| self.page()).collect()
     }
 
-    /// Writes into a page, from byte `at` on.
+    /// Writes into a page, starting at byte `at`.
     ///
     /// # Panics
-    /// If the bytes reach beyond it.
+    /// If the bytes extend past the page.
     pub fn write(&self, page: Page, at: usize, bytes: &[u8]) -> io::Result<()> {
-        assert!(at + bytes.len() <= PAGE, "a guest writes beyond its page");
+        assert!(at + bytes.len() <= PAGE, "a guest writes past the end of its page");
         let written = pwrite(&*self.host.memory, bytes, page.at(at))?;
         if written == bytes.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
     }
 
-    /// Reads from a page, from byte `at` on.
+    /// Reads from a page, starting at byte `at`.
     ///
     /// # Panics
-    /// If the bytes reach beyond it.
+    /// If the bytes extend past the page.
     pub fn read(&self, page: Page, at: usize, len: usize) -> io::Result<Vec<u8>> {
-        assert!(at + len <= PAGE, "a guest reads beyond its page");
+        assert!(at + len <= PAGE, "a guest reads past the end of its page");
         let mut bytes = vec![0; len];
         let read = pread(&*self.host.memory, &mut bytes, page.at(at))?;
         if read == len { Ok(bytes) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
     }
 
-    /// Pages in one piece, as the guest sees a ring of its own.
+    /// Maps pages contiguously, as the guest sees a ring of its own.
     pub fn shared(&self, pages: &[Page]) -> io::Result<Shared> {
         let offsets: Vec<u64> = pages.iter().map(|page| page.at(0)).collect();
         let mapping = Arc::new(Mapping::of_pages(self.host.memory.as_fd(), &offsets, true)?);
@@ -95,47 +95,47 @@ impl Guest {
         self.host.lock().table.grant(self.domain, page, access)
     }
 
-    /// Grants a page under a reference that was taken back, as guests do at once.
+    /// Grants a page under a revoked reference, which guests reuse at once.
     ///
     /// # Panics
-    /// If it is in use.
+    /// If the reference is in use.
     pub fn grant_as(&self, grant: GrantRef, page: Page, access: Access) {
         self.host.lock().table.grant_as(self.domain, grant, page, access);
     }
 
-    /// Takes a grant back: it cannot be copied from or to, or mapped, any more; where it is mapped it stays so. `true` if
-    /// it was mapped nowhere.
+    /// Revokes a grant: it can no longer be copied from or to, or mapped; existing mappings stay. Returns `true` if it
+    /// was not mapped.
     pub fn revoke(&self, grant: GrantRef) -> bool {
         self.host.lock().table.revoke(self.domain, grant)
     }
 
     /// Offers an event channel to domain 0.
     pub fn offer(&self) -> Port {
-        self.host.lock().lines.offer(self.domain)
+        self.host.lock().channels.offer(self.domain)
     }
 
-    /// Signals the other end.
+    /// Notifies the other end.
     pub fn signal(&self, port: Port) -> io::Result<()> {
-        self.host.lock().lines.signal(self.domain, port)
+        self.host.lock().channels.signal(self.domain, port)
     }
 
-    /// Whether the other end has signalled since this was last asked.
+    /// Whether the other end has notified since the last call.
     pub fn signalled(&self, port: Port) -> bool {
-        self.host.lock().lines.signalled(self.domain, port)
+        self.host.lock().channels.signalled(self.domain, port)
     }
 
-    /// Gives its end up.
+    /// Closes its port.
     pub fn close(&self, port: Port) {
-        self.host.lock().lines.close(self.domain, port);
+        self.host.lock().channels.close(self.domain, port);
     }
 
-    /// The domain is destroyed: its grants and its ends of event channels are gone. Its nodes in the store stay, they are
-    /// the toolstack's.
+    /// Destroys the domain: its grants and its event channels are gone. Its nodes in the store stay, since they belong
+    /// to the toolstack.
     pub fn die(self) {
         let mut state = self.host.lock();
         state.domains.remove(&self.domain);
         state.table.domain_died(self.domain);
-        state.lines.domain_died(self.domain);
-        state.tree.fire("@releaseDomain");
+        state.channels.domain_died(self.domain);
+        state.store.fire("@releaseDomain");
     }
 }

@@ -1,20 +1,20 @@
-//! A hypervisor without Xen: domains whose pages lie in one file of memory, event channels, and a store.
+//! A fake hypervisor: domains whose pages are in one memory file, event channels, and a store.
 //!
-//! For tests and fuzz targets, also of other crates. A test plays a guest by [`Guest`]; what is tested gets a
-//! [`GrantTable`], [`Channels`] and a [`Tree`], as a backend in domain 0 has them. Knows nothing of what is done with
-//! these. Keeps: what Xen refuses is refused here, and all that is mapped, bound or watched is counted
+//! For tests and fuzz targets, also of other crates. A test drives a guest through [`Guest`]; the code under test gets
+//! a [`GrantTable`], [`Channels`] and a [`FakeStore`], as a backend in domain 0 would. It knows nothing about what is
+//! done with these. Invariant: what Xen refuses is refused here, and everything mapped, bound or watched is counted
 //! ([`Host::counts`]).
 
 mod channels;
 mod guest;
 mod nodes;
+mod store;
 mod table;
-mod tree;
 
 pub use channels::Channels;
 pub use guest::{Access, Guest, Page};
+pub use store::FakeStore;
 pub use table::GrantTable;
-pub use tree::Tree;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -25,9 +25,9 @@ use rustix::fs::{MemfdFlags, memfd_create};
 
 use crate::DomId;
 
-/// What the tested side calls.
+/// The part of Xen that the code under test calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Part {
+pub enum Subsystem {
     /// Copying and mapping.
     Grants,
     /// Event channels.
@@ -36,20 +36,20 @@ pub enum Part {
     Store,
 }
 
-/// What the tested side holds just now: all zero when it has cleaned up.
+/// What the code under test currently holds: all zero when it has cleaned up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Pages of guests that are mapped.
+    /// Mapped pages of guests.
     pub mapped: usize,
-    /// Event channels that are bound.
+    /// Bound event channels.
     pub bound: usize,
-    /// Watches of the store, of all its clients.
+    /// Watches of all clients of the store.
     pub watched: usize,
-    /// Transactions that have begun and not ended, of all clients.
+    /// Open transactions of all clients.
     pub transactions: usize,
 }
 
-/// The machine. A clone is the same one.
+/// The machine. A clone refers to the same one.
 #[derive(Clone)]
 pub struct Host {
     /// The pages of all guests.
@@ -60,16 +60,16 @@ pub struct Host {
 #[derive(Default)]
 struct State {
     domains: BTreeSet<DomId>,
-    calls: BTreeMap<Part, Calls>,
+    calls: BTreeMap<Subsystem, Calls>,
     observer: Option<Observer>,
-    /// Bytes of the pages of all guests.
+    /// Total size of the pages of all guests.
     memory_len: u64,
     table: table::Table,
-    lines: channels::Lines,
-    tree: tree::State,
+    channels: channels::ChannelTable,
+    store: store::State,
 }
 
-/// How often a part was called, and which of its calls fails.
+/// How many calls a subsystem has received, and which one is to fail.
 #[derive(Default)]
 struct Calls {
     made: u64,
@@ -77,12 +77,12 @@ struct Calls {
     act: Option<(u64, Act)>,
 }
 
-/// Asked before each call of the tested side, whether it fails; one that unwinds is how the tested side is killed
-/// there.
-pub type Observer = fn(Part) -> bool;
+/// Called before each call of the code under test; returns whether that call fails. If it unwinds, the code under test
+/// is killed there.
+pub type Observer = fn(Subsystem) -> bool;
 
-/// What somebody else does.
-type Act = Box<dyn FnOnce(&mut Tree) + Send>;
+/// An action of someone else.
+type Act = Box<dyn FnOnce(&mut FakeStore) + Send>;
 
 impl Host {
     /// A machine with nothing but domain 0.
@@ -91,75 +91,75 @@ impl Host {
         Ok(Host { memory, state: Arc::default() })
     }
 
-    /// Makes a domain.
+    /// Creates a domain.
     pub fn guest(&self, domain: DomId) -> Guest {
         let mut state = self.lock();
         state.domains.insert(domain);
-        state.tree.fire("@introduceDomain");
+        state.store.fire("@introduceDomain");
         drop(state);
         Guest::new(self.clone(), domain)
     }
 
-    /// What the backend's side uses for grants.
+    /// The backend's grant interface.
     pub fn grants(&self) -> GrantTable {
         GrantTable::new(self.clone())
     }
 
-    /// What the backend's side uses for event channels.
+    /// The backend's event channel interface.
     pub fn channels(&self) -> io::Result<Channels> {
         Channels::new(self.clone())
     }
 
     /// The store, for a client in `domain`.
-    pub fn store(&self, domain: DomId) -> io::Result<Tree> {
-        Tree::new(self.clone(), domain)
+    pub fn store(&self, domain: DomId) -> io::Result<FakeStore> {
+        FakeStore::new(self.clone(), domain)
     }
 
-    /// Lets the `nth` call of `part` from now on fail; 1 is the next.
-    pub fn fail(&self, part: Part, nth: u64) {
+    /// Makes the `nth` call of `part` from now on fail; 1 is the next.
+    pub fn fail(&self, part: Subsystem, nth: u64) {
         let mut state = self.lock();
         let calls = state.calls.entry(part).or_default();
         calls.fails = calls.made.checked_add(nth);
     }
 
-    /// Just before the `nth` call of `part` from now on, has `act` happen, by a client of domain 0's; its own calls do
-    /// not count.
-    pub fn when(&self, part: Part, nth: u64, act: impl FnOnce(&mut Tree) + Send + 'static) {
+    /// Runs `act`, as a client in domain 0, just before the `nth` call of `part` from now on; its own calls do not
+    /// count.
+    pub fn when(&self, part: Subsystem, nth: u64, act: impl FnOnce(&mut FakeStore) + Send + 'static) {
         let mut state = self.lock();
         let calls = state.calls.entry(part).or_default();
         let at = calls.made.saturating_add(nth);
         calls.act = Some((at, Box::new(act)));
     }
 
-    /// Has each call of any part observed from now on.
+    /// Observes each call of any subsystem from now on.
     pub fn observe(&self, observer: Option<Observer>) {
         self.lock().observer = observer;
     }
 
-    /// How often `part` was called.
-    pub fn calls(&self, part: Part) -> u64 {
+    /// The number of calls of `part`.
+    pub fn calls(&self, part: Subsystem) -> u64 {
         self.lock().calls.get(&part).map_or(0, |calls| calls.made)
     }
 
-    /// What is held.
+    /// What is currently held.
     pub fn counts(&self) -> Counts {
         let state = self.lock();
         Counts {
             mapped: state.table.mapped(),
-            bound: state.lines.bound(),
-            watched: state.tree.watched(),
-            transactions: state.tree.transactions(),
+            bound: state.channels.bound(),
+            watched: state.store.watched(),
+            transactions: state.store.transactions(),
         }
     }
 
-    /// Every connection to the store that there is now is lost, as when its daemon ends. Another may be made.
-    pub fn lose_stores(&self) {
-        self.lock().tree.lose();
+    /// Breaks every existing connection to the store, as when xenstored ends. New ones may be made.
+    pub fn break_store_connections(&self) {
+        self.lock().store.break_connections();
     }
 
-    /// Who may read and write a node of the store; kept, and not enforced.
+    /// The permissions of a node of the store; recorded but not enforced.
     pub fn permissions(&self, path: &str) -> Option<Vec<String>> {
-        self.lock().tree.permissions(path)
+        self.lock().store.permissions(path)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -167,8 +167,8 @@ impl Host {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The state, for a call of `part`; or that this is the one which fails.
-    fn enter(&self, part: Part) -> io::Result<MutexGuard<'_, State>> {
+    /// The state, for a call of `part`; an error if this call is to fail.
+    fn enter(&self, part: Subsystem) -> io::Result<MutexGuard<'_, State>> {
         let observer = self.lock().observer;
         if observer.is_some_and(|fails| fails(part)) {
             return Err(io::Error::other(format!("a call of {part:?} was made to fail")));

@@ -1,14 +1,14 @@
-//! The nodes of the store without its daemon.
+//! The nodes of the fake store.
 //!
-//! Knows nothing of clients and watches. Keeps: every node but the root has a parent, and a node's number changes when its
-//! value, its permissions or the list of its children does; by that a transaction finds out that it was overtaken.
+//! It knows nothing about clients and watches. Invariant: every node but the root has a parent, and a node's generation
+//! changes when its value, its permissions or its list of children does; that is how a transaction detects a conflict.
 
 use std::collections::BTreeMap;
 
-/// Bytes of an absolute path at most (XENSTORE_ABS_PATH_MAX).
+/// The maximum length of an absolute path (XENSTORE_ABS_PATH_MAX).
 const PATH_MAX: usize = 3072;
 
-/// One node.
+/// A node.
 #[derive(Clone)]
 struct Node {
     value: Vec<u8>,
@@ -23,7 +23,7 @@ pub(super) struct Nodes {
     changes: u64,
 }
 
-/// Something to be done.
+/// A modification of the store.
 #[derive(Clone)]
 pub(super) enum Change {
     Write(String, Vec<u8>),
@@ -31,7 +31,7 @@ pub(super) enum Change {
     Permissions(String, Vec<String>),
 }
 
-/// What watches are told: of this node and all above, or only of this one.
+/// What a modification changed: watches of this node and all above it fire, or if `exact` only those of this one.
 pub(super) struct Changed {
     pub path: String,
     pub exact: bool,
@@ -60,13 +60,13 @@ impl Nodes {
         })
     }
 
-    /// The number of a node's last change; `None` if it is not there.
+    /// The generation of a node; `None` if it does not exist.
     pub(super) fn changed(&self, path: &str) -> Option<u64> {
         self.nodes.get(path).map(|node| node.changed)
     }
 
     /// The nodes that a change depends on or alters.
-    pub(super) fn touched(&self, change: &Change) -> Vec<String> {
+    pub(super) fn affected_nodes(&self, change: &Change) -> Vec<String> {
         match change {
             Change::Permissions(path, _) => vec![path.clone()],
             Change::Remove(path) => {
@@ -74,18 +74,18 @@ impl Nodes {
                 below.chain([path.clone()]).chain(parent(path).map(str::to_owned)).collect()
             }
             Change::Write(path, _) => {
-                let mut touched = vec![path.clone()];
+                let mut affected_nodes = vec![path.clone()];
                 let mut at = path.as_str();
                 while let (false, Some(above)) = (self.nodes.contains_key(at), parent(at)) {
-                    touched.push(above.to_owned());
+                    affected_nodes.push(above.to_owned());
                     at = above;
                 }
-                touched
+                affected_nodes
             }
         }
     }
 
-    /// Makes a change; or the store's word for why not.
+    /// Applies a change, or returns the store's error code.
     pub(super) fn change(&mut self, change: &Change) -> Result<Vec<Changed>, &'static str> {
         match change {
             Change::Write(path, value) => Ok(self.write(path, value)),
@@ -100,7 +100,7 @@ impl Nodes {
     }
 
     fn write(&mut self, path: &str, value: &[u8]) -> Vec<Changed> {
-        self.make(path);
+        self.create(path);
         self.changes += 1;
         if let Some(node) = self.nodes.get_mut(path) {
             (node.value, node.changed) = (value.to_vec(), self.changes);
@@ -108,14 +108,14 @@ impl Nodes {
         vec![Changed { path: path.to_owned(), exact: false }]
     }
 
-    /// Makes a node and those above it where they are missing, with the permissions of the lowest that was there.
-    fn make(&mut self, path: &str) -> Vec<String> {
+    /// Creates a node and its missing parents, with the permissions of the lowest existing one.
+    fn create(&mut self, path: &str) -> Vec<String> {
         if let Some(node) = self.nodes.get(path) {
             return node.permissions.clone();
         }
         let Some(above) = parent(path) else { return Vec::new() };
-        let permissions = self.make(above);
-        self.mark(above);
+        let permissions = self.create(above);
+        self.touch(above);
         let node = Node { value: Vec::new(), permissions: permissions.clone(), changed: self.changes };
         self.nodes.insert(path.to_owned(), node);
         permissions
@@ -133,19 +133,19 @@ impl Nodes {
             self.nodes.remove(&path);
             changed.push(Changed { path, exact: true });
         }
-        self.mark(above);
+        self.touch(above);
         Ok(changed)
     }
 
-    /// The list of a node's children changes.
-    fn mark(&mut self, path: &str) {
+    /// Records that the list of a node's children changed.
+    fn touch(&mut self, path: &str) {
         self.changes += 1;
         if let Some(node) = self.nodes.get_mut(path) {
             node.changed = self.changes;
         }
     }
 
-    /// All nodes below one, with the rest of their paths.
+    /// All nodes below one, with their relative paths.
     fn below<'n>(&'n self, path: &str) -> impl Iterator<Item = (&'n str, &'n str)> {
         let prefix = if path == "/" { "/".to_owned() } else { format!("{path}/") };
         let from = self.nodes.range(prefix.clone()..);
@@ -154,7 +154,7 @@ impl Nodes {
     }
 }
 
-/// Whether the store takes such a path (docs/misc/xenstore.txt).
+/// Whether the store accepts such a path (docs/misc/xenstore.txt).
 pub(super) fn is_path(path: &str) -> bool {
     let letters = path.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-/_@".contains(&byte));
     let slashes = path == "/" || !(path.ends_with('/') || path.contains("//"));

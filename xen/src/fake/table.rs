@@ -9,39 +9,39 @@ use memory::{Mapping, Segments};
 use rustix::io::{pread, pwrite};
 
 use super::guest::{Access, Page};
-use super::{Host, Part, State};
+use super::{Host, State, Subsystem};
 use crate::grant::Entry;
-use crate::{Copied, CopyBatch, Direction, DomId, GrantRef, Granted, Grants, Piece};
+use crate::{Copied, CopyBatch, Direction, DomId, GrantRef, Granted, Grants, PageRange};
 
-/// Xen's words for a refusal (xen.h, `GNTST_*`).
+/// Xen's status codes for a refusal (xen.h, `GNTST_*`).
 const BAD_DOMAIN: i16 = -2;
 const BAD_REF: i16 = -3;
 const PERMISSION_DENIED: i16 = -8;
 const BAD_COPY: i16 = -10;
 
-/// References below this are never given: the first eight are reserved in Xen as well.
+/// References below this are never used: the first eight are reserved in Xen as well.
 const FIRST_REF: u32 = 8;
 
 /// All grants of all domains to domain 0.
 #[derive(Default)]
 pub(super) struct Table {
     grants: BTreeMap<(DomId, GrantRef), Grant>,
-    given: u32,
+    grant_count: u32,
     mapped: usize,
 }
 
 struct Grant {
     page: Page,
     access: Access,
-    /// How often it is mapped.
+    /// How many times it is mapped.
     mapped: usize,
     revoked: bool,
 }
 
 impl Table {
     pub(super) fn grant(&mut self, domain: DomId, page: Page, access: Access) -> GrantRef {
-        let grant = GrantRef(FIRST_REF + self.given);
-        self.given += 1;
+        let grant = GrantRef(FIRST_REF + self.grant_count);
+        self.grant_count += 1;
         self.grants.insert((domain, grant), Grant { page, access, mapped: 0, revoked: false });
         grant
     }
@@ -55,7 +55,7 @@ impl Table {
         let Some(found) = self.grants.get_mut(&(domain, grant)) else { return true };
         found.revoked = true;
         let unused = found.mapped == 0;
-        self.forget_unused();
+        self.drop_unused();
         unused
     }
 
@@ -63,18 +63,18 @@ impl Table {
         for (_, grant) in self.grants.iter_mut().filter(|(key, _)| key.0 == domain) {
             grant.revoked = true;
         }
-        self.forget_unused();
+        self.drop_unused();
     }
 
     pub(super) fn mapped(&self) -> usize {
         self.mapped
     }
 
-    fn forget_unused(&mut self) {
+    fn drop_unused(&mut self) {
         self.grants.retain(|_, grant| !grant.revoked || grant.mapped > 0);
     }
 
-    /// The page behind a reference, if it is granted that way.
+    /// The page behind a reference, if it is granted with that access.
     fn page(&self, domain: DomId, grant: GrantRef, access: Access) -> Result<Page, i16> {
         match self.grants.get(&(domain, grant)) {
             Some(found) if found.revoked => Err(BAD_REF),
@@ -100,11 +100,11 @@ impl Table {
                 self.mapped -= 1;
             }
         }
-        self.forget_unused();
+        self.drop_unused();
     }
 }
 
-/// What guests have granted to domain 0.
+/// The pages that guests have granted to domain 0.
 pub struct GrantTable {
     host: Host,
 }
@@ -114,13 +114,13 @@ impl GrantTable {
         GrantTable { host }
     }
 
-    /// Copies the pieces of an entry that can be; the first status that is none of success.
-    fn copy_entry(&self, state: &State, domain: DomId, entry: &Entry, pieces: &[Piece]) -> io::Result<Copied> {
+    /// Copies all pieces of an entry that can be copied; returns the first failure status, if any.
+    fn copy_entry(&self, state: &State, domain: DomId, entry: &Entry, ranges: &[PageRange]) -> io::Result<Copied> {
         let mut copied = Copied::All;
         let mut at = 0;
-        for piece in pieces {
-            let len = usize::from(piece.len);
-            let status = self.copy_piece(state, domain, entry.direction, piece, &entry.memory.slice(at, len))?;
+        for range in ranges {
+            let len = usize::from(range.len);
+            let status = self.copy_range(state, domain, entry.direction, range, &entry.memory.slice(at, len))?;
             at += len;
             if let (Err(status), Copied::All) = (status, copied) {
                 copied = Copied::Refused(status);
@@ -129,23 +129,23 @@ impl GrantTable {
         Ok(copied)
     }
 
-    fn copy_piece(
+    fn copy_range(
         &self,
         state: &State,
         domain: DomId,
         direction: Direction,
-        piece: &Piece,
+        range: &PageRange,
         memory: &Segments,
     ) -> io::Result<Result<(), i16>> {
         if !state.domains.contains(&domain) {
             return Ok(Err(BAD_DOMAIN));
         }
         let access = if direction == Direction::ToGuest { Access::ReadWrite } else { Access::ReadOnly };
-        let page = match state.table.page(domain, piece.page, access) {
+        let page = match state.table.page(domain, range.page, access) {
             Ok(page) => page,
             Err(status) => return Ok(Err(status)),
         };
-        let at = page.at(usize::from(piece.from));
+        let at = page.at(usize::from(range.from));
         let mut bytes = vec![0; memory.len()];
         let done = match direction {
             Direction::FromGuest => {
@@ -164,19 +164,19 @@ impl GrantTable {
 
 impl Grants for GrantTable {
     fn copy(&mut self, domain: DomId, batch: &mut CopyBatch) -> io::Result<()> {
-        batch.forget_fates();
-        let state = self.host.enter(Part::Grants)?;
-        let mut pieces = batch.pieces.as_slice();
+        batch.reset_results();
+        let state = self.host.enter(Subsystem::Grants)?;
+        let mut ranges = batch.ranges.as_slice();
         for entry in &mut batch.entries {
-            let (now, later) = pieces.split_at_checked(entry.pieces).unwrap_or((pieces, &[]));
-            pieces = later;
+            let (now, later) = ranges.split_at_checked(entry.ranges).unwrap_or((ranges, &[]));
+            ranges = later;
             entry.copied = self.copy_entry(&state, domain, entry, now)?;
         }
         Ok(())
     }
 
     fn map(&mut self, domain: DomId, pages: &[GrantRef], read_only: bool) -> io::Result<Arc<Granted>> {
-        let mut state = self.host.enter(Part::Grants)?;
+        let mut state = self.host.enter(Subsystem::Grants)?;
         if !state.domains.contains(&domain) {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("there is no domain {domain}")));
         }
@@ -193,19 +193,19 @@ impl Grants for GrantTable {
         }
         let mapping = Mapping::of_pages(self.host.memory.as_fd(), &offsets, !read_only)?;
         state.table.count_mapped(domain, pages);
-        let held = Held { host: self.host.clone(), domain, grants: pages.to_vec() };
-        Ok(Arc::new(Granted::new(mapping, read_only, Box::new(held))))
+        let mapped_grants = MappedGrants { host: self.host.clone(), domain, grants: pages.to_vec() };
+        Ok(Arc::new(Granted::new(mapping, read_only, Box::new(mapped_grants))))
     }
 }
 
 /// Grants that are counted as mapped.
-struct Held {
+struct MappedGrants {
     host: Host,
     domain: DomId,
     grants: Vec<GrantRef>,
 }
 
-impl Drop for Held {
+impl Drop for MappedGrants {
     fn drop(&mut self) {
         self.host.lock().table.count_unmapped(self.domain, &self.grants);
     }

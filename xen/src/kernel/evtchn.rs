@@ -1,7 +1,7 @@
-//! Event channels by `/dev/xen/evtchn`.
+//! Event channels through `/dev/xen/evtchn`.
 //!
-//! Knows nothing of what an event means. Keeps no list of its own: a port that the kernel reported is masked there until it
-//! is written back, so one that signals without end is read once.
+//! It knows nothing about what an event means, and keeps no list of its own: the kernel masks a port when it reports it
+//! and until it is written back, so a port that signals continuously is read once.
 
 use std::io;
 use std::mem::size_of;
@@ -15,8 +15,8 @@ use crate::{DomId, EventChannels, Port};
 
 const DEVICE: &str = "/dev/xen/evtchn";
 
-/// Ports taken in one read; there is one for each queue of a disk, so this is all of them.
-const TAKEN: usize = 64;
+/// Maximum ports per read; there is one for each queue of a disk, so this covers all of them.
+const TAKEN_MAX: usize = 64;
 
 #[repr(C)]
 struct BindInterdomain {
@@ -30,11 +30,11 @@ const BIND_UNBOUND_PORT: Opcode = code(b'E', 2, size_of::<u32>());
 const UNBIND: Opcode = code(b'E', 3, size_of::<u32>());
 const NOTIFY: Opcode = code(b'E', 4, size_of::<u32>());
 const RESTRICT_DOMID: Opcode = code(b'E', 6, size_of::<u16>());
-// What the macros of the header come to on x86 and ARM.
+// The values of the header's macros on x86 and ARM.
 const _: () = assert!(BIND_INTERDOMAIN == 0x0008_4501 && BIND_UNBOUND_PORT == 0x0004_4502);
 const _: () = assert!(UNBIND == 0x0004_4503 && NOTIFY == 0x0004_4504 && RESTRICT_DOMID == 0x0002_4506);
 
-/// Event channels that this process has bound. They are given up with it.
+/// Event channels bound by this process. Dropping this closes them.
 pub struct Evtchn {
     device: Device,
 }
@@ -45,13 +45,13 @@ impl Evtchn {
         Device::open(DEVICE).map(|device| Evtchn { device })
     }
 
-    /// The device, opened by somebody else.
-    pub fn over(device: OwnedFd) -> Evtchn {
+    /// Uses a device opened by another process.
+    pub fn from_fd(device: OwnedFd) -> Evtchn {
         Evtchn { device: Device { name: DEVICE, fd: device } }
     }
 
-    /// Opens the device for another process, which cannot, and which may bind channels of `domain` only.
-    pub fn open_for_another(domain: DomId) -> io::Result<OwnedFd> {
+    /// Opens the device for a process that cannot do so itself, restricted to channels of `domain`.
+    pub fn open_restricted_fd(domain: DomId) -> io::Result<OwnedFd> {
         let device = Device::open(DEVICE)?;
         // SAFETY: a structure with the domain as its only field.
         let result = unsafe { device.call::<RESTRICT_DOMID, _>(&mut { domain.0 }) };
@@ -59,7 +59,7 @@ impl Evtchn {
         Ok(device.fd)
     }
 
-    /// Makes an end that `domain` may bind: what a front end does.
+    /// Allocates a port that `domain` may bind: what a front end does.
     pub fn offer(&self, domain: DomId) -> io::Result<Port> {
         // SAFETY: a structure with the domain as its only field.
         let port = unsafe { self.device.call::<BIND_UNBOUND_PORT, _>(&mut { u32::from(domain.0) }) };
@@ -94,11 +94,11 @@ impl EventChannels for Evtchn {
     }
 
     fn take(&mut self, ports: &mut Vec<Port>) -> io::Result<bool> {
-        let mut bytes = [0; TAKEN * size_of::<u32>()];
+        let mut bytes = [0; TAKEN_MAX * size_of::<u32>()];
         let len = match read(&self.device.fd, &mut bytes) {
             Ok(len) => len,
             Err(Errno::AGAIN | Errno::INTR) => return Ok(false),
-            Err(source) => return Err(self.device.failed("cannot read which ports were signalled", source).into()),
+            Err(source) => return Err(self.device.failed("cannot read the signalled ports", source).into()),
         };
         let numbers = bytes.get(..len).unwrap_or_default().chunks_exact(size_of::<u32>());
         ports

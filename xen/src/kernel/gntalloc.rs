@@ -1,8 +1,8 @@
-//! Pages of ours that another domain may use: the granting side, by `/dev/xen/gntalloc`.
+//! Grants pages of ours to another domain, through `/dev/xen/gntalloc`.
 //!
-//! A back end has no use for it; it is what a front end in user space is made of, and what plays the guest where a back end is
-//! tried on real Xen. Knows nothing of what is in the pages. Keeps: a grant is taken back when its pages are not mapped
-//! here any more; the kernel takes it from a domain that still has it mapped when that lets it go.
+//! A back end does not need it; it serves front ends in user space, and test guests for a back end on real Xen. It
+//! knows nothing about the contents of the pages. Invariant: a grant is revoked when its pages are no longer mapped
+//! here; if another domain still has it mapped, the kernel revokes it when that domain unmaps it.
 
 use std::io;
 use std::mem::size_of;
@@ -29,22 +29,22 @@ struct Dealloc {
 /// `struct ioctl_gntalloc_alloc_gref` with its one reference; more may follow.
 const ALLOC_GREF: Opcode = code(b'G', 5, 24);
 const DEALLOC_GREF: Opcode = code(b'G', 6, size_of::<Dealloc>());
-// What the macros of the header come to on x86 and ARM.
+// The values of the header's macros on x86 and ARM.
 const _: () = assert!(ALLOC_GREF == 0x0018_4705 && DEALLOC_GREF == 0x0010_4706);
 
-/// `GNTALLOC_FLAG_WRITABLE`, among the flags behind the domain.
+/// `GNTALLOC_FLAG_WRITABLE`, in the flags after the domain.
 const WRITABLE: u32 = 1 << 16;
 
-/// Makes pages that are granted.
+/// Allocates granted pages.
 pub struct Gntalloc {
     device: Arc<Device>,
 }
 
-/// Pages in one piece here, each granted. Dropped, they are not granted any more.
-pub struct Offered {
+/// Pages that are contiguous here, each granted. Dropping this revokes the grants.
+pub struct GrantedPages {
     /// The grant of each page, in order.
     pub pages: Vec<GrantRef>,
-    /// The bytes of all. Whoever holds on to them keeps them granted.
+    /// The bytes of all pages. Holding on to them keeps them granted.
     pub bytes: Shared,
 }
 
@@ -54,42 +54,43 @@ impl Gntalloc {
         Ok(Gntalloc { device: Arc::new(Device::open(DEVICE)?) })
     }
 
-    /// So many pages of zeroes, granted to `domain`. The kernel's module bounds how many there may be (its parameter `limit`).
-    pub fn grant(&self, domain: DomId, count: u32, read_only: bool) -> io::Result<Offered> {
+    /// Grants `count` zeroed pages to `domain`. The kernel module limits the total (its parameter `limit`).
+    pub fn grant(&self, domain: DomId, count: u32, read_only: bool) -> io::Result<GrantedPages> {
         let failed = |source: io::Error| self.device.failed(format!("cannot grant {count} pages to {domain}"), source);
         let pages = usize::try_from(count).map_err(|_| io::ErrorKind::InvalidInput)?;
-        // The domain with the flags and the count, where the index will be, and room for two references in each number.
+        // The domain with the flags and the count, where the index will be returned, and room for two references in
+        // each number.
         let flags = if read_only { 0 } else { WRITABLE };
         let mut call = vec![0; 2 + pages.div_ceil(2).max(1)];
         call[0] = pair(u32::from(domain.0) | flags, count);
-        // SAFETY: the structure of this call, with room for as many references behind it as it says.
+        // SAFETY: the structure of this call, followed by room for as many references as it says.
         let result = unsafe { self.device.call::<ALLOC_GREF, [u64]>(&mut call) };
         result.map_err(|errno| failed(errno.into()))?;
         let grants = call.iter().skip(2).flat_map(|&number| halves(number)).take(pages).map(GrantRef).collect();
         let index = call.get(1).copied().unwrap_or_default();
-        // Dropped after the mapping, and also if there will be none.
-        let entered = Entered { device: self.device.clone(), index, count };
+        // Dropped after the mapping, and also if mapping fails.
+        let device_grants = DeviceGrants { device: self.device.clone(), index, count };
         let mapping = Mapping::of_file(self.device.as_fd(), index, pages * PAGE).map_err(failed)?;
         let (base, len) = (mapping.base(), mapping.len());
-        // SAFETY: the whole mapping, which the value holds and which can be written.
-        let bytes = unsafe { Shared::new(Arc::new((mapping, entered)), base, len) };
-        Ok(Offered { pages: grants, bytes })
+        // SAFETY: the whole mapping, which the value holds and which is writable.
+        let bytes = unsafe { Shared::new(Arc::new((mapping, device_grants)), base, len) };
+        Ok(GrantedPages { pages: grants, bytes })
     }
 }
 
-/// Grants that the device holds for us.
-struct Entered {
+/// Grants registered with the device.
+struct DeviceGrants {
     device: Arc<Device>,
     index: u64,
     count: u32,
 }
 
-impl Drop for Entered {
+impl Drop for DeviceGrants {
     fn drop(&mut self) {
         let mut dealloc = Dealloc { index: self.index, count: self.count, pad: 0 };
         // SAFETY: the structure of this call.
         let result = unsafe { self.device.call::<DEALLOC_GREF, _>(&mut dealloc) };
-        debug_assert!(result.is_ok(), "the device does not know what it gave us");
+        debug_assert!(result.is_ok(), "the device does not know its own grants");
     }
 }
 
@@ -103,7 +104,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn a_number_is_two_and_two_are_one() {
+    fn pair_and_halves_are_inverse() {
         assert_eq!(halves(pair(7, u32::MAX)), [7, u32::MAX]);
     }
 }

@@ -1,8 +1,9 @@
-//! Grants by `/dev/xen/gntdev`.
+//! Grants through `/dev/xen/gntdev`.
 //!
-//! Knows nothing of what is in the pages. Keeps: a mapping's references leave the device after its addresses are gone, also
-//! when making it fails half way. That the guest be told when a page is unmapped (SET_UNMAP_NOTIFY) is not asked for: front
-//! ends look at the store, and the kernel unmaps what a process that dies has left.
+//! It knows nothing about the contents of the pages. Invariant: a mapping's references leave the device after its
+//! addresses are gone, also when creating it fails half way. A notification of the guest when a page is unmapped
+//! (SET_UNMAP_NOTIFY) is not requested: front ends watch the store, and the kernel unmaps the pages of a process that
+//! dies.
 
 use std::io;
 use std::mem::{offset_of, size_of};
@@ -14,7 +15,7 @@ use rustix::ioctl::Opcode;
 
 use super::{Device, code};
 use crate::grant::Entry;
-use crate::{Copied, CopyBatch, Direction, DomId, GrantRef, Granted, Grants, PAGE, Piece};
+use crate::{Copied, CopyBatch, Direction, DomId, GrantRef, Granted, Grants, PAGE, PageRange};
 
 const DEVICE: &str = "/dev/xen/gntdev";
 
@@ -43,10 +44,10 @@ struct CopySegment {
     status: i16,
 }
 
-/// One end of a copy. The flags of the segment say which it is.
+/// One end of a copy. The flags of the segment say which kind it is.
 #[repr(C)]
 union CopyEnd {
-    /// The address of memory of ours.
+    /// The address in our memory.
     ours: u64,
     theirs: Foreign,
 }
@@ -68,20 +69,20 @@ const _: () = assert!(offset_of!(CopySegment, flags) == 18 && offset_of!(CopySeg
 const MAP_GRANT_REF: Opcode = code(b'G', 0, 24);
 const UNMAP_GRANT_REF: Opcode = code(b'G', 1, size_of::<Unmap>());
 const GRANT_COPY: Opcode = code(b'G', 8, size_of::<CopyCall>());
-// What the macros of the header come to on x86 and ARM.
+// The values of the header's macros on x86 and ARM.
 const _: () = assert!(MAP_GRANT_REF == 0x0018_4700 && UNMAP_GRANT_REF == 0x0010_4701 && GRANT_COPY == 0x0010_4708);
 
 /// Which end of a copy is a grant (`GNTCOPY_*`).
 const SOURCE_IS_GRANT: u16 = 1;
 const DEST_IS_GRANT: u16 = 2;
 
-/// Status of a copy that was made (`GNTST_okay`).
+/// The status of a successful copy (`GNTST_okay`).
 const OKAY: i16 = 0;
 
-/// What guests have granted to the domain that this process runs in.
+/// The grants that guests have made to the domain that this process runs in.
 pub struct Gntdev {
     device: Arc<Device>,
-    /// Of the batch that is being copied; kept for its room.
+    /// Segments of the current batch; kept for their allocation.
     segments: Vec<CopySegment>,
     /// How many segments each entry of the batch became.
     counts: Vec<usize>,
@@ -90,30 +91,31 @@ pub struct Gntdev {
 impl Gntdev {
     /// Opens the device.
     pub fn open() -> io::Result<Gntdev> {
-        Device::open(DEVICE).map(|device| Gntdev::over(device.fd))
+        Device::open(DEVICE).map(|device| Gntdev::from_fd(device.fd))
     }
 
-    /// The device, opened by somebody else: for this process alone, since what it maps counts for whoever has it.
-    pub fn over(device: OwnedFd) -> Gntdev {
+    /// Uses a device opened by another process: for this process alone, since its mappings count for everyone who has
+    /// it open.
+    pub fn from_fd(device: OwnedFd) -> Gntdev {
         let device = Arc::new(Device { name: DEVICE, fd: device });
         Gntdev { device, segments: Vec::new(), counts: Vec::new() }
     }
 
-    /// Opens the device for another process, which cannot.
-    pub fn open_for_another() -> io::Result<OwnedFd> {
+    /// Opens the device for a process that cannot do so itself.
+    pub fn open_fd() -> io::Result<OwnedFd> {
         Device::open(DEVICE).map(|device| device.fd)
     }
 }
 
 impl Grants for Gntdev {
     fn copy(&mut self, domain: DomId, batch: &mut CopyBatch) -> io::Result<()> {
-        batch.forget_fates();
+        batch.reset_results();
         self.segments.clear();
         self.counts.clear();
-        let mut pieces = batch.pieces.as_slice();
+        let mut ranges = batch.ranges.as_slice();
         for entry in &batch.entries {
-            let (now, later) = pieces.split_at_checked(entry.pieces).unwrap_or((pieces, &[]));
-            pieces = later;
+            let (now, later) = ranges.split_at_checked(entry.ranges).unwrap_or((ranges, &[]));
+            ranges = later;
             let before = self.segments.len();
             push_segments(&mut self.segments, domain, entry, now);
             self.counts.push(self.segments.len() - before);
@@ -121,17 +123,18 @@ impl Grants for Gntdev {
         if !self.segments.is_empty() {
             let count = u32::try_from(self.segments.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
             let mut call = CopyCall { count, segments: self.segments.as_mut_ptr() };
-            // SAFETY: the structure of this call, with the address and number of our segments. Each has the address of
-            // memory that the batch holds, and no more bytes than there are.
+            // SAFETY: the structure of this call, with the address and number of our segments. Each has the address and
+            // at most the length of memory that the batch holds.
             let result = unsafe { self.device.call::<GRANT_COPY, _>(&mut call) };
-            result
-                .map_err(|error| self.device.failed(format!("cannot copy {count} pieces of domain {domain}"), error))?;
+            result.map_err(|error| {
+                self.device.failed(format!("cannot copy {count} page ranges of domain {domain}"), error)
+            })?;
         }
         let mut segments = self.segments.as_slice();
         for (entry, &count) in batch.entries.iter_mut().zip(&self.counts) {
             let (now, later) = segments.split_at_checked(count).unwrap_or((segments, &[]));
             segments = later;
-            // The kernel itself tries again while a page is away (GNTST_eagain): what is refused here stays so.
+            // The kernel itself retries while a page is paged out (GNTST_eagain): a refusal here is final.
             let refused = now.iter().map(|segment| segment.status).find(|&status| status != OKAY);
             entry.copied = refused.map_or(Copied::All, Copied::Refused);
         }
@@ -145,57 +148,58 @@ impl Grants for Gntdev {
             self.device
                 .failed(format!("cannot map {count} pages of domain {domain} {which}from {:?}", pages.first()), source)
         };
-        // The count, where the index will be, and the references with the domain before each.
+        // The count, where the index will be returned, and the references, each preceded by the domain.
         let mut call = vec![pair(count, 0), 0];
         call.extend(pages.iter().map(|page| pair(u32::from(domain.0), page.0)));
-        // SAFETY: the structure of this call, with as many references behind it as it says.
+        // SAFETY: the structure of this call, followed by as many references as it says.
         let result = unsafe { self.device.call::<MAP_GRANT_REF, [u64]>(&mut call) };
         result.map_err(|errno| failed(errno.into()))?;
         let index = call.get(1).copied().unwrap_or_default();
-        // Dropped after the mapping, and also if there will be none.
-        let entered = Entered { device: self.device.clone(), index, count };
+        // Dropped after the mapping, and also if mapping fails.
+        let device_mapping = DeviceMapping { device: self.device.clone(), index, count };
         let len = pages.len() * PAGE;
-        // How it is mapped is what the kernel asks of the hypervisor: a page granted to be read can only be read.
+        // The kernel requests from the hypervisor the access of the mapping: a page granted read-only can only be
+        // mapped read-only.
         let mapping = match read_only {
             true => Mapping::of_file_to_read(self.device.as_fd(), index, len),
             false => Mapping::of_file(self.device.as_fd(), index, len),
         };
         let mapping = mapping.map_err(failed)?;
-        Ok(Arc::new(Granted::new(mapping, read_only, Box::new(entered))))
+        Ok(Arc::new(Granted::new(mapping, read_only, Box::new(device_mapping))))
     }
 }
 
 /// References that the device holds for a mapping.
-struct Entered {
+struct DeviceMapping {
     device: Arc<Device>,
     index: u64,
     count: u32,
 }
 
-impl Drop for Entered {
+impl Drop for DeviceMapping {
     fn drop(&mut self) {
         let mut unmap = Unmap { index: self.index, count: self.count, pad: 0 };
-        // SAFETY: the structure of this call; what was mapped is unmapped before.
+        // SAFETY: the structure of this call; the addresses were unmapped before.
         let result = unsafe { self.device.call::<UNMAP_GRANT_REF, _>(&mut unmap) };
-        debug_assert!(result.is_ok(), "the device does not know what it gave us");
+        debug_assert!(result.is_ok(), "the device does not know its own mapping");
     }
 }
 
-/// Appends the copies that `entry` consists of: one wherever a piece, or a part of our memory, begins.
-fn push_segments(segments: &mut Vec<CopySegment>, domain: DomId, entry: &Entry, pieces: &[Piece]) {
+/// Appends the copies that `entry` consists of: a new one begins wherever a range, or a part of our memory, begins.
+fn push_segments(segments: &mut Vec<CopySegment>, domain: DomId, entry: &Entry, ranges: &[PageRange]) {
     let mut parts = entry.memory.parts().iter().map(|part| (part.base(), part.len()));
     let (mut base, mut room) = (std::ptr::null_mut::<u8>(), 0);
-    for piece in pieces {
-        let (mut offset, mut left) = (piece.from, piece.len);
+    for range in ranges {
+        let (mut offset, mut left) = (range.from, range.len);
         while left > 0 {
             if room == 0 {
-                // A batch takes no entry with fewer bytes of memory than pieces.
+                // A batch accepts no entry with fewer bytes of memory than of ranges.
                 let Some(part) = parts.next() else { return };
                 (base, room) = part;
             }
             let len = left.min(u16::try_from(room).unwrap_or(u16::MAX));
             let ours = CopyEnd { ours: u64::try_from(base.expose_provenance()).unwrap_or_default() };
-            let theirs = CopyEnd { theirs: Foreign { page: piece.page.0, offset, domid: domain.0 } };
+            let theirs = CopyEnd { theirs: Foreign { page: range.page.0, offset, domid: domain.0 } };
             let (source, dest, flags) = match entry.direction {
                 Direction::FromGuest => (theirs, ours, SOURCE_IS_GRANT),
                 Direction::ToGuest => (ours, theirs, DEST_IS_GRANT),
@@ -209,7 +213,7 @@ fn push_segments(segments: &mut Vec<CopySegment>, domain: DomId, entry: &Entry, 
     }
 }
 
-/// Two fields of a structure that is given as 64-bit numbers.
+/// Packs two fields of a structure that is passed as 64-bit numbers.
 pub(super) fn pair(first: u32, second: u32) -> u64 {
     let [a, b, c, d] = first.to_ne_bytes();
     let [e, f, g, h] = second.to_ne_bytes();
@@ -222,14 +226,14 @@ mod test {
 
     use super::*;
 
-    fn piece(page: u32, from: u16, len: u16) -> Piece {
-        Piece { page: GrantRef(page), from, len }
+    fn range(page: u32, from: u16, len: u16) -> PageRange {
+        PageRange { page: GrantRef(page), from, len }
     }
 
-    /// Which bytes of memory, of which page and offset, how many, which way.
+    /// Byte offset in memory, page, page offset, length, flags.
     fn described(segments: &[CopySegment], base: *mut u8) -> Vec<(usize, u32, u16, u16, u16)> {
         let one = |segment: &CopySegment| {
-            // SAFETY: every bit pattern is a value of either kind of end.
+            // SAFETY: every bit pattern is valid for either kind of end.
             let (source, dest) =
                 unsafe { ((segment.source.ours, segment.source.theirs), (segment.dest.ours, segment.dest.theirs)) };
             let (ours, theirs) = if segment.flags == SOURCE_IS_GRANT { (dest.0, source.1) } else { (source.0, dest.1) };
@@ -241,18 +245,18 @@ mod test {
     }
 
     #[test]
-    fn an_entry_is_cut_where_a_piece_or_a_part_begins() {
+    fn an_entry_is_split_at_range_and_memory_boundaries() {
         let buffer = Buffer::zeroed(8192);
         let base = buffer.base();
-        // SAFETY: both parts lie in the buffer, which the list owns.
+        // SAFETY: both parts are within the buffer, which the list owns.
         let memory = unsafe { Segments::new(buffer, [(base, 600), (base.wrapping_add(4096), 1448)]) };
-        let pieces = [piece(7, 512, 512), piece(8, 0, 1536)];
+        let ranges = [range(7, 512, 512), range(8, 0, 1536)];
         let mut batch = CopyBatch::default();
-        assert_eq!(batch.push(Direction::FromGuest, memory.clone(), &pieces), Some(0));
-        assert_eq!(batch.push(Direction::ToGuest, memory.slice(0, 600), &[piece(9, 4096 - 600, 600)]), Some(1));
+        assert_eq!(batch.push(Direction::FromGuest, memory.clone(), &ranges), Some(0));
+        assert_eq!(batch.push(Direction::ToGuest, memory.slice(0, 600), &[range(9, 4096 - 600, 600)]), Some(1));
         let mut segments = Vec::new();
-        push_segments(&mut segments, DomId(3), &batch.entries[0], &batch.pieces[..2]);
-        push_segments(&mut segments, DomId(3), &batch.entries[1], &batch.pieces[2..]);
+        push_segments(&mut segments, DomId(3), &batch.entries[0], &batch.ranges[..2]);
+        push_segments(&mut segments, DomId(3), &batch.entries[1], &batch.ranges[2..]);
         assert_eq!(
             described(&segments, base),
             [(0, 7, 512, 512, 1), (512, 8, 0, 88, 1), (4096, 8, 88, 1448, 1), (0, 9, 3496, 600, 2)]

@@ -1,15 +1,15 @@
-//! Grants and event channels as Linux has them for user space: `/dev/xen/gntdev` and `/dev/xen/evtchn`; and, for who plays the
-//! guest, `/dev/xen/gntalloc`.
+//! Grants and event channels of Linux user space: `/dev/xen/gntdev` and `/dev/xen/evtchn`; and, for test guests,
+//! `/dev/xen/gntalloc`.
 //!
-//! Knows nothing of what guests do with them. Keeps: what the kernel is given has the layout of its headers
-//! (include/uapi/xen/gntdev.h, gntalloc.h and evtchn.h), checked at compile time.
+//! It knows nothing about what guests do with them. Invariant: structures passed to the kernel have the layout of its
+//! headers (include/uapi/xen/gntdev.h, gntalloc.h and evtchn.h), checked at compile time.
 
 mod evtchn;
 mod gntalloc;
 mod gntdev;
 
 pub use evtchn::Evtchn;
-pub use gntalloc::{Gntalloc, Offered};
+pub use gntalloc::{Gntalloc, GrantedPages};
 pub use gntdev::Gntdev;
 
 use std::fs::OpenOptions;
@@ -21,7 +21,7 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::ioctl::{Direction, Ioctl, IoctlOutput, Opcode, ioctl, opcode};
 
-/// A device of the kernel did not do what it was asked.
+/// A system call on one of the kernel's devices failed.
 #[derive(Debug, thiserror::Error)]
 #[error("{device}: {what}{}{}", if .advice.is_empty() { "" } else { ": " }, .advice)]
 pub struct DeviceError {
@@ -29,9 +29,9 @@ pub struct DeviceError {
     pub device: &'static str,
     /// What was tried, on what.
     pub what: String,
-    /// What may be done.
+    /// What to do.
     pub advice: &'static str,
-    /// What the kernel said.
+    /// The kernel's error.
     #[source]
     pub source: io::Error,
 }
@@ -42,7 +42,7 @@ impl From<DeviceError> for io::Error {
     }
 }
 
-/// A device, open.
+/// An open device.
 struct Device {
     name: &'static str,
     fd: OwnedFd,
@@ -57,8 +57,10 @@ impl Device {
                 io::ErrorKind::NotFound => {
                     "this is not a Xen domain, or its modules xen-gntdev and xen-evtchn are not loaded"
                 }
-                io::ErrorKind::PermissionDenied => "only root may use it, or whom the device's owner lets",
-                _ => "it cannot be opened",
+                io::ErrorKind::PermissionDenied => {
+                    "permission denied; run as root, or as a user that the device's mode admits"
+                }
+                _ => "check the device",
             };
             DeviceError { device: name, what: "cannot open".to_owned(), advice, source }
         })?;
@@ -66,9 +68,9 @@ impl Device {
     }
 
     /// # Safety
-    /// `argument` must be what the kernel takes, and what it points to as well, for `OPCODE`.
+    /// `argument`, and what it points to, must be what the kernel expects for `OPCODE`.
     unsafe fn call<const OPCODE: Opcode, T: ?Sized>(&self, argument: &mut T) -> Result<IoctlOutput, Errno> {
-        // SAFETY: the caller's promise.
+        // SAFETY: this function's contract.
         unsafe { ioctl(&self.fd, Call::<OPCODE, T>(argument)) }
     }
 
@@ -83,15 +85,15 @@ impl AsFd for Device {
     }
 }
 
-/// The number of a call, as both headers make it: without a direction.
+/// The number of an ioctl, as both headers define it: without a direction.
 const fn code(group: u8, number: u8, size: usize) -> Opcode {
     opcode::from_components(Direction::None, group, number, size)
 }
 
-/// A call with a structure that is read, and written, by the kernel.
+/// An ioctl with a structure that the kernel reads and writes.
 struct Call<'a, const OPCODE: Opcode, T: ?Sized>(&'a mut T);
 
-// SAFETY: made by `Device::call` only, whose caller promises that argument and opcode belong together; the argument is
+// SAFETY: created only by `Device::call`, whose caller promises that argument and opcode match; the argument is
 // borrowed exclusively while the kernel may write to it.
 unsafe impl<const OPCODE: Opcode, T: ?Sized> Ioctl for Call<'_, OPCODE, T> {
     type Output = IoctlOutput;
@@ -115,7 +117,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn a_device_that_is_missing_is_named_with_what_to_do() {
+    fn the_error_for_a_missing_device_names_it_and_says_what_to_do() {
         let error = Device::open("/dev/xen/there-is-no-such-device").map(|_| ()).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::NotFound);
         assert!(
@@ -124,9 +126,9 @@ mod test {
     }
 
     #[test]
-    fn a_call_that_fails_names_the_device() {
+    fn the_error_for_a_failed_call_names_the_device() {
         let device = Device::open("/dev/null").unwrap();
-        // SAFETY: no driver of /dev/null looks at the argument.
+        // SAFETY: no driver of /dev/null uses the argument.
         let result = unsafe { device.call::<{ code(b'E', 4, 4) }, _>(&mut 1u32) };
         let error = io::Error::from(device.failed("cannot signal port 1", result.unwrap_err()));
         assert_eq!(error.to_string(), "/dev/null: cannot signal port 1");

@@ -165,7 +165,7 @@ impl Disk {
 
     /// Whether the guest's front-end records what is in flight, as far as the present process knows.
     pub fn is_recorded(&self) -> Result<bool, Failure> {
-        Ok(self.said()?.contains("it survives the end of this process"))
+        Ok(self.said()?.contains("they survive a crash of this process"))
     }
 
     /// What the present process has said.

@@ -237,7 +237,7 @@ impl Work<'_> {
     /// That has been done.
     pub fn lengthened(&mut self, depth: usize) -> Result<(), Refusal> {
         let (id, _) = self.file(depth)?;
-        self.engine.lengthened(id);
+        self.engine.file_grew(id);
         Ok(())
     }
 

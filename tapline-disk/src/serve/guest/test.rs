@@ -13,7 +13,7 @@ use disk::Disk;
 use uring::Engine;
 use vm::xen::give::announce;
 use xen::DomId;
-use xen::fake::{Access, Counts, Guest, Host, Page, Tree};
+use xen::fake::{Access, Counts, FakeStore, Guest, Host, Page};
 
 use super::*;
 use crate::cli::{Arguments, Command};
@@ -43,7 +43,7 @@ fn words(image: &str) -> Serve {
 struct GuestBed {
     directory: tempfile::TempDir,
     host: Host,
-    store: Tree,
+    store: FakeStore,
     device: Device,
 }
 
@@ -195,7 +195,7 @@ struct Front {
 }
 
 impl Front {
-    fn connect(host: &Host, store: &mut Tree, device: &Device) -> Front {
+    fn connect(host: &Host, store: &mut FakeStore, device: &Device) -> Front {
         let guest = host.guest(device.guest);
         let (ring, port) = (guest.page().unwrap(), guest.offer());
         let grant = guest.grant(ring, Access::ReadWrite);
@@ -429,7 +429,7 @@ fn without_xenstore_a_guest_keeps_its_disk_and_upgrades_still_work() {
     for way in [|process: &Process| Process::signal(&process.stop), |process: &Process| Process::signal(&process.leave)]
     {
         let (mut machine, process, front) = GuestBed::in_use();
-        machine.host.lose_stores();
+        machine.host.break_store_connections();
         assert_eq!(front.read(5), (vec![5; 512], 0));
         way(&process);
         assert_eq!(process.end(), Exit::Done);

@@ -1,6 +1,7 @@
-//! Rings as a front end, and a process that is killed, leave them.
+//! Rings in the states in which a front end, or a killed process, leaves them.
 //!
-//! Knows nothing of what requests ask for. Keeps: whatever is found in a page, no request is lost or answered twice.
+//! It knows nothing about the meaning of requests. Invariant: whatever is found in a page, no request is lost or
+//! answered twice.
 
 use super::super::abi::{X86_32, X86_64};
 use super::*;
@@ -17,11 +18,11 @@ fn again(shared: &Shared) -> [u8; 4096] {
     shared.read(0).unwrap()
 }
 
-/// Puts requests `ids` into the ring, from `from` on.
-fn ask(shared: &Shared, layout: &Layout, from: u32, ids: std::ops::Range<u64>) {
+/// Puts requests `ids` into the ring, starting at index `from`.
+fn ask(shared: &Shared, layout: &EntryLayout, from: u32, ids: std::ops::Range<u64>) {
     let mut index = from;
     for id in ids {
-        let at = layout.at(index & 31);
+        let at = layout.offset_of(index & 31);
         shared.write(at, [0; 32]).unwrap();
         let place = if layout == &X86_32 { 4 } else { 8 };
         shared.write(at + place, id.to_le_bytes()).unwrap();
@@ -35,10 +36,10 @@ fn response(id: u64) -> Response {
 }
 
 /// The ids answered so far.
-fn answers(shared: &Shared, layout: &Layout, from: u32) -> Vec<u64> {
+fn answers(shared: &Shared, layout: &EntryLayout, from: u32) -> Vec<u64> {
     let to = shared.load_u32(RSP_PROD).unwrap();
     let count = to.wrapping_sub(from);
-    let at = |step| layout.at(from.wrapping_add(step) & 31);
+    let at = |step| layout.offset_of(from.wrapping_add(step) & 31);
     (0..count).map(|step| u64::from_le_bytes(shared.read(at(step)).unwrap())).collect()
 }
 
@@ -53,74 +54,74 @@ fn take_all(ring: &mut Ring, first: u16) -> Vec<u64> {
 }
 
 #[test]
-fn an_event_is_crossed_exactly_when_it_lies_in_the_step() {
+fn an_event_is_crossed_exactly_when_it_is_within_the_advance() {
     for old in [0, 5, u32::MAX - 3, u32::MAX] {
         for step in 0..9u32 {
             for ahead in 0..12u32 {
                 let (event, new) = (old.wrapping_add(ahead), old.wrapping_add(step));
-                assert_eq!(crosses(event, old, new), ahead >= 1 && ahead <= step, "{event} from {old} to {new}");
+                assert_eq!(has_crossed(event, old, new), ahead >= 1 && ahead <= step, "{event} from {old} to {new}");
             }
         }
     }
 }
 
 #[test]
-fn indices_wrap_around_and_answers_have_no_bytes_of_ours() {
+fn indices_wrap_around_and_responses_leak_no_memory() {
     for layout in [&X86_64, &X86_32] {
         let (ours, theirs) = page();
         let start = u32::MAX - 2;
         theirs.store_u32(RSP_PROD, start).unwrap();
         ask(&theirs, layout, start, 10..16);
-        theirs.write(layout.at(start & 31), [0xff; 2]).unwrap();
+        theirs.write(layout.offset_of(start & 31), [0xff; 2]).unwrap();
         let mut ring = Ring::attach(ours, layout).unwrap();
         assert_eq!(take_all(&mut ring, 0).len(), 6);
         for (number, id) in (10..16u64).enumerate() {
-            ring.answer(u16::try_from(number).unwrap(), response(id)).unwrap();
+            ring.respond(u16::try_from(number).unwrap(), response(id)).unwrap();
         }
         assert_eq!(answers(&theirs, layout, start), (10..16).collect::<Vec<_>>());
-        let raw: [u8; 16] = theirs.read(layout.at(start & 31)).unwrap();
+        let raw: [u8; 16] = theirs.read(layout.offset_of(start & 31)).unwrap();
         assert_eq!(raw[8..12], [1, 0, 0xff, 0xff]);
         assert!(layout == &X86_32 || raw[12..] == [0; 4]);
     }
 }
 
 #[test]
-fn an_index_that_ran_away_is_an_error() {
+fn an_out_of_range_index_is_an_error() {
     let (ours, theirs) = page();
     ask(&theirs, &X86_64, 0, 0..3);
     let mut ring = Ring::attach(ours, &X86_64).unwrap();
     assert!(ring.take(0).unwrap().is_some());
     theirs.store_u32(REQ_PROD, 33).unwrap();
-    assert!((1..3).all(|number| ring.take(number).unwrap().is_some()), "what was seen before");
-    assert_eq!(ring.is_empty(), Err(Broken::RanAway { from: 0, to: 33, slots: 32 }));
+    assert!((1..3).all(|number| ring.take(number).unwrap().is_some()), "requests announced earlier");
+    assert_eq!(ring.is_empty(), Err(Broken::IndexOutOfRange { from: 0, to: 33, slots: 32 }));
     theirs.store_u32(REQ_PROD, 2).unwrap();
-    assert!(matches!(ring.take(3), Err(Broken::RanAway { to: 2, .. })), "an index that went back");
+    assert!(matches!(ring.take(3), Err(Broken::IndexOutOfRange { to: 2, .. })), "an index that decreased");
     theirs.store_u32(REQ_PROD, 32).unwrap();
-    assert_eq!(ring.is_empty(), Ok(false), "a full ring is none");
+    assert_eq!(ring.is_empty(), Ok(false), "a full ring is valid");
 }
 
 #[test]
-fn the_front_end_is_signalled_when_it_asks_for_that() {
+fn the_front_end_is_notified_when_it_asks_for_that() {
     let (ours, theirs) = page();
     ask(&theirs, &X86_64, 0, 0..8);
     theirs.store_u32(RSP_EVENT, 4).unwrap();
     let mut ring = Ring::attach(ours, &X86_64).unwrap();
     take_all(&mut ring, 0);
-    assert_eq!(ring.must_signal(), Ok(true), "the first time in any case");
+    assert_eq!(ring.must_notify(), Ok(true), "always the first time");
     let mut answer = |number| {
-        ring.answer(number, response(0)).unwrap();
-        ring.must_signal().unwrap()
+        ring.respond(number, response(0)).unwrap();
+        ring.must_notify().unwrap()
     };
     assert_eq!([answer(0), answer(1), answer(2), answer(3), answer(4)], [false, false, false, true, false]);
-    assert_eq!(theirs.load_u32(REQ_EVENT), Some(0), "not asked for signals while busy");
-    ring.ask_for_signal().unwrap();
+    assert_eq!(theirs.load_u32(REQ_EVENT), Some(0), "no notification requested while busy");
+    ring.request_notification().unwrap();
     assert_eq!(theirs.load_u32(REQ_EVENT), Some(9));
 }
 
 #[test]
-fn requests_without_answer_are_found_again_in_whatever_order_the_others_ended() {
+fn unanswered_requests_are_found_again_whatever_order_others_completed_in() {
     for layout in [&X86_64, &X86_32] {
-        // All orders in which three of five requests end.
+        // All orders in which three of five requests complete.
         for order in (0..60usize).map(|n| [n % 5, n / 5 % 4, n / 20]) {
             let mut left: Vec<u16> = (0..5).collect();
             let (ours, theirs) = page();
@@ -129,7 +130,7 @@ fn requests_without_answer_are_found_again_in_whatever_order_the_others_ended() 
             take_all(&mut ring, 0);
             let ended: Vec<u16> = order.into_iter().map(|which| left.remove(which)).collect();
             for &number in &ended {
-                ring.answer(number, response(100 + u64::from(number))).unwrap();
+                ring.respond(number, response(100 + u64::from(number))).unwrap();
             }
             drop(ring);
             let answered = answers(&theirs, layout, 0);
@@ -141,8 +142,8 @@ fn requests_without_answer_are_found_again_in_whatever_order_the_others_ended() 
     }
 }
 
-/// What a process that is killed leaves after each of the stores of one answer, the last one included. `stores` are the
-/// places that they go to, in their order.
+/// What a killed process leaves after each of the stores of one response, including the last. `stores` are their
+/// locations, in order.
 fn left_behind(before: [u8; 4096], after: [u8; 4096], stores: &[std::ops::Range<usize>]) -> Vec<[u8; 4096]> {
     let mut image = before;
     let mut images = vec![before];
@@ -150,12 +151,12 @@ fn left_behind(before: [u8; 4096], after: [u8; 4096], stores: &[std::ops::Range<
         image[store.clone()].copy_from_slice(&after[store.clone()]);
         images.push(image);
     }
-    assert_eq!(image, after, "these are all");
+    assert_eq!(image, after, "some stores are missing from the list");
     images
 }
 
-/// Whoever takes the ring over finds all of these ids: without answer, or answered once.
-fn assert_nothing_is_lost(image: [u8; 4096], layout: &'static Layout, ids: std::ops::Range<u64>, when: &str) {
+/// A process that takes over finds all of these ids: unanswered, or answered once.
+fn assert_nothing_is_lost(image: [u8; 4096], layout: &'static EntryLayout, ids: std::ops::Range<u64>, when: &str) {
     let (ours, theirs) = page();
     theirs.write(0, image).unwrap();
     let mut found = take_all(&mut Ring::attach(ours, layout).unwrap(), 0);
@@ -165,18 +166,18 @@ fn assert_nothing_is_lost(image: [u8; 4096], layout: &'static Layout, ids: std::
 }
 
 const COUNT: std::ops::Range<usize> = RSP_PROD..RSP_PROD + 4;
-const STEP: std::ops::Range<usize> = NOTE_STEP..NOTE_STEP + 4;
-const ABOUT: std::ops::Range<usize> = NOTE_INDEX..NOTE_INDEX + 8;
+const STEP: std::ops::Range<usize> = INTENT_PHASE..INTENT_PHASE + 4;
+const ABOUT: std::ops::Range<usize> = INTENT_INDEX..INTENT_INDEX + 8;
 
-/// The stores of eight bytes, or of four where that is how they are aligned, that fill such a range.
+/// The stores that fill such a range: eight bytes, or four if that is their alignment.
 fn words(range: std::ops::Range<usize>) -> Vec<std::ops::Range<usize>> {
     let step = if range.start % 8 == 0 { 8 } else { 4 };
     range.step_by(step).map(|at| at..at + step).collect()
 }
 
-/// Every state that the stores of answers in the order of the requests go through: none loses a request.
+/// Every state between the stores of in-order responses: none loses a request.
 #[test]
-fn a_process_killed_while_it_answers_in_order_loses_nothing() {
+fn a_process_killed_while_responding_in_order_loses_nothing() {
     for layout in [&X86_64, &X86_32] {
         let (ours, theirs) = page();
         ask(&theirs, layout, 0, 100..103);
@@ -184,10 +185,11 @@ fn a_process_killed_while_it_answers_in_order_loses_nothing() {
         take_all(&mut ring, 0);
         for number in 0..3u16 {
             let before = again(&theirs);
-            ring.answer(number, response(100 + u64::from(number))).unwrap();
-            let answer = layout.at(number.into())..layout.at(number.into()) + 16;
-            // The step is stored by the first only.
-            let stores = [vec![STEP], words(NOTE_ID..NOTE_ID + 16), vec![ABOUT], words(answer), vec![COUNT]].concat();
+            ring.respond(number, response(100 + u64::from(number))).unwrap();
+            let answer = layout.offset_of(number.into())..layout.offset_of(number.into()) + 16;
+            // Only the first one stores the phase.
+            let stores =
+                [vec![STEP], words(INTENT_ID..INTENT_ID + 16), vec![ABOUT], words(answer), vec![COUNT]].concat();
             for (store, image) in left_behind(before, again(&theirs), &stores).into_iter().enumerate() {
                 assert_nothing_is_lost(image, layout, 100..103, &format!("{number}, killed after store {store}"));
             }
@@ -195,9 +197,9 @@ fn a_process_killed_while_it_answers_in_order_loses_nothing() {
     }
 }
 
-/// The same where a request moves, before and after other answers, for each way of being killed twice.
+/// The same when a request moves, before and after other responses, for each way of being killed twice.
 #[test]
-fn a_process_killed_while_it_moves_a_request_loses_nothing() {
+fn a_process_killed_while_moving_a_request_loses_nothing() {
     for layout in [&X86_64, &X86_32] {
         for first in [2, 0] {
             let (ours, theirs) = page();
@@ -205,21 +207,21 @@ fn a_process_killed_while_it_moves_a_request_loses_nothing() {
             let mut ring = Ring::attach(ours, layout).unwrap();
             take_all(&mut ring, 0);
             if first == 0 {
-                // A note of another answer stands there.
-                ring.answer(0, response(100)).unwrap();
+                // An intent record of another response is there.
+                ring.respond(0, response(100)).unwrap();
             }
             let before = again(&theirs);
-            ring.answer(3, response(103)).unwrap();
+            ring.respond(3, response(103)).unwrap();
             let after = again(&theirs);
-            let slot = |slot: u32, len: usize| layout.at(slot)..layout.at(slot) + len;
+            let slot = |slot: u32, len: usize| layout.offset_of(slot)..layout.offset_of(slot) + len;
             let ours = if first == 0 { 1 } else { 0 };
-            // The step says first that something moves; that it has moved it says afterwards.
+            // The phase says first that a request is being moved, and afterwards that it has been.
             let mut moving = after;
-            moving[STEP].copy_from_slice(&MOVING.to_le_bytes());
+            moving[STEP].copy_from_slice(&PHASE_MOVING.to_le_bytes());
             moving[slot(ours, 16)].copy_from_slice(&before[slot(ours, 16)]);
             moving[COUNT].copy_from_slice(&before[COUNT]);
             let head = vec![slot(3, 4)];
-            let noting = [vec![STEP], words(NOTE_ID..NOTE_ID + 16), vec![ABOUT], head].concat();
+            let noting = [vec![STEP], words(INTENT_ID..INTENT_ID + 16), vec![ABOUT], head].concat();
             let moved = slot(3, layout.entry_len());
             let moving_stores = [noting, words(moved.start + 4..moved.end)].concat();
             let answering_stores = [vec![STEP], words(slot(ours, 16)), vec![COUNT]].concat();
@@ -232,15 +234,15 @@ fn a_process_killed_while_it_moves_a_request_loses_nothing() {
     }
 }
 
-/// What stood in the header before anybody noted anything is not taken for a note once its step is one.
+/// The initial contents of the header are not taken for an intent record once the phase is set.
 #[test]
-fn a_header_of_zeroes_is_no_note() {
+fn a_zeroed_header_is_no_intent_record() {
     let (ours, theirs) = page();
     ask(&theirs, &X86_64, 0, 100..102);
     drop(Ring::attach(ours, &X86_64).unwrap());
-    for step in [MOVING, ANSWERING] {
-        theirs.store_u32(NOTE_STEP, step).unwrap();
-        assert_nothing_is_lost(again(&theirs), &X86_64, 100..102, "with a step and nothing else");
+    for step in [PHASE_MOVING, PHASE_RESPONDING] {
+        theirs.store_u32(INTENT_PHASE, step).unwrap();
+        assert_nothing_is_lost(again(&theirs), &X86_64, 100..102, "with a phase and nothing else");
     }
 }
 
@@ -249,6 +251,6 @@ fn a_ring_of_garbage_is_refused_or_empty() {
     let (ours, theirs) = page();
     theirs.write(0, [0xa5; 4096]).unwrap();
     assert_eq!(Ring::attach(ours, &X86_64).map(|ring| ring.next == ring.seen), Ok(true));
-    // One with no room for an entry has nothing in it.
+    // A ring too small for an entry is empty.
     assert_eq!(X86_64.slots(100), 0);
 }

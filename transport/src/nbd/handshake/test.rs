@@ -10,7 +10,7 @@ fn export() -> Export {
     Export { name: "vdi".into(), description: "a disk".into(), geometry, layered: true }
 }
 
-/// A handshake whose client has set `flags`.
+/// A handshake whose client has sent `flags`.
 fn begun(flags: u32) -> Handshake {
     let mut handshake = Handshake::default();
     let progress = handshake.step(&flags.to_be_bytes(), &export(), &mut Vec::new());
@@ -28,7 +28,7 @@ fn option(number: u32, data: &[u8]) -> Vec<u8> {
     [header.as_bytes(), data].concat()
 }
 
-/// Sends one option; the answer is a list of reply kinds and their data.
+/// Sends one option; returns the reply kinds and their data.
 fn ask(handshake: &mut Handshake, number: u32, data: &[u8]) -> (Progress, Vec<(u32, Vec<u8>)>) {
     let mut out = Vec::new();
     let progress = handshake.step(&option(number, data), &export(), &mut out).unwrap();
@@ -71,25 +71,28 @@ fn context_query(contexts: &[&[u8]]) -> Vec<u8> {
 }
 
 #[test]
-fn go_tells_size_flags_and_block_sizes() {
+fn go_returns_size_flags_and_block_sizes() {
     let mut handshake = fixed();
     let (progress, replies) = ask(&mut handshake, wire::OPT_GO, &export_query(b"vdi", &[]));
-    assert!(matches!(progress, Progress::Agreed(_, Agreed { structured: false, allocation: false, depth: false })));
+    assert!(matches!(
+        progress,
+        Progress::Negotiated(_, Negotiated { structured: false, allocation: false, depth: false })
+    ));
     assert_eq!(kinds(&replies), [wire::REP_INFO, wire::REP_INFO, wire::REP_ACK]);
     assert_eq!(replies[0].1[2..10], (1u64 << 30).to_be_bytes());
-    // It has not asked, and may ask for single bytes.
+    // It has not asked for block sizes, and may request single bytes.
     assert_eq!(replies[1].1, [0, 3, 0, 0, 0, 1, 0, 0, 16, 0, 2, 0, 0, 0]);
 }
 
 #[test]
-fn who_asks_for_block_sizes_is_told_those_of_the_disk() {
+fn a_client_that_asks_for_block_sizes_gets_those_of_the_disk() {
     let mut handshake = fixed();
     let (_, replies) = ask(&mut handshake, wire::OPT_GO, &export_query(b"vdi", &[wire::INFO_BLOCK_SIZE]));
     assert_eq!(replies[1].1, [0, 3, 0, 0, 2, 0, 0, 0, 16, 0, 2, 0, 0, 0]);
 }
 
 #[test]
-fn info_tells_name_and_description_and_goes_on() {
+fn info_returns_name_and_description_and_continues() {
     let mut handshake = fixed();
     let data = export_query(b"", &[wire::INFO_NAME, wire::INFO_DESCRIPTION, 999]);
     let (progress, replies) = ask(&mut handshake, wire::OPT_INFO, &data);
@@ -99,7 +102,7 @@ fn info_tells_name_and_description_and_goes_on() {
 }
 
 #[test]
-fn an_unknown_export_is_refused_and_the_client_may_go_on() {
+fn an_unknown_export_is_refused_and_negotiation_continues() {
     let mut handshake = fixed();
     let (progress, replies) = ask(&mut handshake, wire::OPT_GO, &export_query(b"other", &[]));
     assert!(matches!(progress, Progress::Negotiating(_)));
@@ -107,11 +110,11 @@ fn an_unknown_export_is_refused_and_the_client_may_go_on() {
 }
 
 #[test]
-fn export_name_answers_with_zeroes_unless_agreed_otherwise() {
+fn the_reply_to_export_name_ends_with_zeroes_unless_negotiated_otherwise() {
     let mut out = Vec::new();
     let bytes = option(wire::OPT_EXPORT_NAME, b"");
     let progress = begun(wire::CLIENT_FIXED_NEWSTYLE).step(&bytes, &export(), &mut out);
-    assert_eq!(progress, Ok(Progress::Agreed(16, Agreed::default())));
+    assert_eq!(progress, Ok(Progress::Negotiated(16, Negotiated::default())));
     assert_eq!(out.len(), 10 + 124);
     out.clear();
     fixed().step(&bytes, &export(), &mut out).unwrap();
@@ -125,7 +128,7 @@ fn export_name_of_an_unknown_export_ends_the_connection() {
 }
 
 #[test]
-fn allocation_is_agreed_on_only_with_structured_replies() {
+fn allocation_requires_structured_replies() {
     let mut handshake = fixed();
     let (_, replies) = ask(&mut handshake, wire::OPT_SET_META_CONTEXT, &context_query(&[ALLOCATION.0.as_bytes()]));
     assert_eq!(kinds(&replies), [wire::REP_ERR_INVALID]);
@@ -135,11 +138,14 @@ fn allocation_is_agreed_on_only_with_structured_replies() {
         ask(&mut handshake, wire::OPT_SET_META_CONTEXT, &context_query(&[b"x:y", ALLOCATION.0.as_bytes()]));
     assert_eq!(kinds(&replies), [wire::REP_META_CONTEXT, wire::REP_ACK]);
     let (progress, _) = ask(&mut handshake, wire::OPT_GO, &export_query(b"", &[]));
-    assert!(matches!(progress, Progress::Agreed(_, Agreed { structured: true, allocation: true, depth: false })));
+    assert!(matches!(
+        progress,
+        Progress::Negotiated(_, Negotiated { structured: true, allocation: true, depth: false })
+    ));
 }
 
 #[test]
-fn depths_are_told_only_of_what_has_layers() {
+fn depths_are_offered_only_for_layered_images() {
     for layered in [true, false] {
         let export = Export { layered, ..export() };
         let mut handshake = fixed();
@@ -158,8 +164,8 @@ fn depths_are_told_only_of_what_has_layers() {
         let (_, replies) = ask(wire::OPT_SET_META_CONTEXT, &context_query(&[DEPTH.0.as_bytes()]));
         assert_eq!(replies, found(count));
         let (progress, _) = ask(wire::OPT_GO, &export_query(b"", &[]));
-        let Progress::Agreed(_, agreed) = progress else { panic!("{progress:?}") };
-        assert_eq!(agreed, Agreed { structured: true, allocation: false, depth: layered });
+        let Progress::Negotiated(_, negotiated) = progress else { panic!("{progress:?}") };
+        assert_eq!(negotiated, Negotiated { structured: true, allocation: false, depth: layered });
     }
 }
 
@@ -170,7 +176,10 @@ fn setting_contexts_again_replaces_them_even_when_it_fails() {
     ask(&mut handshake, wire::OPT_SET_META_CONTEXT, &context_query(&[ALLOCATION.0.as_bytes()]));
     ask(&mut handshake, wire::OPT_SET_META_CONTEXT, b"nonsense");
     let (progress, _) = ask(&mut handshake, wire::OPT_GO, &export_query(b"", &[]));
-    assert!(matches!(progress, Progress::Agreed(_, Agreed { structured: true, allocation: false, depth: false })));
+    assert!(matches!(
+        progress,
+        Progress::Negotiated(_, Negotiated { structured: true, allocation: false, depth: false })
+    ));
 }
 
 #[test]
@@ -184,7 +193,7 @@ fn contexts_are_listed_by_namespace_or_all() {
 }
 
 #[test]
-fn list_names_the_export() {
+fn list_returns_the_export() {
     let (_, replies) = ask(&mut fixed(), wire::OPT_LIST, &[]);
     assert_eq!(replies[0], (wire::REP_SERVER, b"\0\0\0\x03vdia disk".to_vec()));
     assert_eq!(kinds(&ask(&mut fixed(), wire::OPT_LIST, b"x").1), [wire::REP_ERR_INVALID]);
@@ -233,25 +242,25 @@ fn a_long_option_is_refused_by_its_header() {
 }
 
 #[test]
-fn wrong_magic_and_unknown_flags_end_the_connection() {
+fn wrong_magic_or_unknown_flags_end_the_connection() {
     assert_eq!(fixed().step(&[0; 16], &export(), &mut Vec::new()), Err(ProtocolError::OptionMagic));
     let result = Handshake::default().step(&[0, 0, 0, 4], &export(), &mut Vec::new());
     assert_eq!(result, Err(ProtocolError::ClientFlags(4)));
 }
 
 #[test]
-fn a_client_of_the_original_newstyle_can_only_name_an_export() {
+fn a_client_of_the_original_newstyle_can_only_use_export_name() {
     let result = begun(0).step(&option(wire::OPT_GO, &export_query(b"", &[])), &export(), &mut Vec::new());
     assert_eq!(result, Err(ProtocolError::NotFixed(wire::OPT_GO)));
     let progress = begun(0).step(&option(wire::OPT_EXPORT_NAME, b"vdi"), &export(), &mut Vec::new());
-    assert!(matches!(progress, Ok(Progress::Agreed(19, _))));
+    assert!(matches!(progress, Ok(Progress::Negotiated(19, _))));
 }
 
 #[test]
-fn a_read_only_export_offers_no_changes() {
+fn a_read_only_export_announces_no_write_commands() {
     let mut export = export();
     export.geometry.read_only = true;
-    let flags = export.flags(Agreed { structured: true, ..Agreed::default() });
+    let flags = export.flags(Negotiated { structured: true, ..Negotiated::default() });
     let expected = wire::READ_ONLY | wire::SEND_FLUSH | wire::CAN_MULTI_CONN | wire::SEND_DF | wire::SEND_CACHE;
     assert_eq!(flags, wire::HAS_FLAGS | expected);
 }

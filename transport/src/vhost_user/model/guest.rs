@@ -1,8 +1,8 @@
 //! The other side of the model: a driver like that of Linux, and the reconnecting side of QEMU.
 //!
-//! Knows nothing about the back-end but its socket and what lies in shared memory. It uses the pages and descriptors of
-//! a request again the moment it is answered, looks at a used ring only when its queue is signalled, and checks each
-//! answer: against what a disk may hold on which some requests have failed ([`Belief`]).
+//! It knows nothing about the back-end but its socket and the shared memory. It reuses the pages and descriptors of a
+//! request as soon as it is answered, looks at a used ring only when its queue is signalled, and checks each answer
+//! against the possible contents of a disk on which some requests have failed ([`SectorModel`]).
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -13,12 +13,12 @@ use rustix::event::{EventfdFlags, eventfd};
 use super::vhost_mock::{EVENT_IDX, FLUSH, FrontEnd, PROTOCOL, REGION, VERSION_1, WRITE, region_for};
 use super::{Check, QUEUES, SECTORS};
 
-/// Places in a ring, and descriptors of a chain.
+/// Slots in a ring, and descriptors of a chain.
 const SIZE: u16 = 16;
 const CHAIN: u16 = 3;
-/// What lies in memory that belongs to nobody.
+/// The contents of unused memory.
 const POISON: u8 = 0xee;
-/// Headers and statuses lie beside the rings, data in the other region; those of the second queue behind those of the
+/// Headers and statuses are next to the rings, data in the other region; those of the second queue after those of the
 /// first.
 const HEADERS: u64 = 0x40000;
 const PAGES: u64 = REGION + 0x1000;
@@ -27,7 +27,7 @@ const F_INFLIGHT_SHMFD: u64 = 1 << 12;
 const S_OK: u8 = 0;
 const S_IOERR: u8 = 1;
 
-/// What a request asks for.
+/// The type of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Write,
@@ -37,13 +37,13 @@ pub enum Kind {
     Zeroes,
 }
 
-/// A request that is not answered.
+/// An unanswered request.
 #[derive(Clone, Debug)]
-pub struct Asked {
-    /// Its number, in the order in which requests were offered.
+pub struct PendingRequest {
+    /// Its number, in the order of submission.
     pub number: u64,
     pub kind: Kind,
-    /// The sectors, each with the version that it gets, or had.
+    /// The sectors, each with its new or previous version.
     pub sectors: Vec<(u64, u64)>,
     /// The storage has failed one of its requests at least once: it may be answered with an error.
     pub failed: bool,
@@ -52,27 +52,26 @@ pub struct Asked {
     covers: [u64; SECTORS],
 }
 
-/// What the guest knows of a sector.
+/// What the guest knows about a sector.
 #[derive(Clone, Debug, Default)]
-pub struct Belief {
-    /// The version that was written last and answered well, or seen by a read since.
+pub struct SectorModel {
+    /// The version last written successfully, or seen by a read since.
     pub known: u64,
-    /// Versions of writes that were answered with an error: each may be there or not.
+    /// Versions of failed writes: each may be there or not.
     pub perhaps: Vec<u64>,
 }
 
-impl Belief {
-    /// Whether these bytes may be there; if so, from now on they are what is there.
+impl SectorModel {
+    /// Whether the sector may contain these bytes; if so, its contents are known from now on.
     fn settle(&mut self, sector: u64, bytes: &[u8]) -> bool {
         let found = self.possible(sector, bytes);
         if let Some(version) = found {
-            *self = Belief { known: version, perhaps: Vec::new() };
+            *self = SectorModel { known: version, perhaps: Vec::new() };
         }
         found.is_some()
     }
 
-    /// The version that these bytes are, if one of them may be there. The latest first: nothing that looks the same is
-    /// later.
+    /// The version of these bytes, if the sector may contain it. The latest first: no later version has the same bytes.
     pub fn possible(&self, sector: u64, bytes: &[u8]) -> Option<u64> {
         self.perhaps.iter().rev().chain([&self.known]).copied().find(|&version| content(sector, version) == bytes)
     }
@@ -88,27 +87,27 @@ struct Driver {
 /// The guest and its QEMU.
 pub struct Guest {
     pub front: FrontEnd,
-    /// The queue, its kick and its call, of every ring that was started on this connection.
+    /// The queue, kick and call of every ring that was started on this connection.
     wires: Vec<(usize, OwnedFd, OwnedFd)>,
-    /// QEMU keeps a record of what is in flight.
+    /// QEMU keeps a record of requests in flight.
     recorded: bool,
     event_idx: bool,
     queues: usize,
     region: Option<(Vec<u8>, OwnedFd)>,
     drivers: Vec<Driver>,
     /// By queue and head.
-    pub asked: BTreeMap<(usize, u16), Asked>,
+    pub asked: BTreeMap<(usize, u16), PendingRequest>,
     offered: u64,
     pub answered: u64,
-    /// Answers that were errors.
+    /// Number of error answers.
     pub errors: u64,
-    /// The last version asked to be written to each sector, and the last of those that were answered well.
+    /// The last version submitted for each sector, and the last one written successfully.
     written: [u64; SECTORS],
     acknowledged: [u64; SECTORS],
-    pub beliefs: [Belief; SECTORS],
+    pub sector_models: [SectorModel; SECTORS],
 }
 
-/// The bytes that a version of a sector has; odd versions are zeroes, and what was there before is not.
+/// The contents of a version of a sector; odd versions are zeroes, and even ones are not.
 pub fn content(sector: u64, version: u64) -> Vec<u8> {
     match version {
         0 => vec![0xd5; 512],
@@ -123,7 +122,7 @@ impl Guest {
         let mut front = FrontEnd::connect(path);
         front.size = SIZE;
         let driver = |queue: u64| Driver {
-            // As a list of free descriptors: the last freed is the first used.
+            // A list of free descriptors: the last one freed is used first.
             free_heads: (0..SIZE / CHAIN).map(|index| index * CHAIN).collect(),
             free_pages: (0..8).map(|index| PAGES + APART * queue + 0x1000 * index).collect(),
             last_used: 0,
@@ -142,11 +141,11 @@ impl Guest {
             errors: 0,
             written: [0; SECTORS],
             acknowledged: [0; SECTORS],
-            beliefs: Default::default(),
+            sector_models: Default::default(),
         }
     }
 
-    /// Offers a request in one of the queues, if there is a free descriptor for it.
+    /// Submits a request in one of the queues, if there is a free descriptor for it.
     pub fn offer(&mut self, queue: usize, kind: Kind) {
         let queue = queue % self.queues;
         let count = match kind {
@@ -165,7 +164,7 @@ impl Guest {
         let number = self.offered;
         self.offered += 1;
         let covers = self.acknowledged;
-        self.asked.insert((queue, head), Asked { number, kind, sectors, failed: false, page, covers });
+        self.asked.insert((queue, head), PendingRequest { number, kind, sectors, failed: false, page, covers });
         self.front.offer(queue as u16, head);
     }
 
@@ -208,7 +207,7 @@ impl Guest {
         self.front.chain(queue as u16, head, &parts);
     }
 
-    /// Whether a request is not answered yet, also not in the used ring.
+    /// Whether a request is not answered yet, not even in the used ring.
     pub fn awaits(&self, number: u64) -> bool {
         let found = self.asked.iter().find(|(_, asked)| asked.number == number);
         let Some((&(queue, head), _)) = found else { return false };
@@ -216,7 +215,7 @@ impl Guest {
         !used.iter().any(|&(used, _)| used == u32::from(head))
     }
 
-    /// Takes answers, of the queues that are signalled.
+    /// Takes answers of the signalled queues.
     pub fn interrupt(&mut self, durable: &[u64; SECTORS]) -> Check {
         for queue in 0..self.queues {
             let mut wires = self.wires.iter().filter(|(of, ..)| *of == queue);
@@ -253,13 +252,13 @@ impl Guest {
             S_IOERR if asked.failed && written == 1 => {
                 self.errors += 1;
                 if matches!(asked.kind, Kind::Write | Kind::Zeroes) {
-                    let beliefs = &mut self.beliefs;
-                    asked.sectors.iter().for_each(|&(sector, new)| beliefs[sector as usize].perhaps.push(new));
+                    let sector_models = &mut self.sector_models;
+                    asked.sectors.iter().for_each(|&(sector, new)| sector_models[sector as usize].perhaps.push(new));
                 }
             }
             status => return Err(format!("request {} was answered with {status}, {written} bytes", asked.number)),
         }
-        // All of it is used for something else at once.
+        // Everything is reused at once.
         self.front.put(asked.page, &[POISON; 512]);
         self.front.put(header, &[POISON; 16]);
         self.front.put(header + 0x80, &[POISON]);
@@ -269,19 +268,19 @@ impl Guest {
         Ok(())
     }
 
-    /// Whether a request can be answered well.
-    fn judge(&mut self, asked: &Asked, written: u32, durable: &[u64; SECTORS]) -> Check {
+    /// Checks a successful answer.
+    fn judge(&mut self, asked: &PendingRequest, written: u32, durable: &[u64; SECTORS]) -> Check {
         match asked.kind {
             Kind::Write | Kind::Zeroes => {
                 for &(sector, version) in &asked.sectors {
                     self.acknowledged[sector as usize] = version;
-                    self.beliefs[sector as usize] = Belief { known: version, perhaps: Vec::new() };
+                    self.sector_models[sector as usize] = SectorModel { known: version, perhaps: Vec::new() };
                 }
             }
             Kind::Read => {
                 let sector = asked.sectors[0].0;
                 let bytes = self.front.get(asked.page, 512);
-                if written != 513 || !self.beliefs[sector as usize].settle(sector, &bytes) {
+                if written != 513 || !self.sector_models[sector as usize].settle(sector, &bytes) {
                     return Err(format!("read {} of sector {sector} has other bytes than may be there", asked.number));
                 }
             }
@@ -293,18 +292,18 @@ impl Guest {
         Ok(())
     }
 
-    /// The used index of a queue, which QEMU takes for the base when its back-end has died.
+    /// The used index of a queue, which QEMU uses as the base when its back-end has died.
     pub fn used_index(&self, queue: usize) -> u16 {
         self.front.get_u16(self.front.used_at(queue as u16) + 2)
     }
 
-    /// Connects anew, with the memory that it has.
+    /// Reconnects, with the same memory.
     pub fn reconnect(&mut self, path: &Path) {
         self.front.reconnect(path);
         self.wires.clear();
     }
 
-    /// Begins a connection: what is said before the record of what is in flight.
+    /// Starts a connection: the messages before the record of requests in flight.
     pub fn negotiate(&mut self) {
         let events = if self.event_idx { EVENT_IDX } else { 0 };
         let features = VERSION_1 | FLUSH | PROTOCOL | events;
@@ -316,14 +315,14 @@ impl Guest {
         }
     }
 
-    /// Takes the region that it has asked for, if it has.
+    /// Requests a region, if a record is used.
     pub fn take_region(&mut self) {
         if self.recorded && self.region.is_none() {
             self.region = self.front.reply_with_file(31);
         }
     }
 
-    /// Hands over memory and starts the rings, each at its base.
+    /// Sends the memory and starts the rings, each at its base.
     pub fn start(&mut self, bases: &[u16]) {
         for index in 0..2 {
             self.add_memory(index);
@@ -332,7 +331,7 @@ impl Guest {
         (0..self.queues).for_each(|queue| self.start_ring(queue, bases[queue]));
     }
 
-    /// Hands over the record of what is in flight, if there is one, as QEMU does before it starts the first ring.
+    /// Sends the record of requests in flight, if there is one, as QEMU does before it starts the first ring.
     pub fn give_region(&self) {
         if let Some((payload, file)) = &self.region {
             self.front.send(32, 0, payload, &[file.as_fd()]);
@@ -347,14 +346,14 @@ impl Guest {
         self.front.send(38, 0, &self.front.region(index as u64), &[]);
     }
 
-    /// All of the memory at once.
+    /// Replaces all of the memory at once.
     pub fn replace_memory(&self) {
         let regions = [0, 1].map(|index| self.front.region(index)[8..].to_vec()).concat();
         let files = [self.front.files[0].as_fd(), self.front.files[1].as_fd()];
         self.front.send(5, 0, &[[2u32, 0].map(u32::to_ne_bytes).concat(), regions].concat(), &files);
     }
 
-    /// Asks for a ring to stop.
+    /// Requests a ring to stop.
     pub fn stop_ring(&self, queue: usize) {
         self.front.send(11, 0, &[queue as u32, 0].map(u32::to_ne_bytes).concat(), &[]);
     }
@@ -375,7 +374,7 @@ impl Guest {
     }
 }
 
-/// Where the header of a chain lies; its status is 0x80 bytes behind it.
+/// The address of a chain's header; its status is 0x80 bytes after it.
 fn header_of(queue: usize, head: u16) -> u64 {
     HEADERS + APART * queue as u64 + 0x100 * u64::from(head)
 }

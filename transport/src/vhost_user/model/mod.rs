@@ -1,12 +1,12 @@
-//! A model of a guest that survives its disk's process, explored: the process is killed before each thing that it does
-//! and others see, in every short script, and at random in long ones.
+//! A model of a guest that survives its disk's process, explored: the process is killed before each externally visible
+//! effect in every short script, and at random in long ones.
 //!
-//! Knows nothing about the disk. It lies inside of the crate, since it stops the process between two stores
-//! ([`super::moment`]). Invariant: every planted bug is found, else the exploration is worth nothing.
+//! It knows nothing about the disk. It is part of the crate because it stops the process between two stores
+//! ([`super::kill_point`]). Invariant: every planted bug is detected, otherwise the exploration is worthless.
 //!
-//! `TAPLINE_MODEL_SEED` repeats one random life; `TAPLINE_MODEL_LIVES` says how many there are.
+//! `TAPLINE_MODEL_SEED` repeats one random run; `TAPLINE_MODEL_LIVES` sets how many there are.
 
-#![allow(clippy::cast_possible_truncation, reason = "the numbers are the model's own, and small")]
+#![allow(clippy::cast_possible_truncation, reason = "the model's own numbers are small")]
 
 mod guest;
 mod run;
@@ -15,20 +15,20 @@ mod storage;
 #[path = "../../../tests/vhost_mock/mod.rs"]
 mod vhost_mock;
 
-use super::moment::test::{self as moment, BUGS, Bug};
+use super::kill_point::test::{self as kill_point, BUGS, Bug};
 use guest::Kind;
-use run::{Nature, Run, Step};
+use run::{ModelStep, Run, Scenario};
 
-use storage::Fate;
+use storage::CrashOutcome;
 
-/// Sectors of the disk, and its queues at most.
+/// Sectors of the disk, and its maximum queues.
 const SECTORS: usize = 8;
 const QUEUES: usize = 2;
 
-/// What is wrong, if something is.
+/// The violation found, if any.
 type Check = Result<(), String>;
 
-/// What was explored.
+/// Statistics of an exploration.
 #[derive(Default, Debug)]
 struct Explored {
     lives: u64,
@@ -48,11 +48,11 @@ impl Explored {
     }
 }
 
-/// Lives the script without a kill, and then with one before each moment of it.
-fn kill_everywhere(nature: Nature, script: &[Step], explored: &mut Explored) -> Result<(), String> {
+/// Runs the script without a kill, and then with a kill at each of its kill points.
+fn kill_everywhere(scenario: Scenario, script: &[ModelStep], explored: &mut Explored) -> Result<(), String> {
     for last in 0.. {
-        let told = |why| format!("{nature:?}, killed after {last} moments of {script:?}: {why}");
-        let run = Run::new(nature, vec![last]).live(script).map_err(told)?;
+        let told = |why| format!("{scenario:?}, killed after {last} kill points of {script:?}: {why}");
+        let run = Run::new(scenario, vec![last]).live(script).map_err(told)?;
         explored.add(&run);
         if run.killed == 0 {
             break;
@@ -61,78 +61,82 @@ fn kill_everywhere(nature: Nature, script: &[Step], explored: &mut Explored) -> 
     Ok(())
 }
 
-/// With a record and without, and what becomes of what was begun.
-fn natures(deep: bool, queues: usize) -> Vec<Nature> {
-    let nature = |recorded, fate| Nature { recorded, event_idx: false, queues, fate };
-    let mut natures = vec![nature(true, Fate::Mixed(0b0101)), nature(false, Fate::Done)];
+/// With and without a record, and each outcome of operations in flight.
+fn scenarios(deep: bool, queues: usize) -> Vec<Scenario> {
+    let scenario = |recorded, crash_outcome| Scenario { recorded, event_idx: false, queues, crash_outcome };
+    let mut scenarios = vec![scenario(true, CrashOutcome::Mixed(0b0101)), scenario(false, CrashOutcome::Done)];
     if deep || queues == 1 {
-        natures.push(nature(true, Fate::Lost));
+        scenarios.push(scenario(true, CrashOutcome::Lost));
     }
     if deep {
-        natures.extend([nature(true, Fate::Done), nature(false, Fate::Lost), nature(false, Fate::Mixed(0b0110))]);
-        natures.push(nature(true, Fate::Mixed(0b1010)));
+        scenarios.extend([
+            scenario(true, CrashOutcome::Done),
+            scenario(false, CrashOutcome::Lost),
+            scenario(false, CrashOutcome::Mixed(0b0110)),
+        ]);
+        scenarios.push(scenario(true, CrashOutcome::Mixed(0b1010)));
     }
-    natures
+    scenarios
 }
 
 fn explore(deep: bool) -> Result<Explored, String> {
     let mut explored = Explored::default();
     for (queues, scripts) in [(2, script::with_failures(deep)), (1, script::with_events(deep))] {
         for script in scripts {
-            for nature in natures(deep, queues) {
-                kill_everywhere(nature, &script, &mut explored)?;
+            for scenario in scenarios(deep, queues) {
+                kill_everywhere(scenario, &script, &mut explored)?;
             }
         }
     }
     Ok(explored)
 }
 
-/// A long life, with several deaths, some of them while it recovers.
+/// A long run with several kills, some of them during recovery.
 fn live_at_random(seed: u64, explored: &mut Explored) -> Result<(), String> {
-    let mut dice = Dice(seed);
-    let (recorded, event_idx) = (dice.roll(3) > 0, dice.roll(2) == 0);
-    let (queues, fate) = (1 + dice.roll(2) as usize, Fate::Mixed(dice.roll(u64::MAX)));
-    let nature = Nature { recorded, event_idx, queues, fate };
-    let kills: Vec<u64> = (0..dice.roll(6)).map(|_| dice.moment()).collect();
-    let script: Vec<Step> = (0..60).map(|_| any_step(&mut dice)).collect();
-    let told = |why| format!("TAPLINE_MODEL_SEED={seed}: {nature:?}: {why}");
-    explored.add(&Run::new(nature, kills).live(&script).map_err(told)?);
+    let mut random = Random(seed);
+    let (recorded, event_idx) = (random.below(3) > 0, random.below(2) == 0);
+    let (queues, crash_outcome) = (1 + random.below(2) as usize, CrashOutcome::Mixed(random.below(u64::MAX)));
+    let scenario = Scenario { recorded, event_idx, queues, crash_outcome };
+    let kills: Vec<u64> = (0..random.below(6)).map(|_| random.moment()).collect();
+    let script: Vec<ModelStep> = (0..60).map(|_| any_step(&mut random)).collect();
+    let told = |why| format!("TAPLINE_MODEL_SEED={seed}: {scenario:?}: {why}");
+    explored.add(&Run::new(scenario, kills).live(&script).map_err(told)?);
     Ok(())
 }
 
-fn any_step(dice: &mut Dice) -> Step {
-    let queue = dice.roll(2) as usize;
-    match dice.roll(40) {
-        0..6 => Step::Offer(queue, Kind::Write),
-        6..8 => Step::Offer(queue, Kind::Read),
-        8 => Step::Offer(queue, Kind::Flush),
-        9..15 => Step::Turn,
-        15..21 => Step::Complete(dice.roll(5) as usize),
-        21..25 => Step::Publish,
-        25 => Step::Wait(dice.roll(3) as usize),
-        26 => Step::Remove(dice.roll(2) as usize),
-        27..29 => Step::Add(dice.roll(2) as usize),
-        29 => Step::Replace,
-        30 => Step::Restart(queue),
-        31 => Step::Reconnect,
-        32..34 => Step::Offer(queue, Kind::Zeroes),
-        34..36 => Step::Fail(dice.roll(3) as usize, dice.roll(2) == 0),
-        36 => Step::Full(dice.roll(3) as usize),
-        37..39 => Step::Upgrade(dice.roll(4) > 0),
-        _ => Step::Space,
+fn any_step(random: &mut Random) -> ModelStep {
+    let queue = random.below(2) as usize;
+    match random.below(40) {
+        0..6 => ModelStep::Offer(queue, Kind::Write),
+        6..8 => ModelStep::Offer(queue, Kind::Read),
+        8 => ModelStep::Offer(queue, Kind::Flush),
+        9..15 => ModelStep::Turn,
+        15..21 => ModelStep::Complete(random.below(5) as usize),
+        21..25 => ModelStep::Publish,
+        25 => ModelStep::Wait(random.below(3) as usize),
+        26 => ModelStep::Remove(random.below(2) as usize),
+        27..29 => ModelStep::Add(random.below(2) as usize),
+        29 => ModelStep::Replace,
+        30 => ModelStep::Restart(queue),
+        31 => ModelStep::Reconnect,
+        32..34 => ModelStep::Offer(queue, Kind::Zeroes),
+        34..36 => ModelStep::Fail(random.below(3) as usize, random.below(2) == 0),
+        36 => ModelStep::Full(random.below(3) as usize),
+        37..39 => ModelStep::Upgrade(random.below(4) > 0),
+        _ => ModelStep::Space,
     }
 }
 
-struct Dice(u64);
+struct Random(u64);
 
-impl Dice {
-    /// When to die: early, while it recovers, or later.
+impl Random {
+    /// The next kill: early, during recovery, or later.
     fn moment(&mut self) -> u64 {
-        let most = [12, 90][self.roll(2) as usize];
-        self.roll(most)
+        let most = [12, 90][self.below(2) as usize];
+        self.below(most)
     }
 
-    fn roll(&mut self, sides: u64) -> u64 {
+    fn below(&mut self, sides: u64) -> u64 {
         // SplitMix64.
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut bits = self.0;
@@ -143,7 +147,7 @@ impl Dice {
 }
 
 fn from_environment(name: &str) -> Option<u64> {
-    std::env::var(name).ok().map(|value| value.parse().unwrap_or_else(|_| panic!("{name} is no number")))
+    std::env::var(name).ok().map(|value| value.parse().unwrap_or_else(|_| panic!("{name} is not a number")))
 }
 
 fn random_lives(lives: u64) -> Result<Explored, String> {
@@ -159,7 +163,7 @@ fn random_lives(lives: u64) -> Result<Explored, String> {
 
 #[test]
 #[ignore = "slow: run by `make test-all`"]
-fn a_kill_at_any_moment_of_a_short_script_loses_and_repeats_nothing() {
+fn a_kill_at_any_point_of_a_short_script_loses_and_repeats_nothing() {
     let explored = explore(from_environment("TAPLINE_MODEL_DEEP").is_some()).unwrap();
     println!("{explored:?}");
     assert!(explored.lives > 1000 && explored.killed > 1000 && explored.errors > 100, "{explored:?}");
@@ -168,7 +172,7 @@ fn a_kill_at_any_moment_of_a_short_script_loses_and_repeats_nothing() {
 
 #[test]
 #[ignore = "slow: run by `make test-all`"]
-fn long_lives_with_many_deaths_lose_and_repeat_nothing() {
+fn long_runs_with_many_kills_lose_and_repeat_nothing() {
     let lives = from_environment("TAPLINE_MODEL_LIVES").unwrap_or(1500);
     let explored = random_lives(lives).unwrap();
     println!("{explored:?}");
@@ -176,13 +180,13 @@ fn long_lives_with_many_deaths_lose_and_repeat_nothing() {
 }
 
 #[test]
-fn each_planted_bug_is_found() {
+fn every_planted_bug_is_detected() {
     for bug in BUGS {
-        moment::plant(Some(bug));
+        kill_point::plant(Some(bug));
         let found = explore(false).and_then(|_| random_lives(1500));
-        moment::plant(None::<Bug>);
+        kill_point::plant(None::<Bug>);
         match found {
-            Ok(explored) => panic!("{bug:?} was not found in {explored:?}"),
+            Ok(explored) => panic!("{bug:?} was not detected in {explored:?}"),
             Err(why) => println!("{bug:?}: {why}"),
         }
     }

@@ -1,11 +1,11 @@
-//! One life of a disk's rings: a back-end that is killed at a chosen moment and started again, storage that completes
-//! in any order and fails, and everything that a front-end may do in between.
+//! One run: a back-end that is killed at a chosen point and restarted, storage that completes in any order and fails,
+//! and everything that a front-end may do in between.
 //!
-//! Knows nothing about which lives are worth living. Invariants checked: a request is taken only while it is not
-//! answered, in the order in which requests were offered in its queue, and never done after its answer; each is
-//! answered once, with an error only where the storage has failed it; a queue stops when nothing is under way in it,
-//! whatever is in others, and not before; a flush is answered after what it covers is durable; reads and, in the end,
-//! the disk show what may be there.
+//! It knows nothing about which runs are interesting. Invariants checked: a request is taken only while it is
+//! unanswered, in the order of submission in its queue, and never performed after its answer; each is answered once,
+//! with an error only if the storage has failed it; a queue stops when nothing is in progress in it, regardless of the
+//! others, and not earlier; a flush is answered after what it covers is durable; reads and, in the end, the disk show
+//! possible contents.
 
 use std::path::{Path, PathBuf};
 
@@ -13,35 +13,35 @@ use disk::{Geometry, Operation, Request, Span, Transport};
 use memory::Segments;
 
 use super::super::device;
-use super::super::moment::test::{self as moment, Bug};
+use super::super::kill_point::test::{self as kill_point, Bug};
 use super::super::{Config, Server};
 use super::guest::{Guest, Kind};
-use super::storage::{End, Fate, Storage};
+use super::storage::{CrashOutcome, Outcome, Storage};
 use super::vhost_mock::GEOMETRY;
 use super::vhost_mock::epoll::Epoll;
 use super::{Check, QUEUES, SECTORS};
 use crate::Server as _;
 
-/// What happens next.
+/// The next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
-    /// The driver offers a request in one of its queues.
+pub enum ModelStep {
+    /// The driver submits a request in one of its queues.
     Offer(usize, Kind),
-    /// The back-end looks at its socket, takes what is offered and publishes.
+    /// The back-end processes its socket, takes requests and publishes.
     Turn,
-    /// The storage is done with one of the requests, counted from the oldest.
+    /// The storage completes one of the requests, counted from the oldest.
     Complete(usize),
-    /// It is so with an error; a write may be there all the same.
+    /// The storage fails one; a write may have happened all the same.
     Fail(usize, bool),
-    /// It has no space for one, which is told its guest.
+    /// The storage has no space for one, which is reported to its guest.
     Full(usize),
-    /// It has no space for one, which begins to wait for some.
+    /// The storage has no space for one, which starts to wait for space.
     Wait(usize),
-    /// There is space: what waits is begun again.
+    /// There is space: waiting requests are restarted.
     Space,
     /// Answers are published.
     Publish,
-    /// The memory of the rings is taken away, or that of the data.
+    /// The memory of the rings, or that of the data, is removed.
     Remove(usize),
     /// It comes back.
     Add(usize),
@@ -49,21 +49,21 @@ pub enum Step {
     Replace,
     /// One of the rings is stopped, and started again.
     Restart(usize),
-    /// The connection is lost, and comes again.
+    /// The connection is lost and reestablished.
     Reconnect,
-    /// Another process takes the place of this one; or it fails to, when it has been told everything.
+    /// Another process replaces this one; or fails to, after receiving the state.
     Upgrade(bool),
 }
 
-/// How the life is.
+/// The parameters of a run.
 #[derive(Clone, Copy, Debug)]
-pub struct Nature {
-    /// The front-end records what is in flight.
+pub struct Scenario {
+    /// The front-end records requests in flight.
     pub recorded: bool,
     pub event_idx: bool,
     pub queues: usize,
-    /// What becomes of what was begun when the process is killed.
-    pub fate: Fate,
+    /// The outcome of operations in flight when the process is killed.
+    pub crash_outcome: CrashOutcome,
 }
 
 /// A request that was taken.
@@ -75,9 +75,9 @@ struct Taken {
     number: u64,
 }
 
-/// One life.
+/// One run.
 pub struct Run {
-    nature: Nature,
+    scenario: Scenario,
     path: PathBuf,
     _directory: tempfile::TempDir,
     guest: Guest,
@@ -85,13 +85,13 @@ pub struct Run {
     watch: Epoll,
     held: Vec<Taken>,
     waiting: Vec<Taken>,
-    /// What was given back, for a bug.
-    ghosts: Vec<(Operation, u64, Segments)>,
+    /// Requests that were given back, for a bug.
+    discarded: Vec<(Operation, u64, Segments)>,
     storage: Storage,
-    /// By queue, the number of the request that was taken last since the ring was started.
+    /// By queue, the number of the last request taken since the ring was started.
     last: [Option<u64>; QUEUES],
     removed: [bool; 2],
-    /// Moments after which the next processes are killed, the last first.
+    /// The kill points of the next processes, the last first.
     kills: Vec<u64>,
     pub killed: usize,
     pub upgraded: u64,
@@ -111,15 +111,15 @@ fn serve(path: &Path, queues: usize) -> (Server, Epoll) {
 }
 
 impl Run {
-    /// A guest that finds its disk; the first process dies after the last of `kills` moments from now on.
-    pub fn new(nature: Nature, kills: Vec<u64>) -> Run {
-        moment::die_after(u64::MAX);
+    /// A guest that finds its disk; the first process is killed after the last of `kills` points from now on.
+    pub fn new(scenario: Scenario, kills: Vec<u64>) -> Run {
+        kill_point::die_after(u64::MAX);
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("s");
-        let (server, watch) = serve(&path, nature.queues);
-        let guest = Guest::new(&path, nature.recorded, nature.event_idx, nature.queues);
+        let (server, watch) = serve(&path, scenario.queues);
+        let guest = Guest::new(&path, scenario.recorded, scenario.event_idx, scenario.queues);
         let mut run = Run {
-            nature,
+            scenario,
             path,
             _directory: directory,
             guest,
@@ -127,7 +127,7 @@ impl Run {
             watch,
             held: Vec::new(),
             waiting: Vec::new(),
-            ghosts: Vec::new(),
+            discarded: Vec::new(),
             storage: Storage::new(),
             last: [None; QUEUES],
             removed: [false; 2],
@@ -135,79 +135,79 @@ impl Run {
             killed: 0,
             upgraded: 0,
         };
-        // The first process may die before the guest has found its disk.
-        moment::die_after(run.kills.pop().unwrap_or(u64::MAX));
-        run.connect(&[0; QUEUES]).and_then(|()| run.mourn()).unwrap();
+        // The first process may be killed before the guest has found its disk.
+        kill_point::die_after(run.kills.pop().unwrap_or(u64::MAX));
+        run.connect(&[0; QUEUES]).and_then(|()| run.respawn()).unwrap();
         run
     }
 
-    /// All of a script, and then everything to its end.
-    pub fn live(mut self, script: &[Step]) -> Result<Run, String> {
+    /// Runs a script, and then everything to its end.
+    pub fn live(mut self, script: &[ModelStep]) -> Result<Run, String> {
         for &step in script {
             self.step(step)?;
         }
         for index in 0..2 {
-            self.step(Step::Add(index))?;
+            self.step(ModelStep::Add(index))?;
         }
         for round in 0..12 {
-            self.step(Step::Turn)?;
-            self.step(Step::Space)?;
+            self.step(ModelStep::Turn)?;
+            self.step(ModelStep::Space)?;
             while !self.held.is_empty() {
-                self.step(Step::Complete(if round % 2 == 0 { usize::MAX } else { 0 }))?;
+                self.step(ModelStep::Complete(if round % 2 == 0 { usize::MAX } else { 0 }))?;
             }
-            self.haunt();
-            self.step(Step::Publish)?;
+            self.perform_discarded();
+            self.step(ModelStep::Publish)?;
         }
         if !self.guest.asked.is_empty() {
             return Err(format!("lost: never answered are {:?}", self.guest.asked));
         }
         for (sector, bytes) in (0..).zip(&self.storage.sectors) {
-            if self.guest.beliefs[sector as usize].possible(sector, bytes).is_none() {
+            if self.guest.sector_models[sector as usize].possible(sector, bytes).is_none() {
                 return Err(format!("sector {sector} does not hold what was written last"));
             }
         }
         Ok(self)
     }
 
-    /// One step, and what a driver and QEMU do about it.
-    fn step(&mut self, step: Step) -> Check {
+    /// Performs one step, and the reactions of a driver and QEMU.
+    fn step(&mut self, step: ModelStep) -> Check {
         match step {
-            Step::Offer(queue, kind) => self.guest.offer(queue, kind),
-            Step::Turn => self.turn()?,
-            Step::Complete(index) => self.end(index, End::Done)?,
-            Step::Fail(index, applied) => self.end(index, End::Failed { applied })?,
-            Step::Full(index) if self.needs_space(index) => self.end(index, End::Full)?,
-            Step::Wait(index) if self.needs_space(index) => self.waiting.push(self.held.remove(index)),
-            Step::Full(_) | Step::Wait(_) => {}
-            Step::Space => {
+            ModelStep::Offer(queue, kind) => self.guest.offer(queue, kind),
+            ModelStep::Turn => self.turn()?,
+            ModelStep::Complete(index) => self.end(index, Outcome::Done)?,
+            ModelStep::Fail(index, applied) => self.end(index, Outcome::Failed { applied })?,
+            ModelStep::Full(index) if self.needs_space(index) => self.end(index, Outcome::Full)?,
+            ModelStep::Wait(index) if self.needs_space(index) => self.waiting.push(self.held.remove(index)),
+            ModelStep::Full(_) | ModelStep::Wait(_) => {}
+            ModelStep::Space => {
                 self.held.append(&mut self.waiting);
                 self.held.sort_by_key(|taken| taken.number);
             }
-            Step::Publish => self.server.publish().unwrap(),
-            Step::Remove(index) if !self.removed[index] => {
+            ModelStep::Publish => self.server.publish().unwrap(),
+            ModelStep::Remove(index) if !self.removed[index] => {
                 self.removed[index] = true;
                 self.guest.remove_memory(index);
                 self.turn()?;
             }
-            Step::Add(index) if self.removed[index] => {
+            ModelStep::Add(index) if self.removed[index] => {
                 self.removed[index] = false;
                 self.guest.add_memory(index);
                 self.turn()?;
             }
-            Step::Replace if self.removed == [false; 2] => {
+            ModelStep::Replace if self.removed == [false; 2] => {
                 self.guest.replace_memory();
                 self.turn()?;
             }
-            Step::Remove(_) | Step::Add(_) | Step::Replace => {}
-            Step::Restart(queue) => self.restart(queue % self.nature.queues)?,
-            Step::Reconnect => self.reconnect()?,
-            Step::Upgrade(succeeds) => self.upgrade(succeeds)?,
+            ModelStep::Remove(_) | ModelStep::Add(_) | ModelStep::Replace => {}
+            ModelStep::Restart(queue) => self.restart(queue % self.scenario.queues)?,
+            ModelStep::Reconnect => self.reconnect()?,
+            ModelStep::Upgrade(succeeds) => self.upgrade(succeeds)?,
         }
-        self.mourn()?;
+        self.respawn()?;
         self.guest.interrupt(&self.storage.durable)
     }
 
-    /// What the process's loop does in one turn.
+    /// One turn of the process's event loop.
     fn turn(&mut self) -> Check {
         for _ in 0..64 {
             let keys = self.watch.wait(false);
@@ -221,12 +221,12 @@ impl Run {
                 return Ok(());
             }
         }
-        Err("the back-end does not come to rest".into())
+        Err("the back-end never becomes idle".into())
     }
 
     fn take(&mut self) -> Check {
         while let Some(request) = self.server.pop(&DISK) {
-            if moment::is_dead() {
+            if kill_point::is_dead() {
                 request.retire();
                 return Ok(());
             }
@@ -241,7 +241,7 @@ impl Run {
         Ok(())
     }
 
-    /// Which of the guest's requests this is, if it may be taken now.
+    /// Identifies the guest's request, and checks that it may be taken now.
     fn recognise(&mut self, request: &Request) -> Result<(usize, u16, u64), String> {
         let (_, queue, head) = device::parts(request.token());
         let (sector, operation) = (request.span().at / 512, request.operation());
@@ -255,7 +255,7 @@ impl Run {
         };
         let named = asked.sectors.iter().any(|(other, _)| *other == sector) || kind == Kind::Flush;
         if kind != asked.kind || !named {
-            return Err(format!("{operation:?} of sector {sector} is not what was asked: {asked:?}"));
+            return Err(format!("{operation:?} of sector {sector} is not the submitted request: {asked:?}"));
         }
         let number = asked.number;
         let is_same = |taken: &Taken| taken.number == number && taken.request.span().at == request.span().at;
@@ -277,17 +277,17 @@ impl Run {
                 self.waiting.push(taken);
                 continue;
             }
-            if moment::is_planted(Bug::DoneAfterStop) {
+            if kill_point::is_planted(Bug::DoneAfterStop) {
                 let Taken { request, .. } = &taken;
-                self.ghosts.push((request.operation(), request.span().at / 512, request.memory().clone()));
+                self.discarded.push((request.operation(), request.span().at / 512, request.memory().clone()));
             }
             self.server.give_back(taken.request);
         }
     }
 
-    /// Does what should have been forgotten.
-    fn haunt(&mut self) {
-        for (operation, sector, memory) in std::mem::take(&mut self.ghosts) {
+    /// Performs requests that should have been discarded.
+    fn perform_discarded(&mut self) {
+        for (operation, sector, memory) in std::mem::take(&mut self.discarded) {
             if let Operation::Write { .. } = operation {
                 self.storage.sectors[sector as usize] = memory.to_vec();
             }
@@ -299,13 +299,13 @@ impl Run {
         self.held.get(index).is_some_and(writes)
     }
 
-    fn end(&mut self, index: usize, end: End) -> Check {
+    fn end(&mut self, index: usize, end: Outcome) -> Check {
         let Some(last) = self.held.len().checked_sub(1) else { return Ok(()) };
         let taken = self.held.remove(index.min(last));
         self.end_taken(taken, end)
     }
 
-    fn end_taken(&mut self, taken: Taken, end: End) -> Check {
+    fn end_taken(&mut self, taken: Taken, end: Outcome) -> Check {
         let done = self.may_end(&taken);
         let version = self.note_end(&taken, end);
         let status = self.storage.end(&taken.request, version, end);
@@ -321,23 +321,23 @@ impl Run {
     }
 
     /// The version that a request gives to its sector; its guest may see an error, or not.
-    fn note_end(&mut self, taken: &Taken, end: End) -> u64 {
+    fn note_end(&mut self, taken: &Taken, end: Outcome) -> u64 {
         let Span { at, .. } = taken.request.span();
         let Some(asked) = self.guest.asked.get_mut(&(taken.queue, taken.head)) else { return 0 };
-        asked.failed |= end != End::Done;
+        asked.failed |= end != Outcome::Done;
         asked.sectors.iter().find(|(sector, _)| *sector == at / 512).map_or(0, |&(_, version)| version)
     }
 
-    /// If the process is dead: the next one, until one lives that long.
-    fn mourn(&mut self) -> Check {
-        while moment::is_dead() {
+    /// Restarts the process if it is dead, until one survives.
+    fn respawn(&mut self) -> Check {
+        while kill_point::is_dead() {
             self.killed += 1;
             for (place, taken) in std::mem::take(&mut self.held).into_iter().enumerate() {
                 let mut ended = Ok(());
-                if self.nature.fate.is_done(place) {
+                if self.scenario.crash_outcome.is_done(place) {
                     ended = self.may_end(&taken);
-                    let version = self.note_end(&taken, End::Done);
-                    self.storage.end(&taken.request, version, End::Done);
+                    let version = self.note_end(&taken, Outcome::Done);
+                    self.storage.end(&taken.request, version, Outcome::Done);
                 }
                 taken.request.retire();
                 ended?;
@@ -347,10 +347,10 @@ impl Run {
             });
             self.guest.interrupt(&self.storage.durable)?;
             let bases = self.used_indices();
-            moment::die_after(u64::MAX);
+            kill_point::die_after(u64::MAX);
             self.server.stop(&mut self.watch);
-            (self.server, self.watch) = serve(&self.path, self.nature.queues);
-            moment::die_after(self.kills.pop().unwrap_or(u64::MAX));
+            (self.server, self.watch) = serve(&self.path, self.scenario.queues);
+            kill_point::die_after(self.kills.pop().unwrap_or(u64::MAX));
             self.guest.reconnect(&self.path);
             self.connect(&bases)?;
         }
@@ -358,7 +358,7 @@ impl Run {
     }
 
     fn used_indices(&self) -> Vec<u16> {
-        (0..self.nature.queues).map(|queue| self.guest.used_index(queue)).collect()
+        (0..self.scenario.queues).map(|queue| self.guest.used_index(queue)).collect()
     }
 
     fn connect(&mut self, bases: &[u16]) -> Check {
@@ -371,21 +371,21 @@ impl Run {
         self.turn()
     }
 
-    /// One ring is stopped, while the others go on.
+    /// Stops and restarts one ring while the others continue.
     fn restart(&mut self, queue: usize) -> Check {
         self.guest.stop_ring(queue);
         self.turn()?;
         while let Some(place) = self.held.iter().rposition(|taken| taken.queue == queue) {
             if self.guest.front.reply(11).is_some() {
-                return Err(format!("GET_VRING_BASE of queue {queue} is answered while requests of it are under way"));
+                return Err(format!("GET_VRING_BASE of queue {queue} is answered while its requests are in flight"));
             }
             let taken = self.held.remove(place);
-            self.end_taken(taken, End::Done)?;
+            self.end_taken(taken, Outcome::Done)?;
         }
         self.server.publish().unwrap();
         self.turn()?;
         let reply = self.guest.front.reply(11);
-        if moment::is_dead() {
+        if kill_point::is_dead() {
             return Ok(());
         }
         let reply = reply.ok_or_else(|| format!("GET_VRING_BASE is not answered: {:?}", self.server.take_events()))?;
@@ -394,16 +394,17 @@ impl Run {
         for index in [0, 1].into_iter().filter(|&index| std::mem::take(&mut self.removed[index])) {
             self.guest.add_memory(index);
         }
-        if self.nature.queues == 1 {
+        if self.scenario.queues == 1 {
             self.guest.give_region();
         }
         self.guest.start_ring(queue, u16::from_ne_bytes([reply[4], reply[5]]));
         self.turn()
     }
 
-    /// The front-end loses the connection, not its memory. What is under way goes on, and nobody hears of it.
+    /// The front-end loses the connection, but not its memory. Requests in flight continue, and their results are
+    /// discarded.
     fn reconnect(&mut self) -> Check {
-        // QEMU looks at the used index at once, and the back-end notices later.
+        // QEMU reads the used index at once, and the back-end notices later.
         let bases = self.used_indices();
         self.server.publish().unwrap();
         self.guest.reconnect(&self.path);
@@ -411,14 +412,14 @@ impl Run {
         self.turn()?;
         let before = self.held.len();
         while !self.held.is_empty() {
-            self.end(usize::MAX, End::Done)?;
+            self.end(usize::MAX, Outcome::Done)?;
             self.take()?;
             if self.held.len() > before {
-                return Err("the next connection took something before the last was over".into());
+                return Err("the next connection took a request before those of the last had completed".into());
             }
         }
         self.turn()?;
-        if moment::is_dead() {
+        if kill_point::is_dead() {
             return Ok(());
         }
         self.removed = [false; 2];
@@ -428,18 +429,18 @@ impl Run {
         self.turn()
     }
 
-    /// What is under way ends, what waits for space stays with the guest, and another process goes on.
+    /// Requests in flight complete, waiting ones stay with the guest, and another process continues.
     fn upgrade(&mut self, succeeds: bool) -> Check {
         self.server.hold(true);
         while !self.held.is_empty() {
-            self.end(usize::MAX, End::Done)?;
+            self.end(usize::MAX, Outcome::Done)?;
             self.take()?;
         }
         self.turn()?;
         let next =
-            self.server.hand_over().and_then(|all| Server::taken_over(all, config(&self.path, self.nature.queues)));
-        // Not while a queue is being stopped, nor while the memory of a ring is away.
-        let Some(mut next) = next.ok().filter(|_| succeeds && !moment::is_dead()) else {
+            self.server.hand_over().and_then(|all| Server::taken_over(all, config(&self.path, self.scenario.queues)));
+        // Not while a queue is being stopped, nor while the memory of a ring is removed.
+        let Some(mut next) = next.ok().filter(|_| succeeds && !kill_point::is_dead()) else {
             self.server.hold(false);
             return self.turn();
         };
@@ -469,6 +470,6 @@ impl Drop for Run {
         self.held.drain(..).chain(self.waiting.drain(..)).for_each(|taken| {
             taken.request.retire();
         });
-        moment::die_after(u64::MAX);
+        kill_point::die_after(u64::MAX);
     }
 }

@@ -1,34 +1,35 @@
-//! The short scripts that are lived with a kill before each of their moments.
+//! The short scripts that are run with a kill at each of their kill points.
 //!
-//! Knows nothing of how they are lived. Invariant: each ends with what is done in it, so that a kill can be anywhere.
+//! It knows nothing about how they are run. Invariant: each completes everything that it starts, so that a kill can be
+//! anywhere.
 
 use super::guest::Kind;
-use super::run::Step;
+use super::run::ModelStep;
 
-pub const WRITE: Step = Step::Offer(0, Kind::Write);
-pub const READ: Step = Step::Offer(0, Kind::Read);
-pub const FLUSH: Step = Step::Offer(0, Kind::Flush);
+pub const WRITE: ModelStep = ModelStep::Offer(0, Kind::Write);
+pub const READ: ModelStep = ModelStep::Offer(0, Kind::Read);
+pub const FLUSH: ModelStep = ModelStep::Offer(0, Kind::Flush);
 
-/// Every order in which three requests can be done, every way in which answers can be put together, and at each place
-/// one of the things that may happen to a ring; with new requests in between, which use what was freed.
-pub fn with_events(deep: bool) -> Vec<Vec<Step>> {
+/// Every order in which three requests can complete, every way in which answers can be batched, and at each position
+/// one of the events that may happen to a ring; with new requests in between, which reuse what was freed.
+pub fn with_events(deep: bool) -> Vec<Vec<ModelStep>> {
     let orders: &[[usize; 3]] = if deep {
         &[[0, 0, 0], [0, 1, 0], [1, 0, 0], [1, 1, 0], [2, 0, 0], [2, 1, 0]]
     } else {
         &[[0, 0, 0], [2, 1, 0]]
     };
-    let events: [&[Step]; 11] = [
+    let events: [&[ModelStep]; 11] = [
         &[],
-        &[Step::Replace],
-        &[Step::Remove(0), Step::Complete(0), Step::Publish, Step::Add(0)],
-        &[Step::Remove(1), Step::Complete(1), Step::Publish, Step::Add(1)],
-        &[Step::Restart(0)],
-        &[Step::Wait(0), Step::Restart(0)],
-        &[Step::Wait(0), Step::Reconnect],
-        &[Step::Upgrade(true)],
-        &[Step::Upgrade(false)],
-        &[Step::Wait(0), Step::Upgrade(true), Step::Space],
-        &[Step::Remove(1), Step::Upgrade(true), WRITE, Step::Turn, Step::Add(1)],
+        &[ModelStep::Replace],
+        &[ModelStep::Remove(0), ModelStep::Complete(0), ModelStep::Publish, ModelStep::Add(0)],
+        &[ModelStep::Remove(1), ModelStep::Complete(1), ModelStep::Publish, ModelStep::Add(1)],
+        &[ModelStep::Restart(0)],
+        &[ModelStep::Wait(0), ModelStep::Restart(0)],
+        &[ModelStep::Wait(0), ModelStep::Reconnect],
+        &[ModelStep::Upgrade(true)],
+        &[ModelStep::Upgrade(false)],
+        &[ModelStep::Wait(0), ModelStep::Upgrade(true), ModelStep::Space],
+        &[ModelStep::Remove(1), ModelStep::Upgrade(true), WRITE, ModelStep::Turn, ModelStep::Add(1)],
     ];
     let mut scripts = Vec::new();
     for order in orders {
@@ -43,41 +44,41 @@ pub fn with_events(deep: bool) -> Vec<Vec<Step>> {
     scripts
 }
 
-fn script(order: &[usize; 3], batches: u32, event: &[Step], place: usize) -> Vec<Step> {
-    let mut steps = vec![WRITE, WRITE, FLUSH, Step::Turn];
+fn script(order: &[usize; 3], batches: u32, event: &[ModelStep], place: usize) -> Vec<ModelStep> {
+    let mut steps = vec![WRITE, WRITE, FLUSH, ModelStep::Turn];
     for (at, &index) in order.iter().enumerate() {
         if at == place {
             steps.extend(event);
         }
-        steps.push(Step::Complete(index));
+        steps.push(ModelStep::Complete(index));
         if batches >> at & 1 == 1 {
-            steps.extend([Step::Publish, if at == 0 { WRITE } else { READ }]);
+            steps.extend([ModelStep::Publish, if at == 0 { WRITE } else { READ }]);
         }
         if at == 1 {
-            steps.push(Step::Turn);
+            steps.push(ModelStep::Turn);
         }
     }
-    steps.push(Step::Publish);
+    steps.push(ModelStep::Publish);
     steps
 }
 
-/// Two queues over storage that fails at each place: reads, writes, flushes, and one part or the other of a chain that
-/// is two requests; with space that is missing, for ever or for a while, and one of the rings stopped meanwhile.
-pub fn with_failures(deep: bool) -> Vec<Vec<Step>> {
-    let events: [&[Step]; 9] = [
-        &[Step::Fail(0, false)],
-        &[Step::Fail(1, true)],
-        &[Step::Fail(2, false), Step::Publish, Step::Restart(0)],
-        &[Step::Full(1)],
-        &[Step::Wait(0), Step::Restart(1), Step::Publish, Step::Space],
-        &[Step::Wait(1), Step::Restart(0), Step::Publish, Step::Space],
-        &[Step::Restart(1)],
-        &[Step::Fail(0, true), Step::Wait(0), Step::Reconnect],
-        &[Step::Remove(0), Step::Fail(0, false), Step::Publish, Step::Add(0)],
+/// Two queues over storage that fails at each position: reads, writes, flushes, and either part of a chain of two
+/// requests; with missing space, permanently or for a while, and one of the rings stopped meanwhile.
+pub fn with_failures(deep: bool) -> Vec<Vec<ModelStep>> {
+    let events: [&[ModelStep]; 9] = [
+        &[ModelStep::Fail(0, false)],
+        &[ModelStep::Fail(1, true)],
+        &[ModelStep::Fail(2, false), ModelStep::Publish, ModelStep::Restart(0)],
+        &[ModelStep::Full(1)],
+        &[ModelStep::Wait(0), ModelStep::Restart(1), ModelStep::Publish, ModelStep::Space],
+        &[ModelStep::Wait(1), ModelStep::Restart(0), ModelStep::Publish, ModelStep::Space],
+        &[ModelStep::Restart(1)],
+        &[ModelStep::Fail(0, true), ModelStep::Wait(0), ModelStep::Reconnect],
+        &[ModelStep::Remove(0), ModelStep::Fail(0, false), ModelStep::Publish, ModelStep::Add(0)],
     ];
-    let offers: [&[Step]; 2] = [
-        &[WRITE, Step::Offer(1, Kind::Zeroes), Step::Offer(1, Kind::Flush)],
-        &[Step::Offer(1, Kind::Write), READ, Step::Offer(0, Kind::Zeroes)],
+    let offers: [&[ModelStep]; 2] = [
+        &[WRITE, ModelStep::Offer(1, Kind::Zeroes), ModelStep::Offer(1, Kind::Flush)],
+        &[ModelStep::Offer(1, Kind::Write), READ, ModelStep::Offer(0, Kind::Zeroes)],
     ];
     let mut scripts = Vec::new();
     for offered in offers {
@@ -92,17 +93,17 @@ pub fn with_failures(deep: bool) -> Vec<Vec<Step>> {
     scripts
 }
 
-fn failing(offered: &[Step], event: &[Step], place: usize, order: &[usize; 4]) -> Vec<Step> {
-    let mut steps = [offered, &[Step::Turn]].concat();
+fn failing(offered: &[ModelStep], event: &[ModelStep], place: usize, order: &[usize; 4]) -> Vec<ModelStep> {
+    let mut steps = [offered, &[ModelStep::Turn]].concat();
     for (at, &index) in order.iter().enumerate() {
         if at == place {
             steps.extend(event);
         }
-        steps.push(Step::Complete(index));
+        steps.push(ModelStep::Complete(index));
         if at == 1 {
-            steps.extend([Step::Publish, Step::Offer(1, Kind::Read), WRITE, Step::Turn]);
+            steps.extend([ModelStep::Publish, ModelStep::Offer(1, Kind::Read), WRITE, ModelStep::Turn]);
         }
     }
-    steps.push(Step::Publish);
+    steps.push(ModelStep::Publish);
     steps
 }

@@ -1,8 +1,8 @@
-//! Storage below the model's back-end: it completes late and in any order, fails, is full, and what becomes of its
-//! operations when the process dies that has begun them is any of both.
+//! The storage below the model's back-end: it completes late and in any order, fails, or is full; and operations in
+//! flight when their process dies may be performed or not.
 //!
-//! Knows nothing of rings. Invariant: an operation touches a disk's bytes once, when it is decided how it ends; the
-//! memory of a request is read or written then and not before.
+//! It knows nothing about rings. Invariant: an operation accesses the disk's bytes once, when its outcome is decided;
+//! the memory of a request is read or written then and not earlier.
 
 use disk::{Operation, Request, Status};
 
@@ -11,33 +11,33 @@ use super::guest::content;
 
 /// How an operation ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
-    /// Well.
+pub enum Outcome {
+    /// Successfully.
     Done,
-    /// With an I/O error. Of a write all may be there all the same, or nothing.
+    /// With an I/O error. A write may have happened completely all the same, or not at all.
     Failed { applied: bool },
-    /// Without space, and nothing is there.
+    /// Without space; nothing was written.
     Full,
 }
 
-/// What becomes of operations under way when their process dies.
+/// The outcome of operations in flight when their process dies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fate {
-    /// None is done.
+pub enum CrashOutcome {
+    /// None is performed.
     Lost,
-    /// All are.
+    /// All are performed.
     Done,
-    /// By the bits of a number, from the oldest on.
+    /// According to the bits of a number, starting with the oldest.
     Mixed(u64),
 }
 
-impl Fate {
-    /// Whether the operation at this place among those under way is done.
+impl CrashOutcome {
+    /// Whether the operation at this position among those in flight is performed.
     pub fn is_done(self, place: usize) -> bool {
         match self {
-            Fate::Lost => false,
-            Fate::Done => true,
-            Fate::Mixed(bits) => bits >> (place % 64) & 1 == 1,
+            CrashOutcome::Lost => false,
+            CrashOutcome::Done => true,
+            CrashOutcome::Mixed(bits) => bits >> (place % 64) & 1 == 1,
         }
     }
 }
@@ -45,7 +45,7 @@ impl Fate {
 /// The disk.
 pub struct Storage {
     pub sectors: [Vec<u8>; SECTORS],
-    /// Versions that are there, and those that a flush has made durable.
+    /// Current versions, and those that a flush has made durable.
     there: [u64; SECTORS],
     pub durable: [u64; SECTORS],
 }
@@ -57,22 +57,22 @@ impl Storage {
     }
 
     /// Ends an operation, which gives its sector this version if it writes.
-    pub fn end(&mut self, request: &Request, version: u64, end: End) -> Status {
-        let done = end == End::Done;
-        if done || end == (End::Failed { applied: true }) {
+    pub fn end(&mut self, request: &Request, version: u64, end: Outcome) -> Status {
+        let done = end == Outcome::Done;
+        if done || end == (Outcome::Failed { applied: true }) {
             self.apply(request, version, done);
         }
         match end {
-            End::Done => Status::Done,
-            End::Failed { .. } => Status::Failed,
-            End::Full => Status::NoSpace,
+            Outcome::Done => Status::Done,
+            Outcome::Failed { .. } => Status::Failed,
+            Outcome::Full => Status::NoSpace,
         }
     }
 
     fn apply(&mut self, request: &Request, version: u64, done: bool) {
         let sector = (request.span().at / 512) as usize;
         match request.operation() {
-            // What a failed read has filled is anybody's guess.
+            // The memory of a failed read has arbitrary contents.
             Operation::Read if !done => request.memory().copy_from(&[0x5a; 512]),
             Operation::Read => request.memory().copy_from(&self.sectors[sector]),
             Operation::Write { .. } => {
@@ -83,7 +83,7 @@ impl Storage {
                 self.sectors[sector] = vec![0; 512];
                 self.there[sector] = version;
             }
-            // A failed flush has made nothing durable that one could rely on.
+            // A failed flush has made nothing reliably durable.
             _ if done => self.durable = self.there,
             _ => {}
         }

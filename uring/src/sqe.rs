@@ -1,33 +1,33 @@
-//! A step of an operation as an entry of the submission ring.
+//! Builds the submission queue entry for a step of an operation.
 //!
-//! Invariant: every entry has RWF_NOWAIT, so that the kernel answers EAGAIN where it would otherwise have a worker of
-//! its own do the transfer.
+//! Invariant: every entry has RWF_NOWAIT, so that the kernel answers EAGAIN where it would otherwise have one of its
+//! own workers do the transfer.
 
 use io_uring::types::Fixed;
 use io_uring::{opcode, squeue};
 use memory::Part;
 
 use crate::flight::Step;
-use crate::flights::{Flights, Slot};
-use crate::registered::Registered;
+use crate::flight_slab::{FlightSlab, Slot};
+use crate::registered_buffers::RegisteredBuffers;
 
-/// A single READ or WRITE has a length of 32 bits, and moves less than 2 GiB anyway; the rest follows.
+/// A single READ or WRITE has a 32-bit length, and moves less than 2 GiB anyway; the rest follows in later steps.
 const LEN_MAX: usize = 1 << 30;
 
-/// The entry for the step of `slot`, if it is a transfer. Parts in the `registered` memory need no looking up.
-pub(crate) fn of(flights: &Flights, slot: Slot, registered: &Registered) -> Option<squeue::Entry> {
+/// The entry for the step of `slot`, if it is a transfer. Parts in `registered` memory need no page lookup.
+pub(crate) fn build(flights: &FlightSlab, slot: Slot, registered: &RegisteredBuffers) -> Option<squeue::Entry> {
     let (file, step) = flights.step(slot);
     let file = Fixed(u32::from(file.0));
     let entry = match step {
-        Step::Read { at, parts: [part] } => match registered.place_of(part) {
-            Some(place) => opcode::ReadFixed::new(file, part.base(), len(part), place)
+        Step::Read { at, parts: [part] } => match registered.index_of(part) {
+            Some(index) => opcode::ReadFixed::new(file, part.base(), len(part), index)
                 .offset(at)
                 .rw_flags(libc::RWF_NOWAIT)
                 .build(),
             None => opcode::Read::new(file, part.base(), len(part)).offset(at).rw_flags(libc::RWF_NOWAIT).build(),
         },
-        Step::Write { at, parts: [part] } => match registered.place_of(part) {
-            Some(place) => opcode::WriteFixed::new(file, part.base(), len(part), place)
+        Step::Write { at, parts: [part] } => match registered.index_of(part) {
+            Some(index) => opcode::WriteFixed::new(file, part.base(), len(part), index)
                 .offset(at)
                 .rw_flags(libc::RWF_NOWAIT)
                 .build(),

@@ -1,7 +1,7 @@
-//! A connection to the store: one question and its answer at a time, and the events that come in between.
+//! A connection to xenstored: one request and its reply at a time, and the watch events in between.
 //!
-//! Knows nothing of what is asked. Keeps: an answer is waited for in bounded time, and once the two sides no longer
-//! understand each other no exchange succeeds.
+//! It knows nothing about the meaning of requests. Invariant: the wait for a reply is bounded, and after a protocol
+//! error no exchange succeeds.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -14,10 +14,10 @@ use crate::pending::Pending;
 use crate::wire::{HEADER, Kind, Message, PAYLOAD_MAX, Receiver};
 use crate::{Transaction, WatchEvent};
 
-/// Reads in one call that waits for nothing: a sender that floods does not keep us from other work.
-const READS: usize = 16;
+/// Reads per non-blocking call: a flooding sender must not keep us from other work.
+const READS_MAX: usize = 16;
 
-/// A socket of the daemon, or the kernel's device.
+/// A socket of xenstored, or the kernel's device.
 pub(super) struct Connection {
     fd: OwnedFd,
     /// Readable when `fd` or `pending` is.
@@ -25,29 +25,30 @@ pub(super) struct Connection {
     receiver: Receiver,
     /// Our watches and their events.
     pub(super) pending: Pending,
-    /// The number of the last question.
-    asked: u32,
+    /// The id of the last request.
+    request_id: u32,
     lost: bool,
 }
 
-/// Why there is no answer.
-pub(super) enum Silence {
-    Late,
-    /// Linux's device refuses a question when it is written, and goes on: one for a watch, or one that is too long for it.
+/// Why there is no reply.
+pub(super) enum ExchangeError {
+    TimedOut,
+    /// Linux's device rejects a request when it is written, and stays usable: one for a watch, or one that is too long
+    /// for it.
     Refused(&'static str),
     Broken(io::Error),
 }
 
-impl From<io::Error> for Silence {
-    fn from(error: io::Error) -> Silence {
-        Silence::Broken(error)
+impl From<io::Error> for ExchangeError {
+    fn from(error: io::Error) -> ExchangeError {
+        ExchangeError::Broken(error)
     }
 }
 
 impl Connection {
     pub(super) fn new(fd: OwnedFd) -> io::Result<Connection> {
         rustix::io::ioctl_fionbio(&fd, true).or_else(|error| match error {
-            // Not so for the device, which was opened that way.
+            // The device does not support this; it was opened non-blocking.
             Errno::NOTTY => Ok(()),
             error => Err(error),
         })?;
@@ -56,37 +57,38 @@ impl Connection {
         for either in [fd.as_fd(), pending.fd()] {
             epoll::add(&readable, either, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
         }
-        Ok(Connection { fd, readable, receiver: Receiver::default(), pending, asked: 0, lost: false })
+        Ok(Connection { fd, readable, receiver: Receiver::default(), pending, request_id: 0, lost: false })
     }
 
-    /// Gives the connection away, over which nothing was said yet.
-    pub(super) fn into_descriptor(self) -> OwnedFd {
+    /// Takes the descriptor of a connection on which nothing has been sent yet.
+    pub(super) fn into_fd(self) -> OwnedFd {
         self.fd
     }
 
-    /// Asks, and waits so long for the answer. What breaks is the end of the connection.
+    /// Sends a request and waits for the reply, up to `timeout`. Any I/O error ends the connection.
     pub(super) fn exchange(
         &mut self,
         kind: Kind,
         within: Option<Transaction>,
         payload: Vec<u8>,
-        patience: Duration,
-    ) -> Result<Message, Silence> {
-        self.asked = self.asked.wrapping_add(1).max(1);
-        let message = Message { kind, request: self.asked, transaction: within.map_or(0, |within| within.0), payload };
-        let bytes = message.encode().ok_or(Silence::Refused("E2BIG"))?;
-        let answer = self.ask(kind, &bytes, Instant::now() + patience);
-        self.lost |= matches!(answer, Err(Silence::Broken(_)));
-        answer
+        timeout: Duration,
+    ) -> Result<Message, ExchangeError> {
+        self.request_id = self.request_id.wrapping_add(1).max(1);
+        let message =
+            Message { kind, request: self.request_id, transaction: within.map_or(0, |within| within.0), payload };
+        let bytes = message.encode().ok_or(ExchangeError::Refused("E2BIG"))?;
+        let reply = self.send_and_receive(kind, &bytes, Instant::now() + timeout);
+        self.lost |= matches!(reply, Err(ExchangeError::Broken(_)));
+        reply
     }
 
     /// The next event, without waiting.
     pub(super) fn take_event(&mut self) -> io::Result<Option<WatchEvent>> {
-        for _ in 0..READS {
+        for _ in 0..READS_MAX {
             if self.lost {
                 break;
             }
-            match self.hear(None) {
+            match self.receive(None) {
                 Ok((_, true)) => {}
                 Ok((_, false)) => break,
                 Err(error) => {
@@ -101,29 +103,29 @@ impl Connection {
         }
     }
 
-    /// That nothing is to be had of it any more.
-    pub(super) fn lose(&mut self) {
+    /// Marks the connection as unusable.
+    pub(super) fn mark_lost(&mut self) {
         self.lost = true;
     }
 
-    fn ask(&mut self, kind: Kind, bytes: &[u8], until: Instant) -> Result<Message, Silence> {
+    fn send_and_receive(&mut self, kind: Kind, bytes: &[u8], until: Instant) -> Result<Message, ExchangeError> {
         if self.lost {
             return Err(io::Error::from(io::ErrorKind::NotConnected).into());
         }
         self.send(bytes, until)?;
         loop {
-            let (answer, any) = self.hear(Some(kind))?;
-            if let Some(answer) = answer {
-                return Ok(answer);
+            let (reply, any) = self.receive(Some(kind))?;
+            if let Some(reply) = reply {
+                return Ok(reply);
             }
-            // A flood of events is not an answer.
+            // A flood of events is not a reply.
             if !any || Instant::now() >= until {
                 self.wait(PollFlags::IN, until)?;
             }
         }
     }
 
-    fn send(&mut self, bytes: &[u8], until: Instant) -> Result<(), Silence> {
+    fn send(&mut self, bytes: &[u8], until: Instant) -> Result<(), ExchangeError> {
         let mut rest = bytes;
         while !rest.is_empty() {
             match write(&self.fd, rest) {
@@ -132,22 +134,22 @@ impl Connection {
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => {
                     let waited = self.wait(PollFlags::OUT, until);
-                    // Half a question cannot be taken back.
+                    // A partly sent request cannot be taken back.
                     self.lost |= waited.is_err() && rest.len() < bytes.len();
                     waited?;
                 }
                 Err(errno) => {
-                    let refused = refusal(errno).filter(|_| rest.len() == bytes.len());
-                    return Err(refused.map_or(Silence::Broken(errno.into()), Silence::Refused));
+                    let refused = store_error_code(errno).filter(|_| rest.len() == bytes.len());
+                    return Err(refused.map_or(ExchangeError::Broken(errno.into()), ExchangeError::Refused));
                 }
             }
         }
         Ok(())
     }
 
-    /// Reads once without waiting. Says what answers the question of `kind` that was asked last, if that has come, and
+    /// Reads once without waiting. Returns the reply to the last request, which was of `kind`, if it has arrived, and
     /// whether anything has.
-    fn hear(&mut self, kind: Option<Kind>) -> io::Result<(Option<Message>, bool)> {
+    fn receive(&mut self, kind: Option<Kind>) -> io::Result<(Option<Message>, bool)> {
         let mut bytes = [0; HEADER + PAYLOAD_MAX];
         let len = match read(&self.fd, &mut bytes) {
             Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
@@ -156,32 +158,34 @@ impl Connection {
             Err(error) => return Err(error.into()),
         };
         self.receiver.push(bytes.get(..len).unwrap_or_default());
-        let mut answer = None;
-        while let Some(message) = self.receiver.next_message().map_err(rubbish)? {
+        let mut reply = None;
+        while let Some(message) = self.receiver.next_message().map_err(protocol_error)? {
             match (message.kind, kind) {
-                (Kind::WATCH_EVENT, _) => self.pending.push(event(&message).ok_or_else(|| rubbish("an odd event"))?)?,
-                (_, Some(kind)) if answers(&message, kind, self.asked) => {
-                    if message.kind != kind && message.kind != Kind::ERROR {
-                        return Err(rubbish("an answer of another kind than the question"));
-                    }
-                    answer = Some(message);
+                (Kind::WATCH_EVENT, _) => {
+                    self.pending.push(event(&message).ok_or_else(|| protocol_error("a malformed event"))?)?
                 }
-                // The answer to a question that was given up.
+                (_, Some(kind)) if is_reply(&message, kind, self.request_id) => {
+                    if message.kind != kind && message.kind != Kind::ERROR {
+                        return Err(protocol_error("a reply whose type does not match the request"));
+                    }
+                    reply = Some(message);
+                }
+                // The reply to a request that timed out.
                 _ => {}
             }
         }
-        Ok((answer, true))
+        Ok((reply, true))
     }
 
-    fn wait(&self, flags: PollFlags, until: Instant) -> Result<(), Silence> {
+    fn wait(&self, flags: PollFlags, until: Instant) -> Result<(), ExchangeError> {
         let left = until.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return Err(Silence::Late);
+            return Err(ExchangeError::TimedOut);
         }
         let timeout = Timespec::try_from(left).map_err(io::Error::other)?;
         match poll(&mut [PollFd::new(&self.fd, flags)], Some(&timeout)) {
             Ok(_) | Err(Errno::INTR) => Ok(()),
-            Err(error) => Err(Silence::Broken(error.into())),
+            Err(error) => Err(ExchangeError::Broken(error.into())),
         }
     }
 }
@@ -192,8 +196,8 @@ impl AsFd for Connection {
     }
 }
 
-/// The store's word for what Linux's device says of a question; `None` if it is not about the question.
-fn refusal(errno: Errno) -> Option<&'static str> {
+/// The store's error code for an errno of Linux's device; `None` if the error is not about the request.
+fn store_error_code(errno: Errno) -> Option<&'static str> {
     let known = [
         (Errno::ACCESS, "EACCES"),
         (Errno::EXIST, "EEXIST"),
@@ -206,11 +210,11 @@ fn refusal(errno: Errno) -> Option<&'static str> {
     known.iter().find(|(known, _)| *known == errno).map(|&(_, code)| code)
 }
 
-/// Whether a message answers the question of `kind` and number `asked`.
-fn answers(message: &Message, kind: Kind, asked: u32) -> bool {
-    // Linux answers for its device itself when watches are concerned, and does not repeat the number.
+/// Whether a message is the reply to the request of `kind` with id `request_id`.
+fn is_reply(message: &Message, kind: Kind, request_id: u32) -> bool {
+    // Linux answers watch requests for its device itself, and does not repeat the id.
     let from_linux = message.request == 0 && message.kind == kind && [Kind::WATCH, Kind::UNWATCH].contains(&kind);
-    message.request == asked || from_linux
+    message.request == request_id || from_linux
 }
 
 fn event(message: &Message) -> Option<WatchEvent> {
@@ -218,7 +222,7 @@ fn event(message: &Message) -> Option<WatchEvent> {
     Some(WatchEvent { path: words.next()??, token: words.next()?? })
 }
 
-/// What came is not the protocol.
-pub(super) fn rubbish(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {
+/// What was received is not valid protocol.
+pub(super) fn protocol_error(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, error)
 }

@@ -1,18 +1,18 @@
-//! The moments at which the process may be killed, for tests: before anything that outlives it.
+//! The points at which tests may kill the process: before every externally visible effect.
 //!
-//! Knows nothing about what is done there. Invariant: outside of tests this is nothing; in a test that has chosen a
-//! moment nothing that comes after it leaves the process, so that what is left is what a kill leaves.
+//! It knows nothing about what happens there. Invariant: outside tests this does nothing; in a test, nothing after the
+//! chosen point leaves the process, so that the remaining state is that of a real kill.
 
-/// To be asked before each store, signal or answer that others see. `false`: the process is dead, and it must not be
-/// done.
+/// To be checked before each store, signal or reply visible to others. If `false`, the process is dead, and the effect
+/// must not happen.
 #[cfg(not(test))]
 #[inline(always)]
-pub fn lives() -> bool {
+pub fn is_alive() -> bool {
     true
 }
 
 #[cfg(test)]
-pub use test::{Bug, is_planted, lives};
+pub use test::{Bug, is_alive, is_planted};
 
 #[cfg(test)]
 pub mod test {
@@ -24,52 +24,52 @@ pub mod test {
         static PLANTED: Cell<Option<Bug>> = const { Cell::new(None) };
     }
 
-    /// Mistakes that the model must find.
+    /// Bugs that the model must detect.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum Bug {
-        /// A request is no longer in flight before its answer can be seen.
+        /// A request is no longer in flight before its answer is visible.
         ClearBeforePublish,
-        /// The used index of the region is left as it was.
+        /// The used index of the region is not updated.
         UsedIndexLost,
-        /// What was in flight is taken again from the last to the first.
+        /// Requests in flight are taken again in reverse order.
         Reversed,
-        /// The last batch of a killed process is not finished.
+        /// The last batch of a killed process is not completed.
         BatchNotFinished,
-        /// An answer is dropped while the ring's memory is gone: the table changed under a transfer.
+        /// An answer is dropped while the ring's memory is removed: the table changed during a transfer.
         AnswerWithoutRing,
-        /// Without a region, answers are given as they come.
+        /// Without a region, answers are given in the order of completion.
         OutOfOrder,
-        /// A request that waits is done although its queue was stopped.
+        /// A waiting request is performed although its queue was stopped.
         DoneAfterStop,
-        /// What is new is taken before what was in flight.
+        /// New requests are taken before those in flight.
         NewFirst,
-        /// The base that the front-end gives is believed, whatever the region says.
+        /// The base given by the front-end is used, regardless of the region.
         BaseBelieved,
         /// A request is marked as in flight only when it is answered.
         MarkedLate,
-        /// What a process before this one may not have signalled is not signalled.
+        /// An answer that an earlier process may not have signalled is not signalled.
         SignalLost,
-        /// The process that takes over goes on behind all that was taken, answered or not.
+        /// The successor continues after all requests taken, answered or not.
         BaseOfTaken,
-        /// It is not told of the record of what is in flight.
+        /// The successor is not given the record of requests in flight.
         RegionUntold,
-        /// Nor of memory that was taken away and may come back.
+        /// The successor is not given the regions that were removed and may come back.
         GoneUntold,
-        /// What the storage has failed is answered as if it were done.
+        /// A failed request is answered as successful.
         ErrorLost,
-        /// Of the requests of a chain the one that ends last says how it went.
+        /// The status of a chain is that of its last request.
         LastSaysAll,
-        /// A failed read is answered as if its bytes had been written.
+        /// A failed read is answered with the length of a successful one.
         LengthOfFailure,
         /// All queues use the record of the first.
         OneRecord,
-        /// When a queue is to stop, what waits in the others is given back as well.
+        /// When a queue is to stop, waiting requests of the others are given back as well.
         RecallsAll,
-        /// A queue stops only when nothing is under way in the others.
+        /// A queue stops only when nothing is in progress in the others.
         WaitsForAll,
         /// Answers are published in the first queue only.
         FirstPublished,
-        /// A chain of which a part was given back is answered.
+        /// A chain is answered although one of its requests was given back.
         GivenBackAnswered,
     }
 
@@ -99,14 +99,14 @@ pub mod test {
         Bug::GoneUntold,
     ];
 
-    /// Another moment is reached; whether the process still lives.
-    pub fn lives() -> bool {
+    /// Reaches the next kill point; returns whether the process is still alive.
+    pub fn is_alive() -> bool {
         let passed = PASSED.get().saturating_add(1);
         PASSED.set(passed);
         passed <= LAST.get()
     }
 
-    /// Counts from zero; the process dies after `last` moments.
+    /// Restarts the count; the process dies after `last` points.
     pub fn die_after(last: u64) {
         PASSED.set(0);
         LAST.set(last);

@@ -1,6 +1,6 @@
-//! A disk's process: started, looked at from outside, ended.
+//! A disk's process: started, observed from outside, ended.
 //!
-//! Knows nothing of what it is asked.
+//! It knows nothing about its requests.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -11,24 +11,24 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// How long anything may take that is to happen at all. The clock is the machine's, which counts instructions.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+/// The time limit of everything that must happen eventually. The clock is the machine's, which counts instructions.
+pub const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Processes started, for their logs' names.
 static STARTED: AtomicU32 = AtomicU32::new(0);
 
 /// A disk's process.
-pub struct Victim {
+pub struct DiskProcess {
     child: Child,
     log: PathBuf,
 }
 
-/// What a process holds that it must not keep for a front end that is gone.
+/// What a process holds and must not keep for a front end that is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Holdings {
     pub descriptors: usize,
     pub grant_mappings: usize,
-    /// Event channels between domains, of all processes: nobody else makes or gives up any meanwhile.
+    /// Event channels between domains, of all processes: no one else creates or closes any meanwhile.
     pub channels: usize,
 }
 
@@ -39,9 +39,9 @@ pub struct Used {
     pub wake_ups: u64,
 }
 
-impl Victim {
+impl DiskProcess {
     /// A process that serves `image` to dom0 as `vdev`.
-    pub fn start(program: &Path, image: &Path, vdev: &str, options: &[&str]) -> Victim {
+    pub fn start(program: &Path, image: &Path, vdev: &str, options: &[&str]) -> DiskProcess {
         let logs = std::env::var_os("TAPLINE_LOGS").map_or_else(std::env::temp_dir, PathBuf::from);
         let name = std::thread::current().name().unwrap_or("main").replace("::", "-");
         let number = STARTED.fetch_add(1, Ordering::Relaxed);
@@ -53,20 +53,20 @@ impl Victim {
             .args(["--xen", &format!("0/{vdev}")])
             .args(options);
         command.stdin(Stdio::null()).stdout(Stdio::null());
-        Victim::of(command, &log, vdev)
+        DiskProcess::of(command, &log, vdev)
     }
 
     /// The process of this command, which serves `vdev`, with a log of its own.
-    pub fn of(mut command: Command, log: &Path, vdev: &str) -> Victim {
+    pub fn of(mut command: Command, log: &Path, vdev: &str) -> DiskProcess {
         command.stderr(File::create(log).unwrap());
-        let mut victim = Victim { child: command.spawn().unwrap(), log: log.to_owned() };
+        let mut process = DiskProcess { child: command.spawn().unwrap(), log: log.to_owned() };
         let began = Instant::now();
-        while !victim.said().contains(&format!("serving {vdev}")) {
-            assert!(victim.child.try_wait().unwrap().is_none(), "it has ended: {}", victim.said());
-            assert!(began.elapsed() < PATIENCE, "it does not serve: {}", victim.said());
+        while !process.said().contains(&format!("serving {vdev}")) {
+            assert!(process.child.try_wait().unwrap().is_none(), "the process has ended: {}", process.said());
+            assert!(began.elapsed() < TIMEOUT, "the process does not serve: {}", process.said());
             sleep(Duration::from_millis(5));
         }
-        victim
+        process
     }
 
     pub fn said(&self) -> String {
@@ -75,7 +75,7 @@ impl Victim {
 
     pub fn assert_lives(&mut self) {
         let ended = self.child.try_wait().unwrap();
-        assert!(ended.is_none(), "it has ended, {ended:?}: {}", self.said());
+        assert!(ended.is_none(), "the process has ended, {ended:?}: {}", self.said());
     }
 
     fn proc(&self, file: &str) -> String {
@@ -89,7 +89,7 @@ impl Victim {
         Holdings { descriptors, grant_mappings, channels: channels() }
     }
 
-    /// KiB of memory of its own; mappings of grants are none.
+    /// KiB of its own memory, without grant mappings.
     pub fn memory(&self) -> u64 {
         number_behind(&self.proc("status"), "RssAnon:")
     }
@@ -100,7 +100,7 @@ impl Victim {
         Used { cpu: Duration::from_nanos(run), wake_ups }
     }
 
-    /// Waits until it holds that much.
+    /// Waits until it holds exactly this.
     pub fn await_holdings(&self, wanted: Holdings) {
         let began = Instant::now();
         loop {
@@ -108,7 +108,7 @@ impl Victim {
             if holds == wanted {
                 return;
             }
-            assert!(began.elapsed() < PATIENCE, "it holds {holds:?} and held {wanted:?} before: {}", self.said());
+            assert!(began.elapsed() < TIMEOUT, "it holds {holds:?}; before {wanted:?}: {}", self.said());
             sleep(Duration::from_millis(20));
         }
     }
@@ -132,16 +132,16 @@ impl Victim {
         loop {
             match self.child.try_wait().unwrap() {
                 Some(status) => return status,
-                None => assert!(began.elapsed() < PATIENCE, "it does not end: {}", self.said()),
+                None => assert!(began.elapsed() < TIMEOUT, "the process does not end: {}", self.said()),
             }
             sleep(Duration::from_millis(5));
         }
     }
 }
 
-impl Drop for Victim {
+impl Drop for DiskProcess {
     fn drop(&mut self) {
-        // Of a test that has failed; one that has ended is gone already.
+        // Of a failed test; a process that was ended is gone already.
         self.child.kill().ok();
         self.child.wait().ok();
     }
@@ -158,15 +158,15 @@ fn number_behind(text: &str, key: &str) -> u64 {
     line.split_whitespace().next().unwrap().parse().unwrap()
 }
 
-/// Event channels of dom0 whose other end is bound, as Xen has them.
+/// Event channels of dom0 whose other end is bound, according to Xen.
 fn channels() -> usize {
-    let listed = Command::new("lsevtchn").arg("0").output().expect("lsevtchn, among Xen's private programs");
+    let listed = Command::new("lsevtchn").arg("0").output().expect("lsevtchn, one of Xen's private programs");
     let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
-    assert!(listed.lines().count() > 4, "lsevtchn says {listed}");
+    assert!(listed.lines().count() > 4, "lsevtchn printed {listed}");
     listed.matches("Interdomain").count()
 }
 
-/// Grants that are in use, as Xen has them: one line for each in the table that its debug key `g` prints.
+/// Grants in use according to Xen: one line for each in the table that its debug key `g` prints.
 pub fn grants_in_use() -> usize {
     let run = |words: &[&str]| {
         let output = Command::new("xl").args(words).output().expect("xl");
@@ -176,7 +176,7 @@ pub fn grants_in_use() -> usize {
     run(&["dmesg", "-c"]);
     run(&["debug-keys", "g"]);
     let printed = run(&["dmesg"]);
-    assert!(printed.contains("gnttab_usage_print"), "Xen says {printed}");
+    assert!(printed.contains("gnttab_usage_print"), "Xen printed {printed}");
     // [0x00c]      0 0x0123456 0x00000001          0 0x0123456 0x19
     printed.lines().filter(|line| line.contains("[0x") && line.matches(" 0x").count() >= 3).count()
 }

@@ -1,53 +1,53 @@
-//! The slab of operations in flight, sized once.
+//! The slab of operations in flight, with a fixed size.
 //!
-//! Invariant: an operation stays in its slot, at the same address, from [`Flights::board`] until the
-//! [`Flights::settle`] that ends it.
+//! Invariant: an operation stays in its slot, at the same address, from [`FlightSlab::submit`] until the
+//! [`FlightSlab::settle`] that ends it.
 
 use disk::{Action, FileDone, FileId, FileOp};
 
 use crate::bounce::BouncePool;
-use crate::flight::{Flight, Step, Terms};
-use crate::nowait::Transfer;
+use crate::flight::{Flight, IoConstraints, Step};
+use crate::nowait_backoff::Transfer;
 
-/// The number of a slot, which the kernel carries as the name of a request.
+/// The number of a slot, which the kernel carries as a request's user data.
 pub(crate) type Slot = u32;
 
 /// All operations in flight of one engine.
-pub(crate) struct Flights {
+pub(crate) struct FlightSlab {
     slots: Box<[Flight]>,
     free: Vec<Slot>,
     pool: BouncePool,
 }
 
-/// What a result has led to.
+/// The outcome of processing a result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Settled {
     /// The operation has ended and its slot is free.
     Done,
-    /// The next step is to be submitted.
-    Again,
+    /// The next step must be submitted.
+    Resubmit,
 }
 
-impl Flights {
-    /// Room for `depth` operations.
-    pub(crate) fn new(depth: Slot) -> Flights {
-        let slots = (0..depth).map(|_| Flight::vacant()).collect();
-        Flights { slots, free: (0..depth).rev().collect(), pool: BouncePool::default() }
+impl FlightSlab {
+    /// A slab for `depth` operations.
+    pub(crate) fn new(depth: Slot) -> FlightSlab {
+        let slots = (0..depth).map(|_| Flight::empty()).collect();
+        FlightSlab { slots, free: (0..depth).rev().collect(), pool: BouncePool::default() }
     }
 
-    /// Takes `op` in, or hands it back when there is no room.
+    /// Takes in `op`, or hands it back if the slab is full.
     #[allow(clippy::result_large_err, reason = "handing back by value is the point, as in `disk::Io::push`")]
     #[inline(always)]
-    pub(crate) fn board(&mut self, op: FileOp, terms: Terms) -> Result<Slot, FileOp> {
+    pub(crate) fn submit(&mut self, op: FileOp, constraints: IoConstraints) -> Result<Slot, FileOp> {
         let Some(slot) = self.free.pop() else { return Err(op) };
         match usize::try_from(slot).ok().and_then(|slot| self.slots.get_mut(slot)) {
-            Some(place) => place.begin(op, terms, &mut self.pool),
+            Some(place) => place.begin(op, constraints, &mut self.pool),
             None => unreachable!("the free list holds numbers of slots"),
         }
         Ok(slot)
     }
 
-    /// The operation in `slot`, which must be one in flight, and its next step.
+    /// The operation in `slot`, which must be in flight.
     #[inline]
     fn get(&self, slot: Slot) -> (&FileOp, &Flight) {
         let place = usize::try_from(slot).ok().and_then(|slot| self.slots.get(slot));
@@ -75,13 +75,13 @@ impl Flights {
         self.slots.iter().filter_map(Flight::op).any(|op| op.file == file)
     }
 
-    /// Takes the kernel's result for `slot`; an operation that has ended goes to `done`.
+    /// Processes the kernel's result for `slot`; a finished operation goes to `done`.
     #[inline(always)]
     pub(crate) fn settle(&mut self, slot: Slot, result: i32, done: &mut Vec<FileDone>) -> Settled {
         let Some(flight) = usize::try_from(slot).ok().and_then(|slot| self.slots.get_mut(slot)) else {
             unreachable!("a result for slot {slot}, which does not exist")
         };
-        let Some(result) = flight.settle(result, &mut self.pool) else { return Settled::Again };
+        let Some(result) = flight.settle(result, &mut self.pool) else { return Settled::Resubmit };
         done.push(FileDone { op: flight.end(), result });
         self.free.push(slot);
         Settled::Done

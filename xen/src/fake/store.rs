@@ -1,4 +1,4 @@
-//! The store without its daemon: clients, their watches and transactions.
+//! The fake store: clients, their watches and transactions.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -6,57 +6,57 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::MutexGuard;
 
 use super::nodes::{Change, Changed, Nodes, is_path};
-use super::{Host, Part};
+use super::{Host, Subsystem};
 use crate::pending::{Pending, at_or_below};
 use crate::wire::PAYLOAD_MAX;
 use crate::{DomId, Store, StoreError, Transaction, WatchEvent};
 
-/// The store, and who uses it.
+/// The store and its clients.
 #[derive(Default)]
 pub(super) struct State {
     nodes: Nodes,
     clients: BTreeMap<u64, Client>,
-    joined: u64,
+    last_client: u64,
     begun: u32,
 }
 
 struct Client {
-    /// What a relative path is relative to, with a slash behind it.
+    /// The prefix of relative paths, with a trailing slash.
     home: String,
     pending: Pending,
-    transactions: BTreeMap<Transaction, Begun>,
+    transactions: BTreeMap<Transaction, OpenTransaction>,
     lost: bool,
 }
 
-/// The word for a connection that is lost, which no store says.
+/// The error code for a lost connection, which no real store returns.
 const LOST: &str = "lost";
 
-/// A transaction that has not ended.
-struct Begun {
-    /// As the transaction sees them.
+/// An open transaction.
+struct OpenTransaction {
+    /// The nodes as the transaction sees them.
     nodes: Nodes,
-    /// What it has looked at or changed: the number that each node had before.
+    /// The nodes that it has read or changed, with their previous generation.
     seen: BTreeMap<String, Option<u64>>,
     changes: Vec<Change>,
 }
 
-impl Begun {
-    fn see(&mut self, path: &str) {
+impl OpenTransaction {
+    fn record_access(&mut self, path: &str) {
         if !self.seen.contains_key(path) {
             self.seen.insert(path.to_owned(), self.nodes.changed(path));
         }
     }
 
     fn change(&mut self, change: Change) -> Result<(), &'static str> {
-        for path in self.nodes.touched(&change) {
-            self.see(&path);
+        for path in self.nodes.affected_nodes(&change) {
+            self.record_access(&path);
         }
         self.nodes.change(&change)?;
         self.changes.push(change);
         Ok(())
     }
 
-    fn is_overtaken(&self, nodes: &Nodes) -> bool {
+    fn has_conflict(&self, nodes: &Nodes) -> bool {
         self.seen.iter().any(|(path, &changed)| nodes.changed(path) != changed)
     }
 }
@@ -70,12 +70,12 @@ impl State {
         self.clients.values().map(|client| client.transactions.len()).sum()
     }
 
-    /// Nobody who is connected now is answered any more; who waits is woken.
-    pub(super) fn lose(&mut self) {
+    /// Breaks all existing connections; clients that wait are woken.
+    pub(super) fn break_connections(&mut self) {
         for client in self.clients.values_mut() {
             client.lost = true;
-            let rung = client.pending.ring();
-            debug_assert!(rung.is_ok(), "an eventfd cannot be written");
+            let woken = client.pending.wake();
+            debug_assert!(woken.is_ok(), "cannot write to an eventfd");
         }
     }
 
@@ -83,22 +83,25 @@ impl State {
         self.nodes.permissions(path)
     }
 
-    /// Tells watches of something that is no node: a domain that came or went.
+    /// Fires watches for something that is not a node: a domain that was created or destroyed.
     pub(super) fn fire(&mut self, path: &str) {
-        let told = self.tell(&[Changed { path: path.to_owned(), exact: true }]);
-        debug_assert!(told.is_ok(), "an eventfd cannot be written");
+        let notified = self.fire_watches(&[Changed { path: path.to_owned(), exact: true }]);
+        debug_assert!(notified.is_ok(), "cannot write to an eventfd");
     }
 
-    fn tell(&mut self, changes: &[Changed]) -> io::Result<()> {
+    fn fire_watches(&mut self, changes: &[Changed]) -> io::Result<()> {
         for client in self.clients.values_mut() {
             let Client { home, pending, .. } = client;
             let watches = pending.watches().to_vec();
             for (watch, token) in watches {
-                let whole = absolute(home, &watch);
+                let absolute_path = absolute(home, &watch);
                 for Changed { path, exact } in changes {
-                    if if *exact { *path == whole } else { at_or_below(path, &whole) } {
-                        let relative =
-                            if whole == watch { path.as_str() } else { path.strip_prefix(&*home).unwrap_or(path) };
+                    if if *exact { *path == absolute_path } else { at_or_below(path, &absolute_path) } {
+                        let relative = if absolute_path == watch {
+                            path.as_str()
+                        } else {
+                            path.strip_prefix(&*home).unwrap_or(path)
+                        };
                         pending.push(WatchEvent { path: relative.to_owned(), token: token.clone() })?;
                     }
                 }
@@ -109,25 +112,25 @@ impl State {
 
     fn change(&mut self, change: &Change) -> Result<(), &'static str> {
         let changed = self.nodes.change(change)?;
-        self.tell(&changed).map_err(|_| "EIO")
+        self.fire_watches(&changed).map_err(|_| "EIO")
     }
 }
 
 /// A client of the store; its watches and transactions end with it.
-pub struct Tree {
+pub struct FakeStore {
     host: Host,
     client: u64,
     readable: OwnedFd,
 }
 
-/// A question, in the words of an error.
-struct Asked<'a> {
+/// A call, as errors describe it.
+struct StoreCall<'a> {
     what: &'static str,
     path: &'a str,
 }
 
-impl Asked<'_> {
-    fn answer(&self, code: &str) -> StoreError {
+impl StoreCall<'_> {
+    fn error(&self, code: &str) -> StoreError {
         match code {
             "ENOENT" => StoreError::NoEntry { path: self.path.to_owned() },
             "EAGAIN" => StoreError::Again,
@@ -141,47 +144,47 @@ impl Asked<'_> {
     }
 }
 
-impl Tree {
-    pub(super) fn new(host: Host, domain: DomId) -> io::Result<Tree> {
+impl FakeStore {
+    pub(super) fn new(host: Host, domain: DomId) -> io::Result<FakeStore> {
         let pending = Pending::new()?;
         let readable = pending.fd().try_clone_to_owned()?;
         let mut state = host.lock();
-        state.tree.joined += 1;
-        let client = state.tree.joined;
+        state.store.last_client += 1;
+        let client = state.store.last_client;
         let home = format!("/local/domain/{domain}/");
-        state.tree.clients.insert(client, Client { home, pending, transactions: BTreeMap::new(), lost: false });
+        state.store.clients.insert(client, Client { home, pending, transactions: BTreeMap::new(), lost: false });
         drop(state);
-        Ok(Tree { host, client, readable })
+        Ok(FakeStore { host, client, readable })
     }
 
     fn enter(&self) -> Result<MutexGuard<'_, super::State>, &'static str> {
-        let state = self.host.enter(Part::Store).map_err(|_| "EIO")?;
-        let lost = state.tree.clients.get(&self.client).is_some_and(|client| client.lost);
+        let state = self.host.enter(Subsystem::Store).map_err(|_| "EIO")?;
+        let lost = state.store.clients.get(&self.client).is_some_and(|client| client.lost);
         if lost { Err(LOST) } else { Ok(state) }
     }
 
-    /// Looks at a node, in a transaction or without.
-    fn look<T>(
+    /// Reads a node, in a transaction or outside.
+    fn read_node<T>(
         &self,
         within: Option<Transaction>,
         path: &str,
-        look: impl Fn(&Nodes, &str) -> Option<T>,
+        read_node: impl Fn(&Nodes, &str) -> Option<T>,
     ) -> Result<Option<T>, &'static str> {
         let mut state = self.enter()?;
-        let State { nodes, clients, .. } = &mut state.tree;
+        let State { nodes, clients, .. } = &mut state.store;
         let client = clients.get_mut(&self.client).ok_or("EBADF")?;
         let path = checked(&client.home, path)?;
         match within {
-            None => Ok(look(nodes, &path)),
+            None => Ok(read_node(nodes, &path)),
             Some(transaction) => {
                 let begun = client.transactions.get_mut(&transaction).ok_or("EINVAL")?;
-                begun.see(&path);
-                Ok(look(&begun.nodes, &path))
+                begun.record_access(&path);
+                Ok(read_node(&begun.nodes, &path))
             }
         }
     }
 
-    /// Changes something, in a transaction or without.
+    /// Changes the store, in a transaction or outside.
     fn change(
         &self,
         within: Option<Transaction>,
@@ -189,30 +192,30 @@ impl Tree {
         change: impl FnOnce(String) -> Change,
     ) -> Result<(), &'static str> {
         let mut state = self.enter()?;
-        let client = state.tree.clients.get_mut(&self.client).ok_or("EBADF")?;
+        let client = state.store.clients.get_mut(&self.client).ok_or("EBADF")?;
         let change = change(checked(&client.home, path)?);
         match within {
-            None => state.tree.change(&change),
+            None => state.store.change(&change),
             Some(transaction) => client.transactions.get_mut(&transaction).ok_or("EINVAL")?.change(change),
         }
     }
 
     fn end_transaction(&self, transaction: Transaction, commit: bool) -> Result<(), &'static str> {
         let mut state = self.enter()?;
-        let client = state.tree.clients.get_mut(&self.client).ok_or("EBADF")?;
+        let client = state.store.clients.get_mut(&self.client).ok_or("EBADF")?;
         let begun = client.transactions.remove(&transaction).ok_or("EINVAL")?;
         if !commit {
             return Ok(());
         }
-        if begun.is_overtaken(&state.tree.nodes) {
+        if begun.has_conflict(&state.store.nodes) {
             return Err("EAGAIN");
         }
-        begun.changes.iter().try_for_each(|change| state.tree.change(change))
+        begun.changes.iter().try_for_each(|change| state.store.change(change))
     }
 
     fn add_watch(&self, path: &str, token: &str) -> Result<(), &'static str> {
         let mut state = self.enter()?;
-        let client = state.tree.clients.get_mut(&self.client).ok_or("EBADF")?;
+        let client = state.store.clients.get_mut(&self.client).ok_or("EBADF")?;
         checked(&client.home, path)?;
         if client.pending.watches().iter().any(|watch| (watch.0.as_str(), watch.1.as_str()) == (path, token)) {
             return Err("EEXIST");
@@ -224,89 +227,89 @@ impl Tree {
 
     fn remove_watch(&self, path: &str, token: &str) -> Result<(), &'static str> {
         let mut state = self.enter()?;
-        let client = state.tree.clients.get_mut(&self.client).ok_or("EBADF")?;
-        let was_there = client.pending.unwatch(path, token).map_err(|_| "EIO")?;
-        if was_there { Ok(()) } else { Err("ENOENT") }
+        let client = state.store.clients.get_mut(&self.client).ok_or("EBADF")?;
+        let existed = client.pending.unwatch(path, token).map_err(|_| "EIO")?;
+        if existed { Ok(()) } else { Err("ENOENT") }
     }
 
     fn begin_transaction(&self) -> Result<Transaction, &'static str> {
         let mut state = self.enter()?;
-        state.tree.begun += 1;
-        let transaction = Transaction(state.tree.begun);
-        let State { nodes, clients, .. } = &mut state.tree;
-        let begun = Begun { nodes: nodes.clone(), seen: BTreeMap::new(), changes: Vec::new() };
+        state.store.begun += 1;
+        let transaction = Transaction(state.store.begun);
+        let State { nodes, clients, .. } = &mut state.store;
+        let begun = OpenTransaction { nodes: nodes.clone(), seen: BTreeMap::new(), changes: Vec::new() };
         clients.get_mut(&self.client).ok_or("EBADF")?.transactions.insert(transaction, begun);
         Ok(transaction)
     }
 }
 
-impl Drop for Tree {
+impl Drop for FakeStore {
     fn drop(&mut self) {
-        self.host.lock().tree.clients.remove(&self.client);
+        self.host.lock().store.clients.remove(&self.client);
     }
 }
 
-impl Store for Tree {
+impl Store for FakeStore {
     fn read(&mut self, within: Option<Transaction>, path: &str) -> Result<Option<Vec<u8>>, StoreError> {
-        self.look(within, path, Nodes::value).map_err(|code| Asked { what: "reading", path }.answer(code))
+        self.read_node(within, path, Nodes::value).map_err(|code| StoreCall { what: "reading", path }.error(code))
     }
 
     fn list(&mut self, within: Option<Transaction>, path: &str) -> Result<Option<Vec<String>>, StoreError> {
-        self.look(within, path, Nodes::children).map_err(|code| Asked { what: "listing", path }.answer(code))
+        self.read_node(within, path, Nodes::children).map_err(|code| StoreCall { what: "listing", path }.error(code))
     }
 
     fn write(&mut self, within: Option<Transaction>, path: &str, value: &[u8]) -> Result<(), StoreError> {
-        let asked = Asked { what: "writing", path };
+        let call = StoreCall { what: "writing", path };
         if path.len() + 1 + value.len() > PAYLOAD_MAX {
-            return Err(asked.answer("E2BIG"));
+            return Err(call.error("E2BIG"));
         }
-        self.change(within, path, |path| Change::Write(path, value.to_vec())).map_err(|code| asked.answer(code))
+        self.change(within, path, |path| Change::Write(path, value.to_vec())).map_err(|code| call.error(code))
     }
 
     fn remove(&mut self, within: Option<Transaction>, path: &str) -> Result<(), StoreError> {
         match self.change(within, path, Change::Remove) {
             Ok(()) | Err("ENOENT") => Ok(()),
-            Err(code) => Err(Asked { what: "removing", path }.answer(code)),
+            Err(code) => Err(StoreCall { what: "removing", path }.error(code)),
         }
     }
 
     fn set_permissions(&mut self, within: Option<Transaction>, path: &str, who: &[&str]) -> Result<(), StoreError> {
-        let asked = Asked { what: "setting the permissions of", path };
+        let call = StoreCall { what: "setting the permissions of", path };
         if who.is_empty() || !who.iter().all(|who| is_permission(who)) {
-            return Err(asked.answer("EINVAL"));
+            return Err(call.error("EINVAL"));
         }
         let who = who.iter().map(|&who| who.to_owned()).collect();
-        self.change(within, path, |path| Change::Permissions(path, who)).map_err(|code| asked.answer(code))
+        self.change(within, path, |path| Change::Permissions(path, who)).map_err(|code| call.error(code))
     }
 
     fn begin(&mut self) -> Result<Transaction, StoreError> {
-        self.begin_transaction().map_err(|code| Asked { what: "beginning", path: "a transaction" }.answer(code))
+        self.begin_transaction().map_err(|code| StoreCall { what: "beginning", path: "a transaction" }.error(code))
     }
 
     fn end(&mut self, transaction: Transaction, commit: bool) -> Result<(), StoreError> {
-        let asked = Asked { what: "ending", path: "a transaction" };
-        self.end_transaction(transaction, commit).map_err(|code| asked.answer(code))
+        let call = StoreCall { what: "ending", path: "a transaction" };
+        self.end_transaction(transaction, commit).map_err(|code| call.error(code))
     }
 
     fn watch(&mut self, path: &str, token: &str) -> Result<(), StoreError> {
-        self.add_watch(path, token).map_err(|code| Asked { what: "watching", path }.answer(code))
+        self.add_watch(path, token).map_err(|code| StoreCall { what: "watching", path }.error(code))
     }
 
     fn unwatch(&mut self, path: &str, token: &str) -> Result<(), StoreError> {
-        self.remove_watch(path, token).map_err(|code| Asked { what: "no longer watching", path }.answer(code))
+        self.remove_watch(path, token).map_err(|code| StoreCall { what: "no longer watching", path }.error(code))
     }
 
     fn is_introduced(&mut self, domain: DomId) -> Result<bool, StoreError> {
         let path = domain.to_string();
-        let asked = Asked { what: "looking for domain", path: &path };
-        self.enter().map(|state| state.domains.contains(&domain)).map_err(|code| asked.answer(code))
+        let call = StoreCall { what: "looking for domain", path: &path };
+        self.enter().map(|state| state.domains.contains(&domain)).map_err(|code| call.error(code))
     }
 
     fn take_event(&mut self) -> Result<Option<WatchEvent>, StoreError> {
-        let asked = Asked { what: "waiting for", path: "events" };
-        let mut state = self.enter().map_err(|code| asked.answer(code))?;
-        let client = state.tree.clients.get_mut(&self.client).ok_or_else(|| asked.answer("EBADF"))?;
-        client.pending.take().map_err(|_| asked.answer("EIO"))
+        let call = StoreCall { what: "waiting for", path: "events" };
+        let mut state = self.enter().map_err(|code| call.error(code))?;
+        let client = state.store.clients.get_mut(&self.client).ok_or_else(|| call.error("EBADF"))?;
+        client.pending.take().map_err(|_| call.error("EIO"))
     }
 
     fn fd(&self) -> BorrowedFd<'_> {
@@ -314,13 +317,13 @@ impl Store for Tree {
     }
 }
 
-/// The whole path of a node, if it is one that the store takes.
+/// The absolute path of a node, if the store accepts it.
 fn checked(home: &str, path: &str) -> Result<String, &'static str> {
-    let whole = absolute(home, path);
-    if is_path(&whole) { Ok(whole) } else { Err("EINVAL") }
+    let absolute_path = absolute(home, path);
+    if is_path(&absolute_path) { Ok(absolute_path) } else { Err("EINVAL") }
 }
 
-/// A path, whole. What begins with `@` is the name of an event, not of a node.
+/// Makes a path absolute. A path that begins with `@` is the name of an event, not of a node.
 fn absolute(home: &str, path: &str) -> String {
     if path.starts_with(['/', '@']) { path.to_owned() } else { format!("{home}{path}") }
 }

@@ -1,0 +1,98 @@
+//! Points at which a test can kill the process, and bugs that a test can inject to check that they are detected.
+//!
+//! It knows nothing about what happens there. Invariant: outside this crate's own tests it does nothing and costs
+//! nothing.
+
+/// A bug that can be injected, to be detected by [`model`](super).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(not(test), allow(dead_code, reason = "used by tests only"))]
+pub enum InjectedBug {
+    /// A response is written into its slot before the request in that slot has been moved.
+    ResponseBeforeMove,
+    /// The intent record of a response is cleared before the response is counted.
+    IntentClearedEarly,
+    /// The intent record of a killed process is not completed.
+    IntentNotCompleted,
+    /// A front end's choices are checked against what this process offers, not what it was offered.
+    OwnFeatures,
+    /// The same for persistent grants.
+    OwnPersistence,
+    /// A front end whose rings cannot be attached is told to close.
+    FailureIsFinal,
+    /// The number of queues chosen by an earlier guest kernel is used for the current one.
+    StaleQueueCount,
+    /// The front end is not notified of responses of an earlier process.
+    NoInitialNotification,
+    /// Requests of a closing front end that a killed process left unanswered are not answered.
+    ClosedUnanswered,
+    /// A failed notification is not retried.
+    NotificationLost,
+}
+
+#[cfg(not(test))]
+#[inline(always)]
+pub fn injected(_: InjectedBug) -> bool {
+    false
+}
+
+/// Called before an externally visible store: a test may kill the process here.
+#[cfg(not(test))]
+#[inline(always)]
+pub fn kill_point() {}
+
+#[cfg(test)]
+pub use test::*;
+
+#[cfg(test)]
+mod test {
+    use std::cell::{Cell, RefCell};
+    use std::rc::Rc;
+
+    use xen::fake::Subsystem;
+
+    use super::InjectedBug;
+
+    /// What is about to happen.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum KillPoint {
+        /// A store to a ring.
+        Stored,
+        /// A call of Xen.
+        Called(Subsystem),
+    }
+
+    type Hook = Rc<dyn Fn(KillPoint) -> bool>;
+
+    thread_local! {
+        static MISTAKE: Cell<Option<InjectedBug>> = const { Cell::new(None) };
+        static HOOK: RefCell<Option<Hook>> = const { RefCell::new(None) };
+    }
+
+    pub fn injected(which: InjectedBug) -> bool {
+        MISTAKE.get() == Some(which)
+    }
+
+    /// Injects the bug in this thread from now on.
+    pub fn inject(injected: Option<InjectedBug>) {
+        MISTAKE.set(injected);
+    }
+
+    pub fn kill_point() {
+        run_hook(KillPoint::Stored);
+    }
+
+    /// Called for each call of Xen in this thread; returns whether it fails.
+    pub fn xen_called(part: Subsystem) -> bool {
+        run_hook(KillPoint::Called(part))
+    }
+
+    fn run_hook(point: KillPoint) -> bool {
+        let hook = HOOK.with_borrow(Clone::clone);
+        hook.is_some_and(|hook| hook(point))
+    }
+
+    /// Sets the hook for each kill point of this thread.
+    pub fn on_each(hook: Option<Hook>) {
+        HOOK.set(hook);
+    }
+}

@@ -1,4 +1,4 @@
-//! `tapline` hands its words over to the `tapline-disk` beside it, and takes its exit code for its own.
+//! `tapline` passes its arguments on to the `tapline-disk` in the same directory, and exits with its exit code.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -14,7 +14,7 @@ fn alone() -> MutexGuard<'static, ()> {
     ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A copy of `tapline` in a directory of its own, beside a program that only tells how it was called.
+/// A copy of `tapline` in a directory of its own, next to a program that only prints how it was called.
 fn installed(directory: &tempfile::TempDir, with_disk_program: bool) -> PathBuf {
     let tapline = directory.path().join("tapline");
     fs::copy(env!("CARGO_BIN_EXE_tapline"), &tapline).unwrap();

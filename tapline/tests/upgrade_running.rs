@@ -1,5 +1,5 @@
-//! `tools/upgrade-running`, which `make install` runs: when it touches a daemon and its disks, and what it says when it
-//! does not. `systemctl` and `tapline` are scripts that note what they are asked.
+//! `tools/upgrade-running`, which `make install` runs: when it acts on a daemon and its disks, and its message when it
+//! does not. `systemctl` and `tapline` are scripts that record their arguments.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ struct Host {
 }
 
 impl Host {
-    /// One whose daemon is of a directory; of the one in which the programs are installed, if none is named.
+    /// A setup whose daemon is from a directory, by default the one into which the programs are installed.
     fn with_daemon_of(bin: Option<&str>) -> Host {
         let host = Host { room: tempfile::tempdir().unwrap() };
         fs::create_dir(host.path("bin")).unwrap();
@@ -30,7 +30,7 @@ impl Host {
         self.room.path().join(name)
     }
 
-    /// Copied by another process: one that another test starts here meanwhile would inherit the script still open for
+    /// Copied by another process: one that another test forks at the same time would inherit the script still open for
     /// writing, and the kernel then refuses to run it (ETXTBSY).
     fn script(&self, name: &str, text: &str) {
         let draft = self.path("draft");
@@ -40,7 +40,7 @@ impl Host {
         assert!(copied.unwrap().success());
     }
 
-    /// What it has printed, and what was asked.
+    /// The output, and the recorded arguments.
     fn run(&self, variables: &[(&str, &str)]) -> (String, Vec<String>) {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tools/upgrade-running");
         let path = format!("{}:{}", self.path("bin").display(), std::env::var("PATH").unwrap());
@@ -54,7 +54,7 @@ impl Host {
     }
 }
 
-/// What is said and asked where the daemon is of the programs that were installed.
+/// The output and the recorded arguments if the daemon is from the installed programs.
 fn own(variables: &[(&str, &str)]) -> (String, Vec<String>) {
     Host::with_daemon_of(None).run(variables)
 }

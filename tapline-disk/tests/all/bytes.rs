@@ -14,7 +14,7 @@ const WHERE: Range<u64> = 9 * MIB..9 * MIB + (128 << 10);
 const OWN: u64 = 77;
 const CLIENTS: u64 = 4;
 
-/// Writes and reads bytes of its own until it has done so often enough; what they are in the end.
+/// Writes and reads bytes of its own, a number of times; returns their final values.
 fn client(room: &Room, number: u64) -> Vec<(u64, Vec<u8>)> {
     let mut nbd = Nbd::connect(&room.file("nbd.sock")).unwrap();
     let mut dice = Dice(number + 1);
@@ -90,7 +90,7 @@ fn an_export_has_the_name_of_its_file_or_another() {
     assert_eq!(said.code, Some(64), "{said:?}");
 }
 
-/// As large as QEMU takes it for, with zeroes behind the end of the file, which grows when something is written there.
+/// With the size that QEMU assumes: reads as zeroes beyond the end of the file, which grows on a write there.
 #[test]
 fn a_raw_file_that_ends_inside_a_sector_is_a_disk_that_ends_with_it() {
     for cache in ["none", "writeback"] {

@@ -1,5 +1,5 @@
-//! A disk process that could not open anything of its own: another user's, without privilege, in directories that it
-//! may not even search. All that it works on was handed to it.
+//! A confined disk process: another user's, without capabilities, in directories that it may not even search. It works
+//! only on files that were passed to it.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
@@ -23,18 +23,19 @@ const NOBODY: u32 = 65534;
 const MIB: u64 = 1 << 20;
 
 thread_local! {
-    /// The program where nobody may get at it, which where it was built may not be.
+    /// A copy of the program in a directory that other users can access, unlike perhaps the build directory.
     static PROGRAM: (TempDir, PathBuf) = {
         let place = tempfile::tempdir().unwrap();
         std::fs::set_permissions(place.path(), Permissions::from_mode(0o755)).unwrap();
         let program = place.path().join("tapline-disk");
-        // By another process: one that another test starts here meanwhile would have the copy open for writing.
+        // Copied by another process: a process that another test forks at the same time would have the copy open for
+        // writing.
         assert!(Command::new("cp").arg(TAPLINE).arg(&program).status().unwrap().success());
         (place, program)
     };
 }
 
-/// A room that only root may enter; `None`, said aloud, for whoever is not root.
+/// A directory that only root may enter; `None`, with a message, for other users.
 fn room() -> Option<Room> {
     if !rustix::process::getuid().is_root() {
         println!("not run: only root starts processes of another user");
@@ -45,7 +46,7 @@ fn room() -> Option<Room> {
     Some(room)
 }
 
-/// The same as nobody, confined.
+/// The same as user nobody, confined.
 fn by_nobody(words: &str) -> Hand {
     let mut hand = PROGRAM.with(|(_, program)| Hand::to_program(program, &format!("{words} --confine")));
     hand.command.uid(NOBODY).gid(NOBODY).current_dir("/");
@@ -65,7 +66,7 @@ fn serve(room: &Room, format: &str, transport: &str) -> Disk {
     hand.listen(room, transport, "disk.sock").listen(room, "control", "control.sock").serve()
 }
 
-/// What the kernel says of the process.
+/// A field of the process's status.
 fn status(disk: &Disk, field: &str) -> String {
     let text = std::fs::read_to_string(format!("/proc/{}/status", disk.child.id())).unwrap();
     let line = text.lines().find_map(|line| line.strip_prefix(field)).unwrap();

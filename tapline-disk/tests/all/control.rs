@@ -1,5 +1,5 @@
-//! The control socket of a disk that is served: every verb while a guest works, hostile clients, and a process that is
-//! killed in the middle.
+//! The control socket of a served disk: every verb while a guest works, hostile clients, and a process that is killed
+//! at any point.
 
 use std::sync::mpsc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -116,7 +116,7 @@ fn a_merge_of_the_live_leaf_under_load_loses_nothing() {
     }
 }
 
-/// Clusters of 512 bytes to 32 KiB, which other programs make and we do not.
+/// Clusters of 512 bytes to 32 KiB, which other programs create and we do not.
 #[test]
 fn a_disk_of_small_clusters_is_snapshotted_under_load_and_merged_into() {
     for cluster in [512, 4096, 32768] {
@@ -194,7 +194,7 @@ fn a_merge_is_paused_resumed_and_cancelled() {
     assert!(room.done("disk control.sock merge-status").contains("was cancelled"));
     assert_eq!(control.refused(&json!({ "verb": "merge-cancel" })).0, "state");
     versions.check(&mut guest);
-    // Asked for again it goes on where it was.
+    // A repeated request continues where it stopped.
     control.done(&json!({ "verb": "merge", "from": 0, "into": 1, "follow": true }));
     versions.check(&mut guest);
     assert_eq!(disk.stop().0, Some(0));
@@ -294,7 +294,7 @@ fn requests_of_a_client_that_disconnected_early_are_not_begun() {
     after.send(&json!({ "verb": "layers" }));
     disk.signal(Signal::CONT);
     assert_eq!(after.outcome()["ok"]["size"], 64 * MIB);
-    // Of a resize that is under way this is refused as busy, until it has ended.
+    // During a resize this is refused as busy.
     while after.refused(&json!({ "verb": "resize", "size": 1 })).0 == "busy" {}
     assert_eq!(after.done(&json!({ "verb": "layers" }))["size"], 64 * MIB);
     assert_eq!(disk.stop().0, Some(0));
@@ -327,7 +327,7 @@ fn a_cancelled_merge_into_smaller_layers_continues_after_a_restart() {
     }
 }
 
-/// A disk of layers that are called as they are numbered, at first, each made under a guest that goes on.
+/// A disk whose layers are named by their initial numbers; each is created while a guest works.
 fn serve_layers(room: &Room, format: &str, files: &[&str]) -> (Disk, Versions) {
     let (first, rest) = files.split_last().unwrap();
     room.done(&format!("image create {format}:{first} --size 64M"));
@@ -361,7 +361,7 @@ fn a_merge_killed_at_its_end_is_recognized_as_done_on_retry() {
         let (disk, mut versions) = serve_layers(&room, format, &["3", "2", "1", "0"]);
         let (all, left) = (names(&room, format, &["3", "2", "1", "0"]), names(&room, format, &["3", "1", "0"]));
         let merge = json!({ "verb": "merge", "from": 1, "into": 2, "follow": true, "expect": all });
-        // Without delete it ends where a kill would keep it from deleting.
+        // Without delete, it ends in the state in which a kill would leave it before the deletion.
         control(&room).done(&merge);
         disk.signal(Signal::KILL);
         drop(disk);
@@ -378,7 +378,7 @@ fn a_merge_killed_at_its_end_is_recognized_as_done_on_retry() {
             assert!(!room.file("2").exists());
         }
         assert_eq!(control.done(&json!({ "verb": "merge-status" }))["state"], "done");
-        // The same numbers mean other layers now.
+        // The same numbers refer to other layers now.
         let other = json!({ "verb": "merge", "from": 0, "into": 1, "follow": true, "expect": all });
         let (kind, why) = control.refused(&other);
         assert!(kind == "state" && why.contains(&left.join(", ")), "{kind}: {why}");
@@ -421,7 +421,7 @@ fn a_file_not_left_by_a_merge_is_not_removed() {
         let merge = json!({ "verb": "merge", "from": 1, "into": 2, "follow": true, "delete": true, "expect": expect });
         let mut control = control(&room);
         control.done(&merge);
-        // Another disk, which nobody has written to yet, then one that is used.
+        // First an unused disk that was never written to, then one in use.
         control.done(&json!({ "verb": "clone", "of": 1, "to": name(&room, format, "1") }));
         let (kind, why) = control.refused(&merge);
         assert!(kind == "state" && why.contains("remembers"), "{kind}: {why}");
@@ -434,8 +434,8 @@ fn a_file_not_left_by_a_merge_is_not_removed() {
     }
 }
 
-/// As after a crash of the host's daemon, which knows what it has asked for and no more: it serves the chain that it
-/// knows, or without the layer that the refusal tells to leave out, and asks again.
+/// As after a crash of the host's daemon, which only knows its own requests: it serves the chain that it knows, or that
+/// chain without the layer named in the refusal, and repeats the request.
 #[test]
 fn a_merge_below_the_leaf_killed_at_any_moment_completes_on_retry() {
     for format in FORMATS {
@@ -542,7 +542,7 @@ fn a_raw_disk_is_copied_by_reflink_where_the_file_system_can() {
     let mut versions = guest.stop();
     versions.check(&mut nbd(&room));
     assert!(room.read("mounted/b") == copy, "the copy changes with the disk");
-    // On another file system there is no such copy, and a chain has no raw leaf.
+    // On another file system there is no reflink, and a chain has no raw leaf.
     let (kind, why) = control.refused(&snapshot(&room, "raw", "elsewhere"));
     assert_eq!(kind, "unsupported", "{why}");
     assert!(!room.file("elsewhere").exists());
@@ -604,7 +604,7 @@ fn full_storage_is_reported_and_the_disk_continues_when_there_is_space() {
     }
 }
 
-/// Its table needs space, which is not there; whether it finds out at once or by a round.
+/// Its table needs space that is not available, which is noticed at once or in a later step.
 #[test]
 fn a_disk_without_space_to_grow_continues_unchanged_paused_or_not() {
     for (format, size) in [("vhd", 1 << 40), ("qcow2", 16 << 40)] {
@@ -626,7 +626,7 @@ fn a_disk_without_space_to_grow_continues_unchanged_paused_or_not() {
             assert!(refused["advice"].as_str().unwrap().contains("when it is next started"), "{refused}");
             control.done(&json!({ "verb": "resume" }));
             assert_eq!(guest.read(0, BLOCK).unwrap(), [1; BLOCK]);
-            // What is told is what is served.
+            // The reported chain is the served one.
             let told = control.done(&json!({ "verb": "layers" }));
             let served = json!(nbd(&room).size);
             assert_eq!((&told["size"], &told["layers"][0]["size"]), (&served, &served), "{format} paused: {paused}");
@@ -680,15 +680,15 @@ fn hostile_clients_neither_stop_the_disk_nor_exhaust_memory() {
     (0..40).for_each(|_| endless.send_raw(&[b'x'; 4096]));
     assert_eq!(endless.hear().unwrap()["error"]["kind"], "malformed");
     assert_eq!(endless.hear(), None);
-    // One that asks and asks and never reads.
+    // A client that keeps sending requests and never reads.
     let mut deaf = control(&room);
     deaf.send_raw(b"{\"version\":1,\"verb\":\"layers\"}\n".repeat(200).as_slice());
-    // More than there is room for, none of which says anything.
+    // More idle connections than allowed.
     let mut crowd: Vec<Control> = (0..40).map(|_| control(&room)).collect();
     guest.write(0, &[7; BLOCK]).unwrap();
     guest.flush().unwrap();
     assert_eq!(guest.read(0, BLOCK).unwrap(), [7; BLOCK]);
-    // Those from before may have been there still when the crowd came, and have left their places to others.
+    // Earlier connections may still have been open when the others connected, and have been closed for them.
     loop {
         let mut late = control(&room);
         late.send(&json!({ "verb": "version" }));
@@ -742,15 +742,15 @@ fn the_command_talks_to_the_socket() {
     assert!(taken.err.contains("already exists"), "{taken:?}");
     let smaller = room.tapline("disk control.sock resize --size 1M");
     assert_eq!(disk.stop().0, Some(0));
-    // The words make sense, the disk cannot: the same end whether it is served or not.
+    // The request is well-formed but impossible for this disk: the outcome is the same whether it is served or not.
     assert_eq!((smaller.code, room.tapline("image resize vhd:a --size 1M").code), (Some(4), Some(4)), "{smaller:?}");
     let gone = room.tapline("disk control.sock layers");
     assert_eq!(gone.code, Some(4), "{gone:?}");
     assert!(gone.err.contains("serve --control"), "{gone:?}");
 }
 
-/// Kills the process at moments of no pattern, from before the snapshot to after the merge, and goes on with the chain
-/// that the rule of decision 0006 names: if the new file is there, it is the leaf.
+/// Kills the process at random moments, from before the snapshot to after the merge, and continues with the chain
+/// according to decision 0006: if the new file exists, it is the leaf.
 #[test]
 fn acknowledged_writes_survive_kills_during_snapshots_and_merges() {
     let seed = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos();
@@ -774,7 +774,7 @@ fn acknowledged_writes_survive_kills_during_snapshots_and_merges() {
             control.send(&snapshot(&room, format, &file));
             let merge = json!({ "verb": "merge", "from": 0, "into": 1, "follow": true, "delete": true });
             let merger = std::thread::spawn(move || {
-                // The snapshot, then the merge; or the end of the process.
+                // The snapshot and then the merge, or the end of the process.
                 if control.hear().is_some() {
                     control.send(&merge);
                     while control.hear().is_some() {}

@@ -1,4 +1,5 @@
-//! The control socket of a disk that a virtual machine has: verbs under a guest behind vhost-user, and what it is told.
+//! The control socket of a virtual machine's disk: verbs while a guest uses vhost-user, and what the guest is notified
+//! of.
 
 use std::io::Read;
 
@@ -62,14 +63,14 @@ fn a_guest_loses_nothing_while_its_disk_is_snapshotted_merged_and_grown() {
         drop(again);
         assert_eq!(disk.stop().0, Some(0));
         room.sound(&format!("{format}:a"));
-        // By another way into the same file.
+        // Through another path to the same file.
         room.done(&format!("image convert {format}:a raw:after"));
         let after = room.read("after");
         versions.check(&mut Bytes(&after));
     }
 }
 
-/// What a disk holds, read without it.
+/// The contents of a disk, read without its process.
 struct Bytes<'a>(&'a [u8]);
 
 impl Peer for Bytes<'_> {

@@ -1,4 +1,4 @@
-//! qcow2 images that keep their data in a file of its own, beside QEMU, which makes them and reads what was written.
+//! qcow2 images with an external data file, together with QEMU, which creates them and reads what was written.
 
 use std::fs;
 
@@ -12,7 +12,7 @@ use crate::tool::{Room, from_environment};
 const IMAGE: &str = "qcow2:a,data-file=a.data";
 const MIB: u64 = 1 << 20;
 
-/// Whether QEMU finds nothing wrong with `a`, and its data file alone reads as the disk does.
+/// Whether QEMU finds no error in `a`, and its data file alone has the contents of the disk.
 fn is_sound(room: &Room, is_raw: bool) {
     assert_eq!(room.json(&format!("image check {IMAGE}"))["result"], "clean");
     room.tool("qemu-img", "check -q -f qcow2 a");
@@ -50,7 +50,7 @@ fn an_image_without_its_data_file_given_is_refused_with_a_suggestion() {
     refused("image resize raw:a.data --size 16M", "in use");
 }
 
-/// What a command prints that need not succeed.
+/// The output of a command that may fail.
 fn json_of(room: &Room, words: &str) -> serde_json::Value {
     let said = room.tapline(&format!("{words} --json"));
     serde_json::from_str(&said.out).unwrap_or_else(|error| panic!("{words}: {error}: {said:?}"))
@@ -77,7 +77,7 @@ fn tapline_and_qemu_read_each_others_writes() {
         room.make_raw("base", LEN);
         let (on, parent) = if alone { ("", "") } else { ("-b base -F raw", " --parent raw:base") };
         room.tool("qemu-img", &format!("create -q -f qcow2 {on} -o {options} a {LEN}"));
-        // What is there already must not come to light.
+        // Data that is already in the file must not become visible.
         if !options.contains("raw") {
             room.write("a.data", &vec![0xee; usize::try_from(LEN).unwrap()]);
         }
@@ -165,7 +165,7 @@ fn layers_above_a_data_file_are_added_and_merged_while_served() {
     );
 }
 
-/// As a source it gives up all that it holds, with its data file.
+/// As a source it frees all of its data, including its data file.
 #[test]
 fn a_layer_with_a_data_file_is_merged_into_its_parent() {
     let room = Room::new();
@@ -230,7 +230,7 @@ fn an_image_is_resized_with_its_data_file() {
     room.guest(IMAGE, &["read -P 1 7M 1M", "read -P 0 8M 16M"]);
 }
 
-/// A mark that is missing, which QEMU repairs; and an entry that leads elsewhere, which nobody can.
+/// A missing copied flag, which QEMU repairs, and an entry with a wrong offset, which cannot be repaired.
 #[test]
 fn damage_is_repaired_like_qemu_or_limited_to_its_cluster() {
     let room = Room::new();

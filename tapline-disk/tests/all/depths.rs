@@ -1,4 +1,4 @@
-//! Which layer of a chain holds what, as clients of NBD ask for it: what QEMU says of the same images is compared.
+//! Which layer of a chain holds which data, as NBD clients can query it, compared with QEMU's view of the same images.
 
 use std::collections::BTreeSet;
 use std::os::unix::net::UnixStream;
@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::tool::Room;
 use crate::tool::served::Disk;
 
-/// Neighbours that are told alike are one, so that answers can be compared.
+/// Merges adjacent ranges with the same answer, so that answers can be compared.
 fn runs(map: &Value) -> Vec<(u64, u64)> {
     let mut runs: Vec<(u64, u64)> = Vec::new();
     for run in map.as_array().unwrap() {
@@ -28,7 +28,7 @@ fn depths(room: &Room, socket: &str) -> Vec<(u64, u64)> {
     runs(&serde_json::from_str(&room.tool("nbdinfo", &words)).unwrap())
 }
 
-/// A server of QEMU's, which ends with this.
+/// A QEMU server, killed on drop.
 struct QemuNbd(Child, PathBuf);
 
 impl QemuNbd {

@@ -1,4 +1,4 @@
-//! Images that are made on block devices: a device stays, and what it held is not overwritten unless that is asked for.
+//! Images created on block devices: a device is never removed, and its contents are only overwritten on request.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -9,7 +9,7 @@ use crate::tool::served::Disk;
 
 const MIB: u64 = 1 << 20;
 
-/// Something that was there before: rubbish from end to end.
+/// Previous contents: random data from end to end.
 fn used(device: &Large, len: u64) {
     let file = fs::File::options().write(true).open(&device.name).unwrap();
     file.write_all_at(&vec![0xa5; usize::try_from(len).unwrap()], 0).unwrap();

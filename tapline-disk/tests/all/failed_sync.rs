@@ -1,5 +1,5 @@
-//! A sync that has failed is noted in the redo log of its image: what that and the logs of other layers say is read by
-//! who serves the image next, and never written.
+//! A failed sync is recorded in the redo log of its image: contents of this and other layers' logs are available to
+//! reads by the next process, and are never written to the images.
 
 use rustix::process::Signal;
 
@@ -14,7 +14,7 @@ const FLUSHED: u64 = 0;
 const ANSWERED: u64 = 2048;
 const LATER: u64 = 4096;
 
-/// Where a redo log says that a sync has failed, and of which version it is.
+/// The offsets in a redo log of the mark of a failed sync, and of the format version.
 const FAILED_AT: u64 = 40;
 const VERSION_AT: u64 = 8;
 
@@ -117,7 +117,7 @@ fn after_a_failed_sync_a_job_sees_only_flushed_data() {
     }
 }
 
-/// What an upper layer has given up is in a lower one only when that is durable.
+/// Data discarded by an upper layer is in a lower one only after that one is durable.
 #[test]
 fn nothing_is_written_above_a_layer_whose_log_cannot_be_replayed() {
     for format in FORMATS {

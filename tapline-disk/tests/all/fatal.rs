@@ -1,8 +1,8 @@
-//! A request of which its disk's process dies, each time: it is answered with an error, once, and everything else is
-//! done.
+//! A fatal request, of which its disk's process dies every time: it is completed with an error, once, and all other
+//! requests succeed.
 //!
-//! Invariants checked: three deaths and no more; one error, for that request alone; whatever else was in flight is
-//! answered well; a process that is killed while it recovers, as often as may be, is nothing that a guest hears of.
+//! Invariants: exactly three deaths; one error, for that request only; all other requests in flight succeed; any number
+//! of kills during recovery is invisible to the guest.
 
 use std::os::unix::process::ExitStatusExt;
 use std::time::{Duration, Instant};
@@ -33,7 +33,7 @@ fn reap(disk: &mut Disk) {
     assert_eq!(disk.child.wait().unwrap().signal(), Some(6), "{}", disk.said);
 }
 
-/// A guest at depth 32, one of whose requests kills; it is offered in the middle.
+/// A guest at queue depth 32, with one fatal request among the others.
 fn survive(format: &str, recorded: bool, kind: Kind, point: &str) {
     println!("{format}, recorded: {recorded}, {kind:?}, {point}");
     let room = Room::new();
@@ -52,7 +52,7 @@ fn survive(format: &str, recorded: bool, kind: Kind, point: &str) {
         driver.connect_again();
     }
     reap(&mut disk);
-    // What was answered by those who have died is heard of before, or after.
+    // Responses of the dead processes arrive before or after this.
     disk = serve(&room, &words, point);
     driver.connect_again();
     driver.drain();
@@ -65,7 +65,7 @@ fn survive(format: &str, recorded: bool, kind: Kind, point: &str) {
     for verb in ["stats", "layers", "watch"] {
         assert_eq!(control.done(&json!({ "verb": verb }))["fatal"], 1, "{verb}");
     }
-    // It goes on as any disk does.
+    // It continues like any disk.
     for round in 0..8 {
         (32..64).for_each(|block| driver.offer(if round % 2 == 0 { Kind::Write } else { Kind::Read }, block));
         driver.drain();
@@ -92,7 +92,7 @@ fn a_request_that_kills_the_process_after_it_is_done_fails_once() {
     survive("vhd", false, Kind::Read, "answer");
 }
 
-/// A client of NBD comes again and asks for the same.
+/// An NBD client reconnects and repeats the request.
 #[test]
 fn an_nbd_request_that_kills_the_process_fails_once() {
     let room = Room::new();
@@ -114,9 +114,9 @@ fn an_nbd_request_that_kills_the_process_fails_once() {
     assert_eq!(disk.stop().0, Some(0));
 }
 
-/// Killed again and again before it has done anything, or while it recovers: nobody is to be blamed for that.
-/// `TAPLINE_LIFE_US` says how long a process lives at most, `TAPLINE_KILLS` how often one is killed, `TAPLINE_SEED` how
-/// all of it goes.
+/// A process killed repeatedly before it has completed any request, or during recovery: no request is blamed.
+/// `TAPLINE_LIFE_US` sets the maximum lifetime of a process, `TAPLINE_KILLS` the number of kills, `TAPLINE_SEED` the
+/// random seed.
 #[test]
 #[ignore = "slow: run by `make test-all`"]
 fn repeated_kills_during_recovery_fail_no_request() {

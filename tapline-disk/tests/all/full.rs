@@ -1,4 +1,4 @@
-//! A disk whose storage fills, on a file system that is small and really full: the guest is told, or it waits until
+//! A disk whose storage becomes full, on a small and really full file system: the guest gets an error, or waits until
 //! there is space again.
 
 use std::fs;
@@ -28,12 +28,12 @@ fn serve(small: &Small, format: &str, words: &str) -> (Disk, Control) {
     small.serve(&format!("{format}:small/a --nbd nbd.sock {words}"))
 }
 
-/// The same for a virtual machine, of a raw image.
+/// The same for a virtual machine with a raw image.
 fn serve_machine(small: &Small) -> (Disk, Control) {
     small.serve("raw:small/a --vhost-user vm.sock --when-full wait")
 }
 
-/// A guest that writes until it has written all, or is told that it cannot; and how far it is.
+/// A guest that writes until everything is written or a write fails; returns how far it got.
 fn writer(small: &Small) -> (JoinHandle<io::Result<()>>, mpsc::Receiver<usize>) {
     let mut nbd = small.nbd();
     let (tell, told) = mpsc::channel();
@@ -60,7 +60,7 @@ fn event(control: &mut Control) -> Value {
     line["event"]["state"].clone()
 }
 
-/// A second client, which has asked to be told.
+/// A second client, which has requested notifications.
 fn watcher(small: &Small) -> Control {
     let mut watcher = small.control();
     let told = watcher.done(&json!({ "verb": "watch", "id": 7 }));
@@ -82,7 +82,7 @@ fn a_guest_waits_for_space_and_continues() {
         let stats = control.done(&json!({ "verb": "stats" }));
         assert!(stats["full"] == true && stats["waiting"].as_u64() > Some(0), "{stats}");
         assert!(has_timer(&disk));
-        // Reads go on, also of what was written last.
+        // Reads continue, also of the most recent writes.
         let written = told.try_iter().last().unwrap();
         let mut reader = small.nbd();
         assert!(reader.read(at(written), MIB).unwrap() == piece(written));
@@ -134,7 +134,7 @@ fn waiting_requests_fail_for_lack_of_space_when_the_disk_stops() {
         assert_eq!(event(&mut watcher), "full");
         let (code, said) = disk.stop();
         assert_eq!(writer.join().unwrap().unwrap_err().kind(), io::ErrorKind::StorageFull, "{said}");
-        // What the guest was told to be written is flushed, or the exit code says that it is not.
+        // Completed writes are flushed, or the exit code reports that they are not.
         assert!(code == Some(0) || said.contains("no space is left on the image's storage"), "{code:?}: {said}");
         assert!(said.contains("stopping"), "{said}");
         assert_ne!(small.room.tapline(&format!("image check {format}:small/a")).code, Some(2), "{format}");
@@ -194,7 +194,7 @@ fn a_snapshot_to_another_file_system_unblocks_a_full_disk() {
     assert_eq!(disk.stop().0, Some(0));
 }
 
-/// A machine that has written four blocks, and whose next writes wait for space; a read is answered in the meantime.
+/// A machine that has written four blocks, and whose next writes wait for space; a read is completed in the meantime.
 fn waiting_machine(small: &Small, recorded: bool) -> (Disk, Control, Driver) {
     small.room.done("image create raw:small/a --size 16M");
     let (disk, control) = serve_machine(small);
@@ -258,7 +258,7 @@ fn waiting_requests_stay_with_the_guest_when_the_process_exits() {
     }
 }
 
-/// Nor does it keep the process from being replaced, or from going on when another does not come up.
+/// It does not keep the process from being upgraded either, nor from continuing after a failed upgrade.
 #[test]
 fn waiting_requests_wait_on_in_the_replacement_process() {
     for recorded in [true, false] {
@@ -283,7 +283,7 @@ fn waiting_requests_wait_on_in_the_replacement_process() {
     }
 }
 
-/// The guest that is gone needs nothing any more, and its successor must not find its writes.
+/// The guest that has disconnected needs nothing any more, and its successor must not see its writes.
 #[test]
 fn a_disconnected_machine_leaves_no_waiting_request() {
     let Some(small) = Small::with_ballast() else { return };

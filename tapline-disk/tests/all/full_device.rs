@@ -1,5 +1,5 @@
-//! A disk on a block device that finds no space: a loop device over a sparse file, on a file system that is really
-//! full. Other devices that promise more than they have (thin volumes) answer the same, ENOSPC.
+//! A disk on a block device without space: a loop device over a sparse file, on a really full file system. Other
+//! overcommitted devices (thin volumes) return the same error, ENOSPC.
 
 use std::fs;
 use std::io;
@@ -20,7 +20,7 @@ struct Device {
 }
 
 impl Device {
-    /// `None`, said aloud, for who may not mount or has no loop devices.
+    /// `None`, with a message, without the right to mount or without loop devices.
     fn new() -> Option<Device> {
         let small = Small::with_ballast()?;
         let back = small.room.file("small/back");
@@ -62,7 +62,7 @@ fn a_guest_on_a_full_device_waits_and_continues() {
     let mut guest = device.small.nbd();
     let writer = std::thread::spawn(move || write_all(&mut guest));
     assert_eq!(watcher.hear().unwrap()["event"]["state"], "full");
-    // In vain, and reads go on.
+    // In vain, and reads continue.
     control.done(&json!({ "verb": "space" }));
     assert!(device.small.nbd().read(0, MIB).unwrap() == piece(0));
     device.small.make_space();
@@ -82,7 +82,7 @@ fn a_guest_on_a_full_device_gets_an_error_without_waiting() {
     let (disk, mut control) = device.serve("");
     let mut guest = device.small.nbd();
     assert_eq!(write_all(&mut guest).unwrap_err().kind(), io::ErrorKind::StorageFull);
-    // What had space is there and can be made durable; the disk is none the worse.
+    // Data that had space is there and can be made durable; the disk works as before.
     guest.flush().unwrap();
     assert!(guest.read(0, MIB).unwrap() == piece(0));
     assert_eq!(control.done(&json!({ "verb": "layers" }))["broken"], false);
@@ -92,8 +92,8 @@ fn a_guest_on_a_full_device_gets_an_error_without_waiting() {
     assert_eq!(disk.stop().0, Some(0));
 }
 
-/// Through the page cache the device has no space only when it is flushed, and what was written is lost by then: that
-/// cannot be waited for, and nothing is written any more.
+/// Through the page cache, the lack of space is only noticed at a flush, when the written data is already lost: waiting
+/// does not help, and nothing more is written.
 #[test]
 fn a_full_device_behind_the_page_cache_is_a_failed_sync() {
     let Some(device) = Device::new() else { return };
@@ -124,7 +124,7 @@ fn an_image_fills_its_device_completely_and_stays_intact() {
         let failed = (0..32).find_map(|n| guest.write(place(n), &piece(n)).err().map(|why| (n, why)));
         let (there, why) = failed.expect("more was written than the device has");
         assert!(there > 5 && why.kind() == io::ErrorKind::StorageFull, "{image}: {there}: {why}");
-        // What had a place is durable, and the disk goes on with it.
+        // Data that had space is durable, and the disk continues with it.
         guest.flush().unwrap();
         guest.write(0, &piece(99)).unwrap();
         guest.flush().unwrap();

@@ -1,5 +1,5 @@
-//! A real QEMU whose guest writes to a disk without space: its monitor answers, the guest can be stopped and reset, and
-//! the disk's process replaced, while the write waits; and the write is done once there is space.
+//! A real QEMU whose guest writes to a disk without space: its monitor responds, the guest can be stopped and reset,
+//! and the disk's process upgraded, while the write waits; the write is completed once there is space.
 
 #![allow(clippy::cast_possible_truncation, reason = "the numbers are the test's own, and small")]
 
@@ -106,7 +106,7 @@ impl Qemu {
         }
     }
 
-    /// Its end, by the guest's doing: the firmware's write has succeeded.
+    /// The guest ends it: the firmware's write has succeeded.
     fn ends_well(mut self) {
         // isa-debug-exit leaves with twice the value plus one.
         assert_eq!(self.child.wait().unwrap().code(), Some(16 * 2 + 1));
@@ -121,7 +121,7 @@ impl Drop for Qemu {
     }
 }
 
-/// Waits until the disk says that it is in this state.
+/// Waits until the disk reports this state.
 fn wait_for(watcher: &mut Control, state: &str) {
     loop {
         let line = watcher.hear().expect("the disk has ended");

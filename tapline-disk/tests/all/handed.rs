@@ -1,5 +1,5 @@
-//! A process that is handed its files and sockets: it works on them under names that lead nowhere, opens nothing by
-//! itself, and keeps no descriptor that nobody has asked it to keep.
+//! A process with passed files and sockets: it uses names that exist nowhere, opens nothing itself, and closes every
+//! descriptor that it was not asked to keep.
 
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -62,7 +62,7 @@ fn snapshot(format: &str, to: &str) -> Value {
     json!({ "verb": "snapshot", "to": name(format, to) })
 }
 
-/// What a snapshot of the leaf `old` to the new file `to` is handed.
+/// The files passed for a snapshot of the leaf `old` to the new file `to`.
 fn for_snapshot(room: &Room, old: &str, to: &str) -> [Handed; 2] {
     [Handed::create(room, to), read(room, old)]
 }
@@ -122,7 +122,7 @@ fn a_merge_with_passed_files_records_the_parents_public_name() {
         Hand::to(&merge).files(&all).done();
         // Given again after it was done, it finds that.
         Hand::to(&merge).files(&all).done();
-        // The lock lasts as long as anybody has the description.
+        // The lock is held as long as any process has the description.
         drop(all);
         let info = Hand::to(&format!("image info {c} --json")).file(&read(&room, "c")).done();
         let info: Value = serde_json::from_str(&info).unwrap();
@@ -175,7 +175,7 @@ fn options_that_need_paths_are_refused_with_passed_files() {
     let said = room.tapline("image info vhd:/a --handed");
     assert_eq!(said.code, Some(64), "{said:?}");
     assert!(said.err.contains("standard input is not a SOCK_SEQPACKET socket"), "{said:?}");
-    // Something that is not empty is not made an image of.
+    // An image is only created in an empty file.
     room.write("full", b"precious");
     let hand = Hand::to(&format!("image create raw:{NOWHERE}/full --size 1M")).file(&write(&room, "full"));
     assert!(hand.run().err.contains("already exists"));
@@ -262,7 +262,7 @@ fn a_disk_is_cloned_reverted_and_grown_with_handed_files() {
         let revert = json!({ "verb": "revert", "to": 1, "leaf": name(format, "d") });
         let file = Handed::create(&room, "d");
         let line = loop {
-            // The server may not have heard yet that its client has gone.
+            // The server may not have noticed yet that its client has disconnected.
             control
                 .send_with(&revert, &[Handed { descriptor: file.descriptor.try_clone().unwrap(), ..read(&room, "d") }]);
             let line = control.outcome();
@@ -318,7 +318,7 @@ fn a_raw_disk_is_copied_by_reflink_into_a_passed_file() {
     let mut versions = guest.stop();
     versions.check(&mut Nbd::connect(&room.file("nbd.sock")).unwrap());
     assert!(u64::try_from(copy.len()).unwrap() == 64 * MIB && room.read("mounted/b") == copy);
-    // On another file system there is no such copy, and what was handed for it is left.
+    // On another file system there is no reflink, and the file passed for it is left.
     control.send_with(&snapshot("raw", "elsewhere"), &[Handed::create(&room, "elsewhere")]);
     assert_eq!(control.outcome()["error"]["kind"], "unsupported");
     assert!(room.read("elsewhere").is_empty());
@@ -368,7 +368,8 @@ fn descriptors(disk: &Disk) -> usize {
     std::fs::read_dir(format!("/proc/{}/fd", disk.child.id())).unwrap().count()
 }
 
-/// Sees a process have no more descriptors than that, at once or soon: who has left may be noticed behind who came.
+/// Checks that a process has no more descriptors than this, at once or soon: a new connection may be noticed before the
+/// end of an old one.
 fn has_no_more_than(disk: &Disk, count: usize) {
     let begun = Instant::now();
     while descriptors(disk) > count {
@@ -389,7 +390,7 @@ fn unclaimed_descriptors_are_refused_and_closed() {
         };
         let mut control = control(&room);
         control.done(&json!({ "verb": "layers" }));
-        // Those of who looked whether it listens may be among them still.
+        // Connections that checked whether it listens may still be among them.
         let before = descriptors(&disk);
         let many: Vec<OwnedFd> = (0..100).map(|_| read(&room, "a").descriptor).collect();
         let many: Vec<&OwnedFd> = many.iter().collect();
@@ -409,7 +410,7 @@ fn unclaimed_descriptors_are_refused_and_closed() {
             assert!(answer["error"]["kind"].is_string(), "{line}: {answer}");
         }
         has_no_more_than(&disk, before);
-        // A line that never ends, and descriptors all the while.
+        // A line that never ends, with descriptors all the time.
         for _ in 0..100 {
             control.send_beside("x", &many[..50]);
         }
@@ -435,8 +436,8 @@ fn two_lines_in_one_packet_get_their_own_files() {
     assert_eq!(disk.stop().0, Some(0));
 }
 
-/// The process is killed at a moment of a snapshot that is as good as any: the file tells which disk there is, and with
-/// the redo logs all that was answered is in it.
+/// The process is killed at an arbitrary moment of a snapshot: the file shows which chain is valid, and together with
+/// the redo logs it contains everything that was completed.
 #[test]
 fn a_kill_during_a_snapshot_leaves_no_image_or_the_leaf() {
     for (n, format) in FORMATS.iter().cycle().take(12).enumerate() {
@@ -459,8 +460,8 @@ fn a_kill_during_a_snapshot_leaves_no_image_or_the_leaf() {
     }
 }
 
-/// An image that was a layer may be merged and removed while its disk goes on. Another may have got its number and its
-/// log since, which a process that lives maps: that is not this one's to end.
+/// An image that was a layer may be merged and removed while its disk keeps running. Another image may have got its
+/// inode number and its log since, and a running process has that log mapped: it must not be ended here.
 #[test]
 fn a_log_that_now_belongs_to_another_image_is_not_touched() {
     for own in [true, false] {
@@ -477,13 +478,13 @@ fn a_log_that_now_belongs_to_another_image_is_not_touched() {
     }
 }
 
-/// A job that goes on when its daemon has died keeps the image from being used by the next.
+/// A job that continues after its daemon has died keeps the next daemon from using the image.
 #[test]
 fn a_job_tied_to_its_daemon_exits_with_it() {
     use std::io::Read;
     use std::os::unix::fs::FileExt;
     let room = Room::new();
-    // Its map is longer than a pipe holds, and nobody reads it to the end: the job stands still.
+    // Its map is longer than a pipe's buffer, and is not read to the end: the job blocks.
     let file = std::fs::File::create(room.file("raw")).unwrap();
     file.set_len(64 * MIB).unwrap();
     (0..4096).for_each(|at| file.write_all_at(&[1; 4096], at * 16384).unwrap());

@@ -1,5 +1,5 @@
-//! What becomes of requests while the disk's are held back, by a client's ‘pause’ or a verb; and how much memory those
-//! in flight hold.
+//! Requests while the disk's requests are held back by a client's `pause` or by a verb, and the memory used by requests
+//! in flight.
 
 use std::fs;
 
@@ -33,7 +33,7 @@ fn paused(room: &Room, recorded: bool) -> (Disk, Control, Driver) {
     (disk, control, driver)
 }
 
-/// It waits no more, and nothing was lost.
+/// It no longer waits, and nothing was lost.
 fn goes_on(room: &Room, disk: Disk, control: &mut Control, driver: &mut Driver) {
     control.done(&json!({ "verb": "resume" }));
     driver.drain();

@@ -1,4 +1,4 @@
-//! The image commands as a user runs them: what they print, what they leave behind, how they end.
+//! The image commands from a user's view: output, resulting files and exit codes.
 
 use std::fs;
 
@@ -20,7 +20,7 @@ fn a_new_image_is_thin_clean_and_described() {
     assert!(room.done("image info vhd:a.vhd").contains("kind      dynamic"));
 }
 
-/// Marks a VHD as XenServer's storage manager does: a byte of both footers, behind the one for a saved state.
+/// Marks a VHD as hidden like XenServer's storage manager: a byte in both footers, after the saved-state byte.
 fn hide(room: &Room, file: &str) {
     let mut bytes = room.read(file);
     for at in [0, bytes.len() - 512] {
@@ -292,7 +292,7 @@ fn a_closed_pipe_is_not_a_failure() {
 #[test]
 fn an_interrupted_conversion_leaves_nothing() {
     let room = Room::new();
-    // Long enough that the signal, sent as soon as the target is there, comes before the end.
+    // Large enough for the signal, sent as soon as the target exists, to arrive before the end.
     room.write("a.raw", &vec![0x55; 256 << 20]);
     let mut command = std::process::Command::new(TAPLINE);
     command.args(["image", "convert", "raw:a.raw", "vhd:b.vhd"]).current_dir(room.path());

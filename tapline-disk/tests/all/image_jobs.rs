@@ -1,4 +1,4 @@
-//! The image commands that rearrange chains: what they leave, what they refuse, and what a kill in the middle does.
+//! The image commands that change chains: their results, what they refuse, and the effect of a kill at any point.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -45,8 +45,7 @@ fn shows_the_same(room: &Room, layers: &[String]) {
     shows(room, layers, &[0]);
 }
 
-/// The same after a kill, which may leave clusters of a qcow2 image that are counted and nothing refers to (3 of
-/// qemu-img).
+/// The same after a kill, which may leave leaked clusters in a qcow2 image (exit code 3 of qemu-img).
 fn still_shows_the_same(room: &Room, layers: &[String]) {
     shows(room, layers, &[0, 3]);
 }
@@ -133,8 +132,8 @@ fn a_killed_merge_continues_where_it_stopped() {
     }
 }
 
-/// An empty leaf that had grown, whose merge was killed before the layer below was as large: all that it shows beside
-/// the layers below is its size.
+/// An empty leaf that was grown, and whose merge was killed before the layer below was resized: its size is all that it
+/// adds to the layers below.
 #[test]
 fn an_empty_leaf_is_not_merged_before_the_target_is_as_large() {
     for format in ["vhd", "qcow2"] {
@@ -171,11 +170,11 @@ fn a_killed_merge_deep_in_a_chain_leaves_it_readable() {
             if layer == &layers[2] {
                 room.guest(&on(&made), &["write -P 1 0 32M"]);
             }
-            // So long ago that another time of last change is another second.
+            // So long ago that the modification time differs in whole seconds.
             room.tool("touch", &format!("-d @1000000000 {}", file_of(layer)));
         }
         room.done(&format!("image convert {} raw:before.raw{}", layers[0], parents(&layers[1..])));
-        // The kernel kills what writes behind this limit: the copying does, in the target.
+        // The kernel kills a process that writes beyond this limit, which the copy in the target does.
         let merge = format!("image merge {} --from 2 --into 3", on(&layers));
         let limited = room.run_words("sh", &["-c", &format!("ulimit -c 0; ulimit -f 8192; exec {TAPLINE} {merge}")]);
         assert_ne!(limited.code, Some(0), "{limited:?}");
@@ -245,7 +244,7 @@ fn a_merge_killed_at_its_end_is_recognized_and_its_files_removed() {
     }
 }
 
-/// Nothing stands on the image itself that could tell: what is left of the layers below it does.
+/// The image has no child that would show it; what is left of the layers below it does.
 #[test]
 #[ignore = "slow: run by `make test-all`"]
 fn a_merge_of_the_image_killed_during_removal_completes_when_repeated() {
@@ -279,7 +278,7 @@ fn files_not_left_by_a_merge_are_not_removed() {
         let layers = three_layers(&room, formats);
         let merge = format!("image merge {} --from 1 --into 2 --delete", on(&layers));
         room.done(&merge);
-        // Somebody else's disk on the target, which nobody has written to yet.
+        // Another disk's process uses the target, and has not written to it yet.
         let clone = &layers[1];
         room.done(&format!("image create {clone} --parent {}", layers[2]));
         let said = room.tapline(&merge);
@@ -302,14 +301,14 @@ fn a_larger_image_is_merged_into_smaller_layers_even_if_killed() {
         room.done(&format!("image resize {} --size 96M", layers[0]));
         room.done(&format!("image resize raw:before.raw --size {}", 96 * MIB));
         let merge = format!("image merge {} --from 0 --into 2", on(&layers));
-        // Less than the base has already: the kernel kills what writes to its end.
+        // Less than the size of the base: the kernel kills a process that writes to its end.
         let limit = fs::metadata(room.file(file_of(&layers[2]))).unwrap().len() / 512 - 1;
         let limited = format!("ulimit -c 0; ulimit -f {limit}; exec {TAPLINE} {merge}");
         assert_ne!(room.run_words("sh", &["-c", &limited]).code, Some(0));
         still_shows_the_same(&room, &layers);
         room.done(&merge);
         still_shows_the_same(&room, &layers[2..]);
-        // The files that were merged hold nothing, so that who does not know of its end may give the command again.
+        // The merged files hold no data, so that the command can be repeated without knowledge of its completion.
         still_shows_the_same(&room, &layers);
     }
 }
@@ -424,8 +423,7 @@ fn a_killed_rebase_continues() {
     }
 }
 
-/// Runs a job until it makes the system call `call` for the `nth` time, before which it is killed; whether it got
-/// there.
+/// Runs a job until just before the `nth` system call `call`, where it is killed; returns whether it got there.
 fn killed_at(room: &Room, words: &str, call: &str, nth: u32) -> bool {
     let inject = format!("-e trace={call} -e inject={call}:signal=KILL:when={nth}");
     let said = room.run("strace", &format!("-f -qq -o /dev/null {inject} {TAPLINE} {words}"));
@@ -433,15 +431,15 @@ fn killed_at(room: &Room, words: &str, call: &str, nth: u32) -> bool {
     said.code.is_none()
 }
 
-/// Kills a job on the middle one of three layers, wherever that is, and gives it again; `new` is what the middle stands
-/// on in the end.
+/// Kills a job on the middle one of three layers, at any point, and repeats it; `new` is the middle layer's parent in
+/// the end.
 fn is_done_again(formats: [&str; 3], words: &str, new: &[String], kill: impl Fn(&Room, &str) -> bool) -> bool {
     let room = Room::new();
     let layers = three_layers(&room, formats);
     room.make_raw("other.raw", 32 * MIB);
     let middle = room.file(file_of(&layers[1]));
     let time = || fs::metadata(&middle).unwrap().modified().unwrap();
-    // A child records whole seconds: a job that ends in the one in which it began would prove nothing.
+    // A child records whole seconds: a job that ends in the second in which it began would prove nothing.
     let long_ago = time() - AN_HOUR;
     fs::File::open(&middle).unwrap().set_modified(long_ago).unwrap();
     room.done(&format!("image rebase {} --unsafe --onto {} --onto {}", layers[0], layers[1], layers[2]));
@@ -459,8 +457,8 @@ fn is_done_again(formats: [&str; 3], words: &str, new: &[String], kill: impl Fn(
     killed
 }
 
-/// Scope: before every call by which the job makes something durable, the rounds of its disk included, names or removes
-/// a file, or changes a time; and at one in 32 of its calls to the ring, which does the writes in between.
+/// Scope: before every call by which the job makes something durable, including its disk's rounds, names or removes a
+/// file, or sets a time; and at one in 32 of its calls to the ring, which performs the writes in between.
 fn is_done_again_wherever_it_is_killed(formats: [&str; 3], words: &str, new: &[String]) {
     for (call, step, at_least) in [
         ("fsync", 1, 4),
@@ -628,7 +626,7 @@ fn compacting_a_chain_keeps_contents_and_identity() {
         let before = layers.each_ref().map(|layer| uuid(&room, layer));
         for layer in &layers {
             let done = room.json(&format!("image compact {layer}"));
-            // A table or two may come to lie elsewhere.
+            // A few tables may end up at another offset.
             assert!(done["after"].as_u64().unwrap() <= done["before"].as_u64().unwrap() + MIB / 8, "{done}");
         }
         assert_eq!(layers.each_ref().map(|layer| uuid(&room, layer)), before);

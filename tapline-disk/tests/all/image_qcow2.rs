@@ -1,4 +1,4 @@
-//! qcow2 images as a user handles them, with QEMU as the judge in both directions.
+//! qcow2 images from a user's view, checked by QEMU in both directions.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use crate::tool::served::Disk;
 
 const MIB: u64 = 1 << 20;
 
-/// What QEMU says about an image, as JSON.
+/// QEMU's description of an image, as JSON.
 fn qemu(room: &Room, words: &str) -> Value {
     serde_json::from_str(&room.tool("qemu-img", &format!("{words} --output=json"))).unwrap()
 }
@@ -89,10 +89,9 @@ fn we_read_what_qemu_writes() {
     }
 }
 
-/// Scope: clusters of 512 bytes to 2 MiB, both versions, narrow to wide refcounts, each way to preallocate, with
-/// refcounts that are put off and with extended L2 entries: 104 ways, all that can go together, one in seven of them
-/// unless TAPLINE_WAYS=1 asks for all. Each image is written by QEMU, then by us, then by QEMU; both read all of it,
-/// and find it sound.
+/// Scope: clusters of 512 bytes to 2 MiB, both versions, narrow to wide refcounts, every preallocation mode, lazy
+/// refcounts and extended L2 entries: 104 valid combinations, one in seven of them unless TAPLINE_WAYS=1 selects all.
+/// Each image is written by QEMU, then by us, then by QEMU; both read all of it, and find no error.
 #[test]
 #[ignore = "slow: run by `make test-all`"]
 fn images_of_every_qemu_variant_are_written_alternately() {
@@ -207,7 +206,7 @@ fn an_image_with_internal_snapshots_is_written_and_they_stay() {
     let (kind, why) = Control::connect(&room.file("control.sock")).refused(&merge);
     assert!(kind == "unsupported" && why.contains("internal snapshots"), "{kind}: {why}");
     assert_eq!(disk.stop().0, Some(0));
-    // What stands on it is merged into it, as what a guest writes.
+    // Its child is merged into it, like a guest's writes.
     room.done("image create qcow2:c.q --parent qcow2:a.q --parent raw:base.raw");
     room.guest("qcow2:c.q --parent qcow2:a.q --parent raw:base.raw", &["write -P 4 9M 64k"]);
     room.done("image merge qcow2:c.q --parent qcow2:a.q --parent raw:base.raw --from 0 --into 1 --delete");
@@ -226,7 +225,7 @@ fn an_image_with_internal_snapshots_is_written_and_they_stay() {
     room.guest("qcow2:a.q --parent raw:base.raw", &reads);
 }
 
-/// An entry that makes no sense and one that has lost its mark, in neighbouring clusters.
+/// An invalid entry and an entry without its copied flag, in adjacent clusters.
 #[test]
 fn a_bad_entry_costs_its_cluster_and_is_reported() {
     let room = Room::new();
@@ -250,7 +249,7 @@ fn a_bad_entry_costs_its_cluster_and_is_reported() {
     room.guest("qcow2:a.q", &["read -P 1 0 192k", "read -P 1 256k 768k", "write -P 2 320k 4k", "read -P 1 324k 60k"]);
 }
 
-/// Both cost more than one request, all of which are under way at one time.
+/// Both take more than one request, all of which are in flight at the same time.
 #[test]
 fn a_bad_table_and_a_bad_compressed_cluster_are_reported() {
     let room = Room::new();
@@ -324,7 +323,7 @@ fn check_has_an_exit_code_for_leaks_only() {
     room.done("image convert raw:a.raw qcow2:a.q");
     room.done("image check qcow2:a.q");
     let mut bytes = room.read("a.q");
-    // A cluster behind the end is counted in the first refcount block.
+    // A cluster beyond the end is counted in the first refcount block.
     let clusters = bytes.len().div_ceil(65536);
     bytes.resize((clusters + 1) * 65536, 7);
     bytes[2 * 65536 + 2 * clusters + 1] = 1;
@@ -363,7 +362,7 @@ fn a_wrong_format_is_refused() {
         let said = room.tapline(&format!("image info {image}"));
         assert!(said.code == Some(4) && said.err.contains("give the file's actual format"), "{said:?}");
     }
-    // As raw, its metadata would be shown to the guest.
+    // Opened as raw, its metadata would be visible to the guest.
     let said = room.tapline("image map qcow2:child.q --parent raw:base.q");
     assert!(said.code == Some(64) && said.err.contains("--parent qcow2:base.q"), "{said:?}");
 }

@@ -1,5 +1,5 @@
-//! VHDs that libvhd refuses: those that older versions and others made are kept working, are mended where that is
-//! possible, and whoever makes one is told.
+//! VHDs that libvhd rejects: those made by older versions and other programs keep working and are repaired where
+//! possible, and creating one prints a warning.
 
 use crate::tool::Room;
 use crate::tool::control::Control;
@@ -7,14 +7,14 @@ use crate::tool::served::Disk;
 
 const MIB: u64 = 1 << 20;
 
-/// The image of another program, as `q.vhd`, whose first block is right behind its table, and what it shows, as
+/// An image of another program, as `q.vhd`, with its first block directly after the table, and its contents, as
 /// `a.raw`.
 fn without_room(room: &Room) {
     room.make_raw("a.raw", 64 * MIB);
     room.tool("qemu-img", "convert -f raw -O vpc -o subformat=dynamic,force_size a.raw q.vhd");
 }
 
-/// It shows the same as before, and zeroes behind that.
+/// It has the same contents as before, followed by zeroes.
 fn shows_the_same(room: &Room) {
     assert_eq!(room.json("image check vhd:q.vhd")["result"], "clean");
     std::fs::File::options().write(true).open(room.file("a.raw")).unwrap().set_len(10 << 30).unwrap();

@@ -1,8 +1,8 @@
-//! A guest that survives its disk's process: the process is killed at random moments under load, and started again.
+//! A guest that survives its disk's process, which is killed at random moments under load and restarted.
 //!
-//! Invariants checked: each request is answered once and without an error, none is done after its answer, reads and in
-//! the end the image show what was written last. `TAPLINE_KILLS` says how often it is killed, `TAPLINE_SEED` how all of
-//! it goes.
+//! Invariants: each request is completed once and without an error, none is executed after its completion, and reads as
+//! well as the final image show what was written last. `TAPLINE_KILLS` sets the number of kills, `TAPLINE_SEED` the
+//! random seed.
 
 use std::fs::File;
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use crate::tool::ring::Driver;
 use crate::tool::served::Disk;
 use crate::tool::{Room, from_environment};
 
-/// A guest at depth 128 whose disk is killed so many times.
+/// A guest at queue depth 128 whose disk's process is killed this many times.
 fn survive(recorded: bool, kills: u64, format: &str) {
     let seed = from_environment("TAPLINE_SEED").unwrap_or(1);
     println!("TAPLINE_SEED={seed} TAPLINE_KILLS={kills}, recorded: {recorded}, {format}");

@@ -1,5 +1,5 @@
-//! Storage that takes nothing smaller than 4096 bytes with O_DIRECT, under guests that write sectors of 512 and formats
-//! whose metadata is as small: everything is there afterwards, at its place, and other programs read it.
+//! Storage that requires 4096-byte alignment for O_DIRECT, used by guests with 512-byte sectors and by formats with
+//! metadata as small: all data is there afterwards, at its offset, and other programs can read it.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -52,7 +52,7 @@ impl Written<'_> {
         }
     }
 
-    /// Writes many small pieces at once, none over another.
+    /// Writes many small, disjoint pieces at the same time.
     fn burst(&mut self, guest: &mut Nbd) {
         let mut taken: Vec<(u64, u64)> = Vec::new();
         for _ in 0..40 {
@@ -85,7 +85,7 @@ impl Written<'_> {
         }
     }
 
-    /// Serves the disk, writes, kills it, and goes on.
+    /// Serves the disk, writes, kills it, and continues.
     fn live(&mut self, words: &str) {
         let words = format!("{words} --nbd ./nbd.sock");
         for life in 0..3 {
@@ -116,12 +116,12 @@ impl Written<'_> {
     }
 }
 
-/// As other programs know the format.
+/// The format's name in other programs.
 fn theirs(format: &str) -> &str {
     if format == "vhd" { "vpc" } else { format }
 }
 
-/// An image that was made elsewhere, on one of these file systems.
+/// An image that was created elsewhere, on one of these file systems.
 fn survives(format: &str, options: &str, serve: &str) {
     let make = |room: &Room| drop(room.done(&format!("image create {format}:made --size {LEN} {options}")));
     survives_made(format, &make, serve);
@@ -150,7 +150,7 @@ fn survives_made(format: &str, make: &dyn Fn(&Room), serve: &str) {
         if format != "raw" {
             room.sound_and_closed(&format!("{format}:large/a"));
         }
-        // Read with O_DIRECT, and written with it to a raw file that ends anywhere.
+        // Read with O_DIRECT, and written with it to a raw file whose size is not aligned.
         room.done(&format!("image compare {format}:large/a raw:model --cache {cache}"));
         room.done(&format!("image convert {format}:large/a raw:large/b --cache {cache}"));
         large.take("a");
@@ -203,7 +203,8 @@ fn a_fixed_vhd_disk() {
     survives("vhd", "--fixed", "");
 }
 
-/// A process that may not open its files, nor call much: the end of the file goes by the descriptor that it has.
+/// A process that may neither open its files nor use many system calls: it sets the end of the file through its
+/// descriptor.
 #[test]
 fn a_confined_disk_with_passed_files() {
     let Some(large) = Large::file_system(STORAGES[0].0) else { return };
@@ -229,7 +230,7 @@ fn a_confined_disk_with_passed_files() {
     room.done("image compare vhd:large/a raw:model --cache none");
 }
 
-/// What the server tells clients of its blocks.
+/// The block sizes that the server reports to clients.
 fn shown(room: &Room) -> String {
     let told = room.tool("qemu-nbd", &format!("--list --socket {}", room.file("nbd.sock").display()));
     let line = told.lines().find(|line| line.contains("min block")).unwrap_or_else(|| panic!("{told}"));
@@ -258,7 +259,7 @@ fn a_raw_disk_keeps_its_sectors_under_a_snapshot_and_grows_and_is_merged() {
     let mut versions = guest.stop();
     drop(control);
     assert_eq!(disk.stop().0, Some(0));
-    // What stands on it is still the same guest's.
+    // The child created on it works for the same guest.
     let disk = serve("qcow2:large/b --parent raw:large/a");
     assert_eq!(shown(room), "min block: 4096");
     versions.check(&mut Nbd::connect(&room.file("nbd.sock")).unwrap());

@@ -1,4 +1,4 @@
-//! A disk goes on whatever becomes of its log: full, without a reader, or with one who does not read.
+//! A disk keeps running whatever happens to its log: full, without a reader, or with one that does not read.
 
 use std::fs::File;
 use std::io::Read;
@@ -12,10 +12,10 @@ use crate::tool;
 use crate::tool::nbd::{BLOCK, Nbd, Peer};
 use crate::tool::{Room, TAPLINE};
 
-/// How long anything may take; a test that waits so long has failed.
+/// The time limit for everything; a test that waits longer fails.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A disk whose log goes somewhere; killed with the test.
+/// A disk with this log, killed at the end of the test.
 struct Disk(Child);
 
 impl Disk {
@@ -38,7 +38,7 @@ impl Disk {
         kill_process(Pid::from_child(&self.0), signal).unwrap();
     }
 
-    /// Has it log many lines, its statistics each, and answer meanwhile.
+    /// Makes it log many lines of statistics, and checks that it responds at the same time.
     fn log_much(&self, client: &mut Nbd) {
         for _ in 0..64 {
             self.signal(Signal::USR1);
@@ -46,7 +46,7 @@ impl Disk {
         }
     }
 
-    /// Its exit code when it is told to end; none if it has not ended.
+    /// Its exit code after a request to stop; `None` if it has not exited.
     fn stop(&mut self) -> Option<i32> {
         self.signal(Signal::TERM);
         let begun = Instant::now();
@@ -121,16 +121,16 @@ fn a_stalled_log_reader_does_not_delay_a_disk_and_learns_of_lost_lines() {
     wait_for(&mut reader, "serving ");
     disk.log_much(&mut client);
     use_it(&mut client);
-    // There is room again, and more to say.
+    // There is space again, and there are more lines to write.
     let mut before = [0; 4096];
     let len = reader.read(&mut before).unwrap();
     disk.signal(Signal::USR1);
     let said = String::from_utf8_lossy(&before[..len]).into_owned() + &wait_for(&mut reader, "could not be logged");
     let missing: u64 = said.split(" lines could").next().unwrap().rsplit(' ').next().unwrap().parse().unwrap();
     let logged = u64::try_from(said.matches("statistics: ").count()).unwrap();
-    // Signals that come at one time count once.
+    // Signals that arrive at the same time count once.
     assert!(missing > 0 && missing + logged <= 66, "{missing} of 64 and {logged}: {said}");
-    // It ends as well while nobody reads.
+    // It also stops while nothing reads its log.
     disk.log_much(&mut client);
     assert_eq!(disk.stop(), Some(0));
 }

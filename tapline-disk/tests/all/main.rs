@@ -1,5 +1,5 @@
-//! All tests of the disk process in one program: as many programs as files would each be linked with all that it
-//! needs, which takes minutes and gigabytes.
+//! All tests of the disk process in one program: with one program per file, each would be linked with all dependencies,
+//! which takes minutes and gigabytes.
 
 #![allow(missing_docs, reason = "nobody imports a test")]
 

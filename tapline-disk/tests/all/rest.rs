@@ -1,4 +1,4 @@
-//! What a served disk gives back when it is not used for a while.
+//! Memory and storage that an idle served disk releases after a while.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::tool::nbd::{Nbd, Peer};
 use crate::tool::served::Disk;
 
 const MIB: u64 = 1 << 20;
-/// Places all over a disk of 10 GiB, each in another 2 MiB.
+/// Offsets all over a disk of 10 GiB, each in another 2 MiB.
 const PLACES: u64 = 2000;
 
 /// Where the `number`th write goes.
@@ -37,7 +37,7 @@ fn own_memory(disk: &Disk) -> u64 {
     line.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() * 1024
 }
 
-/// What a disk of this format takes just after writes all over it, and when it has rested.
+/// The memory of a disk of this format just after writes all over it, and after a period without requests.
 fn used_and_rested(format: &str) -> (u64, u64) {
     let room = Room::new();
     room.done(&format!("image create {format}:a --size 10G"));

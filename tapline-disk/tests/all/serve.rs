@@ -1,4 +1,4 @@
-//! `serve` as a user runs it: where it listens, who is refused, how it ends.
+//! `serve` from a user's view: where it listens, which connections it refuses, and how it ends.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -65,7 +65,7 @@ fn repeated_kills_without_flush_do_not_grow_the_file() {
         guest.kill().unwrap();
         guest.wait().unwrap();
         std::fs::remove_file(room.file("nbd.sock")).unwrap();
-        // Else what the guest was told is kept for the next process.
+        // Otherwise, completed writes are kept for the next process.
         room.lose_redo_logs();
         lengths.push(room.read("a.vhd").len());
         assert_eq!(room.json("image check vhd:a.vhd")["result"], "unclosed");

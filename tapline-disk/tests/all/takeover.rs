@@ -1,8 +1,8 @@
-//! A disk whose process is killed under a client that lives: what was answered is there for the next process, and is
-//! covered by its flush.
+//! A disk whose process is killed while its client keeps running: completed writes are available to the next process,
+//! and are covered by its flush.
 //!
-//! `TAPLINE_TAKEOVER_ROUNDS` says how often the process is killed, on each kind of disk; `TAPLINE_TAKEOVER_SEED` where
-//! the random numbers begin.
+//! `TAPLINE_TAKEOVER_ROUNDS` sets how often the process is killed, for each kind of disk; `TAPLINE_TAKEOVER_SEED` sets
+//! the random seed.
 
 use rustix::process::Signal;
 
@@ -10,19 +10,19 @@ use crate::tool::Room;
 use crate::tool::nbd::{BLOCK, Dice, Nbd, Peer};
 use crate::tool::served::Disk;
 
-/// Blocks of the disk: some MiB, so that both formats allocate anew in every round.
+/// Blocks of the disk: a few MiB, so that both formats allocate in every round.
 const BLOCKS: u64 = 16 << 10;
 
 fn number(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |value| value.parse().unwrap())
 }
 
-/// What one version of a block holds.
+/// The contents of a version of a block.
 fn content(version: u8) -> Vec<u8> {
     vec![version; BLOCK]
 }
 
-/// Makes the images of a kind; the words that serve it.
+/// Creates the images of a kind, and returns the arguments for serving it.
 fn make(room: &Room, kind: &str) -> String {
     let (leaf, below) = kind.split_once('-').map_or((kind, None), |(leaf, _)| (leaf, Some("p")));
     match (leaf, below) {
@@ -127,7 +127,7 @@ fn acknowledged_writes_survive_the_process_on_a_qcow2_chain() {
     survives("qcow2-raw");
 }
 
-/// Somebody has put another image in its place, or changed it, since its process has died: what is left may not fit.
+/// The image was replaced or changed after its process died: the log may not match it.
 #[test]
 fn an_image_modified_since_is_not_opened_automatically() {
     let room = Room::new();
@@ -172,7 +172,7 @@ fn an_image_restored_from_a_copy_is_not_opened_automatically() {
     assert!(room.read("a.img") == before, "it was written to");
 }
 
-/// The process that was killed was of a version whose log is laid out in another way.
+/// The killed process was of a version with another log layout.
 #[test]
 fn a_log_of_another_version_is_refused_and_kept() {
     let room = Room::new();

@@ -1,5 +1,5 @@
-//! Another process in the place of the one that serves a disk: its guests notice nothing, and whatever is killed or
-//! broken on the way, one process serves the disk and nothing that was answered is lost.
+//! An upgrade of the process that serves a disk: its guests notice nothing, and whatever is killed or fails during it,
+//! exactly one process serves the disk and no completed request is lost.
 
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
@@ -22,7 +22,7 @@ use crate::tool::{Room, TAPLINE, from_environment};
 
 const FORMATS: [&str; 3] = ["raw", "vhd", "qcow2"];
 
-/// A guest at depth 128, over one connection, whose disk's process is replaced so many times.
+/// A guest at queue depth 128, over one connection, whose disk's process is upgraded this many times.
 fn replace_under_load(recorded: bool, times: u64, format: &str) {
     let seed = from_environment("TAPLINE_SEED").unwrap_or(1);
     println!("TAPLINE_SEED={seed} TAPLINE_UPGRADES={times}, recorded: {recorded}, {format}");
@@ -72,7 +72,7 @@ fn a_guest_at_work_notices_nothing() {
     }
 }
 
-/// Over NBD: a write of which a part has come, and replies that nobody has read.
+/// Over NBD: a partly received write, and replies that were not read.
 #[test]
 #[ignore = "slow: run by `make test-all`"]
 fn requests_between_client_and_disk_are_not_lost_in_an_upgrade() {
@@ -155,7 +155,7 @@ fn a_program_that_does_not_start_changes_nothing() {
     let disk = Replaced::serve(&room, "qcow2:a --vhost-user vm.sock");
     let mut driver = Driver::connect(&room.file("vm.sock"), true);
     let mut dice = Dice(3);
-    // One that says hello, takes what it is given, and fails: what an image that it does not understand leads to.
+    // A new process that says hello, takes what it is given, and fails, as with an image that it does not understand.
     let half = "#!/usr/bin/env python3\nimport socket, sys\n\
                 s = socket.socket(fileno=0)\n\
                 s.send(b'{\"hello\":{\"program\":\"9\",\"pid\":1}}')\n\
@@ -178,7 +178,7 @@ fn a_program_that_does_not_start_changes_nothing() {
         assert!(answer["error"]["message"].is_string(), "{answer}");
         driver.drain();
     }
-    // One that knows another version of the redo log than the process that keeps it.
+    // A new process with another version of the redo log than the process that owns the log.
     room.write_redo_log("a", 8, &2u64.to_ne_bytes());
     let upgrade = disk.upgrade_to(TAPLINE);
     while !upgrade.is_finished() {
@@ -189,7 +189,7 @@ fn a_program_that_does_not_start_changes_nothing() {
     driver.drain();
     room.write_redo_log("a", 8, &1u64.to_ne_bytes());
     let mut control = Control::connect(&room.file("control.sock"));
-    // One that has taken everything, and too late: it is told to stay away, and takes no socket with it.
+    // A new process that has taken everything over, but too late: it is told to stop, and removes no socket.
     let line = json!({ "verb": "upgrade", "program": TAPLINE, "pause_max": 1 });
     let answer = control.ask(&line);
     assert_eq!(answer["error"]["kind"], "busy", "{answer}");
@@ -211,8 +211,8 @@ fn a_program_that_does_not_start_changes_nothing() {
     driver.check(&room.read("b"));
 }
 
-/// The old process, or the new one, is killed at some moment of it; whoever is left serves, or nobody, and then another
-/// may.
+/// The old or the new process is killed at a certain point; the survivor serves, or none does, and then another process
+/// can.
 #[test]
 #[ignore = "slow: run by `make test-all`"]
 fn a_kill_at_any_moment_leaves_one_process_or_none() {
@@ -245,7 +245,7 @@ fn a_kill_at_any_moment_leaves_one_process_or_none() {
             disk.pid = pid_of(&version["ok"]["pid"]);
         } else {
             died += 1;
-            // Nobody has the image open any more: another process is let in.
+            // No process has the image open any more: another process can open it.
             disk.first.child.kill().unwrap_or_default();
             disk = Replaced::serve(&room, "qcow2:a --vhost-user vm.sock");
             driver.connect_again();
@@ -306,7 +306,7 @@ fn an_upgrade_interrupts_a_merge_which_continues_on_request() {
     room.sound_and_closed("qcow2:a");
 }
 
-/// As a daemon does it: both are handed what they have, and the new one was started by somebody else.
+/// As a daemon does it: both processes are passed their files, and the new one was started by another process.
 #[test]
 fn a_confined_disk_is_taken_over_by_a_prestarted_process() {
     let room = Room::new();
@@ -334,7 +334,7 @@ fn a_confined_disk_is_taken_over_by_a_prestarted_process() {
         assert_eq!(answer["ok"]["pid"], next.id(), "{answer}");
         disk.replaced_by(&answer);
         assert_eq!(client.read(u64::from(round) << 21, 4096).unwrap(), [round + 1; 4096]);
-        // What was answered and not flushed, and in no redo log that a path leads to, is there.
+        // Data that was completed but not flushed, and that is in no redo log with a path, is still there.
         if round == 2 {
             client.flush().unwrap();
             kill_process(disk.pid, Signal::TERM).unwrap();
@@ -353,7 +353,7 @@ fn successor(words: &str, socket: OwnedFd) -> std::process::Child {
     command.stderr(Stdio::inherit()).spawn().unwrap()
 }
 
-/// A process that was started for it in vain ends by itself.
+/// A process that was started for an upgrade in vain exits by itself.
 #[test]
 fn the_unneeded_process_exits() {
     let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();

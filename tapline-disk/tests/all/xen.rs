@@ -1,4 +1,4 @@
-//! Where there is no Xen: what `xen` and `serve --xen` say, and that they leave nothing behind.
+//! Without Xen: the messages of `xen` and `serve --xen`, which leave nothing behind.
 
 use std::process::Command;
 

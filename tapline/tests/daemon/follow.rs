@@ -1,4 +1,4 @@
-//! Following events: through the end of a connection and what may be lost then.
+//! Following events: after a broken connection, and with events that may be lost then.
 
 use api::client::{Client, StreamItem};
 use api::{Change, Event, ObjectKind};
@@ -11,7 +11,7 @@ fn event(seq: u64) -> Event {
     Event { seq, at, kind: ObjectKind::Vdi, uuid: Uuid::nil(), change: Change::Removed, object: None }
 }
 
-/// A stream with one change, which ends then.
+/// A stream with one change, which then ends.
 fn stream(seq: u64) -> Vec<u8> {
     let data = serde_json::to_string(&event(seq)).unwrap();
     format!(": hello\n\nevent: change\nid: {seq}\ndata: {data}\n\nevent: unheard-of\ndata: 1\n\n").into_bytes()

@@ -1,4 +1,4 @@
-//! `tapline` and the client of the API: against a daemon that plays recorded answers, and against `taplined` itself.
+//! `tapline` and the API client: with a daemon that plays recorded responses, and with `taplined` itself.
 
 mod follow;
 mod nouns;

@@ -1,4 +1,4 @@
-//! What the verbs of the nouns ask and print, against recorded answers.
+//! The requests and output of the nouns' verbs, with recorded responses.
 
 use crate::objects::{done, sr, task, vbd, vdi, vm};
 use crate::play::{self, Played, begun, err, ok, out, refused, scene};
@@ -333,7 +333,7 @@ fn shells_complete_verbs_and_options() {
         std::fs::write(&path, out(&play::run("/nowhere".as_ref(), &["completion", shell]))).unwrap();
         path
     };
-    // As bash does it: the words, which of them is being written, and what stands before it.
+    // As bash does it: the words, the index of the one being completed, and the preceding word.
     let complete = format!(
         "source {}; COMP_WORDS=(tapline $@); COMP_CWORD=$#; _tapline tapline \"${{@: -1}}\" \"${{@: -2:1}}\"; echo ${{COMPREPLY[@]}}",
         script("bash").display()

@@ -1,4 +1,4 @@
-//! Objects as a daemon would have them.
+//! Objects as a daemon would return them.
 
 use api::{
     About, Forecast, ImageFormat, Mode, ObjectKind, Space, Sr, SrSource, SrState, Task, TaskState, Transport, Use,
@@ -114,7 +114,7 @@ pub fn vm(number: u128, name: &str) -> Vm {
     }
 }
 
-/// A task that makes the first disk.
+/// A task that creates the first disk.
 pub fn task(number: u128, state: TaskState, progress: f64, step: Option<&str>) -> Task {
     Task {
         uuid: Uuid::from_u128(TASK + number),

@@ -1,7 +1,6 @@
-//! A daemon that plays recorded answers: a real HTTP server at a Unix socket, with the API's own types.
+//! A daemon that plays recorded responses: a real HTTP server on a Unix socket, with the API's own types.
 //!
-//! Each answer is for one request, which must be the next one that comes; what came is there to be looked at
-//! afterwards.
+//! Each response is for one request, which must be the next one received; requests are recorded for the test to check.
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -24,23 +23,23 @@ pub struct Scene {
     end: End,
 }
 
-/// How an answer ends.
+/// How a response ends.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum End {
-    /// It is whole.
+    /// Complete.
     Whole,
-    /// It never comes.
+    /// Never.
     Held,
-    /// The connection ends before it has come.
+    /// The connection is closed before it is complete.
     Cut,
 }
 
-/// What was asked.
+/// A received request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Asked {
     /// The method and the target: `GET /v1/host`.
     pub what: String,
-    /// The body; null if there was none.
+    /// The body; null without a body.
     pub body: Value,
     /// The header of this name.
     pub last_event_id: Option<String>,
@@ -73,12 +72,12 @@ pub fn scene(method: &'static str, target: &str, status: u16, body: impl Into<Ve
     Scene { method, target: format!("/v1/{target}"), status, body: body.into(), end: End::Whole }
 }
 
-/// No answer, for as long as anybody waits.
+/// No response, for as long as the client waits.
 pub fn held(method: &'static str, target: &str) -> Scene {
     Scene { end: End::Held, ..scene(method, target, 200, "") }
 }
 
-/// The connection ends instead of an answer.
+/// Closes the connection instead of responding.
 pub fn cut(method: &'static str, target: &str) -> Scene {
     Scene { end: End::Cut, ..scene(method, target, 200, "") }
 }
@@ -101,33 +100,33 @@ impl Played {
         self.directory.path().join("taplined.sock")
     }
 
-    /// Runs `tapline` with these words against it.
+    /// Runs `tapline` with these arguments against it.
     pub fn run(&self, words: &[&str]) -> Output {
         run(&self.socket(), words)
     }
 
-    /// Starts `tapline` with these words against it.
+    /// Starts `tapline` with these arguments against it.
     pub fn start(&self, words: &[&str]) -> Child {
         let mut tapline = Command::new(env!("CARGO_BIN_EXE_tapline"));
         tapline.args(words).env("TAPLINE_SOCKET", self.socket()).env_remove("TAPLINE_CONNECT").stdin(Stdio::null());
         tapline.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     }
 
-    /// Waits until so much was asked.
+    /// Waits until this many requests have been received.
     pub fn wait_for(&self, count: usize) {
         while self.asked.lock().unwrap().len() < count {
             std::thread::sleep(std::time::Duration::from_millis(5));
         }
     }
 
-    /// What was asked; all scenes must have been played.
+    /// The received requests; all scenes must have been played.
     pub fn asked(&self) -> Vec<Asked> {
         assert!(self.scenes.lock().unwrap().is_empty(), "not everything was asked: {:?}", self.asked.lock().unwrap());
         self.asked.lock().unwrap().clone()
     }
 }
 
-/// Runs `tapline` with these words against the daemon at `socket`. It has no terminal.
+/// Runs `tapline` with these arguments against the daemon at `socket`, without a terminal.
 pub fn run(socket: &Path, words: &[&str]) -> Output {
     let mut tapline = Command::new(env!("CARGO_BIN_EXE_tapline"));
     tapline.args(words).env("TAPLINE_SOCKET", socket).env_remove("TAPLINE_CONNECT").stdin(Stdio::null());

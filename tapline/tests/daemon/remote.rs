@@ -1,4 +1,5 @@
-//! `tapline` and the client against `taplined` over TLS: who is trusted, and what is said when somebody is not.
+//! `tapline` and the client with `taplined` over TLS: which certificates and tokens are accepted, and the messages if
+//! not.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::PathBuf;
@@ -10,7 +11,7 @@ use api::{Code, TokenCreate};
 use crate::play::{err, out, run};
 use crate::taplined::Daemon;
 
-/// A daemon that listens for TLS, with the certificate that docs/api.md has people make.
+/// A daemon that listens for TLS, with a certificate made as described in docs/api.md.
 struct Served {
     daemon: Daemon,
     certificates: tempfile::TempDir,
@@ -82,7 +83,7 @@ impl Served {
     }
 }
 
-/// That it was refused, with these words.
+/// Checks that it was refused, with this message.
 #[track_caller]
 fn refused(output: &Output, words: &[&str]) {
     let said = err(output);
@@ -175,7 +176,8 @@ fn a_follower_learns_that_its_token_was_revoked() {
     let served = Served::start();
     let secret = served.token(&["ci"]);
     let mut follow = served.follow(&secret);
-    // Of an event that there was never, nothing is known: that it is told so shows that it follows.
+    // Nothing is known about an event number that never existed: the notice about it shows that the client is
+    // following.
     let mut said = BufReader::new(follow.stderr.take().unwrap());
     let mut line = String::new();
     said.read_line(&mut line).unwrap();

@@ -1,4 +1,4 @@
-//! Against `taplined` itself, built beside `tapline`.
+//! With `taplined` itself, built in the directory of `tapline`.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
@@ -51,7 +51,7 @@ impl Daemon {
         self.directory.path().join("run/taplined.sock")
     }
 
-    /// What it has logged.
+    /// Its log.
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.directory.path().join("stderr")).unwrap()
     }
@@ -140,7 +140,7 @@ fn refusals_of_the_daemon_are_printed() {
 async fn events_can_be_followed() {
     let daemon = Daemon::start();
     Client::new(daemon.socket()).events(None).await.unwrap();
-    // Of a number that there was never, the daemon knows nothing: all must be looked at anew.
+    // The daemon does not know a number that never existed: the client must read everything again.
     let mut events = Client::new(daemon.socket()).events(Some(1_000_000)).await.unwrap();
     assert_eq!(events.next().await, api::client::StreamItem::Reset);
 }
@@ -154,7 +154,7 @@ fn following_stops_silently_on_a_closed_pipe() {
         let mut follow =
             follow.args(words).env("TAPLINE_SOCKET", daemon.socket()).stdout(pipe()).stderr(pipe()).spawn().unwrap();
         drop(follow.stdout.take());
-        // Whether it follows already is not seen from here, so there is something to tell until it has ended.
+        // Whether it is already following cannot be seen from here, so changes are made until it has ended.
         while follow.try_wait().unwrap().is_none() {
             out(&run(&daemon.socket(), &["host", "drain"]));
         }

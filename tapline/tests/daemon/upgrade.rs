@@ -1,4 +1,4 @@
-//! `tapline vbd upgrade`: of one and of many, what is printed of each, and when it fails.
+//! `tapline vbd upgrade` of one or many disks: the output for each, and failures.
 
 use api::{Code, Problem, Task, TaskState, Vbd, VbdState, VbdUpgraded};
 use rustix::process::{Pid, Signal, kill_process};

@@ -1,4 +1,4 @@
-//! Waiting for tasks: to their end, to their failure, and until somebody interrupts.
+//! Waiting for tasks: until they succeed, fail, or the user interrupts.
 
 use std::process::{Child, Output};
 

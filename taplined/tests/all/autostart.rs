@@ -1,5 +1,5 @@
-//! What is started by itself when the host was. A boot of the host: everything is killed, and the catalogue is made to
-//! have known another.
+//! Autostart after a boot of the host. A boot is simulated: all processes are killed, and the boot ID recorded in the
+//! catalogue is replaced.
 
 use std::process::Command;
 
@@ -9,14 +9,14 @@ use crate::harness;
 use crate::harness::disks::{disks_of, machines_of, plug, reboot, state, unplug, vbd, with_disks};
 use crate::harness::{Taplined, wait_until};
 
-/// The host goes down without a word and comes up again.
+/// Simulates a power loss and a boot of the host.
 fn lose_power(daemon: &mut Taplined) {
     daemon.kill();
     go_down(daemon);
     daemon.restart();
 }
 
-/// With all that runs on it, behind a daemon that has ended.
+/// Kills the disks and VMs of a daemon that has ended.
 fn go_down(daemon: &Taplined) {
     let run = daemon.room().join("run");
     for pid in disks_of(&run.join("vbd")).into_iter().chain(machines_of(&run.join("vm"))) {
@@ -38,14 +38,14 @@ fn becomes(daemon: &Taplined, vbd: &str, wanted: &str) {
 }
 
 #[test]
-fn autostart_plugs_a_disk_with_the_host_but_not_with_the_daemon() {
+fn autostart_plugs_a_disk_after_a_reboot_but_not_after_a_daemon_restart() {
     let (mut daemon, vdis) = with_disks("", &["a", "b", "c"]);
     let [with, without, plugged] = [0, 1, 2].map(|at| vbd(&daemon, &vdis[at], "nbd"));
     set(&daemon, &with, json!({ "order": 3 }));
     assert_eq!(daemon.get(&with).1["autostart"], json!({ "order": 3, "delay": 0, "tries": 5 }));
     plug(&daemon, &with);
     plug(&daemon, &plugged);
-    // What was stopped on purpose stays so when the daemon is started again, however it ended.
+    // A disk unplugged on purpose stays unplugged when the daemon is restarted, however it ended.
     unplug(&daemon, &with);
     daemon.restart();
     daemon.kill();
@@ -70,7 +70,7 @@ fn autostart_plugs_a_disk_with_the_host_but_not_with_the_daemon() {
     assert_eq!(state(&daemon, &with), "unplugged");
 }
 
-/// It knows another boot than the present one, and no boot has happened.
+/// The catalogue records another boot ID, although the host was not booted.
 #[test]
 fn a_catalogue_restored_from_before_the_boot_starts_nothing() {
     let (mut daemon, vdis) = with_disks("[autostart]\nplugged = true", &["a", "b"]);
@@ -85,7 +85,7 @@ fn a_catalogue_restored_from_before_the_boot_starts_nothing() {
 }
 
 #[test]
-fn disks_that_were_plugged_when_the_host_went_down_are_plugged_again_if_that_is_set() {
+fn disks_plugged_before_a_reboot_are_plugged_again_if_configured() {
     let (mut daemon, vdis) = with_disks("[autostart]\nplugged = true", &["a", "b", "c"]);
     let [stays, stopped, last] = [0, 1, 2].map(|at| vbd(&daemon, &vdis[at], "nbd"));
     [&stays, &stopped, &last].into_iter().for_each(|vbd| drop(plug(&daemon, vbd)));
@@ -94,7 +94,7 @@ fn disks_that_were_plugged_when_the_host_went_down_are_plugged_again_if_that_is_
     becomes(&daemon, &stays, "plugged");
     becomes(&daemon, &last, "plugged");
     assert_eq!(state(&daemon, &stopped), "unplugged");
-    // As the service does when the host is shut down in order. One is plugged and unplugged once more behind it.
+    // As the service does at an orderly shutdown of the host. One disk is plugged and unplugged again after the drain.
     daemon.done(daemon.post("/host/drain", json!({ "timeout": 0 })));
     plug(&daemon, &last);
     unplug(&daemon, &last);
@@ -132,7 +132,7 @@ fn a_failed_autostart_is_retried_and_finally_reported() {
     let [patient, hasty] = [0, 1].map(|at| vbd(&daemon, &vdis[at], "nbd"));
     set(&daemon, &patient, json!({ "tries": 100 }));
     set(&daemon, &hasty, json!({ "tries": 2 }));
-    // Its storage comes later than the host.
+    // The storage becomes available later than the host.
     let (here, aside) = (daemon.room().join("disks"), daemon.room().join("aside"));
     daemon.kill();
     std::fs::rename(&here, &aside).unwrap();
@@ -140,7 +140,7 @@ fn a_failed_autostart_is_retried_and_finally_reported() {
     daemon.restart();
     let problem = || daemon.get(&hasty).1["problem"]["message"].as_str().unwrap_or_default().to_owned();
     wait_until("it says why", || problem().contains("autostart failed after 2 tries"));
-    // A daemon that dies meanwhile leaves the rest to the next.
+    // If the daemon dies in the meantime, its successor does the rest.
     daemon.kill();
     std::fs::rename(&aside, &here).unwrap();
     daemon.restart();
@@ -167,7 +167,7 @@ fn a_withdrawn_autostart_is_not_retried() {
     set(&daemon, &unwanted, Value::Null);
     std::fs::rename(&aside, &here).unwrap();
     becomes(&daemon, &wanted, "plugged");
-    // As long as the other has been tried for.
+    // As long as the other was retried.
     std::thread::sleep(std::time::Duration::from_secs(3));
     daemon.settle();
     assert_eq!(state(&daemon, &unwanted), "unplugged");
@@ -206,7 +206,7 @@ fn only_vms_with_autostart_are_started_with_the_host() {
     wait_until("the VM runs", || daemon.get(&vms[0]).1["power"] == "running");
     daemon.settle();
     assert_eq!(daemon.get(&vms[1]).1["power"], "halted");
-    // It is shut down on purpose, and the daemon is started again.
+    // It is shut down on purpose, and the daemon is restarted.
     daemon.done(daemon.post(&format!("{}/shutdown", vms[0]), json!({ "force": true })));
     daemon.restart();
     daemon.settle();

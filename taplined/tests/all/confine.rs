@@ -1,4 +1,5 @@
-//! What a disk's process that somebody has taken over gets at: nothing of others. Tried by a process of its user.
+//! What an attacker in control of a disk's process can access: nothing of other disks. Tried by a process with its user
+//! ID.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -20,7 +21,7 @@ use crate::harness::{Taplined, only_user, process_status, wait_until};
 /// The processes that the attacker tries to take something from.
 const VICTIMS: &str = "TAPLINE_TEST_VICTIMS";
 
-/// The users of disks, if nobody says another range (docs/taplined.toml).
+/// The default range of disk users (docs/taplined.toml).
 const RANGE: std::ops::RangeInclusive<u32> = 66_000..=81_999;
 
 fn is_root() -> bool {
@@ -61,7 +62,7 @@ fn plugged(settings: &str, names: &[&str]) -> (Taplined, Vec<String>) {
     (daemon, vbds)
 }
 
-/// Has a process of a user, in a group of the same number, try to take descriptors; whether it got none.
+/// Lets a process of a user, with a group of the same number, try to steal descriptors; returns whether it got none.
 fn attack(user: u32, victims: &[u32]) -> bool {
     let room = tempfile::tempdir().unwrap();
     fs::set_permissions(room.path(), fs::Permissions::from_mode(0o755)).unwrap();
@@ -77,7 +78,7 @@ fn attack(user: u32, victims: &[u32]) -> bool {
     said.status.success()
 }
 
-/// The part of other tests that is done as another user: there is nothing to do otherwise.
+/// The part of other tests that runs as another user; otherwise it does nothing.
 #[test]
 fn inside() {
     let Ok(victims) = std::env::var(VICTIMS) else { return };
@@ -103,7 +104,7 @@ fn each_disk_has_its_own_user_without_access_to_others() {
     let users: BTreeSet<u32> = pids.iter().map(|pid| user(*pid)).collect();
     assert!(users.len() == 3 && users.iter().all(|user| RANGE.contains(user)), "{users:?}");
     pids.iter().for_each(|pid| is_confined(*pid));
-    // Neither as a user of another disk, nor as its own.
+    // Neither as the user of another disk nor as its own user.
     assert!(attack(user(pids[0]), &pids));
     for vbd in &vbds {
         unplug(&daemon, vbd);
@@ -123,7 +124,7 @@ fn a_disks_user_stays_exclusive_across_restarts() {
     assert_eq!(users(&daemon), all);
     daemon.kill();
     daemon.restart();
-    // All are taken, by processes that another daemon has started.
+    // All user IDs are in use by processes that another daemon has started.
     let refused = daemon.failed(daemon.post(&format!("{}/upgrade", vbds[0]), json!({})));
     assert!(refused["message"].as_str().unwrap().contains("all uids of disk-user-range are in use"), "{refused}");
     assert!(refused["advice"].as_str().unwrap().contains("larger"), "{refused}");
@@ -180,10 +181,10 @@ fn a_configured_user_runs_all_disks_without_access_to_files() {
     assert!(well, "{said}");
 }
 
-/// Where members of the group connect, and say nothing.
+/// The socket to which members of the group connect without sending anything.
 const SOCKET: &str = "TAPLINE_TEST_SOCKET";
 
-/// The part of the next test that is done as another user: it holds what connections it gets until it is told to end.
+/// The part of the next test that runs as another user: it holds the connections that it gets until it is told to exit.
 #[test]
 fn inside_the_group() {
     let Ok(socket) = std::env::var(SOCKET) else { return };
@@ -225,21 +226,21 @@ fn slow_group_members_do_not_delay_root() {
         assert_eq!(daemon.get("/host").0, 200);
     }
     member.stdin.take().unwrap().write_all(b"\n").unwrap();
-    // As long as none of them was cut off for being slow, root would have had to wait. One more than may wait ended at
-    // once.
+    // If none of them was closed for being slow, root would have had to wait. One connection above the limit was closed
+    // at once.
     let ended = said.find_map(|line| line.strip_prefix("ended: ").map(|count| count.parse::<u32>().unwrap())).unwrap();
     assert!(ended <= 1, "{ended}");
     member.wait().unwrap();
 }
 
 #[test]
-fn the_state_is_closed_to_others_whoever_starts_the_daemon() {
+fn the_state_is_inaccessible_to_others_even_if_it_was_not_before() {
     let mut daemon = harness::start();
     let mode = |path: &str| fs::metadata(daemon.room().join(path)).unwrap().permissions().mode() & 0o777;
     let files = ["state/catalogue.db", "state/catalogue.db-wal", "state/catalogue.db-shm", "state/lock", "run/lock"];
     assert_eq!((mode("state"), files.map(mode)), (0o700, [0o600; 5]));
     assert_eq!((mode("run"), mode("log")), (0o755, 0o750));
-    // As one was made by a daemon of before.
+    // As left by an older daemon.
     fs::set_permissions(daemon.room().join("state"), fs::Permissions::from_mode(0o755)).unwrap();
     fs::set_permissions(daemon.room().join("state/catalogue.db"), fs::Permissions::from_mode(0o644)).unwrap();
     daemon.restart();

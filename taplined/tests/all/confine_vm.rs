@@ -1,6 +1,6 @@
-//! What a QEMU that its guest has taken over gets at: nothing of the host's, and nothing of other machines.
+//! What an attacker in control of a QEMU can access: nothing of the host, and nothing of other machines.
 //!
-//! With real QEMUs that have no system to boot. `TAPLINE_QEMU` names another QEMU.
+//! Uses real QEMUs without a system to boot. `TAPLINE_QEMU` names another QEMU.
 
 use std::fs;
 use std::io::Read;
@@ -17,7 +17,7 @@ use crate::harness::{Taplined, only_user, process_status, wait_until};
 
 const QEMU: &str = "qemu-system-x86_64";
 
-/// The users of machines, if nobody says another range (docs/taplined.toml).
+/// The default range of VM users (docs/taplined.toml).
 const RANGE: std::ops::RangeInclusive<u32> = 82_000..=97_999;
 
 fn begin(settings: &str, names: &[&str]) -> Option<(Taplined, Vec<String>)> {
@@ -64,7 +64,7 @@ fn shut_down(daemon: &Taplined, vm: &str) {
     daemon.done(daemon.post(&format!("{vm}/shutdown"), json!({ "force": true })));
 }
 
-/// The user of a QEMU, which has no right of any other, none to win back, and no call that would give it one.
+/// Returns the user of a QEMU, and checks that it has no capability, no way to regain one, and no system call for that.
 #[track_caller]
 fn user(pid: u32) -> u32 {
     for set in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
@@ -77,13 +77,13 @@ fn user(pid: u32) -> u32 {
     only_user(pid)
 }
 
-/// What a process has open that has a name or goes somewhere.
+/// The open files of a process that have a path or lead somewhere.
 fn open_files(pid: u32) -> Vec<PathBuf> {
     let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
     descriptors.flatten().filter_map(|descriptor| fs::read_link(descriptor.path()).ok()).collect()
 }
 
-/// Whether a user can connect to a socket, for which it has to be writable (unix(7)).
+/// Whether a user can connect to a socket, which requires write permission (unix(7)).
 fn connects(user: u32, socket: &Path) -> bool {
     let (user, group) = (format!("--reuid={user}"), format!("--regid={user}"));
     let mut command = Command::new("setpriv");
@@ -138,9 +138,9 @@ fn a_machine_keeps_its_user_and_disks_across_crashes() {
     daemon.kill();
     daemon.restart();
     assert_eq!(daemon.get(&vm).1["pid"], pid);
-    // The other number is left for another one, and then there is none.
+    // The second user ID is free for one more machine; then none is left.
     let others = [machine(&daemon, &[], json!({})), machine(&daemon, &[], json!({}))];
-    // What it boots is no matter here.
+    // The contents of the kernel do not matter here.
     let kernel = daemon.room().join("kernel");
     fs::write(&kernel, vec![7; 1 << 20]).unwrap();
     let with_kernel = json!({ "boot": { "from": "kernel", "kernel": kernel } });
@@ -198,7 +198,7 @@ fn files_only_root_can_open_are_opened_for_a_machine() {
     assert!(!connects(own + 1, &fs::read_link(path("vnc")).unwrap()));
     drop(screen);
     shut_down(&daemon, &vm);
-    // What is not there, or is something else, is told.
+    // Missing files and files of the wrong type are reported.
     fs::remove_file(path("iso")).unwrap();
     let refused = daemon.failed(daemon.post(&format!("{vm}/start"), json!({})));
     assert!(refused["message"].as_str().unwrap().contains("iso"), "{refused}");

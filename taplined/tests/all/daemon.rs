@@ -1,4 +1,4 @@
-//! The daemon as a whole: that it starts, answers, ends and starts again.
+//! The daemon as a whole: start, requests, stop and restart.
 
 use std::fs::File;
 use std::os::unix::fs::PermissionsExt;
@@ -59,7 +59,7 @@ fn invalid_requests_are_refused_without_internal_errors() {
 #[test]
 fn the_daemon_survives_any_failure_of_its_log() {
     let mut daemon = harness::start_with("[log]\nlevel = \"debug\"", &[]);
-    // Each makes a task and its lines in the log.
+    // Each request creates a task and its log lines.
     let use_it = |daemon: &harness::Taplined| {
         for _ in 0..20 {
             daemon.done(daemon.post("/host/drain", json!({})));
@@ -71,7 +71,7 @@ fn the_daemon_survives_any_failure_of_its_log() {
     rustix::pipe::fcntl_setpipe_size(&stopped, 4096).unwrap();
     daemon.restart_logging_to(stopped.into());
     use_it(&daemon);
-    // It ends as well while nobody reads.
+    // It also stops if nothing reads its log.
     let (gone, writer) = pipe_with(PipeFlags::CLOEXEC).unwrap();
     daemon.restart_logging_to(writer.into());
     drop((unread, gone));
@@ -94,7 +94,7 @@ fn only_one_daemon_runs_per_state_or_run_directory() {
         );
         let path = room.path().join("taplined.toml");
         std::fs::write(&path, config).unwrap();
-        // One that is not refused would serve until somebody ends it.
+        // If it is not refused, it would run until it is stopped.
         let mut second = Command::new("timeout");
         second.arg("60").arg(env!("CARGO_BIN_EXE_taplined")).arg("--config").arg(&path);
         let ended = second.output().unwrap();
@@ -107,7 +107,7 @@ fn only_one_daemon_runs_per_state_or_run_directory() {
     }
 }
 
-/// What a killed daemon had just forked has its locks for a moment longer.
+/// A child that a killed daemon has just forked holds its locks for a moment longer.
 #[test]
 fn a_daemon_waits_for_the_locks_of_a_killed_one() {
     let mut daemon = harness::start();

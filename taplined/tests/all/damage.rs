@@ -1,7 +1,7 @@
-//! A catalogue that is damaged is refused with words, or what the daemon serves is true.
+//! A damaged catalogue is refused with a message, or everything that the daemon returns is correct.
 //!
-//! Invariants checked: a start ends with exit code 6 and says what to do, or the daemon answers every question with
-//! what was true before; nothing hangs, and no answer is a fault of the daemon.
+//! Invariants: a start fails with exit code 6 and advice, or the daemon answers every request with the state before the
+//! damage; nothing hangs, and no response is an internal error.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -43,7 +43,7 @@ struct Bed {
     known: Value,
 }
 
-/// All that the daemon says that was not measured or said of itself.
+/// Everything that the daemon returns, except measurements and data about the daemon itself.
 fn all(daemon: &Taplined) -> Result<Value, String> {
     let ask = |path: &str| {
         let (status, answer) = daemon.get(path);
@@ -99,13 +99,13 @@ impl Bed {
             file.write_all_at(&bytes, random.below(len - 20)).unwrap();
         }
         if in_peace {
-            // What rots has the time that it had.
+            // Decayed data keeps its modification time.
             file.set_modified(self.changed).unwrap();
         }
         fs::read(self.path()).unwrap() != self.sound
     }
 
-    /// It is refused with all that somebody needs who has to see to it.
+    /// The refusal contains everything needed to repair it.
     fn refused(&self, seed: u64, (code, said): &(i32, String)) {
         assert_eq!(*code, NO_CATALOGUE, "seed {seed}: {said}");
         assert!(said.contains("the catalogue is damaged") && said.contains("--restore latest"), "seed {seed}: {said}");
@@ -138,7 +138,7 @@ fn a_byte_changed_after_a_clean_stop_is_detected() {
 
 #[test]
 #[ignore = "slow: run by `make test-all`"]
-fn a_catalogue_that_was_damaged_while_it_was_in_use_is_refused_or_serves() {
+fn a_catalogue_damaged_while_in_use_is_refused_or_works() {
     let mut bed = bed();
     let (mut refused, mut untrue) = (0, Vec::new());
     for seed in seeds() {
@@ -153,7 +153,7 @@ fn a_catalogue_that_was_damaged_while_it_was_in_use_is_refused_or_serves() {
                 if said != bed.known {
                     untrue.push(seed);
                 }
-                // A task that begins ends.
+                // A new task must finish.
                 let made = bed.daemon.post("/vdis", json!({ "sr": bed.sr, "name": "new", "size": 8 << 20 }));
                 if made.0 == 202 {
                     let made = bed.daemon.wait(&made.1);
@@ -168,7 +168,7 @@ fn a_catalogue_that_was_damaged_while_it_was_in_use_is_refused_or_serves() {
     assert_eq!(untrue, Vec::<u64>::new());
 }
 
-/// What is cut off of what lies beside the file, which SQLite does without a word, repositories have all the same.
+/// SQLite silently drops transactions at a damaged end of the write-ahead log; the repositories still have them.
 #[test]
 #[ignore = "slow: run by `make test-all`"]
 fn commits_lost_with_a_damaged_log_are_restored_from_repositories() {

@@ -1,5 +1,5 @@
-//! One repository and two hosts, one after the other: what the first has kept of its disks when it died is not held
-//! against what the second has written.
+//! One repository and two hosts, one after the other: what the first host has recorded about its disks when it died
+//! does not conflict with what the second has written.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -61,7 +61,7 @@ impl First {
         self.daemon.room().join("vms").to_str().unwrap().into()
     }
 
-    /// The disk is not plugged any more, says why, and is what the other host has left.
+    /// Checks that the disk is unplugged with a reason, and has the contents that the other host has left.
     #[track_caller]
     fn is_the_others(&self) {
         let now = self.daemon.get(&self.vbd).1;
@@ -91,14 +91,14 @@ fn a_returning_host_does_not_overwrite_another_hosts_writes() {
     }
 }
 
-/// The process of the disk, when no daemon runs that could be asked.
+/// The process of the disk, while no daemon runs.
 fn catalogue_pid(first: &First) -> String {
     let catalogue = rusqlite::Connection::open(first.daemon.room().join("state/catalogue.db")).unwrap();
     let pid: i64 = catalogue.query_row("SELECT pid FROM vbd", [], |row| row.get(0)).unwrap();
     pid.to_string()
 }
 
-/// The daemon lives meanwhile, and finds the repository again.
+/// The daemon stays alive in the meantime, and finds the repository again.
 #[test]
 fn a_disk_that_died_while_its_repository_was_elsewhere_is_not_restarted() {
     let first = first("[storage]\nlost-interval = 1", "qcow2");
@@ -113,7 +113,7 @@ fn a_disk_that_died_while_its_repository_was_elsewhere_is_not_restarted() {
     std::fs::rename(&there, &here).unwrap();
     wait_until("it is found again", || state() == "attached");
     wait_until("it is unplugged", || first.daemon.get(&first.vbd).1["state"] == "unplugged");
-    // It stays so.
+    // This does not change.
     std::thread::sleep(std::time::Duration::from_secs(2));
     first.is_the_others();
 }
@@ -145,7 +145,8 @@ fn an_unfinished_job_is_dropped_after_another_hosts_use() {
     }
 }
 
-/// The daemon dies behind the switch of a snapshot's leaf: its catalogue knows of that, and the repository does not.
+/// The daemon dies after switching the leaf for a snapshot: its catalogue has recorded that, and the repository has
+/// not.
 #[test]
 fn a_disk_with_an_unknown_child_is_blocked_until_resolved() {
     for (step, rebuilt) in [("vdi-snapshot:leaf:after", false), ("vdi-clone:record", true)] {
@@ -178,7 +179,7 @@ fn a_disk_with_an_unknown_child_is_blocked_until_resolved() {
         assert_eq!(daemon.post(&format!("{vbd}/plug"), json!({})).0, 409);
         assert_eq!(daemon.delete(&vbd).0, 204);
         if verb == "snapshot" {
-            // As it is told: what was written last becomes a VDI.
+            // As advised: the last written state becomes a VDI.
             assert_eq!(daemon.post(&format!("{vdi}/reconcile"), json!({ "believe": "catalogue" })).0, 200);
             assert_eq!(daemon.patch(&vdi, json!({ "read_only": true })).0, 200);
             let scan = daemon.done(daemon.post(&format!("/srs/{}/scan", first.sr), json!({})));
@@ -192,7 +193,7 @@ fn a_disk_with_an_unknown_child_is_blocked_until_resolved() {
     }
 }
 
-/// What runs has its image locked: no other host can have written to it.
+/// A running disk has its image locked: no other host can have written to it.
 #[test]
 fn a_disk_that_kept_running_keeps_running() {
     let mut first = first("", "qcow2");
@@ -216,7 +217,7 @@ fn a_disk_that_kept_running_keeps_running() {
     assert!(well, "{said}");
 }
 
-/// The catalogue was copied to another machine, or its backup was put back there.
+/// The catalogue was copied to another machine, or its backup was restored there.
 #[test]
 fn a_catalogue_from_another_machine_starts_nothing() {
     let mut first = first("", "qcow2");

@@ -1,5 +1,4 @@
-//! Repositories that describe themselves: what they say is what the catalogue says, and gives it back to one that knows
-//! less.
+//! Repositories with an inventory: it matches the catalogue, and restores what an older catalogue lacks.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -63,7 +62,7 @@ impl Bed {
         copied
     }
 
-    /// The same of a daemon that does not run.
+    /// The same for a daemon that does not run.
     fn copied(&self) -> Catalogue {
         ["catalogue.db", "catalogue.db-wal"].map(|name| (name, fs::read(self.state(name)).unwrap_or_default()))
     }
@@ -72,7 +71,7 @@ impl Bed {
         self.daemon.room().join("state").join(name)
     }
 
-    /// Puts a catalogue of earlier in the place of the present one, and starts a daemon with it.
+    /// Replaces the catalogue with an older copy, and starts a daemon with it.
     fn restore(&mut self, catalogue: &Catalogue) {
         assert!(self.daemon.stop());
         fs::remove_file(self.state("catalogue.db-shm")).ok();
@@ -131,7 +130,7 @@ fn a_forgotten_repository_is_restored_by_introducing_it_on_any_host() {
         disks::inventory_agrees(daemon);
         daemon.done(daemon.post(&format!("/srs/{}/detach", bed.sr), json!({})));
     }
-    // What the other host does to it is known here when it is attached the next time.
+    // Changes by the other host are noticed here when it is attached the next time.
     other.done(other.post(&format!("/srs/{}/attach", bed.sr), json!({})));
     other.done(other.post(&format!("/vdis/{}/snapshot", bed.vdi), json!({ "name": "elsewhere" })));
     let known = vdis(&other);
@@ -154,7 +153,7 @@ fn a_name_given_on_introduction_replaces_the_recorded_one() {
 }
 
 #[test]
-fn a_catalogue_that_is_older_is_brought_up_to_date() {
+fn an_older_catalogue_is_upgraded() {
     let mut bed = bed();
     let old = bed.catalogue();
     let gone = bed.create("gone soon");
@@ -167,7 +166,7 @@ fn a_catalogue_that_is_older_is_brought_up_to_date() {
     bed.restore(&old);
     assert_eq!(vdis(&bed.daemon), known, "{}", bed.daemon.log());
     assert!(bed.daemon.log().contains("brought up to date"));
-    // It goes on from there, and is no older the next time.
+    // SQLite silently drops transactions at a damaged end of the write-ahead log; the repositories still have them.
     bed.verb("snapshot", json!({ "name": "last" }));
     disks::inventory_agrees(&bed.daemon);
     let known = vdis(&bed.daemon);
@@ -179,7 +178,7 @@ fn a_catalogue_that_is_older_is_brought_up_to_date() {
 #[test]
 fn a_job_of_an_older_catalogue_removes_nothing_newer() {
     let mut bed = bed();
-    // It is copied while a VDI is being made, and the VDI is made behind that.
+    // The copy is made while a VDI is being created, and the VDI is completed afterwards.
     bed.daemon.restart_with(&[(harness::ABORT_AT, "vdi-create:record")]);
     bed.daemon.post("/vdis", json!({ "sr": bed.sr, "name": "new", "size": 8 << 20 }));
     bed.daemon.wait_for_death();
@@ -204,9 +203,10 @@ fn a_job_of_an_older_catalogue_removes_nothing_newer() {
     assert_eq!(bed.daemon.get("/tasks?open=true").1, json!([]));
 }
 
-/// The daemon runs when its catalogue takes the repository's word: its jobs do not go on with what is not so any more.
+/// The daemon runs when the repository's inventory is chosen over its catalogue: jobs of the catalogue must not
+/// continue on a state that no longer exists.
 #[test]
-fn a_job_of_a_catalogue_that_diverged_ends_when_the_repository_is_believed() {
+fn a_job_of_a_diverged_catalogue_ends_when_the_repository_is_chosen() {
     let mut bed = bed();
     let twin = bed.daemon.room().join("twin");
     fs::create_dir(&twin).unwrap();
@@ -219,7 +219,7 @@ fn a_job_of_a_catalogue_that_diverged_ends_when_the_repository_is_believed() {
     copy(&bed.path, &twin);
     let vdi = format!("/vdis/{}/snapshot", bed.vdi);
     bed.daemon.post_and_die(&vdi, json!({ "name": "lost" }));
-    // Somebody else has used it meanwhile.
+    // Another host has used it in the meantime.
     let other = start();
     let source = json!({ "type": "dir", "path": twin });
     other.done(other.post("/srs/introduce", json!({ "uuid": bed.sr, "source": source })));
@@ -236,7 +236,7 @@ fn a_job_of_a_catalogue_that_diverged_ends_when_the_repository_is_believed() {
     bed.verb("snapshot", json!({ "name": "next" }));
 }
 
-/// Has a repository and a catalogue diverge, and tells what was told of it.
+/// Makes a repository and a catalogue diverge; returns the VDIs of both.
 fn diverged() -> (Bed, Vec<Value>, Vec<Value>) {
     let mut bed = bed();
     let old = bed.catalogue();
@@ -247,7 +247,7 @@ fn diverged() -> (Bed, Vec<Value>, Vec<Value>) {
     bed.post("detach");
     fs::rename(&bed.path, &twin).unwrap();
     fs::create_dir(&bed.path).unwrap();
-    // As it was when the catalogue was copied, without the two.
+    // The state when the catalogue was copied, without the two VDIs.
     for name in files(&twin) {
         fs::copy(twin.join(&name), bed.path.join(&name)).unwrap();
     }
@@ -263,7 +263,7 @@ fn diverged() -> (Bed, Vec<Value>, Vec<Value>) {
 }
 
 #[test]
-fn nothing_is_done_after_divergence_until_resolved() {
+fn nothing_is_changed_after_divergence_until_it_is_resolved() {
     for believed in ["repository", "catalogue"] {
         let (bed, there, here) = diverged();
         let before = (files(&bed.path), fs::read(bed.file()).unwrap());
@@ -304,9 +304,9 @@ fn a_restored_repository_backup_is_reported() {
     assert_eq!(vdis(&bed.daemon).len(), 7);
 }
 
-/// Nobody sees the log who only sees that it is lost.
+/// An operator who only sees that the repository is lost has not read the log.
 #[test]
-fn a_repository_that_is_refused_when_the_daemon_starts_says_why_and_what_to_do() {
+fn a_repository_refused_at_start_is_reported_with_advice() {
     let mut bed = bed();
     bed.post("detach");
     let old = fs::read(bed.file()).unwrap();
@@ -384,7 +384,7 @@ fn a_removed_or_replaced_inventory_is_rewritten() {
         assert_eq!(fs::read(&kept).ok(), there.clone(), "{n}");
         fs::remove_file(kept).ok();
     }
-    // It is one history: forgotten and introduced, all of it comes back.
+    // Its history is unbroken: after forgetting and introducing it, everything is back.
     let known = vdis(&bed.daemon);
     bed.post("detach");
     bed.post("attach");
@@ -414,7 +414,7 @@ fn a_copy_of_a_repository_is_recognized() {
 }
 
 #[test]
-fn a_repository_that_has_no_inventory_gets_one_and_shows_it() {
+fn a_repository_without_inventory_gets_one() {
     let mut bed = bed();
     let known = vdis(&bed.daemon);
     assert!(bed.daemon.stop());
@@ -434,7 +434,7 @@ fn the_inventory_matches_the_catalogue_after_any_kill() {
     for point in ["inventory:append", "inventory:append:after"] {
         let mut bed = bed();
         bed.daemon.restart_with(&[(harness::ABORT_AT, point)]);
-        // It is over in the catalogue when it is killed.
+        // According to the catalogue, it is complete when the daemon is killed.
         bed.daemon.post(&format!("/vdis/{}/snapshot", bed.vdi), json!({ "name": "last" }));
         bed.daemon.wait_for_death();
         bed.daemon.restart();
@@ -449,7 +449,8 @@ fn the_inventory_matches_the_catalogue_after_any_kill() {
     }
 }
 
-/// Its process has a leaf of which the restored catalogue would know nothing: when that dies, the next one has it too.
+/// Its process uses a leaf that the restored catalogue does not contain: if the process dies, its successor uses it
+/// too.
 #[test]
 fn a_running_disk_survives_a_restored_catalogue() {
     let mut bed = bed();
@@ -490,7 +491,7 @@ fn a_running_disk_survives_a_restored_catalogue() {
     disks::inventory_agrees(&bed.daemon);
 }
 
-/// What makes space again is written down first, and has room for that.
+/// Freeing space is recorded first, and space for that is reserved.
 #[test]
 fn on_a_full_file_system_a_disk_can_be_destroyed() {
     let daemon = start();
@@ -508,7 +509,7 @@ fn on_a_full_file_system_a_disk_can_be_destroyed() {
     let vdi = daemon.done(made)["uuid"].as_str().unwrap().to_owned();
     let full = fs::write(path.join("others"), vec![1; 32 << 20]).unwrap_err();
     assert_eq!(full.raw_os_error(), Some(28), "{full}");
-    // Many lines of it, and what is asked for then.
+    // The inventory grows by many lines; then the VDI is destroyed.
     for n in 0..200 {
         daemon.patch(&format!("/vdis/{vdi}"), json!({ "name": format!("disk {n}") }));
     }

@@ -1,4 +1,4 @@
-//! What a daemon does with a journal that it does not understand: planted, as a newer daemon or damage would leave it.
+//! How a daemon handles a journal that it does not understand, as left by a newer daemon or by damage.
 
 use rusqlite::Connection;
 use serde_json::{Value, json};
@@ -42,7 +42,7 @@ fn a_stuck_task_is_reported_and_keeps_its_objects() {
     {
         let (mut daemon, vdis) = disks::with_disks("", &["held", "other"]);
         plant(&mut daemon, verb, &vdis[0], intent);
-        // It is so after each start.
+        // After every start.
         daemon.restart();
         let stuck = task(&daemon);
         assert_eq!(stuck["state"], "stuck", "{stuck}");

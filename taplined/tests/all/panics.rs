@@ -1,4 +1,4 @@
-//! A fault in the daemon: told with what it was at, wherever its log goes, and its end by a signal.
+//! A panic of the daemon is reported with its running tasks, wherever its log goes, and ends it with a signal.
 
 use std::fs::{self, File};
 use std::os::unix::process::ExitStatusExt;
@@ -10,7 +10,7 @@ use crate::harness::{ABORT_AT, Taplined, start_with};
 
 const POINT: (&str, &str) = (ABORT_AT, "sr-create:label:panic");
 
-/// Has it make a repository, on which it dies; the task's UUID.
+/// Makes it create a repository, at which it dies; returns the task's UUID.
 fn dies(daemon: &mut Taplined) -> String {
     let path = daemon.room().join("disks");
     fs::create_dir(&path).unwrap();
@@ -45,7 +45,7 @@ fn a_panic_reports_running_tasks_and_aborts_the_daemon() {
     let line = log.lines().find(|line| line.starts_with("taplined: PANIC")).unwrap_or_else(|| panic!("{log}"));
     tells(line, &task);
     assert!(!log_file(&daemon).exists());
-    // What it was at is in the journal, and is undone.
+    // The interrupted task is in the journal, and is rolled back.
     daemon.restart();
     assert_eq!(daemon.get("/srs").1, json!([]));
 }

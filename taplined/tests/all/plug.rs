@@ -1,4 +1,4 @@
-//! VBDs of the real daemon, with real disk processes on real files: plugged, unplugged, killed, found again.
+//! VBDs of the real daemon, with real disk processes on real files: plugged, unplugged, killed and reattached.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::Stdio;
@@ -15,7 +15,7 @@ fn kill(pid: &Value) {
 }
 
 #[test]
-fn a_disk_is_served_while_it_is_plugged_and_keeps_what_was_written() {
+fn a_plugged_disk_is_served_and_keeps_written_data() {
     let (daemon, vdis) = with_disks("", &["disk"]);
     let vbd = vbd(&daemon, &vdis[0], "nbd");
     let plugged = plug(&daemon, &vbd);
@@ -92,7 +92,7 @@ fn a_killed_disk_process_is_restarted_at_the_same_socket() {
     nothing_leaked(&daemon);
 }
 
-/// A client that has written and not flushed, and is connected.
+/// A connected client that has written without flushing.
 fn write_without_flush(at: &str, write: &str) -> std::process::Child {
     let mut client = std::process::Command::new("qemu-io")
         .args(["-t", "writeback", "-f", "raw", at])
@@ -119,7 +119,7 @@ fn acknowledged_writes_survive_a_killed_disk_process() {
             let now = daemon.get(&vbd).1;
             now["state"] == "plugged" && now["restarts"] == restarts
         });
-        // It would flush at its end.
+        // It would flush when it exits.
         client.kill().unwrap();
         client.wait().unwrap();
     }
@@ -139,7 +139,7 @@ fn a_failing_disk_is_retried_and_shows_the_next_try() {
     let away = daemon.room().join("away");
     std::fs::rename(&image, &away).unwrap();
     kill(&daemon.get(&vbd).1["pid"]);
-    // More often than it would be worth if it never came back.
+    // More often than would be reasonable if it never recovered.
     wait_until("it was tried often", || daemon.get(&vbd).1["restarts"].as_u64() >= Some(6));
     let now = daemon.get(&vbd).1;
     assert_eq!((&now["state"], &now["pid"]), (&json!("restarting"), &Value::Null));
@@ -150,13 +150,13 @@ fn a_failing_disk_is_retried_and_shows_the_next_try() {
     let now = daemon.get(&vbd).1;
     assert!(!now["problem"]["advice"].as_str().unwrap_or_default().contains("restarted"), "{now}");
 
-    // Who does not want to wait for the next try plugs it.
+    // Plugging it manually avoids the wait for the next try.
     std::fs::rename(&image, &away).unwrap();
     kill(&daemon.get(&vbd).1["pid"]);
     wait_until("its death is seen", || state(&daemon, &vbd) == "restarting");
     std::fs::rename(&away, &image).unwrap();
     let answer = daemon.post(&format!("{vbd}/plug"), json!({}));
-    // It may have come back by itself in this moment.
+    // It may have recovered by now.
     assert!([202, 409].contains(&answer.0), "{answer:?}");
     wait_until("it is served", || state(&daemon, &vbd) == "plugged");
     unplug(&daemon, &vbd);
@@ -196,7 +196,7 @@ fn disks_outlive_the_daemon_and_are_reattached() {
     wait_until("both are plugged", || vbds.iter().all(|vbd| state(&daemon, vbd) == "plugged"));
     assert_eq!(daemon.get(&vbds[0]).1["pid"], before[0]);
     nothing_leaked(&daemon);
-    // One that is found again is no child, and dies and ends as well as one.
+    // A reattached process is not a child, but its death and exit are noticed as well.
     kill(&before[0]);
     wait_until("it is started again", || {
         daemon.get(&vbds[0]).1["restarts"] == 1 && state(&daemon, &vbds[0]) == "plugged"
@@ -205,8 +205,7 @@ fn disks_outlive_the_daemon_and_are_reattached() {
     nothing_leaked(&daemon);
 }
 
-/// Every step of a plug and of an unplug, before and after it.
-/// Somebody has emptied the run directory under a disk that runs.
+/// Every step of a plug and an unplug, before and after it. The run directory is emptied under a running disk.
 #[test]
 fn a_disk_without_its_redo_log_is_not_restarted_silently() {
     let (daemon, vdis) = with_disks("", &["a"]);
@@ -219,13 +218,13 @@ fn a_disk_without_its_redo_log_is_not_restarted_silently() {
         let said = now["problem"]["message"].as_str().unwrap_or_default().to_owned();
         now["state"] == "restarting" && said.contains("the redo log of") && said.contains("is gone")
     });
-    // As after a power loss, if somebody says so.
+    // As after a power loss, after confirmation by the user.
     daemon.done(daemon.post(&format!("{vbd}/unplug"), json!({})));
     plug(&daemon, &vbd);
     daemon.done(daemon.post(&format!("{vbd}/unplug"), json!({})));
 }
 
-/// The kernel hangs up on stopped processes whose parent dies.
+/// The kernel sends SIGHUP to stopped processes whose parent dies.
 #[test]
 fn a_disk_stopped_while_its_daemon_died_continues() {
     let (mut daemon, vdis) = with_disks("", &["a"]);
@@ -246,7 +245,7 @@ fn a_disk_stopped_while_its_daemon_died_continues() {
 
 #[test]
 #[ignore = "slow: run by `make test-all`"]
-fn a_daemon_that_is_killed_at_any_step_leaves_nothing_half_done() {
+fn a_daemon_killed_at_any_step_leaves_nothing_half_done() {
     let (mut daemon, vdis) = with_disks("", &["disk"]);
     let vbd = vbd(&daemon, &vdis[0], "nbd");
     for step in ["open", "start", "hand", "answer"] {
@@ -274,7 +273,7 @@ fn a_daemon_that_is_killed_at_any_step_leaves_nothing_half_done() {
 }
 
 #[test]
-fn a_plug_can_be_cancelled_while_its_storage_is_slow_and_while_it_waits() {
+fn a_plug_can_be_cancelled_while_queued_and_during_slow_storage() {
     let (daemon, vdis) = with_disks("[plug]\ninjected-delays = true\nworker-pool-size = 1", &["slow~60000ms", "fast"]);
     let vbds: Vec<String> = vdis.iter().map(|vdi| vbd(&daemon, vdi, "nbd")).collect();
     let tasks: Vec<Value> = vbds.iter().map(|vbd| daemon.post(&format!("{vbd}/plug"), json!({})).1).collect();
@@ -282,7 +281,7 @@ fn a_plug_can_be_cancelled_while_its_storage_is_slow_and_while_it_waits() {
         daemon.get(&format!("/tasks/{}", tasks[0]["uuid"].as_str().unwrap())).1["step"] == "open"
     });
     assert_eq!(state(&daemon, &vbds[1]), "plugging");
-    // One waits for the worker that the other has.
+    // One waits for the worker that the other occupies.
     unplug(&daemon, &vbds[1]);
     assert_eq!(daemon.wait(&tasks[1])["state"], "cancelled");
     let cancelled = daemon.post(&format!("/tasks/{}/cancel", tasks[0]["uuid"].as_str().unwrap()), json!({}));
@@ -322,14 +321,14 @@ fn an_unplug_waits_for_clients_unless_forced() {
     assert_eq!(daemon.wait(&task)["state"], "cancelled");
     nothing_leaked(&daemon);
     drop((idle, client.join().unwrap()));
-    // Nobody is connected the second time, and the image is sound.
+    // No client is connected the second time, and the image is consistent.
     plug(&daemon, &vbd);
     unplug(&daemon, &vbd);
     nothing_leaked(&daemon);
 }
 
 #[test]
-fn a_daemon_killed_while_it_plugs_fifty_leaves_nothing_behind() {
+fn a_daemon_killed_while_plugging_fifty_disks_leaves_nothing_behind() {
     let names: Vec<String> = (0..50).map(|number| format!("disk {number}~20ms")).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     let (mut daemon, vdis) = with_disks("[plug]\ninjected-delays = true", &names);
@@ -378,7 +377,7 @@ fn stale_vbd_directories_are_removed_at_start() {
     assert!(daemon.stop());
     kill(&pid);
     wait_until("it is no more", || processes(&daemon).is_empty());
-    // As if the catalogue had been put back from a backup.
+    // As if the catalogue had been restored from a backup.
     harness::disks::forget_plugs(&daemon);
     daemon.restart();
     assert_eq!(state(&daemon, &vbd), "unplugged");
@@ -402,7 +401,7 @@ fn several_vbds_are_plugged_in_one_task_with_individual_errors() {
     nothing_leaked(&daemon);
 }
 
-/// A small file system, if this may mount one; gone with the test.
+/// A small file system, if this process may mount one; unmounted at the end of the test.
 struct Small(std::path::PathBuf);
 
 impl Small {
@@ -463,7 +462,7 @@ fn a_disk_is_served_where_its_log_cannot_be_written() {
 
 #[test]
 fn a_disk_has_its_oom_score_and_keeps_it() {
-    // The default lowers it, which not everybody may.
+    // The default lowers it, which requires a capability.
     let (mut daemon, vdis) = with_disks("disk-oom-score-adj = 321", &["disk"]);
     let vbd = vbd(&daemon, &vdis[0], "nbd");
     plug(&daemon, &vbd);
@@ -503,7 +502,7 @@ fn a_disk_with_a_full_log_recovers_and_reports_lost_lines() {
     assert!(std::fs::write(&filler, vec![1; 16 << 20]).is_err());
     let pid = || daemon.get(&vbd).1["pid"].clone();
     let log = || std::fs::read_to_string(logs.join(format!("{}.log", &vbd["/vbds/".len()..]))).unwrap();
-    // The rest of the page that the log has already is full soon after: each signal is a line of statistics.
+    // The rest of the log's last page fills up soon: each signal writes a line of statistics.
     for _ in 0..32 {
         let told = std::process::Command::new("kill").args(["-USR1", &pid().to_string()]).status().unwrap();
         assert!(told.success() && io(&nbd(&daemon, &vbd), &["write 0 64k", "flush"]).0);
@@ -521,7 +520,7 @@ fn a_disk_with_a_full_log_recovers_and_reports_lost_lines() {
     wait_until("what is missing is said", || log().get(full.len()..).unwrap().contains("could not be logged"));
     assert_eq!(pid(), before);
     unplug(&daemon, &vbd);
-    // Another plug begins a log, which has no room either.
+    // Another plug creates a log, for which there is no space either.
     assert!(std::fs::write(&filler, vec![1; 16 << 20]).is_err());
     plug(&daemon, &vbd);
     unplug(&daemon, &vbd);

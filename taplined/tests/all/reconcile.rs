@@ -1,5 +1,5 @@
-//! What a disk process serves, what the catalogue says and what lies in the repository are one and the same, whoever
-//! dies, gives way or is put back.
+//! Disk processes, the catalogue and the repository agree, whatever process dies or is cancelled, and whatever is
+//! restored from a backup.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -14,7 +14,7 @@ use crate::harness::{Taplined, disks};
 
 const MIB: u64 = 1 << 20;
 
-/// A daemon, a repository of chains and a VDI in it that is plugged, for a client of NBD.
+/// A daemon, a repository of chains, and a plugged VDI in it, for an NBD client.
 struct Bed {
     daemon: Taplined,
     vdi: String,
@@ -51,7 +51,7 @@ impl Bed {
         self.daemon.room().join("run/vbd").join(self.vbd.trim_start_matches("/vbds/")).join("control.sock")
     }
 
-    /// The files from the top down and the size, by the process that serves them.
+    /// The files of the chain, leaf first, and the size, according to the process that serves them.
     fn served(&self) -> (Vec<String>, u64) {
         let mut disk = UnixStream::connect(self.control()).unwrap();
         disk.write_all(b"{\"version\":1,\"id\":1,\"verb\":\"layers\"}\n").unwrap();
@@ -62,7 +62,7 @@ impl Bed {
         (said["layers"].as_array().unwrap().iter().map(name).collect(), said["size"].as_u64().unwrap())
     }
 
-    /// The same by the catalogue.
+    /// The same according to the catalogue.
     fn told(&self) -> (Vec<String>, u64) {
         let files = disks::chain(&self.daemon, &self.vdi).into_iter().map(|(_, file)| file).collect();
         let shown = self.daemon.get(&format!("/vdis/{}", self.vdi)).1;
@@ -70,7 +70,7 @@ impl Bed {
     }
 }
 
-/// A merge of the leaf itself ends in the disk's process; what asks it to give way just then must not forget that.
+/// A leaf merge is completed by the disk's process; a request that interrupts it at that moment must not lose this.
 #[test]
 #[ignore = "slow: run by `make test-all`"]
 fn a_leaf_merge_that_completes_during_cancellation_is_recorded() {
@@ -91,7 +91,7 @@ fn a_leaf_merge_that_completes_during_cancellation_is_recorded() {
     }
 }
 
-/// The daemon dies when the merge has ended and is not recorded; the disk's process goes on, or dies too.
+/// The daemon dies after the merge has completed and before this is recorded; the disk's process continues or dies too.
 #[test]
 fn a_merge_of_the_leaf_is_recorded_by_the_next_daemon() {
     for disk_dies in [false, true] {
@@ -124,8 +124,8 @@ fn a_merge_of_the_leaf_is_recorded_by_the_next_daemon() {
     }
 }
 
-/// A daemon that undoes a merge finds it done, records it and removes what was merged; it dies before it has told that
-/// it has undone it, and the next one undoes it again.
+/// A daemon that rolls a merge back finds it completed, records it and removes the merged image. It dies before it has
+/// recorded the rollback, and the next daemon rolls back again.
 #[test]
 fn a_leaf_merge_found_complete_is_finished() {
     let mut bed = bed();
@@ -145,7 +145,7 @@ fn a_leaf_merge_found_complete_is_finished() {
     assert_eq!(there.iter().filter(|name| name.to_string_lossy().ends_with(".qcow2")).count(), 1, "{there:?}");
 }
 
-/// Somebody has cleared the run directory, or a disk stands still: whoever asks how things are is told.
+/// The run directory was cleared, or a disk is stopped: requests for the state report that.
 #[test]
 #[ignore = "slow: run by `make test-all`"]
 fn an_unresponsive_disk_is_reported_as_a_difference() {
@@ -180,13 +180,13 @@ fn an_unresponsive_disk_is_reported_as_a_difference() {
 type Backup = [Option<Vec<u8>>; 3];
 
 impl Bed {
-    /// The catalogue's files: what is committed may still lie beside the main one.
+    /// The catalogue's files: committed data may still be in the write-ahead log.
     fn catalogue(&self) -> [PathBuf; 3] {
         let state = self.daemon.room().join("state");
         ["catalogue.db", "catalogue.db-wal", "catalogue.db-shm"].map(|name| state.join(name))
     }
 
-    /// What the catalogue holds, taken while no daemon runs.
+    /// The contents of the catalogue, copied while no daemon runs.
     fn back_up(&mut self) -> Backup {
         assert!(self.daemon.stop());
         let backup = self.catalogue().map(|path| fs::read(path).ok());
@@ -194,7 +194,7 @@ impl Bed {
         backup
     }
 
-    /// Puts a catalogue back while no daemon runs.
+    /// Restores a catalogue while no daemon runs.
     fn put_back(&mut self, backup: &Backup) {
         assert!(self.daemon.stop());
         for (path, bytes) in self.catalogue().iter().zip(backup) {
@@ -203,13 +203,12 @@ impl Bed {
                 None => drop(fs::remove_file(path)),
             }
         }
-        // What the repository says of itself would bring the catalogue up to date: here a running disk's word is all
-        // there is.
+        // The repository's inventory would bring the catalogue up to date; here the running disk is the only source.
         fs::remove_file(self.directory().join(".tapline-inventory.jsonl")).unwrap();
         self.daemon.restart();
     }
 
-    /// The same under a disk that goes on and is known again.
+    /// The same while a disk keeps running and is reattached.
     fn put_back_under_it(&mut self, backup: &Backup) {
         let running = disks::processes(&self.daemon);
         self.put_back(backup);
@@ -239,7 +238,7 @@ impl Bed {
     }
 }
 
-/// The catalogue was put back from a backup of before two snapshots; the disk has gone on.
+/// The catalogue was restored from a backup made before two snapshots; the disk kept running.
 #[test]
 fn a_disk_ahead_of_a_restored_catalogue_loses_nothing_when_it_dies() {
     let mut bed = bed();
@@ -257,13 +256,13 @@ fn a_disk_ahead_of_a_restored_catalogue_loses_nothing_when_it_dies() {
     bed.kill_disk();
     bed.io(&["read -P 1 0 1M", "read -P 2 1M 1M", "read -P 3 2M 1M", "write -P 4 3M 1M", "flush"]);
     assert_eq!(bed.served(), (files.clone(), size));
-    // States that nobody knows any more by name are there, and are not merged away.
+    // Images without a recorded snapshot still exist, and are not merged.
     bed.daemon.settle();
     assert_eq!((bed.names().len(), bed.told().0), (3, files), "{:?}", bed.names());
     assert_eq!(bed.reconcile(false), json!([]));
 }
 
-/// The catalogue is of a time at which nothing was plugged.
+/// The catalogue is from a time when nothing was plugged.
 #[test]
 fn a_running_disk_recorded_as_unplugged_is_adopted() {
     let mut bed = bed();
@@ -279,7 +278,7 @@ fn a_running_disk_recorded_as_unplugged_is_adopted() {
     disks::nothing_leaked(&bed.daemon);
 }
 
-/// The catalogue is of a time before the VBD was made.
+/// The catalogue is from a time before the VBD was created.
 #[test]
 fn a_running_disk_with_an_unknown_vbd_gets_it_back() {
     let mut bed = bed();
@@ -295,7 +294,7 @@ fn a_running_disk_with_an_unknown_vbd_gets_it_back() {
     disks::nothing_leaked(&bed.daemon);
 }
 
-/// The catalogue is of a time at which another VBD of the VDI was plugged.
+/// The catalogue is from a time when another VBD of the VDI was plugged.
 #[test]
 fn a_running_disk_replaces_an_unserved_plugged_vbd() {
     let mut bed = bed();
@@ -319,7 +318,8 @@ fn a_running_disk_replaces_an_unserved_plugged_vbd() {
     disks::nothing_leaked(&bed.daemon);
 }
 
-/// The catalogue is of a time when the file that the disk writes to now was a snapshot's; that, and the disk's files.
+/// The catalogue is from a time when the file that the disk writes to now belonged to a snapshot. Returns that snapshot
+/// and the disk's files.
 fn diverged() -> (Bed, String, Vec<String>) {
     let mut bed = bed();
     bed.io(&["write -P 1 0 1M", "flush"]);
@@ -336,7 +336,7 @@ fn diverged() -> (Bed, String, Vec<String>) {
     (bed, snapshot, files)
 }
 
-/// Its disk dies before anybody has decided: what the catalogue says is not served in its place.
+/// Its disk dies before the divergence is resolved: the state in the catalogue must not be served in its place.
 #[test]
 fn a_diverged_disk_is_not_restarted() {
     let (bed, _, files) = diverged();
@@ -354,7 +354,7 @@ fn a_diverged_disk_is_not_restarted() {
     disks::unplug(&bed.daemon, &bed.vbd);
 }
 
-/// The catalogue is of a time when the file that the disk writes to now was a snapshot's.
+/// The catalogue is from a time when the file that the disk writes to now belonged to a snapshot.
 #[test]
 fn uncertain_differences_are_reported_and_left_for_a_decision() {
     for believe in ["disk", "catalogue"] {
@@ -363,7 +363,7 @@ fn uncertain_differences_are_reported_and_left_for_a_decision() {
         let differences = bed.reconcile(true);
         assert_eq!(differences[0]["healed"], false, "{differences}");
         assert_eq!(differences[0]["disk"].as_array().unwrap().len(), 1);
-        // Its guest goes on; nobody changes it.
+        // Its guest continues; the VDI cannot be changed.
         bed.io(&["read -P 2 0 1M", "write -P 3 1M 1M", "flush"]);
         for (verb, asked) in [("snapshot", json!({})), ("resize", json!({ "size": 128 * MIB })), ("merge", json!({}))] {
             let (status, refused) = bed.daemon.post(&format!("/vdis/{}/{verb}", bed.vdi), asked);
@@ -373,7 +373,7 @@ fn uncertain_differences_are_reported_and_left_for_a_decision() {
         let decide =
             |believe: &str| bed.daemon.post(&format!("/vdis/{}/reconcile", bed.vdi), json!({ "believe": believe }));
         if believe == "disk" {
-            // The snapshot's file is the disk's now: the snapshot cannot be kept.
+            // The snapshot's file belongs to the disk now: the snapshot cannot be kept.
             let (status, refused) = decide("disk");
             assert_eq!(status, 409, "{refused}");
             assert!(refused["message"].as_str().unwrap().contains(&snapshot), "{refused}");
@@ -387,8 +387,7 @@ fn uncertain_differences_are_reported_and_left_for_a_decision() {
     }
 }
 
-/// Somebody has removed the file of a disk that runs, or put a copy in its place: what is written since is in no file
-/// that anybody finds.
+/// The file of a running disk was removed or replaced by a copy: later writes go to a file without a name.
 #[test]
 fn a_removed_or_replaced_file_is_reported_and_not_used() {
     for (replaced, seen) in [(false, true), (true, true), (true, false)] {
@@ -429,7 +428,7 @@ fn a_removed_or_replaced_file_is_reported_and_not_used() {
     }
 }
 
-/// A file may have grown while nobody looked: what is told is what is served.
+/// A file may have grown in the meantime: the served size is reported.
 #[test]
 fn a_disk_resized_by_others_is_shown_as_served() {
     let daemon = harness::start();
@@ -443,7 +442,7 @@ fn a_disk_resized_by_others_is_shown_as_served() {
     disks::plug(&bed.daemon, &bed.vbd);
     assert_eq!(bed.served().1, 96 * MIB);
     assert_eq!(bed.told(), bed.served(), "{}", bed.daemon.log());
-    // The same where its process dies, and another one opens it.
+    // The same if its process dies, and another one opens the file.
     let file = bed.directory().join(&bed.told().0[0]);
     fs::File::options().write(true).open(file).unwrap().set_len(128 * MIB).unwrap();
     bed.kill_disk();
@@ -452,7 +451,7 @@ fn a_disk_resized_by_others_is_shown_as_served() {
     assert_eq!(bed.reconcile(true), json!([]));
 }
 
-/// A process that does not answer, as one does that waits for storage or was stopped.
+/// A process that does not respond, for instance because it waits for storage or was stopped.
 #[test]
 #[ignore = "slow: run by `make test-all`"]
 fn a_hanging_disk_is_reported_and_can_be_force_unplugged() {
@@ -462,7 +461,7 @@ fn a_hanging_disk_is_reported_and_can_be_force_unplugged() {
     let pid = bed.daemon.get(&bed.vbd).1["pid"].to_string();
     let signal = |name: &str| assert!(Command::new("kill").args([name, &pid]).status().unwrap().success());
     signal("-STOP");
-    // What it leaves is to be merged by the process that does not answer.
+    // Its image is to be merged by the unresponsive process.
     bed.daemon.done(bed.daemon.delete(&format!("/vdis/{snapshot}")));
     let (status, refused) = bed.daemon.post(&format!("/vdis/{}/snapshot", bed.vdi), json!({}));
     assert_ne!(status, 202, "{refused}");
@@ -482,11 +481,11 @@ fn a_hanging_disk_is_reported_and_can_be_force_unplugged() {
     bed.io(&["read -P 1 0 8M"]);
 }
 
-/// Somebody who knows nothing of the catalogue, and uses a file.
+/// A process that uses a file without the catalogue's knowledge.
 struct Other(Child);
 
 impl Other {
-    /// Who only reads.
+    /// A process that only reads.
     fn of(bed: &Bed, files: &[String]) -> Other {
         Other::with(bed, files, &["--read-only"])
     }
@@ -512,7 +511,7 @@ impl Drop for Other {
     }
 }
 
-/// The disk of another host whose daemon has died, for example: what its guest writes is not removed under it.
+/// For instance the disk of another host whose daemon has died: the file that its guest writes to is not removed.
 #[test]
 fn a_disk_written_by_an_unknown_process_is_neither_destroyed_nor_reverted() {
     let bed = bed();
@@ -549,8 +548,7 @@ fn a_file_in_use_is_removed_later() {
     bed.daemon.settle();
 }
 
-/// A step from which there is no way back, and that cannot be done: a revert's last one removes a file that somebody
-/// uses.
+/// A step that can neither be rolled back nor be completed: the last step of a revert removes a file in use.
 #[test]
 fn a_task_that_cannot_end_says_why_and_can_be_abandoned() {
     let bed = bed();
@@ -574,10 +572,10 @@ fn a_task_that_cannot_end_says_why_and_can_be_abandoned() {
     assert!(bed.directory().join(&files[0]).exists());
     assert_eq!(bed.daemon.post(&format!("{task}/abandon"), json!({})).0, 409);
     drop(other);
-    // What it had in hand is used again when somebody has said what it is.
+    // Its objects can be used again once the state has been resolved.
     let (status, refused) = bed.daemon.post(&format!("{}/plug", bed.vbd), json!({}));
     assert_eq!((status, &refused["code"]), (409, &json!("state")), "{refused}");
-    // A repository that is forgotten and introduced again does not forget that nobody has.
+    // Forgetting and introducing a repository does not resolve it.
     assert_eq!(bed.daemon.delete(&bed.vbd).0, 204);
     let sr = bed.daemon.get("/srs").1[0]["uuid"].as_str().unwrap().to_owned();
     bed.daemon.done(bed.daemon.post(&format!("/srs/{sr}/detach"), json!({})));

@@ -1,5 +1,5 @@
-//! A catalogue that is lost: it is not made anew in silence, a backup of it is put back with one command, and without
-//! one it is made of what the repositories say of themselves.
+//! A lost catalogue is not recreated silently: its backup is restored with one command, and without a backup it is
+//! rebuilt from the repositories' inventories.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -47,7 +47,7 @@ impl Bed {
         assert!(well, "{commands:?}: {said}\n{}", self.daemon.log());
     }
 
-    /// The same while no daemon answers.
+    /// The same while no daemon responds.
     #[track_caller]
     fn io_alone(&self, commands: &[&str]) {
         let place = self.daemon.room().join("run/vbd").join(self.vbd.trim_start_matches("/vbds/"));
@@ -63,7 +63,7 @@ impl Bed {
         self.daemon.room().join("vms")
     }
 
-    /// The catalogue is no more.
+    /// Removes the catalogue.
     fn lose(&self) {
         for suffix in ["", "-wal", "-shm", ".seal"] {
             fs::remove_file(self.state(&format!("catalogue.db{suffix}"))).ok();
@@ -120,12 +120,12 @@ fn a_missing_catalogue_is_not_recreated_and_disks_keep_running() {
     let said = bed.refused();
     assert!(said.contains("one existed before") && said.contains("--rebuild") && said.contains("--init"), "{said}");
     bed.io_alone(&["read -P 2 1M 1M", "write -P 2 1M 1M", "flush"]);
-    // After a reboot nothing runs, and nothing is left of what lies in memory: the logs of disks are.
+    // After a reboot nothing runs, and files in memory are gone, including the disks' logs.
     bed.kill_disks();
     fs::remove_dir_all(bed.daemon.room().join("run")).unwrap();
     let said = bed.refused();
     assert!(said.contains("disks have logs"), "{said}");
-    // An empty file says as much as none.
+    // An empty file counts as none.
     fs::write(bed.state("catalogue.db"), "").unwrap();
     bed.refused();
     let (code, said) = bed.daemon.command(&["--init"]);
@@ -154,7 +154,7 @@ fn a_backup_is_restored_with_one_command_and_updated() {
     assert!(code == 4 && said.contains("another taplined is running"), "{code} {said}");
     bed.daemon.kill();
     let damaged = vec![0xff; 8192];
-    // What lies beside it may have all of its pages.
+    // The files next to it may contain all of its pages.
     bed.lose();
     fs::write(bed.state("catalogue.db"), &damaged).unwrap();
     let said = bed.refused();
@@ -242,7 +242,7 @@ fn a_stopping_daemon_backs_up_only_changes() {
     assert_eq!(first[0]["reason"], "daily");
     bed.daemon.restart();
     assert_eq!(bed.daemon.get("/host/backups").1, first);
-    // A copy is no older than what it was made of, and a damaged one is passed over.
+    // A copy is as recent as its source, and a damaged copy is skipped.
     bed.daemon.patch(&format!("/vdis/{}", bed.vdi), json!({ "name": "site" }));
     assert_eq!(bed.daemon.post("/host/backups", json!({})).0, 201);
     assert!(bed.daemon.stop());
@@ -277,8 +277,7 @@ fn a_catalogue_damaged_while_in_use_stops_the_daemon_for_good() {
     assert!(said.contains("the catalogue is damaged"), "{said}");
 }
 
-/// Whoever puts a backup back may be killed when the present catalogue has another name, and what lies beside it has
-/// not.
+/// A restore may be killed after the present catalogue was renamed and before the files next to it were.
 #[test]
 fn a_killed_restore_can_be_repeated() {
     let mut bed = bed();
@@ -318,7 +317,7 @@ fn a_schema_upgrade_is_preceded_by_a_backup() {
     let version: i64 = copy.pragma_query_value(None, "user_version", |row| row.get(0)).unwrap();
     assert_eq!(version, 1);
     drop(copy);
-    // An older one is put back too: it is brought to the present schema on the way.
+    // An older backup can be restored too: its schema is upgraded in the process.
     assert!(daemon.stop());
     assert_eq!(daemon.command(&["--restore", backups[0]["file"].as_str().unwrap()]).0, 0);
     daemon.restart();
@@ -346,9 +345,9 @@ impl Drop for Mounted {
     }
 }
 
-/// An unplug that is behind its point of no return when the catalogue becomes full.
+/// An unplug that is past its point of no return when the catalogue runs out of space.
 #[test]
-fn an_unplug_that_cannot_be_recorded_is_recorded_when_there_is_space() {
+fn an_unplug_is_recorded_once_there_is_space() {
     let mut daemon = harness::start();
     let sr = daemon.repository("vms");
     let vdi = daemon.done(daemon.post("/vdis", json!({ "sr": sr, "name": "a", "size": 8 << 20 })));
@@ -364,7 +363,7 @@ fn an_unplug_that_cannot_be_recorded_is_recorded_when_there_is_space() {
     disks::plug(&daemon, &vbd);
     let pid = daemon.get(&vbd).1["pid"].to_string();
     let signal = |how: &str| assert!(Command::new("kill").args([how, &pid]).status().unwrap().success());
-    // What stands still does not end before there is no space any more.
+    // The stopped process keeps the unplug from completing until there is no space left.
     signal("-STOP");
     let (status, task) = daemon.post(&format!("{vbd}/unplug"), json!({ "force": true }));
     assert_eq!(status, 202, "{task}");
@@ -396,7 +395,7 @@ fn a_vanished_state_directory_is_reported_and_changes_are_refused() {
     assert_eq!((status, &problem["code"]), (500, &json!("failed")), "{problem}");
     assert!(problem["message"].as_str().unwrap().contains("no longer at"), "{problem}");
     assert!(problem["advice"].as_str().unwrap().contains("docs/recover.md"), "{problem}");
-    // Another one in its place is another one.
+    // A new directory under the same path is not the same directory.
     fs::create_dir(&state).unwrap();
     fs::copy(away.join("catalogue.db"), state.join("catalogue.db")).unwrap();
     assert_eq!(create().0, 500);
@@ -416,7 +415,7 @@ fn a_full_or_read_only_state_directory_is_reported_without_loss() {
     let Some(mounted) = Mounted::small(state.clone()) else {
         return harness::not_run("a state directory that is full: this user may mount nothing");
     };
-    // Not mounted, there is no catalogue: repositories have no say before they are known.
+    // Without the mount there is no catalogue: repositories are not used before they are known.
     assert_eq!(fs::read_dir(&state).unwrap().count(), 0);
     files.iter().for_each(|(name, bytes)| fs::write(state.join(name), bytes).unwrap());
     daemon.restart();

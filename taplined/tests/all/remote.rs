@@ -1,4 +1,4 @@
-//! The API over TCP: with TLS only, to who has a token and for as long, and at no cost to those of the host.
+//! The API over TCP: with TLS only, for holders of valid tokens, and without any effect on local clients.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -28,7 +28,7 @@ fn only_holders_of_a_token_have_access() {
     let wrong = secret.replace(|_: char| true, "0").replacen("00000000", "tapline_", 1);
     let challenge = "www-authenticate: bearer realm=\"tapline\"";
     for (shown, why) in [(None, ""), (Some(wrong.as_str()), ", error=\"invalid_token\""), (Some("x"), ", error=")] {
-        // Also what there is, nobody learns without a token.
+        // Without a token, not even the existence of objects is revealed.
         for request in ["GET /host", "GET /nothing", "POST /srs", "DELETE /srs/1"] {
             let refused = authority.ask(&daemon, shown, request, &Value::Null);
             assert_eq!((refused.status, refused.code().as_str()), (401, "unauthorized"), "{shown:?} {request}");
@@ -115,7 +115,7 @@ fn revoking_a_token_closes_its_connections() {
     idle.read_exact(&mut first).unwrap();
     assert_eq!(&first, b"HTTP/1.1 200");
     assert_eq!(daemon.delete(&format!("/tokens/{uuid}")).0, 204);
-    // Both end, or this waits until it fails.
+    // Both must exit, or this waits until it fails.
     rest(&mut stream);
     rest(&mut idle);
     assert_eq!(authority.get(&daemon, Some(&secret), "/host").status, 401);
@@ -137,7 +137,7 @@ fn an_expiring_token_closes_its_connections() {
         send(&mut stream, Some(&secret), "GET /events", &Value::Null, "");
         rest(&mut stream).starts_with("HTTP/1.1 200").then_some(secret)
     };
-    // A machine may be so busy that it has expired before it is asked with.
+    // On a busy machine it may expire before it is used.
     let secret = [3, 9, 27].into_iter().find_map(ends_in).expect("it was never good");
     let refused = authority.get(&daemon, Some(&secret), "/host");
     assert_eq!((refused.status, refused.json()["message"].as_str()), (401, Some("the token has expired")));
@@ -157,7 +157,7 @@ fn plain_http_gets_an_explanation() {
     assert!(problem["message"].as_str().unwrap().contains("TLS"), "{answer}");
 }
 
-/// What `openssl s_client` has to say, given a request.
+/// The output of `openssl s_client` for a request.
 fn s_client(authority: &Authority, port: u16, words: &[&str], request: &str) -> (bool, String) {
     let mut client = Command::new("openssl");
     client.args(["s_client", "-connect", &format!("127.0.0.1:{port}"), "-verify_return_error", "-ign_eof", "-CAfile"]);
@@ -168,7 +168,7 @@ fn s_client(authority: &Authority, port: u16, words: &[&str], request: &str) -> 
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
     let mut client = client.spawn().unwrap();
-    // One that was not let in has gone by itself.
+    // A refused one has exited by then.
     client.stdin.take().unwrap().write_all(request.as_bytes()).ok();
     let output = client.wait_with_output().unwrap();
     let said = [output.stdout, output.stderr].concat();
@@ -176,7 +176,7 @@ fn s_client(authority: &Authority, port: u16, words: &[&str], request: &str) -> 
 }
 
 #[test]
-fn openssl_is_served_with_tls_1_2_and_1_3_and_nothing_older() {
+fn openssl_connects_with_tls_1_2_and_1_3_but_nothing_older() {
     let authority = Authority::new();
     let daemon = authority.start("");
     let (port, secret) = (port(&daemon), any_token(&daemon));
@@ -238,7 +238,7 @@ fn connect_from(from: [u8; 4], port: u16) -> TcpStream {
     socket.into()
 }
 
-/// Whether the other end has closed a connection.
+/// Whether the peer has closed a connection.
 fn has_ended(mut stream: &TcpStream) -> bool {
     stream.set_nonblocking(true).unwrap();
     !matches!(stream.read(&mut [0; 1]), Err(error) if error.kind() == std::io::ErrorKind::WouldBlock)
@@ -249,7 +249,7 @@ fn one_address_without_token_does_not_block_others() {
     let authority = Authority::new();
     let daemon = authority.start("remote-connections-max = 40");
     let secret = any_token(&daemon);
-    // Its connections end by themselves after a while: then this was no test, and is done again.
+    // Its connections are closed after a while: then this attempt has tested nothing, and is repeated.
     wait_until("others are answered while it is there", || {
         let mute: Vec<TcpStream> = (0..60).map(|_| connect_from([127, 0, 0, 2], port(&daemon))).collect();
         assert_eq!(authority.get(&daemon, Some(&secret), "/host").status, 200);

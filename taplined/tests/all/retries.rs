@@ -1,4 +1,4 @@
-//! Requests that come twice, and requests whose client does not wait for the answer.
+//! Repeated requests, and requests whose client does not wait for the response.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -35,10 +35,9 @@ fn names(daemon: &Taplined) -> Vec<String> {
     list.as_array().unwrap().iter().map(|vdi| vdi["name"].as_str().unwrap().to_owned()).collect()
 }
 
-/// A client that is killed, or whose connection breaks, must not leave a task that nobody runs and that holds what it
-/// is about.
+/// A client that is killed or disconnected must not leave a task that never runs and keeps its objects locked.
 #[test]
-fn what_was_asked_for_is_done_although_the_client_has_gone() {
+fn a_request_is_executed_although_its_client_has_disconnected() {
     let daemon = start();
     let sr = daemon.repository("sr");
     for at in 0..60 {
@@ -55,7 +54,7 @@ fn what_was_asked_for_is_done_although_the_client_has_gone() {
 }
 
 #[test]
-fn a_request_that_comes_again_is_answered_as_it_was_and_not_done() {
+fn a_repeated_request_gets_the_first_response_without_being_executed() {
     let mut daemon = start();
     let sr = daemon.repository("sr");
     let disk = json!({ "sr": sr, "name": "web", "size": 1 << 20 });
@@ -68,7 +67,7 @@ fn a_request_that_comes_again_is_answered_as_it_was_and_not_done() {
         assert_eq!((&second["state"], &second["result"]["uuid"]), (&json!("done"), &vdi));
     };
     again(&daemon);
-    // The same of what is made at once, and of what has no answer but a status.
+    // The same for what is created immediately, and for a response that consists of a status only.
     let (status, _, vbd) = ask(&daemon, "/vbds", "k2", &json!({ "vdi": vdi }));
     assert_eq!(status, 201, "{vbd}");
     assert_eq!(ask(&daemon, "/vbds", "k2", &json!({ "vdi": vdi })), (201, true, vbd.clone()));
@@ -92,7 +91,7 @@ fn a_request_that_comes_again_is_answered_as_it_was_and_not_done() {
 }
 
 #[test]
-fn a_request_that_was_refused_is_done_when_it_comes_again() {
+fn a_repeated_request_is_executed_if_the_first_was_refused() {
     let daemon = start();
     let sr = daemon.repository("sr");
     let iso = daemon.room().join("a.img");
@@ -104,9 +103,9 @@ fn a_request_that_was_refused_is_done_when_it_comes_again() {
     daemon.done((202, task));
 }
 
-/// Two at one time, as when a client's patience ends before the first is answered.
+/// Two at once, as when a client times out and retries before the first is answered.
 #[test]
-fn requests_with_one_key_at_one_time_are_one() {
+fn concurrent_requests_with_one_key_are_executed_once() {
     let daemon = start();
     let sr = daemon.repository("sr");
     let disk = json!({ "sr": sr, "name": "web", "size": 1 << 20 });
@@ -119,9 +118,9 @@ fn requests_with_one_key_at_one_time_are_one() {
     assert_eq!(names(&daemon), ["web"]);
 }
 
-/// The daemon dies with a task under way: the second try is told what became of it, and does not begin another.
+/// The daemon dies during a task: the second request returns the outcome of that task, and does not start another.
 #[test]
-fn a_retry_behind_a_crash_is_told_what_became_of_the_first() {
+fn a_retry_after_a_crash_returns_the_outcome_of_the_first_request() {
     for (at, state) in [("vdi-create:file:after", "failed"), ("vdi-create:record:after", "done")] {
         let mut daemon = start_with("", &[(ABORT_AT, at)]);
         let sr = daemon.repository("sr");

@@ -1,4 +1,4 @@
-//! Scans of a repository that holds real images, made by `tapline-disk` and by QEMU.
+//! Scans of a repository with real images made by `tapline-disk` and by QEMU.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::harness;
 use crate::harness::{Taplined, disk_program, start};
 
-/// A repository, and the program that makes images in it.
+/// A repository, and the program that creates images in it.
 struct Bench {
     daemon: Taplined,
     sr: String,
@@ -25,7 +25,7 @@ fn bench() -> Option<Bench> {
         return None;
     }
     let daemon = start();
-    // Disk processes run as another user, and reach nothing by its path.
+    // Disk processes run as another user and cannot access the files by path.
     fs::set_permissions(daemon.room(), fs::Permissions::from_mode(0o700)).unwrap();
     let sr = daemon.repository("vms");
     let path = daemon.room().join("vms");
@@ -38,7 +38,7 @@ impl Bench {
         assert!(ran.status.success(), "{words:?}: {}", String::from_utf8_lossy(&ran.stderr));
     }
 
-    /// An empty image, on another one if that is named.
+    /// Creates an empty image, on a parent if one is named.
     fn create(&self, image: &str, parents: &[&str]) {
         let size = if parents.is_empty() { vec!["--size", "8M"] } else { Vec::new() };
         let parents = parents.iter().flat_map(|parent| ["--parent", *parent]);
@@ -99,9 +99,9 @@ fn hide(path: &Path) {
 }
 
 #[test]
-fn chains_of_others_become_vdis_on_images_that_nobody_writes() {
+fn existing_chains_become_vdis_on_read_only_images() {
     let Some(bench) = bench() else { return };
-    // As XenServer leaves them: files named by the UUIDs of their VDIs, an inner node marked as hidden.
+    // As XenServer leaves them: files named by the UUIDs of their VDIs, and an inner node marked as hidden.
     let leaf = "2f0e9c5e-6f6c-4a0e-8f0a-7c1df36c3a01";
     bench.create("vhd:inner.vhd", &[]);
     hide(&bench.path.join("inner.vhd"));
@@ -140,8 +140,8 @@ fn chains_of_others_become_vdis_on_images_that_nobody_writes() {
     let path = format!("/vdis/{}", base["uuid"].as_str().unwrap());
     assert_ne!(bench.daemon.patch(&path, json!({ "read_only": false })).0, 200, "what others stand on is not written");
 
-    // All stays as it is, also what XenServer would have merged or removed. A job that ends has the repository tidied
-    // up.
+    // Everything stays as it is, even what XenServer would have merged or removed. A job that ends starts a cleanup of
+    // the repository.
     bench.daemon.done(bench.daemon.post("/vdis", json!({ "sr": bench.sr, "name": "new", "size": 1 << 20 })));
     bench.daemon.settle();
     let again = bench.scan();
@@ -151,7 +151,7 @@ fn chains_of_others_become_vdis_on_images_that_nobody_writes() {
 }
 
 #[test]
-fn what_nobody_needs_any_more_goes_when_its_repository_is_attached() {
+fn unneeded_files_are_removed_when_their_repository_is_attached() {
     let Some(bench) = bench() else { return };
     bench.create("vhd:base.vhd", &[]);
     bench.create("vhd:one.vhd", &["vhd:base.vhd"]);
@@ -162,7 +162,7 @@ fn what_nobody_needs_any_more_goes_when_its_repository_is_attached() {
     };
     let (one, other) = (vdi("one.vhd"), vdi("other.vhd"));
     bench.daemon.done(bench.daemon.post(&format!("/srs/{}/detach", bench.sr), json!({})));
-    // As if the daemon had ended when the VDIs had gone, and before their files had.
+    // As if the daemon had ended after the VDIs were removed from the catalogue, and before their files were.
     let catalogue = rusqlite::Connection::open(bench.daemon.room().join("state/catalogue.db")).unwrap();
     for gone in [one, vdi("base.vhd")] {
         assert_eq!(catalogue.execute("DELETE FROM vdi WHERE uuid = ?1", [gone.as_str().unwrap()]).unwrap(), 1);
@@ -178,7 +178,7 @@ fn what_nobody_needs_any_more_goes_when_its_repository_is_attached() {
 }
 
 #[test]
-fn what_has_no_place_is_told_with_the_reason_and_nothing_of_it_is_touched() {
+fn images_that_cannot_be_added_are_reported_with_the_reason_and_untouched() {
     let Some(bench) = bench() else { return };
     let at = |name: &str| bench.path.join(name);
     bench.create("vhd:base.vhd", &[]);
@@ -195,7 +195,7 @@ fn what_has_no_place_is_told_with_the_reason_and_nothing_of_it_is_touched() {
     bench.qemu_img(&["create", "-q", "-f", "qcow2", "a.qcow2", "8M"]);
     bench.qemu_img(&["create", "-q", "-f", "qcow2", "-b", "a.qcow2", "-F", "qcow2", "b.qcow2"]);
     bench.qemu_img(&["rebase", "-u", "-f", "qcow2", "-b", "b.qcow2", "-F", "qcow2", "a.qcow2"]);
-    // What is not what its name says, a link, a directory, and a file that somebody else is writing.
+    // A file of another format than its name says, a link, a directory, and a file that another process is writing.
     fs::write(at("text.vhd"), "no image").unwrap();
     std::os::unix::fs::symlink("/etc/passwd", at("link.raw")).unwrap();
     fs::create_dir(at("folder.qcow2")).unwrap();
@@ -221,7 +221,7 @@ fn what_has_no_place_is_told_with_the_reason_and_nothing_of_it_is_touched() {
 }
 
 #[test]
-fn a_child_of_a_disk_that_may_be_written_has_no_place_until_that_is_for_reading_only() {
+fn a_child_of_a_writable_disk_is_not_added_until_that_disk_is_read_only() {
     let Some(bench) = bench() else { return };
     bench.create("vhd:base.vhd", &[]);
     let vdi = bench.scan()["appeared"][0]["vdi"].clone();
@@ -232,7 +232,7 @@ fn a_child_of_a_disk_that_may_be_written_has_no_place_until_that_is_for_reading_
 }
 
 #[test]
-fn images_that_go_are_missing_and_come_back() {
+fn removed_images_are_missing_until_they_return() {
     let Some(bench) = bench() else { return };
     bench.create("vhd:a.vhd", &[]);
     let vdi = bench.scan()["appeared"][0]["vdi"].clone();
@@ -244,7 +244,7 @@ fn images_that_go_are_missing_and_come_back() {
 }
 
 #[test]
-fn a_directory_of_images_that_others_have_made_becomes_a_repository_with_all_of_them() {
+fn a_directory_of_existing_images_becomes_a_repository_with_all_of_them() {
     let Some(bench) = bench() else { return };
     let path = bench.daemon.room().join("theirs");
     fs::create_dir(&path).unwrap();
@@ -257,9 +257,9 @@ fn a_directory_of_images_that_others_have_made_becomes_a_repository_with_all_of_
     assert_eq!(fs::read(path.join("disk.raw")).unwrap(), [1; 4096]);
 }
 
-/// The data of snapshots is there after it, though nothing is known of them any more.
+/// The data of snapshots is still there afterwards, although they are no longer recorded.
 #[test]
-fn what_is_forgotten_and_introduced_and_scanned_keeps_every_state() {
+fn forgetting_introducing_and_scanning_keep_every_disks_state() {
     let Some(bench) = bench() else { return };
     let made = bench.daemon.post("/vdis", json!({ "sr": bench.sr, "name": "web", "size": 8 << 20 }));
     let vdi = bench.daemon.done(made)["uuid"].as_str().unwrap().to_owned();
@@ -271,7 +271,7 @@ fn what_is_forgotten_and_introduced_and_scanned_keeps_every_state() {
     bench.daemon.done(bench.daemon.post(&format!("/srs/{}/detach", bench.sr), json!({})));
     assert_eq!(bench.daemon.post(&format!("/srs/{}/forget", bench.sr), json!({})).0, 204);
     assert_eq!(bench.daemon.get(&format!("/vdis/{snapshot}")).0, 404);
-    // As a repository of a time in which they did not describe themselves (inventory.rs has the others).
+    // As a repository from a time before inventories (the others are in inventory.rs).
     fs::remove_file(bench.path.join(".tapline-inventory.jsonl")).unwrap();
     let body = json!({ "uuid": bench.sr, "name": "vms", "source": { "type": "dir", "path": bench.path } });
     bench.daemon.done(bench.daemon.post("/srs/introduce", body));

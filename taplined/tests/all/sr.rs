@@ -78,7 +78,7 @@ fn a_repository_goes_through_its_life_cycle() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_by_field() {
+fn invalid_values_are_refused_by_field() {
     let daemon = start();
     let path = directory(&daemon, "vms");
     let with = |name: &str, value: Value| {
@@ -91,7 +91,7 @@ fn what_makes_no_sense_is_refused_by_field() {
     assert_eq!(with("reserve", json!(u64::MAX)), refused("reserve"));
     assert_eq!(with("name", json!("a\u{7}")), refused("name"));
     assert_eq!(with("nam", json!("a")), refused("nam"));
-    // Of a tagged value serde tells no more than that it is the source.
+    // For a tagged value serde reports only that it is in the source.
     assert_eq!(with("source", json!({ "type": "dir", "path": "/a/../b" })).0, 400);
     assert_eq!(with("source", json!({ "type": "nfs", "server": "-o", "export": "/a" })), refused("source.server"));
     assert_eq!(daemon.get("/srs").1, json!([]));
@@ -150,7 +150,7 @@ fn a_vanished_repository_is_lost_at_the_next_check() {
     let uuid = daemon.repository("vms");
     fs::rename(daemon.room().join("vms"), daemon.room().join("aside")).unwrap();
     daemon.patch(&format!("/srs/{uuid}"), json!({ "reserve": 4096 }));
-    // Another look may have been first, and just be recording it.
+    // Another check may have been first, and may still be recording it.
     wait_until("the repository is lost", || sr(&daemon, &uuid)["state"] == "lost");
 }
 
@@ -171,7 +171,7 @@ fn space_is_measured_after_a_task() {
     let used = || sr(&daemon, &uuid)["space"]["physical_utilisation"].as_u64().unwrap();
     let before = used();
     fs::write(daemon.room().join("vms/file"), vec![1; 32 << 20]).unwrap();
-    // It is attached already: nothing but a task that ends.
+    // It is already attached: only a task that ends.
     daemon.done(daemon.post(&format!("/srs/{uuid}/attach"), json!({})));
     wait_until("it is measured", || used() != before);
 }
@@ -248,8 +248,8 @@ fn an_iso_library_has_read_only_vdis() {
     assert_eq!(again["returned"], scan["missing"]);
 }
 
-/// A mount(8) and an umount(8) in the place of the real ones: the kernel here may know neither NFS nor SMB. They note
-/// their words, and mount a file system in memory with the same source.
+/// Replacements for mount(8) and umount(8): the kernel may support neither NFS nor SMB. They record their arguments,
+/// and mount an in-memory file system with the same source.
 fn stand_ins(room: &Path) -> String {
     let bin = room.join("bin");
     fs::create_dir(&bin).unwrap();
@@ -258,7 +258,7 @@ fn stand_ins(room: &Path) -> String {
         fs::write(&path, format!("#!/bin/sh\necho {name} \"$@\" >> {}/words\n{does}\n", room.display())).unwrap();
         assert!(Command::new("chmod").arg("+x").arg(&path).status().unwrap().success());
     };
-    // The real one has another program do it, too, and waits for that.
+    // The real program has another program do it, too, and waits for that.
     let hang = "test -e \"$(dirname $0)/hang\" && { sleep 1000 & echo $! >\"$(dirname $0)/child\"; wait; exit 1; }";
     // mount -t nfs -o OPTIONS -- SOURCE TARGET
     script("mount", &format!("{hang}; exec /bin/mount -t tmpfs -- \"$6\" \"$7\""));
@@ -267,7 +267,7 @@ fn stand_ins(room: &Path) -> String {
     format!("{}:{}", bin.display(), std::env::var("PATH").unwrap())
 }
 
-/// Whether this may mount; that it may not is said.
+/// Whether this process may mount; reports it if not.
 fn is_root() -> bool {
     let root = fs::read_to_string("/proc/self/status").unwrap().contains("Uid:\t0\t");
     if !root {
@@ -316,7 +316,7 @@ fn a_server_is_mounted_once_and_unmounted_at_detach() {
     assert_eq!(sr(&daemon, &uuid)["state"], "attached");
     assert_eq!(words(place.path()).len(), 1, "it is not mounted twice");
 
-    // What cannot be unmounted is not detached.
+    // A repository that cannot be unmounted is not detached.
     fs::write(place.path().join("bin/busy"), "").unwrap();
     let busy = daemon.failed(daemon.post(&format!("/srs/{uuid}/detach"), json!({})));
     assert!(busy["message"].as_str().unwrap().contains("target is busy"), "{busy}");
@@ -330,7 +330,7 @@ fn a_server_is_mounted_once_and_unmounted_at_detach() {
         .into_iter()
         .find(|words| words.starts_with("umount") && words.split(' ').any(|word| word == "-l"));
     assert_eq!(lazy, None);
-    // What the server has now is not what it was: nothing is used that has not the label.
+    // The server has other contents than before: nothing without the label is used.
     assert_eq!(daemon.failed(daemon.post(&format!("/srs/{uuid}/attach"), json!({})))["code"], "state");
     assert!(!at.exists(), "what was mounted in vain is unmounted");
 }
@@ -361,7 +361,7 @@ fn a_foreign_mount_is_not_mistaken_for_the_server() {
 }
 
 #[test]
-fn an_unresponsive_server_blocks_nobody() {
+fn an_unresponsive_server_blocks_no_other_request() {
     let place = tempfile::tempdir().unwrap();
     let path = stand_ins(place.path());
     fs::write(place.path().join("bin/hang"), "").unwrap();
@@ -374,7 +374,7 @@ fn an_unresponsive_server_blocks_nobody() {
     assert!(task["problem"]["message"].as_str().unwrap().contains("nas:/vms"), "{task}");
     assert_eq!(daemon.get("/srs").1, json!([]));
     assert_eq!(words(place.path()).len(), 1, "it is not waited for once more to undo what was not done");
-    // What goes on by itself would mount when nobody expects it any more.
+    // A program that keeps running would mount when it is no longer expected.
     let child = fs::read_to_string(place.path().join("bin/child")).unwrap();
     let stat = format!("/proc/{}/stat", child.trim());
     wait_until("what mount(8) has started is killed with it", || {
@@ -382,7 +382,7 @@ fn an_unresponsive_server_blocks_nobody() {
     });
 }
 
-/// A copy by shared blocks is made beside its name; whoever is killed in the middle of it leaves that behind.
+/// A copy by reflink is made under a temporary name; a killed process leaves it behind.
 #[test]
 fn unfinished_files_are_removed_on_attach() {
     let mut daemon = start();

@@ -1,5 +1,5 @@
-//! Disks of the real daemon that get another process while a client goes on over one connection: as they should, where
-//! something fails, and wherever the daemon is killed.
+//! Disks of the real daemon that are handed over to a new process while a client keeps its connection: successfully,
+//! with failures at various points, and with the daemon killed at each of them.
 
 use std::fs;
 use std::io::{BufRead, BufReader, IoSlice, Write};
@@ -116,7 +116,7 @@ fn a_daemon_killed_during_an_upgrade_leaves_one_known_process() {
         assert_eq!(json!(running), json!([now["pid"]]), "{point}");
         nothing_leaked(&daemon);
         writer.goes_on();
-        // It can be asked for again, of the daemon that has found it.
+        // The daemon that has reattached the disk can upgrade it again.
         upgrade(&daemon, &vbd);
         nothing_leaked(&daemon);
         writer.goes_on();
@@ -127,9 +127,9 @@ fn a_daemon_killed_during_an_upgrade_leaves_one_known_process() {
     assert!(!daemon.log().contains("killing a"), "somebody had to be killed: {}", daemon.log());
 }
 
-/// A daemon whose disks are of a program that lies in its room, where it may be exchanged.
+/// A daemon with its disks' program in its own directory, where it can be replaced.
 fn with_program() -> (Taplined, String, Writer, PathBuf) {
-    // All disks are one user's: a program in the place of one kills another.
+    // All disks have the same user: a program that replaces theirs kills another process.
     let (mut daemon, vdis) = with_disks("disk-user = \"nobody\"", &["disk"]);
     // The disks' user must get there; the daemon's own directories are closed to others as before.
     fs::set_permissions(daemon.room(), fs::Permissions::from_mode(0o755)).unwrap();
@@ -147,7 +147,7 @@ fn with_program() -> (Taplined, String, Writer, PathBuf) {
     (daemon, vbd, writer, program)
 }
 
-/// Puts a script in the place of a program, as an installation does.
+/// Replaces a program with a script, as an installation does.
 fn install(program: &Path, script: &str) {
     let (draft, new) = (program.with_extension("draft"), program.with_extension("new"));
     fs::write(&draft, format!("#!/bin/sh\n# In the place of tapline-disk.\n{script}\n")).unwrap();
@@ -179,7 +179,7 @@ fn a_failing_new_program_leaves_the_old_process_running() {
     fails("exit status: 3");
     install(&program, "echo 'tapline: cannot do anything: it is broken' >&2\necho '  mend it' >&2\nexit 4");
     fails("cannot do anything: it is broken");
-    // It takes nothing, and does not end.
+    // It takes nothing over, and does not exit.
     install(&program, "exec sleep 1000");
     fails("");
     fs::remove_file(&program).unwrap();
@@ -206,7 +206,7 @@ fn a_disk_whose_old_process_dies_in_an_upgrade_is_restarted_once() {
         let now = daemon.get(&vbd).1;
         now["state"] == "plugged" && now["restarts"] == 1 && now["pid"] != before
     });
-    // Its connection has gone with the process.
+    // Its connection ended with the process.
     assert!(writer.thread.join().is_err());
     let mut client = Client::connect(&socket(&daemon, &vbd));
     client.write(0, BLOCK, 5);
@@ -222,7 +222,7 @@ fn a_new_process_that_dies_at_once_is_restarted() {
     let (mut daemon, vbd, writer) = written();
     drop(writer.end());
     let before = pid(&daemon, &vbd);
-    // The daemon as well, before it knows who serves.
+    // The daemon dies as well, before it knows which process serves.
     daemon.restart_with(&[("TAPLINED_ABORT_AT", "vbd-upgrade:answer:after")]);
     daemon.post_and_die(&format!("{vbd}/upgrade"), json!({}));
     wait_until("only the new one is there", || {
@@ -292,7 +292,7 @@ fn control(daemon: &Taplined, vbd: &str) -> UnixStream {
     UnixStream::connect(place.join("control.sock")).unwrap()
 }
 
-/// Asks a disk, as whoever has its control socket may.
+/// Sends a request to a disk's control socket.
 fn ask(daemon: &Taplined, vbd: &str, verb: &str) -> Value {
     let mut stream = control(daemon, vbd);
     stream.write_all(format!("{}\n", json!({ "version": 1, "id": 1, "verb": verb })).as_bytes()).unwrap();
@@ -301,7 +301,7 @@ fn ask(daemon: &Taplined, vbd: &str, verb: &str) -> Value {
     serde_json::from_str(&line).unwrap()
 }
 
-/// A disk whose leaf is being merged, and stands still at that; none if that was too quick.
+/// A disk whose leaf is being merged and was stopped; `None` if the merge was too quick.
 fn merging(daemon: &Taplined, sr: &str) -> Option<(String, String, Client)> {
     let asked = json!({ "sr": sr, "name": "disk", "size": 256 << 20, "format": "qcow2" });
     let vdi = daemon.done(daemon.post("/vdis", asked))["uuid"].as_str().unwrap().to_owned();
@@ -330,7 +330,7 @@ fn merging(daemon: &Taplined, sr: &str) -> Option<(String, String, Client)> {
     Some((vdi, vbd, client))
 }
 
-/// What was written to a disk that was merged is there, and nothing else is once it is unplugged.
+/// Checks that data written to a merged disk can be read, and that nothing is left after an unplug.
 fn holds_all_and_leaks_nothing(daemon: &Taplined, vbd: &str, mut client: Client) {
     assert_eq!(client.read(0, BLOCK), vec![1; BLOCK]);
     for at in 1..128 {
@@ -350,7 +350,7 @@ fn a_running_merge_continues_in_the_new_process() {
     upgrade(&daemon, &vbd);
     assert_ne!(pid(&daemon, &vbd), before);
     assert!(daemon.log().contains("repeating the request to its new process"), "{}", daemon.log());
-    // The task knows nothing of it, and nobody asks for another.
+    // The task does not know about it, and no other is requested.
     wait_until("it is merged", || daemon.get(&format!("/vdis/{vdi}")).1["depth"] == 1);
     let merges = || -> Vec<Value> {
         let tasks = daemon.get("/tasks").1;

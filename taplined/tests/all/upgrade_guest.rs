@@ -1,6 +1,6 @@
-//! Disks of virtual machines that get another process, or lose theirs, while the guest goes on over vhost-user: it
-//! keeps on writing and reading at depth 128, and whoever is killed, each request is answered once and shows what was
-//! written last.
+//! Disks of virtual machines that are handed over to a new process, or whose process dies, while the guest uses
+//! vhost-user: it keeps writing and reading at queue depth 128, and whatever process is killed, each request is
+//! completed once and returns what was written last.
 
 use std::path::Path;
 use std::process::Command;
@@ -59,7 +59,7 @@ impl Guest {
     }
 }
 
-/// A daemon with a disk that is plugged, and a guest that has it; its front-end records what is in flight, or does not.
+/// A daemon with a plugged disk, and a guest that uses it; its frontend supports the inflight region or does not.
 fn served(recorded: bool) -> (Taplined, String, Driver) {
     let (daemon, vdis) = with_disks("", &["disk"]);
     let vbd = vbd(&daemon, &vdis[0], "vhost-user");
@@ -135,8 +135,8 @@ fn a_guest_survives_a_daemon_killed_during_an_upgrade() {
     all_is_well(&daemon, &vbd, guest.pause());
 }
 
-/// What is handed over has been taken over itself: requests of a process that was killed, done by one that was
-/// replaced.
+/// Requests in flight are handed over a second time: first taken over from a killed process, then passed on in an
+/// upgrade.
 #[test]
 #[ignore = "slow: run by `make test-all`"]
 fn a_guest_loses_nothing_if_its_disk_is_killed_around_upgrades() {
@@ -152,7 +152,7 @@ fn a_guest_loses_nothing_if_its_disk_is_killed_around_upgrades() {
                 guest.goes_on();
             }
             let before = if round % 2 == 0 { daemon.get(&vbd).1["pid"].clone() } else { before };
-            // While another process is on its way, too.
+            // In some rounds another process is being started as well.
             let task = (round % 3 == 2).then(|| daemon.post(&format!("{vbd}/upgrade"), json!({})).1);
             Command::new("kill").args(["-9", &before.to_string()]).status().unwrap();
             driver = guest.pause();

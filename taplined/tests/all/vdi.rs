@@ -1,4 +1,4 @@
-//! VDIs of a real daemon on real files: what they show after each verb, and after the daemon was killed at each step of
+//! VDIs of a real daemon on real files: their contents after each verb, and after the daemon was killed at each step of
 //! it.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -63,7 +63,7 @@ impl Bed {
         rusqlite::Connection::open(self.daemon.room().join("state/catalogue.db")).unwrap()
     }
 
-    /// Writes a megabyte of `byte` at megabyte `at`, as an NBD client of a disk process, while nobody has the VDI.
+    /// Writes a megabyte of `byte` at megabyte `at`, over NBD from a disk process, while the VDI is not in use.
     fn write(&self, vdi: &str, at: u64, byte: u8) {
         let socket = self.daemon.room().join("write.sock");
         let mut command = Command::new(harness::disk_program());
@@ -81,7 +81,7 @@ impl Bed {
         assert!(disk.wait().unwrap().success());
     }
 
-    /// What each megabyte of a VDI holds: one byte throughout.
+    /// The byte that fills each megabyte of a VDI.
     fn read(&self, vdi: &str) -> Vec<u8> {
         let path = self.daemon.room().join(format!("read-{}", self.tasks()));
         self.verb(vdi, "export", json!({ "path": path, "format": "raw" }));
@@ -188,7 +188,7 @@ fn images_of_destroyed_snapshots_are_merged_automatically() {
     }
     bed.write(&vdi, 3, 9);
     assert_eq!(bed.show(&vdi)["depth"], 4);
-    // Children record when their parent was last changed, in seconds, and a merge changes what others stand on.
+    // Children record the modification time of their parent in seconds, and a merge modifies parents.
     std::thread::sleep(std::time::Duration::from_millis(1100));
     for snapshot in &snapshots {
         bed.daemon.done(bed.daemon.delete(&format!("/vdis/{snapshot}")));
@@ -212,14 +212,14 @@ fn copies_exports_and_imports_are_complete() {
 
     let path = bed.daemon.room().join("out.vhd");
     bed.verb(&copy, "export", json!({ "path": path, "format": "vhd" }));
-    // What a guest has written is nobody else's business.
+    // A guest's data is private.
     assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     let (status, problem) = bed.daemon.post(&format!("/vdis/{copy}/export"), json!({ "path": path, "format": "vhd" }));
     assert_eq!((status, &problem["code"]), (409, &json!("exists")));
     let asked = json!({ "sr": bed.sr, "name": "in", "path": path, "source_format": "vhd", "format": "qcow2" });
     let imported = bed.daemon.done(bed.daemon.post("/vdis/import", asked))["uuid"].as_str().unwrap().to_owned();
     assert_eq!(bed.read(&imported), content(&[(5, 7), (6, 8)]));
-    // What is no VHD is refused before anything is made.
+    // An invalid VHD is refused before anything is created.
     fs::write(&path, [7; 1 << 16]).unwrap();
     let asked = json!({ "sr": bed.sr, "name": "in", "path": path, "source_format": "vhd" });
     assert_ne!(bed.daemon.post("/vdis/import", asked).0, 202);
@@ -230,7 +230,7 @@ fn copies_exports_and_imports_are_complete() {
 fn a_dry_run_does_not_affect_running_tasks() {
     let bed = bed();
     let vdi = bed.create("disk", "qcow2");
-    // A merge that goes on for as long as it is looked at; a verb that means it would have it end.
+    // A merge that is running during the whole test; a real verb on this image would cancel it.
     let merge = "6e000000-0000-4000-8000-000000000001";
     let planted = "INSERT INTO task (uuid, verb, about, state, cancellable, intent, created)
                    VALUES (?1, 'vdi-merge', '[]', 'running', 1, '{}', '2026-11-22T12:00:00Z')";
@@ -241,7 +241,7 @@ fn a_dry_run_does_not_affect_running_tasks() {
     assert_eq!(bed.daemon.get(&format!("/tasks/{merge}")).1["state"], "running");
 }
 
-/// Follows events while `work` goes on, up to the end of a task of this verb: how far it was, each time that was told.
+/// Follows events during `work`, up to the end of a task of this verb; returns the progress values.
 fn told_of(bed: &Bed, verb: &str, work: impl FnOnce()) -> Vec<f64> {
     let mut stream = UnixStream::connect(bed.daemon.socket()).unwrap();
     stream.write_all(b"GET /v1/events HTTP/1.1\r\nhost: t\r\n\r\n").unwrap();
@@ -287,12 +287,12 @@ fn image_jobs_have_access_only_to_passed_files() {
     let mut bed = bed();
     let (room, words) = (bed.daemon.room().to_owned(), bed.daemon.room().join("words"));
     let (noting, real) = (room.join("noting"), room.join("tapline-disk"));
-    // Its user need not be let to where it was built.
+    // Its user may have no access to the build directory.
     harness::copy_program(&harness::disk_program(), &real);
     let script = format!("#!/bin/sh\necho \"$@\" >> {}\nexec {} \"$@\"\n", words.display(), real.display());
     fs::write(&words, "").unwrap();
     fs::write(&noting, script).unwrap();
-    // It is run by a user of its own.
+    // It runs as a user of its own.
     for (path, mode) in [(&room, 0o711), (&noting, 0o755), (&words, 0o666)] {
         fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
     }
@@ -307,7 +307,7 @@ fn image_jobs_have_access_only_to_passed_files() {
     bed.verb(&vdi, "resize", json!({ "size": 2 * SIZE }));
     bed.daemon.done(bed.daemon.delete(&format!("/vdis/{snapshot}")));
     bed.daemon.settle();
-    // What has appeared is looked at.
+    // New files are examined.
     let images = room.join("vms");
     fs::copy(images.join(bed.show(&vdi)["file"].as_str().unwrap()), images.join("appeared.qcow2")).unwrap();
     bed.daemon.done(bed.daemon.post(&format!("/srs/{}/scan", bed.sr), json!({})));
@@ -380,7 +380,7 @@ fn a_plugged_vdi_is_snapshotted_cloned_grown_and_merged() {
             bed.client(&vbd, "read -P 3 2M 1M");
         }
         assert_eq!(bed.show(&vdi)["depth"], 1, "{}", bed.daemon.log());
-        // What another daemon finds is what this one left.
+        // The next daemon finds what this one has left.
         bed.client(&vbd, "read -P 2 1M 1M");
         bed.unplug(&vbd);
         let mut expected = content(&[(1, 2), (2, 3)]);
@@ -429,7 +429,7 @@ fn a_chain_is_limited_to_a_servable_depth() {
     let snapshots: Vec<String> = (1..60).map(|_| bed.made(&vdi, "snapshot", json!({}))).collect();
     assert_eq!(bed.show(&vdi)["depth"], 60);
     let last = snapshots.last().unwrap();
-    // Of the snapshot below the leaf another image may still be made.
+    // Another image can still be created on the snapshot below the leaf.
     let asks = [(&vdi, "snapshot", json!({})), (&vdi, "clone", json!({}))];
     for (vdi, verb, asked) in asks {
         let (status, refused) = bed.daemon.post(&format!("/vdis/{vdi}/{verb}"), asked);
@@ -453,7 +453,7 @@ fn a_chain_is_limited_to_a_servable_depth() {
     bed.nothing_is_left();
 }
 
-/// What a destroyed snapshot leaves is being merged by the time the next one is asked for.
+/// The image of a destroyed snapshot is being merged when the next snapshot is destroyed.
 #[test]
 #[ignore = "slow: run by `make test-all`"]
 fn a_snapshot_can_follow_another_at_once() {
@@ -475,7 +475,7 @@ fn a_snapshot_can_follow_another_at_once() {
     bed.nothing_is_left();
 }
 
-/// Each leaves something to merge, and that begins just when the next one is asked for.
+/// Each leaves an image to merge, and that merge starts just when the next one is requested.
 #[test]
 fn a_beginning_merge_does_not_block_a_vdi() {
     let bed = bed();
@@ -496,7 +496,7 @@ fn a_beginning_merge_does_not_block_a_vdi() {
 /// Asks for a verb.
 type Ask = Box<dyn Fn(&Bed) -> (u16, Value)>;
 
-/// Prepares a VDI for a verb, so that each of its steps is come by when it is asked for.
+/// Prepares a VDI for a verb such that the request passes each of its steps.
 fn scenario(bed: &Bed, verb: &str) -> Ask {
     let vdi = bed.create("disk", "qcow2");
     bed.write(&vdi, 1, 1);
@@ -516,14 +516,14 @@ fn scenario(bed: &Bed, verb: &str) -> Ask {
             bed.verb(&vdi, "export", json!({ "path": out, "format": "raw" }));
             post("/vdis/import".into(), json!({ "sr": sr, "name": "in", "path": out, "source_format": "raw" }))
         }
-        // What stands on the second snapshot is told that it stands on another image.
+        // The child of the second snapshot has its recorded parent changed.
         "vdi-merge" => {
             bed.made(&vdi, "snapshot", json!({ "name": "second" }));
             bed.write(&vdi, 3, 3);
             Box::new(move |bed| bed.daemon.delete(&format!("/vdis/{snapshot}")))
         }
         "vdi-destroy" => Box::new(move |bed| bed.daemon.delete(&format!("/vdis/{snapshot}"))),
-        // An image that nobody shows and nothing stands on, as a merge may leave that was refused for a while.
+        // An image that no VDI shows and that has no children, as left by a merge that was refused for a while.
         "sr-reclaim" => Box::new(move |bed| {
             let uuid = uuid();
             fs::write(bed.directory().join(&uuid), "an image").unwrap();
@@ -554,8 +554,8 @@ fn state(bed: &Bed) -> State {
     (all, bed.daemon.room().join("out.raw").exists())
 }
 
-/// Kills the daemon at each point of a verb, and sees that the verb is done or undone afterwards, and can be given
-/// again.
+/// Kills the daemon at each point of a verb, and checks that the verb is then completed or rolled back, and can be
+/// repeated.
 fn killed_anywhere(verb: &str, steps: &[&str]) {
     let whole = bed();
     let ask = scenario(&whole, verb);
@@ -575,7 +575,7 @@ fn killed_anywhere(verb: &str, steps: &[&str]) {
         let after = state(&bed);
         assert!(after == before || after == done, "{point}: {after:?} is neither {before:?} nor {done:?}");
         if after == before {
-            // It was undone, so it can be asked for again.
+            // It was rolled back, so it can be requested again.
             bed.daemon.done(ask(&bed));
             bed.daemon.settle();
             assert_eq!(state(&bed), done, "{point}");
@@ -588,7 +588,7 @@ fn points(verb: &str, steps: &[&str]) -> Vec<String> {
     steps.iter().flat_map(|step| [format!("{verb}:{step}"), format!("{verb}:{step}:after")]).collect()
 }
 
-/// Has a daemon die at a point of what it is asked, and starts another.
+/// Makes a daemon die at a point of a request, and starts another.
 fn die_at(bed: &mut Bed, point: &str, ask: &Ask) {
     bed.daemon.restart_with(&[("TAPLINED_ABORT_AT", point)]);
     ask(bed);
@@ -619,7 +619,7 @@ fn a_job_is_completed_or_rolled_back_after_any_kill() {
     }
 }
 
-/// The same while a client uses the disk, whose process goes on, or dies with the daemon.
+/// The same while a client uses the disk, whose process keeps running or dies with the daemon.
 #[test]
 #[ignore = "slow: run by `make test-all`"]
 fn a_job_on_a_plugged_vdi_is_completed_or_rolled_back_after_any_kill() {

@@ -1,7 +1,7 @@
-//! VMs of the real daemon, with real QEMUs that have no system to boot: started with their disks, held, ended, killed,
-//! found again.
+//! VMs of the real daemon, with real QEMUs without a system to boot: started with their disks, paused, stopped, killed
+//! and reattached.
 //!
-//! The firmware looks for a system, finds none and idles; it hears no power button and lets go of no disk.
+//! The firmware looks for a system, finds none and idles; it ignores the power button and never releases a disk.
 //! `TAPLINE_QEMU` names another QEMU.
 
 use std::path::Path;
@@ -15,7 +15,7 @@ use crate::harness::{Taplined, wait_until};
 
 const QEMU: &str = "qemu-system-x86_64";
 
-/// A daemon with disks that are named; none where there is no QEMU, which is said.
+/// A daemon with disks of these names; `None` without QEMU, which is reported.
 fn begin(settings: &str, names: &[&str]) -> Option<(Taplined, Vec<String>)> {
     let program = std::env::var("TAPLINE_QEMU");
     let qemu = program.as_deref().unwrap_or(QEMU);
@@ -126,7 +126,7 @@ fn invalid_vms_are_refused_by_field() {
     let xen = make("driver", json!("xen"));
     assert_eq!((&xen["code"], &xen["field"]), (&json!("unsupported"), &json!("boot")));
     assert!(xen["advice"].as_str().unwrap().contains("give a kernel"), "{xen}");
-    // With a kernel that is not there it can be made, and not started.
+    // With a missing kernel it can be created but not started.
     let vm = machine(&daemon, &[]);
     assert_eq!(daemon.post(&format!("{vm}/start"), json!({})).1["field"], "boot");
     let boot = json!({ "from": "kernel", "kernel": "/no/such/kernel" });
@@ -185,7 +185,8 @@ fn a_disk_is_hot_plugged_and_force_removed_only_if_needed() {
     daemon.done(daemon.post(&format!("{hot}/unplug"), json!({ "force": true })));
     assert_eq!(power(&daemon, &vm), "running");
     nothing_leaked(&daemon);
-    // The guest has not let go: what it has begun must not reach the disk again, and nothing else may be in its place.
+    // The guest has not released the disk: its requests in flight must not reach the disk later, and nothing may take
+    // its place.
     let taken = daemon.failed(daemon.post(&format!("{hot}/plug"), json!({})));
     assert_eq!(taken["code"], "in-use");
     assert_eq!(daemon.delete(&hot).0, 204);
@@ -221,7 +222,7 @@ fn a_machine_outlives_the_daemon_and_is_reattached() {
     let now = daemon.get(&vm).1;
     assert_eq!((&now["power"], &now["pid"], &now["problem"]), (&json!("running"), &before["pid"], &Value::Null));
     nothing_leaked(&daemon);
-    // It is spoken to: a disk is plugged, and it is held, which the next daemon finds.
+    // Its monitor is used: a disk is plugged, and it is paused, which the next daemon detects.
     plug(&daemon, &add_disk(&daemon, &vm, &vdis[1]));
     daemon.done(daemon.post(&format!("{vm}/suspend"), json!({})));
     daemon.restart();
@@ -231,7 +232,7 @@ fn a_machine_outlives_the_daemon_and_is_reattached() {
     wait_until("it is halted", || power(&daemon, &vm) == "halted");
     assert!(said(&daemon.get(&vm).1["problem"]).contains("exit status unknown"));
     nothing_leaked(&daemon);
-    // One that ends by itself says why, also to a daemon that has not started it.
+    // A VM that exits reports the reason, also to a daemon that has not started it.
     let again = start(&daemon, &vm);
     daemon.restart();
     assert!(Command::new("kill").arg(again["pid"].to_string()).status().unwrap().success());
@@ -239,7 +240,7 @@ fn a_machine_outlives_the_daemon_and_is_reattached() {
     assert!(said(&daemon.get(&vm).1["problem"]).contains("host-signal"), "{}", daemon.get(&vm).1);
 }
 
-/// The catalogue is older than the start of the VM, or knows nothing of it any more.
+/// The catalogue is older than the start of the VM, or no longer contains it.
 #[test]
 fn a_machine_unknown_to_the_catalogue_keeps_running() {
     let Some((mut daemon, vdis)) = begin("", &["a", "b"]) else { return };
@@ -253,7 +254,7 @@ fn a_machine_unknown_to_the_catalogue_keeps_running() {
     assert_eq!((&now["power"], &now["pid"], &now["problem"]), (&json!("running"), &before["pid"], &Value::Null));
     assert_eq!(states(&daemon, &vm), ["plugged"; 2]);
     nothing_leaked(&daemon);
-    // It ran then, and was started anew since.
+    // It ran at that time, and has been restarted since.
     assert_eq!(daemon.post("/host/backups", json!({})).0, 201);
     shut_down(&daemon, &vm, json!({ "force": true }));
     let before = start(&daemon, &vm);
@@ -277,7 +278,8 @@ fn a_machine_unknown_to_the_catalogue_keeps_running() {
     kill(&before["pid"]);
 }
 
-/// By the catalogue the VM runs and has the disk; it has ended since, and somebody plugged the disk without it.
+/// According to the catalogue the VM runs and has the disk; since then it has ended, and the disk was plugged without
+/// it.
 #[test]
 fn a_disk_plugged_after_its_vms_end_stays_plugged_with_an_older_catalogue() {
     let Some((mut daemon, vdis)) = begin("", &["a", "b"]) else { return };
@@ -361,7 +363,7 @@ fn a_daemon_that_dies_during_start_or_shutdown_leaves_nothing_half_done() {
         daemon.wait_for_death();
         daemon.restart_with(&[]);
         if point == "vm-shutdown:end" {
-            // It still runs, and is asked anew; this guest never hears that.
+            // It still runs, and is asked to shut down again; this guest always ignores that.
             daemon.done(daemon.post(&format!("{vm}/shutdown"), json!({ "force": true })));
         }
         wait_until("it is halted", || power(&daemon, &vm) == "halted");
@@ -385,7 +387,7 @@ fn a_shutdown_can_be_cancelled_until_the_guest_is_stopped() {
     assert_eq!(daemon.wait(&asked)["state"], "cancelled");
     assert_eq!(power(&daemon, &vm), "running");
     assert_eq!(shut_down(&daemon, &vm, json!({ "timeout": 1 }))["power"], "halted");
-    // And force puts an end to patience.
+    // Force skips the wait.
     start(&daemon, &vm);
     let patient = daemon.post(&format!("{vm}/shutdown"), json!({ "timeout": 600 })).1;
     assert_eq!(shut_down(&daemon, &vm, json!({ "force": true }))["power"], "halted");
@@ -452,7 +454,7 @@ fn a_cancelled_start_is_rolled_back_without_separate_plugs() {
     let now = daemon.get(&vm).1;
     assert_eq!((&now["power"], &now["problem"]), (&json!("halted"), &Value::Null));
     nothing_leaked(&daemon);
-    // The same by force, which does not wait for what is slow.
+    // The same by force, which does not wait for slow storage.
     let asked = daemon.post(&format!("{vm}/start"), json!({})).1;
     wait_until("one disk is plugged", || states(&daemon, &vm) == ["plugged", "plugging"]);
     assert_eq!(shut_down(&daemon, &vm, json!({ "force": true }))["power"], "halted");
@@ -489,12 +491,13 @@ fn a_machine_keeps_its_disk_connection_across_upgrades() {
     let log = daemon.room().join(format!("log{}.log", vbd.replace("/vbds", "/vbd")));
     let said = || std::fs::read_to_string(&log).unwrap();
     wait_until("the firmware has started the disk", || said().contains("the front-end records what is in flight"));
-    // That of who asked whether the disk is served, before QEMU came, goes as soon as the kernel has ended its watch.
+    // The connection that checked whether the disk is served, before QEMU connected, disappears as soon as the kernel
+    // has closed it.
     wait_until("QEMU alone is connected", || connection(&vbd).len() == 1);
     let first = connection(&vbd);
     for _ in 0..4 {
         daemon.done(daemon.post(&format!("{vbd}/upgrade"), json!({})));
-        // QEMU stops the disk's rings and starts them again, of whoever is there now.
+        // QEMU stops the disk's rings and starts them again, with whatever process serves by then.
         daemon.done(daemon.post(&format!("{vm}/suspend"), json!({})));
         daemon.done(daemon.post(&format!("{vbd}/upgrade"), json!({})));
         daemon.done(daemon.post(&format!("{vm}/resume"), json!({})));
@@ -577,7 +580,7 @@ fn a_xen_guest_uses_blkif_and_a_failed_one_leaves_nothing() {
         let vbd = json!({ "vdi": vdis[1], "vm": vm.trim_start_matches("/vms/"), "transport": transport });
         assert_eq!(daemon.post("/vbds", vbd).1["field"], "transport");
     }
-    // Nobody is there who could have it.
+    // No VM could use it.
     let (status, refused) = daemon.post(&format!("{vbd}/plug"), json!({}));
     assert!(status == 409 && said(&refused).contains("is not running"), "{status} {refused}");
 

@@ -1,4 +1,4 @@
-//! What the service manager is told of the daemon's life (sd_notify(3)).
+//! The daemon's notifications to the service manager (sd_notify(3)).
 
 use std::os::unix::net::UnixDatagram;
 use std::time::{Duration, Instant};
@@ -7,7 +7,7 @@ use rusqlite::Connection;
 
 use crate::harness::start_with;
 
-/// Waits until it is told again that the daemon lives.
+/// Waits until the next watchdog notification.
 fn told(socket: &UnixDatagram) {
     let (begun, mut said) = (Instant::now(), [0; 64]);
     while begun.elapsed() < Duration::from_secs(60) {
@@ -19,7 +19,7 @@ fn told(socket: &UnixDatagram) {
 }
 
 #[test]
-fn it_is_told_that_the_daemon_lives_only_while_its_catalogue_answers() {
+fn the_watchdog_is_notified_only_while_the_catalogue_responds() {
     let room = tempfile::tempdir().unwrap();
     let path = room.path().join("notify");
     let socket = UnixDatagram::bind(&path).unwrap();
@@ -28,7 +28,7 @@ fn it_is_told_that_the_daemon_lives_only_while_its_catalogue_answers() {
     let daemon = start_with("", &asked);
     told(&socket);
     told(&socket);
-    // The writer waits for whoever holds the file, ten seconds at most; a word or two may still be under way.
+    // The writer waits up to ten seconds for the holder of the file; a few notifications may still be queued.
     let other = Connection::open(daemon.room().join("state/catalogue.db")).unwrap();
     other.execute_batch("BEGIN IMMEDIATE").unwrap();
     let (begun, mut heard) = (Instant::now(), 0);
@@ -42,7 +42,7 @@ fn it_is_told_that_the_daemon_lives_only_while_its_catalogue_answers() {
 }
 
 #[test]
-fn a_watchdog_of_another_process_is_none_of_ours() {
+fn a_watchdog_of_another_process_is_ignored() {
     let room = tempfile::tempdir().unwrap();
     let path = room.path().join("notify");
     let socket = UnixDatagram::bind(&path).unwrap();

@@ -21,7 +21,7 @@ impl Control {
         Control { lines: BufReader::new(UnixStream::connect(path).unwrap()) }
     }
 
-    /// A connection, if anybody is there.
+    /// A connection, if a process listens.
     pub fn try_connect(path: &Path) -> Option<Control> {
         Some(Control { lines: BufReader::new(UnixStream::connect(path).ok()?) })
     }
@@ -33,7 +33,7 @@ impl Control {
         self.send_raw(format!("{request}\n").as_bytes());
     }
 
-    /// Sends a request with files beside it.
+    /// Sends a request with file descriptors.
     pub fn send_with(&mut self, request: &Value, files: &[Handed]) {
         let mut request = request.clone();
         let named: Vec<Value> = files.iter().map(Handed::described).collect();
@@ -46,7 +46,7 @@ impl Control {
         send_beside(&self.lines.get_ref().as_fd(), text, descriptors);
     }
 
-    /// What a request with files leads to in the end, which is good.
+    /// The result of a request with file descriptors, which must succeed.
     pub fn done_with(&mut self, request: &Value, files: &[Handed]) -> Value {
         self.send_with(request, files);
         let line = self.outcome();
@@ -65,11 +65,11 @@ impl Control {
     }
 
     pub fn send_raw(&mut self, bytes: &[u8]) {
-        // The disk may have been killed, or have heard enough, which is for the test to find.
+        // The disk may have been killed, or may have closed the connection, which the test will notice.
         self.lines.get_mut().write_all(bytes).ok();
     }
 
-    /// The next line; `None` if there will be none.
+    /// The next line; `None` at the end of the connection.
     pub fn hear(&mut self) -> Option<Value> {
         let mut line = String::new();
         match self.lines.read_line(&mut line) {
@@ -78,7 +78,7 @@ impl Control {
         }
     }
 
-    /// What a request leads to in the end.
+    /// The result of a request.
     pub fn ask(&mut self, request: &Value) -> Value {
         self.send(request);
         self.outcome()

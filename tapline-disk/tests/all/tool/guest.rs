@@ -1,4 +1,4 @@
-//! A guest that works while other things happen to its disk.
+//! A guest that keeps working while its disk is changed.
 
 #![allow(dead_code, reason = "each test uses its part")]
 
@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 
 use super::nbd::{Dice, Peer, Versions};
 
-/// A guest that writes and flushes until it is told to stop, or its disk goes away.
+/// A guest that writes and flushes until it is stopped or its disk disconnects.
 pub struct Guest {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<Versions>,

@@ -1,4 +1,4 @@
-//! What a daemon does for a disk process: opens its files, listens in its place, and hands it the descriptors.
+//! A daemon's part for a disk process: opens its files, listens for it, and passes the descriptors.
 
 #![allow(dead_code, reason = "each test uses its part")]
 
@@ -36,7 +36,7 @@ impl Handed {
         Handed { path: format!("{NOWHERE}/{file}"), write, descriptor }
     }
 
-    /// A new one, empty, as a daemon makes it.
+    /// A new, empty file, as a daemon creates it.
     pub fn create(room: &Room, file: &str) -> Handed {
         File::create_new(room.file(file)).unwrap();
         Handed::open(room, file, true)
@@ -67,7 +67,7 @@ pub fn send_beside(socket: &impl AsFd, text: &str, descriptors: &[&OwnedFd]) {
     sendmsg(socket, &[IoSlice::new(text.as_bytes())], &mut ancillary, SendFlags::NOSIGNAL).ok();
 }
 
-/// A command, and the daemon's end of what it receives from.
+/// A command, and the daemon's end of the socket through which it receives files.
 pub struct Hand {
     pub command: Command,
     daemon: OwnedFd,
@@ -79,7 +79,7 @@ impl Hand {
         Hand::to_program(Path::new(TAPLINE), words)
     }
 
-    /// The same to a copy of the program.
+    /// The same with a copy of the program.
     pub fn to_program(program: &Path, words: &str) -> Hand {
         let (daemon, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
@@ -109,7 +109,8 @@ impl Hand {
         self
     }
 
-    /// A job that is handed all, for a test that runs it itself; and the daemon's end, with which it may end.
+    /// A job with all of its files passed, for a test that runs it itself, and the daemon's end of the socket, which
+    /// can end it.
     pub fn apart(self) -> (Command, OwnedFd) {
         let Hand { command, daemon } = self.message(r#"{"end":true}"#, &[]);
         (command, daemon)

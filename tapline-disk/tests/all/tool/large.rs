@@ -1,5 +1,5 @@
-//! Storage that takes nothing smaller than 4096 bytes with O_DIRECT: a loop device with such sectors, and on wish a
-//! file system on it, the directory `large` of a room.
+//! Storage that requires 4096-byte alignment for O_DIRECT: a loop device with such sectors, and optionally a file
+//! system on it, mounted as `large` in the test's directory.
 
 use std::fs;
 use std::process::Command;
@@ -15,7 +15,7 @@ pub struct Large {
 }
 
 impl Large {
-    /// A device of so many bytes. `None`, said aloud, for who has no loop devices with such sectors.
+    /// A device of this size. `None`, with a message, without loop devices with such sectors.
     pub fn device(len: u64, sector: &str) -> Option<Large> {
         let room = Room::new();
         let back = room.file("back");
@@ -32,7 +32,7 @@ impl Large {
         }
     }
 
-    /// A file system of the kind that this command makes.
+    /// A file system made by this command.
     pub fn file_system(mkfs: &str) -> Option<Large> {
         let large = Large::device(512 << 20, "4096")?;
         let place = large.room.file("large");
@@ -45,7 +45,7 @@ impl Large {
         Some(large)
     }
 
-    /// Copies what is there under this name to where other programs may look at it.
+    /// Copies the file of this name to a place that other programs can access.
     pub fn take(&self, name: &str) {
         fs::copy(self.room.file("large").join(name), self.room.file(name)).unwrap();
     }

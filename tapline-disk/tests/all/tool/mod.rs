@@ -1,4 +1,4 @@
-//! Runs programs in a directory of their own and tells what they said.
+//! Runs programs in a directory of their own, and returns their output.
 
 pub mod control;
 pub mod guest;
@@ -11,7 +11,7 @@ pub mod served;
 pub mod small;
 pub mod vhost;
 
-// The program's own, so that tests look where it does.
+// The program's own modules, so that tests use the same paths.
 #[path = "../../../src/redo_name.rs"]
 mod redo_name;
 
@@ -62,7 +62,7 @@ impl Room {
         fs::write(self.file(name), bytes).unwrap();
     }
 
-    /// Runs a program with words that have no spaces in them.
+    /// Runs a program with arguments without spaces.
     pub fn run(&self, program: &str, words: &str) -> Said {
         self.run_words(program, &words.split_whitespace().collect::<Vec<&str>>())
     }
@@ -79,7 +79,7 @@ impl Room {
         self.file("redo").join(redo_name::file_name(&fs::metadata(self.file(image)).unwrap()))
     }
 
-    /// What is in the redo log of an image.
+    /// The contents of an image's redo log.
     pub fn redo_log(&self, image: &str) -> Vec<u8> {
         fs::read(self.redo_log_path(image)).unwrap()
     }
@@ -90,7 +90,7 @@ impl Room {
         log.write_all_at(bytes, at).unwrap();
     }
 
-    /// What a power loss takes.
+    /// Removes what a power loss destroys.
     pub fn lose_redo_logs(&self) {
         fs::remove_dir_all(self.file("redo")).unwrap();
     }
@@ -112,7 +112,7 @@ impl Room {
         said.out
     }
 
-    /// A new image `a` of a format; or of qcow2 with a data file, as QEMU makes one. What it is called.
+    /// Creates an image `a` of a format, or of qcow2 with a data file, as QEMU makes it; returns its image name.
     pub fn image(&self, kind: &str, size: &str) -> String {
         if kind != "data-file" {
             self.done(&format!("image create {kind}:a --size {size}"));
@@ -122,15 +122,15 @@ impl Room {
         "qcow2:a,data-file=a.data".into()
     }
 
-    /// An image, and parents if they are named, in which nothing is wrong but space that nothing refers to: whoever was
-    /// killed may leave some. What the check says.
+    /// Checks an image, with its parents if given: there must be no error except leaked space, which a killed process
+    /// may leave. Returns the output of the check.
     pub fn sound(&self, image: &str) -> String {
         let said = self.tapline(&format!("image check {image}"));
         assert!(matches!(said.code, Some(0 | 5)), "{image}: {said:?}");
         said.out
     }
 
-    /// The same, and its writer has closed it.
+    /// The same, and its writer must have closed it.
     pub fn sound_and_closed(&self, image: &str) {
         let said = self.sound(image);
         assert!(!said.contains("not closed"), "{image}: {said}");
@@ -169,7 +169,7 @@ impl Room {
         assert!(server.wait().unwrap().success(), "{said}");
     }
 
-    /// Commands of qemu-io on what these words name, each of which must succeed.
+    /// Runs qemu-io commands on the image given by these arguments; each must succeed.
     pub fn qemu_io(&self, words: &[&str], commands: &[&str]) {
         let words = ["--discard=unmap"].into_iter().chain(words.iter().copied());
         let words: Vec<&str> = words.chain(commands.iter().flat_map(|command| ["-c", *command])).collect();
@@ -194,7 +194,7 @@ impl Room {
     }
 }
 
-/// A number that whoever runs the tests may say.
+/// A number that can be set in the environment of the tests.
 pub fn from_environment(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|value| value.parse().unwrap_or_else(|_| panic!("{name} is no number")))
 }

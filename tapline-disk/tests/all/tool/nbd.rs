@@ -1,4 +1,4 @@
-//! A small NBD client, one request at a time, and a disk's worth of versions to check what a client reads.
+//! A small NBD client, with one request at a time, and the versions of all blocks of a disk to check reads.
 
 #![allow(dead_code, reason = "each test uses its part")]
 
@@ -26,7 +26,7 @@ pub struct Nbd {
 impl Nbd {
     pub fn connect(path: &Path) -> io::Result<Nbd> {
         let mut stream = UnixStream::connect(path)?;
-        // Who is not answered for so long has failed.
+        // The time limit for a reply.
         stream.set_read_timeout(Some(std::time::Duration::from_secs(60)))?;
         let mut greeting = [0; 18];
         stream.read_exact(&mut greeting)?;
@@ -98,11 +98,11 @@ impl Dice {
     }
 }
 
-/// What each block may hold: at least what was answered, whatever has become of the disk's process; at most what was
-/// written last.
+/// The possible versions of a block: at least the last completed one, whatever has happened to the disk's process, and
+/// at most the last one written.
 #[derive(Clone)]
 pub struct Versions {
-    /// Blocks are so far apart, so that they fall into many places of the image.
+    /// The distance of the blocks, large enough to spread them over the image.
     stride: u64,
     answered: Vec<u64>,
     asked: Vec<u64>,

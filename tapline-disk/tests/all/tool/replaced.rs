@@ -1,5 +1,4 @@
-//! A disk whose process is replaced while it is served: the processes that come after the first are nobody's children
-//! here.
+//! A disk whose process is upgraded while it is served: processes after the first are not children of the test.
 
 #![allow(dead_code, reason = "each test uses its part")]
 
@@ -36,20 +35,22 @@ impl Replaced {
         Replaced { first, pid, control: room.file("control.sock") }
     }
 
-    /// Asks for another process, and goes on; the answer comes to whoever joins.
+    /// Requests an upgrade and returns at once; the response is returned by the thread.
     pub fn upgrade(&self) -> JoinHandle<Value> {
         self.upgrade_to(TAPLINE)
     }
 
     pub fn upgrade_to(&self, program: &str) -> JoinHandle<Value> {
         let request = json!({ "verb": "upgrade", "program": program, "pause_max": PAUSE_MAX });
-        // Asked before this returns: whoever is killed next has been asked, however late the thread begins.
+        // Requested before this returns: a process that is killed next has received the request, even if the thread
+        // starts late.
         let mut control = Control::connect(&self.control);
         control.send(&request);
         std::thread::spawn(move || control.hear().unwrap_or(json!({ "ended": true })))
     }
 
-    /// The process that has taken over, as it was told, serves the disk from now on. Time that requests have waited.
+    /// The process that has taken over, according to the response, serves the disk from now on. Returns the time that
+    /// requests have waited.
     pub fn replaced_by(&mut self, answer: &Value) -> Duration {
         let told = answer.get("ok").unwrap_or_else(|| panic!("{answer}"));
         let before = std::mem::replace(&mut self.pid, pid_of(&told["pid"]));
@@ -59,7 +60,7 @@ impl Replaced {
         Duration::from_micros(told["pause_us"].as_u64().unwrap())
     }
 
-    /// Has it stopped; all that its processes have said.
+    /// Stops it; returns the output of all of its processes.
     pub fn stop(mut self) -> String {
         kill_process(self.pid, Signal::TERM).unwrap();
         let said = self.first.rest_of_log();
@@ -80,7 +81,7 @@ pub fn pid_of(number: &Value) -> Pid {
     Pid::from_raw(i32::try_from(number.as_u64().unwrap()).unwrap()).unwrap()
 }
 
-/// Waits until a process has ended, whoever's child it is.
+/// Waits until a process has ended, whatever its parent.
 pub fn wait_until_gone(pid: Pid) {
     let Ok(process) = pidfd_open(pid, PidfdFlags::empty()) else { return };
     let minute = Timespec { tv_sec: 60, tv_nsec: 0 };

@@ -1,7 +1,6 @@
-//! A guest with a ring of its own behind vhost-user, and the side of QEMU that comes again when its disk's process has
-//! gone.
+//! A guest with a ring of its own over vhost-user, and the QEMU side that reconnects when its disk's process has died.
 //!
-//! It uses pages and descriptors again the moment they are answered, as Linux does, and checks every answer.
+//! It reuses pages and descriptors immediately after their completion, as Linux does, and checks every completion.
 
 #![allow(dead_code, reason = "each test uses its part")]
 #![allow(clippy::cast_possible_truncation, reason = "the numbers are the test's own, and small")]
@@ -20,7 +19,7 @@ use vhost_mock::{FLUSH, FrontEnd, PROTOCOL, VERSION_1, WRITE, region_for};
 
 /// Bytes of a request.
 pub const BLOCK: usize = 4096;
-/// Of a disk of 16 MiB.
+/// For a disk of 16 MiB.
 const BLOCKS: u64 = 4096;
 /// Requests at once.
 pub const DEPTH: u16 = 128;
@@ -33,7 +32,7 @@ const POISON: u8 = 0xee;
 /// In which a disk that lives answers, however busy the machine is.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What a request asks for.
+/// What a request does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Write,
@@ -71,7 +70,7 @@ pub fn content(block: u64, version: u64) -> Vec<u8> {
 }
 
 impl Driver {
-    /// A guest whose QEMU records what is in flight, or does not.
+    /// A guest whose QEMU supports the inflight region, or does not.
     pub fn connect(path: &Path, recorded: bool) -> Driver {
         let mut front = FrontEnd::connect(path);
         front.size = SIZE;
@@ -92,19 +91,20 @@ impl Driver {
         driver
     }
 
-    /// Comes again after the process has gone: its base is the used index, since nobody tells it another.
+    /// Reconnects after the process has died: the ring's base is the used index, since no other is known.
     pub fn connect_again(&mut self) {
         self.front.reconnect(&self.path);
         let base = self.front.get_u16(self.front.used_at(0) + 2);
         self.start(base);
     }
 
-    /// Is gone. To close the socket is not enough while another test starts a process, which has it too for a moment.
+    /// Disconnects. Closing the socket is not enough while another test forks a process, which has it open too for a
+    /// moment.
     pub fn leave(&self) {
         self.front.stream.shutdown(std::net::Shutdown::Both).unwrap();
     }
 
-    /// Everything that a front-end says at a start.
+    /// All messages of a front-end at a start.
     fn start(&mut self, base: u16) {
         let inflight = if self.recorded { 1 << 12 } else { 0 };
         self.front.send(2, 0, &(VERSION_1 | FLUSH | PROTOCOL).to_ne_bytes(), &[]);
@@ -132,20 +132,20 @@ impl Driver {
         let [kick, call] = [0, 1].map(|_| eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap());
         self.front.send(12, 0, &[0; 8], &[kick.as_fd()]);
         self.front.send(13, 0, &[0; 8], &[call.as_fd()]);
-        // With an answer, which says that all of it was taken.
+        // With a reply, which shows that all of it was accepted.
         self.front.send(18, 8, &number(1), &[]);
         (self.front.kicks, self.front.calls) = (vec![kick], vec![call]);
         assert_eq!(wait_for(|| self.front.reply(18)), [0; 8]);
     }
 
-    /// Asks for the ring to stop; where it is to be continued, when the back-end has said so.
+    /// Stops the ring; returns where to continue, once the back-end has replied.
     pub fn stop_ring(&mut self) -> u16 {
         self.front.send(11, 0, &[0; 8], &[]);
         let reply = wait_for(|| self.front.reply(11));
         u16::from_ne_bytes([reply[4], reply[5]])
     }
 
-    /// Offers a request, if there is room for it and nobody else is at its block.
+    /// Submits a request, if there is space for it and no other request is at its block.
     pub fn offer(&mut self, kind: Kind, block: u64) {
         self.prepare(kind, block);
         self.kick();
@@ -188,7 +188,7 @@ impl Driver {
         self.asked.len()
     }
 
-    /// Waits to be signalled, for so long at most, and takes the answers.
+    /// Waits for a notification, up to this time, and collects the completions.
     pub fn interrupt(&mut self, at_most: Duration) {
         let time =
             Timespec { tv_sec: i64::try_from(at_most.as_secs()).unwrap(), tv_nsec: i64::from(at_most.subsec_nanos()) };
@@ -254,7 +254,7 @@ impl Driver {
         self.check_but(image, None);
     }
 
-    /// The same, but for a block that has another version than the one that was written last.
+    /// The same, except for a block that has another version than the one written last.
     pub fn check_but(&self, image: &[u8], other: Option<(u64, u64)>) {
         for (&block, &version) in &self.versions {
             let version = other.filter(|other| other.0 == block).map_or(version, |other| other.1);
@@ -269,7 +269,7 @@ fn places(head: u16) -> (u64, u64) {
     (HEADERS + 0x100 * index, PAGES + BLOCK as u64 * index)
 }
 
-/// What a disk that lives says sooner or later.
+/// Waits for a response, which a live disk always gives.
 fn wait_for<T>(mut look: impl FnMut() -> Option<T>) -> T {
     let begun = Instant::now();
     loop {

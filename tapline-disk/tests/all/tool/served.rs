@@ -1,4 +1,4 @@
-//! A disk that is served by the program under test.
+//! A disk served by the program under test.
 
 #![allow(dead_code, reason = "each test uses its part")]
 
@@ -9,7 +9,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::{Room, TAPLINE};
 
-/// A disk that is served until it is told to stop.
+/// A disk that is served until it is stopped.
 pub struct Disk {
     pub child: Child,
     log: BufReader<std::process::ChildStderr>,
@@ -24,10 +24,10 @@ impl Disk {
         Disk::start(command)
     }
 
-    /// The same for a command that is made already.
+    /// The same for a given command.
     pub fn start(mut command: Command) -> Disk {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        // What it was given to receive from is its own.
+        // The receiving socket belongs to the child.
         drop(command);
         let log = BufReader::new(child.stderr.take().unwrap());
         let mut disk = Disk { child, log, said: String::new() };
@@ -35,7 +35,7 @@ impl Disk {
         disk
     }
 
-    /// Reads the log up to a line that has `word` in it.
+    /// Reads the log up to a line that contains `word`.
     pub fn wait_for(&mut self, word: &str) -> String {
         loop {
             let mut line = String::new();
@@ -53,13 +53,13 @@ impl Disk {
         kill_process(pid, signal).unwrap();
     }
 
-    /// All that is said until everybody who has its log has ended.
+    /// All output, until every process that has its log open has exited.
     pub fn rest_of_log(&mut self) -> String {
         self.log.read_to_string(&mut self.said).unwrap();
         std::mem::take(&mut self.said)
     }
 
-    /// Stops it; its exit code and all that it has said.
+    /// Stops it; returns its exit code and all output.
     pub fn stop(mut self) -> (Option<i32>, String) {
         self.signal(Signal::TERM);
         self.log.read_to_string(&mut self.said).unwrap();

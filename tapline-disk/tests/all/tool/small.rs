@@ -1,4 +1,4 @@
-//! A file system that is small and really full, or nearly so: the directory `small` of a room.
+//! A small file system that is really full, or nearly so: `small` in the test's directory.
 
 use std::ffi::CStr;
 use std::fs;
@@ -13,7 +13,8 @@ use super::nbd::Nbd;
 use super::served::Disk;
 
 pub const MIB: usize = 1 << 20;
-/// What a guest writes: more than there is room for beside the ballast ([`Small::with_ballast`]), less than without it.
+/// The amount that a guest writes: more than fits with the ballast ([`Small::with_ballast`]), less than fits without
+/// it.
 pub const PIECES: usize = 24;
 
 pub struct Small {
@@ -21,7 +22,7 @@ pub struct Small {
 }
 
 impl Small {
-    /// `None`, said aloud, for who may not mount. `size`: the option of tmpfs.
+    /// `None`, with a message, without the right to mount. `size`: the option of tmpfs.
     pub fn new(size: &CStr) -> Option<Small> {
         let room = Room::new();
         let place = room.file("small");
@@ -75,7 +76,7 @@ impl Drop for Small {
     }
 }
 
-/// Where a piece lies: with a hole before the next.
+/// The offset of a piece, with a hole before the next.
 pub fn at(n: usize) -> u64 {
     u64::try_from(n * 2 * MIB).unwrap()
 }

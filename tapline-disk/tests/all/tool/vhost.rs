@@ -1,5 +1,5 @@
-//! Guests of a disk that is served by vhost-user: the independent client `blkio`, and a front-end of a few messages
-//! that has a channel for what the back-end says unasked.
+//! Guests of a disk served over vhost-user: the independent client `blkio`, and a minimal front-end with a channel for
+//! messages from the back-end.
 
 #![allow(dead_code, reason = "each test uses its part")]
 
@@ -20,7 +20,7 @@ use crate::tool::nbd::Peer;
 /// Bytes of memory that is shared with the disk.
 const SHARED: usize = 64 << 10;
 
-/// A guest with one queue, which does one thing after the other unless it is told otherwise.
+/// A guest with one queue, which executes one request at a time unless stated otherwise.
 pub struct Vhost {
     queue: Blkioq,
     blkio: Blkio,
@@ -59,7 +59,7 @@ impl Vhost {
         assert!(self.completions(0).is_empty(), "answered at once");
     }
 
-    /// The results of at least so many requests.
+    /// The results of at least this many requests.
     pub fn completions(&mut self, least: usize) -> Vec<i32> {
         let mut completions = [const { MaybeUninit::<Completion>::uninit() }; 8];
         let found = self.queue.do_io(&mut completions, least, None, None).unwrap();
@@ -127,12 +127,12 @@ impl Many {
         Many { queue, _blkio: blkio, mapping, _file: file, len: usize::try_from(len).unwrap() }
     }
 
-    /// Begins a read into memory that is so many bytes off its alignment.
+    /// Prepares a read into memory that is misaligned by this many bytes.
     pub fn read(&mut self, at: u64, askew: usize) {
         self.queue.read(at, self.mapping.base().wrapping_add(askew), self.len, 0, ReqFlags::empty());
     }
 
-    /// Submits what was begun; how many have been completed since the last look, all of them well.
+    /// Submits the prepared requests; returns how many have completed since the last call, all successfully.
     pub fn completed(&mut self) -> usize {
         let mut completions = [const { MaybeUninit::<Completion>::uninit() }; 256];
         let found = self.queue.do_io(&mut completions, 0, None, None).unwrap();
@@ -142,10 +142,10 @@ impl Many {
     }
 }
 
-/// A front-end without queues, for what `blkio` does not do.
+/// A front-end without queues, for what `blkio` does not support.
 pub struct FrontEnd {
     stream: UnixStream,
-    /// What the back-end says unasked.
+    /// Messages sent by the back-end on its own.
     pub channel: UnixStream,
 }
 

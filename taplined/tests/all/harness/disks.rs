@@ -1,4 +1,4 @@
-//! Disks for tests of plugs, what their clients do, and whether anything of them is left where it should not be.
+//! Disks for tests of plugs, their clients, and a check that nothing is left where it should not be.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -75,7 +75,7 @@ pub fn nbd(daemon: &Taplined, vbd: &str) -> String {
     format!("nbd+unix:///?socket={}", daemon.get(vbd).1["socket"].as_str().unwrap())
 }
 
-/// Has qemu-io do something; whether it went well, and what it said.
+/// Runs qemu-io; returns whether it succeeded, and its output.
 pub fn io(at: &str, commands: &[&str]) -> (bool, String) {
     let mut qemu = Command::new("qemu-io");
     qemu.args(["-f", "raw"]);
@@ -115,7 +115,7 @@ pub fn machines_of(places: &Path) -> BTreeSet<u32> {
     ours.collect()
 }
 
-/// What is wrong with VMs: on the way, or another process than is known.
+/// What is wrong with VMs: a state between two others, or another process than the recorded one.
 fn wrong_machines(daemon: &Taplined) -> String {
     let vms = daemon.get("/vms").1;
     let vms = vms.as_array().unwrap();
@@ -132,8 +132,8 @@ fn wrong_machines(daemon: &Taplined) -> String {
     format!("machines: {vms:?}, running {found:?}, {places} directories; ")
 }
 
-/// No VDI is lost, stuck, doubly active or leaked: what runs, what is leased, what is in the run directory and what the
-/// daemon says is the same, now or very soon, and nothing is under way.
+/// Checks that no VDI is lost, stuck, active twice or leaked: running processes, leases, the run directory and the
+/// daemon's answers agree, now or very soon, and no task is running.
 #[track_caller]
 pub fn nothing_leaked(daemon: &Taplined) {
     let mut said = String::new();
@@ -175,7 +175,7 @@ fn leaks(daemon: &Taplined) -> String {
     format!("{wrong:?}: {vbds:?}, running {running:?}, in the directory {places:?}, leased {leased:?}, {tasks}")
 }
 
-/// Who has leases; and whether each VDI has at most one writer, and no reader beside one.
+/// The holders of leases, and whether each VDI has at most one writer, and no reader in addition to a writer.
 fn leases(daemon: &Taplined) -> (BTreeSet<String>, bool) {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let copy: PathBuf = daemon.room().join("state/catalogue.db");
@@ -198,12 +198,12 @@ fn change(daemon: &Taplined, change: impl FnOnce(&mut repo::Tx<'_>) -> Result<()
     runtime.block_on(catalogue.write(change)).unwrap();
 }
 
-/// As if the host had been started anew.
+/// Simulates a boot of the host.
 pub fn reboot(daemon: &Taplined) {
     change(daemon, |tx| tx.set_meta("boot", "another life"));
 }
 
-/// As if nothing had ever been plugged.
+/// Makes the catalogue forget all plugs.
 pub fn forget_plugs(daemon: &Taplined) {
     change(daemon, |tx| {
         let vbds = tx.vbds(None, None)?;
@@ -211,7 +211,7 @@ pub fn forget_plugs(daemon: &Taplined) {
     });
 }
 
-/// Every attached repository says of itself what the catalogue says of it, now or very soon.
+/// Checks that the inventory of every attached repository matches the catalogue, now or very soon.
 #[track_caller]
 pub fn inventory_agrees(daemon: &Taplined) {
     let catalogue = rusqlite::Connection::open(daemon.room().join("state/catalogue.db")).unwrap();

@@ -1,7 +1,6 @@
-//! The real daemon in a test: started with a configuration and directories of its own, and spoken to over its socket.
+//! The real daemon in a test, started with its own configuration and directories, and accessed over its socket.
 //!
-//! A daemon that a test leaves behind is killed, and its directories go with it. What it logs is shown when a test
-//! fails.
+//! A daemon that a test leaves running is killed, and its directories are removed. Its log is shown if the test fails.
 
 pub mod disks;
 pub mod nbd;
@@ -17,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-/// How long anything may take; a test that waits so long has failed.
+/// The time limit for everything; a test that waits longer fails.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Where the daemon is to die: `VERB:STEP` or `VERB:STEP:after`; `VERB:STEP:panic` by a fault in itself.
@@ -30,14 +29,14 @@ pub struct Taplined {
     process: Option<Child>,
 }
 
-/// What the kernel says of a process (proc_pid_status(5)).
+/// A field of a process's status (proc_pid_status(5)).
 pub fn process_status(pid: u32, field: &str) -> Vec<String> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':')).unwrap();
     line.split_whitespace().map(str::to_owned).collect()
 }
 
-/// The user of a process, whose real, effective and saved numbers are one, as are those of its group.
+/// The user of a process, whose real, effective and saved IDs are equal, as are those of its group.
 #[track_caller]
 pub fn only_user(pid: u32) -> u32 {
     let (users, groups) = (process_status(pid, "Uid"), process_status(pid, "Gid"));
@@ -53,7 +52,7 @@ pub fn start() -> Taplined {
 /// A daemon with more settings, as text of TOML, and with variables in its environment.
 pub fn start_with(settings: &str, environment: &[(&str, &str)]) -> Taplined {
     let room = tempfile::Builder::new().prefix("taplined-").tempdir().unwrap();
-    // As /run is: QEMU, which is another user, passes it on its way to its disks.
+    // Like /run: QEMU, which runs as another user, has to pass through it to reach its disks.
     fs::set_permissions(room.path(), fs::Permissions::from_mode(0o711)).unwrap();
     let directory = |name: &str| room.path().join(name);
     let config = format!(
@@ -71,8 +70,8 @@ pub fn start_with(settings: &str, environment: &[(&str, &str)]) -> Taplined {
     daemon
 }
 
-/// `tapline-disk`: the one that TAPLINE_DISK names, or the one beside the daemon, built if need be: cargo builds only
-/// the programs of the crate that is tested.
+/// `tapline-disk`: the program named by TAPLINE_DISK, or the one in the daemon's directory. Built if necessary: cargo
+/// only builds the programs of the crate under test.
 pub fn disk_program() -> PathBuf {
     if let Some(named) = std::env::var_os("TAPLINE_DISK") {
         return named.into();
@@ -85,8 +84,8 @@ pub fn disk_program() -> PathBuf {
     program
 }
 
-/// Copies a program. By another process: one that another test starts here meanwhile would have the copy open for
-/// writing.
+/// Copies a program, by another process: a process that another test forks at the same time would have the copy open
+/// for writing.
 pub fn copy_program(from: &Path, to: &Path) {
     assert!(Command::new("cp").args([from, to]).status().unwrap().success());
 }
@@ -97,7 +96,7 @@ impl Taplined {
         self.run_logging_to(log.into());
     }
 
-    /// Starts it again, its log going somewhere else; ends it before.
+    /// Restarts it with another destination for its log; stops it first.
     pub fn restart_logging_to(&mut self, log: Stdio) {
         assert!(self.stop(), "{}", self.log());
         self.run_logging_to(log);
@@ -120,7 +119,7 @@ impl Taplined {
         self.room.path().join("run/taplined.sock")
     }
 
-    /// A directory for the test's own files, beside the daemon's.
+    /// A directory for the test's own files, next to the daemon's.
     pub fn room(&self) -> &Path {
         self.room.path()
     }
@@ -129,7 +128,7 @@ impl Taplined {
         self.room.path().join("stderr")
     }
 
-    /// What it has logged since the test began.
+    /// Its log since the start of the test.
     pub fn log(&self) -> String {
         fs::read_to_string(self.log_path()).unwrap_or_default()
     }
@@ -146,7 +145,7 @@ impl Taplined {
         process.wait().unwrap();
     }
 
-    /// Ends it as systemd does, and tells whether it ended well.
+    /// Stops it as systemd does, and returns whether it exited successfully.
     pub fn stop(&mut self) -> bool {
         let mut process = self.process.take().unwrap();
         let told = Command::new("kill").arg(process.id().to_string()).status().unwrap();
@@ -155,15 +154,15 @@ impl Taplined {
         process.wait().unwrap().success()
     }
 
-    /// Waits until it has ended by itself: at a point where a test has it die.
+    /// Waits until it has died at the point chosen by a test.
     pub fn wait_for_death(&mut self) -> ExitStatus {
         let mut process = self.process.take().unwrap();
         wait_until("the daemon dies", || process.try_wait().unwrap().is_some());
         process.wait().unwrap()
     }
 
-    /// Starts it again, with the same directories and environment, but for the point at which it was to die; ends it
-    /// before if it runs.
+    /// Restarts it with the same directories and environment, but without the point at which it was to die; stops it
+    /// first if it runs.
     pub fn restart(&mut self) {
         if self.process.is_some() {
             assert!(self.stop(), "{}", self.log());
@@ -172,8 +171,7 @@ impl Taplined {
         self.run();
     }
 
-    /// Has the program do something that it ends behind, with the daemon's configuration; its exit code, and all that
-    /// it has said.
+    /// Runs a one-shot command of the program with the daemon's configuration; returns its exit code and output.
     pub fn command(&self, words: &[&str]) -> (i32, String) {
         let mut command = Command::new(env!("CARGO_BIN_EXE_taplined"));
         let ended = command.arg("--config").arg(self.room.path().join("taplined.toml")).args(words).output().unwrap();
@@ -181,7 +179,7 @@ impl Taplined {
         (ended.status.code().unwrap_or(-1), String::from_utf8_lossy(&said).into_owned())
     }
 
-    /// Starts it again where it may refuse to; its exit code, and what it has said, if it has.
+    /// Restarts it where it may refuse to start; returns its exit code and output if it did.
     pub fn try_to_restart(&mut self, words: &[&str]) -> Result<(), (i32, String)> {
         if self.process.is_some() {
             assert!(self.stop(), "{}", self.log());
@@ -206,7 +204,7 @@ impl Taplined {
         }
     }
 
-    /// Starts one that dies there of what it has to bring to an end, perhaps before it listens.
+    /// Starts a daemon that dies at this point of what it has to complete, perhaps before it listens.
     pub fn start_and_die(&mut self, at: &str) {
         let log = fs::File::options().create(true).append(true).open(self.log_path()).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_taplined"));
@@ -215,7 +213,7 @@ impl Taplined {
         self.wait_for_death();
     }
 
-    /// The same with variables in its environment, for this start.
+    /// The same with environment variables for this start.
     pub fn restart_with(&mut self, environment: &[(&str, &str)]) {
         if self.process.is_some() {
             assert!(self.stop(), "{}", self.log());
@@ -257,7 +255,7 @@ impl Taplined {
         let body = body.map(Value::to_string).unwrap_or_default();
         let head =
             format!("{method} /v1{path} HTTP/1.1\r\nhost: t\r\nconnection: close\r\ncontent-length: {}", body.len());
-        // In one piece: a refusal may come, and the connection end, before the body is read.
+        // In one write: a refusal may be sent, and the connection closed, before the body is read.
         stream.write_all(format!("{head}\r\n\r\n{body}").as_bytes()).unwrap();
         let mut answer = String::new();
         if stream.read_to_string(&mut answer).is_err() || answer.is_empty() {
@@ -298,7 +296,7 @@ impl Taplined {
         }
     }
 
-    /// Waits until nothing is at work, what tidies up by itself included.
+    /// Waits until nothing is running, including background cleanup.
     pub fn settle(&self) {
         let mut quiet = 0;
         wait_until("all tasks are over", || {
@@ -313,7 +311,7 @@ impl Taplined {
         assert_eq!(answer.0, 202, "{}\n{}", answer.1, self.log());
         let task = self.wait(&answer.1);
         assert_eq!(task["state"], "done", "{task}\n{}", self.log());
-        // One shape for all: what a verb has made or was about, or what it has done to many.
+        // The same form for all: what a verb has created or was about, or its results for several objects.
         let result = &task["result"];
         let many = ["plugged", "unplugged", "forced"].iter().any(|key| result.get(key).is_some());
         assert!(result["uuid"].is_string() || many, "{task}");

@@ -1,5 +1,4 @@
-//! An NBD client of our own: one connection, on which each request is answered before the next is sent. What it is told
-//! wrongly, or not told in time, fails the test.
+//! A minimal NBD client: one connection with one request at a time. A wrong or late reply fails the test.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -10,7 +9,7 @@ use std::time::Duration;
 
 use super::wait_until;
 
-/// How long an answer may take; a disk that needs so long has been lost.
+/// The time limit for a reply; a disk that needs longer counts as lost.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 const OPTION_GO: u32 = 7;
@@ -18,7 +17,7 @@ const READ: u16 = 0;
 const WRITE: u16 = 1;
 const FLUSH: u16 = 3;
 
-/// Bytes that a [`Writer`] writes at one time, and how many times there are in its disk.
+/// The size of a write of a [`Writer`], and the number of these blocks in its disk.
 pub const BLOCK: usize = 64 << 10;
 const BLOCKS: u64 = (16 << 20) / BLOCK as u64;
 
@@ -46,7 +45,7 @@ impl Client {
             let mut data = vec![0; u32::from_be_bytes(head[16..].try_into().unwrap()) as usize];
             stream.read_exact(&mut data).unwrap();
             assert!(kind < 1 << 31, "it is refused: {kind:#x}");
-            // NBD_REP_ACK; the others say what there is to know of the export.
+            // NBD_REP_ACK; other replies describe the export.
             if kind == 1 {
                 return Client { stream, handle: 0 };
             }
@@ -96,8 +95,7 @@ impl Client {
     }
 }
 
-/// A client that writes block after block, each time round with another byte, and reads each back, until it is told to
-/// cease.
+/// A client that writes block after block, with another byte in each round, and reads each back, until it is stopped.
 pub struct Writer {
     end: Arc<AtomicBool>,
     done: Arc<AtomicU64>,
@@ -117,7 +115,7 @@ impl Writer {
                 }
                 assert_eq!(client.read(at, BLOCK), vec![byte; BLOCK], "block {count}");
                 does.store(count + 1, Ordering::SeqCst);
-                // There are several at one time, and others are to have their turn.
+                // Several clients run at the same time and share the CPU.
                 std::thread::sleep(Duration::from_millis(1));
                 if ends.load(Ordering::SeqCst) {
                     break;
@@ -135,7 +133,7 @@ impl Writer {
         assert!(!self.thread.is_finished(), "the client has failed");
     }
 
-    /// Has it cease, and sees that all that it has written is there.
+    /// Stops it and checks that everything written can be read.
     pub fn end(self) -> Client {
         self.end.store(true, Ordering::SeqCst);
         let mut client = self.thread.join().expect("the client has failed");

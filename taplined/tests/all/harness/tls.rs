@@ -1,4 +1,4 @@
-//! The daemon over TLS: certificates made with openssl, and a client that sees every byte of an answer.
+//! The daemon over TLS: certificates made with openssl, and a client that sees every byte of a response.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -16,7 +16,7 @@ use tokio_rustls::rustls::{ClientConfig, ClientConnection, RootCertStore, Stream
 
 use super::{Taplined, wait_until};
 
-/// One that vouches for certificates, which lie in a directory of its own.
+/// A certificate authority with its own directory.
 pub struct Authority {
     room: tempfile::TempDir,
 }
@@ -42,7 +42,7 @@ impl Answer {
     }
 }
 
-/// A new key with a certificate. Where nobody is said to vouch for it, it does so itself.
+/// Creates a key and a certificate. Without an issuer, it is self-signed.
 fn certify(directory: &Path, name: &str, words: &[&str]) {
     let made = Command::new("openssl")
         .args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"])
@@ -83,7 +83,7 @@ impl Authority {
         super::start_with(&self.settings(more), &[])
     }
 
-    /// What a client trusts that knows this authority only.
+    /// The configuration of a client that trusts only this authority.
     pub fn trust(&self) -> Arc<ClientConfig> {
         let mut roots = RootCertStore::empty();
         roots.add(CertificateDer::from_pem_file(self.path("ca.pem")).unwrap()).unwrap();
@@ -130,7 +130,7 @@ pub fn send(talk: &mut Talk, token: Option<&str>, request: &str, body: &Value, h
     talk.write_all(format!("{head}{body}").as_bytes()).unwrap();
 }
 
-/// All that comes until the connection ends, in whatever way.
+/// Everything received until the connection is closed, in whatever way.
 pub fn rest(talk: &mut Talk) -> String {
     let mut all = Vec::new();
     let mut piece = [0; 4096];
@@ -146,7 +146,7 @@ pub fn rest(talk: &mut Talk) -> String {
     String::from_utf8(all).unwrap()
 }
 
-/// Where the daemon listens for TLS, which it says in its log.
+/// The port on which the daemon listens for TLS, according to its log.
 pub fn port(daemon: &Taplined) -> u16 {
     let log = daemon.log();
     let said = log.lines().filter_map(|line| line.split_once("serving over TLS address=127.0.0.1:")).next_back();
@@ -165,7 +165,7 @@ pub fn any_token(daemon: &Taplined) -> String {
     token(daemon, json!({ "name": "any" })).1
 }
 
-/// Replaces the certificate that is served, and tells the daemon.
+/// Replaces the served certificate, and makes the daemon reload it.
 pub fn replace(authority: &Authority, daemon: &Taplined, certificate: &str, said: &str) {
     fs::copy(authority.path(&format!("{certificate}.pem")), authority.path("served.pem")).unwrap();
     fs::copy(authority.path(&format!("{certificate}.key")), authority.path("served.key")).unwrap();

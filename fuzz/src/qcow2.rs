@@ -2,11 +2,11 @@
 //!
 //! Invariants checked:
 //! - nothing panics, whatever the file says, and every request is answered exactly once;
-//! - of an image that a check finds sound, every byte stays what it was until it is written, and is what was written from
-//!   then on, also when the image is opened again; and the image stays sound, but for space that is lost and for a mark
-//!   "copied" that one of two entries lacks when the other one is given up;
-//! - a repair changes nothing that the disk shows, and when the check had found nothing worse than what can be mended, it
-//!   finds nothing at all afterwards, and what was mended serves as a sound image does.
+//! - of an image that a check finds sound, every byte stays what it was until it is written, and is what was written
+//!   from then on, also when the image is opened again; and the image stays sound, but for space that is lost and for a
+//!   mark "copied" that one of two entries lacks when the other one is given up;
+//! - a repair changes nothing that the disk shows, and when the check had found nothing worse than what can be mended,
+//!   it finds nothing at all afterwards, and what was mended serves as a sound image does.
 
 use std::collections::HashMap;
 

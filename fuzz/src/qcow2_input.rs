@@ -1,7 +1,7 @@
 //! What a fuzzer is given to say about a qcow2 image: a file, and requests to the disk in it.
 //!
-//! Knows nothing of what either means, but for where a mutation is likely to matter. Every input says something, and the
-//! zeros of a file take no space in it:
+//! Knows nothing of what either means, but for where a mutation is likely to matter. Every input says something, and
+//! the zeros of a file take no space in it:
 //!
 //! - a byte, of which the lower five bits are the number of requests;
 //! - the requests, of five bytes each: operation, place (two bytes), number of sectors, fill;

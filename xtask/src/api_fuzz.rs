@@ -1,8 +1,10 @@
-//! `cargo xtask api-fuzz`: the daemon's API asked by schemathesis, a program by others, for all that its own document promises.
+//! `cargo xtask api-fuzz`: the daemon's API asked by schemathesis, a program by others, for all that its own document
+//! promises.
 //!
-//! It is asked as its users do it over a network, with TLS and a token. Nothing may come that the document does not have, no request
-//! may be at fault with the daemon (5xx), and what makes no sense must be refused. Then the daemon must still be there, and its
-//! catalogue sound, also for the next daemon. What is asked depends on a seed, which is printed.
+//! It is asked as its users do it over a network, with TLS and a token. Nothing may come that the document does not
+//! have, no request may be at fault with the daemon (5xx), and what makes no sense must be refused. Then the daemon
+//! must still be there, and its catalogue sound, also for the next daemon. What is asked depends on a seed, which is
+//! printed.
 
 mod daemon;
 mod tester;
@@ -49,7 +51,8 @@ impl Options {
     }
 }
 
-/// Runs the chore. Where there is no python, no package of the tester or no openssl, the process ends here with exit code 77.
+/// Runs the chore. Where there is no python, no package of the tester or no openssl, the process ends here with exit
+/// code 77.
 pub fn run(arguments: &[String]) -> Result<(), String> {
     let options = Options::parse(arguments).ok_or(USAGE)?;
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().ok_or("xtask has no parent directory")?;

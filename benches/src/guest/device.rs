@@ -1,7 +1,7 @@
 //! A vhost-user-blk disk as `blkio` has it: requests that are put in together and waited for together.
 //!
-//! Knows nothing of what is written. A server that ends leaves its client waiting for ever; so whoever waits looks from time to time whether
-//! its process is still there.
+//! Knows nothing of what is written. A server that ends leaves its client waiting for ever; so whoever waits looks from
+//! time to time whether its process is still there.
 
 use std::fs;
 use std::mem::MaybeUninit;

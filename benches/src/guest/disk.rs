@@ -1,7 +1,9 @@
-//! One disk of a guest that boots: looked at, read, written and flushed, by a client that remembers what it was promised.
+//! One disk of a guest that boots: looked at, read, written and flushed, by a client that remembers what it was
+//! promised.
 //!
-//! A block was written for the *last* time, and that it was for the time that is *kept* was promised by a flush. What is read must be of a
-//! time between the two, whoever was killed meanwhile; and nothing else may be read where nothing was ever written.
+//! A block was written for the *last* time, and that it was for the time that is *kept* was promised by a flush. What
+//! is read must be of a time between the two, whoever was killed meanwhile; and nothing else may be read where nothing
+//! was ever written.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -16,7 +18,8 @@ use super::{Disk, Outcome};
 const READS: u64 = 48;
 const PIECE: usize = 32 << 10;
 
-/// Blocks of a disk that are ever written: in and behind what the golden image holds, so that some are copied and some are not.
+/// Blocks of a disk that are ever written: in and behind what the golden image holds, so that some are copied and some
+/// are not.
 const PLACES: u64 = 96;
 
 /// How often a block was written.

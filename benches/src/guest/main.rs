@@ -1,9 +1,9 @@
-//! `bench-guest`: what a guest does that boots, without a guest: it reads what the golden image holds, writes here and there,
-//! flushes, and knows ever after what its disks must hold.
+//! `bench-guest`: what a guest does that boots, without a guest: it reads what the golden image holds, writes here and
+//! there, flushes, and knows ever after what its disks must hold.
 //!
-//! The client is the crate `blkio`, which shares no code with the server. It reads a [`Job`] from its standard input, has a thread for
-//! each disk, and prints what came of each. What was promised of a disk is kept in a file: the next one that has the same disk begins with
-//! looking whether that is so.
+//! The client is the crate `blkio`, which shares no code with the server. It reads a [`Job`] from its standard input,
+//! has a thread for each disk, and prints what came of each. What was promised of a disk is kept in a file: the next
+//! one that has the same disk begins with looking whether that is so.
 
 mod device;
 mod disk;

@@ -1,6 +1,7 @@
 //! What disks hold: a function of who has written it, where, and for which time.
 //!
-//! Every word is of its own place, so that data of another disk, of another place or of another time is seen for what it is.
+//! Every word is of its own place, so that data of another disk, of another place or of another time is seen for what
+//! it is.
 
 use std::io::{self, Write};
 

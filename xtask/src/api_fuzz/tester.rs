@@ -66,7 +66,8 @@ impl Tester {
         st.args(["--header", &format!("Authorization: Bearer {}", target.token)]);
         st.args(["--seed", &seed.to_string(), "--max-examples", &max_examples.to_string()]);
         st.args(["--request-timeout", TO_ANSWER, "--generation-database", "none", "--workers", "2", "--no-color"]);
-        // What may be done depends on what there is, which a document does not say: a plug of what is plugged is rightly refused.
+        // What may be done depends on what there is, which a document does not say: a plug of what is plugged is
+        // rightly refused.
         st.args(["--checks", "all", "--exclude-checks", "positive_data_acceptance"]);
         // The stream of events has no end, which is not what this tester waits for.
         st.args(["--exclude-path", "/v1/events"]);

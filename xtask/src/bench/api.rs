@@ -1,6 +1,7 @@
 //! `cargo xtask bench api`: how long a list of many VDIs takes, and what a thousand clients do to a plug.
 //!
-//! Plugs alone and beside the clients take turns; what is printed are medians and their ratio. Nothing here passes or fails by a figure.
+//! Plugs alone and beside the clients take turns; what is printed are medians and their ratio. Nothing here passes or
+//! fails by a figure.
 
 mod clients;
 

@@ -1,9 +1,10 @@
-//! `cargo xtask bench bootstorm`: many VMs are cloned from one golden image, booted, shut down and destroyed, all at one time; with
-//! `--kill`, while the daemon and disk processes are killed all the time.
+//! `cargo xtask bench bootstorm`: many VMs are cloned from one golden image, booted, shut down and destroyed, all at
+//! one time; with `--kill`, while the daemon and disk processes are killed all the time.
 //!
-//! Unlike the other benches this one fails: when something is wrong at the end of a part, when a disk does not hold what was promised, when
-//! two processes may write to one file at any moment, when more memory is taken than is set, or, with nobody killed, when anything has to be
-//! asked for twice. Guests are simulated by `bench-guest`, which shares no code with us, but for some real ones.
+//! Unlike the other benches this one fails: when something is wrong at the end of a part, when a disk does not hold
+//! what was promised, when two processes may write to one file at any moment, when more memory is taken than is set,
+//! or, with nobody killed, when anything has to be asked for twice. Guests are simulated by `bench-guest`, which shares
+//! no code with us, but for some real ones.
 
 mod census;
 mod kills;
@@ -45,7 +46,8 @@ const WORKER_MEMORY: u64 = 128 << 20;
 const OF_DISK: u64 = 2 << 20;
 const OF_DAEMON: u64 = 64 << 20;
 
-/// As much of the golden image is looked at by real guests, in MiB; and where they write, in blocks of 4096 bytes (`bench-guest` knows).
+/// As much of the golden image is looked at by real guests, in MiB; and where they write, in blocks of 4096 bytes
+/// (`bench-guest` knows).
 const LOOKED_AT_MIB: u64 = 4;
 const MARKER_BLOCK: u64 = (48 << 20) / 4096;
 
@@ -55,7 +57,8 @@ const JUDGED: usize = 32;
 /// Rounds of a simulated guest whose disks are killed.
 const KILLED_ROUNDS: u32 = 12;
 
-/// What a disk needs of limits of the machine: requests of Linux AIO, or bytes of an io_uring's rings, which are counted as locked memory.
+/// What a disk needs of limits of the machine: requests of Linux AIO, or bytes of an io_uring's rings, which are
+/// counted as locked memory.
 const AIO_OF_DISK: u64 = 257;
 const RING_OF_DISK: u64 = 28 << 10;
 
@@ -71,7 +74,8 @@ pub struct Plan {
     real: usize,
     kill: bool,
     seed: u64,
-    /// MiB that the daemon and all disk processes may take together; counted from the number of disks if nothing is said.
+    /// MiB that the daemon and all disk processes may take together; counted from the number of disks if nothing is
+    /// said.
     budget: Option<u64>,
     /// Where the programs are; they are built as they are released if nothing is said.
     bin_dir: Option<PathBuf>,
@@ -195,7 +199,8 @@ pub fn run(arguments: &[String]) -> Result<(), String> {
     report.print(&plan)
 }
 
-/// Whether the machine lets there be so many disks, with one engine or the other: it is better said before than by hundreds of refusals.
+/// Whether the machine lets there be so many disks, with one engine or the other: it is better said before than by
+/// hundreds of refusals.
 fn limits(plan: &Plan) -> Result<(), String> {
     use rustix::process::{Resource, getrlimit};
     let sysctl = |name: &str| -> u64 {

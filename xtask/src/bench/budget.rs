@@ -1,7 +1,7 @@
 //! What happens when the metadata of a disk does not fit into the memory that is set apart for it.
 //!
-//! The image is the worst there is: 1 TiB of clusters in random order, so that no two neighbours form a run. Its data are
-//! holes; only the metadata (L2 tables, 128 MiB of them) takes space.
+//! The image is the worst there is: 1 TiB of clusters in random order, so that no two neighbours form a run. Its data
+//! are holes; only the metadata (L2 tables, 128 MiB of them) takes space.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

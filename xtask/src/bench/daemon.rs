@@ -1,5 +1,5 @@
-//! A real `taplined` in a directory of its own: started, killed, and started again in the same place. It does not outlive the value, nor
-//! do its disks and machines.
+//! A real `taplined` in a directory of its own: started, killed, and started again in the same place. It does not
+//! outlive the value, nor do its disks and machines.
 
 pub mod api;
 pub mod processes;
@@ -111,7 +111,8 @@ impl Drop for Daemon {
         if let Err(why) = self.kill() {
             eprintln!("{why}");
         }
-        // Only those of this daemon, by their own numbers: all of them have a path of its directory on their command lines.
+        // Only those of this daemon, by their own numbers: all of them have a path of its directory on their command
+        // lines.
         let left = self.places.disks().into_iter().map(|disk| disk.pid).chain(self.places.machines());
         for pid in left {
             if let Err(why) = self.places.kill(pid) {

@@ -1,5 +1,5 @@
-//! What wakes the QEMU of a guest that does nothing, by what is emulated: the table of XenServer's Project Pulsar, for our default hardware and
-//! for each device that it leaves out.
+//! What wakes the QEMU of a guest that does nothing, by what is emulated: the table of XenServer's Project Pulsar, for
+//! our default hardware and for each device that it leaves out.
 //!
 //! All machines run side by side, each with one disk of ours; they are counted from boot to shutdown by `trace`.
 
@@ -177,8 +177,8 @@ fn boot((name, keys): Variant, guest: &Guest, tapline: &Tapline, work: &TempDir)
     Ok(run)
 }
 
-/// The default hardware has no serial port to write to. And under KVM a guest reads the time without leaving the processor; under TCG
-/// it does if it is told to trust the TSC, and else asks the chipset a hundred times a second.
+/// The default hardware has no serial port to write to. And under KVM a guest reads the time without leaving the
+/// processor; under TCG it does if it is told to trust the TSC, and else asks the chipset a hundred times a second.
 const COMMAND_LINE: &str = "console=tty0 quiet panic=-1 mitigations=off tsc=reliable";
 
 fn told(boot: Boot) -> Boot {

@@ -1,5 +1,5 @@
-//! What a guest notices while the chain below it changes: the pause of a snapshot, and the latency of its writes while the live
-//! leaf is merged.
+//! What a guest notices while the chain below it changes: the pause of a snapshot, and the latency of its writes while
+//! the live leaf is merged.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;

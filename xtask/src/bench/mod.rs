@@ -215,7 +215,8 @@ fn depth(arguments: &Arguments) -> Result<(), String> {
         client(&server, &["--fill", "--block", "2097152", "--depth", "1", "--every", &every, "--first", &first])?;
         server.stop()
     })?;
-    // The worst of chains: every 4 KiB may live in another layer than its neighbour, and the files are many times as large.
+    // The worst of chains: every 4 KiB may live in another layer than its neighbour, and the files are many times as
+    // large.
     let scattered = chain(work.path(), format, "scattered", &|kind, layer| scatter(kind, work.path(), layer))?;
     let kinds = [
         alone,

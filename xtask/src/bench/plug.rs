@@ -1,7 +1,7 @@
 //! How long it takes to plug many VBDs, beside what the window allows and what chunks of ten take; and what they cost.
 //!
-//! The delays are the daemon's own (`injected-delays`): each stands for storage that takes so long to open a disk. The VBDs have
-//! no VM, and so no window; as many workers as a window has places stand for it.
+//! The delays are the daemon's own (`injected-delays`): each stands for storage that takes so long to open a disk. The
+//! VBDs have no VM, and so no window; as many workers as a window has places stand for it.
 
 use std::time::{Duration, Instant};
 

@@ -1,7 +1,7 @@
 //! The same life of a disk through the daemon: a repository, a VDI and a VBD by name, while a real guest writes to it.
 //!
-//! Knows `tapline`'s nouns and verbs, and nothing of how the daemon does them. The daemon and its disks do not outlive the
-//! value; their directory does, so that a failed run can be looked at.
+//! Knows `tapline`'s nouns and verbs, and nothing of how the daemon does them. The daemon and its disks do not outlive
+//! the value; their directory does, so that a failed run can be looked at.
 
 use std::fs::{self, File};
 use std::ops::ControlFlow;

@@ -1,7 +1,8 @@
-//! A real guest in a machine of our own driver: its disks all seen, plugged and unplugged while it runs, the machine found again by
-//! another, the power button heard.
+//! A real guest in a machine of our own driver: its disks all seen, plugged and unplugged while it runs, the machine
+//! found again by another, the power button heard.
 //!
-//! Knows what must hold; how QEMU is driven is the crate `vm`, which is what is tested here. The guest is heard through its console's log.
+//! Knows what must hold; how QEMU is driven is the crate `vm`, which is what is tested here. The guest is heard through
+//! its console's log.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};

@@ -1,7 +1,9 @@
-//! `cargo xtask demo` and `cargo xtask guest-test`: Tapline with a real Linux guest, from an empty directory to a verdict.
+//! `cargo xtask demo` and `cargo xtask guest-test`: Tapline with a real Linux guest, from an empty directory to a
+//! verdict.
 //!
-//! Here is how they are started and how they end; the story itself is in `story`. A run succeeds only when every claim held.
-//! A failed run keeps its directory, with images, consoles and logs; a successful one leaves nothing but the cached guest.
+//! Here is how they are started and how they end; the story itself is in `story`. A run succeeds only when every claim
+//! held. A failed run keeps its directory, with images, consoles and logs; a successful one leaves nothing but the
+//! cached guest.
 
 mod daemon;
 mod findings;

@@ -1,6 +1,7 @@
 //! What the person in front of the terminal sees while it runs: a line a step, with the seconds since the start.
 //!
-//! Knows nothing of what is being done. A live line is overwritten by the next line on a terminal, and thinned out elsewhere.
+//! Knows nothing of what is being done. A live line is overwritten by the next line on a terminal, and thinned out
+//! elsewhere.
 
 use std::cell::Cell;
 use std::io::{IsTerminal, Write};

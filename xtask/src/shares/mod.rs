@@ -1,7 +1,7 @@
 //! `cargo xtask share-test`: repositories on real servers of NFS and SMB, in a guest that is server and client.
 //!
-//! Here is how the guest is made and how its claims are told; what it does is in `testbed/shares`. Nothing of the host is changed and no
-//! root is needed. A run that failed keeps its directory, with the console.
+//! Here is how the guest is made and how its claims are told; what it does is in `testbed/shares`. Nothing of the host
+//! is changed and no root is needed. A run that failed keeps its directory, with the console.
 
 mod root;
 

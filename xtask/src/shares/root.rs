@@ -1,4 +1,5 @@
-//! The root of the guest: servers and clients of NFS and SMB as the distribution has them, with all they need, on a disk image.
+//! The root of the guest: servers and clients of NFS and SMB as the distribution has them, with all they need, on a
+//! disk image.
 //!
 //! Knows names of packages and nothing of what is tested.
 

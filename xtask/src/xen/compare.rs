@@ -1,8 +1,8 @@
 //! `cargo xtask bench xen`: backends side by side on the disks of one guest, each over a RAM disk of its own.
 //!
-//! What is compared are instructions: the machine has one CPU whose clock counts them, so a loaded host changes nothing, and
-//! what the guest, Xen, dom0 and the backend need for a request all counts. Caches and idle CPUs are not in it. Rounds of the
-//! backends alternate; medians and their ratios to the kernel's backend are printed.
+//! What is compared are instructions: the machine has one CPU whose clock counts them, so a loaded host changes
+//! nothing, and what the guest, Xen, dom0 and the backend need for a request all counts. Caches and idle CPUs are not
+//! in it. Rounds of the backends alternate; medians and their ratios to the kernel's backend are printed.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,7 +1,8 @@
-//! Where a request's instructions go: the machine's blocks of code, counted by a plugin of QEMU and told apart by who they are of.
+//! Where a request's instructions go: the machine's blocks of code, counted by a plugin of QEMU and told apart by who
+//! they are of.
 //!
-//! Knows nothing of what the load is. A case runs three times, the last time with three times as many requests, with a mark
-//! before each and one after: what a run costs besides its requests (starting fio) falls out of the difference.
+//! Knows nothing of what the load is. A case runs three times, the last time with three times as many requests, with a
+//! mark before each and one after: what a run costs besides its requests (starting fio) falls out of the difference.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
@@ -109,8 +110,8 @@ impl Counts {
         Ok(counts)
     }
 
-    /// Instructions a request in the case whose first mark has the number `first`, the last run of which had `more` requests
-    /// more than those before.
+    /// Instructions a request in the case whose first mark has the number `first`, the last run of which had `more`
+    /// requests more than those before.
     pub fn costs(&self, first: usize, more: u32) -> Result<Costs, BedError> {
         let [a, b, c] = [1, 2, 3].map(|mark| self.dump(first + mark));
         let (a, b, c) = (a?, b?, c?);
@@ -139,7 +140,8 @@ impl Counts {
         Ok(dump)
     }
 
-    /// How far dom0's kernel lies from its addresses. All of it by as much: Xen gives it one piece of memory, and a guest's has many.
+    /// How far dom0's kernel lies from its addresses. All of it by as much: Xen gives it one piece of memory, and a
+    /// guest's has many.
     fn skew_of_dom0(&self, dump: &Dump) -> u64 {
         let mut pages: BTreeMap<u64, BTreeSet<u64>> = BTreeMap::new();
         for &(address, place) in dump.keys().filter(|(address, _)| (KERNEL..MODULES).contains(address)) {

@@ -1,8 +1,8 @@
 //! The machine: QEMU with Xen in it, once booted and saved, and started from there for every test.
 //!
-//! Knows nothing of what a test does. dom0 takes an archive from its second disk, runs `run.sh` of it and leaves another archive
-//! on the third. Time counts the machine's instructions (`-icount`), so a slow host trips no timeout in it; only the deadline
-//! given to us is the host's. However we end, QEMU ends with us.
+//! Knows nothing of what a test does. dom0 takes an archive from its second disk, runs `run.sh` of it and leaves
+//! another archive on the third. Time counts the machine's instructions (`-icount`), so a slow host trips no timeout in
+//! it; only the deadline given to us is the host's. However we end, QEMU ends with us.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
@@ -24,12 +24,12 @@ use crate::demo::tool;
 const MEMORY_MIB: u32 = 2048;
 const DOM0_MIB: u32 = 1024;
 
-/// 4 ns an instruction; less, and Xen's waits for its timers cost minutes. Idle time is the host's: if it were skipped, then also
-/// while a disk of QEMU is at work on a busy host, and the toolstack's patience would end in an instant.
+/// 4 ns an instruction; less, and Xen's waits for its timers cost minutes. Idle time is the host's: if it were skipped,
+/// then also while a disk of QEMU is at work on a busy host, and the toolstack's patience would end in an instant.
 const TIME: [&str; 4] = ["-icount", "shift=2,sleep=on", "-rtc", "base=2024-01-01,clock=vm"];
 
-/// Without what crashes or misleads: dom0 does not survive smap, smep, pku and la57 under translation; with erms and fsrm
-/// Linux copies by an instruction that counts as one a byte.
+/// Without what crashes or misleads: dom0 does not survive smap, smep, pku and la57 under translation; with erms and
+/// fsrm Linux copies by an instruction that counts as one a byte.
 const CPU: &str = "max,-smap,-smep,-pku,-la57,-erms,-fsrm";
 
 /// Translation loses the state of the FPU when Xen switches it lazily.
@@ -113,8 +113,8 @@ impl Saved {
         Err(BedError::Monitor { what: "save the machine".to_owned() })
     }
 
-    /// Starts the machine, has dom0 run `run.sh` of the directory `given`, and puts what it left in /out into `work`/out.
-    /// `heard` is given every line of the console; `plugin` is a word for QEMU.
+    /// Starts the machine, has dom0 run `run.sh` of the directory `given`, and puts what it left in /out into
+    /// `work`/out. `heard` is given every line of the console; `plugin` is a word for QEMU.
     pub fn run(
         &self,
         given: &Path,

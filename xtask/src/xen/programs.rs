@@ -1,6 +1,7 @@
 //! Our own programs for dom0: static, so that it does not matter which libraries lie there.
 //!
-//! Knows cargo and nothing of Xen. They are built in a directory of their own below target, so other builds are not disturbed.
+//! Knows cargo and nothing of Xen. They are built in a directory of their own below target, so other builds are not
+//! disturbed.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -1,7 +1,7 @@
 //! Libraries that only pretend: for a program that is linked with far more than it uses, as distributions' fio is.
 //!
-//! Its cluster libraries are 80 MB, bound at each start, which under translation costs seconds of every guest. A stub has the
-//! library's name and the versioned symbols that the program asks for; whoever called one would be told -1.
+//! Its cluster libraries are 80 MB, bound at each start, which under translation costs seconds of every guest. A stub
+//! has the library's name and the versioned symbols that the program asks for; whoever called one would be told -1.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -21,7 +21,8 @@ struct Wants {
     plain: BTreeSet<String>,
 }
 
-/// Makes, in `directory`, a stub of each library of `program` that is not among the `genuine` ones. Returns them by name.
+/// Makes, in `directory`, a stub of each library of `program` that is not among the `genuine` ones. Returns them by
+/// name.
 pub fn make(program: &Path, genuine: &[&Path], directory: &Path) -> Result<BTreeMap<String, PathBuf>, BedError> {
     fs::create_dir_all(directory).map_err(at("create", directory))?;
     let mut wants = wants_of(program)?;

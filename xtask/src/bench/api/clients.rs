@@ -1,5 +1,5 @@
-//! Clients of the API that never cease to ask: some list, some look at one object, some hold a stream of events. They read what they get,
-//! or, if told so, ask for the list and never read it.
+//! Clients of the API that never cease to ask: some list, some look at one object, some hold a stream of events. They
+//! read what they get, or, if told so, ask for the list and never read it.
 //!
 //! They know HTTP as far as the daemon speaks it, and nothing of what is in an answer but its length.
 

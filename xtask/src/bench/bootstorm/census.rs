@@ -1,4 +1,5 @@
-//! Whether what the daemon says, what runs and what lies in directories is the same: no VDI lost, stuck, doubly active or leaked.
+//! Whether what the daemon says, what runs and what lies in directories is the same: no VDI lost, stuck, doubly active
+//! or leaked.
 //!
 //! Asked while nothing is killed. What is under way may come to its end first.
 

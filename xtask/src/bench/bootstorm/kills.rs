@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use super::super::daemon::Daemon;
 use super::super::daemon::processes::Places;
 
-/// Between two kills of a part, in milliseconds, at most: the longer it takes the rarer they are, so that everything comes to its end, also
-/// guests that are translated on a loaded machine.
+/// Between two kills of a part, in milliseconds, at most: the longer it takes the rarer they are, so that everything
+/// comes to its end, also guests that are translated on a loaded machine.
 const PAUSE_MAX: u64 = 600;
 const PAUSE_GROWS: u64 = 30;
 const PAUSE_LIMIT: u64 = 20_000;

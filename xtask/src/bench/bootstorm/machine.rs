@@ -1,6 +1,7 @@
 //! The life of one VM: its disks are cloned from the golden image, plugged, used, unplugged and destroyed.
 //!
-//! Each part has an end that is looked for, and goes on towards it whatever is killed meanwhile: what failed is noted and asked for again.
+//! Each part has an end that is looked for, and goes on towards it whatever is killed meanwhile: what failed is noted
+//! and asked for again.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -263,7 +264,8 @@ impl Storm<'_> {
                 return Ok(Some(()));
             }
             match vm["power"].as_str() {
-                // Its start may have been undone after it was done: the daemon that did it was killed before it said so.
+                // Its start may have been undone after it was done: the daemon that did it was killed before it said
+                // so.
                 Some("halted") => self.started(machine).map(|_| None),
                 Some("running") => {
                     let vbds = self.vbds(machine)?;

@@ -1,5 +1,5 @@
-//! Looks all the time at what must never be: two processes that may write to one file; and at how much memory the daemon and its disk
-//! processes take. Machines and clients are not counted.
+//! Looks all the time at what must never be: two processes that may write to one file; and at how much memory the
+//! daemon and its disk processes take. Machines and clients are not counted.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,5 +1,5 @@
-//! The daemon's API for a client that outlives daemons: it tells an answer that never came from one that is a refusal, and waits for
-//! the next daemon where that helps.
+//! The daemon's API for a client that outlives daemons: it tells an answer that never came from one that is a refusal,
+//! and waits for the next daemon where that helps.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -183,7 +183,8 @@ impl Api {
         Ok(uuid(&vbd)?.to_owned())
     }
 
-    /// Waits until tasks of this verb that are under way now are over: one of them may be what was asked for when the answer was lost.
+    /// Waits until tasks of this verb that are under way now are over: one of them may be what was asked for when the
+    /// answer was lost.
     pub fn settle(&self, verb: &str) -> Result<(), Trouble> {
         for task in self.list("/tasks?open=true")?.iter().filter(|task| task["verb"] == verb) {
             self.wait(task)?;

@@ -1,4 +1,5 @@
-//! The processes of a daemon: who serves which VBD, who works on an image, and what they have open. From /proc, as anybody may see them.
+//! The processes of a daemon: who serves which VBD, who works on an image, and what they have open. From /proc, as
+//! anybody may see them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

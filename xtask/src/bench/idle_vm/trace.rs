@@ -7,11 +7,12 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-/// The events that are counted: the guest reads or writes a register of an emulated device; a local APIC interrupts its processor.
+/// The events that are counted: the guest reads or writes a register of an emulated device; a local APIC interrupts its
+/// processor.
 pub const EVENTS: [&str; 3] = ["memory_region_ops_read", "memory_region_ops_write", "apic_local_deliver"];
 
-/// Interrupt controllers and the timer of the PC, by the names of their registers. Under KVM they are in the kernel, and QEMU is not
-/// woken for them.
+/// Interrupt controllers and the timer of the PC, by the names of their registers. Under KVM they are in the kernel,
+/// and QEMU is not woken for them.
 const IRQ_CHIPS: [&str; 6] = ["apic-msi", "kvm-apic-msi", "ioapic", "pic", "pit", "elcr"];
 
 /// How often QEMU's threads went to sleep.

@@ -1,7 +1,7 @@
 //! How QEMU runs the guest's instructions: by the processor (KVM) where that really works, else by translation (TCG).
 //!
-//! A /dev/kvm that can be opened proves nothing (nested and filtered KVMs exist), so the guest itself is booted once. The verdict
-//! is kept until the machine boots again.
+//! A /dev/kvm that can be opened proves nothing (nested and filtered KVMs exist), so the guest itself is booted once.
+//! The verdict is kept until the machine boots again.
 
 use std::fs;
 use std::ops::ControlFlow;

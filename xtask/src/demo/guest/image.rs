@@ -18,8 +18,8 @@ use crate::demo::tool;
 const INIT: &str = include_str!("../../../../testbed/guest/init");
 const STEPS: &str = include_str!("../../../../testbed/guest/steps.sh");
 
-/// Programs of the host that jobs run, and the packages they come from. fio alone brings 80 MB of cluster libraries; that
-/// costs half a second of booting, less than any trick to leave them out would cost in trust.
+/// Programs of the host that jobs run, and the packages they come from. fio alone brings 80 MB of cluster libraries;
+/// that costs half a second of booting, less than any trick to leave them out would cost in trust.
 const TOOLS: [(&str, &str); 6] = [
     ("busybox", "busybox-static"),
     ("e2fsck", "e2fsprogs"),

@@ -45,8 +45,8 @@ impl Kernel {
         Ok(Self { image, version, root })
     }
 
-    /// The modules that make up `wanted`, unpacked and in the order they must be loaded. What the kernel has built in is left out,
-    /// and so is what it does not know and is not `required`.
+    /// The modules that make up `wanted`, unpacked and in the order they must be loaded. What the kernel has built in
+    /// is left out, and so is what it does not know and is not `required`.
     pub fn modules(&self, wanted: &[&str], required: &[&str]) -> Result<Vec<(String, Vec<u8>)>, GuestError> {
         let directory = self.module_directory()?;
         let mut files = BTreeMap::new();
@@ -88,13 +88,15 @@ fn fetch(cache: &Path, root: &Path, packages: &[&str], progress: &Progress) -> R
     fs::remove_dir_all(&partial).map_err(at("remove", &partial))
 }
 
-/// The distribution's packages, by lists of the machine or of our own. Nothing is ever installed, and no root is needed.
+/// The distribution's packages, by lists of the machine or of our own. Nothing is ever installed, and no root is
+/// needed.
 pub(crate) struct Apt {
     options: Vec<String>,
 }
 
 impl Apt {
-    /// Has something done with the machine's lists and, if that fails, with lists of our own, which are kept in `directory`.
+    /// Has something done with the machine's lists and, if that fails, with lists of our own, which are kept in
+    /// `directory`.
     pub fn with_any_lists<E: Display + From<GuestError>>(
         directory: &Path,
         progress: &Progress,
@@ -141,7 +143,8 @@ impl Apt {
         Err(GuestError::NoKernelPackage { tried: packages.join(", ") })
     }
 
-    /// The first package named `prefix` and a version on which `package` depends. One unknown to apt depends on nothing.
+    /// The first package named `prefix` and a version on which `package` depends. One unknown to apt depends on
+    /// nothing.
     pub fn dependency(&self, package: &str, prefix: &str) -> Option<String> {
         let listing = tool::text(self.command("apt-cache").args(["depends", package])).ok()?;
         dependency_in(&listing, prefix)

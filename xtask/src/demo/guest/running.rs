@@ -1,7 +1,7 @@
 //! A guest that runs: QEMU, the console it speaks on, and the deadline after which silence means that it hangs.
 //!
-//! Knows nothing of jobs but their protocol: lines `TAPLINE key=value`, of which `ask=` waits for an answer, `fail=` and
-//! `end=ok` come last. However it ends, QEMU does not outlive the value.
+//! Knows nothing of jobs but their protocol: lines `TAPLINE key=value`, of which `ask=` waits for an answer, `fail=`
+//! and `end=ok` come last. However it ends, QEMU does not outlive the value.
 
 use std::fs::{self, File};
 use std::io::{BufReader, Read, Write};
@@ -23,8 +23,8 @@ const SILENCE_MAX_SECONDS: u64 = 120;
 /// Initramfs twice (packed and unpacked, 90 MB each), and what fio and the page cache take.
 pub const MEMORY_MIB: u32 = 768;
 
-/// What every guest is told. Whether its timer works it would find out by counting ticks while the host's clock goes on, and panics where
-/// the emulator has not run for long enough.
+/// What every guest is told. Whether its timer works it would find out by counting ticks while the host's clock goes
+/// on, and panics where the emulator has not run for long enough.
 pub const COMMAND_LINE: &str = "console=ttyS0 quiet panic=-1 mitigations=off no_timer_check";
 
 /// Enough of a console to see why a guest broke.
@@ -129,8 +129,8 @@ impl Running {
         self
     }
 
-    /// Follows the guest to its end. `heard` is given every line; what an `ask=` asks for is done when `heard` returns from it.
-    /// `Break` ends the guest as a power failure would.
+    /// Follows the guest to its end. `heard` is given every line; what an `ask=` asks for is done when `heard` returns
+    /// from it. `Break` ends the guest as a power failure would.
     pub fn follow<E: From<GuestError>>(
         mut self,
         mut heard: impl FnMut(Line<'_>) -> Result<ControlFlow<()>, E>,

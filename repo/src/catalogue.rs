@@ -108,8 +108,8 @@ impl<'a> std::ops::Deref for Tx<'a> {
 }
 
 impl Catalogue {
-    /// Opens the catalogue at `path`, or makes it. One that is damaged is refused as [`Code::Damaged`], before anything
-    /// is written to it.
+    /// Opens the catalogue at `path`, or creates it. A damaged file is refused as [`Code::Damaged`], before anything is
+    /// written to it.
     pub fn open(path: &Path) -> Result<Catalogue, Problem> {
         Catalogue::open_with(path, || {})
     }
@@ -119,9 +119,9 @@ impl Catalogue {
         let failed = |error: rusqlite::Error| cannot_open(path, error);
         seal::check(path)?;
         let mut connection = Connection::open(path).map_err(failed)?;
-        // Another program that looks at the file may hold it for a moment.
+        // Another program that reads the file may lock it for a moment.
         connection.busy_timeout(Duration::from_secs(10)).map_err(failed)?;
-        // Before anything else is asked of it.
+        // Before any other query.
         sound::check_pages(&connection, Look::Bounded)?;
         // A reader never waits for the writer, nor the writer for readers; a commit is durable (sqlite.org/wal.html).
         connection.pragma_update(None, "journal_mode", "WAL").map_err(failed)?;
@@ -153,7 +153,8 @@ impl Catalogue {
         changed.map_err(|problem| self.noted(problem))
     }
 
-    /// Asks a state of the catalogue, for the daemon's own work. Who comes when as many ask as may waits for its turn.
+    /// Reads a consistent state of the catalogue, for the daemon's own work. Waits for its turn if the maximum number
+    /// of readers is active.
     pub async fn read<T, F>(&self, question: F) -> Result<T, Problem>
     where
         T: Send + 'static,
@@ -201,7 +202,7 @@ impl Catalogue {
         problem
     }
 
-    /// Waits until the file is found to be damaged, which is for good; tells what is wrong.
+    /// Waits until the file is found to be damaged, which is permanent; returns what is wrong.
     pub async fn damaged(&self) -> Problem {
         loop {
             let found = self.damage.found.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -212,7 +213,7 @@ impl Catalogue {
         }
     }
 
-    /// Looks at all of the file, as closely as can be, on a thread and a connection of its own.
+    /// Checks all of the file, as thoroughly as possible, on a thread and a connection of its own.
     pub async fn examine(&self) -> Result<(), Problem> {
         let readers = self.readers.clone();
         let looked = tokio::task::spawn_blocking(move || {
@@ -249,7 +250,7 @@ impl Catalogue {
         sealed.map_err(|error| Problem::failed(&tried, error))
     }
 
-    /// What is recorded of repositories and may not be in their inventories yet.
+    /// Inventory lines that are recorded and may not be in the repositories' files yet.
     pub fn outbox(&self) -> &Outbox {
         &self.outbox
     }
@@ -259,18 +260,18 @@ impl Catalogue {
         self.event_bus.subscribe()
     }
 
-    /// Events behind number `seq`, and all from now on.
+    /// Events after number `seq`, and all from now on.
     pub fn subscribe_behind(&self, seq: u64) -> Past {
         self.event_bus.subscribe_behind(seq)
     }
 
-    /// Tells how far a task is, from 0 to 1. Not kept: a task that is begun again begins at nothing.
+    /// Reports the progress of a task, from 0 to 1. Not stored: a restarted task starts from zero.
     pub fn progress(&self, task: &api::Task, progress: f64) {
         self.event_bus.progress(task, progress);
     }
 }
 
-/// Connections that wait for readers, no more than there are turns.
+/// Idle connections for readers, at most as many as there are permits.
 #[derive(Debug)]
 struct Readers {
     path: std::path::PathBuf,
@@ -352,7 +353,7 @@ impl View<'_> {
 }
 
 impl Tx<'_> {
-    /// Keeps something beside the objects.
+    /// Stores a value that belongs to no object.
     pub fn set_meta(&mut self, key: &str, value: &str) -> Result<(), Problem> {
         let kept = self.connection.execute("INSERT OR REPLACE INTO meta VALUES (?1, ?2)", [key, value]);
         kept.map(drop).map_err(failed)
@@ -370,14 +371,14 @@ fn failed(error: rusqlite::Error) -> Problem {
         Some(ErrorCode::DiskFull) => Code::NoSpace,
         Some(ErrorCode::ReadOnly) => Code::ReadOnly,
         _ if sound::tells_of_damage(&error) => return sound::damaged(error),
-        // Each row was looked at when it was opened: either it has been damaged since, or this is a fault of ours.
+        // Each row was checked when the file was opened: either it has been damaged since, or this is a bug.
         _ if sound::is_foreign(&error) => Code::Internal,
         _ => Code::Failed,
     };
     Problem { advice: advice(&error), ..Problem::new(code, format!("the catalogue failed: {error}")) }
 }
 
-/// What to do about the file system that a catalogue is on, where that is the cause.
+/// Advice if the file system that a catalogue is on is the cause.
 fn advice(error: &rusqlite::Error) -> Option<String> {
     let what = match error.sqlite_error_code()? {
         ErrorCode::DiskFull => "free space on the file system of the state directory and retry",

@@ -32,7 +32,7 @@ pub struct Words {
     pub description: Description,
 }
 
-/// All that an inventory says, at some generation.
+/// The contents of an inventory at some generation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Contents {
     /// The repository's name and description.
@@ -53,7 +53,7 @@ pub enum Change {
     Image(InventoryImage),
     /// A VDI is this.
     Vdi(InventoryVdi),
-    /// Something is no more.
+    /// Something was removed.
     Gone(Gone),
 }
 
@@ -68,7 +68,7 @@ pub enum Gone {
 }
 
 impl Contents {
-    /// Of a repository with nothing in it.
+    /// An empty repository.
     pub fn new(words: Words) -> Contents {
         Contents { words, images: BTreeMap::new(), vdis: BTreeMap::new() }
     }
@@ -83,7 +83,7 @@ impl Contents {
         }
     }
 
-    /// Refuses what is no state of a repository; says why.
+    /// Refuses an invalid state of a repository; returns why.
     fn check(&self) -> Result<(), String> {
         let mut files = HashSet::new();
         for image in self.images.values() {

@@ -23,7 +23,7 @@ pub type User = (u32, u32);
 /// How long a server of names may take to answer.
 const TO_ANSWER: Duration = Duration::from_secs(30);
 
-/// Between two looks whether it has.
+/// The interval for checking whether it has exited.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
 /// Bytes of an answer: a group may have many members.
@@ -75,7 +75,7 @@ fn look_up(database: &str, name: &str) -> Result<Option<String>, Problem> {
             None => std::thread::sleep(LOOK_AGAIN),
         }
     };
-    // A line is much smaller than the pipe's buffer, so `getent` has exited even though nobody read yet.
+    // A line is much smaller than the pipe's buffer, so `getent` can exit before it is read.
     let mut line = String::new();
     if let Some(said) = child.stdout {
         said.take(ANSWER_MAX).read_to_string(&mut line).map_err(|error| failed(&error))?;

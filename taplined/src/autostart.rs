@@ -21,7 +21,7 @@ use crate::{plug, vm};
 /// Duration of one long poll for a task; it is repeated as needed.
 const LOOK: Duration = Duration::from_secs(60);
 
-/// Starts what is to be started, beside everything else.
+/// Starts the autostart objects, in the background.
 pub async fn begin(daemon: &Daemon) -> Result<(), Problem> {
     let all = daemon.catalogue.read(|view| view.to_start()).await?;
     if !all.is_empty() {
@@ -51,7 +51,7 @@ async fn start(daemon: Daemon, one: ToStart) {
         tried = tried.saturating_add(1);
         let Err(problem) = try_once(&daemon, one).await else { break Ok(()) };
         if daemon.tasks.is_stopping() {
-            // The next daemon goes on with it.
+            // The next daemon continues with it.
             return;
         }
         tracing::warn!(%uuid, tried, tries, "autostart failed: {problem}");
@@ -93,7 +93,7 @@ fn tell(tx: &mut repo::Tx<'_>, one: ToStart, tried: u8, why: &Problem) -> Result
     }
 }
 
-/// Starts one, unless somebody else has.
+/// Starts one object, unless it has been started in the meantime.
 async fn try_once(daemon: &Daemon, one: ToStart) -> Result<(), Problem> {
     let begun = match one {
         ToStart::Vm(uuid, _) => {

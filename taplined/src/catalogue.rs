@@ -20,7 +20,7 @@ pub use care::Care;
 pub use put_in_place::{init, restore};
 pub use rebuild::{absolute, rebuild};
 
-/// Backups that are named where somebody has to choose one.
+/// The number of backups named in a message that asks to choose one.
 const NAMED: usize = 3;
 
 /// How long to wait before what has happened is recorded once more, if it could not be.
@@ -45,8 +45,8 @@ pub fn open(config: &Config) -> Result<Catalogue, Problem> {
     })
 }
 
-/// Records what has happened already, or must come to its end: while the catalogue's file system takes nothing, it is
-/// tried again. Whoever waits for this holds what it is about.
+/// Records something that has already happened, or must be completed: retried while the catalogue's file system accepts
+/// no writes. The caller holds the objects concerned until then.
 pub async fn record<T, F>(catalogue: &Catalogue, change: F) -> Result<T, Problem>
 where
     T: Send + 'static,

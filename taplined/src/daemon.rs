@@ -40,19 +40,19 @@ pub struct Daemon(Arc<Parts>);
 pub struct Parts {
     /// The settings.
     pub config: Config,
-    /// What exists.
+    /// All objects.
     pub catalogue: Catalogue,
     /// Backups and verification of the catalogue.
     pub care: Care,
-    /// Who may use the API over TCP.
+    /// Tokens for the API over TCP.
     pub tokens: Tokens,
-    /// What is under way.
+    /// Running tasks.
     pub tasks: Tasks,
     /// How disk processes are started.
     pub tool: Tool,
     /// The disks that run.
     pub disks: Disks,
-    /// What is plugged.
+    /// Plugged VBDs.
     pub plugs: Plugs,
     /// The machines that run.
     pub vms: Vms,
@@ -79,7 +79,7 @@ impl std::ops::Deref for Daemon {
 }
 
 impl Daemon {
-    /// Opens the catalogue, and brings to an end what a daemon before this one has begun.
+    /// Opens the catalogue, and completes or rolls back what the previous daemon has started.
     pub async fn start(config: Config) -> Result<Daemon, Problem> {
         let locks = alone(&config)?;
         allow_many_disks()?;
@@ -114,9 +114,9 @@ impl Daemon {
         // Before tasks are done or undone, which need them.
         Srs::attach_again(&daemon).await?;
         daemon.tasks.recover(&daemon).await?;
-        // Behind jobs, which may change what a disk consists of.
+        // After the jobs, which may change the chain of a disk.
         let plugged_since = plug::recover(&daemon).await?;
-        // Behind their disks.
+        // After their disks.
         vm::recover(&daemon, &plugged_since).await?;
         for sr in daemon.catalogue.read(|view| view.srs()).await? {
             if sr.state == SrState::Attached {
@@ -131,7 +131,7 @@ impl Daemon {
         Ok(daemon)
     }
 
-    /// Ends what is under way as far as it can be ended soon; the journal has the rest. Disks go on.
+    /// Ends running operations that can be ended soon; the others are in the journal. Disks keep running.
     pub async fn stop(&self) -> Result<(), Problem> {
         self.tasks.stop().await;
         if tokio::time::timeout(TO_CLOSE, self.close()).await.is_err() {
@@ -172,7 +172,7 @@ impl Daemon {
     }
 }
 
-/// Makes the directories, and sees that no other daemon uses them as long as what is returned is kept.
+/// Creates the directories, and ensures that no other daemon uses them as long as the returned value is kept.
 pub fn alone(config: &Config) -> Result<[fs::File; 2], Problem> {
     directories::make(config)?;
     Ok([
@@ -205,7 +205,7 @@ fn only_one(directory: &Path, what: &str, setting: &str) -> Result<fs::File, Pro
     let tried = format!("lock {}", path.display());
     let file = fs::File::options().create(true).truncate(false).write(true).mode(0o600).open(&path);
     let file = file.map_err(|error| Problem::failed(&tried, error))?;
-    // One of before may be open to all, and whoever reads it may lock it.
+    // A file of an older version may be accessible to all, and any process that can read it could lock it.
     file.set_permissions(fs::Permissions::from_mode(0o600)).map_err(|error| Problem::failed(&tried, error))?;
     let begun = Instant::now();
     let lock = || rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive);

@@ -50,7 +50,7 @@ pub fn close_catalogue(config: &Config) {
     }
 }
 
-/// Those above it are as everybody's.
+/// Directories above it have the usual mode.
 fn make_one(directory: &Path, mode: u32) -> io::Result<()> {
     if let Some(above) = directory.parent() {
         fs::create_dir_all(above)?;
@@ -70,7 +70,7 @@ fn close(path: &Path, most: u32) {
         return;
     }
     match fs::set_permissions(path, Permissions::from_mode(now & most)) {
-        // SQLite makes a new one like that.
+        // SQLite creates a new one with that mode.
         Ok(()) => tracing::debug!(path = %path.display(), "removed access for other users (mode was {now:o})"),
         Err(error) => tracing::warn!(path = %path.display(), "other users have access (mode {now:o}): {error}"),
     }

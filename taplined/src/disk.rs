@@ -27,7 +27,7 @@ use control::{Beside, Watch};
 use gate::Gates;
 use paths::DiskPaths;
 
-/// The disks that run, which are asked by their VBDs.
+/// The running disks, addressed by their VBDs.
 #[derive(Debug)]
 pub struct Disks {
     config: Config,
@@ -36,7 +36,7 @@ pub struct Disks {
 }
 
 impl Disks {
-    /// Those of a daemon.
+    /// The disks of a daemon with this configuration.
     pub fn of(config: &Config) -> Disks {
         Disks { config: config.clone(), gates: Gates::default() }
     }
@@ -69,7 +69,7 @@ impl Disks {
         control::watch(&self.socket(vbd)).await
     }
 
-    /// Where the disk of a VBD is asked.
+    /// The control socket of a VBD's disk.
     pub fn socket(&self, vbd: Uuid) -> PathBuf {
         DiskPaths::of(&self.config, vbd).control()
     }

@@ -24,7 +24,7 @@ pub fn point(verb: &str, step: &str, after: bool) {
 pub enum Planted {
     /// A merge of the leaf itself that has just ended when the daemon dies is forgotten.
     ForgottenMerge,
-    /// A repository that was forgotten is introduced without what it says of itself.
+    /// A forgotten repository is introduced without its inventory.
     ForgottenNames,
     /// A catalogue that is older than its repositories and the disks that run is believed.
     OldCatalogue,

@@ -19,12 +19,12 @@ tokio::task_local! {
     static KEY: Arc<Mutex<Option<RequestKey>>>;
 }
 
-/// The key of the request that is being done, for whoever records what came of it: it is not to be had twice.
+/// Takes the key of the current request, to record its response: it can be taken once.
 pub fn take() -> Option<RequestKey> {
     KEY.try_with(|key| key.lock().unwrap_or_else(PoisonError::into_inner).take()).ok().flatten()
 }
 
-/// Does a request that has a key; gives that back if nobody has recorded it.
+/// Executes a request with a key; releases the key if no response was recorded.
 pub async fn during<T>(key: RequestKey, work: impl Future<Output = T>) -> (T, Option<RequestKey>) {
     let key = Arc::new(Mutex::new(Some(key)));
     let done = KEY.scope(key.clone(), work).await;
@@ -32,7 +32,7 @@ pub async fn during<T>(key: RequestKey, work: impl Future<Output = T>) -> (T, Op
     (done, left)
 }
 
-/// Makes an object that is the answer, which has this status.
+/// Creates an object, which is the response with this status.
 pub async fn make<T, F>(catalogue: &Catalogue, status: u16, make: F) -> Result<T, Problem>
 where
     T: Serialize + Send + 'static,
@@ -57,7 +57,7 @@ type Whose = (String, String);
 #[derive(Clone, Debug, Default)]
 pub struct Turns(Arc<Mutex<HashMap<Whose, Arc<tokio::sync::Mutex<()>>>>>);
 
-/// No other request with its key is done meanwhile.
+/// No other request with its key is executed in the meantime.
 #[derive(Debug)]
 pub struct Turn {
     whose: Whose,

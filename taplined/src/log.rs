@@ -60,7 +60,7 @@ struct ToStderr;
 
 impl Write for ToStderr {
     fn write(&mut self, lines: &[u8]) -> io::Result<usize> {
-        // Names are quoted in what is read in terminals.
+        // Names are quoted in output that is read in terminals.
         match std::str::from_utf8(lines) {
             Ok(text) => STDERR.write(api::visible(text).as_bytes()),
             Err(_) => STDERR.write(lines),

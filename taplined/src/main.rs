@@ -150,7 +150,7 @@ fn command(arguments: &Arguments) -> String {
 
 async fn serve(config: Config) -> Result<(), Problem> {
     let daemon = Daemon::start(config).await?;
-    // Signals are handled before it listens, because whoever sees the socket may stop it.
+    // Signals are handled before it listens, because any process that sees the socket may stop the daemon.
     let signals = http::Signals::handle()?;
     let listener = http::Listener::bind(&daemon.config, &daemon)?;
     notify::ready();
@@ -164,8 +164,8 @@ async fn serve(config: Config) -> Result<(), Problem> {
     daemon.stop().await
 }
 
-/// Waits until the catalogue is found damaged and waiting clients have been told. Nothing is finished then, because
-/// everything that could be recorded would go into that file.
+/// Waits until the catalogue is found to be damaged and waiting clients have been notified. Nothing is completed then,
+/// because everything that could be recorded would go into that file.
 async fn damaged(daemon: &Daemon) -> Problem {
     let problem = daemon.catalogue.damaged().await;
     tracing::error!("{problem}; stopping the daemon, disks keep running");

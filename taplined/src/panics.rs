@@ -15,7 +15,7 @@ use crate::log;
 static TASKS: AtomicUsize = AtomicUsize::new(0);
 
 tokio::task_local! {
-    /// What the present task of tokio's is for.
+    /// The purpose of the current tokio task.
     static AT: String;
 }
 
@@ -29,7 +29,7 @@ pub fn during<F: Future>(name: String, work: F) -> impl Future<Output = F::Outpu
     AT.scope(name, work)
 }
 
-/// So many tasks are under way.
+/// Records the number of unfinished tasks.
 pub fn tasks(count: usize) {
     TASKS.store(count, Ordering::Relaxed);
 }

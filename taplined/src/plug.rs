@@ -63,13 +63,13 @@ pub struct Plugs {
     /// Limits concurrent restarts: as many as workers, but they do not queue behind plugs, because their guests are
     /// waiting.
     restarts: Semaphore,
-    /// Disks that are upgraded at one time.
+    /// Limits concurrent upgrades.
     upgrades: Semaphore,
     operations: Operations,
     served: Mutex<HashMap<Uuid, Served>>,
     /// VBDs whose processes do not answer.
     doubted: Mutex<HashSet<Uuid>>,
-    /// Which files their processes have, as far as that was seen.
+    /// The files that their processes have open, as far as known.
     files: Mutex<HashMap<Uuid, Known>>,
     /// The group that may connect to disks.
     group: Option<u32>,

@@ -29,11 +29,11 @@ use crate::fault::{self, Planted};
 use crate::vdi::{self, ServedLayer};
 use judge::{Follow, Told, Verdict, judge};
 
-/// What can be done about a VDI that is diverged.
+/// Advice about a diverged VDI.
 pub const ADVICE: &str = "compare them with 'tapline host reconcile --dry-run' or 'tapline sr scan', then choose which \
     is right: tapline vdi reconcile VDI --believe disk|catalogue";
 
-/// What can be done about what an abandoned task has left.
+/// Advice about the objects of an abandoned task.
 pub const ABANDONED: &str = "VDIs that it was changing are marked diverged: examine them with 'tapline sr scan', then \
     choose: tapline vdi reconcile VDI --believe disk|catalogue";
 
@@ -49,7 +49,8 @@ pub enum Heal {
     No,
 }
 
-/// Compares all disks that run; the differences, and what was done about them. A disk that says nothing is one.
+/// Compares all running disks; returns the differences and what was done about them. A disk that does not respond
+/// counts as a difference.
 pub async fn all(daemon: &Daemon, heal: Heal) -> Result<Vec<Difference>, Problem> {
     compare(daemon, |view| view.vbds(None, None), heal).await
 }
@@ -98,7 +99,7 @@ async fn compare(
     while let Some(compared) = asked.join_next().await {
         match compared.map_err(|error| Problem::failed("compare a disk with the catalogue", error))? {
             (Ok(difference), _) => found.extend(difference),
-            // It is compared again before anything changes it.
+            // It is compared again before any operation changes it.
             (Err(problem), Vbd { uuid: vbd, vdi, .. }) => {
                 tracing::warn!(%vbd, "a disk could not be compared with the catalogue: {problem}");
                 let catalogue = daemon.catalogue.read(move |view| Seen::of(view, vdi)).await?.files();
@@ -134,7 +135,7 @@ pub async fn of_vbd(daemon: &Daemon, vbd: Uuid, heal: Heal) -> Result<Option<Dif
         None => Vec::new(),
     };
     let was_diverged = before.chain.first().is_some_and(|image| image.state == ImageState::Diverged);
-    // All of a repository is read only where something differs: this is asked before every verb.
+    // The whole repository is only read if something differs: this is checked before every verb.
     let verdict = match judge::agree(&before.chain, &layers) {
         true => Verdict::Agree,
         false => judge(&daemon.catalogue.read(move |view| told(view, vdi)).await?, &layers),
@@ -157,7 +158,7 @@ pub async fn of_vbd(daemon: &Daemon, vbd: Uuid, heal: Heal) -> Result<Option<Dif
     difference.healed = difference.problem.is_none();
     let told_of = difference.problem.clone();
     let recorded = daemon.catalogue.write(move |tx| {
-        // Somebody has begun to change it since the disk was asked: then that one knows better.
+        // Another operation has started to change it since the disk was queried: that one has newer information.
         if Seen::of(tx, vdi)? != before {
             return Ok(false);
         }
@@ -208,7 +209,7 @@ pub async fn must_agree(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
     difference.and_then(|difference| difference.problem).map_or(Ok(()), Err)
 }
 
-/// What is compared, as it must still be when something is changed for it.
+/// The compared state, which must be unchanged when the catalogue is updated.
 #[derive(Debug, PartialEq, Eq)]
 struct Seen {
     chain: Vec<Image>,
@@ -217,7 +218,7 @@ struct Seen {
 
 impl Seen {
     fn of(view: &View<'_>, vdi: Uuid) -> Result<Seen, Problem> {
-        // What they take is measured at any time.
+        // Physical sizes are measured at any time.
         let chain = view.chain(vdi)?.into_iter().map(|image| Image { physical: 0, ..image }).collect();
         Ok(Seen { chain, claimed: view.claimant(vdi)?.is_some() })
     }
@@ -287,14 +288,14 @@ fn follow(tx: &mut repo::Tx<'_>, vdi: Uuid, what: &Follow) -> Result<(), Problem
         let image = tx.image(*image)?;
         tx.set_image(&Image { state: ImageState::Damaged, ..image })?;
     }
-    // Their files stay: a scan tells of them.
+    // Their files stay: a scan reports them.
     for image in &what.left {
         tx.remove_image(image.uuid)?;
     }
     Ok(())
 }
 
-/// Somebody has decided which is right about a VDI that is diverged.
+/// Resolves a diverged VDI as the user has decided.
 pub async fn decide(daemon: &Daemon, vdi: Uuid, believed: Believed) -> Result<(), Problem> {
     let found = daemon.catalogue.read(move |view| view.vdi(vdi)).await?;
     if found.state != VdiState::Diverged {

@@ -45,16 +45,16 @@ pub struct Srs {
     host: LastHost,
     /// Their directories.
     open: Mutex<HashMap<Uuid, Arc<Directory>>>,
-    /// What is known of their inventories, of those that can be written.
+    /// The state of the inventories of writable repositories.
     logs: Mutex<HashMap<Uuid, inventory::Slot>>,
     /// Those that are being attached, detached, scanned or removed.
     claimed: Arc<Mutex<HashMap<Uuid, &'static str>>>,
-    /// Asks their storage, in bounded time.
+    /// Limits the time to wait for their storage.
     pub patience: Patience,
     places: MountPoints,
     watched: Mutex<HashMap<Uuid, Watched>>,
     intervals: space::Intervals,
-    /// Told which repository has space again.
+    /// Notifies of repositories that have space again.
     relieved: tokio::sync::broadcast::Sender<Uuid>,
 }
 
@@ -98,7 +98,7 @@ impl Srs {
         self.logs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes a repository one task's, which does `doing` to it.
+    /// Gives a task exclusive use of a repository, while it is `doing` something with it.
     pub fn claim(&self, sr: Uuid, doing: &'static str) -> Result<Claim, Problem> {
         let mut claimed = self.claimed.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(other) = claimed.get(&sr) {
@@ -120,7 +120,7 @@ impl Srs {
         Err(Problem::new(Code::State, what).advise("try again"))
     }
 
-    /// Refuses what would take `bytes` of a repository if they are not there beside its reserve.
+    /// Refuses an operation that needs `bytes` in a repository if they are not available in addition to its reserve.
     pub async fn room(&self, sr: Uuid, bytes: u64) -> Result<(), Problem> {
         let directory = self.directory(sr).await?;
         let reserve = self.catalogue.read(move |view| view.sr(sr)).await?.reserve;

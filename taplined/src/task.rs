@@ -29,7 +29,7 @@ const TO_STOP: Duration = Duration::from_secs(10);
 /// Pause before recording the end of a task is retried.
 const RECORD_AGAIN_AFTER: Duration = Duration::from_secs(5);
 
-/// What is under way.
+/// The running tasks.
 #[derive(Debug)]
 pub struct Tasks {
     catalogue: Catalogue,
@@ -42,7 +42,7 @@ pub struct Tasks {
     pub wanted: Wanted,
 }
 
-/// What a task knows of itself.
+/// The context of a task.
 #[derive(Clone, Debug)]
 pub struct Context {
     /// The task, as it was when its step began.
@@ -53,13 +53,13 @@ pub struct Context {
     abandoned: watch::Receiver<Wish>,
 }
 
-/// What is wanted of a running task.
+/// A request to a running task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wish {
     GoOn,
-    /// It is to undo what it has done.
+    /// Roll back.
     Cancel,
-    /// It is to leave everything as it is.
+    /// Leave everything as it is.
     Abandon,
 }
 
@@ -79,7 +79,7 @@ impl Tasks {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins a task that leaves nothing behind, or cleans up by itself.
+    /// Starts a task that leaves nothing behind, or cleans up by itself.
     pub async fn start<W, F>(&self, daemon: &Daemon, new: NewTask, work: W) -> Result<Task, Problem>
     where
         W: FnOnce(Context) -> F + Send + 'static,
@@ -91,7 +91,7 @@ impl Tasks {
         Ok(task)
     }
 
-    /// Runs a task that is recorded, and sees to the repository that it may have left untidy when it is over.
+    /// Runs a recorded task, and starts a cleanup of its repository afterwards if necessary.
     fn run<W, F>(&self, daemon: &Daemon, task: Task, tidies: Option<Uuid>, work: W)
     where
         W: FnOnce(Context) -> F + Send + 'static,
@@ -127,13 +127,13 @@ impl Tasks {
         }
         loop {
             let outcome = outcome.clone();
-            // One that somebody has abandoned is over already.
+            // An abandoned task has already ended.
             let ended = self.catalogue.write(move |tx| match tx.task(uuid)?.state.is_over() {
                 true => Ok(()),
                 false => tx.end_task(uuid, outcome),
             });
             let Err(problem) = ended.await else { break };
-            // The catalogue is full, for example. What it holds stays held until that is recorded.
+            // The catalogue is full, for example. Its objects stay reserved until that is recorded.
             tracing::error!(task = %uuid, verb, "its end could not be recorded; retrying: {problem}");
             tokio::time::sleep(RECORD_AGAIN_AFTER).await;
         }
@@ -142,7 +142,7 @@ impl Tasks {
         panics::tasks(*self.count.borrow());
     }
 
-    /// Asks a task to end. It undoes what it has done; the answer does not wait for that.
+    /// Requests a task to end. It rolls back; the response does not wait for that.
     pub async fn cancel(&self, uuid: Uuid) -> Result<Task, Problem> {
         let task = self.catalogue.write(move |tx| tx.set_task_cancelling(uuid)).await?;
         if let Some(cancel) = self.running().get(&uuid) {
@@ -179,7 +179,7 @@ impl Tasks {
         }
     }
 
-    /// Waits until a task is over, but not longer than `patience`; tells how far it is then.
+    /// Waits until a task has ended, but not longer than `patience`; returns the task as it is then.
     pub async fn wait(&self, uuid: Uuid, patience: Duration) -> Result<Task, Problem> {
         let mut events = self.catalogue.subscribe();
         let over = async {
@@ -188,7 +188,7 @@ impl Tasks {
                 if task.state.is_over() {
                     return Ok::<Task, Problem>(task);
                 }
-                // Whoever lags behind has missed something: what is so now counts.
+                // A receiver that lags behind has missed events: the current state counts.
                 while let Ok(event) = events.recv().await {
                     if event.uuid == uuid {
                         break;
@@ -218,7 +218,7 @@ impl Tasks {
     /// while the returned value exists.
     pub async fn give_way(&self, vdi: Uuid) -> Result<Want, Problem> {
         let want = self.wanted.want(vdi);
-        // Behind all that is being recorded: a merge that has not seen what is wanted may be among it.
+        // After everything that is being recorded: a merge that has not seen the request may be among it.
         let merge = self.catalogue.write(move |tx| {
             let holders = tx.holders(vdi)?.into_iter().map(|holder| holder.holder);
             let tasks = tx.claimant(vdi)?.into_iter().chain(holders).map(|task| tx.find_task(task));
@@ -282,7 +282,7 @@ impl Context {
         Ok(())
     }
 
-    /// Tells how far the task is, from 0 to 1.
+    /// Reports the task's progress, from 0 to 1.
     pub fn progress(&self, part: f64) {
         self.catalogue.progress(&self.task, part);
     }
@@ -292,7 +292,7 @@ impl Context {
         if *self.cancelled.borrow() == Wish::GoOn { Ok(()) } else { Err(cancelled()) }
     }
 
-    /// Waits before what has failed is tried again, and shows why meanwhile; an error if the task is abandoned.
+    /// Waits before a retry, and shows the reason in the meantime; an error if the task is abandoned.
     pub async fn rest(&self, pause: Duration, problem: &Problem) -> Result<(), Problem> {
         let (uuid, shown) = (self.task.uuid, problem.clone());
         if let Err(also) = self.catalogue.write(move |tx| tx.set_task_problem(uuid, &shown)).await {
@@ -314,7 +314,7 @@ impl Context {
     pub async fn cancelled(&self) {
         let mut asked = self.cancelled.clone();
         if asked.wait_for(|asked| *asked != Wish::GoOn).await.is_err() {
-            // Nobody can cancel it any more.
+            // It can no longer be cancelled.
             std::future::pending().await
         }
     }

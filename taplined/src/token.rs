@@ -48,7 +48,7 @@ pub struct Grant {
 }
 
 impl Tokens {
-    /// Those of the catalogue.
+    /// Loads the tokens of the catalogue.
     pub async fn load(catalogue: &Catalogue) -> Result<Tokens, Problem> {
         let kept = catalogue.read(|view| view.tokens()).await?;
         let known = kept.into_iter().map(|(token, hash)| (hash, Known { token, alive: watch::Sender::default() }));
@@ -66,7 +66,7 @@ impl Tokens {
         tokens
     }
 
-    /// Makes one.
+    /// Creates a token.
     pub async fn create(&self, asked: TokenCreate) -> Result<TokenMade, Problem> {
         let created = Timestamp::now();
         if asked.expires.is_some_and(|expires| expires <= created) {
@@ -89,7 +89,7 @@ impl Tokens {
         Ok(TokenMade { token, secret })
     }
 
-    /// Ends one, and with it what is done with it.
+    /// Revokes a token, and ends the connections that use it.
     pub async fn revoke(&self, uuid: Uuid) -> Result<(), Problem> {
         let tokens = self.clone();
         self.to_its_end(async move {
@@ -110,7 +110,7 @@ impl Tokens {
         changed.map_err(|error| Problem::new(Code::Internal, format!("a change of the tokens ended: {error}")))?
     }
 
-    /// What may be done with a secret.
+    /// The rights granted by a secret.
     pub fn grant(&self, secret: &Secret) -> Result<Grant, Problem> {
         let unauthorized = |what: &str| Err(Problem::new(Code::Unauthorized, what).advise(ADVICE));
         let known = self.known();
@@ -194,7 +194,7 @@ mod test {
         let tokens = tokens(&directory).await;
         let past = tokens.create(TokenCreate { expires: Some(Timestamp::now()), ..asked("past") }).await.unwrap_err();
         assert_eq!((past.code, past.field.as_deref()), (Code::Invalid, Some("expires")));
-        // A machine may be so busy that it has expired before it is asked for.
+        // On a busy machine it may expire before it is used.
         let mut life = Duration::from_millis(300);
         let (made, grant) = loop {
             let soon = Timestamp::now() + life;

@@ -35,7 +35,7 @@ pub use snapshot::{Clone, Snapshot};
 
 use repo::catalogue::file_name;
 
-/// Images that a VDI may consist of: a disk process serves no more.
+/// The maximum length of a VDI's chain: a disk process does not serve more.
 const DEPTH_MAX: u32 = 60;
 
 /// A VDI that a task is about.
@@ -43,7 +43,7 @@ fn about_vdi(uuid: Uuid) -> About {
     About { kind: ObjectKind::Vdi, uuid }
 }
 
-/// The format of a new VDI: the one asked for, if the repository has it, or the repository's own choice.
+/// The format of a new VDI: the requested one if the repository supports it, otherwise the repository's default.
 pub fn format_for(sr: &Sr, asked: Option<ImageFormat>) -> Result<ImageFormat, Problem> {
     let Some(variant) = &sr.variant else { return Err(not_attached(sr)) };
     if variant.read_only {

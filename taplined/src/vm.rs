@@ -91,7 +91,7 @@ impl Vms {
         self.guests().get(&vm).cloned()
     }
 
-    /// Takes a VM for what nothing else may be done with meanwhile.
+    /// Reserves a VM for an exclusive operation.
     pub fn begin(&self, vm: Uuid) -> Result<Operation, Problem> {
         self.operations.begin(vm)
     }
@@ -101,7 +101,7 @@ impl Vms {
         drop(self.operations.wait(vm).await);
     }
 
-    /// Who runs the guests' instructions on this host, as that is for who is to run them.
+    /// The accelerator of this host, as available to the user that QEMU runs as.
     async fn accelerator(&self, config: &Config, account: Option<Account>) -> Result<Accelerator, Problem> {
         let find = || async {
             let program = config.qemu_program.clone();

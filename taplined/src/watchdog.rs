@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::daemon::Daemon;
 use crate::notify;
 
-/// Tells for as long as the daemon lives; does nothing if nobody listens.
+/// Notifies for the lifetime of the daemon; does nothing without a receiver.
 pub fn begin(daemon: Daemon) {
     let Some(limit) = asked_for() else { return };
     tokio::spawn(async move {

@@ -10,7 +10,7 @@ use thiserror::Error;
 use crate::qemu::version::Reconnect;
 use crate::syntax::{cloud_hypervisor_value, qemu_value, shell_word, xl_value, xml_value};
 
-/// Who reads the text.
+/// The program that reads the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Monitor {
     /// Arguments of QEMU before 10.2.
@@ -26,7 +26,7 @@ pub enum Monitor {
 /// Where a disk is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Served<'a> {
-    /// vhost-user-blk at a socket, with so many queues.
+    /// vhost-user-blk at a socket, with this number of queues.
     VhostUser(&'a Path, u16),
     /// NBD at a socket.
     NbdUnix(&'a Path),
@@ -44,7 +44,7 @@ pub enum Unspeakable {
         monitor: &'static str,
         /// The way.
         served: &'static str,
-        /// What to do.
+        /// What to do instead.
         instead: &'static str,
     },
     /// The monitor's syntax cannot express this word.
@@ -52,9 +52,9 @@ pub enum Unspeakable {
     Word {
         /// The monitor.
         monitor: &'static str,
-        /// The word.
+        /// The text.
         word: String,
-        /// What it must not have.
+        /// The characters that it must not contain.
         without: &'static str,
     },
 }
@@ -162,9 +162,9 @@ fn cloud_hypervisor(served: Served<'_>, read_only: bool) -> Result<String, Unspe
     Ok(format!("--cpus boot={queues} \\\n--memory size=1G,shared=on \\\n--disk {}\n", shell_word(&disk)))
 }
 
-/// A line of xl's configuration for an image, behind which stand its parents, `FORMAT:PATH` each. xl knows only
-/// backends of its own, and its `backendtype=standalone` is for virtio disks; so its block script starts the process
-/// that serves the image.
+/// A line of xl's configuration for an image, followed by its parents, `FORMAT:PATH` each. xl only knows its own
+/// backends, and its `backendtype=standalone` is for virtio disks; so its block script starts the process that serves
+/// the image.
 pub fn xl(layers: &[&str], vdev: &str, read_only: bool) -> Result<String, Unspeakable> {
     for layer in layers {
         if layer.contains(char::is_whitespace) || xl_value(layer).is_none() {

@@ -21,12 +21,12 @@ pub fn shell_word(word: &str) -> String {
     if word.chars().all(plain) { word.to_owned() } else { format!("'{}'", word.replace('\'', "'\\''")) }
 }
 
-/// A value in Cloud Hypervisor's key=value syntax, which has no agreed way to write what it splits at.
+/// A value in Cloud Hypervisor's key=value syntax, which has no agreed way to escape separators.
 pub fn cloud_hypervisor_value(value: &str) -> Option<&str> {
     (!value.contains([',', '[', ']', '"', '='])).then_some(value)
 }
 
-/// A word of xl's configuration between apostrophes, which has no way to write one.
+/// A string in xl's configuration between apostrophes, which cannot contain one.
 pub fn xl_value(value: &str) -> Option<&str> {
     (!value.contains(['\'', '\n'])).then_some(value)
 }

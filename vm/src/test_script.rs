@@ -1,4 +1,4 @@
-//! A script in the place of a program, for tests. It knows nothing of what it does.
+//! A script that replaces a program in tests. Knows nothing about what it does.
 
 use std::path::Path;
 use std::process::Command;

@@ -1,7 +1,7 @@
-//! Real QEMUs without a guest: started, asked, killed, adopted; disks plugged into a firmware that never lets go of
+//! Real QEMUs without a guest: started, queried, killed, adopted; disks plugged into a firmware that never releases
 //! one.
 //!
-//! The disks are served by QEMU's own storage daemon. With a real guest it is `cargo xtask guest-test`.
+//! The disks are served by QEMU's own storage daemon. Tests with a real guest are in `cargo xtask guest-test`.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -41,7 +41,7 @@ struct Room {
 }
 
 impl Room {
-    /// None where there is no QEMU, which is said.
+    /// `None` without QEMU, which is reported.
     fn new() -> Option<Self> {
         for program in [qemu(), "qemu-storage-daemon".into()] {
             if Command::new(&program).arg("--version").output().is_err() {
@@ -112,7 +112,7 @@ impl Drop for Room {
         for process in fs::read_dir("/proc").unwrap().map_while(Result::ok) {
             if fs::read_link(process.path().join("cwd")).is_ok_and(|directory| directory == self.room.path()) {
                 let pid = process.file_name().to_string_lossy().parse().unwrap();
-                // Its own end may have come first.
+                // It may have exited first.
                 kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap_or_default();
             }
         }
@@ -187,14 +187,14 @@ fn a_machine_that_cannot_start_says_why_and_leaves_nothing() {
     let error = start(&hardware).to_string();
     assert!(error.starts_with("QEMU exited during its start: "), "{error}");
     assert!(error.contains("/no/such/kernel"), "{error}");
-    // The words of the one before are not taken for its own.
+    // The output of the previous one is not taken for its own.
     let hardware =
         Hardware { disks: vec![Disk { bootable: true, ..disk(3, "/no/such.sock".into()) }], ..room.hardware() };
     let error = start(&hardware);
     assert_eq!(error.to_string(), "cannot plug disk 3 into the VM");
     let cause = std::error::Error::source(&error).unwrap().to_string();
     assert!(cause.contains("/no/such.sock"), "{cause}");
-    // The words of the one before are not taken for its own.
+    // The output of the previous one is not taken for its own.
     let error = start(&Hardware { name: "x".into(), memory_mib: 1 << 20, ..room.hardware() }).to_string();
     assert!(error.contains("QEMU exited during its start") && !error.contains("/no/such/kernel"), "{error}");
     let error = QemuVm::start(Path::new("/no/such/qemu"), &room.hardware(), room.path(), SOON).unwrap_err();
@@ -217,7 +217,7 @@ fn starter() {
     let machine = QemuVm::start(&qemu(), &hardware, Path::new(&directory), SOON).unwrap();
     let identity = serde_json::to_string(machine.identity()).unwrap();
     fs::write(Path::new(&directory).join("identity"), identity).unwrap();
-    // Without a word to anybody, as a process that is killed.
+    // Without any message, like a killed process.
     signal(&Identity { pid: std::process::id().try_into().unwrap(), ..machine.identity().clone() }, Signal::KILL);
 }
 
@@ -246,7 +246,7 @@ fn a_machine_is_adopted_after_its_parent_has_exited() {
     assert!(matches!(gone, MachineError::Gone { .. }), "{gone:?}");
 }
 
-/// A boot sector that powers off when the first byte of the disk's second sector is not zero any more.
+/// A boot sector that powers off when the first byte of the disk's second sector becomes nonzero.
 fn waiting_to_power_off() -> Vec<u8> {
     let code = [
         &[0x31, 0xc0, 0x8e, 0xd8, 0x8e, 0xc0][..], // xor ax, ax; mov ds, ax; mov es, ax
@@ -268,7 +268,7 @@ fn an_adopted_machine_reports_why_it_ended() {
     let write = |bytes: &[u8], at: u64| std::os::unix::fs::FileExt::write_all_at(&image, bytes, at).unwrap();
     write(&waiting_to_power_off(), 0);
     let end = |by: &dyn Fn(&mut QemuVm)| {
-        // Started by us, it remains our child; what its parent would know is not looked at.
+        // We started it, so it is our child; nothing that only its parent would know is used.
         let started = room.start();
         let identity = started.identity().clone();
         drop(started);
@@ -291,7 +291,7 @@ fn a_machine_with_anothers_monitor_is_not_adopted() {
     let Some(room) = Room::new() else { return };
     let machine = room.start();
     let identity = machine.identity().clone();
-    // A monitor has one client at a time: the first makes room.
+    // A monitor has one client at a time: the first one disconnects.
     drop(machine);
     let mut other = Command::new("sleep").arg("600").spawn().unwrap();
     let process = vm::qemu::process::Process::with_pid(other.id().try_into().unwrap()).unwrap();
@@ -418,9 +418,8 @@ fn a_guest_that_does_not_release_keeps_the_disk_and_is_reported() {
     machine.end().unwrap();
 }
 
-/// Serves a disk as far as QEMU's question for the memory of what is in flight, which comes when the guest's driver
-/// starts the disk; then closes the connection, as the end of a process does. Whoever connects next is served in the
-/// same way.
+/// Serves a disk up to QEMU's request for the inflight region, which comes when the guest's driver starts the disk;
+/// then closes the connection, as at the end of a process. The next connection is served in the same way.
 fn die_when_the_driver_starts(socket: &Path) {
     // Messages of the vhost-user protocol, and features: VIRTIO_F_VERSION_1 and protocol features; then CONFIG and
     // INFLIGHT_SHMFD.
@@ -441,8 +440,7 @@ fn die_when_the_driver_starts(socket: &Path) {
                 match word(0) {
                     GET_FEATURES => payload = FEATURES.to_le_bytes().to_vec(),
                     GET_PROTOCOL_FEATURES => payload = PROTOCOL_FEATURES.to_le_bytes().to_vec(),
-                    // Behind offset, size and flags: the capacity in sectors and, for the firmware, blocks of 512
-                    // bytes.
+                    // After offset, size and flags: the capacity in sectors and, for the firmware, blocks of 512 bytes.
                     GET_CONFIG => {
                         payload[12..20].copy_from_slice(&2048_u64.to_le_bytes());
                         payload[32..36].copy_from_slice(&512_u32.to_le_bytes());

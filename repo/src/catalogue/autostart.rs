@@ -25,7 +25,7 @@ pub enum ToStart {
 }
 
 impl ToStart {
-    /// What it is.
+    /// The object's UUID.
     pub fn uuid(self) -> Uuid {
         match self {
             ToStart::Vm(uuid, _) | ToStart::Vbd(uuid, _) => uuid,
@@ -100,13 +100,13 @@ impl Tx<'_> {
         self.set_meta(BOOT, MOVED)
     }
 
-    /// The host is about to end: what is plugged for machines of others is to be known for that.
+    /// The host is about to shut down: records which VBDs of external machines are plugged, for the next boot.
     pub fn note_drained(&mut self) -> Result<(), Problem> {
         let sql = "UPDATE vbd SET drained = TRUE WHERE vm IS NULL AND state IN ('plugged', 'restarting')";
         self.execute(sql, []).map(drop)
     }
 
-    /// Somebody has plugged it since.
+    /// It has been plugged since.
     pub(super) fn forget_drained(&mut self, vbd: Uuid) -> Result<(), Problem> {
         self.execute("UPDATE vbd SET drained = FALSE WHERE uuid = ?1 AND drained", [Id(vbd)]).map(drop)
     }

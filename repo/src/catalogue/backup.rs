@@ -43,7 +43,7 @@ fn file_name(made: Timestamp, reason: BackupReason) -> String {
     format!("catalogue-{}-{reason}.db", moment(made))
 }
 
-/// What a file is by its name, if it is a copy.
+/// The time and reason in a file's name, if it is a backup.
 fn of_name(name: &str) -> Option<(Timestamp, BackupReason)> {
     let (made, reason) = name.strip_prefix("catalogue-")?.strip_suffix(".db")?.split_once('-')?;
     let made = DateTime::strptime(MOMENT, made).ok()?.to_zoned(TimeZone::UTC).ok()?;
@@ -68,7 +68,7 @@ pub fn list(directory: &Path) -> Result<Vec<Backup>, Problem> {
     Ok(found)
 }
 
-/// Makes a copy of a catalogue, which may be in use, and removes those that are too many.
+/// Makes a copy of a catalogue, which may be in use, and removes surplus old copies.
 pub fn write(catalogue: &Path, directory: &Path, reason: BackupReason, kept: u32) -> Result<Backup, Problem> {
     // Rounded as in its name.
     let made = Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default();
@@ -91,7 +91,7 @@ pub fn write(catalogue: &Path, directory: &Path, reason: BackupReason, kept: u32
     Ok(Backup { file: path.display().to_string(), made, reason, size })
 }
 
-/// Only its owner looks into it.
+/// Accessible to its owner only.
 fn make_directory(directory: &Path) -> io::Result<()> {
     fs::create_dir_all(directory)?;
     fs::set_permissions(directory, Permissions::from_mode(0o700))
@@ -108,7 +108,8 @@ fn remove_unfinished(directory: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Has SQLite copy what it reads, without what is free, while others go on; then reads the copy as a start would.
+/// Lets SQLite copy the contents without free pages, concurrently with other users, then reads the copy like a start
+/// would.
 fn copy_within(catalogue: &Path, to: &Path, tried: &str) -> Result<(), Problem> {
     let why = |error: io::Error| Problem::failed(tried, error);
     // SQLite takes an empty file for none, and leaves its mode.
@@ -253,7 +254,7 @@ pub fn set_aside(catalogue: &Path, why: &str) -> Result<Option<PathBuf>, Problem
     Ok(moved.then_some(aside))
 }
 
-/// What was prepared becomes the catalogue; what was there is kept. Tells under which name.
+/// Makes a prepared file the catalogue, and keeps the previous one. Returns the name under which it is kept.
 pub fn replace(new: &Path, catalogue: &Path, why: &str) -> Result<Option<PathBuf>, Problem> {
     let tried = format!("rename {} to {}", new.display(), catalogue.display());
     let aside = set_aside(catalogue, why)?;

@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 use super::Tx;
 
-/// Events that are kept: what a burst of plugs makes in the time of a client's reconnection.
+/// The number of events kept: as many as a burst of plugs causes while a client reconnects.
 const KEPT: usize = 8192;
 
 /// Bits for the events of one life of the daemon. Above them 21 bits are left in what JSON can hold exactly (2^53).
@@ -43,12 +43,12 @@ struct State {
     progress: HashMap<Uuid, f64>,
 }
 
-/// What a client has missed, and what follows.
+/// The events that a client has missed, and later ones.
 #[derive(Debug)]
 pub struct Past {
     /// The missed events; `None` if they are no longer available: the client must reload everything.
     pub missed: Option<Vec<Arc<Event>>>,
-    /// What follows.
+    /// Later events.
     pub next: broadcast::Receiver<Arc<Event>>,
     /// The number of the last event before `next`.
     pub seq: u64,
@@ -63,7 +63,7 @@ pub struct News {
 }
 
 impl EventBus {
-    /// Of a life of the daemon, the number of which is `starts`.
+    /// For a daemon with this start counter.
     pub fn new(starts: u64) -> EventBus {
         let next = (starts << SEQ_BITS).saturating_add(1);
         let state = State { next, past: VecDeque::new(), progress: HashMap::new() };
@@ -74,7 +74,7 @@ impl EventBus {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells events.
+    /// Publishes events.
     pub fn tell(&self, news: Vec<News>) {
         let mut state = self.state();
         for News { kind, uuid, change, object } in news {
@@ -84,7 +84,7 @@ impl EventBus {
                 state.past.pop_front();
             }
             state.past.push_back(event.clone());
-            // Nobody may listen.
+            // There may be no subscribers.
             self.sender.send(event).ok();
         }
     }
@@ -94,7 +94,7 @@ impl EventBus {
         self.sender.subscribe()
     }
 
-    /// Events behind number `seq`.
+    /// Events after number `seq`.
     pub fn subscribe_behind(&self, seq: u64) -> Past {
         let state = self.state();
         let last = state.next.saturating_sub(1);
@@ -109,7 +109,7 @@ impl EventBus {
         self.state().progress.get(&task).copied()
     }
 
-    /// Tells how far a task is, each hundredth once.
+    /// Reports the progress of a task, once per percent.
     pub fn progress(&self, task: &api::Task, progress: f64) {
         let progress = progress.clamp(0.0, 1.0);
         let before = self.state().progress.insert(task.uuid, progress);
@@ -133,7 +133,7 @@ impl Tx<'_> {
         self.touched.push(Touched { kind, uuid, change });
     }
 
-    /// What the change comes to, an event for each object.
+    /// The resulting events, one per object.
     pub(super) fn events(&self) -> Result<Vec<News>, Problem> {
         let mut order: Vec<(ObjectKind, Uuid)> = Vec::new();
         let mut changes: HashMap<(ObjectKind, Uuid), Change> = HashMap::new();
@@ -141,7 +141,7 @@ impl Tx<'_> {
             let object = (*kind, *uuid);
             match (changes.get(&object), change) {
                 (None, _) => order.push(object),
-                // What is new and changed at once is new.
+                // An object that was added and changed in the same commit is new.
                 (Some(Change::Added), Change::Changed) => continue,
                 _ => {}
             }
@@ -158,7 +158,7 @@ impl Tx<'_> {
         news.collect()
     }
 
-    /// An object as the API shows it, or nothing if it is no more.
+    /// An object as shown by the API; `None` if it was removed.
     fn object(&self, kind: ObjectKind, uuid: Uuid) -> Result<Option<Box<RawValue>>, Problem> {
         let shown = match kind {
             ObjectKind::Host => None,

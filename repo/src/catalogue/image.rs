@@ -24,11 +24,11 @@ pub struct Image {
     pub file: String,
     /// Its format.
     pub format: ImageFormat,
-    /// What it shows, in bytes.
+    /// Virtual size in bytes.
     pub size: u64,
     /// Its space on the file system at the last measurement.
     pub physical: u64,
-    /// The image it stands on.
+    /// The parent image.
     pub parent: Option<Uuid>,
     /// Whether it can be used.
     pub state: ImageState,
@@ -48,7 +48,7 @@ pub enum ImageState {
     Missing,
     /// Its file was found damaged.
     Damaged,
-    /// A running disk and the catalogue do not agree on what it is part of.
+    /// A running disk and the catalogue disagree about the chain that it is part of.
     Diverged,
 }
 
@@ -81,7 +81,7 @@ pub fn file_name(image: Uuid, format: ImageFormat) -> String {
 }
 
 impl Image {
-    /// One of ours that can be used; what it takes is still to be measured.
+    /// A usable image of ours, whose physical size is still to be measured.
     pub fn new(uuid: Uuid, sr: Uuid, format: ImageFormat, size: u64, parent: Option<Uuid>) -> Image {
         let (file, state) = (file_name(uuid, format), ImageState::Ready);
         Image { uuid, sr, file, format, size, physical: 0, parent, state, kept: false }
@@ -104,13 +104,13 @@ impl View<'_> {
         self.find_image(uuid)?.ok_or_else(|| no_image(uuid))
     }
 
-    /// The image of a VDI and those it stands on, from the top down.
+    /// The image of a VDI and its ancestors, leaf first.
     pub fn chain(&self, vdi: Uuid) -> Result<Vec<Image>, Problem> {
         let leaf = self.vdi_image(vdi)?;
         self.chain_of_image(leaf)
     }
 
-    /// An image and those it stands on, from the top down.
+    /// An image and its ancestors, leaf first.
     pub fn chain_of_image(&self, image: Uuid) -> Result<Vec<Image>, Problem> {
         let sql = "WITH RECURSIVE chain (link, depth) AS (
                        SELECT ?1, 0
@@ -128,7 +128,7 @@ impl View<'_> {
         self.row(&format!("SELECT {COLUMNS} FROM image WHERE sr = ?1 AND file = ?2"), (Id(sr), file), of_row)
     }
 
-    /// The images that stand on an image directly.
+    /// The direct children of an image.
     pub fn children(&self, image: Uuid) -> Result<Vec<Image>, Problem> {
         self.rows(&format!("SELECT {COLUMNS} FROM image WHERE parent = ?1 ORDER BY uuid"), [Id(image)], of_row)
     }
@@ -145,7 +145,7 @@ impl View<'_> {
         Ok(pairs.into_iter().collect())
     }
 
-    /// The VDIs that show an image or one that stands on it, however far above.
+    /// The VDIs whose chain contains an image.
     pub fn vdis_above(&self, image: Uuid) -> Result<Vec<Uuid>, Problem> {
         let sql = "WITH RECURSIVE above (link) AS (
                        SELECT ?1 UNION SELECT image.uuid FROM above JOIN image ON image.parent = above.link
@@ -161,7 +161,7 @@ impl View<'_> {
 }
 
 impl Tx<'_> {
-    /// Makes an image known.
+    /// Adds an image.
     pub fn add_image(&mut self, image: &Image) -> Result<(), Problem> {
         self.note(image.sr, Noted::Image(image.uuid));
         self.insert_image(image)

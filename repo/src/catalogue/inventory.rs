@@ -18,7 +18,7 @@ use super::row::{Id, Time, text};
 use super::{Tx, View, failed};
 use crate::inventory::{Change, Contents, Gone, Line, Words, first_head};
 
-/// What of a repository's inventory a change has touched.
+/// The part of a repository's inventory that a change has touched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Noted {
     /// The repository's name and description.
@@ -63,7 +63,7 @@ impl Outbox {
         self.more.notify_one();
     }
 
-    /// What is in the file of a repository for certain, if that is known.
+    /// Records the generation that is durable in a repository's file, if that is known.
     pub fn wrote(&self, sr: Uuid, generation: Option<u64>) {
         if let Some(reached) = self.state().get_mut(&sr) {
             reached.written = generation;
@@ -135,7 +135,7 @@ pub struct Recorded {
     pub generation: u64,
     /// The hash over all of them.
     pub head: String,
-    /// What it comes to.
+    /// The resulting contents.
     pub contents: Contents,
     /// Lines that may not be in the file, the oldest first.
     pub lines: Vec<Line>,
@@ -227,7 +227,7 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// A repository's inventory is what lies in its directory, or is to be written with a new history.
+    /// The inventory of a repository is the file in its directory, or is to be rewritten with a new history.
     pub(super) fn set_inventory(&mut self, sr: Uuid, generation: u64, head: &str) -> Result<(), Problem> {
         self.execute("DELETE FROM inventory_outbox WHERE sr = ?1", [Id(sr)])?;
         self.execute("INSERT OR REPLACE INTO inventory VALUES (?1, ?2, ?3)", (Id(sr), generation, head))?;

@@ -10,7 +10,7 @@ use uuid::Uuid;
 use super::row::{Id, Word};
 use super::{Tx, View, not_found};
 
-/// Who has a lease: a VBD or a task.
+/// The holder of a lease: a VBD or a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Holder {
     /// The holder of the lease.
@@ -27,7 +27,7 @@ impl View<'_> {
         })
     }
 
-    /// Who may use a VDI now.
+    /// The present holders of a VDI's leases.
     pub fn holders(&self, vdi: Uuid) -> Result<Vec<Holder>, Problem> {
         self.rows("SELECT holder, mode FROM lease WHERE vdi = ?1 ORDER BY holder", [Id(vdi)], |row| {
             Ok(Holder { holder: row.get::<_, Id>(0)?.0, mode: row.get::<_, Word<_>>(1)?.0 })
@@ -48,7 +48,7 @@ impl View<'_> {
 }
 
 impl Tx<'_> {
-    /// Gives `holder` the right to use a VDI. Whoever has it already keeps it.
+    /// Gives `holder` a lease of a VDI. A holder that already has it keeps it.
     pub fn take_lease(&mut self, vdi: Uuid, holder: Uuid, mode: Mode) -> Result<(), Problem> {
         if self.find_vdi(vdi)?.is_none() {
             return Err(not_found(ObjectKind::Vdi, vdi));
@@ -80,7 +80,7 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Gives a task an object to itself. A task may claim what it has already.
+    /// Gives a task exclusive use of an object. A task may claim an object repeatedly.
     pub fn claim(&mut self, object: Uuid, task: Uuid) -> Result<(), Problem> {
         match self.claimant(object)? {
             Some(other) if other != task => {
@@ -121,7 +121,7 @@ impl Tx<'_> {
     }
 }
 
-/// What to do about a task that holds something.
+/// Advice about a task that holds an object.
 const ADVICE: &str = "wait for that task or cancel it";
 
 fn advice(task: &Task) -> String {

@@ -16,7 +16,7 @@ pub struct FileLocation {
 }
 
 impl FileLocation {
-    /// Of the file that was just opened at a path.
+    /// Records the location of the file that was just opened at a path.
     pub fn of(path: &Path) -> Result<FileLocation, Problem> {
         let numbers = numbers(path).map_err(|error| Problem::failed(format_args!("examine {}", path.display()), error));
         Ok(FileLocation { path: path.to_owned(), numbers: numbers? })

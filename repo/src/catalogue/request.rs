@@ -25,14 +25,14 @@ pub struct RequestKey {
     pub asker: String,
     /// The key.
     pub key: String,
-    /// SHA-256 of what was asked.
+    /// SHA-256 of the request.
     pub hash: [u8; 32],
 }
 
-/// What a request was answered.
+/// The response to a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answered {
-    /// A task was begun.
+    /// A task was started.
     Task(Uuid),
     /// It was done: an HTTP status, and a body.
     Done {

@@ -15,7 +15,7 @@ use super::{View, failed};
 pub struct Id(pub Uuid);
 /// A moment.
 pub struct Time(pub Timestamp);
-/// An enumeration without data, as its word.
+/// An enumeration without data, stored as its name.
 pub struct Word<T>(pub T);
 /// Anything else.
 pub struct Json<T>(pub T);

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use super::sound::damaged;
 
-/// What is known of a file that was closed.
+/// The recorded properties of a closed file.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Seal {
     /// When it was changed last, in nanoseconds.
@@ -28,7 +28,7 @@ fn path_of(catalogue: &Path) -> PathBuf {
     beside(catalogue, ".seal")
 }
 
-/// A file beside the catalogue.
+/// A file next to the catalogue.
 pub fn beside(catalogue: &Path, suffix: &str) -> PathBuf {
     let mut path = catalogue.as_os_str().to_owned();
     path.push(suffix);
@@ -54,8 +54,8 @@ fn of(catalogue: &Path) -> io::Result<Seal> {
     Ok(Seal { changed, sha256 })
 }
 
-/// Refuses a catalogue that is not what it was when it was sealed. Nobody may have it open here: what SQLite has locked
-/// is not locked any more when any descriptor of the file is closed (fcntl_locking(2)).
+/// Refuses a catalogue that has changed since it was sealed. No process may have it open here: SQLite's locks are lost
+/// when any descriptor of the file is closed (fcntl_locking(2)).
 pub fn check(catalogue: &Path) -> Result<(), Problem> {
     let path = path_of(catalogue);
     let Ok(text) = fs::read(&path) else { return Ok(()) };
@@ -66,7 +66,7 @@ pub fn check(catalogue: &Path) -> Result<(), Problem> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
         found => found.map(|found| found == seal.changed).map_err(failed),
     };
-    // Checked again after hashing: another program may have begun to write the file.
+    // Checked again after hashing: another program may have started to write the file.
     if !is_as_sealed()? || of(catalogue).map_err(failed)?.sha256 == seal.sha256 || !is_as_sealed()? {
         return Ok(());
     }

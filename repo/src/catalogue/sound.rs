@@ -10,8 +10,8 @@ use rusqlite::{Connection, ErrorCode};
 use super::event::EventBus;
 use super::{View, failed};
 
-/// Bytes up to which indexes are compared with their tables too at each start: five times as long as the look without
-/// that, which is 65 ms of a processor for 10,000 VDIs in 10 MiB.
+/// The size up to which every start also compares indexes with their tables: this takes five times as long as the check
+/// without it, which uses 65 ms of CPU time for 10,000 VDIs in 10 MiB.
 const SMALL: u64 = 64 << 20;
 
 /// How thorough the check is.
@@ -45,7 +45,7 @@ pub fn check_pages(connection: &Connection, look: Look) -> Result<(), Problem> {
     }
 }
 
-/// Refuses rows that nobody here can have written.
+/// Refuses rows that this program cannot have written.
 pub fn check_rows(connection: &Connection) -> Result<(), Problem> {
     let event_bus = EventBus::new(0);
     let view = View { connection, event_bus: &event_bus };
@@ -76,7 +76,7 @@ pub fn check_rows(connection: &Connection) -> Result<(), Problem> {
     })
 }
 
-/// What is wrong with a catalogue.
+/// The error for a damaged catalogue.
 pub fn damaged(why: impl std::fmt::Display) -> Problem {
     Problem::new(Code::Damaged, format!("the catalogue is damaged: {why}"))
 }

@@ -55,7 +55,7 @@ impl View<'_> {
         self.find_sr(uuid)?.ok_or_else(|| not_found(ObjectKind::Sr, uuid))
     }
 
-    /// A repository, which must be attached. To be asked in the commit that relies on it.
+    /// A repository, which must be attached. To be checked in the commit that relies on it.
     pub fn attached_sr(&self, uuid: Uuid) -> Result<Sr, Problem> {
         let sr = self.sr(uuid)?;
         let (why, advice) = match sr.state {
@@ -98,7 +98,7 @@ impl View<'_> {
         self.rows(sql, [Id(sr)], super::image::of_row)
     }
 
-    /// What the images of a repository take, and what its VDIs would take if they were full; in bytes.
+    /// The physical size of a repository's images, and the space that its VDIs would need if they were full, in bytes.
     pub fn sr_allocation(&self, sr: Uuid) -> Result<(u64, u64), Problem> {
         let sql = "SELECT image.physical, CASE WHEN vdi.uuid IS NULL THEN 0 ELSE image.size END
                    FROM image LEFT JOIN vdi ON vdi.image = image.uuid WHERE image.sr = ?1";
@@ -111,7 +111,7 @@ impl View<'_> {
 }
 
 impl Tx<'_> {
-    /// Makes a repository known.
+    /// Adds a repository.
     pub fn add_sr(&mut self, sr: &Sr) -> Result<(), Problem> {
         if self.find_sr(sr.uuid)?.is_some() {
             let what = format!("the repository {} is already known", sr.uuid);
@@ -149,7 +149,7 @@ impl Tx<'_> {
         Ok(sr)
     }
 
-    /// Whether a repository can be used, and what its storage is and can; what it was known to be if that is left out.
+    /// Sets the state of a repository, and the properties of its storage; they stay unchanged if omitted.
     pub fn set_sr_state(&mut self, uuid: Uuid, state: SrState, variant: Option<&Variant>) -> Result<(), Problem> {
         self.sr(uuid)?;
         self.execute(

@@ -12,7 +12,7 @@ use super::row::{Id, Time};
 use super::{Tx, View};
 use crate::inventory::Contents;
 
-/// What has become of the VDIs of a repository.
+/// The changes to the VDIs of a repository.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TakenIn {
     /// VDIs that the catalogue did not know.

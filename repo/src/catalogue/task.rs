@@ -24,7 +24,7 @@ pub struct NewTask {
     pub uuid: Uuid,
     /// The verb.
     pub verb: &'static str,
-    /// What it is about.
+    /// The objects concerned.
     pub about: Vec<About>,
     /// Whether it can be cancelled at once.
     pub cancellable: bool,
@@ -37,7 +37,7 @@ pub struct NewTask {
 pub struct Journalled {
     /// The task.
     pub task: Task,
-    /// All that is needed to do it or to undo it; text, if it is not even JSON.
+    /// Everything needed to complete it or to roll it back; a string if it is not even JSON.
     pub intent: Value,
 }
 
@@ -66,7 +66,7 @@ impl View<'_> {
         })
     }
 
-    /// The tasks, those asked for last first; only those not over if `open`.
+    /// The tasks, latest first; with `open` only unfinished ones.
     pub fn tasks(&self, open: bool) -> Result<Vec<Task>, Problem> {
         let over = "('done', 'failed', 'cancelled')";
         let only = if open { format!("WHERE state NOT IN {over}") } else { String::new() };
@@ -89,7 +89,7 @@ impl View<'_> {
         self.find_task(uuid)?.ok_or_else(|| not_found(ObjectKind::Task, uuid))
     }
 
-    /// The tasks of the journal that are not over, in the order in which they were asked for.
+    /// The unfinished tasks of the journal, in the order of their requests.
     pub fn journal(&self) -> Result<Vec<Journalled>, Problem> {
         let sql = format!(
             "SELECT {COLUMNS} FROM task WHERE state NOT IN ('done', 'failed', 'cancelled') AND intent IS NOT NULL
@@ -138,7 +138,7 @@ impl Tx<'_> {
         self.task(uuid)
     }
 
-    /// A task that was cancelled begins to undo what it has done.
+    /// A cancelled task starts to roll back.
     pub fn set_task_cancelling(&mut self, uuid: Uuid) -> Result<Task, Problem> {
         let task = self.task(uuid)?;
         if task.state.is_over() || !task.cancellable {
@@ -155,7 +155,7 @@ impl Tx<'_> {
         self.task(uuid)
     }
 
-    /// A task of the journal cannot be done or undone by this daemon, and why. It keeps what it holds.
+    /// A task of the journal that this daemon can neither complete nor roll back, and why. It keeps its objects.
     pub fn set_task_stuck(&mut self, uuid: Uuid, why: &Problem) -> Result<(), Problem> {
         self.execute(
             "UPDATE task SET state = ?2, cancellable = FALSE, problem = ?3 WHERE uuid = ?1",
@@ -172,8 +172,8 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// A task that can be neither done nor undone is over. What it held is given back; of the images among that nobody
-    /// knows what they are.
+    /// Ends a task that can be neither completed nor rolled back, and releases its objects. The state of its images is
+    /// unknown.
     pub fn abandon_task(&mut self, uuid: Uuid, why: &Problem) -> Result<(), Problem> {
         let held =
             self.rows("SELECT object FROM claim WHERE task = ?1", [Id(uuid)], |row| Ok(row.get::<_, Id>(0)?.0))?;
@@ -200,7 +200,7 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// A task is over. What it held is given back.
+    /// Ends a task and releases its objects.
     pub fn end_task(&mut self, uuid: Uuid, outcome: Result<Value, Problem>) -> Result<(), Problem> {
         let state = match &outcome {
             Ok(_) => TaskState::Done,

@@ -1,4 +1,4 @@
-//! The catalogue on a file of its own: what it keeps, what it refuses, and what it tells.
+//! The catalogue on a file of its own: what it stores, what it refuses, and which events it publishes.
 
 use api::{Change, ImageFormat, Mode, Sr, SrSource, SrState, Task, TaskState, Transport, Vbd, VbdState};
 use jiff::Timestamp;
@@ -302,7 +302,7 @@ async fn a_reconnecting_client_gets_missed_events_or_a_reset() {
     assert_eq!(missed.iter().map(|event| event.uuid).collect::<Vec<_>>(), [expected]);
     assert!(catalogue.subscribe_behind(seen + 1000).missed.is_none());
     drop(catalogue);
-    // Of an earlier life: whatever has happened since is not known.
+    // From an earlier start: later events are unknown.
     let again = Catalogue::open(&directory.path().join("catalogue.db")).unwrap();
     assert!(again.subscribe_behind(seen).missed.is_none());
 }
@@ -384,7 +384,7 @@ async fn a_vbd_must_match_its_vdis_access_mode() {
     assert_eq!(refused(|_| ()).await.code, Code::ReadOnly);
 }
 
-/// Questions that are not answered before they may be, and how many were asked at one time at most.
+/// Queries that do not return until allowed, and the maximum number that ran at the same time.
 #[derive(Default)]
 struct Asked {
     now: std::sync::atomic::AtomicUsize,
@@ -419,7 +419,7 @@ async fn client_reads_take_turns_without_delaying_the_daemon() {
     while asked.now.load(SeqCst) < READERS_OF_CLIENTS {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    // With all of them at it, and many more behind them.
+    // With all readers busy, and many more waiting.
     room.catalogue.read(|view| view.srs()).await.unwrap();
     asked.may_end.store(true, SeqCst);
     for client in clients {

@@ -9,7 +9,7 @@ use super::image::ImageState;
 use super::row::{Id, Json, Time, Word, text};
 use super::{Tx, View, not_found};
 
-/// A process: its number, and when it was started, which tells it from a later one with the same number.
+/// A process: its pid and start time, which distinguishes it from a later process with the same pid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Process {
     /// Its number.
@@ -102,7 +102,7 @@ fn check_use(vbd: &Vbd, vdi: &Vdi) -> Result<(), Problem> {
 }
 
 impl Tx<'_> {
-    /// Makes a VBD, which is not plugged.
+    /// Adds a VBD, which is not plugged.
     pub fn add_vbd(&mut self, vbd: &Vbd) -> Result<(), Problem> {
         let vdi = self.find_vdi(vbd.vdi)?.ok_or_else(|| not_found(ObjectKind::Vdi, vbd.vdi).field("vdi"))?;
         check_use(vbd, &vdi)?;
@@ -222,7 +222,7 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// A VBD is served by nobody.
+    /// Records that no process serves a VBD.
     pub fn set_vbd_unserved(&mut self, uuid: Uuid) -> Result<(), Problem> {
         self.vbd(uuid)?;
         let sql =

@@ -97,7 +97,7 @@ impl View<'_> {
         })
     }
 
-    /// The images that stand on others, and on which.
+    /// The images with parents, and their parents.
     fn parents(&self) -> Result<HashMap<Uuid, Uuid>, Problem> {
         let sql = "SELECT uuid, parent FROM image WHERE parent IS NOT NULL";
         let pairs = self.rows(sql, [], |row| Ok((row.get::<_, Id>(0)?.0, row.get::<_, Id>(1)?.0)))?;
@@ -142,7 +142,7 @@ impl View<'_> {
 }
 
 impl Tx<'_> {
-    /// Makes a VDI of an image.
+    /// Adds a VDI of an image.
     pub fn add_vdi(&mut self, vdi: &NewVdi) -> Result<(), Problem> {
         self.execute(
             "INSERT INTO vdi VALUES

@@ -13,7 +13,7 @@ use super::{Tx, View, not_found};
 pub struct VmProcess {
     /// Its number and its start.
     pub process: Process,
-    /// Which boot of the host that start counts from.
+    /// The boot of the host to which the start time is relative.
     pub boot: String,
 }
 
@@ -74,7 +74,7 @@ impl View<'_> {
 }
 
 impl Tx<'_> {
-    /// Makes a VM, which does not run.
+    /// Adds a VM, which does not run.
     pub fn add_vm(&mut self, vm: &Vm) -> Result<(), Problem> {
         self.execute(
             "INSERT INTO vm VALUES (:uuid, :name, :description, :driver, :memory, :vcpus, :boot, :platform, :power,

@@ -37,9 +37,9 @@ enum Asking {
     End(oneshot::Sender<Result<(), Problem>>),
 }
 
-/// A change and whoever waits for it.
+/// A change, with its waiting caller.
 trait Change: Send {
-    /// Makes it, within a transaction that may yet fail; tells whether it is to stay.
+    /// Applies it, within a transaction that may still fail; returns whether it succeeded.
     fn make(&mut self, tx: &mut Tx<'_>) -> bool;
     /// Says what came of it, when the transaction has ended.
     fn answer(self: Box<Self>, committed: Result<(), Problem>);
@@ -64,7 +64,7 @@ impl<T: Send, F: FnOnce(&mut Tx<'_>) -> Result<T, Problem> + Send> Change for As
             (_, Err(problem)) => Err(problem),
             (None, Ok(())) => Err(ended()),
         };
-        // The caller may have stopped waiting; the change stands.
+        // The caller may have stopped waiting; the change stays.
         self.who.send(outcome).ok();
     }
 }
@@ -89,7 +89,7 @@ impl Writer {
     /// Waits for the end of the thread, after all requested changes.
     pub fn join(self) {
         drop(self.changes);
-        // A panic of it has been told.
+        // Its panic has already been reported.
         self.thread.join().ok();
     }
 
@@ -98,7 +98,7 @@ impl Writer {
         self.commits.load(Ordering::Relaxed)
     }
 
-    /// Has a change made.
+    /// Applies a change.
     pub async fn write<T, F>(&self, change: F) -> Result<T, Problem>
     where
         T: Send + 'static,
@@ -159,7 +159,7 @@ fn run(
     }
 }
 
-/// Has all that was committed in the one file, and nothing beside it.
+/// Moves everything committed into the one file, and removes the files next to it.
 fn put_into_one(connection: &Connection) -> Result<(), Problem> {
     let busy: bool = connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |row| row.get(0)).map_err(failed)?;
     match busy {

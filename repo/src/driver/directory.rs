@@ -25,21 +25,21 @@ pub struct Directory {
 /// A name in a directory, and what has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// The name; what is not UTF-8 in it is shown as U+FFFD, and such a name is no image's.
+    /// The name. Invalid UTF-8 is shown as U+FFFD; such a name never belongs to an image.
     pub name: String,
     /// Whether it is a regular file.
     pub file: bool,
-    /// What it takes on the file system, in bytes.
+    /// Its physical size in bytes.
     pub physical: u64,
     /// Its length in bytes.
     pub len: u64,
-    /// It is neither root's nor this daemon's.
+    /// Owned by neither root nor the daemon's user.
     pub foreign: bool,
     /// It was written to in the last seconds.
     pub fresh: bool,
 }
 
-/// Which file one is, whatever name it has: the file system's number, and its number there.
+/// The identity of a file, independent of its names: device and inode number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileNumbers {
     /// The file system.
@@ -61,7 +61,7 @@ impl From<Metadata> for FileNumbers {
     }
 }
 
-/// Seconds after which a file that nobody has written to is taken for complete.
+/// Seconds after the last write until a file counts as complete.
 const FRESH: i64 = 10;
 
 /// The file that is locked while a repository is attached.
@@ -72,9 +72,9 @@ pub const LOCK: &str = ".tapline-sr.lock";
 pub struct Capacity {
     /// All of it.
     pub size: u64,
-    /// What is used, by whomever.
+    /// Space used by all.
     pub used: u64,
-    /// What can still be written.
+    /// Space that can still be written.
     pub available: u64,
 }
 
@@ -95,7 +95,7 @@ impl Directory {
         self.path.as_path()
     }
 
-    /// Sees what the directory is on ([`super::filesystem`]).
+    /// The open directory, to determine its file system ([`super::filesystem`]).
     pub(super) fn handle(&self) -> &File {
         &self.handle
     }
@@ -105,8 +105,8 @@ impl Directory {
         self.lock.as_ref()
     }
 
-    /// Locks the repository for as long as anybody has this directory: over NFS and SMB by the server's lock. Whoever
-    /// can only read takes part in nothing that could be disturbed, and locks only what is there.
+    /// Locks the repository for as long as this directory is in use; over NFS and SMB the server holds the lock.
+    /// Read-only users cannot disturb anybody, and only lock an existing lock file.
     pub fn lock(&mut self, read_only: bool) -> Result<(), Problem> {
         let tried = format!("lock {}", self.path().join(LOCK).display());
         let (access, operation) = match read_only {
@@ -162,7 +162,7 @@ impl Directory {
         Ok(entries)
     }
 
-    /// What a small file holds, if it is there; one that is longer than `max` is refused.
+    /// The contents of a small file, if it exists; a file longer than `max` is refused.
     pub fn read_file(&self, name: &str, max: usize) -> Result<Option<Vec<u8>>, Problem> {
         let file = match self.open_image(name, false) {
             Err(problem) if problem.code == Code::NotFound => return Ok(None),
@@ -178,7 +178,7 @@ impl Directory {
         }
     }
 
-    /// Makes a small file, in full or not at all; refuses if the name is taken.
+    /// Creates a small file, completely or not at all; fails if the name is taken.
     pub fn write_file(&self, name: &str, bytes: &[u8]) -> Result<(), Problem> {
         let tried = format!("write {}", self.path().join(name).display());
         self.finish(name, &tried, |file| {
@@ -203,7 +203,7 @@ impl Directory {
         Ok(file)
     }
 
-    /// Makes an empty file where there is none.
+    /// Creates an empty file, which must not exist.
     pub fn create_image(&self, name: &str) -> Result<File, Problem> {
         let tried = format!("create {}", self.path().join(name).display());
         check_name(name).map_err(|why| Problem::failed(&tried, why))?;
@@ -214,7 +214,7 @@ impl Directory {
         Ok(file)
     }
 
-    /// Makes `to` share all blocks of `from`, in full or not at all. Nothing may be writing to `from`.
+    /// Makes `to` share all blocks of `from`, completely or not at all. Nothing may be writing to `from`.
     pub fn share_image(&self, from: &str, to: &str) -> Result<(), Problem> {
         let tried = format!("copy {} to {to} by sharing its blocks", self.path().join(from).display());
         let source = self.open_image(from, false)?;
@@ -223,7 +223,7 @@ impl Directory {
         })
     }
 
-    /// Makes a file beside the name that it is to have, and gives it that when what is in it is durable.
+    /// Creates a file under a temporary name, and renames it when its contents are durable.
     fn finish(
         &self,
         name: &str,
@@ -288,7 +288,7 @@ impl Directory {
             Err(problem) if problem.code == Code::NotFound => return Ok(()),
             opened => opened?,
         };
-        // The kernel lets go of what a killed process had open a moment after its end.
+        // The kernel closes the files of a killed process a moment after its end.
         if !is_held(patiently(|| rustix::fs::fcntl_lock(&file, FlockOperation::NonBlockingLockShared))) {
             return Ok(());
         }
@@ -297,7 +297,7 @@ impl Directory {
         Err(Problem::new(Code::InUse, what).advise(advice))
     }
 
-    /// What a file takes on the file system, in bytes.
+    /// The physical size of a file in bytes.
     pub fn physical(&self, name: &str) -> Result<u64, Problem> {
         let file = self.open_image(name, false)?;
         let stat = rustix::fs::fstat(&file).map_err(|errno| Problem::failed(format_args!("examine {name}"), errno))?;
@@ -346,12 +346,12 @@ impl Directory {
         Ok(Capacity {
             size: bytes(stat.f_blocks),
             used: bytes(stat.f_blocks.saturating_sub(stat.f_bfree)),
-            // What is kept for root alone is left to it: disk processes are not root.
+            // Blocks reserved for root do not count: disk processes are not root.
             available: bytes(stat.f_bavail),
         })
     }
 
-    /// Makes durable which names there are.
+    /// Makes the directory's entries durable.
     pub(super) fn sync(&self, tried: &str) -> Result<(), Problem> {
         self.handle.sync_all().map_err(|error| Problem::failed(tried, error))
     }

@@ -19,7 +19,7 @@ const ROOM: u64 = 256 << 10;
 pub enum Appended {
     /// Nothing, or what the next one cuts off.
     Nothing(Problem),
-    /// Nobody knows what is durable of the file.
+    /// It is unknown what is durable of the file.
     Doubtful(Problem),
     /// Nothing was written: the file is gone, or another has replaced it.
     Another(Problem),
@@ -52,7 +52,7 @@ impl Directory {
         }
         file.write_all_at(bytes, len).map_err(nothing)?;
         keep_room(&file, len.saturating_add(u64::try_from(bytes.len()).unwrap_or(u64::MAX)));
-        // After a failed sync it is unknown what is on the disk: trying again would prove nothing.
+        // After a failed sync it is unknown what is on the disk: a retry would prove nothing.
         file.sync_data().map_err(|error| Appended::Doubtful(why(&tried, &error)))
     }
 
@@ -61,7 +61,7 @@ impl Directory {
         let tried = format!("write {}", self.path().join(name).display());
         let beside = format!("{name}{UNFINISHED}");
         self.remove_image(&beside)?;
-        // For root only: names and sizes of disks are nobody else's business.
+        // For root only: names and sizes of disks are private.
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let made = rustix::fs::openat(self.handle(), &beside, flags, Mode::from_raw_mode(0o600));
         let mut file = File::from(made.map_err(|errno| open_failed(&tried, errno))?);
@@ -84,8 +84,8 @@ impl Directory {
     }
 }
 
-/// Has the file system set something aside behind what is in a file, if it can: not all can, and one that is full
-/// cannot now.
+/// Lets the file system reserve space after the file's contents, if possible: not all file systems support it, and a
+/// full one cannot.
 fn keep_room(file: &File, len: u64) {
     let taken =
         rustix::fs::fstat(file).map_or(0, |stat| u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512));

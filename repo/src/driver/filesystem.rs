@@ -8,7 +8,7 @@ use api::Problem;
 use rustix::fs::{AtFlags, Mode, OFlags, StatVfsMountFlags, StatxFlags};
 use rustix::io::Errno;
 
-/// A mount, as the kernel tells of it (proc_pid_mountinfo(5)).
+/// A mount, as reported by the kernel (proc_pid_mountinfo(5)).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mount {
     /// Its number.
@@ -17,14 +17,14 @@ pub struct Mount {
     pub at: PathBuf,
     /// The file system's kind.
     pub kind: String,
-    /// What is mounted there: a device, or `server:/export`.
+    /// The mounted source: a device, or `server:/export`.
     pub source: String,
 }
 
 /// Bytes of a block that is shared for a trial: a multiple of every file system's block.
 const TRIAL: usize = 64 << 10;
 
-/// The mounts of this process, in the order in which they were made.
+/// The mounts of this process, in mount order.
 pub fn mounts() -> Result<Vec<Mount>, Problem> {
     let path = "/proc/self/mountinfo";
     let text = std::fs::read_to_string(path).map_err(|error| Problem::failed(format_args!("read {path}"), error))?;

@@ -17,14 +17,14 @@ const VERSION: u32 = 1;
 /// Bytes of the longest label: a name of 128 characters and a little more.
 const LABEL_MAX: usize = 16 << 10;
 
-/// Which repository a directory is.
+/// Identifies the repository in a directory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Label {
     /// The label's own version.
     version: u32,
     /// The repository's identity.
     pub uuid: Uuid,
-    /// The name it was made with.
+    /// The name at its creation.
     pub name: Name,
     /// The default format of new VDIs, if one was given when the repository was created.
     #[serde(default, skip_serializing_if = "Option::is_none")]

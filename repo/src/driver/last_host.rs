@@ -17,7 +17,7 @@ use crate::inventory::hash;
 /// Bytes of the longest one that is read.
 const LEN_MAX: usize = 4096;
 
-/// What the machine's installation is known by (machine-id(5)).
+/// Identifies the machine's installation (machine-id(5)).
 const MACHINE_ID: &str = "/etc/machine-id";
 
 /// A host: a catalogue, and the machine on which it is used.
@@ -36,7 +36,7 @@ pub enum Last {
     Nobody,
     /// This host had it.
     Host(LastHost),
-    /// What is there cannot be read.
+    /// The record cannot be read.
     Unknown,
 }
 

@@ -10,7 +10,7 @@ use std::path::Path;
 
 use api::{Code, Problem, SrSource};
 
-/// Of both: nothing on the server may become a device or a program of this host.
+/// For both: nothing on the server may become a device or a program of this host.
 const COMMON: &str = "hard,nosuid,nodev,noexec";
 
 /// NFS: access times are not needed (mount.cifs(8) does not accept that option); over TCP; a request is repeated after
@@ -18,14 +18,14 @@ const COMMON: &str = "hard,nosuid,nodev,noexec";
 /// continues.
 const NFS: &str = "noatime,proto=tcp,timeo=600,retrans=2";
 
-/// SMB: nothing is cached here, so that O_DIRECT is what it says; files are this daemon's alone.
+/// SMB: without caching, so that O_DIRECT works as documented; the files belong to this daemon only.
 const SMB: &str = "cache=none,uid=0,gid=0,file_mode=0600,dir_mode=0700";
 
-/// The versions of NFS that can be asked for (nfs(5)).
+/// The supported NFS versions (nfs(5)).
 const NFS_VERSIONS: [&str; 5] = ["3", "4", "4.0", "4.1", "4.2"];
 
-/// What is mounted: as mount(8) takes it, and as the kernel shows it (proc_pid_mountinfo(5)). None for what is not
-/// mounted by us.
+/// The source as passed to mount(8) and as shown by the kernel (proc_pid_mountinfo(5)). `None` if the daemon does not
+/// mount it.
 pub fn device(source: &SrSource) -> Option<String> {
     match source {
         SrSource::Dir { .. } | SrSource::Iso { .. } => None,
@@ -50,8 +50,7 @@ pub fn words(source: &SrSource, at: &Path) -> Option<Vec<OsString>> {
     Some(words)
 }
 
-/// Refuses a source that would mean something else to mount(8), or one that others can change. Looks at files of the
-/// host.
+/// Refuses a source that mount(8) would misinterpret, or one that other users can change. Checks files of the host.
 pub fn check(source: &SrSource) -> Result<(), Problem> {
     match source {
         SrSource::Dir { .. } | SrSource::Iso { .. } => Ok(()),

@@ -9,7 +9,7 @@ use uuid::Uuid;
 use super::{Directory, LABEL, LOCK, Label, UNFINISHED, filesystem};
 use crate::inventory::{DAMAGED, INVENTORY};
 
-/// What a file system creates by itself.
+/// Names that a file system or this program creates, and that do not count as contents.
 const NOBODYS: [&str; 2] = ["lost+found", LOCK];
 
 /// A repository that is attached.
@@ -17,7 +17,7 @@ const NOBODYS: [&str; 2] = ["lost+found", LOCK];
 pub struct Attached {
     /// Its directory, locked.
     pub directory: Directory,
-    /// What it is on and can.
+    /// The properties of its storage.
     pub variant: Variant,
 }
 
@@ -71,8 +71,8 @@ pub fn check_empty(directory: &Directory) -> Result<(), Problem> {
     }
 }
 
-/// Makes a directory a repository. Done twice with one label, it is as good as done once. The directory is empty,
-/// unless what is in it is to be `kept`.
+/// Makes a directory a repository. Repeating it with the same label is harmless. The directory must be empty unless its
+/// contents are to be `kept`.
 pub fn make(path: &AbsolutePath, label: &Label, kept: bool) -> Result<(), Problem> {
     let mut directory = Directory::open(path)?;
     if filesystem::read_only(directory.handle())? {
@@ -86,7 +86,7 @@ pub fn make(path: &AbsolutePath, label: &Label, kept: bool) -> Result<(), Proble
         check_empty(&directory)?;
     }
     directory.lock(false)?;
-    // Another one may have been made here before the lock was ours.
+    // Another repository may have been made here before the lock was acquired.
     if !kept {
         check_empty(&directory)?;
     }
@@ -101,7 +101,7 @@ pub fn unmake(path: &AbsolutePath, uuid: Uuid) -> Result<(), Problem> {
         return Ok(());
     }
     let own = [INVENTORY, DAMAGED].iter().flat_map(|name| [format!("{name}{UNFINISHED}"), (*name).into()]);
-    // As long as there is the label, this is a repository that can be destroyed.
+    // As long as the label exists, this is a repository that can be destroyed.
     for name in own.chain([format!("{LABEL}{UNFINISHED}"), LABEL.into(), LOCK.into()]) {
         directory.remove_image(&name)?;
     }
@@ -139,7 +139,7 @@ fn variant(
     })
 }
 
-/// What is worth knowing of a file system, and what a flush is worth on it.
+/// Notes about a file system, including what a flush guarantees on it.
 fn notes(filesystem: &str, source: &SrSource, shares: bool, read_only: bool) -> Vec<String> {
     let mut notes = Vec::new();
     if read_only {

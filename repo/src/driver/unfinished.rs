@@ -11,7 +11,7 @@ use uuid::Uuid;
 use super::{Directory, UNFINISHED};
 
 impl Directory {
-    /// Removes them, and returns their names. To be called while nobody else uses the repository.
+    /// Removes them, and returns their names. To be called while nothing else uses the repository.
     pub fn remove_unfinished(&self) -> Result<Vec<String>, Problem> {
         let failed = |errno| Problem::failed(format_args!("list unfinished files in {}", self.path().display()), errno);
         let mut removed = Vec::new();

@@ -11,7 +11,7 @@ use super::{Change, Contents, Words};
 /// The version of the file that this program writes, and the last that it understands.
 pub const VERSION: u32 = 1;
 
-/// What stands between what is hashed and the hash.
+/// The separator between the hashed text and the hash.
 const BEFORE_SUM: &str = ",\"sum\":\"";
 const BEHIND_SUM: &str = "\"}";
 
@@ -73,7 +73,7 @@ pub fn first_head() -> String {
     Uuid::new_v4().simple().to_string()
 }
 
-/// The first line of a file, with its end.
+/// The first line of a file, with its line end.
 pub fn header(
     sr: Uuid,
     generation: u64,
@@ -118,7 +118,7 @@ pub fn hash(text: &str) -> String {
     digits.chars().take(DIGITS).collect()
 }
 
-/// The text of a line with its end, and its hash.
+/// The text of a line with its line end, and its hash.
 fn seal(line: &impl Serialize) -> Result<(String, String), Problem> {
     let mut text = serde_json::to_string(line).map_err(|error| Problem::failed("encode an inventory", error))?;
     text.pop();

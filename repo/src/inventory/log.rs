@@ -23,7 +23,7 @@ pub const DAMAGED: &str = ".tapline-inventory.jsonl.damaged";
 /// Bytes of the longest one: 100,000 disks many times over.
 const LEN_MAX: usize = 1 << 30;
 
-/// Heads that are kept when a file is written anew, so that an older catalogue is known for one.
+/// The number of heads that are kept when a file is rewritten, so that an older catalogue is recognized.
 const HISTORY: usize = 1000;
 
 /// Bytes at the end of a file that identify it: its last hash, and what follows.
@@ -40,7 +40,7 @@ pub struct Log {
     /// The hash over all of it.
     pub head: String,
     history: VecDeque<(u64, String)>,
-    /// Bytes that are known to be in it; whatever is behind them was cut off.
+    /// The known valid length; anything after it was cut off.
     len: u64,
     /// The last of them, which tell the file from any other.
     end: Vec<u8>,
@@ -50,7 +50,7 @@ pub struct Log {
     doubtful: bool,
 }
 
-/// What a directory has.
+/// The inventory found in a directory.
 #[derive(Debug)]
 pub enum Read {
     /// No inventory.
@@ -64,11 +64,11 @@ pub enum Read {
 /// A file of which some line cannot be believed.
 #[derive(Debug)]
 pub struct Damage {
-    /// What is wrong with it.
+    /// The problem.
     pub why: Problem,
     /// The newest generation of which there is a line that can be believed, and its head.
     newest: Option<(u64, String)>,
-    /// Lines behind that one.
+    /// The number of lines after that one.
     behind: u64,
 }
 
@@ -82,13 +82,12 @@ impl Damage {
     }
 }
 
-/// Reads the inventory of the repository `sr`. Refuses what a newer program has written, and what is another
-/// repository's.
+/// Reads the inventory of the repository `sr`. Refuses a newer format, and the inventory of another repository.
 pub fn read(directory: &Directory, sr: Uuid) -> Result<Read, Problem> {
     let Some(bytes) = directory.read_file(INVENTORY, LEN_MAX)? else { return Ok(Read::Absent) };
     let path = directory.path().join(INVENTORY).display().to_string();
     let first = bytes.split_inclusive(|byte| *byte == b'\n').next().unwrap_or_default();
-    // Of a newer one, not even the hash need be where it is expected.
+    // In a newer format, not even the hash need be at the expected offset.
     let version = serde_json::from_slice(first).map_or(0, |Versioned { version }| version);
     if version > VERSION {
         let what = format!("{path} has version {version}, and this taplined supports version {VERSION}");
@@ -164,7 +163,7 @@ fn whole(bytes: &[u8], sr: Uuid) -> Result<(Log, Contents), Fault> {
     Ok((log, contents))
 }
 
-/// The newest line that can be believed for itself, and how many are behind it, one that is cut off among them.
+/// The newest line that is valid by itself, and the number of lines after it, including an incomplete one.
 fn newest(bytes: &[u8]) -> (Option<(u64, String)>, u64) {
     let mut heads = BTreeMap::new();
     let lines: Vec<&[u8]> = bytes.split_inclusive(|byte| *byte == b'\n').collect();
@@ -185,7 +184,7 @@ fn newest(bytes: &[u8]) -> (Option<(u64, String)>, u64) {
     }
 }
 
-/// The end of what was written, in which its hash is.
+/// The end of the written data, which contains its hash.
 fn end_of(bytes: &[u8]) -> Vec<u8> {
     bytes.get(bytes.len().saturating_sub(END)..).unwrap_or_default().to_vec()
 }
@@ -243,7 +242,7 @@ impl Log {
         self.doubtful
     }
 
-    /// Appends those lines that it has not, durably. If most of it is over then, it is written anew.
+    /// Appends the missing lines, durably. The file is rewritten if most of it is obsolete then.
     pub fn append(&mut self, directory: &Directory, sr: Uuid, lines: &[Line]) -> Result<(), Problem> {
         let new: Vec<&Line> = lines.iter().filter(|line| line.generation > self.generation).collect();
         if new.is_empty() {
@@ -297,7 +296,7 @@ impl Log {
     fn note(&mut self, generation: u64, head: String) {
         (self.generation, self.head) = (generation, head.clone());
         self.history.push_back((generation, head));
-        // A long life makes many; those of the lines are in the file anyway.
+        // There may be very many; those of the lines are in the file anyway.
         let surplus = self.history.len().saturating_sub(HISTORY.saturating_mul(64));
         self.history.drain(..surplus);
     }

@@ -100,7 +100,7 @@ fn written(room: &Room) -> (Log, Vec<Contents>) {
     (log, states)
 }
 
-/// Reads what is left: a state that was written, with its head, or a refusal.
+/// Reads what is left: the result must be a state that was written, with its head, or a refusal.
 fn a_state_or_a_refusal(room: &Room, log: &Log, states: &[Contents]) -> Option<u64> {
     match read(&room.directory, room.sr) {
         Ok(Read::Whole(found, contents)) => {
@@ -150,7 +150,7 @@ fn with_any_byte_changed_an_inventory_is_an_earlier_state_or_refused() {
             }
             room.put(&changed);
             let read = a_state_or_a_refusal(&room, &log, &states);
-            // Without its end, the last line may be one that was being written.
+            // Without its line end, the last line may be an incomplete write.
             assert!(read.is_none() || at == last, "byte {at}: {read:?}");
         }
     }
@@ -167,7 +167,7 @@ fn a_truncated_line_is_appended_again_and_a_killed_rewrite_discarded() {
     assert_eq!((log.generation, &contents), (9, &states[2]));
     let (_, changes) = history();
     let line = Line::new(10, log.head.clone(), changes[2].clone()).unwrap();
-    // What it has already is no harm.
+    // Appending an existing line has no effect.
     let old = Line::new(9, first_head(), changes[1].clone()).unwrap();
     log.append(&room.directory, room.sr, &[old, line]).unwrap();
     assert_eq!(room.read().1, states[3]);
@@ -279,7 +279,7 @@ fn a_damaged_inventory_is_covered_by_a_complete_catalogue() {
         room.put(&whole);
         damage
     };
-    // In the middle: the last line tells how far it was.
+    // In the middle: the last line tells the generation.
     assert!(damaged(1).is_known(10, &[head(10)]));
     assert!(damaged(0).is_known(11, &[head(10), head(9)]));
     assert!(!damaged(1).is_known(9, &[head(9)]), "it was further than the catalogue");

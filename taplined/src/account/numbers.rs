@@ -77,7 +77,7 @@ struct State {
 
 #[derive(Clone, Copy, Debug)]
 enum Holder {
-    /// It is about to be started.
+    /// Chosen for a process that is about to be started.
     Chosen,
     Process(Process),
 }
@@ -94,7 +94,7 @@ pub struct Chosen {
 const SYSTEM_USERS: u32 = 1000;
 
 impl Numbers {
-    /// Those of a setting, of which processes that run have some already.
+    /// The uids of a setting, some of which running processes may already use.
     pub fn of(setting: &'static str, text: &str, instead: &str) -> Result<Numbers, Problem> {
         let range = Range::parse(text).map_err(|why| Problem::new(Code::Invalid, format!("{setting}: {why}")))?;
         if range.first < SYSTEM_USERS {

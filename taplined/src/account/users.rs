@@ -10,7 +10,7 @@ use super::{User, user};
 /// The users that programs run as.
 #[derive(Clone, Debug)]
 pub enum Users {
-    /// As the daemon does, which cannot change that.
+    /// The daemon's own user, which it cannot change.
     Own,
     /// All as one.
     One(User),
@@ -23,7 +23,7 @@ pub enum Users {
 pub struct As {
     /// The user; that of the daemon if there is none.
     pub user: Option<User>,
-    /// It is this program's alone.
+    /// Exclusive to this program.
     chosen: Option<Chosen>,
 }
 

@@ -22,16 +22,16 @@ const EVERY: Duration = Duration::from_secs(24 * 3600);
 /// How soon again, where tasks were at work.
 const AGAIN: Duration = Duration::from_secs(600);
 
-/// What is known of the last copy.
+/// The state of the last backup.
 #[derive(Debug, Default)]
 pub struct Care {
-    /// Held while one is made; how many commits there were before the last one.
+    /// Held while a backup is made; the number of commits before the last one.
     copied: tokio::sync::Mutex<u64>,
 }
 
 impl Care {
-    /// Looks after the catalogue from now on, for as long as the daemon lives. What the start has written counts for no
-    /// change.
+    /// Maintains the catalogue from now on, for the lifetime of the daemon. Writes of the start do not count as
+    /// changes.
     pub fn begin(&self, daemon: &Daemon) {
         if let Ok(mut copied) = self.copied.try_lock() {
             *copied = daemon.catalogue.commits();
@@ -65,7 +65,7 @@ impl Care {
         Ok(made)
     }
 
-    /// Makes one if something has changed since the last, before the daemon ends.
+    /// Makes a backup if something has changed since the last one, before the daemon exits.
     pub async fn back_up_at_end(&self, daemon: &Daemon) {
         if *self.copied.lock().await != daemon.catalogue.commits() {
             try_to(daemon, "when the daemon stopped").await;
@@ -84,13 +84,13 @@ async fn look_after(daemon: Daemon) {
     let mut examined = None;
     loop {
         let commits = daemon.catalogue.commits();
-        // Since the last look nothing was written: nothing of it can be wrong that was not wrong then.
+        // Nothing was written since the last check: there can be no new error.
         if examined != Some(commits) {
             if !is_idle(&daemon).await {
                 tokio::time::sleep(AGAIN).await;
                 continue;
             }
-            // What is damaged is not copied over what is sound.
+            // A damaged catalogue must not replace good backups.
             if daemon.catalogue.examine().await.is_ok() {
                 examined = Some(commits);
                 if is_due(&daemon).await {

@@ -13,7 +13,7 @@ use crate::config::Config;
 use crate::disk::{paths, serving};
 use crate::vm;
 
-/// What shows that there was a catalogue, if anything does.
+/// Evidence that a catalogue existed, if there is any.
 pub fn of_one_before(config: &Config) -> Result<Option<String>, Problem> {
     let running: usize = serving::all(config)?.values().map(Vec::len).sum();
     if running > 0 {
@@ -25,7 +25,7 @@ pub fn of_one_before(config: &Config) -> Result<Option<String>, Problem> {
     }
     for suffix in ["-wal", ".seal"] {
         let left = format!("{}{suffix}", config.catalogue().display());
-        // SQLite begins a file with the one beside it.
+        // SQLite creates a file starting from the write-ahead log next to it.
         if fs::metadata(&left).is_ok_and(|found| found.len() > 0) && fs::metadata(config.catalogue()).is_err() {
             return Ok(Some(format!("{left} exists without it")));
         }

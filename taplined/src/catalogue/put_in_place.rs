@@ -9,10 +9,10 @@ use repo::catalogue::backup;
 use crate::config::Config;
 use crate::daemon;
 
-/// The word for the newest backup that is sound.
+/// The name for the newest valid backup.
 const LATEST: &str = "latest";
 
-/// Puts a backup in the place of the catalogue; what was done, for people. Refused while a daemon runs.
+/// Replaces the catalogue with a backup; returns a message about that. Refused while a daemon runs.
 pub fn restore(config: &Config, from: &str) -> Result<String, Problem> {
     let _locks = daemon::alone(config)?;
     let path = config.catalogue();
@@ -42,7 +42,7 @@ fn newest_sound(config: &Config, said: &mut String) -> Result<(String, std::path
     Err(Problem::new(Code::NotFound, what).advise("give a copy from elsewhere, or see --rebuild"))
 }
 
-/// Begins anew with nothing, on purpose; what was done, for people.
+/// Starts with an empty catalogue, on purpose; returns a message about that.
 pub fn init(config: &Config) -> Result<String, Problem> {
     let _locks = daemon::alone(config)?;
     must_have_none(config)?;

@@ -17,7 +17,7 @@ use super::put_in_place::{finish, must_have_none};
 use crate::config::Config;
 use crate::daemon;
 
-/// Makes it; what was done, for people.
+/// Rebuilds it; returns a message about that.
 pub async fn rebuild(config: &Config, directories: &[AbsolutePath]) -> Result<String, Problem> {
     let _locks = daemon::alone(config)?;
     must_have_none(config)?;
@@ -46,7 +46,7 @@ async fn take_in(catalogue: &Catalogue, path: &AbsolutePath) -> Result<String, P
         Problem::new(Code::NotFound, what)
             .advise("give the directory that contains the images, and check that it is mounted")
     })?;
-    // Nobody else may have it, on another host either.
+    // No other process may use it, on another host either.
     let Attached { directory, variant } = driver::attach(path, &source, label.uuid)?;
     let sr = Sr {
         uuid: label.uuid,
@@ -85,7 +85,7 @@ async fn take_in(catalogue: &Catalogue, path: &AbsolutePath) -> Result<String, P
     Ok(format!("'{name}' ({path}): {vdis} VDIs in {images} images{missing}\n"))
 }
 
-/// Directories as somebody has typed them.
+/// The directories as typed by the user, made absolute.
 pub fn absolute(typed: &[std::path::PathBuf]) -> Result<Vec<AbsolutePath>, Problem> {
     let of = |path: &std::path::PathBuf| {
         let tried = format!("resolve the directory {}", path.display());

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Interest};
 use tokio::net::UnixStream;
 
-/// Files beside a line at most (docs/control.md).
+/// Maximum number of files with a line (docs/control.md).
 const FILES_MAX: usize = 128;
 
 /// Bytes of a line that a disk says, at most: sixty layers with the longest paths are a quarter of it.
@@ -25,7 +25,7 @@ const LINE_MAX: usize = 1 << 20;
 /// A file that goes with a verb.
 #[derive(Debug)]
 pub struct Beside {
-    /// What the verb calls it.
+    /// The path used in the verb.
     pub path: PathBuf,
     /// Whether it is open for writing.
     pub write: bool,
@@ -75,12 +75,12 @@ impl From<Refused> for Problem {
     }
 }
 
-/// A verb that a disk was asked for and has not answered yet.
+/// A verb that was sent to a disk and has not been answered yet.
 #[derive(Debug)]
 pub struct Asked(Watch);
 
 impl Asked {
-    /// Asks for a verb that comes with files.
+    /// Sends a verb with files.
     pub async fn with_files(socket: &Path, mut verb: Value, files: Vec<Beside>) -> Result<Asked, Problem> {
         if !files.is_empty() {
             let said = files.iter().map(|file| json!({ "path": file.path, "write": file.write }));
@@ -90,8 +90,8 @@ impl Asked {
         Asked::with_descriptors(socket, verb, descriptors).await
     }
 
-    /// Asks for a verb that comes with other descriptors. They are closed here when they are sent: our copies of files
-    /// would keep their locks, and those of sockets would keep them open.
+    /// Sends a verb with other descriptors. They are closed here once they are sent: our copies of files would keep
+    /// their locks, and those of sockets would keep them open.
     pub async fn with_descriptors(socket: &Path, verb: Value, descriptors: Vec<OwnedFd>) -> Result<Asked, Problem> {
         Watch::begin(socket, verb, descriptors).await.map(Asked)
     }
@@ -128,7 +128,7 @@ pub async fn watch(socket: &Path) -> Result<(Value, Watch), Problem> {
 pub struct Watch {
     socket: PathBuf,
     stream: BufReader<UnixStream>,
-    /// What of the next line is there.
+    /// The received part of the next line.
     line: Vec<u8>,
 }
 
@@ -231,7 +231,7 @@ mod test {
 
     use super::*;
 
-    /// A disk that answers one request, and what it was asked with how many files.
+    /// A disk that answers one request; returns that request and the number of its files.
     fn disk(answers: &'static str) -> (tempfile::TempDir, PathBuf, std::thread::JoinHandle<(Value, usize)>) {
         let room = tempfile::tempdir().unwrap();
         let path = room.path().join("control.sock");

@@ -28,7 +28,7 @@ impl Gates {
     /// That of a VBD's disk.
     pub fn of(&self, vbd: Uuid) -> Gate {
         let mut gates = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // Gates that nobody uses need not be remembered.
+        // Unused gates need not be kept.
         gates.retain(|other, gate| *other == vbd || Arc::strong_count(&gate.0) > 1);
         gates.entry(vbd).or_default().clone()
     }
@@ -40,7 +40,7 @@ impl Gate {
         self.0.lock.clone().read_owned().await
     }
 
-    /// Closes it, when nobody is inside; it is open again when this is dropped.
+    /// Closes it once no caller is inside; it is open again when the returned value is dropped.
     pub async fn close(&self) -> OwnedRwLockWriteGuard<()> {
         let closed = self.0.lock.clone().write_owned().await;
         self.0.closed.fetch_add(1, Ordering::SeqCst);

@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 use super::control::Beside;
 use super::redo::RedoLogs;
 
-/// What a socket is for.
+/// The use of a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// A virtual machine monitor connects to it.
@@ -32,7 +32,7 @@ pub enum Role {
     Control,
 }
 
-/// What is to be handed.
+/// The files and sockets to be passed.
 #[derive(Debug, Default)]
 pub struct Handing {
     messages: Vec<(Value, OwnedFd)>,
@@ -63,14 +63,14 @@ impl Handing {
         self.messages.push((json!({ "listen": role, "path": path }), socket));
     }
 
-    /// What of Xen the disk of a guest needs.
+    /// The Xen descriptors that the disk of a guest needs.
     pub fn lent(&mut self, lent: Lent) {
         let Lent { grants, channels, store, domains } = lent;
         let all = [("grants", grants), ("event-channels", channels), ("store", store), ("domains", domains)];
         self.messages.extend(all.map(|(what, descriptor)| (json!({ "xen": what }), descriptor)));
     }
 
-    /// What becomes the standard input of the process, and what is sent when it runs.
+    /// The standard input of the process, and the message to be sent when it runs.
     pub fn prepare(self, redo: &RedoLogs) -> Result<(Stdio, Ready), Problem> {
         let logs = redo.of_handed(&self.files)?;
         let said = |Beside { path, write, file }| (json!({ "file": path, "write": write }), OwnedFd::from(file));

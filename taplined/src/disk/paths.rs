@@ -45,7 +45,7 @@ pub fn logs(config: &Config) -> PathBuf {
 }
 
 impl DiskPaths {
-    /// Of a VBD.
+    /// The paths of a VBD.
     pub fn of(config: &Config, vbd: Uuid) -> DiskPaths {
         let name = vbd.to_string();
         let log = logs(config).join(format!("{name}.log"));
@@ -66,7 +66,7 @@ impl DiskPaths {
         path.try_into().map_err(|why: String| Problem::new(Code::Invalid, format!("run-directory: {why}")))
     }
 
-    /// Where the daemon asks for verbs.
+    /// The control socket.
     pub fn control(&self) -> PathBuf {
         self.directory.join("control.sock")
     }
@@ -75,7 +75,7 @@ impl DiskPaths {
     /// may the user `guest`, which the machine's monitor runs as.
     pub fn listen(&self, transport: Transport, group: Option<u32>, guest: Option<u32>) -> Result<Sockets, Problem> {
         let listen = || {
-            // Nobody else comes in before all modes are as they should be.
+            // No other user may enter before all modes are set.
             match DirBuilder::new().mode(0o700).create(&self.directory) {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 made => made?,
@@ -102,7 +102,7 @@ impl DiskPaths {
     pub fn let_in(&self, transport: Transport, guest: u32) -> Result<(), Problem> {
         let path = self.transport(transport);
         match self.open_to(&path, guest) {
-            // It is being started again, and knows the machine then.
+            // It is being restarted, and will find the machine then.
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             done => {
                 done.map_err(|error| Problem::failed(format_args!("give a VM access to {}", path.display()), error))
@@ -126,7 +126,7 @@ impl DiskPaths {
         }
     }
 
-    /// The log of the process. Begun anew with a plug, when the one before it is kept; continued by a restart.
+    /// The log of the process. A plug starts a new one and keeps the previous one; a restart appends.
     pub fn open_log(&self, anew: bool) -> Result<File, Problem> {
         let open = || {
             if anew {
@@ -171,7 +171,7 @@ impl DiskPaths {
         read().unwrap_or_default().trim_end().to_owned()
     }
 
-    /// Removes the logs of a VBD that is no more.
+    /// Removes the logs of a VBD that no longer exists.
     pub fn remove_logs(&self) -> Result<(), Problem> {
         for path in [self.log.clone(), self.log_before()] {
             match fs::remove_file(&path) {

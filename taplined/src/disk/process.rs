@@ -45,8 +45,8 @@ impl DiskProcess {
         Ok(found.map(|(identity, pidfd)| DiskProcess { identity, pidfd, child: None }))
     }
 
-    /// One by its number, if it is there and its words are such as `ours` knows. Words and number are the same
-    /// process's.
+    /// The process with this pid, if it exists and `ours` recognizes its command line. Command line and pidfd belong to
+    /// the same process.
     pub fn with_words(pid: u32, ours: impl Fn(&[u8]) -> bool) -> Result<Option<DiskProcess>, Problem> {
         let Some((identity, pidfd)) = hold(pid)? else { return Ok(None) };
         let is_ours = std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|words| ours(&words));
@@ -115,7 +115,8 @@ fn hold(pid: u32) -> Result<Option<(Process, AsyncFd<OwnedFd>)>, Problem> {
         Err(Errno::SRCH) => return Ok(None),
         Err(errno) => return Err(watch(errno.into())),
     };
-    // Asked behind the pidfd: what is there now is what that holds, or it has ended and nothing is there.
+    // Checked after the pidfd was opened: the process found now is the one that it refers to, or that one has exited
+    // and none is found.
     let Some(started) = started(pid) else { return Ok(None) };
     // The function is deprecated for types that may return a different descriptor each time; the replacement is unsafe
     // because of those.

@@ -75,7 +75,7 @@ impl Program {
 }
 
 impl Opened {
-    /// What is executed: the open file.
+    /// The path to execute: that of the open file.
     pub fn executed(&self) -> OsString {
         if self.is_script { self.path.clone().into() } else { place_of(&self.file).into() }
     }
@@ -132,7 +132,7 @@ fn place_of(file: &OwnedFd) -> String {
 enum Header {
     /// Like this.
     Is([u8; HEADER]),
-    /// It is shorter than any program, or no file.
+    /// It is shorter than any program, or not a file.
     Short,
     /// That may not be seen: the kernel is to judge.
     Hidden,
@@ -148,7 +148,7 @@ impl Header {
     /// Whether it is a script; or why it is nothing that this machine can run, and what to do. `ours` is how this
     /// program begins. The kernel's refusal is not waited for: the C library would take the file for a script then.
     fn judge(self, ours: Header) -> Result<bool, (&'static str, &'static str)> {
-        // Word size, byte order; the processor.
+        // Word size, byte order and processor.
         let kind = |header: &[u8; HEADER]| (header[4], header[5], header[18], header[19]);
         match (self, ours) {
             (Header::Hidden, _) => Ok(false),

@@ -30,8 +30,8 @@ impl RedoLogs {
         RedoLogs { directory: config.run_directory.join("redo") }
     }
 
-    /// Those that go with an image file: its log, and the file once more, open for writing, where a process has left
-    /// something to be written to it and it is handed for reading.
+    /// The files that belong to an image file: its log; and the file once more, open for writing, if a process has left
+    /// data to be written to it and it is passed for reading.
     pub fn beside(&self, path: &Path, write: bool, image: &File) -> Result<Vec<Beside>, Problem> {
         self.open(path, write, image)
             .map_err(|error| Problem::failed(format_args!("open the redo log of {}", path.display()), error))
@@ -105,7 +105,7 @@ impl RedoLogs {
         Ok(files)
     }
 
-    /// What goes with files that are handed to a process when it is started.
+    /// The files that belong to those passed to a process at its start.
     pub fn of_handed(&self, files: &[Beside]) -> Result<Vec<Beside>, Problem> {
         let mut all = Vec::new();
         for file in files {

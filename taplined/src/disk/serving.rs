@@ -52,7 +52,7 @@ pub struct Words {
 }
 
 impl Words {
-    /// Those of a process.
+    /// The command line of a process.
     pub fn of(pid: u32) -> Option<Words> {
         Words::in_line(&fs::read(format!("/proc/{pid}/cmdline")).ok()?)
     }

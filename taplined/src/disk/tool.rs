@@ -19,7 +19,7 @@ use crate::config::Config;
 
 /// Bytes of a process's answer; the longest is the map of a disk.
 const OUTPUT_MAX: u64 = 64 << 20;
-/// Bytes of its last words that are kept, and of them at once.
+/// How many bytes at the end of its output are kept, and how many are read at once.
 const WORDS_MAX: usize = 16 << 10;
 const LINE_MAX: u64 = 4096;
 
@@ -28,14 +28,14 @@ const LINE_MAX: u64 = 4096;
 pub struct Tool {
     program: Program,
     users: Users,
-    /// What goes with image files.
+    /// The redo logs of image files.
     pub redo: RedoLogs,
 }
 
 /// A disk process that is not started yet.
 #[derive(Debug)]
 pub struct Starting {
-    /// What it is started with.
+    /// The command.
     pub command: Command,
     program: Opened,
     runs_as: As,
@@ -83,7 +83,7 @@ impl Tool {
         starting.command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
         let mut child = starting.start()?;
         child.id().into_iter().for_each(oom::make_normal);
-        // With it our end of its standard input stays open until it has ended.
+        // Our end of its standard input stays open until it has exited.
         let sent = tokio::task::spawn_blocking(move || ready.send());
         let (output, words) = read_both(&mut child, told).await?;
         let status = child.wait().await.map_err(|error| Problem::failed("wait for a disk process", error))?;
@@ -145,7 +145,7 @@ struct Progress {
 }
 
 impl Progress {
-    /// Which part of it is done.
+    /// The fraction of it that is done.
     #[allow(clippy::cast_precision_loss, reason = "for people, who see hundredths")]
     fn part(&self) -> f64 {
         if self.len == 0 { 0.0 } else { self.done as f64 / self.len as f64 }
@@ -173,7 +173,7 @@ async fn read_words(from: Option<impl AsyncRead + Unpin>, mut told: impl FnMut(f
     Ok(String::from_utf8_lossy(&words).into_owned())
 }
 
-/// The last words of a disk process: what it could not do, and in the line below that what to do.
+/// The error message of a disk process: what failed, and advice in the line after it.
 pub fn said(words: &str) -> Problem {
     let lines = || words.lines().map(str::trim).filter(|line| !line.is_empty());
     // The error of a rejected command line has no such prefix, and neither has output before the failure.

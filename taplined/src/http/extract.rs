@@ -48,7 +48,7 @@ pub async fn whole(body: axum::body::Body, patience: Duration) -> Result<Bytes, 
     Err(Problem::new(Code::Malformed, what))
 }
 
-/// An empty body stands for an object without fields.
+/// An empty body means an object without fields.
 fn parse<T: DeserializeOwned>(bytes: &Bytes) -> Result<Body<T>, Refusal> {
     let bytes: &[u8] = if bytes.is_empty() { b"{}" } else { bytes };
     let mut json = serde_json::Deserializer::from_slice(bytes);

@@ -15,7 +15,7 @@ use crate::reconcile;
 use crate::task::Context;
 use crate::vm::{self, domain};
 
-/// A plug that has its lease and has not begun otherwise.
+/// A plug that has its lease and has not started yet.
 #[derive(Debug)]
 pub struct Begun {
     /// The VBD.
@@ -25,10 +25,10 @@ pub struct Begun {
     again: bool,
 }
 
-/// Who asks for a plug.
+/// The reason for a plug.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum By {
-    /// Somebody who means this VBD; not while its VM is started or ended.
+    /// A request for this VBD; refused while its VM is being started or stopped.
     Itself,
     /// The start of its VM.
     ItsVm,
@@ -78,7 +78,7 @@ pub async fn begin(daemon: &Daemon, vbd: Uuid, by: By) -> Result<Begun, Problem>
         if problem.code != Code::InUse {
             return Err(problem);
         }
-        // What only tidies up gives way.
+        // Cleanup tasks are interrupted.
         let _want = daemon.tasks.give_way(now.vdi).await?;
         begun().await?;
     }
@@ -92,7 +92,7 @@ pub async fn finish(daemon: &Daemon, begun: Begun, context: &Context, alone: boo
     let mut steps = Steps::of("vbd-plug", &daemon.config, alone.then(|| context.clone()));
     let work = async {
         let order = PlugSpec::of(daemon, vbd).await?;
-        // Before anything is served: a guest that has not let go of what was there would connect to it.
+        // Before anything is served: a guest that has not released the previous disk would connect to it.
         if !begun.again {
             vm::expect_room(daemon, &order.vbd).await?;
         }
@@ -104,7 +104,7 @@ pub async fn finish(daemon: &Daemon, begun: Begun, context: &Context, alone: boo
         reconcile::of_plugged(daemon, vbd).await;
     }
     let plugged = match served {
-        // Not given up in the middle: QEMU stands still while it agrees with the disk.
+        // Not cancelled in between: QEMU is blocked while it negotiates with the disk.
         Ok(()) => vm::attach(daemon, vbd, begun.again).await,
         Err(problem) => Err(problem),
     };
@@ -128,9 +128,9 @@ pub async fn finish(daemon: &Daemon, begun: Begun, context: &Context, alone: boo
     plugged
 }
 
-/// Records that a plug has not even begun, for who does not wait until the catalogue takes that.
+/// Records that a plug was not even started, for a caller that does not wait until the catalogue accepts that.
 fn give_back_later(daemon: &Daemon, vbd: Uuid, why: Problem) {
-    // Nobody else has begun anything with it: it is `plugging` in the catalogue.
+    // No other operation can have started with it: it is `plugging` in the catalogue.
     let Ok(operation) = daemon.plugs.operations.begin(vbd, Kind::Plug) else { return };
     let daemon = daemon.clone();
     tokio::spawn(async move {
@@ -150,7 +150,7 @@ pub async fn give_back(daemon: &Daemon, vbd: Uuid, why: &Problem) {
     let why = (why.code != Code::Cancelled).then(|| why.clone());
     let recorded = catalogue::record(&daemon.catalogue, move |tx| tx.end_unplug(vbd, why.as_ref())).await;
     if let Err(problem) = recorded {
-        // It is still `plugging` there: an unplug or the next daemon tries again.
+        // It stays `plugging` there: an unplug or the next daemon tries again.
         tracing::error!(%vbd, "its state could not be set to unplugged: {problem}");
     }
 }

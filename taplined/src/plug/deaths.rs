@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::fault::{self, Planted};
 
-/// A process that has served so long was no failure.
+/// A process that has served for this long has not failed to start.
 const SERVED: Duration = Duration::from_secs(1);
 
 /// The second pause; each is twice the one before.

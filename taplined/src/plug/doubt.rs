@@ -67,7 +67,7 @@ fn not_answering(vbd: Uuid, pid: Option<u32>, since: Timestamp) -> Problem {
     )
 }
 
-/// What a process is at: its state, and where in the kernel it waits (proc_pid_stat(5), proc_pid_wchan(5)).
+/// The state of a process, and where it waits in the kernel (proc_pid_stat(5), proc_pid_wchan(5)).
 fn condition(pid: u32) -> String {
     let state = match stat(pid).and_then(|stat| stat.chars().next()) {
         Some('D') => "waiting for storage",

@@ -53,7 +53,7 @@ async fn end_vms(daemon: &Daemon, patience: Duration) -> Result<(), Problem> {
     let timeout = Some(u32::try_from(patience.as_secs()).unwrap_or(u32::MAX));
     let mut ending = Vec::new();
     for vm in vms.into_iter().filter(|vm| vm.power != Power::Halted) {
-        // One that is held hears no power button.
+        // A paused guest does not notice the power button.
         let asked = VmShutdown { force: patience.is_zero() || vm.power == Power::Suspended, timeout };
         match vm::shutdown(daemon, vm.uuid, asked).await {
             Ok(task) => ending.push(task.uuid),

@@ -23,13 +23,13 @@ const TO_ASK: Duration = Duration::from_secs(10);
 /// Why a disk was not handed over.
 #[derive(Debug)]
 pub enum NotDone {
-    /// The old process goes on as before.
+    /// The old process continues as before.
     Refused(Problem),
     /// It has not reported a result: it may have handed over the disk.
     Unknown(Problem),
 }
 
-/// Refuses a process whose program cannot hand a disk over, by what it has answered to `version`.
+/// Refuses a process whose program does not support the handover, according to its response to `version`.
 pub fn must_know_how(vbd: &Vbd, pid: u32, version: &Value) -> Result<(), Problem> {
     let verbs = version.get("verbs").and_then(Value::as_array);
     match verbs.is_some_and(|verbs| verbs.iter().any(|verb| verb == "upgrade")) {
@@ -65,8 +65,8 @@ pub fn names(said: &Value) -> Result<Vec<OsString>, Problem> {
     }
 }
 
-/// Asks the disk at a control socket to hand itself over to the process at the other end of `successor`, with
-/// `pause_max` as the limit on how long requests may wait.
+/// Requests the disk at a control socket to hand over to the process at the other end of `successor`, with `pause_max`
+/// as the limit on how long requests may wait.
 pub async fn ask(socket: &Path, successor: OwnedFd, pause_max: Duration) -> Result<Asked, Problem> {
     let pause_max = u64::try_from(pause_max.as_micros()).unwrap_or(u64::MAX);
     let verb = json!({ "verb": "upgrade", "successor": true, "pause_max": pause_max });
@@ -180,11 +180,11 @@ mod test {
         let with_words = "it has gone; the new process said: it cannot be confined".to_owned();
         assert_eq!(of(Code::Failed, failed(), Some(said())), (with_words.clone(), advice.clone()));
         assert_eq!(of(Code::Failed, failed(), Some(said().advise("confine it"))), (with_words, "confine it".into()));
-        // It was only told to exit.
+        // It only received the request to exit.
         assert_eq!(of(Code::Busy, failed(), Some(said())), ("it has gone".into(), advice));
     }
 
-    /// What comes of an answer.
+    /// The result of a response.
     async fn answered(says: &'static str) -> Result<u64, NotDone> {
         let room = tempfile::tempdir().unwrap();
         let path = room.path().join("control.sock");

@@ -37,7 +37,7 @@ pub async fn replace(upgrade: &mut Upgrade, mut old: DiskProcess) -> Outcome {
             (process, Ok((pause, Some(note.into()))))
         }
         Err(problem) => {
-            // It is started again and again from here on, as after a death.
+            // From here on it is restarted as after a death.
             if let Err(also) = clear(&daemon, vbd, process).await {
                 tracing::error!(%vbd, "{also}");
             }
@@ -46,7 +46,7 @@ pub async fn replace(upgrade: &mut Upgrade, mut old: DiskProcess) -> Outcome {
     }
 }
 
-/// Has the old process leave its guest, and waits for its end.
+/// Makes the old process disconnect from its guest, and waits for its exit.
 async fn leave(upgrade: &mut Upgrade, old: &mut DiskProcess) -> Result<(), Problem> {
     let (vbd, limit) = (upgrade.vbd, upgrade.steps.limit());
     let left = async {

@@ -14,7 +14,7 @@ use crate::vm;
 /// A QEMU that has lost nothing speaks to another process of a disk after a second or two.
 const TO_SPEAK: Duration = Duration::from_secs(20);
 
-/// Looks, a while after another process has begun to serve, whether the guest has the disk again.
+/// Checks, a while after a new process has started to serve, whether the guest has reconnected.
 pub fn look(daemon: &Daemon, vbd: Uuid) {
     let daemon = daemon.clone();
     tokio::spawn(async move {

@@ -14,7 +14,7 @@ use crate::task::Context;
 /// Problems that a task's own problem quotes: the first tell enough, and each VBD has its own.
 const QUOTED_MAX: usize = 3;
 
-/// What came of each VBD.
+/// The outcome for each VBD.
 type Outcomes = Vec<(Uuid, Result<(), Problem>)>;
 
 /// Plugs VBDs: a task, which is done when all are plugged.
@@ -41,7 +41,7 @@ async fn plug_each(daemon: &Daemon, vbds: Vec<Uuid>, by: By, context: &Context) 
     sum("plugged", each(vbds, context, one).await)
 }
 
-/// Unplugs the VBDs of a VM that has ended. Those that somebody else is unplugging are left to that.
+/// Unplugs the VBDs of a VM that has ended. Those that are already being unplugged are skipped.
 pub async fn unplug_all(daemon: &Daemon, vbds: Vec<Uuid>, context: &Context) -> Result<(), Problem> {
     let mut outcomes = unplug_each(daemon, vbds, false, context).await;
     outcomes.retain(|(_, outcome)| outcome.as_ref().err().is_none_or(|problem| problem.code != Code::Busy));
@@ -71,7 +71,7 @@ fn new(verb: &'static str, vbds: &[Uuid]) -> NewTask {
     NewTask { uuid: Uuid::new_v4(), verb, about, cancellable: true, intent: None }
 }
 
-/// Does all beside each other; the queue bounds them.
+/// Handles all concurrently; the queue limits the concurrency.
 async fn each<W, F>(vbds: Vec<Uuid>, context: &Context, work: W) -> Outcomes
 where
     W: Fn(Uuid) -> F,

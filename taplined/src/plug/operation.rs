@@ -8,7 +8,7 @@ use api::{Code, Problem};
 use tokio::sync::watch;
 use uuid::Uuid;
 
-/// What is under way.
+/// Running operations.
 #[derive(Clone, Debug, Default)]
 pub struct Operations(Arc<Mutex<HashMap<Uuid, Entry>>>);
 
@@ -18,7 +18,7 @@ struct Entry {
     cancel: watch::Sender<bool>,
 }
 
-/// What is done with a VBD.
+/// The operation on a VBD.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// It is being plugged.
@@ -27,12 +27,12 @@ pub enum Kind {
     Upgrade,
     /// An unplug, once its guest has released the disk.
     Unplug,
-    /// It is being unplugged, whatever its guest does.
+    /// It is being unplugged, whether its guest releases it or not.
     ForcedUnplug,
 }
 
 impl Kind {
-    /// What is being done to the VBD.
+    /// The operation as a participle, for messages.
     fn participle(self) -> &'static str {
         match self {
             Kind::Plug => "plugged",

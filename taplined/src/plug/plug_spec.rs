@@ -27,24 +27,24 @@ const MEMORY_BASE: u64 = 4 << 20;
 const BLOCK: u64 = 2 << 20;
 const MEMORY_OF_BLOCK: u64 = 16;
 
-/// What must be served.
+/// What to serve.
 #[derive(Clone, Debug)]
 pub struct PlugSpec {
-    /// As what.
+    /// The VBD.
     pub vbd: Vbd,
     /// From the top down.
     chain: Vec<Image>,
     /// How a process calls them.
     names: Vec<OsString>,
     directory: Arc<Directory>,
-    /// What it is in the domain of a guest of Xen.
+    /// The disk's device in the domain of a Xen guest.
     pub disk: Option<domain::Disk>,
     /// How much longer each operation takes than it would; for tests.
     delay: Duration,
 }
 
 impl PlugSpec {
-    /// As the catalogue has it now.
+    /// According to the catalogue's current state.
     pub async fn of(daemon: &Daemon, vbd: Uuid) -> Result<PlugSpec, Problem> {
         let found = daemon.catalogue.read(move |view| {
             let vbd = view.vbd(vbd)?;
@@ -98,7 +98,7 @@ impl PlugSpec {
                 }
                 handing.file(&order.path(image), write, file);
             }
-            // One that is not there may come back, and was told above.
+            // A missing file may come back, and was reported above.
             files::must_be_those(&order.directory, &order.chain, &before)?;
             if let Some((path, image)) = written {
                 logs.must_be_there(&path, &image)?;
@@ -117,7 +117,7 @@ impl PlugSpec {
         looked.await
     }
 
-    /// The words of the command line.
+    /// The command-line arguments.
     pub fn words(&self, place: &DiskPaths) -> Vec<OsString> {
         let mut words: Vec<OsString> = vec!["serve".into()];
         words.extend(words_of(self.names.iter().cloned()));

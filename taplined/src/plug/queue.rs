@@ -72,7 +72,7 @@ enum Turn {
     Begins(Ticket),
     /// It could, were there memory for it.
     NoMemory,
-    /// None could.
+    /// No request could be started.
     Nothing,
 }
 
@@ -132,7 +132,7 @@ impl Queue {
         None
     }
 
-    /// A request is over: it has ended, or it waits no more.
+    /// Removes a request that has ended or was given up.
     pub fn end(&mut self, ticket: Ticket) {
         if let Some(request) = self.under_way.remove(&ticket) {
             self.busy.remove(&request.vbd);

@@ -37,7 +37,7 @@ pub async fn recover(daemon: &Daemon) -> Result<BTreeSet<Uuid>, Problem> {
     let mut running = blocking("find disk processes", move || serving::all(&config)).await?;
     let (mut known, mut unserved, mut since) = (HashSet::new(), Vec::new(), BTreeSet::new());
     for (vbd, process) in found.into_iter().filter(|(vbd, _)| vbd.state != VbdState::Unplugged) {
-        // After a reboot its number is somebody else's.
+        // After a reboot its pid may belong to another process.
         let process = process.filter(|_| !rebooted);
         known.insert(vbd.uuid);
         let process = process.map(DiskProcess::find).transpose()?.flatten();
@@ -71,7 +71,7 @@ pub async fn recover(daemon: &Daemon) -> Result<BTreeSet<Uuid>, Problem> {
         let now = daemon.catalogue.read(move |view| view.vbd(vbd.uuid)).await?;
         one(daemon, &now, None, rebooted).await?;
     }
-    // Before anything is merged or begun on what the catalogue says.
+    // Before any merge or other operation that relies on the catalogue.
     reconcile::all(daemon, Heal::Yes).await?;
     let (config, keep) = (daemon.config.clone(), known);
     blocking("remove files that belong to no VBD", move || remove_strays(&paths::all(&config), &keep)).await?;
@@ -103,17 +103,18 @@ async fn alone(
     Ok(serves)
 }
 
-/// Whether the host has started since a daemon last did. What is to be started then is noted with it.
+/// Whether the host was booted since the last start of a daemon. In that case the autostart objects are recorded in the
+/// same commit.
 async fn has_rebooted(daemon: &Daemon) -> Result<bool, Problem> {
     let path = "/proc/sys/kernel/random/boot_id";
     let now = fs::read_to_string(path).map_err(|error| Problem::failed(format_args!("read {path}"), error))?;
     let now = now.trim().to_owned();
-    // Told apart from a catalogue of before this boot that was put back since.
+    // Distinguishes this from a catalogue from before this boot that was restored since.
     let mark = daemon.config.run_directory.join(BOOT);
     let first = fs::read_to_string(&mark).map_or(true, |marked| marked != now);
     let (again, noted) = (daemon.config.autostart.plugged, now.clone());
     let rebooted = daemon.catalogue.write(move |tx| tx.note_boot(&noted, first, again)).await?;
-    // Behind the commit: who dies in between leaves what is to be started to the next.
+    // After the commit: if the daemon dies in between, the next one starts these objects.
     fs::write(&mark, now).map_err(|error| Problem::failed(format_args!("write {}", mark.display()), error))?;
     Ok(rebooted)
 }

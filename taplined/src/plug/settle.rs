@@ -99,7 +99,7 @@ async fn who_answers(disks: &Disks, vbd: Uuid) -> Option<u32> {
     said.get("pid").and_then(Value::as_u64).and_then(|pid| pid.try_into().ok())
 }
 
-/// The process that serves a VBD although the one that is known has ended: somebody has had it replaced.
+/// The process that serves a VBD although the recorded one has ended: it was upgraded by others.
 pub async fn successor(daemon: &Daemon, vbd: Uuid, ended: Process) -> Option<DiskProcess> {
     let pid = who_answers(&daemon.disks, vbd).await?;
     let found = serving::one(&daemon.config, vbd, pid).unwrap_or_else(|problem| {
@@ -145,7 +145,7 @@ mod test {
     }
 
     impl Bed {
-        /// Makes a process with the returned number answer from now on; none while that is 0.
+        /// Makes a process with the returned pid respond from now on; none while it is 0.
         fn answer(&self) -> Arc<AtomicU32> {
             let listener = UnixListener::bind(self.place.control()).unwrap();
             let who = Arc::new(AtomicU32::new(0));
@@ -155,7 +155,7 @@ mod test {
                     let mut line = String::new();
                     BufReader::new(&stream).read_line(&mut line).unwrap();
                     if let pid @ 1.. = says.load(Ordering::SeqCst) {
-                        // Who has asked may have gone.
+                        // The client may have disconnected.
                         (&stream).write_all(json!({ "id": 1, "ok": { "pid": pid } }).to_string().as_bytes()).ok();
                         (&stream).write_all(b"\n").ok();
                     }
@@ -230,7 +230,7 @@ mod test {
         who.store(second.id(), Ordering::SeqCst);
         assert_eq!(bed.settle(Some(old), vec![new], 50).await, Some(second.id()));
         assert!(!first.wait().unwrap().success());
-        // Nobody answers: the one that is recorded may only be slow, and any other has taken nothing over.
+        // No process responds: the recorded one may only be slow, and no other has taken anything over.
         who.store(0, Ordering::SeqCst);
         let ((old, mut third), again) = (process(), DiskProcess::with_words(second.id(), |_| true).unwrap().unwrap());
         assert_eq!(bed.settle(Some(old), vec![again], 50).await, Some(third.id()));

@@ -17,7 +17,7 @@ const AGAIN_AFTER: Duration = Duration::from_secs(15);
 /// How long a disk may take to accept a notification.
 const TO_TELL: Duration = Duration::from_secs(5);
 
-/// Somebody listens, until this is dropped.
+/// Marks that the disk is being watched, until this is dropped.
 #[derive(Debug)]
 pub struct Listening(JoinHandle<()>);
 
@@ -67,7 +67,7 @@ fn tell_of_fatal(vbd: Uuid, told: &serde_json::Value) {
     }
 }
 
-/// Records whether the guest waits, where that was otherwise; its repository hears of it when it does.
+/// Records whether the guest waits, if that has changed; its repository is notified if it does.
 async fn record(daemon: &Daemon, vbd: Uuid, waits: bool) -> Result<(), Problem> {
     let found = daemon.catalogue.read(move |view| {
         let vbd = view.vbd(vbd)?;

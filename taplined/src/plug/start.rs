@@ -50,7 +50,7 @@ pub async fn serve(
     Ok(())
 }
 
-/// The step has the same limit, and says more clearly what it was.
+/// The step has the same limit, and its error is more specific.
 fn steps_limit(steps: &Steps) -> Duration {
     steps.limit().saturating_mul(2)
 }
@@ -65,7 +65,7 @@ async fn start(
     process: &mut Option<DiskProcess>,
 ) -> Result<Ready, Problem> {
     let (transport, group) = (order.vbd.transport, daemon.plugs.group);
-    // Looked up each time: a disk may be plugged before its machine is started, and be started again behind that.
+    // Looked up each time: a disk may be plugged before its machine is started, and be restarted after that.
     let guest = order.vbd.vm.and_then(|vm| crate::vm::user(&daemon.config, vm));
     let sockets = place.listen(transport, group, guest)?;
     let role = if transport == api::Transport::Nbd { Role::Nbd } else { Role::VhostUser };
@@ -105,7 +105,7 @@ pub fn launch(
 ) -> Result<DiskProcess, Problem> {
     let place = DiskPaths::of(&daemon.config, order.vbd.uuid);
     let log = place.open_log(log == Log::Begun).map_or_else(
-        // A guest needs its disk more than somebody its log.
+        // A guest needs its disk more than users need its log.
         |problem| {
             tracing::warn!(vbd = %order.vbd.uuid, "its disk has no log: {problem}");
             Stdio::null()
@@ -172,7 +172,7 @@ fn ended_at_once(place: &DiskPaths, how: &Ended) -> Problem {
     }
 }
 
-/// Why a process has ended, by what was said last; nothing if that is no reason.
+/// Why a process has exited, according to its last output; `None` if that is no reason.
 pub fn why_it_ended(words: &str) -> Option<Problem> {
     let last = words.rfind("\ntapline: ").map_or(0, |at| at.saturating_add(1));
     let last = words.get(last..).filter(|last| last.starts_with("tapline: "))?;
@@ -201,7 +201,7 @@ pub async fn forget(daemon: &Daemon, vbd: Uuid) {
     }
 }
 
-/// Ends a process that a plug or a restart has given up, and gives back what it had but the lease.
+/// Ends a process whose plug or restart was given up, and releases everything but the lease.
 pub async fn clear(daemon: &Daemon, vbd: Uuid, process: Option<DiskProcess>) -> Result<(), Problem> {
     if let Some(mut process) = process {
         process.kill().await?;

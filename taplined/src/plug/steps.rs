@@ -44,19 +44,19 @@ impl Steps {
         Ok(done)
     }
 
-    /// Begins a step behind which there is no way back.
+    /// Starts a step that cannot be rolled back.
     pub async fn last(&mut self, name: &'static str) -> Result<(), Problem> {
         self.begin(name, false).await
     }
 
-    /// Begins a step that must be done, whether it can be shown that it has begun or not.
+    /// Starts a step that must be completed, even if its start cannot be recorded.
     pub async fn insist(&mut self, name: &'static str) {
         if let Err(problem) = self.last(name).await {
             tracing::warn!(verb = self.verb, step = name, "continuing although this cannot be recorded: {problem}");
         }
     }
 
-    /// Does a step behind which there is no way back, as long as it takes.
+    /// Executes a step that cannot be rolled back, however long it takes.
     pub async fn last_step<T>(
         &mut self,
         name: &'static str,
@@ -68,7 +68,7 @@ impl Steps {
         done
     }
 
-    /// A step that was begun is done.
+    /// A started step is complete.
     pub fn done(&self, name: &'static str) {
         fault::point(self.verb, name, true);
     }

@@ -26,7 +26,7 @@ use crate::reconcile;
 use crate::vdi;
 use crate::vm::domain;
 
-/// Somebody looks after a VBD's process.
+/// The supervision of a VBD's process.
 #[derive(Debug)]
 pub struct Served {
     stop: oneshot::Sender<()>,
@@ -34,15 +34,15 @@ pub struct Served {
 }
 
 impl Served {
-    /// Has them cease; gives the process, if there is one.
+    /// Ends the supervision; returns the process, if there is one.
     pub async fn release(self) -> Option<DiskProcess> {
-        // Who has ceased already, since the process has ended as it should, hears nothing.
+        // A supervisor that has already ended, because the process has exited properly, receives nothing.
         self.stop.send(()).ok();
         self.task.await.ok().flatten()
     }
 }
 
-/// From now on the process is looked after. Without one, it has died, and is started again.
+/// Supervises the process from now on. `None` means that it has died and has to be restarted.
 pub fn begin(daemon: &Daemon, vbd: Uuid, process: Option<DiskProcess>) {
     let (stop, mut stopped) = oneshot::channel();
     let at_work = daemon.clone();

@@ -85,7 +85,7 @@ pub async fn run(daemon: &Daemon, vbd: Uuid, force: bool, context: &Context, alo
     problem.map_or(Ok(unplugged), Err)
 }
 
-/// Waits until nobody is connected to a disk.
+/// Waits until no client is connected to a disk.
 async fn guest_gone(daemon: &Daemon, vbd: &Vbd) -> Result<(), Problem> {
     loop {
         let layers = json!({ "verb": "layers" });
@@ -137,7 +137,7 @@ async fn stop(daemon: &Daemon, vbd: Uuid, force: bool, begun: bool, limit: Durat
                 }
                 let recorded = tokio::time::timeout(limit, begin(daemon, vbd)).await;
                 if let Err(problem) = recorded.unwrap_or_else(|_| Err(at_work(vbd, limit))) {
-                    // It is plugged still, and is served again.
+                    // It is still plugged, and is served again.
                     supervise::begin(daemon, vbd, None);
                     return Err(problem);
                 }

@@ -114,7 +114,7 @@ impl Upgrade {
         let _turn = self.unless_cancelled(turn).await?;
         let order = PlugSpec::of(&daemon, vbd).await?;
         let of_xen = order.disk.is_some();
-        // The chain is what the old process has when it is asked: nothing that changes it is under way from here on.
+        // The chain is the one that the old process has at the request: no operation that changes it runs from here on.
         let closed = match of_xen {
             true => self.unless_cancelled(self.alone(order.vbd.vdi)).await?,
             false => self.unless_cancelled(async { Ok(daemon.disks.gates.of(vbd).close().await) }).await?,
@@ -140,7 +140,7 @@ impl Upgrade {
         Problem::new(Code::Internal, format!("VBD {} is plugged but has no process", self.vbd))
     }
 
-    /// Closes the gate of the disk when no task is at work on what it consists of; a merge gives way.
+    /// Closes the gate of the disk once no task changes its chain; a merge is interrupted.
     async fn alone(&self, vdi: Uuid) -> Result<OwnedRwLockWriteGuard<()>, Problem> {
         loop {
             self.daemon.tasks.leave(vdi).await?;
@@ -186,7 +186,7 @@ impl Upgrade {
                 let note = self.note(&before).await;
                 (Some(new), Ok((Some(pause), note)))
             }
-            // None can have taken over.
+            // No process can have taken over.
             (Ok(_), None) => (Some(old), Err(self.lost())),
             (Err(NotDone::Refused(problem)), new) => self.give_up(old, new, problem, log_at).await,
             (Err(NotDone::Unknown(problem)), new) => self.find_out(old, new, problem).await,
@@ -236,7 +236,7 @@ impl Upgrade {
         }
     }
 
-    /// Sees to the end of a process that has handed its disk over.
+    /// Waits for the exit of a process that has handed its disk over.
     async fn end(&self, mut old: DiskProcess) {
         let (vbd, pid) = (self.vbd, old.identity().pid);
         match tokio::time::timeout(TO_END, old.ended()).await {
@@ -261,10 +261,10 @@ impl Upgrade {
             .then(|| format!("the previous process had the same version {}", before.as_str().unwrap_or_default()))
     }
 
-    /// The disk was not handed over: the old process goes on, and the new one is not needed.
+    /// The disk was not handed over: the old process continues, and the new one is not needed.
     async fn give_up(&self, old: DiskProcess, new: Option<DiskProcess>, why: Problem, log_at: u64) -> Outcome {
         if why.code == Code::Cancelled {
-            // Nothing has told it to exit.
+            // It was never told to exit.
             self.kill(new).await;
             return (Some(old), Err(why));
         }
@@ -304,7 +304,7 @@ impl Upgrade {
                 let note = format!("the old process exited without reporting how long requests waited: {why}");
                 (Some(serves), Ok((None, Some(note))))
             }
-            // If both are gone, how the old one has ended is what is told of that.
+            // If both have exited, the exit of the old one is the one to report.
             Ok(left) => (left.or(dead), Err(why)),
             Err(problem) => {
                 tracing::error!(vbd = %self.vbd, "{problem}");

@@ -15,7 +15,7 @@ pub struct Workers(Arc<Mutex<State>>);
 #[derive(Debug)]
 struct State {
     queue: Queue,
-    /// Who is told that it begins.
+    /// The waiting requests, to be notified when they can start.
     waiting: HashMap<Ticket, oneshot::Sender<()>>,
 }
 
@@ -36,7 +36,7 @@ impl Workers {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for a worker. Whoever waits no more gives up its place.
+    /// Waits for a worker. Dropping the future gives up the place in the queue.
     pub async fn turn(&self, request: Request) -> Turn {
         let (begin, begins) = oneshot::channel();
         let turn = {
@@ -56,7 +56,7 @@ impl State {
     fn advance(&mut self) {
         while let Some(ticket) = self.queue.next() {
             if let Some(begin) = self.waiting.remove(&ticket) {
-                // Who has given up in this moment gives the turn back itself.
+                // A request given up at this moment returns its turn itself.
                 begin.send(()).ok();
             }
         }

@@ -15,7 +15,7 @@ use uuid::Uuid;
 use crate::daemon::Daemon;
 use crate::vdi::ServedLayer;
 
-/// Which files a process has, by their names.
+/// The files of a process, by name.
 pub type Known = HashMap<String, FileNumbers>;
 
 /// The files of a disk that are no longer in the repository. None if that is not attached, or for processes that do not

@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 use crate::vdi::ServedLayer;
 
-/// All that the catalogue says of a repository and that matters here.
+/// The relevant part of the catalogue's data about a repository.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Told {
     /// The VDI.
@@ -26,14 +26,14 @@ pub struct Told {
     pub shown: HashMap<Uuid, (Uuid, bool)>,
 }
 
-/// What comes of the comparison.
+/// The result of the comparison.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// They say the same.
     Agree,
     /// It is certain what happened: the catalogue is to be updated to this.
     Follow(Follow),
-    /// What happened is not certain: why.
+    /// It is uncertain what happened, and why.
     Diverged(String),
 }
 
@@ -42,7 +42,7 @@ pub enum Verdict {
 pub struct Follow {
     /// The images of the disk, from the top down, as they are to be. Those that the catalogue does not have are new.
     pub chain: Vec<Image>,
-    /// Those of them that had no VDI and were not hidden on purpose: snapshots of which only the file is known.
+    /// Those without a VDI that were not hidden on purpose: snapshots of which only the file is known.
     pub kept: Vec<Uuid>,
     /// Images of the old chain that are no longer part of the disk and belong to nothing else.
     pub left: Vec<Image>,
@@ -87,7 +87,7 @@ pub fn follow(told: &Told, layers: &[ServedLayer]) -> Result<Follow, String> {
     let (needed, left): (Vec<Image>, Vec<Image>) = gone.into_iter().partition(needed);
     let mut doubtful: Vec<Uuid> = needed.iter().chain(&above).map(|image| image.uuid).collect();
     if !told.chain.iter().any(|image| has(&chain, image.uuid)) {
-        // Nothing in common: what the VDI was may be somebody's still.
+        // Nothing in common: the previous leaf may still be in use.
         doubtful.extend(was_leaf);
     }
     let left = left.into_iter().filter(|image| !doubtful.contains(&image.uuid)).collect();
@@ -107,7 +107,7 @@ fn must_be_certain(follow: Follow) -> Result<Follow, String> {
 /// The images of the disk, from the top down.
 fn chain(told: &Told, layers: &[ServedLayer]) -> Result<Vec<Image>, String> {
     let mut chain: Vec<Image> = Vec::new();
-    // From the bottom up: each stands on the one before it.
+    // From the bottom up: each is a child of the one before it.
     for (depth, layer) in layers.iter().enumerate().rev() {
         let parent = chain.last().map(|image| image.uuid);
         let image = match told.by_file.get(layer.file()) {
@@ -227,7 +227,7 @@ mod test {
 
     #[test]
     fn snapshots_unknown_to_an_older_catalogue_are_kept() {
-        // 4 and 5 were made after the backup: 3 and 4 were snapshots, 5 is the leaf.
+        // 4 and 5 were created after the backup: 3 and 4 were snapshots, 5 is the leaf.
         assert_eq!(followed(&told(&[3, 2], &[], &[2], &[]), &[5, 4, 3, 2]), (vec![5, 4, 3, 2], vec![4, 3], vec![]));
     }
 

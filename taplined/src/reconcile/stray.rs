@@ -14,7 +14,7 @@ use crate::disk::serving::Words;
 use crate::plug::unplug;
 use crate::vdi::{self, ServedLayer};
 
-/// What has become of processes.
+/// The processes that were found.
 pub enum Found {
     /// This one serves the VBD, which is plugged in the catalogue now.
     Taken(DiskProcess),
@@ -22,8 +22,8 @@ pub enum Found {
     Left,
 }
 
-/// Takes in the process that serves a VBD, which is unplugged in the catalogue or not in it. What is in its way among
-/// VBDs that are plugged in the catalogue and `unserved` is unplugged: it was, before this one was plugged.
+/// Adopts the process that serves a VBD, which is unplugged in the catalogue or not in it. Conflicting VBDs that are
+/// plugged in the catalogue and `unserved` are unplugged: they were, before this one was plugged.
 pub async fn take_in(daemon: &Daemon, vbd: Uuid, processes: Vec<DiskProcess>, unserved: &[Vbd]) -> Found {
     let pids: Vec<u32> = processes.iter().map(|process| process.identity().pid).collect();
     match try_to(daemon, vbd, processes, unserved).await {

@@ -23,7 +23,7 @@ const TO_LET_GO: Duration = Duration::from_secs(10);
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
 impl Srs {
-    /// Opens a repository where it lies. What was mounted for that is unmounted if it fails.
+    /// Opens a repository at its source. If that fails, a mount made for it is unmounted.
     pub(super) async fn open_it(&self, sr: &Sr) -> Result<Attached, Problem> {
         let (source, uuid) = (sr.source.clone(), sr.uuid);
         let opened = match self.places.find(sr.uuid, &sr.source).await {
@@ -53,8 +53,9 @@ impl Srs {
         self.attach_as(uuid, None, false).await.map(drop)
     }
 
-    /// Attaches a repository, and believes one side if it and the catalogue have diverged. If it was older than the
-    /// repository, what it had under way there is over if `outdated`: those tasks, for who runs them to let them go.
+    /// Attaches a repository, and keeps one side if it and the catalogue have diverged. If the catalogue was older than
+    /// the repository, its unfinished tasks there are ended if `outdated`; these are returned, so that they can be
+    /// released.
     pub async fn attach_as(
         &self,
         uuid: Uuid,
@@ -111,8 +112,7 @@ impl Srs {
         Ok(ended)
     }
 
-    /// Removes what a daemon before this one was making when it was killed. That it cannot be keeps nobody from the
-    /// rest.
+    /// Removes files that the previous daemon was creating when it was killed. A failure does not stop anything else.
     async fn clear(&self, sr: &Sr, directory: &Arc<Directory>) {
         let at = directory.clone();
         match self.patience.ask(sr.uuid, "clear up", move || at.remove_unfinished()).await {
@@ -122,9 +122,9 @@ impl Srs {
         }
     }
 
-    /// Detaches a repository that nobody uses; if it cannot be, it stays attached.
+    /// Detaches a repository that is not in use; if that fails, it stays attached.
     pub async fn detach(&self, uuid: Uuid) -> Result<(), Problem> {
-        // Who attaches it next, on whatever host, is to find all of it.
+        // The next host that attaches it must find everything.
         if self.open().contains_key(&uuid) {
             self.keep_inventory(uuid).await?;
         }
@@ -175,7 +175,8 @@ impl Srs {
         }
     }
 
-    /// Attaches what was attached when the daemon ended, all at one time. What has gone is lost, and stops nothing.
+    /// Attaches the repositories that were attached when the daemon ended, all at the same time. Missing ones are
+    /// marked as lost, and do not stop the others.
     pub async fn attach_again(daemon: &Daemon) -> Result<(), Problem> {
         let srs = daemon.catalogue.read(|view| view.srs()).await?;
         let mut attaching = JoinSet::new();
@@ -223,7 +224,7 @@ impl Srs {
     }
 }
 
-/// With it goes the lock, which may be a server's.
+/// This also releases the lock, which a server may hold.
 fn close(directory: Directory) -> Result<(), Problem> {
     drop(directory);
     Ok(())

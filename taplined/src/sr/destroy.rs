@@ -28,7 +28,7 @@ pub struct Destroy {
 }
 
 impl Destroy {
-    /// Of a repository that may be destroyed.
+    /// For a repository that may be destroyed.
     pub fn of(view: &View<'_>, uuid: uuid::Uuid) -> Result<Destroy, Problem> {
         let sr = view.sr(uuid)?;
         check(view, &sr)?;
@@ -62,7 +62,7 @@ impl Destroy {
         let files = self.files.clone();
         srs.patience
             .ask(uuid, "remove", move || {
-                // No longer open if another daemon has begun this job.
+                // No longer open if an earlier daemon has started this job.
                 let directory = open.map_or_else(|| Directory::open(&path).map(Arc::new), Ok)?;
                 files.iter().try_for_each(|file| directory.remove_image(file))?;
                 driver::unmake(&path, uuid)
@@ -125,7 +125,7 @@ impl Job for Destroy {
         }
     }
 
-    /// Killed or cancelled before the first step: it is what it was.
+    /// Killed or cancelled before the first step: nothing has changed.
     async fn undo(&self, daemon: &Daemon) -> Result<(), Problem> {
         let uuid = self.sr.uuid;
         if !daemon.srs.open().contains_key(&uuid) {

@@ -11,26 +11,26 @@ use jiff::{SignedDuration, Timestamp};
 /// Seconds between two samples.
 const EVERY: i64 = 60;
 
-/// Seconds for which samples are kept: six hours, and so no more than 361 of them.
+/// Seconds for which samples are kept: six hours, and so no more than 361 samples.
 const KEPT: i64 = 6 * 3600;
 
 /// A rate that was watched for less than this says nothing.
 const WATCHED_MIN: i64 = 600;
 
-/// Beyond ten years nobody needs to know.
+/// Forecasts beyond ten years are useless.
 const FAR: i128 = 10 * 365 * 86_400;
 
 const DAY: i128 = 86_400;
 
-/// What was used, and when.
+/// The used space over time.
 #[derive(Clone, Debug, Default)]
 pub struct Samples(VecDeque<(Timestamp, u64)>);
 
 impl Samples {
-    /// Notes what is used now, unless that was just noted.
+    /// Adds a sample, unless there is a recent one.
     pub fn note(&mut self, at: Timestamp, used: u64) {
         match self.0.back() {
-            // The clock was set back: what was noted is of no use.
+            // The clock was set back: the samples are useless.
             Some((last, _)) if at < *last => self.0.clear(),
             Some((last, _)) if seconds(*last, at) < EVERY => return,
             _ => {}

@@ -30,7 +30,7 @@ const AGAIN_AFTER: Duration = Duration::from_secs(15);
 /// A log and its lock; none as long as the file is to be written as a whole.
 pub type Slot = Arc<Mutex<Option<Log>>>;
 
-/// What was found at an attachment, and what is to be done about it.
+/// What was found when attaching, and what to do about it.
 pub struct Examined {
     verdict: Verdict,
     /// Files that are there, with what they take.
@@ -93,7 +93,7 @@ impl Srs {
         }
     }
 
-    /// Nobody writes to the inventory of a repository from now on.
+    /// Stops writing the inventory of a repository.
     pub(super) fn leave_log(&self, sr: Uuid) {
         self.logs().remove(&sr);
     }
@@ -130,7 +130,7 @@ impl Srs {
         Ok(())
     }
 
-    /// Writes an inventory as a whole: the first time, or when nobody knows what is durable of the file.
+    /// Writes a complete inventory: the first time, or when it is unknown what is durable of the file.
     async fn write_inventory(&self, sr: Uuid, directory: Arc<Directory>, slot: Slot) -> Result<u64, Problem> {
         let Some(recorded) = self.catalogue.read(move |view| view.inventory(sr)).await? else { return Ok(0) };
         let written = self.patience.ask(sr, "write the inventory of", move || {
@@ -200,8 +200,8 @@ fn shown(directory: &Directory, sr: Uuid) -> Result<Inventory, Problem> {
 }
 
 impl Examined {
-    /// Records what was found, in the commit in which the repository is attached. What a catalogue that was older had
-    /// under way is ended if `outdated`, and told: how it ended is in the repository.
+    /// Records the result, in the commit in which the repository is attached. Unfinished tasks of an older catalogue
+    /// are ended if `outdated`, and returned: their outcome is in the repository.
     pub(super) fn record(
         &self,
         tx: &mut Tx<'_>,
@@ -229,7 +229,7 @@ impl Examined {
     }
 }
 
-/// Jobs of an older catalogue are over: to undo one would remove what it has made since.
+/// Jobs of an older catalogue are ended: rolling one back would remove what it has created since.
 fn end_outdated(tx: &mut Tx<'_>, sr: Uuid) -> Result<Vec<Uuid>, Problem> {
     let mut ended = Vec::new();
     let vdis: Vec<Uuid> = tx.vdis(Some(sr))?.iter().map(|vdi| vdi.uuid).collect();
@@ -246,7 +246,7 @@ fn end_outdated(tx: &mut Tx<'_>, sr: Uuid) -> Result<Vec<Uuid>, Problem> {
     Ok(ended)
 }
 
-/// Says what was taken in.
+/// Logs what was updated.
 pub(super) fn tell(sr: &Sr, taken: &TakenIn) {
     let TakenIn { added, changed, removed, missing } = taken;
     let counts = [added, changed, removed, missing].map(Vec::len);

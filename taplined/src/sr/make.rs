@@ -22,13 +22,13 @@ use crate::task::job::Job;
 
 /// A repository in an empty directory.
 pub type Create = Make<false>;
-/// A repository of what is there.
+/// Creates a repository from existing contents.
 pub type Introduce = Make<true>;
 
 /// The intent.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Make<const KEPT: bool> {
-    /// As it is to be.
+    /// The repository to create.
     pub sr: Sr,
     /// The format of new VDIs, if one was named.
     pub format: Option<ImageFormat>,
@@ -40,14 +40,13 @@ pub struct Make<const KEPT: bool> {
     /// The same of the description.
     #[serde(default)]
     pub described: bool,
-    /// Nothing was found where it is to be, by this daemon: there is nothing to be undone there, and nobody waits for a
-    /// server once more.
+    /// This daemon has found nothing there: there is nothing to roll back, and no reason to wait for a server again.
     #[serde(skip)]
     pub unreached: Arc<AtomicBool>,
 }
 
 impl<const KEPT: bool> Make<KEPT> {
-    /// Refuses what is known already, in the commit that records the intent.
+    /// Refuses what already exists, in the commit that records the intent.
     pub fn prepare(&self, tx: &mut Tx<'_>) -> Result<(), Problem> {
         let known = tx.srs()?;
         let found = known.iter().find(|other| other.uuid == self.sr.uuid || other.source == self.sr.source);
@@ -70,7 +69,7 @@ impl<const KEPT: bool> Make<KEPT> {
             let label = Label::new(self.sr.uuid, self.sr.name.clone(), self.format);
             srs.patience.ask(self.sr.uuid, "make", move || driver::make(&path, &label, KEPT)).await?;
         }
-        // What cannot be attached is refused while there is a way back.
+        // A repository that cannot be attached is refused while it can still be rolled back.
         let Attached { directory, variant } = srs.open_it(&self.sr).await?;
         srs.examine(&self.sr, &Arc::new(directory), &variant, None, false).await.map(drop)
     }
@@ -165,8 +164,8 @@ impl<const KEPT: bool> Job for Make<KEPT> {
         }
     }
 
-    /// A place that cannot be reached keeps its label: the directory can be introduced, and nobody waits for a server
-    /// that has gone.
+    /// An unreachable storage keeps its label: the directory can be introduced, and nothing waits for a server that is
+    /// gone.
     async fn undo(&self, daemon: &Daemon) -> Result<(), Problem> {
         if !self.unreached.load(Ordering::Relaxed) {
             if let Err(problem) = self.unlabel(daemon).await {

@@ -73,8 +73,8 @@ impl MountPoints {
         }
     }
 
-    /// Unmounts what the daemon has mounted for a repository. That it is not mounted is as good, and what somebody else
-    /// has mounted there is left to him.
+    /// Unmounts what the daemon has mounted for a repository. It is fine if nothing is mounted, and mounts of others
+    /// are left alone.
     pub async fn leave(&self, uuid: Uuid, source: &SrSource) -> Result<(), Problem> {
         let point = self.point(uuid);
         let Some(device) = mount::device(source) else { return Ok(()) };

@@ -13,7 +13,7 @@ use uuid::Uuid;
 /// Threads that one repository may keep. All the daemon's blocking calls share 512 of them.
 const STUCK_MAX: usize = 4;
 
-/// Who waits for what.
+/// A limit on waiting for storage.
 #[derive(Clone, Debug)]
 pub struct Patience {
     limit: Duration,
@@ -21,7 +21,7 @@ pub struct Patience {
 }
 
 impl Patience {
-    /// With storage that answers within `limit`.
+    /// For storage that responds within `limit`.
     pub fn new(limit: Duration) -> Patience {
         Patience { limit, stuck: Arc::default() }
     }
@@ -30,7 +30,7 @@ impl Patience {
         self.stuck.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Asks the storage of a repository. What is `tried` is said if it does not answer.
+    /// Calls the storage of a repository. `tried` is used in the error if it does not respond.
     pub fn ask<T, F>(
         &self,
         sr: Uuid,
@@ -109,7 +109,7 @@ mod test {
             });
             assert_eq!(asked.await.unwrap_err().code, Code::Timeout);
         }
-        // What does answer has the time for it that a busy machine needs.
+        // Responsive storage gets as much time as a busy machine needs.
         let patience = Patience { limit: Duration::from_secs(60), ..patience };
         // No further thread is given to it, and others are served.
         assert!(patience.ask(one, "look", || Ok(())).await.unwrap_err().message.contains("before"));

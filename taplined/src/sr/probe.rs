@@ -28,7 +28,7 @@ impl Srs {
             let path = self.place_of(sr).await?;
             return self.look(sr.uuid, path, true).await.map(|found| found.into_iter().collect());
         }
-        // A mount point of its own, for this look.
+        // A mount point of its own, for this probe.
         let uuid = Uuid::new_v4();
         let path = self.places.find(uuid, source).await?;
         let found = self.look(uuid, path, false).await;

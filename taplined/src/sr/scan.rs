@@ -44,9 +44,9 @@ pub async fn scan(daemon: &Daemon, uuid: Uuid, context: &mut Context) -> Result<
     Ok(scan)
 }
 
-/// Lists a repository, and sorts what is there.
+/// Lists a repository, and sorts its files.
 async fn list(daemon: &Daemon, uuid: Uuid, directory: &Arc<Directory>) -> Result<(Sr, Sorted), Problem> {
-    // What a task has in hand when the files are listed or when that is compared, is its own.
+    // Files that a task is using, when they are listed or compared, are left to that task.
     let mut in_hand = daemon.catalogue.read(intents).await?;
     let listed = directory.clone();
     let entries = daemon.srs.patience.ask(uuid, "list", move || {
@@ -61,7 +61,7 @@ async fn list(daemon: &Daemon, uuid: Uuid, directory: &Arc<Directory>) -> Result
     Ok((sr, sorted))
 }
 
-/// The intents of tasks, in which the files stand that they make, change or remove.
+/// The intents of tasks, which contain the files that they create, change or remove.
 fn intents(view: &View<'_>) -> Result<Vec<String>, Problem> {
     Ok(view.journal()?.into_iter().map(|entry| entry.intent.to_string()).collect())
 }

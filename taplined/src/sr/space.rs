@@ -16,11 +16,11 @@ use super::Srs;
 use super::forecast::Samples;
 use crate::config::Config;
 
-/// Bytes that must be free for guests to go on, or a hundredth of a small repository: with less they would soon wait
+/// Bytes that must be free for guests to continue, or a hundredth of a small repository: with less they would soon wait
 /// again.
 const ENOUGH: u64 = 64 << 20;
 
-/// What is known of the space of a repository.
+/// The state of a repository's space.
 #[derive(Debug, Default)]
 pub struct Watched {
     samples: Samples,
@@ -31,11 +31,11 @@ pub struct Watched {
 /// How often repositories are measured while one of their disks is writable.
 #[derive(Clone, Copy, Debug)]
 pub struct Intervals {
-    /// Those in which guests do not wait.
+    /// While no guest waits.
     pub usual: Duration,
-    /// Those in which they do.
+    /// While guests wait.
     pub full: Duration,
-    /// Those that are lost.
+    /// While the repository is lost.
     pub lost: Duration,
 }
 
@@ -58,7 +58,7 @@ impl Srs {
         with(all.entry(sr).or_default())
     }
 
-    /// What a daemon before this one has known.
+    /// Restores what the previous daemon had recorded.
     pub(super) fn remember_space(&self, sr: &Sr) {
         let full = sr.space.as_ref().is_some_and(|space| space.full);
         self.watched(sr.uuid, |watched| watched.full = full);
@@ -85,13 +85,13 @@ impl Srs {
         self.measure(sr).await
     }
 
-    /// The repositories that have space again, as they come by it. Whoever plugs disks listens, and tells each plugged
-    /// disk of them `space`.
+    /// The repositories that have space again, as it happens. The receiver sends `space` to each plugged disk of such a
+    /// repository.
     pub fn relieved(&self) -> broadcast::Receiver<Uuid> {
         self.relieved.subscribe()
     }
 
-    /// Looks whether guests that wait can go on.
+    /// Checks whether waiting guests can continue.
     pub(super) async fn relieve(&self, sr: Uuid) -> Result<(), Problem> {
         let directory = self.directory(sr).await?;
         let capacity = self.patience.ask(sr, "read its free space", move || directory.capacity()).await?;
@@ -100,7 +100,7 @@ impl Srs {
         }
         tracing::info!(%sr, available = capacity.available, "space is available again: guests continue");
         self.nobody_waits(sr);
-        // Nobody may listen: then no disk is plugged.
+        // There may be no receiver: then no disk is plugged.
         self.relieved.send(sr).ok();
         self.measure(sr).await
     }

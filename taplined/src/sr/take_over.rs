@@ -24,10 +24,10 @@ use crate::disk::redo::RedoLogs;
 use crate::disk::serving;
 use crate::task::blocking;
 
-/// Who had a repository before.
+/// The previous user of a repository.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Before {
-    /// This host. Or nothing can be written there, and nobody has.
+    /// This host; or nothing can be written there, so that there is no record.
     Us,
     /// No host is recorded.
     Nobody,
@@ -36,7 +36,7 @@ pub(super) enum Before {
 }
 
 impl Srs {
-    /// Who had a repository last, which is locked. If another host had, what is void then has ended.
+    /// Determines the last user of a repository, which is locked. If it was another host, void state is discarded.
     pub(super) async fn end_void(
         &self,
         sr: &Sr,
@@ -65,8 +65,7 @@ impl Srs {
         }
         let (at, host) = (directory.clone(), self.host.clone());
         if let Err(problem) = self.patience.ask(sr, "record the host of", move || at.set_last_host(&host)).await {
-            // The repository may be full, for example. The other host's changes are then looked for again the next
-            // time.
+            // The repository may be full, for example. Changes by the other host are then checked again the next time.
             tracing::warn!(%sr, "this host could not be recorded in it: {problem}");
         }
     }
@@ -102,7 +101,7 @@ impl Srs {
     }
 }
 
-/// Why a VBD is not plugged any more.
+/// Why a VBD was unplugged.
 fn void(vbd: Uuid, why: &str) -> Problem {
     let what = format!("VBD {vbd} is no longer plugged: {why}; data its guest had not flushed is lost");
     Problem::new(Code::State, what).advise("stop the guest that used it if it still runs, then plug it again")

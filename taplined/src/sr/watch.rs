@@ -16,10 +16,10 @@ use uuid::Uuid;
 use super::Srs;
 use crate::daemon::Daemon;
 
-/// Looks that events bring are no closer together than this, however many events there are.
+/// Minimum interval of checks caused by events, however many events there are.
 const APART: Duration = Duration::from_secs(1);
 
-/// Looks for lost repositories, for as long as the daemon lives.
+/// Looks for lost repositories, for the lifetime of the daemon.
 pub async fn seek_lost(daemon: Daemon) {
     let mut events = daemon.catalogue.subscribe();
     loop {
@@ -32,7 +32,7 @@ pub async fn seek_lost(daemon: Daemon) {
         tokio::time::sleep(daemon.srs.intervals.lost).await;
         for sr in lost {
             let Ok(_claim) = daemon.srs.claim(sr.uuid, "checked") else { continue };
-            // Somebody may have attached or detached it meanwhile.
+            // It may have been attached or detached in the meantime.
             let now = daemon.catalogue.read(move |view| view.sr(sr.uuid)).await;
             let Some(sr) = now.ok().filter(|sr| sr.state == SrState::Lost) else { continue };
             match daemon.srs.attach_as(sr.uuid, None, true).await {
@@ -54,8 +54,8 @@ pub async fn seek_lost(daemon: Daemon) {
     }
 }
 
-/// Looks how full repositories are: when a task has ended that may have changed it, and from time to time while a disk
-/// may be written.
+/// Measures the free space of repositories: when a task has ended that may have changed it, and periodically while a
+/// disk is writable.
 pub async fn watch_space(daemon: Daemon) {
     let mut events = daemon.catalogue.subscribe();
     let mut due = Instant::now();
@@ -83,7 +83,7 @@ pub async fn watch_space(daemon: Daemon) {
     }
 }
 
-/// Events that may change how full a repository is or how soon that is looked at. Plugs and unplugs are among them, as
+/// Events that may change the free space of a repository or when that is measured. Plugs and unplugs are among them, as
 /// changes of VBDs.
 fn matters(event: &Event) -> bool {
     match event.kind {
@@ -169,7 +169,7 @@ impl Srs {
         let directory = self.directory(sr).await?;
         let images = self.catalogue.read(move |view| view.images_written(sr)).await?;
         let grown = self.patience.ask(sr, "measure its images", move || {
-            // One that has gone, or cannot be looked at, is the next scan's business.
+            // An image that is missing, or cannot be measured, is left to the next scan.
             let physical = |image: &Image| directory.physical(&image.file).unwrap_or(image.physical);
             let looked = images.into_iter().map(|image| (physical(&image), image));
             Ok(looked.filter(|(physical, image)| *physical != image.physical).collect::<Vec<_>>())

@@ -37,7 +37,7 @@ pub trait Job: Clone + Serialize + DeserializeOwned + Send + Sync + 'static {
     const VERB: &'static str;
     /// The steps, in order.
     const STEPS: &'static [&'static str];
-    /// The first step that is not undone any more.
+    /// The first step that cannot be rolled back.
     const NO_RETURN: &'static str;
 
     /// Whether a step after the point of no return has failed in a way that retrying cannot fix. The job is then rolled
@@ -55,7 +55,7 @@ pub trait Job: Clone + Serialize + DeserializeOwned + Send + Sync + 'static {
     /// end.
     fn changes(&self) -> Option<Uuid>;
 
-    /// What it is about.
+    /// The objects concerned.
     fn about(&self) -> Vec<About>;
 
     /// Does a step. It may have been done before, in part or in full.
@@ -64,7 +64,7 @@ pub trait Job: Clone + Serialize + DeserializeOwned + Send + Sync + 'static {
     /// Removes all that any step before the point of no return may have left. May itself be done twice.
     fn undo(&self, daemon: &Daemon) -> impl Future<Output = Result<(), Problem>> + Send;
 
-    /// What came of it.
+    /// The result.
     fn result(&self) -> Value;
 }
 
@@ -140,7 +140,7 @@ async fn keep_inventory<J: Job>(job: &J, daemon: &Daemon) -> Result<(), Problem>
     }
 }
 
-/// Tries a step again until it is done; an error only if somebody has abandoned the task.
+/// Retries a step until it succeeds; an error only if the task was abandoned.
 async fn insist<J: Job>(
     job: &J,
     name: &str,
@@ -163,8 +163,7 @@ async fn insist<J: Job>(
     }
 }
 
-/// Undoes a job; one that has failed to be undone before is tried again after a while. An error only if somebody has
-/// abandoned the task.
+/// Rolls a job back; a failure is retried after a while. An error only if the task was abandoned.
 async fn undo_until_done<J: Job>(
     job: &J,
     daemon: &Daemon,

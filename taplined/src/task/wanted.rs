@@ -9,11 +9,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use uuid::Uuid;
 
-/// What is wanted, and by how many.
+/// The requested VDIs, and the number of requests for each.
 #[derive(Clone, Debug, Default)]
 pub struct Wanted(Arc<Mutex<HashMap<Uuid, usize>>>);
 
-/// Somebody wants a VDI for as long as this exists.
+/// Marks a VDI as requested for as long as this exists.
 #[derive(Debug)]
 #[must_use = "a merge can begin once no operation has reserved the VDI"]
 pub struct Want {
@@ -34,7 +34,7 @@ impl Wanted {
         Want { wanted: self.clone(), vdi }
     }
 
-    /// Whether an operation wants it.
+    /// Whether an operation has requested it.
     pub fn is(&self, vdi: Uuid) -> bool {
         self.counts().contains_key(&vdi)
     }

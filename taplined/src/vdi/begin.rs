@@ -22,14 +22,14 @@ use crate::reconcile;
 use crate::task::blocking;
 use crate::task::wanted::Want;
 
-/// What a new image takes before anything is written to it.
+/// The physical size of a new image before anything is written to it.
 const EMPTY: u64 = 1 << 20;
 
 /// More than this no VHD can hold (decision 0004).
 const VHD_MAX: u64 = 2040 << 30;
 
-/// A VDI, its repository and its image. What only tidies up among its images gives way, and does not begin before the
-/// caller has what it wants.
+/// A VDI, its repository and its image. Cleanup tasks among its images are interrupted, and do not start before the
+/// caller is done.
 async fn find(daemon: &Daemon, vdi: Uuid) -> Result<(Vdi, Sr, Uuid, Want), Problem> {
     let want = daemon.tasks.give_way(vdi).await?;
     let (found, sr, image) = look(daemon, vdi).await?;
@@ -79,7 +79,7 @@ pub async fn create(daemon: &Daemon, asked: VdiCreate) -> Result<Task, Problem> 
 /// Keeps everybody else from a VDI: all of it if it is not plugged, its files if it is, through `vbd`.
 pub fn hold(tx: &mut Tx<'_>, vdi: Uuid, task: Uuid, vbd: Option<Uuid>) -> Result<(), Problem> {
     tx.claim(vdi, task)?;
-    // What was seen before must be so still.
+    // The state seen before must be unchanged.
     if writer_of(&tx.vdi(vdi)?) != vbd {
         return Err(Problem::new(Code::Busy, format!("VDI {vdi} is being plugged or unplugged")).advise("try again"));
     }
@@ -111,7 +111,7 @@ pub async fn resize(daemon: &Daemon, uuid: Uuid, asked: VdiResize) -> Result<Tas
     daemon.tasks.start_job(daemon, job, move |job, task, tx| hold(tx, job.vdi, task, vbd)).await
 }
 
-/// What `vdi-snapshot` and `vdi-clone` have in common: the state, and whether the VDI must get a new leaf for it.
+/// The common part of `vdi-snapshot` and `vdi-clone`: the state, and whether the VDI needs a new leaf for it.
 async fn state(
     daemon: &Daemon,
     uuid: Uuid,
@@ -296,7 +296,7 @@ pub async fn merge(daemon: &Daemon, uuid: Uuid) -> Result<Task, Problem> {
             Problem::new(Code::State, what).advise("destroy unneeded snapshots; their images can then be merged")
         );
     };
-    // It is a merge that is wanted.
+    // A merge has been requested.
     drop(want);
     super::merge::start(daemon, run).await
 }

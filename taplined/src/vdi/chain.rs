@@ -14,7 +14,7 @@ use crate::disk::control::Beside;
 use crate::disk::handing::Handing;
 use crate::task::blocking;
 
-/// Images, each standing on the next, and the directory they lie in.
+/// Images, each the child of the next, and their directory.
 #[derive(Clone, Debug)]
 pub struct Chain {
     /// Where they are.
@@ -24,13 +24,13 @@ pub struct Chain {
 }
 
 impl Chain {
-    /// Of a VDI.
+    /// The chain of a VDI.
     pub async fn of_vdi(daemon: &Daemon, vdi: Uuid) -> Result<Chain, Problem> {
         let images = daemon.catalogue.read(move |view| view.chain(vdi)).await?;
         Chain::of(daemon, images).await
     }
 
-    /// Of an image.
+    /// The chain of an image.
     pub async fn of_image(daemon: &Daemon, image: Uuid) -> Result<Chain, Problem> {
         let images = daemon.catalogue.read(move |view| view.chain_of_image(image)).await?;
         Chain::of(daemon, images).await
@@ -126,7 +126,7 @@ fn number(info: &serde_json::Value, key: &str) -> Option<u64> {
     info.get(0).and_then(|layer| layer.get(key)).and_then(serde_json::Value::as_u64)
 }
 
-/// The size and the space of an image file of the host, which stands on no other.
+/// The virtual and physical size of an image file of the host that has no parent.
 pub async fn look_at(
     daemon: &Daemon,
     path: &api::AbsolutePath,

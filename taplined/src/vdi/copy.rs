@@ -25,18 +25,18 @@ use crate::task::{Context, blocking};
 /// Copies a VDI.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Copy {
-    /// What is copied.
+    /// The VDI to copy.
     pub source: Uuid,
     /// Where to.
     pub target: Target,
 }
 
-/// Makes a VDI of a file of the host.
+/// Creates a VDI from a file of the host.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Import {
     /// The file.
     pub path: AbsolutePath,
-    /// What it is.
+    /// Its format.
     pub format: ImageFormat,
     /// Where to.
     pub target: Target,
@@ -45,13 +45,13 @@ pub struct Import {
 /// Writes a VDI into a new file of the host.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Export {
-    /// What is written.
+    /// The VDI to write.
     pub source: Uuid,
     /// The file.
     pub path: AbsolutePath,
     /// Its format.
     pub format: ImageFormat,
-    /// Tells the unfinished file from all others.
+    /// Distinguishes the unfinished file from all others.
     pub token: Uuid,
 }
 
@@ -92,7 +92,7 @@ async fn convert(
     daemon.tool.long_image(words, handing, |part| context.progress(part)).await.map(drop)
 }
 
-/// The words and open files of a VDI that is only read.
+/// The arguments and open files of a VDI that is only read.
 async fn source_of(daemon: &Daemon, vdi: Uuid) -> Result<(Vec<OsString>, Handing), Problem> {
     let chain = Chain::of_vdi(daemon, vdi).await?;
     let words = chain.words();
@@ -163,7 +163,7 @@ impl Job for Import {
     }
 }
 
-/// A file of the host that is to be read: what is no file, a FIFO for example, must not keep us waiting.
+/// Opens a file of the host for reading: something that is not a regular file, a FIFO for example, must not block.
 pub fn open_source(path: &AbsolutePath) -> Result<File, Problem> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let failed = |error: std::io::Error| {
@@ -229,7 +229,7 @@ impl Job for Export {
     const STEPS: &'static [&'static str] = &["copy", "name"];
     const NO_RETURN: &'static str = "name";
 
-    /// Somebody has taken the name.
+    /// The name is taken.
     fn is_hopeless(&self, problem: &Problem) -> bool {
         problem.code == Code::Exists
     }

@@ -51,7 +51,7 @@ impl Job for Create {
     }
 }
 
-/// Makes a file and has an empty image written into it; a child of `parents` if there are any.
+/// Creates a file and an empty image in it; a child of `parents` if there are any.
 pub async fn make_image(
     daemon: &Daemon,
     sr: Uuid,
@@ -90,7 +90,7 @@ pub async fn described(
     Ok(Image { physical: physical(daemon, sr, &image.file).await?, ..image })
 }
 
-/// What a file of a repository takes on the file system, in bytes.
+/// The physical size of a file of a repository in bytes.
 pub async fn physical(daemon: &Daemon, sr: Uuid, file: &str) -> Result<u64, Problem> {
     let (directory, file) = (daemon.srs.directory(sr).await?, file.to_owned());
     blocking("examine a file", move || directory.physical(&file)).await
@@ -105,7 +105,7 @@ pub fn record_once(tx: &mut repo::Tx<'_>, image: &Image, vdi: Option<&NewVdi>) -
     vdi.map_or(Ok(()), |vdi| tx.add_vdi(vdi))
 }
 
-/// Removes a file of a repository that nobody uses; that it is not there is as good.
+/// Removes an unused file of a repository; it is fine if it does not exist.
 pub async fn remove_file(daemon: &Daemon, sr: Uuid, file: &str) -> Result<(), Problem> {
     let (directory, file) = (daemon.srs.directory(sr).await?, file.to_owned());
     blocking("remove a file", move || directory.remove_unused(&file)).await

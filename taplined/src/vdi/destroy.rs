@@ -25,7 +25,7 @@ pub struct Destroy {
     pub image: Uuid,
 }
 
-/// Removes a hidden image that nothing stands on.
+/// Removes a hidden image without children.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Reclaim {
     /// Its repository.

@@ -46,7 +46,7 @@ pub fn writer_of(vdi: &api::Vdi) -> Option<Uuid> {
 }
 
 impl Leaf {
-    /// Makes it.
+    /// Creates it.
     pub async fn make(&self, daemon: &Daemon) -> Result<(), Problem> {
         let below = Chain::of_image(daemon, self.below).await?;
         let Some(vbd) = self.vbd else {

@@ -33,7 +33,7 @@ pub async fn ask(daemon: &Daemon, vbd: Uuid, verb: Value, files: Vec<Beside>) ->
     heard(daemon, vbd, control::ask(&daemon.disks.socket(vbd), verb, files, TO_CHANGE, |_| ()).await)
 }
 
-/// A disk that has not answered in time is asked from now on until it does.
+/// A disk that has not responded in time is polled from now on until it does.
 fn heard<T>(daemon: &Daemon, vbd: Uuid, answer: Result<T, Problem>) -> Result<T, Problem> {
     if answer.as_ref().is_err_and(|problem| problem.code == Code::Timeout) {
         plug::doubt(daemon, vbd);
@@ -64,7 +64,7 @@ where
         let answered =
             answered.map_err(|_| Problem::new(Code::Timeout, format!("the disk of VBD {vbd} does not finish it")))?;
         match answered {
-            // Or it had not even heard it when its connections ended.
+            // Or it had not even received it when its connections were closed.
             Err(refused) if refused.kind.as_deref() == Some(REPLACED) || gate.count() != before => {
                 let why = refused.problem;
                 tracing::info!(%vbd, "repeating the request to its new process: {why}");
@@ -74,14 +74,14 @@ where
     }
 }
 
-/// A layer of a disk, as its process tells it.
+/// A layer of a disk, as reported by its process.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct ServedLayer {
     /// Where its file is.
     pub path: PathBuf,
-    /// What it shows, in bytes.
+    /// Virtual size in bytes.
     pub size: u64,
-    /// The file system of its file, and which file of that it is; processes of before do not say.
+    /// Device and inode number of its file; processes of older versions do not report them.
     #[serde(default)]
     pub device: Option<u64>,
     #[serde(default)]
@@ -94,7 +94,7 @@ impl ServedLayer {
         self.path.file_name().and_then(|name| name.to_str()).unwrap_or_default()
     }
 
-    /// Which file it is, whatever its name leads to.
+    /// The identity of the file, whatever its name refers to.
     pub fn numbers(&self) -> Option<FileNumbers> {
         Some(FileNumbers { device: self.device?, inode: self.inode? })
     }
@@ -112,7 +112,7 @@ pub async fn layers(daemon: &Daemon, vbd: Uuid) -> Result<Option<Vec<ServedLayer
         Ok(mut said) => serde_json::from_value(said["layers"].take())
             .map(Some)
             .map_err(|error| Problem::failed(format_args!("parse the layers of VBD {vbd}"), error)),
-        // Nothing listens any more, or it has exited in the meantime. One that is only slow may still be writing.
+        // No process listens any more, or it has exited in the meantime. One that is only slow may still be writing.
         Err(problem) if problem.code == Code::Failed => Ok(None),
         Err(problem) => Err(problem),
     }

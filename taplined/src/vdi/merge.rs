@@ -49,7 +49,7 @@ pub struct Merge {
     pub sources: Vec<Uuid>,
     /// The image that takes them in, below the last of them.
     pub target: Uuid,
-    /// The image that stands on the first of them, if one does.
+    /// The child of the first source, if there is one.
     pub above: Option<Uuid>,
     /// The VDI that shows the first of them, if one does; it shows the target then.
     pub vdi: Option<Uuid>,
@@ -88,15 +88,15 @@ impl Job for Merge {
         }
     }
 
-    /// Whatever has been moved shows nothing else than before. Only if the image above stands on the target already,
-    /// the merge is done and must be recorded.
+    /// Whatever has been moved, the contents are unchanged. Only if the child is already based on the target, the merge
+    /// is complete and must be recorded.
     async fn undo(&self, daemon: &Daemon) -> Result<(), Problem> {
         if let Some(vbd) = self.vbd {
             end_live(daemon, vbd).await?;
         }
         let first = self.lowest_shown();
         if daemon.catalogue.read(move |view| view.find_image(first)).await?.is_none() {
-            // A daemon before this one has found it done, and begun to remove what was merged.
+            // An earlier daemon has found it complete, and has started to remove the merged images.
             daemon.srs.keep_inventory(self.sr).await?;
             return self.remove(daemon).await;
         }
@@ -276,11 +276,11 @@ impl Merge {
         for image in self.sources.iter().chain([&self.target]).chain(&self.above) {
             tx.claim(*image, task)?;
         }
-        // The VDI that shows the first of the sources, if one does, and all that stand on it.
+        // The VDI of the first source, if it has one, and all VDIs above it.
         for vdi in tx.vdis_above(self.lowest_shown())? {
             if wanted.is(vdi) {
                 return Err(
-                    Problem::new(Code::Busy, format!("VDI {vdi} reserved by another operation")).advise("try again")
+                    Problem::new(Code::Busy, format!("VDI {vdi} is reserved by another operation")).advise("try again")
                 );
             }
             if Some(vdi) == self.live {
@@ -322,7 +322,7 @@ fn words(chain: &Chain, from: usize, into: usize) -> Vec<OsString> {
     words
 }
 
-/// Images of a repository, by what stands on what.
+/// Images of a repository, by parent.
 struct Tree<'a> {
     by_uuid: HashMap<Uuid, &'a Image>,
     children: HashMap<Uuid, Vec<Uuid>>,
@@ -469,7 +469,7 @@ async fn begin_all(daemon: &Daemon, sr: Uuid) -> Result<bool, Problem> {
     Ok(all)
 }
 
-/// Whether a job was begun; not if something it would change is in use.
+/// Whether a job was started; not if something it would change is in use.
 fn was_begun(sr: Uuid, started: Result<api::Task, Problem>) -> Result<bool, Problem> {
     match started {
         Ok(_) => Ok(true),

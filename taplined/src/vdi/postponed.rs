@@ -17,7 +17,7 @@ pub struct Postponed(Mutex<HashMap<Uuid, Pause>>);
 #[derive(Debug, Default)]
 struct Pause {
     last: Duration,
-    /// Somebody waits for its end.
+    /// Whether it is already being waited for.
     waiting: bool,
 }
 
@@ -26,7 +26,7 @@ impl Postponed {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How long to wait in a repository, unless somebody is already waiting.
+    /// How long to wait in a repository; `None` if that is already being waited for.
     pub fn begin(&self, sr: Uuid) -> Option<Duration> {
         let mut pauses = self.pauses();
         let pause = pauses.entry(sr).or_default();

@@ -22,7 +22,7 @@ use crate::disk::control::Beside;
 use crate::task::job::Job;
 use crate::task::{Context, blocking};
 
-/// What both have in common.
+/// The common part of both.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct State {
     /// The VDI.

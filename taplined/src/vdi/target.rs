@@ -9,7 +9,7 @@ use super::create::{described, record_once, remove_unrecorded};
 use super::file_name;
 use crate::daemon::Daemon;
 
-/// What is to be.
+/// The VDI to create.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Target {
     /// The VDI.

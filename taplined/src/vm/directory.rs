@@ -18,7 +18,7 @@ use crate::config::Config;
 /// A file that belongs to the user, and has nothing in it.
 const USER: &str = "user";
 
-/// What a host that can run guests has.
+/// Present on a host that can run guests.
 const KVM: &str = "/dev/kvm";
 
 /// The directory of the directories of all machines.
@@ -51,7 +51,8 @@ fn group_of_kvm() -> Option<u32> {
     (group && !others && found.gid() != 0).then(|| found.gid())
 }
 
-/// Makes the directory of a machine, empty. The monitor's is for its user alone: who reaches the monitor has the guest.
+/// Creates an empty directory for a machine. The monitor's directory is accessible to its user only: access to the
+/// monitor is access to the guest.
 pub fn make_empty(directory: &Path, account: Option<&Account>) -> Result<(), Problem> {
     let make = || {
         match fs::remove_dir_all(directory) {

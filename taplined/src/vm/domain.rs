@@ -54,7 +54,7 @@ pub async fn destroy(vm: Uuid, domain: XenDomain) -> Result<(), Problem> {
     blocking(vm, move || domain.end()).await
 }
 
-/// What a VBD is in the domain of its VM; none if it is served otherwise. Without a domain nobody can have it.
+/// The device of a VBD in the domain of its VM; `None` if it is served otherwise. Without a domain it cannot be used.
 pub fn disk(view: &View<'_>, vbd: &Vbd) -> Result<Option<Disk>, Problem> {
     if vbd.transport != Transport::Blkif {
         return Ok(None);
@@ -83,18 +83,18 @@ impl Disk {
         node.try_into().map_err(|why: String| Problem::new(Code::Internal, format!("a node in the store: {why}")))
     }
 
-    /// What its process needs and cannot open.
+    /// The descriptors that its process needs and cannot open.
     pub async fn lend(&self) -> Result<Lent, Problem> {
         let domain = self.guest.domain;
         blocking(self.vm, move || lend(domain)).await
     }
 
-    /// Where others look for the statistics of its process.
+    /// Where tools look for the statistics of its process.
     fn statistics(&self) -> Statistics {
         Statistics::of(Path::new(statistics::PLACE), self.guest.domain, self.vdev)
     }
 
-    /// Makes files for the statistics of the process of that number. None is no reason not to serve.
+    /// Creates the statistics files for the process with this pid. It serves even if that fails.
     pub async fn make_statistics(&self, pid: u32) -> Option<Files> {
         let this = self.statistics();
         let made = task::blocking("create files for a disk's statistics", move || {
@@ -116,13 +116,13 @@ impl Disk {
         }
     }
 
-    /// Whether it is at its end, with its guest or by the toolstack: its process ends by itself then.
+    /// Whether the device is finished, closed by its guest or by the toolstack: its process then exits by itself.
     pub async fn is_done_with(&self) -> Result<bool, Problem> {
         let this = self.clone();
         blocking(self.vm, move || this.guest.is_done_with(&mut machine::store()?, this.vdev)).await
     }
 
-    /// Removes what is left of it in the store, when nobody serves it any more.
+    /// Removes the remains of the device from xenstore, when no process serves it any more.
     pub async fn forget(&self) -> Result<(), Problem> {
         let this = self.clone();
         blocking(self.vm, move || this.guest.forget(&mut machine::store()?, this.vdev)).await
@@ -136,7 +136,7 @@ async fn blocking<T: Send + 'static>(
     task::blocking(format!("query Xen about VM {vm}"), move || work().map_err(by_xen(vm))).await
 }
 
-/// Follows a domain to its end, which becomes true then; ceases when nobody listens.
+/// Watches a domain; the value becomes true at its end. Stops when there is no receiver.
 pub fn follow(vm: Uuid, domain: XenDomain) -> watch::Receiver<bool> {
     let (ended, listens) = watch::channel(false);
     tokio::spawn(async move {
@@ -158,16 +158,17 @@ pub fn follow(vm: Uuid, domain: XenDomain) -> watch::Receiver<bool> {
     listens
 }
 
-/// Waits until a domain has ended. It is looked at when some domain has, and not otherwise.
+/// Waits until a domain has ended. It is only checked when some domain has ended.
 async fn to_the_end(vm: Uuid, domain: &XenDomain) -> Result<(), Problem> {
     let mut departures = blocking(vm, Departures::watch).await?;
     let listen = |error: std::io::Error| Problem::failed("watch xenstore", error);
     let descriptor = departures.as_fd().try_clone_to_owned().map_err(listen)?;
-    // It is deprecated for types that may give another descriptor each time; the new one is unsafe for their sake.
+    // It is deprecated for types that may return another descriptor each time; its replacement is unsafe for their
+    // sake.
     #[allow(deprecated, reason = "an OwnedFd has one descriptor")]
     let readable = AsyncFd::with_interest(descriptor, Interest::READABLE).map_err(listen)?;
     loop {
-        // What comes after this is heard by the next turn.
+        // Later notifications are received in the next iteration.
         readable.readable().await.map_err(listen)?.clear_ready();
         if departures.take().map_err(by_xen(vm))? {
             let domain = domain.clone();

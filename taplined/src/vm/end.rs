@@ -16,7 +16,7 @@ use crate::fault;
 use crate::plug;
 use crate::task::{Context, blocking};
 
-/// From now on the end of a machine is seen. Whoever is at work with it sees it first.
+/// Watches for the end of a machine from now on. An operation in progress on it notices the end first.
 pub fn watch(daemon: &Daemon, guest: Arc<Guest>) {
     let daemon = daemon.clone();
     tokio::spawn(async move {
@@ -51,7 +51,7 @@ pub struct Ended {
 }
 
 impl Ended {
-    /// Of a VM that has ended badly.
+    /// For a VM that has ended badly.
     pub fn because(problem: Problem) -> Self {
         Ended { why: Some(problem), ..Ended::default() }
     }
@@ -78,8 +78,8 @@ pub async fn halt(daemon: &Daemon, vm: Uuid, ended: Ended, operation: Operation)
     }
 }
 
-/// Unplugs what a VM without a machine has, but for what is to `keep`, and records that it is halted, and why. A disk
-/// that cannot be unplugged yet does not keep it from that: it goes when it can, and is not plugged again before.
+/// Unplugs the VBDs of a VM without a machine, except those in `keep`, and records that it is halted, and why. A disk
+/// that cannot be unplugged yet does not prevent that: it is unplugged later, and not plugged again before.
 pub async fn clear(
     daemon: &Daemon,
     vm: Uuid,

@@ -50,7 +50,7 @@ fn own() -> Result<PathBuf, String> {
         .ok_or_else(|| "cgroup v2 is not available".into())
 }
 
-/// By what is mounted (proc_pid_mountinfo(5)) and where a process is (cgroups(7)).
+/// From the mounts (proc_pid_mountinfo(5)) and the process's control groups (cgroups(7)).
 fn own_in(mounts: &str, groups: &str) -> Option<PathBuf> {
     let group = groups.lines().find_map(|line| line.strip_prefix("0::"))?;
     let mounted = mounts.lines().find_map(|line| {

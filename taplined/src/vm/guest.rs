@@ -28,17 +28,17 @@ pub struct Guest {
     end: End,
 }
 
-/// By what its end is seen.
+/// How its end is noticed.
 #[derive(Debug)]
 enum End {
-    /// Of QEMU: a pidfd.
+    /// For QEMU: a pidfd.
     Process(AsyncFd<OwnedFd>),
-    /// Of a domain: the task that watches it reports its end.
+    /// For a domain: the task that watches it reports its end.
     Domain(watch::Receiver<bool>),
 }
 
 impl Guest {
-    /// Of a machine that QEMU runs. One that cannot be watched is left as it is.
+    /// Wraps a machine that QEMU runs. One that cannot be watched is returned unchanged.
     pub fn of_qemu(vm: Uuid, machine: QemuVm) -> Result<Guest, (QemuVm, Problem)> {
         // The function is deprecated for types that may return a different descriptor each time; the replacement is
         // unsafe because of those.

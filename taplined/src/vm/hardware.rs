@@ -20,7 +20,7 @@ pub fn check(config: &Config, vm: &Vm) -> Result<(), Problem> {
         return domain_of(vm)?.text().map(drop).map_err(|error| refused_by_xen(&error));
     }
     let mut hardware = without_disks(vm)?;
-    // Which it will boot from is seen when it starts.
+    // Which disk it boots from is determined at the start.
     let stand_in = DiskPaths::of(config, Uuid::nil()).transport(api::Transport::VhostUser);
     hardware.disks.extend(position(0).map(|position| Disk {
         position,
@@ -96,7 +96,7 @@ fn refused_by_xen(error: &ConfigError) -> Problem {
 pub fn disk(config: &Config, vbd: &Vbd) -> Result<Disk, Problem> {
     let socket = DiskPaths::of(config, vbd.uuid).transport(vbd.transport);
     let position = position_of(vbd)?;
-    // As many as are served: QEMU refuses a disk that has fewer.
+    // As many as are served: QEMU refuses a disk with fewer.
     Ok(Disk { position, socket, queues: Some(vbd.queues), bootable: vbd.bootable })
 }
 

@@ -20,7 +20,8 @@ const LOOK_AFTER: Duration = Duration::from_millis(200);
 /// seconds.
 const ASK_AGAIN: Duration = Duration::from_secs(6);
 
-/// Sees that the place of a VBD in its machine is free: a guest may hold on to a disk that was unplugged with force.
+/// Checks that the slot of a VBD in its machine is free: a guest may not have released a disk that was unplugged with
+/// force.
 pub async fn expect_room(daemon: &Daemon, vbd: &Vbd) -> Result<(), Problem> {
     let Some(guest) = expected(daemon, vbd).await? else { return Ok(()) };
     let sought = vbd.clone();
@@ -74,7 +75,7 @@ pub async fn detach(daemon: &Daemon, vbd: &Vbd) -> Result<(), Problem> {
     Ok(())
 }
 
-/// Asks the guest to let go of a VBD that is taken from it in any case. It may still do so later.
+/// Asks the guest to release a VBD that is removed in any case. It may still do so later.
 pub async fn ask_to_let_go(daemon: &Daemon, vbd: &Vbd) {
     let Some(guest) = found(daemon, vbd) else { return };
     let sought = vbd.clone();

@@ -72,7 +72,7 @@ impl RunningVm {
         }
     }
 
-    /// Asks the guest to let go of a VBD.
+    /// Asks the guest to release a VBD.
     pub fn begin_unplug(&mut self, vbd: &Vbd) -> Result<(), Problem> {
         match &mut self.driven {
             Driven::Qemu(machine) => machine.begin_unplug(hardware::position_of(vbd)?).map_err(by_qemu(self.vm)),
@@ -140,7 +140,7 @@ impl RunningVm {
         }
     }
 
-    /// How it has ended, if it has. What is left of it then is removed.
+    /// How it has ended, if it has. Its remains are then removed.
     pub fn ended(&mut self) -> Result<Option<End>, Problem> {
         let vm = self.vm;
         match &mut self.driven {
@@ -195,7 +195,7 @@ pub fn by_xen(vm: Uuid) -> impl FnOnce(NotDone) -> Problem {
     }
 }
 
-/// What went wrong with a QEMU, with its causes.
+/// The problem with a QEMU, including its causes.
 pub fn qemu_problem(vm: Uuid, error: &MachineError) -> Problem {
     let what = format!("VM {vm}: {}", in_full(error));
     match error {

@@ -19,7 +19,7 @@ use crate::daemon::Daemon;
 use crate::disk::process::DiskProcess;
 use crate::task::blocking;
 
-/// For a machine to answer that is found again. It is not asked for more than two things.
+/// The time limit for the response of an adopted machine, which gets at most two requests.
 const TO_ANSWER: Duration = Duration::from_secs(5);
 
 /// For a machine whose monitor has gone to be gone itself.
@@ -28,8 +28,8 @@ const TO_END: Duration = Duration::from_secs(3);
 /// How long the guest of a VM may take that was being shut down when the daemon ended.
 const TO_POWER_OFF: Duration = Duration::from_secs(60);
 
-/// Finds machines again, and brings to an end what is half done. VBDs that were `plugged_since` what the catalogue
-/// knows stay plugged where their VM has ended: it had other processes for them, so they were plugged when it had.
+/// Adopts running machines, and completes or rolls back unfinished work. VBDs that were `plugged_since` the recorded
+/// state stay plugged if their VM has ended: it used other processes for them, so they were plugged after its end.
 pub async fn recover(daemon: &Daemon, plugged_since: &BTreeSet<Uuid>) -> Result<(), Problem> {
     let vms = daemon.catalogue.read(|view| view.vms()).await?;
     let runs = |vm: &&Vm| matches!(vm.power, Power::Running | Power::Suspended | Power::Stopping);

@@ -29,10 +29,10 @@ use crate::fault;
 use crate::plug;
 use crate::task::{Context, blocking};
 
-/// For QEMU to answer, with 255 disks and little processor time; then it does not any more.
+/// The time limit for QEMU to respond, with 255 disks and little processor time; after that it never will.
 const TO_ANSWER: Duration = Duration::from_secs(120);
 
-/// What is to be started.
+/// What to start.
 #[derive(Debug)]
 struct StartSpec {
     vm: Uuid,
@@ -67,9 +67,9 @@ pub async fn start(daemon: &Daemon, vm: Uuid) -> Result<Task, Problem> {
     }
 }
 
-/// Records, after the request was answered, that a start has not even begun.
+/// Records, after the request was answered, that a start was not even begun.
 fn give_up(daemon: &Daemon, vm: Uuid) {
-    // Nobody else has begun anything with it: it is `starting` in the catalogue.
+    // No other operation can have started with it: it is `starting` in the catalogue.
     let Ok(operation) = daemon.vms.begin(vm) else { return };
     let daemon = daemon.clone();
     tokio::spawn(async move {
@@ -84,7 +84,7 @@ fn give_up(daemon: &Daemon, vm: Uuid) {
     });
 }
 
-/// Sees that what it boots is there, before anything is done.
+/// Checks that its boot files exist, before anything else.
 async fn see_files(boot: Boot) -> Result<(), Problem> {
     let Boot::Kernel { kernel, initrd, .. } = boot else { return Ok(()) };
     let files = [("boot.kernel", Some(kernel)), ("boot.initrd", initrd)];
@@ -129,7 +129,7 @@ async fn run(
     }
 }
 
-/// Plugs what is not plugged, and has the guest run.
+/// Plugs the unplugged VBDs, and starts the guest.
 async fn begin(daemon: &Daemon, order: StartSpec, context: &mut Context) -> Result<Arc<Guest>, Problem> {
     let StartSpec { vm, plan, unplugged } = order;
     match plan {
@@ -180,10 +180,10 @@ async fn start_qemu(
     hardware.accelerator = daemon.vms.accelerator(&daemon.config, account(&runs_as)).await?;
     let config = daemon.config.clone();
     let vbds = daemon.catalogue.read(move |view| view.vbds(Some(vm), None)).await?;
-    // Not given up in the middle: a QEMU of which nobody knows would be left.
+    // Not cancelled in between: a QEMU without a record would be left.
     let launched = blocking(format!("start VM {vm}"), move || {
         let account = account(&runs_as);
-        // Those that were plugged before there was a machine.
+        // Those that were plugged before the machine existed.
         for (vbd, account) in vbds.iter().flat_map(|vbd| account.as_ref().map(|account| (vbd, account))) {
             DiskPaths::of(&config, vbd.uuid).let_in(vbd.transport, account.uid)?;
         }
@@ -212,8 +212,8 @@ async fn start_qemu(
     }
 }
 
-/// Makes a domain, paused, which can be given disks from then on. One that was restored from a file waits like that:
-/// the guest goes on in it, with the disks that it is given now.
+/// Creates a paused domain, which can then be given disks. A domain restored from a file is paused like this, too: the
+/// guest continues in it, with the disks that it is given now.
 async fn make_domain(
     daemon: &Daemon,
     vm: Uuid,
@@ -253,7 +253,7 @@ async fn record(daemon: &Daemon, guest: &Arc<Guest>, context: &Context) -> Resul
     let run_by = guest.process().cloned();
     let monitor = vm_directory(&daemon.config, vm).join("monitor").to_string_lossy().into_owned();
     let recorded = daemon.catalogue.write(move |tx| {
-        // A domain is recorded since it was made.
+        // A domain is recorded at its creation.
         if let Some(process) = run_by {
             tx.set_vm_run_by(vm, Some(&process), Some(&monitor))?;
         }

@@ -82,7 +82,7 @@ pub async fn finish(
         fault::point("vm-shutdown", "end", false);
         match guest {
             Ok(guest) => guest.tell(RunningVm::end).await,
-            // It is not to be spoken to, and can be killed.
+            // It does not respond, and can be killed.
             Err(_) => recover::kill(daemon, vm).await,
         }
     };
@@ -98,7 +98,7 @@ pub async fn finish(
     shown(halted)
 }
 
-/// What a VM is again that is not ended after all, and that a daemon before this one was at ending.
+/// The state of a VM whose shutdown, started by an earlier daemon, is not carried out after all.
 async fn as_before(daemon: &Daemon, vm: Uuid) -> Power {
     let paused = match daemon.vms.guest(vm) {
         Some(guest) => guest.tell(RunningVm::is_paused).await.unwrap_or(false),
@@ -129,12 +129,12 @@ pub async fn suspend(daemon: &Daemon, vm: Uuid) -> Result<Task, Problem> {
     change(daemon, vm, "vm-suspend", Power::Running, Power::Suspended, RunningVm::pause).await
 }
 
-/// Lets a guest go on: a task.
+/// Resumes a guest, as a task.
 pub async fn resume(daemon: &Daemon, vm: Uuid) -> Result<Task, Problem> {
     change(daemon, vm, "vm-resume", Power::Suspended, Power::Running, RunningVm::resume).await
 }
 
-/// What is done to a machine.
+/// A change to a machine.
 type Change = fn(&mut RunningVm) -> Result<(), Problem>;
 
 async fn change(

@@ -41,7 +41,7 @@ pub fn look(places: &Path, keep: &BTreeSet<Uuid>, starting: &BTreeSet<Uuid>) -> 
     Ok(found)
 }
 
-/// Processes that have both the directory and its monitor on their command line: QEMU, but not a shell of somebody who
+/// Processes that have both the directory and its monitor on their command line: QEMU, but not the shell of a user who
 /// inspects it.
 fn running_in(directory: &Path) -> Vec<i32> {
     let Ok(processes) = fs::read_dir("/proc") else { return Vec::new() };
@@ -59,7 +59,7 @@ fn is_its(pid: i32, directory: &Path) -> bool {
 fn kill_one(pid: i32, directory: &Path) {
     let Some(number) = Pid::from_raw(pid) else { return };
     let killed = pidfd_open(number, PidfdFlags::empty()).and_then(|pidfd| match is_its(pid, directory) {
-        // Looked at behind the pidfd: it holds what was seen.
+        // Checked after the pidfd was opened: it refers to the process that was checked.
         true => pidfd_send_signal(pidfd, Signal::KILL),
         false => Ok(()),
     });

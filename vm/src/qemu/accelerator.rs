@@ -22,7 +22,7 @@ const LAST_WORDS: &[u8] = b"No bootable device";
 /// The firmware's whole output is a few KiB.
 const WORDS_MAX: usize = 1 << 20;
 
-/// Who runs the guest's instructions.
+/// What runs the guest's instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Accelerator {
@@ -42,7 +42,7 @@ pub struct Verdict {
 }
 
 impl Accelerator {
-    /// QEMU's words for `-accel` and `-cpu`: the processor as it is, or all that QEMU can translate.
+    /// The values of QEMU's `-accel` and `-cpu`: the host's processor, or everything that QEMU can translate.
     pub fn words(self) -> [&'static str; 4] {
         match self {
             Self::Kvm => ["-accel", "kvm", "-cpu", "host"],

@@ -27,14 +27,14 @@ pub struct Account {
     pub groups: Vec<u32>,
 }
 
-/// A file that could not be made ready.
+/// A file that could not be prepared.
 pub(super) struct NotReady {
     pub what: &'static str,
     pub path: PathBuf,
     pub source: io::Error,
 }
 
-/// The hardware as QEMU hears of it, and what it is started with.
+/// The hardware as passed to QEMU, and how to start QEMU.
 #[derive(Debug)]
 pub(super) struct Means {
     pub hardware: Hardware,
@@ -51,7 +51,7 @@ enum Use {
 }
 
 impl Account {
-    /// The words in front of a program that is to run as this user.
+    /// The command-line prefix that runs a program as this user.
     pub(super) fn words(&self) -> Vec<String> {
         let groups = match self.groups.iter().map(u32::to_string).collect::<Vec<_>>() {
             none if none.is_empty() => "--clear-groups".to_owned(),
@@ -63,7 +63,8 @@ impl Account {
         words.chain(none.map(str::to_owned)).collect()
     }
 
-    /// Gives a directory to it: it may make files there, and not touch those of others. Nobody else gets in.
+    /// Gives it access to a directory: it may create files there, but not change those of others. Other users have no
+    /// access.
     pub fn own(&self, directory: &Path) -> io::Result<()> {
         chown(directory, None, Some(self.gid))?;
         fs::set_permissions(directory, Permissions::from_mode(0o1770))
@@ -71,7 +72,7 @@ impl Account {
 }
 
 impl Means {
-    /// Makes what the hardware names reachable for the account, in the machine's directory where there is need for it.
+    /// Makes the hardware's files accessible for the account, in the machine's directory where necessary.
     pub fn prepare(hardware: &Hardware, directory: &Path, account: &Account) -> Result<Means, NotReady> {
         let mut means = Means { hardware: hardware.clone(), opened: Vec::new(), copies: Vec::new() };
         if let Boot::Kernel { kernel, initrd, .. } = &hardware.boot {
@@ -101,7 +102,7 @@ impl Means {
         Ok(means)
     }
 
-    /// The words in front of a program that is to have all that.
+    /// The command-line prefix that gives all of that to a program.
     pub fn words(&self) -> Vec<String> {
         if self.opened.is_empty() {
             return Vec::new();
@@ -116,16 +117,16 @@ impl Means {
         ["sh".to_owned(), "-c".to_owned(), script, "sh".to_owned()].into_iter().chain(paths).collect()
     }
 
-    /// QEMU's words for the same.
+    /// QEMU's options for the same.
     pub fn descriptors(&self) -> Vec<String> {
         let numbers = (FIRST..).zip(&self.opened);
         numbers.flat_map(|(number, _)| ["-add-fd".to_owned(), format!("fd={number},set={number}")]).collect()
     }
 
-    /// The guest runs: what was only for its start goes.
+    /// The guest runs: removes what was only needed for the start.
     pub fn started(&self) {
         for copy in &self.copies {
-            // It is in the machine's directory, and is removed with that if not now.
+            // It is in the machine's directory, and is at the latest removed with that.
             fs::remove_file(copy).unwrap_or_default();
         }
     }
@@ -169,14 +170,14 @@ impl Means {
     }
 }
 
-/// Whether everybody has a right to what is there.
+/// Whether all users have a right to the file.
 fn everybody_may(path: &Path, right: u32) -> bool {
     fs::metadata(path).is_ok_and(|metadata| metadata.mode() & right == right)
 }
 
-/// Sees that everybody may pass the directories above a path; else the one that is closed.
+/// Checks that all users may search the directories above a path; otherwise returns the inaccessible one.
 pub(super) fn directories_open_to_all(path: &Path) -> Result<(), PathBuf> {
-    // Those that a link leads through count as well, and are the ones that matter.
+    // Directories that a link leads through count as well, and are the ones that matter.
     let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     let closed = path.ancestors().skip(1).find(|above| !above.as_os_str().is_empty() && !everybody_may(above, 0o1));
     closed.map_or(Ok(()), |closed| Err(closed.to_owned()))

@@ -17,7 +17,7 @@ use crate::syntax::qemu_value;
 /// disks.
 const DISK_DRIVER: &str = "vhost-user-blk-pci-non-transitional";
 
-/// QEMU looks at its own system calls, where it was built to.
+/// QEMU filters its own system calls, if it was built with support for that.
 const SANDBOX: [&str; 2] = ["-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"];
 
 /// The message of a QEMU that was built without sandbox support (system/vl.c).
@@ -85,7 +85,7 @@ pub fn disk_device(disk: &Disk, vcpus: u16) -> Vec<(&'static str, Value)> {
         ("vectors", json!(disk.position.vectors(vcpus, queues))),
     ];
     if disk.bootable {
-        // The first position first; 0 is left for what is more urgent one day.
+        // The lowest position first; 0 is left for a future, more urgent use.
         device.push(("bootindex", json!(u16::from(disk.position.number()) + 1)));
     }
     device
@@ -107,9 +107,9 @@ impl Words {
         // Threads with names, so that one can tell processors from the device model.
         self.say("-name", format!("guest={},debug-threads=on", hardware.name));
         self.0.extend(hardware.accelerator.words().map(str::to_owned));
-        // `pc`: its ACPI hot-plugs at bridges (0010). Default devices that nobody needs are disabled: USB, HPET, the
-        // port of VMware's tools, and the keyboard if there is no screen. Its IDE and floppy controllers cannot be
-        // removed; they have no drives and cost nothing.
+        // `pc`: its ACPI supports hot-plug at bridges (0010). Unneeded default devices are disabled: USB, HPET,
+        // VMware's port, and the keyboard if there is no screen. Its IDE and floppy controllers cannot be removed; they
+        // have no drives and cost nothing.
         let on = |on| if on { "on" } else { "off" };
         let keyboard = on(hardware.platform.vga != Vga::None);
         let hpet = on(hardware.platform.hpet);
@@ -119,7 +119,7 @@ impl Words {
         let mib = hardware.memory_mib;
         self.say("-m", format!("{mib}M"));
         self.say("-object", format!("memory-backend-memfd,id=memory,size={mib}M,share=on"));
-        // Nobody could wake a guest that sleeps; so it is not offered to.
+        // A sleeping guest could not be woken, so sleep is not offered.
         self.say("-global", "PIIX4_PM.disable_s3=1");
         self.say("-global", "PIIX4_PM.disable_s4=1");
     }
@@ -129,16 +129,16 @@ impl Words {
         // a monitor, and what is in the host's configuration.
         self.flag("-nodefaults");
         self.flag("-no-user-config");
-        // A screen that nobody sees is refreshed by a timer.
+        // A screen is refreshed by a timer even without a viewer.
         match &hardware.platform.vnc {
             None => self.say("-display", "none"),
             Some(socket) => self.say("-display", format!("vnc=unix:{}", path(socket))),
         }
-        // What a guest that has taken QEMU over could do with the host is less.
+        // Reduces what a guest that has taken over QEMU could do to the host.
         self.say(SANDBOX[0], SANDBOX[1]);
         // Times in the log of what went wrong.
         self.say("-msg", "timestamp=on");
-        // Nothing runs before everything is there, and somebody has seen it.
+        // Nothing runs before everything is in place and has been checked.
         self.flag("-S");
     }
 
@@ -163,9 +163,9 @@ impl Words {
         }
     }
 
-    /// All bridges, used or not: what is not there at the start cannot be plugged into. Their own hot-plug controllers
-    /// are off, the guest's ACPI does it; so the firmware must be told to leave room for disks that come later (virtio
-    /// 1.0 has no I/O ports).
+    /// All bridges, used or not: a bridge that is missing at the start cannot be plugged into. Their own hot-plug
+    /// controllers are off, because the guest's ACPI does it; so the firmware must be told to reserve space for later
+    /// disks (virtio 1.0 has no I/O ports).
     fn bridges(&mut self) {
         for number in 0..BRIDGES {
             let (slot, chassis) = (FIRST_BRIDGE_SLOT + number, number + 1);
@@ -256,7 +256,7 @@ impl Words {
                 format!(",mac={}", bytes.join(":"))
             }
         };
-        // Without a ROM: nobody boots from it.
+        // Without a ROM: the guest never boots from it.
         self.say(
             "-device",
             format!("virtio-net-pci-non-transitional,netdev=net,bus=pci.0,addr={SLOT_NIC:#x},romfile={address}"),

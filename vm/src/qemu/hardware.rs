@@ -16,7 +16,7 @@ use super::slots::{Position, queues_default};
 /// Less than any kernel boots in.
 const MEMORY_MIB_MIN: u32 = 16;
 
-/// What the `pc` machine can address with 40 bits.
+/// The memory that the `pc` machine can address with 40 bits.
 const MEMORY_MIB_MAX: u32 = 1 << 20;
 
 /// Processors that the `pc` machine takes.
@@ -25,7 +25,7 @@ const VCPUS_MAX: u16 = 255;
 /// Queues of one disk, as our own disk processes serve them at most.
 const QUEUES_MAX: u16 = 64;
 
-/// sockaddr_un.sun_path, without the zero behind it.
+/// sockaddr_un.sun_path, without the terminating zero.
 const SOCKET_LEN_MAX: usize = 107;
 
 /// A name longer than this is none.
@@ -41,9 +41,9 @@ pub struct Hardware {
     pub memory_mib: u32,
     /// Processors.
     pub vcpus: u16,
-    /// Who runs the guest's instructions.
+    /// What runs the guest's instructions.
     pub accelerator: Accelerator,
-    /// What it boots.
+    /// The boot source.
     pub boot: Boot,
     /// Its disks at the start, in any order.
     #[serde(default)]
@@ -51,12 +51,12 @@ pub struct Hardware {
     /// Where the guest's messages go; most guests have no console.
     #[serde(default)]
     pub console: Option<Console>,
-    /// What else it emulates.
+    /// Optional emulated devices.
     #[serde(default)]
     pub platform: Platform,
 }
 
-/// What a machine boots.
+/// The boot source of a machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Boot {
@@ -69,7 +69,7 @@ pub enum Boot {
         /// Its command line.
         command_line: String,
     },
-    /// What the firmware finds on the first disk that is bootable.
+    /// What the firmware finds on the first bootable disk.
     Firmware,
 }
 
@@ -77,7 +77,7 @@ pub enum Boot {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Disk {
-    /// Which of the machine's disks; its place follows.
+    /// The position among the machine's disks, which determines the slot.
     pub position: Position,
     /// Where it is served. Its serial number, by which the guest names it below /dev/disk/by-id, is the answer of who
     /// serves it.
@@ -94,13 +94,13 @@ pub struct Disk {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Console {
-    /// What the guest writes to.
+    /// The device that the guest writes to.
     pub device: ConsoleDevice,
     /// Where it goes.
     pub to: ConsoleTo,
 }
 
-/// What a guest writes its messages to.
+/// The device for a guest's messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ConsoleDevice {
@@ -114,13 +114,13 @@ pub enum ConsoleDevice {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ConsoleTo {
-    /// Behind what is in this file, which grows as the guest likes: QEMU sets it no limit.
+    /// Appended to this file, which the guest can grow without limit: QEMU does not limit it.
     Log(PathBuf),
     /// To the client of this Unix socket; lost while there is none.
     Socket(PathBuf),
 }
 
-/// What hardware cannot be.
+/// Why hardware is invalid.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum HardwareError {
     /// A number is out of range.
@@ -144,7 +144,7 @@ pub enum HardwareError {
     /// A path cannot be used.
     #[error("{what} {}: {why}", path.display())]
     Path {
-        /// What the path is for.
+        /// The purpose of the path.
         what: &'static str,
         /// The path.
         path: PathBuf,

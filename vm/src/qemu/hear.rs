@@ -16,7 +16,7 @@ pub(super) struct Heard {
     pub(super) in_time: bool,
 }
 
-/// Listens until the program has said all, some `most` bytes, or what is `enough`, for at most `patience`.
+/// Reads until the end of the output, `most` bytes, or until `enough` returns true, for at most `patience`.
 pub(super) fn hear(
     child: &mut Child,
     patience: Duration,

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// What is emulated. Each costs wake-ups of an idle guest: docs/decisions/0010-qemu-hardware.md.
+/// The emulated devices. Each one wakes up an idle guest: docs/decisions/0010-qemu-hardware.md.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Platform {
@@ -32,7 +32,7 @@ pub struct Platform {
     pub nic: Nic,
 }
 
-/// Where what is written to a port goes.
+/// Where the output of a port goes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Port {
@@ -49,7 +49,7 @@ pub enum Port {
     Unix(PathBuf),
 }
 
-/// What is in the DVD drive.
+/// The medium in the DVD drive.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Dvd {
@@ -84,7 +84,7 @@ pub enum Nic {
     /// Not at all.
     #[default]
     None,
-    /// Behind QEMU, which answers in its place.
+    /// Behind QEMU, which responds in place of the guest.
     User,
     /// By a tap interface that is there, with a hardware address.
     Tap {
@@ -95,7 +95,7 @@ pub enum Nic {
     },
 }
 
-/// What is wrong with a key.
+/// Why a key is invalid.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum PlatformError {
     /// There is none of this name.
@@ -111,7 +111,7 @@ pub enum PlatformError {
         key: &'static str,
         /// Its value.
         value: String,
-        /// What is allowed.
+        /// The allowed values.
         allowed: &'static str,
     },
     /// The key requires another key.
@@ -124,7 +124,7 @@ pub enum PlatformError {
     },
 }
 
-/// All keys, in the order in which they are told.
+/// All keys, in the order in which they are listed.
 pub const KEYS: [&str; 9] = ["usb", "usb_tablet", "parallel", "hvm_serial", "dvd", "vga", "vnc", "hpet", "nic"];
 
 const BOOL: &str = "true, false";
@@ -139,7 +139,7 @@ const NIC: &str = "none, user, tap:INTERFACE/XX:XX:XX:XX:XX:XX";
 const INTERFACE_LEN_MAX: usize = 15;
 
 impl Platform {
-    /// What these keys mean together.
+    /// The meaning of these keys together.
     pub fn parse<'a>(pairs: impl IntoIterator<Item = (&'a str, &'a str)>) -> Result<Self, PlatformError> {
         let mut platform = Self::default();
         for (key, value) in pairs {

@@ -13,10 +13,10 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
 
-/// The place of `starttime` in /proc/PID/stat, counted from behind the name in brackets (proc(5): field 22).
+/// The index of `starttime` in /proc/PID/stat, counted from after the name in brackets (proc(5): field 22).
 const START_FIELD: usize = 19;
 
-/// Which process.
+/// Identifies a process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Identity {
@@ -24,7 +24,7 @@ pub struct Identity {
     pub pid: i32,
     /// When it was started, in ticks since the host's boot.
     pub started: u64,
-    /// Which boot that was.
+    /// The boot of the host.
     pub boot: String,
 }
 
@@ -64,7 +64,7 @@ impl Process {
         Ok(if process.wait(Duration::ZERO)? { None } else { Some(process) })
     }
 
-    /// By what it is found again.
+    /// What identifies it for reattaching.
     pub fn identity(&self) -> &Identity {
         &self.identity
     }

@@ -20,7 +20,7 @@ const QUESTION: [u8; 12] = [1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0];
 /// The same with the bit of a reply, and eight bytes of features.
 const ANSWER: [u8; 12] = [1, 0, 0, 0, 5, 0, 0, 0, 8, 0, 0, 0];
 
-/// Nobody serves there.
+/// No process serves there.
 #[derive(Debug, Error)]
 #[error("no disk is served at {}: {why}", path.display())]
 pub struct NotServed {

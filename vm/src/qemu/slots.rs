@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 /// Disks of a machine at most.
 pub const DISKS_MAX: u8 = 255;
 
-/// Bridges that carry them, all there from the beginning: a bridge cannot be plugged with what is behind it.
+/// The bridges for them, all present from the start: a bridge cannot be hot-plugged together with its devices.
 pub const BRIDGES: u8 = 9;
 
 /// Slots of a bridge that we use. It has a slot 0 too, which a bridge with a hot-plug controller of its own lacks.
@@ -29,7 +29,7 @@ const OWN_VECTORS: u8 = 64;
 /// processors there are not enough.
 const VCPUS_TO_SHARE: u16 = 4;
 
-/// Which of the disks of a machine: 0 to 254.
+/// The index of a disk of a machine: 0 to 254.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "u8", into = "u8")]
 pub struct Position(u8);

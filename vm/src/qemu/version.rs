@@ -23,19 +23,19 @@ pub struct Version(pub u32, pub u32);
 /// runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reconnect {
-    /// `reconnect`, which QEMU 10.2 does not know any more: it counts in seconds.
+    /// `reconnect`, in seconds, which was removed in QEMU 10.2.
     Seconds(u16),
     /// `reconnect-ms`, which QEMU knows since 9.2.
     Milliseconds(u16),
 }
 
 impl Reconnect {
-    /// What every QEMU before 10.2 understands.
+    /// Supported by every QEMU before 10.2.
     pub const SLOW: Reconnect = Reconnect::Seconds(1);
     /// Soon enough for a process that was started again at once, and rare enough for one that stays away.
     pub const FAST: Reconnect = Reconnect::Milliseconds(100);
 
-    /// As a property of a connection in QMP.
+    /// As a property of a chardev in QMP.
     pub fn property(self) -> (&'static str, Value) {
         match self {
             Self::Seconds(after) => ("reconnect", json!(after)),
@@ -53,12 +53,12 @@ impl Display for Reconnect {
 }
 
 impl Version {
-    /// The oldest that our words are written for.
+    /// The oldest supported version.
     pub const OLDEST: Version = Version(7, 2);
-    /// From this version on it can be told to reconnect sooner than after a second.
+    /// The first version that supports a reconnect interval of less than a second.
     const RECONNECT_MS: Version = Version(9, 2);
 
-    /// What `program` is, or why that is not known within `patience`.
+    /// The version of `program`, or why it could not be determined within `patience`.
     pub fn of(program: &Path, patience: Duration) -> Result<Self, String> {
         let mut command = Command::new(program);
         command.arg("--version").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
@@ -73,14 +73,14 @@ impl Version {
             .ok_or_else(|| format!("{} did not print its version", program.display()))
     }
 
-    /// Of `QEMU emulator version 7.2.22 (Debian …)`.
+    /// Parses `QEMU emulator version 7.2.22 (Debian …)`.
     fn parse(said: &str) -> Option<Self> {
         let (_, version) = said.split_once("QEMU emulator version ")?;
         let mut numbers = version.split(|char: char| !char.is_ascii_digit()).map(str::parse);
         Some(Self(numbers.next()?.ok()?, numbers.next()?.ok()?))
     }
 
-    /// Of an answer to `query-version`.
+    /// Parses a response to `query-version`.
     pub fn told(answer: &Value) -> Option<Self> {
         let number = |name: &str| u32::try_from(answer["qemu"][name].as_u64()?).ok();
         Some(Self(number("major")?, number("minor")?))

@@ -35,7 +35,7 @@ pub struct Event {
 /// Why a command has no answer.
 #[derive(Debug, Error)]
 pub enum QmpError {
-    /// Nobody listens there.
+    /// No process listens there.
     #[error("cannot connect to QEMU's monitor at {}: is QEMU running?", path.display())]
     Connect {
         /// The socket.
@@ -80,7 +80,7 @@ pub enum QmpError {
         command: String,
         /// QEMU's class of the error: `GenericError`, `DeviceNotFound`, …
         class: String,
-        /// QEMU's words.
+        /// QEMU's message.
         description: String,
     },
     /// An answer is not of the form that QEMU documents.
@@ -88,7 +88,7 @@ pub enum QmpError {
     Answer {
         /// The command.
         command: String,
-        /// What it lacks.
+        /// The missing feature.
         missing: &'static str,
         /// The beginning of it.
         said: String,
@@ -120,7 +120,7 @@ pub struct Client {
     number: u64,
     events: VecDeque<Event>,
     events_lost: u64,
-    /// Why it is not spoken to any more.
+    /// Why it is no longer used.
     lost: Option<String>,
 }
 
@@ -144,7 +144,7 @@ impl Client {
         self.until(command, arguments, Deadline::after(timeout))
     }
 
-    /// The events that have come and that nobody has waited for.
+    /// Received events that were not waited for.
     pub fn take_events(&mut self) -> Vec<Event> {
         self.events.drain(..).collect()
     }

@@ -1,4 +1,4 @@
-//! The client before peers that are wrong in every way; before the real one it is in `tests/`.
+//! The client with peers that are wrong in every way; tests with a real one are in `tests/`.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixListener;

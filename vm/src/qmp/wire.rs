@@ -23,13 +23,13 @@ pub enum WireError {
     Late,
     /// The other side has closed.
     Ended,
-    /// The system's words.
+    /// The operating system's error.
     Failed(io::Error),
     /// A line beyond the bound; its beginning.
     TooLong(String),
 }
 
-/// A socket, which does not block, and what was read of it and not yet handed out.
+/// A non-blocking socket, and the data read from it but not returned yet.
 #[derive(Debug)]
 pub struct Lines {
     stream: UnixStream,
@@ -55,7 +55,7 @@ impl Lines {
         Ok(())
     }
 
-    /// The next line, without its end.
+    /// The next line, without its line end.
     pub fn next(&mut self, deadline: Instant) -> Result<Vec<u8>, WireError> {
         loop {
             if let Some(line) = self.buffered() {
@@ -108,7 +108,7 @@ impl AsFd for Lines {
     }
 }
 
-/// A peer that was killed resets the connection or breaks the pipe, which is its end as well.
+/// A peer that was killed resets the connection or breaks the pipe, which also means its end.
 fn end_or_failure(error: io::Error) -> Result<(), WireError> {
     match error.kind() {
         ErrorKind::Interrupted => Ok(()),

@@ -24,17 +24,17 @@ pub struct Config {
     pub memory_mib: u64,
     /// Its processors.
     pub vcpus: u32,
-    /// What it boots, which xl loads itself.
+    /// The kernel, which xl loads itself.
     pub kernel: PathBuf,
     /// The kernel's first file system.
     pub initrd: Option<PathBuf>,
     /// The kernel's command line.
     pub command_line: String,
-    /// What else is settable.
+    /// Other settings.
     pub platform: Platform,
 }
 
-/// What is settable, by its users' names.
+/// The optional settings, by their users' names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Platform {
     kind: Kind,
@@ -60,7 +60,7 @@ enum Clock {
 /// Why there can be no such domain.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum ConfigError {
-    /// A key that nobody knows.
+    /// An unknown key.
     #[error("platform: the xen driver does not know '{key}'; it supports `type` and `tsc_mode`")]
     Unknown {
         /// The key.
@@ -71,9 +71,9 @@ pub enum ConfigError {
     Value {
         /// The key.
         key: &'static str,
-        /// What it was given.
+        /// The given value.
         value: String,
-        /// What it may be.
+        /// The allowed values.
         values: &'static str,
     },
     /// A number that is too small or too large.
@@ -83,7 +83,7 @@ pub enum ConfigError {
         field: &'static str,
         /// What it may have.
         what: String,
-        /// What it was given.
+        /// The given value.
         given: u64,
     },
     /// Text that xl's syntax cannot express.
@@ -97,7 +97,7 @@ pub enum ConfigError {
 }
 
 impl Platform {
-    /// The platform that is asked for.
+    /// Parses the requested platform.
     pub fn parse(asked: &BTreeMap<String, String>) -> Result<Platform, ConfigError> {
         let mut platform = Platform::default();
         for (key, value) in asked {

@@ -10,7 +10,7 @@ use xen::xenstored::XenstoredClient;
 use super::device::store_failed;
 use super::error::NotDone;
 
-/// A connection to the store on which departures are told.
+/// A connection to xenstore that receives notifications about ended domains.
 pub struct Departures {
     store: Box<dyn Store + Send>,
 }
@@ -44,7 +44,7 @@ impl Departures {
     }
 }
 
-/// Readable when something is told.
+/// Readable when there is a notification.
 impl AsFd for Departures {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.store.fd()

@@ -29,7 +29,7 @@ impl State {
     /// It has ended.
     pub const CLOSED: State = State(6);
 
-    /// As it stands in the store.
+    /// As written in xenstore.
     pub fn digits(self) -> String {
         self.0.to_string()
     }
@@ -91,7 +91,7 @@ impl Device {
         format!("/local/domain/{}/error/backend/{}/{}/{}", self.own, self.kind, self.guest, self.vdev.number())
     }
 
-    /// The device that a backend's node stands for.
+    /// The device that belongs to a backend's node.
     pub fn of_backend(path: &str) -> Option<Device> {
         let mut words = path.strip_prefix("/local/domain/")?.split('/');
         let own = DomId(words.next()?.parse().ok()?);
@@ -128,7 +128,7 @@ pub fn text(store: &mut dyn Store, within: Option<Transaction>, path: &str) -> R
     Ok(value.map(|value| String::from_utf8_lossy(&value).into_owned()))
 }
 
-/// The state of one end. A guest may have written anything there: what is no number is Unknown.
+/// The state of one end. A guest may have written anything there: a value that is not a number counts as Unknown.
 fn state(store: &mut dyn Store, within: Option<Transaction>, node: &str) -> Result<Option<State>, NotDone> {
     let value = text(store, within, &format!("{node}/state"))?;
     Ok(value.map(|value| State(value.trim().parse().unwrap_or(0))))
@@ -152,7 +152,7 @@ pub fn write_all(
     Ok(())
 }
 
-/// Removes our end, what was wrong with it, and the nodes above them when they are empty.
+/// Removes our end, its error node, and the nodes above them if they are empty.
 pub fn remove_own_end(store: &mut dyn Store, within: Option<Transaction>, device: &Device) -> Result<(), NotDone> {
     for node in [device.backend(), device.complaint()] {
         store.remove(within, &node).map_err(store_failed)?;
@@ -164,7 +164,7 @@ pub fn remove_own_end(store: &mut dyn Store, within: Option<Transaction>, device
     Ok(())
 }
 
-/// Makes all changes of `change` at once, or none of them.
+/// Makes all changes of `change` atomically.
 pub fn together<T, E: From<NotDone>>(
     store: &mut dyn Store,
     mut change: impl FnMut(&mut dyn Store, Option<Transaction>) -> Result<T, E>,
@@ -175,8 +175,8 @@ pub fn together<T, E: From<NotDone>>(
         let changed = match change(store, Some(transaction)) {
             Ok(changed) => changed,
             Err(failure) => {
-                // That nothing is to be changed is what is told; a store that is lost has forgotten the transaction
-                // anyway.
+                // The result is that nothing is to be changed; if the connection is lost, xenstore has dropped the
+                // transaction anyway.
                 store.end(transaction, false).unwrap_or_default();
                 return Err(failure);
             }

@@ -25,7 +25,7 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// The domain that had this number when it was made.
+    /// The domain that had this id when it was created.
     pub fn numbered(number: u16, uuid: &str) -> Guest {
         Guest { domain: DomId(number), uuid: uuid.to_owned() }
     }
@@ -58,7 +58,7 @@ impl Guest {
         Ok(Device { own: domain::own(store)?, kind: KIND.to_owned(), guest: self.domain, vdev })
     }
 
-    /// Whether it has a disk there, whoever serves it.
+    /// Whether it has a disk there, whatever process serves it.
     pub fn has(&self, store: &mut dyn Store, vdev: Vdev) -> Result<bool, NotDone> {
         let device = self.device(store, vdev)?;
         let backend = text(store, None, &format!("{}/backend", device.frontend()))?;
@@ -69,7 +69,7 @@ impl Guest {
         })
     }
 
-    /// Gives it a disk, which it sees come if it runs.
+    /// Attaches a disk, which a running guest notices.
     pub fn give(&self, store: &mut dyn Store, vdev: Vdev, read_only: bool) -> Result<(), NotDone> {
         let device = self.device(store, vdev)?;
         if !self.is_there(store)? {
@@ -78,7 +78,7 @@ impl Guest {
         give::announce(store, &device, Wish { read_only, kept: true })
     }
 
-    /// Asks it to let go of a disk.
+    /// Asks it to release a disk.
     pub fn ask_for(&self, store: &mut dyn Store, vdev: Vdev) -> Result<(), NotDone> {
         if !self.is_there(store)? {
             return Ok(());

@@ -47,7 +47,7 @@ pub fn seen(store: &mut dyn Store, domain: DomId) -> Result<(), NotDone> {
     Err(none(&domain.to_string(), &all))
 }
 
-/// What the domain is called; nothing if it is gone.
+/// The name of the domain; `None` if it is gone.
 pub fn name(store: &mut dyn Store, domain: DomId) -> Result<Option<String>, NotDone> {
     text(store, None, &format!("/local/domain/{domain}/name"))
 }

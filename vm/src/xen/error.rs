@@ -13,7 +13,7 @@ pub struct NotDone {
 }
 
 impl NotDone {
-    /// `cannot {tried}: {why}`, with the causes of `why` behind it.
+    /// `cannot {tried}: {why}`, followed by the causes of `why`.
     pub fn new(tried: impl fmt::Display, why: impl Into<Box<dyn Error + Send + Sync>>) -> NotDone {
         NotDone { what: format!("cannot {tried}: {}", in_full(&*why.into())), advice: None }
     }
@@ -30,12 +30,12 @@ impl NotDone {
         self
     }
 
-    /// What was tried, on what, why it failed.
+    /// What was tried, on what, and why it failed.
     pub fn what(&self) -> &str {
         &self.what
     }
 
-    /// What to do about it.
+    /// The advice, if there is any.
     pub fn advice(&self) -> Option<&str> {
         self.advice.as_deref()
     }

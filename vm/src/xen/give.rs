@@ -14,7 +14,7 @@ use super::error::NotDone;
 pub struct Wish {
     /// The guest may not write.
     pub read_only: bool,
-    /// A daemon looks after it ([`is_kept`]).
+    /// A daemon supervises it ([`is_kept`]).
     pub kept: bool,
 }
 
@@ -27,7 +27,7 @@ impl Wish {
     }
 }
 
-/// Writes the nodes of both ends. A guest that runs sees the disk come from then on.
+/// Creates the nodes of both ends. A running guest notices the disk from then on.
 pub fn announce(store: &mut dyn Store, device: &Device, wish: Wish) -> Result<(), NotDone> {
     domain::seen(store, device.guest)?;
     together(store, |store, within| {
@@ -294,7 +294,7 @@ mod test {
         let qdisk = Device { kind: "qdisk".into(), ..device.clone() };
         announce(&mut store, &qdisk, WRITABLE).unwrap();
         assert!(announce(&mut store, &device, WRITABLE).unwrap_err().what().contains("backend/qdisk/7/51728 has it"));
-        // What it has left when it is gone is no disk.
+        // What it leaves when it is gone does not count as a disk.
         store.remove(None, &qdisk.backend()).unwrap();
         announce(&mut store, &device, WRITABLE).unwrap();
     }

@@ -19,9 +19,9 @@ pub struct Lent {
     pub grants: OwnedFd,
     /// `/dev/xen/evtchn`, for channels of the guest only.
     pub channels: OwnedFd,
-    /// A connection to the store, for what is said of the disk.
+    /// A xenstore connection, for the disk's nodes.
     pub store: OwnedFd,
-    /// Another, for what is heard of domains.
+    /// Another xenstore connection, for events about domains.
     pub domains: OwnedFd,
 }
 

@@ -24,12 +24,12 @@ pub struct XenDomain {
     xl: Xl,
 }
 
-/// What a domain does.
+/// The state of a domain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
     /// Its guest runs.
     Running,
-    /// Its guest stands still, or is being saved.
+    /// Its guest is paused, or is being saved.
     Paused,
     /// Its guest has ended, and the domain may be destroyed.
     Down(Reason),
@@ -38,7 +38,7 @@ pub enum Status {
 }
 
 impl XenDomain {
-    /// Makes a domain that does not run yet. If it fails there is none.
+    /// Creates a paused domain. On failure none is left.
     pub fn create_paused(xl: &Xl, config: &Config, directory: &Path) -> Result<XenDomain, NotDone> {
         let text = config.text().map_err(|error| NotDone::new("create a domain", error))?;
         let path = directory.join(CONFIG);
@@ -60,12 +60,12 @@ impl XenDomain {
         Ok(guest.map(|guest| XenDomain { guest, xl: xl.clone() }))
     }
 
-    /// What it is.
+    /// Its id and UUID.
     pub fn guest(&self) -> &Guest {
         &self.guest
     }
 
-    /// What it does.
+    /// The current state.
     pub fn status(&self) -> Result<Status, NotDone> {
         if !self.guest.lives(&mut store()?)? {
             return Ok(Status::Gone);
@@ -83,12 +83,12 @@ impl XenDomain {
         self.xl.unpause(self.guest.domain)
     }
 
-    /// Has the guest stand still, in memory.
+    /// Pauses the guest, which stays in memory.
     pub fn pause(&self) -> Result<(), NotDone> {
         self.xl.pause(self.guest.domain)
     }
 
-    /// Asks the guest to power off, and does not wait.
+    /// Asks the guest to power off, without waiting.
     pub fn ask_to_power_off(&self) -> Result<(), NotDone> {
         self.xl.ask_to_power_off(self.guest.domain)
     }
@@ -115,7 +115,7 @@ impl XenDomain {
         self.guest.give(&mut store()?, vdev, read_only)
     }
 
-    /// Asks the guest to let go of a disk.
+    /// Asks the guest to release a disk.
     pub fn begin_unplug(&self, vdev: Vdev) -> Result<(), NotDone> {
         self.guest.ask_for(&mut store()?, vdev)
     }

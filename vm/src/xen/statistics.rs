@@ -45,17 +45,17 @@ pub struct Files {
 }
 
 impl Statistics {
-    /// Those of a guest's disk, below `place`.
+    /// The files of a guest's disk, below `place`.
     pub fn of(place: &Path, guest: DomId, vdev: Vdev) -> Statistics {
         Statistics { place: place.to_owned(), domain: guest.0, device: vdev.number() }
     }
 
-    /// Makes both files for the process of that number, with zeroes for numbers. Those that a process has left which
-    /// was killed are replaced.
+    /// Creates both files for the process with this pid, with all numbers zero. Files left by a killed process are
+    /// replaced.
     pub fn make(&self, pid: u32) -> io::Result<Files> {
-        // Nobody reads what stays: the store names this process now.
+        // Leftovers are never read: xenstore names this process now.
         self.remove_td3_left().unwrap_or_default();
-        // The sign comes last; who sees it finds the other.
+        // The signature is written last; a reader that sees it finds the other file.
         let mut begun = [0; TD3_LEN];
         begun[..4].copy_from_slice(&TD3_VERSION.to_ne_bytes());
         let td3 = create(&self.td3_directory(pid), &self.td3_name(), &begun)?;
@@ -66,7 +66,7 @@ impl Statistics {
         Ok(Files { vbd3, td3 })
     }
 
-    /// Removes what [`Statistics::make`] has created for that process, which writes nothing any more.
+    /// Removes what [`Statistics::make`] has created for that process, which no longer writes.
     pub fn remove_made(&self, pid: u32) {
         // A leftover is replaced by the next disk of this name, and until then shows an idle disk to readers. Readers
         // that know both take the first as the sign of a disk.
@@ -166,7 +166,7 @@ mod test {
         child
     }
 
-    /// What a process of that number has left of the disk, or has there.
+    /// The file that the process with this pid has, or has left, for the disk.
     fn td3_of(place: &Path, pid: u32) -> PathBuf {
         let directory = place.join(format!("td3-{pid}"));
         fs::create_dir(&directory).unwrap();
@@ -179,7 +179,7 @@ mod test {
         let (place, mut child) = (tempfile::tempdir().unwrap(), ended());
         fs::create_dir(place.path().join("vbd3-7-51728")).unwrap();
         fs::write(place.path().join("vbd3-7-51728/statistics"), [0xff; 200]).unwrap();
-        // With our own pid, and with another.
+        // With our own pid, and with another one.
         let own_one = td3_of(place.path(), own());
         let left = td3_of(place.path(), child.id());
         let _files = of(&place, "xvdb").make(own()).unwrap();

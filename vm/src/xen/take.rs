@@ -13,7 +13,7 @@ pub fn ask(store: &mut dyn Store, device: &Device) -> Result<(), NotDone> {
     together(store, |store, within| close(store, within, device))
 }
 
-/// libxl's words for it: offline, and Closing unless it has closed already.
+/// Like libxl: offline, and Closing unless it has closed already.
 fn close(store: &mut dyn Store, within: Option<Transaction>, device: &Device) -> Result<(), NotDone> {
     match device.states(store, within)?.0 {
         None => Ok(()),

@@ -49,7 +49,7 @@ impl Vdev {
         Vdev(number)
     }
 
-    /// The disk of a guest that stands there among its disks: xvda is 0.
+    /// The disk at this position among a guest's disks: xvda is 0.
     pub fn of_position(position: u8) -> Vdev {
         // Every position has a number: the second scheme has room for a million.
         Vdev(encoded("xvd", position.into(), 0).unwrap_or_default())
@@ -61,7 +61,7 @@ impl Vdev {
     }
 }
 
-/// Why a word names no disk.
+/// Why a name is not that of a disk.
 #[derive(Debug, PartialEq, Eq)]
 pub struct NotAVdev(String);
 

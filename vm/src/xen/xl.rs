@@ -14,7 +14,8 @@ use super::error::NotDone;
 use crate::qemu::process::Process;
 use crate::syntax::printable;
 
-/// For one command. One that makes a domain of much memory takes seconds, and waits for others that do (xl's lock).
+/// The time limit for one command. Creating a domain with much memory takes seconds, and waits for other commands that
+/// do so (xl's lock).
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Bytes of what a command says that are read: a line for each of Xen's domains at most.
@@ -26,7 +27,7 @@ pub struct Xl {
     program: PathBuf,
 }
 
-/// What a domain does.
+/// The state of a domain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     /// Its guest runs, or waits for something to do.
@@ -72,12 +73,12 @@ impl Xl {
         self.run(&["unpause", &domain.to_string()]).map(drop)
     }
 
-    /// Has the guest stand still.
+    /// Pauses the guest.
     pub fn pause(&self, domain: DomId) -> Result<(), NotDone> {
         self.run(&["pause", &domain.to_string()]).map(drop)
     }
 
-    /// Asks the guest to power off, and does not wait.
+    /// Asks the guest to power off, without waiting.
     pub fn ask_to_power_off(&self, domain: DomId) -> Result<(), NotDone> {
         self.run(&["shutdown", &domain.to_string()]).map(drop)
     }
@@ -106,7 +107,7 @@ impl Xl {
             let (out, err) = (scope.spawn(|| read(out)), scope.spawn(|| read(err)));
             let in_time = process.and_then(|process| process.wait(PATIENCE));
             if !matches!(in_time, Ok(true)) {
-                // Of one that has ended there is nothing to kill.
+                // A process that has exited cannot be killed.
                 child.kill().unwrap_or_default();
             }
             (in_time, out.join().unwrap_or_default(), err.join().unwrap_or_default())
@@ -162,7 +163,7 @@ fn state_in(line: &str) -> Option<(DomId, State)> {
 mod test {
     use super::*;
 
-    /// As xl 4.17 writes it.
+    /// As written by xl 4.17.
     const LIST: &str = "Name                                        ID   Mem VCPUs\tState\tTime(s)
 Domain-0                                     0  1024     1     r-----      35.1
 9b1deb4d-3b7d-4bad-9bdd-2b0d7b3dcb6d         1   320     1     -b----       6.3

@@ -1,5 +1,5 @@
-//! The file of an inventory and what the catalogue keeps for it are together what the catalogue says; and a catalogue
-//! that takes a file in says the same.
+//! The file of an inventory and the lines in the catalogue together equal the catalogue's state; a catalogue updated
+//! from the file equals the file.
 
 use std::collections::VecDeque;
 
@@ -85,7 +85,7 @@ impl Room {
         Log::write(&self.directory, self.sr, (generation, head), &contents, VecDeque::new()).unwrap();
     }
 
-    /// What is kept goes into the file; whether that is noted is left open, as by a daemon that is killed then.
+    /// Appends the stored lines to the file; whether that is recorded is optional, as if the daemon was killed then.
     async fn append(&self, noted: bool) {
         let (mut log, _) = self.log();
         log.append(&self.directory, self.sr, &self.recorded().await.lines).unwrap();
@@ -132,7 +132,7 @@ impl Room {
 
 #[tokio::test]
 async fn file_plus_outbox_equal_the_catalogue_after_any_crash() {
-    // Each bit: whether the file is appended to behind that change, and whether that is noted.
+    // Each bit: whether the lines are appended to the file after that change, and whether that is recorded.
     for ways in (0_u32..1 << 10).step_by(31) {
         let room = room().await;
         room.begin_file().await;
@@ -144,7 +144,7 @@ async fn file_plus_outbox_equal_the_catalogue_after_any_crash() {
         }
         let lines = room.recorded().await.lines;
         assert!(lines.len() <= 5);
-        // As the next daemon would: it knows of the file what is in it.
+        // As the next daemon would: it only knows the contents of the file.
         let (mut log, _) = room.log();
         log.append(&room.directory, room.sr, &lines).unwrap();
         let (log, contents) = room.log();
@@ -172,7 +172,7 @@ async fn irrelevant_changes_create_no_line() {
     });
     refused.await.unwrap_err();
     assert_eq!(room.recorded().await, before);
-    // What is recorded at one time is one line.
+    // Changes recorded in one commit make one line.
     let both = move |tx: &mut Tx<'_>| {
         tx.add_image(&image(sr, 5, None))?;
         tx.remove_vdi(Uuid::from_u128(1001))
@@ -254,7 +254,7 @@ async fn used_but_removed_vdis_are_missing_and_foreign_objects_refused() {
     assert_eq!((taken.missing, taken.removed), (vec![Uuid::from_u128(1001)], vec![Uuid::from_u128(1002)]));
     let stays = room.catalogue.read(|view| view.vdi(Uuid::from_u128(1001))).await.unwrap();
     assert_eq!((stays.state, stays.name.as_str()), (api::VdiState::Missing, "web"));
-    // The file is told of it.
+    // Append it to the file.
     let recorded = room.recorded().await;
     assert_eq!((recorded.generation, recorded.lines.len()), (10, 1));
     assert_eq!(recorded.lines.first().unwrap().before, "abc");

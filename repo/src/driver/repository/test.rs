@@ -1,5 +1,5 @@
-//! On real file systems: made in a file, mounted over a loop device. Only root can, and where something is missing it
-//! is said.
+//! On real file systems, made in a file and mounted over a loop device. This requires root; what cannot be run is
+//! reported.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ struct Mounted {
     room: tempfile::TempDir,
 }
 
-/// A file system that `mkfs` makes with `options`, of so many MiB; none, and a word of it, where that cannot be.
+/// A file system made by `mkfs` with `options`, of this size; `None`, with a message, where that is impossible.
 fn mounted(mkfs: &str, options: &[&str], mebibytes: u64) -> Option<Mounted> {
     let room = tempfile::tempdir().unwrap();
     let (image, at) = (room.path().join("image"), room.path().join("at"));
@@ -69,7 +69,7 @@ fn label(format: Option<ImageFormat>) -> Label {
     Label::new(Uuid::new_v4(), "disks".parse().unwrap(), format)
 }
 
-/// What a repository that is made at a place can.
+/// The properties of a repository in this directory.
 fn variant_at(at: &Path, format: Option<ImageFormat>) -> Variant {
     let label = label(format);
     make(&path(at), &label, false).unwrap();
@@ -100,7 +100,7 @@ fn xfs_without_reflink_is_reported() {
     assert!(variant.notes.iter().any(|note| note.contains("reflink")), "{:?}", variant.notes);
 }
 
-/// It has to be attached for somebody to make room in it.
+/// It must be possible to attach it, to free space in it.
 #[test]
 fn a_full_repository_is_attached_with_reflink() {
     let Some(full) = mounted("mkfs.xfs", &["-q", "-m", "reflink=1"], 320) else { return };
@@ -161,7 +161,7 @@ fn a_nonempty_directory_or_repository_is_refused() {
     std::fs::write(room.path().join("disk.vhd"), "").unwrap();
     let full = make(&at, &label(None), false).unwrap_err();
     assert!(full.code == Code::Exists && full.message.contains("disk.vhd"), "{full}");
-    // Somebody who wants it with all that is in it can have it.
+    // The directory can be used with its contents if the user says so.
     make(&at, &label(None), true).unwrap();
 }
 

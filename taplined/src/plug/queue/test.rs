@@ -18,7 +18,7 @@ fn request(vm: Option<u128>, vbd: u128, mode: Mode, memory: u64) -> Request {
     Request { vbd: uuid(vbd), vm: vm.map(uuid), mode, memory }
 }
 
-/// What a queue must do, as two lists and what was seen.
+/// The expected behaviour of a queue, as two lists and the observed starts.
 struct Model {
     queue: Queue,
     waiting: Vec<(Ticket, Request)>,
@@ -87,7 +87,8 @@ impl Model {
         }
     }
 
-    /// Nothing of the same VM that could have begun is to come before `request`, which was at `at` of those that wait.
+    /// No request of the same VM that could have been started may come before `request`, which was at position `at` of
+    /// the waiting ones.
     fn check_order(&self, at: usize, request: Request) {
         for (place, (_, other)) in self.waiting.iter().enumerate() {
             let before = match (other.mode, request.mode) {
@@ -116,7 +117,7 @@ impl Model {
     }
 }
 
-/// The actions that a small case is made of.
+/// The number of actions in a small case.
 const KINDS: usize = 8;
 
 fn apply(model: &mut Model, kind: usize, number: u128) {
@@ -135,7 +136,7 @@ fn apply(model: &mut Model, kind: usize, number: u128) {
     }
 }
 
-/// Ends everything, first come first ended: all that was asked for has its turn.
+/// Ends all requests in order: every request must get its turn.
 fn drain(model: &mut Model) {
     model.settle();
     while !model.under_way.is_empty() {
@@ -238,7 +239,7 @@ fn machines_take_turns() {
     model.settle();
     model.ask(request(Some(2), 900, Mode::ReadOnly, 1));
     model.end(0);
-    // Its turn comes behind the one that was waiting before it.
+    // Its turn comes after the one that waited before it.
     model.settle();
     model.end(0);
     assert_eq!(model.settle(), [uuid(900)]);
@@ -261,7 +262,7 @@ fn a_request_waiting_for_memory_is_overtaken_only_so_often() {
     model.ask(request(Some(1), 0, Mode::ReadWrite, 5));
     model.settle();
     model.ask(request(Some(2), 1, Mode::ReadWrite, 10));
-    // Small ones without end, of another VM, beside one that is slow.
+    // An endless series of small requests of another VM, with one slow request.
     let mut passed = 0;
     for number in 2..100 {
         model.ask(request(Some(3), number, Mode::ReadWrite, 1));

@@ -10,7 +10,7 @@ use uuid::Uuid;
 /// VDIs that are named where two accounts differ.
 const NAMED: usize = 3;
 
-/// What is to be done.
+/// What to do.
 #[derive(Debug)]
 pub enum Verdict {
     /// Nothing: there is no inventory, and there can be none.
@@ -19,9 +19,9 @@ pub enum Verdict {
     Begin,
     /// The file has the catalogue's state, or an earlier one from before the lines that the catalogue still keeps.
     Known(Box<Log>),
-    /// The catalogue is older, or knows nothing of the repository: it takes in what the file says.
+    /// The catalogue is older, or does not contain the repository: it is updated from the file.
     TakeIn(Box<Log>, Contents),
-    /// The file cannot be used, and the catalogue has all that it had: it is kept aside and written anew.
+    /// The file cannot be used, and the catalogue has everything that it had: it is renamed and rewritten.
     Anew,
 }
 
@@ -63,7 +63,7 @@ pub fn compare(
     Ok(Verdict::TakeIn(log, *contents))
 }
 
-/// Where a file is beside the catalogue.
+/// How the file relates to the catalogue.
 enum Relation {
     Behind,
     Ahead,
@@ -85,7 +85,7 @@ fn attach(believed: &str) -> String {
     format!("'tapline sr attach --believe {believed}'")
 }
 
-/// Neither has been where the other is: a backup of the repository or of the state directory was put back, or two hosts
+/// Neither has seen the other's state: a backup of the repository or of the state directory was restored, or two hosts
 /// have used it.
 fn diverged(sr: &Sr, log: &Log, contents: &Contents, recorded: &Recorded) -> Problem {
     let what = format!(

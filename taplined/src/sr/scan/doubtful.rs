@@ -15,7 +15,7 @@ use uuid::Uuid;
 use super::{examine, list, placement};
 use crate::daemon::Daemon;
 
-/// Looks at the files of a repository that was just attached. That they cannot be examined keeps nobody from the rest.
+/// Checks the files of a repository that was just attached. A failure does not stop anything else.
 pub async fn hold(daemon: &Daemon, sr: Uuid) {
     match look(daemon, sr).await {
         Ok(held) => {
@@ -32,7 +32,7 @@ pub async fn hold(daemon: &Daemon, sr: Uuid) {
     }
 }
 
-/// The VDIs that are diverged now, with the files that stand on them.
+/// The VDIs that are now diverged, with the files of their children.
 async fn look(daemon: &Daemon, uuid: Uuid) -> Result<Vec<(Uuid, String)>, Problem> {
     let directory = daemon.srs.directory(uuid).await?;
     let (sr, sorted) = list(daemon, uuid, &directory).await?;
@@ -45,7 +45,7 @@ async fn look(daemon: &Daemon, uuid: Uuid) -> Result<Vec<(Uuid, String)>, Proble
     daemon.catalogue.write(move |tx| diverge(tx, uuid, &standing)).await
 }
 
-/// `standing`: files by the file on which they stand.
+/// `standing`: the child files by the file of their parent.
 fn diverge(tx: &mut Tx<'_>, sr: Uuid, standing: &HashMap<String, String>) -> Result<Vec<(Uuid, String)>, Problem> {
     let mut held = Vec::new();
     for image in tx.images_of_sr(sr)? {

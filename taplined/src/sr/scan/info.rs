@@ -17,7 +17,7 @@ use crate::daemon::Daemon;
 use crate::disk::handing::Handing;
 use crate::task::Context;
 
-/// Disk processes at one time.
+/// Maximum number of concurrent disk processes.
 const AT_ONE_TIME: usize = 4;
 
 /// A layer, as `image info` prints it. It prints more.

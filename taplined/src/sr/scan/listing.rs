@@ -22,7 +22,7 @@ pub struct Candidate {
     pub format: ImageFormat,
     /// Its length.
     pub len: u64,
-    /// What it takes on the file system.
+    /// Its physical size.
     pub physical: u64,
     /// The image that it is, if it is known.
     pub known: Option<Uuid>,
@@ -59,7 +59,7 @@ pub struct Sorted {
 /// Sorts the `entries` of a repository. `in_hand` are the intents of tasks.
 pub fn sort(sr: &Sr, entries: Vec<Entry>, known: Vec<Image>, in_hand: &[String]) -> Sorted {
     let mut sorted = Sorted::default();
-    // Those that a task is making are its business, whether their files are there or not.
+    // Files that a task is creating are left to it, whether they exist or not.
     let (making, known): (Vec<_>, Vec<_>) = known.into_iter().partition(|image| image.state == ImageState::Making);
     let noted: HashSet<String> =
         entries.iter().filter_map(|entry| entry.name.strip_suffix(UNFINISHED)).map(Into::into).collect();
@@ -107,7 +107,7 @@ fn belongs(sr: &Sr, name: &str) -> bool {
     !matches!(sr.source, SrSource::Iso { .. }) || name.ends_with(".iso")
 }
 
-/// A file with the name of an image: what it is counted as.
+/// Sorts a file with the name of an image.
 fn appear(sorted: &mut Sorted, entry: Entry, format: ImageFormat) -> &'static str {
     let problem = match (entry.file, format) {
         (false, _) => Some(odd()),

@@ -11,14 +11,14 @@ use uuid::Uuid;
 
 use super::listing::{Candidate, unplaced};
 
-/// An image by what it says of itself.
+/// An image, according to its own metadata.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Found {
     /// The file.
     pub file: Candidate,
-    /// What it shows, in bytes.
+    /// Virtual size in bytes.
     pub size: u64,
-    /// What its children know it by.
+    /// The identity recorded by its children.
     pub identity: Option<Uuid>,
     /// XenServer's storage manager takes it for an inner node of a chain.
     pub hidden: bool,
@@ -26,7 +26,7 @@ pub struct Found {
     pub parent: Option<Recorded>,
 }
 
-/// What an image records of its parent.
+/// What an image records about its parent.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Recorded {
     /// Its identity.
@@ -35,7 +35,7 @@ pub struct Recorded {
     pub file: Option<String>,
     /// Its format.
     pub format: Option<ImageFormat>,
-    /// As it stands there, for people.
+    /// As recorded, for messages.
     pub shown: String,
 }
 
@@ -44,23 +44,23 @@ pub struct Recorded {
 pub struct Placing {
     /// The image.
     pub found: Found,
-    /// The file of the image that it stands on.
+    /// The file of its parent image.
     pub parent: Option<String>,
-    /// Others stand on it.
+    /// Whether it has children.
     pub below_others: bool,
 }
 
 /// Placed images, parents before their children, and unplaced ones.
 #[derive(Clone, Debug, Default)]
 pub struct Placement {
-    /// What has.
+    /// Images that were placed.
     pub placed: Vec<Placing>,
-    /// What has not.
+    /// Images that were not.
     pub unplaced: Vec<Unplaced>,
 }
 
 impl Found {
-    /// A known image, of which nobody needs to know more.
+    /// A known image, of which no more is needed.
     pub fn of_known(file: Candidate) -> Found {
         Found { size: file.len, file, identity: None, hidden: false, parent: None }
     }
@@ -70,9 +70,9 @@ impl Found {
     }
 }
 
-/// What has become of an image.
+/// The result for an image.
 enum Fate {
-    /// Nothing yet: it stands on the file.
+    /// None yet: it depends on its parent file.
     Waits(String),
     /// It has a place, on the file if there is one.
     Placed(Option<String>),
@@ -121,7 +121,7 @@ pub fn place(all: Vec<Found>) -> Placement {
             placement.placed.push(Placing { below_others: parents.contains(&name), found, parent });
         }
     }
-    // What still waits, waits for what has no place or for itself.
+    // The remaining ones depend on an unplaced image or on themselves.
     for (name, fate) in &fates {
         if let (Fate::Waits(parent), Some(found)) = (fate, by_name.get(name)) {
             let problem = without_end(name, parent, &fates);

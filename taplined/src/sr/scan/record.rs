@@ -16,7 +16,7 @@ use super::placement::{Placement, Placing};
 /// Characters of a VDI's name ([`api::Name`]).
 const NAME_MAX: usize = 128;
 
-/// Records what was found: images with what they take, images that have gone, and images with their places.
+/// Records the result: physical sizes of images, missing images, and new images.
 pub fn record(
     tx: &mut Tx<'_>,
     sr: &Sr,
@@ -60,7 +60,7 @@ pub fn record(
     Ok(scan)
 }
 
-/// The image that an image is to stand on, which must keep still.
+/// The image that becomes the parent of an image, which must not be changed at the time.
 fn parent(tx: &Tx<'_>, placing: &Placing, known: &HashMap<String, Uuid>) -> Result<Option<Uuid>, Problem> {
     let Some(file) = &placing.parent else { return Ok(None) };
     let Some(image) = known.get(file) else {
@@ -121,7 +121,7 @@ fn add_vdis(tx: &mut Tx<'_>, sr: &Sr, added: Vec<(Placing, Uuid)>) -> Result<Vec
     let is_base = |placing: &Placing| placing.below_others && !placing.found.hidden;
     let bases: HashSet<Uuid> = added.iter().filter(|(placing, _)| is_base(placing)).map(|(_, image)| *image).collect();
     let mut appeared = Vec::new();
-    // Parents come before their children, and what stands on a base is seen when that has its VDI.
+    // Parents come before their children; the VDI above a base is known once that VDI has been added.
     for (placing, image) in added.into_iter().rev() {
         let vdi = match placing.found.hidden {
             true => None,
@@ -148,8 +148,7 @@ fn add_vdi(tx: &mut Tx<'_>, sr: &Sr, placing: &Placing, image: Uuid, bases: &Has
     tx.add_vdi(&vdi).map(|()| vdi.uuid)
 }
 
-/// The one VDI that stands on a base, if there is one: what the base shows is an earlier state of it. Other bases do
-/// not count.
+/// The only VDI above a base, if there is exactly one: the base is an earlier state of it. Other bases do not count.
 fn only_above(tx: &Tx<'_>, image: Uuid, bases: &HashSet<Uuid>) -> Result<Option<Uuid>, Problem> {
     let mut above = Vec::new();
     for vdi in tx.vdis_above(image)? {
@@ -169,7 +168,7 @@ fn identity(tx: &Tx<'_>, file: &str) -> Result<Uuid, Problem> {
     }
 }
 
-/// The name of the file without its end, if that can be one.
+/// The name of the file without its suffix, if that is a valid name.
 fn name(file: &str) -> Result<api::Name, Problem> {
     let stem = file.rsplit_once('.').map_or(file, |(stem, _)| stem);
     let short = |text: &str| text.chars().take(NAME_MAX).collect::<String>().trim().to_owned();

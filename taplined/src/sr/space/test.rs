@@ -71,7 +71,7 @@ async fn waiting_guests_continue_only_when_there_is_space() {
     let Some(small) = Small::mount() else { return };
     let room = room(small.0.path()).await;
     let filler = small.0.path().join("filler");
-    // As many bytes as there are: the write ends for want of space.
+    // As many bytes as there are: the write fails for lack of space.
     assert!(std::fs::write(&filler, vec![1; 4 << 20]).is_err());
     let mut relieved = room.srs.relieved();
     room.srs.reported_full(room.sr).await.unwrap();
@@ -136,7 +136,7 @@ async fn a_detached_repository_has_no_directory() {
     let refused = room.srs.directory(room.sr).await.unwrap_err();
     assert!(refused.code == api::Code::State && refused.advice.unwrap().contains("attach"));
     assert_eq!(room.srs.directory(Uuid::new_v4()).await.unwrap_err().code, api::Code::NotFound);
-    // It is open nowhere: another one can have it.
+    // It is not open: another process can use it.
     room.srs.attach(room.sr).await.unwrap();
 }
 

@@ -41,8 +41,8 @@ impl QemuVm {
         Ok(positions)
     }
 
-    /// Plugs a disk. It must be served and stay so: QEMU, with the guest, stands still until it has agreed with who
-    /// serves it.
+    /// Plugs a disk. It must be served and stay so: QEMU, with the guest, is blocked until it has negotiated with the
+    /// server.
     pub fn plug(&mut self, disk: &Disk) -> Result<(), MachineError> {
         disk.check()?;
         let number = disk.position.number();
@@ -72,8 +72,8 @@ impl QemuVm {
         }
     }
 
-    /// Asks the guest to let go of a disk and waits for that, for at most `patience`. A disk that is not there is
-    /// unplugged.
+    /// Asks the guest to release a disk and waits for that, for at most `patience`. A disk that does not exist counts
+    /// as unplugged.
     pub fn unplug(&mut self, position: Position, patience: Duration) -> Result<(), MachineError> {
         let began = Instant::now();
         self.begin_unplug(position)?;
@@ -123,7 +123,7 @@ impl QemuVm {
     /// while a dead server is being replaced; and permanently if the server died at the very moment when the driver
     /// started the disk: QEMU before 9.1 never retries such a connection. Versions before 7.2 do not report it.
     pub fn has_lost(&mut self, position: Position) -> Result<bool, MachineError> {
-        // While a guest stands still its disks do, too.
+        // While a guest is paused, so are its disks.
         if self.status()? != Status::Running || !self.disks()?.contains(&position) {
             return Ok(false);
         }
@@ -143,7 +143,7 @@ impl QemuVm {
         Ok(Version::told(&answer).unwrap_or(Version::OLDEST))
     }
 
-    /// What the guest does to a disk, within `patience`.
+    /// The next event about a disk, within `patience`.
     fn event_about(&mut self, position: Position, patience: Duration) -> Result<Option<Event>, MachineError> {
         let name = disk_name(position);
         let is_about = |event: &Event| {
@@ -154,8 +154,8 @@ impl QemuVm {
         event.map_err(|error| self.explained(format!("unplug disk {}", position.number()), error))
     }
 
-    /// Removes a connection. The device that had it is not among the machine's any more, and lets go of it when QEMU's
-    /// last reader has (RCU), which is a moment later.
+    /// Removes a chardev. The device that had it is no longer among the machine's, and releases it when QEMU's last
+    /// reader has (RCU), which is a moment later.
     fn remove_chardev(&mut self, chardev: &str) -> Result<(), MachineError> {
         let deadline = Instant::now() + LET_GO;
         loop {
@@ -167,7 +167,7 @@ impl QemuVm {
         }
     }
 
-    /// The names of what is below a path of QEMU's objects.
+    /// The names of the children of a path in QEMU's object tree.
     fn children(&mut self, path: &str) -> Result<Vec<String>, MachineError> {
         let what = format!("list {path}");
         let listed = self.command(&what, "qom-list", &json!({ "path": path }))?;
@@ -177,7 +177,7 @@ impl QemuVm {
     }
 }
 
-/// Sees that somebody serves the disk, before QEMU waits for it.
+/// Checks that the disk is served, before QEMU waits for it.
 pub(super) fn see_served(disk: &Disk) -> Result<(), MachineError> {
     let position = disk.position.number();
     served::ask(&disk.socket, SERVED).map_err(|source| MachineError::NotServed { position, source })

@@ -18,9 +18,9 @@ pub struct Ended {
 /// The reason that QEMU gave for its exit (the event SHUTDOWN).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shutdown {
-    /// The guest has asked for it.
+    /// Whether the guest has requested it.
     pub guest: bool,
-    /// QEMU's word for it: `guest-shutdown`, `host-signal`, `host-qmp-quit`, …
+    /// QEMU's reason: `guest-shutdown`, `host-signal`, `host-qmp-quit`, …
     pub reason: String,
 }
 

@@ -11,7 +11,7 @@ use super::super::process::Identity;
 use super::super::served::NotServed;
 use crate::qmp::QmpError;
 
-/// Why something could not be done with a machine.
+/// Why an operation on a machine failed.
 #[derive(Debug, Error)]
 pub enum MachineError {
     /// There can be no such machine, or no such disk.
@@ -61,7 +61,7 @@ pub enum MachineError {
         /// The monitor's error.
         source: QmpError,
     },
-    /// The process of a machine is not there any more.
+    /// The process of a machine has exited.
     #[error("the VM's QEMU, process {}, has exited", identity.pid)]
     Gone {
         /// The process.
@@ -72,12 +72,12 @@ pub enum MachineError {
     NotIts {
         /// The monitor's socket.
         path: PathBuf,
-        /// Who listens.
+        /// The process that listens.
         found: i32,
-        /// Who should.
+        /// The process that should listen.
         expected: i32,
     },
-    /// A process could not be asked or signalled.
+    /// A process could not be queried or signalled.
     #[error("cannot {what} the VM's QEMU")]
     Process {
         /// What was tried.
@@ -85,12 +85,12 @@ pub enum MachineError {
         /// The system's error.
         source: io::Error,
     },
-    /// Nobody serves a disk, and QEMU was not told of it.
+    /// A disk is not served, and QEMU was not told about it.
     #[error("cannot plug disk {position} into the VM")]
     NotServed {
         /// The disk's position.
         position: u8,
-        /// What was found.
+        /// The cause.
         source: NotServed,
     },
     /// There is a disk at this position.
@@ -111,7 +111,7 @@ pub enum MachineError {
     /// The guest has refused to let go of a disk.
     #[error("the guest refuses to release disk {0}: unmount it there first")]
     Refused(u8),
-    /// A disk was not plugged, and what was done for it not undone.
+    /// A plug failed, and could not be rolled back.
     #[error("cannot plug disk {position}, and its chardev could not be removed: {undo}")]
     HalfPlugged {
         /// The disk's position.

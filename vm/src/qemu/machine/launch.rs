@@ -19,7 +19,7 @@ use super::error::MachineError;
 /// always allowed.
 const DESCRIPTORS_MAX: u64 = 65_536;
 
-/// Bytes of its last words that are shown.
+/// How many bytes at the end of its output are shown.
 const WORDS_MAX: u64 = 4096;
 
 /// Others that may do something in the directory: with the monitor they would have the guest.
@@ -38,7 +38,7 @@ pub(super) struct Files {
     pub monitor: PathBuf,
     /// Where its messages go.
     pub log: PathBuf,
-    /// Where the words of this QEMU begin in the log.
+    /// The offset in the log where the output of this QEMU begins.
     from: u64,
 }
 
@@ -64,7 +64,7 @@ impl Files {
         Ok(Self { monitor, log: directory.join(LOG), from: 0 })
     }
 
-    /// Sees that the user as whom QEMU runs gets to them.
+    /// Checks that the user that QEMU runs as has access to them.
     pub fn must_be_reachable(&self, account: &Account) -> Result<(), MachineError> {
         let directory = self.log.parent().unwrap_or(Path::new("/"));
         directories_open_to_all(directory).map_err(|closed| {

@@ -35,17 +35,17 @@ const COMMAND: Duration = Duration::from_secs(30);
 /// For a program to say which QEMU it is, before it is taken for the oldest.
 const TO_SAY_VERSION: Duration = Duration::from_secs(10);
 
-/// Between looks at a QEMU that does not listen yet.
+/// The interval for polling a QEMU that does not listen yet.
 const POLL: Duration = Duration::from_millis(10);
 
-/// For the monitor of a QEMU that has ended: it is closed, and what was said is there.
+/// The time limit for reading the monitor of a QEMU that has exited: it is closed, and everything sent is available.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
-/// For a QEMU that was told to quit: it only has to wait for the disks' processes.
+/// The time limit for the exit of a QEMU that was told to quit: it only has to wait for the disks' processes.
 const TO_END: Duration = Duration::from_secs(10);
 
-/// A machine. Dropped, it goes on; a process that has started it should keep it until it has [ended](QemuVm::ended),
-/// for it is its parent.
+/// A machine, which keeps running if this is dropped. A process that has started it is its parent, and should keep this
+/// until it has [ended](QemuVm::ended).
 #[derive(Debug)]
 pub struct QemuVm {
     process: Process,
@@ -58,7 +58,7 @@ pub struct QemuVm {
     sandboxed: bool,
 }
 
-/// What a machine does.
+/// The state of a machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Status {
     /// The guest runs.
@@ -160,12 +160,12 @@ impl QemuVm {
         Ok(machine)
     }
 
-    /// By what it is found again.
+    /// What identifies it for reattaching.
     pub fn identity(&self) -> &Identity {
         self.process.identity()
     }
 
-    /// What it does.
+    /// The current state.
     pub fn status(&mut self) -> Result<Status, MachineError> {
         let answer = self.command("ask for its status", "query-status", &json!({}))?;
         Ok(match answer["status"].as_str().unwrap_or("unknown") {
@@ -199,7 +199,7 @@ impl QemuVm {
 
     /// Ends the machine at once, whatever the guest does: as if the power had gone.
     pub fn end(&mut self) -> Result<Ending, MachineError> {
-        // A QEMU that exits before it answers has done what it was told.
+        // A QEMU that exits before it responds has carried out the request.
         let told = self.client.execute("quit", &json!({}), TO_END);
         let heard = matches!(&told, Ok(_) | Err(QmpError::Gone { .. }));
         if heard && self.wait_ended(TO_END)? {
@@ -337,7 +337,7 @@ impl Drop for Starting {
         let Some(mut child) = self.0.take() else { return };
         // One that has ended cannot be killed and needs not; it is waited for in both cases.
         if let Err(error) = child.kill().and_then(|()| child.wait()) {
-            // If nobody can read the message, that is no reason to panic.
+            // A message that cannot be written is no reason to panic.
             writeln!(std::io::stderr(), "cannot end QEMU, process {}: {error}", child.id()).unwrap_or_default();
         }
     }

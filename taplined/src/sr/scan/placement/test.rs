@@ -33,7 +33,7 @@ fn known(found: Found) -> Found {
     Found { file: Candidate { known: Some(Uuid::new_v4()), ..found.file.clone() }, ..found }
 }
 
-/// Files with the files they stand on, in the order in which they were placed, and whether others stand on them.
+/// Files with the files of their parents, in placement order, and whether they have children.
 fn placed(placement: &Placement) -> Vec<(&str, Option<&str>, bool)> {
     let placed = placement.placed.iter();
     placed.map(|one| (&*one.found.file.file, one.parent.as_deref(), one.below_others)).collect()

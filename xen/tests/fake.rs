@@ -50,7 +50,7 @@ fn taken(channels: &mut impl EventChannels) -> (Vec<Port>, bool) {
 const fn is_send<T: Send>() {}
 const _: () = {
     is_send::<(Host, fake::GrantTable, fake::Channels, fake::FakeStore)>();
-    is_send::<(Gntdev, Evtchn, Daemon, CopyBatch)>();
+    is_send::<(Gntdev, Evtchn, XenstoredClient, CopyBatch)>();
 };
 
 #[test]

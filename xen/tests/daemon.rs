@@ -6,8 +6,8 @@ use std::path::Path;
 use std::thread::{JoinHandle, spawn};
 use std::time::Duration;
 
-use xen::xenstored::XenstoredClient;
 use xen::wire::{Kind, Message, Receiver};
+use xen::xenstored::XenstoredClient;
 use xen::{DomId, Store, StoreError};
 
 /// A store that reads requests and writes, byte by byte, the bytes that `answer` returns for each.

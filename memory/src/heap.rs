@@ -1,11 +1,9 @@
-//! The heap of this process, which keeps for itself what was freed, until it is told that it need not.
+//! The heap of this process, whose allocator keeps freed memory until it is asked to return it.
 
-/// Gives the pages back to the kernel that hold nothing any more. It takes a look at all of the heap: not to be called
-/// often.
+/// Returns pages without live allocations to the kernel. It scans the whole heap, so it should not be called often.
 pub fn give_back_freed() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
-    // SAFETY: it works on what the allocator keeps for itself, under the allocator's own locks, and moves nothing in
-    // use.
+    // SAFETY: it works on the allocator's free memory, under the allocator's own locks, and moves nothing in use.
     unsafe {
         libc::malloc_trim(0);
     }

@@ -41,8 +41,8 @@ impl Mapping {
         Mapping::at(base.cast(), len)
     }
 
-    /// Maps one page of `file` at each of `offsets` in one contiguous piece, in that order; a page may be named more
-    /// than once. To be read only, unless `writable`.
+    /// Maps one page of `file` at each of `offsets` contiguously, in that order; a page may occur more than once.
+    /// Read-only, unless `writable`.
     pub fn of_pages(file: BorrowedFd<'_>, offsets: &[u64], writable: bool) -> io::Result<Mapping> {
         let len = offsets.len().checked_mul(PAGE).ok_or(io::ErrorKind::InvalidInput)?;
         // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.

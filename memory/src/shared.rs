@@ -172,7 +172,7 @@ impl<const LEN: usize, const ALIGN: usize> Window<'_, LEN, ALIGN> {
     #[inline(always)]
     fn u32_at(&self, at: usize) -> Option<&AtomicU32> {
         let inside = at % 4 == 0 && at.checked_add(4)? <= LEN;
-        // SAFETY: the four bytes lie in the window, and so in a piece that is mapped while it is borrowed; they are
+        // SAFETY: the four bytes are within the window, and so in a range that is mapped while it is borrowed; they are
         // aligned, as the window is. An atomic tolerates any concurrent access of the guest.
         inside.then(|| unsafe { AtomicU32::from_ptr(self.base.add(at).cast()) })
     }

@@ -11,7 +11,7 @@ use xen::StoreError;
 use super::kill_point::{InjectedBug, injected};
 use super::node::KeysError;
 use super::ring::Broken;
-use super::state::{HandshakeState, XenbusState};
+use super::state::{Handshake, XenbusState};
 
 /// Attempts for a front end that is not connected: it may name rings that do not exist; or it is closing, and may have
 /// released the rings in which an earlier process left requests unanswered.
@@ -66,7 +66,7 @@ impl AttachError {
     }
 
     /// Whether to retry after this many attempts. A connected front end is never told to close.
-    pub fn should_retry(&self, handshake: &HandshakeState, attempts: u32) -> bool {
+    pub fn should_retry(&self, handshake: &Handshake, attempts: u32) -> bool {
         let ours_to_blame = matches!(self, AttachError::Map { .. } | AttachError::Bind { .. });
         let again = match (handshake.ours, handshake.theirs) {
             (_, Some(XenbusState::Closing | XenbusState::Closed)) => ours_to_blame && attempts < ATTEMPTS,

@@ -24,7 +24,7 @@ use crate::MemoryChange;
 const IN_USE_MAX: usize = 32 << 20;
 
 /// How a guest's pages are accessed.
-pub enum TransferMode {
+pub enum DataMode {
     /// Copied by the hypervisor.
     Copy,
     /// Mapped persistently.
@@ -68,7 +68,7 @@ pub enum TransferState {
 /// Transfers data for one front end.
 pub struct Data {
     domain: DomId,
-    mode: TransferMode,
+    mode: DataMode,
     pool: Pool,
     from_guest: CopyBatch,
     to_guest: CopyBatch,
@@ -76,7 +76,7 @@ pub struct Data {
 
 impl Data {
     /// Creates one for a front end of `domain`; copied data goes through `staging`, which must have no other user.
-    pub fn new(domain: DomId, mode: TransferMode, staging: Arc<Buffer>) -> Data {
+    pub fn new(domain: DomId, mode: DataMode, staging: Arc<Buffer>) -> Data {
         let (from_guest, to_guest) = Default::default();
         Data { domain, mode, pool: Pool::new(staging), from_guest, to_guest }
     }
@@ -111,7 +111,7 @@ impl Data {
 
     /// Maps, in one call, the pages of these ranges that should stay mapped and are not mapped yet.
     pub fn map_pages<'a>(&mut self, grants: &mut dyn Grants, ranges: impl Iterator<Item = &'a PageRange>) {
-        if let TransferMode::Persistent(pages) = &mut self.mode {
+        if let DataMode::Persistent(pages) = &mut self.mode {
             pages.map_pages(grants, self.domain, ranges.map(|range| range.page));
         }
     }
@@ -127,7 +127,7 @@ impl Data {
         buffer: &mut Option<DataBuffer>,
     ) -> TransferState {
         match &self.mode {
-            TransferMode::Persistent(pages) => {
+            DataMode::Persistent(pages) => {
                 if !write && !pages.contains_all(ranges) {
                     return TransferState::Deferred;
                 }
@@ -140,8 +140,8 @@ impl Data {
                 *buffer = Some(DataBuffer::PoolBuffer(memory));
                 TransferState::Done
             }
-            TransferMode::Copy => self.acquire_copy((ranges, len), write, buffer),
-            TransferMode::Map => {
+            DataMode::Copy => self.acquire_copy((ranges, len), write, buffer),
+            DataMode::Map => {
                 *buffer =
                     map(grants, self.domain, ranges, write).map(|memory| DataBuffer::Mapped(Some(Box::new(memory))));
                 if buffer.is_some() { TransferState::Done } else { TransferState::Failed }
@@ -177,7 +177,7 @@ impl Data {
         for retried in [false, true] {
             let state = self.acquire(grants, (ranges, len), write, buffer);
             let TransferState::Deferred = state else { return state };
-            let TransferMode::Persistent(pages) = &mut self.mode else { break };
+            let DataMode::Persistent(pages) = &mut self.mode else { break };
             if retried || !pages.ensure_mapped(grants, self.domain, ranges) {
                 break;
             }
@@ -230,7 +230,7 @@ impl Data {
     ) -> TransferState {
         let DataBuffer::PoolBuffer(memory) = buffer else { return TransferState::Done };
         match &mut self.mode {
-            TransferMode::Persistent(pages) => {
+            DataMode::Persistent(pages) => {
                 let ours = (&**self.pool.buffer(memory), memory.at());
                 let copied = pages.copy_in(ranges, ours).or_else(|| {
                     // The pages were unmapped meanwhile. Data copied before an unmapped page was found is copied again.
@@ -241,8 +241,8 @@ impl Data {
                     None => queued(self.to_guest.push(Direction::ToGuest, self.pool.segments(memory), ranges)),
                 }
             }
-            TransferMode::Copy => queued(self.to_guest.push(Direction::ToGuest, self.pool.segments(memory), ranges)),
-            TransferMode::Map => TransferState::Done,
+            DataMode::Copy => queued(self.to_guest.push(Direction::ToGuest, self.pool.segments(memory), ranges)),
+            DataMode::Map => TransferState::Done,
         }
     }
 

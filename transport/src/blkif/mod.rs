@@ -158,7 +158,7 @@ pub enum SetUpError {
 }
 
 /// The interfaces of Xen that a server uses.
-struct XenHandles {
+struct Xen {
     store: Box<dyn Store>,
     grants: Box<dyn Grants>,
     channels: Box<dyn EventChannels>,
@@ -170,7 +170,7 @@ struct XenHandles {
 
 /// A blkif server for one device.
 pub struct Server {
-    xen: XenHandles,
+    xen: Xen,
     session: Session,
     /// Reported ports to be unmasked before we sleep.
     masked: Vec<Port>,
@@ -200,7 +200,7 @@ impl Server {
             .map_err(|errno| SetUpError::Eventfd(errno.into()))?;
         let trim_timer = Timer::new().map_err(SetUpError::Timer)?;
         let retry = RetryTimer::new().map_err(SetUpError::Timer)?;
-        let xen = XenHandles { store, grants, channels, wake, retry };
+        let xen = Xen { store, grants, channels, wake, retry };
         let session = Session::new(config, nodes, Buffer::zeroed(pool::STAGING_LEN));
         let (masked, log, channel_retries, unmask_retries, store_retries) = Default::default();
         Ok(Server {
@@ -349,7 +349,7 @@ impl Config {
     }
 }
 
-impl XenHandles {
+impl Xen {
     fn wake(&self) {
         // It does not block, and a saturated eventfd is signalled already.
         rustix::io::write(&self.wake, &1u64.to_ne_bytes()).ok();

@@ -7,7 +7,7 @@
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
-use super::XenHandles;
+use super::Xen;
 use super::event::Log;
 use crate::Timer;
 
@@ -79,14 +79,14 @@ impl RetryBudget {
     const ATTEMPTS: u32 = 3;
 
     /// Records a failure, and retries until it succeeds.
-    pub fn failed(&mut self, xen: &mut XenHandles, log: &mut Log) {
+    pub fn failed(&mut self, xen: &mut Xen, log: &mut Log) {
         if !self.try_again(xen) {
             xen.retry.arm(log);
         }
     }
 
     /// Records a failure, and retries immediately a bounded number of times. Returns `false` when these are used up.
-    pub fn try_again(&mut self, xen: &XenHandles) -> bool {
+    pub fn try_again(&mut self, xen: &Xen) -> bool {
         self.failures = self.failures.saturating_add(1);
         let again = self.failures <= RetryBudget::ATTEMPTS;
         if again {

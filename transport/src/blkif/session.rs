@@ -14,7 +14,7 @@ use memory::Buffer;
 use xen::{Granted, Grants, Port, Store, StoreError};
 
 use super::attach_error::AttachError;
-use super::data::{Data, TransferMode};
+use super::data::{Data, DataMode};
 use super::device::{Device, Limits};
 use super::event::{Event, Log};
 use super::kill_point::{InjectedBug, injected};
@@ -22,8 +22,8 @@ use super::node::{self, DeviceNodes, Features, FrontendPhase, KeysError, Offer, 
 use super::queue::Queue;
 use super::retry::RetryBudget;
 use super::ring::Ring;
-use super::state::{HandshakeAction, HandshakeState, XenbusState};
-use super::{Config, GrantsPolicy, OnStop, XenHandles};
+use super::state::{Action, Handshake, XenbusState};
+use super::{Config, GrantsPolicy, OnStop, Xen};
 use crate::MemoryChange;
 use crate::log::with_causes;
 
@@ -49,12 +49,12 @@ pub struct Session {
     seen_connected: bool,
     announced: bool,
     refused: bool,
-    /// See [`HandshakeState::inherited`]; `None` until our node was first read.
+    /// See [`Handshake::inherited`]; `None` until our node was first read.
     inherited: Option<bool>,
     /// Why the rings of a front end that keeps its connection cannot be attached, and the number of attempts.
     attach_failure: Option<(String, u32)>,
     ended: bool,
-    closing: CloseRequest,
+    closing: Closing,
     /// The connection to the store is lost, and all watches with it. The rings are still served.
     store_lost: bool,
     store_retries: RetryBudget,
@@ -64,7 +64,7 @@ pub struct Session {
 
 /// Whether the device is being closed because the server stops.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum CloseRequest {
+enum Closing {
     No,
     /// The front end was asked to release it.
     Requested,
@@ -93,7 +93,7 @@ impl Session {
             inherited: None,
             attach_failure: None,
             ended: false,
-            closing: CloseRequest::No,
+            closing: Closing::No,
             store_lost: false,
             store_retries: RetryBudget::default(),
             ports_to_close: Vec::new(),
@@ -136,7 +136,7 @@ impl Session {
     }
 
     /// Reads both nodes and performs the resulting actions.
-    pub fn update(&mut self, xen: &mut XenHandles, log: &mut Log) {
+    pub fn update(&mut self, xen: &mut Xen, log: &mut Log) {
         self.ports_to_close.retain(|&port| xen.channels.unbind(port).is_err());
         if self.store_lost {
             return;
@@ -172,24 +172,19 @@ impl Session {
     }
 
     /// Performs one action. Returns `false` if there is nothing to do.
-    fn perform_action(&mut self, xen: &mut XenHandles, log: &mut Log) -> Result<bool, StoreError> {
-        let handshake = self.observe(&mut *xen.store)?;
-        let perform_action = handshake.next();
-        match perform_action {
-            HandshakeAction::Wait => {
-                self.ended =
-                    !handshake.online && !handshake.connected && matches!(handshake.ours, Some(XenbusState::Closed));
-                self.ended |= handshake.ours.is_none();
+    fn perform_action(&mut self, xen: &mut Xen, log: &mut Log) -> Result<bool, StoreError> {
+        let seen = self.observe(&mut *xen.store)?;
+        let action = seen.next();
+        match action {
+            Action::Wait => {
+                self.ended = !seen.online && !seen.connected && matches!(seen.ours, Some(XenbusState::Closed));
+                self.ended |= seen.ours.is_none();
                 return Ok(false);
             }
-            HandshakeAction::Announce | HandshakeAction::Connect { .. } if self.closing != CloseRequest::No => {
-                return Ok(false);
-            }
-            HandshakeAction::Announce => self.announce(xen, &handshake, log)?,
-            HandshakeAction::Connect { .. } if self.attach_failure.is_some() && xen.retry.is_armed() => {
-                return Ok(false);
-            }
-            HandshakeAction::Connect { write_state } => match self.connect(xen, &handshake, write_state, log) {
+            Action::Announce | Action::Connect { .. } if self.closing != Closing::No => return Ok(false),
+            Action::Announce => self.announce(xen, &seen, log)?,
+            Action::Connect { .. } if self.attach_failure.is_some() && xen.retry.is_armed() => return Ok(false),
+            Action::Connect { write_state } => match self.connect(xen, &seen, write_state, log) {
                 Ok(true) => {
                     xen.retry.succeeded();
                     self.attach_failure = None;
@@ -197,12 +192,12 @@ impl Session {
                 }
                 Ok(false) => {}
                 Err(AttachError::Keys(KeysError::Store(error)) | AttachError::Store(error)) => return Err(error),
-                Err(error) => self.attach_failed(&error, &handshake, xen, log),
+                Err(error) => self.attach_failed(&error, &seen, xen, log),
             },
-            HandshakeAction::Finish => return Ok(self.device.as_mut().is_none_or(|device| device.finish(log))),
-            HandshakeAction::Disconnect(why) => self.disconnect(why, xen, log),
-            HandshakeAction::WriteState(state) => {
-                if self.nodes.write_state(&mut *xen.store, handshake.ours, state)? && state == XenbusState::Closed {
+            Action::Finish => return Ok(self.device.as_mut().is_none_or(|device| device.finish(log))),
+            Action::Disconnect(why) => self.disconnect(why, xen, log),
+            Action::WriteState(state) => {
+                if self.nodes.write_state(&mut *xen.store, seen.ours, state)? && state == XenbusState::Closed {
                     log.record(Event::Closed);
                 }
             }
@@ -211,22 +206,20 @@ impl Session {
     }
 
     /// Writes our features, and that we wait for the front end.
-    fn announce(&mut self, xen: &mut XenHandles, handshake: &HandshakeState, log: &mut Log) -> Result<(), StoreError> {
+    fn announce(&mut self, xen: &mut Xen, seen: &Handshake, log: &mut Log) -> Result<(), StoreError> {
         let mut offer = self.offer(&mut *xen.store)?;
         // A front end that already waits for us may have read the features that another process offered.
         let mut phase = FrontendPhase::Starting;
-        if handshake.ours == Some(XenbusState::InitWait) {
+        if seen.ours == Some(XenbusState::InitWait) {
             phase = FrontendPhase::Running;
             match self.nodes.announced_features(&mut *xen.store) {
-                Ok(before) => {
-                    offer.features = before.map_or(offer.features, |before| offer.features.merged_with(before))
-                }
+                Ok(before) => offer.features = before.map_or(offer.features, |it| offer.features.merged_with(it)),
                 Err(KeysError::Store(error)) => return Err(error),
                 // If those cannot be served, ours are offered.
                 Err(_) => {}
             }
         }
-        if self.nodes.announce(&mut *xen.store, &offer, (handshake.ours, Some(XenbusState::InitWait)), phase)? {
+        if self.nodes.announce(&mut *xen.store, &offer, (seen.ours, Some(XenbusState::InitWait)), phase)? {
             (self.announced, self.inherited, self.attach_failure) = (true, Some(false), None);
             xen.retry.succeeded();
             log.record(Event::Announced);
@@ -235,11 +228,11 @@ impl Session {
     }
 
     /// Handles a failure to attach the rings.
-    fn attach_failed(&mut self, error: &AttachError, handshake: &HandshakeState, xen: &mut XenHandles, log: &mut Log) {
+    fn attach_failed(&mut self, error: &AttachError, seen: &Handshake, xen: &mut Xen, log: &mut Log) {
         let (errno, why) = (error.errno(), with_causes(error));
         let attempts = self.attach_failure.as_ref().map_or(0, |(_, attempts)| *attempts).saturating_add(1);
-        let again = error.should_retry(handshake, attempts);
-        if !again && matches!(handshake.theirs, Some(XenbusState::Closing | XenbusState::Closed)) {
+        let again = error.should_retry(seen, attempts);
+        if !again && matches!(seen.theirs, Some(XenbusState::Closing | XenbusState::Closed)) {
             // It has released its rings, and expects no responses in them.
             (self.inherited, self.attach_failure) = (Some(false), None);
             return xen.wake();
@@ -266,15 +259,14 @@ impl Session {
         }
     }
 
-    fn observe(&mut self, store: &mut dyn Store) -> Result<HandshakeState, StoreError> {
+    fn observe(&mut self, store: &mut dyn Store) -> Result<Handshake, StoreError> {
         let ours = node::state(store, &self.nodes.backend_state_path())?;
         let theirs = node::state(store, &self.nodes.frontend_state_path())?;
         let online = self.nodes.is_online(store)?;
         let connected = self.device.is_some();
         self.seen_connected |= connected && theirs == Some(XenbusState::Connected);
-        let inherited =
-            *self.inherited.get_or_insert(matches!(ours, Some(XenbusState::Connected | XenbusState::Closing)));
-        let inherited = inherited && !injected(InjectedBug::ClosedUnanswered);
+        let in_use = matches!(ours, Some(XenbusState::Connected | XenbusState::Closing));
+        let inherited = *self.inherited.get_or_insert(in_use) && !injected(InjectedBug::ClosedUnanswered);
         if ours.is_none() || matches!(theirs, None | Some(XenbusState::Initialising | XenbusState::InitWait)) {
             // The front end whose rings they were is gone.
             self.attach_failure = None;
@@ -284,7 +276,7 @@ impl Session {
         let finishing = self.device.as_ref().is_some_and(Device::is_finishing);
         let unanswered = self.device.as_mut().is_some_and(|device| !device.is_finished());
         let (seen_connected, announced, refused) = (self.seen_connected, self.announced, self.refused);
-        Ok(HandshakeState {
+        Ok(Handshake {
             ours,
             theirs,
             online,
@@ -316,15 +308,15 @@ impl Session {
 
     /// What the front end was offered. It has chosen from the contents of our node, whoever wrote them; and it keeps
     /// its choice, so these stay as they are until it restarts.
-    fn announced_features(&self, handshake: &HandshakeState, store: &mut dyn Store) -> Result<Offer, AttachError> {
+    fn announced_features(&self, seen: &Handshake, store: &mut dyn Store) -> Result<Offer, AttachError> {
         let offer = self.offer(store).map_err(AttachError::Store)?;
-        let before = match handshake.ours {
+        let before = match seen.ours {
             Some(XenbusState::InitWait | XenbusState::Connected | XenbusState::Closing) => {
                 self.nodes.announced_features(store).map_err(AttachError::Keys)?
             }
             _ => Some(offer.features),
         };
-        let none = if handshake.ours == Some(XenbusState::InitWait) { offer.features } else { Features::NONE };
+        let none = if seen.ours == Some(XenbusState::InitWait) { offer.features } else { Features::NONE };
         let mut features = before.unwrap_or(none);
         if injected(InjectedBug::OwnFeatures) {
             features = offer.features;
@@ -334,14 +326,8 @@ impl Session {
     }
 
     /// Returns `false` if our node has changed meanwhile.
-    fn connect(
-        &mut self,
-        xen: &mut XenHandles,
-        handshake: &HandshakeState,
-        write_state: bool,
-        log: &mut Log,
-    ) -> Result<bool, AttachError> {
-        let offer = self.announced_features(handshake, &mut *xen.store)?;
+    fn connect(&mut self, xen: &mut Xen, seen: &Handshake, write: bool, log: &mut Log) -> Result<bool, AttachError> {
+        let offer = self.announced_features(seen, &mut *xen.store)?;
         let rings = self.nodes.rings(&mut *xen.store, &offer.features).map_err(AttachError::Keys)?;
         let pages = rings.queues.first().map_or(0, |ring| ring.pages.len());
         let mut queues = Vec::with_capacity(rings.queues.len());
@@ -350,19 +336,18 @@ impl Session {
             Ok(())
         });
         let said = taken.and_then(|()| {
-            let states = (handshake.ours, write_state.then_some(XenbusState::Connected));
+            let states = (seen.ours, write.then_some(XenbusState::Connected));
             self.nodes.announce(&mut *xen.store, &offer, states, FrontendPhase::Running).map_err(AttachError::Store)
         });
         if !matches!(said, Ok(true)) {
             queues.iter().for_each(|queue| self.unbind(queue.port, xen));
             return said;
         }
-        let (transfer_mode, grants) = self.transfer_mode(&rings);
-        let taken_over =
-            handshake.ours == Some(XenbusState::Connected) && handshake.theirs == Some(XenbusState::Connected);
+        let (data_mode, grants) = self.data_mode(&rings);
+        let taken_over = seen.ours == Some(XenbusState::Connected) && seen.theirs == Some(XenbusState::Connected);
         log.record(Event::Connected { queues: queues.len(), pages, grants, taken_over });
         self.epoch = self.epoch.wrapping_add(1);
-        let data = Data::new(self.config.domain, transfer_mode, self.staging.clone());
+        let data = Data::new(self.config.domain, data_mode, self.staging.clone());
         let limits =
             Limits { segments_max: offer.features.segments, read_only: self.config.read_only, discard: offer.discard };
         self.device = Some(Device::new(queues, data, limits, self.epoch));
@@ -374,7 +359,7 @@ impl Session {
     /// other pages now.
     fn attach_ring(
         &mut self,
-        xen: &mut XenHandles,
+        xen: &mut Xen,
         rings: &Rings,
         keys: &RingKeys,
         queue: usize,
@@ -388,17 +373,17 @@ impl Session {
         ring.map(|ring| Queue::new(ring, port)).inspect_err(|_| self.unbind(port, xen))
     }
 
-    fn transfer_mode(&self, rings: &Rings) -> (TransferMode, &'static str) {
+    fn data_mode(&self, rings: &Rings) -> (DataMode, &'static str) {
         match self.config.grants {
-            GrantsPolicy::Map => (TransferMode::Map, "per-request mapping"),
+            GrantsPolicy::Map => (DataMode::Map, "per-request mapping"),
             GrantsPolicy::Persistent | GrantsPolicy::Auto if rings.persistent => {
-                (TransferMode::Persistent(Box::default()), "persistent mapping")
+                (DataMode::Persistent(Box::default()), "persistent mapping")
             }
-            GrantsPolicy::Copy | GrantsPolicy::Persistent | GrantsPolicy::Auto => (TransferMode::Copy, "copies"),
+            GrantsPolicy::Copy | GrantsPolicy::Persistent | GrantsPolicy::Auto => (DataMode::Copy, "copies"),
         }
     }
 
-    fn disconnect(&mut self, why: &'static str, xen: &mut XenHandles, log: &mut Log) {
+    fn disconnect(&mut self, why: &'static str, xen: &mut Xen, log: &mut Log) {
         let Some(mut device) = self.device.take() else { return };
         let in_flight = device.shut_down();
         device.ports().for_each(|port| self.unbind(port, xen));
@@ -408,14 +393,14 @@ impl Session {
         log.record(Event::Disconnected { why, in_flight });
     }
 
-    fn unbind(&mut self, port: Port, xen: &mut XenHandles) {
+    fn unbind(&mut self, port: Port, xen: &mut Xen) {
         if xen.channels.unbind(port).is_err() {
             self.ports_to_close.push(port);
         }
     }
 
     /// The disk has a new size.
-    pub fn resized(&mut self, geometry: &Geometry, xen: &mut XenHandles, log: &mut Log) {
+    pub fn resized(&mut self, geometry: &Geometry, xen: &mut Xen, log: &mut Log) {
         self.config.geometry = *geometry;
         let connected = self.device.is_some();
         if !connected && !self.announced {
@@ -435,19 +420,19 @@ impl Session {
 
     /// Asks the front end to release the device. Its requests are served until it has: its driver waits for the
     /// responses.
-    pub fn close(&mut self, xen: &mut XenHandles, log: &mut Log) {
-        if self.config.on_stop == OnStop::Leave || self.closing != CloseRequest::No {
+    pub fn close(&mut self, xen: &mut Xen, log: &mut Log) {
+        if self.config.on_stop == OnStop::Leave || self.closing != Closing::No {
             return;
         }
         let unheard = self.store_lost || self.attach_failure.is_some();
-        self.closing = if unheard { CloseRequest::Unreachable } else { CloseRequest::Requested };
-        if self.closing == CloseRequest::Requested && self.device.is_some() {
+        self.closing = if unheard { Closing::Unreachable } else { Closing::Requested };
+        if self.closing == Closing::Requested && self.device.is_some() {
             let asked = self.ask_to_close(xen);
             self.record_close(asked, log);
         }
     }
 
-    fn ask_to_close(&self, xen: &mut XenHandles) -> Result<(), StoreError> {
+    fn ask_to_close(&self, xen: &mut Xen) -> Result<(), StoreError> {
         let ours = node::state(&mut *xen.store, &self.nodes.backend_state_path())?;
         if ours.is_some_and(|ours| !matches!(ours, XenbusState::Closing | XenbusState::Closed)) {
             self.nodes.write_state(&mut *xen.store, ours, XenbusState::Closing)?;
@@ -458,29 +443,29 @@ impl Session {
     fn record_close(&mut self, said: Result<(), StoreError>, log: &mut Log) {
         if let Err(error) = said {
             log.failed("cannot close the device", &error);
-            self.closing = CloseRequest::Unreachable;
+            self.closing = Closing::Unreachable;
         }
     }
 
     /// Whether the device was to be closed, and no front end has to be waited for.
     pub fn is_closed(&self) -> bool {
         match self.closing {
-            CloseRequest::No => false,
-            CloseRequest::Requested => self.device.is_none(),
-            CloseRequest::Unreachable => true,
+            Closing::No => false,
+            Closing::Requested => self.device.is_none(),
+            Closing::Unreachable => true,
         }
     }
 
     /// Writes the final state of the device. Requests that were popped are answered after that.
-    pub fn stop(&mut self, xen: &mut XenHandles, log: &mut Log) {
+    pub fn stop(&mut self, xen: &mut Xen, log: &mut Log) {
         self.close(xen, log);
-        if self.closing == CloseRequest::Requested {
+        if self.closing == Closing::Requested {
             let said = self.write_final_state(xen, log);
             self.record_close(said, log);
         }
     }
 
-    fn write_final_state(&mut self, xen: &mut XenHandles, log: &mut Log) -> Result<(), StoreError> {
+    fn write_final_state(&mut self, xen: &mut Xen, log: &mut Log) -> Result<(), StoreError> {
         if self.device.is_some() {
             let theirs = node::state(&mut *xen.store, &self.nodes.frontend_state_path())?;
             if let Some(state) = theirs.filter(|&theirs| theirs != XenbusState::Closed) {
@@ -497,8 +482,8 @@ impl Session {
     }
 
     /// Releases everything that is held for a front end.
-    pub fn release_all(&mut self, xen: &mut XenHandles, log: &mut Log) {
-        if self.closing == CloseRequest::Requested && self.device.is_some() {
+    pub fn release_all(&mut self, xen: &mut Xen, log: &mut Log) {
+        if self.closing == Closing::Requested && self.device.is_some() {
             // A front end that has closed since, or whose responses took longer, has them now.
             self.update(xen, log);
         }

@@ -78,7 +78,7 @@ impl XenbusState {
 
 /// The inputs of the handshake.
 #[derive(Clone, Copy, Debug)]
-pub struct HandshakeState {
+pub struct Handshake {
     /// Our state; `None` if our node is gone.
     pub ours: Option<XenbusState>,
     /// The front end's state; `None` if its node is gone.
@@ -106,7 +106,7 @@ pub struct HandshakeState {
 
 /// The next action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum HandshakeAction {
+pub enum Action {
     /// Nothing until something changes.
     Wait,
     /// Write our features, and that we wait.
@@ -124,11 +124,11 @@ pub enum HandshakeAction {
     WriteState(XenbusState),
 }
 
-impl HandshakeState {
+impl Handshake {
     /// The next action. Each brings the device closer to rest.
-    pub fn next(&self) -> HandshakeAction {
+    pub fn next(&self) -> Action {
         let Some(ours) = self.ours else {
-            return self.after_responses("the backend node is gone", HandshakeAction::Wait);
+            return self.after_responses("the backend node is gone", Action::Wait);
         };
         let Some(theirs) = self.theirs else { return self.on_closed(ours, "the front end's node is gone") };
         match theirs {
@@ -136,20 +136,18 @@ impl HandshakeState {
                 self.after_disconnect("the front end restarts", self.on_initialising(ours))
             }
             // Whatever its state is now, it has closed.
-            _ if self.connected && self.finishing => {
-                self.after_responses("the front end has closed", HandshakeAction::Wait)
-            }
+            _ if self.connected && self.finishing => self.after_responses("the front end has closed", Action::Wait),
             XenbusState::Initialised | XenbusState::Connected => self.on_initialised(ours, theirs),
             XenbusState::Closing | XenbusState::Closed if self.has_inherited_requests(ours) => match self.draining {
-                true => HandshakeAction::Wait,
-                false => HandshakeAction::Connect { write_state: false },
+                true => Action::Wait,
+                false => Action::Connect { write_state: false },
             },
             XenbusState::Closing => match ours {
-                XenbusState::Closing | XenbusState::Closed => HandshakeAction::Wait,
-                _ => HandshakeAction::WriteState(XenbusState::Closing),
+                XenbusState::Closing | XenbusState::Closed => Action::Wait,
+                _ => Action::WriteState(XenbusState::Closing),
             },
             XenbusState::Closed => self.on_closed(ours, "the front end has closed"),
-            XenbusState::Unknown | XenbusState::Reconfiguring | XenbusState::Reconfigured => HandshakeAction::Wait,
+            XenbusState::Unknown | XenbusState::Reconfiguring | XenbusState::Reconfigured => Action::Wait,
         }
     }
 
@@ -162,58 +160,50 @@ impl HandshakeState {
     }
 
     /// First releases the rings, and waits for requests in flight; then `action`.
-    fn after_disconnect(&self, why: &'static str, action: HandshakeAction) -> HandshakeAction {
+    fn after_disconnect(&self, why: &'static str, action: Action) -> Action {
         match (self.connected, self.draining) {
-            (true, _) => HandshakeAction::Disconnect(why),
-            (false, true) => HandshakeAction::Wait,
+            (true, _) => Action::Disconnect(why),
+            (false, true) => Action::Wait,
             (false, false) => action,
         }
     }
 
     /// The same; but a driver that releases its device waits for the responses to its requests first. One that restarts
     /// has forgotten them, and the pages that they would be written to.
-    fn after_responses(&self, why: &'static str, action: HandshakeAction) -> HandshakeAction {
+    fn after_responses(&self, why: &'static str, action: Action) -> Action {
         match self.connected && self.unanswered {
-            true => HandshakeAction::Finish,
+            true => Action::Finish,
             false => self.after_disconnect(why, action),
         }
     }
 
-    fn on_initialising(&self, ours: XenbusState) -> HandshakeAction {
+    fn on_initialising(&self, ours: XenbusState) -> Action {
         match ours {
-            XenbusState::Closing if !self.online => HandshakeAction::WriteState(XenbusState::Closed),
-            XenbusState::Closed if !self.online => HandshakeAction::Wait,
-            XenbusState::InitWait if self.announced => HandshakeAction::Wait,
-            _ => HandshakeAction::Announce,
+            XenbusState::Closing if !self.online => Action::WriteState(XenbusState::Closed),
+            XenbusState::Closed if !self.online => Action::Wait,
+            XenbusState::InitWait if self.announced => Action::Wait,
+            _ => Action::Announce,
         }
     }
 
-    fn on_initialised(&self, ours: XenbusState, theirs: XenbusState) -> HandshakeAction {
+    fn on_initialised(&self, ours: XenbusState, theirs: XenbusState) -> Action {
         if self.connected {
             // A front end that was connected and is only initialised has restarted, faster than we looked.
             let restarted = self.seen_connected && theirs == XenbusState::Initialised;
-            return if restarted {
-                HandshakeAction::Disconnect("the front end restarts")
-            } else {
-                HandshakeAction::Wait
-            };
+            return if restarted { Action::Disconnect("the front end restarts") } else { Action::Wait };
         }
         let leaving = !self.online && matches!(ours, XenbusState::Closing | XenbusState::Closed);
         match ours {
-            _ if self.draining => HandshakeAction::Wait,
-            XenbusState::Closing | XenbusState::Closed if self.refused => HandshakeAction::Wait,
-            _ if self.refused => HandshakeAction::WriteState(XenbusState::Closing),
-            XenbusState::Closed if leaving => HandshakeAction::Wait,
-            _ => HandshakeAction::Connect { write_state: !leaving },
+            _ if self.draining => Action::Wait,
+            XenbusState::Closing | XenbusState::Closed if self.refused => Action::Wait,
+            _ if self.refused => Action::WriteState(XenbusState::Closing),
+            XenbusState::Closed if leaving => Action::Wait,
+            _ => Action::Connect { write_state: !leaving },
         }
     }
 
-    fn on_closed(&self, ours: XenbusState, why: &'static str) -> HandshakeAction {
-        let action = if ours == XenbusState::Closed {
-            HandshakeAction::Wait
-        } else {
-            HandshakeAction::WriteState(XenbusState::Closed)
-        };
+    fn on_closed(&self, ours: XenbusState, why: &'static str) -> Action {
+        let action = if ours == XenbusState::Closed { Action::Wait } else { Action::WriteState(XenbusState::Closed) };
         self.after_responses(why, action)
     }
 }
@@ -234,7 +224,7 @@ mod test {
         XenbusState::Reconfigured,
     ];
 
-    const NEW: HandshakeState = HandshakeState {
+    const NEW: Handshake = Handshake {
         ours: Some(XenbusState::Initialising),
         theirs: Some(XenbusState::Initialising),
         online: true,
@@ -249,21 +239,21 @@ mod test {
     };
 
     /// Performs actions until there is nothing more to do.
-    fn run_to_rest(mut seen: HandshakeState) -> (HandshakeState, usize) {
+    fn run_to_rest(mut seen: Handshake) -> (Handshake, usize) {
         for steps in 0..10 {
             match seen.next() {
-                HandshakeAction::Wait => return (seen, steps),
-                HandshakeAction::Announce => (seen.ours, seen.announced) = (Some(XenbusState::InitWait), true),
-                HandshakeAction::Connect { write_state } => {
+                Action::Wait => return (seen, steps),
+                Action::Announce => (seen.ours, seen.announced) = (Some(XenbusState::InitWait), true),
+                Action::Connect { write_state } => {
                     (seen.connected, seen.unanswered, seen.inherited) = (true, true, false);
                     seen.ours = if write_state { Some(XenbusState::Connected) } else { seen.ours };
                 }
-                HandshakeAction::Finish => (seen.finishing, seen.unanswered) = (true, false),
-                HandshakeAction::Disconnect(_) => {
+                Action::Finish => (seen.finishing, seen.unanswered) = (true, false),
+                Action::Disconnect(_) => {
                     (seen.connected, seen.seen_connected, seen.announced, seen.finishing) =
                         (false, false, false, false);
                 }
-                HandshakeAction::WriteState(state) => seen.ours = Some(state),
+                Action::WriteState(state) => seen.ours = Some(state),
             }
         }
         panic!("{seen:?} never comes to rest");
@@ -305,7 +295,7 @@ mod test {
                     [1, 2, 4, 8, 16, 32, 64, 128, 256].map(|bit| flags & bit != 0);
                 let (finishing, unanswered) = (finishing && connected, unanswered && connected);
                 let inherited = inherited && !connected;
-                let seen = HandshakeState {
+                let seen = Handshake {
                     ours,
                     theirs,
                     online,
@@ -334,52 +324,48 @@ mod test {
 
     #[test]
     fn the_toolstack_closes_an_unused_device() {
-        let seen = HandshakeState { ours: Some(XenbusState::Closing), online: false, ..NEW };
+        let seen = Handshake { ours: Some(XenbusState::Closing), online: false, ..NEW };
         assert_eq!(run_to_rest(seen).0.ours, Some(XenbusState::Closed));
-        let used = HandshakeState { connected: true, theirs: Some(XenbusState::Connected), ..seen };
+        let used = Handshake { connected: true, theirs: Some(XenbusState::Connected), ..seen };
         assert!(run_to_rest(used).0.connected, "a device in use is released by its front end");
     }
 
     #[test]
     fn requests_of_a_closing_front_end_are_answered_first_but_not_of_a_restarting_one() {
-        let used = HandshakeState { connected: true, unanswered: true, ours: Some(XenbusState::Connected), ..NEW };
+        let used = Handshake { connected: true, unanswered: true, ours: Some(XenbusState::Connected), ..NEW };
         for theirs in [Some(XenbusState::Closed), None] {
-            assert_eq!(HandshakeState { theirs, ..used }.next(), HandshakeAction::Finish);
-            assert!(matches!(
-                HandshakeState { theirs, unanswered: false, ..used }.next(),
-                HandshakeAction::Disconnect(_)
-            ));
+            assert_eq!(Handshake { theirs, ..used }.next(), Action::Finish);
+            assert!(matches!(Handshake { theirs, unanswered: false, ..used }.next(), Action::Disconnect(_)));
         }
-        assert_eq!(HandshakeState { ours: None, ..used }.next(), HandshakeAction::Finish);
-        assert!(matches!(used.next(), HandshakeAction::Disconnect(_)), "it restarts");
-        let back = HandshakeState { theirs: Some(XenbusState::Connected), finishing: true, unanswered: false, ..used };
-        assert!(matches!(back.next(), HandshakeAction::Disconnect(_)), "a closed front end is not served any more");
+        assert_eq!(Handshake { ours: None, ..used }.next(), Action::Finish);
+        assert!(matches!(used.next(), Action::Disconnect(_)), "it restarts");
+        let back = Handshake { theirs: Some(XenbusState::Connected), finishing: true, unanswered: false, ..used };
+        assert!(matches!(back.next(), Action::Disconnect(_)), "a closed front end is not served any more");
     }
 
     #[test]
     fn inherited_requests_of_a_closing_front_end_are_answered_first() {
         for theirs in [XenbusState::Closing, XenbusState::Closed] {
             for ours in [XenbusState::Connected, XenbusState::Closing] {
-                let seen = HandshakeState { ours: Some(ours), theirs: Some(theirs), inherited: true, ..NEW };
-                assert_eq!(seen.next(), HandshakeAction::Connect { write_state: false }, "{ours:?} {theirs:?}");
+                let seen = Handshake { ours: Some(ours), theirs: Some(theirs), inherited: true, ..NEW };
+                assert_eq!(seen.next(), Action::Connect { write_state: false }, "{ours:?} {theirs:?}");
                 assert_eq!(run_to_rest(seen).0.ours, Some(theirs));
-                assert!(!matches!(HandshakeState { inherited: false, ..seen }.next(), HandshakeAction::Connect { .. }));
+                assert!(!matches!(Handshake { inherited: false, ..seen }.next(), Action::Connect { .. }));
             }
-            let on_closed =
-                HandshakeState { ours: Some(XenbusState::Closed), theirs: Some(theirs), inherited: true, ..NEW };
-            assert_eq!(on_closed.next(), HandshakeAction::Wait, "a process that wrote Closed has answered everything");
+            let on_closed = Handshake { ours: Some(XenbusState::Closed), theirs: Some(theirs), inherited: true, ..NEW };
+            assert_eq!(on_closed.next(), Action::Wait, "a process that wrote Closed has answered everything");
         }
     }
 
     #[test]
     fn a_front_end_that_goes_from_connected_to_initialised_has_restarted() {
-        let seen = HandshakeState {
+        let seen = Handshake {
             theirs: Some(XenbusState::Initialised),
             connected: true,
             ours: Some(XenbusState::Connected),
             ..NEW
         };
-        assert_eq!(seen.next(), HandshakeAction::Wait);
-        assert!(matches!(HandshakeState { seen_connected: true, ..seen }.next(), HandshakeAction::Disconnect(_)));
+        assert_eq!(seen.next(), Action::Wait);
+        assert!(matches!(Handshake { seen_connected: true, ..seen }.next(), Action::Disconnect(_)));
     }
 }

@@ -80,7 +80,7 @@ pub enum FileOpenError {
         path: PathBuf,
     },
     /// The process may use only files handed to it, and this one was not, or not for this access.
-    #[error("cannot open {path} for {wanted}: it was not handed to this process with that access", path = path.display())]
+    #[error("cannot open {path} for {wanted}: it was not passed to this process with that access", path = path.display())]
     NotHanded {
         /// The path as given.
         path: PathBuf,

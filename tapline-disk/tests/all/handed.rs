@@ -146,7 +146,7 @@ fn an_existing_file_that_was_not_passed_is_refused() {
     for (words, code) in cases {
         let said = Hand::to(&words).run();
         assert_eq!(said.code, Some(code), "{words}: {said:?}");
-        assert!(said.err.contains("not passed to this process") && said.err.contains("/"), "{words}: {said:?}");
+        assert!(said.err.contains("was not passed to this process") && said.err.contains("/"), "{words}: {said:?}");
     }
     let words = format!("serve vhd:{NOWHERE}/a --nbd {NOWHERE}/nbd.sock");
     let hand = Hand::to(&words).file(&write(&room, "a")).listen(&room, "nbd", "nbd.sock");

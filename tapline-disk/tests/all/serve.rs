@@ -171,7 +171,7 @@ fn statistics_are_appended_on_sigusr1_and_at_the_end() {
     image(&room);
     let mut disk = Disk::serve(&room, "vhd:a.vhd --nbd nbd.sock --stats stats.json");
     room.tool("nbdcopy", "nbd+unix:///?socket=nbd.sock copy.raw");
-    disk.wait_for("farewell");
+    disk.wait_for("client disconnected");
     disk.signal(Signal::USR1);
     assert_eq!(disk.stop().0, Some(0));
     let text = String::from_utf8(room.read("stats.json")).unwrap();

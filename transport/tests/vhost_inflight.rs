@@ -267,14 +267,14 @@ fn a_record_of_another_size_is_refused_and_changes_nothing() {
     of.front.negotiate(&mut of.machine, FEATURES);
     let of_len = 2 * QUEUE_LEN;
     let cases = [
-        (region_for(of_len - 1, 0, 2, ROOM), "needs"),
-        (region_for(2 * queue_len(SIZE) - 1, 0, 2, SIZE), "needs"),
-        (region_for(of_len + 1, 0, 2, SIZE), "needs"),
-        (region_for(2 * queue_len(SIZE), of_len, 2, SIZE), "needs"),
-        (region_for(of_len, 4096, 2, SIZE), "needs"),
-        (region_for(of_len, u64::MAX - 100, 2, SIZE), "needs"),
-        (region_for(u64::MAX, 1, 2, SIZE), "needs"),
-        (region_for(of_len, 0, 2, ROOM * 2), "needs"),
+        (region_for(of_len - 1, 0, 2, ROOM), "are needed"),
+        (region_for(2 * queue_len(SIZE) - 1, 0, 2, SIZE), "are needed"),
+        (region_for(of_len + 1, 0, 2, SIZE), "are needed"),
+        (region_for(2 * queue_len(SIZE), of_len, 2, SIZE), "are needed"),
+        (region_for(of_len, 4096, 2, SIZE), "are needed"),
+        (region_for(of_len, u64::MAX - 100, 2, SIZE), "are needed"),
+        (region_for(u64::MAX, 1, 2, SIZE), "are needed"),
+        (region_for(of_len, 0, 2, ROOM * 2), "are needed"),
         (region_for(of_len, 0, 3, SIZE), "do not match this disk"),
         (region_for(of_len, 0, 0, SIZE), "do not match this disk"),
         (region_for(of_len, 0, 1, 0), "do not match this disk"),

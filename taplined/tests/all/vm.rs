@@ -490,7 +490,7 @@ fn a_machine_keeps_its_disk_connection_across_upgrades() {
     let connection = |vbd: &str| connections(&daemon.get(vbd).1["socket"]);
     let log = daemon.room().join(format!("log{}.log", vbd.replace("/vbds", "/vbd")));
     let said = || std::fs::read_to_string(&log).unwrap();
-    wait_until("the firmware has started the disk", || said().contains("the front-end records what is in flight"));
+    wait_until("the firmware has started the disk", || said().contains("the front-end records requests in flight"));
     // The connection that checked whether the disk is served, before QEMU connected, disappears as soon as the kernel
     // has closed it.
     wait_until("QEMU alone is connected", || connection(&vbd).len() == 1);

@@ -112,7 +112,7 @@ fn a_token_from_environment_or_file_is_sent() {
     refused(&served.run(&secret, &["token", "list"]), &["token 'ci'", "as root"]);
     assert_eq!(out(&run(&served.daemon.socket(), &["token", "revoke", "ci"])), "");
     refused(&served.run(&secret, &["host", "show"]), &["revoked", "tapline token create"]);
-    refused(&run(&served.daemon.socket(), &["token", "revoke", "ci"]), &["no token 'ci'"]);
+    refused(&run(&served.daemon.socket(), &["token", "revoke", "ci"]), &["no token named 'ci'"]);
 }
 
 #[test]

@@ -155,7 +155,7 @@ fn an_existing_file_that_was_not_passed_is_refused() {
     assert!(said.err.contains("control.sock") && said.err.contains("does not mention it"), "{said:?}");
     ["nbd.sock", "control.sock"].iter().for_each(|socket| std::fs::remove_file(room.file(socket)).unwrap());
     let said = Hand::to(&format!("image resize vhd:{NOWHERE}/a --size 96M")).file(&read(&room, "a")).run();
-    assert!(said.err.contains("for writing: it was not handed"), "{said:?}");
+    assert!(said.err.contains("for writing: it was not passed"), "{said:?}");
     assert_eq!(std::fs::read_dir(room.path()).unwrap().count(), 1, "something was made");
 }
 

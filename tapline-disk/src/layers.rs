@@ -294,7 +294,7 @@ fn open_log(name: &ImageName, file: &mut ImageFile, served: Served) -> Result<Op
     }
     if log.has_failed() && served.accept_failed_sync {
         say(format_args!(
-            "a sync of {name} or of an image below it failed in an earlier process; serving it as after a power loss"
+            "a sync of {name} or of an image below it failed in an earlier process; using it as after a power loss"
         ));
         redo_log::read_anew(name, file);
         log.accept_failure();

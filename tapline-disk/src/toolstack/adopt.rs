@@ -203,7 +203,7 @@ mod test {
     fn a_target_without_format_is_refused_with_a_suggestion() {
         let (_host, mut store, theirs) = of_xl();
         store.write(None, &format!("{}/params", theirs.backend()), b"/dev/vg/a").unwrap();
-        assert!(adopt(&mut store, &theirs.backend(), "tapline").unwrap_err().what().contains("write raw:/dev/vg/a"));
+        assert!(adopt(&mut store, &theirs.backend(), "tapline").unwrap_err().what().contains("use raw:/dev/vg/a"));
         assert!(adopt(&mut store, "/local/domain/0/backend/vbd/9/51712", "tapline").is_err());
     }
 }

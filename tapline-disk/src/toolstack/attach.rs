@@ -102,6 +102,6 @@ pub mod test {
         assert!(failure.what().ends_with("the guest Initialising; the backend says: 22 there is no ring"), "{failure}");
         store.remove(None, &device.frontend()).unwrap();
         let failure = wait_connected(&mut store, &device, Duration::ZERO, |_| {}).unwrap_err();
-        assert!(failure.what().contains("removed it meanwhile"), "{failure}");
+        assert!(failure.what().contains("it was removed in the meantime"), "{failure}");
     }
 }

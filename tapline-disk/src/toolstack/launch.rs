@@ -185,7 +185,7 @@ mod test {
         fs::write(&log, "of an earlier one\n").unwrap();
         let mut launched = shell(&directory, "echo cannot open it >&2; exit 4").start().unwrap();
         let failure = launched.wait_serving(&mut store, &device, Duration::from_secs(60)).unwrap_err();
-        assert!(failure.what().ends_with("exit status: 4; it said:\n    cannot open it"), "{failure}");
+        assert!(failure.what().ends_with("exit status: 4; it printed:\n    cannot open it"), "{failure}");
         assert!(!failure.what().contains("earlier"));
         assert_eq!(failure.advice(), Some(format!("its log is {}", log.display()).as_str()));
     }
@@ -197,7 +197,7 @@ mod test {
         announce(&mut store, &device, WRITABLE).unwrap();
         let mut launched = shell(&directory, "exec sleep 1000").start().unwrap();
         let failure = launched.wait_serving(&mut store, &device, Duration::ZERO).unwrap_err();
-        assert!(failure.what().contains("did not begin in 0 s"), "{failure}");
+        assert!(failure.what().contains("did not start serving in 0 s"), "{failure}");
         assert!(launched.child.try_wait().unwrap().is_some());
         // A disk served by another process is not served by this one.
         say(&mut store, &device.backend(), "4");

@@ -136,7 +136,7 @@ mod test {
         let (_host, mut store, theirs) = of_xl();
         store.write(None, &format!("{}/params", theirs.backend()), b"/dev/vg/a").unwrap();
         let failure = adopt(&mut store, Path::new("/none"), &theirs.backend(), "tapline").unwrap_err();
-        assert!(failure.what().contains("write raw:/dev/vg/a"), "{failure}");
+        assert!(failure.what().contains("use raw:/dev/vg/a"), "{failure}");
         assert!(store.read(None, &theirs.backend()).unwrap().is_some());
     }
 }

@@ -424,7 +424,7 @@ fn a_file_not_left_by_a_merge_is_not_removed() {
         // First an unused disk that was never written to, then one in use.
         control.done(&json!({ "verb": "clone", "of": 1, "to": name(&room, format, "1") }));
         let (kind, why) = control.refused(&merge);
-        assert!(kind == "state" && why.contains("remembers"), "{kind}: {why}");
+        assert!(kind == "state" && why.contains("records its parent's time or size"), "{kind}: {why}");
         let other = Disk::serve(&room, &format!("{} --nbd other.sock", chain(format, &["1", "0"])));
         Nbd::connect(&room.file("other.sock")).unwrap().write(0, &[9; BLOCK]).unwrap();
         let (kind, why) = control.refused(&merge);

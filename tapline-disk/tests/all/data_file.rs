@@ -41,7 +41,7 @@ fn an_image_without_its_data_file_given_is_refused_with_a_suggestion() {
     refused("image map raw:a.data,data-file=a", "only qcow2 images have data files");
     refused("image create qcow2:c,data-file=d --size 8M", "a new image cannot have an external data file");
     refused(&format!("image convert raw:a.data {IMAGE}"), "a new image cannot have an external data file");
-    refused(&format!("image compact {IMAGE}"), "no gaps");
+    refused(&format!("image compact {IMAGE}"), "it cannot have gaps");
     let info = &room.json(&format!("image info {IMAGE}"))[0];
     assert_eq!((&info["qcow2"]["data_file"], &info["data_file"]["file_size"]), (&json!("a.data"), &json!(8 * MIB)));
     let _server = Disk::serve(&room, &format!("{IMAGE} --nbd ./nbd.sock --control control.sock"));
@@ -255,7 +255,7 @@ fn damage_is_repaired_like_qemu_or_limited_to_its_cluster() {
     room.write("a", &astray);
     assert_eq!(json_of(&room, &format!("image check {IMAGE}"))["result"], "damaged");
     let said = room.tapline(&format!("image convert {IMAGE} raw:b"));
-    assert!(said.err.contains("its bytes 196608 to 262143 cannot be found"), "{said:?}");
+    assert!(said.err.contains("its bytes 196608 to 262143 cannot be located"), "{said:?}");
     let half = ["read -P 6 0 192k", "read -P 6 256k 256k"];
     room.guest(IMAGE, &half);
 }

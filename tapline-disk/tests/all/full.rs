@@ -245,7 +245,7 @@ fn waiting_requests_stay_with_the_guest_when_the_process_exits() {
         let (disk, _control, mut driver) = waiting_machine(&small, recorded);
         let (code, said) = disk.stop();
         assert_eq!(code, Some(0), "{said}");
-        assert!(said.contains("4 requests that waited are left to their guest"), "{said}");
+        assert!(said.contains("4 waiting requests stay with their guest"), "{said}");
         driver.interrupt(std::time::Duration::ZERO);
         assert_eq!(driver.unanswered(), 4, "no error of ours");
         small.make_space();

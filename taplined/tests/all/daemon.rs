@@ -100,7 +100,7 @@ fn only_one_daemon_runs_per_state_or_run_directory() {
         let ended = second.output().unwrap();
         let said = String::from_utf8_lossy(&ended.stderr).into_owned();
         assert!(!ended.status.success(), "{said}");
-        assert!(said.contains(&format!("another taplined runs with this {shared} directory")), "{said}");
+        assert!(said.contains(&format!("another taplined is running with this {shared} directory")), "{said}");
         assert_eq!(daemon.get("/host").0, 200);
         let lock = daemon.room().join(shared).join("lock");
         assert_eq!(std::fs::metadata(lock).unwrap().permissions().mode() & 0o777, 0o600);

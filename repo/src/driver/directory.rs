@@ -458,7 +458,7 @@ mod test {
     }
 
     #[test]
-    fn what_is_no_file_is_refused_and_does_not_keep_us_waiting() {
+    fn a_source_that_is_not_a_regular_file_is_refused_without_blocking() {
         let (room, directory) = directory();
         rustix::fs::mkfifoat(rustix::fs::CWD, room.path().join("fifo"), Mode::RWXU).unwrap();
         std::fs::create_dir(room.path().join("dir")).unwrap();

@@ -124,7 +124,7 @@ fn a_connected_virtual_machine_is_notified_of_a_new_size() {
         assert_eq!(message, [2, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
         assert_eq!(front_end.capacity(), size);
     }
-    disk.wait_for("was told");
+    disk.wait_for("notified the front-end");
     assert_eq!(disk.stop().0, Some(0));
     assert!(front_end.channel.read(&mut [0]).is_ok_and(|count| count == 0), "it was told more than that");
 }

@@ -228,14 +228,14 @@ mod test {
     }
 
     #[test]
-    fn a_refusal_is_told_with_its_cause() {
+    fn a_failed_start_is_reported_with_its_cause() {
         let room = tempfile::tempdir().unwrap();
         let path = room.path().join("program");
         std::fs::write(&path, "#!/bin/sh\necho this is long enough").unwrap();
         let opened = Program(path.clone()).open().unwrap();
         let told = |user, errno: Errno| opened.not_started(user, &errno.into());
         let denied = told(Some((65_534, 65_534)), Errno::ACCESS);
-        assert!(denied.message.contains("the user 65534 may not execute it"), "{denied}");
+        assert!(denied.message.contains("uid 65534 may not execute it"), "{denied}");
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
         let denied = told(Some((65_534, 65_534)), Errno::ACCESS);
         assert!(denied.advice.unwrap().contains("security module"));

@@ -143,14 +143,14 @@ mod test {
     }
 
     #[test]
-    fn an_older_program_is_not_asked_and_advice_is_given() {
+    fn an_older_program_is_refused_with_advice() {
         let knows = json!({ "program": "0.2.0", "verbs": ["version", "upgrade"] });
         must_know_how(&vbd(Transport::Nbd), 4, &knows).unwrap();
         let older = json!({ "program": "0.1.0", "verbs": ["version", "layers"] });
         let told = must_know_how(&vbd(Transport::Nbd), 4, &older).unwrap_err();
         assert_eq!(told.code, Code::Unsupported);
         assert_eq!(told.message, "its process 4 runs an older program (0.1.0), which does not support live upgrade");
-        assert!(told.advice.unwrap().ends_with("plug 00000000-0000-0000-0000-000000000007"));
+        assert!(told.advice.unwrap().ends_with("vbd plug 00000000-0000-0000-0000-000000000007'"));
         let told = must_know_how(&vbd(Transport::VhostUser), 4, &older).unwrap_err();
         assert!(told.advice.unwrap().contains("(kill 4)"));
     }

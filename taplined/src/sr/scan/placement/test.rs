@@ -107,7 +107,7 @@ fn a_missing_parent_is_reported_for_all_descendants() {
     assert!(placement.placed.is_empty());
     assert_eq!(refused(&placement).len(), 3);
     let why = |at: usize| &*placement.unplaced.get(at).unwrap().problem.message;
-    assert!(why(0).contains("'a.vhd', which is not in"), "{}", why(0));
+    assert!(why(0).contains("'a.vhd' is not in this repository"), "{}", why(0));
     assert!(why(1).contains("'b.vhd' is unplaced"), "{}", why(1));
 }
 

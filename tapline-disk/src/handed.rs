@@ -325,7 +325,7 @@ mod test {
             (r#"{"end":true}"#, &[true], "1 descriptors"),
             (r#"{"end":false}"#, &[], "it must have"),
             ("{", &[], "EOF"),
-            (&long, &[], "more than 65536 bytes"),
+            (&long, &[], "longer than 65536 bytes"),
         ];
         for (text, descriptors, why) in cases {
             let bed = bed();

@@ -213,7 +213,7 @@ leases_hold() {
 
     plug one $disk
     works $disk 9 4
-    refused "attached already" other sr attach share
+    refused "already attached" other sr attach share
     say "said=$took s: $(said)"
     nothing_mounted other || fail "refused and mounted"
     held "another host is refused the repository that is attached"
@@ -388,7 +388,7 @@ server_fills() {
     for word in full waits_for_space; do
         grep -Eq "\"$word\": *true" /tmp/events || fail "no event says $word: $(cut -c 1-300 /tmp/events)"
     done
-    refused "beside its reserve" one vdi create large --sr share --size 64M --format raw
+    refused "besides its reserve" one vdi create large --sr share --size 64M --format raw
     held "a guest waits when the server's disk is full; the repository and an event say so"
     rm $srv/ballast
     within 100 "the guest goes on" over $guest

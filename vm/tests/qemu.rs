@@ -403,7 +403,7 @@ fn a_guest_that_does_not_release_keeps_the_disk_and_is_reported() {
         // The second request is refused by QEMU as being under way, which is no other answer.
         let error = machine.unplug(position, SHORT).unwrap_err();
         assert!(matches!(error, MachineError::Held { position: 40, .. }), "{error:?}");
-        assert!(error.to_string().contains("has not let go of disk 40"), "{error}");
+        assert!(error.to_string().contains("has not released disk 40"), "{error}");
     }
     assert!(machine.disks().unwrap().contains(&position));
     machine.end().unwrap();

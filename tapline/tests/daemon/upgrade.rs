@@ -35,7 +35,7 @@ fn is_done(number: u128, note: Option<&str>) -> Scene {
 }
 
 fn has_failed(number: u128) -> Scene {
-    let problem = Problem::new(Code::Failed, "its old process goes on").advise("see its log");
+    let problem = Problem::new(Code::Failed, "its old process continues").advise("see its log");
     let failed = Task { problem: Some(problem), ..task(number, TaskState::Failed, 0.0, Some("ask")) };
     ok("GET", &waited(number), &failed)
 }
@@ -68,7 +68,7 @@ fn a_single_failed_upgrade_prints_its_error() {
     ]);
     let output = played.run(&["vbd", "upgrade", &uuid(1)]);
     assert_eq!((output.status.code(), output.stdout.len()), (Some(4), 0));
-    assert_eq!(err(&output), "tapline: its old process goes on\n  see its log\n");
+    assert_eq!(err(&output), "tapline: its old process continues\n  see its log\n");
     let output = played.run(&["vbd", "upgrade", &uuid(1)]);
     assert_eq!(output.status.code(), Some(4));
     assert_eq!(err(&output), "tapline: it is not plugged\n  there is nothing to do\n");
@@ -97,7 +97,7 @@ fn one_failed_upgrade_does_not_stop_the_others() {
     let played = Played::new(all_but_one());
     let output = played.run(&["vbd", "upgrade", "--all"]);
     let table = "UUID PAUSE PID REPLACED NOTE\n\
-                 0000bd00 failed: its old process goes on\n\
+                 0000bd00 failed: its old process continues\n\
                  0000bd00 failed: it is being unplugged\n\
                  0000bd00 8.1 ms 80 77\n";
     assert_eq!(squeezed(&String::from_utf8(output.stdout.clone()).unwrap()), table);

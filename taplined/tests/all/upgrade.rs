@@ -168,7 +168,7 @@ fn a_failing_new_program_leaves_the_old_process_running() {
     let fails = |what: &str| {
         let problem = daemon.failed(daemon.post(&format!("{vbd}/upgrade"), json!({})));
         let message = problem["message"].as_str().unwrap();
-        assert!(message.contains("its old process goes on") && message.contains(what), "{problem}");
+        assert!(message.contains("its old process continues") && message.contains(what), "{problem}");
         assert_eq!((pid(&daemon, &vbd), state(&daemon, &vbd)), (before.clone(), "plugged".into()));
         nothing_leaked(&daemon);
         writer.goes_on();

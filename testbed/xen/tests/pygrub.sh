@@ -26,7 +26,7 @@ begun=$(cut -d. -f1 /proc/uptime)
 xl create -p /tmp/config || { cat /var/log/xen/bootloader*; cat /var/log/tapline/*; fail "xl create with pygrub"; }
 echo "xl create took $(($(cut -d. -f1 /proc/uptime) - begun)) s"
 cat /var/log/tapline/xen-0-xvda.log
-grep -q "everything is answered and flushed" /var/log/tapline/xen-0-xvda.log || fail "dom0's disk was not taken away as it should"
+grep -q "all requests are completed and flushed" /var/log/tapline/xen-0-xvda.log || fail "dom0's disk was not taken away as it should"
 [ ! -b /dev/xvda ] || fail "dom0 has it still"
 no_disk 0 xvda
 expect "processes that serve" "$(pidof tapline-disk | wc -w)" 1

@@ -30,7 +30,7 @@ pid=$(server_of b xvda)
 
 # A device that is served, and an image that is in use.
 refused 4 "process $pid already does" $tapline serve raw:/dev/ram1 --xen "$id/xvda"
-refused 4 'it is there already' $tapline xen attach b raw:/dev/ram1 --vdev xvda
+refused 4 'it already exists' $tapline xen attach b raw:/dev/ram1 --vdev xvda
 refused 4 'in use' timely 20 $tapline xen attach b raw:/dev/ram0 --vdev xvdb
 no_disk "$id" xvdb
 refused 4 'No such file\|not exist\|no such' $tapline xen attach b raw:/images/none --vdev xvdb

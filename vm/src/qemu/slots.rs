@@ -143,7 +143,7 @@ mod test {
     #[test]
     fn a_position_is_parsed_only_if_it_exists() {
         assert_eq!(serde_json::from_str::<Position>("254").unwrap().number(), 254);
-        assert!(serde_json::from_str::<Position>("255").unwrap_err().to_string().contains("disks 0 to 254"));
+        assert!(serde_json::from_str::<Position>("255").unwrap_err().to_string().contains("disk numbers are 0 to 254"));
         assert_eq!(serde_json::to_string(&Position::new(7).unwrap()).unwrap(), "7");
     }
 }

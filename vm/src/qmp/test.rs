@@ -102,7 +102,7 @@ fn a_dead_monitor_is_reported_then_and_later() {
 fn invalid_and_endless_lines_are_rejected() {
     let (_room, mut first) = client(|_| "no json\r\n".to_owned());
     let error = first.execute("stop", &json!({}), SOON).unwrap_err();
-    assert!(error.to_string().contains("(no JSON): no json"), "{error}");
+    assert!(error.to_string().contains("(not JSON): no json"), "{error}");
     let (_room, mut second) = client(|_| "x".repeat(wire::LINE_MAX + (64 << 10)));
     let error = second.execute("stop", &json!({}), SOON).unwrap_err();
     assert!(error.to_string().contains("an overlong line"), "{error}");

@@ -293,7 +293,12 @@ mod test {
         let (_host, mut store, device) = machine();
         let qdisk = Device { kind: "qdisk".into(), ..device.clone() };
         announce(&mut store, &qdisk, WRITABLE).unwrap();
-        assert!(announce(&mut store, &device, WRITABLE).unwrap_err().what().contains("backend/qdisk/7/51728 has it"));
+        assert!(
+            announce(&mut store, &device, WRITABLE)
+                .unwrap_err()
+                .what()
+                .contains("belongs to the backend /local/domain/0/backend/qdisk/7/51728")
+        );
         // What it leaves when it is gone does not count as a disk.
         store.remove(None, &qdisk.backend()).unwrap();
         announce(&mut store, &device, WRITABLE).unwrap();

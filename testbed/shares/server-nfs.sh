@@ -10,7 +10,7 @@ wrong_share() { echo "--nfs $(address "$1"):$srv/nothing"; }
 squashed_share() { echo "--nfs $(address "$1"):$srv/squash"; }
 nobodys_share() { echo "--nfs $1:$files"; }
 WRONG="no such file|denied"
-AWAY="longer than|timed out|no route|refused|timeout"
+AWAY="not done in|timed out|no route|refused|timeout"
 
 # What mountinfo must say: of the mount, and of its file system.
 OPTIONS_MOUNT="nosuid nodev noexec noatime"

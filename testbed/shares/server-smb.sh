@@ -8,7 +8,7 @@ wrong_share() { echo "--smb //$(address "$1")/nothing --credentials /tmp/credent
 nobodys_share() { echo "--smb //$1/vms --credentials /tmp/credentials"; }
 wrong_password() { echo "--smb //$(address "$1")/vms --credentials /tmp/wrong"; }
 WRONG="no such file|mount error"
-AWAY="longer than|could not connect|timed out|host is down|no route|mount error|timeout"
+AWAY="not done in|could not connect|timed out|host is down|no route|mount error|timeout"
 
 OPTIONS_MOUNT="nosuid nodev noexec"
 OPTIONS_KIND="hard cache=none uid=0 gid=0 file_mode=0600 dir_mode=0700"

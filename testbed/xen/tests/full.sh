@@ -13,7 +13,7 @@ wait_said a writing=yes 200
 soon "write that waits" 60 is_full
 before=$(server_of a xvda)
 $tapline xen upgrade a xvda || { cat /out/disk.log; fail "upgrade"; }
-grep -q "requests that waited for space are left to their guest" /out/disk.log || { cat /out/disk.log; fail "none was left"; }
+grep -q "waiting requests stay with their guest" /out/disk.log || { cat /out/disk.log; fail "none was left"; }
 [ "$(server_of a xvda)" != "$before" ] || fail "it is the same process"
 soon "write that waits for the next process" 60 is_full
 grep -aq "TAPLINE fail" "$(console_of a)" && fail "the guest was told"

@@ -1,8 +1,7 @@
 //! The known chunks by number: little memory for a disk of which little is known.
 //!
 //! Knows nothing of what may be forgotten, nor when. Keeps: [`Chunks::bytes`] is the memory it takes, the allocator's
-//! share
-//! included.
+//! share included.
 
 use std::cell::Cell;
 

@@ -5,13 +5,10 @@
 //! disk's size and the chain's shape.
 //!
 //! **What is forgotten.** When the map is too large, chunks are drawn at random. One that was used since it was last
-//! drawn
-//! stays (a second chance), any other goes. So what is used often stays. Of a working set larger than the budget, the
-//! map
-//! finds as large a part as fits, if it is read at random. Read round and round, it finds a smaller part, where
-//! forgetting
-//! the oldest first would find nothing as soon as one chunk is too many. Each insertion frees only as much as it needs,
-//! which takes microseconds.
+//! drawn stays (a second chance), any other goes. So what is used often stays. Of a working set larger than the budget,
+//! the map finds as large a part as fits, if it is read at random. Read round and round, it finds a smaller part, where
+//! forgetting the oldest first would find nothing as soon as one chunk is too many. Each insertion frees only as much
+//! as it needs, which takes microseconds.
 //!
 //! **What the default budget holds**: 1,000,000 chunks that live in one place each, which is 2 TiB of a disk written in
 //! sequence (22 bytes each); or 270 GiB with a run for every 64 KiB; or 10 GiB with one for every 4 KiB, the worst that

@@ -266,8 +266,7 @@ impl Runs {
     }
 
     /// Whether this is a list of pages and nothing else. Runs never take as many words: 408 of them take 511, and one
-    /// more
-    /// takes two.
+    /// more takes two.
     fn is_pages(&self) -> bool {
         self.0.len() == PAGES
     }

@@ -1,8 +1,7 @@
 //! A chunk whose runs begin and end at multiples of 64 KiB, in files too: four bytes for each such unit.
 //!
 //! Scattered images with clusters of the usual size look like this. Knows nothing of other chunks, nor of the word in
-//! front
-//! of the units, which says what follows. Keeps: what was packed is found again, byte for byte.
+//! front of the units, which says what follows. Keeps: what was packed is found again, byte for byte.
 
 use super::runs::{Location, Run};
 use super::{CHUNK, SECTOR};

@@ -1,10 +1,8 @@
 //! The requests of a disk, from their start until their answers are fetched.
 //!
 //! Knows nothing of how they are done. A request is large, and moving it is a good part of what it costs: it stays
-//! where
-//! it is until its answer is fetched, though it has ended. Keeps: a number finds a request while it is under way, and
-//! only
-//! then; answers are fetched in the order in which the requests have ended.
+//! where it is until its answer is fetched, though it has ended. Keeps: a number finds a request while it is under way,
+//! and only then; answers are fetched in the order in which the requests have ended.
 
 use std::collections::VecDeque;
 

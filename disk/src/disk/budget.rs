@@ -4,8 +4,7 @@
 //! than the whole budget gets it alone; takers are served in the order in which they came, and none overtakes another.
 //!
 //! Nobody starves as long as every taker gives its bytes back without waiting for one that waits here. Giving back
-//! wakes
-//! nobody: the caller asks [`Budget::next`] where nothing else is half done.
+//! wakes nobody: the caller asks [`Budget::next`] where nothing else is half done.
 
 use std::collections::VecDeque;
 

@@ -8,8 +8,7 @@ use crate::format::Format;
 
 impl<F: Format> Disk<F> {
     /// Whether so much was cached since [`Disk::drop_caches`] that an idle disk should free it. A guest that does
-    /// little from
-    /// time to time keeps its caches, and nothing wakes up for them.
+    /// little from time to time keeps its caches, and nothing wakes up for them.
     pub fn is_trim_due(&self) -> bool {
         self.cached_bytes > self.options.trim_bytes
     }

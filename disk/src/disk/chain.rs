@@ -1,6 +1,5 @@
 //! The layers of a disk, and how they change while it lives: a new leaf, a layer opened for another access, layers
-//! taken
-//! off, a larger leaf.
+//! taken off, a larger leaf.
 //!
 //! Knows nothing of why. Keeps: the layers change only while nothing is in flight, so that no operation begins on one
 //! chain and ends on another; and, where it matters, only when all of them are durable.
@@ -79,10 +78,8 @@ impl<F: Format> Disk<F> {
     }
 
     /// Puts an empty leaf of the disk's size on top of the chain, in a file whose number no other layer has. Only while
-    /// the
-    /// disk is quiesced and nothing is in flight. What was written to the old leaf need not be durable yet: each round
-    /// takes
-    /// the layers from the deepest up, so nothing in the new leaf is durable before it.
+    /// the disk is quiesced and nothing is in flight. What was written to the old leaf need not be durable yet: each
+    /// round takes the layers from the deepest up, so nothing in the new leaf is durable before it.
     pub fn push_leaf(&mut self, file: FileId, leaf: F) -> Result<(), ImageError> {
         self.require_quiet("a leaf cannot be put on the chain")?;
         let geometry = leaf.geometry();
@@ -107,10 +104,8 @@ impl<F: Format> Disk<F> {
     }
 
     /// Closes a layer below the leaf for writing: no space in it is reclaimed, and after the round that makes it
-    /// durable no
-    /// other round touches it ([`Disk::is_frozen`]), until it is opened for another access. Only while the disk is
-    /// quiesced
-    /// and nothing is in flight.
+    /// durable no other round touches it ([`Disk::is_frozen`]), until it is opened for another access. Only while the
+    /// disk is quiesced and nothing is in flight.
     pub fn freeze(&mut self, depth: usize) -> Result<(), ImageError> {
         self.require_quiet("a layer cannot be closed for writing")?;
         let Some(layer) = self.layers.get_mut(depth) else { return Err(no_layer(depth)) };
@@ -136,8 +131,7 @@ impl<F: Format> Disk<F> {
     }
 
     /// Replaces a layer's image by the same file opened for another access. Only while the disk is quiesced, nothing is
-    /// in
-    /// flight and the layer is durable.
+    /// in flight and the layer is durable.
     pub fn reopen(&mut self, depth: usize, format: F) -> Result<(), ImageError> {
         self.require_quiet("a layer cannot be opened for another access")?;
         let new = format.geometry();
@@ -164,8 +158,7 @@ impl<F: Format> Disk<F> {
     }
 
     /// Takes off the layers above `depth`, which becomes the leaf, and returns them. Only while the disk is quiesced
-    /// and
-    /// nothing is in flight: what those layers hold is no longer the disk's, durable or not.
+    /// and nothing is in flight: what those layers hold is no longer the disk's, durable or not.
     pub fn pop_to(&mut self, depth: usize) -> Result<Vec<Layer<F>>, ImageError> {
         self.require_quiet("layers cannot be cached_bytes off the chain")?;
         let Some(leaf) = self.layers.get(depth) else { return Err(no_layer(depth)) };
@@ -179,8 +172,7 @@ impl<F: Format> Disk<F> {
     }
 
     /// Grows the leaf, and with it the disk; the new part reads as zero. Durable with the next round; where a format
-    /// grows no
-    /// earlier (a fixed VHD), neither does the disk. Only while the disk is quiesced and nothing is in flight.
+    /// grows no earlier (a fixed VHD), neither does the disk. Only while the disk is quiesced and nothing is in flight.
     pub fn grow(&mut self, len: u64) -> Result<(), ImageError> {
         self.require_quiet("the disk cannot be made larger")?;
         self.require_nothing_owed(0)?;
@@ -197,8 +189,7 @@ impl<F: Format> Disk<F> {
     }
 
     /// Grows a layer that is to be merged; the new part reads as zero. Durable with the next round; a format may grow
-    /// no
-    /// earlier. The guest may go on meanwhile.
+    /// no earlier. The guest may go on meanwhile.
     pub fn grow_layer(&mut self, depth: usize, len: u64) -> Result<(), ImageError> {
         self.check_hidden(depth, len)?;
         self.require_nothing_owed(depth)?;

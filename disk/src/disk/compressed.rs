@@ -1,16 +1,13 @@
 //! Reading compressed clusters.
 //!
 //! Knows nothing of how they are compressed. Keeps: a cluster is read and decompressed once for all who wait for it,
-//! and
-//! the last few stay decompressed, so that small sequential reads do not decompress each cluster again and again; a
-//! cluster
-//! that cannot be decompressed fails those who wanted it and nobody else.
+//! and the last few stay decompressed, so that small sequential reads do not decompress each cluster again and again; a
+//! cluster that cannot be decompressed fails those who wanted it and nobody else.
 //!
 //! A cluster may be freed while it is read: a write commits its new mapping, a round passes, and the old space is
-//! reused.
-//! What was read may then be anything. So a commit marks the reads that it overlaps, and their readers resolve the
-//! mapping
-//! again. A place that still holds a compressed cluster holds that same one: nothing is ever written compressed.
+//! reused. What was read may then be anything. So a commit marks the reads that it overlaps, and their readers resolve
+//! the mapping again. A place that still holds a compressed cluster holds that same one: nothing is ever written
+//! compressed.
 //!
 //! A read takes its memory from a budget, and waits there for reads of other clusters, each of which ends by itself. A
 //! reader that wants a cluster whose read waits joins it.
@@ -138,8 +135,7 @@ impl CompressedReads {
 
 impl<F: Format> Disk<F> {
     /// Where the first bytes of `span`, which the map says are in a compressed cluster of `file`, are. `None` if the
-    /// format
-    /// disagrees: the file was changed behind our back.
+    /// format disagrees: the file was changed behind our back.
     pub(super) fn compressed_place(&mut self, file: FileId, span: Span) -> Result<Option<Cluster>, Missing> {
         match self.format_of(file).map(span) {
             Ok(Mapping::Compressed { at, size, lead, skip, len }) if len > 0 => {
@@ -151,8 +147,7 @@ impl<F: Format> Disk<F> {
     }
 
     /// Copies the bytes at `cluster`, which are those of `span`, to `into`. Status if the cluster is cached, `None` if
-    /// it is
-    /// being read.
+    /// it is being read.
     pub(super) fn read_compressed<I: Io>(
         &mut self,
         cluster: Cluster,

@@ -1,8 +1,7 @@
 //! Damaged metadata that requests have met, so that users can be told why a request failed.
 //!
 //! Knows nothing of what should have been there. Keeps the latest, as many as the requests in flight can meet, until
-//! the
-//! caller asks.
+//! the caller asks.
 
 use super::Disk;
 use crate::chain_map::{CHUNK, ChainMap};

@@ -75,8 +75,7 @@ impl<F: Format> Disk<F> {
     }
 
     /// Frees the first bytes of `span` in the layer that a write to them goes to. The content of what stays allocated
-    /// there
-    /// is deallocated by `kept`.
+    /// there is deallocated by `kept`.
     fn free_first<I: Io>(&mut self, number: u32, span: Span, kept: Op, io: &mut I) -> Result<Freed, Obstacle> {
         let (file, span) = self.route_write(span)?;
         if let Some(len) = self.nothing_to_hide(file, span)? {
@@ -101,14 +100,11 @@ impl<F: Format> Disk<F> {
     }
 
     /// How many of the first bytes of `span` the layer of `file` has not allocated, where the layers below have nothing
-    /// to
-    /// hide either. The format is not asked then, or trimming an empty clone would fill its tables. Ends where a format
-    /// could
-    /// free something, so that the rest still reaches it whole.
+    /// to hide either. The format is not asked then, or trimming an empty clone would fill its tables. Ends where a
+    /// format could free something, so that the rest still reaches it whole.
     fn nothing_to_hide(&mut self, file: FileId, span: Span) -> Result<Option<u64>, Obstacle> {
         // A layer without a parent has nothing to hide. A format that must load metadata to answer is asked to discard
-        // instead:
-        // it loads the same block for that, and next time it is there.
+        // instead: it loads the same block for that, and next time it is there.
         let absent = if self.layers.len() > 1 { Some(self.format_of(file).map(span)) } else { None };
         let Some(Ok(Mapping::Parent { len })) = absent else { return Ok(None) };
         let (Location::Zero, run) = self.resolve(span.at).map_err(Obstacle::Chunk)? else { return Ok(None) };
@@ -141,8 +137,7 @@ impl<F: Format> Disk<F> {
     }
 
     /// Allocates the first bytes of `span`, which live in a parent, in `file`, so that they read as zero. Returns how
-    /// many.
-    /// What a copy on write must write around the zeroes is written with them.
+    /// many. What a copy on write must write around the zeroes is written with them.
     fn zero_by_hiding<I: Io>(&mut self, number: u32, file: FileId, span: Span, io: &mut I) -> Result<u64, Obstacle> {
         let span = Span { at: span.at, len: span.len.min(ZEROES_MAX) };
         let reserved = self.reserve(file, span)?;
@@ -281,8 +276,7 @@ impl<F: Format> Disk<F> {
 }
 
 /// The part of a range that storage with large blocks can free, after it has refused the whole range. `None` where
-/// there
-/// is none, or where large blocks cannot be the reason.
+/// there is none, or where large blocks cannot be the reason.
 fn freed_whole(range: Span) -> Option<Span> {
     let at = range.at.checked_next_multiple_of(FREED_WHOLE)?;
     let end = range.end().checked_sub(range.end() % FREED_WHOLE)?;

@@ -2,8 +2,7 @@
 //!
 //! Knows when a request is of this kind, and nothing of how the others are split. Keeps: only the time differs. Such a
 //! request is among the active ones with one part under way, so others wait for it, a merge finds it, and it ends as
-//! they
-//! do.
+//! they do.
 //!
 //! `inline(always)`, here and in what this uses, marks the path of these requests: calls would be a tenth of its
 //! instructions.
@@ -23,8 +22,7 @@ pub(super) fn number_of(id: OpId) -> Option<u32> {
 
 impl<F: Format> Disk<F> {
     /// The one place in a file where all bytes of a read or a write live, if that is known and they stay there: nothing
-    /// has
-    /// to be loaded, reserved or committed. Only for a request that need not wait for others.
+    /// has to be loaded, reserved or committed. Only for a request that need not wait for others.
     pub(super) fn fast_place(&self, request: &Request) -> Option<(FileId, u64)> {
         let span = request.span();
         let write = match request.operation() {

@@ -4,40 +4,29 @@
 //! around it has been read; until it has ended, readers find the old mapping.
 //!
 //! Let C be what a reservation covers with its fill. Nothing else can change C between the reservation and its end, so
-//! what
-//! was read for the fill is what a reader would find up to the commit, and the commit loses nothing:
+//! what was read for the fill is what a reader would find up to the commit, and the commit loses nothing:
 //!
 //! 1. *Writes and writes of zeroes to C* come to [`Disk::reserve`]. The map says of no byte of C that it lives in the
-//! file
-//!    that is written: a format never calls `Data` what it would not overwrite in place, and asks for no fill around
-//!   that.
-//!    So they reach the format, which says `Busy` for C until the ticket has ended.
+//!    file that is written: a format never calls `Data` what it would not overwrite in place, and asks for no fill
+//!    around that. So they reach the format, which says `Busy` for C until the ticket has ended.
 //! 2. *A discard of all of C* overlaps the write, so one of the two waits for the other. *A discard of a part of C*,
-//! next
-//!    to the write, cannot take the part away: a format frees clusters only as a whole (`Nothing`, or `Busy`). Where it
-//!    says `Nothing` and zeroes are to be written, rule 1 holds. A part that already reads as zero needs nothing, and
-//!   the
-//!    fill writes zeroes there.
+//!    next to the write, cannot take the part away: a format frees clusters only as a whole (`Nothing`, or `Busy`).
+//!    Where it says `Nothing` and zeroes are to be written, rule 1 holds. A part that already reads as zero needs
+//!    nothing, and the fill writes zeroes there.
 //! 3. *A round* in between seals what was committed, and this is not: after a power loss C has its old mapping.
 //! 4. *The place that is read* does not change either. Only a merge writes to a parent, and it waits for all that
-//! overlaps
-//!    the chunk; C does not leave the chunks of its write. A compressed cluster of the written file itself is freed by
-//!   this
-//!    very commit at the earliest.
+//!    overlaps the chunk; C does not leave the chunks of its write. A compressed cluster of the written file itself is
+//!    freed by this very commit at the earliest.
 //! 5. *An abandoned ticket* leaves the old mapping as it was. Those who waited for it reserve anew and get a fill of
-//! their
-//!    own: nothing that was read for one reservation is ever used for another.
+//!    their own: nothing that was read for one reservation is ever used for another.
 //!
 //! There is no deadlock: a fill waits for reads and metadata only, never for a ticket or a request; and, before it
-//! begins,
-//! for bytes of the budget. Takers keep their bytes until their write has ended, and wait for no other taker:
-//! compressed
-//! clusters have a budget of their own, and their readers wait for the storage alone. A fill takes all bytes around its
-//! write, even where these are zero or cached.
+//! begins, for bytes of the budget. Takers keep their bytes until their write has ended, and wait for no other taker:
+//! compressed clusters have a budget of their own, and their readers wait for the storage alone. A fill takes all bytes
+//! around its write, even where these are zero or cached.
 //!
 //! The guest's bytes are not copied into the fill's buffer: as entries of a list they cost the kernel nothing and are
-//! the
-//! same for any cluster size, and the engine copies where alignment requires it, as for any other write.
+//! the same for any cluster size, and the engine copies where alignment requires it, as for any other write.
 
 use memory::Segments;
 
@@ -330,8 +319,7 @@ impl<F: Format> Disk<F> {
     }
 
     /// Begins what has waited for memory, as far as there is some. Only an operation that ends gives memory back. It is
-    /// not
-    /// done there, because what begins may end at once.
+    /// not done there, because what begins may end at once.
     pub(super) fn begin_waiting_reads<I: Io>(&mut self, io: &mut I) {
         loop {
             if let Some(begin) = self.compressed.next() {
@@ -377,8 +365,7 @@ impl<F: Format> Disk<F> {
     }
 
     /// Begins the write when everything for it has been read, or abandons the reservation if a read has failed; either
-    /// way
-    /// only when no read is under way any more.
+    /// way only when no read is under way any more.
     fn end_filling<I: Io>(&mut self, fill: u32, io: &mut I) {
         let filling = self.fills.get(fill);
         let complete = filling.next >= filling.whole.end();

@@ -1,8 +1,7 @@
 //! Flushes: rounds that make every layer durable that was written to; and the reclaiming of leaked space.
 //!
 //! Knows what a round must make durable; `round` knows the order. Keeps, for each layer by itself: no failed sync is
-//! taken
-//! for a success, and nothing is deallocated that a power loss could bring back.
+//! taken for a success, and nothing is deallocated that a power loss could bring back.
 
 use super::{Disk, Op, Parked, status_of};
 use crate::format::Format;
@@ -38,12 +37,10 @@ impl Upkeep {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reclaim {
     /// Not begun. Metadata that was read at open may be in a cache only, left by a process that was killed. It is
-    /// synced
-    /// before space is reused that it no longer refers to.
+    /// synced before space is reused that it no longer refers to.
     Start,
     /// That sync is under way. No round begins meanwhile: the kernel reports a failure to one of two concurrent syncs
-    /// only,
-    /// and the other must not be taken for a success.
+    /// only, and the other must not be taken for a success.
     Syncing,
     /// A deallocation is under way.
     Busy,
@@ -53,8 +50,7 @@ pub(super) enum Reclaim {
 
 impl<F: Format> Disk<F> {
     /// Makes everything durable that has been written until now, as a flush does. [`Disk::is_clean`] tells whether it
-    /// has
-    /// succeeded, once [`Disk::is_syncing`] no longer holds.
+    /// has succeeded, once [`Disk::is_syncing`] no longer holds.
     pub fn sync<I: Io>(&mut self, io: &mut I) {
         self.sync_asked = true;
         self.begin_round(io);
@@ -92,8 +88,7 @@ impl<F: Format> Disk<F> {
     }
 
     /// Whether so much metadata has changed that it is written unasked. A failed round is retried when a request asks
-    /// for it
-    /// or as much again has changed, not at once and without end.
+    /// for it or as much again has changed, not at once and without end.
     fn is_much_dirty(&self) -> bool {
         let much = |&depth: &usize| {
             let layer = self.layer_at(depth);
@@ -208,12 +203,10 @@ impl<F: Format> Disk<F> {
     }
 
     /// Scans layers for leaked space that were opened since the last scan, when a request comes. The changes of the
-    /// last
-    /// process come first.
+    /// last process come first.
     pub(super) fn begin_reclaim<I: Io>(&mut self, io: &mut I) {
         // A sync that succeeds after one that has failed, perhaps in the last process, does not prove that metadata is
-        // durable
-        // that no longer refers to the space.
+        // durable that no longer refers to the space.
         if !self.reclaim_due || self.quiesced || self.broken || !self.round.is_idle() {
             return;
         }
@@ -262,8 +255,7 @@ impl<F: Format> Disk<F> {
     }
 
     /// Deallocates the next leaked space of each layer, one at a time, in the background. Not on a quiesced disk: its
-    /// caller
-    /// waits for an end.
+    /// caller waits for an end.
     pub(super) fn reclaim_more<I: Io>(&mut self, io: &mut I) {
         if self.broken || self.quiesced {
             return;

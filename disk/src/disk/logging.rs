@@ -1,8 +1,8 @@
 //! The redo logs of the layers: what is logged when, and what an earlier process has left in them.
 //!
 //! Knows nothing of a log's format. Keeps: changes are logged before the request that caused them is answered, the
-//! deepest
-//! layer first, as a round makes them durable; a layer changes only when the changes of its last process are durable.
+//! deepest layer first, as a round makes them durable; a layer changes only when the changes of its last process are
+//! durable.
 
 use super::Disk;
 use super::chain::Layer;
@@ -12,10 +12,8 @@ use crate::{FileId, ImageError, ImageErrorKind};
 
 impl<F: Format> Disk<F> {
     /// Gives a layer its redo log, through which its image was opened ([`RedoLog::patched`]). Before the first request,
-    /// or
-    /// right after the call that added the layer. A layer that is only read has one where a sync of it has failed: what
-    /// was
-    /// not written to it never will be, and is read from the log.
+    /// or right after the call that added the layer. A layer that is only read has one where a sync of it has failed:
+    /// what was not written to it never will be, and is read from the log.
     pub fn set_log(&mut self, file: FileId, log: RedoLog) -> Result<(), ImageError> {
         let failed = log.has_failed();
         let wants_one = |layer: &&mut Layer<F>| failed || !layer.format.geometry().read_only;
@@ -65,8 +63,7 @@ impl<F: Format> Disk<F> {
     }
 
     /// Logs what has changed. Returns whether all of it, and all before it, is logged: if not, the change must be
-    /// durable
-    /// before its request is answered.
+    /// durable before its request is answered.
     pub(super) fn log_changes(&mut self) -> bool {
         let mut gap = false;
         for depth in self.writers.clone().into_iter().rev() {
@@ -77,10 +74,8 @@ impl<F: Format> Disk<F> {
     }
 
     /// A sync has failed. The kernel may have marked the lost pages clean, so a later sync that succeeds proves
-    /// nothing, not
-    /// in another process either. Nothing above that layer may become durable any more, because it may have freed what
-    /// was
-    /// lost below. The upper logs are marked first, in case this process dies in between.
+    /// nothing, not in another process either. Nothing above that layer may become durable any more, because it may
+    /// have freed what was lost below. The upper logs are marked first, in case this process dies in between.
     pub(super) fn sync_failed(&mut self, file: FileId) {
         self.broken = true;
         let depth = self.depth_of(file);

@@ -143,8 +143,7 @@ impl<F: Format> Disk<F> {
     }
 
     /// Parks what needs a chunk whose metadata is missing. Few chunks are loaded at once, so that they do not evict
-    /// each
-    /// other's metadata.
+    /// each other's metadata.
     pub(super) fn park_for_map<I: Io>(&mut self, parked: Parked, missing: Missing, io: &mut I) {
         let chunk = ChainMap::chunk_of(parked.at()).at;
         if self.map_loader.admit(chunk) {
@@ -265,8 +264,7 @@ impl<F: Format> Disk<F> {
 
 impl<F: Format> Layer<F> {
     /// Where the layer has the first bytes of `span`, and which those are. Missing metadata counts as nothing
-    /// allocated, so
-    /// that the walk continues below and finds what else is missing; the result is then of no use.
+    /// allocated, so that the walk continues below and finds what else is missing; the result is then of no use.
     pub(super) fn look_up(&mut self, span: Span, missing: &mut Missing) -> (Mapping, Span) {
         let place = match self.format.map(span) {
             Ok(place) => place,

@@ -2,54 +2,44 @@
 //!
 //! Knows which chunks are merged, where the guest's writes go meanwhile, and how a merge begins and ends; `merge_chunk`
 //! knows how one chunk is done. Knows nothing of clocks and rates: the caller of [`Disk::step_merge`] sets the pace.
-//! Keeps:
-//! at every moment the chain reads as the guest left it, and so does every chain that a power loss leaves (decision
-//! 0006).
+//! Keeps: at every moment the chain reads as the guest left it, and so does every chain that a power loss leaves
+//! (decision 0006).
 //!
 //! # What is durable when
 //!
 //! Let T be the target, S1 to Sn the sources from the deepest up, g a chunk, C what the sources and T show in g when
-//! the
-//! sources are seen without the layers above them.
+//! the sources are seen without the layers above them.
 //!
 //! 1. Nothing in flight overlaps g, and new requests wait. C is written to T and committed. *Power loss:* T holds any
-//! part
-//!    of C, but a source holds the same above it; elsewhere T has what it had (a fill writes the same bytes again). The
-//!    chain reads C, less what was never flushed.
+//!    part of C, but a source holds the same above it; elsewhere T has what it had (a fill writes the same bytes
+//!    again). The chain reads C, less what was never flushed.
 //! 2. In memory, S1 to Sn forget g, all at once: readers of g still wait. *Power loss:* as before.
 //! 3. g is merged. The guest's writes to g go to T if the leaf is among the sources. *Power loss:* S1 to Sn still hold
-//! g
-//!    and hide these writes, none of which was flushed.
+//!    g and hide these writes, none of which was flushed.
 //! 4. A round seals T, S1, ..., Sn at one moment. The seal of a source that has forgotten g comes with a seal of T that
-//! has
-//!    C, and every write to g that was answered before.
+//!    has C, and every write to g that was answered before.
 //! 5. T is durable. *Power loss:* the sources hide it in g and hold the same, less what was not flushed.
 //! 6. S1, then S2, up to Sn are durable. *Power loss after Sk:* what S1 to Sk showed in g is in T, and Sk+1 to Sn hide
-//! as
-//!    much of it as they did. Were an upper source first, it would expose a lower one that it hides.
+//!    as much of it as they did. Were an upper source first, it would expose a lower one that it hides.
 //! 7. The space of what was forgotten is deallocated and reused.
 //!
 //! # Where the guest's writes go
 //!
 //! With the leaf among the sources a chunk is undecided, the leaf's, or merged. Its first write or its merge decides,
-//! once;
-//! it becomes merged only while nothing in flight overlaps it.
+//! once; it becomes merged only while nothing in flight overlaps it.
 //!
 //! - *A write to the leaf is in flight when the chunk's merge begins:* the merge waits for it, and copies it.
 //! - *A write comes while the chunk is being merged:* it waits, is routed afterwards, and goes to T. It cannot overtake
-//!   the
-//!   copy.
+//!   the copy.
 //! - *Two writes to one chunk* go to the same layer, so that its format sees both where they share a cluster.
 //! - *A write from before the merge is in an undecided chunk,* with its commit in the leaf still to come: the chunk is
-//!   the
-//!   leaf's. So are the later chunks of that write.
+//!   the leaf's. So are the later chunks of that write.
 //! - *A write to an undecided chunk of which no source has anything allocated:* there is nothing to copy, and nothing
-//!   hides
-//!   the write. The chunk is merged, the write goes to T, and its fill is read as a reader would: from T and below.
+//!   hides the write. The chunk is merged, the write goes to T, and its fill is read as a reader would: from T and
+//!   below.
 //! - *A merge that fails or is cancelled* decides no more chunks. The merged ones stay T's until nothing at all is in
 //!   flight: a write to the leaf would copy a cluster from T to which another write is under way. Then the whole disk
-//!   is
-//!   the leaf's again, and a new merge starts with nothing decided.
+//!   is the leaf's again, and a new merge starts with nothing decided.
 //! - *A write for which the target has no space:* the merge has failed. The write is not answered. It starts over when
 //!   nothing at all is in flight, and new requests wait for that. The whole disk is the leaf's then, which may have the
 //!   space, as it would have had without the merge.
@@ -77,8 +67,7 @@ pub enum MergeState {
     /// The sources hold nothing any more: [`Disk::end_merge`] comes next.
     Copied,
     /// It has stopped; the chain is valid, and [`Disk::begin_merge`] continues it. The target has no space, the storage
-    /// or
-    /// the disk has failed, or a source cannot forget.
+    /// or the disk has failed, or a source cannot forget.
     Failed(Status),
 }
 
@@ -203,10 +192,8 @@ impl Merge {
 
 impl<F: Format> Disk<F> {
     /// Begins to merge the layers `from..into`, the uppermost first, into the layer `into`. `from` is 0 if the leaf is
-    /// among
-    /// them. All are open for writing, none is smaller than the one below it, and all grow to the size of the first
-    /// (the
-    /// caller sets the length of a raw image's file). Continues a merge that has failed.
+    /// among them. All are open for writing, none is smaller than the one below it, and all grow to the size of the
+    /// first (the caller sets the length of a raw image's file). Continues a merge that has failed.
     pub fn begin_merge(&mut self, from: usize, into: usize) -> Result<(), ImageError> {
         if let Some(merge) = &self.merge {
             let what = match (merge.goes_on(), (merge.from, merge.into) == (from, into)) {
@@ -383,8 +370,7 @@ impl<F: Format> Disk<F> {
     }
 
     /// Cancels the merge. The chain is valid, and what is merged stays so. A chunk under way ends. The target is not
-    /// written
-    /// to any more once the disk was quiet.
+    /// written to any more once the disk was quiet.
     pub fn cancel_merge(&mut self) {
         self.withdraw_merge_chunk();
         if let Some(merge) = &mut self.merge {
@@ -394,8 +380,7 @@ impl<F: Format> Disk<F> {
     }
 
     /// Takes the sources, which hold nothing any more, out of the chain, and returns them. Only when all is copied, the
-    /// disk
-    /// is quiesced, nothing is in flight and everything is durable.
+    /// disk is quiesced, nothing is in flight and everything is durable.
     pub fn end_merge(&mut self) -> Result<Vec<Layer<F>>, ImageError> {
         let Some((from, into)) = self.merge.as_ref().and_then(|merge| {
             (merge.goes_on() && merge.state == MergeState::Copied).then_some((merge.from, merge.into))
@@ -489,8 +474,7 @@ impl<F: Format> Disk<F> {
             return self.map.overlay(span, Location::Data { file, at });
         }
         // Below the leaf only where nothing can hide it: in a merged chunk. A mapping may be larger than what was
-        // written;
-        // elsewhere the map is loaded again.
+        // written; elsewhere the map is loaded again.
         let mut begin = span.at;
         while begin < span.end() {
             let chunk = ChainMap::chunk_of(begin);

@@ -6,20 +6,16 @@
 //! - every request is answered exactly once;
 //! - a mapping becomes visible to readers only after its bytes were written, and durable only in a round;
 //! - no operation overlaps a discard, a write of zeroes or a write of parts of blocks: these wait for what is in
-//!   flight,
-//!   and later requests wait for them;
+//!   flight, and later requests wait for them;
 //! - after a failed sync nothing is written any more.
 //!
 //! Most requests are one operation on one file: `fast_path`. For the others, `map_load` finds where bytes live and
-//! waits
-//! for metadata; `transfer` reads and writes; `fill` writes what surrounds a write (copy on write); `compressed` reads
-//! compressed clusters; `budget` limits the memory of the last two; `unaligned` does requests that are not whole
-//! blocks;
-//! `discard` does discards, zeroes and reports of allocation. `active` holds the requests under way and `overlap`
-//! decides
-//! which of them wait for others. `flush` runs the rounds, `logging` the redo logs, which outlive the process. `chain`
-//! changes the layers, `merge` merges them, one `merge_chunk` at a time. `cache_trim` frees memory of an idle disk, and
-//! `damage` remembers which metadata made no sense.
+//! waits for metadata; `transfer` reads and writes; `fill` writes what surrounds a write (copy on write); `compressed`
+//! reads compressed clusters; `budget` limits the memory of the last two; `unaligned` does requests that are not whole
+//! blocks; `discard` does discards, zeroes and reports of allocation. `active` holds the requests under way and
+//! `overlap` decides which of them wait for others. `flush` runs the rounds, `logging` the redo logs, which outlive the
+//! process. `chain` changes the layers, `merge` merges them, one `merge_chunk` at a time. `cache_trim` frees memory of
+//! an idle disk, and `damage` remembers which metadata made no sense.
 
 mod active;
 mod budget;
@@ -67,8 +63,7 @@ pub use options::Options;
 pub const LAYERS_MAX: usize = 60;
 
 /// Parts of one discard or write of zeroes that are under way at once. One request may cover the whole disk, and a
-/// guest
-/// can make each sector a part of its own.
+/// guest can make each sector a part of its own.
 const PARTS_MAX: u32 = 256;
 
 /// A file operation under way, and what to do when it has ended.
@@ -192,10 +187,8 @@ pub struct Disk<F: Format> {
 
 impl<F: Format> Disk<F> {
     /// A disk over `layers`, leaf first, whose files have the numbers from 0 on in this order. The caller has checked
-    /// that
-    /// they belong together, by what the formats record. Layers may differ in length: one that is shorter than the
-    /// layer
-    /// above it reads as zero behind its end; of a longer one the rest is not seen.
+    /// that they belong together, by what the formats record. Layers may differ in length: one that is shorter than the
+    /// layer above it reads as zero behind its end; of a longer one the rest is not seen.
     pub fn new(layers: Vec<F>, options: Options) -> Result<Disk<F>, ImageError> {
         let Some(leaf) = layers.first().map(Format::geometry) else {
             return Err(ImageError::new(ImageErrorKind::OutOfLimits, "a disk needs at least one layer"));

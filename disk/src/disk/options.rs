@@ -13,12 +13,10 @@ pub struct Options {
     /// Bytes of memory for the chain map. With the caches of the formats a disk is to stay at 32 MiB.
     pub map_bytes: usize,
     /// Bytes of metadata cached, still or not, at which an idle disk drops its caches. It drops all it can: memory in
-    /// many
-    /// small pieces frees no page before most of it is gone.
+    /// many small pieces frees no page before most of it is gone.
     pub trim_bytes: usize,
     /// Bytes of memory for what is read in flight besides the guest's own data: one half for copy on write and merges,
-    /// the
-    /// other for compressed clusters. One operation of each kind always runs, however large.
+    /// the other for compressed clusters. One operation of each kind always runs, however large.
     pub flight_bytes: u64,
 }
 

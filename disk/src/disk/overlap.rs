@@ -2,8 +2,7 @@
 //!
 //! Knows what may overlap what, and nothing of how a request is done. Keeps: nothing overlaps a discard, a write of
 //! zeroes, a write of parts of blocks (counted in whole blocks) or a merge's chunk; and no request overtakes another
-//! that
-//! it must not overlap.
+//! that it must not overlap.
 
 use super::Disk;
 use crate::format::Format;
@@ -11,8 +10,7 @@ use crate::{Io, Operation, Request, Span, Token};
 
 impl<F: Format> Disk<F> {
     /// Starts the waiting requests that need not wait any more, if one has ended since. Not part of `end`, since a
-    /// request
-    /// may end as soon as it is started.
+    /// request may end as soon as it is started.
     #[inline(always)]
     pub(super) fn start_waiting<I: Io>(&mut self, io: &mut I) {
         if self.ended {

@@ -1,10 +1,9 @@
 //! Writes that do not begin and end with blocks, as NBD clients may ask for them.
 //!
 //! Knows when to read and when to write; [`crate::unaligned`] knows the memory. First the blocks at the ends are read,
-//! of
-//! which the request changes a part, then whole blocks are written. Nothing may overlap those blocks from the first
-//! read to
-//! the last write: another write to the rest of such a block would be undone. After a failed read nothing is written.
+//! of which the request changes a part, then whole blocks are written. Nothing may overlap those blocks from the first
+//! read to the last write: another write to the rest of such a block would be undone. After a failed read nothing is
+//! written.
 
 use memory::Segments;
 

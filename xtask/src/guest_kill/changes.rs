@@ -229,7 +229,7 @@ fn ask(lines: &mut BufReader<UnixStream>, request: &Value) -> Answer {
         }
         if let Some(error) = line.get("error") {
             let kind = error["kind"].as_str();
-            if kind == Some("replaced") || kind == Some("busy") && error["message"] == "an upgrade is under way" {
+            if kind == Some("replaced") || kind == Some("busy") && error["message"] == "an upgrade is in progress" {
                 thread::sleep(AGAIN);
                 return Answer::Gone;
             }

@@ -353,7 +353,7 @@ impl World {
             }
             let now = self.vm(&vm)?;
             (now.power, now.killed) = (Power::Halted, false);
-            self.follow_disks(&vm, false)?;
+            self.follow_disks(&vm)?;
         }
         Ok(())
     }
@@ -385,19 +385,23 @@ impl World {
             return Err(format!("VM {vm} is {now:?}; it was {before:?}, should be {wanted:?}, done: {done}"));
         }
         self.vm(vm)?.power = now;
-        self.follow_disks(vm, !any)
-    }
-
-    /// Whether its disks are plugged is what the daemon says; those of a VM that runs are.
-    fn follow_disks(&mut self, vm: &str, all: bool) -> Result<(), String> {
-        let power = self.vm(vm)?.power;
-        for vbd in self.vbds_of_vm(vm) {
-            self.ask_whether_plugged(&vbd)?;
-            if all && power == Power::Running && !self.vbd(&vbd)?.plugged {
-                return Err(format!("VBD {vbd} is not plugged, and its VM {vm} runs"));
+        // A start plugs all disks. One made for a VM that was running already is plugged by its next start.
+        let started = before.power == Power::Halted;
+        let disks = self.vbds_of_vm(vm).into_iter();
+        let kept: Vec<String> =
+            disks.filter(|vbd| started || self.vbds.get(vbd).is_some_and(|vbd| vbd.plugged)).collect();
+        self.follow_disks(vm)?;
+        for vbd in kept {
+            if !any && now != Power::Halted && !self.vbd(&vbd)?.plugged {
+                return Err(format!("VBD {vbd} is not plugged, and its VM {vm} is {now:?}"));
             }
         }
         Ok(())
+    }
+
+    /// Whether its disks are plugged is what the daemon says.
+    fn follow_disks(&mut self, vm: &str) -> Result<(), String> {
+        self.vbds_of_vm(vm).iter().try_for_each(|vbd| self.ask_whether_plugged(vbd))
     }
 
     /// No VM is left.

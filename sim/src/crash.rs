@@ -21,6 +21,7 @@ use memory::Segments;
 
 use crate::file::Fate;
 use crate::io::{ROOM, SimIo, Visible};
+use crate::link;
 use crate::media::{Media, Unwritten};
 use crate::oracle::{Illegal, Legal, Oracle};
 use crate::random::Random;
@@ -174,25 +175,24 @@ impl Explorer {
         let setup = Setup { first: SECOND_LIFE, ..*scene.setup };
         let limits = (self.all_up_to, self.at_random);
         (self.all_up_to, self.at_random) = (16, 4);
-        let mut result = Ok(());
         // Whether what was under way has reached the storage, and whether a failed sync is accepted.
         let mut ways = vec![(true, false)];
         ways.extend((scene.setup.visible == Visible::AtCompletion).then_some((false, false)));
         ways.extend(sight.io.sync_failed().then_some((true, true)));
-        for chain in sight.chains {
-            for &(reached, accepts) in &ways {
-                if result.is_ok() {
-                    self.counts.deaths += 1;
-                    let lives_on = digest / self.deaths_each % LIVES_ON == 0;
-                    let death = Death { chain, reached, windows: &windows, lives_on, accepts };
-                    let mut watch = |sight: &Sight<'_>| match lives_on || accepts {
-                        true => self.event(Scene { setup: &setup, first_life: false }, sight),
-                        false => Ok(()),
-                    };
-                    result = take_over(&setup, sight, &death, &mut watch);
-                }
-            }
-        }
+        let mut one = |chain: &Vec<FileId>, (reached, accepts)| {
+            self.counts.deaths += 1;
+            let other = sight.chains.iter().find(|other| *other != chain && other.first() == chain.first());
+            let other = other.map(Vec::as_slice);
+            // Few die where two chains differ in what the leaf records.
+            let lives_on = other.is_some() || digest / self.deaths_each % LIVES_ON == 0;
+            let death = Death { chain, other, reached, windows: &windows, lives_on, accepts };
+            let mut watch = |sight: &Sight<'_>| match lives_on || accepts {
+                true => self.event(Scene { setup: &setup, first_life: false }, sight),
+                false => Ok(()),
+            };
+            take_over(&setup, sight, &death, &mut watch)
+        };
+        let result = ways.iter().try_for_each(|way| one_fits(sight.chains.iter().map(|chain| one(chain, *way))));
         (self.all_up_to, self.at_random) = limits;
         result
     }
@@ -212,18 +212,17 @@ impl Explorer {
         }
         let again = scene.first_life && digest % AGAIN == 0;
         let whole = if scene.setup.subject.kind.theme() == Theme::Chain { WHOLE_CHAIN } else { WHOLE };
-        for chain in chains {
+        one_fits(chains.iter().map(|chain| {
             if again || digest % whole == 0 {
                 let base = self.state_throughout(scene, chain, legal)?;
                 if again {
                     self.live_again(scene, Start { base, ..chain.clone() }, digest)?;
                 }
-            } else {
-                let mut judge = |sector, word| legal.check(sector, word);
-                recover(&scene.setup.subject, chain.clone(), windows, &mut judge)?;
+                return Ok(());
             }
-        }
-        Ok(())
+            let mut judge = |sector, word| legal.check(sector, word);
+            recover(&scene.setup.subject, chain.clone(), windows, &mut judge)
+        }))
     }
 
     /// Checks the files and reads every sector; what is found there.
@@ -268,6 +267,25 @@ impl Explorer {
         (self.all_up_to, self.at_random) = limits;
         result.map(|_| ())
     }
+}
+
+/// Of the chains that may be opened one must be what it seems, and all that seem so must be right.
+fn one_fits(chains: impl Iterator<Item = Result<(), Violation>>) -> Result<(), Violation> {
+    let mut unfit = None;
+    let mut fits = false;
+    for chain in chains {
+        match chain {
+            Err(Violation::TakenOver(violation)) if matches!(*violation, Violation::Unfit(_)) => {
+                unfit = Some(*violation)
+            }
+            Err(violation @ Violation::Unfit(_)) => unfit = Some(violation),
+            other => {
+                other?;
+                fits = true;
+            }
+        }
+    }
+    unfit.filter(|_| !fits).map_or(Ok(()), Err)
 }
 
 /// The internal snapshot shows what it did; if all is counted, what it refers to is counted for it.
@@ -420,6 +438,7 @@ pub fn recover(
 ) -> Result<(), Violation> {
     let Start { mut files, forms, .. } = start;
     let layers = subject.open(&mut files, &forms, 1).map_err(Violation::Open)?;
+    link::check(&layers, &files).map_err(Violation::Unfit)?;
     let options = Options { requests: windows.len(), ..Options::default() };
     let mut disk = Disk::new(layers, options).map_err(Violation::Open)?;
     let mut io = SimIo::new(files, SECTOR, Visible::AtCompletion, ROOM, None);

@@ -74,6 +74,8 @@ pub struct SimFile {
     completed_len: u64,
     writes: u64,
     sync_failed: bool,
+    /// Somebody has looked at the time of its last change since: the next one is to be noticed.
+    looked_at: bool,
 }
 
 impl SimFile {
@@ -89,6 +91,7 @@ impl SimFile {
             growth: Vec::new(),
             writes: 0,
             sync_failed: false,
+            looked_at: true,
         }
     }
 
@@ -102,9 +105,23 @@ impl SimFile {
         &self.durable
     }
 
+    /// When it was last changed. A change from now on has another time, and survives a power loss: whoever records this
+    /// one is to notice each change, and the storage has no finer clock.
+    pub fn look_at_time(&mut self) -> u64 {
+        self.looked_at = true;
+        self.visible.modified()
+    }
+
+    fn changed(&mut self) {
+        if std::mem::take(&mut self.looked_at) {
+            self.visible.set_modified(self.visible.modified() + 1);
+        }
+    }
+
     /// Applies a write of `contents` from `sector` on; `None` leaves a sector as it is (a failed write may reach
     /// any part of its range).
     pub fn apply(&mut self, sector: u64, contents: impl IntoIterator<Item = Option<Sector>>, grows: bool) -> WriteId {
+        self.changed();
         self.writes += 1;
         let write = WriteId(self.writes);
         // Behind the end of the file there is nothing to deallocate, unless the storage is larger than the file.
@@ -155,6 +172,7 @@ impl SimFile {
 
     /// Makes the file longer, durably; what is new reads as zero.
     pub fn extend(&mut self, len: u64) {
+        self.changed();
         let old = self.visible.len();
         let len = len.max(old);
         if self.visible.unwritten() == Unwritten::Stale && len > old {
@@ -324,8 +342,12 @@ impl<'a> Crash<'a> {
 
     /// A number that stands for all of the states together.
     pub fn digest(&self) -> u64 {
-        let start = mix(self.file.durable_digest ^ mix(self.file.visible.len()));
+        let start = mix(self.file.durable_digest ^ mix(self.file.visible.len()) ^ self.time_digest());
         self.places.iter().flatten().fold(start, |sum, content| mix(sum ^ content.digest()))
+    }
+
+    fn time_digest(&self) -> u64 {
+        mix(!self.file.visible.modified())
     }
 
     /// What is at a place that had this fate, up to the end of the file.
@@ -356,6 +378,7 @@ impl<'a> Crash<'a> {
     pub fn state(&self, fates: &[Fate], growth_lost: bool) -> Media {
         let len = self.len(growth_lost);
         let mut media = self.file.durable.clone();
+        media.set_modified(self.file.visible.modified());
         media.set_len(len);
         for (place, fate) in fates.iter().enumerate() {
             for entry in self.entries(place, *fate, len) {
@@ -371,7 +394,7 @@ impl<'a> Crash<'a> {
     /// A number that stands for [`state`](Crash::state) of the same arguments, without making it.
     pub fn state_digest(&self, fates: &[Fate], growth_lost: bool) -> u64 {
         let len = self.len(growth_lost);
-        let mut sum = self.file.durable_digest ^ mix(self.file.durable.len()) ^ mix(len);
+        let mut sum = self.file.durable_digest ^ mix(self.file.durable.len()) ^ mix(len) ^ self.time_digest();
         for (place, fate) in fates.iter().enumerate() {
             for entry in self.entries(place, *fate, len) {
                 if entry.zeroed {

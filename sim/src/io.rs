@@ -348,6 +348,16 @@ impl SimIo {
         self.storage.writable.extend(writable.then_some(file));
     }
 
+    /// Whether a file is open for writing.
+    pub fn is_writable(&self, file: FileId) -> bool {
+        self.storage.writable.contains(&file)
+    }
+
+    /// When a file was last changed, for somebody who records it.
+    pub fn modified(&mut self, file: FileId) -> u64 {
+        self.storage.file_mut(file).look_at_time()
+    }
+
     /// Makes a file longer, durably; what is new reads as zero.
     pub fn extend(&mut self, file: FileId, len: u64) {
         self.storage.file_mut(file).extend(len);

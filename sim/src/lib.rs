@@ -16,6 +16,7 @@ pub mod fault;
 pub mod file;
 pub mod flat;
 pub mod io;
+pub mod link;
 pub mod logs;
 pub mod media;
 pub mod oracle;

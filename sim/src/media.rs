@@ -36,17 +36,39 @@ pub struct Media {
     len: u64,
     unwritten: Unwritten,
     has_data_file: bool,
+    modified: u64,
 }
+
+/// When files were made, in seconds since 1970.
+pub const CREATED: u64 = 1_000_000_000;
 
 impl Media {
     /// An empty file.
     pub fn empty(unwritten: Unwritten) -> Media {
-        Media { sectors: Arc::default(), over: Vec::new(), zeroed: Vec::new(), len: 0, unwritten, has_data_file: false }
+        Media {
+            sectors: Arc::default(),
+            over: Vec::new(),
+            zeroed: Vec::new(),
+            len: 0,
+            unwritten,
+            has_data_file: false,
+            modified: CREATED,
+        }
     }
 
     /// Gives it a data file, in which nobody has written.
     pub fn add_data_file(&mut self) {
         self.has_data_file = true;
+    }
+
+    /// When it was last changed, in seconds since 1970.
+    pub fn modified(&self) -> u64 {
+        self.modified
+    }
+
+    /// Sets that.
+    pub fn set_modified(&mut self, modified: u64) {
+        self.modified = modified;
     }
 
     /// Bytes in the file.

@@ -8,6 +8,7 @@ use std::str::FromStr;
 
 use crate::fault::FaultKind;
 use crate::subject::Kind;
+use crate::workload::Step;
 
 /// A planted bug.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -127,6 +128,20 @@ pub enum Planted {
     UnguardedPatch,
     /// The same, and nothing comes between, but the read does not wait for writes under way to what it reads.
     EarlyPatchRead,
+    /// The files of merged layers are removed before the layer above records its new parent.
+    SourcesRemovedFirst,
+    /// They are removed when it has recorded that, and before it is durable.
+    LinkNotDurable,
+    /// They are removed by the process that takes over, which finds it recorded, and does not make it durable.
+    FinishedUndurably,
+    /// The leaf still records when its parent was last changed when that changes.
+    ParentNeverForgotten,
+    /// The same below the leaf.
+    ParentsNeverForgotten,
+    /// The leaf has forgotten that, but not durably, when its parent changes.
+    ParentForgottenLate,
+    /// Layers that are to be merged grow at the same time, the upper one not durably before the lower one.
+    LayersGrowTogether,
 }
 
 /// Layers in which a bug lives.
@@ -140,7 +155,7 @@ pub enum Layers {
     All,
 }
 
-const NAMES: [(Planted, &str, &str); 57] = [
+const NAMES: [(Planted, &str, &str); 64] = [
     (Planted::TableBeforeBitmap, "table-before-bitmap", "vhd"),
     (Planted::OneBatch, "one-batch", "vhd"),
     (Planted::EarlyCommit, "early-commit", "vhd"),
@@ -198,6 +213,13 @@ const NAMES: [(Planted, &str, &str); 57] = [
     (Planted::EarlyPatchRead, "early-patch-read", "qcow2"),
     (Planted::UnitNotAlone, "unit-not-alone", "vhd"),
     (Planted::UnitAnsweredEarly, "unit-answered-early", "vhd"),
+    (Planted::SourcesRemovedFirst, "sources-removed-first", "chain"),
+    (Planted::LinkNotDurable, "link-not-durable", "chain"),
+    (Planted::FinishedUndurably, "finished-undurably", "chain"),
+    (Planted::ParentNeverForgotten, "parent-never-forgotten", "chain"),
+    (Planted::ParentsNeverForgotten, "parents-never-forgotten", "chain"),
+    (Planted::ParentForgottenLate, "parent-forgotten-late", "chain"),
+    (Planted::LayersGrowTogether, "layers-grow-together", "chain"),
 ];
 
 impl Planted {
@@ -255,6 +277,16 @@ impl Planted {
     /// Whether it is seen only where the redo log is full, and the next process knows what the files say and no more.
     pub fn needs_full_log(self) -> bool {
         self == Planted::UnprovenPlace
+    }
+}
+
+impl Planted {
+    /// What a workload begins with that can meet it, where few would by chance.
+    pub fn needs(self) -> &'static [Step] {
+        match self {
+            Planted::LayersGrowTogether => &[Step::Snapshot, Step::Grow, Step::MergeAll],
+            _ => &[],
+        }
     }
 }
 

@@ -19,6 +19,7 @@ use disk::{Access, Disk, FileId, Image, ImageError, Operation, Options, Request,
 use memory::Segments;
 
 use crate::io::{SimIo, Visible};
+use crate::link;
 use crate::logs::Logs;
 use crate::media::Media;
 use crate::oracle::{Content, Illegal, Moment, Oracle, WriteToken, parts_of};
@@ -29,7 +30,7 @@ use crate::sector::{PART, PARTS, SECTOR, Word, words_of};
 use crate::subject::{Device, Form, Start, Subject};
 use crate::workload::{Op, Sectors};
 use around::Around;
-use steps::Chore;
+use steps::Verb;
 pub use takeover::{Death, take_over};
 
 /// More events than any workload has: a run that goes on is one that never ends.
@@ -61,6 +62,9 @@ pub enum Violation {
     /// The image does not open.
     #[error("after a power loss the image does not open: {0}")]
     Open(ImageError),
+    /// The layers of no chain that may be opened fit together.
+    #[error("after a power loss the chain does not open: {0}")]
+    Unfit(ImageError),
     /// The image is damaged.
     #[error("after a power loss the image is damaged: {0}")]
     Damage(String),
@@ -98,6 +102,16 @@ pub enum Violation {
     /// A panic.
     #[error("panic: {0}")]
     Panic(String),
+}
+
+impl Violation {
+    /// Whether the layers of one chain do not fit together: another may be the right one.
+    pub fn is_unfit(&self) -> bool {
+        match self {
+            Violation::TakenOver(violation) => violation.is_unfit(),
+            violation => matches!(violation, Violation::Unfit(_)),
+        }
+    }
 }
 
 /// What stays the same during a run.
@@ -174,7 +188,7 @@ struct Run {
     /// The chains of which each must be right after a power loss, leaf first; the first is the one that is served.
     chains: Vec<Vec<FileId>>,
     /// What is being done to the chain.
-    chore: Option<Chore>,
+    verb: Option<Verb>,
     /// The disk's sectors, as the guest was told.
     told: u64,
     in_flight: BTreeMap<u64, InFlight>,
@@ -236,10 +250,12 @@ pub fn run(
         match event(schedule.pace(), picked, pending, begins, goes_on) {
             Event::Begin => {
                 let op = std::mem::replace(&mut upcoming, waiting.next());
-                op.map_or(Ok(()), |op| run.begin_op(op, &setup.subject))?;
+                if let Some(op) = op {
+                    run.begin_op(op, &setup.subject);
+                }
             }
             Event::Finish(which) => run.finish(which),
-            Event::GoOn => run.go_on(&setup.subject)?,
+            Event::GoOn => run.go_on(&setup.subject, watch)?,
         }
         run.answers()?;
         run.drop_logs_early();
@@ -270,13 +286,22 @@ impl Run {
     fn new(setup: &Setup, start: &Start) -> Result<Run, Violation> {
         let mut io = SimIo::new(start.files.clone(), setup.subject.unit, setup.visible, setup.room, setup.fault);
         io.plant(setup.bug);
-        Run::on(setup, io, Logs::new(setup.log, setup.bug), start.forms.clone(), Oracle::new(start.base.clone()))
+        let chain = (0..).map(FileId).zip(&start.forms).map(|(file, _)| file).collect();
+        let (logs, oracle) = (Logs::new(setup.log, setup.bug), Oracle::new(start.base.clone()));
+        Run::on(setup, io, logs, start.forms.clone(), oracle, vec![chain])
     }
 
-    /// A disk on the files of this storage, leaf first, only the first of them open for writing.
-    fn on(setup: &Setup, io: SimIo, mut logs: Logs, forms: Vec<Form>, oracle: Oracle) -> Result<Run, Violation> {
+    /// A disk on the first of these chains, leaf first, only the first file of them open for writing.
+    fn on(
+        setup: &Setup,
+        io: SimIo,
+        mut logs: Logs,
+        forms: Vec<Form>,
+        oracle: Oracle,
+        chains: Vec<Vec<FileId>>,
+    ) -> Result<Run, Violation> {
         let plot = Plot::default();
-        let chain: Vec<FileId> = (0..).map(FileId).zip(&forms).map(|(file, _)| file).collect();
+        let chain = chains[0].clone();
         let mut files = io.contents(&chain);
         let len = files.first().map_or(0, Media::len);
         let (mut layers, mut opened) = (Vec::new(), Vec::new());
@@ -292,6 +317,7 @@ impl Run {
             layers.push(image.map_err(Violation::Open)?);
             opened.extend(log.map(|log| (*id, log)));
         }
+        link::check(&layers, &files).map_err(Violation::Unfit)?;
         let sabotage = |(layer, image)| {
             let file = FileId(u8::try_from(layer).unwrap_or(u8::MAX));
             Saboteur::new(image, setup.bug, plot.clone(), (file, layer), len)
@@ -313,8 +339,8 @@ impl Run {
             oracle,
             logs,
             forms,
-            chains: vec![chain],
-            chore: None,
+            chains,
+            verb: None,
             told,
             in_flight,
             around: BTreeMap::new(),
@@ -337,13 +363,12 @@ impl Run {
         }
     }
 
-    fn begin_op(&mut self, op: Op, subject: &Subject) -> Result<(), Violation> {
+    fn begin_op(&mut self, op: Op, subject: &Subject) {
         match op.within(self.told).map(|op| (op, op.operation())) {
-            Some((Op::Chain(step), _)) => self.begin(step, subject)?,
+            Some((Op::Chain(step), _)) => self.begin(step, subject),
             Some((op, Some(operation))) => self.submit(op, operation),
             _ => {}
         }
-        Ok(())
     }
 
     fn submit(&mut self, op: Op, operation: Operation) {
@@ -382,9 +407,11 @@ impl Run {
     fn finish(&mut self, which: usize) {
         self.operations += 1;
         let ended = self.io.finish(which);
+        let ended: Vec<_> = ended.into_iter().filter_map(|done| self.settle_aside(done)).collect();
         let mut io = SabotagedIo { io: &mut self.io, plot: &self.plot };
         ended.into_iter().for_each(|done| self.disk.settle(done, &mut io));
         self.disk.retry(&mut io);
+        self.retry_aside();
         // At rest, as by whoever serves it: else what needs much metadata would learn it again and again, and never be
         // done.
         if self.forgets && self.operations % FORGETS == 0 && self.disk.is_idle() {
@@ -402,6 +429,7 @@ impl Run {
     /// Lets the disk push again what was handed back; whether that gave the storage something to do.
     fn retry(&mut self) -> bool {
         self.disk.retry(&mut SabotagedIo { io: &mut self.io, plot: &self.plot });
+        self.retry_aside();
         self.io.pending() > 0
     }
 
@@ -409,8 +437,8 @@ impl Run {
         while let Some((request, status)) = self.disk.answer() {
             let memory = request.asked_memory();
             let Token(number) = request.retire();
-            if Token(number) == steps::GROWTH {
-                self.grown(status)?;
+            if Token(number) == steps::FLUSH {
+                self.flushed(status);
                 continue;
             }
             let Some((number, status)) = self.read_around(number, status) else { continue };
@@ -463,8 +491,9 @@ impl Run {
     }
 
     fn end(mut self, upcoming: Option<Op>, workload: &[Op]) -> Result<End, Violation> {
-        if self.chore.is_some() || upcoming.is_some() {
-            return Err(Violation::Step(format!("{:?} never ends", self.chore)));
+        if self.verb.is_some() || upcoming.is_some() {
+            let step = self.verb.as_ref().and_then(Verb::step);
+            return Err(Violation::Step(format!("{step:?} never ends")));
         }
         if !self.in_flight.is_empty() || self.disk.in_flight() > 0 {
             return Err(Violation::Unanswered(self.in_flight.len()));

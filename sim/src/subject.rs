@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use disk::qcow2::Qcow2;
 use disk::raw::Raw;
 use disk::vhd::{self, Parent, Spec, Vhd};
-use disk::{Access, Image, ImageError, ReadFault, Severity, Source, Tail};
+use disk::{Access, Image, ImageError, Link, ReadFault, Severity, Source, Tail};
 
 use crate::compressed;
 use crate::media::{Media, Unwritten};
@@ -261,6 +261,18 @@ impl Subject {
             | Made::DataFileQcow2
             | Made::OldQcow2
             | Made::OldSharedQcow2 => Ok(self.create_qcow2(made, below, sectors)),
+        }
+    }
+
+    /// The same as the `number`th file, on a parent that it records so.
+    pub fn create_on(&self, made: Made, number: usize, parent: &Link, sectors: u64) -> Result<Media, ImageError> {
+        match made {
+            Made::Vhd | Made::MisspeltVhd => {
+                let number = u8::try_from(number).unwrap_or(u8::MAX);
+                self.image(vhd::Kind::Differencing(Parent::from(parent)), identity(number), sectors)
+            }
+            // A qcow2 file of clusters as small as those explored here has no room for more than a name.
+            _ => self.create(made, number, sectors),
         }
     }
 

@@ -59,7 +59,7 @@ fn a_failure_is_found_again_by_its_description() {
     let mut case = Case { schedule: described, ..(*found.case).clone() };
 
     let start = explore::prepare(&case.setup.subject).expect("it opens");
-    let again = explore::explore(&mut Explorer::default(), &start, &mut case).expect_err("it fails again");
+    let again = explore::explore(&mut Explorer::broad(), &start, &mut case).expect_err("it fails again");
 
     assert_eq!(again.case.to_string(), found.case.to_string());
 }

@@ -160,7 +160,7 @@ impl<F: Format> Disk<F> {
     /// Takes off the layers above `depth`, which becomes the leaf, and returns them. Only while the disk is quiesced
     /// and nothing is in flight: what those layers hold is no longer the disk's, durable or not.
     pub fn pop_to(&mut self, depth: usize) -> Result<Vec<Layer<F>>, ImageError> {
-        self.require_quiet("layers cannot be cached_bytes off the chain")?;
+        self.require_quiet("layers cannot be taken off the chain")?;
         let Some(leaf) = self.layers.get(depth) else { return Err(no_layer(depth)) };
         // The guest keeps the sector size that it was told.
         self.geometry = Geometry { block: self.geometry.block, ..leaf.format.geometry() };

@@ -387,7 +387,7 @@ impl<F: Format> Disk<F> {
         }) else {
             return Err(ImageError::new(ImageErrorKind::Unsupported, "there is no merge that has copied everything"));
         };
-        self.require_clean("the merged layers cannot be cached_bytes off the chain")?;
+        self.require_clean("the merged layers cannot be taken off the chain")?;
         self.merge = None;
         let sources: Vec<Layer<F>> = self.layers.drain(from..into).collect();
         // The map does not refer to them: it forgot each chunk with its merge, or the sources had nothing of it.

@@ -79,7 +79,7 @@ impl Qcow2 {
 /// Clusters for a table at the end of the file. Nothing can be loaded here: where the refcounts of the end are not at
 /// hand, the table stands where a new block of them begins, and what is in between is free.
 fn place_table(allocator: &mut Allocator, count: u64) -> Result<u64, ImageError> {
-    let no_space = || ImageError::new(ImageErrorKind::OutOfLimits, "there is no allocator for a larger L1 table");
+    let no_space = || ImageError::new(ImageErrorKind::OutOfLimits, "there is no room for a larger L1 table");
     let per_block = allocator.counts.per_block();
     let mut first = allocator.space.end();
     let at_hand = allocator.counts.need(first, count).is_ok()

@@ -119,13 +119,13 @@ impl Head {
         let at = match self.free_place(len) {
             _ if len == 0 => 0,
             Some(at) => at,
-            None => return unsupported("the first cluster has no allocator for the parent's name"),
+            None => return unsupported("the first cluster has no room for the parent's name"),
         };
         header.raw.backing_at = at.into();
         header.raw.backing_len = u32::try_from(len).unwrap_or(u32::MAX).into();
         header.first_sector()?;
-        if let Some(allocator) = self.page.get_mut(index(at)..index(at.saturating_add(len))).filter(|_| len > 0) {
-            allocator.copy_from_slice(&header.backing);
+        if let Some(room) = self.page.get_mut(index(at)..index(at.saturating_add(len))).filter(|_| len > 0) {
+            room.copy_from_slice(&header.backing);
             self.changes.name = true;
         }
         // Old extensions behind the first sector are not part of the new list.

@@ -113,7 +113,7 @@ impl Header {
             let found = first.get(at..end).and_then(|rest| RawExtension::read_from_prefix(rest).ok());
             let data = found.and_then(|(head, rest)| Some((head, rest.get(..index(head.len.get().into()))?)));
             let Some((head, data)) = data else {
-                return corrupt(length(at), "a header extension reaches behind the header's allocator");
+                return corrupt(length(at), "a header extension reaches behind the header's room");
             };
             // Whatever length the mark has: it has no data, and nothing is behind it.
             if head.kind.get() == EXTENSION_END {
@@ -184,7 +184,7 @@ impl Header {
         let sector = index(SECTOR);
         let mut bytes = if full.len() <= sector { full } else { self.compose(false) };
         if bytes.len() > sector {
-            let what = "the header extensions of other programs leave no allocator for a change of the parent";
+            let what = "the header extensions of other programs leave no room for a change of the parent";
             return Err(ImageError::new(ImageErrorKind::Unsupported, what));
         }
         bytes.resize(sector, 0);

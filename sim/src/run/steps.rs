@@ -1,274 +1,393 @@
-//! What an administrator does to the chain while its guest runs: one thing at a time, in steps between which
-//! anything may happen.
+//! What an administrator does to the chain while its guest runs: the plans of the disk process, one at a time, in
+//! steps between which anything may happen.
 //!
-//! Knows the order in which the disk is asked, as the jobs of the disk process ask it, and which chains may be opened
-//! after a power loss meanwhile.
+//! Knows how each step is done to a disk and to storage of the simulator, and which chains may be opened after a power
+//! loss meanwhile. The order of the steps is the plan's.
 
 use disk::{
-    Access, FileId, Format, Image, ImageError, ImageErrorKind, MergeState, Operation, RedoLog, Request, Span, Status,
-    Token,
+    Access, Disk, FileDone, FileId, FileOp, Format, Image, ImageError, ImageErrorKind, Io, MergeState, OpId, Operation,
+    Options, RedoLog, Request, Span, Status, Token,
 };
 use memory::Segments;
+use plan::{Layer, Merge, Plan};
 
-use super::{Run, Violation};
+use super::{Run, Violation, Watch};
+use crate::io::SimIo;
+use crate::link;
 use crate::planted::Planted;
-use crate::saboteur::{SabotagedIo, Saboteur};
+use crate::saboteur::{SabotagedIo, Saboteur, order};
 use crate::sector::SECTOR;
 use crate::subject::{Form, Subject};
 use crate::workload::Step;
 
-/// The flush that makes a growth durable: no guest's requests are so many.
-pub(super) const GROWTH: Token = Token(u64::MAX);
+/// The flush of a verb: no guest's requests are so many.
+pub(super) const FLUSH: Token = Token(u64::MAX);
 
-/// Something that is being done, and how far it has come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Chore {
-    /// A change is wanted; requests are to be held back.
-    Wanted(Change),
-    /// Requests are held back; what is in flight ends.
-    Held(Change),
-    /// The last round before the change.
-    Syncing(Change),
-    /// The layers that are merged become as large as the first of them, from the top down, each durably before the next
-    /// (`durable`: the last that did): whenever the power is lost, none is smaller than the one below it.
-    Evening { from: usize, into: usize, durable: bool },
-    /// A merge goes from chunk to chunk.
-    Merging,
-    /// There is a new leaf; the old one, this, becomes durable.
-    Closing(FileId),
-    /// The disk is larger; that becomes durable, and then the guest is told.
-    Telling,
+/// Operations of a disk of one file beside the guest's have numbers from here on.
+const ASIDE: u64 = 1 << 62;
+
+/// A verb that is being carried out.
+pub(super) struct Verb {
+    asked: Step,
+    plan: Plan,
+    phase: Phase,
+    /// The new file, while it is not the leaf.
+    new: Option<FileId>,
+    /// Layers whose files were opened for writing, and which the disk does not use so yet.
+    opened: Vec<(usize, FileId)>,
 }
 
-/// What is done while nothing is in flight and, but for a new leaf, everything durable.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Change {
-    /// A new file becomes the leaf.
-    Switch(FileId),
-    /// The disk becomes larger.
-    Grow,
-    /// The layers from the first to the second, which are to be merged into the second, are opened for writing.
-    BeginMerge(usize, usize),
-    /// The layers that were merged are empty and go.
-    EndMerge,
+/// How far a step has come.
+enum Phase {
+    /// It is to be begun.
+    Due,
+    /// Requests are held; what is in flight ends.
+    Draining,
+    /// A round is under way.
+    Syncing,
+    /// A flush is.
+    Flushing,
+    /// It has ended.
+    Flushed(Status),
+    /// The parents of the layers from this one of the opened ones on are to be forgotten; that of this one becomes
+    /// durable.
+    Forgetting(usize, Box<Disk<Image>>),
+}
+
+/// How a step has ended, if it has.
+enum Ended {
+    Well,
+    Badly,
+    NotYet,
+}
+
+impl Verb {
+    /// The step that it is at.
+    pub(super) fn step(&self) -> Option<plan::Step> {
+        self.plan.step()
+    }
 }
 
 impl Run {
-    /// Whether a step can begin: one thing is done at a time, and only a merge can be cancelled.
+    /// Whether a verb can begin: one thing is done at a time, and only a merge can be cancelled.
     pub(super) fn can_begin(&self, step: Step) -> bool {
-        self.chore.is_none_or(|chore| step == Step::Cancel && chore == Chore::Merging)
+        self.verb.as_ref().is_none_or(|verb| step == Step::Cancel && verb.plan.step() == Some(plan::Step::CopyAll))
     }
 
     /// Whether the disk is about to become larger.
     pub(super) fn is_growing(&self) -> bool {
-        let change = match self.chore {
-            Some(Chore::Wanted(change) | Chore::Held(change) | Chore::Syncing(change)) => Some(change),
-            Some(Chore::Telling) => Some(Change::Grow),
-            _ => None,
-        };
-        change == Some(Change::Grow)
+        self.verb.as_ref().is_some_and(|verb| verb.asked == Step::Grow)
     }
 
-    /// Begins a step.
-    pub(super) fn begin(&mut self, step: Step, subject: &Subject) -> Result<(), Violation> {
-        // What a merge has left behind is removed before anything else is done.
-        self.chains.truncate(1);
-        let layers = self.chains.first().map_or(0, Vec::len);
-        let merged = step.merged(layers);
-        let failed = self.disk.merge().map(|merge| (merge.from, merge.into));
-        if merged.is_none() || merged != failed {
-            // One that has failed is not gone on with.
-            self.disk.cancel_merge();
+    /// Begins a verb.
+    pub(super) fn begin(&mut self, step: Step, subject: &Subject) {
+        if let Some(verb) = self.verb.as_mut().filter(|_| step == Step::Cancel) {
+            verb.plan.fail();
+            return;
         }
-        self.chore = match step {
-            Step::Snapshot => Some(Chore::Wanted(Change::Switch(self.new_leaf(subject)?))),
-            Step::Grow => Some(Chore::Wanted(Change::Grow)),
+        // What a merge has left is removed before anything else is done.
+        self.chains.truncate(1);
+        let layers: Vec<Layer> = (0..self.disk.layers().len()).map(|depth| self.layer(depth)).collect();
+        let plan = match step {
+            // As by the disk process: a disk that accepts no writes is not changed.
+            _ if self.disk.is_broken() => None,
+            Step::Snapshot => Some(plan::snapshot()),
+            Step::Grow => {
+                Some(plan::resize(subject.kind.grown() * SECTOR, layers.first().is_some_and(|leaf| leaf.flat)))
+            }
             Step::Merge | Step::MergeBelow | Step::MergeAll | Step::Cancel => {
-                merged.map(|(from, into)| Chore::Wanted(Change::BeginMerge(from, into)))
+                // The leaf's file stays, as for an administrator who removes it later.
+                let merge = |(from, into)| plan::merge(&Merge { from, into, layers: &layers, delete: from > 0 });
+                step.merged(layers.len()).map(merge)
             }
         };
+        let plan = plan.map(|plan| order::plant(plan, self.bug));
+        self.verb = plan.map(|plan| Verb { asked: step, plan, phase: Phase::Due, new: None, opened: Vec::new() });
+    }
+
+    /// Removes what a process that has died has left of a merge, which its leaf says has ended.
+    pub(super) fn finish_merge(&mut self, subject: &Subject, watch: &mut Watch<'_>) -> Result<(), Violation> {
+        let plan = order::plant(plan::finish_merge(true), self.bug);
+        self.verb = Some(Verb { asked: Step::MergeBelow, plan, phase: Phase::Due, new: None, opened: Vec::new() });
+        while self.verb.is_some() {
+            match self.can_go_on() {
+                true => self.go_on(subject, watch)?,
+                false if self.io.pending() > 0 || self.retry() => self.finish(0),
+                false => return Err(Violation::Step("what a merge has left is not removed".into())),
+            }
+            self.answers()?;
+            watch(&self.sight())?;
+        }
         Ok(())
     }
 
+    fn layer(&self, depth: usize) -> Layer {
+        let len = self.disk.layers().get(depth).map_or(0, |layer| layer.format.geometry().len);
+        let raw = self.form(self.file_at(depth)) == Form::Raw;
+        Layer { len, flat: raw, raw }
+    }
+
+    fn file_at(&self, depth: usize) -> Option<FileId> {
+        self.chains.first().and_then(|chain| chain.get(depth)).copied()
+    }
+
+    fn form(&self, file: Option<FileId>) -> Form {
+        file.and_then(|file| self.forms.get(usize::from(file.0))).copied().unwrap_or(Form::Raw)
+    }
+
+    /// Whether the verb can go on.
+    pub(super) fn can_go_on(&self) -> bool {
+        let Some(verb) = &self.verb else { return false };
+        match (&verb.phase, verb.plan.step()) {
+            (Phase::Due, Some(plan::Step::CopyAll)) => self.disk.merge().is_none_or(|merge| !merge.busy),
+            (Phase::Syncing, Some(plan::Step::AwaitClosed)) => self.are_closed() || !self.disk.is_syncing(),
+            (Phase::Due | Phase::Flushed(_), _) => true,
+            (Phase::Draining, _) => self.disk.is_quiet(),
+            (Phase::Syncing, _) => !self.disk.is_syncing() && self.disk.is_quiet(),
+            (Phase::Forgetting(_, aside), _) => !aside.is_syncing() && aside.is_quiet(),
+            (Phase::Flushing, _) => false,
+        }
+    }
+
+    /// Goes on until a step has to wait. `watch` looks after each of them.
+    pub(super) fn go_on(&mut self, subject: &Subject, watch: &mut Watch<'_>) -> Result<(), Violation> {
+        while let Some(mut verb) = self.verb.take() {
+            let Some(step) = verb.plan.step() else { break };
+            match self.carry_out(step, &mut verb, subject)? {
+                Ended::NotYet => {
+                    self.verb = Some(verb);
+                    break;
+                }
+                Ended::Well => verb.plan.done(),
+                Ended::Badly if self.io.fault_happened() => verb.plan.fail(),
+                Ended::Badly => return Err(Violation::Step(format!("{step:?} has failed"))),
+            }
+            verb.phase = Phase::Due;
+            self.verb = Some(verb);
+            watch(&self.sight())?;
+        }
+        Ok(())
+    }
+
+    fn carry_out(&mut self, step: plan::Step, verb: &mut Verb, subject: &Subject) -> Result<Ended, Violation> {
+        use plan::Step::*;
+        match step {
+            Hold => return Ok(self.hold(&mut verb.phase, false)),
+            HoldDurable => return Ok(self.hold(&mut verb.phase, true)),
+            MakeDurable => return Ok(self.make_durable(&mut verb.phase)),
+            AwaitClosed => return Ok(self.await_closed(&mut verb.phase)),
+            ForgetParents => return self.forget_parents(verb, subject),
+            CopyAll => return Ok(self.copy_more()),
+            Grow { len } => return self.grow(len),
+            CreateChild { of, live } => verb.new = Some(self.create_child(of, live, subject)?),
+            RemoveChild | RemoveSources => self.chains.truncate(1),
+            Release => self.disk.resume(&mut SabotagedIo { io: &mut self.io, plot: &self.plot }),
+            PushLeaf => self.push_leaf(verb.new.take(), subject)?,
+            CloseForWriting => self.close_for_writing()?,
+            ReopenReadOnly => self.reopen_read_only(verb),
+            RecordParentTime => self.record_parent_time()?,
+            OpenForWriting { last } => verb.opened = self.read_only_down_to(last),
+            ForgetParent => self.relink(0, link::forgotten)?,
+            UseWritable => self.use_writable(std::mem::take(&mut verb.opened), subject)?,
+            GrowLayer { depth, len } => self.disk.grow_layer(depth, len).map_err(refused)?,
+            Lengthen { depth, len } => self.lengthen(depth, len),
+            Announce => self.told = self.disk.geometry().len / SECTOR,
+            BeginMerge { from, into } => self.disk.begin_merge(from, into).map_err(refused)?,
+            CancelMerge => self.disk.cancel_merge(),
+            // A write that was still under way may have found no space in the target.
+            EndMerge if self.has_merge_failed() => return Ok(Ended::Badly),
+            EndMerge => self.end_merge()?,
+            LinkParent { child } => self.link_parent(child)?,
+            PopTo { .. } | CreateCopy | ShareBlocks | NameCopy => {
+                unreachable!("no workload reverts a disk or copies it")
+            }
+        }
+        Ok(Ended::Well)
+    }
+
+    /// Holds requests until nothing is in flight, or everything durable as well.
+    fn hold(&mut self, phase: &mut Phase, durable: bool) -> Ended {
+        match phase {
+            Phase::Due => {
+                self.disk.quiesce();
+                *phase = Phase::Draining;
+                Ended::NotYet
+            }
+            _ if self.disk.is_broken() => Ended::Badly,
+            Phase::Draining if durable && !self.disk.is_clean() => {
+                self.disk.sync(&mut SabotagedIo { io: &mut self.io, plot: &self.plot });
+                *phase = Phase::Syncing;
+                Ended::NotYet
+            }
+            _ if durable && !self.disk.is_clean() => Ended::Badly,
+            _ => Ended::Well,
+        }
+    }
+
+    /// Makes durable what has changed, by a flush among those of the guest.
+    fn make_durable(&mut self, phase: &mut Phase) -> Ended {
+        match phase {
+            Phase::Flushed(Status::Done) => Ended::Well,
+            Phase::Flushed(_) => Ended::Badly,
+            _ => {
+                *phase = Phase::Flushing;
+                let span = Span { at: 0, len: 0 };
+                let flush = Request::new(Operation::Flush, span, Segments::empty(), FLUSH, &self.disk.geometry());
+                let Ok(flush) = flush else { unreachable!("a flush is about no sector") };
+                self.disk.submit(flush, &mut SabotagedIo { io: &mut self.io, plot: &self.plot });
+                Ended::NotYet
+            }
+        }
+    }
+
+    /// That flush was answered.
+    pub(super) fn flushed(&mut self, status: Status) {
+        let Some(verb) = &mut self.verb else { unreachable!("a flush belongs to a verb") };
+        verb.phase = Phase::Flushed(status);
+    }
+
+    /// A round makes the layers durable that are closed for writing.
+    fn await_closed(&mut self, phase: &mut Phase) -> Ended {
+        match phase {
+            Phase::Due => {
+                self.disk.sync(&mut SabotagedIo { io: &mut self.io, plot: &self.plot });
+                *phase = Phase::Syncing;
+                Ended::NotYet
+            }
+            // One that cannot be made durable stays open for writing.
+            _ if self.are_closed() || self.io.fault_happened() => Ended::Well,
+            _ => Ended::Badly,
+        }
+    }
+
+    fn are_closed(&self) -> bool {
+        let below = self.chains.first().into_iter().flatten().skip(1);
+        below.filter(|file| self.io.is_writable(**file)).all(|file| self.disk.is_frozen(*file))
+    }
+
     /// A new file, whole and durable from the moment at which it has its name.
-    fn new_leaf(&mut self, subject: &Subject) -> Result<FileId, Violation> {
+    fn create_child(&mut self, of: usize, live: bool, subject: &Subject) -> Result<FileId, Violation> {
         let chain = self.chains.swap_remove(0);
-        let made = subject.kind.leaf_on(self.form(chain.first()));
-        let media = subject.create(made, chain.len(), self.disk.geometry().len / SECTOR).map_err(Violation::Open)?;
+        let made = subject.kind.leaf_on(self.form(chain.get(of).copied()));
+        let parent = self.parent_of(chain.get(of).copied(), of, !live);
+        let sectors = self.disk.geometry().len / SECTOR;
+        let media = subject.create_on(made, self.forms.len(), &parent, sectors).map_err(Violation::Open)?;
         let file = self.io.add(media);
         self.forms.push(made.form());
         // The rule after a power loss is one sentence: if the new file is there, it is the leaf. Before the switch
         // the other one is as good.
-        let longer = [&[file], chain.as_slice()].concat();
+        let longer = [&[file], chain.get(of..).unwrap_or_default()].concat();
         self.chains = vec![chain, longer];
         Ok(file)
     }
 
-    fn form(&self, file: Option<&FileId>) -> Form {
-        file.and_then(|file| self.forms.get(usize::from(file.0))).copied().unwrap_or(Form::Raw)
+    /// What a child records of a layer; the time of its last change if that is final.
+    fn parent_of(&mut self, file: Option<FileId>, depth: usize, is_final: bool) -> disk::Link {
+        let Some(file) = file else { unreachable!("the chain has no layer {depth}") };
+        let Some(layer) = self.disk.layers().get(depth) else { unreachable!("the disk has no layer {depth}") };
+        let modified = is_final.then(|| self.io.modified(file));
+        link::to(layer.format.inner(), file, modified)
     }
 
-    /// Whether the chore can go on.
-    pub(super) fn can_go_on(&self) -> bool {
-        self.chore.is_some_and(|chore| match chore {
-            Chore::Wanted(_) => true,
-            Chore::Held(_) => self.disk.is_quiet(),
-            Chore::Syncing(_) => !self.disk.is_syncing() && self.disk.is_quiet(),
-            Chore::Merging => self.disk.merge().is_none_or(|merge| !merge.busy),
-            Chore::Closing(file) => self.disk.is_frozen(file) || !self.disk.is_syncing(),
-            Chore::Telling => false,
-            Chore::Evening { durable, .. } => durable,
-        })
-    }
-
-    /// Takes the next step of the chore.
-    pub(super) fn go_on(&mut self, subject: &Subject) -> Result<(), Violation> {
-        let Some(chore) = self.chore else { return Ok(()) };
-        let mut io = SabotagedIo { io: &mut self.io, plot: &self.plot };
-        self.chore = match chore {
-            Chore::Wanted(change) => {
-                self.disk.quiesce();
-                Some(Chore::Held(change))
-            }
-            Chore::Held(Change::Switch(file)) => {
-                let closing = self.switch(file, subject)?;
-                let mut io = SabotagedIo { io: &mut self.io, plot: &self.plot };
-                self.disk.resume(&mut io);
-                self.disk.sync(&mut io);
-                closing
-            }
-            Chore::Closing(file) => return self.close(file),
-            Chore::Telling => Some(Chore::Telling),
-            Chore::Held(change) => {
-                self.disk.sync(&mut io);
-                Some(Chore::Syncing(change))
-            }
-            Chore::Syncing(change) => {
-                let next = self.change(change, subject)?;
-                self.disk.resume(&mut SabotagedIo { io: &mut self.io, plot: &self.plot });
-                if let Some(Chore::Telling | Chore::Evening { .. }) = next {
-                    self.flush_growth();
-                }
-                next
-            }
-            Chore::Evening { from, into, .. } => Some(self.even(from, into)?),
-            Chore::Merging => match self.disk.merge().map(|merge| merge.state) {
-                Some(MergeState::Running) => {
-                    self.disk.step_merge(&mut io);
-                    Some(Chore::Merging)
-                }
-                Some(MergeState::Copied) => Some(Chore::Wanted(Change::EndMerge)),
-                // It can be begun again.
-                Some(MergeState::Failed(_)) if self.io.fault_happened() => None,
-                state => return Err(Violation::Step(format!("the merge is {state:?}"))),
-            },
-        };
-        Ok(())
-    }
-
-    /// Everything is durable, or cannot be; what is to be done next.
-    fn change(&mut self, change: Change, subject: &Subject) -> Result<Option<Chore>, Violation> {
-        if !self.disk.is_clean() {
-            // The new file, if any, is removed.
-            self.chains.truncate(1);
-            let unclean = || Violation::Step("a round leaves something that is not durable".into());
-            return if self.io.fault_happened() { Ok(None) } else { Err(unclean()) };
-        }
-        match change {
-            Change::Switch(file) => return self.switch(file, subject),
-            Change::Grow => return self.grow(subject),
-            Change::BeginMerge(from, into) => {
-                self.open_merged(from, into, subject)?;
-                return Ok(Some(Chore::Evening { from, into, durable: false }));
-            }
-            // A write that was still under way has found no space in the target: the merge can be begun again.
-            Change::EndMerge if self.has_merge_failed() && self.io.fault_happened() => {}
-            Change::EndMerge => self.end_merge()?,
-        }
-        Ok(None)
-    }
-
-    /// Makes the new file the leaf, whatever is durable.
-    fn switch(&mut self, file: FileId, subject: &Subject) -> Result<Option<Chore>, Violation> {
-        if self.disk.is_broken() {
-            // The new file is removed.
-            self.chains.truncate(1);
-            return Ok(None);
-        }
+    /// Makes the new file the leaf.
+    fn push_leaf(&mut self, new: Option<FileId>, subject: &Subject) -> Result<(), Violation> {
+        let Some(file) = new else { unreachable!("no file was made") };
         let old = self.chains.swap_remove(0).first().copied();
         if self.bug == Some(Planted::SnapshotWithoutRound) {
             self.plot.borrow_mut().deaf = old;
         }
         let (leaf, log) = self.open(file, 0, subject)?;
         self.disk.push_leaf(file, leaf).map_err(refused)?;
-        self.disk.set_log(file, log).map_err(refused)?;
-        self.disk.freeze(1).map_err(refused)?;
-        Ok(old.map(Chore::Closing))
+        self.disk.set_log(file, log).map_err(refused)
     }
 
-    /// A round has ended, with which the old leaf should be closed for writing.
-    fn close(&mut self, file: FileId) -> Result<(), Violation> {
-        self.chore = None;
-        if self.disk.is_frozen(file) {
+    fn close_for_writing(&mut self) -> Result<(), Violation> {
+        for depth in 1..self.disk.layers().len() {
+            if self.disk.layers().get(depth).is_some_and(|layer| !layer.format.geometry().read_only) {
+                self.disk.freeze(depth).map_err(refused)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn reopen_read_only(&mut self, verb: &mut Verb) {
+        // Those that the disk does not use were only to be.
+        for (_, file) in std::mem::take(&mut verb.opened) {
             self.io.let_write(file, false);
-            self.logs.close(file);
-        } else if !self.io.fault_happened() {
-            return Err(Violation::Step("the old leaf does not become durable".into()));
         }
-        Ok(())
-    }
-
-    /// Makes the disk larger, once.
-    fn grow(&mut self, subject: &Subject) -> Result<Option<Chore>, Violation> {
-        match self.disk.grow(subject.kind.grown() * SECTOR) {
-            // Not every format can.
-            Err(error) if error.kind == ImageErrorKind::Unsupported => Ok(None),
-            grown => {
-                self.lengthen(0);
-                grown.map_err(refused).map(|()| Some(Chore::Telling))
+        for file in self.chains.first().into_iter().flatten().skip(1) {
+            if self.io.is_writable(*file) && self.disk.is_frozen(*file) {
+                self.io.let_write(*file, false);
+                self.logs.close(*file);
             }
         }
     }
 
-    fn flush_growth(&mut self) {
-        let span = Span { at: 0, len: 0 };
-        let flush = Request::new(Operation::Flush, span, Segments::empty(), GROWTH, &self.disk.geometry());
-        let Ok(flush) = flush else { unreachable!("a flush is about no sector") };
-        self.disk.submit(flush, &mut SabotagedIo { io: &mut self.io, plot: &self.plot });
+    /// The leaf's parent is not written to any more.
+    fn record_parent_time(&mut self) -> Result<(), Violation> {
+        let Some(parent) = self.file_at(1).filter(|file| !self.io.is_writable(*file)) else { return Ok(()) };
+        let modified = self.io.modified(parent);
+        self.relink(0, |link| link.modified.is_none().then(|| disk::Link { modified: Some(modified), ..link }))
     }
 
-    /// The larger size is durable, and the guest may use it, or the next layer follows; or it cannot be.
-    pub(super) fn grown(&mut self, status: Status) -> Result<(), Violation> {
-        if status != Status::Done {
-            self.chore = None;
-            let op = || "the flush of a growth".into();
-            return if self.io.fault_happened() { Ok(()) } else { Err(Violation::Status { op: op(), status }) };
-        }
-        self.chore = match self.chore.take() {
-            Some(Chore::Evening { from, into, .. }) => Some(Chore::Evening { from, into, durable: true }),
-            _ => {
-                self.told = self.disk.geometry().len / SECTOR;
-                None
-            }
+    /// Has a layer record something else of its parent, if it has one.
+    fn relink(&mut self, depth: usize, change: impl FnOnce(disk::Link) -> Option<disk::Link>) -> Result<(), Violation> {
+        let Some(layer) = self.disk.layer_mut(depth) else { unreachable!("the disk has no layer {depth}") };
+        link::change(layer.inner_mut(), change).map(drop).map_err(refused)
+    }
+
+    fn read_only_down_to(&self, last: usize) -> Vec<(usize, FileId)> {
+        let chain = self.chains.first().into_iter().flatten().copied().enumerate().take(last + 1);
+        chain.filter(|(_, file)| !self.io.is_writable(*file)).collect()
+    }
+
+    /// Has the layers that were opened forget what is about to change of their parents, one after the other.
+    fn forget_parents(&mut self, verb: &mut Verb, subject: &Subject) -> Result<Ended, Violation> {
+        let next = match std::mem::replace(&mut verb.phase, Phase::Due) {
+            Phase::Forgetting(_, aside) if !aside.is_clean() => return Ok(Ended::Badly),
+            Phase::Forgetting(nth, _) => nth + 1,
+            _ => 0,
         };
-        Ok(())
-    }
-
-    /// A raw file is as long as what it holds, and nobody but who opens it sees to that.
-    fn lengthen(&mut self, depth: usize) {
-        let Some(len) = self.disk.layers().get(depth).map(|layer| layer.format.geometry().len) else { return };
-        let file = self.chains.first().and_then(|chain| chain.get(depth)).copied();
-        if let Some(file) = file.filter(|file| self.form(Some(file)) == Form::Raw) {
-            self.io.extend(file, len);
+        for (nth, &(_, file)) in verb.opened.iter().enumerate().skip(next) {
+            let mut media = self.io.file(file).visible().clone();
+            let image = subject.open_one(&mut media, self.form(Some(file)), Access::ReadWrite);
+            let mut image = image.map_err(Violation::Open)?;
+            if !link::change(&mut image, link::forgotten).map_err(refused)? {
+                continue;
+            }
+            let mut aside = Disk::new(vec![image], Options::default()).map_err(refused)?;
+            self.io.let_write(file, true);
+            aside.sync(&mut Aside { io: &mut self.io, file });
+            verb.phase = Phase::Forgetting(nth, Box::new(aside));
+            return Ok(Ended::NotYet);
         }
+        Ok(Ended::Well)
     }
 
-    /// Opens what takes part in a merge for writing.
-    fn open_merged(&mut self, from: usize, into: usize, subject: &Subject) -> Result<(), Violation> {
-        // One that has failed goes on: its layers are open for writing already.
-        let opened = if self.disk.merge().is_none() { from.max(1)..into + 1 } else { 0..0 };
-        for depth in opened {
-            let Some(file) = self.chains.first().and_then(|chain| chain.get(depth)).copied() else { continue };
+    /// Whether an operation that has ended is of a disk beside the guest's; then that goes on.
+    pub(super) fn settle_aside(&mut self, done: FileDone) -> Option<FileDone> {
+        if done.op.id.0 < ASIDE {
+            return Some(done);
+        }
+        let Some(Verb { phase: Phase::Forgetting(_, aside), .. }) = &mut self.verb else {
+            unreachable!("{:?} belongs to nobody", done.op)
+        };
+        let file = done.op.file;
+        let op = FileOp { id: OpId(done.op.id.0 - ASIDE), file: FileId(0), ..done.op };
+        aside.settle(FileDone { op, ..done }, &mut Aside { io: &mut self.io, file });
+        None
+    }
+
+    /// Lets a disk beside the guest's push again what was handed back.
+    pub(super) fn retry_aside(&mut self) {
+        let Some(Verb { phase: Phase::Forgetting(nth, aside), opened, .. }) = &mut self.verb else { return };
+        let Some(&(_, file)) = opened.get(*nth) else { unreachable!("the disk beside is of an opened layer") };
+        aside.retry(&mut Aside { io: &mut self.io, file });
+    }
+
+    /// The disk uses the files that were opened for writing.
+    fn use_writable(&mut self, opened: Vec<(usize, FileId)>, subject: &Subject) -> Result<(), Violation> {
+        for (depth, file) in opened {
             let (image, log) = self.open(file, depth, subject)?;
             self.disk.reopen(depth, image).map_err(refused)?;
             self.disk.set_log(file, log).map_err(refused)?;
@@ -277,24 +396,34 @@ impl Run {
         Ok(())
     }
 
-    /// Makes the next layer as large as the first of them; when all are, the merge begins. A raw target is as large as
-    /// its file is long, and comes last.
-    fn even(&mut self, from: usize, into: usize) -> Result<Chore, Violation> {
-        let len_of = |depth: usize| self.disk.layers().get(depth).map_or(0, |layer| layer.format.geometry().len);
-        let (wanted, is_raw) = (len_of(from), |depth| self.form(self.chains[0].get(depth)) == Form::Raw);
-        let short = (from..into + 1).find(|depth| len_of(*depth) < wanted && !is_raw(*depth));
-        if let Some(depth) = short {
-            self.disk.grow_layer(depth, wanted).map_err(refused)?;
-            self.flush_growth();
-            return Ok(Chore::Evening { from, into, durable: false });
+    /// Makes the disk larger, once.
+    fn grow(&mut self, len: u64) -> Result<Ended, Violation> {
+        match self.disk.grow(len) {
+            // Not every format can.
+            Err(error) if error.kind == ImageErrorKind::Unsupported => {
+                self.disk.resume(&mut SabotagedIo { io: &mut self.io, plot: &self.plot });
+                Ok(Ended::Well)
+            }
+            grown => grown.map(|()| Ended::Well).map_err(refused),
         }
-        let copied = self.disk.merge().is_some_and(|merge| merge.state == MergeState::Copied);
-        // If all is copied, only its last round has failed.
-        if !copied {
-            self.disk.begin_merge(from, into).map_err(refused)?;
-            self.lengthen(into);
+    }
+
+    /// A raw file is as long as what it holds, and nobody but who opens it sees to that.
+    fn lengthen(&mut self, depth: usize, len: u64) {
+        if let Some(file) = self.file_at(depth).filter(|file| self.form(Some(*file)) == Form::Raw) {
+            self.io.extend(file, len);
         }
-        Ok(Chore::Merging)
+    }
+
+    fn copy_more(&mut self) -> Ended {
+        match self.disk.merge().map(|merge| merge.state) {
+            Some(MergeState::Running) => {
+                self.disk.step_merge(&mut SabotagedIo { io: &mut self.io, plot: &self.plot });
+                Ended::NotYet
+            }
+            Some(MergeState::Copied) => Ended::Well,
+            _ => Ended::Badly,
+        }
     }
 
     fn has_merge_failed(&self) -> bool {
@@ -315,11 +444,16 @@ impl Run {
         Ok(())
     }
 
+    fn link_parent(&mut self, child: usize) -> Result<(), Violation> {
+        let target = self.parent_of(self.file_at(child + 1), child + 1, false);
+        self.relink(child, |_| Some(target))
+    }
+
     /// Opens a file as it is now for writing, to stand so deep in the chain.
     fn open(&mut self, file: FileId, depth: usize, subject: &Subject) -> Result<(Saboteur<Image>, RedoLog), Violation> {
         let mut media = self.io.file(file).visible().clone();
         let log = self.logs.open(file, &mut media).map_err(Violation::Open)?;
-        let form = self.form(Some(&file));
+        let form = self.form(Some(file));
         let image = subject.open_one(&mut log.patched(&mut media), form, Access::ReadWrite).map_err(Violation::Open)?;
         Ok((Saboteur::new(image, self.bug, self.plot.clone(), (file, depth), media.len()), log))
     }
@@ -327,4 +461,25 @@ impl Run {
 
 fn refused(error: ImageError) -> Violation {
     Violation::Step(error.to_string())
+}
+
+/// The storage for a disk of one file, beside that of the guest.
+struct Aside<'a> {
+    io: &'a mut SimIo,
+    file: FileId,
+}
+
+impl Io for Aside<'_> {
+    fn push(&mut self, op: FileOp) -> Result<(), FileOp> {
+        let own = |op: FileOp| FileOp { id: OpId(op.id.0 - ASIDE), file: FileId(0), ..op };
+        self.io.push(FileOp { id: OpId(op.id.0 + ASIDE), file: self.file, ..op }).map_err(own)
+    }
+
+    fn reap(&mut self, _: disk::Until, _: &mut Vec<FileDone>) -> Result<(), disk::EngineFailed> {
+        unreachable!("what has ended is settled one by one")
+    }
+
+    fn allocated(&mut self, _: FileId, at: u64, len: u64) -> disk::Allocation {
+        self.io.allocated(self.file, at, len)
+    }
 }

@@ -29,6 +29,8 @@ use crate::workload::{Op, Sectors};
 pub struct Death<'a> {
     /// The chain that is opened then, leaf first.
     pub chain: &'a [FileId],
+    /// Another with the same leaf, if there is one: what that records of its parent tells which is right.
+    pub other: Option<&'a [FileId]>,
     /// Whether the writes that were under way have reached the storage.
     pub reached: bool,
     /// Where to read.
@@ -48,9 +50,11 @@ pub fn take_over(setup: &Setup, sight: &Sight<'_>, death: &Death<'_>, watch: &mu
 }
 
 fn live_on(setup: &Setup, sight: &Sight<'_>, death: &Death<'_>, watch: &mut Watch<'_>) -> Result<(), Violation> {
-    let forms = death.chain.iter().filter_map(|id| sight.forms.get(usize::from(id.0)).copied()).collect::<Vec<_>>();
-    let mut io = sight.io.after_death(death.chain, death.reached);
-    let mut logs = sight.logs.of_chain(death.chain);
+    let mut files = death.chain.to_vec();
+    files.extend(death.other.into_iter().flatten().filter(|file| !death.chain.contains(file)));
+    let forms = files.iter().filter_map(|id| sight.forms.get(usize::from(id.0)).copied()).collect::<Vec<_>>();
+    let mut io = sight.io.after_death(&files, death.reached);
+    let mut logs = sight.logs.of_chain(&files);
     logs.accepts = death.accepts;
     if setup.bug == Some(Planted::FailureBelowForgotten) {
         // Each log by itself: those below the leaf are written and end before it is opened.
@@ -58,8 +62,12 @@ fn live_on(setup: &Setup, sight: &Sight<'_>, death: &Death<'_>, watch: &mut Watc
         let knows = |file: &FileId| *file == FileId(0) && io.file(*file).has_failed();
         all.filter(|file| !knows(file)).for_each(|file| logs.forget_failure(file));
     }
-    let chains = [(0..).map(FileId).zip(&forms).map(|(file, _)| file).collect::<Vec<_>>()];
-    for depth in (1..forms.len()).rev() {
+    let numbered = |chain: &[FileId]| -> Vec<FileId> {
+        let number = |file| files.iter().position(|other| other == file).and_then(|at| u8::try_from(at).ok());
+        chain.iter().filter_map(number).map(FileId).collect()
+    };
+    let chains: Vec<Vec<FileId>> = [death.chain].into_iter().chain(death.other).map(numbered).collect();
+    for depth in (1..death.chain.len()).rev() {
         let file = FileId(u8::try_from(depth).unwrap_or(u8::MAX));
         if logs.is_left(file) && setup.bug != Some(Planted::ParentsDebtForgotten) {
             let mut look =
@@ -75,7 +83,7 @@ fn live_on(setup: &Setup, sight: &Sight<'_>, death: &Death<'_>, watch: &mut Watc
             (0..file.0).for_each(|above| logs.fail(FileId(above)));
         }
     }
-    let mut run = Run::on(setup, io, logs, forms, sight.oracle.clone())?;
+    let mut run = Run::on(setup, io, logs, forms, sight.oracle.clone(), chains)?;
     if setup.bug == Some(Planted::OwedWithoutSyncs) {
         // The one between the first batch of what is owed and the second.
         run.plot.borrow_mut().syncs.insert(FileId(0), [SyncFate::Honest, SyncFate::Hollow].into());
@@ -84,6 +92,9 @@ fn live_on(setup: &Setup, sight: &Sight<'_>, death: &Death<'_>, watch: &mut Watc
         run.sync_alone(watch)?;
         drop(ManuallyDrop::into_inner(run.disk));
         return Ok(());
+    }
+    if death.lives_on && death.other.is_some_and(|other| other.len() > death.chain.len()) {
+        run.finish_merge(&setup.subject, watch)?;
     }
     let windows = death.windows.iter().map(|window| Sectors { at: window.start, count: window.end - window.start });
     let reads: Vec<Op> = windows.map(Op::Read).collect();

@@ -4,6 +4,7 @@
 
 mod align;
 mod engine;
+pub mod order;
 mod vhd;
 
 use std::collections::BTreeMap;
@@ -90,6 +91,16 @@ impl<F: Format> Saboteur<F> {
             old_end: None,
             late: Default::default(),
         }
+    }
+
+    /// The format itself.
+    pub fn inner(&self) -> &F {
+        &self.inner
+    }
+
+    /// The same, to be changed where nothing is planted.
+    pub fn inner_mut(&mut self) -> &mut F {
+        &mut self.inner
     }
 
     fn has(&self, bug: Planted) -> bool {

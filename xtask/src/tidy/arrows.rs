@@ -18,6 +18,7 @@ struct Arrow {
 const ARROWS: &[Arrow] = &[
     Arrow { package: "logging", may_use: &[], tests_may_use: &[] },
     Arrow { package: "memory", may_use: &[], tests_may_use: &[] },
+    Arrow { package: "plan", may_use: &[], tests_may_use: &[] },
     Arrow { package: "disk", may_use: &["memory"], tests_may_use: &["sim"] },
     Arrow { package: "uring", may_use: &["disk", "memory"], tests_may_use: &[] },
     Arrow { package: "xen", may_use: &["memory"], tests_may_use: &[] },
@@ -30,11 +31,11 @@ const ARROWS: &[Arrow] = &[
         may_use: &["api", "logging", "repo", "vm"],
         tests_may_use: &["disk", "memory", "transport"],
     },
-    Arrow { package: "sim", may_use: &["disk", "memory"], tests_may_use: &[] },
+    Arrow { package: "sim", may_use: &["disk", "memory", "plan"], tests_may_use: &[] },
     Arrow { package: "vm", may_use: &["xen"], tests_may_use: &[] },
     Arrow {
         package: "tapline-disk",
-        may_use: &["disk", "logging", "memory", "uring", "transport", "vm", "xen"],
+        may_use: &["disk", "logging", "memory", "plan", "uring", "transport", "vm", "xen"],
         tests_may_use: &["sim"],
     },
     Arrow { package: "tapline", may_use: &["api", "logging"], tests_may_use: &[] },

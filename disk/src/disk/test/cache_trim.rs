@@ -68,7 +68,7 @@ fn much_was_taken_when_much_was_learned_or_written_since_it_was_given_back() {
     assert!(rig.disk.is_trim_due());
     rig.disk.drop_caches();
     rig.read(place(7), 4096);
-    assert!(!rig.disk.is_trim_due(), "what was map_loaded since is little");
+    assert!(!rig.disk.is_trim_due(), "what was loaded since is little");
     for number in 0..40 {
         assert_eq!(rig.write(2 * MIB * PLACES + number * (64 << 10), &[1; 4096]), Status::Done);
         assert_eq!(rig.flush(), Status::Done);

@@ -91,9 +91,9 @@ fn plan(source: &mut dyn Source, mut survey: Survey, apart: Apart) -> Result<Rep
     let replace = survey.refcounts.replace;
     let anew = if replace { lay_out(source, &mut survey, sound)? } else { None };
     if replace && anew.is_none() {
-        repair.what.push(
-            "the refcounts stay damaged: there is no allocator for new ones, since the file was cut short".into(),
-        );
+        repair
+            .what
+            .push("the refcounts stay damaged: there is no room for new ones, since the file was cut short".into());
     }
     let refcounts = if replace { InPlace::default() } else { InPlace::find(source, &survey, sound)? };
     let marks = if sound { Marks::find(source, &survey)? } else { Marks::default() };

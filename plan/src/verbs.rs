@@ -1,0 +1,157 @@
+//! The plans. What a crash leaves between two steps is said where it matters.
+
+use crate::Step::*;
+use crate::{Plan, Planned};
+
+/// What a merge must know of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layer {
+    /// Bytes of its disk.
+    pub len: u64,
+    /// Whether its data is in a file at the same offsets as on the disk: its own, or a data file.
+    pub flat: bool,
+    /// Whether it is raw, and so as large as its file is long.
+    pub raw: bool,
+}
+
+/// What is merged.
+#[derive(Clone, Copy, Debug)]
+pub struct Merge<'a> {
+    /// The topmost of the layers that are merged.
+    pub from: usize,
+    /// The target, below it.
+    pub into: usize,
+    /// All layers, the leaf first.
+    pub layers: &'a [Layer],
+    /// Whether the files of the merged layers are removed.
+    pub delete: bool,
+}
+
+/// A new file becomes the leaf, and the old leaf its read-only parent.
+///
+/// After a crash the new file is the leaf if it exists, and the old one otherwise: until [`PushLeaf`] the new one is
+/// empty, and later nothing in it is durable before the old leaf is.
+pub fn snapshot() -> Plan {
+    let unused = [Release.into(), RemoveChild.into()];
+    let steps = [
+        CreateChild { of: 0, live: true }.into(),
+        Hold.or(&unused),
+        PushLeaf.or(&unused),
+        CloseForWriting.or(&[Release.into()]),
+        Release.into(),
+        AwaitClosed.into(),
+        ReopenReadOnly.into(),
+        RecordParentTime.into(),
+    ];
+    steps.into_iter().collect()
+}
+
+/// A file that shares every block with the leaf, as of one moment; there is no chain.
+pub fn copy() -> Plan {
+    let release = [Release.into()];
+    [CreateCopy.into(), HoldDurable.or(&release), ShareBlocks.or(&release), Release.into(), NameCopy.into()]
+        .into_iter()
+        .collect()
+}
+
+/// An empty child of a layer, for another disk.
+pub fn clone(of: usize) -> Plan {
+    [CreateChild { of, live: false }.into()].into_iter().collect()
+}
+
+/// The disk becomes what it was when a layer was its leaf.
+///
+/// After a crash before [`PopTo`] the old chain is as it was, beside a file that nobody uses.
+pub fn revert(to: usize) -> Plan {
+    let unused = [Release.into(), RemoveChild.into()];
+    let steps = [
+        CreateChild { of: to, live: false }.into(),
+        HoldDurable.or(&unused),
+        PopTo { depth: to }.or(&unused),
+        PushLeaf.or(&[Release.into()]),
+        Announce.or(&[Release.into()]),
+        Release.into(),
+    ];
+    steps.into_iter().collect()
+}
+
+/// The disk becomes larger. `flat`: its data is in a file at the same offsets, which becomes longer first, while
+/// nobody looks behind its old end.
+///
+/// After a crash the disk has either size. The guest is told when the new one is durable, since it may use the new
+/// space at once.
+pub fn resize(len: u64, flat: bool) -> Plan {
+    let release = [Release.into()];
+    let lengthen = flat.then(|| Lengthen { depth: 0, len }.into());
+    let grow =
+        [HoldDurable.or(&release), Grow { len }.or(&release), Release.into(), MakeDurable.into(), Announce.into()];
+    lengthen.into_iter().chain(grow).collect()
+}
+
+/// Requests are held until a client lets them go.
+pub fn pause() -> Plan {
+    [HoldDurable.or(&[Release.into()])].into_iter().collect()
+}
+
+/// They are let go.
+pub fn resume() -> Plan {
+    [Release.into()].into_iter().collect()
+}
+
+/// Layers are merged into the one below them.
+///
+/// 1. The files are opened for writing, which fails if another disk is based on one of them. Nothing is written.
+/// 2. What children record of a parent that is about to change is forgotten, from the leaf down, each durably before
+///    its parent changes, if only because that forgets its own parent. *After a crash:* the same chain opens.
+/// 3. The disk uses the files; the layers get the size of the first, from the top down, each durably before the next:
+///    at no time is one smaller than the layer below it. A flat target comes last.
+/// 4. Chunk by chunk the data moves down. *After a crash:* the same chain, and the merge can be begun again.
+/// 5. The sources, which hold nothing any more, leave the chain; the layer above records the target as its parent,
+///    durably before their files are removed. *After a crash:* one of the two chains opens; for a merged leaf both do.
+pub fn merge(merge: &Merge<'_>) -> Plan {
+    let &Merge { from, into, delete, .. } = merge;
+    let close: Vec<Planned> = vec![
+        HoldDurable.or(&[Release.into()]),
+        CloseForWriting.or(&[Release.into()]),
+        Release.into(),
+        ReopenReadOnly.into(),
+        RecordParentTime.into(),
+    ];
+    let untouched = [ReopenReadOnly.into(), RecordParentTime.into()];
+    let give_up: Vec<Planned> = [CancelMerge.into()].into_iter().chain(close.clone()).collect();
+    let mut steps = vec![
+        OpenForWriting { last: into }.into(),
+        ForgetParent.or(&untouched),
+        MakeDurable.or(&untouched),
+        ForgetParents.or(&untouched),
+        Hold.or(&give_up),
+        UseWritable.or(&give_up),
+        Release.into(),
+        MakeDurable.or(&give_up),
+    ];
+    steps.extend(equalize_sizes(merge).map(|step| step.or(&give_up)));
+    steps.extend([BeginMerge { from, into }, CopyAll, HoldDurable, EndMerge].map(|step| step.or(&give_up)));
+    // The layer above still names the sources if this fails: they must stay.
+    steps.extend(from.checked_sub(1).map(|child| LinkParent { child }.or(&close)));
+    steps.extend(close);
+    steps.extend(delete.then(|| RemoveSources.into()));
+    steps.into_iter().collect()
+}
+
+/// What is left of a merge that a killed process has ended but for removing the files of the sources. That the layer above
+/// records the target may be known to the page cache only.
+pub fn finish_merge(delete: bool) -> Plan {
+    [MakeDurable.into()].into_iter().chain(delete.then(|| RemoveSources.into())).collect()
+}
+
+/// Enlarges the layers that are smaller than the first one.
+fn equalize_sizes(merge: &Merge<'_>) -> impl Iterator<Item = crate::Step> {
+    let Some(merged) = merge.layers.get(merge.from..=merge.into) else { panic!("{merge:?} names layers that are not") };
+    let (wanted, target) = (merged[0].len, merged[merged.len() - 1]);
+    let short = (merge.from..).zip(merged).filter(move |(_, layer)| layer.len < wanted && !layer.raw);
+    let grow: Vec<_> = short.flat_map(|(depth, _)| [GrowLayer { depth, len: wanted }, MakeDurable]).collect();
+    // A raw image is as long as its file. One with a data file has grown by now, and the file has not.
+    let is_long = target.raw && target.len >= wanted;
+    let lengthen = (target.flat && !is_long).then_some(Lengthen { depth: merge.into, len: wanted });
+    grow.into_iter().chain(lengthen)
+}

@@ -1,0 +1,50 @@
+//! Bugs planted in the order of a verb: a step that is left out, or comes too early.
+
+use plan::{Plan, Planned as Step, Step as Do};
+
+use crate::planted::Planted;
+
+/// The plan with the bug, if it is one of its order.
+pub fn plant(plan: Plan, bug: Option<Planted>) -> Plan {
+    let mut steps: Vec<Step> = plan.into_iter().collect();
+    match bug {
+        Some(Planted::SourcesRemovedFirst) => {
+            let remove = position(&steps, |step| step == Do::RemoveSources);
+            let link = position(&steps, |step| matches!(step, Do::LinkParent { .. }));
+            if let (Some(remove), Some(link)) = (remove, link) {
+                let removed = steps.remove(remove);
+                steps.insert(link, removed);
+            }
+        }
+        Some(Planted::LinkNotDurable) => {
+            let link = position(&steps, |step| matches!(step, Do::LinkParent { .. }));
+            let round = steps.iter().rposition(|step| step.step == Do::HoldDurable);
+            if let (Some(link), Some(round)) = (link, round) {
+                // And what needs the disk to stand still.
+                steps.drain(link + 1..=round + 1);
+            }
+        }
+        // Of no other plan is that the first step.
+        Some(Planted::FinishedUndurably) if steps.first().is_some_and(|step| step.step == Do::MakeDurable) => {
+            steps.remove(0);
+        }
+        Some(Planted::ParentNeverForgotten) => steps.retain(|step| step.step != Do::ForgetParent),
+        Some(Planted::ParentsNeverForgotten) => steps.retain(|step| step.step != Do::ForgetParents),
+        Some(Planted::ParentForgottenLate) => {
+            behind(&mut steps, |step| step == Do::ForgetParent);
+        }
+        Some(Planted::LayersGrowTogether) => while behind(&mut steps, |step| matches!(step, Do::GrowLayer { .. })) {},
+        _ => {}
+    }
+    steps.into_iter().collect()
+}
+
+fn position(steps: &[Step], which: impl Fn(Do) -> bool) -> Option<usize> {
+    steps.iter().position(|step| which(step.step))
+}
+
+/// Takes out what makes the first such step durable; whether there was something.
+fn behind(steps: &mut Vec<Step>, which: impl Fn(Do) -> bool) -> bool {
+    let found = steps.windows(2).position(|pair| which(pair[0].step) && pair[1].step == Do::MakeDurable);
+    found.map(|at| steps.remove(at + 1)).is_some()
+}

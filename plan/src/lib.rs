@@ -12,6 +12,8 @@
 //! - a file is removed only when no chain that may be opened names it;
 //! - requests that were held are released, also when a step fails.
 
+#![forbid(unsafe_code)]
+
 mod verbs;
 
 use std::collections::VecDeque;

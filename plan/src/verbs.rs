@@ -138,8 +138,8 @@ pub fn merge(merge: &Merge<'_>) -> Plan {
     steps.into_iter().collect()
 }
 
-/// What is left of a merge that a killed process has ended but for removing the files of the sources. That the layer above
-/// records the target may be known to the page cache only.
+/// What is left of a merge that a killed process has ended but for removing the files of the sources. That the layer
+/// above records the target may be known to the page cache only.
 pub fn finish_merge(delete: bool) -> Plan {
     [MakeDurable.into()].into_iter().chain(delete.then(|| RemoveSources.into())).collect()
 }

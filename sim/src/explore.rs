@@ -10,14 +10,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use disk::{Access, FileId, ImageError};
+use disk::ImageError;
 
 use crate::crash::{Counts, Explorer, Scene};
 use crate::fault::{Fault, FaultKind};
 use crate::io::{ROOM, Visible};
-use crate::link;
 use crate::logs::ROOMY;
-use crate::media::{Media, Unwritten};
+use crate::media::Unwritten;
 use crate::planted::Planted;
 use crate::random::Random;
 use crate::run::{End, Setup, Violation, run};
@@ -117,7 +116,7 @@ pub fn prepare(subject: &Subject) -> Result<Start, ImageError> {
     let honest = Subject { told: subject.tail, ..*subject };
     let mut start = Start::default();
     for (below, layer) in subject.kind.layers().into_iter().rev().enumerate() {
-        start.files.insert(0, create(subject, layer.made, &start)?);
+        start.files.insert(0, subject.create_above(layer.made, &start)?);
         start.forms.insert(0, layer.made.form());
         start.base.extend(layer.made.given().into_iter().map(|(sector, word)| (sector, Words::whole(word))));
         let first = PREPARATION + PREPARATIONS * u64::try_from(below).unwrap_or(0);
@@ -127,17 +126,6 @@ pub fn prepare(subject: &Subject) -> Result<Start, ImageError> {
         }
     }
     Ok(start)
-}
-
-/// A new file on those that there are.
-fn create(subject: &Subject, made: Made, below: &Start) -> Result<Media, ImageError> {
-    let (number, sectors) = (below.files.len(), subject.kind.sectors());
-    let (Some(file), Some(form)) = (below.files.first(), below.forms.first()) else {
-        return subject.create(made, number, sectors);
-    };
-    let parent = subject.open_one(&mut file.clone(), *form, Access::ReadOnly)?;
-    let number = u8::try_from(number).unwrap_or(u8::MAX);
-    subject.create_on(made, number.into(), &link::to(&parent, FileId(number - 1), Some(file.modified())), sectors)
 }
 
 /// Lets a layer live its first life, whose requests are numbered from `first` on.
@@ -371,8 +359,7 @@ pub fn seeded(subjects: &[Subject], seed: u64, ops: usize, bug: Option<Planted>)
     if random.below(4) == 0 || bug.is_some_and(Planted::is_about_parts) {
         case.workload = workload::in_parts(case.workload, &mut random);
     }
-    let needs = bug.map_or(&[][..], Planted::needs);
-    case.workload.splice(0..0, needs.iter().copied().map(Op::Chain));
+    case.workload.splice(0..0, bug.into_iter().flat_map(Planted::needs).copied().map(Op::Chain));
     case.setup.bug = bug;
     // And one storage in four has large sectors; a bug that is planted there has them anyway.
     let large = random.below(4) == 0 && bug.is_none();

@@ -19,13 +19,13 @@ pub fn to(parent: &Image, file: FileId, modified: Option<u64>) -> Link {
     }
 }
 
-/// The same without what changes; `None` where nothing of that is recorded.
+/// The same without what changes. It is recorded again where that is so already: a sync of it may have failed.
 pub fn forgotten(link: Link) -> Option<Link> {
-    (link.modified.is_some() || link.len.is_some()).then_some(Link { modified: None, len: None, ..link })
+    Some(Link { modified: None, len: None, ..link })
 }
 
-/// Has an image record something else of its parent, if it has one; whether it does. A qcow2 file of clusters as small as
-/// those explored here has no room for that, and knows of its parent no more than a name.
+/// Has an image record something else of its parent, if it has one; whether it does. A qcow2 file of clusters as small
+/// as those explored here has no room for that, and knows of its parent no more than a name.
 pub fn change(image: &mut Image, change: impl FnOnce(Link) -> Option<Link>) -> Result<bool, ImageError> {
     let Image::Vhd(vhd) = image else { return Ok(false) };
     let Some(changed) = vhd.link().and_then(change) else { return Ok(false) };
@@ -33,8 +33,8 @@ pub fn change(image: &mut Image, change: impl FnOnce(Link) -> Option<Link>) -> R
     Ok(true)
 }
 
-/// Refuses layers, leaf first, of which one was not made on the one below it, or on what that was before, or is smaller:
-/// no merge would take it.
+/// Refuses layers, leaf first, of which one was not made on the one below it, or on what that was before, or is
+/// smaller: no merge would take it.
 pub fn check(layers: &[Image], files: &[Media]) -> Result<(), ImageError> {
     let pairs = layers.iter().zip(layers.iter().zip(files).skip(1));
     for (child, (parent, file)) in pairs {

@@ -10,19 +10,20 @@
 mod around;
 mod steps;
 mod takeover;
+mod violation;
 
 use std::collections::BTreeMap;
 use std::mem::ManuallyDrop;
 use std::ops::Range;
 
-use disk::{Access, Disk, FileId, Image, ImageError, Operation, Options, Request, Span, Status, Token};
+use disk::{Access, Disk, FileId, Image, Operation, Options, Request, Span, Status, Token};
 use memory::Segments;
 
 use crate::io::{SimIo, Visible};
 use crate::link;
 use crate::logs::Logs;
 use crate::media::Media;
-use crate::oracle::{Content, Illegal, Moment, Oracle, WriteToken, parts_of};
+use crate::oracle::{Content, Moment, Oracle, WriteToken, parts_of};
 use crate::planted::Planted;
 use crate::saboteur::{Plot, SabotagedIo, Saboteur};
 use crate::schedule::{Pace, Schedule};
@@ -32,6 +33,7 @@ use crate::workload::{Op, Sectors};
 use around::Around;
 use steps::Verb;
 pub use takeover::{Death, take_over};
+pub use violation::Violation;
 
 /// More events than any workload has: a run that goes on is one that never ends.
 const EVENTS_MAX: usize = 200_000;
@@ -41,78 +43,6 @@ const FORGETS: u64 = 5;
 
 /// Operations of workloads of which all are explored.
 const SHORT: usize = 4;
-
-/// What was found that must not be.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Violation {
-    /// A read without a crash found something else.
-    #[error("a read finds what it must not: {0}")]
-    Read(Illegal),
-    /// A read after a crash did.
-    #[error("after a power loss: {0}")]
-    Recovered(Illegal),
-    /// A read after a crash failed.
-    #[error("after a power loss, reading sector {sector} ends with {status:?}")]
-    Unreadable {
-        /// The first sector that was asked for.
-        sector: u64,
-        /// The answer.
-        status: Status,
-    },
-    /// The image does not open.
-    #[error("after a power loss the image does not open: {0}")]
-    Open(ImageError),
-    /// The layers of no chain that may be opened fit together.
-    #[error("after a power loss the chain does not open: {0}")]
-    Unfit(ImageError),
-    /// The image is damaged.
-    #[error("after a power loss the image is damaged: {0}")]
-    Damage(String),
-    /// A request was answered with an error for no reason.
-    #[error("{op} is answered {status:?} though nothing has failed")]
-    Status {
-        /// The request.
-        op: String,
-        /// The answer.
-        status: Status,
-    },
-    /// Something was accepted after a failed sync.
-    #[error("{op} is answered {status:?} though a sync has failed")]
-    NotRefused {
-        /// The request.
-        op: String,
-        /// The answer.
-        status: Status,
-    },
-    /// The storage has nothing more to do and requests wait.
-    #[error("{0} requests are never answered")]
-    Unanswered(usize),
-    /// The chain cannot be changed as it should be.
-    #[error("a step fails for no reason: {0}")]
-    Step(String),
-    /// An answer for which there is no question.
-    #[error("request {0} is answered twice")]
-    Twice(u64),
-    /// The run does not end.
-    #[error("the disk is still busy after {EVENTS_MAX} events")]
-    Endless,
-    /// What is wrong is wrong in the process that has taken over.
-    #[error("after the death of the disk's process: {0}")]
-    TakenOver(Box<Violation>),
-    /// A panic.
-    #[error("panic: {0}")]
-    Panic(String),
-}
-
-impl Violation {
-    /// Whether the layers of one chain do not fit together: another may be the right one.
-    pub fn is_unfit(&self) -> bool {
-        match self {
-            Violation::TakenOver(violation) => violation.is_unfit(),
-            violation => matches!(violation, Violation::Unfit(_)),
-        }
-    }
-}
 
 /// What stays the same during a run.
 #[derive(Clone, Copy, Debug)]

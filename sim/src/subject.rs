@@ -9,9 +9,10 @@ use std::collections::BTreeMap;
 use disk::qcow2::Qcow2;
 use disk::raw::Raw;
 use disk::vhd::{self, Parent, Spec, Vhd};
-use disk::{Access, Image, ImageError, Link, ReadFault, Severity, Source, Tail};
+use disk::{Access, FileId, Image, ImageError, Link, ReadFault, Severity, Source, Tail};
 
 use crate::compressed;
+use crate::link;
 use crate::media::{Media, Unwritten};
 use crate::planted::Planted;
 use crate::qcow2::{self, COUNTED, DEVICE, Holds};
@@ -262,6 +263,17 @@ impl Subject {
             | Made::OldQcow2
             | Made::OldSharedQcow2 => Ok(self.create_qcow2(made, below, sectors)),
         }
+    }
+
+    /// The same on the files that there are.
+    pub fn create_above(&self, made: Made, below: &Start) -> Result<Media, ImageError> {
+        let (number, sectors) = (below.files.len(), self.kind.sectors());
+        let (Some(file), Some(form)) = (below.files.first(), below.forms.first()) else {
+            return self.create(made, number, sectors);
+        };
+        let parent = self.open_one(&mut file.clone(), *form, Access::ReadOnly)?;
+        let parent_file = FileId(u8::try_from(number - 1).unwrap_or(u8::MAX));
+        self.create_on(made, number, &link::to(&parent, parent_file, Some(file.modified())), sectors)
     }
 
     /// The same as the `number`th file, on a parent that it records so.

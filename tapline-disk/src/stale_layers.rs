@@ -74,13 +74,16 @@ impl MergeLayer {
 /// Whether the merge of `sources`, the topmost first, into `target` is complete except for its remains: `above` is
 /// based on the target, and on none of the sources. If this cannot be determined, it is not.
 pub fn are_all(above: &ImageName, sources: &[ImageName], target: &ImageName) -> bool {
-    let Some(link) = look(above).ok().and_then(|image| image.link()) else { return false };
+    let Some(link) = look_durably(above).ok().and_then(|image| image.link()) else { return false };
     let stands_on = |name: &ImageName| MergeLayer::of(name).is_ok_and(|layer| layer.carries(above, &link));
     stands_on(target) && !sources.iter().any(stands_on)
 }
 
-fn look(name: &ImageName) -> Result<Image, Failure> {
+/// What is in an image, and after a power loss will be: files are removed because of it, and a killed process may have
+/// left it in the page cache.
+fn look_durably(name: &ImageName) -> Result<Image, Failure> {
     let mut file = open_file(name, to_look_at(true))?;
+    file.sync().map_err(|error| Failure::new(format!("sync {name}"), error))?;
     open_image(name, &mut file, false)
 }
 

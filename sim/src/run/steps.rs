@@ -5,8 +5,8 @@
 //! loss meanwhile. The order of the steps is the plan's.
 
 use disk::{
-    Access, Disk, FileDone, FileId, FileOp, Format, Image, ImageError, ImageErrorKind, Io, MergeState, OpId, Operation,
-    Options, RedoLog, Request, Span, Status, Token,
+    Access, Action, Disk, FileDone, FileId, FileOp, Format, Image, ImageError, ImageErrorKind, Io, MergeState, OpId,
+    Operation, Options, RedoLog, Request, Span, Status, Token,
 };
 use memory::Segments;
 use plan::{Layer, Merge, Plan};
@@ -372,6 +372,9 @@ impl Run {
         let Some(Verb { phase: Phase::Forgetting(_, aside), .. }) = &mut self.verb else {
             unreachable!("{:?} belongs to nobody", done.op)
         };
+        if done.result.is_err() && matches!(done.op.action, Action::SyncData) {
+            self.io.excuse_failed_sync();
+        }
         let file = done.op.file;
         let op = FileOp { id: OpId(done.op.id.0 - ASIDE), file: FileId(0), ..done.op };
         aside.settle(FileDone { op, ..done }, &mut Aside { io: &mut self.io, file });

@@ -168,7 +168,8 @@ fn prepare(merge: &Merge, chain: &Chain<'_>) -> Result<(), Failure> {
     for (depth, (name, (file, image))) in open.take(merge.into.saturating_add(1)) {
         let failed =
             |why: Box<dyn std::error::Error + Send + Sync>| Failure::new(format!("prepare {name} for merging"), why);
-        let link = image.link().filter(|link| depth < merge.into && (link.modified.is_some() || link.len.is_some()));
+        // What is forgotten already is written again: a sync of it may have failed, and the page cache does not tell.
+        let link = image.link().filter(|_| depth < merge.into);
         if let Some(link) = link {
             let changing = Link { modified: None, len: None, ..link };
             image.relink(Some(&changing)).map_err(|error| failed(error.into()))?;

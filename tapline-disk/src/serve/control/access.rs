@@ -4,6 +4,8 @@
 //! cannot be opened for writing, because another disk is based on it, all of them stay as they were. Nothing is written
 //! to a layer before the layers above it have, durably, forgotten its modification time.
 
+use std::path::Path;
+
 use disk::{FileId, Image, RedoLog};
 use uring::{FileOpenError, ImageFile};
 
@@ -12,6 +14,7 @@ use super::work::Work;
 use crate::files;
 use crate::image_name::ImageName;
 use crate::layers::open_image;
+use crate::log::say;
 use crate::ordered;
 use crate::redo_log;
 
@@ -122,11 +125,10 @@ fn forget_parent(layer: &mut ReopenedLayer) -> Result<(Image, Option<RedoLog>), 
     Ok((image, log))
 }
 
-/// Has an image forget what will change of its parent, with its next round; whether it recorded anything of that.
+/// Has an image forget what will change of its parent, with its next round; whether it has a parent. What it has
+/// forgotten already is written again: a sync of it may have failed, and the page cache does not tell.
 pub fn forget(image: &mut Image) -> Result<bool, Refusal> {
-    let Some(mut link) = image.link().filter(|link| link.modified.is_some() || link.len.is_some()) else {
-        return Ok(false);
-    };
+    let Some(mut link) = image.link() else { return Ok(false) };
     (link.modified, link.len) = (None, None);
     image.relink(Some(&link))?;
     Ok(true)
@@ -140,6 +142,29 @@ pub fn take_back(raised: Vec<Raised>) -> Lowered {
 /// Opens all of them for reading only.
 pub fn lower(layers: Vec<ReopenedLayer>) -> Lowered {
     layers.into_iter().map(|layer| (layer.id, files::reopen_read_only(&layer.file))).collect()
+}
+
+/// The disk uses files that are open for reading only (again). Where that fails a layer stays as it was, and other
+/// disks cannot be based on it.
+pub fn put_back(lowered: Lowered, work: &mut Work<'_>) {
+    for (id, file) in lowered {
+        let replaced = file.map_err(Refusal::from).and_then(|file| Ok(work.engine.replace(id, file)?));
+        if let Err(refusal) = replaced {
+            say(format_args!("a parent could not be reopened read-only: {}", refusal.message));
+        }
+    }
+}
+
+impl ReopenedLayer {
+    /// Its file's number.
+    pub fn id(&self) -> FileId {
+        self.id
+    }
+
+    /// Its file's path.
+    pub fn path(&self) -> &Path {
+        self.file.path()
+    }
 }
 
 #[cfg(test)]

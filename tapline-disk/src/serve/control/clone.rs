@@ -2,8 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::blocking_task::BlockingTask;
-use super::child::{Child, Wanted};
+use super::driver::Driver;
 use super::pause::micros;
 use super::protocol::CloneOf;
 use super::refusal::{Kind, Refusal};
@@ -12,7 +11,7 @@ use super::work::Work;
 /// A clone under way.
 #[derive(Debug)]
 pub struct Clone {
-    blocking_task: Option<BlockingTask<Result<Child, Refusal>>>,
+    driver: Driver,
     asked: CloneOf,
     parents: Vec<String>,
 }
@@ -25,28 +24,21 @@ impl Clone {
             let what = "the guest writes to layer 0, and a child needs a parent that does not change";
             return Err(Refusal::new(Kind::State, what).advise("take a snapshot first, then clone layer 1"));
         }
-        let wanted = Wanted::on(work, asked.of, &asked.to, false)?;
         let parents = work.names().split_off(asked.of);
-        Ok(Clone { blocking_task: Some(work.send(move || wanted.make())?), asked, parents })
+        Ok(Clone { driver: Driver::making(&asked.to, plan::clone(asked.of)), asked, parents })
     }
 
     /// Goes on; the answer, when it has come to its end.
     pub fn advance(&mut self, work: &mut Work<'_>) -> Result<Option<Value>, Refusal> {
-        let Some(blocking_task) = self.blocking_task.take() else { return Ok(None) };
-        match work.fetch(blocking_task) {
-            Ok(child) => {
-                let child = child?;
-                Ok(Some(json!({
-                    "image": self.asked.to.to_string(),
-                    "parents": self.parents,
-                    "work_us": micros(child.work),
-                    "sync_us": micros(child.sync),
-                })))
-            }
-            Err(blocking_task) => {
-                self.blocking_task = Some(blocking_task);
-                Ok(None)
-            }
+        if !self.driver.advance(work)? {
+            return Ok(None);
         }
+        let (making, sync) = self.driver.took();
+        Ok(Some(json!({
+            "image": self.asked.to.to_string(),
+            "parents": self.parents,
+            "work_us": micros(making),
+            "sync_us": micros(sync),
+        })))
     }
 }

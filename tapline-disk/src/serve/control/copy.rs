@@ -2,7 +2,7 @@
 //! its file, and there is no chain.
 //!
 //! The file system makes the copy while the disk is quiesced. The copy is synced and renamed afterwards, while the
-//! guest continues: it exists completely or not at all.
+//! guest continues ([`plan::copy`]): it exists completely or not at all, and goes when the last to have it drops it.
 
 use std::os::fd::AsFd;
 
@@ -11,11 +11,11 @@ use rustix::io::Errno;
 use serde_json::{Value, json};
 use uring::ImageFile;
 
-use super::blocking_task::BlockingTask;
 use super::child::Unnamed;
+use super::driver::Driver;
 use super::protocol::Method;
 use super::refusal::{Kind, Refusal};
-use super::work::{Quiesce, Work};
+use super::work::Work;
 use crate::files;
 use crate::image_name::{FormatName, ImageName};
 
@@ -23,16 +23,7 @@ use crate::image_name::{FormatName, ImageName};
 #[derive(Debug)]
 pub struct Copy {
     to: ImageName,
-    stage: Stage,
-}
-
-#[derive(Debug)]
-enum Stage {
-    Making(BlockingTask<Result<(Unnamed, ImageFile), Refusal>>),
-    Holding(Unnamed, ImageFile, Quiesce),
-    Sharing(BlockingTask<Result<(Unnamed, ImageFile), Refusal>>),
-    Naming(BlockingTask<Result<(), Refusal>>),
-    Over,
+    driver: Driver,
 }
 
 /// Whether the disk can be copied to `to` by reflink, as far as can be seen without trying.
@@ -50,78 +41,25 @@ impl Copy {
             return Err(Refusal::new(Kind::Unsupported, what).advise("omit the method, or set it to 'chain'"));
         }
         work.must_be_writable()?;
-        let from = work.name(0)?;
-        let name = to.clone();
-        let stage = Stage::Making(work.send(move || make(&from, &name))?);
-        Ok(Copy { to, stage })
+        Ok(Copy { driver: Driver::making(&to, plan::copy()), to })
     }
 
     /// Goes on; the answer but for the pause, when it has come to its end.
     pub fn advance(&mut self, work: &mut Work<'_>) -> Result<Option<Value>, Refusal> {
-        loop {
-            match std::mem::replace(&mut self.stage, Stage::Over) {
-                Stage::Making(blocking_task) => match work.fetch(blocking_task) {
-                    Ok(made) => {
-                        let (unnamed, file) = made?;
-                        self.stage = Stage::Holding(unnamed, file, Quiesce::default());
-                    }
-                    Err(blocking_task) => return self.wait(Stage::Making(blocking_task)),
-                },
-                Stage::Holding(unnamed, file, mut hold) => {
-                    if !hold.advance(work)? {
-                        return self.wait(Stage::Holding(unnamed, file, hold));
-                    }
-                    let from = work.file(0)?.1.try_clone()?;
-                    let share = move || share(&from, &file, "copy the disk").map(|()| (unnamed, file));
-                    self.stage = Stage::Sharing(work.send(share)?);
-                }
-                Stage::Sharing(blocking_task) => match work.fetch(blocking_task) {
-                    Ok(shared) => {
-                        let (unnamed, mut file) = shared?;
-                        work.let_go();
-                        let to = self.to.clone();
-                        let name = move || {
-                            file.sync().map_err(|error| Refusal::failed(format!("sync {to}"), &error))?;
-                            unnamed.name(to.path()).map(super::child::Named::keep)
-                        };
-                        self.stage = Stage::Naming(work.send(name)?);
-                    }
-                    Err(blocking_task) => return self.wait(Stage::Sharing(blocking_task)),
-                },
-                Stage::Naming(blocking_task) => match work.fetch(blocking_task) {
-                    Ok(named) => {
-                        named?;
-                        return self.answer(work).map(Some);
-                    }
-                    Err(blocking_task) => return self.wait(Stage::Naming(blocking_task)),
-                },
-                Stage::Over => return Ok(None),
-            }
+        if !self.driver.advance(work)? {
+            return Ok(None);
         }
-    }
-
-    fn wait(&mut self, stage: Stage) -> Result<Option<Value>, Refusal> {
-        self.stage = stage;
-        Ok(None)
-    }
-
-    fn answer(&self, work: &Work<'_>) -> Result<Value, Refusal> {
-        Ok(json!({
+        Ok(Some(json!({
             "method": Method::Reflink.to_string(),
             "copy": self.to.to_string(),
             "leaf": work.name(0)?.to_string(),
             "layers": work.names(),
-        }))
-    }
-
-    /// Takes back what has happened so far: the copy is removed when the last to have it drops it.
-    pub fn undo(&mut self, work: &mut Work<'_>) {
-        work.let_go();
+        })))
     }
 }
 
 /// The new file, on a file system that has shown, if it could be tried, that it can share blocks of the old one's.
-fn make(from: &ImageName, to: &ImageName) -> Result<(Unnamed, ImageFile), Refusal> {
+pub fn make(from: &ImageName, to: &ImageName) -> Result<(Unnamed, ImageFile), Refusal> {
     let unnamed = Unnamed::create(to.path())?;
     let file = unnamed.file()?;
     // The disk's own file is left alone: sharing its blocks holds up what is written to it.
@@ -132,7 +70,8 @@ fn make(from: &ImageName, to: &ImageName) -> Result<(Unnamed, ImageFile), Refusa
     Ok((unnamed, file))
 }
 
-fn share(from: &impl AsFd, to: &ImageFile, tried: &str) -> Result<(), Refusal> {
+/// Has one file share all blocks of another.
+pub fn share(from: &impl AsFd, to: &ImageFile, tried: &str) -> Result<(), Refusal> {
     let why = match rustix::fs::ioctl_ficlone(to.as_fd(), from) {
         Ok(()) => return Ok(()),
         Err(Errno::XDEV) => "they are on different file systems, and blocks can only be shared within one",

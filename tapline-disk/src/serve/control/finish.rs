@@ -3,11 +3,12 @@
 //!
 //! Layer numbers refer to different layers in the shorter chain. So a merge is recognized as complete only if the
 //! request lists the expected chain, and the disk has that chain without the sources. If there is a layer above the
-//! target, its parent was verified when the disk was opened. The disk itself is not touched.
+//! target, its parent was verified when the disk was opened; but what that layer records may be in the page cache only,
+//! and is made durable before the files go ([`plan::finish_merge`]).
 
 use serde_json::{Value, json};
 
-use super::blocking_task::BlockingTask;
+use super::driver::Driver;
 use super::protocol;
 use super::refusal::{Kind, Refusal};
 use super::work::Work;
@@ -19,12 +20,12 @@ use crate::stale_layers::{MergeLayer, StaleLayers};
 pub struct Finish {
     asked: protocol::MergeRequest,
     sources: Vec<ImageName>,
-    blocking_task: Option<BlockingTask<Result<(), Refusal>>>,
+    driver: Driver,
 }
 
 /// What remains to be done of the requested merge; `None` if it has not been done. Refused if the disk has another
 /// chain.
-pub fn what_is_left(asked: &protocol::MergeRequest, work: &mut Work<'_>) -> Result<Option<Finish>, Refusal> {
+pub fn what_is_left(asked: &protocol::MergeRequest, work: &Work<'_>) -> Result<Option<Finish>, Refusal> {
     let Some(expected) = &asked.expect else { return Ok(None) };
     let layers: Vec<ImageName> =
         (0..work.disk.layers().len()).map(|depth| work.name(depth)).collect::<Result<_, _>>()?;
@@ -42,8 +43,8 @@ pub fn what_is_left(asked: &protocol::MergeRequest, work: &mut Work<'_>) -> Resu
     }
     let target = MergeLayer::in_image(&work.name(asked.from)?, work.image(asked.from)?);
     let (merged, delete, leaf) = (sources.clone(), asked.delete, asked.from == 0);
-    let blocking_task = work.send(move || finish(&merged, &target, delete, leaf))?;
-    Ok(Some(Finish { asked: asked.clone(), sources, blocking_task: Some(blocking_task) }))
+    let remove = move || finish(&merged, &target, delete, leaf);
+    Ok(Some(Finish { asked: asked.clone(), sources, driver: Driver::removing(remove, plan::finish_merge(true)) }))
 }
 
 /// Looks for the files, and removes them if that is wanted. `leaf`: nothing stood on them.
@@ -62,14 +63,7 @@ fn finish(sources: &[ImageName], target: &MergeLayer, delete: bool, leaf: bool) 
 impl Finish {
     /// Goes on; the answer, when it has come to its end.
     pub fn advance(&mut self, work: &mut Work<'_>) -> Result<Option<Value>, Refusal> {
-        let Some(blocking_task) = self.blocking_task.take() else { return Ok(None) };
-        match work.fetch(blocking_task) {
-            Ok(finished) => finished.map(|()| Some(self.answer(work))),
-            Err(blocking_task) => {
-                self.blocking_task = Some(blocking_task);
-                Ok(None)
-            }
-        }
+        Ok(self.driver.advance(work)?.then(|| self.answer(work)))
     }
 
     /// As that of a merge that had something to do.

@@ -88,15 +88,12 @@ impl Job {
         }
     }
 
-    /// Takes back what has happened so far: it has failed.
+    /// Takes back what has happened so far of an upgrade: it has failed.
     pub fn undo(&mut self, work: &mut Work<'_>) {
         match &mut self.steps {
-            Steps::Snapshot(steps) => steps.undo(work),
-            Steps::Copy(steps) => steps.undo(work),
-            Steps::Revert(steps) => steps.undo(work),
-            Steps::Resize(steps) => steps.undo(work),
             Steps::Upgrade(steps) => steps.undo(work),
-            Steps::Pausing(_) | Steps::Resuming | Steps::Clone(_) | Steps::Finish(_) => work.let_go(),
+            // Its plan has.
+            _ => {}
         }
     }
 }

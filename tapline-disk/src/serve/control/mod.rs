@@ -13,7 +13,8 @@ mod child;
 mod client;
 mod clone;
 mod copy;
-mod equalize_sizes;
+mod copying;
+mod driver;
 mod finish;
 mod handed;
 mod job;
@@ -340,7 +341,7 @@ impl Control {
         let steps = match verb {
             Verb::Pause if self.paused => return Ok(Some(json!({ "paused": true }))),
             Verb::Resume if !self.paused => return Ok(Some(json!({ "paused": false }))),
-            Verb::Pause => Steps::Pausing(standstill::Pausing::default()),
+            Verb::Pause => Steps::Pausing(standstill::Pausing::begin()),
             Verb::Resume => {
                 self.paused = false;
                 work.paused = false;

@@ -1,34 +1,23 @@
-//! `resize`: enlarges the disk and notifies its guest.
+//! `resize`: enlarges the disk and notifies its guest ([`plan::resize`]).
 //!
-//! A raw file, or a data file, is extended first, while nothing beyond its old end is accessed; other formats grow by a
-//! change of their metadata. *If killed in between:* the disk has either the old size or the new one. The answer comes
-//! when the new size is durable.
+//! A raw file, or a data file, is extended first; other formats grow by a change of their metadata. The answer comes
+//! when the new size is durable. If the image has grown and cannot be made durable, the guest is not notified of it; a
+//! raw file that was extended stays so, with zeroes beyond the disk's end.
 
+use plan::Step;
 use serde_json::{Value, json};
 
-use super::blocking_task::BlockingTask;
+use super::driver::Driver;
 use super::refusal::{Kind, Refusal};
-use super::work::{Quiesce, Work};
+use super::work::Work;
 use crate::libvhd::Behind;
 
 /// A resize under way.
 #[derive(Debug)]
 pub struct Resize {
-    size: u64,
-    stage: Stage,
+    driver: Driver,
     /// As it was at the beginning.
     behind: Behind,
-}
-
-#[derive(Debug)]
-enum Stage {
-    Lengthening(BlockingTask<Result<(), Refusal>>),
-    Holding(Quiesce),
-    /// The new size becomes durable, by a flush behind those of the guest;
-    Flushing,
-    /// or by a round, while a client has requests held.
-    Syncing,
-    Over,
 }
 
 impl Resize {
@@ -46,67 +35,21 @@ impl Resize {
             let next = size.checked_next_multiple_of(block).unwrap_or(len);
             return cannot(what, format!("the next possible size is {next} bytes"));
         }
-        let lengthening = if work.has_flat_data(0)? { work.lengthen(0, size)? } else { None };
-        let stage = lengthening.map_or(Stage::Holding(Quiesce::default()), Stage::Lengthening);
-        Ok(Resize { size, stage, behind: work.behind() })
+        let plan = plan::resize(size, work.has_flat_data(0)?);
+        Ok(Resize { driver: Driver::new(plan), behind: work.behind() })
     }
 
     /// Goes on; the answer but for the pause, when it has come to its end.
     pub fn advance(&mut self, work: &mut Work<'_>) -> Result<Option<Value>, Refusal> {
-        loop {
-            match std::mem::replace(&mut self.stage, Stage::Over) {
-                Stage::Lengthening(blocking_task) => match work.fetch(blocking_task) {
-                    Ok(lengthened) => {
-                        lengthened?;
-                        work.lengthened(0)?;
-                        self.stage = Stage::Holding(Quiesce::default());
-                    }
-                    Err(blocking_task) => return self.wait(Stage::Lengthening(blocking_task)),
-                },
-                Stage::Holding(mut hold) => {
-                    if !hold.advance(work)? {
-                        return self.wait(Stage::Holding(hold));
-                    }
-                    work.disk.grow(self.size)?;
-                    if work.paused {
-                        // Requests of our own wait with the others; a round does not.
-                        work.disk.sync(work.engine);
-                        self.stage = Stage::Syncing;
-                    } else {
-                        work.let_go();
-                        work.begin_flush();
-                        self.stage = Stage::Flushing;
-                    }
-                }
-                Stage::Flushing => match work.is_flushed().map_err(may_grow_yet)? {
-                    true => return Ok(Some(self.told(work))),
-                    false => return self.wait(Stage::Flushing),
-                },
-                Stage::Syncing => match work.is_synced().map_err(may_grow_yet)? {
-                    true => return Ok(Some(self.told(work))),
-                    false => return self.wait(Stage::Syncing),
-                },
-                Stage::Over => return Ok(None),
-            }
+        let ended = self.driver.advance(work).map_err(|refusal| match self.driver.failed_at() {
+            Some(Step::MakeDurable) => may_grow_yet(refusal),
+            _ => refusal,
+        });
+        if !ended? {
+            return Ok(None);
         }
-    }
-
-    fn wait(&mut self, stage: Stage) -> Result<Option<Value>, Refusal> {
-        self.stage = stage;
-        Ok(None)
-    }
-
-    /// Notifies the guest when the size is durable, and not earlier, because it may use the new space at once.
-    fn told(&self, work: &mut Work<'_>) -> Value {
         work.behind().tell_since(&self.behind);
-        work.resized();
-        json!({ "size": work.geometry.len })
-    }
-
-    /// Rolls back, except for the image's growth, which the guest is not notified of and which becomes durable with the
-    /// next round. A raw file that was extended stays so, with zeroes beyond the disk's end.
-    pub fn undo(&mut self, work: &mut Work<'_>) {
-        work.let_go();
+        Ok(Some(json!({ "size": work.geometry.len })))
     }
 }
 

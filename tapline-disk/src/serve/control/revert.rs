@@ -1,34 +1,22 @@
 //! `revert`: reverts the disk to what it was when a layer was its leaf. No client may be connected.
 //!
 //! A new empty leaf on that layer is created as for a snapshot; then the layers above are removed from the chain, and
-//! the new leaf added. Their files stay, and the answer lists them. *If killed before the switch:* the old chain is as
-//! it was, with an additional unused file. *After:* the new leaf on the layer.
-
-use std::path::PathBuf;
+//! the new leaf added ([`plan::revert`]). Their files stay, and the answer lists them.
 
 use serde_json::{Value, json};
 
-use super::blocking_task::BlockingTask;
-use super::child::{Child, Wanted, remove};
+use super::driver::Driver;
 use super::protocol;
 use super::refusal::{Kind, Refusal};
-use super::work::{Quiesce, Work};
+use super::work::Work;
 use crate::log::say;
 
 /// A revert under way.
 #[derive(Debug)]
 pub struct Revert {
     asked: protocol::Revert,
-    stage: Stage,
-    /// The new file, as long as it is not the leaf.
-    made: Option<PathBuf>,
-}
-
-#[derive(Debug)]
-enum Stage {
-    Making(BlockingTask<Result<Child, Refusal>>),
-    Holding(Box<Child>, Quiesce),
-    Over,
+    driver: Driver,
+    unused: Vec<String>,
 }
 
 impl Revert {
@@ -41,73 +29,31 @@ impl Revert {
             let what = "layer 0 is already the disk's current state";
             return Err(Refusal::new(Kind::Invalid, what).advise("choose a lower layer; the verb layers lists them"));
         }
-        let wanted = Wanted::on(work, asked.to, &asked.leaf, false)?;
-        let stage = Stage::Making(work.send(move || wanted.make())?);
-        Ok(Revert { asked, stage, made: None })
+        let unused = work.names().into_iter().take(asked.to).collect();
+        Ok(Revert { driver: Driver::making(&asked.leaf, plan::revert(asked.to)), asked, unused })
     }
 
     /// Goes on; the answer, when it has come to its end.
     pub fn advance(&mut self, work: &mut Work<'_>) -> Result<Option<Value>, Refusal> {
-        loop {
-            match std::mem::replace(&mut self.stage, Stage::Over) {
-                Stage::Making(blocking_task) => match work.fetch(blocking_task) {
-                    Ok(child) => {
-                        let child = child?;
-                        self.made = Some(self.asked.leaf.path().to_owned());
-                        child.fits_on(work.image(self.asked.to)?)?;
-                        self.stage = Stage::Holding(Box::new(child), Quiesce::default());
-                    }
-                    Err(blocking_task) => {
-                        self.stage = Stage::Making(blocking_task);
-                        return Ok(None);
-                    }
-                },
-                Stage::Holding(child, mut hold) => {
-                    if !hold.advance(work)? {
-                        self.stage = Stage::Holding(child, hold);
-                        return Ok(None);
-                    }
-                    return self.switch(*child, work).map(Some);
-                }
-                Stage::Over => return Ok(None),
-            }
+        if !self.driver.advance(work)? {
+            return Ok(None);
         }
+        let leaf = self.asked.leaf.to_string();
+        Ok(Some(json!({ "leaf": leaf, "layers": work.names(), "unused": self.unused })))
     }
+}
 
-    /// The disk stands still.
-    fn switch(&mut self, child: Child, work: &mut Work<'_>) -> Result<Value, Refusal> {
-        // Somebody may have come since it was asked.
-        nobody_connected(work)?;
-        nothing_asked(work)?;
-        let unused: Vec<String> = work.names().into_iter().take(self.asked.to).collect();
-        let new = work.engine.add(child.file)?;
-        let popped = match work.disk.pop_to(self.asked.to) {
-            Ok(popped) => popped,
-            Err(error) => {
-                work.engine.remove(new)?;
-                return Err(error.into());
-            }
-        };
-        work.disk.push_leaf(new, child.image)?;
-        child.log.map_or(Ok(()), |log| work.disk.set_log(new, log))?;
-        self.made = None;
-        for layer in popped {
-            if let Err(error) = work.engine.remove(layer.file) {
-                say(format_args!("an unused file could not be closed: {error}"));
-            }
-        }
-        work.resized();
-        work.let_go();
-        Ok(json!({ "leaf": self.asked.leaf.to_string(), "layers": work.names(), "unused": unused }))
-    }
-
-    /// Takes back what has happened so far.
-    pub fn undo(&mut self, work: &mut Work<'_>) {
-        work.let_go();
-        if let Some(path) = self.made.take() {
-            remove(&path);
+/// The layers above `depth` leave the chain of a disk that stands still.
+pub fn pop_to(depth: usize, work: &mut Work<'_>) -> Result<(), Refusal> {
+    // Somebody may have come since it was asked.
+    nobody_connected(work)?;
+    nothing_asked(work)?;
+    for layer in work.disk.pop_to(depth)? {
+        if let Err(error) = work.engine.remove(layer.file) {
+            say(format_args!("an unused file could not be closed: {error}"));
         }
     }
+    Ok(())
 }
 
 /// What a guest has in its caches would not fit what it reads from now on.

@@ -5,19 +5,23 @@
 
 use serde_json::{Value, json};
 
+use super::driver::Driver;
 use super::refusal::Refusal;
-use super::work::{Quiesce, Work};
+use super::work::Work;
 
 /// `pause`, until the disk stands still.
-#[derive(Debug, Default)]
-pub struct Pausing {
-    hold: Quiesce,
-}
+#[derive(Debug)]
+pub struct Pausing(Driver);
 
 impl Pausing {
+    /// Begins.
+    pub fn begin() -> Pausing {
+        Pausing(Driver::new(plan::pause()))
+    }
+
     /// Goes on; the answer, when the disk stands still.
     pub fn advance(&mut self, work: &mut Work<'_>) -> Result<Option<Value>, Refusal> {
-        Ok(self.hold.advance(work)?.then(|| json!({ "paused": true })))
+        Ok(self.0.advance(work)?.then(|| json!({ "paused": true })))
     }
 }
 

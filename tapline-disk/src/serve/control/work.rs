@@ -150,16 +150,6 @@ impl Work<'_> {
         }
     }
 
-    /// Holds requests, if they are not held yet; whether nothing is under way any more. There may be much that is not
-    /// durable: see [`Quiesce`] for that.
-    pub fn is_quiet(&mut self) -> bool {
-        if !self.disk.is_quiesced() {
-            self.disk.quiesce();
-            self.pause.begin(self.clock());
-        }
-        self.disk.is_quiet()
-    }
-
     /// Lets requests go, unless a client wants them held.
     pub fn let_go(&mut self) {
         if self.disk.is_quiesced() && !self.paused {

@@ -1,0 +1,94 @@
+//! A merge's copying, chunk by chunk, at the pace of [`super::rate_limiter`].
+
+use std::os::fd::AsFd;
+
+use disk::{MergeState, Status};
+
+use super::rate_limiter::RateLimiter;
+use super::refusal::{Kind, Refusal};
+use super::work::Work;
+use crate::serve::own_keys::MERGE_TIMER;
+
+/// Chunks begun in one turn, so that the guest has its own.
+const TURN: usize = 4;
+
+/// The copying of one merge.
+#[derive(Debug)]
+pub struct Copying {
+    rate_limiter: RateLimiter,
+    /// Somebody has stopped it for a while, or for good.
+    pub stopped: bool,
+    /// The latter.
+    pub cancelled: bool,
+    /// A chunk is under way: what was copied before it, and requests that had come.
+    chunk: Option<(u64, u64)>,
+    /// There is more to do at once.
+    pub hungry: bool,
+    /// Bytes that were copied.
+    pub copied: u64,
+    /// Bytes of the disk that are done, of
+    pub done: u64,
+    /// so many.
+    pub len: u64,
+}
+
+impl Copying {
+    /// Nothing is copied yet.
+    pub fn new(rate: Option<u64>, work: &mut Work<'_>) -> Result<Copying, Refusal> {
+        let timer = |error| Refusal::failed("create a timer", &error);
+        let rate_limiter = RateLimiter::new(rate, work.clock()).map_err(timer)?;
+        work.engine.watch(rate_limiter.as_fd(), false, MERGE_TIMER.0).map_err(timer)?;
+        let len = work.geometry.len;
+        let (stopped, cancelled, hungry) = (false, false, false);
+        Ok(Copying { rate_limiter, stopped, cancelled, chunk: None, hungry, copied: 0, done: 0, len })
+    }
+
+    /// Begins chunks, as the rate limiter allows; whether all is copied.
+    pub fn advance(&mut self, work: &mut Work<'_>) -> Result<bool, Refusal> {
+        self.hungry = false;
+        for _ in 0..TURN {
+            let Some(progress) = work.disk.merge() else {
+                return Err(Refusal::new(Kind::Cancelled, "the merge was cancelled"));
+            };
+            (self.copied, self.done, self.len) = (progress.copied, progress.done, progress.len);
+            if let Some((copied, came)) = self.chunk.take_if(|_| !progress.busy) {
+                let guest = work.disk.in_flight() > 0 || work.stats.come() != came;
+                self.rate_limiter.end(work.clock(), progress.copied.saturating_sub(copied), guest);
+            }
+            if self.cancelled {
+                let refusal =
+                    Refusal::new(Kind::Cancelled, "the merge was cancelled; what has been merged stays merged");
+                return Err(refusal.advise("request it again to continue where it stopped"));
+            }
+            match progress.state {
+                MergeState::Copied => return Ok(true),
+                MergeState::Failed(status) => return Err(failed(status)),
+                MergeState::Running => {}
+            }
+            let may = !progress.busy && !self.stopped && !work.paused;
+            let timer = |error| Refusal::failed("set a timer", &error);
+            if !may || !self.rate_limiter.allows(work.clock()).map_err(timer)? {
+                return Ok(false);
+            }
+            self.rate_limiter.begin(work.clock());
+            self.chunk = Some((progress.copied, work.stats.come()));
+            if !work.disk.step_merge(work.engine) {
+                self.chunk = None;
+                return Ok(false);
+            }
+        }
+        self.hungry = true;
+        Ok(false)
+    }
+}
+
+/// Why a merge cannot go on.
+pub fn failed(status: Status) -> Refusal {
+    match status {
+        Status::NoSpace => Refusal::new(Kind::NoSpace, "the merge stopped: no space is left for its target").advise(
+            "the chain is valid as it is; free some space and request the merge again to continue where it stopped",
+        ),
+        _ => Refusal::new(Kind::Failed, "the merge stopped: the storage failed")
+            .advise("the chain is valid as it is; see the kernel log"),
+    }
+}

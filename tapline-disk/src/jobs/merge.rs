@@ -1,17 +1,13 @@
 //! `image merge`: merges layers of a chain into the one below them.
 //!
-//! 1. The children of layers that will be written record that their parents are changing, so that a chain left by a
-//!    kill can be opened ([`disk::Link::modified`]). *If killed here or later:* repeating the command continues.
-//! 2. The merge proper ([`Runner::merge`]): at every moment the chain's contents are unchanged.
-//! 3. The layer above the merged ones is linked to the target. *If killed before:* the merged layers hold no data, and
-//!    are merged again quickly.
-//! 4. The files of the merged layers are removed, if requested, from the topmost down, each durably before the next.
-//!    *If killed before:* the same command finds the layer above already based on the target, or the image itself gone
-//!    and the files below it empty, and does the rest ([`crate::stale_layers`]).
+//! The order is [`plan::merge`], as on a disk that is served. If killed, repeating the command continues; at its very
+//! end it finds the layer above already based on the target, or the image itself gone and the files below it empty, and
+//! does the rest ([`crate::stale_layers`]). Files are removed from the topmost down, each durably before the next.
 
 use disk::{Format, Image, Link};
+use plan::{Plan, Step};
 use serde::Serialize;
-use uring::{Cache, OpenOptions};
+use uring::{Cache, ImageFile, OpenOptions};
 
 use crate::cli::Merge;
 use crate::failure::{Exit, Failure};
@@ -76,21 +72,12 @@ pub fn run(merge: &Merge) -> Result<Exit, Failure> {
         });
     }
     let time = above.map(Time::of).transpose()?;
-    prepare(merge, &chain)?;
-    let layers = Layers::open_chain(&chain, merge.access.options(true))?;
-    let mut runner = Runner::new(layers, merge.access.engine())?;
-    let copied = copy(merge, target, &mut runner, &mut stop)?;
-    if let Some(above) = above {
-        let (image, file) = runner.layer(merge.from).ok_or_else(|| no_such_layers(merge, chain.names.len()))?;
-        relink(above, Some(&parent_link::record(above.path(), target, image, file)?))?;
-    }
-    if let Some(time) = time {
-        time.put_back()?;
-    }
-    if merge.delete {
-        delete(&sources)?;
-    }
-    report(merge, target, &sources, copied)
+    let prepared = open(merge, &chain)?;
+    let plan = plan_of(merge, &chain, &prepared)?;
+    let (chain, layers) = (&chain, Some(prepared));
+    let mut work = Work { merge, chain, layers, runner: None, stop: &mut stop, copied: 0, time };
+    work.carry_out(plan, &sources)?;
+    report(merge, target, &sources, work.copied)
 }
 
 /// The command was killed after the layer above was linked to the target: only the merged files can remain. The chain
@@ -153,33 +140,148 @@ fn no_such_layers(merge: &Merge, count: usize) -> Failure {
         .exit_as(Exit::Usage)
 }
 
-/// Verifies the chain; makes the children of all layers that will be written record that these change; and gives the
-/// layers the size of the first of them. None of this changes the chain's contents. From the top, each layer durably
-/// before the next: a layer that records its parent's change is changed itself, and none may be smaller than the one
-/// below it.
-fn prepare(merge: &Merge, chain: &Chain<'_>) -> Result<(), Failure> {
-    let options = OpenOptions { cache: Cache::Writeback, ..merge.access.options(true) };
-    let mut layers = Layers::open_chain(chain, options)?;
-    let len = layers.images.get(merge.from).map_or(0, |image| image.geometry().len);
-    let named = chain.names.iter().zip(&layers.images).map(|(&name, image)| (name.clone(), image));
-    let merged = merge.into.saturating_sub(merge.from).saturating_add(1);
-    check_layers(&named.skip(merge.from).take(merged).collect::<Vec<_>>())?;
-    let open = chain.names.iter().zip(layers.files.iter_mut().zip(&mut layers.images)).enumerate();
-    for (depth, (name, (file, image))) in open.take(merge.into.saturating_add(1)) {
-        let failed =
-            |why: Box<dyn std::error::Error + Send + Sync>| Failure::new(format!("prepare {name} for merging"), why);
-        // What is forgotten already is written again: a sync of it may have failed, and the page cache does not tell.
-        let link = image.link().filter(|_| depth < merge.into);
-        if let Some(link) = link {
-            let changing = Link { modified: None, len: None, ..link };
-            image.relink(Some(&changing)).map_err(|error| failed(error.into()))?;
-            ordered::round(file, image).map_err(|error| failed(error.into()))?;
+/// Opens the chain, which verifies it, for the changes that come before anything is copied: not many, and of metadata.
+fn open(merge: &Merge, chain: &Chain<'_>) -> Result<Layers, Failure> {
+    Layers::open_chain(chain, OpenOptions { cache: Cache::Writeback, ..merge.access.options(true) })
+}
+
+/// The order of the merge; refused if the layers cannot be merged.
+fn plan_of(merge: &Merge, chain: &Chain<'_>, layers: &Layers) -> Result<Plan, Failure> {
+    let named: Vec<_> = chain.names.iter().zip(&layers.images).map(|(&name, image)| (name.clone(), image)).collect();
+    let Some(merged) = named.get(merge.from..=merge.into) else { return Err(no_such_layers(merge, named.len())) };
+    check_layers(merged)?;
+    let facts = named.iter().map(|(name, image)| {
+        let raw = matches!(image, Image::Raw(_));
+        plan::Layer { len: image.geometry().len, flat: raw || name.data_file.is_some(), raw }
+    });
+    let facts: Vec<plan::Layer> = facts.collect();
+    Ok(plan::merge(&plan::Merge { from: merge.from, into: merge.into, layers: &facts, delete: merge.delete }))
+}
+
+/// What the steps of a merge work on: nobody else uses the disk, so nothing has to be held or reopened.
+struct Work<'a> {
+    merge: &'a Merge,
+    chain: &'a Chain<'a>,
+    /// Before anything is copied: each step is durable when it ends.
+    layers: Option<Layers>,
+    /// From then on.
+    runner: Option<Runner>,
+    stop: &'a mut Signal,
+    copied: u64,
+    /// When the layer above was last changed.
+    time: Option<Time>,
+}
+
+impl Work<'_> {
+    /// Takes the steps of the plan. If one fails, what follows it leaves the chain valid, and the same command
+    /// continues.
+    fn carry_out(&mut self, mut plan: Plan, sources: &[ImageName]) -> Result<(), Failure> {
+        let mut failed = None;
+        while let Some(step) = plan.step() {
+            match self.step(step, sources) {
+                Ok(()) => plan.done(),
+                Err(failure) => {
+                    plan.fail();
+                    failed.get_or_insert(failure);
+                }
+            }
         }
-        if depth > merge.from && image.geometry().len < len {
-            grow(name, file, image, len).map_err(failed)?;
+        failed.map_or(Ok(()), Err)
+    }
+
+    fn step(&mut self, step: Step, sources: &[ImageName]) -> Result<(), Failure> {
+        match step {
+            Step::ForgetParent => self.forget_parent(0),
+            Step::ForgetParents => (1..self.merge.into).try_for_each(|depth| self.forget_parent(depth)),
+            Step::GrowLayer { depth, len } | Step::Lengthen { depth, len } => self.grow(depth, len),
+            Step::BeginMerge { from, into } => self.begin(from, into),
+            Step::CopyAll => self.copy(),
+            Step::HoldDurable | Step::MakeDurable => self.runner.as_mut().map_or(Ok(()), Runner::make_durable),
+            Step::CancelMerge => self.runner.as_mut().map_or(Ok(()), Runner::stop_merge),
+            Step::EndMerge => self.runner().end_merge(),
+            Step::LinkParent { child } => self.link(child),
+            Step::RemoveSources => delete(sources),
+            // Nobody is held up, and no file is open for more than one use.
+            _ => Ok(()),
         }
     }
-    Ok(())
+
+    /// A layer, before anything is copied.
+    fn layer(&mut self, depth: usize) -> (&ImageName, &mut ImageFile, &mut Image) {
+        let (Some(name), Some(layers)) = (self.chain.names.get(depth), &mut self.layers) else {
+            unreachable!("a merge is prepared before it begins, and has layer {depth}")
+        };
+        match (layers.files.get_mut(depth), layers.images.get_mut(depth)) {
+            (Some(file), Some(image)) => (name, file, image),
+            _ => unreachable!("each layer has a file"),
+        }
+    }
+
+    /// What is forgotten already is written again: a sync of it may have failed, and the page cache does not tell.
+    fn forget_parent(&mut self, depth: usize) -> Result<(), Failure> {
+        let (name, file, image) = self.layer(depth);
+        let Some(link) = image.link() else { return Ok(()) };
+        let failed =
+            |why: Box<dyn std::error::Error + Send + Sync>| Failure::new(format!("prepare {name} for merging"), why);
+        let changing = Link { modified: None, len: None, ..link };
+        image.relink(Some(&changing)).map_err(|error| failed(error.into()))?;
+        ordered::round(file, image).map_err(|error| failed(error.into()))
+    }
+
+    fn grow(&mut self, depth: usize, len: u64) -> Result<(), Failure> {
+        let (name, file, image) = self.layer(depth);
+        if image.geometry().len >= len {
+            return Ok(());
+        }
+        grow(name, file, image, len).map_err(|why| Failure::new(format!("prepare {name} for merging"), why))
+    }
+
+    fn begin(&mut self, from: usize, into: usize) -> Result<(), Failure> {
+        // Their locks go first.
+        self.layers = None;
+        let access = &self.merge.access;
+        let mut runner = Runner::new(Layers::open_chain(self.chain, access.options(true))?, access.engine())?;
+        let begun = runner.begin_merge(from, into);
+        self.runner = Some(runner);
+        begun
+    }
+
+    fn runner(&mut self) -> &mut Runner {
+        let Some(runner) = &mut self.runner else { unreachable!("a merge ends that has not begun") };
+        runner
+    }
+
+    fn copy(&mut self) -> Result<(), Failure> {
+        let (from, into) = (self.merge.from, self.merge.into);
+        let Some(&target) = self.chain.names.get(into) else { unreachable!("a merge has a target") };
+        let (Some(runner), stop) = (&mut self.runner, &mut *self.stop) else {
+            unreachable!("nothing is copied that has not begun")
+        };
+        let mut progress = Progress::new("merging", runner.geometry().len);
+        let copied = runner.copy_all(from, into, |now| {
+            progress.reach(now.done);
+            if !stop.take() {
+                return Ok(());
+            }
+            Err(Failure::new(format!("merge into {target}"), "interrupted by a signal").advise(
+                "the chain is valid and its contents are unchanged; repeat the command to continue where it stopped",
+            ))
+        });
+        progress.finish();
+        self.copied = copied.map_err(|failure| failure.about(target))?;
+        Ok(())
+    }
+
+    /// Its own children have recorded when the layer above was last changed: it does not look changed to them.
+    fn link(&mut self, child: usize) -> Result<(), Failure> {
+        let (Some(&above), Some(&target)) = (self.chain.names.get(child), self.chain.names.get(self.merge.into)) else {
+            unreachable!("a merge has a target, and layer {child} is above it")
+        };
+        let Some((image, file)) = self.runner().layer(child + 1) else { unreachable!("the target is a layer") };
+        let link = parent_link::record(above.path(), target, image, file)?;
+        relink(above, Some(&link))?;
+        self.time.take().map_or(Ok(()), |time| time.put_back())
+    }
 }
 
 /// Rejects layers, from the topmost down, that cannot be merged into the last of them. If an upper layer is smaller,
@@ -200,21 +302,6 @@ pub fn check_layers(layers: &[(ImageName, &Image)]) -> Result<(), Failure> {
         }
     }
     Ok(())
-}
-
-fn copy(merge: &Merge, target: &ImageName, runner: &mut Runner, stop: &mut Signal) -> Result<u64, Failure> {
-    let mut progress = Progress::new("merging", runner.geometry().len);
-    let copied = runner.merge(merge.from, merge.into, |now| {
-        progress.reach(now.done);
-        if !stop.take() {
-            return Ok(());
-        }
-        Err(Failure::new(format!("merge into {target}"), "interrupted by a signal").advise(
-            "the chain is valid and its contents are unchanged; repeat the command to continue where it stopped",
-        ))
-    });
-    progress.finish();
-    copied.map_err(|failure| failure.about(target))
 }
 
 fn delete(sources: &[ImageName]) -> Result<(), Failure> {

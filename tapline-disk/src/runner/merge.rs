@@ -12,19 +12,22 @@ use crate::failure::Failure;
 const ROUND: u64 = 256 << 20;
 
 impl Runner {
-    /// Merges the layers `from..into` into `into`, and removes them from the chain; returns the number of bytes copied.
-    /// `each` receives the progress, and aborts the merge by returning a failure. If it ends early for any reason, the
-    /// chain is valid and durable, and the same merge continues with the rest.
-    pub fn merge(
+    /// Begins to merge the layers `from..into` into `into`.
+    pub fn begin_merge(&mut self, from: usize, into: usize) -> Result<(), Failure> {
+        // A disk looks for the space that a kill leaked when the first request comes.
+        self.flush()?;
+        self.disk.begin_merge(from, into).map_err(|error| Failure::new("begin the merge", error))
+    }
+
+    /// Copies all of it; returns the number of bytes copied. `each` receives the progress, and ends the copying by
+    /// returning a failure. If it ends early for any reason, the chain is valid, and the same merge continues with the
+    /// rest.
+    pub fn copy_all(
         &mut self,
         from: usize,
         into: usize,
         mut each: impl FnMut(&MergeProgress) -> Result<(), Failure>,
     ) -> Result<u64, Failure> {
-        // A disk looks for the space that a kill has left stray when the first request comes.
-        self.flush()?;
-        let refused = |error| Failure::new("begin the merge", error);
-        self.disk.begin_merge(from, into).map_err(refused)?;
         let mut durable = 0;
         // How far it was when it had no space the last time.
         let mut full_at = None;
@@ -32,28 +35,22 @@ impl Runner {
             let Some(progress) = self.disk.merge() else {
                 return Err(Failure::new("continue the merge", "its state is no longer known"));
             };
-            if let Err(ended) = each(&progress) {
-                self.stop_merge()?;
-                return Err(ended);
-            }
+            each(&progress)?;
             match progress.state {
                 MergeState::Running if progress.copied.saturating_sub(durable) >= ROUND => {
                     durable = progress.copied;
                     self.make_durable()?;
                 }
                 MergeState::Running => self.go_on_merging()?,
-                MergeState::Copied => return self.end_merge(progress.copied),
+                MergeState::Copied => return Ok(progress.copied),
                 // The space that the sources have freed since the last time may be enough to continue.
                 MergeState::Failed(Status::NoSpace) if full_at.is_none_or(|at| progress.done > at) => {
                     full_at = Some(progress.done);
                     durable = progress.copied;
                     self.make_durable()?;
-                    self.disk.begin_merge(from, into).map_err(refused)?;
+                    self.disk.begin_merge(from, into).map_err(|error| Failure::new("begin the merge", error))?;
                 }
-                MergeState::Failed(status) => {
-                    self.stop_merge()?;
-                    return Err(merge_failed(status));
-                }
+                MergeState::Failed(status) => return Err(merge_failed(status)),
             }
         }
     }
@@ -64,13 +61,16 @@ impl Runner {
     }
 
     /// Gives the merge up where it is, durably.
-    fn stop_merge(&mut self) -> Result<(), Failure> {
+    pub fn stop_merge(&mut self) -> Result<(), Failure> {
         self.disk.cancel_merge();
         if self.disk.is_broken() { Ok(()) } else { self.make_durable() }
     }
 
     /// Waits until everything is durable and the space that was given up by it is deallocated.
-    fn make_durable(&mut self) -> Result<(), Failure> {
+    pub fn make_durable(&mut self) -> Result<(), Failure> {
+        if self.disk.is_broken() {
+            return Err(merge_failed(Status::Refused));
+        }
         self.disk.sync(&mut self.engine);
         while self.disk.is_syncing() || !self.disk.is_idle() {
             self.step()?;
@@ -78,14 +78,15 @@ impl Runner {
         Ok(())
     }
 
-    fn end_merge(&mut self, copied: u64) -> Result<u64, Failure> {
+    /// Takes the merged layers off the chain.
+    pub fn end_merge(&mut self) -> Result<(), Failure> {
         // The places that the sources have forgotten are deallocated behind a round, and not while requests are held.
         self.make_durable()?;
         self.disk.quiesce();
         self.make_durable()?;
         self.disk.end_merge().map_err(|error| Failure::new("end the merge", error))?;
         self.disk.resume(&mut self.engine);
-        Ok(copied)
+        Ok(())
     }
 }
 

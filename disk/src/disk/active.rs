@@ -6,8 +6,13 @@
 
 use std::collections::VecDeque;
 
+use super::merge_chunk::COPIES_MAX;
 use crate::slab::Slab;
-use crate::{Request, Span, Status};
+use crate::{FileError, Request, Span, Status};
+
+/// Parts of one discard or write of zeroes that are under way at once. One request may cover the whole disk, and a
+/// guest can make each sector a part of its own.
+const PARTS_MAX: u32 = 256;
 
 /// A request under way.
 #[derive(Debug)]
@@ -118,6 +123,20 @@ impl Requests {
     /// The requests under way.
     pub fn iter(&self) -> impl Iterator<Item = &Active> {
         self.all.iter().filter(|active| !active.ended)
+    }
+}
+
+/// How many parts of a request may be under way at once.
+pub(super) fn parts_max(active: &Active) -> u32 {
+    if active.of_merge { COPIES_MAX } else { PARTS_MAX }
+}
+
+/// A file error as the status of the request it failed.
+pub(super) fn status_of(result: Result<(), FileError>) -> Status {
+    match result {
+        Ok(()) => Status::Done,
+        Err(FileError::NoSpace) => Status::NoSpace,
+        Err(FileError::Unsupported | FileError::Failed(_)) => Status::Failed,
     }
 }
 

@@ -64,7 +64,7 @@ impl<F: Format> Disk<F> {
         self.begin_reclaim(io);
         self.reclaim_more(io);
         self.ended = true;
-        self.start_waiting(io);
+        self.work_all(io);
     }
 
     /// Whether the disk is quiesced.

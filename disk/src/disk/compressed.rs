@@ -17,7 +17,7 @@ use std::collections::{HashMap, VecDeque};
 use memory::Segments;
 
 use super::budget::Budget;
-use super::{Disk, Missing, Op};
+use super::{Disk, Missing, Op, Ready};
 use crate::format::{Format, Mapping, Wait};
 use crate::size::in_memory;
 use crate::{Action, FileDone, FileId, Io, Span, Status};
@@ -218,17 +218,14 @@ impl<F: Format> Disk<F> {
 
     fn served<I: Io>(&mut self, want: &Want, status: Status, io: &mut I) {
         match want.reader {
-            Reader::Request(number) => self.part_ended(number, status, io),
+            Reader::Request(number) => self.part_ended(number, status),
             Reader::Fill(fill) => self.fill_read(fill, status, io),
         }
     }
 
     fn look_again<I: Io>(&mut self, want: &Want, io: &mut I) {
         match want.reader {
-            Reader::Request(number) => {
-                self.run(number, want.span, io);
-                self.part_ended(number, Status::Done, io);
-            }
+            Reader::Request(number) => self.ready.push_back(Ready::Request { number, rest: want.span }),
             // Cannot happen: its ticket keeps all others from moving the cluster.
             Reader::Fill(fill) => self.fill_read(fill, Status::Failed, io),
         }

@@ -45,7 +45,7 @@ impl<F: Format> Disk<F> {
         let mut at = rest.at;
         while at < rest.end() {
             let left = rest.tail_from(at);
-            if self.is_postponed(number, left) || self.is_throttled(number, left, io) {
+            if self.is_postponed(number, left) || self.is_throttled(number, left) {
                 return;
             }
             match first(self, number, left, io) {
@@ -178,7 +178,7 @@ impl<F: Format> Disk<F> {
             }
             (result, _) => result,
         };
-        self.part_ended(number, status_of(result), io);
+        self.part_ended(number, status_of(result));
     }
 
     fn deallocate<I: Io>(&mut self, number: u32, op: Op, file: FileId, range: Span, io: &mut I) {
@@ -218,7 +218,7 @@ impl<F: Format> Disk<F> {
             let from = zeroes(end - at);
             self.push_part(number, Op::Transfer { number, ticket: None }, file, Action::Write { at, from }, io);
         }
-        self.part_ended(number, Status::Done, io);
+        self.part_ended(number, Status::Done);
     }
 
     pub(super) fn released<I: Io>(
@@ -233,7 +233,7 @@ impl<F: Format> Disk<F> {
         self.format_of(file).released(at, result.is_ok());
         match number {
             // The guest's data is gone either way.
-            Some(number) => self.part_ended(number, Status::Done, io),
+            Some(number) => self.part_ended(number, Status::Done),
             None => self.reclaimed(file, io),
         }
     }

@@ -80,7 +80,7 @@ impl<F: Format> Disk<F> {
         self.quiet(number);
         // Metadata has not changed, which would be the other reason for a round.
         if !self.flushes.is_empty() {
-            self.begin_round(io);
+            self.round_due = true;
         }
     }
 }

@@ -318,20 +318,6 @@ impl<F: Format> Disk<F> {
         }
     }
 
-    /// Begins what has waited for memory, as far as there is some. Only an operation that ends gives memory back. It is
-    /// not done there, because what begins may end at once.
-    pub(super) fn begin_waiting_reads<I: Io>(&mut self, io: &mut I) {
-        loop {
-            if let Some(begin) = self.compressed.next() {
-                self.begin_compressed_read(begin, io);
-            } else if let Some(fill) = self.fills.next() {
-                self.go_on_filling(fill, io);
-            } else {
-                return;
-            }
-        }
-    }
-
     /// Ends a write together with the bytes around it.
     pub(super) fn filled<I: Io>(
         &mut self,
@@ -352,7 +338,7 @@ impl<F: Format> Disk<F> {
     }
 
     /// Resumes a fill whose metadata was loaded.
-    pub(super) fn unpark_fill<I: Io>(&mut self, fill: u32, io: &mut I) {
+    pub(super) fn resume_fill<I: Io>(&mut self, fill: u32, io: &mut I) {
         self.ended(fill, Status::Done);
         self.go_on_filling(fill, io);
     }
@@ -388,7 +374,7 @@ impl<F: Format> Disk<F> {
         if let Some(ticket) = ticket {
             self.finish_reservation(file, ticket, false, io);
         }
-        self.part_ended(number, status, io);
+        self.part_ended(number, status);
     }
 }
 

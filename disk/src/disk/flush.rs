@@ -53,8 +53,8 @@ impl<F: Format> Disk<F> {
     /// has succeeded, once [`Disk::is_syncing`] no longer holds.
     pub fn sync<I: Io>(&mut self, io: &mut I) {
         self.sync_asked = true;
-        self.begin_round(io);
-        self.start_waiting(io);
+        self.round_due = true;
+        self.work_all(io);
     }
 
     /// Whether a round is under way, or about to begin.
@@ -155,33 +155,33 @@ impl<F: Format> Disk<F> {
         }
         for parked in std::mem::take(&mut self.throttled) {
             if let (Parked::Request { number, .. }, false) = (parked, status == Status::Done) {
-                self.part_ended(number, status, io);
+                self.part_ended(number, status);
             } else {
-                self.unpark(parked, io);
+                self.unpark(parked);
             }
         }
         self.reclaim_more(io);
-        self.begin_round(io);
+        self.round_due = true;
     }
 
     /// Parks the rest of a request until a round has ended, if too much metadata has changed. For requests that change
     /// metadata and move no data: nothing else keeps them from changing all there is at once.
-    pub(super) fn is_throttled<I: Io>(&mut self, number: u32, rest: Span, io: &mut I) -> bool {
+    pub(super) fn is_throttled(&mut self, number: u32, rest: Span) -> bool {
         let most = self.options.dirty_max.saturating_mul(DIRTY_TIMES);
         let much = |&depth: &usize| self.layer_at(depth).format.dirty() > most;
         if self.broken || !self.writers.iter().any(much) {
             return false;
         }
-        self.wait_for_round(Parked::Request { number, rest }, io);
+        self.wait_for_round(Parked::Request { number, rest });
         true
     }
 
     /// Parks something until a round has ended.
-    pub(super) fn wait_for_round<I: Io>(&mut self, parked: Parked, io: &mut I) {
+    pub(super) fn wait_for_round(&mut self, parked: Parked) {
         self.set_aside(parked);
         self.throttled.push(parked);
         self.sync_asked = true;
-        self.begin_round(io);
+        self.round_due = true;
     }
 
     pub(super) fn meta_written<I: Io>(&mut self, result: Result<(), FileError>, io: &mut I) {
@@ -211,7 +211,9 @@ impl<F: Format> Disk<F> {
             return;
         }
         if self.owes() {
-            return self.sync(io);
+            self.sync_asked = true;
+            self.round_due = true;
+            return;
         }
         self.reclaim_due = false;
         for depth in self.writers.clone() {
@@ -246,7 +248,7 @@ impl<F: Format> Disk<F> {
         if proven {
             self.push(Op::Release { number: None, at }, file, Action::Deallocate { at, len }, io);
         }
-        self.begin_round(io);
+        self.round_due = true;
     }
 
     pub(super) fn reclaimed<I: Io>(&mut self, file: FileId, io: &mut I) {

@@ -5,7 +5,7 @@
 use std::collections::VecDeque;
 use std::collections::hash_map::Entry;
 
-use super::{Disk, Layer, Missing, Obstacle, Op, Parked};
+use super::{Disk, Layer, Missing, Obstacle, Op, Parked, Ready};
 use crate::chain_map::{ChainMap, Location, Run, append};
 use crate::format::{Format, Mapping, MetaBlock, Wait};
 use crate::size::in_memory;
@@ -84,16 +84,14 @@ impl MapLoader {
         true
     }
 
-    /// Ends the load of a chunk. Returns whether there was one.
-    fn end(&mut self, chunk: u64) -> bool {
-        let before = self.under_way.len();
+    /// Ends the load of a chunk, if there is one.
+    fn end(&mut self, chunk: u64) {
         self.under_way.retain(|load| load.chunk != chunk);
         self.alone.take_if(|alone| *alone == chunk);
-        self.under_way.len() < before
     }
 
     /// The next one whose turn it is.
-    fn next(&mut self) -> Option<Parked> {
+    pub(super) fn next(&mut self) -> Option<Parked> {
         let room = self.alone.is_none() && self.under_way.len() < LOADING_MAX;
         if room { self.waiting.pop_front() } else { None }
     }
@@ -164,31 +162,29 @@ impl<F: Format> Disk<F> {
         }
     }
 
-    /// Resumes what was parked.
-    pub(super) fn unpark<I: Io>(&mut self, parked: Parked, io: &mut I) {
-        match parked {
-            Parked::Request { number, rest } => {
-                self.run(number, rest, io);
-                self.part_ended(number, Status::Done, io);
-            }
-            Parked::Fill { fill, .. } => self.unpark_fill(fill, io),
-        }
+    /// Has what was parked go on.
+    pub(super) fn unpark(&mut self, parked: Parked) {
+        self.ready.push_back(match parked {
+            Parked::Request { number, rest } => Ready::Request { number, rest },
+            Parked::Fill { fill, .. } => Ready::Fill { fill },
+        });
     }
 
     /// Fails what was parked: the metadata cannot be loaded.
     fn fail_parked<I: Io>(&mut self, parked: Parked, io: &mut I) {
         match parked {
-            Parked::Request { number, .. } => self.part_ended(number, Status::Failed, io),
+            Parked::Request { number, .. } => self.part_ended(number, Status::Failed),
             Parked::Fill { fill, .. } => self.fill_read(fill, Status::Failed, io),
         }
     }
 
-    /// A chunk was loaded, or cannot be. The next ones have their turn.
-    fn map_loaded<I: Io>(&mut self, chunk: u64, io: &mut I) {
-        if self.map_loader.end(chunk) {
-            while let Some(parked) = self.map_loader.next() {
-                self.unpark(parked, io);
-            }
+    /// What waited for metadata around byte `at` has gone on. Ends the load of its chunk, so that the next one has its
+    /// turn, unless more of it is awaited.
+    pub(super) fn load_ended(&mut self, at: u64) {
+        let chunk = ChainMap::chunk_of(at).at;
+        // It is known now, or failed, or was known and forgotten again since the request went on behind it.
+        if self.map.lookup(at).is_some() || !self.is_awaited(chunk) {
+            self.map_loader.end(chunk);
         }
     }
 
@@ -197,7 +193,7 @@ impl<F: Format> Disk<F> {
         let parked = Parked::Request { number, rest };
         match obstacle {
             Obstacle::Chunk(missing) => self.park_for_map(parked, missing, io),
-            Obstacle::Owed | Obstacle::Layer(_, Wait::Round) => self.wait_for_round(parked, io),
+            Obstacle::Owed | Obstacle::Layer(_, Wait::Round) => self.wait_for_round(parked),
             Obstacle::Layer(file, Wait::Load(block)) => {
                 self.park(parked, vec![(file, block)], io);
             }
@@ -245,14 +241,11 @@ impl<F: Format> Disk<F> {
             let chunk = ChainMap::chunk_of(parked.at()).at;
             // The block may concern another part of the chunk than was asked for.
             if sound || self.map_loader.found_damaged(chunk) {
-                self.unpark(parked, io);
+                self.unpark(parked);
             } else {
                 self.fail_parked(parked, io);
             }
-            // It is known now, or failed, or was known and forgotten again since the request went on behind it.
-            if self.map.lookup(parked.at()).is_some() || !self.is_awaited(chunk) {
-                self.map_loaded(chunk, io);
-            }
+            self.ready.push_back(Ready::Loaded { at: parked.at() });
         }
     }
 

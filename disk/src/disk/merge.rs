@@ -303,6 +303,7 @@ impl<F: Format> Disk<F> {
             let Some(chunk) = self.next_chunk() else { break };
             begun = true;
             self.begin_merge_chunk(chunk, io);
+            self.work_all(io);
             if self.merge.as_ref().is_none_or(|merge| merge.copied != copied) {
                 break;
             }

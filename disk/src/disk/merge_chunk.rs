@@ -101,7 +101,7 @@ impl<F: Format> Disk<F> {
         self.exclusive += 1;
         self.merge_chunk_mut().number = Some(number);
         self.run(number, span, io);
-        self.part_ended(number, Status::Done, io);
+        self.part_ended(number, Status::Done);
     }
 
     /// Whether a chunk is among the active requests.
@@ -136,7 +136,8 @@ impl<F: Format> Disk<F> {
     }
 
     /// Enters the next stage, with nothing of the chunk under way: the span to run it on, or none where the chunk ends.
-    pub(super) fn next_stage(&mut self, failed: bool) -> Option<Span> {
+    pub(super) fn next_stage(&mut self, number: u32) -> Option<Span> {
+        let failed = self.has_failed(number);
         let chunk = self.merge_chunk_mut();
         if failed || chunk.stage != Stage::Copying {
             return None;

@@ -9,6 +9,9 @@
 //!   flight, and later requests wait for them;
 //! - after a failed sync nothing is written any more.
 //!
+//! Nothing calls back: what becomes able to go on, because an operation has ended or something was loaded, is put into
+//! the queue `ready`, and one loop takes it from there ([`Disk::work`]).
+//!
 //! Most requests are one operation on one file: `fast_path`. For the others, `map_load` finds where bytes live and
 //! waits for metadata; `transfer` reads and writes; `fill` writes what surrounds a write (copy on write); `compressed`
 //! reads compressed clusters; `budget` limits the memory of the last two; `unaligned` does requests that are not whole
@@ -33,6 +36,7 @@ mod merge;
 mod merge_chunk;
 mod options;
 mod overlap;
+mod queue;
 mod transfer;
 mod unaligned;
 
@@ -40,19 +44,19 @@ use std::collections::{HashMap, VecDeque};
 
 use crate::backlog::Backlog;
 use crate::chain_map::ChainMap;
-use crate::format::{Format, MetaBlock, Ticket, Wait};
+use crate::format::{Format, MetaBlock, Ticket};
 use crate::round::Round;
 use crate::slab::Slab;
 use crate::{
-    Action, FileDone, FileError, FileId, FileOp, Geometry, ImageError, ImageErrorKind, Io, OpId, Operation, Request,
-    Span, Status,
+    Action, FileDone, FileId, FileOp, Geometry, ImageError, ImageErrorKind, Io, OpId, Operation, Request, Span, Status,
 };
-use active::{Active, Requests};
+use active::{Active, Requests, parts_max, status_of};
 use compressed::CompressedReads;
 use fill::Fills;
 use map_load::MapLoader;
 use merge::Merge;
 use overlap::is_exclusive;
+use queue::{Missing, Obstacle, Parked, Ready};
 
 pub use chain::Layer;
 pub use damage::{Damage, Damaged};
@@ -61,10 +65,6 @@ pub use options::Options;
 
 /// Layers in a chain. The Xen tools stop at 30; twice that is more likely a mistake than a chain.
 pub const LAYERS_MAX: usize = 60;
-
-/// Parts of one discard or write of zeroes that are under way at once. One request may cover the whole disk, and a
-/// guest can make each sector a part of its own.
-const PARTS_MAX: u32 = 256;
 
 /// A file operation under way, and what to do when it has ended.
 #[derive(Debug)]
@@ -93,38 +93,6 @@ enum Op {
     ReclaimSync { at: u64, len: u64 },
 }
 
-/// What waits for metadata, or for the end of another write.
-#[derive(Clone, Copy, Debug)]
-enum Parked {
-    /// The rest of a request.
-    Request { number: u32, rest: Span },
-    /// A fill, from this byte of the disk on.
-    Fill { fill: u32, at: u64 },
-}
-
-impl Parked {
-    /// The byte of the disk whose mapping is not known.
-    fn at(self) -> u64 {
-        match self {
-            Parked::Request { rest, .. } => rest.at,
-            Parked::Fill { at, .. } => at,
-        }
-    }
-}
-
-/// Metadata to be loaded, by file.
-type Missing = Vec<(FileId, MetaBlock)>;
-
-/// Why something cannot be done yet, or at all.
-enum Obstacle {
-    /// The layer of this file has refused for now, or for good.
-    Layer(FileId, Wait),
-    /// The map needs this metadata.
-    Chunk(Missing),
-    /// The layer has changes of its last process that are not durable yet.
-    Owed,
-}
-
 /// A virtual disk: a chain of images, and everything that is in flight on it.
 #[derive(Debug)]
 pub struct Disk<F: Format> {
@@ -143,6 +111,10 @@ pub struct Disk<F: Format> {
     compressed: CompressedReads,
     /// Operations that the engine refused because it was full.
     backlog: Backlog,
+    /// What can go on. Empty between two calls of the disk.
+    ready: VecDeque<Ready>,
+    /// There may be a reason for a round.
+    round_due: bool,
     /// Requests that overlap something they must not.
     waiting: VecDeque<Request>,
     /// A request has ended since `waiting` was last gone through.
@@ -214,6 +186,8 @@ impl<F: Format> Disk<F> {
             fills: Fills::new(options.flight_bytes / 2),
             compressed: CompressedReads::new(options.flight_bytes / 2),
             backlog: Backlog::default(),
+            ready: VecDeque::new(),
+            round_due: false,
             waiting: VecDeque::new(),
             ended: false,
             loads: HashMap::new(),
@@ -288,18 +262,62 @@ impl<F: Format> Disk<F> {
             self.waiting.push_back(request);
         } else {
             self.start(request, io);
-            self.start_waiting(io);
+            self.work(io);
         }
     }
 
     /// Completes a file operation.
     pub fn settle<I: Io>(&mut self, done: FileDone, io: &mut I) {
         match fast_path::number_of(done.op.id) {
-            Some(number) => self.fast_ended(number, done, io),
-            None => self.complete_op(done, io),
+            Some(number) => {
+                self.fast_ended(number, done, io);
+                self.work(io);
+            }
+            None => {
+                self.complete_op(done, io);
+                self.work_all(io);
+            }
         }
-        self.begin_waiting_reads(io);
-        self.start_waiting(io);
+    }
+
+    /// Continues what can go on, until nothing can, after a call that has given back no memory.
+    #[inline(always)]
+    fn work<I: Io>(&mut self, io: &mut I) {
+        if !self.ready.is_empty() || self.round_due || self.ended {
+            self.work_all(io);
+        }
+    }
+
+    #[inline(never)]
+    fn work_all<I: Io>(&mut self, io: &mut I) {
+        loop {
+            if let Some(ready) = self.ready.pop_front() {
+                self.go_on(ready, io);
+            } else if let Some(parked) = self.map_loader.next() {
+                self.unpark(parked);
+            } else if let Some(begin) = self.compressed.next() {
+                self.begin_compressed_read(begin, io);
+            } else if let Some(fill) = self.fills.next() {
+                self.go_on_filling(fill, io);
+            } else if std::mem::take(&mut self.round_due) {
+                self.begin_round(io);
+            } else if !self.quiesced && std::mem::take(&mut self.ended) {
+                self.recheck_waiting(io);
+            } else {
+                return;
+            }
+        }
+    }
+
+    fn go_on<I: Io>(&mut self, ready: Ready, io: &mut I) {
+        match ready {
+            Ready::Request { number, rest } => {
+                self.run(number, rest, io);
+                self.part_ended(number, Status::Done);
+            }
+            Ready::Fill { fill } => self.resume_fill(fill, io),
+            Ready::Loaded { at } => self.load_ended(at),
+        }
     }
 
     fn complete_op<I: Io>(&mut self, done: FileDone, io: &mut I) {
@@ -353,7 +371,7 @@ impl<F: Format> Disk<F> {
         }
         let number = self.active.insert(Active::new(request, self.epoch));
         self.run(number, span, io);
-        self.part_ended(number, Status::Done, io);
+        self.part_ended(number, Status::Done);
     }
 
     /// Continues a request from `rest` on.
@@ -383,7 +401,7 @@ impl<F: Format> Disk<F> {
     }
 
     /// Counts a part of a request that has ended. With its last part the request ends, unless it must be durable first.
-    fn part_ended<I: Io>(&mut self, number: u32, status: Status, io: &mut I) {
+    fn part_ended(&mut self, number: u32, status: Status) {
         let active = self.active.get_mut(number);
         active.left -= 1;
         if active.status == Status::Done {
@@ -391,21 +409,30 @@ impl<F: Format> Disk<F> {
         }
         if active.left <= parts_max(active) / 2 {
             if let Some(rest) = active.rest.take() {
-                self.run(number, rest, io);
-                return self.part_ended(number, Status::Done, io);
+                return self.ready.push_back(Ready::Request { number, rest });
             }
         }
         if active.left > 0 {
             return;
         }
-        if active.of_merge {
-            return self.merge_chunk_quiet(number, io);
+        let next = match active.of_merge {
+            true => self.next_stage(number),
+            false => self.next_of_unaligned(number),
+        };
+        match next {
+            Some(rest) => {
+                self.part_begun(number);
+                self.ready.push_back(Ready::Request { number, rest });
+            }
+            None => {
+                if self.active.get(number).of_merge {
+                    self.end(number)
+                } else {
+                    self.quiet(number)
+                }
+                self.round_due = true;
+            }
         }
-        if active.request.unaligned().is_some() && self.edges_read(number) {
-            return self.write_unaligned(number, io);
-        }
-        self.quiet(number);
-        self.begin_round(io);
     }
 
     /// Ends a request of which nothing is under way any more, unless it must be durable first.
@@ -426,18 +453,6 @@ impl<F: Format> Disk<F> {
         } else {
             self.end(number);
         }
-    }
-
-    /// Continues a merge's chunk of which nothing is under way any more.
-    fn merge_chunk_quiet<I: Io>(&mut self, number: u32, io: &mut I) {
-        let failed = self.has_failed(number);
-        if let Some(chunk) = self.next_stage(failed) {
-            self.part_begun(number);
-            self.run(number, chunk, io);
-            return self.part_ended(number, Status::Done, io);
-        }
-        self.end(number);
-        self.begin_round(io);
     }
 
     /// Answers a request.
@@ -494,20 +509,6 @@ impl<F: Format> Disk<F> {
 
     fn format_of(&mut self, file: FileId) -> &mut F {
         &mut self.layer_of(file).format
-    }
-}
-
-/// How many parts of a request may be under way at once.
-fn parts_max(active: &Active) -> u32 {
-    if active.of_merge { merge_chunk::COPIES_MAX } else { PARTS_MAX }
-}
-
-/// A file error as the status of the request it failed.
-fn status_of(result: Result<(), FileError>) -> Status {
-    match result {
-        Ok(()) => Status::Done,
-        Err(FileError::NoSpace) => Status::NoSpace,
-        Err(FileError::Unsupported | FileError::Failed(_)) => Status::Failed,
     }
 }
 

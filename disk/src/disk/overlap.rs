@@ -9,24 +9,14 @@ use crate::format::Format;
 use crate::{Io, Operation, Request, Span, Token};
 
 impl<F: Format> Disk<F> {
-    /// Starts the waiting requests that need not wait any more, if one has ended since. Not part of `end`, since a
-    /// request may end as soon as it is started.
-    #[inline(always)]
-    pub(super) fn start_waiting<I: Io>(&mut self, io: &mut I) {
-        if self.ended {
-            self.recheck_waiting(io);
-        }
-    }
-
-    fn recheck_waiting<I: Io>(&mut self, io: &mut I) {
-        while !self.quiesced && std::mem::take(&mut self.ended) {
-            self.start_merge_chunk(io);
-            for request in std::mem::take(&mut self.waiting) {
-                if self.must_wait(&request) {
-                    self.waiting.push_back(request);
-                } else {
-                    self.start(request, io);
-                }
+    /// Starts the waiting requests that need not wait any more.
+    pub(super) fn recheck_waiting<I: Io>(&mut self, io: &mut I) {
+        self.start_merge_chunk(io);
+        for request in std::mem::take(&mut self.waiting) {
+            if self.must_wait(&request) {
+                self.waiting.push_back(request);
+            } else {
+                self.start(request, io);
             }
         }
     }

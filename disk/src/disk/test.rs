@@ -29,7 +29,7 @@ use super::*;
 use crate::format::{Access, Mapping, Tail, Wait};
 use crate::qcow2::{self, Qcow2};
 use crate::vhd::{self, Kind, Parent, Spec, Vhd};
-use crate::{Allocation, EngineFailed, Extent, ExtentKind, Image, Link, MetaWrite, Token, Until, raw::Raw};
+use crate::{Allocation, EngineFailed, Extent, ExtentKind, FileError, Image, Link, MetaWrite, Token, Until, raw::Raw};
 
 const MIB: u64 = 1 << 20;
 

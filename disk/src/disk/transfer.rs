@@ -148,7 +148,7 @@ impl<F: Format> Disk<F> {
         if let Some(ticket) = ticket {
             self.finish_reservation(file, ticket, result.is_ok(), io);
         }
-        self.part_ended(number, status_of(result), io);
+        self.part_ended(number, status_of(result));
     }
 
     /// Commits or abandons a reservation, and resumes those who waited for it.
@@ -165,7 +165,7 @@ impl<F: Format> Disk<F> {
             self.reclaim_more(io);
         }
         for parked in self.busy.remove(&(file, ticket)).unwrap_or_default() {
-            self.unpark(parked, io);
+            self.unpark(parked);
         }
     }
 }

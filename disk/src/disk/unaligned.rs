@@ -32,20 +32,12 @@ impl<F: Format> Disk<F> {
         }
     }
 
-    /// Whether the last of the end blocks has just been read, and nothing of the request is under way.
-    pub(super) fn edges_read(&mut self, number: u32) -> bool {
+    /// Begins to write, if the last of the end blocks has just been read: what is to be written.
+    pub(super) fn next_of_unaligned(&mut self, number: u32) -> Option<Span> {
         let active = self.active.get_mut(number);
-        let is_next = !active.edges_read && active.status == Status::Done;
+        let is_next = active.request.unaligned().is_some() && !active.edges_read && active.status == Status::Done;
         active.edges_read |= is_next;
-        is_next
-    }
-
-    /// Begins to write.
-    pub(super) fn write_unaligned<I: Io>(&mut self, number: u32, io: &mut I) {
-        let span = self.active.get(number).request.span();
-        self.part_begun(number);
-        self.run(number, span, io);
-        self.part_ended(number, Status::Done, io);
+        is_next.then(|| active.request.span())
     }
 }
 

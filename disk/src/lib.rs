@@ -17,6 +17,7 @@ mod format;
 mod image;
 mod io;
 mod link;
+mod parent;
 mod problem;
 pub mod qcow2;
 pub mod raw;
@@ -25,6 +26,7 @@ mod request;
 mod round;
 mod size;
 mod slab;
+mod span;
 mod transport;
 mod unaligned;
 pub mod vhd;
@@ -41,8 +43,10 @@ pub use image::Image;
 pub use io::{
     Action, Allocation, EngineFailed, FileDone, FileError, FileId, FileOp, Io, OpId, ReadFault, Source, Until,
 };
-pub use link::{Link, check_parent};
+pub use link::Link;
+pub use parent::check_parent;
 pub use problem::{Problem, Severity};
 pub use redo::{Records, RedoLog};
-pub use request::{Extent, ExtentKind, Geometry, Operation, Request, Span, Status, Token};
+pub use request::{Extent, ExtentKind, Operation, Request, Status, Token};
+pub use span::{Geometry, Span};
 pub use transport::{Disconnected, Transport};

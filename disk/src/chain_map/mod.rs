@@ -15,19 +15,16 @@
 //! guests do.
 
 mod chunks;
+mod location;
 mod runs;
 mod units;
 
 use chunks::{Chunk, Chunks};
+pub use location::{CHUNK, Location, Run, append};
 use runs::{Compact, Runs, overlaid};
-pub use runs::{Location, Run, append};
 
 use crate::Span;
 
-/// Bytes of a chunk: the block of most VHDs.
-pub const CHUNK: u64 = 2 << 20;
-/// The unit of everything in the map.
-const SECTOR: u64 = 512;
 /// Chunks drawn to find an unused one. After that the last one goes, since one insertion must not take long.
 const DRAWN_MAX: u32 = 16;
 /// Entries by which the list of what is known grows.
@@ -111,7 +108,7 @@ impl ChainMap {
         let mut at = span.at;
         while at < span.end() {
             let chunk = ChainMap::chunk_of(at);
-            let Some(part) = chunk.intersection(span) else { return };
+            let Some(part) = chunk.intersection(span) else { unreachable!("{at} is in {span:?} and in its chunk") };
             let part_place = place.advanced(part.at - span.at);
             self.overlay_chunk(chunk, Run { span: part, place: part_place });
             at = chunk.end();
@@ -149,7 +146,8 @@ impl ChainMap {
             if self.known.len() == self.known.capacity() {
                 self.known.reserve_exact(ROOM);
             }
-            self.known.push(u32::try_from(chunk).unwrap_or(u32::MAX));
+            let Ok(chunk) = u32::try_from(chunk) else { unreachable!("chunk {chunk} is behind what is covered") };
+            self.known.push(chunk);
         }
         self.make_room();
     }

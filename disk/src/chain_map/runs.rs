@@ -2,64 +2,10 @@
 //!
 //! Knows nothing of layers, nor of which chunk it is. Keeps: what was packed is found again, byte for byte.
 
-use super::{CHUNK, SECTOR, units};
+use super::location::{CHUNK, Location, Run, SECTOR, append};
+use super::units;
+use crate::size::{in_memory, on_disk};
 use crate::{FileId, Span};
-
-/// Where a run of bytes lives, over all layers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Location {
-    /// Nowhere: zero.
-    Zero,
-    /// In a file.
-    Data {
-        /// The file.
-        file: FileId,
-        /// Offset in it.
-        at: u64,
-    },
-    /// In a file, where others may refer to it too: never overwritten.
-    Shared {
-        /// The file.
-        file: FileId,
-        /// Offset in it.
-        at: u64,
-    },
-    /// Lost: metadata of this file makes no sense.
-    Damaged {
-        /// The file.
-        file: FileId,
-    },
-    /// In a compressed cluster of a file; its format knows which.
-    Compressed {
-        /// The file.
-        file: FileId,
-    },
-}
-
-impl Location {
-    /// Whether the bytes stand in this file as they are.
-    pub fn is_in(self, file: FileId) -> bool {
-        matches!(self, Location::Data { file: place, .. } if place == file)
-    }
-
-    /// The place `by` bytes further on.
-    pub fn advanced(self, by: u64) -> Location {
-        match self {
-            Location::Zero | Location::Compressed { .. } | Location::Damaged { .. } => self,
-            Location::Shared { file, at } => Location::Shared { file, at: at.saturating_add(by) },
-            Location::Data { file, at } => Location::Data { file, at: at.saturating_add(by) },
-        }
-    }
-}
-
-/// Bytes of the disk that live in one place.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Run {
-    /// The bytes.
-    pub span: Span,
-    /// Where the first of them lives.
-    pub place: Location,
-}
 
 /// A [`Location`] in eight bytes: the file in the highest, the sector in it in the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,9 +42,9 @@ impl Compact {
             Compact::INSIDE => Location::Compressed { file: FileId(file) },
             Compact::DAMAGED => Location::Damaged { file: FileId(file) },
             sector if sector & Compact::SHARED != 0 => {
-                Location::Shared { file: FileId(file), at: (sector & !Compact::SHARED).saturating_mul(SECTOR) }
+                Location::Shared { file: FileId(file), at: (sector & !Compact::SHARED) * SECTOR }
             }
-            sector => Location::Data { file: FileId(file), at: sector.saturating_mul(SECTOR) },
+            sector => Location::Data { file: FileId(file), at: sector * SECTOR },
         }
     }
 }
@@ -147,7 +93,7 @@ enum Form {
 
 impl Header {
     fn word(self) -> u64 {
-        let count = u64::try_from(self.count).unwrap_or(0);
+        let count = on_disk(self.count);
         let form = match self.form {
             Form::Runs => 0,
             Form::PagesAndRuns => 1,
@@ -188,7 +134,7 @@ impl Runs {
 
     /// The runs of the chunk that begins at `base`.
     pub fn pack(base: u64, runs: &[Run]) -> Runs {
-        let within = |at: u64| at.saturating_sub(base) / SECTOR;
+        let within = |at: u64| (at - base) / SECTOR;
         let end = runs.last().map_or(0, |run| within(run.span.end()));
         let pages = (runs.len() >= PAGES_FROM).then(|| pages(base, runs));
         if let Some(pages) = pages.as_ref().filter(|pages| !pages.contains(&Compact::SPLIT)) {
@@ -217,8 +163,8 @@ impl Runs {
         let mut runs = Vec::new();
         let mut within = 0;
         while let Some((place, len)) = self.lookup(within) {
-            append(&mut runs, Run { span: Span { at: base.saturating_add(within), len }, place });
-            within = within.saturating_add(len);
+            append(&mut runs, Run { span: Span { at: base + within, len }, place });
+            within += len;
         }
         runs
     }
@@ -243,14 +189,10 @@ impl Runs {
         let starts = self.0.get(header.places_at().checked_add(header.count)?..)?;
         let which = last_start_up_to(starts, header.count, sector);
         let start = start(starts, which).filter(|_| header.count > 0)?;
-        let end = if which.saturating_add(1) < header.count {
-            self::start(starts, which.saturating_add(1))?
-        } else {
-            u64::from(header.end)
-        };
-        let left = end.saturating_mul(SECTOR).checked_sub(within).filter(|&left| left > 0)?;
+        let end = if which + 1 < header.count { self::start(starts, which + 1)? } else { u64::from(header.end) };
+        let left = (end * SECTOR).checked_sub(within).filter(|&left| left > 0)?;
         let place = Compact(*self.0.get(header.places_at().checked_add(which)?)?).place();
-        Some((place.advanced(within.saturating_sub(start.saturating_mul(SECTOR))), left))
+        Some((place.advanced(within - start * SECTOR), left))
     }
 
     /// Overlays a run in place, where only pages or units are kept and it is made of whole ones. Returns whether it
@@ -283,7 +225,7 @@ fn overlay_pages(pages: &mut [u64], within: u64, len: u64, place: Location) -> b
     if within % PAGE != 0 || len % PAGE != 0 {
         return false;
     }
-    let Some(pages) = pages.get_mut(first..first.saturating_add(count)) else { return false };
+    let Some(pages) = pages.get_mut(first..first + count) else { return false };
     for (page, into) in pages.iter_mut().zip((0..).step_by(4096)) {
         *page = Compact::of(place.advanced(into)).0;
     }
@@ -293,30 +235,30 @@ fn overlay_pages(pages: &mut [u64], within: u64, len: u64, place: Location) -> b
 /// Where byte `within` of a chunk lives whose page lives there, and how many bytes of the page are left.
 fn in_page(page: u64, within: u64) -> (Location, u64) {
     let into = within % PAGE;
-    (Compact(page).place().advanced(into), PAGE.saturating_sub(into))
+    (Compact(page).place().advanced(into), PAGE - into)
 }
 
 /// The last of `count` runs that begins at `sector` or before; the first one begins at the start of the chunk.
 fn last_start_up_to(starts: &[u64], count: usize, sector: u64) -> usize {
     // Runs are mostly of one length, that of a cluster.
-    let guess = usize::try_from(sector).unwrap_or(0).saturating_mul(count) / SECTORS;
+    let guess = in_memory(sector) * count / SECTORS;
     let is_up_to = |which: usize| start(starts, which).is_some_and(|start| start <= sector);
-    if is_up_to(guess) && (guess.saturating_add(1) >= count || !is_up_to(guess.saturating_add(1))) {
+    if is_up_to(guess) && (guess + 1 >= count || !is_up_to(guess + 1)) {
         return guess;
     }
     let (mut first, mut size) = (0usize, count);
     while size > 1 {
         let half = size / 2;
-        let middle = first.saturating_add(half);
+        let middle = first + half;
         first = if is_up_to(middle) { middle } else { first };
-        size = size.saturating_sub(half);
+        size -= half;
     }
     first
 }
 
 /// First sector of a run.
 fn start(starts: &[u64], which: usize) -> Option<u64> {
-    let shift = (which % 4).saturating_mul(16);
+    let shift = which % 4 * 16;
     Some((starts.get(which / 4)? >> shift) & u64::from(u16::MAX))
 }
 
@@ -325,12 +267,12 @@ fn pages(base: u64, runs: &[Run]) -> Vec<u64> {
     let mut pages = vec![Compact::SPLIT; PAGES];
     for run in runs {
         let mut at = run.span.at.next_multiple_of(PAGE);
-        while at.saturating_add(PAGE) <= run.span.end() {
-            let page = usize::try_from(at.saturating_sub(base) / PAGE).ok().and_then(|page| pages.get_mut(page));
+        while at + PAGE <= run.span.end() {
+            let page = pages.get_mut(in_memory((at - base) / PAGE));
             if let Some(page) = page {
-                *page = Compact::of(run.place.advanced(at.saturating_sub(run.span.at))).0;
+                *page = Compact::of(run.place.advanced(at - run.span.at)).0;
             }
-            at = at.saturating_add(PAGE);
+            at += PAGE;
         }
     }
     pages
@@ -338,26 +280,17 @@ fn pages(base: u64, runs: &[Run]) -> Vec<u64> {
 
 /// `runs` overlaid with `new`. Neighbours that continue each other become one.
 pub fn overlaid(runs: &[Run], new: Run) -> Vec<Run> {
-    let mut result = Vec::with_capacity(runs.len().saturating_add(2));
+    let mut result = Vec::with_capacity(runs.len() + 2);
     for run in runs.iter().filter(|run| run.span.at < new.span.at) {
-        let len = run.span.len.min(new.span.at.saturating_sub(run.span.at));
+        let len = run.span.len.min(new.span.at - run.span.at);
         append(&mut result, Run { span: Span { at: run.span.at, len }, place: run.place });
     }
     append(&mut result, new);
     for run in runs.iter().filter(|run| run.span.end() > new.span.end()) {
+        // It may begin behind the new run.
         let skip = new.span.end().saturating_sub(run.span.at);
-        let span = Span { at: run.span.at.saturating_add(skip), len: run.span.len.saturating_sub(skip) };
+        let span = Span { at: run.span.at + skip, len: run.span.len - skip };
         append(&mut result, Run { span, place: run.place.advanced(skip) });
     }
     result
-}
-
-/// Appends a run, or extends the last one if the new run continues it.
-pub fn append(runs: &mut Vec<Run>, new: Run) {
-    match runs.last_mut() {
-        Some(last) if last.place.advanced(last.span.len) == new.place => {
-            last.span.len = last.span.len.saturating_add(new.span.len);
-        }
-        _ => runs.push(new),
-    }
 }

@@ -3,8 +3,7 @@
 //! Scattered images with clusters of the usual size look like this. Knows nothing of other chunks, nor of the word in
 //! front of the units, which says what follows. Keeps: what was packed is found again, byte for byte.
 
-use super::runs::{Location, Run};
-use super::{CHUNK, SECTOR};
+use super::location::{CHUNK, Location, Run, SECTOR};
 use crate::FileId;
 
 /// Bytes of a unit.
@@ -44,7 +43,7 @@ fn place(entry: u32) -> Location {
     let file = FileId(u8::try_from(entry >> PLACE_BITS).unwrap_or(u8::MAX));
     match entry & PLACE_MASK {
         INSIDE => Location::Compressed { file },
-        unit => Location::Data { file, at: u64::from(unit).saturating_mul(UNIT) },
+        unit => Location::Data { file, at: u64::from(unit) * UNIT },
     }
 }
 
@@ -54,7 +53,7 @@ pub fn pack(base: u64, runs: &[Run]) -> Option<[u64; WORDS]> {
         return None;
     }
     let mut words = [0; WORDS];
-    runs.iter().all(|run| lay(&mut words, run.span.at.saturating_sub(base), run.span.len, run.place)).then_some(words)
+    runs.iter().all(|run| lay(&mut words, run.span.at - base, run.span.len, run.place)).then_some(words)
 }
 
 /// Overlays the units of a chunk with a run. Returns whether it could; if not, they are unchanged.
@@ -64,7 +63,7 @@ pub fn lay(words: &mut [u64], within: u64, len: u64, place: Location) -> bool {
         return false;
     }
     for into in (0..len).step_by(64 << 10) {
-        let (Some((word, shift)), Some(new)) = (spot(within.saturating_add(into)), entry(place.advanced(into))) else {
+        let (Some((word, shift)), Some(new)) = (spot(within + into), entry(place.advanced(into))) else {
             return false;
         };
         if let Some(word) = words.get_mut(word) {
@@ -79,7 +78,7 @@ pub fn lookup(words: &[u64], within: u64) -> Option<(Location, u64)> {
     let (word, shift) = spot(within)?;
     let entry = u32::try_from((words.get(word)? >> shift) & u64::from(u32::MAX)).ok()?;
     let into = within % UNIT;
-    Some((place(entry).advanced(into), UNIT.saturating_sub(into)))
+    Some((place(entry).advanced(into), UNIT - into))
 }
 
 /// The word of a byte's unit, and where in it that begins.

@@ -5,6 +5,7 @@
 
 use memory::Segments;
 
+use crate::io::FileError;
 use crate::span::{Geometry, Span};
 use crate::unaligned::{self, Unaligned};
 
@@ -87,6 +88,17 @@ pub enum Status {
     Refused,
     /// Neither the format nor the storage can do this, or the request lies outside of the geometry.
     Unsupported,
+}
+
+impl Status {
+    /// A file error as the status of the request that it failed.
+    pub(crate) fn of(result: Result<(), FileError>) -> Status {
+        match result {
+            Ok(()) => Status::Done,
+            Err(FileError::NoSpace) => Status::NoSpace,
+            Err(FileError::Unsupported | FileError::Failed(_)) => Status::Failed,
+        }
+    }
 }
 
 /// A transport's own name for a request, handed back with the answer.

@@ -6,13 +6,14 @@
 
 use std::collections::VecDeque;
 
-use super::merge_chunk::COPIES_MAX;
 use crate::slab::Slab;
-use crate::{FileError, Request, Span, Status};
+use crate::{Request, Span, Status};
 
 /// Parts of one discard or write of zeroes that are under way at once. One request may cover the whole disk, and a
 /// guest can make each sector a part of its own.
 const PARTS_MAX: u32 = 256;
+/// Copies of a merge under way at once.
+const COPIES_MAX: u32 = 2;
 
 /// A request under way.
 #[derive(Debug)]
@@ -31,7 +32,7 @@ pub(super) struct Active {
     pub retry_without_merge: bool,
     /// It has its answer. Only [`Requests`] changes this.
     pub ended: bool,
-    /// [`Disk::epoch`](super::Disk::epoch) when it began.
+    /// The epoch of the routing of writes when it began.
     pub epoch: u64,
 }
 
@@ -50,6 +51,28 @@ impl Active {
             epoch,
         }
     }
+
+    /// How many parts may be under way at once.
+    fn parts_max(&self) -> u32 {
+        if self.of_merge { COPIES_MAX } else { PARTS_MAX }
+    }
+
+    fn fail(&mut self, status: Status) {
+        if self.status == Status::Done {
+            self.status = status;
+        }
+    }
+}
+
+/// What the end of a part means for its request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PartEnd {
+    /// Others are under way.
+    UnderWay,
+    /// The postponed rest is to be split now. It counts as a part already.
+    Split(Span),
+    /// Nothing of it is under way any more.
+    Last,
 }
 
 /// Requests that are under way, and those that have ended.
@@ -86,6 +109,61 @@ impl Requests {
             Some(active) if !active.ended => active,
             _ => unreachable!("request {number} is not under way"),
         }
+    }
+
+    /// Counts one more part of a request that is under way.
+    pub fn part_begun(&mut self, number: u32) {
+        self.get_mut(number).left += 1;
+    }
+
+    /// Counts a part of a request that has ended.
+    pub fn part_ended(&mut self, number: u32, status: Status) -> PartEnd {
+        let active = self.get_mut(number);
+        active.left -= 1;
+        active.fail(status);
+        let few = active.left <= active.parts_max() / 2;
+        match active.rest.take_if(|_| few) {
+            Some(rest) => PartEnd::Split(rest),
+            None if active.left > 0 => PartEnd::UnderWay,
+            None => PartEnd::Last,
+        }
+    }
+
+    /// Records that a request has failed. It ends with its last part.
+    pub fn fail(&mut self, number: u32, status: Status) {
+        self.get_mut(number).fail(status);
+    }
+
+    /// Whether something of the request has failed.
+    pub fn has_failed(&self, number: u32) -> bool {
+        self.get(number).status != Status::Done
+    }
+
+    /// Whether a request has enough parts under way; if so, `rest` is split later.
+    pub fn is_postponed(&mut self, number: u32, rest: Span) -> bool {
+        let active = self.get_mut(number);
+        let postponed = active.left > active.parts_max();
+        if postponed {
+            assert!(active.rest.is_none(), "two rests of request {number} are postponed");
+            active.left += 1;
+            active.rest = Some(rest);
+        }
+        postponed
+    }
+
+    /// Records that the blocks at the ends of an unaligned write were read, if that is what has just been done: what is
+    /// to be written now.
+    pub fn edges_read(&mut self, number: u32) -> Option<Span> {
+        let active = self.get_mut(number);
+        let is_next = active.request.unaligned().is_some() && !active.edges_read && active.status == Status::Done;
+        active.edges_read |= is_next;
+        is_next.then(|| active.request.span())
+    }
+
+    /// Whether a write to `span` is under way that began before `epoch`.
+    pub fn is_written_since_before(&self, epoch: u64, span: Span) -> bool {
+        let mut old = self.iter().filter(|active| active.epoch != epoch).map(|active| &active.request);
+        old.any(|request| request.operation().is_write() && request.span().overlaps(span))
     }
 
     /// Takes a request back that starts over; it gets no answer yet.
@@ -126,20 +204,6 @@ impl Requests {
     }
 }
 
-/// How many parts of a request may be under way at once.
-pub(super) fn parts_max(active: &Active) -> u32 {
-    if active.of_merge { COPIES_MAX } else { PARTS_MAX }
-}
-
-/// A file error as the status of the request it failed.
-pub(super) fn status_of(result: Result<(), FileError>) -> Status {
-    match result {
-        Ok(()) => Status::Done,
-        Err(FileError::NoSpace) => Status::NoSpace,
-        Err(FileError::Unsupported | FileError::Failed(_)) => Status::Failed,
-    }
-}
-
 #[cfg(test)]
 mod test {
     use super::*;
@@ -160,6 +224,37 @@ mod test {
         let number = requests.insert(flush(1));
         requests.end(number);
         requests.end(number);
+    }
+
+    #[test]
+    fn a_request_ends_with_its_last_part_and_fails_with_its_first_failure() {
+        let mut requests = Requests::with_capacity(1);
+        let number = requests.insert(flush(1));
+        requests.part_begun(number);
+        assert_eq!(requests.part_ended(number, Status::NoSpace), PartEnd::UnderWay);
+        assert_eq!(requests.part_ended(number, Status::Failed), PartEnd::Last);
+        requests.end(number);
+        let (request, status) = requests.answer().unwrap();
+        request.retire();
+        assert_eq!(status, Status::NoSpace);
+    }
+
+    #[test]
+    fn the_rest_of_a_request_with_many_parts_is_split_when_half_of_them_have_ended() {
+        let mut requests = Requests::with_capacity(1);
+        let number = requests.insert(flush(1));
+        let rest = Span { at: 0, len: 512 };
+        while !requests.is_postponed(number, rest) {
+            requests.part_begun(number);
+        }
+        let parts = requests.get(number).left;
+        let ended = (0..parts).take_while(|_| requests.part_ended(number, Status::Done) == PartEnd::UnderWay).count();
+        let left = requests.get(number).left;
+        assert_eq!((u32::try_from(ended).unwrap() + 1 + left, left), (parts, PARTS_MAX / 2));
+        assert!((1..left).all(|_| requests.part_ended(number, Status::Done) == PartEnd::UnderWay));
+        assert_eq!(requests.part_ended(number, Status::Done), PartEnd::Last);
+        requests.end(number);
+        requests.answer().unwrap().0.retire();
     }
 
     #[test]

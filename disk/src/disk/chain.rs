@@ -1,251 +1,112 @@
-//! The layers of a disk, and how they change while it lives: a new leaf, a layer opened for another access, layers
-//! taken off, a larger leaf.
+//! The layers of a disk as one: what they show together, and what is true of all of them.
 //!
-//! Knows nothing of why. Keeps: the layers change only while nothing is in flight, so that no operation begins on one
-//! chain and ends on another; and, where it matters, only when all of them are durable.
-//!
-//! To change the chain:
-//!
-//! 1. [`Disk::quiesce`]. Requests in flight end ([`Disk::is_quiet`]); new ones wait.
-//! 2. [`Disk::sync`], until [`Disk::is_clean`].
-//! 3. The change. It takes constant time, except for [`Disk::pop_to`].
-//! 4. [`Disk::resume`].
+//! Knows nothing of requests and operations. Keeps: a layer changes only when the changes of its last process are
+//! durable, and what it has changed is logged before the answer; layers are logged and sealed at one moment, the
+//! deepest first; after a failed sync the chain is broken for good.
 
-use super::flush::{Reclaim, Upkeep};
-use super::{Disk, LAYERS_MAX};
-use crate::chain_map::ChainMap;
-use crate::format::Format;
+use std::ops::Range;
+
+use super::layer::{Layer, Missing, Reclaim};
+use crate::chain_map::{Location, Run, append};
+use crate::format::{Format, Mapping, Wait};
 use crate::redo::RedoLog;
-use crate::{FileId, Geometry, ImageError, ImageErrorKind, Io};
+use crate::round::Part;
+use crate::{FileId, Geometry, ImageError, ImageErrorKind, Span};
 
-/// One image of the chain, and the number of its file.
+/// Why something cannot be done yet, or at all.
+pub(super) enum Obstacle {
+    /// The layer of this file has refused for now, or for good.
+    Layer(FileId, Wait),
+    /// The map needs this metadata.
+    Chunk(Missing),
+    /// The layer has changes of its last process that are not durable yet.
+    Owed,
+}
+
+/// Bytes that some layers have, and not only those below them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Allocated {
+    pub span: Span,
+    /// They say that these are zero.
+    pub zero: bool,
+}
+
+/// The layers of a disk.
 #[derive(Debug)]
-pub struct Layer<F> {
-    /// The file, as the engine knows it.
-    pub file: FileId,
-    /// What is in it.
-    pub format: F,
-    /// What the next process must know of it.
-    pub(super) log: Option<RedoLog>,
-    pub(super) upkeep: Upkeep,
-    /// It is open for writing, but no longer written to.
-    pub(super) frozen: bool,
-    /// It will be frozen when it is durable.
-    pub(super) closing: bool,
+pub(super) struct Chain<F> {
+    /// Leaf first.
+    layers: Vec<Layer<F>>,
+    /// What the guest sees.
+    geometry: Geometry,
+    /// The layers that can be written to, leaf first.
+    writers: Vec<usize>,
+    /// The file of the leaf, if each byte of the disk lives there at the same offset.
+    flat: Option<FileId>,
+    broken: bool,
+    /// Some layer has a redo log.
+    logs: bool,
+    /// A format may have changed since the last entry in its log, or a log has a gap.
+    log_due: bool,
 }
 
-impl<F: Format> Layer<F> {
-    pub(super) fn new(file: FileId, format: F) -> Layer<F> {
-        let upkeep = Upkeep::new(format.geometry().read_only);
-        Layer { file, format, log: None, upkeep, frozen: false, closing: false }
+impl<F: Format> Chain<F> {
+    /// A chain of at least one layer, whose guest sees `geometry`.
+    pub fn new(layers: Vec<Layer<F>>, geometry: Geometry) -> Chain<F> {
+        let (writers, flat) = (Vec::new(), None);
+        let mut chain = Chain { layers, geometry, writers, flat, broken: false, logs: false, log_due: false };
+        chain.changed();
+        chain
     }
 
-    /// Whether a power loss could lose something.
-    pub(super) fn is_dirty(&self) -> bool {
-        self.upkeep.unsynced || self.format.dirty() > 0 || self.owes()
+    /// Size and limits, as the guest sees them.
+    pub fn geometry(&self) -> Geometry {
+        self.geometry
     }
 
-    /// Whether changes of its last process are not durable yet.
-    pub(super) fn owes(&self) -> bool {
-        self.log.as_ref().is_some_and(|log| log.owed().is_some())
-    }
-}
-
-impl<F: Format> Disk<F> {
-    /// Quiesces the disk: new requests wait, those in flight end.
-    pub fn quiesce(&mut self) {
-        self.quiesced = true;
-        self.withdraw_merge_chunk();
-    }
-
-    /// Lets the waiting requests go.
-    pub fn resume<I: Io>(&mut self, io: &mut I) {
-        self.quiesced = false;
-        self.begin_reclaim(io);
-        self.reclaim_more(io);
-        self.ended = true;
-        self.work_all(io);
-    }
-
-    /// Whether the disk is quiesced.
-    pub fn is_quiesced(&self) -> bool {
-        self.quiesced
-    }
-
-    /// Whether no request is under way, but for those that wait, and no file operation either.
-    pub fn is_quiet(&self) -> bool {
-        self.active.len() == 0 && self.ops.len() == 0
-    }
-
-    /// Puts an empty leaf of the disk's size on top of the chain, in a file whose number no other layer has. Only while
-    /// the disk is quiesced and nothing is in flight. What was written to the old leaf need not be durable yet: each
-    /// round takes the layers from the deepest up, so nothing in the new leaf is durable before it.
-    pub fn push_leaf(&mut self, file: FileId, leaf: F) -> Result<(), ImageError> {
-        self.require_quiet("a leaf cannot be put on the chain")?;
-        let geometry = leaf.geometry();
-        if self.layers.len() >= LAYERS_MAX {
-            let what =
-                format!("the chain has {} layers already, and no more than {LAYERS_MAX} are allowed", LAYERS_MAX);
-            return Err(ImageError::new(ImageErrorKind::OutOfLimits, what));
-        }
-        if self.layers.iter().any(|layer| layer.file == file) {
-            let what = format!("file {} is a layer of the chain already", file.0);
-            return Err(ImageError::new(ImageErrorKind::Mismatch, what));
-        }
-        if geometry.len != self.geometry.len {
-            let what = format!("the new leaf has {} bytes, the disk {}", geometry.len, self.geometry.len);
-            return Err(ImageError::new(ImageErrorKind::Mismatch, what));
-        }
-        self.check_block(geometry, "the new leaf")?;
-        self.layers.insert(0, Layer::new(file, leaf));
-        self.geometry.read_only = geometry.read_only;
-        self.layers_changed();
-        Ok(())
-    }
-
-    /// Closes a layer below the leaf for writing: no space in it is reclaimed, and after the round that makes it
-    /// durable no other round touches it ([`Disk::is_frozen`]), until it is opened for another access. Only while the
-    /// disk is quiesced and nothing is in flight.
-    pub fn freeze(&mut self, depth: usize) -> Result<(), ImageError> {
-        self.require_quiet("a layer cannot be closed for writing")?;
-        let Some(layer) = self.layers.get_mut(depth) else { return Err(no_layer(depth)) };
-        layer.closing = true;
-        layer.upkeep.reclaim = Reclaim::Done;
-        self.freeze_if_durable(depth);
-        Ok(())
-    }
-
-    /// Whether a layer was closed for writing and is durable.
-    pub fn is_frozen(&self, file: FileId) -> bool {
-        self.layers.iter().any(|layer| layer.file == file && layer.frozen)
-    }
-
-    pub(super) fn freeze_if_durable(&mut self, depth: usize) {
-        let layer = self.layer_at_mut(depth);
-        if layer.closing && !layer.is_dirty() {
-            layer.frozen = true;
-            layer.log = None;
-            layer.upkeep = Upkeep::new(true);
-            self.layers_changed();
-        }
-    }
-
-    /// Replaces a layer's image by the same file opened for another access. Only while the disk is quiesced, nothing is
-    /// in flight and the layer is durable.
-    pub fn reopen(&mut self, depth: usize, format: F) -> Result<(), ImageError> {
-        self.require_quiet("a layer cannot be opened for another access")?;
-        let new = format.geometry();
-        let Some(layer) = self.layers.get_mut(depth) else { return Err(no_layer(depth)) };
-        if self.broken || layer.is_dirty() {
-            let what =
-                format!("layer {depth} cannot be opened for another access while not everything in it is durable");
-            return Err(ImageError::new(ImageErrorKind::Unsupported, what));
-        }
-        let old = layer.format.geometry();
-        if new.len != old.len || new.block != old.block {
-            let what = format!(
-                "layer {depth} has {} bytes in blocks of {}, but was opened again with {} in blocks of {}",
-                old.len, old.block, new.len, new.block
-            );
-            return Err(ImageError::new(ImageErrorKind::Mismatch, what));
-        }
-        *layer = Layer::new(layer.file, format);
-        if depth == 0 {
-            self.geometry.read_only = new.read_only;
-        }
-        self.layers_changed();
-        Ok(())
-    }
-
-    /// Takes off the layers above `depth`, which becomes the leaf, and returns them. Only while the disk is quiesced
-    /// and nothing is in flight: what those layers hold is no longer the disk's, durable or not.
-    pub fn pop_to(&mut self, depth: usize) -> Result<Vec<Layer<F>>, ImageError> {
-        self.require_quiet("layers cannot be taken off the chain")?;
-        let Some(leaf) = self.layers.get(depth) else { return Err(no_layer(depth)) };
-        // The guest keeps the sector size that it was told.
-        self.geometry = Geometry { block: self.geometry.block, ..leaf.format.geometry() };
-        self.map = ChainMap::new(self.geometry.len, self.options.map_bytes);
-        let popped: Vec<Layer<F>> = self.layers.drain(..depth).collect();
-        popped.iter().for_each(|layer| self.compressed.closed(layer.file));
-        self.layers_changed();
-        Ok(popped)
-    }
-
-    /// Grows the leaf, and with it the disk; the new part reads as zero. Durable with the next round; where a format
-    /// grows no earlier (a fixed VHD), neither does the disk. Only while the disk is quiesced and nothing is in flight.
-    pub fn grow(&mut self, len: u64) -> Result<(), ImageError> {
-        self.require_quiet("the disk cannot be made larger")?;
-        self.require_nothing_owed(0)?;
-        if len < self.geometry.len {
-            let what = format!("a disk of {} bytes cannot be made smaller, to {len}", self.geometry.len);
-            return Err(ImageError::new(ImageErrorKind::OutOfLimits, what));
-        }
-        self.check_hidden(0, len)?;
-        self.may_change();
-        let Some(leaf) = self.layers.first_mut() else { return Err(no_layer(0)) };
-        leaf.format.grow(len)?;
-        self.leaf_grown();
-        Ok(())
-    }
-
-    /// Grows a layer that is to be merged; the new part reads as zero. Durable with the next round; a format may grow
-    /// no earlier. The guest may go on meanwhile.
-    pub fn grow_layer(&mut self, depth: usize, len: u64) -> Result<(), ImageError> {
-        self.check_hidden(depth, len)?;
-        self.require_nothing_owed(depth)?;
-        self.may_change();
-        let Some(layer) = self.layers.get_mut(depth) else { return Err(no_layer(depth)) };
-        layer.format.grow(len)?;
-        let file = layer.file;
-        // A write behind its old end may change no metadata: a cluster that reaches there is allocated already.
-        self.layer_grown(file);
-        Ok(())
+    /// Tells the guest something else.
+    pub fn set_geometry(&mut self, geometry: Geometry) {
+        self.geometry = geometry;
     }
 
     /// The disk is as large as its leaf.
-    fn leaf_grown(&mut self) {
-        let grown = self.layer_at(0).format.geometry();
+    pub fn leaf_grown(&mut self) {
+        let grown = self.at(0).format.geometry();
         self.geometry = Geometry { len: grown.len, chs: grown.chs, ..self.geometry };
-        self.map.grow(grown.len);
     }
 
-    /// A layer has grown. The map's entries for what lies behind its old end are void.
-    pub(super) fn layer_grown(&mut self, file: FileId) {
-        if file == self.leaf_file() {
-            self.leaf_grown();
-        }
-        self.map = ChainMap::new(self.geometry.len, self.options.map_bytes);
+    /// The layers, leaf first.
+    pub fn layers(&self) -> &[Layer<F>] {
+        &self.layers
     }
 
-    /// Checks that growing a layer to `len` bytes exposes nothing of the layer below that its old end hides.
-    pub(super) fn check_hidden(&self, depth: usize, len: u64) -> Result<(), ImageError> {
-        let len_of = |depth: usize| self.layers.get(depth).map(|layer| layer.format.geometry().len);
-        let (Some(old), Some(below)) = (len_of(depth), len_of(depth + 1)) else { return Ok(()) };
-        if len <= old || below <= old {
-            return Ok(());
-        }
-        let what = format!(
-            "layer {depth} has {old} bytes and the one below it {below}: growing it would expose what it hides"
-        );
-        Err(ImageError::new(ImageErrorKind::Mismatch, what))
+    /// The same, to be changed; [`Chain::changed`] follows where one was opened, frozen or taken off.
+    pub fn layers_mut(&mut self) -> &mut Vec<Layer<F>> {
+        &mut self.layers
     }
 
-    /// The image of a layer, for changes that affect neither where bytes live nor how many there are.
-    pub fn layer_mut(&mut self, depth: usize) -> Option<&mut F> {
-        self.may_change();
-        self.layers.get_mut(depth).map(|layer| &mut layer.format)
+    /// Updates which layers are written to, and whether a map is needed at all.
+    pub fn changed(&mut self) {
+        let writable =
+            |(depth, layer): (usize, &Layer<F>)| (!layer.frozen && !layer.format.geometry().read_only).then_some(depth);
+        self.writers = self.layers.iter().enumerate().filter_map(writable).collect();
+        self.flat = self.layers.first().filter(|leaf| leaf.format.is_flat()).map(|leaf| leaf.file);
     }
 
     /// The layer of a file. Layers do not change while operations are in flight, so each operation finds its own.
-    pub(super) fn layer_of(&mut self, file: FileId) -> &mut Layer<F> {
+    pub fn of(&mut self, file: FileId) -> &mut Layer<F> {
         let Some(layer) = self.layers.iter_mut().find(|layer| layer.file == file) else {
             unreachable!("file {} is no layer of the chain", file.0)
         };
         layer
     }
 
+    /// The format of the layer of a file.
+    pub fn format_of(&mut self, file: FileId) -> &mut F {
+        &mut self.of(file).format
+    }
+
     /// The depth of the layer of a file.
-    pub(super) fn depth_of(&self, file: FileId) -> usize {
+    pub fn depth_of(&self, file: FileId) -> usize {
         let Some(depth) = self.layers.iter().position(|layer| layer.file == file) else {
             unreachable!("file {} is no layer of the chain", file.0)
         };
@@ -253,83 +114,297 @@ impl<F: Format> Disk<F> {
     }
 
     /// The layer at a depth that the chain is known to have.
-    pub(super) fn layer_at(&self, depth: usize) -> &Layer<F> {
+    pub fn at(&self, depth: usize) -> &Layer<F> {
         let Some(layer) = self.layers.get(depth) else { unreachable!("the chain has no layer {depth}") };
         layer
     }
 
     /// The same, mutably.
-    pub(super) fn layer_at_mut(&mut self, depth: usize) -> &mut Layer<F> {
+    pub fn at_mut(&mut self, depth: usize) -> &mut Layer<F> {
         let Some(layer) = self.layers.get_mut(depth) else { unreachable!("the chain has no layer {depth}") };
         layer
     }
 
-    /// Records that the file was written to, or deallocated in, since its last sync.
-    pub(super) fn touched(&mut self, file: FileId) {
-        let layer = self.layer_of(file);
-        if !layer.upkeep.unsynced {
-            layer.upkeep.unsynced = true;
-            if let Some(log) = &mut layer.log {
-                log.touched();
+    /// The file of the leaf.
+    pub fn leaf(&self) -> FileId {
+        self.at(0).file
+    }
+
+    /// The file of the leaf, if each byte of the disk lives there at the same offset.
+    pub fn flat(&self) -> Option<FileId> {
+        self.flat
+    }
+
+    /// The layers that can be written to, leaf first.
+    pub fn writers(&self) -> impl DoubleEndedIterator<Item = &Layer<F>> {
+        self.writers.iter().map(|&depth| self.at(depth))
+    }
+
+    /// Does something with each layer that can be written to, the deepest first.
+    pub fn for_writers_upwards(&mut self, mut what: impl FnMut(&mut Layer<F>)) {
+        for index in (0..self.writers.len()).rev() {
+            let Some(&depth) = self.writers.get(index) else { unreachable!("the list of writers has become shorter") };
+            what(self.at_mut(depth));
+        }
+    }
+
+    /// Whether a sync has failed. Then nothing is written any more until the image is opened again.
+    pub fn is_broken(&self) -> bool {
+        self.broken
+    }
+
+    /// A sync has failed. The kernel may have marked the lost pages clean, so a later sync that succeeds proves
+    /// nothing, not in another process either. Nothing above that layer may become durable any more, because it may
+    /// have freed what was lost below. The upper logs are marked first, in case this process dies in between.
+    pub fn sync_failed(&mut self, file: FileId) {
+        self.broken = true;
+        let depth = self.depth_of(file);
+        let logs = self.layers.iter_mut().take(depth + 1).filter_map(|layer| layer.log.as_mut());
+        logs.for_each(RedoLog::sync_failed);
+    }
+
+    /// Gives a layer its redo log. A layer that is only read has one where a sync of it has failed: what was not
+    /// written to it never will be, and is read from the log.
+    pub fn set_log(&mut self, file: FileId, log: RedoLog) -> Result<(), ImageError> {
+        let failed = log.has_failed();
+        let wants_one = |layer: &&mut Layer<F>| failed || !layer.format.geometry().read_only;
+        let Some(layer) = self.layers.iter_mut().find(|layer| layer.file == file).filter(wants_one) else {
+            let what = format!("file {} is no layer that is open for writing: it needs no redo log", file.0);
+            return Err(ImageError::new(ImageErrorKind::Mismatch, what));
+        };
+        layer.format.collect_records();
+        let log = layer.log.insert(log);
+        if layer.upkeep.unsynced {
+            log.touched();
+        }
+        self.logs = true;
+        self.broken |= failed;
+        Ok(())
+    }
+
+    /// Whether there is a log.
+    pub fn is_logged(&self) -> bool {
+        self.logs
+    }
+
+    /// Whether some layer has changes of its last process that are not durable yet.
+    pub fn owes(&self) -> bool {
+        self.logs && self.layers.iter().any(Layer::owes)
+    }
+
+    /// To be called before a format is asked for something that may change it.
+    pub fn may_change(&mut self) {
+        self.log_due = self.logs;
+    }
+
+    /// Whether there may be something to log.
+    pub fn is_log_due(&self) -> bool {
+        self.log_due
+    }
+
+    /// Logs what has changed. Returns whether all of it, and all before it, is logged: if not, the change must be
+    /// durable before its request is answered.
+    pub fn log_changes(&mut self) -> bool {
+        let mut gap = false;
+        self.for_writers_upwards(|layer| gap |= layer.log_changes(gap));
+        self.log_due = gap;
+        !gap
+    }
+
+    /// Seals all layers that were written to, at one moment; the deepest comes first.
+    pub fn seal(&mut self) -> Vec<Part> {
+        self.log_changes();
+        let mut parts = Vec::new();
+        self.for_writers_upwards(|layer| {
+            if layer.is_dirty() {
+                parts.push(Part { file: layer.file, batches: layer.seal() });
+            }
+        });
+        parts
+    }
+
+    /// Leaked space of each layer whose reclaiming is at `from`, which it leaves for `to`; where there is none it is
+    /// done.
+    pub fn reclaim_next(&mut self, from: Reclaim, to: Reclaim) -> Vec<(FileId, u64, u64)> {
+        let mut found = Vec::new();
+        self.for_writers_upwards(|layer| {
+            if layer.upkeep.reclaim == from && !layer.closing {
+                let leaked = layer.format.reclaim();
+                layer.upkeep.reclaim = if leaked.is_some() { to } else { Reclaim::Done };
+                found.extend(leaked.map(|(at, len)| (layer.file, at, len)));
+            }
+        });
+        found
+    }
+
+    /// Asks the layer of `file` for something that it may have to wait for.
+    pub fn ask<T>(&mut self, file: FileId, question: impl FnOnce(&mut F) -> Result<T, Wait>) -> Result<T, Obstacle> {
+        self.may_change();
+        let layer = self.of(file);
+        if layer.owes() {
+            return Err(Obstacle::Owed);
+        }
+        question(&mut layer.format).map_err(|wait| Obstacle::Layer(file, wait))
+    }
+
+    /// Where the bytes of `span` live, as the layer at `depth` shows them. `Err` names metadata to be loaded first.
+    pub fn map(&mut self, depth: usize, span: Span) -> Result<Vec<Run>, Missing> {
+        let Some(layers) = self.layers.get_mut(depth..) else { unreachable!("the chain has no layer {depth}") };
+        let (mut runs, mut missing) = (Vec::new(), Missing::new());
+        walk(layers, span, &mut runs, &mut missing);
+        if missing.is_empty() { Ok(runs) } else { Err(missing) }
+    }
+
+    /// How many of the first bytes of `span` one layer provides, and which: 1 for the leaf, 0 for none. `Err` names
+    /// metadata to be loaded first.
+    pub fn provider(&mut self, span: Span) -> Result<(u64, u32), Missing> {
+        let (mut len, mut found, mut missing) = (span.len, 0, Missing::new());
+        for (depth, layer) in (1..).zip(&mut self.layers) {
+            let inside = Span { at: 0, len: layer.len() };
+            // The zeroes behind the end of a layer count as its own, as they do for QEMU: they hide what is below.
+            let Some(part) = (Span { at: span.at, len }).intersection(inside) else {
+                found = depth;
+                break;
+            };
+            let (place, part) = layer.look_up(part, &mut missing);
+            len = part.len;
+            if !matches!(place, Mapping::Parent { .. }) {
+                found = depth;
+                break;
             }
         }
+        if missing.is_empty() { Ok((len, found)) } else { Err(missing) }
     }
 
-    /// Updates which layers are written to, and whether the map is needed at all.
-    pub(super) fn layers_changed(&mut self) {
-        let writable =
-            |(depth, layer): (usize, &Layer<F>)| (!layer.frozen && !layer.format.geometry().read_only).then_some(depth);
-        self.writers = self.layers.iter().enumerate().filter_map(writable).collect();
-        self.reclaim_due = true;
-        self.flat = self.layers.first().filter(|leaf| leaf.format.is_flat()).map(|leaf| leaf.file);
-    }
-
-    /// Refuses a layer on storage with larger blocks than the guest was told: it cannot take its requests.
-    pub(super) fn check_block(&self, geometry: Geometry, name: &str) -> Result<(), ImageError> {
-        if geometry.block <= self.geometry.block {
-            return Ok(());
-        }
-        let what = format!("{name} lies on storage with {}-byte blocks, too coarse for the disk", geometry.block);
-        Err(ImageError::new(ImageErrorKind::Unsupported, what))
-    }
-
-    /// What the end of a merge requires.
-    pub(super) fn require_clean(&self, what: &str) -> Result<(), ImageError> {
-        self.require_standstill(what)?;
-        if self.is_clean() { Ok(()) } else { Err(refused(what, "not everything is durable")) }
-    }
-
-    /// A layer changes only when the changes of its last process are durable.
-    pub(super) fn require_nothing_owed(&self, depth: usize) -> Result<(), ImageError> {
-        match self.layers.get(depth).is_some_and(Layer::owes) {
-            true => {
-                let what =
-                    format!("layer {depth} has changes of its last process that are not durable yet; flush first");
-                Err(ImageError::new(ImageErrorKind::Unsupported, what))
-            }
-            false => Ok(()),
-        }
-    }
-
-    fn require_quiet(&self, what: &str) -> Result<(), ImageError> {
-        if self.merge.is_some() {
-            return Err(refused(what, "layers are being merged"));
-        }
-        self.require_standstill(what)
-    }
-
-    fn require_standstill(&self, what: &str) -> Result<(), ImageError> {
-        if !self.quiesced {
-            return Err(refused(what, "requests are not held back"));
-        }
-        if self.is_quiet() { Ok(()) } else { Err(refused(what, "operations are in flight")) }
+    /// What the layers of these depths have allocated of `span`. `Err` names metadata to be loaded first.
+    pub fn allocated(&mut self, depths: Range<usize>, span: Span) -> Result<Vec<Allocated>, Missing> {
+        let Some(layers) = self.layers.get_mut(depths.clone()) else { unreachable!("{depths:?} are no layers") };
+        let (mut allocated, mut missing) = (Vec::new(), Missing::new());
+        collect_allocated(layers, span, &mut allocated, &mut missing);
+        if missing.is_empty() { Ok(allocated) } else { Err(missing) }
     }
 }
 
-fn refused(what: &str, obstacle: &str) -> ImageError {
-    ImageError::new(ImageErrorKind::Unsupported, format!("{what} while {obstacle}"))
+/// Maps `span` of `layers`, from the first down, into `runs`.
+fn walk<F: Format>(layers: &mut [Layer<F>], span: Span, runs: &mut Vec<Run>, missing: &mut Missing) {
+    let Some((layer, below)) = layers.split_first_mut() else {
+        // Below the base there is nothing.
+        return append(runs, Run { span, place: Location::Zero });
+    };
+    let file = layer.file;
+    let mut at = span.at;
+    while at < span.end() {
+        let rest = span.tail_from(at);
+        // Behind the end of a layer that is smaller than the one above there is zero, whatever is below.
+        let Some(inside) = rest.intersection(Span { at: 0, len: layer.len() }) else {
+            return append(runs, Run { span: rest, place: Location::Zero });
+        };
+        let (place, part) = layer.look_up(inside, missing);
+        at = part.end();
+        let place = match place {
+            Mapping::Data { at, .. } => Location::Data { file, at },
+            Mapping::Compressed { .. } => Location::Compressed { file },
+            Mapping::Shared { at, .. } => Location::Shared { file, at },
+            Mapping::Damaged { .. } => Location::Damaged { file },
+            Mapping::Zero { .. } => Location::Zero,
+            Mapping::Parent { .. } => {
+                walk(below, part, runs, missing);
+                continue;
+            }
+        };
+        append(runs, Run { span: part, place });
+    }
 }
 
-fn no_layer(depth: usize) -> ImageError {
-    ImageError::new(ImageErrorKind::OutOfLimits, format!("there is no layer {depth}"))
+/// Collects what `layers` have allocated of `span`, from the first down.
+fn collect_allocated<F: Format>(
+    layers: &mut [Layer<F>],
+    span: Span,
+    allocated: &mut Vec<Allocated>,
+    missing: &mut Missing,
+) {
+    let Some((layer, below)) = layers.split_first_mut() else { return };
+    let mut at = span.at;
+    while at < span.end() {
+        let (place, part) = layer.look_up(span.tail_from(at), missing);
+        at = part.end();
+        match place {
+            Mapping::Parent { .. } => collect_allocated(below, part, allocated, missing),
+            Mapping::Zero { .. } => join(allocated, Allocated { span: part, zero: true }),
+            // A damaged part fails the copy, and so is not forgotten.
+            Mapping::Data { .. } | Mapping::Compressed { .. } | Mapping::Shared { .. } | Mapping::Damaged { .. } => {
+                join(allocated, Allocated { span: part, zero: false });
+            }
+        }
+    }
+}
+
+fn join(allocated: &mut Vec<Allocated>, new: Allocated) {
+    match allocated.last_mut() {
+        Some(last) if last.zero == new.zero && last.span.end() == new.span.at => {
+            last.span.len += new.span.len;
+        }
+        _ => allocated.push(new),
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::super::test::clusters::{CLUSTER, Clusters, Entry};
+    use super::*;
+
+    /// Three layers, the uppermost and the lowest of which can be written to; all metadata is loaded.
+    fn chain() -> Chain<Clusters> {
+        let layers = (0..3).map(|file| {
+            let mut layer = Clusters::new(4 * CLUSTER);
+            layer.read_only = file == 1;
+            let mut layer = Layer::new(FileId(file), layer);
+            assert!(layer.load(crate::MetaBlock { at: 0, len: 512 }, vec![0; 512]));
+            layer
+        });
+        let layers: Vec<_> = layers.collect();
+        let geometry = layers[0].format.geometry();
+        Chain::new(layers, geometry)
+    }
+
+    #[test]
+    fn the_deepest_layer_is_sealed_first_and_what_is_durable_not_at_all() {
+        let mut chain = chain();
+        let files = |parts: Vec<Part>| parts.iter().map(|part| part.file.0).collect::<Vec<_>>();
+        assert_eq!(files(chain.seal()), [2, 0], "what was written before they were opened may be in a cache only");
+        [0, 2].into_iter().for_each(|file| assert!(!chain.of(FileId(file)).settled(true)));
+        assert!(!chain.writers().any(Layer::is_dirty));
+        chain.of(FileId(0)).touched();
+        assert_eq!(files(chain.seal()), [0]);
+        chain.of(FileId(0)).settled(false);
+        assert!(chain.of(FileId(0)).is_dirty(), "a round that has failed leaves it so");
+    }
+
+    #[test]
+    fn a_chain_shows_what_the_uppermost_layer_has() {
+        let mut chain = chain();
+        for (depth, cluster, entry) in [(0, 1, Entry::Zero), (1, 1, Entry::Data(512)), (2, 2, Entry::Data(1024))] {
+            chain.at_mut(depth).format.table[cluster] = entry;
+        }
+        let span = Span { at: 0, len: 4 * CLUSTER };
+        let shown = |runs: Vec<Run>| runs.into_iter().map(|run| (run.span.at / CLUSTER, run.place)).collect::<Vec<_>>();
+        let two = Location::Data { file: FileId(2), at: 1024 };
+        assert_eq!(shown(chain.map(0, span).unwrap()), [(0, Location::Zero), (2, two), (3, Location::Zero)]);
+        let one = Location::Data { file: FileId(1), at: 512 };
+        let below = [(0, Location::Zero), (1, one), (2, two), (3, Location::Zero)];
+        assert_eq!(shown(chain.map(1, span).unwrap()), below);
+        let cluster = |cluster: u64| Span { at: cluster * CLUSTER, len: CLUSTER };
+        let providers = [0, 1, 2].map(|n| chain.provider(cluster(n)).unwrap());
+        assert_eq!(providers, [(CLUSTER, 0), (CLUSTER, 1), (CLUSTER, 3)]);
+        let allocated = chain.allocated(0..2, span).unwrap();
+        assert_eq!(allocated, [Allocated { span: cluster(1), zero: true }]);
+    }
+
+    #[test]
+    fn a_failed_sync_breaks_the_chain_for_good() {
+        let mut chain = chain();
+        chain.sync_failed(FileId(2));
+        chain.of(FileId(2)).settled(true);
+        assert!(chain.is_broken());
+    }
 }

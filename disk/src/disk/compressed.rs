@@ -17,10 +17,8 @@ use std::collections::{HashMap, VecDeque};
 use memory::Segments;
 
 use super::budget::Budget;
-use super::{Disk, Missing, Op, Ready};
-use crate::format::{Format, Mapping, Wait};
 use crate::size::in_memory;
-use crate::{Action, FileDone, FileId, Io, Span, Status};
+use crate::{Action, FileId, Span, Status};
 
 /// Decompressed clusters that are kept: as many as there are commonly streams read side by side.
 const KEPT_MAX: usize = 4;
@@ -41,10 +39,10 @@ pub(super) enum Reader {
 
 /// Bytes wanted of a cluster.
 #[derive(Debug)]
-struct Want {
-    reader: Reader,
+pub(super) struct Want {
+    pub reader: Reader,
     /// The bytes of the disk.
-    span: Span,
+    pub span: Span,
     /// Where they begin in the decompressed cluster.
     skip: u64,
     into: Segments,
@@ -52,25 +50,39 @@ struct Want {
 
 /// A cluster that is being read, or waits for memory.
 #[derive(Debug)]
-struct Reading {
+pub(super) struct Reading {
     at: u64,
     size: u64,
-    lead: u64,
-    wants: Vec<Want>,
+    /// Where in what is read the compressed bytes begin.
+    pub lead: u64,
+    pub wants: Vec<Want>,
     /// A commit has overlapped it meanwhile.
-    moved: bool,
+    pub moved: bool,
 }
 
 /// A place inside a compressed cluster.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cluster {
-    file: FileId,
-    at: u64,
-    size: u64,
-    lead: u64,
-    skip: u64,
+    pub file: FileId,
+    /// What is to be read, in the file.
+    pub at: u64,
+    pub size: u64,
+    /// Where in what is read the compressed bytes begin, and where in what they decompress to the wanted ones do.
+    pub lead: u64,
+    pub skip: u64,
     /// Bytes of the disk from this place on that are in the same cluster.
     pub len: u64,
+}
+
+/// How bytes of a cluster are had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wanted {
+    /// The cluster was cached; they are copied, or it does not have so many.
+    Cached(Status),
+    /// It is being read, or waits for memory.
+    Joined,
+    /// It is to be read now ([`CompressedReads::read`]).
+    Read(Begin),
 }
 
 /// Clusters that are being read, and those decompressed last.
@@ -104,6 +116,46 @@ impl CompressedReads {
         self.reading.is_empty() && self.budget.is_whole()
     }
 
+    /// Copies the bytes at `cluster`, which are those of `span`, to `into`, now or when it was read.
+    pub fn want(&mut self, cluster: Cluster, span: Span, into: Segments, reader: Reader) -> Wanted {
+        let Cluster { file, at, size, lead, skip, .. } = cluster;
+        let begin = (file, at + lead);
+        let want = Want { reader, span, skip, into };
+        if let Some(bytes) = self.kept(begin) {
+            return Wanted::Cached(copy_out(bytes, &want));
+        }
+        if let Some(reading) = self.reading.get_mut(&begin) {
+            reading.wants.push(want);
+            return Wanted::Joined;
+        }
+        self.reading.insert(begin, Reading { at, size, lead, wants: vec![want], moved: false });
+        if self.budget.take(begin, size) { Wanted::Read(begin) } else { Wanted::Joined }
+    }
+
+    /// The read of a cluster that has its memory.
+    pub fn read(&self, begin: Begin) -> Action {
+        let Some(&Reading { at, size, .. }) = self.reading.get(&begin) else {
+            unreachable!("nobody wants the cluster at {begin:?}")
+        };
+        Action::Read { at, into: Segments::zeroed(in_memory(size)) }
+    }
+
+    /// A cluster was read.
+    pub fn ended(&mut self, begin: Begin) -> Reading {
+        let Some(reading) = self.reading.remove(&begin) else {
+            unreachable!("nobody has read the cluster at {begin:?}")
+        };
+        self.budget.give_back(reading.size);
+        reading
+    }
+
+    /// Keeps a decompressed cluster, and copies what is wanted of it. The status of each want.
+    pub fn serve(&mut self, begin: Begin, wants: &[Want], bytes: Vec<u8>) -> Vec<Status> {
+        let statuses = wants.iter().map(|want| copy_out(&bytes, want)).collect();
+        self.keep(begin, bytes);
+        statuses
+    }
+
     fn keep(&mut self, begin: Begin, bytes: Vec<u8>) {
         self.kept.push_front((begin, bytes));
         let size = |kept: &VecDeque<(Begin, Vec<u8>)>| kept.iter().map(|(_, bytes)| bytes.len()).sum::<usize>();
@@ -133,105 +185,6 @@ impl CompressedReads {
     }
 }
 
-impl<F: Format> Disk<F> {
-    /// Where the first bytes of `span`, which the map says are in a compressed cluster of `file`, are. `None` if the
-    /// format disagrees: the file was changed behind our back.
-    pub(super) fn compressed_place(&mut self, file: FileId, span: Span) -> Result<Option<Cluster>, Missing> {
-        match self.format_of(file).map(span) {
-            Ok(Mapping::Compressed { at, size, lead, skip, len }) if len > 0 => {
-                Ok(Some(Cluster { file, at, size, lead, skip, len: len.min(span.len) }))
-            }
-            Err(Wait::Load(block)) => Err(vec![(file, block)]),
-            _ => Ok(None),
-        }
-    }
-
-    /// Copies the bytes at `cluster`, which are those of `span`, to `into`. Status if the cluster is cached, `None` if
-    /// it is being read.
-    pub(super) fn read_compressed<I: Io>(
-        &mut self,
-        cluster: Cluster,
-        span: Span,
-        into: Segments,
-        reader: Reader,
-        io: &mut I,
-    ) -> Option<Status> {
-        let Cluster { file, at, size, lead, skip, .. } = cluster;
-        let begin = (file, at + lead);
-        let want = Want { reader, span, skip, into };
-        if let Some(bytes) = self.compressed.kept(begin) {
-            return Some(copy_out(bytes, &want));
-        }
-        if let Some(reading) = self.compressed.reading.get_mut(&begin) {
-            reading.wants.push(want);
-            return None;
-        }
-        self.compressed.reading.insert(begin, Reading { at, size, lead, wants: vec![want], moved: false });
-        if self.compressed.budget.take(begin, size) {
-            self.begin_compressed_read(begin, io);
-        }
-        None
-    }
-
-    /// Begins to read a cluster that has its memory.
-    pub(super) fn begin_compressed_read<I: Io>(&mut self, begin: Begin, io: &mut I) {
-        let Some(&Reading { at, size, .. }) = self.compressed.reading.get(&begin) else {
-            unreachable!("nobody wants the cluster at {begin:?}")
-        };
-        let into = Segments::zeroed(in_memory(size));
-        self.push(Op::ReadCompressed { begin }, begin.0, Action::Read { at, into }, io);
-    }
-
-    /// A compressed cluster has been read.
-    pub(super) fn compressed_read<I: Io>(&mut self, begin: Begin, done: FileDone, io: &mut I) {
-        let Some(Reading { size, lead, wants, moved, .. }) = self.compressed.reading.remove(&begin) else {
-            unreachable!("nobody has read the cluster at {begin:?}")
-        };
-        self.compressed.budget.give_back(size);
-        if moved {
-            return wants.iter().for_each(|want| self.look_again(want, io));
-        }
-        let was_read = done.result.is_ok();
-        let bytes = match (done.result, done.op.action) {
-            (Ok(()), Action::Read { into, .. }) => self.decompress(begin.0, lead, &into.to_vec()),
-            _ => None,
-        };
-        let statuses: Vec<Status> = match &bytes {
-            Some(bytes) => wants.iter().map(|want| copy_out(bytes, want)).collect(),
-            None => wants.iter().map(|_| Status::Failed).collect(),
-        };
-        if was_read && bytes.is_none() {
-            wants.iter().for_each(|want| self.met_damage(begin.0, want.span));
-        }
-        if let Some(bytes) = bytes {
-            self.compressed.keep(begin, bytes);
-        }
-        for (want, status) in wants.iter().zip(statuses) {
-            self.served(want, status, io);
-        }
-    }
-
-    fn decompress(&mut self, file: FileId, lead: u64, bytes: &[u8]) -> Option<Vec<u8>> {
-        let bytes = bytes.get(usize::try_from(lead).ok()?..)?;
-        self.format_of(file).decompress(bytes).ok()
-    }
-
-    fn served<I: Io>(&mut self, want: &Want, status: Status, io: &mut I) {
-        match want.reader {
-            Reader::Request(number) => self.part_ended(number, status),
-            Reader::Fill(fill) => self.fill_read(fill, status, io),
-        }
-    }
-
-    fn look_again<I: Io>(&mut self, want: &Want, io: &mut I) {
-        match want.reader {
-            Reader::Request(number) => self.ready.push_back(Ready::Request { number, rest: want.span }),
-            // Cannot happen: its ticket keeps all others from moving the cluster.
-            Reader::Fill(fill) => self.fill_read(fill, Status::Failed, io),
-        }
-    }
-}
-
 /// Copies the wanted bytes from a decompressed cluster.
 fn copy_out(bytes: &[u8], want: &Want) -> Status {
     let range = usize::try_from(want.skip).ok().and_then(|from| Some(from..from.checked_add(want.into.len())?));
@@ -241,5 +194,60 @@ fn copy_out(bytes: &[u8], want: &Want) -> Status {
             Status::Done
         }
         None => Status::Failed,
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    const FILE: FileId = FileId(0);
+
+    fn cluster(at: u64, skip: u64) -> Cluster {
+        Cluster { file: FILE, at, size: 512, lead: 8, skip, len: 512 }
+    }
+
+    fn want(reads: &mut CompressedReads, at: u64, skip: u64, number: u32) -> (Wanted, Segments) {
+        let (span, into) = (Span { at: at * 8 + skip, len: 512 }, Segments::zeroed(512));
+        (reads.want(cluster(at, skip), span, into.clone(), Reader::Request(number)), into)
+    }
+
+    #[test]
+    fn a_cluster_is_read_once_for_all_who_want_it_and_kept() {
+        let mut reads = CompressedReads::new(4096);
+        let begin = (FILE, 8);
+        assert_eq!(want(&mut reads, 0, 0, 1).0, Wanted::Read(begin));
+        let (joined, second) = want(&mut reads, 0, 512, 2);
+        assert_eq!(joined, Wanted::Joined);
+        let reading = reads.ended(begin);
+        let bytes = [[1; 512], [2; 512]].concat();
+        assert_eq!(reads.serve(begin, &reading.wants, bytes), [Status::Done; 2]);
+        assert_eq!(second.to_vec(), [2; 512]);
+        let (cached, third) = want(&mut reads, 0, 512, 3);
+        assert_eq!((cached, third.to_vec()), (Wanted::Cached(Status::Done), vec![2; 512]));
+        assert_eq!(want(&mut reads, 0, 1024, 4).0, Wanted::Cached(Status::Failed), "behind its end");
+        reads.closed(FILE);
+        assert_eq!(want(&mut reads, 0, 0, 5).0, Wanted::Read(begin), "the number names another file now");
+    }
+
+    #[test]
+    fn a_cluster_that_finds_no_memory_waits_for_it() {
+        let mut reads = CompressedReads::new(512);
+        assert_eq!(want(&mut reads, 0, 0, 1).0, Wanted::Read((FILE, 8)));
+        assert_eq!(want(&mut reads, 512, 0, 2).0, Wanted::Joined);
+        assert_eq!(reads.next(), None);
+        reads.ended((FILE, 8));
+        assert_eq!(reads.next(), Some((FILE, 520)));
+        reads.ended((FILE, 520));
+        assert!(reads.is_idle());
+    }
+
+    #[test]
+    fn a_commit_marks_the_reads_that_it_overlaps() {
+        let mut reads = CompressedReads::new(4096);
+        want(&mut reads, 0, 0, 1);
+        want(&mut reads, 512, 0, 2);
+        reads.moved(FILE, Span { at: 4096, len: 4096 });
+        assert_eq!([(FILE, 8), (FILE, 520)].map(|begin| reads.ended(begin).moved), [false, true]);
     }
 }

@@ -3,9 +3,10 @@
 //! Knows nothing of what should have been there. Keeps the latest, as many as the requests in flight can meet, until
 //! the caller asks.
 
-use super::Disk;
+use std::collections::VecDeque;
+
 use crate::chain_map::{CHUNK, ChainMap};
-use crate::format::{Format, Mapping};
+use crate::format::Mapping;
 use crate::{FileId, Span};
 
 /// Bytes of the disk that cannot be read, and why.
@@ -33,27 +34,31 @@ pub enum Damaged {
 /// Damage that is kept: a client may have so many requests in flight that all fail on one entry.
 const KEPT_MAX: usize = 64;
 
-impl<F: Format> Disk<F> {
-    /// The damage that failed a request for `span`, unless it was asked for already. It may lie outside of `span`: what
-    /// surrounds a write has to be read.
-    pub fn take_damage(&mut self, span: Span) -> Option<Damage> {
+/// Damage that was met and not asked for.
+#[derive(Debug, Default)]
+pub(super) struct MetDamage(VecDeque<Damage>);
+
+impl MetDamage {
+    /// The damage that failed a request for `span`. It may lie outside of `span`: what surrounds a write has to be
+    /// read.
+    pub fn take(&mut self, span: Span) -> Option<Damage> {
         let chunk = ChainMap::chunk_of(span.at);
         let near = Span { at: chunk.at, len: (span.end() - chunk.at).next_multiple_of(CHUNK) };
-        let found = self.damage.iter().position(|damage| damage.span.overlaps(near))?;
-        self.damage.remove(found)
+        let found = self.0.iter().position(|damage| damage.span.overlaps(near))?;
+        self.0.remove(found)
     }
 
-    /// Records that the first bytes of `span` cannot be read because `file` is damaged.
-    pub(super) fn met_damage(&mut self, file: FileId, span: Span) {
-        let place = self.format_of(file).map(span);
+    /// Records that the first bytes of `span`, which `file` says are at `place`, cannot be read.
+    pub fn add(&mut self, file: FileId, span: Span, place: Mapping) {
         let (at, what, len) = match place {
-            Ok(Mapping::Damaged { at, raw, len }) => (at, Damaged::Entry(raw), len),
-            Ok(Mapping::Compressed { at, lead, len, .. }) => (at + lead, Damaged::Packed, len),
-            _ => return,
+            Mapping::Damaged { at, raw, len } => (at, Damaged::Entry(raw), len),
+            Mapping::Compressed { at, lead, len, .. } => (at + lead, Damaged::Packed, len),
+            // It was overwritten meanwhile.
+            Mapping::Data { .. } | Mapping::Shared { .. } | Mapping::Zero { .. } | Mapping::Parent { .. } => return,
         };
-        if self.damage.len() >= KEPT_MAX {
-            self.damage.pop_front();
+        if self.0.len() >= KEPT_MAX {
+            self.0.pop_front();
         }
-        self.damage.push_back(Damage { file, span: Span { at: span.at, len: len.min(span.len) }, at, what });
+        self.0.push_back(Damage { file, span: Span { at: span.at, len: len.min(span.len) }, at, what });
     }
 }

@@ -1,7 +1,11 @@
 //! Discards, writes of zeroes, and reports of what is allocated.
 
+use super::Disk;
+use super::chain::Obstacle;
 use super::fill::zeroes;
-use super::{Disk, Missing, Obstacle, Op, Parked, parts_max, status_of};
+use super::layer::Missing;
+use super::ops::Op;
+use super::queue::Parked;
 use crate::chain_map::Location;
 use crate::format::{Discarded, Format, Mapping, Reserved, Ticket};
 use crate::{Action, Allocation, Extent, ExtentKind, FileDone, FileError, FileId, Io, Span, Status};
@@ -25,10 +29,12 @@ enum Freed {
 }
 
 impl<F: Format> Disk<F> {
+    /// Discards a request from `rest` on.
     pub(super) fn discard<I: Io>(&mut self, number: u32, rest: Span, io: &mut I) {
         self.clear(number, rest, Self::discard_first, io);
     }
 
+    /// Makes a request zero from `rest` on.
     pub(super) fn write_zeroes<I: Io>(&mut self, number: u32, rest: Span, free: bool, io: &mut I) {
         let first = if free { Self::zero_by_freeing } else { Self::zero_by_writing };
         self.clear(number, rest, first, io);
@@ -45,7 +51,7 @@ impl<F: Format> Disk<F> {
         let mut at = rest.at;
         while at < rest.end() {
             let left = rest.tail_from(at);
-            if self.is_postponed(number, left) || self.is_throttled(number, left) {
+            if self.active.is_postponed(number, left) || self.is_throttled(number, left) {
                 return;
             }
             match first(self, number, left, io) {
@@ -53,18 +59,6 @@ impl<F: Format> Disk<F> {
                 Err(obstacle) => return self.wait_for(number, left, obstacle, io),
             }
         }
-    }
-
-    /// Whether a request has enough parts under way; if so, `rest` is split later.
-    pub(super) fn is_postponed(&mut self, number: u32, rest: Span) -> bool {
-        let active = self.active.get_mut(number);
-        let postponed = active.left > parts_max(active);
-        if postponed {
-            assert!(active.rest.is_none(), "two rests of request {number} are postponed");
-            active.left += 1;
-            active.rest = Some(rest);
-        }
-        postponed
     }
 
     /// Discards the first bytes of `span`. Returns how many.
@@ -81,17 +75,19 @@ impl<F: Format> Disk<F> {
         if let Some(len) = self.nothing_to_hide(file, span)? {
             return Ok(Freed::Done(len));
         }
-        let len = match self.ask(file, |format| format.discard(span))? {
-            Discarded::Freed { at, len, size } => {
-                self.deallocate_freed(number, file, (Span { at: span.at, len }, at), size, io);
+        let len = match self.chain.ask(file, |format| format.discard(span))? {
+            Discarded::Freed { at: place, len, size } => {
+                self.map.known_mut().overlay(Span { at: span.at, len }, Location::Zero);
+                let op = Op::Release { number: Some(number), at: place };
+                self.deallocate(number, op, file, Span { at: place, len: size }, io);
                 len
             }
-            Discarded::Kept { at, len } => {
-                self.deallocate(number, kept, file, Span { at, len }, io);
+            Discarded::Kept { at: place, len } => {
+                self.deallocate(number, kept, file, Span { at: place, len }, io);
                 len
             }
             Discarded::Hidden { len } => {
-                self.map.overlay(Span { at: span.at, len }, Location::Zero);
+                self.map.known_mut().overlay(Span { at: span.at, len }, Location::Zero);
                 len
             }
             Discarded::Nothing { len } => return Ok(Freed::Absent(file, len)),
@@ -105,16 +101,18 @@ impl<F: Format> Disk<F> {
     fn nothing_to_hide(&mut self, file: FileId, span: Span) -> Result<Option<u64>, Obstacle> {
         // A layer without a parent has nothing to hide. A format that must load metadata to answer is asked to discard
         // instead: it loads the same block for that, and next time it is there.
-        let absent = if self.layers.len() > 1 { Some(self.format_of(file).map(span)) } else { None };
+        let absent = if self.layers().len() > 1 { Some(self.chain.format_of(file).map(span)) } else { None };
         let Some(Ok(Mapping::Parent { len })) = absent else { return Ok(None) };
-        let (Location::Zero, run) = self.resolve(span.at).map_err(Obstacle::Chunk)? else { return Ok(None) };
-        let len = self.coalesce(span.at, Location::Zero, run.min(len).min(span.len), len.min(span.len));
+        let (Location::Zero, run) = self.map.resolve(span.at, &mut self.chain).map_err(Obstacle::Chunk)? else {
+            return Ok(None);
+        };
+        let len = self.map.coalesce(span.at, Location::Zero, run.min(len).min(span.len), len.min(span.len));
         if len == span.len {
             return Ok(Some(len));
         }
-        let granularity = u64::from(self.geometry.discard.max(1));
+        let granularity = u64::from(self.geometry().discard.max(1));
         let end = span.at + len;
-        let end = end - end.checked_rem(granularity).unwrap_or(0);
+        let end = end - end % granularity;
         Ok(end.checked_sub(span.at).filter(|&len| len > 0))
     }
 
@@ -123,7 +121,7 @@ impl<F: Format> Disk<F> {
         match self.free_first(number, span, Op::Zero { number, ticket: None }, io)? {
             Freed::Done(len) => Ok(len),
             // What the parent shows there must be hidden.
-            Freed::Absent(file, len) => match self.resolve(span.at).map_err(Obstacle::Chunk)? {
+            Freed::Absent(file, len) => match self.map.resolve(span.at, &mut self.chain).map_err(Obstacle::Chunk)? {
                 (Location::Zero, run) => Ok(run.min(len)),
                 (
                     Location::Data { .. }
@@ -141,12 +139,12 @@ impl<F: Format> Disk<F> {
     fn zero_by_hiding<I: Io>(&mut self, number: u32, file: FileId, span: Span, io: &mut I) -> Result<u64, Obstacle> {
         let span = Span { at: span.at, len: span.len.min(ZEROES_MAX) };
         let reserved = self.reserve(file, span)?;
-        let Reserved { at, len, ticket, fill } = reserved;
+        let Reserved { at: place, len, ticket, fill } = reserved;
         if fill.is_some() {
             self.write_reserved(number, span.at, (file, reserved), zeroes(len), io);
         } else {
             let op = Op::Zero { number, ticket };
-            self.deallocate(number, op, file, Span { at, len }, io);
+            self.deallocate(number, op, file, Span { at: place, len }, io);
         }
         Ok(len)
     }
@@ -158,16 +156,10 @@ impl<F: Format> Disk<F> {
         Ok(reserved.len)
     }
 
-    /// Deallocates the `size` bytes of the file at `at`, where the freed `span` lived.
-    fn deallocate_freed<I: Io>(&mut self, number: u32, file: FileId, (span, at): (Span, u64), size: u64, io: &mut I) {
-        self.map.overlay(span, Location::Zero);
-        let op = Op::Release { number: Some(number), at };
-        self.deallocate(number, op, file, Span { at, len: size }, io);
-    }
-
+    /// The content of what stays allocated was deallocated.
     pub(super) fn trimmed<I: Io>(&mut self, number: u32, done: FileDone, io: &mut I) {
         let file = done.op.file;
-        self.touched(file);
+        self.chain.of(file).touched();
         let result = match (done.result, done.op.action) {
             (Err(FileError::Unsupported), Action::Deallocate { at, len }) => {
                 if let Some(inside) = freed_whole(Span { at, len }) {
@@ -178,18 +170,20 @@ impl<F: Format> Disk<F> {
             }
             (result, _) => result,
         };
-        self.part_ended(number, status_of(result));
+        self.part_ended(number, Status::of(result));
     }
 
+    /// Deallocates a range of a file.
     fn deallocate<I: Io>(&mut self, number: u32, op: Op, file: FileId, range: Span, io: &mut I) {
         self.push_part(number, op, file, Action::Deallocate { at: range.at, len: range.len }, io);
     }
 
+    /// Bytes of a file were deallocated that are to be zero.
     pub(super) fn zeroed<I: Io>(&mut self, number: u32, ticket: Option<Ticket>, done: FileDone, io: &mut I) {
         let file = done.op.file;
         match (done.result, done.op.action) {
             (Err(FileError::Unsupported), Action::Deallocate { .. }) if self.is_to_be_fast(number) => {
-                self.fail(number, Status::Unsupported);
+                self.active.fail(number, Status::Unsupported);
                 self.transferred(number, file, ticket, true, Err(FileError::Unsupported), io);
             }
             (Err(FileError::Unsupported), Action::Deallocate { at, len }) => {
@@ -198,7 +192,7 @@ impl<F: Format> Disk<F> {
                     return self.zero_edges(number, file, (Span { at, len }, inside), io);
                 }
                 let op = Op::Transfer { number, ticket };
-                self.push(op, file, Action::Write { at, from: zeroes(len) }, io);
+                self.ops.push(op, file, Action::Write { at, from: zeroes(len) }, io);
             }
             (result, _) => self.transferred(number, file, ticket, true, result, io),
         }
@@ -211,7 +205,7 @@ impl<F: Format> Disk<F> {
 
     /// Makes a range of a file zero in place, of which the storage can free only `inside`: writes the rest.
     fn zero_edges<I: Io>(&mut self, number: u32, file: FileId, (range, inside): (Span, Span), io: &mut I) {
-        self.touched(file);
+        self.chain.of(file).touched();
         self.deallocate(number, Op::Zero { number, ticket: None }, file, inside, io);
         let edges = [(range.at, inside.at), (inside.end(), range.end())];
         for (at, end) in edges.into_iter().filter(|(at, end)| at < end) {
@@ -221,6 +215,7 @@ impl<F: Format> Disk<F> {
         self.part_ended(number, Status::Done);
     }
 
+    /// What was freed or leaked was deallocated.
     pub(super) fn released<I: Io>(
         &mut self,
         number: Option<u32>,
@@ -229,8 +224,8 @@ impl<F: Format> Disk<F> {
         result: Result<(), FileError>,
         io: &mut I,
     ) {
-        self.touched(file);
-        self.format_of(file).released(at, result.is_ok());
+        self.chain.of(file).touched();
+        self.chain.format_of(file).released(at, result.is_ok());
         match number {
             // The guest's data is gone either way.
             Some(number) => self.part_ended(number, Status::Done),
@@ -238,13 +233,14 @@ impl<F: Format> Disk<F> {
         }
     }
 
+    /// Reports from `rest` on how a request is allocated.
     pub(super) fn report_extents<I: Io>(&mut self, number: u32, rest: Span, depths: bool, io: &mut I) {
         let mut at = rest.at;
         while at < rest.end() {
             let rest = rest.tail_from(at);
             let extent = match self.extent(rest, depths, io) {
                 Ok(extent) => extent,
-                Err(missing) => return self.park_for_map(Parked::Request { number, rest }, missing, io),
+                Err(missing) => return self.park_for_chunk(Parked::Request { number, rest }, missing, io),
             };
             let extents = self.active.get_mut(number).request.extents_mut();
             let full = extents.len() == EXTENTS_MAX;
@@ -259,9 +255,9 @@ impl<F: Format> Disk<F> {
 
     /// How the first bytes of `span` are allocated.
     fn extent<I: Io>(&mut self, span: Span, depths: bool, io: &mut I) -> Result<Extent, Missing> {
-        let (place, len) = self.resolve(span.at)?;
+        let (place, len) = self.map.resolve(span.at, &mut self.chain)?;
         let len = len.min(span.len);
-        let (len, depth) = if depths { self.depth(Span { at: span.at, len })? } else { (len, 0) };
+        let (len, depth) = if depths { self.chain.provider(Span { at: span.at, len })? } else { (len, 0) };
         let (kind, known) = match place {
             Location::Zero => (ExtentKind::Hole, len),
             Location::Data { file, at } | Location::Shared { file, at } => match io.allocated(file, at, len) {

@@ -7,18 +7,11 @@
 //! `inline(always)`, here and in what this uses, marks the path of these requests: calls would be a tenth of its
 //! instructions.
 
-use super::{Active, Disk};
+use super::Disk;
+use super::active::Active;
 use crate::chain_map::Location;
 use crate::format::Format;
-use crate::{Action, FileDone, FileId, FileOp, Io, OpId, Operation, Request};
-
-/// Marks the id of an operation that is a whole request. The rest of the id is the request's number, not one of `ops`.
-const FAST: u64 = 1 << 32;
-
-/// The request that an operation is, if it is a whole one.
-pub(super) fn number_of(id: OpId) -> Option<u32> {
-    id.0.checked_sub(FAST).and_then(|number| u32::try_from(number).ok())
-}
+use crate::{Action, FileDone, FileId, FileOp, Io, Operation, Request};
 
 impl<F: Format> Disk<F> {
     /// The one place in a file where all bytes of a read or a write live, if that is known and they stay there: nothing
@@ -27,19 +20,19 @@ impl<F: Format> Disk<F> {
         let span = request.span();
         let write = match request.operation() {
             Operation::Read => false,
-            // A merge routes writes, and a broken disk refuses them.
-            Operation::Write { .. } if self.merge.is_some() || self.broken => return None,
+            // A merge of the leaf routes writes, and a broken disk refuses them.
+            Operation::Write { .. } if !self.routing.is_to_leaf() || self.chain.is_broken() => return None,
             Operation::Write { .. } => true,
             _ => return None,
         };
         if span.len == 0 {
             return None;
         }
-        if let Some(file) = self.flat {
+        if let Some(file) = self.chain.flat() {
             return Some((file, span.at));
         }
         match self.map.lookup(span.at)? {
-            (Location::Data { file, at }, len) if len >= span.len && (!write || file == self.leaf_file()) => {
+            (Location::Data { file, at }, len) if len >= span.len && (!write || file == self.chain.leaf()) => {
                 Some((file, at))
             }
             (Location::Shared { file, at }, len) if len >= span.len && !write => Some((file, at)),
@@ -56,8 +49,8 @@ impl<F: Format> Disk<F> {
             Operation::Read => Action::Read { at, into: memory },
             _ => Action::Write { at, from: memory },
         };
-        let number = self.active.insert(Active::new(request, self.epoch));
-        self.push_op(FileOp { id: OpId(FAST | u64::from(number)), file, action }, io);
+        let number = self.active.insert(Active::new(request, self.routing.epoch()));
+        self.ops.push_request(number, file, action, io);
     }
 
     /// Ends a request that was one operation.
@@ -75,12 +68,8 @@ impl<F: Format> Disk<F> {
             return self.transferred(number, file, None, wrote, done.result, io);
         }
         if wrote {
-            self.touched(file);
+            self.chain.of(file).touched();
         }
         self.quiet(number);
-        // Metadata has not changed, which would be the other reason for a round.
-        if !self.flushes.is_empty() {
-            self.round_due = true;
-        }
     }
 }

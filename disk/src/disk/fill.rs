@@ -6,8 +6,8 @@
 //! Let C be what a reservation covers with its fill. Nothing else can change C between the reservation and its end, so
 //! what was read for the fill is what a reader would find up to the commit, and the commit loses nothing:
 //!
-//! 1. *Writes and writes of zeroes to C* come to [`Disk::reserve`]. The map says of no byte of C that it lives in the
-//!    file that is written: a format never calls `Data` what it would not overwrite in place, and asks for no fill
+//! 1. *Writes and writes of zeroes to C* come to `reserve` in `write`. The map says of no byte of C that it lives in
+//!    the file that is written: a format never calls `Data` what it would not overwrite in place, and asks for no fill
 //!    around that. So they reach the format, which says `Busy` for C until the ticket has ended.
 //! 2. *A discard of all of C* overlaps the write, so one of the two waits for the other. *A discard of a part of C*,
 //!    next to the write, cannot take the part away: a format frees clusters only as a whole (`Nothing`, or `Busy`).
@@ -31,13 +31,10 @@
 use memory::Segments;
 
 use super::budget::Budget;
-use super::compressed::{Cluster, Reader};
-use super::{Disk, Op, Parked};
-use crate::chain_map::Location;
-use crate::format::{Fill, Format, Reserved, Ticket};
+use crate::format::{Fill, Reserved, Ticket};
 use crate::size::{in_memory, on_disk};
 use crate::slab::Slab;
-use crate::{Action, FileDone, FileId, Io, Span, Status};
+use crate::{FileId, Span, Status};
 
 /// Writes that wait for the bytes around them, and the memory that those and the copies of merges may take.
 #[derive(Debug)]
@@ -68,14 +65,33 @@ impl Fills {
         self.fillings.len() == 0 && self.budget.is_whole()
     }
 
-    fn get(&self, fill: u32) -> &Filling {
-        let Some(filling) = self.fillings.get(fill) else { unreachable!("fill {fill} has ended") };
+    /// Begins a fill. Returns its number, and whether it has its memory; if not, [`Fills::next`] names it later.
+    pub fn begin(&mut self, filling: Filling) -> (u32, bool) {
+        let bytes = filling.bytes();
+        let fill = self.fillings.insert(filling);
+        (fill, self.budget.take(fill, bytes))
+    }
+
+    /// A fill under way.
+    pub fn get(&mut self, fill: u32) -> &mut Filling {
+        let Some(filling) = self.fillings.get_mut(fill) else { unreachable!("fill {fill} has ended") };
         filling
     }
 
-    fn get_mut(&mut self, fill: u32) -> &mut Filling {
-        let Some(filling) = self.fillings.get_mut(fill) else { unreachable!("fill {fill} has ended") };
-        filling
+    /// Ends a fill of which no read is under way any more and that has all it needs, or has failed. Its memory is taken
+    /// until [`Fills::give_back`].
+    pub fn take_ended(&mut self, fill: u32) -> Option<Filling> {
+        let filling = self.get(fill);
+        let complete = filling.next >= filling.whole.end();
+        if filling.pending > 0 || (filling.status == Status::Done && !complete) {
+            return None;
+        }
+        self.fillings.remove(fill)
+    }
+
+    /// Gives the memory of a fill back, whose write has ended or never began.
+    pub fn give_back(&mut self, bytes: u64) {
+        self.budget.give_back(bytes);
     }
 }
 
@@ -83,11 +99,11 @@ impl Fills {
 #[derive(Debug)]
 pub(super) struct Filling {
     /// Its request, of which this is a part.
-    number: u32,
-    ticket: Option<Ticket>,
+    pub number: u32,
+    pub ticket: Option<Ticket>,
     /// Where all of it goes.
-    file: FileId,
-    at: u64,
+    pub file: FileId,
+    pub place: u64,
     /// The bytes of the disk that are written with it, its own among them.
     whole: Span,
     /// The bytes of the write itself, and their new content.
@@ -98,15 +114,15 @@ pub(super) struct Filling {
     next: u64,
     /// Reads under way, and one more while metadata is loaded.
     pending: u32,
-    status: Status,
+    pub status: Status,
     /// It is a copy of a merge, and has no bytes of its own.
-    is_copy: bool,
+    pub is_copy: bool,
     /// The buffer of a copy: one, since it may be gathered from very many parts.
     room: Option<Segments>,
 }
 
 /// What the next part of a fill is made of.
-enum FillPart {
+pub(super) enum FillPart {
     /// The write itself.
     Own,
     /// Bytes behind the end of the disk.
@@ -116,35 +132,42 @@ enum FillPart {
 }
 
 impl Filling {
-    /// A copy of what the layers of a merge show, to a reservation for the bytes from `at` on.
-    pub fn of_copy(number: u32, file: FileId, at: u64, reserved: Reserved) -> Filling {
+    /// A write of `from` to a reservation for the bytes from `at` on. Without `from` it is a copy of what the layers of
+    /// a merge show there.
+    pub fn new(number: u32, file: FileId, at: u64, reserved: Reserved, from: Option<Segments>) -> Filling {
         let Reserved { at: place, len, ticket, fill } = reserved;
         let Fill { before, after } = fill.unwrap_or(Fill { before: 0, after: 0 });
+        assert!(before <= at && before <= place, "a fill begins in front of the disk or of the file");
         let whole = Span { at: at - before, len: before + len + after };
+        let (is_copy, own) = match from {
+            Some(_) => (false, Span { at, len }),
+            None => (true, Span { at: whole.end(), len: 0 }),
+        };
         Filling {
             number,
             ticket,
             file,
-            at: place - before,
+            place: place - before,
             whole,
-            own: Span { at: whole.end(), len: 0 },
-            from: Segments::empty(),
+            own,
+            from: from.unwrap_or_default(),
             parts: Vec::new(),
             next: whole.at,
             pending: 0,
             status: Status::Done,
-            is_copy: true,
+            is_copy,
             room: None,
         }
     }
 
     /// Bytes of memory that it takes from the budget.
-    fn bytes(&self) -> u64 {
+    pub fn bytes(&self) -> u64 {
         self.whole.len - self.own.len
     }
 
-    fn next_part(&self, disk_len: u64) -> Option<FillPart> {
-        if self.next >= self.whole.end() {
+    /// What comes next, of a disk of `disk_len` bytes. None: it has all it needs, or has failed.
+    pub fn next_part(&mut self, disk_len: u64) -> Option<FillPart> {
+        if self.status != Status::Done || self.next >= self.whole.end() {
             return None;
         }
         let until = match self.next {
@@ -161,10 +184,50 @@ impl Filling {
         }
     }
 
-    fn append(&mut self, part: Segments) {
+    /// Adds the bytes of the write itself.
+    pub fn append_own(&mut self) {
+        self.append(self.from.clone());
+    }
+
+    /// Adds what is known to be there.
+    pub fn append(&mut self, part: Segments) {
         self.next += on_disk(part.len());
         if !self.is_copy {
             self.parts.push(part);
+        }
+    }
+
+    /// Adds `len` bytes that are to be read, to the memory that is returned.
+    pub fn append_room(&mut self, len: u64) -> Segments {
+        let room = self.memory(len);
+        self.append(room.clone());
+        room
+    }
+
+    /// Counts a read, or a load of metadata.
+    pub fn read_begun(&mut self) {
+        self.pending += 1;
+    }
+
+    /// It has ended.
+    pub fn read_ended(&mut self, status: Status) {
+        self.pending -= 1;
+        self.fail(status);
+    }
+
+    /// Records that it has failed.
+    pub fn fail(&mut self, status: Status) {
+        if self.status == Status::Done {
+            self.status = status;
+        }
+    }
+
+    /// All that is to be written.
+    pub fn into_content(self) -> Segments {
+        match self.room {
+            Some(room) => room,
+            None if self.is_copy => zeroes(self.whole.len),
+            None => Segments::joined(self.parts),
         }
     }
 
@@ -180,205 +243,75 @@ impl Filling {
     }
 }
 
-impl<F: Format> Disk<F> {
-    /// Writes `from` to a reservation for the bytes from `at` on, together with what is to be written around it.
-    pub(super) fn write_reserved<I: Io>(
-        &mut self,
-        number: u32,
-        at: u64,
-        (file, reserved): (FileId, Reserved),
-        from: Segments,
-        io: &mut I,
-    ) {
-        let Reserved { at: place, len, ticket, fill } = reserved;
-        let Fill { before, after } = fill.unwrap_or(Fill { before: 0, after: 0 });
-        if before == 0 && after == 0 {
-            let op = Op::Transfer { number, ticket };
-            return self.push_part(number, op, file, Action::Write { at: place, from }, io);
-        }
-        assert!(before <= at && before <= place, "a fill begins in front of the disk or of the file");
-        let own = Span { at, len };
-        let whole = Span { at: at - before, len: before + len + after };
-        self.part_begun(number);
-        let filling = Filling {
-            number,
-            ticket,
-            file,
-            at: place - before,
-            whole,
-            own,
-            from,
-            parts: Vec::new(),
-            next: whole.at,
-            pending: 0,
-            status: Status::Done,
-            is_copy: false,
-            room: None,
-        };
-        self.begin_filling(filling, io);
-    }
-
-    /// Begins a fill, or has it wait for memory. The write counts as a part of its request already.
-    pub(super) fn begin_filling<I: Io>(&mut self, filling: Filling, io: &mut I) {
-        let bytes = filling.bytes();
-        let fill = self.fills.fillings.insert(filling);
-        if self.fills.budget.take(fill, bytes) {
-            self.go_on_filling(fill, io);
-        }
-    }
-
-    /// Reads the bytes around a write, as far as their mappings are known. Ends the fill when it has them all.
-    pub(super) fn go_on_filling<I: Io>(&mut self, fill: u32, io: &mut I) {
-        let is_copy = self.fills.get(fill).is_copy;
-        let disk_len = self.merge.as_ref().filter(|_| is_copy).map_or(self.geometry.len, |merge| merge.len);
-        loop {
-            let filling = self.fills.get_mut(fill);
-            if filling.status != Status::Done {
-                break;
-            }
-            match filling.next_part(disk_len) {
-                None => break,
-                Some(FillPart::Own) => filling.append(filling.from.clone()),
-                Some(FillPart::Beyond(len)) => filling.append(zeroes(len)),
-                Some(FillPart::Copy(span)) => {
-                    if !self.copy_part(fill, span, io) {
-                        return;
-                    }
-                }
-            }
-        }
-        self.end_filling(fill, io);
-    }
-
-    /// Copies the first bytes of `span`. Returns whether it could; if not, it waits for metadata.
-    fn copy_part<I: Io>(&mut self, fill: u32, span: Span, io: &mut I) -> bool {
-        let is_copy = self.fills.get(fill).is_copy;
-        let copied = if is_copy { self.resolve_copy(span.at) } else { None };
-        let (place, len) = match copied.map_or_else(|| self.resolve(span.at), Ok) {
-            Ok((place, len)) if is_copy => (place, len.min(span.len)),
-            Ok((place, len)) => (place, self.coalesce(span.at, place, len.min(span.len), span.len)),
-            Err(missing) => {
-                self.begun(fill);
-                self.park_for_map(Parked::Fill { fill, at: span.at }, missing, io);
-                return false;
-            }
-        };
-        match place {
-            Location::Zero => self.append_part(fill, zeroes(len)),
-            Location::Damaged { file } => {
-                self.met_damage(file, Span { at: span.at, len });
-                self.fail_filling(fill, Status::Failed);
-            }
-            Location::Data { file, at } | Location::Shared { file, at } => {
-                let into = self.append_room(fill, len);
-                self.begun(fill);
-                self.push(Op::Fill { fill }, file, Action::Read { at, into }, io);
-            }
-            Location::Compressed { file } => match self.compressed_place(file, Span { at: span.at, len }) {
-                Ok(Some(cluster)) => self.copy_compressed(fill, span.at, cluster, io),
-                Ok(None) => self.fail_filling(fill, Status::Failed),
-                Err(missing) => {
-                    self.begun(fill);
-                    self.park_for_map(Parked::Fill { fill, at: span.at }, missing, io);
-                    return false;
-                }
-            },
-        }
-        true
-    }
-
-    fn copy_compressed<I: Io>(&mut self, fill: u32, at: u64, cluster: Cluster, io: &mut I) {
-        let into = self.append_room(fill, cluster.len);
-        match self.read_compressed(cluster, Span { at, len: cluster.len }, into, Reader::Fill(fill), io) {
-            None => self.begun(fill),
-            Some(Status::Done) => {}
-            Some(status) => self.fail_filling(fill, status),
-        }
-    }
-
-    /// Memory for the next `len` bytes.
-    fn append_room(&mut self, fill: u32, len: u64) -> Segments {
-        let room = self.fills.get_mut(fill).memory(len);
-        self.append_part(fill, room.clone());
-        room
-    }
-
-    fn append_part(&mut self, fill: u32, part: Segments) {
-        self.fills.get_mut(fill).append(part);
-    }
-
-    fn begun(&mut self, fill: u32) {
-        self.fills.get_mut(fill).pending += 1;
-    }
-
-    fn fail_filling(&mut self, fill: u32, status: Status) {
-        let filling = self.fills.get_mut(fill);
-        if filling.status == Status::Done {
-            filling.status = status;
-        }
-    }
-
-    /// Ends a write together with the bytes around it.
-    pub(super) fn filled<I: Io>(
-        &mut self,
-        number: u32,
-        ticket: Option<Ticket>,
-        bytes: u64,
-        done: FileDone,
-        io: &mut I,
-    ) {
-        self.fills.budget.give_back(bytes);
-        self.transferred(number, done.op.file, ticket, true, done.result, io);
-    }
-
-    /// Ends a read for a fill.
-    pub(super) fn fill_read<I: Io>(&mut self, fill: u32, status: Status, io: &mut I) {
-        self.ended(fill, status);
-        self.end_filling(fill, io);
-    }
-
-    /// Resumes a fill whose metadata was loaded.
-    pub(super) fn resume_fill<I: Io>(&mut self, fill: u32, io: &mut I) {
-        self.ended(fill, Status::Done);
-        self.go_on_filling(fill, io);
-    }
-
-    fn ended(&mut self, fill: u32, status: Status) {
-        self.fills.get_mut(fill).pending -= 1;
-        if status != Status::Done {
-            self.fail_filling(fill, status);
-        }
-    }
-
-    /// Begins the write when everything for it has been read, or abandons the reservation if a read has failed; either
-    /// way only when no read is under way any more.
-    fn end_filling<I: Io>(&mut self, fill: u32, io: &mut I) {
-        let filling = self.fills.get(fill);
-        let complete = filling.next >= filling.whole.end();
-        if filling.pending > 0 || (filling.status == Status::Done && !complete) {
-            return;
-        }
-        let Some(filling) = self.fills.fillings.remove(fill) else { unreachable!("fill {fill} has ended") };
-        let bytes = filling.bytes();
-        let Filling { number, ticket, file, at, whole, parts, room, is_copy, .. } = filling;
-        let status = if self.broken { Status::Refused } else { filling.status };
-        if status == Status::Done {
-            let from = match room {
-                Some(room) => room,
-                None if is_copy => zeroes(whole.len),
-                None => Segments::joined(parts),
-            };
-            return self.push(Op::Filled { number, ticket, bytes }, file, Action::Write { at, from }, io);
-        }
-        self.fills.budget.give_back(bytes);
-        if let Some(ticket) = ticket {
-            self.finish_reservation(file, ticket, false, io);
-        }
-        self.part_ended(number, status);
-    }
-}
-
 /// So many zeroes, to be written.
 pub(super) fn zeroes(len: u64) -> Segments {
     Segments::zeroes(in_memory(len))
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    const DISK: u64 = 8192;
+
+    /// A write of 512 bytes at 6144, in the cluster from 4096 to 12288, which reaches behind the end of the disk.
+    fn write() -> Filling {
+        let fill = Some(Fill { before: 2048, after: 5632 });
+        let reserved = Reserved { at: 1 << 20, len: 512, ticket: Some(Ticket(1)), fill };
+        Filling::new(7, FileId(0), 6144, reserved, Some(Segments::copy_of(&[9; 512])))
+    }
+
+    #[test]
+    fn a_fill_ends_when_all_around_its_write_was_read() {
+        let mut fills = Fills::new(1 << 20);
+        let (fill, begun) = fills.begin(write());
+        assert!(begun);
+        let mut lens = Vec::new();
+        while let Some(part) = fills.get(fill).next_part(DISK) {
+            let filling = fills.get(fill);
+            match part {
+                FillPart::Own => filling.append_own(),
+                FillPart::Beyond(len) => filling.append(zeroes(len)),
+                FillPart::Copy(span) => {
+                    filling.append_room(span.len).copy_from(&vec![1; in_memory(span.len)]);
+                    filling.read_begun();
+                    lens.push((span.at, span.len));
+                }
+            }
+        }
+        assert_eq!(lens, [(4096, 2048), (6656, 1536)]);
+        fills.get(fill).read_ended(Status::Done);
+        assert!(fills.take_ended(fill).is_none(), "a read is under way");
+        fills.get(fill).read_ended(Status::Done);
+        let ended = fills.take_ended(fill).unwrap();
+        assert_eq!((ended.place, ended.bytes()), ((1 << 20) - 2048, 2048 + 5632));
+        fills.give_back(ended.bytes());
+        let expected = [vec![1; 2048], vec![9; 512], vec![1; 1536], vec![0; 4096]].concat();
+        assert_eq!(ended.into_content().to_vec(), expected);
+        assert!(fills.is_empty());
+    }
+
+    #[test]
+    fn a_fill_that_has_failed_ends_with_its_last_read() {
+        let mut fills = Fills::new(1 << 20);
+        let (fill, _) = fills.begin(write());
+        (0..2).for_each(|_| fills.get(fill).read_begun());
+        fills.get(fill).read_ended(Status::Failed);
+        assert!(fills.get(fill).next_part(DISK).is_none() && fills.take_ended(fill).is_none());
+        fills.get(fill).read_ended(Status::Done);
+        assert_eq!(fills.take_ended(fill).unwrap().status, Status::Failed);
+    }
+
+    #[test]
+    fn a_fill_waits_for_its_memory() {
+        let mut fills = Fills::new(2048 + 5632);
+        let (first, begun) = fills.begin(write());
+        assert!(begun);
+        let (second, begun) = fills.begin(write());
+        assert!(!begun && fills.next().is_none());
+        fills.get(first).fail(Status::Failed);
+        let bytes = fills.take_ended(first).unwrap().bytes();
+        fills.give_back(bytes);
+        assert_eq!(fills.next(), Some(second));
+    }
 }

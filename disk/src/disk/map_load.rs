@@ -1,15 +1,17 @@
-//! Loading the chain map chunk by chunk, and waiting for the metadata that this takes.
+//! Metadata that is loaded, and what waits for it.
 //!
-//! Knows nothing of what is done with the bytes. Keeps: a block of metadata is read once for all who wait for it.
+//! Knows nothing of what is done with the metadata. Keeps: a block of metadata is read once for all who wait for it;
+//! few chunks of the map are loaded at once, so that they do not evict each other's metadata, and each is loaded in the
+//! end.
 
-use std::collections::VecDeque;
 use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
 
-use super::{Disk, Layer, Missing, Obstacle, Op, Parked, Ready};
-use crate::chain_map::{ChainMap, Location, Run, append};
-use crate::format::{Format, Mapping, MetaBlock, Wait};
-use crate::size::in_memory;
-use crate::{Action, FileDone, Io, Span, Status};
+use super::layer::Missing;
+use super::queue::Parked;
+use crate::FileId;
+use crate::chain_map::ChainMap;
+use crate::format::MetaBlock;
 
 /// Chunks loaded at once: enough to keep the storage busy, since each may load a bitmap of every layer.
 const LOADING_MAX: usize = 16;
@@ -17,20 +19,16 @@ const LOADING_MAX: usize = 16;
 /// loaded side by side can evict each other's blocks without end if the caches are small. One chunk alone always
 /// finishes, for a format keeps at least what one chunk takes.
 const LOADS_MAX: usize = 16;
-/// Damaged chunks that are remembered.
-const DAMAGED_MAX: usize = 256;
-/// Bytes of a damaged chunk that are mapped together.
-const PAGE: u64 = 4096;
 
-/// Chunks that are being loaded, and what waits for its turn.
+/// Loads under way, chunks that are being loaded, and what waits for its turn.
 #[derive(Debug, Default)]
 pub(super) struct MapLoader {
+    /// What waits for each block, by its file and its place there.
+    loads: HashMap<(FileId, u64), Vec<Parked>>,
     under_way: Vec<ChunkLoad>,
     /// The chunk that is loaded alone.
     alone: Option<u64>,
     waiting: VecDeque<Parked>,
-    /// Chunks that cannot be loaded as a whole, the oldest first. Their sound parts are still found, page by page.
-    damaged: VecDeque<u64>,
 }
 
 #[derive(Debug)]
@@ -43,8 +41,67 @@ struct ChunkLoad {
 impl MapLoader {
     /// Whether nothing is being loaded.
     #[cfg(test)]
-    pub(super) fn is_over(&self) -> bool {
-        self.under_way.is_empty() && self.alone.is_none() && self.waiting.is_empty()
+    pub fn is_over(&self) -> bool {
+        self.loads.is_empty() && self.under_way.is_empty() && self.alone.is_none() && self.waiting.is_empty()
+    }
+
+    /// Parks what needs a chunk whose metadata is missing. Returns what is to be read now.
+    pub fn park_for_chunk(&mut self, parked: Parked, missing: Missing, layers: usize) -> Missing {
+        let chunk = ChainMap::chunk_of(parked.at()).at;
+        if !self.admit(chunk) {
+            self.waiting.push_back(parked);
+            return Missing::new();
+        }
+        let begun = self.park(parked, missing);
+        let Some(load) = self.under_way.iter_mut().find(|load| load.chunk == chunk) else {
+            unreachable!("chunk {chunk} was admitted")
+        };
+        load.loads += begun.len();
+        if load.loads > layers * LOADS_MAX {
+            self.alone.get_or_insert(chunk);
+        }
+        begun
+    }
+
+    /// Parks something until the missing metadata is loaded. All of it is asked for at once, and the last block waited
+    /// for: by then most others have come, and the layers need not be walked for each. Returns what is to be read now.
+    pub fn park(&mut self, parked: Parked, mut missing: Missing) -> Missing {
+        let Some(&(file, MetaBlock { at, .. })) = missing.last() else { unreachable!("nothing is missing") };
+        // One load for all who wait: a second one could bring older bytes than the first.
+        missing.retain(|(file, block)| match self.loads.entry((*file, block.at)) {
+            Entry::Vacant(place) => {
+                place.insert(Vec::new());
+                true
+            }
+            Entry::Occupied(_) => false,
+        });
+        self.loads.entry((file, at)).or_default().push(parked);
+        missing
+    }
+
+    /// A block was read: what has waited for it. [`MapLoader::went_on`] follows for each.
+    pub fn loaded(&mut self, file: FileId, block: MetaBlock) -> Vec<Parked> {
+        let Some(parked) = self.loads.remove(&(file, block.at)) else {
+            unreachable!("nobody has asked for {block:?} of file {}", file.0)
+        };
+        parked
+    }
+
+    /// What waited for metadata around byte `at` has gone on. Ends the load of its chunk, so that the next one has its
+    /// turn, unless the chunk is not known (`is_known`) and more of it is awaited.
+    pub fn went_on(&mut self, at: u64, is_known: bool) {
+        let chunk = ChainMap::chunk_of(at).at;
+        // It is known now, or failed, or was known and forgotten again since the request went on behind it.
+        if is_known || !self.is_awaited(chunk) {
+            self.under_way.retain(|load| load.chunk != chunk);
+            self.alone.take_if(|alone| *alone == chunk);
+        }
+    }
+
+    /// The next one whose turn it is.
+    pub fn next(&mut self) -> Option<Parked> {
+        let room = self.alone.is_none() && self.under_way.len() < LOADING_MAX;
+        if room { self.waiting.pop_front() } else { None }
     }
 
     /// Whether a chunk may be loaded now. If not, it is taken off the list.
@@ -63,253 +120,64 @@ impl MapLoader {
         admitted
     }
 
-    /// Counts loads for a chunk.
-    fn loading(&mut self, chunk: u64, loads: usize, loads_max: usize) {
-        let Some(load) = self.under_way.iter_mut().find(|load| load.chunk == chunk) else { return };
-        load.loads += loads;
-        if load.loads > loads_max {
-            self.alone.get_or_insert(chunk);
-        }
-    }
-
-    /// Records that a chunk cannot be loaded as a whole. Returns whether that is new.
-    fn found_damaged(&mut self, chunk: u64) -> bool {
-        if self.damaged.contains(&chunk) {
-            return false;
-        }
-        if self.damaged.len() == DAMAGED_MAX {
-            self.damaged.pop_front();
-        }
-        self.damaged.push_back(chunk);
-        true
-    }
-
-    /// Ends the load of a chunk, if there is one.
-    fn end(&mut self, chunk: u64) {
-        self.under_way.retain(|load| load.chunk != chunk);
-        self.alone.take_if(|alone| *alone == chunk);
-    }
-
-    /// The next one whose turn it is.
-    pub(super) fn next(&mut self) -> Option<Parked> {
-        let room = self.alone.is_none() && self.under_way.len() < LOADING_MAX;
-        if room { self.waiting.pop_front() } else { None }
-    }
-}
-
-impl<F: Format> Disk<F> {
-    /// Where byte `at` lives, and for how many bytes. `Err` names metadata to be loaded first.
-    pub(super) fn resolve(&mut self, at: u64) -> Result<(Location, u64), Missing> {
-        if let Some(found) = self.map.lookup(at) {
-            return Ok(found);
-        }
-        let chunk = ChainMap::chunk_of(at);
-        let damaged = self.map_loader.damaged.contains(&chunk.at);
-        let wanted = if damaged { Span { at: at / PAGE * PAGE, len: PAGE } } else { chunk };
-        let inside = wanted.intersection(Span { at: 0, len: self.geometry.len }).unwrap_or(wanted);
-        let runs = map_span(&mut self.layers, inside)?;
-        let Some(run) = runs.iter().find(|run| at < run.span.end()) else {
-            unreachable!("the walk covers the span without gaps")
-        };
-        let found = (run.place.advanced(at - run.span.at), run.span.end() - at);
-        if !damaged {
-            self.map.insert(chunk, &runs);
-            self.cached_bytes += size_of_val(runs.as_slice());
-        }
-        Ok(found)
-    }
-
-    /// How many of the first bytes of `span` one layer provides, and which: 1 for the leaf, 0 for none. `Err` names
-    /// metadata to be loaded first.
-    pub(super) fn depth(&mut self, span: Span) -> Result<(u64, u32), Missing> {
-        let (mut len, mut found, mut missing) = (span.len, 0, Missing::new());
-        for (depth, layer) in (1..).zip(&mut self.layers) {
-            let inside = Span { at: 0, len: layer.format.geometry().len };
-            // The zeroes behind the end of a layer count as its own, as they do for QEMU: they hide what is below.
-            let Some(part) = (Span { at: span.at, len }).intersection(inside) else {
-                found = depth;
-                break;
-            };
-            let (place, part) = layer.look_up(part, &mut missing);
-            len = part.len;
-            if !matches!(place, Mapping::Parent { .. }) {
-                found = depth;
-                break;
-            }
-        }
-        if missing.is_empty() { Ok((len, found)) } else { Err(missing) }
-    }
-
-    /// Parks what needs a chunk whose metadata is missing. Few chunks are loaded at once, so that they do not evict
-    /// each other's metadata.
-    pub(super) fn park_for_map<I: Io>(&mut self, parked: Parked, missing: Missing, io: &mut I) {
-        let chunk = ChainMap::chunk_of(parked.at()).at;
-        if self.map_loader.admit(chunk) {
-            let before = self.loads.len();
-            self.park(parked, missing, io);
-            let begun = self.loads.len() - before;
-            self.map_loader.loading(chunk, begun, self.layers.len() * LOADS_MAX);
-        } else {
-            self.set_aside(parked);
-            self.map_loader.waiting.push_back(parked);
-        }
-    }
-
-    /// Counts what is parked as a part of its request. A fill is one already.
-    pub(super) fn set_aside(&mut self, parked: Parked) {
-        if let Parked::Request { number, .. } = parked {
-            self.part_begun(number);
-        }
-    }
-
-    /// Has what was parked go on.
-    pub(super) fn unpark(&mut self, parked: Parked) {
-        self.ready.push_back(match parked {
-            Parked::Request { number, rest } => Ready::Request { number, rest },
-            Parked::Fill { fill, .. } => Ready::Fill { fill },
-        });
-    }
-
-    /// Fails what was parked: the metadata cannot be loaded.
-    fn fail_parked<I: Io>(&mut self, parked: Parked, io: &mut I) {
-        match parked {
-            Parked::Request { number, .. } => self.part_ended(number, Status::Failed),
-            Parked::Fill { fill, .. } => self.fill_read(fill, Status::Failed, io),
-        }
-    }
-
-    /// What waited for metadata around byte `at` has gone on. Ends the load of its chunk, so that the next one has its
-    /// turn, unless more of it is awaited.
-    pub(super) fn load_ended(&mut self, at: u64) {
-        let chunk = ChainMap::chunk_of(at).at;
-        // It is known now, or failed, or was known and forgotten again since the request went on behind it.
-        if self.map.lookup(at).is_some() || !self.is_awaited(chunk) {
-            self.map_loader.end(chunk);
-        }
-    }
-
-    /// Parks the rest of a request until the obstacle is gone, or fails it.
-    pub(super) fn wait_for<I: Io>(&mut self, number: u32, rest: Span, obstacle: Obstacle, io: &mut I) {
-        let parked = Parked::Request { number, rest };
-        match obstacle {
-            Obstacle::Chunk(missing) => self.park_for_map(parked, missing, io),
-            Obstacle::Owed | Obstacle::Layer(_, Wait::Round) => self.wait_for_round(parked),
-            Obstacle::Layer(file, Wait::Load(block)) => {
-                self.park(parked, vec![(file, block)], io);
-            }
-            Obstacle::Layer(file, Wait::Busy(ticket)) => {
-                self.set_aside(parked);
-                self.busy.entry((file, ticket)).or_default().push(parked);
-            }
-            Obstacle::Layer(file, Wait::Damaged(_)) => {
-                self.met_damage(file, rest);
-                self.fail(number, Status::Failed);
-            }
-            Obstacle::Layer(file, Wait::NoSpace) => {
-                self.retry_without_merge(number, file);
-                self.active.get_mut(number).request.at_limit = true;
-                self.fail(number, Status::NoSpace);
-            }
-        }
-    }
-
-    /// Parks something until the missing metadata is loaded. All of it is asked for at once, and the last block waited
-    /// for: by then most others have come, and the layers need not be walked for each.
-    pub(super) fn park<I: Io>(&mut self, parked: Parked, missing: Missing, io: &mut I) {
-        let Some(&last) = missing.last() else { unreachable!("nothing is missing") };
-        self.set_aside(parked);
-        for (file, block) in missing {
-            // One load for all who wait: a second one could bring older bytes than the first.
-            if let Entry::Vacant(place) = self.loads.entry((file, block.at)) {
-                place.insert(Vec::new());
-                let into = memory::Segments::zeroed(in_memory(block.len.into()));
-                self.push(Op::Load { block }, file, Action::Read { at: block.at, into }, io);
-            }
-        }
-        self.loads.entry((last.0, last.1.at)).or_default().push(parked);
-    }
-
-    pub(super) fn loaded<I: Io>(&mut self, block: MetaBlock, done: FileDone, io: &mut I) {
-        let file = done.op.file;
-        self.cached_bytes += in_memory(block.len.into());
-        let parked = self.loads.remove(&(file, block.at)).unwrap_or_default();
-        let sound = match (done.result, done.op.action) {
-            (Ok(()), Action::Read { into, .. }) => self.layer_of(file).load(block, into.to_vec()),
-            _ => false,
-        };
-        for parked in parked {
-            let chunk = ChainMap::chunk_of(parked.at()).at;
-            // The block may concern another part of the chunk than was asked for.
-            if sound || self.map_loader.found_damaged(chunk) {
-                self.unpark(parked);
-            } else {
-                self.fail_parked(parked, io);
-            }
-            self.ready.push_back(Ready::Loaded { at: parked.at() });
-        }
-    }
-
     /// Whether something waits for metadata of this chunk.
-    pub(super) fn is_awaited(&self, chunk: u64) -> bool {
+    fn is_awaited(&self, chunk: u64) -> bool {
         self.loads.values().flatten().any(|parked| ChainMap::chunk_of(parked.at()).at == chunk)
     }
 }
 
-impl<F: Format> Layer<F> {
-    /// Where the layer has the first bytes of `span`, and which those are. Missing metadata counts as nothing
-    /// allocated, so that the walk continues below and finds what else is missing; the result is then of no use.
-    pub(super) fn look_up(&mut self, span: Span, missing: &mut Missing) -> (Mapping, Span) {
-        let place = match self.format.map(span) {
-            Ok(place) => place,
-            Err(Wait::Load(block)) => {
-                missing.push((self.file, block));
-                Mapping::Parent { len: span.len }
-            }
-            Err(Wait::Busy(_) | Wait::Round | Wait::NoSpace | Wait::Damaged(_)) => {
-                unreachable!("a lookup takes no space")
-            }
-        };
-        (place, Span { at: span.at, len: place.len().min(span.len).max(512) })
+#[cfg(test)]
+mod test {
+    use super::*;
+    use crate::Span;
+    use crate::chain_map::CHUNK;
+
+    const FILE: FileId = FileId(0);
+
+    fn parked(chunk: u64) -> Parked {
+        Parked::Request { number: 0, rest: Span { at: chunk * CHUNK, len: 512 } }
     }
-}
 
-/// Where the bytes of `span` live, as the first of `layers` shows them.
-pub(super) fn map_span<F: Format>(layers: &mut [Layer<F>], span: Span) -> Result<Vec<Run>, Missing> {
-    let (mut runs, mut missing) = (Vec::new(), Missing::new());
-    walk(layers, span, &mut runs, &mut missing);
-    if missing.is_empty() { Ok(runs) } else { Err(missing) }
-}
+    fn block(at: u64) -> MetaBlock {
+        MetaBlock { at, len: 512 }
+    }
 
-/// Maps `span` of `layers`, from the first down, into `runs`.
-fn walk<F: Format>(layers: &mut [Layer<F>], span: Span, runs: &mut Vec<Run>, missing: &mut Missing) {
-    let Some((layer, below)) = layers.split_first_mut() else {
-        // Below the base there is nothing.
-        return append(runs, Run { span, place: Location::Zero });
-    };
-    let mut at = span.at;
-    while at < span.end() {
-        let rest = span.tail_from(at);
-        // Behind the end of a layer that is smaller than the one above there is zero, whatever is below.
-        let size = layer.format.geometry().len;
-        if at >= size {
-            return append(runs, Run { span: rest, place: Location::Zero });
+    #[test]
+    fn a_block_is_read_once_for_all_who_wait_for_it() {
+        let mut loader = MapLoader::default();
+        assert_eq!(loader.park(parked(0), vec![(FILE, block(512)), (FILE, block(0))]).len(), 2);
+        assert_eq!(loader.park(parked(1), vec![(FILE, block(0))]), []);
+        assert_eq!(loader.loaded(FILE, block(512)), [], "the last one is waited for");
+        assert_eq!(loader.loaded(FILE, block(0)), [parked(0), parked(1)]);
+        assert!(loader.is_over());
+    }
+
+    #[test]
+    fn few_chunks_are_loaded_at_once_and_the_next_has_its_turn_when_one_is_known() {
+        let mut loader = MapLoader::default();
+        let chunks = 0..LOADING_MAX as u64;
+        for chunk in chunks.clone() {
+            assert_eq!(loader.park_for_chunk(parked(chunk), vec![(FILE, block(chunk * 512))], 1).len(), 1);
         }
-        let rest = Span { at, len: rest.len.min(size - at) };
-        let (place, part) = layer.look_up(rest, missing);
-        match place {
-            Mapping::Data { at, .. } => {
-                append(runs, Run { span: part, place: Location::Data { file: layer.file, at } })
-            }
-            Mapping::Compressed { .. } => {
-                append(runs, Run { span: part, place: Location::Compressed { file: layer.file } })
-            }
-            Mapping::Shared { at, .. } => {
-                append(runs, Run { span: part, place: Location::Shared { file: layer.file, at } })
-            }
-            Mapping::Damaged { .. } => append(runs, Run { span: part, place: Location::Damaged { file: layer.file } }),
-            Mapping::Zero { .. } => append(runs, Run { span: part, place: Location::Zero }),
-            Mapping::Parent { .. } => walk(below, part, runs, missing),
+        let late = parked(chunks.end);
+        assert_eq!(loader.park_for_chunk(late, vec![(FILE, block(chunks.end * 512))], 1), []);
+        assert_eq!(loader.next(), None);
+        assert_eq!(loader.loaded(FILE, block(0)), [parked(0)]);
+        loader.went_on(0, true);
+        assert_eq!((loader.next(), loader.next()), (Some(late), None));
+    }
+
+    #[test]
+    fn a_chunk_for_which_too_much_is_loaded_is_loaded_alone() {
+        let mut loader = MapLoader::default();
+        loader.park_for_chunk(parked(1), vec![(FILE, block(1 << 30))], 1);
+        for load in 0..=LOADS_MAX as u64 {
+            assert_eq!(loader.park_for_chunk(parked(0), vec![(FILE, block(load * 512))], 1).len(), 1);
+            assert_eq!(loader.loaded(FILE, block(load * 512)), [parked(0)]);
         }
-        at = part.end();
+        assert_eq!(loader.loaded(FILE, block(1 << 30)), [parked(1)]);
+        assert_eq!(loader.park_for_chunk(parked(1), vec![(FILE, block(1 << 30))], 1), [], "another one waits");
+        loader.went_on(0, true);
+        assert_eq!(loader.next(), Some(parked(1)));
     }
 }

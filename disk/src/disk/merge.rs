@@ -1,9 +1,9 @@
 //! Merging layers into the one below them, while the guest goes on.
 //!
-//! Knows which chunks are merged, where the guest's writes go meanwhile, and how a merge begins and ends; `merge_chunk`
-//! knows how one chunk is done. Knows nothing of clocks and rates: the caller of [`Disk::step_merge`] sets the pace.
-//! Keeps: at every moment the chain reads as the guest left it, and so does every chain that a power loss leaves
-//! (decision 0006).
+//! Knows how far a merge is and what its chunk under way holds; `merge_steps` does what is to be done, `routing` says
+//! where the guest's writes go meanwhile. Knows nothing of clocks and rates: the caller of
+//! [`Disk::step_merge`](super::Disk::step_merge) sets the pace. Keeps: at every moment the chain reads as the guest
+//! left it, and so does every chain that a power loss leaves (decision 0006).
 //!
 //! # What is durable when
 //!
@@ -22,52 +22,28 @@
 //! 6. S1, then S2, up to Sn are durable. *Power loss after Sk:* what S1 to Sk showed in g is in T, and Sk+1 to Sn hide
 //!    as much of it as they did. Were an upper source first, it would expose a lower one that it hides.
 //! 7. The space of what was forgotten is deallocated and reused.
-//!
-//! # Where the guest's writes go
-//!
-//! With the leaf among the sources a chunk is undecided, the leaf's, or merged. Its first write or its merge decides,
-//! once; it becomes merged only while nothing in flight overlaps it.
-//!
-//! - *A write to the leaf is in flight when the chunk's merge begins:* the merge waits for it, and copies it.
-//! - *A write comes while the chunk is being merged:* it waits, is routed afterwards, and goes to T. It cannot overtake
-//!   the copy.
-//! - *Two writes to one chunk* go to the same layer, so that its format sees both where they share a cluster.
-//! - *A write from before the merge is in an undecided chunk,* with its commit in the leaf still to come: the chunk is
-//!   the leaf's. So are the later chunks of that write.
-//! - *A write to an undecided chunk of which no source has anything allocated:* there is nothing to copy, and nothing
-//!   hides the write. The chunk is merged, the write goes to T, and its fill is read as a reader would: from T and
-//!   below.
-//! - *A merge that fails or is cancelled* decides no more chunks. The merged ones stay T's until nothing at all is in
-//!   flight: a write to the leaf would copy a cluster from T to which another write is under way. Then the whole disk
-//!   is the leaf's again, and a new merge starts with nothing decided.
-//! - *A write for which the target has no space:* the merge has failed. The write is not answered. It starts over when
-//!   nothing at all is in flight, and new requests wait for that. The whole disk is the leaf's then, which may have the
-//!   space, as it would have had without the merge.
-//! - *A fill of a write to the leaf*, with the leaf not among the sources, stays inside the chunk of its write, so the
-//!   chunk's merge waits for it as for the write.
 
-use super::merge_chunk::MergeChunk;
-use super::{Disk, Missing, Obstacle};
-use crate::chain_map::Location;
-use crate::chain_map::{CHUNK, ChainMap};
-use crate::format::{Committed, Format};
-use crate::size::in_memory;
-use crate::{FileId, ImageError, ImageErrorKind, Io, Layer, Span, Status};
+use std::ops::Range;
 
-/// Chunks without anything to merge that one step passes over: a disk of 2 TiB has a million chunks.
-const EMPTY_MAX: usize = 256;
-/// Bytes that are routed at once: the largest block of a VHD, so that a discard of a whole block is seen as such.
-const ALIKE_MAX: u64 = 16 << 20;
+use super::chain::Allocated;
+use super::routing::WriteRouting;
+use crate::chain_map::{CHUNK, ChainMap, Location, Run};
+use crate::{FileId, Span, Status};
+
+/// Bytes that one copy moves while the guest is idle: enough to keep the storage busy.
+const COPY_MAX: u64 = 1 << 20;
+/// Bytes that one copy moves while the guest is busy: few enough that its next request waits little longer for it.
+const COPY_MAX_POLITE: u64 = 64 << 10;
 
 /// How far a merge has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MergeState {
     /// There is more to do.
     Running,
-    /// The sources hold nothing any more: [`Disk::end_merge`] comes next.
+    /// The sources hold nothing any more: [`Disk::end_merge`](super::Disk::end_merge) comes next.
     Copied,
-    /// It has stopped; the chain is valid, and [`Disk::begin_merge`] continues it. The target has no space, the storage
-    /// or the disk has failed, or a source cannot forget.
+    /// It has stopped; the chain is valid, and [`Disk::begin_merge`](super::Disk::begin_merge) continues it. The target
+    /// has no space, the storage or the disk has failed, or a source cannot forget.
     Failed(Status),
 }
 
@@ -94,133 +70,49 @@ pub struct MergeProgress {
 #[derive(Debug)]
 pub(super) struct Merge {
     /// Depths; the layers do not change during a merge.
-    pub from: usize,
-    pub into: usize,
-    pub target: FileId,
-    pub len: u64,
-    pub copied: u64,
-    pub chunk: Option<MergeChunk>,
+    from: usize,
+    into: usize,
+    target: FileId,
+    len: u64,
+    copied: u64,
+    chunk: Option<MergeChunk>,
     state: MergeState,
     /// Whether the guest was busy before the current chunk, and since.
-    pub guest_before: bool,
-    pub guest_now: bool,
+    guest_before: bool,
+    guest_now: bool,
     /// It was cancelled.
     cancelled: bool,
     /// A round was asked for with which the target grows.
     growth_asked: bool,
     /// The first byte that is not done.
     next: u64,
-    /// Where the guest's writes go, with the leaf among the sources.
-    routing: Option<WriteRouting>,
 }
 
-/// What is decided of the chunks: two bits of each.
+/// The chunk that is being merged, and what is known of it.
 #[derive(Debug)]
-struct WriteRouting {
-    merged: Bits,
-    leafs: Bits,
+struct MergeChunk {
+    span: Span,
+    /// It is among the active requests; else it waits for requests that overlap it.
+    is_active: bool,
+    stage: Stage,
+    /// Where the bytes of the chunk live, as the first source shows them.
+    runs: Vec<Run>,
+    /// What the sources have allocated of it, ascending.
+    allocated: Vec<Allocated>,
 }
 
-#[derive(Debug)]
-struct Bits(Vec<u64>);
-
-impl Bits {
-    fn new(count: u64) -> Bits {
-        Bits(vec![0; in_memory(count.div_ceil(64))])
-    }
-
-    fn has(&self, bit: u64) -> bool {
-        self.0.get(in_memory(bit / 64)).is_some_and(|word| word & (1 << (bit % 64)) != 0)
-    }
-
-    fn set(&mut self, bit: u64) {
-        let Some(word) = self.0.get_mut(in_memory(bit / 64)) else { unreachable!("bit {bit} is behind the end") };
-        *word |= 1 << (bit % 64);
-    }
-}
-
-impl WriteRouting {
-    fn new(len: u64) -> WriteRouting {
-        let chunks = len.div_ceil(CHUNK);
-        WriteRouting { merged: Bits::new(chunks), leafs: Bits::new(chunks) }
-    }
-
-    /// Whether the chunk around a byte is merged, if that is decided.
-    fn of(&self, at: u64) -> Option<bool> {
-        let chunk = at / CHUNK;
-        if self.merged.has(chunk) { Some(true) } else { self.leafs.has(chunk).then_some(false) }
-    }
-
-    fn route(&mut self, at: u64, merged: bool) {
-        if merged { self.merged.set(at / CHUNK) } else { self.leafs.set(at / CHUNK) }
-    }
+/// The stages of a chunk, in their order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    Looking,
+    Copying,
+    Forgetting,
 }
 
 impl Merge {
-    fn is_merged(&self, at: u64) -> bool {
-        self.routing.as_ref().is_some_and(|routing| routing.of(at) == Some(true))
-    }
-
-    /// Whether chunks are still being decided.
-    fn goes_on(&self) -> bool {
-        !self.cancelled && !matches!(self.state, MergeState::Failed(_))
-    }
-
-    /// Goes on to the next chunk that is not merged.
-    fn advance(&mut self) {
-        while self.next < self.len && self.is_merged(self.next) {
-            self.next += CHUNK;
-        }
-        if self.next >= self.len && self.state == MergeState::Running {
-            self.state = MergeState::Copied;
-        }
-    }
-
-    /// Records the end of a chunk.
-    pub fn visited(&mut self, chunk: Span, status: Status) {
-        if status != Status::Done {
-            self.state = MergeState::Failed(status);
-            return;
-        }
-        if let Some(routing) = &mut self.routing {
-            routing.route(chunk.at, true);
-        }
-        self.next = chunk.end();
-        self.advance();
-    }
-}
-
-impl<F: Format> Disk<F> {
-    /// Begins to merge the layers `from..into`, the uppermost first, into the layer `into`. `from` is 0 if the leaf is
-    /// among them. All are open for writing, none is smaller than the one below it, and all grow to the size of the
-    /// first (the caller sets the length of a raw image's file). Continues a merge that has failed.
-    pub fn begin_merge(&mut self, from: usize, into: usize) -> Result<(), ImageError> {
-        if let Some(merge) = &self.merge {
-            let what = match (merge.goes_on(), (merge.from, merge.into) == (from, into)) {
-                (true, _) => "a merge is under way already",
-                (false, false) => "another merge has not come to its end",
-                (false, true) => return self.resume_merge(),
-            };
-            return Err(ImageError::new(ImageErrorKind::Unsupported, what));
-        }
-        self.check_merge(from, into)?;
-        let len = self.layer_at(from).format.geometry().len;
-        let (below, count) = (from + 1, into - from);
-        self.check_hidden(into, len)?;
-        self.may_change();
-        // The deepest first: if it cannot grow, nothing has changed.
-        let mut grown = Vec::new();
-        for layer in self.layers.iter_mut().skip(below).take(count).rev() {
-            if layer.format.geometry().len < len {
-                layer.format.grow(len)?;
-                grown.push(layer.file);
-            }
-        }
-        // The map must not say any more that nothing is behind their old ends: a write there may change no metadata.
-        grown.into_iter().for_each(|file| self.layer_grown(file));
-        let target = self.layer_at(into).file;
-        self.epoch += 1;
-        let mut merge = Merge {
+    /// A merge of the layers `from..into` into the layer `into`, whose file is `target`, on a disk of `len` bytes.
+    pub fn new((from, into): (usize, usize), target: FileId, len: u64) -> Merge {
+        Merge {
             from,
             into,
             target,
@@ -233,260 +125,264 @@ impl<F: Format> Disk<F> {
             cancelled: false,
             growth_asked: false,
             next: 0,
-            routing: (from == 0).then(|| WriteRouting::new(len)),
-        };
-        merge.advance();
-        self.merge = Some(merge);
-        Ok(())
-    }
-
-    fn resume_merge(&mut self) -> Result<(), ImageError> {
-        self.check_merge_alive()?;
-        let merge = self.merge_mut();
-        (merge.state, merge.cancelled, merge.growth_asked) = (MergeState::Running, false, false);
-        if merge.from == 0 && merge.routing.is_none() {
-            merge.routing = Some(WriteRouting::new(merge.len));
-            merge.next = 0;
-            self.epoch += 1;
         }
-        self.merge_mut().advance();
-        Ok(())
     }
 
-    fn check_merge_alive(&self) -> Result<(), ImageError> {
-        if self.broken {
-            return Err(ImageError::new(ImageErrorKind::Storage, "a sync of the disk has failed: nothing is written"));
-        }
-        Ok(())
+    /// The depths of the sources.
+    pub fn sources(&self) -> Range<usize> {
+        self.from..self.into
     }
 
-    fn check_merge(&self, from: usize, into: usize) -> Result<(), ImageError> {
-        self.check_merge_alive()?;
-        if from >= into || into >= self.layers.len() {
-            let what =
-                format!("layers {from} to {into} of a chain of {} cannot be merged into the last", self.layers.len());
-            return Err(ImageError::new(ImageErrorKind::OutOfLimits, what));
-        }
-        (from..=into).try_for_each(|depth| self.require_nothing_owed(depth))?;
-        let layers = || self.layers.iter().enumerate().take(into + 1).skip(from);
-        if let Some((depth, _)) = layers().find(|(_, layer)| layer.closing || layer.format.geometry().read_only) {
-            let what = format!("layer {depth} takes part in the merge and is not open for writing");
-            return Err(ImageError::new(ImageErrorKind::Unsupported, what));
-        }
-        for ((_, upper), (depth, lower)) in layers().zip(layers().skip(1)) {
-            let (upper, lower) = (upper.format.geometry(), lower.format.geometry());
-            if lower.len > upper.len {
-                let what = format!(
-                    "layer {depth} has {} bytes, the one above it {}: merging would expose what that hides",
-                    lower.len, upper.len
-                );
-                return Err(ImageError::new(ImageErrorKind::Mismatch, what));
-            }
-            if lower.block > upper.block {
-                let what = format!("layer {depth} has blocks of {} bytes, too coarse for the one above", lower.block);
-                return Err(ImageError::new(ImageErrorKind::Unsupported, what));
-            }
-        }
-        Ok(())
+    /// The depth of the target.
+    pub fn target_depth(&self) -> usize {
+        self.into
     }
 
-    /// Begins the next chunk, unless one is under way, the merge has ended or the disk is quiesced. Returns whether it
-    /// did.
-    pub fn step_merge<I: Io>(&mut self, io: &mut I) -> bool {
-        if self.is_target_short() {
-            self.grow_target(io);
-            return false;
-        }
-        let copied = self.merge.as_ref().map_or(0, |merge| merge.copied);
-        let mut begun = false;
-        for _ in 0..EMPTY_MAX {
-            let Some(chunk) = self.next_chunk() else { break };
-            begun = true;
-            self.begin_merge_chunk(chunk, io);
-            self.work_all(io);
-            if self.merge.as_ref().is_none_or(|merge| merge.copied != copied) {
-                break;
-            }
-        }
-        begun
+    /// The file of the target.
+    pub fn target(&self) -> FileId {
+        self.target
     }
 
-    /// The merge under way.
-    pub(super) fn merge_mut(&mut self) -> &mut Merge {
-        let Some(merge) = &mut self.merge else { unreachable!("no merge is under way") };
-        merge
+    /// Bytes of the disk.
+    pub fn len(&self) -> u64 {
+        self.len
     }
 
-    /// The file that the merge under way writes to.
-    pub(super) fn merge_target(&self) -> FileId {
-        let Some(merge) = &self.merge else { unreachable!("no merge is under way") };
-        merge.target
-    }
-
-    /// Where the guest's writes go, if a merge of the leaf routes them.
-    fn routing(&self) -> Option<&WriteRouting> {
-        self.merge.as_ref().and_then(|merge| merge.routing.as_ref())
-    }
-
-    /// Whether the target has not grown to its size yet: some formats grow with a round only.
-    fn is_target_short(&self) -> bool {
-        self.merge.as_ref().is_some_and(|merge| self.layer_at(merge.into).format.geometry().len < merge.len)
-    }
-
-    /// Asks for the round with which the target grows.
-    fn grow_target<I: Io>(&mut self, io: &mut I) {
-        let (syncing, broken) = (self.is_syncing(), self.broken);
-        let Some(merge) = self.merge.as_mut().filter(|merge| merge.goes_on() && !syncing) else { return };
-        if broken || std::mem::replace(&mut merge.growth_asked, true) {
-            merge.state = MergeState::Failed(if broken { Status::Refused } else { Status::Failed });
-            return;
-        }
-        self.sync(io);
-    }
-
-    /// The chunk that can begin now.
-    fn next_chunk(&mut self) -> Option<Span> {
-        let (broken, quiesced) = (self.broken, self.quiesced);
-        let merge = self.merge.as_mut().filter(|merge| merge.goes_on() && merge.chunk.is_none() && !quiesced)?;
-        if broken && merge.state == MergeState::Running {
-            merge.state = MergeState::Failed(Status::Refused);
-        }
-        merge.advance();
-        let chunk = ChainMap::chunk_of(merge.next);
-        (merge.state == MergeState::Running).then(|| chunk.intersection(Span { at: 0, len: merge.len }))?
-    }
-
-    /// How far the merge has come, if there is one.
-    pub fn merge(&self) -> Option<MergeProgress> {
-        let merge = self.merge.as_ref().filter(|merge| !merge.cancelled)?;
-        Some(MergeProgress {
-            from: merge.from,
-            into: merge.into,
-            done: merge.next.min(merge.len),
-            len: merge.len,
-            copied: merge.copied,
-            busy: merge.chunk.is_some() || (self.is_syncing() && self.is_target_short()),
-            state: merge.state,
+    /// How far it is. `grows`: its target is about to grow. None where it was cancelled.
+    pub fn progress(&self, grows: bool) -> Option<MergeProgress> {
+        (!self.cancelled).then_some(MergeProgress {
+            from: self.from,
+            into: self.into,
+            done: self.next.min(self.len),
+            len: self.len,
+            copied: self.copied,
+            busy: self.chunk.is_some() || grows,
+            state: self.state,
         })
     }
 
-    /// Cancels the merge. The chain is valid, and what is merged stays so. A chunk under way ends. The target is not
-    /// written to any more once the disk was quiet.
-    pub fn cancel_merge(&mut self) {
-        self.withdraw_merge_chunk();
-        if let Some(merge) = &mut self.merge {
-            merge.cancelled = true;
-        }
-        self.leave_merge();
+    /// Bytes written to the target.
+    pub fn copied(&self) -> u64 {
+        self.copied
     }
 
-    /// Takes the sources, which hold nothing any more, out of the chain, and returns them. Only when all is copied, the
-    /// disk is quiesced, nothing is in flight and everything is durable.
-    pub fn end_merge(&mut self) -> Result<Vec<Layer<F>>, ImageError> {
-        let Some((from, into)) = self.merge.as_ref().and_then(|merge| {
-            (merge.goes_on() && merge.state == MergeState::Copied).then_some((merge.from, merge.into))
-        }) else {
-            return Err(ImageError::new(ImageErrorKind::Unsupported, "there is no merge that has copied everything"));
-        };
-        self.require_clean("the merged layers cannot be taken off the chain")?;
-        self.merge = None;
-        let sources: Vec<Layer<F>> = self.layers.drain(from..into).collect();
-        // The map does not refer to them: it forgot each chunk with its merge, or the sources had nothing of it.
-        sources.iter().for_each(|layer| self.compressed.closed(layer.file));
-        self.layers_changed();
-        Ok(sources)
+    /// So many more.
+    pub fn copy_begun(&mut self, len: u64) {
+        self.copied += len;
     }
 
-    /// With nothing in flight, gives the chunks of a merge that has stopped back to the leaf, and drops a cancelled
-    /// merge.
-    pub(super) fn leave_merge(&mut self) {
-        if self.active.len() > 0 {
-            return;
+    /// Bytes that one copy may move now.
+    pub fn copy_max(&self) -> u64 {
+        if self.guest_before || self.guest_now { COPY_MAX_POLITE } else { COPY_MAX }
+    }
+
+    /// The guest has a request.
+    pub fn guest_is_busy(&mut self) {
+        self.guest_now = true;
+    }
+
+    /// Whether chunks are still being merged, or all of them are.
+    pub fn goes_on(&self) -> bool {
+        !self.cancelled && !matches!(self.state, MergeState::Failed(_))
+    }
+
+    /// Whether it was cancelled.
+    pub fn is_cancelled(&self) -> bool {
+        self.cancelled
+    }
+
+    /// Whether all is copied.
+    pub fn is_copied(&self) -> bool {
+        self.goes_on() && self.state == MergeState::Copied
+    }
+
+    /// It stops, and no more chunks are decided.
+    pub fn fail(&mut self, status: Status, routing: &mut WriteRouting) {
+        self.state = MergeState::Failed(status);
+        routing.stop_merge();
+    }
+
+    /// The same, for good.
+    pub fn cancel(&mut self, routing: &mut WriteRouting) {
+        self.cancelled = true;
+        routing.stop_merge();
+    }
+
+    /// It goes on after it has stopped; from the beginning, if what was decided of the chunks is not known any more.
+    pub fn resume(&mut self, routing: &mut WriteRouting) {
+        (self.state, self.cancelled, self.growth_asked) = (MergeState::Running, false, false);
+        if self.from == 0 && !routing.resume_merge() {
+            routing.begin_merge(self.into, self.target, self.len);
+            self.next = 0;
         }
-        self.draining = false;
-        match &mut self.merge {
-            Some(merge) if merge.cancelled => self.merge = None,
-            Some(merge) if !merge.goes_on() => merge.routing = None,
-            _ => {}
+        self.advance(routing);
+    }
+
+    /// Asks for the growth of the target. Returns whether it was asked for before.
+    pub fn ask_growth(&mut self) -> bool {
+        std::mem::replace(&mut self.growth_asked, true)
+    }
+
+    /// Goes on to the next chunk that is not merged.
+    pub fn advance(&mut self, routing: &WriteRouting) {
+        while self.next < self.len && routing.is_merged(self.next) {
+            self.next += CHUNK;
+        }
+        if self.next >= self.len && self.state == MergeState::Running {
+            self.state = MergeState::Copied;
         }
     }
 
-    /// The file has no space for a request. If the merge is to blame, the request starts over without it.
-    pub(super) fn retry_without_merge(&mut self, number: u32, file: FileId) {
-        let by_merge = self.merge.as_ref().is_some_and(|merge| merge.routing.is_some() && merge.target == file);
-        let active = self.active.get_mut(number);
-        active.retry_without_merge |= by_merge && !active.of_merge;
+    /// Takes up the next chunk, unless one is under way or there is none, or the disk is broken.
+    pub fn take_up(&mut self, is_broken: bool, routing: &mut WriteRouting) -> Option<Span> {
+        if !self.goes_on() || self.chunk.is_some() {
+            return None;
+        }
+        if is_broken && self.state == MergeState::Running {
+            self.fail(Status::Refused, routing);
+        }
+        self.advance(routing);
+        if self.state != MergeState::Running {
+            return None;
+        }
+        let span = ChainMap::chunk_of(self.next).intersection(Span { at: 0, len: self.len })?;
+        let (stage, runs, allocated) = (Stage::Looking, Vec::new(), Vec::new());
+        self.chunk = Some(MergeChunk { span, is_active: false, stage, runs, allocated });
+        self.guest_before = std::mem::take(&mut self.guest_now);
+        Some(span)
     }
 
-    /// Fails the merge for want of space. New requests wait until nothing is in flight.
-    pub(super) fn begin_draining(&mut self) {
-        self.withdraw_merge_chunk();
-        self.draining = true;
-        if let Some(merge) = self.merge.as_mut().filter(|merge| merge.goes_on()) {
-            merge.state = MergeState::Failed(Status::NoSpace);
-        }
+    /// The chunk is among the active requests now.
+    pub fn chunk_begun(&mut self) {
+        self.chunk_mut().is_active = true;
     }
 
-    /// The file that a write to the first bytes of `span` goes to, and how many of them go there.
-    pub(super) fn route_write(&mut self, span: Span) -> Result<(FileId, Span), Obstacle> {
-        let leaf = self.leaf_file();
-        if self.routing().is_none() {
-            return Ok((leaf, span));
-        }
-        let chunk = ChainMap::chunk_of(span.at);
-        let merged = self.route(chunk).map_err(|missing| {
-            // While the chunk is not in the map, loads for it count as loads of the map.
-            self.map.forget(chunk.at);
-            Obstacle::Chunk(missing)
-        })?;
-        let Some(routing) = self.routing() else { unreachable!("this merge routes no writes") };
-        let limit = span.end().min(span.at + ALIKE_MAX);
-        let mut end = chunk.end();
-        while end < limit && routing.of(end) == Some(merged) {
-            end += CHUNK;
-        }
-        let span = Span { at: span.at, len: end.min(limit) - span.at };
-        Ok((if merged { self.merge_target() } else { leaf }, span))
+    /// Drops the chunk, if it waits.
+    pub fn withdraw_chunk(&mut self) {
+        self.chunk.take_if(|chunk| !chunk.is_active);
     }
 
-    /// Whether writes to the chunk go to the target. Decides it, if it is not decided yet.
-    fn route(&mut self, chunk: Span) -> Result<bool, Missing> {
-        if let Some(merged) = self.routing().and_then(|routing| routing.of(chunk.at)) {
-            return Ok(merged);
-        }
-        // A target that is still to grow has no space behind its end.
-        let may = self.merge_mut().goes_on() && !self.is_target_short() && !self.is_written_since_before_merge(chunk);
-        let merged = may && self.allocated_in_sources(chunk)?.is_empty();
-        let Some(routing) = &mut self.merge_mut().routing else { unreachable!("this merge routes no writes") };
-        routing.route(chunk.at, merged);
-        Ok(merged)
+    /// Whether a chunk is among the active requests.
+    pub fn has_active_chunk(&self) -> bool {
+        self.chunk.as_ref().is_some_and(|chunk| chunk.is_active)
     }
 
-    /// Whether a write to the chunk is in flight that began before the merge.
-    fn is_written_since_before_merge(&self, chunk: Span) -> bool {
-        let mut old = self.active.iter().filter(|active| active.epoch != self.epoch).map(|active| &active.request);
-        old.any(|request| request.operation().is_write() && request.span().overlaps(chunk))
+    /// The bytes of the chunk under way, and its stage.
+    pub fn stage(&self) -> (Span, Stage) {
+        (self.chunk().span, self.chunk().stage)
     }
 
-    /// Publishes a mapping: readers see what was written to `file`.
-    pub(super) fn publish_mapping(&mut self, file: FileId, placed: Committed) {
-        let Committed { span, at } = placed;
-        if file == self.leaf_file() {
-            return self.map.overlay(span, Location::Data { file, at });
+    /// What there is to copy of the chunk, and where it lives.
+    pub fn looked(&mut self, allocated: Vec<Allocated>, runs: Vec<Run>) {
+        let chunk = self.chunk_mut();
+        (chunk.stage, chunk.allocated, chunk.runs) = (Stage::Copying, allocated, runs);
+    }
+
+    /// Enters the next stage, with nothing of the chunk under way: the span to run it on, or none where the chunk ends.
+    pub fn next_stage(&mut self, failed: bool) -> Option<Span> {
+        let chunk = self.chunk_mut();
+        if failed || chunk.stage != Stage::Copying {
+            return None;
         }
-        // Below the leaf only where nothing can hide it: in a merged chunk. A mapping may be larger than what was
-        // written; elsewhere the map is loaded again.
-        let mut begin = span.at;
-        while begin < span.end() {
-            let chunk = ChainMap::chunk_of(begin);
-            let part = chunk.intersection(span).unwrap_or(chunk);
-            if self.merge.as_ref().is_some_and(|merge| merge.is_merged(begin)) {
-                let place = Location::Data { file, at: at + (begin - span.at) };
-                self.map.overlay(part, place);
-            } else {
-                self.map.forget(begin);
+        chunk.stage = Stage::Forgetting;
+        (!chunk.allocated.is_empty()).then_some(chunk.span)
+    }
+
+    /// Ends the chunk, and returns its bytes.
+    pub fn end_chunk(&mut self, status: Status, routing: &mut WriteRouting) -> Span {
+        let Some(MergeChunk { span, .. }) = self.chunk.take() else { unreachable!("no chunk is being merged") };
+        if status == Status::Done {
+            routing.chunk_merged(span.at);
+            self.next = span.end();
+            self.advance(routing);
+        } else {
+            self.fail(status, routing);
+        }
+        span
+    }
+
+    /// Where byte `at` of the chunk under way lives, for copying it, and how many bytes of its run are left.
+    pub fn lookup(&self, at: u64) -> Option<(Location, u64)> {
+        let runs = &self.chunk().runs;
+        let run = runs.get(runs.partition_point(|run| run.span.end() <= at))?;
+        let within = at.checked_sub(run.span.at)?;
+        Some((run.place.advanced(within), run.span.len - within))
+    }
+
+    /// The first bytes of `span` that a source has allocated.
+    pub fn next_allocated(&self, span: Span) -> Option<Allocated> {
+        let allocated = &self.chunk().allocated;
+        let next = allocated.get(allocated.partition_point(|part| part.span.end() <= span.at))?;
+        Some(Allocated { span: next.span.intersection(span)?, ..*next })
+    }
+
+    fn chunk(&self) -> &MergeChunk {
+        let Some(chunk) = &self.chunk else { unreachable!("no chunk is being merged") };
+        chunk
+    }
+
+    fn chunk_mut(&mut self) -> &mut MergeChunk {
+        let Some(chunk) = &mut self.chunk else { unreachable!("no chunk is being merged") };
+        chunk
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    const LEN: u64 = 3 * CHUNK + 512;
+
+    fn merge() -> (Merge, WriteRouting) {
+        let mut routing = WriteRouting::default();
+        routing.begin_merge(1, FileId(1), LEN);
+        (Merge::new((0, 1), FileId(1), LEN), routing)
+    }
+
+    /// The chunk of number `chunk` is merged.
+    fn visit(merge: &mut Merge, routing: &mut WriteRouting, chunk: u64) {
+        assert_eq!(merge.take_up(false, routing).map(|span| span.at), Some(chunk * CHUNK));
+        assert_eq!(merge.take_up(false, routing), None, "one at a time");
+        merge.looked(Vec::new(), Vec::new());
+        assert_eq!(merge.next_stage(false), None, "there is nothing to forget");
+        merge.end_chunk(Status::Done, routing);
+    }
+
+    #[test]
+    fn chunks_are_merged_in_their_order_but_those_that_a_write_has_decided() {
+        let (mut merge, mut routing) = merge();
+        visit(&mut merge, &mut routing, 0);
+        routing.chunk_merged(CHUNK);
+        visit(&mut merge, &mut routing, 2);
+        visit(&mut merge, &mut routing, 3);
+        assert!(merge.is_copied() && (0..4).all(|chunk| routing.is_merged(chunk * CHUNK)));
+    }
+
+    #[test]
+    fn a_merge_that_has_failed_goes_on_where_it_was_as_long_as_that_is_known() {
+        let (mut merge, mut routing) = merge();
+        visit(&mut merge, &mut routing, 0);
+        for (known, next) in [(true, CHUNK), (false, 0)] {
+            merge.take_up(false, &mut routing).unwrap();
+            merge.end_chunk(Status::Failed, &mut routing);
+            assert!(!merge.goes_on() && merge.take_up(false, &mut routing).is_none());
+            if !known {
+                routing.end_merge();
             }
-            begin = chunk.end();
+            merge.resume(&mut routing);
+            assert_eq!(merge.progress(false).unwrap().done, next);
         }
+    }
+
+    #[test]
+    fn copies_are_small_while_the_guest_is_busy() {
+        let (mut merge, mut routing) = merge();
+        assert_eq!(merge.copy_max(), COPY_MAX);
+        merge.guest_is_busy();
+        assert_eq!(merge.copy_max(), COPY_MAX_POLITE);
+        visit(&mut merge, &mut routing, 0);
+        assert_eq!(merge.copy_max(), COPY_MAX_POLITE, "it was busy before this chunk");
+        visit(&mut merge, &mut routing, 1);
+        assert_eq!(merge.copy_max(), COPY_MAX);
     }
 }

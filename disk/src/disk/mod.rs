@@ -9,152 +9,93 @@
 //!   flight, and later requests wait for them;
 //! - after a failed sync nothing is written any more.
 //!
-//! Nothing calls back: what becomes able to go on, because an operation has ended or something was loaded, is put into
-//! the queue `ready`, and one loop takes it from there ([`Disk::work`]).
+//! # How it is put together
 //!
-//! Most requests are one operation on one file: `fast_path`. For the others, `map_load` finds where bytes live and
-//! waits for metadata; `transfer` reads and writes; `fill` writes what surrounds a write (copy on write); `compressed`
-//! reads compressed clusters; `budget` limits the memory of the last two; `unaligned` does requests that are not whole
-//! blocks; `discard` does discards, zeroes and reports of allocation. `active` holds the requests under way and
-//! `overlap` decides which of them wait for others. `flush` runs the rounds, `logging` the redo logs, which outlive the
-//! process. `chain` changes the layers, `merge` merges them, one `merge_chunk` at a time. `cache_trim` frees memory of
-//! an idle disk, and `damage` remembers which metadata made no sense.
+//! What must hold is held by types that know nothing of [`Disk`], each with its own state: `active` has the requests
+//! under way and counts their parts; `overlap` says which requests wait for others; `ops` has the file operations under
+//! way; `chain` has the layers (`layer`) and their redo logs; `disk_map` knows where bytes live, and `map_load` who
+//! waits for metadata; `routing` says where writes go; `fill` has writes that wait for the bytes around them,
+//! `compressed` reads of compressed clusters, both with a `budget` of memory; `rounds` has who waits for a round;
+//! `merge` how far a merge is; `damage` which metadata made no sense.
+//!
+//! [`Disk`] ties them together. This file begins and ends requests; `fast_path` (one operation on one file, as most
+//! requests are), `read`, `write`, `discard`, `unaligned` and `flush` do them, `merge_steps` merges, `layers` changes
+//! the chain. Nothing of these calls back: what can go on is put into a queue (`queue`), and one loop takes it from
+//! there ([`Disk::work`]).
 
 mod active;
 mod budget;
-mod cache_trim;
 mod chain;
 mod compressed;
 mod damage;
 mod discard;
+mod disk_map;
 mod fast_path;
 mod fill;
 mod flush;
-mod logging;
+mod layer;
+mod layers;
 mod map_load;
 mod merge;
-mod merge_chunk;
+mod merge_steps;
+mod ops;
 mod options;
 mod overlap;
 mod queue;
-mod transfer;
+mod read;
+mod rounds;
+mod routing;
 mod unaligned;
+mod write;
 
 use std::collections::{HashMap, VecDeque};
 
-use crate::backlog::Backlog;
-use crate::chain_map::ChainMap;
-use crate::format::{Format, MetaBlock, Ticket};
-use crate::round::Round;
-use crate::slab::Slab;
-use crate::{
-    Action, FileDone, FileId, FileOp, Geometry, ImageError, ImageErrorKind, Io, OpId, Operation, Request, Span, Status,
-};
-use active::{Active, Requests, parts_max, status_of};
+use crate::format::{Format, Ticket};
+use crate::{Action, FileDone, FileId, Geometry, ImageError, ImageErrorKind, Io, Operation, Request, Span, Status};
+use active::{Active, PartEnd, Requests};
+use chain::Chain;
 use compressed::CompressedReads;
+use damage::MetDamage;
+use disk_map::DiskMap;
 use fill::Fills;
 use map_load::MapLoader;
 use merge::Merge;
-use overlap::is_exclusive;
-use queue::{Missing, Obstacle, Parked, Ready};
+use ops::{Ended, Op, Ops};
+use overlap::Overlap;
+use queue::{Parked, Ready};
+use rounds::Rounds;
+use routing::WriteRouting;
 
-pub use chain::Layer;
 pub use damage::{Damage, Damaged};
+pub use layer::Layer;
 pub use merge::{MergeProgress, MergeState};
 pub use options::Options;
 
 /// Layers in a chain. The Xen tools stop at 30; twice that is more likely a mistake than a chain.
 pub const LAYERS_MAX: usize = 60;
 
-/// A file operation under way, and what to do when it has ended.
-#[derive(Debug)]
-enum Op {
-    /// Bytes of a request. A write may have a reservation to commit.
-    Transfer { number: u32, ticket: Option<Ticket> },
-    /// A write together with the bytes around it, and the memory that those take.
-    Filled { number: u32, ticket: Option<Ticket>, bytes: u64 },
-    /// Zeroes of a request, by deallocation; in place, or to be committed.
-    Zero { number: u32, ticket: Option<Ticket> },
-    /// A discard deallocates the content of a cluster that stays allocated.
-    Trim { number: u32 },
-    /// Deallocation of a freed cluster, for a request or by itself.
-    Release { number: Option<u32>, at: u64 },
-    /// A read of bytes around a write.
-    Fill { fill: u32 },
-    /// A read of a compressed cluster.
-    ReadCompressed { begin: compressed::Begin },
-    /// A load of metadata.
-    Load { block: MetaBlock },
-    /// Metadata of a round.
-    Meta,
-    /// A sync of a round.
-    Sync,
-    /// The sync in front of the first reclaim.
-    ReclaimSync { at: u64, len: u64 },
-}
-
 /// A virtual disk: a chain of images, and everything that is in flight on it.
 #[derive(Debug)]
 pub struct Disk<F: Format> {
-    /// Leaf first.
-    layers: Vec<Layer<F>>,
-    geometry: Geometry,
+    chain: Chain<F>,
     options: Options,
-    map: ChainMap,
-    /// The file of the leaf, if each byte of the disk lives there at the same offset.
-    flat: Option<FileId>,
+    map: DiskMap,
+    map_loader: MapLoader,
+    routing: WriteRouting,
     active: Requests,
-    /// How many of `active` nothing may overlap.
-    exclusive: usize,
-    ops: Slab<Op>,
+    overlap: Overlap,
+    ops: Ops,
     fills: Fills,
     compressed: CompressedReads,
-    /// Operations that the engine refused because it was full.
-    backlog: Backlog,
-    /// What can go on. Empty between two calls of the disk.
-    ready: VecDeque<Ready>,
-    /// There may be a reason for a round.
-    round_due: bool,
-    /// Requests that overlap something they must not.
-    waiting: VecDeque<Request>,
-    /// A request has ended since `waiting` was last gone through.
-    ended: bool,
-    loads: HashMap<(FileId, u64), Vec<Parked>>,
+    rounds: Rounds,
+    merge: Option<Merge>,
+    damage: MetDamage,
     /// What waits for another write to the same cluster, by file and ticket.
     busy: HashMap<(FileId, Ticket), Vec<Parked>>,
-    map_loader: MapLoader,
-    round: Round,
-    /// Requests that the next round will answer, and those of the one under way.
-    flushes: Vec<u32>,
-    flushing: Vec<u32>,
-    /// What waits for a round, because too much metadata has changed.
-    throttled: Vec<Parked>,
-    /// How the current round has failed, if it has.
-    round_status: Status,
-    /// A round is wanted, though no request asks for it.
-    sync_asked: bool,
-    /// The layers that can be written to, leaf first.
-    writers: Vec<usize>,
-    /// Damaged metadata that requests have met, until the caller asks for it.
-    damage: VecDeque<Damage>,
+    /// What can go on. Empty between two calls of the disk.
+    ready: VecDeque<Ready>,
     /// Some layers have not been scanned for leaked space yet.
     reclaim_due: bool,
-    /// Syncs under way in front of a first reclaim.
-    reclaim_syncs: usize,
-    /// The disk is quiesced: new requests wait.
-    quiesced: bool,
-    /// They wait until nothing is in flight, because a merge has no space for one of them.
-    draining: bool,
-    merge: Option<Merge>,
-    /// Bytes of metadata cached since the caches were last dropped.
-    cached_bytes: usize,
-    /// How often the routing of writes has started anew.
-    epoch: u64,
-    broken: bool,
-    /// Some layer has a redo log.
-    logs: bool,
-    /// A format may have changed since the last entry in its log, or a log has a gap.
-    log_due: bool,
 }
 
 impl<F: Format> Disk<F> {
@@ -174,70 +115,50 @@ impl<F: Format> Disk<F> {
             let what = format!("a chain of {} layers is longer than the {LAYERS_MAX} that are allowed", layers.len());
             return Err(ImageError::new(ImageErrorKind::OutOfLimits, what));
         }
-        let mut disk = Disk {
-            layers: (0..).map(FileId).zip(layers).map(|(file, format)| Layer::new(file, format)).collect(),
-            geometry,
+        let layers = (0..).map(FileId).zip(layers).map(|(file, format)| Layer::new(file, format)).collect();
+        let disk = Disk {
+            chain: Chain::new(layers, geometry),
             options,
-            map: ChainMap::new(geometry.len, options.map_bytes),
-            flat: None,
+            map: DiskMap::new(geometry.len, options.map_bytes),
+            map_loader: MapLoader::default(),
+            routing: WriteRouting::default(),
             active: Requests::with_capacity(options.requests),
-            exclusive: 0,
-            ops: Slab::with_capacity(options.requests),
+            overlap: Overlap::default(),
+            ops: Ops::with_capacity(options.requests),
             fills: Fills::new(options.flight_bytes / 2),
             compressed: CompressedReads::new(options.flight_bytes / 2),
-            backlog: Backlog::default(),
-            ready: VecDeque::new(),
-            round_due: false,
-            waiting: VecDeque::new(),
-            ended: false,
-            loads: HashMap::new(),
-            busy: HashMap::new(),
-            map_loader: MapLoader::default(),
-            round: Round::default(),
-            flushes: Vec::new(),
-            flushing: Vec::new(),
-            throttled: Vec::new(),
-            round_status: Status::Done,
-            sync_asked: false,
-            writers: Vec::new(),
-            damage: VecDeque::new(),
-            reclaim_due: true,
-            reclaim_syncs: 0,
-            quiesced: false,
-            draining: false,
+            rounds: Rounds::new(),
             merge: None,
-            cached_bytes: 0,
-            epoch: 0,
-            broken: false,
-            logs: false,
-            log_due: false,
+            damage: MetDamage::default(),
+            busy: HashMap::new(),
+            ready: VecDeque::new(),
+            reclaim_due: true,
         };
-        for (depth, layer) in disk.layers.iter().enumerate() {
+        for (depth, layer) in disk.layers().iter().enumerate() {
             disk.check_block(layer.format.geometry(), &format!("layer {depth}"))?;
         }
-        disk.layers_changed();
         Ok(disk)
     }
 
     /// Size and limits.
     pub fn geometry(&self) -> Geometry {
-        self.geometry
+        self.chain.geometry()
     }
 
     /// The layers, leaf first.
     pub fn layers(&self) -> &[Layer<F>] {
-        &self.layers
+        self.chain.layers()
     }
 
     /// Whether a sync has failed. Then nothing is written any more until the image is opened again.
     pub fn is_broken(&self) -> bool {
-        self.broken
+        self.chain.is_broken()
     }
 
     /// Requests that were submitted and have not been handed back by [`Disk::answer`].
     pub fn in_flight(&self) -> usize {
-        let active = self.active.len() - usize::from(self.has_merge_chunk());
-        active + self.waiting.len() + self.active.answers()
+        let of_merge = self.merge.as_ref().is_some_and(Merge::has_active_chunk);
+        self.active.len() - usize::from(of_merge) + self.overlap.len() + self.active.answers()
     }
 
     /// Whether no file operation is under way either.
@@ -251,105 +172,63 @@ impl<F: Format> Disk<F> {
             self.begin_reclaim(io);
         }
         if let Some(merge) = &mut self.merge {
-            merge.guest_now = true;
+            merge.guest_is_busy();
         }
-        let refused = self.broken && (request.operation().is_write() || request.operation() == Operation::Flush);
-        if refused {
-            let number = self.active.insert(Active::new(request, self.epoch));
-            self.fail(number, Status::Refused);
+        let operation = request.operation();
+        if self.chain.is_broken() && (operation.is_write() || operation == Operation::Flush) {
+            let number = self.active.insert(Active::new(request, self.routing.epoch()));
+            self.active.fail(number, Status::Refused);
             self.active.end(number);
-        } else if self.must_wait(&request) {
-            self.waiting.push_back(request);
+        } else if self.overlap.must_wait(&request, &self.active) {
+            self.overlap.wait(request);
         } else {
             self.start(request, io);
-            self.work(io);
         }
+        self.work(io);
     }
 
     /// Completes a file operation.
     pub fn settle<I: Io>(&mut self, done: FileDone, io: &mut I) {
-        match fast_path::number_of(done.op.id) {
-            Some(number) => {
+        match self.ops.ended(done.op.id) {
+            Ended::Request(number) => {
                 self.fast_ended(number, done, io);
                 self.work(io);
             }
-            None => {
-                self.complete_op(done, io);
+            Ended::Op(op) => {
+                self.complete(op, done, io);
                 self.work_all(io);
             }
         }
     }
 
-    /// Continues what can go on, until nothing can, after a call that has given back no memory.
-    #[inline(always)]
-    fn work<I: Io>(&mut self, io: &mut I) {
-        if !self.ready.is_empty() || self.round_due || self.ended {
-            self.work_all(io);
-        }
-    }
-
-    #[inline(never)]
-    fn work_all<I: Io>(&mut self, io: &mut I) {
-        loop {
-            if let Some(ready) = self.ready.pop_front() {
-                self.go_on(ready, io);
-            } else if let Some(parked) = self.map_loader.next() {
-                self.unpark(parked);
-            } else if let Some(begin) = self.compressed.next() {
-                self.begin_compressed_read(begin, io);
-            } else if let Some(fill) = self.fills.next() {
-                self.go_on_filling(fill, io);
-            } else if std::mem::take(&mut self.round_due) {
-                self.begin_round(io);
-            } else if !self.quiesced && std::mem::take(&mut self.ended) {
-                self.recheck_waiting(io);
-            } else {
-                return;
-            }
-        }
-    }
-
-    fn go_on<I: Io>(&mut self, ready: Ready, io: &mut I) {
-        match ready {
-            Ready::Request { number, rest } => {
-                self.run(number, rest, io);
-                self.part_ended(number, Status::Done);
-            }
-            Ready::Fill { fill } => self.resume_fill(fill, io),
-            Ready::Loaded { at } => self.load_ended(at),
-        }
-    }
-
-    fn complete_op<I: Io>(&mut self, done: FileDone, io: &mut I) {
-        let file = done.op.file;
-        let op = u32::try_from(done.op.id.0).ok().and_then(|id| self.ops.remove(id));
-        match op {
-            Some(Op::Transfer { number, ticket }) => {
-                let wrote = matches!(done.op.action, Action::Write { .. });
-                self.transferred(number, file, ticket, wrote, done.result, io);
-            }
-            Some(Op::Filled { number, ticket, bytes }) => self.filled(number, ticket, bytes, done, io),
-            Some(Op::Zero { number, ticket }) => self.zeroed(number, ticket, done, io),
-            Some(Op::Trim { number }) => self.trimmed(number, done, io),
-            Some(Op::Release { number, at }) => self.released(number, file, at, done.result, io),
-            Some(Op::Fill { fill }) => self.fill_read(fill, status_of(done.result), io),
-            Some(Op::ReadCompressed { begin }) => self.compressed_read(begin, done, io),
-            Some(Op::Load { block }) => self.loaded(block, done, io),
-            Some(Op::Meta) => self.meta_written(done.result, io),
-            Some(Op::Sync) => self.synced(file, done.result, io),
-            Some(Op::ReclaimSync { at, len }) => self.reclaim_synced(file, at, len, done.result, io),
-            None => unreachable!("the engine has completed an operation that was never pushed: {:?}", done.op.id),
-        }
-    }
-
     /// Pushes again what a full engine has refused. To be called after reaping.
     pub fn retry<I: Io>(&mut self, io: &mut I) {
-        self.backlog.retry(io);
+        self.ops.retry(io);
     }
 
     /// The next request that has ended, to be completed by its transport.
     pub fn answer(&mut self) -> Option<(Request, Status)> {
         self.active.answer()
+    }
+
+    /// The damage that failed a request for `span`, unless it was asked for already. It may lie outside of `span`: what
+    /// surrounds a write has to be read.
+    pub fn take_damage(&mut self, span: Span) -> Option<Damage> {
+        self.damage.take(span)
+    }
+
+    /// Whether so much was cached since [`Disk::drop_caches`] that an idle disk should free it. A guest that does
+    /// little from time to time keeps its caches, and nothing wakes up for them.
+    pub fn is_trim_due(&self) -> bool {
+        self.map.cached_bytes() > self.options.trim_bytes
+    }
+
+    /// Drops everything that can be loaded again. What is not durable, or about to change, stays.
+    pub fn drop_caches(&mut self) {
+        self.map.clear();
+        for layer in self.chain.layers_mut() {
+            layer.format.drop_caches();
+        }
     }
 
     /// Starts a request that need not wait.
@@ -364,12 +243,14 @@ impl<F: Format> Disk<F> {
     // Not inlined: it would be most of `start`.
     #[inline(never)]
     fn start_in_pieces<I: Io>(&mut self, request: Request, io: &mut I) {
-        let operation = request.operation();
-        let span = request.span();
-        if is_exclusive(operation) {
-            self.exclusive += 1;
-        }
-        let number = self.active.insert(Active::new(request, self.epoch));
+        self.begin(Active::new(request, self.routing.epoch()), io);
+    }
+
+    /// Begins a request, part by part.
+    fn begin<I: Io>(&mut self, active: Active, io: &mut I) {
+        let span = active.request.span();
+        self.overlap.begun(active.request.operation());
+        let number = self.active.insert(active);
         self.run(number, span, io);
         self.part_ended(number, Status::Done);
     }
@@ -380,7 +261,7 @@ impl<F: Format> Disk<F> {
         let of_merge = active.of_merge;
         match active.request.operation() {
             // It had to wait, and a sync has failed since.
-            operation if self.broken && operation.is_write() => self.fail(number, Status::Refused),
+            operation if self.chain.is_broken() && operation.is_write() => self.active.fail(number, Status::Refused),
             _ if of_merge => self.run_merge_chunk(number, rest, io),
             Operation::Read => self.read(number, rest, io),
             Operation::Write { .. } => self.write(number, rest, io),
@@ -395,44 +276,124 @@ impl<F: Format> Disk<F> {
         }
     }
 
-    /// Counts one more part of a request that is under way.
-    fn part_begun(&mut self, number: u32) {
-        self.active.get_mut(number).left += 1;
+    /// Does what is to be done after an operation.
+    fn complete<I: Io>(&mut self, op: Op, done: FileDone, io: &mut I) {
+        let file = done.op.file;
+        match op {
+            Op::Transfer { number, ticket } => {
+                let wrote = matches!(done.op.action, Action::Write { .. });
+                self.transferred(number, file, ticket, wrote, done.result, io);
+            }
+            Op::Filled { number, ticket, bytes } => self.filled(number, ticket, bytes, done, io),
+            Op::Zero { number, ticket } => self.zeroed(number, ticket, done, io),
+            Op::Trim { number } => self.trimmed(number, done, io),
+            Op::Release { number, at } => self.released(number, file, at, done.result, io),
+            Op::Fill { fill } => self.fill_read(fill, Status::of(done.result), io),
+            Op::ReadCompressed { begin } => self.compressed_read(begin, done, io),
+            Op::Load { block } => self.loaded(block, done, io),
+            Op::Meta => self.meta_written(done.result, io),
+            Op::Sync => self.synced(file, done.result, io),
+            Op::ReclaimSync { at, len } => self.reclaim_synced((file, at, len), done.result, io),
+        }
     }
 
-    /// Counts a part of a request that has ended. With its last part the request ends, unless it must be durable first.
+    /// Continues what can go on, until nothing can, after a call that has given back no memory.
+    #[inline(always)]
+    fn work<I: Io>(&mut self, io: &mut I) {
+        if !self.ready.is_empty() || self.rounds.is_due() || self.overlap.is_due() {
+            self.work_all(io);
+        }
+    }
+
+    /// Continues what can go on, until nothing can. What is already under way comes first, then what waits for a turn
+    /// or for memory, then a round, and last requests that have not begun.
+    #[inline(never)]
+    fn work_all<I: Io>(&mut self, io: &mut I) {
+        loop {
+            if let Some(ready) = self.ready.pop_front() {
+                self.go_on(ready, io);
+            } else if let Some(parked) = self.map_loader.next() {
+                self.go_on(Ready::Parked(parked), io);
+            } else if let Some(begin) = self.compressed.next() {
+                self.begin_compressed_read(begin, io);
+            } else if let Some(fill) = self.fills.next() {
+                self.go_on_filling(fill, io);
+            } else if self.rounds.take_due() {
+                self.begin_round(io);
+            } else if let Some(waiting) = self.overlap.take_due() {
+                self.start_waiting(waiting, io);
+            } else {
+                return;
+            }
+        }
+    }
+
+    fn go_on<I: Io>(&mut self, ready: Ready, io: &mut I) {
+        match ready {
+            Ready::Parked(Parked::Request { number, rest }) => {
+                self.run(number, rest, io);
+                self.part_ended(number, Status::Done);
+            }
+            Ready::Parked(Parked::Fill { fill, .. }) => self.resume_fill(fill, io),
+            Ready::Loaded { at } => self.load_ended(at),
+        }
+    }
+
+    /// Starts those of the waiting requests that need not wait any more.
+    fn start_waiting<I: Io>(&mut self, waiting: VecDeque<Request>, io: &mut I) {
+        self.start_merge_chunk(io);
+        for request in waiting {
+            if self.overlap.must_wait(&request, &self.active) {
+                self.overlap.wait(request);
+            } else {
+                self.start(request, io);
+            }
+        }
+    }
+
+    /// Counts what is parked as a part of its request, or as a read of its fill.
+    fn set_aside(&mut self, parked: Parked) {
+        match parked {
+            Parked::Request { number, .. } => self.active.part_begun(number),
+            Parked::Fill { fill, .. } => self.fills.get(fill).read_begun(),
+        }
+    }
+
+    /// What was set aside need not wait any more.
+    fn go_on_soon(&mut self, parked: Parked) {
+        self.ready.push_back(Ready::Parked(parked));
+    }
+
+    /// Pushes an operation that is a part of a request.
+    fn push_part<I: Io>(&mut self, number: u32, op: Op, file: FileId, action: Action, io: &mut I) {
+        self.active.part_begun(number);
+        self.ops.push(op, file, action, io);
+    }
+
+    /// Counts a part of a request that has ended. With its last part the request ends, unless there is another stage.
     fn part_ended(&mut self, number: u32, status: Status) {
-        let active = self.active.get_mut(number);
-        active.left -= 1;
-        if active.status == Status::Done {
-            active.status = status;
-        }
-        if active.left <= parts_max(active) / 2 {
-            if let Some(rest) = active.rest.take() {
-                return self.ready.push_back(Ready::Request { number, rest });
-            }
-        }
-        if active.left > 0 {
-            return;
-        }
-        let next = match active.of_merge {
-            true => self.next_stage(number),
-            false => self.next_of_unaligned(number),
-        };
-        match next {
-            Some(rest) => {
-                self.part_begun(number);
-                self.ready.push_back(Ready::Request { number, rest });
-            }
-            None => {
-                if self.active.get(number).of_merge {
-                    self.end(number)
-                } else {
-                    self.quiet(number)
+        match self.active.part_ended(number, status) {
+            PartEnd::UnderWay => {}
+            PartEnd::Split(rest) => self.go_on_soon(Parked::Request { number, rest }),
+            PartEnd::Last => match self.next_stage(number) {
+                Some(rest) => {
+                    let parked = Parked::Request { number, rest };
+                    self.set_aside(parked);
+                    self.go_on_soon(parked);
                 }
-                self.round_due = true;
-            }
+                None => {
+                    self.quiet(number);
+                    self.rounds.consider();
+                }
+            },
         }
+    }
+
+    /// What is to be done next, with nothing of the request under way: a chunk of a merge has several stages, and a
+    /// write of parts of blocks reads the blocks at its ends first.
+    fn next_stage(&mut self, number: u32) -> Option<Span> {
+        let (of_merge, failed) = (self.active.get(number).of_merge, self.active.has_failed(number));
+        if of_merge { self.merge_mut().next_stage(failed) } else { self.active.edges_read(number) }
     }
 
     /// Ends a request of which nothing is under way any more, unless it must be durable first.
@@ -447,9 +408,10 @@ impl<F: Format> Disk<F> {
             Operation::WriteZeroes { durable, .. } => durable,
             Operation::Read | Operation::Discard | Operation::Extents { .. } => false,
         };
-        let unlogged = self.log_due && operation.is_write() && !self.log_changes();
+        let is_to_log = self.chain.is_log_due() && operation.is_write() && !active.of_merge;
+        let unlogged = is_to_log && !self.chain.log_changes();
         if (durable || unlogged) && done {
-            self.flushes.push(number);
+            self.rounds.join(number);
         } else {
             self.end(number);
         }
@@ -459,9 +421,7 @@ impl<F: Format> Disk<F> {
     #[inline(always)]
     fn end(&mut self, number: u32) {
         let active = self.active.get(number);
-        if is_exclusive(active.request.operation()) {
-            self.exclusive -= 1;
-        }
+        let operation = active.request.operation();
         if active.of_merge || (active.retry_without_merge && active.status == Status::NoSpace) {
             self.leave_unanswered(number);
         } else {
@@ -470,7 +430,7 @@ impl<F: Format> Disk<F> {
         if self.merge.is_some() {
             self.leave_merge();
         }
-        self.ended = !self.waiting.is_empty() || self.waiting_merge_chunk().is_some();
+        self.overlap.ended(operation);
     }
 
     /// Ends a merge's chunk, or starts a request over for which a merge's target has no space.
@@ -481,34 +441,8 @@ impl<F: Format> Disk<F> {
         } else {
             active.request.at_limit = false;
             self.begin_draining();
-            self.waiting.push_back(active.request);
+            self.overlap.wait(active.request);
         }
-    }
-
-    /// Pushes an operation that is a part of a request.
-    fn push_part<I: Io>(&mut self, number: u32, op: Op, file: FileId, action: Action, io: &mut I) {
-        self.part_begun(number);
-        self.push(op, file, action, io);
-    }
-
-    fn push<I: Io>(&mut self, op: Op, file: FileId, action: Action, io: &mut I) {
-        let id = OpId(u64::from(self.ops.insert(op)));
-        self.push_op(FileOp { id, file, action }, io);
-    }
-
-    /// Hands an operation to the engine, behind those that it has refused.
-    #[inline(always)]
-    fn push_op<I: Io>(&mut self, op: FileOp, io: &mut I) {
-        self.backlog.push(op, io);
-    }
-
-    /// The file of the leaf.
-    fn leaf_file(&self) -> FileId {
-        self.layer_at(0).file
-    }
-
-    fn format_of(&mut self, file: FileId) -> &mut F {
-        &mut self.layer_of(file).format
     }
 }
 

@@ -3,15 +3,14 @@
 //! Nothing calls back into the disk. Who finds that something can go on puts it into the queue of [`Ready`], from which
 //! one loop takes it; so nothing begins while something else is half done.
 
-use crate::format::{MetaBlock, Wait};
-use crate::{FileId, Span};
+use crate::Span;
 
-/// What waits for metadata, or for the end of another write.
-#[derive(Clone, Copy, Debug)]
+/// What waits for metadata, for the end of another write, or for a round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Parked {
-    /// The rest of a request.
+    /// The rest of a request. It counts as one of its parts.
     Request { number: u32, rest: Span },
-    /// A fill, from this byte of the disk on.
+    /// A fill, from this byte of the disk on. It counts as one of its reads.
     Fill { fill: u32, at: u64 },
 }
 
@@ -28,23 +27,8 @@ impl Parked {
 /// What can go on.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Ready {
-    /// A request, from here on. This counts as one of its parts.
-    Request { number: u32, rest: Span },
-    /// A fill whose metadata was loaded.
-    Fill { fill: u32 },
+    /// It need not wait any more.
+    Parked(Parked),
     /// What waited for metadata around this byte has gone on: the load of its chunk may be over.
     Loaded { at: u64 },
-}
-
-/// Metadata to be loaded, by file.
-pub(super) type Missing = Vec<(FileId, MetaBlock)>;
-
-/// Why something cannot be done yet, or at all.
-pub(super) enum Obstacle {
-    /// The layer of this file has refused for now, or for good.
-    Layer(FileId, Wait),
-    /// The map needs this metadata.
-    Chunk(Missing),
-    /// The layer has changes of its last process that are not durable yet.
-    Owed,
 }

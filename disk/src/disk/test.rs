@@ -4,7 +4,7 @@
 
 mod cache_trim;
 mod chain;
-mod clusters;
+pub(super) mod clusters;
 mod coarse;
 mod copying;
 mod fast_path;
@@ -29,7 +29,10 @@ use super::*;
 use crate::format::{Access, Mapping, Tail, Wait};
 use crate::qcow2::{self, Qcow2};
 use crate::vhd::{self, Kind, Parent, Spec, Vhd};
-use crate::{Allocation, EngineFailed, Extent, ExtentKind, FileError, Image, Link, MetaWrite, Token, Until, raw::Raw};
+use crate::{
+    Allocation, EngineFailed, Extent, ExtentKind, FileError, FileOp, Image, Link, MetaBlock, MetaWrite, Token, Until,
+    raw::Raw,
+};
 
 const MIB: u64 = 1 << 20;
 
@@ -485,10 +488,10 @@ fn rounds_go_on_by_themselves_after_one_has_failed() {
     rig.disk.options.dirty_max = 4;
     rig.files.fail_metadata = true;
     (0..8).for_each(|block| assert_eq!(rig.write(block * 2 * MIB, &[1; 4096]), Status::Done));
-    assert!(rig.disk.layers[0].format.dirty() > 4, "the round has failed");
+    assert!(rig.disk.layers()[0].format.dirty() > 4, "the round has failed");
     rig.files.fail_metadata = false;
     (8..16).for_each(|block| assert_eq!(rig.write(block * 2 * MIB, &[1; 4096]), Status::Done));
-    assert!(rig.disk.layers[0].format.dirty() <= 8, "{} changed blocks", rig.disk.layers[0].format.dirty());
+    assert!(rig.disk.layers()[0].format.dirty() <= 8, "{} changed blocks", rig.disk.layers()[0].format.dirty());
 }
 
 #[test]

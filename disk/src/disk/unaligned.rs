@@ -10,7 +10,7 @@ use memory::Segments;
 use super::Disk;
 use crate::format::Format;
 use crate::unaligned::{self, Unaligned};
-use crate::{Io, Operation, Request, Span, Status};
+use crate::{Io, Operation, Request, Span};
 
 impl<F: Format> Disk<F> {
     /// Continues such a request from `rest` on.
@@ -30,14 +30,6 @@ impl<F: Format> Disk<F> {
             }
             _ => self.write(number, rest, io),
         }
-    }
-
-    /// Begins to write, if the last of the end blocks has just been read: what is to be written.
-    pub(super) fn next_of_unaligned(&mut self, number: u32) -> Option<Span> {
-        let active = self.active.get_mut(number);
-        let is_next = active.request.unaligned().is_some() && !active.edges_read && active.status == Status::Done;
-        active.edges_read |= is_next;
-        is_next.then(|| active.request.span())
     }
 }
 

@@ -180,9 +180,9 @@ fn a_layer_that_is_opened_for_writing_takes_part_in_rounds() {
     rig.disk.sync(&mut rig.files);
     rig.settle();
     rig.disk.reopen(1, open(&parent, Access::ReadOnly)).unwrap();
-    assert_eq!(rig.disk.writers, [0]);
+    assert!(rig.disk.chain.writers().map(|layer| layer.file).eq([FileId(1)]));
     rig.disk.reopen(1, open(&parent, Access::ReadWrite)).unwrap();
-    assert_eq!(rig.disk.writers, [0, 1]);
+    assert!(rig.disk.chain.writers().map(|layer| layer.file).eq([FileId(1), FileId(0)]));
     assert!(!rig.disk.is_clean(), "what its metadata says may be in a cache only");
 }
 
@@ -199,7 +199,7 @@ fn several_layers_are_opened_for_writing_while_requests_are_held_back_once() {
         let layer = rig.files.bytes[2 - depth].clone();
         rig.disk.reopen(depth, open(&layer, Access::ReadWrite)).unwrap();
     }
-    rig.disk.touched(FileId(1));
+    rig.disk.chain.of(FileId(1)).touched();
     let layer = rig.files.bytes[1].clone();
     assert!(rig.disk.reopen(1, open(&layer, Access::ReadOnly)).is_err(), "something in it is not durable");
 }
@@ -214,7 +214,7 @@ fn three_writable() -> Rig {
     });
     rig.flush();
     for file in [0, 1, 2] {
-        rig.disk.touched(FileId(file));
+        rig.disk.chain.of(FileId(file)).touched();
     }
     rig.write(0, &[1; 512]);
     rig.files.log.clear();
@@ -230,7 +230,7 @@ fn a_round_makes_the_deepest_layer_durable_first_and_skips_what_is() {
     let mut rig = three_writable();
     assert_eq!(rig.flush(), Status::Done);
     assert_eq!(syncs(&rig), [0, 1, 2, 2, 2], "data of each, and of the leaf bitmaps and table");
-    rig.disk.touched(FileId(1));
+    rig.disk.chain.of(FileId(1)).touched();
     rig.files.log.clear();
     assert_eq!(rig.flush(), Status::Done);
     assert_eq!(syncs(&rig), [1]);
@@ -243,7 +243,7 @@ fn nothing_above_a_layer_whose_sync_failed_is_written() {
     assert_eq!(rig.flush(), Status::Failed);
     assert_eq!(rig.files.log, [(0, true, 0, 0)]);
     assert!(rig.disk.is_broken());
-    assert!(rig.disk.layers[0].format.dirty() > 0, "the leaf was sealed and is dirty again");
+    assert!(rig.disk.layers()[0].format.dirty() > 0, "the leaf was sealed and is dirty again");
 }
 
 #[test]

@@ -41,7 +41,7 @@ fn what_lies_behind_the_end_of_the_disk_is_filled_with_zeroes() {
     let mut rig = on_full_base(2 * CLUSTER + 1024);
     assert_eq!(rig.write(2 * CLUSTER, &[0xee; 512]), Status::Done);
     assert_eq!(data_writes(&rig), [CLUSTER]);
-    let Entry::Data(at) = rig.disk.layers[0].format.table[2] else { panic!("no place") };
+    let Entry::Data(at) = rig.disk.layers()[0].format.table[2] else { panic!("no place") };
     let written = &rig.files.bytes[0][at as usize..(at + CLUSTER) as usize];
     assert_eq!(written, [vec![0xee; 512], vec![3; 512], vec![0; 3072]].concat());
 }
@@ -108,11 +108,11 @@ fn a_compressed_cluster_is_read_and_unpacked_once_for_reads_in_sequence() {
     let mut rig = packed(MIB);
     rig.read(0, 512);
     rig.files.log.clear();
-    let unpacked = rig.disk.layers[0].format.unpacked.get();
+    let unpacked = rig.disk.layers()[0].format.unpacked.get();
     for sector in 8..32 {
         assert_eq!(rig.read(sector * 512, 512), [(sector / 8 + sector % 8) as u8; 512]);
     }
-    assert_eq!(rig.disk.layers[0].format.unpacked.get() - unpacked, 3);
+    assert_eq!(rig.disk.layers()[0].format.unpacked.get() - unpacked, 3);
     assert_eq!(rig.files.log.len(), 3);
 }
 
@@ -133,7 +133,7 @@ fn reads_of_one_compressed_cluster_at_once_share_the_reading() {
 #[test]
 fn a_cluster_that_cannot_be_unpacked_fails_its_own_request_only() {
     let mut rig = packed(MIB);
-    let Entry::Packed(begin) = rig.disk.layers[0].format.table[1] else { panic!("not compressed") };
+    let Entry::Packed(begin) = rig.disk.layers()[0].format.table[1] else { panic!("not compressed") };
     rig.files.bytes[0][begin as usize] = 0;
     assert_eq!(rig.ask(Operation::Read, CLUSTER, 512, Segments::zeroed(512)), Status::Failed);
     assert_eq!(rig.ask(Operation::Write { durable: false }, CLUSTER, 512, Segments::zeroed(512)), Status::Failed);
@@ -160,11 +160,11 @@ fn a_read_of_a_compressed_cluster_whose_place_is_used_again_looks_again() {
     rig.submit(Operation::Read, CLUSTER + 512, 512, memory.clone(), 1);
     let op = rig.take(|op| op.file == FileId(0));
     // Meanwhile the cluster gets a new place, a round frees the old one, and others take it.
-    let old = rig.disk.layers[0].format.table[1];
+    let old = rig.disk.layers()[0].format.table[1];
     assert_eq!(rig.ask_meanwhile(Operation::Write { durable: false }, CLUSTER, &content(0x40)), Status::Done);
     assert_eq!(rig.ask_meanwhile(Operation::Flush, 0, &[]), Status::Done);
     assert_eq!(rig.ask_meanwhile(Operation::Write { durable: false }, 5 * CLUSTER, &content(0x50)), Status::Done);
-    let new = rig.disk.layers[0].format.table[5];
+    let new = rig.disk.layers()[0].format.table[5];
     assert!(matches!((old, new), (Entry::Packed(old), Entry::Data(new)) if old / CLUSTER == new / CLUSTER));
     let result = rig.files.execute(&op);
     rig.disk.settle(FileDone { op, result }, &mut rig.files);
@@ -180,9 +180,9 @@ fn a_discard_hides_only_what_is_there() {
     base.read_only = true;
     for operation in [Operation::Discard, Operation::WriteZeroes { free: true, durable: false }] {
         let mut rig = Rig::new(vec![Clusters::new(len), Clusters::new(len)], vec![Vec::new(), file.clone()], 1);
-        rig.disk.layers[1].format.table = base.table.clone();
+        rig.disk.chain.at_mut(1).format.table = base.table.clone();
         assert_eq!(rig.ask(operation, 0, len, Segments::empty()), Status::Done);
-        assert_eq!(rig.disk.layers[0].format.hidden, 1);
+        assert_eq!(rig.disk.layers()[0].format.hidden, 1);
         assert_eq!(rig.read(3 * CLUSTER, CLUSTER), [0; CLUSTER as usize]);
     }
 }

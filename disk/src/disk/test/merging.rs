@@ -284,11 +284,11 @@ fn a_piece_waits_for_the_write_before_it_and_copies_what_it_wrote() {
     let answered: Vec<u64> = rig.answered.drain(..).map(|(token, ..)| token.0).collect();
     assert_eq!(answered.iter().filter(|&&token| token == 1).count(), 1);
     assert!(answered.iter().position(|&token| token == 3) < answered.iter().position(|&token| token == 2));
-    let base = rig.disk.layers[1].format.table[0];
+    let base = rig.disk.layers()[1].format.table[0];
     let Entry::Data(at) = base else { panic!("{base:?}") };
     let sectors: Vec<u8> = rig.files.bytes[1][at as usize..].chunks(512).take(4).map(|sector| sector[0]).collect();
     assert_eq!(sectors, [10, 99, 99, 13], "the second write came to the target");
-    assert_eq!(rig.disk.layers[0].format.table[0], Entry::Parent);
+    assert_eq!(rig.disk.layers()[0].format.table[0], Entry::Parent);
 }
 
 #[test]
@@ -298,7 +298,7 @@ fn only_requests_to_its_chunk_wait_for_a_piece() {
     rig.step_merge();
     rig.submit(Operation::Read, 0, 512, Segments::zeroed(512), 1);
     rig.submit(Operation::Read, CHUNK, 512, Segments::zeroed(512), 2);
-    assert_eq!(rig.disk.waiting.len(), 1);
+    assert_eq!(rig.disk.overlap.len(), 1);
     rig.drain();
     assert_eq!(rig.answered.len(), 2);
 }
@@ -326,7 +326,7 @@ fn a_write_from_before_the_merge_keeps_its_chunk_with_the_leaf() {
     rig.drain();
     assert!(rig.files.log.iter().all(|op| op.0 == 0), "{:?}", rig.files.log);
     rig.merge_all();
-    assert_eq!(rig.disk.layers[0].format.table, vec![Entry::Parent; 512]);
+    assert_eq!(rig.disk.layers()[0].format.table, vec![Entry::Parent; 512]);
     assert_eq!(rig.read(0, 512), [99; 512]);
     assert_eq!(rig.read(CLUSTER, 512), [99; 512]);
 }

@@ -28,5 +28,5 @@ fn answered(change: impl FnOnce(&mut Rig<Clusters>)) -> (Status, bool) {
 fn what_a_format_has_no_room_for_is_told_from_what_the_storage_has_no_space_for() {
     assert_eq!(answered(|_| ()), (Status::Done, false));
     assert_eq!(answered(|rig| rig.files.full = Some(0)), (Status::NoSpace, false));
-    assert_eq!(answered(|rig| rig.disk.layers[0].format.at_limit = true), (Status::NoSpace, true));
+    assert_eq!(answered(|rig| rig.disk.chain.at_mut(0).format.at_limit = true), (Status::NoSpace, true));
 }

@@ -122,8 +122,8 @@ fn without_any_memory_one_operation_of_each_kind_is_under_way() {
 #[test]
 fn a_compressed_cluster_that_moves_while_its_reading_waits_is_looked_for_again() {
     let mut rig = on_base(true);
-    rig.disk.layers.remove(0);
-    rig.disk.layers[0].format.read_only = false;
+    rig.disk.chain.layers_mut().remove(0);
+    rig.disk.chain.at_mut(0).format.read_only = false;
     rig.disk.layers_changed();
     rig.read(20 * CLUSTER, 512);
     rig.limit(512);

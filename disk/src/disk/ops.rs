@@ -1,0 +1,161 @@
+//! File operations under way, and what to do when they have ended.
+//!
+//! Knows nothing of how that is done. Keeps: each is completed once; none overtakes another that a full engine has
+//! refused.
+
+use crate::backlog::Backlog;
+use crate::format::{MetaBlock, Ticket};
+use crate::slab::Slab;
+use crate::{Action, FileId, FileOp, Io, OpId};
+
+use super::compressed::Begin;
+
+/// Marks the id of an operation that is a whole request. The rest of the id is the request's number.
+const WHOLE: u64 = 1 << 32;
+
+/// What an operation is for.
+#[derive(Debug)]
+pub(super) enum Op {
+    /// Bytes of a request. A write may have a reservation to commit.
+    Transfer { number: u32, ticket: Option<Ticket> },
+    /// A write together with the bytes around it, and the memory that those take.
+    Filled { number: u32, ticket: Option<Ticket>, bytes: u64 },
+    /// Zeroes of a request, by deallocation; in place, or to be committed.
+    Zero { number: u32, ticket: Option<Ticket> },
+    /// A discard deallocates the content of a cluster that stays allocated.
+    Trim { number: u32 },
+    /// Deallocation of a freed cluster, for a request or by itself.
+    Release { number: Option<u32>, at: u64 },
+    /// A read of bytes around a write.
+    Fill { fill: u32 },
+    /// A read of a compressed cluster.
+    ReadCompressed { begin: Begin },
+    /// A load of metadata.
+    Load { block: MetaBlock },
+    /// Metadata of a round.
+    Meta,
+    /// A sync of a round.
+    Sync,
+    /// The sync in front of the first reclaim.
+    ReclaimSync { at: u64, len: u64 },
+}
+
+/// What an operation that has ended was.
+pub(super) enum Ended {
+    /// All of this request.
+    Request(u32),
+    /// One with something to be done.
+    Op(Op),
+}
+
+/// The operations under way.
+#[derive(Debug)]
+pub(super) struct Ops {
+    under_way: Slab<Op>,
+    backlog: Backlog,
+}
+
+impl Ops {
+    /// None, with memory for `size` of them.
+    pub fn with_capacity(size: usize) -> Ops {
+        Ops { under_way: Slab::with_capacity(size), backlog: Backlog::default() }
+    }
+
+    /// Number of operations under way that are not whole requests.
+    pub fn len(&self) -> usize {
+        self.under_way.len()
+    }
+
+    /// Begins an operation.
+    pub fn push<I: Io>(&mut self, op: Op, file: FileId, action: Action, io: &mut I) {
+        let id = OpId(u64::from(self.under_way.insert(op)));
+        self.backlog.push(FileOp { id, file, action }, io);
+    }
+
+    /// Begins an operation that is all of a request.
+    #[inline(always)]
+    pub fn push_request<I: Io>(&mut self, number: u32, file: FileId, action: Action, io: &mut I) {
+        self.backlog.push(FileOp { id: OpId(WHOLE | u64::from(number)), file, action }, io);
+    }
+
+    /// Pushes again what a full engine has refused.
+    pub fn retry<I: Io>(&mut self, io: &mut I) {
+        self.backlog.retry(io);
+    }
+
+    /// What has ended.
+    #[inline(always)]
+    pub fn ended(&mut self, id: OpId) -> Ended {
+        match id.0.checked_sub(WHOLE).and_then(|number| u32::try_from(number).ok()) {
+            Some(number) => Ended::Request(number),
+            None => Ended::Op(self.take(id)),
+        }
+    }
+
+    fn take(&mut self, id: OpId) -> Op {
+        let op = u32::try_from(id.0).ok().and_then(|number| self.under_way.remove(number));
+        let Some(op) = op else { unreachable!("the engine has completed an operation that was never pushed: {id:?}") };
+        op
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+    use crate::{Allocation, EngineFailed, FileDone, Until};
+
+    /// An engine with room for one operation.
+    #[derive(Default)]
+    struct Engine(Vec<FileOp>);
+
+    impl Io for Engine {
+        fn push(&mut self, op: FileOp) -> Result<(), FileOp> {
+            if self.0.is_empty() {
+                self.0.push(op);
+                return Ok(());
+            }
+            Err(op)
+        }
+
+        fn reap(&mut self, _: Until, done: &mut Vec<FileDone>) -> Result<(), EngineFailed> {
+            done.extend(self.0.drain(..).map(|op| FileDone { op, result: Ok(()) }));
+            Ok(())
+        }
+
+        fn allocated(&mut self, _: FileId, _: u64, len: u64) -> Allocation {
+            Allocation::Data(len)
+        }
+    }
+
+    #[test]
+    fn operations_end_as_what_they_were_in_the_order_in_which_they_were_pushed() {
+        let (mut ops, mut io) = (Ops::with_capacity(0), Engine::default());
+        ops.push_request(7, FileId(0), Action::SyncData, &mut io);
+        ops.push(Op::Sync, FileId(1), Action::SyncData, &mut io);
+        ops.push_request(8, FileId(2), Action::SyncData, &mut io);
+        assert_eq!(ops.len(), 1, "requests have their own numbers");
+        let mut ended = Vec::new();
+        while ended.len() < 3 {
+            let mut done = Vec::new();
+            io.reap(Until::Any, &mut done).unwrap();
+            ended.extend(done.into_iter().map(|done| match ops.ended(done.op.id) {
+                Ended::Request(number) => (done.op.file.0, Some(number)),
+                Ended::Op(op) => {
+                    assert!(matches!(op, Op::Sync));
+                    (done.op.file.0, None)
+                }
+            }));
+            ops.retry(&mut io);
+        }
+        assert_eq!(ended, [(0, Some(7)), (1, None), (2, Some(8))]);
+    }
+
+    #[test]
+    #[should_panic = "that was never pushed"]
+    fn an_operation_ends_once() {
+        let (mut ops, mut io) = (Ops::with_capacity(0), Engine::default());
+        ops.push(Op::Sync, FileId(1), Action::SyncData, &mut io);
+        ops.ended(OpId(0));
+        ops.ended(OpId(0));
+    }
+}

@@ -272,9 +272,9 @@ impl Aligner {
     fn claim(&self, piece: &Piece) -> Claim {
         let Piece { file, at, len, .. } = *piece;
         let storage = self.files.get(&file).copied().unwrap_or(Storage { unit: 1, end: None });
-        let down = |at: u64| at & !storage.unit.saturating_sub(1);
+        let down = |at: u64| at & !(storage.unit - 1);
         let from = down(at);
-        let end = down(at.saturating_add(len).saturating_add(storage.unit.saturating_sub(1)));
+        let end = down(at + len + (storage.unit - 1));
         let manner = match &piece.what {
             What::Read { .. } | What::Pass(Action::Read { .. } | Action::SyncData) => Manner::Looks,
             What::Pass(Action::Write { .. } | Action::Deallocate { .. }) => Manner::Writes,
@@ -306,8 +306,8 @@ impl Aligner {
 
     fn start(&mut self, piece: Piece, claim: Claim, io: &mut impl Io) {
         let Piece { file, at, what, owner, .. } = piece;
-        let inside = |unit: &Segments, len: usize| unit.slice(as_usize(at.saturating_sub(claim.at)), len);
-        let whole = || Segments::zeroed(as_usize(claim.end.saturating_sub(claim.at)));
+        let inside = |unit: &Segments, len: usize| unit.slice(as_usize(at - claim.at), len);
+        let whole = || Segments::zeroed(as_usize(claim.end - claim.at));
         let (action, step) = match what {
             What::Pass(action) => (action, Step::Last),
             What::Read { into } => {
@@ -352,20 +352,20 @@ fn cut(op: &FileOp, unit: u64) -> Option<Vec<(u64, What)>> {
         // Its storage does what it can of a range, or says that it cannot.
         Action::Deallocate { .. } | Action::SyncData => return None,
     };
-    let inside = unit.saturating_sub(1);
+    let inside = unit - 1;
     let len = as_u64(memory.len());
     if at & inside == 0 && len & inside == 0 {
         return None;
     }
-    let end = at.saturating_add(len);
-    let up = at.saturating_add(inside) & !inside;
+    let end = at + len;
+    let up = (at + inside) & !inside;
     let (head, down) = (up.min(end), end & !inside);
     let mut pieces = Vec::new();
     let mut add = |from: u64, to: u64| {
         if from >= to {
             return;
         }
-        let memory = memory.slice(as_usize(from.saturating_sub(at)), as_usize(to.saturating_sub(from)));
+        let memory = memory.slice(as_usize(from - at), as_usize(to - from));
         let whole = from & inside == 0 && to & inside == 0;
         pieces.push((
             from,
@@ -386,7 +386,7 @@ fn cut(op: &FileOp, unit: u64) -> Option<Vec<(u64, What)>> {
 /// Where what was written ends.
 fn end_of(action: &Action) -> Option<u64> {
     match action {
-        Action::Write { at, from } => Some(at.saturating_add(as_u64(from.len()))),
+        Action::Write { at, from } => Some(at + as_u64(from.len())),
         Action::Read { .. } | Action::SyncData | Action::Deallocate { .. } => None,
     }
 }

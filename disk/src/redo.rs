@@ -38,6 +38,7 @@ pub use deaths::{Mark, Suspect};
 pub use records::Records;
 pub use recovery::{Owed, Patched};
 
+use crate::size::{in_memory, on_disk};
 use crate::{ImageError, ImageErrorKind, Source};
 
 /// Bytes that say whose log it is.
@@ -260,7 +261,7 @@ impl RedoLog {
 
     /// Bytes of records that a process after us would read.
     pub(crate) fn used(&self) -> u64 {
-        self.head.saturating_sub(self.tail)
+        self.head - self.tail
     }
 
     /// Bytes for records.
@@ -271,7 +272,7 @@ impl RedoLog {
     /// Appends and publishes changes, or leaves a gap. `below`: there is a gap in the log of a layer below, without
     /// which these make no sense.
     pub fn append(&mut self, records: &mut Records, below: bool) {
-        let len = u64::try_from(records.words().len().saturating_mul(WORD)).unwrap_or(u64::MAX);
+        let len = on_disk(records.words().len() * WORD);
         if self.logging != Logging::Gap && !records.is_empty() {
             assert!(self.owed.is_none(), "an image is changed before what its last process has left is durable");
             let room = self.capacity.saturating_sub(self.used()).saturating_sub(SPARE);
@@ -281,7 +282,7 @@ impl RedoLog {
                 let (mut at, end) = (self.place(self.head), self.end());
                 for &word in records.words() {
                     self.store(at, word);
-                    at = at.saturating_add(WORD);
+                    at += WORD;
                     if at >= end {
                         at = HEADER_LEN;
                     }
@@ -319,7 +320,7 @@ impl RedoLog {
         match (durable, self.logging) {
             (false, Logging::AfterGap) => {
                 // What was appended behind the gap counts only with the round.
-                self.set_head(self.sealed.saturating_sub(SPARE));
+                self.set_head(self.sealed - SPARE);
                 self.logging = Logging::Gap;
             }
             (false, _) => {}
@@ -345,12 +346,12 @@ impl RedoLog {
     /// Where the byte of this number stands.
     fn place(&self, at: u64) -> usize {
         let within = at.checked_rem(self.capacity).unwrap_or(0);
-        HEADER_LEN.saturating_add(usize::try_from(within).unwrap_or(usize::MAX))
+        HEADER_LEN + in_memory(within)
     }
 
     /// Where the last byte for records ends.
     fn end(&self) -> usize {
-        HEADER_LEN.saturating_add(usize::try_from(self.capacity).unwrap_or(usize::MAX))
+        HEADER_LEN + in_memory(self.capacity)
     }
 
     fn word(&self, at: usize) -> u64 {

@@ -97,7 +97,9 @@ impl Round {
         if !ok {
             return self.fail();
         }
-        let Some(part) = self.parts.front_mut() else { return self.next() };
+        let Some(part) = self.parts.front_mut() else {
+            unreachable!("a sync has ended of a round that has none under way")
+        };
         if part.batches.is_empty() {
             return self.settle(true);
         }
@@ -108,7 +110,9 @@ impl Round {
 
     /// A write of the batch has ended. `None`: others are still under way.
     pub fn written(&mut self, ok: bool) -> Option<Step> {
-        let Stage::Writing { left, failed } = &mut self.stage else { return None };
+        let Stage::Writing { left, failed } = &mut self.stage else {
+            unreachable!("a write has ended of a round that writes nothing")
+        };
         *left -= 1;
         *failed |= !ok;
         match (*left, *failed) {
@@ -125,7 +129,8 @@ impl Round {
     }
 
     fn settle(&mut self, durable: bool) -> Step {
-        self.parts.pop_front().map_or(Step::End, |part| Step::Settle { file: part.file, durable })
+        let Some(part) = self.parts.pop_front() else { unreachable!("no layer is left to be settled") };
+        Step::Settle { file: part.file, durable }
     }
 }
 

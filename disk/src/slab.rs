@@ -26,7 +26,7 @@ impl<T> Slab<T> {
 
     #[cold]
     fn append(&mut self, value: T) -> u32 {
-        let number = u32::try_from(self.values.len()).unwrap_or(u32::MAX);
+        let Ok(number) = u32::try_from(self.values.len()) else { unreachable!("a slab of 2^32 values") };
         self.values.push(Some(value));
         number
     }

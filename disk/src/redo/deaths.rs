@@ -116,17 +116,17 @@ impl RedoLog {
 
     /// An empty log says nothing of any process.
     pub(super) fn forget_deaths(&self) {
-        (0..WORDS).for_each(|word| self.store(IN_FLIGHT_AT.saturating_add(word.saturating_mul(8)), 0));
+        (0..WORDS).for_each(|word| self.store(IN_FLIGHT_AT + word * 8, 0));
     }
 
     fn mark(&self, at: usize) -> Mark {
-        let word = |index: usize| self.word(at.saturating_add(index.saturating_mul(8)));
+        let word = |index: usize| self.word(at + index * 8);
         Mark { kind: word(0), at: word(1), len: word(2) }
     }
 
     fn store_mark(&self, at: usize, mark: Mark) {
         for (index, word) in [mark.kind, mark.at, mark.len].into_iter().enumerate() {
-            self.store(at.saturating_add(index.saturating_mul(8)), word);
+            self.store(at + index * 8, word);
         }
     }
 }

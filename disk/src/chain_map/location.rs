@@ -44,6 +44,8 @@ impl Location {
     }
 
     /// The place `by` bytes further on.
+    // Each lookup for a request on the fast path ends with it: with the check for overflow it would be a call.
+    #[inline(always)]
     pub fn advanced(self, by: u64) -> Location {
         match self {
             Location::Zero | Location::Compressed { .. } | Location::Damaged { .. } => self,

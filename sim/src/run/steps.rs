@@ -327,7 +327,7 @@ impl Run {
     fn record_parent_time(&mut self) -> Result<(), Violation> {
         let Some(parent) = self.file_at(1).filter(|file| !self.io.is_writable(*file)) else { return Ok(()) };
         let modified = self.io.modified(parent);
-        self.relink(0, |link| link.modified.is_none().then(|| disk::Link { modified: Some(modified), ..link }))
+        self.relink(0, |link| link.modified.is_none().then_some(disk::Link { modified: Some(modified), ..link }))
     }
 
     /// Has a layer record something else of its parent, if it has one.

@@ -90,10 +90,9 @@ impl Job {
 
     /// Takes back what has happened so far of an upgrade: it has failed.
     pub fn undo(&mut self, work: &mut Work<'_>) {
-        match &mut self.steps {
-            Steps::Upgrade(steps) => steps.undo(work),
-            // Its plan has.
-            _ => {}
+        // Plans take back their own steps.
+        if let Steps::Upgrade(steps) = &mut self.steps {
+            steps.undo(work);
         }
     }
 }

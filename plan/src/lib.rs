@@ -18,7 +18,7 @@ mod verbs;
 
 use std::collections::VecDeque;
 
-pub use verbs::{Layer, Merge, clone, copy, finish_merge, merge, pause, resize, resume, revert, snapshot};
+pub use verbs::{Layer, Merge, clone, copy, finish_merge, merge, pause, resize, revert, snapshot};
 
 /// One step. A driver carries it out, however long that takes, and then says how it ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -143,7 +143,6 @@ impl From<Step> for Planned {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     left: VecDeque<Planned>,
-    failed: bool,
 }
 
 impl Plan {
@@ -162,18 +161,12 @@ impl Plan {
     pub fn fail(&mut self) {
         let Some(failed) = self.left.pop_front() else { panic!("a step failed that was never planned") };
         self.left = failed.otherwise.into();
-        self.failed = true;
-    }
-
-    /// Whether a step has failed.
-    pub fn has_failed(&self) -> bool {
-        self.failed
     }
 }
 
 impl FromIterator<Planned> for Plan {
     fn from_iter<T: IntoIterator<Item = Planned>>(steps: T) -> Plan {
-        Plan { left: steps.into_iter().collect(), failed: false }
+        Plan { left: steps.into_iter().collect() }
     }
 }
 

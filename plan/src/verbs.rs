@@ -93,11 +93,6 @@ pub fn pause() -> Plan {
     [HoldDurable.or(&[Release.into()])].into_iter().collect()
 }
 
-/// They are let go.
-pub fn resume() -> Plan {
-    [Release.into()].into_iter().collect()
-}
-
 /// Layers are merged into the one below them.
 ///
 /// 1. The files are opened for writing, which fails if another disk is based on one of them. Nothing is written.

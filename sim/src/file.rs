@@ -105,8 +105,8 @@ impl SimFile {
         &self.durable
     }
 
-    /// When it was last changed. A change from now on has another time, and survives a power loss: whoever records this
-    /// one is to notice each change, and the storage has no finer clock.
+    /// When it was last changed. A change from now on has another time, and survives a power loss: a child that
+    /// records this one must notice each change, and the storage has no finer clock.
     pub fn look_at_time(&mut self) -> u64 {
         self.looked_at = true;
         self.visible.modified()

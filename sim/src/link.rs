@@ -1,7 +1,7 @@
 //! What children record of their parents in the simulator, and whether a chain fits together by that.
 //!
-//! Time is a number that a file gets anew with its first change after somebody has looked at it: the storage remembers
-//! no finer time, and whoever has recorded one must notice the next change.
+//! Time is a number that changes with a file's first change after its time was read: no file system has a finer clock,
+//! and a child that has recorded a time must notice the next change.
 
 use disk::{FileId, Format, Image, ImageError, ImageErrorKind, Link, check_parent};
 

@@ -41,8 +41,10 @@ struct Hands {
     to: Option<ImageName>,
     /// Whether it becomes the leaf.
     becomes_leaf: bool,
-    /// The new file, until it is the leaf.
+    /// The new file, until the disk has it.
     child: Option<Box<Child>>,
+    /// It exists, and is not the leaf.
+    is_unused: bool,
     /// The time that making the new file took, and making it durable.
     took: (Duration, Duration),
     /// The copy, until it has its name.
@@ -260,6 +262,7 @@ impl Driver {
         let fits = if self.hands.becomes_leaf { child.fits_on(work.image(of)?) } else { Ok(()) };
         self.hands.took = (child.work, child.sync);
         self.hands.child = Some(Box::new(child));
+        self.hands.is_unused = true;
         fits.inspect_err(|_| self.remove_child())?;
         Ok(true)
     }
@@ -267,7 +270,9 @@ impl Driver {
     /// The new file is not used: it would be taken for the leaf.
     fn remove_child(&mut self) {
         drop(self.hands.child.take());
-        child::remove(self.hands.to().path());
+        if std::mem::take(&mut self.hands.is_unused) {
+            child::remove(self.hands.to().path());
+        }
     }
 
     /// The disk stands still: the new file becomes its leaf.
@@ -279,7 +284,8 @@ impl Driver {
             work.engine.remove(new)?;
             return Err(error.into());
         }
-        // Nothing names the file before, and nothing may take the leaf for superfluous from here on.
+        // From here on it is the leaf, and stays, whatever fails.
+        self.hands.is_unused = false;
         if let Some(log) = log {
             work.disk.set_log(new, log)?;
         }

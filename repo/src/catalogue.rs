@@ -14,6 +14,7 @@ mod inventory;
 mod lease;
 mod location;
 mod request;
+mod reserve;
 mod row;
 mod seal;
 mod sound;
@@ -134,6 +135,7 @@ impl Catalogue {
         migrate(&mut connection, path)?;
         sound::check_rows(&connection)?;
         let starts = count_start(&mut connection).map_err(failed)?;
+        reserve::keep_for_log_of(path);
         let event_bus = Arc::new(EventBus::new(starts));
         let readers = Arc::new(Readers::new(path));
         let outbox = Arc::new(Outbox::default());

@@ -68,11 +68,13 @@ pub struct Config {
 pub struct CatalogueCopies {
     /// Number of days for which a backup is kept; also the number of backups on request that are kept.
     pub backups: u32,
+    /// Seconds between checks of the catalogue, which is backed up if it has changed.
+    pub backup_interval: u32,
 }
 
 impl Default for CatalogueCopies {
     fn default() -> CatalogueCopies {
-        CatalogueCopies { backups: 7 }
+        CatalogueCopies { backups: 7, backup_interval: 24 * 3600 }
     }
 }
 
@@ -262,6 +264,7 @@ impl Config {
             ("storage.full-interval", u64::from(self.storage.full_interval)),
             ("autostart.retry-after", u64::from(self.autostart.retry_after)),
             ("catalogue.backups", u64::from(self.catalogue.backups)),
+            ("catalogue.backup-interval", u64::from(self.catalogue.backup_interval)),
             ("log.file-size", self.log.file_size),
         ];
         if let Some((name, _)) = at_least_one.iter().find(|(_, value)| *value == 0) {
@@ -395,6 +398,7 @@ mod test {
             "step-timeout",
             "lost-interval",
             "backups",
+            "backup-interval",
             "file-size",
         ] {
             assert!(set.contains(&format!("{name} = ")), "{name}");

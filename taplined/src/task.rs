@@ -1,6 +1,7 @@
 //! Tasks: long-running operations. Each runs as a tokio task; those that leave something behind use a journal
 //! ([`job`]).
 
+mod attend;
 pub mod job;
 pub mod wanted;
 
@@ -9,7 +10,7 @@ use std::fmt::Display;
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use api::{Code, ObjectKind, Problem, Task, TaskState};
 use repo::Catalogue;
@@ -51,6 +52,8 @@ pub struct Context {
     cancelled: watch::Receiver<Wish>,
     /// The same for work that continues although the task was cancelled.
     abandoned: watch::Receiver<Wish>,
+    /// When it has last made progress.
+    progressed: watch::Sender<Instant>,
 }
 
 /// A request to a running task.
@@ -107,7 +110,8 @@ impl Tasks {
         let vdis: Vec<Uuid> = of_vdis.map(|about| about.uuid).collect();
         let name = format!("the task {uuid}, {verb}");
         let abandoned = cancelled.clone();
-        let context = Context { task, catalogue: self.catalogue.clone(), cancelled, abandoned };
+        let progressed = watch::channel(Instant::now()).0;
+        let context = Context { task, catalogue: self.catalogue.clone(), cancelled, abandoned, progressed };
         let daemon = daemon.clone();
         tokio::spawn(panics::during(name, async move {
             let outcome = work(context).await;
@@ -157,7 +161,7 @@ impl Tasks {
         let task = self.catalogue.read(move |view| view.task(uuid)).await?;
         let retried = task.problem.filter(|_| !task.state.is_over() || task.state == TaskState::Stuck);
         let Some(why) = retried else {
-            let what = format!("the task {} {uuid} is not stuck or being retried", task.verb);
+            let what = format!("the task {} {uuid} makes progress: it is not stuck or being retried", task.verb);
             return Err(Problem::new(Code::State, what).advise("cancel it or wait for it"));
         };
         let what = format!("it was abandoned unfinished: {}", why.message);
@@ -284,6 +288,7 @@ impl Context {
 
     /// Reports the task's progress, from 0 to 1.
     pub fn progress(&self, part: f64) {
+        self.progressed.send_replace(Instant::now());
         self.catalogue.progress(&self.task, part);
     }
 
@@ -294,10 +299,7 @@ impl Context {
 
     /// Waits before a retry, and shows the reason in the meantime; an error if the task is abandoned.
     pub async fn rest(&self, pause: Duration, problem: &Problem) -> Result<(), Problem> {
-        let (uuid, shown) = (self.task.uuid, problem.clone());
-        if let Err(also) = self.catalogue.write(move |tx| tx.set_task_problem(uuid, &shown)).await {
-            tracing::error!(task = %uuid, "the reason for a retry could not be recorded: {also}");
-        }
+        self.show(Some(problem.clone())).await;
         let mut asked = self.abandoned.clone();
         tokio::select! {
             () = tokio::time::sleep(pause) => Ok(()),

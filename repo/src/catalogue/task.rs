@@ -79,6 +79,12 @@ impl View<'_> {
         Ok(self.row(sql, [], |row| row.get(0))?.unwrap_or(0))
     }
 
+    /// The number of tasks that have not ended and have no problem.
+    pub fn count_working_tasks(&self) -> Result<u64, Problem> {
+        let sql = "SELECT count(*) FROM task WHERE state IN ('pending', 'running', 'cancelling') AND problem IS NULL";
+        Ok(self.row(sql, [], |row| row.get(0))?.unwrap_or(0))
+    }
+
     /// A task, if there is one.
     pub fn find_task(&self, uuid: Uuid) -> Result<Option<Task>, Problem> {
         self.row(&format!("SELECT {COLUMNS} FROM task WHERE uuid = ?1"), [Id(uuid)], |row| self.task_of_row(row))
@@ -130,7 +136,7 @@ impl Tx<'_> {
             return Err(Problem::new(Code::Cancelled, "it was cancelled"));
         }
         self.execute(
-            "UPDATE task SET step = ?2, cancellable = ?3, state = CASE state WHEN 'pending' THEN 'running' ELSE state END
+            "UPDATE task SET step = ?2, cancellable = ?3, problem = NULL, state = CASE state WHEN 'pending' THEN 'running' ELSE state END
              WHERE uuid = ?1",
             (Id(uuid), step, cancellable),
         )?;
@@ -165,9 +171,10 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Why a step of a task is being tried again.
-    pub fn set_task_problem(&mut self, uuid: Uuid, why: &Problem) -> Result<(), Problem> {
-        self.execute("UPDATE task SET problem = ?2 WHERE uuid = ?1", (Id(uuid), Json(why)))?;
+    /// Why a task does not go on: its step is being tried again or makes no progress; `None` if it goes on.
+    pub fn set_task_problem(&mut self, uuid: Uuid, why: Option<&Problem>) -> Result<(), Problem> {
+        let sql = "UPDATE task SET problem = ?2 WHERE uuid = ?1 AND ended IS NULL";
+        self.execute(sql, (Id(uuid), why.map(Json)))?;
         self.touch(ObjectKind::Task, uuid, Change::Changed);
         Ok(())
     }

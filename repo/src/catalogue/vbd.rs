@@ -64,6 +64,12 @@ impl View<'_> {
         self.find_vbd(uuid)?.ok_or_else(|| not_found(ObjectKind::Vbd, uuid))
     }
 
+    /// The plugged VBDs, each with the process that serves it.
+    pub fn plugged_processes(&self) -> Result<Vec<(Uuid, u32)>, Problem> {
+        let sql = "SELECT uuid, pid FROM vbd WHERE state = 'plugged' AND pid IS NOT NULL";
+        self.rows(sql, [], |row| Ok((row.get::<_, Id>("uuid")?.0, row.get("pid")?)))
+    }
+
     /// The process of a VBD, if it has one.
     pub fn vbd_process(&self, uuid: Uuid) -> Result<Option<Process>, Problem> {
         let sql = "SELECT pid, pid_started FROM vbd WHERE uuid = ?1 AND pid IS NOT NULL";

@@ -146,6 +146,9 @@ fn run(
         if !batch.is_empty() {
             let there = location.must_be_there();
             let committed = there.and_then(|()| commit(&mut connection, &mut batch, event_bus, outbox));
+            if matches!(&committed, Err(problem) if problem.code == Code::NoSpace) {
+                start_log_again(&connection);
+            }
             commits.fetch_add(1, Ordering::Relaxed);
             for change in batch.drain(..) {
                 change.answer(committed.clone());
@@ -157,6 +160,13 @@ fn run(
             return;
         }
     }
+}
+
+/// Moves what is in the log to the catalogue's file, so that the next commit finds the log's space free. Whoever was
+/// refused tries again.
+fn start_log_again(connection: &Connection) {
+    // If there is no space for that either, the next commit says so.
+    connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(())).ok();
 }
 
 /// Moves everything committed into the one file, and removes the files next to it.

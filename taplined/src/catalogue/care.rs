@@ -13,14 +13,9 @@ use repo::catalogue::backup;
 use crate::daemon::Daemon;
 use crate::task::blocking;
 
-/// Time from the start to the first check: a host that has just booted has other things to do.
-const FIRST: Duration = Duration::from_secs(600);
-
-/// Interval between checks.
-const EVERY: Duration = Duration::from_secs(24 * 3600);
-
-/// How soon again, where tasks were at work.
-const AGAIN: Duration = Duration::from_secs(600);
+/// Time from the start to the first check, because a host that has just booted has other things to do; and from a check
+/// that was put off to the next. Both are shorter where the checks follow each other sooner.
+const SOON: Duration = Duration::from_secs(600);
 
 /// The state of the last backup.
 #[derive(Debug, Default)]
@@ -80,37 +75,43 @@ async fn try_to(daemon: &Daemon, when: &str) {
 }
 
 async fn look_after(daemon: Daemon) {
-    tokio::time::sleep(FIRST).await;
+    let every = Duration::from_secs(daemon.config.catalogue.backup_interval.into());
+    let soon = SOON.min(every);
+    tokio::time::sleep(soon).await;
     let mut examined = None;
     loop {
         let commits = daemon.catalogue.commits();
         // Nothing was written since the last check: there can be no new error.
         if examined != Some(commits) {
-            if !is_idle(&daemon).await {
-                tokio::time::sleep(AGAIN).await;
+            if is_busy(&daemon).await {
+                tokio::time::sleep(soon).await;
                 continue;
             }
             // A damaged catalogue must not replace good backups.
             if daemon.catalogue.examine().await.is_ok() {
                 examined = Some(commits);
-                if is_due(&daemon).await {
+                if is_due(&daemon, every).await {
                     try_to(&daemon, "today").await;
                 }
             }
         }
-        tokio::time::sleep(EVERY).await;
+        tokio::time::sleep(every).await;
     }
 }
 
-async fn is_idle(daemon: &Daemon) -> bool {
-    daemon.catalogue.read(|view| view.count_open_tasks()).await.is_ok_and(|open| open == 0)
+/// Whether tasks are at work. A task that is stuck, or fails again and again, may stay so for weeks: it must not keep
+/// the catalogue from being backed up.
+async fn is_busy(daemon: &Daemon) -> bool {
+    !daemon.catalogue.read(|view| view.count_working_tasks()).await.is_ok_and(|working| working == 0)
 }
 
-/// Whether the newest daily backup is at least a day old. A backup from the future was made with a wrong clock and does
-/// not count.
-async fn is_due(daemon: &Daemon) -> bool {
+/// Whether the newest daily backup is old enough. A backup from the future was made with a wrong clock and does not
+/// count.
+async fn is_due(daemon: &Daemon, every: Duration) -> bool {
     let found = daemon.care.backups(daemon).await.unwrap_or_default();
     let now = Timestamp::now();
     let newest = found.iter().find(|backup| backup.reason == BackupReason::Daily && backup.made <= now);
-    newest.is_none_or(|newest| now.duration_since(newest.made).as_secs() >= 23 * 3600)
+    // The last check may have begun a little later than this one.
+    let old_enough = every.as_secs() * 23 / 24;
+    newest.is_none_or(|newest| now.duration_since(newest.made).unsigned_abs().as_secs() >= old_enough)
 }

@@ -137,7 +137,16 @@ fn started(pid: u32) -> Option<u64> {
 
 /// The kernel's status of a process, from field 3 of proc_pid_stat(5) on.
 pub fn stat(pid: u32) -> Option<String> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat_in(&format!("/proc/{pid}"))
+}
+
+/// The same of a thread.
+pub fn stat_of_thread(pid: u32, thread: u32) -> Option<String> {
+    stat_in(&format!("/proc/{pid}/task/{thread}"))
+}
+
+fn stat_in(directory: &str) -> Option<String> {
+    let stat = std::fs::read_to_string(format!("{directory}/stat")).ok()?;
     // The name of the program, in parentheses, is field 2 and may hold anything.
     Some(stat.rsplit_once(") ")?.1.to_owned())
 }

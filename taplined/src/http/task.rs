@@ -82,8 +82,8 @@ async fn cancel(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Json<Task>
     Ok(Json(daemon.tasks.cancel(uuid).await?))
 }
 
-/// Abandons a task that can neither complete nor roll back, and releases its objects. VDIs that it was changing are
-/// then diverged.
+/// Abandons a task that can neither complete nor roll back, or makes no progress, and releases its objects. VDIs that
+/// it was changing are then diverged.
 #[utoipa::path(
     post, path = "/tasks/{uuid}/abandon", tag = "task", operation_id = "task_abandon",
     params(("uuid" = uuid::Uuid, Path)),

@@ -1,6 +1,7 @@
 //! Checks a disk process that has not responded in time until it does, and marks the VBD in the meantime.
 //!
-//! A disk that nothing is requested of is never checked: an idle disk causes no wake-ups.
+//! Only a disk that has not answered a request, or whose process looks as if it hung, is checked: an idle disk causes
+//! no wake-ups.
 
 use std::fs;
 use std::time::Duration;

@@ -106,7 +106,7 @@ async fn run<J: Job>(job: J, daemon: &Daemon, mut context: Context, from: usize)
         let committed = at > no_return || at == no_return && (recorded.is_ok() || from == at);
         fault::point(J::VERB, name, false);
         let done = match recorded {
-            Ok(()) => job.step(name, daemon, &context).await,
+            Ok(()) => context.attend(daemon, name, job.step(name, daemon, &context)).await,
             Err(problem) => Err(problem),
         };
         match done {
@@ -153,7 +153,7 @@ async fn insist<J: Job>(
         tracing::error!(task = %context.uuid(), verb = J::VERB, step = name, "retrying: {problem}");
         context.rest(AGAIN_AFTER, &problem).await?;
         let done = match keep_inventory(job, daemon).await {
-            Ok(()) => job.step(name, daemon, context).await,
+            Ok(()) => context.attend(daemon, name, job.step(name, daemon, context)).await,
             failed => failed,
         };
         match done {
@@ -177,7 +177,7 @@ async fn undo_until_done<J: Job>(
             tracing::error!(task = %context.uuid(), verb = J::VERB, "{what}: {problem}");
             context.rest(AGAIN_AFTER, &problem).await?;
         }
-        match job.undo(daemon).await {
+        match context.attend(daemon, "undo", job.undo(daemon)).await {
             Ok(()) => break,
             Err(problem) => failed = Some(problem),
         }
@@ -279,9 +279,14 @@ async fn recover_as<J: Job>(daemon: &Daemon, job: J, task: Task) -> Result<(), P
         _ => Problem::new(Code::Failed, "the daemon stopped while this was in progress; it was rolled back")
             .advise("try again"),
     };
-    if let Err(problem) = job.undo(daemon).await {
-        // Its repository may not be there. Whatever else there is to serve does not wait for that; what the job holds
-        // does.
+    let patience = Duration::from_secs(daemon.config.storage.answer_timeout.into());
+    let undone = tokio::time::timeout(patience, job.undo(daemon)).await;
+    let undone = undone.unwrap_or_else(|_| {
+        Err(Problem::new(Code::Timeout, format!("rolling back has taken more than {} s", patience.as_secs())))
+    });
+    if let Err(problem) = undone {
+        // Its repository may not be there or not respond. Whatever else there is to serve does not wait for that; what
+        // the job holds does.
         let at_work = daemon.clone();
         daemon.tasks.run(daemon, task, job.tidies(), move |context| async move {
             undo_until_done(&job, &at_work, &context, Some(problem)).await?;

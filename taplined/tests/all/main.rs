@@ -10,6 +10,7 @@ mod daemon;
 mod damage;
 #[path = "../../../tapline-disk/tests/all/tool/ring.rs"]
 mod guest;
+mod hangs;
 mod harness;
 mod hosts;
 mod inventory;

@@ -369,9 +369,11 @@ fn an_unplug_is_recorded_once_there_is_space() {
     assert_eq!(status, 202, "{task}");
     harness::wait_until("it is being unplugged", || disks::state(&daemon, &vbd) == "unplugging");
     fs::write(state.join("filler"), vec![1; 5 << 20]).unwrap_err();
-    harness::wait_until("the catalogue is full", || {
+    let mut refused = 0;
+    harness::wait_until("the catalogue is full, and its log's space is used up", || {
         let asked = json!({ "name": "a", "driver": "qemu", "memory": 64 << 20, "vcpus": 1 });
-        daemon.post("/vms", asked).0 == 507
+        refused = if daemon.post("/vms", asked).0 == 507 { refused + 1 } else { 0 };
+        refused == 5
     });
     signal("-CONT");
     harness::wait_until("its process has ended", || disks::processes(&daemon).is_empty());
@@ -445,5 +447,36 @@ fn a_full_or_read_only_state_directory_is_reported_without_loss() {
     daemon.restart();
     assert_eq!(daemon.get("/vdis").1.as_array().unwrap().len(), 2);
     daemon.settle();
+    daemon.kill();
+}
+
+/// A disk whose process dies while the catalogue's file system is full.
+#[test]
+fn a_disk_is_restarted_and_recorded_while_the_state_directory_is_full() {
+    let mut daemon = harness::start();
+    let sr = daemon.repository("vms");
+    let vdi = daemon.done(daemon.post("/vdis", json!({ "sr": sr, "name": "a", "size": 8 << 20 })));
+    let vbd = disks::vbd(&daemon, vdi["uuid"].as_str().unwrap(), "nbd");
+    assert!(daemon.stop());
+    let state = daemon.room().join("state");
+    let catalogue = fs::read(state.join("catalogue.db")).unwrap();
+    let Some(_mounted) = Mounted::small(state.clone()) else {
+        return harness::not_run("a state directory that is full: this user may mount nothing");
+    };
+    fs::write(state.join("catalogue.db"), catalogue).unwrap();
+    daemon.restart();
+    disks::plug(&daemon, &vbd);
+    fs::write(state.join("filler"), vec![1; 5 << 20]).unwrap_err();
+    assert_eq!(daemon.post("/host/backups", json!({})).0, 507);
+    for restarts in 1..=3 {
+        let pid = daemon.get(&vbd).1["pid"].clone();
+        assert!(Command::new("kill").args(["-KILL", &pid.to_string()]).status().unwrap().success());
+        harness::wait_until("it is restarted and recorded", || {
+            let (_, vbd) = daemon.get(&vbd);
+            vbd["state"] == "plugged" && vbd["restarts"] == restarts && vbd["pid"] != pid
+        });
+    }
+    fs::remove_file(state.join("filler")).unwrap();
+    disks::unplug(&daemon, &vbd);
     daemon.kill();
 }

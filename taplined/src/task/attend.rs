@@ -1,0 +1,73 @@
+//! Watches over the steps of a task: one that makes no progress is reported, and can be abandoned.
+//!
+//! A step may wait for storage that never responds, in its own process or in one that it started. No time limit would
+//! be right: a merge may take hours, and an NFS server may be away for as long. So an administrator decides.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::time::{Duration, Instant};
+
+use api::{Code, Problem};
+use jiff::Timestamp;
+
+use super::{Context, Wish};
+use crate::daemon::Daemon;
+
+impl Context {
+    /// Waits for a step. If it makes no progress for as long as storage may take to respond, the task says so until it
+    /// does; an error if the task is abandoned, and the step is dropped then.
+    pub async fn attend<T>(
+        &self,
+        daemon: &Daemon,
+        step: &str,
+        work: impl Future<Output = Result<T, Problem>>,
+    ) -> Result<T, Problem> {
+        self.progressed.send_replace(Instant::now());
+        let patience = Duration::from_secs(daemon.config.storage.answer_timeout.into());
+        let mut asked = self.abandoned.clone();
+        tokio::select! {
+            biased;
+            done = work => done,
+            Ok(_) = asked.wait_for(|asked| *asked == Wish::Abandon) => {
+                Err(Problem::new(Code::Cancelled, format!("the task was abandoned during its step '{step}'")))
+            }
+            never = self.report_silence(step, patience) => match never {},
+        }
+    }
+
+    async fn report_silence(&self, step: &str, patience: Duration) -> Infallible {
+        let mut progressed = self.progressed.subscribe();
+        loop {
+            progressed.mark_unchanged();
+            if tokio::time::timeout(patience, progressed.changed()).await.is_ok() {
+                continue;
+            }
+            let problem = self.silent(step, patience);
+            tracing::warn!(task = %self.task.uuid, verb = self.task.verb, step, "{problem}");
+            self.show(Some(problem)).await;
+            if progressed.changed().await.is_err() {
+                // The sender is a field of this.
+                std::future::pending::<()>().await;
+            }
+            self.show(None).await;
+        }
+    }
+
+    fn silent(&self, step: &str, patience: Duration) -> Problem {
+        let since = Timestamp::now().saturating_sub(patience).unwrap_or(Timestamp::UNIX_EPOCH);
+        let what = format!("the step '{step}' of {} has made no progress since {since:.0}", self.task.verb);
+        Problem::new(Code::Timeout, what).advise(
+            "check the storage that it works on: it continues when that responds. To give it up, cancel it; if it cannot \
+             be cancelled or does not end then, abandon it",
+        )
+    }
+
+    /// Shows why the task does not go on, or no longer.
+    pub(super) async fn show(&self, problem: Option<Problem>) {
+        let uuid = self.task.uuid;
+        let shown = self.catalogue.write(move |tx| tx.set_task_problem(uuid, problem.as_ref()));
+        if let Err(also) = shown.await {
+            tracing::error!(task = %uuid, "why it does not go on could not be recorded: {also}");
+        }
+    }
+}

@@ -11,6 +11,7 @@ pub mod backup;
 mod event;
 mod image;
 mod inventory;
+mod last_commit;
 mod lease;
 mod location;
 mod request;
@@ -40,6 +41,7 @@ pub use autostart::ToStart;
 pub use event::{EventBus, Past};
 pub use image::{Image, ImageState, file_name};
 pub use inventory::{Outbox, Recorded};
+use last_commit::LastCommit;
 pub use lease::Holder;
 use location::FileLocation;
 pub use request::{Answered, RequestKey};
@@ -50,7 +52,7 @@ pub use token::SecretHash;
 pub use vbd::Process;
 pub use vdi::NewVdi;
 pub use vm::VmProcess;
-use writer::Writer;
+use writer::{State, Writer};
 
 /// The version of the schema, in the file's `user_version`.
 const VERSION: i64 = 4;
@@ -112,11 +114,16 @@ impl Catalogue {
     /// Opens the catalogue at `path`, or creates it. A damaged file is refused as [`Code::Damaged`], before anything is
     /// written to it.
     pub fn open(path: &Path) -> Result<Catalogue, Problem> {
-        Catalogue::open_with(path, || {})
+        Catalogue::open_with(path, None, || {})
     }
 
-    /// The same; before what an older daemon has written is changed for good, `before_change` is called.
-    pub fn open_with(path: &Path, before_change: impl FnOnce()) -> Result<Catalogue, Problem> {
+    /// The same; before what an older daemon has written is changed for good, `before_change` is called. The number of
+    /// the last commit is kept in the file `last_commit` too ([`View::may_be_older`]).
+    pub fn open_with(
+        path: &Path,
+        last_commit: Option<&Path>,
+        before_change: impl FnOnce(),
+    ) -> Result<Catalogue, Problem> {
         let failed = |error: rusqlite::Error| cannot_open(path, error);
         seal::check(path)?;
         let mut connection = Connection::open(path).map_err(failed)?;
@@ -136,11 +143,14 @@ impl Catalogue {
         sound::check_rows(&connection)?;
         let starts = count_start(&mut connection).map_err(failed)?;
         reserve::keep_for_log_of(path);
+        let last_commit = last_commit.map(|path| LastCommit::begin(&mut connection, path)).transpose()?;
         let event_bus = Arc::new(EventBus::new(starts));
         let readers = Arc::new(Readers::new(path));
         let outbox = Arc::new(Outbox::default());
         outbox.recorded(&View { connection: &connection, event_bus: &event_bus }.inventory_heads()?);
-        let writer = Arc::new(Writer::start(connection, FileLocation::of(path)?, event_bus.clone(), outbox.clone())?);
+        let location = FileLocation::of(path)?;
+        let state = State { connection, location, event_bus: event_bus.clone(), outbox: outbox.clone(), last_commit };
+        let writer = Arc::new(Writer::start(state)?);
         Ok(Catalogue { writer, readers, event_bus, outbox, damage: Arc::default() })
     }
 

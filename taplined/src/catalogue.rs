@@ -23,6 +23,9 @@ pub use rebuild::{absolute, rebuild};
 /// The number of backups named in a message that asks to choose one.
 const NAMED: usize = 3;
 
+/// The file in the run directory with the number of the last commit: a catalogue with another one is an older copy.
+const LAST_COMMIT: &str = "last-commit";
+
 /// How long to wait before what has happened is recorded once more, if it could not be.
 const RECORD_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
@@ -35,7 +38,7 @@ pub fn open(config: &Config) -> Result<Catalogue, Problem> {
             return Err(Problem::new(Code::Damaged, what));
         }
     }
-    Catalogue::open_with(&path, || {
+    Catalogue::open_with(&path, Some(&config.run_directory.join(LAST_COMMIT)), || {
         // Without a backup, an older daemon could not be used again; but without a daemon, nobody could free space for
         // one.
         match backup::write(&path, &config.backups(), BackupReason::Schema, config.catalogue.backups) {

@@ -118,6 +118,8 @@ impl Daemon {
         let plugged_since = plug::recover(&daemon).await?;
         // After their disks.
         vm::recover(&daemon, &plugged_since).await?;
+        // What was begun and is left half done from here on is this daemon's own.
+        daemon.catalogue.write(|tx| tx.set_up_to_date()).await?;
         for sr in daemon.catalogue.read(|view| view.srs()).await? {
             if sr.state == SrState::Attached {
                 vdi::collect(&daemon, sr.uuid);

@@ -13,6 +13,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::event::EventBus;
 use super::inventory::Outbox;
+use super::last_commit::LastCommit;
 use super::location::FileLocation;
 use super::{Tx, View, failed};
 
@@ -28,6 +29,17 @@ pub struct Writer {
     changes: mpsc::Sender<Asking>,
     commits: Arc<AtomicU64>,
     thread: JoinHandle<()>,
+}
+
+/// What only the thread uses, and whom it tells of its commits.
+#[derive(Debug)]
+pub struct State {
+    pub connection: Connection,
+    pub location: FileLocation,
+    pub event_bus: Arc<EventBus>,
+    pub outbox: Arc<Outbox>,
+    /// Counts the commits, if they are to be counted.
+    pub last_commit: Option<LastCommit>,
 }
 
 /// A request to the thread.
@@ -71,17 +83,12 @@ impl<T: Send, F: FnOnce(&mut Tx<'_>) -> Result<T, Problem> + Send> Change for As
 
 impl Writer {
     /// Starts the thread, which ends when no handle is left.
-    pub fn start(
-        connection: Connection,
-        location: FileLocation,
-        event_bus: Arc<EventBus>,
-        outbox: Arc<Outbox>,
-    ) -> Result<Writer, Problem> {
+    pub fn start(state: State) -> Result<Writer, Problem> {
         let (changes, waiting) = mpsc::channel(WAITING_MAX);
         let thread = std::thread::Builder::new().name("catalogue".into());
         let commits = Arc::<AtomicU64>::default();
         let counted = commits.clone();
-        let started = thread.spawn(move || run(connection, &location, waiting, &event_bus, &outbox, &counted));
+        let started = thread.spawn(move || run(state, waiting, &counted));
         let thread = started.map_err(|error| Problem::failed("start the catalogue's thread", error))?;
         Ok(Writer { changes, commits, thread })
     }
@@ -122,14 +129,7 @@ fn ended() -> Problem {
     Problem::new(Code::Internal, "the catalogue's thread has ended")
 }
 
-fn run(
-    mut connection: Connection,
-    location: &FileLocation,
-    mut waiting: mpsc::Receiver<Asking>,
-    event_bus: &EventBus,
-    outbox: &Outbox,
-    commits: &AtomicU64,
-) {
+fn run(mut state: State, mut waiting: mpsc::Receiver<Asking>, commits: &AtomicU64) {
     let mut batch = Vec::new();
     let mut end = None;
     while let Some(first) = waiting.blocking_recv() {
@@ -144,10 +144,10 @@ fn run(
             }
         }
         if !batch.is_empty() {
-            let there = location.must_be_there();
-            let committed = there.and_then(|()| commit(&mut connection, &mut batch, event_bus, outbox));
+            let there = state.location.must_be_there();
+            let committed = there.and_then(|()| commit(&mut state, &mut batch));
             if matches!(&committed, Err(problem) if problem.code == Code::NoSpace) {
-                start_log_again(&connection);
+                start_log_again(&state.connection);
             }
             commits.fetch_add(1, Ordering::Relaxed);
             for change in batch.drain(..) {
@@ -156,7 +156,7 @@ fn run(
         }
         if let Some(who) = end.take() {
             // The caller may have stopped waiting.
-            who.send(put_into_one(&connection)).ok();
+            who.send(put_into_one(&state.connection)).ok();
             return;
         }
     }
@@ -179,12 +179,9 @@ fn put_into_one(connection: &Connection) -> Result<(), Problem> {
 }
 
 /// One commit of all changes that are not refused. Those who were are known by their outcome.
-fn commit(
-    connection: &mut Connection,
-    batch: &mut [Box<dyn Change>],
-    event_bus: &EventBus,
-    outbox: &Outbox,
-) -> Result<(), Problem> {
+fn commit(state: &mut State, batch: &mut [Box<dyn Change>]) -> Result<(), Problem> {
+    let State { connection, event_bus, outbox, last_commit, .. } = state;
+    let unchanged = connection.total_changes();
     let transaction = connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate).map_err(failed)?;
     let mut tx = Tx { view: View { connection: &transaction, event_bus }, touched: Vec::new(), noted: Vec::new() };
     for change in batch {
@@ -199,7 +196,11 @@ fn commit(
     }
     let recorded = tx.record_inventories(outbox)?;
     let events = tx.events()?;
+    // A commit of nothing costs no sync.
+    let mut counts = last_commit.as_mut().filter(|_| transaction.total_changes() != unchanged);
+    counts.as_mut().map_or(Ok(()), |last| last.count(&transaction)).map_err(failed)?;
     transaction.commit().map_err(failed)?;
+    counts.into_iter().for_each(LastCommit::made);
     outbox.recorded(&recorded);
     event_bus.tell(events);
     Ok(())

@@ -1,4 +1,7 @@
 //! What a starting daemon finds: disks that kept running without a daemon, and work left half done by its predecessor.
+//!
+//! A process is killed only if the catalogue is the latest one and says that nobody was told of the process. An older
+//! one, such as a backup that was taken during a plug or an unplug, says nothing about processes that run now.
 
 use std::collections::{BTreeSet, HashSet};
 use std::fs;
@@ -9,7 +12,7 @@ use repo::catalogue::Process;
 use rustix::process::Signal;
 use uuid::Uuid;
 
-use super::settle::{record, settle};
+use super::settle::{Rest, record, settle};
 use super::{space, start, supervise, unplug};
 use crate::daemon::Daemon;
 use crate::disk::paths;
@@ -33,21 +36,26 @@ pub async fn recover(daemon: &Daemon) -> Result<BTreeSet<Uuid>, Problem> {
         vbds.into_iter().map(|vbd| view.vbd_process(vbd.uuid).map(|process| (vbd, process))).collect()
     });
     let found: Vec<(Vbd, Option<Process>)> = found.await?;
+    let older = daemon.catalogue.read(|view| view.may_be_older()).await?;
     let config = daemon.config.clone();
     let mut running = blocking("find disk processes", move || serving::all(&config)).await?;
     let (mut known, mut unserved, mut since) = (HashSet::new(), Vec::new(), BTreeSet::new());
-    for (vbd, process) in found.into_iter().filter(|(vbd, _)| vbd.state != VbdState::Unplugged) {
+    for (mut vbd, process) in found.into_iter().filter(|(vbd, _)| vbd.state != VbdState::Unplugged) {
         // After a reboot its pid may belong to another process.
         let process = process.filter(|_| !rebooted);
         known.insert(vbd.uuid);
         let process = process.map(DiskProcess::find).transpose()?.flatten();
         let recorded = process.as_ref().map(DiskProcess::identity);
-        let process = alone(daemon, &vbd, process, running.remove(&vbd.uuid).unwrap_or_default()).await?;
+        let (others, before) = (running.remove(&vbd.uuid).unwrap_or_default(), vbd.state);
+        let process = match older {
+            false => alone(daemon, &vbd, process, others).await?,
+            true => serving_by_older(daemon, &mut vbd, process, others).await?,
+        };
         if process.is_none() && !rebooted && matches!(vbd.state, VbdState::Plugged | VbdState::Restarting) {
             unserved.push(vbd);
             continue;
         }
-        if process.as_ref().is_some_and(|serves| Some(serves.identity()) != recorded) {
+        if process.as_ref().is_some_and(|serves| Some(serves.identity()) != recorded || vbd.state != before) {
             since.insert(vbd.uuid);
         }
         one(daemon, &vbd, process, rebooted).await?;
@@ -95,12 +103,40 @@ async fn alone(
         }
         return Ok(recorded);
     }
-    let serves = settle(&daemon.disks, vbd.uuid, recorded, others).await?;
+    let serves = settle(&daemon.disks, vbd.uuid, recorded, others, Rest::Killed).await?;
     if let Some(other) = serves.as_ref().map(DiskProcess::identity).filter(|serves| Some(*serves) != known) {
-        tracing::info!(vbd = %vbd.uuid, pid = other.pid, "it is served by a different process than the recorded one");
-        record(daemon, vbd.uuid, other).await?;
+        note_other(daemon, vbd, other).await?;
     }
     Ok(serves)
+}
+
+/// The same if the catalogue is older than what runs: a process of a VBD that was being plugged, restarted or unplugged
+/// at that time serves a guest now, or nobody was told that it ended. If there is one, the VBD is plugged.
+async fn serving_by_older(
+    daemon: &Daemon,
+    vbd: &mut Vbd,
+    recorded: Option<DiskProcess>,
+    running: Vec<DiskProcess>,
+) -> Result<Option<DiskProcess>, Problem> {
+    let known = recorded.as_ref().map(DiskProcess::identity);
+    let Some(serves) = settle(&daemon.disks, vbd.uuid, recorded, running, Rest::Left).await? else { return Ok(None) };
+    let (identity, before) = (serves.identity(), vbd.state);
+    if before != VbdState::Plugged {
+        stray::record(daemon, vbd, identity).await?;
+        vbd.state = VbdState::Plugged;
+        tracing::warn!(
+            vbd = %vbd.uuid, pid = identity.pid, ?before,
+            "adopting its disk process: the catalogue, which has it in another state, is older"
+        );
+    } else if Some(identity) != known {
+        note_other(daemon, vbd, identity).await?;
+    }
+    Ok(Some(serves))
+}
+
+async fn note_other(daemon: &Daemon, vbd: &Vbd, serves: Process) -> Result<(), Problem> {
+    tracing::info!(vbd = %vbd.uuid, pid = serves.pid, "it is served by a different process than the recorded one");
+    record(daemon, vbd.uuid, serves).await
 }
 
 /// Whether the host was booted since the last start of a daemon. In that case the autostart objects are recorded in the

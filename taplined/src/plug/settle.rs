@@ -2,7 +2,7 @@
 //!
 //! It knows processes and which of them answers at the control socket, but not how a disk is handed over. Invariant: at
 //! most one of the processes is left, and that one serves, or is the only one that ever did. All others have exited
-//! when this returns, so that another may be started.
+//! when this returns, so that another may be started; except with [`Rest::Left`], which returns none only if none runs.
 //!
 //! A process that never took over exits by itself, because the one that would have handed it the disk has exited or
 //! given up; one that has handed over its disk exits by itself too. So at first both are only waited for.
@@ -29,14 +29,24 @@ const TO_SAY: Duration = Duration::from_secs(1);
 /// Pause before checking again which processes remain.
 const LOOK_AFTER: Duration = Duration::from_millis(20);
 
+/// What becomes of processes that do not serve.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rest {
+    /// They are killed: the catalogue tells for certain what they were started for.
+    Killed,
+    /// They are left alone: the catalogue is older than they are, and one that does not answer may serve a guest.
+    Left,
+}
+
 /// The process that serves a VBD, out of the recorded one and others that were started for it; `None` if none serves.
 pub async fn settle(
     disks: &Disks,
     vbd: Uuid,
     recorded: Option<DiskProcess>,
     others: Vec<DiskProcess>,
+    rest: Rest,
 ) -> Result<Option<DiskProcess>, Problem> {
-    settle_in(disks, vbd, recorded, others, TO_SETTLE).await
+    settle_in(disks, vbd, recorded, others, rest, TO_SETTLE).await
 }
 
 async fn settle_in(
@@ -44,6 +54,7 @@ async fn settle_in(
     vbd: Uuid,
     recorded: Option<DiskProcess>,
     others: Vec<DiskProcess>,
+    rest: Rest,
     patience: Duration,
 ) -> Result<Option<DiskProcess>, Problem> {
     let known = recorded.as_ref().map(DiskProcess::identity);
@@ -55,7 +66,7 @@ async fn settle_in(
         reap_dead(&mut all).await?;
         match all.as_slice() {
             [] => return Ok(None),
-            [alone] if Some(alone.identity()) == known => return Ok(all.pop()),
+            [alone] if Some(alone.identity()) == known || rest == Rest::Left => return Ok(all.pop()),
             _ => {}
         }
         answers = who_answers(disks, vbd).await.or(answers);
@@ -65,7 +76,10 @@ async fn settle_in(
         }
         if begun.elapsed() >= patience {
             let stays = found.or_else(|| all.iter().position(|process| Some(process.identity()) == known));
-            return end_all_but(vbd, all, stays).await;
+            return match rest {
+                Rest::Killed => end_all_but(vbd, all, stays).await,
+                Rest::Left => Ok(leave_all_but(vbd, all, stays)),
+            };
         }
         tokio::time::sleep(LOOK_AFTER).await;
     }
@@ -91,6 +105,17 @@ async fn end_all_but(vbd: Uuid, all: Vec<DiskProcess>, stays: Option<usize>) -> 
         }
     }
     Ok(left)
+}
+
+/// The process that stays. If none answers, that is the oldest: the others were started to replace it.
+fn leave_all_but(vbd: Uuid, mut all: Vec<DiskProcess>, stays: Option<usize>) -> Option<DiskProcess> {
+    let oldest = || (0..all.len()).min_by_key(|at| all.get(*at).map(|process| process.identity().started));
+    let left = all.swap_remove(stays.or_else(oldest)?);
+    for process in all {
+        let pid = process.identity().pid;
+        tracing::error!(%vbd, pid, "not touching a process that does not serve its disk; if it stays, kill it");
+    }
+    Some(left)
 }
 
 /// The number of the process that answers at a disk's control socket, if one does and says it.
@@ -165,7 +190,17 @@ mod test {
         }
 
         async fn settle(&self, recorded: Option<DiskProcess>, others: Vec<DiskProcess>, patience: u64) -> Option<u32> {
-            let settled = settle_in(&self.disks, self.vbd, recorded, others, Duration::from_millis(patience));
+            self.settle_with(recorded, others, Rest::Killed, patience).await
+        }
+
+        async fn settle_with(
+            &self,
+            recorded: Option<DiskProcess>,
+            others: Vec<DiskProcess>,
+            rest: Rest,
+            patience: u64,
+        ) -> Option<u32> {
+            let settled = settle_in(&self.disks, self.vbd, recorded, others, rest, Duration::from_millis(patience));
             settled.await.unwrap().map(|process| process.identity().pid)
         }
     }
@@ -238,5 +273,23 @@ mod test {
         let again = DiskProcess::with_words(third.id(), |_| true).unwrap().unwrap();
         assert_eq!(bed.settle(None, vec![again], 50).await, None);
         assert!(!third.wait().unwrap().success());
+    }
+    #[tokio::test]
+    async fn without_certainty_no_process_is_killed() {
+        let bed = bed();
+        let (silent, mut first) = process();
+        assert_eq!(bed.settle_with(None, vec![silent], Rest::Left, LONG).await, Some(first.id()));
+        let again = DiskProcess::with_words(first.id(), |_| true).unwrap().unwrap();
+        let (other, mut second) = process();
+        assert!(bed.settle_with(None, vec![other, again], Rest::Left, 50).await.is_some());
+        bed.answer().store(second.id(), Ordering::SeqCst);
+        let find = |child: &Child| DiskProcess::with_words(child.id(), |_| true).unwrap().unwrap();
+        let settled = bed.settle_with(Some(find(&first)), vec![find(&second)], Rest::Left, 50);
+        assert_eq!(settled.await, Some(second.id()));
+        for child in [&mut first, &mut second] {
+            assert!(child.try_wait().unwrap().is_none());
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
     }
 }

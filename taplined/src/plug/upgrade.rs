@@ -28,7 +28,7 @@ use uuid::Uuid;
 use super::handover::{self, NotDone};
 use super::operation::{Kind, Operation};
 use super::plug_spec::PlugSpec;
-use super::settle::{record, settle};
+use super::settle::{Rest, record, settle};
 use super::start::{Log, launch, why_it_ended};
 use super::steps::Steps;
 use super::{leave, supervise};
@@ -298,7 +298,7 @@ impl Upgrade {
             Ok(_) => (None, Some(old)),
             Err(_) => (Some(old), None),
         };
-        match settle(&self.daemon.disks, self.vbd, old, Vec::from_iter(new)).await {
+        match settle(&self.daemon.disks, self.vbd, old, Vec::from_iter(new), Rest::Killed).await {
             Ok(Some(serves)) if Some(serves.identity()) == known => {
                 self.recorded(&serves).await;
                 let note = format!("the old process exited without reporting how long requests waited: {why}");

@@ -110,6 +110,12 @@ fn new(uuid: Uuid, vdi: &Vdi, words: &Words) -> Vbd {
     Vbd { uuid, mode, queues: words.queues, ..Vbd::unplugged(vdi.uuid, words.transport) }
 }
 
+/// Records that a VBD is plugged and served by a process, whatever it was by the catalogue.
+pub async fn record(daemon: &Daemon, vbd: &Vbd, by: Process) -> Result<(), Problem> {
+    let (uuid, at) = (vbd.uuid, DiskPaths::of(&daemon.config, vbd.uuid).shown(vbd.transport)?);
+    daemon.catalogue.write(move |tx| plugged(tx, uuid, by, &at)).await
+}
+
 fn plugged(tx: &mut repo::Tx<'_>, vbd: Uuid, by: Process, at: &api::AbsolutePath) -> Result<(), Problem> {
     let known = tx.vbd(vbd)?;
     if known.transport == Transport::Blkif && known.vm.is_none() {

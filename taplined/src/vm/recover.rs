@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use ::vm::qemu::machine::{MachineError, QemuVm};
 use ::vm::qemu::process::{Identity, Process};
-use api::{Code, Driver, Power, Problem, Vbd, VbdState, Vm};
+use api::{Code, Driver, Power, Problem, Transport, Vbd, VbdState, Vm};
 use uuid::Uuid;
 
 use super::end::Ended;
@@ -31,23 +31,31 @@ const TO_POWER_OFF: Duration = Duration::from_secs(60);
 /// Adopts running machines, and completes or rolls back unfinished work. VBDs that were `plugged_since` the recorded
 /// state stay plugged if their VM has ended: it used other processes for them, so they were plugged after its end.
 pub async fn recover(daemon: &Daemon, plugged_since: &BTreeSet<Uuid>) -> Result<(), Problem> {
-    let vms = daemon.catalogue.read(|view| view.vms()).await?;
+    let vms = daemon.catalogue.read(|view| Ok((view.vms()?, view.may_be_older()?)));
+    let (vms, older) = vms.await?;
     let runs = |vm: &&Vm| matches!(vm.power, Power::Running | Power::Suspended | Power::Stopping);
-    let run: BTreeSet<Uuid> = vms.iter().filter(runs).map(|vm| vm.uuid).collect();
-    let starting = vms.iter().filter(|vm| vm.power == Power::Starting).map(|vm| vm.uuid).collect();
+    let of = |chosen: &dyn Fn(&Vm) -> bool| vms.iter().filter(|vm| chosen(vm)).map(|vm| vm.uuid).collect();
+    let run: BTreeSet<Uuid> = of(&|vm| runs(&vm));
+    // What a VM was about to become at the time of an older catalogue says nothing about a machine that runs now.
+    let starting: BTreeSet<Uuid> = of(&|vm| vm.power == Power::Starting && !older);
+    let doubtful: BTreeSet<Uuid> = of(&|vm| matches!(vm.power, Power::Starting | Power::Stopping) && older);
     let all = vm_directories(&daemon.config);
     let looked = blocking("find QEMU processes that belong to no VM", move || strays::look(&all, &run, &starting));
+    let mut left = BTreeSet::new();
     for (vm, pids) in looked.await? {
-        if !is_recorded(daemon, vm, &pids).await? {
-            take_in(daemon, vm, &pids).await;
+        if (doubtful.contains(&vm) || !is_recorded(daemon, vm, &pids).await?) && !take_in(daemon, vm, &pids).await {
+            left.insert(vm);
         }
     }
-    for vm in vms.iter().filter(|vm| vm.driver == Driver::Xen && !runs(vm)) {
-        stray_domain(daemon, vm).await;
+    for vm in vms.iter().filter(|vm| vm.driver == Driver::Xen && (!runs(vm) || doubtful.contains(&vm.uuid))) {
+        if !stray_domain(daemon, vm, older).await {
+            left.insert(vm.uuid);
+        }
     }
     let vms = daemon.catalogue.read(|view| view.vms()).await?;
-    for vm in vms.into_iter().filter(|vm| vm.power != Power::Halted) {
-        one(daemon, vm, plugged_since).await?;
+    // The disks of a machine that is left alone are, too.
+    for vm in vms.into_iter().filter(|vm| vm.power != Power::Halted && !left.contains(&vm.uuid)) {
+        one(daemon, vm, plugged_since, older).await?;
     }
     Ok(())
 }
@@ -60,9 +68,10 @@ async fn is_recorded(daemon: &Daemon, vm: Uuid, pids: &[i32]) -> Result<bool, Pr
 }
 
 /// A QEMU runs for a VM that is halted in the catalogue, had another one, or is not in it: that of a VM that is known
-/// is the VM's, any other is left alone.
-async fn take_in(daemon: &Daemon, vm: Uuid, pids: &[i32]) {
-    match record_run(daemon, vm, pids).await {
+/// is the VM's, any other is left alone. Returns whether it was taken in.
+async fn take_in(daemon: &Daemon, vm: Uuid, pids: &[i32]) -> bool {
+    let recorded = record_run(daemon, vm, pids).await;
+    match &recorded {
         Ok(()) => tracing::warn!(%vm, ?pids, "adopting the QEMU of a VM that the catalogue did not have as running"),
         Err(why) => tracing::error!(
             %vm, ?pids,
@@ -70,6 +79,7 @@ async fn take_in(daemon: &Daemon, vm: Uuid, pids: &[i32]) {
              kill it"
         ),
     }
+    recorded.is_ok()
 }
 
 async fn record_run(daemon: &Daemon, vm: Uuid, pids: &[i32]) -> Result<(), Problem> {
@@ -86,12 +96,13 @@ async fn record_run(daemon: &Daemon, vm: Uuid, pids: &[i32]) -> Result<(), Probl
 }
 
 /// The domain of a VM that is not running according to the catalogue, if there is one: if it was being started, no
-/// caller was told that it runs, and it is destroyed; otherwise it belongs to the VM.
-async fn stray_domain(daemon: &Daemon, known: &Vm) {
+/// caller was told that it runs, and it is destroyed; otherwise, and if the catalogue is `older` than it may be, it
+/// belongs to the VM. Returns whether that is settled.
+async fn stray_domain(daemon: &Daemon, known: &Vm, older: bool) -> bool {
     let vm = known.uuid;
     let done = match (domain::find(daemon, vm).await, known.power) {
-        (Ok(None), _) => return,
-        (Ok(Some(domain)), Power::Starting) => domain::destroy(vm, domain).await.map(|()| "destroying it"),
+        (Ok(None), _) => return true,
+        (Ok(Some(domain)), Power::Starting) if !older => domain::destroy(vm, domain).await.map(|()| "destroying it"),
         (Ok(Some(domain)), _) => {
             let handle = domain.guest().domain.to_string();
             let recorded = daemon.catalogue.write(move |tx| {
@@ -102,24 +113,29 @@ async fn stray_domain(daemon: &Daemon, known: &Vm) {
         }
         (Err(problem), _) => Err(problem),
     };
-    match done {
+    match &done {
         Ok(what) => tracing::warn!(%vm, "there is a domain for a VM that is not running by the catalogue: {what}"),
         Err(problem) => tracing::error!(%vm, "cannot tell whether it has a stale domain: {problem}"),
     }
+    done.is_ok()
 }
 
-async fn one(daemon: &Daemon, vm: Vm, keep: &BTreeSet<Uuid>) -> Result<(), Problem> {
+/// Adopts the machine of a VM, or does the rest of what was under way with it. VBDs in `keep` stay plugged if it has
+/// ended, and if the catalogue is `older` also if it had not been started yet or was being stopped.
+async fn one(daemon: &Daemon, vm: Vm, keep: &BTreeSet<Uuid>, older: bool) -> Result<(), Problem> {
     let uuid = vm.uuid;
     let operation = daemon.vms.begin(uuid)?;
+    let keep_if_older = || if older { keep.clone() } else { BTreeSet::new() };
     if vm.power == Power::Starting {
         let what = format!("VM {uuid} was not started: the daemon stopped during the start");
         let why = Problem::new(Code::Failed, what).advise("start it again");
-        end::halt(daemon, uuid, Ended::because(why), operation).await;
+        end::halt(daemon, uuid, Ended { keep: keep_if_older(), ..Ended::because(why) }, operation).await;
         return Ok(());
     }
     match (adopt(daemon, uuid).await, vm.power) {
         (Ok(None), Power::Stopping) => {
-            end::halt(daemon, uuid, Ended { why: vm.problem, ..Ended::default() }, operation).await;
+            let ended = Ended { why: vm.problem, keep: keep_if_older(), ..Ended::default() };
+            end::halt(daemon, uuid, ended, operation).await;
         }
         (Ok(None), _) => {
             let what =
@@ -163,8 +179,9 @@ async fn adopt(daemon: &Daemon, vm: Uuid) -> Result<Option<Arc<Guest>>, Problem>
 
 /// Finds the QEMU of a VM again; none if it has ended.
 async fn find_qemu(daemon: &Daemon, vm: Uuid) -> Result<Option<Guest>, Problem> {
-    let found = daemon.catalogue.read(move |view| Ok((view.vm_process(vm)?, view.vbds(Some(vm), None)?)));
-    let (process, vbds) = found.await?;
+    let found =
+        daemon.catalogue.read(move |view| Ok((view.vm_process(vm)?, view.vbds(None, None)?, view.may_be_older()?)));
+    let (process, vbds, older) = found.await?;
     let Some(identity) = process.as_ref().and_then(guest::identity) else { return Ok(None) };
     let directory = vm_directory(&daemon.config, vm);
     let adopted = blocking(format!("reattach to VM {vm}"), move || {
@@ -179,7 +196,9 @@ async fn find_qemu(daemon: &Daemon, vm: Uuid) -> Result<Option<Guest>, Problem> 
             Err(_) if is_ending(&identity) => return Ok(None),
             Err(error) => return Err(qemu_problem(vm, &error)),
         }
-        let_go_of_unplugged(vm, &mut machine, &vbds);
+        if !older {
+            let_go_of_unplugged(vm, &mut machine, &vbds);
+        }
         Ok(Some(machine))
     });
     let Some(machine) = adopted.await? else { return Ok(None) };
@@ -230,9 +249,15 @@ async fn record(daemon: &Daemon, vm: Uuid, paused: bool) -> Result<(), Problem> 
     recorded.await
 }
 
-/// A daemon may have ended between the plug of a device and its record; its disk is not served any more.
+/// A daemon may have ended between the plug of a device and its record; its disk is not served any more. `vbds` are
+/// those of all VMs, and of none.
 fn let_go_of_unplugged(vm: Uuid, machine: &mut QemuVm, vbds: &[Vbd]) {
-    let has = vbds.iter().filter(|vbd| vbd.state != VbdState::Unplugged);
+    let plugged = |vbd: &&Vbd| vbd.state != VbdState::Unplugged;
+    // Of a disk that an older catalogue did not have, only the process was found, and not which VM uses it.
+    if vbds.iter().filter(plugged).any(|vbd| vbd.vm.is_none() && vbd.transport == Transport::VhostUser) {
+        return;
+    }
+    let has = vbds.iter().filter(plugged).filter(|vbd| vbd.vm == Some(vm));
     let has: Vec<_> = has.filter_map(|vbd| hardware::position_of(vbd).ok()).collect();
     let asked = machine.disks().and_then(|disks| {
         let stray = disks.into_iter().filter(|position| !has.contains(position));

@@ -1,6 +1,6 @@
 //! QEMU processes of ours that belong to no VM in the catalogue: the daemon was killed between start and record, or the
 //! catalogue was restored from a backup or rebuilt. Of the first kind no caller was told that they run, so they are
-//! killed. The others may be a production server, whatever the catalogue says.
+//! killed. The others may be a production server, whatever the catalogue says. Which kind it is, the caller knows.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -15,8 +15,8 @@ use super::group;
 /// VMs for which machines run, with their processes.
 pub type Found = Vec<(Uuid, Vec<i32>)>;
 
-/// Looks for such processes. Those of VMs that were being started are killed, the others are returned; directories in
-/// which none runs are removed, except those of VMs in `keep`.
+/// Looks for such processes. Those of VMs in `starting` are killed, the others are returned; directories in which none
+/// runs are removed, except those of VMs in `keep`.
 pub fn look(places: &Path, keep: &BTreeSet<Uuid>, starting: &BTreeSet<Uuid>) -> Result<Found, Problem> {
     let tried = || format!("list {}", places.display());
     let mut found = Found::new();

@@ -206,6 +206,66 @@ fn a_backup_restored_with_dead_disks_loses_nothing() {
     }
 }
 
+/// A backup may be taken, and a file copied, at any time.
+#[test]
+fn a_copy_from_the_middle_of_a_plug_or_unplug_ends_no_disk() {
+    let (mut daemon, vdis) = disks::with_disks("[plug]\ninjected-delays = true", &["slow~2000ms"]);
+    let vbd = disks::vbd(&daemon, &vdis[0], "nbd");
+    let copy = |state: &str| {
+        harness::wait_until(state, || disks::state(&daemon, &vbd) == state);
+        let (status, made) = daemon.post("/host/backups", json!({}));
+        assert_eq!(status, 201, "{made}");
+        let kept = daemon.room().join(state);
+        fs::copy(made["file"].as_str().unwrap(), &kept).unwrap();
+        let catalogue = rusqlite::Connection::open(&kept).unwrap();
+        let found: String = catalogue.query_row("SELECT state FROM vbd", [], |row| row.get(0)).unwrap();
+        assert_eq!(found, state);
+        kept
+    };
+    let signal = |pid: &Value, how: &str| {
+        assert!(Command::new("kill").args([how, &pid.to_string()]).status().unwrap().success());
+    };
+    let plugged = daemon.post(&format!("{vbd}/plug"), json!({}));
+    let plugging = copy("plugging");
+    signal(&daemon.done(plugged)["pid"], "-KILL");
+    let restarting = copy("restarting");
+    harness::wait_until("it is served again", || disks::state(&daemon, &vbd) == "plugged");
+    let pid = daemon.get(&vbd).1["pid"].clone();
+    signal(&pid, "-STOP");
+    let unplugged = daemon.post(&format!("{vbd}/unplug"), json!({ "force": true }));
+    let unplugging = copy("unplugging");
+    signal(&pid, "-CONT");
+    daemon.done(unplugged);
+    disks::plug(&daemon, &vbd);
+    let (at, pids) = (disks::nbd(&daemon, &vbd), disks::processes(&daemon));
+    assert!(disks::io(&at, &["write -P 7 0 1M", "flush"]).0);
+    for older in [plugging, restarting, unplugging] {
+        for by_hand in [false, true] {
+            daemon.kill();
+            let path = daemon.room().join("state/catalogue.db");
+            if by_hand {
+                ["-wal", "-shm", ".seal"].iter().for_each(|suffix| {
+                    fs::remove_file(format!("{}{suffix}", path.display())).ok();
+                });
+                fs::copy(&older, &path).unwrap();
+            } else {
+                assert_eq!(daemon.command(&["--restore", older.to_str().unwrap()]).0, 0);
+            }
+            daemon.restart();
+            let case = format!("{} by hand {by_hand}: {}", older.display(), daemon.log());
+            assert_eq!(
+                (disks::state(&daemon, &vbd), disks::processes(&daemon)),
+                ("plugged".into(), pids.clone()),
+                "{case}"
+            );
+            let (well, said) = disks::io(&at, &["read -P 7 0 1M"]);
+            assert!(well, "{said} {case}");
+        }
+    }
+    disks::unplug(&daemon, &vbd);
+    disks::nothing_leaked(&daemon);
+}
+
 #[test]
 fn a_catalogue_rebuilt_from_repositories_adopts_running_disks() {
     let mut bed = bed();

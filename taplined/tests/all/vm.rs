@@ -278,6 +278,41 @@ fn a_machine_unknown_to_the_catalogue_keeps_running() {
     kill(&before["pid"]);
 }
 
+/// A backup may be taken at any time.
+#[test]
+fn a_backup_from_the_middle_of_a_start_or_shutdown_ends_no_machine() {
+    let Some((mut daemon, vdis)) = begin("[plug]\ninjected-delays = true", &["slow~2000ms"]) else { return };
+    let vm = machine(&daemon, &vdis);
+    let copy = |state: &str| {
+        wait_until(state, || power(&daemon, &vm) == state);
+        let (status, made) = daemon.post("/host/backups", json!({}));
+        assert_eq!(status, 201, "{made}");
+        let kept = daemon.room().join(state);
+        std::fs::copy(made["file"].as_str().unwrap(), &kept).unwrap();
+        kept
+    };
+    let started = daemon.post(&format!("{vm}/start"), json!({}));
+    let starting = copy("starting");
+    let before = daemon.done(started);
+    let asked = daemon.post(&format!("{vm}/shutdown"), json!({ "timeout": 600 })).1;
+    let stopping = copy("stopping");
+    assert_eq!(daemon.post(&format!("/tasks/{}/cancel", asked["uuid"].as_str().unwrap()), json!({})).0, 200);
+    assert_eq!(daemon.wait(&asked)["state"], "cancelled");
+    let disks = processes(&daemon);
+    for older in [starting, stopping] {
+        daemon.kill();
+        assert_eq!(daemon.command(&["--restore", older.to_str().unwrap()]).0, 0);
+        daemon.restart();
+        let now = daemon.get(&vm).1;
+        let case = format!("{} {now}: {}", older.display(), daemon.log());
+        assert_eq!((&now["power"], &now["pid"]), (&json!("running"), &before["pid"]), "{case}");
+        assert_eq!((states(&daemon, &vm), processes(&daemon)), (vec!["plugged".into()], disks.clone()), "{case}");
+        nothing_leaked(&daemon);
+    }
+    shut_down(&daemon, &vm, json!({ "force": true }));
+    nothing_leaked(&daemon);
+}
+
 /// According to the catalogue the VM runs and has the disk; since then it has ended, and the disk was plugged without
 /// it.
 #[test]

@@ -117,6 +117,11 @@ impl Numbers {
         Ok(Numbers { setting, range, state: Arc::new(Mutex::new(State { next, holders })) })
     }
 
+    /// All of the range.
+    pub fn all(&self) -> std::ops::RangeInclusive<u32> {
+        self.range.first..=self.range.last
+    }
+
     /// One that no living process has.
     pub fn choose(&self) -> Result<Chosen, Problem> {
         let mut state = self.state();
@@ -184,7 +189,7 @@ fn running(range: Range) -> Result<HashMap<u32, Holder>, Problem> {
 
 /// The user that a process runs as. The owner of its directory in /proc does not tell: that is root's where a process
 /// hides from others of its user.
-fn user_of(pid: u32) -> Option<u32> {
+pub fn user_of(pid: u32) -> Option<u32> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     status.lines().find_map(|line| line.strip_prefix("Uid:"))?.split_whitespace().next()?.parse().ok()
 }

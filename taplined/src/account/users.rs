@@ -45,6 +45,15 @@ impl Users {
         }
     }
 
+    /// The uids that a program may get; none if it runs as the daemon.
+    pub fn uids(&self) -> Option<std::ops::RangeInclusive<u32>> {
+        match self {
+            Users::Own => None,
+            Users::One((uid, _)) => Some(*uid..=*uid),
+            Users::Each(numbers) => Some(numbers.all()),
+        }
+    }
+
     /// The user that the next program runs as.
     pub fn choose(&self) -> Result<As, Problem> {
         Ok(match self {

@@ -45,8 +45,8 @@ impl DiskProcess {
         Ok(found.map(|(identity, pidfd)| DiskProcess { identity, pidfd, child: None }))
     }
 
-    /// The process with this pid, if it exists and `ours` recognizes its command line. Command line and pidfd belong to
-    /// the same process.
+    /// The process with this pid, if it exists and `ours` recognizes its command line. Command line, whatever else
+    /// `ours` looks at, and pidfd belong to the same process.
     pub fn with_words(pid: u32, ours: impl Fn(&[u8]) -> bool) -> Result<Option<DiskProcess>, Problem> {
         let Some((identity, pidfd)) = hold(pid)? else { return Ok(None) };
         let is_ours = std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|words| ours(&words));

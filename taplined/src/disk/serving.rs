@@ -1,7 +1,7 @@
-//! Finds the processes that serve a VBD by their command lines, whoever started them.
+//! Finds the processes that serve a VBD by their command lines and users, whoever started them.
 //!
-//! A disk process has its control socket on its command line, in a directory named after the VBD. Which of several
-//! processes is actually serving is not known here.
+//! A disk process has its control socket on its command line, in a directory named after the VBD, and runs as a user of
+//! disks. Which of several processes is actually serving is not known here.
 
 use std::collections::HashMap;
 use std::fs;
@@ -10,6 +10,7 @@ use std::path::Path;
 use api::{Problem, Transport};
 use uuid::Uuid;
 
+use super::owners::Owners;
 use super::paths;
 use super::process::DiskProcess;
 use crate::config::Config;
@@ -19,7 +20,7 @@ pub type ByVbd = HashMap<Uuid, Vec<DiskProcess>>;
 
 /// All that run now.
 pub fn all(config: &Config) -> Result<ByVbd, Problem> {
-    let places = paths::all(config);
+    let (places, owners) = (paths::all(config), Owners::of(config)?);
     let tried = |error| Problem::failed("find disk processes in /proc", error);
     let mut found = ByVbd::new();
     for entry in fs::read_dir("/proc").map_err(tried)?.flatten() {
@@ -27,7 +28,8 @@ pub fn all(config: &Config) -> Result<ByVbd, Problem> {
         // Most belong to others: only for ours is it verified that pid and command line belong to the same process.
         let Ok(words) = fs::read(entry.path().join("cmdline")) else { continue };
         let Some(vbd) = vbd_in(&places, &words) else { continue };
-        if let Some(process) = DiskProcess::with_words(pid, |words| vbd_in(&places, words) == Some(vbd))? {
+        let is_ours = |words: &[u8]| vbd_in(&places, words) == Some(vbd) && owners.own(pid);
+        if let Some(process) = DiskProcess::with_words(pid, is_ours)? {
             found.entry(vbd).or_default().push(process);
         }
     }
@@ -36,8 +38,8 @@ pub fn all(config: &Config) -> Result<ByVbd, Problem> {
 
 /// The process with this number, if it is there for the VBD.
 pub fn one(config: &Config, vbd: Uuid, pid: u32) -> Result<Option<DiskProcess>, Problem> {
-    let places = paths::all(config);
-    DiskProcess::with_words(pid, |words| vbd_in(&places, words) == Some(vbd))
+    let (places, owners) = (paths::all(config), Owners::of(config)?);
+    DiskProcess::with_words(pid, |words| vbd_in(&places, words) == Some(vbd) && owners.own(pid))
 }
 
 /// The relevant parts of a disk process's command line.

@@ -12,6 +12,7 @@ use tokio::process::{Child, Command};
 
 use super::handing::Handing;
 use super::oom;
+use super::owners::Owners;
 use super::program::{Opened, Program};
 use super::redo::RedoLogs;
 use crate::account::{As, Users};
@@ -42,10 +43,11 @@ pub struct Starting {
 }
 
 impl Tool {
-    /// From the settings.
+    /// From the settings. The users of disks are remembered for the next daemon.
     pub fn of(config: &Config) -> Result<Tool, Problem> {
         let users =
             Users::of(("disk-user", config.disk_user.as_deref()), ("disk-user-range", &config.disk_user_range))?;
+        Owners::add(config, &users)?;
         Ok(Tool { program: Program::of(config), users, redo: RedoLogs::of(config) })
     }
 

@@ -14,7 +14,7 @@ use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open}
 use serde_json::json;
 
 use crate::harness;
-use crate::harness::disks::{io, nbd, nothing_leaked, plug, state, unplug, vbd, with_disks};
+use crate::harness::disks::{forget_plugs, io, nbd, nothing_leaked, plug, state, unplug, vbd, with_disks};
 use crate::harness::nbd::Client;
 use crate::harness::{Taplined, only_user, process_status, wait_until};
 
@@ -92,6 +92,59 @@ fn inside() {
             fs::read(format!("/proc/{victim}/mem")).is_err() && fs::read_dir(format!("/proc/{victim}/fd")).is_err()
         );
     }
+}
+
+/// A process of a user that disks never had, with the command line of a disk; killed with the test.
+struct Impostor(std::process::Child);
+
+impl Impostor {
+    fn of(daemon: &Taplined, vbd: &str) -> Impostor {
+        let place = daemon.room().join("run/vbd").join(vbd.trim_start_matches("/vbds/"));
+        let mut command = Command::new("sh");
+        command.args(["-c", "read word", "tapline-disk", "serve", "raw:/a", "--queues", "1", "--control"]);
+        command.arg(place.join("control.sock")).uid(4242).gid(4242).current_dir("/").stdin(Stdio::piped());
+        Impostor(command.spawn().unwrap())
+    }
+
+    fn lives(&mut self) -> bool {
+        self.0.try_wait().unwrap().is_none()
+    }
+}
+
+impl Drop for Impostor {
+    fn drop(&mut self) {
+        self.0.kill().ok();
+        self.0.wait().ok();
+    }
+}
+
+#[test]
+fn a_process_of_another_user_is_never_taken_for_a_disk() {
+    if !is_root() {
+        return;
+    }
+    let (mut daemon, vbds) = plugged("", &["a", "b"]);
+    let pids: Vec<u32> = vbds.iter().map(|vbd| pid(&daemon, vbd)).collect();
+    unplug(&daemon, &vbds[1]);
+    let mut impostors = [Impostor::of(&daemon, &vbds[0]), Impostor::of(&daemon, &vbds[1])];
+    daemon.kill();
+    daemon.restart();
+    assert!(impostors.iter_mut().all(Impostor::lives), "{}", daemon.log());
+    assert_eq!((pid(&daemon, &vbds[0]), state(&daemon, &vbds[1])), (pids[0], "unplugged".into()));
+    // Only by its command line is it known which disk a process serves, and the users of disks are others since.
+    daemon.kill();
+    forget_plugs(&daemon);
+    let path = daemon.room().join("taplined.toml");
+    let settings = fs::read_to_string(&path).unwrap();
+    fs::write(&path, format!("disk-user = \"nobody\"\n{settings}")).unwrap();
+    daemon.restart();
+    assert_eq!((state(&daemon, &vbds[0]), pid(&daemon, &vbds[0])), ("plugged".into(), pids[0]), "{}", daemon.log());
+    assert_eq!(state(&daemon, &vbds[1]), "unplugged", "{}", daemon.log());
+    assert!(!daemon.log().contains("not touching"), "{}", daemon.log());
+    assert!(impostors.iter_mut().all(Impostor::lives));
+    drop(impostors);
+    unplug(&daemon, &vbds[0]);
+    nothing_leaked(&daemon);
 }
 
 #[test]

@@ -60,6 +60,15 @@ const MODULES: &[&str] = &[
     "quota_v2",
     "sha256_generic",
     "aes_generic",
+    // Encrypted directories.
+    "ecb",
+    "cbc",
+    "cts",
+    "xts",
+    "essiv",
+    "hmac",
+    "sha512_generic",
+    "adiantum",
     "button",
 ];
 

@@ -349,6 +349,61 @@ fn what_an_entry_refers_to_is_left_alone_though_no_refcount_block_counts_it() {
     assert!(rig.files.bytes[0][place + 512..end].iter().all(|&byte| byte == 0xee), "its neighbours were handed out");
 }
 
+/// An image of QEMU with 2 MiB of data at the beginning and as much at the end of 16 MiB; what it holds.
+fn with_two_pieces(options: &str) -> (Vec<u8>, Vec<u8>) {
+    let room = Room::new();
+    room.img(&format!("create -q -f qcow2 -o {options} image 16M"));
+    room.io("image", "write -P 1 0 2M; write -P 2 14M 2M");
+    let mut model = vec![0; 16 * MIB as usize];
+    model[..2 << 20].fill(1);
+    model[14 << 20..].fill(2);
+    (room.read("image"), model)
+}
+
+/// Writes to what has no place yet, and asserts that nothing else has changed. A device, all of which one block counts,
+/// has no space that is known to be free.
+fn assert_nothing_is_lost(mut file: Vec<u8>, model: Vec<u8>, tail: Tail, name: &str) {
+    let image = open(&mut file, tail);
+    let mut rig = Rig::new(vec![image], vec![file], model, 1);
+    for piece in 4..12 {
+        rig.write(piece * MIB, MIB, 7);
+        rig.flush();
+        let done = rig.finish();
+        assert!(done || tail == Tail::Stale, "{name}");
+        if !done {
+            rig.model[(piece * MIB) as usize..][..MIB as usize].fill(0);
+        }
+    }
+    rig.zero(MIB, MIB);
+    assert!(rig.finish(), "{name}");
+    rig.verify();
+}
+
+#[test]
+fn what_a_zeroed_refcount_block_has_counted_is_left_alone() {
+    for options in ["cluster_size=64k", "cluster_size=64k,refcount_bits=1", "cluster_size=4k,extended_l2=off"] {
+        let (mut file, model) = with_two_pieces(options);
+        let cluster = 1 << u32::from_be_bytes(file[20..24].try_into().unwrap());
+        let block = word(&file, word(&file, 48));
+        file[block..block + cluster].fill(0);
+        assert_nothing_is_lost(file.clone(), model.clone(), Tail::Zeroes, options);
+        // A device, whose last refcounts say where the image ends.
+        file.resize(64 << 20, 0xee);
+        assert_nothing_is_lost(file, model, Tail::Stale, options);
+    }
+}
+
+#[test]
+fn what_an_entry_at_hand_refers_to_is_left_alone_though_its_refcount_is_zero() {
+    let (mut file, model) = with_two_pieces("cluster_size=64k");
+    // The tables have their references.
+    let block = word(&file, word(&file, 48));
+    file[block + 2 * 8..block + 4096].fill(0);
+    assert_nothing_is_lost(file.clone(), model.clone(), Tail::Zeroes, "a file");
+    file.resize(64 << 20, 0xee);
+    assert_nothing_is_lost(file, model, Tail::Stale, "a device");
+}
+
 #[test]
 #[ignore = "slow: run by `make test-all`"]
 fn failed_metadata_writes_are_made_up_for() {

@@ -61,7 +61,7 @@ impl Clusters {
     fn allocate_instead(&mut self, first: u64, count: u64) -> Result<Mapping, Wait> {
         let allocator = writable(&mut self.allocator);
         let mut counts = allocator.counts.need(first, count)?;
-        let found = allocator.allocate(1)?;
+        let found = allocator.allocate(1, &self.tables)?;
         counts.extend(allocator.counts.need(found.first, 1)?);
         allocator.space.take(found.first, 1);
         Ok(Mapping { first: found.first, count: 1, new: true, shared: false, parts: false, counts })
@@ -119,7 +119,7 @@ impl Clusters {
             return Ok(self.begin(span, start, spot, place));
         }
         let allocator = writable(&mut self.allocator);
-        let found = allocator.allocate(count)?;
+        let found = allocator.allocate(count, &self.tables)?;
         let counts = allocator.counts.need(found.first, found.count)?;
         allocator.space.take(found.first, found.count);
         let shared = found.clean && reads_zero;
@@ -274,7 +274,7 @@ impl Clusters {
             self.spot(cluster)?;
             self.unshare_table(cluster, raw & OFFSET_MASK)?;
         } else if !self.tables.has_table(cluster) && self.tables.covers(cluster) {
-            let table = writable(&mut self.allocator).allocate_table()?;
+            let table = writable(&mut self.allocator).allocate_table(&self.tables)?;
             self.tables.add_table(cluster, table << self.bits);
         }
         let Some(spot) = self.spot(cluster)? else { unreachable!("cluster {cluster} is behind the L1 table") };
@@ -287,7 +287,7 @@ impl Clusters {
     fn unshare_table(&mut self, cluster: u64, old: u64) -> Result<(), Wait> {
         let content = self.tables.whole(old)?;
         let allocator = writable(&mut self.allocator);
-        let found = allocator.allocate(1)?;
+        let found = allocator.allocate(1, &self.tables)?;
         allocator.counts.need(old >> self.bits, 1)?;
         allocator.counts.need(found.first, 1)?;
         let table = allocator.take_table(found);

@@ -3,17 +3,21 @@
 //! Knows nothing of the disk's clusters. Keeps: what is allocated has a refcount of zero in a slice that is here.
 //!
 //! A cluster that no refcount block counts has a refcount of zero too ("Host cluster management"). Whoever was killed
-//! may leave many of them, and no repair finds fault with that, so they are handed out. But a block that is merely lost
-//! looks the same, and with it all would be free that it has counted. The first sign of that is enough to leave alone
-//! whatever the missing block would count: a table that stands there (a range in use has some, as they are allocated
-//! with the data), or an entry that refers to it and is met before anything there is handed out. What the refcount
-//! table is too short for is left alone: it grows at the end of the file, and then counts it.
+//! may leave many of them, and no repair finds fault with that, so they are handed out. But a block that is merely
+//! lost looks the same, and one that damage has zeroed is no better: all would be free that it has counted. The first
+//! sign of that is enough to leave alone whatever such a block counts or would count: a table that stands there and
+//! has no reference (a range in use has some, as tables are allocated with the data; the block itself is one), or an
+//! entry that refers to what has none and is met before that is handed out. So before anything that a block counts is
+//! handed out, the refcounts of all tables in its range are looked at, and the entries that are at hand. Storage that
+//! grows has nothing behind its end; what is allocated there needs no such proof. What the refcount table is too short
+//! for is left alone: it grows at the end of the file, and then counts it.
 
 use super::counts::{Counts, Cover, Fate, Loss};
 use super::layout::REFCOUNT_TABLE_BYTES_MAX;
 use super::pending::Pending;
 use super::ranges::Ranges;
 use super::space::{Found, Space};
+use super::tables::Tables;
 use crate::format::Wait;
 
 /// What an image that is open for writing has, and others do not.
@@ -25,8 +29,12 @@ pub struct Allocator {
     pub counts: Counts,
     /// Which may be handed out.
     pub space: Space,
-    /// Of the refcount blocks that are not there, the numbers of those whose clusters may be handed out.
-    pub gaps: Ranges,
+    /// Numbers of refcount blocks that are lost or wrong: nothing that they count is handed out.
+    pub distrusted: Ranges,
+    /// Clusters of tables whose refcounts were not looked at. One of zero proves that its block is wrong.
+    pub unproven: Ranges,
+    /// Refcount blocks are missing where the file has something.
+    pub gaps: bool,
     /// Writes under way.
     pub pending: Pending,
     /// Clusters of old tables, to lose their reference when their refcounts are at hand.
@@ -42,10 +50,10 @@ pub fn writable(allocator: &mut Option<Allocator>) -> &mut Allocator {
 }
 
 impl Allocator {
-    /// Free clusters in one piece, at most `max`, to be given to [`Space::take`].
-    pub fn allocate(&mut self, max: u64) -> Result<Found, Wait> {
+    /// Free clusters in one piece, at most `max`, to be given to [`Space::take`]. `tables` are those of the image.
+    pub fn allocate(&mut self, max: u64, tables: &Tables) -> Result<Found, Wait> {
         loop {
-            self.scan()?;
+            self.scan(tables)?;
             let Some(found) = self.space.peek(max) else {
                 // Storage of a fixed size: what is free lies in between.
                 if self.space.scan_from().is_some() {
@@ -53,32 +61,46 @@ impl Allocator {
                 }
                 return Err(Wait::NoSpace);
             };
-            match self.counts.cover(found.first) {
+            let cover = self.counts.cover(found.first);
+            if cover != Cover::NoTable && self.space.is_in_stale_tail(found.first) && !self.is_trusted(found.first)? {
+                let next = self.next_block(found.first);
+                self.space.withdraw(found.first, next.saturating_sub(found.first));
+                continue;
+            }
+            match cover {
                 Cover::NoTable => self.grow_table(found.first)?,
                 Cover::NoBlock => {
                     self.space.take(found.first, 1);
                     self.counts.add_block(found.first);
                 }
                 Cover::Counted(_) => {
-                    self.counts.need(found.first, 1)?;
-                    let per_slice = self.counts.per_slice();
-                    let inside = per_slice.saturating_sub(found.first % per_slice).min(found.count);
-                    let clusters = found.first..found.first.saturating_add(inside);
-                    let free = clusters.clone().take_while(|&cluster| self.counts.get(cluster) == 0).count();
-                    let free = super::layout::length(free);
-                    if free > 0 {
-                        return Ok(Found { count: free, ..found });
+                    if let Some(free) = self.counted_free(found)? {
+                        return Ok(free);
                     }
-                    let used = clusters.take_while(|&cluster| self.counts.get(cluster) != 0).count();
-                    self.space.withdraw(found.first, super::layout::length(used));
                 }
             }
         }
     }
 
+    /// The first of the clusters that have a refcount of zero indeed. Those in front are taken back.
+    fn counted_free(&mut self, found: Found) -> Result<Option<Found>, Wait> {
+        self.counts.need(found.first, 1)?;
+        let per_slice = self.counts.per_slice();
+        let inside = per_slice.saturating_sub(found.first % per_slice).min(found.count);
+        let clusters = found.first..found.first.saturating_add(inside);
+        let free = clusters.clone().take_while(|&cluster| self.counts.get(cluster) == 0).count();
+        let free = super::layout::length(free);
+        if free > 0 {
+            return Ok(Some(Found { count: free, ..found }));
+        }
+        let used = clusters.take_while(|&cluster| self.counts.get(cluster) != 0).count();
+        self.space.withdraw(found.first, super::layout::length(used));
+        Ok(None)
+    }
+
     /// A cluster for a table, which has its reference at once: nothing but a table will ever refer to it.
-    pub fn allocate_table(&mut self) -> Result<u64, Wait> {
-        let found = self.allocate(1)?;
+    pub fn allocate_table(&mut self, tables: &Tables) -> Result<u64, Wait> {
+        let found = self.allocate(1, tables)?;
         Ok(self.take_table(found))
     }
 
@@ -89,44 +111,73 @@ impl Allocator {
         found.first
     }
 
-    /// Whether an entry of a table may refer to a cluster ([`Space::refer`]).
+    /// Whether an entry of a table may refer to a cluster ([`Space::refer`]). Where it seems to be free, or no block
+    /// counts it, the block is wrong or lost.
     pub fn refer(&mut self, cluster: u64) -> bool {
-        if !self.gaps.is_empty() {
-            self.refer_to_gap(cluster);
+        let uncounted = self.gaps && self.counts.cover(cluster) == Cover::NoBlock;
+        let seems_free = self.space.is_unclean(cluster) || self.space.is_in_stale_tail(cluster);
+        if (uncounted || seems_free) && cluster < self.space.file_end() {
+            self.distrust(cluster);
         }
         self.space.refer(cluster)
     }
 
-    /// Something is where no refcount block counts it: the block must have been lost.
-    fn refer_to_gap(&mut self, cluster: u64) {
+    /// The cluster behind those that the block of `cluster` counts.
+    fn next_block(&self, cluster: u64) -> u64 {
+        let per_block = self.counts.per_block();
+        (cluster / per_block).saturating_add(1).saturating_mul(per_block)
+    }
+
+    /// From now on nothing is handed out that the block of `cluster` counts.
+    fn distrust(&mut self, cluster: u64) {
         let per_block = self.counts.per_block();
         let number = cluster / per_block;
-        if self.counts.cover(cluster) == Cover::NoBlock && self.gaps.contains(number) {
-            self.gaps.remove(number, 1);
-            let first = number.saturating_mul(per_block);
-            // Nothing of it was handed out: the first cluster would have become its block.
-            self.space.withdraw(first, per_block.min(self.space.end().saturating_sub(first)));
+        self.distrusted.insert(number, 1);
+        self.space.set_aside(number.saturating_mul(per_block), per_block);
+    }
+
+    /// Whether what the block of `cluster` counts may be handed out, as far as the tables tell that stand there: each
+    /// of them has a reference.
+    pub fn is_trusted(&mut self, cluster: u64) -> Result<bool, Wait> {
+        let per_block = self.counts.per_block();
+        let number = cluster / per_block;
+        while !self.distrusted.contains(number) {
+            let Some(table) = self.unproven.first_within(number.saturating_mul(per_block), per_block) else {
+                return Ok(true);
+            };
+            self.counts.need(table, 1)?;
+            if self.counts.get(table) == 0 {
+                self.distrust(table);
+            }
+            // Each is looked at once, so that few slices have to be here at the same time.
+            self.unproven.remove(table, 1);
         }
+        Ok(false)
     }
 
     /// Looks at the refcounts of one slice, if it is time for that.
-    fn scan(&mut self) -> Result<(), Wait> {
+    fn scan(&mut self, tables: &Tables) -> Result<(), Wait> {
         let Some(from) = self.space.scan_from() else { return Ok(()) };
+        if self.counts.cover(from) == Cover::NoTable {
+            self.space.scan(self.space.scan_end(), &[]);
+            return Ok(());
+        }
         let per_slice = self.counts.per_slice();
         let slice_end = (from / per_slice).saturating_add(1).saturating_mul(per_slice);
-        match self.counts.cover(from) {
-            Cover::NoTable => self.space.scan(self.space.scan_end(), &[]),
-            Cover::NoBlock if !self.gaps.contains(from / self.counts.per_block()) => {
-                let per_block = self.counts.per_block();
-                self.space.scan((from / per_block).saturating_add(1).saturating_mul(per_block), &[]);
+        self.counts.need(from, 1)?;
+        let end = slice_end.min(self.space.scan_end());
+        let free: Vec<u64> =
+            (from..end).filter(|&cluster| self.counts.get(cluster) == 0 && !self.space.is_known(cluster)).collect();
+        if !free.is_empty() {
+            if self.is_trusted(from)? && tables.refer_to(&free) {
+                self.distrust(from);
             }
-            Cover::NoBlock | Cover::Counted(_) => {
-                self.counts.need(from, 1)?;
-                let end = slice_end.min(self.space.scan_end());
-                let free: Vec<u64> = (from..end).filter(|&cluster| self.counts.get(cluster) == 0).collect();
-                self.space.scan(slice_end, &free);
+            if self.distrusted.contains(from / self.counts.per_block()) {
+                self.space.scan(self.next_block(from), &[]);
+                return Ok(());
             }
         }
+        self.space.scan(slice_end, &free);
         Ok(())
     }
 
@@ -191,6 +242,7 @@ impl Allocator {
 
     /// Clusters lose a reference each. Their refcounts are here.
     pub fn lose(&mut self, first: u64, count: u64, fate: Fate) {
+        self.unproven.remove(first, count);
         self.counts.lose(Loss { first, count, fate });
         match fate {
             Fate::Released => self.space.free(first, count),

@@ -81,6 +81,23 @@ pub fn mark_in_use(header: &Header, source: &mut dyn Source) -> Option<Vec<MetaW
     whole.then_some(writes)
 }
 
+/// Where the directory of bitmaps that others believe stands, and the table of each: offset and length.
+pub fn places(header: &Header, source: &mut dyn Source) -> Vec<(u64, u64)> {
+    let mut places = Vec::new();
+    if header.raw.autoclear.get() & BITMAPS_VALID == 0 {
+        return places;
+    }
+    let Some((bitmaps, bytes, len)) = directory(header, source) else { return places };
+    places.push((bitmaps.directory_at.get(), length(len)));
+    let mut rest = bytes.get(..len).unwrap_or_default();
+    while let Some((bitmap, _, next)) = split_entry(rest) {
+        places.push((bitmap.table_at.get(), u64::from(bitmap.table_entries.get()).saturating_mul(8)));
+        rest = next;
+    }
+    places.retain(|&(at, len)| at > 0 && at.saturating_add(len) <= source.len());
+    places
+}
+
 /// The extension, the directory up to the end of its last page, and the directory's own length.
 fn directory(header: &Header, source: &mut dyn Source) -> Option<(RawBitmaps, Vec<u8>, usize)> {
     let (bitmaps, _) = RawBitmaps::read_from_prefix(header.extension(EXTENSION_BITMAPS)?).ok()?;

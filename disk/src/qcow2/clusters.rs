@@ -125,7 +125,7 @@ impl Clusters {
     /// Where the entry of a cluster stands, and whether it makes sense.
     fn find(&mut self, cluster: u64) -> Result<Found, Wait> {
         let (at, raw) = self.tables.first_level(cluster);
-        let limit = self.allocator.as_ref().map_or(self.limit, |allocator| allocator.space.end() << self.bits);
+        let limit = self.allocator.as_ref().map_or(self.limit, |allocator| allocator.space.file_end() << self.bits);
         let table = raw & OFFSET_MASK;
         if raw & !(OFFSET_MASK | COPIED) != 0 || table % self.size() != 0 || table >= limit {
             return Ok(Found::Unsound { at, raw, count: self.tables.left_in_table(cluster) });
@@ -135,8 +135,11 @@ impl Clusters {
         let Some(entries) = self.tables.unchecked(spot) else { return Ok(Found::Entry(spot)) };
         let allocator = &mut self.allocator;
         let unsound = entries.enumerate().filter_map(|(number, raw)| {
-            let place = format.decode(raw).place().filter(|_| !format.external);
-            let refers = allocator.as_mut().is_none_or(|allocator| place.is_none_or(|at| allocator.refer(at >> bits)));
+            let places = if format.external { 0..0 } else { format.decode(raw).places(bits) };
+            // All of them, whatever the first ones say.
+            let refers = allocator
+                .as_mut()
+                .is_none_or(|allocator| places.filter(|&cluster| !allocator.refer(cluster)).count() == 0);
             let of = cluster.saturating_add(length(number)).saturating_sub(length(spot.within));
             let fault = format.unsound(raw, of, limit, zeroes).or((!refers).then_some((0, raw.descriptor)));
             Some((number, fault?))

@@ -3,6 +3,8 @@
 //! Knows nothing of tables. Keeps: what [`EntryFormat::unsound`] finds no fault with has a place inside the limit, at a
 //! cluster of its own.
 
+use std::ops::Range;
+
 use super::layout::{COMPRESSED, COPIED, OFFSET_MASK, SECTOR, ZERO, entry, index, set_entry};
 use crate::DATA_FILE;
 
@@ -116,6 +118,15 @@ impl Entry {
             Entry::Mixed { at, .. } => at,
             Entry::Unallocated | Entry::Zero => None,
         }
+    }
+
+    /// The clusters of the file of 2^`bits` bytes that it refers to.
+    pub fn places(self, bits: u32) -> Range<u64> {
+        let (at, end) = match self {
+            Entry::Compressed { at, end } => (at, end),
+            _ => self.place().map_or((0, 0), |at| (at, at.saturating_add(1))),
+        };
+        at >> bits..end.div_ceil(1 << bits)
     }
 
     /// The cluster of the file that is its place, unless it is compressed.

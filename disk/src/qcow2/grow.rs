@@ -83,6 +83,7 @@ fn place_table(allocator: &mut Allocator, count: u64) -> Result<u64, ImageError>
     let per_block = allocator.counts.per_block();
     let mut first = allocator.space.end();
     let at_hand = allocator.counts.need(first, count).is_ok()
+        && (!allocator.space.is_in_stale_tail(first) || allocator.is_trusted(first) == Ok(true))
         && (first..first.saturating_add(count)).all(|cluster| {
             matches!(allocator.counts.cover(cluster), Cover::Counted(_)) && allocator.counts.get(cluster) == 0
         });

@@ -4,8 +4,9 @@
 //! kept up, and no feature that a write would break.
 
 use super::allocator::Allocator;
+use super::bitmaps;
 use super::clusters::Clusters;
-use super::counts::Counts;
+use super::counts::{Counts, Cover};
 use super::head::{Head, PAGE};
 use super::header::{Header, check_compression, read};
 use super::layout::{
@@ -171,7 +172,9 @@ impl Opening<'_> {
             }
         }
         let mut counts = Counts::new(order, bits, table, at);
-        let places = self.places(tables, &counts, snapshots)?;
+        let mut places = self.places(tables, &counts, snapshots)?;
+        let bitmaps = bitmaps::places(&self.header, self.source);
+        places.extend(bitmaps.iter().map(|&(at, len)| (at >> bits, len.div_ceil(1 << bits))));
         let end = self.end(&counts)?;
         self.preload(&mut counts, end)?;
         let (limit, zero_tail) = match self.tail {
@@ -180,11 +183,17 @@ impl Opening<'_> {
         };
         let mut space = Space::new(1 << bits, end, limit, zero_tail);
         places.iter().for_each(|&(first, count)| space.reserve_for_tables(first, count));
-        let gaps = gaps(&counts, &places, end);
+        let gaps =
+            (0..end.div_ceil(counts.per_block()).min(counts.table().0)).any(|number| is_missing(&counts, number));
+        let mut unproven = Ranges::default();
+        places.iter().for_each(|&(first, count)| unproven.insert(first, count));
+        let distrusted = lost(&counts, &places);
         Ok(Allocator {
             bits,
             counts,
             space,
+            distrusted,
+            unproven,
             gaps,
             pending: Pending::default(),
             old_tables: Vec::new(),
@@ -246,18 +255,22 @@ impl Opening<'_> {
     }
 }
 
-/// Numbers of the refcount blocks that are not there, where there would be something to count before cluster `end` and
-/// none of the tables stands.
-fn gaps(counts: &Counts, tables: &[(u64, u64)], end: u64) -> Ranges {
+/// Whether the refcount table has no block of this number, though it has room for it.
+fn is_missing(counts: &Counts, number: u64) -> bool {
+    counts.cover(number.saturating_mul(counts.per_block())) == Cover::NoBlock
+}
+
+/// Numbers of the refcount blocks that are not there, though a table stands where they would count.
+fn lost(counts: &Counts, tables: &[(u64, u64)]) -> Ranges {
     let per_block = counts.per_block();
-    let mut gaps = Ranges::default();
-    gaps.insert(0, end.div_ceil(per_block).min(counts.table().0));
-    counts.numbered_blocks().for_each(|(number, _)| gaps.remove(number, 1));
+    let mut lost = Ranges::default();
     for &(first, count) in tables.iter().filter(|&&(_, count)| count > 0) {
         let last = first.saturating_add(count).saturating_sub(1) / per_block;
-        gaps.remove(first / per_block, last.saturating_sub(first / per_block).saturating_add(1));
+        for number in (first / per_block..=last).filter(|&number| is_missing(counts, number)) {
+            lost.insert(number, 1);
+        }
     }
-    gaps
+    lost
 }
 
 fn read_table(source: &mut dyn Source, at: u64, len: u64, what: &str) -> Result<Vec<u64>, ImageError> {

@@ -129,6 +129,11 @@ impl Slices {
         self.slices.get(&at).map(|slice| slice.bytes.as_slice())
     }
 
+    /// The bytes of all that is here.
+    pub fn all(&self) -> impl Iterator<Item = &[u8]> {
+        self.slices.values().map(|slice| slice.bytes.as_slice())
+    }
+
     /// The bytes of a slice that is here, unless a part of it, one of 64, was marked since it came.
     pub fn unmarked(&self, at: u64, part: usize) -> Option<&[u8]> {
         let slice = self.slices.get(&at).filter(|slice| slice.marks & bit(part) == 0)?;

@@ -131,6 +131,33 @@ impl Space {
         free
     }
 
+    /// Whether it is known what is done with a cluster, whatever its refcount says.
+    pub fn is_known(&self, cluster: u64) -> bool {
+        self.known.contains(cluster)
+    }
+
+    /// Whether a cluster is free, and holds what it held before.
+    pub fn is_unclean(&self, cluster: u64) -> bool {
+        self.unclean.contains(cluster)
+    }
+
+    /// Whether a cluster is behind all that seemed to be in use, where the storage may hold anything.
+    pub fn is_in_stale_tail(&self, cluster: u64) -> bool {
+        !self.zero_tail && cluster >= self.end
+    }
+
+    /// The cluster at and behind which nothing of the file can be.
+    pub fn file_end(&self) -> u64 {
+        if self.zero_tail { self.end } else { self.limit }
+    }
+
+    /// What is free of these clusters is not handed out: it may be in use.
+    pub fn set_aside(&mut self, first: u64, count: u64) {
+        for (first, count) in [self.clean.within(first, count), self.unclean.within(first, count)].concat() {
+            self.withdraw(first, count);
+        }
+    }
+
     /// Free clusters in one piece, at most `max`, to be given to [`Space::take`].
     pub fn peek(&self, max: u64) -> Option<Found> {
         let known = [(&self.clean, true), (&self.unclean, false)];

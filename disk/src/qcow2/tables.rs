@@ -163,6 +163,19 @@ impl Tables {
         Some(entries.map(|(_, raw)| raw))
     }
 
+    /// Whether an entry that is here refers to one of these clusters of the file, which are in order.
+    pub fn refer_to(&self, clusters: &[u64]) -> bool {
+        let (Some(&first), Some(&last), false) = (clusters.first(), clusters.last(), self.format.external) else {
+            return false;
+        };
+        let is_one = |raw: RawEntry| {
+            let places = self.format.decode(raw).places(self.format.cluster_bits);
+            let near = places.start <= last && places.end > first;
+            near && places.into_iter().any(|cluster| clusters.binary_search(&cluster).is_ok())
+        };
+        self.slices.all().any(|bytes| self.format.entries(bytes).any(|(_, raw)| is_one(raw)))
+    }
+
     /// Offset in the file of the entry at `spot`.
     pub fn entry_at(&self, spot: Spot) -> u64 {
         spot.slice.saturating_add(length(spot.index).saturating_mul(self.format.size()))

@@ -13,5 +13,5 @@ mod unfinished;
 pub use directory::{Capacity, Directory, Entry, FileNumbers, LOCK, UNFINISHED, is_used};
 pub use durable::Appended;
 pub use label::{LABEL, Label};
-pub use last_host::{Last, LastHost, machine};
+pub use last_host::{Last, LastHost, last_host_at, machine};
 pub use repository::{Attached, attach, check_empty, make, unmake};

@@ -7,6 +7,7 @@ mod care;
 mod evidence;
 mod put_in_place;
 mod rebuild;
+mod repositories;
 
 use std::time::Duration;
 

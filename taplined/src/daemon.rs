@@ -90,7 +90,8 @@ impl Daemon {
         let tokens = Tokens::load(&catalogue).await?;
         let tasks = Tasks::new(catalogue.clone());
         let tool = Tool::of(&config)?;
-        let srs = Srs::new(&config, catalogue.clone(), LastHost { host, machine });
+        let state_directory = Some(config.state_directory.clone());
+        let srs = Srs::new(&config, catalogue.clone(), LastHost { host, machine, state_directory });
         let (disks, plugs, vms) = (Disks::of(&config), Plugs::new(&config)?, Vms::of(&config)?);
         let parts = Parts {
             config,

@@ -5,13 +5,17 @@
 //! holder of the lock writes the record, and it stays when the lock is released.
 
 use std::fs::{self, File};
-use std::os::unix::fs::FileExt;
+use std::io::Read;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
 
 use api::Problem;
+use rustix::fs::{Mode, OFlags};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::directory::{Directory, LOCK};
+use super::label::LABEL;
 use crate::inventory::hash;
 
 /// Bytes of the longest one that is read.
@@ -27,6 +31,16 @@ pub struct LastHost {
     pub host: Uuid,
     /// The machine ([`machine`]): a catalogue that was copied to another one belongs to another host.
     pub machine: String,
+    /// Where on that machine the catalogue is, which may change. Versions before did not record it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state_directory: Option<PathBuf>,
+}
+
+impl LastHost {
+    /// Whether both are the same host.
+    pub fn is_same(&self, other: &LastHost) -> bool {
+        (self.host, &self.machine) == (other.host, &other.machine)
+    }
 }
 
 /// The record in a repository.
@@ -51,6 +65,23 @@ fn machine_of(id: &str) -> String {
         return String::new();
     }
     hash(&format!("tapline {}", id.trim()))
+}
+
+/// The host that last used the repository at a path, if there is one that says so. The repository is not locked: who
+/// uses it now may be about to change that.
+pub fn last_host_at(path: &Path) -> Option<LastHost> {
+    if !fs::symlink_metadata(path.join(LABEL)).is_ok_and(|label| label.is_file()) {
+        return None;
+    }
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = File::from(rustix::fs::open(path.join(LOCK), flags, Mode::empty()).ok()?);
+    let found = file.metadata().ok()?;
+    // Anybody may write such a record to a file system of theirs.
+    let trusted = [0, rustix::process::geteuid().as_raw()].contains(&found.uid());
+    let mut bytes = Vec::new();
+    let limit = u64::try_from(LEN_MAX).unwrap_or(u64::MAX);
+    (found.is_file() && trusted).then(|| file.take(limit).read_to_end(&mut bytes))?.ok()?;
+    serde_json::from_slice(&bytes).ok()
 }
 
 impl Directory {
@@ -99,12 +130,23 @@ mod test {
             directory
         };
         assert_eq!(open().last_host().unwrap(), Last::Nobody);
-        let long = LastHost { host: Uuid::new_v4(), machine: machine_of("4d3b0a\n") };
-        let short = LastHost { host: Uuid::new_v4(), machine: String::new() };
-        for host in [long, short] {
+        let at = |state: &str| Some(PathBuf::from(state));
+        let long = LastHost { host: Uuid::new_v4(), machine: machine_of("4d3b0a\n"), state_directory: at("/var/a") };
+        let moved = LastHost { state_directory: None, ..long.clone() };
+        assert!(long.is_same(&moved) && long != moved);
+        let short = LastHost { host: Uuid::new_v4(), machine: String::new(), state_directory: at("/") };
+        for host in [long, moved, short] {
             open().set_last_host(&host).unwrap();
-            assert_eq!(open().last_host().unwrap(), Last::Host(host));
+            assert_eq!(open().last_host().unwrap(), Last::Host(host.clone()));
+            std::fs::remove_file(room.path().join(LABEL)).ok();
+            assert_eq!(last_host_at(room.path()), None, "there is no repository");
+            std::fs::write(room.path().join(LABEL), "{}").unwrap();
+            assert_eq!(last_host_at(room.path()), Some(host));
         }
+        std::os::unix::fs::symlink(room.path().join(LOCK), room.path().join("link")).unwrap();
+        std::fs::rename(room.path().join("link"), room.path().join(LOCK)).unwrap();
+        assert_eq!(last_host_at(room.path()), None);
+        std::fs::remove_file(room.path().join(LOCK)).unwrap();
         for text in ["{", "{}", "\0\0", "{\"host\":1,\"machine\":\"\"}"] {
             std::fs::write(room.path().join(LOCK), text).unwrap();
             assert_eq!(open().last_host().unwrap(), Last::Unknown, "{text}");

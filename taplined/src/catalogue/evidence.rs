@@ -1,7 +1,8 @@
 //! Whether a host without a catalogue used to have one: the state directory may not be mounted, or somebody may have
 //! removed the file.
 //!
-//! It looks for things that only a daemon with a catalogue leaves behind. A host without any of them is new.
+//! It looks for things that only a daemon with a catalogue leaves behind, on this host and in its repositories. A host
+//! without any of them is new.
 
 use std::fs;
 use std::path::Path;
@@ -9,6 +10,7 @@ use std::path::Path;
 use api::Problem;
 use repo::catalogue::backup;
 
+use super::repositories;
 use crate::config::Config;
 use crate::disk::{paths, serving};
 use crate::vm;
@@ -40,7 +42,8 @@ pub fn of_one_before(config: &Config) -> Result<Option<String>, Problem> {
             return Ok(Some(format!("{what}: {found}")));
         }
     }
-    Ok(None)
+    let repository = repositories::one_of_ours(config)?;
+    Ok(repository.map(|path| format!("it had a repository attached: {}", path.display())))
 }
 
 fn first_in(directory: &Path) -> Result<Option<String>, Problem> {

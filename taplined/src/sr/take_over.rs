@@ -29,6 +29,8 @@ use crate::task::blocking;
 pub(super) enum Before {
     /// This host; or nothing can be written there, so that there is no record.
     Us,
+    /// This host, with its state directory elsewhere.
+    Moved,
     /// No host is recorded.
     Nobody,
     /// Another host.
@@ -50,6 +52,7 @@ impl Srs {
         let last = self.patience.ask(sr.uuid, "read the last host of", move || at.last_host()).await?;
         let other = match last {
             Last::Host(last) if last == self.host => return Ok(Before::Us),
+            Last::Host(last) if last.is_same(&self.host) => return Ok(Before::Moved),
             Last::Nobody => return Ok(Before::Nobody),
             Last::Host(LastHost { host, .. }) if host == self.host.host => "a copy of this host".to_owned(),
             Last::Host(LastHost { host, .. }) => format!("host {host}"),

@@ -405,6 +405,40 @@ impl Drop for Mounted {
     }
 }
 
+/// Nothing of the host is left, or mounted, but its repository.
+#[test]
+fn a_mounted_repository_tells_that_there_was_a_catalogue() {
+    let mut daemon = harness::start();
+    let lose_all = |daemon: &mut Taplined| {
+        daemon.kill();
+        ["state", "run", "log"].iter().for_each(|lost| fs::remove_dir_all(daemon.room().join(lost)).unwrap());
+    };
+    for (at, inside) in [("vms", "vms"), ("srv", "srv/vms")] {
+        let (at, repository) = (daemon.room().join(at), daemon.room().join(inside));
+        fs::create_dir(&at).unwrap();
+        let Some(mounted) = Mounted::small(at) else {
+            return harness::not_run("a repository on a file system of its own: this user may mount nothing");
+        };
+        fs::create_dir_all(&repository).unwrap();
+        let source = json!({ "type": "dir", "path": repository });
+        daemon.done(daemon.post("/srs", json!({ "name": "vms", "source": source })));
+        lose_all(&mut daemon);
+        let (code, said) = daemon.try_to_restart(&[]).unwrap_err();
+        assert_eq!(code, NO_CATALOGUE, "{said}");
+        for word in [repository.to_str().unwrap(), "--init", "--rebuild", "backup"] {
+            assert!(said.contains(word), "{word}: {said}");
+        }
+        // For another daemon of this machine it says nothing.
+        assert_eq!(harness::start().get("/srs").1, json!([]));
+        assert_eq!(daemon.command(&["--rebuild", repository.to_str().unwrap()]).0, 0);
+        daemon.try_to_restart(&[]).unwrap();
+        assert_eq!(daemon.get("/srs").1[0]["state"], "attached");
+        lose_all(&mut daemon);
+        drop(mounted);
+        daemon.try_to_restart(&[]).unwrap();
+    }
+}
+
 /// An unplug that is past its point of no return when the catalogue runs out of space.
 #[test]
 fn an_unplug_is_recorded_once_there_is_space() {

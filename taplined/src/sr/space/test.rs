@@ -17,7 +17,7 @@ struct Room {
 }
 
 fn here() -> LastHost {
-    LastHost { host: Uuid::nil(), machine: String::new() }
+    LastHost { host: Uuid::nil(), machine: String::new(), state_directory: None }
 }
 
 async fn room(at: &Path) -> Room {

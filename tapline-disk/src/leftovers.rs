@@ -1,4 +1,4 @@
-//! Removes what a killed writer has left behind the last block of a VHD, before the next writer begins.
+//! Removes what a killed writer has left behind the last block of a VHD: before the next writer begins, or on request.
 //!
 //! Without this, the file of a guest that never flushes, and whose process is killed again and again, would grow
 //! forever. What to do, and in which order, is decided by [`disk::vhd::Tidy`].
@@ -12,15 +12,16 @@ use crate::failure::Failure;
 use crate::image_name::ImageName;
 
 /// Truncates the file to its proper length. No other process has it open, and it is about to be written. A block device
-/// has a fixed length; an unreadable VHD is rejected elsewhere.
-pub fn clear(name: &ImageName, file: &mut ImageFile) -> Result<(), Failure> {
+/// has a fixed length; an unreadable VHD is rejected elsewhere. Returns whether there was anything to remove.
+pub fn clear(name: &ImageName, file: &mut ImageFile) -> Result<bool, Failure> {
     if file.device_len().is_some() {
-        return Ok(());
+        return Ok(false);
     }
     match vhd::tidy(file) {
         Ok(Some(tidy)) => perform(file, &tidy)
+            .map(|()| true)
             .map_err(|error| Failure::new(format!("remove what the last writer left in {name}"), error)),
-        Ok(None) | Err(_) => Ok(()),
+        Ok(None) | Err(_) => Ok(false),
     }
 }
 

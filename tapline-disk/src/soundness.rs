@@ -59,7 +59,9 @@ pub fn unfindable(damage: Damage, layer: impl Display) -> String {
 /// What can be done about damage in the layer with this name.
 pub fn cure_for(damage: Damage, layer: impl Display) -> String {
     match damage.what {
-        Damaged::Entry(_) => format!("`tapline image check {layer} --repair` repairs what can be repaired"),
+        Damaged::Entry(_) => format!(
+            "`tapline image check {layer} --repair` repairs what can be repaired; the rest is to be restored from a backup"
+        ),
         Damaged::Packed => "its data is lost unless it can be restored from a backup".to_owned(),
     }
 }
@@ -88,14 +90,26 @@ fn examine_vhd(file: &mut ImageFile) -> Result<Examined, disk::ImageError> {
     let report = vhd::check_on(file, tail)?;
     let whole = report.worst() != Some(Severity::Damage) && !report.repairs.is_empty();
     let cure = match whole {
-        true => Cure {
-            batches: report.repairs,
-            len: None,
-            what: vec!["restored redundant metadata, and rewrote header fields that libvhd rejects".to_owned()],
-        },
+        true => Cure { what: restored(&report.repairs), batches: report.repairs, len: None },
         false => Cure::default(),
     };
     Ok(Examined { problems: report.problems, unlisted: 0, cure })
+}
+
+/// What the writes of a VHD's repair do, each once.
+fn restored(batches: &[Vec<MetaWrite>]) -> Vec<String> {
+    let mut what = Vec::new();
+    for MetaWrite { bytes, .. } in batches.iter().flatten() {
+        let sentence = match bytes.get(..8) {
+            Some(b"conectix") => "a footer is restored from its copy",
+            Some(b"cxsparse") => "header fields that libvhd rejects are rewritten",
+            _ => "redundant metadata is restored",
+        };
+        if !what.iter().any(|other| other == sentence) {
+            what.push(sentence.to_owned());
+        }
+    }
+    what
 }
 
 fn examine_qcow2(file: &mut ImageFile, cure: bool) -> Result<Examined, disk::ImageError> {

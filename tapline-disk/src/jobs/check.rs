@@ -5,12 +5,13 @@
 
 use disk::{Problem, Severity};
 use serde::Serialize;
-use uring::{Cache, OpenOptions};
+use uring::{Cache, ImageFile, OpenOptions};
 
 use crate::cli::Check;
 use crate::failure::{Exit, Failure};
-use crate::image_name::ImageName;
+use crate::image_name::{FormatName, ImageName};
 use crate::layers::{Layers, open_file, to_look_at};
+use crate::leftovers;
 use crate::output;
 use crate::soundness::{Examined, examine, mend};
 
@@ -50,15 +51,18 @@ pub fn run(check: &Check) -> Result<Exit, Failure> {
         repairs: Vec::new(),
     };
     let mut exit = verdict(&first);
-    if check.repair && !first.cure.batches.is_empty() {
-        mend(&check.image, &mut file, &first.cure)?;
-        exit = match (first.worst(), verdict(&examine(&check.image, &mut file, false)?)) {
-            (Some(worst), Exit::Done | Exit::Leaks) if worst > Severity::Leak => Exit::Repaired,
-            (_, now) => now,
-        };
-        found.repairs = first.cure.what;
+    if check.repair {
+        let worst = first.worst();
+        found.repairs = repair(&check.image, &mut file, first)?;
+        if !found.repairs.is_empty() {
+            exit = match (worst, verdict(&examine(&check.image, &mut file, false)?)) {
+                (Some(worst), Exit::Done | Exit::Leaks) if worst > Severity::Leak => Exit::Repaired,
+                (_, now) => now,
+            };
+        }
     }
     drop(file);
+    let own = exit;
     for parent in &check.parents.names {
         let mut file = open_file(parent, to_look_at(true))?;
         let report = examine(parent, &mut file, false)?;
@@ -73,14 +77,30 @@ pub fn run(check: &Check) -> Result<Exit, Failure> {
     if !check.parents.names.is_empty() && exit != Exit::Damaged {
         Layers::open(&check.image, &check.parents, to_look_at(true))?;
     }
-    report(check, exit, found)
+    report(check, own, exit, found)
 }
 
+/// Repairs what can be repaired; returns what was done, and what could not be.
+fn repair(name: &ImageName, file: &mut ImageFile, examined: Examined) -> Result<Vec<String>, Failure> {
+    let Examined { problems, cure, .. } = examined;
+    let mut done = Vec::new();
+    if !cure.batches.is_empty() {
+        mend(name, file, &cure)?;
+    }
+    done.extend(cure.what);
+    let leaks = problems.iter().any(|problem| problem.severity == Severity::Leak);
+    if name.format == FormatName::Vhd && leaks && leftovers::clear(name, file)? {
+        done.push("the file ends behind its last block".to_owned());
+    }
+    Ok(done)
+}
+
+/// Leaked space counts whatever else is found, unless that is worse: an image that was merely not closed is intact.
 fn verdict(report: &Examined) -> Exit {
     match report.worst() {
-        None | Some(Severity::Unclosed) => Exit::Done,
-        Some(Severity::Leak) => Exit::Leaks,
         Some(Severity::Repairable | Severity::Damage) => Exit::Damaged,
+        _ if report.problems.iter().any(|problem| problem.severity == Severity::Leak) => Exit::Leaks,
+        Some(Severity::Leak | Severity::Unclosed) | None => Exit::Done,
     }
 }
 
@@ -100,19 +120,28 @@ fn lines(name: &ImageName, problems: &[Problem]) -> Vec<Line> {
     problems.iter().map(line).collect()
 }
 
-fn report(check: &Check, exit: Exit, mut found: Found) -> Result<Exit, Failure> {
-    let mut severities = found.problems.iter().map(|line| line.severity);
-    let only_unclosed = severities.clone().all(|severity| matches!(severity, "leak" | "unclosed"));
-    let unclosed = only_unclosed && severities.any(|severity| severity == "unclosed");
-    let (result, sentence) = match exit {
+/// Prints what was found. `own` is the verdict on the image itself, `exit` that on all that was checked.
+fn report(check: &Check, own: Exit, exit: Exit, mut found: Found) -> Result<Exit, Failure> {
+    let is_own = |line: &&Line| line.image == found.image;
+    let own_severities: Vec<_> = found.problems.iter().filter(is_own).map(|line| line.severity).collect();
+    let only_unclosed = own_severities.iter().all(|severity| matches!(*severity, "leak" | "unclosed"));
+    let unclosed = only_unclosed && own_severities.contains(&"unclosed");
+    let (result, sentence) = match own {
         Exit::Repaired if unclosed => ("repaired", "was not closed cleanly; this has been repaired"),
         Exit::Repaired => ("repaired", "was damaged and has been repaired"),
         Exit::Damaged => ("damaged", "is damaged"),
+        Exit::Leaks if unclosed => ("leaks", "was not closed cleanly; nothing is damaged, apart from leaked space"),
         Exit::Leaks => ("leaks", "is intact, apart from leaked space"),
         _ if unclosed => ("unclosed", "was not closed cleanly; nothing is damaged, and the next writer repairs it"),
         _ => ("clean", "is clean"),
     };
-    found.result = result;
+    // What is said of the image is for people; the result is that of all that was checked.
+    let of_parents = match exit {
+        _ if exit == own => None,
+        Exit::Damaged => Some(("damaged", "a parent is damaged")),
+        _ => Some(("leaks", "a parent has leaked space")),
+    };
+    found.result = of_parents.map_or(result, |(result, _)| result);
     if check.json {
         output::json(&found)?;
         return Ok(exit);
@@ -123,12 +152,24 @@ fn report(check: &Check, exit: Exit, mut found: Found) -> Result<Exit, Failure> 
         text.push_str(&format!("{}: {} more problems\n", check.image, found.unlisted));
     }
     text.extend(found.repairs.iter().map(|what| format!("{}: {what}\n", check.image)));
-    text.push_str(&format!("{} {sentence}\n", check.image));
-    let repairable = found.problems.iter().any(|line| line.severity == "repairable");
-    let damage = found.problems.iter().any(|line| line.severity == "damage");
-    if exit == Exit::Damaged && repairable && !damage && !check.repair {
-        text.push_str("  run it again with --repair; no data will be lost\n");
-    }
+    let of_parents = of_parents.map_or(String::new(), |(_, sentence)| format!("; {sentence}"));
+    text.push_str(&format!("{} {sentence}{of_parents}\n", check.image));
+    text.push_str(advice(own, check.repair, &own_severities));
     output::print(&text)?;
     Ok(exit)
+}
+
+/// What to do about an image with this verdict and such problems; nothing if there is nothing.
+fn advice(own: Exit, repaired: bool, severities: &[&str]) -> &'static str {
+    match (own, severities.contains(&"damage")) {
+        (Exit::Damaged, _) if repaired => {
+            "  what is still damaged cannot be repaired: restore the image from a backup, or serve it with --read-only \
+             and copy what can be read\n"
+        }
+        (Exit::Damaged, true) => {
+            "  run it again with --repair: it repairs what can be repaired, and says what cannot\n"
+        }
+        (Exit::Damaged, false) => "  run it again with --repair; no data will be lost\n",
+        _ => "",
+    }
 }

@@ -333,6 +333,18 @@ fn check_has_an_exit_code_for_leaks_only() {
     assert_eq!(room.run("qemu-img", "check -f qcow2 a.q").code, Some(3), "as QEMU's");
     let said = room.tapline("image check qcow2:a.q");
     assert!(said.code == Some(5) && said.out.contains("leak"), "{said:?}");
+    // Not closed as well: the dirty bit of the header.
+    let leaking = room.read("a.q");
+    let mut bytes = leaking.clone();
+    bytes[79] |= 1;
+    room.write("a.q", &bytes);
+    let said = room.tapline("image check qcow2:a.q");
+    assert!(said.code == Some(5) && said.out.contains("not closed cleanly"), "{said:?}");
+    room.write("a.q", &leaking);
+    // A leak of the parent is not one of its child.
+    room.done("image create qcow2:child.q --parent qcow2:a.q");
+    let said = room.tapline("image check qcow2:child.q --parent qcow2:a.q");
+    assert!(said.code == Some(5) && said.out.contains("child.q is clean; a parent has leaked space"), "{said:?}");
     assert_eq!(room.tapline("image check qcow2:a.q --repair").code, Some(0));
     room.done("image check qcow2:a.q");
 }

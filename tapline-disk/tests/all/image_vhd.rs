@@ -81,6 +81,28 @@ fn blocks_unsupported_by_libvhd_are_reported() {
 }
 
 #[test]
+fn space_behind_the_last_block_is_a_leak_that_a_repair_frees() {
+    let room = Room::new();
+    room.make_raw("a.raw", 32 * MIB);
+    room.done("image convert raw:a.raw vhd:b.vhd");
+    let whole = room.read("b.vhd");
+    let (blocks, footer) = whole.split_at(whole.len() - 512);
+    let unused = vec![7; 3 << 20];
+    // With a footer at the end, and without one.
+    for (bytes, repaired) in [([blocks, &unused, footer].concat(), 0), ([&whole[..], &unused].concat(), 3)] {
+        room.write("b.vhd", &bytes);
+        let said = room.tapline("image check vhd:b.vhd");
+        assert!(said.code == Some(5) && said.out.contains("leaked space"), "{said:?}");
+        let said = room.tapline("image check vhd:b.vhd --repair");
+        assert!(said.code == Some(repaired) && said.out.contains("ends behind its last block"), "{said:?}");
+        assert!(!said.out.contains("header"), "only a footer was restored: {said:?}");
+        assert_eq!(room.json("image check vhd:b.vhd")["result"], "clean");
+        assert_eq!(room.read("b.vhd"), whole);
+    }
+    room.done("image compare raw:a.raw vhd:b.vhd");
+}
+
+#[test]
 fn a_misspelt_locator_is_found_and_repaired() {
     let room = Room::new();
     room.make_raw("a.raw", 64 * MIB);

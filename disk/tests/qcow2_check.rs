@@ -407,11 +407,46 @@ fn a_file_cut_short_reads_the_same_and_stays_damaged_after_a_repair() {
 }
 
 #[test]
+fn reserved_bits_are_cleared_where_the_rest_makes_sense() {
+    mended("reserved bits of a cluster", Class::Corrupt, |bytes| bytes.flip(bytes.l2(3), 1 << 60));
+    mended("reserved bits of a table", Class::Corrupt, |bytes| bytes.flip(bytes.l1(0), 1 << 60));
+    mended("reserved bits of both", Class::Corrupt, |bytes| {
+        bytes.flip(bytes.l2(3), 1 << 57);
+        bytes.flip(bytes.l2(4), 2);
+        bytes.flip(bytes.l1(0), 1 << 57);
+    });
+    mended("reserved bits and a refcount of zero", Class::Corrupt, |bytes| {
+        bytes.set_refcount(bytes.place(3), 0);
+        bytes.flip(bytes.l2(3), 1 << 57);
+    });
+}
+
+#[test]
+fn a_cluster_that_reads_as_zero_loses_a_place_that_cannot_be() {
+    for options in ENTRIES {
+        let room = Room::new();
+        let mut bytes = image(&room, options);
+        let (entry, place) = (bytes.l2(3), bytes.place(3));
+        room.write("zeroed", &bytes.0);
+        let cluster = bytes.cluster();
+        room.io("zeroed", &format!("write -z {} {cluster}", 3 * cluster));
+        let extended = bytes.u64(72) & 1 << 4 != 0;
+        bytes.set_u64(entry, COPIED | place | 0x200 | u64::from(!extended));
+        if extended {
+            bytes.set_u64(entry + 8, 0xffff_ffff << 32);
+        }
+        assert_class(&room, &bytes.0, Class::Corrupt, options);
+        assert_repaired(&room, &bytes.0, "zeroed", options);
+    }
+}
+
+#[test]
 fn references_that_make_no_sense_stay_damage() {
     lasting("a cluster outside the file", |bytes| bytes.set_u64(bytes.l2(3), COPIED | 1 << 40));
     lasting("a cluster that is not aligned", |bytes| bytes.flip(bytes.l2(3), 0x200));
-    lasting("reserved bits of a cluster", |bytes| bytes.flip(bytes.l2(3), 1 << 60));
-    lasting("reserved bits of a table", |bytes| bytes.flip(bytes.l1(0), 1 << 60));
+    lasting("reserved bits of a cluster that others have", |bytes| {
+        bytes.set_u64(bytes.l2(3), bytes.place(4) | 1 << 60)
+    });
     lasting("a table that is not aligned", |bytes| bytes.flip(bytes.l1(0), 0x200));
     lasting("a table outside the file", |bytes| bytes.set_u64(bytes.l1(0), COPIED | 1 << 40));
     lasting("a file cut short", |bytes| bytes.0.truncate(bytes.0.len() / 2));

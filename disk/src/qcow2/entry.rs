@@ -277,6 +277,8 @@ impl EntryFormat {
             (None, true) => Entry::Zero,
             (None, false) if bitmap == 0 => Entry::Unallocated,
             (None, false) => Entry::Mixed { at: None, copied: false, subclusters: Subclusters(bitmap) },
+            // Nothing is lost with a place that cannot be. Who repairs finds it in the descriptor.
+            (Some(at), true) if at % (1 << self.cluster_bits) != 0 => Entry::Zero,
             (Some(at), true) => Entry::ZeroAllocated { at, copied },
             (Some(at), false) if here => Entry::Data { at, copied },
             (Some(at), false) => Entry::Mixed { at: Some(at), copied, subclusters: Subclusters(bitmap) },
@@ -338,6 +340,11 @@ impl EntryFormat {
             Entry::Mixed { at, .. } if !is_possible(raw.bitmap, at.is_some()) => Some((8, raw.bitmap)),
             _ => None,
         }
+    }
+
+    /// Whether an entry reads as zero and names a place that cannot be, which does no harm.
+    pub fn is_misplaced_zero(self, raw: RawEntry) -> bool {
+        self.decode(raw) == Entry::Zero && raw.descriptor & OFFSET_MASK != 0
     }
 
     /// Bits of the descriptor of a cluster that is not compressed which have to be zero.
@@ -404,6 +411,14 @@ mod test {
         assert!(!is_sound((at + 512) | COPIED, 4 << 16, true), "between clusters");
         assert!(is_sound(at, 4 << 16, true), "shared");
         assert!(is_sound(at | ZERO, 4 << 16, true) && !is_sound(at | ZERO, 4 << 16, false), "version 2");
+    }
+
+    #[test]
+    fn a_cluster_that_reads_as_zero_needs_no_place() {
+        let raw = plain(COPIED | 0x50200 | ZERO);
+        assert_eq!((PLAIN.decode(raw), PLAIN.unsound(raw, 0, 4 << 16, true)), (Entry::Zero, None));
+        assert!(PLAIN.is_misplaced_zero(raw) && !PLAIN.is_misplaced_zero(plain(ZERO)));
+        assert!(PLAIN.unsound(raw, 0, 4 << 16, false).is_some(), "version 2");
     }
 
     #[test]

@@ -150,8 +150,8 @@ impl Opening<'_> {
             let l2 = raw & OFFSET_MASK;
             if writable && (raw & !(OFFSET_MASK | COPIED) != 0 || l2 % cluster != 0 || l2 >= end) {
                 let what = format!(
-                    "an L1 entry is not an L2 table's place: {raw:#x}; the image is only read until \
-                     `tapline image check --repair` has mended it"
+                    "an L1 entry is not an L2 table's place: {raw:#x}; the image is only read, unless \
+                     `tapline image check --repair` can mend it, which says what to do if not"
                 );
                 return corrupt(place, what);
             }

@@ -12,7 +12,7 @@ mod ledger;
 mod refcounts;
 pub mod shape;
 mod snapshots;
-mod walk;
+pub mod walk;
 
 use ledger::Ledger;
 use refcounts::Refcounts;
@@ -87,6 +87,8 @@ pub(super) struct Survey {
     pub(super) findings: Findings,
     /// Some references cannot be made out: what they refer to may look like a leak.
     pub(super) unresolved: bool,
+    /// Some entries may be mended by themselves.
+    pub(super) mendable: bool,
     /// The first cluster behind the end of the file that something refers to.
     pub(super) beyond: Option<u64>,
     /// Two places of the disk have the same cluster, more often than the image says.
@@ -112,7 +114,7 @@ impl Survey {
         walk.judge_overlaps();
         let mut refcounts = Refcounts::read(source, &mut walk)?;
         walk.judge_overlaps();
-        let Walk { mut ledger, mut findings, unresolved, beyond, overlapped, structures, .. } = walk;
+        let Walk { mut ledger, mut findings, unresolved, mendable, beyond, overlapped, structures, .. } = walk;
         let compared = refcounts::compare(source, &shape, &mut refcounts, &mut ledger, &mut findings)?;
         copied::judge(source, &shape, &ledger, &mut findings)?;
         Ok(Survey {
@@ -121,6 +123,7 @@ impl Survey {
             refcounts,
             findings,
             unresolved: unresolved || compared.too_many,
+            mendable,
             beyond,
             shared: compared.shared,
             overlapped,

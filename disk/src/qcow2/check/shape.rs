@@ -57,6 +57,11 @@ pub struct Shape {
 }
 
 impl Shape {
+    /// Bits of a second-level entry that must be zero.
+    pub fn reserved(&self) -> u64 {
+        self.header.entries().reserved(self.header.raw.version.get() >= 3)
+    }
+
     /// Reads the header. An error says why the image cannot be checked.
     pub fn of(source: &mut dyn Source) -> Result<Shape, ImageError> {
         let header = Header::read_to_repair(source)?;

@@ -20,7 +20,7 @@ const REPEATS_MAX: u32 = 1024;
 const STRUCTURES_MAX: usize = 1024;
 
 /// Bits of a first-level entry that must be zero.
-const FIRST_RESERVED: u64 = !(COPIED | OFFSET_MASK);
+pub const FIRST_RESERVED: u64 = !(COPIED | OFFSET_MASK);
 
 /// A walk over all references.
 pub struct Walk<'a> {
@@ -29,6 +29,8 @@ pub struct Walk<'a> {
     pub(super) findings: Findings,
     /// Some references cannot be made out.
     pub(super) unresolved: bool,
+    /// Some entries may be mended by themselves.
+    pub(super) mendable: bool,
     /// The first cluster behind the end of the file that something refers to.
     pub(super) beyond: Option<u64>,
     /// Something lies where a structure is that cannot be laid out anew.
@@ -55,6 +57,7 @@ impl<'a> Walk<'a> {
             ledger: Ledger::default(),
             findings: Findings::default(),
             unresolved: false,
+            mendable: false,
             beyond: None,
             overlapped: false,
             structures: Vec::new(),
@@ -155,6 +158,7 @@ impl<'a> Walk<'a> {
         active: bool,
     ) -> Result<(), ImageError> {
         if bits & FIRST_RESERVED != 0 {
+            self.mendable = true;
             self.damage(at, format!("the first-level entry {bits:#x} has reserved bits set"));
         }
         let table_at = bits & OFFSET_MASK;
@@ -200,6 +204,16 @@ impl<'a> Walk<'a> {
                 }
                 self.refer(packed_at, end.saturating_sub(packed_at), Role::Other, "a compressed cluster")?;
             }
+            Entry::Zero if format.is_misplaced_zero(raw) => {
+                let what = format!("the entry {bits:#x} reads as zero, and its place is not that of a cluster");
+                if active {
+                    self.mendable = true;
+                    self.findings.add(Severity::Repairable, at, what);
+                } else {
+                    self.damage(at, what);
+                }
+                self.judge_bits(at, raw, entry);
+            }
             Entry::Unallocated | Entry::Zero | Entry::Mixed { at: None, .. } => self.judge_bits(at, raw, entry),
             Entry::Data { at: data_at, .. }
             | Entry::ZeroAllocated { at: data_at, .. }
@@ -226,7 +240,8 @@ impl<'a> Walk<'a> {
 
     fn judge_bits(&mut self, at: u64, raw: RawEntry, entry: Entry) {
         let RawEntry { descriptor, bitmap } = raw;
-        if descriptor & self.shape.header.entries().reserved(self.shape.header.raw.version.get() >= 3) != 0 {
+        if descriptor & self.shape.reserved() != 0 {
+            self.mendable = true;
             self.damage(at, format!("the second-level entry {descriptor:#x} has reserved bits set"));
         }
         if !is_possible(bitmap, entry.place().is_some()) {

@@ -8,7 +8,9 @@
 //! 2. Refcounts that are too low are raised. *Reopened here:* what is in use is safe from being used again; the rest
 //!    is wrong still. Where the table or a block cannot be mended in place, all refcounts are laid out anew behind
 //!    everything that is in use. *Reopened here:* as before, nothing refers to them.
-//! 3. Clusters of the disk that lie where a structure is, copied to places of their own before step 2, are referred to
+//! 3. Entries that can be mended by themselves are. *Reopened here:* the disk shows what it did, or what could not be
+//!    read; a place that an entry has lost is a leak.
+//!    Clusters of the disk that lie where a structure is, copied to places of their own before step 2, are referred to
 //!    there. *Reopened here:* the disk shows what it did.
 //! 4. Marks "copied" on what has several references are cleared. *Reopened here:* such clusters are not written to in
 //!    place any more.
@@ -26,6 +28,7 @@
 mod anew;
 mod apart;
 mod header;
+mod single;
 
 use super::check::Survey;
 use super::check::copied;
@@ -35,6 +38,7 @@ use crate::{ImageError, MetaWrite, Source};
 use anew::{Anew, lay_out};
 use apart::Apart;
 use header::HeaderSector;
+use single::Single;
 
 /// What mends an image.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -65,28 +69,39 @@ impl Repair {
 
 /// How to mend an image. An error means that it cannot be read as a qcow2 image at all.
 pub fn repair(source: &mut dyn Source) -> Result<Repair, ImageError> {
-    let survey = Survey::of(source)?;
-    let apart = Apart::find(source, &survey)?;
+    let len = source.len();
+    let mut survey = Survey::of(source)?;
+    let single = Single::find(source, &survey)?;
+    let alone = (!single.writes.is_empty()).then(|| Owed::about_to_be(&single.writes));
+    let mut source = Patched::new(source, alone.as_ref());
+    if alone.is_some() {
+        survey = Survey::of(&mut source)?;
+    }
+    let apart = Apart::find(&mut source, &survey)?;
     let mut repair = if apart.copies.is_empty() {
-        plan(source, survey, apart)?
+        plan(&mut source, survey, single, apart)?
     } else {
         let owed = Owed::about_to_be(apart.writes());
-        let mut written = Patched::new(source, Some(&owed));
+        let mut written = Patched::new(&mut source, Some(&owed));
         let survey = Survey::of(&mut written)?;
-        plan(&mut written, survey, apart)?
+        plan(&mut written, survey, single, apart)?
     };
     // The last structure of a file need not be there in full.
     let ends = repair.batches.iter().flatten().map(|write| write.at.saturating_add(length(write.bytes.len())));
-    repair.new_len = ends.max().filter(|&end| end > source.len());
+    repair.new_len = ends.max().filter(|&end| end > len);
     Ok(repair)
 }
 
-/// The same of a file as it is when the clusters that lie upon structures have places of their own.
-fn plan(source: &mut dyn Source, mut survey: Survey, apart: Apart) -> Result<Repair, ImageError> {
+/// The same of a file as it is when single entries are mended, and the clusters that lie upon structures have places of
+/// their own.
+fn plan(source: &mut dyn Source, mut survey: Survey, single: Single, apart: Apart) -> Result<Repair, ImageError> {
     let mut repair = Repair::default();
     let sound = !survey.unresolved;
     if !sound {
-        repair.what.push("some references are damaged and stay so; nothing that looks unused is given back".into());
+        let lasting = "some references are damaged and stay so, since nothing says what they should be: restore what they \
+                       refer to from a backup, or serve the image with --read-only and copy what can be read";
+        repair.what.push(lasting.into());
+        repair.what.push("nothing that looks unused is given back: a damaged reference may be to it".into());
     }
     let replace = survey.refcounts.replace;
     let anew = if replace { lay_out(source, &mut survey, sound)? } else { None };
@@ -97,6 +112,12 @@ fn plan(source: &mut dyn Source, mut survey: Survey, apart: Apart) -> Result<Rep
     }
     let refcounts = if replace { InPlace::default() } else { InPlace::find(source, &survey, sound)? };
     let marks = if sound { Marks::find(source, &survey)? } else { Marks::default() };
+    repair.say(
+        single.displaced,
+        "entry that reads as zero has lost its place, which cannot be",
+        "entries that read as zero have lost their places, which cannot be",
+    );
+    repair.say(single.cleared, "entry has lost its reserved bits", "entries have lost their reserved bits");
     repair.say(refcounts.raised, "refcount is raised", "refcounts are raised");
     repair.say(
         survey.shared,
@@ -107,9 +128,7 @@ fn plan(source: &mut dyn Source, mut survey: Survey, apart: Apart) -> Result<Rep
         repair
             .what
             .push("of two places with one cluster, one has lost its content: which, the image does not say".into());
-        repair
-            .what
-            .push("a disk that is written to fails reads there; `image convert` makes a copy that does not".into());
+        repair.what.push("the first write to one of two such places gives it a cluster of its own".into());
     }
     repair.say(refcounts.lowered, "refcount is lowered", "refcounts are lowered");
     repair.say(marks.count, "mark \"copied\" is corrected", "marks \"copied\" are corrected");
@@ -129,6 +148,7 @@ fn plan(source: &mut dyn Source, mut survey: Survey, apart: Apart) -> Result<Rep
     );
     repair.batch(apart.copies);
     repair.batch(raise);
+    repair.batch(single.writes);
     repair.batch(apart.entries);
     repair.batch(marks.clear);
     repair.batch(lower);

@@ -13,7 +13,7 @@ use crate::cli::Info;
 use crate::failure::{Exit, Failure};
 use crate::image_name::{FormatName, ImageName};
 use crate::layers::{Layers, to_look_at};
-use crate::output;
+use crate::output::{self, printable};
 use crate::parent_link;
 use crate::size::readable;
 use crate::uuid;
@@ -146,7 +146,7 @@ fn sizes(name: &ImageName, file: &ImageFile) -> Result<(u64, u64), Failure> {
 /// A layer as people read it, a line for each thing that is known.
 fn rows(layer: &LayerInfo) -> String {
     let mut rows = vec![
-        ("image", layer.image.clone()),
+        ("image", printable(&layer.image)),
         ("size", format!("{} ({} bytes)", readable(layer.size), layer.size)),
         ("file", format!("{}, of which {} allocated", readable(layer.file_size), readable(layer.file_allocated))),
     ];

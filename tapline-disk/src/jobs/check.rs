@@ -50,12 +50,12 @@ pub fn run(check: &Check) -> Result<Exit, Failure> {
         unlisted: first.unlisted,
         repairs: Vec::new(),
     };
-    let mut exit = verdict(&first);
+    let mut exit = verdict(&check.image, &first);
     if check.repair {
         let worst = first.worst();
         found.repairs = repair(&check.image, &mut file, first)?;
         if !found.repairs.is_empty() {
-            exit = match (worst, verdict(&examine(&check.image, &mut file, false)?)) {
+            exit = match (worst, verdict(&check.image, &examine(&check.image, &mut file, false)?)) {
                 (Some(worst), Exit::Done | Exit::Leaks) if worst > Severity::Leak => Exit::Repaired,
                 (_, now) => now,
             };
@@ -68,7 +68,7 @@ pub fn run(check: &Check) -> Result<Exit, Failure> {
         let report = examine(parent, &mut file, false)?;
         found.problems.extend(lines(parent, &report.problems));
         found.unlisted = found.unlisted.saturating_add(report.unlisted);
-        exit = match (exit, verdict(&report)) {
+        exit = match (exit, verdict(parent, &report)) {
             (_, Exit::Damaged) => Exit::Damaged,
             (Exit::Done, Exit::Leaks) => Exit::Leaks,
             (exit, _) => exit,
@@ -96,10 +96,13 @@ fn repair(name: &ImageName, file: &mut ImageFile, examined: Examined) -> Result<
 }
 
 /// Leaked space counts whatever else is found, unless that is worse: an image that was merely not closed is intact.
-fn verdict(report: &Examined) -> Exit {
+/// What is behind the last block of a VHD that was not closed is no leak: the next writer takes it away.
+fn verdict(name: &ImageName, report: &Examined) -> Exit {
+    let has = |severity| report.problems.iter().any(|problem| problem.severity == severity);
     match report.worst() {
         Some(Severity::Repairable | Severity::Damage) => Exit::Damaged,
-        _ if report.problems.iter().any(|problem| problem.severity == Severity::Leak) => Exit::Leaks,
+        _ if has(Severity::Unclosed) && name.format == FormatName::Vhd => Exit::Done,
+        _ if has(Severity::Leak) => Exit::Leaks,
         Some(Severity::Leak | Severity::Unclosed) | None => Exit::Done,
     }
 }

@@ -339,12 +339,21 @@ fn migrate(connection: &mut Connection, path: &Path) -> Result<(), Problem> {
 /// How often the catalogue was opened: events of a later time have higher numbers.
 fn count_start(connection: &mut Connection) -> rusqlite::Result<u64> {
     let transaction = connection.transaction()?;
-    let starts: Option<String> =
-        transaction.query_row("SELECT value FROM meta WHERE key = 'starts'", [], |row| row.get(0)).optional()?;
+    let starts = meta(&transaction, "starts")?;
     let starts = starts.and_then(|text| text.parse::<u64>().ok()).unwrap_or(0).saturating_add(1);
-    transaction.execute("INSERT OR REPLACE INTO meta VALUES ('starts', ?1)", [starts.to_string()])?;
+    set_meta(&transaction, "starts", &starts.to_string())?;
     transaction.commit()?;
     Ok(starts)
+}
+
+/// A value that belongs to no object.
+fn meta(connection: &Connection, key: &str) -> rusqlite::Result<Option<String>> {
+    connection.query_row("SELECT value FROM meta WHERE key = ?1", [key], |row| row.get(0)).optional()
+}
+
+/// Stores one.
+fn set_meta(connection: &Connection, key: &str, value: &str) -> rusqlite::Result<()> {
+    connection.prepare_cached("INSERT OR REPLACE INTO meta VALUES (?1, ?2)")?.execute([key, value]).map(drop)
 }
 
 fn cannot_open(path: &Path, error: rusqlite::Error) -> Problem {
@@ -359,16 +368,14 @@ fn cannot_open(path: &Path, error: rusqlite::Error) -> Problem {
 impl View<'_> {
     /// A value stored under a key, besides the objects.
     pub fn meta(&self, key: &str) -> Result<Option<String>, Problem> {
-        let found = self.connection.query_row("SELECT value FROM meta WHERE key = ?1", [key], |row| row.get(0));
-        found.optional().map_err(failed)
+        meta(self.connection, key).map_err(failed)
     }
 }
 
 impl Tx<'_> {
     /// Stores a value that belongs to no object.
     pub fn set_meta(&mut self, key: &str, value: &str) -> Result<(), Problem> {
-        let kept = self.connection.execute("INSERT OR REPLACE INTO meta VALUES (?1, ?2)", [key, value]);
-        kept.map(drop).map_err(failed)
+        set_meta(self.connection, key, value).map_err(failed)
     }
 
     /// Runs a statement that changes something.

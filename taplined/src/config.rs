@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use api::{Code, Limits, Problem};
 use serde::{Deserialize, Serialize};
@@ -215,6 +216,13 @@ impl Default for Plug {
             socket_group: None,
             injected_delays: false,
         }
+    }
+}
+
+impl Storage {
+    /// How long storage may take to respond.
+    pub fn patience(&self) -> Duration {
+        Duration::from_secs(self.answer_timeout.into())
     }
 }
 

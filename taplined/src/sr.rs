@@ -18,7 +18,6 @@ mod watch;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use api::{Code, Problem};
 use repo::Catalogue;
@@ -74,7 +73,7 @@ impl Drop for Claim {
 impl Srs {
     /// None.
     pub fn new(config: &Config, catalogue: Catalogue, host: LastHost) -> Srs {
-        let limit = Duration::from_secs(config.storage.answer_timeout.into());
+        let limit = config.storage.patience();
         Srs {
             catalogue,
             config: config.clone(),

@@ -2,7 +2,7 @@
 //! catalogue is opened, it was replaced by an older copy, and what runs on this host may have been started since.
 //!
 //! It knows nothing about what runs, nor who replaces a catalogue: a restored backup and a file that was copied by hand
-//! are the same to it. Invariant: nobody is told of a commit before its number is in the file. So a catalogue without
+//! are the same to it. Invariant: no commit is answered before its number is in the file. So a catalogue without
 //! that commit is never taken for the latest one while something that has followed from the commit may run.
 //!
 //! The file belongs into the run directory: a reboot of the host removes it together with everything that ran.
@@ -13,10 +13,10 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
 use api::Problem;
-use rusqlite::{Connection, OptionalExtension, Transaction};
+use rusqlite::Connection;
 use uuid::Uuid;
 
-use super::{Tx, View, failed};
+use super::{Tx, View, failed, meta, set_meta};
 
 /// Under which the number is kept.
 const NUMBER: &str = "commit";
@@ -71,14 +71,15 @@ impl LastCommit {
         };
         let now = Numbered { life: Uuid::new_v4(), number: 0 };
         let transaction = connection.transaction().map_err(failed)?;
-        let latest = match (number_in(&transaction).map_err(failed)?, told) {
+        let kept = meta(&transaction, NUMBER).map_err(failed)?.and_then(|text| Numbered::parse(&text));
+        let latest = match (kept, told) {
             (Some(kept), Some(told)) => kept.has_all(told),
             // Without a number in one of them nothing is certain.
             _ => false,
         };
-        put(&transaction, NUMBER, &now.text()).map_err(failed)?;
+        set_meta(&transaction, NUMBER, &now.text()).map_err(failed)?;
         if !latest {
-            put(&transaction, OLDER, "true").map_err(failed)?;
+            set_meta(&transaction, OLDER, "true").map_err(failed)?;
         }
         transaction.commit().map_err(failed)?;
         let file = File::options().create(true).truncate(false).write(true).mode(0o600).open(path).map_err(tried)?;
@@ -90,7 +91,7 @@ impl LastCommit {
     /// Counts a commit that is about to be made.
     pub fn count(&self, connection: &Connection) -> rusqlite::Result<()> {
         let next = Numbered { life: self.life, number: self.number.saturating_add(1) };
-        put(connection, NUMBER, &next.text())
+        set_meta(connection, NUMBER, &next.text())
     }
 
     /// The commit was made.
@@ -103,16 +104,6 @@ impl LastCommit {
     fn write(&self) -> io::Result<()> {
         self.file.write_all_at(Numbered { life: self.life, number: self.number }.text().as_bytes(), 0)
     }
-}
-
-fn number_in(transaction: &Transaction<'_>) -> rusqlite::Result<Option<Numbered>> {
-    let sql = "SELECT value FROM meta WHERE key = ?1";
-    let text: Option<String> = transaction.query_row(sql, [NUMBER], |row| row.get(0)).optional()?;
-    Ok(text.and_then(|text| Numbered::parse(&text)))
-}
-
-fn put(connection: &Connection, key: &str, value: &str) -> rusqlite::Result<()> {
-    connection.prepare_cached("INSERT OR REPLACE INTO meta VALUES (?1, ?2)")?.execute([key, value]).map(drop)
 }
 
 impl View<'_> {

@@ -12,7 +12,7 @@ use repo::driver::{filesystem, last_host_at, machine};
 
 use crate::config::Config;
 
-/// File systems on disks of this host, or in its memory. A look into others may wait for ever.
+/// File systems on disks of this host, or in its memory. Others may never respond.
 const LOCAL: [&str; 12] =
     ["bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "jfs", "overlay", "reiserfs", "tmpfs", "xfs", "zfs"];
 

@@ -1,4 +1,4 @@
-//! Finds the processes that serve a VBD by their command lines and users, whoever started them.
+//! Finds the processes that serve a VBD, by their command lines and users.
 //!
 //! A disk process has its control socket on its command line, in a directory named after the VBD, and runs as a user of
 //! disks. Which of several processes is actually serving is not known here.

@@ -5,7 +5,6 @@
 
 use std::collections::HashMap;
 use std::fs;
-use std::time::Duration;
 
 use api::Problem;
 use uuid::Uuid;
@@ -23,7 +22,7 @@ type Waiting = HashMap<u32, u64>;
 
 /// Looks at all disk processes from now on, as often as storage is given to respond.
 pub async fn look_for_hung(daemon: Daemon) {
-    let every = Duration::from_secs(daemon.config.storage.answer_timeout.into());
+    let every = daemon.config.storage.patience();
     let mut before = HashMap::new();
     loop {
         tokio::time::sleep(every).await;

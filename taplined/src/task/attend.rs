@@ -23,7 +23,7 @@ impl Context {
         work: impl Future<Output = Result<T, Problem>>,
     ) -> Result<T, Problem> {
         self.progressed.send_replace(Instant::now());
-        let patience = Duration::from_secs(daemon.config.storage.answer_timeout.into());
+        let patience = daemon.config.storage.patience();
         let mut asked = self.abandoned.clone();
         tokio::select! {
             biased;

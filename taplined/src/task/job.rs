@@ -279,7 +279,7 @@ async fn recover_as<J: Job>(daemon: &Daemon, job: J, task: Task) -> Result<(), P
         _ => Problem::new(Code::Failed, "the daemon stopped while this was in progress; it was rolled back")
             .advise("try again"),
     };
-    let patience = Duration::from_secs(daemon.config.storage.answer_timeout.into());
+    let patience = daemon.config.storage.patience();
     let undone = tokio::time::timeout(patience, job.undo(daemon)).await;
     let undone = undone.unwrap_or_else(|_| {
         Err(Problem::new(Code::Timeout, format!("rolling back has taken more than {} s", patience.as_secs())))

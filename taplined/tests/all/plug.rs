@@ -1,11 +1,13 @@
 //! VBDs of the real daemon, with real disk processes on real files: plugged, unplugged, killed and reattached.
 
 use std::io::{BufRead, BufReader, Write};
+use std::path::PathBuf;
 use std::process::Stdio;
 
 use serde_json::{Value, json};
 
 use crate::harness;
+use crate::harness::Taplined;
 use crate::harness::disks::{io, nbd, nothing_leaked, plug, processes, state, unplug, vbd, with_disks};
 use crate::harness::wait_until;
 
@@ -130,15 +132,21 @@ fn acknowledged_writes_survive_a_killed_disk_process() {
     assert!(left.map(|log| log.metadata().unwrap().len()).all(|len| len == 0), "a log that nobody needs is not empty");
 }
 
+/// Takes the image of a plugged disk away, then kills the process: it cannot be restarted. Where the image was, and is.
+fn kill_without_image(daemon: &Taplined, vdi: &str, vbd: &str) -> (PathBuf, PathBuf) {
+    let image = daemon.room().join("disks").join(daemon.get(&format!("/vdis/{vdi}")).1["file"].as_str().unwrap());
+    let away = daemon.room().join("away");
+    std::fs::rename(&image, &away).unwrap();
+    kill(&daemon.get(vbd).1["pid"]);
+    (image, away)
+}
+
 #[test]
 fn a_failing_disk_is_retried_and_shows_the_next_try() {
     let (daemon, vdis) = with_disks("", &["disk"]);
     let vbd = vbd(&daemon, &vdis[0], "nbd");
     plug(&daemon, &vbd);
-    let image = daemon.room().join("disks").join(daemon.get(&format!("/vdis/{}", vdis[0])).1["file"].as_str().unwrap());
-    let away = daemon.room().join("away");
-    std::fs::rename(&image, &away).unwrap();
-    kill(&daemon.get(&vbd).1["pid"]);
+    let (image, away) = kill_without_image(&daemon, &vdis[0], &vbd);
     // More often than would be reasonable if it never recovered.
     wait_until("it was tried often", || daemon.get(&vbd).1["restarts"].as_u64() >= Some(6));
     let now = daemon.get(&vbd).1;
@@ -149,7 +157,6 @@ fn a_failing_disk_is_retried_and_shows_the_next_try() {
     wait_until("it is served by itself", || state(&daemon, &vbd) == "plugged");
     let now = daemon.get(&vbd).1;
     assert!(!now["problem"]["advice"].as_str().unwrap_or_default().contains("restarted"), "{now}");
-
     unplug(&daemon, &vbd);
     nothing_leaked(&daemon);
 }
@@ -160,10 +167,7 @@ fn plugging_a_disk_being_retried_avoids_the_wait() {
     let (daemon, vdis) = with_disks("", &["disk"]);
     let vbd = vbd(&daemon, &vdis[0], "nbd");
     plug(&daemon, &vbd);
-    let image = daemon.room().join("disks").join(daemon.get(&format!("/vdis/{}", vdis[0])).1["file"].as_str().unwrap());
-    let away = daemon.room().join("away");
-    std::fs::rename(&image, &away).unwrap();
-    kill(&daemon.get(&vbd).1["pid"]);
+    let (image, away) = kill_without_image(&daemon, &vdis[0], &vbd);
     wait_until("its death is seen", || state(&daemon, &vbd) == "restarting");
     std::fs::rename(&away, &image).unwrap();
     let answer = daemon.post(&format!("{vbd}/plug"), json!({}));

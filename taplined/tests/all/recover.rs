@@ -439,9 +439,8 @@ fn a_mounted_repository_tells_that_there_was_a_catalogue() {
     }
 }
 
-/// An unplug that is past its point of no return when the catalogue runs out of space.
-#[test]
-fn an_unplug_is_recorded_once_there_is_space() {
+/// A daemon whose state directory is a small file system, with a plugged VBD; `None` if this user may not mount.
+fn plugged_on_small() -> Option<(Taplined, String, PathBuf, Mounted)> {
     let mut daemon = harness::start();
     let sr = daemon.repository("vms");
     let vdi = daemon.done(daemon.post("/vdis", json!({ "sr": sr, "name": "a", "size": 8 << 20 })));
@@ -449,12 +448,19 @@ fn an_unplug_is_recorded_once_there_is_space() {
     assert!(daemon.stop());
     let state = daemon.room().join("state");
     let catalogue = fs::read(state.join("catalogue.db")).unwrap();
-    let Some(_mounted) = Mounted::small(state.clone()) else {
-        return harness::not_run("a state directory that is full: this user may mount nothing");
-    };
+    let mounted = Mounted::small(state.clone())?;
     fs::write(state.join("catalogue.db"), catalogue).unwrap();
     daemon.restart();
     disks::plug(&daemon, &vbd);
+    Some((daemon, vbd, state, mounted))
+}
+
+/// An unplug that is past its point of no return when the catalogue runs out of space.
+#[test]
+fn an_unplug_is_recorded_once_there_is_space() {
+    let Some((mut daemon, vbd, state, _mounted)) = plugged_on_small() else {
+        return harness::not_run("a state directory that is full: this user may mount nothing");
+    };
     let pid = daemon.get(&vbd).1["pid"].to_string();
     let signal = |how: &str| assert!(Command::new("kill").args([how, &pid]).status().unwrap().success());
     // The stopped process keeps the unplug from completing until there is no space left.
@@ -547,19 +553,9 @@ fn a_full_or_read_only_state_directory_is_reported_without_loss() {
 /// A disk whose process dies while the catalogue's file system is full.
 #[test]
 fn a_disk_is_restarted_and_recorded_while_the_state_directory_is_full() {
-    let mut daemon = harness::start();
-    let sr = daemon.repository("vms");
-    let vdi = daemon.done(daemon.post("/vdis", json!({ "sr": sr, "name": "a", "size": 8 << 20 })));
-    let vbd = disks::vbd(&daemon, vdi["uuid"].as_str().unwrap(), "nbd");
-    assert!(daemon.stop());
-    let state = daemon.room().join("state");
-    let catalogue = fs::read(state.join("catalogue.db")).unwrap();
-    let Some(_mounted) = Mounted::small(state.clone()) else {
+    let Some((mut daemon, vbd, state, _mounted)) = plugged_on_small() else {
         return harness::not_run("a state directory that is full: this user may mount nothing");
     };
-    fs::write(state.join("catalogue.db"), catalogue).unwrap();
-    daemon.restart();
-    disks::plug(&daemon, &vbd);
     fs::write(state.join("filler"), vec![1; 5 << 20]).unwrap_err();
     assert_eq!(daemon.post("/host/backups", json!({})).0, 507);
     for restarts in 1..=3 {

@@ -20,6 +20,7 @@ use crate::disk::tool::Tool;
 use crate::http::Answers;
 use crate::idempotency;
 use crate::plug::{self, Plugs};
+use crate::predecessors;
 use crate::sr::Srs;
 use crate::task::Tasks;
 use crate::token::Tokens;
@@ -91,7 +92,9 @@ impl Daemon {
         let tasks = Tasks::new(catalogue.clone());
         let tool = Tool::of(&config)?;
         let state_directory = Some(config.state_directory.clone());
-        let srs = Srs::new(&config, catalogue.clone(), LastHost { host, machine, state_directory });
+        let last_host = LastHost { host, machine, state_directory };
+        let predecessors = predecessors::note(&config.run_directory, &last_host);
+        let srs = Srs::new(&config, catalogue.clone(), last_host, predecessors);
         let (disks, plugs, vms) = (Disks::of(&config), Plugs::new(&config)?, Vms::of(&config)?);
         let parts = Parts {
             config,

@@ -22,6 +22,7 @@ mod log;
 mod notify;
 mod panics;
 mod plug;
+mod predecessors;
 mod reconcile;
 mod sr;
 mod task;

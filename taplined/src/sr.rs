@@ -32,7 +32,7 @@ use space::Watched;
 pub use destroy::Destroy;
 pub use inventory::keep_inventories;
 pub use make::{Create, Introduce, new_sr};
-pub use scan::{doubtful, scan};
+pub use scan::{compare_files, doubtful, scan};
 pub use watch::{seek_lost, watch_space};
 
 /// The repositories that are attached.
@@ -42,6 +42,8 @@ pub struct Srs {
     config: Config,
     /// This one.
     host: LastHost,
+    /// Those that used the run directory before.
+    predecessors: Vec<LastHost>,
     /// Their directories.
     open: Mutex<HashMap<Uuid, Arc<Directory>>>,
     /// The state of the inventories of writable repositories.
@@ -72,12 +74,13 @@ impl Drop for Claim {
 
 impl Srs {
     /// None.
-    pub fn new(config: &Config, catalogue: Catalogue, host: LastHost) -> Srs {
+    pub fn new(config: &Config, catalogue: Catalogue, host: LastHost, predecessors: Vec<LastHost>) -> Srs {
         let limit = config.storage.patience();
         Srs {
             catalogue,
             config: config.clone(),
             host,
+            predecessors,
             open: Mutex::default(),
             logs: Mutex::default(),
             claimed: Arc::default(),

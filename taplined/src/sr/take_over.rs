@@ -31,6 +31,8 @@ pub(super) enum Before {
     Us,
     /// This host, with its state directory elsewhere.
     Moved,
+    /// This host by an earlier catalogue, whose redo logs are in our run directory.
+    Predecessor,
     /// No host is recorded.
     Nobody,
     /// Another host.
@@ -53,6 +55,7 @@ impl Srs {
         let other = match last {
             Last::Host(last) if last == self.host => return Ok(Before::Us),
             Last::Host(last) if last.is_same(&self.host) => return Ok(Before::Moved),
+            Last::Host(last) if self.predecessors.contains(&last) => return Ok(Before::Predecessor),
             Last::Nobody => return Ok(Before::Nobody),
             Last::Host(LastHost { host, .. }) if host == self.host.host => "a copy of this host".to_owned(),
             Last::Host(LastHost { host, .. }) => format!("host {host}"),

@@ -23,7 +23,7 @@ fn here() -> LastHost {
 async fn room(at: &Path) -> Room {
     let state = tempfile::tempdir().unwrap();
     let catalogue = Catalogue::open(&state.path().join("catalogue.db")).unwrap();
-    let srs = Srs::new(&Config::default(), catalogue, here());
+    let srs = Srs::new(&Config::default(), catalogue, here(), Vec::new());
     let path: api::AbsolutePath = at.to_str().unwrap().parse().unwrap();
     let (sr, name) = (Uuid::new_v4(), "vms".parse::<api::Name>().unwrap());
     make(&path, &Label::new(sr, name.clone(), None), false).unwrap();
@@ -92,7 +92,7 @@ async fn a_full_repository_is_full_after_a_restart() {
     let room = room(at.path()).await;
     room.srs.reported_full(room.sr).await.unwrap();
     room.srs.let_go(room.sr).await.unwrap();
-    let next = Srs::new(&Config::default(), room.srs.catalogue.clone(), here());
+    let next = Srs::new(&Config::default(), room.srs.catalogue.clone(), here(), Vec::new());
     next.attach(room.sr).await.unwrap();
     assert!(next.is_full(room.sr));
 }

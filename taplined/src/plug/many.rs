@@ -71,19 +71,29 @@ fn new(verb: &'static str, vbds: &[Uuid]) -> NewTask {
     NewTask { uuid: Uuid::new_v4(), verb, about, cancellable: true, intent: None }
 }
 
-/// Handles all concurrently; the queue limits the concurrency.
+/// Work that goes on although nobody waits for it any longer. Ended in the middle, an unplug would forget a process
+/// that it has not stopped yet.
+struct Concurrently<T: 'static>(JoinSet<T>);
+
+impl<T: 'static> Drop for Concurrently<T> {
+    fn drop(&mut self) {
+        self.0.detach_all();
+    }
+}
+
+/// Handles all concurrently, and to the end even if the caller stops waiting; the queue limits the concurrency.
 async fn each<W, F>(vbds: Vec<Uuid>, context: &Context, work: W) -> Outcomes
 where
     W: Fn(Uuid) -> F,
     F: Future<Output = Result<(), Problem>> + Send + 'static,
 {
-    let mut running = JoinSet::new();
+    let mut running = Concurrently(JoinSet::new());
     for (at, vbd) in vbds.iter().copied().enumerate() {
         let one = work(vbd);
-        running.spawn(async move { (at, vbd, one.await) });
+        running.0.spawn(async move { (at, vbd, one.await) });
     }
     let mut outcomes = Vec::with_capacity(vbds.len());
-    while let Some(ended) = running.join_next().await {
+    while let Some(ended) = running.0.join_next().await {
         match ended {
             Ok(outcome) => outcomes.push(outcome),
             Err(error) => tracing::error!("one of several VBDs was not handled: {error}"),
@@ -123,6 +133,18 @@ fn sum(done: &str, outcomes: Outcomes) -> Result<Value, Problem> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn work_goes_on_to_its_end_if_nobody_waits_for_it() {
+        let (ended, waiting) = tokio::sync::oneshot::channel();
+        let mut running = Concurrently(JoinSet::new());
+        running.0.spawn(async move {
+            tokio::task::yield_now().await;
+            ended.send(()).unwrap();
+        });
+        drop(running);
+        waiting.await.unwrap();
+    }
 
     #[test]
     fn a_shared_reason_is_quoted_once() {

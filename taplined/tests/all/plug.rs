@@ -366,6 +366,22 @@ fn a_daemon_killed_while_plugging_fifty_disks_leaves_nothing_behind() {
     nothing_leaked(&daemon);
 }
 
+/// The forced unplugs of a drain meet those without force wherever these are.
+#[test]
+fn a_drain_without_patience_leaves_no_process() {
+    let names: Vec<String> = (0..6).map(|number| format!("disk {number}")).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let (daemon, vdis) = with_disks("", &names);
+    let vbds: Vec<String> = vdis.iter().map(|vdi| vbd(&daemon, vdi, "nbd")).collect();
+    let uuids: Vec<&str> = vbds.iter().map(|vbd| vbd.trim_start_matches("/vbds/")).collect();
+    for _ in 0..12 {
+        daemon.done(daemon.post("/vbds/plug", json!({ "vbds": uuids })));
+        daemon.done(daemon.post("/host/drain", json!({ "timeout": 0 })));
+        assert!(vbds.iter().all(|vbd| state(&daemon, vbd) == "unplugged"));
+        nothing_leaked(&daemon);
+    }
+}
+
 #[test]
 fn after_a_reboot_nothing_is_plugged_and_each_vbd_says_why() {
     let (mut daemon, vdis) = with_disks("", &["disk"]);

@@ -62,7 +62,7 @@ fn drain_timeout() -> u32 {
     60
 }
 
-/// Compares running disks with the catalogue.
+/// Compares running disks, repositories and the catalogue.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct HostReconcile {
@@ -71,15 +71,49 @@ pub struct HostReconcile {
     pub dry_run: bool,
 }
 
-/// A running disk whose files differ from the catalogue, or which does not report its files.
+/// What was compared with the catalogue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum DifferenceKind {
+    /// The files of the running disk of a VBD.
+    Disk,
+    /// A running disk process of a VBD that is not plugged, or does not exist.
+    Process,
+    /// A file of a repository.
+    File,
+    /// The inventory of a repository.
+    Inventory,
+}
+
+impl DifferenceKind {
+    /// The word for this value.
+    pub fn word(self) -> &'static str {
+        match self {
+            DifferenceKind::Disk => "disk",
+            DifferenceKind::Process => "process",
+            DifferenceKind::File => "file",
+            DifferenceKind::Inventory => "inventory",
+        }
+    }
+}
+
+/// Something that differs from the catalogue, or cannot be compared with it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Difference {
-    /// The VDI.
-    pub vdi: Uuid,
-    /// The VBD through which the disk is served.
-    pub vbd: Uuid,
-    /// The files of the running disk, from the leaf down; empty if it does not report them.
-    pub disk: Vec<String>,
+    /// What was compared.
+    pub kind: DifferenceKind,
+    /// The repository, for a file or an inventory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sr: Option<Uuid>,
+    /// The VDI, if one is concerned.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vdi: Option<Uuid>,
+    /// The VBD, for a disk or a process.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vbd: Option<Uuid>,
+    /// The files that were found: of a running disk from the leaf down, or one in a repository. Empty if a disk does
+    /// not report them, or if a file is gone.
+    pub found: Vec<String>,
     /// The files in the catalogue, by their names in the repository.
     pub catalogue: Vec<String>,
     /// Whether the catalogue was updated from the disk, because it was certain what had happened.
@@ -87,6 +121,14 @@ pub struct Difference {
     /// Why that is not certain, or what is wrong with the disk, and what can be done about it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub problem: Option<Problem>,
+}
+
+impl Difference {
+    /// Nothing but what was compared.
+    pub fn new(kind: DifferenceKind) -> Difference {
+        let (found, catalogue) = (Vec::new(), Vec::new());
+        Difference { kind, sr: None, vdi: None, vbd: None, found, catalogue, healed: false, problem: None }
+    }
 }
 
 /// A backup of the catalogue.

@@ -26,7 +26,7 @@ mod vm;
 
 pub use autostart::Autostart;
 pub use event::{Change, Event, ObjectKind};
-pub use host::{Backup, BackupReason, Difference, Host, HostDrain, HostReconcile, Limits};
+pub use host::{Backup, BackupReason, Difference, DifferenceKind, Host, HostDrain, HostReconcile, Limits};
 pub use inventory::{Inventory, InventoryImage, InventoryVdi};
 pub use problem::{Code, Problem};
 pub use sr::{

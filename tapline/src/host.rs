@@ -19,7 +19,11 @@ pub enum Verb {
         #[command(flatten)]
         waiting: Waiting,
     },
-    /// Compare running disks with the catalogue, and update the catalogue where the outcome is certain
+    /// Compare running disks and repositories with the catalogue, and update it where the outcome is certain
+    ///
+    /// Compares the files of each running disk, disk processes without a plugged VBD, and the files and inventories of
+    /// attached repositories. The catalogue is updated from a running disk; what differs in a repository is only
+    /// reported: 'tapline sr scan' records it.
     Reconcile {
         /// Only report differences; change nothing
         #[arg(long)]
@@ -65,10 +69,12 @@ const BACKUPS: &[Copied] = &[
 type Compared = Column<Difference>;
 
 const DIFFERENCES: &[Compared] = &[
-    Compared::new("vdi", |difference, uuids| uuids.show(difference.vdi)),
-    Compared::new("vbd", |difference, uuids| uuids.show(difference.vbd)),
+    Compared::new("kind", |difference, _| difference.kind.word().into()),
+    Compared::new("sr", |difference, uuids| uuids.show_some(difference.sr)),
+    Compared::new("vdi", |difference, uuids| uuids.show_some(difference.vdi)),
+    Compared::new("vbd", |difference, uuids| uuids.show_some(difference.vbd)),
     Compared::new("catalogue", |difference, _| difference.catalogue.join(" on ")).wide(),
-    Compared::new("disk", |difference, _| difference.disk.join(" on ")).wide(),
+    Compared::new("found", |difference, _| difference.found.join(" on ")).wide(),
     Compared::new("result", result),
 ];
 

@@ -28,7 +28,7 @@ mod settle;
 mod space;
 mod start;
 mod steps;
-mod supervise;
+pub mod supervise;
 pub mod unplug;
 mod upgrade;
 mod workers;

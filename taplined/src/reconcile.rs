@@ -7,16 +7,17 @@
 //! catalogue ([`stray`]).
 //!
 //! This runs when the daemon reattaches to its disks, when a disk is plugged, before a verb changes a plugged VDI and
-//! after a task on it has ended, when a repository is attached or scanned, and on request.
+//! after a task on it has ended, when a repository is attached, introduced or scanned, and on request.
 
 pub mod files;
 mod judge;
+mod repository;
 pub mod stray;
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
-use api::{Believed, Code, Difference, Problem, Vbd, VbdState, VdiState};
+use api::{Believed, Code, Difference, DifferenceKind, Problem, Vbd, VbdState, VdiState};
 use jiff::Timestamp;
 use repo::View;
 use repo::catalogue::{Image, ImageState, NewVdi};
@@ -49,15 +50,30 @@ pub enum Heal {
     No,
 }
 
+/// Compares everything: running disks, processes without a plugged VBD, files and inventories of repositories. Returns
+/// the differences, and what was done about them.
+pub async fn everything(daemon: &Daemon, heal: Heal) -> Result<Vec<Difference>, Problem> {
+    if heal == Heal::Yes {
+        stray::take_in_unknown(daemon).await?;
+    }
+    let mut found = all(daemon, heal).await?;
+    found.extend(stray::all(daemon).await?);
+    found.extend(repository::all(daemon).await?);
+    Ok(found)
+}
+
 /// Compares all running disks; returns the differences and what was done about them. A disk that does not respond
 /// counts as a difference.
 pub async fn all(daemon: &Daemon, heal: Heal) -> Result<Vec<Difference>, Problem> {
     compare(daemon, |view| view.vbds(None, None), heal).await
 }
 
-/// Compares the disks of a repository that was attached or scanned. What cannot be compared now is before anybody
-/// changes it.
+/// Compares the disks of a repository that was attached, introduced or scanned; disks of unknown VBDs are adopted
+/// first. What cannot be compared now is before anybody changes it.
 pub async fn of_sr(daemon: &Daemon, sr: Uuid) {
+    if let Err(problem) = stray::take_in_unknown(daemon).await {
+        tracing::warn!(%sr, "disks that run for unknown VBDs could not be adopted: {problem}");
+    }
     let find = move |view: &View<'_>| {
         let vdis: HashSet<Uuid> = view.vdis(Some(sr))?.iter().map(|vdi| vdi.uuid).collect();
         Ok(view.vbds(None, None)?.into_iter().filter(|vbd| vdis.contains(&vbd.vdi)).collect())
@@ -103,8 +119,9 @@ async fn compare(
             (Err(problem), Vbd { uuid: vbd, vdi, .. }) => {
                 tracing::warn!(%vbd, "a disk could not be compared with the catalogue: {problem}");
                 let catalogue = daemon.catalogue.read(move |view| Seen::of(view, vdi)).await?.files();
-                let problem = Some(problem);
-                found.push(Difference { vdi, vbd, disk: Vec::new(), catalogue, healed: false, problem });
+                let known =
+                    Difference { vdi: Some(vdi), vbd: Some(vbd), catalogue, ..Difference::new(DifferenceKind::Disk) };
+                found.push(Difference { problem: Some(problem), ..known });
             }
         }
     }
@@ -143,8 +160,9 @@ pub async fn of_vbd(daemon: &Daemon, vbd: Uuid, heal: Heal) -> Result<Option<Dif
     if verdict == Verdict::Agree && astray.is_empty() && !was_diverged {
         return Ok(None);
     }
+    let (found, catalogue) = (paths(&layers), before.files());
     let mut difference =
-        Difference { vdi, vbd, disk: paths(&layers), catalogue: before.files(), healed: false, problem: None };
+        Difference { vdi: Some(vdi), vbd: Some(vbd), found, catalogue, ..Difference::new(DifferenceKind::Disk) };
     if let Verdict::Diverged(why) = &verdict {
         difference.problem = Some(problem(vdi, why));
     }
@@ -176,11 +194,11 @@ pub async fn of_vbd(daemon: &Daemon, vbd: Uuid, heal: Heal) -> Result<Option<Dif
     }
     match &difference.problem {
         Some(problem) => {
-            tracing::error!(%vdi, %vbd, disk = ?difference.disk, catalogue = ?difference.catalogue, "{problem}")
+            tracing::error!(%vdi, %vbd, disk = ?difference.found, catalogue = ?difference.catalogue, "{problem}")
         }
         None => {
             let what = "catalogue updated from a running disk";
-            tracing::warn!(%vdi, %vbd, disk = ?difference.disk, before = ?difference.catalogue, "{what}");
+            tracing::warn!(%vdi, %vbd, disk = ?difference.found, before = ?difference.catalogue, "{what}");
         }
     }
     Ok(Some(difference))

@@ -44,8 +44,9 @@ async fn drain(State(daemon): State<Daemon>, Body(asked): Body<HostDrain>) -> Be
     begun(plug::drain(&daemon, patience).await?)
 }
 
-/// Compares running disks with the catalogue and returns the differences. Where it is certain what happened, the
-/// catalogue is updated from the disk.
+/// Compares running disks, and files and inventories of attached repositories, with the catalogue; returns the
+/// differences. Where it is certain what happened, the catalogue is updated from a running disk; repositories are only
+/// compared: a scan records their files.
 #[utoipa::path(
     post, path = "/host/reconcile", tag = "host", operation_id = "host_reconcile", request_body = HostReconcile,
     responses(
@@ -57,7 +58,7 @@ async fn reconcile(
     Body(asked): Body<HostReconcile>,
 ) -> Result<Json<Vec<Difference>>, Refusal> {
     let heal = if asked.dry_run { Heal::No } else { Heal::Yes };
-    Ok(Json(reconcile::all(&daemon, heal).await?))
+    Ok(Json(reconcile::everything(&daemon, heal).await?))
 }
 
 /// Lists the backups of the catalogue, the newest first. Restoring one is not part of the API: use `taplined

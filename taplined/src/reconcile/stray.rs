@@ -2,7 +2,7 @@
 //! was restored from a backup. A guest may be using them, so they are adopted if it is clear what they are, and
 //! otherwise not touched.
 
-use api::{Mode, Problem, Transport, Vbd, VbdState, Vdi};
+use api::{Difference, DifferenceKind, Mode, Problem, Transport, Vbd, VbdState, Vdi};
 use repo::View;
 use repo::catalogue::Process;
 use uuid::Uuid;
@@ -10,8 +10,9 @@ use uuid::Uuid;
 use crate::daemon::Daemon;
 use crate::disk::paths::DiskPaths;
 use crate::disk::process::DiskProcess;
-use crate::disk::serving::Words;
-use crate::plug::unplug;
+use crate::disk::serving::{self, Words};
+use crate::plug::{supervise, unplug};
+use crate::task::blocking;
 use crate::vdi::{self, ServedLayer};
 
 /// The processes that were found.
@@ -20,6 +21,51 @@ pub enum Found {
     Taken(DiskProcess),
     /// They are left alone.
     Left,
+}
+
+/// Adopts the disks of VBDs that the catalogue does not contain at all. They are found when their repository becomes
+/// known again after the catalogue was lost.
+pub async fn take_in_unknown(daemon: &Daemon) -> Result<(), Problem> {
+    let config = daemon.config.clone();
+    let running = blocking("find disk processes", move || serving::all(&config)).await?;
+    // Read afterwards: a process is started only for a VBD that is in the catalogue.
+    let vbds = daemon.catalogue.read(|view| view.vbds(None, None)).await?;
+    for (vbd, processes) in running.into_iter().filter(|(vbd, _)| vbds.iter().all(|known| known.uuid != *vbd)) {
+        if let Found::Taken(process) = take_in(daemon, vbd, processes, &[]).await {
+            supervise::begin(daemon, vbd, Some(process));
+        }
+    }
+    Ok(())
+}
+
+/// Processes that serve VBDs which are unplugged, or not in the catalogue.
+pub async fn all(daemon: &Daemon) -> Result<Vec<Difference>, Problem> {
+    let config = daemon.config.clone();
+    let running = blocking("find disk processes", move || serving::all(&config)).await?;
+    let vbds = daemon.catalogue.read(|view| view.vbds(None, None)).await?;
+    let mut found = Vec::new();
+    for (vbd, processes) in running {
+        let known = vbds.iter().find(|known| known.uuid == vbd);
+        if known.is_some_and(|known| known.state != VbdState::Unplugged) {
+            continue;
+        }
+        for process in processes {
+            let identity = process.identity();
+            // One that ended in the meantime was of a VBD that has been unplugged.
+            if DiskProcess::find(identity)?.is_none() {
+                continue;
+            }
+            let what = format!("process {} serves VBD {vbd}, which is not plugged", identity.pid);
+            let problem = Problem::new(api::Code::State, what).advise(
+                "a guest may be using it: the daemon adopts it when it starts, if its files belong to a VDI. If no \
+                 guest uses it, kill it",
+            );
+            let vdi = known.map(|known| known.vdi);
+            let at = Difference { vdi, vbd: Some(vbd), ..Difference::new(DifferenceKind::Process) };
+            found.push(Difference { problem: Some(problem), ..at });
+        }
+    }
+    Ok(found)
 }
 
 /// Adopts the process that serves a VBD, which is unplugged in the catalogue or not in it. Conflicting VBDs that are
@@ -58,13 +104,16 @@ async fn try_to(
     let identity = process.identity();
     let transport = words.transport;
     let known = daemon.catalogue.read(move |view| match view.find_vbd(vbd)? {
-        Some(known) => Ok(known),
-        None => Ok(new(vbd, &vdi_of(view, &layers)?, &words)),
+        Some(known) => Ok((known, true)),
+        None => Ok((new(vbd, &vdi_of(view, &layers)?, &words), false)),
     });
-    let known = known.await.map_err(|problem| problem.to_string())?;
+    let (known, recorded) = known.await.map_err(|problem| problem.to_string())?;
     make_way(daemon, &known, unserved).await.map_err(|problem| problem.to_string())?;
     let taken = daemon.catalogue.write(move |tx| {
-        if tx.find_vbd(vbd)?.is_none() {
+        if tx.find_vbd(vbd)?.is_some() != recorded {
+            return Err(Problem::new(api::Code::State, "another task has adopted it meanwhile"));
+        }
+        if !recorded {
             tx.add_vbd(&known)?;
         }
         plugged(tx, vbd, identity, &place.shown(transport)?)

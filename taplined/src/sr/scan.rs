@@ -13,9 +13,9 @@ mod record;
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use api::{Code, Problem, Scan, Sr, Unplaced};
+use api::{Code, Difference, DifferenceKind, Problem, Scan, Sr, Unplaced};
 use repo::View;
-use repo::catalogue::Image;
+use repo::catalogue::{Image, ImageState};
 use repo::driver::Directory;
 use uuid::Uuid;
 
@@ -42,6 +42,35 @@ pub async fn scan(daemon: &Daemon, uuid: Uuid, context: &mut Context) -> Result<
     scan.unplaced.extend(odd.into_iter().chain(unplaced));
     scan.unplaced.sort_by(|one, other| one.file.cmp(&other.file));
     Ok(scan)
+}
+
+/// The files that differ from the catalogue: images that are gone, and files that may be images but are not recorded.
+pub async fn compare_files(daemon: &Daemon, uuid: Uuid) -> Result<Vec<Difference>, Problem> {
+    let directory = daemon.srs.directory(uuid).await?;
+    let (sr, sorted) = list(daemon, uuid, &directory).await?;
+    let mut found = Vec::new();
+    let gone = really_gone(daemon, &sr, &directory, sorted.absent).await?;
+    for image in gone.into_iter().filter(|image| image.state != ImageState::Missing) {
+        let vdi = daemon.catalogue.read(move |view| view.vdi_of_image(image.uuid)).await?;
+        let what = format!("the file {} of repository {uuid} is gone", image.file);
+        let advice = "restore it, or mark its VDI missing: tapline sr scan SR";
+        let catalogue = vec![image.file];
+        found.push(differs(uuid, vdi, Vec::new(), catalogue, Problem::new(Code::NotFound, what).advise(advice)));
+    }
+    for candidate in sorted.appeared {
+        let what = format!("the file {} of repository {uuid} is not in the catalogue", candidate.file);
+        let problem = Problem::new(Code::State, what).advise("add it with 'tapline sr scan SR', or remove it");
+        found.push(differs(uuid, None, vec![candidate.file], Vec::new(), problem));
+    }
+    for Unplaced { file, problem } in sorted.unplaced {
+        found.push(differs(uuid, None, vec![file], Vec::new(), problem));
+    }
+    Ok(found)
+}
+
+fn differs(sr: Uuid, vdi: Option<Uuid>, found: Vec<String>, catalogue: Vec<String>, problem: Problem) -> Difference {
+    let at = Difference { sr: Some(sr), vdi, found, catalogue, ..Difference::new(DifferenceKind::File) };
+    Difference { problem: Some(problem), ..at }
 }
 
 /// Lists a repository, and sorts its files.

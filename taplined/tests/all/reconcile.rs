@@ -145,6 +145,53 @@ fn a_leaf_merge_found_complete_is_finished() {
     assert_eq!(there.iter().filter(|name| name.to_string_lossy().ends_with(".qcow2")).count(), 1, "{there:?}");
 }
 
+/// A file that nobody knows, one that is gone, and an inventory that was replaced: each is reported, and nothing is
+/// done about it.
+#[test]
+fn what_differs_in_a_repository_is_reported() {
+    let bed = bed();
+    let snapshot = bed.snapshot();
+    disks::unplug(&bed.daemon, &bed.vbd);
+    bed.daemon.settle();
+    assert_eq!(bed.reconcile(false), json!([]));
+    let found = |kind: &str, sides: (Value, Value), why: &str| {
+        for dry_run in [true, false] {
+            let all = bed.reconcile(dry_run);
+            let differences = all.as_array().unwrap();
+            assert_eq!(differences.len(), 1, "{all}");
+            let one = &differences[0];
+            assert_eq!((&one["kind"], &one["healed"]), (&json!(kind), &json!(false)), "{all}");
+            assert_eq!((one["found"].clone(), one["catalogue"].clone()), sides, "{all}");
+            assert!(one["problem"]["message"].as_str().unwrap().contains(why), "{all}");
+        }
+        bed.reconcile(true)[0].clone()
+    };
+    let stranger = bed.directory().join("stranger.qcow2");
+    fs::write(&stranger, "an image of somebody").unwrap();
+    found("file", (json!(["stranger.qcow2"]), json!([])), "is not in the catalogue");
+    fs::remove_file(&stranger).unwrap();
+    let (_, base) = disks::chain(&bed.daemon, &snapshot).remove(0);
+    let aside = bed.daemon.room().join("aside");
+    fs::rename(bed.directory().join(&base), &aside).unwrap();
+    let gone = found("file", (json!([]), json!([base])), "is gone");
+    assert_eq!(gone["vdi"], json!(snapshot));
+    fs::rename(&aside, bed.directory().join(&base)).unwrap();
+    let inventory = bed.directory().join(".tapline-inventory.jsonl");
+    let whole = fs::read_to_string(&inventory).unwrap();
+    let older: Vec<&str> = whole.lines().collect();
+    fs::write(&inventory, older[..older.len() - 1].join("\n") + "\n").unwrap();
+    found("inventory", (json!([]), json!([])), "the catalogue at");
+    fs::write(&inventory, &whole[..whole.len() - 9]).unwrap();
+    assert_eq!(bed.reconcile(true).as_array().unwrap().len(), 1);
+    fs::remove_file(&inventory).unwrap();
+    found("inventory", (json!([]), json!([])), "is gone");
+    fs::write(&inventory, whole).unwrap();
+    assert_eq!(bed.reconcile(true), json!([]));
+    disks::plug(&bed.daemon, &bed.vbd);
+    disks::unplug(&bed.daemon, &bed.vbd);
+    disks::nothing_leaked(&bed.daemon);
+}
+
 /// The run directory was cleared, or a disk is stopped: requests for the state report that.
 #[test]
 #[ignore = "slow: run by `make test-all`"]
@@ -154,7 +201,7 @@ fn an_unresponsive_disk_is_reported_as_a_difference() {
     let told = |problem: &str| {
         let differences = bed.reconcile(true);
         assert_eq!(differences.as_array().unwrap().len(), 1, "{differences}");
-        assert_eq!((&differences[0]["disk"], &differences[0]["vdi"]), (&json!([]), &json!(bed.vdi)));
+        assert_eq!((&differences[0]["found"], &differences[0]["vdi"]), (&json!([]), &json!(bed.vdi)));
         let told = differences[0]["problem"]["message"].as_str().unwrap();
         assert!(told.contains(problem), "{told}");
     };
@@ -362,7 +409,7 @@ fn uncertain_differences_are_reported_and_left_for_a_decision() {
         assert!(bed.daemon.get(&bed.vbd).1["problem"]["advice"].as_str().unwrap().contains("host reconcile"));
         let differences = bed.reconcile(true);
         assert_eq!(differences[0]["healed"], false, "{differences}");
-        assert_eq!(differences[0]["disk"].as_array().unwrap().len(), 1);
+        assert_eq!(differences[0]["found"].as_array().unwrap().len(), 1);
         // Its guest continues; the VDI cannot be changed.
         bed.io(&["read -P 2 0 1M", "write -P 3 1M 1M", "flush"]);
         for (verb, asked) in [("snapshot", json!({})), ("resize", json!({ "size": 128 * MIB })), ("merge", json!({}))] {
@@ -403,7 +450,9 @@ fn a_removed_or_replaced_file_is_reported_and_not_used() {
         bed.io(&["write -P 2 0 1M", "flush"]);
         if seen {
             let differences = bed.reconcile(true);
-            assert_eq!((differences.as_array().unwrap().len(), &differences[0]["healed"]), (1, &json!(false)));
+            let kinds: Vec<&Value> = differences.as_array().unwrap().iter().map(|one| &one["kind"]).collect();
+            assert_eq!(kinds, if replaced { vec!["disk"] } else { vec!["disk", "file"] });
+            assert_eq!(differences[0]["healed"], false);
             let sr = bed.daemon.get(&format!("/vdis/{}", bed.vdi)).1["sr"].as_str().unwrap().to_owned();
             bed.daemon.done(bed.daemon.post(&format!("/srs/{sr}/scan"), json!({})));
             assert_eq!(bed.daemon.get(&format!("/vdis/{}", bed.vdi)).1["state"], "diverged", "{}", bed.daemon.log());

@@ -9,6 +9,7 @@ use std::process::Command;
 use serde_json::{Value, json};
 
 use crate::harness;
+use crate::harness::nbd::Client;
 use crate::harness::{Taplined, disks};
 
 const NO_CATALOGUE: i32 = 6;
@@ -288,6 +289,50 @@ fn a_catalogue_rebuilt_from_repositories_adopts_running_disks() {
     bed.daemon.stop();
     let (code, said) = bed.daemon.command(&["--rebuild", path.to_str().unwrap()]);
     assert!(code == 4 && said.contains("sr introduce"), "{code} {said}");
+}
+
+#[test]
+fn a_repository_introduced_to_an_empty_catalogue_brings_its_running_disks() {
+    let mut bed = bed();
+    let (vdis, pids, path) = (bed.vdis(), disks::processes(&bed.daemon), bed.path());
+    bed.daemon.kill();
+    bed.lose();
+    assert_eq!(bed.daemon.command(&["--init"]).0, 0);
+    bed.daemon.try_to_restart(&[]).unwrap();
+    assert_eq!((bed.daemon.get("/vbds").1, disks::processes(&bed.daemon)), (json!([]), pids.clone()));
+    let source = json!({ "type": "dir", "path": path });
+    bed.daemon.done(bed.daemon.post("/srs/introduce", json!({ "uuid": bed.sr, "source": source })));
+    assert_eq!(bed.vdis(), vdis, "{}", bed.daemon.log());
+    assert_eq!(disks::state(&bed.daemon, &bed.vbd), "plugged", "{}", bed.daemon.log());
+    bed.is_whole(&pids);
+}
+
+/// The new catalogue is another host of this machine, and yet the disk's redo log is this machine's own.
+#[test]
+fn completed_writes_survive_the_loss_of_the_disk_and_the_catalogue() {
+    for words in [vec!["--init"], vec!["--rebuild", "vms"]] {
+        let mut bed = bed();
+        // Not flushed: that its cluster is allocated is in the log only.
+        let mut client = Client::connect(bed.daemon.get(&bed.vbd).1["socket"].as_str().unwrap());
+        client.write(4 << 20, 4096, 9);
+        bed.daemon.kill();
+        bed.kill_disks();
+        bed.lose();
+        let path = bed.path().to_str().unwrap().to_owned();
+        let words: Vec<&str> = words.iter().map(|word| if *word == "vms" { path.as_str() } else { *word }).collect();
+        let (code, said) = bed.daemon.command(&words);
+        assert_eq!(code, 0, "{said}");
+        bed.daemon.try_to_restart(&[]).unwrap();
+        if words.len() == 1 {
+            let source = json!({ "type": "dir", "path": path });
+            bed.daemon.done(bed.daemon.post("/srs/introduce", json!({ "uuid": bed.sr, "source": source })));
+        }
+        bed.vbd = disks::vbd(&bed.daemon, &bed.vdi, "nbd");
+        disks::plug(&bed.daemon, &bed.vbd);
+        bed.io(&["read -P 9 4M 4k"]);
+        disks::unplug(&bed.daemon, &bed.vbd);
+        disks::nothing_leaked(&bed.daemon);
+    }
 }
 
 #[test]

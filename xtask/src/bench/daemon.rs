@@ -14,6 +14,7 @@ use serde_json::Value;
 
 use self::api::Api;
 use self::processes::Places;
+use crate::demo::tool;
 
 /// How long a daemon may take to listen that finds a thousand disks again, on a loaded machine.
 const TO_LISTEN: Duration = Duration::from_secs(120);
@@ -65,6 +66,45 @@ impl Daemon {
         process.kill().and_then(|()| process.wait()).map(drop).map_err(|error| format!("kill the daemon: {error}"))
     }
 
+    /// Sends a signal to it, if it runs.
+    pub fn signal(&self, signal: rustix::process::Signal) -> Result<(), String> {
+        let process = self.process();
+        let Some(pid) = process.as_ref().map(rustix::process::Pid::from_child) else { return Ok(()) };
+        rustix::process::kill_process(pid, signal).map_err(|errno| format!("signal the daemon: {errno}"))
+    }
+
+    /// Has the program do something that it ends with, while no daemon runs; what it says.
+    pub fn once(&self, words: &[String]) -> Result<String, String> {
+        tool::text(self.command().args(words)).map_err(|error| error.to_string())
+    }
+
+    /// Starts a second daemon in the same place, which must not stay.
+    pub fn second(&self) -> Result<(), String> {
+        let mut command = self.command();
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut second = command.spawn().map_err(|error| format!("start a second taplined: {error}"))?;
+        let begin = Instant::now();
+        loop {
+            match second.try_wait().map_err(|error| format!("wait for a second taplined: {error}"))? {
+                Some(status) if status.success() => {
+                    return Err("a second taplined has ended as if all were well".into());
+                }
+                Some(_) => return Ok(()),
+                None if begin.elapsed() < TO_LISTEN => std::thread::sleep(Duration::from_millis(5)),
+                None => {
+                    let ended = second.kill().and_then(|()| second.wait());
+                    return Err(format!("a second taplined runs beside the first; killed: {ended:?}"));
+                }
+            }
+        }
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(self.programs.join("taplined"));
+        command.arg("--config").arg(self.places.room.join("taplined.toml"));
+        command
+    }
+
     /// Starts another one, which may be killed before it listens: then whoever does that starts the next.
     pub fn launch(&self) -> Result<(), String> {
         self.launch_with(&[])
@@ -74,8 +114,7 @@ impl Daemon {
     pub fn launch_with(&self, environment: &[(&str, &str)]) -> Result<(), String> {
         let log = File::options().create(true).append(true).open(self.places.room.join("stderr"));
         let log = log.map_err(|error| format!("the daemon's log: {error}"))?;
-        let mut command = Command::new(self.programs.join("taplined"));
-        command.arg("--config").arg(self.places.room.join("taplined.toml"));
+        let mut command = self.command();
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).envs(environment.iter().copied());
         let child = command.spawn().map_err(|error| format!("start taplined: {error}"))?;
         *self.process() = Some(child);

@@ -15,6 +15,9 @@ use crate::bench::daemon::api::Api;
 use crate::bench::daemon::processes::Places;
 use crate::demo::tool;
 
+/// The storage of a repository that comes and goes: its name, its file system, and the format of VDIs.
+const FURTHER: (&str, &str, &str) = ("further", "ext4", "qcow2");
+
 /// A file system that can be filled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Full {
@@ -78,7 +81,9 @@ impl Bed {
         }
         bed.mount("ext4", &["-o", "loop"], Some(("mkfs.ext4", &["-q"], 512)))?;
         bed.mount("xfs", &["-o", "loop"], Some(("mkfs.xfs", &["-q", "-m", "reflink=1"], 640)))?;
-        for (name, on, format) in [("chains", "ext4", "qcow2"), ("vhds", "ext4", "vhd"), ("copies", "xfs", "raw")] {
+        for (name, on, format) in
+            [("chains", "ext4", "qcow2"), ("vhds", "ext4", "vhd"), ("copies", "xfs", "raw"), FURTHER]
+        {
             let at = path.join(on).join(name);
             fs::create_dir(&at).map_err(|error| format!("{}: {error}", at.display()))?;
             bed.storages.push(Storage { name, path: at, format });

@@ -24,6 +24,7 @@ impl World {
             .filter_map(|pending| match &pending.verb {
                 Verb::Unplug(vbd) => Some(vec![vbd.clone()]),
                 Verb::Many(vbds) => Some(vbds.clone()),
+                Verb::Drain => Some(self.vbds.keys().cloned().collect()),
                 _ => None,
             })
             .flatten()

@@ -359,7 +359,7 @@ impl World {
     }
 
     /// What the daemon says of a VM, when it is no longer on the way to something else.
-    fn power_of(&mut self, vm: &str) -> Result<Power, String> {
+    pub fn power_of(&mut self, vm: &str) -> Result<Power, String> {
         let begun = Instant::now();
         loop {
             let now = self.get(&format!("/vms/{vm}"))?;

@@ -17,6 +17,7 @@ mod nbd;
 mod operations;
 mod planted;
 mod repositories;
+mod seldom;
 mod settings;
 mod troubles;
 mod verbs;
@@ -43,6 +44,7 @@ Lives of a daemon, each of so many random operations and troubles; then all is p
   --operations N    not before so many operations,
   --kills N         and not before so many processes were killed
   --length N        operations of a life (default 300)
+  --favour NAME     do this more often: die-behind-merge, forget, put-back, lose-catalogue, kill-again, deepen, seldom
   --planted NAME|all  put a fault back that was mended, and fail if it is not found
   --bin-dir DIR     where taplined and tapline-disk are (default target/debug; built there)
   --dir DIR         where the files go (default /dev/shm)
@@ -64,6 +66,7 @@ struct Arguments {
     length: u64,
     bin_dir: Option<PathBuf>,
     dir: PathBuf,
+    favoured: Option<Favoured>,
     planted: Option<String>,
     verbose: bool,
     keep: bool,
@@ -81,6 +84,7 @@ impl Arguments {
             length: 300,
             bin_dir: None,
             dir: "/dev/shm".into(),
+            favoured: None,
             planted: None,
             verbose: false,
             keep: false,
@@ -96,6 +100,7 @@ impl Arguments {
                 "--length" => arguments.length = words.next()?.parse().ok()?,
                 "--bin-dir" => arguments.bin_dir = Some(words.next()?.into()),
                 "--dir" => arguments.dir = words.next()?.into(),
+                "--favour" => arguments.favoured = Some(Favoured::parse(words.next()?)?),
                 "--planted" => arguments.planted = Some(words.next()?.clone()),
                 "--verbose" => arguments.verbose = true,
                 "--keep" => arguments.keep = true,
@@ -144,7 +149,7 @@ pub fn run(words: &[String]) -> Result<(), String> {
     let (mut seed, mut operations, mut total) = (arguments.seed, 0, Counts::default());
     while arguments.goes_on(begun, operations, total.kills) {
         println!("seed {seed}");
-        let counts = life(&arguments, &programs, &steps, seed, None)?;
+        let counts = life(&arguments, &programs, &steps, seed, arguments.favoured)?;
         operations += counts.done.values().sum::<u64>();
         total.kills += counts.kills;
         total.compared += counts.compared;
@@ -193,7 +198,7 @@ fn life(
         fs::write(kept.join(name), text).map_err(|error| format!("{}: {error}", kept.display()))?;
     }
     // What a planted fault does is not for anybody to look into.
-    if favoured.is_none() {
+    if !planted::is_sought() {
         for line in world.trace.iter().rev().take(30).rev() {
             println!("{line}");
         }

@@ -75,11 +75,13 @@ impl World {
                 self.take_away(forget)
             }
             96 if self.random.below(3) == 0 => self.put_back(),
+            95..=96 if self.random_is(2) => self.seldom(),
             97 if self.random.below(3) == 0 => self.delete_some_vbd(),
             97 if self.random_is(2) => self.damage(),
             98 if self.random.below(6) == 0 => self.kill_again_and_again(),
             98 if self.random.below(6) == 0 => self.reboot(),
             99 if self.random.below(12) == 0 => self.deepen(),
+            99 if self.random.below(8) == 0 => self.lose_catalogue(),
             _ => self.check(),
         }
     }

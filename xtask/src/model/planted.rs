@@ -33,10 +33,30 @@ pub enum Favoured {
     Forget,
     /// An older catalogue is put back.
     PutBack,
+    /// The catalogue is lost.
+    LoseCatalogue,
     /// A disk is killed again and again.
     KillAgain,
     /// Snapshots until there are enough.
     Deepen,
+    /// What is seldom done.
+    Seldom,
+}
+
+impl Favoured {
+    /// By its name on the command line.
+    pub fn parse(word: &str) -> Option<Favoured> {
+        Some(match word {
+            "die-behind-merge" => Favoured::DieBehindMerge,
+            "forget" => Favoured::Forget,
+            "put-back" => Favoured::PutBack,
+            "lose-catalogue" => Favoured::LoseCatalogue,
+            "kill-again" => Favoured::KillAgain,
+            "deepen" => Favoured::Deepen,
+            "seldom" => Favoured::Seldom,
+            _ => return None,
+        })
+    }
 }
 
 /// Whether this process seeks a planted fault.
@@ -49,7 +69,7 @@ const ALL: &[(&str, Favoured)] = &[
     ("forgotten-merge", Favoured::DieBehindMerge),
     ("forgotten-names", Favoured::Forget),
     ("old-catalogue", Favoured::PutBack),
-    ("killed-strays", Favoured::PutBack),
+    ("killed-strays", Favoured::LoseCatalogue),
     ("stays-down", Favoured::KillAgain),
     ("deep-chain", Favoured::Deepen),
 ];
@@ -155,8 +175,10 @@ impl World {
             Favoured::DieBehindMerge => self.die_behind_merge(),
             Favoured::Forget => self.take_away(true),
             Favoured::PutBack => self.put_back(),
+            Favoured::LoseCatalogue => self.lose_catalogue(),
             Favoured::KillAgain => self.kill_again_and_again(),
             Favoured::Deepen => self.deepen(),
+            Favoured::Seldom => self.seldom(),
         }
     }
 

@@ -12,7 +12,9 @@ use crate::bench::daemon::api::{Ended, Trouble, uuid};
 impl World {
     /// Makes one on each storage of the bed.
     pub fn make_repositories(&mut self) -> Result<(), String> {
-        for (storage, on) in self.bed.storages.clone().into_iter().enumerate() {
+        // The last one is for a repository that comes and goes.
+        let fixed = self.bed.storages.len().saturating_sub(1);
+        for (storage, on) in self.bed.storages.clone().into_iter().enumerate().take(fixed) {
             let source = json!({ "type": "dir", "path": on.path });
             let body = json!({ "name": on.name, "source": source, "format": on.format });
             let made = self.bed.api.done("/srs", &body)?;
@@ -24,10 +26,11 @@ impl World {
     }
 
     /// Asks for a change of a repository, and waits for its end. What came of it is seen from what it is then.
-    fn change(&mut self, path: &str, body: &Value) -> Result<(), String> {
+    pub fn change(&mut self, asked: &Asked) -> Result<(), String> {
+        let Asked { method, path, body } = asked;
         self.must_run()?;
-        self.tell(format!("POST {path} {body}"));
-        match self.bed.api.ask("POST", path, body) {
+        self.tell(format!("{method} {path} {body}"));
+        match self.bed.api.ask(method, path, body) {
             Ok(Value::Null) => Ok(()),
             Ok(task) => {
                 let begun = Instant::now();
@@ -63,7 +66,9 @@ impl World {
                 let now = shown.iter().find(|shown| shown["uuid"] == *sr.uuid).map(|shown| text(&shown["state"]));
                 match now.as_deref() {
                     Some("attached") => break,
-                    Some("detached" | "lost") => self.change(&format!("/srs/{}/attach", sr.uuid), &json!({}))?,
+                    Some("detached" | "lost") => {
+                        self.change(&Asked::post(format!("/srs/{}/attach", sr.uuid), json!({})))?
+                    }
                     None => self.introduce(&sr)?,
                     Some(_) => {}
                 }
@@ -79,7 +84,7 @@ impl World {
     fn introduce(&mut self, sr: &Sr) -> Result<(), String> {
         let path = self.bed.storages.get(sr.storage).ok_or("no such storage")?.path.clone();
         let body = json!({ "uuid": sr.uuid, "source": { "type": "dir", "path": path } });
-        self.change("/srs/introduce", &body)
+        self.change(&Asked::post("/srs/introduce", body))
     }
 
     /// Has a scan look, which finds nothing that is not known.
@@ -87,7 +92,7 @@ impl World {
         let srs = self.srs.clone();
         let Some(sr) = self.one_of(&srs) else { return Ok(()) };
         self.count("sr-scan");
-        self.change(&format!("/srs/{}/scan", sr.uuid), &json!({}))
+        self.change(&Asked::post(format!("/srs/{}/scan", sr.uuid), json!({})))
     }
 
     /// Detaches a repository that nobody uses, forgets it perhaps, and brings it back.
@@ -102,17 +107,23 @@ impl World {
             self.delete_vbd(&vbd)?;
         }
         self.count("sr-detach");
-        self.change(&format!("/srs/{}/detach", sr.uuid), &json!({}))?;
+        self.change(&Asked::post(format!("/srs/{}/detach", sr.uuid), json!({})))?;
         // Something that tidies up may have been at work in it.
         let shown = self.list("/srs")?;
         let detached = shown.iter().any(|shown| shown["uuid"] == *sr.uuid && shown["state"] == "detached");
         if forget && detached {
             self.count("sr-forget");
-            self.change(&format!("/srs/{}/forget", sr.uuid), &json!({}))?;
+            self.change(&Asked::post(format!("/srs/{}/forget", sr.uuid), json!({})))?;
+        } else if detached && self.random_is(2) {
+            // There are not two sides, and it is attached as without.
+            let believe = if self.random_is(2) { "repository" } else { "catalogue" };
+            self.change(&Asked::post(format!("/srs/{}/attach?believe={believe}", sr.uuid), json!({})))?;
         }
         // A catalogue of before this is another case: its VBDs are of disks that were not in between.
         self.backup = None;
-        self.bring_back_repositories()
+        self.bring_back_repositories()?;
+        // What it finds that nothing shows it merges away.
+        if self.random_is(2) { self.scan() } else { Ok(()) }
     }
 
     /// Makes a VBD; none if it could not be.

@@ -14,11 +14,13 @@ const SET: Verb = Verb::Merge;
 impl World {
     /// Sets something of something.
     pub fn set_some(&mut self) -> Result<(), String> {
-        match self.random.below(8) {
+        match self.random.below(11) {
             0..=1 => self.set_vdi(),
             2 => self.set_read_only(),
             3..=4 => self.set_sr(),
             5 => self.set_autostart(),
+            6..=7 => self.token(),
+            8 => self.ask_how_to_connect(),
             _ => self.set_vm(),
         }
     }
@@ -162,7 +164,7 @@ impl World {
                 return Err(format!("the VBD is {now}, should be {vbd:?}"));
             }
         }
-        Ok(())
+        self.compare_tokens()
     }
 
     /// The daemon itself finds nothing that differs.

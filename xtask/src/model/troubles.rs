@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 
 use super::bed::Full;
-use super::check::text;
+use super::check::{names_in, text};
 use super::verbs::patience;
 use super::world::{Vbd, World};
 
@@ -18,9 +18,18 @@ const FILES: [&str; 3] = ["catalogue.db", "catalogue.db-wal", "catalogue.db-shm"
 /// A catalogue of earlier.
 #[derive(Debug)]
 pub struct Backup {
-    files: [Option<Vec<u8>>; 3],
+    kept: Kept,
     /// VMs that it knows.
     vms: BTreeSet<String>,
+}
+
+/// What of it is kept, and how it is put back.
+#[derive(Debug)]
+enum Kept {
+    /// The files, which somebody copies while no daemon runs.
+    Files([Option<Vec<u8>>; 3]),
+    /// A backup that the daemon has made, under this path, and a copy of it: it keeps a few only.
+    Made(PathBuf, PathBuf),
 }
 
 impl World {
@@ -101,7 +110,12 @@ impl World {
         if self.down || self.bed.is_full() {
             return Ok(());
         }
-        self.trouble("kill again", format!("kill the disk of VBD {vbd} seven times"));
+        // Without space for its log it comes back as well.
+        let full = self.random_is(2);
+        if full {
+            self.bed.fill(Full::Log)?;
+        }
+        self.trouble("kill again", format!("kill the disk of VBD {vbd} seven times; no space for logs: {full}"));
         let mut before = None;
         for _ in 0..7 {
             let begun = Instant::now();
@@ -184,6 +198,10 @@ impl World {
 
     /// Lets disks go on that were stopped.
     pub fn let_go_on(&mut self) -> Result<(), String> {
+        for pid in std::mem::take(&mut self.stopped) {
+            self.tell(format!("let {pid} go on"));
+            self.bed.places.signal(pid, Signal::CONT)?;
+        }
         for vbd in self.vbds.keys().cloned().collect::<Vec<_>>() {
             if let Some(pid) = self.vbd(&vbd)?.stopped.take() {
                 self.tell(format!("let {pid} go on"));
@@ -200,10 +218,22 @@ impl World {
     /// Keeps the catalogue as it is now.
     pub fn back_up(&mut self) -> Result<(), String> {
         self.rest()?;
-        self.kill_daemon()?;
+        let kept = match self.random_is(2) {
+            true => {
+                let made = self.bed.api.ask("POST", "/host/backups", &serde_json::json!({}))?;
+                let made = PathBuf::from(text(&made["file"]));
+                let copy = self.bed.places.room.join("kept.db");
+                fs::copy(&made, &copy).map_err(|error| format!("copy {}: {error}", made.display()))?;
+                self.tell(format!("the daemon keeps its catalogue as {}", made.display()));
+                Kept::Made(made, copy)
+            }
+            false => {
+                self.kill_daemon()?;
+                Kept::Files(self.catalogue().map(|path| fs::read(path).ok()))
+            }
+        };
         self.trouble("back up", "the catalogue is kept".into());
-        let files = self.catalogue().map(|path| fs::read(path).ok());
-        self.backup = Some(Backup { files, vms: self.vms.keys().cloned().collect() });
+        self.backup = Some(Backup { kept, vms: self.vms.keys().cloned().collect() });
         self.must_run()
     }
 
@@ -256,6 +286,28 @@ impl World {
         }
     }
 
+    /// While no daemon runs. Where the backup is the newest one, it need not be named.
+    fn restore(&mut self, kept: &Kept) -> Result<(), String> {
+        let (made, copy) = match kept {
+            Kept::Files(files) => return self.write_catalogue(files),
+            Kept::Made(made, copy) => (made, copy),
+        };
+        let at = made.parent().ok_or("a backup without a directory")?;
+        let newest = names_in(at)?.into_iter().next_back();
+        let from = match newest.as_deref() == made.file_name().and_then(|name| name.to_str()) {
+            true => "latest".to_owned(),
+            false => copy.display().to_string(),
+        };
+        let said = self.bed.daemon()?.once(&["--restore".to_owned(), from])?;
+        self.tell(said);
+        Ok(())
+    }
+
+    /// As if its file system were not there.
+    pub fn remove_catalogue(&self) -> Result<(), String> {
+        self.write_catalogue(&[None, None, None])
+    }
+
     fn write_catalogue(&self, files: &[Option<Vec<u8>>; 3]) -> Result<(), String> {
         for (path, bytes) in self.catalogue().iter().zip(files) {
             let done = match bytes {
@@ -281,8 +333,9 @@ impl World {
         }
         self.kill_daemon()?;
         self.trouble("put back", "the catalogue that was kept is put back".into());
-        self.write_catalogue(&backup.files)?;
+        self.restore(&backup.kept)?;
         self.must_run()?;
+        self.tokens = self.shown_tokens()?;
         self.let_go_of_what_is_gone()?;
         self.rest()?;
         self.follow_machines()?;

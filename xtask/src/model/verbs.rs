@@ -69,7 +69,8 @@ impl World {
 
     /// Something waits since then: long enough for a trouble to have lasted.
     pub fn waits(&mut self, begun: Instant) -> Result<(), String> {
-        let troubles = self.bed.is_full() || self.vbds.values().any(|vbd| vbd.stopped.is_some());
+        let stopped = !self.stopped.is_empty() || self.vbds.values().any(|vbd| vbd.stopped.is_some());
+        let troubles = self.bed.is_full() || stopped;
         if troubles && begun.elapsed() > ENOUGH { self.calm() } else { Ok(()) }
     }
 
@@ -253,6 +254,7 @@ impl World {
                     }
                 }
             }
+            Verb::Drain => self.drained(done)?,
             Verb::Merge | Verb::Export => {}
         }
         Ok(())
@@ -340,6 +342,7 @@ pub fn word(verb: &Verb) -> &'static str {
         Verb::Unplug(_) => "vbd-unplug",
         Verb::Many(_) => "vbds",
         Verb::Upgrade => "vbd-upgrade",
+        Verb::Drain => "host-drain",
         Verb::Power(_, Power::Halted) => "vm-shutdown",
         Verb::Power(_, Power::Running) => "vm-run",
         Verb::Power(_, Power::Suspended) => "vm-suspend",

@@ -104,6 +104,8 @@ pub enum Verb {
     Upgrade,
     /// Has a VM come to this state.
     Power(String, Power),
+    /// Shuts everything down and unplugs it.
+    Drain,
 }
 
 /// A verb that is under way.
@@ -156,6 +158,10 @@ pub struct World {
     pub vbds: BTreeMap<String, Vbd>,
     /// VMs by their UUIDs.
     pub vms: BTreeMap<String, Vm>,
+    /// Tokens by their UUIDs, with their names.
+    pub tokens: BTreeMap<String, String>,
+    /// Image jobs and QEMUs that were stopped.
+    pub stopped: Vec<u32>,
     /// Whether there is a QEMU.
     pub has_qemu: bool,
     /// What is under way.
@@ -191,6 +197,8 @@ impl World {
             vdis: BTreeMap::new(),
             vbds: BTreeMap::new(),
             vms: BTreeMap::new(),
+            tokens: BTreeMap::new(),
+            stopped: Vec::new(),
             has_qemu: super::machines::there_is_qemu(),
             pending: Vec::new(),
             troubled: false,

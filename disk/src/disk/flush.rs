@@ -39,15 +39,17 @@ impl<F: Format> Disk<F> {
         self.rounds.status()
     }
 
-    /// Begins a round, if there is a reason and none is under way.
-    pub(super) fn begin_round<I: Io>(&mut self, io: &mut I) {
+    /// Begins a round, if there is a reason and none is under way. Returns whether it has.
+    pub(super) fn begin_round<I: Io>(&mut self, io: &mut I) -> bool {
         let broken = self.chain.is_broken();
         let is_much_dirty = |layer: &Layer<F>| layer.is_much_dirty(self.options.dirty_max);
-        if self.rounds.may_begin(|| !broken && self.chain.writers().any(is_much_dirty)) {
+        let begins = self.rounds.may_begin(|| !broken && self.chain.writers().any(is_much_dirty));
+        if begins {
             let sealed = (!broken).then(|| self.chain.seal());
             let step = self.rounds.begin(sealed);
             self.take_steps(step, io);
         }
+        begins
     }
 
     /// Takes the steps of a round up to the next one that must be waited for.

@@ -224,7 +224,9 @@ impl<F: Format> Disk<F> {
         self.map.forget(span.at);
         self.merge_mut().chunk_begun();
         let request = Request::internal(Operation::Discard, span);
-        self.begin(Active { of_merge: true, ..Active::new(request, self.routing.epoch()) }, io);
+        let chunk = Active { of_merge: true, ..Active::new(request, self.routing.epoch()) };
+        let number = self.active.insert(chunk);
+        self.begin(number, io);
     }
 
     /// Ends the chunk. Requests that overlap it may start then.

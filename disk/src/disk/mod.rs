@@ -243,14 +243,15 @@ impl<F: Format> Disk<F> {
     // Not inlined: it would be most of `start`.
     #[inline(never)]
     fn start_in_pieces<I: Io>(&mut self, request: Request, io: &mut I) {
-        self.begin(Active::new(request, self.routing.epoch()), io);
+        let number = self.active.insert(Active::new(request, self.routing.epoch()));
+        self.begin(number, io);
     }
 
-    /// Begins a request, part by part.
-    fn begin<I: Io>(&mut self, active: Active, io: &mut I) {
-        let span = active.request.span();
-        self.overlap.begun(active.request.operation());
-        let number = self.active.insert(active);
+    /// Begins a request that is among the active ones, part by part.
+    fn begin<I: Io>(&mut self, number: u32, io: &mut I) {
+        let request = &self.active.get(number).request;
+        let (operation, span) = (request.operation(), request.span());
+        self.overlap.begun(operation);
         self.run(number, span, io);
         self.part_ended(number, Status::Done);
     }
@@ -318,8 +319,8 @@ impl<F: Format> Disk<F> {
                 self.begin_compressed_read(begin, io);
             } else if let Some(fill) = self.fills.next() {
                 self.go_on_filling(fill, io);
-            } else if self.rounds.take_due() {
-                self.begin_round(io);
+            } else if self.rounds.take_due() && self.begin_round(io) {
+                // What it has answered or parked may go on.
             } else if let Some(waiting) = self.overlap.take_due() {
                 self.start_waiting(waiting, io);
             } else {
@@ -340,6 +341,8 @@ impl<F: Format> Disk<F> {
     }
 
     /// Starts those of the waiting requests that need not wait any more.
+    // Not inlined: it would be most of `work_all`.
+    #[inline(never)]
     fn start_waiting<I: Io>(&mut self, waiting: VecDeque<Request>, io: &mut I) {
         self.start_merge_chunk(io);
         for request in waiting {

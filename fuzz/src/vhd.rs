@@ -78,7 +78,7 @@ pub fn image(mut input: &[u8]) {
     let mut files = new_files(take(input).map_or(0, |[kind]| kind));
     let changed = change(&mut files[0], input) > 0;
     // Neither may panic; what they find is for others to judge.
-    drop(vhd::check(&mut &files[0]));
+    drop(vhd::check(&mut &files[0], Tail::Zeroes));
     let Some(disk) = open(&files) else {
         assert!(changed, "a new image does not open");
         return;
@@ -93,7 +93,7 @@ pub fn image(mut input: &[u8]) {
     session.one(Operation::Flush, Span { at: 0, len: 0 }, Segments::empty());
     if trusted {
         let files = session.guest.engine.files;
-        let report = vhd::check(&mut &files[0]).expect("a readable image");
+        let report = vhd::check(&mut &files[0], Tail::Zeroes).expect("a readable image");
         // Blocks that were given up may leave unused space; nothing worse.
         assert!(report.worst().is_none_or(|worst| worst == Severity::Leak), "{:?}", report.problems);
         assert!(

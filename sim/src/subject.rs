@@ -392,7 +392,7 @@ fn given() -> impl Iterator<Item = (u64, Word)> {
 pub fn damage(file: &mut Media, form: Form) -> Option<String> {
     let (problems, tolerated) = match form {
         Form::Raw => return None,
-        Form::Vhd => (vhd::check(file).map(|report| report.problems), Severity::Repairable),
+        Form::Vhd => (vhd::check(file, Tail::Zeroes).map(|report| report.problems), Severity::Repairable),
         Form::Qcow2 => (disk::qcow2::check(file).map(|report| report.problems), Severity::Leak),
     };
     match problems {

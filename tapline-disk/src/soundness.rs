@@ -87,7 +87,7 @@ pub fn examine(name: &ImageName, file: &mut ImageFile, cure: bool) -> Result<Exa
 
 fn examine_vhd(file: &mut ImageFile) -> Result<Examined, disk::ImageError> {
     let tail = tail(file);
-    let report = vhd::check_on(file, tail)?;
+    let report = vhd::check(file, tail)?;
     let whole = report.worst() != Some(Severity::Damage) && !report.repairs.is_empty();
     let cure = match whole {
         true => Cure { what: restored(&report.repairs), batches: report.repairs, len: None },

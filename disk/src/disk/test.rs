@@ -320,7 +320,7 @@ fn what_was_written_and_flushed_is_there_after_reopening() {
     assert_eq!(rig.write(MIB, &bytes), Status::Done);
     assert_eq!(rig.flush(), Status::Done);
     let file = rig.files.bytes.remove(0);
-    assert_eq!(vhd::check(&mut file.as_slice()).unwrap().problems, []);
+    assert_eq!(vhd::check(&mut file.as_slice(), Tail::Zeroes).unwrap().problems, []);
     let mut again = Rig::new(vec![open(&file, Access::ReadOnly)], vec![file], 2);
     assert_eq!(again.read(MIB, 3 * MIB), bytes);
     assert_eq!(again.read(0, MIB), vec![0; MIB as usize]);

@@ -119,13 +119,9 @@ impl Report {
     }
 }
 
-/// Checks all metadata of a file. An error means that it cannot be read as a VHD at all.
-pub fn check(source: &mut dyn Source) -> Result<Report, ImageError> {
-    check_on(source, Tail::Zeroes)
-}
-
-/// The same on storage of which it is known what its end is like.
-pub fn check_on(source: &mut dyn Source, tail: Tail) -> Result<Report, ImageError> {
+/// Checks all metadata of a file on storage whose end is like this. An error means that it cannot be read as a VHD at
+/// all.
+pub fn check(source: &mut dyn Source, tail: Tail) -> Result<Report, ImageError> {
     let survey = Survey::on(source, tail)?;
     let (problems, single) = (survey.problems.clone(), survey.repairs.clone());
     let misspelt = survey.tables.as_ref().is_some_and(|tables| tables.header.is_misspelt());

@@ -37,7 +37,7 @@ mod survey;
 mod tidy;
 
 pub use create::{Kind, Spec, create};
-pub use info::{Info, ParentInfo, Report, check, check_on, uuid_text};
+pub use info::{Info, ParentInfo, Report, check, uuid_text};
 pub use parent::Parent;
 pub use survey::{DiskType, Locator};
 pub use tidy::{Tidy, tidy};

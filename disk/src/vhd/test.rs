@@ -43,6 +43,10 @@ fn open(bytes: &[u8]) -> Result<Vhd, ImageError> {
     Vhd::open(&mut { bytes }, Access::ReadWrite, Tail::Zeroes)
 }
 
+fn checked(bytes: &[u8]) -> Report {
+    check(&mut { bytes }, Tail::Zeroes).unwrap()
+}
+
 /// Runs the whole life of a block through an image and applies what it writes, as a disk would.
 fn write_block(bytes: &mut Vec<u8>, at: u64) {
     let mut vhd = open(bytes).unwrap();
@@ -115,13 +119,13 @@ fn a_missing_footer_is_restored_from_its_copy() {
     let mut bytes = new_file(GIB, Kind::Dynamic);
     write_block(&mut bytes, 0);
     bytes.truncate(bytes.len() - 512);
-    assert_eq!(check(&mut bytes.as_slice()).unwrap().worst(), Some(Severity::Unclosed));
+    assert_eq!(checked(&bytes).worst(), Some(Severity::Unclosed));
     let mut repaired = bytes.clone();
-    for write in check(&mut bytes.as_slice()).unwrap().repairs.into_iter().flatten() {
+    for write in checked(&bytes).repairs.into_iter().flatten() {
         repaired.resize(repaired.len().max(write.at as usize + write.bytes.len()), 0);
         repaired[write.at as usize..write.at as usize + write.bytes.len()].copy_from_slice(&write.bytes);
     }
-    assert_eq!(check(&mut repaired.as_slice()).unwrap().problems, []);
+    assert_eq!(checked(&repaired).problems, []);
     assert_eq!(open(&bytes).unwrap().seal().len(), 1, "a writer restores it with its first round");
 }
 
@@ -153,7 +157,7 @@ fn a_batmap_with_a_wrong_checksum_is_not_used() {
     write_block(&mut bytes, 0);
     let header_at = 4096 + 2048;
     bytes[header_at + 512] ^= 0x80;
-    let report = check(&mut bytes.as_slice()).unwrap();
+    let report = checked(&bytes);
     assert_eq!(report.worst(), Some(Severity::Repairable));
     let mut vhd = open(&bytes).unwrap();
     assert!(matches!(vhd.map(Span { at: 0, len: 512 }), Err(Wait::Load(_))), "the bitmap is looked at");
@@ -199,7 +203,7 @@ fn overlapping_blocks_are_damage() {
     let table = 4096;
     let first: [u8; 4] = bytes[table..table + 4].try_into().unwrap();
     bytes[table + 4..table + 8].copy_from_slice(&first);
-    assert_eq!(check(&mut bytes.as_slice()).unwrap().worst(), Some(Severity::Damage));
+    assert_eq!(checked(&bytes).worst(), Some(Severity::Damage));
     assert_eq!(open(&bytes).unwrap_err().kind, ImageErrorKind::Corrupt);
 }
 

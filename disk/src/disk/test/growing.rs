@@ -85,7 +85,7 @@ fn a_merge_into_a_smaller_fixed_vhd_waits_until_that_has_grown() {
     assert_eq!(rig.write(10 * MIB, &[8; 4096]), Status::Done);
     assert_eq!((rig.read(12 * MIB, 4096), rig.read(10 * MIB, 4096)), (vec![7; 4096], vec![8; 4096]));
     assert_eq!(rig.flush(), Status::Done);
-    assert_eq!(vhd::check(&mut rig.files.bytes[1].as_slice()).unwrap().problems, []);
+    assert_eq!(vhd::check(&mut rig.files.bytes[1].as_slice(), Tail::Zeroes).unwrap().problems, []);
 }
 
 #[test]

@@ -37,7 +37,7 @@ fn random_run(seed: u64, depth: u8) {
 
 /// What is wrong with an image, but for space that nothing refers to and the next writer takes back.
 fn worse_than_leaks(file: &[u8]) -> Vec<Problem> {
-    let problems = vhd::check(&mut { file }).unwrap().problems;
+    let problems = vhd::check(&mut { file }, Tail::Zeroes).unwrap().problems;
     problems.into_iter().filter(|problem| problem.severity > Severity::Leak).collect()
 }
 
@@ -53,7 +53,7 @@ fn a_last_block_that_was_freed_is_space_that_the_next_writer_uses() {
     assert_eq!(rig.flush(), Status::Done);
     let file = rig.files.bytes.remove(0);
     let severities = |file: &[u8]| -> Vec<Severity> {
-        vhd::check(&mut { file }).unwrap().problems.iter().map(|problem| problem.severity).collect()
+        vhd::check(&mut { file }, Tail::Zeroes).unwrap().problems.iter().map(|problem| problem.severity).collect()
     };
     assert_eq!(severities(&file), [Severity::Leak]);
     let mut next = Rig::new(vec![open(&file, Access::ReadWrite)], vec![file], 2);

@@ -25,14 +25,14 @@ fn before_or_after(vhd: &mut Vhd, bytes: &mut Vec<u8>) {
             let unwritten = if sector < before.len() { old } else { nothing(&before) };
             assert!([old, unwritten, after[sector]].contains(found), "sector {sector}: {found:?}");
         }
-        let worst = check(&mut { state }).unwrap().worst();
+        let worst = checked(state).worst();
         assert!(worst.is_none_or(|worst| worst <= Severity::Unclosed), "{worst:?}");
         assert!(!durable || worst.is_none());
     });
     vhd.settled(false);
     round(vhd, bytes);
     assert_eq!(reopened(bytes), after);
-    assert_eq!(check(&mut bytes.as_slice()).unwrap().problems, []);
+    assert_eq!(checked(bytes).problems, []);
 }
 
 /// What is found where nobody has written.
@@ -86,7 +86,7 @@ fn a_disk_grows_many_times_and_keeps_all_that_was_written() {
         if step % 2 == 0 {
             vhd = open(&bytes).unwrap();
         }
-        assert_eq!(check(&mut bytes.as_slice()).unwrap().problems, []);
+        assert_eq!(checked(&bytes).problems, []);
     }
     let found = reopened(&bytes);
     for step in 1..=8u64 {
@@ -127,7 +127,7 @@ fn a_larger_table_has_its_batmap_behind_it() {
     let vhd = open(&bytes).unwrap();
     assert!(vhd.info().batmap);
     assert_eq!((vhd.info().blocks, vhd.info().blocks_allocated), (8000, 1));
-    assert_eq!(check(&mut bytes.as_slice()).unwrap().problems, []);
+    assert_eq!(checked(&bytes).problems, []);
 }
 
 /// Scope: every subset of the sectors of every batch, for another parent and another size at once.

@@ -34,7 +34,7 @@ fn one_or_the_other(vhd: &mut Vhd, bytes: &mut Vec<u8>, before: Option<Link>, af
         let opened = open(state).unwrap();
         assert!(opened.link() == after || !durable && opened.link() == before, "{:?}", opened.link());
         assert_eq!(data(&reopened(state)), data(&content));
-        let worst = check(&mut { state }).unwrap().worst();
+        let worst = checked(state).worst();
         assert!(worst.is_none_or(|worst| worst <= Severity::Unclosed), "{worst:?}");
         assert!(!durable || worst.is_none());
     });
@@ -137,12 +137,12 @@ fn an_image_without_room_in_front_has_its_header_behind() {
         }
     }
     vhd.settled(true);
-    assert_eq!(check(&mut bytes.as_slice()).unwrap().problems, []);
+    assert_eq!(checked(&bytes).problems, []);
     let mut vhd = open(&bytes).unwrap();
     fill(&mut vhd, &mut bytes, Span { at: 0, len: 512 }, 0x22);
     round(&mut vhd, &mut bytes);
     assert_eq!(open(&bytes).unwrap().link(), Some(new), "blocks do not lie over it");
-    assert_eq!(check(&mut bytes.as_slice()).unwrap().problems, []);
+    assert_eq!(checked(&bytes).problems, []);
 }
 
 #[test]
@@ -179,10 +179,10 @@ fn what_the_copy_says_counts_also_when_the_file_has_grown_over_the_other_footer(
     let mut grown = bytes.clone();
     grown.resize(bytes.len() + 4096, 0);
     assert_eq!(open(&grown).unwrap().link(), old);
-    assert_eq!(check(&mut bytes.as_slice()).unwrap().worst(), Some(Severity::Unclosed));
+    assert_eq!(checked(&bytes).worst(), Some(Severity::Unclosed));
     let mut vhd = open(&bytes).unwrap();
     round(&mut vhd, &mut bytes);
-    assert_eq!(check(&mut bytes.as_slice()).unwrap().problems, []);
+    assert_eq!(checked(&bytes).problems, []);
 }
 
 #[test]

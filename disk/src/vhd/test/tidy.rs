@@ -54,7 +54,7 @@ fn the_file_ends_behind_its_last_block_and_opens_at_every_step() {
     let tidy = tidied(&bytes).unwrap();
     perform(&mut bytes, &tidy, |state| assert_eq!(reopened(state), before));
     assert!((bytes.len() as u64) < long as u64 - 2 * BLOCK, "{} of {long}", bytes.len());
-    assert_eq!(check(&mut bytes.as_slice()).unwrap().problems, []);
+    assert_eq!(checked(&bytes).problems, []);
     assert_eq!(tidied(&bytes), None);
 }
 
@@ -84,7 +84,7 @@ fn a_lost_copy_is_restored_before_the_other_footer_goes() {
     let tidy = tidied(&bytes).unwrap();
     assert_eq!(tidy.first.len(), 1);
     perform(&mut bytes, &tidy, |state| assert_eq!(reopened(state), before));
-    assert_eq!(check(&mut bytes.as_slice()).unwrap().problems, []);
+    assert_eq!(checked(&bytes).problems, []);
 }
 
 #[test]
@@ -99,7 +99,7 @@ fn damage_is_left_as_it_is_found() {
 #[test]
 fn a_writer_that_was_killed_has_not_damaged_anything() {
     let bytes = killed();
-    let report = check(&mut bytes.as_slice()).unwrap();
+    let report = checked(&bytes);
     assert_eq!(report.worst(), Some(Severity::Unclosed), "{:?}", report.problems);
 }
 
@@ -111,7 +111,7 @@ fn a_device_that_is_larger_than_its_image_has_no_leak() {
     bytes.resize(16 << 20, 0);
     bytes.extend(footer);
     let leaks = |tail| {
-        let report = check_on(&mut bytes.as_slice(), tail).unwrap();
+        let report = check(&mut bytes.as_slice(), tail).unwrap();
         report.problems.iter().map(|problem| problem.severity).collect::<Vec<_>>()
     };
     assert_eq!(leaks(Tail::Zeroes), [Severity::Leak]);

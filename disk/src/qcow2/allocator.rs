@@ -142,9 +142,8 @@ impl Allocator {
         let per_block = self.counts.per_block();
         let number = cluster / per_block;
         while !self.distrusted.contains(number) {
-            let Some(table) = self.unproven.first_within(number.saturating_mul(per_block), per_block) else {
-                return Ok(true);
-            };
+            let unproven = self.unproven.within(number.saturating_mul(per_block), per_block).next();
+            let Some((table, _)) = unproven else { return Ok(true) };
             self.counts.need(table, 1)?;
             if self.counts.get(table) == 0 {
                 self.distrust(table);

@@ -52,22 +52,14 @@ impl Ranges {
     }
 
     /// Which of `count` clusters from `first` on are in the set: first cluster and length of each piece.
-    pub fn within(&self, first: u64, count: u64) -> Vec<(u64, u64)> {
+    pub fn within(&self, first: u64, count: u64) -> impl Iterator<Item = (u64, u64)> {
         let end = first.saturating_add(count);
         let before = self.0.range(..first).next_back();
-        let pieces = before.into_iter().chain(self.0.range(first..end)).map(|(&begin, &behind)| {
+        let pieces = before.into_iter().chain(self.0.range(first..end)).map(move |(&begin, &behind)| {
             let begin = begin.max(first);
             (begin, behind.min(end).saturating_sub(begin))
         });
-        pieces.filter(|&(_, count)| count > 0).collect()
-    }
-
-    /// The first of them.
-    pub fn first_within(&self, first: u64, count: u64) -> Option<u64> {
-        if count > 0 && self.contains(first) {
-            return Some(first);
-        }
-        self.0.range(first..first.saturating_add(count)).next().map(|(&begin, _)| begin)
+        pieces.filter(|&(_, count)| count > 0)
     }
 
     /// The first range: its first cluster and its length.
@@ -111,10 +103,9 @@ mod test {
                 assert_eq!(ranges.contains(cluster), inside, "{cluster} in {ranges:?}");
             }
             let (from, inside) = (first, draw(64 - first + 1));
-            let named: Vec<u64> = ranges.within(from, inside).iter().flat_map(|&(at, len)| at..at + len).collect();
+            let named: Vec<u64> = ranges.within(from, inside).flat_map(|(at, len)| at..at + len).collect();
             let all = from..from + inside;
             let expected: Vec<u64> = all.filter(|&cluster| plain[usize::try_from(cluster).unwrap()]).collect();
-            assert_eq!(ranges.first_within(from, inside), expected.first().copied());
             assert_eq!(named, expected, "{from} and {inside} of {ranges:?}");
             assert_eq!(ranges.total(), plain.iter().filter(|&&inside| inside).count() as u64);
             let mut all = ranges.0.iter().zip(ranges.0.iter().skip(1));

@@ -153,7 +153,8 @@ impl Space {
 
     /// What is free of these clusters is not handed out: it may be in use.
     pub fn set_aside(&mut self, first: u64, count: u64) {
-        for (first, count) in [self.clean.within(first, count), self.unclean.within(first, count)].concat() {
+        let free: Vec<_> = self.clean.within(first, count).chain(self.unclean.within(first, count)).collect();
+        for (first, count) in free {
             self.withdraw(first, count);
         }
     }

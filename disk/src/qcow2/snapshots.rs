@@ -9,7 +9,7 @@ use zerocopy::byteorder::big_endian::{U16, U32, U64};
 use zerocopy::{Immutable, KnownLayout, Unaligned};
 
 use super::header::{self, Header};
-use super::layout::{L1_BYTES_MAX, SECTOR};
+use super::layout::{L1_BYTES_MAX, SECTOR, length};
 use crate::{ImageError, ImageErrorKind, Source};
 
 /// Snapshots that QEMU takes at most.
@@ -37,10 +37,15 @@ pub struct RawSnapshot {
 const _: () = assert!(size_of::<RawSnapshot>() == 40);
 
 impl RawSnapshot {
+    /// Bytes of the entry by itself.
+    fn bare_len() -> u64 {
+        length(size_of::<RawSnapshot>())
+    }
+
     /// Bytes of the entry, with all that belongs to it and up to the next.
     pub fn len(&self) -> u64 {
         let tail = u64::from(self.extra_len.get()) + u64::from(self.id_len.get()) + u64::from(self.name_len.get());
-        tail.saturating_add(40).next_multiple_of(8)
+        (RawSnapshot::bare_len() + tail).next_multiple_of(8)
     }
 }
 
@@ -71,7 +76,7 @@ pub fn read(source: &mut dyn Source, header: &Header) -> Result<Snapshots, Image
     }
     let mut at = start;
     for _ in 0..count {
-        let bytes = header::read(source, at, 40, "table of internal snapshots")?;
+        let bytes = header::read(source, at, RawSnapshot::bare_len(), "table of internal snapshots")?;
         let Ok(snapshot) = RawSnapshot::read_from_bytes(&bytes) else { return wrong(at) };
         let (l1_at, l1_len) = (snapshot.l1_at.get(), u64::from(snapshot.l1_entries.get()).saturating_mul(8));
         if l1_at == 0 || l1_at % cluster != 0 || l1_len > L1_BYTES_MAX || snapshot.extra_len.get() > EXTRA_MAX {

@@ -1,7 +1,7 @@
 //! The ledger of a check: for every cluster of the file, how often something refers to it.
 //!
 //! Knows nothing of tables or of what the image itself claims. It takes two and a half bytes for each cluster that
-//! is referred to, in chunks of 4096: 40 MiB for a full disk of 1 TiB at 64 KiB, 640 MiB at 16 TiB. A count stops at
+//! is referred to, in pages of 4096: 40 MiB for a full disk of 1 TiB at 64 KiB, 640 MiB at 16 TiB. A count stops at
 //! 65535.
 
 use std::cell::Cell;
@@ -9,13 +9,13 @@ use std::collections::BTreeMap;
 
 use crate::{ImageError, ImageErrorKind};
 
-/// Clusters in a chunk.
-const CHUNK: usize = 4096;
+/// Clusters on a page.
+const PAGE: usize = 4096;
 /// The same, of cluster numbers.
 const WIDTH: u64 = 4096;
-/// Chunks at most: what a full disk of 24 TiB at 64 KiB takes, 1 GiB. A sparse file with references all over it must
+/// Pages at most: what a full disk of 24 TiB at 64 KiB takes, 1 GiB. A sparse file with references all over it must
 /// not take more.
-const CHUNKS_MAX: usize = 100_000;
+const PAGES_MAX: usize = 100_000;
 
 /// What a reference is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,11 +37,11 @@ pub enum Clash {
     TableAndData,
 }
 
-/// One bit for each cluster of a chunk.
-type Bits = [u64; CHUNK / 64];
+/// One bit for each cluster of a page.
+type Bits = [u64; PAGE / 64];
 
-struct Chunk {
-    counts: [u16; CHUNK],
+struct Page {
+    counts: [u16; PAGE],
     tables: Bits,
     data: Bits,
     shared: Bits,
@@ -51,9 +51,9 @@ struct Chunk {
 /// How often something refers to each cluster of a file.
 pub struct Ledger {
     /// In the order in which they were needed.
-    chunks: Vec<Box<Chunk>>,
-    chunks_max: usize,
-    /// Chunk numbers, and where those chunks are.
+    pages: Vec<Box<Page>>,
+    pages_max: usize,
+    /// Page numbers, and where those pages are.
     places: BTreeMap<u64, usize>,
     /// The one asked for last: clusters that follow each other are mostly asked for in turn.
     last: Cell<Option<(u64, usize)>>,
@@ -61,7 +61,7 @@ pub struct Ledger {
 
 impl Default for Ledger {
     fn default() -> Ledger {
-        Ledger { chunks: Vec::new(), chunks_max: CHUNKS_MAX, places: BTreeMap::new(), last: Cell::new(None) }
+        Ledger { pages: Vec::new(), pages_max: PAGES_MAX, places: BTreeMap::new(), last: Cell::new(None) }
     }
 }
 
@@ -89,11 +89,11 @@ impl Ledger {
         if self.place(number).is_none() {
             self.add(number)?;
         }
-        let Some(chunk) = self.chunk_mut(number) else { return Ok(None) };
-        if let Some(count) = chunk.counts.get_mut(index) {
+        let Some(page) = self.page_mut(number) else { return Ok(None) };
+        if let Some(count) = page.counts.get_mut(index) {
             *count = count.saturating_add(1);
         }
-        let (table, data) = (bit(&chunk.tables, index), bit(&chunk.data, index));
+        let (table, data) = (bit(&page.tables, index), bit(&page.data, index));
         let clash = match role {
             Role::Other => None,
             Role::Table if data => Some(Clash::TableAndData),
@@ -102,12 +102,12 @@ impl Ledger {
             Role::Table | Role::Data => None,
         };
         match role {
-            Role::Table => raise(&mut chunk.tables, index),
-            Role::Data => raise(&mut chunk.data, index),
+            Role::Table => raise(&mut page.tables, index),
+            Role::Data => raise(&mut page.data, index),
             Role::Other => {}
         }
         if clash == Some(Clash::Shared) {
-            raise(&mut chunk.shared, index);
+            raise(&mut page.shared, index);
         }
         Ok(clash)
     }
@@ -115,7 +115,7 @@ impl Ledger {
     /// Takes one reference back.
     pub fn discount(&mut self, cluster: u64) {
         let (number, index) = split(cluster);
-        if let Some(count) = self.chunk_mut(number).and_then(|chunk| chunk.counts.get_mut(index)) {
+        if let Some(count) = self.page_mut(number).and_then(|page| page.counts.get_mut(index)) {
             *count = count.saturating_sub(1);
         }
     }
@@ -123,37 +123,37 @@ impl Ledger {
     /// How many references there are.
     pub fn references(&self, cluster: u64) -> u64 {
         let (number, index) = split(cluster);
-        self.chunk(number).and_then(|chunk| chunk.counts.get(index)).map_or(0, |&count| count.into())
+        self.page(number).and_then(|page| page.counts.get(index)).map_or(0, |&count| count.into())
     }
 
     /// Whether a cluster is a second-level table of the active disk.
     pub fn is_table(&self, cluster: u64) -> bool {
-        self.bit(cluster, |chunk| &chunk.tables)
+        self.bit(cluster, |page| &page.tables)
     }
 
     /// Whether two places of the active disk have this cluster.
     pub fn is_shared(&self, cluster: u64) -> bool {
-        self.bit(cluster, |chunk| &chunk.shared)
+        self.bit(cluster, |page| &page.shared)
     }
 
     /// Notes that the image counts one reference to a cluster, which is what lets an entry be marked as copied.
     pub fn set_single(&mut self, cluster: u64) {
         let (number, index) = split(cluster);
-        if let Some(chunk) = self.chunk_mut(number) {
-            raise(&mut chunk.single, index);
+        if let Some(page) = self.page_mut(number) {
+            raise(&mut page.single, index);
         }
     }
 
     /// What [`Ledger::set_single`] noted.
     pub fn is_single(&self, cluster: u64) -> bool {
-        self.bit(cluster, |chunk| &chunk.single)
+        self.bit(cluster, |page| &page.single)
     }
 
     /// The first cluster behind all that is referred to.
     pub fn end(&self) -> u64 {
-        let in_use = |chunk: &Chunk| chunk.counts.iter().rposition(|&count| count > 0);
-        let chunks = self.places.iter().rev().filter_map(|(&number, &place)| Some((number, self.chunks.get(place)?)));
-        let last = chunks.filter_map(|(number, chunk)| Some((number, in_use(chunk)?))).next();
+        let in_use = |page: &Page| page.counts.iter().rposition(|&count| count > 0);
+        let pages = self.places.iter().rev().filter_map(|(&number, &place)| Some((number, self.pages.get(place)?)));
+        let last = pages.filter_map(|(number, page)| Some((number, in_use(page)?))).next();
         last.map_or(0, |(number, index)| {
             let index = u64::try_from(index).unwrap_or(0);
             number.saturating_mul(WIDTH).saturating_add(index).saturating_add(1)
@@ -164,27 +164,27 @@ impl Ledger {
     pub fn next_in_use(&self, cluster: u64) -> Option<u64> {
         let (first, index) = split(cluster);
         self.places.range(first..).find_map(|(&number, &place)| {
-            let chunk = self.chunks.get(place)?;
+            let page = self.pages.get(place)?;
             let skip = if number == first { index } else { 0 };
-            let found = chunk.counts.iter().skip(skip).position(|&count| count > 0)?;
+            let found = page.counts.iter().skip(skip).position(|&count| count > 0)?;
             Some(number.saturating_mul(WIDTH).saturating_add(u64::try_from(skip + found).unwrap_or(0)))
         })
     }
 
-    fn bit(&self, cluster: u64, of: impl Fn(&Chunk) -> &Bits) -> bool {
+    fn bit(&self, cluster: u64, of: impl Fn(&Page) -> &Bits) -> bool {
         let (number, index) = split(cluster);
-        self.chunk(number).is_some_and(|chunk| bit(of(chunk), index))
+        self.page(number).is_some_and(|page| bit(of(page), index))
     }
 
     fn add(&mut self, number: u64) -> Result<(), ImageError> {
-        if self.chunks.len() >= self.chunks_max {
+        if self.pages.len() >= self.pages_max {
             let what = "its clusters are too many, or too far apart, to be counted in 1 GiB of memory";
             return Err(ImageError::new(ImageErrorKind::OutOfLimits, what));
         }
-        let empty = [0; CHUNK / 64];
-        self.places.insert(number, self.chunks.len());
-        let chunk = Chunk { counts: [0; CHUNK], tables: empty, data: empty, shared: empty, single: empty };
-        self.chunks.push(Box::new(chunk));
+        let empty = [0; PAGE / 64];
+        self.places.insert(number, self.pages.len());
+        let page = Page { counts: [0; PAGE], tables: empty, data: empty, shared: empty, single: empty };
+        self.pages.push(Box::new(page));
         Ok(())
     }
 
@@ -199,13 +199,13 @@ impl Ledger {
         }
     }
 
-    fn chunk(&self, number: u64) -> Option<&Chunk> {
-        self.chunks.get(self.place(number)?).map(Box::as_ref)
+    fn page(&self, number: u64) -> Option<&Page> {
+        self.pages.get(self.place(number)?).map(Box::as_ref)
     }
 
-    fn chunk_mut(&mut self, number: u64) -> Option<&mut Chunk> {
+    fn page_mut(&mut self, number: u64) -> Option<&mut Page> {
         let place = self.place(number)?;
-        self.chunks.get_mut(place).map(Box::as_mut)
+        self.pages.get_mut(place).map(Box::as_mut)
     }
 }
 
@@ -214,7 +214,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn references_are_counted_over_chunks() {
+    fn references_are_counted_over_pages() {
         let mut ledger = Ledger::default();
         ledger.count(0, Role::Other).unwrap();
         ledger.count(4095, Role::Data).unwrap();
@@ -250,7 +250,7 @@ mod test {
 
     #[test]
     fn references_all_over_a_sparse_file_do_not_take_all_memory() {
-        let mut ledger = Ledger { chunks_max: 10, ..Ledger::default() };
+        let mut ledger = Ledger { pages_max: 10, ..Ledger::default() };
         let refused = (0..100).find(|&step| ledger.count(step * 5000, Role::Data).is_err());
         assert_eq!(refused, Some(10));
     }

@@ -14,10 +14,10 @@ use disk::{Disk, Extent, ExtentKind, FileId, Image, ImageError, Operation, Optio
 use memory::Segments;
 
 use crate::io::{ROOM, SimIo, Visible};
-use crate::media::{Media, Unwritten};
+use crate::media::Unwritten;
 use crate::random::Random;
 use crate::sector::{SECTOR, SECTOR_LEN};
-use crate::subject::{Form, Kind, Made, Subject};
+use crate::subject::{Kind, Made, Start, Subject};
 use crate::theme::{BLOCK, DISK};
 
 /// Requests in flight together, at most.
@@ -82,31 +82,26 @@ struct Chain {
 pub fn compare(seed: u64, made: Made, tail: Unwritten, layers: u8, operations: u64) -> Result<u64, Difference> {
     let mut random = Random::new(seed);
     let mut model = vec![0; usize::try_from(DISK * SECTOR).unwrap_or(0)];
-    let mut files: Vec<Media> = Vec::new();
+    let subject = Subject::new(Kind::Child, tail);
+    let mut start = Start::default();
     let mut done = 0;
     for layer in 0..layers {
         let open = |error| Difference::Open { layer, error };
-        let media = Subject::new(Kind::Child, tail).create(made, usize::from(layer), DISK).map_err(open)?;
-        files.insert(0, media);
-        let mut chain = Chain::open(files, made.form(), tail, model, random).map_err(open)?;
+        start.files.insert(0, subject.create_above(made, &start).map_err(open)?);
+        start.forms.insert(0, made.form());
+        let mut chain = Chain::open(&subject, &start, model, random).map_err(open)?;
         chain.operations = done;
         chain.live(operations)?;
         (done, model, random) = (chain.operations, chain.model, chain.random);
-        files = chain.io.contents(&(0..=layer).map(FileId).collect::<Vec<_>>());
+        start.files = chain.io.contents(&(0..=layer).map(FileId).collect::<Vec<_>>());
     }
     Ok(done)
 }
 
 impl Chain {
-    fn open(
-        mut files: Vec<Media>,
-        form: Form,
-        tail: Unwritten,
-        model: Vec<u8>,
-        random: Random,
-    ) -> Result<Chain, ImageError> {
-        let forms = vec![form; files.len()];
-        let layers = Subject::new(Kind::Child, tail).open(&mut files, &forms, 1)?;
+    fn open(subject: &Subject, start: &Start, model: Vec<u8>, random: Random) -> Result<Chain, ImageError> {
+        let mut files = start.files.clone();
+        let layers = subject.open(&mut files, &start.forms, 1)?;
         let count = layers.len();
         let disk = Disk::new(layers, Options::default())?;
         Ok(Chain {

@@ -8,6 +8,7 @@
 //! - after a failed sync nothing is durable and no new write is accepted.
 
 mod around;
+mod aside;
 mod steps;
 mod takeover;
 mod violation;

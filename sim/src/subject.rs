@@ -194,12 +194,6 @@ fn identity(number: u8) -> [u8; 16] {
     [0xb0 | number; 16]
 }
 
-/// The kind of a new layer on top of the image with this identity.
-fn child_of(uuid: [u8; 16]) -> vhd::Kind {
-    let (relative, absolute) = ("base.vhd".into(), "/srv/base.vhd".into());
-    vhd::Kind::Differencing(Parent { uuid, modified: 1_000_000_000, relative, absolute })
-}
-
 impl Subject {
     /// A subject whose format knows what it stands on.
     pub fn new(kind: Kind, tail: Unwritten) -> Subject {
@@ -230,9 +224,9 @@ impl Subject {
         }
     }
 
-    /// A new file for a disk of `sectors` that is made in such a way, on top of `below` others.
-    pub fn create(&self, made: Made, below: usize, sectors: u64) -> Result<Media, ImageError> {
-        let number = u8::try_from(below).unwrap_or(u8::MAX);
+    /// A new file for a disk of `sectors` that is made in such a way: the `number`th, on a parent that it records so.
+    pub fn create(&self, made: Made, number: usize, parent: Option<&Link>, sectors: u64) -> Result<Media, ImageError> {
+        let uuid = identity(u8::try_from(number).unwrap_or(u8::MAX));
         match made {
             Made::Raw => {
                 // A raw image is whatever its storage is; it begins as zeros so that there is something to say.
@@ -241,19 +235,19 @@ impl Subject {
                 media.zero(0, sectors);
                 Ok(media)
             }
-            Made::Fixed => self.image(vhd::Kind::Fixed, identity(number), sectors),
+            Made::Fixed => self.image(vhd::Kind::Fixed, uuid, sectors),
             Made::Given => {
-                let mut media = self.image(vhd::Kind::Fixed, identity(number), sectors)?;
+                let mut media = self.image(vhd::Kind::Fixed, uuid, sectors)?;
                 for (sector, word) in given() {
                     media.set(sector, Sector::Word(word));
                 }
                 Ok(media)
             }
             Made::Vhd | Made::MisspeltVhd => {
-                let below = number.checked_sub(1);
-                let kind = below.map_or(vhd::Kind::Dynamic, |below| child_of(identity(below)));
-                self.image(kind, identity(number), sectors)
+                let child_of = |parent| vhd::Kind::Differencing(Parent::from(parent));
+                self.image(parent.map_or(vhd::Kind::Dynamic, child_of), uuid, sectors)
             }
+            // A qcow2 file of clusters as small as those explored here has no room for more than a name.
             Made::Qcow2
             | Made::FullQcow2
             | Made::CompressedQcow2
@@ -261,7 +255,7 @@ impl Subject {
             | Made::SubclusterQcow2
             | Made::DataFileQcow2
             | Made::OldQcow2
-            | Made::OldSharedQcow2 => Ok(self.create_qcow2(made, below, sectors)),
+            | Made::OldSharedQcow2 => Ok(self.create_qcow2(made, parent.is_some(), sectors)),
         }
     }
 
@@ -269,23 +263,11 @@ impl Subject {
     pub fn create_above(&self, made: Made, below: &Start) -> Result<Media, ImageError> {
         let (number, sectors) = (below.files.len(), self.kind.sectors());
         let (Some(file), Some(form)) = (below.files.first(), below.forms.first()) else {
-            return self.create(made, number, sectors);
+            return self.create(made, number, None, sectors);
         };
         let parent = self.open_one(&mut file.clone(), *form, Access::ReadOnly)?;
         let parent_file = FileId(u8::try_from(number - 1).unwrap_or(u8::MAX));
-        self.create_on(made, number, &link::to(&parent, parent_file, Some(file.modified())), sectors)
-    }
-
-    /// The same as the `number`th file, on a parent that it records so.
-    pub fn create_on(&self, made: Made, number: usize, parent: &Link, sectors: u64) -> Result<Media, ImageError> {
-        match made {
-            Made::Vhd | Made::MisspeltVhd => {
-                let number = u8::try_from(number).unwrap_or(u8::MAX);
-                self.image(vhd::Kind::Differencing(Parent::from(parent)), identity(number), sectors)
-            }
-            // A qcow2 file of clusters as small as those explored here has no room for more than a name.
-            _ => self.create(made, number, sectors),
-        }
+        self.create(made, number, Some(&link::to(&parent, parent_file, Some(file.modified()))), sectors)
     }
 
     /// A new VHD of `sectors`.
@@ -307,8 +289,8 @@ impl Subject {
         Ok(media)
     }
 
-    fn create_qcow2(&self, made: Made, below: usize, sectors: u64) -> Media {
-        let parent = (below > 0).then_some("base");
+    fn create_qcow2(&self, made: Made, is_child: bool, sectors: u64) -> Media {
+        let parent = is_child.then_some("base");
         let used = if made == Made::FullQcow2 { FULL } else { 0 };
         let version = if matches!(made, Made::OldQcow2 | Made::OldSharedQcow2) { 2 } else { 3 };
         let holds = match made {

@@ -5,14 +5,14 @@
 //! loss meanwhile. The order of the steps is the plan's.
 
 use disk::{
-    Access, Action, Disk, FileDone, FileId, FileOp, Format, Image, ImageError, ImageErrorKind, Io, MergeState, OpId,
-    Operation, Options, RedoLog, Request, Span, Status, Token,
+    Access, Action, Disk, FileDone, FileId, Format, Image, ImageError, ImageErrorKind, MergeState, Operation, Options,
+    RedoLog, Request, Span, Status, Token,
 };
 use memory::Segments;
 use plan::{Layer, Merge, Plan};
 
+use super::aside::{self, Aside};
 use super::{Run, Violation, Watch};
-use crate::io::SimIo;
 use crate::link;
 use crate::planted::Planted;
 use crate::saboteur::{SabotagedIo, Saboteur, order};
@@ -22,9 +22,6 @@ use crate::workload::Step;
 
 /// The flush of a verb: no guest's requests are so many.
 pub(super) const FLUSH: Token = Token(u64::MAX);
-
-/// Operations of a disk of one file beside the guest's have numbers from here on.
-const ASIDE: u64 = 1 << 62;
 
 /// A verb that is being carried out.
 pub(super) struct Verb {
@@ -271,7 +268,7 @@ impl Run {
         let made = subject.kind.leaf_on(self.form(chain.get(of).copied()));
         let parent = self.parent_of(chain.get(of).copied(), of, !live);
         let sectors = self.disk.geometry().len / SECTOR;
-        let media = subject.create_on(made, self.forms.len(), &parent, sectors).map_err(Violation::Open)?;
+        let media = subject.create(made, self.forms.len(), Some(&parent), sectors).map_err(Violation::Open)?;
         let file = self.io.add(media);
         self.forms.push(made.form());
         // The rule after a power loss is one sentence: if the new file is there, it is the leaf. Before the switch
@@ -366,7 +363,7 @@ impl Run {
 
     /// Whether an operation that has ended is of a disk beside the guest's; then that goes on.
     pub(super) fn settle_aside(&mut self, done: FileDone) -> Option<FileDone> {
-        if done.op.id.0 < ASIDE {
+        if !aside::is_aside(&done.op) {
             return Some(done);
         }
         let Some(Verb { phase: Phase::Forgetting(_, aside), .. }) = &mut self.verb else {
@@ -376,8 +373,7 @@ impl Run {
             self.io.excuse_failed_sync();
         }
         let file = done.op.file;
-        let op = FileOp { id: OpId(done.op.id.0 - ASIDE), file: FileId(0), ..done.op };
-        aside.settle(FileDone { op, ..done }, &mut Aside { io: &mut self.io, file });
+        aside.settle(aside::own(done), &mut Aside { io: &mut self.io, file });
         None
     }
 
@@ -464,25 +460,4 @@ impl Run {
 
 fn refused(error: ImageError) -> Violation {
     Violation::Step(error.to_string())
-}
-
-/// The storage for a disk of one file, beside that of the guest.
-struct Aside<'a> {
-    io: &'a mut SimIo,
-    file: FileId,
-}
-
-impl Io for Aside<'_> {
-    fn push(&mut self, op: FileOp) -> Result<(), FileOp> {
-        let own = |op: FileOp| FileOp { id: OpId(op.id.0 - ASIDE), file: FileId(0), ..op };
-        self.io.push(FileOp { id: OpId(op.id.0 + ASIDE), file: self.file, ..op }).map_err(own)
-    }
-
-    fn reap(&mut self, _: disk::Until, _: &mut Vec<FileDone>) -> Result<(), disk::EngineFailed> {
-        unreachable!("what has ended is settled one by one")
-    }
-
-    fn allocated(&mut self, _: FileId, at: u64, len: u64) -> disk::Allocation {
-        self.io.allocated(self.file, at, len)
-    }
 }

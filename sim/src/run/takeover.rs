@@ -14,8 +14,9 @@
 use std::mem::ManuallyDrop;
 use std::ops::Range;
 
-use disk::{Access, Disk, FileDone, FileId, FileOp, Image, Io, Operation, Options};
+use disk::{Access, Disk, FileId, Image, Operation, Options};
 
+use super::aside::{self, Aside};
 use super::{Run, Setup, Sight, Violation, Watch};
 use crate::io::SimIo;
 use crate::logs::Logs;
@@ -127,12 +128,12 @@ fn settle_parent(
     let mut disk = Disk::new(vec![image], Options::default()).map_err(Violation::Open)?;
     disk.set_log(FileId(0), log).map_err(Violation::Open)?;
     io.let_write(file, true);
-    disk.sync(&mut Only { io, file });
+    disk.sync(&mut Aside { io, file });
     while io.pending() > 0 || retried(&mut disk, io, file) {
-        for FileDone { op, result } in io.finish(0) {
-            disk.settle(FileDone { op: FileOp { file: FileId(0), ..op }, result }, &mut Only { io, file });
+        for done in io.finish(0) {
+            disk.settle(aside::own(done), &mut Aside { io, file });
         }
-        disk.retry(&mut Only { io, file });
+        disk.retry(&mut Aside { io, file });
         look(io, logs)?;
     }
     io.let_write(file, false);
@@ -146,28 +147,8 @@ fn settle_parent(
 
 /// Whether an engine that was full has got something to do.
 fn retried(disk: &mut Disk<Image>, io: &mut SimIo, file: FileId) -> bool {
-    disk.retry(&mut Only { io, file });
+    disk.retry(&mut Aside { io, file });
     io.pending() > 0
-}
-
-/// One file of the storage, as the only one.
-struct Only<'a> {
-    io: &'a mut SimIo,
-    file: FileId,
-}
-
-impl Io for Only<'_> {
-    fn push(&mut self, op: FileOp) -> Result<(), FileOp> {
-        self.io.push(FileOp { file: self.file, ..op })
-    }
-
-    fn reap(&mut self, until: disk::Until, done: &mut Vec<FileDone>) -> Result<(), disk::EngineFailed> {
-        self.io.reap(until, done)
-    }
-
-    fn allocated(&mut self, _: FileId, at: u64, len: u64) -> disk::Allocation {
-        self.io.allocated(self.file, at, len)
-    }
 }
 
 impl Run {

@@ -1,6 +1,6 @@
 //! Replays the committed corpus of the fuzz targets, with a normal toolchain.
 //!
-//! One test, so that nothing else in the process opens file descriptors meanwhile.
+//! A program of its own with one test, so that nothing else in the process opens file descriptors meanwhile.
 
 #![allow(clippy::cast_possible_truncation, reason = "the test's own numbers are small")]
 

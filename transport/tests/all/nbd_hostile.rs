@@ -1,13 +1,12 @@
 //! Clients that disconnect midway, send garbage, flood and never read; each can harm only itself.
 
-mod nbd_support;
-
 use std::collections::BTreeSet;
 use std::io::Write;
 
 use disk::Operation;
-use nbd_support::client::{self, Client, OPT_LIST, READ, WRITE, request};
-use nbd_support::{GEOMETRY, Served};
+
+use crate::nbd_support::client::{self, Client, OPT_LIST, READ, WRITE, request};
+use crate::nbd_support::{GEOMETRY, Served};
 
 /// Asserts that the disk still replies to a well-behaved client.
 fn serves(served: &Served) {

@@ -1,17 +1,14 @@
 //! The states of both ends when a device is left, refused, closed or removed, and a disk with large blocks.
 
-#![allow(clippy::cast_possible_truncation, reason = "the test's own numbers are small")]
-
-mod blkif_mock;
-
-use blkif_mock::{
-    BACKEND, FRONTEND, Front, LEN, READ, Rings, TestBackend, WRITE, attach, config, get, remove, set, transfer,
-};
 use disk::Geometry;
 use transport::Server as _;
 use transport::blkif::{Config, GrantsPolicy};
 use xen::fake::{Counts, Host, Subsystem};
 use xen::{DomId, Store as _};
+
+use crate::blkif_mock::{
+    BACKEND, FRONTEND, Front, LEN, READ, Rings, TestBackend, WRITE, attach, config, get, remove, set, transfer,
+};
 
 const OKAY: i16 = 0;
 const ERROR: i16 = -1;

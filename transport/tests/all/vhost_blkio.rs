@@ -1,9 +1,5 @@
 //! An independent front-end, the crate `blkio`, against the server over its socket.
 
-#![allow(clippy::cast_possible_truncation, reason = "the test's own numbers are small")]
-
-mod vhost_mock;
-
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
@@ -13,7 +9,8 @@ use blkio::{Blkio, Blkioq, Completion, MemoryRegion, ReqFlags};
 use disk::Geometry;
 use memory::{GuestAddr, GuestMemory, Mapping, Region};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
-use vhost_mock::{GEOMETRY, Running};
+
+use crate::vhost_mock::{GEOMETRY, Running};
 
 fn connect(path: &Path) -> Blkio {
     let mut blkio = Blkio::new("virtio-blk-vhost-user").unwrap();

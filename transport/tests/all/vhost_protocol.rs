@@ -1,16 +1,13 @@
 //! Messages of a front-end, in and out of order, and their effects.
 
-#![allow(clippy::cast_possible_truncation, reason = "the test's own numbers are small")]
-
-mod vhost_mock;
-
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use transport::Server as _;
 use transport::vhost_user::{BindError, Config, Server};
-use vhost_mock::{EVENT_IDX, FLUSH, FrontEnd, GEOMETRY, REGION, TestBackend, VERSION_1, WRITE};
+
+use crate::vhost_mock::{EVENT_IDX, FLUSH, FrontEnd, GEOMETRY, REGION, TestBackend, VERSION_1, WRITE};
 
 const FEATURES: u64 = VERSION_1 | FLUSH;
 const DATA: u64 = 0x41000;
@@ -90,8 +87,8 @@ fn the_configuration_is_read_in_windows() {
     assert_eq!(ask(34, 2)[12..], 2u16.to_ne_bytes());
     assert_eq!(ask(60, 40)[12..], [0; 40], "fields of later versions are zero");
     assert_eq!(ask(0, 256).len(), 12 + 256);
-    assert_eq!(ask(1, 256), [], "a window that is too large");
-    assert_eq!(ask(u32::MAX, 2), [], "a window that wraps around");
+    assert!(ask(1, 256).is_empty(), "a window that is too large");
+    assert!(ask(u32::MAX, 2).is_empty(), "a window that wraps around");
 }
 
 fn larger() -> disk::Geometry {

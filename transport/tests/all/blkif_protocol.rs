@@ -1,18 +1,15 @@
 //! The behaviour of a blkif server towards a well-behaved front end.
 
-#![allow(clippy::cast_possible_truncation, reason = "the test's own numbers are small")]
-
-mod blkif_mock;
-
-use blkif_mock::{
-    Abi, BACKEND, FRONTEND, Front, LEN, READ, Rings, TestBackend, WRITE, attach, config, discard, get, indirect,
-    remove, set, transfer,
-};
 use disk::{FileError, Operation};
 use transport::Server as _;
 use transport::blkif::{Config, GrantsPolicy, OnStop};
 use xen::GrantRef;
 use xen::fake::{Access, Counts, Host};
+
+use crate::blkif_mock::{
+    Abi, BACKEND, FRONTEND, Front, LEN, READ, Rings, TestBackend, WRITE, attach, config, discard, get, indirect,
+    remove, set, transfer,
+};
 
 const OKAY: i16 = 0;
 const ERROR: i16 = -1;

@@ -3,17 +3,16 @@
 //!
 //! That no kill point loses or repeats anything is explored in `vhost_user::model`.
 
-#![allow(clippy::cast_possible_truncation, reason = "the test's own numbers are small")]
-
-mod vhost_mock;
-
 use std::os::fd::{AsFd, OwnedFd};
 
 use disk::Operation;
 use memory::{Mapping, Shared};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use transport::Server as _;
-use vhost_mock::{Desc, FLUSH, FrontEnd, GEOMETRY, INDIRECT, NEXT, REGION, TestBackend, VERSION_1, WRITE, region_for};
+
+use crate::vhost_mock::{
+    Desc, FLUSH, FrontEnd, GEOMETRY, INDIRECT, NEXT, PROTOCOL, REGION, TestBackend, VERSION_1, WRITE, region_for,
+};
 
 const FEATURES: u64 = VERSION_1 | FLUSH;
 const SIZE: u16 = 16;
@@ -343,7 +342,7 @@ fn a_record_of_an_unknown_version_is_kept_even_for_a_larger_ring() {
 fn a_record_can_be_requested_only_if_negotiated() {
     let mut machine = TestBackend::new(GEOMETRY, 1);
     let mut front = FrontEnd::connect(&machine.path());
-    front.send(2, 0, &(FEATURES | vhost_mock::PROTOCOL).to_ne_bytes(), &[]);
+    front.send(2, 0, &(FEATURES | PROTOCOL).to_ne_bytes(), &[]);
     front.send(16, 0, &(1u64 << 3).to_ne_bytes(), &[]);
     let file = memfd_create("record", MemfdFlags::CLOEXEC).unwrap();
     ftruncate(&file, 4096).unwrap();
@@ -514,7 +513,7 @@ fn a_reset_clears_requests_in_flight() {
         of.front.put(at, &[0; 2]);
     }
     of.front.start_queue(&mut of.machine, 0, 0);
-    assert_eq!(held(&of.machine), []);
+    assert!(held(&of.machine).is_empty());
     of.offer_writes(1..2);
     of.machine.settle();
     assert_eq!(held(&of.machine), [1]);
@@ -539,7 +538,7 @@ fn without_a_record_answers_come_in_the_order_of_the_requests() {
     answer(&mut machine, 2);
     answer(&mut machine, 1);
     publish(&mut machine);
-    assert_eq!(heads(&front), []);
+    assert!(heads(&front).is_empty());
     answer(&mut machine, 0);
     publish(&mut machine);
     assert_eq!(heads(&front), [0, 3, 6]);
@@ -678,7 +677,7 @@ fn a_request_waits_if_any_part_of_its_memory_was_removed() {
         front.expect(&mut machine, 38, &region, &[], 0);
         front.offer(0, 0);
         machine.settle();
-        assert_eq!(heads(&front), []);
+        assert!(heads(&front).is_empty());
         let file = rustix::io::dup(&front.files[1]).unwrap();
         front.expect(&mut machine, 37, &region, &[file.as_fd()], 0);
         assert_eq!((heads(&front), front.get(status, 1)), (vec![0], vec![0]));

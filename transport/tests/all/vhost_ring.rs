@@ -1,12 +1,11 @@
 //! Contents of a driver's rings, and their effects.
 
-#![allow(clippy::cast_possible_truncation, reason = "the test's own numbers are small")]
-
-mod vhost_mock;
-
 use disk::{Geometry, Operation, Status};
 use transport::Server as _;
-use vhost_mock::{Desc, EVENT_IDX, FLUSH, FrontEnd, GEOMETRY, INDIRECT, NEXT, REGION, TestBackend, VERSION_1, WRITE};
+
+use crate::vhost_mock::{
+    Desc, EVENT_IDX, FLUSH, FrontEnd, GEOMETRY, INDIRECT, NEXT, REGION, TestBackend, VERSION_1, WRITE,
+};
 
 const FEATURES: u64 = VERSION_1 | FLUSH;
 const OK: u8 = 0;

@@ -3,17 +3,15 @@
 //!
 //! Every kill point is covered by the model (src/blkif/model); these are the cases worth reading on their own.
 
-#![allow(clippy::cast_possible_truncation, reason = "the test's own numbers are small")]
-
-mod blkif_mock;
-
-use blkif_mock::{
-    BACKEND, FRONTEND, Front, READ, Rings, TestBackend, WRITE, attach, config, discard, get, set, transfer,
-};
 use disk::{Request, Status, Transport};
 use transport::Server;
 use transport::blkif::{Config, GrantsPolicy, OnStop};
 use xen::fake::{Access, Host, Subsystem};
+
+use crate::blkif_mock::{
+    BACKEND, DOMAIN, FRONTEND, Front, READ, Rings, TestBackend, WRITE, attach, config, discard, get, indirect, set,
+    transfer,
+};
 
 const OKAY: i16 = 0;
 const UNSUPPORTED: i16 = -2;
@@ -105,7 +103,7 @@ fn retries_are_rare_and_a_server_that_never_attached_closes_no_front_end() {
     // Another process holds its event channel.
     let mut other = machine.host.channels().unwrap();
     let port = front.rings[0].port;
-    let held = xen::EventChannels::bind(&mut other, blkif_mock::DOMAIN, port).unwrap();
+    let held = xen::EventChannels::bind(&mut other, DOMAIN, port).unwrap();
     machine.start(config(GrantsPolicy::Copy)).unwrap();
     machine.settle();
     for _ in 0..10 {
@@ -136,7 +134,7 @@ fn a_front_end_is_served_with_the_features_it_was_offered_not_the_current_ones()
         let list = front.page(0);
         let descriptors: Vec<u8> = [&page.0.to_le_bytes()[..], &[0, 7, 0, 0]].concat().repeat(64);
         front.guest.write(list.0, 0, &descriptors).unwrap();
-        assert_eq!(front.run(&mut machine, &blkif_mock::indirect(WRITE, 1, 8, list.1, 64)), OKAY, "{}", machine.log);
+        assert_eq!(front.run(&mut machine, &indirect(WRITE, 1, 8, list.1, 64)), OKAY, "{}", machine.log);
         assert_eq!(get(&machine.host, &format!("{BACKEND}/multi-queue-max-queues")).as_deref(), Some("4"));
         machine.server = None;
     }
@@ -303,7 +301,7 @@ fn pages_that_cannot_be_mapped_persistently_are_copied() {
         let list = front.guest.page().unwrap();
         front.guest.write(list, 0, &[&granted.0.to_le_bytes()[..], &[0, 7, 0, 0]].concat()).unwrap();
         let list = front.guest.grant(list, Access::ReadOnly);
-        assert_eq!(front.run(&mut machine, &blkif_mock::indirect(WRITE, 2, 16, list, 1)), OKAY);
+        assert_eq!(front.run(&mut machine, &indirect(WRITE, 2, 16, list, 1)), OKAY);
         assert_eq!(machine.file.bytes[4096..3 * 4096], [9; 2 * 4096]);
         assert_eq!(machine.host.counts().mapped, before);
         // Calls that fail while a page is read into: those that would map it.

@@ -1,6 +1,6 @@
 //! Replays the fuzzers' corpus with the normal compiler.
 
-#[path = "../../fuzz/src/nbd.rs"]
+#[path = "../../../fuzz/src/nbd.rs"]
 #[allow(clippy::cast_possible_truncation, reason = "as loose as the fuzz crate, whose file it is")]
 mod fuzz;
 

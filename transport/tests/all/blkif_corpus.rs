@@ -1,10 +1,6 @@
 //! Replays the committed corpus of the blkif fuzz target, and random inputs with a known seed.
 
-#![allow(clippy::cast_possible_truncation, reason = "the test's own numbers are small")]
-
-mod blkif_mock;
-
-#[path = "fuzz_bodies/blkif_ring.rs"]
+#[path = "../fuzz_bodies/blkif_ring.rs"]
 mod blkif_ring;
 
 use std::path::Path;

@@ -1,14 +1,13 @@
 //! Our server with the common NBD tools.
 
-mod nbd_support;
-
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use disk::{Geometry, Operation};
-use nbd_support::{GEOMETRY, Served, output, run};
 use serde_json::Value;
+
+use crate::nbd_support::{GEOMETRY, Served, output, run};
 
 const LIBNBD: &str = "libnbd-bin";
 const QEMU: &str = "qemu-utils";

@@ -1,18 +1,17 @@
 //! Guarantees for well-behaved clients that the standard tools do not check closely enough.
 
-mod nbd_support;
-
 use std::net::TcpListener;
 use std::path::PathBuf;
 
 use disk::{Operation, Span, Transport};
-use nbd_support::client::{
-    BLOCK_STATUS, CACHE, Client, FAST_ZERO, FLUSH, FUA, NO_HOLE, READ, TRIM, WRITE, WRITE_ZEROES, request,
-};
-use nbd_support::{GEOMETRY, Served};
 use transport::Server as _;
 use transport::nbd::{Address, BindError, Config, Export, Server};
 use transport::{Interest, Watch, WatchKey};
+
+use crate::nbd_support::client::{
+    BLOCK_STATUS, CACHE, Client, FAST_ZERO, FLUSH, FUA, NO_HOLE, READ, TRIM, WRITE, WRITE_ZEROES, request,
+};
+use crate::nbd_support::{GEOMETRY, Served};
 
 fn config(address: Address) -> Config {
     Config {

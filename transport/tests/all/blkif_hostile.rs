@@ -1,18 +1,15 @@
 //! Misbehaviour of a guest towards a blkif server, and its consequences.
 
-#![allow(clippy::cast_possible_truncation, reason = "the test's own numbers are small")]
-
-mod blkif_mock;
-
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use blkif_mock::{
-    Abi, BACKEND, FRONTEND, Front, READ, Rings, TestBackend, WRITE, attach, config, get, indirect, remove, set,
-    transfer,
-};
 use transport::blkif::GrantsPolicy;
 use xen::GrantRef;
 use xen::fake::{Access, Counts, Host, Subsystem};
+
+use crate::blkif_mock::{
+    Abi, BACKEND, FRONTEND, Front, READ, Rings, TestBackend, WRITE, attach, config, get, indirect, remove, set,
+    transfer,
+};
 
 const OKAY: i16 = 0;
 const ERROR: i16 = -1;

@@ -1,12 +1,8 @@
 //! QEMU as the front-end and its firmware as the driver: no kernel, a boot sector is enough to read and write.
 
-#![allow(clippy::cast_possible_truncation, reason = "the test's own numbers are small")]
-
-mod vhost_mock;
-
 use std::process::Command;
 
-use vhost_mock::{GEOMETRY, Running};
+use crate::vhost_mock::{GEOMETRY, Running};
 
 /// Writes itself to sector 5 with the firmware's disk service and exits with the firmware's result (AH, zero for
 /// success) plus 16.

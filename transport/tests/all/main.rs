@@ -1,0 +1,27 @@
+//! All tests of the servers in one program: with one program per file, each would be linked with all dependencies. Two
+//! are apart: `vhost_corpus`, which counts file descriptors, and `xen_hostile`, which is run in dom0.
+
+#![allow(missing_docs, reason = "nobody imports a test")]
+#![allow(clippy::cast_possible_truncation, reason = "the tests' own numbers are small")]
+
+#[path = "../blkif_mock/mod.rs"]
+mod blkif_mock;
+#[path = "../nbd_support/mod.rs"]
+mod nbd_support;
+#[path = "../vhost_mock/mod.rs"]
+mod vhost_mock;
+
+mod blkif_corpus;
+mod blkif_handshake;
+mod blkif_hostile;
+mod blkif_protocol;
+mod blkif_takeover;
+mod nbd_corpus;
+mod nbd_hostile;
+mod nbd_protocol;
+mod nbd_tools;
+mod vhost_blkio;
+mod vhost_inflight;
+mod vhost_protocol;
+mod vhost_qemu;
+mod vhost_ring;

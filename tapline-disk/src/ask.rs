@@ -5,172 +5,151 @@
 
 mod human;
 
-use std::io::{BufRead, BufReader, Write};
-use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
-use serde_json::{Map, Value, json};
+use control::answer::{self, Layer};
+use control::ask::{self, Method};
+use control::{Ask, Client, ClientError, ImageName, Reply, Request};
+use serde::de::{DeserializeOwned, IgnoredAny};
 
 use crate::cli::{Disk, DiskVerb, SnapshotMethod};
 use crate::failure::{Exit, Failure};
-use crate::image_name::{FormatName, ImageName};
 use crate::output;
+use crate::progress::Progress;
 
 /// Runs the command.
 pub fn run(disk: &Disk) -> Result<Exit, Failure> {
-    let request = request(&disk.verb)?;
-    let mut lines = send(disk, &request)?;
+    match &disk.verb {
+        DiskVerb::Snapshot { to, method } => {
+            let method = match method {
+                SnapshotMethod::Auto => Method::Auto,
+                SnapshotMethod::Reflink => Method::Reflink,
+                SnapshotMethod::Chain => Method::Chain,
+            };
+            tell(disk, ask::Snapshot { to: whole(to)?, method }, human::snapshot)
+        }
+        DiskVerb::Merge { from, into, rate, detach, delete, expect } => {
+            let (from, into, rate) = (*from, *into, rate.map(|rate| rate.0));
+            let expect = expect.iter().map(whole).collect::<Result<Vec<_>, _>>()?;
+            let expect = (!expect.is_empty()).then_some(expect);
+            let merge = ask::Merge { from, into, rate, follow: !detach, delete: *delete, expect };
+            tell(disk, merge, human::merge)
+        }
+        DiskVerb::MergeStatus => tell(disk, ask::MergeStatus {}, human::merge),
+        DiskVerb::MergePause => tell(disk, ask::MergePause {}, human::merge),
+        DiskVerb::MergeResume => tell(disk, ask::MergeResume {}, human::merge),
+        DiskVerb::MergeCancel => tell(disk, ask::MergeCancel {}, human::merge),
+        DiskVerb::Revert { to, leaf } => tell(disk, ask::Revert { to: *to, leaf: whole(leaf)? }, human::revert),
+        DiskVerb::Clone { of, to } => tell(disk, ask::Clone { of: *of, to: whole(to)? }, human::clone),
+        DiskVerb::Resize { size } => tell(disk, ask::Resize { size: size.0 }, human::resize),
+        DiskVerb::Upgrade { program, pause_max } => {
+            let program = program.as_deref().map_or_else(std::env::current_exe, std::path::absolute);
+            let program = program.map_err(|error| Failure::new("find the program to start", error))?;
+            let pause_max = Some(pause_max.saturating_mul(1000));
+            tell(disk, ask::Upgrade { program: Some(program), successor: false, pause_max }, human::upgrade)
+        }
+        DiskVerb::Space => tell(disk, ask::Space {}, human::space),
+        DiskVerb::Pause => tell(disk, ask::Pause {}, human::paused),
+        DiskVerb::Resume => tell(disk, ask::Resume {}, human::paused),
+        DiskVerb::Layers => tell(disk, ask::Layers {}, human::layers),
+        DiskVerb::Stats => tell(disk, ask::Stats {}, human::stats),
+        DiskVerb::Version => tell(disk, ask::Version {}, human::version),
+    }
+}
+
+/// Sends a verb, and shows what is said about it.
+fn tell<V: Ask>(disk: &Disk, verb: V, shown: fn(&V::Answer) -> Vec<String>) -> Result<Exit, Failure> {
+    let mut client = send(&disk.socket, verb)?;
     let mut progress = None;
     loop {
-        let (text, line) = hear(disk, &mut lines)?;
+        let text = client.line().map_err(|why| unanswered(&disk.socket, why))?;
         if disk.json {
             output::print(&text)?;
-        }
-        if let Some(event) = line.get("event") {
-            if !disk.json {
-                human::show_progress(&mut progress, event);
+            match parse::<IgnoredAny>(&disk.socket, text)? {
+                Reply::Event(_) => continue,
+                Reply::Ok(_) => return Ok(Exit::Done),
+                Reply::Error(error) => return Ok(Failure::from(error).exit()),
             }
+        }
+        let reply = parse::<V::Answer>(&disk.socket, text)?;
+        if let Reply::Event(merge) = &reply {
+            show_progress(&mut progress, merge);
             continue;
         }
-        if let Some(progress) = progress.take() {
-            human::end_progress(progress);
+        if let Some((bar, _)) = progress.take() {
+            bar.finish();
         }
-        return match (line.get("ok"), line.get("error")) {
-            (Some(_), _) if disk.json => Ok(Exit::Done),
-            (Some(answer), _) => output::print(&human::answer(&disk.verb, answer)).map(|()| Exit::Done),
-            (None, Some(error)) if disk.json => Ok(exit_of(error)),
-            (None, Some(error)) => Err(refused(error)),
-            (None, None) => Err(misunderstood(disk, &text)),
+        return match reply {
+            Reply::Error(error) => Err(error.into()),
+            Reply::Ok(answer) => {
+                let lines: String = shown(&answer).into_iter().map(|line| line + "\n").collect();
+                output::print(&lines).map(|()| Exit::Done)
+            }
+            Reply::Event(_) => unreachable!("it was shown"),
         };
     }
+}
+
+/// Shows how far a merge is, which is all that has events here.
+fn show_progress(progress: &mut Option<(Progress, u64)>, merge: &answer::Merge) {
+    let (done, len) = (merge.done.unwrap_or(0), merge.len.unwrap_or(0));
+    let (bar, before) = progress.get_or_insert_with(|| (Progress::new("merging", len), 0));
+    bar.advance(done.saturating_sub(*before));
+    *before = done.max(*before);
 }
 
 /// The layers of the disk with this control socket, from the leaf down. `patience` limits the wait for the response.
 pub fn layers(socket: &Path, patience: Duration) -> Result<Vec<ImageName>, Failure> {
-    let disk = Disk { socket: socket.to_owned(), verb: DiskVerb::Layers, json: false };
-    let mut lines = send(&disk, &request(&disk.verb)?)?;
-    let waited = lines.get_ref().set_read_timeout(Some(patience));
-    waited.map_err(|error| Failure::new(format!("send a request to the disk at {}", socket.display()), error))?;
-    let (text, line) = hear(&disk, &mut lines)?;
-    let layers = line.pointer("/ok/layers").and_then(Value::as_array);
-    let names: Option<Vec<ImageName>> = layers.and_then(|layers| layers.iter().map(name_of).collect());
-    names.filter(|names| !names.is_empty()).ok_or_else(|| misunderstood(&disk, &text))
+    let mut client = connect(socket)?;
+    client.set_patience(patience).map_err(|error| not_sent(socket, error))?;
+    let layers = client.ask(ask::Layers {}).map_err(|why| unanswered(socket, why))?.layers;
+    let names: Option<Vec<ImageName>> = layers.iter().map(Layer::name).collect();
+    names.filter(|names| !names.is_empty()).ok_or_else(|| misunderstood(socket, "a layer has no file"))
 }
 
-/// The image name of a layer in a response.
-fn name_of(layer: &Value) -> Option<ImageName> {
-    let word = |key: &str| layer.get(key).and_then(Value::as_str);
-    let path = |key: &str| word(key).map(PathBuf::from);
-    Some(ImageName { format: FormatName::of(word("format")?)?, path: path("path")?, data_file: path("data_file") })
-}
-
-/// The request as the disk takes it.
-fn request(verb: &DiskVerb) -> Result<Map<String, Value>, Failure> {
-    let fields = match verb {
-        DiskVerb::Snapshot { to, method } => {
-            json!({ "verb": "snapshot", "to": whole(to)?, "method": method_word(*method) })
-        }
-        DiskVerb::Merge { from, into, rate, detach, delete, expect } => {
-            let mut merge = json!({ "verb": "merge", "from": from, "into": into, "follow": !detach, "delete": delete });
-            if let Some(rate) = rate {
-                merge["rate"] = rate.0.into();
-            }
-            if !expect.is_empty() {
-                merge["expect"] = expect.iter().map(whole).collect::<Result<Value, Failure>>()?;
-            }
-            merge
-        }
-        DiskVerb::MergeStatus => json!({ "verb": "merge-status" }),
-        DiskVerb::MergePause => json!({ "verb": "merge-pause" }),
-        DiskVerb::MergeResume => json!({ "verb": "merge-resume" }),
-        DiskVerb::MergeCancel => json!({ "verb": "merge-cancel" }),
-        DiskVerb::Revert { to, leaf } => json!({ "verb": "revert", "to": to, "leaf": whole(leaf)? }),
-        DiskVerb::Clone { of, to } => json!({ "verb": "clone", "of": of, "to": whole(to)? }),
-        DiskVerb::Resize { size } => json!({ "verb": "resize", "size": size.0 }),
-        DiskVerb::Upgrade { program, pause_max } => {
-            let program = program.as_deref().map_or_else(std::env::current_exe, std::path::absolute);
-            let program = program.map_err(|error| Failure::new("find the program to start", error))?;
-            json!({ "verb": "upgrade", "program": program, "pause_max": pause_max.saturating_mul(1000) })
-        }
-        DiskVerb::Space => json!({ "verb": "space" }),
-        DiskVerb::Pause => json!({ "verb": "pause" }),
-        DiskVerb::Resume => json!({ "verb": "resume" }),
-        DiskVerb::Layers => json!({ "verb": "layers" }),
-        DiskVerb::Stats => json!({ "verb": "stats" }),
-        DiskVerb::Version => json!({ "verb": "version" }),
-    };
-    let mut request = Map::from_iter([("version".to_owned(), Value::from(1)), ("id".to_owned(), Value::from(1))]);
-    if let Value::Object(fields) = fields {
-        request.extend(fields);
-    }
-    Ok(request)
-}
-
-fn method_word(method: SnapshotMethod) -> &'static str {
-    match method {
-        SnapshotMethod::Auto => "auto",
-        SnapshotMethod::Reflink => "reflink",
-        SnapshotMethod::Chain => "chain",
-    }
-}
-
-fn whole(name: &ImageName) -> Result<String, Failure> {
+fn whole(name: &ImageName) -> Result<ImageName, Failure> {
     let whole = name.map_paths(|path| std::path::absolute(path));
-    let whole = whole.map_err(|error| Failure::new(format!("resolve the path of {name}"), error))?;
-    let refused = |_| Failure::new(format!("request {name}"), "its path is not UTF-8, so it cannot be sent as JSON");
-    whole.word().into_string().map_err(refused)
+    whole.map_err(|error| Failure::new(format!("resolve the path of {name}"), error))
 }
 
-fn send(disk: &Disk, request: &Map<String, Value>) -> Result<BufReader<UnixStream>, Failure> {
-    let failed = |error: std::io::Error| {
-        let advice = match error.kind() {
-            std::io::ErrorKind::NotFound => "give the socket created by `serve --control SOCKET`",
-            std::io::ErrorKind::ConnectionRefused => "the disk is no longer served there",
-            std::io::ErrorKind::PermissionDenied => "only the user that serves the disk may control it",
-            _ => "check that the disk is still served",
-        };
-        Failure::new(format!("send a request to the disk at {}", disk.socket.display()), error).advise(advice)
+fn connect(socket: &Path) -> Result<Client, Failure> {
+    Client::connect(socket).map_err(|error| not_sent(socket, error))
+}
+
+fn send(socket: &Path, verb: impl Ask) -> Result<Client, Failure> {
+    let mut client = connect(socket)?;
+    client.send(&Request::of(verb)).map_err(|error| not_sent(socket, error))?;
+    Ok(client)
+}
+
+fn not_sent(socket: &Path, error: std::io::Error) -> Failure {
+    let advice = match error.kind() {
+        std::io::ErrorKind::NotFound => "give the socket created by `serve --control SOCKET`",
+        std::io::ErrorKind::ConnectionRefused => "the disk is no longer served there",
+        std::io::ErrorKind::PermissionDenied => "only the user that serves the disk may control it",
+        std::io::ErrorKind::InvalidData => "give a path in UTF-8: it is sent as JSON",
+        _ => "check that the disk is still served",
     };
-    let mut stream = UnixStream::connect(&disk.socket).map_err(failed)?;
-    let text = format!("{}\n", Value::Object(request.clone()));
-    stream.write_all(text.as_bytes()).map_err(failed)?;
-    Ok(BufReader::new(stream))
+    Failure::new(format!("send a request to the disk at {}", socket.display()), error).advise(advice)
 }
 
-fn hear(disk: &Disk, lines: &mut BufReader<UnixStream>) -> Result<(String, Value), Failure> {
-    let tried = || format!("read from the disk at {}", disk.socket.display());
-    let mut text = String::new();
-    match lines.read_line(&mut text) {
-        Ok(0) => Err(Failure::new(tried(), "it exited without answering").advise("see its log for the reason")),
-        Ok(_) => match serde_json::from_str(&text) {
-            Ok(line) => Ok((text, line)),
-            Err(_) => Err(misunderstood(disk, &text)),
-        },
-        Err(error) => Err(Failure::new(tried(), error)),
+fn unanswered(socket: &Path, why: ClientError) -> Failure {
+    match why {
+        ClientError::Refused(error) => error.into(),
+        ClientError::Senseless { text, .. } => misunderstood(socket, &text),
+        ClientError::Connection(_) => Failure::new(format!("read from the disk at {}", socket.display()), why),
+        ClientError::Ended => Failure::new(format!("read from the disk at {}", socket.display()), why)
+            .advise("see its log for the reason"),
     }
 }
 
-fn misunderstood(disk: &Disk, text: &str) -> Failure {
+fn parse<A: DeserializeOwned>(socket: &Path, text: String) -> Result<Reply<A, answer::Merge>, Failure> {
+    Reply::parse(text.as_bytes()).map_err(|_| misunderstood(socket, &text))
+}
+
+fn misunderstood(socket: &Path, text: &str) -> Failure {
     let said: String = output::printable(text.trim_end()).chars().take(200).collect();
-    Failure::new(format!("parse the response from {}", disk.socket.display()), said)
+    Failure::new(format!("parse the response from {}", socket.display()), said)
         .advise("check that this is a disk's control socket")
-}
-
-/// The disk's refusal: its message says what was tried, and why it failed.
-fn refused(error: &Value) -> Failure {
-    let text = |field: &str| error.get(field).and_then(Value::as_str).map(output::printable);
-    let failure = Failure::told(text("message").unwrap_or_else(|| "the disk refused the request".into()));
-    let failure = failure.exit_as(exit_of(error));
-    match text("advice") {
-        Some(advice) => failure.advise(advice),
-        None => failure,
-    }
-}
-
-fn exit_of(error: &Value) -> Exit {
-    match error.get("kind").and_then(Value::as_str) {
-        Some("invalid" | "malformed" | "unknown-verb" | "version") => Exit::Usage,
-        _ => Exit::Failed,
-    }
 }

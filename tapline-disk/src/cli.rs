@@ -7,8 +7,7 @@ mod xen;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-
-use crate::image_name::ImageName;
+use control::ImageName;
 
 pub use disk::{Disk, DiskVerb, SnapshotMethod};
 pub use image::{

@@ -1,9 +1,13 @@
-//! How a command ends: with an exit code, or with what was tried, on what, why it failed and what to do about it.
+//! How a command ends: with an exit code; or, like a verb of the control socket, with a kind for programs, what was
+//! tried, on what, why it failed and what to do about it.
 
 use std::error::Error;
 use std::fmt;
 
-use vm::syntax::in_full;
+use control::Kind;
+use disk::{ImageError, ImageErrorKind};
+use uring::{EngineError, FileOpenError};
+use vm::syntax::{in_full, printable};
 use vm::xen::NotDone;
 
 /// Ends of commands. Each number means one thing, whatever the command.
@@ -40,76 +44,151 @@ impl Exit {
     }
 }
 
-/// Why a command could not be done.
-#[derive(Debug)]
-pub struct Failure {
-    what: String,
-    advice: Option<String>,
-    exit: Exit,
-}
+/// Why a command or a verb could not be done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure(control::Error);
 
 impl Failure {
+    /// A complete message of a known kind.
+    pub fn of(kind: Kind, what: impl Into<String>) -> Failure {
+        Failure(control::Error::new(kind, what))
+    }
+
     /// `cannot {tried}: {why}`, followed by the causes of `why`.
-    pub fn new(tried: impl Into<String>, why: impl Into<Box<dyn Error + Send + Sync>>) -> Failure {
-        let what = format!("cannot {}: {}", tried.into(), in_full(&*why.into()));
-        Failure { what, advice: None, exit: Exit::Failed }
+    pub fn new(tried: impl fmt::Display, why: impl Into<Box<dyn Error + Send + Sync>>) -> Failure {
+        let why = why.into();
+        Failure::of(kind_of(&*why), format!("cannot {tried}: {}", in_full(&*why)))
     }
 
     /// An error whose message already says what was tried and on what; its causes are added.
-    pub fn said(error: impl Error) -> Failure {
-        Failure { what: in_full(&error), advice: None, exit: Exit::Failed }
+    pub fn said(error: impl Error + 'static) -> Failure {
+        Failure::of(kind_of(&error), in_full(&error))
     }
 
-    /// A complete message from elsewhere, which says what was tried and why it failed.
-    pub fn told(what: String) -> Failure {
-        Failure { what, advice: None, exit: Exit::Failed }
+    /// A step that failed with an error of the system.
+    pub fn failed(tried: impl fmt::Display, error: &std::io::Error) -> Failure {
+        Failure(control::Error::failed(tried, error))
     }
 
     /// Adds what to do about it.
-    pub fn advise(mut self, advice: impl Into<String>) -> Failure {
-        self.advice = Some(advice.into());
-        self
+    pub fn advise(self, advice: impl Into<String>) -> Failure {
+        Failure(self.0.advise(advice))
     }
 
     /// Prefixes the message with what it is about.
-    pub fn about(mut self, what: &impl fmt::Display) -> Failure {
-        self.what = format!("{what}: {}", self.what);
-        self
+    pub fn about(self, what: &impl fmt::Display) -> Failure {
+        Failure(self.0.about(what))
     }
 
-    /// Changes the exit code from [`Exit::Failed`].
-    pub fn exit_as(mut self, exit: Exit) -> Failure {
-        self.exit = exit;
-        self
+    /// The same, known to be of this kind.
+    pub fn of_kind(self, kind: Kind) -> Failure {
+        Failure(self.0.of_kind(kind))
+    }
+
+    /// The kind, for programs.
+    pub fn kind(&self) -> Kind {
+        self.0.kind
     }
 
     /// The message: what was tried, on what, and why it failed.
     pub fn what(&self) -> &str {
-        &self.what
+        &self.0.message
     }
 
     /// The advice, if there is any.
     pub fn advice(&self) -> Option<&str> {
-        self.advice.as_deref()
+        self.0.advice.as_deref()
     }
 
     /// The exit code.
     pub fn exit(&self) -> Exit {
-        self.exit
+        match self.0.kind {
+            Kind::Malformed | Kind::Version | Kind::UnknownVerb | Kind::Invalid => Exit::Usage,
+            _ => Exit::Failed,
+        }
+    }
+}
+
+/// The kind of an error, or of what caused it.
+fn kind_of(error: &(dyn Error + 'static)) -> Kind {
+    let causes = std::iter::successors(Some(error), |&cause| cause.source());
+    let kinds = causes.map(|cause| {
+        if let Some(error) = cause.downcast_ref::<FileOpenError>() {
+            return kind_of_file(error);
+        }
+        if let Some(error) = cause.downcast_ref::<ImageError>() {
+            return match error.kind {
+                // The request is valid, but not for this image.
+                ImageErrorKind::Unsupported | ImageErrorKind::OutOfLimits => Kind::Unsupported,
+                _ => Kind::Failed,
+            };
+        }
+        cause.downcast_ref().map_or(Kind::Failed, Kind::of)
+    });
+    kinds.into_iter().find(|&kind| kind != Kind::Failed).unwrap_or(Kind::Failed)
+}
+
+fn kind_of_file(error: &FileOpenError) -> Kind {
+    match error {
+        FileOpenError::Exists { .. } => Kind::Exists,
+        FileOpenError::InUse { .. } => Kind::InUse,
+        FileOpenError::DirectRefused { .. } => Kind::Unsupported,
+        _ => Kind::Failed,
+    }
+}
+
+impl From<Failure> for control::Error {
+    fn from(failure: Failure) -> control::Error {
+        failure.0
+    }
+}
+
+/// What a disk has refused: its message says what was tried, and why it failed.
+impl From<control::Error> for Failure {
+    fn from(error: control::Error) -> Failure {
+        let failure = Failure::of(error.kind, printable(&error.message));
+        match error.advice {
+            Some(advice) => failure.advise(printable(&advice)),
+            None => failure,
+        }
+    }
+}
+
+/// A file that a client has named.
+impl From<FileOpenError> for Failure {
+    fn from(error: FileOpenError) -> Failure {
+        let invalid = matches!(error, FileOpenError::NotHanded { .. } | FileOpenError::AnotherFile { .. });
+        let failure = Failure::said(error);
+        if invalid { failure.of_kind(Kind::Invalid) } else { failure }
+    }
+}
+
+impl From<EngineError> for Failure {
+    fn from(error: EngineError) -> Failure {
+        Failure::said(error)
+    }
+}
+
+impl From<ImageError> for Failure {
+    fn from(error: ImageError) -> Failure {
+        Failure::said(error)
     }
 }
 
 impl From<NotDone> for Failure {
     fn from(not_done: NotDone) -> Failure {
-        let advice = not_done.advice().map(str::to_owned);
-        Failure { what: not_done.what().to_owned(), advice, exit: Exit::Failed }
+        let failure = Failure::of(Kind::Failed, not_done.what());
+        match not_done.advice() {
+            Some(advice) => failure.advise(advice),
+            None => failure,
+        }
     }
 }
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.what)?;
-        match &self.advice {
+        f.write_str(self.what())?;
+        match self.advice() {
             Some(advice) => write!(f, "\n  {advice}"),
             None => Ok(()),
         }

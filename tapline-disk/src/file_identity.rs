@@ -6,10 +6,10 @@ use std::fs::Metadata;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
+use control::ImageName;
 use uring::ImageFile;
 
 use crate::files;
-use crate::image_name::ImageName;
 
 /// Device and inode number, which are the same under all names of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

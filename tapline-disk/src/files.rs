@@ -15,12 +15,13 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::SystemTime;
 
+use control::ImageName;
+use control::Kind;
 use rustix::fs::{CWD, Mode, OFlags, RenameFlags};
 use uring::{AccessMode, FileOpenError, ImageFile, OpenOptions};
 
-use crate::failure::{Exit, Failure};
+use crate::failure::Failure;
 use crate::handed::{Lent, Listens, twice};
-use crate::image_name::ImageName;
 
 /// The passed files, if this process has been passed any.
 static HANDED: OnceLock<Mutex<Files>> = OnceLock::new();
@@ -343,7 +344,7 @@ pub fn no_listener_left() -> Result<(), Failure> {
         Some((listens, path, _)) => {
             let tried = format!("listen at {} for {listens:?}", path.display());
             let why = "it was passed to this process, but the command line does not mention it";
-            Err(Failure::new(tried, why).exit_as(Exit::Usage))
+            Err(Failure::new(tried, why).of_kind(Kind::Invalid))
         }
     }
 }
@@ -355,7 +356,7 @@ pub fn lent(lent: Lent) -> Result<Option<OwnedFd>, Failure> {
         Some(Some(descriptor)) => Ok(Some(descriptor)),
         Some(None) => {
             let why = format!("{lent:?} was not passed to this process");
-            Err(Failure::new("serve a guest of Xen", why).exit_as(Exit::Usage))
+            Err(Failure::new("serve a guest of Xen", why).of_kind(Kind::Invalid))
         }
     }
 }
@@ -372,7 +373,7 @@ pub fn listener(listens: Listens, path: &Path) -> Result<Option<OwnedFd>, Failur
         Some(Some(socket)) => Ok(Some(socket)),
         Some(None) => {
             let tried = format!("listen at {}", path.display());
-            Err(Failure::new(tried, "that socket was not passed to this process").exit_as(Exit::Usage))
+            Err(Failure::new(tried, "that socket was not passed to this process").of_kind(Kind::Invalid))
         }
     }
 }

@@ -10,6 +10,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
+use control::Kind;
 use rustix::fs::FileType;
 use rustix::io::Errno;
 use rustix::net::{
@@ -18,7 +19,7 @@ use rustix::net::{
 use serde::Deserialize;
 use uring::AccessMode;
 
-use crate::failure::{Exit, Failure};
+use crate::failure::Failure;
 use crate::files::{Files, HandedFile};
 
 /// Bytes of a message: the longest has one path.
@@ -101,7 +102,7 @@ pub fn receive(socket: impl AsFd) -> Result<Files, Failure> {
 fn refused(why: impl Into<String>) -> Failure {
     Failure::new("receive files and sockets", why.into())
         .advise("with --handed, the parent process must send them on standard input: see docs/control.md")
-        .exit_as(Exit::Usage)
+        .of_kind(Kind::Invalid)
 }
 
 /// One message: its length, and what came with it.
@@ -277,7 +278,7 @@ mod test {
             self.send(r#"{"end":true}"#, &[]);
             drop(self.theirs);
             receive(&self.ours).map_err(|failure| {
-                assert_eq!(failure.exit(), Exit::Usage);
+                assert_eq!(failure.kind(), Kind::Invalid);
                 failure.what().to_owned()
             })
         }

@@ -4,6 +4,8 @@
 //! Only files given on the command line are ever opened. The parent recorded in an image is shown, to help find the
 //! right name, and compared with the given one ([`crate::parent_link`]).
 
+use control::Kind;
+use control::{FormatName, ImageName};
 use disk::qcow2::Qcow2;
 use disk::redo::Patched;
 use disk::vhd::Vhd;
@@ -11,10 +13,9 @@ use disk::{Access, Disk, Format, Geometry, Image, ImageError, ImageErrorKind, LA
 use uring::{Cache, ImageFile, OpenOptions};
 
 use crate::cli::Parents;
-use crate::failure::{Exit, Failure};
+use crate::failure::Failure;
 use crate::file_identity::FileIdentity;
 use crate::files;
-use crate::image_name::{FormatName, ImageName};
 use crate::leftovers;
 use crate::log::say;
 use crate::ordered;
@@ -341,7 +342,7 @@ fn check_names(names: &[&ImageName]) -> Result<(), Failure> {
         let why = format!("a chain of {} layers is longer than the maximum of {LAYERS_MAX}", names.len());
         return Err(Failure::new(format!("open {name}"), why)
             .advise("merge some of them first: tapline image merge")
-            .exit_as(Exit::Usage));
+            .of_kind(Kind::Invalid));
     }
     let mut seen: Vec<(FileIdentity, &ImageName)> = Vec::new();
     for (name, path) in names.iter().flat_map(|&name| name.paths().map(move |path| (name, path))) {
@@ -349,11 +350,11 @@ fn check_names(names: &[&ImageName]) -> Result<(), Failure> {
         let Some(identity) = FileIdentity::of_path(path) else { continue };
         if name.data_file.as_deref() == Some(path) && seen.iter().any(|(other, _)| *other == identity) {
             let why = "its data file is already another file of this chain";
-            return Err(Failure::new(format!("use {name} in this chain"), why).exit_as(Exit::Usage));
+            return Err(Failure::new(format!("use {name} in this chain"), why).of_kind(Kind::Invalid));
         }
         if let Some((_, above)) = seen.iter().find(|(other, _)| *other == identity) {
             let why = format!("it is the same file as {above}, which stands above it: no image is its own parent");
-            return Err(Failure::new(format!("use {name} in this chain"), why).exit_as(Exit::Usage));
+            return Err(Failure::new(format!("use {name} in this chain"), why).of_kind(Kind::Invalid));
         }
         seen.push((identity, name));
     }
@@ -464,7 +465,7 @@ fn parent_missing(name: &ImageName, link: &disk::Link) -> Failure {
         parent_link::describe(link),
         parent_link::suggestion(name, link)
     );
-    Failure::new(format!("open {name}"), "it has a parent, which must be given").advise(advice).exit_as(Exit::Usage)
+    Failure::new(format!("open {name}"), "it has a parent, which must be given").advise(advice).of_kind(Kind::Invalid)
 }
 
 /// Options for looking at metadata: through the page cache, which every file system has.

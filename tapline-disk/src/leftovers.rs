@@ -5,11 +5,11 @@
 
 use std::io;
 
+use control::ImageName;
 use disk::vhd::{self, Tidy};
 use uring::ImageFile;
 
 use crate::failure::Failure;
-use crate::image_name::ImageName;
 
 /// Truncates the file to its proper length. No other process has it open, and it is about to be written. A block device
 /// has a fixed length; an unreadable VHD is rejected elsewhere. Returns whether there was anything to remove.

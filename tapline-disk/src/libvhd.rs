@@ -2,9 +2,9 @@
 //!
 //! Such an image is intact, and Tapline and QEMU can read it, so nothing is refused because of it (decision 0029).
 
+use control::{FormatName, ImageName};
 use disk::Image;
 
-use crate::image_name::{FormatName, ImageName};
 use crate::log::say;
 
 /// Bytes of a block, as libvhd has them.

@@ -4,12 +4,13 @@
 
 use std::path::{Component, Path, PathBuf};
 
+use control::Kind;
+use control::{FormatName, ImageName};
 use disk::{Format, Image, Link};
 use uring::ImageFile;
 
-use crate::failure::{Exit, Failure};
+use crate::failure::Failure;
 use crate::files;
-use crate::image_name::{FormatName, ImageName};
 use crate::output::printable;
 use crate::relink::latest_change;
 use crate::target::seconds;
@@ -121,12 +122,12 @@ pub fn check(
     let Some(link) = above.link() else {
         return Err(Failure::new(tried(), format!("{child} has no parent"))
             .advise("omit this --parent and those after it")
-            .exit_as(Exit::Usage));
+            .of_kind(Kind::Invalid));
     };
     if let Some(format) = link.format.filter(|&format| format != parent.format.word()) {
         return Err(Failure::new(tried(), format!("the recorded parent of {child} has the format {format}"))
             .advise(format!("{}\n  if that is the right one: --parent {}", describe(&link), suggestion(child, &link)))
-            .exit_as(Exit::Usage));
+            .of_kind(Kind::Invalid));
     }
     let error = match disk::check_parent(above, below, Some(modified)) {
         Ok(note) => return Ok(note.map(|note| format!("{child} on {parent}: {note}"))),

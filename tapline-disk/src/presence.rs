@@ -3,11 +3,11 @@
 //! It reads the metadata of an image that its caller has locked, and none of its data. Writes to the image while this
 //! is open may or may not be seen: query a range before writing there.
 
+use control::ImageName;
 use disk::{Format, Image, Mapping, MetaBlock, ReadFault, Source, Span, Wait};
 use uring::{ImageFile, OpenOptions};
 
 use crate::failure::Failure;
-use crate::image_name::ImageName;
 use crate::layers::{open_file, open_image};
 
 /// Who answers for a part of the disk.

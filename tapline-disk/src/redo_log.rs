@@ -16,6 +16,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use control::ImageName;
+use control::redo_name::{file_name, numbers};
 use disk::redo::{self, HEADER_LEN, IDENTITY_AT, IDENTITY_LEN};
 use disk::{ImageErrorKind, RedoLog};
 use memory::{Mapping, Shared};
@@ -24,10 +26,8 @@ use uring::ImageFile;
 
 use crate::failure::Failure;
 use crate::files;
-use crate::image_name::ImageName;
 use crate::log::say;
 use crate::ordered;
-use crate::redo_name::{file_name, numbers};
 
 /// Bytes for records. A round begins when half of it is used: after some thousand changes.
 const CAPACITY: usize = 128 << 10;

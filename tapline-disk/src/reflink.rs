@@ -6,12 +6,12 @@
 use std::fs::File;
 use std::os::fd::AsFd;
 
+use control::ImageName;
 use rustix::fs::{CWD, RenameFlags};
 use rustix::io::Errno;
 use uring::{Cache, ImageFile, OpenOptions};
 
 use crate::failure::Failure;
-use crate::image_name::ImageName;
 use crate::log::say;
 use crate::target::beside;
 

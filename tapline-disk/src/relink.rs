@@ -4,12 +4,12 @@ use std::fs::Metadata;
 use std::io::{self, ErrorKind};
 use std::time::SystemTime;
 
+use control::ImageName;
 use disk::Link;
 use uring::{Cache, OpenOptions};
 
 use crate::failure::Failure;
 use crate::files;
-use crate::image_name::ImageName;
 use crate::layers::{open_as_it_is, open_file};
 use crate::libvhd::Behind;
 use crate::log::say;

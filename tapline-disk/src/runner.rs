@@ -5,13 +5,13 @@
 
 mod merge;
 
+use control::ImageName;
 use disk::{Damage, Disk, Extent, FileDone, Geometry, Image, Io, Operation, Request, Span, Status, Token, Until};
 use memory::Segments;
 use uring::{Engine, EngineKind, ImageFile};
 
 use crate::engine_choice::{Data, choose};
 use crate::failure::Failure;
-use crate::image_name::ImageName;
 use crate::layers::Layers;
 use crate::log::say;
 use crate::soundness::{cure_for, unfindable};

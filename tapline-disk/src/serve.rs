@@ -22,6 +22,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use ::control::ImageName;
+use ::control::Kind;
 use disk::{Disk, Image};
 use transport::{Handover, HandoverError, nbd, vhost_user};
 use uring::{Engine, EngineKind};
@@ -32,7 +34,6 @@ use crate::engine_choice::{Data, choose};
 use crate::failure::{Exit, Failure};
 use crate::files;
 use crate::handed::Listens;
-use crate::image_name::ImageName;
 use crate::layers::{self, Chain, Layers, explain};
 use crate::log::say;
 use crate::output;
@@ -104,7 +105,9 @@ pub fn run(serve: &Serve) -> Result<Exit, Failure> {
         (Some(socket), _, _) => serve_vhost_user(serve, socket, sockets.transport, serving),
         (None, _, Some(guest)) => serve_guest(serve, guest, sockets.transport, serving),
         (None, Some(address), None) => serve_nbd(serve, address, sockets.transport, serving),
-        (None, None, None) => Err(Failure::new(format!("serve {name}"), "no transport is given").exit_as(Exit::Usage)),
+        (None, None, None) => {
+            Err(Failure::new(format!("serve {name}"), "no transport is given").of_kind(Kind::Invalid))
+        }
     }
 }
 
@@ -320,7 +323,7 @@ fn nbd_address(word: &str) -> Result<nbd::Address, Failure> {
 }
 
 /// The error names the place by itself.
-fn cannot_listen(error: impl std::error::Error) -> Failure {
+fn cannot_listen(error: impl std::error::Error + 'static) -> Failure {
     Failure::said(error)
         .advise("stop the process that uses it, or choose another path: unused and at most 107 bytes long")
 }

@@ -4,11 +4,11 @@
 
 use std::fmt::Display;
 
+use control::{FormatName, ImageName};
 use disk::{Damage, Damaged, ImageErrorKind, MetaWrite, Problem, Severity, Source, Span, qcow2, vhd};
 use uring::ImageFile;
 
 use crate::failure::Failure;
-use crate::image_name::{FormatName, ImageName};
 use crate::layers::{explain, tail};
 use crate::ordered;
 

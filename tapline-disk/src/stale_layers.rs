@@ -8,13 +8,13 @@
 
 use std::path::{Path, PathBuf};
 
+use control::{FormatName, ImageName};
 use disk::{Format, Image, Link, Span};
 use uring::{Cache, FileOpenError, ImageFile, OpenOptions};
 
 use crate::failure::Failure;
 use crate::file_identity::FileIdentity;
 use crate::files;
-use crate::image_name::{FormatName, ImageName};
 use crate::layers::{open_file, open_image, to_look_at};
 use crate::presence::{Holds, Presence};
 use crate::redo_log;

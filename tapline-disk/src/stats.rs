@@ -9,6 +9,7 @@ use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use control::answer::{self, Condition};
 use disk::Operation;
 use serde::{Deserialize, Serialize};
 
@@ -47,44 +48,6 @@ struct Kind {
     /// Sums of nanoseconds since the start.
     come_ns: u128,
     answered_ns: u128,
-}
-
-/// The line that is written. Names and meanings are part of the interface.
-#[derive(Serialize)]
-struct Line {
-    elapsed_ns: u64,
-    reads: KindLine,
-    writes: KindLine,
-    flushes: KindLine,
-    discards: KindLine,
-    rounds: u64,
-    sleeps: u64,
-    rests: u64,
-    polls_hit: u64,
-    polls_missed: u64,
-    #[serde(flatten)]
-    condition: Condition,
-}
-
-/// What prevents a disk from writing, if anything. Names and meanings are part of the interface.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Condition {
-    /// A sync has failed, and nothing is written any more.
-    pub broken: bool,
-    /// Requests wait for space on the storage.
-    pub full: bool,
-    /// So many of them.
-    pub waiting: usize,
-    /// Requests that were answered with an error since one process after the other had died of them.
-    pub fatal: u64,
-}
-
-#[derive(Serialize)]
-struct KindLine {
-    count: u64,
-    bytes: u64,
-    sum_ns: u64,
-    in_flight: u64,
 }
 
 impl Stats {
@@ -149,22 +112,27 @@ impl Stats {
 
     /// All statistics so far, as one line without a terminator; `polls` are this process's polls before sleeping.
     pub fn line(&self, polls: (u64, u64), condition: Condition) -> String {
+        let told = self.told(polls, condition);
+        serde_json::to_string(&told).unwrap_or_else(|error| format!("{{\"error\":\"{error}\"}}"))
+    }
+
+    /// All statistics so far.
+    pub fn told(&self, polls: (u64, u64), condition: Condition) -> answer::Stats {
         let Counters { elapsed_ns: now, reads, writes, flushes, discards, rounds, sleeps, rests, polls, .. } =
             self.counters(polls);
-        let line = Line {
+        answer::Stats {
             elapsed_ns: now,
-            reads: reads.line(now),
-            writes: writes.line(now),
-            flushes: flushes.line(now),
-            discards: discards.line(now),
+            reads: reads.told(now),
+            writes: writes.told(now),
+            flushes: flushes.told(now),
+            discards: discards.told(now),
             rounds,
             sleeps,
             rests,
             polls_hit: polls.0,
             polls_missed: polls.1,
             condition,
-        };
-        serde_json::to_string(&line).unwrap_or_else(|error| format!("{{\"error\":\"{error}\"}}"))
+        }
     }
 }
 
@@ -189,11 +157,11 @@ impl Counters {
 }
 
 impl Kind {
-    fn line(&self, now: u64) -> KindLine {
+    fn told(&self, now: u64) -> answer::Counters {
         let in_flight = self.come.saturating_sub(self.answered);
         let until_now = u128::from(in_flight) * u128::from(now);
         let sum = (self.answered_ns + until_now).saturating_sub(self.come_ns);
-        KindLine { count: self.answered, bytes: self.bytes, sum_ns: narrow(sum), in_flight }
+        answer::Counters { count: self.answered, bytes: self.bytes, sum_ns: narrow(sum), in_flight }
     }
 }
 
@@ -215,13 +183,13 @@ mod test {
         let mut kind = Kind { come: 2, come_ns: 100 + 200, ..Kind::default() };
         kind.answered = 2;
         kind.answered_ns = 250 + 500;
-        assert_eq!(kind.line(1_000_000_000).sum_ns, (250 - 100) + (500 - 200));
+        assert_eq!(kind.told(1_000_000_000).sum_ns, (250 - 100) + (500 - 200));
     }
 
     #[test]
     fn requests_in_flight_count_up_to_now() {
         let kind = Kind { come: 1, come_ns: 100, ..Kind::default() };
-        let line = kind.line(700);
+        let line = kind.told(700);
         assert_eq!((line.count, line.in_flight, line.sum_ns), (0, 1, 600));
     }
 
@@ -231,7 +199,7 @@ mod test {
         stats.came(Operation::Flush, 5);
         stats.came(Operation::Flush, 7);
         stats.given_back(Operation::Flush, 7);
-        let flushes = stats.counters.flushes.line(9);
+        let flushes = stats.counters.flushes.told(9);
         assert_eq!((stats.come(), flushes.in_flight, flushes.sum_ns), (1, 1, 4));
     }
 

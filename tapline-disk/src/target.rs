@@ -14,13 +14,14 @@ mod device;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use control::Kind;
+use control::{FormatName, ImageName};
 use disk::{Creation, ImageError, Link, MetaWrite, qcow2, vhd};
 use rustix::fs::FallocateFlags;
 use uring::{Cache, ImageFile, OpenOptions};
 
-use crate::failure::{Exit, Failure};
+use crate::failure::Failure;
 use crate::files;
-use crate::image_name::{FormatName, ImageName};
 use crate::log::say;
 use crate::uuid;
 
@@ -102,7 +103,7 @@ impl Target {
         if name.format == FormatName::Vhd && matches!(plan.shape, Shape::Fixed) {
             return Err(Failure::new(format!("create {name}"), "a fixed VHD cannot be created on a block device")
                 .advise("use a dynamic VHD, or use the device as a raw image")
-                .exit_as(Exit::Usage));
+                .of_kind(Kind::Invalid));
         }
         let creation = lay_out(name, plan)?;
         device::check(name, &mut found, &creation, force)?;
@@ -147,7 +148,7 @@ pub fn lay_out(name: &ImageName, plan: &Plan) -> Result<Creation, Failure> {
         let why = "a new image cannot have an external data file";
         return Err(Failure::new(format!("create {name}"), why)
             .advise("omit 'data-file'; `qemu-img create -f qcow2 -o data_file=FILE` creates an image with one")
-            .exit_as(Exit::Usage));
+            .of_kind(Kind::Invalid));
     }
     let laid_out = match name.format {
         FormatName::Raw => {

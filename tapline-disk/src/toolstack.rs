@@ -17,6 +17,8 @@ mod stale_files;
 mod upgrade;
 pub mod wait;
 
+use control::ImageName;
+use control::Kind;
 pub use vm::xen::{device, domain, vdev};
 
 use std::ffi::OsString;
@@ -28,7 +30,6 @@ use xen::{Store, StoreError};
 
 use crate::cli::{self, Access, CacheMode, GrantPolicy, IoEngine, KIND, Mode, ScriptAction, Xen, XenVerb};
 use crate::failure::{Exit, Failure};
-use crate::image_name::ImageName;
 use crate::log::say;
 use crate::output;
 
@@ -305,7 +306,7 @@ fn script(store: &mut dyn Store, places: &Places, action: ScriptAction) -> Resul
     let node = std::env::var("XENBUS_PATH").map_err(|error| {
         Failure::new("get the disk from XENBUS_PATH", error)
             .advise("xl sets it when it calls /etc/xen/scripts/block-tapline")
-            .exit_as(Exit::Usage)
+            .of_kind(Kind::Invalid)
     })?;
     // libxl's is relative to the domain that it runs in.
     let node = if node.starts_with('/') { node } else { format!("/local/domain/{}/{node}", domain::own(store)?) };
@@ -316,7 +317,7 @@ fn script(store: &mut dyn Store, places: &Places, action: ScriptAction) -> Resul
             let adopted = take_over(store, &node);
             let served = match &adopted {
                 Ok(adopted) => serve_adopted(store, places, adopted),
-                Err(failure) => Err(Failure::told(failure.to_string())),
+                Err(failure) => Err(Failure::of(Kind::Failed, failure.to_string())),
             };
             if let Err(failure) = &served {
                 adopt::refuse(store, &node, adopted.as_ref().ok(), failure)?;
@@ -443,9 +444,9 @@ mod test {
         assert_eq!(std::fs::read_dir(&places.run).unwrap().count(), 0);
 
         let mut process = claim::test::stand_in(&places, &device);
-        take_without_store(&places, &words(true), Failure::told("no store".into())).unwrap();
+        take_without_store(&places, &words(true), Failure::of(Kind::Failed, "no store")).unwrap();
         assert!(!process.wait().unwrap().success());
-        let failure = take_without_store(&places, &words(true), Failure::told("no store".into())).unwrap_err();
+        let failure = take_without_store(&places, &words(true), Failure::of(Kind::Failed, "no store")).unwrap_err();
         assert_eq!(failure.what(), "no store");
     }
 

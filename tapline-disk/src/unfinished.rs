@@ -20,11 +20,11 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use control::ImageName;
 use serde::{Deserialize, Serialize};
 
 use crate::failure::Failure;
 use crate::files;
-use crate::image_name::ImageName;
 use crate::relink::Time;
 
 /// The contents of the marker file.

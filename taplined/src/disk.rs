@@ -10,9 +10,6 @@ pub mod paths;
 pub mod process;
 mod program;
 pub mod redo;
-// Redo logs are called as `tapline-disk` calls them. It may use no package that the daemon may, so its file is used.
-#[path = "../../tapline-disk/src/redo_name.rs"]
-mod redo_name;
 pub mod serving;
 pub mod tool;
 

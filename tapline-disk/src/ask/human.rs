@@ -1,149 +1,147 @@
-//! A disk's responses, for people. Missing fields are left out, and unknown fields are not shown.
+//! A disk's answers, for people, in lines. What is missing is left out.
 
-use serde_json::Value;
+use control::answer::{
+    Clone, Condition, InFlight, Layer, Layers, Merge, MergeLayers, MergeState, Pause, Paused, Resize, Revert, Snapshot,
+    Stats, Upgrade, Version,
+};
 
-use super::name_of;
-use crate::cli::DiskVerb;
 use crate::output::printable;
-use crate::progress::Progress;
 use crate::size::readable;
 
-/// The answer to a verb, in lines.
-pub fn answer(verb: &DiskVerb, answer: &Value) -> String {
-    let lines = match verb {
-        DiskVerb::Snapshot { .. } => snapshot(answer),
-        DiskVerb::Merge { .. } | DiskVerb::MergeStatus | DiskVerb::MergePause => merge(answer),
-        DiskVerb::MergeResume | DiskVerb::MergeCancel => merge(answer),
-        DiskVerb::Revert { .. } => revert(answer),
-        DiskVerb::Clone { .. } => clone(answer),
-        DiskVerb::Resize { .. } => resize(answer),
-        DiskVerb::Space => vec![match number(answer, "waiting") {
-            0 => "no requests are waiting for space".into(),
-            waiting => format!("retrying {waiting} requests that wait for space"),
-        }],
-        DiskVerb::Pause => vec!["the disk is paused; `resume` continues it".into()],
-        DiskVerb::Resume => vec![with_pause("the disk continues".into(), answer)],
-        DiskVerb::Upgrade { .. } => vec![format!(
-            "process {} now serves the disk, version {}; the guest's requests waited {} µs",
-            number(answer, "pid"),
-            or(answer, "program"),
-            number(answer, "pause_us")
-        )],
-        DiskVerb::Layers => layers(answer),
-        DiskVerb::Stats => stats(answer),
-        DiskVerb::Version => vec![format!("protocol version {}", number(answer, "version"))],
+/// `snapshot`.
+pub fn snapshot(answer: &Snapshot) -> Vec<String> {
+    let leaf = printable(&answer.leaf);
+    let first = match &answer.copy {
+        Some(copy) => format!("{} is a reflink copy of the disk; the disk continues in {leaf}", printable(copy)),
+        None => format!("{leaf} is now the leaf, on {}", or(answer.parent.as_deref())),
     };
-    lines.into_iter().map(|line| line + "\n").collect()
+    vec![with_pause(first, answer.pause)]
 }
 
-/// Shows how far a merge is.
-pub fn show_progress(progress: &mut Option<(Progress, u64)>, event: &Value) {
-    let (done, len) = (number(event, "done"), number(event, "len"));
-    let (bar, before) = progress.get_or_insert_with(|| (Progress::new("merging", len), 0));
-    bar.advance(done.saturating_sub(*before));
-    *before = done.max(*before);
-}
-
-/// Ends the progress display.
-pub fn end_progress((bar, _): (Progress, u64)) {
-    bar.finish();
-}
-
-fn snapshot(answer: &Value) -> Vec<String> {
-    let first = match text(answer, "copy") {
-        Some(copy) => format!("{copy} is a reflink copy of the disk; the disk continues in {}", or(answer, "leaf")),
-        None => format!("{} is now the leaf, on {}", or(answer, "leaf"), or(answer, "parent")),
+/// `merge`, and the verbs about one.
+pub fn merge(answer: &Merge) -> Vec<String> {
+    let MergeLayers { from, into } = answer.layers.unwrap_or(MergeLayers { from: 0, into: 0 });
+    let state = match (answer.state, &answer.merged) {
+        (MergeState::None, _) => return vec!["no merge is running, and none has run".into()],
+        (MergeState::Failed | MergeState::Cancelled, _) => return not_merged(answer),
+        (MergeState::Done, merged) => {
+            let copied = readable(answer.copied.unwrap_or(0));
+            let first = format!("merged layers {from} to {into}, {copied} copied");
+            let Some(merged) = merged else { return vec![first] };
+            let what = if merged.deleted { "removed" } else { "no longer used" };
+            let files = merged.unused.iter().map(|file| format!("  {what}: {}", printable(file)));
+            return std::iter::once(with_pause(first, Some(merged.pause))).chain(files).collect();
+        }
+        (MergeState::Beginning, _) => "beginning",
+        (MergeState::Running, _) => "running",
+        (MergeState::Paused, _) => "paused",
+        (MergeState::Ending, _) => "ending",
+        (MergeState::Removing, _) => "removing",
+        (MergeState::Other, _) => "in a state that this version does not know",
     };
-    vec![with_pause(first, answer)]
+    let (done, len) = (readable(answer.done.unwrap_or(0)), readable(answer.len.unwrap_or(0)));
+    vec![format!("merge of layers {from} to {into}: {state}, {done} of {len}")]
 }
 
-fn merge(answer: &Value) -> Vec<String> {
-    let layers = format!("layers {} to {}", number(answer, "from"), number(answer, "into"));
-    match text(answer, "state").as_deref() {
-        Some("none") => vec!["no merge is running, and none has run".into()],
-        Some(state @ ("failed" | "cancelled")) => {
-            let error = answer.get("error").unwrap_or(&Value::Null);
-            let ended = if state == "failed" { "has failed" } else { "was cancelled" };
-            let mut lines = vec![format!("the last merge {ended}: {}", or(error, "message"))];
-            lines.extend(text(error, "advice").map(|advice| format!("  {advice}")));
-            lines
-        }
-        Some("done") => {
-            let copied = readable(number(answer, "copied"));
-            let mut lines = vec![with_pause(format!("merged {layers}, {copied} copied"), answer)];
-            let what = if answer.get("deleted") == Some(&Value::Bool(true)) { "removed" } else { "no longer used" };
-            lines.extend(list(answer, "unused").map(|file| format!("  {what}: {file}")));
-            lines
-        }
-        Some(state) => {
-            let (done, len) = (number(answer, "done"), number(answer, "len"));
-            vec![format!("merge of {layers}: {state}, {} of {}", readable(done), readable(len))]
-        }
-        None => vec!["the disk did not report a merge state".into()],
-    }
+fn not_merged(answer: &Merge) -> Vec<String> {
+    let ended = if answer.state == MergeState::Failed { "has failed" } else { "was cancelled" };
+    let message = or(answer.error.as_ref().map(|error| error.message.as_str()));
+    let advice = answer.error.as_ref().and_then(|error| error.advice.as_deref());
+    let first = format!("the last merge {ended}: {message}");
+    std::iter::once(first).chain(advice.map(|advice| format!("  {}", printable(advice)))).collect()
 }
 
-fn revert(answer: &Value) -> Vec<String> {
-    let mut lines = vec![format!("{} is now the leaf", or(answer, "leaf"))];
-    lines.extend(list(answer, "unused").map(|file| format!("  no longer used: {file}")));
-    lines
+/// `revert`.
+pub fn revert(answer: &Revert) -> Vec<String> {
+    let unused = answer.unused.iter().map(|file| format!("  no longer used: {}", printable(file)));
+    std::iter::once(format!("{} is now the leaf", printable(&answer.leaf))).chain(unused).collect()
 }
 
-fn clone(answer: &Value) -> Vec<String> {
-    let (work, sync) = (number(answer, "work_us"), number(answer, "sync_us"));
-    let mut lines = vec![format!("created {} in {}, plus {} to sync", or(answer, "image"), time(work), time(sync))];
-    let parents: String = list(answer, "parents").map(|parent| format!(" --parent {parent}")).collect();
-    lines.push(format!("  serve it with:{parents}"));
-    lines
+/// `clone`.
+pub fn clone(answer: &Clone) -> Vec<String> {
+    let (work, sync) = (time(answer.took.work_us), time(answer.took.sync_us));
+    let parents: String = answer.parents.iter().map(|parent| format!(" --parent {}", printable(parent))).collect();
+    vec![
+        format!("created {} in {work}, plus {sync} to sync", printable(&answer.image)),
+        format!("  serve it with:{parents}"),
+    ]
 }
 
-fn resize(answer: &Value) -> Vec<String> {
-    vec![with_pause(format!("the disk now has {}", readable(number(answer, "size"))), answer)]
+/// `resize`.
+pub fn resize(answer: &Resize) -> Vec<String> {
+    vec![with_pause(format!("the disk now has {}", readable(answer.size)), answer.pause)]
 }
 
-fn layers(answer: &Value) -> Vec<String> {
-    let mut lines = vec![format!("{} disk", readable(number(answer, "size")))];
-    for layer in answer.get("layers").and_then(Value::as_array).into_iter().flatten() {
-        lines.push(format!(
-            "{:>3}  {}  {}, {} allocated, {}",
-            number(layer, "layer"),
-            name_of(layer).map_or_else(|| "?".into(), |name| printable(&name.to_string())),
-            readable(number(layer, "size")),
-            readable(number(layer, "allocated")),
-            if layer.get("writable") == Some(&Value::Bool(true)) { "writable" } else { "read-only" },
-        ));
-    }
-    match text(answer, "inflight").as_deref() {
-        Some("recorded") => lines.push("the guest's front-end records requests in flight".into()),
-        Some(_) => {
+/// `space`.
+pub fn space(answer: &Condition) -> Vec<String> {
+    vec![match answer.waiting {
+        0 => "no requests are waiting for space".into(),
+        waiting => format!("retrying {waiting} requests that wait for space"),
+    }]
+}
+
+/// `pause` and `resume`.
+pub fn paused(answer: &Paused) -> Vec<String> {
+    vec![match answer.paused {
+        true => "the disk is paused; `resume` continues it".into(),
+        false => with_pause("the disk continues".into(), answer.pause),
+    }]
+}
+
+/// `upgrade`.
+pub fn upgrade(answer: &Upgrade) -> Vec<String> {
+    let (pid, program, pause) = (answer.pid, or(answer.program.as_deref()), answer.pause_us);
+    vec![format!("process {pid} now serves the disk, version {program}; the guest's requests waited {pause} µs")]
+}
+
+/// `layers`.
+pub fn layers(answer: &Layers) -> Vec<String> {
+    let mut lines = vec![format!("{} disk", readable(answer.size))];
+    lines.extend(answer.layers.iter().map(layer));
+    match answer.inflight {
+        Some(InFlight::Recorded) => lines.push("the guest's front-end records requests in flight".into()),
+        Some(InFlight::InOrder) => {
             lines.push("the guest's front-end does not record requests in flight: completing requests in order".into())
         }
         None => {}
     }
-    if answer.get("broken") == Some(&Value::Bool(true)) {
+    if answer.condition.broken {
         lines.push("a sync has FAILED: the disk does not write until it is restarted".into());
     }
     lines
 }
 
-fn stats(answer: &Value) -> Vec<String> {
-    let mut lines = Vec::new();
-    for kind in ["reads", "writes", "flushes", "discards"] {
-        let Some(found) = answer.get(kind) else { continue };
-        let (count, bytes) = (number(found, "count"), number(found, "bytes"));
-        let mean = (number(found, "sum_ns") / 1000).checked_div(count).map(time);
-        let mean = mean.map(|mean| format!(", {mean} each")).unwrap_or_default();
-        let (size, under_way) = (readable(bytes), number(found, "in_flight"));
-        lines.push(format!("{kind}: {count}, {size}{mean}, {under_way} in flight"));
-    }
-    lines
+fn layer(layer: &Layer) -> String {
+    let name = layer.name().map_or_else(|| "?".into(), |name| printable(&name.to_string()));
+    let (size, allocated) = (readable(layer.size), readable(layer.allocated.unwrap_or(0)));
+    let writable = if layer.writable { "writable" } else { "read-only" };
+    format!("{:>3}  {name}  {size}, {allocated} allocated, {writable}", layer.layer)
 }
 
-fn with_pause(line: String, answer: &Value) -> String {
-    match (answer.get("pause_us").and_then(Value::as_u64), answer.get("held_us").and_then(Value::as_u64)) {
-        (Some(0), Some(held)) => format!("{line}; the guest saw no pause (requests were held for {})", time(held)),
-        (Some(pause), _) => format!("{line}; the guest saw a pause of {}", time(pause)),
-        _ => line,
+/// `stats`.
+pub fn stats(answer: &Stats) -> Vec<String> {
+    let Stats { reads, writes, flushes, discards, .. } = answer;
+    let kinds = [("reads", reads), ("writes", writes), ("flushes", flushes), ("discards", discards)];
+    let line = |(kind, found): (&str, &control::answer::Counters)| {
+        let mean = (found.sum_ns / 1000).checked_div(found.count).map(time);
+        let mean = mean.map(|mean| format!(", {mean} each")).unwrap_or_default();
+        format!("{kind}: {}, {}{mean}, {} in flight", found.count, readable(found.bytes), found.in_flight)
+    };
+    kinds.into_iter().map(line).collect()
+}
+
+/// `version`.
+pub fn version(answer: &Version) -> Vec<String> {
+    vec![format!("protocol version {}", answer.version)]
+}
+
+fn with_pause(line: String, pause: Option<Pause>) -> String {
+    match pause {
+        Some(Pause { pause_us: 0, held_us }) => {
+            format!("{line}; the guest saw no pause (requests were held for {})", time(held_us))
+        }
+        Some(Pause { pause_us, .. }) => format!("{line}; the guest saw a pause of {}", time(pause_us)),
+        None => line,
     }
 }
 
@@ -155,48 +153,29 @@ fn time(us: u64) -> String {
     }
 }
 
-fn number(value: &Value, field: &str) -> u64 {
-    value.get(field).and_then(Value::as_u64).unwrap_or(0)
-}
-
-fn text(value: &Value, field: &str) -> Option<String> {
-    value.get(field).and_then(Value::as_str).map(printable)
-}
-
-fn or(value: &Value, field: &str) -> String {
-    text(value, field).unwrap_or_else(|| "?".into())
-}
-
-fn list<'a>(value: &'a Value, field: &str) -> impl Iterator<Item = String> + use<'a> {
-    value.get(field).and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str).map(printable)
+fn or(text: Option<&str>) -> String {
+    text.map_or_else(|| "?".into(), printable)
 }
 
 #[cfg(test)]
 mod test {
-    use serde_json::json;
+    use control::ask::Method;
 
     use super::*;
 
     #[test]
     fn a_pause_is_shown_in_a_suitable_unit() {
         assert_eq!((time(999), time(1_234), time(2_500_000)), ("999 us".into(), "1.2 ms".into(), "2.5 s".into()));
-        let line = with_pause("done".into(), &json!({ "pause_us": 3100, "held_us": 2000 }));
-        assert_eq!(line, "done; the guest saw a pause of 3.1 ms");
-        let none = with_pause("done".into(), &json!({ "pause_us": 0, "held_us": 20 }));
-        assert!(none.contains("no pause"), "{none}");
+        let line = |pause_us| with_pause("done".into(), Some(Pause { pause_us, held_us: 20 }));
+        assert_eq!(line(3100), "done; the guest saw a pause of 3.1 ms");
+        assert!(line(0).contains("no pause"), "{}", line(0));
     }
 
     #[test]
     fn a_disks_responses_cannot_control_a_terminal() {
-        let said = json!({ "leaf": "vhd:/a\u{1b}[2Jb", "parent": "vhd:/p", "method": "chain" });
-        let verb = DiskVerb::Snapshot { to: "vhd:/x".parse().unwrap(), method: crate::cli::SnapshotMethod::Auto };
-        assert!(!answer(&verb, &said).contains('\u{1b}'));
-    }
-
-    #[test]
-    fn an_empty_answer_can_be_shown() {
-        for verb in [DiskVerb::Layers, DiskVerb::Stats, DiskVerb::MergeStatus, DiskVerb::Version, DiskVerb::Resume] {
-            answer(&verb, &json!({}));
-        }
+        let (leaf, parent) = ("vhd:/a\u{1b}[2Jb".to_owned(), Some("vhd:/p".to_owned()));
+        let (method, copy, layers) = (Method::Chain, None, Vec::new());
+        let said = Snapshot { method, copy, leaf, parent, layers, took: None, pause: None };
+        assert!(!snapshot(&said).concat().contains('\u{1b}'));
     }
 }

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
+use control::ImageName;
 
-use crate::image_name::ImageName;
 use crate::size::Size;
 
 /// `disk`.

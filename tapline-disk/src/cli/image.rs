@@ -1,9 +1,9 @@
 //! The arguments of `image`.
 
 use clap::{Args, Subcommand};
+use control::ImageName;
 
 use super::{Access, Handing, Parents};
-use crate::image_name::ImageName;
 use crate::size::Size;
 
 /// Jobs on images that are not being served.

@@ -6,9 +6,9 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
+use control::ImageName;
 
 use super::Access;
-use crate::image_name::ImageName;
 use crate::toolstack::vdev::{NotAVdev, Vdev};
 
 /// The default name of our backends in xenstore.

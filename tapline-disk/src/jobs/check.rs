@@ -3,13 +3,13 @@
 //! Leaked space is reported but is not damage: every crash may leave some, and the next writer reclaims it. The same
 //! holds for an image whose writer was stopped before it could close it. Only leaked space has an exit code of its own.
 
+use control::{FormatName, ImageName};
 use disk::{Problem, Severity};
 use serde::Serialize;
 use uring::{Cache, ImageFile, OpenOptions};
 
 use crate::cli::Check;
 use crate::failure::{Exit, Failure};
-use crate::image_name::{FormatName, ImageName};
 use crate::layers::{Layers, open_file, to_look_at};
 use crate::leftovers;
 use crate::output;

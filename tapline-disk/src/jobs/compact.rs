@@ -6,6 +6,8 @@
 
 use std::os::unix::fs::MetadataExt;
 
+use control::ImageName;
+use control::Kind;
 use disk::{Format, Image, Operation, Span, Token};
 use memory::Segments;
 use serde::Serialize;
@@ -13,7 +15,6 @@ use uring::OpenOptions;
 
 use crate::cli::Compact;
 use crate::failure::{Exit, Failure};
-use crate::image_name::ImageName;
 use crate::jobs::create::unit_of;
 use crate::layers::Layers;
 use crate::output;
@@ -45,7 +46,7 @@ pub fn run(compact: &Compact) -> Result<Exit, Failure> {
     let name = &compact.image;
     if name.data_file.is_some() {
         let why = "it cannot have gaps: its clusters are in a data file, each at its guest offset";
-        return Err(Failure::new(format!("compact {name}"), why).exit_as(Exit::Usage));
+        return Err(Failure::new(format!("compact {name}"), why).of_kind(Kind::Invalid));
     }
     let mut stop = Signal::to_stop().map_err(|error| Failure::new("handle SIGTERM", error))?;
     // Opened for writing once, so that what a crash has left is mended before it is copied.

@@ -3,12 +3,13 @@
 //! One thread reads ahead ([`Stream`]) while this one writes, with many requests in flight on both sides. The target is
 //! flushed before the command ends, and removed if the command fails or is interrupted.
 
+use control::Kind;
+use control::{FormatName, ImageName};
 use disk::{Operation, Span, Token};
 use serde::Serialize;
 
 use crate::cli::Convert;
 use crate::failure::{Exit, Failure};
-use crate::image_name::{FormatName, ImageName};
 use crate::jobs::compare::first_difference;
 use crate::jobs::create::{check_unit, unit};
 use crate::layers::Layers;
@@ -57,7 +58,7 @@ fn plan(convert: &Convert, len: u64) -> Result<Plan, Failure> {
     let unit = unit(&convert.target, convert.block_size.or(convert.cluster_size))?;
     if convert.fixed && convert.target.format == FormatName::Qcow2 {
         let failure = Failure::new(format!("create {}", convert.target), "a qcow2 image is always thin");
-        return Err(failure.advise("omit --fixed").exit_as(Exit::Usage));
+        return Err(failure.advise("omit --fixed").of_kind(Kind::Invalid));
     }
     let shape = if convert.fixed { Shape::Fixed } else { Shape::Thin };
     Ok(Plan { len, shape, unit, identity: None })

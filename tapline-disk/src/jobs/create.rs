@@ -1,11 +1,12 @@
 //! `image create`: creates an empty image, or an empty child of another image.
 
+use control::Kind;
+use control::{FormatName, ImageName};
 use disk::{Format, Image};
 use serde::Serialize;
 
 use crate::cli::Create;
 use crate::failure::{Exit, Failure};
-use crate::image_name::{FormatName, ImageName};
 use crate::layers::{Chain, Layers, to_look_at};
 use crate::libvhd;
 use crate::output;
@@ -146,5 +147,5 @@ pub fn unit(image: &ImageName, size: Option<Size>) -> Result<Option<u32>, Failur
 }
 
 fn usage(image: &ImageName, why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Failure {
-    Failure::new(format!("create {image}"), why).exit_as(Exit::Usage)
+    Failure::new(format!("create {image}"), why).of_kind(Kind::Invalid)
 }

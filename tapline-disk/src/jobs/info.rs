@@ -5,13 +5,13 @@ mod vhd_fields;
 
 use std::os::unix::fs::MetadataExt;
 
+use control::{FormatName, ImageName};
 use disk::{Format, Image, Link};
 use serde::Serialize;
 use uring::ImageFile;
 
 use crate::cli::Info;
 use crate::failure::{Exit, Failure};
-use crate::image_name::{FormatName, ImageName};
 use crate::layers::{Layers, to_look_at};
 use crate::output::{self, printable};
 use crate::parent_link;

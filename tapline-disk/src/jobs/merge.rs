@@ -4,6 +4,8 @@
 //! end it finds the layer above already based on the target, or the image itself gone and the files below it empty, and
 //! does the rest ([`crate::stale_layers`]). Files are removed from the topmost down, each durably before the next.
 
+use control::ImageName;
+use control::Kind;
 use disk::{Format, Image, Link};
 use plan::{Plan, Step};
 use serde::Serialize;
@@ -12,7 +14,6 @@ use uring::{Cache, ImageFile, OpenOptions};
 use crate::cli::Merge;
 use crate::failure::{Exit, Failure};
 use crate::files;
-use crate::image_name::ImageName;
 use crate::jobs::resize::grow;
 use crate::layers::{Chain, Layers};
 use crate::log::say;
@@ -137,7 +138,7 @@ fn no_such_layers(merge: &Merge, count: usize) -> Failure {
     let why = format!("the chain has layers 0 to {}, and layers are merged downwards", count.saturating_sub(1));
     Failure::new(format!("merge from {} into {}", merge.from, merge.into), why)
         .advise("0 is the image, 1 its first --parent, and so on: --from must be less than --into")
-        .exit_as(Exit::Usage)
+        .of_kind(Kind::Invalid)
 }
 
 /// Opens the chain, which verifies it, for the changes that come before anything is copied: not many, and of metadata.

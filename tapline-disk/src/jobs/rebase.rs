@@ -8,6 +8,8 @@
 //!    to do.
 //! 4. The image's modification time is restored, and the marker file removed.
 
+use control::ImageName;
+use control::Kind;
 use disk::{Format, Image, Link};
 use serde::Serialize;
 use uring::{Cache, OpenOptions};
@@ -16,7 +18,6 @@ use crate::cli::{Access, Flatten, Parents, Rebase};
 use crate::copy_up::CopyUp;
 use crate::failure::{Exit, Failure};
 use crate::file_identity::FileIdentity;
-use crate::image_name::ImageName;
 use crate::layers::{Chain, Layers, to_look_at};
 use crate::output;
 use crate::parent_link;
@@ -41,7 +42,7 @@ pub fn run(rebase: &Rebase) -> Result<Exit, Failure> {
     let name = &rebase.image;
     let new = open_new(rebase)?;
     let Some((parent, (image, file))) = rebase.onto.first().zip(new.images.first().zip(new.files.first())) else {
-        return Err(Failure::new(format!("rebase {name}"), "no new parent is given").exit_as(Exit::Usage));
+        return Err(Failure::new(format!("rebase {name}"), "no new parent is given").of_kind(Kind::Invalid));
     };
     check_size(name, parent, image.geometry().len)?;
     let link = parent_link::record(name.path(), parent, image, file)?;
@@ -189,7 +190,7 @@ fn open_new(rebase: &Rebase) -> Result<Layers, Failure> {
     let own = FileIdentity::of(&rebase.image);
     if let Some(loops) = rebase.onto.iter().find(|name| own.is_some() && FileIdentity::of(name) == own) {
         let why = format!("it is the same file as {}: no image is its own parent", rebase.image);
-        return Err(Failure::new(format!("rebase {} onto {loops}", rebase.image), why).exit_as(Exit::Usage));
+        return Err(Failure::new(format!("rebase {} onto {loops}", rebase.image), why).of_kind(Kind::Invalid));
     }
     let accept_changed = rebase.parents.accept_changed_parent;
     let chain = Chain { names: rebase.onto.iter().collect(), accept_changed, writable: 0, command: None, served: None };

@@ -2,13 +2,13 @@
 //!
 //! Only the image itself changes: its parents keep their sizes, and beyond their end a child reads as zeroes.
 
+use control::ImageName;
 use disk::{Format, Image};
 use serde::Serialize;
 use uring::{Cache, ImageFile, OpenOptions};
 
 use crate::cli::Resize;
 use crate::failure::{Exit, Failure};
-use crate::image_name::ImageName;
 use crate::layers::{open_file, open_image};
 use crate::libvhd::Behind;
 use crate::ordered;

@@ -4,12 +4,12 @@
 //! depending on the given format. Either is created completely or not at all. A snapshot freezes the image, so no
 //! process may have it open; a clone leaves it as it is, and others may read it.
 
+use control::{FormatName, ImageName};
 use serde::Serialize;
 use uring::{Cache, OpenOptions};
 
 use crate::cli::Snapshot;
 use crate::failure::{Exit, Failure};
-use crate::image_name::{FormatName, ImageName};
 use crate::jobs::create::plan_child;
 use crate::layers::{Chain, Layers};
 use crate::output;

@@ -18,6 +18,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use control::ImageName;
 use rustix::io::Errno;
 use rustix::net::sockopt::{self, Timeout};
 use rustix::net::{
@@ -27,7 +28,6 @@ use rustix::net::{
 use serde::{Deserialize, Serialize};
 
 use crate::handed::descriptors_of;
-use crate::image_name::ImageName;
 use crate::stats::Counters;
 
 /// Bytes of a packet: the longest has one path.

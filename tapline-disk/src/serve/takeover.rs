@@ -8,12 +8,13 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
+use control::ImageName;
+use control::Kind;
 use transport::{Handover, Parcel};
 
 use super::handover::{Channel, ChannelError, Said};
-use crate::failure::{Exit, Failure};
+use crate::failure::Failure;
 use crate::files::{self, Files, HandedFile};
-use crate::image_name::ImageName;
 use crate::stats::Counters;
 
 /// What was taken over, and is not begun yet.
@@ -57,7 +58,7 @@ impl Takeover {
         let socket = socket.map_err(|error| Failure::new("take over a disk", error))?;
         let channel = Channel::over(socket).map_err(|why| {
             failed(why)
-                .exit_as(Exit::Usage)
+                .of_kind(Kind::Invalid)
                 .advise("it is started by the process that it replaces: tapline disk SOCKET upgrade")
         })?;
         let program = env!("CARGO_PKG_VERSION").to_owned();
@@ -142,5 +143,5 @@ fn failed(why: ChannelError) -> Failure {
 }
 
 fn stays() -> Failure {
-    Failure::told("the process that serves the disk continues: see its log for the reason".into())
+    Failure::of(Kind::Failed, "the process that serves the disk continues: see its log for the reason")
 }

@@ -10,6 +10,7 @@ use std::fs::Metadata;
 use std::io;
 use std::os::unix::fs::FileTypeExt;
 
+use control::{FormatName, ImageName};
 use disk::{Creation, MetaWrite, Source};
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
@@ -17,7 +18,6 @@ use uring::{Cache, ImageFile, OpenOptions};
 
 use crate::failure::Failure;
 use crate::files;
-use crate::image_name::{FormatName, ImageName};
 use crate::log::say;
 use crate::progress::Progress;
 

@@ -13,6 +13,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use clap::Parser;
+use control::ImageName;
 use rustix::process::{Pid, Signal};
 use xen::Store;
 
@@ -23,7 +24,6 @@ use super::{detach, domain};
 use crate::ask;
 use crate::cli::{Arguments, Command, Serve, Upgrade};
 use crate::failure::Failure;
-use crate::image_name::ImageName;
 use crate::log::say;
 
 /// A disk process, as it was started.
@@ -165,7 +165,7 @@ fn renamed(words: &[OsString], image: &ImageName, chain: &[ImageName]) -> Option
 /// Adds to a failure that the guest's I/O waits for another process.
 fn waits(failure: Failure, launch: &Launch) -> Failure {
     let advice = format!("the guest's I/O waits until its disk is served again: {}", by_hand(launch));
-    Failure::told(failure.what().to_owned()).advise(advice)
+    failure.advise(advice)
 }
 
 /// A command to be pasted.

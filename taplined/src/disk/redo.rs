@@ -12,10 +12,10 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use api::{Code, Problem};
+use control::redo_name;
 use repo::driver::{Directory, is_used};
 
 use super::control::Beside;
-use super::redo_name;
 use crate::config::Config;
 
 /// The directory in which they are.

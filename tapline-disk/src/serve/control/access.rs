@@ -6,13 +6,14 @@
 
 use std::path::Path;
 
+use control::ImageName;
+use control::Kind;
 use disk::{FileId, Image, RedoLog};
 use uring::{FileOpenError, ImageFile};
 
-use super::refusal::{Kind, Refusal};
 use super::work::Work;
+use crate::failure::Failure;
 use crate::files;
-use crate::image_name::ImageName;
 use crate::layers::open_image;
 use crate::log::say;
 use crate::ordered;
@@ -49,17 +50,17 @@ pub type Lowered = Vec<LoweredOne>;
 pub type LoweredOne = (FileId, Result<ImageFile, FileOpenError>);
 
 /// The layers down to `last` that are open for reading only.
-pub fn closed(work: &Work<'_>, last: usize) -> Result<Vec<ReopenedLayer>, Refusal> {
+pub fn closed(work: &Work<'_>, last: usize) -> Result<Vec<ReopenedLayer>, Failure> {
     pick(work, last, false)
 }
 
 /// The layers below the leaf that are open for writing.
-pub fn open(work: &Work<'_>) -> Result<Vec<ReopenedLayer>, Refusal> {
+pub fn open(work: &Work<'_>) -> Result<Vec<ReopenedLayer>, Failure> {
     let last = work.disk.layers().len().saturating_sub(1);
     Ok(pick(work, last, true)?.into_iter().filter(|layer| layer.depth > 0).collect())
 }
 
-fn pick(work: &Work<'_>, last: usize, writable: bool) -> Result<Vec<ReopenedLayer>, Refusal> {
+fn pick(work: &Work<'_>, last: usize, writable: bool) -> Result<Vec<ReopenedLayer>, Failure> {
     let mut layers = Vec::new();
     for depth in 0..=last {
         let (id, file) = work.file(depth)?;
@@ -71,7 +72,7 @@ fn pick(work: &Work<'_>, last: usize, writable: bool) -> Result<Vec<ReopenedLaye
 }
 
 /// Opens the files of all of them for writing, or none: then what is to be put in their place again. Writes nothing.
-pub fn raise(layers: Vec<ReopenedLayer>) -> Result<Vec<ReopenedLayer>, (Refusal, Lowered)> {
+pub fn raise(layers: Vec<ReopenedLayer>) -> Result<Vec<ReopenedLayer>, (Failure, Lowered)> {
     let mut raised: Vec<ReopenedLayer> = Vec::new();
     for layer in layers {
         match raise_one(&layer) {
@@ -82,7 +83,7 @@ pub fn raise(layers: Vec<ReopenedLayer>) -> Result<Vec<ReopenedLayer>, (Refusal,
     Ok(raised)
 }
 
-fn raise_one(layer: &ReopenedLayer) -> Result<ImageFile, Refusal> {
+fn raise_one(layer: &ReopenedLayer) -> Result<ImageFile, Failure> {
     let ReopenedLayer { depth, name, file, .. } = layer;
     files::reopen_writable(file).map_err(|error| {
         if !matches!(error, FileOpenError::InUse { .. }) {
@@ -90,14 +91,14 @@ fn raise_one(layer: &ReopenedLayer) -> Result<ImageFile, Refusal> {
         }
         let what = format!("layer {depth}, {name}, is shared: another disk is based on it and would change too");
         let advice = "merge into a layer above the shared one, or stop the other disk first";
-        Refusal::from(error).with_reason(&what).of_kind(Kind::InUse).advise(advice)
+        Failure::from(error).about(&what).of_kind(Kind::InUse).advise(advice)
     })
 }
 
 /// Has the layers, which are in the order of the chain, forget the size and the time of last change of their parents,
 /// each durably before anything is written to the next. The leaf has forgotten already. *Killed on the way:* those
 /// above some layer know nothing of their parents, those below are as they were.
-pub fn forget_parents(layers: Vec<ReopenedLayer>) -> Result<Vec<Raised>, (Refusal, Lowered)> {
+pub fn forget_parents(layers: Vec<ReopenedLayer>) -> Result<Vec<Raised>, (Failure, Lowered)> {
     let mut ready: Vec<Raised> = Vec::new();
     let mut rest = layers.into_iter();
     while let Some(mut layer) = rest.next() {
@@ -115,11 +116,11 @@ pub fn forget_parents(layers: Vec<ReopenedLayer>) -> Result<Vec<Raised>, (Refusa
     Ok(ready)
 }
 
-fn forget_parent(layer: &mut ReopenedLayer) -> Result<(Image, Option<RedoLog>), Refusal> {
+fn forget_parent(layer: &mut ReopenedLayer) -> Result<(Image, Option<RedoLog>), Failure> {
     let mut image = open_image(&layer.name, &mut layer.file, true)?;
     if forget(&mut image)? {
         ordered::round(&mut layer.file, &mut image)
-            .map_err(|error| Refusal::failed(format!("change the parent recorded in {}", layer.name), &error))?;
+            .map_err(|error| Failure::failed(format!("change the parent recorded in {}", layer.name), &error))?;
     }
     let log = redo_log::open(&layer.name, &mut layer.file)?;
     Ok((image, log))
@@ -127,7 +128,7 @@ fn forget_parent(layer: &mut ReopenedLayer) -> Result<(Image, Option<RedoLog>), 
 
 /// Has an image forget what will change of its parent, with its next round; whether it has a parent. What it has
 /// forgotten already is written again: a sync of it may have failed, and the page cache does not tell.
-pub fn forget(image: &mut Image) -> Result<bool, Refusal> {
+pub fn forget(image: &mut Image) -> Result<bool, Failure> {
     let Some(mut link) = image.link() else { return Ok(false) };
     (link.modified, link.len) = (None, None);
     image.relink(Some(&link))?;
@@ -148,9 +149,9 @@ pub fn lower(layers: Vec<ReopenedLayer>) -> Lowered {
 /// disks cannot be based on it.
 pub fn put_back(lowered: Lowered, work: &mut Work<'_>) {
     for (id, file) in lowered {
-        let replaced = file.map_err(Refusal::from).and_then(|file| Ok(work.engine.replace(id, file)?));
+        let replaced = file.map_err(Failure::from).and_then(|file| Ok(work.engine.replace(id, file)?));
         if let Err(refusal) = replaced {
-            say(format_args!("a parent could not be reopened read-only: {}", refusal.message));
+            say(format_args!("a parent could not be reopened read-only: {}", refusal.what()));
         }
     }
 }
@@ -176,10 +177,10 @@ mod test {
 
     use super::*;
     use crate::cli::Parents;
-    use crate::image_name::FormatName;
     use crate::layers::Layers;
     use crate::parent_link;
     use crate::target::{Plan, Shape, Target};
+    use control::FormatName;
 
     const WRITABLE: OpenOptions = OpenOptions { write: true, cache: Cache::Writeback, lock: true };
     const READABLE: OpenOptions = OpenOptions { write: false, ..WRITABLE };

@@ -11,13 +11,14 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use control::Kind;
+use control::{FormatName, ImageName};
 use disk::{Format, Image, RedoLog};
 use uring::{Cache, ImageFile, OpenOptions};
 
-use super::refusal::{Kind, Refusal};
 use super::work::Work;
+use crate::failure::Failure;
 use crate::files;
-use crate::image_name::{FormatName, ImageName};
 use crate::jobs::create::unit_of;
 use crate::layers::open_image;
 use crate::log::say;
@@ -50,9 +51,9 @@ pub struct Child {
 
 impl Wanted {
     /// A child of the layer at `depth`, which is written to for a while yet (`live`) or is not any more.
-    pub fn on(work: &Work<'_>, depth: usize, name: &ImageName, live: bool) -> Result<Wanted, Refusal> {
+    pub fn on(work: &Work<'_>, depth: usize, name: &ImageName, live: bool) -> Result<Wanted, Failure> {
         if name.format == FormatName::Raw {
-            return Err(Refusal::new(Kind::Unsupported, "a raw image cannot have a parent")
+            return Err(Failure::of(Kind::Unsupported, "a raw image cannot have a parent")
                 .advise("use another format: qcow2:PATH or vhd:PATH"));
         }
         let parent = work.name(depth)?;
@@ -61,12 +62,12 @@ impl Wanted {
     }
 
     /// Makes it.
-    pub fn make(self) -> Result<Child, Refusal> {
+    pub fn make(self) -> Result<Child, Failure> {
         let begun = Instant::now();
         let creation = target::lay_out(&self.name, &self.plan)?;
         let new = Unnamed::create(self.name.path())?;
         let mut file = new.file()?;
-        let failed = |error| Refusal::failed(format!("write the new image {}", self.name), &error);
+        let failed = |error| Failure::failed(format!("write the new image {}", self.name), &error);
         target::write(&mut file, &creation).map_err(failed)?;
         let synced = Instant::now();
         file.sync().map_err(failed)?;
@@ -88,7 +89,7 @@ fn plan(
     parent: &ImageName,
     (image, file): (&Image, &ImageFile),
     live: bool,
-) -> Result<Plan, Refusal> {
+) -> Result<Plan, Failure> {
     let mut link = parent_link::record(name.path(), parent, image, file)?;
     if live {
         link.modified = None;
@@ -109,10 +110,10 @@ pub struct Named(Unnamed);
 
 impl Unnamed {
     /// An empty file beside `path`, where nothing may be.
-    pub fn create(path: &Path) -> Result<Unnamed, Refusal> {
+    pub fn create(path: &Path) -> Result<Unnamed, Failure> {
         if files::is_taken(path) {
             let what = format!("cannot create {}: it already exists", path.display());
-            return Err(Refusal::new(Kind::Exists, what).advise("remove it or choose another name"));
+            return Err(Failure::of(Kind::Exists, what).advise("remove it or choose another name"));
         }
         let beside = files::unnamed(path)?;
         drop(files::create_new(&beside, THROUGH_CACHE)?);
@@ -120,12 +121,12 @@ impl Unnamed {
     }
 
     /// The file, open through the page cache, which takes any alignment.
-    pub fn file(&self) -> Result<ImageFile, Refusal> {
+    pub fn file(&self) -> Result<ImageFile, Failure> {
         Ok(files::open(self.path.as_deref().unwrap_or(Path::new("")), THROUGH_CACHE)?)
     }
 
     /// Gives it its name, durably.
-    pub fn name(mut self, path: &Path) -> Result<Named, Refusal> {
+    pub fn name(mut self, path: &Path) -> Result<Named, Failure> {
         let Some(beside) = &self.path else { unreachable!("it is renamed only once") };
         files::name_new(beside, path)?;
         self.path = Some(path.to_owned());
@@ -162,12 +163,12 @@ const THROUGH_CACHE: OpenOptions = OpenOptions { write: true, cache: Cache::Writ
 
 impl Child {
     /// Whether the disk may take it for its leaf on `below`.
-    pub fn fits_on(&self, below: &Image) -> Result<(), Refusal> {
+    pub fn fits_on(&self, below: &Image) -> Result<(), Failure> {
         let (above, below) = (self.image.geometry(), below.geometry());
         if above.len == below.len && above.block <= below.block {
             return Ok(());
         }
         let what = "the new file is on storage whose block size is too large for the layers below it";
-        Err(Refusal::new(Kind::Unsupported, what).advise("choose a path on the file system of the other layers"))
+        Err(Failure::of(Kind::Unsupported, what).advise("choose a path on the file system of the other layers"))
     }
 }

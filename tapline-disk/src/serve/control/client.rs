@@ -9,11 +9,12 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
+use control::Kind;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvFlags, ReturnFlags, SendFlags, recvmsg, send};
 
-use super::refusal::{Kind, Refusal};
+use crate::failure::Failure;
 use crate::handed::descriptors_of;
 
 /// Bytes of a line, its end not counted: the longest verb has two paths.
@@ -207,7 +208,7 @@ impl Client {
 
     /// Takes so many descriptors for the line that was handed out. The kernel says beside which bytes they came and not
     /// with which line, so that those a line leaves may belong to the next, as long as that began in the same bytes.
-    pub fn claim(&mut self, wanted: usize) -> Result<Vec<OwnedFd>, Refusal> {
+    pub fn claim(&mut self, wanted: usize) -> Result<Vec<OwnedFd>, Failure> {
         let (came, last) = (self.descriptors.len(), self.beside == 0);
         let why = match () {
             () if std::mem::take(&mut self.surplus) => format!("more than {DESCRIPTORS_MAX} descriptors were received"),
@@ -218,7 +219,7 @@ impl Client {
         };
         self.descriptors = Vec::new();
         let advice = "send the files together with their line, and list them in \"files\"";
-        Err(Refusal::new(Kind::Invalid, why).advise(advice))
+        Err(Failure::of(Kind::Invalid, why).advise(advice))
     }
 
     /// An answer will follow.

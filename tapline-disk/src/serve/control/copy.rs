@@ -6,18 +6,19 @@
 
 use std::os::fd::AsFd;
 
+use control::Kind;
+use control::answer::{self, Answer};
+use control::ask::Method;
+use control::{FormatName, ImageName};
 use disk::Image;
 use rustix::io::Errno;
-use serde_json::{Value, json};
 use uring::ImageFile;
 
 use super::child::Unnamed;
 use super::driver::Driver;
-use super::protocol::Method;
-use super::refusal::{Kind, Refusal};
 use super::work::Work;
+use crate::failure::Failure;
 use crate::files;
-use crate::image_name::{FormatName, ImageName};
 
 /// A copy under way.
 #[derive(Debug)]
@@ -35,51 +36,55 @@ pub fn reflink_possible(to: &ImageName, work: &Work<'_>) -> bool {
 
 impl Copy {
     /// Begins.
-    pub fn begin(to: ImageName, work: &mut Work<'_>) -> Result<Copy, Refusal> {
+    pub fn begin(to: ImageName, work: &mut Work<'_>) -> Result<Copy, Failure> {
         if !reflink_possible(&to, work) {
             let what = "only a raw image in a file can be copied by reflink, to another raw file";
-            return Err(Refusal::new(Kind::Unsupported, what).advise("omit the method, or set it to 'chain'"));
+            return Err(Failure::of(Kind::Unsupported, what).advise("omit the method, or set it to 'chain'"));
         }
         work.must_be_writable()?;
         Ok(Copy { driver: Driver::making(&to, plan::copy()), to })
     }
 
     /// Goes on; the answer but for the pause, when it has come to its end.
-    pub fn advance(&mut self, work: &mut Work<'_>) -> Result<Option<Value>, Refusal> {
+    pub fn advance(&mut self, work: &mut Work<'_>) -> Result<Option<Answer>, Failure> {
         if !self.driver.advance(work)? {
             return Ok(None);
         }
-        Ok(Some(json!({
-            "method": Method::Reflink.to_string(),
-            "copy": self.to.to_string(),
-            "leaf": work.name(0)?.to_string(),
-            "layers": work.names(),
-        })))
+        let answer = answer::Snapshot {
+            method: Method::Reflink,
+            copy: Some(self.to.to_string()),
+            leaf: work.name(0)?.to_string(),
+            parent: None,
+            layers: work.names(),
+            took: None,
+            pause: None,
+        };
+        Ok(Some(answer.into()))
     }
 }
 
 /// The new file, on a file system that has shown, if it could be tried, that it can share blocks of the old one's.
-pub fn make(from: &ImageName, to: &ImageName) -> Result<(Unnamed, ImageFile), Refusal> {
+pub fn make(from: &ImageName, to: &ImageName) -> Result<(Unnamed, ImageFile), Failure> {
     let unnamed = Unnamed::create(to.path())?;
     let file = unnamed.file()?;
     // The disk's own file is left alone: sharing its blocks holds up what is written to it.
     let sample = files::sample(from.path());
-    if let Some(sample) = sample.map_err(|error| Refusal::failed(format!("test a reflink copy of {from}"), &error))? {
+    if let Some(sample) = sample.map_err(|error| Failure::failed(format!("test a reflink copy of {from}"), &error))? {
         share(&sample, &file, "copy the disk")?;
     }
     Ok((unnamed, file))
 }
 
 /// Has one file share all blocks of another.
-pub fn share(from: &impl AsFd, to: &ImageFile, tried: &str) -> Result<(), Refusal> {
+pub fn share(from: &impl AsFd, to: &ImageFile, tried: &str) -> Result<(), Failure> {
     let why = match rustix::fs::ioctl_ficlone(to.as_fd(), from) {
         Ok(()) => return Ok(()),
         Err(Errno::XDEV) => "they are on different file systems, and blocks can only be shared within one",
         Err(Errno::OPNOTSUPP | Errno::NOTTY | Errno::INVAL | Errno::NOSYS) => {
             "their file system cannot share blocks between files (XFS and btrfs can)"
         }
-        Err(errno) => return Err(Refusal::failed(tried, &errno.into())),
+        Err(errno) => return Err(Failure::failed(tried, &errno.into())),
     };
-    let refusal = Refusal::new(Kind::Unsupported, format!("cannot {tried} by reflink: {why}"));
+    let refusal = Failure::of(Kind::Unsupported, format!("cannot {tried} by reflink: {why}"));
     Err(refusal.advise("snapshot to vhd:PATH or qcow2:PATH, which creates a chain"))
 }

@@ -2,11 +2,12 @@
 
 use std::os::fd::AsFd;
 
+use control::Kind;
 use disk::{MergeState, Status};
 
 use super::rate_limiter::RateLimiter;
-use super::refusal::{Kind, Refusal};
 use super::work::Work;
+use crate::failure::Failure;
 use crate::serve::own_keys::MERGE_TIMER;
 
 /// Chunks begun in one turn, so that the guest has its own.
@@ -34,8 +35,8 @@ pub struct Copying {
 
 impl Copying {
     /// Nothing is copied yet.
-    pub fn new(rate: Option<u64>, work: &mut Work<'_>) -> Result<Copying, Refusal> {
-        let timer = |error| Refusal::failed("create a timer", &error);
+    pub fn new(rate: Option<u64>, work: &mut Work<'_>) -> Result<Copying, Failure> {
+        let timer = |error| Failure::failed("create a timer", &error);
         let rate_limiter = RateLimiter::new(rate, work.clock()).map_err(timer)?;
         work.engine.watch(rate_limiter.as_fd(), false, MERGE_TIMER.0).map_err(timer)?;
         let len = work.geometry.len;
@@ -44,11 +45,11 @@ impl Copying {
     }
 
     /// Begins chunks, as the rate limiter allows; whether all is copied.
-    pub fn advance(&mut self, work: &mut Work<'_>) -> Result<bool, Refusal> {
+    pub fn advance(&mut self, work: &mut Work<'_>) -> Result<bool, Failure> {
         self.hungry = false;
         for _ in 0..TURN {
             let Some(progress) = work.disk.merge() else {
-                return Err(Refusal::new(Kind::Cancelled, "the merge was cancelled"));
+                return Err(Failure::of(Kind::Cancelled, "the merge was cancelled"));
             };
             (self.copied, self.done, self.len) = (progress.copied, progress.done, progress.len);
             if let Some((copied, came)) = self.chunk.take_if(|_| !progress.busy) {
@@ -57,7 +58,7 @@ impl Copying {
             }
             if self.cancelled {
                 let refusal =
-                    Refusal::new(Kind::Cancelled, "the merge was cancelled; what has been merged stays merged");
+                    Failure::of(Kind::Cancelled, "the merge was cancelled; what has been merged stays merged");
                 return Err(refusal.advise("request it again to continue where it stopped"));
             }
             match progress.state {
@@ -66,7 +67,7 @@ impl Copying {
                 MergeState::Running => {}
             }
             let may = !progress.busy && !self.stopped && !work.paused;
-            let timer = |error| Refusal::failed("set a timer", &error);
+            let timer = |error| Failure::failed("set a timer", &error);
             if !may || !self.rate_limiter.allows(work.clock()).map_err(timer)? {
                 return Ok(false);
             }
@@ -83,12 +84,12 @@ impl Copying {
 }
 
 /// Why a merge cannot go on.
-pub fn failed(status: Status) -> Refusal {
+pub fn failed(status: Status) -> Failure {
     match status {
-        Status::NoSpace => Refusal::new(Kind::NoSpace, "the merge stopped: no space is left for its target").advise(
+        Status::NoSpace => Failure::of(Kind::NoSpace, "the merge stopped: no space is left for its target").advise(
             "the chain is valid as it is; free some space and request the merge again to continue where it stopped",
         ),
-        _ => Refusal::new(Kind::Failed, "the merge stopped: the storage failed")
+        _ => Failure::of(Kind::Failed, "the merge stopped: the storage failed")
             .advise("the chain is valid as it is; see the kernel log"),
     }
 }

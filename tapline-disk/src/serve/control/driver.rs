@@ -8,6 +8,7 @@
 
 use std::time::Duration;
 
+use control::ImageName;
 use disk::{Format, Image};
 use plan::{Plan, Step};
 use uring::ImageFile;
@@ -18,10 +19,9 @@ use super::child::{self, Child, Unnamed, Wanted};
 use super::copy;
 use super::copying::Copying;
 use super::merge::{self, Sources};
-use super::refusal::Refusal;
 use super::revert;
 use super::work::{Quiesce, Work};
-use crate::image_name::ImageName;
+use crate::failure::Failure;
 use crate::log::say;
 
 /// A verb that is carried out.
@@ -31,7 +31,7 @@ pub struct Driver {
     phase: Phase,
     hands: Hands,
     /// The first step that has failed, and why.
-    failed: Option<(Step, Refusal)>,
+    failed: Option<(Step, Failure)>,
 }
 
 /// What steps hand to later ones.
@@ -66,7 +66,7 @@ struct Hands {
 }
 
 /// Removes files that are no longer needed.
-struct RemoveSources(Box<dyn FnOnce() -> Result<(), Refusal> + Send>);
+struct RemoveSources(Box<dyn FnOnce() -> Result<(), Failure> + Send>);
 
 /// How far a step has come.
 #[derive(Debug)]
@@ -78,8 +78,8 @@ enum Phase {
     Flushing,
     /// A round is.
     Syncing,
-    Background(BlockingTask<Result<Done, Refusal>>),
-    Lengthening(BlockingTask<Result<(), Refusal>>),
+    Background(BlockingTask<Result<Done, Failure>>),
+    Lengthening(BlockingTask<Result<(), Failure>>),
 }
 
 /// What a background task has done.
@@ -88,8 +88,8 @@ enum Done {
     Created(Child),
     Copied(Unnamed, ImageFile),
     Reopened(Lowered),
-    Opened(Result<Vec<ReopenedLayer>, (Refusal, Lowered)>),
-    Forgotten(Result<Vec<Raised>, (Refusal, Lowered)>),
+    Opened(Result<Vec<ReopenedLayer>, (Failure, Lowered)>),
+    Forgotten(Result<Vec<Raised>, (Failure, Lowered)>),
     Removed(bool),
     Nothing,
 }
@@ -110,7 +110,7 @@ impl Driver {
     }
 
     /// The same for a verb that removes the files of merged layers.
-    pub fn removing(remove: impl FnOnce() -> Result<(), Refusal> + Send + 'static, plan: Plan) -> Driver {
+    pub fn removing(remove: impl FnOnce() -> Result<(), Failure> + Send + 'static, plan: Plan) -> Driver {
         let mut driver = Driver::new(plan);
         driver.hands.remove_sources = Some(RemoveSources(Box::new(remove)));
         driver
@@ -118,7 +118,7 @@ impl Driver {
 
     /// Goes on as far as it can without waiting; whether it has come to its end. If a step has failed, what can be
     /// taken back was taken back then.
-    pub fn advance(&mut self, work: &mut Work<'_>) -> Result<bool, Refusal> {
+    pub fn advance(&mut self, work: &mut Work<'_>) -> Result<bool, Failure> {
         while let Some(step) = self.plan.step() {
             match self.carry_out(step, work) {
                 Ok(false) => return Ok(false),
@@ -191,7 +191,7 @@ impl Driver {
     }
 
     /// One step, as far as it comes; whether it is done.
-    fn carry_out(&mut self, step: Step, work: &mut Work<'_>) -> Result<bool, Refusal> {
+    fn carry_out(&mut self, step: Step, work: &mut Work<'_>) -> Result<bool, Failure> {
         match step {
             Step::CreateChild { of, live } => return self.create_child(of, live, work),
             Step::CreateCopy => return self.create_copy(work),
@@ -232,10 +232,10 @@ impl Driver {
     fn background<W>(
         &mut self,
         work: &mut Work<'_>,
-        begin: impl FnOnce(&mut Hands, &mut Work<'_>) -> Result<W, Refusal>,
-    ) -> Result<Option<Done>, Refusal>
+        begin: impl FnOnce(&mut Hands, &mut Work<'_>) -> Result<W, Failure>,
+    ) -> Result<Option<Done>, Failure>
     where
-        W: FnOnce() -> Result<Done, Refusal> + Send + 'static,
+        W: FnOnce() -> Result<Done, Failure> + Send + 'static,
     {
         let task = match std::mem::replace(&mut self.phase, Phase::Due) {
             Phase::Background(task) => task,
@@ -253,7 +253,7 @@ impl Driver {
         }
     }
 
-    fn create_child(&mut self, of: usize, live: bool, work: &mut Work<'_>) -> Result<bool, Refusal> {
+    fn create_child(&mut self, of: usize, live: bool, work: &mut Work<'_>) -> Result<bool, Failure> {
         let created = self.background(work, |hands, work| {
             let wanted = Wanted::on(work, of, hands.to(), live)?;
             Ok(move || wanted.make().map(Done::Created))
@@ -276,7 +276,7 @@ impl Driver {
     }
 
     /// The disk stands still: the new file becomes its leaf.
-    fn push_leaf(&mut self, work: &mut Work<'_>) -> Result<(), Refusal> {
+    fn push_leaf(&mut self, work: &mut Work<'_>) -> Result<(), Failure> {
         let Some(child) = self.hands.child.take() else { unreachable!("no file was created") };
         let Child { file, image, log, .. } = *child;
         let new = work.engine.add(file)?;
@@ -292,7 +292,7 @@ impl Driver {
         Ok(())
     }
 
-    fn create_copy(&mut self, work: &mut Work<'_>) -> Result<bool, Refusal> {
+    fn create_copy(&mut self, work: &mut Work<'_>) -> Result<bool, Failure> {
         let made = self.background(work, |hands, work| {
             let (from, to) = (work.name(0)?, hands.to().clone());
             Ok(move || copy::make(&from, &to).map(|(unnamed, file)| Done::Copied(unnamed, file)))
@@ -300,7 +300,7 @@ impl Driver {
         self.keep_copy(made?)
     }
 
-    fn share_blocks(&mut self, work: &mut Work<'_>) -> Result<bool, Refusal> {
+    fn share_blocks(&mut self, work: &mut Work<'_>) -> Result<bool, Failure> {
         let shared = self.background(work, |hands, work| {
             let from = work.file(0)?.1.try_clone()?;
             let (unnamed, file) = hands.copy();
@@ -309,18 +309,18 @@ impl Driver {
         self.keep_copy(shared?)
     }
 
-    fn keep_copy(&mut self, done: Option<Done>) -> Result<bool, Refusal> {
+    fn keep_copy(&mut self, done: Option<Done>) -> Result<bool, Failure> {
         let Some(Done::Copied(unnamed, file)) = done else { return Ok(false) };
         self.hands.copy = Some((unnamed, file));
         Ok(true)
     }
 
-    fn name_copy(&mut self, work: &mut Work<'_>) -> Result<bool, Refusal> {
+    fn name_copy(&mut self, work: &mut Work<'_>) -> Result<bool, Failure> {
         let named = self.background(work, |hands, _| {
             let to = hands.to().clone();
             let (unnamed, mut file) = hands.copy();
             Ok(move || {
-                file.sync().map_err(|error| Refusal::failed(format!("sync {to}"), &error))?;
+                file.sync().map_err(|error| Failure::failed(format!("sync {to}"), &error))?;
                 unnamed.name(to.path()).map(child::Named::keep).map(|()| Done::Nothing)
             })
         });
@@ -328,7 +328,7 @@ impl Driver {
     }
 
     /// Holds requests until nothing is under way, or everything is durable as well.
-    fn hold(&mut self, durable: bool, work: &mut Work<'_>) -> Result<bool, Refusal> {
+    fn hold(&mut self, durable: bool, work: &mut Work<'_>) -> Result<bool, Failure> {
         let mut quiesce = match self.phase {
             Phase::Quiescing(quiesce) => quiesce,
             _ => Quiesce::default(),
@@ -341,7 +341,7 @@ impl Driver {
 
     /// By a flush behind those of the guest; by a round, while a client has requests held, which would hold a flush of
     /// our own, too.
-    fn make_durable(&mut self, work: &mut Work<'_>) -> Result<bool, Refusal> {
+    fn make_durable(&mut self, work: &mut Work<'_>) -> Result<bool, Failure> {
         match self.phase {
             Phase::Flushing => work.is_flushed(),
             Phase::Syncing => work.is_synced(),
@@ -388,12 +388,12 @@ impl Driver {
         match reopened {
             Ok(Some(Done::Reopened(lowered))) => access::put_back(lowered, work),
             Ok(_) => return false,
-            Err(refusal) => say(format_args!("the layers below the leaf stay locked for writing: {}", refusal.message)),
+            Err(refusal) => say(format_args!("the layers below the leaf stay locked for writing: {}", refusal.what())),
         }
         true
     }
 
-    fn lengthen(&mut self, depth: usize, len: u64, work: &mut Work<'_>) -> Result<bool, Refusal> {
+    fn lengthen(&mut self, depth: usize, len: u64, work: &mut Work<'_>) -> Result<bool, Failure> {
         let task = match std::mem::replace(&mut self.phase, Phase::Due) {
             Phase::Lengthening(task) => task,
             _ => match work.lengthen(depth, len)? {
@@ -414,7 +414,7 @@ impl Driver {
         }
     }
 
-    fn remove_sources(&mut self, work: &mut Work<'_>) -> Result<bool, Refusal> {
+    fn remove_sources(&mut self, work: &mut Work<'_>) -> Result<bool, Failure> {
         let removed = self.background(work, |hands, _| {
             let (remove, mut sources) = (hands.remove_sources.take(), hands.sources.take());
             Ok(move || match remove {
@@ -427,7 +427,7 @@ impl Driver {
         Ok(true)
     }
 
-    fn open_for_writing(&mut self, last: usize, work: &mut Work<'_>) -> Result<bool, Refusal> {
+    fn open_for_writing(&mut self, last: usize, work: &mut Work<'_>) -> Result<bool, Failure> {
         let opened = self.background(work, |_, work| {
             let closed = access::closed(work, last)?;
             Ok(move || Ok(Done::Opened(access::raise(closed))))
@@ -437,7 +437,7 @@ impl Driver {
         Ok(true)
     }
 
-    fn forget_parents(&mut self, work: &mut Work<'_>) -> Result<bool, Refusal> {
+    fn forget_parents(&mut self, work: &mut Work<'_>) -> Result<bool, Failure> {
         let forgotten = self.background(work, |hands, _| {
             let opened = std::mem::take(&mut hands.opened);
             Ok(move || Ok(Done::Forgotten(access::forget_parents(opened))))
@@ -448,7 +448,7 @@ impl Driver {
     }
 
     /// Nothing is in flight: the disk uses the files that were opened for writing.
-    fn use_writable(&mut self, work: &mut Work<'_>) -> Result<(), Refusal> {
+    fn use_writable(&mut self, work: &mut Work<'_>) -> Result<(), Failure> {
         for layer in std::mem::take(&mut self.hands.raised) {
             work.engine.replace(layer.id, layer.file)?;
             work.disk.reopen(layer.depth, layer.image)?;
@@ -473,7 +473,7 @@ impl Hands {
 }
 
 /// Layers that were opened for writing; where that failed, they are all as they were.
-fn all_or_none<T>(opened: Result<Vec<T>, (Refusal, Lowered)>, work: &mut Work<'_>) -> Result<Vec<T>, Refusal> {
+fn all_or_none<T>(opened: Result<Vec<T>, (Failure, Lowered)>, work: &mut Work<'_>) -> Result<Vec<T>, Failure> {
     opened.map_err(|(refusal, lowered)| {
         access::put_back(lowered, work);
         refusal
@@ -485,7 +485,7 @@ fn leaf<'a>(work: &'a mut Work<'_>) -> &'a mut Image {
     leaf
 }
 
-fn close_for_writing(work: &mut Work<'_>) -> Result<(), Refusal> {
+fn close_for_writing(work: &mut Work<'_>) -> Result<(), Failure> {
     for depth in 1..work.disk.layers().len() {
         if !work.image(depth)?.geometry().read_only {
             work.disk.freeze(depth)?;

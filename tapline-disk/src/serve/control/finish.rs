@@ -6,26 +6,27 @@
 //! target, its parent was verified when the disk was opened; but what that layer records may be in the page cache only,
 //! and is made durable before the files go ([`plan::finish_merge`]).
 
-use serde_json::{Value, json};
+use control::ImageName;
+use control::answer::{self, Answer, Merged};
+use control::{Kind, ask};
 
 use super::driver::Driver;
-use super::protocol;
-use super::refusal::{Kind, Refusal};
+use super::merge;
 use super::work::Work;
-use crate::image_name::ImageName;
+use crate::failure::Failure;
 use crate::stale_layers::{MergeLayer, StaleLayers};
 
 /// The end of a merge under way.
 #[derive(Debug)]
 pub struct Finish {
-    asked: protocol::MergeRequest,
+    asked: ask::Merge,
     sources: Vec<ImageName>,
     driver: Driver,
 }
 
 /// What remains to be done of the requested merge; `None` if it has not been done. Refused if the disk has another
 /// chain.
-pub fn what_is_left(asked: &protocol::MergeRequest, work: &Work<'_>) -> Result<Option<Finish>, Refusal> {
+pub fn what_is_left(asked: &ask::Merge, work: &Work<'_>) -> Result<Option<Finish>, Failure> {
     let Some(expected) = &asked.expect else { return Ok(None) };
     let layers: Vec<ImageName> =
         (0..work.disk.layers().len()).map(|depth| work.name(depth)).collect::<Result<_, _>>()?;
@@ -39,7 +40,7 @@ pub fn what_is_left(asked: &protocol::MergeRequest, work: &Work<'_>) -> Result<O
     }
     if layers != left {
         let what = format!("the disk does not have the expected layers: {}", work.names().join(", "));
-        return Err(Refusal::new(Kind::State, what).advise("list the layers, and request the merge that they need"));
+        return Err(Failure::of(Kind::State, what).advise("list the layers, and request the merge that they need"));
     }
     let target = MergeLayer::in_image(&work.name(asked.from)?, work.image(asked.from)?);
     let (merged, delete, leaf) = (sources.clone(), asked.delete, asked.from == 0);
@@ -48,36 +49,32 @@ pub fn what_is_left(asked: &protocol::MergeRequest, work: &Work<'_>) -> Result<O
 }
 
 /// Looks for the files, and removes them if that is wanted. `leaf`: nothing stood on them.
-fn finish(sources: &[ImageName], target: &MergeLayer, delete: bool, leaf: bool) -> Result<(), Refusal> {
-    let stale = StaleLayers::of(sources, target).map_err(|failure| Refusal::from(failure).of_kind(Kind::State))?;
+fn finish(sources: &[ImageName], target: &MergeLayer, delete: bool, leaf: bool) -> Result<(), Failure> {
+    let stale = StaleLayers::of(sources, target).map_err(|failure| failure.of_kind(Kind::State))?;
     if let Some(gone) =
         sources.iter().find(|&source| leaf && !delete && !stale.layers().any(|layer| layer.name == *source))
     {
         // No layer above tells that it was merged, and it was not to be removed.
         let what = format!("{gone} is gone, and it is unknown whether it was merged before");
-        return Err(Refusal::new(Kind::State, what).advise("a merge with 'delete' removes it as its last step"));
+        return Err(Failure::of(Kind::State, what).advise("a merge with 'delete' removes it as its last step"));
     }
     if delete { Ok(stale.remove()?) } else { Ok(()) }
 }
 
 impl Finish {
     /// Goes on; the answer, when it has come to its end.
-    pub fn advance(&mut self, work: &mut Work<'_>) -> Result<Option<Value>, Refusal> {
-        Ok(self.driver.advance(work)?.then(|| self.answer(work)))
+    pub fn advance(&mut self, work: &mut Work<'_>) -> Result<Option<Answer>, Failure> {
+        Ok(self.driver.advance(work)?.then(|| self.answer(work).into()))
     }
 
     /// As that of a merge that had something to do.
-    fn answer(&self, work: &Work<'_>) -> Value {
-        json!({
-            "state": "done",
-            "from": self.asked.from,
-            "into": self.asked.into,
-            "copied": 0,
-            "unused": self.sources.iter().map(ToString::to_string).collect::<Vec<_>>(),
-            "deleted": self.asked.delete,
-            "layers": work.names(),
-            "pause_us": 0,
-            "held_us": 0,
-        })
+    fn answer(&self, work: &Work<'_>) -> answer::Merge {
+        let merged = Merged {
+            unused: self.sources.iter().map(ToString::to_string).collect(),
+            deleted: self.asked.delete,
+            chain: work.names(),
+            pause: answer::Pause::default(),
+        };
+        merge::done(&self.asked, 0, merged)
     }
 }

@@ -5,12 +5,13 @@
 
 use std::os::fd::OwnedFd;
 
-use super::protocol::{FileAsked, Verb};
-use super::refusal::{Kind, Refusal};
+use control::{FileAsked, Kind, Verb};
+
+use crate::failure::Failure;
 use crate::files::{self, Files, HandedFile};
 
 /// The files of a line, and what came with it.
-pub fn files(asked: Vec<FileAsked>, came: Vec<OwnedFd>) -> Result<Files, Refusal> {
+pub fn files(asked: Vec<FileAsked>, came: Vec<OwnedFd>) -> Result<Files, Failure> {
     let mut found = Files::default();
     for (FileAsked { path, write }, descriptor) in asked.into_iter().zip(came) {
         HandedFile::checked(path, write, descriptor).and_then(|file| found.add(file)).map_err(invalid)?;
@@ -19,7 +20,7 @@ pub fn files(asked: Vec<FileAsked>, came: Vec<OwnedFd>) -> Result<Files, Refusal
 }
 
 /// Checks that a verb may come with files, and needs nothing that only the passing process can do.
-pub fn check(verb: &Verb, given: &Files) -> Result<(), Refusal> {
+pub fn check(verb: &Verb, given: &Files) -> Result<(), Failure> {
     if !given.is_empty() && !files::are_handed() {
         let refusal = invalid("files came with the line, but this disk opens its files itself".to_owned());
         return Err(refusal.advise("omit \"files\", or start the disk with --handed"));
@@ -30,7 +31,7 @@ pub fn check(verb: &Verb, given: &Files) -> Result<(), Refusal> {
     match verb {
         Verb::Merge(merge) if merge.delete && files::are_handed() => {
             let what = "this disk was started with --handed and cannot remove files";
-            Err(Refusal::new(Kind::Unsupported, what).advise("omit 'delete', and remove the files listed in 'unused'"))
+            Err(Failure::of(Kind::Unsupported, what).advise("omit 'delete', and remove the files listed in 'unused'"))
         }
         _ => Ok(()),
     }
@@ -49,6 +50,6 @@ pub fn takes_files(verb: &Verb) -> bool {
     matches!(verb, Verb::Snapshot(_) | Verb::Revert(_) | Verb::Clone(_) | Verb::Merge(_))
 }
 
-fn invalid(what: String) -> Refusal {
-    Refusal::new(Kind::Invalid, what)
+fn invalid(what: String) -> Failure {
+    Failure::of(Kind::Invalid, what)
 }

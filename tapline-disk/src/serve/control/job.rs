@@ -3,12 +3,12 @@
 //! It knows nothing about clients. The answer of a verb that quiesces the disk is delayed until the guest has its first
 //! completion again, so that it can include the length of the pause; the verb is done before, and cannot fail any more.
 
-use serde_json::Value;
+use control::answer::Answer;
+use control::ask::{self, Method};
 
-use super::protocol::{self, Method};
-use super::refusal::Refusal;
 use super::work::Work;
 use super::{clone, copy, finish, resize, revert, snapshot, standstill, upgrade};
+use crate::failure::Failure;
 use crate::files::AtHand;
 
 /// A verb that takes time.
@@ -16,7 +16,7 @@ use crate::files::AtHand;
 pub struct Job {
     steps: Steps,
     /// It is done; the answer waits for the figures of the pause.
-    answer: Option<Value>,
+    answer: Option<Answer>,
     /// The files that came with the request.
     _at_hand: Option<AtHand>,
 }
@@ -42,14 +42,14 @@ impl Job {
     }
 
     /// Goes on; the answer, when it has come to its end.
-    pub fn advance(&mut self, work: &mut Work<'_>) -> Result<Option<Value>, Refusal> {
+    pub fn advance(&mut self, work: &mut Work<'_>) -> Result<Option<Answer>, Failure> {
         if self.answer.is_none() {
             self.answer = self.steps.advance(work)?;
         }
         if self.steps.tell_the_pause() && !work.paused {
             let Some(answer) = &mut self.answer else { return Ok(None) };
             match work.pause.measured() {
-                Some(measured) => measured.put_into(answer),
+                Some(measured) => answer.set_pause(measured.into()),
                 None => return Ok(None),
             }
         }
@@ -98,7 +98,7 @@ impl Job {
 }
 
 impl Steps {
-    fn advance(&mut self, work: &mut Work<'_>) -> Result<Option<Value>, Refusal> {
+    fn advance(&mut self, work: &mut Work<'_>) -> Result<Option<Answer>, Failure> {
         match self {
             Steps::Pausing(steps) => steps.advance(work),
             Steps::Resuming => Ok(Some(standstill::resume(work))),
@@ -123,8 +123,8 @@ impl Steps {
 }
 
 /// Which way a snapshot goes.
-pub fn snapshot(asked: protocol::Snapshot, work: &mut Work<'_>) -> Result<Steps, Refusal> {
-    let protocol::Snapshot { to, method } = asked;
+pub fn snapshot(asked: ask::Snapshot, work: &mut Work<'_>) -> Result<Steps, Failure> {
+    let ask::Snapshot { to, method } = asked;
     let by_reflink = match method {
         Method::Reflink => true,
         Method::Auto => copy::reflink_possible(&to, work),

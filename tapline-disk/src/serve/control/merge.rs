@@ -4,20 +4,19 @@
 //! It knows what a client may ask of a merge under way, and what is said about it.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
-use disk::{Format, Image, MergeState};
+use control::ImageName;
+use control::answer::{self, MergeLayers, MergeState, Merged};
+use control::{Kind, ask};
+use disk::{Format, Image};
 use plan::{Layer, Merge, Step};
-use serde_json::{Value, json};
 
 use super::copying::{self, Copying};
 use super::driver::Driver;
 use super::pause::Measured;
-use super::protocol;
-use super::refusal::{Kind, Refusal};
 use super::work::Work;
+use crate::failure::Failure;
 use crate::file_identity::FileIdentity;
-use crate::image_name::ImageName;
 use crate::jobs::merge::check_layers;
 use crate::libvhd::Behind;
 use crate::log::say;
@@ -26,10 +25,10 @@ use crate::parent_link;
 /// A merge, from its first preparation to its last cleaning up.
 #[derive(Debug)]
 pub struct MergeJob {
-    asked: protocol::MergeRequest,
+    asked: ask::Merge,
     driver: Driver,
     /// The plan has come to its end; the figures of the last pause are waited for.
-    ended: Option<Result<(), Refusal>>,
+    ended: Option<Result<(), Failure>>,
     longest: Option<Measured>,
     measured: bool,
     /// As it was at the beginning.
@@ -47,7 +46,7 @@ pub struct Sources {
 
 impl MergeJob {
     /// Begins.
-    pub fn begin(asked: protocol::MergeRequest, work: &mut Work<'_>) -> Result<MergeJob, Refusal> {
+    pub fn begin(asked: ask::Merge, work: &mut Work<'_>) -> Result<MergeJob, Failure> {
         work.must_be_writable()?;
         work.name(asked.into)?;
         check(&asked, work)?;
@@ -60,7 +59,7 @@ impl MergeJob {
     }
 
     /// Goes on; the answer, when it has come to its end.
-    pub fn advance(&mut self, work: &mut Work<'_>) -> Result<Option<Value>, Refusal> {
+    pub fn advance(&mut self, work: &mut Work<'_>) -> Result<Option<answer::Merge>, Failure> {
         if self.ended.is_none() {
             let ended = self.driver.advance(work);
             if self.driver.step() == Some(Step::CopyAll) {
@@ -94,39 +93,34 @@ impl MergeJob {
         true
     }
 
-    fn answer(&self, work: &Work<'_>) -> Value {
-        let mut answer = json!({
-            "state": "done",
-            "from": self.asked.from,
-            "into": self.asked.into,
-            "copied": self.progress().copied,
-            "unused": self.driver.sources().unused,
-            "deleted": self.driver.has_removed(),
-            "layers": work.names(),
-        });
-        let none = Measured { pause: Duration::ZERO, held: Duration::ZERO };
-        self.longest.unwrap_or(none).put_into(&mut answer);
-        answer
+    fn answer(&self, work: &Work<'_>) -> answer::Merge {
+        let merged = Merged {
+            unused: self.driver.sources().unused.clone(),
+            deleted: self.driver.has_removed(),
+            chain: work.names(),
+            pause: self.longest.map(Into::into).unwrap_or_default(),
+        };
+        done(&self.asked, self.progress().copied, merged)
     }
 
     /// How far it is.
-    pub fn status(&self) -> Value {
+    pub fn status(&self) -> answer::Merge {
         let progress = self.progress();
         let state = match (self.driver.step(), progress.stopped) {
-            _ if !self.has_begun() => "beginning",
-            (Some(Step::CopyAll), true) => "paused",
-            (Some(Step::CopyAll), false) => "running",
-            (Some(Step::RemoveSources), _) => "removing",
-            _ => "ending",
+            _ if !self.has_begun() => MergeState::Beginning,
+            (Some(Step::CopyAll), true) => MergeState::Paused,
+            (Some(Step::CopyAll), false) => MergeState::Running,
+            (Some(Step::RemoveSources), _) => MergeState::Removing,
+            _ => MergeState::Ending,
         };
-        json!({
-            "state": state,
-            "from": self.asked.from,
-            "into": self.asked.into,
-            "done": progress.done,
-            "len": progress.len,
-            "copied": progress.copied,
-        })
+        answer::Merge {
+            state,
+            layers: Some(MergeLayers { from: self.asked.from, into: self.asked.into }),
+            done: Some(progress.done),
+            len: Some(progress.len),
+            copied: Some(progress.copied),
+            ..answer::Merge::default()
+        }
     }
 
     fn progress(&self) -> &Copying {
@@ -168,23 +162,34 @@ impl MergeJob {
     }
 }
 
-/// Refuses layers that a merge could not take.
-fn check(asked: &protocol::MergeRequest, work: &Work<'_>) -> Result<(), Refusal> {
-    let layers = (asked.from..=asked.into).map(|depth| Ok((work.name(depth)?, work.image(depth)?)));
-    let layers: Vec<(ImageName, &Image)> = layers.collect::<Result<_, Refusal>>()?;
-    check_layers(&layers).map_err(|failure| Refusal::from(failure).of_kind(Kind::Unsupported))
+/// The answer at the end.
+pub fn done(asked: &ask::Merge, copied: u64, merged: Merged) -> answer::Merge {
+    answer::Merge {
+        state: MergeState::Done,
+        layers: Some(MergeLayers { from: asked.from, into: asked.into }),
+        copied: Some(copied),
+        merged: Some(merged),
+        ..answer::Merge::default()
+    }
 }
 
-fn layer(depth: usize, work: &Work<'_>) -> Result<Layer, Refusal> {
+/// Refuses layers that a merge could not take.
+fn check(asked: &ask::Merge, work: &Work<'_>) -> Result<(), Failure> {
+    let layers = (asked.from..=asked.into).map(|depth| Ok((work.name(depth)?, work.image(depth)?)));
+    let layers: Vec<(ImageName, &Image)> = layers.collect::<Result<_, Failure>>()?;
+    check_layers(&layers).map_err(|failure| failure.of_kind(Kind::Unsupported))
+}
+
+fn layer(depth: usize, work: &Work<'_>) -> Result<Layer, Failure> {
     let image = work.image(depth)?;
     Ok(Layer { len: image.geometry().len, flat: work.has_flat_data(depth)?, raw: matches!(image, Image::Raw(_)) })
 }
 
 /// The disk stands still: the merged layers leave the chain.
-pub fn end(work: &mut Work<'_>) -> Result<Sources, Refusal> {
+pub fn end(work: &mut Work<'_>) -> Result<Sources, Failure> {
     let Some(merge) = work.disk.merge() else { unreachable!("a merge ends that was never begun") };
     // A write that was under way when all was copied may have found no space in the target since then.
-    if let MergeState::Failed(status) = merge.state {
+    if let disk::MergeState::Failed(status) = merge.state {
         return Err(copying::failed(status));
     }
     let names: Vec<_> = (merge.from..merge.into).map(|depth| work.name(depth)).collect::<Result<_, _>>()?;
@@ -203,7 +208,7 @@ pub fn end(work: &mut Work<'_>) -> Result<Sources, Refusal> {
 }
 
 /// Records the target as the parent of the layer above it.
-pub fn link(child: usize, work: &mut Work<'_>) -> Result<(), Refusal> {
+pub fn link(child: usize, work: &mut Work<'_>) -> Result<(), Failure> {
     let (name, target) = (work.name(child)?, work.name(child + 1)?);
     let mut link = parent_link::record(name.path(), &target, work.image(child + 1)?, work.file(child + 1)?.1)?;
     link.modified = None;

@@ -1,13 +1,13 @@
 //! The merge that runs concurrently with other verbs, from the control socket's view: which client requested it, which
 //! clients follow its progress, and what remains to be reported when it has ended.
 
-use serde_json::{Value, json};
+use control::answer::{self, Answer, MergeState};
+use control::{Kind, Reply, ask};
 
 use super::merge::MergeJob;
-use super::protocol;
-use super::refusal::{Kind, Refusal};
 use super::work::Work;
 use super::{Asker, Control};
+use crate::failure::Failure;
 use crate::files::AtHand;
 use crate::serve::own_keys::MERGE_TIMER;
 
@@ -28,40 +28,39 @@ pub struct Merging {
 
 impl Control {
     /// The merge, to be told something.
-    fn running_merge(&mut self) -> Result<&mut MergeJob, Refusal> {
+    fn running_merge(&mut self) -> Result<&mut MergeJob, Failure> {
         match &mut self.merging {
             Some(merging) => Ok(&mut merging.merge),
             None => {
-                Err(Refusal::new(Kind::State, "no merge is running")
-                    .advise("merge-status shows how the last one ended"))
+                Err(Failure::of(Kind::State, "no merge is running").advise("merge-status shows how the last one ended"))
             }
         }
     }
 
     /// Has the merge do something; the answer is how it is then.
-    pub(super) fn tell_merge(&mut self, tell: impl FnOnce(&mut MergeJob)) -> Result<Option<Value>, Refusal> {
+    pub(super) fn tell_merge(&mut self, tell: impl FnOnce(&mut MergeJob)) -> Result<Option<Answer>, Failure> {
         let merge = self.running_merge()?;
         tell(merge);
-        Ok(Some(merge.status()))
+        Ok(Some(merge.status().into()))
     }
 
     /// `merge-status`.
-    pub(super) fn merge_status(&self) -> Value {
+    pub(super) fn merge_status(&self) -> answer::Merge {
         match (&self.merging, &self.merged) {
             (Some(merging), _) => merging.merge.status(),
             (None, Some(merged)) => merged.clone(),
-            (None, None) => json!({ "state": "none" }),
+            (None, None) => answer::Merge { state: MergeState::None, ..answer::Merge::default() },
         }
     }
 
     /// `merge`.
     pub(super) fn begin_merging(
         &mut self,
-        asked: protocol::MergeRequest,
+        asked: ask::Merge,
         at_hand: Option<AtHand>,
         asker: &Asker,
         work: &mut Work<'_>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), Failure> {
         let follow = asked.follow;
         let merge = Box::new(MergeJob::begin(asked, work)?);
         self.merging = Some(Merging { merge, asker: Some(asker.clone()), follow, percent: 0, _at_hand: at_hand });
@@ -89,20 +88,20 @@ impl Control {
                 self.merging = Some(merging);
                 return;
             }
-            Ok(Some(value)) => Ok(value),
-            Err(refusal) if in_the_way && refusal.kind == Kind::Cancelled => Err(replaced()),
+            Ok(Some(merged)) => Ok(merged),
+            Err(refusal) if in_the_way && refusal.kind() == Kind::Cancelled => Err(replaced()),
             Err(refusal) => Err(refusal),
         };
         work.let_go();
         work.engine.forget(MERGE_TIMER.0);
         self.merged = Some(match &outcome {
-            Ok(value) => value.clone(),
+            Ok(merged) => merged.clone(),
             Err(refusal) => stopped(&merging.merge, refusal),
         });
         // Whoever hears the answer may use what was handed for it, and is not to find it locked.
         let asker = merging.asker.take();
         drop(merging);
-        self.reply(asker.as_ref(), &outcome);
+        self.reply(asker.as_ref(), outcome.map(Answer::from));
         if in_the_way {
             // Nothing else may happen that would have the upgrade go on.
             self.go_on(work);
@@ -116,32 +115,27 @@ impl Control {
         }
         if !merging.follow {
             let begun = merging.asker.take();
-            return self.reply(begun.as_ref(), &Ok(merging.merge.status()));
+            return self.reply(begun.as_ref(), Ok(merging.merge.status().into()));
         }
         let percent = merging.merge.percent();
         let Some(asker) = merging.asker.as_ref().filter(|_| percent != merging.percent) else { return };
         merging.percent = percent;
         if let Some(client) = self.client(asker) {
-            client.mention(&protocol::event(&asker.id, &merging.merge.status()));
+            client.mention(&Reply::<(), _>::Event(merging.merge.status()).line(&asker.id));
         }
     }
 }
 
-fn replaced() -> Refusal {
+fn replaced() -> Failure {
     let what = "the merge was interrupted because another process is taking over the disk";
-    Refusal::new(Kind::Replaced, what).advise("request it again to continue where it stopped")
+    Failure::of(Kind::Replaced, what).advise("request it again to continue where it stopped")
 }
 
 /// How a merge that was not done has ended: where it was, and why.
-fn stopped(merge: &MergeJob, refusal: &Refusal) -> Value {
-    let state = match refusal.kind {
-        Kind::Cancelled | Kind::Replaced => "cancelled",
-        _ => "failed",
+fn stopped(merge: &MergeJob, refusal: &Failure) -> answer::Merge {
+    let state = match refusal.kind() {
+        Kind::Cancelled | Kind::Replaced => MergeState::Cancelled,
+        _ => MergeState::Failed,
     };
-    let mut told = merge.status();
-    if let Some(told) = told.as_object_mut() {
-        told.insert("state".into(), state.into());
-        told.insert("error".into(), json!(refusal));
-    }
-    told
+    answer::Merge { state, error: Some(refusal.clone().into()), ..merge.status() }
 }

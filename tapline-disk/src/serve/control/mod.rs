@@ -1,7 +1,7 @@
 //! The control socket: whoever may run this process can request changes of the disk while its guest keeps running.
 //!
-//! [`Control`] is another listener in the disk's single wait. It reads lines ([`client`]), parses them ([`protocol`]),
-//! and drives the verb in progress from one event to the next; a verb never blocks the thread: work that may wait for
+//! [`Control`] is another listener in the disk's single wait. It reads requests ([`client`], crate `control`) and
+//! drives the verb in progress from one event to the next; a verb never blocks the thread: work that may wait for
 //! storage is a [`blocking_task`]. Without clients and verbs it costs nothing.
 //!
 //! Invariants: at most one long-running verb is in progress; every request is answered once, unless its client has
@@ -21,9 +21,7 @@ mod job;
 mod merge;
 mod merging;
 mod pause;
-mod protocol;
 mod rate_limiter;
-mod refusal;
 mod report;
 mod resize;
 mod revert;
@@ -38,8 +36,9 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
+use control::answer::{self, Answer, Paused};
+use control::{Id, Kind, Reply, Request, Verb};
 use disk::Token;
-use serde_json::{Value, json};
 use transport::vhost_user::Listener;
 use transport::{Interest, Watch, WatchKey};
 
@@ -47,8 +46,6 @@ use client::{Client, Heard};
 use job::{Job, Steps};
 use merge::MergeJob;
 use merging::Merging;
-use protocol::{Asked, Id, Verb};
-use refusal::{Kind, Refusal};
 use watching::Watchers;
 
 use crate::failure::Failure;
@@ -80,7 +77,7 @@ pub struct Control {
     job: Option<(Job, Asker)>,
     merging: Option<Merging>,
     /// How the last merge ended.
-    merged: Option<Value>,
+    merged: Option<answer::Merge>,
     watchers: Watchers,
     paused: bool,
     stopping: bool,
@@ -219,7 +216,7 @@ impl Control {
     fn end_upgrade(&mut self, work: &mut Work<'_>) {
         if let Some((mut job, asker)) = self.job.take_if(|(job, _)| job.as_upgrade().is_some()) {
             job.undo(work);
-            self.reply(Some(&asker), &Err(Refusal::new(Kind::State, "the disk is stopping")));
+            self.reply(Some(&asker), Err(Failure::of(Kind::State, "the disk is stopping")));
         }
     }
 
@@ -242,8 +239,8 @@ impl Control {
 
     fn seat(&mut self, mut client: Client, work: &mut Work<'_>) -> io::Result<()> {
         let Some(place) = self.clients.iter().position(Option::is_none) else {
-            let refusal = Refusal::new(Kind::Busy, format!("there are already {CLIENTS_MAX} clients"));
-            client.say(&protocol::answer(&Id::default(), &Err(refusal.advise("retry when one has disconnected"))));
+            let refusal = Failure::of(Kind::Busy, format!("there are already {CLIENTS_MAX} clients"));
+            client.say(&line(&Id::default(), Err(refusal.advise("retry when one has disconnected"))));
             return Ok(());
         };
         // With room: an answer may not fit at once.
@@ -270,18 +267,19 @@ impl Control {
             return false;
         }
         let number = client.number;
-        let line = match client.hear() {
+        let heard = match client.hear() {
             Heard::Line(line) => line,
             Heard::Nothing => return false,
             Heard::TooLong => {
                 let what = format!("a line is longer than {} bytes", client::LINE_MAX);
-                client.say(&protocol::answer(&Id::default(), &Err(Refusal::new(Kind::Malformed, what))));
+                client.say(&line(&Id::default(), Err(Failure::of(Kind::Malformed, what))));
                 return false;
             }
         };
-        let (id, asked) = protocol::parse(&line);
+        let (id, asked) = Request::parse(&heard);
+        let asked = asked.map_err(Failure::from);
         // Descriptors that came with an invalid line are closed.
-        let wanted = |asked: &Asked| asked.files.len() + handed::others(&asked.verb);
+        let wanted = |asked: &Request| asked.files.len() + handed::others(&asked.verb);
         let came = client.claim(asked.as_ref().map_or(0, wanted));
         let asker = Asker { place, number, id };
         let asked = asked.and_then(|asked| {
@@ -298,9 +296,9 @@ impl Control {
     }
 
     /// Says something that is not owed.
-    fn tell(&mut self, asker: &Asker, outcome: Result<Value, Refusal>) {
+    fn tell(&mut self, asker: &Asker, outcome: Result<Answer, Failure>) {
         if let Some(client) = self.client(asker) {
-            client.say(&protocol::answer(&asker.id, &outcome));
+            client.say(&line(&asker.id, outcome));
         }
     }
 
@@ -317,32 +315,34 @@ impl Control {
         other: Option<OwnedFd>,
         asker: &Asker,
         work: &mut Work<'_>,
-    ) -> Result<Option<Value>, Refusal> {
+    ) -> Result<Option<Answer>, Failure> {
         handed::check(&verb, &files)?;
         match verb {
-            Verb::Version => return Ok(Some(report::version())),
-            Verb::Layers => {
-                return Ok(Some(report::layers(work)));
-            }
-            Verb::Space => {
+            Verb::Version(_) => return Ok(Some(report::version().into())),
+            Verb::Layers(_) => return Ok(Some(report::layers(work).into())),
+            Verb::Stats(_) => return Ok(Some(report::stats(work).into())),
+            Verb::Space(_) => {
                 work.full.stir();
-                return Ok(Some(json!(work.condition())));
+                return Ok(Some(work.condition().into()));
             }
-            Verb::Watch => return Ok(Some(self.watchers.add(asker, work.condition()))),
-            Verb::MergeStatus => return Ok(Some(self.merge_status())),
-            Verb::MergePause => return self.tell_merge(|merge| merge.stop(true)),
-            Verb::MergeResume => return self.tell_merge(|merge| merge.stop(false)),
-            Verb::MergeCancel => return self.tell_merge(MergeJob::cancel),
-            Verb::Stats => return Ok(Some(report::stats(work))),
+            Verb::Watch(_) => {
+                self.watchers.add(asker, work.condition());
+                return Ok(Some(work.condition().into()));
+            }
+            Verb::MergeStatus(_) => return Ok(Some(self.merge_status().into())),
+            Verb::MergePause(_) => return self.tell_merge(|merge| merge.stop(true)),
+            Verb::MergeResume(_) => return self.tell_merge(|merge| merge.stop(false)),
+            Verb::MergeCancel(_) => return self.tell_merge(MergeJob::cancel),
             _ => {}
         }
         self.must_be_free(&verb)?;
         let at_hand = handed::takes_files(&verb).then(|| AtHand::these(files));
         let steps = match verb {
-            Verb::Pause if self.paused => return Ok(Some(json!({ "paused": true }))),
-            Verb::Resume if !self.paused => return Ok(Some(json!({ "paused": false }))),
-            Verb::Pause => Steps::Pausing(standstill::Pausing::begin()),
-            Verb::Resume => {
+            Verb::Pause(_) | Verb::Resume(_) if self.paused == matches!(verb, Verb::Pause(_)) => {
+                return Ok(Some(Paused { paused: self.paused, pause: None }.into()));
+            }
+            Verb::Pause(_) => Steps::Pausing(standstill::Pausing::begin()),
+            Verb::Resume(_) => {
                 self.paused = false;
                 work.paused = false;
                 Steps::Resuming
@@ -358,8 +358,11 @@ impl Control {
             Verb::Upgrade(asked) => {
                 Steps::Upgrade(Box::new(upgrade::Upgrade::begin(asked, other, &self.listener, work)?))
             }
-            Verb::Version | Verb::Stats | Verb::Layers | Verb::Space | Verb::Watch => return Ok(None),
-            Verb::MergeStatus | Verb::MergePause | Verb::MergeResume | Verb::MergeCancel => return Ok(None),
+            // Answered above.
+            Verb::Version(_) | Verb::Layers(_) | Verb::Stats(_) | Verb::Space(_) | Verb::Watch(_) => return Ok(None),
+            Verb::MergeStatus(_) | Verb::MergePause(_) | Verb::MergeResume(_) | Verb::MergeCancel(_) => {
+                return Ok(None);
+            }
         };
         self.job = Some((Job::new(steps, at_hand), asker.clone()));
         if let Some(client) = self.client(asker) {
@@ -369,34 +372,34 @@ impl Control {
         Ok(None)
     }
 
-    fn must_be_free(&self, verb: &Verb) -> Result<(), Refusal> {
+    fn must_be_free(&self, verb: &Verb) -> Result<(), Failure> {
         if self.stopping {
-            return Err(Refusal::new(Kind::State, "the disk is stopping"));
+            return Err(Failure::of(Kind::State, "the disk is stopping"));
         }
         if let Some((job, _)) = &self.job {
             let article = if job.verb().starts_with('u') { "an" } else { "a" };
-            let busy = Refusal::new(Kind::Busy, format!("{article} {} is in progress", job.verb()));
+            let busy = Failure::of(Kind::Busy, format!("{article} {} is in progress", job.verb()));
             return Err(busy.advise("retry when it has ended"));
         }
         match &self.merging {
             Some(_) if matches!(verb, Verb::Upgrade(_)) => Ok(()),
-            Some(merging) if !matches!(verb, Verb::Pause | Verb::Resume) || merging.merge.is_switching() => {
-                Err(Refusal::new(Kind::Busy, "a merge is in progress")
+            Some(merging) if !matches!(verb, Verb::Pause(_) | Verb::Resume(_)) || merging.merge.is_switching() => {
+                Err(Failure::of(Kind::Busy, "a merge is in progress")
                     .advise("retry when it has ended, or use merge-cancel"))
             }
             Some(_) => Ok(()),
             None if self.paused && matches!(verb, Verb::Merge(_)) => {
-                Err(Refusal::new(Kind::State, "the disk is paused").advise("resume it first"))
+                Err(Failure::of(Kind::State, "the disk is paused").advise("resume it first"))
             }
             None => Ok(()),
         }
     }
 
     /// Says what is owed.
-    fn reply(&mut self, asker: Option<&Asker>, outcome: &Result<Value, Refusal>) {
+    fn reply(&mut self, asker: Option<&Asker>, outcome: Result<Answer, Failure>) {
         let Some(asker) = asker else { return };
         if let Some(client) = self.client(asker) {
-            client.reply(&protocol::answer(&asker.id, outcome));
+            client.reply(&line(&asker.id, outcome));
         }
     }
 
@@ -425,11 +428,16 @@ impl Control {
         if self.stopping {
             work.let_go();
         }
-        if let (true, Ok(value)) = (job.is_merging(), &outcome) {
-            self.merged = Some(value.clone());
+        if let (true, Ok(Answer::Merge(merged))) = (job.is_merging(), &outcome) {
+            self.merged = Some(merged.clone());
         }
         // Whoever hears the answer may use what was handed for it, and is not to find it locked.
         drop(job);
-        self.reply(Some(&asker), &outcome);
+        self.reply(Some(&asker), outcome);
     }
+}
+
+/// The last word on a request.
+fn line(id: &Id, outcome: Result<Answer, Failure>) -> String {
+    outcome.map_or_else(|failure| Reply::Error(failure.into()), Reply::<_>::Ok).line(id)
 }

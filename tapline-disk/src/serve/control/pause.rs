@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use serde_json::Value;
+use control::answer;
 
 /// One time of holding requests, or none.
 #[derive(Clone, Copy, Debug, Default)]
@@ -61,12 +61,9 @@ impl Pause {
     }
 }
 
-impl Measured {
-    /// Adds the figures to an answer.
-    pub fn put_into(self, answer: &mut Value) {
-        let Some(answer) = answer.as_object_mut() else { return };
-        answer.insert("pause_us".into(), micros(self.pause).into());
-        answer.insert("held_us".into(), micros(self.held).into());
+impl From<Measured> for answer::Pause {
+    fn from(Measured { pause, held }: Measured) -> answer::Pause {
+        answer::Pause { pause_us: micros(pause), held_us: micros(held) }
     }
 }
 

@@ -2,28 +2,31 @@
 
 use std::os::fd::AsFd;
 
+use control::answer::{self, InFlight};
+use control::{VERBS, VERSION};
 use disk::Format;
-use serde_json::{Value, json};
 use uring::ImageFile;
 
-use super::protocol::{VERBS, VERSION};
 use super::work::{Work, absolute, format_of};
-use crate::stats::Condition;
 
 /// `version`.
-pub fn version() -> Value {
-    json!({ "version": VERSION, "program": env!("CARGO_PKG_VERSION"), "verbs": VERBS, "pid": std::process::id() })
+pub fn version() -> answer::Version {
+    answer::Version {
+        version: VERSION,
+        program: Some(env!("CARGO_PKG_VERSION").into()),
+        verbs: VERBS.iter().map(ToString::to_string).collect(),
+        pid: Some(std::process::id()),
+    }
 }
 
 /// `stats`: what is written as a line elsewhere.
-pub fn stats(work: &Work<'_>) -> Value {
-    let line = work.stats.line(work.polling.looks(), work.condition());
-    serde_json::from_str(&line).unwrap_or(Value::Null)
+pub fn stats(work: &Work<'_>) -> answer::Stats {
+    work.stats.told(work.polling.looks(), work.condition())
 }
 
 /// `layers`. The size is that which is served: one that has grown, and could not be made durable, is as it was for its
 /// peers.
-pub fn layers(work: &Work<'_>) -> Value {
+pub fn layers(work: &Work<'_>) -> answer::Layers {
     let layers = work.disk.layers().iter().enumerate().map(|(depth, layer)| {
         let file = work.engine.file(layer.file);
         let stat = file.and_then(|file| rustix::fs::fstat(file.as_fd()).ok());
@@ -32,32 +35,26 @@ pub fn layers(work: &Work<'_>) -> Value {
         let blocks = [stat, data_stat].into_iter().flatten().map(|stat| u64::try_from(stat.st_blocks).unwrap_or(0));
         let blocks: u64 = blocks.sum();
         let path = |file: &ImageFile| absolute(file.path()).display().to_string();
-        json!({
-            "layer": depth,
-            "format": format_of(&layer.format).to_string(),
-            "path": file.map(path),
-            "data_file": data_file.map(path),
-            "size": if depth == 0 { work.geometry.len } else { layer.format.geometry().len },
+        answer::Layer {
+            layer: depth,
+            format: format_of(&layer.format),
+            path: file.map(path),
+            data_file: data_file.map(path),
+            size: if depth == 0 { work.geometry.len } else { layer.format.geometry().len },
             // stat(2): units of 512 bytes, whatever the file system's block.
-            "allocated": stat.map(|_| blocks.saturating_mul(512)),
-            // By which its file is known from another one that has its name.
-            "device": stat.map(|stat| stat.st_dev),
-            "inode": stat.map(|stat| stat.st_ino),
-            "writable": file.is_some_and(|file| file.options().write),
-        })
+            allocated: stat.map(|_| blocks.saturating_mul(512)),
+            device: stat.map(|stat| stat.st_dev),
+            inode: stat.map(|stat| stat.st_ino),
+            writable: file.is_some_and(|file| file.options().write),
+        }
     });
-    let geometry = work.disk.geometry();
-    let Condition { broken, full, waiting, fatal } = work.condition();
-    json!({
-        "size": work.geometry.len,
-        "read_only": geometry.read_only,
-        "broken": broken,
-        "full": full,
-        "waiting": waiting,
-        "fatal": fatal,
-        "peers": work.server.peers(),
-        // What becomes of requests in flight when this process dies; null where no ring of a vhost-user guest runs.
-        "inflight": work.server.records_in_flight().map(|recorded| if recorded { "recorded" } else { "in order" }),
-        "layers": layers.collect::<Vec<Value>>(),
-    })
+    let in_flight = |recorded| if recorded { InFlight::Recorded } else { InFlight::InOrder };
+    answer::Layers {
+        size: work.geometry.len,
+        read_only: work.disk.geometry().read_only,
+        condition: work.condition(),
+        peers: work.server.peers(),
+        inflight: work.server.records_in_flight().map(in_flight),
+        layers: layers.collect(),
+    }
 }

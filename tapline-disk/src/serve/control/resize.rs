@@ -4,12 +4,13 @@
 //! when the new size is durable. If the image has grown and cannot be made durable, the guest is not notified of it; a
 //! raw file that was extended stays so, with zeroes beyond the disk's end.
 
+use control::Kind;
+use control::answer::{self, Answer};
 use plan::Step;
-use serde_json::{Value, json};
 
 use super::driver::Driver;
-use super::refusal::{Kind, Refusal};
 use super::work::Work;
+use crate::failure::Failure;
 use crate::libvhd::Behind;
 
 /// A resize under way.
@@ -22,10 +23,10 @@ pub struct Resize {
 
 impl Resize {
     /// Begins.
-    pub fn begin(size: u64, work: &mut Work<'_>) -> Result<Resize, Refusal> {
+    pub fn begin(size: u64, work: &mut Work<'_>) -> Result<Resize, Failure> {
         work.must_be_writable()?;
         let (len, block) = (work.geometry.len, u64::from(work.geometry.block));
-        let cannot = |what: String, advice: String| Err(Refusal::new(Kind::Unsupported, what).advise(advice));
+        let cannot = |what: String, advice: String| Err(Failure::of(Kind::Unsupported, what).advise(advice));
         if size < len {
             let what = format!("cannot shrink the disk from {len} bytes to {size}: data beyond that would be lost");
             return cannot(what, "copy the data to a smaller disk from inside the guest".into());
@@ -40,7 +41,7 @@ impl Resize {
     }
 
     /// Goes on; the answer but for the pause, when it has come to its end.
-    pub fn advance(&mut self, work: &mut Work<'_>) -> Result<Option<Value>, Refusal> {
+    pub fn advance(&mut self, work: &mut Work<'_>) -> Result<Option<Answer>, Failure> {
         let ended = self.driver.advance(work).map_err(|refusal| match self.driver.failed_at() {
             Some(Step::MakeDurable) => may_grow_yet(refusal),
             _ => refusal,
@@ -49,12 +50,12 @@ impl Resize {
             return Ok(None);
         }
         work.behind().tell_since(&self.behind);
-        Ok(Some(json!({ "size": work.geometry.len })))
+        Ok(Some(answer::Resize { size: work.geometry.len, pause: None }.into()))
     }
 }
 
 /// The image has grown and is not durable: a later round may make it so.
-fn may_grow_yet(refusal: Refusal) -> Refusal {
+fn may_grow_yet(refusal: Failure) -> Failure {
     let what = "the guest still sees the old size; if the image has become durable, the disk has the new size when it is next \
          started";
     refusal.advise(format!("fix the storage and retry: {what}"))

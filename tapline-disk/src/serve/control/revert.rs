@@ -3,48 +3,48 @@
 //! A new empty leaf on that layer is created as for a snapshot; then the layers above are removed from the chain, and
 //! the new leaf added ([`plan::revert`]). Their files stay, and the answer lists them.
 
-use serde_json::{Value, json};
+use control::answer::{self, Answer};
+use control::{Kind, ask};
 
 use super::driver::Driver;
-use super::protocol;
-use super::refusal::{Kind, Refusal};
 use super::work::Work;
+use crate::failure::Failure;
 use crate::log::say;
 
 /// A revert under way.
 #[derive(Debug)]
 pub struct Revert {
-    asked: protocol::Revert,
+    asked: ask::Revert,
     driver: Driver,
     unused: Vec<String>,
 }
 
 impl Revert {
     /// Begins.
-    pub fn begin(asked: protocol::Revert, work: &mut Work<'_>) -> Result<Revert, Refusal> {
+    pub fn begin(asked: ask::Revert, work: &mut Work<'_>) -> Result<Revert, Failure> {
         work.must_be_writable()?;
         nobody_connected(work)?;
         work.name(asked.to)?;
         if asked.to == 0 {
             let what = "layer 0 is already the disk's current state";
-            return Err(Refusal::new(Kind::Invalid, what).advise("choose a lower layer; the verb layers lists them"));
+            return Err(Failure::of(Kind::Invalid, what).advise("choose a lower layer; the verb layers lists them"));
         }
         let unused = work.names().into_iter().take(asked.to).collect();
         Ok(Revert { driver: Driver::making(&asked.leaf, plan::revert(asked.to)), asked, unused })
     }
 
     /// Goes on; the answer, when it has come to its end.
-    pub fn advance(&mut self, work: &mut Work<'_>) -> Result<Option<Value>, Refusal> {
+    pub fn advance(&mut self, work: &mut Work<'_>) -> Result<Option<Answer>, Failure> {
         if !self.driver.advance(work)? {
             return Ok(None);
         }
-        let leaf = self.asked.leaf.to_string();
-        Ok(Some(json!({ "leaf": leaf, "layers": work.names(), "unused": self.unused })))
+        let (leaf, unused) = (self.asked.leaf.to_string(), self.unused.clone());
+        Ok(Some(answer::Revert { leaf, layers: work.names(), unused }.into()))
     }
 }
 
 /// The layers above `depth` leave the chain of a disk that stands still.
-pub fn pop_to(depth: usize, work: &mut Work<'_>) -> Result<(), Refusal> {
+pub fn pop_to(depth: usize, work: &mut Work<'_>) -> Result<(), Failure> {
     // Somebody may have come since it was asked.
     nobody_connected(work)?;
     nothing_asked(work)?;
@@ -57,7 +57,7 @@ pub fn pop_to(depth: usize, work: &mut Work<'_>) -> Result<(), Refusal> {
 }
 
 /// What a guest has in its caches would not fit what it reads from now on.
-fn nobody_connected(work: &Work<'_>) -> Result<(), Refusal> {
+fn nobody_connected(work: &Work<'_>) -> Result<(), Failure> {
     match work.server.peers() {
         0 => Ok(()),
         1 => Err(connected("a guest or a client is connected".into())),
@@ -67,7 +67,7 @@ fn nobody_connected(work: &Work<'_>) -> Result<(), Refusal> {
 
 /// Requests of a disconnected client belong to the current state of the disk, and are carried out when requests are
 /// released again.
-fn nothing_asked(work: &Work<'_>) -> Result<(), Refusal> {
+fn nothing_asked(work: &Work<'_>) -> Result<(), Failure> {
     match work.disk.in_flight() {
         0 => Ok(()),
         1 => Err(connected("a request from a disconnected client has not completed yet".into())),
@@ -75,7 +75,7 @@ fn nothing_asked(work: &Work<'_>) -> Result<(), Refusal> {
     }
 }
 
-fn connected(what: String) -> Refusal {
-    Refusal::new(Kind::Connected, format!("cannot revert the disk: {what}"))
+fn connected(what: String) -> Failure {
+    Failure::of(Kind::Connected, format!("cannot revert the disk: {what}"))
         .advise("shut the guest down or disconnect it, then retry")
 }

@@ -5,15 +5,15 @@
 //! recorded as unchanged, so as the leaf it has the contents of the old one, whatever was written to that in the
 //! meantime.
 
-use serde_json::{Value, json};
+use control::ImageName;
+use control::answer::{self, Answer, Took};
+use control::ask::Method;
 
 use super::driver::Driver;
 use super::pause::micros;
-use super::protocol::Method;
-use super::refusal::Refusal;
 use super::work::Work;
+use crate::failure::Failure;
 use crate::files;
-use crate::image_name::ImageName;
 
 /// A snapshot under way.
 #[derive(Debug)]
@@ -25,7 +25,7 @@ pub struct Snapshot {
 
 impl Snapshot {
     /// Begins.
-    pub fn begin(to: ImageName, work: &mut Work<'_>) -> Result<Snapshot, Refusal> {
+    pub fn begin(to: ImageName, work: &mut Work<'_>) -> Result<Snapshot, Failure> {
         work.must_be_writable()?;
         // The future parent is reopened read-only at the end.
         files::must_have(work.file(0)?.1.path(), false)?;
@@ -34,18 +34,20 @@ impl Snapshot {
     }
 
     /// Goes on; the answer but for the pause, when it has come to its end.
-    pub fn advance(&mut self, work: &mut Work<'_>) -> Result<Option<Value>, Refusal> {
+    pub fn advance(&mut self, work: &mut Work<'_>) -> Result<Option<Answer>, Failure> {
         if !self.driver.advance(work)? {
             return Ok(None);
         }
         let (making, sync) = self.driver.took();
-        Ok(Some(json!({
-            "method": Method::Chain.to_string(),
-            "leaf": self.to.to_string(),
-            "parent": self.parent.to_string(),
-            "layers": work.names(),
-            "work_us": micros(making),
-            "sync_us": micros(sync),
-        })))
+        let answer = answer::Snapshot {
+            method: Method::Chain,
+            copy: None,
+            leaf: self.to.to_string(),
+            parent: Some(self.parent.to_string()),
+            layers: work.names(),
+            took: Some(Took { work_us: micros(making), sync_us: micros(sync) }),
+            pause: None,
+        };
+        Ok(Some(answer.into()))
     }
 }

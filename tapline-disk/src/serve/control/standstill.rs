@@ -3,11 +3,11 @@
 //! Meanwhile everything is durable and nothing is in flight: copies, or queries of several disks, are of one point in
 //! time.
 
-use serde_json::{Value, json};
+use control::answer::{Answer, Paused};
 
 use super::driver::Driver;
-use super::refusal::Refusal;
 use super::work::Work;
+use crate::failure::Failure;
 
 /// `pause`, until the disk stands still.
 #[derive(Debug)]
@@ -20,13 +20,13 @@ impl Pausing {
     }
 
     /// Goes on; the answer, when the disk stands still.
-    pub fn advance(&mut self, work: &mut Work<'_>) -> Result<Option<Value>, Refusal> {
-        Ok(self.0.advance(work)?.then(|| json!({ "paused": true })))
+    pub fn advance(&mut self, work: &mut Work<'_>) -> Result<Option<Answer>, Failure> {
+        Ok(self.0.advance(work)?.then(|| Paused { paused: true, pause: None }.into()))
     }
 }
 
 /// `resume`; the answer but for the pause.
-pub fn resume(work: &mut Work<'_>) -> Value {
+pub fn resume(work: &mut Work<'_>) -> Answer {
     work.let_go();
-    json!({ "paused": false })
+    Paused { paused: false, pause: None }.into()
 }

@@ -9,13 +9,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::Instant;
 
+use control::Kind;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use transport::HandoverError;
 use transport::vhost_user::Listener;
 
 use super::blocking_task::BlockingTask;
-use super::refusal::{Kind, Refusal};
 use super::work::Work;
+use crate::failure::Failure;
 use crate::redo_log;
 use crate::serve::handover::{Channel, ChannelError, Said};
 use crate::serve::own_keys::SUCCESSOR;
@@ -42,7 +43,7 @@ pub enum NotHanded {
     /// By the new process.
     Successor(ChannelError),
     /// By the disk.
-    Disk(Refusal),
+    Disk(Failure),
 }
 
 /// The control socket, as it is handed over.
@@ -61,33 +62,33 @@ impl ControlSocket {
 
 impl Successor {
     /// A process started by the client, at the other end of this socket.
-    pub fn at(socket: OwnedFd, work: &mut Work<'_>) -> Result<Successor, Refusal> {
-        let channel = Channel::over(socket).map_err(|why| Refusal::new(Kind::Invalid, why.to_string()))?;
+    pub fn at(socket: OwnedFd, work: &mut Work<'_>) -> Result<Successor, Failure> {
+        let channel = Channel::over(socket).map_err(|why| Failure::of(Kind::Invalid, why.to_string()))?;
         let watched = work.engine.watch(channel.as_fd(), false, SUCCESSOR.0);
-        watched.map_err(|error| Refusal::failed("wait for a new process", &error))?;
+        watched.map_err(|error| Failure::failed("wait for a new process", &error))?;
         Ok(Successor { channel, child: None, pid: 0, program: String::new() })
     }
 
     /// One that is being started here, with the words of this process. Its directory, environment, limits and log are
     /// those of this process.
-    pub fn start(program: &Path, work: &mut Work<'_>) -> Result<(Successor, Start), Refusal> {
+    pub fn start(program: &Path, work: &mut Work<'_>) -> Result<(Successor, Start), Failure> {
         let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
         let (ours, theirs) =
-            pair.map_err(|errno| Refusal::failed("create a socket to a new process", &errno.into()))?;
+            pair.map_err(|errno| Failure::failed("create a socket to a new process", &errno.into()))?;
         let program = program.to_owned();
         let start = work.send(move || spawn(program, theirs))?;
         Ok((Successor::at(ours, work)?, start))
     }
 
     /// It was started.
-    pub fn started(&mut self, child: std::io::Result<Child>) -> Result<(), Refusal> {
-        let failed = |error| Refusal::failed("start the new program", &error).advise("the disk continues as before");
+    pub fn started(&mut self, child: std::io::Result<Child>) -> Result<(), Failure> {
+        let failed = |error| Failure::failed("start the new program", &error).advise("the disk continues as before");
         self.child = Some(child.map_err(failed)?);
         Ok(())
     }
 
     /// Whether it has said hello.
-    pub fn is_here(&mut self) -> Result<bool, Refusal> {
+    pub fn is_here(&mut self) -> Result<bool, Failure> {
         match self.channel.hear_now() {
             Ok(None) => Ok(false),
             Ok(Some((Said::Hello { program, pid }, _))) => {
@@ -100,14 +101,14 @@ impl Successor {
     }
 
     /// It did not say hello.
-    pub fn not_come(&mut self, why: &ChannelError) -> Refusal {
+    pub fn not_come(&mut self, why: &ChannelError) -> Failure {
         let ended = self.child.as_mut().and_then(|child| child.try_wait().ok().flatten());
         let what = match ended {
             Some(status) => format!("the new process exited with {status} before taking over"),
             None => format!("the new process did not start: {why}"),
         };
         let advice = "the disk continues as before; see its log, and check that the new program is tapline-disk";
-        Refusal::new(Kind::Failed, what).advise(advice)
+        Failure::of(Kind::Failed, what).advise(advice)
     }
 
     /// Hands everything over until then. Once the new process is told to go there is no way back.
@@ -124,7 +125,7 @@ impl Successor {
             say(Said::Layer { name, write: file.options().write }, &files)?;
         }
         let logs = redo_log::to_be_handed();
-        let logs = logs.map_err(|error| NotHanded::Disk(Refusal::failed("hand over a redo log", &error)))?;
+        let logs = logs.map_err(|error| NotHanded::Disk(Failure::failed("hand over a redo log", &error)))?;
         for (name, log) in logs {
             say(Said::Log { name }, &[&log])?;
         }

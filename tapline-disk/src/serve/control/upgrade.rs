@@ -10,13 +10,12 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use serde_json::{Value, json};
+use control::answer::{self, Answer};
+use control::{Kind, ask};
 use transport::vhost_user::Listener;
 use transport::{HandoverError, Timer};
 
 use super::pause::micros;
-use super::protocol;
-use super::refusal::{Kind, Refusal};
 use super::successor::{ControlSocket, NotHanded, Start, Successor};
 use super::work::Work;
 use crate::failure::Failure;
@@ -82,16 +81,16 @@ enum Attempt {
 impl Upgrade {
     /// Begins; `successor` is the socket of a process started by the client.
     pub fn begin(
-        asked: protocol::Upgrade,
+        asked: ask::Upgrade,
         successor: Option<OwnedFd>,
         control: &Listener,
         work: &mut Work<'_>,
-    ) -> Result<Upgrade, Refusal> {
+    ) -> Result<Upgrade, Failure> {
         refuse_what_cannot_be(work)?;
         if !work.server.can_hand_over() {
             return Err(unsupported());
         }
-        let failed = |error: std::io::Error| Refusal::failed("wait for a new process", &error);
+        let failed = |error: std::io::Error| Failure::failed("wait for a new process", &error);
         let timer = Timer::new().map_err(failed)?;
         let (successor, start) = match (successor, &asked.program) {
             (Some(socket), None) => (Successor::at(socket, work)?, None),
@@ -101,7 +100,7 @@ impl Upgrade {
             }
             _ => {
                 let what = "give either the program, or a socket to an already started process";
-                return Err(Refusal::new(Kind::Invalid, what));
+                return Err(Failure::of(Kind::Invalid, what));
             }
         };
         work.engine.watch(timer.as_fd(), false, UPGRADE_TIMER.0).map_err(failed)?;
@@ -133,7 +132,7 @@ impl Upgrade {
     }
 
     /// Goes on; the answer, when the new process has taken over. This one is to end then, at once.
-    pub fn advance(&mut self, work: &mut Work<'_>) -> Result<Option<Value>, Refusal> {
+    pub fn advance(&mut self, work: &mut Work<'_>) -> Result<Option<Answer>, Failure> {
         loop {
             match &mut self.stage {
                 Stage::Starting(blocking_task) => {
@@ -170,7 +169,7 @@ impl Upgrade {
                     Ok(false) => return Ok(None),
                     Ok(true) => self.hold(work)?,
                     // What is not flushed is in the redo log, and the guest waits for space under the new process too.
-                    Err(refusal) if refusal.kind == Kind::NoSpace => self.hold(work)?,
+                    Err(refusal) if refusal.kind() == Kind::NoSpace => self.hold(work)?,
                     Err(refusal) => return Err(refusal),
                 },
                 Stage::Draining { since } | Stage::Syncing { since } => {
@@ -189,7 +188,7 @@ impl Upgrade {
     }
 
     /// Takes no more requests.
-    fn hold(&mut self, work: &mut Work<'_>) -> Result<(), Refusal> {
+    fn hold(&mut self, work: &mut Work<'_>) -> Result<(), Failure> {
         work.server.hold(true);
         self.set_timer(self.pause_max)?;
         self.stage = Stage::Draining { since: Instant::now() };
@@ -197,7 +196,7 @@ impl Upgrade {
     }
 
     /// Takes requests again, and tries later.
-    fn rest(&mut self, work: &mut Work<'_>) -> Result<(), Refusal> {
+    fn rest(&mut self, work: &mut Work<'_>) -> Result<(), Failure> {
         work.server.hold(false);
         self.again("requests in flight do not complete")?;
         let rest = REST * self.attempts;
@@ -207,7 +206,7 @@ impl Upgrade {
     }
 
     /// Accepts requests again, and tries with another new process: a late one has been told so, and exits.
-    fn start_again(&mut self, work: &mut Work<'_>) -> Result<(), Refusal> {
+    fn start_again(&mut self, work: &mut Work<'_>) -> Result<(), Failure> {
         work.server.hold(false);
         self.again(LATE)?;
         let Some(program) = &self.program else { return Err(self.too_long(LATE)) };
@@ -217,22 +216,22 @@ impl Upgrade {
         self.set_timer(TO_START)
     }
 
-    fn again(&mut self, what: &str) -> Result<(), Refusal> {
+    fn again(&mut self, what: &str) -> Result<(), Failure> {
         self.attempts += 1;
         if self.attempts < ATTEMPTS { Ok(()) } else { Err(self.too_long(what)) }
     }
 
-    fn too_long(&self, what: &str) -> Refusal {
-        Refusal::new(Kind::Busy, format!("{what} in {} ms", self.pause_max.as_millis()))
+    fn too_long(&self, what: &str) -> Failure {
+        Failure::of(Kind::Busy, format!("{what} in {} ms", self.pause_max.as_millis()))
             .advise("retry when the disk is less busy, or allow a longer pause: --pause-max")
     }
 
-    fn set_timer(&self, after: Duration) -> Result<(), Refusal> {
-        self.timer.set(after).map_err(|error| Refusal::failed("wait for requests in flight", &error))
+    fn set_timer(&self, after: Duration) -> Result<(), Failure> {
+        self.timer.set(after).map_err(|error| Failure::failed("wait for requests in flight", &error))
     }
 
     /// Hands everything over, if nothing is under way any more and there is time.
-    fn attempt(&mut self, since: Instant, work: &mut Work<'_>) -> Result<Option<Attempt>, Refusal> {
+    fn attempt(&mut self, since: Instant, work: &mut Work<'_>) -> Result<Option<Attempt>, Failure> {
         let until = since + self.pause_max;
         let not_yet = || Ok((Instant::now() >= until).then_some(Attempt::Later));
         if !work.disk.is_idle() {
@@ -249,19 +248,19 @@ impl Upgrade {
         match self.successor.hand_over(&self.control, until, work) {
             Ok(()) => Ok(Some(Attempt::Done(since.elapsed()))),
             Err(NotHanded::Server(HandoverError::NotNow(_))) => not_yet(),
-            Err(NotHanded::Server(why)) => Err(Failure::new("hand over the disk's connections", why).into()),
+            Err(NotHanded::Server(why)) => Err(Failure::new("hand over the disk's connections", why)),
             Err(NotHanded::Successor(ChannelError::Late)) => Ok(Some(Attempt::Late)),
-            Err(NotHanded::Successor(why)) => Err(Refusal::from(Failure::new("hand over the disk", why))
+            Err(NotHanded::Successor(why)) => Err(Failure::new("hand over the disk", why)
                 .advise("the disk continues as before; see the log for why the new process did not take it over")),
             Err(NotHanded::Disk(refusal)) => Err(refusal),
         }
     }
 
     /// The answer.
-    fn told(&self, pause: Duration) -> Value {
-        let (Successor { pid, program, .. }, pause) = (&self.successor, micros(pause));
-        say(format_args!("process {pid} has taken over the disk; its clients waited {pause} µs"));
-        json!({ "pid": pid, "pause_us": pause, "program": program })
+    fn told(&self, pause: Duration) -> Answer {
+        let (Successor { pid, program, .. }, pause_us) = (&self.successor, micros(pause));
+        say(format_args!("process {pid} has taken over the disk; its clients waited {pause_us} µs"));
+        answer::Upgrade { pid: *pid, program: Some(program.clone()), pause_us }.into()
     }
 
     /// It has failed: the new process must exit, and this one continues.
@@ -273,27 +272,27 @@ impl Upgrade {
 }
 
 /// What no waiting helps against.
-fn refuse_what_cannot_be(work: &Work<'_>) -> Result<(), Refusal> {
+fn refuse_what_cannot_be(work: &Work<'_>) -> Result<(), Failure> {
     if work.paused {
-        return Err(Refusal::new(Kind::State, "the disk is paused").advise("resume it first"));
+        return Err(Failure::of(Kind::State, "the disk is paused").advise("resume it first"));
     }
     if work.disk.is_broken() {
-        return Err(Refusal::new(Kind::State, "a sync of the disk has failed, so it no longer writes")
+        return Err(Failure::of(Kind::State, "a sync of the disk has failed, so it no longer writes")
             .advise("see the kernel log, and restart the disk"));
     }
     if work.full.is_full() && !work.server.takes_back() {
-        return Err(Refusal::new(Kind::NoSpace, "requests of NBD clients are waiting for space")
+        return Err(Failure::of(Kind::NoSpace, "requests of NBD clients are waiting for space")
             .advise("free some space and retry"));
     }
     Ok(())
 }
 
 /// The next process opens them for reading only. A merge has them writable while it lasts.
-fn refuse_writable_parents(work: &Work<'_>) -> Result<(), Refusal> {
+fn refuse_writable_parents(work: &Work<'_>) -> Result<(), Failure> {
     match (1..work.disk.layers().len()).find(|&depth| work.file(depth).is_ok_and(|(_, file)| file.options().write)) {
         Some(depth) => {
             let what = format!("the layer {depth} is open for writing");
-            Err(Refusal::new(Kind::State, what).advise("retry; a merge may have to be requested again first"))
+            Err(Failure::of(Kind::State, what).advise("retry; a merge may have to be requested again first"))
         }
         None => Ok(()),
     }
@@ -305,12 +304,12 @@ fn needs_sync(work: &Work<'_>) -> bool {
     !work.geometry.read_only && (!work.disk.is_logged() || is_elsewhere())
 }
 
-fn unsupported() -> Refusal {
-    Refusal::new(Kind::Unsupported, "a Xen guest's disk is handed over through xenstore")
+fn unsupported() -> Failure {
+    Failure::of(Kind::Unsupported, "a Xen guest's disk is handed over through xenstore")
         .advise("use tapline xen upgrade, or send SIGUSR2 and serve it again")
 }
 
-fn must_be_handed(program: &Path) -> Refusal {
+fn must_be_handed(program: &Path) -> Failure {
     let what = format!("this disk was started with --handed and cannot start {}", program.display());
-    Refusal::new(Kind::Unsupported, what).advise("upgrade it through the daemon: tapline vbd upgrade")
+    Failure::of(Kind::Unsupported, what).advise("upgrade it through the daemon: tapline vbd upgrade")
 }

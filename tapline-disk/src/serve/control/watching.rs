@@ -5,10 +5,10 @@
 //! buffered for a client that does not read is bounded, because it gets nothing new before it has read the previous
 //! notification.
 
-use serde_json::{Value, json};
+use control::Reply;
+use control::answer::{Change, Condition};
 
-use super::{Asker, Control, protocol};
-use crate::stats::Condition;
+use super::{Asker, Control};
 
 /// The clients.
 #[derive(Debug, Default)]
@@ -40,22 +40,22 @@ impl State {
         }
     }
 
-    /// The word for that it has become so.
-    fn word(self) -> &'static str {
+    /// The event that it has become so.
+    fn event(self, waiting: usize) -> Change {
         match self {
-            State::Working => "resumed",
-            State::Full => "full",
-            State::Broken => "broken",
+            State::Working => Change::Resumed { waiting },
+            State::Full => Change::Full { waiting },
+            State::Broken => Change::Broken { waiting },
         }
     }
 }
 
 impl Watchers {
-    /// Adds a client, and returns its first notification. If it is already watching, the new id replaces the old one.
-    pub fn add(&mut self, asker: &Asker, condition: Condition) -> Value {
+    /// Adds a client, which knows the condition from the answer. If it is already watching, the new id replaces the old
+    /// one.
+    pub fn add(&mut self, asker: &Asker, condition: Condition) {
         self.0.retain(|other| other.asker.number != asker.number);
         self.0.push(Watcher { asker: asker.clone(), told: State::of(condition), fatal: condition.fatal });
-        json!(condition)
     }
 }
 
@@ -68,13 +68,11 @@ impl Control {
             let Some(client) = self.client(&watcher.asker) else { return false };
             if watcher.fatal < condition.fatal && client.is_up_to_date() {
                 watcher.fatal = condition.fatal;
-                let event = json!({ "state": "fatal", "fatal": condition.fatal });
-                client.say(&protocol::event(&watcher.asker.id, &event));
+                client.say(&event(&watcher.asker, Change::Fatal { fatal: condition.fatal }));
             }
             if watcher.told != state && client.is_up_to_date() {
                 watcher.told = state;
-                let event = json!({ "state": state.word(), "waiting": condition.waiting });
-                client.say(&protocol::event(&watcher.asker.id, &event));
+                client.say(&event(&watcher.asker, state.event(condition.waiting)));
             }
             true
         });
@@ -82,13 +80,19 @@ impl Control {
     }
 }
 
+fn event(asker: &Asker, change: Change) -> String {
+    Reply::<(), _>::Event(change).line(&asker.id)
+}
+
 #[cfg(test)]
 mod test {
     use std::io::{BufRead, BufReader};
     use std::os::unix::net::UnixStream;
 
+    use control::Id;
+    use serde_json::{Value, json};
+
     use super::super::client::Client;
-    use super::super::protocol::Id;
     use super::*;
 
     const WORKING: Condition = Condition { broken: false, full: false, waiting: 0, fatal: 0 };
@@ -102,10 +106,7 @@ mod test {
         let (ours, theirs) = UnixStream::pair().unwrap();
         control.clients[0] = Some(Client::new(ours, 1).unwrap());
         let asker = Asker { place: 0, number: 1, id: Id::default() };
-        assert_eq!(
-            control.watchers.add(&asker, WORKING),
-            json!({ "broken": false, "full": false, "waiting": 0, "fatal": 0 })
-        );
+        control.watchers.add(&asker, WORKING);
         let mut lines = BufReader::new(theirs).lines();
         let mut heard =
             move || serde_json::from_str::<Value>(&lines.next().unwrap().unwrap()).unwrap()["event"].clone();

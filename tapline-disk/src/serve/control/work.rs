@@ -9,6 +9,9 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::Duration;
 
+use control::Kind;
+use control::answer::Condition;
+use control::{FormatName, ImageName};
 use disk::{Disk, FileId, Geometry, Image, Operation, Request, Span, Status};
 use memory::Segments;
 use transport::Server;
@@ -17,8 +20,7 @@ use uring::{Engine, ImageFile, OpenOptions};
 use super::FLUSH;
 use super::blocking_task::BlockingTask;
 use super::pause::Pause;
-use super::refusal::{Kind, Refusal};
-use crate::image_name::{FormatName, ImageName};
+use crate::failure::Failure;
 use crate::libvhd::Behind;
 use crate::log::say;
 use crate::serve::event_loop::EngineWatch;
@@ -27,7 +29,7 @@ use crate::serve::own_keys::BLOCKING_TASK;
 use crate::serve::polling::Polling;
 use crate::serve::suspects::Suspects;
 use crate::size::readable;
-use crate::stats::{Condition, Counters, Stats};
+use crate::stats::{Counters, Stats};
 
 /// The hands of a verb.
 pub struct Work<'a> {
@@ -80,8 +82,8 @@ impl Work<'_> {
     pub fn send<T: Send + 'static>(
         &mut self,
         work: impl FnOnce() -> T + Send + 'static,
-    ) -> Result<BlockingTask<T>, Refusal> {
-        let failed = |error: io::Error| Refusal::failed("start background work", &error);
+    ) -> Result<BlockingTask<T>, Failure> {
+        let failed = |error: io::Error| Failure::failed("start background work", &error);
         let blocking_task = BlockingTask::send(work).map_err(failed)?;
         self.engine.watch(blocking_task.as_fd(), false, BLOCKING_TASK.0).map_err(failed)?;
         Ok(blocking_task)
@@ -127,7 +129,7 @@ impl Work<'_> {
     }
 
     /// Whether that flush has ended; well, or it is refused.
-    pub fn is_flushed(&mut self) -> Result<bool, Refusal> {
+    pub fn is_flushed(&mut self) -> Result<bool, Failure> {
         match *self.flush {
             Flush::None | Flush::Asked => Ok(false),
             Flush::Answered(Status::Done) => {
@@ -142,7 +144,7 @@ impl Work<'_> {
     }
 
     /// Whether everything is durable, after [`Disk::sync`] and with requests held; or it is refused.
-    pub fn is_synced(&self) -> Result<bool, Refusal> {
+    pub fn is_synced(&self) -> Result<bool, Failure> {
         match (self.disk.is_quiet() && !self.disk.is_syncing(), self.disk.is_clean()) {
             (false, _) => Ok(false),
             (true, true) => Ok(true),
@@ -165,19 +167,19 @@ impl Work<'_> {
     }
 
     /// The file of a layer, and its number.
-    pub fn file(&self, depth: usize) -> Result<(FileId, &ImageFile), Refusal> {
+    pub fn file(&self, depth: usize) -> Result<(FileId, &ImageFile), Failure> {
         let layer = self.disk.layers().get(depth).ok_or_else(|| self.no_layer(depth))?;
         let file = self.engine.file(layer.file).ok_or_else(|| self.no_layer(depth))?;
         Ok((layer.file, file))
     }
 
     /// The image of a layer.
-    pub fn image(&self, depth: usize) -> Result<&Image, Refusal> {
+    pub fn image(&self, depth: usize) -> Result<&Image, Failure> {
         self.disk.layers().get(depth).map(|layer| &layer.format).ok_or_else(|| self.no_layer(depth))
     }
 
     /// What a layer is called.
-    pub fn name(&self, depth: usize) -> Result<ImageName, Refusal> {
+    pub fn name(&self, depth: usize) -> Result<ImageName, Failure> {
         let (_, file) = self.file(depth)?;
         let data_file = file.data_file().map(|data| absolute(data.path()));
         Ok(ImageName { format: format_of(self.image(depth)?), path: absolute(file.path()), data_file })
@@ -196,13 +198,13 @@ impl Work<'_> {
     }
 
     /// Whether a layer's data is in its file, or its data file, at the same offsets as on the disk.
-    pub fn has_flat_data(&self, depth: usize) -> Result<bool, Refusal> {
+    pub fn has_flat_data(&self, depth: usize) -> Result<bool, Failure> {
         Ok(matches!(self.image(depth)?, Image::Raw(_)) || self.file(depth)?.1.data_file().is_some())
     }
 
     /// Makes the file of a raw layer, or a data file, `len` bytes long, durably and in the background, if it is
     /// shorter. Nothing else ever changes its length. A block device has the length that it has.
-    pub fn lengthen(&mut self, depth: usize, len: u64) -> Result<Option<BlockingTask<Result<(), Refusal>>>, Refusal> {
+    pub fn lengthen(&mut self, depth: usize, len: u64) -> Result<Option<BlockingTask<Result<(), Failure>>>, Failure> {
         let (_, file) = self.file(depth)?;
         let file = file.data_file().unwrap_or(file);
         let path = file.path().to_owned();
@@ -211,11 +213,11 @@ impl Work<'_> {
             Some(device) => {
                 let (wanted, device, path) = (readable(len), readable(device), path.display());
                 let what = format!("cannot extend {path} to {wanted}: it is a block device of {device}");
-                return Err(Refusal::new(Kind::NoSpace, what).advise("enlarge the device, then restart the disk"));
+                return Err(Failure::of(Kind::NoSpace, what).advise("enlarge the device, then restart the disk"));
             }
             None => {}
         }
-        let failed = move |error| Refusal::failed(format!("extend {}", path.display()), &error);
+        let failed = move |error| Failure::failed(format!("extend {}", path.display()), &error);
         let file = file.as_fd().try_clone_to_owned().map(File::from).map_err(&failed)?;
         let lengthen = move || match file.metadata()?.len() < len {
             true => file.set_len(len).and_then(|()| file.sync_all()),
@@ -225,14 +227,14 @@ impl Work<'_> {
     }
 
     /// That has been done.
-    pub fn lengthened(&mut self, depth: usize) -> Result<(), Refusal> {
+    pub fn lengthened(&mut self, depth: usize) -> Result<(), Failure> {
         let (id, _) = self.file(depth)?;
         self.engine.file_grew(id);
         Ok(())
     }
 
     /// How the leaf was opened.
-    pub fn options(&self) -> Result<OpenOptions, Refusal> {
+    pub fn options(&self) -> Result<OpenOptions, Failure> {
         Ok(self.file(0)?.1.options())
     }
 
@@ -250,29 +252,29 @@ impl Work<'_> {
     }
 
     /// What every verb that changes the chain needs.
-    pub fn must_be_writable(&self) -> Result<(), Refusal> {
+    pub fn must_be_writable(&self) -> Result<(), Failure> {
         if self.disk.is_broken() {
             return Err(not_durable(Status::Failed));
         }
         match self.geometry.read_only {
-            true => Err(Refusal::new(Kind::State, "the disk is served read-only").advise("serve it read-write")),
+            true => Err(Failure::of(Kind::State, "the disk is served read-only").advise("serve it read-write")),
             false => Ok(()),
         }
     }
 
-    fn no_layer(&self, depth: usize) -> Refusal {
+    fn no_layer(&self, depth: usize) -> Failure {
         let last = self.disk.layers().len().saturating_sub(1);
-        Refusal::new(Kind::Invalid, format!("there is no layer {depth}"))
+        Failure::of(Kind::Invalid, format!("there is no layer {depth}"))
             .advise(format!("layers are numbered from the leaf, 0, down to {last}; the verb layers lists them"))
     }
 }
 
-fn not_durable(status: Status) -> Refusal {
+fn not_durable(status: Status) -> Failure {
     if status == Status::NoSpace {
-        return Refusal::new(Kind::NoSpace, "cannot make the disk durable: no space is left for its files")
+        return Failure::of(Kind::NoSpace, "cannot make the disk durable: no space is left for its files")
             .advise("free some space and retry; the disk continues as it is");
     }
-    Refusal::new(Kind::Failed, "cannot make the disk durable: its storage failed, or had failed before")
+    Failure::of(Kind::Failed, "cannot make the disk durable: its storage failed, or had failed before")
         .advise("see the kernel log; nothing was changed, and the disk accepts writes again after it is restarted")
 }
 
@@ -308,7 +310,7 @@ pub enum Quiesce {
 
 impl Quiesce {
     /// Whether nothing is under way, durable or not. It lasts until [`Work::let_go`].
-    pub fn is_quiet(&mut self, work: &mut Work<'_>) -> Result<bool, Refusal> {
+    pub fn is_quiet(&mut self, work: &mut Work<'_>) -> Result<bool, Failure> {
         loop {
             match self {
                 Quiesce::Begin if work.disk.is_quiesced() => *self = Quiesce::Draining,
@@ -333,7 +335,7 @@ impl Quiesce {
     }
 
     /// Whether nothing is under way and everything is durable. It lasts until [`Work::let_go`].
-    pub fn advance(&mut self, work: &mut Work<'_>) -> Result<bool, Refusal> {
+    pub fn advance(&mut self, work: &mut Work<'_>) -> Result<bool, Failure> {
         if !self.is_quiet(work)? {
             return Ok(false);
         }

@@ -11,15 +11,13 @@ pub mod served;
 pub mod small;
 pub mod vhost;
 
-// The program's own modules, so that tests use the same paths.
-#[path = "../../../src/redo_name.rs"]
-mod redo_name;
-
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+
+use ::control::redo_name;
 
 /// The program under test.
 pub const TAPLINE: &str = env!("CARGO_BIN_EXE_tapline-disk");

@@ -8,10 +8,10 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use serde::Serialize;
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de, ser};
 
 /// A format this program reads and writes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FormatName {
     /// The bytes of the disk, as they are.
@@ -148,6 +148,20 @@ impl fmt::Display for FormatName {
 impl fmt::Display for ImageName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.word().to_string_lossy())
+    }
+}
+
+impl Serialize for ImageName {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let word = self.word().into_string();
+        let word = word.map_err(|_| ser::Error::custom(format_args!("the path of {self} is not UTF-8")))?;
+        serializer.serialize_str(&word)
+    }
+}
+
+impl<'de> Deserialize<'de> for ImageName {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<ImageName, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
     }
 }
 

@@ -1,8 +1,8 @@
 //! The file name of an image's redo log.
 //!
-//! This source file is shared with the daemon, which may not use this program's dependencies, and with tests, so that
-//! all of them find the same log. It knows nothing about where logs are. Invariant: the name depends on the image's
-//! file, not on its path, and never changes between versions: a killed process may be followed by one of any version.
+//! The disk process and the daemon find the same log by it. It knows nothing about where logs are. Invariant: the name
+//! depends on the image's file, not on its path, and never changes between versions: a killed process may be followed
+//! by one of any version.
 
 use std::fs::Metadata;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};

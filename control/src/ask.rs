@@ -1,0 +1,487 @@
+//! Requests to a disk, in the order of the documentation.
+//!
+//! It knows nothing about sockets and disks. Invariant: a [`Request`] that was parsed has a verb with all the fields
+//! that it needs and no others, and every path in it is absolute, so that clients need not know the disk's working
+//! directory.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+#[cfg(test)]
+use crate::Reply;
+use crate::{Error, Id, ImageName, Kind, answer};
+
+/// The version of the protocol that is spoken here, and the only one.
+pub const VERSION: u64 = 1;
+
+/// Names that a client may give its requests: enough for a uuid with a word before it.
+const ID_MAX: usize = 128;
+
+/// A verb with its fields, which has an answer of its own type.
+pub trait Ask: Into<Verb> {
+    /// The answer.
+    type Answer: DeserializeOwned;
+}
+
+/// The list of verbs: the word, the type of its fields, which has the same name, and that of its answer.
+macro_rules! verbs {
+    ($($(#[$doc:meta])* $word:literal $verb:ident -> $answer:ty;)*) => {
+        /// A verb.
+        #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+        #[serde(tag = "verb")]
+        pub enum Verb {
+            $($(#[$doc])* #[serde(rename = $word)] $verb($verb),)*
+        }
+
+        /// The words of all verbs.
+        pub const VERBS: &[&str] = &[$($word),*];
+
+        impl Verb {
+            /// Its word.
+            pub fn word(&self) -> &'static str {
+                match self {
+                    $(Verb::$verb(_) => $word,)*
+                }
+            }
+
+            /// Whether a line is an answer to it, or an event before that.
+            #[cfg(test)]
+            pub(crate) fn understands(&self, line: &[u8]) -> serde_json::Result<()> {
+                match self {
+                    $(Verb::$verb(_) => Reply::<$answer, Value>::parse(line).map(drop),)*
+                }
+            }
+        }
+
+        $(impl From<$verb> for Verb {
+            fn from(fields: $verb) -> Verb {
+                Verb::$verb(fields)
+            }
+        }
+
+        impl Ask for $verb {
+            type Answer = $answer;
+        })*
+    };
+}
+
+verbs! {
+    /// Which version is spoken, and which verbs there are.
+    "version" Version -> answer::Version;
+    /// The chain.
+    "layers" Layers -> answer::Layers;
+    /// Counters.
+    "stats" Stats -> answer::Stats;
+    /// A new leaf on the present one, or a copy by reflink.
+    "snapshot" Snapshot -> answer::Snapshot;
+    /// A new child of a layer, for another disk.
+    "clone" Clone -> answer::Clone;
+    /// Moves what layers hold into the one below.
+    "merge" Merge -> answer::Merge;
+    /// How far the merge is.
+    "merge-status" MergeStatus -> answer::Merge;
+    /// Stops the merge for a while.
+    "merge-pause" MergePause -> answer::Merge;
+    /// Goes on with it.
+    "merge-resume" MergeResume -> answer::Merge;
+    /// Ends it where it is.
+    "merge-cancel" MergeCancel -> answer::Merge;
+    /// Throws away what is above a layer.
+    "revert" Revert -> answer::Revert;
+    /// Makes the disk larger.
+    "resize" Resize -> answer::Resize;
+    /// There may be space again.
+    "space" Space -> answer::Condition;
+    /// Lines about what keeps the disk from writing, from now on.
+    "watch" Watch -> answer::Condition;
+    /// Another process in the place of this one.
+    "upgrade" Upgrade -> answer::Upgrade;
+    /// Holds all requests.
+    "pause" Pause -> answer::Paused;
+    /// Lets them go on.
+    "resume" Resume -> answer::Paused;
+}
+
+/// Verbs without fields.
+macro_rules! alone {
+    ($($verb:ident)*) => {
+        $(/// It has no fields.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+        #[serde(deny_unknown_fields)]
+        pub struct $verb {})*
+    };
+}
+
+alone! { Version Layers Stats MergeStatus MergePause MergeResume MergeCancel Space Watch Pause Resume }
+
+/// `snapshot`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Snapshot {
+    /// The new file.
+    pub to: ImageName,
+    /// Which way.
+    #[serde(default)]
+    pub method: Method,
+}
+
+/// How a snapshot is taken.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Method {
+    /// By reflink where the leaf and the new file are raw and the file system can, else by a chain.
+    #[default]
+    Auto,
+    /// The new file shares all blocks with the disk's own; the disk goes on in its file.
+    Reflink,
+    /// The new file is the leaf; the old one its parent.
+    Chain,
+}
+
+/// `clone`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Clone {
+    /// The layer that the new disk stands on.
+    pub of: usize,
+    /// The new file.
+    pub to: ImageName,
+}
+
+/// `merge`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Merge {
+    /// The uppermost layer that is merged.
+    pub from: usize,
+    /// The layer that takes it all.
+    pub into: usize,
+    /// Bytes a second at most.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rate: Option<u64>,
+    /// Progress lines until it ends, and the answer at the end.
+    #[serde(default)]
+    pub follow: bool,
+    /// Files that hold nothing any more are removed.
+    #[serde(default)]
+    pub delete: bool,
+    /// The expected chain; the request is refused if the disk has another.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expect: Option<Vec<ImageName>>,
+}
+
+/// `revert`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Revert {
+    /// The layer that is to be seen again.
+    pub to: usize,
+    /// The new leaf on it.
+    pub leaf: ImageName,
+}
+
+/// `resize`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Resize {
+    /// Bytes of the disk.
+    pub size: u64,
+}
+
+/// `upgrade`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Upgrade {
+    /// The program to be started in the place of this one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub program: Option<PathBuf>,
+    /// Or: a socket to a process that was started comes with the line.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub successor: bool,
+    /// Microseconds that requests may wait.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pause_max: Option<u64>,
+}
+
+/// A line that makes sense.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Request {
+    /// The verb.
+    pub verb: Verb,
+    /// The files that come with it.
+    pub files: Vec<FileAsked>,
+}
+
+/// A line's description of a file that comes with it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FileAsked {
+    /// Its name.
+    pub path: PathBuf,
+    /// Whether it is open for writing too.
+    pub write: bool,
+}
+
+impl Request {
+    /// A verb without files.
+    pub fn of(verb: impl Into<Verb>) -> Request {
+        Request { verb: verb.into(), files: Vec::new() }
+    }
+
+    /// The line. It fails for a path that is not UTF-8.
+    pub fn line(&self) -> serde_json::Result<String> {
+        #[derive(Serialize)]
+        struct Line<'a> {
+            version: u64,
+            id: u64,
+            #[serde(flatten)]
+            verb: &'a Verb,
+            #[serde(skip_serializing_if = "<[FileAsked]>::is_empty")]
+            files: &'a [FileAsked],
+        }
+        // These clients have one request under way, so any name will do.
+        let line = Line { version: VERSION, id: 1, verb: &self.verb, files: &self.files };
+        serde_json::to_string(&line).map(|line| line + "\n")
+    }
+
+    /// Parses a line. The request's id is returned even if the rest is invalid.
+    pub fn parse(line: &[u8]) -> (Id, Result<Request, Error>) {
+        let malformed = |why: String| {
+            Error::new(Kind::Malformed, why).advise("send one JSON object per line, as described in docs/control.md")
+        };
+        let mut object = match serde_json::from_slice(line) {
+            Ok(Value::Object(object)) => object,
+            Ok(_) => return (Id::default(), Err(malformed("the line is not a JSON object".into()))),
+            Err(error) => return (Id::default(), Err(malformed(format!("the line is not JSON: {error}")))),
+        };
+        let id = match object.remove("id").unwrap_or(Value::Null) {
+            id @ (Value::Null | Value::Number(_)) => Id(id),
+            Value::String(id) if id.len() <= ID_MAX => Id(Value::String(id)),
+            _ => {
+                let why = format!("\"id\" must be a number or a string of at most {ID_MAX} bytes");
+                return (Id::default(), Err(malformed(why)));
+            }
+        };
+        let files = object.remove("files").map_or(Ok(Vec::new()), fields::<Vec<FileAsked>>);
+        let request = files.and_then(|files| {
+            files.iter().try_for_each(|file| absolute(&file.path))?;
+            must_be_ours(object.remove("version").as_ref(), object.get("verb"))?;
+            let verb: Verb = fields(Value::Object(object))?;
+            verb.check().map(|()| Request { verb, files })
+        });
+        (id, request)
+    }
+}
+
+/// The version, and whether the verb is one.
+fn must_be_ours(version: Option<&Value>, verb: Option<&Value>) -> Result<(), Error> {
+    match version {
+        Some(version) if *version == VERSION => {}
+        Some(version) => {
+            let what = format!("protocol version {} is not supported", shortened(version));
+            return Err(Error::new(Kind::Version, what).advise(format!("send \"version\":{VERSION}")));
+        }
+        None => return Err(invalid("\"version\" is missing").advise(format!("send \"version\":{VERSION}"))),
+    }
+    let advice = || format!("known verbs: {}", VERBS.join(", "));
+    match verb {
+        Some(Value::String(word)) if VERBS.contains(&word.as_str()) => Ok(()),
+        Some(word @ Value::String(_)) => {
+            Err(Error::new(Kind::UnknownVerb, format!("unknown verb {}", shortened(word))).advise(advice()))
+        }
+        _ => Err(invalid("\"verb\" is missing").advise(advice())),
+    }
+}
+
+impl Verb {
+    fn check(&self) -> Result<(), Error> {
+        let whole = |name: &ImageName| name.paths().try_for_each(absolute);
+        match self {
+            Verb::Snapshot(snapshot) => whole(&snapshot.to),
+            Verb::Clone(clone) => whole(&clone.to),
+            Verb::Revert(revert) => whole(&revert.leaf),
+            Verb::Merge(merge) => {
+                merge.expect.iter().flatten().try_for_each(whole)?;
+                merge.check()
+            }
+            Verb::Upgrade(upgrade) => upgrade.program.as_deref().map_or(Ok(()), absolute),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Merge {
+    fn check(&self) -> Result<(), Error> {
+        if self.from >= self.into {
+            let what = format!("layer {} is not above layer {}", self.from, self.into);
+            return Err(
+                invalid(what).advise("layers are numbered from the leaf, 0, downwards: from 0 into 1 merges the leaf")
+            );
+        }
+        if let Some(chain) = self.expect.as_ref().filter(|chain| chain.len() <= self.into) {
+            return Err(invalid(format!("the expected chain has {} layers and no layer {}", chain.len(), self.into)));
+        }
+        match self.rate {
+            Some(0) => {
+                Err(invalid("a merge at rate 0 would never end").advise("use merge-pause to stop a merge for a while"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn absolute(path: &Path) -> Result<(), Error> {
+    match path.is_absolute() {
+        true => Ok(()),
+        false => Err(invalid(format!("'{}' must be an absolute path", path.display()))),
+    }
+}
+
+fn fields<T: DeserializeOwned>(value: Value) -> Result<T, Error> {
+    serde_json::from_value(value).map_err(|error| invalid(error.to_string()))
+}
+
+fn invalid(what: impl Into<String>) -> Error {
+    Error::new(Kind::Invalid, what)
+}
+
+/// What a client has sent, as far as it is worth repeating.
+fn shortened(value: &Value) -> String {
+    let text = value.to_string();
+    let end = text.char_indices().nth(40).map_or(text.len(), |(at, _)| at);
+    text.get(..end).unwrap_or_default().to_owned()
+}
+
+impl fmt::Display for Method {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Method::Auto => "auto",
+            Method::Reflink => "reflink",
+            Method::Chain => "chain",
+        })
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    /// The objects of a kind in the documentation that are not shortened, each in one line.
+    fn documented(mark: char) -> Vec<String> {
+        let text = include_str!("../../docs/control.md");
+        let object = |text: &str| {
+            let end = text.find("\n    →").into_iter().chain(text.find("\n    ←")).chain(text.find("\n\n")).min();
+            let object = text.get(..end.unwrap_or(text.len())).unwrap_or_default();
+            object.split("     +").next().unwrap_or_default().replace('\n', " ")
+        };
+        let begin = format!("\n    {mark} ");
+        text.split(&begin).skip(1).map(object).filter(|object| !object.contains('…')).collect()
+    }
+
+    #[test]
+    fn the_documentation_is_understood() {
+        let requests = documented('→').into_iter().map(|line| Request::parse(line.as_bytes()));
+        let requests: Vec<_> = requests.map(|(id, request)| (id, request.unwrap())).collect();
+        let answers = documented('←');
+        assert!(requests.len() > 12 && answers.len() > 12, "{} and {}", requests.len(), answers.len());
+        for line in answers {
+            let id = Id(serde_json::from_str::<Value>(&line).unwrap()["id"].take());
+            let Some((_, request)) = requests.iter().find(|(asked, _)| *asked == id) else { panic!("{line}") };
+            request.verb.understands(line.as_bytes()).unwrap_or_else(|error| panic!("{line}: {error}"));
+        }
+    }
+
+    #[test]
+    fn a_request_is_read_as_it_was_written() {
+        for line in documented('→') {
+            let (_, request) = Request::parse(line.as_bytes());
+            let request = request.unwrap();
+            let (id, again) = Request::parse(request.line().unwrap().as_bytes());
+            assert_eq!((id, again), (Id(1.into()), Ok(request)));
+        }
+    }
+
+    fn refused(line: &str) -> Error {
+        Request::parse(line.as_bytes()).1.unwrap_err()
+    }
+
+    #[test]
+    fn a_request_is_its_verb_and_its_fields() {
+        let (id, verb) =
+            Request::parse(br#"{"version":1,"id":7,"verb":"merge","from":0,"into":2,"rate":1000,"follow":true}"#);
+        assert_eq!(id, Id(7.into()));
+        let merge = Merge { from: 0, into: 2, rate: Some(1000), follow: true, delete: false, expect: None };
+        assert_eq!(verb.unwrap(), Request { verb: Verb::Merge(merge), files: Vec::new() });
+        let (_, verb) = Request::parse(br#"{"version":1,"verb":"snapshot","to":"vhd:/a/b.vhd"}"#);
+        let to = "vhd:/a/b.vhd".parse().unwrap();
+        assert_eq!(verb.unwrap().verb, Verb::Snapshot(Snapshot { to, method: Method::Auto }));
+    }
+
+    #[test]
+    fn every_verb_that_is_listed_is_known() {
+        for name in VERBS {
+            let line = format!(r#"{{"version":1,"verb":"{name}"}}"#);
+            let unknown = Request::parse(line.as_bytes()).1.is_err_and(|error| error.kind == Kind::UnknownVerb);
+            assert!(!unknown, "{name}");
+        }
+    }
+
+    #[test]
+    fn unknown_fields_and_verbs_are_refused_by_name() {
+        assert!(refused(r#"{"version":1,"verb":"explode"}"#).message.contains("explode"));
+        assert!(refused(r#"{"version":1,"verb":"stats","now":true}"#).message.contains("now"));
+        assert!(refused(r#"{"version":1,"verb":"resize","size":1,"shrink":true}"#).message.contains("shrink"));
+        assert!(refused(r#"{"version":1,"verb":"resize"}"#).message.contains("size"));
+        assert_eq!(refused(r#"{"version":2,"verb":"stats"}"#).kind, Kind::Version);
+        assert_eq!(refused(r#"{"verb":"stats"}"#).kind, Kind::Invalid);
+    }
+
+    #[test]
+    fn invalid_lines_are_refused_without_an_id() {
+        for line in ["", "{", "[]", "7", "{\"id\":{}}", "\u{0}", "{\"version\":1,\"version\"", &"[".repeat(100_000)] {
+            let (id, verb) = Request::parse(line.as_bytes());
+            assert_eq!((id, verb.unwrap_err().kind), (Id::default(), Kind::Malformed), "{line:.40}");
+        }
+        let long = format!(r#"{{"id":"{}"}}"#, "x".repeat(ID_MAX + 1));
+        assert_eq!(refused(&long).kind, Kind::Malformed);
+    }
+
+    #[test]
+    fn relative_paths_are_refused() {
+        let error = refused(r#"{"version":1,"verb":"snapshot","to":"vhd:b.vhd"}"#);
+        assert!(error.message.contains("an absolute path"), "{error:?}");
+        assert!(refused(r#"{"version":1,"verb":"clone","of":1,"to":"b.vhd"}"#).message.contains("format"));
+    }
+
+    #[test]
+    fn files_are_listed_with_their_use_only() {
+        let line = |file: &str| format!(r#"{{"version":1,"verb":"stats","files":[{file}]}}"#);
+        let (_, asked) = Request::parse(line(r#"{"path":"/a","write":true}"#).as_bytes());
+        assert_eq!(asked.unwrap().files, [FileAsked { path: "/a".into(), write: true }]);
+        assert!(refused(&line(r#"{"path":"a","write":true}"#)).message.contains("an absolute path"));
+        assert!(refused(&line(r#"{"path":"/a"}"#)).message.contains("write"));
+        assert!(refused(&line(r#"{"path":"/a","write":true,"mode":1}"#)).message.contains("mode"));
+        assert!(refused(r#"{"version":1,"verb":"stats","files":7}"#).message.contains("sequence"));
+    }
+
+    #[test]
+    fn a_merge_must_go_downwards_at_a_nonzero_rate() {
+        assert!(refused(r#"{"version":1,"verb":"merge","from":1,"into":1}"#).message.contains("not above"));
+        assert!(refused(r#"{"version":1,"verb":"merge","from":0,"into":1,"rate":0}"#).message.contains("never end"));
+    }
+
+    #[test]
+    fn an_expected_chain_has_absolute_paths_and_all_merged_layers() {
+        let merge = |chain: &str| format!(r#"{{"version":1,"verb":"merge","from":0,"into":1,"expect":{chain}}}"#);
+        let (_, verb) = Request::parse(merge(r#"["vhd:/b","raw:/a"]"#).as_bytes());
+        let Ok(Request { verb: Verb::Merge(Merge { expect: Some(chain), .. }), .. }) = verb else { panic!("{verb:?}") };
+        assert_eq!(chain, ["vhd:/b".parse().unwrap(), "raw:/a".parse().unwrap()]);
+        assert!(refused(&merge(r#"["vhd:/b"]"#)).message.contains("no layer 1"));
+        assert!(refused(&merge(r#"["vhd:b","raw:/a"]"#)).message.contains("an absolute path"));
+        assert!(refused(&merge("7")).message.contains("sequence"));
+    }
+}

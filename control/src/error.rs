@@ -1,0 +1,97 @@
+//! Why something was not done: a kind for programs, a message for people, and what to do about it.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// Kinds of errors. Their names are part of the interface; one that is not known here counts as `failed`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kind {
+    /// Not a JSON object, or a line that is too long.
+    Malformed,
+    /// Another version of the protocol.
+    Version,
+    /// No such verb.
+    UnknownVerb,
+    /// A field or an argument is missing, unknown, or invalid.
+    Invalid,
+    /// Another verb that takes time is under way, or there are too many clients.
+    Busy,
+    /// The disk is not in the state for it.
+    State,
+    /// A guest or a client uses the disk.
+    Connected,
+    /// The file exists already.
+    Exists,
+    /// Somebody else has a file open.
+    InUse,
+    /// No space is left.
+    NoSpace,
+    /// Not possible with this disk, format or file system.
+    Unsupported,
+    /// It was cancelled.
+    Cancelled,
+    /// It was interrupted because another process replaces this one.
+    Replaced,
+    /// Anything else that failed.
+    #[serde(other)]
+    Failed,
+}
+
+impl Kind {
+    /// The kind of an error of the system.
+    pub fn of(error: &std::io::Error) -> Kind {
+        match error.kind() {
+            std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => Kind::NoSpace,
+            std::io::ErrorKind::AlreadyExists => Kind::Exists,
+            _ => Kind::Failed,
+        }
+    }
+}
+
+/// Why not.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[error("{message}")]
+pub struct Error {
+    /// For programs.
+    pub kind: Kind,
+    /// What was tried, on what, why it was not done.
+    pub message: String,
+    /// What to do about it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub advice: Option<String>,
+}
+
+impl Error {
+    /// An error without advice.
+    pub fn new(kind: Kind, message: impl Into<String>) -> Error {
+        Error { kind, message: message.into(), advice: None }
+    }
+
+    /// A step that failed with an error of the system.
+    pub fn failed(tried: impl fmt::Display, error: &std::io::Error) -> Error {
+        Error::new(Kind::of(error), format!("cannot {tried}: {error}"))
+    }
+
+    /// Adds what to do about it.
+    #[must_use]
+    pub fn advise(mut self, advice: impl Into<String>) -> Error {
+        self.advice = Some(advice.into());
+        self
+    }
+
+    /// The same, known to be of this kind.
+    #[must_use]
+    pub fn of_kind(mut self, kind: Kind) -> Error {
+        self.kind = kind;
+        self
+    }
+
+    /// The same, with what it is about in front.
+    #[must_use]
+    pub fn about(mut self, what: &impl fmt::Display) -> Error {
+        self.message = format!("{what}: {}", self.message);
+        self
+    }
+}

@@ -1,0 +1,21 @@
+//! What a disk process and its clients say to each other (docs/control.md): requests, answers, events and errors as
+//! types, the lines that they travel in, and a client.
+//!
+//! It knows nothing about disks, and nothing about how a verb is carried out. Invariants: what one end writes the other
+//! end reads, also if it is older or newer; a [`Verb`] that was parsed has all the fields it needs and no others.
+
+#![forbid(unsafe_code)]
+
+pub mod answer;
+pub mod ask;
+mod client;
+mod error;
+mod image_name;
+mod line;
+pub mod redo_name;
+
+pub use ask::{Ask, FileAsked, Request, VERBS, VERSION, Verb};
+pub use client::{Client, ClientError};
+pub use error::{Error, Kind};
+pub use image_name::{FormatName, ImageName, NotAnImage};
+pub use line::{Id, Reply};

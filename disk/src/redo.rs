@@ -239,9 +239,10 @@ impl RedoLog {
         self.word(SEEN_AT)
     }
 
-    /// This process is at work on the image; `now` is for whoever opens it next, and of no meaning here.
+    /// This process is at work on the image; `now` is for whoever opens it next, and of no meaning here. A clock that
+    /// was set back does not count: the image would look as if somebody had changed it since.
     pub fn seen(&self, now: u64) {
-        self.store(SEEN_AT, now);
+        self.store(SEEN_AT, now.max(self.last_seen()));
     }
 
     /// Whether something was written to the image that no sync has covered.

@@ -264,3 +264,13 @@ impl Bed {
         self.region.publish_u64_native(at, value).unwrap();
     }
 }
+
+#[test]
+fn a_clock_that_is_set_back_does_not_count() {
+    let bed = Bed::new();
+    let log = bed.open();
+    for (now, last) in [(100, 100), (160, 160), (45, 160), (161, 161)] {
+        log.seen(now);
+        assert_eq!((log.last_seen(), bed.open().last_seen()), (last, last));
+    }
+}

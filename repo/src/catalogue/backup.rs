@@ -50,8 +50,13 @@ fn of_name(name: &str) -> Option<(Timestamp, BackupReason)> {
     Some((made.timestamp(), reason.parse().ok()?))
 }
 
-/// The copies in a directory, the newest first; none if it is not there.
+/// The copies in a directory, the newest first; none if it is not there. Those from the future come last: they were made
+/// with a wrong clock, and may be older than all others.
 pub fn list(directory: &Path) -> Result<Vec<Backup>, Problem> {
+    list_at(directory, Timestamp::now())
+}
+
+fn list_at(directory: &Path, now: Timestamp) -> Result<Vec<Backup>, Problem> {
     let tried = |error| Problem::failed(format_args!("list {}", directory.display()), error);
     let entries = match fs::read_dir(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -64,7 +69,9 @@ pub fn list(directory: &Path) -> Result<Vec<Backup>, Problem> {
         let file = entry.path().display().to_string();
         found.push(Backup { file, made, reason, size: entry.metadata().map_err(tried)?.len() });
     }
-    found.sort_by(|one, other| (other.made, &other.file).cmp(&(one.made, &one.file)));
+    found.sort_by(|one, other| {
+        (one.made > now, other.made, &other.file).cmp(&(other.made > now, one.made, &one.file))
+    });
     Ok(found)
 }
 
@@ -125,12 +132,11 @@ fn copy_within(catalogue: &Path, to: &Path, tried: &str) -> Result<(), Problem> 
 }
 
 /// Keeps the newest backup of each of `kept` days, and as many of those made on request or before a schema change.
-/// Backups from the future were made with a wrong clock: as many are kept in addition, or they would displace current
-/// ones.
+/// Daily ones from the future are kept in addition, as many; of the others they are the first to go.
 fn remove_old(directory: &Path, kept: u32, now: Timestamp) -> Result<(), Problem> {
     let kept = usize::try_from(kept).unwrap_or(usize::MAX);
     let (mut days, mut others): (Vec<String>, [usize; 3]) = (Vec::new(), [0; 3]);
-    for backup in list(directory)? {
+    for backup in list_at(directory, now)? {
         let keep = match backup.reason {
             BackupReason::Daily if backup.made > now => count(&mut others[2]) <= kept,
             BackupReason::Daily => {
@@ -313,6 +319,23 @@ mod test {
         let days = ["23", "22", "21", "20"].map(|day| format!("catalogue-202611{day}T1"));
         assert!(daily.iter().zip(&days).all(|(name, day)| name.starts_with(day)) && daily.len() == 4, "{daily:?}");
         assert!(room.path().join("notes").exists());
+    }
+
+    #[test]
+    fn backups_from_the_future_neither_displace_others_nor_come_first() {
+        let room = tempfile::tempdir().unwrap();
+        let all = [
+            "catalogue-20261122T100000Z-asked.db",
+            "catalogue-20261121T100000Z-asked.db",
+            "catalogue-21260101T100000Z-asked.db",
+            "catalogue-21250101T100000Z-asked.db",
+        ];
+        for name in all {
+            fs::write(room.path().join(name), "").unwrap();
+        }
+        assert_eq!(names(room.path()), all);
+        remove_old(room.path(), 3, "2026-11-22T12:30:00Z".parse().unwrap()).unwrap();
+        assert_eq!(names(room.path()), all[..3]);
     }
 
     #[tokio::test]

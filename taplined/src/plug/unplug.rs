@@ -13,7 +13,7 @@ use super::supervise;
 use crate::catalogue;
 use crate::daemon::Daemon;
 use crate::disk::paths::DiskPaths;
-use crate::disk::process::Ended;
+use crate::disk::process::{DiskProcess, Ended};
 use crate::task::Context;
 use crate::vm;
 
@@ -145,7 +145,7 @@ async fn stop(daemon: &Daemon, vbd: Uuid, force: bool, begun: bool, limit: Durat
             Err(_) => return Err(at_work(vbd, limit)),
         }
     }
-    let Some(mut process) = daemon.plugs.release(vbd).await else { return Ok(Ended::Unknown) };
+    let Some(mut process) = process_of(daemon, vbd).await? else { return Ok(Ended::Unknown) };
     process.signal(Signal::TERM)?;
     let ended = async {
         tokio::select! {
@@ -167,6 +167,16 @@ async fn stop(daemon: &Daemon, vbd: Uuid, force: bool, begun: bool, limit: Durat
             Err(Problem::new(Code::Timeout, what).advise(advice))
         }
     }
+}
+
+/// The process of a VBD, which nobody supervises any longer. If nobody did, it is the recorded one: a VBD must never be
+/// unplugged in the catalogue while its process goes on.
+async fn process_of(daemon: &Daemon, vbd: Uuid) -> Result<Option<DiskProcess>, Problem> {
+    if let Some(process) = daemon.plugs.release(vbd).await {
+        return Ok(Some(process));
+    }
+    let recorded = daemon.catalogue.read(move |view| view.vbd_process(vbd)).await?;
+    Ok(recorded.map(DiskProcess::find).transpose()?.flatten())
 }
 
 /// Waits until a disk accepts requests but does not respond. A stopping disk accepts none, however long its last flush

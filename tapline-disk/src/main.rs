@@ -11,6 +11,7 @@ mod ask;
 mod cli;
 mod confine;
 mod copy_up;
+mod damage;
 mod engine_choice;
 mod failure;
 mod fault;

@@ -10,11 +10,11 @@ use disk::{Damage, Disk, Extent, FileDone, Geometry, Image, Io, Operation, Reque
 use memory::Segments;
 use uring::{Engine, EngineKind, ImageFile};
 
+use crate::damage;
 use crate::engine_choice::{Data, choose};
 use crate::failure::Failure;
 use crate::layers::Layers;
 use crate::log::say;
-use crate::soundness::{cure_for, unfindable};
 
 /// Operations in flight at most: enough to keep an NVMe drive busy with requests of a MiB.
 const DEPTH: usize = 64;
@@ -159,10 +159,10 @@ impl Runner {
     }
 
     /// Metadata of a layer makes no sense: which bytes of the disk that costs, and what may mend it.
-    fn damaged(&self, tried: String, damage: Damage) -> Failure {
-        let name = self.names.get(usize::from(damage.file.0)).unwrap_or(&self.name);
-        let advice = format!("the rest of the disk is intact; {}", cure_for(damage, name));
-        Failure::new(tried, unfindable(damage, name)).advise(advice)
+    fn damaged(&self, tried: String, met: Damage) -> Failure {
+        let name = self.names.get(usize::from(met.file.0)).unwrap_or(&self.name);
+        let advice = format!("the rest of the disk is intact; {}", damage::advice(met, name));
+        Failure::new(tried, damage::why_unreadable(met, name)).advise(advice)
     }
 }
 

@@ -2,10 +2,8 @@
 //!
 //! It knows nothing about parents, and changes no byte of the disk.
 
-use std::fmt::Display;
-
 use control::{FormatName, ImageName};
-use disk::{Damage, Damaged, ImageErrorKind, MetaWrite, Problem, Severity, Source, Span, qcow2, vhd};
+use disk::{ImageErrorKind, MetaWrite, Problem, Severity, Source, qcow2, vhd};
 use uring::ImageFile;
 
 use crate::failure::Failure;
@@ -38,31 +36,6 @@ impl Examined {
     /// The severity of the worst problem.
     pub fn worst(&self) -> Option<Severity> {
         self.problems.iter().map(|problem| problem.severity).max()
-    }
-}
-
-/// The message about bytes that a disk cannot locate, in the layer with this name.
-pub fn unfindable(damage: Damage, layer: impl Display) -> String {
-    let Damage { file: _, span: Span { at: first, .. }, at, what } = damage;
-    let last = damage.span.end().saturating_sub(1);
-    match what {
-        Damaged::Entry(raw) => format!(
-            "its bytes {first} to {last} cannot be located: the entry {raw:#018x} at byte {at} of {layer} is invalid"
-        ),
-        Damaged::Packed => format!(
-            "its bytes {first} to {last} cannot be read: the compressed cluster at byte {at} of {layer} does not \
-             decompress to a cluster"
-        ),
-    }
-}
-
-/// What can be done about damage in the layer with this name.
-pub fn cure_for(damage: Damage, layer: impl Display) -> String {
-    match damage.what {
-        Damaged::Entry(_) => format!(
-            "`tapline image check {layer} --repair` repairs what can be repaired; the rest is to be restored from a backup"
-        ),
-        Damaged::Packed => "its data is lost unless it can be restored from a backup".to_owned(),
     }
 }
 

@@ -28,7 +28,7 @@ pub enum Damaged {
     /// A table entry with this value.
     Entry(u64),
     /// A compressed cluster that cannot be decompressed.
-    Packed,
+    Compressed,
 }
 
 /// Damage that is kept: a client may have so many requests in flight that all fail on one entry.
@@ -52,7 +52,7 @@ impl MetDamage {
     pub fn add(&mut self, file: FileId, span: Span, place: Mapping) {
         let (at, what, len) = match place {
             Mapping::Damaged { at, raw, len } => (at, Damaged::Entry(raw), len),
-            Mapping::Compressed { at, lead, len, .. } => (at + lead, Damaged::Packed, len),
+            Mapping::Compressed { at, lead, len, .. } => (at + lead, Damaged::Compressed, len),
             // It was overwritten meanwhile.
             Mapping::Data { .. } | Mapping::Shared { .. } | Mapping::Zero { .. } | Mapping::Parent { .. } => return,
         };

@@ -22,7 +22,7 @@ pub enum Entry {
     Zero,
     Data(u64),
     /// Compressed, beginning at this byte.
-    Packed(u64),
+    Compressed(u64),
 }
 
 /// A reservation of clusters in a row, at places in a row.
@@ -107,7 +107,7 @@ impl Clusters {
         // Not at the beginning of a sector, nor of the place.
         let begin = at + 512 * (cluster % 3) + 24;
         file[begin as usize..begin as usize + 2].copy_from_slice(&[MARK, first]);
-        self.table[cluster as usize] = Entry::Packed(begin);
+        self.table[cluster as usize] = Entry::Compressed(begin);
     }
 
     fn take_place(&mut self) -> u64 {
@@ -150,7 +150,7 @@ impl Clusters {
             Entry::Parent => None,
             Entry::Zero => Some(0),
             Entry::Data(place) => Some(file.get((place + within) as usize).copied().unwrap_or(0)),
-            Entry::Packed(begin) => Some(content(file[begin as usize + 1])[within as usize]),
+            Entry::Compressed(begin) => Some(content(file[begin as usize + 1])[within as usize]),
         }
     }
 }
@@ -159,7 +159,7 @@ impl Clusters {
 fn place_of(entry: Entry) -> Option<u64> {
     match entry {
         Entry::Data(at) => Some(at),
-        Entry::Packed(begin) => Some(begin / CLUSTER * CLUSTER),
+        Entry::Compressed(begin) => Some(begin / CLUSTER * CLUSTER),
         Entry::Parent | Entry::Zero => None,
     }
 }
@@ -182,7 +182,7 @@ impl Format for Clusters {
             Entry::Parent => Mapping::Parent { len },
             Entry::Zero => Mapping::Zero { len },
             Entry::Data(at) => Mapping::Data { at: at + within, len },
-            Entry::Packed(begin) => {
+            Entry::Compressed(begin) => {
                 Mapping::Compressed { at: begin / 512 * 512, size: 512, lead: begin % 512, skip: within, len }
             }
         })

@@ -133,7 +133,7 @@ fn reads_of_one_compressed_cluster_at_once_share_the_reading() {
 #[test]
 fn a_cluster_that_cannot_be_unpacked_fails_its_own_request_only() {
     let mut rig = packed(MIB);
-    let Entry::Packed(begin) = rig.disk.layers()[0].format.table[1] else { panic!("not compressed") };
+    let Entry::Compressed(begin) = rig.disk.layers()[0].format.table[1] else { panic!("not compressed") };
     rig.files.bytes[0][begin as usize] = 0;
     assert_eq!(rig.ask(Operation::Read, CLUSTER, 512, Segments::zeroed(512)), Status::Failed);
     assert_eq!(rig.ask(Operation::Write { durable: false }, CLUSTER, 512, Segments::zeroed(512)), Status::Failed);
@@ -165,7 +165,7 @@ fn a_read_of_a_compressed_cluster_whose_place_is_used_again_looks_again() {
     assert_eq!(rig.ask_meanwhile(Operation::Flush, 0, &[]), Status::Done);
     assert_eq!(rig.ask_meanwhile(Operation::Write { durable: false }, 5 * CLUSTER, &content(0x50)), Status::Done);
     let new = rig.disk.layers()[0].format.table[5];
-    assert!(matches!((old, new), (Entry::Packed(old), Entry::Data(new)) if old / CLUSTER == new / CLUSTER));
+    assert!(matches!((old, new), (Entry::Compressed(old), Entry::Data(new)) if old / CLUSTER == new / CLUSTER));
     let result = rig.files.execute(&op);
     rig.disk.settle(FileDone { op, result }, &mut rig.files);
     rig.drain();

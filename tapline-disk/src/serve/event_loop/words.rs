@@ -2,7 +2,7 @@
 
 use disk::{Damage, Operation, Status};
 
-use crate::soundness::{cure_for, unfindable};
+use crate::damage;
 
 /// The text of a failed request that the host's administrator must know about, because only they can help. Other
 /// failures are the guest's doing.
@@ -15,9 +15,9 @@ pub(super) fn worth_a_line(status: Status) -> Option<&'static str> {
 }
 
 /// Damage, as what a request has failed of.
-pub(super) fn of_damage(damage: Damage) -> String {
-    let why = unfindable(damage, format_args!("layer {}", damage.file.0));
-    format!(": {why}; {}", cure_for(damage, "IMAGE"))
+pub(super) fn of_damage(met: Damage) -> String {
+    let why = damage::why_unreadable(met, format_args!("layer {}", met.file.0));
+    format!(": {why}; {}", damage::advice(met, "IMAGE"))
 }
 
 /// An operation, as it is called in a line.

@@ -1,0 +1,32 @@
+//! The wording of damage in an image that requests have met.
+//!
+//! It knows nothing about requests, or about who reads it.
+
+use std::fmt::Display;
+
+use disk::{Damage, Damaged};
+
+/// Why bytes of a disk cannot be read: the damage is in the layer with this name.
+pub fn why_unreadable(damage: Damage, layer: impl Display) -> String {
+    let Damage { span, at, .. } = damage;
+    let (first, last) = (span.at, span.end().saturating_sub(1));
+    match damage.what {
+        Damaged::Entry(raw) => format!(
+            "its bytes {first} to {last} cannot be located: the entry {raw:#018x} at byte {at} of {layer} is invalid"
+        ),
+        Damaged::Compressed => format!(
+            "its bytes {first} to {last} cannot be read: the compressed cluster at byte {at} of {layer} does not \
+             decompress to a cluster"
+        ),
+    }
+}
+
+/// What can be done about it.
+pub fn advice(damage: Damage, layer: impl Display) -> String {
+    match damage.what {
+        Damaged::Entry(_) => format!(
+            "`tapline image check {layer} --repair` repairs what can be repaired; the rest is to be restored from a backup"
+        ),
+        Damaged::Compressed => "its data is lost unless it can be restored from a backup".to_owned(),
+    }
+}

@@ -23,6 +23,7 @@ mod layers;
 mod leftovers;
 mod libvhd;
 mod log;
+mod merge_layers;
 mod ordered;
 mod output;
 mod panics;

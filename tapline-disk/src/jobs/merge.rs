@@ -17,6 +17,7 @@ use crate::files;
 use crate::jobs::resize::grow;
 use crate::layers::{Chain, Layers};
 use crate::log::say;
+use crate::merge_layers;
 use crate::ordered;
 use crate::output;
 use crate::parent_link;
@@ -149,14 +150,8 @@ fn open(merge: &Merge, chain: &Chain<'_>) -> Result<Layers, Failure> {
 /// The order of the merge; refused if the layers cannot be merged.
 fn plan_of(merge: &Merge, chain: &Chain<'_>, layers: &Layers) -> Result<Plan, Failure> {
     let named: Vec<_> = chain.names.iter().zip(&layers.images).map(|(&name, image)| (name.clone(), image)).collect();
-    let Some(merged) = named.get(merge.from..=merge.into) else { return Err(no_such_layers(merge, named.len())) };
-    check_layers(merged)?;
-    let facts = named.iter().map(|(name, image)| {
-        let raw = matches!(image, Image::Raw(_));
-        plan::Layer { len: image.geometry().len, flat: raw || name.data_file.is_some(), raw }
-    });
-    let facts: Vec<plan::Layer> = facts.collect();
-    Ok(plan::merge(&plan::Merge { from: merge.from, into: merge.into, layers: &facts, delete: merge.delete }))
+    let layers = merge_layers::of_chain(&named, merge.from..=merge.into)?;
+    Ok(plan::merge(&plan::Merge { from: merge.from, into: merge.into, layers: &layers, delete: merge.delete }))
 }
 
 /// What the steps of a merge work on: nobody else uses the disk, so nothing has to be held or reopened.
@@ -283,26 +278,6 @@ impl Work<'_> {
         relink(above, Some(&link))?;
         self.time.take().map_or(Ok(()), |time| time.put_back())
     }
-}
-
-/// Rejects layers, from the topmost down, that cannot be merged into the last of them. If an upper layer is smaller,
-/// growing would expose parent data; internal snapshots of a layer would show the changed contents of the layers below
-/// it, and be removed with its file.
-pub fn check_layers(layers: &[(ImageName, &Image)]) -> Result<(), Failure> {
-    for ((upper, above), (lower, below)) in layers.iter().zip(layers.iter().skip(1)) {
-        let (above_len, below_len) = (above.geometry().len, below.geometry().len);
-        if below_len > above_len {
-            let why = format!("it has {below_len} bytes, of which {upper} above it hides all beyond {above_len}");
-            return Err(Failure::new(format!("merge {upper} into {lower}"), why)
-                .advise("merge the layers above or below these two, or copy the disk: tapline image convert"));
-        }
-        if matches!(above, Image::Qcow2(qcow2) if qcow2.info().snapshots > 0) {
-            let why = "it has internal snapshots, whose contents would change";
-            return Err(Failure::new(format!("merge {upper} into {lower}"), why)
-                .advise("delete them, or copy the disk: tapline image convert"));
-        }
-    }
-    Ok(())
 }
 
 fn delete(sources: &[ImageName]) -> Result<(), Failure> {

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use control::ImageName;
 use control::answer::{self, MergeLayers, MergeState, Merged};
 use control::{Kind, ask};
-use disk::{Format, Image};
+use disk::Image;
 use plan::{Layer, Merge, Step};
 
 use super::copying::{self, Copying};
@@ -17,9 +17,9 @@ use super::pause::Measured;
 use super::work::Work;
 use crate::failure::Failure;
 use crate::file_identity::FileIdentity;
-use crate::jobs::merge::check_layers;
 use crate::libvhd::Behind;
 use crate::log::say;
+use crate::merge_layers;
 use crate::parent_link;
 
 /// A merge, from its first preparation to its last cleaning up.
@@ -49,9 +49,7 @@ impl MergeJob {
     pub fn begin(asked: ask::Merge, work: &mut Work<'_>) -> Result<MergeJob, Failure> {
         work.must_be_writable()?;
         work.name(asked.into)?;
-        check(&asked, work)?;
-        let layers: Vec<Layer> =
-            (0..work.disk.layers().len()).map(|depth| layer(depth, work)).collect::<Result<_, _>>()?;
+        let layers = layers(&asked, work)?;
         let plan = Merge { from: asked.from, into: asked.into, layers: &layers, delete: asked.delete };
         let copying = Copying::new(asked.rate, work)?;
         let driver = Driver::copying(copying, plan::merge(&plan));
@@ -173,16 +171,13 @@ pub fn done(asked: &ask::Merge, copied: u64, merged: Merged) -> answer::Merge {
     }
 }
 
-/// Refuses layers that a merge could not take.
-fn check(asked: &ask::Merge, work: &Work<'_>) -> Result<(), Failure> {
-    let layers = (asked.from..=asked.into).map(|depth| Ok((work.name(depth)?, work.image(depth)?)));
-    let layers: Vec<(ImageName, &Image)> = layers.collect::<Result<_, Failure>>()?;
-    check_layers(&layers).map_err(|failure| failure.of_kind(Kind::Unsupported))
-}
-
-fn layer(depth: usize, work: &Work<'_>) -> Result<Layer, Failure> {
-    let image = work.image(depth)?;
-    Ok(Layer { len: image.geometry().len, flat: work.has_flat_data(depth)?, raw: matches!(image, Image::Raw(_)) })
+/// The layers of the disk; refused if the merge could not take them.
+fn layers(asked: &ask::Merge, work: &Work<'_>) -> Result<Vec<Layer>, Failure> {
+    let depths = 0..work.disk.layers().len();
+    let chain: Vec<(ImageName, &Image)> =
+        depths.map(|depth| Ok((work.name(depth)?, work.image(depth)?))).collect::<Result<_, Failure>>()?;
+    let layers = merge_layers::of_chain(&chain, asked.from..=asked.into);
+    layers.map_err(|failure| failure.of_kind(Kind::Unsupported))
 }
 
 /// The disk stands still: the merged layers leave the chain.

@@ -7,9 +7,8 @@
 use zerocopy::byteorder::big_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
-use super::head::PAGE;
 use super::header::{Header, read};
-use super::layout::{BITMAPS_VALID, EXTENSION_BITMAPS, RawBitmaps, index, length};
+use super::layout::{BITMAPS_VALID, EXTENSION_BITMAPS, PAGE, RawBitmaps, index, length};
 use crate::Source;
 use crate::format::MetaWrite;
 

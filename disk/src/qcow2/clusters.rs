@@ -6,7 +6,7 @@
 
 use super::allocator::Allocator;
 use super::entry::{Entry, Subcluster, Subclusters};
-use super::layout::{COPIED, OFFSET_MASK, length};
+use super::layout::{COPIED, OFFSET_MASK, PAGE, length};
 use super::tables::{Spot, Tables};
 use crate::Span;
 use crate::format::{Corrupt, Mapping, MetaBlock, Wait};
@@ -180,8 +180,6 @@ impl Clusters {
 
     /// A compressed cluster, to be read in whole pages as storage of 4 KiB sectors has it.
     fn compressed(&self, at: u64, end: u64, skip: u64, len: u64) -> Mapping {
-        /// Bytes of a page.
-        const PAGE: u64 = 4096;
         let begin = at / PAGE * PAGE;
         let size = end.next_multiple_of(PAGE).saturating_sub(begin);
         Mapping::Compressed { at: begin, size, lead: at.saturating_sub(begin), skip, len }

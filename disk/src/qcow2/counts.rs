@@ -6,8 +6,8 @@
 
 use std::collections::{BTreeSet, HashMap};
 
+use super::batch::{COUNTS, COUNTS_TABLE, LOWERED};
 use super::layout::{entry, index, length, set_entry};
-use super::order::{COUNTS, COUNTS_TABLE, LOWERED};
 use super::slices::Slices;
 use crate::Records;
 use crate::format::{MetaWrite, Wait};

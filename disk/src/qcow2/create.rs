@@ -8,8 +8,8 @@ use zerocopy::{FromZeros, IntoBytes};
 use super::header::{Extension, Header, known_name};
 use super::info::{backing_name, record_parent};
 use super::layout::{
-    BACKING_NAME_MAX, EXTENSION_FEATURE_NAMES, L1_BYTES_MAX, LEN_MAX, MAGIC, REFCOUNT_TABLE_BYTES_MAX, RawFeatureName,
-    RawHeader, SECTOR, index, length, set_entry,
+    BACKING_NAME_MAX, EXTENSION_FEATURE_NAMES, L1_BYTES_MAX, LEN_MAX, MAGIC, PAGE, REFCOUNT_TABLE_BYTES_MAX,
+    RawFeatureName, RawHeader, SECTOR, index, length, set_entry,
 };
 use crate::{Creation, ImageError, ImageErrorKind, Link, MetaWrite};
 
@@ -17,8 +17,6 @@ use crate::{Creation, ImageError, ImageErrorKind, Link, MetaWrite};
 pub const CLUSTER_SIZE: u32 = 64 << 10;
 /// Where a new image has the name of its parent.
 const NAME_AT: u64 = 1024;
-/// Bytes that metadata is written in.
-const PAGE: u64 = 4096;
 
 /// A qcow2 image to be made.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -6,14 +6,12 @@
 use super::create::check_name;
 use super::header::Header;
 use super::info::{backing_name, record_parent};
-use super::layout::{RawHeader, index, length};
+use super::layout::{PAGE, RawHeader, index, length};
 use crate::format::MetaWrite;
 use crate::{ImageError, ImageErrorKind, Link};
 
 /// Where the backing name may stand: one of the three is always free of the old name and the one before.
 const NAME_PLACES: [u64; 3] = [1024, 2048, 3072];
-/// Bytes of the page, but for smaller clusters.
-pub const PAGE: u64 = 4096;
 
 /// The page.
 #[derive(Debug)]

@@ -8,6 +8,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Bytes that storage writes whole or not at all, and the unit of the size of compressed clusters.
 pub const SECTOR: u64 = 512;
+/// Bytes that metadata is written in, and compressed clusters are read in: sectors of 4 KiB have it so.
+pub const PAGE: u64 = 4096;
 /// First bytes of the file: "QFI\xfb".
 pub const MAGIC: u32 = 0x5146_49fb;
 /// Bytes of the header of version 2.

@@ -44,6 +44,7 @@
 
 mod allocate;
 mod allocator;
+mod batch;
 mod bitmaps;
 mod check;
 mod clusters;

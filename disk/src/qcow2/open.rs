@@ -7,10 +7,10 @@ use super::allocator::Allocator;
 use super::bitmaps;
 use super::clusters::Clusters;
 use super::counts::{Counts, Cover};
-use super::head::{Head, PAGE};
+use super::head::Head;
 use super::header::{Header, check_compression, read};
 use super::layout::{
-    COMPRESSION_TYPE, COPIED, CORRUPT, DIRTY, EXTENDED_L2, EXTERNAL_DATA, OFFSET_MASK, entry, index, length,
+    COMPRESSION_TYPE, COPIED, CORRUPT, DIRTY, EXTENDED_L2, EXTERNAL_DATA, OFFSET_MASK, PAGE, entry, index, length,
 };
 use super::pending::Pending;
 use super::ranges::Ranges;

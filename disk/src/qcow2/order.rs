@@ -6,18 +6,6 @@ use super::Qcow2;
 use super::counts::Fate;
 use crate::format::MetaWrite;
 
-/// For the redo log: the batch of refcounts that have become higher, and of new refcount blocks.
-pub const COUNTS: u8 = 0;
-/// The batch of the refcount table.
-pub const COUNTS_TABLE: u8 = 1;
-/// The batch of L2 tables. After a process's death as after a failed round it is not known what the file refers to: new
-/// L2 tables come here.
-pub const L2: u8 = 2;
-/// The batch of the L1 table.
-pub const L1: u8 = 3;
-/// The batch of refcounts that have become lower.
-pub const LOWERED: u8 = 4;
-
 /// Batches of a round that has nothing to spare. Where no order is needed, neighbours become one.
 #[derive(Debug, Default)]
 struct Batches {

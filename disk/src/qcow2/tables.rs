@@ -5,9 +5,9 @@
 
 use std::collections::BTreeSet;
 
+use super::batch::{L1, L2};
 use super::entry::{Entry, EntryFormat, RawEntry};
 use super::layout::{COPIED, OFFSET_MASK, index, length};
-use super::order::{L1, L2};
 use super::slices::Slices;
 use crate::Records;
 use crate::format::{MetaWrite, Wait};

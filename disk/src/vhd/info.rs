@@ -1,8 +1,9 @@
 //! What a VHD says of itself, and whether it is sound.
 
 use super::layout::{CREATOR_OS, EPOCH, UNUSED};
+use super::parent::ParentInfo;
 use super::sparse::Sparse;
-use super::survey::{DiskType, Locator, Survey};
+use super::survey::{DiskType, Survey};
 use crate::format::Tail;
 use crate::{ImageError, MetaWrite, Problem, Severity, Source};
 
@@ -43,19 +44,6 @@ pub struct Info {
     pub file_len: u64,
     /// What is recorded of the parent. Only for differencing images.
     pub parent: Option<ParentInfo>,
-}
-
-/// What a differencing image records of its parent.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ParentInfo {
-    /// The parent's identity; all zero for a raw parent.
-    pub uuid: [u8; 16],
-    /// When the parent was last changed, in seconds since 1970.
-    pub modified: u64,
-    /// Its name.
-    pub name: String,
-    /// Its paths. Shown, never followed.
-    pub locators: Vec<Locator>,
 }
 
 impl Info {

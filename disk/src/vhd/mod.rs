@@ -37,8 +37,8 @@ mod survey;
 mod tidy;
 
 pub use create::{Kind, Spec, create};
-pub use info::{Info, ParentInfo, Report, check, uuid_text};
-pub use parent::Parent;
+pub use info::{Info, Report, check, uuid_text};
+pub use parent::{Parent, ParentInfo};
 pub use survey::{DiskType, Locator};
 pub use tidy::{Tidy, tidy};
 

@@ -5,7 +5,6 @@
 use zerocopy::FromZeros;
 use zerocopy::byteorder::big_endian::U16;
 
-use super::info::ParentInfo;
 use super::layout::{EPOCH, FILE_URL, MISSPELT_FILE_URL, RawHeader, RawLocator};
 use super::survey::{Locator, decode_locator, index};
 use crate::{ImageError, ImageErrorKind, Link, MetaWrite};
@@ -24,6 +23,19 @@ pub struct Parent {
     pub relative: String,
     /// Its absolute path.
     pub absolute: String,
+}
+
+/// The same, as it is found in an image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ParentInfo {
+    /// The parent's identity; all zero for a raw parent.
+    pub uuid: [u8; 16],
+    /// When the parent was last changed, in seconds since 1970.
+    pub modified: u64,
+    /// Its name.
+    pub name: String,
+    /// Its paths. Shown, never followed.
+    pub locators: Vec<Locator>,
 }
 
 impl From<&Link> for Parent {

@@ -201,8 +201,8 @@ impl RedoLog {
         let (owed, count) = Owed::of(&words.collect::<Vec<_>>(), source)?;
         self.owed = owed;
         // Behind a gap that no round has ended, nothing counts, and nothing is to be appended.
-        let len = u64::try_from(count.saturating_mul(WORD)).unwrap_or(u64::MAX);
-        self.set_head(self.tail.saturating_add(len));
+        let len = u64::try_from(count * WORD).unwrap_or(u64::MAX);
+        self.set_head(self.tail + len);
         Ok(())
     }
 

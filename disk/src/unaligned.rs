@@ -47,8 +47,8 @@ pub(crate) fn inside(span: Span, block: u64) -> Option<Span> {
 impl Unaligned {
     /// A read of `asked` into `memory`: with it the memory of `outside`.
     pub fn read(asked: Span, outside: Span, memory: Segments) -> (Unaligned, Segments) {
-        let front = Segments::zeroed(size(asked.at.saturating_sub(outside.at)));
-        let back = Segments::zeroed(size(outside.end().saturating_sub(asked.end())));
+        let front = Segments::zeroed(size(asked.at - outside.at));
+        let back = Segments::zeroed(size(outside.end() - asked.end()));
         (Unaligned { asked, edges: Vec::new() }, Segments::joined(vec![front, memory, back]))
     }
 
@@ -63,7 +63,7 @@ impl Unaligned {
         let edges = edges(asked, outside, block, part);
         let joined = {
             let around = |at: u64, end: u64| {
-                let span = Span { at, len: end.saturating_sub(at) };
+                let span = Span { at, len: end - at };
                 let edge = edges.iter().find(|edge| edge.block.intersection(span) == Some(span));
                 edge.map(|edge| cut(&edge.before, edge.block, span))
             };
@@ -104,7 +104,7 @@ fn edges(asked: Span, outside: Span, block: u64, new: impl Fn(Span) -> Segments)
     let edge = |block: Span| {
         let inside = asked.intersection(block)?;
         let before = Segments::zeroed(size(block.len));
-        let part = |at: u64, end: u64| cut(&before, block, Span { at, len: end.saturating_sub(at) });
+        let part = |at: u64, end: u64| cut(&before, block, Span { at, len: end - at });
         let pieces = vec![part(block.at, inside.at), new(inside), part(inside.end(), block.end())];
         Some(Edge { block, after: Segments::joined(pieces), before })
     };
@@ -113,7 +113,7 @@ fn edges(asked: Span, outside: Span, block: u64, new: impl Fn(Span) -> Segments)
 
 /// The bytes of `part` of the memory of `whole`.
 pub(crate) fn cut(memory: &Segments, whole: Span, part: Span) -> Segments {
-    memory.slice(size(part.at.saturating_sub(whole.at)), size(part.len))
+    memory.slice(size(part.at - whole.at), size(part.len))
 }
 
 /// Of memory that is there, or a part of a block: no longer than an address space.

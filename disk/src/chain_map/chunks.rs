@@ -93,7 +93,7 @@ impl Chunks {
     /// Grows the map to `count` chunks.
     pub fn grow(&mut self, count: u64) {
         let (tables, ..) = place(count.saturating_sub(1));
-        let more = tables.saturating_add(1).saturating_sub(self.tables.len());
+        let more = tables + 1 - self.tables.len();
         self.tables.reserve_exact(more);
         self.tables.resize_with(self.tables.len() + more, || None);
     }

@@ -64,7 +64,7 @@ impl Allocator {
             let cover = self.counts.cover(found.first);
             if cover != Cover::NoTable && self.space.is_in_stale_tail(found.first) && !self.is_trusted(found.first)? {
                 let next = self.next_block(found.first);
-                self.space.withdraw(found.first, next.saturating_sub(found.first));
+                self.space.withdraw(found.first, next - found.first);
                 continue;
             }
             match cover {
@@ -86,8 +86,8 @@ impl Allocator {
     fn counted_free(&mut self, found: Found) -> Result<Option<Found>, Wait> {
         self.counts.need(found.first, 1)?;
         let per_slice = self.counts.per_slice();
-        let inside = per_slice.saturating_sub(found.first % per_slice).min(found.count);
-        let clusters = found.first..found.first.saturating_add(inside);
+        let inside = (per_slice - found.first % per_slice).min(found.count);
+        let clusters = found.first..found.first + inside;
         let free = clusters.clone().take_while(|&cluster| self.counts.get(cluster) == 0).count();
         let free = super::layout::length(free);
         if free > 0 {
@@ -125,7 +125,7 @@ impl Allocator {
     /// The cluster behind those that the block of `cluster` counts.
     fn next_block(&self, cluster: u64) -> u64 {
         let per_block = self.counts.per_block();
-        (cluster / per_block).saturating_add(1).saturating_mul(per_block)
+        (cluster / per_block + 1) * per_block
     }
 
     /// From now on nothing is handed out that the block of `cluster` counts.
@@ -133,7 +133,7 @@ impl Allocator {
         let per_block = self.counts.per_block();
         let number = cluster / per_block;
         self.distrusted.insert(number, 1);
-        self.space.set_aside(number.saturating_mul(per_block), per_block);
+        self.space.set_aside(number * per_block, per_block);
     }
 
     /// Whether what the block of `cluster` counts may be handed out, as far as the tables tell that stand there: each
@@ -142,7 +142,7 @@ impl Allocator {
         let per_block = self.counts.per_block();
         let number = cluster / per_block;
         while !self.distrusted.contains(number) {
-            let unproven = self.unproven.within(number.saturating_mul(per_block), per_block).next();
+            let unproven = self.unproven.within(number * per_block, per_block).next();
             let Some((table, _)) = unproven else { return Ok(true) };
             self.counts.need(table, 1)?;
             if self.counts.get(table) == 0 {
@@ -162,7 +162,7 @@ impl Allocator {
             return Ok(());
         }
         let per_slice = self.counts.per_slice();
-        let slice_end = (from / per_slice).saturating_add(1).saturating_mul(per_slice);
+        let slice_end = (from / per_slice + 1) * per_slice;
         self.counts.need(from, 1)?;
         let end = slice_end.min(self.space.scan_end());
         let free: Vec<u64> =
@@ -185,37 +185,33 @@ impl Allocator {
     fn grow_table(&mut self, cluster: u64) -> Result<(), Wait> {
         let (entries, old_at) = self.counts.table();
         let (per_block, size) = (self.counts.per_block(), 1u64 << self.bits);
-        let wanted = (cluster / per_block).saturating_add(2);
-        let clusters = wanted.saturating_add(wanted / 2).saturating_mul(8).div_ceil(size);
+        let wanted = cluster / per_block + 2;
+        let clusters = ((wanted + wanted / 2) * 8).div_ceil(size);
         let first_block = cluster / per_block;
         // The blocks count themselves and the table behind them.
         let mut blocks = 1u64;
-        while cluster.saturating_add(blocks).saturating_add(clusters)
-            > first_block.saturating_add(blocks).saturating_mul(per_block)
-        {
-            blocks = blocks.saturating_add(1);
+        while cluster + blocks + clusters > (first_block + blocks) * per_block {
+            blocks += 1;
         }
-        let all = blocks.saturating_add(clusters);
-        if clusters.saturating_mul(size) > REFCOUNT_TABLE_BYTES_MAX.max(size)
-            || self.space.peek_end(all) != Some(cluster)
-        {
+        let all = blocks + clusters;
+        if clusters * size > REFCOUNT_TABLE_BYTES_MAX.max(size) || self.space.peek_end(all) != Some(cluster) {
             return Err(Wait::NoSpace);
         }
         self.space.take(cluster, all);
-        let table_at = cluster.saturating_add(blocks);
-        self.counts.move_table(clusters.saturating_mul(size) / 8, table_at);
+        let table_at = cluster + blocks;
+        self.counts.move_table(clusters * size / 8, table_at);
         for number in 0..blocks {
-            self.counts.place_block(first_block.saturating_add(number), cluster.saturating_add(number));
+            self.counts.place_block(first_block + number, cluster + number);
         }
         self.counts.count_table(cluster, all);
-        self.old_tables.push((old_at >> self.bits, entries.saturating_mul(8).div_ceil(size)));
+        self.old_tables.push((old_at >> self.bits, (entries * 8).div_ceil(size)));
         self.table_moved = true;
         Ok(())
     }
 
     /// Clusters that a compressed cluster reaches into lose a reference each. Their refcounts are here.
     pub fn lose_compressed(&mut self, first: u64, count: u64) {
-        for cluster in first..first.saturating_add(count) {
+        for cluster in first..first + count {
             let fate = match self.counts.get(cluster) {
                 // Damage that somebody else has done; there is nothing to give up.
                 0 => continue,

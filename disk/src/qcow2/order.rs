@@ -29,7 +29,7 @@ impl Qcow2 {
     /// Pieces that a round would write, and places freed that could be used after it.
     pub(super) fn pieces(&self) -> usize {
         let counts = self.clusters.allocator.as_ref().map_or(0, |allocator| allocator.counts.dirty());
-        counts.saturating_add(self.clusters.tables.dirty()).saturating_add(self.head.dirty())
+        counts + self.clusters.tables.dirty() + self.head.dirty()
     }
 
     /// Begins a round.
@@ -39,7 +39,7 @@ impl Qcow2 {
         if let Some(allocator) = &mut self.clusters.allocator {
             if std::mem::take(&mut allocator.table_moved) {
                 let (entries, at) = allocator.counts.table();
-                let clusters = entries.saturating_mul(8) >> allocator.bits;
+                let clusters = (entries * 8) >> allocator.bits;
                 self.head.move_refcount_table(at, u32::try_from(clusters).unwrap_or(u32::MAX));
             }
             let counts = allocator.counts.seal();

@@ -57,10 +57,10 @@ impl Pending {
         self.last = self.last.wrapping_add(1);
         let ticket = Ticket(self.last);
         for by in 0..write.count {
-            let place = write.place.saturating_add(by);
+            let place = write.place + by;
             let slot = Slot { place, shared, ticket, writers: 0 };
-            let slot = self.slots.entry(write.cluster.saturating_add(by)).or_insert(slot);
-            slot.writers = slot.writers.saturating_add(1);
+            let slot = self.slots.entry(write.cluster + by).or_insert(slot);
+            slot.writers += 1;
         }
         self.writes.insert(ticket, write);
         ticket
@@ -81,12 +81,10 @@ impl Pending {
     /// A write to `cluster` at `place` has failed. Whether that was the last one, and the place is not to be its.
     pub fn leave(&mut self, cluster: u64, place: u64) -> bool {
         let Some(slot) = self.slots.get_mut(&cluster).filter(|slot| slot.place == place) else { return false };
-        slot.writers = slot.writers.saturating_sub(1);
+        slot.writers -= 1;
         // Who waits for the place waits for a write that is still under way.
         let is_there = |write: &Write| {
-            cluster
-                .checked_sub(write.cluster)
-                .is_some_and(|by| by < write.count && write.place.saturating_add(by) == place)
+            cluster.checked_sub(write.cluster).is_some_and(|by| by < write.count && write.place + by == place)
         };
         let others = self.writes.iter().filter(|(_, write)| is_there(write)).map(|(ticket, _)| *ticket);
         slot.ticket = others.min_by_key(|ticket| ticket.0).unwrap_or(slot.ticket);

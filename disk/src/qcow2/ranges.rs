@@ -11,7 +11,7 @@ pub struct Ranges(BTreeMap<u64, u64>);
 impl Ranges {
     /// Adds `count` clusters from `first` on.
     pub fn insert(&mut self, first: u64, count: u64) {
-        let (mut begin, mut end) = (first, first.saturating_add(count));
+        let (mut begin, mut end) = (first, first + count);
         if begin == end {
             return;
         }
@@ -27,7 +27,7 @@ impl Ranges {
 
     /// Takes `count` clusters from `first` on out.
     pub fn remove(&mut self, first: u64, count: u64) {
-        let end = first.saturating_add(count);
+        let end = first + count;
         if first == end {
             return;
         }
@@ -53,7 +53,7 @@ impl Ranges {
 
     /// Which of `count` clusters from `first` on are in the set: first cluster and length of each piece.
     pub fn within(&self, first: u64, count: u64) -> impl Iterator<Item = (u64, u64)> {
-        let end = first.saturating_add(count);
+        let end = first + count;
         let before = self.0.range(..first).next_back();
         let pieces = before.into_iter().chain(self.0.range(first..end)).map(move |(&begin, &behind)| {
             let begin = begin.max(first);
@@ -64,12 +64,12 @@ impl Ranges {
 
     /// The first range: its first cluster and its length.
     pub fn first(&self) -> Option<(u64, u64)> {
-        self.0.first_key_value().map(|(&first, &end)| (first, end.saturating_sub(first)))
+        self.0.first_key_value().map(|(&first, &end)| (first, end - first))
     }
 
     /// Clusters in the set.
     pub fn total(&self) -> u64 {
-        self.0.iter().fold(0, |sum, (&first, &end)| sum.saturating_add(end.saturating_sub(first)))
+        self.0.iter().map(|(first, end)| end - first).sum()
     }
 
     /// Whether there is none.

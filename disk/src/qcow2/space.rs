@@ -188,7 +188,7 @@ impl Space {
         self.clean.remove(first, count);
         self.unclean.remove(first, count);
         self.known.remove(first, count);
-        let behind = first.saturating_add(count);
+        let behind = first + count;
         if behind > self.end {
             // What is skipped is free.
             let skipped = first.saturating_sub(self.end);
@@ -207,7 +207,7 @@ impl Space {
     /// The clusters hold tables.
     pub fn reserve_for_tables(&mut self, first: u64, count: u64) {
         self.known.insert(first, count);
-        self.end = self.end.max(first.saturating_add(count));
+        self.end = self.end.max(first + count);
         self.scan_end = self.scan_end.max(self.end);
     }
 

@@ -97,9 +97,9 @@ impl Owed {
     /// Turns bytes that were read at `at` into what they are when all is written.
     pub fn patch(&self, at: u64, bytes: &mut [u8]) {
         let end = at.saturating_add(u64::try_from(bytes.len()).unwrap_or(u64::MAX));
-        let first = at.saturating_sub(SECTOR.saturating_sub(1));
+        let first = at.saturating_sub(SECTOR - 1);
         for (&sector, content) in self.sectors.range(first..end) {
-            let (from, to) = (sector.max(at), sector.saturating_add(SECTOR).min(end));
+            let (from, to) = (sector.max(at), (sector + SECTOR).min(end));
             let places = bytes.get_mut(index(from, at)..index(to, at)).unwrap_or_default();
             let content = content.get(index(from, sector)..index(to, sector)).unwrap_or_default();
             places.iter_mut().zip(content).for_each(|(place, &byte)| *place = byte);
@@ -108,7 +108,7 @@ impl Owed {
 
     /// The end of the last sector.
     fn end(&self) -> u64 {
-        self.sectors.keys().next_back().map_or(0, |at| at.saturating_add(SECTOR))
+        self.sectors.keys().next_back().map_or(0, |at| at + SECTOR)
     }
 }
 
@@ -116,14 +116,14 @@ impl Record {
     /// The sectors that it lies in.
     fn sectors(&self) -> impl Iterator<Item = u64> + use<> {
         let first = self.at / SECTOR * SECTOR;
-        (first..self.at.saturating_add(self.len)).step_by(512)
+        (first..self.at + self.len).step_by(512)
     }
 
     fn apply(&self, sectors: &mut Sectors) {
-        let end = self.at.saturating_add(self.len);
+        let end = self.at + self.len;
         for sector in self.sectors() {
             let Some(content) = sectors.get_mut(&sector) else { continue };
-            let (from, to) = (self.at.max(sector), end.min(sector.saturating_add(SECTOR)));
+            let (from, to) = (self.at.max(sector), end.min(sector + SECTOR));
             let Some(places) = content.get_mut(index(from, sector)..index(to, sector)) else { continue };
             match &self.content {
                 Content::Fill(byte) => places.fill(*byte),
@@ -138,7 +138,7 @@ impl Record {
 
 /// How far an offset lies behind another.
 fn index(at: u64, base: u64) -> usize {
-    usize::try_from(at.saturating_sub(base)).unwrap_or(usize::MAX)
+    usize::try_from(at - base).unwrap_or(usize::MAX)
 }
 
 /// The records in front of a gap, and the words they take.
@@ -150,7 +150,7 @@ fn parse(words: &[u64]) -> Result<(Vec<Record>, usize), ImageError> {
     let mut words = words.iter().copied();
     while let Some(head) = words.next() {
         if head == GAP {
-            return Ok((records, all.saturating_sub(words.len()).saturating_sub(1)));
+            return Ok((records, all - words.len() - 1));
         }
         let (at, kind) = (head >> 8, (head >> 4) & 0xf);
         let batch = u8::try_from(head & 0xf).unwrap_or(0);

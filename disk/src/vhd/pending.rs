@@ -44,7 +44,7 @@ impl Pending {
         let ticket = Ticket(self.last);
         self.writes.insert(ticket, write);
         let count = self.count.entry(write.block).or_default();
-        *count = count.saturating_add(1);
+        *count += 1;
         ticket
     }
 

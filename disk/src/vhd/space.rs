@@ -126,12 +126,12 @@ impl Space {
     }
 
     fn behind(&self, sector: u32) -> u64 {
-        self.block_at(sector).saturating_add(self.block_len)
+        self.block_at(sector) + self.block_len
     }
 
     /// Offset in the file of the block of a slot.
     pub fn block_at(&self, sector: u32) -> u64 {
-        u64::from(sector).saturating_mul(SECTOR).saturating_add(self.bitmap_len)
+        u64::from(sector) * SECTOR + self.bitmap_len
     }
 
     /// Behind everything that is in use or was.
@@ -164,7 +164,7 @@ impl Space {
         if let Some(slot) = self.free.pop_back() {
             return Ok(slot);
         }
-        let fits = |sector: &u32| self.behind(*sector).saturating_add(self.kept) <= self.limit();
+        let fits = |sector: &u32| self.behind(*sector) + self.kept <= self.limit();
         let sector = self.next_sector().filter(fits).ok_or(Wait::NoSpace)?;
         if !self.proven {
             return Err(Wait::Round);
@@ -180,7 +180,7 @@ impl Space {
         let fits = end <= self.limit();
         if fits {
             // What comes between may end elsewhere in a unit.
-            self.kept = end.saturating_sub(self.end).saturating_add(BLOCK_ALIGN);
+            self.kept = end - self.end + BLOCK_ALIGN;
         }
         fits
     }
@@ -194,13 +194,13 @@ impl Space {
     pub fn take_room(&mut self, len: u64) -> u64 {
         // The footer in force stands at the end of what was there so far.
         let at = room_behind(self.end);
-        self.end = at.saturating_add(len);
+        self.end = at + len;
         at
     }
 
     /// Where a slot begins and ends.
     pub fn range(&self, sector: u32) -> Range<u64> {
-        u64::from(sector).saturating_mul(SECTOR)..self.behind(sector)
+        u64::from(sector) * SECTOR..self.behind(sector)
     }
 
     /// The slots that hold no block: free, leaked or on their way there.

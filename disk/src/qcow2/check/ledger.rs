@@ -156,7 +156,7 @@ impl Ledger {
         let last = pages.filter_map(|(number, page)| Some((number, in_use(page)?))).next();
         last.map_or(0, |(number, index)| {
             let index = u64::try_from(index).unwrap_or(0);
-            number.saturating_mul(WIDTH).saturating_add(index).saturating_add(1)
+            number * WIDTH + index + 1
         })
     }
 
@@ -167,7 +167,7 @@ impl Ledger {
             let page = self.pages.get(place)?;
             let skip = if number == first { index } else { 0 };
             let found = page.counts.iter().skip(skip).position(|&count| count > 0)?;
-            Some(number.saturating_mul(WIDTH).saturating_add(u64::try_from(skip + found).unwrap_or(0)))
+            Some(number * WIDTH + u64::try_from(skip + found).unwrap_or(0))
         })
     }
 

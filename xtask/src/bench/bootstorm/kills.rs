@@ -8,6 +8,8 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use sim::random::Random;
+
 use super::super::daemon::Daemon;
 use super::super::daemon::processes::Places;
 
@@ -22,24 +24,6 @@ const STEP: Duration = Duration::from_millis(50);
 
 /// Of so many kills one is of the daemon.
 const DAEMON_EVERY: u64 = 5;
-
-/// splitmix64.
-pub struct Random(u64);
-
-impl Random {
-    /// Of a seed.
-    pub fn new(seed: u64) -> Random {
-        Random(seed)
-    }
-
-    /// A number below `end`.
-    pub fn below(&mut self, end: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let word = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (word ^ (word >> 31)) % end.max(1)
-    }
-}
 
 /// Who was killed, how often, by phase and kind.
 pub type Killed = BTreeMap<(&'static str, &'static str), u64>;

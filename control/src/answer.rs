@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::ask::Method;
-use crate::{Error, FormatName, ImageName};
+use crate::{Error, FormatName, ImageName, Progress};
 
 /// `version`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,8 +35,10 @@ pub struct Layers {
     #[serde(flatten)]
     pub condition: Condition,
     /// Guests or clients that are connected.
-    pub peers: usize,
+    #[serde(default)]
+    pub peers: Option<usize>,
     /// What becomes of a vhost-user guest's requests when the process dies.
+    #[serde(default)]
     pub inflight: Option<InFlight>,
     /// From the leaf down.
     pub layers: Vec<Layer>,
@@ -249,6 +251,13 @@ pub struct Merge {
     /// What is left when it is done.
     #[serde(flatten)]
     pub merged: Option<Merged>,
+}
+
+impl Merge {
+    /// How far it is, while it goes on.
+    pub fn progress(&self) -> Option<Progress> {
+        Some(Progress { doing: "merging".into(), done: self.done?, len: self.len? })
+    }
 }
 
 /// Where a merge is.

@@ -2,7 +2,10 @@
 
 use std::fmt;
 
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
+
+use crate::Reply;
 
 /// Kinds of errors. Their names are part of the interface; one that is not known here counts as `failed`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -26,6 +29,8 @@ pub enum Kind {
     Exists,
     /// Somebody else has a file open.
     InUse,
+    /// A file is damaged, or not of the format that it is said to be.
+    NotAnImage,
     /// No space is left.
     NoSpace,
     /// Not possible with this disk, format or file system.
@@ -72,6 +77,14 @@ impl Error {
     /// A step that failed with an error of the system.
     pub fn failed(tried: impl fmt::Display, error: &std::io::Error) -> Error {
         Error::new(Kind::of(error), format!("cannot {tried}: {error}"))
+    }
+
+    /// Why a process that was passed its files has failed: it says so in the last line that it prints.
+    pub fn in_output(output: &str) -> Option<Error> {
+        match Reply::<IgnoredAny>::parse(output.lines().next_back()?.as_bytes()) {
+            Ok(Reply::Error(error)) => Some(error),
+            _ => None,
+        }
     }
 
     /// Adds what to do about it.

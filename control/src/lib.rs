@@ -12,6 +12,7 @@ mod client;
 mod error;
 mod image_name;
 mod line;
+mod progress;
 pub mod redo_name;
 
 pub use ask::{Ask, FileAsked, Request, VERBS, VERSION, Verb};
@@ -19,3 +20,4 @@ pub use client::{Client, ClientError};
 pub use error::{Error, Kind};
 pub use image_name::{FormatName, ImageName, NotAnImage};
 pub use line::{Id, Reply};
+pub use progress::Progress;

@@ -93,7 +93,7 @@ fn tell<V: Ask>(disk: &Disk, verb: V, shown: fn(&V::Answer) -> Vec<String>) -> R
 
 /// Shows how far a merge is, which is all that has events here.
 fn show_progress(progress: &mut Option<(Progress, u64)>, merge: &answer::Merge) {
-    let (done, len) = (merge.done.unwrap_or(0), merge.len.unwrap_or(0));
+    let Some(control::Progress { done, len, .. }) = merge.progress() else { return };
     let (bar, before) = progress.get_or_insert_with(|| (Progress::new("merging", len), 0));
     bar.advance(done.saturating_sub(*before));
     *before = done.max(*before);

@@ -120,7 +120,8 @@ fn kind_of(error: &(dyn Error + 'static)) -> Kind {
             return match error.kind {
                 // The request is valid, but not for this image.
                 ImageErrorKind::Unsupported | ImageErrorKind::OutOfLimits => Kind::Unsupported,
-                _ => Kind::Failed,
+                ImageErrorKind::WrongFormat | ImageErrorKind::Corrupt => Kind::NotAnImage,
+                ImageErrorKind::Mismatch | ImageErrorKind::Storage => Kind::Failed,
             };
         }
         cause.downcast_ref().map_or(Kind::Failed, Kind::of)

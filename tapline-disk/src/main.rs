@@ -72,6 +72,9 @@ fn main() -> ExitCode {
         }
         Err(failure) => {
             log::say_failure(&failure);
+            if arguments.command.handing().is_some_and(|handing| handing.handed) {
+                output::tell_failure(&failure);
+            }
             ExitCode::from(failure.exit().code())
         }
     }

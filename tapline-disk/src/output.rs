@@ -3,6 +3,7 @@
 
 use std::io::{self, Write};
 
+use control::{Id, Reply};
 use serde::Serialize;
 pub use vm::syntax::printable;
 
@@ -16,6 +17,13 @@ pub fn print(text: &str) -> Result<(), Failure> {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         written => written.map_err(|error| Failure::new("print the result", error)),
     }
+}
+
+/// Tells whoever has passed its files to this process why it failed, in the last line, as on the control socket.
+pub fn tell_failure(failure: &Failure) {
+    let line = Reply::<()>::Error(failure.clone().into()).line(&Id::default());
+    // It is on stderr as well; nobody need listen here.
+    print(&line).unwrap_or_default();
 }
 
 /// Prints a value as JSON.

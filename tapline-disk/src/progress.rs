@@ -7,8 +7,6 @@ use std::collections::VecDeque;
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
-use serde::Serialize;
-
 use crate::files;
 use crate::size::readable;
 
@@ -39,14 +37,6 @@ enum Reader {
     Person,
     Log,
     Daemon,
-}
-
-/// The message to a daemon. Names and meanings are part of the interface.
-#[derive(Serialize)]
-struct Line {
-    doing: &'static str,
-    done: u64,
-    len: u64,
 }
 
 impl Progress {
@@ -100,7 +90,7 @@ impl Progress {
     fn tell(&mut self) {
         let hundredth = Some(share(self.done, self.total, 100));
         if std::mem::replace(&mut self.told, hundredth) != hundredth {
-            let line = Line { doing: self.title, done: self.done, len: self.total };
+            let line = control::Progress { doing: self.title.into(), done: self.done, len: self.total };
             emit(&serde_json::to_string(&line).map(|line| line + "\n").unwrap_or_default());
         }
     }

@@ -16,12 +16,13 @@ pub mod tool;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use ::control::answer::{Condition, Version};
+use ::control::{Ask, ask};
 use api::{Code, Problem};
-use serde_json::{Value, json};
 use uuid::Uuid;
 
+use self::control::Watch;
 use crate::config::Config;
-use control::{Beside, Watch};
 use gate::Gates;
 use paths::DiskPaths;
 
@@ -39,22 +40,14 @@ impl Disks {
         Disks { config: config.clone(), gates: Gates::default() }
     }
 
-    /// Sends a verb of docs/control.md, with its files, to the disk of a VBD and waits for the response, but not longer
-    /// than `patience`. Progress messages before the response go to `told`.
-    pub async fn ask(
-        &self,
-        vbd: Uuid,
-        verb: Value,
-        files: Vec<Beside>,
-        patience: Duration,
-        told: impl FnMut(&Value) + Send,
-    ) -> Result<Value, Problem> {
-        control::ask(&self.socket(vbd), verb, files, patience, told).await
+    /// Sends a verb of docs/control.md to the disk of a VBD and waits for the response, but not longer than `patience`.
+    pub async fn ask<V: Ask>(&self, vbd: Uuid, verb: V, patience: Duration) -> Result<V::Answer, Problem> {
+        Ok(self::control::ask(&self.socket(vbd), verb, Vec::new(), patience).await?)
     }
 
     /// The process version reported by the disk of a VBD.
-    pub async fn version(&self, vbd: Uuid, patience: Duration) -> Result<Value, Problem> {
-        self.ask(vbd, json!({ "verb": "version" }), Vec::new(), patience, |_| ()).await
+    pub async fn version(&self, vbd: Uuid, patience: Duration) -> Result<Version, Problem> {
+        self.ask(vbd, ask::Version {}, patience).await
     }
 
     /// Whether the disk of a VBD accepts connections but does not respond. A disk that is stopping accepts none.
@@ -63,8 +56,8 @@ impl Disks {
     }
 
     /// Subscribes to the disk's events; the current state comes first.
-    pub async fn watch(&self, vbd: Uuid) -> Result<(Value, Watch), Problem> {
-        control::watch(&self.socket(vbd)).await
+    pub async fn watch(&self, vbd: Uuid) -> Result<(Condition, Watch), Problem> {
+        self::control::watch(&self.socket(vbd)).await
     }
 
     /// The control socket of a VBD's disk.

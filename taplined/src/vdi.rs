@@ -22,7 +22,7 @@ use uuid::Uuid;
 
 use crate::fault::{self, Planted};
 
-pub use chain::{Chain, words_of};
+pub use chain::{Chain, image_name, words_of};
 pub use copy::{Copy, Export, Import};
 pub use create::Create;
 pub use destroy::{Destroy, Reclaim};

@@ -1,18 +1,21 @@
-//! The client of running disks' control protocol (docs/control.md).
+//! Asks running disks by their control protocol (docs/control.md, crate `control`).
 //!
 //! Each verb has a connection of its own, which ends with the response: an idle disk has none and is never woken. This
 //! module knows lines and descriptors, not the meaning of verbs.
 
 use std::fs::File;
 use std::io::IoSlice;
+use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use api::{Code, Problem};
+use control::answer::{Change, Condition, Merge};
+use control::{Ask, FileAsked, Kind, Reply, Request, ask};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
-use serde_json::{Value, json};
+use serde::de::DeserializeOwned;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Interest};
 use tokio::net::UnixStream;
 
@@ -33,124 +36,152 @@ pub struct Beside {
     pub file: File,
 }
 
-/// Sends a verb to the disk at a control socket and waits for the response, but not longer than `patience`. Progress
-/// messages go to `told`.
-pub async fn ask(
-    socket: &Path,
-    verb: Value,
-    files: Vec<Beside>,
-    patience: Duration,
-    told: impl FnMut(&Value) + Send,
-) -> Result<Value, Problem> {
-    let name = verb.get("verb").and_then(Value::as_str).unwrap_or("nothing").to_owned();
-    let answered = async { Asked::with_files(socket, verb, files).await?.answer(told).await };
-    match tokio::time::timeout(patience, answered).await {
-        Ok(answered) => answered.map_err(Problem::from),
-        Err(_) => {
-            let what =
-                format!("the disk at {} has not answered '{name}' in {} s", socket.display(), patience.as_secs());
-            Err(Problem::new(Code::Timeout, what).advise("check its log and its storage"))
-        }
-    }
+/// Sends a verb to the disk at a control socket and waits for the response, but not longer than `patience`.
+pub async fn ask<V: Ask>(socket: &Path, verb: V, files: Vec<Beside>, patience: Duration) -> Result<V::Answer, Refused> {
+    let request = Request::of(verb);
+    let word = request.verb.word();
+    let answered = async { Asked::<V>::with_files(socket, request, files).await?.answer(|_| ()).await };
+    tokio::time::timeout(patience, answered).await.unwrap_or_else(|_| {
+        let what = format!("the disk at {} has not answered '{word}' in {} s", socket.display(), patience.as_secs());
+        Err(Problem::new(Code::Timeout, what).advise("check its log and its storage").into())
+    })
 }
 
 /// Why a verb was not done.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Refused {
-    /// The disk's own error kind (docs/control.md); `None` if it has not answered.
-    pub kind: Option<String>,
-    /// The error as a problem of the API.
-    pub problem: Problem,
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum Refused {
+    /// The disk has refused.
+    #[error("{0}")]
+    Disk(control::Error),
+    /// It has not answered.
+    #[error("{0}")]
+    Unanswered(Problem),
+}
+
+impl From<control::Error> for Refused {
+    fn from(error: control::Error) -> Refused {
+        Refused::Disk(error)
+    }
 }
 
 impl From<Problem> for Refused {
     fn from(problem: Problem) -> Refused {
-        Refused { kind: None, problem }
+        Refused::Unanswered(problem)
     }
 }
 
 impl From<Refused> for Problem {
     fn from(refused: Refused) -> Problem {
-        refused.problem
+        match refused {
+            Refused::Disk(error) => problem(error),
+            Refused::Unanswered(problem) => problem,
+        }
     }
+}
+
+/// A disk's error as a problem of the API.
+pub fn problem(error: control::Error) -> Problem {
+    let code = match error.kind {
+        Kind::Busy | Kind::Replaced => Code::Busy,
+        Kind::State | Kind::Connected => Code::State,
+        Kind::Exists => Code::Exists,
+        Kind::InUse => Code::InUse,
+        Kind::NoSpace => Code::NoSpace,
+        Kind::Unsupported => Code::Unsupported,
+        Kind::Cancelled => Code::Cancelled,
+        // The daemon has sent something that is invalid for the disk.
+        Kind::Malformed | Kind::Version | Kind::UnknownVerb | Kind::Invalid => Code::Internal,
+        Kind::Failed | Kind::NotAnImage => Code::Failed,
+    };
+    Problem { advice: error.advice, ..Problem::new(code, error.message) }
 }
 
 /// A verb that was sent to a disk and has not been answered yet.
 #[derive(Debug)]
-pub struct Asked(Watch);
+pub struct Asked<V>(Connection, PhantomData<fn() -> V>);
 
-impl Asked {
+impl<V: Ask> Asked<V> {
     /// Sends a verb with files.
-    pub async fn with_files(socket: &Path, mut verb: Value, files: Vec<Beside>) -> Result<Asked, Problem> {
-        if !files.is_empty() {
-            let said = files.iter().map(|file| json!({ "path": file.path, "write": file.write }));
-            verb["files"] = said.collect();
-        }
+    pub async fn with_files(socket: &Path, mut request: Request, files: Vec<Beside>) -> Result<Asked<V>, Problem> {
+        let said = |file: &Beside| FileAsked { path: file.path.clone(), write: file.write };
+        request.files = files.iter().map(said).collect();
         let descriptors = files.into_iter().map(|file| file.file.into()).collect();
-        Asked::with_descriptors(socket, verb, descriptors).await
+        Asked::with_descriptors(socket, request, descriptors).await
     }
 
     /// Sends a verb with other descriptors. They are closed here once they are sent: our copies of files would keep
     /// their locks, and those of sockets would keep them open.
-    pub async fn with_descriptors(socket: &Path, verb: Value, descriptors: Vec<OwnedFd>) -> Result<Asked, Problem> {
-        Watch::begin(socket, verb, descriptors).await.map(Asked)
+    pub async fn with_descriptors(
+        socket: &Path,
+        request: Request,
+        descriptors: Vec<OwnedFd>,
+    ) -> Result<Asked<V>, Problem> {
+        Connection::begin(socket, request, descriptors).await.map(|connection| Asked(connection, PhantomData))
     }
 
-    /// Waits for the response. Progress messages before it go to `told`.
-    pub async fn answer(mut self, mut told: impl FnMut(&Value) + Send) -> Result<Value, Refused> {
-        while let Some(mut said) = self.0.line().await? {
-            match (said.get("event"), said.get("error")) {
-                (Some(event), _) => told(event),
-                (None, Some(error)) => return Err(refused(error)),
-                (None, None) => return Ok(said["ok"].take()),
+    /// Waits for the response. Progress of a merge before it goes to `told`.
+    pub async fn answer(mut self, mut told: impl FnMut(Merge) + Send) -> Result<V::Answer, Refused> {
+        loop {
+            match self.0.reply().await? {
+                Some(Reply::Ok(answer)) => return Ok(answer),
+                Some(Reply::Error(error)) => return Err(Refused::Disk(error)),
+                Some(Reply::Event(merge)) => told(merge),
+                None => return Err(self.0.ended().into()),
             }
         }
-        Err(self.0.failed(std::io::Error::other("it exited without answering")).into())
     }
 }
 
+/// A connection to a disk that tells what happens to it.
+#[derive(Debug)]
+pub struct Watch(Connection);
+
 /// Subscribes to the events of the disk at a control socket for as long as the connection is kept. Returns the current
 /// state and the connection, which is silent while nothing happens.
-pub async fn watch(socket: &Path) -> Result<(Value, Watch), Problem> {
-    let mut talk = Watch::begin(socket, json!({ "verb": "watch" }), Vec::new()).await?;
-    while let Some(mut said) = talk.line().await? {
-        match said.get("error") {
-            Some(error) => return Err(refused(error).into()),
-            None if said.get("ok").is_some() => return Ok((said["ok"].take(), talk)),
-            None => {}
+pub async fn watch(socket: &Path) -> Result<(Condition, Watch), Problem> {
+    let mut connection = Connection::begin(socket, Request::of(ask::Watch {}), Vec::new()).await?;
+    loop {
+        match connection.reply::<Condition, Change>().await? {
+            Some(Reply::Ok(condition)) => return Ok((condition, Watch(connection))),
+            Some(Reply::Error(error)) => return Err(problem(error)),
+            Some(Reply::Event(_)) => {}
+            None => return Err(connection.ended()),
         }
     }
-    Err(talk.failed(std::io::Error::other("it exited without answering")))
+}
+
+impl Watch {
+    /// The next event; none when the disk has ended.
+    pub async fn event(&mut self) -> Result<Option<Change>, Problem> {
+        while let Some(reply) = self.0.reply::<Condition, Change>().await? {
+            if let Reply::Event(change) = reply {
+                return Ok(Some(change));
+            }
+        }
+        Ok(None)
+    }
 }
 
 /// A connection to a disk.
 #[derive(Debug)]
-pub struct Watch {
+struct Connection {
     socket: PathBuf,
     stream: BufReader<UnixStream>,
     /// The received part of the next line.
     line: Vec<u8>,
 }
 
-impl Watch {
-    async fn begin(socket: &Path, verb: Value, descriptors: Vec<OwnedFd>) -> Result<Watch, Problem> {
+impl Connection {
+    async fn begin(socket: &Path, request: Request, descriptors: Vec<OwnedFd>) -> Result<Connection, Problem> {
         let failed = |why| cannot_ask(socket, why);
+        let line = request.line().map_err(|why| failed(why.into()))?;
         let mut stream = UnixStream::connect(socket).await.map_err(failed)?;
-        send(&mut stream, &request(verb), &descriptors).await.map_err(failed)?;
-        Ok(Watch { socket: socket.to_owned(), stream: BufReader::new(stream), line: Vec::new() })
+        send(&mut stream, &line, &descriptors).await.map_err(failed)?;
+        Ok(Connection { socket: socket.to_owned(), stream: BufReader::new(stream), line: Vec::new() })
     }
 
-    /// The next event; none when the disk has ended.
-    pub async fn event(&mut self) -> Result<Option<Value>, Problem> {
-        while let Some(mut said) = self.line().await? {
-            if said.get("event").is_some() {
-                return Ok(Some(said["event"].take()));
-            }
-        }
-        Ok(None)
-    }
-
-    async fn line(&mut self) -> Result<Option<Value>, Problem> {
+    /// What the disk says next; none when it has ended.
+    async fn reply<A: DeserializeOwned, E: DeserializeOwned>(&mut self) -> Result<Option<Reply<A, E>>, Problem> {
         // A compromised process may send anything, for any length of time.
         let room = LINE_MAX.saturating_sub(self.line.len());
         let mut bounded = (&mut self.stream).take(u64::try_from(room).unwrap_or(u64::MAX));
@@ -159,14 +190,23 @@ impl Watch {
         let line = std::mem::take(&mut self.line);
         match line.last() {
             None => Ok(None),
-            Some(b'\n') => serde_json::from_slice(&line).map(Some).map_err(|why| self.failed(why.into())),
-            Some(_) if line.len() >= LINE_MAX => {
-                let why = format!("it sent a line longer than {LINE_MAX} bytes");
-                Err(self.failed(std::io::Error::other(why)))
-            }
+            Some(b'\n') => Reply::parse(&line).map(Some).map_err(|why| self.senseless(why)),
+            Some(_) if line.len() >= LINE_MAX => Err(self.senseless(format!("it is longer than {LINE_MAX} bytes"))),
             // It ended in the middle of a line, which is discarded.
             Some(_) => Ok(None),
         }
+    }
+
+    /// It has answered, so it is there.
+    fn senseless(&self, why: impl std::fmt::Display) -> Problem {
+        Problem {
+            code: Code::Internal,
+            ..Problem::failed(format_args!("parse a line of {}", self.socket.display()), why)
+        }
+    }
+
+    fn ended(&self) -> Problem {
+        self.failed(std::io::Error::other("it exited without answering"))
     }
 
     fn failed(&self, why: std::io::Error) -> Problem {
@@ -176,12 +216,6 @@ impl Watch {
 
 fn cannot_ask(socket: &Path, why: std::io::Error) -> Problem {
     Problem::failed(format_args!("send a request to the disk at {}", socket.display()), why)
-}
-
-fn request(mut verb: Value) -> String {
-    verb["version"] = json!(1);
-    verb["id"] = json!(1);
-    format!("{verb}\n")
 }
 
 /// Sends a line, and its descriptors with the first byte of it.
@@ -199,35 +233,14 @@ async fn send(stream: &mut UnixStream, line: &str, descriptors: &[OwnedFd]) -> s
     stream.write_all(line.as_bytes().get(sent..).unwrap_or_default()).await
 }
 
-/// The disk's refusal as a problem of the API.
-fn refused(error: &Value) -> Refused {
-    let text = |field: &str| error.get(field).and_then(Value::as_str);
-    let code = match text("kind") {
-        Some("busy" | "replaced") => Code::Busy,
-        Some("state" | "connected") => Code::State,
-        Some("exists") => Code::Exists,
-        Some("in-use") => Code::InUse,
-        Some("no-space") => Code::NoSpace,
-        Some("unsupported") => Code::Unsupported,
-        Some("cancelled") => Code::Cancelled,
-        // The daemon has sent something that is invalid for the disk.
-        Some("malformed" | "version" | "unknown-verb" | "invalid") => Code::Internal,
-        _ => Code::Failed,
-    };
-    let problem = Problem::new(code, text("message").unwrap_or("the disk refused without giving a reason"));
-    let problem = match text("advice") {
-        Some(advice) => problem.advise(advice),
-        None => problem,
-    };
-    Refused { kind: text("kind").map(str::to_owned), problem }
-}
-
 #[cfg(test)]
 mod test {
     use std::io::IoSliceMut;
     use std::os::unix::net::UnixListener;
 
+    use control::answer::MergeState;
     use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+    use serde_json::{Value, json};
 
     use super::*;
 
@@ -255,15 +268,17 @@ mod test {
     #[tokio::test]
     async fn progress_precedes_the_answer_and_files_go_with_the_request() {
         let (_room, path, thread) =
-            disk("{\"id\":1,\"event\":{\"done\":5}}\n{\"id\":1,\"ok\":{\"leaf\":\"raw:/b\"}}\n");
+            disk("{\"id\":1,\"event\":{\"state\":\"running\",\"done\":5}}\n{\"id\":1,\"ok\":{\"state\":\"done\"}}\n");
         let file = Beside { path: "/b".into(), write: true, file: tempfile::tempfile().unwrap() };
         let mut events = Vec::new();
-        let verb = json!({ "verb": "snapshot", "to": "raw:/b" });
-        let answer = ask(&path, verb, vec![file], PATIENCE, |event| events.push(event.clone())).await.unwrap();
-        assert_eq!((answer, events), (json!({ "leaf": "raw:/b" }), vec![json!({ "done": 5 })]));
+        let merge = Request::of(ask::Merge { into: 1, ..ask::Merge::default() });
+        let asked = Asked::<ask::Merge>::with_files(&path, merge, vec![file]).await.unwrap();
+        let answer = asked.answer(|event| events.push(event.done)).await.unwrap();
+        assert_eq!((answer.state, events), (MergeState::Done, vec![Some(5)]));
         let (asked, files) = thread.join().unwrap();
         let expected = json!({
-            "version": 1, "id": 1, "verb": "snapshot", "to": "raw:/b", "files": [{ "path": "/b", "write": true }]
+            "version": 1, "id": 1, "verb": "merge", "from": 0, "into": 1, "follow": false, "delete": false,
+            "files": [{ "path": "/b", "write": true }]
         });
         assert_eq!((asked, files), (expected, 1));
     }
@@ -271,10 +286,10 @@ mod test {
     #[tokio::test]
     async fn a_watcher_gets_the_state_and_then_events() {
         let (_room, path, _thread) =
-            disk("{\"id\":1,\"ok\":{\"full\":true}}\n{\"id\":1,\"event\":{\"state\":\"resumed\"}}\n");
+            disk("{\"id\":1,\"ok\":{\"full\":true}}\n{\"id\":1,\"event\":{\"state\":\"resumed\",\"waiting\":0}}\n");
         let (now, mut watch) = watch(&path).await.unwrap();
-        assert_eq!(now, json!({ "full": true }));
-        assert_eq!(watch.event().await.unwrap(), Some(json!({ "state": "resumed" })));
+        assert_eq!(now, Condition { full: true, ..Condition::default() });
+        assert_eq!(watch.event().await.unwrap(), Some(Change::Resumed { waiting: 0 }));
         assert_eq!(watch.event().await.unwrap(), None);
     }
 
@@ -292,7 +307,7 @@ mod test {
             }
             said
         });
-        let endless = ask(&path, json!({ "verb": "version" }), Vec::new(), PATIENCE, |_| ()).await.unwrap_err();
+        let endless = Problem::from(super::ask(&path, ask::Version {}, Vec::new(), PATIENCE).await.unwrap_err());
         assert!(endless.message.contains("longer than"), "{endless}");
         // Unread data stays in the socket's buffer.
         assert!(thread.join().unwrap() < 16 * LINE_MAX);
@@ -302,18 +317,19 @@ mod test {
     async fn a_refusal_is_a_problem_with_its_advice() {
         let (_room, path, _thread) =
             disk("{\"id\":1,\"error\":{\"kind\":\"in-use\",\"message\":\"it is\",\"advice\":\"end it\"}}\n");
-        let refused = ask(&path, json!({ "verb": "resize" }), Vec::new(), PATIENCE, |_| ()).await.unwrap_err();
-        assert_eq!(refused, Problem::new(Code::InUse, "it is").advise("end it"));
+        let refused = super::ask(&path, ask::Resize { size: 1 }, Vec::new(), PATIENCE).await.unwrap_err();
+        assert_eq!(Problem::from(refused), Problem::new(Code::InUse, "it is").advise("end it"));
     }
 
     #[tokio::test]
     async fn a_descriptor_without_listed_file_is_sent_and_closed() {
         let (_room, path, thread) = disk("{\"id\":1,\"error\":{\"kind\":\"unknown-verb\",\"message\":\"no\"}}\n");
         let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
-        let verb = json!({ "verb": "upgrade", "successor": true });
-        let asked = Asked::with_descriptors(&path, verb, vec![theirs.into()]).await.unwrap();
+        let verb = Request::of(ask::Upgrade { successor: true, ..ask::Upgrade::default() });
+        let asked = Asked::<ask::Upgrade>::with_descriptors(&path, verb, vec![theirs.into()]).await.unwrap();
         let refused = asked.answer(|_| ()).await.unwrap_err();
-        assert_eq!((refused.kind.as_deref(), refused.problem.code), (Some("unknown-verb"), Code::Internal));
+        assert_eq!(refused, Refused::Disk(control::Error::new(Kind::UnknownVerb, "no")));
+        assert_eq!(Problem::from(refused).code, Code::Internal);
         let expected = json!({ "version": 1, "id": 1, "verb": "upgrade", "successor": true });
         assert_eq!(thread.join().unwrap(), (expected, 1));
         // The disk has closed its copy, and there is no other.
@@ -323,13 +339,13 @@ mod test {
     #[tokio::test]
     async fn an_exited_or_silent_disk_blocks_nobody() {
         let (_room, path, _thread) = disk("");
-        let ended = ask(&path, json!({ "verb": "version" }), Vec::new(), PATIENCE, |_| ()).await.unwrap_err();
+        let ended = Problem::from(super::ask(&path, ask::Version {}, Vec::new(), PATIENCE).await.unwrap_err());
         assert!(ended.message.contains("exited without answering"), "{ended}");
         let room = tempfile::tempdir().unwrap();
         let silent = room.path().join("silent");
         let _listener = UnixListener::bind(&silent).unwrap();
         let patience = Duration::from_millis(10);
-        let late = ask(&silent, json!({ "verb": "version" }), Vec::new(), patience, |_| ()).await.unwrap_err();
+        let late = Problem::from(super::ask(&silent, ask::Version {}, Vec::new(), patience).await.unwrap_err());
         assert_eq!(late.code, Code::Timeout);
     }
 }

@@ -144,27 +144,17 @@ impl DiskPaths {
         self.log.with_extension("log.1")
     }
 
-    /// Bytes of the log.
-    pub fn log_len(&self) -> u64 {
-        fs::metadata(&self.log).map_or(0, |log| log.len())
-    }
-
     /// The last complete lines of the log; empty if there is none.
     pub fn last_words(&self) -> String {
-        self.words_behind(0)
-    }
-
-    /// The same for output after the first `at` bytes.
-    pub fn words_behind(&self, at: u64) -> String {
         let read = || {
             let mut file = File::open(&self.log)?;
-            let from = file.metadata()?.len().saturating_sub(LAST_WORDS_MAX).max(at);
+            let from = file.metadata()?.len().saturating_sub(LAST_WORDS_MAX);
             file.seek(SeekFrom::Start(from))?;
             let mut bytes = Vec::new();
             file.take(LAST_WORDS_MAX).read_to_end(&mut bytes)?;
             let text = String::from_utf8_lossy(&bytes).into_owned();
             Ok::<_, io::Error>(match text.split_once('\n') {
-                Some((_, whole)) if from > at => whole.to_owned(),
+                Some((_, whole)) if from > 0 => whole.to_owned(),
                 _ => text,
             })
         };
@@ -244,7 +234,6 @@ mod test {
         place.open_log(true).unwrap().write_all(b"first\n").unwrap();
         place.open_log(false).unwrap().write_all(b"second\n").unwrap();
         assert_eq!(place.last_words(), "first\nsecond");
-        assert_eq!((place.words_behind(6), place.words_behind(place.log_len())), ("second".into(), String::new()));
         let long = format!("{}\nlast\n", "x".repeat(4000));
         place.open_log(true).unwrap().write_all(long.as_bytes()).unwrap();
         assert_eq!(place.last_words(), "last");

@@ -4,6 +4,7 @@
 //! readable when it exits and can never refer to another process. It outlives the daemon: dropping this value does not
 //! affect the process.
 
+use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::process::Child;
 
@@ -14,6 +15,9 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+
+/// Bytes of output that are looked at when a process has ended before it served.
+const OUTPUT_MAX: u64 = 64 << 10;
 
 /// A disk process.
 #[derive(Debug)]
@@ -53,6 +57,24 @@ impl DiskProcess {
         // The number may have become another's between the two: that one was started later.
         let found = is_ours && started(pid) == Some(identity.started);
         Ok(found.then_some(DiskProcess { identity, pidfd, child: None }))
+    }
+
+    /// It serves: nothing is expected of its output any more.
+    pub fn serves(&mut self) {
+        if let Some(child) = &mut self.child {
+            child.stdout = None;
+        }
+    }
+
+    /// Why it has ended, if it could say so. To be asked once it has ended.
+    pub fn last_word(&mut self) -> Option<control::Error> {
+        let output = self.child.as_mut()?.stdout.take()?;
+        // One that does not end with its process must not keep anybody waiting.
+        rustix::io::ioctl_fionbio(&output, true).ok()?;
+        let mut text = String::new();
+        // What could not be read is missing, and so is what it says.
+        output.take(OUTPUT_MAX).read_to_string(&mut text).ok()?;
+        control::Error::in_output(&text)
     }
 
     /// Its number and when it was started.

@@ -5,11 +5,12 @@ use std::os::unix::process::CommandExt;
 use std::process::Stdio;
 
 use api::{Code, Problem};
-use serde::Deserialize;
+use control::Progress;
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, BufReader};
 use tokio::process::{Child, Command};
 
+use super::control::Refused;
 use super::handing::Handing;
 use super::oom;
 use super::owners::Owners;
@@ -65,7 +66,7 @@ impl Tool {
     }
 
     /// Runs `image VERB …` and returns its output. Dropping the future kills the process.
-    pub async fn image(&self, words: Vec<OsString>, handing: Handing) -> Result<Value, Problem> {
+    pub async fn image(&self, words: Vec<OsString>, handing: Handing) -> Result<Value, Refused> {
         self.long_image(words, handing, |_| ()).await
     }
 
@@ -75,7 +76,7 @@ impl Tool {
         words: Vec<OsString>,
         handing: Handing,
         told: impl FnMut(f64),
-    ) -> Result<Value, Problem> {
+    ) -> Result<Value, Refused> {
         let mut all: Vec<OsString> = vec!["image".into()];
         all.extend(words);
         // The process exits with the daemon: the next daemon repeats or rolls back the job, and finds nothing locked.
@@ -92,13 +93,11 @@ impl Tool {
         match status.code() {
             Some(0) if output.trim().is_empty() => Ok(Value::Null),
             Some(0) => serde_json::from_str(&output)
-                .map_err(|error| Problem::failed("parse the output of a disk process", error)),
-            Some(_) => Err(said(&words)),
-            None => {
-                // It was killed; that nothing could be handed to it is no news then.
+                .map_err(|error| Problem::failed("parse the output of a disk process", error).into()),
+            _ => {
+                // That nothing could be handed to it is no news then.
                 drop(sent.await);
-                let words = if words.is_empty() { words } else { format!("; it printed: {}", words.trim_end()) };
-                Err(Problem::new(Code::Failed, format!("a disk process failed: {status}{words}")))
+                Err(why(&output, &words, status))
             }
         }
     }
@@ -139,21 +138,6 @@ async fn read(from: Option<impl AsyncRead + Unpin>) -> std::io::Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// The progress of a verb. Other versions may report more fields.
-#[derive(Deserialize)]
-struct Progress {
-    done: u64,
-    len: u64,
-}
-
-impl Progress {
-    /// The fraction of it that is done.
-    #[allow(clippy::cast_precision_loss, reason = "for people, who see hundredths")]
-    fn part(&self) -> f64 {
-        if self.len == 0 { 0.0 } else { self.done as f64 / self.len as f64 }
-    }
-}
-
 /// The output of a process except for progress messages, which go to `told`. Everything is read, so that the process
 /// never blocks on the pipe.
 async fn read_words(from: Option<impl AsyncRead + Unpin>, mut told: impl FnMut(f64)) -> std::io::Result<String> {
@@ -175,33 +159,32 @@ async fn read_words(from: Option<impl AsyncRead + Unpin>, mut told: impl FnMut(f
     Ok(String::from_utf8_lossy(&words).into_owned())
 }
 
-/// The error message of a disk process: what failed, and advice in the line after it.
-pub fn said(words: &str) -> Problem {
-    let lines = || words.lines().map(str::trim).filter(|line| !line.is_empty());
-    // The error of a rejected command line has no such prefix, and neither has output before the failure.
-    let begin = lines().position(|line| line.starts_with("tapline: ")).unwrap_or(0);
-    let mut lines = lines().skip(begin);
-    let what = lines.next().unwrap_or("a disk process failed without an error message");
-    let what = what.strip_prefix("tapline: ").unwrap_or(what);
-    let code = if what.contains("No space left on device") { Code::NoSpace } else { Code::Failed };
-    let problem = Problem::new(code, what);
-    match lines.next() {
-        Some(advice) if !advice.is_empty() => problem.advise(advice),
-        _ => problem,
+/// Why a process has failed, according to the last line of its output. One that was killed has no say, nor has one that
+/// does not understand its arguments.
+fn why(output: &str, words: &str, how: impl std::fmt::Display) -> Refused {
+    match control::Error::in_output(output) {
+        Some(error) => Refused::Disk(error),
+        None => {
+            let words = if words.is_empty() { String::new() } else { format!("; it printed: {}", words.trim_end()) };
+            Problem::new(Code::Failed, format!("a disk process failed: {how}{words}")).into()
+        }
     }
 }
 
 #[cfg(test)]
 mod test {
+    use control::Kind;
+
     use super::*;
 
     #[test]
-    fn the_last_output_is_a_message_with_advice() {
-        let problem = said("tapline: cannot open vhd:/a: it is in use\n  end whoever uses it\n");
-        assert_eq!(problem.message, "cannot open vhd:/a: it is in use");
-        assert_eq!(problem.advice.as_deref(), Some("end whoever uses it"));
-        assert_eq!(said("tapline: cannot write: No space left on device (os error 28)").code, Code::NoSpace);
-        assert_eq!(said("").code, Code::Failed);
+    fn the_last_line_of_output_is_the_error() {
+        let output = "[{\"start\":0}]\n{\"id\":null,\"error\":{\"kind\":\"no-space\",\"message\":\"it is full\"}}\n";
+        assert_eq!(why(output, "tapline: it is full\n", 4), control::Error::new(Kind::NoSpace, "it is full").into());
+        for output in ["", "{\"size\":1}\n"] {
+            let problem = Problem::from(why(output, "error: --sise is unknown\n", "exit status: 64"));
+            assert_eq!(problem.message, "a disk process failed: exit status: 64; it printed: error: --sise is unknown");
+        }
     }
 
     #[tokio::test]

@@ -1,16 +1,17 @@
 //! The messages between the daemon and a disk process about an upgrade (docs/control.md, `upgrade`); pure apart from
 //! sending the request.
 
-use std::ffi::OsString;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::Duration;
 
 use api::{Code, Problem, Transport, Vbd};
-use serde_json::{Value, json};
+use control::answer::{Layer, Version};
+use control::ask::Upgrade;
+use control::{ImageName, Kind, Request};
 use uuid::Uuid;
 
-use crate::disk::control::{Asked, Refused};
+use crate::disk::control::{Asked, Refused, problem};
 use crate::disk::process::Ended;
 
 /// How long a disk may take to hand itself over. Requests in flight may wait for storage; a disk that cannot do it
@@ -30,16 +31,15 @@ pub enum NotDone {
 }
 
 /// Refuses a process whose program does not support the handover, according to its response to `version`.
-pub fn must_know_how(vbd: &Vbd, pid: u32, version: &Value) -> Result<(), Problem> {
-    let verbs = version.get("verbs").and_then(Value::as_array);
-    match verbs.is_some_and(|verbs| verbs.iter().any(|verb| verb == "upgrade")) {
+pub fn must_know_how(vbd: &Vbd, pid: u32, version: &Version) -> Result<(), Problem> {
+    match version.verbs.iter().any(|verb| verb == "upgrade") {
         true => Ok(()),
         false => Err(too_old(vbd, pid, version)),
     }
 }
 
-fn too_old(vbd: &Vbd, pid: u32, version: &Value) -> Problem {
-    let program = version.get("program").and_then(Value::as_str).unwrap_or("unknown");
+fn too_old(vbd: &Vbd, pid: u32, version: &Version) -> Problem {
+    let program = version.program.as_deref().unwrap_or("unknown");
     let what = format!("its process {pid} runs an older program ({program}), which does not support live upgrade");
     let once = format!("replug it once: 'tapline vbd unplug {0}', then 'tapline vbd plug {0}'", vbd.uuid);
     Problem::new(Code::Unsupported, what).advise(match vbd.transport {
@@ -53,24 +53,19 @@ fn too_old(vbd: &Vbd, pid: u32, version: &Value) -> Problem {
 }
 
 /// The layers of a disk as its process calls them, from the top down, by its answer to `layers`.
-pub fn names(said: &Value) -> Result<Vec<OsString>, Problem> {
-    let layers = said.get("layers").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
-    let name = |layer: &Value| {
-        let text = |field: &str| layer.get(field).and_then(Value::as_str);
-        Some(OsString::from(format!("{}:{}", text("format")?, text("path")?)))
-    };
-    match layers.iter().map(name).collect::<Option<Vec<_>>>() {
+pub fn names(layers: &[Layer]) -> Result<Vec<ImageName>, Problem> {
+    match layers.iter().map(Layer::name).collect::<Option<Vec<_>>>() {
         Some(names) if !names.is_empty() => Ok(names),
-        _ => Err(Problem::failed("parse a disk's list of layers", said)),
+        _ => Err(Problem::failed("list the layers of a disk", "one has no file, or there is none")),
     }
 }
 
 /// Requests the disk at a control socket to hand over to the process at the other end of `successor`, with `pause_max`
 /// as the limit on how long requests may wait.
-pub async fn ask(socket: &Path, successor: OwnedFd, pause_max: Duration) -> Result<Asked, Problem> {
-    let pause_max = u64::try_from(pause_max.as_micros()).unwrap_or(u64::MAX);
-    let verb = json!({ "verb": "upgrade", "successor": true, "pause_max": pause_max });
-    let asked = tokio::time::timeout(TO_ASK, Asked::with_descriptors(socket, verb, vec![successor]));
+pub async fn ask(socket: &Path, successor: OwnedFd, pause_max: Duration) -> Result<Asked<Upgrade>, Problem> {
+    let pause_max = Some(u64::try_from(pause_max.as_micros()).unwrap_or(u64::MAX));
+    let request = Request::of(Upgrade { program: None, successor: true, pause_max });
+    let asked = tokio::time::timeout(TO_ASK, Asked::with_descriptors(socket, request, vec![successor]));
     asked.await.unwrap_or_else(|_| {
         let what = format!("the disk at {} does not accept requests", socket.display());
         Err(Problem::new(Code::Timeout, what).advise("check its log and its storage"))
@@ -78,7 +73,7 @@ pub async fn ask(socket: &Path, successor: OwnedFd, pause_max: Duration) -> Resu
 }
 
 /// Waits until the disk is handed over to the process `to`; how long the guest's requests waited, in microseconds.
-pub async fn answer(asked: Asked, to: u32, patience: Duration) -> Result<u64, NotDone> {
+pub async fn answer(asked: Asked<Upgrade>, to: u32, patience: Duration) -> Result<u64, NotDone> {
     let patience = patience.min(TO_HAND_OVER);
     let answered = tokio::time::timeout(patience, asked.answer(|_| ())).await;
     let answered = answered.unwrap_or_else(|_| {
@@ -86,16 +81,19 @@ pub async fn answer(asked: Asked, to: u32, patience: Duration) -> Result<u64, No
         Err(Problem::new(Code::Timeout, what).advise("check its log and its storage").into())
     });
     match answered {
-        Ok(said) => match (said["pid"].as_u64(), said["pause_us"].as_u64()) {
-            (Some(pid), Some(pause)) if pid == u64::from(to) => Ok(pause),
-            _ => Err(NotDone::Unknown(Problem::failed("parse the response to a disk's handover", said))),
-        },
-        Err(Refused { kind: Some(kind), problem }) => Err(NotDone::Refused(match kind.as_str() {
-            // An unknown verb means something else here, because the program's version has been checked before.
-            "unknown-verb" | "unsupported" => Problem { code: Code::Unsupported, ..problem },
-            _ => problem,
-        })),
-        Err(Refused { kind: None, problem }) => Err(NotDone::Unknown(problem)),
+        Ok(said) if said.pid == to => Ok(said.pause_us),
+        Ok(said) => {
+            let what = format!("the disk was handed over to process {} instead of {to}", said.pid);
+            Err(NotDone::Unknown(Problem::new(Code::Failed, what)))
+        }
+        Err(Refused::Disk(mut error)) => {
+            if error.kind == Kind::UnknownVerb {
+                // It means something else here, because the program's version has been checked before.
+                error.kind = Kind::Unsupported;
+            }
+            Err(NotDone::Refused(problem(error)))
+        }
+        Err(Refused::Unanswered(problem)) => Err(NotDone::Unknown(problem)),
     }
 }
 
@@ -118,6 +116,7 @@ mod test {
     use std::os::unix::net::UnixListener;
 
     use jiff::Timestamp;
+    use serde_json::json;
 
     use super::*;
 
@@ -144,9 +143,14 @@ mod test {
 
     #[test]
     fn an_older_program_is_refused_with_advice() {
-        let knows = json!({ "program": "0.2.0", "verbs": ["version", "upgrade"] });
+        let version = |program: &str, verbs: [&str; 2]| Version {
+            program: Some(program.into()),
+            verbs: verbs.map(str::to_owned).into(),
+            ..Version::default()
+        };
+        let knows = version("0.2.0", ["version", "upgrade"]);
         must_know_how(&vbd(Transport::Nbd), 4, &knows).unwrap();
-        let older = json!({ "program": "0.1.0", "verbs": ["version", "layers"] });
+        let older = version("0.1.0", ["version", "layers"]);
         let told = must_know_how(&vbd(Transport::Nbd), 4, &older).unwrap_err();
         assert_eq!(told.code, Code::Unsupported);
         assert_eq!(told.message, "its process 4 runs an older program (0.1.0), which does not support live upgrade");
@@ -157,10 +161,14 @@ mod test {
 
     #[test]
     fn layers_keep_the_names_used_by_the_disk() {
-        let said = json!({ "layers": [{ "format": "qcow2", "path": "/a b" }, { "format": "raw", "path": "/c" }] });
-        assert_eq!(names(&said).unwrap(), ["qcow2:/a b", "raw:/c"]);
-        for senseless in [json!({}), json!({ "layers": [] }), json!({ "layers": [{ "format": "raw" }] })] {
-            assert!(names(&senseless).is_err());
+        let layer = |format: &str, path: Option<&str>| {
+            let layer = json!({ "layer": 0, "format": format, "path": path, "size": 1, "writable": false });
+            serde_json::from_value::<Layer>(layer).unwrap()
+        };
+        let said = [layer("qcow2", Some("/a b")), layer("raw", Some("/c"))];
+        assert_eq!(names(&said).unwrap(), ["qcow2:/a b".parse().unwrap(), "raw:/c".parse().unwrap()]);
+        for senseless in [&[] as &[Layer], &[layer("raw", None)]] {
+            assert!(names(senseless).is_err());
         }
     }
 

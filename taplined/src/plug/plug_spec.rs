@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::{Mode, Problem, Transport, Vbd};
+use control::ImageName;
 use repo::catalogue::Image;
 use repo::driver::{Directory, FileNumbers};
 use uuid::Uuid;
@@ -17,7 +18,7 @@ use crate::disk::paths::DiskPaths;
 use crate::disk::redo::RedoLogs;
 use crate::reconcile::files::{self, Known};
 use crate::task::blocking;
-use crate::vdi::words_of;
+use crate::vdi::{image_name, words_of};
 use crate::vm::domain;
 
 /// Bytes that a disk process needs whatever it serves, while it starts.
@@ -35,7 +36,7 @@ pub struct PlugSpec {
     /// From the top down.
     chain: Vec<Image>,
     /// How a process calls them.
-    names: Vec<OsString>,
+    names: Vec<ImageName>,
     directory: Arc<Directory>,
     /// The disk's device in the domain of a Xen guest.
     pub disk: Option<domain::Disk>,
@@ -55,16 +56,12 @@ impl PlugSpec {
         let (vbd, vdi, chain, disk) = found.await?;
         let directory = daemon.srs.directory(vdi.sr).await?;
         let delay = if daemon.config.plug.injected_delays { delay_in(vdi.name.as_str()) } else { Duration::ZERO };
-        let names = chain.iter().map(|image| {
-            let mut name = OsString::from(format!("{}:", image.format));
-            name.push(image.path(directory.path()));
-            name
-        });
-        Ok(PlugSpec { names: names.collect(), vbd, chain, directory, disk, delay })
+        let names = chain.iter().map(|image| image_name(image.format, image.path(directory.path()))).collect();
+        Ok(PlugSpec { names, vbd, chain, directory, disk, delay })
     }
 
     /// The same for a process that takes over the files of another one: it uses the other's names for them.
-    pub fn with_names(self, names: Vec<OsString>) -> PlugSpec {
+    pub fn with_names(self, names: Vec<ImageName>) -> PlugSpec {
         PlugSpec { names, ..self }
     }
 

@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 
 use api::Problem;
 use repo::catalogue::Process;
-use serde_json::Value;
 use uuid::Uuid;
 
 use crate::catalogue;
@@ -120,8 +119,7 @@ fn leave_all_but(vbd: Uuid, mut all: Vec<DiskProcess>, stays: Option<usize>) -> 
 
 /// The number of the process that answers at a disk's control socket, if one does and says it.
 async fn who_answers(disks: &Disks, vbd: Uuid) -> Option<u32> {
-    let said = disks.version(vbd, TO_SAY).await.inspect_err(|problem| tracing::debug!(%vbd, "{problem}")).ok()?;
-    said.get("pid").and_then(Value::as_u64).and_then(|pid| pid.try_into().ok())
+    disks.version(vbd, TO_SAY).await.inspect_err(|problem| tracing::debug!(%vbd, "{problem}")).ok()?.pid
 }
 
 /// The process that serves a VBD although the recorded one has ended: it was upgraded by others.

@@ -4,7 +4,8 @@
 use std::time::Duration;
 
 use api::Problem;
-use serde_json::json;
+use control::answer::Change;
+use control::ask;
 use tokio::sync::broadcast::{self, error::RecvError};
 use tokio::task::JoinHandle;
 use uuid::Uuid;
@@ -43,25 +44,25 @@ pub fn listen(daemon: &Daemon, vbd: Uuid) -> Listening {
 
 async fn hear(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
     let (now, mut watch) = daemon.disks.watch(vbd).await?;
-    record(daemon, vbd, now["full"].as_bool().unwrap_or(false)).await?;
-    tell_of_fatal(vbd, &now);
+    record(daemon, vbd, now.full).await?;
+    tell_of_fatal(vbd, now.fatal);
     while let Some(event) = watch.event().await? {
-        match event["state"].as_str() {
-            Some("full") => record(daemon, vbd, true).await?,
-            Some("resumed") => record(daemon, vbd, false).await?,
-            Some("broken") => {
+        match event {
+            Change::Full { .. } => record(daemon, vbd, true).await?,
+            Change::Resumed { .. } => record(daemon, vbd, false).await?,
+            Change::Broken { .. } => {
                 tracing::error!(%vbd, "a sync failed on its storage: the disk no longer writes")
             }
-            Some("fatal") => tell_of_fatal(vbd, &event),
-            _ => {}
+            Change::Fatal { fatal } => tell_of_fatal(vbd, fatal),
+            Change::Other => {}
         }
     }
     Ok(())
 }
 
 /// Its process has died of a request, and the next one, and the next.
-fn tell_of_fatal(vbd: Uuid, told: &serde_json::Value) {
-    if let Some(count) = told["fatal"].as_u64().filter(|&count| count > 0) {
+fn tell_of_fatal(vbd: Uuid, count: u64) {
+    if count > 0 {
         let what = "requests that crashed this disk's processes were failed with an error: see its log";
         tracing::error!(%vbd, count, "{what}");
     }
@@ -107,7 +108,7 @@ async fn tell(daemon: &Daemon, sr: Option<Uuid>) -> Result<(), Problem> {
         Ok(waiting)
     });
     for vbd in waiting.await? {
-        let told = daemon.disks.ask(vbd, json!({ "verb": "space" }), Vec::new(), TO_TELL, |_| ()).await;
+        let told = daemon.disks.ask(vbd, ask::Space {}, TO_TELL).await;
         if let Err(problem) = told {
             tracing::warn!(%vbd, "it could not be notified of free space: {problem}");
         }

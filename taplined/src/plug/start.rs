@@ -6,12 +6,12 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use api::{Code, Problem};
-use serde_json::Value;
 use uuid::Uuid;
 
 use super::plug_spec::PlugSpec;
 use super::steps::Steps;
 use crate::daemon::Daemon;
+use crate::disk::control::problem;
 use crate::disk::handing::{Handing, Ready, Role};
 use crate::disk::oom;
 use crate::disk::paths::DiskPaths;
@@ -46,8 +46,7 @@ pub async fn serve(
     let ready = steps.step("start", start(daemon, order, &place, log, handing, process)).await?;
     steps.step("hand", hand(ready)).await?;
     let limit = steps_limit(steps);
-    steps.step("answer", answer(daemon, vbd, process.as_mut(), limit)).await?;
-    Ok(())
+    steps.step("answer", answer(daemon, vbd, process.as_mut(), limit)).await
 }
 
 /// The step has the same limit, and its error is more specific.
@@ -113,7 +112,7 @@ pub fn launch(
         Stdio::from,
     );
     let mut starting = daemon.tool.starting(words)?;
-    starting.command.stdin(stdin).stdout(Stdio::null()).stderr(log);
+    starting.command.stdin(stdin).stdout(Stdio::piped()).stderr(log);
     let process = DiskProcess::of_child(starting.start_to_stay()?)?;
     oom::protect(process.identity().pid, daemon.config.disk_oom_score_adj);
     Ok(process)
@@ -138,18 +137,20 @@ async fn answer(
     vbd: Uuid,
     process: Option<&mut DiskProcess>,
     patience: Duration,
-) -> Result<Value, Problem> {
+) -> Result<(), Problem> {
     let Some(process) = process else { return Err(Problem::new(Code::Internal, "no process was started")) };
-    let place = DiskPaths::of(&daemon.config, vbd);
     tokio::select! {
         biased;
-        ended = process.ended() => Err(ended_at_once(&place, &ended?)),
+        ended = process.ended() => Err(ended_at_once(&ended?, process)),
         answer = daemon.disks.version(vbd, patience) => match answer {
-            Ok(answer) => Ok(answer),
+            Ok(_) => {
+                process.serves();
+                Ok(())
+            }
             // It closes the connection when it exits, a moment before it has exited.
             Err(problem) if problem.code == Code::Failed => {
                 match tokio::time::timeout(Duration::from_secs(1), process.ended()).await {
-                    Ok(ended) => Err(ended_at_once(&place, &ended?)),
+                    Ok(ended) => Err(ended_at_once(&ended?, process)),
                     Err(_) => Err(problem),
                 }
             }
@@ -158,25 +159,20 @@ async fn answer(
     }
 }
 
-/// Why a process exited before it served: in its own words, if it printed them.
-fn ended_at_once(place: &DiskPaths, how: &Ended) -> Problem {
-    let words = place.last_words();
-    // In front of them may be those of a process before it.
-    match (why_it_ended(&words), how) {
-        // It was killed and printed no reason: its output while serving is not a reason.
-        (None, Ended::Badly(how)) => {
-            Problem::failed("serve a disk", format_args!("its process exited before responding ({how})"))
+/// Why a process exited before it served: in its own words, if it could say so.
+fn ended_at_once(how: &Ended, process: &mut DiskProcess) -> Problem {
+    match process.last_word() {
+        Some(error) => problem(error),
+        None => {
+            let how = match how {
+                Ended::Badly(how) => how,
+                Ended::Well => "exit status: 0",
+                Ended::Unknown => "exit status unknown",
+            };
+            let why = format!("its process exited before responding ({how})");
+            Problem::failed("serve a disk", why).advise("see its log")
         }
-        (None, _) => crate::disk::tool::said(&words),
-        (Some(problem), _) => problem,
     }
-}
-
-/// Why a process has exited, according to its last output; `None` if that is no reason.
-pub fn why_it_ended(words: &str) -> Option<Problem> {
-    let last = words.rfind("\ntapline: ").map_or(0, |at| at.saturating_add(1));
-    let last = words.get(last..).filter(|last| last.starts_with("tapline: "))?;
-    Some(crate::disk::tool::said(last))
 }
 
 /// Removes the statistics of a VBD whose process has ended.
@@ -213,23 +209,21 @@ pub async fn clear(daemon: &Daemon, vbd: Uuid, process: Option<DiskProcess>) -> 
 
 #[cfg(test)]
 mod test {
-    use std::io::Write;
-
     use super::*;
-    use crate::config::Config;
 
-    #[test]
-    fn normal_output_of_a_killed_process_is_not_quoted() {
-        let room = tempfile::tempdir().unwrap();
-        let config = Config { log_directory: room.path().to_owned(), ..Config::default() };
-        std::fs::create_dir(crate::disk::paths::logs(&config)).unwrap();
-        let place = DiskPaths::of(&config, Uuid::new_v4());
-        let killed = Ended::Badly("signal: 9 (SIGKILL)".into());
-        let mut log = place.open_log(true).unwrap();
-        writeln!(log, "tapline-disk: qcow2:/a: 64 MiB, writable\ntapline-disk: serving").unwrap();
-        let problem = ended_at_once(&place, &killed);
-        assert_eq!(problem.message, "cannot serve a disk: its process exited before responding (signal: 9 (SIGKILL))");
-        writeln!(log, "tapline: cannot open qcow2:/a: it is in use\n  end whoever uses it").unwrap();
-        assert_eq!(ended_at_once(&place, &killed).message, "cannot open qcow2:/a: it is in use");
+    #[tokio::test]
+    async fn a_process_that_exits_at_once_says_why() {
+        let ended = async |script: &str| {
+            let mut command = std::process::Command::new("sh");
+            let child = command.args(["-c", script]).stdout(Stdio::piped()).spawn().unwrap();
+            let mut process = DiskProcess::of_child(child).unwrap();
+            let how = process.ended().await.unwrap();
+            ended_at_once(&how, &mut process)
+        };
+        let error = r#"{"id":null,"error":{"kind":"in-use","message":"it is in use","advice":"end whoever uses it"}}"#;
+        let said = ended(&format!("echo serving; echo '{error}'; exit 4")).await;
+        assert_eq!(said, Problem::new(Code::InUse, "it is in use").advise("end whoever uses it"));
+        let killed = ended("echo serving; kill -9 $$").await;
+        assert_eq!(killed.message, "cannot serve a disk: its process exited before responding (signal: 9 (SIGKILL))");
     }
 }

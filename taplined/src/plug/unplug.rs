@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use api::{About, Code, ObjectKind, Problem, Task, Transport, Vbd, VbdState};
+use control::ask;
 use repo::catalogue::NewTask;
 use rustix::process::Signal;
-use serde_json::json;
 use uuid::Uuid;
 
 use super::steps::Steps;
@@ -88,9 +88,7 @@ pub async fn run(daemon: &Daemon, vbd: Uuid, force: bool, context: &Context, alo
 /// Waits until no client is connected to a disk.
 async fn guest_gone(daemon: &Daemon, vbd: &Vbd) -> Result<(), Problem> {
     loop {
-        let layers = json!({ "verb": "layers" });
-        let said = daemon.disks.ask(vbd.uuid, layers, Vec::new(), TO_SAY, |_| ()).await?;
-        if said["peers"].as_u64() == Some(0) {
+        if daemon.disks.ask(vbd.uuid, ask::Layers {}, TO_SAY).await?.peers == Some(0) {
             return Ok(());
         }
         tokio::time::sleep(LOOK_AFTER).await;

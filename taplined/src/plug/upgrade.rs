@@ -19,9 +19,9 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use api::{About, Code, ObjectKind, Problem, Task, Vbd, VbdState, VbdUpgraded};
+use control::ask;
 use repo::catalogue::NewTask;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-use serde_json::{Value, json};
 use tokio::sync::OwnedRwLockWriteGuard;
 use uuid::Uuid;
 
@@ -29,10 +29,11 @@ use super::handover::{self, NotDone};
 use super::operation::{Kind, Operation};
 use super::plug_spec::PlugSpec;
 use super::settle::{Rest, record, settle};
-use super::start::{Log, launch, why_it_ended};
+use super::start::{Log, launch};
 use super::steps::Steps;
 use super::{leave, supervise};
 use crate::daemon::Daemon;
+use crate::disk::control::problem;
 use crate::disk::paths::DiskPaths;
 use crate::disk::process::{DiskProcess, Ended};
 use crate::task::Context;
@@ -169,7 +170,6 @@ impl Upgrade {
     }
 
     async fn attempt(&mut self, order: PlugSpec, old: DiskProcess) -> Outcome {
-        let log_at = DiskPaths::of(&self.daemon.config, self.vbd).log_len();
         let mut new = None;
         let started = self.start(order, &old, &mut new).await;
         let taken = match (started, &new) {
@@ -180,15 +180,16 @@ impl Upgrade {
             (Err(problem), _) => Err(NotDone::Refused(problem)),
         };
         match (taken, new) {
-            (Ok((pause, before)), Some(new)) => {
+            (Ok((pause, before)), Some(mut new)) => {
+                new.serves();
                 self.recorded(&new).await;
                 self.end(old).await;
-                let note = self.note(&before).await;
+                let note = self.note(before).await;
                 (Some(new), Ok((Some(pause), note)))
             }
             // No process can have taken over.
             (Ok(_), None) => (Some(old), Err(self.lost())),
-            (Err(NotDone::Refused(problem)), new) => self.give_up(old, new, problem, log_at).await,
+            (Err(NotDone::Refused(problem)), new) => self.give_up(old, new, problem).await,
             (Err(NotDone::Unknown(problem)), new) => self.find_out(old, new, problem).await,
         }
     }
@@ -199,19 +200,19 @@ impl Upgrade {
         order: PlugSpec,
         old: &DiskProcess,
         new: &mut Option<DiskProcess>,
-    ) -> Result<(OwnedFd, Value), Problem> {
+    ) -> Result<(OwnedFd, Option<String>), Problem> {
         let (daemon, vbd, pid) = (self.daemon.clone(), self.vbd, old.identity().pid);
         let work = async {
             let asked = daemon.disks.version(vbd, TO_SAY).await?;
             handover::must_know_how(&order.vbd, pid, &asked)?;
-            let said = daemon.disks.ask(vbd, json!({ "verb": "layers" }), Vec::new(), TO_SAY, |_| ()).await?;
-            let order = order.with_names(handover::names(&said)?);
+            let said = daemon.disks.ask(vbd, ask::Layers {}, TO_SAY).await?;
+            let order = order.with_names(handover::names(&said.layers)?);
             let mut words = order.words(&DiskPaths::of(&daemon.config, vbd));
             words.push("--take-over".into());
             let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
             let (ours, theirs) = pair.map_err(|errno| Problem::failed("create a socket to a disk process", errno))?;
             *new = Some(launch(&daemon, &order, &words, theirs.into(), Log::Continued)?);
-            Ok((ours, asked["program"].clone()))
+            Ok((ours, asked.program))
         };
         let (context, operation) = (&self.context, &self.operation);
         context.unless_cancelled(operation.unless_cancelled(self.steps.step("start", work))).await
@@ -254,31 +255,28 @@ impl Upgrade {
     }
 
     /// A remark on a successful upgrade, if there is one.
-    async fn note(&self, before: &Value) -> Option<String> {
-        let now = self.daemon.disks.version(self.vbd, TO_BE_SEEN).await;
-        let now = now.ok()?["program"].clone();
-        (now == *before && now.is_string())
-            .then(|| format!("the previous process had the same version {}", before.as_str().unwrap_or_default()))
+    async fn note(&self, before: Option<String>) -> Option<String> {
+        let now = self.daemon.disks.version(self.vbd, TO_BE_SEEN).await.ok()?.program?;
+        (Some(&now) == before.as_ref()).then(|| format!("the previous process had the same version {now}"))
     }
 
     /// The disk was not handed over: the old process continues, and the new one is not needed.
-    async fn give_up(&self, old: DiskProcess, new: Option<DiskProcess>, why: Problem, log_at: u64) -> Outcome {
+    async fn give_up(&self, old: DiskProcess, new: Option<DiskProcess>, why: Problem) -> Outcome {
         if why.code == Code::Cancelled {
             // It was never told to exit.
             self.kill(new).await;
             return (Some(old), Err(why));
         }
-        let ended = match new {
+        let (ended, said) = match new {
             Some(mut new) => match tokio::time::timeout(TO_END, new.ended()).await {
-                Ok(ended) => ended.ok(),
+                Ok(ended) => (ended.ok(), new.last_word().map(problem)),
                 Err(_) => {
                     self.kill(Some(new)).await;
-                    None
+                    (None, None)
                 }
             },
-            None => None,
+            None => (None, None),
         };
-        let said = why_it_ended(&DiskPaths::of(&self.daemon.config, self.vbd).words_behind(log_at));
         (Some(old), Err(handover::cause(self.vbd, why, ended, said)))
     }
 

@@ -5,12 +5,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use api::{ImageFormat, Problem};
+use control::{FormatName, ImageName};
 use repo::catalogue::Image;
 use repo::driver::Directory;
 use uuid::Uuid;
 
 use crate::daemon::Daemon;
-use crate::disk::control::Beside;
+use crate::disk::control::{Beside, Refused};
 use crate::disk::handing::Handing;
 use crate::task::blocking;
 
@@ -42,12 +43,12 @@ impl Chain {
     }
 
     /// `FORMAT:PATH` of an image, as disk processes name it.
-    pub fn name(&self, image: &Image) -> OsString {
-        name(image.format, image.path(self.directory.path()))
+    pub fn name(&self, image: &Image) -> ImageName {
+        image_name(image.format, image.path(self.directory.path()))
     }
 
     /// The names of all images, from the top down.
-    pub fn names(&self) -> Vec<OsString> {
+    pub fn names(&self) -> Vec<ImageName> {
         self.images.iter().map(|image| self.name(image)).collect()
     }
 
@@ -102,10 +103,13 @@ impl Chain {
 }
 
 /// `FORMAT:PATH`.
-pub fn name(format: ImageFormat, path: PathBuf) -> OsString {
-    let mut name = OsString::from(format!("{format}:"));
-    name.push(path);
-    name
+pub fn image_name(format: ImageFormat, path: PathBuf) -> ImageName {
+    let format = match format {
+        ImageFormat::Raw => FormatName::Raw,
+        ImageFormat::Vhd => FormatName::Vhd,
+        ImageFormat::Qcow2 => FormatName::Qcow2,
+    };
+    ImageName { format, path, data_file: None }
 }
 
 /// The size of a chain's first image, in bytes, from its own metadata.
@@ -118,7 +122,7 @@ pub async fn size(daemon: &Daemon, chain: &Chain) -> Result<u64, Problem> {
 pub async fn info(daemon: &Daemon, chain: &Chain) -> Result<serde_json::Value, Problem> {
     let mut words = vec!["info".into()];
     words.extend(chain.words());
-    daemon.tool.image(words, chain.handing(0).await?).await
+    Ok(daemon.tool.image(words, chain.handing(0).await?).await?)
 }
 
 /// A number that an image has said of itself.
@@ -135,13 +139,14 @@ pub async fn look_at(
 ) -> Result<(u64, u64), Problem> {
     let mut handing = Handing::default();
     handing.file(path.as_path(), false, file);
-    let words = vec!["info".into(), name(format, path.as_path().to_owned())];
-    let info = daemon.tool.image(words, handing).await.map_err(|problem| {
-        match problem.message.starts_with("cannot open ") {
-            // The prefix of the tool's message about a file that is not of the expected format.
-            true => Problem { code: api::Code::Invalid, ..problem }.field("path"),
-            false => problem,
-        }
+    let words = vec!["info".into(), image_name(format, path.as_path().to_owned()).word()];
+    let info = daemon.tool.image(words, handing).await.map_err(|refused| {
+        use control::Kind::{Invalid, NotAnImage, Unsupported};
+        // A file that is of another format, or that has a parent, is not the right one.
+        let wrong =
+            matches!(&refused, Refused::Disk(error) if matches!(error.kind, Invalid | NotAnImage | Unsupported));
+        let problem = Problem::from(refused);
+        if wrong { Problem { code: api::Code::Invalid, ..problem }.field("path") } else { problem }
     })?;
     match (number(&info, "size"), number(&info, "file_allocated")) {
         (Some(size), Some(allocated)) if size > 0 => Ok((size, allocated)),
@@ -153,7 +158,7 @@ pub async fn look_at(
 /// which changes its modification time from the one recorded in children that are not part of the merge; and the
 /// process cannot restore the time of another user's file. That nobody else changes a parent is ensured by leases and
 /// locks, so the process only prints a note.
-pub fn words_of(names: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
+pub fn words_of(names: impl IntoIterator<Item = ImageName>) -> Vec<OsString> {
     let mut words = Vec::new();
     for (depth, name) in names.into_iter().enumerate() {
         match depth {
@@ -161,7 +166,7 @@ pub fn words_of(names: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
             1 => words.extend(["--accept-changed-parent".into(), "--parent".into()]),
             _ => words.push("--parent".into()),
         }
-        words.push(name);
+        words.push(name.word());
     }
     words
 }

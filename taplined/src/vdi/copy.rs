@@ -67,7 +67,7 @@ impl Target {
         let directory = daemon.srs.directory(self.sr).await?;
         let file = file_name(self.image, self.format);
         let path = directory.path().join(&file);
-        let name = chain::name(self.format, path.clone());
+        let name = chain::image_name(self.format, path.clone()).word();
         let made = blocking("create a file", move || {
             handing.file(&path, true, directory.create_image(&file)?);
             Ok(handing)
@@ -89,7 +89,7 @@ async fn convert(
     words.extend(first);
     words.push(target);
     words.extend(parents.iter().cloned());
-    daemon.tool.long_image(words, handing, |part| context.progress(part)).await.map(drop)
+    Ok(daemon.tool.long_image(words, handing, |part| context.progress(part)).await.map(drop)?)
 }
 
 /// The arguments and open files of a VDI that is only read.
@@ -150,7 +150,7 @@ impl Job for Import {
         let path = self.path.clone();
         let file = blocking("open a file", move || open_source(&path)).await?;
         handing.file(self.path.as_path(), false, file);
-        let source = vec![chain::name(self.format, self.path.as_path().to_owned())];
+        let source = vec![chain::image_name(self.format, self.path.as_path().to_owned()).word()];
         context.unless_cancelled(self.target.fill(daemon, context, source, handing)).await
     }
 
@@ -192,7 +192,7 @@ impl Export {
     async fn copy(&self, daemon: &Daemon, context: &Context) -> Result<(), Problem> {
         let (source, mut handing) = source_of(daemon, self.source).await?;
         let path = self.unfinished();
-        let name = chain::name(self.format, path.clone());
+        let name = chain::image_name(self.format, path.clone()).word();
         let made = blocking("create a file", move || {
             let file = File::options().read(true).write(true).create_new(true).mode(0o600).open(&path);
             let file = file.map_err(|error| Problem::failed(format_args!("create {}", path.display()), error))?;

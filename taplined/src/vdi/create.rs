@@ -65,7 +65,8 @@ pub async fn make_image(
     let path = directory.path().join(&file);
     let mut handing = Handing::default();
     let parents = parents.cloned();
-    let names = std::iter::once(chain::name(format, path.clone())).chain(parents.iter().flat_map(super::Chain::names));
+    let names =
+        std::iter::once(chain::image_name(format, path.clone())).chain(parents.iter().flat_map(super::Chain::names));
     let mut all = vec!["create".into()];
     all.extend(words_of(names));
     all.extend(words);
@@ -74,7 +75,7 @@ pub async fn make_image(
         parents.iter().try_for_each(|parents| parents.hand(&mut handing, 0))?;
         Ok(handing)
     });
-    daemon.tool.image(all, opened.await?).await.map(drop)
+    Ok(daemon.tool.image(all, opened.await?).await.map(drop)?)
 }
 
 /// The catalogue entry of a new image.

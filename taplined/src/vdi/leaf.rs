@@ -12,9 +12,9 @@
 use std::path::PathBuf;
 
 use api::{ImageFormat, Mode, Problem};
+use control::ask::{self, Method};
 use repo::catalogue::Image;
 use serde::{Deserialize, Serialize};
-use serde_json::json;
 use uuid::Uuid;
 
 use super::create::{described, make_image, remove_unrecorded};
@@ -53,9 +53,8 @@ impl Leaf {
             return make_image(daemon, self.sr, self.image, self.format, Vec::new(), Some(&below)).await;
         };
         let (path, opened) = self.open_for_switch(below).await?;
-        let to = chain::name(self.format, path);
-        let verb = json!({ "verb": "snapshot", "to": to.to_string_lossy(), "method": "chain" });
-        live::ask(daemon, vbd, verb, opened).await.map(drop)
+        let snapshot = ask::Snapshot { to: chain::image_name(self.format, path), method: Method::Chain };
+        live::ask(daemon, vbd, snapshot, opened).await.map(drop)
     }
 
     /// The new file, empty, and the old one for reading only, as the disk process will have it.

@@ -3,14 +3,13 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use ::control::{Ask, Kind, Request, answer, ask};
 use api::{Code, Problem};
 use repo::driver::FileNumbers;
-use serde::Deserialize;
-use serde_json::{Value, json};
 use uuid::Uuid;
 
 use crate::daemon::Daemon;
-use crate::disk::control::{self, Asked, Beside};
+use crate::disk::control::{self, Asked, Beside, Refused};
 use crate::plug;
 
 /// How long a verb may take that holds requests for a moment.
@@ -19,18 +18,16 @@ const TO_CHANGE: Duration = Duration::from_secs(120);
 /// Time limit for a merge: a disk that makes no progress for this long never will.
 const TO_MERGE: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// The error of a disk process that is being replaced and whose unfinished request must be repeated (docs/control.md).
-const REPLACED: &str = "replaced";
-
 /// How long a disk may take to report its version.
 const TO_SAY: Duration = Duration::from_secs(10);
 
 /// Has the disk process of a VBD do a verb. While another takes its place, that waits.
-pub async fn ask(daemon: &Daemon, vbd: Uuid, verb: Value, files: Vec<Beside>) -> Result<Value, Problem> {
+pub async fn ask<V: Ask>(daemon: &Daemon, vbd: Uuid, verb: V, files: Vec<Beside>) -> Result<V::Answer, Problem> {
     let gate = daemon.disks.gates.of(vbd);
     let _inside = gate.enter().await;
     let files = daemon.tool.redo.with_logs(files)?;
-    heard(daemon, vbd, control::ask(&daemon.disks.socket(vbd), verb, files, TO_CHANGE, |_| ()).await)
+    let answer = control::ask(&daemon.disks.socket(vbd), verb, files, TO_CHANGE).await;
+    heard(daemon, vbd, answer.map_err(Problem::from))
 }
 
 /// A disk that has not responded in time is polled from now on until it does.
@@ -46,10 +43,10 @@ fn heard<T>(daemon: &Daemon, vbd: Uuid, answer: Result<T, Problem>) -> Result<T,
 pub async fn follow<F>(
     daemon: &Daemon,
     vbd: Uuid,
-    verb: Value,
+    verb: ask::Merge,
     files: impl Fn() -> F,
-    mut told: impl FnMut(&Value) + Send,
-) -> Result<Value, Problem>
+    mut told: impl FnMut(answer::Merge) + Send,
+) -> Result<answer::Merge, Problem>
 where
     F: Future<Output = Result<Vec<Beside>, Problem>>,
 {
@@ -58,15 +55,16 @@ where
         let (asked, before) = {
             let _inside = gate.enter().await;
             let files = daemon.tool.redo.with_logs(files().await?)?;
-            (Asked::with_files(&daemon.disks.socket(vbd), verb.clone(), files).await?, gate.count())
+            let request = Request::of(verb.clone());
+            let asked = Asked::<ask::Merge>::with_files(&daemon.disks.socket(vbd), request, files).await?;
+            (asked, gate.count())
         };
         let answered = tokio::time::timeout(TO_MERGE, asked.answer(&mut told)).await;
         let answered =
             answered.map_err(|_| Problem::new(Code::Timeout, format!("the disk of VBD {vbd} does not finish it")))?;
         match answered {
             // Or it had not even received it when its connections were closed.
-            Err(refused) if refused.kind.as_deref() == Some(REPLACED) || gate.count() != before => {
-                let why = refused.problem;
+            Err(why) if is_replaced(&why) || gate.count() != before => {
                 tracing::info!(%vbd, "repeating the request to its new process: {why}");
             }
             answered => return answered.map_err(Problem::from),
@@ -74,21 +72,29 @@ where
     }
 }
 
+/// Whether a disk process is being replaced, and its unfinished request must be repeated.
+fn is_replaced(why: &Refused) -> bool {
+    matches!(why, Refused::Disk(error) if error.kind == Kind::Replaced)
+}
+
 /// A layer of a disk, as reported by its process.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServedLayer {
     /// Where its file is.
     pub path: PathBuf,
     /// Virtual size in bytes.
     pub size: u64,
     /// Device and inode number of its file; processes of older versions do not report them.
-    #[serde(default)]
     pub device: Option<u64>,
-    #[serde(default)]
     pub inode: Option<u64>,
 }
 
 impl ServedLayer {
+    fn of(layer: answer::Layer) -> Option<ServedLayer> {
+        let answer::Layer { path, size, device, inode, .. } = layer;
+        Some(ServedLayer { path: path?.into(), size, device, inode })
+    }
+
     /// The name of its file.
     pub fn file(&self) -> &str {
         self.path.file_name().and_then(|name| name.to_str()).unwrap_or_default()
@@ -107,11 +113,15 @@ impl ServedLayer {
 
 /// The layers of a VBD's disk process, from the leaf down; `None` if the process no longer exists.
 pub async fn layers(daemon: &Daemon, vbd: Uuid) -> Result<Option<Vec<ServedLayer>>, Problem> {
-    let asked = daemon.disks.ask(vbd, json!({ "verb": "layers" }), Vec::new(), TO_SAY, |_| ()).await;
+    let asked = daemon.disks.ask(vbd, ask::Layers {}, TO_SAY).await;
     match heard(daemon, vbd, asked) {
-        Ok(mut said) => serde_json::from_value(said["layers"].take())
+        Ok(said) => said
+            .layers
+            .into_iter()
+            .map(ServedLayer::of)
+            .collect::<Option<_>>()
             .map(Some)
-            .map_err(|error| Problem::failed(format_args!("parse the layers of VBD {vbd}"), error)),
+            .ok_or_else(|| Problem::failed(format_args!("list the layers of VBD {vbd}"), "a layer has no file")),
         // No process listens any more, or it has exited in the meantime. One that is only slow may still be writing.
         Err(problem) if problem.code == Code::Failed => Ok(None),
         Err(problem) => Err(problem),

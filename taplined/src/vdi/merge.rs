@@ -17,6 +17,7 @@ use std::pin::pin;
 use std::time::{Duration, Instant};
 
 use api::{About, Code, Mode, Problem};
+use control::{answer, ask};
 use repo::catalogue::{Image, ImageState};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -121,7 +122,7 @@ impl Merge {
         }
         let handing = chain.handing(into.saturating_add(1)).await?;
         let merged = daemon.tool.long_image(words(&chain, from, into), handing, |part| context.progress(part));
-        context.unless_cancelled(merged).await.map(drop)
+        context.unless_cancelled(async { Ok(merged.await?) }).await.map(drop)
     }
 
     async fn merge_live(
@@ -133,18 +134,14 @@ impl Merge {
         from: usize,
         into: usize,
     ) -> Result<(), Problem> {
-        let expect: Vec<String> = chain.names().iter().map(|name| name.to_string_lossy().into_owned()).collect();
-        let verb = json!({ "verb": "merge", "from": from, "into": into, "follow": true, "expect": expect });
+        let verb = ask::Merge { from, into, follow: true, expect: Some(chain.names()), ..ask::Merge::default() };
         let files = || async {
             // If the task was cancelled in the meantime, a replacement process does not get the request again.
             context.check()?;
             chain.files_below(into).await
         };
-        let told = |event: &Value| {
-            let number = |key| event.get(key).and_then(Value::as_f64);
-            if let (Some(done), Some(len)) = (number("done"), number("len").filter(|len| *len > 0.0)) {
-                context.progress(done / len);
-            }
+        let told = |merge: answer::Merge| {
+            merge.progress().into_iter().for_each(|progress| context.progress(progress.part()));
         };
         let mut merged = pin!(live::follow(daemon, vbd, verb, files, told));
         tokio::select! {
@@ -155,7 +152,7 @@ impl Merge {
         // accepts other verbs then.
         let begun = Instant::now();
         while begun.elapsed() < TO_CANCEL {
-            match live::ask(daemon, vbd, json!({ "verb": "merge-cancel" }), Vec::new()).await {
+            match live::ask(daemon, vbd, ask::MergeCancel {}, Vec::new()).await {
                 // It has just ended, or the disk has not received the request to begin yet.
                 Err(none) if none.code != Code::State => return Err(none),
                 _ => {}
@@ -298,8 +295,7 @@ impl Merge {
 async fn end_live(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
     let begun = Instant::now();
     while begun.elapsed() < TO_CANCEL_AT_ONCE {
-        let cancel = json!({ "verb": "merge-cancel" });
-        match daemon.disks.ask(vbd, cancel, Vec::new(), TO_CANCEL_AT_ONCE, |_| ()).await {
+        match daemon.disks.ask(vbd, ask::MergeCancel {}, TO_CANCEL_AT_ONCE).await {
             // It stops when writes in flight are durable.
             Ok(_) => tokio::time::sleep(CANCEL_AGAIN_AFTER).await,
             // No merge is running, or the disk no longer exists.

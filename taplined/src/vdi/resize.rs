@@ -7,6 +7,7 @@
 use std::time::Duration;
 
 use api::{About, Code, Problem};
+use control::ask;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -78,9 +79,8 @@ impl Job for Resize {
 async fn settled(daemon: &Daemon, vbd: Uuid) -> Result<Option<u64>, Problem> {
     // It carries out one verb at a time and says so before it checks another: it rejects this one in any case, because
     // of its size.
-    let nonsense = json!({ "verb": "resize", "size": 1 });
     loop {
-        match live::ask(daemon, vbd, nonsense.clone(), Vec::new()).await {
+        match live::ask(daemon, vbd, ask::Resize { size: 1 }, Vec::new()).await {
             Err(problem) if problem.code == Code::Busy && problem.message.contains(GROWING) => {
                 tokio::time::sleep(LOOK_AGAIN_AFTER).await;
             }
@@ -95,8 +95,7 @@ async fn settled(daemon: &Daemon, vbd: Uuid) -> Result<Option<u64>, Problem> {
 impl Resize {
     async fn resize(&self, daemon: &Daemon) -> Result<(), Problem> {
         if let Some(vbd) = self.vbd {
-            let verb = json!({ "verb": "resize", "size": self.size });
-            return live::ask(daemon, vbd, verb, Vec::new()).await.map(drop);
+            return live::ask(daemon, vbd, ask::Resize { size: self.size }, Vec::new()).await.map(drop);
         }
         let chain = Chain::of_vdi(daemon, self.vdi).await?;
         // Only its own image grows; the images below read as zeroes beyond their end.
@@ -104,7 +103,7 @@ impl Resize {
         let mut words = vec!["resize".into()];
         words.extend(leaf.words());
         words.extend(["--size".into(), self.size.to_string().into()]);
-        daemon.tool.image(words, leaf.handing(1).await?).await.map(drop)
+        Ok(daemon.tool.image(words, leaf.handing(1).await?).await.map(drop)?)
     }
 
     async fn record(&self, daemon: &Daemon, size: u64) -> Result<(), Problem> {

@@ -8,6 +8,7 @@
 //! 3. `record`: everything is in the catalogue, in one commit.
 
 use api::{About, Description, ImageFormat, Name, Problem};
+use control::ask::{self, Method};
 use jiff::Timestamp;
 use repo::catalogue::NewVdi;
 use serde::{Deserialize, Serialize};
@@ -95,9 +96,8 @@ impl State {
         let directory = below.directory;
         let path = directory.path().join(&to);
         let file = blocking("create a file", move || directory.create_image(&to)).await?;
-        let name = chain::name(self.format, path.clone());
-        let verb = json!({ "verb": "snapshot", "to": name.to_string_lossy(), "method": "reflink" });
-        live::ask(daemon, vbd, verb, vec![Beside { path, write: true, file }]).await.map(drop)
+        let snapshot = ask::Snapshot { to: chain::image_name(self.format, path.clone()), method: Method::Reflink };
+        live::ask(daemon, vbd, snapshot, vec![Beside { path, write: true, file }]).await.map(drop)
     }
 
     async fn record(&self, daemon: &Daemon, snapshot: bool) -> Result<(), Problem> {

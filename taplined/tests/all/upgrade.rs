@@ -177,8 +177,8 @@ fn a_failing_new_program_leaves_the_old_process_running() {
     };
     install(&program, "exit 3");
     fails("exit status: 3");
-    install(&program, "echo 'tapline: cannot do anything: it is broken' >&2\necho '  mend it' >&2\nexit 4");
-    fails("cannot do anything: it is broken");
+    install(&program, "echo '{\"id\":null,\"error\":{\"kind\":\"failed\",\"message\":\"it is broken\"}}'\nexit 4");
+    fails("the new process said: it is broken");
     // It takes nothing over, and does not exit.
     install(&program, "exec sleep 1000");
     fails("");

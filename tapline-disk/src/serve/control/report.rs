@@ -53,7 +53,7 @@ pub fn layers(work: &Work<'_>) -> answer::Layers {
         size: work.geometry.len,
         read_only: work.disk.geometry().read_only,
         condition: work.condition(),
-        peers: work.server.peers(),
+        peers: Some(work.server.peers()),
         inflight: work.server.records_in_flight().map(in_flight),
         layers: layers.collect(),
     }

@@ -1,7 +1,6 @@
 //! Reads the metadata of files with disk processes, a few at a time. The format is given by the file name; the disk
 //! process rejects a file of another format.
 
-use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -16,6 +15,7 @@ use super::placement::{Found, Recorded};
 use crate::daemon::Daemon;
 use crate::disk::handing::Handing;
 use crate::task::Context;
+use crate::vdi::image_name;
 
 /// Maximum number of concurrent disk processes.
 const AT_ONE_TIME: usize = 4;
@@ -85,11 +85,9 @@ async fn of(daemon: &Daemon, sr: &Sr, directory: &Arc<Directory>, file: Candidat
     let (opened, name) = (directory.clone(), file.file.clone());
     let open = daemon.srs.patience.ask(sr.uuid, "open a file of", move || opened.open_image(&name, false)).await?;
     let path = directory.path().join(&file.file);
-    let mut named = OsString::from(format!("{}:", file.format));
-    named.push(&path);
     let mut handing = Handing::default();
     handing.file(&path, false, open);
-    let answer = daemon.tool.image(vec!["info".into(), named], handing).await?;
+    let answer = daemon.tool.image(vec!["info".into(), image_name(file.format, path.clone()).word()], handing).await?;
     let understood = serde_json::from_value::<Vec<ImageInfo>>(answer).ok();
     let layer = understood.and_then(|layers| layers.into_iter().next()).ok_or_else(|| {
         Problem::new(Code::Internal, format!("cannot parse the output of 'image info' for {}", path.display()))

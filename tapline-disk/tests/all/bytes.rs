@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::tool::Room;
-use crate::tool::nbd::{Dice, Nbd, Peer};
+use crate::tool::nbd::{Dice, Nbd};
 use crate::tool::served::Disk;
 
 const MIB: u64 = 1 << 20;

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::tool::Room;
 use crate::tool::control::Control;
 use crate::tool::guest::Guest;
-use crate::tool::nbd::{BLOCK, Dice, Nbd, Peer, Versions};
+use crate::tool::nbd::{BLOCK, Dice, Nbd, Versions};
 use crate::tool::served::Disk;
 
 const FORMATS: [&str; 2] = ["vhd", "qcow2"];

@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::FileExt;
 
 use crate::tool::large::Large;
-use crate::tool::nbd::{Nbd, Peer};
+use crate::tool::nbd::Nbd;
 use crate::tool::served::Disk;
 
 const MIB: u64 = 1 << 20;

@@ -4,7 +4,7 @@
 use rustix::process::Signal;
 
 use crate::tool::Room;
-use crate::tool::nbd::{BLOCK, Nbd, Peer};
+use crate::tool::nbd::{BLOCK, Nbd};
 use crate::tool::served::Disk;
 
 const FORMATS: [&str; 2] = ["vhd", "qcow2"];

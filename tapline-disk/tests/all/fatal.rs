@@ -12,7 +12,7 @@ use serde_json::json;
 
 use crate::tool;
 use crate::tool::control::Control;
-use crate::tool::nbd::{Nbd, Peer};
+use crate::tool::nbd::Nbd;
 use crate::tool::ring::{Driver, Kind};
 use crate::tool::served::Disk;
 use crate::tool::{Room, TAPLINE};

@@ -10,7 +10,6 @@ use serde_json::{Value, json};
 
 use crate::tool;
 use crate::tool::control::Control;
-use crate::tool::nbd::Peer;
 use crate::tool::replaced::Replaced;
 use crate::tool::ring::{Driver, Kind};
 use crate::tool::served::Disk;

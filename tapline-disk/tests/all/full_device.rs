@@ -9,7 +9,7 @@ use serde_json::json;
 
 use crate::tool::control::Control;
 use crate::tool::large::Large;
-use crate::tool::nbd::{Nbd, Peer};
+use crate::tool::nbd::Nbd;
 use crate::tool::served::Disk;
 use crate::tool::small::{MIB, PIECES, Small, at, piece};
 

@@ -12,7 +12,7 @@ use crate::tool::Room;
 use crate::tool::control::Control;
 use crate::tool::guest::Guest;
 use crate::tool::handed::{Hand, Handed, NOWHERE};
-use crate::tool::nbd::{BLOCK, Dice, Nbd, Peer, Versions};
+use crate::tool::nbd::{BLOCK, Dice, Nbd, Versions};
 use crate::tool::served::Disk;
 
 const FORMATS: [&str; 2] = ["vhd", "qcow2"];

@@ -4,10 +4,11 @@
 use std::fs;
 
 use serde_json::json;
+use testkit::nbd::Command;
 
 use crate::tool::Room;
 use crate::tool::control::Control;
-use crate::tool::nbd::{BLOCK, Nbd, Peer};
+use crate::tool::nbd::{BLOCK, Nbd};
 use crate::tool::ring::{Driver, Kind};
 use crate::tool::served::Disk;
 use crate::tool::vhost::Many;
@@ -82,7 +83,7 @@ fn requests_of_a_disconnected_client_never_reach_a_reverted_disk() {
         control.done(&json!({ "verb": "snapshot", "to": name("b") }));
         control.done(&json!({ "verb": "pause" }));
         let mut leaving = nbd();
-        leaving.begin_write(0, &[2; BLOCK]).unwrap();
+        leaving.send(Command::Write, 0, 4096, &[2; BLOCK]).unwrap();
         wait_for_writes(&mut control, 1);
         drop(leaving);
         while control.done(&json!({ "verb": "layers" }))["peers"] != 0 {}

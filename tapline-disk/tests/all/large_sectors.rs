@@ -6,12 +6,13 @@ use std::os::unix::fs::FileExt;
 
 use rustix::process::Signal;
 use serde_json::json;
+use testkit::nbd::Command;
 
 use crate::tool::control::Control;
 use crate::tool::guest::Guest;
 use crate::tool::handed::{Hand, Handed, NOWHERE};
 use crate::tool::large::Large;
-use crate::tool::nbd::{Dice, Nbd, Peer, Versions};
+use crate::tool::nbd::{Dice, Nbd, Versions};
 use crate::tool::served::Disk;
 use crate::tool::{Room, from_environment};
 
@@ -65,13 +66,13 @@ impl Written<'_> {
             let byte = u8::try_from(1 + self.dice.throw(255)).unwrap();
             let range = usize::try_from(at * SECTOR).unwrap()..usize::try_from((at + count) * SECTOR).unwrap();
             self.model[range.clone()].fill(byte);
-            guest.begin_write(at * SECTOR, &self.model[range]).unwrap();
+            guest.send(Command::Write, at * SECTOR, count * SECTOR, &self.model[range]).unwrap();
         }
-        taken.iter().for_each(|_| guest.answer().unwrap());
+        taken.iter().for_each(|_| drop(guest.answer(0).unwrap()));
         let (at, count) = (self.sector(), 1 + self.dice.throw(3));
         let count = count.min(LEN / SECTOR - at);
         let range = usize::try_from(at * SECTOR).unwrap()..usize::try_from((at + count) * SECTOR).unwrap();
-        guest.zero(at * SECTOR, u32::try_from(count * SECTOR).unwrap()).unwrap();
+        guest.ask(Command::Zeroes, at * SECTOR, count * SECTOR, &[]).unwrap();
         self.model[range].fill(0);
     }
 

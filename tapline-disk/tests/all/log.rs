@@ -9,7 +9,7 @@ use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::tool;
-use crate::tool::nbd::{BLOCK, Nbd, Peer};
+use crate::tool::nbd::{BLOCK, Nbd};
 use crate::tool::{Room, TAPLINE};
 
 /// The time limit for everything; a test that waits longer fails.

@@ -6,7 +6,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::tool::Room;
-use crate::tool::nbd::{Nbd, Peer};
+use crate::tool::nbd::Nbd;
 use crate::tool::served::Disk;
 
 const MIB: u64 = 1 << 20;

@@ -7,7 +7,7 @@
 use rustix::process::Signal;
 
 use crate::tool::Room;
-use crate::tool::nbd::{BLOCK, Dice, Nbd, Peer};
+use crate::tool::nbd::{BLOCK, Dice, Nbd};
 use crate::tool::served::Disk;
 
 /// Blocks of the disk: a few MiB, so that both formats allocate in every round.

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use crate::tool::control::Control;
 use crate::tool::handed::{Hand, Handed, NOWHERE};
-use crate::tool::nbd::{Dice, Nbd, Peer, Versions};
+use crate::tool::nbd::{Dice, Nbd, Versions};
 use crate::tool::replaced::{PAUSE_MAX, Replaced, pid_of, wait_until_gone};
 use crate::tool::ring::Driver;
 use crate::tool::served::Disk;

@@ -9,7 +9,8 @@ use transport::nbd::{Address, BindError, Config, Export, Server};
 use transport::{Interest, Watch, WatchKey};
 
 use crate::nbd_support::client::{
-    BLOCK_STATUS, CACHE, Client, FAST_ZERO, FLUSH, FUA, NO_HOLE, READ, TRIM, WRITE, WRITE_ZEROES, request,
+    BLOCK_STATUS, CACHE, Client, FAST_ZERO, FLUSH, FUA, NO_HOLE, OPT_EXPORT_NAME, READ, TRIM, WRITE, WRITE_ZEROES,
+    request,
 };
 use crate::nbd_support::{GEOMETRY, Served};
 
@@ -32,6 +33,18 @@ fn a_trim_with_fua_is_answered_after_a_flush() {
     assert_eq!(client.simple_reply(), (0, 4));
     let done = served.disk.lock().unwrap().done.clone();
     assert_eq!(done, [(Operation::Discard, Span { at: 0, len: 65536 }), (Operation::Flush, Span { at: 0, len: 0 })]);
+}
+
+#[test]
+fn a_client_that_names_its_export_is_told_its_size_and_flags() {
+    let served = Served::unix(GEOMETRY);
+    let mut client = Client::greeted(&served);
+    client.option(OPT_EXPORT_NAME, &[]);
+    let reply = client.receive(10);
+    assert_eq!(reply[..8], GEOMETRY.len.to_be_bytes());
+    assert_eq!(reply[9] & 1, 1, "NBD_FLAG_HAS_FLAGS");
+    client.send_request(READ, 0, 7, 0, 512);
+    assert_eq!(client.simple_reply(), (0, 7));
 }
 
 #[test]

@@ -18,6 +18,7 @@ pub const FUA: u16 = 1;
 pub const NO_HOLE: u16 = 2;
 pub const FAST_ZERO: u16 = 16;
 
+pub const OPT_EXPORT_NAME: u32 = 1;
 pub const OPT_LIST: u32 = 3;
 pub const OPT_GO: u32 = 7;
 pub const OPT_STRUCTURED_REPLY: u32 = 8;

@@ -4,8 +4,9 @@ use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use testkit::nbd::{Client, Command};
+
 use super::content::{Range, UNIT, bytes_of};
-use super::nbd::{Client, Command};
 use super::verbs::patience;
 use super::world::{Verb, World};
 

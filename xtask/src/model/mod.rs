@@ -13,7 +13,6 @@ mod content;
 mod io;
 mod machines;
 mod monitors;
-mod nbd;
 mod operations;
 mod planted;
 mod repositories;

@@ -7,11 +7,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 use sim::random::Random;
+use testkit::nbd::Client;
 
 use super::bed::Bed;
 use super::content::{Content, Range};
 use super::machines::{Power, Vm};
-use super::nbd::Client;
 
 /// A repository.
 #[derive(Clone, Debug)]

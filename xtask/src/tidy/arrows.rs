@@ -30,17 +30,22 @@ const ARROWS: &[Arrow] = &[
     Arrow {
         package: "taplined",
         may_use: &["api", "control", "logging", "repo", "vm"],
-        tests_may_use: &["disk", "memory", "transport"],
+        tests_may_use: &["disk", "memory", "testkit", "transport"],
     },
     Arrow { package: "sim", may_use: &["disk", "memory", "plan"], tests_may_use: &[] },
     Arrow { package: "vm", may_use: &["xen"], tests_may_use: &[] },
     Arrow {
         package: "tapline-disk",
         may_use: &["control", "disk", "logging", "memory", "plan", "uring", "transport", "vm", "xen"],
-        tests_may_use: &["sim"],
+        tests_may_use: &["sim", "testkit"],
     },
     Arrow { package: "tapline", may_use: &["api", "logging"], tests_may_use: &[] },
-    Arrow { package: "xtask", may_use: &["sim", "disk", "memory", "transport", "uring", "vm"], tests_may_use: &[] },
+    Arrow { package: "testkit", may_use: &[], tests_may_use: &[] },
+    Arrow {
+        package: "xtask",
+        may_use: &["sim", "disk", "memory", "testkit", "transport", "uring", "vm"],
+        tests_may_use: &[],
+    },
     // The other side of the benchmarks: it must not share a line with what it measures.
     Arrow { package: "bench", may_use: &[], tests_may_use: &[] },
     // Tests beside programs by others, in a workspace of their own too.

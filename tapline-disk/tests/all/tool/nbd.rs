@@ -1,10 +1,10 @@
-//! A small NBD client, with one request at a time, and the versions of all blocks of a disk to check reads.
+//! Whoever reads and writes a disk, and the versions of all blocks of the disk to check reads.
 
 #![allow(dead_code, reason = "each test uses its part")]
 
-use std::io::{self, Read, Write};
-use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::io;
+
+pub use testkit::nbd::Client as Nbd;
 
 /// The unit of what is written: one version a block.
 pub const BLOCK: usize = 4096;
@@ -16,75 +16,17 @@ pub trait Peer {
     fn flush(&mut self) -> io::Result<()>;
 }
 
-/// A connection.
-pub struct Nbd {
-    stream: UnixStream,
-    pub size: u64,
-    cookie: u64,
-}
-
-impl Nbd {
-    pub fn connect(path: &Path) -> io::Result<Nbd> {
-        let mut stream = UnixStream::connect(path)?;
-        // The time limit for a reply.
-        stream.set_read_timeout(Some(std::time::Duration::from_secs(60)))?;
-        let mut greeting = [0; 18];
-        stream.read_exact(&mut greeting)?;
-        // Fixed newstyle without zeroes; the default export.
-        stream.write_all(&[&3u32.to_be_bytes()[..], b"IHAVEOPT", &[0, 0, 0, 1, 0, 0, 0, 0]].concat())?;
-        let mut export = [0; 10];
-        stream.read_exact(&mut export)?;
-        let size = u64::from_be_bytes(export[..8].try_into().unwrap());
-        Ok(Nbd { stream, size, cookie: 0 })
-    }
-
-    /// Asks for a write, and does not wait for the answer.
-    pub fn begin_write(&mut self, at: u64, data: &[u8]) -> io::Result<()> {
-        self.send(1, at, u32::try_from(data.len()).unwrap(), data)
-    }
-
-    /// Has a range read as zero.
-    pub fn zero(&mut self, at: u64, len: u32) -> io::Result<()> {
-        self.ask(6, at, len, &[])
-    }
-
-    fn send(&mut self, kind: u16, at: u64, len: u32, data: &[u8]) -> io::Result<()> {
-        self.cookie += 1;
-        let head = [&0x2560_9513u32.to_be_bytes()[..], &[0, 0], &kind.to_be_bytes(), &self.cookie.to_be_bytes()];
-        let request = [&head.concat()[..], &at.to_be_bytes(), &len.to_be_bytes(), data].concat();
-        self.stream.write_all(&request)
-    }
-
-    fn ask(&mut self, kind: u16, at: u64, len: u32, data: &[u8]) -> io::Result<()> {
-        self.send(kind, at, len, data)?;
-        self.answer()
-    }
-
-    /// Waits for the answer to one of the requests that were only begun, all of them writes.
-    pub fn answer(&mut self) -> io::Result<()> {
-        let mut reply = [0; 16];
-        self.stream.read_exact(&mut reply)?;
-        match u32::from_be_bytes(reply[4..8].try_into().unwrap()) {
-            0 => Ok(()),
-            error => Err(io::Error::from_raw_os_error(i32::try_from(error).unwrap())),
-        }
-    }
-}
-
 impl Peer for Nbd {
     fn write(&mut self, at: u64, data: &[u8]) -> io::Result<()> {
-        self.ask(1, at, u32::try_from(data.len()).unwrap(), data)
+        Nbd::write(self, at, data)
     }
 
     fn read(&mut self, at: u64, len: usize) -> io::Result<Vec<u8>> {
-        self.ask(0, at, u32::try_from(len).unwrap(), &[])?;
-        let mut data = vec![0; len];
-        self.stream.read_exact(&mut data)?;
-        Ok(data)
+        Nbd::read(self, at, len)
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.ask(3, 0, 0, &[])
+        Nbd::flush(self)
     }
 }
 

@@ -1,22 +1,20 @@
 //! A disk that QEMU reads for the guest's firmware while the guest's own driver comes.
 
-use super::*;
-use nbd_client::{Nbd, Peer};
+use testkit::nbd::{Client, Command};
 
-#[path = "../../../../tests/all/tool/nbd.rs"]
-mod nbd_client;
+use super::*;
 
 const WORD: &str = "/local/domain/0/backend/vbd/7/51728/physical-device-path";
 
 /// A machine whose disk is served to both, and QEMU, which has found it by libxl's word for it.
-fn machine_with_qemu() -> (GuestBed, Process, Nbd) {
+fn machine_with_qemu() -> (GuestBed, Process, Client) {
     let mut machine = GuestBed::new();
     let path = machine.nbd();
     firmware::show(&mut machine.store, Path::new("/none"), &machine.device, &path).unwrap();
     let process = machine.serve_with(true);
     // It listens before the guest's end is served: that is when libxl starts QEMU.
     until(|| machine.states().0 == Some(State::INIT_WAIT));
-    let qemu = Nbd::connect(&path).unwrap();
+    let qemu = Client::connect(&path).unwrap();
     (machine, process, qemu)
 }
 
@@ -50,7 +48,7 @@ fn a_guest_destroyed_during_firmware_leaves_nothing() {
     for connected in [false, true] {
         let (mut machine, process, mut qemu) = machine_with_qemu();
         let guest = if connected { machine.connect().guest } else { machine.host.guest(machine.device.guest) };
-        qemu.begin_write(0, &[1; 4096]).unwrap();
+        qemu.send(Command::Write, 0, 4096, &[1; 4096]).unwrap();
         guest.die();
         machine.store.remove(None, "/local/domain/7").unwrap();
         assert_eq!(process.end(), Exit::Done);
@@ -86,7 +84,7 @@ fn a_process_is_replaced_for_guest_and_firmware() {
 
     let process = machine.serve_with(true);
     assert_eq!(front.read_as(1, 6), (vec![66; 512], 0));
-    assert_eq!(Nbd::connect(&machine.nbd()).unwrap().read(6 * 512, 512).unwrap(), [66; 512]);
+    assert_eq!(Client::connect(&machine.nbd()).unwrap().read(6 * 512, 512).unwrap(), [66; 512]);
     Process::signal(&process.stop);
     until(|| machine.states().0 == Some(State::CLOSING));
     machine.guest_closes();

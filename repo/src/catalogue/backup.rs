@@ -128,7 +128,7 @@ fn copy_within(catalogue: &Path, to: &Path, tried: &str) -> Result<(), Problem> 
     let copy = Connection::open_with_flags(to, OpenFlags::SQLITE_OPEN_READ_ONLY).map_err(failed)?;
     sound::check_pages(&copy, Look::Whole)?;
     drop(copy);
-    File::open(to).and_then(|file| file.sync_all()).map_err(why)
+    sync(to).map_err(why)
 }
 
 /// Keeps the newest backup of each of `kept` days, and as many of those made on request or before a schema change.
@@ -206,7 +206,7 @@ pub fn prepare(from: &Path, catalogue: &Path) -> Result<PathBuf, Problem> {
     // Alone it is the whole catalogue.
     connection.pragma_update(None, "journal_mode", "DELETE").map_err(failed)?;
     drop(connection);
-    File::open(&new).and_then(|file| file.sync_all()).map_err(why)?;
+    sync(&new).map_err(why)?;
     Ok(new)
 }
 
@@ -239,9 +239,7 @@ pub fn finish(made: Catalogue, catalogue: &Path) -> Result<PathBuf, Problem> {
     live_later(&mut connection)?;
     connection.pragma_update(None, "journal_mode", "DELETE").map_err(failed)?;
     drop(connection);
-    File::open(&new)
-        .and_then(|file| file.sync_all())
-        .map_err(|error| Problem::failed("make a catalogue durable", error))?;
+    sync(&new).map_err(|error| Problem::failed("make a catalogue durable", error))?;
     Ok(new)
 }
 
@@ -270,8 +268,9 @@ pub fn replace(new: &Path, catalogue: &Path, why: &str) -> Result<Option<PathBuf
     Ok(aside)
 }
 
-fn sync(directory: &Path) -> io::Result<()> {
-    File::open(directory)?.sync_all()
+/// Makes durable what a file holds, or which names a directory has.
+fn sync(path: &Path) -> io::Result<()> {
+    File::open(path)?.sync_all()
 }
 
 fn remove_if_there(path: &Path) -> io::Result<()> {

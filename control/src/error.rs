@@ -66,17 +66,27 @@ pub struct Error {
     /// What to do about it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub advice: Option<String>,
+    /// If another verb is under way: which.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub under_way: Option<String>,
 }
 
 impl Error {
     /// An error without advice.
     pub fn new(kind: Kind, message: impl Into<String>) -> Error {
-        Error { kind, message: message.into(), advice: None }
+        Error { kind, message: message.into(), advice: None, under_way: None }
     }
 
     /// A step that failed with an error of the system.
     pub fn failed(tried: impl fmt::Display, error: &std::io::Error) -> Error {
         Error::new(Kind::of(error), format!("cannot {tried}: {error}"))
+    }
+
+    /// Another verb is under way.
+    pub fn busy_with(verb: &str) -> Error {
+        let article = if verb.starts_with('u') { "an" } else { "a" };
+        let error = Error::new(Kind::Busy, format!("{article} {verb} is in progress"));
+        Error { under_way: Some(verb.to_owned()), ..error }
     }
 
     /// Why a process that was passed its files has failed: it says so in the last line that it prints.

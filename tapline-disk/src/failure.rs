@@ -70,6 +70,11 @@ impl Failure {
         Failure(control::Error::failed(tried, error))
     }
 
+    /// Another verb is under way.
+    pub fn busy_with(verb: &str) -> Failure {
+        Failure(control::Error::busy_with(verb))
+    }
+
     /// Adds what to do about it.
     pub fn advise(self, advice: impl Into<String>) -> Failure {
         Failure(self.0.advise(advice))

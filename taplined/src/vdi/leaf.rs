@@ -54,7 +54,7 @@ impl Leaf {
         };
         let (path, opened) = self.open_for_switch(below).await?;
         let snapshot = ask::Snapshot { to: chain::image_name(self.format, path), method: Method::Chain };
-        live::ask(daemon, vbd, snapshot, opened).await.map(drop)
+        Ok(live::ask(daemon, vbd, snapshot, opened).await.map(drop)?)
     }
 
     /// The new file, empty, and the old one for reading only, as the disk process will have it.

@@ -22,17 +22,17 @@ const TO_MERGE: Duration = Duration::from_secs(7 * 24 * 3600);
 const TO_SAY: Duration = Duration::from_secs(10);
 
 /// Has the disk process of a VBD do a verb. While another takes its place, that waits.
-pub async fn ask<V: Ask>(daemon: &Daemon, vbd: Uuid, verb: V, files: Vec<Beside>) -> Result<V::Answer, Problem> {
+pub async fn ask<V: Ask>(daemon: &Daemon, vbd: Uuid, verb: V, files: Vec<Beside>) -> Result<V::Answer, Refused> {
     let gate = daemon.disks.gates.of(vbd);
     let _inside = gate.enter().await;
     let files = daemon.tool.redo.with_logs(files)?;
     let answer = control::ask(&daemon.disks.socket(vbd), verb, files, TO_CHANGE).await;
-    heard(daemon, vbd, answer.map_err(Problem::from))
+    heard(daemon, vbd, answer)
 }
 
 /// A disk that has not responded in time is polled from now on until it does.
-fn heard<T>(daemon: &Daemon, vbd: Uuid, answer: Result<T, Problem>) -> Result<T, Problem> {
-    if answer.as_ref().is_err_and(|problem| problem.code == Code::Timeout) {
+fn heard<T>(daemon: &Daemon, vbd: Uuid, answer: Result<T, Refused>) -> Result<T, Refused> {
+    if matches!(&answer, Err(Refused::Unanswered(problem)) if problem.code == Code::Timeout) {
         plug::doubt(daemon, vbd);
     }
     answer
@@ -114,7 +114,7 @@ impl ServedLayer {
 /// The layers of a VBD's disk process, from the leaf down; `None` if the process no longer exists.
 pub async fn layers(daemon: &Daemon, vbd: Uuid) -> Result<Option<Vec<ServedLayer>>, Problem> {
     let asked = daemon.disks.ask(vbd, ask::Layers {}, TO_SAY).await;
-    match heard(daemon, vbd, asked) {
+    match heard(daemon, vbd, asked.map_err(Refused::from)).map_err(Problem::from) {
         Ok(said) => said
             .layers
             .into_iter()

@@ -152,10 +152,10 @@ impl Merge {
         // accepts other verbs then.
         let begun = Instant::now();
         while begun.elapsed() < TO_CANCEL {
-            match live::ask(daemon, vbd, ask::MergeCancel {}, Vec::new()).await {
-                // It has just ended, or the disk has not received the request to begin yet.
-                Err(none) if none.code != Code::State => return Err(none),
-                _ => {}
+            let cancelled = live::ask(daemon, vbd, ask::MergeCancel {}, Vec::new()).await;
+            // It has just ended, or the disk has not received the request to begin yet.
+            if let Some(problem) = cancelled.err().map(Problem::from).filter(|none| none.code != Code::State) {
+                return Err(problem);
             }
             if let Ok(ended) = tokio::time::timeout(CANCEL_AGAIN_AFTER, &mut merged).await {
                 return ended.map(drop);

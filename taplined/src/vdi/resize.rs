@@ -14,11 +14,9 @@ use uuid::Uuid;
 
 use super::{Chain, about_vdi, live};
 use crate::daemon::Daemon;
+use crate::disk::control::Refused;
 use crate::task::Context;
 use crate::task::job::Job;
-
-/// The message of a disk process that is growing its disk.
-const GROWING: &str = "a resize is in progress";
 
 /// Pause before it is checked again.
 const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(50);
@@ -81,10 +79,8 @@ async fn settled(daemon: &Daemon, vbd: Uuid) -> Result<Option<u64>, Problem> {
     // of its size.
     loop {
         match live::ask(daemon, vbd, ask::Resize { size: 1 }, Vec::new()).await {
-            Err(problem) if problem.code == Code::Busy && problem.message.contains(GROWING) => {
-                tokio::time::sleep(LOOK_AGAIN_AFTER).await;
-            }
-            Err(problem) if problem.code == Code::Timeout => return Err(problem),
+            Err(Refused::Disk(error)) if is_growing(&error) => tokio::time::sleep(LOOK_AGAIN_AFTER).await,
+            Err(Refused::Unanswered(problem)) if problem.code == Code::Timeout => return Err(problem),
             _ => break,
         }
     }
@@ -92,10 +88,17 @@ async fn settled(daemon: &Daemon, vbd: Uuid) -> Result<Option<u64>, Problem> {
     Ok(layers.and_then(|layers| layers.first().map(|leaf| leaf.size)))
 }
 
+/// Whether a disk process refuses a verb because it is growing its disk. One that was started by an earlier version
+/// names the verb in its message only.
+fn is_growing(error: &control::Error) -> bool {
+    let growing = control::Error::busy_with("resize");
+    error.under_way == growing.under_way || error.under_way.is_none() && error.message == growing.message
+}
+
 impl Resize {
     async fn resize(&self, daemon: &Daemon) -> Result<(), Problem> {
         if let Some(vbd) = self.vbd {
-            return live::ask(daemon, vbd, ask::Resize { size: self.size }, Vec::new()).await.map(drop);
+            return Ok(live::ask(daemon, vbd, ask::Resize { size: self.size }, Vec::new()).await.map(drop)?);
         }
         let chain = Chain::of_vdi(daemon, self.vdi).await?;
         // Only its own image grows; the images below read as zeroes beyond their end.
@@ -116,5 +119,20 @@ impl Resize {
                 tx.set_image(&image)
             })
             .await
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use control::Kind;
+
+    use super::*;
+
+    #[test]
+    fn a_process_that_grows_its_disk_is_recognized_in_every_version() {
+        assert!(is_growing(&control::Error::busy_with("resize").advise("retry")));
+        assert!(is_growing(&control::Error::new(Kind::Busy, "a resize is in progress")));
+        assert!(!is_growing(&control::Error::busy_with("merge")));
+        assert!(!is_growing(&control::Error::new(Kind::Unsupported, "cannot shrink the disk")));
     }
 }

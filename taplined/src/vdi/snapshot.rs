@@ -97,7 +97,7 @@ impl State {
         let path = directory.path().join(&to);
         let file = blocking("create a file", move || directory.create_image(&to)).await?;
         let snapshot = ask::Snapshot { to: chain::image_name(self.format, path.clone()), method: Method::Reflink };
-        live::ask(daemon, vbd, snapshot, vec![Beside { path, write: true, file }]).await.map(drop)
+        Ok(live::ask(daemon, vbd, snapshot, vec![Beside { path, write: true, file }]).await.map(drop)?)
     }
 
     async fn record(&self, daemon: &Daemon, snapshot: bool) -> Result<(), Problem> {

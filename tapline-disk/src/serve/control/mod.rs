@@ -377,15 +377,12 @@ impl Control {
             return Err(Failure::of(Kind::State, "the disk is stopping"));
         }
         if let Some((job, _)) = &self.job {
-            let article = if job.verb().starts_with('u') { "an" } else { "a" };
-            let busy = Failure::of(Kind::Busy, format!("{article} {} is in progress", job.verb()));
-            return Err(busy.advise("retry when it has ended"));
+            return Err(Failure::busy_with(job.verb()).advise("retry when it has ended"));
         }
         match &self.merging {
             Some(_) if matches!(verb, Verb::Upgrade(_)) => Ok(()),
             Some(merging) if !matches!(verb, Verb::Pause(_) | Verb::Resume(_)) || merging.merge.is_switching() => {
-                Err(Failure::of(Kind::Busy, "a merge is in progress")
-                    .advise("retry when it has ended, or use merge-cancel"))
+                Err(Failure::busy_with("merge").advise("retry when it has ended, or use merge-cancel"))
             }
             Some(_) => Ok(()),
             None if self.paused && matches!(verb, Verb::Merge(_)) => {

@@ -10,6 +10,7 @@ pub mod answer;
 pub mod ask;
 mod client;
 mod error;
+pub mod handed;
 mod image_name;
 mod line;
 mod progress;

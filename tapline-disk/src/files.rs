@@ -17,11 +17,12 @@ use std::time::SystemTime;
 
 use control::ImageName;
 use control::Kind;
+use control::handed::{Lent, Listens};
 use rustix::fs::{CWD, Mode, OFlags, RenameFlags};
 use uring::{AccessMode, FileOpenError, ImageFile, OpenOptions};
 
 use crate::failure::Failure;
-use crate::handed::{Lent, Listens, twice};
+use crate::handed::twice;
 
 /// The passed files, if this process has been passed any.
 static HANDED: OnceLock<Mutex<Files>> = OnceLock::new();

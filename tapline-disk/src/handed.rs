@@ -11,12 +11,12 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use control::Kind;
+use control::handed::{Lent, Message};
 use rustix::fs::FileType;
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SocketType, recvmsg, sockopt,
 };
-use serde::Deserialize;
 use uring::AccessMode;
 
 use crate::failure::Failure;
@@ -27,57 +27,6 @@ const MESSAGE_MAX: usize = 64 << 10;
 
 /// Descriptors in all: a chain has [`disk::LAYERS_MAX`] layers, each perhaps for reading and for writing.
 const DESCRIPTORS_MAX: usize = 256;
-
-/// The use of a passed listening socket.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Listens {
-    /// `--vhost-user`.
-    VhostUser,
-    /// `--nbd`.
-    Nbd,
-    /// `--control`.
-    Control,
-}
-
-/// The use of a descriptor passed for a Xen guest's disk (`--xen`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Lent {
-    /// `/dev/xen/gntdev`.
-    Grants,
-    /// `/dev/xen/evtchn`.
-    EventChannels,
-    /// A xenstore connection, for the disk's nodes.
-    Store,
-    /// Another xenstore connection, for events about domains.
-    Domains,
-    /// A file for statistics, `vbd3-…/statistics`; it may be missing.
-    Statistics,
-    /// Another, `td3-…/vbd-…`.
-    StatisticsByPid,
-}
-
-/// A message, as it is written.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Message {
-    file: Option<PathBuf>,
-    write: Option<bool>,
-    listen: Option<Listens>,
-    path: Option<PathBuf>,
-    xen: Option<Lent>,
-    end: Option<bool>,
-}
-
-/// A valid message.
-#[derive(Debug, PartialEq, Eq)]
-enum Means {
-    File { path: PathBuf, write: bool },
-    Socket { listens: Listens, path: PathBuf },
-    Xen(Lent),
-    End,
-}
 
 /// Receives everything up to the end message.
 pub fn receive(socket: impl AsFd) -> Result<Files, Failure> {
@@ -90,8 +39,8 @@ pub fn receive(socket: impl AsFd) -> Result<Files, Failure> {
         let in_message = |why: String| refused(format!("message {number}: {why}"));
         let (len, descriptors) = next(&socket, &mut buffer).map_err(in_message)?;
         let bytes = buffer.get(..len).unwrap_or_default();
-        let means = parse(bytes).map_err(in_message)?;
-        if means == Means::End && descriptors.is_empty() {
+        let means = serde_json::from_slice(bytes).map_err(|error| in_message(error.to_string()))?;
+        if means == Message::End && descriptors.is_empty() {
             return Ok(files);
         }
         take(&mut files, means, descriptors).map_err(in_message)?;
@@ -137,42 +86,18 @@ pub fn descriptors_of(ancillary: &mut RecvAncillaryBuffer<'_>) -> Vec<OwnedFd> {
     descriptors
 }
 
-fn parse(bytes: &[u8]) -> Result<Means, String> {
-    let message: Message = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
-    let means = match message {
-        Message { file: Some(path), write: Some(write), listen: None, path: None, xen: None, end: None } => {
-            Means::File { path, write }
-        }
-        Message { file: None, write: None, listen: Some(listens), path: Some(path), xen: None, end: None } => {
-            Means::Socket { listens, path }
-        }
-        Message { file: None, write: None, listen: None, path: None, xen: Some(lent), end: None } => Means::Xen(lent),
-        Message { file: None, write: None, listen: None, path: None, xen: None, end: Some(true) } => Means::End,
-        _ => {
-            let why = "it must have 'file' and 'write', or 'listen' and 'path', or 'xen', or 'end' set to true";
-            return Err(why.into());
-        }
-    };
-    match &means {
-        Means::File { path, .. } | Means::Socket { path, .. } if !path.is_absolute() => {
-            Err(format!("'{}' must be an absolute path", path.display()))
-        }
-        _ => Ok(means),
-    }
-}
-
-fn take(files: &mut Files, means: Means, descriptors: Vec<OwnedFd>) -> Result<(), String> {
-    let wanted = usize::from(means != Means::End);
+fn take(files: &mut Files, means: Message, descriptors: Vec<OwnedFd>) -> Result<(), String> {
+    let wanted = usize::from(means != Message::End);
     let came = descriptors.len();
     match (means, descriptors.into_iter().next()) {
-        (Means::File { path, write }, Some(descriptor)) if came == wanted => {
+        (Message::File { path, write }, Some(descriptor)) if came == wanted => {
             files.add(HandedFile::checked(path, write, descriptor)?)
         }
-        (Means::Socket { listens, path }, Some(descriptor)) if came == wanted => {
+        (Message::Socket { listens, path }, Some(descriptor)) if came == wanted => {
             check_listener(&path, &descriptor)?;
             files.add_listener(listens, path, descriptor)
         }
-        (Means::Xen(lent), Some(descriptor)) if came == wanted => {
+        (Message::Xen(lent), Some(descriptor)) if came == wanted => {
             check_lent(lent, &descriptor)?;
             files.add_lent(lent, descriptor)
         }

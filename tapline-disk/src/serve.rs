@@ -24,6 +24,7 @@ use std::time::Duration;
 
 use ::control::ImageName;
 use ::control::Kind;
+use ::control::handed::Listens;
 use disk::{Disk, Image};
 use transport::{Handover, HandoverError, nbd, vhost_user};
 use uring::{Engine, EngineKind};
@@ -33,7 +34,6 @@ use crate::cli::{GrantPolicy, LogicalBlock, PrintFor, Serve, WhenFull};
 use crate::engine_choice::{Data, choose};
 use crate::failure::{Exit, Failure};
 use crate::files;
-use crate::handed::Listens;
 use crate::layers::{self, Chain, Layers, explain};
 use crate::log::say;
 use crate::output;

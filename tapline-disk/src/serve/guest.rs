@@ -8,6 +8,7 @@ use std::fs::File;
 use std::os::fd::AsFd;
 use std::time::Duration;
 
+use control::handed::Lent;
 use disk::{Disconnected, Geometry, Request, Status, Token, Transport};
 use transport::blkif::{self, GrantsPolicy, OnStop, RING_ORDER_MAX, SEGMENTS_MAX};
 use transport::nbd;
@@ -24,7 +25,6 @@ use super::event_loop::{Disclose, EventLoop, Serving};
 use crate::cli::{self, GrantPolicy, Serve, XenDisk};
 use crate::failure::{Exit, Failure};
 use crate::files;
-use crate::handed::Lent;
 use crate::log::say;
 use crate::toolstack::claim::{Claim, Places};
 use crate::toolstack::device::{Device, remove_own_end, store_failed, text, together};

@@ -13,29 +13,18 @@ use std::process::Stdio;
 use ::vm::xen::lend::Lent;
 use ::vm::xen::statistics::Files;
 use api::Problem;
+use control::handed::{Listens, Message};
 use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, sendmsg, socketpair,
 };
-use serde_json::{Value, json};
 
 use super::control::Beside;
 use super::redo::RedoLogs;
 
-/// The use of a socket.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
-    /// A virtual machine monitor connects to it.
-    VhostUser,
-    /// NBD clients do.
-    Nbd,
-    /// The daemon does, to ask for verbs.
-    Control,
-}
-
 /// The files and sockets to be passed.
 #[derive(Debug, Default)]
 pub struct Handing {
-    messages: Vec<(Value, OwnedFd)>,
+    messages: Vec<(Message, OwnedFd)>,
     /// Image files, with which their redo logs go.
     files: Vec<Beside>,
 }
@@ -43,7 +32,7 @@ pub struct Handing {
 /// The daemon's end of the socket, and what goes over it.
 #[derive(Debug)]
 pub struct Ready {
-    messages: Vec<(Value, OwnedFd)>,
+    messages: Vec<(Message, OwnedFd)>,
     ours: OwnedFd,
 }
 
@@ -54,26 +43,22 @@ impl Handing {
     }
 
     /// A socket that listens at `path` already.
-    pub fn listener(&mut self, role: Role, path: &Path, socket: OwnedFd) {
-        let role = match role {
-            Role::VhostUser => "vhost-user",
-            Role::Nbd => "nbd",
-            Role::Control => "control",
-        };
-        self.messages.push((json!({ "listen": role, "path": path }), socket));
+    pub fn listener(&mut self, listens: Listens, path: &Path, socket: OwnedFd) {
+        self.messages.push((Message::Socket { listens, path: path.to_owned() }, socket));
     }
 
     /// The Xen descriptors that the disk of a guest needs.
     pub fn lent(&mut self, lent: Lent) {
         let Lent { grants, channels, store, domains } = lent;
-        let all = [("grants", grants), ("event-channels", channels), ("store", store), ("domains", domains)];
-        self.messages.extend(all.map(|(what, descriptor)| (json!({ "xen": what }), descriptor)));
+        use control::handed::Lent::{Domains, EventChannels, Grants, Store};
+        let all = [(Grants, grants), (EventChannels, channels), (Store, store), (Domains, domains)];
+        self.messages.extend(all.map(|(what, descriptor)| (Message::Xen(what), descriptor)));
     }
 
     /// The standard input of the process, and the message to be sent when it runs.
     pub fn prepare(self, redo: &RedoLogs) -> Result<(Stdio, Ready), Problem> {
         let logs = redo.of_handed(&self.files)?;
-        let said = |Beside { path, write, file }| (json!({ "file": path, "write": write }), OwnedFd::from(file));
+        let said = |Beside { path, write, file }| (Message::File { path, write }, OwnedFd::from(file));
         let messages = self.files.into_iter().chain(logs).map(said).chain(self.messages).collect();
         let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
         let (theirs, ours) = pair.map_err(|errno| Problem::failed("create a socket to a disk process", errno))?;
@@ -84,30 +69,33 @@ impl Handing {
 impl Ready {
     /// Files for the statistics of a Xen guest's disk, whose names have the number of the process.
     pub fn statistics(&mut self, files: Files) {
-        let all = [("statistics", files.vbd3), ("statistics-by-pid", files.td3)];
-        self.messages.extend(all.map(|(what, file)| (json!({ "xen": what }), OwnedFd::from(file))));
+        use control::handed::Lent::{Statistics, StatisticsByPid};
+        let all = [(Statistics, files.vbd3), (StatisticsByPid, files.td3)];
+        self.messages.extend(all.map(|(what, file)| (Message::Xen(what), OwnedFd::from(file))));
     }
 
     /// Hands everything over. Waits while the process is slow to take it, and fails when that has ended. The socket,
     /// over which the process may say how far it is, is given back.
     pub fn send(self) -> Result<OwnedFd, Problem> {
         for (said, descriptor) in &self.messages {
-            let bytes = said.to_string();
             let descriptors = [descriptor.as_fd()];
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
             let mut beside = SendAncillaryBuffer::new(&mut space);
             if !beside.push(SendAncillaryMessage::ScmRights(&descriptors)) {
                 return Err(Problem::failed("pass a file to a disk process", "no space for one descriptor"));
             }
-            self.packet(&bytes, &mut beside)?;
+            self.packet(said, &mut beside)?;
         }
-        self.packet(&json!({ "end": true }).to_string(), &mut SendAncillaryBuffer::default())?;
+        self.packet(&Message::End, &mut SendAncillaryBuffer::default())?;
         Ok(self.ours)
     }
 
-    fn packet(&self, said: &str, beside: &mut SendAncillaryBuffer<'_, '_, '_>) -> Result<(), Problem> {
-        let sent = sendmsg(&self.ours, &[IoSlice::new(said.as_bytes())], beside, SendFlags::NOSIGNAL);
-        sent.map(drop).map_err(|errno| Problem::failed("pass files to a disk process", errno))
+    fn packet(&self, said: &Message, beside: &mut SendAncillaryBuffer<'_, '_, '_>) -> Result<(), Problem> {
+        // A path that is not UTF-8 is no JSON.
+        let failed = |why: std::io::Error| Problem::failed("pass files to a disk process", why);
+        let bytes = serde_json::to_vec(said).map_err(|error| failed(error.into()))?;
+        let sent = sendmsg(&self.ours, &[IoSlice::new(&bytes)], beside, SendFlags::NOSIGNAL);
+        sent.map(drop).map_err(|errno| failed(errno.into()))
     }
 }
 

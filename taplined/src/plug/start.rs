@@ -6,13 +6,14 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use api::{Code, Problem};
+use control::handed::Listens;
 use uuid::Uuid;
 
 use super::plug_spec::PlugSpec;
 use super::steps::Steps;
 use crate::daemon::Daemon;
 use crate::disk::control::problem;
-use crate::disk::handing::{Handing, Ready, Role};
+use crate::disk::handing::{Handing, Ready};
 use crate::disk::oom;
 use crate::disk::paths::DiskPaths;
 use crate::disk::process::{DiskProcess, Ended};
@@ -67,11 +68,11 @@ async fn start(
     // Looked up each time: a disk may be plugged before its machine is started, and be restarted after that.
     let guest = order.vbd.vm.and_then(|vm| crate::vm::user(&daemon.config, vm));
     let sockets = place.listen(transport, group, guest)?;
-    let role = if transport == api::Transport::Nbd { Role::Nbd } else { Role::VhostUser };
+    let listens = if transport == api::Transport::Nbd { Listens::Nbd } else { Listens::VhostUser };
     if let Some(socket) = sockets.transport {
-        handing.listener(role, &place.transport(transport), socket);
+        handing.listener(listens, &place.transport(transport), socket);
     }
-    handing.listener(Role::Control, &place.control(), sockets.control);
+    handing.listener(Listens::Control, &place.control(), sockets.control);
     let at = match &order.disk {
         None => place.shown(transport)?,
         Some(disk) => {

@@ -15,9 +15,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::SystemTime;
 
-use control::ImageName;
-use control::Kind;
 use control::handed::{Lent, Listens};
+use control::{ImageName, Kind};
 use rustix::fs::{CWD, Mode, OFlags, RenameFlags};
 use uring::{AccessMode, FileOpenError, ImageFile, OpenOptions};
 

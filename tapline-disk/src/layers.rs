@@ -4,8 +4,7 @@
 //! Only files given on the command line are ever opened. The parent recorded in an image is shown, to help find the
 //! right name, and compared with the given one ([`crate::parent_link`]).
 
-use control::Kind;
-use control::{FormatName, ImageName};
+use control::{FormatName, ImageName, Kind};
 use disk::qcow2::Qcow2;
 use disk::redo::Patched;
 use disk::vhd::Vhd;

@@ -4,8 +4,7 @@
 
 use std::path::{Component, Path, PathBuf};
 
-use control::Kind;
-use control::{FormatName, ImageName};
+use control::{FormatName, ImageName, Kind};
 use disk::{Format, Image, Link};
 use uring::ImageFile;
 

@@ -22,9 +22,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use ::control::ImageName;
-use ::control::Kind;
 use ::control::handed::Listens;
+use ::control::{ImageName, Kind};
 use disk::{Disk, Image};
 use transport::{Handover, HandoverError, nbd, vhost_user};
 use uring::{Engine, EngineKind};

@@ -14,8 +14,7 @@ mod device;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use control::Kind;
-use control::{FormatName, ImageName};
+use control::{FormatName, ImageName, Kind};
 use disk::{Creation, ImageError, Link, MetaWrite, qcow2, vhd};
 use rustix::fs::FallocateFlags;
 use uring::{Cache, ImageFile, OpenOptions};

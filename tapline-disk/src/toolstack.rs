@@ -17,8 +17,7 @@ mod stale_files;
 mod upgrade;
 pub mod wait;
 
-use control::ImageName;
-use control::Kind;
+use control::{ImageName, Kind};
 pub use vm::xen::{device, domain, vdev};
 
 use std::ffi::OsString;

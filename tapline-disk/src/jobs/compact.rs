@@ -6,8 +6,7 @@
 
 use std::os::unix::fs::MetadataExt;
 
-use control::ImageName;
-use control::Kind;
+use control::{ImageName, Kind};
 use disk::{Format, Image, Operation, Span, Token};
 use memory::Segments;
 use serde::Serialize;

@@ -3,8 +3,7 @@
 //! One thread reads ahead ([`Stream`]) while this one writes, with many requests in flight on both sides. The target is
 //! flushed before the command ends, and removed if the command fails or is interrupted.
 
-use control::Kind;
-use control::{FormatName, ImageName};
+use control::{FormatName, ImageName, Kind};
 use disk::{Operation, Span, Token};
 use serde::Serialize;
 

@@ -1,7 +1,6 @@
 //! `image create`: creates an empty image, or an empty child of another image.
 
-use control::Kind;
-use control::{FormatName, ImageName};
+use control::{FormatName, ImageName, Kind};
 use disk::{Format, Image};
 use serde::Serialize;
 

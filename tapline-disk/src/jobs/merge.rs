@@ -4,8 +4,7 @@
 //! end it finds the layer above already based on the target, or the image itself gone and the files below it empty, and
 //! does the rest ([`crate::stale_layers`]). Files are removed from the topmost down, each durably before the next.
 
-use control::ImageName;
-use control::Kind;
+use control::{ImageName, Kind};
 use disk::{Format, Image, Link};
 use plan::{Plan, Step};
 use serde::Serialize;

@@ -8,8 +8,7 @@
 //!    to do.
 //! 4. The image's modification time is restored, and the marker file removed.
 
-use control::ImageName;
-use control::Kind;
+use control::{ImageName, Kind};
 use disk::{Format, Image, Link};
 use serde::Serialize;
 use uring::{Cache, OpenOptions};

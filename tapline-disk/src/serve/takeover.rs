@@ -8,8 +8,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use control::ImageName;
-use control::Kind;
+use control::{ImageName, Kind};
 use transport::{Handover, Parcel};
 
 use super::handover::{Channel, ChannelError, Said};

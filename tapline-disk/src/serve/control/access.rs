@@ -6,8 +6,7 @@
 
 use std::path::Path;
 
-use control::ImageName;
-use control::Kind;
+use control::{ImageName, Kind};
 use disk::{FileId, Image, RedoLog};
 use uring::{FileOpenError, ImageFile};
 

@@ -11,8 +11,7 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use control::Kind;
-use control::{FormatName, ImageName};
+use control::{FormatName, ImageName, Kind};
 use disk::{Format, Image, RedoLog};
 use uring::{Cache, ImageFile, OpenOptions};
 

@@ -6,10 +6,9 @@
 
 use std::os::fd::AsFd;
 
-use control::Kind;
 use control::answer::{self, Answer};
 use control::ask::Method;
-use control::{FormatName, ImageName};
+use control::{FormatName, ImageName, Kind};
 use disk::Image;
 use rustix::io::Errno;
 use uring::ImageFile;

@@ -6,9 +6,8 @@
 //! target, its parent was verified when the disk was opened; but what that layer records may be in the page cache only,
 //! and is made durable before the files go ([`plan::finish_merge`]).
 
-use control::ImageName;
 use control::answer::{self, Answer, Merged};
-use control::{Kind, ask};
+use control::{ImageName, Kind, ask};
 
 use super::driver::Driver;
 use super::merge;

@@ -5,9 +5,8 @@
 
 use std::path::{Path, PathBuf};
 
-use control::ImageName;
 use control::answer::{self, MergeLayers, MergeState, Merged};
-use control::{Kind, ask};
+use control::{ImageName, Kind, ask};
 use disk::Image;
 use plan::{Layer, Merge, Step};
 

@@ -9,9 +9,8 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::Duration;
 
-use control::Kind;
 use control::answer::Condition;
-use control::{FormatName, ImageName};
+use control::{FormatName, ImageName, Kind};
 use disk::{Disk, FileId, Geometry, Image, Operation, Request, Span, Status};
 use memory::Segments;
 use transport::Server;

@@ -21,4 +21,4 @@ pub use client::{Client, ClientError};
 pub use error::{Error, Kind};
 pub use image_name::{FormatName, ImageName, NotAnImage};
 pub use line::{Id, Reply};
-pub use progress::Progress;
+pub use progress::{IsDone, Progress};

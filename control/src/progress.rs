@@ -1,4 +1,5 @@
-//! How far a long job is: a line of its own on stderr, for a daemon that has passed the job its files.
+//! What image jobs tell the daemon that has passed them their files, apart from errors. How far a long job is comes in
+//! a line of its own on stderr, and results on stdout.
 
 use serde::{Deserialize, Serialize};
 
@@ -20,4 +21,11 @@ impl Progress {
     pub fn part(&self) -> f64 {
         if self.len == 0 { 0.0 } else { self.done as f64 / self.len as f64 }
     }
+}
+
+/// The result of `image merge … --is-done`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct IsDone {
+    /// Whether there is nothing to merge any more.
+    pub done: bool,
 }

@@ -4,7 +4,7 @@
 //! end it finds the layer above already based on the target, or the image itself gone and the files below it empty, and
 //! does the rest ([`crate::stale_layers`]). Files are removed from the topmost down, each durably before the next.
 
-use control::{ImageName, Kind};
+use control::{ImageName, IsDone, Kind};
 use disk::{Format, Image, Link};
 use plan::{Plan, Step};
 use serde::Serialize;
@@ -37,12 +37,6 @@ struct Merged {
     into: String,
     copied: u64,
     deleted: bool,
-}
-
-/// The answer to `--is-done`.
-#[derive(Serialize)]
-struct IsDone {
-    done: bool,
 }
 
 /// Runs the job.

@@ -6,7 +6,7 @@ use std::process::Stdio;
 
 use api::{Code, Problem};
 use control::Progress;
-use serde_json::Value;
+use serde::de::DeserializeOwned;
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, BufReader};
 use tokio::process::{Child, Command};
 
@@ -65,18 +65,18 @@ impl Tool {
         Ok(Starting { command: command.into(), program, runs_as })
     }
 
-    /// Runs `image VERB …` and returns its output. Dropping the future kills the process.
-    pub async fn image(&self, words: Vec<OsString>, handing: Handing) -> Result<Value, Refused> {
+    /// Runs `image VERB …` and returns its result. Dropping the future kills the process.
+    pub async fn image<T: DeserializeOwned>(&self, words: Vec<OsString>, handing: Handing) -> Result<T, Refused> {
         self.long_image(words, handing, |_| ()).await
     }
 
     /// The same for a long-running verb; `told` receives the completed fraction, which never decreases.
-    pub async fn long_image(
+    pub async fn long_image<T: DeserializeOwned>(
         &self,
         words: Vec<OsString>,
         handing: Handing,
         told: impl FnMut(f64),
-    ) -> Result<Value, Refused> {
+    ) -> Result<T, Refused> {
         let mut all: Vec<OsString> = vec!["image".into()];
         all.extend(words);
         // The process exits with the daemon: the next daemon repeats or rolls back the job, and finds nothing locked.
@@ -91,8 +91,8 @@ impl Tool {
         let (output, words) = read_both(&mut child, told).await?;
         let status = child.wait().await.map_err(|error| Problem::failed("wait for a disk process", error))?;
         match status.code() {
-            Some(0) if output.trim().is_empty() => Ok(Value::Null),
-            Some(0) => serde_json::from_str(&output)
+            // A job without a result prints nothing.
+            Some(0) => serde_json::from_str(if output.trim().is_empty() { "null" } else { &output })
                 .map_err(|error| Problem::failed("parse the output of a disk process", error).into()),
             _ => {
                 // That nothing could be handed to it is no news then.

@@ -8,6 +8,7 @@ use api::{ImageFormat, Problem};
 use control::{FormatName, ImageName};
 use repo::catalogue::Image;
 use repo::driver::Directory;
+use serde::Deserialize;
 use uuid::Uuid;
 
 use crate::daemon::Daemon;
@@ -114,20 +115,24 @@ pub fn image_name(format: ImageFormat, path: PathBuf) -> ImageName {
 
 /// The size of a chain's first image, in bytes, from its own metadata.
 pub async fn size(daemon: &Daemon, chain: &Chain) -> Result<u64, Problem> {
-    let info = info(daemon, chain).await?;
-    number(&info, "size").ok_or_else(|| Problem::failed("get the size of an image", "the output does not contain it"))
+    info(daemon, chain).await.map(|info| info.size)
+}
+
+/// A layer, as `image info` prints it. It prints more.
+#[derive(Debug, Deserialize)]
+pub struct Info {
+    /// Bytes of the disk that it shows.
+    size: u64,
+    /// Bytes that its file takes.
+    file_allocated: u64,
 }
 
 /// The metadata of a chain's first image.
-pub async fn info(daemon: &Daemon, chain: &Chain) -> Result<serde_json::Value, Problem> {
+pub async fn info(daemon: &Daemon, chain: &Chain) -> Result<Info, Problem> {
     let mut words = vec!["info".into()];
     words.extend(chain.words());
-    Ok(daemon.tool.image(words, chain.handing(0).await?).await?)
-}
-
-/// A number that an image has said of itself.
-fn number(info: &serde_json::Value, key: &str) -> Option<u64> {
-    info.get(0).and_then(|layer| layer.get(key)).and_then(serde_json::Value::as_u64)
+    let layers: Vec<Info> = daemon.tool.image(words, chain.handing(0).await?).await?;
+    layers.into_iter().next().ok_or_else(|| Problem::failed("examine an image", "nothing was said about it"))
 }
 
 /// The virtual and physical size of an image file of the host that has no parent.
@@ -140,7 +145,7 @@ pub async fn look_at(
     let mut handing = Handing::default();
     handing.file(path.as_path(), false, file);
     let words = vec!["info".into(), image_name(format, path.as_path().to_owned()).word()];
-    let info = daemon.tool.image(words, handing).await.map_err(|refused| {
+    let layers: Vec<Info> = daemon.tool.image(words, handing).await.map_err(|refused| {
         use control::Kind::{Invalid, NotAnImage, Unsupported};
         // A file that is of another format, or that has a parent, is not the right one.
         let wrong =
@@ -148,8 +153,8 @@ pub async fn look_at(
         let problem = Problem::from(refused);
         if wrong { Problem { code: api::Code::Invalid, ..problem }.field("path") } else { problem }
     })?;
-    match (number(&info, "size"), number(&info, "file_allocated")) {
-        (Some(size), Some(allocated)) if size > 0 => Ok((size, allocated)),
+    match layers.first() {
+        Some(info) if info.size > 0 => Ok((info.size, info.file_allocated)),
         _ => Err(Problem::new(api::Code::Invalid, format!("{path} contains no disk image")).field("path")),
     }
 }

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use api::{About, AbsolutePath, Code, ImageFormat, Problem};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -89,7 +90,7 @@ async fn convert(
     words.extend(first);
     words.push(target);
     words.extend(parents.iter().cloned());
-    Ok(daemon.tool.long_image(words, handing, |part| context.progress(part)).await.map(drop)?)
+    Ok(daemon.tool.long_image(words, handing, |part| context.progress(part)).await.map(|IgnoredAny| ())?)
 }
 
 /// The arguments and open files of a VDI that is only read.

@@ -5,6 +5,7 @@
 
 use api::{About, ImageFormat, Problem};
 use repo::catalogue::{Image, NewVdi};
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -75,7 +76,7 @@ pub async fn make_image(
         parents.iter().try_for_each(|parents| parents.hand(&mut handing, 0))?;
         Ok(handing)
     });
-    Ok(daemon.tool.image(all, opened.await?).await.map(drop)?)
+    Ok(daemon.tool.image(all, opened.await?).await.map(|IgnoredAny| ())?)
 }
 
 /// The catalogue entry of a new image.

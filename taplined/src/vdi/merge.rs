@@ -17,8 +17,9 @@ use std::pin::pin;
 use std::time::{Duration, Instant};
 
 use api::{About, Code, Mode, Problem};
-use control::{answer, ask};
+use control::{IsDone, answer, ask};
 use repo::catalogue::{Image, ImageState};
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -122,7 +123,7 @@ impl Merge {
         }
         let handing = chain.handing(into.saturating_add(1)).await?;
         let merged = daemon.tool.long_image(words(&chain, from, into), handing, |part| context.progress(part));
-        context.unless_cancelled(async { Ok(merged.await?) }).await.map(drop)
+        context.unless_cancelled(async { Ok(merged.await?) }).await.map(|IgnoredAny| ())
     }
 
     async fn merge_live(
@@ -202,10 +203,8 @@ impl Merge {
         let handing = chain.handing(into.saturating_add(1)).await?;
         let mut words = words(&chain, from, into);
         words.push("--is-done".into());
-        let told = daemon.tool.image(words, handing).await?;
-        told.get("done")
-            .and_then(Value::as_bool)
-            .ok_or_else(|| Problem::new(Code::Internal, "cannot parse the disk process's report of a merge"))
+        let IsDone { done } = daemon.tool.image(words, handing).await?;
+        Ok(done)
     }
 
     async fn record(&self, daemon: &Daemon) -> Result<(), Problem> {

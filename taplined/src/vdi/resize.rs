@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use api::{About, Code, Problem};
 use control::ask;
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -106,7 +107,7 @@ impl Resize {
         let mut words = vec!["resize".into()];
         words.extend(leaf.words());
         words.extend(["--size".into(), self.size.to_string().into()]);
-        Ok(daemon.tool.image(words, leaf.handing(1).await?).await.map(drop)?)
+        Ok(daemon.tool.image(words, leaf.handing(1).await?).await.map(|IgnoredAny| ())?)
     }
 
     async fn record(&self, daemon: &Daemon, size: u64) -> Result<(), Problem> {

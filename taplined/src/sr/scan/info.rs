@@ -87,9 +87,9 @@ async fn of(daemon: &Daemon, sr: &Sr, directory: &Arc<Directory>, file: Candidat
     let path = directory.path().join(&file.file);
     let mut handing = Handing::default();
     handing.file(&path, false, open);
-    let answer = daemon.tool.image(vec!["info".into(), image_name(file.format, path.clone()).word()], handing).await?;
-    let understood = serde_json::from_value::<Vec<ImageInfo>>(answer).ok();
-    let layer = understood.and_then(|layers| layers.into_iter().next()).ok_or_else(|| {
+    let layers: Vec<ImageInfo> =
+        daemon.tool.image(vec!["info".into(), image_name(file.format, path.clone()).word()], handing).await?;
+    let layer = layers.into_iter().next().ok_or_else(|| {
         Problem::new(Code::Internal, format!("cannot parse the output of 'image info' for {}", path.display()))
     })?;
     let parent = layer.parent.map(|parent| recorded(parent, directory.path()));

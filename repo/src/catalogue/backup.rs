@@ -50,8 +50,8 @@ fn of_name(name: &str) -> Option<(Timestamp, BackupReason)> {
     Some((made.timestamp(), reason.parse().ok()?))
 }
 
-/// The copies in a directory, the newest first; none if it is not there. Those from the future come last: they were made
-/// with a wrong clock, and may be older than all others.
+/// The copies in a directory, the newest first; none if it is not there. Those from the future come last: they were
+/// made with a wrong clock, and may be older than all others.
 pub fn list(directory: &Path) -> Result<Vec<Backup>, Problem> {
     list_at(directory, Timestamp::now())
 }
@@ -69,9 +69,7 @@ fn list_at(directory: &Path, now: Timestamp) -> Result<Vec<Backup>, Problem> {
         let file = entry.path().display().to_string();
         found.push(Backup { file, made, reason, size: entry.metadata().map_err(tried)?.len() });
     }
-    found.sort_by(|one, other| {
-        (one.made > now, other.made, &other.file).cmp(&(other.made > now, one.made, &one.file))
-    });
+    found.sort_by(|one, other| (one.made > now, other.made, &other.file).cmp(&(other.made > now, one.made, &one.file)));
     Ok(found)
 }
 

@@ -144,6 +144,11 @@ impl DiskPaths {
         self.log.with_extension("log.1")
     }
 
+    /// The path of the log.
+    pub fn log(&self) -> &Path {
+        &self.log
+    }
+
     /// The last complete lines of the log; empty if there is none.
     pub fn last_words(&self) -> String {
         let read = || {

@@ -2,6 +2,7 @@
 //! that, and waits for its response.
 
 use std::ffi::OsString;
+use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -140,9 +141,10 @@ async fn answer(
     patience: Duration,
 ) -> Result<(), Problem> {
     let Some(process) = process else { return Err(Problem::new(Code::Internal, "no process was started")) };
+    let log = DiskPaths::of(&daemon.config, vbd).log().to_owned();
     tokio::select! {
         biased;
-        ended = process.ended() => Err(ended_at_once(&ended?, process)),
+        ended = process.ended() => Err(ended_at_once(&ended?, process, &log)),
         answer = daemon.disks.version(vbd, patience) => match answer {
             Ok(_) => {
                 process.serves();
@@ -151,7 +153,7 @@ async fn answer(
             // It closes the connection when it exits, a moment before it has exited.
             Err(problem) if problem.code == Code::Failed => {
                 match tokio::time::timeout(Duration::from_secs(1), process.ended()).await {
-                    Ok(ended) => Err(ended_at_once(&ended?, process)),
+                    Ok(ended) => Err(ended_at_once(&ended?, process, &log)),
                     Err(_) => Err(problem),
                 }
             }
@@ -161,7 +163,7 @@ async fn answer(
 }
 
 /// Why a process exited before it served: in its own words, if it could say so.
-fn ended_at_once(how: &Ended, process: &mut DiskProcess) -> Problem {
+fn ended_at_once(how: &Ended, process: &mut DiskProcess, log: &Path) -> Problem {
     match process.last_word() {
         Some(error) => problem(error),
         None => {
@@ -171,7 +173,7 @@ fn ended_at_once(how: &Ended, process: &mut DiskProcess) -> Problem {
                 Ended::Unknown => "exit status unknown",
             };
             let why = format!("its process exited before responding ({how})");
-            Problem::failed("serve a disk", why).advise("see its log")
+            Problem::failed("serve a disk", why).advise(format!("see its log, {}", log.display()))
         }
     }
 }
@@ -219,12 +221,13 @@ mod test {
             let child = command.args(["-c", script]).stdout(Stdio::piped()).spawn().unwrap();
             let mut process = DiskProcess::of_child(child).unwrap();
             let how = process.ended().await.unwrap();
-            ended_at_once(&how, &mut process)
+            ended_at_once(&how, &mut process, "/var/log/disk.log".as_ref())
         };
         let error = r#"{"id":null,"error":{"kind":"in-use","message":"it is in use","advice":"end whoever uses it"}}"#;
         let said = ended(&format!("echo serving; echo '{error}'; exit 4")).await;
         assert_eq!(said, Problem::new(Code::InUse, "it is in use").advise("end whoever uses it"));
         let killed = ended("echo serving; kill -9 $$").await;
         assert_eq!(killed.message, "cannot serve a disk: its process exited before responding (signal: 9 (SIGKILL))");
+        assert_eq!(killed.advice.as_deref(), Some("see its log, /var/log/disk.log"));
     }
 }

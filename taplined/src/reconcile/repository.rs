@@ -1,5 +1,5 @@
-//! Compares the files and the inventories of attached repositories with the catalogue. Changes nothing: what a
-//! difference means is known to a scan, or to whoever restored the repository from a backup.
+//! Compares the files and the inventories of attached repositories with the catalogue. Changes nothing: a scan records
+//! what differs in files, and the next attachment resolves what differs in the inventory.
 
 use api::{Difference, DifferenceKind, Problem, Sr, SrSource, SrState};
 use repo::catalogue::Recorded;
@@ -19,7 +19,7 @@ pub async fn all(daemon: &Daemon) -> Result<Vec<Difference>, Problem> {
         asked.spawn(async move {
             match of_sr(&daemon, &sr).await {
                 Ok(found) => found,
-                Err(problem) => vec![difference(DifferenceKind::Inventory, sr.uuid, problem)],
+                Err(problem) => vec![difference(sr.uuid, problem)],
             }
         });
     }
@@ -36,22 +36,21 @@ async fn of_sr(daemon: &Daemon, sr: &Sr) -> Result<Vec<Difference>, Problem> {
     let fixed = sr.variant.as_ref().is_some_and(|variant| variant.read_only);
     if !fixed && !matches!(sr.source, SrSource::Iso { .. }) {
         let why = of_inventory(daemon, sr.uuid).await?;
-        found.extend(why.map(|why| difference(DifferenceKind::Inventory, sr.uuid, why)));
+        found.extend(why.map(|why| difference(sr.uuid, why)));
     }
     Ok(found)
 }
 
 /// How the inventory differs from the catalogue, if neither was changing while they were compared.
 async fn of_inventory(daemon: &Daemon, sr: Uuid) -> Result<Option<Problem>, Problem> {
-    let recorded = move |view: &repo::View<'_>| view.inventory(sr);
-    let Some(before) = daemon.catalogue.read(recorded).await? else { return Ok(None) };
+    let Some(before) = daemon.catalogue.read(move |view| view.inventory(sr)).await? else { return Ok(None) };
     if daemon.catalogue.outbox().is_behind(sr) {
         return Ok(None);
     }
     let directory = daemon.srs.directory(sr).await?;
     let read = daemon.srs.patience.ask(sr, "read the inventory of", move || inventory::read(&directory, sr)).await?;
-    let after = daemon.catalogue.read(recorded).await?;
-    if after.is_none_or(|after| (after.generation, after.head) != (before.generation, before.head.clone())) {
+    let after = daemon.catalogue.read(move |view| view.inventory_head(sr)).await?;
+    if after.is_none_or(|(generation, head)| (generation, &head) != (before.generation, &before.head)) {
         return Ok(None);
     }
     Ok(match read {
@@ -82,6 +81,6 @@ fn differs(sr: Uuid, generation: u64, there: &Contents, here: &Recorded) -> Prob
     Problem::new(api::Code::State, what).advise(AGAIN)
 }
 
-fn difference(kind: DifferenceKind, sr: Uuid, problem: Problem) -> Difference {
-    Difference { sr: Some(sr), problem: Some(problem), ..Difference::new(kind) }
+fn difference(sr: Uuid, problem: Problem) -> Difference {
+    Difference { sr: Some(sr), problem: Some(problem), ..Difference::new(DifferenceKind::Inventory) }
 }

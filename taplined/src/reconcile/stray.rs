@@ -26,11 +26,7 @@ pub enum Found {
 /// Adopts the disks of VBDs that the catalogue does not contain at all. They are found when their repository becomes
 /// known again after the catalogue was lost.
 pub async fn take_in_unknown(daemon: &Daemon) -> Result<(), Problem> {
-    let config = daemon.config.clone();
-    let running = blocking("find disk processes", move || serving::all(&config)).await?;
-    // Read afterwards: a process is started only for a VBD that is in the catalogue.
-    let vbds = daemon.catalogue.read(|view| view.vbds(None, None)).await?;
-    for (vbd, processes) in running.into_iter().filter(|(vbd, _)| vbds.iter().all(|known| known.uuid != *vbd)) {
+    for (vbd, processes, _) in unplugged(daemon).await?.into_iter().filter(|(_, _, known)| known.is_none()) {
         if let Found::Taken(process) = take_in(daemon, vbd, processes, &[]).await {
             supervise::begin(daemon, vbd, Some(process));
         }
@@ -38,17 +34,23 @@ pub async fn take_in_unknown(daemon: &Daemon) -> Result<(), Problem> {
     Ok(())
 }
 
-/// Processes that serve VBDs which are unplugged, or not in the catalogue.
-pub async fn all(daemon: &Daemon) -> Result<Vec<Difference>, Problem> {
+/// Processes by their VBDs, which are unplugged or not in the catalogue.
+async fn unplugged(daemon: &Daemon) -> Result<Vec<(Uuid, Vec<DiskProcess>, Option<Vbd>)>, Problem> {
     let config = daemon.config.clone();
     let running = blocking("find disk processes", move || serving::all(&config)).await?;
+    // Read afterwards: a process is started only for a VBD that is in the catalogue.
     let vbds = daemon.catalogue.read(|view| view.vbds(None, None)).await?;
-    let mut found = Vec::new();
-    for (vbd, processes) in running {
+    let with_known = running.into_iter().map(|(vbd, processes)| {
         let known = vbds.iter().find(|known| known.uuid == vbd);
-        if known.is_some_and(|known| known.state != VbdState::Unplugged) {
-            continue;
-        }
+        (vbd, processes, known.cloned())
+    });
+    Ok(with_known.filter(|(_, _, known)| known.as_ref().is_none_or(|vbd| vbd.state == VbdState::Unplugged)).collect())
+}
+
+/// Processes that serve VBDs which are unplugged, or not in the catalogue.
+pub async fn all(daemon: &Daemon) -> Result<Vec<Difference>, Problem> {
+    let mut found = Vec::new();
+    for (vbd, processes, known) in unplugged(daemon).await? {
         for process in processes {
             let identity = process.identity();
             // One that ended in the meantime was of a VBD that has been unplugged.
@@ -60,7 +62,7 @@ pub async fn all(daemon: &Daemon) -> Result<Vec<Difference>, Problem> {
                 "a guest may be using it: the daemon adopts it when it starts, if its files belong to a VDI. If no \
                  guest uses it, kill it",
             );
-            let vdi = known.map(|known| known.vdi);
+            let vdi = known.as_ref().map(|known| known.vdi);
             let at = Difference { vdi, vbd: Some(vbd), ..Difference::new(DifferenceKind::Process) };
             found.push(Difference { problem: Some(problem), ..at });
         }

@@ -7,7 +7,7 @@ use std::thread;
 use serde_json::{Value, json};
 
 use super::check::text;
-use super::verbs::Asked;
+use super::verbs::{Asked, NO_TASK};
 use super::world::{Pending, Vbd, Vdi, Verb, World};
 use crate::bench::daemon::api::{Trouble, uuid};
 
@@ -161,15 +161,8 @@ impl World {
 
     /// The daemon copies its catalogue.
     pub fn copy_catalogue(&mut self) -> Result<(), String> {
-        self.must_run()?;
         self.count("copy catalogue");
-        self.tell("POST /host/backups");
-        match self.bed.api.ask("POST", "/host/backups", &json!({})) {
-            Ok(_) => Ok(()),
-            Err(Trouble::Gone) => self.has_gone(),
-            Err(Trouble::Refused(code, why)) => self.excuse(&Verb::Merge, &code, &why),
-            Err(trouble) => Err(trouble.to_string()),
-        }
+        self.once(&Asked::post("/host/backups", json!({}))).map(drop)
     }
 
     /// What one of them asks for, if that makes sense.
@@ -199,7 +192,7 @@ impl World {
             }
             // With a VBD it is refused for that alone.
             (Rival::Destroy, None) => {
-                let asked = Asked { method: "DELETE", path: format!("/vdis/{vdi}"), body: Value::Null };
+                let asked = Asked::delete(format!("/vdis/{vdi}"));
                 (Verb::Destroy(vdi.to_owned()), None, asked)
             }
             (Rival::Plug, Some(vbd)) => {
@@ -242,7 +235,7 @@ impl World {
                 self.tell(why);
                 Ok(())
             }
-            Err(Trouble::Refused(code, why)) => self.excuse(&Verb::Merge, &code, &why),
+            Err(Trouble::Refused(code, why)) => self.excuse(&NO_TASK, &code, &why),
             Err(trouble) => Err(trouble.to_string()),
         }
     }

@@ -254,10 +254,15 @@ impl World {
         self.at_one_time(asked.collect())
     }
 
-    fn kill_machine(&mut self) -> Result<(), String> {
+    /// A VM whose QEMU runs, and its process.
+    pub fn some_machine(&mut self) -> Option<(String, u32)> {
         let running: Vec<(String, u32)> =
             self.vms.keys().filter_map(|vm| Some((vm.clone(), self.bed.places.machine(vm)?))).collect();
-        let Some((vm, pid)) = self.one_of(&running) else { return Ok(()) };
+        self.one_of(&running)
+    }
+
+    fn kill_machine(&mut self) -> Result<(), String> {
+        let Some((vm, pid)) = self.some_machine() else { return Ok(()) };
         self.trouble("kill qemu", format!("kill {pid}, the QEMU of VM {vm}"));
         self.counts.kills += 1;
         self.vm(&vm)?.killed = true;

@@ -1,6 +1,6 @@
 //! What is done next, and what of the world it is done to.
 
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::content::Content;
 use super::machines::Power;
@@ -161,7 +161,7 @@ impl World {
         if self.held().contains(&vdi) {
             return Ok(());
         }
-        let asked = Asked { method: "DELETE", path: format!("/vdis/{vdi}"), body: Value::Null };
+        let asked = Asked::delete(format!("/vdis/{vdi}"));
         self.begin(Verb::Destroy(vdi.clone()), vec![vdi], None, &asked)
     }
 

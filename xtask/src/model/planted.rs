@@ -212,7 +212,7 @@ impl World {
     }
 
     fn destroy_now(&mut self, vdi: &str) -> Result<(), String> {
-        let asked = Asked { method: "DELETE", path: format!("/vdis/{vdi}"), body: serde_json::Value::Null };
+        let asked = Asked::delete(format!("/vdis/{vdi}"));
         self.begin(Verb::Destroy(vdi.to_owned()), vec![vdi.to_owned()], None, &asked)?;
         self.settle(true)
     }

@@ -7,16 +7,13 @@ use std::path::Path;
 use std::time::Duration;
 
 use rustix::process::Signal;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::check::{names_in, text};
 use super::machines::Power;
-use super::verbs::Asked;
+use super::verbs::{Asked, NO_TASK};
 use super::world::{Sr, Verb, World};
 use crate::bench::daemon::api::{Trouble, uuid};
-
-/// A refusal or failure of one of these that is not a task.
-const ONCE: Verb = Verb::Merge;
 
 /// Tokens at one time.
 const TOKENS_MAX: usize = 4;
@@ -34,18 +31,6 @@ impl World {
             6..=7 => self.stop_job(),
             8 if self.has_qemu => self.stop_machine(),
             _ => self.decide_for_nothing(),
-        }
-    }
-
-    /// A refusal that needs an excuse, or an answer.
-    fn once(&mut self, method: &str, path: &str, body: &Value) -> Result<Option<Value>, String> {
-        self.must_run()?;
-        self.tell(format!("{method} {path} {body}"));
-        match self.bed.api.ask(method, path, body) {
-            Ok(value) => Ok(Some(value)),
-            Err(Trouble::Gone) => self.has_gone().map(|()| None),
-            Err(Trouble::Refused(code, why)) => self.excuse(&ONCE, &code, &why).map(|()| None),
-            Err(trouble) => Err(trouble.to_string()),
         }
     }
 
@@ -78,7 +63,7 @@ impl World {
         let sr = text(&made["uuid"]);
         self.tell(format!("sr {sr}: {}, {}", on.name, on.format));
         self.srs.push(Sr { uuid: sr.clone(), storage, name, description });
-        match self.once("POST", "/srs/probe", &json!({ "source": source }))? {
+        match self.once(&Asked::post("/srs/probe", json!({ "source": source })))? {
             Some(found) if found.as_array().map(Vec::len) != Some(1) || found[0]["uuid"] != sr => {
                 Err(format!("a probe finds {found}, should be {sr}"))
             }
@@ -99,7 +84,7 @@ impl World {
             for vbd in self.vbds_of(&vdi) {
                 self.delete_vbd(&vbd)?;
             }
-            let asked = Asked { method: "DELETE", path: format!("/vdis/{vdi}"), body: Value::Null };
+            let asked = Asked::delete(format!("/vdis/{vdi}"));
             self.begin(Verb::Destroy(vdi.clone()), vec![vdi], None, &asked)?;
         }
         self.rest()?;
@@ -117,7 +102,7 @@ impl World {
     fn destroy_empty_repository(&mut self, sr: &Sr, path: &Path) -> Result<(), String> {
         self.count("sr-destroy");
         let at = format!("/srs/{}", sr.uuid);
-        let Some(plan) = self.once("DELETE", &format!("{at}?dry_run=true"), &Value::Null)? else { return Ok(()) };
+        let Some(plan) = self.once(&Asked::delete(format!("{at}?dry_run=true")))? else { return Ok(()) };
         if plan["leaves"] != json!([FOREIGN]) {
             return Err(format!("a repository with a foreign file {FOREIGN} would be destroyed so: {plan}"));
         }
@@ -125,7 +110,7 @@ impl World {
         self.backup = None;
         // From here on nobody brings it back.
         let kept = self.srs.pop();
-        self.change(&Asked { method: "DELETE", path: at, body: Value::Null })?;
+        self.change(&Asked::delete(at))?;
         self.rest()?;
         if self.list("/srs")?.iter().any(|shown| shown["uuid"] == *sr.uuid) {
             self.srs.extend(kept);
@@ -200,27 +185,18 @@ impl World {
 
     /// A process that works on an image stands still until somebody has waited for it long enough.
     fn stop_job(&mut self) -> Result<(), String> {
-        for _ in 0..20 {
-            if let Some(job) = self.bed.places.disks().into_iter().find(|disk| disk.vbd.is_none()) {
-                self.trouble("stop job", format!("stop {}, which works on an image", job.pid));
-                self.bed.places.signal(job.pid, Signal::STOP)?;
-                self.stopped.push(job.pid);
-                return Ok(());
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        Ok(())
+        let Some(pid) = self.some_job() else { return Ok(()) };
+        self.trouble("stop job", format!("stop {pid}, which works on an image"));
+        self.stopped.push(pid);
+        self.bed.places.signal(pid, Signal::STOP)
     }
 
     /// The QEMU of a VM stands still until somebody has waited for it long enough.
     fn stop_machine(&mut self) -> Result<(), String> {
-        let running: Vec<(String, u32)> =
-            self.vms.keys().filter_map(|vm| Some((vm.clone(), self.bed.places.machine(vm)?))).collect();
-        let Some((vm, pid)) = self.one_of(&running) else { return Ok(()) };
+        let Some((vm, pid)) = self.some_machine() else { return Ok(()) };
         self.trouble("stop qemu", format!("stop {pid}, the QEMU of VM {vm}"));
-        self.bed.places.signal(pid, Signal::STOP)?;
         self.stopped.push(pid);
-        Ok(())
+        self.bed.places.signal(pid, Signal::STOP)
     }
 
     /// Which side is right is to be said only where there are two.
@@ -234,7 +210,7 @@ impl World {
         match self.bed.api.ask("POST", &path, &json!({ "believe": believe })) {
             Err(Trouble::Refused(code, _)) if code == "state" => Ok(()),
             Err(Trouble::Gone) => self.has_gone(),
-            Err(Trouble::Refused(code, why)) => self.excuse(&ONCE, &code, &why),
+            Err(Trouble::Refused(code, why)) => self.excuse(&NO_TASK, &code, &why),
             other => Err(format!("a VDI that is not diverged is decided about: {other:?}")),
         }
     }
@@ -264,7 +240,7 @@ impl World {
         if known.len() >= TOKENS_MAX || !known.is_empty() && self.random_is(2) {
             let Some(token) = self.one_of(&known) else { return Ok(()) };
             self.count("token-revoke");
-            let revoked = self.once("DELETE", &format!("/tokens/{token}"), &Value::Null)?.is_some();
+            let revoked = self.once(&Asked::delete(format!("/tokens/{token}")))?.is_some();
             if revoked || !self.shown_tokens()?.contains_key(&token) {
                 self.tokens.remove(&token);
             }
@@ -273,7 +249,7 @@ impl World {
         self.count("token-create");
         let name = self.name();
         let body = json!({ "name": name, "read_only": self.random_is(2) });
-        match self.once("POST", "/tokens", &body)? {
+        match self.once(&Asked::post("/tokens", body))? {
             Some(made) if made["secret"].as_str().is_none_or(str::is_empty) => Err(format!("no secret: {made}")),
             Some(made) => {
                 self.tokens.insert(uuid(&made["token"])?.to_owned(), name);

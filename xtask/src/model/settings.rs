@@ -4,12 +4,9 @@ use serde_json::{Value, json};
 
 use super::check::text;
 use super::machines::{Power, Vm};
-use super::verbs::Asked;
+use super::verbs::{Asked, NO_TASK};
 use super::world::{Vdi, Verb, World};
 use crate::bench::daemon::api::Trouble;
-
-/// A verb that failed, for what is not a task.
-const SET: Verb = Verb::Merge;
 
 impl World {
     /// Sets something of something.
@@ -41,10 +38,10 @@ impl World {
                 Ok(body.as_object().into_iter().flatten().all(|(key, value)| now[key.as_str()] == *value))
             }
             Err(Trouble::Refused(code, why)) if may_be_refused && code != "internal" => {
-                self.refused(&SET, &code, &why);
+                self.refused(&NO_TASK, &code, &why);
                 Ok(false)
             }
-            Err(Trouble::Refused(code, why)) => self.excuse(&SET, &code, &why).map(|()| false),
+            Err(Trouble::Refused(code, why)) => self.excuse(&NO_TASK, &code, &why).map(|()| false),
             Err(trouble) => Err(trouble.to_string()),
         }
     }
@@ -179,16 +176,9 @@ impl World {
 
     /// Has the daemon look for differences at any moment. What is certain is mended, and not wrong then.
     pub fn reconcile(&mut self) -> Result<(), String> {
-        self.must_run()?;
         self.count("reconcile");
         let dry_run = self.random_is(2);
-        self.tell(format!("POST /host/reconcile, dry run: {dry_run}"));
-        match self.bed.api.ask("POST", "/host/reconcile", &json!({ "dry_run": dry_run })) {
-            Ok(_) => Ok(()),
-            Err(Trouble::Gone) => self.has_gone(),
-            Err(Trouble::Refused(code, why)) => self.excuse(&SET, &code, &why),
-            Err(trouble) => Err(trouble.to_string()),
-        }
+        self.once(&Asked::post("/host/reconcile", json!({ "dry_run": dry_run }))).map(drop)
     }
 
     /// The host goes down without a word and comes up again: what is to be started with it is, and nothing else.

@@ -140,15 +140,21 @@ impl World {
 
     /// Kills a process that works on an image, if there is one.
     pub fn kill_job(&mut self) -> Result<(), String> {
+        let Some(pid) = self.some_job() else { return Ok(()) };
+        self.trouble("kill job", format!("kill {pid}, which works on an image"));
+        self.counts.kills += 1;
+        self.bed.places.kill(pid)
+    }
+
+    /// A process that works on an image, if there is one soon.
+    pub fn some_job(&self) -> Option<u32> {
         for _ in 0..20 {
             if let Some(job) = self.bed.places.disks().into_iter().find(|disk| disk.vbd.is_none()) {
-                self.trouble("kill job", format!("kill {}, which works on an image", job.pid));
-                self.counts.kills += 1;
-                return self.bed.places.kill(job.pid);
+                return Some(job.pid);
             }
             std::thread::sleep(Duration::from_millis(1));
         }
-        Ok(())
+        None
     }
 
     /// Stops the process of a disk.

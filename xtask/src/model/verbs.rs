@@ -17,6 +17,9 @@ pub fn patience() -> Duration {
     Duration::from_secs(if super::planted::is_sought() { 75 } else { 240 })
 }
 
+/// What fails without a task has no verb of its own.
+pub const NO_TASK: Verb = Verb::Merge;
+
 /// What was asked for, as the API takes it.
 #[derive(Clone, Debug)]
 pub struct Asked {
@@ -32,6 +35,11 @@ impl Asked {
     /// A POST.
     pub fn post(path: impl Into<String>, body: Value) -> Asked {
         Asked { method: "POST", path: path.into(), body }
+    }
+
+    /// A DELETE.
+    pub fn delete(path: impl Into<String>) -> Asked {
+        Asked { method: "DELETE", path: path.into(), body: Value::Null }
     }
 }
 
@@ -103,6 +111,19 @@ impl World {
         match self.get(path)? {
             Value::Array(list) => Ok(list),
             other => Err(format!("GET {path}: {other} is no list")),
+        }
+    }
+
+    /// Asks for something that is no task. None if it was refused with an excuse, or the answer was lost.
+    pub fn once(&mut self, asked: &Asked) -> Result<Option<Value>, String> {
+        let Asked { method, path, body } = asked;
+        self.must_run()?;
+        self.tell(format!("{method} {path} {body}"));
+        match self.bed.api.ask(method, path, body) {
+            Ok(value) => Ok(Some(value)),
+            Err(Trouble::Gone) => self.has_gone().map(|()| None),
+            Err(Trouble::Refused(code, why)) => self.excuse(&NO_TASK, &code, &why).map(|()| None),
+            Err(trouble) => Err(trouble.to_string()),
         }
     }
 

@@ -283,7 +283,19 @@ mod test {
     use super::*;
 
     fn names(directory: &Path) -> Vec<String> {
-        list(directory).unwrap().iter().map(|backup| backup.file.rsplit('/').next().unwrap().to_owned()).collect()
+        // After all of them, but for those that are from the future whatever the time is.
+        let found = list_at(directory, moment_of("2026-11-30T00:00:00Z")).unwrap();
+        found.iter().map(|backup| backup.file.rsplit('/').next().unwrap().to_owned()).collect()
+    }
+
+    fn moment_of(text: &str) -> Timestamp {
+        text.parse().unwrap()
+    }
+
+    fn make(directory: &Path, names: &[&str]) {
+        for name in names {
+            fs::write(directory.join(name), "").unwrap();
+        }
     }
 
     #[test]
@@ -299,19 +311,15 @@ mod test {
             "catalogue-20261122T110000Z-daily.db",
             "catalogue-20261122T120000Z-schema.db",
         ];
-        for name in all.iter().chain(&["catalogue-x-daily.db", "notes"]) {
-            fs::write(room.path().join(name), "").unwrap();
-        }
+        make(room.path(), &all);
+        make(room.path(), &["catalogue-x-daily.db", "notes"]);
         assert_eq!(names(room.path()).len(), all.len());
-        let now = "2026-11-22T12:30:00Z".parse().unwrap();
-        remove_old(room.path(), 2, now).unwrap();
+        remove_old(room.path(), 2, moment_of("2026-11-22T12:30:00Z")).unwrap();
         let kept: Vec<&str> = [7, 6, 4, 3, 1].map(|at: usize| all[at]).to_vec();
         assert_eq!(names(room.path()), kept);
         // The clock was set back.
-        let before = "2026-11-21T12:30:00Z".parse().unwrap();
-        fs::write(room.path().join("catalogue-20261123T100000Z-daily.db"), "").unwrap();
-        fs::write(room.path().join("catalogue-20261120T100000Z-daily.db"), "").unwrap();
-        remove_old(room.path(), 2, before).unwrap();
+        make(room.path(), &["catalogue-20261123T100000Z-daily.db", "catalogue-20261120T100000Z-daily.db"]);
+        remove_old(room.path(), 2, moment_of("2026-11-21T12:30:00Z")).unwrap();
         let daily: Vec<String> = names(room.path()).into_iter().filter(|name| name.contains("daily")).collect();
         let days = ["23", "22", "21", "20"].map(|day| format!("catalogue-202611{day}T1"));
         assert!(daily.iter().zip(&days).all(|(name, day)| name.starts_with(day)) && daily.len() == 4, "{daily:?}");
@@ -327,11 +335,9 @@ mod test {
             "catalogue-21260101T100000Z-asked.db",
             "catalogue-21250101T100000Z-asked.db",
         ];
-        for name in all {
-            fs::write(room.path().join(name), "").unwrap();
-        }
+        make(room.path(), &all);
         assert_eq!(names(room.path()), all);
-        remove_old(room.path(), 3, "2026-11-22T12:30:00Z".parse().unwrap()).unwrap();
+        remove_old(room.path(), 3, moment_of("2026-11-22T12:30:00Z")).unwrap();
         assert_eq!(names(room.path()), all[..3]);
     }
 

@@ -16,24 +16,8 @@ use crate::tool::control::Control;
 use crate::tool::served::Disk;
 use crate::tool::small::Small;
 
-/// Writes itself by the firmware's disk service to sector 0x2000 and leaves with the firmware's answer (AH, zero for
-/// success) plus 16.
-const BOOT_SECTOR: [u8; 42] = [
-    0x31, 0xc0, // xor ax, ax
-    0x8e, 0xd8, // mov ds, ax
-    0xbe, 0x1a, 0x7c, // mov si, 0x7c1a
-    0xb4, 0x43, // mov ah, 0x43 (extended write)
-    0xcd, 0x13, // int 0x13
-    0xba, 0x01, 0x05, // mov dx, 0x501
-    0x88, 0xe0, // mov al, ah
-    0x04, 0x10, // add al, 16
-    0xee, // out dx, al
-    0xf4, // hlt
-    0xeb, 0xfd, // jmp to the hlt
-    0x90, 0x90, 0x90, 0x90, // up to 0x7c1a
-    // The disk address packet: 16 bytes, one sector from 0000:7c00.
-    0x10, 0x00, 0x01, 0x00, 0x00, 0x7c, 0x00, 0x00, 0x00, 0x20, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00,
-];
+/// Where the boot sector writes itself.
+const TARGET_SECTOR: u64 = 0x2000;
 const TARGET: usize = 0x2000 * 512;
 /// In which a monitor that lives answers, however busy the machine is.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -47,9 +31,7 @@ impl Bed {
     fn new() -> Option<Bed> {
         let small = Small::new(c"size=8m")?;
         small.room.done("image create raw:small/a --size 16M");
-        let mut sector = [0; 512];
-        sector[..BOOT_SECTOR.len()].copy_from_slice(&BOOT_SECTOR);
-        sector[510..].copy_from_slice(&[0x55, 0xaa]);
+        let sector = testkit::firmware::writes_itself_to(TARGET_SECTOR);
         fs::File::options().write(true).open(small.room.file("small/a")).unwrap().write_all(&sector).unwrap();
         small.fill();
         Some(Bed { small })

@@ -23,7 +23,7 @@ const ARROWS: &[Arrow] = &[
     Arrow { package: "disk", may_use: &["memory"], tests_may_use: &["sim"] },
     Arrow { package: "uring", may_use: &["disk", "memory"], tests_may_use: &[] },
     Arrow { package: "xen", may_use: &["memory"], tests_may_use: &[] },
-    Arrow { package: "transport", may_use: &["disk", "memory", "xen"], tests_may_use: &["sim"] },
+    Arrow { package: "transport", may_use: &["disk", "memory", "xen"], tests_may_use: &["sim", "testkit"] },
     Arrow { package: "api", may_use: &[], tests_may_use: &[] },
     Arrow { package: "repo", may_use: &["api"], tests_may_use: &[] },
     // Its tests have a guest of their own, which is that of the disk's.

@@ -1,7 +1,7 @@
 //! Answers and events of a disk.
 //!
 //! Invariants: a field that not every program of this version of the protocol has sent has a default, or may be
-//! missing; whoever reads an answer ignores fields and words that it does not know.
+//! missing; a reader ignores fields and words that it does not know.
 
 use std::path::PathBuf;
 
@@ -355,7 +355,7 @@ pub struct Paused {
     pub pause: Option<Pause>,
 }
 
-/// All answers there are, for whoever gives them.
+/// All answers, as one type for the disk process.
 macro_rules! answers {
     ($($name:ident)*) => {
         /// An answer.

@@ -1,6 +1,6 @@
 //! A client that waits for its answers.
 //!
-//! It has one request under way, and knows nothing of descriptors beside it.
+//! It has one request under way, and passes no descriptors.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;

@@ -41,7 +41,7 @@ impl<A: Serialize, E: Serialize> Reply<A, E> {
 }
 
 impl<A: DeserializeOwned, E: DeserializeOwned> Reply<A, E> {
-    /// Reads a line, whoever it is for: these clients have one request under way. Unknown fields are ignored.
+    /// Reads a line without looking at its id: these clients have one request under way. Unknown fields are ignored.
     pub fn parse(line: &[u8]) -> serde_json::Result<Reply<A, E>> {
         #[derive(Deserialize)]
         struct Read<A, E> {

@@ -1,6 +1,6 @@
 //! The wording of damage in an image that requests have met.
 //!
-//! It knows nothing about requests, or about who reads it.
+//! It knows nothing about requests, or about its readers.
 
 use std::fmt::Display;
 

@@ -19,7 +19,7 @@ pub fn print(text: &str) -> Result<(), Failure> {
     }
 }
 
-/// Tells whoever has passed its files to this process why it failed, in the last line, as on the control socket.
+/// Tells the process that has passed its files to this one why it failed, in the last line, as on the control socket.
 pub fn tell_failure(failure: &Failure) {
     let line = Reply::<()>::Error(failure.clone().into()).line(&Id::default());
     // It is on stderr as well; nobody need listen here.

@@ -70,11 +70,12 @@ enum Body {
 }
 
 impl Vhd {
-    /// Reads the metadata of a file. Damaged images are refused; what redundancy can repair is repaired in
-    /// memory and, if the image is open for writing, by the first round.
+    /// Reads the metadata of a file. What redundancy can repair is repaired in memory and, if the image is open for
+    /// writing, by the first round. An image with damaged table entries is opened for reading only: reads of their
+    /// blocks fail, all others do not.
     pub fn open(source: &mut dyn Source, access: Access, tail: Tail) -> Result<Vhd, ImageError> {
         let survey = Survey::on(source, tail)?;
-        if let Some(problem) = survey.damage() {
+        if let Some(problem) = survey.damage().filter(|_| access == Access::ReadWrite) {
             return Err(ImageError::at(ImageErrorKind::Corrupt, problem.at, problem.what.clone()));
         }
         let info = Info::of(&survey);

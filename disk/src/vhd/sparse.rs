@@ -59,6 +59,8 @@ pub struct Sparse {
     table: Vec<u32>,
     /// Entries that the table in the file has.
     room: u32,
+    /// Entries whose blocks lie over something else, or outside of the file; none in an image that can be written to.
+    damaged: BTreeSet<u32>,
     /// Blocks with every sector written, one bit each: their bitmap need not be looked at.
     full: Vec<u64>,
     bitmaps: HashMap<u32, Cached>,
@@ -104,7 +106,8 @@ impl Sparse {
         let bitmap_len = bitmap_len(block_len);
         let disk_len = survey.footer.current_size.get();
         let zero_tail = tail == Tail::Zeroes;
-        let occupied = tables.occupied().map(|(range, _)| range);
+        // With damaged entries nothing is placed anywhere, and the space they seem to leave free can be large.
+        let occupied = tables.occupied().map(|(range, _)| range).filter(|_| survey.damaged.is_empty());
         let floor = floor(&tables);
         let space = Space::new(bitmap_len, block_len, occupied, survey.file_len, zero_tail, floor);
         let full = full_blocks(tables.batmap.as_ref(), tables.bat.len());
@@ -119,6 +122,7 @@ impl Sparse {
             table_at: tables.header.table_offset.get(),
             table: tables.bat,
             room: tables.room,
+            damaged: survey.damaged,
             full,
             bitmaps: HashMap::new(),
             arrivals: VecDeque::new(),
@@ -164,6 +168,9 @@ impl Sparse {
         let sector = self.entry(block);
         if sector == UNUSED {
             return Ok(Mapping::Parent { len: self.unused_run(block, span) });
+        }
+        if self.damaged.contains(&sector) {
+            return Ok(Mapping::Damaged { at: self.entry_at(block), raw: sector.into(), len });
         }
         let at = self.space.block_at(sector).saturating_add(from);
         if self.is_full(block) {
@@ -298,9 +305,14 @@ impl Sparse {
         if let Some(entry) = self.table.get_mut(index(block.into())) {
             *entry = sector;
             self.dirty_table.insert(block / ENTRIES);
-            let at = self.table_at.saturating_add(u64::from(block).saturating_mul(4));
+            let at = self.entry_at(block);
             self.records.bytes(TABLE, at, &sector.to_be_bytes());
         }
+    }
+
+    /// Where in the file the table entry of a block stands.
+    fn entry_at(&self, block: u32) -> u64 {
+        self.table_at + u64::from(block) * 4
     }
 
     /// What has changed and is to be logged.

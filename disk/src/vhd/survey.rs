@@ -5,6 +5,7 @@
 
 mod batmap;
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 use zerocopy::{FromBytes, IntoBytes};
@@ -112,6 +113,9 @@ pub struct Survey {
     pub disk_type: DiskType,
     /// For dynamic and differencing images.
     pub tables: Option<Tables>,
+    /// Table entries of blocks that lie over something else, or reach behind the end of the file: all damage that there
+    /// can be beside which the rest is readable.
+    pub damaged: BTreeSet<u32>,
     /// What is wrong, none of it so bad that the rest could not be read.
     pub problems: Vec<Problem>,
     /// Writes that restore redundant metadata.
@@ -162,7 +166,8 @@ impl Survey {
                 ));
             }
         };
-        let mut survey = Survey { footer, end, copy_stale, disk_type, tables: None, problems, repairs, file_len };
+        let (tables, damaged) = (None, BTreeSet::new());
+        let mut survey = Survey { footer, end, copy_stale, disk_type, tables, damaged, problems, repairs, file_len };
         if disk_type == DiskType::Fixed {
             survey.check_fixed()?;
         } else {
@@ -246,18 +251,28 @@ impl Survey {
 
     fn check_blocks(&mut self, tables: &Tables, tail: Tail) {
         let table_at = tables.header.table_offset.get();
-        let (mut floor, mut blocks_floor) = (0, 0);
+        let (mut floor, mut last_block) = (0, 0..0);
         for (range, is_block) in tables.occupied() {
             // Pieces of metadata may lie over each other, as locators of other programs do; a block over nothing.
-            if range.start < if is_block { floor } else { blocks_floor } {
+            if range.start < if is_block { floor } else { last_block.end } {
                 let what = format!("a block at byte {} lies over metadata or over another block", range.start);
                 self.note(Severity::Damage, table_at, what);
+                // All blocks are of one length: what lies over any in front of this lies over the last.
+                if range.start < last_block.end {
+                    self.damaged.insert(sector_of(last_block.start));
+                }
+                if is_block {
+                    self.damaged.insert(sector_of(range.start));
+                }
             } else if is_block && range.end > self.file_len {
                 let what = format!("a block at byte {} reaches behind the end of the file (truncated?)", range.start);
                 self.note(Severity::Damage, table_at, what);
+                self.damaged.insert(sector_of(range.start));
             }
             floor = range.end.max(floor);
-            blocks_floor = if is_block { range.end } else { blocks_floor };
+            if is_block {
+                last_block = range;
+            }
         }
         let len = tables.slot_len();
         let unused = self.file_len.saturating_sub(floor);
@@ -273,6 +288,11 @@ impl Survey {
             self.problems.push(Problem { severity, at, what });
         }
     }
+}
+
+/// The table entry of a block whose bitmap is at this byte.
+fn sector_of(at: u64) -> u32 {
+    u32::try_from(at / SECTOR).expect("a place that was read from a table entry")
 }
 
 fn count_of(entries: &[u32]) -> u32 {

@@ -208,6 +208,38 @@ fn overlapping_blocks_are_damage() {
 }
 
 #[test]
+fn damaged_blocks_are_lost_to_readers_and_no_others() {
+    // Blocks 0 and 2 are in one place, block 3 over the table, block 4 behind the end; block 1 is sound.
+    const BLOCK: u64 = 2 << 20;
+    let mut bytes = new_file(64 << 20, Kind::Dynamic);
+    write_block(&mut bytes, 0);
+    write_block(&mut bytes, BLOCK);
+    let table = 4096;
+    let first: [u8; 4] = bytes[table..table + 4].try_into().unwrap();
+    let mut put = |number: usize, entry: &[u8]| bytes[table + number * 4..][..4].copy_from_slice(entry);
+    put(2, &first);
+    put(3, &1u32.to_be_bytes());
+    put(4, &0x7fff_ffffu32.to_be_bytes());
+    assert_eq!(open(&bytes).unwrap_err().kind, ImageErrorKind::Corrupt);
+    let mut vhd = Vhd::open(&mut { &bytes[..] }, Access::ReadOnly, Tail::Zeroes).unwrap();
+    let mut map = |block: u64| loop {
+        match vhd.map(Span { at: block * BLOCK, len: 512 }) {
+            Err(Wait::Load(wanted)) => {
+                vhd.load(wanted, &bytes[wanted.at as usize..][..wanted.len as usize]).unwrap();
+            }
+            found => break found.unwrap(),
+        }
+    };
+    for (block, entry) in [(0, first), (2, first), (3, 1u32.to_be_bytes()), (4, 0x7fff_ffffu32.to_be_bytes())] {
+        let at = table as u64 + block * 4;
+        let raw = u32::from_be_bytes(entry).into();
+        assert_eq!(map(block), Mapping::Damaged { at, raw, len: 512 }, "block {block}");
+    }
+    assert!(matches!(map(1), Mapping::Data { .. }));
+    assert_eq!(map(5), Mapping::Parent { len: 512 });
+}
+
+#[test]
 fn a_batmap_that_calls_an_absent_block_full_is_not_believed() {
     let mut bytes = new_file(64 << 20, differencing());
     let header_at = bytes.windows(8).position(|cookie| cookie == b"tdbatmap").unwrap();

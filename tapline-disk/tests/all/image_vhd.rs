@@ -1,6 +1,8 @@
 //! VHDs that libvhd rejects: those made by older versions and other programs keep working and are repaired where
 //! possible, and creating one prints a warning.
 
+use testkit::nbd::Client;
+
 use crate::tool::Room;
 use crate::tool::control::Control;
 use crate::tool::served::Disk;
@@ -102,6 +104,37 @@ fn space_behind_the_last_block_is_a_leak_that_a_repair_frees() {
         assert_eq!(room.read("b.vhd"), whole);
     }
     room.done("image compare raw:a.raw vhd:b.vhd");
+}
+
+#[test]
+fn a_damaged_entry_costs_a_reader_its_block_and_nothing_else() {
+    let room = Room::new();
+    room.make_raw("a.raw", 16 * MIB);
+    room.done("image convert raw:a.raw vhd:b.vhd");
+    let mut bytes = room.read("b.vhd");
+    let number = |at: usize| usize::try_from(u64::from_be_bytes(bytes[at..at + 8].try_into().unwrap())).unwrap();
+    let table = number(number(16) + 16);
+    // The third block is where the first one is.
+    bytes.copy_within(table..table + 4, table + 8);
+    room.write("b.vhd", &bytes);
+
+    let said = room.tapline("image check vhd:b.vhd");
+    assert!(said.code == Some(2) && said.out.contains("lies over metadata or over another block"), "{said:?}");
+    let said = room.tapline("serve vhd:b.vhd --nbd nbd.sock");
+    assert!(said.code == Some(4) && said.err.contains("over another block"), "{said:?}");
+    assert!(room.done("image info vhd:b.vhd").contains("16 MiB"));
+    let said = room.tapline("image convert vhd:b.vhd raw:c.raw");
+    assert!(said.err.contains("its bytes 0 to 1048575 cannot be located"), "{said:?}");
+
+    let disk = Disk::serve(&room, "vhd:b.vhd --read-only --nbd nbd.sock");
+    let mut nbd = Client::connect(&room.file("nbd.sock")).unwrap();
+    let content = room.read("a.raw");
+    for (block, content) in (0..).zip(content.chunks(2 << 20)) {
+        let expected = (block != 0 && block != 2).then_some(content);
+        assert_eq!(nbd.read(block * 2 * MIB, 2 << 20).ok().as_deref(), expected, "block {block}");
+    }
+    let (code, log) = disk.stop();
+    assert!(code == Some(0) && log.contains("cannot be located: the entry"), "{log}");
 }
 
 #[test]

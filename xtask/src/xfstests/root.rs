@@ -33,6 +33,7 @@ pub const ROOT: Root<'static> = Root {
         "libc-bin",
         "libcap2-bin",
         "libgdbm6",
+        "libpam-modules",
         "liburing2",
         "libuuid1",
         "mount",
@@ -52,6 +53,9 @@ pub const ROOT: Root<'static> = Root {
     also: &["perl", "libperl", "tar_", "passwd"],
     files: &[
         ("etc/group", GROUPS),
+        ("etc/pam.d/other", PAM),
+        ("etc/pam.d/su", PAM),
+        ("etc/pam.d/su-l", PAM),
         ("etc/passwd", USERS),
         ("etc/shadow", "root:*:1::::::\n"),
         ("sbin/xfstests-init", include_str!("../../../testbed/xfstests/init")),
@@ -68,6 +72,14 @@ fsgqa:x:1001:1001::/tmp:/bin/bash
 fsgqa2:x:1002:1002::/tmp:/bin/bash
 123456-fsgqa:x:1003:1003::/tmp:/bin/bash
 nobody:x:65534:65534::/:/bin/sh
+";
+
+/// Root becomes any of them with `su`.
+const PAM: &str = "\
+auth sufficient pam_rootok.so
+auth required pam_permit.so
+account required pam_permit.so
+session required pam_permit.so
 ";
 
 const GROUPS: &str = "\

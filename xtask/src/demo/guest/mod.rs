@@ -137,6 +137,13 @@ impl Guest {
         Ok(hardware::Boot::Kernel { kernel: self.kernel.clone(), initrd: Some(initrd), command_line })
     }
 
+    /// What its kernel was configured with, if its package says so: a directory and the file in it.
+    pub fn kernel_config(&self) -> Option<(PathBuf, String)> {
+        let (directory, image) = (self.kernel.parent()?, self.kernel.file_name()?.to_str()?);
+        let config = format!("config-{}", image.strip_prefix("vmlinuz-")?);
+        directory.join(&config).exists().then(|| (directory.to_owned(), config))
+    }
+
     /// Who runs its instructions, as the `vm` crate has it.
     pub fn accelerator(&self) -> Accelerator {
         self.accelerator

@@ -112,7 +112,7 @@ control() {
 }
 
 # guest_words: what a guest's kernel is told.
-guest_words() { echo "console=hvc0 quiet panic=-1 mitigations=off ${kernel_words:-}"; }
+guest_words() { echo "console=hvc0 quiet panic=-1 mitigations=off norandmaps ${kernel_words:-}"; }
 
 # initrd_of NAME JOB VARIABLES: $place/initrd, with a job in it. VARIABLES are assignments for the job.
 initrd_of() {

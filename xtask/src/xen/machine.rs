@@ -34,7 +34,7 @@ const CPU: &str = "max,-smap,-smep,-pku,-la57,-erms,-fsrm";
 
 /// Translation loses the state of the FPU when Xen switches it lazily.
 const XEN: &str = "console=com1 com1=115200 loglvl=warning guest_loglvl=warning bootscrub=0 spec-ctrl=no,eager-fpu";
-const DOM0: &str = "console=hvc0 panic=-1 quiet mitigations=off";
+const DOM0: &str = "console=hvc0 panic=-1 quiet mitigations=off norandmaps";
 
 /// A quiet machine boots in 30 s.
 const BOOT_SECONDS_MAX: u64 = 600;

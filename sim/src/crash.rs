@@ -13,11 +13,12 @@
 //! sector of a guest that was being written also as rubbish. A state that was seen before with the same legal
 //! contents is not looked at again.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use disk::{Disk, FileId, Operation, Options, Request, Span, Status, Token};
 use memory::Segments;
+use rustc_hash::FxHashSet;
 
 use crate::file::Fate;
 use crate::io::{ROOM, SimIo, Visible};
@@ -92,7 +93,7 @@ impl Counts {
 
 /// The memory of an exploration.
 pub struct Explorer {
-    seen: HashSet<u64>,
+    seen: FxHashSet<u64>,
     /// An event with at most so many states has all of them looked at: 4096 is every subset of 12 sectors.
     pub all_up_to: u64,
     /// Of one with more, twice so many at random.
@@ -112,7 +113,13 @@ impl Explorer {
 
 impl Default for Explorer {
     fn default() -> Explorer {
-        Explorer { seen: HashSet::new(), all_up_to: 4096, at_random: 64, deaths_each: 1, counts: Counts::default() }
+        Explorer {
+            seen: FxHashSet::default(),
+            all_up_to: 4096,
+            at_random: 64,
+            deaths_each: 1,
+            counts: Counts::default(),
+        }
     }
 }
 

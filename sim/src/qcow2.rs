@@ -54,13 +54,15 @@ pub enum Holds {
     Subclusters,
     /// Nothing, and what it will hold is to be in a data file.
     DataFile,
+    /// The same, with extended L2 entries.
+    SubclustersInDataFile,
 }
 
 impl Holds {
     /// Clusters of such a file.
     fn used(self) -> u64 {
         match self {
-            Holds::Nothing | Holds::DataFile => 4,
+            Holds::Nothing | Holds::DataFile | Holds::SubclustersInDataFile => 4,
             Holds::Compressed => compressed::USED,
             Holds::Snapshot => shared::USED,
             Holds::Subclusters => subclusters::USED,
@@ -74,7 +76,10 @@ impl Holds {
 
     /// Bytes of a cluster, and of an entry of an L2 table.
     fn sizes(self) -> (u64, u64) {
-        if self == Holds::Subclusters { (subclusters::CLUSTER, 16) } else { (CLUSTER, 8) }
+        match self {
+            Holds::Subclusters | Holds::SubclustersInDataFile => (subclusters::CLUSTER, 16),
+            Holds::Nothing | Holds::Compressed | Holds::Snapshot | Holds::DataFile => (CLUSTER, 8),
+        }
     }
 }
 
@@ -88,7 +93,7 @@ pub fn create(spec: &Spec<'_>, tail: Unwritten) -> Media {
     media.write(0, &header(spec));
     media.write(cluster, &cluster_of(&(2 * cluster).to_be_bytes()));
     let count = |cluster| match spec.holds {
-        Holds::Nothing | Holds::Subclusters | Holds::DataFile => 1,
+        Holds::Nothing | Holds::Subclusters | Holds::DataFile | Holds::SubclustersInDataFile => 1,
         Holds::Compressed => compressed::count(cluster),
         Holds::Snapshot => shared::count(cluster, spec.version),
     };
@@ -97,7 +102,7 @@ pub fn create(spec: &Spec<'_>, tail: Unwritten) -> Media {
     media.write(3 * cluster, &cluster_of(&[]));
     match spec.holds {
         Holds::Nothing => {}
-        Holds::DataFile => media.add_data_file(),
+        Holds::DataFile | Holds::SubclustersInDataFile => media.add_data_file(),
         Holds::Compressed => compressed::put(&mut media, L1_AT),
         Holds::Snapshot => shared::put(&mut media, spec.version),
         Holds::Subclusters => subclusters::put(&mut media),
@@ -117,6 +122,7 @@ fn header(spec: &Spec<'_>) -> Vec<u8> {
     let features = match spec.holds {
         Holds::Subclusters => subclusters::FEATURE,
         Holds::DataFile => EXTERNAL_DATA,
+        Holds::SubclustersInDataFile => subclusters::FEATURE | EXTERNAL_DATA,
         Holds::Nothing | Holds::Compressed | Holds::Snapshot => 0,
     };
     let name = spec.parent.unwrap_or_default();

@@ -6,10 +6,11 @@
 //!
 //! Invariant: two contents are equal exactly when their bytes are.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::hash::Hasher;
 use std::sync::Arc;
 
 use memory::Segments;
+use rustc_hash::FxHasher;
 
 /// Bytes in a sector.
 pub const SECTOR: u64 = 512;
@@ -170,9 +171,9 @@ impl Sector {
         match self {
             Sector::Word(word) => mix(word.0),
             Sector::Bytes(held) => {
-                let mut hasher = DefaultHasher::new();
-                held.hash(&mut hasher);
-                hasher.finish()
+                let mut hasher = FxHasher::default();
+                hasher.write(held.as_slice());
+                mix(hasher.finish())
             }
         }
     }

@@ -69,6 +69,8 @@ pub enum Made {
     SubclusterQcow2,
     /// The same, with an external data file.
     DataFileQcow2,
+    /// The same, with extended L2 entries and an external data file.
+    SubclusterDataFileQcow2,
     /// A qcow2 file of version 2.
     OldQcow2,
     /// The same, with an internal snapshot.
@@ -94,7 +96,8 @@ impl Made {
             Made::OldSharedQcow2 => shared::given(2).collect(),
             Made::SubclusterQcow2 => subclusters::given().collect(),
             Made::Raw | Made::Fixed | Made::Vhd | Made::MisspeltVhd => Vec::new(),
-            Made::Qcow2 | Made::FullQcow2 | Made::DataFileQcow2 | Made::OldQcow2 => Vec::new(),
+            Made::Qcow2 | Made::FullQcow2 | Made::OldQcow2 => Vec::new(),
+            Made::DataFileQcow2 | Made::SubclusterDataFileQcow2 => Vec::new(),
         }
     }
 
@@ -109,7 +112,8 @@ impl Made {
             Made::Raw => Form::Raw,
             Made::Fixed | Made::Given | Made::Vhd | Made::MisspeltVhd => Form::Vhd,
             Made::Qcow2 | Made::FullQcow2 | Made::CompressedQcow2 | Made::SubclusterQcow2 => Form::Qcow2,
-            Made::DataFileQcow2 | Made::SharedQcow2 | Made::OldQcow2 | Made::OldSharedQcow2 => Form::Qcow2,
+            Made::DataFileQcow2 | Made::SubclusterDataFileQcow2 => Form::Qcow2,
+            Made::SharedQcow2 | Made::OldQcow2 | Made::OldSharedQcow2 => Form::Qcow2,
         }
     }
 }
@@ -254,6 +258,7 @@ impl Subject {
             | Made::SharedQcow2
             | Made::SubclusterQcow2
             | Made::DataFileQcow2
+            | Made::SubclusterDataFileQcow2
             | Made::OldQcow2
             | Made::OldSharedQcow2 => Ok(self.create_qcow2(made, parent.is_some(), sectors)),
         }
@@ -298,6 +303,7 @@ impl Subject {
             Made::SharedQcow2 | Made::OldSharedQcow2 => Holds::Snapshot,
             Made::SubclusterQcow2 => Holds::Subclusters,
             Made::DataFileQcow2 => Holds::DataFile,
+            Made::SubclusterDataFileQcow2 => Holds::SubclustersInDataFile,
             _ => Holds::Nothing,
         };
         let mut media = qcow2::create(&qcow2::Spec { sectors, parent, version, used, holds }, self.tail);

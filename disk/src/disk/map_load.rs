@@ -4,8 +4,10 @@
 //! few chunks of the map are loaded at once, so that they do not evict each other's metadata, and each is loaded in the
 //! end.
 
+use std::collections::VecDeque;
 use std::collections::hash_map::Entry;
-use std::collections::{HashMap, VecDeque};
+
+use rustc_hash::FxHashMap;
 
 use super::layer::Missing;
 use super::queue::Parked;
@@ -24,7 +26,7 @@ const LOADS_MAX: usize = 16;
 #[derive(Debug, Default)]
 pub(super) struct MapLoader {
     /// What waits for each block, by its file and its place there.
-    loads: HashMap<(FileId, u64), Vec<Parked>>,
+    loads: FxHashMap<(FileId, u64), Vec<Parked>>,
     under_way: Vec<ChunkLoad>,
     /// The chunk that is loaded alone.
     alone: Option<u64>,

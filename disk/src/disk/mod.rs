@@ -48,7 +48,9 @@ mod routing;
 mod unaligned;
 mod write;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
+
+use rustc_hash::FxHashMap;
 
 use crate::format::{Format, Ticket};
 use crate::{Action, FileDone, FileId, Geometry, ImageError, ImageErrorKind, Io, Operation, Request, Span, Status};
@@ -91,7 +93,7 @@ pub struct Disk<F: Format> {
     merge: Option<Merge>,
     damage: MetDamage,
     /// What waits for another write to the same cluster, by file and ticket.
-    busy: HashMap<(FileId, Ticket), Vec<Parked>>,
+    busy: FxHashMap<(FileId, Ticket), Vec<Parked>>,
     /// What can go on. Empty between two calls of the disk.
     ready: VecDeque<Ready>,
     /// Some layers have not been scanned for leaked space yet.
@@ -130,7 +132,7 @@ impl<F: Format> Disk<F> {
             rounds: Rounds::new(),
             merge: None,
             damage: MetDamage::default(),
-            busy: HashMap::new(),
+            busy: FxHashMap::default(),
             ready: VecDeque::new(),
             reclaim_due: true,
         };

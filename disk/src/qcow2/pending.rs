@@ -2,7 +2,7 @@
 //!
 //! Knows nothing of tables or of what is written.
 
-use std::collections::HashMap;
+use rustc_hash::FxHashMap;
 
 use super::entry::Part;
 use crate::format::Ticket;
@@ -42,8 +42,8 @@ pub struct Slot {
 #[derive(Debug, Default)]
 pub struct Pending {
     last: u64,
-    writes: HashMap<Ticket, Write>,
-    slots: HashMap<u64, Slot>,
+    writes: FxHashMap<Ticket, Write>,
+    slots: FxHashMap<u64, Slot>,
 }
 
 impl Pending {

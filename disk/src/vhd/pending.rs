@@ -1,6 +1,6 @@
 //! Writes under way to places that readers do not see yet.
 
-use std::collections::HashMap;
+use rustc_hash::FxHashMap;
 
 use super::space::Slot;
 use crate::format::{Ticket, Wait};
@@ -21,10 +21,10 @@ pub struct Write {
 #[derive(Debug, Default)]
 pub struct Pending {
     last: u64,
-    writes: HashMap<Ticket, Write>,
+    writes: FxHashMap<Ticket, Write>,
     /// How many of them each block has.
-    count: HashMap<u32, u32>,
-    slots: HashMap<u32, Slot>,
+    count: FxHashMap<u32, u32>,
+    slots: FxHashMap<u32, Slot>,
 }
 
 impl Pending {

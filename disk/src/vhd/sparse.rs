@@ -7,9 +7,10 @@ mod forget;
 mod generation;
 mod round;
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
 
+use rustc_hash::FxHashMap;
 use zerocopy::IntoBytes;
 
 use super::bitmap::Bitmap;
@@ -63,13 +64,13 @@ pub struct Sparse {
     damaged: BTreeSet<u32>,
     /// Blocks with every sector written, one bit each: their bitmap need not be looked at.
     full: Vec<u64>,
-    bitmaps: HashMap<u32, Cached>,
+    bitmaps: FxHashMap<u32, Cached>,
     /// The order in which bitmaps came (block and number), for choosing which to forget.
     arrivals: VecDeque<(u32, u64)>,
     last_arrival: u64,
     bitmaps_max: usize,
     /// Bitmaps asked for with [`Wait::Load`], by their offset in the file.
-    loading: HashMap<u64, u32>,
+    loading: FxHashMap<u64, u32>,
     pending: Pending,
     space: Space,
     footer: RawFooter,
@@ -124,11 +125,11 @@ impl Sparse {
             room: tables.room,
             damaged: survey.damaged,
             full,
-            bitmaps: HashMap::new(),
+            bitmaps: FxHashMap::default(),
             arrivals: VecDeque::new(),
             last_arrival: 0,
             bitmaps_max: if access == Access::ReadOnly { BITMAPS_READ_ONLY } else { BITMAPS_WRITABLE },
-            loading: HashMap::new(),
+            loading: FxHashMap::default(),
             pending: Pending::default(),
             space,
             footer: survey.footer,

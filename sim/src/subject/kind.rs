@@ -51,6 +51,8 @@ pub enum Kind {
     DataFileQcow2,
     /// The same on a parent that holds data.
     DataFileChildQcow2,
+    /// A qcow2 file with extended L2 entries and an external data file on a parent that holds data.
+    SubclusterDataFileQcow2,
     /// A qcow2 file of version 2 that holds data.
     OldQcow2,
     /// One on a parent that holds data.
@@ -123,6 +125,7 @@ impl Kind {
                 Kind::SubclusterChildQcow2,
                 Kind::DataFileQcow2,
                 Kind::DataFileChildQcow2,
+                Kind::SubclusterDataFileQcow2,
                 Kind::OldQcow2,
                 Kind::OldChildQcow2,
                 Kind::OldSharedQcow2,
@@ -156,7 +159,7 @@ impl Kind {
             Kind::CompressedQcow2 | Kind::CompressedChildQcow2 => "qcow2",
             Kind::SharedQcow2 | Kind::SharedChildQcow2 => "qcow2",
             Kind::SubclusterQcow2 | Kind::SubclusterChildQcow2 => "qcow2",
-            Kind::DataFileQcow2 | Kind::DataFileChildQcow2 => "qcow2",
+            Kind::DataFileQcow2 | Kind::DataFileChildQcow2 | Kind::SubclusterDataFileQcow2 => "qcow2",
             Kind::OldQcow2 | Kind::OldChildQcow2 | Kind::OldSharedQcow2 => "qcow2",
             Kind::VhdOnVhd | Kind::VhdOnRaw | Kind::Qcow2OnQcow2 | Kind::Qcow2OnRaw => "chain",
             Kind::NewVhdOnVhd | Kind::NewQcow2OnQcow2 | Kind::CompressedOnQcow2 | Kind::Qcow2OnCompressed => "chain",
@@ -195,12 +198,14 @@ impl Kind {
 
     /// Whether some layer has a data file.
     pub fn has_data_file(self) -> bool {
-        self.layers().iter().any(|layer| layer.made == Made::DataFileQcow2)
+        let made = [Made::DataFileQcow2, Made::SubclusterDataFileQcow2];
+        self.layers().iter().any(|layer| made.contains(&layer.made))
     }
 
     /// Whether it has subclusters.
     pub fn is_of_subclusters(self) -> bool {
-        self.layers().iter().any(|layer| layer.made == Made::SubclusterQcow2)
+        let made = [Made::SubclusterQcow2, Made::SubclusterDataFileQcow2];
+        self.layers().iter().any(|layer| made.contains(&layer.made))
     }
 
     /// Whether shorter workloads are explored on it than on others.
@@ -271,6 +276,9 @@ impl Kind {
             Kind::DataFileChildQcow2 => {
                 vec![layer(Made::DataFileQcow2, "w1+2 w5+1 w2049+1 f"), layer(Made::Given, "")]
             }
+            Kind::SubclusterDataFileQcow2 => {
+                vec![layer(Made::SubclusterDataFileQcow2, "w1+2 w5+1 w2049+1 f"), layer(Made::Given, "")]
+            }
             Kind::OldQcow2 => vec![layer(Made::OldQcow2, "w0+6 w2050+2 f")],
             Kind::OldChildQcow2 => vec![layer(Made::OldQcow2, "w1+2 w5+1 w2049+1 f"), layer(Made::Given, "")],
             Kind::OldSharedQcow2 => vec![layer(Made::OldSharedQcow2, "")],
@@ -295,7 +303,7 @@ impl Kind {
     }
 }
 
-const KINDS: [(Kind, &str); 40] = [
+const KINDS: [(Kind, &str); 41] = [
     (Kind::Raw, "raw"),
     (Kind::GrowingRaw, "growing-raw"),
     (Kind::Fixed, "fixed"),
@@ -320,6 +328,7 @@ const KINDS: [(Kind, &str); 40] = [
     (Kind::SubclusterChildQcow2, "subcluster-child-qcow2"),
     (Kind::DataFileQcow2, "data-file-qcow2"),
     (Kind::DataFileChildQcow2, "data-file-child-qcow2"),
+    (Kind::SubclusterDataFileQcow2, "subcluster-data-file-qcow2"),
     (Kind::Qcow2OnDataFile, "qcow2-on-data-file"),
     (Kind::DataFileOnQcow2, "data-file-on-qcow2"),
     (Kind::OldQcow2, "old-qcow2"),

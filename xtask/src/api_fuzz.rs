@@ -10,69 +10,49 @@ mod daemon;
 mod tester;
 
 use std::path::{Path, PathBuf};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::Instant;
 
-use crate::demo::tool;
 use daemon::Daemon;
+use testbed::programs::{any_seed, programs, root};
+use testbed::tool;
 use tester::Tester;
-
-const USAGE: &str = "usage: cargo xtask api-fuzz [--max-examples N] [--seed N] [--bin-dir DIR] [--keep]
-  --max-examples N  requests of each kind for each operation (15)
-  --seed N          the same requests again
-  --bin-dir DIR     use the programs in DIR instead of building them
-  --keep            keep the directory of a successful run";
 
 /// As automake has it: neither passed nor failed.
 const NOT_RUN: i32 = 77;
 
-struct Options {
+/// Ask the daemon for all that its OpenAPI document promises
+#[derive(Debug, clap::Args)]
+pub struct Options {
+    /// Requests of each kind for each operation
+    #[arg(long, value_name = "N", default_value_t = 15)]
     max_examples: u32,
-    seed: u32,
+    /// The same requests again [default: others each time; it is printed]
+    #[arg(long, default_value_t = any_seed(), hide_default_value = true)]
+    seed: u64,
+    /// Use the programs in this directory instead of building them
+    #[arg(long, value_name = "DIR")]
     bin_dir: Option<PathBuf>,
+    /// Keep the directory of a successful run
+    #[arg(long)]
     keep: bool,
-}
-
-impl Options {
-    fn parse(arguments: &[String]) -> Option<Options> {
-        // Any number will do, and another one each time.
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.subsec_micros());
-        let mut options = Options { max_examples: 15, seed: now, bin_dir: None, keep: false };
-        let mut words = arguments.iter();
-        while let Some(word) = words.next() {
-            match word.as_str() {
-                "--max-examples" => options.max_examples = words.next()?.parse().ok()?,
-                "--seed" => options.seed = words.next()?.parse().ok()?,
-                "--bin-dir" => options.bin_dir = Some(words.next()?.into()),
-                "--keep" => options.keep = true,
-                _ => return None,
-            }
-        }
-        Some(options)
-    }
 }
 
 /// Runs the chore. Where there is no python, no package of the tester or no openssl, the process ends here with exit
 /// code 77.
-pub fn run(arguments: &[String]) -> Result<(), String> {
-    let options = Options::parse(arguments).ok_or(USAGE)?;
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().ok_or("xtask has no parent directory")?;
+pub fn run(options: &Options) -> Result<(), String> {
+    let root = root();
     let tester = Tester::install(&root.join("build")).unwrap_or_else(|why| not_run(&why));
     if tool::locate("openssl").is_none() {
         not_run("there is no openssl; `make prepare` installs it");
     }
-    let programs = match &options.bin_dir {
-        Some(directory) => {
-            std::path::absolute(directory).map_err(|error| format!("{}: {error}", directory.display()))?
-        }
-        None => crate::demo::build_programs(&[]).map_err(|failure| failure.to_string())?,
-    };
+    let programs = programs(options.bin_dir.as_deref())?;
     let room = tempfile::Builder::new().prefix("tapline-api-fuzz-").tempdir().map_err(|error| error.to_string())?;
     println!(
         "seed {}: cargo xtask api-fuzz --seed {} --max-examples {}",
         options.seed, options.seed, options.max_examples
     );
     let begun = Instant::now();
-    let outcome = ask(&tester, &options, &root.join("docs/openapi.json"), &programs, room.path());
+    let outcome = ask(&tester, options, &root.join("docs/openapi.json"), &programs, room.path());
     if options.keep || outcome.is_err() {
         println!("kept: {}", room.keep().display());
     }

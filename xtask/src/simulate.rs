@@ -3,8 +3,6 @@
 //! Knows arguments, the clock and how results are shown; what is explored and how is the `sim` crate's. Every
 //! failure is printed with the command that finds it again.
 
-mod values;
-
 use std::fmt::Write as _;
 use std::io::IsTerminal;
 use std::sync::Mutex;
@@ -25,76 +23,96 @@ use sim::shrink::shrink;
 use sim::subject::{Kind, LARGE, Made, Subject};
 use sim::theme::Theme;
 use sim::workload::{self, Op, Step};
-use values::Values;
+use testbed::programs::positive;
 
-const HELP: &str = "\
-usage: cargo xtask simulate [OPTION]…
-
-Crashes disk images in every way that their storage allows, and holds what is left against what the guest was
-promised. Without a seed: all workloads of up to N operations, and every fault at every operation.
-
-  --format FORMAT       what to explore: vhd (default), qcow2, chain or raw
-  --kind KIND           only this kind of image, such as used-child or qcow2-on-raw; a wrong one lists them
-  --unit 4096           storage with sectors of so many bytes, which takes nothing smaller
-  --small-device        devices on which the disk does not fit; some kinds only
-  --tail zeroes|stale   only storage whose unwritten bytes are zeros, or rubbish
-  --ops N               operations in a workload (default 3; with --seed 24)
-  --seed S              random workloads, orders and faults, from this seed on
-  --runs R              how many seeds (default 1000)
-  --seconds T           stop after so long, without failure
-  --threads T           default 2
-  --planted all|NAME    look for the bugs planted in the simulator, each in its format; fails when one is not found
-  --states N            states to look at for each of them (default 100000)
-  --workload 'OPS'      only this workload, as w8+2 W8+2 z0+8 Z0+8 k0+8 d0+1024 r0+8 f (sectors; capitals: FUA;
-                        k: zeroes that keep their space) p33+2 P33+2 q1+2 Q1+2 s1+6 (writes, zeroes and reads of
-                        quarters of sectors), and, on chains, snapshot merge cancel grow
-  --schedule ORDER      in this order: s, e or n, and decisions, as e.0.0.2
-  --fault KIND@N        failed, no-space, unsupported or full, at the Nth operation it can befall
-  --visible at-completion   reads see a write only when it has completed
-  --depth N             requests in flight at once (default 8)
-  --room N              file operations that the engine takes at once (default: any number)
-  --log N               bytes of a redo log (default: 16384)
-  --tight               the disk's own limits are as low as they can be: no map, one fill at a time, rounds at once
-  --json                print one JSON object
-
-Exit code 0: nothing found (or all planted bugs found). 1: otherwise.
-";
-
-/// Arguments, checked.
-struct Arguments {
+/// Crash disk images in every way and compare
+///
+/// Crashes disk images in every way that their storage allows, and holds what is left against what the guest was
+/// promised. Without a seed: all workloads of up to N operations, and every fault at every operation. Exit code 0:
+/// nothing found (or all planted bugs found). 1: otherwise.
+#[derive(Debug, clap::Args)]
+pub struct Options {
+    /// What to explore
+    #[arg(long, default_value = "vhd", value_parser = ["vhd", "qcow2", "chain", "raw"])]
     format: String,
-    subjects: Vec<Subject>,
+    /// Only this kind of image, such as used-child or qcow2-on-raw; a wrong one lists them
+    #[arg(long)]
+    kind: Option<Kind>,
+    /// Storage with sectors of so many bytes, 512 or 4096, which takes nothing smaller
+    #[arg(long, default_value_t = SECTOR, value_parser = unit)]
+    unit: u64,
+    /// Devices on which the disk does not fit; some kinds only
+    #[arg(long)]
+    small_device: bool,
+    /// Only storage whose unwritten bytes are zeroes, or stale
+    #[arg(long, value_parser = tail)]
+    tail: Option<Unwritten>,
+    /// Operations in a workload [default: 3; with --seed 24]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     ops: Option<u32>,
+    /// Random workloads, orders and faults, from this seed on
+    #[arg(long)]
     seed: Option<u64>,
+    /// How many seeds
+    #[arg(long, default_value_t = 1000)]
     runs: u64,
+    /// Stop after so long, without failure
+    #[arg(long)]
     seconds: Option<u64>,
+    #[arg(long, default_value_t = 2, value_parser = positive)]
     threads: usize,
+    /// Look for this bug planted in the simulator, or for all, each in its format; fail when one is not found
+    #[arg(long, value_name = "NAME")]
     planted: Option<String>,
+    /// States to look at for each of them
+    #[arg(long, default_value_t = 100_000)]
     states: u64,
-    workload: Option<Vec<Op>>,
+    /// Only this workload, as w8+2 W8+2 z0+8 Z0+8 k0+8 d0+1024 r0+8 f (sectors; capitals: FUA; k: zeroes that keep
+    /// their space) p33+2 P33+2 q1+2 Q1+2 s1+6 (writes, zeroes and reads of quarters of sectors), and, on chains,
+    /// snapshot merge cancel grow
+    #[arg(long, value_name = "OPS")]
+    workload: Option<String>,
+    /// In this order: s, e or n, and decisions, as e.0.0.2
+    #[arg(long, value_name = "ORDER")]
     schedule: Option<Schedule>,
+    /// Failed, no-space, unsupported or full, at the Nth operation it can befall
+    #[arg(long, value_name = "KIND@N")]
     fault: Option<Fault>,
+    /// Reads see a write at-push, or only at-completion
+    #[arg(long, default_value = "at-push", value_parser = visible)]
     visible: Visible,
+    /// Requests in flight at once
+    #[arg(long, default_value_t = 8, value_parser = positive)]
     depth: usize,
+    /// File operations that the engine takes at once [default: any number]
+    #[arg(long, default_value_t = ROOM, hide_default_value = true, value_parser = positive)]
     room: usize,
+    /// Bytes of a redo log
+    #[arg(long, default_value_t = ROOMY, value_parser = positive)]
     log: usize,
+    /// The disk's own limits are as low as they can be: no map, one fill at a time, rounds at once
+    #[arg(long)]
     tight: bool,
+    /// Print one JSON object
+    #[arg(long)]
     json: bool,
-    help: bool,
+}
+
+/// Options, checked, and what they mean.
+struct Arguments<'a> {
+    options: &'a Options,
+    subjects: Vec<Subject>,
+    workload: Option<Vec<Op>>,
 }
 
 /// Runs the chore.
-pub fn run(arguments: &[String]) -> Result<(), String> {
-    let arguments = Arguments::parse(arguments)?;
-    if arguments.help {
-        print!("{HELP}");
-        return Ok(());
-    }
+pub fn run(options: &Options) -> Result<(), String> {
+    let arguments = Arguments::of(options)?;
     // A panic is a finding like any other, and is told with it.
     if std::env::var_os("RUST_BACKTRACE").is_none() {
         std::panic::set_hook(Box::new(|_| {}));
     }
-    match (&arguments.workload, &arguments.planted, arguments.seed) {
+    match (&arguments.workload, &options.planted, options.seed) {
         (Some(workload), _, _) => report(&arguments, &one_workload(&arguments, workload)?),
         (None, Some(name), _) => planted(&arguments, name),
         (None, None, Some(seed)) => report(&arguments, &seeds(&arguments, seed)),
@@ -102,77 +120,31 @@ pub fn run(arguments: &[String]) -> Result<(), String> {
     }
 }
 
-impl Arguments {
-    fn parse(words: &[String]) -> Result<Arguments, String> {
-        let mut values = Values { words: words.iter() };
-        let (mut kind, mut tail, mut unit, mut small) = (None, None, SECTOR, false);
-        let mut arguments = Arguments {
-            format: "vhd".into(),
-            subjects: Vec::new(),
-            ops: None,
-            seed: None,
-            runs: 1000,
-            seconds: None,
-            threads: 2,
-            planted: None,
-            states: 100_000,
-            workload: None,
-            schedule: None,
-            fault: None,
-            visible: Visible::AtPush,
-            depth: 8,
-            room: ROOM,
-            log: ROOMY,
-            tight: false,
-            json: false,
-            help: false,
-        };
-        while let Some(word) = values.words.next() {
-            match word.as_str() {
-                "--format" => arguments.format = values.parse(word)?,
-                "--kind" => kind = Some(values.parse::<Kind>(word)?),
-                "--tail" => tail = Some(values.parse::<String>(word)?),
-                "--unit" => unit = values.unit(word)?,
-                "--small-device" => small = true,
-                "--ops" => arguments.ops = Some(values.positive(word)?),
-                "--seed" => arguments.seed = Some(values.parse(word)?),
-                "--runs" => arguments.runs = values.parse(word)?,
-                "--seconds" => arguments.seconds = Some(values.parse(word)?),
-                "--threads" => arguments.threads = values.positive(word)?,
-                "--planted" => arguments.planted = Some(values.parse(word)?),
-                "--states" => arguments.states = values.parse(word)?,
-                "--workload" => {
-                    let text: String = values.parse(word)?;
-                    arguments.workload = Some(workload::parse(&text).map_err(|error| format!("--workload: {error}"))?);
-                }
-                "--schedule" => arguments.schedule = Some(values.parse(word)?),
-                "--fault" => arguments.fault = Some(values.parse(word)?),
-                "--visible" => arguments.visible = visible(&values.parse::<String>(word)?)?,
-                "--room" => arguments.room = values.positive(word)?,
-                "--log" => arguments.log = values.positive(word)?,
-                "--tight" => arguments.tight = true,
-                "--depth" => arguments.depth = values.positive(word)?,
-                "--json" => arguments.json = true,
-                "--help" | "-h" => arguments.help = true,
-                other => return Err(format!("there is no option «{other}»; --help lists them")),
-            }
-        }
-        arguments.subjects = subjects(&arguments.format, kind, tail.as_deref())?;
-        arguments.on_storage(unit, small)?;
-        if kind.is_none() && arguments.seed.is_none() && arguments.workload.is_none() {
-            arguments.subjects.retain(|subject| !subject.kind.is_deep());
-        }
-        let themes = arguments.subjects.iter().map(|subject| subject.kind.theme());
-        check_workload(arguments.workload.as_deref().unwrap_or_default(), themes)?;
-        Ok(arguments)
-    }
+impl std::ops::Deref for Arguments<'_> {
+    type Target = Options;
 
-    /// Only those images that are explored on such storage.
-    fn on_storage(&mut self, unit: u64, small: bool) -> Result<(), String> {
-        let sectors = |subject: Subject| if unit == LARGE { subject.on_large_sectors() } else { Some(subject) };
-        let device = |subject: Subject| if small { subject.on_small_device() } else { Some(subject) };
-        self.subjects = self.subjects.iter().copied().filter_map(sectors).filter_map(device).collect();
-        if self.subjects.is_empty() { Err("no such kind of image is explored on such storage".into()) } else { Ok(()) }
+    fn deref(&self) -> &Options {
+        self.options
+    }
+}
+
+impl Arguments<'_> {
+    fn of(options: &Options) -> Result<Arguments<'_>, String> {
+        let mut subjects = subjects(&options.format, options.kind, options.tail)?;
+        let sectors = |subject: Subject| if options.unit == LARGE { subject.on_large_sectors() } else { Some(subject) };
+        let device = |subject: Subject| if options.small_device { subject.on_small_device() } else { Some(subject) };
+        subjects = subjects.into_iter().filter_map(sectors).filter_map(device).collect();
+        if subjects.is_empty() {
+            return Err("no such kind of image is explored on such storage".into());
+        }
+        let workload = options.workload.as_deref().map(workload::parse).transpose();
+        let workload = workload.map_err(|error| format!("--workload: {error}"))?;
+        if options.kind.is_none() && options.seed.is_none() && workload.is_none() {
+            subjects.retain(|subject| !subject.kind.is_deep());
+        }
+        let themes = subjects.iter().map(|subject| subject.kind.theme());
+        check_workload(workload.as_deref().unwrap_or_default(), themes)?;
+        Ok(Arguments { options, subjects, workload })
     }
 
     /// The planted bug, if one is named.
@@ -191,26 +163,32 @@ fn check_workload(ops: &[Op], themes: impl Iterator<Item = Theme>) -> Result<(),
     }
 }
 
+fn unit(text: &str) -> Result<u64, String> {
+    let unit = text.parse().ok().filter(|unit| [SECTOR, LARGE].contains(unit));
+    unit.ok_or_else(|| format!("drives have sectors of {SECTOR} or {LARGE} bytes"))
+}
+
+fn tail(text: &str) -> Result<Unwritten, String> {
+    match text {
+        "zeroes" => Ok(Unwritten::Zeroes),
+        "stale" => Ok(Unwritten::Stale),
+        _ => Err("unwritten bytes are zeroes or stale".into()),
+    }
+}
+
 fn visible(text: &str) -> Result<Visible, String> {
     match text {
         "at-push" => Ok(Visible::AtPush),
         "at-completion" => Ok(Visible::AtCompletion),
-        other => Err(format!("--visible {other}: a write is seen at-push or at-completion")),
+        _ => Err("a write is seen at-push or at-completion".into()),
     }
 }
 
-fn subjects(format: &str, kind: Option<Kind>, tail: Option<&str>) -> Result<Vec<Subject>, String> {
-    let kinds =
-        Kind::of_format(format).ok_or_else(|| format!("--format {format}: there are vhd, qcow2, chain and raw"))?;
+fn subjects(format: &str, kind: Option<Kind>, tail: Option<Unwritten>) -> Result<Vec<Subject>, String> {
+    let kinds = Kind::of_format(format).unwrap_or_default();
     // One that is named need not be among those of which everything is explored.
     let mut subjects = explore::subjects(kind.as_ref().map_or(kinds, std::slice::from_ref));
     subjects.retain(|subject| subject.kind.format() == format);
-    let tail = match tail {
-        None => None,
-        Some("zeroes") => Some(Unwritten::Zeroes),
-        Some("stale") => Some(Unwritten::Stale),
-        Some(other) => return Err(format!("--tail {other}: unwritten bytes are zeroes or stale")),
-    };
     subjects.retain(|subject| tail.is_none_or(|tail| subject.tail == tail));
     if subjects.is_empty() { Err(format!("format {format} has no such kind of image")) } else { Ok(subjects) }
 }
@@ -225,7 +203,7 @@ struct Progress {
 }
 
 impl Progress {
-    fn new(what: &'static str, arguments: &Arguments) -> Progress {
+    fn new(what: &'static str, arguments: &Arguments<'_>) -> Progress {
         let now = Instant::now();
         let shown = std::io::stderr().is_terminal() && !arguments.json;
         Progress { what, begun: now, last: Mutex::new(now), seconds: arguments.seconds, shown }
@@ -261,7 +239,7 @@ struct Findings {
 }
 
 /// All short workloads, then every fault, then long sequences against an array of bytes.
-fn everything(arguments: &Arguments) -> Findings {
+fn everything(arguments: &Arguments<'_>) -> Findings {
     let begun = Instant::now();
     let theme = arguments.subjects.first().map_or(Theme::Image, |subject| subject.kind.theme());
     let bound = Bound::of_ops(arguments.ops.unwrap_or(3), theme);
@@ -313,7 +291,7 @@ fn dedup(mut names: Vec<String>) -> Vec<String> {
     names
 }
 
-fn seeds(arguments: &Arguments, seed: u64) -> Findings {
+fn seeds(arguments: &Arguments<'_>, seed: u64) -> Findings {
     let begun = Instant::now();
     let ops = arguments.ops.unwrap_or(24);
     let progress = Progress::new("runs", arguments);
@@ -329,7 +307,7 @@ fn seeds(arguments: &Arguments, seed: u64) -> Findings {
 }
 
 /// One workload: under the schedule that is given, or under many.
-fn one_workload(arguments: &Arguments, workload: &[Op]) -> Result<Findings, String> {
+fn one_workload(arguments: &Arguments<'_>, workload: &[Op]) -> Result<Findings, String> {
     /// Deviations tried when no schedule is given.
     const INTERFERENCES: usize = 2;
     let begun = Instant::now();
@@ -374,7 +352,7 @@ fn failure_json(failure: &Failure) -> Value {
     json!({ "violation": failure.violation.to_string(), "reproduce": reproduce(failure) })
 }
 
-fn report(arguments: &Arguments, findings: &Findings) -> Result<(), String> {
+fn report(arguments: &Arguments<'_>, findings: &Findings) -> Result<(), String> {
     let Findings { scope, outcome, difference, took } = findings;
     let failed = outcome.failure.is_some() || difference.is_some();
     if arguments.json {
@@ -406,7 +384,7 @@ fn report(arguments: &Arguments, findings: &Findings) -> Result<(), String> {
 }
 
 /// Hunts planted bugs.
-fn planted(arguments: &Arguments, name: &str) -> Result<(), String> {
+fn planted(arguments: &Arguments<'_>, name: &str) -> Result<(), String> {
     let bugs: Vec<Planted> = if name == "all" { Planted::all().collect() } else { vec![name.parse()?] };
     let begun = Instant::now();
     let mut missed = Vec::new();
@@ -446,8 +424,15 @@ fn planted(arguments: &Arguments, name: &str) -> Result<(), String> {
 mod test {
     use super::*;
 
-    fn parse(words: &str) -> Result<Arguments, String> {
-        Arguments::parse(&words.split_whitespace().map(String::from).collect::<Vec<_>>())
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    fn parse(words: &str) -> Option<Options> {
+        let words = std::iter::once("simulate").chain(words.split_whitespace());
+        <Line as clap::Parser>::try_parse_from(words).ok().map(|line| line.options)
     }
 
     #[test]
@@ -457,19 +442,17 @@ mod test {
             workload::parse("f").unwrap_or_default(),
             Schedule::undisturbed(Pace::Newest),
         );
-        let again = parse(&case.to_string().replace('\'', "")).ok();
-        assert_eq!(
-            again.map(|again| (again.subjects, again.workload)),
-            Some((vec![case.setup.subject], Some(case.workload)))
-        );
+        let options = parse(&case.to_string().replace('\'', "")).unwrap();
+        let again = Arguments::of(&options).unwrap();
+        assert_eq!((again.subjects, again.workload), (vec![case.setup.subject], Some(case.workload)));
     }
 
     #[test]
-    fn an_unknown_option_and_a_missing_value_are_named() {
-        assert_eq!(parse("--op 3").err(), Some("there is no option «--op»; --help lists them".into()));
-        assert_eq!(parse("--seed").err(), Some("--seed needs a value".into()));
-        assert!(parse("--format vhd --kind raw").is_err());
-        assert!(parse("--depth 0").is_err());
-        assert!(parse("--workload w2560+1").is_err());
+    fn what_cannot_be_explored_is_refused() {
+        let is_refused = |words: &str| parse(words).is_none_or(|options| Arguments::of(&options).is_err());
+        assert!(!is_refused("--ops 3"));
+        for words in ["--op 3", "--seed", "--format vhd --kind raw", "--depth 0", "--workload w2560+1", "--unit 1024"] {
+            assert!(is_refused(words), "{words}");
+        }
     }
 }

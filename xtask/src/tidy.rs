@@ -14,6 +14,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use ratchet::Ratchet;
+use testbed::programs::root;
 use tree::Tree;
 
 /// Where the recorded lengths live.
@@ -42,14 +43,17 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Runs the chore. `--tighten` lowers recorded lengths to what they are now, and never raises one.
-pub fn run(arguments: &[String]) -> Result<(), String> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().ok_or("xtask has no parent directory")?;
-    match arguments {
-        [] => report(check(root)?),
-        [option] if option == "--tighten" => tighten(root),
-        _ => Err("usage: cargo xtask tidy [--tighten]".into()),
-    }
+/// Check the rules of the house: dependency arrows, unsafe code, lengths, heads of files
+#[derive(Debug, clap::Args)]
+pub struct Options {
+    /// Lower recorded lengths to what they are now; none is ever raised
+    #[arg(long)]
+    tighten: bool,
+}
+
+/// Runs the chore.
+pub fn run(options: &Options) -> Result<(), String> {
+    if options.tighten { tighten(&root()) } else { report(check(&root())?) }
 }
 
 fn report(findings: Vec<Finding>) -> Result<(), String> {
@@ -95,8 +99,7 @@ mod test {
 
     #[test]
     fn this_very_tree_can_be_read() {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-        let tree = Tree::read(root).unwrap();
+        let tree = Tree::read(&root()).unwrap();
         assert!(tree.sources.iter().any(|source| source.path == Path::new("xtask/src/tidy.rs")));
         assert!(tree.manifests.iter().any(|manifest| manifest.name == "disk"));
     }

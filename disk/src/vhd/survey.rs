@@ -292,7 +292,8 @@ impl Survey {
 
 /// The table entry of a block whose bitmap is at this byte.
 fn sector_of(at: u64) -> u32 {
-    u32::try_from(at / SECTOR).expect("a place that was read from a table entry")
+    let Ok(sector) = u32::try_from(at / SECTOR) else { unreachable!("a block's place was read from a table entry") };
+    sector
 }
 
 fn count_of(entries: &[u32]) -> u32 {

@@ -9,7 +9,7 @@ use rustix::process::{Pid, Signal, geteuid, kill_process};
 use serde_json::Value;
 
 use super::tester::Target;
-use crate::demo::tool;
+use testbed::tool;
 
 /// The user of nothing, and its group.
 const NOBODY: u32 = 65534;

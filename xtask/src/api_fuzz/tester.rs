@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::demo::tool;
+use testbed::tool;
 
 /// A later one may ask otherwise, and find what this one does not: that is for a commit of ours, and not for a Monday.
 const VERSION: &str = "4.32.0";
@@ -50,7 +50,7 @@ impl Tester {
     }
 
     /// Asks for everything in the document.
-    pub fn ask(&self, document: &Path, target: &Target, max_examples: u32, seed: u32) -> Result<(), String> {
+    pub fn ask(&self, document: &Path, target: &Target, max_examples: u32, seed: u64) -> Result<(), String> {
         let work = self.directory.join("work");
         fs::create_dir_all(&work).map_err(|error| format!("{}: {error}", work.display()))?;
         let config = work.join("schemathesis.toml");

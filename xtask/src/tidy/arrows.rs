@@ -41,13 +41,12 @@ const ARROWS: &[Arrow] = &[
     },
     Arrow { package: "tapline", may_use: &["api", "logging"], tests_may_use: &[] },
     Arrow { package: "testkit", may_use: &[], tests_may_use: &[] },
-    Arrow {
-        package: "xtask",
-        may_use: &["sim", "disk", "memory", "testkit", "transport", "uring", "vm"],
-        tests_may_use: &[],
-    },
+    Arrow { package: "testbed", may_use: &["sim", "vm"], tests_may_use: &[] },
+    Arrow { package: "model", may_use: &["sim", "testbed", "testkit"], tests_may_use: &[] },
+    Arrow { package: "bench", may_use: &["testbed", "vm"], tests_may_use: &[] },
+    Arrow { package: "xtask", may_use: &["bench", "model", "sim", "testbed"], tests_may_use: &[] },
     // The other side of the benchmarks: it must not share a line with what it measures.
-    Arrow { package: "bench", may_use: &[], tests_may_use: &[] },
+    Arrow { package: "bench-client", may_use: &[], tests_may_use: &[] },
     // Tests beside programs by others, in a workspace of their own too.
     Arrow { package: "tapline-oracle", may_use: &[], tests_may_use: &["disk", "memory"] },
     // Fuzz targets are tests of the parsers, in a workspace of their own.

@@ -12,8 +12,8 @@ const UNSAFE_ALLOWED: &[&str] = &[
     "memory",
     "uring",
     "xen",
-    "benches/src/load.rs",
-    "benches/src/guest/device.rs",
+    "benches/client/src/load.rs",
+    "benches/client/src/guest/device.rs",
     "transport/tests/all/vhost_blkio.rs",
     "tapline-disk/tests/all/tool/vhost.rs",
 ];
@@ -133,7 +133,7 @@ mod test {
             source("disk/src/lib.rs", "//! A.\n#![forbid(unsafe_code)]\n"),
             source("sim/src/lib.rs", "//! B, which mentions #![forbid(unsafe_code)].\n"),
             source("uring/src/lib.rs", "//! C.\n"),
-            source("benches/src/main.rs", "//! D, a file of which may be unsafe.\n"),
+            source("benches/client/src/main.rs", "//! D, a file of which may be unsafe.\n"),
         ];
         let found = check_roots(&Tree { sources, manifests: Vec::new() });
         assert_eq!(found.len(), 1);

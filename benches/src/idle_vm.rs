@@ -1,0 +1,243 @@
+//! What wakes the QEMU of a guest that does nothing, by what is emulated: the table of XenServer's Project Pulsar, for
+//! our default hardware and for each device that it leaves out.
+//!
+//! All machines run side by side, each with one disk of ours; they are counted from boot to shutdown by `trace`.
+
+mod table;
+mod trace;
+
+use std::fs::{self, File};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use serde_json::json;
+use tempfile::TempDir;
+use vm::qemu::accelerator::Accelerator;
+use vm::qemu::hardware::{Boot, Disk, Hardware};
+use vm::qemu::machine::{Ending, QemuVm};
+use vm::qemu::platform::Platform;
+use vm::qemu::slots::Position;
+use vm::syntax::in_full;
+
+use self::trace::{Counts, Threads};
+use testbed::guest::{Guest, Job, MEMORY_MIB, image, kernel};
+use testbed::programs::{build_programs, root};
+use testbed::progress::Progress;
+use testbed::tapline::{Access, DiskProcess, Tapline};
+
+/// How long and how often is counted.
+#[derive(Debug, clap::Args)]
+pub struct Options {
+    /// Seconds of an interval
+    #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..))]
+    interval: u32,
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(..1_000_000))]
+    minutes: u32,
+    #[arg(long)]
+    json: bool,
+}
+
+/// A kind of hardware: what it is called, and the platform keys that make it.
+type Variant = (&'static str, &'static [(&'static str, &'static str)]);
+
+const VARIANTS: &[Variant] = &[
+    ("default", &[]),
+    ("usb and tablet", &[("usb", "true"), ("usb_tablet", "true")]),
+    ("serial port", &[("hvm_serial", "null")]),
+    ("parallel port", &[("parallel", "null")]),
+    ("IDE DVD drive", &[("dvd", "empty")]),
+    (
+        "all of these",
+        &[("usb", "true"), ("usb_tablet", "true"), ("hvm_serial", "null"), ("parallel", "null"), ("dvd", "empty")],
+    ),
+];
+
+/// Drivers of all that, for a kernel that has them; that for virtual machines has none for USB and the parallel port.
+const DRIVERS: &[&str] = &[
+    "uhci_hcd",
+    "usbhid",
+    "hid_generic",
+    "parport_pc",
+    "ppdev",
+    "lp",
+    "ata_piix",
+    "sr_mod",
+    "virtio_pci",
+    "virtio_blk",
+];
+
+/// A guest under TCG beside five others.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// How long and how often.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Plan {
+    interval: Duration,
+    intervals: u32,
+    json: bool,
+}
+
+/// A machine that is counted.
+struct Run {
+    name: &'static str,
+    machine: QemuVm,
+    disk: Option<DiskProcess>,
+    began: SystemTime,
+    /// Of its threads, at the end of each interval.
+    threads: Vec<Threads>,
+    ending: Option<Ending>,
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        if self.ending.is_some() {
+            return;
+        }
+        // A machine would outlive us.
+        if let Err(error) = self.machine.end() {
+            eprintln!("{}", in_full(&error));
+        }
+    }
+}
+
+/// What was counted of a machine.
+struct Counted {
+    name: &'static str,
+    counts: Vec<Counts>,
+    ending: Option<Ending>,
+}
+
+/// Boots, counts, shuts down and prints.
+pub fn run(options: &Options) -> Result<(), String> {
+    let plan = options.plan();
+    let progress = Progress::start();
+    let programs = build_programs(&[]).map_err(|error| in_full(&error))?;
+    let modules: Vec<&str> = image::MODULES.iter().chain(DRIVERS).copied().collect();
+    let cache = root().join("build").join("guest-full");
+    let guest = Guest::build_of(kernel::FULL, &modules, &cache, &progress).map_err(|error| in_full(&error))?;
+    let work = tempfile::tempdir().map_err(|error| format!("a directory for the machines: {error}"))?;
+    let tapline = Tapline::new(programs.join("tapline"), work.path());
+    let mut runs = Vec::new();
+    for &variant in VARIANTS {
+        progress.live(&format!("booting {}", variant.0));
+        runs.push(boot(variant, &guest, &tapline, &work)?);
+    }
+    count(&mut runs, plan, &progress)?;
+    let counted = runs.into_iter().map(|run| finish(run, plan)).collect::<Result<Vec<_>, _>>()?;
+    if plan.json {
+        println!("{}", table::json(&counted, plan, guest.accelerator()));
+    } else {
+        print!("{}", table::text(&counted, plan, guest.accelerator()));
+    }
+    match counted.iter().find(|run| run.ending != Some(Ending::Guest)) {
+        Some(run) => Err(format!("the guest with {} has not powered off: {:?}", run.name, run.ending)),
+        None => Ok(()),
+    }
+}
+
+impl Options {
+    fn plan(&self) -> Plan {
+        // At least a boot, an idle interval and a shutdown.
+        let intervals = (self.minutes * 60 / self.interval).max(3);
+        Plan { interval: Duration::from_secs(self.interval.into()), intervals, json: self.json }
+    }
+}
+
+fn boot((name, keys): Variant, guest: &Guest, tapline: &Tapline, work: &TempDir) -> Result<Run, String> {
+    let directory = work.path().join(name.replace(' ', "-"));
+    private(&directory)?;
+    let image = directory.join("disk.raw");
+    let made = File::create(&image).and_then(|file| file.set_len(1 << 20));
+    made.map_err(|error| format!("{}: {error}", image.display()))?;
+    let disk = tapline.serve(&[&format!("raw:{}", image.display())], Access::ReadWrite, 1).map_err(|e| in_full(&e))?;
+    let job = Job { name: "idle", script: include_str!("../../testbed/guest/jobs/idle.sh"), parameters: Vec::new() };
+    let hardware = Hardware {
+        name: "idle".to_owned(),
+        memory_mib: MEMORY_MIB,
+        vcpus: 1,
+        accelerator: guest.accelerator(),
+        boot: told(guest.boot_of(&job, &directory).map_err(|error| in_full(&error))?),
+        disks: vec![Disk {
+            position: Position::new(0).ok_or("a machine has a first disk")?,
+            socket: work.path().join(disk.socket()),
+            queues: Some(1),
+            bootable: false,
+        }],
+        console: None,
+        platform: Platform::parse(keys.iter().copied()).map_err(|error| error.to_string())?,
+    };
+    let began = SystemTime::now();
+    let qemu = Path::new("qemu-system-x86_64");
+    let machine = QemuVm::start(qemu, &hardware, &directory, PATIENCE).map_err(|error| in_full(&error))?;
+    let mut run = Run { name, machine, disk: Some(disk), began, threads: Vec::new(), ending: None };
+    for event in trace::EVENTS {
+        let arguments = json!({ "name": event, "enable": true });
+        run.machine.ask("trace-event-set-state", &arguments).map_err(|error| in_full(&error))?;
+    }
+    Ok(run)
+}
+
+/// The default hardware has no serial port to write to. And under KVM a guest reads the time without leaving the
+/// processor; under TCG it does if it is told to trust the TSC, and else asks the chipset a hundred times a second.
+const COMMAND_LINE: &str = "console=tty0 quiet panic=-1 mitigations=off tsc=reliable";
+
+fn told(boot: Boot) -> Boot {
+    match boot {
+        Boot::Kernel { kernel, initrd, .. } => Boot::Kernel { kernel, initrd, command_line: COMMAND_LINE.to_owned() },
+        Boot::Firmware => Boot::Firmware,
+    }
+}
+
+fn private(directory: &PathBuf) -> Result<(), String> {
+    let made =
+        fs::create_dir(directory).and_then(|()| fs::set_permissions(directory, fs::Permissions::from_mode(0o700)));
+    made.map_err(|error| format!("{}: {error}", directory.display()))
+}
+
+/// Looks at all machines at the end of every interval; at the beginning of the last the power buttons are pressed.
+fn count(runs: &mut [Run], plan: Plan, progress: &Progress) -> Result<(), String> {
+    for interval in 0..plan.intervals.saturating_sub(1) {
+        for run in runs.iter_mut() {
+            // Each has its own beginning, a second or two behind that of the one before.
+            let end = run.began + plan.interval * (interval + 1);
+            thread::sleep(end.duration_since(SystemTime::now()).unwrap_or_default());
+            run.threads.push(Threads::of(run.machine.identity().pid)?);
+        }
+        progress.live(&format!("interval {} of {}", interval + 1, plan.intervals));
+    }
+    for run in runs {
+        run.ending = Some(end(run)?);
+    }
+    Ok(())
+}
+
+/// Has the guest power off, and keeps the last that is seen of its threads.
+fn end(run: &mut Run) -> Result<Ending, String> {
+    run.machine.ask("system_powerdown", &json!({})).map_err(|error| in_full(&error))?;
+    let deadline = Instant::now() + PATIENCE;
+    let mut last = None;
+    while !run.machine.wait_ended(Duration::from_millis(20)).map_err(|error| in_full(&error))? {
+        if Instant::now() > deadline {
+            return run.machine.end().map_err(|error| in_full(&error));
+        }
+        // It may have ended between the two.
+        last = Threads::of(run.machine.identity().pid).ok().or(last);
+    }
+    run.threads.extend(last);
+    Ok(Ending::Guest)
+}
+
+fn finish(mut run: Run, plan: Plan) -> Result<Counted, String> {
+    let began = run.began.duration_since(UNIX_EPOCH).map_err(|error| error.to_string())?;
+    let log = fs::read(run.machine.log()).map_err(|error| format!("{}: {error}", run.machine.log().display()))?;
+    let mut counts = trace::counts(&String::from_utf8_lossy(&log), began, plan.interval, plan.intervals);
+    let mut before = Threads::default();
+    for (count, threads) in counts.iter_mut().zip(&run.threads) {
+        count.woken = threads.since(&before);
+        before = *threads;
+    }
+    run.disk.take().map_or(Ok(()), DiskProcess::stop).map_err(|error| in_full(&error))?;
+    Ok(Counted { name: run.name, counts, ending: run.ending })
+}

@@ -1,0 +1,356 @@
+//! `cargo xtask bench`: Tapline beside its peers, in one run.
+//!
+//! These machines are shared and noisy. So the servers take turns within each workload, several rounds of it, the
+//! server pinned to one CPU and the client to another; what is printed are medians, and ratios of medians. Nothing
+//! here passes or fails by a figure.
+
+#![forbid(unsafe_code)]
+
+mod allocate;
+mod api;
+mod budget;
+mod idle;
+mod idle_vm;
+mod live;
+mod plug;
+mod server;
+
+use std::cmp::Ordering;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use tempfile::TempDir;
+
+use testbed::programs::{positive, released, root};
+
+use server::{Kind, Server};
+
+/// What is measured.
+#[derive(Debug, clap::Subcommand)]
+pub enum Bench {
+    /// Raw, VHD and qcow2 behind `tapline serve`, raw and qcow2 behind qemu-storage-daemon, over vhost-user-blk
+    VhostUser(Arguments),
+    /// A chain of 30 layers beside one of 1
+    Depth(Arguments),
+    /// First writes to new images, ours and the peer's
+    Allocate(Arguments),
+    /// Random reads of a scattered qcow2 of 1 TiB, by size of the part that is read; and memory
+    Budget(Arguments),
+    /// What a guest notices of snapshots, clones and a merge of the live leaf
+    Live(Arguments),
+    /// Memory and wake-ups of many served disks that nobody uses
+    Idle(Arguments),
+    /// What wakes the QEMU of a guest that does nothing, by what it emulates
+    IdleVm(idle_vm::Options),
+    /// Many VBDs plugged and unplugged by the daemon, with slow storage and without, and idle ones
+    Plug(Arguments),
+    /// A list of many VDIs; and plugs alone and beside many clients, with what these cost
+    Api(api::Plan),
+    /// Backends of a Xen guest's disks, counted in instructions: blkback, qdisk, tapline
+    Xen(testbed::xen::compare::Options),
+}
+
+/// How to run.
+#[derive(Debug, clap::Args)]
+pub struct Arguments {
+    #[arg(long, default_value_t = 5, value_parser = positive)]
+    rounds: usize,
+    /// Of each measurement
+    #[arg(long, default_value_t = 2.0)]
+    seconds: f64,
+    /// Where the images go
+    #[arg(long, default_value = "/dev/shm")]
+    dir: PathBuf,
+    /// Size of a disk
+    #[arg(long = "size", value_name = "MIB", default_value_t = 1024)]
+    mib: u64,
+    /// Of idle, plug
+    #[arg(long, default_value_t = 20)]
+    disks: usize,
+    /// Of depth, live: vhd or qcow2
+    #[arg(long, default_value = "vhd")]
+    format: String,
+    #[arg(long)]
+    json: bool,
+}
+
+/// One load.
+struct Workload {
+    name: &'static str,
+    client: &'static [&'static str],
+}
+
+const WORKLOADS: &[Workload] = &[
+    Workload { name: "randread 4k qd1", client: &["--pattern", "randread", "--depth", "1"] },
+    Workload { name: "randread 4k qd32", client: &["--pattern", "randread", "--depth", "32"] },
+    Workload { name: "randwrite 4k qd1", client: &["--pattern", "randwrite", "--depth", "1"] },
+    Workload { name: "randwrite 4k qd32", client: &["--pattern", "randwrite", "--depth", "32"] },
+];
+
+/// What one round saw.
+#[derive(Clone, Copy, Debug)]
+struct Sample {
+    iops: f64,
+    p50_us: f64,
+    p99_us: f64,
+    /// CPU time of the server, all its threads, a request.
+    server_us: f64,
+    /// Times the client went to sleep or looked again, a request.
+    waits: f64,
+}
+
+/// Runs a benchmark.
+pub fn run(bench: &Bench) -> Result<(), String> {
+    let (measure, arguments): (fn(&Arguments) -> Result<(), String>, _) = match bench {
+        Bench::VhostUser(arguments) => (vhost_user, arguments),
+        Bench::Depth(arguments) => (depth, arguments),
+        Bench::Allocate(arguments) => (allocate::run, arguments),
+        Bench::Budget(arguments) => (budget::run, arguments),
+        Bench::Live(arguments) => (live::run, arguments),
+        Bench::Idle(arguments) => (idle::run, arguments),
+        Bench::Plug(arguments) => (plug::run, arguments),
+        Bench::IdleVm(options) => return idle_vm::run(options),
+        Bench::Api(plan) => return api::run(plan),
+        Bench::Xen(options) => return testbed::xen::compare::run(options),
+    };
+    build()?;
+    measure(arguments)
+}
+
+/// Builds what is measured and what measures.
+fn build() -> Result<(), String> {
+    released(None).map(drop)
+}
+
+fn program(name: &str) -> PathBuf {
+    root().join("target/release").join(name)
+}
+
+/// A directory for the images, which goes away with them.
+fn room(arguments: &Arguments) -> Result<TempDir, String> {
+    let room = tempfile::Builder::new().prefix("tapline-bench-").tempdir_in(&arguments.dir);
+    room.map_err(|error| format!("a directory in {}: {error}", arguments.dir.display()))
+}
+
+fn vhost_user(arguments: &Arguments) -> Result<(), String> {
+    let work = room(arguments)?;
+    let size = format!("{}M", arguments.mib);
+    let raw = work.path().join("disk.raw");
+    let vhd = work.path().join("disk.vhd");
+    let qcow2 = work.path().join("disk.qcow2");
+    let peer_raw = work.path().join("peer.raw");
+    let peer_qcow2 = work.path().join("peer.qcow2");
+    let images = [("raw", &raw), ("raw", &peer_raw), ("vhd", &vhd), ("qcow2", &qcow2), ("qcow2", &peer_qcow2)];
+    for (format, path) in images {
+        tapline(&["image", "create", &format!("{format}:{}", path.display()), "--size", &size])?;
+    }
+    let kinds = [
+        Kind::QemuStorageDaemon { name: "QSD raw", format: "raw", image: peer_raw },
+        Kind::QemuStorageDaemon { name: "QSD qcow2", format: "qcow2", image: peer_qcow2 },
+        Kind::Tapline { name: "tapline raw", images: vec![format!("raw:{}", raw.display())] },
+        Kind::Tapline { name: "tapline vhd", images: vec![format!("vhd:{}", vhd.display())] },
+        Kind::Tapline { name: "tapline qcow2", images: vec![format!("qcow2:{}", qcow2.display())] },
+    ];
+    fill(&kinds, work.path())?;
+    compare("4 KiB on vhost-user-blk, Linux AIO on both sides", &kinds, WORKLOADS, work.path(), arguments)
+}
+
+fn depth(arguments: &Arguments) -> Result<(), String> {
+    let work = room(arguments)?;
+    let format = arguments.format.as_str();
+    let single = format!("{format}:{}", work.path().join("single").display());
+    tapline(&["image", "create", &single, "--size", "512M"])?;
+    let alone = Kind::Tapline { name: "depth 1", images: vec![single] };
+    fill(std::slice::from_ref(&alone), work.path())?;
+    let whole = chain(work.path(), format, "whole", &|kind, layer| {
+        // Each layer holds one block in thirty, so that the chain holds as much as the single image.
+        let server = Server::start(kind, work.path())?;
+        let (every, first) = (LAYERS.to_string(), layer.to_string());
+        client(&server, &["--fill", "--block", "2097152", "--depth", "1", "--every", &every, "--first", &first])?;
+        server.stop()
+    })?;
+    // The worst of chains: every 4 KiB may live in another layer than its neighbour, and the files are many times as
+    // large.
+    let scattered = chain(work.path(), format, "scattered", &|kind, layer| scatter(kind, work.path(), layer))?;
+    let kinds = [
+        alone,
+        Kind::Tapline { name: "depth 30", images: whole },
+        Kind::Tapline { name: "depth 30, scattered", images: scattered },
+    ];
+    let workloads = [
+        Workload { name: "randread 4k qd1", client: &["--pattern", "randread", "--depth", "1"] },
+        Workload { name: "randread 4k qd32", client: &["--pattern", "randread", "--depth", "32"] },
+    ];
+    compare("random 4 KiB reads of a chain", &kinds, &workloads, work.path(), arguments)
+}
+
+/// Layers of a deep chain: the most that the Xen tools make.
+const LAYERS: usize = 30;
+
+/// A chain of images, leaf first; `write` writes to each while it is the leaf.
+fn chain(
+    work: &Path,
+    format: &str,
+    name: &str,
+    write: &dyn Fn(&Kind, usize) -> Result<(), String>,
+) -> Result<Vec<String>, String> {
+    let mut chain: Vec<String> = Vec::new();
+    for layer in 0..LAYERS {
+        let path = format!("{format}:{}", work.join(format!("{name}{layer}")).display());
+        let mut create = vec!["image", "create", &path];
+        match chain.first() {
+            None => create.extend(["--size", "512M"]),
+            Some(parent) => create.extend(["--parent", parent.as_str()]),
+        }
+        tapline(&create)?;
+        chain.insert(0, path.clone());
+        write(&Kind::Tapline { name: "layer", images: chain.clone() }, layer)?;
+    }
+    Ok(chain)
+}
+
+/// Writes every block, so that thin images are allocated as raw ones are.
+fn fill(kinds: &[Kind], work: &Path) -> Result<(), String> {
+    for kind in kinds {
+        let server = Server::start(kind, work)?;
+        client(&server, &["--fill", "--block", "1048576", "--depth", "4"])?;
+        server.stop()?;
+    }
+    Ok(())
+}
+
+/// Writes random places of the disk for a moment.
+fn scatter(kind: &Kind, work: &Path, seed: usize) -> Result<(), String> {
+    let server = Server::start(kind, work)?;
+    let seed = (seed + 1).to_string();
+    client(&server, &["--pattern", "randwrite", "--depth", "8", "--seconds", "0.2", "--warmup", "0", "--seed", &seed])?;
+    server.stop()
+}
+
+fn compare(
+    title: &str,
+    kinds: &[Kind],
+    workloads: &[Workload],
+    work: &Path,
+    arguments: &Arguments,
+) -> Result<(), String> {
+    let mut report = Vec::new();
+    if !arguments.json {
+        println!(
+            "{title}: {} rounds of {} s, medians; server on CPU 0, client on CPU 1",
+            arguments.rounds, arguments.seconds
+        );
+    }
+    for workload in workloads {
+        let mut samples: Vec<Vec<Sample>> = vec![Vec::new(); kinds.len()];
+        for round in 0..arguments.rounds {
+            // Another one begins each round, so that a slow minute does not always meet the same server.
+            for turn in 0..kinds.len() {
+                let which = (round + turn) % kinds.len();
+                eprint!("\r{}: round {}, {:<24}", workload.name, round + 1, kinds[which].name());
+                samples[which].push(sample(&kinds[which], workload, work, arguments.seconds)?);
+            }
+        }
+        eprint!("\r{:60}\r", "");
+        let rows: Vec<Sample> = samples.iter().map(|samples| medians(samples)).collect();
+        if !arguments.json {
+            print_rows(workload.name, kinds, &rows);
+        }
+        for (kind, row) in kinds.iter().zip(&rows) {
+            report.push(serde_json::json!({
+                "workload": workload.name, "server": kind.name(), "iops": row.iops, "ratio": row.iops / rows[0].iops,
+                "p50_us": row.p50_us, "p99_us": row.p99_us, "server_cpu_us_per_io": row.server_us, "client_waits_per_io": row.waits,
+            }));
+        }
+    }
+    if arguments.json {
+        println!("{}", serde_json::Value::Array(report));
+    }
+    Ok(())
+}
+
+fn print_rows(workload: &str, kinds: &[Kind], rows: &[Sample]) {
+    println!(
+        "\n{workload:<22}{:>10} {:>7} {:>9} {:>9} {:>12} {:>10}",
+        "IOPS", "ratio", "p50 us", "p99 us", "CPU us/IO", "waits/IO"
+    );
+    for (kind, row) in kinds.iter().zip(rows) {
+        println!(
+            "  {:<20}{:>10.0} {:>6.2}x {:>9.1} {:>9.1} {:>12.2} {:>10.2}",
+            kind.name(),
+            row.iops,
+            row.iops / rows[0].iops,
+            row.p50_us,
+            row.p99_us,
+            row.server_us,
+            row.waits
+        );
+    }
+}
+
+fn sample(kind: &Kind, workload: &Workload, work: &Path, seconds: f64) -> Result<Sample, String> {
+    let server = Server::start(kind, work)?;
+    let seconds_text = seconds.to_string();
+    let mut arguments = workload.client.to_vec();
+    // No warm-up in the client: the server's CPU time is of the same requests as the client's count.
+    arguments.extend(["--warmup", "0", "--seconds", &seconds_text]);
+    // The first run warms up: chains are folded and files cached.
+    client(&server, &[workload.client, &["--warmup", "0", "--seconds", "1.5"]].concat())?;
+    let before = server.cpu_seconds()?;
+    let seen = client(&server, &arguments)?;
+    let cpu = server.cpu_seconds()? - before;
+    server.stop()?;
+    let number = |name: &str| seen[name].as_f64().ok_or(format!("the client did not say {name}: {seen}"));
+    let requests = number("requests")?;
+    Ok(Sample {
+        iops: number("iops")?,
+        p50_us: number("p50_us")?,
+        p99_us: number("p99_us")?,
+        server_us: cpu * 1e6 / requests,
+        waits: number("waits")? / requests,
+    })
+}
+
+fn client(server: &Server, arguments: &[&str]) -> Result<serde_json::Value, String> {
+    let output = Command::new("taskset")
+        .args(["-c", "1"])
+        .arg(program("bench-client"))
+        .arg(server.socket())
+        .args(arguments)
+        .stderr(Stdio::inherit())
+        .output()
+        .map_err(|error| format!("taskset bench-client: {error}"))?;
+    if !output.status.success() {
+        return Err(format!("bench-client {arguments:?} on {}: {}", server.socket().display(), output.status));
+    }
+    serde_json::from_slice(&output.stdout).map_err(|error| format!("bench-client: {error}"))
+}
+
+fn tapline(arguments: &[&str]) -> Result<(), String> {
+    let output =
+        Command::new(program("tapline")).args(arguments).output().map_err(|error| format!("tapline: {error}"))?;
+    if output.status.success() {
+        Ok(())
+    } else {
+        Err(format!("tapline {arguments:?}: {}", String::from_utf8_lossy(&output.stderr)))
+    }
+}
+
+/// The median of each column by itself.
+fn medians(samples: &[Sample]) -> Sample {
+    let of = |column: fn(&Sample) -> f64| median(samples.iter().map(column));
+    Sample {
+        iops: of(|sample| sample.iops),
+        p50_us: of(|sample| sample.p50_us),
+        p99_us: of(|sample| sample.p99_us),
+        server_us: of(|sample| sample.server_us),
+        waits: of(|sample| sample.waits),
+    }
+}
+
+/// The upper one of the two in the middle, where there are two; of nothing, zero.
+fn median<T: PartialOrd + Copy + Default>(values: impl IntoIterator<Item = T>) -> T {
+    let mut sorted: Vec<T> = values.into_iter().collect();
+    sorted.sort_by(|one, other| one.partial_cmp(other).unwrap_or(Ordering::Equal));
+    sorted.get(sorted.len() / 2).copied().unwrap_or_default()
+}

@@ -1,0 +1,194 @@
+//! Where a life of the daemon takes place: its directories on file systems of their own, which can be filled, and
+//! repositories on ext4 and on XFS with reflinks.
+//!
+//! Everything is below one directory, and goes with it.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use rustix::fs::{FallocateFlags, fallocate, statvfs};
+use tempfile::TempDir;
+
+use testbed::daemon::Daemon;
+use testbed::daemon::api::Api;
+use testbed::daemon::processes::Places;
+use testbed::tool;
+
+/// The storage of a repository that comes and goes: its name, its file system, and the format of VDIs.
+const FURTHER: (&str, &str, &str) = ("further", "ext4", "qcow2");
+
+/// A file system that can be filled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Full {
+    /// Of the catalogue.
+    State,
+    /// Of sockets and redo logs.
+    Run,
+    /// Of logs.
+    Log,
+    /// Of a repository.
+    Sr(usize),
+}
+
+/// A directory in which a repository may be.
+#[derive(Clone, Debug)]
+pub struct Storage {
+    /// What it is called here.
+    pub name: &'static str,
+    /// Where it is.
+    pub path: PathBuf,
+    /// The format of new VDIs.
+    pub format: &'static str,
+}
+
+/// The bed.
+#[derive(Debug)]
+pub struct Bed {
+    /// The daemon. Ended before what it stands on goes.
+    pub daemon: Option<Daemon>,
+    /// How it is asked.
+    pub api: Api,
+    /// Whose processes are whose.
+    pub places: Places,
+    /// Where repositories are.
+    pub storages: Vec<Storage>,
+    mounted: Vec<PathBuf>,
+    /// What takes the space of a file system that is full.
+    filled: Vec<PathBuf>,
+    room: Option<TempDir>,
+}
+
+impl Bed {
+    /// Makes one below `dir`, with the programs in `programs`, and starts the daemon.
+    pub fn make(dir: &Path, programs: &Path) -> Result<Bed, String> {
+        let room = tempfile::Builder::new().prefix("tl-model-").tempdir_in(dir);
+        let room = room.map_err(|error| format!("a directory in {}: {error}", dir.display()))?;
+        let path = room.path().to_owned();
+        let places = Places { room: path.clone(), sr: path.clone() };
+        let api = Api { socket: path.join("run/taplined.sock") };
+        let mut bed = Bed {
+            daemon: None,
+            api,
+            places,
+            storages: Vec::new(),
+            mounted: Vec::new(),
+            filled: Vec::new(),
+            room: Some(room),
+        };
+        for name in ["state", "run", "log"] {
+            bed.mount(name, &["-t", "tmpfs", "-o", "size=48m", "tapline"], None)?;
+        }
+        bed.mount("ext4", &["-o", "loop"], Some(("mkfs.ext4", &["-q"], 512)))?;
+        bed.mount("xfs", &["-o", "loop"], Some(("mkfs.xfs", &["-q", "-m", "reflink=1"], 640)))?;
+        for (name, on, format) in
+            [("chains", "ext4", "qcow2"), ("vhds", "ext4", "vhd"), ("copies", "xfs", "raw"), FURTHER]
+        {
+            let at = path.join(on).join(name);
+            fs::create_dir(&at).map_err(|error| format!("{}: {error}", at.display()))?;
+            bed.storages.push(Storage { name, path: at, format });
+        }
+        let settings = "[storage]\nlost-interval = 1\nfull-interval = 1\nmeasure-interval = 5\n";
+        bed.daemon = Some(Daemon::start(programs.to_owned(), bed.places.clone(), settings)?);
+        Ok(bed)
+    }
+
+    fn mount(&mut self, name: &str, words: &[&str], made: Option<(&str, &[&str], u64)>) -> Result<(), String> {
+        let at = self.places.room.join(name);
+        fs::create_dir(&at).map_err(|error| format!("{}: {error}", at.display()))?;
+        let mut command = Command::new("mount");
+        command.args(words);
+        if let Some((mkfs, options, mebibytes)) = made {
+            let image = self.places.room.join(format!("{name}.image"));
+            let file = File::create(&image).and_then(|file| file.set_len(mebibytes << 20));
+            file.map_err(|error| format!("{}: {error}", image.display()))?;
+            run(Command::new(mkfs).args(options).arg(&image))?;
+            command.arg(&image);
+        }
+        run(command.arg(&at))?;
+        self.mounted.push(at);
+        Ok(())
+    }
+
+    /// The daemon.
+    pub fn daemon(&self) -> Result<&Daemon, String> {
+        self.daemon.as_ref().ok_or_else(|| "there is no daemon".to_owned())
+    }
+
+    fn file_system(&self, which: Full) -> Result<PathBuf, String> {
+        Ok(match which {
+            Full::State => self.places.room.join("state"),
+            Full::Run => self.places.room.join("run"),
+            Full::Log => self.places.room.join("log"),
+            Full::Sr(sr) => {
+                let storage = self.storages.get(sr).ok_or("there is no such repository")?;
+                storage.path.parent().ok_or("a repository without a file system")?.to_owned()
+            }
+        })
+    }
+
+    /// Takes all of the space of a file system.
+    pub fn fill(&mut self, which: Full) -> Result<(), String> {
+        let path = self.file_system(which)?.join("filled");
+        let failed = |error: std::io::Error| format!("{}: {error}", path.display());
+        let file = File::create(&path).map_err(failed)?;
+        self.filled.push(path.clone());
+        let mut at = 0;
+        let mut piece =
+            statvfs(&path).map(|found| found.f_bavail * found.f_frsize).map_err(|errno| failed(errno.into()))?;
+        // Ever smaller pieces, down to a block.
+        while piece >= 4096 {
+            match fallocate(&file, FallocateFlags::empty(), at, piece) {
+                Ok(()) => at += piece,
+                Err(rustix::io::Errno::NOSPC) => piece /= 2,
+                Err(errno) => return Err(failed(errno.into())),
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether there is no space somewhere.
+    pub fn is_full(&self) -> bool {
+        !self.filled.is_empty()
+    }
+
+    /// Gives all space back.
+    pub fn relieve(&mut self) -> Result<(), String> {
+        for path in self.filled.drain(..) {
+            fs::remove_file(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+        }
+        Ok(())
+    }
+
+    /// Leaves all files where they are, and says where.
+    pub fn keep(&mut self) -> Option<PathBuf> {
+        self.mounted.clear();
+        self.room.take().map(TempDir::keep)
+    }
+}
+
+impl Drop for Bed {
+    fn drop(&mut self) {
+        // Kills the daemon and its disks.
+        drop(self.daemon.take());
+        for at in self.mounted.iter().rev() {
+            // A killed process lets go of its files a moment later.
+            let mut left = Ok(());
+            for _ in 0..100 {
+                left = run(Command::new("umount").arg(at));
+                if left.is_ok() {
+                    break;
+                }
+                std::thread::sleep(std::time::Duration::from_millis(50));
+            }
+            if let Err(why) = left {
+                eprintln!("{why}");
+            }
+        }
+    }
+}
+
+/// Runs a program that must succeed.
+fn run(command: &mut Command) -> Result<(), String> {
+    tool::text(command).map(drop).map_err(|error| error.to_string())
+}

@@ -1,0 +1,200 @@
+//! `cargo xtask model`: random operations on repositories, disks and their plugs, against the real daemon and its real
+//! processes, under troubles of every kind.
+//!
+//! Invariants checked: what a client was answered is there, in every VDI that shows it, whoever was killed, stopped,
+//! left without space or put back from a backup; a verb that was cut off has come about or has not; names, sizes and
+//! relations are as asked for; what is served, what the catalogue says and what a repository says of itself is one and
+//! the same; nothing is stuck; no file, process or task is left over.
+
+#![forbid(unsafe_code)]
+
+mod bed;
+mod check;
+mod clients;
+mod content;
+mod io;
+mod machines;
+mod monitors;
+mod operations;
+mod planted;
+mod repositories;
+mod seldom;
+mod settings;
+mod troubles;
+mod verbs;
+mod world;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use self::bed::Bed;
+use self::planted::Favoured;
+use self::world::{Counts, World};
+use testbed::programs::{programs, root};
+use testbed::tool;
+
+/// The exit code of what could not be run here.
+const NOT_RUN: i32 = 77;
+
+/// Random operations and troubles of the real daemon, against what it promises
+///
+/// Lives of a daemon, each of so many random operations and troubles; then all is plugged, read and compared. Exit code
+/// 0: all was as it should be; 1: not; 77: it cannot be run here, which needs root, mkfs.ext4, mkfs.xfs and loop
+/// devices. Without qemu-system-x86_64 there are no VMs.
+#[derive(Debug, clap::Args)]
+pub struct Options {
+    /// Of the first life; the next has the next one [default: another one each time; it is printed]
+    #[arg(long, default_value_t = seconds_now(), hide_default_value = true)]
+    seed: u64,
+    /// Begin no new life after so long
+    #[arg(long)]
+    seconds: Option<u64>,
+    /// Not before so many operations
+    #[arg(long, default_value_t = 0)]
+    operations: u64,
+    /// Not before so many processes were killed
+    #[arg(long, default_value_t = 0)]
+    kills: u64,
+    /// Operations of a life
+    #[arg(long, default_value_t = 300)]
+    length: u64,
+    /// Where taplined and tapline-disk are; they are built if not given
+    #[arg(long, value_name = "DIR")]
+    bin_dir: Option<PathBuf>,
+    /// Where the files go
+    #[arg(long, default_value = "/dev/shm")]
+    dir: PathBuf,
+    /// Do this more often
+    #[arg(long, value_name = "NAME")]
+    favour: Option<Favoured>,
+    /// Put a fault back that was mended, or each of `all`, and fail if it is not found
+    #[arg(long, value_name = "NAME")]
+    planted: Option<String>,
+    /// Print each operation
+    #[arg(long)]
+    verbose: bool,
+    /// Leave the files of a life that failed
+    #[arg(long)]
+    keep: bool,
+}
+
+fn seconds_now() -> u64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    now.map_or(1, |now| now.as_secs())
+}
+
+impl Options {
+    /// Whether another life is begun.
+    fn goes_on(&self, begun: Instant, operations: u64, kills: u64) -> bool {
+        let wanted = self.operations > 0 || self.kills > 0;
+        let timely = self.seconds.is_none_or(|seconds| begun.elapsed() < Duration::from_secs(seconds));
+        match (wanted, self.seconds) {
+            (true, _) => timely && (operations < self.operations || kills < self.kills),
+            (false, Some(_)) => timely,
+            // One life.
+            (false, None) => operations == 0,
+        }
+    }
+}
+
+/// Runs the chore.
+pub fn run(options: &Options) -> Result<(), String> {
+    if !rustix::process::geteuid().is_root()
+        || ["mkfs.ext4", "mkfs.xfs"].iter().any(|tool| tool::locate(tool).is_none())
+    {
+        println!("NOT RUN: it needs root, mkfs.ext4 and mkfs.xfs");
+        std::process::exit(NOT_RUN);
+    }
+    if let Some(name) = &options.planted {
+        return planted::run(options, name);
+    }
+    if !machines::there_is_qemu() {
+        println!("VMs are left out: there is no {}", machines::QEMU);
+    }
+    let programs = programs(options.bin_dir.as_deref())?;
+    let steps = steps(&programs)?;
+    let begun = Instant::now();
+    let (mut seed, mut operations, mut total) = (options.seed, 0, Counts::default());
+    while options.goes_on(begun, operations, total.kills) {
+        println!("seed {seed}");
+        let counts = life(options, &programs, &steps, seed, options.favour)?;
+        operations += counts.done.values().sum::<u64>();
+        total.kills += counts.kills;
+        total.compared += counts.compared;
+        add(&mut total.done, counts.done);
+        add(&mut total.refused, counts.refused);
+        seed += 1;
+    }
+    println!("{} lives in {} s, from seed {}", seed - options.seed, begun.elapsed().as_secs(), options.seed);
+    println!("{operations} operations, {} kills, {} MiB compared", total.kills, total.compared >> 20);
+    println!("done: {:?}", total.done);
+    println!("refused or failed: {:?}", total.refused);
+    Ok(())
+}
+
+fn add(sum: &mut BTreeMap<String, u64>, more: BTreeMap<String, u64>) {
+    for (what, count) in more {
+        *sum.entry(what).or_default() += count;
+    }
+}
+
+/// One life of a daemon.
+fn life(
+    options: &Options,
+    programs: &Path,
+    steps: &[String],
+    seed: u64,
+    favoured: Option<Favoured>,
+) -> Result<Counts, String> {
+    let bed = Bed::make(&options.dir, programs)?;
+    let mut world = World::new(bed, seed, options.verbose);
+    world.favoured = favoured;
+    let lived = live(&mut world, options.length, steps);
+    let Err(why) = lived else { return Ok(world.counts) };
+    world.tell(format!("WRONG: {why}"));
+    let kept = root().join("target/model").join(seed.to_string());
+    // What has just died is told a moment later.
+    std::thread::sleep(Duration::from_secs(1));
+    let log = fs::read_to_string(world.bed.places.room.join("stderr")).unwrap_or_default();
+    fs::create_dir_all(&kept).map_err(|error| format!("{}: {error}", kept.display()))?;
+    let mut of_disks = Command::new("cp");
+    of_disks.arg("-r").arg(world.bed.places.room.join("log")).arg(kept.join("disks"));
+    if let Err(error) = tool::run(&mut of_disks) {
+        println!("{error}");
+    }
+    for (name, text) in [("operations", world.trace.join("\n")), ("log", log)] {
+        fs::write(kept.join(name), text).map_err(|error| format!("{}: {error}", kept.display()))?;
+    }
+    // What a planted fault does is not for anybody to look into.
+    if !planted::is_sought() {
+        for line in world.trace.iter().rev().take(30).rev() {
+            println!("{line}");
+        }
+    }
+    if options.keep {
+        println!("its files are in {:?}", world.bed.keep());
+    }
+    println!("all operations and the daemon's log: {}", kept.display());
+    Err(format!("{why}\nonce more: cargo xtask model --seed {seed} --length {}", options.length))
+}
+
+fn live(world: &mut World, length: u64, steps: &[String]) -> Result<(), String> {
+    world.make_repositories()?;
+    for _ in 0..length {
+        if !world.down {
+            world.settle(false)?;
+        }
+        world.step(steps)?;
+    }
+    world.check_all()
+}
+
+/// Where a daemon can be told to die.
+fn steps(programs: &Path) -> Result<Vec<String>, String> {
+    let said = tool::text(Command::new(programs.join("taplined")).arg("--steps")).map_err(|error| error.to_string())?;
+    let said = said.lines().map(|line| line.trim().replace(' ', ":"));
+    Ok(said.chain(machines::STEPS.iter().map(|step| (*step).to_owned())).collect())
+}

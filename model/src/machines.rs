@@ -1,0 +1,419 @@
+//! VMs: QEMUs that run nothing but their firmware, with disks that are plugged by their start.
+//!
+//! Their disks have no client here: what they hold is compared when the VM is halted, through a plug of its own.
+
+use std::time::Instant;
+
+use serde_json::{Value, json};
+
+use super::check::text;
+use super::verbs::{Asked, patience};
+use super::world::{Pending, Vbd, Verb, World};
+use testbed::daemon::api::Trouble;
+use testbed::tool;
+
+/// The program; where it is not installed there are no VMs.
+pub const QEMU: &str = "qemu-system-x86_64";
+
+/// VMs at one time: each that runs takes the firmware's time to find nothing to boot.
+const VMS_MAX: usize = 3;
+
+/// Disks of one.
+const DISKS_MAX: usize = 3;
+
+/// Where the daemon can be told to die that `--steps` does not name, since nothing is done again there.
+pub const STEPS: &[&str] = &[
+    "vm-start:plug",
+    "vm-start:start",
+    "vm-shutdown:end",
+    "vm-end:unplug",
+    "vbd-plug:open",
+    "vbd-plug:start",
+    "vbd-plug:hand",
+    "vbd-plug:answer",
+    "vbd-unplug:stop",
+    "vbd-unplug:clear",
+    "vbd-upgrade:start",
+    "vbd-upgrade:ask",
+    "inventory:append",
+];
+
+/// Whether there is one.
+pub fn there_is_qemu() -> bool {
+    tool::locate(QEMU).is_some()
+}
+
+/// Whether a VM runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Power {
+    /// It does not.
+    #[default]
+    Halted,
+    /// It does.
+    Running,
+    /// It is held.
+    Suspended,
+}
+
+impl Power {
+    /// By its name in the API.
+    pub fn parse(word: &str) -> Option<Power> {
+        match word {
+            "halted" => Some(Power::Halted),
+            "running" => Some(Power::Running),
+            "suspended" => Some(Power::Suspended),
+            _ => None,
+        }
+    }
+
+    /// Its name in the API.
+    pub fn word(self) -> &'static str {
+        match self {
+            Power::Halted => "halted",
+            Power::Running => "running",
+            Power::Suspended => "suspended",
+        }
+    }
+
+    /// As QMP calls it (qapi/run-state.json).
+    pub fn status(self) -> &'static str {
+        if self == Power::Running { "running" } else { "paused" }
+    }
+}
+
+/// A VM.
+#[derive(Clone, Debug, Default)]
+pub struct Vm {
+    /// What is said of it, as the API has it.
+    pub said: Value,
+    /// Whether it runs.
+    pub power: Power,
+    /// Its QEMU was killed, and it will be halted.
+    pub killed: bool,
+}
+
+impl World {
+    /// Does something with VMs.
+    pub fn machine_step(&mut self) -> Result<(), String> {
+        match self.random.below(16) {
+            _ if !self.has_qemu => Ok(()),
+            0..=1 if self.vms.len() < VMS_MAX => self.make_machine(),
+            0..=5 => self.start_some(),
+            6..=7 => self.stop_some(),
+            8..=9 => self.hold_some(),
+            10 => self.kill_machine(),
+            11..=12 => self.kill_disk_of_machine(),
+            13 => self.die_with_machine(),
+            14 => self.rival_machines(),
+            _ if self.random_is(2) => self.destroy_machine(),
+            _ => self.add_disk(),
+        }
+    }
+
+    /// The VBDs of a VM.
+    pub fn vbds_of_vm(&self, vm: &str) -> Vec<String> {
+        self.vbds.iter().filter(|(_, vbd)| vbd.vm.as_deref() == Some(vm)).map(|(uuid, _)| uuid.clone()).collect()
+    }
+
+    /// A VM in this state that nothing has in hand, nor its disks.
+    fn free_vm(&mut self, fits: impl Fn(&World, &str, &Vm) -> bool) -> Option<String> {
+        let held = self.held();
+        let is_free = |uuid: &String| {
+            let mut disks = self.vbds.values().filter(|vbd| vbd.vm.as_ref() == Some(uuid));
+            !held.contains(uuid) && disks.all(|vbd| !held.contains(&vbd.vdi))
+        };
+        let free = self.vms.iter().filter(|(uuid, vm)| !vm.killed && is_free(uuid) && fits(self, uuid, vm));
+        let free: Vec<String> = free.map(|(uuid, _)| uuid.clone()).collect();
+        self.one_of(&free)
+    }
+
+    fn make_machine(&mut self) -> Result<(), String> {
+        let (name, description, vcpus) = (self.name(), self.name(), 1 + self.random.below(2));
+        let said = json!({ "name": name, "description": description, "memory": 64 << 20, "vcpus": vcpus });
+        let mut body = said.clone();
+        body["driver"] = json!("qemu");
+        self.count("vm-create");
+        let key = self.key();
+        let made = match self.ask_for(&Asked::post("/vms", body), Some(&key))? {
+            Ok(vm) => text(&vm["uuid"]),
+            Err(Trouble::Refused(code, why)) => {
+                return self.excuse(&Verb::Power(String::new(), Power::Halted), &code, &why);
+            }
+            Err(trouble) => return Err(trouble.to_string()),
+        };
+        self.vms.insert(made.clone(), Vm { said, ..Vm::default() });
+        for _ in 0..1 + self.random.below(2) {
+            self.give_disk(&made)?;
+        }
+        Ok(())
+    }
+
+    fn add_disk(&mut self) -> Result<(), String> {
+        let fits = |world: &World, uuid: &str, _: &Vm| world.vbds_of_vm(uuid).len() < DISKS_MAX;
+        match self.free_vm(fits) {
+            Some(vm) => self.give_disk(&vm),
+            None => Ok(()),
+        }
+    }
+
+    /// A VBD for a VM, of a VDI that no other VM has and that nothing else plugs by itself.
+    fn give_disk(&mut self, vm: &str) -> Result<(), String> {
+        let is_free = |world: &World, uuid: &str, _: &super::world::Vdi| {
+            world.vbds.values().all(|vbd| vbd.vdi != uuid || vbd.vm.is_none() && !vbd.autostart)
+        };
+        let Some(vdi) = self.free_vdi(is_free) else { return Ok(()) };
+        // One that was to start with the host, and had nothing to boot, is tried again; with this disk it would start.
+        let tried_again = self.vbds_of_vm(vm).is_empty() && self.vm(vm)?.said["autostart"].is_object();
+        if tried_again {
+            if !self.set(&format!("/vms/{vm}"), &super::settings::autostart(false), false)? {
+                return Ok(());
+            }
+            self.vm(vm)?.said["autostart"] = Value::Null;
+        }
+        self.count("vbd-make");
+        let key = self.key();
+        match self.ask_for(&Asked::post("/vbds", json!({ "vdi": vdi, "vm": vm, "bootable": true })), Some(&key))? {
+            Ok(vbd) => {
+                let position = vbd["position"].as_u64().ok_or("a VBD without a position")?;
+                let new = Vbd { vdi, vm: Some(vm.to_owned()), position, ..Vbd::default() };
+                self.vbds.insert(text(&vbd["uuid"]), new);
+                Ok(())
+            }
+            Err(Trouble::Refused(code, why)) => self.excuse(&Verb::Plug(String::new()), &code, &why),
+            Err(trouble) => Err(trouble.to_string()),
+        }
+    }
+
+    /// What a verb about a VM holds.
+    fn held_by(&self, vm: &str) -> Vec<String> {
+        let vbds = self.vbds.values().filter(|vbd| vbd.vm.as_deref() == Some(vm));
+        vbds.map(|vbd| vbd.vdi.clone()).chain([vm.to_owned()]).collect()
+    }
+
+    /// A halted VM whose disks are not plugged elsewhere.
+    fn startable(&mut self) -> Option<String> {
+        self.free_vm(|world, uuid, vm| {
+            let mine = world.vbds_of_vm(uuid);
+            let elsewhere =
+                |vdi: &str| world.vbds.iter().any(|(vbd, now)| now.vdi == vdi && now.plugged && !mine.contains(vbd));
+            let mut vdis = mine.iter().filter_map(|vbd| world.vbds.get(vbd)).map(|vbd| vbd.vdi.as_str());
+            vm.power == Power::Halted && !mine.is_empty() && !vdis.any(elsewhere)
+        })
+    }
+
+    fn start_some(&mut self) -> Result<(), String> {
+        let Some(vm) = self.startable() else { return Ok(()) };
+        let holds = self.held_by(&vm);
+        let asked = Asked::post(format!("/vms/{vm}/start"), json!({}));
+        self.begin(Verb::Power(vm, Power::Running), holds, None, &asked)
+    }
+
+    fn stop_some(&mut self) -> Result<(), String> {
+        match self.free_vm(|_, _, vm| vm.power != Power::Halted) {
+            Some(vm) => self.stop(&vm),
+            None => Ok(()),
+        }
+    }
+
+    /// Shuts a VM down: with force, or the firmware is asked for a second, which does not hear.
+    fn stop(&mut self, vm: &str) -> Result<(), String> {
+        let force = self.vm(vm)?.power == Power::Suspended || !self.random_is(4);
+        let body = if force { json!({ "force": true }) } else { json!({ "timeout": 1 }) };
+        let holds = self.held_by(vm);
+        let asked = Asked::post(format!("/vms/{vm}/shutdown"), body);
+        self.begin(Verb::Power(vm.to_owned(), Power::Halted), holds, None, &asked)
+    }
+
+    /// Holds a VM that runs, or lets one go on that is held.
+    fn hold_some(&mut self) -> Result<(), String> {
+        let Some(vm) = self.free_vm(|_, _, vm| vm.power != Power::Halted) else { return Ok(()) };
+        let (verb, power) = match self.vm(&vm)?.power {
+            Power::Suspended => ("resume", Power::Running),
+            _ => ("suspend", Power::Suspended),
+        };
+        let holds = self.held_by(&vm);
+        let asked = Asked::post(format!("/vms/{vm}/{verb}"), json!({}));
+        self.begin(Verb::Power(vm, power), holds, None, &asked)
+    }
+
+    /// Two verbs about one VM at the same time.
+    fn rival_machines(&mut self) -> Result<(), String> {
+        let Some(vm) = self.startable() else { return Ok(()) };
+        let holds = self.held_by(&vm);
+        let mut all = vec![(Power::Running, "start", json!({}))];
+        all.push(match self.random.below(3) {
+            0 => (Power::Running, "start", json!({})),
+            1 => (Power::Halted, "shutdown", json!({ "force": true })),
+            _ => (Power::Suspended, "suspend", json!({})),
+        });
+        self.count("race");
+        let asked = all.into_iter().map(|(power, verb, body)| {
+            let pending = Pending::new(Verb::Power(vm.clone(), power), holds.clone(), None);
+            (pending, Asked::post(format!("/vms/{vm}/{verb}"), body))
+        });
+        self.at_one_time(asked.collect())
+    }
+
+    /// A VM whose QEMU runs, and its process.
+    pub fn some_machine(&mut self) -> Option<(String, u32)> {
+        let running: Vec<(String, u32)> =
+            self.vms.keys().filter_map(|vm| Some((vm.clone(), self.bed.places.machine(vm)?))).collect();
+        self.one_of(&running)
+    }
+
+    fn kill_machine(&mut self) -> Result<(), String> {
+        let Some((vm, pid)) = self.some_machine() else { return Ok(()) };
+        self.trouble("kill qemu", format!("kill {pid}, the QEMU of VM {vm}"));
+        self.counts.kills += 1;
+        self.vm(&vm)?.killed = true;
+        self.bed.places.kill(pid)
+    }
+
+    fn kill_disk_of_machine(&mut self) -> Result<(), String> {
+        let plugged: Vec<String> =
+            self.vbds.iter().filter(|(_, vbd)| vbd.vm.is_some() && vbd.plugged).map(|(uuid, _)| uuid.clone()).collect();
+        let Some(vbd) = self.one_of(&plugged) else { return Ok(()) };
+        let disks = self.bed.places.disks();
+        let Some(disk) = disks.iter().find(|disk| disk.vbd.as_ref() == Some(&vbd)) else { return Ok(()) };
+        self.trouble("kill disk", format!("kill {}, the disk of VBD {vbd} of a VM", disk.pid));
+        self.counts.kills += 1;
+        self.bed.places.kill(disk.pid)
+    }
+
+    /// The daemon dies in the course of a start or of an end.
+    fn die_with_machine(&mut self) -> Result<(), String> {
+        self.settle(true)?;
+        let steps: Vec<&&str> = STEPS.iter().filter(|step| step.starts_with("vm-")).collect();
+        let Some(step) = self.one_of(&steps) else { return Ok(()) };
+        let after = if self.random_is(2) { ":after" } else { "" };
+        self.die_at(format!("{step}{after}"))?;
+        match *step {
+            step if step.starts_with("vm-start") => self.start_some(),
+            step if step.starts_with("vm-end") => self.kill_machine(),
+            _ => self.stop_some(),
+        }
+    }
+
+    fn destroy_machine(&mut self) -> Result<(), String> {
+        match self.free_vm(|_, _, vm| vm.power == Power::Halted) {
+            Some(vm) => self.delete_machine(&vm),
+            None => Ok(()),
+        }
+    }
+
+    /// Ends a VM and deletes it, with its VBDs, which it lets go of.
+    pub fn delete_machine(&mut self, vm: &str) -> Result<(), String> {
+        for vbd in self.vbds_of_vm(vm) {
+            self.delete_vbd(&vbd)?;
+        }
+        self.halt_for_sure(vm)?;
+        let begun = Instant::now();
+        while self.vms.contains_key(vm) {
+            self.must_run()?;
+            self.tell(format!("DELETE /vms/{vm}"));
+            match self.bed.api.ask("DELETE", &format!("/vms/{vm}"), &Value::Null) {
+                Ok(_) => drop(self.vms.remove(vm)),
+                Err(trouble) if trouble.is_not_found() => drop(self.vms.remove(vm)),
+                Err(Trouble::Gone) => self.has_gone()?,
+                Err(Trouble::Refused(code, why)) => {
+                    self.excuse(&Verb::Power(vm.to_owned(), Power::Halted), &code, &why)?;
+                    self.calm()?;
+                }
+                Err(trouble) => return Err(trouble.to_string()),
+            }
+            if begun.elapsed() > patience() {
+                return Err(format!("stuck, VM {vm} cannot be deleted"));
+            }
+        }
+        self.count("vm-destroy");
+        Ok(())
+    }
+
+    /// Ends a VM, whatever is under way with it.
+    pub fn halt_for_sure(&mut self, vm: &str) -> Result<(), String> {
+        let begun = Instant::now();
+        loop {
+            self.settle(true)?;
+            self.follow_the_killed()?;
+            if self.vms.get(vm).is_none_or(|vm| vm.power == Power::Halted) {
+                return Ok(());
+            }
+            self.stop(vm)?;
+            if begun.elapsed() > patience() {
+                return Err(format!("stuck, VM {vm} does not halt"));
+            }
+        }
+    }
+
+    /// VMs whose QEMUs were killed are halted, and their disks are unplugged.
+    pub fn follow_the_killed(&mut self) -> Result<(), String> {
+        let killed: Vec<String> = self.vms.iter().filter(|(_, vm)| vm.killed).map(|(uuid, _)| uuid.clone()).collect();
+        for vm in killed {
+            let begun = Instant::now();
+            while self.power_of(&vm)? != Power::Halted {
+                if begun.elapsed() > patience() {
+                    return Err(format!("stuck, the QEMU of VM {vm} was killed, and it is not halted"));
+                }
+                std::thread::sleep(std::time::Duration::from_millis(20));
+            }
+            let now = self.vm(&vm)?;
+            (now.power, now.killed) = (Power::Halted, false);
+            self.follow_disks(&vm)?;
+        }
+        Ok(())
+    }
+
+    /// What the daemon says of a VM, when it is no longer on the way to something else.
+    pub fn power_of(&mut self, vm: &str) -> Result<Power, String> {
+        let begun = Instant::now();
+        loop {
+            let now = self.get(&format!("/vms/{vm}"))?;
+            if let Some(power) = now["power"].as_str().and_then(Power::parse) {
+                return Ok(power);
+            }
+            if begun.elapsed() > patience() {
+                return Err(format!("stuck: {now}"));
+            }
+            self.waits(begun)?;
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+    }
+
+    /// A verb about a VM has ended.
+    pub fn power_changed(&mut self, vm: &str, wanted: Power, done: bool, contested: bool) -> Result<(), String> {
+        let before = self.vm(vm)?.clone();
+        let now = self.power_of(vm)?;
+        // A rival may have gone further, or a death.
+        let any = contested || before.killed;
+        let right = if done { now == wanted } else { now == wanted || now == before.power };
+        if !any && !right {
+            return Err(format!("VM {vm} is {now:?}; it was {before:?}, should be {wanted:?}, done: {done}"));
+        }
+        self.vm(vm)?.power = now;
+        // A start plugs all disks. One made for a VM that was running already is plugged by its next start.
+        let started = before.power == Power::Halted;
+        let disks = self.vbds_of_vm(vm).into_iter();
+        let kept: Vec<String> =
+            disks.filter(|vbd| started || self.vbds.get(vbd).is_some_and(|vbd| vbd.plugged)).collect();
+        self.follow_disks(vm)?;
+        for vbd in kept {
+            if !any && now != Power::Halted && !self.vbd(&vbd)?.plugged {
+                return Err(format!("VBD {vbd} is not plugged, and its VM {vm} is {now:?}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether its disks are plugged is what the daemon says.
+    fn follow_disks(&mut self, vm: &str) -> Result<(), String> {
+        self.vbds_of_vm(vm).iter().try_for_each(|vbd| self.ask_whether_plugged(vbd))
+    }
+
+    /// No VM is left.
+    pub fn delete_machines(&mut self) -> Result<(), String> {
+        for vm in self.vms.keys().cloned().collect::<Vec<_>>() {
+            self.delete_machine(&vm)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,232 @@
+//! Faults that were mended and are put back (`taplined/src/fault.rs`): the model must find each.
+//!
+//! Knows which operations bring one to light, which are done more often then: the same ones as always.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+
+use super::verbs::Asked;
+use super::world::{Verb, World};
+use super::{Options, life, programs, root, steps};
+use testbed::daemon::api::uuid;
+use testbed::tool;
+
+/// By which a daemon learns which fault it has.
+const VARIABLE: &str = "TAPLINED_PLANTED";
+
+/// One that is not found in so long is not found.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Snapshots after which a chain must have been refused to grow.
+const DEEP: usize = 64;
+
+/// An operation that is done more often than by chance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Favoured {
+    /// The daemon dies when a merge of a plugged disk's leaf has ended.
+    DieBehindMerge,
+    /// A repository is forgotten and introduced.
+    Forget,
+    /// An older catalogue is put back.
+    PutBack,
+    /// The catalogue is lost.
+    LoseCatalogue,
+    /// A disk is killed again and again.
+    KillAgain,
+    /// Snapshots until there are enough.
+    Deepen,
+    /// What is seldom done.
+    Seldom,
+}
+
+/// Whether this process seeks a planted fault.
+pub fn is_sought() -> bool {
+    std::env::var_os(VARIABLE).is_some()
+}
+
+/// The faults, and what brings each to light.
+const ALL: &[(&str, Favoured)] = &[
+    ("forgotten-merge", Favoured::DieBehindMerge),
+    ("forgotten-names", Favoured::Forget),
+    ("old-catalogue", Favoured::PutBack),
+    ("killed-strays", Favoured::LoseCatalogue),
+    ("stays-down", Favoured::KillAgain),
+    ("deep-chain", Favoured::Deepen),
+];
+
+/// `--planted`: one of them or all.
+pub fn run(options: &Options, wanted: &str) -> Result<(), String> {
+    let chosen: Vec<_> = ALL.iter().filter(|(name, _)| wanted == "all" || *name == wanted).collect();
+    if chosen.is_empty() {
+        let names: Vec<&str> = ALL.iter().map(|(name, _)| *name).collect();
+        return Err(format!("there is no planted fault '{wanted}'; there are {}", names.join(", ")));
+    }
+    match std::env::var(VARIABLE) {
+        // This process and all that it starts have the one that is named.
+        Ok(named) if named == wanted => {
+            let (_, favoured) = chosen.first().ok_or("no fault")?;
+            seek(options, *favoured)
+        }
+        _ => {
+            let programs = planted_programs(options)?;
+            let mut missed = Vec::new();
+            for (name, _) in chosen {
+                let found = ask_another(options, &programs, name)?;
+                println!("{name}: {found}");
+                if !found.starts_with("found") {
+                    missed.push(*name);
+                }
+            }
+            if missed.is_empty() { Ok(()) } else { Err(format!("not found: {}", missed.join(", "))) }
+        }
+    }
+}
+
+/// Programs with the faults in them, beside those that have none.
+fn planted_programs(options: &Options) -> Result<PathBuf, String> {
+    let plain = programs(options.bin_dir.as_deref())?;
+    let built = programs(None)?;
+    let into = root().join("target/planted");
+    let failed = |error: std::io::Error| format!("{}: {error}", into.display());
+    fs::create_dir_all(&into).map_err(failed)?;
+    let cargo = |more: &[&str]| {
+        let mut build = Command::new("cargo");
+        // The same programs as always, so that all but the daemon is there already.
+        build.args(["build", "--quiet", "--bin", "tapline", "--bin", "tapline-disk", "--bin", "taplined"]);
+        build.args(more).current_dir(root());
+        tool::text(&mut build).map(drop).map_err(|error| error.to_string())
+    };
+    cargo(&["--features", "taplined/planted"])?;
+    // Removed first: one that somebody runs cannot be written to.
+    for (name, from) in [("taplined", built.join("taplined")), ("tapline-disk", plain.join("tapline-disk"))] {
+        fs::remove_file(into.join(name)).or_else(ignore_missing).map_err(failed)?;
+        fs::copy(from, into.join(name)).map_err(failed)?;
+    }
+    // The place that all others look at has the plain one again.
+    cargo(&[])?;
+    Ok(into)
+}
+
+fn ignore_missing(error: std::io::Error) -> std::io::Result<()> {
+    if error.kind() == std::io::ErrorKind::NotFound { Ok(()) } else { Err(error) }
+}
+
+/// Another process of this program seeks it; what it says.
+fn ask_another(options: &Options, programs: &std::path::Path, name: &str) -> Result<String, String> {
+    let program = std::env::current_exe().map_err(|error| format!("this program: {error}"))?;
+    let mut another = Command::new(program);
+    another.args(["model", "--planted", name, "--seed", &options.seed.to_string(), "--bin-dir"]).arg(programs);
+    another.arg("--dir").arg(&options.dir).env(VARIABLE, name);
+    let said = another.output().map_err(|error| format!("{name}: {error}"))?;
+    let text = String::from_utf8_lossy(&said.stdout).into_owned();
+    let last = text.lines().rev().find(|line| line.starts_with("found") || line.starts_with("not found"));
+    Ok(last.map_or_else(|| format!("{text}{}", String::from_utf8_lossy(&said.stderr)), str::to_owned))
+}
+
+/// Life after life, until one goes wrong.
+fn seek(options: &Options, favoured: Favoured) -> Result<(), String> {
+    let programs = programs(options.bin_dir.as_deref())?;
+    let steps = steps(&programs)?;
+    let begun = Instant::now();
+    let mut seed = options.seed;
+    while begun.elapsed() < PATIENCE {
+        let lived = life(options, &programs, &steps, seed, Some(favoured));
+        let elapsed = begun.elapsed().as_secs();
+        if let Err(why) = lived {
+            let first: String = why.lines().next().unwrap_or_default().chars().take(200).collect();
+            println!("found in {elapsed} s, {} lives: {first}", seed - options.seed + 1);
+            return Ok(());
+        }
+        seed += 1;
+    }
+    println!("not found in {} s", begun.elapsed().as_secs());
+    Err("not found".into())
+}
+
+impl World {
+    /// Once in so many times.
+    pub fn random_is(&mut self, one_in: u64) -> bool {
+        self.random.below(one_in) == 0
+    }
+
+    /// Does what brings a planted fault to light.
+    pub fn favour(&mut self, what: Favoured) -> Result<(), String> {
+        match what {
+            Favoured::DieBehindMerge => self.die_behind_merge(),
+            Favoured::Forget => self.take_away(true),
+            Favoured::PutBack => self.put_back(),
+            Favoured::LoseCatalogue => self.lose_catalogue(),
+            Favoured::KillAgain => self.kill_again_and_again(),
+            Favoured::Deepen => self.deepen(),
+            Favoured::Seldom => self.seldom(),
+        }
+    }
+
+    /// A snapshot of a plugged disk is destroyed, and the daemon dies when its leaf is merged.
+    fn die_behind_merge(&mut self) -> Result<(), String> {
+        self.rest()?;
+        let Some(vbd) = self.usable_vbd() else { return Ok(()) };
+        let of = self.vbd(&vbd)?.vdi.clone();
+        if self.vdi(&of)?.read_only {
+            return Ok(());
+        }
+        let Some(snapshot) = self.snapshot_now(&of)? else { return Ok(()) };
+        self.write(&vbd)?;
+        self.die_at("vdi-merge:merge:after".into())?;
+        self.destroy_now(&snapshot)?;
+        // The merge begins by itself.
+        std::thread::sleep(Duration::from_millis(300));
+        self.check()
+    }
+
+    /// A snapshot, whose end is waited for; none if it was refused.
+    fn snapshot_now(&mut self, of: &str) -> Result<Option<String>, String> {
+        let name = self.name();
+        let now = self.vdi(of)?;
+        let made = now.copied(name.clone(), now.sr, Some(of.to_owned()));
+        let asked = Asked::post(format!("/vdis/{of}/snapshot"), json!({ "name": name }));
+        self.begin(Verb::Make(made), vec![of.to_owned()], Some(of.to_owned()), &asked)?;
+        self.settle(true)?;
+        let shown = self.list(&format!("/vdis?match={name}"))?;
+        Ok(shown.first().map(|vdi| uuid(vdi).map(str::to_owned)).transpose()?)
+    }
+
+    fn destroy_now(&mut self, vdi: &str) -> Result<(), String> {
+        let asked = Asked::delete(format!("/vdis/{vdi}"));
+        self.begin(Verb::Destroy(vdi.to_owned()), vec![vdi.to_owned()], None, &asked)?;
+        self.settle(true)
+    }
+
+    /// Snapshots of a VDI until they are refused; it can be used as before, and they can be destroyed again.
+    pub fn deepen(&mut self) -> Result<(), String> {
+        self.rest()?;
+        let fits = |world: &World, uuid: &str, vdi: &super::world::Vdi| {
+            !vdi.read_only && !world.is_plugged(uuid) && world.srs.get(vdi.sr).is_some_and(|sr| sr.storage == 0)
+        };
+        let Some(of) = self.free_vdi(fits) else { return Ok(()) };
+        self.count("deepen");
+        let mut made = Vec::new();
+        // It ends in a refusal, which is what is wanted here.
+        self.troubled = true;
+        while let (Some(snapshot), true) = (self.snapshot_now(&of)?, made.len() < DEEP) {
+            made.push(snapshot);
+        }
+        for vbd in self.vbds_of(&of) {
+            self.delete_vbd(&vbd)?;
+        }
+        let vbd = self.make_vbd(&of)?.ok_or("a deep VDI gets no VBD")?;
+        self.troubled = false;
+        let asked = Asked::post(format!("/vbds/{vbd}/plug"), json!({}));
+        self.begin(Verb::Plug(vbd.clone()), vec![of.clone()], None, &asked)?;
+        self.settle(true)?;
+        self.compare_all(&vbd)?;
+        for snapshot in made {
+            self.destroy_now(&snapshot)?;
+        }
+        self.check()
+    }
+}

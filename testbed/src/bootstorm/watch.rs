@@ -1,0 +1,130 @@
+//! Looks all the time at what must never be: two processes that may write to one file; and at how much memory the
+//! daemon and its disk processes take. Machines and clients are not counted.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::daemon::Daemon;
+use crate::daemon::processes::{Disk, Places};
+use crate::process::pss_kib;
+
+/// Between two looks, at least: and at least some times as long as a look takes, which is the others' time.
+const PAUSE: Duration = Duration::from_millis(200);
+const PAUSE_OF_LOOK: u32 = 4;
+
+/// As much as was ever seen.
+#[derive(Clone, Debug, Default)]
+pub struct Peaks {
+    /// KiB of the daemon and of all disk processes, at one time.
+    pub all_kib: u64,
+    /// KiB of the daemon.
+    pub daemon_kib: u64,
+    /// KiB of the processes that serve, at one time, and how many those were.
+    pub disks_kib: u64,
+    pub disks: usize,
+    /// KiB of the processes at work on images, at one time; and how many those were.
+    pub jobs_kib: u64,
+    pub jobs: usize,
+}
+
+impl Peaks {
+    fn raise(&mut self, seen: &Peaks) {
+        self.all_kib = self.all_kib.max(seen.all_kib);
+        self.daemon_kib = self.daemon_kib.max(seen.daemon_kib);
+        self.jobs_kib = self.jobs_kib.max(seen.jobs_kib);
+        self.jobs = self.jobs.max(seen.jobs);
+        if seen.disks_kib > self.disks_kib {
+            (self.disks_kib, self.disks) = (seen.disks_kib, seen.disks);
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Seen {
+    of_phase: Peaks,
+    twice: BTreeSet<String>,
+    looks: u64,
+}
+
+/// Whoever looks.
+#[derive(Debug, Default)]
+pub struct Watch {
+    over: AtomicBool,
+    seen: Mutex<Seen>,
+}
+
+impl Watch {
+    fn seen(&self) -> MutexGuard<'_, Seen> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The peaks since this was asked last.
+    pub fn peaks(&self) -> Peaks {
+        std::mem::take(&mut self.seen().of_phase)
+    }
+
+    /// Files that were open for writing twice, and how often it was looked.
+    pub fn twice(&self) -> (Vec<String>, u64) {
+        let seen = self.seen();
+        (seen.twice.iter().cloned().collect(), seen.looks)
+    }
+
+    /// It is over.
+    pub fn end(&self) {
+        self.over.store(true, Ordering::Relaxed);
+    }
+
+    /// Looks once.
+    pub fn look(&self, daemon: &Daemon, places: &Places) {
+        let disks = places.disks();
+        let peaks = measure(daemon, &disks);
+        let twice = twice(places, &disks);
+        let mut seen = self.seen();
+        seen.of_phase.raise(&peaks);
+        seen.twice.extend(twice);
+        seen.looks += 1;
+    }
+
+    /// Looks until it is over.
+    pub fn run(&self, daemon: &Daemon, places: &Places) {
+        while !self.over.load(Ordering::Relaxed) {
+            let begin = Instant::now();
+            self.look(daemon, places);
+            thread::sleep(PAUSE.max(begin.elapsed() * PAUSE_OF_LOOK));
+        }
+    }
+}
+
+/// What all take now. Who ends meanwhile takes nothing.
+fn measure(daemon: &Daemon, disks: &[Disk]) -> Peaks {
+    let mut peaks = Peaks { daemon_kib: daemon.pid().map_or(0, |pid| pss_kib(pid).unwrap_or(0)), ..Peaks::default() };
+    for disk in disks {
+        let Ok(kib) = pss_kib(disk.pid) else { continue };
+        let (sum, count) = if disk.vbd.is_some() {
+            (&mut peaks.disks_kib, &mut peaks.disks)
+        } else {
+            (&mut peaks.jobs_kib, &mut peaks.jobs)
+        };
+        *sum += kib;
+        *count += 1;
+    }
+    peaks.all_kib = peaks.daemon_kib + peaks.disks_kib + peaks.jobs_kib;
+    peaks
+}
+
+/// Files that several have open for writing: seen twice, since a look is no moment.
+fn twice(places: &Places, disks: &[Disk]) -> Vec<String> {
+    let suspects = places.written_by_several(disks);
+    let still = suspects
+        .into_iter()
+        .filter(|(file, pids)| pids.iter().filter(|pid| places.written_by(**pid).contains(file)).count() > 1);
+    still
+        .map(|((_, inode), pids)| {
+            let who: Vec<&Disk> = disks.iter().filter(|disk| pids.contains(&disk.pid)).collect();
+            format!("inode {inode} of the repository is open for writing in several processes: {who:?}")
+        })
+        .collect()
+}

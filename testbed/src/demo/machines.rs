@@ -1,0 +1,266 @@
+//! A real guest in a machine of our own driver: its disks all seen, plugged and unplugged while it runs, the machine
+//! found again by another, the power button heard.
+//!
+//! Knows what must hold; how QEMU is driven is the crate `vm`, which is what is tested here. The guest is heard through
+//! its console's log.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use vm::qemu::hardware::{Console, ConsoleDevice, ConsoleTo, Disk, Hardware};
+use vm::qemu::machine::{Ending, MachineError, QemuVm, Status};
+use vm::qemu::platform::Platform;
+use vm::qemu::slots::{FIRST_BRIDGE_SLOT, Position};
+use vm::syntax::in_full;
+
+use super::story::{Failure, Story};
+use crate::guest::{self, Job, said};
+use crate::tapline::{Access, DiskProcess};
+
+/// A guest under TCG on a loaded machine; with 255 disks its firmware alone takes minutes.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+/// For a guest that stands still to be found not to let go.
+const SHORT: Duration = Duration::from_secs(1);
+
+const POLL: Duration = Duration::from_millis(50);
+
+/// The machine's directory below the test's.
+const MACHINE: &str = "machine";
+
+/// A position that is on none of the bridges that a small test uses.
+const FAR: u8 = 200;
+
+/// Disks as the guest sees them: serial number by place.
+type Seen = BTreeMap<String, String>;
+
+/// A machine that does not outlive the test, however that ends.
+struct Bound(Option<QemuVm>);
+
+impl Drop for Bound {
+    fn drop(&mut self) {
+        if let Some(Err(error)) = self.0.take().map(|mut machine| machine.end()) {
+            eprintln!("{}", in_full(&error));
+        }
+    }
+}
+
+/// A short way to a directory: a socket's path has at most 107 bytes, and a checkout may lie deep.
+struct ShortWay(PathBuf);
+
+impl ShortWay {
+    fn to(directory: &Path) -> Result<ShortWay, Failure> {
+        let way = std::env::temp_dir().join(format!("tapline-machine-{}", std::process::id()));
+        let failed = |source| Failure::File { what: "create", path: way.clone(), source };
+        std::os::unix::fs::symlink(directory, &way).map_err(failed)?;
+        Ok(ShortWay(way))
+    }
+}
+
+impl Drop for ShortWay {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_file(&self.0) {
+            eprintln!("cannot remove {}: {error}", self.0.display());
+        }
+    }
+}
+
+/// The machine's part of a test.
+pub struct Bed {
+    hardware: Hardware,
+    sockets: ShortWay,
+    directory: PathBuf,
+    console: PathBuf,
+    /// By position.
+    disks: BTreeMap<u8, DiskProcess>,
+}
+
+impl Story<'_> {
+    /// A machine with so many disks, through everything that its driver does to it.
+    pub fn machine(&mut self, disks: u8) -> Result<(), Failure> {
+        self.progress.step(&format!("a machine of our own driver, with {disks} disks"));
+        let mut bed = self.bed(disks)?;
+        let qemu = Path::new("qemu-system-x86_64");
+        let mut bound = Bound(Some(QemuVm::start(qemu, &bed.hardware, &bed.directory, PATIENCE)?));
+        let Some(machine) = &mut bound.0 else { unreachable!("it was just put there") };
+        self.sees(&bed, machine, &format!("the guest sees {disks} disks, each at its place with its serial number"))?;
+        self.plugs(&mut bed, machine, disks)?;
+        self.waits_for_the_guest(&mut bed, machine)?;
+        let identity = machine.identity().clone();
+        drop(bound.0.take());
+        let machine = bound.0.insert(QemuVm::adopt(&identity, &bed.directory, PATIENCE)?);
+        let found = (machine.status()?, machine.disks()?.len());
+        let expected = (Status::Running, bed.disks.len());
+        self.claim("found again, the machine runs and has its disks", found == expected, || format!("{found:?}"))?;
+        let ending = machine.shutdown(PATIENCE)?;
+        let kept = self.work.join(MACHINE);
+        let heard = said_in(&bed.console, "pressed")?.is_some();
+        self.claim("the guest hears the power button and powers off", ending == Ending::Guest && heard, || {
+            format!("{ending:?}; see {}", kept.display())
+        })?;
+        let ended = machine.ended()?;
+        self.claim("QEMU has ended by itself", ended.is_some(), || "it runs".to_owned())?;
+        bed.disks.into_values().try_for_each(DiskProcess::stop)?;
+        Ok(())
+    }
+
+    fn bed(&self, disks: u8) -> Result<Bed, Failure> {
+        let sockets = ShortWay::to(self.work)?;
+        let directory = sockets.0.join(MACHINE);
+        let failed = |source| Failure::File { what: "create", path: directory.clone(), source };
+        fs::create_dir_all(&directory).map_err(failed)?;
+        fs::set_permissions(&directory, fs::Permissions::from_mode(0o700)).map_err(failed)?;
+        let job = Job { name: "machine", script: include_str!("../../guest/jobs/machine.sh"), parameters: Vec::new() };
+        let console = directory.join("console");
+        let hardware = Hardware {
+            name: "guest-test".to_owned(),
+            memory_mib: guest::MEMORY_MIB,
+            // With so many all of 255 disks have vectors.
+            vcpus: 4,
+            accelerator: self.guest.accelerator(),
+            boot: self.guest.boot_of(&job, self.work)?,
+            disks: Vec::new(),
+            console: Some(Console { device: ConsoleDevice::Serial, to: ConsoleTo::Log(console.clone()) }),
+            platform: Platform::default(),
+        };
+        let mut bed = Bed { hardware, sockets, directory, console, disks: BTreeMap::new() };
+        for number in 0..disks {
+            let disk = self.served(&mut bed, number)?;
+            bed.hardware.disks.push(disk);
+        }
+        Ok(bed)
+    }
+
+    /// A disk with an image of its own, served.
+    fn served(&self, bed: &mut Bed, number: u8) -> Result<Disk, Failure> {
+        let image = self.work.join(format!("{}.raw", serial(number)));
+        let failed = |source| Failure::File { what: "create", path: image.clone(), source };
+        File::create(&image).and_then(|file| file.set_len(1 << 20)).map_err(failed)?;
+        let name = format!("raw:{}.raw", serial(number));
+        let served = self.tapline.serve(&[&name], Access::ReadWrite, 4)?;
+        let position = position(number)?;
+        let disk = Disk { position, socket: bed.sockets.0.join(served.socket()), queues: None, bootable: false };
+        bed.disks.insert(number, served);
+        Ok(disk)
+    }
+
+    /// One more disk behind a bridge that had none, and two fewer.
+    fn plugs(&mut self, bed: &mut Bed, machine: &mut QemuVm, disks: u8) -> Result<(), Failure> {
+        if disks <= FAR {
+            let disk = self.served(bed, FAR)?;
+            machine.plug(&disk)?;
+            self.sees(bed, machine, "a disk that is plugged while the guest runs is at its place")?;
+        }
+        for number in [FAR, 1] {
+            machine.unplug(position(number)?, PATIENCE)?;
+            if let Some(disk) = bed.disks.remove(&number) {
+                disk.stop()?;
+            }
+        }
+        self.sees(bed, machine, "disks that are unplugged are gone from the guest, and the others stay")
+    }
+
+    /// A guest that stands still keeps a disk; when it runs again it lets go, and the position is free.
+    fn waits_for_the_guest(&mut self, bed: &mut Bed, machine: &mut QemuVm) -> Result<(), Failure> {
+        let position = position(2)?;
+        machine.pause()?;
+        let held = machine.unplug(position, SHORT);
+        self.claim(
+            "a guest that stands still keeps its disk, which is said",
+            matches!(held, Err(MachineError::Held { .. })) && machine.disks()?.contains(&position),
+            || format!("{held:?}"),
+        )?;
+        machine.resume()?;
+        let deadline = Instant::now() + PATIENCE;
+        while machine.disks()?.contains(&position) && Instant::now() < deadline {
+            thread::sleep(POLL);
+        }
+        let disk = bed.hardware.disks.iter().find(|disk| disk.position == position);
+        machine.plug(disk.ok_or(Failure::Position(2))?)?;
+        self.sees(bed, machine, "it lets go when it runs again, and the disk is plugged again")?;
+        // QEMU has said of the earlier disk that it is gone, which must not be taken for this one.
+        machine.unplug(position, PATIENCE)?;
+        let disk = bed.disks.remove(&position.number());
+        self.sees(bed, machine, "and unplugged again")?;
+        disk.map_or(Ok(()), |disk| Ok(disk.stop()?))
+    }
+
+    /// Waits until the guest says that it has exactly the disks that are served.
+    fn sees(&mut self, bed: &Bed, machine: &mut QemuVm, claim: &str) -> Result<(), Failure> {
+        let expected: Seen =
+            bed.disks.keys().map(|&number| Ok((place(number)?, serial(number)))).collect::<Result<_, Failure>>()?;
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let seen = said_in(&bed.console, "disks")?.map(|said| seen_in(&said)).unwrap_or_default();
+            if seen == expected {
+                self.holds(claim);
+                return Ok(());
+            }
+            if Instant::now() > deadline || machine.ended()?.is_some() {
+                let found = format!("{} disks: {seen:?}; see {}", seen.len(), self.work.join(MACHINE).display());
+                return self.claim(claim, false, || found);
+            }
+            self.progress.live(&format!("the guest has {} disks of {}", seen.len(), expected.len()));
+            thread::sleep(POLL);
+        }
+    }
+}
+
+fn position(number: u8) -> Result<Position, Failure> {
+    Position::new(number).ok_or(Failure::Position(number))
+}
+
+/// As the job says it.
+fn place(number: u8) -> Result<String, Failure> {
+    let place = position(number)?.pci_slot();
+    Ok(format!("{:02x}.{:02x}", FIRST_BRIDGE_SLOT + place.bridge, place.slot))
+}
+
+/// The name of the image, by which our disks give their serial numbers.
+fn serial(number: u8) -> String {
+    format!("position-{number}")
+}
+
+/// `3: 10.01=position-0 …`
+fn seen_in(said: &str) -> Seen {
+    let words = said.split_whitespace().skip(1);
+    words.filter_map(|word| word.split_once('=')).map(|(place, serial)| (place.to_owned(), serial.to_owned())).collect()
+}
+
+/// The last value that a guest has said for `key` on a console that is logged; its last line may be under way.
+fn said_in(console: &Path, key: &str) -> Result<Option<String>, Failure> {
+    let failed = |source| Failure::File { what: "read", path: console.to_owned(), source };
+    let bytes = fs::read(console).map_err(failed)?;
+    let text = String::from_utf8_lossy(&bytes);
+    let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
+    let lines = whole.lines().rev().map(|line| line.rsplit('\r').find(|part| !part.is_empty()).unwrap_or_default());
+    let found = lines.filter_map(said).find(|(said, _)| *said == key);
+    Ok(found.map(|(_, value)| value.to_owned()))
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn the_last_whole_line_of_a_console_counts() {
+        let room = tempfile::tempdir().unwrap();
+        let console = room.path().join("console");
+        fs::write(&console, "x\r\n\rTAPLINE disks=0:\r\n\rTAPLINE disks=1: 10.01=a\r\n\rTAPLINE disks=2: 10.0")
+            .unwrap();
+        let said = said_in(&console, "disks").unwrap().unwrap();
+        assert_eq!(seen_in(&said), Seen::from([("10.01".to_owned(), "a".to_owned())]));
+        assert_eq!(said_in(&console, "pressed").unwrap(), None);
+    }
+
+    #[test]
+    fn places_are_as_the_guest_says_them() {
+        assert_eq!(place(0).unwrap(), "10.01");
+        assert_eq!(place(40).unwrap(), "11.0a");
+        assert_eq!(place(254).unwrap(), "18.07");
+    }
+}

@@ -1,0 +1,130 @@
+//! `cargo xtask demo` and `cargo xtask guest-test`: Tapline with a real Linux guest, from an empty directory to a
+//! verdict.
+//!
+//! Here is how they are started and how they end; the story itself is in `story`. A run succeeds only when every claim
+//! held. A failed run keeps its directory, with images, consoles and logs; a successful one leaves nothing but the
+//! cached guest.
+
+mod daemon;
+mod findings;
+mod machines;
+mod story;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use vm::syntax::in_full;
+
+use self::findings::Findings;
+use self::story::{Amount, Failure, Story};
+use crate::guest::Guest;
+use crate::programs::{build_programs, root};
+use crate::progress::Progress;
+use crate::tapline::Tapline;
+
+/// How the programs and the directory are treated.
+#[derive(Debug, clap::Args)]
+pub struct Common {
+    /// Use the programs in this directory instead of building them
+    #[arg(long, value_name = "DIR")]
+    bin_dir: Option<PathBuf>,
+    /// Keep the directory of a successful run
+    #[arg(long)]
+    keep: bool,
+}
+
+/// A guest fills a disk, is killed with it, and finds all it fsynced
+#[derive(Debug, clap::Args)]
+pub struct GuestTest {
+    #[command(flatten)]
+    common: Common,
+    /// Only the machine of our own driver
+    #[arg(long)]
+    machine: bool,
+    /// Its disks: 40 fill one bridge and begin another
+    #[arg(long, default_value_t = 40, value_parser = clap::value_parser!(u8).range(4..))]
+    disks: u8,
+}
+
+/// The life of a thin disk, told with a real guest and released programs
+#[derive(Debug, clap::Args)]
+pub struct Demo {
+    #[command(flatten)]
+    common: Common,
+}
+
+/// `cargo xtask demo`: the whole story, with the programs as they are released.
+pub fn run(options: &Demo) -> Result<(), String> {
+    let amount = Amount { fill_mib: 128, load_seconds: 10 };
+    perform("demo", &options.common, &["--release"], |story| story.whole(&amount))
+}
+
+/// `cargo xtask guest-test`: a short story, with the programs as tests have them.
+pub fn guest_test(options: &GuestTest) -> Result<(), String> {
+    perform("guest-test", &options.common, &[], |story| match options.machine {
+        true => story.only_machine(options.disks),
+        false => story.short(&Amount { fill_mib: 32, load_seconds: 3 }, options.disks),
+    })
+}
+
+fn perform(
+    name: &str,
+    options: &Common,
+    profile: &[&str],
+    tell: impl FnOnce(Story<'_>) -> Result<Findings, Failure>,
+) -> Result<(), String> {
+    let build = root().join("build");
+    let work = build.join(format!("{name}-{}", std::process::id()));
+    let progress = Progress::start();
+    match rehearse(&build, &work, &progress, options, profile, tell) {
+        Ok((findings, prepared)) => {
+            let told = progress.elapsed().saturating_sub(prepared).as_secs();
+            println!("\n{findings}\n  everything held: {told} s, after {} s of preparation", prepared.as_secs());
+            clean_up(&work, options.keep)
+        }
+        Err(failure) => {
+            let mut why = format!("FAILED after {:.0} s: {}", progress.elapsed().as_secs_f64(), in_full(&failure));
+            if work.exists() {
+                why.push_str(&format!("\nimages, consoles and logs are kept in {}", work.display()));
+            }
+            Err(why)
+        }
+    }
+}
+
+/// Prepares and tells a story: what it found, and how long the preparation took.
+fn rehearse(
+    build: &Path,
+    work: &Path,
+    progress: &Progress,
+    options: &Common,
+    profile: &[&str],
+    tell: impl FnOnce(Story<'_>) -> Result<Findings, Failure>,
+) -> Result<(Findings, Duration), Failure> {
+    progress.step("the programs and the guest");
+    let programs = match &options.bin_dir {
+        Some(directory) => std::path::absolute(directory).map_err(|source| Failure::File {
+            what: "find",
+            path: directory.clone(),
+            source,
+        })?,
+        None => build_programs(profile)?,
+    };
+    let guest = Guest::build(&build.join("guest"), progress)?;
+    fs::create_dir_all(work).map_err(|source| Failure::File { what: "create", path: work.to_owned(), source })?;
+    let tapline = Tapline::new(programs.join("tapline"), work);
+    let prepared = progress.elapsed();
+    let findings = Findings::default();
+    let story = Story { guest: &guest, tapline: &tapline, programs: &programs, progress, work, findings };
+    let findings = tell(story)?;
+    Ok((findings, prepared))
+}
+
+fn clean_up(work: &Path, keep: bool) -> Result<(), String> {
+    if keep {
+        println!("  kept: {}", work.display());
+        return Ok(());
+    }
+    fs::remove_dir_all(work).map_err(|error| format!("cannot remove {}: {error}", work.display()))
+}

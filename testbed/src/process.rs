@@ -1,0 +1,26 @@
+//! What the kernel says of a process: memory and waits.
+
+use std::path::Path;
+
+/// How often all threads of a process have waited for something.
+pub fn switches(pid: u32) -> Result<u64, String> {
+    let tasks = Path::new("/proc").join(pid.to_string()).join("task");
+    let mut switches = 0;
+    for task in std::fs::read_dir(tasks).map_err(|error| error.to_string())? {
+        let task = task.map_err(|error| error.to_string())?;
+        switches += field(&task.path().join("status"), "voluntary_ctxt_switches:")?;
+    }
+    Ok(switches)
+}
+
+/// The process's share of the memory that it uses.
+pub fn pss_kib(pid: u32) -> Result<u64, String> {
+    field(&Path::new("/proc").join(pid.to_string()).join("smaps_rollup"), "Pss:")
+}
+
+/// The number behind `name` in a file of /proc.
+fn field(path: &Path, name: &str) -> Result<u64, String> {
+    let text = std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let line = text.lines().find_map(|line| line.strip_prefix(name));
+    line.and_then(|rest| rest.split_whitespace().next()?.parse().ok()).ok_or(format!("{}: no {name}", path.display()))
+}

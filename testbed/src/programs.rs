@@ -1,0 +1,72 @@
+//! Where the source tree and the programs that are built of it are.
+//!
+//! Knows cargo, and nothing of what the programs do.
+
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use vm::syntax::in_full;
+
+use crate::tool::{self, ToolError};
+
+/// The directory of the programs: one that is named, or that of those of the tests, which are built.
+pub fn programs(named: Option<&Path>) -> Result<PathBuf, String> {
+    if let Some(directory) = named {
+        return std::path::absolute(directory).map_err(|error| format!("{}: {error}", directory.display()));
+    }
+    build_programs(&[]).map_err(|failure| in_full(&failure))
+}
+
+/// Builds the programs and returns their directory.
+pub fn build_programs(profile: &[&str]) -> Result<PathBuf, ToolError> {
+    let mut command = cargo();
+    command.args(["build", "--bin", "tapline", "--bin", "tapline-disk", "--bin", "taplined"]).args(profile);
+    tool::run(&mut command)?;
+    // We lie in the target directory ourselves, as target/debug/xtask.
+    let ours = std::env::current_exe()
+        .map_err(|source| ToolError::Start { command: "the directory of xtask".to_owned(), source })?;
+    let target = ours.ancestors().nth(2).unwrap_or(Path::new("target"));
+    Ok(target.join(if profile.is_empty() { "debug" } else { "release" }))
+}
+
+/// The directory of released programs: one that is named, or that of our own and of the benchmarks' clients, which are
+/// built.
+pub fn released(named: Option<&Path>) -> Result<PathBuf, String> {
+    if let Some(directory) = named {
+        return std::path::absolute(directory).map_err(|error| format!("{}: {error}", directory.display()));
+    }
+    let mut build = cargo();
+    build.args(["build", "--quiet", "--release"]);
+    for program in ["tapline-disk", "tapline", "taplined", "bench-client", "bench-guest"] {
+        build.args(["--bin", program]);
+    }
+    tool::run(&mut build).map_err(|error| in_full(&error))?;
+    Ok(root().join("target/release"))
+}
+
+/// The top of the source tree, below which everything lies that a run makes.
+pub fn root() -> PathBuf {
+    let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
+    manifest.parent().unwrap_or(manifest).to_owned()
+}
+
+/// Cargo, at the top of the source tree.
+pub fn cargo() -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(root());
+    command
+}
+
+/// A number for what is to be random, another one each time.
+pub fn any_seed() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::from(now.subsec_nanos())
+}
+
+/// For options: a number of at least 1.
+pub fn positive(text: &str) -> Result<usize, String> {
+    let number = text.parse::<NonZeroUsize>().map_err(|error| error.to_string())?;
+    Ok(number.get())
+}

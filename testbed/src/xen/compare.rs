@@ -1,0 +1,324 @@
+//! `cargo xtask bench xen`: backends side by side on the disks of one guest, each over a RAM disk of its own.
+//!
+//! What is compared are instructions: the machine has one CPU whose clock counts them, so a loaded host changes
+//! nothing, and what the guest, Xen, dom0 and the backend need for a request all counts. Caches and idle CPUs are not
+//! in it. Rounds of the backends alternate; medians and their ratios to the kernel's backend are printed.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use vm::syntax::in_full;
+
+use super::counted::{Costs, Counter, Counts, MARKS, Who};
+use super::suite::{Backend, Guest};
+use super::{Bed, BedError, LAST_LINES, programs};
+use crate::guest::at;
+use crate::programs::positive;
+use crate::progress::Progress;
+use crate::tool;
+
+/// The names in `testbed/xen/jobs/compare.sh`, in order.
+const CASES: [(&str, &str); 9] = [
+    ("rr4k1", "randread 4k qd1"),
+    ("rr4k32", "randread 4k qd32"),
+    // Four rings of one page.
+    ("rr4k128", "randread 4k qd128"),
+    ("sr64k1", "read 64k qd1"),
+    ("sr64k8", "read 64k qd8"),
+    ("sr1m2", "read 1m qd2"),
+    ("rw4k1", "randwrite 4k qd1"),
+    ("rw4k32", "randwrite 4k qd32"),
+    ("sw64k8", "write 64k qd8"),
+];
+
+/// Of `tapline xen attach --grants`.
+const WAYS: [&str; 3] = ["copy", "map", "persistent"];
+
+const SECONDS_MAX: u64 = 3600;
+
+/// The machine's clock counts instructions, of which these are a second (`-icount shift=2`).
+const INSTRUCTIONS_A_SECOND: f64 = 250e6;
+
+/// Backends of a Xen guest's disks, counted in instructions
+#[derive(Debug, clap::Args)]
+pub struct Options {
+    #[arg(long, default_value_t = 3, value_parser = positive)]
+    rounds: usize,
+    #[arg(long, default_value_t = 600, value_parser = clap::value_parser!(u32).range(2..))]
+    requests: u32,
+    #[arg(long, default_value = "pvh")]
+    guest: Guest,
+    /// blkback, qdisk or tapline, or ours with a way to reach the guest's pages: tapline+copy, tapline+map,
+    /// tapline+persistent
+    #[arg(long = "backend", value_name = "NAME", value_parser = contender,
+          default_values = ["blkback", "qdisk", "tapline"])]
+    backends: Vec<String>,
+    /// The guest asks for rings of 2^N pages instead of one
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(..=4))]
+    ring_order: Option<u8>,
+    /// The guest uses so many segments in a request instead of 32
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(11..=256))]
+    segments: Option<u16>,
+    /// One round, in which every instruction is counted: whose they are, a request
+    #[arg(long)]
+    count: bool,
+    /// The N functions that take most of it, but the guest's
+    #[arg(long, value_name = "N", requires = "count", default_value_t = 0)]
+    functions: usize,
+    #[arg(long)]
+    json: bool,
+}
+
+impl Options {
+    /// Parameters of the guest's driver.
+    fn front_end(&self) -> Vec<String> {
+        let order = self.ring_order.map(|order| format!("xen_blkfront.max_ring_page_order={order}"));
+        let segments = self.segments.map(|segments| format!("xen_blkfront.max_indirect_segments={segments}"));
+        order.into_iter().chain(segments).collect()
+    }
+
+    /// Rounds of each backend.
+    fn rounds(&self) -> usize {
+        if self.count { 1 } else { self.rounds }
+    }
+
+    /// As `many` in `testbed/xen/jobs/compare.sh`.
+    fn requests_of(&self, case: &str) -> u32 {
+        match case {
+            "rr4k32" | "rr4k128" | "rw4k32" => self.requests * 4,
+            "sr64k1" => self.requests / 2,
+            "sr1m2" => self.requests / 8,
+            _ => self.requests,
+        }
+    }
+}
+
+/// A backend, or ours with a way to reach the guest's pages.
+fn is_contender(name: &str) -> bool {
+    let (backend, way) = name.split_once('+').map_or((name, None), |(backend, way)| (backend, Some(way)));
+    let way_is_known = way.is_none_or(|way| backend == Backend::Tapline.name() && WAYS.contains(&way));
+    Backend::of_name(backend).is_some() && way_is_known
+}
+
+fn contender(name: &str) -> Result<String, String> {
+    is_contender(name).then(|| name.to_owned()).ok_or_else(|| format!("no backend is called {name}"))
+}
+
+/// Requests a second of the machine's time, by case and backend: one a round.
+type Figures = BTreeMap<(String, String), Vec<f64>>;
+
+/// Runs the comparison.
+pub fn run(options: &Options) -> Result<(), String> {
+    if options.count {
+        return count(options).map_err(|error| in_full(&error));
+    }
+    let figures = measure(options).map_err(|error| in_full(&error))?;
+    let complete = CASES
+        .iter()
+        .all(|(case, _)| options.backends.iter().all(|backend| of(&figures, case, backend).len() == options.rounds()));
+    if !complete {
+        return Err("the guest did not say every figure; see the console in build".to_owned());
+    }
+    if options.json {
+        print_json(options, &figures)
+    } else {
+        print_table(options, &figures)
+    }
+    Ok(())
+}
+
+fn measure(options: &Options) -> Result<Figures, BedError> {
+    let progress = Progress::start();
+    let bed = Bed::prepare(&progress)?;
+    let work = bed.build.join(format!("xen-compare-{}", std::process::id()));
+    let mut figures = Figures::new();
+    let ours = ours(options, &progress)?;
+    perform(options, &bed, &ours, &work, None, &progress, |line| {
+        if let Some((backend, case, rate)) = figure_in(line, &options.backends) {
+            figures.entry((case, backend)).or_default().push(rate);
+        }
+    })?;
+    Ok(figures)
+}
+
+/// Our programs, if they take part.
+fn ours(options: &Options, progress: &Progress) -> Result<Vec<PathBuf>, BedError> {
+    if !options.backends.iter().any(|name| name.starts_with(Backend::Tapline.name())) {
+        return Ok(Vec::new());
+    }
+    progress.detail("building tapline and tapline-disk, static");
+    programs::released()
+}
+
+/// Runs the load. A guest that did not come to its end is shown, and its directory kept.
+fn perform(
+    options: &Options,
+    bed: &Bed,
+    programs: &[PathBuf],
+    work: &Path,
+    plugin: Option<&str>,
+    progress: &Progress,
+    mut heard: impl FnMut(&str),
+) -> Result<(), BedError> {
+    let script = format!(
+        ". /drop/steps.sh\nbackends='{}'\nkernel_words='{}'\nguest_type={}\nrounds={}\nrequests={}\n. /drop/tests/compare.sh\nfinish\n",
+        options.backends.join(" "),
+        options.front_end().join(" "),
+        options.guest.name(),
+        options.rounds(),
+        options.requests
+    );
+    progress.step(&format!(
+        "{} in a {} guest, {} rounds",
+        options.backends.join(", "),
+        options.guest.name(),
+        options.rounds()
+    ));
+    let ended = bed.run_script(&script, programs, work, Duration::from_secs(SECONDS_MAX), plugin, |line| {
+        heard(line);
+        if let Some(round) = line.strip_prefix("TAPLINE round=") {
+            progress.detail(&format!("round {} is done", round.trim()));
+        }
+    })?;
+    if ended.code != Some(0) {
+        println!("{}\nconsole and /out are kept in {}", tool::last_lines(&ended.console, LAST_LINES), work.display());
+    } else if plugin.is_none() {
+        fs::remove_dir_all(work).map_err(at("remove", work))?;
+    }
+    Ok(())
+}
+
+/// Counts every instruction and prints whose they are.
+fn count(options: &Options) -> Result<(), BedError> {
+    let progress = Progress::start();
+    let bed = Bed::prepare(&progress)?;
+    let work = bed.build.join(format!("xen-count-{}", std::process::id()));
+    fs::create_dir_all(&work).map_err(at("create", &work))?;
+    let counter = Counter::make(&work.join("count"))?;
+    let ours = ours(options, &progress)?;
+    let programs = [ours.as_slice(), std::slice::from_ref(&counter.mark)].concat();
+    let dumps = work.join("dump");
+    let plugin = format!("{},out={}", counter.plugin.display(), dumps.display());
+    perform(options, &bed, &programs, &work, Some(&plugin), &progress, |_| ())?;
+    let disk = ours.iter().find(|program| program.ends_with("tapline-disk"));
+    let counts = Counts::read(&work.join("out"), disk.map(PathBuf::as_path), dumps)?;
+    println!("\ninstructions a request");
+    for (case, (name, title)) in CASES.iter().enumerate() {
+        let mut columns = Vec::new();
+        for backend in 0..options.backends.len() {
+            let first = (backend * CASES.len() + case) * MARKS;
+            // The third run has three times as many requests.
+            columns.push(counts.costs(first, 2 * options.requests_of(name))?);
+        }
+        print_costs(title, options, &columns);
+    }
+    fs::remove_dir_all(&work).map_err(at("remove", &work))?;
+    Ok(())
+}
+
+fn print_costs(title: &str, options: &Options, columns: &[Costs]) {
+    let print = |name: &str, figure: &dyn Fn(&Costs) -> f64| {
+        print!("{name:<20}");
+        columns.iter().for_each(|costs| print!("{:>20.0}", figure(costs)));
+        println!();
+    };
+    print!("\n{title:<20}");
+    options.backends.iter().for_each(|backend| print!("{backend:>20}"));
+    println!();
+    for who in Who::ALL {
+        print(who.name(), &|costs| costs.iter().filter(|((of, _), _)| *of == who).map(|(_, cost)| cost).sum());
+    }
+    print("all", &|costs| costs.values().sum());
+    for (backend, costs) in options.backends.iter().zip(columns).filter(|_| options.functions > 0) {
+        println!("  {backend}:");
+        let mut functions: Vec<_> =
+            costs.iter().filter(|((who, _), _)| !matches!(who, Who::Guest | Who::Programs)).collect();
+        functions.sort_by(|a, b| b.1.total_cmp(a.1));
+        for ((who, function), cost) in functions.into_iter().take(options.functions) {
+            println!("{cost:>10.0}  {:<20} {function}", who.name());
+        }
+    }
+}
+
+/// `TAPLINE figure=BACKEND CASE MICROSECONDS REQUESTS`: from the time, as fio's own rate is cut to whole numbers.
+fn figure_in(line: &str, backends: &[String]) -> Option<(String, String, f64)> {
+    let mut words = line.strip_prefix("TAPLINE figure=")?.split_whitespace();
+    let backend = words.next().filter(|name| backends.iter().any(|backend| backend == name))?.to_owned();
+    let case = words.next()?.to_owned();
+    let rate = words.next()?.parse().ok()?;
+    Some((backend, case, rate))
+}
+
+fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted.get(sorted.len() / 2).copied().unwrap_or_default()
+}
+
+fn spread(values: &[f64]) -> f64 {
+    let (low, high) = values.iter().fold((f64::MAX, 0.0_f64), |(low, high), &value| (low.min(value), high.max(value)));
+    if high > 0.0 { (high / low - 1.0) * 100.0 } else { 0.0 }
+}
+
+fn of<'a>(figures: &'a Figures, case: &str, backend: &str) -> &'a [f64] {
+    figures.get(&(case.to_owned(), backend.to_owned())).map_or(&[], Vec::as_slice)
+}
+
+fn print_table(options: &Options, figures: &Figures) {
+    println!(
+        "\nthousands of instructions a request, of guest, Xen, dom0 and backend; speed as a ratio to the first; spread of rounds"
+    );
+    print!("{:<20}", "");
+    options.backends.iter().for_each(|backend| print!("{backend:>24}"));
+    println!();
+    for (case, title) in CASES {
+        print!("{title:<20}");
+        let base = options.backends.first().map_or(0.0, |first| median(of(figures, case, first)));
+        for backend in &options.backends {
+            let values = of(figures, case, backend);
+            let thousands = INSTRUCTIONS_A_SECOND / median(values) / 1e3;
+            print!("{thousands:>10.1} {:>6.2}x {:>4.1}%", median(values) / base, spread(values));
+        }
+        println!();
+    }
+}
+
+fn print_json(options: &Options, figures: &Figures) {
+    let rows = CASES.iter().flat_map(|(case, title)| {
+        options.backends.iter().map(move |backend| {
+            let values = of(figures, case, backend);
+            let instructions = INSTRUCTIONS_A_SECOND / median(values);
+            serde_json::json!({ "case": title, "backend": backend, "instructions": instructions, "iops": median(values), "rounds": values })
+        })
+    });
+    println!("{}", serde_json::Value::Array(rows.collect()));
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn a_figure_is_read_from_its_line_only() {
+        let both = ["blkback", "tapline+copy"].map(str::to_owned);
+        let read = |figure: &str| figure_in(&format!("TAPLINE figure={figure}"), &both);
+
+        assert_eq!(read("tapline+copy rr4k1 1724.5"), Some(("tapline+copy".to_owned(), "rr4k1".to_owned(), 1724.5)));
+        assert_eq!(read("tapline rr4k1 1724.5"), None);
+        assert_eq!(figure_in("TAPLINE end=0", &both), None);
+    }
+
+    #[test]
+    fn only_ours_is_told_how_to_reach_pages() {
+        assert!(is_contender("blkback") && is_contender("tapline+copy"));
+        assert!(!is_contender("blkback+copy") && !is_contender("tapline+fast") && !is_contender("vbd3"));
+    }
+
+    #[test]
+    fn the_spread_is_of_the_largest_over_the_smallest() {
+        assert!((spread(&[100.0, 110.0, 105.0]) - 10.0).abs() < 1e-9);
+        assert!(spread(&[]).abs() < 1e-9);
+    }
+}

@@ -412,6 +412,7 @@ fn open_qcow2(name: &ImageName, file: &mut ImageFile, write: bool) -> Result<Qco
     if write {
         ordered::write(file, &[image.first_writes()])
             .map_err(|error| Failure::new(format!("open {name} for writing"), error))?;
+        soundness::tell_of_refcounts(name, &image);
     }
     Ok(image)
 }

@@ -2,12 +2,16 @@
 //!
 //! It knows nothing about parents, and changes no byte of the disk.
 
+use std::fmt::Display;
+
 use control::{FormatName, ImageName};
+use disk::qcow2::Qcow2;
 use disk::{ImageErrorKind, MetaWrite, Problem, Severity, Source, qcow2, vhd};
 use uring::ImageFile;
 
 use crate::failure::Failure;
 use crate::layers::{explain, tail};
+use crate::log::say;
 use crate::ordered;
 
 /// The problems of an image, and their repair.
@@ -36,6 +40,17 @@ impl Examined {
     /// The severity of the worst problem.
     pub fn worst(&self) -> Option<Severity> {
         self.problems.iter().map(|problem| problem.severity).max()
+    }
+}
+
+/// Logs that refcounts of an image that is written to are known to be wrong, if any are.
+pub fn tell_of_refcounts(name: impl Display, image: &Qcow2) {
+    let wrong = image.wrong_refcount_blocks();
+    if wrong > 0 {
+        say(format_args!(
+            "{name}: {wrong} of its refcount blocks are lost or wrong; nothing is placed where they count, so the file \
+             grows: `tapline image check --repair` counts anew, when nobody uses the image"
+        ));
     }
 }
 

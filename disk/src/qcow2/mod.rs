@@ -148,6 +148,12 @@ impl Qcow2 {
         }
     }
 
+    /// Refcount blocks of an image opened for writing that are known to be lost or wrong. Nothing is placed where they
+    /// count.
+    pub fn wrong_refcount_blocks(&self) -> u64 {
+        self.clusters.allocator.as_ref().map_or(0, |allocator| allocator.distrusted.total())
+    }
+
     /// The parent as the image records it.
     pub fn link(&self) -> Option<Link> {
         info::link(&self.head.header)

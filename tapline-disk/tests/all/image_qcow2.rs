@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
+use testkit::nbd::Client;
 
 use crate::tool;
 use crate::tool::Room;
@@ -314,6 +315,26 @@ fn check_and_repair_return_the_documented_exit_codes() {
     assert_eq!(room.tapline("image check qcow2:a.q --repair").code, Some(0));
     room.done("image compare raw:a.raw qcow2:a.q");
     room.tool("qemu-img", "check -U -f qcow2 a.q");
+}
+
+#[test]
+fn wrong_refcount_blocks_are_logged_and_not_believed() {
+    let room = Room::new();
+    room.make_raw("a.raw", 16 * MIB);
+    room.done("image convert raw:a.raw qcow2:a.q");
+    let mut bytes = room.read("a.q");
+    // The block says that nothing is in use, not even itself.
+    bytes[2 * 65536..3 * 65536].fill(0);
+    room.write("a.q", &bytes);
+    let disk = Disk::serve(&room, "qcow2:a.q --nbd nbd.sock");
+    let mut nbd = Client::connect(&room.file("nbd.sock")).unwrap();
+    nbd.write(3 * MIB, &[7; 65536]).unwrap();
+    let (code, log) = disk.stop();
+    assert!(code == Some(0) && log.contains("1 of its refcount blocks are lost or wrong"), "{log}");
+    assert_eq!(room.tapline("image check qcow2:a.q --repair").code, Some(3));
+    room.guest("qcow2:a.q", &["read -P 7 3M 64k"]);
+    let (_, log) = Disk::serve(&room, "qcow2:a.q --nbd nbd.sock").stop();
+    assert!(!log.contains("refcount"), "{log}");
 }
 
 #[test]

@@ -6,7 +6,7 @@
 use std::io::Write;
 use std::path::PathBuf;
 
-use disk::{Operation, Request, Span, Status, Token, Until};
+use disk::{Image, Operation, Request, Span, Status, Token, Until};
 use memory::Segments;
 use transport::Server;
 
@@ -15,6 +15,7 @@ use crate::failure::{Exit, Failure};
 use crate::log::{self, say};
 use crate::redo_log;
 use crate::serve::control::Control;
+use crate::soundness;
 use crate::stats;
 
 impl<S: Server + Disclose> EventLoop<S> {
@@ -31,6 +32,11 @@ impl<S: Server + Disclose> EventLoop<S> {
         self.drain()?;
         let flushed = if self.geometry.read_only { Status::Done } else { self.flush()? };
         write_stats(&self.line(), self.stats_file.as_ref());
+        for (depth, layer) in self.disk.layers().iter().enumerate() {
+            if let Image::Qcow2(image) = &layer.format {
+                soundness::tell_of_refcounts(format_args!("layer {depth}"), image);
+            }
+        }
         let why = match flushed {
             Status::Done => None,
             Status::NoSpace => Some("no space is left on the image's storage"),

@@ -37,7 +37,7 @@ impl Clusters {
             first @ Entry::Data { at, copied: true } => {
                 let count = self.alike(spot, first, start.count);
                 let len = self.clip(span, start, count);
-                Ok(Reserved { at: at.saturating_add(start.from), len, ticket: None, fill: None })
+                Ok(Reserved { at: at + start.from, len, ticket: None, fill: None })
             }
             Entry::ZeroAllocated { at, copied: true } => {
                 let place = Mapping { parts: self.in_parts(span, start), ..self.again(at)? };
@@ -91,10 +91,10 @@ impl Clusters {
         let number = format.subcluster_of(start.from);
         let (first, alike) = subclusters.run(number);
         let count = if first == Subcluster::Data { alike } else { subclusters.absent(number) };
-        let end = format.start_of(number.saturating_add(count));
-        let span = Span { len: self.clip(span, start, 1).min(end.saturating_sub(start.from)), ..span };
+        let end = format.start_of(number + count);
+        let span = Span { len: self.clip(span, start, 1).min(end - start.from), ..span };
         if first == Subcluster::Data {
-            return Ok(Reserved { at: at.saturating_add(start.from), len: span.len, ticket: None, fill: None });
+            return Ok(Reserved { at: at + start.from, len: span.len, ticket: None, fill: None });
         }
         let (start, place) = (self.start(span), self.again(at)?);
         Ok(self.begin(span, start, spot, Mapping { parts: true, ..place }))
@@ -138,12 +138,12 @@ impl Clusters {
                 Entry::Unallocated => reads_zero != self.parent,
                 _ => false,
             };
-            let next = start.cluster.saturating_add(count);
+            let next = start.cluster + count;
             let is_given = self.allocator.as_ref().is_none_or(|allocator| allocator.pending.slot(next).is_some());
             if !alike || is_given {
                 break;
             }
-            count = count.saturating_add(1);
+            count += 1;
         }
         count
     }
@@ -153,8 +153,8 @@ impl Clusters {
         let len = self.clip(span, start, place.count);
         let part = place.parts.then(|| self.tables.format().part_of(start.from, len));
         let (first, covered) = self.covered(part, place.count);
-        let before = start.from.saturating_sub(first);
-        let after = covered.saturating_sub(before).saturating_sub(len);
+        let before = start.from - first;
+        let after = covered - before - len;
         let filled = place.shared || (before == 0 && after == 0);
         // Zeroes are written to a new place, which must not be left to the file's end to hold them: no entry says zero
         // where it cannot be said, or where it speaks of other subclusters too.
@@ -165,7 +165,7 @@ impl Clusters {
             (true, true) => Some(Fill { before: 0, after: 0 }),
             (true, false) => None,
         };
-        let at = (place.first << self.bits).saturating_add(start.from);
+        let at = (place.first << self.bits) + start.from;
         let write = Write {
             cluster: start.cluster,
             count: place.count,
@@ -212,7 +212,7 @@ impl Clusters {
     pub fn commit(&mut self, ticket: Ticket) -> Option<Committed> {
         let write = self.end_write(ticket);
         for by in 0..write.count {
-            let (cluster, place) = (write.cluster.saturating_add(by), write.place.saturating_add(by));
+            let (cluster, place) = (write.cluster + by, write.place + by);
             // Another write to the same cluster may have claimed it before.
             if !writable(&mut self.allocator).pending.claim(cluster, place) {
                 continue;
@@ -223,9 +223,9 @@ impl Clusters {
             self.place(spot, place, &write);
         }
         let (from, len) = self.covered(write.part, write.count);
-        let at = (write.cluster << self.bits).saturating_add(from);
-        let span = Span { at, len: len.min(self.len.saturating_sub(at)) };
-        Some(Committed { span, at: (write.place << self.bits).saturating_add(from) })
+        let at = (write.cluster << self.bits) + from;
+        let span = Span { at, len: len.min(self.len - at) };
+        Some(Committed { span, at: (write.place << self.bits) + from })
     }
 
     /// Puts a place into the table.
@@ -259,8 +259,8 @@ impl Clusters {
         let write = self.end_write(ticket);
         let allocator = writable(&mut self.allocator);
         for by in 0..write.count {
-            let place = write.place.saturating_add(by);
-            if allocator.pending.leave(write.cluster.saturating_add(by), place) && write.new {
+            let place = write.place + by;
+            if allocator.pending.leave(write.cluster + by, place) && write.new {
                 allocator.space.leaked(place, 1);
             }
         }
@@ -299,7 +299,7 @@ impl Clusters {
     /// The clusters of the file that a compressed cluster reaches into.
     pub fn compressed_clusters(&self, at: u64, end: u64) -> (u64, u64) {
         let first = at >> self.bits;
-        (first, (end.saturating_sub(1) >> self.bits).saturating_sub(first).saturating_add(1))
+        (first, ((end - 1) >> self.bits) - first + 1)
     }
 
     /// Clusters of the file lose a reference each.

@@ -62,12 +62,12 @@ impl Clusters {
     /// The clusters of a span.
     pub fn start(&self, span: Span) -> Start {
         let from = span.at % self.size();
-        Start { cluster: span.at >> self.bits, from, count: from.saturating_add(span.len).div_ceil(self.size()) }
+        Start { cluster: span.at >> self.bits, from, count: (from + span.len).div_ceil(self.size()) }
     }
 
     /// Bytes of `span` in the first `count` clusters of it.
     pub fn clip(&self, span: Span, start: Start, count: u64) -> u64 {
-        span.len.min(count.saturating_mul(self.size()).saturating_sub(start.from))
+        span.len.min(count * self.size() - start.from)
     }
 
     /// How many clusters `span` begins with that it covers whole. The last one ends with the disk.
@@ -98,9 +98,9 @@ impl Clusters {
             Entry::Unallocated => Mapping::Parent { len },
             Entry::Zero | Entry::ZeroAllocated { .. } => Mapping::Zero { len },
             Entry::Data { at, copied: false } if self.allocator.is_some() => {
-                Mapping::Shared { at: at.saturating_add(start.from), len }
+                Mapping::Shared { at: at + start.from, len }
             }
-            Entry::Data { at, .. } => Mapping::Data { at: at.saturating_add(start.from), len },
+            Entry::Data { at, .. } => Mapping::Data { at: at + start.from, len },
             Entry::Compressed { at, end } => self.compressed(at, end, start.from, len),
             mixed @ Entry::Mixed { subclusters, .. } => self.mixed(mixed, subclusters, start.from, len),
         })
@@ -111,12 +111,12 @@ impl Clusters {
         let format = self.tables.format();
         let number = format.subcluster_of(from);
         let (first, count) = subclusters.run(number);
-        let len = max.min(format.start_of(number.saturating_add(count)).saturating_sub(from));
+        let len = max.min(format.start_of(number + count) - from);
         match (first, entry.place()) {
             (Subcluster::Data, Some(at)) if self.allocator.is_some() && !entry.is_copied() => {
-                Mapping::Shared { at: at.saturating_add(from), len }
+                Mapping::Shared { at: at + from, len }
             }
-            (Subcluster::Data, Some(at)) => Mapping::Data { at: at.saturating_add(from), len },
+            (Subcluster::Data, Some(at)) => Mapping::Data { at: at + from, len },
             (Subcluster::Zero, _) => Mapping::Zero { len },
             (Subcluster::Unallocated | Subcluster::Data, _) => Mapping::Parent { len },
         }
@@ -140,7 +140,7 @@ impl Clusters {
             let refers = allocator
                 .as_mut()
                 .is_none_or(|allocator| places.filter(|&cluster| !allocator.refer(cluster)).count() == 0);
-            let of = cluster.saturating_add(length(number)).saturating_sub(length(spot.within));
+            let of = cluster + length(number) - length(spot.within);
             let fault = format.unsound(raw, of, limit, zeroes).or((!refers).then_some((0, raw.descriptor)));
             Some((number, fault?))
         });
@@ -154,10 +154,10 @@ impl Clusters {
         }
         match next {
             Some((number, (within, raw))) if number == spot.within => {
-                Ok(Found::Unsound { at: self.tables.entry_at(spot).saturating_add(within), raw, count: 1 })
+                Ok(Found::Unsound { at: self.tables.entry_at(spot) + within, raw, count: 1 })
             }
             Some((number, _)) => {
-                let left = length(number.saturating_sub(spot.within));
+                let left = length(number - spot.within);
                 Ok(Found::Entry(Spot { left: spot.left.min(left), ..spot }))
             }
             None => {
@@ -181,19 +181,19 @@ impl Clusters {
     /// A compressed cluster, to be read in whole pages as storage of 4 KiB sectors has it.
     fn compressed(&self, at: u64, end: u64, skip: u64, len: u64) -> Mapping {
         let begin = at / PAGE * PAGE;
-        let size = end.next_multiple_of(PAGE).saturating_sub(begin);
-        Mapping::Compressed { at: begin, size, lead: at.saturating_sub(begin), skip, len }
+        let size = end.next_multiple_of(PAGE) - begin;
+        Mapping::Compressed { at: begin, size, lead: at - begin, skip, len }
     }
 
     /// Clusters from the first on, at most as many as are touched, that have no L2 table.
     pub fn untabled(&self, start: Start) -> u64 {
         let mut count = 0u64;
         while count < start.count {
-            let next = start.cluster.saturating_add(count);
+            let next = start.cluster + count;
             if count > 0 && self.tables.has_table(next) {
                 break;
             }
-            count = count.saturating_add(self.tables.left_in_table(next));
+            count += self.tables.left_in_table(next);
         }
         count.min(start.count)
     }
@@ -207,15 +207,13 @@ impl Clusters {
             let alike = match first {
                 Entry::Unallocated => entry == Entry::Unallocated,
                 Entry::Zero | Entry::ZeroAllocated { .. } => zero(entry),
-                Entry::Data { at, copied } => {
-                    entry == Entry::Data { at: at.saturating_add(count << self.bits), copied }
-                }
+                Entry::Data { at, copied } => entry == Entry::Data { at: at + (count << self.bits), copied },
                 Entry::Compressed { .. } | Entry::Mixed { .. } => false,
             };
             if !alike {
                 break;
             }
-            count = count.saturating_add(1);
+            count += 1;
         }
         count
     }

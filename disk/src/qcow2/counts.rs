@@ -118,7 +118,7 @@ impl Counts {
 
     /// Clusters that one slice counts.
     pub fn per_slice(&self) -> u64 {
-        self.slices.size().saturating_mul(8) >> self.order
+        (self.slices.size() * 8) >> self.order
     }
 
     /// Entries of the table, and where it stands.
@@ -143,7 +143,7 @@ impl Counts {
             Some(0) => Cover::NoBlock,
             Some(block) => {
                 let slice = cluster % self.per_block() / self.per_slice();
-                Cover::Counted(block.saturating_add(slice.saturating_mul(self.slices.size())))
+                Cover::Counted(block + slice * self.slices.size())
             }
         }
     }
@@ -152,12 +152,12 @@ impl Counts {
     pub fn need(&mut self, first: u64, count: u64) -> Result<Vec<u64>, Wait> {
         let mut slices = Vec::new();
         let mut cluster = first;
-        while cluster < first.saturating_add(count) {
+        while cluster < first + count {
             if let Cover::Counted(at) = self.cover(cluster) {
                 self.slices.need(at)?;
                 slices.push(at);
             }
-            cluster = (cluster / self.per_slice()).saturating_add(1).saturating_mul(self.per_slice());
+            cluster = (cluster / self.per_slice() + 1) * self.per_slice();
         }
         Ok(slices)
     }
@@ -187,9 +187,10 @@ impl Counts {
 
     /// Clusters lose a reference each.
     pub fn lose(&mut self, loss: Loss) {
-        for cluster in loss.first..loss.first.saturating_add(loss.count) {
+        for cluster in loss.first..loss.first + loss.count {
             let count = self.get(cluster);
             debug_assert!(count > 0, "cluster {cluster} has no reference to lose");
+            // It is a number from the file.
             self.set(cluster, count.saturating_sub(1), LOWERED);
             if let Cover::Counted(at) = self.cover(cluster) {
                 self.lowered.insert(at);
@@ -229,8 +230,8 @@ impl Counts {
             return self.records.leave_out();
         };
         let raw = count.to_be_bytes();
-        let raw = raw.get(8usize.saturating_sub(index(width))..).unwrap_or_default();
-        self.records.bytes(batch, at.saturating_add(within.saturating_mul(width)), raw);
+        let raw = raw.get((8usize - index(width))..).unwrap_or_default();
+        self.records.bytes(batch, at + within * width, raw);
     }
 
     /// Makes cluster `at` the block that counts it.
@@ -239,7 +240,7 @@ impl Counts {
         if let Some(entry) = self.table.get_mut(index(number)) {
             *entry = at << self.bits;
             self.slices.begin_table(at << self.bits);
-            self.dirty_table.insert(number.saturating_mul(8) / self.slices.size());
+            self.dirty_table.insert((number * 8) / self.slices.size());
             self.log_block(number, at);
             self.count_table(at, 1);
         }
@@ -249,7 +250,7 @@ impl Counts {
     fn log_block(&mut self, number: u64, at: u64) {
         let at = at << self.bits;
         self.records.fill(COUNTS, at, 1 << self.bits, 0);
-        self.records.bytes(COUNTS_TABLE, self.table_at.saturating_add(number.saturating_mul(8)), &at.to_be_bytes());
+        self.records.bytes(COUNTS_TABLE, self.table_at + number * 8, &at.to_be_bytes());
     }
 
     /// Makes the table `entries` long and has it stand at cluster `at`. All of it is written by the next round.
@@ -257,7 +258,7 @@ impl Counts {
         self.records.leave_out();
         self.table.resize(index(entries), 0);
         self.table_at = at << self.bits;
-        self.dirty_table = (0..entries.saturating_mul(8).div_ceil(self.slices.size())).collect();
+        self.dirty_table = (0..(entries * 8).div_ceil(self.slices.size())).collect();
     }
 
     /// Makes `at` the block that counts the clusters of `number`.
@@ -265,14 +266,14 @@ impl Counts {
         if let Some(entry) = self.table.get_mut(index(number)) {
             *entry = at << self.bits;
             self.slices.begin_table(at << self.bits);
-            self.dirty_table.insert(number.saturating_mul(8) / self.slices.size());
+            self.dirty_table.insert((number * 8) / self.slices.size());
             self.log_block(number, at);
         }
     }
 
     /// Clusters of tables have their reference; the blocks that count them are here or fresh.
     pub fn count_table(&mut self, first: u64, count: u64) {
-        for cluster in first..first.saturating_add(count) {
+        for cluster in first..first + count {
             if self.need(cluster, 1).is_ok() {
                 self.raise(cluster);
             }
@@ -281,7 +282,7 @@ impl Counts {
 
     /// Pieces that a round would write, and places freed.
     pub fn dirty(&self) -> usize {
-        self.slices.dirty().saturating_add(self.dirty_table.len()).saturating_add(self.losses.len())
+        self.slices.dirty() + self.dirty_table.len() + self.losses.len()
     }
 
     /// Begins a round.
@@ -305,10 +306,10 @@ impl Counts {
             }
         }
         for mut block in sealed.fresh {
-            let end = block.at.saturating_add(1 << self.bits);
+            let end = block.at + (1 << self.bits);
             for &at in self.sealed.lowered.range(block.at..end) {
-                let from = index(at.saturating_sub(block.at));
-                let bytes = block.bytes.get(from..from.saturating_add(index(self.slices.size()))).unwrap_or_default();
+                let from = index(at - block.at);
+                let bytes = block.bytes.get(from..(from + index(self.slices.size()))).unwrap_or_default();
                 changes.lowered.push(MetaWrite { at, bytes: bytes.to_vec() });
             }
             self.give_back(&mut block, &lost);
@@ -322,7 +323,7 @@ impl Counts {
     fn lost(&self) -> HashMap<u64, Vec<u64>> {
         let mut lost: HashMap<u64, Vec<u64>> = HashMap::new();
         for loss in &self.sealed.losses {
-            for cluster in loss.first..loss.first.saturating_add(loss.count) {
+            for cluster in loss.first..loss.first + loss.count {
                 if let Cover::Counted(at) = self.cover(cluster) {
                     lost.entry(at).or_default().push(cluster % self.per_slice());
                 }
@@ -339,16 +340,16 @@ impl Counts {
                 let count = get(bytes, self.order, within);
                 set(bytes, self.order, within, count.saturating_add(1));
             }
-            at = at.saturating_add(self.slices.size());
+            at += self.slices.size();
         }
     }
 
     fn table_slice(&self, slice: u64) -> MetaWrite {
-        let at = slice.saturating_mul(self.slices.size());
+        let at = slice * self.slices.size();
         let entries = index(self.slices.size() / 8);
         let first = index(at / 8);
-        let values = (0..entries).map(|by| self.table.get(first.saturating_add(by)).copied().unwrap_or(0));
-        MetaWrite { at: self.table_at.saturating_add(at), bytes: values.flat_map(u64::to_be_bytes).collect() }
+        let values = (0..entries).map(|by| self.table.get(first + by).copied().unwrap_or(0));
+        MetaWrite { at: self.table_at + at, bytes: values.flat_map(u64::to_be_bytes).collect() }
     }
 
     /// Ends a round; if it is durable, with what it has freed.
@@ -378,9 +379,9 @@ fn get(bytes: &[u8], order: u32, number: u64) -> u64 {
         }
         6 => entry(bytes, number),
         _ => {
-            let width = 1usize << order.saturating_sub(3);
-            let at = number.saturating_mul(width);
-            let found = bytes.get(at..at.saturating_add(width)).unwrap_or_default();
+            let width = 1usize << (order - 3);
+            let at = number * width;
+            let found = bytes.get(at..at + width).unwrap_or_default();
             found.iter().fold(0, |count, &byte| (count << 8) | u64::from(byte))
         }
     }
@@ -399,11 +400,11 @@ fn set(bytes: &mut [u8], order: u32, number: u64, count: u64) {
         }
         6 => set_entry(bytes, number, count),
         _ => {
-            let width = 1usize << order.saturating_sub(3);
-            let at = number.saturating_mul(width);
+            let width = 1usize << (order - 3);
+            let at = number * width;
             let all = count.to_be_bytes();
-            let low = all.get(8usize.saturating_sub(width)..).unwrap_or_default();
-            if let Some(place) = bytes.get_mut(at..at.saturating_add(width)) {
+            let low = all.get((8usize - width)..).unwrap_or_default();
+            if let Some(place) = bytes.get_mut(at..at + width) {
                 place.copy_from_slice(low);
             }
         }

@@ -41,17 +41,17 @@ pub fn create(spec: &Spec) -> Result<Creation, ImageError> {
     if spec.len == 0 || spec.len % SECTOR != 0 {
         return limits(format!("a virtual size of {} bytes is not a whole number of 512-byte sectors", spec.len));
     }
-    let l1_entries = spec.len.div_ceil(cluster.saturating_mul(cluster / 8));
-    if spec.len > LEN_MAX || l1_entries.saturating_mul(8) > L1_BYTES_MAX {
+    let l1_entries = spec.len.div_ceil(cluster * (cluster / 8));
+    if spec.len > LEN_MAX || l1_entries * 8 > L1_BYTES_MAX {
         return limits(format!("a virtual size of {} bytes is beyond what such clusters can hold", spec.len));
     }
     let table_len = refcount_table_len(spec.len, cluster);
     if table_len > REFCOUNT_TABLE_BYTES_MAX.max(cluster) {
         return limits(format!("a virtual size of {} bytes needs too large a refcount table", spec.len));
     }
-    let block_at = cluster.saturating_add(table_len);
-    let l1_at = block_at.saturating_add(cluster);
-    let end = l1_at.saturating_add(l1_entries.saturating_mul(8).next_multiple_of(cluster));
+    let block_at = cluster + table_len;
+    let l1_at = block_at + cluster;
+    let end = l1_at + (l1_entries * 8).next_multiple_of(cluster);
     let mut header = header(spec, l1_entries, l1_at);
     header.raw.refcount_table_at = cluster.into();
     header.raw.refcount_table_clusters = u32::try_from(table_len / cluster).unwrap_or(u32::MAX).into();
@@ -60,7 +60,7 @@ pub fn create(spec: &Spec) -> Result<Creation, ImageError> {
     let mut block = vec![0; index(cluster)];
     let used = index(end / cluster);
     block.chunks_exact_mut(2).take(used).for_each(|count| count.copy_from_slice(&1u16.to_be_bytes()));
-    let l1 = vec![0; index(l1_entries.saturating_mul(8).next_multiple_of(PAGE))];
+    let l1 = vec![0; index((l1_entries * 8).next_multiple_of(PAGE))];
     let writes = vec![
         MetaWrite { at: cluster, bytes: table },
         MetaWrite { at: block_at, bytes: block },
@@ -74,12 +74,12 @@ pub fn create(spec: &Spec) -> Result<Creation, ImageError> {
 fn refcount_table_len(len: u64, cluster: u64) -> u64 {
     let data = len.div_ceil(cluster);
     let l2 = data.div_ceil(cluster / 8);
-    let l1 = l2.saturating_mul(8).div_ceil(cluster);
+    let l1 = (l2 * 8).div_ceil(cluster);
     // Refcounts have two bytes. Blocks count themselves, and the table too; one block more is for both.
     let per_block = cluster / 2;
-    let blocks = data.saturating_add(l2).saturating_add(l1).div_ceil(per_block);
-    let blocks = blocks.saturating_add(blocks.div_ceil(per_block)).saturating_add(1);
-    blocks.saturating_mul(8).next_multiple_of(cluster)
+    let blocks = (data + l2 + l1).div_ceil(per_block);
+    let blocks = blocks + blocks.div_ceil(per_block) + 1;
+    (blocks * 8).next_multiple_of(cluster)
 }
 
 fn header(spec: &Spec, l1_entries: u64, l1_at: u64) -> Header {

@@ -58,7 +58,7 @@ impl Clusters {
         Ok(match loss {
             Loss::Own { first } => {
                 self.lose(first, count, Fate::Released);
-                let size = count.saturating_mul(self.size());
+                let size = count * self.size();
                 Discarded::Freed { at: first << self.bits, len, size }
             }
             Loss::Other { first, count } => {
@@ -84,7 +84,7 @@ impl Clusters {
         let count = self.alike(spot, first, start.count);
         let len = self.clip(span, start, count);
         match first {
-            Entry::Data { at, .. } => Ok(Discarded::Kept { at: at.saturating_add(start.from), len }),
+            Entry::Data { at, .. } => Ok(Discarded::Kept { at: at + start.from, len }),
             Entry::Unallocated => self.hide(span, start, count),
             Entry::Mixed { .. } => self.discard_part(span, start),
             Entry::Zero | Entry::ZeroAllocated { .. } | Entry::Compressed { .. } => Ok(Discarded::Nothing { len }),
@@ -111,7 +111,7 @@ impl Clusters {
             None => Entry::Unallocated,
         };
         Ok(match entry {
-            Entry::Data { at, copied: true } => Discarded::Kept { at: at.saturating_add(start.from), len },
+            Entry::Data { at, copied: true } => Discarded::Kept { at: at + start.from, len },
             mixed @ Entry::Mixed { subclusters, .. } => match self.mixed(mixed, subclusters, start.from, len) {
                 Mapping::Data { at, len } => Discarded::Kept { at, len },
                 Mapping::Shared { len, .. } | Mapping::Zero { len } | Mapping::Parent { len } => {
@@ -166,7 +166,7 @@ impl Clusters {
     /// A file range in no use, to be deallocated.
     pub fn reclaim(&mut self) -> Option<(u64, u64)> {
         let (first, count) = self.allocator.as_mut()?.space.next_leaked()?;
-        Some((first << self.bits, count.saturating_mul(self.size())))
+        Some((first << self.bits, count * self.size()))
     }
 
     fn refuse_busy(&self, cluster: u64) -> Result<(), Wait> {
@@ -198,7 +198,7 @@ impl Clusters {
             }
             Entry::Compressed { at, end } => {
                 let first = at >> bits;
-                let count = (end.saturating_sub(1) >> bits).saturating_sub(first).saturating_add(1);
+                let count = ((end - 1) >> bits) - first + 1;
                 allocator.counts.need(first, count)?;
                 Loss::Other { first, count }
             }
@@ -211,7 +211,7 @@ impl Clusters {
         let mut count = 0u64;
         while count < max && self.is_lost_alike(cluster, spot, count, loss) {
             self.tables.set(spot, count, new);
-            count = count.saturating_add(1);
+            count += 1;
         }
         count
     }
@@ -222,7 +222,7 @@ impl Clusters {
             return true;
         }
         let Some(allocator) =
-            self.allocator.as_ref().filter(|allocator| allocator.pending.slot(cluster.saturating_add(by)).is_none())
+            self.allocator.as_ref().filter(|allocator| allocator.pending.slot(cluster + by).is_none())
         else {
             return false;
         };
@@ -230,7 +230,7 @@ impl Clusters {
         match *loss {
             // With its refcount in the same slice, which is here.
             Loss::Own { first } => {
-                let next = first.saturating_add(by);
+                let next = first + by;
                 let follows = entry.is_copied() && entry.place() == Some(next << self.bits);
                 follows && allocator.counts.is_near(first, next) && allocator.counts.get(next) == 1
             }

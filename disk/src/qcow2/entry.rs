@@ -105,7 +105,7 @@ impl Subclusters {
 
     /// The same when a part is in the file.
     fn with(self, part: Part) -> Subclusters {
-        let mask = (1u64 << part.count).saturating_sub(1) << part.first;
+        let mask = ((1u64 << part.count) - 1) << part.first;
         Subclusters((self.0 | mask) & !(mask << SUBCLUSTERS))
     }
 }
@@ -124,7 +124,7 @@ impl Entry {
     pub fn places(self, bits: u32) -> Range<u64> {
         let (at, end) = match self {
             Entry::Compressed { at, end } => (at, end),
-            _ => self.place().map_or((0, 0), |at| (at, at.saturating_add(1))),
+            _ => self.place().map_or((0, 0), |at| (at, at + 1)),
         };
         at >> bits..end.div_ceil(1 << bits)
     }
@@ -197,7 +197,7 @@ impl EntryFormat {
 
     /// Bytes of the disk that a table is about.
     pub fn reach(self) -> u64 {
-        self.in_table().saturating_mul(1 << self.cluster_bits)
+        self.in_table() * (1 << self.cluster_bits)
     }
 
     /// The subcluster of a byte of a cluster.
@@ -208,8 +208,8 @@ impl EntryFormat {
     /// The subclusters of so many bytes from byte `from` of a cluster on.
     pub fn part_of(self, from: u64, len: u64) -> Part {
         let first = self.subcluster_of(from);
-        let last = self.subcluster_of(from.saturating_add(len).saturating_sub(1));
-        Part { first, count: last.saturating_sub(first).saturating_add(1) }
+        let last = self.subcluster_of(from + len - 1);
+        Part { first, count: last - first + 1 }
     }
 
     /// The bytes of a cluster that a part of it has: where they begin, and how many.
@@ -219,7 +219,7 @@ impl EntryFormat {
 
     /// The byte of a cluster at which a subcluster begins.
     pub fn start_of(self, subcluster: u32) -> u64 {
-        self.subcluster().saturating_mul(subcluster.into())
+        self.subcluster() * u64::from(subcluster)
     }
 
     fn subcluster(self) -> u64 {
@@ -229,7 +229,7 @@ impl EntryFormat {
     /// An entry of a table.
     pub fn read(self, table: &[u8], number: usize) -> RawEntry {
         let word = self.word(number);
-        let bitmap = if self.extended { entry(table, word.saturating_add(1)) } else { 0 };
+        let bitmap = if self.extended { entry(table, word + 1) } else { 0 };
         RawEntry { descriptor: entry(table, word), bitmap }
     }
 
@@ -238,7 +238,7 @@ impl EntryFormat {
         let word = self.word(number);
         set_entry(table, word, raw.descriptor);
         if self.extended {
-            set_entry(table, word.saturating_add(1), raw.bitmap);
+            set_entry(table, word + 1, raw.bitmap);
         }
     }
 
@@ -256,7 +256,7 @@ impl EntryFormat {
     }
 
     fn word(self, number: usize) -> usize {
-        number.saturating_mul(index(self.size() / 8))
+        number * index(self.size() / 8)
     }
 
     /// What an entry says.
@@ -265,10 +265,10 @@ impl EntryFormat {
         if descriptor & COMPRESSED != 0 {
             // "Compressed Clusters Descriptor": an offset of `x` bits, above it the additional sectors. There are no
             // subclusters, and the bitmap is not looked at.
-            let x = 70u32.saturating_sub(self.cluster_bits);
-            let at = descriptor & (1u64 << x).saturating_sub(1);
-            let sectors = ((descriptor & !(COPIED | COMPRESSED)) >> x).saturating_add(1);
-            return Entry::Compressed { at, end: (at / SECTOR).saturating_add(sectors).saturating_mul(SECTOR) };
+            let x = 70u32 - self.cluster_bits;
+            let at = descriptor & ((1u64 << x) - 1);
+            let sectors = ((descriptor & !(COPIED | COMPRESSED)) >> x) + 1;
+            return Entry::Compressed { at, end: (at / SECTOR + sectors) * SECTOR };
         }
         let (place, copied) = self.place_of(descriptor);
         let zero = if self.extended { bitmap == ALL_ZERO } else { descriptor & ZERO != 0 };
@@ -326,7 +326,7 @@ impl EntryFormat {
         let entry = self.decode(raw);
         let descriptor = match entry {
             Entry::Compressed { .. } if self.external => false,
-            Entry::Compressed { at, end } => at > 0 && at < limit && end.saturating_sub(SECTOR) < limit,
+            Entry::Compressed { at, end } => at > 0 && at < limit && end - SECTOR < limit,
             _ => {
                 let inside = entry.place().is_none_or(|at| match self.external {
                     true => at == self.own_place(cluster),

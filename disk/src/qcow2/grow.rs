@@ -17,7 +17,7 @@ impl Qcow2 {
         }
         let cluster = self.clusters.size();
         let entries = len.div_ceil(self.clusters.tables.format().reach());
-        if len > LEN_MAX || entries.saturating_mul(8) > L1_BYTES_MAX {
+        if len > LEN_MAX || entries * 8 > L1_BYTES_MAX {
             return limits(format!(
                 "a virtual size of {len} bytes is beyond what clusters of {cluster} bytes can hold"
             ));
@@ -30,7 +30,7 @@ impl Qcow2 {
         };
         let (old_entries, old_at) = self.clusters.tables.l1();
         if entries > old_entries {
-            let clusters = |entries: u64| entries.saturating_mul(8).div_ceil(cluster);
+            let clusters = |entries: u64| (entries * 8).div_ceil(cluster);
             let at = if clusters(entries) == clusters(old_entries) && old_entries > 0 {
                 old_at
             } else {
@@ -38,7 +38,7 @@ impl Qcow2 {
                 if old_entries > 0 {
                     allocator.old_tables.push((old_at / cluster, clusters(old_entries)));
                 }
-                first.saturating_mul(cluster)
+                first * cluster
             };
             self.clusters.tables.grow(entries, at);
             self.head.header.raw.l1_at = at.into();
@@ -84,28 +84,28 @@ fn place_table(allocator: &mut Allocator, count: u64) -> Result<u64, ImageError>
     let mut first = allocator.space.end();
     let at_hand = allocator.counts.need(first, count).is_ok()
         && (!allocator.space.is_in_stale_tail(first) || allocator.is_trusted(first) == Ok(true))
-        && (first..first.saturating_add(count)).all(|cluster| {
+        && (first..first + count).all(|cluster| {
             matches!(allocator.counts.cover(cluster), Cover::Counted(_)) && allocator.counts.get(cluster) == 0
         });
     if !at_hand {
         while allocator.counts.cover(first) != Cover::NoBlock {
-            first = (first / per_block).saturating_add(1).saturating_mul(per_block);
+            first = (first / per_block + 1) * per_block;
             if allocator.counts.cover(first) == Cover::NoTable {
                 return Err(no_space());
             }
         }
         // Each block counts itself and what follows it.
-        let blocks = count.saturating_add(per_block.saturating_sub(2)) / per_block.saturating_sub(1).max(1);
-        let numbers = (first / per_block)..(first / per_block).saturating_add(blocks);
-        if numbers.clone().any(|number| allocator.counts.cover(number.saturating_mul(per_block)) != Cover::NoBlock) {
+        let blocks = (count + (per_block - 2)) / (per_block - 1).max(1);
+        let numbers = (first / per_block)..first / per_block + blocks;
+        if numbers.clone().any(|number| allocator.counts.cover(number * per_block) != Cover::NoBlock) {
             return Err(no_space());
         }
-        take(allocator, first, count.saturating_add(blocks)).ok_or_else(no_space)?;
+        take(allocator, first, count + blocks).ok_or_else(no_space)?;
         for (number, by) in numbers.zip(0u64..) {
-            allocator.counts.place_block(number, first.saturating_add(by));
+            allocator.counts.place_block(number, first + by);
         }
-        allocator.counts.count_table(first, count.saturating_add(blocks));
-        return Ok(first.saturating_add(blocks));
+        allocator.counts.count_table(first, count + blocks);
+        return Ok(first + blocks);
     }
     take(allocator, first, count).ok_or_else(no_space)?;
     allocator.counts.count_table(first, count);
@@ -114,7 +114,7 @@ fn place_table(allocator: &mut Allocator, count: u64) -> Result<u64, ImageError>
 
 fn take(allocator: &mut Allocator, first: u64, count: u64) -> Option<()> {
     let skipped = first.checked_sub(allocator.space.end())?;
-    allocator.space.peek_end(skipped.saturating_add(count))?;
+    allocator.space.peek_end(skipped + count)?;
     allocator.space.take(first, count);
     Some(())
 }

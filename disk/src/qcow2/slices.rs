@@ -99,7 +99,7 @@ impl Slices {
             slice.used = true;
             return Ok(());
         }
-        if self.fresh.contains(&(at / self.cluster).saturating_mul(self.cluster)) {
+        if self.fresh.contains(&(at / self.cluster * self.cluster)) {
             self.insert(at, vec![0; index(self.size)]);
             return Ok(());
         }
@@ -160,20 +160,20 @@ impl Slices {
     /// A write is under way that will change the slice: it stays.
     pub fn pin(&mut self, at: u64) {
         if let Some(slice) = self.slices.get_mut(&at) {
-            slice.pins = slice.pins.saturating_add(1);
+            slice.pins += 1;
         }
     }
 
     /// That write has ended.
     pub fn unpin(&mut self, at: u64) {
         if let Some(slice) = self.slices.get_mut(&at) {
-            slice.pins = slice.pins.saturating_sub(1);
+            slice.pins -= 1;
         }
     }
 
     /// Pieces that a round would write.
     pub fn dirty(&self) -> usize {
-        self.dirty.len().saturating_add(self.fresh.difference(&self.sealed_fresh).count())
+        self.dirty.len() + self.fresh.difference(&self.sealed_fresh).count()
     }
 
     /// Begins a round: all that has changed, with the bytes of now.
@@ -183,7 +183,7 @@ impl Slices {
             let Some(slice) = self.slices.get_mut(&at) else { continue };
             (slice.dirty, slice.sealed) = (false, true);
             self.sealed.push(at);
-            if !self.fresh.contains(&(at / self.cluster).saturating_mul(self.cluster)) {
+            if !self.fresh.contains(&(at / self.cluster * self.cluster)) {
                 changes.slices.push(MetaWrite { at, bytes: slice.bytes.clone() });
             }
         }
@@ -196,12 +196,12 @@ impl Slices {
     fn whole(&self, at: u64) -> MetaWrite {
         let mut bytes = Vec::with_capacity(index(self.cluster));
         let mut slice = at;
-        while slice < at.saturating_add(self.cluster) {
+        while slice < at + self.cluster {
             match self.slices.get(&slice) {
                 Some(found) => bytes.extend_from_slice(&found.bytes),
-                None => bytes.resize(bytes.len().saturating_add(index(self.size)), 0),
+                None => bytes.resize(bytes.len() + index(self.size), 0),
             }
-            slice = slice.saturating_add(self.size);
+            slice += self.size;
         }
         MetaWrite { at, bytes }
     }

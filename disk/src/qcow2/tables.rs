@@ -90,7 +90,7 @@ impl Tables {
     /// Clusters from `cluster` to the end of what its L1 entry is about.
     pub fn left_in_table(&self, cluster: u64) -> u64 {
         let entries = 1u64 << self.table_bits();
-        entries.saturating_sub(cluster % entries)
+        entries - cluster % entries
     }
 
     /// Whether the L1 table has an entry for a cluster.
@@ -107,7 +107,7 @@ impl Tables {
     pub fn first_level(&self, cluster: u64) -> (u64, u64) {
         let number = cluster >> self.table_bits();
         let raw = self.l1.get(index(number)).copied().unwrap_or(0);
-        (self.l1_at.saturating_add(number.saturating_mul(8)), raw)
+        (self.l1_at + number * 8, raw)
     }
 
     /// The whole L2 table at `at`, slice by slice.
@@ -120,7 +120,7 @@ impl Tables {
 
     fn slices_of(&self, at: u64) -> impl Iterator<Item = u64> + use<> {
         let size = self.slices.size();
-        (0..(1u64 << self.format.cluster_bits) / size).map(move |number| at.saturating_add(number.saturating_mul(size)))
+        (0..(1u64 << self.format.cluster_bits) / size).map(move |number| at + number * size)
     }
 
     /// Gives a cluster an L2 table of its own at offset `at` of the file, with the [content](Tables::whole) of another.
@@ -147,11 +147,11 @@ impl Tables {
         }
         let per_slice = self.slices.size() / self.format.size();
         let within = cluster % (1 << self.table_bits());
-        let slice = table.saturating_add((within / per_slice).saturating_mul(self.slices.size()));
+        let slice = table + within / per_slice * self.slices.size();
         self.slices.need(slice)?;
         let number = index(within % per_slice);
         let within = number % PIECE;
-        let left = length(PIECE.saturating_sub(within));
+        let left = length(PIECE - within);
         Ok(Some(Spot { slice, index: number, within, left }))
     }
 
@@ -159,7 +159,7 @@ impl Tables {
     pub fn unchecked(&self, spot: Spot) -> Option<impl Iterator<Item = RawEntry> + '_> {
         let piece = spot.index / PIECE;
         let bytes = self.slices.unmarked(spot.slice, piece)?;
-        let entries = self.format.entries(bytes).skip(piece.saturating_mul(PIECE)).take(PIECE);
+        let entries = self.format.entries(bytes).skip(piece * PIECE).take(PIECE);
         Some(entries.map(|(_, raw)| raw))
     }
 
@@ -178,7 +178,7 @@ impl Tables {
 
     /// Offset in the file of the entry at `spot`.
     pub fn entry_at(&self, spot: Spot) -> u64 {
-        spot.slice.saturating_add(length(spot.index).saturating_mul(self.format.size()))
+        spot.slice + length(spot.index) * self.format.size()
     }
 
     /// They are sound.
@@ -189,14 +189,14 @@ impl Tables {
     /// The entry `by` clusters behind the one at `spot`, in the same slice.
     pub fn entry(&self, spot: Spot, by: u64) -> Entry {
         let bytes = self.slices.bytes(spot.slice).unwrap_or_default();
-        self.format.decode(self.format.read(bytes, spot.index.saturating_add(index(by))))
+        self.format.decode(self.format.read(bytes, spot.index + index(by)))
     }
 
     /// Changes that entry.
     pub fn set(&mut self, spot: Spot, by: u64, new: Entry) {
         debug_assert!(self.slices.bytes(spot.slice).is_some(), "an entry is changed in a slice that is not here");
         if let Some(bytes) = self.slices.change(spot.slice) {
-            let spot = Spot { index: spot.index.saturating_add(index(by)), ..spot };
+            let spot = Spot { index: spot.index + index(by), ..spot };
             let raw = self.format.encode(new);
             self.format.write(bytes, spot.index, raw);
             self.records.bytes(L2, self.entry_at(spot), &self.format.bytes(raw));
@@ -210,9 +210,9 @@ impl Tables {
             *entry = at | COPIED;
             let raw = *entry;
             self.slices.begin_table(at);
-            self.dirty_l1.insert(number.saturating_mul(8) / self.slices.size());
+            self.dirty_l1.insert((number * 8) / self.slices.size());
             self.records.fill(L2, at, 1 << self.format.cluster_bits, 0);
-            self.records.bytes(L1, self.l1_at.saturating_add(number.saturating_mul(8)), &raw.to_be_bytes());
+            self.records.bytes(L1, self.l1_at + number * 8, &raw.to_be_bytes());
         }
     }
 
@@ -226,7 +226,7 @@ impl Tables {
         self.records.leave_out();
         self.l1.resize(index(entries).max(self.l1.len()), 0);
         self.l1_at = at;
-        self.dirty_l1.extend(0..entries.saturating_mul(8).div_ceil(self.slices.size()));
+        self.dirty_l1.extend(0..(entries * 8).div_ceil(self.slices.size()));
     }
 
     /// Entries of the L1 table, and where it stands.
@@ -248,7 +248,7 @@ impl Tables {
 
     /// Pieces that a round would write.
     pub fn dirty(&self) -> usize {
-        self.slices.dirty().saturating_add(self.dirty_l1.len())
+        self.slices.dirty() + self.dirty_l1.len()
     }
 
     /// Begins a round.
@@ -260,11 +260,11 @@ impl Tables {
     }
 
     fn l1_slice(&self, slice: u64) -> MetaWrite {
-        let at = slice.saturating_mul(self.slices.size());
+        let at = slice * self.slices.size();
         let entries = self.slices.size() / 8;
-        let first = index(slice.saturating_mul(entries));
-        let values = (0..index(entries)).map(|by| self.l1.get(first.saturating_add(by)).copied().unwrap_or(0));
-        MetaWrite { at: self.l1_at.saturating_add(at), bytes: values.flat_map(u64::to_be_bytes).collect() }
+        let first = index(slice * entries);
+        let values = (0..index(entries)).map(|by| self.l1.get(first + by).copied().unwrap_or(0));
+        MetaWrite { at: self.l1_at + at, bytes: values.flat_map(u64::to_be_bytes).collect() }
     }
 
     /// Ends a round.

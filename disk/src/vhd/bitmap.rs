@@ -31,7 +31,7 @@ impl Bitmap {
 
     /// Whether `sector` is set, and how many sectors from there on are like it, at most `count`.
     pub fn run(&self, sector: u32, count: u32) -> (bool, u32) {
-        let limit = sector.saturating_add(count).min(self.sectors);
+        let limit = (sector + count).min(self.sectors);
         let set = self.get(sector);
         let whole = if set { 0xff } else { 0 };
         let mut at = sector;
@@ -45,7 +45,7 @@ impl Bitmap {
                 break;
             }
         }
-        (set, at.saturating_sub(sector))
+        (set, at - sector)
     }
 
     /// Whether all of `count` sectors from `sector` on are set.
@@ -66,7 +66,7 @@ impl Bitmap {
     /// Sets `count` sectors from `sector` on. Whether that changed anything.
     pub fn set(&mut self, sector: u32, count: u32) -> bool {
         let mut changed = false;
-        for at in sector..sector.saturating_add(count).min(self.sectors) {
+        for at in sector..(sector + count).min(self.sectors) {
             if let Some(byte) = usize::try_from(at / 8).ok().and_then(|at| self.bits.get_mut(at)) {
                 let bit = 0x80 >> (at % 8);
                 changed |= *byte & bit == 0;
@@ -79,7 +79,7 @@ impl Bitmap {
     /// Clears `count` sectors from `sector` on. Whether that changed anything.
     pub fn clear(&mut self, sector: u32, count: u32) -> bool {
         let mut changed = false;
-        for at in sector..sector.saturating_add(count).min(self.sectors) {
+        for at in sector..(sector + count).min(self.sectors) {
             if let Some(byte) = usize::try_from(at / 8).ok().and_then(|at| self.bits.get_mut(at)) {
                 let bit = 0x80 >> (at % 8);
                 changed |= *byte & bit != 0;

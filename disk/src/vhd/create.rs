@@ -52,7 +52,7 @@ pub fn create(spec: &Spec) -> Result<Creation, ImageError> {
     if spec.kind == Kind::Fixed {
         let footer = footer(spec, u64::MAX, 2);
         let writes = vec![MetaWrite { at: spec.len, bytes: footer.as_bytes().to_vec() }];
-        return Ok(Creation { len: spec.len.saturating_add(SECTOR), writes });
+        return Ok(Creation { len: spec.len + SECTOR, writes });
     }
     let block_size = u64::from(spec.block_size);
     if !block_size.is_power_of_two() || !(BLOCK_MIN..=BLOCK_MAX).contains(&block_size) {
@@ -74,11 +74,11 @@ fn sparse(spec: &Spec, block_size: u64) -> Result<Creation, ImageError> {
         let locators = parent.locators()?;
         writes.extend(locators.place(&mut header, LOCATORS_AT));
         // As much again stays free, for the header and locators of another parent: they are written beside these.
-        end = LOCATORS_AT.saturating_add(locators.len()).saturating_add(NEXT_HEADER);
+        end = LOCATORS_AT + locators.len() + NEXT_HEADER;
     }
     let blocks = spec.len.div_ceil(block_size);
     let table_at = end.next_multiple_of(4096);
-    let table_len = blocks.saturating_mul(4).next_multiple_of(SECTOR);
+    let table_len = (blocks * 4).next_multiple_of(SECTOR);
     header.cookie = HEADER_COOKIE;
     header.data_offset = u64::MAX.into();
     header.table_offset = table_at.into();
@@ -87,14 +87,14 @@ fn sparse(spec: &Spec, block_size: u64) -> Result<Creation, ImageError> {
     header.block_size = spec.block_size.into();
     writes.push(MetaWrite { at: HEADER_AT, bytes: header.sealed().as_bytes().to_vec() });
     writes.push(MetaWrite { at: table_at, bytes: vec![0xff; index(table_len)] });
-    let batmap_at = table_at.saturating_add(table_len);
+    let batmap_at = table_at + table_len;
     let (batmap_writes, batmap) = new_batmap(batmap_at, &vec![0; batmap_len(blocks)]);
     writes.extend(batmap_writes);
     let disk_type = if spec.kind == Kind::Dynamic { 3 } else { 4 };
     let footer = footer(spec, HEADER_AT, disk_type);
     writes.push(MetaWrite { at: 0, bytes: footer.as_bytes().to_vec() });
     writes.push(MetaWrite { at: batmap, bytes: footer.as_bytes().to_vec() });
-    Ok(Creation { len: batmap.saturating_add(SECTOR), writes })
+    Ok(Creation { len: batmap + SECTOR, writes })
 }
 
 /// Bytes of a batmap for so many blocks.
@@ -104,7 +104,7 @@ pub fn batmap_len(blocks: u64) -> usize {
 
 /// A batmap with its header at `at`: its writes, and where it ends.
 pub fn new_batmap(at: u64, bits: &[u8]) -> (Vec<MetaWrite>, u64) {
-    let map_at = at.saturating_add(SECTOR);
+    let map_at = at + SECTOR;
     let len = u64::try_from(bits.len()).unwrap_or(u64::MAX);
     let mut header = RawBatmapHeader::new_zeroed();
     header.cookie = BATMAP_COOKIE;
@@ -114,7 +114,7 @@ pub fn new_batmap(at: u64, bits: &[u8]) -> (Vec<MetaWrite>, u64) {
     header.checksum = checksum(bits).into();
     let writes =
         vec![MetaWrite { at, bytes: header.as_bytes().to_vec() }, MetaWrite { at: map_at, bytes: bits.to_vec() }];
-    (writes, map_at.saturating_add(len))
+    (writes, map_at + len)
 }
 
 fn footer(spec: &Spec, data_offset: u64, disk_type: u32) -> RawFooter {

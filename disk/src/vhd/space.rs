@@ -83,7 +83,7 @@ impl Space {
             block_len,
             end: 0,
             kept: 0,
-            limit: (!zero_tail).then(|| file_len.saturating_sub(SECTOR) / SECTOR * SECTOR),
+            limit: (!zero_tail).then(|| (file_len - SECTOR) / SECTOR * SECTOR),
             floor,
             zero_tail,
             proven: zero_tail,
@@ -97,7 +97,7 @@ impl Space {
         }
         // A file that ends in its footer has nothing behind its last block. Where the tail is rubbish anyway,
         // more of it makes no difference.
-        if zero_tail && file_len > space.end.saturating_add(SECTOR) {
+        if zero_tail && file_len > space.end + SECTOR {
             space.leaked_until(file_len);
             space.end = file_len.next_multiple_of(SECTOR);
         }
@@ -176,7 +176,7 @@ impl Space {
     /// Keeps room for pieces of metadata of so many bytes behind everything else, in place of what was kept before, if
     /// there is as much.
     pub fn keep_room(&mut self, lens: &[u64]) -> bool {
-        let end = lens.iter().fold(self.end, |end, len| room_behind(end).saturating_add(*len));
+        let end = lens.iter().fold(self.end, |end, len| room_behind(end) + *len);
         let fits = end <= self.limit();
         if fits {
             // What comes between may end elsewhere in a unit.
@@ -264,7 +264,7 @@ impl Space {
 
 /// Where metadata may begin behind what ends at `end`.
 fn room_behind(end: u64) -> u64 {
-    end.saturating_add(SECTOR).next_multiple_of(BLOCK_ALIGN)
+    (end + SECTOR).next_multiple_of(BLOCK_ALIGN)
 }
 
 #[cfg(test)]

@@ -160,12 +160,12 @@ impl Sparse {
 
     pub fn allocated(&self) -> u64 {
         let blocks = self.table.iter().filter(|&&sector| sector != UNUSED).count();
-        u64::try_from(blocks).unwrap_or(u64::MAX).saturating_mul(self.block_len)
+        u64::try_from(blocks).unwrap_or(u64::MAX) * self.block_len
     }
 
     pub fn map(&mut self, span: Span) -> Result<Mapping, Wait> {
         let (block, from) = self.locate(span.at);
-        let len = span.len.min(self.block_len.saturating_sub(from));
+        let len = span.len.min(self.block_len - from);
         let sector = self.entry(block);
         if sector == UNUSED {
             return Ok(Mapping::Parent { len: self.unused_run(block, span) });
@@ -173,18 +173,18 @@ impl Sparse {
         if self.damaged.contains(&sector) {
             return Ok(Mapping::Damaged { at: self.entry_at(block), raw: sector.into(), len });
         }
-        let at = self.space.block_at(sector).saturating_add(from);
+        let at = self.space.block_at(sector) + from;
         if self.is_full(block) {
             return Ok(Mapping::Data { at, len });
         }
         let (set, run) = self.bitmap(block, sector)?.run(sectors(from), sectors(len));
-        let len = u64::from(run).saturating_mul(SECTOR);
+        let len = u64::from(run) * SECTOR;
         Ok(if set { Mapping::Data { at, len } } else { Mapping::Parent { len } })
     }
 
     pub fn reserve(&mut self, span: Span) -> Result<Reserved, Wait> {
         let (block, from) = self.locate(span.at);
-        let len = span.len.min(self.block_len.saturating_sub(from));
+        let len = span.len.min(self.block_len - from);
         let write = Write { block, from: sectors(from), count: sectors(len) };
         let sector = self.entry(block);
         let (slot, changes) = if sector != UNUSED {
@@ -195,7 +195,7 @@ impl Sparse {
             (self.pending.slot(block, || space.take())?.sector, true)
         };
         let ticket = changes.then(|| self.pending.begin(write));
-        Ok(Reserved { at: self.space.block_at(slot).saturating_add(from), len, ticket, fill: None })
+        Ok(Reserved { at: self.space.block_at(slot) + from, len, ticket, fill: None })
     }
 
     pub fn commit(&mut self, ticket: Ticket) -> Option<Committed> {
@@ -210,7 +210,7 @@ impl Sparse {
             self.set_not_full(write.block);
             self.keep(write.block, Bitmap::filled(count, index(self.bitmap_len), whole), true);
             self.set_entry(write.block, slot.sector);
-            let bitmap_at = u64::from(slot.sector).saturating_mul(SECTOR);
+            let bitmap_at = u64::from(slot.sector) * SECTOR;
             self.records.fill(FIRST, bitmap_at, self.bitmap_len, if whole { 0xff } else { 0 });
             if self.space.footer_moves() {
                 self.dirty_footer = true;
@@ -223,7 +223,7 @@ impl Sparse {
         }
         self.set_bits(write);
         let from = span.at % self.block_len;
-        let at = self.space.block_at(self.entry(write.block)).saturating_add(from);
+        let at = self.space.block_at(self.entry(write.block)) + from;
         Some(Committed { span, at })
     }
 
@@ -236,15 +236,15 @@ impl Sparse {
 
     pub fn discard(&mut self, span: Span) -> Result<Discarded, Wait> {
         let (block, from) = self.locate(span.at);
-        let len = span.len.min(self.block_len.saturating_sub(from));
+        let len = span.len.min(self.block_len - from);
         let sector = self.entry(block);
         if sector == UNUSED {
             return Ok(Discarded::Nothing { len: self.unused_run(block, span) });
         }
-        let at = self.space.block_at(sector).saturating_add(from);
-        let whole = from == 0 && (len == self.block_len || span.at.saturating_add(len) == self.disk_len);
+        let at = self.space.block_at(sector) + from;
+        let whole = from == 0 && (len == self.block_len || span.at + len == self.disk_len);
         if whole && !self.parent {
-            let bitmap_at = u64::from(sector).saturating_mul(SECTOR);
+            let bitmap_at = u64::from(sector) * SECTOR;
             if self.loading.contains_key(&bitmap_at) {
                 // Somebody reads the bitmap. Should that take very long, the place might have another block by then,
                 // whose bitmap the old bytes would be taken for.
@@ -257,12 +257,12 @@ impl Sparse {
             return Ok(Discarded::Kept { at, len });
         }
         let (set, run) = self.bitmap(block, sector)?.run(sectors(from), sectors(len));
-        let len = u64::from(run).saturating_mul(SECTOR);
+        let len = u64::from(run) * SECTOR;
         Ok(if set { Discarded::Kept { at, len } } else { Discarded::Nothing { len } })
     }
 
     pub fn released(&mut self, at: u64, clean: bool) {
-        let sector = at.saturating_sub(self.bitmap_len) / SECTOR;
+        let sector = (at - self.bitmap_len) / SECTOR;
         self.space.released(u32::try_from(sector).unwrap_or(UNUSED), clean);
     }
 
@@ -272,7 +272,7 @@ impl Sparse {
 
     pub fn load(&mut self, block: MetaBlock, bytes: &[u8]) {
         let Some(index) = self.loading.remove(&block.at) else { return };
-        let still_there = u64::from(self.entry(index)).saturating_mul(SECTOR) == block.at;
+        let still_there = u64::from(self.entry(index)) * SECTOR == block.at;
         if still_there && !self.bitmaps.contains_key(&index) {
             let bitmap = Bitmap::from_bytes(sectors(self.block_len), bytes);
             if bitmap.is_full() {
@@ -324,7 +324,7 @@ impl Sparse {
     /// Logs the bitmap of a block as it is now.
     fn log_bitmap(&mut self, block: u32, sector: u32) {
         let Some(cached) = self.bitmaps.get(&block) else { return };
-        let (at, bytes) = (u64::from(sector).saturating_mul(SECTOR), cached.bitmap.as_bytes());
+        let (at, bytes) = (u64::from(sector) * SECTOR, cached.bitmap.as_bytes());
         match bytes.first().copied().filter(|&first| bytes.iter().all(|&byte| byte == first)) {
             Some(byte) => self.records.fill(FIRST, at, self.bitmap_len, byte),
             None => self.records.bytes(FIRST, at, bytes),
@@ -333,18 +333,18 @@ impl Sparse {
 
     /// Bytes from the start of `span`, which lies in the unused block `block`, up to the next used one.
     fn unused_run(&self, block: u32, span: Span) -> u64 {
-        let mut end = u64::from(block).saturating_add(1).saturating_mul(self.block_len);
+        let mut end = (u64::from(block) + 1) * self.block_len;
         while end < span.end() && self.entry(self.locate(end).0) == UNUSED {
-            end = end.saturating_add(self.block_len);
+            end += self.block_len;
         }
-        end.min(span.end()).saturating_sub(span.at)
+        end.min(span.end()) - span.at
     }
 
     /// The bytes of the disk that a write covers; the last block may reach behind the disk's end.
     fn span_of(&self, write: Write) -> Span {
-        let begin = u64::from(write.block).saturating_mul(self.block_len);
-        let at = begin.saturating_add(u64::from(write.from).saturating_mul(SECTOR));
-        let len = u64::from(write.count).saturating_mul(SECTOR).min(self.disk_len.saturating_sub(at));
+        let begin = u64::from(write.block) * self.block_len;
+        let at = begin + u64::from(write.from) * SECTOR;
+        let len = (u64::from(write.count) * SECTOR).min(self.disk_len - at);
         Span { at, len }
     }
 
@@ -363,7 +363,7 @@ impl Sparse {
         match self.bitmaps.get(&block) {
             Some(cached) => Ok(&cached.bitmap),
             None => {
-                let at = u64::from(sector).saturating_mul(SECTOR);
+                let at = u64::from(sector) * SECTOR;
                 self.loading.insert(at, block);
                 Err(self.wait_for(at))
             }
@@ -410,10 +410,10 @@ impl Sparse {
             cached.dirty = true;
             let full = cached.bitmap.is_full();
             // The bytes in which its bits are.
-            let (first, last) = (write.from / 8, write.from.saturating_add(write.count).saturating_sub(1) / 8);
+            let (first, last) = (write.from / 8, (write.from + write.count - 1) / 8);
             let bytes = cached.bitmap.as_bytes().get(index(first.into())..=index(last.into())).unwrap_or_default();
             let entry = self.table.get(index(write.block.into())).copied().unwrap_or(UNUSED);
-            let at = u64::from(entry).saturating_mul(SECTOR).saturating_add(first.into());
+            let at = u64::from(entry) * SECTOR + u64::from(first);
             self.records.bytes(FIRST, at, bytes);
             self.dirty_bitmaps.insert(write.block);
             if full {
@@ -448,14 +448,14 @@ impl Sparse {
             *byte &= !bit;
             self.dirty_batmap = true;
             // Its checksum is not logged: a batmap without the right one is not believed, and made anew.
-            self.records.bytes(FIRST, batmap.header.offset.get().saturating_add(number), &[*byte]);
+            self.records.bytes(FIRST, batmap.header.offset.get() + number, &[*byte]);
         }
     }
 
     fn table_sector(&self, sector: u32) -> MetaWrite {
-        let first = sector.saturating_mul(ENTRIES);
-        let entries = (first..first.saturating_add(ENTRIES)).map(|block| self.entry(block));
-        let at = self.table_at.saturating_add(u64::from(sector).saturating_mul(SECTOR));
+        let first = sector * ENTRIES;
+        let entries = (first..first + ENTRIES).map(|block| self.entry(block));
+        let at = self.table_at + u64::from(sector) * SECTOR;
         MetaWrite { at, bytes: entries.flat_map(u32::to_be_bytes).collect() }
     }
 }

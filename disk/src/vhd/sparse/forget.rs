@@ -26,15 +26,15 @@ impl Sparse {
     pub fn forget(&mut self, span: Span) -> Result<u64, Wait> {
         debug_assert!(self.parent, "what an image without parent forgets is lost");
         let (block, from) = self.locate(span.at);
-        let len = span.len.min(self.block_len.saturating_sub(from));
+        let len = span.len.min(self.block_len - from);
         let sector = self.entry(block);
         if sector == UNUSED {
             return Ok(self.unused_run(block, span));
         }
         // Bits behind the disk's end, which other programs may have set, go with the last sectors.
-        let to_end = span.at.saturating_add(len) >= self.disk_len;
-        let bits_len = if to_end { self.block_len.saturating_sub(from) } else { len };
-        let bitmap_at = u64::from(sector).saturating_mul(SECTOR);
+        let to_end = span.at + len >= self.disk_len;
+        let bits_len = if to_end { self.block_len - from } else { len };
+        let bitmap_at = u64::from(sector) * SECTOR;
         if bits_len == self.block_len && self.loading.contains_key(&bitmap_at) {
             // Somebody reads the bitmap; see `discard`.
             return Err(self.wait_for(bitmap_at));

@@ -50,7 +50,7 @@ const NEXT_HEADER: u64 = 4096;
 /// Where the room for metadata ends in front of the first block: behind it blocks get their places. It has space for
 /// another header and, unless the table is as large as any, for one that is, with its batmap.
 pub fn floor(tables: &Tables) -> u64 {
-    let first = tables.used.first().map_or(u64::MAX, |&sector| u64::from(sector).saturating_mul(SECTOR));
+    let first = tables.used.first().map_or(u64::MAX, |&sector| u64::from(sector) * SECTOR);
     let in_front = tables.extents.iter().filter(|extent| extent.start < first).map(|extent| extent.end);
     let block_len = u64::from(tables.header.block_size.get());
     let entries = LEN_MAX / LIBVHD_BLOCK;
@@ -59,13 +59,13 @@ pub fn floor(tables: &Tables) -> u64 {
         false => 0,
     };
     let header = if block_len == LIBVHD_BLOCK { NEXT_HEADER } else { 0 };
-    in_front.max().unwrap_or(0).saturating_add(table).saturating_add(header)
+    in_front.max().unwrap_or(0) + table + header
 }
 
 /// Bytes of a table of so many entries, with a batmap behind it or without.
 fn table_space(entries: u64, batmap: bool) -> u64 {
-    let map = if batmap { SECTOR.saturating_add(u64::try_from(batmap_len(entries)).unwrap_or(u64::MAX)) } else { 0 };
-    entries.saturating_mul(4).next_multiple_of(SECTOR).saturating_add(map)
+    let map = if batmap { SECTOR + u64::try_from(batmap_len(entries)).unwrap_or(u64::MAX) } else { 0 };
+    (entries * 4).next_multiple_of(SECTOR) + map
 }
 
 /// What the next footer is to lead to, other than the one in force.
@@ -135,7 +135,7 @@ impl Sparse {
     /// Whether metadata stands behind a block, as of the last round that was sealed.
     pub fn is_behind_blocks(&self) -> bool {
         let blocks = self.table.iter().filter(|&&sector| sector != UNUSED);
-        let first = blocks.min().map_or(u64::MAX, |&sector| u64::from(sector).saturating_mul(SECTOR));
+        let first = blocks.min().map_or(u64::MAX, |&sector| u64::from(sector) * SECTOR);
         self.extents().iter().any(|extent| extent.start > first)
     }
 
@@ -163,7 +163,7 @@ impl Sparse {
 
     /// Keeps room on a device for what is to be laid out.
     fn keep_room(&mut self, change: &Change) -> Result<(), ImageError> {
-        let header = HEADER.saturating_add(change.locators_len());
+        let header = HEADER + change.locators_len();
         let table = change.entries.map(|entries| table_space(entries.into(), self.batmap.is_some()));
         let lens: Vec<u64> = table.into_iter().chain([header]).collect();
         if self.space.keep_room(&lens) || self.rooms_in_front(&lens).is_some() {
@@ -176,8 +176,8 @@ impl Sparse {
     /// Entries of a table for so many blocks, with some to spare, so that a disk that grows by little each time does
     /// not leave a table behind each time: for all that a disk can have, where that has room; else an eighth more.
     fn entries_for(&self, blocks: u64) -> u32 {
-        let eighth_more = blocks.saturating_add(blocks / 8).next_multiple_of(ENTRIES.into());
-        let header = HEADER.saturating_add(self.change.as_ref().map_or(0, Change::locators_len));
+        let eighth_more = (blocks + blocks / 8).next_multiple_of(ENTRIES.into());
+        let header = HEADER + self.change.as_ref().map_or(0, Change::locators_len);
         let fits =
             |entries: &u64| self.rooms_in_front(&[table_space(*entries, self.batmap.is_some()), header]).is_some();
         let all = (self.block_len == LIBVHD_BLOCK).then_some(LEN_MAX / LIBVHD_BLOCK);
@@ -197,11 +197,11 @@ impl Sparse {
         if let Some(entries) = change.entries {
             writes.append(&mut self.move_table(entries));
         }
-        let len = HEADER.saturating_add(change.locators_len());
+        let len = HEADER + change.locators_len();
         let at = self.find_room(len);
-        self.held.push(at..at.saturating_add(len));
+        self.held.push(at..at + len);
         if let Some(locators) = &change.locators {
-            writes.append(&mut locators.place(&mut self.header, at.saturating_add(HEADER)));
+            writes.append(&mut locators.place(&mut self.header, at + HEADER));
         }
         self.header_at = at;
         self.header = self.header.sealed();
@@ -215,11 +215,11 @@ impl Sparse {
 
     /// A new table with all that is in it now, and a batmap behind it.
     fn move_table(&mut self, entries: u32) -> Vec<MetaWrite> {
-        let table_len = u64::from(entries).saturating_mul(4).next_multiple_of(SECTOR);
+        let table_len = (u64::from(entries) * 4).next_multiple_of(SECTOR);
         let map_len = self.batmap.as_ref().map_or(0, |_| batmap_len(entries.into()));
         let space = table_space(entries.into(), self.batmap.is_some());
         let at = self.find_room(space);
-        self.held.push(at..at.saturating_add(space));
+        self.held.push(at..at + space);
         self.table_at = at;
         self.room = entries;
         self.header.table_offset = at.into();
@@ -229,17 +229,17 @@ impl Sparse {
         let pieces = (0..sectors).step_by(index(PIECE.into()));
         let mut writes: Vec<MetaWrite> = pieces
             .map(|first| {
-                let piece = first..first.saturating_add(PIECE).min(sectors);
-                let at = at.saturating_add(u64::from(first).saturating_mul(SECTOR));
+                let piece = first..(first + PIECE).min(sectors);
+                let at = at + u64::from(first) * SECTOR;
                 MetaWrite { at, bytes: piece.flat_map(|sector| self.table_sector(sector).bytes).collect() }
             })
             .collect();
         if let Some(batmap) = self.batmap.take() {
             let mut bits = batmap.bits;
             bits.resize(map_len, 0);
-            let header_at = at.saturating_add(table_len);
+            let header_at = at + table_len;
             let header = RawBatmapHeader {
-                offset: header_at.saturating_add(SECTOR).into(),
+                offset: (header_at + SECTOR).into(),
                 size: u32::try_from(map_len / 512).unwrap_or(u32::MAX).into(),
                 ..batmap.header
             };
@@ -252,8 +252,8 @@ impl Sparse {
 
     /// Where the metadata in force stands.
     fn extents(&self) -> Vec<Range<u64>> {
-        let of = |at: u64, len: u64| at..at.saturating_add(len);
-        let table_len = u64::from(self.header.max_table_entries.get()).saturating_mul(4).next_multiple_of(SECTOR);
+        let of = |at: u64, len: u64| at..at + len;
+        let table_len = (u64::from(self.header.max_table_entries.get()) * 4).next_multiple_of(SECTOR);
         let mut extents = vec![of(0, SECTOR), of(self.header_at, HEADER), of(self.table_at, table_len)];
         extents.extend(self.header.locators.iter().filter_map(locator_extent));
         if let Some(batmap) = &self.batmap {
@@ -286,12 +286,12 @@ impl Sparse {
         let mut taken = self.extents();
         taken.extend(self.held.iter().cloned());
         if first_block.is_none() && self.space.footer_moves() {
-            taken.push(self.space.end()..self.space.end().saturating_add(SECTOR));
+            taken.push(self.space.end()..self.space.end() + SECTOR);
         }
         lens.iter()
             .map(|&len| {
-                let at = first_gap(&mut taken, len).filter(|at| at.saturating_add(len) <= limit)?;
-                taken.push(at..at.saturating_add(len));
+                let at = first_gap(&mut taken, len).filter(|at| at + len <= limit)?;
+                taken.push(at..at + len);
                 Some(at)
             })
             .collect()
@@ -303,7 +303,7 @@ fn first_gap(taken: &mut [Range<u64>], len: u64) -> Option<u64> {
     taken.sort_unstable_by_key(|range| range.start);
     let mut floor = 0u64;
     for range in taken {
-        if range.start >= floor.saturating_add(len) {
+        if range.start >= floor + len {
             return Some(floor);
         }
         floor = floor.max(range.end.next_multiple_of(SECTOR));

@@ -33,8 +33,8 @@ impl Sparse {
     pub fn dirty(&self) -> usize {
         let single = [self.dirty_batmap, self.dirty_footer, self.dirty_copy, self.dirty_header, self.change.is_some()];
         let single = single.into_iter().filter(|&dirty| dirty).count();
-        let blocks = self.dirty_bitmaps.len().saturating_add(self.dirty_table.len()).saturating_add(single);
-        blocks.saturating_add(self.forgotten.len())
+        let blocks = self.dirty_bitmaps.len() + self.dirty_table.len() + single;
+        blocks + self.forgotten.len()
     }
 
     pub fn seal(&mut self) -> Vec<Vec<MetaWrite>> {
@@ -66,7 +66,7 @@ impl Sparse {
     fn seal_bitmaps(&mut self) -> Vec<MetaWrite> {
         let mut writes = Vec::new();
         for block in std::mem::take(&mut self.dirty_bitmaps) {
-            let at = u64::from(self.entry(block)).saturating_mul(SECTOR);
+            let at = u64::from(self.entry(block)) * SECTOR;
             if let Some(cached) = self.bitmaps.get_mut(&block) {
                 writes.push(MetaWrite { at, bytes: cached.bitmap.as_bytes().to_vec() });
                 (cached.dirty, cached.sealed) = (false, true);

@@ -101,8 +101,8 @@ fn mend(file: &Sparse, found: &Result<Report, ImageError>) -> Option<Sparse> {
     assert_eq!(mended.len, len, "a repair writes behind the end that it speaks of");
     if let Some(before) = open(file.clone(), Access::ReadOnly) {
         let after = open(mended.clone(), Access::ReadOnly).expect("what could be read can be read when it is mended");
-        // An entry that could not be read may be mended; what could be read stays as it was, but for a table that the disk
-        // shows as well.
+        // An entry that could not be read may be mended; what could be read stays as it was, but for a table that the
+        // disk shows as well.
         let shows_tables = found.problems.iter().any(|problem| problem.what.contains("and data at once"));
         let kept = shows_tables
             || content(before).into_iter().zip(content(after)).all(|(old, new)| old.is_none() || old == new);

@@ -48,7 +48,8 @@ pub struct Options {
     rounds: usize,
     #[arg(long, default_value_t = 600, value_parser = clap::value_parser!(u32).range(2..))]
     requests: u32,
-    #[arg(long, default_value = "pvh")]
+    /// pv or pvh
+    #[arg(long, default_value = "pvh", value_parser = paravirtual)]
     guest: Guest,
     /// blkback, qdisk or tapline, or ours with a way to reach the guest's pages: tapline+copy, tapline+map,
     /// tapline+persistent
@@ -100,6 +101,10 @@ fn is_contender(name: &str) -> bool {
     let (backend, way) = name.split_once('+').map_or((name, None), |(backend, way)| (backend, Some(way)));
     let way_is_known = way.is_none_or(|way| backend == Backend::Tapline.name() && WAYS.contains(&way));
     Backend::of_name(backend).is_some() && way_is_known
+}
+
+fn paravirtual(name: &str) -> Result<Guest, String> {
+    [Guest::Pv, Guest::Pvh].into_iter().find(|guest| guest.name() == name).ok_or_else(|| "pv or pvh".to_owned())
 }
 
 fn contender(name: &str) -> Result<String, String> {

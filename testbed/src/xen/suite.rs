@@ -41,7 +41,7 @@ pub enum Subject {
 }
 
 /// How a guest is virtualised.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Guest {
     Pv,
     Pvh,

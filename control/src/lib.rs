@@ -1,5 +1,5 @@
 //! What a disk process and its clients say to each other (docs/control.md): requests, answers, events and errors as
-//! types, the lines that they travel in, and a client.
+//! types, the lines that they travel in, and a client; and how sizes are written, which both command lines have.
 //!
 //! It knows nothing about disks, and nothing about how a verb is carried out. Invariants: what one end writes the other
 //! end reads, also if it is older or newer; a [`Verb`] that was parsed has all the fields it needs and no others.
@@ -15,6 +15,7 @@ mod image_name;
 mod line;
 mod progress;
 pub mod redo_name;
+pub mod size;
 
 pub use ask::{Ask, FileAsked, Request, VERBS, VERSION, Verb};
 pub use client::{Client, ClientError};

@@ -37,7 +37,6 @@ mod relink;
 mod runner;
 mod serve;
 mod signals;
-mod size;
 mod soundness;
 mod stale_layers;
 mod stats;

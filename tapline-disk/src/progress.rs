@@ -8,7 +8,7 @@ use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 use crate::files;
-use crate::size::readable;
+use control::size::readable;
 
 /// Often enough to look alive, rarely enough to cost nothing.
 const BAR_EVERY: Duration = Duration::from_millis(100);

@@ -37,8 +37,8 @@ use crate::layers::{self, Chain, Layers, explain};
 use crate::log::say;
 use crate::output;
 use crate::signals::Signal;
-use crate::size::readable;
 use crate::stats::{self, Counters};
+use ::control::size::readable;
 
 use event_loop::{Disclose, EventLoop, Serving};
 use full::Full;

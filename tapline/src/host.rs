@@ -4,7 +4,7 @@ use api::{Backup, Difference, Host, HostDrain, HostReconcile, Problem};
 
 use crate::column::{Column, Uuids};
 use crate::session::{Listing, Session, Waiting};
-use crate::size::readable;
+use control::size::readable;
 
 /// Operations on the host.
 #[derive(clap::Subcommand)]

@@ -21,10 +21,6 @@ mod manual;
 mod panics;
 mod removal;
 mod session;
-// Sizes are parsed and printed as in `tapline-disk`. That crate may not depend on this one's libraries, so its file is
-// shared.
-#[path = "../../tapline-disk/src/size.rs"]
-mod size;
 mod sr;
 mod task;
 mod token;

@@ -9,9 +9,9 @@ use api::{Autostart, Description, Driver, Name, Problem, Size, Vm, VmCreate, VmP
 use crate::column::Column;
 use crate::confirm::Confirm;
 use crate::session::{Listing, Session, Waiting};
-use crate::size::readable;
 use crate::word;
 use boot::{Boot, shown};
+use control::size::readable;
 
 /// Operations on virtual machines.
 #[derive(clap::Subcommand)]

@@ -9,7 +9,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::size;
+use control::size;
 
 /// The image formats.
 pub const FORMATS: [&str; 3] = ["raw", "vhd", "qcow2"];

@@ -6,7 +6,7 @@ use control::answer::{
 };
 
 use crate::output::printable;
-use crate::size::readable;
+use control::size::readable;
 
 /// `snapshot`.
 pub fn snapshot(answer: &Snapshot) -> Vec<String> {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 use control::ImageName;
 
-use crate::size::Size;
+use control::size::Size;
 
 /// `disk`.
 #[derive(Debug, Args)]

@@ -4,7 +4,7 @@ use clap::{Args, Subcommand};
 use control::ImageName;
 
 use super::{Access, Handing, Parents};
-use crate::size::Size;
+use control::size::Size;
 
 /// Jobs on images that are not being served.
 #[derive(Debug, Subcommand)]

@@ -22,9 +22,9 @@ use crate::progress::Progress;
 use crate::relink::Time;
 use crate::runner::Runner;
 use crate::signals::Signal;
-use crate::size::readable;
 use crate::stream::{grid, stored_runs};
 use crate::target::{Identity, Plan, Shape, Target};
+use control::size::readable;
 
 /// How much of the disk is looked up at once.
 const WINDOW: u64 = 1 << 30;

@@ -7,8 +7,8 @@ use crate::failure::{Exit, Failure};
 use crate::layers::{Chain, Layers};
 use crate::output;
 use crate::progress::Progress;
-use crate::size::readable;
 use crate::stream::{Chunk, Stream};
+use control::size::readable;
 
 /// The result. Names and meanings are part of the interface.
 #[derive(Serialize)]

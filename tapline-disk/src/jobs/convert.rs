@@ -17,9 +17,9 @@ use crate::output;
 use crate::progress::Progress;
 use crate::runner::Runner;
 use crate::signals::Signal;
-use crate::size::readable;
 use crate::stream::{Chunk, Stream, stored_runs};
 use crate::target::{Plan, Shape, Target};
+use control::size::readable;
 
 /// Writes in flight at most.
 const AHEAD: usize = 16;

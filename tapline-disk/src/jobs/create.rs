@@ -10,8 +10,8 @@ use crate::layers::{Chain, Layers, to_look_at};
 use crate::libvhd;
 use crate::output;
 use crate::parent_link;
-use crate::size::{Size, readable};
 use crate::target::{Plan, Shape, Target};
+use control::size::{Size, readable};
 
 /// What was created.
 #[derive(Serialize)]

@@ -15,8 +15,8 @@ use crate::failure::{Exit, Failure};
 use crate::layers::{Layers, to_look_at};
 use crate::output::{self, printable};
 use crate::parent_link;
-use crate::size::readable;
 use crate::uuid;
+use control::size::readable;
 
 use qcow2_fields::Qcow2Fields;
 use vhd_fields::VhdFields;

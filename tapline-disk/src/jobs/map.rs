@@ -8,8 +8,8 @@ use crate::failure::{Exit, Failure};
 use crate::layers::Layers;
 use crate::output;
 use crate::runner::Runner;
-use crate::size::readable;
 use crate::stream::extents;
+use control::size::readable;
 
 /// How much is queried at once.
 const WINDOW: u64 = 1 << 30;

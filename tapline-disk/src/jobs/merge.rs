@@ -24,8 +24,8 @@ use crate::progress::Progress;
 use crate::relink::{Time, relink};
 use crate::runner::Runner;
 use crate::signals::Signal;
-use crate::size::readable;
 use crate::stale_layers::{self, StaleLayers};
+use control::size::readable;
 
 /// The result. Names and meanings are part of the interface.
 #[derive(Serialize)]

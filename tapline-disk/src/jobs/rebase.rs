@@ -24,8 +24,8 @@ use crate::presence::Presence;
 use crate::relink::relink;
 use crate::runner::Runner;
 use crate::signals::Signal;
-use crate::size::readable;
 use crate::unfinished::Unfinished;
+use control::size::readable;
 
 /// The result. Names and meanings are part of the interface.
 #[derive(Serialize)]

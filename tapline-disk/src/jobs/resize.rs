@@ -13,7 +13,7 @@ use crate::layers::{open_file, open_image};
 use crate::libvhd::Behind;
 use crate::ordered;
 use crate::output;
-use crate::size::{Size, readable};
+use control::size::{Size, readable};
 
 /// The result. Names and meanings are part of the interface.
 #[derive(Serialize)]

@@ -14,8 +14,8 @@ use crate::jobs::create::plan_child;
 use crate::layers::{Chain, Layers};
 use crate::output;
 use crate::reflink;
-use crate::size::readable;
 use crate::target::Target;
+use control::size::readable;
 
 /// The verb.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,8 +4,8 @@ use api::{Inventory, InventoryVdi, Problem, SrProbe, SrSource};
 
 use crate::column::{Column, table};
 use crate::session::{Session, print};
-use crate::size::readable;
 use crate::word;
+use control::size::readable;
 
 type Shown = Column<Line>;
 

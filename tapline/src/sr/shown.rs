@@ -5,8 +5,8 @@ use std::fmt::Write;
 use api::{Scan, Space, Sr, SrFound, SrSource};
 
 use crate::column::Column;
-use crate::size::readable;
 use crate::word;
+use control::size::readable;
 
 type Shown = Column<Sr>;
 type Found = Column<SrFound>;

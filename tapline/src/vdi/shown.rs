@@ -3,8 +3,8 @@
 use api::{Vdi, VdiState};
 
 use crate::column::{Column, Uuids};
-use crate::size::readable;
 use crate::word;
+use control::size::readable;
 
 type Shown = Column<Vdi>;
 

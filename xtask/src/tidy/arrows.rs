@@ -39,7 +39,7 @@ const ARROWS: &[Arrow] = &[
         may_use: &["control", "disk", "logging", "memory", "plan", "uring", "transport", "vm", "xen"],
         tests_may_use: &["sim", "testkit"],
     },
-    Arrow { package: "tapline", may_use: &["api", "logging"], tests_may_use: &[] },
+    Arrow { package: "tapline", may_use: &["api", "control", "logging"], tests_may_use: &[] },
     Arrow { package: "testkit", may_use: &[], tests_may_use: &[] },
     Arrow { package: "testbed", may_use: &["sim", "vm"], tests_may_use: &[] },
     Arrow { package: "model", may_use: &["sim", "testbed", "testkit"], tests_may_use: &[] },

@@ -5,8 +5,8 @@ use disk::qcow2::{Compression, Info};
 use serde::Serialize;
 
 use crate::output::printable;
-use crate::size::readable;
 use crate::uuid;
+use control::size::readable;
 
 /// Names and meanings are part of the interface.
 #[derive(Serialize)]

@@ -4,8 +4,8 @@ use disk::vhd::{self, DiskType};
 use serde::Serialize;
 
 use crate::output::printable;
-use crate::size::readable;
 use crate::uuid;
+use control::size::readable;
 
 /// Names and meanings are part of the interface.
 #[derive(Serialize)]

@@ -27,8 +27,8 @@ use crate::serve::full::Full;
 use crate::serve::own_keys::BLOCKING_TASK;
 use crate::serve::polling::Polling;
 use crate::serve::suspects::Suspects;
-use crate::size::readable;
 use crate::stats::{Counters, Stats};
+use ::control::size::readable;
 
 /// The hands of a verb.
 pub struct Work<'a> {

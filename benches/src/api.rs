@@ -12,15 +12,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-
-use self::clients::{Clients, Habit};
-use testbed::process::pss_kib;
-use testbed::programs::{positive, released};
-
-use super::median;
 use testbed::daemon::Daemon;
 use testbed::daemon::api::Api;
 use testbed::daemon::processes::Places;
+use testbed::process::pss_kib;
+use testbed::programs::{positive, released};
+
+use self::clients::{Clients, Habit};
+use super::median;
 
 /// Lists whose time is taken.
 const LISTS: usize = 30;

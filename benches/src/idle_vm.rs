@@ -14,6 +14,10 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde_json::json;
 use tempfile::TempDir;
+use testbed::guest::{Guest, Job, MEMORY_MIB, image, kernel};
+use testbed::programs::{build_programs, root};
+use testbed::progress::Progress;
+use testbed::tapline::{Access, DiskProcess, Tapline};
 use vm::qemu::accelerator::Accelerator;
 use vm::qemu::hardware::{Boot, Disk, Hardware};
 use vm::qemu::machine::{Ending, QemuVm};
@@ -22,10 +26,6 @@ use vm::qemu::slots::Position;
 use vm::syntax::in_full;
 
 use self::trace::{Counts, Threads};
-use testbed::guest::{Guest, Job, MEMORY_MIB, image, kernel};
-use testbed::programs::{build_programs, root};
-use testbed::progress::Progress;
-use testbed::tapline::{Access, DiskProcess, Tapline};
 
 /// How long and how often is counted.
 #[derive(Debug, clap::Args)]

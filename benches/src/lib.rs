@@ -20,7 +20,6 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use tempfile::TempDir;
-
 use testbed::programs::{positive, released, root};
 
 use server::{Kind, Server};
@@ -99,9 +98,12 @@ struct Sample {
     waits: f64,
 }
 
+/// One that all options are for.
+type Measure = fn(&Arguments) -> Result<(), String>;
+
 /// Runs a benchmark.
 pub fn run(bench: &Bench) -> Result<(), String> {
-    let (measure, arguments): (fn(&Arguments) -> Result<(), String>, _) = match bench {
+    let (measure, arguments): (Measure, _) = match bench {
         Bench::VhostUser(arguments) => (vhost_user, arguments),
         Bench::Depth(arguments) => (depth, arguments),
         Bench::Allocate(arguments) => (allocate::run, arguments),

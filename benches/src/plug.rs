@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
-
-use super::{Arguments, program, room, tapline};
 use testbed::daemon::Daemon;
 use testbed::daemon::api::{Api, nothing, uuid};
 use testbed::daemon::processes::Places;
 use testbed::process::{pss_kib, switches};
+
+use super::{Arguments, program, room, tapline};
 
 /// VBDs of one VM that are plugged at one time.
 const WINDOW: usize = 10;

@@ -9,7 +9,6 @@ use std::process::Command;
 
 use rustix::fs::{FallocateFlags, fallocate, statvfs};
 use tempfile::TempDir;
-
 use testbed::daemon::Daemon;
 use testbed::daemon::api::Api;
 use testbed::daemon::processes::Places;

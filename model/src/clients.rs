@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use std::thread;
 
 use serde_json::{Value, json};
+use testbed::daemon::api::{Trouble, uuid};
 
 use super::check::text;
 use super::verbs::{Asked, NO_TASK};
 use super::world::{Pending, Vbd, Vdi, Verb, World};
-use testbed::daemon::api::{Trouble, uuid};
 
 /// What rivals ask for.
 const RIVALS: &[Rival] =

@@ -30,11 +30,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use testbed::programs::{programs, root};
+use testbed::tool;
+
 use self::bed::Bed;
 use self::planted::Favoured;
 use self::world::{Counts, World};
-use testbed::programs::{programs, root};
-use testbed::tool;
 
 /// The exit code of what could not be run here.
 const NOT_RUN: i32 = 77;

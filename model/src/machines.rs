@@ -5,12 +5,12 @@
 use std::time::Instant;
 
 use serde_json::{Value, json};
+use testbed::daemon::api::Trouble;
+use testbed::tool;
 
 use super::check::text;
 use super::verbs::{Asked, patience};
 use super::world::{Pending, Vbd, Verb, World};
-use testbed::daemon::api::Trouble;
-use testbed::tool;
 
 /// The program; where it is not installed there are no VMs.
 pub const QEMU: &str = "qemu-system-x86_64";

@@ -8,12 +8,12 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
+use testbed::daemon::api::uuid;
+use testbed::tool;
 
 use super::verbs::Asked;
 use super::world::{Verb, World};
 use super::{Options, life, programs, root, steps};
-use testbed::daemon::api::uuid;
-use testbed::tool;
 
 /// By which a daemon learns which fault it has.
 const VARIABLE: &str = "TAPLINED_PLANTED";

@@ -3,11 +3,11 @@
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use testbed::daemon::api::{Ended, Trouble, uuid};
 
 use super::check::text;
 use super::verbs::{Asked, patience};
 use super::world::{Sr, Vbd, Verb, World};
-use testbed::daemon::api::{Ended, Trouble, uuid};
 
 impl World {
     /// Makes one on each storage of the bed.

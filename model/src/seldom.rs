@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 use serde_json::json;
+use testbed::daemon::api::{Trouble, uuid};
 
 use super::check::{names_in, text};
 use super::machines::Power;
 use super::verbs::{Asked, NO_TASK};
 use super::world::{Sr, Verb, World};
-use testbed::daemon::api::{Trouble, uuid};
 
 /// Tokens at one time.
 const TOKENS_MAX: usize = 4;

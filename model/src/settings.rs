@@ -1,12 +1,12 @@
 //! What can be set of objects, and a boot of the host, by which some of it comes to bear.
 
 use serde_json::{Value, json};
+use testbed::daemon::api::Trouble;
 
 use super::check::text;
 use super::machines::{Power, Vm};
 use super::verbs::{Asked, NO_TASK};
 use super::world::{Vdi, Verb, World};
-use testbed::daemon::api::Trouble;
 
 impl World {
     /// Sets something of something.

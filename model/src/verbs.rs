@@ -3,10 +3,10 @@
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use testbed::daemon::api::{Ended, Trouble, uuid};
 
 use super::machines::Power;
 use super::world::{Pending, Vdi, Verb, World};
-use testbed::daemon::api::{Ended, Trouble, uuid};
 
 /// So long a trouble lasts that something waits for.
 const ENOUGH: Duration = Duration::from_secs(3);

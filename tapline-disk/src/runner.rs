@@ -36,8 +36,6 @@ pub struct Runner {
 
 /// How a request ended.
 pub struct Answer {
-    /// The job's name for the request.
-    pub token: Token,
     /// What was found, for [`Operation::Extents`].
     pub extents: Vec<Extent>,
 }
@@ -94,16 +92,23 @@ impl Runner {
 
     /// The next answer, which is waited for. A request that did not end well is a failure of the job.
     pub fn wait(&mut self) -> Result<Answer, Failure> {
+        self.wait_for_any().and_then(|(_, answer)| answer)
+    }
+
+    /// The same for a job that goes on without what failed, with the job's name for the request. The failure of the
+    /// call itself is the engine's.
+    pub fn wait_for_any(&mut self) -> Result<(Token, Result<Answer, Failure>), Failure> {
         loop {
             if let Some((mut request, status)) = self.disk.answer() {
                 self.in_flight -= 1;
                 let (operation, span) = (request.operation(), request.span());
                 let extents = request.take_extents();
                 let token = request.retire();
-                return match status {
-                    Status::Done => Ok(Answer { token, extents }),
+                let answer = match status {
+                    Status::Done => Ok(Answer { extents }),
                     other => Err(self.failure(operation, span, other)),
                 };
+                return Ok((token, answer));
             }
             self.step()?;
         }

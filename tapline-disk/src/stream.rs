@@ -13,7 +13,7 @@ use uring::EngineKind;
 
 use crate::failure::Failure;
 use crate::layers::Layers;
-use crate::runner::Runner;
+use crate::runner::{Answer, Runner};
 
 /// Bytes of a piece, but for the last: large enough for any storage's full rate.
 pub const PIECE: u64 = 1 << 20;
@@ -24,12 +24,27 @@ const GRAIN: usize = 64 << 10;
 /// How much of the disk is looked up at once.
 const WINDOW: u64 = 1 << 30;
 
+/// What a stream that salvages asks for once more, in place of a piece that could not be read: whatever is lost, a file
+/// system loses in blocks.
+const SALVAGED: u64 = 4096;
+
 /// A piece of a disk.
 pub struct Chunk {
     /// Where it is.
     pub span: Span,
     /// The bytes of the chunk; `None` if they are zeroes.
     pub bytes: Option<Segments>,
+    /// What of it could not be read, ascending, neighbours joined. It is zero in `bytes`.
+    pub lost: Vec<Span>,
+}
+
+/// What becomes of a stream whose disk cannot be read everywhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unreadable {
+    /// It ends with the failure.
+    Fails,
+    /// It goes on without those bytes.
+    IsLost,
 }
 
 /// The chunks of a disk, in order. The stream ends after the last byte, or with a failure; never early.
@@ -42,12 +57,17 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// Begins to read.
+    /// Begins to read all of a disk.
     pub fn of(layers: Layers, kind: Option<EngineKind>) -> Stream {
+        Stream::with(layers, kind, Unreadable::Fails)
+    }
+
+    /// Begins to read.
+    pub fn with(layers: Layers, kind: Option<EngineKind>, unreadable: Unreadable) -> Stream {
         let (sender, pieces) = sync_channel(AHEAD);
         let left = layers.geometry().map_or(0, |geometry| geometry.len);
         let thread = std::thread::spawn(move || {
-            if let Err(failure) = Reader::new(layers, kind, &sender).and_then(Reader::run) {
+            if let Err(failure) = Reader::new(layers, kind, unreadable, &sender).and_then(Reader::run) {
                 // If the receiver is gone, the failure is of no interest.
                 sender.send(Err(failure)).unwrap_or_default();
             }
@@ -88,9 +108,18 @@ impl Iterator for Stream {
 /// The thread's side.
 struct Reader<'a> {
     runner: Runner,
+    unreadable: Unreadable,
     out: &'a SyncSender<Result<Chunk, Failure>>,
-    /// Chunks that have been requested, in order, and whether their bytes have arrived.
-    ahead: VecDeque<(Chunk, bool)>,
+    /// Chunks that have been requested, in order.
+    ahead: VecDeque<(Chunk, Read)>,
+}
+
+/// How far a chunk has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Read {
+    Asked,
+    Done,
+    Failed,
 }
 
 /// The other side has enough.
@@ -100,9 +129,10 @@ impl Reader<'_> {
     fn new(
         layers: Layers,
         kind: Option<EngineKind>,
+        unreadable: Unreadable,
         out: &SyncSender<Result<Chunk, Failure>>,
     ) -> Result<Reader<'_>, Failure> {
-        Ok(Reader { runner: Runner::new(layers, kind)?, out, ahead: VecDeque::new() })
+        Ok(Reader { runner: Runner::new(layers, kind)?, unreadable, out, ahead: VecDeque::new() })
     }
 
     fn run(mut self) -> Result<(), Failure> {
@@ -133,29 +163,74 @@ impl Reader<'_> {
             self.runner.submit(Operation::Read, span, memory.clone(), Token(span.at))?;
             bytes = Some(memory);
         }
-        self.ahead.push_back((Chunk { span, bytes }, zero));
+        let read = if zero { Read::Done } else { Read::Asked };
+        self.ahead.push_back((Chunk { span, bytes, lost: Vec::new() }, read));
         self.hand_over(AHEAD)
     }
 
     /// Waits until at most `left` pieces are read ahead, and hands over the others.
     fn hand_over(&mut self, left: usize) -> Result<Result<(), Enough>, Failure> {
         loop {
-            while self.ahead.front().is_some_and(|&(_, ready)| ready) {
-                let Some((piece, _)) = self.ahead.pop_front() else { break };
-                if self.out.send(Ok(piece)).is_err() {
+            while self.ahead.front().is_some_and(|&(_, read)| read != Read::Asked) {
+                let Some((mut chunk, read)) = self.ahead.pop_front() else { break };
+                if read == Read::Failed {
+                    self.salvage(&mut chunk)?;
+                }
+                if self.out.send(Ok(chunk)).is_err() {
                     return Ok(Err(Enough));
                 }
             }
             if self.ahead.len() <= left {
                 return Ok(Ok(()));
             }
-            let answer = self.runner.wait()?;
-            let asked = self.ahead.iter_mut().find(|(piece, _)| Token(piece.span.at) == answer.token);
-            if let Some((_, ready)) = asked {
-                *ready = true;
-            }
+            let (token, answer) = self.runner.wait_for_any()?;
+            self.arrived(token, answer)?;
         }
     }
+
+    /// A chunk has been read, or not.
+    fn arrived(&mut self, token: Token, answer: Result<Answer, Failure>) -> Result<(), Failure> {
+        let now = match answer {
+            Ok(_) => Read::Done,
+            Err(_) if self.unreadable == Unreadable::IsLost => Read::Failed,
+            Err(failure) => return Err(failure),
+        };
+        if let Some((_, read)) = self.ahead.iter_mut().find(|(chunk, _)| Token(chunk.span.at) == token) {
+            *read = now;
+        }
+        Ok(())
+    }
+
+    /// Reads what can be read of a chunk that cannot be read as a whole.
+    fn salvage(&mut self, chunk: &mut Chunk) -> Result<(), Failure> {
+        let Some(bytes) = &chunk.bytes else { return Ok(()) };
+        let mut at = chunk.span.at;
+        while at < chunk.span.end() {
+            let span = Span { at, len: SALVAGED.min(chunk.span.end() - at) };
+            let part = bytes.slice(index(at - chunk.span.at), index(span.len));
+            self.runner.submit(Operation::Read, span, part.clone(), Token(at))?;
+            let answer = loop {
+                let (token, answer) = self.runner.wait_for_any()?;
+                if token == Token(at) {
+                    break answer;
+                }
+                self.arrived(token, answer)?;
+            };
+            if answer.is_err() {
+                part.fill_zero();
+                match chunk.lost.last_mut() {
+                    Some(last) if last.end() == at => last.len += span.len,
+                    _ => chunk.lost.push(span),
+                }
+            }
+            at = span.end();
+        }
+        Ok(())
+    }
+}
+
+fn index(bytes: u64) -> usize {
+    usize::try_from(bytes).unwrap_or(usize::MAX)
 }
 
 /// The runs of `window` that read as zero without being stored, neighbours joined. Nothing may be in flight.

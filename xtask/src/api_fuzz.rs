@@ -12,9 +12,10 @@ mod tester;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use daemon::Daemon;
 use testbed::programs::{any_seed, programs, root};
 use testbed::tool;
+
+use daemon::Daemon;
 use tester::Tester;
 
 /// As automake has it: neither passed nor failed.

@@ -13,8 +13,9 @@ mod tree;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use ratchet::Ratchet;
 use testbed::programs::root;
+
+use ratchet::Ratchet;
 use tree::Tree;
 
 /// Where the recorded lengths live.

@@ -166,8 +166,8 @@ fn report(check: &Check, own: Exit, exit: Exit, mut found: Found) -> Result<Exit
 fn advice(own: Exit, repaired: bool, severities: &[&str]) -> &'static str {
     match (own, severities.contains(&"damage")) {
         (Exit::Damaged, _) if repaired => {
-            "  what is still damaged cannot be repaired: restore the image from a backup, or serve it with --read-only \
-             and copy what can be read\n"
+            "  what is still damaged cannot be repaired: restore the image from a backup, or copy what can be read: \
+             `tapline image convert --salvage`\n"
         }
         (Exit::Damaged, true) => {
             "  run it again with --repair: it repairs what can be repaired, and says what cannot\n"

@@ -17,7 +17,7 @@ use crate::output;
 use crate::progress::Progress;
 use crate::runner::Runner;
 use crate::signals::Signal;
-use crate::stream::{Chunk, Stream, stored_runs};
+use crate::stream::{Chunk, Stream, Unreadable, stored_runs};
 use crate::target::{Plan, Shape, Target};
 use control::size::readable;
 
@@ -31,7 +31,19 @@ struct Converted {
     size: u64,
     written: u64,
     verified: bool,
+    /// Bytes that could not be read, and are zeroes in the target.
+    lost: Vec<Lost>,
 }
+
+/// A range of the disk.
+#[derive(Serialize)]
+struct Lost {
+    at: u64,
+    len: u64,
+}
+
+/// Ranges that are listed for people.
+const LISTED: usize = 20;
 
 /// Runs the job.
 pub fn run(convert: &Convert) -> Result<Exit, Failure> {
@@ -39,13 +51,13 @@ pub fn run(convert: &Convert) -> Result<Exit, Failure> {
     let source = open_source(convert)?;
     let len = source.geometry().map_or(0, |geometry| geometry.len);
     let target = Target::create_anywhere(&convert.target, &plan(convert, len)?, convert.force)?;
-    let written = copy(convert, source, target.name(), &mut stop)?;
+    let Copied { written, lost } = copy(convert, source, target.name(), &mut stop)?;
     if convert.verify {
         verify(convert, target.name(), &mut stop)?;
     }
     target.keep()?;
     libvhd::tell_of_block_size(&convert.target, unit(&convert.target, convert.block_size)?);
-    report(convert, len, written)
+    report(convert, len, written, &lost)
 }
 
 fn open_source(convert: &Convert) -> Result<Layers, Failure> {
@@ -63,21 +75,37 @@ fn plan(convert: &Convert, len: u64) -> Result<Plan, Failure> {
     Ok(Plan { len, shape, unit, identity: None })
 }
 
-/// Copies everything; how many bytes had to be written.
-fn copy(convert: &Convert, source: Layers, target: &ImageName, stop: &mut Signal) -> Result<u64, Failure> {
+/// What became of a copy.
+struct Copied {
+    /// Bytes that had to be written.
+    written: u64,
+    /// What could not be read, ascending.
+    lost: Vec<Span>,
+}
+
+/// Copies everything that can be read.
+fn copy(convert: &Convert, source: Layers, target: &ImageName, stop: &mut Signal) -> Result<Copied, Failure> {
     let len = source.geometry().map_or(0, |geometry| geometry.len);
     let target = Layers::open_alone(target, convert.access.options(true))?;
     let mut writer = Writer { runner: Runner::new(target, convert.access.engine())?, written: 0 };
     let mut progress = Progress::new("converting", len);
-    for piece in Stream::of(source, convert.access.engine()) {
+    let mut lost: Vec<Span> = Vec::new();
+    let unreadable = if convert.salvage { Unreadable::IsLost } else { Unreadable::Fails };
+    for piece in Stream::with(source, convert.access.engine(), unreadable) {
         let piece = piece?;
         writer.write(&piece)?;
+        for &span in &piece.lost {
+            match lost.last_mut() {
+                Some(last) if last.end() == span.at => last.len += span.len,
+                _ => lost.push(span),
+            }
+        }
         go_on(convert, stop)?;
         progress.advance(piece.span.len);
     }
     writer.finish()?;
     progress.finish();
-    Ok(writer.written)
+    Ok(Copied { written: writer.written, lost })
 }
 
 /// An error if a signal was received. This is checked after each chunk, so that the target is removed as after any
@@ -131,16 +159,33 @@ fn verify(convert: &Convert, target: &ImageName, stop: &mut Signal) -> Result<()
     }
 }
 
-fn report(convert: &Convert, size: u64, written: u64) -> Result<Exit, Failure> {
+fn report(convert: &Convert, size: u64, written: u64, lost: &[Span]) -> Result<Exit, Failure> {
     let (source, target) = (convert.source.to_string(), convert.target.to_string());
     if convert.json {
-        output::json(&Converted { source, target, size, written, verified: convert.verify })?;
+        let lost = lost.iter().map(|span| Lost { at: span.at, len: span.len }).collect();
+        output::json(&Converted { source, target, size, written, verified: convert.verify, lost })?;
     } else {
         let verified = if convert.verify { ", verified" } else { "" };
         let (size, written) = (readable(size), readable(written));
-        output::print(&format!("converted {source} to {target}: {size}, {written} written{verified}\n"))?;
+        let mut text = format!("converted {source} to {target}: {size}, {written} written{verified}\n");
+        text.push_str(&lost_in_words(&source, lost));
+        output::print(&text)?;
     }
-    Ok(Exit::Done)
+    Ok(if lost.is_empty() { Exit::Done } else { Exit::Damaged })
+}
+
+fn lost_in_words(source: &str, lost: &[Span]) -> String {
+    if lost.is_empty() {
+        return String::new();
+    }
+    let bytes = lost.iter().map(|span| span.len).sum();
+    let ranges: String =
+        lost.iter().take(LISTED).map(|span| format!("  bytes {} to {}\n", span.at, span.end() - 1)).collect();
+    let more = match lost.len().saturating_sub(LISTED) {
+        0 => String::new(),
+        more => format!("  and {more} more; --json lists all\n"),
+    };
+    format!("{} of {source} could not be read, and are zeroes in the target:\n{ranges}{more}", readable(bytes))
 }
 
 fn bytes_u64(len: usize) -> u64 {

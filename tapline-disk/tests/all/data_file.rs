@@ -257,6 +257,11 @@ fn damage_is_repaired_like_qemu_or_limited_to_its_cluster() {
     assert_eq!(json_of(&room, &format!("image check {IMAGE}"))["result"], "damaged");
     let said = room.tapline(&format!("image convert {IMAGE} raw:b"));
     assert!(said.err.contains("its bytes 196608 to 262143 cannot be located"), "{said:?}");
+    let said = room.tapline(&format!("image convert --salvage {IMAGE} raw:b"));
+    assert!(said.code == Some(2) && said.out.contains("bytes 196608 to 262143\n"), "{said:?}");
+    let bytes = room.read("b");
+    let is_kept = |at: usize| at < 512 << 10 && !(196_608..262_144).contains(&at);
+    assert!(bytes.iter().enumerate().all(|(at, &byte)| byte == if is_kept(at) { 6 } else { 0 }));
     let half = ["read -P 6 0 192k", "read -P 6 256k 256k"];
     room.guest(IMAGE, &half);
 }

@@ -1,6 +1,7 @@
 //! VHDs that libvhd rejects: those made by older versions and other programs keep working and are repaired where
 //! possible, and creating one prints a warning.
 
+use serde_json::{Value, json};
 use testkit::nbd::Client;
 
 use crate::tool::Room;
@@ -125,6 +126,18 @@ fn a_damaged_entry_costs_a_reader_its_block_and_nothing_else() {
     assert!(room.done("image info vhd:b.vhd").contains("16 MiB"));
     let said = room.tapline("image convert vhd:b.vhd raw:c.raw");
     assert!(said.err.contains("its bytes 0 to 1048575 cannot be located"), "{said:?}");
+
+    let said = room.tapline("image convert --salvage vhd:b.vhd raw:c.raw --json");
+    assert_eq!(said.code, Some(2), "{said:?}");
+    let said: Value = serde_json::from_str(&said.out).unwrap();
+    let lost = [json!({ "at": 0, "len": 2 * MIB }), json!({ "at": 4 * MIB, "len": 2 * MIB })];
+    assert_eq!(said["lost"], json!(lost), "{said}");
+    let mut salvaged = room.read("a.raw");
+    salvaged[..2 << 20].fill(0);
+    salvaged[4 << 20..6 << 20].fill(0);
+    assert!(room.read("c.raw") == salvaged, "all other blocks are there");
+    let said = room.tapline("image convert --salvage vhd:b.vhd raw:c.raw --force");
+    assert!(said.code == Some(2) && said.out.contains("bytes 4194304 to 6291455"), "{said:?}");
 
     let disk = Disk::serve(&room, "vhd:b.vhd --read-only --nbd nbd.sock");
     let mut nbd = Client::connect(&room.file("nbd.sock")).unwrap();

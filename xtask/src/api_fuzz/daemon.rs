@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, geteuid, kill_process};
 use serde_json::Value;
+use testbed::tool;
 
 use super::tester::Target;
-use testbed::tool;
 
 /// The user of nothing, and its group.
 const NOBODY: u32 = 65534;

@@ -99,7 +99,7 @@ fn plan(source: &mut dyn Source, mut survey: Survey, single: Single, apart: Apar
     let sound = !survey.unresolved;
     if !sound {
         let lasting = "some references are damaged and stay so, since nothing says what they should be: restore what they \
-                       refer to from a backup, or serve the image with --read-only and copy what can be read";
+                       refer to from a backup, or copy what can be read: `tapline image convert --salvage`";
         repair.what.push(lasting.into());
         repair.what.push("nothing that looks unused is given back: a damaged reference may be to it".into());
     }

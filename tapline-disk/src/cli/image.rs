@@ -165,8 +165,8 @@ pub struct Convert {
     /// Verify the copy by reading both afterwards
     #[arg(long)]
     pub verify: bool,
-    /// Copy what can be read of a damaged image, and zeroes in place of the rest, which is listed; the exit code is 2 if
-    /// there is any
+    /// Copy what can be read of a damaged image, and zeroes in place of the rest, which is listed; then the exit code
+    /// is 2
     #[arg(long, conflicts_with = "verify")]
     pub salvage: bool,
     #[command(flatten)]

@@ -112,7 +112,7 @@ mod test {
     use super::*;
 
     fn piece(bytes: Option<&[u8]>) -> Chunk {
-        Chunk { span: Span { at: 0, len: 4 }, bytes: bytes.map(Segments::copy_of) }
+        Chunk { span: Span { at: 0, len: 4 }, bytes: bytes.map(Segments::copy_of), lost: Vec::new() }
     }
 
     #[test]

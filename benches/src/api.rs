@@ -15,8 +15,9 @@ use serde_json::{Value, json};
 use testbed::daemon::Daemon;
 use testbed::daemon::api::Api;
 use testbed::daemon::processes::Places;
+use testbed::options::positive;
 use testbed::process::pss_kib;
-use testbed::programs::{positive, released};
+use testbed::programs::released;
 
 use self::clients::{Clients, Habit};
 use super::median;
@@ -200,4 +201,18 @@ fn plug(api: &Api, vbds: &[String]) -> Result<(f64, f64), String> {
     let begin = Instant::now();
     api.done("/vbds/unplug", &json!({ "vbds": vbds }))?;
     Ok((plugged.as_secs_f64(), begin.elapsed().as_secs_f64()))
+}
+
+#[cfg(test)]
+mod test {
+    use testbed::options::parse;
+
+    use super::*;
+
+    #[test]
+    fn ten_thousand_disks_and_a_thousand_clients_unless_said() {
+        let whole: Plan = parse(&[]).unwrap();
+        assert_eq!((whole.vdis, whole.clients, whole.rounds), (10_000, 1000, 5));
+        assert!(parse::<Plan>(&["--vdis", "3"]).is_err() && parse::<Plan>(&["--seconds", "3"]).is_err());
+    }
 }

@@ -241,3 +241,25 @@ fn finish(mut run: Run, plan: Plan) -> Result<Counted, String> {
     run.disk.take().map_or(Ok(()), DiskProcess::stop).map_err(|error| in_full(&error))?;
     Ok(Counted { name: run.name, counts, ending: run.ending })
 }
+
+#[cfg(test)]
+mod test {
+    use testbed::options::parse;
+
+    use super::*;
+
+    fn plan(words: &[&str]) -> Option<Plan> {
+        parse(words).ok().map(|options: Options| options.plan())
+    }
+
+    #[test]
+    fn five_minutes_in_intervals_of_thirty_seconds_unless_said() {
+        let default = plan(&[]).unwrap();
+        assert_eq!((default.interval, default.intervals), (Duration::from_secs(30), 10));
+        let short = plan(&["--interval", "20", "--minutes", "2", "--json"]).unwrap();
+        assert_eq!((short.intervals, short.json), (6, true));
+        assert_eq!(plan(&["--minutes", "0"]).unwrap().intervals, 3);
+        assert!(plan(&["--interval", "0"]).is_none());
+        assert!(plan(&["--seconds", "3"]).is_none());
+    }
+}

@@ -20,7 +20,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use tempfile::TempDir;
-use testbed::programs::{positive, released, root};
+use testbed::options::positive;
+use testbed::programs::{released, root};
 
 use server::{Kind, Server};
 
@@ -115,13 +116,8 @@ pub fn run(bench: &Bench) -> Result<(), String> {
         Bench::Api(plan) => return api::run(plan),
         Bench::Xen(options) => return testbed::xen::compare::run(options),
     };
-    build()?;
+    released(None)?;
     measure(arguments)
-}
-
-/// Builds what is measured and what measures.
-fn build() -> Result<(), String> {
-    released(None).map(drop)
 }
 
 fn program(name: &str) -> PathBuf {

@@ -30,6 +30,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use testbed::options::any_seed;
 use testbed::programs::{programs, root};
 use testbed::tool;
 
@@ -48,7 +49,7 @@ const NOT_RUN: i32 = 77;
 #[derive(Debug, clap::Args)]
 pub struct Options {
     /// Of the first life; the next has the next one [default: another one each time; it is printed]
-    #[arg(long, default_value_t = seconds_now(), hide_default_value = true)]
+    #[arg(long, default_value_t = any_seed(), hide_default_value = true)]
     seed: u64,
     /// Begin no new life after so long
     #[arg(long)]
@@ -80,11 +81,6 @@ pub struct Options {
     /// Leave the files of a life that failed
     #[arg(long)]
     keep: bool,
-}
-
-fn seconds_now() -> u64 {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    now.map_or(1, |now| now.as_secs())
 }
 
 impl Options {

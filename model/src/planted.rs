@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 use testbed::daemon::api::uuid;
+use testbed::programs::cargo;
 use testbed::tool;
 
 use super::verbs::Asked;
@@ -93,21 +94,20 @@ fn planted_programs(options: &Options) -> Result<PathBuf, String> {
     let into = root().join("target/planted");
     let failed = |error: std::io::Error| format!("{}: {error}", into.display());
     fs::create_dir_all(&into).map_err(failed)?;
-    let cargo = |more: &[&str]| {
-        let mut build = Command::new("cargo");
+    let build_with = |more: &[&str]| {
+        let mut build = cargo();
         // The same programs as always, so that all but the daemon is there already.
         build.args(["build", "--quiet", "--bin", "tapline", "--bin", "tapline-disk", "--bin", "taplined"]);
-        build.args(more).current_dir(root());
-        tool::text(&mut build).map(drop).map_err(|error| error.to_string())
+        tool::text(build.args(more)).map(drop).map_err(|error| error.to_string())
     };
-    cargo(&["--features", "taplined/planted"])?;
+    build_with(&["--features", "taplined/planted"])?;
     // Removed first: one that somebody runs cannot be written to.
     for (name, from) in [("taplined", built.join("taplined")), ("tapline-disk", plain.join("tapline-disk"))] {
         fs::remove_file(into.join(name)).or_else(ignore_missing).map_err(failed)?;
         fs::copy(from, into.join(name)).map_err(failed)?;
     }
     // The place that all others look at has the plain one again.
-    cargo(&[])?;
+    build_with(&[])?;
     Ok(into)
 }
 

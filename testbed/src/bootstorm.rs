@@ -31,7 +31,8 @@ use crate::daemon::Daemon;
 use crate::daemon::api::{Api, Ended};
 use crate::daemon::processes::{Places, descriptors};
 use crate::guest::{Guest, Job};
-use crate::programs::{any_seed, positive, released, root};
+use crate::options::any_seed;
+use crate::programs::{released, root};
 use crate::progress::Progress;
 use crate::tool;
 
@@ -67,8 +68,8 @@ pub struct Plan {
     #[arg(long, default_value_t = 125)]
     vms: usize,
     /// Disks of each VM
-    #[arg(long, default_value_t = 8, value_parser = positive)]
-    disks: usize,
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u8).range(1..))]
+    disks: u8,
     /// So many of the VMs are real
     #[arg(long, default_value_t = 4)]
     real: usize,
@@ -101,6 +102,11 @@ impl Plan {
         self.real.min(self.vms)
     }
 
+    /// Disks of each VM.
+    fn disks(&self) -> usize {
+        self.disks.into()
+    }
+
     /// Rounds of a simulated guest.
     fn rounds(&self) -> u32 {
         // Longer, so that more are killed in the middle of it.
@@ -108,7 +114,7 @@ impl Plan {
     }
 
     fn budget_kib(&self) -> u64 {
-        let disks = u64::try_from(self.vms * self.disks).unwrap_or(u64::MAX);
+        let disks = u64::try_from(self.vms * self.disks()).unwrap_or(u64::MAX);
         let counted = (disks.saturating_mul(OF_DISK) + WORKER_MEMORY + OF_DAEMON) >> 10;
         self.budget.map_or(counted, |mib| mib << 10)
     }
@@ -188,7 +194,7 @@ fn limits(plan: &Plan) -> Result<(), String> {
         let text = fs::read_to_string(format!("/proc/sys/fs/{name}")).unwrap_or_default();
         text.trim().parse().unwrap_or(u64::MAX)
     };
-    let disks = u64::try_from(plan.vms * plan.disks).unwrap_or(u64::MAX);
+    let disks = u64::try_from(plan.vms * plan.disks()).unwrap_or(u64::MAX);
     let aio = sysctl("aio-max-nr").saturating_sub(sysctl("aio-nr")) / AIO_OF_DISK;
     let uring = getrlimit(Resource::Memlock).maximum.map_or(u64::MAX, |bytes| bytes / RING_OF_DISK);
     let there_can_be = match is_tmpfs(&plan.dir)? {
@@ -267,7 +273,7 @@ impl Storm<'_> {
     }
 
     fn parts(&self, report: &mut Report) -> Result<(), String> {
-        let (vms, disks) = (self.plan.vms, self.plan.vms * self.plan.disks);
+        let (vms, disks) = (self.plan.vms, self.plan.vms * self.plan.disks());
         let numbers: Vec<usize> = (0..vms).collect();
         let mut machines = Vec::new();
         let there = |plugged| Expected { vdis: disks, vbds: disks, plugged };
@@ -276,7 +282,7 @@ impl Storm<'_> {
             Ok(())
         })?;
         let machines = &machines;
-        let of_simulated = (vms - self.plan.real()) * self.plan.disks;
+        let of_simulated = (vms - self.plan.real()) * self.plan.disks();
         let before = self.daemon.pid().map_or(0, descriptors);
         // Real guests may be through already.
         self.part(report, "plug", true, there(None), || self.all(machines, |machine| self.plug(machine)))?;
@@ -393,6 +399,24 @@ impl Storm<'_> {
         match left.count() {
             0 => Ok(()),
             count => Err(format!("{count} files are left in the destroyed repository")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+    use crate::options::parse;
+
+    #[test]
+    fn a_thousand_disks_of_125_vms_unless_said() {
+        let whole: Plan = parse(&["--kill", "--seed", "7"]).unwrap();
+        assert_eq!((whole.vms, whole.disks, whole.real(), whole.kill, whole.seed), (125, 8, 4, true, 7));
+        assert_eq!(whole.budget_kib() >> 10, 2000 + 128 + 64);
+        let small: Plan = parse(&["--vms", "2", "--disks", "3", "--budget", "100"]).unwrap();
+        assert_eq!((small.real(), small.budget_kib()), (2, 100 << 10));
+        for refused in [["--disks", "256"], ["--disks", "0"], ["--rounds", "1"]] {
+            assert!(parse::<Plan>(&refused).is_err(), "{refused:?}");
         }
     }
 }

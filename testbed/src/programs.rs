@@ -2,10 +2,8 @@
 //!
 //! Knows cargo, and nothing of what the programs do.
 
-use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use vm::syntax::in_full;
 
@@ -13,10 +11,12 @@ use crate::tool::{self, ToolError};
 
 /// The directory of the programs: one that is named, or that of those of the tests, which are built.
 pub fn programs(named: Option<&Path>) -> Result<PathBuf, String> {
-    if let Some(directory) = named {
-        return std::path::absolute(directory).map_err(|error| format!("{}: {error}", directory.display()));
-    }
-    build_programs(&[]).map_err(|failure| in_full(&failure))
+    named_or(named, || build_programs(&[]).map_err(|failure| in_full(&failure)))
+}
+
+fn named_or(named: Option<&Path>, build: impl FnOnce() -> Result<PathBuf, String>) -> Result<PathBuf, String> {
+    let Some(directory) = named else { return build() };
+    std::path::absolute(directory).map_err(|error| format!("{}: {error}", directory.display()))
 }
 
 /// Builds the programs and returns their directory.
@@ -34,16 +34,15 @@ pub fn build_programs(profile: &[&str]) -> Result<PathBuf, ToolError> {
 /// The directory of released programs: one that is named, or that of our own and of the benchmarks' clients, which are
 /// built.
 pub fn released(named: Option<&Path>) -> Result<PathBuf, String> {
-    if let Some(directory) = named {
-        return std::path::absolute(directory).map_err(|error| format!("{}: {error}", directory.display()));
-    }
-    let mut build = cargo();
-    build.args(["build", "--quiet", "--release"]);
-    for program in ["tapline-disk", "tapline", "taplined", "bench-client", "bench-guest"] {
-        build.args(["--bin", program]);
-    }
-    tool::run(&mut build).map_err(|error| in_full(&error))?;
-    Ok(root().join("target/release"))
+    named_or(named, || {
+        let mut build = cargo();
+        build.args(["build", "--quiet", "--release"]);
+        for program in ["tapline-disk", "tapline", "taplined", "bench-client", "bench-guest"] {
+            build.args(["--bin", program]);
+        }
+        tool::run(&mut build).map_err(|error| in_full(&error))?;
+        Ok(root().join("target/release"))
+    })
 }
 
 /// The top of the source tree, below which everything lies that a run makes.
@@ -57,16 +56,4 @@ pub fn cargo() -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(root());
     command
-}
-
-/// A number for what is to be random, another one each time.
-pub fn any_seed() -> u64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::from(now.subsec_nanos())
-}
-
-/// For options: a number of at least 1.
-pub fn positive(text: &str) -> Result<usize, String> {
-    let number = text.parse::<NonZeroUsize>().map_err(|error| error.to_string())?;
-    Ok(number.get())
 }

@@ -12,7 +12,8 @@ mod tester;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use testbed::programs::{any_seed, programs, root};
+use testbed::options::any_seed;
+use testbed::programs::{programs, root};
 use testbed::tool;
 
 use daemon::Daemon;

@@ -23,7 +23,7 @@ use sim::shrink::shrink;
 use sim::subject::{Kind, LARGE, Made, Subject};
 use sim::theme::Theme;
 use sim::workload::{self, Op, Step};
-use testbed::programs::positive;
+use testbed::options::positive;
 
 /// Crash disk images in every way and compare
 ///
@@ -424,15 +424,8 @@ fn planted(arguments: &Arguments<'_>, name: &str) -> Result<(), String> {
 mod test {
     use super::*;
 
-    #[derive(clap::Parser)]
-    struct Line {
-        #[command(flatten)]
-        options: Options,
-    }
-
-    fn parse(words: &str) -> Option<Options> {
-        let words = std::iter::once("simulate").chain(words.split_whitespace());
-        <Line as clap::Parser>::try_parse_from(words).ok().map(|line| line.options)
+    fn parse(words: &str) -> Result<Options, String> {
+        testbed::options::parse(&words.split_whitespace().collect::<Vec<_>>())
     }
 
     #[test]
@@ -448,8 +441,14 @@ mod test {
     }
 
     #[test]
+    fn an_unknown_option_and_a_missing_value_are_named() {
+        assert!(parse("--op 3").unwrap_err().contains("unexpected argument '--op'"));
+        assert!(parse("--seed").unwrap_err().contains("a value is required for '--seed <SEED>'"));
+    }
+
+    #[test]
     fn what_cannot_be_explored_is_refused() {
-        let is_refused = |words: &str| parse(words).is_none_or(|options| Arguments::of(&options).is_err());
+        let is_refused = |words: &str| parse(words).map_or(true, |options| Arguments::of(&options).is_err());
         assert!(!is_refused("--ops 3"));
         for words in ["--op 3", "--seed", "--format vhd --kind raw", "--depth 0", "--workload w2560+1", "--unit 1024"] {
             assert!(is_refused(words), "{words}");

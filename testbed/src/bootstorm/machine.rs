@@ -138,7 +138,7 @@ impl Storm<'_> {
         let vm =
             self.made("vm-create", "/vms", &self.hardware(&name, real), || self.named(&format!("/vms?match={name}")))?;
         let (mut vdis, mut vbds) = (Vec::new(), Vec::new());
-        for position in 0..self.plan.disks {
+        for position in 0..self.plan.disks() {
             let vdi = self.cloned(&format!("{name}-{position}"))?;
             let asked = json!({ "vm": vm, "vdi": vdi, "position": position });
             let find = || {

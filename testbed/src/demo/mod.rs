@@ -128,3 +128,24 @@ fn clean_up(work: &Path, keep: bool) -> Result<(), String> {
     }
     fs::remove_dir_all(work).map_err(|error| format!("cannot remove {}: {error}", work.display()))
 }
+
+#[cfg(test)]
+mod test {
+    use super::*;
+    use crate::options::parse;
+
+    #[test]
+    fn an_unknown_option_is_refused() {
+        for refused in [&["--quick"][..], &["--bin-dir"], &["--disks", "256"], &["--disks", "3"]] {
+            assert!(parse::<GuestTest>(refused).is_err(), "{refused:?}");
+        }
+    }
+
+    #[test]
+    fn options_are_taken_in_any_order() {
+        let options: GuestTest = parse(&["--keep", "--bin-dir", "target/release"]).unwrap();
+
+        assert!(options.common.keep);
+        assert_eq!(options.common.bin_dir, Some(PathBuf::from("target/release")));
+    }
+}

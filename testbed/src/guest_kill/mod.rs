@@ -24,7 +24,8 @@ use vm::qemu::version::Version;
 use vm::syntax::in_full;
 
 use crate::guest::{Guest, GuestError};
-use crate::programs::{any_seed, build_programs, root};
+use crate::options::any_seed;
+use crate::programs::{build_programs, root};
 use crate::progress::Progress;
 use crate::tool::ToolError;
 
@@ -140,4 +141,19 @@ fn located(qemu: &Path) -> Result<PathBuf, Failure> {
         return Ok(qemu.to_owned());
     }
     fs::canonicalize(qemu).map_err(Failure::file("find", qemu))
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+    use crate::options::parse;
+
+    #[test]
+    fn options_are_numbers_where_they_must_be() {
+        let options: Options = parse(&["--kills", "3", "--seed", "9", "--upgrades", "2", "--keep"]).unwrap();
+        assert_eq!((options.kills, options.upgrades, options.seed, options.keep), (3, 2, 9, true));
+        assert!(parse::<Options>(&["--kills", "many"]).is_err());
+        assert!(parse::<Options>(&["--kills"]).is_err());
+        assert!(parse::<Options>(&["--slowly"]).is_err());
+    }
 }

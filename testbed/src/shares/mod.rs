@@ -13,7 +13,7 @@ use std::process::Command;
 use vm::syntax::in_full;
 
 use crate::guest::{Guest, GuestError, Job, Line, at, distribution, kernel};
-use crate::programs::{programs, root as top};
+use crate::programs::{cargo, programs, root as top};
 use crate::progress::Progress;
 use crate::tool;
 
@@ -147,8 +147,7 @@ fn perform(
 fn all_programs(named: Option<&Path>) -> Result<PathBuf, String> {
     let directory = programs(named)?;
     if named.is_none() {
-        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        let build = tool::run(Command::new(cargo).args(["build", "--bin", "bench-guest"]).current_dir(top()));
+        let build = tool::run(cargo().args(["build", "--bin", "bench-guest"]));
         build.map_err(|error| in_full(&error))?;
     }
     Ok(directory)
@@ -168,4 +167,21 @@ fn pack(archive: &Path, programs: &Path, work: &Path) -> Result<(), GuestError> 
         Command::new("tar").args(["-c", "--owner=0", "--group=0", "-f"]).arg(archive).arg("-C").arg(&given).arg("."),
     )?;
     fs::remove_dir_all(&given).map_err(at("remove", &given))
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+    use crate::options::parse;
+
+    #[test]
+    fn all_are_meant_unless_one_is_named() {
+        let all: Options = parse(&[]).unwrap();
+        assert_eq!((all.servers, all.parts), (SERVERS.map(str::to_owned).into(), PARTS.map(str::to_owned).into()));
+        let options: Options = parse(&["smb", "--keep", "--part", "full"]).unwrap();
+        assert_eq!((options.servers, options.parts, options.keep), (vec!["smb".into()], vec!["full".into()], true));
+        for refused in [&["--part", "empty"][..], &["afp"], &["--bin-dir"]] {
+            assert!(parse::<Options>(refused).is_err(), "{refused:?}");
+        }
+    }
 }

@@ -15,7 +15,7 @@ use super::counted::{Costs, Counter, Counts, MARKS, Who};
 use super::suite::{Backend, Guest};
 use super::{Bed, BedError, LAST_LINES, programs};
 use crate::guest::at;
-use crate::programs::positive;
+use crate::options::positive;
 use crate::progress::Progress;
 use crate::tool;
 

@@ -71,7 +71,7 @@ pub enum BedError {
 }
 
 /// Our programs and our peers' backends on real Xen, under QEMU
-#[derive(Debug, Default, clap::Args)]
+#[derive(Debug, clap::Args)]
 pub struct Options {
     /// Tests of this backend; it may be named several times [default: all of them]
     #[arg(long = "backend", value_name = "NAME")]
@@ -289,23 +289,28 @@ fn judged_by_qemu(directory: &Path) -> Result<Result<(), String>, BedError> {
 mod test {
     use super::*;
 
-    fn chosen(backends: &[Backend], words: &[&str]) -> Result<Vec<String>, String> {
-        let tests = words.iter().map(|&word| word.to_owned()).collect();
-        let chosen = Options { backends: backends.to_vec(), tests, ..Options::default() }.chosen()?;
-        Ok(chosen.iter().map(Test::name).collect())
+    fn chosen(words: &[&str]) -> Result<Vec<String>, String> {
+        let tests = crate::options::parse::<Options>(words)?.chosen()?;
+        Ok(tests.iter().map(Test::name).collect())
     }
 
     #[test]
     fn without_words_all_tests_are_meant() {
         let all: Vec<String> = Test::all(&Backend::ALL).iter().map(Test::name).collect();
-        assert_eq!(chosen(&[], &[]).unwrap(), all);
+        assert_eq!(chosen(&[]).unwrap(), all);
     }
 
     #[test]
     fn a_word_chooses_and_one_that_means_nothing_is_refused() {
-        let names = chosen(&[Backend::Tapline], &["crate", "tapline-attach"]).unwrap();
+        let names = chosen(&["--backend", "tapline", "crate", "tapline-attach"]).unwrap();
         assert_eq!(names, ["crate", "tapline-attach-pvh", "tapline-attach-pv"]);
-        assert!(chosen(&[], &["vdb9"]).unwrap_err().contains("«vdb9»"));
-        assert!(chosen(&[Backend::Qdisk], &["tapline"]).is_err(), "of a backend that is not chosen");
+        assert!(chosen(&["vdb9"]).unwrap_err().contains("«vdb9»"));
+        assert!(chosen(&["--backend", "qdisk", "tapline"]).is_err(), "of a backend that is not chosen");
+    }
+
+    #[test]
+    fn an_unknown_option_or_backend_is_refused() {
+        assert!(chosen(&["--quick"]).is_err());
+        assert!(chosen(&["--backend", "vdb9"]).is_err());
     }
 }

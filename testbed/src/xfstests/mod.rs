@@ -342,6 +342,20 @@ mod test {
     use super::*;
 
     #[test]
+    fn a_checkout_must_be_named() {
+        let parse = crate::options::parse::<Options>;
+        assert!(parse(&[]).is_err());
+        assert!(parse(&["--source"]).is_err());
+        let options = parse(&["--source", "x", "--fs", "xfs", "--disk", "qemu", "generic/001"]).unwrap();
+        assert_eq!(
+            (options.file_systems.as_slice(), options.owners.as_slice()),
+            (&["xfs".to_owned()][..], &[Owner::Qemu][..])
+        );
+        assert_eq!(options.tests_for("xfs").unwrap(), ["generic/001"]);
+        assert!(parse(&["--source", "x", "--fs", "btrfs"]).is_err());
+    }
+
+    #[test]
     fn there_are_sixty_tests_of_which_none_is_named_twice() {
         let mut tests: Vec<&str> = SIXTY.split_whitespace().collect();
         assert!(tests.iter().all(|test| is_test(test)));

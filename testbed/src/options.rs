@@ -1,0 +1,23 @@
+//! What the options of several chores have in common.
+
+use std::num::NonZeroUsize;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// A number for what is to be random, another one each time.
+pub fn any_seed() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::from(now.subsec_nanos())
+}
+
+/// A number of at least 1.
+pub fn positive(text: &str) -> Result<usize, String> {
+    let number = text.parse::<NonZeroUsize>().map_err(|error| error.to_string())?;
+    Ok(number.get())
+}
+
+/// The options that words mean, as tests of them ask; an error is what a user would read.
+pub fn parse<T: clap::Args>(words: &[&str]) -> Result<T, String> {
+    let command = T::augment_args(clap::Command::new("chore").no_binary_name(true));
+    let matches = command.try_get_matches_from(words).map_err(|error| error.to_string())?;
+    T::from_arg_matches(&matches).map_err(|error| error.to_string())
+}

@@ -13,7 +13,7 @@ use crate::presence::{Holds, Presence};
 use crate::progress::Progress;
 use crate::runner::Runner;
 use crate::signals::Signal;
-use crate::stream::{PIECE, grid, zero_runs};
+use crate::stream::{PIECE, grid, join, zero_runs};
 
 /// How much of the disk is looked up at once.
 const WINDOW: u64 = 1 << 30;
@@ -197,10 +197,7 @@ fn zero_runs_within(runner: &mut Runner, window: Span) -> Result<Vec<Span>, Fail
     let mut runs = if here > 0 { zero_runs(runner, Span { len: here, ..window })? } else { Vec::new() };
     let end = window.at.saturating_add(here);
     let behind = Span { at: end, len: window.end().saturating_sub(end) };
-    match runs.last_mut() {
-        Some(last) if last.end() == behind.at => last.len = last.len.saturating_add(behind.len),
-        _ => runs.push(behind),
-    }
+    join(&mut runs, behind);
     Ok(runs)
 }
 

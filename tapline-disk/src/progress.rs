@@ -7,8 +7,9 @@ use std::collections::VecDeque;
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
-use crate::files;
 use control::size::readable;
+
+use crate::files;
 
 /// Often enough to look alive, rarely enough to cost nothing.
 const BAR_EVERY: Duration = Duration::from_millis(100);

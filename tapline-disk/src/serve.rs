@@ -23,6 +23,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use ::control::handed::Listens;
+use ::control::size::readable;
 use ::control::{ImageName, Kind};
 use disk::{Disk, Image};
 use transport::{Handover, HandoverError, nbd, vhost_user};
@@ -38,7 +39,6 @@ use crate::log::say;
 use crate::output;
 use crate::signals::Signal;
 use crate::stats::{self, Counters};
-use ::control::size::readable;
 
 use event_loop::{Disclose, EventLoop, Serving};
 use full::Full;

@@ -159,7 +159,7 @@ impl Reader<'_> {
     fn ask(&mut self, span: Span, zero: bool) -> Result<Result<(), Enough>, Failure> {
         let mut bytes = None;
         if !zero {
-            let memory = Segments::zeroed(usize::try_from(span.len).unwrap_or(usize::MAX));
+            let memory = Segments::zeroed(index(span.len));
             self.runner.submit(Operation::Read, span, memory.clone(), Token(span.at))?;
             bytes = Some(memory);
         }
@@ -218,10 +218,7 @@ impl Reader<'_> {
             };
             if answer.is_err() {
                 part.fill_zero();
-                match chunk.lost.last_mut() {
-                    Some(last) if last.end() == at => last.len += span.len,
-                    _ => chunk.lost.push(span),
-                }
+                join(&mut chunk.lost, span);
             }
             at = span.end();
         }
@@ -233,14 +230,20 @@ fn index(bytes: u64) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)
 }
 
+/// Adds the next run; neighbours are one.
+pub fn join(runs: &mut Vec<Span>, next: Span) {
+    match runs.last_mut() {
+        Some(last) if last.end() == next.at => last.len += next.len,
+        _ => runs.push(next),
+    }
+}
+
 /// The runs of `window` that read as zero without being stored, neighbours joined. Nothing may be in flight.
 pub fn zero_runs(runner: &mut Runner, window: Span) -> Result<Vec<Span>, Failure> {
     let mut runs: Vec<Span> = Vec::new();
     for (span, kind) in extents(runner, window)? {
-        match runs.last_mut() {
-            _ if kind == ExtentKind::Data => {}
-            Some(last) if last.end() == span.at => last.len = last.len.saturating_add(span.len),
-            _ => runs.push(span),
+        if kind != ExtentKind::Data {
+            join(&mut runs, span);
         }
     }
     Ok(runs)

@@ -1,10 +1,10 @@
 //! `tapline host`.
 
 use api::{Backup, Difference, Host, HostDrain, HostReconcile, Problem};
+use control::size::readable;
 
 use crate::column::{Column, Uuids};
 use crate::session::{Listing, Session, Waiting};
-use control::size::readable;
 
 /// Operations on the host.
 #[derive(clap::Subcommand)]

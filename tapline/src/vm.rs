@@ -5,13 +5,13 @@ mod boot;
 use std::collections::BTreeMap;
 
 use api::{Autostart, Description, Driver, Name, Problem, Size, Vm, VmCreate, VmPatch, VmShutdown};
+use control::size::readable;
 
 use crate::column::Column;
 use crate::confirm::Confirm;
 use crate::session::{Listing, Session, Waiting};
 use crate::word;
 use boot::{Boot, shown};
-use control::size::readable;
 
 /// Operations on virtual machines.
 #[derive(clap::Subcommand)]

@@ -5,11 +5,10 @@
 use api::{AbsolutePath, Autostart, Problem, SrSource};
 use clap::ArgGroup;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
+use control::size;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
-
-use control::size;
 
 /// The image formats.
 pub const FORMATS: [&str; 3] = ["raw", "vhd", "qcow2"];

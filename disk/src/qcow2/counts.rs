@@ -230,7 +230,7 @@ impl Counts {
             return self.records.leave_out();
         };
         let raw = count.to_be_bytes();
-        let raw = raw.get((8usize - index(width))..).unwrap_or_default();
+        let raw = raw.get(8usize - index(width)..).unwrap_or_default();
         self.records.bytes(batch, at + within * width, raw);
     }
 
@@ -240,7 +240,7 @@ impl Counts {
         if let Some(entry) = self.table.get_mut(index(number)) {
             *entry = at << self.bits;
             self.slices.begin_table(at << self.bits);
-            self.dirty_table.insert((number * 8) / self.slices.size());
+            self.dirty_table.insert(number * 8 / self.slices.size());
             self.log_block(number, at);
             self.count_table(at, 1);
         }
@@ -266,7 +266,7 @@ impl Counts {
         if let Some(entry) = self.table.get_mut(index(number)) {
             *entry = at << self.bits;
             self.slices.begin_table(at << self.bits);
-            self.dirty_table.insert((number * 8) / self.slices.size());
+            self.dirty_table.insert(number * 8 / self.slices.size());
             self.log_block(number, at);
         }
     }
@@ -309,7 +309,7 @@ impl Counts {
             let end = block.at + (1 << self.bits);
             for &at in self.sealed.lowered.range(block.at..end) {
                 let from = index(at - block.at);
-                let bytes = block.bytes.get(from..(from + index(self.slices.size()))).unwrap_or_default();
+                let bytes = block.bytes.get(from..from + index(self.slices.size())).unwrap_or_default();
                 changes.lowered.push(MetaWrite { at, bytes: bytes.to_vec() });
             }
             self.give_back(&mut block, &lost);
@@ -403,7 +403,7 @@ fn set(bytes: &mut [u8], order: u32, number: u64, count: u64) {
             let width = 1usize << (order - 3);
             let at = number * width;
             let all = count.to_be_bytes();
-            let low = all.get((8usize - width)..).unwrap_or_default();
+            let low = all.get(8usize - width..).unwrap_or_default();
             if let Some(place) = bytes.get_mut(at..at + width) {
                 place.copy_from_slice(low);
             }

@@ -210,7 +210,7 @@ impl Tables {
             *entry = at | COPIED;
             let raw = *entry;
             self.slices.begin_table(at);
-            self.dirty_l1.insert((number * 8) / self.slices.size());
+            self.dirty_l1.insert(number * 8 / self.slices.size());
             self.records.fill(L2, at, 1 << self.format.cluster_bits, 0);
             self.records.bytes(L1, self.l1_at + number * 8, &raw.to_be_bytes());
         }

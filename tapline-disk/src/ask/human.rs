@@ -4,9 +4,9 @@ use control::answer::{
     Clone, Condition, InFlight, Layer, Layers, Merge, MergeLayers, MergeState, Pause, Paused, Resize, Revert, Snapshot,
     Stats, Upgrade, Version,
 };
+use control::size::readable;
 
 use crate::output::printable;
-use control::size::readable;
 
 /// `snapshot`.
 pub fn snapshot(answer: &Snapshot) -> Vec<String> {

@@ -4,7 +4,6 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 use control::ImageName;
-
 use control::size::Size;
 
 /// `disk`.

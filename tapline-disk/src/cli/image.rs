@@ -2,9 +2,9 @@
 
 use clap::{Args, Subcommand};
 use control::ImageName;
+use control::size::Size;
 
 use super::{Access, Handing, Parents};
-use control::size::Size;
 
 /// Jobs on images that are not being served.
 #[derive(Debug, Subcommand)]

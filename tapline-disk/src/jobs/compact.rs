@@ -6,6 +6,7 @@
 
 use std::os::unix::fs::MetadataExt;
 
+use control::size::readable;
 use control::{ImageName, Kind};
 use disk::{Format, Image, Operation, Span, Token};
 use memory::Segments;
@@ -24,7 +25,6 @@ use crate::runner::Runner;
 use crate::signals::Signal;
 use crate::stream::{grid, stored_runs};
 use crate::target::{Identity, Plan, Shape, Target};
-use control::size::readable;
 
 /// How much of the disk is looked up at once.
 const WINDOW: u64 = 1 << 30;

@@ -1,5 +1,6 @@
 //! `image compare`: compares the contents of two disks, whatever their formats and chains.
 
+use control::size::readable;
 use serde::Serialize;
 
 use crate::cli::Compare;
@@ -8,7 +9,6 @@ use crate::layers::{Chain, Layers};
 use crate::output;
 use crate::progress::Progress;
 use crate::stream::{Chunk, Stream};
-use control::size::readable;
 
 /// The result. Names and meanings are part of the interface.
 #[derive(Serialize)]

@@ -3,6 +3,7 @@
 //! One thread reads ahead ([`Stream`]) while this one writes, with many requests in flight on both sides. The target is
 //! flushed before the command ends, and removed if the command fails or is interrupted.
 
+use control::size::readable;
 use control::{FormatName, ImageName, Kind};
 use disk::{Operation, Span, Token};
 use serde::Serialize;
@@ -17,9 +18,8 @@ use crate::output;
 use crate::progress::Progress;
 use crate::runner::Runner;
 use crate::signals::Signal;
-use crate::stream::{Chunk, Stream, Unreadable, stored_runs};
+use crate::stream::{Chunk, Stream, Unreadable, join, stored_runs};
 use crate::target::{Plan, Shape, Target};
-use control::size::readable;
 
 /// Writes in flight at most.
 const AHEAD: usize = 16;
@@ -89,17 +89,12 @@ fn copy(convert: &Convert, source: Layers, target: &ImageName, stop: &mut Signal
     let target = Layers::open_alone(target, convert.access.options(true))?;
     let mut writer = Writer { runner: Runner::new(target, convert.access.engine())?, written: 0 };
     let mut progress = Progress::new("converting", len);
-    let mut lost: Vec<Span> = Vec::new();
+    let mut lost = Vec::new();
     let unreadable = if convert.salvage { Unreadable::IsLost } else { Unreadable::Fails };
     for piece in Stream::with(source, convert.access.engine(), unreadable) {
         let piece = piece?;
         writer.write(&piece)?;
-        for &span in &piece.lost {
-            match lost.last_mut() {
-                Some(last) if last.end() == span.at => last.len += span.len,
-                _ => lost.push(span),
-            }
-        }
+        piece.lost.iter().for_each(|&span| join(&mut lost, span));
         go_on(convert, stop)?;
         progress.advance(piece.span.len);
     }

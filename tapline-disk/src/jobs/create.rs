@@ -1,5 +1,6 @@
 //! `image create`: creates an empty image, or an empty child of another image.
 
+use control::size::{Size, readable};
 use control::{FormatName, ImageName, Kind};
 use disk::{Format, Image};
 use serde::Serialize;
@@ -11,7 +12,6 @@ use crate::libvhd;
 use crate::output;
 use crate::parent_link;
 use crate::target::{Plan, Shape, Target};
-use control::size::{Size, readable};
 
 /// What was created.
 #[derive(Serialize)]

@@ -5,6 +5,7 @@ mod vhd_fields;
 
 use std::os::unix::fs::MetadataExt;
 
+use control::size::readable;
 use control::{FormatName, ImageName};
 use disk::{Format, Image, Link};
 use serde::Serialize;
@@ -16,7 +17,6 @@ use crate::layers::{Layers, to_look_at};
 use crate::output::{self, printable};
 use crate::parent_link;
 use crate::uuid;
-use control::size::readable;
 
 use qcow2_fields::Qcow2Fields;
 use vhd_fields::VhdFields;

@@ -1,5 +1,6 @@
 //! `image map`: lists which ranges of the disk hold data, and which read as zeroes and take no space.
 
+use control::size::readable;
 use disk::{ExtentKind, Span};
 use serde::Serialize;
 
@@ -9,7 +10,6 @@ use crate::layers::Layers;
 use crate::output;
 use crate::runner::Runner;
 use crate::stream::extents;
-use control::size::readable;
 
 /// How much is queried at once.
 const WINDOW: u64 = 1 << 30;

@@ -4,6 +4,7 @@
 //! end it finds the layer above already based on the target, or the image itself gone and the files below it empty, and
 //! does the rest ([`crate::stale_layers`]). Files are removed from the topmost down, each durably before the next.
 
+use control::size::readable;
 use control::{ImageName, IsDone, Kind};
 use disk::{Format, Image, Link};
 use plan::{Plan, Step};
@@ -25,7 +26,6 @@ use crate::relink::{Time, relink};
 use crate::runner::Runner;
 use crate::signals::Signal;
 use crate::stale_layers::{self, StaleLayers};
-use control::size::readable;
 
 /// The result. Names and meanings are part of the interface.
 #[derive(Serialize)]

@@ -8,6 +8,7 @@
 //!    to do.
 //! 4. The image's modification time is restored, and the marker file removed.
 
+use control::size::readable;
 use control::{ImageName, Kind};
 use disk::{Format, Image, Link};
 use serde::Serialize;
@@ -25,7 +26,6 @@ use crate::relink::relink;
 use crate::runner::Runner;
 use crate::signals::Signal;
 use crate::unfinished::Unfinished;
-use control::size::readable;
 
 /// The result. Names and meanings are part of the interface.
 #[derive(Serialize)]

@@ -3,6 +3,7 @@
 //! Only the image itself changes: its parents keep their sizes, and beyond their end a child reads as zeroes.
 
 use control::ImageName;
+use control::size::{Size, readable};
 use disk::{Format, Image};
 use serde::Serialize;
 use uring::{Cache, ImageFile, OpenOptions};
@@ -13,7 +14,6 @@ use crate::layers::{open_file, open_image};
 use crate::libvhd::Behind;
 use crate::ordered;
 use crate::output;
-use control::size::{Size, readable};
 
 /// The result. Names and meanings are part of the interface.
 #[derive(Serialize)]

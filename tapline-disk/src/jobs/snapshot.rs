@@ -4,6 +4,7 @@
 //! depending on the given format. Either is created completely or not at all. A snapshot freezes the image, so no
 //! process may have it open; a clone leaves it as it is, and others may read it.
 
+use control::size::readable;
 use control::{FormatName, ImageName};
 use serde::Serialize;
 use uring::{Cache, OpenOptions};
@@ -15,7 +16,6 @@ use crate::layers::{Chain, Layers};
 use crate::output;
 use crate::reflink;
 use crate::target::Target;
-use control::size::readable;
 
 /// The verb.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,11 +1,11 @@
 //! `tapline sr inventory`: a repository's own inventory file.
 
 use api::{Inventory, InventoryVdi, Problem, SrProbe, SrSource};
+use control::size::readable;
 
 use crate::column::{Column, table};
 use crate::session::{Session, print};
 use crate::word;
-use control::size::readable;
 
 type Shown = Column<Line>;
 

@@ -3,10 +3,10 @@
 use std::fmt::Write;
 
 use api::{Scan, Space, Sr, SrFound, SrSource};
+use control::size::readable;
 
 use crate::column::Column;
 use crate::word;
-use control::size::readable;
 
 type Shown = Column<Sr>;
 type Found = Column<SrFound>;

@@ -1,10 +1,10 @@
 //! How a disk is shown.
 
 use api::{Vdi, VdiState};
+use control::size::readable;
 
 use crate::column::{Column, Uuids};
 use crate::word;
-use control::size::readable;
 
 type Shown = Column<Vdi>;
 

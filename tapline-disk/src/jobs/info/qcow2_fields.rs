@@ -1,12 +1,12 @@
 //! The metadata of a qcow2 image, as printed by `image info`.
 
+use control::size::readable;
 use disk::Link;
 use disk::qcow2::{Compression, Info};
 use serde::Serialize;
 
 use crate::output::printable;
 use crate::uuid;
-use control::size::readable;
 
 /// Names and meanings are part of the interface.
 #[derive(Serialize)]

@@ -1,11 +1,11 @@
 //! The metadata of a VHD, as printed by `image info`.
 
+use control::size::readable;
 use disk::vhd::{self, DiskType};
 use serde::Serialize;
 
 use crate::output::printable;
 use crate::uuid;
-use control::size::readable;
 
 /// Names and meanings are part of the interface.
 #[derive(Serialize)]

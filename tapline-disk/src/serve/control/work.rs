@@ -9,6 +9,7 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::Duration;
 
+use ::control::size::readable;
 use control::answer::Condition;
 use control::{FormatName, ImageName, Kind};
 use disk::{Disk, FileId, Geometry, Image, Operation, Request, Span, Status};
@@ -28,7 +29,6 @@ use crate::serve::own_keys::BLOCKING_TASK;
 use crate::serve::polling::Polling;
 use crate::serve::suspects::Suspects;
 use crate::stats::{Counters, Stats};
-use ::control::size::readable;
 
 /// The hands of a verb.
 pub struct Work<'a> {

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use testbed::daemon::Daemon;
 use testbed::daemon::api::Api;
 use testbed::daemon::processes::Places;
-use testbed::options::positive;
+use testbed::options::{positive, whole_path};
 use testbed::process::pss_kib;
 use testbed::programs::released;
 
@@ -41,10 +41,10 @@ pub struct Plan {
     #[arg(long, default_value_t = 5, value_parser = positive)]
     rounds: usize,
     /// Use the programs in this directory instead of building released ones
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", value_parser = whole_path)]
     bin_dir: Option<PathBuf>,
     /// Where the files go
-    #[arg(long, default_value = "/dev/shm")]
+    #[arg(long, default_value = "/dev/shm", value_parser = whole_path)]
     dir: PathBuf,
     #[arg(long)]
     json: bool,

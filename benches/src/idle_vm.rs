@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use control::in_full;
 use serde_json::json;
 use tempfile::TempDir;
 use testbed::guest::{Guest, Job, MEMORY_MIB, image, kernel};
@@ -23,7 +24,6 @@ use vm::qemu::hardware::{Boot, Disk, Hardware};
 use vm::qemu::machine::{Ending, QemuVm};
 use vm::qemu::platform::Platform;
 use vm::qemu::slots::Position;
-use vm::syntax::in_full;
 
 use self::trace::{Counts, Threads};
 

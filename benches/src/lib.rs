@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use tempfile::TempDir;
-use testbed::options::positive;
+use testbed::options::{positive, whole_path};
 use testbed::programs::{released, root};
 
 use server::{Kind, Server};
@@ -59,7 +59,7 @@ pub struct Arguments {
     #[arg(long, default_value_t = 2.0)]
     seconds: f64,
     /// Where the images go
-    #[arg(long, default_value = "/dev/shm")]
+    #[arg(long, default_value = "/dev/shm", value_parser = whole_path)]
     dir: PathBuf,
     /// Size of a disk
     #[arg(long = "size", value_name = "MIB", default_value_t = 1024)]

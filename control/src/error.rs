@@ -5,7 +5,7 @@ use std::fmt;
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
-use crate::Reply;
+use crate::{Reply, in_full};
 
 /// Kinds of errors. Their names are part of the interface; one that is not known here counts as `failed`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -77,6 +77,17 @@ impl Error {
         Error { kind, message: message.into(), advice: None, under_way: None }
     }
 
+    /// `cannot {tried}: {why}`, followed by the causes of `why`; of the kind of a system error among them.
+    pub fn cannot(tried: impl fmt::Display, why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
+        let why = why.into();
+        Error::new(kind_of(&*why), format!("cannot {tried}: {}", in_full(&*why)))
+    }
+
+    /// An error whose message already says what was tried and on what; its causes are added.
+    pub fn said(error: impl std::error::Error + 'static) -> Error {
+        Error::new(kind_of(&error), in_full(&error))
+    }
+
     /// A step that failed with an error of the system.
     pub fn failed(tried: impl fmt::Display, error: &std::io::Error) -> Error {
         Error::new(Kind::of(error), format!("cannot {tried}: {error}"))
@@ -111,10 +122,23 @@ impl Error {
         self
     }
 
+    /// The message, and in a second line the advice.
+    pub fn with_advice(&self) -> String {
+        match &self.advice {
+            Some(advice) => format!("{}\n  {advice}", self.message),
+            None => self.message.clone(),
+        }
+    }
+
     /// The same, with what it is about in front.
     #[must_use]
     pub fn about(mut self, what: &impl fmt::Display) -> Error {
         self.message = format!("{what}: {}", self.message);
         self
     }
+}
+
+fn kind_of(error: &(dyn std::error::Error + 'static)) -> Kind {
+    let causes = std::iter::successors(Some(error), |&cause| cause.source());
+    causes.filter_map(|cause| cause.downcast_ref().map(Kind::of)).next().unwrap_or(Kind::Failed)
 }

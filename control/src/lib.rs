@@ -1,5 +1,5 @@
 //! What a disk process and its clients say to each other (docs/control.md): requests, answers, events and errors as
-//! types, the lines that they travel in, and a client; and how sizes are written, which both command lines have.
+//! types, the lines that they travel in, and a client; and how both command lines write sizes, errors and foreign text.
 //!
 //! It knows nothing about disks, and nothing about how a verb is carried out. Invariants: what one end writes the other
 //! end reads, also if it is older or newer; a [`Verb`] that was parsed has all the fields it needs and no others.
@@ -16,6 +16,7 @@ mod line;
 mod progress;
 pub mod redo_name;
 pub mod size;
+mod text;
 
 pub use ask::{Ask, FileAsked, Request, VERBS, VERSION, Verb};
 pub use client::{Client, ClientError};
@@ -23,3 +24,4 @@ pub use error::{Error, Kind};
 pub use image_name::{FormatName, ImageName, NotAnImage};
 pub use line::{Id, Reply};
 pub use progress::{IsDone, Progress};
+pub use text::{in_full, printable};

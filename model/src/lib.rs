@@ -30,7 +30,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use testbed::options::any_seed;
+use testbed::options::{any_seed, whole_path};
 use testbed::programs::{programs, root};
 use testbed::tool;
 
@@ -64,10 +64,10 @@ pub struct Options {
     #[arg(long, default_value_t = 300)]
     length: u64,
     /// Where taplined and tapline-disk are; they are built if not given
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", value_parser = whole_path)]
     bin_dir: Option<PathBuf>,
     /// Where the files go
-    #[arg(long, default_value = "/dev/shm")]
+    #[arg(long, default_value = "/dev/shm", value_parser = whole_path)]
     dir: PathBuf,
     /// Do this more often
     #[arg(long, value_name = "NAME")]

@@ -4,11 +4,9 @@
 use std::error::Error;
 use std::fmt;
 
-use control::Kind;
+use control::{Kind, in_full, printable};
 use disk::{ImageError, ImageErrorKind};
 use uring::{EngineError, FileOpenError};
-use vm::syntax::{in_full, printable};
-use vm::xen::NotDone;
 
 /// Ends of commands. Each number means one thing, whatever the command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -178,16 +176,6 @@ impl From<EngineError> for Failure {
 impl From<ImageError> for Failure {
     fn from(error: ImageError) -> Failure {
         Failure::said(error)
-    }
-}
-
-impl From<NotDone> for Failure {
-    fn from(not_done: NotDone) -> Failure {
-        let failure = Failure::of(Kind::Failed, not_done.what());
-        match not_done.advice() {
-            Some(advice) => failure.advise(advice),
-            None => failure,
-        }
     }
 }
 

@@ -11,7 +11,6 @@ use disk::vhd::Vhd;
 use disk::{Access, Disk, Format, Geometry, Image, ImageError, ImageErrorKind, LAYERS_MAX, RedoLog, Tail, raw};
 use uring::{Cache, ImageFile, OpenOptions};
 
-use crate::cli::Parents;
 use crate::failure::Failure;
 use crate::file_identity::FileIdentity;
 use crate::files;
@@ -22,6 +21,7 @@ use crate::parent_link;
 use crate::redo_log::{self, AfterFailure};
 use crate::soundness;
 use crate::unfinished::{self, Unfinished};
+use arguments::Parents;
 
 /// The largest sectors that drives have.
 const LARGE: usize = 4096;

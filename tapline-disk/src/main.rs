@@ -7,8 +7,7 @@
 // They panic where nothing can be written.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
-mod ask;
-mod cli;
+mod access;
 mod confine;
 mod copy_up;
 mod damage;
@@ -42,15 +41,14 @@ mod stale_layers;
 mod stats;
 mod stream;
 mod target;
-mod toolstack;
 mod unfinished;
 mod uuid;
 
 use std::process::ExitCode;
 
+use arguments::{Arguments, Command, Handing, ImageCommand};
 use clap::Parser;
 
-use cli::{Command, Handing, ImageCommand};
 use failure::{Exit, Failure};
 use files::Files;
 use jobs::snapshot::Verb;
@@ -60,7 +58,7 @@ fn main() -> ExitCode {
     // `pidof`. A kernel that cannot call it otherwise does no harm.
     rustix::thread::set_name(c"tapline-disk").unwrap_or_default();
     panics::abort_on_panic();
-    let arguments = match cli::Arguments::try_parse() {
+    let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
         Err(refused) => return explain(&refused),
     };
@@ -89,8 +87,6 @@ fn carry_out(command: &Command) -> Result<Exit, Failure> {
     }
     match command {
         Command::Serve(serve) => serve::run(serve),
-        Command::Disk(disk) => ask::run(disk),
-        Command::Xen(xen) => toolstack::run(xen),
         Command::Image(command) => run_job(command),
     }
 }

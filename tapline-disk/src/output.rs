@@ -3,9 +3,9 @@
 
 use std::io::{self, Write};
 
+pub use control::printable;
 use control::{Id, Reply};
 use serde::Serialize;
-pub use vm::syntax::printable;
 
 use crate::failure::Failure;
 

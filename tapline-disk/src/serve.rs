@@ -30,7 +30,7 @@ use transport::{Handover, HandoverError, nbd, vhost_user};
 use uring::{Engine, EngineKind};
 use vm::paste::{self, Served};
 
-use crate::cli::{GrantPolicy, LogicalBlock, PrintFor, Serve, WhenFull};
+use crate::access;
 use crate::engine_choice::{Data, choose};
 use crate::failure::{Exit, Failure};
 use crate::files;
@@ -39,6 +39,7 @@ use crate::log::say;
 use crate::output;
 use crate::signals::Signal;
 use crate::stats::{self, Counters};
+use arguments::{GrantPolicy, LogicalBlock, PrintFor, Serve, WhenFull};
 
 use event_loop::{Disclose, EventLoop, Serving};
 use full::Full;
@@ -69,7 +70,7 @@ pub fn run(serve: &Serve) -> Result<Exit, Failure> {
         (None, None) => return Err(Failure::new("serve", "there are no sockets to listen at")),
     };
     files::forget();
-    let choice = choose(serve.access.engine(), &files, data(serve));
+    let choice = choose(access::engine(serve.access), &files, data(serve));
     if let Some(note) = &choice.note {
         say(note);
     }
@@ -124,7 +125,7 @@ fn open(serve: &Serve, taken: Option<&Takeover>, write: bool) -> Result<Layers, 
             ..Chain::of(&serve.image, &serve.parents)
         },
     };
-    Layers::open_chain(&chain, serve.access.options(write))
+    Layers::open_chain(&chain, access::options(serve.access, write))
 }
 
 /// Where the server's socket is from.

@@ -4,7 +4,7 @@ use std::io::{self, IsTerminal};
 
 use api::{Code, Problem};
 
-use crate::session::say;
+use crate::output::say;
 
 /// Options of verbs that destroy something.
 #[derive(Clone, Copy, Debug, clap::Args)]

@@ -6,7 +6,8 @@ use api::client::StreamItem;
 use api::{Code, Event, ObjectKind, Problem};
 use serde_json::Value;
 
-use crate::session::{Session, print_on, say};
+use crate::output::say;
+use crate::session::{Session, print_on};
 use crate::word;
 
 /// Operations on events.

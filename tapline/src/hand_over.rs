@@ -8,7 +8,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use api::{Code, Problem};
+use api::Problem;
 
 /// The disk process's program, installed in this program's directory or in the PATH.
 const DISK_PROGRAM: &str = "tapline-disk";
@@ -16,30 +16,26 @@ const DISK_PROGRAM: &str = "tapline-disk";
 /// Passes all arguments of this process to `tapline-disk`; returns only if that fails.
 pub fn hand_over() -> Problem {
     let words: Vec<OsString> = std::env::args_os().skip(1).collect();
-    let program = disk_program(std::env::current_exe().ok().as_deref());
-    let failed = become_disk_program(&program, &words);
-    Problem::new(Code::Failed, format!("cannot run {}: {failed}", program.display()))
+    let failed = match disk_program() {
+        Ok(program) => become_disk_program(&program, &words),
+        Err(error) => error,
+    };
+    Problem::failed(format_args!("run {DISK_PROGRAM}"), failed)
         .advise(format!("install {DISK_PROGRAM} in the directory of tapline or in the PATH"))
 }
 
-/// The program in this program's directory if it exists there, otherwise its name for a search in the PATH.
-fn disk_program(me: Option<&Path>) -> PathBuf {
-    let beside = me.and_then(Path::parent).map(|directory| directory.join(DISK_PROGRAM));
-    beside.filter(|path| path.is_file()).unwrap_or_else(|| DISK_PROGRAM.into())
+/// The program of disk processes: the one in this program's directory if it exists there, otherwise the first in the
+/// PATH.
+pub fn disk_program() -> io::Result<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let me = std::env::current_exe().ok();
+    let own = me.as_deref().and_then(Path::parent).map(Path::to_owned);
+    let found = own.into_iter().chain(std::env::split_paths(&path)).map(|directory| directory.join(DISK_PROGRAM));
+    let found = found.into_iter().find(|path| path.is_file());
+    found.map_or_else(|| Err(io::ErrorKind::NotFound.into()), std::path::absolute)
 }
 
 /// Replaces this process. The other program is started with the name `tapline`, which it uses for itself in its output.
 fn become_disk_program(program: &Path, words: &[OsString]) -> io::Error {
     Command::new(program).arg0("tapline").args(words).exec()
-}
-
-#[cfg(test)]
-mod test {
-    use super::*;
-
-    #[test]
-    fn without_a_sibling_program_the_path_is_searched() {
-        assert_eq!(disk_program(Some(Path::new("/nowhere/at/all/tapline"))), Path::new(DISK_PROGRAM));
-        assert_eq!(disk_program(None), Path::new(DISK_PROGRAM));
-    }
 }

@@ -1,9 +1,9 @@
 //! `tapline`: the command line.
 //!
-//! This program parses no image and opens no disk: it passes the arguments of `image`, `serve`, `disk` and `xen`
-//! unchanged to `tapline-disk`, the only program that does ([`hand_over`]), so that a crash on a hostile image never
-//! takes down more than that image. Everything else is a request to the daemon, `taplined`, over its API, one request
-//! per noun and verb.
+//! This program parses no image and opens no disk: it passes the arguments of `image` and `serve` unchanged to
+//! `tapline-disk`, the only program that does ([`hand_over`]), so that a crash on a hostile image never takes down more
+//! than that image. [`disk`] asks a disk process over its control socket, [`xen`] attaches disks to guests without a
+//! daemon. Everything else is a request to the daemon, `taplined`, over its API, one request per noun and verb.
 
 #![forbid(unsafe_code)]
 // Those macros panic if the output cannot be written.
@@ -12,12 +12,15 @@
 mod column;
 mod completion;
 mod confirm;
+mod disk;
 mod endpoint;
 mod event;
+mod failure;
 mod find;
 mod hand_over;
 mod host;
 mod manual;
+mod output;
 mod panics;
 mod removal;
 mod session;
@@ -29,6 +32,7 @@ mod vdi;
 mod vm;
 mod wait;
 mod word;
+mod xen;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -36,12 +40,8 @@ use std::process::ExitCode;
 use api::Problem;
 use clap::{Args, Parser, Subcommand};
 
+use failure::Failure;
 use session::{How, Session};
-
-/// The exit code of a command that failed. The other exit codes are those of `tapline-disk`.
-const FAILED: u8 = 4;
-/// The exit code for wrong arguments (`EX_USAGE`).
-const USAGE: u8 = 64;
 
 /// Thin, snapshottable virtual disks for virtual machines.
 #[derive(Parser)]
@@ -76,11 +76,9 @@ enum Command {
     #[command(disable_help_flag = true)]
     Serve(Words),
     /// Control a disk that is being served: snapshot, merge, clone, revert, resize, pause
-    #[command(disable_help_flag = true)]
-    Disk(Words),
+    Disk(disk::Disk),
     /// Attach disks to Xen guests and detach them
-    #[command(disable_help_flag = true)]
-    Xen(Words),
+    Xen(xen::Xen),
     /// Print a shell completion script for this command
     Completion(completion::Completion),
     /// Write the manual pages of the daemon's nouns
@@ -109,34 +107,37 @@ fn main() -> ExitCode {
     let command = match Arguments::try_parse() {
         Ok(arguments) => arguments.command,
         Err(refused) => {
-            let code = if refused.use_stderr() { ExitCode::from(USAGE) } else { ExitCode::SUCCESS };
+            let code = if refused.use_stderr() { ExitCode::from(failure::USAGE) } else { ExitCode::SUCCESS };
             // If even the help cannot be printed, nothing more can be done.
-            return if refused.print().is_ok() { code } else { ExitCode::from(FAILED) };
+            return if refused.print().is_ok() { code } else { ExitCode::from(failure::FAILED) };
         }
     };
     match run(command) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(problem) => {
-            session::say(&told(&problem));
-            ExitCode::from(FAILED)
+        Err(failure) => {
+            output::say(&failure.told());
+            ExitCode::from(failure.exit_code())
         }
     }
 }
 
-fn run(command: Command) -> Result<(), Problem> {
+fn run(command: Command) -> Result<(), Failure> {
     match command {
-        Command::Host(Noun { verb, how }) => ask(how, async |session| verb.run(&session).await),
-        Command::Sr(Noun { verb, how }) => ask(how, async |session| verb.run(&session).await),
-        Command::Vdi(Noun { verb, how }) => ask(how, async |session| verb.run(&session).await),
-        Command::Vbd(Noun { verb, how }) => ask(how, async |session| verb.run(&session).await),
-        Command::Vm(Noun { verb, how }) => ask(how, async |session| verb.run(&session).await),
-        Command::Task(Noun { verb, how }) => ask(how, async |session| verb.run(&session).await),
-        Command::Token(Noun { verb, how }) => ask(how, async |session| verb.run(&session).await),
-        Command::Event(Noun { verb, how }) => ask(how, async |session| verb.run(&session).await),
-        Command::Image(_) | Command::Serve(_) | Command::Disk(_) | Command::Xen(_) => Err(hand_over::hand_over()),
-        Command::Completion(completion) => completion.run(),
-        Command::Manual(manual) => manual.run(),
+        Command::Host(Noun { verb, how }) => ask(how, async |session| verb.run(&session).await)?,
+        Command::Sr(Noun { verb, how }) => ask(how, async |session| verb.run(&session).await)?,
+        Command::Vdi(Noun { verb, how }) => ask(how, async |session| verb.run(&session).await)?,
+        Command::Vbd(Noun { verb, how }) => ask(how, async |session| verb.run(&session).await)?,
+        Command::Vm(Noun { verb, how }) => ask(how, async |session| verb.run(&session).await)?,
+        Command::Task(Noun { verb, how }) => ask(how, async |session| verb.run(&session).await)?,
+        Command::Token(Noun { verb, how }) => ask(how, async |session| verb.run(&session).await)?,
+        Command::Event(Noun { verb, how }) => ask(how, async |session| verb.run(&session).await)?,
+        Command::Disk(disk) => disk::run(&disk)?,
+        Command::Xen(xen) => xen::run(&xen)?,
+        Command::Image(_) | Command::Serve(_) => return Err(hand_over::hand_over().into()),
+        Command::Completion(completion) => completion.run()?,
+        Command::Manual(manual) => manual.run()?,
     }
+    Ok(())
 }
 
 /// Runs a request to the daemon.
@@ -144,13 +145,6 @@ fn ask(how: How, what: impl AsyncFnOnce(Session) -> Result<(), Problem>) -> Resu
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Problem::failed("start the async runtime", error))?;
     runtime.block_on(what(Session::new(how)?))
-}
-
-/// A problem as shown to people: what it is, which field of the request it concerns, and what to do about it.
-fn told(problem: &Problem) -> String {
-    let field = problem.field.as_ref().map(|field| format!(" ({field})")).unwrap_or_default();
-    let advice = problem.advice.as_ref().map(|advice| format!("  {advice}\n")).unwrap_or_default();
-    format!("tapline: {problem}{field}\n{advice}")
 }
 
 #[cfg(test)]
@@ -175,11 +169,5 @@ mod test {
     #[test]
     fn the_command_definition_is_consistent() {
         Arguments::command().debug_assert();
-    }
-
-    #[test]
-    fn a_problem_shows_field_and_advice() {
-        let problem = Problem::new(api::Code::Exists, "there is an sr 'a'").field("name").advise("choose another");
-        assert_eq!(told(&problem), "tapline: there is an sr 'a' (name)\n  choose another\n");
     }
 }

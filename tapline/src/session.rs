@@ -2,7 +2,7 @@
 //!
 //! Objects go to stdout, as text for people or as the API's own JSON; everything else goes to stderr.
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, IsTerminal};
 use std::ops::ControlFlow;
 
 use api::client::{Answer, Client};
@@ -12,6 +12,7 @@ use serde_json::Value;
 
 use crate::column::{Column, alone, table};
 use crate::endpoint::EndpointOptions;
+use crate::output;
 use crate::wait;
 use crate::word::HostPath;
 
@@ -148,19 +149,9 @@ pub fn print(text: &str) -> Result<(), Problem> {
     print_on(text).map(drop)
 }
 
-/// Prints to stdout and reports whether there is still a reader: commands that follow events stop when it is gone.
+/// Prints to stdout and reports whether there is still a reader.
 pub fn print_on(text: &str) -> Result<ControlFlow<()>, Problem> {
-    let mut out = io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Ok(()) => Ok(ControlFlow::Continue(())),
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(ControlFlow::Break(())),
-        Err(error) => Err(Problem::failed("print", error)),
-    }
-}
-
-/// Prints a message to stderr; write errors are ignored.
-pub fn say(text: &str) {
-    io::stderr().write_all(api::visible(text).as_bytes()).unwrap_or_default();
+    output::print(text).map_err(|error| Problem::failed("print", error))
 }
 
 /// The terminal's width in columns; `None` if stdout is not a terminal.

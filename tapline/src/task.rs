@@ -7,7 +7,8 @@ use api::{Change, Code, ObjectKind, Problem, Task, TaskState};
 
 use crate::column::{Column, Uuids};
 use crate::confirm::Confirm;
-use crate::session::{Listing, Session, print_on, say};
+use crate::output::say;
+use crate::session::{Listing, Session, print_on};
 use crate::{wait, word};
 
 /// Operations on tasks.

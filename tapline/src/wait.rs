@@ -9,7 +9,7 @@ use api::client::Client;
 use api::{Code, Problem, Task, TaskState};
 use tokio::signal::unix::{SignalKind, signal};
 
-use progress::Progress;
+pub use progress::Progress;
 
 /// Seconds between progress updates.
 const STEP: u32 = 1;

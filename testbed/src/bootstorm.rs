@@ -19,8 +19,8 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Instant;
 
+use control::in_full;
 use serde_json::{Value, json};
-use vm::syntax::in_full;
 
 use self::census::{Expected, census};
 use self::kills::Killer;
@@ -31,7 +31,7 @@ use crate::daemon::Daemon;
 use crate::daemon::api::{Api, Ended};
 use crate::daemon::processes::{Places, descriptors};
 use crate::guest::{Guest, Job};
-use crate::options::any_seed;
+use crate::options::{any_seed, whole_path};
 use crate::programs::{released, root};
 use crate::progress::Progress;
 use crate::tool;
@@ -83,10 +83,10 @@ pub struct Plan {
     #[arg(long, value_name = "MIB")]
     budget: Option<u64>,
     /// Use the programs in this directory instead of building released ones
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", value_parser = whole_path)]
     bin_dir: Option<PathBuf>,
     /// Where the files go
-    #[arg(long, default_value = "/dev/shm")]
+    #[arg(long, default_value = "/dev/shm", value_parser = whole_path)]
     dir: PathBuf,
     #[arg(long)]
     json: bool,

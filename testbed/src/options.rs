@@ -1,6 +1,7 @@
 //! What the options of several chores have in common.
 
 use std::num::NonZeroUsize;
+use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// A number for what is to be random, another one each time.
@@ -13,6 +14,11 @@ pub fn any_seed() -> u64 {
 pub fn positive(text: &str) -> Result<usize, String> {
     let number = text.parse::<NonZeroUsize>().map_err(|error| error.to_string())?;
     Ok(number.get())
+}
+
+/// A path that stays the same whatever directory the programs work in that get it.
+pub fn whole_path(text: &str) -> Result<PathBuf, String> {
+    std::path::absolute(text).map_err(|error| error.to_string())
 }
 
 /// The options that words mean, as tests of them ask; an error is what a user would read.

@@ -5,18 +5,16 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use vm::syntax::in_full;
+use control::in_full;
 
 use crate::tool::{self, ToolError};
 
 /// The directory of the programs: one that is named, or that of those of the tests, which are built.
 pub fn programs(named: Option<&Path>) -> Result<PathBuf, String> {
-    named_or(named, || build_programs(&[]).map_err(|failure| in_full(&failure)))
-}
-
-fn named_or(named: Option<&Path>, build: impl FnOnce() -> Result<PathBuf, String>) -> Result<PathBuf, String> {
-    let Some(directory) = named else { return build() };
-    std::path::absolute(directory).map_err(|error| format!("{}: {error}", directory.display()))
+    match named {
+        Some(directory) => Ok(directory.to_owned()),
+        None => build_programs(&[]).map_err(|failure| in_full(&failure)),
+    }
 }
 
 /// Builds the programs and returns their directory.
@@ -34,15 +32,16 @@ pub fn build_programs(profile: &[&str]) -> Result<PathBuf, ToolError> {
 /// The directory of released programs: one that is named, or that of our own and of the benchmarks' clients, which are
 /// built.
 pub fn released(named: Option<&Path>) -> Result<PathBuf, String> {
-    named_or(named, || {
-        let mut build = cargo();
-        build.args(["build", "--quiet", "--release"]);
-        for program in ["tapline-disk", "tapline", "taplined", "bench-client", "bench-guest"] {
-            build.args(["--bin", program]);
-        }
-        tool::run(&mut build).map_err(|error| in_full(&error))?;
-        Ok(root().join("target/release"))
-    })
+    if let Some(directory) = named {
+        return Ok(directory.to_owned());
+    }
+    let mut build = cargo();
+    build.args(["build", "--quiet", "--release"]);
+    for program in ["tapline-disk", "tapline", "taplined", "bench-client", "bench-guest"] {
+        build.args(["--bin", program]);
+    }
+    tool::run(&mut build).map_err(|error| in_full(&error))?;
+    Ok(root().join("target/release"))
 }
 
 /// The top of the source tree, below which everything lies that a run makes.

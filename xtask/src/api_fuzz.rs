@@ -12,7 +12,7 @@ mod tester;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use testbed::options::any_seed;
+use testbed::options::{any_seed, whole_path};
 use testbed::programs::{programs, root};
 use testbed::tool;
 
@@ -32,7 +32,7 @@ pub struct Options {
     #[arg(long, default_value_t = any_seed(), hide_default_value = true)]
     seed: u64,
     /// Use the programs in this directory instead of building them
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", value_parser = whole_path)]
     bin_dir: Option<PathBuf>,
     /// Keep the directory of a successful run
     #[arg(long)]

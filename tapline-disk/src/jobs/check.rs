@@ -8,12 +8,12 @@ use disk::{Problem, Severity};
 use serde::Serialize;
 use uring::{Cache, ImageFile, OpenOptions};
 
-use crate::cli::Check;
 use crate::failure::{Exit, Failure};
 use crate::layers::{Layers, open_file, to_look_at};
 use crate::leftovers;
 use crate::output;
 use crate::soundness::{Examined, examine, mend};
+use arguments::Check;
 
 /// The result. Names and meanings are part of the interface.
 #[derive(Serialize)]

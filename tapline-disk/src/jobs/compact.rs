@@ -13,7 +13,7 @@ use memory::Segments;
 use serde::Serialize;
 use uring::OpenOptions;
 
-use crate::cli::Compact;
+use crate::access;
 use crate::failure::{Exit, Failure};
 use crate::jobs::create::unit_of;
 use crate::layers::Layers;
@@ -25,6 +25,7 @@ use crate::runner::Runner;
 use crate::signals::Signal;
 use crate::stream::{grid, stored_runs};
 use crate::target::{Identity, Plan, Shape, Target};
+use arguments::Compact;
 
 /// How much of the disk is looked up at once.
 const WINDOW: u64 = 1 << 30;
@@ -49,16 +50,16 @@ pub fn run(compact: &Compact) -> Result<Exit, Failure> {
     }
     let mut stop = Signal::to_stop().map_err(|error| Failure::new("handle SIGTERM", error))?;
     // Opened for writing once, so that what a crash has left is mended before it is copied.
-    let plan = plan(name, &Layers::open_alone(name, compact.access.options(true))?)?;
+    let plan = plan(name, &Layers::open_alone(name, access::options(compact.access, true))?)?;
     let (before, time) = (allocated(name)?, Time::of(name)?);
     let target = Target::create(name, &plan, true)?;
     // The target has the old file locked.
-    let source = OpenOptions { lock: false, ..compact.access.options(false) };
-    let engine = compact.access.engine();
+    let source = OpenOptions { lock: false, ..access::options(compact.access, false) };
+    let engine = access::engine(compact.access);
     let mut copy = Copy {
         presence: Presence::of(name, source)?,
         source: Runner::new(Layers::open_alone(name, source)?, engine)?,
-        target: Runner::new(Layers::open_alone(target.name(), compact.access.options(true))?, engine)?,
+        target: Runner::new(Layers::open_alone(target.name(), access::options(compact.access, true))?, engine)?,
         on_parent: matches!(plan.shape, Shape::Child(_)),
         stop: &mut stop,
     };

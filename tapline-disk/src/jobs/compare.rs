@@ -3,12 +3,13 @@
 use control::size::readable;
 use serde::Serialize;
 
-use crate::cli::Compare;
+use crate::access;
 use crate::failure::{Exit, Failure};
 use crate::layers::{Chain, Layers};
 use crate::output;
 use crate::progress::Progress;
 use crate::stream::{Chunk, Stream};
+use arguments::Compare;
 
 /// The result. Names and meanings are part of the interface.
 #[derive(Serialize)]
@@ -24,7 +25,7 @@ struct Compared {
 
 /// Runs the job.
 pub fn run(compare: &Compare) -> Result<Exit, Failure> {
-    let options = compare.access.options(false);
+    let options = access::options(compare.access, false);
     let one = Layers::open(&compare.one, &compare.parents, options)?;
     let others = std::iter::once(&compare.other).chain(&compare.other_parent).collect();
     let others = Chain {
@@ -46,7 +47,7 @@ pub fn run(compare: &Compare) -> Result<Exit, Failure> {
         differs_at: None,
     };
     if size_a == size_b {
-        let engine = compare.access.engine();
+        let engine = access::engine(compare.access);
         let (one, other) = (Stream::of(one, engine), Stream::of(other, engine));
         found.differs_at = first_difference("comparing", size_a, one, other)?;
         found.same = found.differs_at.is_none();

@@ -8,7 +8,7 @@ use control::{FormatName, ImageName, Kind};
 use disk::{Operation, Span, Token};
 use serde::Serialize;
 
-use crate::cli::Convert;
+use crate::access;
 use crate::failure::{Exit, Failure};
 use crate::jobs::compare::first_difference;
 use crate::jobs::create::{check_unit, unit};
@@ -20,6 +20,7 @@ use crate::runner::Runner;
 use crate::signals::Signal;
 use crate::stream::{Chunk, Stream, Unreadable, join, stored_runs};
 use crate::target::{Plan, Shape, Target};
+use arguments::Convert;
 
 /// Writes in flight at most.
 const AHEAD: usize = 16;
@@ -61,7 +62,7 @@ pub fn run(convert: &Convert) -> Result<Exit, Failure> {
 }
 
 fn open_source(convert: &Convert) -> Result<Layers, Failure> {
-    Layers::open(&convert.source, &convert.parents, convert.access.options(false))
+    Layers::open(&convert.source, &convert.parents, access::options(convert.access, false))
 }
 
 fn plan(convert: &Convert, len: u64) -> Result<Plan, Failure> {
@@ -86,12 +87,12 @@ struct Copied {
 /// Copies everything that can be read.
 fn copy(convert: &Convert, source: Layers, target: &ImageName, stop: &mut Signal) -> Result<Copied, Failure> {
     let len = source.geometry().map_or(0, |geometry| geometry.len);
-    let target = Layers::open_alone(target, convert.access.options(true))?;
-    let mut writer = Writer { runner: Runner::new(target, convert.access.engine())?, written: 0 };
+    let target = Layers::open_alone(target, access::options(convert.access, true))?;
+    let mut writer = Writer { runner: Runner::new(target, access::engine(convert.access))?, written: 0 };
     let mut progress = Progress::new("converting", len);
     let mut lost = Vec::new();
     let unreadable = if convert.salvage { Unreadable::IsLost } else { Unreadable::Fails };
-    for piece in Stream::with(source, convert.access.engine(), unreadable) {
+    for piece in Stream::with(source, access::engine(convert.access), unreadable) {
         let piece = piece?;
         writer.write(&piece)?;
         piece.lost.iter().for_each(|&span| join(&mut lost, span));
@@ -139,8 +140,8 @@ impl Writer {
 }
 
 fn verify(convert: &Convert, target: &ImageName, stop: &mut Signal) -> Result<(), Failure> {
-    let engine = convert.access.engine();
-    let target = Layers::open_alone(target, convert.access.options(false))?;
+    let engine = access::engine(convert.access);
+    let target = Layers::open_alone(target, access::options(convert.access, false))?;
     let len = target.geometry().map_or(0, |geometry| geometry.len);
     let source = Stream::of(open_source(convert)?, engine);
     let source = source.map(|piece| go_on(convert, stop).and(piece));

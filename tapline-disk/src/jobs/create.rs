@@ -5,13 +5,13 @@ use control::{FormatName, ImageName, Kind};
 use disk::{Format, Image};
 use serde::Serialize;
 
-use crate::cli::Create;
 use crate::failure::{Exit, Failure};
 use crate::layers::{Chain, Layers, to_look_at};
 use crate::libvhd;
 use crate::output;
 use crate::parent_link;
 use crate::target::{Plan, Shape, Target};
+use arguments::Create;
 
 /// What was created.
 #[derive(Serialize)]

@@ -11,12 +11,12 @@ use disk::{Format, Image, Link};
 use serde::Serialize;
 use uring::ImageFile;
 
-use crate::cli::Info;
 use crate::failure::{Exit, Failure};
 use crate::layers::{Layers, to_look_at};
 use crate::output::{self, printable};
 use crate::parent_link;
 use crate::uuid;
+use arguments::Info;
 
 use qcow2_fields::Qcow2Fields;
 use vhd_fields::VhdFields;

@@ -4,12 +4,13 @@ use control::size::readable;
 use disk::{ExtentKind, Span};
 use serde::Serialize;
 
-use crate::cli::Map;
+use crate::access;
 use crate::failure::{Exit, Failure};
 use crate::layers::Layers;
 use crate::output;
 use crate::runner::Runner;
 use crate::stream::extents;
+use arguments::Map;
 
 /// How much is queried at once.
 const WINDOW: u64 = 1 << 30;
@@ -25,8 +26,8 @@ struct Line {
 
 /// Runs the job.
 pub fn run(map: &Map) -> Result<Exit, Failure> {
-    let layers = Layers::open(&map.image, &map.parents, map.access.options(false))?;
-    let mut runner = Runner::new(layers, map.access.engine())?;
+    let layers = Layers::open(&map.image, &map.parents, access::options(map.access, false))?;
+    let mut runner = Runner::new(layers, access::engine(map.access))?;
     let lines = whole_disk(&mut runner)?;
     if map.json {
         output::json(&lines)?;

@@ -11,7 +11,7 @@ use plan::{Plan, Step};
 use serde::Serialize;
 use uring::{Cache, ImageFile, OpenOptions};
 
-use crate::cli::Merge;
+use crate::access;
 use crate::failure::{Exit, Failure};
 use crate::files;
 use crate::jobs::resize::grow;
@@ -26,6 +26,7 @@ use crate::relink::{Time, relink};
 use crate::runner::Runner;
 use crate::signals::Signal;
 use crate::stale_layers::{self, StaleLayers};
+use arguments::Merge;
 
 /// The result. Names and meanings are part of the interface.
 #[derive(Serialize)]
@@ -81,7 +82,8 @@ fn finish(merge: &Merge, mut chain: Chain<'_>, sources: &[ImageName]) -> Result<
     chain.names.drain(merge.from..merge.into);
     chain.writable = merge.from.saturating_add(1);
     let Some(&target) = chain.names.get(merge.from) else { return Err(no_such_layers(merge, chain.names.len())) };
-    Runner::new(Layers::open_chain(&chain, merge.access.options(true))?, merge.access.engine())?.flush()?;
+    Runner::new(Layers::open_chain(&chain, access::options(merge.access, true))?, access::engine(merge.access))?
+        .flush()?;
     let stale = StaleLayers::of(sources, &stale_layers::MergeLayer::of(target)?)?;
     if merge.delete {
         stale.remove()?;
@@ -137,7 +139,7 @@ fn no_such_layers(merge: &Merge, count: usize) -> Failure {
 
 /// Opens the chain, which verifies it, for the changes that come before anything is copied: not many, and of metadata.
 fn open(merge: &Merge, chain: &Chain<'_>) -> Result<Layers, Failure> {
-    Layers::open_chain(chain, OpenOptions { cache: Cache::Writeback, ..merge.access.options(true) })
+    Layers::open_chain(chain, OpenOptions { cache: Cache::Writeback, ..access::options(merge.access, true) })
 }
 
 /// The order of the merge; refused if the layers cannot be merged.
@@ -229,7 +231,8 @@ impl Work<'_> {
         // Their locks go first.
         self.layers = None;
         let access = &self.merge.access;
-        let mut runner = Runner::new(Layers::open_chain(self.chain, access.options(true))?, access.engine())?;
+        let mut runner =
+            Runner::new(Layers::open_chain(self.chain, access::options(*access, true))?, access::engine(*access))?;
         let begun = runner.begin_merge(from, into);
         self.runner = Some(runner);
         begun

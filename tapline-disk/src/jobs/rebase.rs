@@ -14,7 +14,7 @@ use disk::{Format, Image, Link};
 use serde::Serialize;
 use uring::{Cache, OpenOptions};
 
-use crate::cli::{Access, Flatten, Parents, Rebase};
+use crate::access;
 use crate::copy_up::CopyUp;
 use crate::failure::{Exit, Failure};
 use crate::file_identity::FileIdentity;
@@ -26,6 +26,7 @@ use crate::relink::relink;
 use crate::runner::Runner;
 use crate::signals::Signal;
 use crate::unfinished::Unfinished;
+use arguments::{Access, Flatten, Parents, Rebase};
 
 /// The result. Names and meanings are part of the interface.
 #[derive(Serialize)]
@@ -47,7 +48,7 @@ pub fn run(rebase: &Rebase) -> Result<Exit, Failure> {
     let link = parent_link::record(name.path(), parent, image, file)?;
     let words = Words { verb: "rebase", onto: &rebase.onto, record_only: rebase.record_only };
     let command = words.command(name, &rebase.parents);
-    let options = rebase.access.options(true);
+    let options = access::options(rebase.access, true);
     let copied = if rebase.record_only {
         let options = OpenOptions { cache: Cache::Writeback, ..options };
         let mut layers = Layers::open_alone_for(name, options, Some(&command))?;
@@ -58,7 +59,7 @@ pub fn run(rebase: &Rebase) -> Result<Exit, Failure> {
         let is_done = |found: &Image| Ok(stands_on((name, found), (parent, image), modified, &link));
         match open(name, &rebase.parents, options, &command, is_done)? {
             Some(layers) => {
-                let onto = Some(Runner::new(new, rebase.access.engine())?);
+                let onto = Some(Runner::new(new, access::engine(rebase.access))?);
                 move_to(Move { layers, onto, link: Some(&link), title: "rebasing" }, &rebase.access)?
             }
             None => 0,
@@ -74,8 +75,9 @@ pub fn run(rebase: &Rebase) -> Result<Exit, Failure> {
 pub fn flatten(flatten: &Flatten) -> Result<Exit, Failure> {
     let name = &flatten.image;
     let command = Words { verb: "flatten", onto: &[], record_only: false }.command(name, &flatten.parents);
-    let found =
-        open(name, &flatten.parents, flatten.access.options(true), &command, |found| Ok(found.link().is_none()))?;
+    let found = open(name, &flatten.parents, access::options(flatten.access, true), &command, |found| {
+        Ok(found.link().is_none())
+    })?;
     let copied = match found {
         Some(layers) if layers.images.len() > 1 => {
             move_to(Move { layers, onto: None, link: None, title: "flattening" }, &flatten.access)?
@@ -171,8 +173,9 @@ fn move_to(to: Move<'_>, access: &Access) -> Result<u64, Failure> {
     let mut layers = keep_snapshots(layers)?;
     let (name, unfinished) = (layers.name.clone(), layers.unfinished.take());
     let mut stop = Signal::to_stop().map_err(|error| Failure::new("handle SIGTERM", error))?;
-    let presence = Presence::of(&name, access.options(true))?;
-    let mut work = CopyUp { image: Runner::new(layers, access.engine())?, presence, onto, stop: &mut stop, title };
+    let presence = Presence::of(&name, access::options(*access, true))?;
+    let mut work =
+        CopyUp { image: Runner::new(layers, access::engine(*access))?, presence, onto, stop: &mut stop, title };
     let copied = work.run()?;
     finish(&name, link, unfinished)?;
     Ok(copied)
@@ -193,7 +196,7 @@ fn open_new(rebase: &Rebase) -> Result<Layers, Failure> {
     }
     let accept_changed = rebase.parents.accept_changed_parent;
     let chain = Chain { names: rebase.onto.iter().collect(), accept_changed, writable: 0, command: None, served: None };
-    Layers::open_chain(&chain, rebase.access.options(false))
+    Layers::open_chain(&chain, access::options(rebase.access, false))
 }
 
 /// A parent may be smaller than its child, which reads as zeroes beyond it, but not larger.

@@ -8,12 +8,12 @@ use disk::{Format, Image};
 use serde::Serialize;
 use uring::{Cache, ImageFile, OpenOptions};
 
-use crate::cli::Resize;
 use crate::failure::{Exit, Failure};
 use crate::layers::{open_file, open_image};
 use crate::libvhd::Behind;
 use crate::ordered;
 use crate::output;
+use arguments::Resize;
 
 /// The result. Names and meanings are part of the interface.
 #[derive(Serialize)]

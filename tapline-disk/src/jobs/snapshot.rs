@@ -9,13 +9,13 @@ use control::{FormatName, ImageName};
 use serde::Serialize;
 use uring::{Cache, OpenOptions};
 
-use crate::cli::Snapshot;
 use crate::failure::{Exit, Failure};
 use crate::jobs::create::plan_child;
 use crate::layers::{Chain, Layers};
 use crate::output;
 use crate::reflink;
 use crate::target::Target;
+use arguments::Snapshot;
 
 /// The verb.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

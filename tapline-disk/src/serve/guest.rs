@@ -1,6 +1,6 @@
 //! A disk of a Xen guest: finds the guest, becomes the only process that serves the disk, and cleans up at its end.
 //!
-//! The rings are the business of [`blkif`], the nodes' contents that of [`toolstack`](crate::toolstack). Invariant:
+//! The rings are the business of [`blkif`], the nodes' contents that of [`vm::xen`]. Invariant:
 //! nothing is written into xenstore before the image and the kernel's devices are open, so that a process that cannot
 //! serve leaves no trace; when the guest is gone, or the device was detached, the process exits and unmaps everything.
 
@@ -22,14 +22,14 @@ use xen::{EventChannels, Grants, Store, StoreError};
 
 use super::blkback_stats::BlkbackStats;
 use super::event_loop::{Disclose, EventLoop, Serving};
-use crate::cli::{self, GrantPolicy, Serve, XenDisk};
 use crate::failure::{Exit, Failure};
 use crate::files;
 use crate::log::say;
-use crate::toolstack::claim::{Claim, Places};
-use crate::toolstack::device::{Device, remove_own_end, store_failed, text, together};
-use crate::toolstack::local::shown_to_xl;
-use crate::toolstack::{connect, domain, firmware};
+use arguments::{GrantPolicy, Serve, XenDisk};
+use vm::xen::claim::{Claim, Places};
+use vm::xen::device::{Device, remove_own_end, store_failed, text, together};
+use vm::xen::local::shown_to_xl;
+use vm::xen::{domain, firmware, machine};
 
 mod emulated;
 mod keys;
@@ -84,7 +84,7 @@ impl Claimed {
 fn store(which: Lent) -> Result<XenstoredClient, Failure> {
     match files::lent(which)? {
         Some(lent) => XenstoredClient::from_fd(lent).map_err(|error| Failure::new("talk to xenstore", error)),
-        None => connect(),
+        None => Ok(machine::store()?),
     }
 }
 
@@ -154,8 +154,8 @@ fn config(serve: &Serve, device: &Device, read_only: bool, geometry: Geometry) -
         max_queues: serve.queues,
         max_segments: SEGMENTS_MAX,
         on_stop: match serve.on_stop {
-            cli::OnStop::Close => OnStop::Close,
-            cli::OnStop::Leave => OnStop::Leave,
+            arguments::OnStop::Close => OnStop::Close,
+            arguments::OnStop::Leave => OnStop::Leave,
         },
     }
 }

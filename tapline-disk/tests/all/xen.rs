@@ -1,4 +1,4 @@
-//! Without Xen: the messages of `xen` and `serve --xen`, which leave nothing behind.
+//! Without Xen: the messages of `serve --xen`, which leaves nothing behind.
 
 use std::process::Command;
 
@@ -19,14 +19,7 @@ fn run(room: &Room, words: &str) -> (Option<i32>, String) {
 fn without_xenstore_every_command_fails_with_a_message() {
     let room = Room::new();
     room.write("disk.raw", &[0; 4096]);
-    let commands = [
-        "xen attach vm raw:disk.raw --vdev xvdb",
-        "xen detach vm xvdb --force",
-        "xen list --json",
-        "xen upgrade vm xvdb",
-        "serve raw:disk.raw --xen 7/xvdb",
-        "serve raw:disk.raw --xen 7/xvdb --nbd s",
-    ];
+    let commands = ["serve raw:disk.raw --xen 7/xvdb", "serve raw:disk.raw --xen 7/xvdb --nbd s"];
     for words in commands {
         let (code, said) = run(&room, words);
         assert_eq!(code, Some(4), "{words}: {said}");
@@ -40,10 +33,6 @@ fn without_xenstore_every_command_fails_with_a_message() {
 fn invalid_arguments_are_refused_before_xenstore_is_used() {
     let room = Room::new();
     let all = [
-        "xen",
-        "xen attach vm",
-        "xen attach vm raw:a --no-serve --grants map",
-        "xen detach vm vdb",
         "serve raw:a --xen 7",
         "serve raw:a --xen 7/xvda --vhost-user s",
         "serve raw:a --nbd s --vhost-user t",

@@ -9,7 +9,8 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use uuid::Uuid;
 
 use crate::column::{Column, Uuids};
-use crate::session::{Listing, Session, print, say};
+use crate::output::say;
+use crate::session::{Listing, Session, print};
 use crate::wait;
 
 /// Seconds of each long-poll request for a task's end.

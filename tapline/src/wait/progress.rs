@@ -6,7 +6,7 @@ use std::time::Duration;
 use api::Task;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::session::say;
+use crate::output::say;
 use crate::word;
 
 /// The bar's total number of units.
@@ -38,14 +38,18 @@ impl Progress {
 
     /// Shows the task's progress.
     pub fn show(&mut self, task: &Task) {
-        let line = line(task);
+        self.show_share(line(task), task.progress);
+        if task.state.is_over() {
+            self.finish();
+        }
+    }
+
+    /// Shows what is being done, and the share of it that is done.
+    pub fn show_share(&mut self, line: String, share: f64) {
         match self {
             Progress::Bar(bar) => {
                 bar.set_message(line);
-                bar.set_position(parts(task.progress));
-                if task.state.is_over() {
-                    bar.finish_and_clear();
-                }
+                bar.set_position(parts(share));
             }
             Progress::Lines(last) => {
                 if *last != line {
@@ -53,6 +57,13 @@ impl Progress {
                     *last = line;
                 }
             }
+        }
+    }
+
+    /// Nothing more is shown; the bar disappears.
+    pub fn finish(&self) {
+        if let Progress::Bar(bar) = self {
+            bar.finish_and_clear();
         }
     }
 

@@ -7,7 +7,6 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::Duration;
 
-use ::vm::xen::NotDone;
 use ::vm::xen::departures::Departures;
 use ::vm::xen::disks::Guest;
 use ::vm::xen::lend::{Lent, lend};
@@ -131,7 +130,7 @@ impl Disk {
 
 async fn blocking<T: Send + 'static>(
     vm: Uuid,
-    work: impl FnOnce() -> Result<T, NotDone> + Send + 'static,
+    work: impl FnOnce() -> Result<T, control::Error> + Send + 'static,
 ) -> Result<T, Problem> {
     task::blocking(format!("query Xen about VM {vm}"), move || work().map_err(by_xen(vm))).await
 }

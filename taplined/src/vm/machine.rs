@@ -3,12 +3,11 @@
 //! Its functions block; callers that must not block use threads ([`super::guest`]).
 
 use ::vm::qemu::machine::{Ended, MachineError, QemuVm, Status as QemuStatus};
-use ::vm::syntax::in_full;
-use ::vm::xen::NotDone;
 use ::vm::xen::machine::{Status as DomainStatus, XenDomain};
 use ::vm::xen::vdev::Vdev;
 use ::vm::xen::xl::Reason;
 use api::{Code, Mode, Problem, Vbd};
+use control::in_full;
 use serde_json::json;
 use uuid::Uuid;
 
@@ -185,13 +184,10 @@ fn by_qemu(vm: Uuid) -> impl FnOnce(MachineError) -> Problem {
 }
 
 /// For `map_err`: something done by Xen.
-pub fn by_xen(vm: Uuid) -> impl FnOnce(NotDone) -> Problem {
-    move |not_done| {
-        let problem = Problem::new(Code::Failed, format!("VM {vm}: {}", not_done.what()));
-        match not_done.advice() {
-            Some(advice) => problem.advise(advice),
-            None => problem,
-        }
+pub fn by_xen(vm: Uuid) -> impl FnOnce(control::Error) -> Problem {
+    move |error| {
+        let problem = Problem::new(Code::Failed, format!("VM {vm}: {}", error.message));
+        Problem { advice: error.advice, ..problem }
     }
 }
 

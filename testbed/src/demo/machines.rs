@@ -11,11 +11,11 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use control::in_full;
 use vm::qemu::hardware::{Console, ConsoleDevice, ConsoleTo, Disk, Hardware};
 use vm::qemu::machine::{Ending, MachineError, QemuVm, Status};
 use vm::qemu::platform::Platform;
 use vm::qemu::slots::{FIRST_BRIDGE_SLOT, Position};
-use vm::syntax::in_full;
 
 use super::story::{Failure, Story};
 use crate::guest::{self, Job, said};

@@ -14,11 +14,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use vm::syntax::in_full;
+use control::in_full;
 
 use self::findings::Findings;
 use self::story::{Amount, Failure, Story};
 use crate::guest::Guest;
+use crate::options::whole_path;
 use crate::programs::{build_programs, root};
 use crate::progress::Progress;
 use crate::tapline::Tapline;
@@ -27,7 +28,7 @@ use crate::tapline::Tapline;
 #[derive(Debug, clap::Args)]
 pub struct Common {
     /// Use the programs in this directory instead of building them
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", value_parser = whole_path)]
     bin_dir: Option<PathBuf>,
     /// Keep the directory of a successful run
     #[arg(long)]
@@ -104,11 +105,7 @@ fn rehearse(
 ) -> Result<(Findings, Duration), Failure> {
     progress.step("the programs and the guest");
     let programs = match &options.bin_dir {
-        Some(directory) => std::path::absolute(directory).map_err(|source| Failure::File {
-            what: "find",
-            path: directory.clone(),
-            source,
-        })?,
+        Some(directory) => directory.clone(),
         None => build_programs(profile)?,
     };
     let guest = Guest::build(&build.join("guest"), progress)?;
@@ -143,9 +140,9 @@ mod test {
 
     #[test]
     fn options_are_taken_in_any_order() {
-        let options: GuestTest = parse(&["--keep", "--bin-dir", "target/release"]).unwrap();
+        let options: GuestTest = parse(&["--keep", "--bin-dir", "/target/release"]).unwrap();
 
         assert!(options.common.keep);
-        assert_eq!(options.common.bin_dir, Some(PathBuf::from("target/release")));
+        assert_eq!(options.common.bin_dir, Some(PathBuf::from("/target/release")));
     }
 }

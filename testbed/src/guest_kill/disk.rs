@@ -133,7 +133,7 @@ impl Disk {
     fn ask_for_upgrade(&self) -> Result<Value, Failure> {
         let begun = Instant::now();
         loop {
-            let mut command = Command::new(&self.program);
+            let mut command = Command::new(self.program.with_file_name("tapline"));
             command.arg("disk").arg(self.control()).args(["upgrade", "--json", "--pause-max", "60000"]);
             let output = command.output().map_err(Failure::file("ask for an upgrade", &self.program))?;
             let answer: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();

@@ -19,12 +19,12 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use control::in_full;
 use thiserror::Error;
 use vm::qemu::version::Version;
-use vm::syntax::in_full;
 
 use crate::guest::{Guest, GuestError};
-use crate::options::any_seed;
+use crate::options::{any_seed, whole_path};
 use crate::programs::{build_programs, root};
 use crate::progress::Progress;
 use crate::tool::ToolError;
@@ -77,7 +77,7 @@ pub struct Options {
     #[arg(long, value_name = "PATH", default_value = "qemu-system-x86_64")]
     qemu: PathBuf,
     /// Use tapline-disk in this directory instead of building it
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", value_parser = whole_path)]
     bin_dir: Option<PathBuf>,
     /// Keep the directory of a run that held
     #[arg(long)]
@@ -116,7 +116,7 @@ fn perform(options: &Options, work: &Path) -> Result<Report, Failure> {
     let qemu = located(&options.qemu)?;
     let version = Version::of(&qemu, TO_SAY_VERSION).map_err(Failure::Claim)?;
     let programs = match &options.bin_dir {
-        Some(directory) => std::path::absolute(directory).map_err(Failure::file("find", directory))?,
+        Some(directory) => directory.clone(),
         None => build_programs(&[])?,
     };
     let guest = Guest::build(&work.with_file_name("guest"), &progress)?.under(qemu);

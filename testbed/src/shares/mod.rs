@@ -10,9 +10,10 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use vm::syntax::in_full;
+use control::in_full;
 
 use crate::guest::{Guest, GuestError, Job, Line, at, distribution, kernel};
+use crate::options::whole_path;
 use crate::programs::{cargo, programs, root as top};
 use crate::progress::Progress;
 use crate::tool;
@@ -61,7 +62,7 @@ const SILENCE_SECONDS: u64 = 400;
 #[derive(Debug, clap::Args)]
 pub struct Options {
     /// Use taplined, tapline, tapline-disk and bench-guest in this directory instead of building them
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", value_parser = whole_path)]
     bin_dir: Option<PathBuf>,
     /// Keep the directory of a run that held
     #[arg(long)]

@@ -9,7 +9,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use vm::syntax::in_full;
+use control::in_full;
 
 use super::counted::{Costs, Counter, Counts, MARKS, Who};
 use super::suite::{Backend, Guest};

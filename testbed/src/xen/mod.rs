@@ -19,8 +19,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use control::in_full;
 use thiserror::Error;
-use vm::syntax::in_full;
 
 use self::images::Images;
 use self::machine::Saved;

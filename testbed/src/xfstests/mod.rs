@@ -14,10 +14,11 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use vm::syntax::in_full;
+use control::in_full;
 
 use self::results::{Outcome, Results, is_test};
 use crate::guest::{self, Guest, GuestError, Job, Line, at, distribution, kernel};
+use crate::options::whole_path;
 use crate::programs::{programs, root as top};
 use crate::progress::Progress;
 use crate::tapline::{Access, Tapline};
@@ -90,7 +91,7 @@ impl Owner {
 pub struct Options {
     /// A checkout of xfstests that was built: git clone https://git.kernel.org/pub/scm/fs/xfs/xfstests-dev.git; its
     /// README names the packages; make
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", value_parser = whole_path)]
     source: PathBuf,
     /// The file systems, one after the other
     #[arg(long = "fs", value_name = "NAME", value_parser = ["ext4", "xfs"], default_values = ["ext4", "xfs"])]
@@ -105,13 +106,13 @@ pub struct Options {
     #[arg(long, value_name = "NAME")]
     group: Option<String>,
     /// Where tapline and tapline-disk are; they are built if not given
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", value_parser = whole_path)]
     bin_dir: Option<PathBuf>,
     /// Where the disks go
-    #[arg(long, default_value_os_t = top().join("build/xfstests"), hide_default_value = true)]
+    #[arg(long, default_value_os_t = top().join("build/xfstests"), hide_default_value = true, value_parser = whole_path)]
     dir: PathBuf,
     /// Write the results there too, a line each
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = whole_path)]
     results: Option<PathBuf>,
     /// Tests by name: generic/001 …
     #[arg(value_name = "TEST", value_parser = test_name)]

@@ -2,13 +2,13 @@
 //!
 //! It does not know which domain: xenstore has one event for all. Invariant: changes between two checks are not missed.
 
+use control::Error;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use xen::Store;
 use xen::xenstored::XenstoredClient;
 
 use super::device::store_failed;
-use super::error::NotDone;
 
 /// A connection to xenstore that receives notifications about ended domains.
 pub struct Departures {
@@ -23,19 +23,19 @@ impl std::fmt::Debug for Departures {
 
 impl Departures {
     /// From now on; once at the beginning as well.
-    pub fn watch() -> Result<Departures, NotDone> {
+    pub fn watch() -> Result<Departures, Error> {
         let store = XenstoredClient::connect().map_err(store_failed)?;
         Departures::of(Box::new(store))
     }
 
-    fn of(mut store: Box<dyn Store + Send>) -> Result<Departures, NotDone> {
+    fn of(mut store: Box<dyn Store + Send>) -> Result<Departures, Error> {
         // Said when a domain shuts down, begins to die, and is gone.
         store.watch("@releaseDomain", "departures").map_err(store_failed)?;
         Ok(Departures { store })
     }
 
     /// Whether there was a notification since the last call.
-    pub fn take(&mut self) -> Result<bool, NotDone> {
+    pub fn take(&mut self) -> Result<bool, Error> {
         let mut told = false;
         while self.store.take_event().map_err(store_failed)?.is_some() {
             told = true;

@@ -3,11 +3,11 @@
 //! It knows paths, states and the values below them; not how a device is used. Invariant: related changes are made in
 //! one transaction, which is retried when another client was faster.
 
+use control::Error;
 use std::fmt;
 
 use xen::{DomId, Store, StoreError, Transaction};
 
-use super::error::NotDone;
 use super::vdev::Vdev;
 
 /// How many times a conflicting transaction is retried. Each conflict means that another client has made progress.
@@ -106,7 +106,7 @@ impl Device {
         &self,
         store: &mut dyn Store,
         within: Option<Transaction>,
-    ) -> Result<(Option<State>, Option<State>), NotDone> {
+    ) -> Result<(Option<State>, Option<State>), Error> {
         Ok((state(store, within, &self.backend())?, state(store, within, &self.frontend())?))
     }
 }
@@ -123,19 +123,19 @@ pub fn frontend(guest: DomId, vdev: Vdev) -> String {
 }
 
 /// A value that is text.
-pub fn text(store: &mut dyn Store, within: Option<Transaction>, path: &str) -> Result<Option<String>, NotDone> {
+pub fn text(store: &mut dyn Store, within: Option<Transaction>, path: &str) -> Result<Option<String>, Error> {
     let value = store.read(within, path).map_err(store_failed)?;
     Ok(value.map(|value| String::from_utf8_lossy(&value).into_owned()))
 }
 
 /// The state of one end. A guest may have written anything there: a value that is not a number counts as Unknown.
-fn state(store: &mut dyn Store, within: Option<Transaction>, node: &str) -> Result<Option<State>, NotDone> {
+fn state(store: &mut dyn Store, within: Option<Transaction>, node: &str) -> Result<Option<State>, Error> {
     let value = text(store, within, &format!("{node}/state"))?;
     Ok(value.map(|value| State(value.trim().parse().unwrap_or(0))))
 }
 
 /// The names below a node.
-pub fn children(store: &mut dyn Store, within: Option<Transaction>, path: &str) -> Result<Vec<String>, NotDone> {
+pub fn children(store: &mut dyn Store, within: Option<Transaction>, path: &str) -> Result<Vec<String>, Error> {
     Ok(store.list(within, path).map_err(store_failed)?.unwrap_or_default())
 }
 
@@ -145,7 +145,7 @@ pub fn write_all(
     within: Option<Transaction>,
     node: &str,
     values: &[(&str, &str)],
-) -> Result<(), NotDone> {
+) -> Result<(), Error> {
     for (key, value) in values {
         store.write(within, &format!("{node}/{key}"), value.as_bytes()).map_err(store_failed)?;
     }
@@ -153,7 +153,7 @@ pub fn write_all(
 }
 
 /// Removes our end, its error node, and the nodes above them if they are empty.
-pub fn remove_own_end(store: &mut dyn Store, within: Option<Transaction>, device: &Device) -> Result<(), NotDone> {
+pub fn remove_own_end(store: &mut dyn Store, within: Option<Transaction>, device: &Device) -> Result<(), Error> {
     for node in [device.backend(), device.complaint()] {
         store.remove(within, &node).map_err(store_failed)?;
         let Some((above, _)) = node.rsplit_once('/') else { continue };
@@ -165,7 +165,7 @@ pub fn remove_own_end(store: &mut dyn Store, within: Option<Transaction>, device
 }
 
 /// Makes all changes of `change` atomically.
-pub fn together<T, E: From<NotDone>>(
+pub fn together<T, E: From<Error>>(
     store: &mut dyn Store,
     mut change: impl FnMut(&mut dyn Store, Option<Transaction>) -> Result<T, E>,
 ) -> Result<T, E> {
@@ -191,7 +191,7 @@ pub fn together<T, E: From<NotDone>>(
 }
 
 /// An error of xenstore, with advice. The message already says what was tried.
-pub fn store_failed(error: StoreError) -> NotDone {
+pub fn store_failed(error: StoreError) -> Error {
     let advice = match &error {
         StoreError::Unreachable { .. } => "run this in domain 0 of a Xen host, as root",
         StoreError::NoEntry { .. } => "the node was removed by its owner: check with 'tapline xen list' and try again",
@@ -206,7 +206,7 @@ pub fn store_failed(error: StoreError) -> NotDone {
              list'"
         }
     };
-    NotDone::said(error).advise(advice)
+    Error::said(error).advise(advice)
 }
 
 #[cfg(test)]
@@ -260,7 +260,7 @@ mod test {
         let mut store = host.store(DomId(0)).unwrap();
         host.fail(Subsystem::Store, 3);
         let failure = together(&mut store, |store, within| write_all(store, within, "/x", &[("a", "1"), ("b", "2")]));
-        assert!(failure.unwrap_err().what().contains("/x/b"));
+        assert!(failure.unwrap_err().message.contains("/x/b"));
         assert_eq!(store.read(None, "/x/a").unwrap(), None);
         assert_eq!(host.counts().transactions, 0);
     }

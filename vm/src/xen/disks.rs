@@ -3,11 +3,11 @@
 //! It knows nothing about serving processes; either end may be created first. Invariant: changes apply only to the
 //! intended domain, never to another one that has got the same id since a reboot of the host.
 
+use control::Error;
 use xen::{DomId, Store};
 
 use super::device::{Device, State, children, store_failed, text};
 use super::domain;
-use super::error::NotDone;
 use super::give::{self, Wish};
 use super::take;
 use super::vdev::Vdev;
@@ -31,7 +31,7 @@ impl Guest {
     }
 
     /// The domain of that identity, if there is one.
-    pub fn find(store: &mut dyn Store, uuid: &str) -> Result<Option<Guest>, NotDone> {
+    pub fn find(store: &mut dyn Store, uuid: &str) -> Result<Option<Guest>, Error> {
         for number in children(store, None, "/local/domain")? {
             let Ok(number) = number.parse() else { continue };
             let guest = Guest { domain: DomId(number), uuid: uuid.to_owned() };
@@ -43,23 +43,23 @@ impl Guest {
     }
 
     /// Whether its number is still its own. libxl names a domain's identity in a node that the guest cannot write.
-    pub fn is_there(&self, store: &mut dyn Store) -> Result<bool, NotDone> {
+    pub fn is_there(&self, store: &mut dyn Store) -> Result<bool, Error> {
         let named = text(store, None, &format!("/local/domain/{}/vm", self.domain))?;
         Ok(named.is_some_and(|named| named.strip_prefix("/vm/") == Some(self.uuid.as_str())))
     }
 
     /// Whether it is there and does not die.
-    pub fn lives(&self, store: &mut dyn Store) -> Result<bool, NotDone> {
+    pub fn lives(&self, store: &mut dyn Store) -> Result<bool, Error> {
         Ok(self.is_there(store)? && store.is_introduced(self.domain).map_err(store_failed)?)
     }
 
     /// One of its disks.
-    pub fn device(&self, store: &mut dyn Store, vdev: Vdev) -> Result<Device, NotDone> {
+    pub fn device(&self, store: &mut dyn Store, vdev: Vdev) -> Result<Device, Error> {
         Ok(Device { own: domain::own(store)?, kind: KIND.to_owned(), guest: self.domain, vdev })
     }
 
     /// Whether it has a disk there, whatever process serves it.
-    pub fn has(&self, store: &mut dyn Store, vdev: Vdev) -> Result<bool, NotDone> {
+    pub fn has(&self, store: &mut dyn Store, vdev: Vdev) -> Result<bool, Error> {
         let device = self.device(store, vdev)?;
         let backend = text(store, None, &format!("{}/backend", device.frontend()))?;
         Ok(match backend.as_deref().and_then(Device::of_backend) {
@@ -70,16 +70,16 @@ impl Guest {
     }
 
     /// Attaches a disk, which a running guest notices.
-    pub fn give(&self, store: &mut dyn Store, vdev: Vdev, read_only: bool) -> Result<(), NotDone> {
+    pub fn give(&self, store: &mut dyn Store, vdev: Vdev, read_only: bool) -> Result<(), Error> {
         let device = self.device(store, vdev)?;
         if !self.is_there(store)? {
-            return Err(NotDone::new(format_args!("give {vdev} to the guest"), "its domain has ended"));
+            return Err(Error::cannot(format_args!("give {vdev} to the guest"), "its domain has ended"));
         }
         give::announce(store, &device, Wish { read_only, kept: true })
     }
 
     /// Asks it to release a disk.
-    pub fn ask_for(&self, store: &mut dyn Store, vdev: Vdev) -> Result<(), NotDone> {
+    pub fn ask_for(&self, store: &mut dyn Store, vdev: Vdev) -> Result<(), Error> {
         if !self.is_there(store)? {
             return Ok(());
         }
@@ -88,7 +88,7 @@ impl Guest {
     }
 
     /// Whether it has released a disk, or no longer exists.
-    pub fn has_let_go(&self, store: &mut dyn Store, vdev: Vdev) -> Result<bool, NotDone> {
+    pub fn has_let_go(&self, store: &mut dyn Store, vdev: Vdev) -> Result<bool, Error> {
         if !self.lives(store)? {
             return Ok(true);
         }
@@ -97,7 +97,7 @@ impl Guest {
     }
 
     /// Whether a disk is finished: its serving process then exits by itself, and another would have no guest.
-    pub fn is_done_with(&self, store: &mut dyn Store, vdev: Vdev) -> Result<bool, NotDone> {
+    pub fn is_done_with(&self, store: &mut dyn Store, vdev: Vdev) -> Result<bool, Error> {
         if !self.lives(store)? {
             return Ok(true);
         }
@@ -110,7 +110,7 @@ impl Guest {
     }
 
     /// Removes the remains of a disk that is no longer served.
-    pub fn forget(&self, store: &mut dyn Store, vdev: Vdev) -> Result<(), NotDone> {
+    pub fn forget(&self, store: &mut dyn Store, vdev: Vdev) -> Result<(), Error> {
         let device = self.device(store, vdev)?;
         let another = text(store, None, &format!("/local/domain/{}/vm", self.domain))?.is_some();
         match another && !self.is_there(store)? {
@@ -192,7 +192,7 @@ mod test {
         store.remove(None, "/local/domain/7").unwrap();
         assert!(guest.has_let_go(&mut store, xvdb()).unwrap() && guest.is_done_with(&mut store, xvdb()).unwrap());
         guest.ask_for(&mut store, xvdb()).unwrap();
-        assert!(guest.give(&mut store, xvdb(), false).unwrap_err().what().contains("has ended"));
+        assert!(guest.give(&mut store, xvdb(), false).unwrap_err().message.contains("has ended"));
         guest.forget(&mut store, xvdb()).unwrap();
         assert_eq!(store.list(None, "/local/domain/0/backend/tapline").unwrap(), Some(Vec::new()));
     }

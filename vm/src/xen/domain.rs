@@ -2,29 +2,28 @@
 //!
 //! It only knows xenstore's list of domains. A domain that is missing there cannot be given a disk.
 
+use control::{Error, printable};
 use xen::{DomId, Store};
 
 use super::device::{children, text};
-use super::error::NotDone;
-use crate::syntax::printable;
 
 /// Domains named in a message.
 const NAMED: usize = 12;
 
 /// The number of the domain in which this program runs. The toolstack leaves it to each domain; without one, it is the
 /// first.
-pub fn own(store: &mut dyn Store) -> Result<DomId, NotDone> {
+pub fn own(store: &mut dyn Store) -> Result<DomId, Error> {
     let number = text(store, None, "domid")?;
     match number {
         None => Ok(DomId(0)),
         Some(number) => number.trim().parse().map(DomId).map_err(|error| {
-            NotDone::new(format!("parse this domain's id from xenstore, which has '{number}'"), error)
+            Error::cannot(format!("parse this domain's id from xenstore, which has '{number}'"), error)
         }),
     }
 }
 
 /// The domain of that number or name.
-pub fn find(store: &mut dyn Store, word: &str) -> Result<DomId, NotDone> {
+pub fn find(store: &mut dyn Store, word: &str) -> Result<DomId, Error> {
     if let Ok(number) = word.parse() {
         return seen(store, DomId(number)).map(|()| DomId(number));
     }
@@ -33,13 +32,13 @@ pub fn find(store: &mut dyn Store, word: &str) -> Result<DomId, NotDone> {
     match (named.next(), named.next()) {
         (Some(&(domain, _)), None) => Ok(domain),
         (None, _) => Err(none(word, &all)),
-        (Some(_), Some(_)) => Err(NotDone::new(format!("find the domain {word}"), "there is more than one")
+        (Some(_), Some(_)) => Err(Error::cannot(format!("find the domain {word}"), "there is more than one")
             .advise(format!("give its id: {}", listed(&all)))),
     }
 }
 
 /// That the domain is there.
-pub fn seen(store: &mut dyn Store, domain: DomId) -> Result<(), NotDone> {
+pub fn seen(store: &mut dyn Store, domain: DomId) -> Result<(), Error> {
     if text(store, None, &format!("/local/domain/{domain}"))?.is_some() {
         return Ok(());
     }
@@ -48,11 +47,11 @@ pub fn seen(store: &mut dyn Store, domain: DomId) -> Result<(), NotDone> {
 }
 
 /// The name of the domain; `None` if it is gone.
-pub fn name(store: &mut dyn Store, domain: DomId) -> Result<Option<String>, NotDone> {
+pub fn name(store: &mut dyn Store, domain: DomId) -> Result<Option<String>, Error> {
     text(store, None, &format!("/local/domain/{domain}/name"))
 }
 
-fn all(store: &mut dyn Store) -> Result<Vec<(DomId, String)>, NotDone> {
+fn all(store: &mut dyn Store) -> Result<Vec<(DomId, String)>, Error> {
     let mut all = Vec::new();
     for number in children(store, None, "/local/domain")? {
         if let Ok(number) = number.parse() {
@@ -63,8 +62,8 @@ fn all(store: &mut dyn Store) -> Result<Vec<(DomId, String)>, NotDone> {
     Ok(all)
 }
 
-fn none(word: &str, all: &[(DomId, String)]) -> NotDone {
-    NotDone::new(format!("find the domain {word}"), "there is no domain with that id or name")
+fn none(word: &str, all: &[(DomId, String)]) -> Error {
+    Error::cannot(format!("find the domain {word}"), "there is no domain with that id or name")
         .advise(format!("xenstore has {}", listed(all)))
 }
 
@@ -106,7 +105,7 @@ mod test {
     fn a_missing_domain_is_refused_with_a_list() {
         let mut store = store_with(&[(0, "Domain-0"), (3, "db")]);
         for word in ["4", "dbx", "70000"] {
-            let failure = find(&mut store, word).unwrap_err().to_string();
+            let failure = find(&mut store, word).unwrap_err().with_advice();
             assert_eq!(
                 failure,
                 format!(
@@ -119,6 +118,6 @@ mod test {
     #[test]
     fn an_ambiguous_domain_name_is_refused() {
         let mut store = store_with(&[(3, "db"), (4, "db")]);
-        assert!(find(&mut store, "db").unwrap_err().advice().unwrap().contains("3 (db), 4 (db)"));
+        assert!(find(&mut store, "db").unwrap_err().advice.as_deref().unwrap().contains("3 (db), 4 (db)"));
     }
 }

@@ -3,11 +3,11 @@
 //! It knows nothing about images and serving processes. Invariant: a device in use is never overwritten, and both ends'
 //! nodes appear at once, each with its owner and its reader, as created by libxl.
 
+use control::Error;
 use xen::{Store, Transaction};
 
 use super::device::{Device, State, described, remove_own_end, store_failed, text, together, write_all};
 use super::domain;
-use super::error::NotDone;
 
 /// Properties of a new device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,7 +28,7 @@ impl Wish {
 }
 
 /// Creates the nodes of both ends. A running guest notices the disk from then on.
-pub fn announce(store: &mut dyn Store, device: &Device, wish: Wish) -> Result<(), NotDone> {
+pub fn announce(store: &mut dyn Store, device: &Device, wish: Wish) -> Result<(), Error> {
     domain::seen(store, device.guest)?;
     together(store, |store, within| {
         refuse_what_is_in_use(store, within, device)?;
@@ -42,14 +42,14 @@ pub fn make_both_ends(
     within: Option<Transaction>,
     device: &Device,
     wish: Wish,
-) -> Result<(), NotDone> {
+) -> Result<(), Error> {
     make_backend(store, within, device, wish)?;
     make_frontend(store, within, device)
 }
 
 /// Creates only our backend, if it does not exist: a guest finds it when the toolstack has created the frontend.
 /// Returns whether it existed.
-pub fn make_own_end(store: &mut dyn Store, device: &Device, wish: Wish) -> Result<bool, NotDone> {
+pub fn make_own_end(store: &mut dyn Store, device: &Device, wish: Wish) -> Result<bool, Error> {
     domain::seen(store, device.guest)?;
     together(store, |store, within| match device.states(store, within)? {
         (Some(_), _) => Ok(true),
@@ -57,7 +57,7 @@ pub fn make_own_end(store: &mut dyn Store, device: &Device, wish: Wish) -> Resul
             let backend = text(store, within, &format!("{}/backend", device.frontend()))?.unwrap_or_default();
             let mismatch = backend != device.backend();
             if mismatch {
-                return Err(NotDone::new(format!("serve {device}"), format!("its backend is {backend}"))
+                return Err(Error::cannot(format!("serve {device}"), format!("its backend is {backend}"))
                     .advise("give that backend with --xen-backend, or choose another disk"));
             }
             make_backend(store, within, device, wish).map(|()| false)
@@ -67,7 +67,7 @@ pub fn make_own_end(store: &mut dyn Store, device: &Device, wish: Wish) -> Resul
 }
 
 /// Takes back what `announce` has written, for a disk that could not be served.
-pub fn withdraw(store: &mut dyn Store, device: &Device) -> Result<(), NotDone> {
+pub fn withdraw(store: &mut dyn Store, device: &Device) -> Result<(), Error> {
     together(store, |store, within| {
         store.remove(within, &device.frontend()).map_err(store_failed)?;
         remove_own_end(store, within, device)
@@ -75,19 +75,19 @@ pub fn withdraw(store: &mut dyn Store, device: &Device) -> Result<(), NotDone> {
 }
 
 /// Whether the disk is read-only for the guest according to the toolstack; `None` if our backend does not exist.
-pub fn is_read_only(store: &mut dyn Store, device: &Device) -> Result<Option<bool>, NotDone> {
+pub fn is_read_only(store: &mut dyn Store, device: &Device) -> Result<Option<bool>, Error> {
     let mode = text(store, None, &format!("{}/mode", device.backend()))?;
     Ok(mode.map(|mode| !mode.contains('w')))
 }
 
 /// Whether a daemon manages it, and would serve it again after a detach by others.
-pub fn is_kept(store: &mut dyn Store, device: &Device) -> Result<bool, NotDone> {
+pub fn is_kept(store: &mut dyn Store, device: &Device) -> Result<bool, Error> {
     Ok(text(store, None, &format!("{}/{KEPT}", device.backend()))?.is_some())
 }
 
 /// A device may be created where there is none, where both ends have closed, or where our backend waits and there is no
 /// frontend.
-fn refuse_what_is_in_use(store: &mut dyn Store, within: Option<Transaction>, device: &Device) -> Result<(), NotDone> {
+fn refuse_what_is_in_use(store: &mut dyn Store, within: Option<Transaction>, device: &Device) -> Result<(), Error> {
     let other = text(store, within, &format!("{}/backend", device.frontend()))?;
     let other = other.as_deref().and_then(Device::of_backend).filter(|other| other != device);
     if let Some(other) = other {
@@ -109,8 +109,8 @@ fn refuse_what_is_in_use(store: &mut dyn Store, within: Option<Transaction>, dev
     }
 }
 
-fn there_already(device: &Device, why: &str) -> NotDone {
-    NotDone::new(format!("attach {device}"), format!("it already exists: {why}")).advise(format!(
+fn there_already(device: &Device, why: &str) -> Error {
+    Error::cannot(format!("attach {device}"), format!("it already exists: {why}")).advise(format!(
         "choose another disk with --vdev, or detach this one: tapline xen detach {} {}",
         device.guest, device.vdev
     ))
@@ -118,12 +118,7 @@ fn there_already(device: &Device, why: &str) -> NotDone {
 
 /// Our backend: its keys are libxl's, so that readers find them. Keys written by the serving process are kept, and so
 /// is a state in which it waits.
-fn make_backend(
-    store: &mut dyn Store,
-    within: Option<Transaction>,
-    device: &Device,
-    wish: Wish,
-) -> Result<(), NotDone> {
+fn make_backend(store: &mut dyn Store, within: Option<Transaction>, device: &Device, wish: Wish) -> Result<(), Error> {
     let node = device.backend();
     let waits = matches!(device.states(store, within)?.0, Some(State::INITIALISING | State::INIT_WAIT));
     let served = text(store, within, &format!("{node}/tapline"))?.is_some();
@@ -158,7 +153,7 @@ fn make_backend(
 }
 
 /// The guest's end, which the guest owns and we may read. What an earlier one has left there goes first.
-fn make_frontend(store: &mut dyn Store, within: Option<Transaction>, device: &Device) -> Result<(), NotDone> {
+fn make_frontend(store: &mut dyn Store, within: Option<Transaction>, device: &Device) -> Result<(), Error> {
     let node = device.frontend();
     store.remove(within, &node).map_err(store_failed)?;
     store.write(within, &node, b"").map_err(store_failed)?;
@@ -280,7 +275,7 @@ mod test {
         announce(&mut store, &device, WRITABLE).unwrap();
         say(&mut store, &device.backend(), "4");
         say(&mut store, &device.frontend(), "4");
-        let failure = announce(&mut store, &device, WRITABLE).unwrap_err().to_string();
+        let failure = announce(&mut store, &device, WRITABLE).unwrap_err().with_advice();
         assert_eq!(
             failure,
             "cannot attach xvdb of domain 7: it already exists: its backend is Connected, the guest Connected\n  \
@@ -296,7 +291,7 @@ mod test {
         assert!(
             announce(&mut store, &device, WRITABLE)
                 .unwrap_err()
-                .what()
+                .message
                 .contains("belongs to the backend /local/domain/0/backend/qdisk/7/51728")
         );
         // What it leaves when it is gone does not count as a disk.
@@ -330,7 +325,7 @@ mod test {
     fn a_missing_guest_gets_no_device() {
         let (_host, mut store, device) = machine();
         let device = Device { guest: DomId(8), ..device };
-        assert!(announce(&mut store, &device, WRITABLE).unwrap_err().what().contains("find the domain 8"));
+        assert!(announce(&mut store, &device, WRITABLE).unwrap_err().message.contains("find the domain 8"));
         assert_eq!(store.list(None, "/local/domain/8").unwrap(), None);
     }
 }

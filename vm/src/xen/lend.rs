@@ -3,6 +3,7 @@
 //! Invariant: the event channels are restricted to the guest. The other descriptors cannot be: see
 //! docs/decisions/0013-xen-driver.md.
 
+use control::Error;
 use std::os::fd::OwnedFd;
 
 use xen::DomId;
@@ -10,7 +11,6 @@ use xen::kernel::{Evtchn, Gntdev};
 use xen::xenstored::XenstoredClient;
 
 use super::device::store_failed;
-use super::error::NotDone;
 
 /// Descriptors for one process.
 #[derive(Debug)]
@@ -26,8 +26,8 @@ pub struct Lent {
 }
 
 /// Opens all of it.
-pub fn lend(guest: DomId) -> Result<Lent, NotDone> {
-    let device = |error| NotDone::new("open files for a disk process", error);
+pub fn lend(guest: DomId) -> Result<Lent, Error> {
+    let device = |error| Error::cannot("open files for a disk process", error);
     let store = || XenstoredClient::connect_fd().map_err(store_failed);
     Ok(Lent {
         grants: Gntdev::open_fd().map_err(device)?,

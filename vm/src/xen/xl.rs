@@ -2,6 +2,7 @@
 //!
 //! It knows nothing about disks. Invariant: a failed command is reported with its own error message.
 
+use control::{Error, printable};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -10,9 +11,7 @@ use std::time::Duration;
 
 use xen::DomId;
 
-use super::error::NotDone;
 use crate::qemu::process::Process;
-use crate::syntax::printable;
 
 /// The time limit for one command. Creating a domain with much memory takes seconds, and waits for other commands that
 /// do so (xl's lock).
@@ -64,39 +63,39 @@ impl Xl {
     }
 
     /// Creates a domain, paused, without a background process that monitors it.
-    pub fn create_paused(&self, config: &Path) -> Result<(), NotDone> {
+    pub fn create_paused(&self, config: &Path) -> Result<(), Error> {
         self.run(&["create", "-q", "-p", "-e", &config.to_string_lossy()]).map(drop)
     }
 
     /// Lets the guest run.
-    pub fn unpause(&self, domain: DomId) -> Result<(), NotDone> {
+    pub fn unpause(&self, domain: DomId) -> Result<(), Error> {
         self.run(&["unpause", &domain.to_string()]).map(drop)
     }
 
     /// Pauses the guest.
-    pub fn pause(&self, domain: DomId) -> Result<(), NotDone> {
+    pub fn pause(&self, domain: DomId) -> Result<(), Error> {
         self.run(&["pause", &domain.to_string()]).map(drop)
     }
 
     /// Asks the guest to power off, without waiting.
-    pub fn ask_to_power_off(&self, domain: DomId) -> Result<(), NotDone> {
+    pub fn ask_to_power_off(&self, domain: DomId) -> Result<(), Error> {
         self.run(&["shutdown", &domain.to_string()]).map(drop)
     }
 
     /// Ends a domain, whatever its guest does.
-    pub fn destroy(&self, domain: DomId) -> Result<(), NotDone> {
+    pub fn destroy(&self, domain: DomId) -> Result<(), Error> {
         self.run(&["destroy", &domain.to_string()]).map(drop)
     }
 
     /// The state of a domain; `None` if it does not exist.
-    pub fn state(&self, domain: DomId) -> Result<Option<State>, NotDone> {
+    pub fn state(&self, domain: DomId) -> Result<Option<State>, Error> {
         let listed = self.run(&["list"])?;
         Ok(listed.lines().filter_map(state_in).find(|(found, _)| *found == domain).map(|(_, state)| state))
     }
 
-    fn run(&self, words: &[&str]) -> Result<String, NotDone> {
+    fn run(&self, words: &[&str]) -> Result<String, Error> {
         let tried = || format!("run `{} {}`", self.program.display(), words.join(" "));
-        let failed = |error: std::io::Error| NotDone::new(tried(), error);
+        let failed = |error: std::io::Error| Error::cannot(tried(), error);
         let mut command = Command::new(&self.program);
         command.args(words).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let started = command.spawn();
@@ -115,12 +114,12 @@ impl Xl {
         let status = child.wait().map_err(failed)?;
         match in_time.map_err(failed)? {
             false => {
-                Err(NotDone::new(tried(), format!("it did not finish in {} s and was killed", PATIENCE.as_secs())))
+                Err(Error::cannot(tried(), format!("it did not finish in {} s and was killed", PATIENCE.as_secs())))
             }
             true if status.success() => Ok(out),
             true => {
                 let said: Vec<String> = err.lines().chain(out.lines()).map(printable).collect();
-                Err(NotDone::new(tried(), format!("{status}: {}", said.join("; "))))
+                Err(Error::cannot(tried(), format!("{status}: {}", said.join("; "))))
             }
         }
     }
@@ -199,8 +198,8 @@ an odd name 7                                2   320     1     --p---       0.0
         let program = room.path().join("xl");
         crate::test_script::write(&program, "echo \"no $1 of $2\" >&2\nexit 3");
         let failed = Xl::of(&program).destroy(DomId(7)).unwrap_err();
-        assert!(failed.what().ends_with("destroy 7`: exit status: 3: no destroy of 7"), "{failed}");
+        assert!(failed.message.ends_with("destroy 7`: exit status: 3: no destroy of 7"), "{failed}");
         let missing = Xl::of(&room.path().join("none")).pause(DomId(7)).unwrap_err();
-        assert!(missing.advice().unwrap().contains("xl-program"), "{missing}");
+        assert!(missing.advice.as_deref().unwrap().contains("xl-program"), "{missing}");
     }
 }

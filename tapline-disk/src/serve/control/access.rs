@@ -175,10 +175,10 @@ mod test {
     use uring::{Cache, OpenOptions};
 
     use super::*;
-    use crate::cli::Parents;
     use crate::layers::Layers;
     use crate::parent_link;
     use crate::target::{Plan, Shape, Target};
+    use arguments::Parents;
     use control::FormatName;
 
     const WRITABLE: OpenOptions = OpenOptions { write: true, cache: Cache::Writeback, lock: true };

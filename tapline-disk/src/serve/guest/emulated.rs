@@ -13,7 +13,7 @@ use transport::{Interest, MemoryChange, Server, Watch, WatchKey, nbd};
 use super::Backend;
 use crate::log::say;
 use crate::serve::event_loop::Disclose;
-use crate::toolstack::firmware;
+use vm::xen::firmware;
 
 /// In a token: NBD's. Its own have no such bit, and a guest would have to connect 2^31 times for one that has.
 const OF_NBD: u64 = 1 << 63;

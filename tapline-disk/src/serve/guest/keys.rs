@@ -11,10 +11,10 @@ use std::time::Duration;
 use rustix::fs::{major, minor};
 use xen::Store;
 
-use crate::cli::Serve;
 use crate::failure::Failure;
 use crate::files;
-use crate::toolstack::device::{Device, store_failed, text, together, write_all};
+use arguments::Serve;
+use vm::xen::device::{Device, store_failed, text, together, write_all};
 
 /// A key in our backend's node with the serving process: readers of statistics look for tapdisk3's there. Its presence
 /// means that the process is alive.

@@ -16,17 +16,18 @@ use xen::DomId;
 use xen::fake::{Access, Counts, FakeStore, Guest, Host, Page};
 
 use super::*;
-use crate::cli::{Arguments, Command};
+use crate::access;
 use crate::engine_choice::choose;
 use crate::layers::Layers;
 use crate::serve::data;
 use crate::serve::full::Full;
 use crate::signals::Signal;
 use crate::stats::Counters;
-use crate::toolstack::attach::test::{WRITABLE, machine, say as say_state};
-use crate::toolstack::attach::wait_connected;
-use crate::toolstack::detach;
-use crate::toolstack::device::{State, write_all};
+use arguments::{Arguments, Command};
+use vm::xen::both_ends::wait_connected;
+use vm::xen::device::{State, write_all};
+use vm::xen::fake::{WRITABLE, machine, say as say_state};
+use vm::xen::take;
 
 mod emulated;
 
@@ -132,8 +133,9 @@ impl Process {
 /// What the process does.
 fn serve(host: &Host, device: &Device, directory: &Path, nbd: Option<PathBuf>, stop: Signal, leave: Signal) -> Exit {
     let serve = words(&format!("raw:{}", directory.join("disk.raw").display()));
-    let Layers { files, images, .. } = Layers::open(&serve.image, &serve.parents, serve.access.options(true)).unwrap();
-    let kind = choose(serve.access.engine(), &files, data(&serve)).kind;
+    let Layers { files, images, .. } =
+        Layers::open(&serve.image, &serve.parents, access::options(serve.access, true)).unwrap();
+    let kind = choose(access::engine(serve.access), &files, data(&serve)).kind;
     let disk = Disk::new(images, disk::Options::default()).unwrap();
     let engine = Engine::open(kind, files, 16).unwrap();
     let backend = backend(host, device, &serve, disk.geometry());
@@ -265,7 +267,7 @@ fn a_disk_is_attached_read_and_detached_and_nothing_is_left() {
 
     take::ask(&mut machine.store, &machine.device).unwrap();
     machine.guest_closes();
-    detach::wait_closed(&mut machine.store, &machine.device, PATIENCE, |_| {}).unwrap();
+    take::wait_closed(&mut machine.store, &machine.device, PATIENCE, |_| {}).unwrap();
     assert_eq!(process.end(), Exit::Done);
     assert_eq!(machine.of_backend("kthread-pid"), None);
     take::remove(&mut machine.store, &machine.device).unwrap();
@@ -345,7 +347,7 @@ fn destroying_a_guest_stops_its_disk_and_removes_its_nodes() {
 fn a_guest_that_shuts_down_and_disappears_later_stops_its_disk() {
     let (mut machine, process, front) = GuestBed::in_use();
     machine.guest_closes();
-    detach::wait_closed(&mut machine.store, &machine.device, PATIENCE, |_| {}).unwrap();
+    take::wait_closed(&mut machine.store, &machine.device, PATIENCE, |_| {}).unwrap();
     front.guest.die();
     machine.store.remove(None, "/local/domain/7").unwrap();
     assert_eq!(process.end(), Exit::Done);

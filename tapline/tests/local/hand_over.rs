@@ -41,15 +41,6 @@ fn words_and_exit_code_pass_through_unchanged() {
 }
 
 #[test]
-fn xen_commands_are_passed_on_too() {
-    let _alone = alone();
-    let directory = tempfile::tempdir().unwrap();
-    let tapline = installed(&directory, true);
-    let output = run(&tapline, &["xen", "attach", "vm", "vhd:a", "--help"]);
-    assert_eq!(String::from_utf8_lossy(&output.stdout), "<xen><attach><vm><vhd:a><--help>");
-}
-
-#[test]
 fn a_missing_disk_program_is_reported_with_its_location() {
     let _alone = alone();
     let directory = tempfile::tempdir().unwrap();

@@ -5,16 +5,16 @@
 //! xl only looks at the state of the node that it has created, which the disk's process therefore maintains
 //! ([`shown_to_xl`]). It knows nothing about images but their names.
 
+use control::Error;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use vm::xen::give::make_both_ends;
+use super::give::make_both_ends;
 use xen::Store;
 
 use super::adopt::{self, Adopted, read_wish, values};
 use super::device::{Device, State, remove_own_end, store_failed, together, write_all};
-use crate::failure::Failure;
 
 /// How long the kernel may take to forget a device: it writes back a file system on it, if one was mounted already.
 const TO_FORGET: Duration = Duration::from_secs(10);
@@ -38,9 +38,9 @@ pub fn shown_to_xl(device: &Device) -> Option<String> {
 }
 
 /// Takes the device at `node` over from the kernel's backend, and gives it to the backend `kind`.
-pub fn adopt(store: &mut dyn Store, buses: &Path, node: &str, kind: &str) -> Result<Adopted, Failure> {
+pub fn adopt(store: &mut dyn Store, buses: &Path, node: &str, kind: &str) -> Result<Adopted, Error> {
     let theirs = Device::of_backend(node).ok_or_else(|| adopt::not_a_disk(node))?;
-    let (images, wish, kept) = together(store, |store, within| -> Result<_, Failure> {
+    let (images, wish, kept) = together(store, |store, within| -> Result<_, Error> {
         let (images, wish) = read_wish(store, within, node)?;
         let kept = values(store, within, node, &XLS)?;
         store.remove(within, &theirs.frontend()).map_err(store_failed)?;
@@ -51,19 +51,19 @@ pub fn adopt(store: &mut dyn Store, buses: &Path, node: &str, kind: &str) -> Res
     wait_forgotten(&[buses.join(format!("xen/devices/vbd-{number}")), backend_end(buses, &theirs)], &theirs)?;
     let device = Device { kind: kind.to_owned(), ..theirs };
     let kept: Vec<(&str, &str)> = kept.iter().map(|(key, value)| (*key, value.as_str())).collect();
-    together(store, |store, within| -> Result<(), Failure> {
+    together(store, |store, within| -> Result<(), Error> {
         make_both_ends(store, within, &device, wish)?;
         // A node without a state is no device to the kernel.
-        Ok(write_all(store, within, node, &kept)?)
+        write_all(store, within, node, &kept)
     })?;
     Ok(Adopted { device, images, wish })
 }
 
 /// Says to xl that the disk is there.
-pub fn show(store: &mut dyn Store, device: &Device) -> Result<(), Failure> {
+pub fn show(store: &mut dyn Store, device: &Device) -> Result<(), Error> {
     let Some(shown) = shown_to_xl(device) else { return Ok(()) };
     let node = shown.trim_end_matches("/state");
-    Ok(write_all(store, None, node, &[("state", &State::CONNECTED.digits())])?)
+    write_all(store, None, node, &[("state", &State::CONNECTED.digits())])
 }
 
 /// The sysfs entry of a device that exists as long as it has its kernel backend.
@@ -72,12 +72,12 @@ pub fn backend_end(buses: &Path, device: &Device) -> PathBuf {
 }
 
 /// Waits until the kernel has no end of this device any more.
-pub fn wait_forgotten(ends: &[PathBuf], device: &Device) -> Result<(), Failure> {
+pub fn wait_forgotten(ends: &[PathBuf], device: &Device) -> Result<(), Error> {
     let until = Instant::now() + TO_FORGET;
     while ends.iter().any(|end| end.exists()) {
         if Instant::now() >= until {
             let why = format!("after {} s the kernel still has the device: a process has it open", TO_FORGET.as_secs());
-            return Err(Failure::new(format!("take {device} over from the kernel"), why));
+            return Err(Error::cannot(format!("take {device} over from the kernel"), why));
         }
         thread::sleep(LOOK);
     }
@@ -86,12 +86,12 @@ pub fn wait_forgotten(ends: &[PathBuf], device: &Device) -> Result<(), Failure> 
 
 #[cfg(test)]
 mod test {
-    use vm::xen::give::announce;
+    use super::super::give::announce;
     use xen::DomId;
 
+    use super::super::device::text;
+    use super::super::fake::{WRITABLE, machine, say};
     use super::*;
-    use crate::toolstack::attach::test::{WRITABLE, machine, say};
-    use crate::toolstack::device::text;
 
     /// A disk of domain 0 as xl leaves it to its script: the driver has answered the kernel's backend.
     fn of_xl() -> (xen::fake::Host, xen::fake::FakeStore, Device) {
@@ -136,7 +136,7 @@ mod test {
         let (_host, mut store, theirs) = of_xl();
         store.write(None, &format!("{}/params", theirs.backend()), b"/dev/vg/a").unwrap();
         let failure = adopt(&mut store, Path::new("/none"), &theirs.backend(), "tapline").unwrap_err();
-        assert!(failure.what().contains("use raw:/dev/vg/a"), "{failure}");
+        assert!(failure.message.contains("use raw:/dev/vg/a"), "{failure}");
         assert!(store.read(None, &theirs.backend()).unwrap().is_some());
     }
 }

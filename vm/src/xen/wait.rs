@@ -2,6 +2,7 @@
 //!
 //! It knows nothing about devices. Invariant: it sleeps until something has changed, and never polls.
 
+use control::Error;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
@@ -10,7 +11,6 @@ use rustix::io::Errno;
 use xen::Store;
 
 use super::device::store_failed;
-use crate::failure::Failure;
 
 /// The token of our watches, of which one set is active at a time.
 const TOKEN: &str = "tapline-wait";
@@ -30,8 +30,8 @@ impl Wait<'_> {
     pub fn until<T>(
         &self,
         store: &mut dyn Store,
-        mut look: impl FnMut(&mut dyn Store) -> Result<Option<T>, Failure>,
-    ) -> Result<Option<T>, Failure> {
+        mut look: impl FnMut(&mut dyn Store) -> Result<Option<T>, Error>,
+    ) -> Result<Option<T>, Error> {
         for path in self.paths {
             store.watch(path, TOKEN).map_err(store_failed)?;
         }
@@ -45,8 +45,8 @@ impl Wait<'_> {
     fn looking<T>(
         &self,
         store: &mut dyn Store,
-        look: &mut impl FnMut(&mut dyn Store) -> Result<Option<T>, Failure>,
-    ) -> Result<Option<T>, Failure> {
+        look: &mut impl FnMut(&mut dyn Store) -> Result<Option<T>, Error>,
+    ) -> Result<Option<T>, Error> {
         let until = Instant::now() + self.patience;
         loop {
             // Events are consumed before the check: a later change causes another one.
@@ -62,8 +62,8 @@ impl Wait<'_> {
     }
 
     /// Returns whether something happened before the time was up.
-    fn sleep(&self, store: &dyn Store, at_most: Duration) -> Result<bool, Failure> {
-        let failed = |error: std::io::Error| Failure::new("wait for xenstore", error);
+    fn sleep(&self, store: &dyn Store, at_most: Duration) -> Result<bool, Error> {
+        let failed = |error: std::io::Error| Error::cannot("wait for xenstore", error);
         let mut fds = vec![PollFd::from_borrowed_fd(store.fd(), PollFlags::IN)];
         fds.extend(self.also.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         let timeout = Timespec::try_from(at_most).map_err(|_| failed(std::io::ErrorKind::InvalidInput.into()))?;
@@ -76,8 +76,8 @@ impl Wait<'_> {
 }
 
 /// Waits until a descriptor is readable; whether it was in time.
-pub fn readable(fd: &impl AsFd, at_most: Duration) -> Result<bool, Failure> {
-    let failed = |error: std::io::Error| Failure::new("wait for a process", error);
+pub fn readable(fd: &impl AsFd, at_most: Duration) -> Result<bool, Error> {
+    let failed = |error: std::io::Error| Error::cannot("wait for a process", error);
     let timeout = Timespec::try_from(at_most).map_err(|_| failed(std::io::ErrorKind::InvalidInput.into()))?;
     match poll(&mut [PollFd::new(fd, PollFlags::IN)], Some(&timeout)) {
         Ok(ready) => Ok(ready > 0),
@@ -90,8 +90,8 @@ mod test {
     use xen::DomId;
     use xen::fake::Host;
 
+    use super::super::device::text;
     use super::*;
-    use crate::toolstack::device::text;
 
     #[test]
     fn a_write_by_another_client_ends_the_wait() {
@@ -106,7 +106,7 @@ mod test {
                 std::thread::spawn(move || other.write(None, "/a/b", b"1").unwrap());
                 return Ok(None);
             }
-            Ok(text(store, None, "/a/b")?)
+            text(store, None, "/a/b")
         });
         assert_eq!(seen.unwrap().as_deref(), Some("1"));
         assert_eq!(host.counts().watched, 0);
@@ -118,7 +118,7 @@ mod test {
         let mut store = host.store(DomId(0)).unwrap();
         let paths = ["/a".to_owned()];
         let wait = Wait { paths: &paths, patience: Duration::ZERO, also: None };
-        assert_eq!(wait.until(&mut store, |store| Ok(text(store, None, "/a")?)).unwrap(), None);
+        assert_eq!(wait.until(&mut store, |store| text(store, None, "/a")).unwrap(), None);
         assert_eq!(host.counts().watched, 0);
     }
 }

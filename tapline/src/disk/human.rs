@@ -4,9 +4,8 @@ use control::answer::{
     Clone, Condition, InFlight, Layer, Layers, Merge, MergeLayers, MergeState, Pause, Paused, Resize, Revert, Snapshot,
     Stats, Upgrade, Version,
 };
+use control::printable;
 use control::size::readable;
-
-use crate::output::printable;
 
 /// `snapshot`.
 pub fn snapshot(answer: &Snapshot) -> Vec<String> {

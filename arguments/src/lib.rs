@@ -1,6 +1,8 @@
-//! The command line's arguments and their values. This module knows no image and does nothing.
+//! The disk process's command line: its words and their values, for the disk process, which carries them out, and for
+//! the command line `tapline`, which starts disk processes. It knows no image and does nothing.
 
-mod disk;
+#![forbid(unsafe_code)]
+
 mod image;
 mod xen;
 
@@ -9,11 +11,10 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use control::ImageName;
 
-pub use disk::{Disk, DiskVerb, SnapshotMethod};
 pub use image::{
     Check, Compact, Compare, Convert, Create, Flatten, ImageCommand, Info, Map, Merge, Rebase, Resize, Snapshot,
 };
-pub use xen::{Attach, Detach, GrantPolicy, KIND, Mode, OnStop, ScriptAction, Upgrade, Xen, XenDisk, XenVerb};
+pub use xen::{GrantPolicy, KIND, NotAXenDisk, OnStop, XenDisk, backend_kind};
 
 /// Tapline's disk process: serves one image, or runs one image job.
 ///
@@ -37,10 +38,6 @@ pub enum Command {
     Image(ImageCommand),
     /// Serve one image to a virtual machine (vhost-user, Xen) or to NBD clients
     Serve(Serve),
-    /// Control a disk that is being served: snapshot, merge, clone, revert, resize, pause
-    Disk(Disk),
-    /// Attach disks to Xen guests and detach them
-    Xen(Xen),
 }
 
 impl Command {
@@ -49,7 +46,6 @@ impl Command {
         match self {
             Command::Serve(serve) => Some(serve.handing),
             Command::Image(command) => command.handing(),
-            Command::Disk(_) | Command::Xen(_) => None,
         }
     }
 }
@@ -60,6 +56,7 @@ impl Command {
 pub struct Serve {
     /// The image
     pub image: ImageName,
+    /// Its parents.
     #[command(flatten)]
     pub parents: Parents,
     /// Serve vhost-user-blk at this socket, for a virtual machine monitor
@@ -76,7 +73,7 @@ pub struct Serve {
     #[arg(long, value_name = "DOMAIN/VDEV")]
     pub xen: Option<XenDisk>,
     /// Name of that backend in xenstore
-    #[arg(long, value_name = "NAME", default_value = KIND, value_parser = xen::kind)]
+    #[arg(long, value_name = "NAME", default_value = KIND, value_parser = backend_kind)]
     #[arg(requires = "xen", conflicts_with = "vhost_user")]
     pub xen_backend: String,
     /// How the pages of a Xen guest are accessed. auto: persistent if the guest supports it, otherwise copy
@@ -99,6 +96,7 @@ pub struct Serve {
     /// its last parent is raw and O_DIRECT on its storage requires that]
     #[arg(long, value_name = "BYTES")]
     pub logical_block_size: Option<LogicalBlock>,
+    /// How its files are accessed.
     #[command(flatten)]
     pub access: Access,
     /// Maximum adaptive polling time before sleeping; 0: always sleep at once
@@ -118,6 +116,7 @@ pub struct Serve {
     /// Listen at this control socket for `tapline disk` commands such as snapshot, merge and resize
     #[arg(long, value_name = "SOCKET")]
     pub control: Option<PathBuf>,
+    /// Where its files come from.
     #[command(flatten)]
     pub handing: Handing,
     /// Replace the process that serves the disk, which hands over everything on standard input; used by that process or

@@ -5,14 +5,14 @@
 //! (libxl_disk.c, libxl__device_disk_find_local_path), when it starts QEMU. It knows nothing about images. Invariant:
 //! the kernel never takes the value for one of its own devices.
 
+use control::Error;
 use std::path::Path;
 
-use vm::xen::give::Wish;
+use super::give::Wish;
 use xen::{DomId, Store, Transaction};
 
 use super::device::{Device, remove_own_end, store_failed, text, together, write_all};
 use super::local::{backend_end, wait_forgotten};
-use crate::failure::Failure;
 
 /// The kernel's backend, for which xl has created the disk.
 const OF_XL: &str = "vbd";
@@ -20,25 +20,25 @@ const OF_XL: &str = "vbd";
 const PATH: &str = "physical-device-path";
 
 /// Whether the guest has firmware that reads the disk through QEMU's emulation: libxl has no read-only emulated disks.
-pub fn reads(store: &mut dyn Store, guest: DomId, wish: Wish) -> Result<bool, Failure> {
+pub fn reads(store: &mut dyn Store, guest: DomId, wish: Wish) -> Result<bool, Error> {
     let of_guest = text(store, None, &format!("/libxl/{guest}/type"))?;
     Ok(!wish.read_only && of_guest.is_some_and(|of_guest| of_guest == "hvm"))
 }
 
 /// Makes libxl tell QEMU that the disk is served at this socket. The kernel must have forgotten the node before,
 /// because it checks whether the key exists.
-pub fn show(store: &mut dyn Store, buses: &Path, device: &Device, socket: &Path) -> Result<(), Failure> {
+pub fn show(store: &mut dyn Store, buses: &Path, device: &Device, socket: &Path) -> Result<(), Error> {
     let theirs = of_xl(device);
     wait_forgotten(&[backend_end(buses, &theirs)], &theirs)?;
     let uri = format!("nbd+unix:///?socket={}", socket.display());
     // A node without a state is no device to the kernel.
-    Ok(write_all(store, None, &theirs.backend(), &[(PATH, &uri)])?)
+    write_all(store, None, &theirs.backend(), &[(PATH, &uri)])
 }
 
 /// Takes that back. A node that is a device of the kernel's, or that xl still needs, stays as it is.
-pub fn hide(store: &mut dyn Store, device: &Device) -> Result<(), Failure> {
+pub fn hide(store: &mut dyn Store, device: &Device) -> Result<(), Error> {
     let theirs = of_xl(device);
-    let shown = |store: &mut dyn Store, within: Option<Transaction>| -> Result<bool, Failure> {
+    let shown = |store: &mut dyn Store, within: Option<Transaction>| -> Result<bool, Error> {
         let names = store.list(within, &theirs.backend()).map_err(store_failed)?;
         Ok(names.is_some_and(|names| names == [PATH]))
     };
@@ -57,8 +57,8 @@ fn of_xl(device: &Device) -> Device {
 
 #[cfg(test)]
 mod test {
+    use super::super::fake::{WRITABLE, machine};
     use super::*;
-    use crate::toolstack::attach::test::{WRITABLE, machine};
 
     #[test]
     fn only_writable_disks_of_hvm_guests_are_presented_to_firmware() {

@@ -82,6 +82,7 @@ pub struct Create {
     /// Use a chain in which a parent was modified after its child was created
     #[arg(long, requires = "parent")]
     pub accept_changed_parent: bool,
+    /// Where its files come from.
     #[command(flatten)]
     pub handing: Handing,
     /// Print JSON
@@ -94,8 +95,10 @@ pub struct Create {
 pub struct Info {
     /// The image
     pub image: ImageName,
+    /// Its parents.
     #[command(flatten)]
     pub parents: Parents,
+    /// Where its files come from.
     #[command(flatten)]
     pub handing: Handing,
     /// Print JSON
@@ -108,11 +111,13 @@ pub struct Info {
 pub struct Check {
     /// The image
     pub image: ImageName,
+    /// Its parents.
     #[command(flatten)]
     pub parents: Parents,
     /// Repair what can be repaired without losing data
     #[arg(long)]
     pub repair: bool,
+    /// Where its files come from.
     #[command(flatten)]
     pub handing: Handing,
     /// Print JSON
@@ -125,10 +130,13 @@ pub struct Check {
 pub struct Map {
     /// The image
     pub image: ImageName,
+    /// Its parents.
     #[command(flatten)]
     pub parents: Parents,
+    /// How its files are accessed.
     #[command(flatten)]
     pub access: Access,
+    /// Where its files come from.
     #[command(flatten)]
     pub handing: Handing,
     /// Print JSON
@@ -145,8 +153,10 @@ pub struct Convert {
     /// The image to create
     #[arg(value_name = "DST")]
     pub target: ImageName,
+    /// Its parents.
     #[command(flatten)]
     pub parents: Parents,
+    /// How its files are accessed.
     #[command(flatten)]
     pub access: Access,
     /// Replace the target if it exists, when the conversion is complete; until then both take space. A block device
@@ -169,6 +179,7 @@ pub struct Convert {
     /// is 2
     #[arg(long, conflicts_with = "verify")]
     pub salvage: bool,
+    /// Where its files come from.
     #[command(flatten)]
     pub handing: Handing,
     /// Print JSON
@@ -185,13 +196,16 @@ pub struct Compare {
     /// The second image
     #[arg(value_name = "B")]
     pub other: ImageName,
+    /// Its parents.
     #[command(flatten)]
     pub parents: Parents,
     /// A parent of B; repeat from the top down
     #[arg(long, value_name = "FORMAT:PATH")]
     pub other_parent: Vec<ImageName>,
+    /// How its files are accessed.
     #[command(flatten)]
     pub access: Access,
+    /// Where its files come from.
     #[command(flatten)]
     pub handing: Handing,
     /// Print JSON
@@ -204,6 +218,7 @@ pub struct Compare {
 pub struct Snapshot {
     /// The image
     pub image: ImageName,
+    /// Its parents.
     #[command(flatten)]
     pub parents: Parents,
     /// The new image; an existing file is never overwritten. raw: share the blocks of a raw image (reflink)
@@ -219,6 +234,7 @@ pub struct Snapshot {
 pub struct Merge {
     /// The image
     pub image: ImageName,
+    /// Its parents.
     #[command(flatten)]
     pub parents: Parents,
     /// The topmost layer to merge: 0 is the image, 1 its parent, and so on
@@ -233,8 +249,10 @@ pub struct Merge {
     /// Only check whether such a merge is already complete, as when it was killed at its very end
     #[arg(long, conflicts_with = "delete")]
     pub is_done: bool,
+    /// How its files are accessed.
     #[command(flatten)]
     pub access: Access,
+    /// Where its files come from.
     #[command(flatten)]
     pub handing: Handing,
     /// Print JSON
@@ -247,6 +265,7 @@ pub struct Merge {
 pub struct Rebase {
     /// The image
     pub image: ImageName,
+    /// Its parents.
     #[command(flatten)]
     pub parents: Parents,
     /// The new parent; repeat from the top down
@@ -255,6 +274,7 @@ pub struct Rebase {
     /// Only record the new parent, for example if it was moved or its contents are known to be the same
     #[arg(long = "unsafe")]
     pub record_only: bool,
+    /// How its files are accessed.
     #[command(flatten)]
     pub access: Access,
     /// Print JSON
@@ -267,8 +287,10 @@ pub struct Rebase {
 pub struct Flatten {
     /// The image
     pub image: ImageName,
+    /// Its parents.
     #[command(flatten)]
     pub parents: Parents,
+    /// How its files are accessed.
     #[command(flatten)]
     pub access: Access,
     /// Print JSON
@@ -284,6 +306,7 @@ pub struct Resize {
     /// The new size, at least the current one
     #[arg(long)]
     pub size: Size,
+    /// Where its files come from.
     #[command(flatten)]
     pub handing: Handing,
     /// Print JSON
@@ -296,6 +319,7 @@ pub struct Resize {
 pub struct Compact {
     /// The image; its parents are not read and need not be given
     pub image: ImageName,
+    /// How its files are accessed.
     #[command(flatten)]
     pub access: Access,
     /// Print JSON

@@ -1,4 +1,4 @@
-//! Replaces a disk's process with one of this program, while its guest runs.
+//! Replaces a disk's process with a new one, while its guest runs.
 //!
 //! The old process completes the requests that it has accepted and exits; the new one has its arguments, finds the
 //! guest connected and takes over its rings. Meanwhile the guest waits. It knows nothing about rings. Invariant: the
@@ -13,18 +13,19 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use clap::Parser;
-use control::ImageName;
+use control::{Error, ImageName};
 use rustix::process::{Pid, Signal};
 use xen::Store;
 
-use super::claim::{Holder, Places};
-use super::device::Device;
 use super::launch::Launch;
-use super::{detach, domain};
-use crate::ask;
-use crate::cli::{Arguments, Command, Serve, Upgrade};
-use crate::failure::Failure;
-use crate::log::say;
+use crate::disk;
+use arguments::{Arguments, Command, Serve};
+use vm::xen::claim::{Holder, Places};
+use vm::xen::device::Device;
+use vm::xen::{domain, take};
+
+use super::arguments::Upgrade;
+use super::say;
 
 /// A disk process, as it was started.
 struct Process {
@@ -35,14 +36,14 @@ struct Process {
 }
 
 /// `upgrade`.
-pub fn upgrade(store: &mut dyn Store, places: &Places, words: &Upgrade) -> Result<(), Failure> {
+pub fn upgrade(store: &mut dyn Store, places: &Places, words: &Upgrade) -> Result<(), Error> {
     let own = domain::own(store)?;
     let guest = domain::find(store, &words.domain)?;
-    let device = detach::find(store, own, guest, words.vdev)?;
-    detach::refuse_kept(store, &device, "replace the process of")?;
+    let device = take::find(store, own, guest, words.vdev)?;
+    take::refuse_kept(store, &device, "replace the process of")?;
     let tried = || format!("replace the process of {device}");
     let Some(holder) = Holder::of(places, &device)? else {
-        return Err(Failure::new(tried(), "there is none").advise(format!(
+        return Err(Error::cannot(tried(), "there is none").advise(format!(
             "start one: tapline serve IMAGE --xen {guest}/{} --xen-backend {}",
             device.vdev, device.kind
         )));
@@ -50,14 +51,14 @@ pub fn upgrade(store: &mut dyn Store, places: &Places, words: &Upgrade) -> Resul
     let process = Process::of(holder.pid, places, &device)?;
     let chain = process.chain(words)?;
     let words_anew = process.words_for(&chain)?;
-    let program = std::env::current_exe().map_err(|error| Failure::new("find this program", error))?;
+    let program = super::program()?;
     let launch =
         Launch { program, words: words_anew, directory: Some(process.directory.clone()), log: process.log.clone() };
 
     let pid = holder.pid.as_raw_nonzero();
     if !holder.end(Signal::USR2, words.timeout)? {
         let why = format!("process {pid} has not exited in {} s", words.timeout.as_secs());
-        return Err(Failure::new(tried(), why).advise(format!(
+        return Err(Error::cannot(tried(), why).advise(format!(
             "it will exit when its storage responds; then serve the disk again: {}",
             by_hand(&launch)
         )));
@@ -70,11 +71,11 @@ pub fn upgrade(store: &mut dyn Store, places: &Places, words: &Upgrade) -> Resul
 }
 
 impl Process {
-    fn of(pid: Pid, places: &Places, device: &Device) -> Result<Process, Failure> {
+    fn of(pid: Pid, places: &Places, device: &Device) -> Result<Process, Error> {
         let place = PathBuf::from(format!("/proc/{}", pid.as_raw_nonzero()));
         let failed = |what: &str| {
             let tried = format!("read {what} of process {}, which serves {device}", pid.as_raw_nonzero());
-            move |error: io::Error| Failure::new(tried, error)
+            move |error: io::Error| Error::cannot(tried, error)
         };
         let line = fs::read(place.join("cmdline")).map_err(failed("the command line"))?;
         let directory = fs::read_link(place.join("cwd")).map_err(failed("the working directory"))?;
@@ -85,15 +86,15 @@ impl Process {
         };
         let (words, serve) = understood(&line).ok_or_else(|| {
             let why = format!("process {} was not started by `tapline serve … --xen`", pid.as_raw_nonzero());
-            Failure::new(format!("replace the process of {device}"), why)
+            Error::cannot(format!("replace the process of {device}"), why)
         })?;
         Ok(Process { words, serve, directory, log })
     }
 
     /// The layers that it has now: snapshots and merges may have changed them. Without a control socket nothing can.
-    fn chain(&self, words: &Upgrade) -> Result<Vec<ImageName>, Failure> {
+    fn chain(&self, words: &Upgrade) -> Result<Vec<ImageName>, Error> {
         match &self.serve.control {
-            Some(control) => ask::layers(&self.directory.join(control), words.timeout),
+            Some(control) => disk::layers(&self.directory.join(control), words.timeout),
             None => Ok(self.named().collect()),
         }
     }
@@ -108,7 +109,7 @@ impl Process {
     }
 
     /// Its arguments, adapted to that chain.
-    fn words_for(&self, chain: &[ImageName]) -> Result<Vec<OsString>, Failure> {
+    fn words_for(&self, chain: &[ImageName]) -> Result<Vec<OsString>, Error> {
         if self.named().eq(chain.iter().cloned()) {
             return Ok(self.words.clone());
         }
@@ -119,7 +120,7 @@ impl Process {
         });
         words.filter(|_| means.is_some()).ok_or_else(|| {
             let chain: Vec<String> = chain.iter().map(ImageName::to_string).collect();
-            Failure::new("put the disk's current layers into its process's command line", chain.join(" "))
+            Error::cannot("put the disk's current layers into its process's command line", chain.join(" "))
                 .advise("stop it with SIGUSR2, and serve these layers by hand")
         })
     }
@@ -163,7 +164,7 @@ fn renamed(words: &[OsString], image: &ImageName, chain: &[ImageName]) -> Option
 }
 
 /// Adds to a failure that the guest's I/O waits for another process.
-fn waits(failure: Failure, launch: &Launch) -> Failure {
+fn waits(failure: Error, launch: &Launch) -> Error {
     let advice = format!("the guest's I/O waits until its disk is served again: {}", by_hand(launch));
     failure.advise(advice)
 }
@@ -222,7 +223,9 @@ mod test {
     fn arguments_that_cannot_be_updated_are_refused() {
         // Another option's value is spelled like the image.
         let odd = process("t serve raw:/b --stats raw:/b --xen 7/xvdb");
-        assert!(odd.words_for(&chain(&["raw:/c", "raw:/b"])).unwrap_err().advice().unwrap().contains("SIGUSR2"));
+        assert!(
+            odd.words_for(&chain(&["raw:/c", "raw:/b"])).unwrap_err().advice.as_deref().unwrap().contains("SIGUSR2")
+        );
     }
 
     #[test]

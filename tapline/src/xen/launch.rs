@@ -12,13 +12,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use control::{Error, printable};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use xen::Store;
 
-use super::device::{Device, State, text};
-use super::wait::{self, Wait};
-use crate::failure::Failure;
-use crate::output::printable;
+use vm::xen::device::{Device, State, text};
+use vm::xen::wait::{self, Wait};
 
 /// Maximum bytes of its last output that are shown.
 const WORDS_MAX: u64 = 4096;
@@ -29,7 +28,7 @@ const TO_END: Duration = Duration::from_secs(5);
 /// The process to start.
 #[derive(Debug)]
 pub struct Launch {
-    /// The program: this one.
+    /// The program of disk processes.
     pub program: PathBuf,
     /// Its arguments.
     pub words: Vec<OsString>,
@@ -51,14 +50,14 @@ pub struct Launched {
 
 impl Launch {
     /// Starts it. It outlives us and our terminal.
-    pub fn start(&self) -> Result<Launched, Failure> {
-        let log_failed = |error: io::Error| Failure::new(format!("write the log {}", self.log.display()), error);
+    pub fn start(&self) -> Result<Launched, Error> {
+        let log_failed = |error: io::Error| Error::cannot(format!("write the log {}", self.log.display()), error);
         if let Some(directory) = self.log.parent().filter(|directory| !directory.as_os_str().is_empty()) {
             fs::create_dir_all(directory).map_err(log_failed)?;
         }
         let log = File::options().append(true).create(true).open(&self.log).map_err(log_failed)?;
         let from = log.metadata().map_err(log_failed)?.len();
-        let failed = |error: io::Error| Failure::new(format!("start {}", self.program.display()), error);
+        let failed = |error: io::Error| Error::cannot(format!("start {}", self.program.display()), error);
         let mut command = Command::new(&self.program);
         command.args(&self.words).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).process_group(0);
         if let Some(directory) = &self.directory {
@@ -79,7 +78,7 @@ impl Launch {
 
 impl Launched {
     /// Waits until the backend's node says that it is served. Otherwise the process has been stopped on return.
-    pub fn wait_serving(&mut self, store: &mut dyn Store, device: &Device, patience: Duration) -> Result<(), Failure> {
+    pub fn wait_serving(&mut self, store: &mut dyn Store, device: &Device, patience: Duration) -> Result<(), Error> {
         self.wait(store, device, patience, |store| {
             Ok(device.states(store, None)?.0.is_some_and(|state| state != State::INITIALISING))
         })
@@ -87,12 +86,7 @@ impl Launched {
 
     /// Waits until the backend's node contains this process's pid after another has served it. Otherwise the process
     /// has been stopped on return.
-    pub fn wait_taken_over(
-        &mut self,
-        store: &mut dyn Store,
-        device: &Device,
-        patience: Duration,
-    ) -> Result<(), Failure> {
+    pub fn wait_taken_over(&mut self, store: &mut dyn Store, device: &Device, patience: Duration) -> Result<(), Error> {
         let pid = self.pid().to_string();
         self.wait(store, device, patience, |store| {
             let named = text(store, None, &format!("{}/tapline/pid", device.backend()))?;
@@ -105,12 +99,12 @@ impl Launched {
         store: &mut dyn Store,
         device: &Device,
         patience: Duration,
-        serves: impl Fn(&mut dyn Store) -> Result<bool, Failure>,
-    ) -> Result<(), Failure> {
+        serves: impl Fn(&mut dyn Store) -> Result<bool, Error>,
+    ) -> Result<(), Error> {
         let paths = [device.backend()];
         let child = &mut self.child;
         let serving = Wait { paths: &paths, patience, also: Some(self.process.as_fd()) }.until(store, |store| {
-            if let Some(status) = child.try_wait().map_err(|error| Failure::new("check the disk's process", error))? {
+            if let Some(status) = child.try_wait().map_err(|error| Error::cannot("check the disk's process", error))? {
                 return Ok(Some(Err(status.to_string())));
             }
             Ok(serves(store)?.then_some(Ok(())))
@@ -125,7 +119,7 @@ impl Launched {
         Err(what.unwrap_or_else(|| {
             let words = self.last_words();
             let words = if words.is_empty() { String::new() } else { format!("; it printed:\n{words}") };
-            Failure::new(format!("serve {device}"), format!("{why}{words}"))
+            Error::cannot(format!("serve {device}"), format!("{why}{words}"))
                 .advise(format!("its log is {}", self.log.display()))
         }))
     }
@@ -136,8 +130,8 @@ impl Launched {
     }
 
     /// Stops it: it was started by us and serves no guest.
-    fn end(&mut self) -> Result<(), Failure> {
-        let failed = |error: io::Error| Failure::new("stop the disk's process", error);
+    fn end(&mut self) -> Result<(), Error> {
+        let failed = |error: io::Error| Error::cannot("stop the disk's process", error);
         if self.child.try_wait().map_err(failed)?.is_some() {
             return Ok(());
         }
@@ -167,7 +161,7 @@ fn read_from(path: &Path, from: u64) -> io::Result<String> {
 #[cfg(test)]
 mod test {
     use super::*;
-    use crate::toolstack::attach::test::{WRITABLE, machine, say};
+    use vm::xen::fake::{WRITABLE, machine, say};
     use vm::xen::give::announce;
 
     fn shell(directory: &tempfile::TempDir, script: &str) -> Launch {
@@ -185,9 +179,9 @@ mod test {
         fs::write(&log, "of an earlier one\n").unwrap();
         let mut launched = shell(&directory, "echo cannot open it >&2; exit 4").start().unwrap();
         let failure = launched.wait_serving(&mut store, &device, Duration::from_secs(60)).unwrap_err();
-        assert!(failure.what().ends_with("exit status: 4; it printed:\n    cannot open it"), "{failure}");
-        assert!(!failure.what().contains("earlier"));
-        assert_eq!(failure.advice(), Some(format!("its log is {}", log.display()).as_str()));
+        assert!(failure.message.ends_with("exit status: 4; it printed:\n    cannot open it"), "{failure}");
+        assert!(!failure.message.contains("earlier"));
+        assert_eq!(failure.advice.as_deref(), Some(format!("its log is {}", log.display()).as_str()));
     }
 
     #[test]
@@ -197,7 +191,7 @@ mod test {
         announce(&mut store, &device, WRITABLE).unwrap();
         let mut launched = shell(&directory, "exec sleep 1000").start().unwrap();
         let failure = launched.wait_serving(&mut store, &device, Duration::ZERO).unwrap_err();
-        assert!(failure.what().contains("did not start serving in 0 s"), "{failure}");
+        assert!(failure.message.contains("did not start serving in 0 s"), "{failure}");
         assert!(launched.child.try_wait().unwrap().is_some());
         // A disk served by another process is not served by this one.
         say(&mut store, &device.backend(), "4");

@@ -3,13 +3,12 @@
 //! It reads xenstore and changes nothing. Text that a guest may have written is shown without terminal control
 //! characters.
 
+use control::{Error, printable};
 use serde::Serialize;
 use xen::{DomId, Store};
 
-use super::device::{Device, children, described, text};
-use super::domain;
-use crate::failure::Failure;
-use crate::output::printable;
+use vm::xen::device::{Device, children, described, text};
+use vm::xen::domain;
 
 /// One disk. Names and meanings are part of the interface.
 #[derive(Debug, PartialEq, Eq, Serialize)]
@@ -34,7 +33,7 @@ pub struct Listed {
 }
 
 /// All disks, or those of one guest, whichever program serves them here.
-pub fn all(store: &mut dyn Store, own: DomId, only: Option<DomId>) -> Result<Vec<Listed>, Failure> {
+pub fn all(store: &mut dyn Store, own: DomId, only: Option<DomId>) -> Result<Vec<Listed>, Error> {
     let mut all = Vec::new();
     for kind in children(store, None, &format!("/local/domain/{own}/backend"))? {
         for guest in children(store, None, &format!("/local/domain/{own}/backend/{kind}"))? {
@@ -55,7 +54,7 @@ pub fn all(store: &mut dyn Store, own: DomId, only: Option<DomId>) -> Result<Vec
 }
 
 /// The device, if it is a disk.
-fn describe(store: &mut dyn Store, device: &Device) -> Result<Option<Listed>, Failure> {
+fn describe(store: &mut dyn Store, device: &Device) -> Result<Option<Listed>, Error> {
     let node = device.backend();
     let mut value = |key: &str| {
         let value = text(store, None, &format!("{node}/{key}"));
@@ -121,7 +120,7 @@ pub fn table(all: &[Listed]) -> String {
 #[cfg(test)]
 mod test {
     use super::*;
-    use crate::toolstack::attach::test::{WRITABLE, machine, say};
+    use vm::xen::fake::{WRITABLE, machine, say};
     use vm::xen::give::announce;
 
     #[test]

@@ -4,12 +4,11 @@
 //! removed, which makes the kernel release the disk, and the guest's frontend is recreated with our backend. It knows
 //! nothing about images but their names. Invariant: a guest that has begun to use the disk is not touched.
 
-use control::ImageName;
-use vm::xen::give::{Wish, make_both_ends};
+use super::give::{Wish, make_both_ends};
+use control::{Error, ImageName};
 use xen::{Store, Transaction};
 
 use super::device::{Device, State, described, remove_own_end, store_failed, text, together, write_all};
-use crate::failure::Failure;
 
 /// Keys that xl has written into either end and that are not ours to decide.
 const XLS: [&str; 4] = ["removable", "bootable", "discard-enable", "direct-io-safe"];
@@ -27,7 +26,7 @@ pub struct Adopted {
 }
 
 /// Makes the device at `node` one of the backend `kind`.
-pub fn adopt(store: &mut dyn Store, node: &str, kind: &str) -> Result<Adopted, Failure> {
+pub fn adopt(store: &mut dyn Store, node: &str, kind: &str) -> Result<Adopted, Error> {
     let theirs = Device::of_backend(node).ok_or_else(|| not_a_disk(node))?;
     together(store, |store, within| {
         let (images, wish) = read_wish(store, within, node)?;
@@ -39,7 +38,7 @@ pub fn adopt(store: &mut dyn Store, node: &str, kind: &str) -> Result<Adopted, F
             let why = format!("its guest is running: its frontend is {}", described(guest));
             let images: Vec<String> = images.iter().map(ImageName::to_string).collect();
             let by = format!("tapline xen attach {} {}", theirs.guest, images.join(" "));
-            return Err(Failure::new(format!("take {theirs} over from xl"), why)
+            return Err(Error::cannot(format!("take {theirs} over from xl"), why)
                 .advise(format!("to give a running guest its disk, use: {by}")));
         }
         let device = Device { kind: kind.to_owned(), ..theirs.clone() };
@@ -61,7 +60,7 @@ pub fn read_wish(
     store: &mut dyn Store,
     within: Option<Transaction>,
     node: &str,
-) -> Result<(Vec<ImageName>, Wish), Failure> {
+) -> Result<(Vec<ImageName>, Wish), Error> {
     let mut value = |key: &str| text(store, within, &format!("{node}/{key}"));
     let params = value("params")?.ok_or_else(|| not_a_disk(node))?;
     let mode = value("mode")?.unwrap_or_default();
@@ -74,7 +73,7 @@ pub fn values(
     within: Option<Transaction>,
     node: &str,
     keys: &[&'static str],
-) -> Result<Vec<(&'static str, String)>, Failure> {
+) -> Result<Vec<(&'static str, String)>, Error> {
     let mut found = Vec::new();
     for &key in keys {
         if let Some(value) = text(store, within, &format!("{node}/{key}"))? {
@@ -85,41 +84,40 @@ pub fn values(
 }
 
 /// Leaves to xl why it cannot have the disk.
-pub fn refuse(store: &mut dyn Store, node: &str, adopted: Option<&Adopted>, why: &Failure) -> Result<(), Failure> {
-    together(store, |store, within| -> Result<(), Failure> {
+pub fn refuse(store: &mut dyn Store, node: &str, adopted: Option<&Adopted>, why: &Error) -> Result<(), Error> {
+    together(store, |store, within| -> Result<(), Error> {
         if let Some(Adopted { device, .. }) = adopted {
             store.remove(within, &device.frontend()).map_err(store_failed)?;
             store.remove(within, &device.backend()).map_err(store_failed)?;
             write_all(store, within, &device.of_xl(), &[("backend", node)])?;
         }
-        Ok(write_all(store, within, node, &[("hotplug-error", &why.to_string()), ("hotplug-status", "error")])?)
+        write_all(store, within, node, &[("hotplug-error", &why.with_advice()), ("hotplug-status", "error")])
     })
 }
 
 /// `target=` of a disk in xl's configuration: image names with blanks between them.
-fn images(params: &str) -> Result<Vec<ImageName>, Failure> {
+fn images(params: &str) -> Result<Vec<ImageName>, Error> {
     let images = params.split_whitespace().map(str::parse);
     let images: Result<Vec<ImageName>, _> = images.collect();
-    let images = images.map_err(|error| Failure::new(format!("parse target={params}"), error))?;
+    let images = images.map_err(|error| Error::cannot(format!("parse target={params}"), error))?;
     if images.is_empty() {
-        return Err(Failure::new("find an image in the disk's configuration", "target= has none")
+        return Err(Error::cannot("find an image in the disk's configuration", "target= has none")
             .advise("write target=FORMAT:PATH as the last word, followed by its parents"));
     }
     Ok(images)
 }
 
 /// The error for a node that xl has not created for a disk.
-pub fn not_a_disk(node: &str) -> Failure {
-    Failure::new(format!("take over {node}"), "xl has no disk there")
+pub fn not_a_disk(node: &str) -> Error {
+    Error::cannot(format!("take over {node}"), "xl has no disk there")
         .advise("this command is for block-tapline, which xl calls: script=block-tapline in a disk's configuration")
 }
 
 #[cfg(test)]
 mod test {
+    use super::super::fake::{WRITABLE, machine, say};
+    use super::super::{give::announce, take};
     use super::*;
-    use crate::toolstack::attach::test::{WRITABLE, machine, say};
-    use crate::toolstack::detach;
-    use vm::xen::give::announce;
 
     /// A disk as xl leaves it to its script.
     fn of_xl() -> (xen::fake::Host, xen::fake::FakeStore, Device) {
@@ -145,8 +143,8 @@ mod test {
             assert_eq!(text(&mut store, None, &format!("{node}/backend")).unwrap().as_ref(), Some(&ours), "{node}");
         }
         // It is detached like our own disks, and xl forgets it.
-        detach::refuse_xls(&mut store, &adopted.device).unwrap();
-        vm::xen::take::remove(&mut store, &adopted.device).unwrap();
+        take::refuse_xls(&mut store, &adopted.device).unwrap();
+        take::remove(&mut store, &adopted.device).unwrap();
         assert_eq!(store.read(None, &theirs.of_xl()).unwrap(), None);
     }
 
@@ -175,7 +173,7 @@ mod test {
         let (_host, mut store, theirs) = of_xl();
         say(&mut store, &theirs.frontend(), "3");
         let failure = adopt(&mut store, &theirs.backend(), "tapline").unwrap_err();
-        assert!(failure.what().contains("its guest is running: its frontend is Initialised"), "{failure}");
+        assert!(failure.message.contains("its guest is running: its frontend is Initialised"), "{failure}");
         assert!(store.read(None, &theirs.backend()).unwrap().is_some());
     }
 
@@ -183,7 +181,7 @@ mod test {
     fn a_running_guest_without_driver_is_recognized_by_its_console() {
         let (_host, mut store, theirs) = of_xl();
         store.write(None, "/local/domain/7/console/ring-ref", b"1").unwrap();
-        assert!(adopt(&mut store, &theirs.backend(), "tapline").unwrap_err().what().contains("its guest is running"));
+        assert!(adopt(&mut store, &theirs.backend(), "tapline").unwrap_err().message.contains("its guest is running"));
         assert!(store.read(None, &theirs.backend()).unwrap().is_some());
     }
 
@@ -191,7 +189,7 @@ mod test {
     fn xl_gets_the_reason_and_its_disk_is_unchanged() {
         let (_host, mut store, theirs) = of_xl();
         let adopted = adopt(&mut store, &theirs.backend(), "tapline").unwrap();
-        refuse(&mut store, &theirs.backend(), Some(&adopted), &Failure::new("open it", "no")).unwrap();
+        refuse(&mut store, &theirs.backend(), Some(&adopted), &Error::cannot("open it", "no")).unwrap();
         let error = text(&mut store, None, &format!("{}/hotplug-error", theirs.backend())).unwrap();
         assert_eq!(error.as_deref(), Some("cannot open it: no"));
         let backend = text(&mut store, None, &format!("{}/backend", theirs.of_xl())).unwrap();
@@ -203,7 +201,7 @@ mod test {
     fn a_target_without_format_is_refused_with_a_suggestion() {
         let (_host, mut store, theirs) = of_xl();
         store.write(None, &format!("{}/params", theirs.backend()), b"/dev/vg/a").unwrap();
-        assert!(adopt(&mut store, &theirs.backend(), "tapline").unwrap_err().what().contains("use raw:/dev/vg/a"));
+        assert!(adopt(&mut store, &theirs.backend(), "tapline").unwrap_err().message.contains("use raw:/dev/vg/a"));
         assert!(adopt(&mut store, "/local/domain/0/backend/vbd/9/51712", "tapline").is_err());
     }
 }

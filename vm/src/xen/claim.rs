@@ -3,6 +3,7 @@
 //! It knows nothing about xenstore, which a killed process cannot update. Invariant: the lock disappears with its
 //! process, however that ends, so the pid in a locked file is that of a living process.
 
+use control::Error;
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, Write};
 use std::os::fd::OwnedFd;
@@ -19,7 +20,6 @@ use xen::DomId;
 use super::device::Device;
 use super::vdev::Vdev;
 use super::wait;
-use crate::failure::Failure;
 
 /// How long a disk's process has to exit by itself, as it does when its nodes are gone. A signal would interfere: the
 /// kernel closes the files of a process before it has fully exited.
@@ -51,8 +51,7 @@ impl Places {
         Places { run: "/run/tapline".into(), log: "/var/log/tapline".into(), statistics: "/dev/shm".into() }
     }
 
-    /// The directories of a test.
-    #[cfg(test)]
+    /// Directories below another one, for tests.
     pub fn below(directory: &Path) -> Places {
         let [run, log, statistics] = ["run", "log", "shm"].map(|place| directory.join(place));
         Places { run, log, statistics }
@@ -73,7 +72,7 @@ impl Places {
         self.log.join(format!("xen-{}-{}.log", device.guest, device.vdev))
     }
 
-    fn lock(&self, device: &Device) -> PathBuf {
+    pub(super) fn lock(&self, device: &Device) -> PathBuf {
         self.run.join(format!("xen-{}-{}-{}.pid", device.kind, device.guest, device.vdev.number()))
     }
 }
@@ -88,10 +87,10 @@ pub struct Claim {
 
 impl Claim {
     /// Takes the claim, if no other process has it.
-    pub fn take(places: &Places, device: &Device) -> Result<Claim, Failure> {
+    pub fn take(places: &Places, device: &Device) -> Result<Claim, Error> {
         let path = places.lock(device);
         let failed = |error: io::Error| {
-            Failure::new(format!("claim {device} by {}", path.display()), error)
+            Error::cannot(format!("claim {device} by {}", path.display()), error)
                 .advise("disks of Xen guests must be served by root, which can write there")
         };
         fs::create_dir_all(&places.run).map_err(failed)?;
@@ -125,12 +124,12 @@ impl Drop for Claim {
 }
 
 /// The process that serves a disk, if one does.
-pub fn holder(places: &Places, device: &Device) -> Result<Option<Pid>, Failure> {
+pub fn holder(places: &Places, device: &Device) -> Result<Option<Pid>, Error> {
     let path = places.lock(device);
     let mut file = match File::open(&path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         opened => opened.map_err(|error| {
-            Failure::new(format!("find the process that serves {device} in {}", path.display()), error)
+            Error::cannot(format!("find the process that serves {device} in {}", path.display()), error)
         })?,
     };
     match flock(&file, FlockOperation::NonBlockingLockShared) {
@@ -140,8 +139,8 @@ pub fn holder(places: &Places, device: &Device) -> Result<Option<Pid>, Failure> 
 }
 
 /// The backends for which a process serves a guest's disk, whatever xenstore says.
-pub fn served(places: &Places, own: DomId, guest: DomId, vdev: Vdev) -> Result<Vec<Device>, Failure> {
-    let failed = |error| Failure::new(format!("find processes that serve disks in {}", places.run.display()), error);
+pub fn served(places: &Places, own: DomId, guest: DomId, vdev: Vdev) -> Result<Vec<Device>, Error> {
+    let failed = |error| Error::cannot(format!("find processes that serve disks in {}", places.run.display()), error);
     let entries = match fs::read_dir(&places.run) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries.map_err(failed)?,
@@ -170,13 +169,13 @@ pub struct Holder {
 
 impl Holder {
     /// The process that serves a disk, if one does.
-    pub fn of(places: &Places, device: &Device) -> Result<Option<Holder>, Failure> {
+    pub fn of(places: &Places, device: &Device) -> Result<Option<Holder>, Error> {
         let Some(pid) = holder(places, device)? else { return Ok(None) };
         let process = match pidfd_open(pid, PidfdFlags::empty()) {
             Err(Errno::SRCH) => return Ok(None),
             opened => opened.map_err(|errno| {
                 let tried = format!("find process {}, which serves {device}", pid.as_raw_nonzero());
-                Failure::new(tried, io::Error::from(errno))
+                Error::cannot(tried, io::Error::from(errno))
             })?,
         };
         // The pid may have been reused before the process was opened; the lock shows that.
@@ -184,11 +183,11 @@ impl Holder {
     }
 
     /// Sends it a signal, and waits for its end; returns whether that came in time.
-    pub fn end(&self, signal: Signal, patience: Duration) -> Result<bool, Failure> {
+    pub fn end(&self, signal: Signal, patience: Duration) -> Result<bool, Error> {
         match pidfd_send_signal(&self.process, signal) {
             Err(Errno::SRCH) => Ok(true),
             Err(errno) => {
-                Err(Failure::new(format!("stop process {}", self.pid.as_raw_nonzero()), io::Error::from(errno)))
+                Err(Error::cannot(format!("stop process {}", self.pid.as_raw_nonzero()), io::Error::from(errno)))
             }
             Ok(()) => wait::readable(&self.process, patience),
         }
@@ -197,7 +196,7 @@ impl Holder {
 
 /// Ends the process that serves a disk, if one does: with a request at first, and then without asking. With it go all
 /// that it had mapped of the guest, so that the guest's domain can go too.
-pub fn end_holder(places: &Places, device: &Device, mut tell: impl FnMut(&str)) -> Result<(), Failure> {
+pub fn end_holder(places: &Places, device: &Device, mut tell: impl FnMut(&str)) -> Result<(), Error> {
     let Some(holder) = Holder::of(places, device)? else { return Ok(()) };
     let pid = holder.pid.as_raw_nonzero();
     if wait::readable(&holder.process, BY_ITSELF)? {
@@ -209,7 +208,7 @@ pub fn end_holder(places: &Places, device: &Device, mut tell: impl FnMut(&str)) 
         }
         tell(&format!("process {pid} has not exited in {} s", patience.as_secs()));
     }
-    Err(Failure::new(format!("stop process {pid}, which serves {device}"), "it does not exit even when killed")
+    Err(Error::cannot(format!("stop process {pid}, which serves {device}"), "it does not exit even when killed")
         .advise("its storage does not respond; until it does, the guest's pages stay mapped; see the kernel log"))
 }
 
@@ -227,9 +226,9 @@ fn is_still_at(file: &File, path: &Path) -> bool {
     }
 }
 
-fn served_already(device: &Device, pid: Option<Pid>) -> Failure {
+fn served_already(device: &Device, pid: Option<Pid>) -> Error {
     let who = pid.map_or_else(|| "another process".to_owned(), |pid| format!("process {}", pid.as_raw_nonzero()));
-    Failure::new(format!("serve {device}"), format!("{who} already does")).advise(format!(
+    Error::cannot(format!("serve {device}"), format!("{who} already does")).advise(format!(
         "detach it first: tapline xen detach {guest} {vdev}, or replace its process: tapline xen upgrade {guest} \
          {vdev}",
         guest = device.guest,
@@ -238,23 +237,9 @@ fn served_already(device: &Device, pid: Option<Pid>) -> Failure {
 }
 
 #[cfg(test)]
-pub mod test {
-    use std::process::{Child, Command, Stdio};
-
+mod test {
+    use super::super::fake::{machine, stand_in};
     use super::*;
-    use crate::toolstack::attach::test::machine;
-
-    /// A stand-in for a disk's process: writes its pid into the file and keeps that locked.
-    pub fn stand_in(places: &Places, device: &Device) -> Child {
-        fs::create_dir_all(&places.run).unwrap();
-        let script = "exec 9<>\"$0\"; flock 9; echo $$ >\"$0\"; echo ready; exec sleep 1000";
-        let mut command = Command::new("sh");
-        let command = command.arg("-c").arg(script).arg(places.lock(device)).stdout(Stdio::piped());
-        let mut child = command.spawn().unwrap();
-        let mut ready = [0; 6];
-        child.stdout.take().unwrap().read_exact(&mut ready).unwrap();
-        child
-    }
 
     fn places() -> (tempfile::TempDir, Places) {
         let directory = tempfile::tempdir().unwrap();
@@ -270,7 +255,7 @@ pub mod test {
         let claim = Claim::take(&places, &device).unwrap();
         let me = Pid::from_raw(i32::try_from(std::process::id()).unwrap());
         assert_eq!(holder(&places, &device).unwrap(), me);
-        let failure = Claim::take(&places, &device).unwrap_err().to_string();
+        let failure = Claim::take(&places, &device).unwrap_err().with_advice();
         assert!(failure.contains("already does") && failure.contains("tapline xen detach 7 xvdb"), "{failure}");
         drop(claim);
         assert_eq!(holder(&places, &device).unwrap(), None);
@@ -305,7 +290,7 @@ pub mod test {
     fn the_process_holding_the_claim_is_stopped() {
         let (_directory, places) = places();
         let (_host, _store, device) = machine();
-        let mut child = stand_in(&places, &device);
+        let mut child = stand_in(&places, &device).unwrap();
         end_holder(&places, &device, |_| {}).unwrap();
         assert_eq!(std::os::unix::process::ExitStatusExt::signal(&child.wait().unwrap()), Some(15));
     }

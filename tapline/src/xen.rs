@@ -1,44 +1,37 @@
-//! `xen attach`, `detach`, `list`: the toolstack's part of a Xen guest's disk.
+//! `xen attach`, `detach`, `upgrade`, `list`: the toolstack's part of a Xen guest's disk.
 //!
-//! Xenstore has a node for each end of a device; what is written there, and in what order, is in [`vm::xen`], and in
-//! [`adopt`], over any [`Store`]. The serving processes are in [`claim`] and [`launch`]. This file combines them into
-//! commands and prints the results. It opens no image: the disk's process does.
+//! Xenstore has a node for each end of a device; what is written there, and in what order, is in [`vm::xen`], over any
+//! [`Store`]. The serving processes are started in [`launch`]. This file combines them into commands and prints the
+//! results. It opens no image: the disk's process does.
 
-mod adopt;
-pub mod attach;
-mod both_ends;
-pub mod claim;
-pub mod detach;
-pub mod firmware;
+mod arguments;
 mod launch;
 mod list;
-pub mod local;
-mod stale_files;
 mod upgrade;
-pub mod wait;
-
-use control::{ImageName, Kind};
-pub use vm::xen::{device, domain, vdev};
 
 use std::ffi::OsString;
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use ::arguments::{Access, CacheMode, GrantPolicy, IoEngine, KIND};
+use control::{Error, ImageName, Kind};
+use vm::xen::adopt::{self, Adopted};
+use vm::xen::both_ends::wait_connected;
+use vm::xen::claim::{self, Places};
+use vm::xen::device::{self, Device, store_failed, text};
+use vm::xen::give::{self, Wish};
+use vm::xen::vdev::Vdev;
+use vm::xen::{domain, firmware, local, stale_files, take as taking};
 use xen::xenstored::XenstoredClient;
 use xen::{Store, StoreError};
 
-use crate::cli::{self, Access, CacheMode, GrantPolicy, IoEngine, KIND, Mode, ScriptAction, Xen, XenVerb};
-use crate::failure::{Exit, Failure};
-use crate::log::say;
-use crate::output;
+pub use arguments::Xen;
+use arguments::{Attach, Detach, Mode, ScriptAction, XenVerb};
 
-use adopt::Adopted;
-use claim::Places;
-use device::{Device, store_failed, text};
+use crate::hand_over::disk_program;
+use crate::output;
 use launch::{Launch, Launched};
-use vdev::Vdev;
-use vm::xen::give::{self, Wish};
-use vm::xen::take as taking;
 
 /// How long an xl block script may wait for the disk's process: libxl allows it 40 s.
 const SCRIPTS_PATIENCE: Duration = Duration::from_secs(30);
@@ -51,11 +44,11 @@ const LOCAL_PATIENCE: Duration = Duration::from_secs(8);
 const BEFORE_FORCE: Duration = Duration::from_secs(2);
 
 /// Runs the command.
-pub fn run(xen: &Xen) -> Result<Exit, Failure> {
+pub fn run(xen: &Xen) -> Result<(), Error> {
     let places = Places::of_host();
     let mut store = match (XenstoredClient::connect(), &xen.verb) {
         (Err(error), XenVerb::Detach(words)) if words.force && is_gone(&error) => {
-            return take_without_store(&places, words, store_failed(error).into()).map(|()| Exit::Done);
+            return take_without_store(&places, words, store_failed(error));
         }
         (connected, _) => connected.map_err(store_failed)?,
     };
@@ -66,16 +59,24 @@ pub fn run(xen: &Xen) -> Result<Exit, Failure> {
         XenVerb::List { domain, json } => show(&mut store, domain.as_deref(), *json),
         XenVerb::Script { action } => script(&mut store, &places, *action),
     }
-    .map(|()| Exit::Done)
 }
 
-/// The store of this host.
-pub fn connect() -> Result<XenstoredClient, Failure> {
-    Ok(XenstoredClient::connect().map_err(store_failed)?)
+/// Says on stderr what is being done.
+fn say(line: impl Display) {
+    output::say(&format!("{line}\n"));
+}
+
+/// The program of disk processes.
+fn program() -> Result<PathBuf, Error> {
+    disk_program().map_err(|error| Error::cannot("find the program to start", error))
+}
+
+fn print(text: &str) -> Result<(), Error> {
+    output::print(text).map(drop).map_err(|error| Error::cannot("print the result", error))
 }
 
 /// `attach`.
-fn give(store: &mut dyn Store, places: &Places, words: &cli::Attach) -> Result<(), Failure> {
+fn give(store: &mut dyn Store, places: &Places, words: &Attach) -> Result<(), Error> {
     let own = domain::own(store)?;
     let guest = domain::find(store, &words.domain)?;
     let vdev = match words.vdev {
@@ -90,6 +91,7 @@ fn give(store: &mut dyn Store, places: &Places, words: &cli::Attach) -> Result<(
         say(format_args!("its backend is {}", device.backend()));
     } else {
         let process = Process {
+            program: program()?,
             images: &words.images,
             read_only: wish.read_only,
             access: words.access,
@@ -102,13 +104,14 @@ fn give(store: &mut dyn Store, places: &Places, words: &cli::Attach) -> Result<(
         serve(store, places, &device, &process, words.timeout)?;
     }
     if words.wait {
-        attach::wait_connected(store, &device, words.timeout, |states| say(format_args!("{device}: {states}")))?;
+        wait_connected(store, &device, words.timeout, |states| say(format_args!("{device}: {states}")))?;
     }
-    output::print(&format!("{vdev}\n"))
+    print(&format!("{vdev}\n"))
 }
 
 /// The parameters of a disk process.
 struct Process<'a> {
+    program: PathBuf,
     images: &'a [ImageName],
     read_only: bool,
     access: Access,
@@ -127,12 +130,12 @@ fn serve(
     device: &Device,
     process: &Process<'_>,
     patience: Duration,
-) -> Result<(), Failure> {
+) -> Result<(), Error> {
     let control = process.control.clone().unwrap_or_else(|| places.control(device));
     let log = process.log.clone().unwrap_or_else(|| places.log(device));
     let launched = program_words(device, process, &control).and_then(|words| {
-        let program = std::env::current_exe().map_err(|error| Failure::new("find this program", error))?;
-        let mut launched = Launch { program, words, directory: None, log: log.clone() }.start()?;
+        let mut launched =
+            Launch { program: process.program.clone(), words, directory: None, log: log.clone() }.start()?;
         launched.wait_serving(store, device, patience).map(|()| launched)
     });
     match launched {
@@ -142,7 +145,7 @@ fn serve(
         }
         Err(failure) => {
             // The first failure is reported; a remaining node is shown by `list`, and `detach` removes it.
-            give::withdraw(store, device).unwrap_or_else(say);
+            give::withdraw(store, device).unwrap_or_else(|error| say(error.with_advice()));
             stale_files::remove(places, device, Some(&control), |said| say(said));
             Err(failure)
         }
@@ -156,10 +159,10 @@ fn tell(device: &Device, launched: &Launched, control: &Path, log: &Path) {
 }
 
 /// `tapline-disk serve …`, with whole paths: the process has a directory of its own.
-fn program_words(device: &Device, process: &Process<'_>, control: &Path) -> Result<Vec<OsString>, Failure> {
+fn program_words(device: &Device, process: &Process<'_>, control: &Path) -> Result<Vec<OsString>, Error> {
     let whole = |path: &Path| {
         std::path::absolute(path)
-            .map_err(|error| Failure::new(format!("resolve the path of {}", path.display()), error))
+            .map_err(|error| Error::cannot(format!("resolve the path of {}", path.display()), error))
     };
     let mut words: Vec<OsString> = vec!["serve".into()];
     for (layer, image) in process.images.iter().enumerate() {
@@ -212,7 +215,7 @@ fn engine_word(engine: IoEngine) -> &'static str {
 }
 
 /// The first of xvda, xvdb, … that the guest does not have.
-fn first_free(store: &mut dyn Store, guest: xen::DomId) -> Result<Vdev, Failure> {
+fn first_free(store: &mut dyn Store, guest: xen::DomId) -> Result<Vdev, Error> {
     for letter in 'a'..='z' {
         if let Ok(vdev) = format!("xvd{letter}").parse() {
             if text(store, None, &device::frontend(guest, vdev))?.is_none() {
@@ -220,30 +223,30 @@ fn first_free(store: &mut dyn Store, guest: xen::DomId) -> Result<Vdev, Failure>
             }
         }
     }
-    Err(Failure::new(format!("find a free disk in domain {guest}"), "xvda to xvdz are all in use")
+    Err(Error::cannot(format!("find a free disk in domain {guest}"), "xvda to xvdz are all in use")
         .advise("give one with --vdev"))
 }
 
 /// `detach`.
-fn take(store: &mut dyn Store, places: &Places, words: &cli::Detach) -> Result<(), Failure> {
+fn take(store: &mut dyn Store, places: &Places, words: &Detach) -> Result<(), Error> {
     let own = domain::own(store)?;
     // A domain that is gone can have left a disk: its number need not be in the store.
     let guest = match words.domain.parse() {
         Ok(number) => xen::DomId(number),
         Err(_) => domain::find(store, &words.domain)?,
     };
-    let device = match detach::look_up(store, own, guest, words.vdev)? {
+    let device = match taking::look_up(store, own, guest, words.vdev)? {
         Some(device) => device,
         None if words.force && end_unknown(places, own, guest, words.vdev)? => return Ok(()),
-        None => return Err(detach::unknown(store, guest, words.vdev)),
+        None => return Err(taking::unknown(store, guest, words.vdev)),
     };
-    detach::refuse_xls(store, &device)?;
+    taking::refuse_xls(store, &device)?;
     if !words.force {
-        detach::refuse_kept(store, &device, "detach")?;
+        taking::refuse_kept(store, &device, "detach")?;
     }
     taking::ask(store, &device)?;
     let patience = if words.force { words.timeout.min(BEFORE_FORCE) } else { words.timeout };
-    let closed = detach::wait_closed(store, &device, patience, |states| say(format_args!("{device}: {states}")));
+    let closed = taking::wait_closed(store, &device, patience, |states| say(format_args!("{device}: {states}")));
     // With force the disk is detached in any case; a failing xenstore reports that again at once.
     if !words.force {
         closed?;
@@ -260,7 +263,7 @@ fn is_gone(error: &StoreError) -> bool {
 }
 
 /// `detach --force` without xenstore: the disk's process can be stopped regardless.
-fn take_without_store(places: &Places, words: &cli::Detach, failure: Failure) -> Result<(), Failure> {
+fn take_without_store(places: &Places, words: &Detach, failure: Error) -> Result<(), Error> {
     // Only domain 0 serves disks, and names are in the store.
     let Ok(guest) = words.domain.parse() else { return Err(failure) };
     match end_unknown(places, xen::DomId(0), xen::DomId(guest), words.vdev)? {
@@ -271,7 +274,7 @@ fn take_without_store(places: &Places, words: &cli::Detach, failure: Failure) ->
 
 /// Stops the process of a disk that is not in xenstore, because a restarted xenstored has forgotten everything. Returns
 /// whether there was one.
-fn end_unknown(places: &Places, own: xen::DomId, guest: xen::DomId, vdev: Vdev) -> Result<bool, Failure> {
+fn end_unknown(places: &Places, own: xen::DomId, guest: xen::DomId, vdev: Vdev) -> Result<bool, Error> {
     let served = claim::served(places, own, guest, vdev)?;
     for device in &served {
         say(format_args!("{device} is not in xenstore; stopping its process"));
@@ -283,7 +286,7 @@ fn end_unknown(places: &Places, own: xen::DomId, guest: xen::DomId, vdev: Vdev) 
 
 /// Removes the remains of a disk, and stops its process: with it disappear its mappings of the guest's pages, without
 /// which the guest's domain can end. A killed process has left more than nodes.
-fn finish(store: &mut dyn Store, places: &Places, device: &Device) -> Result<(), Failure> {
+fn finish(store: &mut dyn Store, places: &Places, device: &Device) -> Result<(), Error> {
     let control = stale_files::control_of(store, device)?;
     taking::remove(store, device)?;
     firmware::hide(store, device)?;
@@ -293,17 +296,21 @@ fn finish(store: &mut dyn Store, places: &Places, device: &Device) -> Result<(),
 }
 
 /// `list`.
-fn show(store: &mut dyn Store, domain: Option<&str>, json: bool) -> Result<(), Failure> {
+fn show(store: &mut dyn Store, domain: Option<&str>, json: bool) -> Result<(), Error> {
     let own = domain::own(store)?;
     let only = domain.map(|word| domain::find(store, word)).transpose()?;
     let all = list::all(store, own, only)?;
-    if json { output::json(&all) } else { output::print(&list::table(&all)) }
+    if !json {
+        return print(&list::table(&all));
+    }
+    let text = serde_json::to_string_pretty(&all).map_err(|error| Error::cannot("print JSON", error))?;
+    print(&format!("{text}\n"))
 }
 
 /// The work of xl's script for a disk.
-fn script(store: &mut dyn Store, places: &Places, action: ScriptAction) -> Result<(), Failure> {
+fn script(store: &mut dyn Store, places: &Places, action: ScriptAction) -> Result<(), Error> {
     let node = std::env::var("XENBUS_PATH").map_err(|error| {
-        Failure::new("get the disk from XENBUS_PATH", error)
+        Error::cannot("get the disk from XENBUS_PATH", error)
             .advise("xl sets it when it calls /etc/xen/scripts/block-tapline")
             .of_kind(Kind::Invalid)
     })?;
@@ -316,7 +323,7 @@ fn script(store: &mut dyn Store, places: &Places, action: ScriptAction) -> Resul
             let adopted = take_over(store, &node);
             let served = match &adopted {
                 Ok(adopted) => serve_adopted(store, places, adopted),
-                Err(failure) => Err(Failure::of(Kind::Failed, failure.to_string())),
+                Err(error) => Err(error.clone()),
             };
             if let Err(failure) = &served {
                 adopt::refuse(store, &node, adopted.as_ref().ok(), failure)?;
@@ -327,7 +334,7 @@ fn script(store: &mut dyn Store, places: &Places, action: ScriptAction) -> Resul
 }
 
 /// From xl's own backend, also a disk of the domain in which xl and we run.
-fn take_over(store: &mut dyn Store, node: &str) -> Result<Adopted, Failure> {
+fn take_over(store: &mut dyn Store, node: &str) -> Result<Adopted, Error> {
     match Device::of_backend(node).is_some_and(|device| device.guest == device.own) {
         true => local::adopt(store, Path::new(local::BUSES), node, KIND),
         false => adopt::adopt(store, node, KIND),
@@ -335,8 +342,9 @@ fn take_over(store: &mut dyn Store, node: &str) -> Result<Adopted, Failure> {
 }
 
 /// A disk of xl's configuration has `serve`'s defaults.
-fn serve_adopted(store: &mut dyn Store, places: &Places, adopted: &Adopted) -> Result<(), Failure> {
+fn serve_adopted(store: &mut dyn Store, places: &Places, adopted: &Adopted) -> Result<(), Error> {
     let process = Process {
+        program: program()?,
         images: &adopted.images,
         read_only: adopted.wish.read_only,
         access: Access { cache: CacheMode::None, io_engine: None },
@@ -349,24 +357,26 @@ fn serve_adopted(store: &mut dyn Store, places: &Places, adopted: &Adopted) -> R
     serve(store, places, &adopted.device, &process, SCRIPTS_PATIENCE)?;
     if let Some(socket) = &process.emulated {
         let shown = firmware::show(store, Path::new(local::BUSES), &adopted.device, socket);
-        shown.inspect_err(|_| finish(store, places, &adopted.device).unwrap_or_else(say))?;
+        shown
+            .inspect_err(|_| finish(store, places, &adopted.device).unwrap_or_else(|error| say(error.with_advice())))?;
     }
     if local::shown_to_xl(&adopted.device).is_none() {
         return Ok(());
     }
     // xl waits for this with a disk of its own domain, because it opens the device next.
-    let connected = attach::wait_connected(store, &adopted.device, LOCAL_PATIENCE, |_| ());
+    let connected = wait_connected(store, &adopted.device, LOCAL_PATIENCE, |_| ());
     let shown = connected.and_then(|()| local::show(store, &adopted.device));
-    shown.inspect_err(|_| finish(store, places, &adopted.device).unwrap_or_else(say))
+    shown.inspect_err(|_| finish(store, places, &adopted.device).unwrap_or_else(|error| say(error.with_advice())))
 }
 
 #[cfg(test)]
 mod test {
     use super::*;
-    use attach::test::{WRITABLE, machine};
+    use vm::xen::fake::{WRITABLE, machine, stand_in};
 
     fn process(images: &[ImageName]) -> Process<'_> {
         Process {
+            program: "false".into(),
             images,
             read_only: true,
             access: Access { cache: CacheMode::Writeback, io_engine: Some(IoEngine::Aio) },
@@ -385,8 +395,9 @@ mod test {
         let (_host, _store, device) = machine();
         let images = ["qcow2:/a b.qcow2".parse().unwrap(), "raw:base.raw".parse().unwrap()];
         let words = program_words(&device, &process(&images), Path::new("/run/x.sock")).unwrap();
-        let parsed = cli::Arguments::try_parse_from([OsString::from("tapline-disk")].into_iter().chain(words)).unwrap();
-        let cli::Command::Serve(serve) = parsed.command else { panic!("not a serve command") };
+        let parsed =
+            ::arguments::Arguments::try_parse_from([OsString::from("tapline-disk")].into_iter().chain(words)).unwrap();
+        let ::arguments::Command::Serve(serve) = parsed.command else { panic!("not a serve command") };
         assert_eq!(serve.image, images[0]);
         assert!(serve.parents.names[0].path().is_absolute());
         assert_eq!(serve.xen.unwrap().to_string(), "7/xvdb");
@@ -402,7 +413,7 @@ mod test {
         give::announce(&mut store, &device, WRITABLE).unwrap();
         let images = ["raw:/none".parse().unwrap()];
         let failure = serve(&mut store, &places, &device, &process(&images), Duration::ZERO).unwrap_err();
-        assert!(failure.what().contains("xen-7-xvdb.log"), "{failure}");
+        assert!(failure.message.contains("xen-7-xvdb.log"), "{failure}");
         assert_eq!(device.states(&mut store, None).unwrap(), (None, None));
     }
 
@@ -420,12 +431,12 @@ mod test {
         let places = Places::below(directory.path());
         let (_host, mut store, device) = machine();
         give::announce(&mut store, &device, WRITABLE).unwrap();
-        let words = |force| cli::Detach { domain: "vm".into(), vdev: device.vdev, force, timeout: Duration::ZERO };
+        let words = |force| Detach { domain: "vm".into(), vdev: device.vdev, force, timeout: Duration::ZERO };
         let failure = take(&mut store, &places, &words(false)).unwrap_err();
-        assert!(failure.advice().unwrap().contains("--force"), "{failure}");
+        assert!(failure.advice.as_deref().unwrap().contains("--force"), "{failure}");
         take(&mut store, &places, &words(true)).unwrap();
         assert_eq!(device.states(&mut store, None).unwrap(), (None, None));
-        assert!(take(&mut store, &places, &words(true)).unwrap_err().what().contains("it has no such disk"));
+        assert!(take(&mut store, &places, &words(true)).unwrap_err().message.contains("it has no such disk"));
     }
 
     #[test]
@@ -433,20 +444,19 @@ mod test {
         let directory = tempfile::tempdir().unwrap();
         let places = Places::below(directory.path());
         let (_host, mut store, device) = machine();
-        let mut process = claim::test::stand_in(&places, &device);
-        let words =
-            |force| cli::Detach { domain: "7".into(), vdev: device.vdev, force, timeout: Duration::from_secs(60) };
-        assert!(take(&mut store, &places, &words(false)).unwrap_err().what().contains("it has no such disk"));
+        let mut process = stand_in(&places, &device).unwrap();
+        let words = |force| Detach { domain: "7".into(), vdev: device.vdev, force, timeout: Duration::from_secs(60) };
+        assert!(take(&mut store, &places, &words(false)).unwrap_err().message.contains("it has no such disk"));
         assert_eq!(process.try_wait().unwrap(), None);
         take(&mut store, &places, &words(true)).unwrap();
         assert!(!process.wait().unwrap().success());
         assert_eq!(std::fs::read_dir(&places.run).unwrap().count(), 0);
 
-        let mut process = claim::test::stand_in(&places, &device);
-        take_without_store(&places, &words(true), Failure::of(Kind::Failed, "no store")).unwrap();
+        let mut process = stand_in(&places, &device).unwrap();
+        take_without_store(&places, &words(true), Error::new(Kind::Failed, "no store")).unwrap();
         assert!(!process.wait().unwrap().success());
-        let failure = take_without_store(&places, &words(true), Failure::of(Kind::Failed, "no store")).unwrap_err();
-        assert_eq!(failure.what(), "no store");
+        let failure = take_without_store(&places, &words(true), Error::new(Kind::Failed, "no store")).unwrap_err();
+        assert_eq!(failure.message, "no store");
     }
 
     #[test]
@@ -459,7 +469,7 @@ mod test {
         drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
         let named = format!("{}/tapline/control", device.backend());
         store.write(None, &named, socket.to_str().unwrap().as_bytes()).unwrap();
-        let words = cli::Detach { domain: "7".into(), vdev: device.vdev, force: true, timeout: Duration::ZERO };
+        let words = Detach { domain: "7".into(), vdev: device.vdev, force: true, timeout: Duration::ZERO };
         take(&mut store, &places, &words).unwrap();
         assert!(!socket.exists());
     }

@@ -88,7 +88,7 @@ pub enum DiskVerb {
     },
     /// Replace the process that serves the disk; its guest only notices a short wait
     Upgrade {
-        /// The program to start [default: this one]
+        /// The program to start [default: the tapline-disk that belongs to this program]
         #[arg(long, value_name = "PATH")]
         program: Option<PathBuf>,
         /// Give up and change nothing if the guest's requests would have to wait longer than this many milliseconds
@@ -120,13 +120,24 @@ pub enum SnapshotMethod {
 
 #[cfg(test)]
 mod test {
-    use crate::cli::Command;
-    use crate::cli::test::parse;
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Words {
+        #[command(flatten)]
+        disk: Disk,
+    }
+
+    fn parse(line: &str) -> Result<Disk, String> {
+        Words::try_parse_from(line.split_whitespace()).map(|words| words.disk).map_err(|error| error.to_string())
+    }
 
     #[test]
     fn json_may_follow_the_verb() {
         for line in ["disk /s layers --json", "disk --json /s layers", "disk /s snapshot --to vhd:b --json"] {
-            let Ok(Command::Disk(disk)) = parse(line) else { panic!("{line}") };
+            let disk = parse(line).unwrap();
             assert!(disk.json, "{line}");
         }
     }

@@ -1,15 +1,57 @@
-//! Waits until a guest is connected to an attached disk.
+//! Follows the states of both ends of a device until they are as expected, with a time limit.
 //!
-//! The nodes of both ends are the crate `vm`'s business. It knows nothing about images and serving processes.
+//! It knows nothing about which states are expected. Invariant: each change of a state is reported once.
 
+use control::{Error, printable};
 use std::time::Duration;
 
 use xen::Store;
 
-use super::both_ends::BothEnds;
-use super::device::{Device, State, text};
-use crate::failure::Failure;
-use crate::output::printable;
+use super::device::{Device, State, described, text};
+use super::wait::Wait;
+
+/// The state of the backend, then of the frontend; `None` where there is no node.
+pub type States = (Option<State>, Option<State>);
+
+/// Both ends, as last seen.
+pub struct BothEnds<'a, T> {
+    device: &'a Device,
+    patience: Duration,
+    tell: T,
+    last: Option<States>,
+}
+
+impl<'a, T: FnMut(&str)> BothEnds<'a, T> {
+    /// Follows both ends of a device and reports each change.
+    pub fn new(device: &'a Device, patience: Duration, tell: T) -> BothEnds<'a, T> {
+        BothEnds { device, patience, tell, last: None }
+    }
+
+    /// Follows them until `judge` comes to something, or the time is up; `None` then.
+    pub fn until<V>(&mut self, store: &mut dyn Store, judge: impl Fn(States) -> Option<V>) -> Result<Option<V>, Error> {
+        let paths = [self.device.backend(), self.device.frontend()];
+        Wait { paths: &paths, patience: self.patience, also: None }.until(store, |store| {
+            let states = self.device.states(store, None)?;
+            if self.last != Some(states) {
+                (self.tell)(&format!("backend {}, guest {}", described(states.0), described(states.1)));
+                self.last = Some(states);
+            }
+            Ok(judge(states))
+        })
+    }
+
+    /// The states that were seen last.
+    pub fn states(&self) -> States {
+        self.last.unwrap_or_default()
+    }
+
+    /// The states when the time was up.
+    pub fn at_last(&self) -> String {
+        let (backend, guest) = self.states();
+        let seconds = self.patience.as_secs();
+        format!("after {seconds} s the backend is {}, the guest {}", described(backend), described(guest))
+    }
+}
 
 /// Waits until the guest is connected to the disk, and reports each change of a state.
 pub fn wait_connected(
@@ -17,7 +59,7 @@ pub fn wait_connected(
     device: &Device,
     patience: Duration,
     tell: impl FnMut(&str),
-) -> Result<(), Failure> {
+) -> Result<(), Error> {
     let mut both = BothEnds::new(device, patience, tell);
     let connected = both.until(store, |states| match states {
         (Some(State::CONNECTED), Some(State::CONNECTED)) => Some(Ok(())),
@@ -26,7 +68,7 @@ pub fn wait_connected(
     })?;
     match connected {
         Some(Ok(())) => Ok(()),
-        Some(Err(())) => Err(Failure::new(format!("see {device} connected"), "it was removed in the meantime")),
+        Some(Err(())) => Err(Error::cannot(format!("see {device} connected"), "it was removed in the meantime")),
         None => {
             let advice = match both.states().0 {
                 Some(State::INITIALISING) => "it is not served: see the log of its disk process",
@@ -39,35 +81,18 @@ pub fn wait_connected(
             let said = text(store, None, &format!("{}/error", device.complaint()))?;
             let why =
                 said.map_or_else(|| seen.clone(), |said| format!("{seen}; the backend says: {}", printable(&said)));
-            Err(Failure::new(format!("see {device} connected"), why).advise(advice))
+            Err(Error::cannot(format!("see {device} connected"), why).advise(advice))
         }
     }
 }
 
 #[cfg(test)]
-pub mod test {
-    use vm::xen::give::{Wish, announce};
+mod test {
+    use super::super::fake::{WRITABLE, machine, say};
+    use super::super::give::announce;
     use xen::DomId;
-    use xen::fake::{FakeStore, Host};
 
     use super::*;
-
-    /// A machine with a guest, and the disk it shall have.
-    pub fn machine() -> (Host, FakeStore, Device) {
-        let host = Host::new().unwrap();
-        let mut store = host.store(DomId(0)).unwrap();
-        store.write(None, "/local/domain/0/name", b"Domain-0").unwrap();
-        store.write(None, "/local/domain/7/name", b"vm").unwrap();
-        let device = Device { own: DomId(0), kind: "tapline".into(), guest: DomId(7), vdev: "xvdb".parse().unwrap() };
-        (host, store, device)
-    }
-
-    pub const WRITABLE: Wish = Wish { read_only: false, kept: false };
-
-    /// Sets the state of one end.
-    pub fn say(store: &mut FakeStore, node: &str, state: &str) {
-        store.write(None, &format!("{node}/state"), state.as_bytes()).unwrap();
-    }
 
     #[test]
     fn a_connecting_guest_is_awaited_and_each_state_reported() {
@@ -96,12 +121,15 @@ pub mod test {
         announce(&mut store, &device, WRITABLE).unwrap();
         say(&mut store, &device.backend(), "2");
         let failure = wait_connected(&mut store, &device, Duration::ZERO, |_| {}).unwrap_err();
-        assert!(failure.what().ends_with("after 0 s the backend is InitWait, the guest Initialising"), "{failure}");
+        assert!(failure.message.ends_with("after 0 s the backend is InitWait, the guest Initialising"), "{failure}");
         store.write(None, &format!("{}/error", device.complaint()), b"22 there is no ring").unwrap();
         let failure = wait_connected(&mut store, &device, Duration::ZERO, |_| {}).unwrap_err();
-        assert!(failure.what().ends_with("the guest Initialising; the backend says: 22 there is no ring"), "{failure}");
+        assert!(
+            failure.message.ends_with("the guest Initialising; the backend says: 22 there is no ring"),
+            "{failure}"
+        );
         store.remove(None, &device.frontend()).unwrap();
         let failure = wait_connected(&mut store, &device, Duration::ZERO, |_| {}).unwrap_err();
-        assert!(failure.what().contains("it was removed in the meantime"), "{failure}");
+        assert!(failure.message.contains("it was removed in the meantime"), "{failure}");
     }
 }

@@ -3,6 +3,7 @@
 //! It opens no image. Paths are made absolute before they are sent, because the disk's process has a different working
 //! directory.
 
+mod arguments;
 mod human;
 
 use std::path::Path;
@@ -10,16 +11,20 @@ use std::time::Duration;
 
 use control::answer::{self, Layer};
 use control::ask::{self, Method};
-use control::{Ask, Client, ClientError, ImageName, Reply, Request};
+use control::size::readable;
+use control::{Ask, Client, ClientError, Error, ImageName, Reply, Request, printable};
 use serde::de::{DeserializeOwned, IgnoredAny};
 
-use crate::cli::{Disk, DiskVerb, SnapshotMethod};
-use crate::failure::{Exit, Failure};
+use crate::failure::Failure;
+use crate::hand_over::disk_program;
 use crate::output;
-use crate::progress::Progress;
+use crate::wait::Progress;
+
+pub use arguments::Disk;
+use arguments::{DiskVerb, SnapshotMethod};
 
 /// Runs the command.
-pub fn run(disk: &Disk) -> Result<Exit, Failure> {
+pub fn run(disk: &Disk) -> Result<(), Failure> {
     match &disk.verb {
         DiskVerb::Snapshot { to, method } => {
             let method = match method {
@@ -44,8 +49,8 @@ pub fn run(disk: &Disk) -> Result<Exit, Failure> {
         DiskVerb::Clone { of, to } => tell(disk, ask::Clone { of: *of, to: whole(to)? }, human::clone),
         DiskVerb::Resize { size } => tell(disk, ask::Resize { size: size.0 }, human::resize),
         DiskVerb::Upgrade { program, pause_max } => {
-            let program = program.as_deref().map_or_else(std::env::current_exe, std::path::absolute);
-            let program = program.map_err(|error| Failure::new("find the program to start", error))?;
+            let program = program.as_deref().map_or_else(disk_program, std::path::absolute);
+            let program = program.map_err(|error| Error::cannot("find the program to start", error))?;
             let pause_max = Some(pause_max.saturating_mul(1000));
             tell(disk, ask::Upgrade { program: Some(program), successor: false, pause_max }, human::upgrade)
         }
@@ -59,17 +64,17 @@ pub fn run(disk: &Disk) -> Result<Exit, Failure> {
 }
 
 /// Sends a verb, and shows what is said about it.
-fn tell<V: Ask>(disk: &Disk, verb: V, shown: fn(&V::Answer) -> Vec<String>) -> Result<Exit, Failure> {
+fn tell<V: Ask>(disk: &Disk, verb: V, shown: fn(&V::Answer) -> Vec<String>) -> Result<(), Failure> {
     let mut client = send(&disk.socket, verb)?;
     let mut progress = None;
     loop {
         let text = client.line().map_err(|why| unanswered(&disk.socket, why))?;
         if disk.json {
-            output::print(&text)?;
+            print(&text)?;
             match parse::<IgnoredAny>(&disk.socket, text)? {
                 Reply::Event(_) => continue,
-                Reply::Ok(_) => return Ok(Exit::Done),
-                Reply::Error(error) => return Ok(Failure::from(error).exit()),
+                Reply::Ok(_) => return Ok(()),
+                Reply::Error(error) => return Err(Failure::Printed(error.kind)),
             }
         }
         let reply = parse::<V::Answer>(&disk.socket, text)?;
@@ -77,30 +82,36 @@ fn tell<V: Ask>(disk: &Disk, verb: V, shown: fn(&V::Answer) -> Vec<String>) -> R
             show_progress(&mut progress, merge);
             continue;
         }
-        if let Some((bar, _)) = progress.take() {
+        if let Some(bar) = progress.take() {
             bar.finish();
         }
         return match reply {
             Reply::Error(error) => Err(error.into()),
             Reply::Ok(answer) => {
                 let lines: String = shown(&answer).into_iter().map(|line| line + "\n").collect();
-                output::print(&lines).map(|()| Exit::Done)
+                Ok(print(&lines)?)
             }
             Reply::Event(_) => unreachable!("it was shown"),
         };
     }
 }
 
+fn print(text: &str) -> Result<(), Error> {
+    output::print(text).map(drop).map_err(|error| Error::cannot("print the result", error))
+}
+
 /// Shows how far a merge is, which is all that has events here.
-fn show_progress(progress: &mut Option<(Progress, u64)>, merge: &answer::Merge) {
+fn show_progress(progress: &mut Option<Progress>, merge: &answer::Merge) {
     let Some(control::Progress { done, len, .. }) = merge.progress() else { return };
-    let (bar, before) = progress.get_or_insert_with(|| (Progress::new("merging", len), 0));
-    bar.advance(done.saturating_sub(*before));
-    *before = done.max(*before);
+    let bar = progress.get_or_insert_with(Progress::new);
+    // In steps of a hundredth: a log has no more lines than that.
+    let hundredth = u128::from(done) * 100 / u128::from(len.max(1));
+    let hundredth = u32::try_from(hundredth).unwrap_or(100).min(100);
+    bar.show_share(format!("merging: {hundredth} % of {}", readable(len)), f64::from(hundredth) / 100.0);
 }
 
 /// The layers of the disk with this control socket, from the leaf down. `patience` limits the wait for the response.
-pub fn layers(socket: &Path, patience: Duration) -> Result<Vec<ImageName>, Failure> {
+pub fn layers(socket: &Path, patience: Duration) -> Result<Vec<ImageName>, Error> {
     let mut client = connect(socket)?;
     client.set_patience(patience).map_err(|error| not_sent(socket, error))?;
     let layers = client.ask(ask::Layers {}).map_err(|why| unanswered(socket, why))?.layers;
@@ -108,22 +119,22 @@ pub fn layers(socket: &Path, patience: Duration) -> Result<Vec<ImageName>, Failu
     names.filter(|names| !names.is_empty()).ok_or_else(|| misunderstood(socket, "a layer has no file"))
 }
 
-fn whole(name: &ImageName) -> Result<ImageName, Failure> {
+fn whole(name: &ImageName) -> Result<ImageName, Error> {
     let whole = name.map_paths(|path| std::path::absolute(path));
-    whole.map_err(|error| Failure::new(format!("resolve the path of {name}"), error))
+    whole.map_err(|error| Error::cannot(format!("resolve the path of {name}"), error))
 }
 
-fn connect(socket: &Path) -> Result<Client, Failure> {
+fn connect(socket: &Path) -> Result<Client, Error> {
     Client::connect(socket).map_err(|error| not_sent(socket, error))
 }
 
-fn send(socket: &Path, verb: impl Ask) -> Result<Client, Failure> {
+fn send(socket: &Path, verb: impl Ask) -> Result<Client, Error> {
     let mut client = connect(socket)?;
     client.send(&Request::of(verb)).map_err(|error| not_sent(socket, error))?;
     Ok(client)
 }
 
-fn not_sent(socket: &Path, error: std::io::Error) -> Failure {
+fn not_sent(socket: &Path, error: std::io::Error) -> Error {
     let advice = match error.kind() {
         std::io::ErrorKind::NotFound => "give the socket created by `serve --control SOCKET`",
         std::io::ErrorKind::ConnectionRefused => "the disk is no longer served there",
@@ -131,25 +142,25 @@ fn not_sent(socket: &Path, error: std::io::Error) -> Failure {
         std::io::ErrorKind::InvalidData => "give a path in UTF-8: it is sent as JSON",
         _ => "check that the disk is still served",
     };
-    Failure::new(format!("send a request to the disk at {}", socket.display()), error).advise(advice)
+    Error::cannot(format!("send a request to the disk at {}", socket.display()), error).advise(advice)
 }
 
-fn unanswered(socket: &Path, why: ClientError) -> Failure {
+fn unanswered(socket: &Path, why: ClientError) -> Error {
     match why {
-        ClientError::Refused(error) => error.into(),
+        ClientError::Refused(error) => error,
         ClientError::Senseless { text, .. } => misunderstood(socket, &text),
-        ClientError::Connection(_) => Failure::new(format!("read from the disk at {}", socket.display()), why),
-        ClientError::Ended => Failure::new(format!("read from the disk at {}", socket.display()), why)
+        ClientError::Connection(_) => Error::cannot(format!("read from the disk at {}", socket.display()), why),
+        ClientError::Ended => Error::cannot(format!("read from the disk at {}", socket.display()), why)
             .advise("see its log for the reason"),
     }
 }
 
-fn parse<A: DeserializeOwned>(socket: &Path, text: String) -> Result<Reply<A, answer::Merge>, Failure> {
+fn parse<A: DeserializeOwned>(socket: &Path, text: String) -> Result<Reply<A, answer::Merge>, Error> {
     Reply::parse(text.as_bytes()).map_err(|_| misunderstood(socket, &text))
 }
 
-fn misunderstood(socket: &Path, text: &str) -> Failure {
-    let said: String = output::printable(text.trim_end()).chars().take(200).collect();
-    Failure::new(format!("parse the response from {}", socket.display()), said)
+fn misunderstood(socket: &Path, text: &str) -> Error {
+    let said: String = printable(text.trim_end()).chars().take(200).collect();
+    Error::cannot(format!("parse the response from {}", socket.display()), said)
         .advise("check that this is a disk's control socket")
 }

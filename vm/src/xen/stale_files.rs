@@ -4,20 +4,26 @@
 //! serve the disk; a socket with a listener stays, and so do statistics that another process writes, such as those of
 //! another backend for the same disk.
 
+use control::Error;
 use std::fs;
+use std::io::{self, ErrorKind, Read};
 use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use transport::vhost_user::{BindError, Listener};
-use vm::xen::statistics::Statistics;
+use super::statistics::Statistics;
 use xen::Store;
 
 use super::claim::{Claim, Places};
 use super::device::{Device, text};
-use crate::failure::Failure;
+
+/// How long a socket that accepts connections may belong to a process that is gone: if it watched the socket through
+/// io_uring, the kernel closes it some time after a kill.
+const TO_CLOSE: Duration = Duration::from_secs(1);
 
 /// The control socket according to xenstore; it must be read while the device has its nodes.
-pub fn control_of(store: &mut dyn Store, device: &Device) -> Result<Option<PathBuf>, Failure> {
+pub fn control_of(store: &mut dyn Store, device: &Device) -> Result<Option<PathBuf>, Error> {
     Ok(text(store, None, &format!("{}/tapline/control", device.backend()))?.map(PathBuf::from))
 }
 
@@ -39,16 +45,25 @@ pub fn remove(places: &Places, device: &Device, control: Option<&Path>, mut tell
     drop(claim);
 }
 
-/// Removes a socket without a listener.
-fn remove_socket(path: &Path) -> Result<(), BindError> {
+/// Removes a socket without a listener: one that refuses connections.
+fn remove_socket(path: &Path) -> io::Result<()> {
     match fs::symlink_metadata(path) {
         Ok(found) if found.file_type().is_socket() => {}
         _ => return Ok(()),
     }
-    // Binding it proves that nobody listened, and removes it at the end.
-    match Listener::bind_private(path) {
-        Err(BindError::InUse(_)) => Ok(()),
-        bound => bound.map(drop),
+    loop {
+        let mut connection = match UnixStream::connect(path) {
+            Err(error) if error.kind() == ErrorKind::ConnectionRefused => return fs::remove_file(path),
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+            connected => connected?,
+        };
+        connection.set_read_timeout(Some(TO_CLOSE))?;
+        // A listener keeps the connection open, or says something.
+        match connection.read(&mut [0]) {
+            Ok(0) => {}
+            Err(error) if error.kind() == ErrorKind::ConnectionReset => {}
+            _ => return Ok(()),
+        }
     }
 }
 
@@ -57,8 +72,8 @@ mod test {
     use std::os::unix::net::UnixListener;
     use std::process::Command;
 
+    use super::super::fake::machine;
     use super::*;
-    use crate::toolstack::attach::test::machine;
 
     struct Left {
         _directory: tempfile::TempDir,

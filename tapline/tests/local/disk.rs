@@ -1,0 +1,115 @@
+//! `tapline disk`, with a disk that `tapline-disk` serves.
+
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Child, Command, Output};
+use std::time::Duration;
+
+use serde_json::Value;
+
+/// A disk with the chain `vhd:a`, in a directory of its own.
+struct Served {
+    room: tempfile::TempDir,
+    process: Child,
+}
+
+fn tapline() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_tapline"))
+}
+
+impl Served {
+    fn new() -> Served {
+        // cargo builds the programs of the crate under test only.
+        if !Path::new(env!("CARGO_BIN_EXE_tapline")).with_file_name("tapline-disk").exists() {
+            let built = Command::new(env!("CARGO")).args(["build", "-q", "-p", "tapline-disk"]).status().unwrap();
+            assert!(built.success(), "tapline-disk cannot be built");
+        }
+        let room = tempfile::tempdir().unwrap();
+        let made = tapline().args(["image", "create", "vhd:a", "--size", "64M"]).current_dir(room.path()).output();
+        assert!(made.as_ref().unwrap().status.success(), "{made:?}");
+        let serve = ["serve", "vhd:a", "--cache", "writeback", "--nbd", "nbd.sock", "--control", "control.sock"];
+        let process = tapline().args(serve).current_dir(room.path()).spawn().unwrap();
+        let served = Served { room, process };
+        while UnixStream::connect(served.room.path().join("control.sock")).is_err() {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        served
+    }
+
+    fn run(&self, words: &str) -> Output {
+        tapline().args(words.split_whitespace()).current_dir(self.room.path()).output().unwrap()
+    }
+
+    fn done(&self, words: &str) -> String {
+        let output = self.run(words);
+        assert!(output.status.success(), "{words}: {output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// What is refused: the exit code, and the message.
+    fn refused(&self, words: &str) -> (Option<i32>, String) {
+        let output = self.run(words);
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    }
+
+    fn stop(&mut self) {
+        assert!(Command::new("kill").arg(self.process.id().to_string()).status().unwrap().success());
+        assert!(self.process.wait().unwrap().success());
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        // It may have been stopped.
+        self.process.kill().unwrap_or_default();
+        self.process.wait().map(drop).unwrap_or_default();
+    }
+}
+
+#[test]
+fn each_verb_is_sent_and_its_answer_shown() {
+    let mut disk = Served::new();
+    assert!(disk.done("disk control.sock snapshot --to vhd:b").contains("is now the leaf"));
+    assert!(disk.done("disk control.sock layers").contains("read-only"));
+    assert!(disk.done("disk control.sock clone --of 1 --to vhd:c").contains("--parent"));
+    for _ in 0..2 {
+        // The second time it is found to be done.
+        let merge = "disk control.sock merge --from 0 --into 1 --delete --expect vhd:b vhd:a";
+        assert!(disk.done(merge).contains("merged layers"));
+    }
+    assert!(disk.done("disk control.sock merge-status").contains("merged layers"));
+    assert!(disk.done("disk control.sock resize --size 128M").contains("128 MiB"));
+    assert!(disk.done("disk control.sock stats").contains("reads"));
+    assert!(disk.done("disk control.sock space").contains("no requests are waiting"));
+    let raw: Value = serde_json::from_str(&disk.done("disk control.sock version --json")).unwrap();
+    assert_eq!(raw["ok"]["version"], 1);
+    let said = disk.done("disk control.sock upgrade --pause-max 60000");
+    assert!(said.contains("now serves the disk"), "{said}");
+    assert!(disk.process.wait().unwrap().success());
+    assert!(disk.done("disk control.sock layers").contains("128 MiB disk"));
+    let pid = said.split_whitespace().nth(1).unwrap();
+    assert!(Command::new("kill").arg(pid).status().unwrap().success());
+    while disk.room.path().join("control.sock").exists() {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn what_a_disk_refuses_is_shown_with_its_exit_code() {
+    let mut disk = Served::new();
+    assert_eq!(disk.refused("disk control.sock revert --to 0 --leaf vhd:d").0, Some(64));
+    disk.done("image create vhd:taken --size 1M");
+    let (code, said) = disk.refused("disk control.sock snapshot --to vhd:taken");
+    assert!(code == Some(4) && said.contains("already exists"), "{said}");
+    // With --json the refusal is the last line on stdout, and the exit code is the same.
+    let output = disk.run("disk control.sock snapshot --to vhd:taken --json");
+    let line: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&line["error"]["kind"], output.status.code()), (&Value::from("exists"), Some(4)));
+    assert!(output.stderr.is_empty(), "{output:?}");
+    // The request is well-formed but impossible for this disk: the outcome is the same whether it is served or not.
+    assert_eq!(disk.refused("disk control.sock resize --size 1M").0, Some(4));
+    disk.stop();
+    assert_eq!(disk.refused("image resize vhd:a --size 1M").0, Some(4));
+    let (code, said) = disk.refused("disk control.sock layers");
+    assert!(code == Some(4) && said.contains("serve --control"), "{said}");
+}

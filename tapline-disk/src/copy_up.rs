@@ -53,7 +53,7 @@ impl CopyUp<'_> {
         let mut at = 0;
         while at < len {
             let window = Span { at, len: WINDOW.min(len - at) };
-            copied = copied.saturating_add(self.window(window, &mut progress)?);
+            copied += self.window(window, &mut progress)?;
             at = window.end();
         }
         self.image.flush()?;
@@ -78,7 +78,7 @@ impl CopyUp<'_> {
                     .advise("the image's contents are unchanged; repeat the command to continue where it stopped"));
             }
             for both in self.read(batch)? {
-                copied = copied.saturating_add(self.write(&both)?);
+                copied += self.write(&both)?;
             }
             self.image.wait_for_all()?;
             if let Some(&(last, _, _)) = batch.last() {
@@ -120,7 +120,7 @@ impl CopyUp<'_> {
                     self.image.submit(zero, span, Segments::empty(), Token(span.at))?;
                 }
             }
-            written = written.saturating_add(span.len);
+            written += span.len;
             while self.image.in_flight() > AHEAD {
                 self.image.wait()?;
             }
@@ -154,7 +154,7 @@ impl Both {
         let bytes = |run: Span| self.shown.as_ref().map(|bytes| cut(bytes, run.at, run.len));
         runs.into_iter()
             .map(|(run, stored)| {
-                let span = Span { at: self.span.at.saturating_add(run.at), len: run.len };
+                let span = Span { at: self.span.at + run.at, len: run.len };
                 (span, if stored { bytes(run) } else { None })
             })
             .collect()
@@ -195,7 +195,7 @@ fn ask_within(runner: &mut Runner, span: Span) -> Result<Segments, Failure> {
 fn zero_runs_within(runner: &mut Runner, window: Span) -> Result<Vec<Span>, Failure> {
     let here = runner.geometry().len.saturating_sub(window.at).min(window.len);
     let mut runs = if here > 0 { zero_runs(runner, Span { len: here, ..window })? } else { Vec::new() };
-    let end = window.at.saturating_add(here);
+    let end = window.at + here;
     let behind = Span { at: end, len: window.end().saturating_sub(end) };
     join(&mut runs, behind);
     Ok(runs)

@@ -47,7 +47,7 @@ impl Log {
             self.lines = 0;
         }
         if self.lines == LINES_MAX {
-            self.left_out = self.left_out.saturating_add(1);
+            self.left_out += 1;
             return None;
         }
         self.lines += 1;

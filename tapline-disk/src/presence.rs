@@ -56,10 +56,10 @@ impl Presence {
                 Mapping::Parent { .. } => Holds::Parent,
             };
             match runs.last_mut() {
-                Some((last, kind)) if *kind == holds => last.len = last.len.saturating_add(len),
+                Some((last, kind)) if *kind == holds => last.len += len,
                 _ => runs.push((Span { at, len }, holds)),
             }
-            at = at.saturating_add(len);
+            at += len;
         }
         Ok(runs)
     }

@@ -61,7 +61,7 @@ impl Progress {
 
     /// `bytes` more are done.
     pub fn advance(&mut self, bytes: u64) {
-        self.reach(self.done.saturating_add(bytes));
+        self.reach(self.done + bytes);
     }
 
     /// All up to here is done.

@@ -62,7 +62,7 @@ impl Stats {
     /// All statistics, for the next process; `polls` are this process's polls before sleeping.
     pub fn counters(&self, polls: (u64, u64)) -> Counters {
         let (hit, missed) = self.counters.polls;
-        let polls = (hit.saturating_add(polls.0), missed.saturating_add(polls.1));
+        let polls = (hit + polls.0, missed + polls.1);
         Counters { elapsed_ns: self.clock(), polls, ..self.counters }
     }
 
@@ -89,7 +89,7 @@ impl Stats {
     pub fn answered(&mut self, operation: Operation, bytes: u64, at: u64) {
         if let Some(kind) = self.counters.kind(operation) {
             kind.answered += 1;
-            kind.bytes = kind.bytes.saturating_add(bytes);
+            kind.bytes += bytes;
             kind.answered_ns += u128::from(at);
         }
     }
@@ -140,8 +140,8 @@ impl Counters {
     /// A request that came then is not done here, as if it had not come.
     pub fn given_back(&mut self, operation: Operation, came_at: u64) {
         if let Some(kind) = self.kind(operation) {
-            kind.come = kind.come.saturating_sub(1);
-            kind.come_ns = kind.come_ns.saturating_sub(u128::from(came_at));
+            kind.come -= 1;
+            kind.come_ns -= u128::from(came_at);
         }
     }
 
@@ -158,7 +158,7 @@ impl Counters {
 
 impl Kind {
     fn told(&self, now: u64) -> answer::Counters {
-        let in_flight = self.come.saturating_sub(self.answered);
+        let in_flight = self.come - self.answered;
         let until_now = u128::from(in_flight) * u128::from(now);
         let sum = (self.answered_ns + until_now).saturating_sub(self.come_ns);
         answer::Counters { count: self.answered, bytes: self.bytes, sum_ns: narrow(sum), in_flight }

@@ -98,7 +98,7 @@ impl Iterator for Stream {
         let gone = || Failure::new("read on", "the reader thread has exited");
         let piece = self.pieces.as_ref().and_then(|pieces| pieces.recv().ok()).unwrap_or_else(|| Err(gone()));
         match &piece {
-            Ok(piece) => self.left = self.left.saturating_sub(piece.span.len),
+            Ok(piece) => self.left -= piece.span.len,
             Err(_) => self.left = 0,
         }
         Some(piece)
@@ -257,9 +257,9 @@ pub fn extents(runner: &mut Runner, window: Span) -> Result<Vec<(Span, ExtentKin
         let before = at;
         let answer = runner.ask(Operation::Extents { depths: false }, Span { at, len: window.end() - at })?;
         for extent in answer.extents {
-            let len = extent.len.min(window.end().saturating_sub(at));
+            let len = extent.len.min(window.end() - at);
             found.push((Span { at, len }, extent.kind));
-            at = at.saturating_add(len);
+            at += len;
         }
         if at == before {
             // No answer at all: what cannot be known is data.
@@ -274,8 +274,8 @@ pub fn extents(runner: &mut Runner, window: Span) -> Result<Vec<(Span, ExtentKin
 pub fn grid(window: Span) -> impl Iterator<Item = Span> {
     let pieces = window.len.div_ceil(PIECE);
     (0..pieces).map(move |n| {
-        let at = window.at.saturating_add(n.saturating_mul(PIECE));
-        Span { at, len: PIECE.min(window.end().saturating_sub(at)) }
+        let at = window.at + n * PIECE;
+        Span { at, len: PIECE.min(window.end() - at) }
     })
 }
 

@@ -32,7 +32,7 @@ impl<E: LogEvent> Log<E> {
         if self.events.len() < E::CAPACITY {
             self.events.push(event);
         } else {
-            self.dropped = self.dropped.saturating_add(1);
+            self.dropped += 1;
         }
     }
 

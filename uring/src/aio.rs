@@ -64,17 +64,17 @@ impl Aio {
         files.iter().try_for_each(check_direct)?;
         let files = FileTable::new(files)?;
         let epoll = Epoll::new().map_err(|cause| EngineError::failed("create an epoll", cause))?;
-        let requests = slots.saturating_add(1);
+        let requests = slots + 1;
         let context = AioContext::new(requests).map_err(|cause| refused(cause, requests))?;
         let mut aio = Aio {
             context,
             flights: FlightSlab::new(slots),
-            iocbs: vec![Iocb::default(); depth.saturating_add(1)].into_boxed_slice(),
+            iocbs: vec![Iocb::default(); depth + 1].into_boxed_slice(),
             poll_slot: slots,
             files,
             queue: VecDeque::with_capacity(depth),
-            batch: Vec::with_capacity(depth.saturating_add(1)),
-            addresses: Vec::with_capacity(depth.saturating_add(1)),
+            batch: Vec::with_capacity(depth + 1),
+            addresses: Vec::with_capacity(depth + 1),
             in_kernel: 0,
             epoll,
             armed: false,
@@ -149,7 +149,7 @@ impl Aio {
             let Some(slot) = self.queue.pop_front() else { break };
             match self.prepare(slot) {
                 Some(result) => self.settle(slot, result, done),
-                None => self.in_kernel = self.in_kernel.saturating_add(1),
+                None => self.in_kernel += 1,
             }
         }
         if !self.armed && self.reaps_without_poll >= REAPS_WITHOUT_POLL_MAX {
@@ -234,7 +234,7 @@ impl Aio {
             self.armed = false;
             return;
         }
-        self.in_kernel = self.in_kernel.saturating_sub(1);
+        self.in_kernel -= 1;
         self.queue.push_front(slot);
     }
 
@@ -249,8 +249,8 @@ impl Aio {
             self.requeue(slot);
             return Ok(());
         }
-        self.in_kernel = self.in_kernel.saturating_sub(1);
-        self.settle(slot, errno.saturating_neg(), done);
+        self.in_kernel -= 1;
+        self.settle(slot, -errno, done);
         Ok(())
     }
 
@@ -272,7 +272,7 @@ impl Aio {
                 *armed = false;
                 return;
             }
-            *in_kernel = in_kernel.saturating_sub(1);
+            *in_kernel -= 1;
             let result = i32::try_from(event.res).unwrap_or(i32::MAX);
             if flights.settle(slot, result, done) == Settled::Resubmit {
                 queue.push_back(slot);
@@ -338,7 +338,7 @@ impl Io for Aio {
             self.submit(done)?;
             self.harvest(false, done)?;
             if done.len() > before || !self.ready.is_empty() {
-                self.reaps_without_poll = self.reaps_without_poll.saturating_add(1);
+                self.reaps_without_poll += 1;
                 return Ok(());
             }
             if until == Until::Now {
@@ -384,7 +384,7 @@ fn failed(what: &'static str, cause: &io::Error) -> EngineFailed {
 }
 
 fn errno_of(result: rustix::io::Result<()>) -> i32 {
-    result.map_or_else(|errno| errno.raw_os_error().saturating_neg(), |()| 0)
+    result.map_or_else(|errno| -errno.raw_os_error(), |()| 0)
 }
 
 #[cfg(test)]

@@ -32,7 +32,7 @@ pub(crate) struct BouncePool {
 impl BouncePool {
     /// Aligned memory for `len` bytes, or for the first part of them.
     pub(crate) fn take(&mut self, len: usize) -> Bounce {
-        let max = if self.in_use.saturating_add(len.min(BOUNCE_MAX)) <= BYTES_MAX { BOUNCE_MAX } else { KEPT_LEN };
+        let max = if self.in_use + len.min(BOUNCE_MAX) <= BYTES_MAX { BOUNCE_MAX } else { KEPT_LEN };
         let len = len.min(max);
         let buffer = match self.kept.pop() {
             Some(buffer) if len <= buffer.capacity() => buffer,
@@ -41,13 +41,13 @@ impl BouncePool {
                 Buffer::zeroed(len.max(KEPT_LEN))
             }
         };
-        self.in_use = self.in_use.saturating_add(buffer.capacity());
+        self.in_use += buffer.capacity();
         Bounce { memory: buffer.segments(len), buffer }
     }
 
     /// Takes back a bounce buffer that is no longer in use.
     pub(crate) fn give(&mut self, bounce: Bounce) {
-        self.in_use = self.in_use.saturating_sub(bounce.buffer.capacity());
+        self.in_use -= bounce.buffer.capacity();
         if bounce.buffer.capacity() == KEPT_LEN && self.kept.len() < KEPT_MAX {
             self.kept.push(bounce.buffer);
         }

@@ -70,7 +70,7 @@ impl Call {
                     };
                     match through_cache(BorrowedFd::borrow_raw(self.fd), write) {
                         Ok(count) => count,
-                        Err(cause) => return cause.raw_os_error().unwrap_or(libc::EIO).saturating_neg(),
+                        Err(cause) => return -cause.raw_os_error().unwrap_or(libc::EIO),
                     }
                 }
                 CallKind::SyncData => status(libc::fdatasync(self.fd)),
@@ -78,7 +78,7 @@ impl Call {
             }
         };
         match result {
-            -1 => io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO).saturating_neg(),
+            -1 => -io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO),
             count => i32::try_from(count).unwrap_or(i32::MAX),
         }
     }

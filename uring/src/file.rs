@@ -218,9 +218,9 @@ impl ImageFile {
     /// Whether the file system holds data or a hole at `at`; see [`disk::Io::allocated`].
     pub fn allocated(&self, at: u64, len: u64) -> Allocation {
         match rustix::fs::seek(&*self.file, SeekFrom::Data(at)) {
-            Ok(data) if data > at => Allocation::Hole(len.min(data.saturating_sub(at))),
+            Ok(data) if data > at => Allocation::Hole(len.min(data - at)),
             Ok(_) => match rustix::fs::seek(&*self.file, SeekFrom::Hole(at)) {
-                Ok(hole) if hole > at => Allocation::Data(len.min(hole.saturating_sub(at))),
+                Ok(hole) if hole > at => Allocation::Data(len.min(hole - at)),
                 _ => Allocation::Data(len),
             },
             // lseek(2): no data from here to the end, or already past it.

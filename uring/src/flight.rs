@@ -164,7 +164,7 @@ impl Flight {
                 Action::Write { .. } => self.write_completed(count, pool),
                 Action::SyncData | Action::Deallocate { .. } => Some(Ok(())),
             },
-            Err(_) => self.errno_result(result.saturating_neg()),
+            Err(_) => self.errno_result(-result),
         };
         if ended.is_some() {
             self.release(pool);
@@ -178,8 +178,8 @@ impl Flight {
         if let StepBuffer::Bounced(bounce) = &mut self.buffer {
             bounce.unload(&into.slice(self.moved, count));
         }
-        self.moved = self.moved.saturating_add(count);
-        let left = into.len().saturating_sub(self.moved);
+        self.moved += count;
+        let left = into.len() - self.moved;
         if left == 0 {
             return Some(Ok(()));
         }
@@ -195,20 +195,20 @@ impl Flight {
     /// `count` bytes were written.
     fn write_completed(&mut self, count: usize, pool: &mut BouncePool) -> Option<Result<(), FileError>> {
         let Action::Write { from, .. } = self.action() else { return None };
-        let left = from.len().saturating_sub(self.moved).saturating_sub(count);
+        let left = from.len() - self.moved - count;
         if left == 0 {
             return Some(Ok(()));
         }
         // Direct I/O can only be continued at a block boundary: a partial block is written again.
         let whole = match &self.buffer {
             StepBuffer::FileEnd(_) => count,
-            _ => count.saturating_sub(count % self.constraints.alignment.offset),
+            _ => count - count % self.constraints.alignment.offset,
         };
         if whole == 0 {
             // Neither an error nor progress: the kernel would return the same result every time.
             return Some(Err(FileError::Failed(libc::EIO)));
         }
-        self.moved = self.moved.saturating_add(whole);
+        self.moved += whole;
         self.select_buffer(pool);
         None
     }
@@ -244,7 +244,7 @@ impl Flight {
         self.release(pool);
         let Some(FileOp { action, .. }) = &self.op else { return };
         let (Action::Read { into: memory, .. } | Action::Write { from: memory, .. }) = action else { return };
-        let left = memory.len().saturating_sub(self.moved);
+        let left = memory.len() - self.moved;
         let admits = |memory: &Segments| self.constraints.alignment.admits(memory);
         if matches!(action, Action::Write { .. }) && memory.len() % self.constraints.alignment.offset != 0 {
             self.buffer = StepBuffer::FileEnd(Box::new(memory.slice(self.moved, left)));

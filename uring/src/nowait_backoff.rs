@@ -67,7 +67,7 @@ impl NowaitBackoff {
         let Some(state) = self.state((file, write)) else { return };
         // Transfers that were submitted together are refused together, which says no more than one refusal.
         if state.left == 0 {
-            state.skip = state.skip.saturating_mul(2).saturating_add(1).min(SKIP_MAX);
+            state.skip = (state.skip * 2 + 1).min(SKIP_MAX);
             state.left = state.skip;
         }
     }

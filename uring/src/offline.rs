@@ -88,11 +88,11 @@ impl ImageFile {
             let mut range = AlignedRange::covering(at, bytes.len(), self.alignment().offset);
             let found = range.fill(self)?;
             let (now, later) = bytes.split_at_mut(range.take);
-            if range.skip.saturating_add(range.take) > found {
+            if range.skip + range.take > found {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
             now.copy_from_slice(range.payload());
-            at = at.saturating_add(as_u64(range.take));
+            at += as_u64(range.take);
             bytes = later;
         }
         Ok(())
@@ -113,7 +113,7 @@ impl ImageFile {
             } else {
                 self.write_file_end(at, now)?;
             }
-            at = at.saturating_add(as_u64(range.take));
+            at += as_u64(range.take);
             bytes = later;
         }
         Ok(())
@@ -148,9 +148,9 @@ impl AlignedRange {
     fn covering(at: u64, len: usize, align: usize) -> AlignedRange {
         // The remainder is less than `align`, which is a usize.
         let skip = usize::try_from(at % as_u64(align)).unwrap_or(0);
-        let take = len.min(CHUNK.saturating_sub(skip));
-        let len = skip.saturating_add(take).next_multiple_of(align);
-        AlignedRange { buffer: Buffer::zeroed(len), at: at.saturating_sub(as_u64(skip)), len, skip, take }
+        let take = len.min(CHUNK - skip);
+        let len = (skip + take).next_multiple_of(align);
+        AlignedRange { buffer: Buffer::zeroed(len), at: at - as_u64(skip), len, skip, take }
     }
 
     /// Whether it contains only requested bytes.
@@ -179,7 +179,7 @@ impl AlignedRange {
             let (_, rest) = self.bytes().split_at_mut(found);
             match file.as_file().read_at(rest, at.saturating_add(as_u64(found))) {
                 Ok(0) => return Ok(found),
-                Ok(count) => found = found.saturating_add(count),
+                Ok(count) => found += count,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) => return Err(error),
             }

@@ -68,5 +68,5 @@ fn update(ring: &IoUring, number: u32, part: libc::iovec) -> io::Result<()> {
 
 fn contains(buffer: &Buffer, part: &Part) -> bool {
     let from = part.base().addr().wrapping_sub(buffer.base().addr());
-    from < buffer.capacity() && part.len() <= buffer.capacity().saturating_sub(from)
+    from < buffer.capacity() && part.len() <= buffer.capacity() - from
 }

@@ -71,7 +71,7 @@ pub(crate) fn open(entries: u32, files: &[RawFd]) -> Result<IoUring, EngineError
 }
 
 fn create(entries: u32) -> Result<IoUring, EngineError> {
-    let completions = entries.saturating_mul(2).max(COMPLETIONS_MIN);
+    let completions = (entries * 2).max(COMPLETIONS_MIN);
     let mut newest = IoUring::builder();
     newest.setup_single_issuer().setup_defer_taskrun().setup_taskrun_flag().setup_submit_all();
     let mut older = IoUring::builder();

@@ -208,7 +208,7 @@ impl Uring {
     /// Fills the ring. Returns whether there was room for everything.
     fn fill_ring(&mut self) -> bool {
         let mut entries = self.ring.submission();
-        let mut room = entries.capacity().saturating_sub(entries.len());
+        let mut room = entries.capacity() - entries.len();
         while room > 0 {
             let entry = if let Some(slot) = self.steps.pop_front() {
                 let entry = match self.nowait_backoff.is_active()
@@ -218,7 +218,7 @@ impl Uring {
                     false => sqe::build(&self.in_flight, slot, &self.registered),
                 };
                 match entry {
-                    Some(_) => self.in_kernel = self.in_kernel.saturating_add(1),
+                    Some(_) => self.in_kernel += 1,
                     None => self.blocking.push_back(slot),
                 }
                 entry
@@ -234,7 +234,7 @@ impl Uring {
             if pushed.is_err() {
                 unreachable!("there was room");
             }
-            room = room.saturating_sub(1);
+            room -= 1;
         }
         self.steps.is_empty() && self.changes.is_empty()
     }
@@ -362,7 +362,7 @@ impl Uring {
                 continue;
             }
             let Ok(slot) = Slot::try_from(name) else { unreachable!("user data is a slot, or has the watch bit") };
-            self.in_kernel = self.in_kernel.saturating_sub(1);
+            self.in_kernel -= 1;
             if let Some(errno) = nowait_errno(result) {
                 self.nowait_backoff.record_refusal(self.in_flight.transfer(slot), errno);
                 self.blocking.push_back(slot);
@@ -394,7 +394,7 @@ fn nowait_errno(result: i32) -> Option<i32> {
     if result >= 0 {
         return None;
     }
-    let errno = result.saturating_neg();
+    let errno = -result;
     matches!(errno, libc::EAGAIN | libc::EOPNOTSUPP | libc::EINVAL).then_some(errno)
 }
 

@@ -167,7 +167,7 @@ impl Workers {
         let enough = place.queue.len() < place.idle || place.threads >= lane.threads_max(job.submission.is_none());
         if !enough {
             match spawn_thread(&self.shared, lane) {
-                Ok(()) => place.threads = place.threads.saturating_add(1),
+                Ok(()) => place.threads += 1,
                 // It waits for one of the existing threads.
                 Err(_) if place.threads > 0 => {}
                 Err(_) => {
@@ -179,7 +179,7 @@ impl Workers {
         }
         place.queue.push_back(job);
         let waiting = place.idle > 0;
-        state.unfinished = state.unfinished.saturating_add(1);
+        state.unfinished += 1;
         drop(state);
         if waiting {
             self.shared.condvar(lane).notify_one();
@@ -187,7 +187,7 @@ impl Workers {
         if let Some(place) = self.file_slot(slot) {
             *place = Some(file.share());
         }
-        self.outstanding = self.outstanding.saturating_add(1);
+        self.outstanding += 1;
         None
     }
 
@@ -215,7 +215,7 @@ impl Workers {
                 *place = None;
             }
         }
-        self.outstanding = self.outstanding.saturating_sub(into.len().saturating_sub(before));
+        self.outstanding -= into.len() - before;
         Ok(())
     }
 
@@ -332,15 +332,15 @@ impl Shared {
                 return Some(job);
             }
             if closed || timed_out_once {
-                place.threads = place.threads.saturating_sub(1);
+                place.threads -= 1;
                 return None;
             }
-            place.idle = place.idle.saturating_add(1);
+            place.idle += 1;
             let woken = self.condvar(lane).wait_timeout(state, IDLE).unwrap_or_else(PoisonError::into_inner);
             state = woken.0;
             timed_out_once = woken.1.timed_out();
             let place = state.lane(lane);
-            place.idle = place.idle.saturating_sub(1);
+            place.idle -= 1;
         }
     }
 
@@ -360,7 +360,7 @@ impl Shared {
     /// Records that a job is finished.
     fn complete(&self, outcome: Option<Outcome>) {
         let mut state = self.lock();
-        state.unfinished = state.unfinished.saturating_sub(1);
+        state.unfinished -= 1;
         if state.unfinished == 0 {
             self.finished.notify_all();
         }

@@ -67,7 +67,7 @@ pub fn run(check: &Check) -> Result<Exit, Failure> {
         let mut file = open_file(parent, to_look_at(true))?;
         let report = examine(parent, &mut file, false)?;
         found.problems.extend(lines(parent, &report.problems));
-        found.unlisted = found.unlisted.saturating_add(report.unlisted);
+        found.unlisted += report.unlisted;
         exit = match (exit, verdict(parent, &report)) {
             (_, Exit::Damaged) => Exit::Damaged,
             (Exit::Done, Exit::Leaks) => Exit::Leaks,

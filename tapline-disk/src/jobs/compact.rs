@@ -166,7 +166,7 @@ impl Copy<'_> {
     fn write(&mut self, span: Span, memory: &Segments) -> Result<(), Failure> {
         let stored = stored_runs(memory);
         let bytes = |len: usize| u64::try_from(len).unwrap_or(u64::MAX);
-        let part = |from: usize, len: usize| Span { at: span.at.saturating_add(bytes(from)), len: bytes(len) };
+        let part = |from: usize, len: usize| Span { at: span.at + bytes(from), len: bytes(len) };
         let write = Operation::Write { durable: false };
         if !self.on_parent {
             for (from, memory) in stored {

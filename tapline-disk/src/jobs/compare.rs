@@ -67,7 +67,7 @@ pub fn first_difference(
     while let (Some(a), Some(b)) = (one.next(), other.next()) {
         let (a, b) = (a?, b?);
         if let Some(offset) = difference(&a, &b) {
-            found = Some(a.span.at.saturating_add(offset));
+            found = Some(a.span.at + offset);
             break;
         }
         progress.advance(a.span.len);

@@ -124,9 +124,9 @@ impl Writer {
     fn write(&mut self, piece: &Chunk) -> Result<(), Failure> {
         let Some(bytes) = &piece.bytes else { return Ok(()) };
         for (from, memory) in stored_runs(bytes) {
-            let span = Span { at: piece.span.at.saturating_add(bytes_u64(from)), len: bytes_u64(memory.len()) };
+            let span = Span { at: piece.span.at + bytes_u64(from), len: bytes_u64(memory.len()) };
             self.runner.submit(Operation::Write { durable: false }, span, memory, Token(span.at))?;
-            self.written = self.written.saturating_add(span.len);
+            self.written += span.len;
             while self.runner.in_flight() > AHEAD {
                 self.runner.wait()?;
             }

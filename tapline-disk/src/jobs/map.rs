@@ -61,7 +61,7 @@ fn whole_disk(runner: &mut Runner) -> Result<Vec<Line>, Failure> {
 /// Adds a run; neighbours of one kind are one line.
 fn join(lines: &mut Vec<Line>, span: Span, data: bool) {
     match lines.last_mut() {
-        Some(last) if last.data == data => last.length = last.length.saturating_add(span.len),
+        Some(last) if last.data == data => last.length += span.len,
         _ => lines.push(Line { start: span.at, length: span.len, data }),
     }
 }

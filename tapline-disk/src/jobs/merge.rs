@@ -131,7 +131,7 @@ fn tell_whether_done(merge: &Merge, done: bool) -> Result<Exit, Failure> {
 }
 
 fn no_such_layers(merge: &Merge, count: usize) -> Failure {
-    let why = format!("the chain has layers 0 to {}, and layers are merged downwards", count.saturating_sub(1));
+    let why = format!("the chain has layers 0 to {}, and layers are merged downwards", count - 1);
     Failure::new(format!("merge from {} into {}", merge.from, merge.into), why)
         .advise("0 is the image, 1 its first --parent, and so on: --from must be less than --into")
         .of_kind(Kind::Invalid)

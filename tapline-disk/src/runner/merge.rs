@@ -37,7 +37,7 @@ impl Runner {
             };
             each(&progress)?;
             match progress.state {
-                MergeState::Running if progress.copied.saturating_sub(durable) >= ROUND => {
+                MergeState::Running if progress.copied - durable >= ROUND => {
                     durable = progress.copied;
                     self.make_durable()?;
                 }

@@ -66,7 +66,7 @@ impl Full {
 
     /// How many requests wait.
     pub fn waiting(&self) -> usize {
-        self.waiting.len().saturating_add(usize::from(self.probe.is_some()))
+        self.waiting.len() + usize::from(self.probe.is_some())
     }
 
     /// Whether a new request must wait behind the others.

@@ -90,7 +90,7 @@ impl Suspects {
 
     /// A condemned request was answered with an error, and its answer can be seen: it is done with.
     pub fn failed(&mut self, log: Option<&RedoLog>) {
-        self.fatal = self.fatal.saturating_add(1);
+        self.fatal += 1;
         self.suspect = None;
         if let Some(log) = log {
             log.acquit();

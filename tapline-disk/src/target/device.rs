@@ -145,7 +145,7 @@ fn clear(device: &mut ImageFile, at: u64, len: u64) -> io::Result<()> {
     let mut done = 0;
     while done < len {
         let piece = zeroes.get(..usize::try_from(len - done).unwrap_or(usize::MAX)).unwrap_or(&zeroes);
-        device.write_at(at.saturating_add(done), piece)?;
+        device.write_at(at + done, piece)?;
         done = done.saturating_add(u64::try_from(piece.len()).unwrap_or(u64::MAX));
     }
     Ok(())

@@ -70,7 +70,7 @@ impl EntryLayout {
     /// The offset of a slot's entry in its ring.
     pub fn offset_of(&self, slot: u32) -> usize {
         let slot = usize::try_from(slot).unwrap_or(usize::MAX);
-        slot.saturating_mul(self.entry_len()).saturating_add(HEADER_LEN)
+        slot * self.entry_len() + HEADER_LEN
     }
 
     /// Copies the entry in a slot out of its ring, as far as its own length field says; each byte is read once.

@@ -83,7 +83,7 @@ impl Data {
 
     /// Whether more requests may be taken.
     pub fn has_room(&self, coming: usize) -> bool {
-        self.pool.allocated().saturating_add(coming) < IN_USE_MAX
+        self.pool.allocated() + coming < IN_USE_MAX
     }
 
     /// The segment descriptors in those pages, each copied once; `None` for a page that cannot be read. Copies that are
@@ -297,7 +297,7 @@ impl Data {
 impl Descriptors {
     fn range(&self) -> PageRange {
         const _: () = assert!(SEGMENT_LEN == 8);
-        PageRange { page: self.page, from: 0, len: self.count.saturating_mul(8) }
+        PageRange { page: self.page, from: 0, len: self.count * 8 }
     }
 }
 
@@ -328,8 +328,6 @@ fn is_copied(batch: &CopyBatch, state: TransferState) -> bool {
 fn map(grants: &mut dyn Grants, domain: DomId, ranges: &[PageRange], write: bool) -> Option<Segments> {
     let pages: Vec<GrantRef> = ranges.iter().map(|range| range.page).collect();
     let granted = grants.map(domain, &pages, write).ok()?;
-    let place = |(index, range): (usize, &PageRange)| {
-        (index.saturating_mul(PAGE).saturating_add(usize::from(range.from)), usize::from(range.len))
-    };
+    let place = |(index, range): (usize, &PageRange)| (index * PAGE + usize::from(range.from), usize::from(range.len));
     granted.segments(ranges.iter().enumerate().map(place))
 }

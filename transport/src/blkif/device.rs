@@ -121,9 +121,9 @@ impl Device {
             self.take_all(geometry, grants, log);
         }
         while let Some(&TakenRequest { request, state }) = self.taken.get(self.popped) {
-            self.popped = self.popped.saturating_add(1);
+            self.popped += 1;
             if let Some(request) = self.build_request(request, state, geometry) {
-                self.in_flight = self.in_flight.saturating_add(1);
+                self.in_flight += 1;
                 return Some(request);
             }
         }
@@ -202,7 +202,7 @@ impl Device {
             if state == TransferState::Deferred {
                 *deferred = true;
                 let pages = parsed.descriptors.map_or(ranges.len(), |indirect| usize::from(indirect.count));
-                *bytes = bytes.saturating_add(pages.saturating_mul(PAGE));
+                *bytes += pages * PAGE;
             }
             taken.push(TakenRequest { request, state });
         }
@@ -296,7 +296,7 @@ impl Device {
         if epoch != self.epoch {
             return false;
         }
-        self.in_flight = self.in_flight.saturating_sub(1);
+        self.in_flight -= 1;
         if let Some(queue) = self.queues.get_mut(usize::from(id.queue)) {
             queue.finish_request();
             let (Some(record), Some(status)) = (queue.record(id.number), status) else { return true };
@@ -344,11 +344,8 @@ impl Device {
             match self.queues.get_mut(index).map(|queue| queue.notify(channels)) {
                 Some(Ok(Ok(()))) | None => {}
                 Some(Ok(Err(error))) => {
-                    failed_notifications = if injected(InjectedBug::NotificationLost) {
-                        0
-                    } else {
-                        self.failed_notifications.saturating_add(1)
-                    };
+                    failed_notifications =
+                        if injected(InjectedBug::NotificationLost) { 0 } else { self.failed_notifications + 1 };
                     log.failed("cannot notify the guest", &error);
                 }
                 Some(Err(why)) => self.mark_broken(index, why, log),

@@ -71,9 +71,9 @@ impl PageTable {
     }
 
     fn insert(&mut self, entry: MappedPage) {
-        self.len = self.len.saturating_add(1);
-        if self.len.saturating_mul(2) > self.slots.len() {
-            let slots = self.len.saturating_mul(2).next_power_of_two().max(64);
+        self.len += 1;
+        if self.len * 2 > self.slots.len() {
+            let slots = (self.len * 2).next_power_of_two().max(64);
             let before = std::mem::replace(&mut self.slots, std::iter::repeat_with(|| None).take(slots).collect());
             before.into_iter().flatten().for_each(|entry| self.put(entry));
         }
@@ -108,8 +108,8 @@ impl PersistentGrants {
         }
         self.new.sort_unstable();
         self.new.dedup();
-        if self.mapped.len.saturating_add(self.new.len()) > PAGES_MAX {
-            self.rejected = self.rejected.saturating_add(self.new.len());
+        if self.mapped.len + self.new.len() > PAGES_MAX {
+            self.rejected += self.new.len();
             if self.rejected <= PAGES_MAX {
                 return false;
             }

@@ -98,11 +98,11 @@ impl Pool {
     #[inline(always)]
     pub fn allocate(&mut self, len: usize) -> PoolBuffer {
         let count = units(len, PAGE);
-        self.allocated = self.allocated.saturating_add(count.saturating_mul(PAGE));
+        self.allocated += count * PAGE;
         match run(!self.staging_pages, count) {
             Some((first, units)) => {
                 self.staging_pages |= units;
-                PoolBuffer { location: Location::Staging, at: first.saturating_mul(PAGE), len, units }
+                PoolBuffer { location: Location::Staging, at: first * PAGE, len, units }
             }
             None => self.allocate_large(len),
         }
@@ -116,13 +116,13 @@ impl Pool {
             let large = location.get_or_insert_with(|| {
                 let buffer = Buffer::zeroed(LARGE_UNIT * UNITS);
                 self.changes.push_back(MemoryChange::Comes(buffer.clone()));
-                self.large_count = self.large_count.saturating_add(1);
+                self.large_count += 1;
                 Large { buffer, allocated: 0 }
             });
             if let Some((first, units)) = run(!large.allocated, count) {
                 large.allocated |= units;
                 let location = Location::Large(number, large.buffer.clone());
-                return PoolBuffer { location, at: first.saturating_mul(LARGE_UNIT), len, units };
+                return PoolBuffer { location, at: first * LARGE_UNIT, len, units };
             }
         }
         PoolBuffer { location: Location::Separate(Buffer::zeroed(len)), at: 0, len, units: 0 }
@@ -131,7 +131,7 @@ impl Pool {
     /// Releases a buffer that is no longer used.
     #[inline]
     pub fn release(&mut self, buffer: PoolBuffer) {
-        self.allocated = self.allocated.saturating_sub(units(buffer.len, PAGE).saturating_mul(PAGE));
+        self.allocated -= units(buffer.len, PAGE) * PAGE;
         match buffer.location {
             Location::Staging => self.staging_pages &= !buffer.units,
             Location::Large(number, _) => {
@@ -188,7 +188,7 @@ impl Pool {
         for location in &mut self.large {
             if let Some(large) = location.take_if(|large| which(large)) {
                 self.changes.push_back(MemoryChange::Goes(large.buffer));
-                self.large_count = self.large_count.saturating_sub(1);
+                self.large_count -= 1;
             }
         }
     }
@@ -213,9 +213,9 @@ fn long_run(set: u64, count: u32) -> Option<(usize, u64)> {
     // Where a run of `have` begins; two adjacent runs form one of twice the length.
     let (mut starts, mut have) = (set, 1);
     while have < count {
-        let more = have.min(count.saturating_sub(have));
+        let more = have.min(count - have);
         starts &= starts.checked_shr(more)?;
-        have = have.saturating_add(more);
+        have += more;
     }
     let first = starts.trailing_zeros();
     let bits = u64::MAX.checked_shr(u64::BITS.saturating_sub(count))?;

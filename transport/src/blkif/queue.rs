@@ -104,7 +104,7 @@ impl Queue {
                 self.barrier = Barrier::Waiting(number);
                 return Ok(self.barrier.start(&mut self.in_progress).map(|number| (number, record)));
             }
-            Ok(_) => self.in_progress = self.in_progress.saturating_add(1),
+            Ok(_) => self.in_progress += 1,
             Err(_) => {}
         }
         Ok(Some((number, record)))
@@ -125,7 +125,7 @@ impl Queue {
     /// Records that a request has completed.
     #[inline]
     pub fn finish_request(&mut self) {
-        self.in_progress = self.in_progress.saturating_sub(1);
+        self.in_progress -= 1;
         if matches!(self.barrier, Barrier::Running) {
             self.barrier = Barrier::None;
         }

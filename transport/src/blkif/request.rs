@@ -97,7 +97,7 @@ impl PageRanges {
         for &segment in segments {
             let range = range(u64::from_le_bytes(segment)).ok_or(ERROR)?;
             self.indirect.push(range);
-            self.len = self.len.saturating_add(usize::from(range.len));
+            self.len += usize::from(range.len);
         }
         Ok(())
     }

@@ -87,7 +87,7 @@ impl RetryBudget {
 
     /// Records a failure, and retries immediately a bounded number of times. Returns `false` when these are used up.
     pub fn try_again(&mut self, xen: &Xen) -> bool {
-        self.failures = self.failures.saturating_add(1);
+        self.failures += 1;
         let again = self.failures <= RetryBudget::ATTEMPTS;
         if again {
             xen.wake();

@@ -131,7 +131,7 @@ impl Session {
             }
             None => drop(request.retire()),
         }
-        self.orphans = self.orphans.saturating_sub(1);
+        self.orphans -= 1;
         self.orphans == 0
     }
 
@@ -230,7 +230,7 @@ impl Session {
     /// Handles a failure to attach the rings.
     fn attach_failed(&mut self, error: &AttachError, seen: &Handshake, xen: &mut Xen, log: &mut Log) {
         let (errno, why) = (error.errno(), with_causes(error));
-        let attempts = self.attach_failure.as_ref().map_or(0, |(_, attempts)| *attempts).saturating_add(1);
+        let attempts = self.attach_failure.as_ref().map_or(0, |(_, attempts)| *attempts) + 1;
         let again = error.should_retry(seen, attempts);
         if !again && matches!(seen.theirs, Some(XenbusState::Closing | XenbusState::Closed)) {
             // It has released its rings, and expects no responses in them.
@@ -388,7 +388,7 @@ impl Session {
         let in_flight = device.shut_down();
         device.ports().for_each(|port| self.unbind(port, xen));
         self.memory_changes.extend(device.release_all_memory());
-        self.orphans = self.orphans.saturating_add(in_flight);
+        self.orphans += in_flight;
         (self.announced, self.seen_connected) = (false, false);
         log.record(Event::Disconnected { why, in_flight });
     }

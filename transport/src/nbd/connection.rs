@@ -105,7 +105,7 @@ impl Connection {
         if inherited == 0 && !retry {
             return Ok(());
         }
-        let bytes = staging.get(..kept.saturating_add(inherited)).unwrap_or_default();
+        let bytes = staging.get(..kept + inherited).unwrap_or_default();
         let received = self.session.receive(bytes, export, geometry, quota, requests)?;
         self.save_unread(bytes.get(received.used..).unwrap_or_default());
         match received.next {

@@ -71,7 +71,7 @@ impl Handshake {
             return Err(ProtocolError::OptionTooLong { option: header.option.get(), len: header.len.get() });
         }
         let Some(data) = rest.get(..len) else { return Ok(Progress::Incomplete) };
-        self.options = self.options.saturating_add(1);
+        self.options += 1;
         if self.options > OPTIONS_MAX {
             return Err(ProtocolError::OptionFlood);
         }

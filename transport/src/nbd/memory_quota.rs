@@ -19,9 +19,9 @@ pub struct MemoryQuota {
 impl MemoryQuota {
     /// Whether a connection that holds `held` bytes may hold `len` more.
     pub(super) fn admits(self, held: usize, len: usize) -> bool {
-        let wanted = held.saturating_add(len);
+        let wanted = held + len;
         let guaranteed = held == 0 && len <= GUARANTEED;
-        wanted <= PER_CONNECTION_MAX && (guaranteed || wanted.saturating_add(self.others) <= TOTAL_MAX)
+        wanted <= PER_CONNECTION_MAX && (guaranteed || wanted + self.others <= TOTAL_MAX)
     }
 }
 

@@ -24,7 +24,7 @@ struct Reply {
 
 impl Reply {
     fn len(&self) -> usize {
-        self.head.len().saturating_add(self.data.len())
+        self.head.len() + self.data.len()
     }
 }
 
@@ -34,7 +34,7 @@ impl Outgoing {
             return;
         }
         let reply = Reply { head, data };
-        self.held = self.held.saturating_add(reply.len());
+        self.held += reply.len();
         self.replies.push_back(reply);
     }
 
@@ -64,12 +64,12 @@ impl Outgoing {
             let take = head.len().min(room.len());
             let (now, later) = room.split_at_mut(take);
             now.copy_from_slice(head.get(..take).unwrap_or_default());
-            filled = filled.saturating_add(take);
+            filled += take;
             room = later;
             let take = reply.data.len().saturating_sub(from).min(room.len());
             let (now, later) = room.split_at_mut(take);
             reply.data.slice(from, take).copy_to(now);
-            filled = filled.saturating_add(take);
+            filled += take;
             room = later;
             if room.is_empty() {
                 break;
@@ -80,7 +80,7 @@ impl Outgoing {
 
     /// A copy of all unsent bytes.
     pub(super) fn unsent(&self) -> Vec<u8> {
-        let mut bytes = vec![0; self.held.saturating_sub(self.sent)];
+        let mut bytes = vec![0; self.held - self.sent];
         let len = self.fill(&mut bytes);
         bytes.truncate(len);
         bytes
@@ -88,12 +88,12 @@ impl Outgoing {
 
     /// Records that `len` bytes returned by `fill` have been sent.
     pub fn sent(&mut self, len: usize) {
-        self.sent = self.sent.saturating_add(len);
+        self.sent += len;
         while let Some(reply) = self.replies.front() {
             let len = reply.len();
             let Some(rest) = self.sent.checked_sub(len) else { return };
             self.sent = rest;
-            self.held = self.held.saturating_sub(len);
+            self.held -= len;
             self.replies.pop_front();
         }
     }

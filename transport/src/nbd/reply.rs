@@ -89,7 +89,7 @@ fn context(id: u32, span: Span, extents: &[Extent], one: bool, state: fn(&Extent
         if len == 0 {
             break;
         }
-        left = left.saturating_sub(len);
+        left -= len;
         // A span comes from a request, whose length has 32 bits.
         let len = u32::try_from(len).unwrap_or(u32::MAX);
         payload.extend_from_slice(Descriptor { len: len.into(), state: state.into() }.as_bytes());

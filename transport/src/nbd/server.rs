@@ -258,7 +258,7 @@ impl Server {
         });
         let (count, oldest) = negotiating.fold((0usize, None), |(count, oldest), candidate| {
             let older = oldest.is_none_or(|oldest| candidate < oldest);
-            (count.saturating_add(1), if older { Some(candidate) } else { oldest })
+            (count + 1, if older { Some(candidate) } else { oldest })
         });
         let full = self.connections.iter().flatten().count() >= CONNECTIONS_MAX;
         if let Some((_, index)) = oldest.filter(|_| full || count >= NEGOTIATING_MAX) {
@@ -432,7 +432,7 @@ fn check_texts(export: &Export) -> Result<(), BindError> {
 
 /// The quota of `connection`, if all together hold `held` bytes.
 fn quota_of(connection: &Connection, held: usize) -> MemoryQuota {
-    MemoryQuota { others: held.saturating_sub(connection.session.held()) }
+    MemoryQuota { others: held - connection.session.held() }
 }
 
 /// The watch key of a connection: its slot and, since slots are reused, its client number.

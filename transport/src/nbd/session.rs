@@ -94,7 +94,7 @@ impl Session {
             Phase::Serving(transmission) => transmission.held(),
             Phase::Negotiating(_) | Phase::Closed => 0,
         };
-        requests.saturating_add(self.outgoing.held())
+        requests + self.outgoing.held()
     }
 
     /// The replies to be sent to the client.
@@ -141,7 +141,7 @@ impl Session {
             };
             let next = match progress {
                 InputProgress::Used(len) => {
-                    used = used.saturating_add(len);
+                    used += len;
                     continue;
                 }
                 InputProgress::Incomplete => Next::Receive,

@@ -102,8 +102,8 @@ impl Transmission {
 
     /// Whether another request with `len` bytes of memory may be taken.
     pub(super) fn admits(&self, len: usize, outgoing: &Outgoing, quota: MemoryQuota) -> bool {
-        let in_progress = self.in_flight.saturating_add(outgoing.replies());
-        in_progress < REQUESTS_MAX && quota.admits(self.held.saturating_add(outgoing.held()), len)
+        let in_progress = self.in_flight + outgoing.replies();
+        in_progress < REQUESTS_MAX && quota.admits(self.held + outgoing.held(), len)
     }
 
     /// Processes the front of `bytes`: a header, or data that belongs to the last one.
@@ -118,15 +118,15 @@ impl Transmission {
         match &mut self.receiving {
             Receiving::Header => self.header(bytes, geometry, quota, outgoing, requests),
             Receiving::Data { memory, filled, .. } => {
-                let take = memory.len().saturating_sub(*filled).min(bytes.len());
+                let take = (memory.len() - *filled).min(bytes.len());
                 memory.slice(*filled, take).copy_from(bytes.get(..take).unwrap_or_default());
-                *filled = filled.saturating_add(take);
+                *filled += take;
                 self.data_complete(geometry, outgoing, requests);
                 Ok(if take == 0 { InputProgress::Incomplete } else { InputProgress::Used(take) })
             }
             Receiving::Discard { left, .. } => {
                 let take = (*left).min(bytes.len());
-                *left = left.saturating_sub(take);
+                *left -= take;
                 self.discard_complete(outgoing);
                 Ok(if take == 0 { InputProgress::Incomplete } else { InputProgress::Used(take) })
             }
@@ -182,7 +182,7 @@ impl Transmission {
         outgoing: &mut Outgoing,
         requests: &mut VecDeque<Request>,
     ) {
-        self.held = self.held.saturating_add(memory_len);
+        self.held += memory_len;
         let memory = if memory_len > 0 { Segments::zeroed(memory_len) } else { Segments::empty() };
         if let Operation::Write { .. } = request.operation {
             self.receiving = Receiving::Data { cookie, request, memory, filled: 0 };
@@ -224,13 +224,13 @@ impl Transmission {
                 request.fast = pending.request.fast;
                 if let Some(place) = self.pending.get_mut(slot) {
                     *place = Some(pending);
-                    self.in_flight = self.in_flight.saturating_add(1);
+                    self.in_flight += 1;
                 }
                 requests.push_back(request);
             }
             // The geometry has changed since the header was validated.
             Err(status) => {
-                self.held = self.held.saturating_sub(held);
+                self.held -= held;
                 let reads = pending.request.operation == Operation::Read;
                 self.reply(pending.cookie, reads, reply::error_reply(status), outgoing);
             }
@@ -289,7 +289,7 @@ impl Transmission {
     /// The client is gone: its partly received write will never be complete.
     pub(super) fn hang_up(&mut self) {
         if let Receiving::Data { memory, .. } = &self.receiving {
-            self.held = self.held.saturating_sub(memory.len());
+            self.held -= memory.len();
         }
         self.receiving = Receiving::Header;
     }
@@ -299,9 +299,8 @@ impl Transmission {
         let pending = self.pending.get_mut(slot).and_then(Option::take);
         debug_assert!(pending.is_some(), "a completion of an unknown request: {:?}", request.token());
         if pending.is_some() {
-            self.in_flight = self.in_flight.saturating_sub(1);
-            self.held =
-                self.held.saturating_sub(pending.map_or(0, |pending| memory_of(Verdict::Serve(pending.request))));
+            self.in_flight -= 1;
+            self.held -= pending.map_or(0, |pending| memory_of(Verdict::Serve(pending.request)));
         }
         pending
     }
@@ -361,11 +360,11 @@ fn error_reply(pending: &Pending, status: Status) -> Option<ErrorReply> {
 
 fn extents(pending: &Pending, request: &Request, negotiated: Negotiated) -> Vec<u8> {
     // They begin at the block that contains the start of the request.
-    let mut skip = request.asked().at.saturating_sub(request.span().at);
+    let mut skip = request.asked().at - request.span().at;
     let asked = request.extents().iter().map(|extent| {
         let skipped = skip.min(extent.len);
-        skip = skip.saturating_sub(skipped);
-        Extent { len: extent.len.saturating_sub(skipped), ..*extent }
+        skip -= skipped;
+        Extent { len: extent.len - skipped, ..*extent }
     });
     let extents: Vec<Extent> = asked.filter(|extent| extent.len > 0).collect();
     if extents.is_empty() {

@@ -103,7 +103,7 @@ impl Connection {
             match self.read_until(end)? {
                 Some(0) if self.filled == 0 => return Err(DisconnectReason::Closed),
                 Some(0) => return Err(DisconnectReason::Truncated),
-                Some(count) => self.filled = self.filled.saturating_add(count),
+                Some(count) => self.filled += count,
                 None => return Ok(None),
             }
         }

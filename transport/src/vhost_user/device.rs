@@ -145,7 +145,7 @@ impl Device {
     #[inline]
     pub fn pop_ready(&mut self) -> Option<Request> {
         if !self.ready.is_empty() {
-            self.in_flight = self.in_flight.saturating_add(1);
+            self.in_flight += 1;
         }
         self.ready.pop_front()
     }
@@ -174,7 +174,7 @@ impl Device {
         // One more round than there are queues, because the first queue's turn may end at once.
         for _ in 0..=self.queues.len() {
             while self.taken < CHAINS_PER_TURN {
-                self.taken = self.taken.saturating_add(1);
+                self.taken += 1;
                 match self.take(self.turn, geometry, log) {
                     Ok(Some(Taken::Requests)) => return,
                     Ok(Some(Taken::Answer(..))) => {}
@@ -350,7 +350,7 @@ impl Device {
         if epoch != self.epoch {
             return false;
         }
-        self.in_flight = self.in_flight.saturating_sub(1);
+        self.in_flight -= 1;
         let Some(queue) = self.queues.get_mut(index) else { return true };
         match queue.close(head, status, &self.table) {
             Ok(true) => self.mark(index),

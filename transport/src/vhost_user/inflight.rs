@@ -474,5 +474,5 @@ struct State {
 }
 
 fn state_at(head: u16) -> usize {
-    HEADER_LEN.saturating_add(STATE_LEN.saturating_mul(usize::from(head)))
+    HEADER_LEN + STATE_LEN * usize::from(head)
 }

@@ -238,13 +238,13 @@ impl Server {
         let Some(mut client) = self.client.take() else { return };
         watch.forget(WatchKey(CONNECTION));
         let in_flight = client.session.end(watch);
-        self.orphans = self.orphans.saturating_add(in_flight);
+        self.orphans += in_flight;
         self.log.record(Event::Disconnected { why: with_causes(end), in_flight });
     }
 
     /// Records the completion of a request of an earlier front-end.
     fn reap_orphan(&mut self) {
-        self.orphans = self.orphans.saturating_sub(1);
+        self.orphans -= 1;
         if self.orphans == 0 {
             self.wake();
         }
@@ -406,7 +406,7 @@ impl crate::Server for Server {
         watch.forget(WatchKey(WAKE));
         watch.forget(WatchKey(CONNECTION));
         for queue in 0..u64::from(self.config.queues) {
-            watch.forget(WatchKey(KICK.saturating_add(queue)));
+            watch.forget(WatchKey(KICK + queue));
         }
         self.listener.remove_path();
     }

@@ -291,7 +291,7 @@ impl Queue {
     pub fn open(&mut self, head: u16, status_at: GuestAddr, written: u32, open: u16) {
         if let Some(slot) = self.slots.get_mut(usize::from(head)) {
             *slot = Slot { status_at, written, open, stage: ChainState::Taken, status: S_OK };
-            self.in_flight = self.in_flight.saturating_add(1);
+            self.in_flight += 1;
         }
     }
 
@@ -322,7 +322,7 @@ impl Queue {
         if left > 0 {
             return Ok(false);
         }
-        self.in_flight = self.in_flight.saturating_sub(1);
+        self.in_flight -= 1;
         if slot.stage == ChainState::GivenBack {
             return Ok(false);
         }

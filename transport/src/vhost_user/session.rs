@@ -449,7 +449,7 @@ fn done((): ()) -> Outcome {
 }
 
 fn key(queue: u32) -> WatchKey {
-    WatchKey(KICK.saturating_add(u64::from(queue)))
+    WatchKey(KICK + u64::from(queue))
 }
 
 fn find(queues: &[Queue], index: u32) -> Option<&Queue> {

@@ -55,7 +55,7 @@ pub fn closed(work: &Work<'_>, last: usize) -> Result<Vec<ReopenedLayer>, Failur
 
 /// The layers below the leaf that are open for writing.
 pub fn open(work: &Work<'_>) -> Result<Vec<ReopenedLayer>, Failure> {
-    let last = work.disk.layers().len().saturating_sub(1);
+    let last = work.disk.layers().len() - 1;
     Ok(pick(work, last, true)?.into_iter().filter(|layer| layer.depth > 0).collect())
 }
 

@@ -136,7 +136,7 @@ impl Client {
         }
         loop {
             if let Some(end) = self.input.iter().position(|&byte| byte == b'\n') {
-                let rest = self.input.split_off(end.saturating_add(1));
+                let rest = self.input.split_off(end + 1);
                 let mut line = std::mem::replace(&mut self.input, rest);
                 line.truncate(end);
                 self.beside = self.beside.saturating_sub(end.saturating_add(1));
@@ -170,7 +170,7 @@ impl Client {
     /// Whether bytes came.
     fn receive(&mut self) -> bool {
         let before = self.input.len();
-        self.input.resize(before.saturating_add(PIECE), 0);
+        self.input.resize(before + PIECE, 0);
         let room = self.input.get_mut(before..).unwrap_or_default();
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
@@ -184,7 +184,7 @@ impl Client {
         let cut = got.as_ref().is_ok_and(|got| got.flags.contains(ReturnFlags::CTRUNC));
         let got = got.map(|got| got.bytes);
         let came = descriptors_of(&mut ancillary);
-        self.input.truncate(before.saturating_add(got.unwrap_or(0)));
+        self.input.truncate(before + got.unwrap_or(0));
         match got {
             Ok(0) => self.silent = true,
             Ok(_) | Err(Errno::AGAIN) => {}
@@ -224,12 +224,12 @@ impl Client {
 
     /// An answer will follow.
     pub fn begin_reply(&mut self) {
-        self.owed = self.owed.saturating_add(1);
+        self.owed += 1;
     }
 
     /// An answer that was owed.
     pub fn reply(&mut self, line: &str) {
-        self.owed = self.owed.saturating_sub(1);
+        self.owed -= 1;
         self.awake = true;
         self.say(line);
     }
@@ -256,7 +256,7 @@ impl Client {
     fn flush(&mut self) {
         while let Some(rest) = self.output.get(self.sent..).filter(|rest| !rest.is_empty() && !self.gone) {
             match send(&self.socket, rest, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
-                Ok(count) => self.sent = self.sent.saturating_add(count),
+                Ok(count) => self.sent += count,
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return,
                 Err(_) => self.gone = true,

@@ -54,7 +54,7 @@ impl Copying {
             (self.copied, self.done, self.len) = (progress.copied, progress.done, progress.len);
             if let Some((copied, came)) = self.chunk.take_if(|_| !progress.busy) {
                 let guest = work.disk.in_flight() > 0 || work.stats.come() != came;
-                self.rate_limiter.end(work.clock(), progress.copied.saturating_sub(copied), guest);
+                self.rate_limiter.end(work.clock(), progress.copied - copied, guest);
             }
             if self.cancelled {
                 let refusal =

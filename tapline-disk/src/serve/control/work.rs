@@ -262,7 +262,7 @@ impl Work<'_> {
     }
 
     fn no_layer(&self, depth: usize) -> Failure {
-        let last = self.disk.layers().len().saturating_sub(1);
+        let last = self.disk.layers().len() - 1;
         Failure::of(Kind::Invalid, format!("there is no layer {depth}"))
             .advise(format!("layers are numbered from the leaf, 0, down to {last}; the verb layers lists them"))
     }

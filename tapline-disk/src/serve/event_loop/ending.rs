@@ -48,7 +48,7 @@ impl<S: Server + Disclose> EventLoop<S> {
         }
         self.end_suspecting();
         redo_log::end_all();
-        match self.given_back.saturating_sub(before) {
+        match self.given_back - before {
             0 => say("stopped: all requests are completed and flushed"),
             left => say(format_args!(
                 "stopped: {left} waiting requests stay with their guest for the next process; all others are completed \

@@ -25,7 +25,7 @@ impl<S: Server + Disclose> EventLoop<S> {
         for came in 0..BATCH {
             let Some(mut request) = self.server.pop(&self.geometry) else { return came };
             if came == 0 {
-                self.note_in_flight(self.disk.in_flight().saturating_add(BATCH));
+                self.note_in_flight(self.disk.in_flight() + BATCH);
             }
             if self.came(&mut request, came == 0) {
                 fault::point("begin", &request);

@@ -61,7 +61,7 @@ impl<S: Server + Disclose> EventLoop<S> {
             self.stats.given_back(request.operation(), request.taken);
             self.server.give_back(request);
         }
-        self.given_back = self.given_back.saturating_add(count);
+        self.given_back += count;
         count
     }
 

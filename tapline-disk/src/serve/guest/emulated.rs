@@ -177,7 +177,7 @@ impl Server for Emulated {
     }
 
     fn peers(&self) -> usize {
-        self.guest.peers().saturating_add(self.nbd.peers())
+        self.guest.peers() + self.nbd.peers()
     }
 
     fn stop(&mut self, watch: &mut dyn Watch) {

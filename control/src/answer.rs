@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::ask::Method;
+use crate::method::Method;
 use crate::{Error, FormatName, ImageName, Progress};
 
 /// `version`.

@@ -4,7 +4,6 @@
 //! that it needs and no others, and every path in it is absolute, so that clients need not know the disk's working
 //! directory.
 
-use std::fmt;
 use std::path::{Path, PathBuf};
 
 use serde::de::DeserializeOwned;
@@ -13,6 +12,7 @@ use serde_json::Value;
 
 #[cfg(test)]
 use crate::Reply;
+pub use crate::method::Method;
 use crate::{Error, Id, ImageName, Kind, answer};
 
 /// The version of the protocol that is spoken here, and the only one.
@@ -127,19 +127,6 @@ pub struct Snapshot {
     /// Which way.
     #[serde(default)]
     pub method: Method,
-}
-
-/// How a snapshot is taken.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Method {
-    /// By reflink where the leaf and the new file are raw and the file system can, else by a chain.
-    #[default]
-    Auto,
-    /// The new file shares all blocks with the disk's own; the disk goes on in its file.
-    Reflink,
-    /// The new file is the leaf; the old one its parent.
-    Chain,
 }
 
 /// `clone`.
@@ -354,16 +341,6 @@ fn shortened(value: &Value) -> String {
     let text = value.to_string();
     let end = text.char_indices().nth(40).map_or(text.len(), |(at, _)| at);
     text.get(..end).unwrap_or_default().to_owned()
-}
-
-impl fmt::Display for Method {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Method::Auto => "auto",
-            Method::Reflink => "reflink",
-            Method::Chain => "chain",
-        })
-    }
 }
 
 #[cfg(test)]

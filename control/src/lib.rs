@@ -13,6 +13,7 @@ mod error;
 pub mod handed;
 mod image_name;
 mod line;
+mod method;
 mod progress;
 pub mod redo_name;
 pub mod size;

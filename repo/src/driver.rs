@@ -14,4 +14,4 @@ pub use directory::{Capacity, Directory, Entry, FileNumbers, LOCK, UNFINISHED, i
 pub use durable::Appended;
 pub use label::{LABEL, Label};
 pub use last_host::{Last, LastHost, last_host_at, machine};
-pub use repository::{Attached, attach, check_empty, make, unmake};
+pub use repository::{Attached, DAMAGED, INVENTORY, attach, check_empty, make, unmake};

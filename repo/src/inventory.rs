@@ -17,9 +17,9 @@ use api::{Description, InventoryImage, InventoryVdi, Name};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-pub(crate) use line::hash;
+pub use crate::driver::{DAMAGED, INVENTORY};
 pub use line::{Line, first_head};
-pub use log::{DAMAGED, Damage, INVENTORY, Log, Read, keep_damaged, read};
+pub use log::{Damage, Log, Read, keep_damaged, read};
 
 /// The name and description of a repository.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

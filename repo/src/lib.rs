@@ -8,6 +8,7 @@
 
 pub mod catalogue;
 pub mod driver;
+mod hash;
 pub mod inventory;
 
 pub use catalogue::{Catalogue, Tx, View};

@@ -5,8 +5,8 @@
 //! a cluster of the file with the beginning of a third, which ends in the next one: giving one of them up must leave
 //! the others alone.
 
+use crate::cluster::{CLUSTER, CLUSTER_SECTORS};
 use crate::media::Media;
-use crate::qcow2::{CLUSTER, CLUSTER_SECTORS};
 use crate::sector::{PARENTS, SECTOR_LEN, Sector, Word};
 use crate::theme::BLOCK;
 

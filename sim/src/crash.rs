@@ -25,11 +25,11 @@ use crate::io::{ROOM, SimIo, Visible};
 use crate::link;
 use crate::media::{Media, Unwritten};
 use crate::oracle::{Illegal, Legal, Oracle};
+use crate::qcow2;
 use crate::random::Random;
 use crate::run::{Death, Setup, Sight, Violation, around, run, take_over};
 use crate::schedule::{Pace, Schedule};
 use crate::sector::{SECTOR, Words, mix, words_of};
-use crate::shared;
 use crate::subject::{Device, Form, Kind, Start, Subject, damage};
 use crate::theme::{BLOCK, Theme};
 use crate::workload;
@@ -300,7 +300,7 @@ fn snapshot_is_kept(chain: &Start, version: u32, count: bool) -> Result<(), Viol
     // The file that has it is the lowest that can.
     let Some(of_qcow2) = chain.forms.iter().rposition(|form| *form == Form::Qcow2) else { return Ok(()) };
     let Some(file) = chain.files.get(of_qcow2) else { return Ok(()) };
-    let lost = shared::lost(file, version);
+    let lost = qcow2::lost_of_snapshot(file, version);
     let found = lost.or_else(|| if count { damage(&mut file.clone(), Form::Qcow2) } else { None });
     found.map_or(Ok(()), |found| Err(Violation::Damage(found)))
 }

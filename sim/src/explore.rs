@@ -395,7 +395,7 @@ pub fn random(
 pub fn hunt(bug: Planted, states_max: u64) -> Outcome {
     let kinds = Kind::of_format(bug.format()).unwrap_or_default();
     // Layers of two formats have no bugs of their own, and longer chains need longer workloads.
-    let kinds: Vec<Kind> = kinds.iter().copied().filter(|kind| !kind.is_mixed() && bug.is_about(*kind)).collect();
+    let kinds: Vec<Kind> = kinds.iter().copied().filter(|kind| !kind.is_mixed() && kind.is_sought(bug)).collect();
     let subjects = subjects(&kinds);
     let mut explorer = Explorer::broad();
     let mut failure = None;

@@ -7,6 +7,8 @@
 //!
 //! Invariant: every operation accepted is finished exactly once, by [`SimIo::finish`].
 
+mod align;
+
 use disk::{
     Action, Aligner, Allocation, DataFiles, EngineFailed, FileDone, FileError, FileId, FileOp, Io, Source, Until,
 };
@@ -16,8 +18,8 @@ use crate::file::{Coverage, SimFile, WriteId};
 use crate::media::{DATA_SECTOR, Media, Unwritten};
 use crate::planted::Planted;
 use crate::random::Random;
-use crate::saboteur::Misaligned;
 use crate::sector::{SECTOR, Sector, sectors_of};
+use align::Misaligned;
 
 /// Room for whatever comes.
 pub const ROOM: usize = usize::MAX;

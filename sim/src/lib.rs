@@ -9,6 +9,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod cluster;
 pub mod compressed;
 pub mod crash;
 pub mod explore;

@@ -7,7 +7,6 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::fault::FaultKind;
-use crate::subject::Kind;
 use crate::workload::Step;
 
 /// A planted bug.
@@ -231,20 +230,6 @@ impl Planted {
     /// The format of the images in which it is looked for.
     pub fn format(self) -> &'static str {
         NAMES.iter().find(|(planted, _, _)| *planted == self).map_or("", |(_, _, format)| format)
-    }
-
-    /// Whether it is looked for in images of this kind. What is about shared clusters would be found elsewhere by what
-    /// else is wrong with it, or not at all; and all others need not be looked for in such images as well.
-    pub fn is_about(self, kind: Kind) -> bool {
-        match self {
-            Planted::SharedOverwritten | Planted::EntryWithCopy => kind.with_snapshot().is_some(),
-            Planted::LoweredEarly | Planted::SnapshotDeallocated => kind.with_snapshot().is_some(),
-            Planted::RoundedSubclusters => kind.is_of_subclusters(),
-            Planted::DataFileNotSynced => kind.has_data_file(),
-            Planted::DeviceEndForgotten => kind == Kind::Dynamic || kind == Kind::Child,
-            Planted::OldZeroesForgotten => kind == Kind::OldChildQcow2,
-            _ => !kind.is_of_others(),
-        }
     }
 
     /// Where in a chain it lives.

@@ -2,25 +2,16 @@
 //!
 //! Knows the qcow2 specification and nothing of how our images are made or opened.
 
+use std::collections::BTreeMap;
+use std::sync::OnceLock;
+
+use crate::cluster::{CLUSTER, CLUSTER_SECTORS, COUNTED, L1_AT};
 use crate::compressed;
 use crate::media::{Media, Unwritten};
 use crate::sector::SECTOR;
 use crate::shared;
 use crate::subclusters;
 
-/// Bytes in a cluster, but for one with subclusters. L2 tables have 256 entries then, and cover 512 KiB; refcount
-/// blocks have 1024.
-pub const CLUSTER: u64 = 2048;
-/// Sectors in a cluster.
-pub const CLUSTER_SECTORS: u64 = CLUSTER / SECTOR;
-/// Clusters that a refcount block counts: each has two bytes.
-pub const COUNTED: u64 = CLUSTER / 2;
-/// Bytes of a device: more than anybody needs here.
-pub const DEVICE: u64 = 4 * COUNTED * CLUSTER;
-/// Where the first refcount block stands.
-pub const BLOCK_AT: u64 = 2 * CLUSTER;
-/// Where the L1 table stands.
-pub const L1_AT: u64 = 3 * CLUSTER;
 /// Feature bit of an image with a data file: "External data file bit".
 const EXTERNAL_DATA: u64 = 1 << 2;
 /// Where the parent's name stands.
@@ -154,6 +145,30 @@ fn header(spec: &Spec<'_>) -> Vec<u8> {
     let name_at = usize::try_from(NAME_AT).unwrap_or(0);
     header[name_at..name_at + name.len()].copy_from_slice(name.as_bytes());
     header
+}
+
+/// What the internal snapshot of a file shows otherwise than in the beginning.
+pub fn lost_of_snapshot(media: &Media, version: u32) -> Option<String> {
+    static EXPECTED: [OnceLock<BTreeMap<u64, shared::Shown>>; 2] = [const { OnceLock::new() }; 2];
+    let cell = &EXPECTED[usize::from(version >= 3)];
+    let expected = cell.get_or_init(|| {
+        let spec = Spec {
+            sectors: 2 * compressed::TABLE * CLUSTER_SECTORS,
+            parent: None,
+            version,
+            used: 0,
+            holds: Holds::Snapshot,
+        };
+        shared::shown(&create(&spec, Unwritten::Zeroes))
+    });
+    let found = shared::shown(media);
+    if found == *expected {
+        return None;
+    }
+    let other =
+        expected.iter().find(|(cluster, shown)| found.get(cluster) != Some(*shown)).map(|(cluster, _)| *cluster);
+    let other = other.or_else(|| found.keys().find(|cluster| !expected.contains_key(cluster)).copied());
+    Some(format!("the snapshot has changed, first in cluster {}", other.unwrap_or(0)))
 }
 
 #[cfg(test)]

@@ -10,11 +10,10 @@
 //! there.
 
 use std::collections::BTreeMap;
-use std::sync::OnceLock;
 
+use crate::cluster::{CLUSTER, CLUSTER_SECTORS};
 use crate::compressed::{COMPRESSED, COPIED, PLACE_BITS, TABLE, ZERO, deflated, overwrite, sectors_of};
-use crate::media::{Media, Unwritten};
-use crate::qcow2::{self, CLUSTER, CLUSTER_SECTORS, Holds, Spec};
+use crate::media::Media;
 use crate::sector::{PARENTS, Sector, Word};
 
 /// Clusters of a file that holds it.
@@ -146,14 +145,15 @@ fn entry(version: u32) -> Vec<u8> {
 
 /// What a snapshot shows of a cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Shown {
+pub enum Shown {
+    /// It reads as zero.
     Zero,
     /// These bytes, or what they decompress to.
     Bytes(Vec<u8>),
 }
 
 /// What the snapshot of a file shows, cluster by cluster; empty if there is none.
-fn shown(media: &Media) -> BTreeMap<u64, Shown> {
+pub fn shown(media: &Media) -> BTreeMap<u64, Shown> {
     let words = |at: u64, len: u64| {
         let bytes = media.read(at / 512, len / 512);
         let words = bytes.chunks_exact(8).map(|word| word.iter().fold(0, |sum, &byte| sum << 8 | u64::from(byte)));
@@ -185,30 +185,13 @@ fn shown(media: &Media) -> BTreeMap<u64, Shown> {
 /// Bits of an entry that are a place in the file.
 const PLACE: u64 = 0x00ff_ffff_ffff_fe00;
 
-/// What the snapshot of such a file shows otherwise than in the beginning.
-pub fn lost(media: &Media, version: u32) -> Option<String> {
-    static EXPECTED: [OnceLock<BTreeMap<u64, Shown>>; 2] = [const { OnceLock::new() }; 2];
-    let cell = &EXPECTED[usize::from(version >= 3)];
-    let expected = cell.get_or_init(|| {
-        let spec =
-            Spec { sectors: 2 * TABLE * CLUSTER_SECTORS, parent: None, version, used: 0, holds: Holds::Snapshot };
-        shown(&qcow2::create(&spec, Unwritten::Zeroes))
-    });
-    let found = shown(media);
-    if found == *expected {
-        return None;
-    }
-    let other =
-        expected.iter().find(|(cluster, shown)| found.get(cluster) != Some(*shown)).map(|(cluster, _)| *cluster);
-    let other = other.or_else(|| found.keys().find(|cluster| !expected.contains_key(cluster)).copied());
-    Some(format!("the snapshot has changed, first in cluster {}", other.unwrap_or(0)))
-}
-
 #[cfg(test)]
 mod test {
     use super::*;
     use crate::crash::read_back;
     use crate::explore::prepare;
+    use crate::media::Unwritten;
+    use crate::qcow2::lost_of_snapshot;
     use crate::sector::Words;
     use crate::subject::{Kind, Subject, damage};
 
@@ -223,7 +206,7 @@ mod test {
             let held = |sector: u64| disk.get(&sector).copied().unwrap_or(Word::ZERO);
             assert!(found.iter().all(|(sector, word)| *word == Words::whole(held(*sector))), "{found:?}");
             assert_eq!(damage(&mut start.files[0].clone(), start.forms[0]), None);
-            assert_eq!(lost(&start.files[0], version), None);
+            assert_eq!(lost_of_snapshot(&start.files[0], version), None);
             assert_eq!(shown(&start.files[0]).len(), if version == 3 { 8 } else { 7 });
         }
     }
@@ -234,10 +217,10 @@ mod test {
         for place in [9, 12, PACKED, SHARED_TABLE, SNAPSHOT_TABLE, SNAPSHOT_L1] {
             let mut media = start.files[0].clone();
             media.write(place * CLUSTER, &[0x77; 512]);
-            assert!(lost(&media, 3).is_some(), "{place}");
+            assert!(lost_of_snapshot(&media, 3).is_some(), "{place}");
         }
         let mut media = start.files[0].clone();
         media.write(11 * CLUSTER, &[0x77; 512]);
-        assert_eq!(lost(&media, 3), None, "that is the disk's");
+        assert_eq!(lost_of_snapshot(&media, 3), None, "that is the disk's");
     }
 }

@@ -11,11 +11,12 @@ use disk::raw::Raw;
 use disk::vhd::{self, Parent, Spec, Vhd};
 use disk::{Access, FileId, Image, ImageError, Link, ReadFault, Severity, Source, Tail};
 
+use crate::cluster::{COUNTED, DEVICE};
 use crate::compressed;
 use crate::link;
 use crate::media::{Media, Unwritten};
 use crate::planted::Planted;
-use crate::qcow2::{self, COUNTED, DEVICE, Holds};
+use crate::qcow2::{self, Holds};
 use crate::sector::{PARENTS, SECTOR, Sector, Word, Words};
 use crate::shared;
 use crate::subclusters;

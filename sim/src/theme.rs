@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use crate::qcow2::{CLUSTER, CLUSTER_SECTORS};
+use crate::cluster::{CLUSTER, CLUSTER_SECTORS};
 use crate::random::Random;
 use crate::sector::PARTS;
 use crate::workload::{Durable, Op, Parts, Sectors, Step};

@@ -4,7 +4,7 @@
 use std::error::Error;
 use std::fmt;
 
-use control::{Kind, in_full, printable};
+use control::{ImageName, Kind, in_full, printable};
 use disk::{ImageError, ImageErrorKind};
 use uring::{EngineError, FileOpenError};
 
@@ -176,6 +176,25 @@ impl From<EngineError> for Failure {
 impl From<ImageError> for Failure {
     fn from(error: ImageError) -> Failure {
         Failure::said(error)
+    }
+}
+
+/// An image error, with what to do about its kind.
+pub fn explain(name: &ImageName, error: ImageError) -> Failure {
+    let advice = match error.kind {
+        ImageErrorKind::WrongFormat => Some(format!(
+            "give the file's actual format; if it should be {}, its start and end are damaged or truncated",
+            name.format
+        )),
+        ImageErrorKind::Corrupt => Some(format!("`tapline image check {name}` lists the problems")),
+        ImageErrorKind::Unsupported | ImageErrorKind::Mismatch => None,
+        ImageErrorKind::OutOfLimits => None,
+        ImageErrorKind::Storage => Some("its storage failed; see the kernel log".into()),
+    };
+    let failure = Failure::new(format!("open {name}"), error);
+    match advice {
+        Some(advice) => failure.advise(advice),
+        None => failure,
     }
 }
 

@@ -8,6 +8,7 @@
 //! description and its single lock. A served disk forgets them after opening its files, and after each verb
 //! ([`AtHand`]), so that a description exists, and keeps its lock, exactly as long as it is used.
 
+use std::fmt::Display;
 use std::fs::{File, Metadata};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -17,11 +18,11 @@ use std::time::SystemTime;
 
 use control::handed::{Lent, Listens};
 use control::{ImageName, Kind};
+use disk::Tail;
 use rustix::fs::{CWD, Mode, OFlags, RenameFlags};
-use uring::{AccessMode, FileOpenError, ImageFile, OpenOptions};
+use uring::{AccessMode, Cache, FileOpenError, ImageFile, OpenOptions};
 
 use crate::failure::Failure;
-use crate::handed::twice;
 
 /// The passed files, if this process has been passed any.
 static HANDED: OnceLock<Mutex<Files>> = OnceLock::new();
@@ -272,7 +273,7 @@ pub fn is_taken(path: &Path) -> bool {
 
 /// Where a new file for `path` is created: next to it, until it is complete. A passed file is already in place.
 pub fn unnamed(path: &Path) -> Result<PathBuf, Failure> {
-    if are_handed() { Ok(path.to_owned()) } else { crate::target::beside(path) }
+    if are_handed() { Ok(path.to_owned()) } else { beside(path) }
 }
 
 /// Gives a new file its final name, which must not exist. A passed file has had it from the start.
@@ -376,4 +377,30 @@ pub fn listener(listens: Listens, path: &Path) -> Result<Option<OwnedFd>, Failur
             Err(Failure::new(tried, "that socket was not passed to this process").of_kind(Kind::Invalid))
         }
     }
+}
+
+/// The temporary path of the image that will be `path`: in the same directory, and thus file system. The name is
+/// reserved for us: an unused file there was left by a killed job, and is removed.
+pub fn beside(path: &Path) -> Result<PathBuf, Failure> {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".tapline-new");
+    let beside = PathBuf::from(name);
+    if beside.symlink_metadata().is_ok_and(|found| found.is_file()) {
+        let options = OpenOptions { write: true, cache: Cache::Writeback, lock: true };
+        let _locked = ImageFile::open(&beside, options).map_err(Failure::said)?;
+        let tried = || format!("remove {}, left behind by a killed job", beside.display());
+        std::fs::remove_file(&beside).map_err(|error| Failure::new(tried(), error))?;
+    }
+    Ok(beside)
+}
+
+/// What the unused end of a file reads as: a file system returns zeroes where nothing was written; a block device its
+/// old contents.
+pub fn tail(file: &ImageFile) -> Tail {
+    if file.device_len().is_some() { Tail::Stale } else { Tail::Zeroes }
+}
+
+/// The message about something passed twice.
+pub fn twice(what: impl Display) -> String {
+    format!("{what} was passed twice")
 }

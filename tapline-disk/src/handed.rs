@@ -4,7 +4,6 @@
 //! It knows nothing about images, and opens nothing. Invariant: each descriptor is what its message says, was expected,
 //! and occurs once; anything else ends the process before it has begun.
 
-use std::fmt::Display;
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
@@ -152,11 +151,6 @@ fn check_lent(lent: Lent, descriptor: &OwnedFd) -> Result<(), String> {
         _ if may_be_a_socket => Err(format!("the descriptor passed for {lent:?} is not a xenstore connection")),
         _ => Err(format!("the descriptor passed for {lent:?} is not a device")),
     }
-}
-
-/// The message about something passed twice.
-pub fn twice(what: impl Display) -> String {
-    format!("{what} was passed twice")
 }
 
 #[cfg(test)]

@@ -8,12 +8,12 @@ use control::{FormatName, ImageName, Kind};
 use disk::qcow2::Qcow2;
 use disk::redo::Patched;
 use disk::vhd::Vhd;
-use disk::{Access, Disk, Format, Geometry, Image, ImageError, ImageErrorKind, LAYERS_MAX, RedoLog, Tail, raw};
+use disk::{Access, Disk, Format, Geometry, Image, ImageError, LAYERS_MAX, RedoLog, raw};
 use uring::{Cache, ImageFile, OpenOptions};
 
-use crate::failure::Failure;
+use crate::failure::{Failure, explain};
 use crate::file_identity::FileIdentity;
-use crate::files;
+use crate::files::{self, tail};
 use crate::leftovers;
 use crate::log::say;
 use crate::ordered;
@@ -380,12 +380,6 @@ pub fn open_as_it_is(name: &ImageName, file: &mut ImageFile, write: bool) -> Res
     }
 }
 
-/// What the unused end of a file reads as: a file system returns zeroes where nothing was written; a block device its
-/// old contents.
-pub fn tail(file: &ImageFile) -> Tail {
-    if file.device_len().is_some() { Tail::Stale } else { Tail::Zeroes }
-}
-
 fn access(write: bool) -> Access {
     if write { Access::ReadWrite } else { Access::ReadOnly }
 }
@@ -438,25 +432,6 @@ fn check_unit(name: &ImageName, file: &ImageFile) -> Result<(), Failure> {
     let why =
         format!("its storage requires O_DIRECT writes of at least {unit} bytes, which no drive writes atomically");
     Err(Failure::new(format!("open {name}"), why).advise("use --cache writeback"))
-}
-
-/// An image error, with what to do about its kind.
-pub fn explain(name: &ImageName, error: ImageError) -> Failure {
-    let advice = match error.kind {
-        ImageErrorKind::WrongFormat => Some(format!(
-            "give the file's actual format; if it should be {}, its start and end are damaged or truncated",
-            name.format
-        )),
-        ImageErrorKind::Corrupt => Some(format!("`tapline image check {name}` lists the problems")),
-        ImageErrorKind::Unsupported | ImageErrorKind::Mismatch => None,
-        ImageErrorKind::OutOfLimits => None,
-        ImageErrorKind::Storage => Some("its storage failed; see the kernel log".into()),
-    };
-    let failure = Failure::new(format!("open {name}"), error);
-    match advice {
-        Some(advice) => failure.advise(advice),
-        None => failure,
-    }
 }
 
 fn parent_missing(name: &ImageName, link: &disk::Link) -> Failure {

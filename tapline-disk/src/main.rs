@@ -23,6 +23,7 @@ mod leftovers;
 mod libvhd;
 mod log;
 mod merge_layers;
+mod modified;
 mod ordered;
 mod output;
 mod panics;

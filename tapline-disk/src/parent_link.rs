@@ -10,8 +10,8 @@ use uring::ImageFile;
 
 use crate::failure::Failure;
 use crate::files;
+use crate::modified::latest_change;
 use crate::output::printable;
-use crate::relink::latest_change;
 use crate::target::seconds;
 use crate::unfinished::Unfinished;
 use crate::uuid;

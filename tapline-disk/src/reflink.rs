@@ -12,8 +12,8 @@ use rustix::io::Errno;
 use uring::{Cache, ImageFile, OpenOptions};
 
 use crate::failure::Failure;
+use crate::files::beside;
 use crate::log::say;
-use crate::target::beside;
 
 /// Creates `to`, which must not exist, from `from`, which must not be written in the meantime: the caller holds its
 /// lock.

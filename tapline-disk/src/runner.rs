@@ -48,7 +48,8 @@ impl Runner {
         if let Some(note) = &choice.note {
             say(note);
         }
-        let disk = Disk::new(images, disk::Options::default()).map_err(|error| crate::layers::explain(&name, error))?;
+        let disk =
+            Disk::new(images, disk::Options::default()).map_err(|error| crate::failure::explain(&name, error))?;
         let engine = Engine::open(choice.kind, files, DEPTH).map_err(Failure::said)?;
         Ok(Runner {
             geometry: disk.geometry(),

@@ -32,9 +32,10 @@ use vm::paste::{self, Served};
 
 use crate::access;
 use crate::engine_choice::{Data, choose};
+use crate::failure::explain;
 use crate::failure::{Exit, Failure};
 use crate::files;
-use crate::layers::{self, Chain, Layers, explain};
+use crate::layers::{self, Chain, Layers};
 use crate::log::say;
 use crate::output;
 use crate::signals::Signal;

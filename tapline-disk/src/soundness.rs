@@ -10,7 +10,8 @@ use disk::{ImageErrorKind, MetaWrite, Problem, Severity, Source, qcow2, vhd};
 use uring::ImageFile;
 
 use crate::failure::Failure;
-use crate::layers::{explain, tail};
+use crate::failure::explain;
+use crate::files::tail;
 use crate::log::say;
 use crate::ordered;
 

@@ -11,7 +11,7 @@
 
 mod device;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use control::{FormatName, ImageName, Kind};
@@ -20,7 +20,7 @@ use rustix::fs::FallocateFlags;
 use uring::{Cache, ImageFile, OpenOptions};
 
 use crate::failure::Failure;
-use crate::files;
+use crate::files::{self, beside};
 use crate::log::say;
 use crate::uuid;
 
@@ -268,21 +268,6 @@ fn lock_old(name: &ImageName) -> Result<Option<Old>, Failure> {
         return Err(Failure::new(format!("replace {name}"), why).advise("convert it to another target"));
     }
     Ok(Some(Old { path, _locked: locked }))
-}
-
-/// The temporary path of the image that will be `path`: in the same directory, and thus file system. The name is
-/// reserved for us: an unused file there was left by a killed job, and is removed.
-pub fn beside(path: &Path) -> Result<PathBuf, Failure> {
-    let mut name = path.as_os_str().to_owned();
-    name.push(".tapline-new");
-    let beside = PathBuf::from(name);
-    if beside.symlink_metadata().is_ok_and(|found| found.is_file()) {
-        let options = OpenOptions { write: true, cache: Cache::Writeback, lock: true };
-        let _locked = ImageFile::open(&beside, options).map_err(Failure::said)?;
-        let tried = || format!("remove {}, left behind by a killed job", beside.display());
-        std::fs::remove_file(&beside).map_err(|error| Failure::new(tried(), error))?;
-    }
-    Ok(beside)
 }
 
 /// Seconds since 1970.

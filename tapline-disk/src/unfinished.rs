@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::failure::Failure;
 use crate::files;
-use crate::relink::Time;
+use crate::modified::Time;
 
 /// The contents of the marker file.
 #[derive(Debug, Serialize, Deserialize)]

@@ -18,6 +18,7 @@ mod disk;
 mod fault;
 mod http;
 mod idempotency;
+mod kernel;
 mod log;
 mod notify;
 mod panics;

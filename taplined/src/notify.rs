@@ -7,7 +7,7 @@ pub fn ready() {
     say("READY=1");
 }
 
-/// The daemon can do its work ([`crate::watchdog`]).
+/// The daemon can do its work.
 pub fn alive() {
     say("WATCHDOG=1");
 }

@@ -5,6 +5,7 @@
 //! ([`ratchet`]): what is too long today is recorded, and the record can only shrink.
 
 mod arrows;
+mod circles;
 mod ratchet;
 mod rules;
 mod source;
@@ -76,6 +77,7 @@ fn check(root: &Path) -> Result<Vec<Finding>, String> {
     let tree = Tree::read(root)?;
     let record = Ratchet::read(&root.join(RECORD))?;
     let mut findings = arrows::check(&tree);
+    findings.extend(circles::check(&tree));
     for source in &tree.sources {
         findings.extend(rules::check(source));
     }

@@ -16,7 +16,7 @@ use uuid::Uuid;
 
 use super::directory::{Directory, LOCK};
 use super::label::LABEL;
-use crate::inventory::hash;
+use crate::hash::hash;
 
 /// Bytes of the longest one that is read.
 const LEN_MAX: usize = 4096;

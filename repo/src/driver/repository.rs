@@ -7,7 +7,11 @@ use api::{AbsolutePath, Code, ImageFormat, Problem, SrSource, Variant, Versions}
 use uuid::Uuid;
 
 use super::{Directory, LABEL, LOCK, Label, UNFINISHED, filesystem};
-use crate::inventory::{DAMAGED, INVENTORY};
+
+/// The file with a repository's own inventory.
+pub const INVENTORY: &str = ".tapline-inventory.jsonl";
+/// The name of an inventory that was found damaged and rewritten.
+pub const DAMAGED: &str = ".tapline-inventory.jsonl.damaged";
 
 /// Names that a file system or this program creates, and that do not count as contents.
 const NOBODYS: [&str; 2] = ["lost+found", LOCK];

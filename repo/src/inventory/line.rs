@@ -2,11 +2,11 @@
 
 use api::{InventoryImage, InventoryVdi, Problem};
 use jiff::Timestamp;
-use ring::digest::{SHA256, digest};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::{Change, Contents, Words};
+use crate::hash::{DIGITS, hash};
 
 /// The version of the file that this program writes, and the last that it understands.
 pub const VERSION: u32 = 1;
@@ -14,9 +14,6 @@ pub const VERSION: u32 = 1;
 /// The separator between the hashed text and the hash.
 const BEFORE_SUM: &str = ",\"sum\":\"";
 const BEHIND_SUM: &str = "\"}";
-
-/// Digits of a hash: 128 bits of SHA-256. It detects damage and distinguishes histories, and is not a security feature.
-const DIGITS: usize = 32;
 
 /// A line of the catalogue's outbox: what one commit has changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -109,13 +106,6 @@ impl Line {
         let parsed = parse::<Changes>(&text).map_err(|why| Problem::failed("parse an inventory line", why))?;
         Ok(Line { generation: parsed.generation, before: parsed.before, head: parsed.sum, text })
     }
-}
-
-/// 128 bits of SHA-256, as digits.
-pub fn hash(text: &str) -> String {
-    let hash = digest(&SHA256, text.as_bytes());
-    let digits: String = hash.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
-    digits.chars().take(DIGITS).collect()
 }
 
 /// The text of a line with its line end, and its hash.

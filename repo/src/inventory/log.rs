@@ -13,12 +13,7 @@ use uuid::Uuid;
 
 use super::line::{Changes, Header, VERSION, Versioned, header, parse};
 use super::{Contents, Line};
-use crate::driver::{Appended, Directory};
-
-/// The file.
-pub const INVENTORY: &str = ".tapline-inventory.jsonl";
-/// The name of a file that was found damaged and rewritten.
-pub const DAMAGED: &str = ".tapline-inventory.jsonl.damaged";
+use crate::driver::{Appended, DAMAGED, Directory, INVENTORY};
 
 /// Bytes of the longest one: 100,000 disks many times over.
 const LEN_MAX: usize = 1 << 30;

@@ -2,7 +2,6 @@
 //!
 //! With no bug chosen it passes everything through. Which bugs there are is [`crate::planted`]'s affair.
 
-mod align;
 mod engine;
 pub mod order;
 mod vhd;
@@ -14,11 +13,10 @@ use disk::{
     Reserved, Span, Ticket, Wait,
 };
 
+use crate::cluster::{self, CLUSTER};
 use crate::planted::{Layers, Planted};
-use crate::qcow2::{self, CLUSTER};
 use crate::sector::SECTOR;
 use crate::subclusters;
-pub(crate) use align::Misaligned;
 pub use engine::{Agreed, Plot, SabotagedIo, SyncFate};
 use vhd::{BITMAP_LEN, BLOCK_LEN, bitmaps, bits_of, footers, header_in_place, header_last};
 
@@ -231,8 +229,8 @@ impl<F: Format> Saboteur<F> {
 fn tables_late(batches: &mut [Vec<MetaWrite>]) {
     let Some((first, later)) = batches.split_first_mut() else { return };
     let (counts, tables) =
-        std::mem::take(first).into_iter().partition(|write| [0, qcow2::BLOCK_AT].contains(&write.at));
-    match later.iter_mut().find(|batch| batch.iter().any(|write| write.at == qcow2::L1_AT)) {
+        std::mem::take(first).into_iter().partition(|write| [0, cluster::BLOCK_AT].contains(&write.at));
+    match later.iter_mut().find(|batch| batch.iter().any(|write| write.at == cluster::L1_AT)) {
         Some(with_l1) => (*first, *with_l1) = (counts, [std::mem::take(with_l1), tables].concat()),
         None => *first = [counts, tables].concat(),
     }
@@ -240,7 +238,7 @@ fn tables_late(batches: &mut [Vec<MetaWrite>]) {
 
 /// Writes the refcounts that are written last, because they have become lower, with the first of the round.
 fn lower_early(batches: &mut Vec<Vec<MetaWrite>>) {
-    let is_block = |write: &MetaWrite| write.at == qcow2::BLOCK_AT;
+    let is_block = |write: &MetaWrite| write.at == cluster::BLOCK_AT;
     match batches.as_mut_slice() {
         [first, .., last] if last.iter().all(is_block) => {
             first.retain(|write| !is_block(write));

@@ -6,6 +6,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use super::{Form, Layer, Made};
+use crate::planted::Planted;
 use crate::theme::Theme;
 
 /// A kind of image, or of chain.
@@ -107,6 +108,20 @@ const IN_TARGET: &str = "w0+2 w6+2 w4095+4 w1030+1 f";
 const IN_BASE: &str = "w0+9 w1030+2 w4090+10 f";
 
 impl Kind {
+    /// Whether a bug is looked for in images of this kind. What is about shared clusters would be found elsewhere by
+    /// what else is wrong with it, or not at all; and all others need not be looked for in such images as well.
+    pub fn is_sought(self, bug: Planted) -> bool {
+        match bug {
+            Planted::SharedOverwritten | Planted::EntryWithCopy => self.with_snapshot().is_some(),
+            Planted::LoweredEarly | Planted::SnapshotDeallocated => self.with_snapshot().is_some(),
+            Planted::RoundedSubclusters => self.is_of_subclusters(),
+            Planted::DataFileNotSynced => self.has_data_file(),
+            Planted::DeviceEndForgotten => self == Kind::Dynamic || self == Kind::Child,
+            Planted::OldZeroesForgotten => self == Kind::OldChildQcow2,
+            _ => !self.is_of_others(),
+        }
+    }
+
     /// Those of a format.
     pub fn of_format(format: &str) -> Option<&'static [Kind]> {
         match format {

@@ -12,7 +12,7 @@ use repo::catalogue::Process;
 use uuid::Uuid;
 
 use super::User;
-use crate::disk::process;
+use crate::kernel;
 
 /// Uids with a fixed meaning on every host: `nobody`, and −1 in 16 bits (systemd, "Users, Groups, UIDs and GIDs").
 const RESERVED: std::ops::RangeInclusive<u32> = 65_534..=65_535;
@@ -146,7 +146,7 @@ impl Holder {
     fn is_there(&self) -> bool {
         match self {
             Holder::Chosen => true,
-            Holder::Process(known) => process::identity(known.pid) == Some(*known),
+            Holder::Process(known) => kernel::identity(known.pid) == Some(*known),
         }
     }
 }
@@ -161,7 +161,7 @@ impl Chosen {
     pub fn given_to(mut self, pid: u32) {
         self.given = true;
         let mut state = self.numbers.state();
-        match process::identity(pid) {
+        match kernel::identity(pid) {
             Some(process) => state.holders.insert(self.number, Holder::Process(process)),
             None => state.holders.remove(&self.number),
         };
@@ -182,7 +182,7 @@ fn running(range: Range) -> Result<HashMap<u32, Holder>, Problem> {
     let pids = processes.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
     let found = pids.filter_map(|pid| {
         let number = user_of(pid).filter(|number| range.has(*number))?;
-        Some((number, Holder::Process(process::identity(pid)?)))
+        Some((number, Holder::Process(kernel::identity(pid)?)))
     });
     Ok(found.collect())
 }

@@ -11,7 +11,7 @@ use jiff::Timestamp;
 use uuid::Uuid;
 
 use crate::daemon::Daemon;
-use crate::disk::process::stat;
+use crate::kernel::stat;
 
 /// Time to respond, and the pause before the next check, which doubles each time.
 const TO_ANSWER: Duration = Duration::from_secs(2);

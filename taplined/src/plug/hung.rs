@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 use super::doubt::doubt;
 use crate::daemon::Daemon;
-use crate::disk::process::stat_of_thread;
+use crate::kernel::stat_of_thread;
 use crate::task::blocking;
 
 /// Where the processor time of a thread is in what [`stat_of_thread`] returns: fields 14 and 15 of proc_pid_stat(5).

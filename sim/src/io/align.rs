@@ -4,7 +4,7 @@
 
 use disk::{Action, Aligner, Allocation, EngineFailed, FileDone, FileId, FileOp, Io, OpId, Until};
 
-use crate::io::Storage;
+use super::Storage;
 use crate::planted::Planted;
 
 /// Marks what the second aligner has pushed.
@@ -16,7 +16,7 @@ const OURS: u64 = 1 << 63;
 
 /// The aligner's place.
 #[derive(Default)]
-pub(crate) struct Misaligned {
+pub(super) struct Misaligned {
     bug: Option<Planted>,
     /// Who does not know what the honest one has under way.
     second: Aligner,

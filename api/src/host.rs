@@ -137,7 +137,7 @@ pub struct Backup {
     /// Path of the file on the host.
     pub file: String,
     /// When the backup was created.
-    pub made: Timestamp,
+    pub created: Timestamp,
     /// Why the backup was created.
     pub reason: BackupReason,
     /// Size in bytes.

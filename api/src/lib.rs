@@ -28,18 +28,18 @@ pub use autostart::Autostart;
 pub use event::{Change, Event, ObjectKind};
 pub use host::{Backup, BackupReason, Difference, DifferenceKind, Host, HostDrain, HostReconcile, Limits};
 pub use inventory::{Inventory, InventoryImage, InventoryVdi};
-pub use problem::{Code, Problem};
+pub use problem::{Code, Details, KINDS, Kind, Problem};
 pub use sr::{
-    Forecast, Placed, Scan, Space, Sr, SrBelieve, SrCreate, SrDestroyPlan, SrFound, SrIntroduce, SrPatch, SrProbe,
-    SrSource, SrState, Unplaced, Variant, Versions,
+    Forecast, Placed, Scan, Space, Sr, SrAttach, SrBelieve, SrCreate, SrDestroyPlan, SrFound, SrIntroduce, SrPatch,
+    SrProbe, SrSource, SrState, SrType, Unplaced, Variant, Versions,
 };
 pub use task::{About, Task, TaskState};
 pub use token::{Secret, Token, TokenCreate, TokenMade};
 pub use value::{AbsolutePath, Description, Name, Size};
 pub use vbd::{Mode, Transport, Use, Vbd, VbdCreate, VbdPatch, VbdState, VbdUnplug, VbdUpgraded, Vbds};
 pub use vdi::{
-    Believed, ImageFormat, Vdi, VdiClone, VdiCopy, VdiCreate, VdiExport, VdiImport, VdiPatch, VdiReconcile, VdiResize,
-    VdiRevert, VdiSnapshot, VdiState,
+    Believed, ImageFormat, Vdi, VdiClone, VdiCopy, VdiCreate, VdiDestroyPlan, VdiExport, VdiImport, VdiPatch,
+    VdiReconcile, VdiResize, VdiRevert, VdiSnapshot, VdiState,
 };
 pub use visible::visible;
 pub use vm::{Boot, Driver, Power, Vm, VmCreate, VmPatch, VmShutdown};

@@ -73,6 +73,32 @@ pub enum SrSource {
     },
 }
 
+/// Types of storage: the `type` of a source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum SrType {
+    /// A directory of the host.
+    Dir,
+    /// A directory of an NFS server.
+    Nfs,
+    /// A share of an SMB server.
+    Smb,
+    /// A directory of ISO images.
+    Iso,
+}
+
+impl SrSource {
+    /// Its type.
+    pub fn kind(&self) -> SrType {
+        match self {
+            SrSource::Dir { .. } => SrType::Dir,
+            SrSource::Nfs { .. } => SrType::Nfs,
+            SrSource::Smb { .. } => SrType::Smb,
+            SrSource::Iso { .. } => SrType::Iso,
+        }
+    }
+}
+
 /// Whether a repository can be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
@@ -153,6 +179,9 @@ pub struct Forecast {
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SrCreate {
+    /// Its identity; a random one if omitted.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "crate::value::chosen")]
+    pub uuid: Option<Uuid>,
     /// Its name.
     pub name: Name,
     /// Its description.
@@ -196,14 +225,14 @@ pub enum SrBelieve {
     Catalogue,
 }
 
-impl SrBelieve {
-    /// The word for this value.
-    pub fn word(self) -> &'static str {
-        match self {
-            SrBelieve::Repository => "repository",
-            SrBelieve::Catalogue => "catalogue",
-        }
-    }
+/// Attaches a repository.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SrAttach {
+    /// Which side to keep if the repository's inventory and the catalogue have diverged; if omitted, attaching then
+    /// fails.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub believe: Option<SrBelieve>,
 }
 
 /// A repository found by a probe.

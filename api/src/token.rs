@@ -35,6 +35,9 @@ pub struct Token {
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TokenCreate {
+    /// Its identity; a random one if omitted.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "crate::value::chosen")]
+    pub uuid: Option<Uuid>,
     /// A unique name that says what the token is for.
     pub name: Name,
     /// Whether the token is read-only.

@@ -5,10 +5,12 @@ use std::fmt;
 use std::path::{Component, Path};
 use std::str::FromStr;
 
-use serde::{Deserialize, Serialize};
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::openapi::schema::{KnownFormat, ObjectBuilder, SchemaFormat, Type};
 use utoipa::openapi::{RefOr, Schema};
 use utoipa::{PartialSchema, ToSchema};
+use uuid::Uuid;
 
 /// Maximum characters of a name: more than any table shows, and less than any format's limit.
 const NAME_MAX: usize = 128;
@@ -56,7 +58,7 @@ impl TryFrom<String> for Name {
             0 => Err("a name must not be empty".into()),
             count if count > NAME_MAX => Err(format!("a name must have at most {NAME_MAX} characters, not {count}")),
             _ if text.trim() != text => Err("a name must not start or end with whitespace".into()),
-            _ if uuid::Uuid::parse_str(&text).is_ok() => Err("a name must not look like a UUID".into()),
+            _ if Uuid::parse_str(&text).is_ok() => Err("a name must not look like a UUID".into()),
             _ => Ok(Name(text)),
         }
     }
@@ -114,6 +116,16 @@ impl TryFrom<String> for AbsolutePath {
             .flat_map(|component| ["/", component.as_os_str().to_str().unwrap_or_default()])
             .collect();
         Ok(AbsolutePath(if plain.is_empty() { "/".into() } else { plain }))
+    }
+}
+
+/// A UUID that a client chooses for what it creates. Those that stand for nothing are refused (RFC 9562, 5.9, 5.10).
+pub(crate) fn chosen<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Uuid>, D::Error> {
+    match Option::<Uuid>::deserialize(deserializer)? {
+        Some(uuid) if uuid.is_nil() || uuid.is_max() => {
+            Err(D::Error::custom("this UUID names nothing: choose a random one"))
+        }
+        uuid => Ok(uuid),
     }
 }
 

@@ -125,6 +125,9 @@ pub struct Use {
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VbdCreate {
+    /// Its identity; a random one if omitted.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "crate::value::chosen")]
+    pub uuid: Option<Uuid>,
     /// The VM; omitted for a machine that is managed elsewhere.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vm: Option<Uuid>,

@@ -22,7 +22,7 @@ pub struct Vdi {
     /// The repository that contains it.
     pub sr: Uuid,
     /// Size seen by a guest, in bytes.
-    pub virtual_size: u64,
+    pub size: u64,
     /// Space used by its own image in bytes, at the last measurement; images below it, which it may share, are not
     /// counted.
     pub physical_utilisation: u64,
@@ -101,6 +101,9 @@ impl FromStr for ImageFormat {
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VdiCreate {
+    /// Its identity; a random one if omitted.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "crate::value::chosen")]
+    pub uuid: Option<Uuid>,
     /// The repository to create it in.
     pub sr: Uuid,
     /// Its name.
@@ -142,6 +145,9 @@ pub struct VdiResize {
 #[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VdiSnapshot {
+    /// Its identity; a random one if omitted.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "crate::value::chosen")]
+    pub uuid: Option<Uuid>,
     /// Name of the snapshot; the VDI's name if omitted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<Name>,
@@ -154,6 +160,9 @@ pub struct VdiSnapshot {
 #[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VdiClone {
+    /// Its identity; a random one if omitted.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "crate::value::chosen")]
+    pub uuid: Option<Uuid>,
     /// Name of the clone; the VDI's name if omitted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<Name>,
@@ -174,6 +183,9 @@ pub struct VdiRevert {
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VdiCopy {
+    /// Its identity; a random one if omitted.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "crate::value::chosen")]
+    pub uuid: Option<Uuid>,
     /// The repository to create it in.
     pub sr: Uuid,
     /// Name of the copy; the VDI's name if omitted.
@@ -188,6 +200,9 @@ pub struct VdiCopy {
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VdiImport {
+    /// Its identity; a random one if omitted.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "crate::value::chosen")]
+    pub uuid: Option<Uuid>,
     /// The repository to create it in.
     pub sr: Uuid,
     /// Its name.
@@ -223,6 +238,17 @@ mod test {
         let text = r#"{"sr":"9b1deb4d-3b7d-4bad-9bdd-2b0d7b3dcb6d","name":"a","size":512,"sise":1}"#;
         assert!(serde_json::from_str::<VdiCreate>(text).unwrap_err().to_string().contains("sise"));
     }
+}
+
+/// What destroying a VDI would remove.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct VdiDestroyPlan {
+    /// Files that would be removed: none if other images are based on it.
+    pub removes: Vec<String>,
+    /// Bytes that this would free.
+    pub freed: u64,
+    /// Number of images that are based on it.
+    pub needed_by: u64,
 }
 
 /// Resolves a diverged VDI.

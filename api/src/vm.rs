@@ -97,6 +97,9 @@ pub enum Power {
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VmCreate {
+    /// Its identity; a random one if omitted.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "crate::value::chosen")]
+    pub uuid: Option<Uuid>,
     /// Its name.
     pub name: Name,
     /// Its description.

@@ -80,7 +80,7 @@ impl World {
         for (uuid, vdi) in &self.vdis {
             let Some(now) = shown.get(uuid) else { continue };
             let sr = self.srs.get(vdi.sr).map(|sr| sr.uuid.as_str());
-            let size = now["virtual_size"].as_u64().unwrap_or(0);
+            let size = now["size"].as_u64().unwrap_or(0);
             // A snapshot may outlive what it is of.
             let of = vdi.snapshot_of.as_ref().filter(|of| self.vdis.contains_key(*of));
             let right = now["name"] == *vdi.name

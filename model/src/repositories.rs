@@ -117,7 +117,7 @@ impl World {
         } else if detached && self.random_is(2) {
             // There are not two sides, and it is attached as without.
             let believe = if self.random_is(2) { "repository" } else { "catalogue" };
-            self.change(&Asked::post(format!("/srs/{}/attach?believe={believe}", sr.uuid), json!({})))?;
+            self.change(&Asked::post(format!("/srs/{}/attach", sr.uuid), json!({ "believe": believe })))?;
         }
         // A catalogue of before this is another case: its VBDs are of disks that were not in between.
         self.backup = None;

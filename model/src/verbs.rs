@@ -283,7 +283,7 @@ impl World {
 
     /// What has grown stays so, though the verb may have failed behind that; a disk that had no space may grow later.
     fn resized(&mut self, vdi: &str, size: u64, done: bool) -> Result<(), String> {
-        let grown = done || self.get_vdi(vdi)?.is_some_and(|shown| shown["virtual_size"] == size);
+        let grown = done || self.get_vdi(vdi)?.is_some_and(|shown| shown["size"] == size);
         match grown {
             // It never shrinks: another resize may have gone further.
             true => {
@@ -297,7 +297,7 @@ impl World {
 
     fn reverted(&mut self, vdi: &str, snapshot: &str, done: bool, lost: bool) -> Result<(), String> {
         let kept = self.vdi(snapshot)?.clone();
-        let shown = if lost { self.get_vdi(vdi)?.and_then(|vdi| vdi["virtual_size"].as_u64()) } else { None };
+        let shown = if lost { self.get_vdi(vdi)?.and_then(|vdi| vdi["size"].as_u64()) } else { None };
         let vdi = self.vdi(vdi)?;
         if done {
             (vdi.content, vdi.sizes) = (kept.content, kept.sizes);

@@ -9,6 +9,7 @@
 mod autostart;
 pub mod backup;
 mod event;
+mod identity;
 mod image;
 mod inventory;
 mod last_commit;

@@ -19,7 +19,7 @@ pub enum Verb {
     Follow {
         /// Start after the event with this number; each line starts with its event's number
         #[arg(long, value_name = "NUMBER")]
-        behind: Option<u64>,
+        after: Option<u64>,
         /// Only show changes of this kind of object; may be given several times
         #[arg(long, value_name = "KIND", value_parser = word::one_of::<ObjectKind>(&word::KINDS))]
         kind: Vec<ObjectKind>,
@@ -29,8 +29,8 @@ pub enum Verb {
 impl Verb {
     /// Runs the verb.
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
-        let Verb::Follow { behind, kind } = self;
-        let mut events = session.client.events(behind).await?;
+        let Verb::Follow { after, kind } = self;
+        let mut events = session.client.events(after).await?;
         loop {
             match events.next().await {
                 StreamItem::Change(event) if kind.is_empty() || kind.contains(&event.kind) => {

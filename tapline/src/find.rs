@@ -124,9 +124,9 @@ mod test {
         let problem = only("sr", "a", (1..=2).map(|n| (Uuid::from_u128(n), "a"))).unwrap_err();
         let text = "'a' is ambiguous; it matches 2 srs:\n    00000000-0000-0000-0000-000000000001  a\n    \
                     00000000-0000-0000-0000-000000000002  a";
-        assert_eq!(problem.message, text);
+        assert_eq!(problem.detail, text);
         let many = only("vbd", "0000", (1..=13).map(|n| (Uuid::from_u128(n), ""))).unwrap_err();
-        assert!(many.message.ends_with("00000000000a\n    and 3 more"), "{}", many.message);
+        assert!(many.detail.ends_with("00000000000a\n    and 3 more"), "{}", many.detail);
     }
 
     #[test]

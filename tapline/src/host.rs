@@ -60,7 +60,7 @@ const COLUMNS: &[Shown] = &[
 type Copied = Column<Backup>;
 
 const BACKUPS: &[Copied] = &[
-    Copied::new("made", |backup, _| format!("{:.0}", backup.made)),
+    Copied::new("created", |backup, _| format!("{:.0}", backup.created)),
     Copied::new("reason", |backup, _| backup.reason.to_string()),
     Copied::new("size", |backup, _| readable(backup.size)).right(),
     Copied::new("file", |backup, _| backup.file.clone()),

@@ -186,7 +186,7 @@ impl Verb {
 impl Create {
     async fn run(self, session: &Session) -> Result<(), Problem> {
         let Create { name, source, description, reserve, format, waiting } = self;
-        let asked = SrCreate { name, description, source: source.resolve(session)?, reserve, format };
+        let asked = SrCreate { uuid: None, name, description, source: source.resolve(session)?, reserve, format };
         session.made(session.client.sr_create(&asked).await?, waiting).await
     }
 }

@@ -60,7 +60,7 @@ const COLUMNS: &[Shown] = &[
     Shown::new("about", about).wide(),
     Shown::new("cancellable", |task, _| task.cancellable.to_string()).alone(),
     Shown::new("ended", |task, _| task.ended.map(|at| format!("{at:.0}")).unwrap_or_default()).alone(),
-    Shown::new("problem", |task, _| task.problem.as_ref().map(|problem| problem.message.clone()).unwrap_or_default())
+    Shown::new("problem", |task, _| task.problem.as_ref().map(|problem| problem.detail.clone()).unwrap_or_default())
         .alone(),
     Shown::new("advice", |task, _| {
         task.problem.as_ref().and_then(|problem| problem.advice.clone()).unwrap_or_default()

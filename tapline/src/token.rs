@@ -52,7 +52,7 @@ impl Verb {
                 let expires =
                     expires.map(|days| Timestamp::now().checked_add((i64::from(days) * 24).hours())).transpose();
                 let expires = expires.map_err(|error| Problem::failed("compute the token's expiry time", error))?;
-                let made = session.client.token_create(&TokenCreate { name, read_only, expires }).await?;
+                let made = session.client.token_create(&TokenCreate { uuid: None, name, read_only, expires }).await?;
                 if session.json() { session.value(&made) } else { print(&format!("{}\n", made.secret.as_str())) }
             }
             Verb::List { listing } => session.list(&session.client.tokens().await?, COLUMNS, &listing),

@@ -61,7 +61,7 @@ pub enum Verb {
         vbd: String,
         /// The machine monitor or manager to configure
         #[arg(long, value_enum)]
-        print: For,
+        r#for: For,
     },
 }
 
@@ -113,9 +113,9 @@ pub struct Create {
     /// Position among the machine's disks, 0 to 254 [default: the first free one]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(0..=254))]
     position: Option<u8>,
-    /// Make the device read-only for the guest
-    #[arg(long)]
-    read_only: bool,
+    /// Access mode: RW or RO, read-only [default: what the disk allows]
+    #[arg(long, value_parser = word::one_of::<Mode>(&word::MODES))]
+    mode: Option<Mode>,
     /// Whether the machine may boot from it [default: only from its first disk]
     #[arg(long, value_name = "BOOL")]
     bootable: Option<bool>,
@@ -163,7 +163,7 @@ const COLUMNS: &[Shown] = &[
     Shown::new("bootable", |vbd, _| vbd.bootable.to_string()).wide(),
     Shown::new("pid", |vbd, _| vbd.pid.map(|pid| pid.to_string()).unwrap_or_default()).right().wide(),
     Shown::new("restarts", |vbd, _| vbd.restarts.to_string()).right().wide(),
-    Shown::new("problem", |vbd, _| vbd.problem.as_ref().map(|problem| problem.message.clone()).unwrap_or_default())
+    Shown::new("problem", |vbd, _| vbd.problem.as_ref().map(|problem| problem.detail.clone()).unwrap_or_default())
         .alone(),
     Shown::new("advice", |vbd, _| vbd.problem.as_ref().and_then(|problem| problem.advice.clone()).unwrap_or_default())
         .alone(),
@@ -182,8 +182,8 @@ fn state(vbd: &Vbd, _: Uuids) -> String {
 }
 
 impl From<For> for Connector {
-    fn from(print: For) -> Connector {
-        match print {
+    fn from(connector: For) -> Connector {
+        match connector {
             For::Qemu => Connector::Qemu,
             For::Qemu92 => Connector::Qemu92,
             For::Libvirt => Connector::Libvirt,
@@ -208,7 +208,7 @@ impl Verb {
             Verb::Destroy(One { vbd, waiting }) => {
                 session.did(client.vbd_destroy(session.vbd(&vbd).await?).await?, waiting).await
             }
-            Verb::Connect { vbd, print: connector } => {
+            Verb::Connect { vbd, r#for: connector } => {
                 print(&client.vbd_connect(session.vbd(&vbd).await?, connector.into()).await?)
             }
         }
@@ -277,10 +277,11 @@ impl Create {
             None => None,
         };
         let asked = VbdCreate {
+            uuid: None,
             vm,
             vdi: session.vdi(&self.vdi).await?,
             position: self.position,
-            mode: self.read_only.then_some(Mode::ReadOnly),
+            mode: self.mode,
             bootable: self.bootable,
             transport: self.transport,
             queues: self.queues,

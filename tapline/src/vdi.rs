@@ -39,7 +39,7 @@ pub enum Verb {
         /// Name or UUID prefix
         vdi: String,
         /// New size seen by the guest; cannot be smaller than the current size
-        #[arg(value_parser = word::size)]
+        #[arg(long, value_parser = word::size)]
         size: api::Size,
         #[command(flatten)]
         waiting: Waiting,
@@ -105,7 +105,7 @@ pub struct Revert {
     vdi: String,
     /// The snapshot: its name or UUID prefix
     #[arg(long)]
-    to: String,
+    snapshot: String,
     #[command(flatten)]
     confirm: Confirm,
     #[command(flatten)]
@@ -184,7 +184,7 @@ async fn list(session: &Session, text: Option<&str>, sr: Option<&str>, listing: 
 impl Revert {
     async fn run(self, session: &Session) -> Result<(), Problem> {
         let vdi = session.client.vdi(session.vdi(&self.vdi).await?).await?;
-        let snapshot = session.client.vdi(session.vdi(&self.to).await?).await?;
+        let snapshot = session.client.vdi(session.vdi(&self.snapshot).await?).await?;
         self.confirm.ask(&format!(
             "revert the vdi '{}' ({}) to '{}' ({}); data written since then will be lost",
             vdi.name, vdi.uuid, snapshot.name, snapshot.uuid

@@ -148,7 +148,7 @@ const COLUMNS: &[Shown] = &[
     Shown::new("memory", |vm, _| readable(vm.memory)).right().if_room(),
     Shown::new("vcpus", |vm, _| vm.vcpus.to_string()).right().if_room(),
     Shown::new("driver", |vm, _| word::of(&vm.driver)).if_room(),
-    Shown::new("problem", |vm, _| vm.problem.as_ref().map(|problem| problem.message.clone()).unwrap_or_default())
+    Shown::new("problem", |vm, _| vm.problem.as_ref().map(|problem| problem.detail.clone()).unwrap_or_default())
         .if_room(),
     Shown::new("pid", |vm, _| vm.pid.map(|pid| pid.to_string()).unwrap_or_default()).right().wide(),
     Shown::new("handle", |vm, _| vm.handle.clone().unwrap_or_default()).wide(),
@@ -200,7 +200,7 @@ impl Create {
         let Create { name, memory, vcpus, driver, boot, platform, description, autostart, waiting } = self;
         let platform: BTreeMap<String, String> = platform.into_iter().collect();
         let boot = boot.kernel(session)?.unwrap_or_default();
-        let asked = VmCreate { name, description, driver, memory, vcpus, boot, platform, autostart };
+        let asked = VmCreate { uuid: None, name, description, driver, memory, vcpus, boot, platform, autostart };
         session.made(session.client.vm_create(&asked).await?, waiting).await
     }
 }

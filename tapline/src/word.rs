@@ -14,6 +14,8 @@ use serde_json::Value;
 pub const FORMATS: [&str; 3] = ["raw", "vhd", "qcow2"];
 /// The transports of disks.
 pub const TRANSPORTS: [&str; 3] = ["vhost-user", "nbd", "blkif"];
+/// The access modes of block devices.
+pub const MODES: [&str; 2] = ["RW", "RO"];
 /// The drivers of machines.
 pub const DRIVERS: [&str; 2] = ["qemu", "xen"];
 
@@ -154,6 +156,7 @@ mod test {
         all_mean_something::<api::ImageFormat>(&FORMATS);
         all_mean_something::<api::Transport>(&TRANSPORTS);
         all_mean_something::<api::Driver>(&DRIVERS);
+        all_mean_something::<api::Mode>(&MODES);
         all_mean_something::<api::ObjectKind>(&KINDS);
     }
 

@@ -81,7 +81,7 @@ pub fn advise(config: &Config, command: &str, problem: Problem) -> Problem {
         advice += "If the state directory is on a file system that is not mounted, mount it. There is no backup here";
     } else {
         let named: Vec<String> =
-            found.iter().take(NAMED).map(|backup| format!("{} ({:.0})", backup.file, backup.made)).collect();
+            found.iter().take(NAMED).map(|backup| format!("{} ({:.0})", backup.file, backup.created)).collect();
         let more = found.len().saturating_sub(named.len());
         let more = if more > 0 { format!(" and {more} more") } else { String::new() };
         advice += &format!("Backups: {}{more}. Restore the newest: {command} --restore latest", named.join(", "));
@@ -90,9 +90,9 @@ pub fn advise(config: &Config, command: &str, problem: Problem) -> Problem {
         ". Without a backup, rebuild the catalogue from the repositories' inventories: {command} --rebuild DIRECTORY…; \
          or start empty: {command} --init. See docs/recover.md"
     );
-    let what = match problem.message.contains(&config.catalogue().display().to_string()) {
-        true => problem.message,
-        false => format!("{} ({})", problem.message, config.catalogue().display()),
+    let what = match problem.detail.contains(&config.catalogue().display().to_string()) {
+        true => problem.detail,
+        false => format!("{} ({})", problem.detail, config.catalogue().display()),
     };
     Problem::new(Code::Damaged, what).advise(advice)
 }

@@ -18,9 +18,9 @@ use crate::directories;
 use crate::disk::Disks;
 use crate::disk::tool::Tool;
 use crate::http::Answers;
-use crate::idempotency;
 use crate::plug::{self, Plugs};
 use crate::predecessors;
+use crate::request;
 use crate::sr::Srs;
 use crate::task::Tasks;
 use crate::token::Tokens;
@@ -64,7 +64,7 @@ pub struct Parts {
     /// Answers that clients have not read yet.
     pub answers: Answers,
     /// Requests that may come twice.
-    pub idempotency: idempotency::Turns,
+    pub turns: request::Turns,
     host: Uuid,
     started: Timestamp,
     /// Held as long as the daemon lives: there is one.
@@ -109,7 +109,7 @@ impl Daemon {
             srs,
             postponed: vdi::Postponed::default(),
             answers: Answers::default(),
-            idempotency: idempotency::Turns::default(),
+            turns: request::Turns::default(),
             host,
             started: Timestamp::now(),
             _locks: locks,

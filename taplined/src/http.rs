@@ -5,10 +5,15 @@
 
 mod answer;
 mod asker;
+mod change;
+mod contract;
+mod document;
+mod etag;
 mod events;
 mod extract;
 mod host;
-mod idempotency;
+mod index;
+mod list;
 mod listener;
 mod sr;
 mod task;
@@ -17,19 +22,29 @@ mod vbd;
 mod vdi;
 mod vm;
 
+use std::fmt::Display;
+use std::sync::Arc;
+
 use api::{Code, Problem, Task};
 use axum::Json;
-use axum::http::StatusCode;
+use axum::http::header::{CONTENT_TYPE, HeaderName, LOCATION};
+use axum::http::{Method, StatusCode, Uri};
+use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
-use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityScheme};
-use utoipa::openapi::{OpenApi as OpenApiDocument, RefOr, Required};
-use utoipa::{Modify, OpenApi};
+use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
+use uuid::Uuid;
 
 use crate::daemon::Daemon;
+use contract::Contract;
+use document::Document;
 
 pub use answer::Answers;
+pub use document::text as openapi_text;
 pub use listener::{Listener, Signals, check};
+
+/// The version of the API, with which every path starts.
+const ROOT: &str = "/v1";
 
 /// A problem as a response.
 #[derive(Debug)]
@@ -44,15 +59,29 @@ impl From<Problem> for Refusal {
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
         let status = StatusCode::from_u16(self.0.code.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        (status, Json(self.0)).into_response()
+        let body = serde_json::to_vec(&self.0).unwrap_or_default();
+        (status, [(CONTENT_TYPE, "application/problem+json")], body).into_response()
     }
 }
 
+/// A new object: its location and itself.
+type Created<T> = (StatusCode, [(HeaderName, String); 1], Json<T>);
+
 /// A task that has begun.
-type Begun = Result<(StatusCode, Json<Task>), Refusal>;
+type Begun = Result<Created<Task>, Refusal>;
+
+/// The header that says where an object of a list is (RFC 9110, 10.2.2).
+fn location(list: &str, uuid: impl Display) -> (HeaderName, String) {
+    (LOCATION, format!("{list}/{uuid}"))
+}
 
 fn begun(task: Task) -> Begun {
-    Ok((StatusCode::ACCEPTED, Json(task)))
+    Ok((StatusCode::ACCEPTED, [location(&format!("{ROOT}/tasks"), task.uuid)], Json(task)))
+}
+
+/// The response to a request that has created an object of a list.
+fn created<T>(list: &str, uuid: Uuid, object: T) -> Created<T> {
+    (StatusCode::CREATED, [location(&format!("{ROOT}/{list}"), uuid)], Json(object))
 }
 
 /// The maximum timeout for a guest, in seconds: a day, longer than anybody waits.
@@ -69,28 +98,6 @@ fn must_end(seconds: u32) -> Result<(), Problem> {
     }
 }
 
-/// The parts of the document that are not declared by handlers.
-#[derive(OpenApi)]
-#[openapi(modifiers(&Bearer), security((), ("token" = [])), info(
-    title = "Tapline",
-    description = "Storage repositories, disks and VMs of one host. Long-running operations return a task.",
-    license(name = "Apache-2.0")
-))]
-struct Document;
-
-/// Authentication of requests over TCP; the Unix socket needs none.
-struct Bearer;
-
-impl Modify for Bearer {
-    fn modify(&self, document: &mut OpenApiDocument) {
-        let text =
-            "The secret of a token; required over TCP only. On the Unix socket, the kernel identifies the caller.";
-        let scheme = Http::builder().scheme(HttpAuthScheme::Bearer).description(Some(text)).build();
-        let components = document.components.get_or_insert_default();
-        components.add_security_scheme("token", SecurityScheme::Http(scheme));
-    }
-}
-
 /// All routes with their document.
 fn routes() -> OpenApiRouter<Daemon> {
     let nouns = OpenApiRouter::new()
@@ -101,51 +108,25 @@ fn routes() -> OpenApiRouter<Daemon> {
         .merge(vm::routes())
         .merge(task::routes())
         .merge(token::routes())
-        .merge(events::routes());
-    OpenApiRouter::with_openapi(Document::openapi()).nest("/v1", nouns)
+        .merge(events::routes())
+        .merge(index::routes());
+    OpenApiRouter::with_openapi(Document::openapi()).merge(index::root()).nest(ROOT, nouns)
 }
 
 /// The routes for a daemon.
 fn router(daemon: Daemon) -> axum::Router {
-    let (router, _) = routes().split_for_parts();
-    let unknown = || async { Refusal(Problem::new(Code::NotFound, "no such path").advise("see docs/openapi.json")) };
-    let wrong = || async {
-        let problem =
-            Problem::new(Code::Malformed, "the path does not support this method").advise("see docs/openapi.json");
-        (StatusCode::METHOD_NOT_ALLOWED, Json(problem))
-    };
-    let router = router.fallback(unknown).method_not_allowed_fallback(wrong);
-    router.layer(axum::middleware::from_fn_with_state(daemon.clone(), idempotency::answer)).with_state(daemon)
+    let (router, document) = routes().split_for_parts();
+    let contract = Arc::new(Contract::of(&document));
+    let unknown = || async { Refusal(Problem::new(Code::NotFound, "no such path").advise(format!("see {ROOT}"))) };
+    let router = router.fallback(unknown).method_not_allowed_fallback(wrong_method);
+    let router = router.layer(from_fn_with_state(daemon.clone(), change::answer));
+    router.layer(from_fn_with_state(contract, contract::hold)).with_state(daemon)
 }
 
-/// Marks bodies optional if an object without fields is valid ([`extract`]).
-fn relax_bodies(document: &mut OpenApiDocument) {
-    let value = serde_json::to_value(&*document).unwrap_or_default();
-    let has_required = |reference: &str| {
-        let schema = reference.strip_prefix('#').and_then(|pointer| value.pointer(pointer));
-        schema.is_none_or(|schema| schema.get("required").is_some())
-    };
-    for item in document.paths.paths.values_mut() {
-        let operations = [&mut item.post, &mut item.patch, &mut item.delete].into_iter().flatten();
-        for body in operations.filter_map(|operation| operation.request_body.as_mut()) {
-            let schemas = body.content.values().filter_map(|content| content.schema.as_ref());
-            let mut references = schemas.map(|schema| match schema {
-                RefOr::Ref(reference) => reference.ref_location.as_str(),
-                RefOr::T(_) => "",
-            });
-            if !references.any(has_required) {
-                body.required = Some(Required::False);
-            }
-        }
-    }
-}
-
-/// The OpenAPI document, as committed in the repository.
-pub fn openapi_text() -> Result<String, Problem> {
-    let (_, mut document) = routes().split_for_parts();
-    relax_bodies(&mut document);
-    let text = document.to_pretty_json().map_err(|error| Problem::failed("encode the OpenAPI document", error))?;
-    Ok(format!("{text}\n"))
+/// The router adds the header `Allow` (RFC 9110, 15.5.6).
+async fn wrong_method(method: Method, uri: Uri) -> Refusal {
+    let what = format!("{} does not support {method}", uri.path());
+    Refusal(Problem::new(Code::Method, what).advise("use a method that the header Allow lists"))
 }
 
 /// Whether `text` matches an object: its name, if it has one, or a UUID prefix of at least four digits.
@@ -169,22 +150,5 @@ mod test {
             assert!(!is_like(text, Some(&name), uuid), "{text}");
         }
         assert!(is_like("abcd", None, uuid) && !is_like("abc", None, uuid) && !is_like("", None, uuid));
-    }
-
-    #[test]
-    fn the_committed_document_is_the_one_of_the_routes() {
-        let committed = include_str!("../../docs/openapi.json");
-        assert!(openapi_text().unwrap() == committed, "run: cargo run -p taplined -- --openapi > docs/openapi.json");
-    }
-
-    #[test]
-    fn bodies_without_required_fields_are_optional_and_all_references_exist() {
-        let document: serde_json::Value = serde_json::from_str(&openapi_text().unwrap()).unwrap();
-        let body = |path: &str| document["paths"][path]["post"]["requestBody"]["required"].as_bool().unwrap();
-        assert!(!body("/v1/host/drain") && !body("/v1/vbds/{uuid}/unplug") && body("/v1/srs"));
-        let text = document.to_string();
-        for reference in text.split("\"$ref\":\"#").skip(1).filter_map(|rest| rest.split('"').next()) {
-            assert!(document.pointer(reference).is_some(), "{reference}");
-        }
     }
 }

@@ -17,7 +17,6 @@ mod directories;
 mod disk;
 mod fault;
 mod http;
-mod idempotency;
 mod kernel;
 mod log;
 mod notify;
@@ -25,6 +24,7 @@ mod panics;
 mod plug;
 mod predecessors;
 mod reconcile;
+mod request;
 mod sr;
 mod task;
 mod token;
@@ -106,7 +106,7 @@ fn main() -> ExitCode {
 
 fn run(arguments: &Arguments) -> Result<(), Problem> {
     if arguments.openapi {
-        return print(&http::openapi_text()?);
+        return print(http::openapi_text()?);
     }
     if arguments.config_schema {
         return print(&config::schema_text()?);

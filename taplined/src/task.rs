@@ -22,7 +22,7 @@ use uuid::Uuid;
 use self::job::Job;
 use self::wanted::{Want, Wanted};
 use crate::daemon::Daemon;
-use crate::{idempotency, panics, vdi};
+use crate::{panics, request, vdi};
 
 /// How long tasks may take to end when the daemon stops. What has not ended by then is in the journal.
 const TO_STOP: Duration = Duration::from_secs(10);
@@ -88,7 +88,7 @@ impl Tasks {
         W: FnOnce(Context) -> F + Send + 'static,
         F: Future<Output = Result<Value, Problem>> + Send + 'static,
     {
-        let key = idempotency::take();
+        let key = request::take_key();
         let task = self.catalogue.write(move |tx| add_task(tx, &new, key.as_ref())).await?;
         self.run(daemon, task.clone(), None, work);
         Ok(task)
@@ -149,10 +149,15 @@ impl Tasks {
     /// Requests a task to end. It rolls back; the response does not wait for that.
     pub async fn cancel(&self, uuid: Uuid) -> Result<Task, Problem> {
         let task = self.catalogue.write(move |tx| tx.set_task_cancelling(uuid)).await?;
+        self.tell_cancelled(uuid);
+        Ok(task)
+    }
+
+    /// Has a task end that is recorded as cancelled.
+    pub fn tell_cancelled(&self, uuid: Uuid) {
         if let Some(cancel) = self.running().get(&uuid) {
             cancel.send_replace(Wish::Cancel);
         }
-        Ok(task)
     }
 
     /// Abandons a task that can neither complete nor roll back, and releases its objects. It is unknown what it has
@@ -164,15 +169,19 @@ impl Tasks {
             let what = format!("the task {} {uuid} makes progress: it is not stuck or being retried", task.verb);
             return Err(Problem::new(Code::State, what).advise("cancel it or wait for it"));
         };
-        let what = format!("it was abandoned unfinished: {}", why.message);
+        let what = format!("it was abandoned unfinished: {}", why.detail);
         let problem = Problem::new(Code::Failed, what).advise(crate::reconcile::ABANDONED);
         tracing::warn!(task = %uuid, verb = task.verb, "{problem}");
         let abandoned = problem.clone();
-        self.catalogue.write(move |tx| tx.abandon_task(uuid, &abandoned)).await?;
+        let abandoned = request::change(&self.catalogue, 200, move |tx| {
+            tx.abandon_task(uuid, &abandoned)?;
+            tx.task(uuid)
+        });
+        let task = abandoned.await?;
         if let Some(running) = self.running().get(&uuid) {
             running.send_replace(Wish::Abandon);
         }
-        self.catalogue.read(move |view| view.task(uuid)).await
+        Ok(task)
     }
 
     /// Has tasks that are over by the catalogue leave everything as it is, if they run.

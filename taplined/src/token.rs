@@ -75,12 +75,17 @@ impl Tokens {
         let mut random = [0; 32];
         SystemRandom::new().fill(&mut random).map_err(|error| Problem::failed("generate a secret", error))?;
         let secret = Secret::new(random);
-        let (TokenCreate { name, read_only, expires }, uuid) = (asked, Uuid::new_v4());
+        let TokenCreate { uuid: chosen, name, read_only, expires } = asked;
+        let uuid = chosen.unwrap_or_else(Uuid::new_v4);
         let token = Token { uuid, name, read_only, created, expires };
         let (tokens, kept, hash) = (self.clone(), token.clone(), hash(&secret));
         self.to_its_end(async move {
             let keep = kept.clone();
-            tokens.catalogue.write(move |tx| tx.add_token(&keep, &hash)).await?;
+            let written = tokens.catalogue.write(move |tx| {
+                chosen.map_or(Ok(()), |uuid| tx.check_uuid_free(uuid))?;
+                tx.add_token(&keep, &hash)
+            });
+            written.await?;
             tracing::info!(name = %kept.name, uuid = %kept.uuid, "token created");
             tokens.known().insert(hash, Known { token: kept, alive: watch::Sender::default() });
             Ok(())
@@ -172,7 +177,7 @@ mod test {
     }
 
     fn asked(name: &str) -> TokenCreate {
-        TokenCreate { name: name.parse().unwrap(), read_only: false, expires: None }
+        TokenCreate { uuid: None, name: name.parse().unwrap(), read_only: false, expires: None }
     }
 
     #[tokio::test]
@@ -201,11 +206,11 @@ mod test {
             let made = tokens.create(TokenCreate { expires: Some(soon), ..asked("soon") }).await.unwrap();
             match tokens.grant(&made.secret) {
                 Ok(grant) => break (made, grant),
-                Err(problem) => assert!(problem.message.contains("expired"), "{problem}"),
+                Err(problem) => assert!(problem.detail.contains("expired"), "{problem}"),
             }
             life *= 2;
         };
         grant.ended().await;
-        assert!(tokens.grant(&made.secret).unwrap_err().message.contains("expired"));
+        assert!(tokens.grant(&made.secret).unwrap_err().detail.contains("expired"));
     }
 }

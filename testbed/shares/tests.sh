@@ -159,10 +159,10 @@ disk_lives() {
     works "$disk" 7 4
     held "$format: merged under the guest when its snapshots were destroyed"
 
-    ok one vdi resize "$disk" 80M
+    ok one vdi resize "$disk" --size 80M
     works "$disk" 7 4
     unplug one
-    [ "$(field one vdi "$disk" virtual_size)" = $((80 << 20)) ] || fail "its size is $(field one vdi "$disk" virtual_size)"
+    [ "$(field one vdi "$disk" size)" = $((80 << 20)) ] || fail "its size is $(field one vdi "$disk" size)"
     ok one vdi export "$disk" "$room/$disk.raw" --format raw
     judged "$disk" "$format" "$room/$disk.raw"
     held "$format: resized, exported; qemu-img finds it sound and the same as its export"

@@ -45,10 +45,10 @@ pub enum StreamItem {
 }
 
 impl Client {
-    /// All changes from now on, or after the event with the number `behind`. The daemon must be reachable for this
+    /// All changes from now on, or after the event with the number `after`. The daemon must be reachable for this
     /// call; later the stream reconnects as needed.
-    pub async fn events(&self, behind: Option<u64>) -> Result<Events, Problem> {
-        let mut events = Events { client: self.clone(), last: behind, stream: None };
+    pub async fn events(&self, after: Option<u64>) -> Result<Events, Problem> {
+        let mut events = Events { client: self.clone(), last: after, stream: None };
         events.stream = Some(events.connect().await?);
         Ok(events)
     }

@@ -228,11 +228,7 @@ pub fn refusal(status: StatusCode, body: &[u8]) -> Problem {
     if let Ok(problem) = serde_json::from_slice::<Problem>(body) {
         return problem;
     }
-    // A later version may have codes that this one does not know; they count as `failed`.
-    let value: serde_json::Value = serde_json::from_slice(body).unwrap_or_default();
-    let word = |name: &str| value.get(name).and_then(|value| value.as_str()).map(str::to_owned);
-    let message = word("message").unwrap_or_else(|| format!("taplined refused the request with HTTP status {status}"));
-    Problem { code: Code::Failed, message, field: word("field"), advice: word("advice") }
+    Problem::new(Code::Failed, format!("taplined refused the request with HTTP status {status}"))
 }
 
 #[cfg(test)]
@@ -240,8 +236,8 @@ mod test {
     use super::*;
 
     #[test]
-    fn an_unknown_code_is_a_failure_with_message_and_advice() {
-        let body = br#"{"code":"on-fire","message":"it burns","advice":"put it out"}"#;
+    fn an_unknown_code_is_a_failure_with_detail_and_advice() {
+        let body = br#"{"type":"/v1/problems/on-fire","code":"on-fire","detail":"it burns","advice":"put it out"}"#;
         let problem = refusal(StatusCode::CONFLICT, body);
         assert_eq!(problem, Problem::new(Code::Failed, "it burns").advise("put it out"));
     }
@@ -249,7 +245,7 @@ mod test {
     #[test]
     fn a_refusal_by_a_proxy_shows_the_http_status() {
         let problem = refusal(StatusCode::BAD_GATEWAY, b"<html>");
-        assert_eq!((problem.code, problem.message.contains("502")), (Code::Failed, true));
+        assert_eq!((problem.code, problem.detail.contains("502")), (Code::Failed, true));
     }
 
     /// Records the requests to a socket, one connection at a time; connections without an answer are closed.
@@ -299,11 +295,11 @@ mod test {
         let target = Target::new("vdis/1");
         let change = || client.change::<serde_json::Value>(Method::DELETE, &target, &());
         let broken = change().await.unwrap_err();
-        assert!(broken.message.contains("closed the connection before answering"), "{broken}");
-        assert!(change().await.unwrap_err().message.contains("409"));
+        assert!(broken.detail.contains("closed the connection before answering"), "{broken}");
+        assert!(change().await.unwrap_err().detail.contains("409"));
         assert_eq!(heard.await.unwrap().len(), 3);
         // Nothing listens: the request was never received.
         std::fs::remove_file(&socket).unwrap();
-        assert!(change().await.unwrap_err().message.contains("cannot reach"));
+        assert!(change().await.unwrap_err().detail.contains("cannot reach"));
     }
 }

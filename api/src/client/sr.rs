@@ -5,7 +5,7 @@ use uuid::Uuid;
 
 use super::target::Target;
 use super::{Answer, Client};
-use crate::{Inventory, Problem, Scan, Sr, SrBelieve, SrCreate, SrFound, SrIntroduce, SrPatch, SrProbe};
+use crate::{Inventory, Problem, Scan, Sr, SrAttach, SrBelieve, SrCreate, SrFound, SrIntroduce, SrPatch, SrProbe};
 
 const SRS: &str = "srs";
 
@@ -42,8 +42,7 @@ impl Client {
 
     /// Attaches a repository; `believe` says which side to keep if it and the catalogue have diverged.
     pub async fn sr_attach(&self, uuid: Uuid, believe: Option<SrBelieve>) -> Result<Answer<Sr>, Problem> {
-        let target = Target::verb(SRS, uuid, "attach").query("believe", believe.map(SrBelieve::word));
-        self.begin(Method::POST, &target, &()).await
+        self.begin(Method::POST, &Target::verb(SRS, uuid, "attach"), &SrAttach { believe }).await
     }
 
     /// Detaches a repository.

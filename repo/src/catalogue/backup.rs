@@ -67,9 +67,11 @@ fn list_at(directory: &Path, now: Timestamp) -> Result<Vec<Backup>, Problem> {
         let entry = entry.map_err(tried)?;
         let Some((made, reason)) = entry.file_name().to_str().and_then(of_name) else { continue };
         let file = entry.path().display().to_string();
-        found.push(Backup { file, made, reason, size: entry.metadata().map_err(tried)?.len() });
+        found.push(Backup { file, created: made, reason, size: entry.metadata().map_err(tried)?.len() });
     }
-    found.sort_by(|one, other| (one.made > now, other.made, &other.file).cmp(&(other.made > now, one.made, &one.file)));
+    found.sort_by(|one, other| {
+        (one.created > now, other.created, &other.file).cmp(&(other.created > now, one.created, &one.file))
+    });
     Ok(found)
 }
 
@@ -93,7 +95,7 @@ pub fn write(catalogue: &Path, directory: &Path, reason: BackupReason, kept: u32
     }
     remove_old(directory, kept, made)?;
     let size = fs::metadata(&path).map_err(|error| Problem::failed(&tried, error))?.len();
-    Ok(Backup { file: path.display().to_string(), made, reason, size })
+    Ok(Backup { file: path.display().to_string(), created: made, reason, size })
 }
 
 /// Accessible to its owner only.
@@ -136,9 +138,9 @@ fn remove_old(directory: &Path, kept: u32, now: Timestamp) -> Result<(), Problem
     let (mut days, mut others): (Vec<String>, [usize; 3]) = (Vec::new(), [0; 3]);
     for backup in list_at(directory, now)? {
         let keep = match backup.reason {
-            BackupReason::Daily if backup.made > now => count(&mut others[2]) <= kept,
+            BackupReason::Daily if backup.created > now => count(&mut others[2]) <= kept,
             BackupReason::Daily => {
-                let day = backup.made.strftime("%Y%m%d").to_string();
+                let day = backup.created.strftime("%Y%m%d").to_string();
                 let newest = days.last() != Some(&day);
                 if newest {
                     days.push(day);

@@ -52,7 +52,7 @@ pub fn check_rows(connection: &Connection) -> Result<(), Problem> {
     let read = || {
         for sr in view.srs()? {
             view.images_of_sr(sr.uuid)?;
-            view.inventory_lines(sr.uuid).map_err(|problem| damaged(problem.message))?;
+            view.inventory_lines(sr.uuid).map_err(|problem| damaged(problem.detail))?;
         }
         view.inventory_heads()?;
         for vbd in view.vbds(None, None)?.iter().filter(|vbd| vbd.pid.is_some()) {
@@ -71,7 +71,7 @@ pub fn check_rows(connection: &Connection) -> Result<(), Problem> {
     };
     read().map_err(|problem: Problem| match problem.code {
         // A value that is none of ours.
-        Code::Internal => damaged(problem.message),
+        Code::Internal => damaged(problem.detail),
         _ => problem,
     })
 }

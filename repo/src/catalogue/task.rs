@@ -60,7 +60,7 @@ impl View<'_> {
             step: row.get("step")?,
             cancellable: row.get("cancellable")?,
             result: row.get::<_, Option<Json<_>>>("result")?.map(|json| json.0),
-            problem: row.get::<_, Option<Json<_>>>("problem")?.map(|json| json.0),
+            problem: row.get::<_, Option<Json<Problem>>>("problem")?.map(|json| json.0.of_task(uuid)),
             created: row.get::<_, Time>("created")?.0,
             ended: row.get::<_, Option<Time>>("ended")?.map(|time| time.0),
         })

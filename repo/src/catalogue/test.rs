@@ -87,7 +87,7 @@ async fn a_refused_change_leaves_nothing_and_no_event() {
         tx.add_sr(&sr())?;
         Err::<(), _>(Problem::new(Code::Failed, "on second thoughts"))
     });
-    assert_eq!(refused.await.unwrap_err().message, "on second thoughts");
+    assert_eq!(refused.await.unwrap_err().detail, "on second thoughts");
     assert_eq!(catalogue.read(|view| view.srs()).await.unwrap(), []);
     catalogue.write(|tx| tx.add_sr(&sr())).await.unwrap();
     assert_eq!(events.recv().await.unwrap().change, Change::Added);
@@ -130,7 +130,7 @@ async fn a_vdi_has_one_writer_or_readers() {
     for mode in [Mode::ReadWrite, Mode::ReadOnly] {
         let refused = write(b, mode).await.unwrap_err();
         assert_eq!(refused.code, Code::InUse);
-        assert!(refused.message.contains(&a.to_string()), "{}", refused.message);
+        assert!(refused.detail.contains(&a.to_string()), "{}", refused.detail);
     }
     room.catalogue.write(move |tx| tx.drop_leases(a)).await.unwrap();
 
@@ -150,7 +150,7 @@ async fn the_schema_itself_refuses_a_second_writer() {
             .write(move |tx| tx.execute("INSERT INTO lease VALUES (?1, ?2, 'RW')", (row::Id(vdi), row::Id(holder))))
     };
     insert(Uuid::new_v4()).await.unwrap();
-    assert!(insert(Uuid::new_v4()).await.unwrap_err().message.contains("leased"));
+    assert!(insert(Uuid::new_v4()).await.unwrap_err().detail.contains("leased"));
 }
 
 #[tokio::test]
@@ -164,7 +164,7 @@ async fn a_claim_lasts_until_its_task_ends() {
     claim(a).await.unwrap();
     claim(a).await.unwrap();
     let refused = claim(b).await.unwrap_err();
-    assert!(refused.code == Code::Busy && refused.message.contains("vdi-create"), "{refused:?}");
+    assert!(refused.code == Code::Busy && refused.detail.contains("vdi-create"), "{refused:?}");
     catalogue.write(move |tx| tx.end_task(a, Ok(serde_json::Value::Null))).await.unwrap();
     claim(b).await.unwrap();
 }
@@ -349,7 +349,7 @@ async fn a_vbd_holds_its_lease_from_plug_to_unplug() {
     made.await.unwrap();
     assert_eq!(write(|tx, uuid| tx.begin_plug(uuid), first).await.unwrap().state, VbdState::Plugging);
     let busy = write(|tx, uuid| tx.begin_plug(uuid), second).await.unwrap_err();
-    assert!(busy.code == Code::InUse && busy.message.contains(&first.to_string()), "{busy:?}");
+    assert!(busy.code == Code::InUse && busy.detail.contains(&first.to_string()), "{busy:?}");
     assert_eq!(write(|tx, uuid| tx.begin_plug(uuid), first).await.unwrap_err().code, Code::Busy);
     assert_eq!(write(|tx, uuid| tx.end_plug(uuid), first).await.unwrap().state, VbdState::Plugged);
     assert_eq!(write(|tx, uuid| tx.begin_plug(uuid), first).await.unwrap_err().code, Code::State);
@@ -378,7 +378,7 @@ async fn a_vbd_must_match_its_vdis_access_mode() {
     below.state = ImageState::Damaged;
     room.catalogue.write(move |tx| tx.add_vbd(&one).and_then(|()| tx.set_image(&below))).await.unwrap();
     let damaged = room.catalogue.write(move |tx| tx.begin_plug(uuid)).await.unwrap_err();
-    assert!(damaged.code == Code::State && damaged.message.contains("damaged"), "{damaged:?}");
+    assert!(damaged.code == Code::State && damaged.detail.contains("damaged"), "{damaged:?}");
     let patch = api::VdiPatch { read_only: Some(true), ..api::VdiPatch::default() };
     room.catalogue.write(move |tx| tx.patch_vdi(disk, &patch)).await.unwrap();
     assert_eq!(refused(|_| ()).await.code, Code::ReadOnly);

@@ -120,7 +120,7 @@ impl Tx<'_> {
         if (vbd.transport == Transport::Blkif) != (driver == Some(Driver::Xen)) {
             let what = "the blkif transport is used for all VBDs of VMs with the xen driver, and only for those";
             let advice =
-                "omit the transport; for a Xen guest that is managed elsewhere see 'tapline vbd connect --print xl'";
+                "omit the transport; for a Xen guest that is managed elsewhere see 'tapline vbd connect --for xl'";
             return Err(Problem::new(Code::Unsupported, what).field("transport").advise(advice));
         }
         if let Some(vm) = vbd.vm {

@@ -41,7 +41,7 @@ fn with(row: &Row<'_>, depth: u32, users: Vec<Use>) -> rusqlite::Result<Vdi> {
         name: text(row, "name")?,
         description: text(row, "description")?,
         sr: row.get::<_, Id>("sr")?.0,
-        virtual_size: row.get("size")?,
+        size: row.get("size")?,
         physical_utilisation: row.get("physical")?,
         format: row.get::<_, Word<_>>("format")?.0,
         file: row.get("file")?,

@@ -462,7 +462,7 @@ mod test {
         let (room, directory) = directory();
         rustix::fs::mkfifoat(rustix::fs::CWD, room.path().join("fifo"), Mode::RWXU).unwrap();
         std::fs::create_dir(room.path().join("dir")).unwrap();
-        assert!(directory.open_image("fifo", false).unwrap_err().message.contains("regular"));
+        assert!(directory.open_image("fifo", false).unwrap_err().detail.contains("regular"));
         assert!(directory.open_image("dir", false).is_err());
     }
 

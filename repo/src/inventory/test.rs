@@ -223,7 +223,7 @@ fn an_impossibly_high_generation_is_damage() {
         let head = (generation, first_head());
         Log::write(&room.directory, room.sr, head, &Contents::new(words()), VecDeque::new()).unwrap();
         let Read::Damaged(damage) = read(&room.directory, room.sr).unwrap() else { panic!("{generation}") };
-        assert!(damage.why.message.contains("is impossibly high"), "{}", damage.why);
+        assert!(damage.why.detail.contains("is impossibly high"), "{}", damage.why);
     }
 }
 
@@ -233,7 +233,7 @@ fn a_newer_or_foreign_inventory_is_reported_as_such() {
     written(&room);
     let other = read(&room.directory, Uuid::new_v4()).unwrap_err();
     assert_eq!(other.code, Code::State);
-    assert!(other.message.contains(&room.sr.to_string()), "{other}");
+    assert!(other.detail.contains(&room.sr.to_string()), "{other}");
     let newer = String::from_utf8(room.bytes()).unwrap().replacen("inventory\":1", "inventory\":2", 1);
     room.put(newer.as_bytes());
     let newer = read(&room.directory, room.sr).unwrap_err();
@@ -251,7 +251,7 @@ fn invalid_states_are_neither_written_nor_read() {
         let text = line::header(room.sr, 1, "00", &contents, Vec::new()).unwrap();
         room.put(text.as_bytes());
         assert!(matches!(read(&room.directory, room.sr), Ok(Read::Damaged(_))), "{text}");
-        problem.message
+        problem.detail
     };
     for file in ["../etc/passwd", "", ".", "..", "a/b", "a\0b", ".tapline-sr.json"] {
         with(&|contents| contents.images.values_mut().for_each(|image| image.file = file.into()));

@@ -43,7 +43,7 @@ pub const COLUMNS: &[Shown] = &[
     Shown::new("notes", |sr, _| sr.variant.as_ref().map(|variant| variant.notes.join("\n")).unwrap_or_default())
         .alone(),
     Shown::new("measured", |sr, _| of_space(sr, |space| format!("{:.0}", space.measured))).alone(),
-    Shown::new("problem", |sr, _| sr.problem.as_ref().map(|problem| problem.message.clone()).unwrap_or_default())
+    Shown::new("problem", |sr, _| sr.problem.as_ref().map(|problem| problem.detail.clone()).unwrap_or_default())
         .alone(),
     Shown::new("advice", |sr, _| sr.problem.as_ref().and_then(|problem| problem.advice.clone()).unwrap_or_default())
         .alone(),

@@ -87,7 +87,7 @@ impl Create {
     /// Runs the verb.
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
         let Create { name, sr, size, format, description, waiting } = self;
-        let asked = VdiCreate { sr: session.sr(&sr).await?, name, description, size, format };
+        let asked = VdiCreate { uuid: None, sr: session.sr(&sr).await?, name, description, size, format };
         session.made(session.client.vdi_create(&asked).await?, waiting).await
     }
 }
@@ -97,14 +97,16 @@ impl Branch {
     pub async fn snapshot(self, session: &Session) -> Result<(), Problem> {
         let Branch { vdi, name, description, waiting } = self;
         let vdi = session.vdi(&vdi).await?;
-        session.made(session.client.vdi_snapshot(vdi, &VdiSnapshot { name, description }).await?, waiting).await
+        session
+            .made(session.client.vdi_snapshot(vdi, &VdiSnapshot { uuid: None, name, description }).await?, waiting)
+            .await
     }
 
     /// Creates a writable clone.
     pub async fn clone(self, session: &Session) -> Result<(), Problem> {
         let Branch { vdi, name, description, waiting } = self;
         let vdi = session.vdi(&vdi).await?;
-        session.made(session.client.vdi_clone(vdi, &VdiClone { name, description }).await?, waiting).await
+        session.made(session.client.vdi_clone(vdi, &VdiClone { uuid: None, name, description }).await?, waiting).await
     }
 }
 
@@ -113,7 +115,7 @@ impl Copy {
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
         let Copy { vdi, sr, name, format, waiting } = self;
         let vdi = session.vdi(&vdi).await?;
-        let asked = VdiCopy { sr: session.sr(&sr).await?, name, format };
+        let asked = VdiCopy { uuid: None, sr: session.sr(&sr).await?, name, format };
         session.made(session.client.vdi_copy(vdi, &asked).await?, waiting).await
     }
 }
@@ -123,7 +125,8 @@ impl Import {
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
         let Import { name, path, sr, source_format, format, description, waiting } = self;
         let path = session.path(path)?;
-        let asked = VdiImport { sr: session.sr(&sr).await?, name, description, path, source_format, format };
+        let asked =
+            VdiImport { uuid: None, sr: session.sr(&sr).await?, name, description, path, source_format, format };
         session.made(session.client.vdi_import(&asked).await?, waiting).await
     }
 }

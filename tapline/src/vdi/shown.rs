@@ -12,7 +12,7 @@ type Shown = Column<Vdi>;
 pub const COLUMNS: &[Shown] = &[
     Shown::new("uuid", |vdi, uuids| uuids.show(vdi.uuid)),
     Shown::new("name", |vdi, _| vdi.name.to_string()),
-    Shown::new("size", |vdi, _| readable(vdi.virtual_size)).right(),
+    Shown::new("size", |vdi, _| readable(vdi.size)).right(),
     Shown::new("used", |vdi, _| readable(vdi.physical_utilisation)).right().if_room(),
     Shown::new("format", |vdi, _| vdi.format.to_string()).if_room(),
     Shown::new("sr", |vdi, uuids| uuids.show(vdi.sr)).if_room(),

@@ -117,7 +117,7 @@ fn invalid_arguments_are_refused_before_any_request() {
         &["vdi", "create", "root", "--sr", "fast", "--size", "10GB"],
         &["vdi", "create", "root", "--sr", "fast", "--size", "10G", "--format", "vmdk"],
         &["vbd", "create", "--vdi", "root", "--position", "255"],
-        &["vbd", "connect", "0000", "--print", "bhyve"],
+        &["vbd", "connect", "0000", "--for", "bhyve"],
         &["vm", "create", "a", "--memory", "1G", "--cmdline", "quiet"],
         &["vm", "set", "a"],
         &["vm", "set", "a", "--kernel", "/a", "--boot-disk"],
@@ -148,7 +148,7 @@ fn verbs_of_an_sr_ask_their_routes() {
         ok("POST", "srs/probe", &found),
         ok("POST", "srs/introduce", &sr(1, "fast")),
         ok("POST", &format!("srs/{SR}/attach"), &sr(1, "fast")),
-        ok("POST", &format!("srs/{SR}/attach?believe=repository"), &sr(1, "fast")),
+        ok("POST", &format!("srs/{SR}/attach"), &sr(1, "fast")),
         ok("GET", &format!("srs/{SR}/inventory"), &inventory),
         ok("POST", "srs/inventory", &inventory),
         begun("POST", &format!("srs/{SR}/scan"), &task(1, api::TaskState::Running, 0.0, None)),
@@ -190,10 +190,10 @@ fn verbs_of_a_vdi_ask_their_routes() {
         of("merge"),
     ]);
     let made = format!("{VDI}\n");
-    assert_eq!(out(&played.run(&["vdi", "resize", VDI, "20G"])), "");
+    assert_eq!(out(&played.run(&["vdi", "resize", VDI, "--size", "20G"])), "");
     assert_eq!(out(&played.run(&["vdi", "snapshot", VDI, "--name", "before"])), made);
     assert_eq!(out(&played.run(&["vdi", "clone", VDI])), made);
-    assert_eq!(out(&played.run(&["vdi", "revert", VDI, "--to", VDI])), "");
+    assert_eq!(out(&played.run(&["vdi", "revert", VDI, "--snapshot", VDI])), "");
     assert_eq!(out(&played.run(&["vdi", "copy", VDI, "--sr", SR, "--format", "raw"])), made);
     let import = ["vdi", "import", "root", "/srv/a.vhd", "--sr", SR, "--source-format", "vhd"];
     assert_eq!(out(&played.run(&import)), made);
@@ -218,11 +218,14 @@ fn verbs_of_a_vdi_ask_their_routes() {
 fn a_dry_run_only_reports_what_would_be_destroyed() {
     let played = Played::new([
         ok("GET", &format!("vdis/{VDI}"), &vdi(1, "root")),
-        ok("DELETE", &format!("vdis/{VDI}?dry_run=true"), &json!({"files": ["a.qcow2"]})),
+        ok("DELETE", &format!("vdis/{VDI}?dry_run=true"), &json!({"removes": ["a.qcow2"], "freed": 7, "needed_by": 0})),
         ok("GET", &format!("srs/{SR}"), &sr(1, "fast")),
         scene("DELETE", &format!("srs/{SR}"), 204, ""),
     ]);
-    assert_eq!(out(&played.run(&["vdi", "destroy", VDI, "--dry-run"])), "files:\n  a.qcow2\n");
+    assert_eq!(
+        out(&played.run(&["vdi", "destroy", VDI, "--dry-run"])),
+        "freed: 7\nneeded_by: 0\nremoves:\n  a.qcow2\n"
+    );
     assert_eq!(out(&played.run(&["sr", "destroy", SR])), "", "nobody is asked where there is no terminal");
     played.asked();
 }
@@ -240,13 +243,13 @@ fn verbs_of_a_vbd_ask_their_routes() {
         scene("GET", &format!("vbds/{VBD}/connect?for=cloud-hypervisor"), 200, "--disk vhost_user=true\n"),
         scene("DELETE", &format!("vbds/{VBD}"), 204, ""),
     ]);
-    let create = ["vbd", "create", "--vdi", "root", "--vm", "web", "--read-only", "--position", "3"];
+    let create = ["vbd", "create", "--vdi", "root", "--vm", "web", "--mode", "RO", "--position", "3"];
     assert_eq!(out(&played.run(&create)), format!("{VBD}\n"));
     let listed = out(&played.run(&["vbd", "list", "--vm", VM]));
     assert!(listed.contains("0000bd00  -   0000d100         3  RW    plugged  vhost-user       2"), "{listed}");
     assert_eq!(out(&played.run(&["vbd", "plug", "0000bd"])), "");
     assert_eq!(out(&played.run(&["vbd", "unplug", VBD, "--force"])), "");
-    assert_eq!(out(&played.run(&["vbd", "connect", VBD, "--print", "cloud-hypervisor"])), "--disk vhost_user=true\n");
+    assert_eq!(out(&played.run(&["vbd", "connect", VBD, "--for", "cloud-hypervisor"])), "--disk vhost_user=true\n");
     assert_eq!(out(&played.run(&["vbd", "destroy", VBD])), "");
     let asked = played.asked();
     assert_eq!(asked[2].body, json!({"vm": VM, "vdi": VDI, "position": 3, "mode": "RO"}));

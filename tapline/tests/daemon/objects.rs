@@ -58,7 +58,7 @@ pub fn vdi(number: u128, name: &str) -> Vdi {
         name: name.parse().unwrap(),
         description: api::Description::default(),
         sr: Uuid::from_u128(SR + 1),
-        virtual_size: 10 << 30,
+        size: 10 << 30,
         physical_utilisation: 1 << 20,
         format: ImageFormat::Qcow2,
         file: "a.qcow2".into(),

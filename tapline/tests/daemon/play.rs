@@ -180,7 +180,7 @@ async fn play(
         Some(scene) if what == format!("{} {}", scene.method, scene.target) => (scene.status, scene.body),
         other => {
             let expected = other.map_or("nothing".into(), |scene| format!("{} {}", scene.method, scene.target));
-            (500, format!("{{\"message\":\"the play has {expected}, not {what}\"}}").into_bytes())
+            (500, format!("{{\"code\":\"internal\",\"detail\":\"the play has {expected}, not {what}\"}}").into_bytes())
         }
     };
     Ok(Response::builder().status(status).body(Full::new(body.into())).unwrap())

@@ -78,7 +78,7 @@ impl Served {
     }
 
     fn follow(&self, token: &str) -> Child {
-        let mut follow = self.command(&["event", "follow", "--behind", "1"]);
+        let mut follow = self.command(&["event", "follow", "--after", "1"]);
         follow.env("TAPLINE_CONNECT", self.url()).env("TAPLINE_TOKEN", token).spawn().unwrap()
     }
 }
@@ -193,7 +193,7 @@ fn a_follower_learns_that_its_token_was_revoked() {
 async fn the_client_supports_the_whole_api() {
     let served = Served::start();
     let here = Client::new(served.daemon.socket());
-    let asked = TokenCreate { name: "program".parse().unwrap(), read_only: false, expires: None };
+    let asked = TokenCreate { uuid: None, name: "program".parse().unwrap(), read_only: false, expires: None };
     let made = here.token_create(&asked).await.unwrap();
     assert_eq!(here.token_create(&asked).await.unwrap_err().code, Code::Exists);
     let ca = served.path("certificate.pem");

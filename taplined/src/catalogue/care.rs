@@ -110,8 +110,8 @@ async fn is_busy(daemon: &Daemon) -> bool {
 async fn is_due(daemon: &Daemon, every: Duration) -> bool {
     let found = daemon.care.backups(daemon).await.unwrap_or_default();
     let now = Timestamp::now();
-    let newest = found.iter().find(|backup| backup.reason == BackupReason::Daily && backup.made <= now);
+    let newest = found.iter().find(|backup| backup.reason == BackupReason::Daily && backup.created <= now);
     // The last check may have begun a little later than this one.
     let old_enough = every.as_secs() * 23 / 24;
-    newest.is_none_or(|newest| now.duration_since(newest.made).unsigned_abs().as_secs() >= old_enough)
+    newest.is_none_or(|newest| now.duration_since(newest.created).unsigned_abs().as_secs() >= old_enough)
 }

@@ -308,7 +308,7 @@ mod test {
             said
         });
         let endless = Problem::from(super::ask(&path, ask::Version {}, Vec::new(), PATIENCE).await.unwrap_err());
-        assert!(endless.message.contains("longer than"), "{endless}");
+        assert!(endless.detail.contains("longer than"), "{endless}");
         // Unread data stays in the socket's buffer.
         assert!(thread.join().unwrap() < 16 * LINE_MAX);
     }
@@ -340,7 +340,7 @@ mod test {
     async fn an_exited_or_silent_disk_blocks_nobody() {
         let (_room, path, _thread) = disk("");
         let ended = Problem::from(super::ask(&path, ask::Version {}, Vec::new(), PATIENCE).await.unwrap_err());
-        assert!(ended.message.contains("exited without answering"), "{ended}");
+        assert!(ended.detail.contains("exited without answering"), "{ended}");
         let room = tempfile::tempdir().unwrap();
         let silent = room.path().join("silent");
         let _listener = UnixListener::bind(&silent).unwrap();

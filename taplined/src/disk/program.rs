@@ -235,18 +235,18 @@ mod test {
         let opened = Program(path.clone()).open().unwrap();
         let told = |user, errno: Errno| opened.not_started(user, &errno.into());
         let denied = told(Some((65_534, 65_534)), Errno::ACCESS);
-        assert!(denied.message.contains("uid 65534 may not execute it"), "{denied}");
+        assert!(denied.detail.contains("uid 65534 may not execute it"), "{denied}");
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
         let denied = told(Some((65_534, 65_534)), Errno::ACCESS);
         assert!(denied.advice.unwrap().contains("security module"));
         assert!(told(None, Errno::PERM).advice.unwrap().contains("CAP_SETUID"));
-        assert!(told(None, Errno::NOENT).message.contains("not installed"));
+        assert!(told(None, Errno::NOENT).detail.contains("not installed"));
     }
 
     #[test]
     fn a_bare_name_is_looked_up_in_the_path() {
         assert!(Program("true".into()).open().unwrap().path().is_absolute());
         let problem = Program("no-such-program".into()).open().unwrap_err();
-        assert!(problem.message.contains("No such file"), "{problem}");
+        assert!(problem.detail.contains("No such file"), "{problem}");
     }
 }

@@ -183,7 +183,7 @@ mod test {
         assert_eq!(why(output, "tapline: it is full\n", 4), control::Error::new(Kind::NoSpace, "it is full").into());
         for output in ["", "{\"size\":1}\n"] {
             let problem = Problem::from(why(output, "error: --sise is unknown\n", "exit status: 64"));
-            assert_eq!(problem.message, "a disk process failed: exit status: 64; it printed: error: --sise is unknown");
+            assert_eq!(problem.detail, "a disk process failed: exit status: 64; it printed: error: --sise is unknown");
         }
     }
 

@@ -8,16 +8,21 @@ use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use api::{Code, Problem};
+use api::{Code, ObjectKind, Problem};
+use axum::Json;
 use axum::body::{Body, Bytes};
-use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use axum::http::HeaderValue;
+use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderName, LINK};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
 use serde::Serialize;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use uuid::Uuid;
 
 use super::Refusal;
+use super::list::Page;
 use crate::daemon::Daemon;
+use crate::request::representation;
 
 /// How many lists may be under construction, or waiting for memory, at the same time.
 const MADE_MAX: usize = 4;
@@ -68,8 +73,9 @@ impl Answers {
                 "no memory for a list of {} bytes next to other responses that have not been read yet",
                 text.len()
             );
-            return Err(Problem::new(Code::Overloaded, what)
-                .advise("retry later, or narrow the list with ?match=, ?sr= or ?vm="));
+            return Err(
+                Problem::new(Code::Overloaded, what).advise("retry later, or ask for less with ?limit= or a filter")
+            );
         };
         let len = text.len();
         let unread: Unread = Arc::new(Mutex::new(Some((text.into(), room))));
@@ -108,32 +114,41 @@ fn next(unread: &Unread, left: usize) -> Option<io::Result<Bytes>> {
 }
 
 /// A response with a single object. It is serialized on the reader's thread.
-pub async fn shown<T: Serialize>(
-    daemon: &Daemon,
-    question: impl FnOnce(&repo::View<'_>) -> Result<T, Problem> + Send + 'static,
-) -> Result<Response, Refusal> {
-    let text = read(daemon, question).await?;
+pub async fn shown(daemon: &Daemon, kind: ObjectKind, uuid: Uuid) -> Result<Response, Refusal> {
+    let text = daemon.catalogue.read_for_client(move |view| representation(view, kind, uuid)).await?;
     Ok(([(CONTENT_TYPE, "application/json")], text).into_response())
 }
 
-/// A response with a list of objects, of which there may be many.
+/// A response with a page of objects, of which there may be many; `after` names them by `key`.
 pub async fn listed<T: Serialize>(
     daemon: &Daemon,
+    page: Page,
+    key: impl Fn(&T) -> Uuid + Send + 'static,
     question: impl FnOnce(&repo::View<'_>) -> Result<Vec<T>, Problem> + Send + 'static,
 ) -> Result<Response, Refusal> {
     let _turn = daemon.answers.made.acquire().await;
-    let text = read(daemon, question).await?;
-    Ok(daemon.answers.admit(text).await?)
+    let asked = daemon.catalogue.read_for_client(move |view| {
+        let (found, next) = page.of(question(view)?, |one| key(one).to_string())?;
+        let text = serde_json::to_vec(&found).map_err(|error| Problem::failed("encode the response", error))?;
+        Ok((text, next))
+    });
+    let (text, next) = asked.await?;
+    let mut response = daemon.answers.admit(text).await?;
+    response.headers_mut().extend(link(next));
+    Ok(response)
 }
 
-async fn read<T: Serialize>(
-    daemon: &Daemon,
-    question: impl FnOnce(&repo::View<'_>) -> Result<T, Problem> + Send + 'static,
-) -> Result<Vec<u8>, Problem> {
-    let asked = daemon.catalogue.read_for_client(move |view| {
-        serde_json::to_vec(&question(view)?).map_err(|error| Problem::failed("encode the response", error))
-    });
-    asked.await
+/// A response with a page of a list that is short, and at hand.
+pub fn listed_here<T: Serialize>(page: &Page, all: Vec<T>, key: impl Fn(&T) -> String) -> Result<Response, Refusal> {
+    let (found, next) = page.of(all, key)?;
+    let mut response = Json(found).into_response();
+    response.headers_mut().extend(link(next));
+    Ok(response)
+}
+
+/// The next page's address consists of visible ASCII characters.
+fn link(next: Option<String>) -> Option<(HeaderName, HeaderValue)> {
+    Some((LINK, HeaderValue::try_from(next?).ok()?))
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::{Code, Event, Problem};
+use api::{Code, Event, ObjectKind, Problem};
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::sse::{self, KeepAlive, Sse};
@@ -14,9 +14,11 @@ use tokio_stream::wrappers::BroadcastStream;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
+use uuid::Uuid;
 
 use super::Refusal;
 use super::extract::Asked;
+use super::list::check_limit;
 use crate::daemon::Daemon;
 
 /// Interval of keep-alive messages while nothing happens.
@@ -28,19 +30,32 @@ pub fn routes() -> OpenApiRouter<Daemon> {
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
-#[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-struct From {
+struct Which {
     /// The last event number that the client knows; later events are sent first.
-    behind: Option<u64>,
+    after: Option<u64>,
+    /// End the stream after this many events.
+    #[param(minimum = 1, maximum = 1000)]
+    limit: Option<u32>,
+    /// Only changes of this kind of object.
+    #[param(inline)]
+    kind: Option<ObjectKind>,
+    /// Only changes of the object with this UUID.
+    uuid: Option<Uuid>,
 }
 
-/// All changes of objects from now on, or after the event given by the header `Last-Event-ID` or by `behind`.
+impl Which {
+    fn has(&self, event: &Event) -> bool {
+        self.kind.is_none_or(|kind| kind == event.kind) && self.uuid.is_none_or(|uuid| uuid == event.uuid)
+    }
+}
+
+/// All changes of objects from now on, or after the event given by the header `Last-Event-ID` or by `after`.
 ///
 /// Each event is named `change`; its `id` is the event number and its `data` an `Event`. An event named `reset` says
 /// that events were lost and everything must be loaded again; its `id` is the number to continue from.
 #[utoipa::path(
-    get, path = "/events", tag = "event", operation_id = "event_follow", params(From),
+    get, path = "/events", tag = "event", operation_id = "event_follow", params(Which),
     responses(
         (status = 200, content_type = "text/event-stream", body = Event),
         (status = "4XX", body = Problem), (status = "5XX", body = Problem)
@@ -48,33 +63,37 @@ struct From {
 )]
 async fn follow(
     State(daemon): State<Daemon>,
-    Asked(from): Asked<From>,
+    Asked(which): Asked<Which>,
     headers: HeaderMap,
 ) -> Result<Sse<impl Stream<Item = Result<sse::Event, Infallible>>>, Refusal> {
-    let behind = match headers.get("last-event-id") {
+    let after = match headers.get("last-event-id") {
         Some(id) => Some(id.to_str().ok().and_then(|id| id.parse().ok()).ok_or_else(|| {
             Problem::new(Code::Invalid, "the Last-Event-ID header is not an event number").field("last-event-id")
         })?),
-        None => from.behind,
+        None => which.after,
     };
-    let (first, next) = match behind {
+    let limit = check_limit(which.limit)?.unwrap_or(usize::MAX);
+    let (first, next) = match after {
         None => (Vec::new(), daemon.catalogue.subscribe()),
         Some(seq) => {
             let past = daemon.catalogue.subscribe_behind(seq);
             let first = match past.missed {
-                Some(missed) => missed.iter().map(change).collect(),
+                Some(missed) => missed.iter().filter(|event| which.has(event)).map(change).collect(),
                 None => vec![reset(past.seq)],
             };
             (first, past.next)
         }
     };
     let catalogue = daemon.catalogue.clone();
-    let next = BroadcastStream::new(next).map(move |event| match event {
-        Ok(event) => change(&event),
-        // The client reads more slowly than events occur.
-        Err(_) => reset(catalogue.subscribe_behind(u64::MAX).seq),
+    let next = BroadcastStream::new(next).filter_map(move |event| {
+        let told = match event {
+            Ok(event) => which.has(&event).then(|| change(&event)),
+            // The client reads more slowly than events occur.
+            Err(_) => Some(reset(catalogue.subscribe_behind(u64::MAX).seq)),
+        };
+        async move { told }
     });
-    let all = stream::iter(first).chain(next).map(Ok);
+    let all = stream::iter(first).chain(next).take(limit).map(Ok);
     Ok(Sse::new(all).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)))
 }
 

@@ -57,7 +57,8 @@ fn parse<T: DeserializeOwned>(bytes: &Bytes) -> Result<Body<T>, Refusal> {
         let inner = error.into_inner();
         let code = if inner.is_data() { Code::Invalid } else { Code::Malformed };
         let problem = Problem::new(code, format!("invalid request body: {inner}"));
-        if path == "." { problem } else { problem.field(path) }
+        // The parser names what it has not read as `?`.
+        if matches!(path.as_str(), "." | "?") { problem } else { problem.field(path) }
     })?;
     json.end().map_err(|_| Problem::new(Code::Malformed, "there is extra data after the JSON value"))?;
     Ok(Body(value))
@@ -109,7 +110,7 @@ mod test {
         let stream = tokio_stream::StreamExt::chain(begun, tokio_stream::pending());
         let refused = whole(axum::body::Body::from_stream(stream), Duration::ZERO).await.unwrap_err();
         assert_eq!(
-            (refused.code, refused.message.as_str()),
+            (refused.code, refused.detail.as_str()),
             (Code::Malformed, "the request body did not arrive in 0 s")
         );
     }

@@ -6,10 +6,15 @@ use api::{Backup, BackupReason, Difference, Host, HostDrain, HostReconcile, Prob
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
+use axum::response::Response;
+use serde::Deserialize;
+use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::extract::Body;
+use super::answer::listed_here;
+use super::extract::{Asked, Body};
+use super::list::{Page, Paging};
 use super::{Begun, Refusal, begun, must_end};
 use crate::daemon::Daemon;
 use crate::plug;
@@ -26,7 +31,7 @@ pub fn routes() -> OpenApiRouter<Daemon> {
 
 /// Gets the host and its daemon.
 #[utoipa::path(
-    get, path = "/host", tag = "host",
+    get, path = "/host", tag = "host", operation_id = "host_show",
     responses((status = 200, body = Host), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
 async fn show(State(daemon): State<Daemon>) -> Result<Json<Host>, Refusal> {
@@ -61,14 +66,24 @@ async fn reconcile(
     Ok(Json(reconcile::everything(&daemon, heal).await?))
 }
 
-/// Lists the backups of the catalogue, the newest first. Restoring one is not part of the API: use `taplined
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+struct Which {
+    /// Only those that were made for this reason.
+    #[param(inline)]
+    reason: Option<BackupReason>,
+}
+
+/// Lists the backups of the catalogue, the newest first; `after` is the `file` of one. Restoring one is not part of the API: use `taplined
 /// --restore`.
 #[utoipa::path(
-    get, path = "/host/backups", tag = "host", operation_id = "host_backups",
+    get, path = "/host/backups", tag = "host", operation_id = "host_backups", params(Which, Paging),
     responses((status = 200, body = Vec<Backup>), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
-async fn backups(State(daemon): State<Daemon>) -> Result<Json<Vec<Backup>>, Refusal> {
-    Ok(Json(daemon.care.backups(&daemon).await?))
+async fn backups(State(daemon): State<Daemon>, Asked(which): Asked<Which>, page: Page) -> Result<Response, Refusal> {
+    let mut backups = daemon.care.backups(&daemon).await?;
+    backups.retain(|backup| which.reason.is_none_or(|reason| reason == backup.reason));
+    listed_here(&page, backups, |backup| backup.file.clone())
 }
 
 /// Creates a backup of the catalogue now.

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use api::{
-    About, Code, Inventory, ObjectKind, Problem, Sr, SrBelieve, SrCreate, SrDestroyPlan, SrFound, SrIntroduce, SrPatch,
-    SrProbe, SrSource, SrState, Task,
+    About, Code, Inventory, Name, ObjectKind, Problem, Sr, SrAttach, SrCreate, SrDestroyPlan, SrFound, SrIntroduce,
+    SrPatch, SrProbe, SrSource, SrState, SrType, Task,
 };
 use axum::Json;
 use axum::extract::State;
@@ -20,9 +20,11 @@ use uuid::Uuid;
 
 use super::answer::{listed, shown};
 use super::extract::{Asked, Body, Id};
+use super::list::{Page, Paging};
 use super::{Begun, Refusal, begun};
 use crate::daemon::Daemon;
 use crate::reconcile;
+use crate::request;
 use crate::sr::{self, Claim, Create, Destroy, Introduce, doubtful};
 use crate::task::Context;
 use crate::task::job::Job;
@@ -44,13 +46,18 @@ pub fn routes() -> OpenApiRouter<Daemon> {
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
-#[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct Which {
-    /// Only repositories with this name or UUID prefix (at least four digits).
-    #[serde(rename = "match")]
-    #[param(rename = "match")]
-    like: Option<String>,
+    /// Only those with this name.
+    name: Option<Name>,
+    /// Only those with this name or UUID prefix (at least four digits).
+    r#match: Option<String>,
+    /// Only those in this state.
+    #[param(inline)]
+    state: Option<SrState>,
+    /// Only those on storage of this type: dir, nfs, smb or iso.
+    #[param(inline)]
+    r#type: Option<SrType>,
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
@@ -64,18 +71,21 @@ struct Trial {
 
 /// Lists the repositories by name.
 #[utoipa::path(
-    get, path = "/srs", tag = "sr", operation_id = "sr_list", params(Which),
+    get, path = "/srs", tag = "sr", operation_id = "sr_list", params(Which, Paging),
     responses((status = 200, body = Vec<Sr>), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
-async fn list(State(daemon): State<Daemon>, Asked(which): Asked<Which>) -> Result<Response, Refusal> {
+async fn list(State(daemon): State<Daemon>, Asked(which): Asked<Which>, page: Page) -> Result<Response, Refusal> {
     let question = move |view: &repo::View<'_>| {
         let mut srs = view.srs()?;
-        if let Some(like) = which.like {
-            srs.retain(|sr| super::is_like(&like, Some(&sr.name), sr.uuid));
-        }
+        srs.retain(|sr| {
+            which.name.as_ref().is_none_or(|name| *name == sr.name)
+                && which.r#match.as_ref().is_none_or(|like| super::is_like(like, Some(&sr.name), sr.uuid))
+                && which.state.is_none_or(|state| state == sr.state)
+                && which.r#type.is_none_or(|kind| kind == sr.source.kind())
+        });
         Ok(srs)
     };
-    listed(&daemon, question).await
+    listed(&daemon, page, |sr| sr.uuid, question).await
 }
 
 /// Gets a repository.
@@ -84,7 +94,7 @@ async fn list(State(daemon): State<Daemon>, Asked(which): Asked<Which>) -> Resul
     responses((status = 200, body = Sr), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
 async fn show(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Response, Refusal> {
-    shown(&daemon, move |view| view.sr(uuid)).await
+    shown(&daemon, ObjectKind::Sr, uuid).await
 }
 
 /// Creates a repository in an empty directory and attaches it. The task's result contains its UUID.
@@ -93,15 +103,19 @@ async fn show(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Response, Re
     responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
 async fn create(State(daemon): State<Daemon>, Body(asked): Body<SrCreate>) -> Begun {
-    let SrCreate { name, description, source, reserve, format } = asked;
+    let SrCreate { uuid: chosen, name, description, source, reserve, format } = asked;
     repo::driver::mount::check(&source)?;
     if matches!(source, SrSource::Iso { .. }) && format.is_some_and(|format| format != api::ImageFormat::Raw) {
         let what = "an ISO library contains raw images only";
         return Err(Problem::new(Code::Unsupported, what).field("format").advise("omit the format").into());
     }
-    let sr = sr::new_sr(Uuid::new_v4(), name, description, source, reserve);
+    let sr = sr::new_sr(chosen.unwrap_or_else(Uuid::new_v4), name, description, source, reserve);
     let job = Create { sr, format, labelled: false, named: true, described: true, unreached: Arc::default() };
-    let task = daemon.tasks.start_job(&daemon, job, |job, _, tx| job.prepare(tx)).await?;
+    let prepare = move |job: &Create, _, tx: &mut repo::Tx<'_>| {
+        chosen.map_or(Ok(()), |uuid| tx.check_uuid_free(uuid))?;
+        job.prepare(tx)
+    };
+    let task = daemon.tasks.start_job(&daemon, job, prepare).await?;
     begun(task)
 }
 
@@ -169,7 +183,7 @@ async fn introduce(State(daemon): State<Daemon>, Body(asked): Body<SrIntroduce>)
     responses((status = 200, body = Sr), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
 async fn patch(State(daemon): State<Daemon>, Id(uuid): Id, Body(patch): Body<SrPatch>) -> Result<Json<Sr>, Refusal> {
-    let sr = daemon.catalogue.write(move |tx| tx.patch_sr(uuid, &patch)).await?;
+    let sr = request::change(&daemon.catalogue, 200, move |tx| tx.patch_sr(uuid, &patch)).await?;
     if sr.state == SrState::Attached {
         // Free space depends on the reserve; if it cannot be measured now, that is no reason to refuse the change.
         daemon.srs.measure_now(uuid).await;
@@ -199,23 +213,13 @@ async fn destroy(State(daemon): State<Daemon>, Id(uuid): Id, Asked(trial): Asked
     begun(task).map(IntoResponse::into_response)
 }
 
-#[derive(Debug, Deserialize, IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-struct Believed {
-    /// Which side to keep if the repository's inventory and the catalogue have diverged; if omitted, attaching then
-    /// fails.
-    #[param(inline)]
-    believe: Option<SrBelieve>,
-}
-
 /// Attaches a repository. Images in it that are no longer needed are then merged and removed.
 #[utoipa::path(
     post, path = "/srs/{uuid}/attach", tag = "sr", operation_id = "sr_attach",
-    params(("uuid" = Uuid, Path), Believed),
+    params(("uuid" = Uuid, Path)), request_body = SrAttach,
     responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
-async fn attach(State(daemon): State<Daemon>, Id(uuid): Id, Asked(asked): Asked<Believed>) -> Begun {
+async fn attach(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<SrAttach>) -> Begun {
     let claim = claim(&daemon, uuid, "attached").await?;
     let at_work = daemon.clone();
     let work = move |mut context: Context| async move {
@@ -280,7 +284,7 @@ async fn scan(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
 async fn forget(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<StatusCode, Refusal> {
     let _claim = claim(&daemon, uuid, "forgotten").await?;
     let written = daemon.catalogue.outbox().written(uuid);
-    let forgotten = daemon.catalogue.write(move |tx| {
+    let forgotten = request::change(&daemon.catalogue, 204, move |tx| {
         let Sr { state, variant, .. } = tx.sr(uuid)?;
         if state == SrState::Attached {
             let what = format!("the repository {uuid} is attached");

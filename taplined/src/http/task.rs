@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use api::{Code, Problem, Task};
+use api::{Code, Problem, Task, TaskState};
 use axum::Json;
 use axum::extract::State;
 use axum::response::Response;
@@ -10,11 +10,14 @@ use serde::Deserialize;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
+use uuid::Uuid;
 
 use super::Refusal;
 use super::answer::listed;
 use super::extract::{Asked, Id};
+use super::list::{Page, Paging};
 use crate::daemon::Daemon;
+use crate::request;
 
 /// The maximum wait in seconds: proxies and clients often have no longer timeouts.
 const WAIT_MAX: u32 = 60;
@@ -25,12 +28,18 @@ pub fn routes() -> OpenApiRouter<Daemon> {
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
-#[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct Which {
     /// Only unfinished tasks.
     #[serde(default)]
     open: bool,
+    /// Only those in this state.
+    #[param(inline)]
+    state: Option<TaskState>,
+    /// Only those of this verb: vdi-snapshot.
+    verb: Option<String>,
+    /// Only those about the object with this UUID.
+    about: Option<Uuid>,
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
@@ -45,16 +54,25 @@ struct Patience {
 
 /// Lists the tasks, the latest first.
 #[utoipa::path(
-    get, path = "/tasks", tag = "task", operation_id = "task_list", params(Which),
+    get, path = "/tasks", tag = "task", operation_id = "task_list", params(Which, Paging),
     responses((status = 200, body = Vec<Task>), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
-async fn list(State(daemon): State<Daemon>, Asked(which): Asked<Which>) -> Result<Response, Refusal> {
-    listed(&daemon, move |view| view.tasks(which.open)).await
+async fn list(State(daemon): State<Daemon>, Asked(which): Asked<Which>, page: Page) -> Result<Response, Refusal> {
+    let question = move |view: &repo::View<'_>| {
+        let mut found = view.tasks(which.open)?;
+        found.retain(|task| {
+            which.state.is_none_or(|state| state == task.state)
+                && which.verb.as_ref().is_none_or(|verb| *verb == task.verb)
+                && which.about.is_none_or(|uuid| task.about.iter().any(|about| about.uuid == uuid))
+        });
+        Ok(found)
+    };
+    listed(&daemon, page, |task| task.uuid, question).await
 }
 
 /// Gets a task.
 #[utoipa::path(
-    get, path = "/tasks/{uuid}", tag = "task", operation_id = "task_show", params(("uuid" = uuid::Uuid, Path), Patience),
+    get, path = "/tasks/{uuid}", tag = "task", operation_id = "task_show", params(("uuid" = Uuid, Path), Patience),
     responses((status = 200, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
 async fn show(
@@ -75,18 +93,20 @@ async fn show(
 
 /// Cancels a task, which then rolls back what it has done. The response does not wait for that.
 #[utoipa::path(
-    post, path = "/tasks/{uuid}/cancel", tag = "task", operation_id = "task_cancel", params(("uuid" = uuid::Uuid, Path)),
+    post, path = "/tasks/{uuid}/cancel", tag = "task", operation_id = "task_cancel", params(("uuid" = Uuid, Path)),
     responses((status = 200, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
 async fn cancel(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Json<Task>, Refusal> {
-    Ok(Json(daemon.tasks.cancel(uuid).await?))
+    let task = request::change(&daemon.catalogue, 200, move |tx| tx.set_task_cancelling(uuid)).await?;
+    daemon.tasks.tell_cancelled(uuid);
+    Ok(Json(task))
 }
 
 /// Abandons a task that can neither complete nor roll back, or makes no progress, and releases its objects. VDIs that
 /// it was changing are then diverged.
 #[utoipa::path(
     post, path = "/tasks/{uuid}/abandon", tag = "task", operation_id = "task_abandon",
-    params(("uuid" = uuid::Uuid, Path)),
+    params(("uuid" = Uuid, Path)),
     responses((status = 200, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
 async fn abandon(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Json<Task>, Refusal> {

@@ -1,29 +1,59 @@
 //! `/tokens`: for root on this host only.
 
-use api::{Problem, Token, TokenCreate, TokenMade};
+use api::{Code, Name, Problem, Token, TokenCreate, TokenMade};
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
+use axum::response::Response;
+use serde::Deserialize;
+use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::Refusal;
+use super::answer::listed_here;
 use super::asker::Administrator;
-use super::extract::{Body, Id};
+use super::extract::{Asked, Body, Id};
+use super::list::{Page, Paging};
+use super::{Created, Refusal, created};
 use crate::daemon::Daemon;
 
 /// The routes.
 pub fn routes() -> OpenApiRouter<Daemon> {
-    OpenApiRouter::new().routes(routes!(list, create)).routes(routes!(revoke))
+    OpenApiRouter::new().routes(routes!(list, create)).routes(routes!(show, revoke))
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+struct Which {
+    /// Only the one with this name.
+    name: Option<Name>,
 }
 
 /// Lists the tokens by name, including expired ones. Only over the socket, by root.
 #[utoipa::path(
-    get, path = "/tokens", tag = "token", operation_id = "token_list",
+    get, path = "/tokens", tag = "token", operation_id = "token_list", params(Which, Paging),
     responses((status = 200, body = Vec<Token>), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
-async fn list(State(daemon): State<Daemon>, _: Administrator) -> Json<Vec<Token>> {
-    Json(daemon.tokens.list())
+async fn list(
+    State(daemon): State<Daemon>,
+    _: Administrator,
+    Asked(which): Asked<Which>,
+    page: Page,
+) -> Result<Response, Refusal> {
+    let mut tokens = daemon.tokens.list();
+    tokens.retain(|token| which.name.as_ref().is_none_or(|name| *name == token.name));
+    listed_here(&page, tokens, |token| token.uuid.to_string())
+}
+
+/// Gets a token. Only over the socket, by root.
+#[utoipa::path(
+    get, path = "/tokens/{uuid}", tag = "token", operation_id = "token_show", params(("uuid" = Uuid, Path)),
+    responses((status = 200, body = Token), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+async fn show(State(daemon): State<Daemon>, _: Administrator, Id(uuid): Id) -> Result<Json<Token>, Refusal> {
+    let found = daemon.tokens.list().into_iter().find(|token| token.uuid == uuid);
+    let missing = || Problem::new(Code::NotFound, format!("there is no token {uuid}"));
+    Ok(Json(found.ok_or_else(missing)?))
 }
 
 /// Creates a token and returns its secret, this one time only. Only over the socket, by root.
@@ -35,8 +65,9 @@ async fn create(
     State(daemon): State<Daemon>,
     _: Administrator,
     Body(asked): Body<TokenCreate>,
-) -> Result<(StatusCode, Json<TokenMade>), Refusal> {
-    Ok((StatusCode::CREATED, Json(daemon.tokens.create(asked).await?)))
+) -> Result<Created<TokenMade>, Refusal> {
+    let made = daemon.tokens.create(asked).await?;
+    Ok(created("tokens", made.token.uuid, made))
 }
 
 /// Revokes a token, which closes the connections that use it. Only over the socket, by root.

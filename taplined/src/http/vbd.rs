@@ -1,6 +1,10 @@
 //! `/vbds`.
 
-use api::{Code, Driver, Mode, Problem, Task, Transport, Vbd, VbdCreate, VbdPatch, VbdState, VbdUnplug, Vbds};
+use std::collections::HashSet;
+
+use api::{
+    Code, Driver, Mode, ObjectKind, Problem, Task, Transport, Vbd, VbdCreate, VbdPatch, VbdState, VbdUnplug, Vbds,
+};
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -13,11 +17,12 @@ use uuid::Uuid;
 
 use super::answer::{listed, shown};
 use super::extract::{Asked, Body, Id};
-use super::{Begun, Refusal, begun};
+use super::list::{Page, Paging};
+use super::{Begun, Created, Refusal, begun, created};
 use crate::daemon::Daemon;
 use crate::disk::paths::DiskPaths;
-use crate::idempotency;
 use crate::plug;
+use crate::request;
 use crate::vm::{self, Reader};
 
 /// The default limit on a VBD's queues: more gain little, and each costs guest memory.
@@ -38,30 +43,40 @@ pub fn routes() -> OpenApiRouter<Daemon> {
 
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
-#[serde(deny_unknown_fields)]
 struct Which {
+    /// Only those of VDIs in this repository.
+    sr: Option<Uuid>,
     /// Only those of this VM.
     vm: Option<Uuid>,
     /// Only those of this VDI.
     vdi: Option<Uuid>,
     /// Only those with this UUID prefix (at least four digits).
     r#match: Option<String>,
+    /// Only those in this state.
+    #[param(inline)]
+    state: Option<VbdState>,
 }
 
 /// Lists the VBDs by VM and position.
 #[utoipa::path(
-    get, path = "/vbds", tag = "vbd", operation_id = "vbd_list", params(Which),
+    get, path = "/vbds", tag = "vbd", operation_id = "vbd_list", params(Which, Paging),
     responses((status = 200, body = Vec<Vbd>), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
-async fn list(State(daemon): State<Daemon>, Asked(which): Asked<Which>) -> Result<Response, Refusal> {
+async fn list(State(daemon): State<Daemon>, Asked(which): Asked<Which>, page: Page) -> Result<Response, Refusal> {
     let question = move |view: &repo::View<'_>| {
         let mut vbds = view.vbds(which.vm, which.vdi)?;
-        if let Some(like) = which.r#match {
-            vbds.retain(|vbd| super::is_like(&like, None, vbd.uuid));
-        }
+        let of_sr: Option<HashSet<Uuid>> = match which.sr {
+            Some(sr) => Some(view.vdis(Some(sr))?.into_iter().map(|vdi| vdi.uuid).collect()),
+            None => None,
+        };
+        vbds.retain(|vbd| {
+            which.r#match.as_ref().is_none_or(|like| super::is_like(like, None, vbd.uuid))
+                && which.state.is_none_or(|state| state == vbd.state)
+                && of_sr.as_ref().is_none_or(|vdis| vdis.contains(&vbd.vdi))
+        });
         Ok(vbds)
     };
-    listed(&daemon, question).await
+    listed(&daemon, page, |vbd| vbd.uuid, question).await
 }
 
 /// Gets a VBD.
@@ -70,7 +85,7 @@ async fn list(State(daemon): State<Daemon>, Asked(which): Asked<Which>) -> Resul
     responses((status = 200, body = Vbd), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
 async fn show(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Response, Refusal> {
-    shown(&daemon, move |view| view.vbd(uuid)).await
+    shown(&daemon, ObjectKind::Vbd, uuid).await
 }
 
 /// Creates a VBD, which is not plugged yet.
@@ -78,16 +93,15 @@ async fn show(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Response, Re
     post, path = "/vbds", tag = "vbd", operation_id = "vbd_create", request_body = VbdCreate,
     responses((status = 201, body = Vbd), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
-async fn create(
-    State(daemon): State<Daemon>,
-    Body(asked): Body<VbdCreate>,
-) -> Result<(StatusCode, Json<Vbd>), Refusal> {
-    let made = idempotency::make(&daemon.catalogue, StatusCode::CREATED.as_u16(), move |tx| {
+async fn create(State(daemon): State<Daemon>, Body(asked): Body<VbdCreate>) -> Result<Created<Vbd>, Refusal> {
+    let made = request::change(&daemon.catalogue, StatusCode::CREATED.as_u16(), move |tx| {
+        asked.uuid.map_or(Ok(()), |uuid| tx.check_uuid_free(uuid))?;
         let vbd = made_of(asked, tx)?;
         tx.add_vbd(&vbd)?;
         Ok(vbd)
     });
-    Ok((StatusCode::CREATED, Json(made.await?)))
+    let made = made.await?;
+    Ok(created("vbds", made.uuid, made))
 }
 
 /// The requested VBD, with defaults filled in.
@@ -110,14 +124,16 @@ fn made_of(asked: VbdCreate, view: &repo::View<'_>) -> Result<Vbd, Problem> {
     });
     let vcpus = vm.as_ref().map_or(1, |vm| u16::try_from(vm.vcpus).unwrap_or(u16::MAX));
     let queues = if transport == Transport::Nbd { 1 } else { vcpus.clamp(1, QUEUES_DEFAULT_MAX) };
+    let new = Vbd::unplugged(asked.vdi, transport);
     Ok(Vbd {
+        uuid: asked.uuid.unwrap_or(new.uuid),
         vm: asked.vm,
         position,
         mode: asked.mode.unwrap_or(if vdi.read_only { Mode::ReadOnly } else { Mode::ReadWrite }),
         bootable: asked.bootable.unwrap_or(vm.is_some() && position == 0),
         queues: asked.queues.unwrap_or(queues),
         autostart: asked.autostart,
-        ..Vbd::unplugged(asked.vdi, transport)
+        ..new
     })
 }
 
@@ -128,7 +144,7 @@ fn made_of(asked: VbdCreate, view: &repo::View<'_>) -> Result<Vbd, Problem> {
     responses((status = 200, body = Vbd), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
 async fn patch(State(daemon): State<Daemon>, Id(uuid): Id, Body(patch): Body<VbdPatch>) -> Result<Json<Vbd>, Refusal> {
-    Ok(Json(daemon.catalogue.write(move |tx| tx.patch_vbd(uuid, &patch)).await?))
+    Ok(Json(request::change(&daemon.catalogue, 200, move |tx| tx.patch_vbd(uuid, &patch)).await?))
 }
 
 /// Removes a VBD, which must be unplugged.
@@ -137,7 +153,7 @@ async fn patch(State(daemon): State<Daemon>, Id(uuid): Id, Body(patch): Body<Vbd
     responses((status = 204), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
 async fn destroy(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<StatusCode, Refusal> {
-    daemon.catalogue.write(move |tx| tx.remove_vbd(uuid)).await?;
+    request::change(&daemon.catalogue, 204, move |tx| tx.remove_vbd(uuid)).await?;
     if let Err(problem) = DiskPaths::of(&daemon.config, uuid).remove_logs() {
         tracing::warn!("{problem}");
     }

@@ -1,8 +1,10 @@
 //! `/vdis`.
 
+use std::collections::HashSet;
+
 use api::{
-    Problem, Task, Vdi, VdiClone, VdiCopy, VdiCreate, VdiExport, VdiImport, VdiPatch, VdiReconcile, VdiResize,
-    VdiRevert, VdiSnapshot,
+    Name, ObjectKind, Problem, Task, Vdi, VdiClone, VdiCopy, VdiCreate, VdiDestroyPlan, VdiExport, VdiImport, VdiPatch,
+    VdiReconcile, VdiResize, VdiRevert, VdiSnapshot, VdiState,
 };
 use axum::Json;
 use axum::extract::State;
@@ -15,9 +17,11 @@ use uuid::Uuid;
 
 use super::answer::{listed, shown};
 use super::extract::{Asked, Body, Id};
+use super::list::{Page, Paging};
 use super::{Begun, Refusal, begun};
 use crate::daemon::Daemon;
 use crate::reconcile;
+use crate::request;
 use crate::vdi::begin;
 
 /// The routes.
@@ -37,14 +41,21 @@ pub fn routes() -> OpenApiRouter<Daemon> {
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
-#[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct Which {
-    /// Only VDIs in this repository.
+    /// Only those in this repository.
     sr: Option<Uuid>,
-    /// Only VDIs with this name or UUID prefix (at least four digits).
-    #[serde(rename = "match")]
-    like: Option<String>,
+    /// Only those that this VM has as VBDs.
+    vm: Option<Uuid>,
+    /// Only snapshots of this VDI.
+    snapshot_of: Option<Uuid>,
+    /// Only those with this name.
+    name: Option<Name>,
+    /// Only those with this name or UUID prefix (at least four digits).
+    r#match: Option<String>,
+    /// Only those in this state.
+    #[param(inline)]
+    state: Option<VdiState>,
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
@@ -58,18 +69,26 @@ struct DryRun {
 
 /// Lists the VDIs by name.
 #[utoipa::path(
-    get, path = "/vdis", tag = "vdi", operation_id = "vdi_list", params(Which),
+    get, path = "/vdis", tag = "vdi", operation_id = "vdi_list", params(Which, Paging),
     responses((status = 200, body = Vec<Vdi>), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
-async fn list(State(daemon): State<Daemon>, Asked(which): Asked<Which>) -> Result<Response, Refusal> {
+async fn list(State(daemon): State<Daemon>, Asked(which): Asked<Which>, page: Page) -> Result<Response, Refusal> {
     let question = move |view: &repo::View<'_>| {
         let mut found = view.vdis(which.sr)?;
-        if let Some(like) = which.like {
-            found.retain(|vdi| super::is_like(&like, Some(&vdi.name), vdi.uuid));
-        }
+        let of_vm: Option<HashSet<Uuid>> = match which.vm {
+            Some(vm) => Some(view.vbds(Some(vm), None)?.into_iter().map(|vbd| vbd.vdi).collect()),
+            None => None,
+        };
+        found.retain(|vdi| {
+            which.name.as_ref().is_none_or(|name| *name == vdi.name)
+                && which.r#match.as_ref().is_none_or(|like| super::is_like(like, Some(&vdi.name), vdi.uuid))
+                && which.state.is_none_or(|state| state == vdi.state)
+                && which.snapshot_of.is_none_or(|of| Some(of) == vdi.snapshot_of)
+                && of_vm.as_ref().is_none_or(|vdis| vdis.contains(&vdi.uuid))
+        });
         Ok(found)
     };
-    listed(&daemon, question).await
+    listed(&daemon, page, |vdi| vdi.uuid, question).await
 }
 
 /// Gets a VDI.
@@ -78,7 +97,7 @@ async fn list(State(daemon): State<Daemon>, Asked(which): Asked<Which>) -> Resul
     responses((status = 200, body = Vdi), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
 async fn show(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Response, Refusal> {
-    shown(&daemon, move |view| view.vdi(uuid)).await
+    shown(&daemon, ObjectKind::Vdi, uuid).await
 }
 
 /// Creates an empty VDI. The task's result contains its UUID.
@@ -97,7 +116,7 @@ async fn create(State(daemon): State<Daemon>, Body(asked): Body<VdiCreate>) -> B
     responses((status = 200, body = Vdi), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
 async fn patch(State(daemon): State<Daemon>, Id(uuid): Id, Body(patch): Body<VdiPatch>) -> Result<Json<Vdi>, Refusal> {
-    Ok(Json(daemon.catalogue.write(move |tx| tx.patch_vdi(uuid, &patch)).await?))
+    Ok(Json(request::change(&daemon.catalogue, 200, move |tx| tx.patch_vdi(uuid, &patch)).await?))
 }
 
 /// Destroys a VDI. Its file is removed unless other images are based on it; in that case it is removed or merged later.
@@ -105,7 +124,7 @@ async fn patch(State(daemon): State<Daemon>, Id(uuid): Id, Body(patch): Body<Vdi
 #[utoipa::path(
     delete, path = "/vdis/{uuid}", tag = "vdi", operation_id = "vdi_destroy", params(("uuid" = Uuid, Path), DryRun),
     responses(
-        (status = 202, body = Task), (status = 200, body = serde_json::Value, description = "what would be removed"),
+        (status = 202, body = Task), (status = 200, body = VdiDestroyPlan, description = "what would be removed"),
         (status = "4XX", body = Problem), (status = "5XX", body = Problem)
     )
 )]

@@ -1,6 +1,6 @@
 //! `/vms`.
 
-use api::{Power, Problem, Task, Vm, VmCreate, VmPatch, VmShutdown};
+use api::{Name, ObjectKind, Power, Problem, Task, Vm, VmCreate, VmPatch, VmShutdown};
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -14,10 +14,11 @@ use uuid::Uuid;
 
 use super::answer::{listed, shown};
 use super::extract::{Asked, Body, Id};
-use super::{Begun, Refusal, begun, must_end};
+use super::list::{Page, Paging};
+use super::{Begun, Created, Refusal, begun, created, must_end};
 use crate::daemon::Daemon;
 use crate::disk::paths::DiskPaths;
-use crate::idempotency;
+use crate::request;
 use crate::vm;
 
 /// The routes.
@@ -33,26 +34,32 @@ pub fn routes() -> OpenApiRouter<Daemon> {
 
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
-#[serde(deny_unknown_fields)]
 struct Which {
-    /// Only VMs with this name or UUID prefix (at least four digits).
+    /// Only those with this name.
+    name: Option<Name>,
+    /// Only those with this name or UUID prefix (at least four digits).
     r#match: Option<String>,
+    /// Only those in this power state.
+    #[param(inline)]
+    power: Option<Power>,
 }
 
 /// Lists the VMs by name.
 #[utoipa::path(
-    get, path = "/vms", tag = "vm", operation_id = "vm_list", params(Which),
+    get, path = "/vms", tag = "vm", operation_id = "vm_list", params(Which, Paging),
     responses((status = 200, body = Vec<Vm>), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
-async fn list(State(daemon): State<Daemon>, Asked(which): Asked<Which>) -> Result<Response, Refusal> {
+async fn list(State(daemon): State<Daemon>, Asked(which): Asked<Which>, page: Page) -> Result<Response, Refusal> {
     let question = move |view: &repo::View<'_>| {
         let mut found = view.vms()?;
-        if let Some(like) = which.r#match {
-            found.retain(|vm| super::is_like(&like, Some(&vm.name), vm.uuid));
-        }
+        found.retain(|vm| {
+            which.name.as_ref().is_none_or(|name| *name == vm.name)
+                && which.r#match.as_ref().is_none_or(|like| super::is_like(like, Some(&vm.name), vm.uuid))
+                && which.power.is_none_or(|power| power == vm.power)
+        });
         Ok(found)
     };
-    listed(&daemon, question).await
+    listed(&daemon, page, |vm| vm.uuid, question).await
 }
 
 /// Gets a VM.
@@ -61,7 +68,7 @@ async fn list(State(daemon): State<Daemon>, Asked(which): Asked<Which>) -> Resul
     responses((status = 200, body = Vm), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
 async fn show(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Response, Refusal> {
-    shown(&daemon, move |view| view.vm(uuid)).await
+    shown(&daemon, ObjectKind::Vm, uuid).await
 }
 
 /// Creates a VM, which is halted and has no disks.
@@ -69,9 +76,9 @@ async fn show(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Response, Re
     post, path = "/vms", tag = "vm", operation_id = "vm_create", request_body = VmCreate,
     responses((status = 201, body = Vm), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
-async fn create(State(daemon): State<Daemon>, Body(asked): Body<VmCreate>) -> Result<(StatusCode, Json<Vm>), Refusal> {
+async fn create(State(daemon): State<Daemon>, Body(asked): Body<VmCreate>) -> Result<Created<Vm>, Refusal> {
     let made = Vm {
-        uuid: Uuid::new_v4(),
+        uuid: asked.uuid.unwrap_or_else(Uuid::new_v4),
         name: asked.name,
         description: asked.description,
         driver: asked.driver,
@@ -87,11 +94,13 @@ async fn create(State(daemon): State<Daemon>, Body(asked): Body<VmCreate>) -> Re
         created: Timestamp::now(),
     };
     vm::check(&daemon.config, &made)?;
-    let made = idempotency::make(&daemon.catalogue, StatusCode::CREATED.as_u16(), move |tx| {
+    let made = request::change(&daemon.catalogue, StatusCode::CREATED.as_u16(), move |tx| {
+        asked.uuid.map_or(Ok(()), |uuid| tx.check_uuid_free(uuid))?;
         tx.add_vm(&made)?;
         Ok(made)
     });
-    Ok((StatusCode::CREATED, Json(made.await?)))
+    let made = made.await?;
+    Ok(created("vms", made.uuid, made))
 }
 
 /// Changes a VM; its hardware only while it is halted.
@@ -102,7 +111,7 @@ async fn create(State(daemon): State<Daemon>, Body(asked): Body<VmCreate>) -> Re
 )]
 async fn patch(State(daemon): State<Daemon>, Id(uuid): Id, Body(patch): Body<VmPatch>) -> Result<Json<Vm>, Refusal> {
     let config = daemon.config.clone();
-    let patched = daemon.catalogue.write(move |tx| {
+    let patched = request::change(&daemon.catalogue, StatusCode::OK.as_u16(), move |tx| {
         let patched = tx.patch_vm(uuid, &patch)?;
         vm::check(&config, &patched)?;
         Ok(patched)
@@ -117,7 +126,7 @@ async fn patch(State(daemon): State<Daemon>, Id(uuid): Id, Body(patch): Body<VmP
 )]
 async fn destroy(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<StatusCode, Refusal> {
     let _operation = daemon.vms.begin(uuid)?;
-    let removed = daemon.catalogue.write(move |tx| {
+    let removed = request::change(&daemon.catalogue, StatusCode::NO_CONTENT.as_u16(), move |tx| {
         let vbds = tx.vbds(Some(uuid), None)?;
         tx.remove_vm(uuid)?;
         Ok(vbds)

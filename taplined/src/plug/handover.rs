@@ -106,7 +106,7 @@ pub fn cause(vbd: Uuid, why: Problem, ended: Option<Ended>, said: Option<Problem
         }
         (None, _) => (String::new(), why.advice),
     };
-    let what = format!("VBD {vbd} was not upgraded, its old process continues: {}{more}", why.message);
+    let what = format!("VBD {vbd} was not upgraded, its old process continues: {}{more}", why.detail);
     Problem { advice, ..Problem::new(why.code, what) }
 }
 
@@ -153,7 +153,7 @@ mod test {
         let older = version("0.1.0", ["version", "layers"]);
         let told = must_know_how(&vbd(Transport::Nbd), 4, &older).unwrap_err();
         assert_eq!(told.code, Code::Unsupported);
-        assert_eq!(told.message, "its process 4 runs an older program (0.1.0), which does not support live upgrade");
+        assert_eq!(told.detail, "its process 4 runs an older program (0.1.0), which does not support live upgrade");
         assert!(told.advice.unwrap().ends_with("vbd plug 00000000-0000-0000-0000-000000000007'"));
         let told = must_know_how(&vbd(Transport::VhostUser), 4, &older).unwrap_err();
         assert!(told.advice.unwrap().contains("(kill 4)"));
@@ -176,7 +176,7 @@ mod test {
     fn a_failed_upgrade_reports_the_new_processs_own_error() {
         let of = |code, ended, said| {
             let told = cause(Uuid::nil(), Problem::new(code, "it has gone").advise("see its log"), ended, said);
-            let (_, why) = told.message.split_once(" was not upgraded, its old process continues: ").unwrap();
+            let (_, why) = told.detail.split_once(" was not upgraded, its old process continues: ").unwrap();
             (why.to_owned(), told.advice.unwrap())
         };
         let (advice, failed) = ("see its log".to_owned(), || Some(Ended::Badly("exit status: 3".into())));
@@ -213,7 +213,7 @@ mod test {
     async fn only_a_refusal_by_the_disk_means_that_it_continues() {
         assert_eq!(answered("{\"id\":1,\"ok\":{\"pid\":5,\"pause_us\":8123}}\n").await.unwrap(), 8123);
         let refused = answered("{\"id\":1,\"error\":{\"kind\":\"failed\",\"message\":\"it has ended\"}}\n").await;
-        assert!(matches!(refused, Err(NotDone::Refused(problem)) if problem.message == "it has ended"));
+        assert!(matches!(refused, Err(NotDone::Refused(problem)) if problem.detail == "it has ended"));
         let of_xen = answered("{\"id\":1,\"error\":{\"kind\":\"unsupported\",\"message\":\"no\"}}\n").await;
         assert!(matches!(of_xen, Err(NotDone::Refused(problem)) if problem.code == Code::Unsupported));
         for unknown in ["", "{\"id\":1,\"ok\":{\"pid\":6,\"pause_us\":1}}\n", "{\"id\":1,\"ok\":{}}\n"] {

@@ -115,8 +115,8 @@ fn sum(done: &str, outcomes: Outcomes) -> Result<Value, Problem> {
     // Hundreds may fail for one reason.
     let mut reasons: Vec<&str> = Vec::new();
     for problem in &failed {
-        if !reasons.contains(&problem.message.as_str()) {
-            reasons.push(&problem.message);
+        if !reasons.contains(&problem.detail.as_str()) {
+            reasons.push(&problem.detail);
         }
     }
     let more = if reasons.len() > QUOTED_MAX { "; …" } else { "" };
@@ -150,8 +150,8 @@ mod tests {
     fn a_shared_reason_is_quoted_once() {
         let failed = |why: &str| (Uuid::new_v4(), Err(Problem::new(Code::Failed, why)));
         let outcomes = vec![failed("no memory"), failed("no memory"), failed("no file"), (Uuid::new_v4(), Ok(()))];
-        assert_eq!(sum("plugged", outcomes).unwrap_err().message, "3 of 4 VBDs were not plugged: no memory; no file");
+        assert_eq!(sum("plugged", outcomes).unwrap_err().detail, "3 of 4 VBDs were not plugged: no memory; no file");
         let outcomes = (0..5).map(|number| failed(&number.to_string())).collect();
-        assert_eq!(sum("plugged", outcomes).unwrap_err().message, "5 of 5 VBDs were not plugged: 0; 1; 2; …");
+        assert_eq!(sum("plugged", outcomes).unwrap_err().detail, "5 of 5 VBDs were not plugged: 0; 1; 2; …");
     }
 }

@@ -144,7 +144,7 @@ mod test {
         let upgrade = operations.begin(vbd, Kind::Upgrade).unwrap();
         for kind in [Kind::Plug, Kind::Upgrade] {
             let busy = operations.begin(vbd, kind).unwrap_err();
-            assert_eq!((busy.code, busy.message), (Code::Busy, format!("VBD {vbd} is being upgraded")));
+            assert_eq!((busy.code, busy.detail), (Code::Busy, format!("VBD {vbd} is being upgraded")));
         }
         let upgrading =
             tokio::spawn(async move { upgrade.unless_cancelled(std::future::pending::<Result<(), _>>()).await });

@@ -227,7 +227,7 @@ mod test {
         let said = ended(&format!("echo serving; echo '{error}'; exit 4")).await;
         assert_eq!(said, Problem::new(Code::InUse, "it is in use").advise("end whoever uses it"));
         let killed = ended("echo serving; kill -9 $$").await;
-        assert_eq!(killed.message, "cannot serve a disk: its process exited before responding (signal: 9 (SIGKILL))");
+        assert_eq!(killed.detail, "cannot serve a disk: its process exited before responding (signal: 9 (SIGKILL))");
         assert_eq!(killed.advice.as_deref(), Some("see its log, /var/log/disk.log"));
     }
 }

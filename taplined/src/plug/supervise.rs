@@ -206,7 +206,7 @@ fn died(daemon: &Daemon, vbd: Uuid, how: Result<Ended, Problem>) -> Problem {
         Ok(Ended::Well) => "exited without being asked to".into(),
         Ok(Ended::Badly(how)) => how,
         Ok(Ended::Unknown) => "exit status unknown".into(),
-        Err(problem) => problem.message,
+        Err(problem) => problem.detail,
     };
     let words = DiskPaths::of(&daemon.config, vbd).last_words();
     Problem::failed("keep a disk served", format_args!("its process ended ({how}); its last output: {words}"))
@@ -267,7 +267,7 @@ mod test {
         let died = Problem::failed("open it", "it does not exist").advise("bring it back");
         let now = "2026-11-23T05:00:00.7Z".parse().unwrap();
         let told = with_next_try(&died, now, Duration::from_secs(30));
-        assert_eq!(told.message, died.message);
+        assert_eq!(told.detail, died.detail);
         assert!(told.advice.unwrap().starts_with("bring it back; it will be restarted at 2026-11-23T05:00:31Z, "));
     }
 }

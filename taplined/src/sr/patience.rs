@@ -112,7 +112,7 @@ mod test {
         // Responsive storage gets as much time as a busy machine needs.
         let patience = Patience { limit: Duration::from_secs(60), ..patience };
         // No further thread is given to it, and others are served.
-        assert!(patience.ask(one, "look", || Ok(())).await.unwrap_err().message.contains("earlier requests"));
+        assert!(patience.ask(one, "look", || Ok(())).await.unwrap_err().detail.contains("earlier requests"));
         patience.ask(other, "look", || Ok(())).await.unwrap();
         drop(locked);
         while patience.stuck().contains_key(&one) {

@@ -24,7 +24,7 @@ use uuid::Uuid;
 use super::{Context, Tasks};
 use crate::daemon::Daemon;
 use crate::fault;
-use crate::idempotency;
+use crate::request;
 use crate::sr;
 use crate::vdi;
 
@@ -79,8 +79,10 @@ impl Tasks {
     ) -> Result<Task, Problem> {
         let intent =
             serde_json::to_value(&job).map_err(|error| Problem::failed("record the intent of a job", error))?;
-        let (about, kept, key) = (job.about(), job.clone(), idempotency::take());
+        let (about, kept) = (job.about(), job.clone());
+        let (key, condition) = (request::take_key(), request::condition());
         let task = self.catalogue.write(move |tx| {
+            condition.map_or(Ok(()), |condition| condition.check(tx))?;
             let new = NewTask { uuid: Uuid::new_v4(), verb: J::VERB, about, cancellable: true, intent: Some(intent) };
             let task = super::add_task(tx, &new, key.as_ref())?;
             prepare(&kept, task.uuid, tx)?;

@@ -2,12 +2,11 @@
 //! that records the intent.
 
 use api::{
-    Code, ImageFormat, Mode, Problem, Sr, Task, VbdState, Vdi, VdiClone, VdiCopy, VdiCreate, VdiExport, VdiImport,
-    VdiResize, VdiRevert, VdiSnapshot, Versions,
+    Code, ImageFormat, Mode, Problem, Sr, Task, VbdState, Vdi, VdiClone, VdiCopy, VdiCreate, VdiDestroyPlan, VdiExport,
+    VdiImport, VdiResize, VdiRevert, VdiSnapshot, Versions,
 };
 use jiff::Timestamp;
 use repo::Tx;
-use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::leaf::{Leaf, writer_of};
@@ -64,8 +63,9 @@ pub async fn create(daemon: &Daemon, asked: VdiCreate) -> Result<Task, Problem> 
     let format = format_for(&sr, asked.format)?;
     must_hold(format, asked.size.bytes())?;
     daemon.srs.room(sr.uuid, EMPTY).await?;
+    let chosen = asked.uuid;
     let job = Create(Target {
-        vdi: Uuid::new_v4(),
+        vdi: chosen.unwrap_or_else(Uuid::new_v4),
         image: Uuid::new_v4(),
         sr: sr.uuid,
         name: asked.name,
@@ -73,7 +73,12 @@ pub async fn create(daemon: &Daemon, asked: VdiCreate) -> Result<Task, Problem> 
         size: asked.size.bytes(),
         format,
     });
-    daemon.tasks.start_job(daemon, job, |_, _, _| Ok(())).await
+    daemon.tasks.start_job(daemon, job, move |_, task, tx| take(tx, chosen, task)).await
+}
+
+/// Keeps the UUID that a client has chosen for what a task creates.
+fn take(tx: &mut Tx<'_>, chosen: Option<Uuid>, task: Uuid) -> Result<(), Problem> {
+    chosen.map_or(Ok(()), |uuid| tx.take_uuid(uuid, task))
 }
 
 /// Keeps everybody else from a VDI: all of it if it is not plugged, its files if it is, through `vbd`.
@@ -99,8 +104,8 @@ pub async fn resize(daemon: &Daemon, uuid: Uuid, asked: VdiResize) -> Result<Tas
         let what = format!("VDI {uuid} is read-only");
         return Err(Problem::new(Code::ReadOnly, what).advise("clone it, and resize the clone"));
     }
-    if size < vdi.virtual_size {
-        let what = format!("VDI {uuid} has {} bytes and cannot shrink", vdi.virtual_size);
+    if size < vdi.size {
+        let what = format!("VDI {uuid} has {} bytes and cannot shrink", vdi.size);
         return Err(Problem::new(Code::Unsupported, what)
             .field("size")
             .advise("create a smaller VDI and copy its contents there"));
@@ -115,6 +120,7 @@ pub async fn resize(daemon: &Daemon, uuid: Uuid, asked: VdiResize) -> Result<Tas
 async fn state(
     daemon: &Daemon,
     uuid: Uuid,
+    chosen: Option<Uuid>,
     name: Option<api::Name>,
     description: api::Description,
     writable: bool,
@@ -144,9 +150,9 @@ async fn state(
         sr: sr.uuid,
         image,
         format: vdi.format,
-        size: vdi.virtual_size,
+        size: vdi.size,
         vbd,
-        vdi: Uuid::new_v4(),
+        vdi: chosen.unwrap_or_else(Uuid::new_v4),
         name: name.unwrap_or(vdi.name),
         description,
         leaf,
@@ -169,14 +175,24 @@ fn hold_state(state: &State, task: Uuid, tx: &mut Tx<'_>) -> Result<(), Problem>
 
 /// `vdi-snapshot`.
 pub async fn snapshot(daemon: &Daemon, uuid: Uuid, asked: VdiSnapshot) -> Result<Task, Problem> {
-    let (state, _want) = state(daemon, uuid, asked.name, asked.description, false).await?;
-    daemon.tasks.start_job(daemon, Branch::<false>(state), |job, task, tx| hold_state(&job.0, task, tx)).await
+    let chosen = asked.uuid;
+    let (state, _want) = state(daemon, uuid, chosen, asked.name, asked.description, false).await?;
+    let held = move |job: &Branch<false>, task, tx: &mut Tx<'_>| {
+        take(tx, chosen, task)?;
+        hold_state(&job.0, task, tx)
+    };
+    daemon.tasks.start_job(daemon, Branch::<false>(state), held).await
 }
 
 /// `vdi-clone`.
 pub async fn clone(daemon: &Daemon, uuid: Uuid, asked: VdiClone) -> Result<Task, Problem> {
-    let (state, _want) = state(daemon, uuid, asked.name, asked.description, true).await?;
-    daemon.tasks.start_job(daemon, Branch::<true>(state), |job, task, tx| hold_state(&job.0, task, tx)).await
+    let chosen = asked.uuid;
+    let (state, _want) = state(daemon, uuid, chosen, asked.name, asked.description, true).await?;
+    let held = move |job: &Branch<true>, task, tx: &mut Tx<'_>| {
+        take(tx, chosen, task)?;
+        hold_state(&job.0, task, tx)
+    };
+    daemon.tasks.start_job(daemon, Branch::<true>(state), held).await
 }
 
 /// `vdi-revert`.
@@ -201,7 +217,7 @@ pub async fn revert(daemon: &Daemon, uuid: Uuid, asked: VdiRevert) -> Result<Tas
         sr: sr.uuid,
         snapshot: kept,
         state,
-        size: snapshot.virtual_size,
+        size: snapshot.size,
         old,
         new: Uuid::new_v4(),
         format: snapshot.format,
@@ -252,11 +268,17 @@ pub async fn copy(daemon: &Daemon, uuid: Uuid, asked: VdiCopy) -> Result<Task, P
     let (vdi, _, _, _want) = find(daemon, uuid).await?;
     must_be_ready(&vdi)?;
     must_stand_still(&vdi)?;
-    let sizes = (vdi.virtual_size, takes(daemon, uuid).await?);
+    let sizes = (vdi.size, takes(daemon, uuid).await?);
     let name = asked.name.unwrap_or(vdi.name);
     let target = target(daemon, asked.sr, name, vdi.description, asked.format, sizes).await?;
+    let chosen = asked.uuid;
+    let target = Target { vdi: chosen.unwrap_or(target.vdi), ..target };
     let job = Copy { source: uuid, target };
-    daemon.tasks.start_job(daemon, job, |job, task, tx| tx.take_lease(job.source, task, Mode::ReadOnly)).await
+    let held = move |job: &Copy, task, tx: &mut Tx<'_>| {
+        take(tx, chosen, task)?;
+        tx.take_lease(job.source, task, Mode::ReadOnly)
+    };
+    daemon.tasks.start_job(daemon, job, held).await
 }
 
 /// `vdi-import`.
@@ -265,8 +287,10 @@ pub async fn import(daemon: &Daemon, asked: VdiImport) -> Result<Task, Problem> 
     let file = blocking("open a file", move || super::copy::open_source(&path)).await?;
     let (size, takes) = chain::look_at(daemon, &asked.path, asked.source_format, file).await?;
     let target = target(daemon, asked.sr, asked.name, asked.description, asked.format, (size, takes)).await?;
+    let chosen = asked.uuid;
+    let target = Target { vdi: chosen.unwrap_or(target.vdi), ..target };
     let job = Import { path: asked.path, format: asked.source_format, target };
-    daemon.tasks.start_job(daemon, job, |_, _, _| Ok(())).await
+    daemon.tasks.start_job(daemon, job, move |_, task, tx| take(tx, chosen, task)).await
 }
 
 /// `vdi-export`.
@@ -274,7 +298,7 @@ pub async fn export(daemon: &Daemon, uuid: Uuid, asked: VdiExport) -> Result<Tas
     let (vdi, _, _, _want) = find(daemon, uuid).await?;
     must_be_ready(&vdi)?;
     must_stand_still(&vdi)?;
-    must_hold(asked.format, vdi.virtual_size)?;
+    must_hold(asked.format, vdi.size)?;
     if asked.path.as_path().symlink_metadata().is_ok() {
         let what = format!("{} already exists", asked.path);
         return Err(Problem::new(Code::Exists, what).field("path").advise("remove it, or choose another name"));
@@ -311,16 +335,17 @@ pub async fn destroy(daemon: &Daemon, uuid: Uuid) -> Result<Task, Problem> {
 }
 
 /// What `vdi-destroy` would remove. Running operations are not affected.
-pub async fn would_destroy(daemon: &Daemon, uuid: Uuid) -> Result<Value, Problem> {
+pub async fn would_destroy(daemon: &Daemon, uuid: Uuid) -> Result<VdiDestroyPlan, Problem> {
     let (vdi, sr, image) = look(daemon, uuid).await?;
     must_be_destroyable(daemon, &vdi, &sr).await?;
     let children = daemon.catalogue.read(move |view| view.children(image)).await?;
-    let (files, freed) = match children.len() {
+    let (removes, freed) = match children.len() {
         0 => (vec![vdi.file], vdi.physical_utilisation),
         // An image with children stays, hidden, until it can be merged with them.
         _ => (Vec::new(), 0),
     };
-    Ok(json!({ "uuid": uuid, "files": files, "freed": freed, "needed_by": children.len() }))
+    let needed_by = u64::try_from(children.len()).unwrap_or(u64::MAX);
+    Ok(VdiDestroyPlan { removes, freed, needed_by })
 }
 
 /// Refuses to remove the file of a VDI that a process unknown to the catalogue has open for writing: it may serve a

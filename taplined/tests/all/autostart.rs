@@ -56,7 +56,7 @@ fn autostart_plugs_a_disk_after_a_reboot_but_not_after_a_daemon_restart() {
     becomes(&daemon, &with, "plugged");
     daemon.settle();
     assert_eq!([&without, &plugged].map(|vbd| state(&daemon, vbd)), ["unplugged", "unplugged"]);
-    assert!(daemon.get(&plugged).1["problem"]["message"].as_str().unwrap().contains("the host was rebooted"));
+    assert!(daemon.get(&plugged).1["problem"]["detail"].as_str().unwrap().contains("the host was rebooted"));
     // Once: not again by the next daemon.
     unplug(&daemon, &with);
     daemon.kill();
@@ -138,7 +138,7 @@ fn a_failed_autostart_is_retried_and_finally_reported() {
     std::fs::rename(&here, &aside).unwrap();
     go_down(&daemon);
     daemon.restart();
-    let problem = || daemon.get(&hasty).1["problem"]["message"].as_str().unwrap_or_default().to_owned();
+    let problem = || daemon.get(&hasty).1["problem"]["detail"].as_str().unwrap_or_default().to_owned();
     wait_until("it says why", || problem().contains("autostart failed after 2 tries"));
     // If the daemon dies in the meantime, its successor does the rest.
     daemon.kill();

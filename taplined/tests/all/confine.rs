@@ -179,7 +179,7 @@ fn a_disks_user_stays_exclusive_across_restarts() {
     daemon.restart();
     // All user IDs are in use by processes that another daemon has started.
     let refused = daemon.failed(daemon.post(&format!("{}/upgrade", vbds[0]), json!({})));
-    assert!(refused["message"].as_str().unwrap().contains("all uids of disk-user-range are in use"), "{refused}");
+    assert!(refused["detail"].as_str().unwrap().contains("all uids of disk-user-range are in use"), "{refused}");
     assert!(refused["advice"].as_str().unwrap().contains("larger"), "{refused}");
     let before = pid(&daemon, &vbds[1]);
     assert!(Command::new("kill").args(["-9", &before.to_string()]).status().unwrap().success());

@@ -148,7 +148,7 @@ fn a_machine_keeps_its_user_and_disks_across_crashes() {
     let another = start(&daemon, &others[0]);
     assert_ne!(user(another), own);
     let refused = daemon.failed(daemon.post(&format!("{}/start", others[1]), json!({})));
-    assert!(refused["message"].as_str().unwrap().contains("all uids of qemu-user-range are in use"), "{refused}");
+    assert!(refused["detail"].as_str().unwrap().contains("all uids of qemu-user-range are in use"), "{refused}");
     // A disk that is started again, and one that is plugged while it runs, let it in.
     let vbd = format!("/vbds/{}", daemon.get("/vbds").1[0]["uuid"].as_str().unwrap());
     let disk = daemon.get(&vbd).1["pid"].clone();
@@ -201,11 +201,11 @@ fn files_only_root_can_open_are_opened_for_a_machine() {
     // Missing files and files of the wrong type are reported.
     fs::remove_file(path("iso")).unwrap();
     let refused = daemon.failed(daemon.post(&format!("{vm}/start"), json!({})));
-    assert!(refused["message"].as_str().unwrap().contains("iso"), "{refused}");
+    assert!(refused["detail"].as_str().unwrap().contains("iso"), "{refused}");
     fs::remove_file(path("vnc")).unwrap();
     fs::write(path("vnc"), "precious").unwrap();
     let refused = daemon.failed(daemon.post(&format!("{vm}/start"), json!({})));
-    assert!(refused["message"].as_str().unwrap().contains("not a socket"), "{refused}");
+    assert!(refused["detail"].as_str().unwrap().contains("not a socket"), "{refused}");
     assert!(!fs::metadata(path("vnc")).unwrap().file_type().is_socket());
     nothing_leaked(&daemon);
 }
@@ -217,7 +217,7 @@ fn an_inaccessible_run_directory_is_reported_with_advice() {
     fs::set_permissions(daemon.room(), fs::Permissions::from_mode(0o700)).unwrap();
     let refused = daemon.failed(daemon.post(&format!("{vm}/start"), json!({})));
     let advice = format!("chmod o+x {}", daemon.room().display());
-    assert!(refused["message"].as_str().unwrap().contains(&advice), "{refused}");
+    assert!(refused["detail"].as_str().unwrap().contains(&advice), "{refused}");
     nothing_leaked(&daemon);
 }
 

@@ -62,7 +62,7 @@ impl Bed {
 
     fn wait_until_it_says_so(&self, task: &str) {
         harness::wait_until("it says that it makes no progress", || {
-            let problem = &self.daemon.get(task).1["problem"]["message"];
+            let problem = &self.daemon.get(task).1["problem"]["detail"];
             problem.as_str().is_some_and(|said| said.contains("no progress") || said.contains("rolling back has taken"))
         });
     }
@@ -83,7 +83,7 @@ fn a_hanging_image_job_is_reported_and_can_be_abandoned() {
     assert!(status == 200 && cancelled["state"] == "cancelling", "{status} {cancelled}");
     let (status, abandoned) = bed.daemon.post(&format!("{task}/abandon"), json!({}));
     assert_eq!((status, &abandoned["state"]), (200, &json!("failed")), "{abandoned}");
-    assert!(abandoned["problem"]["message"].as_str().unwrap().contains("no progress"), "{abandoned}");
+    assert!(abandoned["problem"]["detail"].as_str().unwrap().contains("no progress"), "{abandoned}");
     harness::wait_until("its process is ended", || {
         let script = bed.daemon.room().join("hanging");
         !Command::new("pgrep").arg("-f").arg(script).output().unwrap().status.success()
@@ -151,7 +151,7 @@ fn a_stopped_disk_is_reported_without_being_asked() {
     let signal = |name: &str| assert!(Command::new("kill").args([name, &pid]).status().unwrap().success());
     signal("-STOP");
     harness::wait_until("it is reported", || {
-        let problem = &daemon.get(&vbd).1["problem"]["message"];
+        let problem = &daemon.get(&vbd).1["problem"]["detail"];
         problem.as_str().is_some_and(|said| said.contains("has not responded") && said.contains("stopped"))
     });
     signal("-CONT");

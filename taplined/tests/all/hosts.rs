@@ -66,7 +66,7 @@ impl First {
     fn is_the_others(&self) {
         let now = self.daemon.get(&self.vbd).1;
         assert_eq!(now["state"], "unplugged", "{now}\n{}", self.daemon.log());
-        assert!(now["problem"]["message"].as_str().unwrap().contains("has used its repository, 'vms', since"), "{now}");
+        assert!(now["problem"]["detail"].as_str().unwrap().contains("has used its repository, 'vms', since"), "{now}");
         disks::plug(&self.daemon, &self.vbd);
         let (well, said) = disks::io(&disks::nbd(&self.daemon, &self.vbd), &["read -P 2 0 64M"]);
         assert!(well, "{said}");

@@ -230,7 +230,7 @@ fn a_job_of_a_diverged_catalogue_ends_when_the_repository_is_chosen() {
     fs::rename(&twin, &bed.path).unwrap();
     bed.daemon.restart();
     assert_eq!(sr(&bed.daemon, &bed.sr)["state"], "lost", "{}", bed.daemon.log());
-    bed.daemon.done(bed.daemon.post(&format!("/srs/{}/attach?believe=repository", bed.sr), json!({})));
+    bed.daemon.done(bed.daemon.post(&format!("/srs/{}/attach", bed.sr), json!({ "believe": "repository" })));
     harness::wait_until("nothing is under way", || bed.daemon.get("/tasks?open=true").1 == json!([]));
     assert_eq!(vdis(&bed.daemon), there, "{}", bed.daemon.log());
     bed.verb("snapshot", json!({ "name": "next" }));
@@ -268,14 +268,14 @@ fn nothing_is_changed_after_divergence_until_it_is_resolved() {
         let (bed, there, here) = diverged();
         let before = (files(&bed.path), fs::read(bed.file()).unwrap());
         let refused = bed.daemon.failed(bed.daemon.post(&format!("/srs/{}/attach", bed.sr), json!({})));
-        let message = refused["message"].as_str().unwrap();
+        let message = refused["detail"].as_str().unwrap();
         assert!(message.contains("'there'") && message.contains("'here'") && message.contains("diverged"), "{message}");
         assert!(refused["advice"].as_str().unwrap().contains("--believe"), "{refused}");
         assert_eq!((files(&bed.path), fs::read(bed.file()).unwrap()), before);
         assert_eq!(vdis(&bed.daemon), here);
 
-        let attach = format!("/srs/{}/attach?believe={believed}", bed.sr);
-        bed.daemon.done(bed.daemon.post(&attach, json!({})));
+        let attach = format!("/srs/{}/attach", bed.sr);
+        bed.daemon.done(bed.daemon.post(&attach, json!({ "believe": believed })));
         let after = vdis(&bed.daemon);
         let uuids = |vdis: &[Value]| vdis.iter().map(|vdi| vdi["uuid"].clone()).collect::<Vec<_>>();
         assert_eq!(uuids(&after), uuids(if believed == "repository" { &there } else { &here }));
@@ -298,9 +298,9 @@ fn a_restored_repository_backup_is_reported() {
     bed.post("detach");
     fs::write(bed.file(), old).unwrap();
     let refused = bed.daemon.failed(bed.daemon.post(&format!("/srs/{}/attach", bed.sr), json!({})));
-    let message = refused["message"].as_str().unwrap();
+    let message = refused["detail"].as_str().unwrap();
     assert!(["Only in the catalogue: ", "'one'", "'two'"].iter().all(|part| message.contains(part)), "{refused}");
-    bed.daemon.done(bed.daemon.post(&format!("/srs/{}/attach?believe=catalogue", bed.sr), json!({})));
+    bed.daemon.done(bed.daemon.post(&format!("/srs/{}/attach", bed.sr), json!({ "believe": "catalogue" })));
     assert_eq!(vdis(&bed.daemon).len(), 7);
 }
 
@@ -318,12 +318,12 @@ fn a_repository_refused_at_start_is_reported_with_advice() {
     bed.daemon.restart();
     let lost = sr(&bed.daemon, &bed.sr);
     assert_eq!(lost["state"], "lost", "{lost}");
-    assert!(lost["problem"]["message"].as_str().unwrap().contains("diverged"), "{lost}");
+    assert!(lost["problem"]["detail"].as_str().unwrap().contains("diverged"), "{lost}");
     assert!(lost["problem"]["advice"].as_str().unwrap().contains("--believe"), "{lost}");
     let refused = bed.daemon.post("/vdis", json!({ "sr": bed.sr, "name": "three", "size": 1 << 20 })).1;
-    assert!(refused["message"].as_str().unwrap().contains("diverged"), "{refused}");
+    assert!(refused["detail"].as_str().unwrap().contains("diverged"), "{refused}");
     assert!(refused["advice"].as_str().unwrap().contains("--believe"), "{refused}");
-    bed.daemon.done(bed.daemon.post(&format!("/srs/{}/attach?believe=catalogue", bed.sr), json!({})));
+    bed.daemon.done(bed.daemon.post(&format!("/srs/{}/attach", bed.sr), json!({ "believe": "catalogue" })));
     let attached = sr(&bed.daemon, &bed.sr);
     assert_eq!((&attached["state"], &attached["problem"]), (&json!("attached"), &Value::Null));
 }
@@ -341,7 +341,7 @@ fn a_damaged_inventory_is_rewritten_only_by_a_complete_catalogue() {
     let other = start();
     let body = json!({ "uuid": bed.sr, "source": { "type": "dir", "path": bed.path } });
     let refused = other.failed(other.post("/srs/introduce", body));
-    assert!(refused["message"].as_str().unwrap().contains("line"), "{refused}");
+    assert!(refused["detail"].as_str().unwrap().contains("line"), "{refused}");
     assert_eq!((other.get("/srs").1, fs::read(bed.file()).unwrap()), (json!([]), bytes.clone()));
 
     bed.post("attach");
@@ -409,7 +409,7 @@ fn a_copy_of_a_repository_is_recognized() {
     fs::write(copy.join(".tapline-sr.json"), label.replace(&bed.sr, own)).unwrap();
     let body = json!({ "uuid": own, "source": { "type": "dir", "path": copy } });
     let refused = bed.daemon.failed(bed.daemon.post("/srs/introduce", body));
-    assert!(refused["message"].as_str().unwrap().contains("another repository"), "{refused}");
+    assert!(refused["detail"].as_str().unwrap().contains("another repository"), "{refused}");
     assert_eq!(vdis(&bed.daemon).len(), 5);
 }
 

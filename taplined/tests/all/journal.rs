@@ -46,7 +46,7 @@ fn a_stuck_task_is_reported_and_keeps_its_objects() {
         daemon.restart();
         let stuck = task(&daemon);
         assert_eq!(stuck["state"], "stuck", "{stuck}");
-        let message = stuck["problem"]["message"].as_str().unwrap();
+        let message = stuck["problem"]["detail"].as_str().unwrap();
         assert!(message.contains(verb) && message.contains(TASK), "{message}");
         let advice = &stuck["problem"]["advice"];
         assert!(advice.as_str().unwrap().contains("taplined version"), "{advice}");

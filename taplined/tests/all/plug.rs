@@ -53,7 +53,7 @@ fn invalid_vbds_are_refused_with_the_reason() {
     assert_eq!(daemon.post(&format!("{one}/plug"), json!({})).1["code"], "state");
     let (status, busy) = daemon.post(&format!("{other}/plug"), json!({}));
     assert_eq!((status, &busy["code"]), (409, &json!("in-use")));
-    assert!(busy["message"].as_str().unwrap().contains(one.trim_start_matches("/vbds/")), "{busy}");
+    assert!(busy["detail"].as_str().unwrap().contains(one.trim_start_matches("/vbds/")), "{busy}");
     assert_eq!(daemon.post("/vbds/plug", json!({})).1["code"], "invalid");
     let found = daemon.get(&format!("/vbds?vdi={}&match={}", vdis[0], &one[6..14])).1;
     assert_eq!(found.as_array().unwrap().len(), 1, "{found}");
@@ -66,8 +66,8 @@ fn a_failed_plug_leaves_nothing_and_quotes_the_disk() {
     std::fs::write(file.join("disk.qcow2"), [7; 4096]).unwrap();
     let vbd = vbd(&daemon, &vdis[0], "nbd");
     let problem = daemon.failed(daemon.post(&format!("{vbd}/plug"), json!({})));
-    assert!(problem["message"].as_str().unwrap().contains("qcow2"), "{problem}");
-    assert_eq!(daemon.get(&vbd).1["problem"], problem);
+    assert!(problem["detail"].as_str().unwrap().contains("qcow2"), "{problem}");
+    assert_eq!(daemon.get(&vbd).1["problem"]["detail"], problem["detail"]);
     nothing_leaked(&daemon);
 }
 
@@ -87,7 +87,7 @@ fn a_killed_disk_process_is_restarted_at_the_same_socket() {
     assert_eq!(nbd(&daemon, &vbd), at);
     let (same, said) = io(&at, &["read -P 9 1M 64k"]);
     assert!(same, "{said}");
-    let problem = daemon.get(&vbd).1["problem"]["message"].as_str().unwrap().to_owned();
+    let problem = daemon.get(&vbd).1["problem"]["detail"].as_str().unwrap().to_owned();
     assert!(problem.contains("signal: 9"), "{problem}");
     nothing_leaked(&daemon);
     unplug(&daemon, &vbd);
@@ -152,7 +152,7 @@ fn a_failing_disk_is_retried_and_shows_the_next_try() {
     let now = daemon.get(&vbd).1;
     assert_eq!((&now["state"], &now["pid"]), (&json!("restarting"), &Value::Null));
     let said = |field: &str, part: &str| now["problem"][field].as_str().is_some_and(|said| said.contains(part));
-    assert!(said("message", "No such file") && said("advice", "restarted at 20"), "{now}");
+    assert!(said("detail", "No such file") && said("advice", "restarted at 20"), "{now}");
     std::fs::rename(&away, &image).unwrap();
     wait_until("it is served by itself", || state(&daemon, &vbd) == "plugged");
     let now = daemon.get(&vbd).1;
@@ -230,7 +230,7 @@ fn a_disk_without_its_redo_log_is_not_restarted_silently() {
     kill(&pid);
     wait_until("it says what is lost", || {
         let now = daemon.get(&vbd).1;
-        let said = now["problem"]["message"].as_str().unwrap_or_default().to_owned();
+        let said = now["problem"]["detail"].as_str().unwrap_or_default().to_owned();
         now["state"] == "restarting" && said.contains("the redo log of") && said.contains("is gone")
     });
     // As after a power loss, after confirmation by the user.
@@ -313,7 +313,7 @@ fn a_step_that_takes_too_long_fails_by_name() {
     let vbd = vbd(&daemon, &vdis[0], "nbd");
     let problem = daemon.failed(daemon.post(&format!("{vbd}/plug"), json!({})));
     assert_eq!(problem["code"], "timeout");
-    assert!(problem["message"].as_str().unwrap().contains("'open'"), "{problem}");
+    assert!(problem["detail"].as_str().unwrap().contains("'open'"), "{problem}");
     nothing_leaked(&daemon);
 }
 
@@ -394,7 +394,7 @@ fn after_a_reboot_nothing_is_plugged_and_each_vbd_says_why() {
     daemon.restart();
     let now = daemon.get(&vbd).1;
     assert_eq!(now["state"], "unplugged");
-    assert!(now["problem"]["message"].as_str().unwrap().contains("host was rebooted"), "{now}");
+    assert!(now["problem"]["detail"].as_str().unwrap().contains("host was rebooted"), "{now}");
     nothing_leaked(&daemon);
     plug(&daemon, &vbd);
     nothing_leaked(&daemon);
@@ -424,7 +424,7 @@ fn several_vbds_are_plugged_in_one_task_with_individual_errors() {
     let uuids: Vec<&str> = vbds.iter().map(|vbd| vbd.trim_start_matches("/vbds/")).collect();
     let problem = daemon.failed(daemon.post("/vbds/plug", json!({ "vbds": uuids })));
     assert_eq!(problem["code"], "in-use");
-    assert!(problem["message"].as_str().unwrap().starts_with("1 of 4 VBDs were not plugged"), "{problem}");
+    assert!(problem["detail"].as_str().unwrap().starts_with("1 of 4 VBDs were not plugged"), "{problem}");
     assert_eq!(daemon.get("/host").1["plugged"], 3);
     nothing_leaked(&daemon);
     let done = daemon.done(daemon.post("/vbds/unplug", json!({ "vbds": uuids })));

@@ -42,7 +42,7 @@ fn why_it_cannot_be_plugged(daemon: &Taplined, vdi: &str) -> Value {
 #[track_caller]
 fn tells(problem: &Value, message: &str, advice: &str) {
     let says = |field: &str, part: &str| problem[field].as_str().unwrap().contains(part);
-    assert!(says("message", message) && says("advice", advice), "{problem}");
+    assert!(says("detail", message) && says("advice", advice), "{problem}");
 }
 
 #[test]

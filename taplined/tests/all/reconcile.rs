@@ -66,7 +66,7 @@ impl Bed {
     fn told(&self) -> (Vec<String>, u64) {
         let files = disks::chain(&self.daemon, &self.vdi).into_iter().map(|(_, file)| file).collect();
         let shown = self.daemon.get(&format!("/vdis/{}", self.vdi)).1;
-        (files, shown["virtual_size"].as_u64().unwrap())
+        (files, shown["size"].as_u64().unwrap())
     }
 }
 
@@ -162,7 +162,7 @@ fn what_differs_in_a_repository_is_reported() {
             let one = &differences[0];
             assert_eq!((&one["kind"], &one["healed"]), (&json!(kind), &json!(false)), "{all}");
             assert_eq!((one["found"].clone(), one["catalogue"].clone()), sides, "{all}");
-            assert!(one["problem"]["message"].as_str().unwrap().contains(why), "{all}");
+            assert!(one["problem"]["detail"].as_str().unwrap().contains(why), "{all}");
         }
         bed.reconcile(true)[0].clone()
     };
@@ -202,7 +202,7 @@ fn an_unresponsive_disk_is_reported_as_a_difference() {
         let differences = bed.reconcile(true);
         assert_eq!(differences.as_array().unwrap().len(), 1, "{differences}");
         assert_eq!((&differences[0]["found"], &differences[0]["vdi"]), (&json!([]), &json!(bed.vdi)));
-        let told = differences[0]["problem"]["message"].as_str().unwrap();
+        let told = differences[0]["problem"]["detail"].as_str().unwrap();
         assert!(told.contains(problem), "{told}");
     };
     let pid = disks::processes(&bed.daemon).pop_first().unwrap();
@@ -216,7 +216,7 @@ fn an_unresponsive_disk_is_reported_as_a_difference() {
     fs::remove_file(bed.control()).unwrap();
     told("nothing listens");
     let (status, refused) = bed.daemon.post(&format!("/vdis/{}/resize", bed.vdi), json!({ "size": 128 * MIB }));
-    assert!(status >= 400 && refused["message"].as_str().unwrap().contains("nothing listens"), "{refused}");
+    assert!(status >= 400 && refused["detail"].as_str().unwrap().contains("nothing listens"), "{refused}");
     bed.io(&["read -P 1 0 1M", "write -P 2 1M 1M"]);
     bed.daemon.done(bed.daemon.post(&format!("{}/unplug", bed.vbd), json!({ "force": true })));
     disks::plug(&bed.daemon, &bed.vbd);
@@ -353,7 +353,7 @@ fn a_running_disk_replaces_an_unserved_plugged_vbd() {
     bed.io(&["write -P 1 0 1M", "flush"]);
     bed.put_back_under_it(&backup);
     assert_eq!(disks::state(&bed.daemon, &before), "unplugged");
-    let problem = bed.daemon.get(&before).1["problem"]["message"].as_str().unwrap().to_owned();
+    let problem = bed.daemon.get(&before).1["problem"]["detail"].as_str().unwrap().to_owned();
     assert!(problem.contains("is serving its VDI"), "{problem}");
     disks::nothing_leaked(&bed.daemon);
     bed.kill_disk();
@@ -393,7 +393,7 @@ fn a_diverged_disk_is_not_restarted() {
     assert!(Command::new("kill").args(["-9", &pid]).status().unwrap().success());
     harness::wait_until("it says why it is not served", || {
         let vbd = bed.daemon.get(&bed.vbd).1;
-        let said = vbd["problem"]["message"].as_str().unwrap_or_default().to_owned();
+        let said = vbd["problem"]["detail"].as_str().unwrap_or_default().to_owned();
         vbd["state"] == "restarting" && said.contains("its disk and the catalogue disagree about its files")
     });
     assert_eq!(disks::processes(&bed.daemon).len(), 0);
@@ -423,7 +423,7 @@ fn uncertain_differences_are_reported_and_left_for_a_decision() {
             // The snapshot's file belongs to the disk now: the snapshot cannot be kept.
             let (status, refused) = decide("disk");
             assert_eq!(status, 409, "{refused}");
-            assert!(refused["message"].as_str().unwrap().contains(&snapshot), "{refused}");
+            assert!(refused["detail"].as_str().unwrap().contains(&snapshot), "{refused}");
         } else {
             let (status, refused) = decide("catalogue");
             assert_eq!((status, &refused["code"]), (409, &json!("in-use")), "{refused}");
@@ -460,16 +460,16 @@ fn a_removed_or_replaced_file_is_reported_and_not_used() {
             assert_eq!((status, &refused["code"]), (409, &json!("state")), "{refused}");
             let believe = json!({ "believe": "disk" });
             let (status, refused) = bed.daemon.post(&format!("/vdis/{}/reconcile", bed.vdi), believe);
-            assert!(status == 409 && refused["message"].as_str().unwrap().contains("or replaced"), "{refused}");
+            assert!(status == 409 && refused["detail"].as_str().unwrap().contains("or replaced"), "{refused}");
             let vbd = bed.daemon.get(&bed.vbd).1;
-            assert!(vbd["problem"]["message"].as_str().unwrap().contains("is using files"), "{vbd}");
+            assert!(vbd["problem"]["detail"].as_str().unwrap().contains("is using files"), "{vbd}");
         }
         bed.io(&["read -P 2 0 1M"]);
         let pid = bed.daemon.get(&bed.vbd).1["pid"].to_string();
         assert!(Command::new("kill").args(["-9", &pid]).status().unwrap().success());
         harness::wait_until("it is told why it is not started again", || {
             let vbd = bed.daemon.get(&bed.vbd).1;
-            let said = vbd["problem"]["message"].as_str().unwrap_or_default().to_owned();
+            let said = vbd["problem"]["detail"].as_str().unwrap_or_default().to_owned();
             vbd["state"] == "restarting"
                 && (said.contains("it was replaced") || said.contains("is missing") || !replaced)
         });
@@ -515,7 +515,7 @@ fn a_hanging_disk_is_reported_and_can_be_force_unplugged() {
     let (status, refused) = bed.daemon.post(&format!("/vdis/{}/snapshot", bed.vdi), json!({}));
     assert_ne!(status, 202, "{refused}");
     harness::wait_until("it is told", || {
-        bed.daemon.get(&bed.vbd).1["problem"]["message"].as_str().is_some_and(|said| said.contains("has not responded"))
+        bed.daemon.get(&bed.vbd).1["problem"]["detail"].as_str().is_some_and(|said| said.contains("has not responded"))
     });
     assert_eq!(disks::state(&bed.daemon, &bed.vbd), "plugged");
     signal("-CONT");
@@ -571,7 +571,7 @@ fn a_disk_written_by_an_unknown_process_is_neither_destroyed_nor_reverted() {
     let other = Other::with(&bed, &files, &[]);
     let (status, refused) = bed.daemon.delete(&format!("/vdis/{}", bed.vdi));
     assert_eq!((status, &refused["code"]), (409, &json!("in-use")), "{refused}");
-    assert!(refused["message"].as_str().unwrap().contains("open for writing"), "{refused}");
+    assert!(refused["detail"].as_str().unwrap().contains("open for writing"), "{refused}");
     let (status, refused) = bed.daemon.post(&format!("/vdis/{}/revert", bed.vdi), json!({ "snapshot": snapshot }));
     assert_eq!((status, &refused["code"]), (409, &json!("in-use")), "{refused}");
     assert!(bed.directory().join(&files[0]).exists());
@@ -609,7 +609,7 @@ fn a_task_that_cannot_end_says_why_and_can_be_abandoned() {
     assert_eq!(status, 202, "{task}");
     let task = format!("/tasks/{}", task["uuid"].as_str().unwrap());
     harness::wait_until("it says why it is tried again", || {
-        let problem = &bed.daemon.get(&task).1["problem"]["message"];
+        let problem = &bed.daemon.get(&task).1["problem"]["detail"];
         problem.as_str().is_some_and(|said| said.contains("a process is using it"))
     });
     assert_eq!(bed.daemon.get(&task).1["state"], "running");

@@ -543,7 +543,7 @@ fn a_vanished_state_directory_is_reported_and_changes_are_refused() {
     fs::rename(&state, &away).unwrap();
     let (status, problem) = create();
     assert_eq!((status, &problem["code"]), (500, &json!("failed")), "{problem}");
-    assert!(problem["message"].as_str().unwrap().contains("no longer at"), "{problem}");
+    assert!(problem["detail"].as_str().unwrap().contains("no longer at"), "{problem}");
     assert!(problem["advice"].as_str().unwrap().contains("docs/recover.md"), "{problem}");
     // A new directory under the same path is not the same directory.
     fs::create_dir(&state).unwrap();

@@ -64,7 +64,7 @@ fn a_read_only_token_cannot_change_anything() {
         let refused = authority.ask(&daemon, Some(&secret), request, &Value::Null);
         assert_eq!((refused.status, refused.code().as_str()), (403, "forbidden"), "{request}");
         assert!(refused.head.contains("error=\"insufficient_scope\""), "{}", refused.head);
-        assert!(refused.json()["message"].as_str().unwrap().contains("'monitor'"));
+        assert!(refused.json()["detail"].as_str().unwrap().contains("'monitor'"));
     }
     assert_eq!(daemon.get("/tasks").1, json!([]));
 }
@@ -74,8 +74,10 @@ fn no_token_may_list_create_or_revoke_tokens() {
     let authority = Authority::new();
     let daemon = authority.start("");
     let (uuid, secret) = token(&daemon, json!({ "name": "a" }));
-    for request in ["GET /tokens", "POST /tokens", &format!("DELETE /tokens/{uuid}")] {
-        let refused = authority.ask(&daemon, Some(&secret), request, &json!({ "name": "b" }));
+    let revoke = format!("DELETE /tokens/{uuid}");
+    for (request, body) in [("GET /tokens", json!({})), ("POST /tokens", json!({ "name": "b" })), (&revoke, json!({}))]
+    {
+        let refused = authority.ask(&daemon, Some(&secret), request, &body);
         assert_eq!((refused.status, refused.code().as_str()), (403, "forbidden"), "{request}");
     }
     let (_, listed) = daemon.get("/tokens");
@@ -95,7 +97,7 @@ fn invalid_tokens_are_refused_by_field() {
     ] {
         let (found, problem) = daemon.post("/tokens", asked);
         assert_eq!(found, status, "{problem}");
-        assert!(problem["field"] == field || problem["message"].as_str().unwrap().contains(field), "{problem}");
+        assert!(problem["field"] == field || problem["detail"].as_str().unwrap().contains(field), "{problem}");
     }
     assert_eq!(daemon.delete("/tokens/3f0c0000-0000-0000-0000-000000000000").0, 404);
 }
@@ -140,7 +142,7 @@ fn an_expiring_token_closes_its_connections() {
     // On a busy machine it may expire before it is used.
     let secret = [3, 9, 27].into_iter().find_map(ends_in).expect("it was never good");
     let refused = authority.get(&daemon, Some(&secret), "/host");
-    assert_eq!((refused.status, refused.json()["message"].as_str()), (401, Some("the token has expired")));
+    assert_eq!((refused.status, refused.json()["detail"].as_str()), (401, Some("the token has expired")));
 }
 
 #[test]
@@ -154,7 +156,7 @@ fn plain_http_gets_an_explanation() {
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();
     let problem: Value = serde_json::from_str(body).unwrap();
     assert!(head.starts_with("HTTP/1.1 400 ") && problem["code"] == "malformed", "{answer}");
-    assert!(problem["message"].as_str().unwrap().contains("TLS"), "{answer}");
+    assert!(problem["detail"].as_str().unwrap().contains("TLS"), "{answer}");
 }
 
 /// The output of `openssl s_client` for a request.

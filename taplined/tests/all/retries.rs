@@ -76,7 +76,7 @@ fn a_repeated_request_gets_the_first_response_without_being_executed() {
     assert_eq!(status, 201, "{made}");
     // Another request with the key is a mistake of the client's.
     let (status, _, problem) = ask(&daemon, "/vdis", "k1", &json!({ "sr": sr, "name": "other", "size": 1 << 20 }));
-    assert_eq!((status, &problem["code"], &problem["field"]), (409, &json!("exists"), &json!("idempotency-key")));
+    assert_eq!((status, &problem["code"], &problem["field"]), (422, &json!("key-reused"), &json!("idempotency-key")));
     let (status, _, problem) = ask(&daemon, "/vdis", &"k".repeat(256), &disk);
     assert_eq!((status, &problem["field"]), (400, &json!("idempotency-key")));
     // Also of the daemon that comes after this one, however that has ended.

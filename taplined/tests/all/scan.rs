@@ -228,7 +228,7 @@ fn a_child_of_a_writable_disk_is_not_added_until_that_disk_is_read_only() {
     bench.create("vhd:leaf.vhd", &["vhd:base.vhd"]);
     let scan = bench.scan();
     assert_eq!(unplaced(&scan), owned(&[("leaf.vhd", "in-use")]));
-    assert!(scan["unplaced"][0]["problem"]["message"].as_str().unwrap().contains(vdi.as_str().unwrap()), "{scan}");
+    assert!(scan["unplaced"][0]["problem"]["detail"].as_str().unwrap().contains(vdi.as_str().unwrap()), "{scan}");
 }
 
 #[test]

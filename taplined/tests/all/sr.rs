@@ -131,7 +131,7 @@ fn repositories_are_reattached_or_lost_until_back() {
     daemon.restart();
     assert_eq!(sr(&daemon, &stays)["state"], "attached");
     assert_eq!(sr(&daemon, &goes)["state"], "lost");
-    let why = sr(&daemon, &goes)["problem"]["message"].clone();
+    let why = sr(&daemon, &goes)["problem"]["detail"].clone();
     assert!(why.as_str().unwrap().contains(path.to_str().unwrap()), "{why}");
     let scan = daemon.post(&format!("/srs/{goes}/scan"), json!({})).1;
     assert!(scan["code"] == "state" && scan["advice"].as_str().unwrap().contains("storage"), "{scan}");
@@ -319,7 +319,7 @@ fn a_server_is_mounted_once_and_unmounted_at_detach() {
     // A repository that cannot be unmounted is not detached.
     fs::write(place.path().join("bin/busy"), "").unwrap();
     let busy = daemon.failed(daemon.post(&format!("/srs/{uuid}/detach"), json!({})));
-    assert!(busy["message"].as_str().unwrap().contains("target is busy"), "{busy}");
+    assert!(busy["detail"].as_str().unwrap().contains("target is busy"), "{busy}");
     assert_eq!(sr(&daemon, &uuid)["state"], "attached");
     assert!(at.join(".tapline-sr.json").exists());
 
@@ -371,7 +371,7 @@ fn an_unresponsive_server_blocks_no_other_request() {
     assert_eq!(daemon.get("/host").0, 200);
     let task = daemon.wait(&task);
     assert_eq!(task["problem"]["code"], "timeout", "{task}");
-    assert!(task["problem"]["message"].as_str().unwrap().contains("nas:/vms"), "{task}");
+    assert!(task["problem"]["detail"].as_str().unwrap().contains("nas:/vms"), "{task}");
     assert_eq!(daemon.get("/srs").1, json!([]));
     assert_eq!(words(place.path()).len(), 1, "it is not waited for once more to undo what was not done");
     // A program that keeps running would mount when it is no longer expected.

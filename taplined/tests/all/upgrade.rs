@@ -82,7 +82,7 @@ fn an_unplugged_disk_cannot_be_upgraded() {
     let refused = |what: &str| {
         let (status, refused) = daemon.post(&format!("{vbd}/upgrade"), json!({}));
         assert_eq!((status, &refused["code"]), (409, &json!("state")), "{refused}");
-        assert!(refused["message"].as_str().unwrap().contains(what) && refused["advice"].is_string(), "{refused}");
+        assert!(refused["detail"].as_str().unwrap().contains(what) && refused["advice"].is_string(), "{refused}");
     };
     refused("is not plugged");
     plug(&daemon, &vbd);
@@ -169,7 +169,7 @@ fn a_failing_new_program_leaves_the_old_process_running() {
     let before = pid(&daemon, &vbd);
     let fails = |what: &str| {
         let problem = daemon.failed(daemon.post(&format!("{vbd}/upgrade"), json!({})));
-        let message = problem["message"].as_str().unwrap();
+        let message = problem["detail"].as_str().unwrap();
         assert!(message.contains("its old process continues") && message.contains(what), "{problem}");
         assert_eq!((pid(&daemon, &vbd), state(&daemon, &vbd)), (before.clone(), "plugged".into()));
         nothing_leaked(&daemon);

@@ -125,11 +125,11 @@ fn a_vdi_is_created_and_destroyed() {
     let bed = bed();
     let vdi = bed.create("disk", "qcow2");
     let shown = bed.show(&vdi);
-    assert_eq!((&shown["name"], &shown["virtual_size"], &shown["depth"]), (&json!("disk"), &json!(SIZE), &json!(1)));
+    assert_eq!((&shown["name"], &shown["size"], &shown["depth"]), (&json!("disk"), &json!(SIZE), &json!(1)));
     assert_eq!(bed.daemon.get("/vdis?match=disk").1, json!([shown]));
     assert_eq!(bed.daemon.get(&format!("/vdis?match={}", &vdi[..8])).1, json!([shown]));
     let (status, would) = bed.daemon.delete(&format!("/vdis/{vdi}?dry_run=true"));
-    assert_eq!((status, &would["files"]), (200, &json!([shown["file"]])));
+    assert_eq!((status, &would["removes"]), (200, &json!([shown["file"]])));
     bed.daemon.done(bed.daemon.delete(&format!("/vdis/{vdi}")));
     assert_eq!(bed.daemon.get(&format!("/vdis/{vdi}")).0, 404);
     bed.nothing_is_left();
@@ -237,7 +237,7 @@ fn a_dry_run_does_not_affect_running_tasks() {
     bed.catalogue().execute(planted, [merge]).unwrap();
     bed.catalogue().execute("INSERT INTO claim VALUES (?1, ?2)", (&vdi, merge)).unwrap();
     let (status, plan) = bed.daemon.delete(&format!("/vdis/{vdi}?dry_run=true"));
-    assert_eq!((status, &plan["uuid"], plan["files"].as_array().map(Vec::len)), (200, &json!(vdi), Some(1)), "{plan}");
+    assert_eq!((status, plan["removes"].as_array().map(Vec::len)), (200, Some(1)), "{plan}");
     assert_eq!(bed.daemon.get(&format!("/tasks/{merge}")).1["state"], "running");
 }
 
@@ -324,7 +324,7 @@ fn a_vdi_grows_and_never_shrinks() {
     for format in ["qcow2", "vhd", "raw"] {
         let vdi = bed.create("disk", format);
         bed.verb(&vdi, "resize", json!({ "size": 2 * SIZE }));
-        assert_eq!(bed.show(&vdi)["virtual_size"], 2 * SIZE);
+        assert_eq!(bed.show(&vdi)["size"], 2 * SIZE);
         let (status, problem) = bed.daemon.post(&format!("/vdis/{vdi}/resize"), json!({ "size": SIZE }));
         assert_eq!((status, &problem["field"]), (422, &json!("size")));
     }

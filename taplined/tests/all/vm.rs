@@ -72,7 +72,7 @@ fn kill(pid: &Value) {
 }
 
 fn said(problem: &Value) -> &str {
-    problem["message"].as_str().unwrap_or_else(|| panic!("{problem}"))
+    problem["detail"].as_str().unwrap_or_else(|| panic!("{problem}"))
 }
 
 #[test]
@@ -154,7 +154,7 @@ fn a_failed_start_is_rolled_back_and_says_why() {
     let problem = daemon.failed(daemon.post(&format!("{vm}/start"), json!({})));
     assert!(said(&problem).contains("a.qcow2"), "{problem}");
     let now = daemon.get(&vm).1;
-    assert_eq!((&now["power"], &now["problem"]), (&json!("halted"), &problem));
+    assert_eq!((&now["power"], &now["problem"]["detail"]), (&json!("halted"), &problem["detail"]));
     nothing_leaked(&daemon);
     std::fs::rename(&aside, &gone).unwrap();
     // And where all disks are there, and QEMU is not.

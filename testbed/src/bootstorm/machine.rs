@@ -238,7 +238,7 @@ impl Storm<'_> {
         if said("end=ok").is_some() {
             return Ok(true);
         }
-        let message = vm["problem"]["message"].as_str().unwrap_or_default();
+        let message = vm["problem"]["detail"].as_str().unwrap_or_default();
         if message.contains("exited unexpectedly") && self.plan.kill {
             // It had lost a disk and was ended for it. Its disks are unplugged then, and the VM starts anew.
             self.notes.again("a guest", "a QEMU whose disks were killed has ended by itself");
@@ -285,7 +285,7 @@ impl Storm<'_> {
             *silence = Silence { len, since: Instant::now() };
         }
         let lost = |vbd: &Value| {
-            vbd["problem"]["message"].as_str().is_some_and(|message| message.starts_with("QEMU has lost this disk"))
+            vbd["problem"]["detail"].as_str().is_some_and(|message| message.starts_with("QEMU has lost this disk"))
         };
         if !self.plan.kill || !vbds.iter().any(lost) || silence.since.elapsed() < STANDSTILL {
             return Ok(());

@@ -137,8 +137,11 @@ impl Daemon {
         let path = |name: &str| self.room.join(name).display().to_string();
         let (places, files) = (vec![path("place"), path("sr")], vec![path("image.raw"), path("new.raw")]);
         text += &format!(
-            "[dictionaries.place]\nvalues = {places:?}\n[dictionaries.file]\nvalues = {files:?}\n[parameters]\n"
+            "[dictionaries.place]\nvalues = {places:?}\n[dictionaries.file]\nvalues = {files:?}\n\
+             [dictionaries.etag]\nvalues = [\"*\"]\n[parameters]\n"
         );
+        // Any other condition fails, and leaves nothing of the operation to try.
+        text += "\"header.If-Match\" = { dictionary = \"etag\", probability = 0.9 }\n";
         let fields = [
             ("sr", "sr"),
             ("vdi", "vdi"),

@@ -160,7 +160,7 @@ fn a_nonempty_directory_or_repository_is_refused() {
     unmake(&at, first.uuid).unwrap();
     std::fs::write(room.path().join("disk.vhd"), "").unwrap();
     let full = make(&at, &label(None), false).unwrap_err();
-    assert!(full.code == Code::Exists && full.message.contains("disk.vhd"), "{full}");
+    assert!(full.code == Code::Exists && full.detail.contains("disk.vhd"), "{full}");
     // The directory can be used with its contents if the user says so.
     make(&at, &label(None), true).unwrap();
 }
@@ -173,7 +173,7 @@ fn a_directory_with_another_label_or_none_is_not_attached() {
     assert_eq!(attach(&at, &dir(room.path()), ours.uuid).unwrap_err().code, Code::State);
     make(&at, &other, false).unwrap();
     let refused = attach(&at, &dir(room.path()), ours.uuid).unwrap_err();
-    assert!(refused.message.contains(&other.uuid.to_string()), "{refused}");
+    assert!(refused.detail.contains(&other.uuid.to_string()), "{refused}");
     unmake(&at, ours.uuid).unwrap();
     attach(&at, &dir(room.path()), other.uuid).unwrap();
 }

@@ -146,7 +146,7 @@ async fn a_repository_is_claimed_by_one_task_at_a_time() {
     let room = room(at.path()).await;
     let claim = room.srs.claim(room.sr, "scanned").unwrap();
     let refused = room.srs.claim(room.sr, "detached").unwrap_err();
-    assert!(refused.code == api::Code::Busy && refused.message.contains("scanned"), "{refused}");
+    assert!(refused.code == api::Code::Busy && refused.detail.contains("scanned"), "{refused}");
     drop(claim);
     room.srs.claim(room.sr, "detached").unwrap();
 }

@@ -29,6 +29,40 @@ pub struct Taplined {
     process: Option<Child>,
 }
 
+/// A whole answer. Status 0: the daemon has ended before it answered.
+#[derive(Debug)]
+pub struct Exchange {
+    pub status: u16,
+    head: String,
+    pub body: String,
+}
+
+impl Exchange {
+    /// The value of a header.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.head.lines().find_map(|line| {
+            let (found, value) = line.split_once(": ")?;
+            found.eq_ignore_ascii_case(name).then_some(value)
+        })
+    }
+
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
+    }
+
+    /// The status, and the code and field of the problem.
+    #[track_caller]
+    pub fn refusal(&self) -> (u16, String, String) {
+        assert_eq!(self.header("content-type"), Some("application/problem+json"), "{self:?}");
+        let problem = self.json();
+        assert_eq!(problem["status"], self.status, "{problem}");
+        let word = |name: &str| problem[name].as_str().unwrap_or_default().to_owned();
+        assert!(!word("title").is_empty() && !word("detail").is_empty(), "{problem}");
+        assert_eq!(word("type"), format!("/v1/problems/{}", word("code")));
+        (self.status, word("code"), word("field"))
+    }
+}
+
 /// A field of a process's status (proc_pid_status(5)).
 pub fn process_status(pid: u32, field: &str) -> Vec<String> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
@@ -266,6 +300,25 @@ impl Taplined {
         (status, body.to_owned())
     }
 
+    /// Asks with headers of one's own; the whole answer.
+    pub fn exchange(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> Exchange {
+        let mut stream = UnixStream::connect(self.socket()).unwrap();
+        stream.set_read_timeout(Some(PATIENCE + Duration::from_secs(10))).unwrap();
+        let mut request = format!("{method} {path} HTTP/1.1\r\nhost: t\r\nconnection: close\r\n");
+        for (name, value) in headers {
+            request += &format!("{name}: {value}\r\n");
+        }
+        let length = if body.is_empty() { String::new() } else { format!("content-length: {}\r\n", body.len()) };
+        stream.write_all(format!("{request}{length}\r\n{body}").as_bytes()).unwrap();
+        let mut answer = String::new();
+        if stream.read_to_string(&mut answer).is_err() || answer.is_empty() {
+            return Exchange { status: 0, head: String::new(), body: String::new() };
+        }
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("{method} {path}: {answer:?}"));
+        let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+        Exchange { status, head: head.to_owned(), body: body.to_owned() }
+    }
+
     pub fn get(&self, path: &str) -> (u16, Value) {
         self.ask("GET", path, None)
     }
@@ -324,6 +377,8 @@ impl Taplined {
         assert_eq!(answer.0, 202, "{}\n{}", answer.1, self.log());
         let task = self.wait(&answer.1);
         assert_eq!(task["state"], "failed", "{task}");
+        let instance = format!("/v1/tasks/{}", task["uuid"].as_str().unwrap());
+        assert_eq!(task["problem"]["instance"], instance, "{task}");
         task["problem"].clone()
     }
 

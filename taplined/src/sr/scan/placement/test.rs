@@ -74,7 +74,7 @@ fn a_vhd_is_found_by_its_identity_before_its_name() {
     // Under the name that the child knows is another image: it would show the guest wrong bytes.
     let replaced = place(vec![vhd("leaf.vhd", 1, Some((2, "base.vhd"))), vhd("base.vhd", 7, None)]);
     assert_eq!(refused(&replaced), [("leaf.vhd", Code::NotFound)]);
-    assert!(replaced.unplaced.first().unwrap().problem.message.contains(&id(7).to_string()));
+    assert!(replaced.unplaced.first().unwrap().problem.detail.contains(&id(7).to_string()));
 }
 
 #[test]
@@ -106,7 +106,7 @@ fn a_missing_parent_is_reported_for_all_descendants() {
     let placement = place(all);
     assert!(placement.placed.is_empty());
     assert_eq!(refused(&placement).len(), 3);
-    let why = |at: usize| &*placement.unplaced.get(at).unwrap().problem.message;
+    let why = |at: usize| &*placement.unplaced.get(at).unwrap().problem.detail;
     assert!(why(0).contains("'a.vhd' is not in this repository"), "{}", why(0));
     assert!(why(1).contains("'b.vhd' is unplaced"), "{}", why(1));
 }

@@ -1,22 +1,26 @@
-//! Changing requests: each is carried out even if its client disconnects, and a repetition with the same key gets the
-//! original response (`crate::idempotency`).
+//! Changing requests: each is carried out even if its client disconnects, only if the object is still as `If-Match`
+//! says, and a repetition with the same `Idempotency-Key` gets the original response (`crate::request`).
+//!
+//! A repetition is answered before the condition is checked: the object has changed, since the request was carried out.
 
 use api::{Code, Problem};
-use axum::Json;
 use axum::body::{Body, HttpBody};
 use axum::extract::{Request, State};
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
 use axum::middleware::Next;
-use axum::response::{IntoResponse, Response};
+use axum::response::{AppendHeaders, IntoResponse, Response};
 use repo::catalogue::{Answered, RequestKey};
+use serde_json::Value;
 
-use super::Refusal;
 use super::asker::Asker;
+use super::etag::{self, condition_of};
 use super::extract::whole;
 use super::listener::TO_ASK;
+use super::{Refusal, begun, location};
 use crate::daemon::Daemon;
-use crate::{idempotency, panics};
+use crate::request::Condition;
+use crate::{fault, panics, request as current};
 
 /// The header with the client's key, and the header that marks a replayed response.
 const HEADER: &str = "idempotency-key";
@@ -35,15 +39,18 @@ const TOKENS: &str = "/v1/tokens";
 /// Handles a request. A change continues when its client disconnects, so that nothing recorded is left undone.
 pub async fn answer(State(daemon): State<Daemon>, request: Request, next: Next) -> Response {
     if matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS) {
-        return next.run(request).await;
+        return etag::read(request, next).await;
     }
     let name = format!("the request {} {}", request.method(), request.uri().path());
     let done = tokio::spawn(panics::during(name, async move {
-        match key_of(&request) {
-            Ok(Some(key)) => once(&daemon, key, request, next).await.unwrap_or_else(IntoResponse::into_response),
-            Ok(None) => next.run(request).await,
-            Err(problem) => Refusal(problem).into_response(),
-        }
+        let carried_out = match (key_of(&request), condition_of(&request)) {
+            (Ok(Some(key)), Ok(condition)) => once(&daemon, key, condition, request, next).await,
+            (Ok(None), Ok(condition)) => {
+                conditionally(&daemon, None, condition, request, next).await.map(|(done, _)| done)
+            }
+            (Err(problem), _) | (_, Err(problem)) => Err(problem.into()),
+        };
+        carried_out.unwrap_or_else(IntoResponse::into_response)
     }));
     done.await.unwrap_or_else(|error| Refusal(Problem::failed("answer", error)).into_response())
 }
@@ -81,30 +88,56 @@ fn wrong(what: &str) -> Problem {
     Problem::new(Code::Invalid, what).field(HEADER).advise("use a new random UUID for each request")
 }
 
+/// Carries out a request, if the object is as it demands. The key is returned unless the response was recorded with it.
+///
+/// The condition is checked here for all, and once more in the transaction of the change by those that have only one:
+/// what has to wait before its first change is refused at once.
+async fn conditionally(
+    daemon: &Daemon,
+    key: Option<RequestKey>,
+    condition: Option<Condition>,
+    request: Request,
+    next: Next,
+) -> Result<(Response, Option<RequestKey>), Refusal> {
+    if let Some(condition) = condition.clone() {
+        daemon.catalogue.read(move |view| condition.check(view)).await?;
+    }
+    Ok(current::during(key, condition, next.run(request)).await)
+}
+
 /// Carries out a request with a key unless that was done before.
-async fn once(daemon: &Daemon, key: RequestKey, request: Request, next: Next) -> Result<Response, Refusal> {
+async fn once(
+    daemon: &Daemon,
+    mut key: RequestKey,
+    condition: Option<Condition>,
+    request: Request,
+    next: Next,
+) -> Result<Response, Refusal> {
     let (parts, body) = request.into_parts();
     let body = whole(body, TO_ASK).await?;
+    let path = parts.uri.path().to_owned();
     let asked = format!("{} {}\n", parts.method, parts.uri);
     let mut hash = ring::digest::Context::new(&ring::digest::SHA256);
     hash.update(asked.as_bytes());
     hash.update(&body);
-    let mut key = key;
     key.hash.copy_from_slice(hash.finish().as_ref());
-    let _turn = daemon.idempotency.wait(&key).await;
-    if let Some(response) = again(daemon, &key).await? {
+    let _turn = daemon.turns.wait(&key).await;
+    if let Some(response) = again(daemon, &key, &path).await? {
         return Ok(response);
     }
-    let (response, left) = idempotency::during(key, next.run(Request::from_parts(parts, Body::from(body)))).await;
-    match left {
-        Some(key) if response.status().is_success() => keep(daemon, key, response).await,
+    let request = Request::from_parts(parts, Body::from(body));
+    let (response, left) = conditionally(daemon, Some(key), condition, request, next).await?;
+    let response = match left {
+        Some(key) if response.status().is_success() => keep(daemon, key, response).await?,
         // A refused request has changed nothing, and the next attempt may succeed.
-        _ => Ok(response),
-    }
+        _ => response,
+    };
+    fault::point("request", "answer", false);
+    Ok(response)
 }
 
 /// The stored response to an earlier request with this key.
-async fn again(daemon: &Daemon, key: &RequestKey) -> Result<Option<Response>, Problem> {
+async fn again(daemon: &Daemon, key: &RequestKey, path: &str) -> Result<Option<Response>, Problem> {
     let asked = key.clone();
     let known = daemon.catalogue.read(move |view| {
         let Some((hash, answered)) = view.answered(&asked.asker, &asked.key)? else { return Ok(None) };
@@ -117,28 +150,31 @@ async fn again(daemon: &Daemon, key: &RequestKey) -> Result<Option<Response>, Pr
     let Some((hash, answered, task)) = known.await? else { return Ok(None) };
     if hash != key.hash {
         let what = format!("the Idempotency-Key {} was already used with a different request", key.key);
-        return Err(Problem::new(Code::Exists, what).field(HEADER).advise("use a new key for each request"));
+        return Err(Problem::new(Code::KeyReused, what).field(HEADER).advise("use a new key for each request"));
     }
     let mut response = match (answered, task) {
-        (Answered::Task(_), Some(task)) => (StatusCode::ACCEPTED, Json(task)).into_response(),
+        (Answered::Task(_), Some(task)) => begun(task).into_response(),
         (Answered::Task(uuid), None) => {
             let what = format!("this request was made before; its task {uuid} has ended and is no longer remembered");
             return Err(
                 Problem::new(Code::State, what).advise("check the object; to repeat the request, use a new key")
             );
         }
-        (Answered::Done { status, body }, _) => said(status, body),
+        (Answered::Done { status, body }, _) => said(path, status, body),
     };
     response.headers_mut().insert(REPLAYED, HeaderValue::from_static("true"));
     Ok(Some(response))
 }
 
-fn said(status: u16, body: String) -> Response {
+fn said(path: &str, status: u16, body: String) -> Response {
     let status = StatusCode::from_u16(status).unwrap_or(StatusCode::OK);
     if body.is_empty() {
         return status.into_response();
     }
-    (status, [(CONTENT_TYPE, "application/json")], body).into_response()
+    let made: Value = serde_json::from_str(&body).unwrap_or_default();
+    let uuid = made["uuid"].as_str().filter(|_| status == StatusCode::CREATED);
+    let location = uuid.map(|uuid| location(path, uuid));
+    (status, AppendHeaders(location), [(CONTENT_TYPE, "application/json")], body).into_response()
 }
 
 /// Stores a response that was not recorded in the change's own transaction: repeating such a request has the same

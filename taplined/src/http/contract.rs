@@ -1,0 +1,127 @@
+//! What the document says of each operation, enforced for all of them in one place: its query parameters, and what
+//! kind of body it takes. Values are checked where they are used ([`super::extract`]).
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use api::{Code, Problem};
+use axum::body::{Body, HttpBody};
+use axum::extract::{MatchedPath, Query, Request, State};
+use axum::http::header::{ACCEPT, CONTENT_TYPE};
+use axum::http::{HeaderMap, Method};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use serde_json::Value;
+use utoipa::openapi::OpenApi;
+use utoipa::openapi::path::{Operation, ParameterIn};
+
+use super::Refusal;
+use super::extract::whole;
+use super::listener::TO_ASK;
+
+/// The only content type of requests.
+const JSON: &str = "application/json";
+
+/// What operations take, by path.
+#[derive(Debug)]
+pub struct Contract(HashMap<String, HashMap<Method, Takes>>);
+
+/// What an operation takes.
+#[derive(Debug)]
+struct Takes {
+    query: HashSet<String>,
+    body: bool,
+}
+
+impl Contract {
+    /// The contract that is in the document.
+    pub fn of(document: &OpenApi) -> Contract {
+        let paths = document.paths.paths.iter().map(|(path, item)| {
+            let operations = [
+                (Method::GET, &item.get),
+                (Method::POST, &item.post),
+                (Method::PATCH, &item.patch),
+                (Method::DELETE, &item.delete),
+            ];
+            let known = operations.into_iter().filter_map(|(method, found)| Some((method, takes(found.as_ref()?))));
+            (path.clone(), known.collect())
+        });
+        Contract(paths.collect())
+    }
+
+    fn takes(&self, request: &Request) -> Option<&Takes> {
+        let path = request.extensions().get::<MatchedPath>()?;
+        let method = if request.method() == Method::HEAD { &Method::GET } else { request.method() };
+        self.0.get(path.as_str())?.get(method)
+    }
+}
+
+fn takes(operation: &Operation) -> Takes {
+    let parameters = operation.parameters.iter().flatten();
+    let query = parameters.filter(|parameter| matches!(parameter.parameter_in, ParameterIn::Query));
+    Takes { query: query.map(|known| known.name.clone()).collect(), body: operation.request_body.is_some() }
+}
+
+/// Passes on a request that keeps the contract. A path or method that is not known is refused behind this.
+pub async fn hold(State(contract): State<Arc<Contract>>, request: Request, next: Next) -> Response {
+    let Some(takes) = contract.takes(&request) else { return next.run(request).await };
+    if let Err(problem) = takes.check_query(&request) {
+        return Refusal(problem).into_response();
+    }
+    if request.method().is_safe() || request.body().is_end_stream() {
+        return next.run(request).await;
+    }
+    if let Err(problem) = check_type(request.headers()) {
+        return ([(ACCEPT, JSON)], Refusal(problem)).into_response();
+    }
+    if takes.body {
+        return next.run(request).await;
+    }
+    let (parts, body) = request.into_parts();
+    match whole(body, TO_ASK).await.and_then(|body| must_be_empty(&body)) {
+        Ok(()) => next.run(Request::from_parts(parts, Body::empty())).await,
+        Err(problem) => Refusal(problem).into_response(),
+    }
+}
+
+impl Takes {
+    fn check_query(&self, request: &Request) -> Result<(), Problem> {
+        let pairs = Query::<Vec<(String, String)>>::try_from_uri(request.uri());
+        let pairs = pairs.map_err(|error| Problem::new(Code::Invalid, format!("invalid query: {error}")))?.0;
+        let Some((unknown, _)) = pairs.iter().find(|(name, _)| !self.query.contains(name)) else { return Ok(()) };
+        let mut known: Vec<&str> = self.query.iter().map(String::as_str).collect();
+        known.sort_unstable();
+        let advice = match known.is_empty() {
+            true => "it takes no parameters".into(),
+            false => format!("it takes {}", known.join(", ")),
+        };
+        let what = format!("'{unknown}' is not a query parameter of {} {}", request.method(), request.uri().path());
+        Err(Problem::new(Code::Invalid, what).field(unknown.clone()).advise(advice))
+    }
+}
+
+/// A body without a type is examined (RFC 9110, 8.3).
+fn check_type(headers: &HeaderMap) -> Result<(), Problem> {
+    let Some(value) = headers.get(CONTENT_TYPE) else { return Ok(()) };
+    let essence = value.to_str().unwrap_or_default().split(';').next().unwrap_or_default().trim();
+    match essence.eq_ignore_ascii_case(JSON) {
+        true => Ok(()),
+        false => Err(Problem::new(Code::MediaType, format!("the body is {value:?}, and not JSON"))
+            .field("content-type")
+            .advise(format!("send JSON with Content-Type: {JSON}"))),
+    }
+}
+
+/// An operation without fields takes an object without fields at most.
+fn must_be_empty(body: &[u8]) -> Result<(), Problem> {
+    let plain = body.trim_ascii();
+    let value = if plain.is_empty() { Ok(Value::Null) } else { serde_json::from_slice(plain) };
+    match value {
+        Ok(Value::Null) => Ok(()),
+        Ok(Value::Object(fields)) if fields.is_empty() => Ok(()),
+        Ok(_) => Err(Problem::new(Code::Invalid, "this operation takes no fields").advise("send no body")),
+        Err(error) => {
+            Err(Problem::new(Code::Malformed, format!("invalid request body: {error}")).advise("send no body"))
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! What the API says of itself: an index, its document, a page that shows it, and the types of problems. None of it
+//! needs a file.
+
+use std::collections::BTreeMap;
+
+use api::{Code, KINDS, Kind, Problem};
+use axum::Json;
+use axum::extract::Path;
+use axum::http::header::{CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderName};
+use axum::response::Response;
+use serde::Serialize;
+use utoipa::ToSchema;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::answer::listed_here;
+use super::list::{Page, Paging};
+use super::{ROOT, Refusal, document};
+use crate::daemon::Daemon;
+
+/// The page that shows the document in a browser.
+const DOCS: &str = include_str!("docs.html");
+
+/// The page may run its own script, which may read from the daemon and nowhere else.
+const POLICY: &str =
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; base-uri 'none'";
+
+/// The collections and documents, by name.
+const LINKS: [&str; 11] =
+    ["host", "srs", "vdis", "vbds", "vms", "tasks", "tokens", "events", "problems", "openapi.json", "docs"];
+
+/// The routes.
+pub fn routes() -> OpenApiRouter<Daemon> {
+    OpenApiRouter::new()
+        .routes(routes!(openapi))
+        .routes(routes!(docs))
+        .routes(routes!(problems))
+        .routes(routes!(problem))
+}
+
+/// The route of the API itself.
+pub fn root() -> OpenApiRouter<Daemon> {
+    OpenApiRouter::new().routes(routes!(index))
+}
+
+/// What there is.
+#[derive(Debug, Serialize, ToSchema)]
+#[cfg_attr(test, derive(serde::Deserialize, PartialEq))]
+pub struct Index {
+    /// The program that answers.
+    pub name: String,
+    /// Its version.
+    pub version: String,
+    /// The paths of collections and documents.
+    pub links: BTreeMap<String, String>,
+}
+
+/// Gets an index: the version of the daemon, and what there is.
+#[utoipa::path(
+    get, path = "/v1", tag = "api", operation_id = "index",
+    responses((status = 200, body = Index), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+async fn index() -> Json<Index> {
+    let links = LINKS.iter().map(|path| (path.replace(".json", ""), format!("{ROOT}/{path}")));
+    Json(Index { name: "taplined".into(), version: env!("CARGO_PKG_VERSION").into(), links: links.collect() })
+}
+
+/// Gets this document.
+#[utoipa::path(
+    get, path = "/openapi.json", tag = "api", operation_id = "openapi",
+    responses(
+        (status = 200, body = serde_json::Value, example = json!({ "openapi": "3.1.0", "info": { "title": "Tapline" } })),
+        (status = "4XX", body = Problem), (status = "5XX", body = Problem)
+    )
+)]
+async fn openapi() -> Result<([(HeaderName, &'static str); 1], &'static str), Refusal> {
+    Ok(([(CONTENT_TYPE, "application/json")], document::text()?))
+}
+
+/// Gets a page that shows this document in a browser.
+#[utoipa::path(
+    get, path = "/docs", tag = "api", operation_id = "docs",
+    responses(
+        (status = 200, body = String, content_type = "text/html", example = json!("<!doctype html>…")),
+        (status = "4XX", body = Problem), (status = "5XX", body = Problem)
+    )
+)]
+async fn docs() -> ([(HeaderName, &'static str); 2], &'static str) {
+    ([(CONTENT_TYPE, "text/html; charset=utf-8"), (CONTENT_SECURITY_POLICY, POLICY)], DOCS)
+}
+
+/// A type of problems.
+#[derive(Debug, Serialize, ToSchema)]
+#[cfg_attr(test, derive(serde::Deserialize, PartialEq))]
+pub struct ProblemType {
+    /// The `type` of such problems: a path of the API, that of this object.
+    pub r#type: String,
+    /// Their `title`.
+    pub title: String,
+    /// Their `status`.
+    pub status: u16,
+    /// What they mean.
+    pub meaning: String,
+    /// What to do about them in general; the `advice` of a problem says it for the case.
+    pub advice: String,
+}
+
+impl From<&Kind> for ProblemType {
+    fn from(kind: &Kind) -> ProblemType {
+        ProblemType {
+            r#type: kind.code.type_uri(),
+            title: kind.title.into(),
+            status: kind.status,
+            meaning: kind.meaning.into(),
+            advice: kind.advice.into(),
+        }
+    }
+}
+
+/// Lists the types of problems by status; `after` is the `type` of one.
+#[utoipa::path(
+    get, path = "/problems", tag = "api", operation_id = "problem_list", params(Paging),
+    responses((status = 200, body = Vec<ProblemType>), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+async fn problems(page: Page) -> Result<Response, Refusal> {
+    listed_here(&page, KINDS.iter().map(ProblemType::from).collect(), |known| known.r#type.clone())
+}
+
+/// Gets a type of problems.
+#[utoipa::path(
+    get, path = "/problems/{code}", tag = "api", operation_id = "problem_show",
+    params(("code" = Code, Path, description = "The code of such problems")),
+    responses((status = 200, body = ProblemType), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+async fn problem(Path(code): Path<String>) -> Result<Json<ProblemType>, Refusal> {
+    let found = KINDS.iter().find(|kind| kind.word == code).map(|kind| Json(kind.into()));
+    let missing = || Problem::new(Code::NotFound, format!("there is no type of problems '{code}'"));
+    Ok(found.ok_or_else(|| missing().advise(format!("{ROOT}/problems lists them")))?)
+}

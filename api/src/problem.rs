@@ -138,6 +138,8 @@ pub enum Code {
     Timeout,
     /// There is not enough space, or not without using the reserve.
     NoSpace,
+    /// The daemon cannot be reached. Clients say this; the daemon itself does not.
+    Unreachable,
     /// The storage, a file or another program failed.
     #[serde(other)]
     Failed,
@@ -173,7 +175,7 @@ const fn kind(
 
 /// All kinds, by status.
 #[rustfmt::skip]
-pub const KINDS: [Kind; 22] = [
+pub const KINDS: [Kind; 23] = [
     kind(Code::Malformed, "malformed", 400, "The request cannot be read",
         "The request is not JSON, not HTTP, or too long.",
         "Correct the request."),
@@ -240,6 +242,9 @@ pub const KINDS: [Kind; 22] = [
     kind(Code::NoSpace, "no-space", 507, "Not enough space",
         "There is not enough space, or not without using the reserve.",
         "Free space, enlarge the storage or lower the reserve."),
+    kind(Code::Unreachable, "unreachable", 503, "The daemon cannot be reached",
+        "The daemon cannot be reached. Clients say this; the daemon itself does not.",
+        "Start it, or give its socket or address."),
 ];
 
 impl Code {

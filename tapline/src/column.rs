@@ -3,6 +3,10 @@
 //! A noun declares its columns once, the most important first, and both views are made from them. This module knows
 //! text and widths, but no noun.
 
+use std::cmp::Ordering;
+use std::collections::HashMap;
+
+use api::{Code, Problem};
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, ContentArrangement, Table};
 use uuid::Uuid;
@@ -15,7 +19,7 @@ pub struct Column<T> {
     head: &'static str,
     visibility: Visibility,
     align: CellAlignment,
-    cell: fn(&T, Uuids) -> String,
+    cell: fn(&T, Uuids<'_>) -> String,
 }
 
 /// In which views a column is shown.
@@ -31,40 +35,73 @@ enum Visibility {
     Alone,
 }
 
-/// How much of a UUID is shown.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Uuids {
-    /// The first digits, usually enough to tell objects apart, and accepted on the command line.
-    Short,
-    /// The full UUID.
-    Whole,
+/// Names of objects to which others refer.
+pub type Names = HashMap<Uuid, String>;
+
+/// How UUIDs are shown.
+#[derive(Clone, Copy, Debug)]
+pub struct Uuids<'a> {
+    whole: bool,
+    names: Option<&'a Names>,
 }
 
-impl Uuids {
+impl Uuids<'_> {
+    /// By their first digits, usually enough to tell objects apart, and accepted on the command line.
+    pub const SHORT: Uuids<'static> = Uuids { whole: false, names: None };
+    /// In full.
+    pub const WHOLE: Uuids<'static> = Uuids { whole: true, names: None };
+
     /// Formats a UUID.
     pub fn show(self, uuid: Uuid) -> String {
         let whole = uuid.to_string();
-        match self {
-            Uuids::Whole => whole,
-            Uuids::Short => whole.chars().take(8).collect(),
-        }
+        if self.whole { whole } else { whole.chars().take(8).collect() }
     }
 
     /// Formats a UUID that may be missing.
     pub fn show_some(self, uuid: Option<Uuid>) -> String {
         uuid.map(|uuid| self.show(uuid)).unwrap_or_default()
     }
+
+    /// The name of another object if it is known here, else its UUID.
+    pub fn named(self, uuid: Uuid) -> String {
+        self.names.and_then(|names| names.get(&uuid)).cloned().unwrap_or_else(|| self.show(uuid))
+    }
+}
+
+/// Which columns a table has, and in which order its rows are.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Layout<'a> {
+    /// All columns, with whole UUIDs, whatever the width.
+    pub wide: bool,
+    /// Columns that do not fit this width are left out, the last ones first.
+    pub width: Option<u16>,
+    /// These columns, by their headings, instead of those that fit.
+    pub columns: &'a [String],
+    /// The heading by whose column rows are sorted; after a `-` from the greatest down.
+    pub sort: Option<&'a str>,
+    /// Names to be shown instead of UUIDs.
+    pub names: Option<&'a Names>,
+    /// Whether the headings are bold.
+    pub bold: bool,
 }
 
 impl<T> Column<T> {
     /// A column that is shown in every table.
-    pub const fn new(head: &'static str, cell: fn(&T, Uuids) -> String) -> Column<T> {
+    pub const fn new(head: &'static str, cell: fn(&T, Uuids<'_>) -> String) -> Column<T> {
         Column { head, visibility: Visibility::Table, align: CellAlignment::Left, cell }
     }
 
     /// The cell's text for an object. Invisible characters in names are made visible.
-    fn show(&self, object: &T, uuids: Uuids) -> String {
+    fn show(&self, object: &T, uuids: Uuids<'_>) -> String {
         api::visible(&(self.cell)(object, uuids)).into_owned()
+    }
+
+    fn is_shown(&self, wide: bool) -> bool {
+        match self.visibility {
+            Visibility::Table | Visibility::Room => true,
+            Visibility::Wide => wide,
+            Visibility::Alone => false,
+        }
     }
 
     /// Right-aligns the column, for values compared by their last digit.
@@ -88,23 +125,82 @@ impl<T> Column<T> {
     }
 }
 
-/// A table of objects. If `width` is given, columns that do not fit are left out, starting with the last.
-pub fn table<T>(objects: &[T], columns: &[Column<T>], wide: bool, width: Option<u16>) -> String {
-    let uuids = if wide { Uuids::Whole } else { Uuids::Short };
-    let mut shown: Vec<&Column<T>> = columns
-        .iter()
-        .filter(|column| match column.visibility {
-            Visibility::Table | Visibility::Room => true,
-            Visibility::Wide => wide,
-            Visibility::Alone => false,
-        })
-        .collect();
-    let mut table = draw(objects, &shown, uuids);
-    while let Some(last) = too_wide(&table, &shown, width.filter(|_| !wide)) {
+/// A table of objects.
+pub fn table<T>(objects: &[T], columns: &[Column<T>], layout: &Layout<'_>) -> Result<String, Problem> {
+    let uuids = Uuids { whole: layout.wide, names: layout.names.filter(|_| !layout.wide) };
+    let objects = sorted(objects, columns, layout.sort, uuids)?;
+    let mut shown: Vec<&Column<T>> = match layout.columns {
+        [] => columns.iter().filter(|column| column.is_shown(layout.wide)).collect(),
+        named => named.iter().map(|head| find(columns, head)).collect::<Result<_, _>>()?,
+    };
+    let width = layout.width.filter(|_| !layout.wide && layout.columns.is_empty());
+    let mut table = draw(&objects, &shown, uuids);
+    let all = shown.len();
+    while let Some(last) = too_wide(&table, &shown, width) {
         shown.remove(last);
-        table = draw(objects, &shown, uuids);
+        table = draw(&objects, &shown, uuids);
     }
-    format!("{}\n", table.trim_fmt())
+    let text = table.trim_fmt();
+    let (heads, rows) =
+        text.split_once('\n').map_or((text.as_str(), String::new()), |(heads, rows)| (heads, format!("{rows}\n")));
+    // Something was left out: `-o wide` shows it.
+    let more = if shown.len() < all { " …" } else { "" };
+    let heads = format!("{}{more}", heads.trim_end());
+    Ok(if layout.bold { format!("\x1b[1m{heads}\x1b[0m\n{rows}") } else { format!("{heads}\n{rows}") })
+}
+
+/// The column with this heading, in which blanks may be dashes.
+fn find<'a, T>(columns: &'a [Column<T>], head: &str) -> Result<&'a Column<T>, Problem> {
+    let plain = |text: &str| text.trim().to_lowercase().replace(['-', '_'], " ");
+    let found = columns.iter().find(|column| plain(column.head) == plain(head));
+    found.ok_or_else(|| {
+        let heads: Vec<String> = columns.iter().map(|column| column.head.replace(' ', "-")).collect();
+        Problem::new(Code::Invalid, format!("there is no column '{head}' here"))
+            .advise(format!("the columns are {}", heads.join(", ")))
+    })
+}
+
+/// The objects in the order of a column.
+fn sorted<'a, T>(
+    objects: &'a [T],
+    columns: &[Column<T>],
+    by: Option<&str>,
+    uuids: Uuids<'_>,
+) -> Result<Vec<&'a T>, Problem> {
+    let Some(by) = by else { return Ok(objects.iter().collect()) };
+    let (head, falling) = by.strip_prefix('-').map_or((by, false), |head| (head, true));
+    let column = find(columns, head)?;
+    let mut keyed: Vec<(String, &T)> = objects.iter().map(|object| (column.show(object, uuids), object)).collect();
+    keyed.sort_by(|(one, _), (other, _)| {
+        let order = compare(one, other);
+        if falling { order.reverse() } else { order }
+    });
+    Ok(keyed.into_iter().map(|(_, object)| object).collect())
+}
+
+/// Numbers and sizes by their value, and before words.
+fn compare(one: &str, other: &str) -> Ordering {
+    match (value(one), value(other)) {
+        (Some(one), Some(other)) => one.total_cmp(&other),
+        (Some(_), None) => Ordering::Less,
+        (None, Some(_)) => Ordering::Greater,
+        (None, None) => one.to_lowercase().cmp(&other.to_lowercase()),
+    }
+}
+
+/// A number, with or without a unit, as `readable` writes it.
+fn value(text: &str) -> Option<f64> {
+    let (number, unit) = text.split_once(' ').unwrap_or((text, ""));
+    let factor = match unit {
+        "" | "B" | "%" => 1.0,
+        "KiB" => f64::from(1 << 10),
+        "MiB" => f64::from(1 << 20),
+        "GiB" => f64::from(1 << 30),
+        "TiB" => f64::from(1 << 20) * f64::from(1 << 20),
+        "PiB" => f64::from(1 << 20) * f64::from(1 << 30),
+        _ => return None,
+    };
+    Some(number.parse::<f64>().ok()? * factor)
 }
 
 /// The column to leave out, if the table is too wide and a column can be left out.
@@ -115,7 +211,7 @@ fn too_wide<T>(table: &Table, shown: &[&Column<T>], width: Option<u16>) -> Optio
     shown.iter().rposition(|column| column.visibility == Visibility::Room)
 }
 
-fn draw<T>(objects: &[T], shown: &[&Column<T>], uuids: Uuids) -> Table {
+fn draw<T>(objects: &[&T], shown: &[&Column<T>], uuids: Uuids<'_>) -> Table {
     let mut table = Table::new();
     table.load_style(NOTHING).set_content_arrangement(ContentArrangement::Disabled);
     table.set_header(shown.iter().map(|column| column.head.to_uppercase()));
@@ -132,7 +228,7 @@ fn draw<T>(objects: &[T], shown: &[&Column<T>], uuids: Uuids) -> Table {
 
 /// A single object with all its fields, one per line.
 pub fn alone<T>(object: &T, columns: &[Column<T>]) -> String {
-    let cells = columns.iter().map(|column| (column.head, column.show(object, Uuids::Whole)));
+    let cells = columns.iter().map(|column| (column.head, column.show(object, Uuids::WHOLE)));
     let known: Vec<(&str, String)> = cells.filter(|(_, cell)| !cell.is_empty()).collect();
     let widest = known.iter().map(|(head, _)| head.len()).max().unwrap_or(0);
     // Further lines of a multi-line value are aligned below its first line.
@@ -165,40 +261,77 @@ mod test {
         vec![Thing { uuid, name: "root" }, Thing { uuid: Uuid::nil(), name: "データ 2 of them" }]
     }
 
+    fn drawn(layout: &Layout<'_>) -> String {
+        table(&things(), COLUMNS, layout).unwrap()
+    }
+
+    fn within(width: u16) -> Layout<'static> {
+        Layout { width: Some(width), ..Layout::default() }
+    }
+
     #[test]
     fn columns_are_aligned_even_with_wide_characters() {
         let text = "UUID      NAME              SIZE  NOTE\n\
                     9b1deb4d  root                 4  seldom seen\n\
                     00000000  データ 2 of them    19  seldom seen\n";
-        assert_eq!(table(&things(), COLUMNS, false, None), text);
-        assert_eq!(table(&things(), COLUMNS, false, Some(45)), text);
+        assert_eq!(drawn(&Layout::default()), text);
+        assert_eq!(drawn(&within(45)), text);
     }
 
     #[test]
-    fn columns_that_do_not_fit_are_dropped_from_the_right() {
-        let text = "UUID      NAME              SIZE\n\
+    fn columns_that_do_not_fit_are_dropped_from_the_right_and_a_mark_says_so() {
+        let text = "UUID      NAME              SIZE …\n\
                     9b1deb4d  root                 4\n\
                     00000000  データ 2 of them    19\n";
-        assert_eq!(table(&things(), COLUMNS, false, Some(44)), text);
-        assert!(table(&things(), COLUMNS, false, Some(3)).starts_with("UUID      NAME\n"));
+        assert_eq!(drawn(&within(44)), text);
+        assert!(drawn(&within(3)).starts_with("UUID      NAME …\n"));
     }
 
     #[test]
     fn a_wide_table_has_whole_uuids_and_is_never_cut() {
-        let text = table(&things(), COLUMNS, true, Some(3));
+        let text = drawn(&Layout { wide: true, ..within(3) });
         assert!(text.contains("9b1deb4d-3b7d-4bad-9bdd-2b0d7b3dcb6d  root"), "{text}");
         assert!(text.contains("SIZE  NOTE         OF"), "{text}");
     }
 
     #[test]
+    fn columns_are_chosen_by_their_headings() {
+        let chosen = ["name".to_owned(), "OF".to_owned()];
+        let text = drawn(&Layout { columns: &chosen, ..within(3) });
+        assert_eq!(text, "NAME              OF\nroot              9b1deb4d\nデータ 2 of them  00000000\n");
+        let unknown = ["colour".to_owned()];
+        let problem = table(&things(), COLUMNS, &Layout { columns: &unknown, ..Layout::default() }).unwrap_err();
+        assert_eq!(problem.detail, "there is no column 'colour' here");
+        assert_eq!(problem.advice.unwrap(), "the columns are uuid, name, size, note, of, text");
+    }
+
+    #[test]
+    fn rows_are_sorted_by_value_or_by_word() {
+        let first = |sort| drawn(&Layout { sort: Some(sort), ..Layout::default() }).lines().nth(1).unwrap().to_owned();
+        assert!(first("size").contains("root") && first("-size").contains("データ"));
+        assert!(first("name").contains("root") && first("-name").contains("データ"));
+        assert_eq!(compare("2 GiB", "1000 MiB"), Ordering::Greater);
+        assert_eq!(compare("10", "9"), Ordering::Greater);
+        assert_eq!(compare("9", "nine"), Ordering::Less);
+    }
+
+    #[test]
+    fn names_stand_for_uuids_but_in_a_wide_table() {
+        let names = Names::from([(Uuid::nil(), "fast".to_owned())]);
+        let uuids = Uuids { whole: false, names: Some(&names) };
+        assert_eq!((uuids.named(Uuid::nil()), uuids.show(Uuid::nil())), ("fast".into(), "00000000".into()));
+        assert_eq!(uuids.named(things()[0].uuid), "9b1deb4d");
+    }
+
+    #[test]
     fn an_empty_table_has_headings() {
-        assert_eq!(table(&[], COLUMNS, false, None), "UUID  NAME  SIZE  NOTE\n");
+        assert_eq!(table(&[], COLUMNS, &Layout::default()).unwrap(), "UUID  NAME  SIZE  NOTE\n");
     }
 
     #[test]
     fn bidirectional_control_characters_are_escaped() {
         let thing = Thing { uuid: Uuid::nil(), name: "a\u{202e}b" };
-        assert!(table(&[thing], COLUMNS, false, None).contains("00000000  a\\u{202e}b "));
+        assert!(table(&[thing], COLUMNS, &Layout::default()).unwrap().contains("00000000  a\\u{202e}b "));
     }
 
     #[test]

@@ -23,9 +23,10 @@ use crate::wait::Progress;
 pub use arguments::Disk;
 use arguments::{DiskVerb, SnapshotMethod};
 
-/// Runs the command.
-pub fn run(disk: &Disk) -> Result<(), Failure> {
-    match &disk.verb {
+/// Runs the command. With `json`, the disk's responses are printed as they are, one per line.
+pub fn run(disk: &Disk, json: bool) -> Result<(), Failure> {
+    let disk = &Target { socket: &disk.control, json, verb: &disk.verb };
+    match disk.verb {
         DiskVerb::Snapshot { to, method } => {
             let method = match method {
                 SnapshotMethod::Auto => Method::Auto,
@@ -63,21 +64,28 @@ pub fn run(disk: &Disk) -> Result<(), Failure> {
     }
 }
 
+/// A disk that is asked something.
+struct Target<'a> {
+    socket: &'a Path,
+    json: bool,
+    verb: &'a DiskVerb,
+}
+
 /// Sends a verb, and shows what is said about it.
-fn tell<V: Ask>(disk: &Disk, verb: V, shown: fn(&V::Answer) -> Vec<String>) -> Result<(), Failure> {
-    let mut client = send(&disk.socket, verb)?;
+fn tell<V: Ask>(disk: &Target<'_>, verb: V, shown: fn(&V::Answer) -> Vec<String>) -> Result<(), Failure> {
+    let mut client = send(disk.socket, verb)?;
     let mut progress = None;
     loop {
-        let text = client.line().map_err(|why| unanswered(&disk.socket, why))?;
+        let text = client.line().map_err(|why| unanswered(disk.socket, why))?;
         if disk.json {
             print(&text)?;
-            match parse::<IgnoredAny>(&disk.socket, text)? {
+            match parse::<IgnoredAny>(disk.socket, text)? {
                 Reply::Event(_) => continue,
                 Reply::Ok(_) => return Ok(()),
                 Reply::Error(error) => return Err(Failure::Printed(error.kind)),
             }
         }
-        let reply = parse::<V::Answer>(&disk.socket, text)?;
+        let reply = parse::<V::Answer>(disk.socket, text)?;
         if let Reply::Event(merge) = &reply {
             show_progress(&mut progress, merge);
             continue;

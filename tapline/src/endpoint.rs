@@ -31,6 +31,12 @@ pub struct EndpointOptions {
 }
 
 impl EndpointOptions {
+    /// Whether one of them is given on the command line.
+    pub fn is_given(&self) -> bool {
+        let EndpointOptions { socket, connect, ca, token_file } = self;
+        socket.is_some() || connect.is_some() || ca.is_some() || token_file.is_some()
+    }
+
     /// A client of the daemon, and whether it is reached over the network.
     pub fn client(self) -> Result<(Client, bool), Problem> {
         let EndpointOptions { socket, connect, ca, token_file } = self;

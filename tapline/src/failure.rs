@@ -1,12 +1,28 @@
 //! How a command fails: what is printed, and the exit code.
 
-use api::Problem;
+use api::{Code, Problem};
 use control::{Error, Kind};
+use serde_json::json;
 
-/// The exit code of a command that failed. The other exit codes are those of `tapline-disk`.
-pub const FAILED: u8 = 4;
-/// The exit code for wrong arguments (`EX_USAGE`).
-pub const USAGE: u8 = 64;
+/// Exit codes, each with one meaning whatever the command (docs/man/tapline.1). 0 to 5 are also those of `tapline-disk`.
+pub mod exit {
+    /// The storage, a file or another program failed.
+    pub const FAILED: u8 = 4;
+    /// There is no such object.
+    pub const NOT_FOUND: u8 = 6;
+    /// The object exists already, is in use, or is in another state.
+    pub const CONFLICT: u8 = 7;
+    /// Something else is under way; the same command may succeed later.
+    pub const BUSY: u8 = 8;
+    /// There is not enough space.
+    pub const NO_SPACE: u8 = 9;
+    /// The daemon cannot be reached.
+    pub const UNREACHABLE: u8 = 10;
+    /// The user, or the token, may not do this.
+    pub const FORBIDDEN: u8 = 11;
+    /// The arguments are wrong (`EX_USAGE`).
+    pub const USAGE: u8 = 64;
+}
 
 /// Why a command failed.
 #[derive(Debug)]
@@ -33,15 +49,46 @@ impl Failure {
         }
     }
 
+    /// The same for programs: a line of JSON.
+    pub fn json(&self) -> String {
+        match self {
+            Failure::Problem(problem) => format!("{}\n", json!({ "error": problem })),
+            Failure::Error(error) => format!("{}\n", json!({ "error": error })),
+            Failure::Printed(_) => String::new(),
+        }
+    }
+
     /// The exit code.
     pub fn exit_code(&self) -> u8 {
         match self {
-            Failure::Problem(_) => FAILED,
-            Failure::Error(Error { kind, .. }) | Failure::Printed(kind) => match kind {
-                Kind::Malformed | Kind::Version | Kind::UnknownVerb | Kind::Invalid => USAGE,
-                _ => FAILED,
-            },
+            Failure::Problem(problem) => of_code(problem.code),
+            Failure::Error(Error { kind, .. }) | Failure::Printed(kind) => of_kind(*kind),
         }
+    }
+}
+
+fn of_code(code: Code) -> u8 {
+    match code {
+        Code::Malformed | Code::Invalid | Code::Method | Code::MediaType => exit::USAGE,
+        Code::NotFound => exit::NOT_FOUND,
+        Code::Exists | Code::State | Code::InUse | Code::Changed | Code::KeyReused | Code::ReadOnly => exit::CONFLICT,
+        Code::Busy | Code::Overloaded => exit::BUSY,
+        Code::NoSpace => exit::NO_SPACE,
+        Code::Unreachable => exit::UNREACHABLE,
+        Code::Unauthorized | Code::Forbidden => exit::FORBIDDEN,
+        Code::Failed | Code::Internal | Code::Damaged | Code::Timeout | Code::Cancelled | Code::Unsupported => {
+            exit::FAILED
+        }
+    }
+}
+
+fn of_kind(kind: Kind) -> u8 {
+    match kind {
+        Kind::Malformed | Kind::Version | Kind::UnknownVerb | Kind::Invalid => exit::USAGE,
+        Kind::Exists | Kind::State | Kind::InUse | Kind::Connected => exit::CONFLICT,
+        Kind::Busy | Kind::Replaced => exit::BUSY,
+        Kind::NoSpace => exit::NO_SPACE,
+        Kind::Failed | Kind::NotAnImage | Kind::Unsupported | Kind::Cancelled => exit::FAILED,
     }
 }
 
@@ -72,6 +119,13 @@ mod test {
         let failure = Failure::from(Error::new(Kind::Invalid, "there is no layer 7").advise("see layers"));
         assert_eq!(failure.told(), "tapline: there is no layer 7\n  see layers\n");
         assert_eq!(failure.exit_code(), 64);
-        assert_eq!(Failure::Printed(Kind::Busy).exit_code(), 4);
+        assert_eq!(Failure::Printed(Kind::Busy).exit_code(), 8);
+    }
+
+    #[test]
+    fn a_failure_for_programs_is_a_line_of_json() {
+        let line = Failure::from(Problem::new(Code::NoSpace, "no room")).json();
+        let read: serde_json::Value = serde_json::from_str(line.strip_suffix('\n').unwrap()).unwrap();
+        assert_eq!((&read["error"]["code"], &read["error"]["detail"]), (&json!("no-space"), &json!("no room")));
     }
 }

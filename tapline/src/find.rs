@@ -2,7 +2,7 @@
 //!
 //! A full UUID is used as it is. Anything else must match exactly one object; the first match is never used silently.
 
-use api::{Code, Problem};
+use api::{Code, Problem, Sr, SrSource, SrState};
 use uuid::Uuid;
 
 use crate::session::Session;
@@ -35,15 +35,58 @@ impl Session {
         }
     }
 
-    /// Finds a block device. Block devices have no names.
-    pub async fn vbd(&self, text: &str) -> Result<Uuid, Problem> {
-        match Uuid::parse_str(text) {
-            Ok(uuid) => Ok(uuid),
-            Err(_) => {
-                let found = self.client.vbds(None, None, Some(text)).await?;
-                only("vbd", text, found.iter().map(|vbd| (vbd.uuid, "")))
+    /// The repository with this name or UUID; if none is given, the only one in which disks can be made.
+    pub async fn sr_or_only(&self, text: Option<&str>) -> Result<Uuid, Problem> {
+        if let Some(text) = text {
+            return self.sr(text).await;
+        }
+        let srs = self.client.srs(None).await?;
+        let iso = |sr: &Sr| matches!(sr.source, SrSource::Iso { .. });
+        let usable: Vec<&Sr> = srs.iter().filter(|sr| sr.state == SrState::Attached && !iso(sr)).collect();
+        match usable.as_slice() {
+            [sr] => Ok(sr.uuid),
+            [] => Err(Problem::new(Code::NotFound, "there is no attached repository for the disk")
+                .advise("make one: tapline sr create NAME --dir DIRECTORY")),
+            several => {
+                let names: Vec<String> = several.iter().map(|sr| sr.name.to_string()).collect();
+                let what = format!("which repository the disk goes to is not clear: there are {}", names.join(", "));
+                Err(Problem::new(Code::Invalid, what).advise("give one with --sr"))
             }
         }
+    }
+
+    /// Finds a block device: by its UUID, as `VM/vda`, or by the name of a disk that only one has.
+    pub async fn vbd(&self, text: &str) -> Result<Uuid, Problem> {
+        if let Ok(uuid) = Uuid::parse_str(text) {
+            return Ok(uuid);
+        }
+        if let Some((vm, device)) = text.rsplit_once('/') {
+            return self.vbd_of(vm, device).await;
+        }
+        let by_uuid = self.client.vbds(None, None, Some(text)).await?;
+        if !by_uuid.is_empty() {
+            return only("vbd", text, by_uuid.iter().map(|vbd| (vbd.uuid, "")));
+        }
+        let mut of_disks = Vec::new();
+        for vdi in self.client.vdis(None, Some(text)).await? {
+            of_disks.extend(self.client.vbds(None, Some(vdi.uuid), None).await?);
+        }
+        only("vbd", text, of_disks.iter().map(|vbd| (vbd.uuid, "")))
+    }
+
+    /// The block device of a machine that its guest calls `vda`, or that has this position.
+    async fn vbd_of(&self, vm: &str, device: &str) -> Result<Uuid, Problem> {
+        let position = position(device).ok_or_else(|| {
+            Problem::new(Code::Invalid, format!("'{device}' is no disk of a machine"))
+                .advise("use VM/vda, VM/xvda, or VM/0 for the first one")
+        })?;
+        let uuid = self.vm(vm).await?;
+        let vbds = self.client.vbds(Some(uuid), None, None).await?;
+        let found = vbds.iter().find(|vbd| u32::from(vbd.position) == position).map(|vbd| vbd.uuid);
+        found.ok_or_else(|| {
+            Problem::new(Code::NotFound, format!("the vm '{vm}' has no disk {device}"))
+                .advise(format!("'tapline vbd list --vm {vm}' shows its disks"))
+        })
     }
 
     /// Finds a machine.
@@ -82,6 +125,16 @@ impl Session {
     }
 }
 
+/// The position of `vda`, `xvdb`, `sdc`, or of a number.
+fn position(device: &str) -> Option<u32> {
+    if let Ok(number) = device.parse() {
+        return Some(number);
+    }
+    let letters = ["xvd", "vd", "sd", "hd"].iter().find_map(|kind| device.strip_prefix(kind))?;
+    let is_letters = (1..=2).contains(&letters.len()) && letters.bytes().all(|byte| byte.is_ascii_lowercase());
+    is_letters.then(|| letters.bytes().fold(0, |sum, byte| sum * 26 + u32::from(byte - b'a') + 1) - 1)
+}
+
 fn begins(uuid: Uuid, text: &str) -> bool {
     text.chars().filter(char::is_ascii_hexdigit).count() >= DIGITS_MIN
         && uuid.to_string().starts_with(&text.to_ascii_lowercase())
@@ -112,6 +165,13 @@ fn listed(found: &[(Uuid, &str)]) -> String {
 #[cfg(test)]
 mod test {
     use super::*;
+
+    #[test]
+    fn devices_are_positions_as_guests_count_them() {
+        let all = ["vda", "xvdb", "sdz", "vdaa", "vdba", "7"].map(position);
+        assert_eq!(all, [0, 1, 25, 26, 52, 7].map(Some));
+        assert!(["", "vd", "vdA", "nvme0n1", "vdaaa"].iter().all(|device| position(device).is_none()));
+    }
 
     #[test]
     fn a_unique_match_is_found() {

@@ -9,6 +9,7 @@
 // Those macros panic if the output cannot be written.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
+mod attach;
 mod column;
 mod completion;
 mod confirm;
@@ -36,39 +37,28 @@ mod xen;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use api::Problem;
 use clap::{Args, Parser, Subcommand};
 
-use failure::Failure;
+use failure::{Failure, exit};
 use session::{How, Session};
 
 /// Thin, snapshottable virtual disks for virtual machines.
 #[derive(Parser)]
 #[command(name = "tapline", version, subcommand_required = true, arg_required_else_help = true)]
 struct Arguments {
+    #[command(flatten)]
+    how: How,
     #[command(subcommand)]
     command: Command,
 }
 
 #[derive(Subcommand)]
 enum Command {
-    /// The host and its daemon
-    Host(Noun<host::Verb>),
-    /// Storage repositories, which contain disks
-    Sr(Noun<sr::Verb>),
-    /// Virtual disk images
-    Vdi(Noun<vdi::Verb>),
-    /// Virtual block devices, which attach disks to machines
-    Vbd(Noun<vbd::Verb>),
-    /// Virtual machines run by the daemon
-    Vm(Noun<vm::Verb>),
-    /// Long-running operations: progress and results
-    Task(Noun<task::Verb>),
-    /// Tokens for access to the daemon over the network
-    Token(Noun<token::Verb>),
-    /// Changes of objects
-    Event(Noun<event::Verb>),
+    #[command(flatten)]
+    Ask(Box<Nouns>),
     /// Create, describe, check, convert and compare image files
     #[command(disable_help_flag = true)]
     Image(Words),
@@ -86,6 +76,27 @@ enum Command {
     Manual(manual::Manual),
 }
 
+/// What the daemon is asked about.
+#[derive(Subcommand)]
+enum Nouns {
+    /// The host and its daemon
+    Host(Noun<host::Verb>),
+    /// Storage repositories, which contain disks
+    Sr(Noun<sr::Verb>),
+    /// Virtual disk images
+    Vdi(Noun<vdi::Verb>),
+    /// Virtual block devices, which attach disks to machines
+    Vbd(Noun<vbd::Verb>),
+    /// Virtual machines run by the daemon
+    Vm(Noun<vm::Verb>),
+    /// Long-running operations: progress and results
+    Task(Noun<task::Verb>),
+    /// Tokens for access to the daemon over the network
+    Token(Noun<token::Verb>),
+    /// Changes of objects
+    Event(Noun<event::Verb>),
+}
+
 /// Arguments that `tapline-disk` parses; it also prints their help.
 #[derive(Args)]
 struct Words {
@@ -98,53 +109,70 @@ struct Words {
 struct Noun<V: Subcommand> {
     #[command(subcommand)]
     verb: V,
-    #[command(flatten)]
-    how: How,
 }
 
 fn main() -> ExitCode {
     panics::abort_on_panic();
-    let command = match Arguments::try_parse() {
-        Ok(arguments) => arguments.command,
-        Err(refused) => {
-            let code = if refused.use_stderr() { ExitCode::from(failure::USAGE) } else { ExitCode::SUCCESS };
-            // If even the help cannot be printed, nothing more can be done.
-            return if refused.print().is_ok() { code } else { ExitCode::from(failure::FAILED) };
-        }
-    };
-    match run(command) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => {
-            output::say(&failure.told());
-            ExitCode::from(failure.exit_code())
+    loop {
+        let Arguments { how, command } = match Arguments::try_parse() {
+            Ok(arguments) => arguments,
+            Err(refused) => {
+                let code = if refused.use_stderr() { ExitCode::from(exit::USAGE) } else { ExitCode::SUCCESS };
+                // If even the help cannot be printed, nothing more can be done.
+                return if refused.print().is_ok() { code } else { ExitCode::from(exit::FAILED) };
+            }
+        };
+        let json = how.json;
+        match run(command, how) {
+            Ok(None) => return ExitCode::SUCCESS,
+            // The words are parsed anew: a verb takes them.
+            Ok(Some(rest)) => std::thread::sleep(rest),
+            Err(failure) => {
+                output::say(&if json { failure.json() } else { failure.told() });
+                return ExitCode::from(failure.exit_code());
+            }
         }
     }
 }
 
-fn run(command: Command) -> Result<(), Failure> {
+/// Runs the command; returns after how long it is to be run again, if it is to be.
+fn run(command: Command, how: How) -> Result<Option<Duration>, Failure> {
+    if !matches!(command, Command::Ask(_)) {
+        how.refuse_endpoint()?;
+    }
     match command {
-        Command::Host(Noun { verb, how }) => ask(how, async |session| verb.run(&session).await)?,
-        Command::Sr(Noun { verb, how }) => ask(how, async |session| verb.run(&session).await)?,
-        Command::Vdi(Noun { verb, how }) => ask(how, async |session| verb.run(&session).await)?,
-        Command::Vbd(Noun { verb, how }) => ask(how, async |session| verb.run(&session).await)?,
-        Command::Vm(Noun { verb, how }) => ask(how, async |session| verb.run(&session).await)?,
-        Command::Task(Noun { verb, how }) => ask(how, async |session| verb.run(&session).await)?,
-        Command::Token(Noun { verb, how }) => ask(how, async |session| verb.run(&session).await)?,
-        Command::Event(Noun { verb, how }) => ask(how, async |session| verb.run(&session).await)?,
-        Command::Disk(disk) => disk::run(&disk)?,
-        Command::Xen(xen) => xen::run(&xen)?,
+        Command::Ask(noun) => return Ok(noun.ask(how)?),
+        Command::Disk(disk) => disk::run(&disk, how.json)?,
+        Command::Xen(xen) => xen::run(&xen, how.json)?,
         Command::Image(_) | Command::Serve(_) => return Err(hand_over::hand_over().into()),
         Command::Completion(completion) => completion.run()?,
         Command::Manual(manual) => manual.run()?,
     }
-    Ok(())
+    Ok(None)
 }
 
-/// Runs a request to the daemon.
-fn ask(how: How, what: impl AsyncFnOnce(Session) -> Result<(), Problem>) -> Result<(), Problem> {
+impl Nouns {
+    fn ask(self, how: How) -> Result<Option<Duration>, Problem> {
+        match self {
+            Nouns::Host(Noun { verb }) => ask(how, async |session| verb.run(session).await),
+            Nouns::Sr(Noun { verb }) => ask(how, async |session| verb.run(session).await),
+            Nouns::Vdi(Noun { verb }) => ask(how, async |session| verb.run(session).await),
+            Nouns::Vbd(Noun { verb }) => ask(how, async |session| verb.run(session).await),
+            Nouns::Vm(Noun { verb }) => ask(how, async |session| verb.run(session).await),
+            Nouns::Task(Noun { verb }) => ask(how, async |session| verb.run(session).await),
+            Nouns::Token(Noun { verb }) => ask(how, async |session| verb.run(session).await),
+            Nouns::Event(Noun { verb }) => ask(how, async |session| verb.run(session).await),
+        }
+    }
+}
+
+/// Runs a request to the daemon; returns after how long it is to be run again, if it is to be.
+fn ask(how: How, what: impl AsyncFnOnce(&Session) -> Result<(), Problem>) -> Result<Option<Duration>, Problem> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Problem::failed("start the async runtime", error))?;
-    runtime.block_on(what(Session::new(how)?))
+    let session = Session::new(how)?;
+    runtime.block_on(what(&session))?;
+    Ok(session.again())
 }
 
 #[cfg(test)]
@@ -156,7 +184,9 @@ mod test {
     #[test]
     fn arguments_of_tapline_disk_commands_are_not_parsed_here() {
         let parsed = Arguments::try_parse_from(["tapline", "image", "create", "--size", "10G", "--json", "--help"]);
-        let Ok(Arguments { command: Command::Image(words) }) = parsed else { panic!("not taken as an image command") };
+        let Ok(Arguments { command: Command::Image(words), .. }) = parsed else {
+            panic!("not taken as an image command")
+        };
         assert_eq!(words.words.len(), 5);
     }
 

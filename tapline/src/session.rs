@@ -2,28 +2,41 @@
 //!
 //! Objects go to stdout, as text for people or as the API's own JSON; everything else goes to stderr.
 
+use std::cell::Cell;
 use std::io::{self, IsTerminal};
 use std::ops::ControlFlow;
+use std::time::Duration;
 
 use api::client::{Answer, Client};
-use api::{AbsolutePath, Code, Problem, Task, TaskState};
+use api::{AbsolutePath, Code, ObjectKind, Problem, Task, TaskState};
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::column::{Column, alone, table};
+use crate::column::{Column, Layout, Names, alone, table};
 use crate::endpoint::EndpointOptions;
 use crate::output;
 use crate::wait;
 use crate::word::HostPath;
 
-/// Options common to all nouns of the daemon.
+/// Options of all commands that ask the daemon; they may stand before the noun as well.
 #[derive(Clone, Debug, clap::Args)]
 pub struct How {
     #[command(flatten)]
     endpoint: EndpointOptions,
-    /// Print the API's response as JSON; for a long-running verb, the task
+    /// Print the response as JSON, and an error, on stderr, too; for a long-running verb, the task
     #[arg(long, global = true)]
-    json: bool,
+    pub json: bool,
+}
+
+impl How {
+    /// What does not ask the daemon needs no address of one.
+    pub fn refuse_endpoint(&self) -> Result<(), Problem> {
+        if !self.endpoint.is_given() {
+            return Ok(());
+        }
+        let what = "--socket, --connect, --ca and --token-file only apply to commands that ask the daemon";
+        Err(Problem::new(Code::Invalid, what).advise("leave them out; this command runs on this host"))
+    }
 }
 
 /// The option of long-running verbs.
@@ -37,9 +50,51 @@ pub struct Waiting {
 /// Options of list verbs.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Listing {
-    /// Show all columns and full UUIDs regardless of the terminal's width
+    /// How to print: a table, a wide one with all columns and full UUIDs, JSON, names or UUIDs only
+    #[arg(short, long, value_enum, value_name = "FORM", conflicts_with_all = ["wide", "quiet"])]
+    output: Option<Form>,
+    /// Show these columns, by their headings
+    #[arg(long, value_name = "HEADING,…", value_delimiter = ',')]
+    columns: Vec<String>,
+    /// Sort by this column; with '-' before it, from the greatest down
+    #[arg(long, value_name = "HEADING", allow_hyphen_values = true)]
+    sort: Option<String>,
+    /// Print UUIDs only, one per line
+    #[arg(short, long, conflicts_with = "wide")]
+    quiet: bool,
+    /// As --output wide
     #[arg(long)]
-    pub wide: bool,
+    wide: bool,
+    /// Print again every so many seconds until interrupted
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "2",
+        value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    watch: Option<u64>,
+}
+
+/// Values of `--output`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Form {
+    /// A table with the columns that fit.
+    Table,
+    /// A table with all columns and full UUIDs.
+    Wide,
+    /// JSON, as in the API.
+    Json,
+    /// Names, one per line.
+    Name,
+    /// UUIDs, one per line.
+    Uuid,
+}
+
+impl Listing {
+    fn form(&self) -> Form {
+        match (self.output, self.quiet, self.wide) {
+            (Some(form), ..) => form,
+            (None, true, _) => Form::Uuid,
+            (None, false, true) => Form::Wide,
+            (None, false, false) => Form::Table,
+        }
+    }
 }
 
 /// A running command.
@@ -50,6 +105,8 @@ pub struct Session {
     /// Whether the daemon may be on another host.
     remote: bool,
     json: bool,
+    /// After how long the command is to be run again.
+    again: Cell<Option<Duration>>,
 }
 
 /// The result of a verb that may be long-running.
@@ -64,7 +121,7 @@ impl Session {
     /// Creates a session from its options.
     pub fn new(how: How) -> Result<Session, Problem> {
         let (client, remote) = how.endpoint.client()?;
-        Ok(Session { client, remote, json: how.json })
+        Ok(Session { client, remote, json: how.json, again: Cell::new(None) })
     }
 
     /// A path on the daemon's host, which is this host unless the daemon is reached over the network.
@@ -82,12 +139,77 @@ impl Session {
         self.json
     }
 
-    /// Shows objects in a table.
+    /// After how long the command is to be run again, if it is to be.
+    pub fn again(&self) -> Option<Duration> {
+        self.again.get()
+    }
+
+    /// Shows objects.
     pub fn list<T: Serialize>(&self, objects: &[T], columns: &[Column<T>], listing: &Listing) -> Result<(), Problem> {
-        if self.json {
-            return self.value(&objects);
+        self.show_all(objects, columns, listing, &Names::new())
+    }
+
+    /// Shows objects that refer to others of these kinds, in tables by their names.
+    pub async fn list_named<T: Serialize>(
+        &self,
+        objects: &[T],
+        columns: &[Column<T>],
+        listing: &Listing,
+        kinds: &[ObjectKind],
+    ) -> Result<(), Problem> {
+        let named = !self.json && listing.form() == Form::Table && !objects.is_empty();
+        let names = if named { self.names(kinds).await? } else { Names::new() };
+        self.show_all(objects, columns, listing, &names)
+    }
+
+    fn show_all<T: Serialize>(
+        &self,
+        objects: &[T],
+        columns: &[Column<T>],
+        listing: &Listing,
+        names: &Names,
+    ) -> Result<(), Problem> {
+        self.again.set(listing.watch.map(Duration::from_secs));
+        let terminal = io::stdout().is_terminal();
+        if listing.watch.is_some() && terminal {
+            print("\x1b[H\x1b[2J")?;
         }
-        print(&table(objects, columns, listing.wide, terminal_width()))
+        let form = if self.json { Form::Json } else { listing.form() };
+        let layout = Layout {
+            wide: form == Form::Wide,
+            width: terminal_width(),
+            columns: &listing.columns,
+            sort: listing.sort.as_deref(),
+            names: Some(names),
+            bold: terminal && std::env::var_os("NO_COLOR").is_none_or(|no| no.is_empty()),
+        };
+        match form {
+            Form::Json => self.value(&objects),
+            Form::Name => print(&lines(objects, &["name", "uuid"])?),
+            Form::Uuid => print(&lines(objects, &["uuid", "name"])?),
+            Form::Table | Form::Wide => print(&table(objects, columns, &layout)?),
+        }
+    }
+
+    /// The names of all objects of these kinds.
+    async fn names(&self, kinds: &[ObjectKind]) -> Result<Names, Problem> {
+        let mut names = Names::new();
+        for kind in kinds {
+            match kind {
+                ObjectKind::Sr => {
+                    names.extend(self.client.srs(None).await?.into_iter().map(|sr| (sr.uuid, sr.name.to_string())));
+                }
+                ObjectKind::Vdi => {
+                    let vdis = self.client.vdis(None, None).await?;
+                    names.extend(vdis.into_iter().map(|vdi| (vdi.uuid, vdi.name.to_string())));
+                }
+                ObjectKind::Vm => {
+                    names.extend(self.client.vms(None).await?.into_iter().map(|vm| (vm.uuid, vm.name.to_string())));
+                }
+                ObjectKind::Host | ObjectKind::Vbd | ObjectKind::Task => {}
+            }
+        }
+        Ok(names)
     }
 
     /// Shows an object with all its fields.
@@ -112,6 +234,22 @@ impl Session {
             Answer::Begun(task) if waiting.no_wait && self.json => self.value(&task).map(|()| Outcome::Told),
             Answer::Begun(task) if waiting.no_wait => print(&format!("{}\n", task.uuid)).map(|()| Outcome::Told),
             Answer::Begun(task) => self.see_to_end(*task).await,
+        }
+    }
+
+    /// Waits for a verb that is a part of a command to complete, and returns its result.
+    pub async fn finish<T: Serialize>(&self, answer: Answer<T>) -> Result<Value, Problem> {
+        match answer {
+            Answer::Done(object) => {
+                serde_json::to_value(object).map_err(|error| Problem::failed("read the answer", error))
+            }
+            Answer::Begun(task) => {
+                let task = wait::until_over(&self.client, *task).await?;
+                match task.state {
+                    TaskState::Done => Ok(task.result.unwrap_or_default()),
+                    _ => Err(wait::why(&task)),
+                }
+            }
         }
     }
 
@@ -142,6 +280,18 @@ impl Session {
     pub async fn did<T: Serialize>(&self, answer: Answer<T>, waiting: Waiting) -> Result<(), Problem> {
         self.outcome(answer, waiting).await.map(drop)
     }
+}
+
+/// Of each object the first of these fields that it has, one per line.
+fn lines<T: Serialize>(objects: &[T], fields: &[&str]) -> Result<String, Problem> {
+    let mut text = String::new();
+    for object in objects {
+        let value = serde_json::to_value(object).map_err(|error| Problem::failed("read the answer", error))?;
+        let known = fields.iter().find_map(|field| value.get(field).and_then(Value::as_str));
+        text.push_str(&api::visible(known.unwrap_or_default()));
+        text.push('\n');
+    }
+    Ok(text)
 }
 
 /// Prints to stdout. A closed pipe, as with `head`, is not an error.

@@ -7,6 +7,7 @@ mod source;
 use api::{Description, ImageFormat, Name, Problem, Scan, SrBelieve, SrCreate, SrFound, SrIntroduce, SrPatch, SrProbe};
 use uuid::Uuid;
 
+use crate::column::{Layout, table};
 use crate::confirm::Confirm;
 use crate::session::{Listing, Outcome, Session, Waiting, print};
 use crate::{removal, word};
@@ -216,7 +217,7 @@ async fn probe(session: &Session, source: Source, waiting: Waiting) -> Result<()
         Outcome::Done(found) => {
             let found: Vec<SrFound> =
                 serde_json::from_value(found).map_err(|error| Problem::failed("parse the probe's result", error))?;
-            print(&crate::column::table(&found, FOUND, true, None))
+            print(&table(&found, FOUND, &Layout { wide: true, ..Layout::default() })?)
         }
         Outcome::Told => Ok(()),
     }

@@ -57,7 +57,7 @@ const COLUMNS: &[Shown] = &[
     Shown::new("done", |task, _| format!("{:.0} %", task.progress * 100.0)).right(),
     Shown::new("step", |task, _| task.step.clone().unwrap_or_default()).if_room(),
     Shown::new("created", |task, _| format!("{:.0}", task.created)).if_room(),
-    Shown::new("about", about).wide(),
+    Shown::new("about", about),
     Shown::new("cancellable", |task, _| task.cancellable.to_string()).alone(),
     Shown::new("ended", |task, _| task.ended.map(|at| format!("{at:.0}")).unwrap_or_default()).alone(),
     Shown::new("problem", |task, _| task.problem.as_ref().map(|problem| problem.detail.clone()).unwrap_or_default())
@@ -70,7 +70,7 @@ const COLUMNS: &[Shown] = &[
 ];
 
 fn about(task: &Task, uuids: Uuids) -> String {
-    let objects = task.about.iter().map(|about| format!("{} {}", word::of(&about.kind), uuids.show(about.uuid)));
+    let objects = task.about.iter().map(|about| format!("{} {}", word::of(&about.kind), uuids.named(about.uuid)));
     objects.collect::<Vec<_>>().join(", ")
 }
 
@@ -78,7 +78,7 @@ impl Verb {
     /// Runs the verb.
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
         match self {
-            Verb::List { all, listing } => session.list(&session.client.tasks(!all).await?, COLUMNS, &listing),
+            Verb::List { all, listing } => list(session, all, &listing).await,
             Verb::Show { task } => session.show(&session.client.task(session.task(&task).await?).await?, COLUMNS),
             Verb::Wait { task } => wait_for(session, &task).await,
             Verb::Cancel { task } => {
@@ -97,6 +97,11 @@ impl Verb {
             Verb::Watch => watch(session).await,
         }
     }
+}
+
+async fn list(session: &Session, all: bool, listing: &Listing) -> Result<(), Problem> {
+    let kinds = [ObjectKind::Sr, ObjectKind::Vdi, ObjectKind::Vm];
+    session.list_named(&session.client.tasks(!all).await?, COLUMNS, listing, &kinds).await
 }
 
 async fn wait_for(session: &Session, task: &str) -> Result<(), Problem> {
@@ -136,7 +141,7 @@ fn tell(session: &Session, task: &Task) -> Result<ControlFlow<()>, Problem> {
     let percent = task.progress * 100.0;
     let step = task.step.as_deref().unwrap_or("-");
     let why = task.problem.as_ref().map(|problem| format!("  {problem}")).unwrap_or_default();
-    let uuid = Uuids::Short.show(task.uuid);
+    let uuid = Uuids::SHORT.show(task.uuid);
     let line = format!("{uuid}  {:<16} {:<10} {percent:>3.0} %  {step}{why}\n", task.verb, word::of(&task.state));
     print_on(&api::visible(&line))
 }

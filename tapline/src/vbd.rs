@@ -3,7 +3,8 @@
 mod upgrade;
 
 use api::client::Connector;
-use api::{Autostart, Mode, Problem, Transport, Vbd, VbdCreate, VbdPatch, VbdUnplug, Vbds};
+use api::{Autostart, Code, Mode, ObjectKind, Problem, Transport, Vbd, VbdCreate, VbdPatch, VbdState, VbdUnplug, Vbds};
+use uuid::Uuid;
 
 use crate::column::{Column, Uuids};
 use crate::session::{Listing, Session, Waiting, print};
@@ -29,7 +30,7 @@ pub enum Verb {
     },
     /// Show a block device
     Show {
-        /// UUID prefix
+        /// UUID prefix, VM/vda, or the disk's name
         vbd: String,
     },
     /// Change autostart of a block device whose machine is managed elsewhere
@@ -57,7 +58,7 @@ pub enum Verb {
     Destroy(One),
     /// Print the configuration to paste for a machine that is managed elsewhere
     Connect {
-        /// UUID prefix
+        /// UUID prefix, VM/vda, or the disk's name
         vbd: String,
         /// The machine monitor or manager to configure
         #[arg(long, value_enum)]
@@ -85,7 +86,7 @@ pub enum For {
 #[derive(clap::Args)]
 #[group(required = true, multiple = false)]
 pub struct Which {
-    /// UUID prefix; several are plugged or unplugged in parallel
+    /// UUID prefix, VM/vda, or the disk's name; several are plugged or unplugged in parallel
     vbd: Vec<String>,
     /// All block devices of this machine: its name or UUID prefix
     #[arg(long)]
@@ -95,7 +96,7 @@ pub struct Which {
 /// A verb without options of its own.
 #[derive(clap::Args)]
 pub struct One {
-    /// UUID prefix
+    /// UUID prefix, VM/vda, or the disk's name
     vbd: String,
     #[command(flatten)]
     waiting: Waiting,
@@ -138,7 +139,7 @@ pub struct Create {
 #[command(group = word::changes(&["autostart", "no_autostart"]))]
 #[group(skip)]
 pub struct Set {
-    /// UUID prefix
+    /// UUID prefix, VM/vda, or the disk's name
     vbd: String,
     /// Plug it when the host boots: order, delay before the next ones in seconds, number of tries
     #[arg(long, value_name = word::AUTOSTART, value_parser = word::autostart, num_args = 0..=1, require_equals = true, default_missing_value = "")]
@@ -152,8 +153,8 @@ type Shown = Column<Vbd>;
 
 const COLUMNS: &[Shown] = &[
     Shown::new("uuid", |vbd, uuids| uuids.show(vbd.uuid)),
-    Shown::new("vm", |vbd, uuids| vbd.vm.map_or("-".into(), |vm| uuids.show(vm))),
-    Shown::new("vdi", |vbd, uuids| uuids.show(vbd.vdi)),
+    Shown::new("vm", |vbd, uuids| vbd.vm.map_or("-".into(), |vm| uuids.named(vm))),
+    Shown::new("vdi", |vbd, uuids| uuids.named(vbd.vdi)),
     Shown::new("position", |vbd, _| vbd.position.to_string()).right(),
     Shown::new("mode", |vbd, _| word::of(&vbd.mode)),
     Shown::new("state", state),
@@ -225,7 +226,11 @@ impl Set {
 
 async fn plug(session: &Session, which: Which, waiting: Waiting) -> Result<(), Problem> {
     if let ([vbd], None) = (which.vbd.as_slice(), &which.vm) {
-        return session.did(session.client.vbd_plug(session.vbd(vbd).await?).await?, waiting).await;
+        let vbd = session.vbd(vbd).await?;
+        return match session.client.vbd_plug(vbd).await {
+            Err(problem) => session.unless_it_is(vbd, VbdState::Plugged, problem).await,
+            Ok(answer) => session.did(answer, waiting).await,
+        };
     }
     session.did(session.client.vbds_plug(&which.many(session, false).await?).await?, waiting).await
 }
@@ -233,9 +238,27 @@ async fn plug(session: &Session, which: Which, waiting: Waiting) -> Result<(), P
 async fn unplug(session: &Session, which: Which, force: bool, waiting: Waiting) -> Result<(), Problem> {
     if let ([vbd], None) = (which.vbd.as_slice(), &which.vm) {
         let vbd = session.vbd(vbd).await?;
-        return session.did(session.client.vbd_unplug(vbd, &VbdUnplug { force }).await?, waiting).await;
+        return match session.client.vbd_unplug(vbd, &VbdUnplug { force }).await {
+            Err(problem) => session.unless_it_is(vbd, VbdState::Unplugged, problem).await,
+            Ok(answer) => session.did(answer, waiting).await,
+        };
     }
     session.did(session.client.vbds_unplug(&which.many(session, force).await?).await?, waiting).await
+}
+
+impl Session {
+    /// What was refused is as good as done if the block device is in that state already.
+    async fn unless_it_is(&self, vbd: Uuid, wanted: VbdState, refused: Problem) -> Result<(), Problem> {
+        if refused.code != Code::State {
+            return Err(refused);
+        }
+        let found = self.client.vbd(vbd).await?;
+        match found.state == wanted {
+            true if self.json() => self.value(&found),
+            true => Ok(()),
+            false => Err(refused),
+        }
+    }
 }
 
 impl Which {
@@ -267,7 +290,8 @@ async fn list(
         Some(vdi) => Some(session.vdi(&vdi).await?),
         None => None,
     };
-    session.list(&session.client.vbds(vm, vdi, text.as_deref()).await?, COLUMNS, listing)
+    let vbds = session.client.vbds(vm, vdi, text.as_deref()).await?;
+    session.list_named(&vbds, COLUMNS, listing, &[ObjectKind::Vm, ObjectKind::Vdi]).await
 }
 
 impl Create {

@@ -3,8 +3,12 @@
 mod make;
 mod shown;
 
-use api::{Believed, Description, ImageFormat, Name, Problem, VdiExport, VdiPatch, VdiReconcile, VdiResize, VdiRevert};
+use api::{
+    Believed, Description, ImageFormat, Name, ObjectKind, Problem, VdiExport, VdiPatch, VdiReconcile, VdiResize,
+    VdiRevert,
+};
 
+use crate::attach::{Attach, Detach};
 use crate::confirm::Confirm;
 use crate::session::{Listing, Session, Waiting};
 use crate::word::HostPath;
@@ -34,6 +38,10 @@ pub enum Verb {
     },
     /// Change a disk's name, description or read-only flag
     Set(Set),
+    /// Attach a disk to a machine, and print the block device's UUID: it is made if there is none, and plugged
+    Attach(Attach),
+    /// Detach a disk from its machines: its block devices are unplugged and removed; the disk stays
+    Detach(Detach),
     /// Grow a disk; it may be plugged
     Resize {
         /// Name or UUID prefix
@@ -155,6 +163,8 @@ impl Verb {
                 let vdi = session.vdi(&vdi).await?;
                 session.did(client.vdi_resize(vdi, &VdiResize { size }).await?, waiting).await
             }
+            Verb::Attach(attach) => attach.run(session).await,
+            Verb::Detach(detach) => detach.run(session).await,
             Verb::Snapshot(branch) => branch.snapshot(session).await,
             Verb::Clone(branch) => branch.clone(session).await,
             Verb::Revert(revert) => revert.run(session).await,
@@ -178,7 +188,9 @@ async fn list(session: &Session, text: Option<&str>, sr: Option<&str>, listing: 
         Some(sr) => Some(session.sr(sr).await?),
         None => None,
     };
-    session.list(&session.client.vdis(sr, text).await?, COLUMNS, listing)
+    session
+        .list_named(&session.client.vdis(sr, text).await?, COLUMNS, listing, &[ObjectKind::Sr, ObjectKind::Vdi])
+        .await
 }
 
 impl Revert {

@@ -1,10 +1,10 @@
 //! `tapline vm`.
 
 mod boot;
+mod create;
+mod devices;
 
-use std::collections::BTreeMap;
-
-use api::{Autostart, Description, Driver, Name, Problem, Size, Vm, VmCreate, VmPatch, VmShutdown};
+use api::{Autostart, Description, Name, Problem, Size, Vm, VmPatch, VmShutdown};
 use control::size::readable;
 
 use crate::column::Column;
@@ -12,11 +12,12 @@ use crate::confirm::Confirm;
 use crate::session::{Listing, Session, Waiting};
 use crate::word;
 use boot::{Boot, shown};
+use create::Create;
 
 /// Operations on virtual machines.
 #[derive(clap::Subcommand)]
 pub enum Verb {
-    /// Create a machine and print its UUID; it is halted and has no disks
+    /// Create a machine, with disks if some are given, and print its UUID
     Create(Create),
     /// List the machines
     List {
@@ -47,6 +48,17 @@ pub enum Verb {
         #[command(flatten)]
         waiting: Waiting,
     },
+    /// Shut a machine down and start it again
+    Reboot {
+        /// Name or UUID prefix
+        vm: String,
+        /// Stop it at once without asking the guest
+        #[arg(long)]
+        force: bool,
+        /// Stop it by force if the guest takes longer than this
+        #[arg(long, value_name = "SECONDS", conflicts_with = "force")]
+        timeout: Option<u32>,
+    },
     /// Pause a machine; it can be resumed
     Suspend(One),
     /// Resume a paused machine
@@ -67,36 +79,6 @@ pub enum Verb {
 pub struct One {
     /// Name or UUID prefix
     vm: String,
-    #[command(flatten)]
-    waiting: Waiting,
-}
-
-/// Creates a machine.
-#[derive(clap::Args)]
-pub struct Create {
-    /// Name of the machine
-    name: Name,
-    /// Memory, a multiple of 1 MiB
-    #[arg(long, value_name = "SIZE", value_parser = word::size)]
-    memory: Size,
-    /// Number of processors
-    #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u8).range(1..))]
-    vcpus: u8,
-    /// Driver that runs the machine
-    #[arg(long, default_value = "qemu", value_parser = word::one_of::<Driver>(&word::DRIVERS))]
-    driver: Driver,
-    #[command(flatten)]
-    boot: Boot,
-    /// Optional hardware: usb=true, parallel=…, hvm_serial=…; for a Xen guest: type=pv, tsc_mode=…; may be given
-    /// several times
-    #[arg(long, value_name = "KEY=VALUE", value_parser = word::pair)]
-    platform: Vec<(String, String)>,
-    /// Description
-    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
-    description: Description,
-    /// Start it when the host boots: order, delay before the next ones in seconds, number of tries
-    #[arg(long, value_name = word::AUTOSTART, value_parser = word::autostart, num_args = 0..=1, require_equals = true, default_missing_value = "")]
-    autostart: Option<Autostart>,
     #[command(flatten)]
     waiting: Waiting,
 }
@@ -180,6 +162,11 @@ impl Verb {
                 let vm = session.vm(&vm).await?;
                 session.did(client.vm_shutdown(vm, &VmShutdown { force, timeout }).await?, waiting).await
             }
+            Verb::Reboot { vm, force, timeout } => {
+                let vm = session.vm(&vm).await?;
+                session.finish(client.vm_shutdown(vm, &VmShutdown { force, timeout }).await?).await?;
+                session.finish(client.vm_start(vm).await?).await.map(drop)
+            }
             Verb::Suspend(One { vm, waiting }) => {
                 session.did(client.vm_suspend(session.vm(&vm).await?).await?, waiting).await
             }
@@ -192,16 +179,6 @@ impl Verb {
                 session.did(client.vm_destroy(vm.uuid).await?, waiting).await
             }
         }
-    }
-}
-
-impl Create {
-    async fn run(self, session: &Session) -> Result<(), Problem> {
-        let Create { name, memory, vcpus, driver, boot, platform, description, autostart, waiting } = self;
-        let platform: BTreeMap<String, String> = platform.into_iter().collect();
-        let boot = boot.kernel(session)?.unwrap_or_default();
-        let asked = VmCreate { uuid: None, name, description, driver, memory, vcpus, boot, platform, autostart };
-        session.made(session.client.vm_create(&asked).await?, waiting).await
     }
 }
 

@@ -44,7 +44,7 @@ const LOCAL_PATIENCE: Duration = Duration::from_secs(8);
 const BEFORE_FORCE: Duration = Duration::from_secs(2);
 
 /// Runs the command.
-pub fn run(xen: &Xen) -> Result<(), Error> {
+pub fn run(xen: &Xen, json: bool) -> Result<(), Error> {
     let places = Places::of_host();
     let mut store = match (XenstoredClient::connect(), &xen.verb) {
         (Err(error), XenVerb::Detach(words)) if words.force && is_gone(&error) => {
@@ -56,7 +56,7 @@ pub fn run(xen: &Xen) -> Result<(), Error> {
         XenVerb::Attach(words) => give(&mut store, &places, words),
         XenVerb::Detach(words) => take(&mut store, &places, words),
         XenVerb::Upgrade(words) => upgrade::upgrade(&mut store, &places, words),
-        XenVerb::List { domain, json } => show(&mut store, domain.as_deref(), *json),
+        XenVerb::List { domain } => show(&mut store, domain.as_deref(), json),
         XenVerb::Script { action } => script(&mut store, &places, *action),
     }
 }

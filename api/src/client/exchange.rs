@@ -201,7 +201,7 @@ impl Client {
     fn broken(&self, error: &hyper::Error) -> Failure {
         let what = format!("taplined at {} closed the connection before answering: {error}", self.endpoint);
         let look = "the request may or may not have been carried out: check the object and 'tapline task list'";
-        Failure::Gone(Problem::new(Code::Failed, what).advise(look))
+        Failure::Gone(Problem::new(Code::Unreachable, what).advise(look))
     }
 
     fn silent(&self) -> Problem {
@@ -220,7 +220,7 @@ fn unreachable(socket: &Path, error: &io::Error) -> Failure {
     }
     let start = "start it with 'systemctl start taplined'; if it listens elsewhere, give its socket with --socket PATH \
         or TAPLINE_SOCKET";
-    Failure::Absent(Problem::new(Code::Failed, what).advise(start))
+    Failure::Absent(Problem::new(Code::Unreachable, what).advise(start))
 }
 
 /// The problem reported by an error status.

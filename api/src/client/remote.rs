@@ -116,7 +116,7 @@ impl Remote {
             let start = "check that taplined runs there, that api.listen in its configuration has this port, and that \
                 no firewall blocks it";
             let what = format!("cannot reach taplined at {self}: {error}");
-            return Failure::Absent(Problem::new(Code::Failed, what).advise(start));
+            return Failure::Absent(Problem::new(Code::Unreachable, what).advise(start));
         };
         match tls {
             // A server with the right name but another issuer; for example, the CA file may be older than the

@@ -10,13 +10,11 @@ use control::size::Size;
 #[derive(Debug, Args)]
 pub struct Disk {
     /// The disk's control socket (`serve --control`)
-    pub socket: PathBuf,
+    #[arg(value_name = "SOCKET")]
+    pub control: PathBuf,
     /// The request
     #[command(subcommand)]
     pub verb: DiskVerb,
-    /// Print the disk's responses as they are: JSON, one per line
-    #[arg(long, global = true)]
-    pub json: bool,
 }
 
 /// The verbs. Layers are numbered from the leaf, 0, downwards.
@@ -132,14 +130,6 @@ mod test {
 
     fn parse(line: &str) -> Result<Disk, String> {
         Words::try_parse_from(line.split_whitespace()).map(|words| words.disk).map_err(|error| error.to_string())
-    }
-
-    #[test]
-    fn json_may_follow_the_verb() {
-        for line in ["disk /s layers --json", "disk --json /s layers", "disk /s snapshot --to vhd:b --json"] {
-            let disk = parse(line).unwrap();
-            assert!(disk.json, "{line}");
-        }
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use api::{Inventory, InventoryVdi, Problem, SrProbe, SrSource};
 use control::size::readable;
 
-use crate::column::{Column, table};
+use crate::column::{Column, Layout, table};
 use crate::session::{Session, print};
 use crate::word;
 
@@ -58,5 +58,5 @@ pub async fn show(session: &Session, which: &str) -> Result<(), Problem> {
         .collect();
     // Images without a VDI come last.
     lines.sort_by_key(|line| (line.vdi.is_none(), line.vdi.as_ref().map(|vdi| vdi.name.clone())));
-    print(&table(&lines, COLUMNS, true, None))
+    print(&table(&lines, COLUMNS, &Layout { wide: true, ..Layout::default() })?)
 }

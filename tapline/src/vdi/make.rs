@@ -10,9 +10,9 @@ use crate::word::{self, HostPath};
 pub struct Create {
     /// Name of the disk
     name: Name,
-    /// The repository: its name or UUID prefix
+    /// The repository: its name or UUID prefix [default: the only one]
     #[arg(long)]
-    sr: String,
+    sr: Option<String>,
     /// Size seen by the guest
     #[arg(long, value_parser = word::size)]
     size: Size,
@@ -87,7 +87,8 @@ impl Create {
     /// Runs the verb.
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
         let Create { name, sr, size, format, description, waiting } = self;
-        let asked = VdiCreate { uuid: None, sr: session.sr(&sr).await?, name, description, size, format };
+        let asked =
+            VdiCreate { uuid: None, sr: session.sr_or_only(sr.as_deref()).await?, name, description, size, format };
         session.made(session.client.vdi_create(&asked).await?, waiting).await
     }
 }

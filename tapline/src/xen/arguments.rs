@@ -30,9 +30,6 @@ pub enum XenVerb {
         /// Only those of this domain
         #[arg(value_name = "DOMID|NAME")]
         domain: Option<String>,
-        /// Print JSON
-        #[arg(long)]
-        json: bool,
     },
     /// The work of an xl block script, run by block-tapline
     #[command(hide = true)]

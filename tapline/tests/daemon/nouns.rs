@@ -58,7 +58,7 @@ fn show_prints_all_fields() {
 fn an_ambiguous_name_is_refused_with_the_candidates() {
     let played = Played::new([ok("GET", "vdis?match=root", &[vdi(1, "root"), vdi(2, "root")])]);
     let output = played.run(&["vdi", "show", "root"]);
-    assert_eq!(output.status.code(), Some(4));
+    assert_eq!(output.status.code(), Some(64));
     let text = "tapline: 'root' is ambiguous; it matches 2 vdis:\n    \
                 0000d100-0000-0000-0000-000000000001  root\n    \
                 0000d100-0000-0000-0000-000000000002  root\n  give the UUID of the one you mean\n";
@@ -72,7 +72,7 @@ fn a_refusal_shows_field_and_advice() {
         .advise("free some, or lower the reserve: tapline sr set fast --reserve 0");
     let played = Played::new([refused("POST", "vdis", &problem)]);
     let output = played.run(&["vdi", "create", "root", "--sr", SR, "--size", "10G"]);
-    assert_eq!(output.status.code(), Some(4));
+    assert_eq!(output.status.code(), Some(9));
     assert_eq!(
         err(&output),
         "tapline: cannot make a vdi of 10 GiB: 1 GiB is free (size)\n  \
@@ -237,6 +237,8 @@ fn verbs_of_a_vbd_ask_their_routes() {
         ok("GET", "vdis?match=root", &[vdi(1, "root")]),
         ok("POST", "vbds", &vbd(1)),
         ok("GET", &format!("vbds?vm={VM}"), &[vbd(1)]),
+        ok("GET", "vms", &[vm(1, "web")]),
+        ok("GET", "vdis", &[vdi(1, "root")]),
         ok("GET", "vbds?match=0000bd", &[vbd(1)]),
         ok("POST", &format!("vbds/{VBD}/plug"), &vbd(1)),
         ok("POST", &format!("vbds/{VBD}/unplug"), &vbd(1)),
@@ -246,14 +248,14 @@ fn verbs_of_a_vbd_ask_their_routes() {
     let create = ["vbd", "create", "--vdi", "root", "--vm", "web", "--mode", "RO", "--position", "3"];
     assert_eq!(out(&played.run(&create)), format!("{VBD}\n"));
     let listed = out(&played.run(&["vbd", "list", "--vm", VM]));
-    assert!(listed.contains("0000bd00  -   0000d100         3  RW    plugged  vhost-user       2"), "{listed}");
+    assert!(listed.contains("0000bd00  -   root         3  RW    plugged  vhost-user       2"), "{listed}");
     assert_eq!(out(&played.run(&["vbd", "plug", "0000bd"])), "");
     assert_eq!(out(&played.run(&["vbd", "unplug", VBD, "--force"])), "");
     assert_eq!(out(&played.run(&["vbd", "connect", VBD, "--for", "cloud-hypervisor"])), "--disk vhost_user=true\n");
     assert_eq!(out(&played.run(&["vbd", "destroy", VBD])), "");
     let asked = played.asked();
     assert_eq!(asked[2].body, json!({"vm": VM, "vdi": VDI, "position": 3, "mode": "RO"}));
-    assert_eq!(asked[6].body, json!({"force": true}));
+    assert_eq!(asked[8].body, json!({"force": true}));
 }
 
 #[test]

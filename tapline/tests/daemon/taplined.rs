@@ -84,22 +84,25 @@ fn the_host_is_shown() {
     assert!(text.contains(&host.uuid.to_string()));
     // The option beats the environment.
     let other = run(&daemon.socket(), &["host", "--socket", "/nowhere/at/all", "show"]);
-    assert_eq!(other.status.code(), Some(4));
+    assert_eq!(other.status.code(), Some(10));
     assert!(err(&other).contains("/nowhere/at/all"), "{}", err(&other));
 }
 
 #[test]
 fn there_are_no_tasks_and_none_can_be_found() {
     let daemon = Daemon::start();
-    assert_eq!(out(&run(&daemon.socket(), &["task", "list", "--all"])), "UUID  VERB  STATE  DONE  STEP  CREATED\n");
+    assert_eq!(
+        out(&run(&daemon.socket(), &["task", "list", "--all"])),
+        "UUID  VERB  STATE  DONE  STEP  CREATED  ABOUT\n"
+    );
     assert_eq!(out(&run(&daemon.socket(), &["task", "list", "--json"])), "[]\n");
     let none = run(&daemon.socket(), &["task", "wait", "abcd"]);
     let text = "tapline: no task named 'abcd'\n  give a name or at least 4 digits of a UUID; 'tapline task list' \
                 shows both\n";
-    assert_eq!((none.status.code(), err(&none).as_str()), (Some(4), text));
+    assert_eq!((none.status.code(), err(&none).as_str()), (Some(6), text));
     let uuid = uuid::Uuid::from_u128(7).to_string();
     let unknown = run(&daemon.socket(), &["task", "cancel", &uuid]);
-    assert_eq!(unknown.status.code(), Some(4));
+    assert_eq!(unknown.status.code(), Some(6));
     assert!(err(&unknown).contains(&uuid), "{}", err(&unknown));
 }
 
@@ -131,7 +134,7 @@ fn refusals_of_the_daemon_are_printed() {
         &["vbd", "destroy", &uuid],
     ] {
         let refused = run(&daemon.socket(), words);
-        assert_eq!(refused.status.code(), Some(4), "{words:?}");
+        assert_eq!(refused.status.code(), Some(6), "{words:?}");
         assert!(err(&refused).contains(&uuid), "{words:?}: {}", err(&refused));
     }
 }
@@ -161,4 +164,75 @@ fn following_stops_silently_on_a_closed_pipe() {
         let ended = follow.wait_with_output().unwrap();
         assert_eq!((ended.status.code(), err(&ended).as_str()), (Some(0), ""));
     }
+}
+
+/// Runs a command that must succeed, and returns what it prints, without the line's end.
+fn done(daemon: &Daemon, words: &[&str]) -> String {
+    out(&run(&daemon.socket(), words)).trim_end().to_owned()
+}
+
+#[test]
+fn a_disk_is_made_and_attached_in_one_command_and_again_without_effect() {
+    let daemon = Daemon::start();
+    let disks = daemon.directory.path().join("disks");
+    std::fs::create_dir(&disks).unwrap();
+    let refused = run(&daemon.socket(), &["vdi", "attach", "data", "--new", "64M"]);
+    assert_eq!(refused.status.code(), Some(6));
+    assert!(err(&refused).contains("tapline sr create NAME --dir DIRECTORY"), "{}", err(&refused));
+    done(&daemon, &["sr", "create", "fast", "--dir", disks.to_str().unwrap()]);
+    let vbd = done(&daemon, &["vdi", "attach", "data", "--new", "64M"]);
+    assert_eq!(done(&daemon, &["vdi", "attach", "data"]), vbd);
+    assert_eq!(done(&daemon, &["vbd", "plug", "data"]), "", "it is plugged already");
+    let pasted = done(&daemon, &["vdi", "attach", "data", "--print", "libvirt"]);
+    assert!(pasted.contains("<disk type='vhostuser'"), "{pasted}");
+    let listed = done(&daemon, &["vbd", "list"]);
+    assert!(listed.lines().nth(1).unwrap().contains("  -   data  "), "{listed}");
+    assert_eq!(done(&daemon, &["vbd", "list", "-q"]), vbd);
+    let chosen = ["vdi", "list", "--columns", "name,state,sr", "--sort", "-size"];
+    assert_eq!(done(&daemon, &chosen), "NAME  STATE   SR\ndata  in use  fast");
+    // Options of the daemon stand before the noun, too.
+    assert_eq!(
+        out(&Command::new(env!("CARGO_BIN_EXE_tapline"))
+            .arg("--socket")
+            .arg(daemon.socket())
+            .args(["vdi", "list", "-o", "name"])
+            .output()
+            .unwrap()),
+        "data\n"
+    );
+    done(&daemon, &["vdi", "detach", "data"]);
+    done(&daemon, &["vdi", "detach", "data"]);
+    assert_eq!(done(&daemon, &["vbd", "list", "-q"]), "");
+}
+
+#[test]
+fn a_machine_is_made_with_its_disks_or_not_at_all() {
+    let daemon = Daemon::start();
+    let disks = daemon.directory.path().join("disks");
+    std::fs::create_dir(&disks).unwrap();
+    done(&daemon, &["sr", "create", "fast", "--dir", disks.to_str().unwrap()]);
+    done(&daemon, &["vdi", "create", "data", "--size", "64M"]);
+    let web = ["vm", "create", "web", "--disk", "root=128M", "--disk", "data", "--cdrom", "/a.iso", "--nic", "user"];
+    let vm = done(&daemon, &web);
+    let shown = done(&daemon, &["vm", "show", "web"]);
+    assert!(shown.contains(&vm) && shown.contains("dvd=file:/a.iso") && shown.contains("nic=user"), "{shown}");
+    let listed = done(&daemon, &["vbd", "list", "--vm", "web", "--columns", "vm,vdi,position,state"]);
+    assert_eq!(listed, "VM   VDI   POSITION  STATE\nweb  root         0  unplugged\nweb  data         1  unplugged");
+    assert_eq!(done(&daemon, &["vbd", "show", "web/vdb"]), done(&daemon, &["vbd", "show", "data"]));
+    let wrong = run(&daemon.socket(), &["vbd", "show", "web/vdc"]);
+    assert!(wrong.status.code() == Some(6) && err(&wrong).contains("the vm 'web' has no disk vdc"), "{}", err(&wrong));
+    // The last disk cannot be had: nothing stays of what was made for it.
+    let refused = run(&daemon.socket(), &["vm", "create", "db", "--disk", "new=64M", "--disk", "nowhere"]);
+    assert_eq!(refused.status.code(), Some(6), "{}", err(&refused));
+    assert_eq!(done(&daemon, &["vm", "list", "-o", "name"]), "web");
+    assert_eq!(done(&daemon, &["vdi", "list", "-o", "name", "--sort", "name"]), "data\nroot");
+}
+
+#[test]
+fn a_refusal_is_json_for_programs() {
+    let daemon = Daemon::start();
+    let refused = run(&daemon.socket(), &["vdi", "show", "nowhere", "--json"]);
+    let line: serde_json::Value = serde_json::from_slice(&refused.stderr).unwrap();
+    assert_eq!((&line["error"]["code"], refused.status.code()), (&serde_json::json!("not-found"), Some(6)));
+    assert!(refused.stdout.is_empty());
 }

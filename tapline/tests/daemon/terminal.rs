@@ -60,7 +60,10 @@ fn a_table_has_the_columns_that_fit() {
     let srs = [sr(1, "fast")];
     let played = Played::new([ok("GET", "srs", &srs), ok("GET", "srs", &srs), ok("GET", "srs", &srs)]);
     let narrow = said(&on_terminal(&played, 50, "sr list", ""));
-    assert_eq!(narrow, "UUID      NAME  STATE       FREE     SIZE\n00005e00  fast  attached  50 GiB  100 GiB\n");
+    assert_eq!(
+        narrow,
+        "\u{1b}[1mUUID      NAME  STATE       FREE     SIZE …\u{1b}[0m\n00005e00  fast  attached  50 GiB  100 GiB\n"
+    );
     assert!(said(&on_terminal(&played, 200, "sr list", "")).contains("nas:/srv/vms"));
     assert!(said(&on_terminal(&played, 50, "sr list --wide", "")).contains(SR));
     played.asked();

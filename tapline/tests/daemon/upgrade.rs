@@ -70,7 +70,7 @@ fn a_single_failed_upgrade_prints_its_error() {
     assert_eq!((output.status.code(), output.stdout.len()), (Some(4), 0));
     assert_eq!(err(&output), "tapline: its old process continues\n  see its log\n");
     let output = played.run(&["vbd", "upgrade", &uuid(1)]);
-    assert_eq!(output.status.code(), Some(4));
+    assert_eq!(output.status.code(), Some(7));
     assert_eq!(err(&output), "tapline: it is not plugged\n  there is nothing to do\n");
     played.asked();
 }

@@ -73,10 +73,10 @@ fn a_task_that_fails_is_a_command_that_fails() {
     let failed = Task { problem: Some(problem), ..task(1, TaskState::Failed, 0.5, Some("copy")) };
     let played = Played::new([copy_begins(), ok("GET", &step(), &failed), copy_begins(), ok("GET", &step(), &failed)]);
     let output = played.run(&COPY);
-    assert_eq!(output.status.code(), Some(4));
+    assert_eq!(output.status.code(), Some(9));
     assert!(err(&output).ends_with("vdi-copy: failed\ntapline: the sr is full\n  free some\n"), "{}", err(&output));
     let output = played.run(&[&COPY[..], &["--json"]].concat());
-    assert_eq!(output.status.code(), Some(4));
+    assert_eq!(output.status.code(), Some(9));
     assert_eq!(serde_json::from_slice::<Task>(&output.stdout).unwrap(), failed);
 }
 
@@ -131,13 +131,16 @@ fn tasks_are_listed_shown_waited_for_and_cancelled() {
     let (running, over) = (task(1, TaskState::Running, 0.254, Some("copy")), done(1, vdi(7, "root")));
     let played = Played::new([
         ok("GET", "tasks?open=true", &vec![running.clone()]),
+        ok("GET", "srs", &Vec::<api::Sr>::new()),
+        ok("GET", "vdis", &[vdi(1, "root")]),
+        ok("GET", "vms", &Vec::<api::Vm>::new()),
         ok("GET", "tasks", &[running.clone(), task(0x0000_7b00 << 96, TaskState::Done, 1.0, None)]),
         ok("GET", &format!("tasks/{TASK}"), &running),
         ok("GET", &step(), &over),
         ok("POST", &cancel(), &running),
     ]);
-    let table = "UUID      VERB      STATE    DONE  STEP  CREATED\n\
-                 00007a00  vdi-copy  running  25 %  copy  2026-11-22T10:00:00Z\n";
+    let table = "UUID      VERB      STATE    DONE  STEP  CREATED               ABOUT\n\
+                 00007a00  vdi-copy  running  25 %  copy  2026-11-22T10:00:00Z  vdi root\n";
     assert_eq!(out(&played.run(&["task", "list"])), table);
     let waited = out(&played.run(&["task", "wait", "00007a00"]));
     assert!(waited.contains("      state: done\n") && waited.contains("\"uuid\": \"0000d100-"), "{waited}");
@@ -150,7 +153,7 @@ fn an_unreachable_daemon_is_reported_with_advice() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("none.sock");
     let output = play::run(&socket, &["host", "show"]);
-    assert_eq!(output.status.code(), Some(4));
+    assert_eq!(output.status.code(), Some(10));
     let text = format!(
         "tapline: cannot reach taplined at {}: No such file or directory (os error 2)\n  \
          start it with 'systemctl start taplined'; if it listens elsewhere, give its socket with --socket PATH or TAPLINE_SOCKET\n",

@@ -100,11 +100,11 @@ fn what_a_disk_refuses_is_shown_with_its_exit_code() {
     assert_eq!(disk.refused("disk control.sock revert --to 0 --leaf vhd:d").0, Some(64));
     disk.done("image create vhd:taken --size 1M");
     let (code, said) = disk.refused("disk control.sock snapshot --to vhd:taken");
-    assert!(code == Some(4) && said.contains("already exists"), "{said}");
+    assert!(code == Some(7) && said.contains("already exists"), "{said}");
     // With --json the refusal is the last line on stdout, and the exit code is the same.
     let output = disk.run("disk control.sock snapshot --to vhd:taken --json");
     let line: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!((&line["error"]["kind"], output.status.code()), (&Value::from("exists"), Some(4)));
+    assert_eq!((&line["error"]["kind"], output.status.code()), (&Value::from("exists"), Some(7)));
     assert!(output.stderr.is_empty(), "{output:?}");
     // The request is well-formed but impossible for this disk: the outcome is the same whether it is served or not.
     assert_eq!(disk.refused("disk control.sock resize --size 1M").0, Some(4));

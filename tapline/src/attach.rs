@@ -1,0 +1,145 @@
+//! Disks of a machine in one step: `vdi attach` and `vdi detach`, and what `vm create` does with its disks.
+//!
+//! What is already so is left as it is, so that a command can be given again.
+
+use api::{Code, ImageFormat, Mode, Name, Problem, Size, Vbd, VbdCreate, VbdState, VbdUnplug, VdiCreate};
+use serde_json::Value;
+use uuid::Uuid;
+
+use crate::output::say;
+use crate::session::{Session, print};
+use crate::vbd::For;
+use crate::word;
+
+/// `vdi attach`.
+#[derive(clap::Args)]
+pub struct Attach {
+    /// The disk: its name or UUID prefix; with --new the name of the new one
+    vdi: String,
+    /// The machine: its name or UUID prefix [default: a machine that is managed elsewhere]
+    #[arg(long)]
+    vm: Option<String>,
+    /// Make the disk first, of this size
+    #[arg(long, value_name = "SIZE", value_parser = word::size)]
+    new: Option<Size>,
+    /// With --new: the repository [default: the only one]
+    #[arg(long, requires = "new")]
+    sr: Option<String>,
+    /// With --new: the format [default: the repository's default]
+    #[arg(long, requires = "new", value_parser = word::one_of::<ImageFormat>(&word::FORMATS))]
+    format: Option<ImageFormat>,
+    /// Access mode: RW or RO, read-only [default: what the disk allows]
+    #[arg(long, value_parser = word::one_of::<Mode>(&["RW", "RO"]))]
+    mode: Option<Mode>,
+    /// Print the configuration to paste for a machine that is managed elsewhere, instead of the block device's UUID
+    #[arg(long, value_enum, value_name = "FOR", conflicts_with = "vm")]
+    print: Option<For>,
+}
+
+/// `vdi detach`.
+#[derive(clap::Args)]
+pub struct Detach {
+    /// The disk: its name or UUID prefix
+    vdi: String,
+    /// Only from this machine: its name or UUID prefix
+    #[arg(long)]
+    vm: Option<String>,
+    /// Do not wait for the guest to release the disk; unflushed data is lost
+    #[arg(long)]
+    force: bool,
+}
+
+impl Attach {
+    /// Runs the verb.
+    pub async fn run(self, session: &Session) -> Result<(), Problem> {
+        let Attach { vdi, vm, new, sr, format, mode, print: paste } = self;
+        let vm = match vm {
+            Some(vm) => Some(session.vm(&vm).await?),
+            None => None,
+        };
+        let vdi = match new {
+            Some(size) => make(session, &vdi, size, sr.as_deref(), format).await?,
+            None => session.vdi(&vdi).await?,
+        };
+        let vbd = plug(session, give(session, vdi, vm, mode).await?).await?;
+        match paste {
+            Some(paste) => print(&session.client.vbd_connect(vbd.uuid, paste.into()).await?),
+            None if session.json() => session.value(&vbd),
+            None => print(&format!("{}\n", vbd.uuid)),
+        }
+    }
+}
+
+impl Detach {
+    /// Runs the verb.
+    pub async fn run(self, session: &Session) -> Result<(), Problem> {
+        let vdi = session.vdi(&self.vdi).await?;
+        let vm = match &self.vm {
+            Some(vm) => Some(session.vm(vm).await?),
+            None => None,
+        };
+        let vbds = session.client.vbds(vm, Some(vdi), None).await?;
+        if vbds.is_empty() {
+            say(&format!("tapline: the vdi '{}' is not attached\n", self.vdi));
+        }
+        for vbd in vbds {
+            if vbd.state != VbdState::Unplugged {
+                let asked = VbdUnplug { force: self.force };
+                session.finish(session.client.vbd_unplug(vbd.uuid, &asked).await?).await?;
+            }
+            session.finish(session.client.vbd_destroy(vbd.uuid).await?).await?;
+        }
+        Ok(())
+    }
+}
+
+/// Makes a disk, and waits for it.
+pub async fn make(
+    session: &Session,
+    name: &str,
+    size: Size,
+    sr: Option<&str>,
+    format: Option<ImageFormat>,
+) -> Result<Uuid, Problem> {
+    let name: Name =
+        name.parse().map_err(|why| Problem::new(Code::Invalid, format!("'{name}': {why}")).field("name"))?;
+    let sr = session.sr_or_only(sr).await?;
+    let asked = VdiCreate { uuid: None, sr, name, description: Default::default(), size, format };
+    uuid(&session.finish(session.client.vdi_create(&asked).await?).await?)
+}
+
+/// The UUID of what was made.
+pub fn uuid(made: &Value) -> Result<Uuid, Problem> {
+    let uuid = made.get("uuid").and_then(Value::as_str).and_then(|uuid| uuid.parse().ok());
+    uuid.ok_or_else(|| Problem::failed("read the answer", "it has no UUID"))
+}
+
+/// The block device by which a machine has a disk, which is made if there is none.
+pub async fn give(session: &Session, vdi: Uuid, vm: Option<Uuid>, mode: Option<Mode>) -> Result<Vbd, Problem> {
+    let of_disk = session.client.vbds(vm, Some(vdi), None).await?;
+    if let Some(vbd) = of_disk.into_iter().find(|vbd| vbd.vm == vm && mode.is_none_or(|mode| vbd.mode == mode)) {
+        return Ok(vbd);
+    }
+    let asked = VbdCreate {
+        uuid: None,
+        vm,
+        vdi,
+        position: None,
+        mode,
+        bootable: None,
+        transport: None,
+        queues: None,
+        autostart: None,
+    };
+    let made = session.finish(session.client.vbd_create(&asked).await?).await?;
+    session.client.vbd(uuid(&made)?).await
+}
+
+/// Plugs a block device, unless it is plugged; as it is then.
+async fn plug(session: &Session, vbd: Vbd) -> Result<Vbd, Problem> {
+    if vbd.state == VbdState::Plugged {
+        return Ok(vbd);
+    }
+    session.finish(session.client.vbd_plug(vbd.uuid).await?).await?;
+    session.client.vbd(vbd.uuid).await
+}

@@ -1,0 +1,151 @@
+//! `vm create`: a machine with its disks, or nothing.
+
+use std::collections::BTreeMap;
+
+use api::{Autostart, Description, Driver, Name, Problem, Size, VmCreate};
+use uuid::Uuid;
+
+use super::boot::Boot;
+use super::devices::Devices;
+use crate::attach::{self, give, make};
+use crate::session::{Session, print};
+use crate::word;
+
+/// Creates a machine.
+#[derive(clap::Args)]
+pub struct Create {
+    /// Name of the machine
+    name: Name,
+    /// Memory, a multiple of 1 MiB
+    #[arg(long, value_name = "SIZE", value_parser = word::size, default_value = "1G")]
+    memory: Size,
+    /// Number of processors
+    #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u8).range(1..))]
+    vcpus: u8,
+    /// Driver that runs the machine
+    #[arg(long, default_value = "qemu", value_parser = word::one_of::<Driver>(&word::DRIVERS))]
+    driver: Driver,
+    #[command(flatten)]
+    boot: Boot,
+    /// Optional hardware: usb=true, parallel=…, hvm_serial=…; for a Xen guest: type=pv, tsc_mode=…; may be given
+    /// several times
+    #[arg(long, value_name = "KEY=VALUE", value_parser = word::pair)]
+    platform: Vec<(String, String)>,
+    /// Description
+    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
+    description: Description,
+    /// Start it when the host boots: order, delay before the next ones in seconds, number of tries
+    #[arg(long, value_name = word::AUTOSTART, value_parser = word::autostart, num_args = 0..=1, require_equals = true, default_missing_value = "")]
+    autostart: Option<Autostart>,
+    /// A disk, in the order in which the guest finds them: the name or UUID prefix of one that exists, or NAME=SIZE for
+    /// a new one; may be given several times
+    #[arg(long, value_name = "NAME[=SIZE]", value_parser = wanted)]
+    disk: Vec<Wanted>,
+    /// The repository of new disks [default: the only one]
+    #[arg(long, requires = "disk")]
+    sr: Option<String>,
+    /// Start it
+    #[arg(long)]
+    start: bool,
+    #[command(flatten)]
+    devices: Devices,
+}
+
+/// A disk of a new machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Wanted {
+    name: String,
+    /// If it is to be made.
+    size: Option<Size>,
+}
+
+/// Parses `NAME` or `NAME=SIZE`.
+fn wanted(word: &str) -> Result<Wanted, String> {
+    match word.split_once('=') {
+        Some((name, size)) => Ok(Wanted { name: name.into(), size: Some(word::size(size)?) }),
+        None => Ok(Wanted { name: word.into(), size: None }),
+    }
+}
+
+/// What has been made so far, and goes again if the rest fails.
+#[derive(Default)]
+struct Made {
+    vm: Option<Uuid>,
+    vdis: Vec<Uuid>,
+}
+
+impl Create {
+    /// Runs the verb.
+    pub async fn run(self, session: &Session) -> Result<(), Problem> {
+        let start = self.start;
+        let mut made = Made::default();
+        let vm = match self.make(session, &mut made).await {
+            Ok(vm) => vm,
+            Err(problem) => return Err(made.unmake(session, problem).await),
+        };
+        // A machine that does not start is there nevertheless, to be looked at.
+        let started = match start {
+            true => session.finish(session.client.vm_start(vm).await?).await.map(drop),
+            false => Ok(()),
+        };
+        match session.json() {
+            true => session.value(&session.client.vm(vm).await?)?,
+            false => print(&format!("{vm}\n"))?,
+        }
+        started
+    }
+
+    async fn make(self, session: &Session, made: &mut Made) -> Result<Uuid, Problem> {
+        let Create { name, memory, vcpus, driver, boot, platform, description, autostart, disk, sr, devices, .. } =
+            self;
+        let mut keys: BTreeMap<String, String> = devices.platform(session)?;
+        keys.extend(platform);
+        let boot = boot.kernel(session)?.unwrap_or_default();
+        let asked = VmCreate { uuid: None, name, description, driver, memory, vcpus, boot, platform: keys, autostart };
+        let vm = attach::uuid(&session.finish(session.client.vm_create(&asked).await?).await?)?;
+        made.vm = Some(vm);
+        for Wanted { name, size } in disk {
+            let vdi = match size {
+                Some(size) => {
+                    let vdi = make(session, &name, size, sr.as_deref(), None).await?;
+                    made.vdis.push(vdi);
+                    vdi
+                }
+                None => session.vdi(&name).await?,
+            };
+            give(session, vdi, Some(vm), None).await?;
+        }
+        Ok(vm)
+    }
+}
+
+impl Made {
+    /// Removes it: the machine with its block devices, and then the new disks, in which nothing is.
+    async fn unmake(self, session: &Session, problem: Problem) -> Problem {
+        let undone = async {
+            if let Some(vm) = self.vm {
+                session.finish(session.client.vm_destroy(vm).await?).await?;
+            }
+            for vdi in self.vdis {
+                session.finish(session.client.vdi_destroy(vdi, false).await?).await?;
+            }
+            Ok::<(), Problem>(())
+        };
+        match undone.await {
+            Ok(()) => problem,
+            Err(also) => problem.advise(format!("what was made until then is still there: {also}")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn a_disk_is_a_name_or_a_name_and_a_size() {
+        assert_eq!(wanted("root"), Ok(Wanted { name: "root".into(), size: None }));
+        assert_eq!(wanted("data=10G").unwrap().size.unwrap().bytes(), 10 << 30);
+        assert!(wanted("data=much").is_err() && wanted("data=0").is_err());
+    }
+}

@@ -26,6 +26,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use memory::Segments;
 
+use crate::FileOffset;
 use crate::backlog::Backlog;
 use crate::io::{Action, EngineFailed, FileDone, FileError, FileId, FileOp, Io, OpId, Until};
 use crate::slab::Slab;
@@ -57,7 +58,7 @@ struct Storage {
     unit: u64,
     /// The file reaches as far, or further: what has failed may have made it longer. `None`: it ends where a unit does,
     /// as devices do.
-    end: Option<u64>,
+    end: Option<FileOffset>,
 }
 
 /// An operation that goes on in pieces.
@@ -103,15 +104,15 @@ enum Manner {
 #[derive(Clone, Copy, Debug)]
 struct Claim {
     file: FileId,
-    at: u64,
-    end: u64,
+    at: FileOffset,
+    end: FileOffset,
     manner: Manner,
 }
 
 #[derive(Debug)]
 struct Piece {
     file: FileId,
-    at: u64,
+    at: FileOffset,
     len: u64,
     what: What,
     owner: Owner,
@@ -150,11 +151,11 @@ impl Claim {
 }
 
 impl Aligner {
-    /// From now on, operations on `file` are cut to units of `unit` bytes, a power of two. `end` is the length of a
+    /// From now on, operations on `file` are cut to units of `unit` bytes, a power of two. `len` is that of a
     /// file that may end anywhere; `None`: it ends where a unit does, and does not grow.
-    pub fn add(&mut self, file: FileId, unit: u64, end: Option<u64>) {
+    pub fn add(&mut self, file: FileId, unit: u64, len: Option<u64>) {
         assert!(unit.is_power_of_two(), "a unit of {unit} bytes");
-        self.files.insert(file, Storage { unit, end });
+        self.files.insert(file, Storage { unit, end: len.map(FileOffset) });
     }
 
     /// Nothing will come for `file`, unless it is added again.
@@ -197,7 +198,7 @@ impl Aligner {
         let (at, len) = match &action {
             Action::Read { at, into: memory } | Action::Write { at, from: memory } => (*at, as_u64(memory.len())),
             Action::Deallocate { at, len } => (*at, *len),
-            Action::SyncData => (0, 0),
+            Action::SyncData => (FileOffset(0), 0),
         };
         self.begin(Piece { file, at, len, what: What::Pass(action), owner: Owner::Whole(id) }, io);
         // The engine has no room: neither have we.
@@ -272,9 +273,8 @@ impl Aligner {
     fn claim(&self, piece: &Piece) -> Claim {
         let Piece { file, at, len, .. } = *piece;
         let storage = self.files.get(&file).copied().unwrap_or(Storage { unit: 1, end: None });
-        let down = |at: u64| at & !(storage.unit - 1);
-        let from = down(at);
-        let end = down(at + len + (storage.unit - 1));
+        let from = at.align_down(storage.unit);
+        let end = (at + len).align_up(storage.unit);
         let manner = match &piece.what {
             What::Read { .. } | What::Pass(Action::Read { .. } | Action::SyncData) => Manner::Looks,
             What::Pass(Action::Write { .. } | Action::Deallocate { .. }) => Manner::Writes,
@@ -345,28 +345,26 @@ impl What {
 
 /// The pieces of a transfer that does not keep to units: at most one in front of the first whole unit, the whole ones,
 /// and at most one behind them.
-fn cut(op: &FileOp, unit: u64) -> Option<Vec<(u64, What)>> {
+fn cut(op: &FileOp, unit: u64) -> Option<Vec<(FileOffset, What)>> {
     let (at, memory, is_write) = match &op.action {
         Action::Read { at, into } => (*at, into, false),
         Action::Write { at, from } => (*at, from, true),
         // Its storage does what it can of a range, or says that it cannot.
         Action::Deallocate { .. } | Action::SyncData => return None,
     };
-    let inside = unit - 1;
     let len = as_u64(memory.len());
-    if at & inside == 0 && len & inside == 0 {
+    if at % unit == 0 && len % unit == 0 {
         return None;
     }
     let end = at + len;
-    let up = (at + inside) & !inside;
-    let (head, down) = (up.min(end), end & !inside);
+    let (head, down) = (at.align_up(unit).min(end), end.align_down(unit));
     let mut pieces = Vec::new();
-    let mut add = |from: u64, to: u64| {
+    let mut add = |from: FileOffset, to: FileOffset| {
         if from >= to {
             return;
         }
         let memory = memory.slice(as_usize(from - at), as_usize(to - from));
-        let whole = from & inside == 0 && to & inside == 0;
+        let whole = from % unit == 0 && to % unit == 0;
         pieces.push((
             from,
             match (whole, is_write) {
@@ -384,9 +382,9 @@ fn cut(op: &FileOp, unit: u64) -> Option<Vec<(u64, What)>> {
 }
 
 /// Where what was written ends.
-fn end_of(action: &Action) -> Option<u64> {
+fn end_of(action: &Action) -> Option<FileOffset> {
     match action {
-        Action::Write { at, from } => Some(at + as_u64(from.len())),
+        Action::Write { at, from } => Some(*at + as_u64(from.len())),
         Action::Read { .. } | Action::SyncData | Action::Deallocate { .. } => None,
     }
 }

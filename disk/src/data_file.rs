@@ -14,12 +14,13 @@
 
 use std::collections::BTreeMap;
 
+use crate::FileOffset;
 use crate::backlog::Backlog;
 use crate::io::{Action, Allocation, EngineFailed, FileDone, FileError, FileId, FileOp, Io, OpId, Until};
 use crate::slab::Slab;
 
 /// Where the data file of an image begins, among the offsets that a format names: behind all that an image can have.
-pub const DATA_FILE: u64 = 1 << 60;
+pub const DATA_FILE: FileOffset = FileOffset(1 << 60);
 
 /// Marks the names of syncs that were made here; those of the disk and of an [`crate::Aligner`] do not have it.
 const OURS: u64 = 1 << 62;
@@ -123,9 +124,9 @@ impl DataFiles {
     }
 
     /// As [`Io::allocated`].
-    pub fn allocated(&mut self, file: FileId, at: u64, len: u64, io: &mut impl Io) -> Allocation {
+    pub fn allocated(&mut self, file: FileId, at: FileOffset, len: u64, io: &mut impl Io) -> Allocation {
         match (self.of(file), at.checked_sub(DATA_FILE)) {
-            (Some(data), Some(at)) => io.allocated(data, at, len),
+            (Some(data), Some(at)) => io.allocated(data, FileOffset(at), len),
             _ => io.allocated(file, at, len),
         }
     }
@@ -134,7 +135,7 @@ impl DataFiles {
 /// An operation on an image, as one on its data file if it is about that.
 fn downwards(mut op: FileOp, data: FileId) -> FileOp {
     if let Some(there) = place(&mut op.action).filter(|at| **at >= DATA_FILE) {
-        *there &= !DATA_FILE;
+        *there = FileOffset(*there - DATA_FILE);
         op.file = data;
     }
     op
@@ -143,13 +144,13 @@ fn downwards(mut op: FileOp, data: FileId) -> FileOp {
 /// An operation on a data file, as the one on its image that it was.
 fn upwards(mut op: FileOp, image: FileId) -> FileOp {
     if op.file != image {
-        place(&mut op.action).into_iter().for_each(|at| *at |= DATA_FILE);
+        place(&mut op.action).into_iter().for_each(|at| *at = DATA_FILE + at.0);
         op.file = image;
     }
     op
 }
 
-fn place(action: &mut Action) -> Option<&mut u64> {
+fn place(action: &mut Action) -> Option<&mut FileOffset> {
     match action {
         Action::Read { at, .. } | Action::Write { at, .. } | Action::Deallocate { at, .. } => Some(at),
         Action::SyncData => None,
@@ -185,8 +186,8 @@ mod test {
             Ok(())
         }
 
-        fn allocated(&mut self, file: FileId, at: u64, _: u64) -> Allocation {
-            if file == DATA { Allocation::Hole(at) } else { Allocation::Data(at) }
+        fn allocated(&mut self, file: FileId, at: FileOffset, _: u64) -> Allocation {
+            if file == DATA { Allocation::Hole(at.0) } else { Allocation::Data(at.0) }
         }
     }
 
@@ -200,29 +201,29 @@ mod test {
         FileOp { id: OpId(id), file, action }
     }
 
-    fn read(id: u64, file: FileId, at: u64) -> FileOp {
+    fn read(id: u64, file: FileId, at: FileOffset) -> FileOp {
         op(id, file, Action::Read { at, into: Segments::zeroed(512) })
     }
 
-    fn seen(op: &mut FileOp) -> (u64, FileId, Option<u64>) {
+    fn seen(op: &mut FileOp) -> (u64, FileId, Option<FileOffset>) {
         (op.id.0, op.file, place(&mut op.action).copied())
     }
 
     #[test]
     fn data_goes_to_the_data_file_and_comes_back_as_it_was() {
         let (mut files, mut io) = setup(8);
-        let pushed = [(1, IMAGE, 512), (2, IMAGE, DATA_FILE + 512), (3, FileId(0), 512)];
+        let pushed = [(1, IMAGE, FileOffset(512)), (2, IMAGE, DATA_FILE + 512), (3, FileId(0), FileOffset(512))];
         for (id, file, at) in pushed {
             files.push(read(id, file, at), &mut io).unwrap();
         }
         let below: Vec<_> = io.pushed.iter_mut().map(seen).collect();
-        assert_eq!(below, [(1, IMAGE, Some(512)), (2, DATA, Some(512)), (3, FileId(0), Some(512))]);
+        assert_eq!(below, [(1, IMAGE), (2, DATA), (3, FileId(0))].map(|(id, file)| (id, file, Some(FileOffset(512)))));
         let mut done = Vec::new();
         files.reap(Until::Any, &mut io, &mut done).unwrap();
         let above: Vec<_> = done.iter_mut().map(|done| seen(&mut done.op)).collect();
         assert_eq!(above, pushed.map(|(id, file, at)| (id, file, Some(at))));
         assert_eq!(files.allocated(IMAGE, DATA_FILE + 7, 1, &mut io), Allocation::Hole(7));
-        assert_eq!(files.allocated(IMAGE, 7, 1, &mut io), Allocation::Data(7));
+        assert_eq!(files.allocated(IMAGE, FileOffset(7), 1, &mut io), Allocation::Data(7));
     }
 
     #[test]

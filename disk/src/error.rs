@@ -1,5 +1,7 @@
 //! Why an image cannot be opened, created or trusted.
 
+use crate::FileOffset;
+
 /// What is wrong with an image, in kinds that a caller may act upon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ImageErrorKind {
@@ -24,7 +26,7 @@ pub struct ImageError {
     /// The kind.
     pub kind: ImageErrorKind,
     /// Offset in the file of what is wrong, where there is one.
-    pub at: Option<u64>,
+    pub at: Option<FileOffset>,
     /// What was found, in one sentence without a full stop.
     pub what: String,
 }
@@ -36,7 +38,7 @@ impl ImageError {
     }
 
     /// An error at a byte of the file.
-    pub fn at(kind: ImageErrorKind, at: u64, what: impl Into<String>) -> ImageError {
+    pub fn at(kind: ImageErrorKind, at: FileOffset, what: impl Into<String>) -> ImageError {
         ImageError { kind, at: Some(at), what: what.into() }
     }
 }

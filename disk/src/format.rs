@@ -9,7 +9,7 @@
 //! 2. That sync; then each batch (its writes in any order) and a sync behind it.
 //! 3. [`Format::settled`].
 
-use crate::{Geometry, ImageError, Records, Span};
+use crate::{FileOffset, FileRange, Geometry, ImageError, Records, Span};
 
 /// What an image is opened for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,14 +44,14 @@ pub enum Mapping {
     /// In this file.
     Data {
         /// Offset in the file.
-        at: u64,
+        at: FileOffset,
         /// Number of bytes.
         len: u64,
     },
     /// In this file, compressed: to be read and given to [`Format::decompress`].
     Compressed {
         /// Offset in the file of what is to be read; a multiple of 512.
-        at: u64,
+        at: FileOffset,
         /// Number of bytes to read; a multiple of 512.
         size: u64,
         /// Where in what was read the compressed bytes begin.
@@ -64,14 +64,14 @@ pub enum Mapping {
     /// In this file, where others may refer to them too: read there like [`Mapping::Data`], never overwritten.
     Shared {
         /// Offset in the file.
-        at: u64,
+        at: FileOffset,
         /// Number of bytes.
         len: u64,
     },
     /// Not to be had: the metadata that says where they live makes no sense.
     Damaged {
         /// Offset in the file of that metadata.
-        at: u64,
+        at: FileOffset,
         /// What stands there.
         raw: u64,
         /// Number of bytes.
@@ -108,7 +108,7 @@ impl Mapping {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MetaBlock {
     /// Offset in the file; a multiple of 512.
-    pub at: u64,
+    pub at: FileOffset,
     /// Number of bytes; a multiple of 512.
     pub len: u32,
 }
@@ -117,7 +117,7 @@ pub struct MetaBlock {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MetaWrite {
     /// Offset in the file; a multiple of 512.
-    pub at: u64,
+    pub at: FileOffset,
     /// The bytes; a multiple of 512.
     pub bytes: Vec<u8>,
 }
@@ -145,7 +145,7 @@ pub struct Ticket(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reserved {
     /// Offset in the file.
-    pub at: u64,
+    pub at: FileOffset,
     /// Number of bytes, from the start of the span; never zero.
     pub len: u64,
     /// To commit or abandon when the write has ended; `None` where nothing changes with it.
@@ -173,7 +173,7 @@ pub struct Committed {
     /// The span of the disk.
     pub span: Span,
     /// Offset in the file.
-    pub at: u64,
+    pub at: FileOffset,
 }
 
 /// What became of the first bytes of a discarded span.
@@ -183,7 +183,7 @@ pub enum Discarded {
     /// told to [`Format::released`].
     Freed {
         /// Offset in the file.
-        at: u64,
+        at: FileOffset,
         /// Number of bytes of the span.
         len: u64,
         /// Number of bytes of the file range: the last block of a disk may reach behind the disk's end.
@@ -192,7 +192,7 @@ pub enum Discarded {
     /// They keep their place, whose content may be deallocated.
     Kept {
         /// Offset in the file.
-        at: u64,
+        at: FileOffset,
         /// Number of bytes.
         len: u64,
     },
@@ -212,7 +212,7 @@ pub enum Discarded {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Corrupt {
     /// Offset in the file.
-    pub at: u64,
+    pub at: FileOffset,
 }
 
 /// The layout of one image file.
@@ -244,11 +244,11 @@ pub trait Format {
     fn discard(&mut self, span: Span) -> Result<Discarded, Wait>;
 
     /// The file range of a [`Discarded::Freed`] was deallocated (`clean`: it reads as zero now) or could not be.
-    fn released(&mut self, at: u64, clean: bool);
+    fn released(&mut self, at: FileOffset, clean: bool);
 
-    /// A file range (offset, length) in no use and of unknown content, left by a crash or a failed write: to be
+    /// A file range in no use and of unknown content, left by a crash or a failed write: to be
     /// deallocated and its fate told to [`Format::released`], whenever there is time.
-    fn reclaim(&mut self) -> Option<(u64, u64)>;
+    fn reclaim(&mut self) -> Option<FileRange>;
 
     /// The first bytes of `span` live here no longer: readers find them in the parent, which holds the same. How many
     /// bytes. No write to them is in flight. Their place becomes leaked ([`Format::reclaim`]) once that is durable, not

@@ -4,7 +4,7 @@ use crate::format::{Committed, Corrupt, Discarded, Format, Mapping, MetaBlock, M
 use crate::qcow2::Qcow2;
 use crate::raw::Raw;
 use crate::vhd::Vhd;
-use crate::{Geometry, ImageError, ImageErrorKind, Link, Records, Span};
+use crate::{FileOffset, FileRange, Geometry, ImageError, ImageErrorKind, Link, Records, Span};
 
 /// An open image file of any format.
 #[derive(Debug)]
@@ -97,11 +97,11 @@ impl Format for Image {
         each!(self, image => image.discard(span))
     }
 
-    fn released(&mut self, at: u64, clean: bool) {
+    fn released(&mut self, at: FileOffset, clean: bool) {
         each!(self, image => image.released(at, clean))
     }
 
-    fn reclaim(&mut self) -> Option<(u64, u64)> {
+    fn reclaim(&mut self) -> Option<FileRange> {
         each!(self, image => image.reclaim())
     }
 

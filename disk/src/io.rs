@@ -6,6 +6,8 @@
 
 use memory::Segments;
 
+use crate::FileOffset;
+
 /// A file of the chain. When a chain is opened its files are numbered from the leaf (0) down; a leaf that is put on top
 /// later has a number of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -33,14 +35,14 @@ pub enum Action {
     /// Fill the memory from the file. Bytes behind the end of the file read as zero.
     Read {
         /// Offset in the file.
-        at: u64,
+        at: FileOffset,
         /// Where the bytes go.
         into: Segments,
     },
     /// Write the memory to the file, which grows as needed.
     Write {
         /// Offset in the file.
-        at: u64,
+        at: FileOffset,
         /// Where the bytes come from.
         from: Segments,
     },
@@ -52,7 +54,7 @@ pub enum Action {
     /// blocks of its own only.
     Deallocate {
         /// Offset in the file.
-        at: u64,
+        at: FileOffset,
         /// Number of bytes.
         len: u64,
     },
@@ -121,7 +123,7 @@ pub trait Io {
 
     /// What the file system holds at `at`; the answer covers at most `len` bytes. Quick: asks only the file
     /// system's own tables. For reports of allocation, never for reading.
-    fn allocated(&mut self, file: FileId, at: u64, len: u64) -> Allocation;
+    fn allocated(&mut self, file: FileId, at: FileOffset, len: u64) -> Allocation;
 }
 
 /// A plain synchronous read: what opening, checking and describing an image need. Not for the data path.
@@ -130,7 +132,7 @@ pub trait Source {
     fn len(&self) -> u64;
 
     /// Fills `bytes` from offset `at`. Any alignment. Reading past the end is an error.
-    fn read_at(&mut self, at: u64, bytes: &mut [u8]) -> Result<(), ReadFault>;
+    fn read_at(&mut self, at: FileOffset, bytes: &mut [u8]) -> Result<(), ReadFault>;
 
     /// Whether there is a data file too, for an image that keeps its data in one.
     fn has_data_file(&self) -> bool {
@@ -148,7 +150,7 @@ pub trait Source {
 pub enum ReadFault {
     /// The range lies behind the end of the file.
     #[error("the file ends before offset {0}")]
-    PastEnd(u64),
+    PastEnd(FileOffset),
     /// The storage failed, with this errno.
     #[error("the storage failed (errno {0})")]
     Failed(i32),
@@ -159,9 +161,9 @@ impl Source for &[u8] {
         u64::try_from((**self).len()).unwrap_or(u64::MAX)
     }
 
-    fn read_at(&mut self, at: u64, bytes: &mut [u8]) -> Result<(), ReadFault> {
+    fn read_at(&mut self, at: FileOffset, bytes: &mut [u8]) -> Result<(), ReadFault> {
         let end = at.saturating_add(u64::try_from(bytes.len()).unwrap_or(u64::MAX));
-        let range = usize::try_from(at).ok().zip(usize::try_from(end).ok());
+        let range = usize::try_from(at.0).ok().zip(usize::try_from(end.0).ok());
         match range.and_then(|(from, to)| self.get(from..to)) {
             Some(found) => {
                 bytes.copy_from_slice(found);

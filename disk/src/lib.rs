@@ -17,6 +17,7 @@ mod format;
 mod image;
 mod io;
 mod link;
+mod offset;
 mod parent;
 mod problem;
 pub mod qcow2;
@@ -44,6 +45,7 @@ pub use io::{
     Action, Allocation, EngineFailed, FileDone, FileError, FileId, FileOp, Io, OpId, ReadFault, Source, Until,
 };
 pub use link::Link;
+pub use offset::{DiskOffset, FileOffset, FileRange};
 pub use parent::check_parent;
 pub use problem::{Problem, Severity};
 pub use redo::{Records, RedoLog};

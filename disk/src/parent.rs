@@ -45,7 +45,7 @@ mod test {
         let creation = vhd::create(&spec).unwrap();
         let mut bytes = vec![0; usize::try_from(creation.len).unwrap()];
         for write in &creation.writes {
-            let at = usize::try_from(write.at).unwrap();
+            let at = usize::try_from(write.at.0).unwrap();
             bytes[at..at + write.bytes.len()].copy_from_slice(&write.bytes);
         }
         change(&mut bytes);

@@ -1,5 +1,7 @@
 //! What a check of an image finds, in whatever format it is.
 
+use crate::FileOffset;
+
 /// How bad a problem is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Severity {
@@ -19,7 +21,7 @@ pub struct Problem {
     /// How bad it is.
     pub severity: Severity,
     /// Offset in the file.
-    pub at: u64,
+    pub at: FileOffset,
     /// What was found, in one sentence without a full stop.
     pub what: String,
 }

@@ -1,7 +1,7 @@
 //! Raw images: each byte of the disk stands at the same offset of the file.
 
 use crate::format::{Committed, Corrupt, Discarded, Format, Mapping, MetaBlock, MetaWrite, Reserved, Ticket, Wait};
-use crate::{Geometry, ImageError, ImageErrorKind, Records, Span};
+use crate::{FileOffset, FileRange, Geometry, ImageError, ImageErrorKind, Records, Span};
 
 /// One open raw file or block device.
 #[derive(Debug)]
@@ -43,11 +43,11 @@ impl Format for Raw {
     }
 
     fn map(&mut self, span: Span) -> Result<Mapping, Wait> {
-        Ok(Mapping::Data { at: span.at, len: span.len })
+        Ok(Mapping::Data { at: span.at.in_flat_file(), len: span.len })
     }
 
     fn reserve(&mut self, span: Span) -> Result<Reserved, Wait> {
-        Ok(Reserved { at: span.at, len: span.len, ticket: None, fill: None })
+        Ok(Reserved { at: span.at.in_flat_file(), len: span.len, ticket: None, fill: None })
     }
 
     fn commit(&mut self, _ticket: Ticket) -> Option<Committed> {
@@ -57,12 +57,12 @@ impl Format for Raw {
     fn abandon(&mut self, _ticket: Ticket) {}
 
     fn discard(&mut self, span: Span) -> Result<Discarded, Wait> {
-        Ok(Discarded::Kept { at: span.at, len: span.len })
+        Ok(Discarded::Kept { at: span.at.in_flat_file(), len: span.len })
     }
 
-    fn released(&mut self, _at: u64, _clean: bool) {}
+    fn released(&mut self, _at: FileOffset, _clean: bool) {}
 
-    fn reclaim(&mut self) -> Option<(u64, u64)> {
+    fn reclaim(&mut self) -> Option<FileRange> {
         None
     }
 
@@ -79,7 +79,7 @@ impl Format for Raw {
 
     /// Nothing is compressed in a raw image.
     fn decompress(&self, _bytes: &[u8]) -> Result<Vec<u8>, Corrupt> {
-        Err(Corrupt { at: 0 })
+        Err(Corrupt { at: FileOffset(0) })
     }
 
     fn load(&mut self, _block: MetaBlock, _bytes: &[u8]) -> Result<(), Corrupt> {

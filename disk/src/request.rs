@@ -145,7 +145,7 @@ impl Request {
     ) -> Result<Request, Status> {
         let block = u64::from(geometry.block);
         let aligned = span.at % block == 0 && span.len % block == 0;
-        let inside = span.at.checked_add(span.len).is_some_and(|end| end <= geometry.len);
+        let inside = span.at.checked_add(span.len).is_some_and(|end| end.0 <= geometry.len);
         let memory_fits = match operation {
             Operation::Read | Operation::Write { .. } | Operation::Patch { .. } => {
                 u64::try_from(memory.len()) == Ok(span.len)
@@ -173,7 +173,7 @@ impl Request {
         geometry: &Geometry,
     ) -> Result<Request, Status> {
         let block = u64::from(geometry.block);
-        let inside = asked.at.checked_add(asked.len).is_some_and(|end| end <= geometry.len);
+        let inside = asked.at.checked_add(asked.len).is_some_and(|end| end.0 <= geometry.len);
         if !inside || asked.at % block == 0 && asked.len % block == 0 {
             return Request::new(operation, asked, memory, token, geometry);
         }
@@ -302,6 +302,7 @@ impl Drop for Request {
 #[cfg(test)]
 mod test {
     use super::*;
+    use crate::DiskOffset;
 
     const GEOMETRY: Geometry =
         Geometry { len: 1 << 20, block: 512, physical_block: 4096, discard: 4096, chs: None, read_only: false };
@@ -312,7 +313,7 @@ mod test {
         } else {
             Segments::empty()
         };
-        Request::new(operation, Span { at, len }, memory, Token(1), &GEOMETRY).map(Request::retire)
+        Request::new(operation, Span { at: DiskOffset(at), len }, memory, Token(1), &GEOMETRY).map(Request::retire)
     }
 
     #[test]
@@ -326,14 +327,25 @@ mod test {
     #[test]
     fn a_read_only_disk_refuses_writes() {
         let geometry = Geometry { read_only: true, ..GEOMETRY };
-        let refused =
-            Request::new(Operation::Discard, Span { at: 0, len: 512 }, Segments::empty(), Token(1), &geometry);
+        let refused = Request::new(
+            Operation::Discard,
+            Span { at: DiskOffset(0), len: 512 },
+            Segments::empty(),
+            Token(1),
+            &geometry,
+        );
         assert_eq!(refused.map(Request::retire), Err(Status::Refused));
     }
 
     #[test]
     #[should_panic(expected = "dropped without an answer")]
     fn dropping_an_unanswered_request_panics() {
-        drop(Request::new(Operation::Flush, Span { at: 0, len: 0 }, Segments::empty(), Token(7), &GEOMETRY));
+        drop(Request::new(
+            Operation::Flush,
+            Span { at: DiskOffset(0), len: 0 },
+            Segments::empty(),
+            Token(7),
+            &GEOMETRY,
+        ));
     }
 }

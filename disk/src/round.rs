@@ -137,12 +137,13 @@ impl Round {
 #[cfg(test)]
 mod test {
     use super::*;
+    use crate::FileOffset;
 
     const BASE: FileId = FileId(1);
     const LEAF: FileId = FileId(0);
 
     fn batch(count: u64) -> Vec<MetaWrite> {
-        (0..count).map(|at| MetaWrite { at: at * 512, bytes: vec![0; 512] }).collect()
+        (0..count).map(|at| MetaWrite { at: FileOffset(at * 512), bytes: vec![0; 512] }).collect()
     }
 
     fn part(file: FileId, batches: Vec<Vec<MetaWrite>>) -> Part {

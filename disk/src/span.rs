@@ -1,22 +1,24 @@
 //! Ranges of bytes of a disk, and its size.
 
+use crate::DiskOffset;
+
 /// Bytes `at..at + len` of a virtual disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Span {
     /// Offset of the first byte.
-    pub at: u64,
+    pub at: DiskOffset,
     /// Number of bytes.
     pub len: u64,
 }
 
 impl Span {
     /// The offset behind the last byte. A span that has been checked against a geometry cannot overflow.
-    pub fn end(self) -> u64 {
+    pub fn end(self) -> DiskOffset {
         self.at.saturating_add(self.len)
     }
 
     /// The rest of the span from byte `at` of the disk on, which is in it or its end.
-    pub fn tail_from(self, at: u64) -> Span {
+    pub fn tail_from(self, at: DiskOffset) -> Span {
         assert!(self.at <= at && at <= self.end(), "byte {at} is not in {self:?}");
         Span { at, len: self.end() - at }
     }

@@ -6,7 +6,7 @@
 
 use memory::Segments;
 
-use crate::Span;
+use crate::{DiskOffset, Span};
 
 /// A request that was widened to whole blocks.
 #[derive(Debug)]
@@ -29,18 +29,18 @@ struct Edge {
 
 /// `span`, which does not overflow, widened to whole blocks.
 pub(crate) fn outside(span: Span, block: u64) -> Option<Span> {
-    let at = span.at.checked_sub(span.at.checked_rem(block)?)?;
-    let end = span.end().checked_next_multiple_of(block)?;
+    let at = span.at.align_down(block);
+    let end = span.end().checked_align_up(block)?;
     Some(Span { at, len: end.checked_sub(at)? })
 }
 
 /// The whole blocks in `span`; none of them, at its beginning, if there are none.
 pub(crate) fn inside(span: Span, block: u64) -> Option<Span> {
-    let at = span.at.checked_next_multiple_of(block)?;
-    let end = span.end().checked_sub(span.end().checked_rem(block)?)?;
+    let at = span.at.checked_align_up(block)?;
+    let end = span.end().align_down(block);
     match end.checked_sub(at) {
         Some(len) => Some(Span { at, len }),
-        None => Some(Span { at: span.at.checked_sub(span.at.checked_rem(block)?)?, len: 0 }),
+        None => Some(Span { at: span.at.align_down(block), len: 0 }),
     }
 }
 
@@ -62,7 +62,7 @@ impl Unaligned {
         let part = |span: Span| cut(&memory, asked, span);
         let edges = edges(asked, outside, block, part);
         let joined = {
-            let around = |at: u64, end: u64| {
+            let around = |at: DiskOffset, end: DiskOffset| {
                 let span = Span { at, len: end - at };
                 let edge = edges.iter().find(|edge| edge.block.intersection(span) == Some(span));
                 edge.map(|edge| cut(&edge.before, edge.block, span))
@@ -98,13 +98,13 @@ impl Unaligned {
 /// The blocks of which `asked` covers a part; `new` has the bytes of the request.
 fn edges(asked: Span, outside: Span, block: u64, new: impl Fn(Span) -> Segments) -> Vec<Edge> {
     let first = Span { at: outside.at, len: block };
-    let last = Span { at: outside.end().saturating_sub(block), len: block };
+    let last = Span { at: DiskOffset(outside.end().0.saturating_sub(block)), len: block };
     let partly = |block: &Span| asked.intersection(*block) != Some(*block);
     let blocks = if first == last { vec![first] } else { vec![first, last] };
     let edge = |block: Span| {
         let inside = asked.intersection(block)?;
         let before = Segments::zeroed(size(block.len));
-        let part = |at: u64, end: u64| cut(&before, block, Span { at, len: end - at });
+        let part = |at: DiskOffset, end: DiskOffset| cut(&before, block, Span { at, len: end - at });
         let pieces = vec![part(block.at, inside.at), new(inside), part(inside.end(), block.end())];
         Some(Edge { block, after: Segments::joined(pieces), before })
     };
@@ -126,7 +126,7 @@ mod test {
     use super::*;
 
     const fn span(at: u64, len: u64) -> Span {
-        Span { at, len }
+        Span { at: DiskOffset(at), len }
     }
 
     #[test]

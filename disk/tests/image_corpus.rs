@@ -18,6 +18,7 @@ mod vhd;
 
 use std::path::Path;
 
+use disk::FileOffset;
 use qcow2_input::Input;
 
 /// The inputs of a target, by name.
@@ -88,7 +89,7 @@ fn an_input_of_a_file_says_what_the_file_is() {
     file[4 * 512 + 511] = 2;
     let input = Input::of(&file, vec![[1, 2, 3, 4, 5]]);
     let mut read = vec![0xff; file.len()];
-    input.file().read(0, &mut read);
+    input.file().read(FileOffset(0), &mut read);
     assert_eq!(read, file);
     assert_eq!(
         input.pieces.iter().map(|(number, piece)| (*number, piece.len())).collect::<Vec<_>>(),

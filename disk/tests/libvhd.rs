@@ -8,7 +8,7 @@ mod judge;
 use std::io::Cursor;
 
 use disk::vhd::{self, Kind, Parent, Spec, Vhd};
-use disk::{Access, Discarded, Format, Link, MetaWrite, Severity, Span, Tail, Wait};
+use disk::{Access, Discarded, DiskOffset, Format, Link, MetaWrite, Severity, Span, Tail, Wait};
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -34,7 +34,7 @@ impl File {
     }
 
     fn put(&mut self, write: &MetaWrite) {
-        let (at, end) = (index(write.at), index(write.at) + write.bytes.len());
+        let (at, end) = (index(write.at.0), index(write.at.0) + write.bytes.len());
         self.bytes.resize(self.bytes.len().max(end), 0);
         self.bytes[at..end].copy_from_slice(&write.bytes);
     }
@@ -56,7 +56,7 @@ impl File {
     }
 
     fn write(&mut self, image: &mut Vhd, at: u64, fill: u8) {
-        let span = Span { at, len: 512 };
+        let span = Span { at: DiskOffset(at), len: 512 };
         let reserved = self.asked(image, |image| image.reserve(span));
         self.put(&MetaWrite { at: reserved.at, bytes: vec![fill; 512] });
         reserved.ticket.and_then(|ticket| image.commit(ticket));
@@ -73,7 +73,7 @@ impl File {
             match ask(image) {
                 Ok(answer) => return answer,
                 Err(Wait::Load(block)) => {
-                    let bytes = &self.bytes[index(block.at)..][..index(block.len.into())];
+                    let bytes = &self.bytes[index(block.at.0)..][..index(block.len.into())];
                     image.load(block, bytes).unwrap();
                 }
                 Err(wait) => panic!("{wait:?}"),
@@ -83,8 +83,8 @@ impl File {
 
     /// The first byte of a sector; `None`: the parent's, or zero.
     fn read(&self, image: &mut Vhd, at: u64) -> Option<u8> {
-        match self.asked(image, |image| image.map(Span { at, len: 512 })) {
-            disk::Mapping::Data { at, .. } => Some(self.bytes.get(index(at)).copied().unwrap_or(0)),
+        match self.asked(image, |image| image.map(Span { at: DiskOffset(at), len: 512 })) {
+            disk::Mapping::Data { at, .. } => Some(self.bytes.get(index(at.0)).copied().unwrap_or(0)),
             _ => None,
         }
     }
@@ -321,7 +321,7 @@ fn whatever_happens_to_an_image_libvhd_accepts_it() {
             let (len, blocks) = (image.geometry().len, 6);
             match random(8) {
                 0..=2 => file.write(&mut image, random(blocks) * BLOCK, 0x33),
-                3 => file.discard(&mut image, Span { at: random(blocks) * BLOCK, len: BLOCK }),
+                3 => file.discard(&mut image, Span { at: DiskOffset(random(blocks) * BLOCK), len: BLOCK }),
                 4 => image.grow((len + random(3) * GIB).min(2040 * GIB)).unwrap(),
                 5 if differencing => {
                     let name = "x".repeat(index(random(200)) + 1);

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 
 use disk::vhd::{self, Kind, Parent, Severity, Spec, Vhd};
-use disk::{Access, Format, MetaWrite, Span, Tail, Wait};
+use disk::{Access, DiskOffset, Format, MetaWrite, Span, Tail, Wait};
 
 const MIB: u64 = 1 << 20;
 
@@ -24,7 +24,7 @@ impl Subject {
     }
 
     fn put(&mut self, write: &MetaWrite) {
-        let (at, end) = (index(write.at), index(write.at) + write.bytes.len());
+        let (at, end) = (index(write.at.0), index(write.at.0) + write.bytes.len());
         self.bytes.resize(self.bytes.len().max(end), 0);
         self.bytes[at..end].copy_from_slice(&write.bytes);
     }
@@ -40,13 +40,13 @@ impl Subject {
 
     fn write(&mut self, at: u64, fill: u8) {
         let bytes = vec![fill; 4096];
-        let span = Span { at, len: 4096 };
+        let span = Span { at: DiskOffset(at), len: 4096 };
         let mut image = Vhd::open(&mut self.bytes.as_slice(), Access::ReadWrite, Tail::Zeroes).unwrap();
         let reserved = loop {
             match image.reserve(span) {
                 Ok(reserved) => break reserved,
                 Err(Wait::Load(block)) => {
-                    let range = index(block.at)..index(block.at) + index(block.len.into());
+                    let range = index(block.at.0)..index(block.at.0) + index(block.len.into());
                     image.load(block, &self.bytes[range]).unwrap();
                 }
                 Err(wait) => panic!("{wait:?}"),

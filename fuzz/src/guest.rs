@@ -2,7 +2,7 @@
 //!
 //! Invariants checked: every request is answered exactly once, and nothing is left under way behind it.
 
-use disk::{Disk, Image, Io, Operation, Request, Span, Status, Token, Until};
+use disk::{Disk, DiskOffset, Image, Io, Operation, Request, Span, Status, Token, Until};
 use memory::Segments;
 
 use super::storage::{Engine, Sparse};
@@ -45,6 +45,6 @@ impl Guest {
 
     /// Makes durable what was written.
     pub fn flush(&mut self) -> Option<Status> {
-        self.ask(Operation::Flush, Span { at: 0, len: 0 }, Segments::empty())
+        self.ask(Operation::Flush, Span { at: DiskOffset(0), len: 0 }, Segments::empty())
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use disk::{Extent, ExtentKind, Geometry, Operation, Request, Status};
+use disk::{DiskOffset, Extent, ExtentKind, Geometry, Operation, Request, Status};
 use transport::nbd::{Export, MemoryQuota, Next, ProtocolError, Session};
 
 const GEOMETRY: Geometry =
@@ -303,12 +303,12 @@ impl Peer {
 
     fn perform(&mut self, request: &mut Request) -> Status {
         let span = request.span();
-        assert!(span.end() <= self.export.geometry.len);
-        let range = span.at as usize..span.end() as usize;
-        let asked = request.asked().at as usize..request.asked().end() as usize;
+        assert!(span.end() <= DiskOffset(self.export.geometry.len));
+        let range = span.at.0 as usize..span.end().0 as usize;
+        let asked = request.asked().at.0 as usize..request.asked().end().0 as usize;
         match request.operation() {
             // Failures of the storage, at places that the input can choose.
-            Operation::Read | Operation::Write { .. } | Operation::Patch { .. } if span.at == 65536 => {
+            Operation::Read | Operation::Write { .. } | Operation::Patch { .. } if span.at == DiskOffset(65536) => {
                 return Status::Failed;
             }
             Operation::Read => request.memory().copy_from(&self.bytes[range]),

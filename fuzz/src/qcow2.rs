@@ -12,7 +12,9 @@ use std::collections::HashMap;
 
 use disk::qcow2::{self, Qcow2, Report};
 use disk::raw::Raw;
-use disk::{Access, Disk, Image, ImageError, Operation, Options, Problem, Severity, Span, Status, Tail};
+use disk::{
+    Access, Disk, DiskOffset, FileOffset, Image, ImageError, Operation, Options, Problem, Severity, Span, Status, Tail,
+};
 use memory::Segments;
 
 use super::guest::Guest;
@@ -51,7 +53,7 @@ fn open(mut file: Sparse, access: Access) -> Option<Guest> {
     let mut layers = Vec::new();
     if image.has_parent() {
         let mut parent = Sparse::default();
-        (0..PARENT_LEN / SECTOR).for_each(|number| parent.write(number * SECTOR, &[number as u8; 512]));
+        (0..PARENT_LEN / SECTOR).for_each(|number| parent.write(FileOffset(number * SECTOR), &[number as u8; 512]));
         files.push(parent);
         layers.push(Image::Raw(Raw::new(PARENT_LEN, 512, true).ok()?));
     }
@@ -77,7 +79,7 @@ fn serve(file: Sparse, requests: &[Asked], sound: bool) {
     windows.sort_unstable();
     windows.dedup();
     let mut again = Session { guest, known: session.known, trusted: true };
-    windows.into_iter().for_each(|window| again.look(Span { at: window * AROUND, len: AROUND }));
+    windows.into_iter().for_each(|window| again.look(Span { at: DiskOffset(window * AROUND), len: AROUND }));
 }
 
 /// Whether an entry lacks the mark "copied" only because another entry of the disk has referred to the same cluster,
@@ -122,7 +124,7 @@ fn mend(file: &Sparse, found: &Result<Report, ImageError>) -> Option<Sparse> {
 fn content(mut guest: Guest) -> Vec<Option<Vec<u8>>> {
     let len = guest.disk.geometry().len;
     let places = [0, AROUND, 2 * AROUND, 3 * AROUND, 4 * AROUND, len.saturating_sub(AROUND) / SECTOR * SECTOR];
-    let spans = places.map(|at| Span { at, len: AROUND.min(len.saturating_sub(at)) });
+    let spans = places.map(|at| Span { at: DiskOffset(at), len: AROUND.min(len.saturating_sub(at)) });
     let mut read = |span: Span| {
         let memory = Segments::zeroed(span.len as usize);
         (guest.ask(Operation::Read, span, memory.clone()) == Some(Status::Done)).then(|| memory.to_vec())
@@ -157,8 +159,8 @@ impl Session {
         let place = u64::from(u16::from_be_bytes([high, low]));
         let first = if place >= 0xc000 { sectors.saturating_sub(1 + place % 0x4000) } else { place % sectors };
         let count = if what & 0x80 == 0 { 1 + u64::from(count) % 16 } else { 1 + u64::from(count) * 8 };
-        let span = Span { at: first * SECTOR, len: count.min(sectors - first) * SECTOR };
-        let around = Span { at: span.at.saturating_sub(AROUND), len: span.len + 2 * AROUND };
+        let span = Span { at: DiskOffset(first * SECTOR), len: count.min(sectors - first) * SECTOR };
+        let around = Span { at: DiskOffset(span.at.0.saturating_sub(AROUND)), len: span.len + 2 * AROUND };
         self.look(around);
         let durable = fill & 1 == 1;
         match what % 8 {
@@ -203,7 +205,8 @@ impl Session {
         for sector in span.at / SECTOR..span.end() / SECTOR {
             let Some(old) = self.known.remove(&sector).filter(|_| self.trusted) else { continue };
             let memory = Segments::zeroed(512);
-            let status = self.guest.ask(Operation::Read, Span { at: sector * SECTOR, len: SECTOR }, memory.clone());
+            let status =
+                self.guest.ask(Operation::Read, Span { at: DiskOffset(sector * SECTOR), len: SECTOR }, memory.clone());
             assert_eq!(status, Some(Status::Done), "a discarded sector that could be read");
             let found = memory.to_vec();
             assert!(found == old || found == [0; 512], "a discarded sector became another");
@@ -224,13 +227,13 @@ impl Session {
         assert_eq!(new, old + sectors * SECTOR);
         let at = old.next_multiple_of(self.guest.disk.geometry().discard.into()).min(new);
         let memory = Segments::copy_of(&vec![0xee; (new - at) as usize]);
-        let status = self.guest.ask(Operation::Read, Span { at, len: new - at }, memory.clone());
+        let status = self.guest.ask(Operation::Read, Span { at: DiskOffset(at), len: new - at }, memory.clone());
         assert!(!self.trusted || status != Some(Status::Done) || memory.is_zero(), "a disk grows by what is not zero");
     }
 
     /// Reads, of the disk, as much of `span` as there is: what is known must still be so.
     fn look(&mut self, span: Span) {
-        let len = span.len.min(self.guest.disk.geometry().len.saturating_sub(span.at)) / SECTOR * SECTOR;
+        let len = span.len.min(self.guest.disk.geometry().len.saturating_sub(span.at.0)) / SECTOR * SECTOR;
         if len == 0 {
             return;
         }

@@ -9,6 +9,8 @@
 //! - sectors of the file to the end of the input: number (two bytes), length without the zeros at its end (two bytes),
 //!   bytes. A number may be there twice: the last one counts.
 
+use disk::FileOffset;
+
 use super::storage::{SECTOR, Sparse};
 
 /// Requests in an input, at most.
@@ -93,7 +95,7 @@ impl Input {
     pub fn file(&self) -> Sparse {
         let mut file = Sparse::default();
         for (number, piece) in self.pieces.iter().filter(|(number, _)| *number < self.sectors) {
-            file.write(u64::from(*number) * SECTOR, piece);
+            file.write(FileOffset(u64::from(*number) * SECTOR), piece);
         }
         file.len = u64::from(self.sectors) * SECTOR;
         file

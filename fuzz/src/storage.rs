@@ -5,7 +5,9 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use disk::{Action, Allocation, EngineFailed, FileDone, FileError, FileId, FileOp, Io, ReadFault, Source, Until};
+use disk::{
+    Action, Allocation, EngineFailed, FileDone, FileError, FileId, FileOffset, FileOp, Io, ReadFault, Source, Until,
+};
 
 /// Bytes of a sector.
 pub const SECTOR: u64 = 512;
@@ -21,18 +23,19 @@ pub struct Sparse {
 
 impl Sparse {
     /// Writes whole sectors; the last one is filled up with zeros.
-    pub fn write(&mut self, at: u64, bytes: &[u8]) {
+    pub fn write(&mut self, at: FileOffset, bytes: &[u8]) {
         assert_eq!(at % SECTOR, 0, "a write at byte {at}");
         for (number, chunk) in (at / SECTOR..).zip(bytes.chunks(512)) {
             let mut sector = [0; 512];
             sector[..chunk.len()].copy_from_slice(chunk);
             self.sectors.insert(number, sector);
         }
-        self.len = self.len.max(at.checked_add(bytes.len() as u64).expect("a write behind the largest file"));
+        let end = at.checked_add(bytes.len() as u64).expect("a write behind the largest file");
+        self.len = self.len.max(end.0);
     }
 
     /// Reads; what was never written is zero.
-    pub fn read(&self, at: u64, bytes: &mut [u8]) {
+    pub fn read(&self, at: FileOffset, bytes: &mut [u8]) {
         let mut at = at;
         let mut rest = bytes;
         while !rest.is_empty() {
@@ -53,9 +56,9 @@ impl Source for &Sparse {
         self.len
     }
 
-    fn read_at(&mut self, at: u64, bytes: &mut [u8]) -> Result<(), ReadFault> {
+    fn read_at(&mut self, at: FileOffset, bytes: &mut [u8]) -> Result<(), ReadFault> {
         let end = at.saturating_add(bytes.len() as u64);
-        if end > self.len {
+        if end.0 > self.len {
             return Err(ReadFault::PastEnd(end));
         }
         self.read(at, bytes);
@@ -91,7 +94,7 @@ impl Engine {
             }
             Action::Write { at, from } => {
                 assert_eq!(op.file, FileId(0), "a parent was written");
-                if at.saturating_add(from.len() as u64) > 1 << 41 {
+                if at.saturating_add(from.len() as u64) > FileOffset(1 << 41) {
                     return Err(FileError::NoSpace);
                 }
                 file.write(*at, &from.to_vec());
@@ -99,7 +102,7 @@ impl Engine {
             Action::SyncData => {}
             Action::Deallocate { at, len } => {
                 assert_eq!(op.file, FileId(0), "a parent was written");
-                file.sectors.retain(|sector, _| !(at / SECTOR..(at + len) / SECTOR).contains(sector));
+                file.sectors.retain(|sector, _| !(*at / SECTOR..(*at + *len) / SECTOR).contains(sector));
             }
         }
         Ok(())
@@ -120,7 +123,7 @@ impl Io for Engine {
         Ok(())
     }
 
-    fn allocated(&mut self, _file: FileId, _at: u64, len: u64) -> Allocation {
+    fn allocated(&mut self, _file: FileId, _at: FileOffset, len: u64) -> Allocation {
         Allocation::Data(len)
     }
 }

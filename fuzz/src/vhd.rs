@@ -12,7 +12,7 @@
 //! value; then requests of five bytes: operation, first sector (two bytes), number of sectors, fill.
 
 use disk::vhd::{self, Kind, Parent, Severity, Spec, Vhd};
-use disk::{Access, Disk, Image, Operation, Options, Span, Tail};
+use disk::{Access, Disk, DiskOffset, FileOffset, Image, Operation, Options, Span, Tail};
 use memory::Segments;
 
 use super::guest::Guest;
@@ -65,7 +65,7 @@ fn change(file: &mut Sparse, input: &mut &[u8]) -> u8 {
         // The upper quarter means the end of the file, the rest its beginning.
         let at = if place >= 0xc000 { file.len.saturating_sub(1 + place % 1024) } else { place % file.len.max(1) };
         let mut sector = [0; 512];
-        file.read(at / SECTOR * SECTOR, &mut sector);
+        file.read(FileOffset(at / SECTOR * SECTOR), &mut sector);
         sector[(at % SECTOR) as usize] ^= value;
         file.sectors.insert(at / SECTOR, sector);
     }
@@ -90,7 +90,7 @@ pub fn image(mut input: &[u8]) {
     while let Some(request) = take(input) {
         session.ask(request, &mut model, trusted);
     }
-    session.one(Operation::Flush, Span { at: 0, len: 0 }, Segments::empty());
+    session.one(Operation::Flush, Span { at: DiskOffset(0), len: 0 }, Segments::empty());
     if trusted {
         let files = session.guest.engine.files;
         let report = vhd::check(&mut &files[0], Tail::Zeroes).expect("a readable image");
@@ -116,20 +116,21 @@ impl Session {
         let first = u64::from(u16::from_be_bytes([high, low])) % sectors.max(1);
         // Long ones cross blocks.
         let count = if what & 0x80 == 0 { 1 + u64::from(count) % 16 } else { 1 + u64::from(count) * 8 };
-        let span = Span { at: first * SECTOR, len: count.min(sectors.saturating_sub(first)).max(1) * SECTOR };
+        let span =
+            Span { at: DiskOffset(first * SECTOR), len: count.min(sectors.saturating_sub(first)).max(1) * SECTOR };
         let len = span.len as usize;
         let durable = fill & 1 == 1;
         match what % 6 {
             0 | 1 => self.one(Operation::Write { durable }, span, Segments::copy_of(&vec![fill; len])),
             2 => self.one(Operation::WriteZeroes { free: fill & 2 == 0, durable }, span, Segments::empty()),
             3 => self.one(Operation::Discard, span, Segments::empty()),
-            4 => self.one(Operation::Flush, Span { at: 0, len: 0 }, Segments::empty()),
+            4 => self.one(Operation::Flush, Span { at: DiskOffset(0), len: 0 }, Segments::empty()),
             _ => self.one(Operation::Extents { depths: false }, span, Segments::empty()),
         }
         if !trusted {
             return self.one(Operation::Read, span, Segments::zeroed(len));
         }
-        let range = span.at as usize..span.end() as usize;
+        let range = span.at.0 as usize..span.end().0 as usize;
         match what % 6 {
             0 | 1 => model[range.clone()].fill(fill),
             2 => model[range.clone()].fill(0),
@@ -156,7 +157,7 @@ impl Session {
     fn compare(&mut self, model: &[u8]) {
         for (number, chunk) in (0u64..).zip(model.chunks(64 << 10)) {
             let memory = Segments::copy_of(&vec![0xee; chunk.len()]);
-            self.one(Operation::Read, Span { at: number << 16, len: chunk.len() as u64 }, memory.clone());
+            self.one(Operation::Read, Span { at: DiskOffset(number << 16), len: chunk.len() as u64 }, memory.clone());
             assert!(memory.to_vec() == chunk, "after opening again, at {}", number << 16);
         }
     }

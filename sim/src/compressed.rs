@@ -5,6 +5,8 @@
 //! a cluster of the file with the beginning of a third, which ends in the next one: giving one of them up must leave
 //! the others alone.
 
+use disk::FileOffset;
+
 use crate::cluster::{CLUSTER, CLUSTER_SECTORS};
 use crate::media::Media;
 use crate::sector::{PARENTS, SECTOR_LEN, Sector, Word};
@@ -51,29 +53,33 @@ pub fn sectors_of(cluster: u64) -> std::ops::Range<u64> {
 }
 
 /// Puts it into a new file, whose L1 table stands at `l1_at` and names no tables yet.
-pub fn put(media: &mut Media, l1_at: u64) {
+pub fn put(media: &mut Media, l1_at: FileOffset) {
     let l1: Vec<u8> = TABLES.iter().flat_map(|table| (table * CLUSTER | COPIED).to_be_bytes()).collect();
     overwrite(media, l1_at, &l1);
     for table in TABLES {
-        media.write(table * CLUSTER, &vec![0; usize::try_from(CLUSTER).unwrap_or(0)]);
+        media.write(FileOffset(table * CLUSTER), &vec![0; usize::try_from(CLUSTER).unwrap_or(0)]);
     }
     let rubbish: Vec<u8> = (0..2 * CLUSTER).map(|_| 0xc3).collect();
-    media.write(SHARED * CLUSTER, &rubbish);
+    media.write(FileOffset(SHARED * CLUSTER), &rubbish);
     for (cluster, at) in PACKED {
         let bytes = deflated(sectors_of(cluster).map(|sector| Word::guest(PARENTS, sector)));
         let end = at + u64::try_from(bytes.len()).unwrap_or(0);
         let more = (end - 1) / 512 - at / 512;
-        overwrite(media, at, &bytes);
-        overwrite(media, TABLES[0] * CLUSTER + cluster * 8, &(COMPRESSED | more << PLACE_BITS | at).to_be_bytes());
+        overwrite(media, FileOffset(at), &bytes);
+        overwrite(
+            media,
+            FileOffset(TABLES[0] * CLUSTER + cluster * 8),
+            &(COMPRESSED | more << PLACE_BITS | at).to_be_bytes(),
+        );
     }
-    overwrite(media, TABLES[1] * CLUSTER, &(HIDDEN * CLUSTER | COPIED | ZERO).to_be_bytes());
-    media.write(HIDDEN * CLUSTER, &rubbish[..usize::try_from(CLUSTER).unwrap_or(0)]);
+    overwrite(media, FileOffset(TABLES[1] * CLUSTER), &(HIDDEN * CLUSTER | COPIED | ZERO).to_be_bytes());
+    media.write(FileOffset(HIDDEN * CLUSTER), &rubbish[..usize::try_from(CLUSTER).unwrap_or(0)]);
 }
 
 /// Writes bytes that are no whole sectors.
-pub fn overwrite(media: &mut Media, at: u64, bytes: &[u8]) {
-    let first = at / 512 * 512;
-    let end = (at + u64::try_from(bytes.len()).unwrap_or(0)).next_multiple_of(512);
+pub fn overwrite(media: &mut Media, at: FileOffset, bytes: &[u8]) {
+    let first = at.align_down(512);
+    let end = (at + u64::try_from(bytes.len()).unwrap_or(0)).align_up(512);
     let mut sectors = media.read(first / 512, (end - first) / 512);
     let from = usize::try_from(at - first).unwrap_or(0);
     sectors[from..from + bytes.len()].copy_from_slice(bytes);

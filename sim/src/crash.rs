@@ -16,7 +16,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use disk::{Disk, FileId, Operation, Options, Request, Span, Status, Token};
+use disk::{Disk, DiskOffset, FileId, Operation, Options, Request, Span, Status, Token};
 use memory::Segments;
 use rustc_hash::FxHashSet;
 
@@ -459,7 +459,7 @@ pub fn recover(
         if window.is_empty() {
             continue;
         }
-        let span = Span { at: window.start * SECTOR, len: (window.end - window.start) * SECTOR };
+        let span = Span { at: DiskOffset(window.start * SECTOR), len: (window.end - window.start) * SECTOR };
         let memory = Segments::zeroed(usize::try_from(span.len).unwrap_or(0));
         let read = Request::new(Operation::Read, span, memory.clone(), Token(window.start), &disk.geometry());
         match read {

@@ -10,7 +10,9 @@
 //! - a discarded sector reads as zero or as before, one of which a part is discarded as before;
 //! - so does the whole disk, after it was closed and opened again.
 
-use disk::{Disk, Extent, ExtentKind, FileId, Image, ImageError, Operation, Options, Request, Span, Status, Token};
+use disk::{
+    Disk, DiskOffset, Extent, ExtentKind, FileId, Image, ImageError, Operation, Options, Request, Span, Status, Token,
+};
 use memory::Segments;
 
 use crate::io::{ROOM, SimIo, Visible};
@@ -144,13 +146,13 @@ impl Chain {
                 6 => Operation::Extents { depths: self.random.below(2) == 0 },
                 _ => Operation::Read,
             };
-            let span = Span { at: at * SECTOR, len: count * SECTOR };
+            let span = Span { at: DiskOffset(at * SECTOR), len: count * SECTOR };
             let span = match operation {
                 Operation::Extents { .. } => span,
                 _ => self.ragged(span),
             };
-            if batch.iter().all(|(at, len, _)| !span.overlaps(Span { at: *at, len: *len })) {
-                batch.push((span.at, span.len, operation));
+            if batch.iter().all(|(at, len, _)| !span.overlaps(Span { at: DiskOffset(*at), len: *len })) {
+                batch.push((span.at.0, span.len, operation));
             }
         }
         batch
@@ -177,7 +179,7 @@ impl Chain {
                 _ => Segments::empty(),
             };
             let token = Token(u64::try_from(asked.len()).unwrap_or(0));
-            let span = Span { at, len };
+            let span = Span { at: DiskOffset(at), len };
             let request = Request::of_bytes(operation, span, memory.clone(), token, &self.disk.geometry());
             let wrong = |status| Difference::Status { sectors: at / SECTOR..(at + len).div_ceil(SECTOR), status };
             self.disk.submit(request.map_err(wrong)?, &mut self.io);
@@ -259,9 +261,9 @@ impl Chain {
     /// What is discarded reads as zero or as before, and the model believes what it finds; not of parts of sectors.
     fn discarded(&mut self, asked: &Asked) -> Result<(), Difference> {
         let memory = Segments::zeroed(asked.len);
-        let span = Span { at: asked.at, len: u64::try_from(asked.len).unwrap_or(0) };
+        let span = Span { at: DiskOffset(asked.at), len: u64::try_from(asked.len).unwrap_or(0) };
         let request = Request::of_bytes(Operation::Read, span, memory.clone(), Token(0), &self.disk.geometry());
-        let wrong = |status| Difference::Status { sectors: asked.at / SECTOR..span.end().div_ceil(SECTOR), status };
+        let wrong = |status| Difference::Status { sectors: asked.at / SECTOR..span.end().0.div_ceil(SECTOR), status };
         self.disk.submit(request.map_err(wrong)?, &mut self.io);
         while self.io.pending() > 0 {
             let ended = self.io.finish(0);

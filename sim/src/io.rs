@@ -10,7 +10,8 @@
 mod align;
 
 use disk::{
-    Action, Aligner, Allocation, DataFiles, EngineFailed, FileDone, FileError, FileId, FileOp, Io, Source, Until,
+    Action, Aligner, Allocation, DataFiles, EngineFailed, FileDone, FileError, FileId, FileOffset, FileOp, Io, Source,
+    Until,
 };
 
 use crate::fault::{Fault, FaultKind};
@@ -67,7 +68,7 @@ fn is_data(id: FileId) -> bool {
 }
 
 /// The sector that a byte of a file is in.
-fn sector_of(id: FileId, at: u64) -> u64 {
+fn sector_of(id: FileId, at: FileOffset) -> u64 {
     at / SECTOR + if is_data(id) { DATA_SECTOR } else { 0 }
 }
 
@@ -142,22 +143,22 @@ impl Storage {
         assert!(!self.pending.iter().filter(on_it).any(|other| ends(&other.op)), "{op:?} beside a file's end");
         let (at, len) = match &op.action {
             Action::Read { at, into: memory } | Action::Write { at, from: memory } => (*at, memory.len()),
-            Action::SyncData => (0, 0),
+            Action::SyncData => (FileOffset(0), 0),
             Action::Deallocate { at, len } => (*at, usize::try_from(*len).unwrap_or(0)),
         };
         let media = self.file(op.file).visible();
         let (is_device, end) = (media.unwritten() == Unwritten::Stale, at + u64::try_from(len).unwrap_or(u64::MAX));
         let changes = matches!(op.action, Action::Write { .. } | Action::Deallocate { .. });
-        let inside = end <= media.len() || is_data(op.file);
+        let inside = end.0 <= media.len() || is_data(op.file);
         assert!(!(is_device && changes) || inside, "{op:?} behind the end of a device");
         if self.is_whole(at, len) {
             return None;
         }
-        let end = (at / self.unit + 1) * self.unit;
+        let end = at.align_down(self.unit) + self.unit;
         match &op.action {
             Action::Deallocate { .. } => is_device.then_some(FileError::Unsupported),
             // What has failed may have made the file longer, of which nobody knows.
-            Action::Write { .. } if !is_device && (media.len() < end || self.fault_happened()) => {
+            Action::Write { .. } if !is_device && (media.len() < end.0 || self.fault_happened()) => {
                 assert!(at + u64::try_from(len).unwrap_or(u64::MAX) <= end, "more than the last unit: {op:?}");
                 assert!(!self.pending.iter().any(|other| on_it(&other)), "a file's end beside others: {op:?}");
                 None
@@ -166,7 +167,7 @@ impl Storage {
         }
     }
 
-    fn is_whole(&self, at: u64, len: usize) -> bool {
+    fn is_whole(&self, at: FileOffset, len: usize) -> bool {
         at % self.unit == 0 && u64::try_from(len).unwrap_or(u64::MAX) % self.unit == 0
     }
 
@@ -259,10 +260,10 @@ impl Io for Storage {
         Ok(())
     }
 
-    fn allocated(&mut self, file: FileId, at: u64, len: u64) -> Allocation {
+    fn allocated(&mut self, file: FileId, at: FileOffset, len: u64) -> Allocation {
         let media = self.file(file).visible();
         let sparse = media.unwritten() == Unwritten::Zeroes;
-        let is_hole = |at: u64| sparse && media.written(sector_of(file, at)).is_none();
+        let is_hole = |at: FileOffset| sparse && media.written(sector_of(file, at)).is_none();
         let hole = is_hole(at);
         let mut run = SECTOR;
         while run < len && is_hole(at + run) == hole {
@@ -438,7 +439,7 @@ impl Io for SimIo {
         Ok(())
     }
 
-    fn allocated(&mut self, file: FileId, at: u64, len: u64) -> Allocation {
+    fn allocated(&mut self, file: FileId, at: FileOffset, len: u64) -> Allocation {
         let (data_files, mut below) = self.parts();
         data_files.allocated(file, at, len, &mut below)
     }
@@ -470,7 +471,7 @@ impl Io for Below<'_> {
         self.storage.reap(until, done)
     }
 
-    fn allocated(&mut self, file: FileId, at: u64, len: u64) -> Allocation {
+    fn allocated(&mut self, file: FileId, at: FileOffset, len: u64) -> Allocation {
         self.storage.allocated(file, at, len)
     }
 }
@@ -486,7 +487,7 @@ mod test {
     }
 
     fn write(id: u64, byte: u8) -> FileOp {
-        op(id, Action::Write { at: 0, from: Segments::copy_of(&[byte; 512]) })
+        op(id, Action::Write { at: FileOffset(0), from: Segments::copy_of(&[byte; 512]) })
     }
 
     fn storage(visible: Visible, fault: Option<Fault>) -> SimIo {
@@ -499,7 +500,7 @@ mod test {
             let mut io = storage(visible, None);
             let into = Segments::zeroed(512);
             io.push(write(1, 7)).unwrap();
-            io.push(op(2, Action::Read { at: 0, into: into.clone() })).unwrap();
+            io.push(op(2, Action::Read { at: FileOffset(0), into: into.clone() })).unwrap();
             assert_eq!(io.finish(1)[0].op.id, OpId(2));
             assert_eq!(into.to_vec(), [seen; 512]);
             io.finish(0);

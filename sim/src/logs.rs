@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use disk::redo::{self, FAILED_AT, HEAD_AT, HEADER_LEN, IDENTITY_LEN, TAIL_AT, UNSYNCED_AT};
-use disk::{FileId, ImageError, Records, RedoLog};
+use disk::{FileId, FileOffset, ImageError, Records, RedoLog};
 use memory::Shared;
 
 use crate::media::Media;
@@ -59,7 +59,7 @@ impl Logs {
         let mut log = RedoLog::open(region.clone(), &GONE, &mut [].as_slice())?;
         let mut records = Records::default();
         records.collect();
-        records.bytes(0, 1536, &[0, 0, 0, 9, 0, 0, 0, 9]);
+        records.bytes(0, FileOffset(1536), &[0, 0, 0, 9, 0, 0, 0, 9]);
         log.append(&mut records, false);
         Ok(region)
     }

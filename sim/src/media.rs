@@ -7,13 +7,13 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use disk::{DATA_FILE, ReadFault, Source};
+use disk::{DATA_FILE, FileOffset, ReadFault, Source};
 
 use crate::sector::{SECTOR, SECTOR_LEN, Sector, Word, sectors_of};
 
 /// The first sector of the data file of an image that has one. The two are one [`Media`], as the disk sees them; its
 /// length is the image's.
-pub const DATA_SECTOR: u64 = DATA_FILE / SECTOR;
+pub const DATA_SECTOR: u64 = DATA_FILE.0 / SECTOR;
 
 /// What the bytes that nobody wrote hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -162,12 +162,12 @@ impl Media {
     }
 
     /// Writes bytes from a sector's start on, and grows.
-    pub fn write(&mut self, at: u64, bytes: &[u8]) {
+    pub fn write(&mut self, at: FileOffset, bytes: &[u8]) {
         let end = at.saturating_add(u64::try_from(bytes.len()).unwrap_or(u64::MAX));
         for (sector, content) in (at / SECTOR..).zip(sectors_of(bytes)) {
             self.set(sector, content);
         }
-        self.len = self.len.max(end);
+        self.len = self.len.max(end.0);
     }
 
     /// The sectors that somebody wrote, in no useful order; one written twice may come twice.
@@ -205,9 +205,10 @@ impl Source for Media {
         self.len
     }
 
-    fn read_at(&mut self, at: u64, bytes: &mut [u8]) -> Result<(), ReadFault> {
-        let len = u64::try_from(bytes.len()).map_err(|_| ReadFault::PastEnd(u64::MAX))?;
-        let end = at.checked_add(len).filter(|end| *end <= self.len).ok_or(ReadFault::PastEnd(self.len))?;
+    fn read_at(&mut self, at: FileOffset, bytes: &mut [u8]) -> Result<(), ReadFault> {
+        let len = u64::try_from(bytes.len()).map_err(|_| ReadFault::PastEnd(FileOffset(u64::MAX)))?;
+        let end =
+            at.checked_add(len).filter(|end| end.0 <= self.len).ok_or(ReadFault::PastEnd(FileOffset(self.len)))?;
         let mut rest = bytes;
         let mut from = at;
         while from < end {
@@ -232,18 +233,18 @@ mod test {
     fn reads_at_any_alignment_and_not_past_the_end() {
         let mut media = Media::empty(Unwritten::Zeroes);
         let bytes: Vec<u8> = (0..1536u32).map(|n| (n % 251) as u8).collect();
-        media.write(512, &bytes);
+        media.write(FileOffset(512), &bytes);
         let mut found = vec![0; 700];
-        assert_eq!(media.read_at(500, &mut found), Ok(()));
+        assert_eq!(media.read_at(FileOffset(500), &mut found), Ok(()));
         assert_eq!(found[..12], [0; 12]);
         assert_eq!(found[12..], bytes[..688]);
-        assert_eq!(media.read_at(1400, &mut found), Err(ReadFault::PastEnd(2048)));
+        assert_eq!(media.read_at(FileOffset(1400), &mut found), Err(ReadFault::PastEnd(FileOffset(2048))));
     }
 
     #[test]
     fn what_was_cut_off_does_not_come_back() {
         let mut media = Media::empty(Unwritten::Stale);
-        media.write(0, &[1; 2048]);
+        media.write(FileOffset(0), &[1; 2048]);
         media.patch(3, Sector::ZERO);
         media.set_len(1024);
         media.set_len(2048);

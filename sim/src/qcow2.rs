@@ -5,6 +5,8 @@
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
+use disk::FileOffset;
+
 use crate::cluster::{CLUSTER, CLUSTER_SECTORS, COUNTED, L1_AT};
 use crate::compressed;
 use crate::media::{Media, Unwritten};
@@ -81,16 +83,16 @@ pub fn create(spec: &Spec<'_>, tail: Unwritten) -> Media {
     let (cluster, _) = spec.holds.sizes();
     let cluster_of = |bytes: &[u8]| padded(bytes, cluster);
     media.set_len(used * cluster);
-    media.write(0, &header(spec));
-    media.write(cluster, &cluster_of(&(2 * cluster).to_be_bytes()));
+    media.write(FileOffset(0), &header(spec));
+    media.write(FileOffset(cluster), &cluster_of(&(2 * cluster).to_be_bytes()));
     let count = |cluster| match spec.holds {
         Holds::Nothing | Holds::Subclusters | Holds::DataFile | Holds::SubclustersInDataFile => 1,
         Holds::Compressed => compressed::count(cluster),
         Holds::Snapshot => shared::count(cluster, spec.version),
     };
     let counts: Vec<u8> = (0..used).flat_map(|cluster| count(cluster).to_be_bytes()).collect();
-    media.write(2 * cluster, &cluster_of(&counts));
-    media.write(3 * cluster, &cluster_of(&[]));
+    media.write(FileOffset(2 * cluster), &cluster_of(&counts));
+    media.write(FileOffset(3 * cluster), &cluster_of(&[]));
     match spec.holds {
         Holds::Nothing => {}
         Holds::DataFile | Holds::SubclustersInDataFile => media.add_data_file(),
@@ -181,7 +183,7 @@ mod test {
         let spec = Spec { sectors: 4608, parent: Some("base"), version: 3, used: 0, holds: Holds::Nothing };
         let mut media = create(&spec, Unwritten::Zeroes);
         let mut bytes = [0; 104];
-        media.read_at(0, &mut bytes).unwrap();
+        media.read_at(FileOffset(0), &mut bytes).unwrap();
         let number = |at: usize| u64::from_be_bytes(bytes[at..at + 8].try_into().unwrap());
         assert_eq!(number(0), 0x5146_49fb_0000_0003);
         assert_eq!((number(8), number(16)), (1024, 0x0000_0004_0000_000b));

@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use std::mem::ManuallyDrop;
 use std::ops::Range;
 
-use disk::{Access, Disk, FileId, Image, Operation, Options, Request, Span, Status, Token};
+use disk::{Access, Disk, DiskOffset, FileId, Image, Operation, Options, Request, Span, Status, Token};
 use memory::Segments;
 
 use crate::io::{SimIo, Visible};
@@ -326,7 +326,7 @@ impl Run {
         if matches!(op, Op::Patch(..)) && self.writes_around(number, parts, &memory, op.is_durable()) {
             return;
         }
-        let span = Span { at: parts.at * PART, len: parts.count * PART };
+        let span = Span { at: DiskOffset(parts.at * PART), len: parts.count * PART };
         let request = Request::of_bytes(operation, span, memory, Token(number), &self.disk.geometry());
         let request = match request {
             Ok(request) => request,

@@ -11,6 +11,8 @@
 
 use std::collections::BTreeMap;
 
+use disk::FileOffset;
+
 use crate::cluster::{CLUSTER, CLUSTER_SECTORS};
 use crate::compressed::{COMPRESSED, COPIED, PLACE_BITS, TABLE, ZERO, deflated, overwrite, sectors_of};
 use crate::media::Media;
@@ -90,11 +92,11 @@ pub fn count(cluster: u64, version: u32) -> u16 {
 pub fn put(media: &mut Media, version: u32) {
     let cluster_len = usize::try_from(CLUSTER).unwrap_or(0);
     for cluster in [SNAPSHOTS, SNAPSHOT_L1, SHARED_TABLE, OWN_TABLE, SNAPSHOT_TABLE, 15, PACKED, HIDDEN] {
-        media.write(cluster * CLUSTER, &vec![0; cluster_len]);
+        media.write(FileOffset(cluster * CLUSTER), &vec![0; cluster_len]);
     }
     put_entries(media, L1, &[(0, SHARED_TABLE * CLUSTER), (1, OWN_TABLE * CLUSTER | COPIED)]);
     put_entries(media, SNAPSHOT_L1, &[(0, SHARED_TABLE * CLUSTER), (1, SNAPSHOT_TABLE * CLUSTER)]);
-    overwrite(media, SNAPSHOTS * CLUSTER, &entry(version));
+    overwrite(media, FileOffset(SNAPSHOTS * CLUSTER), &entry(version));
     for Plain { cluster, place, whose } in &PLAIN {
         let written = if *whose == Whose::Snapshot { OLDER } else { PARENTS };
         for (sector, at) in sectors_of(*cluster).zip(sectors_of(*place)) {
@@ -111,18 +113,18 @@ pub fn put(media: &mut Media, version: u32) {
     for (cluster, at) in SQUEEZED {
         let bytes = deflated(sectors_of(cluster).map(|sector| Word::guest(PARENTS, sector)));
         let more = (at + u64::try_from(bytes.len()).unwrap_or(0) - 1) / 512 - at / 512;
-        overwrite(media, at, &bytes);
+        overwrite(media, FileOffset(at), &bytes);
         put_entries(media, SHARED_TABLE, &[(cluster, COMPRESSED | more << PLACE_BITS | at)]);
     }
     if version >= 3 {
-        media.write(HIDDEN * CLUSTER, &vec![0xc3; cluster_len]);
+        media.write(FileOffset(HIDDEN * CLUSTER), &vec![0xc3; cluster_len]);
         put_entries(media, SHARED_TABLE, &[(ZEROED, HIDDEN * CLUSTER | ZERO)]);
     }
 }
 
 fn put_entries(media: &mut Media, table: u64, entries: &[(u64, u64)]) {
     for (number, entry) in entries {
-        overwrite(media, table * CLUSTER + number * 8, &entry.to_be_bytes());
+        overwrite(media, FileOffset(table * CLUSTER + number * 8), &entry.to_be_bytes());
     }
 }
 
@@ -216,11 +218,11 @@ mod test {
         let start = prepare(&Subject::new(Kind::SharedQcow2, Unwritten::Zeroes)).unwrap();
         for place in [9, 12, PACKED, SHARED_TABLE, SNAPSHOT_TABLE, SNAPSHOT_L1] {
             let mut media = start.files[0].clone();
-            media.write(place * CLUSTER, &[0x77; 512]);
+            media.write(FileOffset(place * CLUSTER), &[0x77; 512]);
             assert!(lost_of_snapshot(&media, 3).is_some(), "{place}");
         }
         let mut media = start.files[0].clone();
-        media.write(11 * CLUSTER, &[0x77; 512]);
+        media.write(FileOffset(11 * CLUSTER), &[0x77; 512]);
         assert_eq!(lost_of_snapshot(&media, 3), None, "that is the disk's");
     }
 }

@@ -4,7 +4,7 @@
 //! Knows the qcow2 specification and nothing of how our images are opened. A subcluster is a sector here, as small as
 //! it can be.
 
-use disk::MetaWrite;
+use disk::{FileOffset, MetaWrite};
 
 use crate::compressed::{COPIED, overwrite};
 use crate::media::Media;
@@ -58,15 +58,15 @@ pub fn given() -> impl Iterator<Item = (u64, Word)> {
 
 /// Puts it into a new file, whose L1 table names no tables yet. Places hold rubbish where a bitmap does not say `data`.
 pub fn put(media: &mut Media) {
-    overwrite(media, L1 * CLUSTER, &(L2 * CLUSTER | COPIED).to_be_bytes());
+    overwrite(media, FileOffset(L1 * CLUSTER), &(L2 * CLUSTER | COPIED).to_be_bytes());
     let cluster_len = usize::try_from(CLUSTER).unwrap_or(0);
-    media.write(L2 * CLUSTER, &vec![0; cluster_len]);
+    media.write(FileOffset(L2 * CLUSTER), &vec![0; cluster_len]);
     for cluster in &CLUSTERS {
         let descriptor = cluster.place.map_or(0, |place| place * CLUSTER | COPIED);
         let entry = [descriptor.to_be_bytes(), cluster.bitmap().to_be_bytes()].concat();
-        overwrite(media, L2 * CLUSTER + cluster.number * 16, &entry);
+        overwrite(media, FileOffset(L2 * CLUSTER + cluster.number * 16), &entry);
         let Some(place) = cluster.place else { continue };
-        media.write(place * CLUSTER, &vec![0xc3; cluster_len]);
+        media.write(FileOffset(place * CLUSTER), &vec![0xc3; cluster_len]);
         for (sector, _) in cluster.said().filter(|(_, said)| *said == 'd') {
             media.set(place * 32 + sector % 32, Sector::Word(Word::guest(PARENTS, sector)));
         }
@@ -75,7 +75,7 @@ pub fn put(media: &mut Media) {
 
 /// A write to the L2 table has every cluster that has a place in the file as a whole.
 pub fn round(write: &mut MetaWrite) {
-    if !(L2 * CLUSTER..(L2 + 1) * CLUSTER).contains(&write.at) {
+    if !(L2 * CLUSTER..(L2 + 1) * CLUSTER).contains(&write.at.0) {
         return;
     }
     for entry in write.bytes.chunks_exact_mut(16).filter(|entry| entry[..8] != [0; 8]) {

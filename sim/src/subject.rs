@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use disk::qcow2::Qcow2;
 use disk::raw::Raw;
 use disk::vhd::{self, Parent, Spec, Vhd};
-use disk::{Access, FileId, Image, ImageError, Link, ReadFault, Severity, Source, Tail};
+use disk::{Access, FileId, FileOffset, Image, ImageError, Link, ReadFault, Severity, Source, Tail};
 
 use crate::cluster::{COUNTED, DEVICE};
 use crate::compressed;
@@ -177,11 +177,11 @@ impl Source for Longer<'_> {
         self.file.len() + self.by
     }
 
-    fn read_at(&mut self, at: u64, bytes: &mut [u8]) -> Result<(), ReadFault> {
-        if self.by == 0 || at >= self.len() - SECTOR {
+    fn read_at(&mut self, at: FileOffset, bytes: &mut [u8]) -> Result<(), ReadFault> {
+        if self.by == 0 || at.0 >= self.len() - SECTOR {
             return self.file.read_at(at - self.by, bytes);
         }
-        let there = (self.file.len() - SECTOR).saturating_sub(at);
+        let there = (self.file.len() - SECTOR).saturating_sub(at.0);
         let (there, behind) = bytes.split_at_mut(bytes.len().min(usize::try_from(there).unwrap_or(0)));
         behind.fill(0);
         if there.is_empty() { Ok(()) } else { self.file.read_at(at, there) }
@@ -361,14 +361,14 @@ impl Subject {
 pub fn misspell(file: &mut Media) {
     const HEADER_AT: u64 = 512;
     let mut header = [0; 1024];
-    let read = file.read_at(HEADER_AT, &mut header);
+    let read = file.read_at(FileOffset(HEADER_AT), &mut header);
     let code = header.windows(4).position(|bytes| bytes == b"MacX").filter(|_| read.is_ok());
     let Some(place) = code.and_then(|at| header.get_mut(at..at + 4)) else { panic!("the child has no locator") };
     place.copy_from_slice(b"MACX");
     header[36..40].fill(0);
     let sum = header.iter().fold(0u32, |sum, &byte| sum.wrapping_add(byte.into()));
     header[36..40].copy_from_slice(&(!sum).to_be_bytes());
-    file.write(HEADER_AT, &header);
+    file.write(FileOffset(HEADER_AT), &header);
 }
 
 /// What a layer that is made so holds from the beginning.

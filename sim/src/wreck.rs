@@ -111,7 +111,7 @@ impl<'a> Wreck<'a> {
 
 #[cfg(test)]
 mod test {
-    use disk::{Action, FileOp, Io, OpId};
+    use disk::{Action, FileOffset, FileOp, Io, OpId};
     use memory::Segments;
 
     use super::*;
@@ -120,7 +120,7 @@ mod test {
     use crate::sector::Sector;
 
     fn write(io: &mut SimIo, file: FileId, byte: u8) {
-        let action = Action::Write { at: 0, from: Segments::copy_of(&[byte; 512]) };
+        let action = Action::Write { at: FileOffset(0), from: Segments::copy_of(&[byte; 512]) };
         io.push(FileOp { id: OpId(0), file, action }).unwrap();
         io.finish(0);
     }

@@ -5,7 +5,7 @@
 //! the same at every moment, so a killed job can be restarted: what has been copied is then the image's own data and
 //! skipped.
 
-use disk::{Operation, Span, Token};
+use disk::{DiskOffset, Operation, Span, Token};
 use memory::Segments;
 
 use crate::failure::Failure;
@@ -50,9 +50,9 @@ impl CopyUp<'_> {
         let len = self.image.geometry().len;
         let mut progress = Progress::new(self.title, len);
         let mut copied = 0u64;
-        let mut at = 0;
-        while at < len {
-            let window = Span { at, len: WINDOW.min(len - at) };
+        let (mut at, end) = (DiskOffset(0), DiskOffset(len));
+        while at < end {
+            let window = Span { at, len: WINDOW.min(end - at) };
             copied += self.window(window, &mut progress)?;
             at = window.end();
         }
@@ -82,10 +82,10 @@ impl CopyUp<'_> {
             }
             self.image.wait_for_all()?;
             if let Some(&(last, _, _)) = batch.last() {
-                progress.reach(last.end());
+                progress.reach(last.end().0);
             }
         }
-        progress.reach(window.end());
+        progress.reach(window.end().0);
         Ok(copied)
     }
 
@@ -112,12 +112,12 @@ impl CopyUp<'_> {
         for (span, shown) in both.differences() {
             match shown {
                 Some(bytes) => {
-                    self.image.submit(Operation::Write { durable: false }, span, bytes, Token(span.at))?;
+                    self.image.submit(Operation::Write { durable: false }, span, bytes, Token(span.at.0))?;
                 }
                 None => {
                     // Written: a disk that reads as zero already would take a wish to free for granted.
                     let zero = Operation::WriteZeroes { free: false, durable: false };
-                    self.image.submit(zero, span, Segments::empty(), Token(span.at))?;
+                    self.image.submit(zero, span, Segments::empty(), Token(span.at.0))?;
                 }
             }
             written += span.len;
@@ -143,21 +143,16 @@ impl Both {
                 (Some(one), Some(other)) => one.to_vec() == other.to_vec(),
                 _ => false,
             };
-            let unit = Span { at: from, len };
+            let unit = Span { at: self.span.at + from, len };
             match runs.last_mut() {
                 _ if same => {}
-                Some((last, stored)) if last.end() == from && *stored == shown.is_some() => last.len += len,
+                Some((last, stored)) if last.end() == unit.at && *stored == shown.is_some() => last.len += len,
                 _ => runs.push((unit, shown.is_some())),
             }
             from += len;
         }
-        let bytes = |run: Span| self.shown.as_ref().map(|bytes| cut(bytes, run.at, run.len));
-        runs.into_iter()
-            .map(|(run, stored)| {
-                let span = Span { at: self.span.at + run.at, len: run.len };
-                (span, if stored { bytes(run) } else { None })
-            })
-            .collect()
+        let bytes = |run: Span| self.shown.as_ref().map(|bytes| cut(bytes, run.at - self.span.at, run.len));
+        runs.into_iter().map(|(run, stored)| (run, if stored { bytes(run) } else { None })).collect()
     }
 }
 
@@ -177,23 +172,23 @@ fn parents((span, holds): (Span, Holds)) -> Option<Span> {
 /// Asks for the bytes of `span`, which are there when all is waited for.
 fn ask(runner: &mut Runner, span: Span) -> Result<Segments, Failure> {
     let memory = Segments::zeroed(usize::try_from(span.len).unwrap_or(usize::MAX));
-    runner.submit(Operation::Read, span, memory.clone(), Token(span.at))?;
+    runner.submit(Operation::Read, span, memory.clone(), Token(span.at.0))?;
     Ok(memory)
 }
 
 /// Like [`ask`], for a disk that may be shorter than the span. Beyond its end it reads as zeroes.
 fn ask_within(runner: &mut Runner, span: Span) -> Result<Segments, Failure> {
     let memory = Segments::zeroed(usize::try_from(span.len).unwrap_or(usize::MAX));
-    let here = runner.geometry().len.saturating_sub(span.at).min(span.len);
+    let here = runner.geometry().len.saturating_sub(span.at.0).min(span.len);
     if here > 0 {
-        runner.submit(Operation::Read, Span { len: here, ..span }, cut(&memory, 0, here), Token(span.at))?;
+        runner.submit(Operation::Read, Span { len: here, ..span }, cut(&memory, 0, here), Token(span.at.0))?;
     }
     Ok(memory)
 }
 
 /// Like [`zero_runs`], for a disk that may be shorter than the window.
 fn zero_runs_within(runner: &mut Runner, window: Span) -> Result<Vec<Span>, Failure> {
-    let here = runner.geometry().len.saturating_sub(window.at).min(window.len);
+    let here = runner.geometry().len.saturating_sub(window.at.0).min(window.len);
     let mut runs = if here > 0 { zero_runs(runner, Span { len: here, ..window })? } else { Vec::new() };
     let end = window.at + here;
     let behind = Span { at: end, len: window.end().saturating_sub(end) };
@@ -211,7 +206,7 @@ mod test {
     fn piece(shown: Option<Vec<u8>>, onto: Option<Vec<u8>>) -> Both {
         let len = 4 * UNIT;
         let segments = |bytes: Option<Vec<u8>>| bytes.map(|bytes| Segments::copy_of(&bytes));
-        Both { span: Span { at: PIECE, len }, shown: segments(shown), onto: segments(onto) }
+        Both { span: Span { at: DiskOffset(PIECE), len }, shown: segments(shown), onto: segments(onto) }
     }
 
     fn units(values: [u8; 4]) -> Vec<u8> {
@@ -220,7 +215,7 @@ mod test {
 
     fn shape(both: &Both) -> Vec<(u64, u64, bool)> {
         let differences = both.differences();
-        differences.iter().map(|(span, bytes)| (span.at - PIECE, span.len, bytes.is_some())).collect()
+        differences.iter().map(|(span, bytes)| (span.at - both.span.at, span.len, bytes.is_some())).collect()
     }
 
     #[test]

@@ -9,7 +9,7 @@ use disk::{Damage, Damaged};
 /// Why bytes of a disk cannot be read: the damage is in the layer with this name.
 pub fn why_unreadable(damage: Damage, layer: impl Display) -> String {
     let Damage { span, at, .. } = damage;
-    let (first, last) = (span.at, span.end().saturating_sub(1));
+    let (first, last) = (span.at, span.end().0.saturating_sub(1));
     match damage.what {
         Damaged::Entry(raw) => format!(
             "its bytes {first} to {last} cannot be located: the entry {raw:#018x} at byte {at} of {layer} is invalid"

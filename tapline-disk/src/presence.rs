@@ -4,7 +4,7 @@
 //! is open may or may not be seen: query a range before writing there.
 
 use control::ImageName;
-use disk::{Format, Image, Mapping, MetaBlock, ReadFault, Source, Span, Wait};
+use disk::{FileOffset, Format, Image, Mapping, MetaBlock, ReadFault, Source, Span, Wait};
 use uring::{ImageFile, OpenOptions};
 
 use crate::failure::Failure;
@@ -78,7 +78,7 @@ impl Presence {
 
     fn load(&mut self, block: MetaBlock) -> Result<(), Failure> {
         let mut bytes = vec![0; usize::try_from(block.len).unwrap_or(0)];
-        let here = Source::len(&self.file).saturating_sub(block.at);
+        let here = Source::len(&self.file).saturating_sub(block.at.0);
         let here = usize::try_from(here).unwrap_or(usize::MAX).min(bytes.len());
         // Beyond the end of the file there are zeroes, as for an engine.
         let (found, _) = bytes.split_at_mut(here);
@@ -90,7 +90,7 @@ impl Presence {
         })
     }
 
-    fn damaged(&self, at: u64, raw: u64) -> Failure {
+    fn damaged(&self, at: FileOffset, raw: u64) -> Failure {
         self.failed(format!("the entry {raw:#018x} at byte {at} of the file is invalid"))
             .advise(format!("`tapline image check {}` lists the problems", self.name))
     }

@@ -6,7 +6,9 @@
 mod merge;
 
 use control::ImageName;
-use disk::{Damage, Disk, Extent, FileDone, Geometry, Image, Io, Operation, Request, Span, Status, Token, Until};
+use disk::{
+    Damage, Disk, DiskOffset, Extent, FileDone, Geometry, Image, Io, Operation, Request, Span, Status, Token, Until,
+};
 use memory::Segments;
 use uring::{Engine, EngineKind, ImageFile};
 
@@ -132,7 +134,7 @@ impl Runner {
     /// Waits for all that is in flight and makes it durable.
     pub fn flush(&mut self) -> Result<(), Failure> {
         self.wait_for_all()?;
-        self.ask(Operation::Flush, Span { at: 0, len: 0 }).map(drop)
+        self.ask(Operation::Flush, Span { at: DiskOffset(0), len: 0 }).map(drop)
     }
 
     /// Waits for an event of the engine, and passes it to the disk.

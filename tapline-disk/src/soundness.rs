@@ -6,7 +6,7 @@ use std::fmt::Display;
 
 use control::{FormatName, ImageName};
 use disk::qcow2::Qcow2;
-use disk::{ImageErrorKind, MetaWrite, Problem, Severity, Source, qcow2, vhd};
+use disk::{FileOffset, ImageErrorKind, MetaWrite, Problem, Severity, Source, qcow2, vhd};
 use uring::ImageFile;
 
 use crate::failure::Failure;
@@ -66,7 +66,7 @@ pub fn examine(name: &ImageName, file: &mut ImageFile, cure: bool) -> Result<Exa
         Ok(examined) => Ok(examined),
         // So damaged that the rest cannot be read: a finding, like any other.
         Err(error) if error.kind == ImageErrorKind::Corrupt => {
-            let at = error.at.unwrap_or(0);
+            let at = error.at.unwrap_or_default();
             let problem = Problem { severity: Severity::Damage, at, what: error.what };
             Ok(Examined { problems: vec![problem], ..Examined::default() })
         }
@@ -118,7 +118,7 @@ fn examine_qcow2(file: &mut ImageFile, cure: bool) -> Result<Examined, disk::Ima
 }
 
 /// Where a header of qcow2 has the bits "dirty" and "corrupt".
-const INCOMPATIBLE_FEATURES_AT: u64 = 72;
+const INCOMPATIBLE_FEATURES_AT: FileOffset = FileOffset(72);
 
 fn cure_of(repair: qcow2::Repair) -> Cure {
     Cure { batches: repair.batches, len: repair.new_len, what: repair.what }

@@ -9,7 +9,7 @@
 use std::path::{Path, PathBuf};
 
 use control::{FormatName, ImageName};
-use disk::{Format, Image, Link, Span};
+use disk::{DiskOffset, Format, Image, Link, Span};
 use uring::{Cache, FileOpenError, ImageFile, OpenOptions};
 
 use crate::failure::Failure;
@@ -161,7 +161,7 @@ fn examine(name: &ImageName, file: &mut ImageFile, below: Option<&MergeLayer>) -
     if link.modified.is_some() || link.len.is_some() {
         return not("it records its parent's time or size, which a merged layer does not".into());
     }
-    let whole = Span { at: 0, len: image.geometry().len };
+    let whole = Span { at: DiskOffset(0), len: image.geometry().len };
     let runs = Presence::of(name, to_look_at(false))?.runs(whole)?;
     if let Some((span, _)) = runs.iter().find(|(_, holds)| *holds != Holds::Parent) {
         return not(format!("it holds data, first {} bytes at {}", span.len, span.at));

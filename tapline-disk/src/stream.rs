@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
-use disk::{ExtentKind, Operation, Span, Token};
+use disk::{DiskOffset, ExtentKind, Operation, Span, Token};
 use memory::Segments;
 use uring::EngineKind;
 
@@ -137,9 +137,9 @@ impl Reader<'_> {
 
     fn run(mut self) -> Result<(), Failure> {
         let len = self.runner.geometry().len;
-        let mut at = 0;
-        while at < len {
-            let window = Span { at, len: WINDOW.min(len - at) };
+        let (mut at, end) = (DiskOffset(0), DiskOffset(len));
+        while at < end {
+            let window = Span { at, len: WINDOW.min(end - at) };
             let zeros = zero_runs(&mut self.runner, window)?;
             for span in grid(window) {
                 let zero = zeros.iter().any(|run| run.at <= span.at && span.end() <= run.end());
@@ -160,7 +160,7 @@ impl Reader<'_> {
         let mut bytes = None;
         if !zero {
             let memory = Segments::zeroed(index(span.len));
-            self.runner.submit(Operation::Read, span, memory.clone(), Token(span.at))?;
+            self.runner.submit(Operation::Read, span, memory.clone(), Token(span.at.0))?;
             bytes = Some(memory);
         }
         let read = if zero { Read::Done } else { Read::Asked };
@@ -195,7 +195,7 @@ impl Reader<'_> {
             Err(_) if self.unreadable == Unreadable::IsLost => Read::Failed,
             Err(failure) => return Err(failure),
         };
-        if let Some((_, read)) = self.ahead.iter_mut().find(|(chunk, _)| Token(chunk.span.at) == token) {
+        if let Some((_, read)) = self.ahead.iter_mut().find(|(chunk, _)| Token(chunk.span.at.0) == token) {
             *read = now;
         }
         Ok(())
@@ -208,10 +208,10 @@ impl Reader<'_> {
         while at < chunk.span.end() {
             let span = Span { at, len: SALVAGED.min(chunk.span.end() - at) };
             let part = bytes.slice(index(at - chunk.span.at), index(span.len));
-            self.runner.submit(Operation::Read, span, part.clone(), Token(at))?;
+            self.runner.submit(Operation::Read, span, part.clone(), Token(at.0))?;
             let answer = loop {
                 let (token, answer) = self.runner.wait_for_any()?;
-                if token == Token(at) {
+                if token == Token(at.0) {
                     break answer;
                 }
                 self.arrived(token, answer)?;
@@ -302,10 +302,10 @@ mod test {
 
     #[test]
     fn the_grid_covers_a_window_to_its_last_byte() {
-        let pieces: Vec<Span> = grid(Span { at: WINDOW, len: 2 * PIECE + 512 }).collect();
+        let pieces: Vec<Span> = grid(Span { at: DiskOffset(WINDOW), len: 2 * PIECE + 512 }).collect();
         assert_eq!(pieces.len(), 3);
-        assert_eq!(pieces.last().copied(), Some(Span { at: WINDOW + 2 * PIECE, len: 512 }));
-        assert_eq!(grid(Span { at: 0, len: 0 }).count(), 0);
+        assert_eq!(pieces.last().copied(), Some(Span { at: DiskOffset(WINDOW + 2 * PIECE), len: 512 }));
+        assert_eq!(grid(Span { at: DiskOffset(0), len: 0 }).count(), 0);
     }
 
     #[test]

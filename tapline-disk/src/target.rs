@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use control::{FormatName, ImageName, Kind};
-use disk::{Creation, ImageError, Link, MetaWrite, qcow2, vhd};
+use disk::{Creation, FileOffset, ImageError, Link, MetaWrite, qcow2, vhd};
 use rustix::fs::FallocateFlags;
 use uring::{Cache, ImageFile, OpenOptions};
 
@@ -233,14 +233,14 @@ enum Part {
 /// The writes of one part.
 fn writes_of(creation: &Creation, wanted: Part) -> Vec<MetaWrite> {
     const SECTOR: u64 = 512;
-    let (first, last) = (SECTOR, creation.len.saturating_sub(SECTOR));
+    let (first, last) = (FileOffset(SECTOR), FileOffset(creation.len.saturating_sub(SECTOR)));
     let mut found = Vec::new();
     for write in &creation.writes {
         let mut at = write.at;
         let mut bytes = write.bytes.as_slice();
         while !bytes.is_empty() {
             // Up to the next of the two borders.
-            let border = [first, last].into_iter().filter(|&border| border > at).min().unwrap_or(u64::MAX);
+            let border = [first, last].into_iter().filter(|&border| border > at).min().unwrap_or(FileOffset(u64::MAX));
             let len = usize::try_from(border.saturating_sub(at)).unwrap_or(usize::MAX).min(bytes.len());
             let (piece, rest) = bytes.split_at(len);
             let part = if at < first || at >= last { Part::Head } else { Part::Body };
@@ -277,7 +277,7 @@ pub fn seconds(time: SystemTime) -> u64 {
 
 #[cfg(test)]
 mod test {
-    use disk::{Access, Format, Image, Mapping, Span, Tail};
+    use disk::{Access, DiskOffset, Format, Image, Mapping, Span, Tail};
 
     use super::*;
 
@@ -322,11 +322,11 @@ mod test {
         assert_eq!((image.geometry().len, image.identity()), (LEN, [9; 16]));
         let mut at = 0;
         while at < LEN {
-            match image.map(Span { at, len: LEN - at }) {
+            match image.map(Span { at: DiskOffset(at), len: LEN - at }) {
                 Ok(Mapping::Parent { len }) => at += len,
                 Ok(place) => panic!("{place:?} at {at}"),
                 Err(disk::Wait::Load(block)) => {
-                    let from = usize::try_from(block.at).unwrap();
+                    let from = usize::try_from(block.at.0).unwrap();
                     let to = from + usize::try_from(block.len).unwrap();
                     image.load(block, &bytes[from..to]).unwrap();
                 }
@@ -336,7 +336,7 @@ mod test {
     }
 
     fn put(file: &mut Vec<u8>, write: &MetaWrite) {
-        let from = usize::try_from(write.at).unwrap();
+        let from = usize::try_from(write.at.0).unwrap();
         file.resize(file.len().max(from + write.bytes.len()), 0);
         file[from..from + write.bytes.len()].copy_from_slice(&write.bytes);
     }

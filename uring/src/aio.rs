@@ -17,7 +17,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
-use disk::{Allocation, EngineFailed, FileDone, FileId, FileOp, Io, Until};
+use disk::{Allocation, EngineFailed, FileDone, FileId, FileOffset, FileOp, Io, Until};
 use rustix::fs::FallocateFlags;
 
 use crate::aio_context::{AioContext, Event, FDSYNC, Iocb, POLL};
@@ -353,7 +353,7 @@ impl Io for Aio {
         }
     }
 
-    fn allocated(&mut self, file: FileId, at: u64, len: u64) -> Allocation {
+    fn allocated(&mut self, file: FileId, at: FileOffset, len: u64) -> Allocation {
         self.files.get(file).map_or(Allocation::Data(len), |file| file.allocated(at, len))
     }
 }
@@ -406,7 +406,7 @@ mod test {
     }
 
     fn push_read(aio: &mut Aio) {
-        let action = Action::Read { at: 0, into: Segments::zeroed(4096) };
+        let action = Action::Read { at: FileOffset(0), into: Segments::zeroed(4096) };
         aio.push(FileOp { id: OpId(0), file: FileId(0), action }).unwrap();
     }
 

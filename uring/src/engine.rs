@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use disk::{Aligner, Allocation, DataFiles, EngineFailed, FileDone, FileId, FileOp, Io, Until};
+use disk::{Aligner, Allocation, DataFiles, EngineFailed, FileDone, FileId, FileOffset, FileOp, Io, Until};
 use memory::Buffer;
 
 use crate::{Aio, EngineError, ImageFile, Uring};
@@ -250,7 +250,7 @@ impl Io for Engine {
         }
     }
 
-    fn allocated(&mut self, file: FileId, at: u64, len: u64) -> Allocation {
+    fn allocated(&mut self, file: FileId, at: FileOffset, len: u64) -> Allocation {
         match &mut self.adapters {
             None => self.backend.allocated(file, at, len),
             Some(adapters) => adapters.data_files.allocated(file, at, len, &mut self.backend),
@@ -273,7 +273,7 @@ impl Io for AlignedBackend<'_> {
         self.aligner.reap(until, self.backend, done)
     }
 
-    fn allocated(&mut self, file: FileId, at: u64, len: u64) -> Allocation {
+    fn allocated(&mut self, file: FileId, at: FileOffset, len: u64) -> Allocation {
         self.backend.allocated(file, at, len)
     }
 }
@@ -320,7 +320,7 @@ impl Io for Backend {
         }
     }
 
-    fn allocated(&mut self, file: FileId, at: u64, len: u64) -> Allocation {
+    fn allocated(&mut self, file: FileId, at: FileOffset, len: u64) -> Allocation {
         match self {
             Backend::Uring(uring) => uring.allocated(file, at, len),
             Backend::Aio(aio) => aio.allocated(file, at, len),

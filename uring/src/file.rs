@@ -10,7 +10,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use disk::Allocation;
+use disk::{Allocation, FileOffset};
 use rustix::fs::{OFlags, SeekFrom};
 use rustix::io::{Errno, ReadWriteFlags};
 
@@ -216,7 +216,8 @@ impl ImageFile {
     }
 
     /// Whether the file system holds data or a hole at `at`; see [`disk::Io::allocated`].
-    pub fn allocated(&self, at: u64, len: u64) -> Allocation {
+    pub fn allocated(&self, at: FileOffset, len: u64) -> Allocation {
+        let at = at.0;
         match rustix::fs::seek(&*self.file, SeekFrom::Data(at)) {
             Ok(data) if data > at => Allocation::Hole(len.min(data - at)),
             Ok(_) => match rustix::fs::seek(&*self.file, SeekFrom::Hole(at)) {

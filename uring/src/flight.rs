@@ -7,7 +7,7 @@
 //! Invariant: between a `step` and the `settle` that follows, nothing in the flight changes, and it does not move
 //! (`flight_slab` keeps it in a slot of a fixed table): the kernel is using the parts handed out.
 
-use disk::{Action, FileError, FileOp};
+use disk::{Action, FileError, FileOffset, FileOp};
 use memory::{Part, Segments};
 
 use crate::bounce::{Bounce, BouncePool};
@@ -121,7 +121,7 @@ impl Flight {
     #[inline]
     pub(crate) fn step(&self) -> Step<'_> {
         // No file is that long, and io_uring takes an offset of -1 as the file's own position.
-        let after = |at: u64| at.saturating_add(as_u64(self.moved)).min(i64::MAX.unsigned_abs());
+        let after = |at: FileOffset| at.0.saturating_add(as_u64(self.moved)).min(i64::MAX.unsigned_abs());
         match self.action() {
             Action::Read { at, into } => Step::Read { at: after(*at), parts: self.parts(into) },
             Action::Write { at, from } => match &self.buffer {
@@ -129,7 +129,7 @@ impl Flight {
                 _ => Step::Write { at: after(*at), parts: self.parts(from) },
             },
             Action::SyncData => Step::SyncData,
-            Action::Deallocate { at, len } => Step::Deallocate { at: *at, len: *len },
+            Action::Deallocate { at, len } => Step::Deallocate { at: at.0, len: *len },
         }
     }
 
@@ -231,7 +231,7 @@ impl Flight {
     /// anything to deallocate.
     fn is_empty_deallocation(&self) -> bool {
         let Action::Deallocate { at, len } = *self.action() else { return false };
-        len == 0 || self.constraints.device_len.is_some_and(|end| at >= end)
+        len == 0 || self.constraints.device_len.is_some_and(|end| at.0 >= end)
     }
 
     fn is_deallocation(&self) -> bool {
@@ -303,7 +303,7 @@ mod test {
     }
 
     fn read_into(memory: &Segments) -> Action {
-        Action::Read { at: 4096, into: memory.clone() }
+        Action::Read { at: FileOffset(4096), into: memory.clone() }
     }
 
     fn submitted(flight: &Flight) -> (u64, usize) {
@@ -338,7 +338,7 @@ mod test {
 
     #[test]
     fn a_short_direct_write_is_continued_at_a_block_boundary() {
-        let action = Action::Write { at: 0, from: Segments::zeroed(4096) };
+        let action = Action::Write { at: FileOffset(0), from: Segments::zeroed(4096) };
         let (mut flight, mut pool) = flight(action, DIRECT);
         assert_eq!(flight.settle(1000, &mut pool), None);
         assert_eq!(submitted(&flight), (512, 3584));
@@ -349,7 +349,8 @@ mod test {
     #[test]
     fn an_unaligned_end_of_a_file_is_written_through_the_page_cache() {
         let constraints = IoConstraints { alignment: Alignment { memory: 512, offset: 4096 }, device_len: None };
-        let (mut flight, mut pool) = flight(Action::Write { at: 4096, from: Segments::zeroed(1024) }, constraints);
+        let (mut flight, mut pool) =
+            flight(Action::Write { at: FileOffset(4096), from: Segments::zeroed(1024) }, constraints);
         assert!(matches!(flight.step(), Step::WriteCached { at: 4096, parts } if parts.len() == 1));
         assert_eq!(flight.settle(700, &mut pool), None);
         assert!(matches!(flight.step(), Step::WriteCached { .. }));
@@ -359,7 +360,7 @@ mod test {
 
     #[test]
     fn a_write_without_progress_fails() {
-        let (mut flight, mut pool) = flight(Action::Write { at: 0, from: Segments::zeroed(4096) }, DIRECT);
+        let (mut flight, mut pool) = flight(Action::Write { at: FileOffset(0), from: Segments::zeroed(4096) }, DIRECT);
         assert_eq!(flight.settle(0, &mut pool), Some(Err(FileError::Failed(libc::EIO))));
     }
 
@@ -386,7 +387,7 @@ mod test {
     fn a_large_unaligned_write_uses_several_bounce_buffers_in_turn() {
         let memory = Segments::zeroed((3 << 20) + 512);
         let from = memory.slice(1, 3 << 20);
-        let (mut flight, mut pool) = flight(Action::Write { at: 0, from }, DIRECT);
+        let (mut flight, mut pool) = flight(Action::Write { at: FileOffset(0), from }, DIRECT);
         assert_eq!(flight.settle(1 << 20, &mut pool), None);
         assert_eq!(submitted(&flight), (1 << 20, 1 << 20));
         assert_eq!(flight.settle(1 << 20, &mut pool), None);
@@ -408,7 +409,7 @@ mod test {
     #[test]
     fn an_errno_is_mapped_to_a_file_error() {
         let outcome = |errno: i32| {
-            let (mut flight, mut pool) = flight(Action::Deallocate { at: 0, len: 512 }, DIRECT);
+            let (mut flight, mut pool) = flight(Action::Deallocate { at: FileOffset(0), len: 512 }, DIRECT);
             flight.settle(-errno, &mut pool)
         };
         assert_eq!(outcome(libc::ENOSPC), Some(Err(FileError::NoSpace)));
@@ -424,7 +425,7 @@ mod test {
             let (mut flight, mut pool) = flight(action, BUFFERED);
             flight.settle(-libc::EINVAL, &mut pool)
         };
-        let range = Action::Deallocate { at: 512, len: 512 };
+        let range = Action::Deallocate { at: FileOffset(512), len: 512 };
         assert_eq!(errno_result(range), Some(Err(FileError::Unsupported)));
         assert_eq!(errno_result(read_into(&Segments::zeroed(512))), Some(Err(FileError::Failed(libc::EINVAL))));
     }
@@ -432,7 +433,7 @@ mod test {
     #[test]
     fn deallocating_past_the_end_of_a_device_succeeds() {
         let device = IoConstraints { device_len: Some(1 << 20), ..DIRECT };
-        let (mut flight, mut pool) = flight(Action::Deallocate { at: 1 << 20, len: 512 }, device);
+        let (mut flight, mut pool) = flight(Action::Deallocate { at: FileOffset(1 << 20), len: 512 }, device);
         assert_eq!(flight.settle(-libc::EINVAL, &mut pool), Some(Ok(())));
     }
 }

@@ -9,7 +9,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use disk::{ReadFault, Source};
+use disk::{FileOffset, ReadFault, Source};
 use memory::Buffer;
 use rustix::fs::{Advice, fadvise};
 
@@ -29,28 +29,28 @@ impl Source for ImageFile {
         self.current_len().unwrap_or(0)
     }
 
-    fn read_at(&mut self, at: u64, bytes: &mut [u8]) -> Result<(), ReadFault> {
+    fn read_at(&mut self, at: FileOffset, bytes: &mut [u8]) -> Result<(), ReadFault> {
         let end = at.saturating_add(as_u64(bytes.len()));
         let fault = |error: io::Error| match error.kind() {
             io::ErrorKind::UnexpectedEof => ReadFault::PastEnd(end),
             _ => ReadFault::Failed(error.raw_os_error().unwrap_or(libc::EIO)),
         };
-        if end > self.current_len().map_err(fault)? {
+        if end.0 > self.current_len().map_err(fault)? {
             return Err(ReadFault::PastEnd(end));
         }
         match self.options().cache {
-            Cache::Writeback => self.as_file().read_exact_at(bytes, at).map_err(fault),
-            Cache::None => self.read_aligned(at, bytes).map_err(fault),
+            Cache::Writeback => self.as_file().read_exact_at(bytes, at.0).map_err(fault),
+            Cache::None => self.read_aligned(at.0, bytes).map_err(fault),
         }
     }
 }
 
 impl ImageFile {
     /// Writes `bytes` at offset `at`. A file grows as needed, to the end of the bytes and no further.
-    pub fn write_at(&mut self, at: u64, bytes: &[u8]) -> io::Result<()> {
+    pub fn write_at(&mut self, at: FileOffset, bytes: &[u8]) -> io::Result<()> {
         match self.options().cache {
-            Cache::Writeback => self.as_file().write_all_at(bytes, at),
-            Cache::None => self.write_aligned(at, bytes),
+            Cache::Writeback => self.as_file().write_all_at(bytes, at.0),
+            Cache::None => self.write_aligned(at.0, bytes),
         }
     }
 

@@ -117,6 +117,8 @@ impl ImageFile {
 
 #[cfg(test)]
 mod test {
+    use disk::FileOffset;
+
     use super::*;
 
     const WRITER: OpenOptions = OpenOptions { write: true, cache: Cache::Writeback, lock: true };
@@ -135,7 +137,7 @@ mod test {
         let writer = ImageFile::open(&path, WRITER).unwrap();
         let mut reader = writer.reopen_read_only().unwrap();
         drop(writer);
-        assert!(reader.write_at(0, &[1]).is_err());
+        assert!(reader.write_at(FileOffset(0), &[1]).is_err());
         assert!(ImageFile::open(&path, READER).is_ok());
         assert!(matches!(ImageFile::open(&path, WRITER), Err(FileOpenError::InUse { held: AccessMode::Reading, .. })));
     }
@@ -146,7 +148,7 @@ mod test {
         let path = image(&directory);
         let reader = ImageFile::open(&path, READER).unwrap();
         let mut writer = reader.reopen_writable().unwrap();
-        writer.write_at(0, &[1]).unwrap();
+        writer.write_at(FileOffset(0), &[1]).unwrap();
         assert!(matches!(ImageFile::open(&path, READER), Err(FileOpenError::InUse { held: AccessMode::Writing, .. })));
     }
 
@@ -169,7 +171,7 @@ mod test {
         std::fs::rename(&path, directory.path().join("moved")).unwrap();
         std::fs::write(&path, "another").unwrap();
         let mut writer = reader.reopen_writable().unwrap();
-        writer.write_at(0, &[9]).unwrap();
+        writer.write_at(FileOffset(0), &[9]).unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), b"another");
         assert_eq!(std::fs::read(directory.path().join("moved")).unwrap()[0], 9);
     }
@@ -184,11 +186,11 @@ mod test {
         let path = image(&directory);
         let reader = ImageFile::open(&path, READER).unwrap();
         let mut writer = reader.reopen_writable_as(handed(&path, true)).unwrap();
-        writer.write_at(0, &[1]).unwrap();
+        writer.write_at(FileOffset(0), &[1]).unwrap();
         assert!(matches!(ImageFile::open(&path, READER), Err(FileOpenError::InUse { held: AccessMode::Writing, .. })));
         let mut lowered = writer.reopen_read_only_as(handed(&path, false)).unwrap();
         drop((reader, writer));
-        assert!(lowered.write_at(0, &[1]).is_err());
+        assert!(lowered.write_at(FileOffset(0), &[1]).is_err());
         assert!(ImageFile::open(&path, READER).is_ok());
         assert!(matches!(ImageFile::open(&path, WRITER), Err(FileOpenError::InUse { held: AccessMode::Reading, .. })));
     }

@@ -17,7 +17,7 @@ use std::marker::PhantomData;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 
-use disk::{Allocation, EngineFailed, FileDone, FileId, FileOp, Io, Until};
+use disk::{Allocation, EngineFailed, FileDone, FileId, FileOffset, FileOp, Io, Until};
 use io_uring::types::Fd;
 use io_uring::{EnterFlags, IoUring, cqueue, opcode, squeue};
 use memory::Buffer;
@@ -427,7 +427,7 @@ impl Io for Uring {
         }
     }
 
-    fn allocated(&mut self, file: FileId, at: u64, len: u64) -> Allocation {
+    fn allocated(&mut self, file: FileId, at: FileOffset, len: u64) -> Allocation {
         self.files.get(file).map_or(Allocation::Data(len), |file| file.allocated(at, len))
     }
 }

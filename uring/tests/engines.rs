@@ -2,7 +2,7 @@
 
 mod fixture;
 
-use disk::{Action, Allocation, FileDone, FileError, FileId, FileOp, Io, OpId, Until};
+use disk::{Action, Allocation, FileDone, FileError, FileId, FileOffset, FileOp, Io, OpId, Until};
 use fixture::{DIRECT, ENGINES, Fixture, STORAGES, everywhere, filled, pattern, scattered};
 use memory::{Buffer, Segments};
 use uring::{Engine, EngineError, EngineKind, ImageFile, OpenOptions};
@@ -12,8 +12,8 @@ const KIB: usize = 1 << 10;
 /// Writes the pattern from `from` at `at`, and reads it into `into`.
 fn round_trip(fixture: &mut Fixture, at: u64, from: Segments, into: &Segments) {
     let bytes = pattern(from.len(), at);
-    assert_eq!(fixture.run(vec![Action::Write { at, from: filled(from, &bytes) }]), [Ok(())]);
-    assert_eq!(fixture.run(vec![Action::Read { at, into: into.clone() }]), [Ok(())]);
+    assert_eq!(fixture.run(vec![Action::Write { at: FileOffset(at), from: filled(from, &bytes) }]), [Ok(())]);
+    assert_eq!(fixture.run(vec![Action::Read { at: FileOffset(at), into: into.clone() }]), [Ok(())]);
     assert!(into.to_vec() == bytes, "the data read differs from the data written");
 }
 
@@ -57,9 +57,9 @@ fn bytes_past_the_end_of_the_file_read_as_zero() {
         let unaligned = filled(scattered(8 * KIB, 8 * KIB, 1), &[7; 8 * KIB]);
         let behind = filled(Segments::zeroed(4 * KIB), &[7; 4 * KIB]);
         let reads = vec![
-            Action::Read { at: 0, into: across.clone() },
-            Action::Read { at: 0, into: unaligned.clone() },
-            Action::Read { at: 1 << 20, into: behind.clone() },
+            Action::Read { at: FileOffset(0), into: across.clone() },
+            Action::Read { at: FileOffset(0), into: unaligned.clone() },
+            Action::Read { at: FileOffset(1 << 20), into: behind.clone() },
         ];
         assert_eq!(fixture.run(reads), [Ok(()); 3]);
         assert_eq!(across.to_vec(), [content.clone(), vec![0; 16 * KIB - 5000]].concat());
@@ -72,9 +72,9 @@ fn bytes_past_the_end_of_the_file_read_as_zero() {
 fn an_empty_transfer_succeeds() {
     everywhere(&[], 4, |fixture| {
         let nothing = vec![
-            Action::Read { at: 0, into: Segments::empty() },
-            Action::Write { at: 0, from: Segments::empty() },
-            Action::Deallocate { at: 0, len: 0 },
+            Action::Read { at: FileOffset(0), into: Segments::empty() },
+            Action::Write { at: FileOffset(0), from: Segments::empty() },
+            Action::Deallocate { at: FileOffset(0), len: 0 },
         ];
         assert_eq!(fixture.run(nothing), [Ok(()); 3]);
     });
@@ -85,10 +85,13 @@ fn each_of_many_concurrent_operations_completes_once() {
     everywhere(&[], 64, |fixture| {
         let bytes: Vec<Vec<u8>> = (0..300).map(|block| pattern(4 * KIB, block)).collect();
         let at = |block: usize| (block * 4 * KIB) as u64;
-        let write = |(block, bytes): (usize, &Vec<u8>)| Action::Write { at: at(block), from: Segments::copy_of(bytes) };
+        let write = |(block, bytes): (usize, &Vec<u8>)| Action::Write {
+            at: FileOffset(at(block)),
+            from: Segments::copy_of(bytes),
+        };
         assert_eq!(fixture.run(bytes.iter().enumerate().map(write).collect()), [Ok(()); 300]);
         let memory: Vec<Segments> = (0..300).map(|_| Segments::zeroed(4 * KIB)).collect();
-        let read = |(block, into): (usize, &Segments)| Action::Read { at: at(block), into: into.clone() };
+        let read = |(block, into): (usize, &Segments)| Action::Read { at: FileOffset(at(block)), into: into.clone() };
         assert_eq!(fixture.run(memory.iter().enumerate().map(read).collect()), [Ok(()); 300]);
         assert!(memory.iter().zip(&bytes).all(|(memory, bytes)| memory.to_vec() == *bytes));
     });
@@ -100,7 +103,7 @@ fn a_full_queue_hands_the_operation_back() {
         let op = |id| FileOp {
             id: OpId(id),
             file: FileId(0),
-            action: Action::Read { at: 0, into: Segments::zeroed(4 * KIB) },
+            action: Action::Read { at: FileOffset(0), into: Segments::zeroed(4 * KIB) },
         };
         assert!(fixture.engine.push(op(1)).is_ok());
         assert!(fixture.engine.push(op(2)).is_ok());
@@ -123,24 +126,27 @@ fn a_full_queue_hands_the_operation_back() {
 fn a_deallocated_range_reads_as_zero_and_the_length_stays() {
     let content = pattern(256 * KIB, 3);
     everywhere(&content, 4, |fixture| {
-        let free = vec![Action::Deallocate { at: 64 * KIB as u64, len: 64 * KIB as u64 }];
+        let free = vec![Action::Deallocate { at: FileOffset(64 * KIB as u64), len: 64 * KIB as u64 }];
         assert_eq!(fixture.run(free), [Ok(())]);
         let memory = Segments::zeroed(256 * KIB);
-        assert_eq!(fixture.run(vec![Action::Read { at: 0, into: memory.clone() }]), [Ok(())]);
+        assert_eq!(fixture.run(vec![Action::Read { at: FileOffset(0), into: memory.clone() }]), [Ok(())]);
         let wanted = [&content[..64 * KIB], &[0; 64 * KIB], &content[128 * KIB..]].concat();
         assert!(memory.to_vec() == wanted);
         assert_eq!(fixture.content().len(), 256 * KIB);
-        let hole = fixture.engine.allocated(FileId(0), 64 * KIB as u64, 1 << 30);
+        let hole = fixture.engine.allocated(FileId(0), FileOffset(64 * KIB as u64), 1 << 30);
         assert_eq!(hole, Allocation::Hole(64 * KIB as u64));
-        assert_eq!(fixture.engine.allocated(FileId(0), 0, 4096), Allocation::Data(4096));
-        assert_eq!(fixture.engine.allocated(FileId(0), 1 << 30, 4096), Allocation::Hole(4096));
+        assert_eq!(fixture.engine.allocated(FileId(0), FileOffset(0), 4096), Allocation::Data(4096));
+        assert_eq!(fixture.engine.allocated(FileId(0), FileOffset(1 << 30), 4096), Allocation::Hole(4096));
     });
 }
 
 #[test]
 fn deallocating_past_the_end_of_the_file_succeeds() {
     everywhere(&[1; 4096], 4, |fixture| {
-        let free = vec![Action::Deallocate { at: 1 << 20, len: 1 << 20 }, Action::Deallocate { at: 0, len: 1 << 20 }];
+        let free = vec![
+            Action::Deallocate { at: FileOffset(1 << 20), len: 1 << 20 },
+            Action::Deallocate { at: FileOffset(0), len: 1 << 20 },
+        ];
         assert_eq!(fixture.run(free), [Ok(()), Ok(())]);
         assert_eq!(fixture.content(), [0; 4096]);
     });
@@ -150,7 +156,8 @@ fn deallocating_past_the_end_of_the_file_succeeds() {
 fn a_sync_succeeds_during_writes() {
     everywhere(&[], 8, |fixture| {
         let write = |at| Action::Write { at, from: Segments::zeroed(4 * KIB) };
-        let actions = vec![write(0), Action::SyncData, write(4096), Action::SyncData, Action::SyncData];
+        let actions =
+            vec![write(FileOffset(0)), Action::SyncData, write(FileOffset(4096)), Action::SyncData, Action::SyncData];
         assert_eq!(fixture.run(actions), [Ok(()); 5]);
     });
 }
@@ -161,8 +168,10 @@ fn only_writes_fail_on_a_read_only_file() {
         let mut fixture =
             Fixture::on(STORAGES[0], (kind, uring::OpenOptions { write: false, ..options }), &[5; 4096], 4);
         let memory = Segments::zeroed(4 * KIB);
-        let actions =
-            vec![Action::Write { at: 0, from: Segments::zeroed(512) }, Action::Read { at: 0, into: memory.clone() }];
+        let actions = vec![
+            Action::Write { at: FileOffset(0), from: Segments::zeroed(512) },
+            Action::Read { at: FileOffset(0), into: memory.clone() },
+        ];
         assert_eq!(fixture.run(actions), [Err(FileError::Failed(libc::EBADF)), Ok(())]);
         assert_eq!(memory.to_vec(), [5; 4096]);
     }
@@ -179,7 +188,7 @@ fn each_operation_goes_to_the_file_it_names() {
         });
         let mut engine = Engine::open(kind, files.into(), 4).unwrap();
         let memory = Segments::zeroed(4 * KIB);
-        let read = Action::Read { at: 0, into: memory.clone() };
+        let read = Action::Read { at: FileOffset(0), into: memory.clone() };
         engine.push(FileOp { id: OpId(0), file: FileId(1), action: read }).unwrap();
         let mut done = Vec::new();
         engine.reap(Until::Any, &mut done).unwrap();
@@ -194,7 +203,7 @@ fn dropping_an_engine_waits_for_operations_in_flight_and_closes_the_file() {
         let bytes = pattern(64 * KIB, 9);
         let memory = Segments::copy_of(&bytes);
         for block in 0..64 {
-            let action = Action::Write { at: block * 64 * KIB as u64, from: memory.clone() };
+            let action = Action::Write { at: FileOffset(block * 64 * KIB as u64), from: memory.clone() };
             fixture.engine.push(FileOp { id: OpId(block), file: FileId(0), action }).unwrap();
         }
         fixture.engine.reap(Until::Now, &mut Vec::new()).unwrap();
@@ -247,7 +256,7 @@ fn a_small_ring_serves_many_watches_and_operations() {
         for (key, event) in (0..).zip(&events) {
             fixture.engine.watch(event.as_fd(), false, key).unwrap();
         }
-        let read = |_| Action::Read { at: 0, into: Segments::zeroed(4 * KIB) };
+        let read = |_| Action::Read { at: FileOffset(0), into: Segments::zeroed(4 * KIB) };
         assert_eq!(fixture.run((0..100).map(read).collect()), [Ok(()); 100]);
         let mut ready = Vec::new();
         while ready.len() < 200 {
@@ -278,12 +287,15 @@ fn an_added_file_is_usable_and_its_id_is_reused_after_removal() {
         let id = fixture.engine.add(ImageFile::open(&added, options).unwrap()).unwrap();
         assert_eq!(id, FileId(1));
         let memory = Segments::zeroed(4 * KIB);
-        assert_eq!(block(&mut fixture.engine, id, Action::Read { at: 0, into: memory.clone() }), Ok(()));
+        assert_eq!(block(&mut fixture.engine, id, Action::Read { at: FileOffset(0), into: memory.clone() }), Ok(()));
         assert_eq!(memory.to_vec(), [2; 4096]);
         let removed = fixture.engine.remove(id).unwrap();
         assert_eq!(removed.path(), added);
         assert_eq!(fixture.engine.add(removed).unwrap(), id);
-        assert_eq!(block(&mut fixture.engine, FileId(0), Action::Read { at: 0, into: memory.clone() }), Ok(()));
+        assert_eq!(
+            block(&mut fixture.engine, FileId(0), Action::Read { at: FileOffset(0), into: memory.clone() }),
+            Ok(())
+        );
         assert_eq!(memory.to_vec(), [1; 4096]);
     });
 }
@@ -292,7 +304,7 @@ fn an_added_file_is_usable_and_its_id_is_reused_after_removal() {
 fn a_file_in_use_cannot_be_removed() {
     everywhere(&[1; 4096], 4, |fixture| {
         let memory = Segments::zeroed(4 * KIB);
-        let op = FileOp { id: OpId(1), file: FileId(0), action: Action::Read { at: 0, into: memory } };
+        let op = FileOp { id: OpId(1), file: FileId(0), action: Action::Read { at: FileOffset(0), into: memory } };
         fixture.engine.push(op).unwrap();
         assert!(matches!(fixture.engine.remove(FileId(0)), Err(EngineError::FileBusy(FileId(0)))));
         assert!(matches!(fixture.engine.remove(FileId(1)), Err(EngineError::NoSuchFile(FileId(1)))));
@@ -304,7 +316,7 @@ fn a_replaced_file_has_the_access_mode_of_the_new_one() {
     everywhere(&[1; 4096], 4, |fixture| {
         let read_only = fixture.engine.file(FileId(0)).unwrap().reopen_read_only().unwrap();
         drop(fixture.engine.replace(FileId(0), read_only).unwrap());
-        let write = || Action::Write { at: 0, from: Segments::copy_of(&[3; 4096]) };
+        let write = || Action::Write { at: FileOffset(0), from: Segments::copy_of(&[3; 4096]) };
         assert!(matches!(block(&mut fixture.engine, FileId(0), write()), Err(FileError::Failed(_))));
         let writable = fixture.engine.file(FileId(0)).unwrap().reopen_writable().unwrap();
         drop(fixture.engine.replace(FileId(0), writable).unwrap());
@@ -335,7 +347,7 @@ fn an_operation_in_flight_finishes_on_the_file_it_started_on() {
         let bytes = pattern(64 * KIB, 4);
         let memory = Segments::copy_of(&bytes);
         for block in 0..32 {
-            let action = Action::Write { at: block * 64 * KIB as u64, from: memory.clone() };
+            let action = Action::Write { at: FileOffset(block * 64 * KIB as u64), from: memory.clone() };
             fixture.engine.push(FileOp { id: OpId(block), file: FileId(0), action }).unwrap();
         }
         let mut done: Vec<FileDone> = Vec::new();
@@ -365,7 +377,7 @@ fn a_partly_cached_read_gets_the_rest_from_storage() {
         rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random).unwrap();
         std::os::unix::fs::FileExt::read_exact_at(&file, &mut vec![0; cached], 0).unwrap();
         let memory = Segments::zeroed(4096 * KIB);
-        assert_eq!(fixture.run(vec![Action::Read { at: 0, into: memory.clone() }]), [Ok(())]);
+        assert_eq!(fixture.run(vec![Action::Read { at: FileOffset(0), into: memory.clone() }]), [Ok(())]);
         assert!(memory.to_vec() == content);
     }
 }

@@ -3,7 +3,7 @@
 
 mod fixture;
 
-use disk::{Action, FileError};
+use disk::{Action, FileError, FileOffset};
 use fixture::{ENGINES, Fixture, STORAGES};
 use memory::Segments;
 use rustix::process::{Resource, Rlimit, setrlimit};
@@ -17,7 +17,11 @@ fn a_write_beyond_or_across_the_limit_fails_with_no_space() {
         for engine in ENGINES {
             let mut fixture = Fixture::on(storage, engine, &[], 4);
             let write = |at| Action::Write { at, from: Segments::zeroed(64 << 10) };
-            let results = fixture.run(vec![write(0), write(1 << 20), write((1 << 20) - (32 << 10))]);
+            let results = fixture.run(vec![
+                write(FileOffset(0)),
+                write(FileOffset(1 << 20)),
+                write(FileOffset((1 << 20) - (32 << 10))),
+            ]);
             assert_eq!(results, [Ok(()), Err(FileError::NoSpace), Err(FileError::NoSpace)]);
         }
     }

@@ -6,7 +6,7 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::process::Command;
 
-use disk::{Action, ReadFault, Source};
+use disk::{Action, FileOffset, ReadFault, Source};
 use fixture::{BUFFERED, DIRECT, Mount, READ_ONLY, STORAGES, image, pattern};
 use memory::Segments;
 use tempfile::{TempDir, tempdir_in};
@@ -102,7 +102,7 @@ fn a_created_file_is_empty_writable_and_locked() {
     let mut file = ImageFile::create_new(&path, READ_ONLY).unwrap();
     sync_directory(&path).unwrap();
     assert!(file.is_empty());
-    file.write_at(0, b"hello").unwrap();
+    file.write_at(FileOffset(0), b"hello").unwrap();
     file.sync().unwrap();
     assert!(matches!(ImageFile::open(&path, READ_ONLY), Err(FileOpenError::InUse { .. })));
 }
@@ -130,9 +130,9 @@ fn offline_access_takes_any_alignment() {
                 let bytes = pattern(len, len as u64);
                 wanted.resize(wanted.len().max(at + len), 0);
                 wanted[at..at + len].copy_from_slice(&bytes);
-                file.write_at(at as u64, &bytes).unwrap();
+                file.write_at(FileOffset(at as u64), &bytes).unwrap();
                 let mut found = vec![0; len];
-                file.read_at(at as u64, &mut found).unwrap();
+                file.read_at(FileOffset(at as u64), &mut found).unwrap();
                 assert!(found == bytes, "{at} {len}");
             }
             file.sync().unwrap();
@@ -147,9 +147,9 @@ fn reading_past_the_end_is_an_error() {
     for options in [DIRECT, BUFFERED] {
         let directory = on_disk();
         let mut file = ImageFile::open(&image(directory.path(), &[1; 700]), options).unwrap();
-        assert_eq!(file.read_at(690, &mut [0; 10]), Ok(()));
-        assert_eq!(file.read_at(690, &mut [0; 11]), Err(ReadFault::PastEnd(701)));
-        assert_eq!(file.read_at(u64::MAX, &mut [0; 11]), Err(ReadFault::PastEnd(u64::MAX)));
+        assert_eq!(file.read_at(FileOffset(690), &mut [0; 10]), Ok(()));
+        assert_eq!(file.read_at(FileOffset(690), &mut [0; 11]), Err(ReadFault::PastEnd(FileOffset(701))));
+        assert_eq!(file.read_at(FileOffset(u64::MAX), &mut [0; 11]), Err(ReadFault::PastEnd(FileOffset(u64::MAX))));
     }
 }
 
@@ -211,20 +211,20 @@ fn a_block_device_is_an_image_with_a_fixed_length() {
         assert!(file.set_len(1 << 20).is_ok());
         assert!(file.set_len((1 << 20) + 1).is_err());
         assert!(matches!(ImageFile::open(path, DIRECT), Err(FileOpenError::InUse { .. })));
-        file.write_at(4090, b"across blocks").unwrap();
+        file.write_at(FileOffset(4090), b"across blocks").unwrap();
 
         let mut engine = Engine::open(kind, vec![file], 4).unwrap();
         let memory = Segments::zeroed(8192);
-        let read = Action::Read { at: (1 << 20) - 4096, into: memory.clone() };
-        let behind = Action::Deallocate { at: 1 << 20, len: 4096 };
-        let write = Action::Write { at: 1 << 20, from: Segments::zeroed(4096) };
+        let read = Action::Read { at: FileOffset((1 << 20) - 4096), into: memory.clone() };
+        let behind = Action::Deallocate { at: FileOffset(1 << 20), len: 4096 };
+        let write = Action::Write { at: FileOffset(1 << 20), from: Segments::zeroed(4096) };
         let results = fixture::run(&mut engine, vec![read, behind, write, Action::SyncData]);
         assert_eq!(results, [Ok(()), Ok(()), Err(disk::FileError::NoSpace), Ok(())]);
         assert_eq!(memory.to_vec(), [vec![3; 4096], vec![0; 4096]].concat());
         drop(engine);
         let mut file = ImageFile::open(path, READ_ONLY).unwrap();
         let mut found = [0; 13];
-        file.read_at(4090, &mut found).unwrap();
+        file.read_at(FileOffset(4090), &mut found).unwrap();
         assert_eq!(&found, b"across blocks");
     }
 }
@@ -247,8 +247,8 @@ fn deallocating_a_partial_block_of_a_device_is_unsupported_rather_than_failed() 
     let path = Path::new(&device.0);
     for (kind, options) in [(EngineKind::Uring, BUFFERED), (EngineKind::Uring, DIRECT), (EngineKind::Aio, DIRECT)] {
         let mut engine = Engine::open(kind, vec![ImageFile::open(path, options).unwrap()], 4).unwrap();
-        let part = Action::Deallocate { at: 512, len: 8192 };
-        let whole = Action::Deallocate { at: 4096, len: 4096 };
+        let part = Action::Deallocate { at: FileOffset(512), len: 8192 };
+        let whole = Action::Deallocate { at: FileOffset(4096), len: 4096 };
         let results = fixture::run(&mut engine, vec![part, whole]);
         assert_eq!(results, [Err(disk::FileError::Unsupported), Ok(())]);
     }

@@ -2,7 +2,7 @@
 
 mod fixture;
 
-use disk::Action;
+use disk::{Action, FileOffset};
 use fixture::{DIRECT, Fixture, STORAGES, image, pattern};
 use memory::Segments;
 use uring::{Engine, EngineError, EngineKind, ImageFile, OpenOptions};
@@ -66,11 +66,11 @@ fn work_where_forbidden(options: OpenOptions, calls: &'static [libc::c_long]) {
             let mut fixture = Fixture::on(storage, (EngineKind::Uring, options), &[], 16);
             calls.iter().for_each(|&call| forbid(call, libc::EPERM));
             let bytes = pattern(64 << 10, 8);
-            let write = |block: u64| Action::Write { at: block << 16, from: Segments::copy_of(&bytes) };
-            let last = || [Action::Deallocate { at: 0, len: 64 << 10 }, Action::SyncData];
+            let write = |block: u64| Action::Write { at: FileOffset(block << 16), from: Segments::copy_of(&bytes) };
+            let last = || [Action::Deallocate { at: FileOffset(0), len: 64 << 10 }, Action::SyncData];
             assert_eq!(fixture.run((0..48).map(write).chain(last()).collect()), [Ok(()); 50]);
             let memory = Segments::zeroed(64 << 10);
-            assert_eq!(fixture.run(vec![Action::Read { at: 1 << 16, into: memory.clone() }]), [Ok(())]);
+            assert_eq!(fixture.run(vec![Action::Read { at: FileOffset(1 << 16), into: memory.clone() }]), [Ok(())]);
             assert!(memory.to_vec() == bytes);
         }
     });

@@ -5,7 +5,7 @@ mod fixture;
 
 use std::time::{Duration, Instant};
 
-use disk::Action;
+use disk::{Action, FileOffset};
 use fixture::{BUFFERED, DIRECT, Fixture, STORAGES};
 use memory::Segments;
 use uring::EngineKind;
@@ -26,9 +26,9 @@ fn work_and_rest(fixture: &mut Fixture) {
     let before = threads();
     let memory = Segments::zeroed(64 << 10);
     let len = 64 << 10;
-    let writes = (0..64).map(|block| Action::Write { at: block * len, from: memory.clone() });
-    let reads = (0..64).map(|block| Action::Read { at: block * len, into: memory.clone() });
-    let others = (0..64).flat_map(|block| [Action::SyncData, Action::Deallocate { at: block * len, len }]);
+    let writes = (0..64).map(|block| Action::Write { at: FileOffset(block * len), from: memory.clone() });
+    let reads = (0..64).map(|block| Action::Read { at: FileOffset(block * len), into: memory.clone() });
+    let others = (0..64).flat_map(|block| [Action::SyncData, Action::Deallocate { at: FileOffset(block * len), len }]);
     assert!(fixture.run(writes.chain(reads).chain(others).collect()).iter().all(Result::is_ok));
     let since = Instant::now();
     while threads() > before {

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use disk::{Action, Io, Until};
+use disk::{Action, FileOffset, Io, Until};
 use fixture::{ENGINES, Fixture, STORAGES};
 use memory::Segments;
 use rustix::event::{EventfdFlags, eventfd};
@@ -46,9 +46,9 @@ fn sleeps() -> u64 {
 fn work() -> Vec<Action> {
     let memory = Segments::zeroed(64 << 10);
     let len = 64 << 10;
-    let writes = (0..64).map(|block| Action::Write { at: block * len, from: memory.clone() });
-    let reads = (0..64).map(|block| Action::Read { at: block * len, into: memory.clone() });
-    let others = (0..8).flat_map(|block| [Action::SyncData, Action::Deallocate { at: block * len, len }]);
+    let writes = (0..64).map(|block| Action::Write { at: FileOffset(block * len), from: memory.clone() });
+    let reads = (0..64).map(|block| Action::Read { at: FileOffset(block * len), into: memory.clone() });
+    let others = (0..8).flat_map(|block| [Action::SyncData, Action::Deallocate { at: FileOffset(block * len), len }]);
     writes.chain(others).chain(reads).collect()
 }
 

@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use disk::{Action, FileId, FileOp, Io, OpId, Until};
+use disk::{Action, FileId, FileOffset, FileOp, Io, OpId, Until};
 use fixture::{DIRECT, STORAGES, image};
 use memory::Segments;
 use uring::{Engine, EngineKind, ImageFile};
@@ -23,7 +23,7 @@ fn writer() {
     let mut engine = Engine::open(kind, vec![file], 32).unwrap();
     let mut done = Vec::new();
     for id in 0.. {
-        let action = Action::Write { at: id % 64 * (256 << 10), from: Segments::zeroed(256 << 10) };
+        let action = Action::Write { at: FileOffset(id % 64 * (256 << 10)), from: Segments::zeroed(256 << 10) };
         if engine.push(FileOp { id: OpId(id), file: FileId(0), action }).is_err() {
             engine.reap(Until::Any, &mut done).unwrap();
             println!("writing");

@@ -2,7 +2,7 @@
 
 mod fixture;
 
-use disk::{Action, FileError};
+use disk::{Action, FileError, FileOffset};
 use fixture::{ENGINES, Mount};
 use memory::Segments;
 use uring::{Engine, ImageFile};
@@ -17,9 +17,10 @@ fn a_write_to_a_full_file_system_fails_with_no_space() {
         let mut engine = Engine::open(kind, vec![ImageFile::open(&path, options).unwrap()], 4).unwrap();
         let memory = Segments::zeroed(4096);
         let write = |at, len| Action::Write { at, from: Segments::zeroed(len) };
-        let results = fixture::run(&mut engine, vec![write(4096, 4 << 20), write(64 * MIB, 2 << 20)]);
+        let results =
+            fixture::run(&mut engine, vec![write(FileOffset(4096), 4 << 20), write(FileOffset(64 * MIB), 2 << 20)]);
         assert_eq!(results, [Err(FileError::NoSpace); 2]);
-        let results = fixture::run(&mut engine, vec![Action::Read { at: 0, into: memory.clone() }]);
+        let results = fixture::run(&mut engine, vec![Action::Read { at: FileOffset(0), into: memory.clone() }]);
         assert_eq!((results, memory.to_vec()), (vec![Ok(())], vec![9; 4096]));
         drop(engine);
     }

@@ -8,7 +8,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
 
-use disk::{Action, FileDone, FileId, FileOp, Io, OpId, Until};
+use disk::{Action, FileDone, FileId, FileOffset, FileOp, Io, OpId, Until};
 use fixture::{DIRECT, pattern};
 use memory::Segments;
 use uring::{Engine, EngineKind, ImageFile};
@@ -95,10 +95,10 @@ fn work(path: &Path, kind: EngineKind, model: &mut Vec<u8>, sectors: usize) {
         let memory = Segments::copy_of(&pattern(to - from, id));
         let (at, len) = (u64::try_from(from).unwrap(), u64::try_from(to - from).unwrap());
         let action = match throw(8) {
-            0 if to <= model.len() && !is_device => Action::Deallocate { at, len },
+            0 if to <= model.len() && !is_device => Action::Deallocate { at: FileOffset(at), len },
             1 => Action::SyncData,
-            2..5 => Action::Read { at, into: memory.clone() },
-            _ => Action::Write { at, from: memory.clone() },
+            2..5 => Action::Read { at: FileOffset(at), into: memory.clone() },
+            _ => Action::Write { at: FileOffset(at), from: memory.clone() },
         };
         let free = !busy.values().any(|(begin, end, _)| *begin < to && from < *end);
         if free && busy.len() < 16 {
@@ -128,7 +128,7 @@ fn change(model: &mut Vec<u8>, action: &Action) {
         Action::Deallocate { at, len } => (*at, vec![0; usize::try_from(*len).unwrap()]),
         Action::Read { .. } | Action::SyncData => return,
     };
-    let at = usize::try_from(at).unwrap();
+    let at = usize::try_from(at.0).unwrap();
     model.resize(model.len().max(at + bytes.len()), 0);
     model[at..at + bytes.len()].copy_from_slice(&bytes);
 }
@@ -161,7 +161,7 @@ fn a_device_is_read_and_written_in_sectors() {
     let Some(device) = Device::new() else { return };
     for kind in ENGINES {
         let mut model = vec![0; 400 * SECTOR];
-        ImageFile::open(Path::new(&device.name), DIRECT).unwrap().write_at(0, &model).unwrap();
+        ImageFile::open(Path::new(&device.name), DIRECT).unwrap().write_at(FileOffset(0), &model).unwrap();
         work(Path::new(&device.name), kind, &mut model, 400);
         let mut found = vec![0; model.len()];
         std::fs::File::open(&device.name).unwrap().read_exact_at(&mut found, 0).unwrap();
@@ -178,7 +178,7 @@ fn offline_writes_do_not_extend_a_file_beyond_its_data() {
     let mut file = ImageFile::open(&path, DIRECT).unwrap();
     for (at, len) in [(0, 1), (8 * SECTOR + 100, 7), (5000, 3 << 20), (model.len() - 1, 5), (4 << 20, 1 << 20)] {
         let bytes = pattern(len, 9);
-        file.write_at(u64::try_from(at).unwrap(), &bytes).unwrap();
+        file.write_at(FileOffset(u64::try_from(at).unwrap()), &bytes).unwrap();
         model.resize(model.len().max(at + len), 0);
         model[at..at + len].copy_from_slice(&bytes);
         assert!(rustix::fs::fcntl_getfl(&file).unwrap().contains(rustix::fs::OFlags::DIRECT));

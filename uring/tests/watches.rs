@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use disk::{Action, FileId, FileOp, Io, OpId, Until};
+use disk::{Action, FileId, FileOffset, FileOp, Io, OpId, Until};
 use fixture::{DIRECT, Fixture, STORAGES};
 use memory::Segments;
 use rustix::event::{EventfdFlags, eventfd};
@@ -189,7 +189,7 @@ fn either_io_or_a_signal_wakes_an_engine_with_io_in_flight() {
         let signaller = std::thread::spawn(move || next.iter().for_each(|()| signal(&remote)));
         let mut done = Vec::new();
         for round in 0..500 {
-            let action = Action::Read { at: 0, into: Segments::zeroed(64 << 10) };
+            let action = Action::Read { at: FileOffset(0), into: Segments::zeroed(64 << 10) };
             fixture.engine.push(FileOp { id: OpId(round), file: FileId(0), action }).unwrap();
             heard.send(()).unwrap();
             let mut ready = Vec::new();
@@ -215,7 +215,7 @@ fn steady_completions_do_not_hide_a_signal() {
         signal(&event);
         let mut ready = Vec::new();
         for round in 0..100 {
-            let action = Action::Read { at: 0, into: Segments::zeroed(4096) };
+            let action = Action::Read { at: FileOffset(0), into: Segments::zeroed(4096) };
             fixture.engine.push(FileOp { id: OpId(round), file: FileId(0), action }).unwrap();
             let mut done = Vec::new();
             while done.is_empty() {

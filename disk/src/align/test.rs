@@ -3,6 +3,7 @@
 #![allow(clippy::cast_possible_truncation, reason = "the numbers of the test are small")]
 
 use super::*;
+use crate::FileOffset;
 use crate::io::Allocation;
 
 const UNIT: u64 = 4096;
@@ -26,7 +27,7 @@ impl Io for Storage4k {
         let (at, len, is_write) = match &op.action {
             Action::Read { at, into } => (*at, into.len() as u64, false),
             Action::Write { at, from } => (*at, from.len() as u64, true),
-            _ => (0, 0, false),
+            _ => (FileOffset(0), 0, false),
         };
         if op.file == FILE && (at % UNIT != 0 || len % UNIT != 0) {
             assert!(is_write && at / UNIT == (at + len - 1) / UNIT, "no piece of one unit: {op:?}");
@@ -47,7 +48,7 @@ impl Io for Storage4k {
         Ok(())
     }
 
-    fn allocated(&mut self, _: FileId, _: u64, len: u64) -> Allocation {
+    fn allocated(&mut self, _: FileId, _: FileOffset, len: u64) -> Allocation {
         Allocation::Data(len)
     }
 }
@@ -58,13 +59,13 @@ impl Storage4k {
         match &op.action {
             Action::Read { at, into } => {
                 let mut found = vec![0; into.len()];
-                let from = (*at as usize).min(self.bytes.len());
+                let from = (at.0 as usize).min(self.bytes.len());
                 let count = found.len().min(self.bytes.len() - from);
                 found[..count].copy_from_slice(&self.bytes[from..from + count]);
                 into.copy_from(&found);
             }
-            Action::Write { at, from } => put(&mut self.bytes, *at, &from.to_vec()),
-            Action::Deallocate { at, len } => put(&mut self.bytes, *at, &vec![0; *len as usize]),
+            Action::Write { at, from } => put(&mut self.bytes, at.0, &from.to_vec()),
+            Action::Deallocate { at, len } => put(&mut self.bytes, at.0, &vec![0; *len as usize]),
             Action::SyncData => self.syncs_after.push(self.bytes.clone()),
         }
         FileDone { op, result: Ok(()) }
@@ -96,7 +97,7 @@ impl Rig {
     }
 
     fn write(&mut self, id: u64, at: u64, bytes: &[u8]) {
-        self.push(id, Action::Write { at, from: Segments::copy_of(bytes) });
+        self.push(id, Action::Write { at: FileOffset(at), from: Segments::copy_of(bytes) });
     }
 
     fn finish(&mut self, which: usize) {
@@ -126,7 +127,7 @@ fn a_sector_is_read_and_written_by_its_unit() {
     put(&mut expected, UNIT + SECTOR, &[0xaa; 512]);
     assert!(rig.storage.bytes == expected);
     let into = Segments::zeroed(1024);
-    rig.push(8, Action::Read { at: UNIT + SECTOR, into: into.clone() });
+    rig.push(8, Action::Read { at: FileOffset(UNIT + SECTOR), into: into.clone() });
     assert_eq!(rig.finish_all(), [8]);
     assert_eq!(into.to_vec(), [[0xaa; 512], [10; 512]].concat());
 }
@@ -148,7 +149,7 @@ fn two_sectors_of_a_unit_are_written_one_after_the_other() {
 fn a_unit_under_change_is_not_deallocated_and_the_reverse() {
     let mut rig = Rig::with(4 * UNIT);
     rig.write(1, 0, &[1; 512]);
-    rig.push(2, Action::Deallocate { at: SECTOR, len: UNIT });
+    rig.push(2, Action::Deallocate { at: FileOffset(SECTOR), len: UNIT });
     rig.write(3, SECTOR, &[3; 512]);
     assert_eq!(rig.finish_all(), [1, 2, 3]);
     assert_eq!(rig.storage.bytes[..1536], [[1; 512], [3; 512], [0; 512]].concat());
@@ -158,7 +159,7 @@ fn a_unit_under_change_is_not_deallocated_and_the_reverse() {
 fn a_file_ends_where_what_is_written_to_it_ends() {
     let mut rig = Rig::with(2 * UNIT + SECTOR);
     let into = Segments::zeroed(8192);
-    rig.push(1, Action::Read { at: 0, into: into.clone() });
+    rig.push(1, Action::Read { at: FileOffset(0), into: into.clone() });
     rig.write(2, 2 * UNIT, &[2; 512]);
     rig.write(3, 3 * UNIT, &[3; 4096]);
     assert_eq!(rig.storage.pending.len(), 1, "the end's waits for the read, and is waited for");
@@ -182,7 +183,8 @@ fn a_full_engine_has_what_comes_handed_back_and_loses_nothing() {
     assert_eq!(back.id, OpId(2));
     assert_eq!(rig.finish_all(), [1]);
     rig.push(3, Action::SyncData);
-    let op = FileOp { id: OpId(4), file: FILE, action: Action::Write { at: 0, from: Segments::zeroed(4096) } };
+    let op =
+        FileOp { id: OpId(4), file: FILE, action: Action::Write { at: FileOffset(0), from: Segments::zeroed(4096) } };
     assert_eq!(rig.aligner.push(op, &mut rig.storage).unwrap_err().id, OpId(4));
     assert_eq!(rig.finish_all(), [3]);
     assert!(!rig.aligner.uses(FILE));
@@ -208,7 +210,11 @@ fn what_fails_fails_as_a_whole_and_its_unit_is_free_again() {
 #[test]
 fn other_files_are_passed_by() {
     let mut rig = Rig::with(UNIT);
-    let op = FileOp { id: OpId(9), file: FileId(0), action: Action::Write { at: 512, from: Segments::zeroed(512) } };
+    let op = FileOp {
+        id: OpId(9),
+        file: FileId(0),
+        action: Action::Write { at: FileOffset(512), from: Segments::zeroed(512) },
+    };
     rig.aligner.push(op, &mut rig.storage).unwrap();
     assert_eq!(rig.storage.pending[0].id, OpId(9));
     assert_eq!(rig.finish_all(), [9]);
@@ -243,9 +249,9 @@ fn random_run(seed: u64) {
             let bytes = vec![id as u8 + 1; len as usize];
             let reading = Segments::zeroed(len as usize);
             let action = match below(8) {
-                0 if at + len <= model.len() as u64 => Action::Deallocate { at, len },
-                0..3 => Action::Read { at, into: reading.clone() },
-                _ => Action::Write { at, from: Segments::copy_of(&bytes) },
+                0 if at + len <= model.len() as u64 => Action::Deallocate { at: FileOffset(at), len },
+                0..3 => Action::Read { at: FileOffset(at), into: reading.clone() },
+                _ => Action::Write { at: FileOffset(at), from: Segments::copy_of(&bytes) },
             };
             let op = FileOp { id: OpId(id), file: FILE, action: action.clone() };
             if rig.aligner.push(op, &mut rig.storage).is_ok() {

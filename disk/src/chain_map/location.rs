@@ -1,6 +1,6 @@
 //! Where bytes of the disk live.
 
-use crate::{FileId, Span};
+use crate::{FileId, FileOffset, Span};
 
 /// Bytes of a chunk: the block of most VHDs.
 pub const CHUNK: u64 = 2 << 20;
@@ -16,14 +16,14 @@ pub enum Location {
         /// The file.
         file: FileId,
         /// Offset in it.
-        at: u64,
+        at: FileOffset,
     },
     /// In a file, where others may refer to it too: never overwritten.
     Shared {
         /// The file.
         file: FileId,
         /// Offset in it.
-        at: u64,
+        at: FileOffset,
     },
     /// Lost: metadata of this file makes no sense.
     Damaged {

@@ -23,7 +23,7 @@ use chunks::{Chunk, Chunks};
 pub use location::{CHUNK, Location, Run, append};
 use runs::{Compact, Runs, overlaid};
 
-use crate::Span;
+use crate::{DiskOffset, Span};
 
 /// Chunks drawn to find an unused one. After that the last one goes, since one insertion must not take long.
 const DRAWN_MAX: u32 = 16;
@@ -58,7 +58,7 @@ impl ChainMap {
     /// Grows the disk to `len` bytes. Its last chunk is forgotten: there is more of it.
     pub fn grow(&mut self, len: u64) {
         if let Some(end) = self.end.checked_sub(1) {
-            self.forget(end);
+            self.forget(DiskOffset(end));
         }
         let most = Chunks::within(self.budget / NAMES_PART).min(u64::from(u32::MAX));
         self.covered = len.div_ceil(CHUNK).min(most).max(self.covered);
@@ -68,7 +68,7 @@ impl ChainMap {
     }
 
     /// Forgets the chunk around a byte.
-    pub fn forget(&mut self, at: u64) {
+    pub fn forget(&mut self, at: DiskOffset) {
         if self.chunks.get(at / CHUNK).is_some() {
             self.put(at, Chunk::Mixed(Runs::unknown()));
         }
@@ -81,12 +81,12 @@ impl ChainMap {
     }
 
     /// The chunk around a byte.
-    pub fn chunk_of(at: u64) -> Span {
-        Span { at: at / CHUNK * CHUNK, len: CHUNK }
+    pub fn chunk_of(at: DiskOffset) -> Span {
+        Span { at: at.align_down(CHUNK), len: CHUNK }
     }
 
     /// Where byte `at` lives, and how many bytes from there on live in the same run. `None`: not known.
-    pub fn lookup(&self, at: u64) -> Option<(Location, u64)> {
+    pub fn lookup(&self, at: DiskOffset) -> Option<(Location, u64)> {
         let within = at % CHUNK;
         match self.chunks.get(at / CHUNK)? {
             Chunk::Whole(place) => Some((place.place().advanced(within), CHUNK - within)),
@@ -137,7 +137,7 @@ impl ChainMap {
         self.insert(chunk, &overlaid(&old, new));
     }
 
-    fn put(&mut self, at: u64, new: Chunk) {
+    fn put(&mut self, at: DiskOffset, new: Chunk) {
         let chunk = at / CHUNK;
         if chunk >= self.covered {
             return;

@@ -5,7 +5,7 @@
 use super::location::{CHUNK, Location, Run, SECTOR, append};
 use super::units;
 use crate::size::{in_memory, on_disk};
-use crate::{FileId, Span};
+use crate::{DiskOffset, FileId, FileOffset, Span};
 
 /// A [`Location`] in eight bytes: the file in the highest, the sector in it in the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,9 +42,9 @@ impl Compact {
             Compact::INSIDE => Location::Compressed { file: FileId(file) },
             Compact::DAMAGED => Location::Damaged { file: FileId(file) },
             sector if sector & Compact::SHARED != 0 => {
-                Location::Shared { file: FileId(file), at: (sector & !Compact::SHARED) * SECTOR }
+                Location::Shared { file: FileId(file), at: FileOffset((sector & !Compact::SHARED) * SECTOR) }
             }
-            sector => Location::Data { file: FileId(file), at: sector * SECTOR },
+            sector => Location::Data { file: FileId(file), at: FileOffset(sector * SECTOR) },
         }
     }
 }
@@ -133,8 +133,8 @@ impl Runs {
     }
 
     /// The runs of the chunk that begins at `base`.
-    pub fn pack(base: u64, runs: &[Run]) -> Runs {
-        let within = |at: u64| (at - base) / SECTOR;
+    pub fn pack(base: DiskOffset, runs: &[Run]) -> Runs {
+        let within = |at: DiskOffset| (at - base) / SECTOR;
         let end = runs.last().map_or(0, |run| within(run.span.end()));
         let pages = (runs.len() >= PAGES_FROM).then(|| pages(base, runs));
         if let Some(pages) = pages.as_ref().filter(|pages| !pages.contains(&Compact::SPLIT)) {
@@ -159,7 +159,7 @@ impl Runs {
     }
 
     /// The runs again, of the chunk that begins at `base`.
-    pub fn unpack(&self, base: u64) -> Vec<Run> {
+    pub fn unpack(&self, base: DiskOffset) -> Vec<Run> {
         let mut runs = Vec::new();
         let mut within = 0;
         while let Some((place, len)) = self.lookup(within) {
@@ -263,10 +263,10 @@ fn start(starts: &[u64], which: usize) -> Option<u64> {
 }
 
 /// Where each page of the chunk at `base` lives.
-fn pages(base: u64, runs: &[Run]) -> Vec<u64> {
+fn pages(base: DiskOffset, runs: &[Run]) -> Vec<u64> {
     let mut pages = vec![Compact::SPLIT; PAGES];
     for run in runs {
-        let mut at = run.span.at.next_multiple_of(PAGE);
+        let mut at = run.span.at.align_up(PAGE);
         while at + PAGE <= run.span.end() {
             let page = pages.get_mut(in_memory((at - base) / PAGE));
             if let Some(page) = page {

@@ -3,73 +3,73 @@
 #![allow(clippy::cast_possible_truncation, reason = "sizes of tests fit")]
 
 use super::*;
-use crate::FileId;
+use crate::{DiskOffset, FileId, FileOffset};
 
 const BUDGET: usize = 22 << 20;
 
 fn data(file: u8, at: u64) -> Location {
-    Location::Data { file: FileId(file), at }
+    Location::Data { file: FileId(file), at: FileOffset(at) }
 }
 
 fn run(at: u64, len: u64, place: Location) -> Run {
-    Run { span: Span { at, len }, place }
+    Run { span: Span { at: DiskOffset(at), len }, place }
 }
 
 /// Learns a chunk of `count` runs, each in another place.
 fn load_mixed(map: &mut ChainMap, chunk: u64, count: u64) {
     let (at, len) = (chunk * CHUNK, CHUNK / count);
     let runs: Vec<Run> = (0..count).map(|i| run(at + i * len, len, data(u8::from(i % 2 == 1), i << 24))).collect();
-    map.insert(Span { at, len: CHUNK }, &runs);
+    map.insert(Span { at: DiskOffset(at), len: CHUNK }, &runs);
 }
 
 fn load_whole(map: &mut ChainMap, chunk: u64) {
     let at = chunk * CHUNK;
-    map.insert(Span { at, len: CHUNK }, &[run(at, CHUNK, data(0, at))]);
+    map.insert(Span { at: DiskOffset(at), len: CHUNK }, &[run(at, CHUNK, data(0, at))]);
 }
 
 #[test]
 fn an_overlay_splits_and_joins_runs() {
     let mut map = ChainMap::new(4 * CHUNK, BUDGET);
-    map.insert(ChainMap::chunk_of(0), &[run(0, CHUNK, data(3, 1 << 30))]);
-    map.overlay(Span { at: 4096, len: 4096 }, data(0, 8192));
-    assert_eq!(map.lookup(0), Some((data(3, 1 << 30), 4096)));
-    assert_eq!(map.lookup(5120), Some((data(0, 9216), 3072)));
-    assert_eq!(map.lookup(8192), Some((data(3, (1 << 30) + 8192), CHUNK - 8192)));
-    map.overlay(Span { at: 0, len: 4096 }, data(0, 4096));
-    assert_eq!(map.lookup(0), Some((data(0, 4096), 8192)));
-    map.overlay(Span { at: 0, len: CHUNK }, Location::Zero);
-    assert_eq!(map.lookup(77), Some((Location::Zero, CHUNK - 77)));
+    map.insert(ChainMap::chunk_of(DiskOffset(0)), &[run(0, CHUNK, data(3, 1 << 30))]);
+    map.overlay(Span { at: DiskOffset(4096), len: 4096 }, data(0, 8192));
+    assert_eq!(map.lookup(DiskOffset(0)), Some((data(3, 1 << 30), 4096)));
+    assert_eq!(map.lookup(DiskOffset(5120)), Some((data(0, 9216), 3072)));
+    assert_eq!(map.lookup(DiskOffset(8192)), Some((data(3, (1 << 30) + 8192), CHUNK - 8192)));
+    map.overlay(Span { at: DiskOffset(0), len: 4096 }, data(0, 4096));
+    assert_eq!(map.lookup(DiskOffset(0)), Some((data(0, 4096), 8192)));
+    map.overlay(Span { at: DiskOffset(0), len: CHUNK }, Location::Zero);
+    assert_eq!(map.lookup(DiskOffset(77)), Some((Location::Zero, CHUNK - 77)));
 }
 
 #[test]
 fn an_overlay_on_the_unknown_stays_unknown() {
     let mut map = ChainMap::new(4 * CHUNK, BUDGET);
-    map.insert(ChainMap::chunk_of(CHUNK), &[run(CHUNK, CHUNK, Location::Zero)]);
-    map.overlay(Span { at: CHUNK - 512, len: 1024 }, data(0, 0));
-    assert_eq!(map.lookup(CHUNK - 512), None);
-    assert_eq!(map.lookup(CHUNK), Some((data(0, 512), 512)));
-    assert_eq!(map.lookup(CHUNK + 512), Some((Location::Zero, CHUNK - 512)));
+    map.insert(ChainMap::chunk_of(DiskOffset(CHUNK)), &[run(CHUNK, CHUNK, Location::Zero)]);
+    map.overlay(Span { at: DiskOffset(CHUNK - 512), len: 1024 }, data(0, 0));
+    assert_eq!(map.lookup(DiskOffset(CHUNK - 512)), None);
+    assert_eq!(map.lookup(DiskOffset(CHUNK)), Some((data(0, 512), 512)));
+    assert_eq!(map.lookup(DiskOffset(CHUNK + 512)), Some((Location::Zero, CHUNK - 512)));
 }
 
 #[test]
 fn what_is_forgotten_stays_unknown_until_it_is_learned() {
     let mut map = ChainMap::new(4 * CHUNK, BUDGET);
     load_mixed(&mut map, 1, 512);
-    map.forget(CHUNK + 5);
-    map.overlay(Span { at: CHUNK, len: CHUNK }, data(1, 0));
-    assert_eq!(map.lookup(CHUNK), None);
+    map.forget(DiskOffset(CHUNK + 5));
+    map.overlay(Span { at: DiskOffset(CHUNK), len: CHUNK }, data(1, 0));
+    assert_eq!(map.lookup(DiskOffset(CHUNK)), None);
     load_whole(&mut map, 1);
-    assert_eq!(map.lookup(CHUNK), Some((data(0, CHUNK), CHUNK)));
+    assert_eq!(map.lookup(DiskOffset(CHUNK)), Some((data(0, CHUNK), CHUNK)));
 }
 
 #[test]
 fn a_disk_that_has_grown_learns_its_last_chunk_again() {
     let mut map = ChainMap::new(CHUNK / 2, BUDGET);
-    map.insert(ChainMap::chunk_of(0), &[run(0, CHUNK / 2, Location::Zero)]);
+    map.insert(ChainMap::chunk_of(DiskOffset(0)), &[run(0, CHUNK / 2, Location::Zero)]);
     map.grow(5000 * CHUNK);
-    assert_eq!(map.lookup(0), None);
+    assert_eq!(map.lookup(DiskOffset(0)), None);
     load_whole(&mut map, 4999);
-    assert!(map.lookup(4999 * CHUNK).is_some());
+    assert!(map.lookup(DiskOffset(4999 * CHUNK)).is_some());
 }
 
 #[test]
@@ -105,9 +105,9 @@ fn a_chunk_scattered_by_the_usual_clusters_takes_four_bytes_a_cluster() {
     let whole = map.bytes();
     load_mixed(&mut map, 0, 32);
     assert!(map.bytes() - whole <= 32 * 4 + 8 + 16, "{}", map.bytes() - whole);
-    map.overlay(Span { at: 7 << 16, len: 2 << 16 }, data(1, 5 << 16));
+    map.overlay(Span { at: DiskOffset(7 << 16), len: 2 << 16 }, data(1, 5 << 16));
     assert!(map.bytes() - whole <= 32 * 4 + 8 + 16, "and when one of them is written elsewhere");
-    assert_eq!(map.lookup(8 << 16), Some((data(1, 6 << 16), 1 << 16)));
+    assert_eq!(map.lookup(DiskOffset(8 << 16)), Some((data(1, 6 << 16), 1 << 16)));
 }
 
 /// Scope: every number of runs that a chunk can have.
@@ -116,10 +116,10 @@ fn no_number_of_runs_is_taken_for_pages() {
     let mut map = ChainMap::new(CHUNK, BUDGET);
     for count in 2..=4096u64 {
         let unit = |i: u64| run(i * 512, if i + 1 == count { CHUNK - i * 512 } else { 512 }, data(0, i << 24));
-        map.insert(ChainMap::chunk_of(0), &(0..count).map(unit).collect::<Vec<_>>());
+        map.insert(ChainMap::chunk_of(DiskOffset(0)), &(0..count).map(unit).collect::<Vec<_>>());
         let last = (count - 1) * 512;
-        assert_eq!(map.lookup(last - 512), Some((data(0, (count - 2) << 24), 512)), "{count} runs");
-        assert_eq!(map.lookup(last).map(|found| found.0), Some(data(0, (count - 1) << 24)), "{count} runs");
+        assert_eq!(map.lookup(DiskOffset(last - 512)), Some((data(0, (count - 2) << 24), 512)), "{count} runs");
+        assert_eq!(map.lookup(DiskOffset(last)).map(|found| found.0), Some(data(0, (count - 1) << 24)), "{count} runs");
     }
 }
 
@@ -154,7 +154,7 @@ impl Pair {
     }
 
     fn lay(&mut self, span: Span, place: Location, everywhere: bool) {
-        for at in (span.at..span.end()).step_by(512) {
+        for at in (span.at.0..span.end().0).step_by(512).map(DiskOffset) {
             let sector = &mut self.naive[(at / 512) as usize];
             if everywhere || sector.is_some() {
                 *sector = Some(place.advanced(at - span.at));
@@ -164,8 +164,8 @@ impl Pair {
 
     /// Learns a chunk in runs of whole units.
     fn insert(&mut self) {
-        let chunk = ChainMap::chunk_of(self.draw(self.len));
-        let inside = chunk.intersection(Span { at: 0, len: self.len }).unwrap();
+        let chunk = ChainMap::chunk_of(DiskOffset(self.draw(self.len)));
+        let inside = chunk.intersection(Span { at: DiskOffset(0), len: self.len }).unwrap();
         let unit = [512, 1024, 4096, 65536, CHUNK][self.draw(5) as usize];
         let places = [512, unit][self.draw(2) as usize];
         let mut runs = Vec::new();
@@ -184,7 +184,7 @@ impl Pair {
         let unit = [512, 4096, 65536][self.draw(3) as usize];
         let at = self.draw(self.len / unit) * unit;
         let long = if self.draw(10) == 0 { 3 * CHUNK / unit } else { 20 };
-        let span = Span { at, len: ((1 + self.draw(long)) * unit).min(self.len - at) };
+        let span = Span { at: DiskOffset(at), len: ((1 + self.draw(long)) * unit).min(self.len - at) };
         let places = [512, unit][self.draw(2) as usize];
         let place = self.place(places);
         self.map.overlay(span, place);
@@ -193,7 +193,7 @@ impl Pair {
 
     fn look(&mut self) -> bool {
         let at = self.draw(self.len / 512) * 512;
-        let Some((place, len)) = self.map.lookup(at) else { return false };
+        let Some((place, len)) = self.map.lookup(DiskOffset(at)) else { return false };
         for into in (0..len.min(self.len - at)).step_by(512) {
             assert_eq!(self.naive[((at + into) / 512) as usize], Some(place.advanced(into)), "{at} and {into}");
         }
@@ -201,10 +201,10 @@ impl Pair {
     }
 
     fn forget(&mut self) {
-        let chunk = ChainMap::chunk_of(self.draw(self.len));
+        let chunk = ChainMap::chunk_of(DiskOffset(self.draw(self.len)));
         self.map.forget(chunk.at);
         assert_eq!(self.map.lookup(chunk.at), None);
-        let inside = chunk.intersection(Span { at: 0, len: self.len }).unwrap();
+        let inside = chunk.intersection(Span { at: DiskOffset(0), len: self.len }).unwrap();
         self.naive[(inside.at / 512) as usize..(inside.end() / 512) as usize].fill(None);
     }
 }
@@ -237,7 +237,7 @@ fn hit_rate(map: &mut ChainMap, lookups: u64, runs: u64, mut next: impl FnMut(u6
     let mut hits = 0;
     for i in 0..lookups {
         let chunk = next(i);
-        if map.lookup(chunk * CHUNK).is_some() {
+        if map.lookup(DiskOffset(chunk * CHUNK)).is_some() {
             hits += 1;
         } else {
             load_mixed(map, chunk, runs);
@@ -291,7 +291,7 @@ fn what_is_used_often_stays() {
     for i in 0..20 * room {
         dice = dice.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
         let chunk = (dice >> 33) % hot;
-        if map.lookup(chunk * CHUNK).is_none() {
+        if map.lookup(DiskOffset(chunk * CHUNK)).is_none() {
             missed += u64::from(i > 2 * room);
             load_mixed(&mut map, chunk, 32);
         }
@@ -327,7 +327,7 @@ fn a_disk_of_exbibytes_is_no_burden() {
     let mut map = ChainMap::new(u64::MAX, BUDGET);
     load_whole(&mut map, 7);
     load_whole(&mut map, u64::MAX / CHUNK);
-    assert!(map.lookup(7 * CHUNK).is_some());
-    assert_eq!(map.lookup(u64::MAX / CHUNK * CHUNK), None);
+    assert!(map.lookup(DiskOffset(7 * CHUNK)).is_some());
+    assert_eq!(map.lookup(DiskOffset(u64::MAX / CHUNK * CHUNK)), None);
     assert!(map.bytes() <= BUDGET);
 }

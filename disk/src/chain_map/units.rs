@@ -4,7 +4,7 @@
 //! front of the units, which says what follows. Keeps: what was packed is found again, byte for byte.
 
 use super::location::{CHUNK, Location, Run, SECTOR};
-use crate::FileId;
+use crate::{DiskOffset, FileId, FileOffset};
 
 /// Bytes of a unit.
 const UNIT: u64 = 64 << 10;
@@ -43,12 +43,12 @@ fn place(entry: u32) -> Location {
     let file = FileId(u8::try_from(entry >> PLACE_BITS).unwrap_or(u8::MAX));
     match entry & PLACE_MASK {
         INSIDE => Location::Compressed { file },
-        unit => Location::Data { file, at: u64::from(unit) * UNIT },
+        unit => Location::Data { file, at: FileOffset(u64::from(unit) * UNIT) },
     }
 }
 
 /// The units of the chunk at `base`, if it has this shape.
-pub fn pack(base: u64, runs: &[Run]) -> Option<[u64; WORDS]> {
+pub fn pack(base: DiskOffset, runs: &[Run]) -> Option<[u64; WORDS]> {
     if runs.last()?.span.end() != base.checked_add(CHUNK)? || runs.iter().any(|run| run.span.len % UNIT != 0) {
         return None;
     }
@@ -98,20 +98,33 @@ mod test {
         let data = |file, at| Location::Data { file: FileId(file), at };
         let packed = |file| Location::Compressed { file: FileId(file) };
         let last = (u64::from(INSIDE) - 1) * UNIT;
-        for kept in [Location::Zero, data(0, 0), data(63, last), data(63, 0), packed(0), packed(63)] {
+        for kept in [
+            Location::Zero,
+            data(0, FileOffset(0)),
+            data(63, FileOffset(last)),
+            data(63, FileOffset(0)),
+            packed(0),
+            packed(63),
+        ] {
             assert_eq!(entry(kept).map(place), Some(kept));
         }
-        for refused in [data(64, 0), data(0, 512), data(0, last + UNIT), data(63, last + 2 * UNIT), packed(64)] {
+        for refused in [
+            data(64, FileOffset(0)),
+            data(0, FileOffset(512)),
+            data(0, FileOffset(last + UNIT)),
+            data(63, FileOffset(last + 2 * UNIT)),
+            packed(64),
+        ] {
             assert_eq!(entry(refused), None, "{refused:?}");
         }
     }
 
     #[test]
     fn a_run_that_cannot_be_laid_changes_nothing() {
-        let run = Run { span: crate::Span { at: 0, len: CHUNK }, place: Location::Zero };
-        let mut words = pack(0, &[run]).unwrap();
+        let run = Run { span: crate::Span { at: DiskOffset(0), len: CHUNK }, place: Location::Zero };
+        let mut words = pack(DiskOffset(0), &[run]).unwrap();
         let before = words;
-        let near_the_end = Location::Data { file: FileId(1), at: (u64::from(INSIDE) - 1) * UNIT };
+        let near_the_end = Location::Data { file: FileId(1), at: FileOffset((u64::from(INSIDE) - 1) * UNIT) };
         assert!(!lay(&mut words, 0, 2 * UNIT, near_the_end));
         assert!(!lay(&mut words, 512, UNIT, Location::Zero));
         assert!(!lay(&mut words, 0, 512, Location::Zero));

@@ -207,12 +207,12 @@ impl Requests {
 #[cfg(test)]
 mod test {
     use super::*;
-    use crate::{Operation, Token};
+    use crate::{DiskOffset, Operation, Token};
 
     fn flush(token: u64) -> Active {
         let geometry =
             crate::Geometry { len: 512, block: 512, physical_block: 512, discard: 512, chs: None, read_only: false };
-        let nothing = Span { at: 0, len: 0 };
+        let nothing = Span { at: DiskOffset(0), len: 0 };
         let request = Request::new(Operation::Flush, nothing, memory::Segments::empty(), Token(token), &geometry);
         Active::new(request.unwrap(), 0)
     }
@@ -243,7 +243,7 @@ mod test {
     fn the_rest_of_a_request_with_many_parts_is_split_when_half_of_them_have_ended() {
         let mut requests = Requests::with_capacity(1);
         let number = requests.insert(flush(1));
-        let rest = Span { at: 0, len: 512 };
+        let rest = Span { at: DiskOffset(0), len: 512 };
         while !requests.is_postponed(number, rest) {
             requests.part_begun(number);
         }

@@ -11,7 +11,7 @@ use crate::chain_map::{Location, Run, append};
 use crate::format::{Format, Mapping, Wait};
 use crate::redo::RedoLog;
 use crate::round::Part;
-use crate::{FileId, Geometry, ImageError, ImageErrorKind, Span};
+use crate::{DiskOffset, FileId, FileRange, Geometry, ImageError, ImageErrorKind, Span};
 
 /// Why something cannot be done yet, or at all.
 pub(super) enum Obstacle {
@@ -225,13 +225,13 @@ impl<F: Format> Chain<F> {
 
     /// Leaked space of each layer whose reclaiming is at `from`, which it leaves for `to`; where there is none it is
     /// done.
-    pub fn reclaim_next(&mut self, from: Reclaim, to: Reclaim) -> Vec<(FileId, u64, u64)> {
+    pub fn reclaim_next(&mut self, from: Reclaim, to: Reclaim) -> Vec<(FileId, FileRange)> {
         let mut found = Vec::new();
         self.for_writers_upwards(|layer| {
             if layer.upkeep.reclaim == from && !layer.closing {
                 let leaked = layer.format.reclaim();
                 layer.upkeep.reclaim = if leaked.is_some() { to } else { Reclaim::Done };
-                found.extend(leaked.map(|(at, len)| (layer.file, at, len)));
+                found.extend(leaked.map(|range| (layer.file, range)));
             }
         });
         found
@@ -260,7 +260,7 @@ impl<F: Format> Chain<F> {
     pub fn provider(&mut self, span: Span) -> Result<(u64, u32), Missing> {
         let (mut len, mut found, mut missing) = (span.len, 0, Missing::new());
         for (depth, layer) in (1..).zip(&mut self.layers) {
-            let inside = Span { at: 0, len: layer.len() };
+            let inside = Span { at: DiskOffset(0), len: layer.len() };
             // The zeroes behind the end of a layer count as its own, as they do for QEMU: they hide what is below.
             let Some(part) = (Span { at: span.at, len }).intersection(inside) else {
                 found = depth;
@@ -296,7 +296,7 @@ fn walk<F: Format>(layers: &mut [Layer<F>], span: Span, runs: &mut Vec<Run>, mis
     while at < span.end() {
         let rest = span.tail_from(at);
         // Behind the end of a layer that is smaller than the one above there is zero, whatever is below.
-        let Some(inside) = rest.intersection(Span { at: 0, len: layer.len() }) else {
+        let Some(inside) = rest.intersection(Span { at: DiskOffset(0), len: layer.len() }) else {
             return append(runs, Run { span: rest, place: Location::Zero });
         };
         let (place, part) = layer.look_up(inside, missing);
@@ -352,6 +352,7 @@ fn join(allocated: &mut Vec<Allocated>, new: Allocated) {
 mod test {
     use super::super::test::clusters::{CLUSTER, Clusters, Entry};
     use super::*;
+    use crate::FileOffset;
 
     /// Three layers, the uppermost and the lowest of which can be written to; all metadata is loaded.
     fn chain() -> Chain<Clusters> {
@@ -359,7 +360,7 @@ mod test {
             let mut layer = Clusters::new(4 * CLUSTER);
             layer.read_only = file == 1;
             let mut layer = Layer::new(FileId(file), layer);
-            assert!(layer.load(crate::MetaBlock { at: 0, len: 512 }, vec![0; 512]));
+            assert!(layer.load(crate::MetaBlock { at: FileOffset(0), len: 512 }, vec![0; 512]));
             layer
         });
         let layers: Vec<_> = layers.collect();
@@ -386,14 +387,14 @@ mod test {
         for (depth, cluster, entry) in [(0, 1, Entry::Zero), (1, 1, Entry::Data(512)), (2, 2, Entry::Data(1024))] {
             chain.at_mut(depth).format.table[cluster] = entry;
         }
-        let span = Span { at: 0, len: 4 * CLUSTER };
+        let span = Span { at: DiskOffset(0), len: 4 * CLUSTER };
         let shown = |runs: Vec<Run>| runs.into_iter().map(|run| (run.span.at / CLUSTER, run.place)).collect::<Vec<_>>();
-        let two = Location::Data { file: FileId(2), at: 1024 };
+        let two = Location::Data { file: FileId(2), at: FileOffset(1024) };
         assert_eq!(shown(chain.map(0, span).unwrap()), [(0, Location::Zero), (2, two), (3, Location::Zero)]);
-        let one = Location::Data { file: FileId(1), at: 512 };
+        let one = Location::Data { file: FileId(1), at: FileOffset(512) };
         let below = [(0, Location::Zero), (1, one), (2, two), (3, Location::Zero)];
         assert_eq!(shown(chain.map(1, span).unwrap()), below);
-        let cluster = |cluster: u64| Span { at: cluster * CLUSTER, len: CLUSTER };
+        let cluster = |cluster: u64| Span { at: DiskOffset(cluster * CLUSTER), len: CLUSTER };
         let providers = [0, 1, 2].map(|n| chain.provider(cluster(n)).unwrap());
         assert_eq!(providers, [(CLUSTER, 0), (CLUSTER, 1), (CLUSTER, 3)]);
         let allocated = chain.allocated(0..2, span).unwrap();

@@ -18,7 +18,7 @@ use memory::Segments;
 
 use super::budget::Budget;
 use crate::size::in_memory;
-use crate::{Action, FileId, Span, Status};
+use crate::{Action, FileId, FileOffset, Span, Status};
 
 /// Decompressed clusters that are kept: as many as there are commonly streams read side by side.
 const KEPT_MAX: usize = 4;
@@ -26,7 +26,7 @@ const KEPT_MAX: usize = 4;
 const KEPT_BYTES_MAX: usize = 2 << 20;
 
 /// Names a cluster: its file, and the offset at which its compressed bytes begin.
-pub(super) type Begin = (FileId, u64);
+pub(super) type Begin = (FileId, FileOffset);
 
 /// Who wants bytes of a cluster.
 #[derive(Clone, Copy, Debug)]
@@ -51,7 +51,7 @@ pub(super) struct Want {
 /// A cluster that is being read, or waits for memory.
 #[derive(Debug)]
 pub(super) struct Reading {
-    at: u64,
+    at: FileOffset,
     size: u64,
     /// Where in what is read the compressed bytes begin.
     pub lead: u64,
@@ -65,7 +65,7 @@ pub(super) struct Reading {
 pub(super) struct Cluster {
     pub file: FileId,
     /// What is to be read, in the file.
-    pub at: u64,
+    pub at: FileOffset,
     pub size: u64,
     /// Where in what is read the compressed bytes begin, and where in what they decompress to the wanted ones do.
     pub lead: u64,
@@ -200,22 +200,23 @@ fn copy_out(bytes: &[u8], want: &Want) -> Status {
 #[cfg(test)]
 mod test {
     use super::*;
+    use crate::DiskOffset;
 
     const FILE: FileId = FileId(0);
 
     fn cluster(at: u64, skip: u64) -> Cluster {
-        Cluster { file: FILE, at, size: 512, lead: 8, skip, len: 512 }
+        Cluster { file: FILE, at: FileOffset(at), size: 512, lead: 8, skip, len: 512 }
     }
 
     fn want(reads: &mut CompressedReads, at: u64, skip: u64, number: u32) -> (Wanted, Segments) {
-        let (span, into) = (Span { at: at * 8 + skip, len: 512 }, Segments::zeroed(512));
+        let (span, into) = (Span { at: DiskOffset(at * 8 + skip), len: 512 }, Segments::zeroed(512));
         (reads.want(cluster(at, skip), span, into.clone(), Reader::Request(number)), into)
     }
 
     #[test]
     fn a_cluster_is_read_once_for_all_who_want_it_and_kept() {
         let mut reads = CompressedReads::new(4096);
-        let begin = (FILE, 8);
+        let begin = (FILE, FileOffset(8));
         assert_eq!(want(&mut reads, 0, 0, 1).0, Wanted::Read(begin));
         let (joined, second) = want(&mut reads, 0, 512, 2);
         assert_eq!(joined, Wanted::Joined);
@@ -233,12 +234,12 @@ mod test {
     #[test]
     fn a_cluster_that_finds_no_memory_waits_for_it() {
         let mut reads = CompressedReads::new(512);
-        assert_eq!(want(&mut reads, 0, 0, 1).0, Wanted::Read((FILE, 8)));
+        assert_eq!(want(&mut reads, 0, 0, 1).0, Wanted::Read((FILE, FileOffset(8))));
         assert_eq!(want(&mut reads, 512, 0, 2).0, Wanted::Joined);
         assert_eq!(reads.next(), None);
-        reads.ended((FILE, 8));
-        assert_eq!(reads.next(), Some((FILE, 520)));
-        reads.ended((FILE, 520));
+        reads.ended((FILE, FileOffset(8)));
+        assert_eq!(reads.next(), Some((FILE, FileOffset(520))));
+        reads.ended((FILE, FileOffset(520)));
         assert!(reads.is_idle());
     }
 
@@ -247,7 +248,10 @@ mod test {
         let mut reads = CompressedReads::new(4096);
         want(&mut reads, 0, 0, 1);
         want(&mut reads, 512, 0, 2);
-        reads.moved(FILE, Span { at: 4096, len: 4096 });
-        assert_eq!([(FILE, 8), (FILE, 520)].map(|begin| reads.ended(begin).moved), [false, true]);
+        reads.moved(FILE, Span { at: DiskOffset(4096), len: 4096 });
+        assert_eq!(
+            [(FILE, FileOffset(8)), (FILE, FileOffset(520))].map(|begin| reads.ended(begin).moved),
+            [false, true]
+        );
     }
 }

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 
 use crate::chain_map::{CHUNK, ChainMap};
 use crate::format::Mapping;
-use crate::{FileId, Span};
+use crate::{FileId, FileOffset, Span};
 
 /// Bytes of the disk that cannot be read, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,7 +17,7 @@ pub struct Damage {
     /// The bytes, as far as they were asked for.
     pub span: Span,
     /// Offset in the file of the damaged metadata.
-    pub at: u64,
+    pub at: FileOffset,
     /// What stands there.
     pub what: Damaged,
 }

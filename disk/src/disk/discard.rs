@@ -8,7 +8,9 @@ use super::ops::Op;
 use super::queue::Parked;
 use crate::chain_map::Location;
 use crate::format::{Discarded, Format, Mapping, Reserved, Ticket};
-use crate::{Action, Allocation, Extent, ExtentKind, FileDone, FileError, FileId, Io, Span, Status};
+use crate::{
+    Action, Allocation, Extent, ExtentKind, FileDone, FileError, FileId, FileOffset, FileRange, Io, Span, Status,
+};
 
 /// Extents in one answer: enough for any client, and little enough to keep while it is in flight.
 const EXTENTS_MAX: usize = 4096;
@@ -79,11 +81,11 @@ impl<F: Format> Disk<F> {
             Discarded::Freed { at: place, len, size } => {
                 self.map.known_mut().overlay(Span { at: span.at, len }, Location::Zero);
                 let op = Op::Release { number: Some(number), at: place };
-                self.deallocate(number, op, file, Span { at: place, len: size }, io);
+                self.deallocate(number, op, file, FileRange { at: place, len: size }, io);
                 len
             }
             Discarded::Kept { at: place, len } => {
-                self.deallocate(number, kept, file, Span { at: place, len }, io);
+                self.deallocate(number, kept, file, FileRange { at: place, len }, io);
                 len
             }
             Discarded::Hidden { len } => {
@@ -111,8 +113,7 @@ impl<F: Format> Disk<F> {
             return Ok(Some(len));
         }
         let granularity = u64::from(self.geometry().discard.max(1));
-        let end = span.at + len;
-        let end = end - end % granularity;
+        let end = (span.at + len).align_down(granularity);
         Ok(end.checked_sub(span.at).filter(|&len| len > 0))
     }
 
@@ -144,7 +145,7 @@ impl<F: Format> Disk<F> {
             self.write_reserved(number, span.at, (file, reserved), zeroes(len), io);
         } else {
             let op = Op::Zero { number, ticket };
-            self.deallocate(number, op, file, Span { at: place, len }, io);
+            self.deallocate(number, op, file, FileRange { at: place, len }, io);
         }
         Ok(len)
     }
@@ -162,7 +163,7 @@ impl<F: Format> Disk<F> {
         self.chain.of(file).touched();
         let result = match (done.result, done.op.action) {
             (Err(FileError::Unsupported), Action::Deallocate { at, len }) => {
-                if let Some(inside) = freed_whole(Span { at, len }) {
+                if let Some(inside) = freed_whole(FileRange { at, len }) {
                     self.deallocate(number, Op::Trim { number }, file, inside, io);
                 }
                 // A discard is advice: storage that cannot deallocate has not failed.
@@ -174,7 +175,7 @@ impl<F: Format> Disk<F> {
     }
 
     /// Deallocates a range of a file.
-    fn deallocate<I: Io>(&mut self, number: u32, op: Op, file: FileId, range: Span, io: &mut I) {
+    fn deallocate<I: Io>(&mut self, number: u32, op: Op, file: FileId, range: FileRange, io: &mut I) {
         self.push_part(number, op, file, Action::Deallocate { at: range.at, len: range.len }, io);
     }
 
@@ -187,9 +188,9 @@ impl<F: Format> Disk<F> {
                 self.transferred(number, file, ticket, true, Err(FileError::Unsupported), io);
             }
             (Err(FileError::Unsupported), Action::Deallocate { at, len }) => {
-                let inside = if ticket.is_none() { freed_whole(Span { at, len }) } else { None };
+                let inside = if ticket.is_none() { freed_whole(FileRange { at, len }) } else { None };
                 if let Some(inside) = inside {
-                    return self.zero_edges(number, file, (Span { at, len }, inside), io);
+                    return self.zero_edges(number, file, (FileRange { at, len }, inside), io);
                 }
                 let op = Op::Transfer { number, ticket };
                 self.ops.push(op, file, Action::Write { at, from: zeroes(len) }, io);
@@ -204,7 +205,7 @@ impl<F: Format> Disk<F> {
     }
 
     /// Makes a range of a file zero in place, of which the storage can free only `inside`: writes the rest.
-    fn zero_edges<I: Io>(&mut self, number: u32, file: FileId, (range, inside): (Span, Span), io: &mut I) {
+    fn zero_edges<I: Io>(&mut self, number: u32, file: FileId, (range, inside): (FileRange, FileRange), io: &mut I) {
         self.chain.of(file).touched();
         self.deallocate(number, Op::Zero { number, ticket: None }, file, inside, io);
         let edges = [(range.at, inside.at), (inside.end(), range.end())];
@@ -220,7 +221,7 @@ impl<F: Format> Disk<F> {
         &mut self,
         number: Option<u32>,
         file: FileId,
-        at: u64,
+        at: FileOffset,
         result: Result<(), FileError>,
         io: &mut I,
     ) {
@@ -273,9 +274,9 @@ impl<F: Format> Disk<F> {
 
 /// The part of a range that storage with large blocks can free, after it has refused the whole range. `None` where
 /// there is none, or where large blocks cannot be the reason.
-fn freed_whole(range: Span) -> Option<Span> {
-    let at = range.at.checked_next_multiple_of(FREED_WHOLE)?;
-    let end = range.end().checked_sub(range.end() % FREED_WHOLE)?;
-    let inside = Span { at, len: end.checked_sub(at)? };
+fn freed_whole(range: FileRange) -> Option<FileRange> {
+    let at = range.at.checked_align_up(FREED_WHOLE)?;
+    let end = range.end().align_down(FREED_WHOLE);
+    let inside = FileRange { at, len: end.checked_sub(at)? };
     (inside.len > 0 && inside != range).then_some(inside)
 }

@@ -6,9 +6,9 @@ use std::collections::VecDeque;
 
 use super::chain::Chain;
 use super::layer::Missing;
-use crate::Span;
 use crate::chain_map::{ChainMap, Location};
 use crate::format::Format;
+use crate::{DiskOffset, Span};
 
 /// Damaged chunks that are remembered.
 const DAMAGED_MAX: usize = 256;
@@ -22,7 +22,7 @@ pub(super) struct DiskMap {
     /// Bytes of memory that it may take.
     budget: usize,
     /// Chunks that cannot be loaded as a whole, the oldest first. Their sound parts are still found, page by page.
-    damaged: VecDeque<u64>,
+    damaged: VecDeque<DiskOffset>,
     /// Bytes of metadata cached since the caches were last dropped.
     cached_bytes: usize,
 }
@@ -35,19 +35,19 @@ impl DiskMap {
 
     /// Where byte `at` lives, and for how many bytes, if that is known.
     #[inline(always)]
-    pub fn lookup(&self, at: u64) -> Option<(Location, u64)> {
+    pub fn lookup(&self, at: DiskOffset) -> Option<(Location, u64)> {
         self.known.lookup(at)
     }
 
     /// Where byte `at` lives, and for how many bytes. `Err` names metadata to be loaded first.
-    pub fn resolve<F: Format>(&mut self, at: u64, chain: &mut Chain<F>) -> Result<(Location, u64), Missing> {
+    pub fn resolve<F: Format>(&mut self, at: DiskOffset, chain: &mut Chain<F>) -> Result<(Location, u64), Missing> {
         if let Some(found) = self.known.lookup(at) {
             return Ok(found);
         }
         let chunk = ChainMap::chunk_of(at);
         let damaged = self.damaged.contains(&chunk.at);
-        let wanted = if damaged { Span { at: at / PAGE * PAGE, len: PAGE } } else { chunk };
-        let inside = wanted.intersection(Span { at: 0, len: chain.geometry().len }).unwrap_or(wanted);
+        let wanted = if damaged { Span { at: at.align_down(PAGE), len: PAGE } } else { chunk };
+        let inside = wanted.intersection(Span { at: DiskOffset(0), len: chain.geometry().len }).unwrap_or(wanted);
         let runs = chain.map(0, inside)?;
         let Some(run) = runs.iter().find(|run| at < run.span.end()) else {
             unreachable!("the walk covers the span without gaps")
@@ -61,7 +61,7 @@ impl DiskMap {
     }
 
     /// Extends a run of which `len` bytes are known into the following chunks, up to `left` bytes.
-    pub fn coalesce(&self, at: u64, place: Location, mut len: u64, left: u64) -> u64 {
+    pub fn coalesce(&self, at: DiskOffset, place: Location, mut len: u64, left: u64) -> u64 {
         while len < left {
             let next = self.known.lookup(at + len);
             match next.filter(|&(next, _)| next == place.advanced(len)) {
@@ -78,7 +78,7 @@ impl DiskMap {
     }
 
     /// Forgets the chunk around a byte.
-    pub fn forget(&mut self, at: u64) {
+    pub fn forget(&mut self, at: DiskOffset) {
         self.known.forget(at);
     }
 
@@ -88,7 +88,7 @@ impl DiskMap {
     }
 
     /// Metadata of the chunk around a byte makes no sense. Returns whether that is new: then what waits looks again.
-    pub fn met_damage(&mut self, at: u64) -> bool {
+    pub fn met_damage(&mut self, at: DiskOffset) -> bool {
         let chunk = ChainMap::chunk_of(at).at;
         if self.damaged.contains(&chunk) {
             return false;
@@ -138,7 +138,7 @@ mod test {
 
     fn resolve(map: &mut DiskMap, chain: &mut Chain<Clusters>, at: u64) -> (Location, u64) {
         loop {
-            match map.resolve(at, chain) {
+            match map.resolve(DiskOffset(at), chain) {
                 Ok(found) => return found,
                 Err(missing) => {
                     for (file, block) in missing {
@@ -152,29 +152,29 @@ mod test {
     #[test]
     fn what_was_resolved_is_known_until_it_is_forgotten() {
         let (mut map, mut chain) = (DiskMap::new(LEN, 1 << 20), chain());
-        assert!(map.lookup(0).is_none() && map.resolve(0, &mut chain).is_err());
+        assert!(map.lookup(DiskOffset(0)).is_none() && map.resolve(DiskOffset(0), &mut chain).is_err());
         let (place, len) = resolve(&mut map, &mut chain, 512);
         assert!(place.is_in(FileId(0)) && len == CLUSTER - 512);
-        assert_eq!(map.lookup(CLUSTER), Some((Location::Zero, CHUNK - CLUSTER)));
+        assert_eq!(map.lookup(DiskOffset(CLUSTER)), Some((Location::Zero, CHUNK - CLUSTER)));
         assert!(map.cached_bytes() > 0);
-        map.forget(0);
-        assert_eq!(map.lookup(CLUSTER), None);
+        map.forget(DiskOffset(0));
+        assert_eq!(map.lookup(DiskOffset(CLUSTER)), None);
     }
 
     #[test]
     fn runs_that_continue_in_the_next_chunk_are_one() {
         let (mut map, mut chain) = (DiskMap::new(LEN, 1 << 20), chain());
         let len = resolve(&mut map, &mut chain, CLUSTER).1;
-        assert_eq!(map.coalesce(CLUSTER, Location::Zero, len, CHUNK), len, "the next chunk is not known");
+        assert_eq!(map.coalesce(DiskOffset(CLUSTER), Location::Zero, len, CHUNK), len, "the next chunk is not known");
         resolve(&mut map, &mut chain, CHUNK);
-        assert_eq!(map.coalesce(CLUSTER, Location::Zero, len, CHUNK), CHUNK);
+        assert_eq!(map.coalesce(DiskOffset(CLUSTER), Location::Zero, len, CHUNK), CHUNK);
     }
 
     #[test]
     fn a_damaged_chunk_is_mapped_page_by_page_and_not_kept() {
         let (mut map, mut chain) = (DiskMap::new(LEN, 1 << 20), chain());
-        assert!(map.met_damage(CLUSTER) && !map.met_damage(0), "the same chunk");
+        assert!(map.met_damage(DiskOffset(CLUSTER)) && !map.met_damage(DiskOffset(0)), "the same chunk");
         assert_eq!(resolve(&mut map, &mut chain, CLUSTER + 512), (Location::Zero, PAGE - 512));
-        assert_eq!(map.lookup(CLUSTER), None);
+        assert_eq!(map.lookup(DiskOffset(CLUSTER)), None);
     }
 }

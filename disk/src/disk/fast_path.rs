@@ -11,12 +11,12 @@ use super::Disk;
 use super::active::Active;
 use crate::chain_map::Location;
 use crate::format::Format;
-use crate::{Action, FileDone, FileId, FileOp, Io, Operation, Request};
+use crate::{Action, FileDone, FileId, FileOffset, FileOp, Io, Operation, Request};
 
 impl<F: Format> Disk<F> {
     /// The one place in a file where all bytes of a read or a write live, if that is known and they stay there: nothing
     /// has to be loaded, reserved or committed. Only for a request that need not wait for others.
-    pub(super) fn fast_place(&self, request: &Request) -> Option<(FileId, u64)> {
+    pub(super) fn fast_place(&self, request: &Request) -> Option<(FileId, FileOffset)> {
         let span = request.span();
         let write = match request.operation() {
             Operation::Read => false,
@@ -29,7 +29,7 @@ impl<F: Format> Disk<F> {
             return None;
         }
         if let Some(file) = self.chain.flat() {
-            return Some((file, span.at));
+            return Some((file, span.at.in_flat_file()));
         }
         match self.map.lookup(span.at)? {
             (Location::Data { file, at }, len) if len >= span.len && (!write || file == self.chain.leaf()) => {
@@ -42,7 +42,7 @@ impl<F: Format> Disk<F> {
 
     /// Starts a request whose bytes live at `place`. The operation borrows its memory.
     #[inline(always)]
-    pub(super) fn start_fast<I: Io>(&mut self, mut request: Request, place: (FileId, u64), io: &mut I) {
+    pub(super) fn start_fast<I: Io>(&mut self, mut request: Request, place: (FileId, FileOffset), io: &mut I) {
         let (file, at) = place;
         let memory = request.lend();
         let action = match request.operation() {

@@ -34,7 +34,7 @@ use super::budget::Budget;
 use crate::format::{Fill, Reserved, Ticket};
 use crate::size::{in_memory, on_disk};
 use crate::slab::Slab;
-use crate::{FileId, Span, Status};
+use crate::{DiskOffset, FileId, FileOffset, Span, Status};
 
 /// Writes that wait for the bytes around them, and the memory that those and the copies of merges may take.
 #[derive(Debug)]
@@ -103,7 +103,7 @@ pub(super) struct Filling {
     pub ticket: Option<Ticket>,
     /// Where all of it goes.
     pub file: FileId,
-    pub place: u64,
+    pub place: FileOffset,
     /// The bytes of the disk that are written with it, its own among them.
     whole: Span,
     /// The bytes of the write itself, and their new content.
@@ -111,7 +111,7 @@ pub(super) struct Filling {
     from: Segments,
     /// What is to be written, up to `next`.
     parts: Vec<Segments>,
-    next: u64,
+    next: DiskOffset,
     /// Reads under way, and one more while metadata is loaded.
     pending: u32,
     pub status: Status,
@@ -134,10 +134,10 @@ pub(super) enum FillPart {
 impl Filling {
     /// A write of `from` to a reservation for the bytes from `at` on. Without `from` it is a copy of what the layers of
     /// a merge show there.
-    pub fn new(number: u32, file: FileId, at: u64, reserved: Reserved, from: Option<Segments>) -> Filling {
+    pub fn new(number: u32, file: FileId, at: DiskOffset, reserved: Reserved, from: Option<Segments>) -> Filling {
         let Reserved { at: place, len, ticket, fill } = reserved;
         let Fill { before, after } = fill.unwrap_or(Fill { before: 0, after: 0 });
-        assert!(before <= at && before <= place, "a fill begins in front of the disk or of the file");
+        assert!(before <= at.0 && before <= place.0, "a fill begins in front of the disk or of the file");
         let whole = Span { at: at - before, len: before + len + after };
         let (is_copy, own) = match from {
             Some(_) => (false, Span { at, len }),
@@ -176,7 +176,7 @@ impl Filling {
             _ => self.whole.end(),
         };
         let len = until - self.next;
-        let inside = disk_len.saturating_sub(self.next).min(len);
+        let inside = disk_len.saturating_sub(self.next.0).min(len);
         match (len, inside) {
             (0, _) => None,
             (_, 0) => Some(FillPart::Beyond(len)),
@@ -257,8 +257,8 @@ mod test {
     /// A write of 512 bytes at 6144, in the cluster from 4096 to 12288, which reaches behind the end of the disk.
     fn write() -> Filling {
         let fill = Some(Fill { before: 2048, after: 5632 });
-        let reserved = Reserved { at: 1 << 20, len: 512, ticket: Some(Ticket(1)), fill };
-        Filling::new(7, FileId(0), 6144, reserved, Some(Segments::copy_of(&[9; 512])))
+        let reserved = Reserved { at: FileOffset(1 << 20), len: 512, ticket: Some(Ticket(1)), fill };
+        Filling::new(7, FileId(0), DiskOffset(6144), reserved, Some(Segments::copy_of(&[9; 512])))
     }
 
     #[test]
@@ -275,7 +275,7 @@ mod test {
                 FillPart::Copy(span) => {
                     filling.append_room(span.len).copy_from(&vec![1; in_memory(span.len)]);
                     filling.read_begun();
-                    lens.push((span.at, span.len));
+                    lens.push((span.at.0, span.len));
                 }
             }
         }
@@ -284,7 +284,7 @@ mod test {
         assert!(fills.take_ended(fill).is_none(), "a read is under way");
         fills.get(fill).read_ended(Status::Done);
         let ended = fills.take_ended(fill).unwrap();
-        assert_eq!((ended.place, ended.bytes()), ((1 << 20) - 2048, 2048 + 5632));
+        assert_eq!((ended.place.0, ended.bytes()), ((1 << 20) - 2048, 2048 + 5632));
         fills.give_back(ended.bytes());
         let expected = [vec![1; 2048], vec![9; 512], vec![1; 1536], vec![0; 4096]].concat();
         assert_eq!(ended.into_content().to_vec(), expected);

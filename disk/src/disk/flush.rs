@@ -11,7 +11,7 @@ use super::ops::Op;
 use super::queue::Parked;
 use crate::format::Format;
 use crate::round::Step;
-use crate::{Action, FileError, FileId, Io, Span, Status};
+use crate::{Action, FileError, FileId, FileRange, Io, Span, Status};
 
 /// A discard waits when this many times the metadata that begins a round has changed: a round is under way meanwhile.
 const DIRTY_TIMES: usize = 4;
@@ -139,16 +139,16 @@ impl<F: Format> Disk<F> {
             return self.rounds.ask();
         }
         self.reclaim_due = false;
-        for (file, at, len) in self.chain.reclaim_next(Reclaim::Start, Reclaim::Syncing) {
+        for (file, range) in self.chain.reclaim_next(Reclaim::Start, Reclaim::Syncing) {
             self.rounds.reclaim_sync_begun();
-            self.ops.push(Op::ReclaimSync { at, len }, file, Action::SyncData, io);
+            self.ops.push(Op::ReclaimSync { range }, file, Action::SyncData, io);
         }
     }
 
     /// The sync in front of a first reclaim, of these bytes of the file, has ended.
     pub(super) fn reclaim_synced<I: Io>(
         &mut self,
-        (file, at, len): (FileId, u64, u64),
+        (file, range): (FileId, FileRange),
         result: Result<(), FileError>,
         io: &mut I,
     ) {
@@ -159,8 +159,12 @@ impl<F: Format> Disk<F> {
         let proven = result.is_ok() && !self.chain.is_broken();
         self.chain.of(file).upkeep.reclaim = if proven { Reclaim::Busy } else { Reclaim::Done };
         if proven {
-            self.ops.push(Op::Release { number: None, at }, file, Action::Deallocate { at, len }, io);
+            self.release(file, range, io);
         }
+    }
+
+    fn release<I: Io>(&mut self, file: FileId, FileRange { at, len }: FileRange, io: &mut I) {
+        self.ops.push(Op::Release { number: None, at }, file, Action::Deallocate { at, len }, io);
     }
 
     /// Leaked space was deallocated.
@@ -175,8 +179,8 @@ impl<F: Format> Disk<F> {
         if self.chain.is_broken() || self.is_quiesced() {
             return;
         }
-        for (file, at, len) in self.chain.reclaim_next(Reclaim::Done, Reclaim::Busy) {
-            self.ops.push(Op::Release { number: None, at }, file, Action::Deallocate { at, len }, io);
+        for (file, range) in self.chain.reclaim_next(Reclaim::Done, Reclaim::Busy) {
+            self.release(file, range, io);
         }
     }
 }

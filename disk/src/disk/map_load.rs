@@ -11,9 +11,9 @@ use rustc_hash::FxHashMap;
 
 use super::layer::Missing;
 use super::queue::Parked;
-use crate::FileId;
 use crate::chain_map::ChainMap;
 use crate::format::MetaBlock;
+use crate::{DiskOffset, FileId, FileOffset};
 
 /// Chunks loaded at once: enough to keep the storage busy, since each may load a bitmap of every layer.
 const LOADING_MAX: usize = 16;
@@ -26,16 +26,17 @@ const LOADS_MAX: usize = 16;
 #[derive(Debug, Default)]
 pub(super) struct MapLoader {
     /// What waits for each block, by its file and its place there.
-    loads: FxHashMap<(FileId, u64), Vec<Parked>>,
+    loads: FxHashMap<(FileId, FileOffset), Vec<Parked>>,
     under_way: Vec<ChunkLoad>,
     /// The chunk that is loaded alone.
-    alone: Option<u64>,
+    /// By where it begins, as those under way.
+    alone: Option<DiskOffset>,
     waiting: VecDeque<Parked>,
 }
 
 #[derive(Debug)]
 struct ChunkLoad {
-    chunk: u64,
+    chunk: DiskOffset,
     /// Loads that were begun for it.
     loads: usize,
 }
@@ -91,7 +92,7 @@ impl MapLoader {
 
     /// What waited for metadata around byte `at` has gone on. Ends the load of its chunk, so that the next one has its
     /// turn, unless the chunk is not known (`is_known`) and more of it is awaited.
-    pub fn went_on(&mut self, at: u64, is_known: bool) {
+    pub fn went_on(&mut self, at: DiskOffset, is_known: bool) {
         let chunk = ChainMap::chunk_of(at).at;
         // It is known now, or failed, or was known and forgotten again since the request went on behind it.
         if is_known || !self.is_awaited(chunk) {
@@ -107,7 +108,7 @@ impl MapLoader {
     }
 
     /// Whether a chunk may be loaded now. If not, it is taken off the list.
-    fn admit(&mut self, chunk: u64) -> bool {
+    fn admit(&mut self, chunk: DiskOffset) -> bool {
         if self.alone.is_some_and(|alone| alone != chunk) {
             self.under_way.retain(|load| load.chunk != chunk);
             return false;
@@ -123,7 +124,7 @@ impl MapLoader {
     }
 
     /// Whether something waits for metadata of this chunk.
-    fn is_awaited(&self, chunk: u64) -> bool {
+    fn is_awaited(&self, chunk: DiskOffset) -> bool {
         self.loads.values().flatten().any(|parked| ChainMap::chunk_of(parked.at()).at == chunk)
     }
 }
@@ -137,11 +138,11 @@ mod test {
     const FILE: FileId = FileId(0);
 
     fn parked(chunk: u64) -> Parked {
-        Parked::Request { number: 0, rest: Span { at: chunk * CHUNK, len: 512 } }
+        Parked::Request { number: 0, rest: Span { at: DiskOffset(chunk * CHUNK), len: 512 } }
     }
 
     fn block(at: u64) -> MetaBlock {
-        MetaBlock { at, len: 512 }
+        MetaBlock { at: FileOffset(at), len: 512 }
     }
 
     #[test]
@@ -165,7 +166,7 @@ mod test {
         assert_eq!(loader.park_for_chunk(late, vec![(FILE, block(chunks.end * 512))], 1), []);
         assert_eq!(loader.next(), None);
         assert_eq!(loader.loaded(FILE, block(0)), [parked(0)]);
-        loader.went_on(0, true);
+        loader.went_on(DiskOffset(0), true);
         assert_eq!((loader.next(), loader.next()), (Some(late), None));
     }
 
@@ -179,7 +180,7 @@ mod test {
         }
         assert_eq!(loader.loaded(FILE, block(1 << 30)), [parked(1)]);
         assert_eq!(loader.park_for_chunk(parked(1), vec![(FILE, block(1 << 30))], 1), [], "another one waits");
-        loader.went_on(0, true);
+        loader.went_on(DiskOffset(0), true);
         assert_eq!(loader.next(), Some(parked(1)));
     }
 }

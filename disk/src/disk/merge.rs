@@ -28,7 +28,7 @@ use std::ops::Range;
 use super::chain::Allocated;
 use super::routing::WriteRouting;
 use crate::chain_map::{CHUNK, ChainMap, Location, Run};
-use crate::{FileId, Span, Status};
+use crate::{DiskOffset, FileId, Span, Status};
 
 /// Bytes that one copy moves while the guest is idle: enough to keep the storage busy.
 const COPY_MAX: u64 = 1 << 20;
@@ -85,7 +85,7 @@ pub(super) struct Merge {
     /// A round was asked for with which the target grows.
     growth_asked: bool,
     /// The first byte that is not done.
-    next: u64,
+    next: DiskOffset,
 }
 
 /// The chunk that is being merged, and what is known of it.
@@ -124,7 +124,7 @@ impl Merge {
             state: MergeState::Running,
             cancelled: false,
             growth_asked: false,
-            next: 0,
+            next: DiskOffset(0),
         }
     }
 
@@ -153,7 +153,7 @@ impl Merge {
         (!self.cancelled).then_some(MergeProgress {
             from: self.from,
             into: self.into,
-            done: self.next.min(self.len),
+            done: self.next.0.min(self.len),
             len: self.len,
             copied: self.copied,
             busy: self.chunk.is_some() || grows,
@@ -213,7 +213,7 @@ impl Merge {
         (self.state, self.cancelled, self.growth_asked) = (MergeState::Running, false, false);
         if self.from == 0 && !routing.resume_merge() {
             routing.begin_merge(self.into, self.target, self.len);
-            self.next = 0;
+            self.next = DiskOffset(0);
         }
         self.advance(routing);
     }
@@ -225,10 +225,10 @@ impl Merge {
 
     /// Goes on to the next chunk that is not merged.
     pub fn advance(&mut self, routing: &WriteRouting) {
-        while self.next < self.len && routing.is_merged(self.next) {
+        while self.next.0 < self.len && routing.is_merged(self.next) {
             self.next += CHUNK;
         }
-        if self.next >= self.len && self.state == MergeState::Running {
+        if self.next.0 >= self.len && self.state == MergeState::Running {
             self.state = MergeState::Copied;
         }
     }
@@ -245,7 +245,7 @@ impl Merge {
         if self.state != MergeState::Running {
             return None;
         }
-        let span = ChainMap::chunk_of(self.next).intersection(Span { at: 0, len: self.len })?;
+        let span = ChainMap::chunk_of(self.next).intersection(Span { at: DiskOffset(0), len: self.len })?;
         let (stage, runs, allocated) = (Stage::Looking, Vec::new(), Vec::new());
         self.chunk = Some(MergeChunk { span, is_active: false, stage, runs, allocated });
         self.guest_before = std::mem::take(&mut self.guest_now);
@@ -302,7 +302,7 @@ impl Merge {
     }
 
     /// Where byte `at` of the chunk under way lives, for copying it, and how many bytes of its run are left.
-    pub fn lookup(&self, at: u64) -> Option<(Location, u64)> {
+    pub fn lookup(&self, at: DiskOffset) -> Option<(Location, u64)> {
         let runs = &self.chunk().runs;
         let run = runs.get(runs.partition_point(|run| run.span.end() <= at))?;
         let within = at.checked_sub(run.span.at)?;
@@ -341,7 +341,7 @@ mod test {
 
     /// The chunk of number `chunk` is merged.
     fn visit(merge: &mut Merge, routing: &mut WriteRouting, chunk: u64) {
-        assert_eq!(merge.take_up(false, routing).map(|span| span.at), Some(chunk * CHUNK));
+        assert_eq!(merge.take_up(false, routing).map(|span| span.at), Some(DiskOffset(chunk * CHUNK)));
         assert_eq!(merge.take_up(false, routing), None, "one at a time");
         merge.looked(Vec::new(), Vec::new());
         assert_eq!(merge.next_stage(false), None, "there is nothing to forget");
@@ -352,10 +352,10 @@ mod test {
     fn chunks_are_merged_in_their_order_but_those_that_a_write_has_decided() {
         let (mut merge, mut routing) = merge();
         visit(&mut merge, &mut routing, 0);
-        routing.chunk_merged(CHUNK);
+        routing.chunk_merged(DiskOffset(CHUNK));
         visit(&mut merge, &mut routing, 2);
         visit(&mut merge, &mut routing, 3);
-        assert!(merge.is_copied() && (0..4).all(|chunk| routing.is_merged(chunk * CHUNK)));
+        assert!(merge.is_copied() && (0..4).all(|chunk| routing.is_merged(DiskOffset(chunk * CHUNK))));
     }
 
     #[test]

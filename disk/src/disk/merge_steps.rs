@@ -16,7 +16,7 @@ use super::ops::Op;
 use super::queue::Parked;
 use crate::chain_map::Location;
 use crate::format::{Discarded, Fill, Format, Reserved};
-use crate::{Action, FileId, ImageError, ImageErrorKind, Io, Operation, Request, Span, Status};
+use crate::{Action, DiskOffset, FileId, ImageError, ImageErrorKind, Io, Operation, Request, Span, Status};
 
 /// Chunks without anything to merge that one step passes over: a disk of 2 TiB has a million chunks.
 const EMPTY_MAX: usize = 256;
@@ -283,7 +283,7 @@ impl<F: Format> Disk<F> {
     }
 
     /// Copies the first bytes of `span`, and what is to be written around them, to the target. The end of that.
-    fn copy_first<I: Io>(&mut self, number: u32, span: Span, io: &mut I) -> Result<u64, Obstacle> {
+    fn copy_first<I: Io>(&mut self, number: u32, span: Span, io: &mut I) -> Result<DiskOffset, Obstacle> {
         let (file, len_max) = (self.merge_mut().target(), self.merge_mut().copy_max());
         let wanted = Span { at: span.at, len: span.len.min(len_max) };
         let reserved = self.chain.ask(file, |format| format.reserve(wanted))?;
@@ -297,7 +297,7 @@ impl<F: Format> Disk<F> {
     }
 
     /// Makes the first bytes of `span` zero in the target. The end of them.
-    fn zero_first<I: Io>(&mut self, number: u32, span: Span, io: &mut I) -> Result<u64, Obstacle> {
+    fn zero_first<I: Io>(&mut self, number: u32, span: Span, io: &mut I) -> Result<DiskOffset, Obstacle> {
         let file = self.merge_mut().target();
         let len = match self.chain.ask(file, |format| format.discard(span))? {
             Discarded::Freed { at, len, size } => {

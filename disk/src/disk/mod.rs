@@ -296,7 +296,7 @@ impl<F: Format> Disk<F> {
             Op::Load { block } => self.loaded(block, done, io),
             Op::Meta => self.meta_written(done.result, io),
             Op::Sync => self.synced(file, done.result, io),
-            Op::ReclaimSync { at, len } => self.reclaim_synced((file, at, len), done.result, io),
+            Op::ReclaimSync { range } => self.reclaim_synced((file, range), done.result, io),
         }
     }
 

@@ -6,7 +6,7 @@
 use crate::backlog::Backlog;
 use crate::format::{MetaBlock, Ticket};
 use crate::slab::Slab;
-use crate::{Action, FileId, FileOp, Io, OpId};
+use crate::{Action, FileId, FileOffset, FileOp, FileRange, Io, OpId};
 
 use super::compressed::Begin;
 
@@ -25,7 +25,7 @@ pub(super) enum Op {
     /// A discard deallocates the content of a cluster that stays allocated.
     Trim { number: u32 },
     /// Deallocation of a freed cluster, for a request or by itself.
-    Release { number: Option<u32>, at: u64 },
+    Release { number: Option<u32>, at: FileOffset },
     /// A read of bytes around a write.
     Fill { fill: u32 },
     /// A read of a compressed cluster.
@@ -37,7 +37,7 @@ pub(super) enum Op {
     /// A sync of a round.
     Sync,
     /// The sync in front of the first reclaim.
-    ReclaimSync { at: u64, len: u64 },
+    ReclaimSync { range: FileRange },
 }
 
 /// What an operation that has ended was.
@@ -122,7 +122,7 @@ mod test {
             Ok(())
         }
 
-        fn allocated(&mut self, _: FileId, _: u64, len: u64) -> Allocation {
+        fn allocated(&mut self, _: FileId, _: FileOffset, len: u64) -> Allocation {
             Allocation::Data(len)
         }
     }

@@ -150,7 +150,7 @@ mod test {
 
     use super::super::active::Active;
     use super::*;
-    use crate::Geometry;
+    use crate::{DiskOffset, Geometry};
 
     const GEOMETRY: Geometry =
         Geometry { len: 1 << 20, block: 512, physical_block: 512, discard: 512, chs: None, read_only: false };
@@ -158,7 +158,7 @@ mod test {
     const EXTENTS: Operation = Operation::Extents { depths: false };
 
     fn request(operation: Operation, at: u64, len: u64) -> Request {
-        Request::new(operation, Span { at, len }, Segments::empty(), Token(at), &GEOMETRY).unwrap()
+        Request::new(operation, Span { at: DiskOffset(at), len }, Segments::empty(), Token(at), &GEOMETRY).unwrap()
     }
 
     struct Requested {
@@ -227,12 +227,12 @@ mod test {
     fn a_claimed_chunk_waits_for_what_overlaps_it_and_what_comes_waits_for_it() {
         let mut requested = Requested::new();
         let first = requested.submit(request(EXTENTS, 0, 512)).unwrap();
-        requested.overlap.claim(Span { at: 0, len: 4096 });
+        requested.overlap.claim(Span { at: DiskOffset(0), len: 4096 });
         assert_eq!(requested.overlap.take_claim(&requested.requests), None);
         assert_eq!(requested.submit(request(EXTENTS, 2048, 512)), None);
         requested.end(first);
         assert!(requested.overlap.is_due());
-        assert_eq!(requested.overlap.take_claim(&requested.requests), Some(Span { at: 0, len: 4096 }));
+        assert_eq!(requested.overlap.take_claim(&requested.requests), Some(Span { at: DiskOffset(0), len: 4096 }));
         assert_eq!(requested.overlap.take_claim(&requested.requests), None, "once");
         requested.retire();
     }

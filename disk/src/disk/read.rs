@@ -13,7 +13,7 @@ use super::unaligned;
 use crate::chain_map::Location;
 use crate::format::{Format, Mapping, MetaBlock, Wait};
 use crate::size::in_memory;
-use crate::{Action, FileDone, FileId, Io, Span, Status};
+use crate::{Action, DiskOffset, FileDone, FileId, Io, Span, Status};
 
 impl<F: Format> Disk<F> {
     /// Reads a request from `rest` on.
@@ -182,7 +182,7 @@ impl<F: Format> Disk<F> {
     }
 
     /// What waited for metadata around byte `at` has gone on.
-    pub(super) fn load_ended(&mut self, at: u64) {
+    pub(super) fn load_ended(&mut self, at: DiskOffset) {
         self.map_loader.went_on(at, self.map.lookup(at).is_some());
     }
 

@@ -145,7 +145,7 @@ impl Rounds {
 #[cfg(test)]
 mod test {
     use super::*;
-    use crate::FileId;
+    use crate::{DiskOffset, FileId};
 
     const FILE: FileId = FileId(0);
 
@@ -183,7 +183,7 @@ mod test {
     #[test]
     fn what_is_parked_asks_for_a_round_and_goes_on_after_it() {
         let mut rounds = Rounds::new();
-        let parked = Parked::Fill { fill: 3, at: 0 };
+        let parked = Parked::Fill { fill: 3, at: DiskOffset(0) };
         rounds.park(parked);
         assert!(rounds.is_syncing() && rounds.may_begin(|| false));
         assert_eq!(rounds.begin(Some(Vec::new())), Step::End);

@@ -32,7 +32,7 @@ use super::layer::Missing;
 use crate::chain_map::{CHUNK, ChainMap, Location};
 use crate::format::{Committed, Format};
 use crate::size::in_memory;
-use crate::{FileId, Span};
+use crate::{DiskOffset, FileId, Span};
 
 /// Bytes that are routed at once: the largest block of a VHD, so that a discard of a whole block is seen as such.
 const ALIKE_MAX: u64 = 16 << 20;
@@ -81,12 +81,12 @@ impl Bits {
 
 impl ByChunk {
     /// Whether the chunk around a byte is merged, if that is decided.
-    fn of(&self, at: u64) -> Option<bool> {
+    fn of(&self, at: DiskOffset) -> Option<bool> {
         let chunk = at / CHUNK;
         if self.merged.has(chunk) { Some(true) } else { self.leafs.has(chunk).then_some(false) }
     }
 
-    fn decide(&mut self, at: u64, merged: bool) {
+    fn decide(&mut self, at: DiskOffset, merged: bool) {
         if merged { self.merged.set(at / CHUNK) } else { self.leafs.set(at / CHUNK) }
     }
 
@@ -96,7 +96,7 @@ impl ByChunk {
         if !self.decides || chain.at(self.into).len() < self.len {
             return Ok(false);
         }
-        let Some(inside) = chunk.intersection(Span { at: 0, len: self.len }) else {
+        let Some(inside) = chunk.intersection(Span { at: DiskOffset(0), len: self.len }) else {
             unreachable!("chunk {chunk:?} is behind the end of a merge of {} bytes", self.len)
         };
         Ok(chain.allocated(0..self.into, inside)?.is_empty())
@@ -147,12 +147,12 @@ impl WriteRouting {
     }
 
     /// Whether the chunk around a byte is merged.
-    pub fn is_merged(&self, at: u64) -> bool {
+    pub fn is_merged(&self, at: DiskOffset) -> bool {
         self.by_chunk.as_ref().is_some_and(|by_chunk| by_chunk.of(at) == Some(true))
     }
 
     /// The chunk around a byte is merged now. Nothing in flight overlaps it.
-    pub fn chunk_merged(&mut self, at: u64) {
+    pub fn chunk_merged(&mut self, at: DiskOffset) {
         if let Some(by_chunk) = &mut self.by_chunk {
             by_chunk.decide(at, true);
         }
@@ -215,7 +215,7 @@ mod test {
     use super::super::layer::Layer;
     use super::super::test::clusters::{CLUSTER, Clusters};
     use super::*;
-    use crate::{MetaBlock, Operation, Request, Token};
+    use crate::{FileOffset, MetaBlock, Operation, Request, Token};
 
     const LEAF: FileId = FileId(0);
     const TARGET: FileId = FileId(1);
@@ -228,7 +228,7 @@ mod test {
         let geometry = leaf.geometry();
         let layers = [(LEAF, leaf), (TARGET, Clusters::new(LEN))];
         let mut chain = Chain::new(layers.map(|(file, layer)| Layer::new(file, layer)).into(), geometry);
-        while let Err(missing) = chain.allocated(0..2, Span { at: 0, len: LEN }) {
+        while let Err(missing) = chain.allocated(0..2, Span { at: DiskOffset(0), len: LEN }) {
             for (file, block) in missing {
                 chain.of(file).load(block, vec![0; 512]);
             }
@@ -243,7 +243,7 @@ mod test {
     }
 
     fn to(routing: &mut WriteRouting, chunk: u64, len: u64) -> (FileId, u64) {
-        let span = Span { at: chunk * CHUNK + CLUSTER, len };
+        let span = Span { at: DiskOffset(chunk * CHUNK + CLUSTER), len };
         let (file, routed) = routing.route(span, &mut chain(), &Requests::with_capacity(0)).expect("all is loaded");
         assert_eq!(routed.at, span.at);
         (file, routed.len)
@@ -260,7 +260,7 @@ mod test {
         assert_eq!(to(&mut routing, 0, CHUNK), (TARGET, CHUNK - CLUSTER), "up to the next, which is not decided");
         assert_eq!(to(&mut routing, 1, 512), (LEAF, 512));
         assert_eq!(to(&mut routing, 2, 512), (TARGET, 512));
-        routing.chunk_merged(3 * CHUNK);
+        routing.chunk_merged(DiskOffset(3 * CHUNK));
         assert_eq!(to(&mut routing, 2, 2 * CHUNK - CLUSTER), (TARGET, 2 * CHUNK - CLUSTER), "together");
     }
 
@@ -279,13 +279,13 @@ mod test {
     fn a_write_from_before_the_merge_keeps_its_chunk_with_the_leaf() {
         let mut routing = WriteRouting::default();
         let mut requests = Requests::with_capacity(1);
-        let (memory, span) = (Segments::zeroed(512), Span { at: 0, len: 512 });
+        let (memory, span) = (Segments::zeroed(512), Span { at: DiskOffset(0), len: 512 });
         let write = Operation::Write { durable: false };
         let request = Request::new(write, span, memory, Token(1), &chain().geometry()).unwrap();
         let number = requests.insert(Active::new(request, routing.epoch()));
         routing.begin_merge(1, TARGET, LEN);
         let routed = [0, 2].map(|chunk| {
-            let span = Span { at: chunk * CHUNK, len: 512 };
+            let span = Span { at: DiskOffset(chunk * CHUNK), len: 512 };
             routing.route(span, &mut chain(), &requests).map(|(file, _)| file)
         });
         assert_eq!(routed, [Ok(LEAF), Ok(TARGET)]);
@@ -298,25 +298,31 @@ mod test {
         let geometry = Clusters::new(LEN).geometry();
         let layers = [LEAF, TARGET].map(|file| Layer::new(file, Clusters::new(LEN)));
         let mut chain = Chain::new(layers.into(), geometry);
-        let routed = merge().route(Span { at: 0, len: 512 }, &mut chain, &Requests::with_capacity(0));
+        let routed = merge().route(Span { at: DiskOffset(0), len: 512 }, &mut chain, &Requests::with_capacity(0));
         let missing = routed.expect_err("nothing is loaded");
-        assert_eq!(missing.first(), Some(&(LEAF, MetaBlock { at: 0, len: 512 })));
+        assert_eq!(missing.first(), Some(&(LEAF, MetaBlock { at: FileOffset(0), len: 512 })));
     }
 
     #[test]
     fn readers_see_the_target_where_nothing_hides_it() {
         let mut routing = merge();
-        routing.chunk_merged(0);
+        routing.chunk_merged(DiskOffset(0));
         let mut map = ChainMap::new(LEN, 1 << 20);
         for chunk in [0, 1] {
-            let span = Span { at: chunk * CHUNK, len: CHUNK };
+            let span = Span { at: DiskOffset(chunk * CHUNK), len: CHUNK };
             map.insert(span, &[crate::chain_map::Run { span, place: Location::Zero }]);
         }
-        let placed = Committed { span: Span { at: CHUNK - 512, len: 1024 }, at: 4096 };
+        let placed = Committed { span: Span { at: DiskOffset(CHUNK - 512), len: 1024 }, at: FileOffset(4096) };
         routing.publish(TARGET, false, placed, &mut map);
-        assert_eq!(map.lookup(CHUNK - 512), Some((Location::Data { file: TARGET, at: 4096 }, 512)));
-        assert_eq!(map.lookup(CHUNK), None, "it is not merged: the map asks the layers again");
+        assert_eq!(
+            map.lookup(DiskOffset(CHUNK - 512)),
+            Some((Location::Data { file: TARGET, at: FileOffset(4096) }, 512))
+        );
+        assert_eq!(map.lookup(DiskOffset(CHUNK)), None, "it is not merged: the map asks the layers again");
         routing.publish(LEAF, true, placed, &mut map);
-        assert_eq!(map.lookup(CHUNK - 512), Some((Location::Data { file: LEAF, at: 4096 }, 512)));
+        assert_eq!(
+            map.lookup(DiskOffset(CHUNK - 512)),
+            Some((Location::Data { file: LEAF, at: FileOffset(4096) }, 512))
+        );
     }
 }

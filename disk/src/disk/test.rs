@@ -30,8 +30,8 @@ use crate::format::{Access, Mapping, Tail, Wait};
 use crate::qcow2::{self, Qcow2};
 use crate::vhd::{self, Kind, Parent, Spec, Vhd};
 use crate::{
-    Allocation, EngineFailed, Extent, ExtentKind, FileError, FileOp, Image, Link, MetaBlock, MetaWrite, Token, Until,
-    raw::Raw,
+    Allocation, DiskOffset, EngineFailed, Extent, ExtentKind, FileError, FileOffset, FileOp, Image, Link, MetaBlock,
+    MetaWrite, Token, Until, raw::Raw,
 };
 
 const MIB: u64 = 1 << 20;
@@ -99,29 +99,29 @@ impl Files {
         match &op.action {
             Action::Read { at, into } => {
                 let mut bytes = vec![0; into.len()];
-                let at = (*at as usize).min(file.len());
+                let at = (at.0 as usize).min(file.len());
                 let len = bytes.len().min(file.len() - at);
                 bytes[..len].copy_from_slice(&file[at..at + len]);
                 into.copy_from(&bytes);
             }
-            Action::Write { at, from } if full && *at as usize + from.len() > file.len() => {
+            Action::Write { at, from } if full && at.0 as usize + from.len() > file.len() => {
                 return Err(FileError::NoSpace);
             }
             Action::Write { from, .. } if self.fail_metadata && from.len() == 512 => return Err(FileError::NoSpace),
             Action::Write { at, from } => {
-                let end = *at as usize + from.len();
+                let end = at.0 as usize + from.len();
                 file.resize(file.len().max(end), 0);
-                file[*at as usize..end].copy_from_slice(&from.to_vec());
+                file[at.0 as usize..end].copy_from_slice(&from.to_vec());
             }
             Action::SyncData if self.fail_sync => return Err(FileError::Failed(5)),
             Action::SyncData => {}
             Action::Deallocate { .. } if !self.can_deallocate => return Err(FileError::Unsupported),
-            Action::Deallocate { at, len } if self.coarse && (at | len) % 4096 != 0 => {
+            Action::Deallocate { at, len } if self.coarse && (at.0 | len) % 4096 != 0 => {
                 return Err(FileError::Unsupported);
             }
             Action::Deallocate { at, len } => {
-                let end = ((at + len) as usize).min(file.len());
-                file[(*at as usize).min(end)..end].fill(0);
+                let end = ((at.0 + len) as usize).min(file.len());
+                file[(at.0 as usize).min(end)..end].fill(0);
             }
         }
         Ok(())
@@ -134,10 +134,10 @@ impl Io for Files {
             return Err(op);
         }
         let (write, at, len) = match &op.action {
-            Action::Read { at, into } => (false, *at, into.len() as u64),
-            Action::Write { at, from } => (true, *at, from.len() as u64),
+            Action::Read { at, into } => (false, at.0, into.len() as u64),
+            Action::Write { at, from } => (true, at.0, from.len() as u64),
             Action::SyncData => (true, 0, 0),
-            Action::Deallocate { at, len } => (true, *at, *len),
+            Action::Deallocate { at, len } => (true, at.0, *len),
         };
         self.log.push((op.file.0, write, at, len));
         self.queue.push(op);
@@ -154,7 +154,7 @@ impl Io for Files {
         Ok(())
     }
 
-    fn allocated(&mut self, _file: FileId, _at: u64, len: u64) -> Allocation {
+    fn allocated(&mut self, _file: FileId, _at: FileOffset, len: u64) -> Allocation {
         Allocation::Data(len)
     }
 }
@@ -175,7 +175,7 @@ impl<F: Format> Rig<F> {
     }
 
     fn request(&self, operation: Operation, at: u64, len: u64, memory: Segments, token: u64) -> Request {
-        Request::new(operation, Span { at, len }, memory, Token(token), &self.disk.geometry()).unwrap()
+        Request::new(operation, Span { at: DiskOffset(at), len }, memory, Token(token), &self.disk.geometry()).unwrap()
     }
 
     fn submit(&mut self, operation: Operation, at: u64, len: u64, memory: Segments, token: u64) {
@@ -267,9 +267,9 @@ fn new_vhd(len: u64, kind: Kind, block_size: u32, id: u8) -> Vec<u8> {
 
 fn apply(bytes: &mut Vec<u8>, writes: &[MetaWrite]) {
     for write in writes {
-        let end = write.at as usize + write.bytes.len();
+        let end = write.at.0 as usize + write.bytes.len();
         bytes.resize(bytes.len().max(end), 0);
-        bytes[write.at as usize..end].copy_from_slice(&write.bytes);
+        bytes[write.at.0 as usize..end].copy_from_slice(&write.bytes);
     }
 }
 
@@ -351,7 +351,7 @@ fn many_blocks_are_allocated_at_once() {
             block,
         );
     }
-    let places: std::collections::HashSet<u64> = rig
+    let places: std::collections::HashSet<FileOffset> = rig
         .files
         .queue
         .iter()
@@ -584,7 +584,7 @@ impl Io for Counter {
         Ok(())
     }
 
-    fn allocated(&mut self, _file: FileId, _at: u64, len: u64) -> Allocation {
+    fn allocated(&mut self, _file: FileId, _at: FileOffset, len: u64) -> Allocation {
         Allocation::Data(len)
     }
 }
@@ -595,7 +595,7 @@ fn zeroes_over_a_whole_disk_are_few_operations_at_a_time() {
     let layers = vec![Image::Raw(Raw::new(4096 * MIB, 512, false).unwrap())];
     let mut disk = Disk::new(layers, Options::default()).unwrap();
     let zeroes = Operation::WriteZeroes { free: false, durable: false };
-    let span = Span { at: 0, len: 4096 * MIB };
+    let span = Span { at: DiskOffset(0), len: 4096 * MIB };
     disk.submit(Request::new(zeroes, span, Segments::empty(), Token(1), &disk.geometry()).unwrap(), &mut io);
     let mut most = 0;
     while !io.queue.is_empty() {

@@ -13,7 +13,7 @@ use super::ops::Op;
 use super::queue::Parked;
 use crate::chain_map::{ChainMap, Location};
 use crate::format::{Format, Reserved, Ticket, Wait};
-use crate::{Action, FileDone, FileError, FileId, Io, Span, Status};
+use crate::{Action, DiskOffset, FileDone, FileError, FileId, Io, Span, Status};
 
 impl<F: Format> Disk<F> {
     /// Writes a request from `rest` on.
@@ -62,7 +62,7 @@ impl<F: Format> Disk<F> {
     pub(super) fn write_reserved<I: Io>(
         &mut self,
         number: u32,
-        at: u64,
+        at: DiskOffset,
         (file, reserved): (FileId, Reserved),
         from: Segments,
         io: &mut I,
@@ -137,7 +137,7 @@ impl<F: Format> Disk<F> {
         true
     }
 
-    fn copy_compressed<I: Io>(&mut self, fill: u32, at: u64, cluster: Cluster, io: &mut I) {
+    fn copy_compressed<I: Io>(&mut self, fill: u32, at: DiskOffset, cluster: Cluster, io: &mut I) {
         let span = Span { at, len: cluster.len };
         let into = self.fills.get(fill).append_room(span.len);
         match self.read_compressed(cluster, span, into, Reader::Fill(fill), io) {

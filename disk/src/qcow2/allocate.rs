@@ -4,14 +4,15 @@
 //! clusters is what it should be: written, filled, or zero from the beginning.
 
 use super::allocator::writable;
+use super::cluster::{GuestCluster, HostCluster};
 use super::clusters::{Clusters, Start};
 use super::counts::Fate;
 use super::entry::{Entry, Part, Subcluster, Subclusters};
 use super::layout::{COPIED, OFFSET_MASK};
 use super::pending::Write;
 use super::tables::Spot;
-use crate::Span;
 use crate::format::{Committed, Fill, Reserved, Ticket, Wait};
+use crate::{FileOffset, Span};
 
 impl Clusters {
     /// Space for the first bytes of `span`.
@@ -31,7 +32,7 @@ impl Clusters {
             Entry::Data { at, copied: false }
             | Entry::ZeroAllocated { at, copied: false }
             | Entry::Mixed { at: Some(at), copied: false, .. } => {
-                let found = self.allocate_instead(at >> self.bits, 1)?;
+                let found = self.allocate_instead(HostCluster::of(at, self.bits), 1)?;
                 Ok(self.begin(span, start, spot, found))
             }
             first @ Entry::Data { at, copied: true } => {
@@ -58,7 +59,7 @@ impl Clusters {
     }
 
     /// A place for one cluster that frees others, or its share in them: `count` from `first` on.
-    fn allocate_instead(&mut self, first: u64, count: u64) -> Result<Mapping, Wait> {
+    fn allocate_instead(&mut self, first: HostCluster, count: u64) -> Result<Mapping, Wait> {
         let allocator = writable(&mut self.allocator);
         let mut counts = allocator.counts.need(first, count)?;
         let found = allocator.allocate(1, &self.tables)?;
@@ -68,8 +69,8 @@ impl Clusters {
     }
 
     /// The place at `at`, which one cluster has already, or may have and no other. Nothing counts those in a data file.
-    fn again(&mut self, at: u64) -> Result<Mapping, Wait> {
-        let first = at >> self.bits;
+    fn again(&mut self, at: FileOffset) -> Result<Mapping, Wait> {
+        let first = HostCluster::of(at, self.bits);
         let counts = match self.tables.format().external {
             true => Vec::new(),
             false => writable(&mut self.allocator).counts.need(first, 1)?,
@@ -84,7 +85,7 @@ impl Clusters {
         span: Span,
         start: Start,
         spot: Spot,
-        at: u64,
+        at: FileOffset,
         subclusters: Subclusters,
     ) -> Result<Reserved, Wait> {
         let format = self.tables.format();
@@ -165,7 +166,7 @@ impl Clusters {
             (true, true) => Some(Fill { before: 0, after: 0 }),
             (true, false) => None,
         };
-        let at = (place.first << self.bits) + start.from;
+        let at = place.first.start(self.bits) + start.from;
         let write = Write {
             cluster: start.cluster,
             count: place.count,
@@ -185,7 +186,7 @@ impl Clusters {
     }
 
     /// Another write to a cluster whose place reads as zero and is not in the table yet.
-    fn share(&mut self, span: Span, start: Start, spot: Spot, place: u64) -> Result<Reserved, Wait> {
+    fn share(&mut self, span: Span, start: Start, spot: Spot, place: HostCluster) -> Result<Reserved, Wait> {
         let allocator = writable(&mut self.allocator);
         let counts = allocator.counts.need(place, 1)?;
         let place = Mapping { first: place, count: 1, new: true, shared: true, parts: false, counts };
@@ -223,19 +224,19 @@ impl Clusters {
             self.place(spot, place, &write);
         }
         let (from, len) = self.covered(write.part, write.count);
-        let at = (write.cluster << self.bits) + from;
-        let span = Span { at, len: len.min(self.len - at) };
-        Some(Committed { span, at: (write.place << self.bits) + from })
+        let at = write.cluster.start(self.bits) + from;
+        let span = Span { at, len: len.min(self.len - at.0) };
+        Some(Committed { span, at: write.place.start(self.bits) + from })
     }
 
     /// Puts a place into the table.
-    fn place(&mut self, spot: Spot, place: u64, write: &Write) {
+    fn place(&mut self, spot: Spot, place: HostCluster, write: &Write) {
         let old = self.tables.entry(spot, 0);
         let compressed = match old {
             Entry::Compressed { at, end } => Some(self.compressed_clusters(at, end)),
             _ => None,
         };
-        let at = place << self.bits;
+        let at = place.start(self.bits);
         self.tables.set(spot, 0, write.part.map_or(Entry::Data { at, copied: true }, |part| old.with(at, part)));
         // Nothing counts what is in a data file.
         if self.tables.format().external {
@@ -249,7 +250,7 @@ impl Clusters {
         allocator.space.used_now(place, 1);
         match (old.place(), compressed) {
             (_, Some((first, count))) => allocator.lose_compressed(first, count),
-            (Some(at), None) => allocator.lose_shared(at >> self.bits),
+            (Some(at), None) => allocator.lose_shared(HostCluster::of(at, self.bits)),
             (None, None) => {}
         }
     }
@@ -267,15 +268,15 @@ impl Clusters {
     }
 
     /// Where the entry of a cluster stands, which gets an L2 table of its own if it has none.
-    pub fn spot_for_writing(&mut self, cluster: u64) -> Result<Spot, Wait> {
+    pub fn spot_for_writing(&mut self, cluster: GuestCluster) -> Result<Spot, Wait> {
         let (_, raw) = self.tables.first_level(cluster);
         if self.tables.has_table(cluster) && raw & COPIED == 0 {
             // What makes no sense is not followed.
             self.spot(cluster)?;
-            self.unshare_table(cluster, raw & OFFSET_MASK)?;
+            self.unshare_table(cluster, FileOffset(raw & OFFSET_MASK))?;
         } else if !self.tables.has_table(cluster) && self.tables.covers(cluster) {
             let table = writable(&mut self.allocator).allocate_table(&self.tables)?;
-            self.tables.add_table(cluster, table << self.bits);
+            self.tables.add_table(cluster, table.start(self.bits));
         }
         let Some(spot) = self.spot(cluster)? else { unreachable!("cluster {cluster} is behind the L1 table") };
         Ok(spot)
@@ -284,26 +285,26 @@ impl Clusters {
     /// Gives a cluster a copy of its L2 table, at `old`, which others refer to, or may. What its entries refer to was
     /// counted once for each of them when they came to share it, so that only the table itself loses a reference. A
     /// round writes the copy and counts it before the L1 entry, and lowers the old refcount after that.
-    fn unshare_table(&mut self, cluster: u64, old: u64) -> Result<(), Wait> {
+    fn unshare_table(&mut self, cluster: GuestCluster, old: FileOffset) -> Result<(), Wait> {
         let content = self.tables.whole(old)?;
         let allocator = writable(&mut self.allocator);
         let found = allocator.allocate(1, &self.tables)?;
-        allocator.counts.need(old >> self.bits, 1)?;
+        allocator.counts.need(HostCluster::of(old, self.bits), 1)?;
         allocator.counts.need(found.first, 1)?;
         let table = allocator.take_table(found);
-        allocator.lose_shared(old >> self.bits);
-        self.tables.copy_table(cluster, table << self.bits, &content);
+        allocator.lose_shared(HostCluster::of(old, self.bits));
+        self.tables.copy_table(cluster, table.start(self.bits), &content);
         Ok(())
     }
 
     /// The clusters of the file that a compressed cluster reaches into.
-    pub fn compressed_clusters(&self, at: u64, end: u64) -> (u64, u64) {
-        let first = at >> self.bits;
-        (first, ((end - 1) >> self.bits) - first + 1)
+    pub fn compressed_clusters(&self, at: FileOffset, end: FileOffset) -> (HostCluster, u64) {
+        let first = HostCluster::of(at, self.bits);
+        (first, HostCluster::of(end - 1, self.bits) - first + 1)
     }
 
     /// Clusters of the file lose a reference each.
-    pub fn lose(&mut self, first: u64, count: u64, fate: Fate) {
+    pub fn lose(&mut self, first: HostCluster, count: u64, fate: Fate) {
         writable(&mut self.allocator).lose(first, count, fate);
     }
 }
@@ -311,7 +312,7 @@ impl Clusters {
 /// Where a write goes.
 struct Mapping {
     /// Cluster of the file.
-    first: u64,
+    first: HostCluster,
     count: u64,
     /// It was handed out for this write.
     new: bool,
@@ -320,5 +321,5 @@ struct Mapping {
     /// Other subclusters of the cluster stay what they are.
     parts: bool,
     /// The slices of refcounts that the write will change.
-    counts: Vec<u64>,
+    counts: Vec<FileOffset>,
 }

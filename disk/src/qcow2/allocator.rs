@@ -12,6 +12,7 @@
 //! grows has nothing behind its end; what is allocated there needs no such proof. What the refcount table is too short
 //! for is left alone: it grows at the end of the file, and then counts it.
 
+use super::cluster::{HostCluster, run};
 use super::counts::{Counts, Cover, Fate, Loss};
 use super::layout::REFCOUNT_TABLE_BYTES_MAX;
 use super::pending::Pending;
@@ -30,15 +31,15 @@ pub struct Allocator {
     /// Which may be handed out.
     pub space: Space,
     /// Numbers of refcount blocks that are lost or wrong: nothing that they count is handed out.
-    pub distrusted: Ranges,
+    pub distrusted: Ranges<u64>,
     /// Clusters of tables whose refcounts were not looked at. One of zero proves that its block is wrong.
-    pub unproven: Ranges,
+    pub unproven: Ranges<HostCluster>,
     /// Refcount blocks are missing where the file has something.
     pub gaps: bool,
     /// Writes under way.
     pub pending: Pending,
     /// Clusters of old tables, to lose their reference when their refcounts are at hand.
-    pub old_tables: Vec<(u64, u64)>,
+    pub old_tables: Vec<(HostCluster, u64)>,
     /// The refcount table has moved since this was looked at.
     pub table_moved: bool,
 }
@@ -85,9 +86,8 @@ impl Allocator {
     /// The first of the clusters that have a refcount of zero indeed. Those in front are taken back.
     fn counted_free(&mut self, found: Found) -> Result<Option<Found>, Wait> {
         self.counts.need(found.first, 1)?;
-        let per_slice = self.counts.per_slice();
-        let inside = (per_slice - found.first % per_slice).min(found.count);
-        let clusters = found.first..found.first + inside;
+        let inside = (self.counts.behind_slice(found.first) - found.first).min(found.count);
+        let clusters = found.first.run(inside);
         let free = clusters.clone().take_while(|&cluster| self.counts.get(cluster) == 0).count();
         let free = super::layout::length(free);
         if free > 0 {
@@ -99,13 +99,13 @@ impl Allocator {
     }
 
     /// A cluster for a table, which has its reference at once: nothing but a table will ever refer to it.
-    pub fn allocate_table(&mut self, tables: &Tables) -> Result<u64, Wait> {
+    pub fn allocate_table(&mut self, tables: &Tables) -> Result<HostCluster, Wait> {
         let found = self.allocate(1, tables)?;
         Ok(self.take_table(found))
     }
 
     /// The same of a cluster that was [allocated](Room::allocate) and whose refcount is here.
-    pub fn take_table(&mut self, found: Found) -> u64 {
+    pub fn take_table(&mut self, found: Found) -> HostCluster {
         self.space.take(found.first, 1);
         self.counts.raise(found.first);
         found.first
@@ -113,7 +113,7 @@ impl Allocator {
 
     /// Whether an entry of a table may refer to a cluster ([`Space::refer`]). Where it seems to be free, or no block
     /// counts it, the block is wrong or lost.
-    pub fn refer(&mut self, cluster: u64) -> bool {
+    pub fn refer(&mut self, cluster: HostCluster) -> bool {
         let uncounted = self.gaps && self.counts.cover(cluster) == Cover::NoBlock;
         let seems_free = self.space.is_unclean(cluster) || self.space.is_in_stale_tail(cluster);
         if (uncounted || seems_free) && cluster < self.space.file_end() {
@@ -123,26 +123,24 @@ impl Allocator {
     }
 
     /// The cluster behind those that the block of `cluster` counts.
-    fn next_block(&self, cluster: u64) -> u64 {
-        let per_block = self.counts.per_block();
-        (cluster / per_block + 1) * per_block
+    fn next_block(&self, cluster: HostCluster) -> HostCluster {
+        self.counts.first_of(self.counts.block_of(cluster) + 1)
     }
 
     /// From now on nothing is handed out that the block of `cluster` counts.
-    fn distrust(&mut self, cluster: u64) {
-        let per_block = self.counts.per_block();
-        let number = cluster / per_block;
+    fn distrust(&mut self, cluster: HostCluster) {
+        let number = self.counts.block_of(cluster);
         self.distrusted.insert(number, 1);
-        self.space.set_aside(number * per_block, per_block);
+        self.space.set_aside(self.counts.first_of(number), self.counts.per_block());
     }
 
     /// Whether what the block of `cluster` counts may be handed out, as far as the tables tell that stand there: each
     /// of them has a reference.
-    pub fn is_trusted(&mut self, cluster: u64) -> Result<bool, Wait> {
-        let per_block = self.counts.per_block();
-        let number = cluster / per_block;
+    pub fn is_trusted(&mut self, cluster: HostCluster) -> Result<bool, Wait> {
+        let number = self.counts.block_of(cluster);
+        let (first, count) = (self.counts.first_of(number), self.counts.per_block());
         while !self.distrusted.contains(number) {
-            let unproven = self.unproven.within(number * per_block, per_block).next();
+            let unproven = self.unproven.within(first, count).next();
             let Some((table, _)) = unproven else { return Ok(true) };
             self.counts.need(table, 1)?;
             if self.counts.get(table) == 0 {
@@ -161,17 +159,16 @@ impl Allocator {
             self.space.scan(self.space.scan_end(), &[]);
             return Ok(());
         }
-        let per_slice = self.counts.per_slice();
-        let slice_end = (from / per_slice + 1) * per_slice;
+        let slice_end = self.counts.behind_slice(from);
         self.counts.need(from, 1)?;
         let end = slice_end.min(self.space.scan_end());
-        let free: Vec<u64> =
-            (from..end).filter(|&cluster| self.counts.get(cluster) == 0 && !self.space.is_known(cluster)).collect();
+        let free: Vec<HostCluster> =
+            run(from..end).filter(|&cluster| self.counts.get(cluster) == 0 && !self.space.is_known(cluster)).collect();
         if !free.is_empty() {
             if self.is_trusted(from)? && tables.refer_to(&free) {
                 self.distrust(from);
             }
-            if self.distrusted.contains(from / self.counts.per_block()) {
+            if self.distrusted.contains(self.counts.block_of(from)) {
                 self.space.scan(self.next_block(from), &[]);
                 return Ok(());
             }
@@ -182,15 +179,15 @@ impl Allocator {
 
     /// Makes the refcount table longer, so that it covers `cluster`, which lies at the end of the file. The new table
     /// and the blocks that count it stand there.
-    fn grow_table(&mut self, cluster: u64) -> Result<(), Wait> {
+    fn grow_table(&mut self, cluster: HostCluster) -> Result<(), Wait> {
         let (entries, old_at) = self.counts.table();
-        let (per_block, size) = (self.counts.per_block(), 1u64 << self.bits);
-        let wanted = cluster / per_block + 2;
+        let size = 1u64 << self.bits;
+        let first_block = self.counts.block_of(cluster);
+        let wanted = first_block + 2;
         let clusters = ((wanted + wanted / 2) * 8).div_ceil(size);
-        let first_block = cluster / per_block;
         // The blocks count themselves and the table behind them.
         let mut blocks = 1u64;
-        while cluster + blocks + clusters > (first_block + blocks) * per_block {
+        while cluster + blocks + clusters > self.counts.first_of(first_block + blocks) {
             blocks += 1;
         }
         let all = blocks + clusters;
@@ -198,20 +195,19 @@ impl Allocator {
             return Err(Wait::NoSpace);
         }
         self.space.take(cluster, all);
-        let table_at = cluster + blocks;
-        self.counts.move_table(clusters * size / 8, table_at);
+        self.counts.move_table(clusters * size / 8, cluster + blocks);
         for number in 0..blocks {
             self.counts.place_block(first_block + number, cluster + number);
         }
         self.counts.count_table(cluster, all);
-        self.old_tables.push((old_at >> self.bits, (entries * 8).div_ceil(size)));
+        self.old_tables.push((HostCluster::of(old_at, self.bits), (entries * 8).div_ceil(size)));
         self.table_moved = true;
         Ok(())
     }
 
     /// Clusters that a compressed cluster reaches into lose a reference each. Their refcounts are here.
-    pub fn lose_compressed(&mut self, first: u64, count: u64) {
-        for cluster in first..first + count {
+    pub fn lose_compressed(&mut self, first: HostCluster, count: u64) {
+        for cluster in first.run(count) {
             let fate = match self.counts.get(cluster) {
                 // Damage that somebody else has done; there is nothing to give up.
                 0 => continue,
@@ -225,7 +221,7 @@ impl Allocator {
     /// A cluster that others refer to, or may, loses a reference. Its refcount is here. Reads of it may be under way
     /// for those who have lost it, so that it is not used again before the image is opened the next time, should nobody
     /// have it now.
-    pub fn lose_shared(&mut self, cluster: u64) {
+    pub fn lose_shared(&mut self, cluster: HostCluster) {
         match self.counts.get(cluster) {
             // Damage that somebody else has done; there is nothing to give up.
             0 => return,
@@ -236,7 +232,7 @@ impl Allocator {
     }
 
     /// Clusters lose a reference each. Their refcounts are here.
-    pub fn lose(&mut self, first: u64, count: u64, fate: Fate) {
+    pub fn lose(&mut self, first: HostCluster, count: u64, fate: Fate) {
         self.unproven.remove(first, count);
         self.counts.lose(Loss { first, count, fate });
         match fate {

@@ -9,8 +9,8 @@ use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
 use super::header::{Header, read};
 use super::layout::{BITMAPS_VALID, EXTENSION_BITMAPS, PAGE, RawBitmaps, index, length};
-use crate::Source;
 use crate::format::MetaWrite;
+use crate::{FileOffset, FileRange, Source};
 
 /// Flag of a bitmap: it is being written to, or was, and its content does not count.
 pub const IN_USE: u32 = 1;
@@ -63,7 +63,7 @@ pub fn mark_in_use(header: &Header, source: &mut dyn Source) -> Option<Vec<MetaW
         return None;
     }
     let (bitmaps, mut bytes, len) = directory(header, source)?;
-    let start = bitmaps.directory_at.get();
+    let start = FileOffset(bitmaps.directory_at.get());
     let mut at = 0;
     let mut changed = false;
     for _ in 0..bitmaps.count.get() {
@@ -80,32 +80,33 @@ pub fn mark_in_use(header: &Header, source: &mut dyn Source) -> Option<Vec<MetaW
     whole.then_some(writes)
 }
 
-/// Where the directory of bitmaps that others believe stands, and the table of each: offset and length.
-pub fn places(header: &Header, source: &mut dyn Source) -> Vec<(u64, u64)> {
+/// Where the directory of bitmaps that others believe stands, and the table of each.
+pub fn places(header: &Header, source: &mut dyn Source) -> Vec<FileRange> {
     let mut places = Vec::new();
     if header.raw.autoclear.get() & BITMAPS_VALID == 0 {
         return places;
     }
     let Some((bitmaps, bytes, len)) = directory(header, source) else { return places };
-    places.push((bitmaps.directory_at.get(), length(len)));
+    places.push(FileRange { at: FileOffset(bitmaps.directory_at.get()), len: length(len) });
     let mut rest = bytes.get(..len).unwrap_or_default();
     while let Some((bitmap, _, next)) = split_entry(rest) {
-        places.push((bitmap.table_at.get(), u64::from(bitmap.table_entries.get()).saturating_mul(8)));
+        let len = u64::from(bitmap.table_entries.get()).saturating_mul(8);
+        places.push(FileRange { at: FileOffset(bitmap.table_at.get()), len });
         rest = next;
     }
-    places.retain(|&(at, len)| at > 0 && at.saturating_add(len) <= source.len());
+    places.retain(|&FileRange { at, len }| at.0 > 0 && at.0.saturating_add(len) <= source.len());
     places
 }
 
 /// The extension, the directory up to the end of its last page, and the directory's own length.
 fn directory(header: &Header, source: &mut dyn Source) -> Option<(RawBitmaps, Vec<u8>, usize)> {
     let (bitmaps, _) = RawBitmaps::read_from_prefix(header.extension(EXTENSION_BITMAPS)?).ok()?;
-    let (at, len) = (bitmaps.directory_at.get(), bitmaps.directory_len.get());
-    if at == 0 || at % header.cluster_size() != 0 || !(1..=DIRECTORY_MAX).contains(&len) {
+    let (at, len) = (FileOffset(bitmaps.directory_at.get()), bitmaps.directory_len.get());
+    if at.0 == 0 || at % header.cluster_size() != 0 || !(1..=DIRECTORY_MAX).contains(&len) {
         return None;
     }
     let page = PAGE.min(header.cluster_size());
-    let end = at.checked_add(len.next_multiple_of(page))?.min(source.len());
+    let end = at.checked_add(len.next_multiple_of(page))?.min(FileOffset(source.len()));
     let mut bytes = read(source, at, end.checked_sub(at)?, "bitmap directory").ok()?;
     let there = length(bytes.len()) >= len;
     bytes.resize(index(len.next_multiple_of(page)), 0);

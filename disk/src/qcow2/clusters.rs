@@ -5,11 +5,12 @@
 //! cluster, and nothing beside it.
 
 use super::allocator::Allocator;
+use super::cluster::{GuestCluster, HostCluster, run};
 use super::entry::{Entry, Subcluster, Subclusters};
 use super::layout::{COPIED, OFFSET_MASK, PAGE, length};
 use super::tables::{Spot, Tables};
-use crate::Span;
 use crate::format::{Corrupt, Mapping, MetaBlock, Wait};
+use crate::{FileOffset, Span};
 
 /// Clusters and where they are.
 #[derive(Debug)]
@@ -25,7 +26,7 @@ pub struct Clusters {
     /// Whether the disk keeps its size: an internal snapshot would take another one for its own.
     pub pinned: bool,
     /// Offset of the file at and behind which nothing is, where the image is only read.
-    pub limit: u64,
+    pub limit: FileOffset,
     /// What is where.
     pub tables: Tables,
     /// What writing takes; `None` where the image is only read.
@@ -39,14 +40,14 @@ enum Found {
     /// There is no L2 table for it.
     NoTable,
     /// What stands at this offset of the file makes no sense, and is about so many clusters.
-    Unsound { at: u64, raw: u64, count: u64 },
+    Unsound { at: FileOffset, raw: u64, count: u64 },
 }
 
 /// A run of clusters for the first bytes of a span.
 #[derive(Clone, Copy, Debug)]
 pub struct Start {
     /// The cluster of the first byte.
-    pub cluster: u64,
+    pub cluster: GuestCluster,
     /// The byte's place in it.
     pub from: u64,
     /// Clusters that the span touches.
@@ -62,7 +63,7 @@ impl Clusters {
     /// The clusters of a span.
     pub fn start(&self, span: Span) -> Start {
         let from = span.at % self.size();
-        Start { cluster: span.at >> self.bits, from, count: (from + span.len).div_ceil(self.size()) }
+        Start { cluster: GuestCluster::of(span.at, self.bits), from, count: (from + span.len).div_ceil(self.size()) }
     }
 
     /// Bytes of `span` in the first `count` clusters of it.
@@ -75,7 +76,7 @@ impl Clusters {
         if start.from != 0 {
             return 0;
         }
-        if span.end() >= self.len { start.count } else { span.len >> self.bits }
+        if span.end().0 >= self.len { start.count } else { span.len >> self.bits }
     }
 
     /// Where the first bytes of `span` live.
@@ -123,11 +124,11 @@ impl Clusters {
     }
 
     /// Where the entry of a cluster stands, and whether it makes sense.
-    fn find(&mut self, cluster: u64) -> Result<Found, Wait> {
+    fn find(&mut self, cluster: GuestCluster) -> Result<Found, Wait> {
         let (at, raw) = self.tables.first_level(cluster);
-        let limit = self.allocator.as_ref().map_or(self.limit, |allocator| allocator.space.file_end() << self.bits);
+        let limit = self.allocator.as_ref().map_or(self.limit, |allocator| allocator.space.file_end().start(self.bits));
         let table = raw & OFFSET_MASK;
-        if raw & !(OFFSET_MASK | COPIED) != 0 || table % self.size() != 0 || table >= limit {
+        if raw & !(OFFSET_MASK | COPIED) != 0 || table % self.size() != 0 || FileOffset(table) >= limit {
             return Ok(Found::Unsound { at, raw, count: self.tables.left_in_table(cluster) });
         }
         let Some(spot) = self.tables.spot(cluster)? else { return Ok(Found::NoTable) };
@@ -135,12 +136,12 @@ impl Clusters {
         let Some(entries) = self.tables.unchecked(spot) else { return Ok(Found::Entry(spot)) };
         let allocator = &mut self.allocator;
         let unsound = entries.enumerate().filter_map(|(number, raw)| {
-            let places = if format.external { 0..0 } else { format.decode(raw).places(bits) };
+            let places = if format.external { HostCluster(0)..HostCluster(0) } else { format.decode(raw).places(bits) };
             // All of them, whatever the first ones say.
             let refers = allocator
                 .as_mut()
-                .is_none_or(|allocator| places.filter(|&cluster| !allocator.refer(cluster)).count() == 0);
-            let of = cluster + length(number) - length(spot.within);
+                .is_none_or(|allocator| run(places).filter(|&cluster| !allocator.refer(cluster)).count() == 0);
+            let of = GuestCluster(cluster.0 + length(number) - length(spot.within));
             let fault = format.unsound(raw, of, limit, zeroes).or((!refers).then_some((0, raw.descriptor)));
             Some((number, fault?))
         });
@@ -170,7 +171,7 @@ impl Clusters {
     }
 
     /// Where the entry of a cluster stands, which makes sense; `None` if there is no L2 table for it.
-    pub fn spot(&mut self, cluster: u64) -> Result<Option<Spot>, Wait> {
+    pub fn spot(&mut self, cluster: GuestCluster) -> Result<Option<Spot>, Wait> {
         match self.find(cluster)? {
             Found::Entry(spot) => Ok(Some(spot)),
             Found::NoTable => Ok(None),
@@ -179,9 +180,9 @@ impl Clusters {
     }
 
     /// A compressed cluster, to be read in whole pages as storage of 4 KiB sectors has it.
-    fn compressed(&self, at: u64, end: u64, skip: u64, len: u64) -> Mapping {
-        let begin = at / PAGE * PAGE;
-        let size = end.next_multiple_of(PAGE) - begin;
+    fn compressed(&self, at: FileOffset, end: FileOffset, skip: u64, len: u64) -> Mapping {
+        let begin = at.align_down(PAGE);
+        let size = end.align_up(PAGE) - begin;
         Mapping::Compressed { at: begin, size, lead: at - begin, skip, len }
     }
 

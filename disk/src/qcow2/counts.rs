@@ -7,10 +7,11 @@
 use std::collections::{BTreeSet, HashMap};
 
 use super::batch::{COUNTS, COUNTS_TABLE, LOWERED};
+use super::cluster::HostCluster;
 use super::layout::{entry, index, length, set_entry};
 use super::slices::Slices;
-use crate::Records;
 use crate::format::{MetaWrite, Wait};
+use crate::{FileOffset, Records};
 
 /// Bytes of refcount blocks that are kept: those of 64 GiB of file with clusters of 64 KiB.
 pub const BUDGET: u64 = 2 << 20;
@@ -30,7 +31,7 @@ pub enum Fate {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Loss {
     /// The first.
-    pub first: u64,
+    pub first: HostCluster,
     /// How many.
     pub count: u64,
     /// What becomes of them.
@@ -41,7 +42,7 @@ pub struct Loss {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cover {
     /// A refcount, in the slice at this offset of the file.
-    Counted(u64),
+    Counted(FileOffset),
     /// The refcount table has no block for it.
     NoBlock,
     /// The refcount table is too short.
@@ -67,11 +68,11 @@ pub struct Counts {
     /// Bytes of a cluster, as a power of two.
     bits: u32,
     table: Vec<u64>,
-    table_at: u64,
+    table_at: FileOffset,
     slices: Slices,
     /// Slices with counts that have become higher, lower since the last seal.
-    raised: BTreeSet<u64>,
-    lowered: BTreeSet<u64>,
+    raised: BTreeSet<FileOffset>,
+    lowered: BTreeSet<FileOffset>,
     losses: Vec<Loss>,
     /// By slice of the table.
     dirty_table: BTreeSet<u64>,
@@ -82,15 +83,15 @@ pub struct Counts {
 /// What the round under way will have made durable.
 #[derive(Debug, Default)]
 struct Sealed {
-    raised: BTreeSet<u64>,
-    lowered: BTreeSet<u64>,
+    raised: BTreeSet<FileOffset>,
+    lowered: BTreeSet<FileOffset>,
     losses: Vec<Loss>,
     table: BTreeSet<u64>,
 }
 
 impl Counts {
     /// Refcounts of 2^`order` bits, of clusters of 2^`bits` bytes, whose table stands at `table_at`.
-    pub fn new(order: u32, bits: u32, table: Vec<u64>, table_at: u64) -> Counts {
+    pub fn new(order: u32, bits: u32, table: Vec<u64>, table_at: FileOffset) -> Counts {
         Counts {
             order,
             bits,
@@ -122,34 +123,54 @@ impl Counts {
     }
 
     /// Entries of the table, and where it stands.
-    pub fn table(&self) -> (u64, u64) {
+    pub fn table(&self) -> (u64, FileOffset) {
         (length(self.table.len()), self.table_at)
     }
 
     /// Clusters of the refcount blocks.
-    pub fn blocks(&self) -> impl Iterator<Item = u64> {
-        self.table.iter().filter(|&&at| at != 0).map(|at| at >> self.bits)
+    pub fn blocks(&self) -> impl Iterator<Item = HostCluster> {
+        self.numbered_blocks().map(|(_, at)| HostCluster::of(at, self.bits))
     }
 
     /// Numbers and places of the refcount blocks.
-    pub fn numbered_blocks(&self) -> impl Iterator<Item = (u64, u64)> {
-        (0u64..).zip(&self.table).filter(|&(_, &at)| at != 0).map(|(number, &at)| (number, at))
+    pub fn numbered_blocks(&self) -> impl Iterator<Item = (u64, FileOffset)> {
+        (0u64..).zip(&self.table).filter(|&(_, &at)| at != 0).map(|(number, &at)| (number, FileOffset(at)))
+    }
+
+    /// The number of the block that counts a cluster, or would.
+    pub fn block_of(&self, cluster: HostCluster) -> u64 {
+        cluster.0 / self.per_block()
+    }
+
+    /// The first cluster that the block of this number counts, or would.
+    pub fn first_of(&self, number: u64) -> HostCluster {
+        HostCluster(number * self.per_block())
+    }
+
+    /// The first cluster that the slice behind the one of `cluster` counts.
+    pub fn behind_slice(&self, cluster: HostCluster) -> HostCluster {
+        HostCluster((cluster.0 / self.per_slice() + 1) * self.per_slice())
+    }
+
+    /// The number of a cluster among those that its slice counts.
+    fn within(&self, cluster: HostCluster) -> u64 {
+        cluster.0 % self.per_slice()
     }
 
     /// What there is to count a cluster with.
-    pub fn cover(&self, cluster: u64) -> Cover {
-        match self.table.get(index(cluster / self.per_block())) {
+    pub fn cover(&self, cluster: HostCluster) -> Cover {
+        match self.table.get(index(self.block_of(cluster))) {
             None => Cover::NoTable,
             Some(0) => Cover::NoBlock,
-            Some(block) => {
-                let slice = cluster % self.per_block() / self.per_slice();
-                Cover::Counted(block + slice * self.slices.size())
+            Some(&block) => {
+                let slice = cluster.0 % self.per_block() / self.per_slice();
+                Cover::Counted(FileOffset(block) + slice * self.slices.size())
             }
         }
     }
 
     /// See to it that the refcounts of clusters are here, which must have some, or ask for them. Says in which slices.
-    pub fn need(&mut self, first: u64, count: u64) -> Result<Vec<u64>, Wait> {
+    pub fn need(&mut self, first: HostCluster, count: u64) -> Result<Vec<FileOffset>, Wait> {
         let mut slices = Vec::new();
         let mut cluster = first;
         while cluster < first + count {
@@ -157,28 +178,26 @@ impl Counts {
                 self.slices.need(at)?;
                 slices.push(at);
             }
-            cluster = (cluster / self.per_slice() + 1) * self.per_slice();
+            cluster = self.behind_slice(cluster);
         }
         Ok(slices)
     }
 
     /// Whether two clusters are counted in the same slice.
-    pub fn is_near(&self, one: u64, other: u64) -> bool {
-        one / self.per_slice() == other / self.per_slice()
+    pub fn is_near(&self, one: HostCluster, other: HostCluster) -> bool {
+        one.0 / self.per_slice() == other.0 / self.per_slice()
     }
 
     /// The refcount of a cluster whose slice is here; zero where there is no block.
-    pub fn get(&self, cluster: u64) -> u64 {
+    pub fn get(&self, cluster: HostCluster) -> u64 {
         match self.cover(cluster) {
-            Cover::Counted(at) => {
-                get(self.slices.bytes(at).unwrap_or_default(), self.order, cluster % self.per_slice())
-            }
+            Cover::Counted(at) => get(self.slices.bytes(at).unwrap_or_default(), self.order, self.within(cluster)),
             Cover::NoBlock | Cover::NoTable => 0,
         }
     }
 
     /// A cluster has its first reference.
-    pub fn raise(&mut self, cluster: u64) {
+    pub fn raise(&mut self, cluster: HostCluster) {
         self.set(cluster, 1, COUNTS);
         if let Cover::Counted(at) = self.cover(cluster) {
             self.raised.insert(at);
@@ -187,7 +206,7 @@ impl Counts {
 
     /// Clusters lose a reference each.
     pub fn lose(&mut self, loss: Loss) {
-        for cluster in loss.first..loss.first + loss.count {
+        for cluster in loss.first.run(loss.count) {
             let count = self.get(cluster);
             debug_assert!(count > 0, "cluster {cluster} has no reference to lose");
             // It is a number from the file.
@@ -205,9 +224,9 @@ impl Counts {
     }
 
     /// Changes a refcount, which `batch` of a round writes.
-    fn set(&mut self, cluster: u64, count: u64, batch: u8) {
+    fn set(&mut self, cluster: HostCluster, count: u64, batch: u8) {
         let Cover::Counted(at) = self.cover(cluster) else { return };
-        let within = cluster % self.per_slice();
+        let within = self.within(cluster);
         debug_assert!(self.slices.bytes(at).is_some(), "a refcount is changed in a slice that is not here");
         let Some(bytes) = self.slices.change(at) else { return };
         set(bytes, self.order, within, count);
@@ -216,14 +235,14 @@ impl Counts {
 
     /// Logs the refcount of a cluster to which an entry in the log refers, and which had its reference before. Should a
     /// later round give it up behind a gap in the log, the next process writes that entry again.
-    pub fn log_again(&mut self, cluster: u64) {
+    pub fn log_again(&mut self, cluster: HostCluster) {
         if let Cover::Counted(at) = self.cover(cluster) {
-            self.log(at, cluster % self.per_slice(), self.get(cluster), COUNTS);
+            self.log(at, self.within(cluster), self.get(cluster), COUNTS);
         }
     }
 
     /// Logs a refcount of the slice at `at`.
-    fn log(&mut self, at: u64, within: u64, count: u64, batch: u8) {
+    fn log(&mut self, at: FileOffset, within: u64, count: u64, batch: u8) {
         let Some(width) = 1u64.checked_shl(self.order).and_then(|bits| bits.checked_div(8)).filter(|&width| width > 0)
         else {
             // Others in the same byte may belong to another batch.
@@ -234,46 +253,43 @@ impl Counts {
         self.records.bytes(batch, at + within * width, raw);
     }
 
-    /// Makes cluster `at` the block that counts it.
-    pub fn add_block(&mut self, at: u64) {
-        let number = at / self.per_block();
-        if let Some(entry) = self.table.get_mut(index(number)) {
-            *entry = at << self.bits;
-            self.slices.begin_table(at << self.bits);
-            self.dirty_table.insert(number * 8 / self.slices.size());
-            self.log_block(number, at);
-            self.count_table(at, 1);
+    /// Makes a cluster the block that counts it.
+    pub fn add_block(&mut self, cluster: HostCluster) {
+        let number = self.block_of(cluster);
+        if number < length(self.table.len()) {
+            self.place_block(number, cluster);
+            self.count_table(cluster, 1);
         }
     }
 
-    /// Logs that cluster `at` is the block of this number now, and empty.
-    fn log_block(&mut self, number: u64, at: u64) {
-        let at = at << self.bits;
+    /// Logs that the block of this number is at `at` now, and empty.
+    fn log_block(&mut self, number: u64, at: FileOffset) {
         self.records.fill(COUNTS, at, 1 << self.bits, 0);
-        self.records.bytes(COUNTS_TABLE, self.table_at + number * 8, &at.to_be_bytes());
+        self.records.bytes(COUNTS_TABLE, self.table_at + number * 8, &at.0.to_be_bytes());
     }
 
-    /// Makes the table `entries` long and has it stand at cluster `at`. All of it is written by the next round.
-    pub fn move_table(&mut self, entries: u64, at: u64) {
+    /// Makes the table `entries` long and has it begin with `cluster`. All of it is written by the next round.
+    pub fn move_table(&mut self, entries: u64, cluster: HostCluster) {
         self.records.leave_out();
         self.table.resize(index(entries), 0);
-        self.table_at = at << self.bits;
+        self.table_at = cluster.start(self.bits);
         self.dirty_table = (0..(entries * 8).div_ceil(self.slices.size())).collect();
     }
 
-    /// Makes `at` the block that counts the clusters of `number`.
-    pub fn place_block(&mut self, number: u64, at: u64) {
+    /// Makes a cluster the block of this number.
+    pub fn place_block(&mut self, number: u64, cluster: HostCluster) {
+        let at = cluster.start(self.bits);
         if let Some(entry) = self.table.get_mut(index(number)) {
-            *entry = at << self.bits;
-            self.slices.begin_table(at << self.bits);
+            *entry = at.0;
+            self.slices.begin_table(at);
             self.dirty_table.insert(number * 8 / self.slices.size());
             self.log_block(number, at);
         }
     }
 
     /// Clusters of tables have their reference; the blocks that count them are here or fresh.
-    pub fn count_table(&mut self, first: u64, count: u64) {
-        for cluster in first..first + count {
+    pub fn count_table(&mut self, first: HostCluster, count: u64) {
+        for cluster in first.run(count) {
             if self.need(cluster, 1).is_ok() {
                 self.raise(cluster);
             }
@@ -320,12 +336,12 @@ impl Counts {
     }
 
     /// The clusters that lose a reference in this round, by the slice that counts them.
-    fn lost(&self) -> HashMap<u64, Vec<u64>> {
-        let mut lost: HashMap<u64, Vec<u64>> = HashMap::new();
+    fn lost(&self) -> HashMap<FileOffset, Vec<u64>> {
+        let mut lost: HashMap<FileOffset, Vec<u64>> = HashMap::new();
         for loss in &self.sealed.losses {
-            for cluster in loss.first..loss.first + loss.count {
+            for cluster in loss.first.run(loss.count) {
                 if let Cover::Counted(at) = self.cover(cluster) {
-                    lost.entry(at).or_default().push(cluster % self.per_slice());
+                    lost.entry(at).or_default().push(self.within(cluster));
                 }
             }
         }
@@ -333,7 +349,7 @@ impl Counts {
     }
 
     /// Turns the newest counts of slices into those before any of this round was freed.
-    fn give_back(&self, write: &mut MetaWrite, lost: &HashMap<u64, Vec<u64>>) {
+    fn give_back(&self, write: &mut MetaWrite, lost: &HashMap<FileOffset, Vec<u64>>) {
         let mut at = write.at;
         for bytes in write.bytes.chunks_mut(index(self.slices.size())) {
             for &within in lost.get(&at).into_iter().flatten() {
@@ -441,14 +457,14 @@ mod test {
 
     #[test]
     fn what_is_freed_is_written_last() {
-        let mut counts = Counts::new(4, 16, vec![65536], 131_072);
-        assert!(counts.need(0, 10).is_err());
+        let mut counts = Counts::new(4, 16, vec![65536], FileOffset(131_072));
+        assert!(counts.need(HostCluster(0), 10).is_err());
         let mut block = vec![0; 4096];
         (0..5).for_each(|number| set(&mut block, 4, number, 1));
-        counts.slices().loaded(65536, &block);
-        counts.need(0, 10).unwrap();
-        counts.raise(7);
-        counts.lose(Loss { first: 3, count: 2, fate: Fate::Leaked });
+        counts.slices().loaded(FileOffset(65536), &block);
+        counts.need(HostCluster(0), 10).unwrap();
+        counts.raise(HostCluster(7));
+        counts.lose(Loss { first: HostCluster(3), count: 2, fate: Fate::Leaked });
         let changes = counts.seal();
         let of = |write: &MetaWrite| (0..8).map(|number| get(&write.bytes, 4, number)).collect::<Vec<u64>>();
         assert_eq!(of(&changes.raised[0]), [1, 1, 1, 1, 1, 0, 0, 1]);

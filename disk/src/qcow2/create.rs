@@ -11,7 +11,7 @@ use super::layout::{
     BACKING_NAME_MAX, EXTENSION_FEATURE_NAMES, L1_BYTES_MAX, LEN_MAX, MAGIC, PAGE, REFCOUNT_TABLE_BYTES_MAX,
     RawFeatureName, RawHeader, SECTOR, index, length, set_entry,
 };
-use crate::{Creation, ImageError, ImageErrorKind, Link, MetaWrite};
+use crate::{Creation, FileOffset, ImageError, ImageErrorKind, Link, MetaWrite};
 
 /// Bytes in a cluster where nobody says otherwise: what other programs make too.
 pub const CLUSTER_SIZE: u32 = 64 << 10;
@@ -62,10 +62,10 @@ pub fn create(spec: &Spec) -> Result<Creation, ImageError> {
     block.chunks_exact_mut(2).take(used).for_each(|count| count.copy_from_slice(&1u16.to_be_bytes()));
     let l1 = vec![0; index((l1_entries * 8).next_multiple_of(PAGE))];
     let writes = vec![
-        MetaWrite { at: cluster, bytes: table },
-        MetaWrite { at: block_at, bytes: block },
-        MetaWrite { at: l1_at, bytes: l1 },
-        MetaWrite { at: 0, bytes: first_page(&mut header, spec.parent.as_ref())? },
+        MetaWrite { at: FileOffset(cluster), bytes: table },
+        MetaWrite { at: FileOffset(block_at), bytes: block },
+        MetaWrite { at: FileOffset(l1_at), bytes: l1 },
+        MetaWrite { at: FileOffset(0), bytes: first_page(&mut header, spec.parent.as_ref())? },
     ];
     Ok(Creation { len: end, writes })
 }

@@ -4,21 +4,22 @@
 //! refcount is never called free.
 
 use super::allocator::writable;
+use super::cluster::{GuestCluster, HostCluster};
 use super::clusters::{Clusters, Start};
 use super::counts::Fate;
 use super::entry::Entry;
 use super::tables::Spot;
-use crate::Span;
 use crate::format::{Discarded, Mapping, Wait};
+use crate::{FileOffset, FileRange, Span};
 
 /// What is done with a run of clusters that all hold something, or nothing.
 enum Loss {
     /// Clusters of the file from this one on, with one reference each.
-    Own { first: u64 },
+    Own { first: HostCluster },
     /// A place that others refer to, or that is compressed.
-    Other { first: u64, count: u64 },
+    Other { first: HostCluster, count: u64 },
     /// A place that others may refer to.
-    Shared { first: u64 },
+    Shared { first: HostCluster },
     /// None.
     None { was: Entry },
 }
@@ -59,7 +60,7 @@ impl Clusters {
             Loss::Own { first } => {
                 self.lose(first, count, Fate::Released);
                 let size = count * self.size();
-                Discarded::Freed { at: first << self.bits, len, size }
+                Discarded::Freed { at: first.start(self.bits), len, size }
             }
             Loss::Other { first, count } => {
                 writable(&mut self.allocator).lose_compressed(first, count);
@@ -158,18 +159,18 @@ impl Clusters {
     }
 
     /// A file range that was freed reads as zero now, or does not.
-    pub fn released(&mut self, at: u64, clean: bool) {
-        let first = at >> self.bits;
+    pub fn released(&mut self, at: FileOffset, clean: bool) {
+        let first = HostCluster::of(at, self.bits);
         writable(&mut self.allocator).space.released(first, clean);
     }
 
     /// A file range in no use, to be deallocated.
-    pub fn reclaim(&mut self) -> Option<(u64, u64)> {
+    pub fn reclaim(&mut self) -> Option<FileRange> {
         let (first, count) = self.allocator.as_mut()?.space.next_leaked()?;
-        Some((first << self.bits, count * self.size()))
+        Some(FileRange { at: first.start(self.bits), len: count * self.size() })
     }
 
-    fn refuse_busy(&self, cluster: u64) -> Result<(), Wait> {
+    fn refuse_busy(&self, cluster: GuestCluster) -> Result<(), Wait> {
         match self.allocator.as_ref().and_then(|allocator| allocator.pending.slot(cluster)) {
             Some(slot) => Err(Wait::Busy(slot.ticket)),
             None => Ok(()),
@@ -188,7 +189,7 @@ impl Clusters {
             Entry::Data { at, copied }
             | Entry::ZeroAllocated { at, copied }
             | Entry::Mixed { at: Some(at), copied, .. } => {
-                let first = at >> bits;
+                let first = HostCluster::of(at, bits);
                 allocator.counts.need(first, 1)?;
                 match (copied, allocator.counts.get(first)) {
                     (false, _) => Loss::Shared { first },
@@ -197,8 +198,8 @@ impl Clusters {
                 }
             }
             Entry::Compressed { at, end } => {
-                let first = at >> bits;
-                let count = ((end - 1) >> bits) - first + 1;
+                let first = HostCluster::of(at, bits);
+                let count = HostCluster::of(end - 1, bits) - first + 1;
                 allocator.counts.need(first, count)?;
                 Loss::Other { first, count }
             }
@@ -206,7 +207,7 @@ impl Clusters {
     }
 
     /// Gives the entries from `spot` on, at most `max`, that are lost in the same way, a new value; how many.
-    fn lose_run(&mut self, cluster: u64, spot: Spot, max: u64, new: Entry, loss: &Loss) -> u64 {
+    fn lose_run(&mut self, cluster: GuestCluster, spot: Spot, max: u64, new: Entry, loss: &Loss) -> u64 {
         let max = max.min(spot.left);
         let mut count = 0u64;
         while count < max && self.is_lost_alike(cluster, spot, count, loss) {
@@ -217,7 +218,7 @@ impl Clusters {
     }
 
     /// Whether the entry `by` clusters behind `spot` is lost with the first one.
-    fn is_lost_alike(&self, cluster: u64, spot: Spot, by: u64, loss: &Loss) -> bool {
+    fn is_lost_alike(&self, cluster: GuestCluster, spot: Spot, by: u64, loss: &Loss) -> bool {
         if by == 0 {
             return true;
         }
@@ -231,7 +232,7 @@ impl Clusters {
             // With its refcount in the same slice, which is here.
             Loss::Own { first } => {
                 let next = first + by;
-                let follows = entry.is_copied() && entry.place() == Some(next << self.bits);
+                let follows = entry.is_copied() && entry.place() == Some(next.start(self.bits));
                 follows && allocator.counts.is_near(first, next) && allocator.counts.get(next) == 1
             }
             Loss::Other { .. } | Loss::Shared { .. } => false,

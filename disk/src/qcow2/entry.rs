@@ -5,8 +5,9 @@
 
 use std::ops::Range;
 
+use super::cluster::{GuestCluster, HostCluster};
 use super::layout::{COMPRESSED, COPIED, OFFSET_MASK, SECTOR, ZERO, entry, index, set_entry};
-use crate::DATA_FILE;
+use crate::{DATA_FILE, FileOffset};
 
 /// Subclusters in a cluster, where entries are extended.
 pub const SUBCLUSTERS: u32 = 32;
@@ -24,28 +25,28 @@ pub enum Entry {
     /// Zero, and has a place in the file that holds something else.
     ZeroAllocated {
         /// Offset in the file.
-        at: u64,
+        at: FileOffset,
         /// Nothing else refers to that place.
         copied: bool,
     },
     /// In the file.
     Data {
         /// Offset in the file.
-        at: u64,
+        at: FileOffset,
         /// Nothing else refers to that place: it may be written to.
         copied: bool,
     },
     /// In the file, compressed.
     Compressed {
         /// Where the compressed bytes begin.
-        at: u64,
+        at: FileOffset,
         /// Behind the last sector that they reach into.
-        end: u64,
+        end: FileOffset,
     },
     /// Not the same for all subclusters.
     Mixed {
         /// Offset in the file, if it has a place.
-        at: Option<u64>,
+        at: Option<FileOffset>,
         /// Nothing else refers to that place.
         copied: bool,
         /// What is where.
@@ -112,7 +113,7 @@ impl Subclusters {
 
 impl Entry {
     /// Where in the file it has a place, or begins to have one.
-    pub fn place(self) -> Option<u64> {
+    pub fn place(self) -> Option<FileOffset> {
         match self {
             Entry::Data { at, .. } | Entry::ZeroAllocated { at, .. } | Entry::Compressed { at, .. } => Some(at),
             Entry::Mixed { at, .. } => at,
@@ -121,21 +122,21 @@ impl Entry {
     }
 
     /// The clusters of the file of 2^`bits` bytes that it refers to.
-    pub fn places(self, bits: u32) -> Range<u64> {
+    pub fn places(self, bits: u32) -> Range<HostCluster> {
         let (at, end) = match self {
             Entry::Compressed { at, end } => (at, end),
-            _ => self.place().map_or((0, 0), |at| (at, at + 1)),
+            _ => self.place().map_or((FileOffset(0), FileOffset(0)), |at| (at, at + 1)),
         };
-        at >> bits..end.div_ceil(1 << bits)
+        HostCluster::of(at, bits)..HostCluster(end.0.div_ceil(1 << bits))
     }
 
     /// The cluster of the file that is its place, unless it is compressed.
-    pub fn cluster_place(self) -> Option<u64> {
+    pub fn cluster_place(self) -> Option<FileOffset> {
         self.place().filter(|_| !matches!(self, Entry::Compressed { .. }))
     }
 
     /// The same entry when a part of its cluster is in the file, at a place that is its own.
-    pub fn with(self, at: u64, part: Part) -> Entry {
+    pub fn with(self, at: FileOffset, part: Part) -> Entry {
         let before = match self {
             Entry::Zero | Entry::ZeroAllocated { .. } => Subclusters(ALL_ZERO),
             Entry::Mixed { subclusters, .. } => subclusters,
@@ -266,9 +267,9 @@ impl EntryFormat {
             // "Compressed Clusters Descriptor": an offset of `x` bits, above it the additional sectors. There are no
             // subclusters, and the bitmap is not looked at.
             let x = 70u32 - self.cluster_bits;
-            let at = descriptor & ((1u64 << x) - 1);
+            let at = FileOffset(descriptor & ((1u64 << x) - 1));
             let sectors = ((descriptor & !(COPIED | COMPRESSED)) >> x) + 1;
-            return Entry::Compressed { at, end: (at / SECTOR + sectors) * SECTOR };
+            return Entry::Compressed { at, end: at.align_down(SECTOR) + sectors * SECTOR };
         }
         let (place, copied) = self.place_of(descriptor);
         let zero = if self.extended { bitmap == ALL_ZERO } else { descriptor & ZERO != 0 };
@@ -288,31 +289,30 @@ impl EntryFormat {
     /// The place that a descriptor names, if it names one, and whether the cluster has it for itself. In a data file
     /// that is always so, and offset 0 is a place where the descriptor is marked as copied ("Standard Cluster
     /// Descriptor").
-    fn place_of(self, descriptor: u64) -> (Option<u64>, bool) {
+    fn place_of(self, descriptor: u64) -> (Option<FileOffset>, bool) {
         let (at, copied) = (descriptor & OFFSET_MASK, descriptor & COPIED != 0);
         match self.external {
-            true => ((at != 0 || copied).then_some(DATA_FILE | at), true),
-            false => ((at != 0).then_some(at), copied),
+            true => ((at != 0 || copied).then_some(DATA_FILE + at), true),
+            false => ((at != 0).then_some(FileOffset(at)), copied),
         }
     }
 
     /// The only place that a cluster of the disk may have in an external data file.
-    pub fn own_place(self, cluster: u64) -> u64 {
-        DATA_FILE | (cluster << self.cluster_bits)
+    pub fn own_place(self, cluster: GuestCluster) -> FileOffset {
+        DATA_FILE + cluster.start(self.cluster_bits).0
     }
 
     /// An entry as it is to stand in a table.
     pub fn encode(self, entry: Entry) -> RawEntry {
-        let mark = |copied| if copied { COPIED } else { 0 };
+        let marked = |at: FileOffset, copied| (at.0 & !DATA_FILE.0) | if copied { COPIED } else { 0 };
         let (descriptor, bitmap) = match entry {
             Entry::Unallocated => (0, 0),
             Entry::Zero => (0, ALL_ZERO),
-            Entry::ZeroAllocated { at, copied } => (at | mark(copied), ALL_ZERO),
-            Entry::Data { at, copied } => (at | mark(copied), ALL_HERE),
-            Entry::Mixed { at, copied, subclusters } => (at.unwrap_or(0) | mark(copied), subclusters.0),
+            Entry::ZeroAllocated { at, copied } => (marked(at, copied), ALL_ZERO),
+            Entry::Data { at, copied } => (marked(at, copied), ALL_HERE),
+            Entry::Mixed { at, copied, subclusters } => (marked(at.unwrap_or_default(), copied), subclusters.0),
             Entry::Compressed { .. } => unreachable!("nothing is written compressed"),
         };
-        let descriptor = descriptor & !DATA_FILE;
         if self.extended {
             return RawEntry { descriptor, bitmap };
         }
@@ -322,11 +322,11 @@ impl EntryFormat {
     /// What makes no sense in the entry of a cluster, of an image where nothing lies at or behind `limit`: where it
     /// stands in the entry, and its value. `zeroes`: version 2 does not know clusters that read as zero. A mark
     /// "copied" that is missing, or where none belongs, makes no entry unsound: it costs time.
-    pub fn unsound(self, raw: RawEntry, cluster: u64, limit: u64, zeroes: bool) -> Option<(u64, u64)> {
+    pub fn unsound(self, raw: RawEntry, cluster: GuestCluster, limit: FileOffset, zeroes: bool) -> Option<(u64, u64)> {
         let entry = self.decode(raw);
         let descriptor = match entry {
             Entry::Compressed { .. } if self.external => false,
-            Entry::Compressed { at, end } => at > 0 && at < limit && end - SECTOR < limit,
+            Entry::Compressed { at, end } => at.0 > 0 && at < limit && end - SECTOR < limit,
             _ => {
                 let inside = entry.place().is_none_or(|at| match self.external {
                     true => at == self.own_place(cluster),
@@ -377,26 +377,26 @@ mod test {
     fn a_compressed_cluster_reaches_to_the_end_of_its_last_sector() {
         // 64 KiB: x is 54. From byte 327 680 + 100, one additional sector.
         let raw = plain(COMPRESSED | (1 << 54) | 327_780);
-        assert_eq!(PLAIN.decode(raw), Entry::Compressed { at: 327_780, end: 327_680 + 1024 });
+        assert_eq!(PLAIN.decode(raw), Entry::Compressed { at: FileOffset(327_780), end: FileOffset(327_680 + 1024) });
         assert_eq!(EXTENDED.decode(raw), PLAIN.decode(raw));
     }
 
     #[test]
     fn what_is_written_reads_back() {
-        let data = |copied| Entry::Data { at: 1 << 40, copied };
-        let zero = |copied| Entry::ZeroAllocated { at: 65536, copied };
+        let data = |copied| Entry::Data { at: FileOffset(1 << 40), copied };
+        let zero = |copied| Entry::ZeroAllocated { at: FileOffset(65536), copied };
         let parts = |at| Entry::Mixed { at, copied: at.is_some(), subclusters: Subclusters(0b1010 << 32) };
         for format in [PLAIN, EXTENDED] {
             let mut entries = vec![Entry::Unallocated, Entry::Zero, data(true), data(false), zero(true), zero(false)];
             if format.extended {
-                entries.extend([parts(None), parts(Some(65536))]);
+                entries.extend([parts(None), parts(Some(FileOffset(65536)))]);
             }
             let mut table = vec![0; 256];
             for (number, entry) in entries.into_iter().enumerate() {
                 let raw = format.encode(entry);
                 format.write(&mut table, number, raw);
                 assert_eq!(format.decode(format.read(&table, number)), entry);
-                assert_eq!(format.unsound(raw, 0, 1 << 50, true), None);
+                assert_eq!(format.unsound(raw, GuestCluster(0), FileOffset(1 << 50), true), None);
             }
         }
     }
@@ -404,21 +404,28 @@ mod test {
     #[test]
     fn reserved_bits_and_strange_places_are_not_sound() {
         let at = 3 << 16;
-        let is_sound = |descriptor, limit, zeroes| PLAIN.unsound(plain(descriptor), 0, limit, zeroes).is_none();
-        assert!(is_sound(at | COPIED, 4 << 16, true));
-        assert!(!is_sound(at | COPIED, 3 << 16, true), "behind the end");
-        assert!(!is_sound(at | COPIED | 2, 4 << 16, true), "a reserved bit");
-        assert!(!is_sound((at + 512) | COPIED, 4 << 16, true), "between clusters");
-        assert!(is_sound(at, 4 << 16, true), "shared");
-        assert!(is_sound(at | ZERO, 4 << 16, true) && !is_sound(at | ZERO, 4 << 16, false), "version 2");
+        let is_sound =
+            |descriptor, limit, zeroes| PLAIN.unsound(plain(descriptor), GuestCluster(0), limit, zeroes).is_none();
+        assert!(is_sound(at | COPIED, FileOffset(4 << 16), true));
+        assert!(!is_sound(at | COPIED, FileOffset(3 << 16), true), "behind the end");
+        assert!(!is_sound(at | COPIED | 2, FileOffset(4 << 16), true), "a reserved bit");
+        assert!(!is_sound((at + 512) | COPIED, FileOffset(4 << 16), true), "between clusters");
+        assert!(is_sound(at, FileOffset(4 << 16), true), "shared");
+        assert!(
+            is_sound(at | ZERO, FileOffset(4 << 16), true) && !is_sound(at | ZERO, FileOffset(4 << 16), false),
+            "version 2"
+        );
     }
 
     #[test]
     fn a_cluster_that_reads_as_zero_needs_no_place() {
         let raw = plain(COPIED | 0x50200 | ZERO);
-        assert_eq!((PLAIN.decode(raw), PLAIN.unsound(raw, 0, 4 << 16, true)), (Entry::Zero, None));
+        assert_eq!(
+            (PLAIN.decode(raw), PLAIN.unsound(raw, GuestCluster(0), FileOffset(4 << 16), true)),
+            (Entry::Zero, None)
+        );
         assert!(PLAIN.is_misplaced_zero(raw) && !PLAIN.is_misplaced_zero(plain(ZERO)));
-        assert!(PLAIN.unsound(raw, 0, 4 << 16, false).is_some(), "version 2");
+        assert!(PLAIN.unsound(raw, GuestCluster(0), FileOffset(4 << 16), false).is_some(), "version 2");
     }
 
     #[test]
@@ -430,16 +437,27 @@ mod test {
         for cluster in [0, 3] {
             let raw = EXTERNAL.encode(Entry::Data { at: at(cluster), copied: true });
             assert_eq!(raw, plain(COPIED | cluster << 16));
-            assert_eq!(EXTERNAL.unsound(raw, cluster, 0, true), None, "however long the image is");
-            assert_eq!(EXTERNAL.unsound(raw, cluster + 1, 1 << 50, true), Some((0, raw.descriptor)));
+            assert_eq!(
+                EXTERNAL.unsound(raw, GuestCluster(cluster), FileOffset(0), true),
+                None,
+                "however long the image is"
+            );
+            assert_eq!(
+                EXTERNAL.unsound(raw, GuestCluster(cluster + 1), FileOffset(1 << 50), true),
+                Some((0, raw.descriptor))
+            );
         }
-        assert!(EXTERNAL.unsound(plain(COMPRESSED | 65536), 1, 1 << 50, true).is_some());
+        let far = GuestCluster((DATA_FILE.0 >> 16) + 3);
+        assert!(EXTERNAL.unsound(plain(COPIED | 3 << 16), far, FileOffset(0), true).is_some(), "no place of its own");
+        assert!(EXTERNAL.unsound(plain(COMPRESSED | 65536), GuestCluster(1), FileOffset(1 << 50), true).is_some());
     }
 
     #[test]
     fn a_bitmap_tells_of_each_subcluster() {
         let raw = RawEntry { descriptor: 65536 | COPIED, bitmap: 0b0111 | 0b1000 << SUBCLUSTERS };
-        let Entry::Mixed { at: Some(65536), copied: true, subclusters } = EXTENDED.decode(raw) else { panic!() };
+        let Entry::Mixed { at: Some(FileOffset(65536)), copied: true, subclusters } = EXTENDED.decode(raw) else {
+            panic!()
+        };
         assert_eq!(subclusters.run(1), (Subcluster::Data, 2));
         assert_eq!(subclusters.run(3), (Subcluster::Zero, 1));
         assert_eq!(subclusters.run(4), (Subcluster::Unallocated, 28));
@@ -448,18 +466,26 @@ mod test {
     #[test]
     fn a_part_that_is_written_leaves_the_others_what_they_are() {
         let part = Part { first: 2, count: 2 };
-        let Entry::Mixed { at: Some(65536), copied: true, subclusters } = Entry::Zero.with(65536, part) else {
+        let Entry::Mixed { at: Some(FileOffset(65536)), copied: true, subclusters } =
+            Entry::Zero.with(FileOffset(65536), part)
+        else {
             panic!()
         };
         assert_eq!((subclusters.run(0), subclusters.run(2)), ((Subcluster::Zero, 2), (Subcluster::Data, 2)));
-        let entry = Entry::Unallocated.with(65536, part).with(65536, Part { first: 0, count: 2 });
+        let entry =
+            Entry::Unallocated.with(FileOffset(65536), part).with(FileOffset(65536), Part { first: 0, count: 2 });
         assert_eq!(EXTENDED.encode(entry).bitmap, 0b1111);
-        assert_eq!(entry.with(65536, Part { first: 4, count: 28 }), Entry::Data { at: 65536, copied: true });
+        assert_eq!(
+            entry.with(FileOffset(65536), Part { first: 4, count: 28 }),
+            Entry::Data { at: FileOffset(65536), copied: true }
+        );
     }
 
     #[test]
     fn a_bitmap_that_cannot_be_is_named_where_it_stands() {
-        let fault = |descriptor, bitmap| EXTENDED.unsound(RawEntry { descriptor, bitmap }, 0, 1 << 20, true);
+        let fault = |descriptor, bitmap| {
+            EXTENDED.unsound(RawEntry { descriptor, bitmap }, GuestCluster(0), FileOffset(1 << 20), true)
+        };
         assert_eq!(fault(65536, 1 | 1 << 32), Some((8, 1 | 1 << 32)), "zero and in the file");
         assert_eq!(fault(0, 1), Some((8, 1)), "in the file, and without a place");
         assert_eq!(fault(65537, 1), Some((0, 65537)), "the bit for zeroes is the bitmap's");

@@ -4,6 +4,7 @@
 
 use super::Qcow2;
 use super::allocator::Allocator;
+use super::cluster::HostCluster;
 use super::counts::Cover;
 use super::layout::{L1_BYTES_MAX, LEN_MAX, SECTOR};
 use crate::{ImageError, ImageErrorKind};
@@ -36,12 +37,12 @@ impl Qcow2 {
             } else {
                 let first = place_table(allocator, clusters(entries))?;
                 if old_entries > 0 {
-                    allocator.old_tables.push((old_at / cluster, clusters(old_entries)));
+                    allocator.old_tables.push((HostCluster::of(old_at, allocator.bits), clusters(old_entries)));
                 }
-                first * cluster
+                first.start(allocator.bits)
             };
             self.clusters.tables.grow(entries, at);
-            self.head.header.raw.l1_at = at.into();
+            self.head.header.raw.l1_at = at.0.into();
             self.head.header.raw.l1_entries = u32::try_from(entries).unwrap_or(u32::MAX).into();
         }
         self.head.header.raw.len = len.into();
@@ -78,26 +79,27 @@ impl Qcow2 {
 
 /// Clusters for a table at the end of the file. Nothing can be loaded here: where the refcounts of the end are not at
 /// hand, the table stands where a new block of them begins, and what is in between is free.
-fn place_table(allocator: &mut Allocator, count: u64) -> Result<u64, ImageError> {
+fn place_table(allocator: &mut Allocator, count: u64) -> Result<HostCluster, ImageError> {
     let no_space = || ImageError::new(ImageErrorKind::OutOfLimits, "there is no room for a larger L1 table");
     let per_block = allocator.counts.per_block();
     let mut first = allocator.space.end();
     let at_hand = allocator.counts.need(first, count).is_ok()
         && (!allocator.space.is_in_stale_tail(first) || allocator.is_trusted(first) == Ok(true))
-        && (first..first + count).all(|cluster| {
+        && first.run(count).all(|cluster| {
             matches!(allocator.counts.cover(cluster), Cover::Counted(_)) && allocator.counts.get(cluster) == 0
         });
     if !at_hand {
         while allocator.counts.cover(first) != Cover::NoBlock {
-            first = (first / per_block + 1) * per_block;
+            first = allocator.counts.first_of(allocator.counts.block_of(first) + 1);
             if allocator.counts.cover(first) == Cover::NoTable {
                 return Err(no_space());
             }
         }
         // Each block counts itself and what follows it.
         let blocks = (count + (per_block - 2)) / (per_block - 1).max(1);
-        let numbers = (first / per_block)..first / per_block + blocks;
-        if numbers.clone().any(|number| allocator.counts.cover(number * per_block) != Cover::NoBlock) {
+        let number = allocator.counts.block_of(first);
+        let numbers = number..number + blocks;
+        if numbers.clone().any(|number| allocator.counts.cover(allocator.counts.first_of(number)) != Cover::NoBlock) {
             return Err(no_space());
         }
         take(allocator, first, count + blocks).ok_or_else(no_space)?;
@@ -112,7 +114,7 @@ fn place_table(allocator: &mut Allocator, count: u64) -> Result<u64, ImageError>
     Ok(first)
 }
 
-fn take(allocator: &mut Allocator, first: u64, count: u64) -> Option<()> {
+fn take(allocator: &mut Allocator, first: HostCluster, count: u64) -> Option<()> {
     let skipped = first.checked_sub(allocator.space.end())?;
     allocator.space.peek_end(skipped + count)?;
     allocator.space.take(first, count);

@@ -8,7 +8,7 @@ use super::header::Header;
 use super::info::{backing_name, record_parent};
 use super::layout::{PAGE, RawHeader, index, length};
 use crate::format::MetaWrite;
-use crate::{ImageError, ImageErrorKind, Link};
+use crate::{FileOffset, ImageError, ImageErrorKind, Link};
 
 /// Where the backing name may stand: one of the three is always free of the old name and the one before.
 const NAME_PLACES: [u64; 3] = [1024, 2048, 3072];
@@ -79,8 +79,8 @@ impl Head {
     }
 
     /// The refcount table stands elsewhere.
-    pub fn move_refcount_table(&mut self, at: u64, clusters: u32) {
-        self.header.raw.refcount_table_at = at.into();
+    pub fn move_refcount_table(&mut self, at: FileOffset, clusters: u32) {
+        self.header.raw.refcount_table_at = at.0.into();
         self.header.raw.refcount_table_clusters = clusters.into();
         self.changes.refcount_table = true;
     }
@@ -147,7 +147,7 @@ impl Head {
         if let Some(place) = bytes.get_mut(..sector.len()) {
             place.copy_from_slice(&sector);
         }
-        MetaWrite { at: 0, bytes }
+        MetaWrite { at: FileOffset(0), bytes }
     }
 
     /// The first sector as it is to be. Only fields of the header change where the extensions have not, so that the

@@ -14,7 +14,7 @@ use super::layout::{
     MAGIC, REFCOUNT_ORDER_MAX, REFCOUNT_TABLE_BYTES_MAX, RawBitmaps, RawExtension, RawFeatureName, RawHeader,
     RawIdentity, SECTOR, SUBCLUSTERS_BITS_MIN, index, length,
 };
-use crate::{ImageError, ImageErrorKind, Source};
+use crate::{FileOffset, ImageError, ImageErrorKind, Source};
 
 /// An extension as it stands in the header.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,15 +40,15 @@ pub struct Header {
 
 /// An error at byte `at` of the header.
 fn corrupt<T>(at: u64, what: impl Into<String>) -> Result<T, ImageError> {
-    Err(ImageError::at(ImageErrorKind::Corrupt, at, what))
+    Err(ImageError::at(ImageErrorKind::Corrupt, FileOffset(at), what))
 }
 
 /// Reads a piece of metadata that opening needs.
-pub fn read(source: &mut dyn Source, at: u64, len: u64, what: &str) -> Result<Vec<u8>, ImageError> {
+pub fn read(source: &mut dyn Source, at: FileOffset, len: u64, what: &str) -> Result<Vec<u8>, ImageError> {
     let mut bytes = vec![0; index(len)];
     match source.read_at(at, &mut bytes) {
         Ok(()) => Ok(bytes),
-        Err(crate::ReadFault::PastEnd(_)) => corrupt(at, format!("the {what} reaches behind the end of the file")),
+        Err(crate::ReadFault::PastEnd(_)) => corrupt(at.0, format!("the {what} reaches behind the end of the file")),
         Err(fault) => Err(ImageError::at(ImageErrorKind::Storage, at, format!("the {what} cannot be read: {fault}"))),
     }
 }
@@ -63,13 +63,13 @@ impl Header {
 
     /// The same, for who can do without the refcount table: what the header says of it is not checked.
     pub fn read_to_repair(source: &mut dyn Source) -> Result<Header, ImageError> {
-        let wrong = |what: &str| Err(ImageError::at(ImageErrorKind::WrongFormat, 0, what));
+        let wrong = |what: &str| Err(ImageError::at(ImageErrorKind::WrongFormat, FileOffset(0), what));
         let mut bytes = vec![0; size_of::<RawHeader>()];
         let there = index(source.len()).min(bytes.len());
         if let Some(start) = bytes.get_mut(..there) {
-            if let Err(fault) = source.read_at(0, start) {
+            if let Err(fault) = source.read_at(FileOffset(0), start) {
                 let what = format!("the header cannot be read: {fault}");
-                return Err(ImageError::at(ImageErrorKind::Storage, 0, what));
+                return Err(ImageError::at(ImageErrorKind::Storage, FileOffset(0), what));
             }
         }
         let Ok(mut raw) = RawHeader::read_from_bytes(&bytes) else { return wrong("the file has no header") };
@@ -81,7 +81,7 @@ impl Header {
             3 => check_v3(&mut raw)?,
             other => {
                 let what = format!("the image is of qcow2 version {other}; versions 2 and 3 are known");
-                return Err(ImageError::at(ImageErrorKind::Unsupported, 4, what));
+                return Err(ImageError::at(ImageErrorKind::Unsupported, FileOffset(4), what));
             }
         }
         check_numbers(&raw)?;
@@ -94,7 +94,7 @@ impl Header {
     /// Extensions and backing name, which stand in the first cluster.
     fn read_rest(&mut self, source: &mut dyn Source) -> Result<(), ImageError> {
         let len = source.len().min(self.cluster_size());
-        let mut first = read(source, 0, len, "first cluster")?;
+        let mut first = read(source, FileOffset(0), len, "first cluster")?;
         // Behind the end of the file is zero, as everywhere.
         first.resize(index(self.cluster_size()), 0);
         let backing_at = self.raw.backing_at.get();
@@ -260,7 +260,7 @@ fn check_numbers(raw: &RawHeader) -> Result<(), ImageError> {
     }
     if raw.len.get() > LEN_MAX {
         let what = format!("a virtual size of {} bytes is beyond the 1 PiB that is handled", raw.len.get());
-        return Err(ImageError::at(ImageErrorKind::OutOfLimits, 24, what));
+        return Err(ImageError::at(ImageErrorKind::OutOfLimits, FileOffset(24), what));
     }
     if index(raw.backing_len.get().into()) > BACKING_NAME_MAX && raw.backing_at.get() != 0 {
         return corrupt(16, "the backing file's name is longer than 1023 bytes");
@@ -317,7 +317,7 @@ pub fn check_compression(raw: &RawHeader) -> Result<(), ImageError> {
     let stated = raw.incompatible.get() & COMPRESSION_TYPE != 0;
     if raw.compression > 1 || stated != (raw.compression != 0) {
         let what = format!("the image's compression type {} is not known", raw.compression);
-        return Err(ImageError::at(ImageErrorKind::Unsupported, 104, what));
+        return Err(ImageError::at(ImageErrorKind::Unsupported, FileOffset(104), what));
     }
     Ok(())
 }

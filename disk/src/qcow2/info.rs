@@ -6,7 +6,7 @@ use super::bitmaps;
 use super::decompress::Compression;
 use super::header::Header;
 use super::layout::{CORRUPT, DIRTY, EXTENSION_IDENTITY, LAZY_REFCOUNTS, RawIdentity, name_sum};
-use crate::{Link, Source};
+use crate::{FileOffset, Link, Source};
 use zerocopy::{FromZeros, IntoBytes};
 
 /// The backing file, as the header names it.
@@ -30,9 +30,9 @@ pub struct Info {
     /// Entries of the L1 table.
     pub l1_entries: u32,
     /// Where the L1 table stands.
-    pub l1_at: u64,
+    pub l1_at: FileOffset,
     /// Where the refcount table stands.
-    pub refcount_table_at: u64,
+    pub refcount_table_at: FileOffset,
     /// Bytes of the refcount table.
     pub refcount_table_len: u64,
     /// Bits of a refcount, as a power of two.
@@ -76,8 +76,8 @@ impl Info {
             len: raw.len.get(),
             cluster_size: header.cluster_size(),
             l1_entries: raw.l1_entries.get(),
-            l1_at: raw.l1_at.get(),
-            refcount_table_at: raw.refcount_table_at.get(),
+            l1_at: FileOffset(raw.l1_at.get()),
+            refcount_table_at: FileOffset(raw.refcount_table_at.get()),
             refcount_table_len: header.refcount_table_len(),
             refcount_order: raw.refcount_order.get(),
             compression: if raw.compression == 1 { Compression::Zstd } else { Compression::Deflate },

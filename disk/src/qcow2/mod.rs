@@ -47,6 +47,7 @@ mod allocator;
 mod batch;
 mod bitmaps;
 mod check;
+mod cluster;
 mod clusters;
 mod counts;
 mod create;
@@ -77,7 +78,7 @@ pub use repair::{Repair, repair};
 use crate::format::{
     Access, Committed, Corrupt, Discarded, Format, Mapping, MetaBlock, MetaWrite, Reserved, Tail, Ticket, Wait,
 };
-use crate::{Geometry, ImageError, ImageErrorKind, Link, Records, Source, Span};
+use crate::{FileOffset, FileRange, Geometry, ImageError, ImageErrorKind, Link, Records, Source, Span};
 
 use clusters::Clusters;
 use head::Head;
@@ -144,7 +145,7 @@ impl Qcow2 {
     pub fn allocated(&self) -> u64 {
         match &self.clusters.allocator {
             Some(allocator) => allocator.space.used().saturating_mul(self.clusters.size()),
-            None => self.clusters.limit,
+            None => self.clusters.limit.0,
         }
     }
 
@@ -203,11 +204,11 @@ impl Format for Qcow2 {
         self.clusters.discard(span)
     }
 
-    fn released(&mut self, at: u64, clean: bool) {
+    fn released(&mut self, at: FileOffset, clean: bool) {
         self.clusters.released(at, clean);
     }
 
-    fn reclaim(&mut self) -> Option<(u64, u64)> {
+    fn reclaim(&mut self) -> Option<FileRange> {
         self.clusters.reclaim()
     }
 
@@ -221,7 +222,7 @@ impl Format for Qcow2 {
 
     fn decompress(&self, bytes: &[u8]) -> Result<Vec<u8>, Corrupt> {
         let size = layout::index(self.clusters.size());
-        decompress::decompress(self.info.compression, size, bytes).map_err(|_| Corrupt { at: 0 })
+        decompress::decompress(self.info.compression, size, bytes).map_err(|_| Corrupt { at: FileOffset(0) })
     }
 
     fn load(&mut self, block: MetaBlock, bytes: &[u8]) -> Result<(), Corrupt> {

@@ -4,33 +4,35 @@
 
 use rustc_hash::FxHashMap;
 
+use super::cluster::{GuestCluster, HostCluster};
 use super::entry::Part;
+use crate::FileOffset;
 use crate::format::Ticket;
 
 /// A write under way.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Write {
     /// First cluster of the disk.
-    pub cluster: u64,
+    pub cluster: GuestCluster,
     /// How many.
     pub count: u64,
     /// The cluster of the file for the first; the others follow it.
-    pub place: u64,
+    pub place: HostCluster,
     /// Whether the place was handed out for it, and is not that of a cluster that reads as zero nevertheless.
     pub new: bool,
     /// The subclusters that it is about; the others of its one cluster stay what they are. `None`: all.
     pub part: Option<Part>,
     /// The L2 slice that it will change.
-    pub table: u64,
+    pub table: FileOffset,
     /// The slices of refcounts that it will change.
-    pub counts: Vec<u64>,
+    pub counts: Vec<FileOffset>,
 }
 
 /// The place that a cluster is to have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slot {
     /// Cluster of the file.
-    pub place: u64,
+    pub place: HostCluster,
     /// Whether other writes may go there at the same time: it reads as zero, and is to.
     pub shared: bool,
     /// A write that is under way there: the only one, where it is not shared.
@@ -43,12 +45,12 @@ pub struct Slot {
 pub struct Pending {
     last: u64,
     writes: FxHashMap<Ticket, Write>,
-    slots: FxHashMap<u64, Slot>,
+    slots: FxHashMap<GuestCluster, Slot>,
 }
 
 impl Pending {
     /// The place that a cluster is to have.
-    pub fn slot(&self, cluster: u64) -> Option<Slot> {
+    pub fn slot(&self, cluster: GuestCluster) -> Option<Slot> {
         self.slots.get(&cluster).copied()
     }
 
@@ -73,13 +75,13 @@ impl Pending {
     }
 
     /// Takes the place that `cluster` has at `place`, to be put into its table.
-    pub fn claim(&mut self, cluster: u64, place: u64) -> bool {
+    pub fn claim(&mut self, cluster: GuestCluster, place: HostCluster) -> bool {
         let ours = self.slots.get(&cluster).is_some_and(|slot| slot.place == place);
         ours && self.slots.remove(&cluster).is_some()
     }
 
     /// A write to `cluster` at `place` has failed. Whether that was the last one, and the place is not to be its.
-    pub fn leave(&mut self, cluster: u64, place: u64) -> bool {
+    pub fn leave(&mut self, cluster: GuestCluster, place: HostCluster) -> bool {
         let Some(slot) = self.slots.get_mut(&cluster).filter(|slot| slot.place == place) else { return false };
         slot.writers -= 1;
         // Who waits for the place waits for a write that is still under way.
@@ -97,7 +99,15 @@ mod test {
     use super::*;
 
     fn write(cluster: u64, count: u64) -> Write {
-        Write { cluster, count, place: 100, new: true, part: None, table: 0, counts: Vec::new() }
+        Write {
+            cluster: GuestCluster(cluster),
+            count,
+            place: HostCluster(100),
+            new: true,
+            part: None,
+            table: FileOffset(0),
+            counts: Vec::new(),
+        }
     }
 
     #[test]
@@ -105,9 +115,9 @@ mod test {
         let mut pending = Pending::default();
         pending.begin(write(5, 1), true);
         pending.begin(write(5, 1), true);
-        assert!(!pending.leave(5, 100));
-        assert!(pending.leave(5, 100));
-        assert_eq!(pending.slot(5), None);
+        assert!(!pending.leave(GuestCluster(5), HostCluster(100)));
+        assert!(pending.leave(GuestCluster(5), HostCluster(100)));
+        assert_eq!(pending.slot(GuestCluster(5)), None);
     }
 
     #[test]
@@ -115,19 +125,19 @@ mod test {
         let mut pending = Pending::default();
         let first = pending.begin(write(5, 1), true);
         let second = pending.begin(write(4, 2), true);
-        let third = pending.begin(Write { place: 99, ..write(4, 2) }, true);
+        let third = pending.begin(Write { place: HostCluster(99), ..write(4, 2) }, true);
         pending.end(first);
-        pending.leave(5, 100);
-        assert_eq!(pending.slot(5).map(|slot| slot.ticket), Some(third));
-        assert_ne!(pending.slot(5).map(|slot| slot.ticket), Some(second));
+        pending.leave(GuestCluster(5), HostCluster(100));
+        assert_eq!(pending.slot(GuestCluster(5)).map(|slot| slot.ticket), Some(third));
+        assert_ne!(pending.slot(GuestCluster(5)).map(|slot| slot.ticket), Some(second));
     }
 
     #[test]
     fn the_first_to_commit_claims_the_place_once() {
         let mut pending = Pending::default();
         pending.begin(write(5, 2), true);
-        assert!(pending.claim(6, 101));
-        assert!(!pending.claim(6, 101));
-        assert!(!pending.leave(6, 101), "it is in the table by now");
+        assert!(pending.claim(GuestCluster(6), HostCluster(101)));
+        assert!(!pending.claim(GuestCluster(6), HostCluster(101)));
+        assert!(!pending.leave(GuestCluster(6), HostCluster(101)), "it is in the table by now");
     }
 }

@@ -1,16 +1,24 @@
-//! A set of clusters, kept as ranges.
+//! A set of numbers of one kind, such as clusters of the file, kept as ranges.
 //!
-//! Knows nothing of what the clusters are. Keeps: ranges neither overlap nor touch, so that each is as long as can be.
+//! Knows nothing of what they are numbers of. Keeps: ranges neither overlap nor touch, so that each is as long as can
+//! be.
 
 use std::collections::BTreeMap;
+use std::ops::{Add, Sub};
 
-/// The set: first cluster of each range, and the one behind it.
-#[derive(Debug, Default)]
-pub struct Ranges(BTreeMap<u64, u64>);
+/// The set: the first of each range, and the one behind it.
+#[derive(Debug)]
+pub struct Ranges<N>(BTreeMap<N, N>);
 
-impl Ranges {
-    /// Adds `count` clusters from `first` on.
-    pub fn insert(&mut self, first: u64, count: u64) {
+impl<N> Default for Ranges<N> {
+    fn default() -> Ranges<N> {
+        Ranges(BTreeMap::new())
+    }
+}
+
+impl<N: Copy + Ord + Add<u64, Output = N> + Sub<Output = u64>> Ranges<N> {
+    /// Adds `count` numbers from `first` on.
+    pub fn insert(&mut self, first: N, count: u64) {
         let (mut begin, mut end) = (first, first + count);
         if begin == end {
             return;
@@ -25,8 +33,8 @@ impl Ranges {
         self.0.insert(begin, end);
     }
 
-    /// Takes `count` clusters from `first` on out.
-    pub fn remove(&mut self, first: u64, count: u64) {
+    /// Takes `count` numbers from `first` on out.
+    pub fn remove(&mut self, first: N, count: u64) {
         let end = first + count;
         if first == end {
             return;
@@ -46,30 +54,30 @@ impl Ranges {
         }
     }
 
-    /// Whether a cluster is in the set.
-    pub fn contains(&self, cluster: u64) -> bool {
-        self.0.range(..=cluster).next_back().is_some_and(|(_, &end)| cluster < end)
+    /// Whether a number is in the set.
+    pub fn contains(&self, number: N) -> bool {
+        self.0.range(..=number).next_back().is_some_and(|(_, &end)| number < end)
     }
 
-    /// Which of `count` clusters from `first` on are in the set: first cluster and length of each piece.
-    pub fn within(&self, first: u64, count: u64) -> impl Iterator<Item = (u64, u64)> {
+    /// Which of `count` numbers from `first` on are in the set: the first and the length of each piece.
+    pub fn within(&self, first: N, count: u64) -> impl Iterator<Item = (N, u64)> {
         let end = first + count;
         let before = self.0.range(..first).next_back();
         let pieces = before.into_iter().chain(self.0.range(first..end)).map(move |(&begin, &behind)| {
             let begin = begin.max(first);
-            (begin, behind.min(end).saturating_sub(begin))
+            (begin, behind.min(end).max(begin) - begin)
         });
         pieces.filter(|&(_, count)| count > 0)
     }
 
-    /// The first range: its first cluster and its length.
-    pub fn first(&self) -> Option<(u64, u64)> {
+    /// The first range: its first number and its length.
+    pub fn first(&self) -> Option<(N, u64)> {
         self.0.first_key_value().map(|(&first, &end)| (first, end - first))
     }
 
-    /// Clusters in the set.
+    /// Numbers in the set.
     pub fn total(&self) -> u64 {
-        self.0.iter().map(|(first, end)| end - first).sum()
+        self.0.iter().map(|(&first, &end)| end - first).sum()
     }
 
     /// Whether there is none.

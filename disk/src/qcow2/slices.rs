@@ -9,6 +9,7 @@ use std::collections::{BTreeSet, HashSet, VecDeque};
 use rustc_hash::FxHashMap;
 
 use super::layout::{index, length};
+use crate::FileOffset;
 use crate::format::{MetaBlock, MetaWrite, Wait};
 
 /// Bytes of a slice, but for smaller clusters: what storage of 4 KiB sectors reads and writes at least.
@@ -57,17 +58,17 @@ pub struct Slices {
     /// Slices kept though nothing is to be written of them.
     max: usize,
     /// Looked into for every cluster, and bounded, whatever the offsets: a fast hash will do.
-    slices: FxHashMap<u64, Slice>,
+    slices: FxHashMap<FileOffset, Slice>,
     /// The slices in the order in which a hand passes them.
-    ring: VecDeque<u64>,
-    dirty: BTreeSet<u64>,
+    ring: VecDeque<FileOffset>,
+    dirty: BTreeSet<FileOffset>,
     /// Tables of which the file has nothing: slices that are not here are zero.
-    fresh: BTreeSet<u64>,
+    fresh: BTreeSet<FileOffset>,
     /// Asked for with [`Wait::Load`].
-    loading: HashSet<u64>,
+    loading: HashSet<FileOffset>,
     /// What the round under way will have made durable: slices, and fresh tables.
-    sealed: Vec<u64>,
-    sealed_fresh: BTreeSet<u64>,
+    sealed: Vec<FileOffset>,
+    sealed_fresh: BTreeSet<FileOffset>,
 }
 
 impl Slices {
@@ -94,12 +95,12 @@ impl Slices {
     }
 
     /// See to it that the slice at `at` is here, or ask for it.
-    pub fn need(&mut self, at: u64) -> Result<(), Wait> {
+    pub fn need(&mut self, at: FileOffset) -> Result<(), Wait> {
         if let Some(slice) = self.slices.get_mut(&at) {
             slice.used = true;
             return Ok(());
         }
-        if self.fresh.contains(&(at / self.cluster * self.cluster)) {
+        if self.fresh.contains(&at.align_down(self.cluster)) {
             self.insert(at, vec![0; index(self.size)]);
             return Ok(());
         }
@@ -108,24 +109,24 @@ impl Slices {
     }
 
     /// Whether the slice at `at` was asked for and has not come.
-    pub fn awaits(&self, at: u64) -> bool {
+    pub fn awaits(&self, at: FileOffset) -> bool {
         self.loading.contains(&at)
     }
 
     /// A slice that was asked for has come.
-    pub fn loaded(&mut self, at: u64, bytes: &[u8]) {
+    pub fn loaded(&mut self, at: FileOffset, bytes: &[u8]) {
         if self.loading.remove(&at) && length(bytes.len()) == self.size && !self.slices.contains_key(&at) {
             self.insert(at, bytes.to_vec());
         }
     }
 
     /// A table that the file does not have yet: zero throughout.
-    pub fn begin_table(&mut self, at: u64) {
+    pub fn begin_table(&mut self, at: FileOffset) {
         self.fresh.insert(at);
     }
 
     /// The bytes of a slice that is here.
-    pub fn bytes(&self, at: u64) -> Option<&[u8]> {
+    pub fn bytes(&self, at: FileOffset) -> Option<&[u8]> {
         self.slices.get(&at).map(|slice| slice.bytes.as_slice())
     }
 
@@ -135,20 +136,20 @@ impl Slices {
     }
 
     /// The bytes of a slice that is here, unless a part of it, one of 64, was marked since it came.
-    pub fn unmarked(&self, at: u64, part: usize) -> Option<&[u8]> {
+    pub fn unmarked(&self, at: FileOffset, part: usize) -> Option<&[u8]> {
         let slice = self.slices.get(&at).filter(|slice| slice.marks & bit(part) == 0)?;
         Some(&slice.bytes)
     }
 
     /// Marks a part.
-    pub fn mark(&mut self, at: u64, part: usize) {
+    pub fn mark(&mut self, at: FileOffset, part: usize) {
         if let Some(slice) = self.slices.get_mut(&at) {
             slice.marks |= bit(part);
         }
     }
 
     /// The bytes of a slice that is here, to be changed.
-    pub fn change(&mut self, at: u64) -> Option<&mut [u8]> {
+    pub fn change(&mut self, at: FileOffset) -> Option<&mut [u8]> {
         let slice = self.slices.get_mut(&at)?;
         if !slice.dirty {
             slice.dirty = true;
@@ -158,14 +159,14 @@ impl Slices {
     }
 
     /// A write is under way that will change the slice: it stays.
-    pub fn pin(&mut self, at: u64) {
+    pub fn pin(&mut self, at: FileOffset) {
         if let Some(slice) = self.slices.get_mut(&at) {
             slice.pins += 1;
         }
     }
 
     /// That write has ended.
-    pub fn unpin(&mut self, at: u64) {
+    pub fn unpin(&mut self, at: FileOffset) {
         if let Some(slice) = self.slices.get_mut(&at) {
             slice.pins -= 1;
         }
@@ -183,7 +184,7 @@ impl Slices {
             let Some(slice) = self.slices.get_mut(&at) else { continue };
             (slice.dirty, slice.sealed) = (false, true);
             self.sealed.push(at);
-            if !self.fresh.contains(&(at / self.cluster * self.cluster)) {
+            if !self.fresh.contains(&at.align_down(self.cluster)) {
                 changes.slices.push(MetaWrite { at, bytes: slice.bytes.clone() });
             }
         }
@@ -193,7 +194,7 @@ impl Slices {
     }
 
     /// The whole of a fresh table.
-    fn whole(&self, at: u64) -> MetaWrite {
+    fn whole(&self, at: FileOffset) -> MetaWrite {
         let mut bytes = Vec::with_capacity(index(self.cluster));
         let mut slice = at;
         while slice < at + self.cluster {
@@ -230,7 +231,7 @@ impl Slices {
         self.ring.shrink_to_fit();
     }
 
-    fn insert(&mut self, at: u64, bytes: Vec<u8>) {
+    fn insert(&mut self, at: FileOffset, bytes: Vec<u8>) {
         self.slices.insert(at, Slice { bytes, used: true, dirty: false, sealed: false, pins: 0, marks: 0 });
         self.ring.push_back(at);
         for _ in 0..LOOKS {
@@ -264,24 +265,24 @@ mod test {
     }
 
     fn load(slices: &mut Slices, at: u64) {
-        assert!(slices.need(at).is_err());
-        slices.loaded(at, &[7; 4096]);
-        assert_eq!(slices.need(at), Ok(()));
+        assert!(slices.need(FileOffset(at)).is_err());
+        slices.loaded(FileOffset(at), &[7; 4096]);
+        assert_eq!(slices.need(FileOffset(at)), Ok(()));
     }
 
     #[test]
     fn what_is_changed_sealed_or_pinned_is_not_forgotten() {
         let mut slices = cache();
         (0..3).for_each(|number| load(&mut slices, number * SLICE));
-        slices.change(0).unwrap()[0] = 1;
-        slices.change(SLICE).unwrap()[0] = 1;
+        slices.change(FileOffset(0)).unwrap()[0] = 1;
+        slices.change(FileOffset(SLICE)).unwrap()[0] = 1;
         let changes = slices.seal();
         assert_eq!(changes.slices.len(), 2);
-        slices.change(0).unwrap()[0] = 2;
-        slices.pin(2 * SLICE);
+        slices.change(FileOffset(0)).unwrap()[0] = 2;
+        slices.pin(FileOffset(2 * SLICE));
         (100..200).for_each(|number| load(&mut slices, number * SLICE));
         for at in [0, SLICE, 2 * SLICE] {
-            assert!(slices.bytes(at).is_some(), "{at}");
+            assert!(slices.bytes(FileOffset(at)).is_some(), "{at}");
         }
         assert!(slices.slices.len() <= 8, "{}", slices.slices.len());
     }
@@ -290,18 +291,18 @@ mod test {
     fn all_that_is_clean_can_be_dropped_and_nothing_else_is() {
         let mut slices = Slices::new(65536, 64 * SLICE);
         (0..40).for_each(|number| load(&mut slices, number * SLICE));
-        slices.change(0).unwrap()[0] = 1;
+        slices.change(FileOffset(0)).unwrap()[0] = 1;
         slices.seal();
-        slices.change(SLICE).unwrap()[0] = 2;
-        slices.pin(2 * SLICE);
+        slices.change(FileOffset(SLICE)).unwrap()[0] = 2;
+        slices.pin(FileOffset(2 * SLICE));
         assert_eq!(slices.slices.len(), 40);
         slices.drop_clean();
         assert_eq!((slices.slices.len(), slices.ring.len()), (3, 3));
         for (at, first) in [(0, 1), (SLICE, 2), (2 * SLICE, 7)] {
-            assert_eq!(slices.bytes(at).unwrap()[0], first);
+            assert_eq!(slices.bytes(FileOffset(at)).unwrap()[0], first);
         }
         slices.settled(true);
-        slices.unpin(2 * SLICE);
+        slices.unpin(FileOffset(2 * SLICE));
         slices.drop_clean();
         assert_eq!(slices.slices.len(), 1, "one is still to be written");
         load(&mut slices, 3 * SLICE);
@@ -311,8 +312,8 @@ mod test {
     fn a_failed_round_is_written_again() {
         let mut slices = cache();
         load(&mut slices, 0);
-        slices.begin_table(65536);
-        slices.change(0).unwrap()[0] = 1;
+        slices.begin_table(FileOffset(65536));
+        slices.change(FileOffset(0)).unwrap()[0] = 1;
         assert_eq!((slices.seal().slices.len(), slices.dirty()), (1, 0));
         slices.settled(false);
         assert_eq!(slices.dirty(), 2);
@@ -325,13 +326,13 @@ mod test {
     #[test]
     fn a_fresh_table_is_zero_without_being_read_and_written_whole() {
         let mut slices = cache();
-        slices.begin_table(65536);
-        slices.need(65536 + SLICE).unwrap();
-        slices.change(65536 + SLICE).unwrap()[1] = 9;
+        slices.begin_table(FileOffset(65536));
+        slices.need(FileOffset(65536 + SLICE)).unwrap();
+        slices.change(FileOffset(65536 + SLICE)).unwrap()[1] = 9;
         let changes = slices.seal();
         assert!(changes.slices.is_empty());
         assert_eq!((changes.fresh[0].bytes.len(), changes.fresh[0].bytes[4097]), (65536, 9));
         slices.settled(true);
-        assert!(slices.need(65536).is_err(), "now it is in the file");
+        assert!(slices.need(FileOffset(65536)).is_err(), "now it is in the file");
     }
 }

@@ -10,7 +10,7 @@ use zerocopy::{Immutable, KnownLayout, Unaligned};
 
 use super::header::{self, Header};
 use super::layout::{L1_BYTES_MAX, SECTOR, length};
-use crate::{ImageError, ImageErrorKind, Source};
+use crate::{FileOffset, FileRange, ImageError, ImageErrorKind, Source};
 
 /// Snapshots that QEMU takes at most.
 pub const COUNT_MAX: u32 = 65536;
@@ -52,43 +52,44 @@ impl RawSnapshot {
 /// What a writer has to know of the snapshots of an image.
 #[derive(Debug, Default)]
 pub struct Snapshots {
-    /// Ranges of the file, offset and length: the table of snapshots, and the L1 table of each.
-    pub taken: Vec<(u64, u64)>,
+    /// Ranges of the file: the table of snapshots, and the L1 table of each.
+    pub taken: Vec<FileRange>,
     /// One of them does not say how large its disk is, and takes the size of the active one.
     pub sizeless: bool,
 }
 
 /// Reads the table of snapshots. An image in which it cannot be made out is not written to.
 pub fn read(source: &mut dyn Source, header: &Header) -> Result<Snapshots, ImageError> {
-    let (count, start) = (header.raw.snapshots.get(), header.raw.snapshots_at.get());
+    let (count, start) = (header.raw.snapshots.get(), FileOffset(header.raw.snapshots_at.get()));
     let mut found = Snapshots::default();
     if count == 0 {
         return Ok(found);
     }
-    let wrong = |at: u64| {
+    let wrong = |at: FileOffset| {
         let what =
             "the table of internal snapshots makes no sense: the image is only read; `tapline image check` says more";
         Err(ImageError::at(ImageErrorKind::Corrupt, at, what))
     };
     let cluster = header.cluster_size();
-    if count > COUNT_MAX || start == 0 || start % cluster != 0 {
-        return wrong(60);
+    if count > COUNT_MAX || start.0 == 0 || start % cluster != 0 {
+        return wrong(FileOffset(60));
     }
     let mut at = start;
     for _ in 0..count {
         let bytes = header::read(source, at, RawSnapshot::bare_len(), "table of internal snapshots")?;
         let Ok(snapshot) = RawSnapshot::read_from_bytes(&bytes) else { return wrong(at) };
-        let (l1_at, l1_len) = (snapshot.l1_at.get(), u64::from(snapshot.l1_entries.get()).saturating_mul(8));
-        if l1_at == 0 || l1_at % cluster != 0 || l1_len > L1_BYTES_MAX || snapshot.extra_len.get() > EXTRA_MAX {
+        let (l1_at, l1_len) =
+            (FileOffset(snapshot.l1_at.get()), u64::from(snapshot.l1_entries.get()).saturating_mul(8));
+        if l1_at.0 == 0 || l1_at % cluster != 0 || l1_len > L1_BYTES_MAX || snapshot.extra_len.get() > EXTRA_MAX {
             return wrong(at);
         }
-        found.taken.push((l1_at, l1_len));
+        found.taken.push(FileRange { at: l1_at, len: l1_len });
         found.sizeless |= snapshot.extra_len.get() < EXTRA_MIN;
         at = at.saturating_add(snapshot.len());
-        if at.saturating_sub(start) > TABLE_MAX || at > source.len().next_multiple_of(SECTOR) {
+        if at.saturating_sub(start) > TABLE_MAX || at.0 > source.len().next_multiple_of(SECTOR) {
             return wrong(at);
         }
     }
-    found.taken.push((start, at.saturating_sub(start)));
+    found.taken.push(FileRange { at: start, len: at.saturating_sub(start) });
     Ok(found)
 }

@@ -6,11 +6,12 @@
 use std::collections::BTreeSet;
 
 use super::batch::{L1, L2};
+use super::cluster::{GuestCluster, HostCluster, run};
 use super::entry::{Entry, EntryFormat, RawEntry};
 use super::layout::{COPIED, OFFSET_MASK, index, length};
 use super::slices::Slices;
-use crate::Records;
 use crate::format::{MetaWrite, Wait};
+use crate::{FileOffset, Records};
 
 /// Bytes of L2 tables that are kept: they are about 64 GiB of disk with clusters of 64 KiB. What is folded into the map
 /// of the disk is not asked for again.
@@ -24,7 +25,7 @@ const PIECE: usize = 32;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Spot {
     /// Offset in the file of the slice.
-    pub slice: u64,
+    pub slice: FileOffset,
     /// Number of the entry in it.
     pub index: usize,
     /// Its number in its piece of the slice.
@@ -38,7 +39,7 @@ pub struct Spot {
 pub struct Tables {
     format: EntryFormat,
     l1: Vec<u64>,
-    l1_at: u64,
+    l1_at: FileOffset,
     slices: Slices,
     /// By slice of the L1 table.
     dirty_l1: BTreeSet<u64>,
@@ -59,7 +60,7 @@ pub struct Changes {
 
 impl Tables {
     /// The tables of an image with such entries, whose L1 table stands at `l1_at`.
-    pub fn new(format: EntryFormat, l1: Vec<u64>, l1_at: u64) -> Tables {
+    pub fn new(format: EntryFormat, l1: Vec<u64>, l1_at: FileOffset) -> Tables {
         let slices = Slices::new(1 << format.cluster_bits, BUDGET);
         Tables {
             format,
@@ -87,45 +88,50 @@ impl Tables {
         self.format.in_table().trailing_zeros()
     }
 
+    /// The number of the L1 entry that is about a cluster.
+    fn table_of(&self, cluster: GuestCluster) -> u64 {
+        cluster.0 >> self.table_bits()
+    }
+
     /// Clusters from `cluster` to the end of what its L1 entry is about.
-    pub fn left_in_table(&self, cluster: u64) -> u64 {
+    pub fn left_in_table(&self, cluster: GuestCluster) -> u64 {
         let entries = 1u64 << self.table_bits();
-        entries - cluster % entries
+        entries - cluster.0 % entries
     }
 
     /// Whether the L1 table has an entry for a cluster.
-    pub fn covers(&self, cluster: u64) -> bool {
-        index(cluster >> self.table_bits()) < self.l1.len()
+    pub fn covers(&self, cluster: GuestCluster) -> bool {
+        index(self.table_of(cluster)) < self.l1.len()
     }
 
     /// Whether there is an L2 table for a cluster.
-    pub fn has_table(&self, cluster: u64) -> bool {
-        self.l1.get(index(cluster >> self.table_bits())).is_some_and(|entry| entry & OFFSET_MASK != 0)
+    pub fn has_table(&self, cluster: GuestCluster) -> bool {
+        self.l1.get(index(self.table_of(cluster))).is_some_and(|entry| entry & OFFSET_MASK != 0)
     }
 
     /// The L1 entry that is about a cluster: its offset in the file, and what stands there.
-    pub fn first_level(&self, cluster: u64) -> (u64, u64) {
-        let number = cluster >> self.table_bits();
+    pub fn first_level(&self, cluster: GuestCluster) -> (FileOffset, u64) {
+        let number = self.table_of(cluster);
         let raw = self.l1.get(index(number)).copied().unwrap_or(0);
         (self.l1_at + number * 8, raw)
     }
 
     /// The whole L2 table at `at`, slice by slice.
-    pub fn whole(&mut self, at: u64) -> Result<Vec<Vec<u8>>, Wait> {
-        let slices: Vec<u64> = self.slices_of(at).collect();
+    pub fn whole(&mut self, at: FileOffset) -> Result<Vec<Vec<u8>>, Wait> {
+        let slices: Vec<FileOffset> = self.slices_of(at).collect();
         // All of them first: taking one in may push another one out.
         slices.iter().try_for_each(|&slice| self.slices.need(slice))?;
         Ok(slices.iter().filter_map(|&slice| self.slices.bytes(slice)).map(<[u8]>::to_vec).collect())
     }
 
-    fn slices_of(&self, at: u64) -> impl Iterator<Item = u64> + use<> {
+    fn slices_of(&self, at: FileOffset) -> impl Iterator<Item = FileOffset> + use<> {
         let size = self.slices.size();
         (0..(1u64 << self.format.cluster_bits) / size).map(move |number| at + number * size)
     }
 
     /// Gives a cluster an L2 table of its own at offset `at` of the file, with the [content](Tables::whole) of another.
     /// It is not logged: written again, it would refer to clusters that were freed later, and are not counted.
-    pub fn copy_table(&mut self, cluster: u64, at: u64, content: &[Vec<u8>]) {
+    pub fn copy_table(&mut self, cluster: GuestCluster, at: FileOffset, content: &[Vec<u8>]) {
         self.add_table(cluster, at);
         for (slice, bytes) in self.slices_of(at).zip(content) {
             // A new table is never loaded.
@@ -139,15 +145,15 @@ impl Tables {
     }
 
     /// Where the entry of a cluster stands; `None` if there is no L2 table for it.
-    pub fn spot(&mut self, cluster: u64) -> Result<Option<Spot>, Wait> {
-        let l1 = self.l1.get(index(cluster >> self.table_bits())).copied().unwrap_or(0);
+    pub fn spot(&mut self, cluster: GuestCluster) -> Result<Option<Spot>, Wait> {
+        let l1 = self.l1.get(index(self.table_of(cluster))).copied().unwrap_or(0);
         let table = l1 & OFFSET_MASK;
         if table == 0 {
             return Ok(None);
         }
         let per_slice = self.slices.size() / self.format.size();
-        let within = cluster % (1 << self.table_bits());
-        let slice = table + within / per_slice * self.slices.size();
+        let within = cluster.0 % (1 << self.table_bits());
+        let slice = FileOffset(table) + within / per_slice * self.slices.size();
         self.slices.need(slice)?;
         let number = index(within % per_slice);
         let within = number % PIECE;
@@ -164,20 +170,20 @@ impl Tables {
     }
 
     /// Whether an entry that is here refers to one of these clusters of the file, which are in order.
-    pub fn refer_to(&self, clusters: &[u64]) -> bool {
+    pub fn refer_to(&self, clusters: &[HostCluster]) -> bool {
         let (Some(&first), Some(&last), false) = (clusters.first(), clusters.last(), self.format.external) else {
             return false;
         };
         let is_one = |raw: RawEntry| {
             let places = self.format.decode(raw).places(self.format.cluster_bits);
             let near = places.start <= last && places.end > first;
-            near && places.into_iter().any(|cluster| clusters.binary_search(&cluster).is_ok())
+            near && run(places).any(|cluster| clusters.binary_search(&cluster).is_ok())
         };
         self.slices.all().any(|bytes| self.format.entries(bytes).any(|(_, raw)| is_one(raw)))
     }
 
     /// Offset in the file of the entry at `spot`.
-    pub fn entry_at(&self, spot: Spot) -> u64 {
+    pub fn entry_at(&self, spot: Spot) -> FileOffset {
         spot.slice + length(spot.index) * self.format.size()
     }
 
@@ -204,10 +210,10 @@ impl Tables {
     }
 
     /// Gives a cluster an L2 table of its own, an empty one, at offset `at` of the file.
-    pub fn add_table(&mut self, cluster: u64, at: u64) {
-        let number = cluster >> self.table_bits();
+    pub fn add_table(&mut self, cluster: GuestCluster, at: FileOffset) {
+        let number = self.table_of(cluster);
         if let Some(entry) = self.l1.get_mut(index(number)) {
-            *entry = at | COPIED;
+            *entry = at.0 | COPIED;
             let raw = *entry;
             self.slices.begin_table(at);
             self.dirty_l1.insert(number * 8 / self.slices.size());
@@ -222,7 +228,7 @@ impl Tables {
     }
 
     /// Makes the L1 table `entries` long and has it stand at `at`. All of it is written by the next round.
-    pub fn grow(&mut self, entries: u64, at: u64) {
+    pub fn grow(&mut self, entries: u64, at: FileOffset) {
         self.records.leave_out();
         self.l1.resize(index(entries).max(self.l1.len()), 0);
         self.l1_at = at;
@@ -230,7 +236,7 @@ impl Tables {
     }
 
     /// Entries of the L1 table, and where it stands.
-    pub fn l1(&self) -> (u64, u64) {
+    pub fn l1(&self) -> (u64, FileOffset) {
         (super::layout::length(self.l1.len()), self.l1_at)
     }
 
@@ -242,8 +248,8 @@ impl Tables {
     }
 
     /// Offsets of the L2 tables.
-    pub fn places(&self) -> impl Iterator<Item = u64> {
-        self.l1.iter().map(|entry| entry & OFFSET_MASK).filter(|&at| at != 0)
+    pub fn places(&self) -> impl Iterator<Item = FileOffset> {
+        self.l1.iter().map(|entry| entry & OFFSET_MASK).filter(|&at| at != 0).map(FileOffset)
     }
 
     /// Pieces that a round would write.

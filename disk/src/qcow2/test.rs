@@ -4,7 +4,7 @@ use super::layout::{
     COMPRESSION_TYPE, CORRUPT, DIRTY, EXTENSION_BITMAPS, EXTENSION_FEATURE_NAMES, EXTERNAL_DATA, entry, set_entry,
 };
 use super::*;
-use crate::{Creation, ImageErrorKind};
+use crate::{Creation, DiskOffset, ImageErrorKind};
 
 mod sharing;
 
@@ -40,9 +40,9 @@ fn file_of(creation: &Creation) -> Vec<u8> {
 
 fn apply(file: &mut Vec<u8>, writes: &[MetaWrite]) {
     for write in writes {
-        let end = at(write.at) + write.bytes.len();
+        let end = at(write.at.0) + write.bytes.len();
         file.resize(file.len().max(end), 0);
-        file[at(write.at)..end].copy_from_slice(&write.bytes);
+        file[at(write.at.0)..end].copy_from_slice(&write.bytes);
     }
 }
 
@@ -77,8 +77,8 @@ impl Bench {
                 Ok(answer) => return answer,
                 Err(Wait::Load(block)) => {
                     let mut bytes = vec![0; usize::try_from(block.len).unwrap()];
-                    let end = self.file.len().min(at(block.at) + bytes.len());
-                    let there = &self.file[at(block.at).min(end)..end];
+                    let end = self.file.len().min(at(block.at.0) + bytes.len());
+                    let there = &self.file[at(block.at.0).min(end)..end];
                     bytes[..there.len()].copy_from_slice(there);
                     self.image.load(block, &bytes).unwrap();
                 }
@@ -95,7 +95,7 @@ impl Bench {
             let rest = Span { at: span.at + done, len: span.len - done };
             let reserved = self.ask(|image| image.reserve(rest));
             let fill = reserved.fill.unwrap_or(crate::Fill { before: 0, after: 0 });
-            let (from, end) = (at(reserved.at), at(reserved.at + reserved.len));
+            let (from, end) = (at(reserved.at.0), at((reserved.at + reserved.len).0));
             self.file.resize(self.file.len().max(end + at(fill.after)), 0);
             self.file[from - at(fill.before)..end + at(fill.after)].fill(0);
             self.file[from..end].fill(byte);
@@ -113,8 +113,8 @@ impl Bench {
     }
 
     fn byte(&mut self, offset: u64) -> u8 {
-        match self.ask(|image| image.map(Span { at: offset, len: 512 })) {
-            Mapping::Data { at: place, .. } => self.file[at(place)],
+        match self.ask(|image| image.map(Span { at: DiskOffset(offset), len: 512 })) {
+            Mapping::Data { at: place, .. } => self.file[at(place.0)],
             _ => 0,
         }
     }
@@ -214,7 +214,7 @@ fn what_cannot_be_written_safely_is_only_read() {
 #[test]
 fn no_damage_makes_us_panic() {
     let mut bench = Bench::new(new_file(64 * MIB));
-    bench.write(Span { at: MIB, len: 300 << 10 }, 1);
+    bench.write(Span { at: DiskOffset(MIB), len: 300 << 10 }, 1);
     bench.round();
     let mut file = bench.file;
     for place in (0..128).chain((128..file.len()).step_by(1013)) {
@@ -233,7 +233,8 @@ fn no_damage_makes_us_panic() {
 fn poke(image: &mut Qcow2, file: &[u8]) {
     let len = image.geometry().len.min(64 * MIB);
     for step in 0..12u64 {
-        let span = Span { at: (step / 3 * MIB).min(len), len: (64 << 10).min(len.saturating_sub(step / 3 * MIB)) };
+        let span =
+            Span { at: DiskOffset((step / 3 * MIB).min(len)), len: (64 << 10).min(len.saturating_sub(step / 3 * MIB)) };
         if span.len == 0 {
             return;
         }
@@ -249,8 +250,8 @@ fn poke(image: &mut Qcow2, file: &[u8]) {
             };
             let Err(Wait::Load(block)) = wait else { break };
             let mut bytes = vec![0; usize::try_from(block.len).unwrap()];
-            let end = file.len().min(at(block.at).saturating_add(bytes.len()));
-            let there = &file[at(block.at).min(end)..end];
+            let end = file.len().min(at(block.at.0).saturating_add(bytes.len()));
+            let there = &file[at(block.at.0).min(end)..end];
             bytes[..there.len()].copy_from_slice(there);
             if image.load(block, &bytes).is_err() {
                 break;
@@ -264,7 +265,7 @@ fn poke(image: &mut Qcow2, file: &[u8]) {
 #[test]
 fn tables_in_one_place_are_damage() {
     let mut file = new_file(2 * GIB);
-    let l1_at = at(open(&file).unwrap().info().l1_at);
+    let l1_at = at(open(&file).unwrap().info().l1_at.0);
     file.resize(file.len() + at(2 * CLUSTER), 0);
     let table = (1 << 63) | (file.len() as u64 - CLUSTER);
     set_entry(&mut file[l1_at..], 0, table);
@@ -290,13 +291,13 @@ fn autoclear_bits_are_cleared_before_anything_is_written() {
 #[test]
 fn the_disk_grows_in_place_and_to_a_longer_table() {
     let mut bench = Bench::new(new_file(64 * MIB));
-    bench.write(Span { at: 0, len: CLUSTER }, 1);
+    bench.write(Span { at: DiskOffset(0), len: CLUSTER }, 1);
     for len in [GIB, 4 << 40, 9 << 40, 64 << 40] {
         bench.image.grow(len).unwrap();
-        bench.write(Span { at: len - CLUSTER, len: 4096 }, 2);
+        bench.write(Span { at: DiskOffset(len - CLUSTER), len: 4096 }, 2);
         bench.round();
         // What the old table leaves is freed when its refcounts are at hand.
-        bench.write(Span { at: len - 2 * CLUSTER, len: 4096 }, 3);
+        bench.write(Span { at: DiskOffset(len - 2 * CLUSTER), len: 4096 }, 3);
         bench.round();
         bench = bench.reopened();
         assert_eq!(bench.image.geometry().len, len);
@@ -310,7 +311,7 @@ fn an_image_just_opened_grows_without_reading() {
     let mut bench = Bench::new(new_file(64 * MIB));
     bench.image.grow(64 << 40).unwrap();
     bench.round();
-    bench.write(Span { at: 0, len: 4096 }, 1);
+    bench.write(Span { at: DiskOffset(0), len: 4096 }, 1);
     bench.round();
     let mut bench = bench.reopened();
     assert_eq!(bench.byte(0), 1);
@@ -319,10 +320,10 @@ fn an_image_just_opened_grows_without_reading() {
 #[test]
 fn a_growth_that_stops_midway_leaves_the_old_disk_or_the_new() {
     let mut bench = Bench::new(new_file(64 * MIB));
-    bench.write(Span { at: 0, len: 4096 }, 1);
+    bench.write(Span { at: DiskOffset(0), len: 4096 }, 1);
     bench.round();
     bench.image.grow(64 << 40).unwrap();
-    bench.write(Span { at: 0, len: 2 * CLUSTER }, 2);
+    bench.write(Span { at: DiskOffset(0), len: 2 * CLUSTER }, 2);
     // The last batch lowers the refcounts of the old table, the one before it is the header.
     let batches = bench.image.seal();
     for stop in 0..=batches.len() {
@@ -350,11 +351,11 @@ fn the_refcount_table_of_a_small_image_grows() {
     assert!(made.unwrap().success());
     let mut bench = Bench::new(std::fs::read(&path).unwrap());
     for number in 0..20u8 {
-        bench.write(Span { at: u64::from(number) * 2 * MIB, len: 2 * MIB }, number + 1);
+        bench.write(Span { at: DiskOffset(u64::from(number) * 2 * MIB), len: 2 * MIB }, number + 1);
         bench.round();
     }
-    bench.write(Span { at: 0, len: 512 }, 1);
-    bench.image.discard(Span { at: 0, len: 512 }).unwrap();
+    bench.write(Span { at: DiskOffset(0), len: 512 }, 1);
+    bench.image.discard(Span { at: DiskOffset(0), len: 512 }).unwrap();
     bench.round();
     let mut again = bench.reopened();
     (0..20u8).for_each(|number| assert_eq!(again.byte(u64::from(number) * 2 * MIB + MIB), number + 1));
@@ -388,21 +389,21 @@ fn another_parent_is_recorded_by_one_sector() {
 #[test]
 fn what_is_forgotten_is_the_parents_and_leaked_when_that_is_durable() {
     let mut bench = Bench::new(file_of(&create(&Spec { parent: Some(parent("a")), ..spec(GIB) }).unwrap()));
-    bench.write(Span { at: 0, len: 4 * CLUSTER }, 1);
+    bench.write(Span { at: DiskOffset(0), len: 4 * CLUSTER }, 1);
     bench.round();
-    let whole = Span { at: 0, len: 2 * MIB };
+    let whole = Span { at: DiskOffset(0), len: 2 * MIB };
     let mut done = 0;
     while done < whole.len {
-        let rest = Span { at: done, len: whole.len - done };
+        let rest = Span { at: DiskOffset(done), len: whole.len - done };
         done += bench.ask(|image| image.forget(rest));
     }
     assert_eq!(bench.image.map(whole), Ok(Mapping::Parent { len: 2 * MIB }));
     assert_eq!(bench.image.reclaim(), None, "a power loss could bring it back");
     assert_eq!(bench.round(), 2);
-    let (place, len) = bench.image.reclaim().unwrap();
+    let FileRange { at: place, len } = bench.image.reclaim().unwrap();
     assert_eq!(len, 4 * CLUSTER);
     bench.image.released(place, true);
-    let reserved = bench.ask(|image| image.reserve(Span { at: 0, len: CLUSTER }));
+    let reserved = bench.ask(|image| image.reserve(Span { at: DiskOffset(0), len: CLUSTER }));
     assert_eq!(reserved.at, place);
     bench.reopened();
 }
@@ -410,35 +411,37 @@ fn what_is_forgotten_is_the_parents_and_leaked_when_that_is_durable() {
 #[test]
 fn a_cluster_freed_is_used_again_after_the_round_and_its_deallocation() {
     let mut bench = Bench::new(new_file(GIB));
-    bench.write(Span { at: 0, len: 2 * CLUSTER }, 1);
+    bench.write(Span { at: DiskOffset(0), len: 2 * CLUSTER }, 1);
     bench.round();
-    let freed = bench.ask(|image| image.discard(Span { at: 0, len: 2 * CLUSTER }));
+    let freed = bench.ask(|image| image.discard(Span { at: DiskOffset(0), len: 2 * CLUSTER }));
     let Discarded::Freed { at: place, len, size } = freed else { panic!("{freed:?}") };
     assert_eq!((len, size), (2 * CLUSTER, 2 * CLUSTER));
     bench.image.released(place, true);
-    let elsewhere = bench.ask(|image| image.reserve(Span { at: MIB, len: 4096 }));
+    let elsewhere = bench.ask(|image| image.reserve(Span { at: DiskOffset(MIB), len: 4096 }));
     assert!(elsewhere.at >= place + size, "{elsewhere:?}");
     assert_eq!(bench.round(), 2, "entries, then refcounts");
-    let again = bench.ask(|image| image.reserve(Span { at: 2 * MIB, len: 4096 }));
+    let again = bench.ask(|image| image.reserve(Span { at: DiskOffset(2 * MIB), len: 4096 }));
     assert_eq!((again.at, again.fill), (place, None));
 }
 
 #[test]
 fn data_that_is_not_counted_is_neither_deallocated_nor_lost_with_the_first_write() {
     let mut bench = Bench::new(new_file(GIB));
-    bench.write(Span { at: 0, len: 3 * CLUSTER }, 1);
+    bench.write(Span { at: DiskOffset(0), len: 3 * CLUSTER }, 1);
     bench.round();
-    let Mapping::Data { at: place, .. } = bench.ask(|image| image.map(Span { at: 0, len: 512 })) else { panic!() };
+    let Mapping::Data { at: place, .. } = bench.ask(|image| image.map(Span { at: DiskOffset(0), len: 512 })) else {
+        panic!()
+    };
     let mut file = bench.file.clone();
     // The block of refcounts stands behind the header and the refcount table.
     let counts = at(2 * CLUSTER + place / CLUSTER * 2);
     assert_eq!(file[counts..counts + 6], [0, 1, 0, 1, 0, 1]);
     file[counts..counts + 6].fill(0);
     let mut bench = Bench::new(file);
-    bench.write(Span { at: 40 * MIB, len: 4096 }, 2);
+    bench.write(Span { at: DiskOffset(40 * MIB), len: 4096 }, 2);
     assert_eq!(bench.image.reclaim(), None, "who knows why the refcounts are zero");
     assert_eq!((bench.byte(40 * MIB), bench.byte(CLUSTER), bench.byte(2 * CLUSTER)), (2, 1, 1));
-    let next = bench.ask(|image| image.reserve(Span { at: 80 * MIB, len: 4096 }));
+    let next = bench.ask(|image| image.reserve(Span { at: DiskOffset(80 * MIB), len: 4096 }));
     assert!(next.at >= place + 3 * CLUSTER, "what is referred to is not handed out: {next:?}");
 }
 
@@ -455,7 +458,7 @@ fn the_end_of_storage_without_one_is_behind_blocks_that_were_not_looked_at() {
     }
     file.resize(file.len() + at(BLOCKS * CLUSTER), 0);
     let mut bench = Bench::new(file);
-    bench.write(Span { at: 0, len: CLUSTER }, 1);
+    bench.write(Span { at: DiskOffset(0), len: CLUSTER }, 1);
     bench.round();
     let image = Qcow2::open(&mut bench.file.as_slice(), Access::ReadWrite, Tail::Stale).unwrap();
     assert_eq!(Bench { file: bench.file, image }.byte(0), 1);
@@ -464,44 +467,50 @@ fn the_end_of_storage_without_one_is_behind_blocks_that_were_not_looked_at() {
 #[test]
 fn writes_to_one_clean_cluster_share_it_and_others_wait() {
     let mut bench = Bench::new(new_file(GIB));
-    let first = bench.ask(|image| image.reserve(Span { at: 0, len: 4096 }));
-    let second = bench.ask(|image| image.reserve(Span { at: 8192, len: 4096 }));
+    let first = bench.ask(|image| image.reserve(Span { at: DiskOffset(0), len: 4096 }));
+    let second = bench.ask(|image| image.reserve(Span { at: DiskOffset(8192), len: 4096 }));
     assert_eq!((second.at, first.fill, second.fill), (first.at + 8192, None, None));
     let placed = bench.image.commit(second.ticket.unwrap()).unwrap();
-    assert_eq!((placed.span, placed.at), (Span { at: 0, len: CLUSTER }, first.at));
+    assert_eq!((placed.span, placed.at), (Span { at: DiskOffset(0), len: CLUSTER }, first.at));
     bench.image.abandon(first.ticket.unwrap());
     assert_eq!(bench.image.reclaim(), None, "it is in use");
 
     let mut child = Bench::new(file_of(&create(&Spec { parent: Some(parent("a")), ..spec(GIB) }).unwrap()));
-    let first = child.ask(|image| image.reserve(Span { at: 4096, len: 4096 }));
+    let first = child.ask(|image| image.reserve(Span { at: DiskOffset(4096), len: 4096 }));
     assert_eq!(first.fill, Some(crate::Fill { before: 4096, after: CLUSTER - 8192 }));
     let ticket = first.ticket.unwrap();
-    assert_eq!(child.image.reserve(Span { at: 0, len: 512 }), Err(Wait::Busy(ticket)));
-    assert_eq!(child.image.discard(Span { at: 0, len: CLUSTER }), Err(Wait::Busy(ticket)));
+    assert_eq!(child.image.reserve(Span { at: DiskOffset(0), len: 512 }), Err(Wait::Busy(ticket)));
+    assert_eq!(child.image.discard(Span { at: DiskOffset(0), len: CLUSTER }), Err(Wait::Busy(ticket)));
     child.image.abandon(ticket);
-    assert_eq!(child.image.reclaim(), Some((first.at - 4096, CLUSTER)));
-    let whole = child.ask(|image| image.reserve(Span { at: 0, len: 3 * CLUSTER }));
+    assert_eq!(child.image.reclaim(), Some(FileRange { at: first.at - 4096, len: CLUSTER }));
+    let whole = child.ask(|image| image.reserve(Span { at: DiskOffset(0), len: 3 * CLUSTER }));
     assert_eq!((whole.len, whole.fill), (3 * CLUSTER, None));
 }
 
 #[test]
 fn a_long_write_gets_one_place() {
     let mut bench = Bench::new(new_file(GIB));
-    let reserved = bench.ask(|image| image.reserve(Span { at: 4096, len: MIB }));
+    let reserved = bench.ask(|image| image.reserve(Span { at: DiskOffset(4096), len: MIB }));
     assert_eq!((reserved.len, reserved.fill), (MIB, None));
     bench.image.commit(reserved.ticket.unwrap());
-    assert_eq!(bench.image.map(Span { at: 4096, len: MIB }), Ok(Mapping::Data { at: reserved.at, len: MIB }));
+    assert_eq!(
+        bench.image.map(Span { at: DiskOffset(4096), len: MIB }),
+        Ok(Mapping::Data { at: reserved.at, len: MIB })
+    );
 }
 
 #[test]
 fn an_unallocated_cluster_over_a_parent_is_hidden() {
     let mut bench = Bench::new(file_of(&create(&Spec { parent: Some(parent("a")), ..spec(GIB) }).unwrap()));
     assert_eq!(
-        bench.ask(|image| image.discard(Span { at: 0, len: 2 * CLUSTER + 512 })),
+        bench.ask(|image| image.discard(Span { at: DiskOffset(0), len: 2 * CLUSTER + 512 })),
         Discarded::Hidden { len: 2 * CLUSTER }
     );
-    assert_eq!(bench.image.map(Span { at: 0, len: MIB }), Ok(Mapping::Zero { len: 2 * CLUSTER }));
-    assert_eq!(bench.image.discard(Span { at: 2 * CLUSTER, len: 512 }), Ok(Discarded::Nothing { len: 512 }));
+    assert_eq!(bench.image.map(Span { at: DiskOffset(0), len: MIB }), Ok(Mapping::Zero { len: 2 * CLUSTER }));
+    assert_eq!(
+        bench.image.discard(Span { at: DiskOffset(2 * CLUSTER), len: 512 }),
+        Ok(Discarded::Nothing { len: 512 })
+    );
     bench.round();
     bench.reopened();
 }
@@ -509,8 +518,8 @@ fn an_unallocated_cluster_over_a_parent_is_hidden() {
 #[test]
 fn the_last_cluster_is_freed_whole() {
     let mut bench = Bench::new(new_file(CLUSTER + 512));
-    bench.write(Span { at: CLUSTER, len: 512 }, 1);
-    let freed = bench.ask(|image| image.discard(Span { at: CLUSTER, len: 512 }));
+    bench.write(Span { at: DiskOffset(CLUSTER), len: 512 }, 1);
+    let freed = bench.ask(|image| image.discard(Span { at: DiskOffset(CLUSTER), len: 512 }));
     assert!(matches!(freed, Discarded::Freed { len: 512, size: CLUSTER, .. }), "{freed:?}");
 }
 
@@ -546,35 +555,38 @@ fn with_subclusters(parent: Option<Link>) -> Bench {
 #[test]
 fn a_small_write_takes_the_subclusters_that_it_touches_from_the_parent() {
     let mut bench = with_subclusters(Some(parent("base.qcow2")));
-    let span = Span { at: CLUSTER + 4096 + 512, len: 2048 };
+    let span = Span { at: DiskOffset(CLUSTER + 4096 + 512), len: 2048 };
     let first = bench.ask(|image| image.reserve(span));
     assert_eq!(first.fill, Some(crate::Fill { before: 512, after: 1536 }));
-    assert_eq!(bench.image.reserve(Span { at: CLUSTER, len: 512 }), Err(Wait::Busy(first.ticket.unwrap())));
+    assert_eq!(bench.image.reserve(Span { at: DiskOffset(CLUSTER), len: 512 }), Err(Wait::Busy(first.ticket.unwrap())));
     let placed = bench.image.commit(first.ticket.unwrap()).unwrap();
-    assert_eq!((placed.span, placed.at), (Span { at: CLUSTER + 4096, len: 4096 }, first.at - 512));
+    assert_eq!((placed.span, placed.at), (Span { at: DiskOffset(CLUSTER + 4096), len: 4096 }, first.at - 512));
     let mut map = |at| bench.ask(|image| image.map(Span { at, len: 64 << 10 }));
-    assert_eq!(map(CLUSTER), Mapping::Parent { len: 4096 });
-    assert_eq!(map(CLUSTER + 4096), Mapping::Data { at: placed.at, len: 4096 });
-    assert_eq!(map(CLUSTER + 8192), Mapping::Parent { len: CLUSTER - 8192 });
+    assert_eq!(map(DiskOffset(CLUSTER)), Mapping::Parent { len: 4096 });
+    assert_eq!(map(DiskOffset(CLUSTER + 4096)), Mapping::Data { at: placed.at, len: 4096 });
+    assert_eq!(map(DiskOffset(CLUSTER + 8192)), Mapping::Parent { len: CLUSTER - 8192 });
     // Up to what is there already, which is written in place.
-    let before = bench.ask(|image| image.reserve(Span { at: CLUSTER + 2048, len: 8192 }));
+    let before = bench.ask(|image| image.reserve(Span { at: DiskOffset(CLUSTER + 2048), len: 8192 }));
     assert_eq!((before.len, before.at, before.fill), (2048, placed.at - 2048, None));
     bench.image.abandon(before.ticket.unwrap());
-    let there = bench.ask(|image| image.reserve(Span { at: CLUSTER + 5120, len: 8192 }));
+    let there = bench.ask(|image| image.reserve(Span { at: DiskOffset(CLUSTER + 5120), len: 8192 }));
     assert_eq!((there.len, there.at, there.ticket), (3072, placed.at + 1024, None));
 }
 
 #[test]
 fn a_cluster_of_which_others_have_a_part_is_copied_as_a_whole() {
     let mut bench = with_subclusters(None);
-    bench.write(Span { at: 0, len: CLUSTER }, 1);
+    bench.write(Span { at: DiskOffset(0), len: CLUSTER }, 1);
     bench.round();
-    let l2 = entry(&bench.file[at(bench.image.info().l1_at)..], 0) & layout::OFFSET_MASK;
+    let l2 = entry(&bench.file[at(bench.image.info().l1_at.0)..], 0) & layout::OFFSET_MASK;
     // Only its first two subclusters are in the file, and the mark is lost.
     bench.file[at(l2)] &= 0x7f;
     set_entry(&mut bench.file[at(l2)..], 1, 0b11);
     let mut bench = Bench::new(bench.file);
-    assert!(matches!(bench.ask(|image| image.map(Span { at: 0, len: CLUSTER })), Mapping::Shared { len: 4096, .. }));
-    let reserved = bench.ask(|image| image.reserve(Span { at: 512, len: 512 }));
+    assert!(matches!(
+        bench.ask(|image| image.map(Span { at: DiskOffset(0), len: CLUSTER })),
+        Mapping::Shared { len: 4096, .. }
+    ));
+    let reserved = bench.ask(|image| image.reserve(Span { at: DiskOffset(512), len: 512 }));
     assert_eq!(reserved.fill, Some(crate::Fill { before: 512, after: CLUSTER - 1024 }));
 }

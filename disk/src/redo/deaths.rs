@@ -52,7 +52,7 @@ impl Mark {
             Operation::WriteZeroes { .. } => 5,
             Operation::Extents { .. } => 6,
         };
-        Mark { kind, at: request.span().at, len: request.span().len }
+        Mark { kind, at: request.span().at.0, len: request.span().len }
     }
 }
 

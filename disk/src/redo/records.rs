@@ -11,6 +11,8 @@
 //! Knows nothing of what the bytes mean. Keeps: a change says what the bytes are now, never by how much they have
 //! changed, so that it makes no difference how often it is done.
 
+use crate::FileOffset;
+
 /// Kind of a record: bytes all alike.
 pub const FILL: u64 = 9;
 /// Kind of a record: bytes that follow.
@@ -69,7 +71,7 @@ impl Records {
     }
 
     /// `bytes` stand at offset `at` of the file now, which `batch` of a round writes.
-    pub fn bytes(&mut self, batch: u8, at: u64, bytes: &[u8]) {
+    pub fn bytes(&mut self, batch: u8, at: FileOffset, bytes: &[u8]) {
         if !self.collecting || bytes.is_empty() {
             return;
         }
@@ -85,16 +87,16 @@ impl Records {
     }
 
     /// `len` bytes from offset `at` of the file on are `byte` now.
-    pub fn fill(&mut self, batch: u8, at: u64, len: u64, byte: u8) {
+    pub fn fill(&mut self, batch: u8, at: FileOffset, len: u64, byte: u8) {
         if self.collecting && len > 0 {
             self.begin(batch, at, FILL);
             self.words.push((len << 8) | u64::from(byte));
         }
     }
 
-    fn begin(&mut self, batch: u8, at: u64, kind: u64) {
-        assert!(u64::from(batch) < BATCHES && at < AT_END, "batch {batch} at byte {at} cannot be logged");
-        self.words.push((at << 8) | (kind << 4) | u64::from(batch));
+    fn begin(&mut self, batch: u8, at: FileOffset, kind: u64) {
+        assert!(u64::from(batch) < BATCHES && at.0 < AT_END, "batch {batch} at byte {at} cannot be logged");
+        self.words.push((at.0 << 8) | (kind << 4) | u64::from(batch));
     }
 }
 

@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::records::{BYTES, FILL};
 use crate::format::MetaWrite;
-use crate::{ImageError, ImageErrorKind, ReadFault, Source};
+use crate::{FileOffset, ImageError, ImageErrorKind, ReadFault, Source};
 
 /// The record that ends a gap: without place, batch or value. What is behind it counts only where it has been dropped.
 pub const GAP: u64 = 0xf0;
@@ -22,7 +22,8 @@ const SECTOR: u64 = 512;
 /// Bytes of one record, at most: nothing that is logged is larger than a cluster of 2 MiB.
 const RECORD_MAX: u64 = 2 << 20;
 
-type Sectors = BTreeMap<u64, [u8; 512]>;
+/// By where they stand.
+type Sectors = BTreeMap<FileOffset, [u8; 512]>;
 
 /// Writes that are still to be made: those that a process owed when it died.
 #[derive(Clone, Debug)]
@@ -35,7 +36,7 @@ pub struct Owed {
 /// One change.
 struct Record {
     batch: u8,
-    at: u64,
+    at: FileOffset,
     len: u64,
     content: Content,
 }
@@ -79,7 +80,7 @@ impl Owed {
         let mut sectors = Sectors::new();
         for MetaWrite { at, bytes } in writes {
             let contents = bytes.chunks_exact(512).filter_map(|sector| sector.try_into().ok());
-            sectors.extend((*at..).step_by(512).zip(contents));
+            sectors.extend((at.0..).step_by(512).map(FileOffset).zip(contents));
         }
         Owed { batches: Vec::new(), sectors }
     }
@@ -95,9 +96,9 @@ impl Owed {
     }
 
     /// Turns bytes that were read at `at` into what they are when all is written.
-    pub fn patch(&self, at: u64, bytes: &mut [u8]) {
+    pub fn patch(&self, at: FileOffset, bytes: &mut [u8]) {
         let end = at.saturating_add(u64::try_from(bytes.len()).unwrap_or(u64::MAX));
-        let first = at.saturating_sub(SECTOR - 1);
+        let first = FileOffset(at.0.saturating_sub(SECTOR - 1));
         for (&sector, content) in self.sectors.range(first..end) {
             let (from, to) = (sector.max(at), (sector + SECTOR).min(end));
             let places = bytes.get_mut(index(from, at)..index(to, at)).unwrap_or_default();
@@ -107,16 +108,16 @@ impl Owed {
     }
 
     /// The end of the last sector.
-    fn end(&self) -> u64 {
-        self.sectors.keys().next_back().map_or(0, |at| at + SECTOR)
+    fn end(&self) -> FileOffset {
+        self.sectors.keys().next_back().map_or(FileOffset(0), |&at| at + SECTOR)
     }
 }
 
 impl Record {
     /// The sectors that it lies in.
-    fn sectors(&self) -> impl Iterator<Item = u64> + use<> {
-        let first = self.at / SECTOR * SECTOR;
-        (first..self.at + self.len).step_by(512)
+    fn sectors(&self) -> impl Iterator<Item = FileOffset> + use<> {
+        let first = self.at.align_down(SECTOR);
+        (first.0..(self.at + self.len).0).step_by(512).map(FileOffset)
     }
 
     fn apply(&self, sectors: &mut Sectors) {
@@ -137,7 +138,7 @@ impl Record {
 }
 
 /// How far an offset lies behind another.
-fn index(at: u64, base: u64) -> usize {
+fn index(at: FileOffset, base: FileOffset) -> usize {
     usize::try_from(at - base).unwrap_or(usize::MAX)
 }
 
@@ -152,7 +153,7 @@ fn parse(words: &[u64]) -> Result<(Vec<Record>, usize), ImageError> {
         if head == GAP {
             return Ok((records, all - words.len() - 1));
         }
-        let (at, kind) = (head >> 8, (head >> 4) & 0xf);
+        let (at, kind) = (FileOffset(head >> 8), (head >> 4) & 0xf);
         let batch = u8::try_from(head & 0xf).unwrap_or(0);
         let value = words.next().ok_or_else(|| damaged("a record ends before its value"))?;
         let (len, content) = match kind {
@@ -174,9 +175,9 @@ fn parse(words: &[u64]) -> Result<(Vec<Record>, usize), ImageError> {
 }
 
 /// A sector of the file; zeros behind its end.
-fn read_sector(source: &mut dyn Source, at: u64) -> Result<[u8; 512], ImageError> {
+fn read_sector(source: &mut dyn Source, at: FileOffset) -> Result<[u8; 512], ImageError> {
     let mut sector = [0; 512];
-    let there = usize::try_from(source.len().saturating_sub(at).min(SECTOR)).unwrap_or(0);
+    let there = usize::try_from(source.len().saturating_sub(at.0).min(SECTOR)).unwrap_or(0);
     let Some(bytes) = sector.get_mut(..there).filter(|bytes| !bytes.is_empty()) else { return Ok(sector) };
     source.read_at(at, bytes).map_err(|fault| {
         ImageError::at(ImageErrorKind::Storage, at, format!("cannot read what a redo log has changes for: {fault}"))
@@ -185,7 +186,7 @@ fn read_sector(source: &mut dyn Source, at: u64) -> Result<[u8; 512], ImageError
 }
 
 /// Writes of some sectors, neighbours in one.
-fn writes(sectors: &Sectors, touched: &BTreeSet<u64>) -> Vec<MetaWrite> {
+fn writes(sectors: &Sectors, touched: &BTreeSet<FileOffset>) -> Vec<MetaWrite> {
     let mut writes: Vec<MetaWrite> = Vec::new();
     for at in touched {
         let Some(content) = sectors.get(at) else { continue };
@@ -221,16 +222,16 @@ impl Source for Patched<'_> {
     }
 
     fn len(&self) -> u64 {
-        self.source.len().max(self.owed.map_or(0, Owed::end))
+        self.source.len().max(self.owed.map_or(0, |owed| owed.end().0))
     }
 
-    fn read_at(&mut self, at: u64, bytes: &mut [u8]) -> Result<(), ReadFault> {
+    fn read_at(&mut self, at: FileOffset, bytes: &mut [u8]) -> Result<(), ReadFault> {
         let len = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
         let end = at.saturating_add(len);
-        if end > self.len() {
+        if end.0 > self.len() {
             return Err(ReadFault::PastEnd(end));
         }
-        let there = usize::try_from(self.source.len().saturating_sub(at).min(len)).unwrap_or(0);
+        let there = usize::try_from(self.source.len().saturating_sub(at.0).min(len)).unwrap_or(0);
         let (in_file, behind) = bytes.split_at_mut_checked(there).unwrap_or_default();
         behind.fill(0);
         if !in_file.is_empty() {

@@ -1,6 +1,7 @@
 //! What is read back from a redo log is what was appended, whenever its process has died.
 
 use super::*;
+use crate::FileOffset;
 use crate::format::MetaWrite;
 
 const IDENTITY: [u8; IDENTITY_LEN] = [7; IDENTITY_LEN];
@@ -36,7 +37,7 @@ impl Bed {
         let mut file = self.file.as_slice();
         let mut patched = log.patched(&mut file);
         let mut bytes = vec![0; usize::try_from(patched.len()).unwrap()];
-        patched.read_at(0, &mut bytes).unwrap();
+        patched.read_at(FileOffset(0), &mut bytes).unwrap();
         bytes
     }
 }
@@ -58,10 +59,10 @@ fn every_kind_of_change_is_read_back() {
     let mut log = bed.open();
     let long: Vec<u8> = (0..21).collect();
     append(&mut log, |changes| {
-        changes.bytes(0, 3, &[1]);
-        changes.bytes(0, 8, &[1, 2, 3, 4, 5, 6, 7, 8]);
-        changes.bytes(1, 505, &long);
-        changes.fill(1, 1500, 100, 9);
+        changes.bytes(0, FileOffset(3), &[1]);
+        changes.bytes(0, FileOffset(8), &[1, 2, 3, 4, 5, 6, 7, 8]);
+        changes.bytes(1, FileOffset(505), &long);
+        changes.fill(1, FileOffset(1500), 100, 9);
     });
     let mut expected = file();
     expected.resize(2048, 0);
@@ -77,13 +78,13 @@ fn a_batch_has_what_it_and_those_before_it_have_changed() {
     let bed = Bed::new();
     let mut log = bed.open();
     append(&mut log, |changes| {
-        changes.bytes(4, 1, &[41]);
-        changes.bytes(0, 0, &[1]);
-        changes.bytes(2, 600, &[2]);
+        changes.bytes(4, FileOffset(1), &[41]);
+        changes.bytes(0, FileOffset(0), &[1]);
+        changes.bytes(2, FileOffset(600), &[2]);
     });
     let next = bed.open();
     let batches = next.owed().unwrap().batches();
-    let begin = |write: &MetaWrite| (write.at, write.bytes[0], write.bytes[1]);
+    let begin = |write: &MetaWrite| (write.at.0, write.bytes[0], write.bytes[1]);
     let found: Vec<_> = batches.iter().map(|batch| batch.iter().map(begin).collect::<Vec<_>>()).collect();
     assert_eq!(found, [vec![(0, 1, 7)], vec![(512, 7, 7)], vec![(0, 1, 41)]]);
 }
@@ -92,7 +93,7 @@ fn a_batch_has_what_it_and_those_before_it_have_changed() {
 fn what_is_not_published_or_of_another_image_is_not_read() {
     let bed = Bed::new();
     let mut log = bed.open();
-    append(&mut log, |changes| changes.bytes(0, 0, &[1]));
+    append(&mut log, |changes| changes.bytes(0, FileOffset(0), &[1]));
     bed.set_word(HEADER_LEN + 16, u64::MAX);
     assert_eq!(bed.patched()[..2], [1, 7]);
     assert!(bed.try_open(&[8; IDENTITY_LEN]).unwrap().owed().is_none());
@@ -103,13 +104,13 @@ fn what_is_not_published_or_of_another_image_is_not_read() {
 fn a_settled_round_drops_what_was_sealed_and_no_more() {
     let bed = Bed::new();
     let mut log = bed.open();
-    append(&mut log, |changes| changes.bytes(0, 0, &[1]));
+    append(&mut log, |changes| changes.bytes(0, FileOffset(0), &[1]));
     log.seal();
-    append(&mut log, |changes| changes.bytes(0, 1, &[2]));
+    append(&mut log, |changes| changes.bytes(0, FileOffset(1), &[2]));
     log.settle(false, false);
     assert_eq!(bed.patched()[..2], [1, 2], "a round that has failed drops nothing");
     log.seal();
-    append(&mut log, |changes| changes.bytes(0, 2, &[3]));
+    append(&mut log, |changes| changes.bytes(0, FileOffset(2), &[3]));
     log.settle(true, false);
     assert_eq!(bed.patched()[..3], [7, 7, 3]);
 }
@@ -119,7 +120,7 @@ fn a_log_that_wraps_around_reads_back() {
     let bed = Bed::new();
     let mut log = bed.open();
     for number in 0..200u8 {
-        append(&mut log, |changes| changes.bytes(0, 9, &[number; 17]));
+        append(&mut log, |changes| changes.bytes(0, FileOffset(9), &[number; 17]));
         assert!(!log.has_gap());
         assert_eq!(bed.patched()[9..26], [number; 17]);
         log.seal();
@@ -132,18 +133,18 @@ fn a_log_that_wraps_around_reads_back() {
 fn behind_a_gap_nothing_counts_before_the_round_that_ends_it() {
     for leave_gap in [
         |log: &mut RedoLog| append(log, |changes| changes.leave_out()),
-        |log: &mut RedoLog| append(log, |changes| changes.bytes(0, 100, &[9; CAPACITY])),
-        |log: &mut RedoLog| log.append(&mut changed(|changes| changes.bytes(0, 100, &[9])), true),
+        |log: &mut RedoLog| append(log, |changes| changes.bytes(0, FileOffset(100), &[9; CAPACITY])),
+        |log: &mut RedoLog| log.append(&mut changed(|changes| changes.bytes(0, FileOffset(100), &[9])), true),
     ] {
         let bed = Bed::new();
         let mut log = bed.open();
-        append(&mut log, |changes| changes.bytes(0, 0, &[1]));
+        append(&mut log, |changes| changes.bytes(0, FileOffset(0), &[1]));
         leave_gap(&mut log);
-        append(&mut log, |changes| changes.bytes(0, 1, &[2]));
+        append(&mut log, |changes| changes.bytes(0, FileOffset(1), &[2]));
         assert!(log.has_gap());
         assert_eq!(bed.patched()[..2], [1, 7]);
         log.seal();
-        append(&mut log, |changes| changes.bytes(0, 2, &[3]));
+        append(&mut log, |changes| changes.bytes(0, FileOffset(2), &[3]));
         assert_eq!(bed.patched()[..3], [1, 7, 7]);
     }
 }
@@ -155,11 +156,11 @@ fn a_gap_ends_with_its_round_or_goes_on() {
         let mut log = bed.open();
         append(&mut log, |changes| changes.leave_out());
         log.seal();
-        append(&mut log, |changes| changes.bytes(0, 2, &[3]));
+        append(&mut log, |changes| changes.bytes(0, FileOffset(2), &[3]));
         assert!(log.has_gap());
         log.settle(durable, false);
         assert_eq!(log.has_gap(), !durable);
-        append(&mut log, |changes| changes.bytes(0, 3, &[4]));
+        append(&mut log, |changes| changes.bytes(0, FileOffset(3), &[4]));
         assert_eq!(bed.patched()[2..4], if durable { [3, 4] } else { [7, 7] });
     }
 }
@@ -168,14 +169,14 @@ fn a_gap_ends_with_its_round_or_goes_on() {
 fn who_dies_behind_a_gap_leaves_nothing_that_a_third_would_stumble_over() {
     let bed = Bed::new();
     let mut log = bed.open();
-    append(&mut log, |changes| changes.bytes(0, 0, &[1]));
+    append(&mut log, |changes| changes.bytes(0, FileOffset(0), &[1]));
     append(&mut log, |changes| changes.leave_out());
     log.seal();
-    append(&mut log, |changes| changes.bytes(0, 2, &[3]));
+    append(&mut log, |changes| changes.bytes(0, FileOffset(2), &[3]));
     let mut next = bed.open();
     next.seal();
     next.settle(true, false);
-    append(&mut next, |changes| changes.bytes(0, 4, &[5]));
+    append(&mut next, |changes| changes.bytes(0, FileOffset(4), &[5]));
     assert_eq!(bed.patched()[..5], [7, 7, 7, 7, 5]);
 }
 
@@ -199,7 +200,7 @@ fn syncs_that_are_owed_and_one_that_has_failed_are_known_to_the_next() {
 fn what_is_owed_to_a_failed_sync_is_read_until_that_is_accepted_and_forgotten_then() {
     let bed = Bed::new();
     let mut log = bed.open();
-    append(&mut log, |changes| changes.bytes(0, 0, &[1]));
+    append(&mut log, |changes| changes.bytes(0, FileOffset(0), &[1]));
     log.sync_failed();
     assert!(bed.open().has_failed());
     assert_eq!(bed.patched()[..2], [1, 7]);
@@ -212,7 +213,7 @@ fn what_is_owed_to_a_failed_sync_is_read_until_that_is_accepted_and_forgotten_th
 fn a_log_that_makes_no_sense_is_an_error_and_never_a_panic() {
     let damaged = |at: usize, value: u64| {
         let bed = Bed::new();
-        append(&mut bed.open(), |changes| changes.bytes(0, 0, &[1; 20]));
+        append(&mut bed.open(), |changes| changes.bytes(0, FileOffset(0), &[1; 20]));
         bed.set_word(at, value);
         bed.try_open(&IDENTITY).map(|_| ()).map_err(|error| error.kind)
     };
@@ -240,7 +241,7 @@ fn a_log_of_another_version_is_refused_counts_as_left_and_is_not_touched() {
     ];
     for words in changes {
         let bed = Bed::new();
-        append(&mut bed.open(), |changes| changes.bytes(0, 0, &[1; 20]));
+        append(&mut bed.open(), |changes| changes.bytes(0, FileOffset(0), &[1; 20]));
         words.iter().for_each(|&(at, value)| bed.set_word(at, value));
         let before: [u8; HEADER_LEN + CAPACITY] = bed.region.read(0).unwrap();
         let refused = bed.try_open(&IDENTITY).unwrap_err();
@@ -254,7 +255,7 @@ fn a_log_of_another_version_is_refused_counts_as_left_and_is_not_touched() {
 #[test]
 fn a_log_of_before_its_room_was_noted_is_read() {
     let bed = Bed::new();
-    append(&mut bed.open(), |changes| changes.bytes(0, 0, &[1]));
+    append(&mut bed.open(), |changes| changes.bytes(0, FileOffset(0), &[1]));
     bed.set_word(CAPACITY_AT, 0);
     assert_eq!(bed.patched()[..2], [1, 7]);
 }

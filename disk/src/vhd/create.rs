@@ -12,7 +12,7 @@ use super::layout::{
 };
 use super::parent::{Parent, vhd_time};
 use super::survey::{BLOCK_MAX, BLOCK_MIN, LEN_MAX, index};
-use crate::{Creation, ImageError, ImageErrorKind, MetaWrite};
+use crate::{Creation, FileOffset, ImageError, ImageErrorKind, MetaWrite};
 
 /// What kind of image to make.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,7 +51,7 @@ pub fn create(spec: &Spec) -> Result<Creation, ImageError> {
     }
     if spec.kind == Kind::Fixed {
         let footer = footer(spec, u64::MAX, 2);
-        let writes = vec![MetaWrite { at: spec.len, bytes: footer.as_bytes().to_vec() }];
+        let writes = vec![MetaWrite { at: FileOffset(spec.len), bytes: footer.as_bytes().to_vec() }];
         return Ok(Creation { len: spec.len + SECTOR, writes });
     }
     let block_size = u64::from(spec.block_size);
@@ -63,8 +63,8 @@ pub fn create(spec: &Spec) -> Result<Creation, ImageError> {
 
 /// Footer copy, header, locators, table, batmap, footer.
 fn sparse(spec: &Spec, block_size: u64) -> Result<Creation, ImageError> {
-    const HEADER_AT: u64 = 512;
-    const LOCATORS_AT: u64 = 1536;
+    const HEADER_AT: FileOffset = FileOffset(512);
+    const LOCATORS_AT: FileOffset = FileOffset(1536);
     const NEXT_HEADER: u64 = 1024 + 3 * 1024;
     let mut writes = Vec::new();
     let mut header = RawHeader::new_zeroed();
@@ -77,24 +77,24 @@ fn sparse(spec: &Spec, block_size: u64) -> Result<Creation, ImageError> {
         end = LOCATORS_AT + locators.len() + NEXT_HEADER;
     }
     let blocks = spec.len.div_ceil(block_size);
-    let table_at = end.next_multiple_of(4096);
+    let table_at = end.align_up(4096);
     let table_len = (blocks * 4).next_multiple_of(SECTOR);
     header.cookie = HEADER_COOKIE;
     header.data_offset = u64::MAX.into();
-    header.table_offset = table_at.into();
+    header.table_offset = table_at.0.into();
     header.version = VERSION.into();
     header.max_table_entries = u32::try_from(blocks).unwrap_or(u32::MAX).into();
     header.block_size = spec.block_size.into();
     writes.push(MetaWrite { at: HEADER_AT, bytes: header.sealed().as_bytes().to_vec() });
     writes.push(MetaWrite { at: table_at, bytes: vec![0xff; index(table_len)] });
     let batmap_at = table_at + table_len;
-    let (batmap_writes, batmap) = new_batmap(batmap_at, &vec![0; batmap_len(blocks)]);
+    let (batmap_writes, footer_at) = new_batmap(batmap_at, &vec![0; batmap_len(blocks)]);
     writes.extend(batmap_writes);
     let disk_type = if spec.kind == Kind::Dynamic { 3 } else { 4 };
-    let footer = footer(spec, HEADER_AT, disk_type);
-    writes.push(MetaWrite { at: 0, bytes: footer.as_bytes().to_vec() });
-    writes.push(MetaWrite { at: batmap, bytes: footer.as_bytes().to_vec() });
-    Ok(Creation { len: batmap + SECTOR, writes })
+    let footer = footer(spec, HEADER_AT.0, disk_type);
+    writes.push(MetaWrite { at: FileOffset(0), bytes: footer.as_bytes().to_vec() });
+    writes.push(MetaWrite { at: footer_at, bytes: footer.as_bytes().to_vec() });
+    Ok(Creation { len: footer_at.0 + SECTOR, writes })
 }
 
 /// Bytes of a batmap for so many blocks.
@@ -103,12 +103,12 @@ pub fn batmap_len(blocks: u64) -> usize {
 }
 
 /// A batmap with its header at `at`: its writes, and where it ends.
-pub fn new_batmap(at: u64, bits: &[u8]) -> (Vec<MetaWrite>, u64) {
+pub fn new_batmap(at: FileOffset, bits: &[u8]) -> (Vec<MetaWrite>, FileOffset) {
     let map_at = at + SECTOR;
     let len = u64::try_from(bits.len()).unwrap_or(u64::MAX);
     let mut header = RawBatmapHeader::new_zeroed();
     header.cookie = BATMAP_COOKIE;
-    header.offset = map_at.into();
+    header.offset = map_at.0.into();
     header.size = u32::try_from(len / SECTOR).unwrap_or(u32::MAX).into();
     header.version = BATMAP_VERSION.into();
     header.checksum = checksum(bits).into();

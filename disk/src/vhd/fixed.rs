@@ -16,7 +16,7 @@ use zerocopy::IntoBytes;
 use super::layout::{RawFooter, SECTOR};
 use super::survey::index;
 use crate::format::{Discarded, Mapping, MetaWrite, Reserved, Wait};
-use crate::{ImageError, ImageErrorKind, Records, Span};
+use crate::{FileOffset, ImageError, ImageErrorKind, Records, Span};
 
 /// Some programs round the size up in the file and not in the footer; to a cylinder, at most.
 const SLACK_MAX: u64 = 1 << 20;
@@ -25,7 +25,7 @@ const SLACK_MAX: u64 = 1 << 20;
 #[derive(Debug)]
 pub struct Fixed {
     footer: RawFooter,
-    footer_at: u64,
+    footer_at: FileOffset,
     /// The footer of the disk as it will be.
     growing: Option<RawFooter>,
     /// The one of the round under way.
@@ -35,13 +35,18 @@ pub struct Fixed {
 
 impl Fixed {
     /// An image with this footer at this place.
-    pub fn new(footer: RawFooter, footer_at: u64) -> Fixed {
+    pub fn new(footer: RawFooter, footer_at: FileOffset) -> Fixed {
         Fixed { footer, footer_at, growing: None, sealed: None, records: Records::default() }
     }
 
     /// Bytes of the disk.
     pub fn len(&self) -> u64 {
         self.footer.current_size.get()
+    }
+
+    /// Where in the file the disk ends.
+    fn end(&self) -> FileOffset {
+        FileOffset(self.len())
     }
 
     /// Cylinders, heads, sectors.
@@ -53,7 +58,7 @@ impl Fixed {
     pub fn map(&self, span: Span) -> Mapping {
         match self.inside(span) {
             0 => Mapping::Zero { len: span.len },
-            len => Mapping::Data { at: span.at, len },
+            len => Mapping::Data { at: span.at.in_flat_file(), len },
         }
     }
 
@@ -61,7 +66,7 @@ impl Fixed {
     pub fn reserve(&self, span: Span) -> Result<Reserved, Wait> {
         match self.inside(span) {
             0 => Err(Wait::NoSpace),
-            len => Ok(Reserved { at: span.at, len, ticket: None, fill: None }),
+            len => Ok(Reserved { at: span.at.in_flat_file(), len, ticket: None, fill: None }),
         }
     }
 
@@ -69,21 +74,21 @@ impl Fixed {
     pub fn discard(&self, span: Span) -> Discarded {
         match self.inside(span) {
             0 => Discarded::Nothing { len: span.len },
-            len => Discarded::Kept { at: span.at, len },
+            len => Discarded::Kept { at: span.at.in_flat_file(), len },
         }
     }
 
     /// Bytes of a span, from its start, that the disk has.
     fn inside(&self, span: Span) -> u64 {
-        span.len.min(self.len().saturating_sub(span.at))
+        span.len.min(self.len().saturating_sub(span.at.0))
     }
 
     /// Makes the disk larger, with the next round.
     pub fn grow(&mut self, len: u64) -> Result<(), ImageError> {
-        if self.footer_at.saturating_sub(self.len()) > SLACK_MAX {
-            let what =
-                format!("{} bytes lie between the disk and its footer", self.footer_at.saturating_sub(self.len()));
-            return Err(ImageError::at(ImageErrorKind::Unsupported, self.len(), what));
+        let slack = self.footer_at.saturating_sub(self.end());
+        if slack > SLACK_MAX {
+            let what = format!("{slack} bytes lie between the disk and its footer");
+            return Err(ImageError::at(ImageErrorKind::Unsupported, self.end(), what));
         }
         let mut footer = self.footer;
         footer.resize(len);
@@ -106,12 +111,12 @@ impl Fixed {
     pub fn seal(&mut self) -> Vec<Vec<MetaWrite>> {
         let Some(footer) = self.growing.take() else { return Vec::new() };
         self.sealed = Some(footer);
-        let zeroes = |at: u64, end: u64| MetaWrite { at, bytes: vec![0; index(end.saturating_sub(at))] };
+        let zeroes = |at: FileOffset, end: FileOffset| MetaWrite { at, bytes: vec![0; index(end.saturating_sub(at))] };
         let at = self.footer_place(&footer);
-        let slack = zeroes(self.len(), self.footer_at.min(footer.current_size.get()));
-        let old_place = if at > self.footer_at { self.footer_at..self.footer_at.saturating_add(SECTOR) } else { 0..0 };
+        let slack = zeroes(self.end(), self.footer_at.min(FileOffset(footer.current_size.get())));
+        let old_end = if at > self.footer_at { self.footer_at.saturating_add(SECTOR) } else { self.footer_at };
         let footer = MetaWrite { at, bytes: footer.as_bytes().to_vec() };
-        let batches = [slack, footer, zeroes(old_place.start, old_place.end)];
+        let batches = [slack, footer, zeroes(self.footer_at, old_end)];
         batches.into_iter().filter(|write| !write.bytes.is_empty()).map(|write| vec![write]).collect()
     }
 
@@ -127,7 +132,7 @@ impl Fixed {
     }
 
     /// A file is not made shorter: what is behind the disk stays there.
-    fn footer_place(&self, footer: &RawFooter) -> u64 {
-        footer.current_size.get().max(self.footer_at)
+    fn footer_place(&self, footer: &RawFooter) -> FileOffset {
+        FileOffset(footer.current_size.get()).max(self.footer_at)
     }
 }

@@ -4,10 +4,31 @@
 use zerocopy::byteorder::big_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use crate::FileOffset;
+use crate::offset::number;
+
 /// Bytes in a sector: the unit of every offset in the block allocation table.
 pub const SECTOR: u64 = 512;
-/// A block that has no place in the file.
-pub const UNUSED: u32 = u32::MAX;
+number! {
+    /// A block of the disk, by its number.
+    Block(u32)
+}
+
+number! {
+    /// A sector of the file, by its number. Of a block the table records that of its bitmap, which is in front of it.
+    FileSector(u32)
+}
+
+impl FileSector {
+    /// Where it begins.
+    #[inline(always)]
+    pub fn start(self) -> FileOffset {
+        FileOffset(u64::from(self.0) * SECTOR)
+    }
+}
+
+/// What the table says of a block that has no place in the file.
+pub const UNUSED: FileSector = FileSector(u32::MAX);
 /// First bytes of a footer.
 pub const FOOTER_COOKIE: [u8; 8] = *b"conectix";
 /// First bytes of the header of a dynamic or differencing image.

@@ -47,7 +47,7 @@ pub use crate::{Problem, Severity};
 use crate::format::{
     Access, Committed, Corrupt, Discarded, Format, Mapping, MetaBlock, MetaWrite, Reserved, Tail, Ticket, Wait,
 };
-use crate::{Geometry, ImageError, ImageErrorKind, Link, Records, Source, Span};
+use crate::{FileOffset, FileRange, Geometry, ImageError, ImageErrorKind, Link, Records, Source, Span};
 
 use fixed::Fixed;
 use sparse::Sparse;
@@ -205,13 +205,13 @@ impl Format for Vhd {
         }
     }
 
-    fn released(&mut self, at: u64, clean: bool) {
+    fn released(&mut self, at: FileOffset, clean: bool) {
         if let Body::Sparse(sparse) = &mut self.body {
             sparse.released(at, clean);
         }
     }
 
-    fn reclaim(&mut self) -> Option<(u64, u64)> {
+    fn reclaim(&mut self) -> Option<FileRange> {
         match &mut self.body {
             Body::Fixed(_) => None,
             Body::Sparse(sparse) => sparse.reclaim(),
@@ -259,7 +259,7 @@ impl Format for Vhd {
 
     /// Nothing is compressed in a VHD.
     fn decompress(&self, _bytes: &[u8]) -> Result<Vec<u8>, Corrupt> {
-        Err(Corrupt { at: 0 })
+        Err(Corrupt { at: FileOffset(0) })
     }
 
     fn load(&mut self, block: MetaBlock, bytes: &[u8]) -> Result<(), Corrupt> {

@@ -7,7 +7,7 @@ use zerocopy::byteorder::big_endian::U16;
 
 use super::layout::{EPOCH, FILE_URL, MISSPELT_FILE_URL, RawHeader, RawLocator};
 use super::survey::{Locator, decode_locator, index};
-use crate::{ImageError, ImageErrorKind, Link, MetaWrite};
+use crate::{FileOffset, ImageError, ImageErrorKind, Link, MetaWrite};
 
 /// Longest path in a locator: twice what Linux allows, in UTF-16.
 const PATH_MAX: u32 = 8192;
@@ -121,7 +121,7 @@ impl Locators {
     }
 
     /// Puts the entries into the header, for paths that stand at `at` one behind another; and the paths' writes.
-    pub fn place(&self, header: &mut RawHeader, at: u64) -> Vec<MetaWrite> {
+    pub fn place(&self, header: &mut RawHeader, at: FileOffset) -> Vec<MetaWrite> {
         let mut writes = Vec::new();
         let mut end = at;
         header.locators = [RawLocator::new_zeroed(); 8];
@@ -132,7 +132,7 @@ impl Locators {
                 data_space: u32::try_from(space).unwrap_or(u32::MAX).into(),
                 data_len: u32::try_from(bytes.len()).unwrap_or(u32::MAX).into(),
                 reserved: 0.into(),
-                data_offset: end.into(),
+                data_offset: end.0.into(),
             };
             let mut bytes = bytes.clone();
             bytes.resize(index(space), 0);

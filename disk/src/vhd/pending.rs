@@ -2,6 +2,7 @@
 
 use rustc_hash::FxHashMap;
 
+use super::layout::{Block, FileSector};
 use super::space::Slot;
 use crate::format::{Ticket, Wait};
 
@@ -9,7 +10,7 @@ use crate::format::{Ticket, Wait};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Write {
     /// The block.
-    pub block: u32,
+    pub block: Block,
     /// Its first sector that is written.
     pub from: u32,
     /// How many are.
@@ -23,13 +24,13 @@ pub struct Pending {
     last: u64,
     writes: FxHashMap<Ticket, Write>,
     /// How many of them each block has.
-    count: FxHashMap<u32, u32>,
-    slots: FxHashMap<u32, Slot>,
+    count: FxHashMap<Block, u32>,
+    slots: FxHashMap<Block, Slot>,
 }
 
 impl Pending {
     /// The slot that a new block is to have: the one it was given before, or one from `take`.
-    pub fn slot(&mut self, block: u32, take: impl FnOnce() -> Result<Slot, Wait>) -> Result<Slot, Wait> {
+    pub fn slot(&mut self, block: Block, take: impl FnOnce() -> Result<Slot, Wait>) -> Result<Slot, Wait> {
         if let Some(&slot) = self.slots.get(&block) {
             return Ok(slot);
         }
@@ -60,22 +61,22 @@ impl Pending {
     }
 
     /// The slot of a new block, which is now in the table.
-    pub fn claim(&mut self, block: u32) -> Option<Slot> {
+    pub fn claim(&mut self, block: Block) -> Option<Slot> {
         self.slots.remove(&block)
     }
 
     /// The slots of all blocks that are not in the table yet.
-    pub fn slots(&self) -> impl Iterator<Item = u32> + '_ {
+    pub fn slots(&self) -> impl Iterator<Item = FileSector> + '_ {
         self.slots.values().map(|slot| slot.sector)
     }
 
     /// Whether a write to the block is under way.
-    pub fn busy(&self, block: u32) -> bool {
+    pub fn busy(&self, block: Block) -> bool {
         self.count.contains_key(&block)
     }
 
     /// The slot of a new block that no write is under way to any more.
-    pub fn drop_if_idle(&mut self, block: u32) -> Option<Slot> {
+    pub fn drop_if_idle(&mut self, block: Block) -> Option<Slot> {
         if self.busy(block) { None } else { self.slots.remove(&block) }
     }
 }

@@ -16,7 +16,8 @@
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 
-use super::layout::SECTOR;
+use super::layout::{FileSector, SECTOR, UNUSED};
+use crate::FileOffset;
 use crate::format::Wait;
 
 /// Blocks begin at a multiple of this many bytes: what storage and O_DIRECT like best.
@@ -26,7 +27,7 @@ const BLOCK_ALIGN: u64 = 4096;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slot {
     /// First sector of the bitmap: what the block allocation table records.
-    pub sector: u32,
+    pub sector: FileSector,
     /// Whether bitmap and block read as zero.
     pub clean: bool,
 }
@@ -48,13 +49,13 @@ pub struct Space {
     bitmap_len: u64,
     block_len: u64,
     /// Behind everything that is in use or was; the footer of a file belongs there.
-    end: u64,
+    end: FileOffset,
     /// Where the footer of a device belongs, at its end, and nothing else.
-    limit: Option<u64>,
+    limit: Option<FileOffset>,
     /// Bytes in front of the limit that are kept for metadata.
     kept: u64,
     /// No slot begins in front of this: the room is for metadata, which libvhd accepts nowhere else (decision 0029).
-    floor: u64,
+    floor: FileOffset,
     /// Whether bytes behind `end` read as zero.
     zero_tail: bool,
     /// Whether no durable metadata speaks of what is behind `end`.
@@ -62,9 +63,9 @@ pub struct Space {
     /// Clean ones at the back, where they are taken from.
     free: VecDeque<Slot>,
     /// By sector. A trim of a large disk makes it large.
-    returning: HashMap<u32, Returning>,
+    returning: HashMap<FileSector, Returning>,
     /// Slots of unknown content that nothing refers to, still to be deallocated.
-    leaked: VecDeque<u32>,
+    leaked: VecDeque<FileSector>,
 }
 
 impl Space {
@@ -73,17 +74,17 @@ impl Space {
     pub fn new(
         bitmap_len: u64,
         block_len: u64,
-        occupied: impl IntoIterator<Item = Range<u64>>,
+        occupied: impl IntoIterator<Item = Range<FileOffset>>,
         file_len: u64,
         zero_tail: bool,
-        floor: u64,
+        floor: FileOffset,
     ) -> Space {
         let mut space = Space {
             bitmap_len,
             block_len,
-            end: 0,
+            end: FileOffset(0),
             kept: 0,
-            limit: (!zero_tail).then(|| (file_len - SECTOR) / SECTOR * SECTOR),
+            limit: (!zero_tail).then(|| FileOffset(file_len - SECTOR).align_down(SECTOR)),
             floor,
             zero_tail,
             proven: zero_tail,
@@ -97,15 +98,15 @@ impl Space {
         }
         // A file that ends in its footer has nothing behind its last block. Where the tail is rubbish anyway,
         // more of it makes no difference.
-        if zero_tail && file_len > space.end + SECTOR {
-            space.leaked_until(file_len);
-            space.end = file_len.next_multiple_of(SECTOR);
+        if zero_tail && FileOffset(file_len) > space.end + SECTOR {
+            space.leaked_until(FileOffset(file_len));
+            space.end = FileOffset(file_len).align_up(SECTOR);
         }
         space
     }
 
     /// Takes the slots that fit between `end` and `limit` for leaked.
-    fn leaked_until(&mut self, limit: u64) {
+    fn leaked_until(&mut self, limit: FileOffset) {
         while let Some(sector) = self.next_sector() {
             let behind = self.behind(sector);
             if behind > limit {
@@ -117,30 +118,30 @@ impl Space {
     }
 
     /// The first slot behind `end` and the footer there.
-    fn next_sector(&self) -> Option<u32> {
+    fn next_sector(&self) -> Option<FileSector> {
         let first = self.end.checked_add(SECTOR)?.max(self.floor);
-        let block_at = first.checked_add(self.bitmap_len)?.checked_next_multiple_of(BLOCK_ALIGN)?;
-        let sector = u32::try_from(block_at.checked_sub(self.bitmap_len)? / SECTOR).ok()?;
+        let block_at = first.checked_add(self.bitmap_len)?.checked_align_up(BLOCK_ALIGN)?;
+        let sector = FileSector(u32::try_from(block_at.0.checked_sub(self.bitmap_len)? / SECTOR).ok()?);
         // The table has 32 bits for a sector, and one value of them means "unused".
-        (sector != u32::MAX && u32::try_from(self.behind(sector) / SECTOR).is_ok()).then_some(sector)
+        (sector != UNUSED && u32::try_from(self.behind(sector) / SECTOR).is_ok()).then_some(sector)
     }
 
-    fn behind(&self, sector: u32) -> u64 {
+    fn behind(&self, sector: FileSector) -> FileOffset {
         self.block_at(sector) + self.block_len
     }
 
     /// Offset in the file of the block of a slot.
-    pub fn block_at(&self, sector: u32) -> u64 {
-        u64::from(sector) * SECTOR + self.bitmap_len
+    pub fn block_at(&self, sector: FileSector) -> FileOffset {
+        sector.start() + self.bitmap_len
     }
 
     /// Behind everything that is in use or was.
-    pub fn end(&self) -> u64 {
+    pub fn end(&self) -> FileOffset {
         self.end
     }
 
     /// Where the footer belongs; nowhere on a device on which a block lies at its end.
-    pub fn footer_at(&self) -> Option<u64> {
+    pub fn footer_at(&self) -> Option<FileOffset> {
         self.limit.map_or(Some(self.end), |limit| (self.end <= limit).then_some(limit))
     }
 
@@ -150,8 +151,8 @@ impl Space {
     }
 
     /// Where nothing may be placed any more.
-    pub fn limit(&self) -> u64 {
-        self.limit.unwrap_or(u64::MAX)
+    pub fn limit(&self) -> FileOffset {
+        self.limit.unwrap_or(FileOffset(u64::MAX))
     }
 
     /// All that was read at open is durable.
@@ -164,7 +165,7 @@ impl Space {
         if let Some(slot) = self.free.pop_back() {
             return Ok(slot);
         }
-        let fits = |sector: &u32| self.behind(*sector) + self.kept <= self.limit();
+        let fits = |sector: &FileSector| self.behind(*sector) + self.kept <= self.limit();
         let sector = self.next_sector().filter(fits).ok_or(Wait::NoSpace)?;
         if !self.proven {
             return Err(Wait::Round);
@@ -191,7 +192,7 @@ impl Space {
     }
 
     /// Room for `len` bytes of metadata, behind everything else.
-    pub fn take_room(&mut self, len: u64) -> u64 {
+    pub fn take_room(&mut self, len: u64) -> FileOffset {
         // The footer in force stands at the end of what was there so far.
         let at = room_behind(self.end);
         self.end = at + len;
@@ -199,34 +200,34 @@ impl Space {
     }
 
     /// Where a slot begins and ends.
-    pub fn range(&self, sector: u32) -> Range<u64> {
-        u64::from(sector) * SECTOR..self.behind(sector)
+    pub fn range(&self, sector: FileSector) -> Range<FileOffset> {
+        sector.start()..self.behind(sector)
     }
 
     /// The slots that hold no block: free, leaked or on their way there.
-    pub fn idle(&self) -> impl Iterator<Item = u32> + '_ {
+    pub fn idle(&self) -> impl Iterator<Item = FileSector> + '_ {
         let free = self.free.iter().map(|slot| slot.sector);
         free.chain(self.leaked.iter().copied()).chain(self.returning.keys().copied())
     }
 
     /// Gives a slot up that durable metadata refers to.
-    pub fn free(&mut self, sector: u32) {
+    pub fn free(&mut self, sector: FileSector) {
         self.returning.insert(sector, Returning::default());
     }
 
     /// Leaves a slot that durable metadata refers to, and whose content must outlive that: it becomes leaked when it
     /// has been [`forgotten`](Space::forgotten).
-    pub fn leave(&mut self, sector: u32) {
+    pub fn leave(&mut self, sector: FileSector) {
         self.returning.insert(sector, Returning { idle: true, ..Returning::default() });
     }
 
     /// Gives a slot back that nothing has ever referred to, after a failed write to it.
-    pub fn give_back(&mut self, sector: u32) {
+    pub fn give_back(&mut self, sector: FileSector) {
         self.leaked.push_back(sector);
     }
 
     /// The durable metadata no longer refers to the slot.
-    pub fn forgotten(&mut self, sector: u32) {
+    pub fn forgotten(&mut self, sector: FileSector) {
         match self.returning.get_mut(&sector) {
             Some(slot) if slot.idle => {
                 self.returning.remove(&sector);
@@ -239,7 +240,7 @@ impl Space {
     }
 
     /// The slot reads as zero now, or it does not.
-    pub fn released(&mut self, sector: u32, clean: bool) {
+    pub fn released(&mut self, sector: FileSector, clean: bool) {
         if let Some(slot) = self.returning.get_mut(&sector) {
             slot.clean = Some(clean);
         }
@@ -247,14 +248,14 @@ impl Space {
     }
 
     /// The next leaked slot. It is free when it has been [`released`](Space::released).
-    pub fn next_leaked(&mut self) -> Option<u32> {
+    pub fn next_leaked(&mut self) -> Option<FileSector> {
         let sector = self.leaked.pop_front()?;
         self.returning.insert(sector, Returning { forgotten: true, ..Returning::default() });
         Some(sector)
     }
 
     /// Frees the slot if it has come back.
-    fn collect(&mut self, sector: u32) {
+    fn collect(&mut self, sector: FileSector) {
         let Some(&Returning { forgotten: true, clean: Some(clean), .. }) = self.returning.get(&sector) else { return };
         self.returning.remove(&sector);
         let slot = Slot { sector, clean };
@@ -263,8 +264,8 @@ impl Space {
 }
 
 /// Where metadata may begin behind what ends at `end`.
-fn room_behind(end: u64) -> u64 {
-    (end + SECTOR).next_multiple_of(BLOCK_ALIGN)
+fn room_behind(end: FileOffset) -> FileOffset {
+    (end + SECTOR).align_up(BLOCK_ALIGN)
 }
 
 #[cfg(test)]
@@ -272,23 +273,25 @@ mod test {
     use super::*;
 
     const BLOCK: u64 = 2 << 20;
+    /// What is taken in front of the blocks.
+    const METADATA: Range<FileOffset> = FileOffset(0)..FileOffset(8192);
 
     #[test]
     fn blocks_are_aligned_and_a_footer_fits_between() {
         for bitmap_len in [512, 1024, 2048, 4096] {
-            let mut space = Space::new(bitmap_len, BLOCK, std::iter::once(0..8192), 8704, true, 0);
+            let mut space = Space::new(bitmap_len, BLOCK, std::iter::once(METADATA), 8704, true, FileOffset(0));
             for _ in 0..3 {
                 let footer = space.end();
                 let slot = space.take().unwrap();
                 assert_eq!(space.block_at(slot.sector) % 4096, 0);
-                assert!(u64::from(slot.sector) * SECTOR >= footer + SECTOR);
+                assert!(slot.sector.start() >= footer + SECTOR);
             }
         }
     }
 
     #[test]
     fn a_slot_freed_comes_back_only_when_forgotten_and_released() {
-        let mut space = Space::new(512, BLOCK, std::iter::once(0..8192), 8704, true, 0);
+        let mut space = Space::new(512, BLOCK, std::iter::once(METADATA), 8704, true, FileOffset(0));
         let slot = space.take().unwrap();
         space.free(slot.sector);
         space.released(slot.sector, true);
@@ -299,7 +302,7 @@ mod test {
 
     #[test]
     fn a_slot_left_behind_is_leaked_only_when_forgotten() {
-        let mut space = Space::new(512, BLOCK, std::iter::once(0..8192), 8704, true, 0);
+        let mut space = Space::new(512, BLOCK, std::iter::once(METADATA), 8704, true, FileOffset(0));
         let slot = space.take().unwrap();
         space.leave(slot.sector);
         assert_eq!(space.next_leaked(), None, "a power loss would bring it back");
@@ -312,10 +315,10 @@ mod test {
 
     #[test]
     fn what_a_crash_left_is_leaked() {
-        let mut fresh = Space::new(512, BLOCK, std::iter::once(0..8192), 8704, true, 0);
+        let mut fresh = Space::new(512, BLOCK, std::iter::once(METADATA), 8704, true, FileOffset(0));
         let (first, second, third) = (fresh.take().unwrap(), fresh.take().unwrap(), fresh.take().unwrap());
         let (len, second_range) = (fresh.end(), fresh.range(second.sector));
-        let mut space = Space::new(512, BLOCK, [0..8192, second_range], len, true, 0);
+        let mut space = Space::new(512, BLOCK, [METADATA, second_range], len.0, true, FileOffset(0));
         assert_eq!(space.next_leaked(), Some(first.sector));
         assert_eq!(space.next_leaked(), Some(third.sector));
         assert_eq!(space.next_leaked(), None);
@@ -326,46 +329,56 @@ mod test {
 
     #[test]
     fn room_for_metadata_is_given_to_no_block_and_is_not_leaked() {
-        let floor = 5 << 20;
-        let mut space = Space::new(512, BLOCK, std::iter::once(0..8192), 8704, true, floor);
-        assert_eq!(space.end(), 8192, "the footer stays where it is until there is a block");
+        let floor = FileOffset(5 << 20);
+        let mut space = Space::new(512, BLOCK, std::iter::once(METADATA), 8704, true, floor);
+        assert_eq!(space.end(), FileOffset(8192), "the footer stays where it is until there is a block");
         let first = space.take().unwrap();
-        assert_eq!(u64::from(first.sector) * SECTOR, floor + 4096 - 512);
+        assert_eq!(first.sector.start(), floor + 4096 - 512);
         let block = space.range(first.sector);
-        let mut space = Space::new(512, BLOCK, [0..8192, block.clone()], block.end, true, floor);
+        let mut space = Space::new(512, BLOCK, [METADATA, block.clone()], block.end.0, true, floor);
         assert_eq!(space.next_leaked(), None);
-        assert_eq!(u64::from(space.take().unwrap().sector) * SECTOR, block.end + 4096 - 512);
+        assert_eq!(space.take().unwrap().sector.start(), block.end + 4096 - 512);
     }
 
     #[test]
     fn behind_the_last_block_of_a_device_nothing_is_placed_before_what_was_read_is_durable() {
-        let mut space = Space::new(512, BLOCK, std::iter::once(0..8192), 1 << 30, false, 0);
+        let mut space = Space::new(512, BLOCK, std::iter::once(METADATA), 1 << 30, false, FileOffset(0));
         assert_eq!(space.take(), Err(Wait::Round));
-        assert_eq!(space.end(), 8192);
+        assert_eq!(space.end(), FileOffset(8192));
         space.prove();
-        assert_eq!(space.take().map(|slot| space.range(slot.sector).start >= 8192 + SECTOR), Ok(true));
+        assert_eq!(space.take().map(|slot| space.range(slot.sector).start >= FileOffset(8192 + SECTOR)), Ok(true));
     }
 
     #[test]
     fn a_device_ends_in_its_footer_and_nothing_is_placed_over_that() {
         let end = 8192 + 2 * (BLOCK + 4096);
-        let mut space = Space::new(512, BLOCK, std::iter::once(0..8192), end, false, 0);
+        let mut space = Space::new(512, BLOCK, std::iter::once(METADATA), end, false, FileOffset(0));
         space.prove();
         let first = space.take().unwrap();
-        assert_eq!((space.footer_at(), space.range(first.sector).start > 8192), (Some(end - SECTOR), true));
+        assert_eq!(
+            (space.footer_at(), space.range(first.sector).start > FileOffset(8192)),
+            (Some(FileOffset(end - SECTOR)), true)
+        );
         assert_eq!(space.take(), Err(Wait::NoSpace), "the second would lie over the footer");
         assert!(space.keep_room(&[3000]) && !space.keep_room(&[BLOCK]));
-        let mut space = Space::new(512, BLOCK, std::iter::once(0..8192), end, false, 0);
+        let mut space = Space::new(512, BLOCK, std::iter::once(METADATA), end, false, FileOffset(0));
         space.prove();
         assert!(!space.keep_room(&[3 * BLOCK]));
         assert!(space.take().is_ok(), "room that is not there is not kept");
-        let full = Space::new(512, BLOCK, std::iter::once(0..8192), 8192, false, 0);
+        let full = Space::new(512, BLOCK, std::iter::once(METADATA), 8192, false, FileOffset(0));
         assert_eq!(full.footer_at(), None);
     }
 
     #[test]
     fn the_table_runs_out_at_two_tebibytes() {
-        let mut space = Space::new(512, BLOCK, std::iter::once(0..(1 << 41) - BLOCK), 0, true, 0);
+        let mut space = Space::new(
+            512,
+            BLOCK,
+            std::iter::once(FileOffset(0)..FileOffset((1 << 41) - BLOCK)),
+            0,
+            true,
+            FileOffset(0),
+        );
         assert_eq!(space.take(), Err(Wait::NoSpace));
     }
 }

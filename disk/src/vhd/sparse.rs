@@ -14,12 +14,12 @@ use rustc_hash::FxHashMap;
 use zerocopy::IntoBytes;
 
 use super::bitmap::Bitmap;
-use super::layout::{RawFooter, RawHeader, SECTOR, UNUSED};
+use super::layout::{Block, FileSector, RawFooter, RawHeader, SECTOR, UNUSED};
 use super::pending::{Pending, Write};
 use super::space::Space;
 use super::survey::{Batmap, DiskType, Survey, bitmap_len, index};
 use crate::format::{Access, Tail};
-use crate::{Records, Span};
+use crate::{DiskOffset, FileOffset, FileRange, Records, Span};
 use generation::{Change, floor};
 use round::{FIRST, Round, TABLE};
 
@@ -55,27 +55,27 @@ pub struct Sparse {
     bitmap_len: u64,
     disk_len: u64,
     header: RawHeader,
-    header_at: u64,
-    table_at: u64,
-    table: Vec<u32>,
+    header_at: FileOffset,
+    table_at: FileOffset,
+    table: Vec<FileSector>,
     /// Entries that the table in the file has.
     room: u32,
     /// Entries whose blocks lie over something else, or outside of the file; none in an image that can be written to.
-    damaged: BTreeSet<u32>,
+    damaged: BTreeSet<FileSector>,
     /// Blocks with every sector written, one bit each: their bitmap need not be looked at.
     full: Vec<u64>,
-    bitmaps: FxHashMap<u32, Cached>,
+    bitmaps: FxHashMap<Block, Cached>,
     /// The order in which bitmaps came (block and number), for choosing which to forget.
-    arrivals: VecDeque<(u32, u64)>,
+    arrivals: VecDeque<(Block, u64)>,
     last_arrival: u64,
     bitmaps_max: usize,
     /// Bitmaps asked for with [`Wait::Load`], by their offset in the file.
-    loading: FxHashMap<u64, u32>,
+    loading: FxHashMap<FileOffset, Block>,
     pending: Pending,
     space: Space,
     footer: RawFooter,
     batmap: Option<Batmap>,
-    dirty_bitmaps: BTreeSet<u32>,
+    dirty_bitmaps: BTreeSet<Block>,
     /// By sector of the table.
     dirty_table: BTreeSet<u32>,
     dirty_batmap: bool,
@@ -89,9 +89,9 @@ pub struct Sparse {
     /// A generation of metadata still to be written.
     change: Option<Change>,
     /// Where metadata stands that a footer in the file may still lead to.
-    held: Vec<Range<u64>>,
+    held: Vec<Range<FileOffset>>,
     /// Slots freed since the last seal.
-    forgotten: Vec<u32>,
+    forgotten: Vec<FileSector>,
     round: Round,
     records: Records,
 }
@@ -119,8 +119,8 @@ impl Sparse {
             bitmap_len,
             disk_len,
             header: tables.header,
-            header_at: survey.footer.data_offset.get(),
-            table_at: tables.header.table_offset.get(),
+            header_at: FileOffset(survey.footer.data_offset.get()),
+            table_at: FileOffset(tables.header.table_offset.get()),
             table: tables.bat,
             room: tables.room,
             damaged: survey.damaged,
@@ -171,7 +171,7 @@ impl Sparse {
             return Ok(Mapping::Parent { len: self.unused_run(block, span) });
         }
         if self.damaged.contains(&sector) {
-            return Ok(Mapping::Damaged { at: self.entry_at(block), raw: sector.into(), len });
+            return Ok(Mapping::Damaged { at: self.entry_at(block), raw: sector.0.into(), len });
         }
         let at = self.space.block_at(sector) + from;
         if self.is_full(block) {
@@ -210,7 +210,7 @@ impl Sparse {
             self.set_not_full(write.block);
             self.keep(write.block, Bitmap::filled(count, index(self.bitmap_len), whole), true);
             self.set_entry(write.block, slot.sector);
-            let bitmap_at = u64::from(slot.sector) * SECTOR;
+            let bitmap_at = slot.sector.start();
             self.records.fill(FIRST, bitmap_at, self.bitmap_len, if whole { 0xff } else { 0 });
             if self.space.footer_moves() {
                 self.dirty_footer = true;
@@ -242,9 +242,9 @@ impl Sparse {
             return Ok(Discarded::Nothing { len: self.unused_run(block, span) });
         }
         let at = self.space.block_at(sector) + from;
-        let whole = from == 0 && (len == self.block_len || span.at + len == self.disk_len);
+        let whole = from == 0 && (len == self.block_len || span.at + len == DiskOffset(self.disk_len));
         if whole && !self.parent {
-            let bitmap_at = u64::from(sector) * SECTOR;
+            let bitmap_at = sector.start();
             if self.loading.contains_key(&bitmap_at) {
                 // Somebody reads the bitmap. Should that take very long, the place might have another block by then,
                 // whose bitmap the old bytes would be taken for.
@@ -261,18 +261,18 @@ impl Sparse {
         Ok(if set { Discarded::Kept { at, len } } else { Discarded::Nothing { len } })
     }
 
-    pub fn released(&mut self, at: u64, clean: bool) {
-        let sector = (at - self.bitmap_len) / SECTOR;
-        self.space.released(u32::try_from(sector).unwrap_or(UNUSED), clean);
+    pub fn released(&mut self, at: FileOffset, clean: bool) {
+        let sector = u32::try_from((at - self.bitmap_len) / SECTOR).map_or(UNUSED, FileSector);
+        self.space.released(sector, clean);
     }
 
-    pub fn reclaim(&mut self) -> Option<(u64, u64)> {
-        self.space.next_leaked().map(|sector| (self.space.block_at(sector), self.block_len))
+    pub fn reclaim(&mut self) -> Option<FileRange> {
+        self.space.next_leaked().map(|sector| FileRange { at: self.space.block_at(sector), len: self.block_len })
     }
 
     pub fn load(&mut self, block: MetaBlock, bytes: &[u8]) {
         let Some(index) = self.loading.remove(&block.at) else { return };
-        let still_there = u64::from(self.entry(index)) * SECTOR == block.at;
+        let still_there = self.entry(index).start() == block.at;
         if still_there && !self.bitmaps.contains_key(&index) {
             let bitmap = Bitmap::from_bytes(sectors(self.block_len), bytes);
             if bitmap.is_full() {
@@ -293,27 +293,32 @@ impl Sparse {
     }
 
     /// The block of a byte of the disk, and the byte's place in the block.
-    fn locate(&self, at: u64) -> (u32, u64) {
-        let block = at.checked_div(self.block_len).unwrap_or(0);
-        (u32::try_from(block).unwrap_or(u32::MAX), at.checked_rem(self.block_len).unwrap_or(0))
+    fn locate(&self, at: DiskOffset) -> (Block, u64) {
+        let block = at.0.checked_div(self.block_len).unwrap_or(0);
+        (Block(u32::try_from(block).unwrap_or(u32::MAX)), at.0.checked_rem(self.block_len).unwrap_or(0))
     }
 
-    fn entry(&self, block: u32) -> u32 {
-        self.table.get(index(block.into())).copied().unwrap_or(UNUSED)
+    /// Where on the disk a block begins.
+    fn start_of(&self, block: Block) -> DiskOffset {
+        DiskOffset(u64::from(block.0) * self.block_len)
     }
 
-    fn set_entry(&mut self, block: u32, sector: u32) {
-        if let Some(entry) = self.table.get_mut(index(block.into())) {
+    fn entry(&self, block: Block) -> FileSector {
+        self.table.get(index(block.0.into())).copied().unwrap_or(UNUSED)
+    }
+
+    fn set_entry(&mut self, block: Block, sector: FileSector) {
+        if let Some(entry) = self.table.get_mut(index(block.0.into())) {
             *entry = sector;
-            self.dirty_table.insert(block / ENTRIES);
+            self.dirty_table.insert(block.0 / ENTRIES);
             let at = self.entry_at(block);
-            self.records.bytes(TABLE, at, &sector.to_be_bytes());
+            self.records.bytes(TABLE, at, &sector.0.to_be_bytes());
         }
     }
 
     /// Where in the file the table entry of a block stands.
-    fn entry_at(&self, block: u32) -> u64 {
-        self.table_at + u64::from(block) * 4
+    fn entry_at(&self, block: Block) -> FileOffset {
+        self.table_at + u64::from(block.0) * 4
     }
 
     /// What has changed and is to be logged.
@@ -322,9 +327,9 @@ impl Sparse {
     }
 
     /// Logs the bitmap of a block as it is now.
-    fn log_bitmap(&mut self, block: u32, sector: u32) {
+    fn log_bitmap(&mut self, block: Block, sector: FileSector) {
         let Some(cached) = self.bitmaps.get(&block) else { return };
-        let (at, bytes) = (u64::from(sector) * SECTOR, cached.bitmap.as_bytes());
+        let (at, bytes) = (sector.start(), cached.bitmap.as_bytes());
         match bytes.first().copied().filter(|&first| bytes.iter().all(|&byte| byte == first)) {
             Some(byte) => self.records.fill(FIRST, at, self.bitmap_len, byte),
             None => self.records.bytes(FIRST, at, bytes),
@@ -332,8 +337,8 @@ impl Sparse {
     }
 
     /// Bytes from the start of `span`, which lies in the unused block `block`, up to the next used one.
-    fn unused_run(&self, block: u32, span: Span) -> u64 {
-        let mut end = (u64::from(block) + 1) * self.block_len;
+    fn unused_run(&self, block: Block, span: Span) -> u64 {
+        let mut end = self.start_of(block) + self.block_len;
         while end < span.end() && self.entry(self.locate(end).0) == UNUSED {
             end += self.block_len;
         }
@@ -342,39 +347,38 @@ impl Sparse {
 
     /// The bytes of the disk that a write covers; the last block may reach behind the disk's end.
     fn span_of(&self, write: Write) -> Span {
-        let begin = u64::from(write.block) * self.block_len;
-        let at = begin + u64::from(write.from) * SECTOR;
-        let len = (u64::from(write.count) * SECTOR).min(self.disk_len - at);
+        let at = self.start_of(write.block) + u64::from(write.from) * SECTOR;
+        let len = (u64::from(write.count) * SECTOR).min(self.disk_len - at.0);
         Span { at, len }
     }
 
-    fn is_full(&self, block: u32) -> bool {
-        self.full.get(index(u64::from(block / 64))).is_some_and(|word| word & (1 << (block % 64)) != 0)
+    fn is_full(&self, block: Block) -> bool {
+        self.full.get(index(u64::from(block.0 / 64))).is_some_and(|word| word & (1 << (block.0 % 64)) != 0)
     }
 
-    fn set_full(&mut self, block: u32) {
-        if let Some(word) = self.full.get_mut(index(u64::from(block / 64))) {
-            *word |= 1 << (block % 64);
+    fn set_full(&mut self, block: Block) {
+        if let Some(word) = self.full.get_mut(index(u64::from(block.0 / 64))) {
+            *word |= 1 << (block.0 % 64);
         }
     }
 
     /// The bitmap of a used block.
-    fn bitmap(&mut self, block: u32, sector: u32) -> Result<&Bitmap, Wait> {
+    fn bitmap(&mut self, block: Block, sector: FileSector) -> Result<&Bitmap, Wait> {
         match self.bitmaps.get(&block) {
             Some(cached) => Ok(&cached.bitmap),
             None => {
-                let at = u64::from(sector) * SECTOR;
+                let at = sector.start();
                 self.loading.insert(at, block);
                 Err(self.wait_for(at))
             }
         }
     }
 
-    fn wait_for(&self, at: u64) -> Wait {
+    fn wait_for(&self, at: FileOffset) -> Wait {
         Wait::Load(MetaBlock { at, len: u32::try_from(self.bitmap_len).unwrap_or(u32::MAX) })
     }
 
-    fn keep(&mut self, block: u32, bitmap: Bitmap, dirty: bool) {
+    fn keep(&mut self, block: Block, bitmap: Bitmap, dirty: bool) {
         self.last_arrival = self.last_arrival.wrapping_add(1);
         let arrival = self.last_arrival;
         self.bitmaps.insert(block, Cached { bitmap, dirty, sealed: false, arrival });
@@ -412,8 +416,7 @@ impl Sparse {
             // The bytes in which its bits are.
             let (first, last) = (write.from / 8, (write.from + write.count - 1) / 8);
             let bytes = cached.bitmap.as_bytes().get(index(first.into())..=index(last.into())).unwrap_or_default();
-            let entry = self.table.get(index(write.block.into())).copied().unwrap_or(UNUSED);
-            let at = u64::from(entry) * SECTOR + u64::from(first);
+            let at = self.table.get(index(write.block.0.into())).copied().unwrap_or(UNUSED).start() + u64::from(first);
             self.records.bytes(FIRST, at, bytes);
             self.dirty_bitmaps.insert(write.block);
             if full {
@@ -423,14 +426,14 @@ impl Sparse {
     }
 
     /// Takes a block out of the table, whose content is of no use any more.
-    fn free(&mut self, block: u32, sector: u32) {
+    fn free(&mut self, block: Block, sector: FileSector) {
         self.unlist(block);
         self.space.free(sector);
         self.forgotten.push(sector);
     }
 
     /// Takes a block out of the table.
-    fn unlist(&mut self, block: u32) {
+    fn unlist(&mut self, block: Block) {
         self.set_entry(block, UNUSED);
         self.set_not_full(block);
         self.bitmaps.remove(&block);
@@ -438,23 +441,23 @@ impl Sparse {
     }
 
     /// Takes the block out of the full ones, in the batmap too: with the table, a round writes the batmap first.
-    fn set_not_full(&mut self, block: u32) {
-        if let Some(word) = self.full.get_mut(index(u64::from(block / 64))) {
-            *word &= !(1 << (block % 64));
+    fn set_not_full(&mut self, block: Block) {
+        if let Some(word) = self.full.get_mut(index(u64::from(block.0 / 64))) {
+            *word &= !(1 << (block.0 % 64));
         }
         let Some(batmap) = &mut self.batmap else { return };
-        let (number, bit) = (u64::from(block / 8), 0x80 >> (block % 8));
+        let (number, bit) = (u64::from(block.0 / 8), 0x80 >> (block.0 % 8));
         if let Some(byte) = batmap.bits.get_mut(index(number)).filter(|byte| **byte & bit != 0) {
             *byte &= !bit;
             self.dirty_batmap = true;
             // Its checksum is not logged: a batmap without the right one is not believed, and made anew.
-            self.records.bytes(FIRST, batmap.header.offset.get() + number, &[*byte]);
+            self.records.bytes(FIRST, FileOffset(batmap.header.offset.get()) + number, &[*byte]);
         }
     }
 
     fn table_sector(&self, sector: u32) -> MetaWrite {
         let first = sector * ENTRIES;
-        let entries = (first..first + ENTRIES).map(|block| self.entry(block));
+        let entries = (first..first + ENTRIES).map(|block| self.entry(Block(block)).0);
         let at = self.table_at + u64::from(sector) * SECTOR;
         MetaWrite { at, bytes: entries.flat_map(u32::to_be_bytes).collect() }
     }

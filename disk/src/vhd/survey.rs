@@ -11,10 +11,10 @@ use std::ops::Range;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::layout::{
-    FEATURES, FOOTER_COOKIE, HEADER_COOKIE, RawFooter, RawHeader, RawLocator, SECTOR, UNUSED, VERSION,
+    FEATURES, FOOTER_COOKIE, FileSector, HEADER_COOKIE, RawFooter, RawHeader, RawLocator, SECTOR, UNUSED, VERSION,
 };
 use crate::format::Tail;
-use crate::{ImageError, ImageErrorKind, MetaWrite, Problem, ReadFault, Severity, Source};
+use crate::{FileOffset, ImageError, ImageErrorKind, MetaWrite, Problem, ReadFault, Severity, Source};
 
 pub use batmap::{Batmap, batmap_writes};
 
@@ -66,7 +66,7 @@ pub struct Tables {
     /// The header.
     pub header: RawHeader,
     /// First sector of each block's bitmap, or [`UNUSED`].
-    pub bat: Vec<u32>,
+    pub bat: Vec<FileSector>,
     /// The batmap, where there is one.
     pub batmap: Option<Batmap>,
     /// The parent locators that hold something.
@@ -74,9 +74,9 @@ pub struct Tables {
     /// Entries that the table has room for: those of blocks that the disk does not have are all unused.
     pub room: u32,
     /// Where metadata stands, the copy of the footer included, ascending.
-    pub extents: Vec<Range<u64>>,
+    pub extents: Vec<Range<FileOffset>>,
     /// Sectors of all used blocks, ascending.
-    pub used: Vec<u32>,
+    pub used: Vec<FileSector>,
 }
 
 impl Tables {
@@ -87,10 +87,10 @@ impl Tables {
     }
 
     /// All that is in use of the file, ascending, and whether it is a block.
-    pub fn occupied(&self) -> impl Iterator<Item = (Range<u64>, bool)> + '_ {
+    pub fn occupied(&self) -> impl Iterator<Item = (Range<FileOffset>, bool)> + '_ {
         let len = self.slot_len();
-        let blocks = self.used.iter().map(|&sector| u64::from(sector).saturating_mul(SECTOR));
-        let mut blocks = blocks.map(move |at| at..at.saturating_add(len)).peekable();
+        let starts = self.used.iter().map(|sector| sector.start());
+        let mut blocks = starts.map(move |at| at..at.saturating_add(len)).peekable();
         let mut metadata = self.extents.iter().filter(|extent| !extent.is_empty()).cloned().peekable();
         std::iter::from_fn(move || match (blocks.peek(), metadata.peek()) {
             (Some(block), Some(other)) if block.start < other.start => blocks.next().map(|range| (range, true)),
@@ -106,7 +106,7 @@ pub struct Survey {
     /// The footer in force.
     pub footer: RawFooter,
     /// Where the footer at the end stands, or would, and whether it is another.
-    pub end: (u64, bool),
+    pub end: (FileOffset, bool),
     /// Whether the copy at the start is another.
     pub copy_stale: bool,
     /// What the footer says it is.
@@ -115,7 +115,7 @@ pub struct Survey {
     pub tables: Option<Tables>,
     /// Table entries of blocks that lie over something else, or reach behind the end of the file: all damage that there
     /// can be beside which the rest is readable.
-    pub damaged: BTreeSet<u32>,
+    pub damaged: BTreeSet<FileSector>,
     /// What is wrong, none of it so bad that the rest could not be read.
     pub problems: Vec<Problem>,
     /// Writes that restore redundant metadata.
@@ -129,11 +129,11 @@ pub fn bitmap_len(block_size: u64) -> u64 {
     (block_size / SECTOR).div_ceil(8).next_multiple_of(SECTOR)
 }
 
-fn corrupt(at: u64, what: impl Into<String>) -> ImageError {
+fn corrupt(at: FileOffset, what: impl Into<String>) -> ImageError {
     ImageError::at(ImageErrorKind::Corrupt, at, what)
 }
 
-fn read(source: &mut dyn Source, at: u64, len: usize, what: &str) -> Result<Vec<u8>, ImageError> {
+fn read(source: &mut dyn Source, at: FileOffset, len: usize, what: &str) -> Result<Vec<u8>, ImageError> {
     let mut bytes = vec![0; len];
     match source.read_at(at, &mut bytes) {
         Ok(()) => Ok(bytes),
@@ -161,7 +161,7 @@ impl Survey {
             4 => DiskType::Differencing,
             other => {
                 return Err(corrupt(
-                    60,
+                    FileOffset(60),
                     format!("disk type {other} is not one of fixed (2), dynamic (3) and differencing (4)"),
                 ));
             }
@@ -173,10 +173,10 @@ impl Survey {
         } else {
             let tables = survey.read_tables(source)?;
             survey.check_blocks(&tables, tail);
-            let used = tables.occupied().map(|(range, _)| range.end).max().unwrap_or(0);
+            let used = tables.occupied().map(|(range, _)| range.end).max().unwrap_or_default();
             if tail == Tail::Stale && used > survey.end.0 {
                 // A block lies where the footer would: the copy is all that there is.
-                survey.repairs.retain(|write| write.at == 0);
+                survey.repairs.retain(|write| write.at.0 == 0);
             }
             survey.tables = Some(tables);
         }
@@ -193,7 +193,7 @@ impl Survey {
         if len.checked_add(SECTOR - 1).is_none_or(|needed| needed > self.file_len) {
             let file_len = self.file_len;
             return Err(corrupt(
-                48,
+                FileOffset(48),
                 format!("a fixed disk of {len} bytes does not fit in a file of {file_len} bytes (truncated?)"),
             ));
         }
@@ -201,10 +201,10 @@ impl Survey {
     }
 
     fn read_tables(&mut self, source: &mut dyn Source) -> Result<Tables, ImageError> {
-        let at = self.footer.data_offset.get();
+        let at = FileOffset(self.footer.data_offset.get());
         let header = read_header(source, at)?;
         let blocks = self.footer.current_size.get().div_ceil(u64::from(header.block_size.get()));
-        let table_at = header.table_offset.get();
+        let table_at = FileOffset(header.table_offset.get());
         let entries = header.max_table_entries.get();
         if u64::from(entries) < blocks {
             return Err(corrupt(
@@ -215,16 +215,16 @@ impl Survey {
         let table_len = u64::from(entries).saturating_mul(4).next_multiple_of(SECTOR);
         let table_end = table_at.saturating_add(table_len);
         let over_header = table_at < at.saturating_add(1024) && table_end > at;
-        if table_at % SECTOR != 0 || table_at < SECTOR || over_header {
+        if table_at % SECTOR != 0 || table_at.0 < SECTOR || over_header {
             let what = format!("the block allocation table cannot stand at byte {table_at}");
             return Err(corrupt(at.saturating_add(16), what));
         }
-        if table_end > self.file_len {
+        if table_end.0 > self.file_len {
             return Err(corrupt(table_at, "the file ends inside the block allocation table (truncated?)"));
         }
         let bytes = read(source, table_at, index(u64::from(entries).saturating_mul(4)), "block allocation table")?;
-        let mut bat: Vec<u32> =
-            bytes.chunks_exact(4).map(|entry| entry.try_into().map_or(UNUSED, u32::from_be_bytes)).collect();
+        let entry = |raw: &[u8]| raw.try_into().map_or(UNUSED, |raw| FileSector(u32::from_be_bytes(raw)));
+        let mut bat: Vec<FileSector> = bytes.chunks_exact(4).map(entry).collect();
         let spare = bat.split_off(index(blocks));
         let room = if spare.iter().all(|&entry| entry == UNUSED) { entries } else { count_of(&bat) };
         let batmap = self.read_batmap(source, table_end, blocks)?;
@@ -233,9 +233,9 @@ impl Survey {
             let what = "a parent locator has the code MACX; the format says MacX, and libvhd refuses all others";
             self.note(Severity::Repairable, at.saturating_add(LOCATORS_AT), what.into());
         }
-        extents.extend([0..SECTOR, at..at.saturating_add(1024), table_at..table_end]);
+        extents.extend([FileOffset(0)..FileOffset(SECTOR), at..at.saturating_add(1024), table_at..table_end]);
         if let Some(map) = &batmap {
-            let map_at = map.header.offset.get();
+            let map_at = FileOffset(map.header.offset.get());
             let len = u64::try_from(map.bits.len()).unwrap_or(u64::MAX);
             let map = [map.header_at..map.header_at.saturating_add(SECTOR), map_at..map_at.saturating_add(len)];
             if map.iter().any(|part| part.start < at.saturating_add(1024) && part.end > at) {
@@ -244,14 +244,14 @@ impl Survey {
             extents.extend(map);
         }
         extents.sort_unstable_by_key(|extent| (extent.start, extent.end));
-        let mut used: Vec<u32> = bat.iter().copied().filter(|&sector| sector != UNUSED).collect();
+        let mut used: Vec<FileSector> = bat.iter().copied().filter(|&sector| sector != UNUSED).collect();
         used.sort_unstable();
         Ok(Tables { header, bat, batmap, locators, room, extents, used })
     }
 
     fn check_blocks(&mut self, tables: &Tables, tail: Tail) {
-        let table_at = tables.header.table_offset.get();
-        let (mut floor, mut last_block) = (0, 0..0);
+        let table_at = FileOffset(tables.header.table_offset.get());
+        let (mut floor, mut last_block) = (FileOffset(0), FileOffset(0)..FileOffset(0));
         for (range, is_block) in tables.occupied() {
             // Pieces of metadata may lie over each other, as locators of other programs do; a block over nothing.
             if range.start < if is_block { floor } else { last_block.end } {
@@ -264,7 +264,7 @@ impl Survey {
                 if is_block {
                     self.damaged.insert(sector_of(range.start));
                 }
-            } else if is_block && range.end > self.file_len {
+            } else if is_block && range.end.0 > self.file_len {
                 let what = format!("a block at byte {} reaches behind the end of the file (truncated?)", range.start);
                 self.note(Severity::Damage, table_at, what);
                 self.damaged.insert(sector_of(range.start));
@@ -275,14 +275,14 @@ impl Survey {
             }
         }
         let len = tables.slot_len();
-        let unused = self.file_len.saturating_sub(floor);
+        let unused = self.file_len.saturating_sub(floor.0);
         // A device is as large as it is; what is behind the last block is room for more of them.
         if unused >= len && tail == Tail::Zeroes {
             self.note(Severity::Leak, floor, format!("{unused} bytes behind the last block are not in use"));
         }
     }
 
-    fn note(&mut self, severity: Severity, at: u64, what: String) {
+    fn note(&mut self, severity: Severity, at: FileOffset, what: String) {
         // A table full of rubbish has one message, not half a million.
         if self.problems.len() < 100 {
             self.problems.push(Problem { severity, at, what });
@@ -291,12 +291,12 @@ impl Survey {
 }
 
 /// The table entry of a block whose bitmap is at this byte.
-fn sector_of(at: u64) -> u32 {
+fn sector_of(at: FileOffset) -> FileSector {
     let Ok(sector) = u32::try_from(at / SECTOR) else { unreachable!("a block's place was read from a table entry") };
-    sector
+    FileSector(sector)
 }
 
-fn count_of(entries: &[u32]) -> u32 {
+fn count_of(entries: &[FileSector]) -> u32 {
     u32::try_from(entries.len()).unwrap_or(u32::MAX)
 }
 
@@ -312,7 +312,7 @@ enum Found {
     None,
 }
 
-fn footer_at(source: &mut dyn Source, at: u64, len: usize) -> Result<Found, ImageError> {
+fn footer_at(source: &mut dyn Source, at: FileOffset, len: usize) -> Result<Found, ImageError> {
     let mut bytes = read(source, at, len, "footer")?;
     // Images of Virtual PC before 2004 have 511 bytes: the last reserved byte, a zero, is missing.
     bytes.resize(512, 0);
@@ -327,7 +327,7 @@ fn footer_at(source: &mut dyn Source, at: u64, len: usize) -> Result<Found, Imag
 /// The footer in force and where else it belongs.
 struct Footers {
     footer: RawFooter,
-    end: (u64, bool),
+    end: (FileOffset, bool),
     copy_stale: bool,
 }
 
@@ -347,13 +347,14 @@ fn find_footer(
             format!("a file of {len} bytes is too small for a VHD"),
         ));
     }
-    let copy = footer_at(source, 0, 512)?;
-    let mut tail_at = len.saturating_sub(512);
+    let copy = footer_at(source, FileOffset(0), 512)?;
+    let mut tail_at = FileOffset(len.saturating_sub(512));
     let mut tail = footer_at(source, tail_at, 512)?;
     if matches!(tail, Found::None) {
-        let short = footer_at(source, len.saturating_sub(511), 511)?;
+        let short_at = FileOffset(len.saturating_sub(511));
+        let short = footer_at(source, short_at, 511)?;
         if !matches!(short, Found::None) {
-            (tail, tail_at) = (short, len.saturating_sub(511));
+            (tail, tail_at) = (short, short_at);
         }
     }
     let mut note = |severity, at, what: &str| problems.push(Problem { severity, at, what: what.into() });
@@ -368,16 +369,20 @@ fn find_footer(
             Ok(Footers { footer: copy, end: (tail_at, stale), copy_stale: false })
         }
         (Found::Sound(footer), _) if !footer.is_fixed() => {
-            note(Severity::Repairable, 0, "the copy of the footer at the start of the file is missing or differs");
-            repairs.push(repair(0, &footer));
+            note(
+                Severity::Repairable,
+                FileOffset(0),
+                "the copy of the footer at the start of the file is missing or differs",
+            );
+            repairs.push(repair(FileOffset(0), &footer));
             Ok(Footers { footer, end: (tail_at, false), copy_stale: true })
         }
         (Found::Sound(footer), _) => Ok(Footers { footer, end: (tail_at, false), copy_stale: false }),
         (_, Found::Sound(copy)) if !copy.is_fixed() => {
             note(Severity::Unclosed, tail_at, "there is no footer at the end of the file, only its copy at the start");
             let at = match storage {
-                Tail::Zeroes => len.next_multiple_of(SECTOR),
-                Tail::Stale => len.saturating_sub(SECTOR) / SECTOR * SECTOR,
+                Tail::Zeroes => FileOffset(len).align_up(SECTOR),
+                Tail::Stale => FileOffset(len.saturating_sub(SECTOR)).align_down(SECTOR),
             };
             repairs.push(repair(at, &copy));
             Ok(Footers { footer: copy, end: (at, true), copy_stale: false })
@@ -390,12 +395,12 @@ fn find_footer(
 }
 
 fn check_footer(footer: &RawFooter) -> Result<(), ImageError> {
-    let unsupported = |at, what: String| Err(ImageError::at(ImageErrorKind::Unsupported, at, what));
+    let unsupported = |byte, what: String| Err(ImageError::at(ImageErrorKind::Unsupported, FileOffset(byte), what));
     if footer.version.get() != VERSION {
         return unsupported(12, format!("version {:#010x} of the format is unknown", footer.version.get()));
     }
     if footer.features.get() & FEATURES == 0 {
-        return Err(corrupt(8, "the features of the footer lack the bit that is always set"));
+        return Err(corrupt(FileOffset(8), "the features of the footer lack the bit that is always set"));
     }
     if footer.creator_app.starts_with(b"tap") && footer.creator_version.get() <= 0x0000_0001 {
         return unsupported(32, "sector bitmaps of creator version 0.1 (little-endian) are not supported".into());
@@ -405,14 +410,14 @@ fn check_footer(footer: &RawFooter) -> Result<(), ImageError> {
         return unsupported(48, format!("a virtual size of {len} bytes is beyond the 2040 GiB that a VHD can hold"));
     }
     if len % SECTOR != 0 || len == 0 {
-        return Err(corrupt(48, format!("a virtual size of {len} bytes is not a number of sectors")));
+        return Err(corrupt(FileOffset(48), format!("a virtual size of {len} bytes is not a number of sectors")));
     }
     Ok(())
 }
 
-fn read_header(source: &mut dyn Source, at: u64) -> Result<RawHeader, ImageError> {
-    if at < 512 || at % SECTOR != 0 {
-        return Err(corrupt(16, format!("the header cannot stand at byte {at}")));
+fn read_header(source: &mut dyn Source, at: FileOffset) -> Result<RawHeader, ImageError> {
+    if at.0 < 512 || at % SECTOR != 0 {
+        return Err(corrupt(FileOffset(16), format!("the header cannot stand at byte {at}")));
     }
     let bytes = read(source, at, 1024, "header")?;
     let header = RawHeader::read_from_bytes(&bytes).map_err(|_| corrupt(at, "the file ends inside the header"))?;
@@ -435,11 +440,14 @@ fn read_header(source: &mut dyn Source, at: u64) -> Result<RawHeader, ImageError
 }
 
 /// The locators that hold something, and where they stand.
-fn read_locators(source: &mut dyn Source, header: &RawHeader) -> Result<(Vec<Locator>, Vec<Range<u64>>), ImageError> {
+fn read_locators(
+    source: &mut dyn Source,
+    header: &RawHeader,
+) -> Result<(Vec<Locator>, Vec<Range<FileOffset>>), ImageError> {
     let mut found = Vec::new();
     let mut extents = Vec::new();
     for locator in header.locators.iter().filter(|locator| holds_path(locator)) {
-        let at = locator.data_offset.get();
+        let at = FileOffset(locator.data_offset.get());
         let space = locator_space(locator);
         let len = locator.data_len.get();
         if len > LOCATOR_MAX || u64::from(len) > space {
@@ -463,9 +471,9 @@ fn locator_space(locator: &RawLocator) -> u64 {
 }
 
 /// Where a locator's path stands, if it holds one.
-pub fn locator_extent(locator: &RawLocator) -> Option<Range<u64>> {
-    let at = locator.data_offset.get();
-    let end = at.saturating_add(locator_space(locator)).checked_next_multiple_of(SECTOR).unwrap_or(u64::MAX);
+pub fn locator_extent(locator: &RawLocator) -> Option<Range<FileOffset>> {
+    let at = FileOffset(locator.data_offset.get());
+    let end = at.saturating_add(locator_space(locator)).checked_align_up(SECTOR).unwrap_or(FileOffset(u64::MAX));
     holds_path(locator).then_some(at..end)
 }
 

@@ -9,8 +9,8 @@ mod relink;
 mod tidy;
 
 use super::*;
-use crate::Creation;
 use crate::ImageErrorKind;
+use crate::{Creation, DiskOffset, FileOffset};
 
 const GIB: u64 = 1 << 30;
 
@@ -21,7 +21,7 @@ fn spec(len: u64, kind: Kind) -> Spec {
 fn file_of(creation: &Creation) -> Vec<u8> {
     let mut bytes = vec![0; creation.len as usize];
     for write in &creation.writes {
-        bytes[write.at as usize..write.at as usize + write.bytes.len()].copy_from_slice(&write.bytes);
+        bytes[write.at.0 as usize..write.at.0 as usize + write.bytes.len()].copy_from_slice(&write.bytes);
     }
     bytes
 }
@@ -50,14 +50,14 @@ fn checked(bytes: &[u8]) -> Report {
 /// Runs the whole life of a block through an image and applies what it writes, as a disk would.
 fn write_block(bytes: &mut Vec<u8>, at: u64) {
     let mut vhd = open(bytes).unwrap();
-    let reserved = vhd.reserve(Span { at, len: 512 }).unwrap();
-    bytes.resize(bytes.len().max(reserved.at as usize + 512), 0);
-    bytes[reserved.at as usize..reserved.at as usize + 512].fill(0x5a);
+    let reserved = vhd.reserve(Span { at: DiskOffset(at), len: 512 }).unwrap();
+    bytes.resize(bytes.len().max(reserved.at.0 as usize + 512), 0);
+    bytes[reserved.at.0 as usize..reserved.at.0 as usize + 512].fill(0x5a);
     vhd.commit(reserved.ticket.unwrap());
     for write in vhd.seal().into_iter().flatten() {
-        let end = write.at as usize + write.bytes.len();
+        let end = write.at.0 as usize + write.bytes.len();
         bytes.resize(bytes.len().max(end), 0);
-        bytes[write.at as usize..end].copy_from_slice(&write.bytes);
+        bytes[write.at.0 as usize..end].copy_from_slice(&write.bytes);
     }
 }
 
@@ -97,9 +97,11 @@ fn every_block_size_found_in_the_wild_opens() {
         let mut bytes = file_of(&creation);
         write_block(&mut bytes, 0);
         let mut vhd = open(&bytes).unwrap();
-        let Err(Wait::Load(block)) = vhd.map(Span { at: 0, len: 4096 }) else { panic!("the bitmap is not looked at") };
-        vhd.load(block, &bytes[block.at as usize..][..block.len as usize]).unwrap();
-        let place = vhd.map(Span { at: 0, len: 4096 }).unwrap();
+        let Err(Wait::Load(block)) = vhd.map(Span { at: DiskOffset(0), len: 4096 }) else {
+            panic!("the bitmap is not looked at")
+        };
+        vhd.load(block, &bytes[block.at.0 as usize..][..block.len as usize]).unwrap();
+        let place = vhd.map(Span { at: DiskOffset(0), len: 4096 }).unwrap();
         assert!(matches!(place, Mapping::Data { at, len: 4096 } if at % 4096 == 0), "{place:?}");
     }
 }
@@ -122,8 +124,8 @@ fn a_missing_footer_is_restored_from_its_copy() {
     assert_eq!(checked(&bytes).worst(), Some(Severity::Unclosed));
     let mut repaired = bytes.clone();
     for write in checked(&bytes).repairs.into_iter().flatten() {
-        repaired.resize(repaired.len().max(write.at as usize + write.bytes.len()), 0);
-        repaired[write.at as usize..write.at as usize + write.bytes.len()].copy_from_slice(&write.bytes);
+        repaired.resize(repaired.len().max(write.at.0 as usize + write.bytes.len()), 0);
+        repaired[write.at.0 as usize..write.at.0 as usize + write.bytes.len()].copy_from_slice(&write.bytes);
     }
     assert_eq!(checked(&repaired).problems, []);
     assert_eq!(open(&bytes).unwrap().seal().len(), 1, "a writer restores it with its first round");
@@ -160,7 +162,7 @@ fn a_batmap_with_a_wrong_checksum_is_not_used() {
     let report = checked(&bytes);
     assert_eq!(report.worst(), Some(Severity::Repairable));
     let mut vhd = open(&bytes).unwrap();
-    assert!(matches!(vhd.map(Span { at: 0, len: 512 }), Err(Wait::Load(_))), "the bitmap is looked at");
+    assert!(matches!(vhd.map(Span { at: DiskOffset(0), len: 512 }), Err(Wait::Load(_))), "the bitmap is looked at");
 }
 
 /// Scope: every byte of all metadata of an image with two blocks, two values each. Nothing panics; what opens
@@ -179,10 +181,10 @@ fn no_byte_of_the_metadata_can_do_harm() {
                 assert_eq!(vhd.geometry().len % 512, 0);
                 let mut offset = 0;
                 while offset < vhd.geometry().len.min(64 << 20) {
-                    let span = Span { at: offset, len: 2 << 20 };
+                    let span = Span { at: DiskOffset(offset), len: 2 << 20 };
                     let len = match vhd.map(span) {
                         Ok(Mapping::Data { at, len }) => {
-                            assert!(at + len <= end as u64, "byte {at}: data behind the end of the file");
+                            assert!(at + len <= FileOffset(end as u64), "byte {at}: data behind the end of the file");
                             len
                         }
                         Ok(place) => place.len(),
@@ -223,9 +225,9 @@ fn damaged_blocks_are_lost_to_readers_and_no_others() {
     assert_eq!(open(&bytes).unwrap_err().kind, ImageErrorKind::Corrupt);
     let mut vhd = Vhd::open(&mut { &bytes[..] }, Access::ReadOnly, Tail::Zeroes).unwrap();
     let mut map = |block: u64| loop {
-        match vhd.map(Span { at: block * BLOCK, len: 512 }) {
+        match vhd.map(Span { at: DiskOffset(block * BLOCK), len: 512 }) {
             Err(Wait::Load(wanted)) => {
-                vhd.load(wanted, &bytes[wanted.at as usize..][..wanted.len as usize]).unwrap();
+                vhd.load(wanted, &bytes[wanted.at.0 as usize..][..wanted.len as usize]).unwrap();
             }
             found => break found.unwrap(),
         }
@@ -233,7 +235,7 @@ fn damaged_blocks_are_lost_to_readers_and_no_others() {
     for (block, entry) in [(0, first), (2, first), (3, 1u32.to_be_bytes()), (4, 0x7fff_ffffu32.to_be_bytes())] {
         let at = table as u64 + block * 4;
         let raw = u32::from_be_bytes(entry).into();
-        assert_eq!(map(block), Mapping::Damaged { at, raw, len: 512 }, "block {block}");
+        assert_eq!(map(block), Mapping::Damaged { at: FileOffset(at), raw, len: 512 }, "block {block}");
     }
     assert!(matches!(map(1), Mapping::Data { .. }));
     assert_eq!(map(5), Mapping::Parent { len: 512 });
@@ -249,9 +251,9 @@ fn a_batmap_that_calls_an_absent_block_full_is_not_believed() {
     bytes[header_at + 24..header_at + 28].copy_from_slice(&sum.to_be_bytes());
     write_block(&mut bytes, 4096);
     let mut vhd = open(&bytes).unwrap();
-    let first = Span { at: 0, len: 512 };
+    let first = Span { at: DiskOffset(0), len: 512 };
     if let Err(Wait::Load(block)) = vhd.map(first) {
-        vhd.load(block, &bytes[block.at as usize..][..block.len as usize]).unwrap();
+        vhd.load(block, &bytes[block.at.0 as usize..][..block.len as usize]).unwrap();
     }
     assert_eq!(vhd.map(first), Ok(Mapping::Parent { len: 512 }), "nobody has written it: it is the parent's");
 }
@@ -271,10 +273,12 @@ fn a_block_is_not_freed_while_its_bitmap_is_read() {
     let mut bytes = new_file(64 << 20, Kind::Dynamic);
     write_block(&mut bytes, 0);
     let mut vhd = open(&bytes).unwrap();
-    let Err(Wait::Load(block)) = vhd.map(Span { at: 0, len: 512 }) else { panic!("the bitmap is not looked at") };
-    let whole = Span { at: 0, len: 2 << 20 };
+    let Err(Wait::Load(block)) = vhd.map(Span { at: DiskOffset(0), len: 512 }) else {
+        panic!("the bitmap is not looked at")
+    };
+    let whole = Span { at: DiskOffset(0), len: 2 << 20 };
     assert_eq!(vhd.discard(whole), Err(Wait::Load(block)));
-    vhd.load(block, &bytes[block.at as usize..][..block.len as usize]).unwrap();
+    vhd.load(block, &bytes[block.at.0 as usize..][..block.len as usize]).unwrap();
     assert!(matches!(vhd.discard(whole), Ok(Discarded::Freed { .. })));
 }
 
@@ -283,9 +287,9 @@ fn places_freed_are_a_reason_for_a_round() {
     // Else a guest that writes and discards, and never flushes, has the file grow without end.
     let mut vhd = open(&new_file(64 << 20, Kind::Dynamic)).unwrap();
     for _ in 0..5000 {
-        let ticket = vhd.reserve(Span { at: 0, len: 512 }).unwrap().ticket.unwrap();
+        let ticket = vhd.reserve(Span { at: DiskOffset(0), len: 512 }).unwrap().ticket.unwrap();
         vhd.commit(ticket);
-        let freed = vhd.discard(Span { at: 0, len: 2 << 20 }).unwrap();
+        let freed = vhd.discard(Span { at: DiskOffset(0), len: 2 << 20 }).unwrap();
         let Discarded::Freed { at, .. } = freed else { panic!("{freed:?}") };
         vhd.released(at, true);
     }
@@ -302,6 +306,6 @@ fn the_last_block_is_freed_whole() {
     let mut bytes = new_file((2 << 20) + 4096, Kind::Dynamic);
     write_block(&mut bytes, 2 << 20);
     let mut vhd = open(&bytes).unwrap();
-    let freed = vhd.discard(Span { at: 2 << 20, len: 4096 }).unwrap();
+    let freed = vhd.discard(Span { at: DiskOffset(2 << 20), len: 4096 }).unwrap();
     assert!(matches!(freed, Discarded::Freed { len: 4096, size, .. } if size == 2 << 20), "{freed:?}");
 }

@@ -14,7 +14,7 @@
 use zerocopy::IntoBytes;
 
 use super::survey::Survey;
-use crate::{ImageError, MetaWrite, Source};
+use crate::{FileOffset, ImageError, MetaWrite, Source};
 
 /// How to make a file end behind its last block.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,12 +32,12 @@ pub struct Tidy {
 pub fn tidy(source: &mut dyn Source) -> Result<Option<Tidy>, ImageError> {
     let survey = Survey::of(source)?;
     let Some(tables) = survey.tables.as_ref().filter(|_| survey.damage().is_none()) else { return Ok(None) };
-    let end = tables.occupied().map(|(range, _)| range.end).max().unwrap_or(0);
+    let end = tables.occupied().map(|(range, _)| range.end).max().unwrap_or_default();
     let closed = !survey.end.1 && !survey.copy_stale;
-    if closed && survey.file_len.saturating_sub(end) < tables.slot_len() {
+    if closed && survey.file_len.saturating_sub(end.0) < tables.slot_len() {
         return Ok(None);
     }
     let footer = |at| vec![MetaWrite { at, bytes: survey.footer.as_bytes().to_vec() }];
-    let first = if survey.copy_stale { footer(0) } else { Vec::new() };
-    Ok(Some(Tidy { first, len: end, last: footer(end) }))
+    let first = if survey.copy_stale { footer(FileOffset(0)) } else { Vec::new() };
+    Ok(Some(Tidy { first, len: end.0, last: footer(end) }))
 }

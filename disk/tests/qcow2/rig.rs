@@ -1,8 +1,8 @@
 //! A disk over files in memory whose operations complete in an order drawn from a seed.
 
 use disk::{
-    Access, Action, Allocation, Creation, Disk, EngineFailed, FileDone, FileError, FileId, FileOp, Format, Image, Io,
-    Operation, Options, Request, Span, Status, Tail, Token, Until, qcow2,
+    Access, Action, Allocation, Creation, Disk, DiskOffset, EngineFailed, FileDone, FileError, FileId, FileOffset,
+    FileOp, Format, Image, Io, Operation, Options, Request, Span, Status, Tail, Token, Until, qcow2,
 };
 use memory::Segments;
 
@@ -102,9 +102,9 @@ impl Files {
             let number = self.past.ended;
             match &op.action {
                 Action::Write { at, from } => {
-                    self.past.since.push((*at, from.len() as u64, Some(from.to_vec()), number));
+                    self.past.since.push((at.0, from.len() as u64, Some(from.to_vec()), number));
                 }
-                Action::Deallocate { at, len } if self.punches => self.past.since.push((*at, *len, None, number)),
+                Action::Deallocate { at, len } if self.punches => self.past.since.push((at.0, *len, None, number)),
                 _ => {}
             }
         }
@@ -112,15 +112,15 @@ impl Files {
         match &op.action {
             Action::Read { at, into } => {
                 let mut bytes = vec![0; into.len()];
-                let at = index(*at).min(file.len());
+                let at = index(at.0).min(file.len());
                 let len = bytes.len().min(file.len() - at);
                 bytes[..len].copy_from_slice(&file[at..at + len]);
                 into.copy_from(&bytes);
             }
             Action::Write { at, from } => {
-                let end = index(*at) + from.len();
+                let end = index(at.0) + from.len();
                 file.resize(file.len().max(end), 0);
-                file[index(*at)..end].copy_from_slice(&from.to_vec());
+                file[index(at.0)..end].copy_from_slice(&from.to_vec());
             }
             Action::SyncData => {
                 self.syncs += 1;
@@ -128,8 +128,8 @@ impl Files {
             }
             Action::Deallocate { .. } if !self.punches => return Err(FileError::Unsupported),
             Action::Deallocate { at, len } => {
-                let end = index(at + len).min(file.len());
-                file[index(*at).min(end)..end].fill(0);
+                let end = index(at.0 + len).min(file.len());
+                file[index(at.0).min(end)..end].fill(0);
             }
         }
         Ok(())
@@ -158,7 +158,7 @@ impl Io for Files {
         Ok(())
     }
 
-    fn allocated(&mut self, _file: FileId, _at: u64, len: u64) -> Allocation {
+    fn allocated(&mut self, _file: FileId, _at: FileOffset, len: u64) -> Allocation {
         Allocation::Data(len)
     }
 }
@@ -177,9 +177,9 @@ pub struct Rig {
 pub fn file_of(creation: &Creation) -> Vec<u8> {
     let mut bytes = vec![0; index(creation.len)];
     for write in &creation.writes {
-        let end = index(write.at) + write.bytes.len();
+        let end = index(write.at.0) + write.bytes.len();
         bytes.resize(bytes.len().max(end), 0);
-        bytes[index(write.at)..end].copy_from_slice(&write.bytes);
+        bytes[index(write.at.0)..end].copy_from_slice(&write.bytes);
     }
     bytes
 }
@@ -189,8 +189,8 @@ pub fn open(bytes: &mut Vec<u8>, tail: Tail) -> Image {
     let image = qcow2::Qcow2::open(&mut bytes.as_slice(), Access::ReadWrite, tail).unwrap();
     for write in image.first_writes() {
         // The last page of a file need not be there in full.
-        bytes.resize(bytes.len().max(index(write.at) + write.bytes.len()), 0);
-        bytes[index(write.at)..index(write.at) + write.bytes.len()].copy_from_slice(&write.bytes);
+        bytes.resize(bytes.len().max(index(write.at.0) + write.bytes.len()), 0);
+        bytes[index(write.at.0)..index(write.at.0) + write.bytes.len()].copy_from_slice(&write.bytes);
     }
     Image::Qcow2(Box::new(image))
 }
@@ -207,7 +207,8 @@ impl Rig {
     fn begin(&mut self, operation: Operation, at: u64, len: u64, memory: Segments) -> u64 {
         self.last += 1;
         let request =
-            Request::new(operation, Span { at, len }, memory, Token(self.last), &self.disk.geometry()).unwrap();
+            Request::new(operation, Span { at: DiskOffset(at), len }, memory, Token(self.last), &self.disk.geometry())
+                .unwrap();
         self.disk.submit(request, &mut self.files);
         self.last
     }

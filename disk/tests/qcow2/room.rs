@@ -124,7 +124,7 @@ pub fn apply(bytes: &mut Vec<u8>, repair: &Repair, batches: usize, then: Sectors
         bytes.resize(usize::try_from(len).unwrap(), 0);
     }
     for write in repair.batches.iter().take(batches).flatten() {
-        let at = usize::try_from(write.at).unwrap();
+        let at = usize::try_from(write.at.0).unwrap();
         bytes[at..at + write.bytes.len()].copy_from_slice(&write.bytes);
     }
     let skip = match then {
@@ -134,7 +134,7 @@ pub fn apply(bytes: &mut Vec<u8>, repair: &Repair, batches: usize, then: Sectors
     };
     for write in repair.batches.iter().skip(batches).take(1).flatten() {
         for (number, sector) in write.bytes.chunks(512).enumerate() {
-            let at = usize::try_from(write.at).unwrap() + number * 512;
+            let at = usize::try_from(write.at.0).unwrap() + number * 512;
             if at / 512 % 2 == skip {
                 bytes[at..at + 512].copy_from_slice(sector);
             }

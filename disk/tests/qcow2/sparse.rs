@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use disk::{ReadFault, Source};
+use disk::{FileOffset, ReadFault, Source};
 
 /// The file.
 pub struct Sparse {
@@ -23,7 +23,8 @@ impl Source for Sparse {
         self.len
     }
 
-    fn read_at(&mut self, at: u64, bytes: &mut [u8]) -> Result<(), ReadFault> {
+    fn read_at(&mut self, at: FileOffset, bytes: &mut [u8]) -> Result<(), ReadFault> {
+        let at = at.0;
         let len = u64::try_from(bytes.len()).unwrap();
         assert!(at + len <= self.len);
         self.read += len;

@@ -2,7 +2,7 @@
 //!
 //! With no bug chosen it passes everything to the honest one.
 
-use disk::{Action, Aligner, Allocation, EngineFailed, FileDone, FileId, FileOp, Io, OpId, Until};
+use disk::{Action, Aligner, Allocation, EngineFailed, FileDone, FileId, FileOffset, FileOp, Io, OpId, Until};
 
 use super::Storage;
 use crate::planted::Planted;
@@ -83,7 +83,7 @@ impl Io for Marked<'_> {
         self.0.reap(until, done)
     }
 
-    fn allocated(&mut self, file: FileId, at: u64, len: u64) -> Allocation {
+    fn allocated(&mut self, file: FileId, at: FileOffset, len: u64) -> Allocation {
         self.0.allocated(file, at, len)
     }
 }
@@ -115,7 +115,7 @@ impl Io for Hasty<'_> {
         self.storage.reap(until, done)
     }
 
-    fn allocated(&mut self, file: FileId, at: u64, len: u64) -> Allocation {
+    fn allocated(&mut self, file: FileId, at: FileOffset, len: u64) -> Allocation {
         self.storage.allocated(file, at, len)
     }
 }

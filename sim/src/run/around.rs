@@ -3,7 +3,7 @@
 //!
 //! Knows how a guest's bytes and what is around them become one write. Nothing here runs without such a bug.
 
-use disk::{Operation, Request, Span, Status, Token};
+use disk::{DiskOffset, Operation, Request, Span, Status, Token};
 use memory::Segments;
 
 use super::Run;
@@ -29,9 +29,9 @@ impl Run {
         let bug = self.bug.filter(|bug| matches!(bug, Planted::UnguardedPatch | Planted::EarlyPatchRead));
         let (Some(bug), true) = (bug, parts.at % PARTS != 0 || parts.count % PARTS != 0) else { return false };
         let whole = parts.sectors();
-        let sectors = Span { at: whole.at * SECTOR, len: whole.count * SECTOR };
+        let sectors = Span { at: DiskOffset(whole.at * SECTOR), len: whole.count * SECTOR };
         let around = Segments::zeroed(size(sectors.len));
-        let front = size(parts.at * PART - sectors.at);
+        let front = size(DiskOffset(parts.at * PART) - sectors.at);
         let back = front + bytes.len();
         let pieces = vec![around.slice(0, front), bytes.clone(), around.slice(back, size(sectors.len) - back)];
         let memory = Segments::joined(pieces);

@@ -1,6 +1,6 @@
 //! The storage for a disk of one file beside the guest's, whose operations it tells from that one's by their numbers.
 
-use disk::{Allocation, EngineFailed, FileDone, FileId, FileOp, Io, OpId, Until};
+use disk::{Allocation, EngineFailed, FileDone, FileId, FileOffset, FileOp, Io, OpId, Until};
 
 use crate::io::SimIo;
 
@@ -36,7 +36,7 @@ impl Io for Aside<'_> {
         unreachable!("what has ended is settled one by one")
     }
 
-    fn allocated(&mut self, _: FileId, at: u64, len: u64) -> Allocation {
+    fn allocated(&mut self, _: FileId, at: FileOffset, len: u64) -> Allocation {
         self.io.allocated(self.file, at, len)
     }
 }

@@ -5,8 +5,8 @@
 //! loss meanwhile. The order of the steps is the plan's.
 
 use disk::{
-    Access, Action, Disk, FileDone, FileId, Format, Image, ImageError, ImageErrorKind, MergeState, Operation, Options,
-    RedoLog, Request, Span, Status, Token,
+    Access, Action, Disk, DiskOffset, FileDone, FileId, Format, Image, ImageError, ImageErrorKind, MergeState,
+    Operation, Options, RedoLog, Request, Span, Status, Token,
 };
 use memory::Segments;
 use plan::{Layer, Merge, Plan};
@@ -228,7 +228,7 @@ impl Run {
             Phase::Flushed(_) => Ended::Badly,
             _ => {
                 *phase = Phase::Flushing;
-                let span = Span { at: 0, len: 0 };
+                let span = Span { at: DiskOffset(0), len: 0 };
                 let flush = Request::new(Operation::Flush, span, Segments::empty(), FLUSH, &self.disk.geometry());
                 let Ok(flush) = flush else { unreachable!("a flush is about no sector") };
                 self.disk.submit(flush, &mut SabotagedIo { io: &mut self.io, plot: &self.plot });

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
-use disk::{Action, Allocation, EngineFailed, FileDone, FileId, FileOp, Io, Span, Until};
+use disk::{Action, Allocation, EngineFailed, FileDone, FileId, FileOffset, FileOp, Io, Span, Until};
 
 use crate::io::SimIo;
 
@@ -70,7 +70,7 @@ impl Io for SabotagedIo<'_> {
         self.io.reap(until, done)
     }
 
-    fn allocated(&mut self, file: FileId, at: u64, len: u64) -> Allocation {
+    fn allocated(&mut self, file: FileId, at: FileOffset, len: u64) -> Allocation {
         self.io.allocated(file, at, len)
     }
 }

@@ -9,8 +9,8 @@ mod vhd;
 use std::collections::BTreeMap;
 
 use disk::{
-    Committed, Corrupt, Discarded, FileId, Format, Geometry, ImageError, Mapping, MetaBlock, MetaWrite, Records,
-    Reserved, Span, Ticket, Wait,
+    Committed, Corrupt, Discarded, FileId, FileOffset, FileRange, Format, Geometry, ImageError, Mapping, MetaBlock,
+    MetaWrite, Records, Reserved, Span, Ticket, Wait,
 };
 
 use crate::cluster::{self, CLUSTER};
@@ -25,9 +25,9 @@ use vhd::{BITMAP_LEN, BLOCK_LEN, bitmaps, bits_of, footers, header_in_place, hea
 struct Open {
     span: Span,
     /// Where it lives in the file.
-    at: u64,
+    at: FileOffset,
     /// Where the block begins in the file.
-    base: u64,
+    base: FileOffset,
 }
 
 /// A format with a bug.
@@ -44,13 +44,13 @@ pub struct Saboteur<F> {
     owed: Vec<Vec<MetaWrite>>,
     in_round: bool,
     /// Places that are really another's.
-    alias: BTreeMap<u64, u64>,
+    alias: BTreeMap<FileOffset, FileOffset>,
     /// Forgotten, and given away for deallocation at once.
-    leaks: Vec<(u64, u64)>,
-    deallocated: Vec<u64>,
+    leaks: Vec<FileRange>,
+    deallocated: Vec<FileOffset>,
     /// Discarded, and not written since.
     discarded: Vec<Open>,
-    footer_at: u64,
+    footer_at: FileOffset,
     /// Where the disk has ended before it grew.
     old_end: Option<u64>,
     /// Records that are handed out when the next ones are asked for.
@@ -85,7 +85,7 @@ impl<F: Format> Saboteur<F> {
             leaks: Vec::new(),
             deallocated: Vec::new(),
             discarded: Vec::new(),
-            footer_at: file_len.saturating_sub(SECTOR),
+            footer_at: FileOffset(file_len.saturating_sub(SECTOR)),
             old_end: None,
             late: Default::default(),
         }
@@ -106,13 +106,13 @@ impl<F: Format> Saboteur<F> {
     }
 
     /// Where a byte of the file really is.
-    fn aliased(&self, at: u64) -> u64 {
+    fn aliased(&self, at: FileOffset) -> FileOffset {
         let alias = self.alias.iter().find(|(base, _)| (**base..**base + BLOCK_LEN).contains(&at));
-        alias.map_or(at, |(base, other)| at - base + other)
+        alias.map_or(at, |(base, other)| *other + (at - *base))
     }
 
     /// Gives a new block the place of another that is being allocated.
-    fn crowd(&mut self, base: u64, span: Span) {
+    fn crowd(&mut self, base: FileOffset, span: Span) {
         let block = span.at / BLOCK_LEN;
         let other = self.open.values().find(|open| open.span.at / BLOCK_LEN != block && open.base != base);
         if let Some(other) = other.map(|open| open.base).filter(|other| !self.alias.contains_key(other)) {
@@ -140,7 +140,7 @@ impl<F: Format> Saboteur<F> {
                 std::mem::swap(&mut write.at, &mut self.footer_at);
             }),
             Some(Planted::FooterOverBlock) => footers(&mut batches).for_each(|write| {
-                write.at = (write.at + SECTOR + BITMAP_LEN).next_multiple_of(4096);
+                write.at = (write.at + SECTOR + BITMAP_LEN).align_up(4096);
             }),
             Some(Planted::HeaderInPlace) => header_in_place(&mut batches),
             Some(Planted::FooterBeforeHeader) => header_last(&mut batches),
@@ -191,13 +191,15 @@ impl<F: Format> Saboteur<F> {
 
     /// The clusters of the file that a planted bug deallocates though others refer to them: those in which a compressed
     /// one stands, or the one that an internal snapshot has too.
-    fn freed_at(&mut self, span: Span) -> Option<(u64, u64)> {
+    fn freed_at(&mut self, span: Span) -> Option<FileRange> {
         match (self.bug?, self.inner.map(span)) {
             (Planted::SharedDeallocated, Ok(Mapping::Compressed { at, size, .. })) => {
-                let first = at / CLUSTER * CLUSTER;
-                Some((first, (at + size).next_multiple_of(CLUSTER) - first))
+                let first = at.align_down(CLUSTER);
+                Some(FileRange { at: first, len: (at + size).align_up(CLUSTER) - first })
             }
-            (Planted::SnapshotDeallocated, Ok(Mapping::Shared { at, .. })) => Some((at / CLUSTER * CLUSTER, CLUSTER)),
+            (Planted::SnapshotDeallocated, Ok(Mapping::Shared { at, .. })) => {
+                Some(FileRange { at: at.align_down(CLUSTER), len: CLUSTER })
+            }
             _ => None,
         }
     }
@@ -205,17 +207,18 @@ impl<F: Format> Saboteur<F> {
     /// The place that another write is giving to the cluster, taken without waiting.
     fn not_awaited(&self, ticket: Ticket, span: Span) -> Option<Reserved> {
         let open = self.open.get(&ticket.0)?;
-        let end = (span.at / CLUSTER + 1) * CLUSTER;
-        let at = (open.at + span.at).checked_sub(open.span.at)?;
-        Some(Reserved { at, len: span.len.min(end - span.at), ticket: None, fill: None })
+        let left = CLUSTER - span.at % CLUSTER;
+        // It may be in front of what the other write is about.
+        let at = FileOffset((open.at.0 + span.at.0).checked_sub(open.span.at.0)?);
+        Some(Reserved { at, len: span.len.min(left), ticket: None, fill: None })
     }
 
     fn crowd_metadata(&self, batches: &mut [Vec<MetaWrite>]) {
         for (base, other) in &self.alias {
-            let entry = |base: u64| u32::try_from((base - BITMAP_LEN) / SECTOR).unwrap_or(0).to_be_bytes();
+            let entry = |base: FileOffset| u32::try_from((base - BITMAP_LEN) / SECTOR).unwrap_or(0).to_be_bytes();
             for write in batches.iter_mut().flatten() {
-                if write.at == base - BITMAP_LEN {
-                    write.at = other - BITMAP_LEN;
+                if write.at == *base - BITMAP_LEN {
+                    write.at = *other - BITMAP_LEN;
                 }
                 for place in write.bytes.chunks_exact_mut(4).filter(|place| **place == entry(*base)) {
                     place.copy_from_slice(&entry(*other));
@@ -225,11 +228,16 @@ impl<F: Format> Saboteur<F> {
     }
 }
 
+/// Where the block begins, of whose bytes from `span` on the first is at `at`.
+fn base_of(at: FileOffset, span: Span) -> FileOffset {
+    FileOffset(at.0.saturating_sub(span.at % BLOCK_LEN))
+}
+
 /// Writes new L2 tables no sooner than the L1 entries that refer to them.
 fn tables_late(batches: &mut [Vec<MetaWrite>]) {
     let Some((first, later)) = batches.split_first_mut() else { return };
     let (counts, tables) =
-        std::mem::take(first).into_iter().partition(|write| [0, cluster::BLOCK_AT].contains(&write.at));
+        std::mem::take(first).into_iter().partition(|write| [FileOffset(0), cluster::BLOCK_AT].contains(&write.at));
     match later.iter_mut().find(|batch| batch.iter().any(|write| write.at == cluster::L1_AT)) {
         Some(with_l1) => (*first, *with_l1) = (counts, [std::mem::take(with_l1), tables].concat()),
         None => *first = [counts, tables].concat(),
@@ -253,7 +261,7 @@ fn lower_early(batches: &mut Vec<Vec<MetaWrite>>) {
 fn header_first(batches: &mut Vec<Vec<MetaWrite>>) {
     let mut header = Vec::new();
     for batch in batches.iter_mut() {
-        let (found, rest) = std::mem::take(batch).into_iter().partition(|write| write.at == 0);
+        let (found, rest) = std::mem::take(batch).into_iter().partition(|write| write.at == FileOffset(0));
         (header, *batch) = ([header, found].concat(), rest);
     }
     batches.insert(0, header);
@@ -266,7 +274,7 @@ impl<F: Format> Format for Saboteur<F> {
     }
 
     fn map(&mut self, span: Span) -> Result<Mapping, Wait> {
-        let before_end = self.old_end.map_or(span.len, |end| end.saturating_sub(span.at).min(span.len));
+        let before_end = self.old_end.map_or(span.len, |end| end.saturating_sub(span.at.0).min(span.len));
         if before_end == 0 {
             return Ok(Mapping::Zero { len: span.len });
         }
@@ -300,13 +308,13 @@ impl<F: Format> Format for Saboteur<F> {
         }
         if let (Some(fill), true) = (&mut reserved.fill, self.has(Planted::UnfilledEnd)) {
             let end = span.at + reserved.len;
-            fill.after = fill.after.min(self.inner.geometry().len.saturating_sub(end));
+            fill.after = fill.after.min(self.inner.geometry().len.saturating_sub(end.0));
         }
         self.discarded.retain(|discarded| !discarded.span.overlaps(span));
         let Some(ticket) = reserved.ticket else {
             return Ok(Reserved { at: self.aliased(reserved.at), ..reserved });
         };
-        let base = reserved.at.saturating_sub(span.at % BLOCK_LEN);
+        let base = base_of(reserved.at, span);
         if self.has(Planted::SamePlace) {
             self.crowd(base, span);
         }
@@ -351,16 +359,12 @@ impl<F: Format> Format for Saboteur<F> {
             }
         }
         if let Discarded::Kept { at, len } = discarded {
-            self.discarded.push(Open {
-                span: Span { at: span.at, len },
-                at,
-                base: at.saturating_sub(span.at % BLOCK_LEN),
-            });
+            self.discarded.push(Open { span: Span { at: span.at, len }, at, base: base_of(at, span) });
         }
         Ok(discarded)
     }
 
-    fn released(&mut self, at: u64, clean: bool) {
+    fn released(&mut self, at: FileOffset, clean: bool) {
         if let Some(which) = self.deallocated.iter().position(|other| *other == at) {
             self.deallocated.remove(which);
             return;
@@ -371,9 +375,9 @@ impl<F: Format> Format for Saboteur<F> {
         }
     }
 
-    fn reclaim(&mut self) -> Option<(u64, u64)> {
+    fn reclaim(&mut self) -> Option<FileRange> {
         let leaked = self.leaks.pop();
-        self.deallocated.extend(leaked.map(|(at, _)| at));
+        self.deallocated.extend(leaked.map(|range| range.at));
         leaked.or_else(|| self.inner.reclaim())
     }
 
@@ -381,7 +385,7 @@ impl<F: Format> Format for Saboteur<F> {
         let place = self.inner.map(span);
         let len = self.inner.forget(span)?;
         if let (Ok(Mapping::Data { at, len: there }), true) = (place, self.has(Planted::EarlyDeallocation)) {
-            self.leaks.push((at, there.min(len)));
+            self.leaks.push(FileRange { at, len: there.min(len) });
         }
         if self.has(Planted::LeafGrows) {
             self.plot.borrow_mut().forgotten.push(Span { at: span.at, len });

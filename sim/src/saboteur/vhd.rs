@@ -1,6 +1,6 @@
 //! What stands in the metadata that a VHD is about to write, and how to change it.
 
-use disk::MetaWrite;
+use disk::{FileOffset, MetaWrite};
 
 use super::Open;
 use crate::sector::SECTOR;
@@ -29,7 +29,7 @@ pub(super) fn is_footer(write: &MetaWrite) -> bool {
 
 /// The footers at the end of the file among the writes.
 pub(super) fn footers(batches: &mut [Vec<MetaWrite>]) -> impl Iterator<Item = &mut MetaWrite> {
-    batches.iter_mut().flatten().filter(|write| is_footer(write) && write.at != 0)
+    batches.iter_mut().flatten().filter(|write| is_footer(write) && write.at.0 != 0)
 }
 
 /// The bitmaps: what stands right in front of a block, which begins at a multiple of 4 KiB.
@@ -46,7 +46,7 @@ fn is_header(write: &MetaWrite) -> bool {
 pub(super) fn header_in_place(batches: &mut [Vec<MetaWrite>]) {
     for batch in batches {
         let header = batch.iter().find(|write| is_header(write)).cloned();
-        batch.extend(header.map(|header| MetaWrite { at: SECTOR, ..header }));
+        batch.extend(header.map(|header| MetaWrite { at: FileOffset(SECTOR), ..header }));
     }
 }
 

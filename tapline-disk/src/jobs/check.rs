@@ -117,7 +117,7 @@ fn lines(name: &ImageName, problems: &[Problem]) -> Vec<Line> {
     let line = |problem: &Problem| Line {
         image: name.to_string(),
         severity: severity(problem.severity),
-        at: problem.at,
+        at: problem.at.0,
         what: problem.what.clone(),
     };
     problems.iter().map(line).collect()

@@ -8,7 +8,7 @@ use std::os::unix::fs::MetadataExt;
 
 use control::size::readable;
 use control::{ImageName, Kind};
-use disk::{Format, Image, Operation, Span, Token};
+use disk::{DiskOffset, Format, Image, Operation, Span, Token};
 use memory::Segments;
 use serde::Serialize;
 use uring::OpenOptions;
@@ -120,9 +120,9 @@ impl Copy<'_> {
     fn run(&mut self, name: &ImageName) -> Result<(), Failure> {
         let len = self.source.geometry().len;
         let mut progress = Progress::new("compacting", len);
-        let mut at = 0;
-        while at < len {
-            let window = Span { at, len: WINDOW.min(len - at) };
+        let (mut at, end) = (DiskOffset(0), DiskOffset(len));
+        while at < end {
+            let window = Span { at, len: WINDOW.min(end - at) };
             for (span, holds) in self.presence.runs(window)? {
                 match holds {
                     Holds::Data => self.data(name, span)?,
@@ -130,7 +130,7 @@ impl Copy<'_> {
                     Holds::Zero if self.on_parent => self.zero(span)?,
                     Holds::Zero | Holds::Parent => {}
                 }
-                progress.reach(span.end());
+                progress.reach(span.end().0);
             }
             at = window.end();
         }
@@ -149,7 +149,7 @@ impl Copy<'_> {
             let mut read = Vec::new();
             for &span in batch {
                 let memory = Segments::zeroed(usize::try_from(span.len).unwrap_or(usize::MAX));
-                self.source.submit(Operation::Read, span, memory.clone(), Token(span.at))?;
+                self.source.submit(Operation::Read, span, memory.clone(), Token(span.at.0))?;
                 read.push((span, memory));
             }
             self.source.wait_for_all()?;
@@ -171,18 +171,18 @@ impl Copy<'_> {
         if !self.on_parent {
             for (from, memory) in stored {
                 let span = part(from, memory.len());
-                self.target.submit(write, span, memory, Token(span.at))?;
+                self.target.submit(write, span, memory, Token(span.at.0))?;
             }
             return Ok(());
         }
-        self.target.submit(write, span, memory.clone(), Token(span.at))?;
+        self.target.submit(write, span, memory.clone(), Token(span.at.0))?;
         let mut end = 0;
         let behind = (memory.len(), 0);
         for (from, len) in stored.iter().map(|(from, run)| (*from, run.len())).chain([behind]) {
             if from > end {
                 // Held back by the disk until the write has ended.
                 let hole = part(end, from - end);
-                self.target.submit(Operation::Discard, hole, Segments::empty(), Token(hole.at))?;
+                self.target.submit(Operation::Discard, hole, Segments::empty(), Token(hole.at.0))?;
             }
             end = from + len;
         }
@@ -191,7 +191,7 @@ impl Copy<'_> {
 
     fn zero(&mut self, span: Span) -> Result<(), Failure> {
         let zero = Operation::WriteZeroes { free: true, durable: false };
-        self.target.submit(zero, span, Segments::empty(), Token(span.at))?;
+        self.target.submit(zero, span, Segments::empty(), Token(span.at.0))?;
         self.target.wait_for_all()
     }
 }

@@ -1,6 +1,7 @@
 //! `image compare`: compares the contents of two disks, whatever their formats and chains.
 
 use control::size::readable;
+use disk::DiskOffset;
 use serde::Serialize;
 
 use crate::access;
@@ -49,7 +50,7 @@ pub fn run(compare: &Compare) -> Result<Exit, Failure> {
     if size_a == size_b {
         let engine = access::engine(compare.access);
         let (one, other) = (Stream::of(one, engine), Stream::of(other, engine));
-        found.differs_at = first_difference("comparing", size_a, one, other)?;
+        found.differs_at = first_difference("comparing", size_a, one, other)?.map(|at| at.0);
         found.same = found.differs_at.is_none();
     }
     report(compare, &found)
@@ -61,7 +62,7 @@ pub fn first_difference(
     len: u64,
     mut one: impl Iterator<Item = Result<Chunk, Failure>>,
     mut other: impl Iterator<Item = Result<Chunk, Failure>>,
-) -> Result<Option<u64>, Failure> {
+) -> Result<Option<DiskOffset>, Failure> {
     let mut progress = Progress::new(title, len);
     let mut found = None;
     while let (Some(a), Some(b)) = (one.next(), other.next()) {
@@ -113,7 +114,7 @@ mod test {
     use super::*;
 
     fn piece(bytes: Option<&[u8]>) -> Chunk {
-        Chunk { span: Span { at: 0, len: 4 }, bytes: bytes.map(Segments::copy_of), lost: Vec::new() }
+        Chunk { span: Span { at: DiskOffset(0), len: 4 }, bytes: bytes.map(Segments::copy_of), lost: Vec::new() }
     }
 
     #[test]

@@ -125,7 +125,7 @@ impl Writer {
         let Some(bytes) = &piece.bytes else { return Ok(()) };
         for (from, memory) in stored_runs(bytes) {
             let span = Span { at: piece.span.at + bytes_u64(from), len: bytes_u64(memory.len()) };
-            self.runner.submit(Operation::Write { durable: false }, span, memory, Token(span.at))?;
+            self.runner.submit(Operation::Write { durable: false }, span, memory, Token(span.at.0))?;
             self.written += span.len;
             while self.runner.in_flight() > AHEAD {
                 self.runner.wait()?;
@@ -158,7 +158,7 @@ fn verify(convert: &Convert, target: &ImageName, stop: &mut Signal) -> Result<()
 fn report(convert: &Convert, size: u64, written: u64, lost: &[Span]) -> Result<Exit, Failure> {
     let (source, target) = (convert.source.to_string(), convert.target.to_string());
     if convert.json {
-        let lost = lost.iter().map(|span| Lost { at: span.at, len: span.len }).collect();
+        let lost = lost.iter().map(|span| Lost { at: span.at.0, len: span.len }).collect();
         output::json(&Converted { source, target, size, written, verified: convert.verify, lost })?;
     } else {
         let verified = if convert.verify { ", verified" } else { "" };

@@ -1,7 +1,7 @@
 //! `image map`: lists which ranges of the disk hold data, and which read as zeroes and take no space.
 
 use control::size::readable;
-use disk::{ExtentKind, Span};
+use disk::{DiskOffset, ExtentKind, Span};
 use serde::Serialize;
 
 use crate::access;
@@ -47,9 +47,9 @@ pub fn run(map: &Map) -> Result<Exit, Failure> {
 fn whole_disk(runner: &mut Runner) -> Result<Vec<Line>, Failure> {
     let len = runner.geometry().len;
     let mut lines: Vec<Line> = Vec::new();
-    let mut at = 0;
-    while at < len {
-        let window = Span { at, len: WINDOW.min(len - at) };
+    let (mut at, end) = (DiskOffset(0), DiskOffset(len));
+    while at < end {
+        let window = Span { at, len: WINDOW.min(end - at) };
         for (span, kind) in extents(runner, window)? {
             join(&mut lines, span, kind == ExtentKind::Data);
         }
@@ -62,7 +62,7 @@ fn whole_disk(runner: &mut Runner) -> Result<Vec<Line>, Failure> {
 fn join(lines: &mut Vec<Line>, span: Span, data: bool) {
     match lines.last_mut() {
         Some(last) if last.data == data => last.length += span.len,
-        _ => lines.push(Line { start: span.at, length: span.len, data }),
+        _ => lines.push(Line { start: span.at.0, length: span.len, data }),
     }
 }
 
@@ -74,7 +74,7 @@ mod test {
     fn adjacent_ranges_of_one_kind_are_one_line() {
         let mut lines = Vec::new();
         for (at, data) in [(0, true), (512, true), (1024, false), (1536, true)] {
-            join(&mut lines, Span { at, len: 512 }, data);
+            join(&mut lines, Span { at: DiskOffset(at), len: 512 }, data);
         }
         let found: Vec<(u64, u64, bool)> = lines.iter().map(|line| (line.start, line.length, line.data)).collect();
         assert_eq!(found, [(0, 1024, true), (1024, 512, false), (1536, 512, true)]);

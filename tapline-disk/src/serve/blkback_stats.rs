@@ -165,7 +165,7 @@ mod test {
     use std::fs;
     use std::path::{Path, PathBuf};
 
-    use disk::{Geometry, Span, Token};
+    use disk::{DiskOffset, Geometry, Span, Token};
     use memory::Segments;
     use xen::DomId;
 
@@ -183,7 +183,7 @@ mod test {
             Operation::Read | Operation::Write { .. } => Segments::zeroed(usize::try_from(len).unwrap()),
             _ => Segments::empty(),
         };
-        Request::new(operation, Span { at: 0, len }, memory, Token(token), &GEOMETRY).unwrap()
+        Request::new(operation, Span { at: DiskOffset(0), len }, memory, Token(token), &GEOMETRY).unwrap()
     }
 
     /// As the first xsiostat and rrdp-iostat read it: the file from its beginning, numbers as this machine has them.

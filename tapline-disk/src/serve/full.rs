@@ -187,7 +187,7 @@ fn begin(watch: &mut dyn Watch, key: WatchKey) -> io::Result<Timer> {
 mod test {
     use std::os::fd::BorrowedFd;
 
-    use disk::{Geometry, Span};
+    use disk::{DiskOffset, Geometry, Span};
     use memory::Segments;
 
     use super::*;
@@ -215,7 +215,7 @@ mod test {
         let memory =
             if matches!(operation, Operation::Read | WRITE) { Segments::zeroed(len) } else { Segments::empty() };
         let len = u64::try_from(len).unwrap();
-        Request::new(operation, Span { at: 0, len }, memory, Token(token), &GEOMETRY).unwrap()
+        Request::new(operation, Span { at: DiskOffset(0), len }, memory, Token(token), &GEOMETRY).unwrap()
     }
 
     /// Which requests are handed out.

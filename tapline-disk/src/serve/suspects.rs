@@ -122,7 +122,7 @@ impl Suspects {
 #[cfg(test)]
 mod test {
     use disk::redo::{HEADER_LEN, IDENTITY_LEN};
-    use disk::{Geometry, Operation, Span, Token};
+    use disk::{DiskOffset, Geometry, Operation, Span, Token};
     use memory::{Segments, Shared};
 
     use super::*;
@@ -151,7 +151,7 @@ mod test {
     fn with<T>(at: u64, look: impl FnOnce(&Request) -> T) -> T {
         let geometry =
             Geometry { len: 1 << 20, block: 512, physical_block: 512, discard: 512, chs: None, read_only: false };
-        let span = Span { at, len: 512 };
+        let span = Span { at: DiskOffset(at), len: 512 };
         let request = Request::new(Operation::Read, span, Segments::zeroed(512), Token(1), &geometry).unwrap();
         let found = look(&request);
         request.retire();

@@ -11,7 +11,7 @@ use std::io;
 use std::os::unix::fs::FileTypeExt;
 
 use control::{FormatName, ImageName};
-use disk::{Creation, MetaWrite, Source};
+use disk::{Creation, FileOffset, MetaWrite, Source};
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
 use uring::{Cache, ImageFile, OpenOptions};
@@ -94,7 +94,7 @@ pub fn abandon(name: &ImageName) {
 
 /// Clears what a device could be taken for an image by.
 fn clear_ends(device: &mut ImageFile, len: u64) -> io::Result<()> {
-    for at in [0, len.saturating_sub(SECTOR)] {
+    for at in [0, len.saturating_sub(SECTOR)].map(FileOffset) {
         device.write_at(at, &[0; 512])?;
     }
     device.sync()
@@ -104,7 +104,7 @@ fn clear_ends(device: &mut ImageFile, len: u64) -> io::Result<()> {
 fn check_blank(name: &ImageName, device: &mut ImageFile, len: u64) -> Result<(), Failure> {
     let ends = ENDS.min(len);
     let mut bytes = vec![0; usize::try_from(ends).unwrap_or(0)];
-    for at in [0, len.saturating_sub(ends)] {
+    for at in [0, len.saturating_sub(ends)].map(FileOffset) {
         let read = device.read_at(at, &mut bytes);
         read.map_err(|error| Failure::new(format!("examine {name}"), error))?;
         if let Some(found) = bytes.iter().position(|byte| *byte != 0) {
@@ -123,8 +123,8 @@ fn on_device(format: FormatName, creation: Creation, len: u64) -> Creation {
         return creation;
     }
     let footer = creation.len.saturating_sub(SECTOR);
-    let there = |write: MetaWrite| match write.at == footer {
-        true => MetaWrite { at: len.saturating_sub(SECTOR), ..write },
+    let there = |write: MetaWrite| match write.at.0 == footer {
+        true => MetaWrite { at: FileOffset(len.saturating_sub(SECTOR)), ..write },
         false => write,
     };
     Creation { len, writes: creation.writes.into_iter().map(there).collect() }
@@ -145,7 +145,7 @@ fn clear(device: &mut ImageFile, at: u64, len: u64) -> io::Result<()> {
     let mut done = 0;
     while done < len {
         let piece = zeroes.get(..usize::try_from(len - done).unwrap_or(usize::MAX)).unwrap_or(&zeroes);
-        device.write_at(at + done, piece)?;
+        device.write_at(FileOffset(at + done), piece)?;
         done = done.saturating_add(u64::try_from(piece.len()).unwrap_or(u64::MAX));
     }
     Ok(())

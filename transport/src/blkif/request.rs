@@ -8,7 +8,7 @@
 
 use std::ops::Deref;
 
-use disk::{Geometry, Span, Status};
+use disk::{DiskOffset, Geometry, Span, Status};
 use xen::{GrantRef, PageRange};
 
 use super::abi::{Entry, SEGMENT_LEN, SEGMENTS_DIRECT};
@@ -190,7 +190,13 @@ impl Operation {
 impl Parsed {
     /// A placeholder before an entry is parsed.
     pub fn empty() -> Parsed {
-        Parsed { id: 0, opcode: 0, operation: Err(UNSUPPORTED), span: Span { at: 0, len: 0 }, descriptors: None }
+        Parsed {
+            id: 0,
+            opcode: 0,
+            operation: Err(UNSUPPORTED),
+            span: Span { at: DiskOffset(0), len: 0 },
+            descriptors: None,
+        }
     }
 
     /// Parses an entry, and writes the ranges that it contains itself into `ranges`. Indirect requests have at most
@@ -198,7 +204,7 @@ impl Parsed {
     #[inline]
     pub fn parse(&mut self, entry: &Entry, segments_max: u16, geometry: &Geometry, ranges: &mut PageRanges) {
         (self.id, self.opcode, self.descriptors) = (entry.id(), entry.operation(), None);
-        self.span = Span { at: 0, len: 0 };
+        self.span = Span { at: DiskOffset(0), len: 0 };
         self.operation = match self.opcode {
             INDIRECT => self.indirect(entry, segments_max),
             DISCARD => self.discard(entry, geometry),
@@ -251,7 +257,7 @@ impl Parsed {
         }
         let len = entry.sector_count().checked_mul(SECTOR).filter(|&len| len > 0).ok_or(ERROR)?;
         self.span = Span { at: offset(entry)?, len };
-        let inside = self.span.at.checked_add(len).is_some_and(|end| end <= geometry.len);
+        let inside = self.span.at.checked_add(len).is_some_and(|end| end.0 <= geometry.len);
         if inside { Ok(Operation::Discard) } else { Err(ERROR) }
     }
 }
@@ -269,8 +275,8 @@ fn transfer(operation: u8) -> Result<Operation, i16> {
     }
 }
 
-fn offset(entry: &Entry) -> Result<u64, i16> {
-    entry.sector().checked_mul(SECTOR).ok_or(ERROR)
+fn offset(entry: &Entry) -> Result<DiskOffset, i16> {
+    entry.sector().checked_mul(SECTOR).map(DiskOffset).ok_or(ERROR)
 }
 
 /// The status of a response.
@@ -313,7 +319,7 @@ mod test {
     fn parsed(entry: &Entry, geometry: &Geometry, ranges: &mut PageRanges) -> Parsed {
         // Earlier contents are removed.
         let descriptors = Some(Descriptors { page: GrantRef(1), count: 1 });
-        let mut parsed = Parsed { span: Span { at: 1, len: 1 }, descriptors, ..Parsed::empty() };
+        let mut parsed = Parsed { span: Span { at: DiskOffset(1), len: 1 }, descriptors, ..Parsed::empty() };
         parsed.parse(entry, 256, geometry, ranges);
         parsed
     }
@@ -338,7 +344,7 @@ mod test {
         ranges.parse_indirect(&[8, 0, 0, 0, 0, 7, 0, 0]).unwrap();
         let parsed = parsed(&entry(READ, 2, 8, &[(9, 1, 2), (10, 0, 7)]), &GEOMETRY, &mut ranges);
         assert_eq!((&*ranges, ranges.bytes()), (&CUT[..], 5120), "earlier contents are removed");
-        assert_eq!((parsed.operation, parsed.span.at, parsed.descriptors), (Ok(Operation::Read), 4096, None));
+        assert_eq!((parsed.operation, parsed.span.at.0, parsed.descriptors), (Ok(Operation::Read), 4096, None));
         ranges.clear();
         assert!(ranges.is_empty());
     }
@@ -375,7 +381,7 @@ mod test {
     fn a_discard_must_be_within_the_disk_and_not_secure() {
         let asked = |flag, sector: u64, count: u32| parse_operation(DISCARD, flag, sector, &[(count, 0, 0)]);
         let parsed = parsed(&entry(DISCARD, 0, 8, &[(16, 0, 0)]), &GEOMETRY, &mut PageRanges::default());
-        assert_eq!((parsed.operation, parsed.span), (Ok(Operation::Discard), Span { at: 4096, len: 8192 }));
+        assert_eq!((parsed.operation, parsed.span), (Ok(Operation::Discard), Span { at: DiskOffset(4096), len: 8192 }));
         assert_eq!(asked(SECURE, 8, 16), Err(UNSUPPORTED));
         assert_eq!(asked(0, 8, 2048), Err(ERROR));
         assert_eq!(asked(0, 8, 0), Err(ERROR));

@@ -3,7 +3,7 @@
 //! A pure function. It knows the export's geometry and the negotiated options; nothing about data, sockets and replies.
 //! [`Verdict::Serve`] always passes `Request::new`.
 
-use disk::{Geometry, Operation, Span};
+use disk::{DiskOffset, Geometry, Operation, Span};
 
 use super::export::{Negotiated, REQUEST_MAX};
 use super::wire::{self, Errno, RequestHeader};
@@ -102,13 +102,13 @@ fn operation(kind: u16, flags: u16, negotiated: Negotiated) -> Option<(Operation
 
 /// The range of the request, if it is within the disk. It need not be whole blocks.
 fn span(header: &RequestHeader, operation: Operation, geometry: &Geometry) -> Result<Span, ErrorReply> {
-    let span = Span { at: header.at.get(), len: u64::from(header.len.get()) };
+    let span = Span { at: DiskOffset(header.at.get()), len: u64::from(header.len.get()) };
     if operation == Operation::Flush {
         // NBD_CMD_FLUSH: offset and length are reserved and zero.
-        let reserved = Span { at: 0, len: 0 };
+        let reserved = Span { at: DiskOffset(0), len: 0 };
         return if span == reserved { Ok(span) } else { invalid("a flush must have neither offset nor length") };
     }
-    if span.at.checked_add(span.len).is_none_or(|end| end > geometry.len) {
+    if span.at.checked_add(span.len).is_none_or(|end| end.0 > geometry.len) {
         // "Error values": ENOSPC is for writes past the end.
         let adds = matches!(operation, Operation::Write { .. } | Operation::WriteZeroes { .. });
         let errno = if adds { Errno::NoSpace } else { Errno::Invalid };
@@ -198,7 +198,10 @@ mod test {
     fn single_bytes_can_be_requested() {
         for kind in [wire::CMD_READ, wire::CMD_WRITE, wire::CMD_TRIM, wire::CMD_WRITE_ZEROES, wire::CMD_BLOCK_STATUS] {
             let verdict = validate_with(kind, 0, 511, 2);
-            assert!(matches!(verdict, Verdict::Serve(DiskRequest { span: Span { at: 511, len: 2 }, .. })), "{kind}");
+            assert!(
+                matches!(verdict, Verdict::Serve(DiskRequest { span: Span { at: DiskOffset(511), len: 2 }, .. })),
+                "{kind}"
+            );
         }
         assert_eq!(errno(validate_with(wire::CMD_BLOCK_STATUS, 0, 511, 0)), Some(Errno::Invalid));
         assert_eq!(errno(validate_with(wire::CMD_READ, 0, GEOMETRY.len - 1, 2)), Some(Errno::Invalid));

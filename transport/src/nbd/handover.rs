@@ -9,7 +9,7 @@ use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 
-use disk::{Operation, Span};
+use disk::{DiskOffset, Operation, Span};
 use memory::Segments;
 use rustix::fs::{MemfdFlags, memfd_create};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -130,7 +130,7 @@ impl ClientState {
             Receiving::Data { cookie, request, memory, filled } => {
                 let durable = request.operation == Operation::Write { durable: true };
                 self.set([(WRITING, true), (DURABLE, durable)]);
-                (self.cookie, self.write_at) = (*cookie, request.span.at);
+                (self.cookie, self.write_at) = (*cookie, request.span.at.0);
                 // At most REQUEST_MAX.
                 self.write_len = u32::try_from(memory.len()).unwrap_or(0);
                 let mut written = vec![0; *filled];
@@ -171,7 +171,7 @@ impl ClientState {
         let memory = Segments::zeroed(len);
         memory.slice(0, written.len()).copy_from(written);
         let operation = Operation::Write { durable: self.has(DURABLE) };
-        let span = Span { at: self.write_at, len: u64::from(self.write_len) };
+        let span = Span { at: DiskOffset(self.write_at), len: u64::from(self.write_len) };
         let request =
             DiskRequest { operation, span, flush_after: false, one_extent: false, fast: false, discard_result: false };
         Some(Receiving::Data { cookie: self.cookie, request, memory, filled: written.len() })

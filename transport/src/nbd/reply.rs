@@ -48,7 +48,7 @@ pub(super) fn error(negotiated: Negotiated, cookie: u64, error_reply: ErrorReply
 /// Success of a read; `span.len` bytes of data follow.
 pub(super) fn data(negotiated: Negotiated, cookie: u64, span: Span) -> Vec<u8> {
     if negotiated.structured {
-        chunk(wire::CHUNK_OFFSET_DATA, cookie, &span.at.to_be_bytes(), span.len)
+        chunk(wire::CHUNK_OFFSET_DATA, cookie, &span.at.0.to_be_bytes(), span.len)
     } else {
         simple(cookie, 0)
     }
@@ -125,10 +125,12 @@ fn chunk_of(flags: u16, kind: u16, cookie: u64, payload: &[u8], follow: u64) -> 
 
 #[cfg(test)]
 mod test {
+    use disk::DiskOffset;
+
     use super::*;
 
     const STRUCTURED: Negotiated = Negotiated { structured: true, allocation: true, depth: false };
-    const SPAN: Span = Span { at: 0, len: 4096 };
+    const SPAN: Span = Span { at: DiskOffset(0), len: 4096 };
 
     fn runs_of(runs: &[(u64, ExtentKind)]) -> Vec<Extent> {
         runs.iter().map(|&(len, kind)| Extent { len, kind, depth: 0 }).collect()

@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 
-use disk::{Extent, Geometry, Operation, Request, Status, Token};
+use disk::{DiskOffset, Extent, Geometry, Operation, Request, Status, Token};
 use memory::Segments;
 use zerocopy::FromBytes;
 
@@ -315,7 +315,7 @@ impl Transmission {
         let Some((geometry, requests)) = follow else {
             return self.reply(trim.cookie, false, Some(STOPPING), outgoing);
         };
-        let span = disk::Span { at: 0, len: 0 };
+        let span = disk::Span { at: DiskOffset(0), len: 0 };
         let request = DiskRequest { operation: Operation::Flush, span, flush_after: false, ..trim.request };
         self.submit(Pending { cookie: trim.cookie, request }, Segments::empty(), geometry, outgoing, requests);
     }

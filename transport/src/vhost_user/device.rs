@@ -9,7 +9,7 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{Ordering, fence};
 
-use disk::{Geometry, Operation, Request, Span, Status, Token};
+use disk::{DiskOffset, Geometry, Operation, Request, Span, Status, Token};
 use memory::{GuestAddr, Segments};
 
 use super::chain::Chain;
@@ -235,7 +235,7 @@ impl Device {
             Kind::Read => (Operation::Read, true),
             Kind::Write => (Operation::Write { durable }, false),
             Kind::Flush => {
-                let nothing = Span { at: 0, len: 0 };
+                let nothing = Span { at: DiskOffset(0), len: 0 };
                 let Ok(flush) = Request::new(Operation::Flush, nothing, Segments::empty(), token, geometry) else {
                     return Taken::Answer(S_IOERR, 1);
                 };

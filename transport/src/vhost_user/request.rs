@@ -5,7 +5,7 @@
 //!
 //! Specification: virtio 1.2, 5.2.6 "Device Operation".
 
-use disk::{Span, Status};
+use disk::{DiskOffset, Span, Status};
 use memory::GuestAddr;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, KnownLayout};
@@ -61,8 +61,8 @@ const _: () = assert!(size_of::<RawRange>() == 16);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     pub kind: Kind,
-    /// Offset in bytes.
-    pub at: u64,
+    /// Where it begins.
+    pub at: DiskOffset,
 }
 
 impl Header {
@@ -79,7 +79,7 @@ impl Header {
             _ => return Err(S_UNSUPP),
         };
         let at = raw.sector.get().checked_mul(SECTOR).ok_or(S_IOERR)?;
-        Ok(Header { kind, at })
+        Ok(Header { kind, at: DiskOffset(at) })
     }
 }
 
@@ -106,7 +106,7 @@ impl Range {
         }
         let at = raw.sector.get().checked_mul(SECTOR).ok_or(S_IOERR)?;
         let len = u64::from(raw.sectors.get()).checked_mul(SECTOR).ok_or(S_IOERR)?;
-        Ok(Range { span: Span { at, len }, unmap: flags & UNMAP != 0 })
+        Ok(Range { span: Span { at: DiskOffset(at), len }, unmap: flags & UNMAP != 0 })
     }
 }
 
@@ -178,7 +178,7 @@ mod test {
 
     #[test]
     fn a_header_has_a_type_and_an_offset() {
-        assert_eq!(Header::parse(header(1, 3)), Ok(Header { kind: Kind::Write, at: 1536 }));
+        assert_eq!(Header::parse(header(1, 3)), Ok(Header { kind: Kind::Write, at: DiskOffset(1536) }));
         assert_eq!(Header::parse(header(2, 0)), Err(S_UNSUPP));
         assert_eq!(Header::parse(header(0x8000_0000, 0)), Err(S_UNSUPP));
         assert_eq!(Header::parse(header(0, u64::MAX / 512 + 1)), Err(S_IOERR));
@@ -187,7 +187,7 @@ mod test {
     #[test]
     fn the_flags_and_limits_of_a_range_are_checked() {
         let parsed = Range::parse(range(8, 16, 1), Kind::WriteZeroes);
-        assert_eq!(parsed, Ok(Range { span: Span { at: 4096, len: 8192 }, unmap: true }));
+        assert_eq!(parsed, Ok(Range { span: Span { at: DiskOffset(4096), len: 8192 }, unmap: true }));
         assert_eq!(Range::parse(range(8, 16, 1), Kind::Discard), Err(S_UNSUPP));
         assert_eq!(Range::parse(range(8, 16, 2), Kind::WriteZeroes), Err(S_UNSUPP));
         assert_eq!(Range::parse(range(0, MAX_RANGE_SECTORS + 1, 0), Kind::Discard), Err(S_IOERR));

@@ -3,7 +3,7 @@
 use std::net::TcpListener;
 use std::path::PathBuf;
 
-use disk::{Operation, Span, Transport};
+use disk::{DiskOffset, Operation, Span, Transport};
 use transport::Server as _;
 use transport::nbd::{Address, BindError, Config, Export, Server};
 use transport::{Interest, Watch, WatchKey};
@@ -32,7 +32,13 @@ fn a_trim_with_fua_is_answered_after_a_flush() {
     client.send_request(TRIM, FUA, 4, 0, 65536);
     assert_eq!(client.simple_reply(), (0, 4));
     let done = served.disk.lock().unwrap().done.clone();
-    assert_eq!(done, [(Operation::Discard, Span { at: 0, len: 65536 }), (Operation::Flush, Span { at: 0, len: 0 })]);
+    assert_eq!(
+        done,
+        [
+            (Operation::Discard, Span { at: DiskOffset(0), len: 65536 }),
+            (Operation::Flush, Span { at: DiskOffset(0), len: 0 })
+        ]
+    );
 }
 
 #[test]
@@ -80,7 +86,7 @@ fn single_bytes_are_served_to_clients_that_never_asked_for_block_sizes() {
     // The last byte of a written unit, and the first two of an unwritten one.
     assert_eq!(client.chunk().payload, [0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 3]);
     let done = served.disk.lock().unwrap().done.clone();
-    assert_eq!(done[0], (Operation::Patch { durable: false }, Span { at: 511, len: 3 }));
+    assert_eq!(done[0], (Operation::Patch { durable: false }, Span { at: DiskOffset(511), len: 3 }));
 }
 
 #[test]

@@ -124,7 +124,7 @@ fn held(machine: &TestBackend) -> Vec<u64> {
 /// Completes the held request at this position in the queue.
 fn answer(machine: &mut TestBackend, index: usize) {
     let request = machine.held.remove(index);
-    let at = request.span().at as usize;
+    let at = request.span().at.0 as usize;
     if let Operation::Write { .. } = request.operation() {
         let bytes = request.memory().to_vec();
         machine.bytes[at..at + bytes.len()].copy_from_slice(&bytes);

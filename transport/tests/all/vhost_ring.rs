@@ -254,7 +254,7 @@ fn ranges_become_requests_that_are_answered_once() {
     machine.settle();
     let zeroes = |free| Operation::WriteZeroes { free, durable: false };
     assert_eq!(machine.seen, [zeroes(true), zeroes(false), zeroes(true)]);
-    assert_eq!(machine.held.iter().map(|request| request.span().at).collect::<Vec<_>>(), [0, 8192, 16384]);
+    assert_eq!(machine.held.iter().map(|request| request.span().at.0).collect::<Vec<_>>(), [0, 8192, 16384]);
 
     let last = machine.held.split_off(2);
     machine.fault = Some(Status::NoSpace);

@@ -14,8 +14,8 @@ mod front;
 
 use disk::raw::Raw;
 use disk::{
-    Action, Allocation, Disk, EngineFailed, FileDone, FileError, FileId, FileOp, Geometry, Image, Io, Operation,
-    Options, Transport, Until,
+    Action, Allocation, Disk, EngineFailed, FileDone, FileError, FileId, FileOffset, FileOp, Geometry, Image, Io,
+    Operation, Options, Transport, Until,
 };
 use transport::Server as _;
 use transport::blkif::{Config, GrantsPolicy, OnStop, Server};
@@ -72,10 +72,10 @@ impl File {
             return Ok(());
         }
         match action {
-            Action::Read { at, into } => into.copy_from(&self.bytes[*at as usize..*at as usize + into.len()]),
-            Action::Write { at, from } => from.copy_to(&mut self.bytes[*at as usize..*at as usize + from.len()]),
+            Action::Read { at, into } => into.copy_from(&self.bytes[at.0 as usize..at.0 as usize + into.len()]),
+            Action::Write { at, from } => from.copy_to(&mut self.bytes[at.0 as usize..at.0 as usize + from.len()]),
             Action::SyncData => self.durable.clone_from(&self.bytes),
-            Action::Deallocate { at, len } => self.bytes[*at as usize..(*at + *len) as usize].fill(0),
+            Action::Deallocate { at, len } => self.bytes[at.0 as usize..(*at + *len).0 as usize].fill(0),
         }
         Ok(())
     }
@@ -98,7 +98,7 @@ impl Io for File {
         Ok(())
     }
 
-    fn allocated(&mut self, _file: FileId, _at: u64, len: u64) -> Allocation {
+    fn allocated(&mut self, _file: FileId, _at: FileOffset, len: u64) -> Allocation {
         Allocation::Data(len)
     }
 }

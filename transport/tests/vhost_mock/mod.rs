@@ -125,7 +125,7 @@ impl TestBackend {
 
     fn execute(&mut self, request: &Request) -> Status {
         let span = request.span();
-        let range = &mut self.bytes[span.at as usize..span.end() as usize];
+        let range = &mut self.bytes[span.at.0 as usize..span.end().0 as usize];
         match request.operation() {
             Operation::Read => request.memory().copy_from(range),
             Operation::Write { .. } | Operation::Patch { .. } => request.memory().copy_to(range),

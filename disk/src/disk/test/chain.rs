@@ -1,6 +1,7 @@
 //! Layers that come and go while the disk lives.
 
 use super::*;
+use crate::DiskOffset;
 
 impl Rig {
     /// Holds requests back and makes everything durable.
@@ -96,11 +97,11 @@ fn a_snapshot_forgets_nothing_of_the_map() {
     let mut rig = dynamic(64 * MIB);
     rig.write(0, &[1; 512]);
     rig.read(0, 512);
-    let before = rig.disk.map.lookup(0);
+    let before = rig.disk.map.lookup(DiskOffset(0));
     rig.quiesce();
     rig.snapshot();
     assert!(before.is_some());
-    assert_eq!(rig.disk.map.lookup(0), before);
+    assert_eq!(rig.disk.map.lookup(DiskOffset(0)), before);
 }
 
 #[test]

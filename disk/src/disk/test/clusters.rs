@@ -4,7 +4,7 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 
 use super::*;
-use crate::{Committed, Corrupt, Discarded, Fill, Records, Reserved};
+use crate::{Committed, Corrupt, Discarded, DiskOffset, FileOffset, FileRange, Fill, Records, Reserved};
 
 /// Small, so that requests meet in one cluster.
 pub const CLUSTER: u64 = 4096;
@@ -121,7 +121,7 @@ impl Clusters {
         let cluster = at / CLUSTER;
         let slice = cluster / SLICE;
         let Some(found) = self.known.iter().position(|&known| known == slice) else {
-            return Err(Wait::Load(MetaBlock { at: slice * 512, len: 512 }));
+            return Err(Wait::Load(MetaBlock { at: FileOffset(slice * 512), len: 512 }));
         };
         let slice = self.known.remove(found).unwrap();
         self.known.push_back(slice);
@@ -176,27 +176,31 @@ impl Format for Clusters {
     }
 
     fn map(&mut self, span: Span) -> Result<Mapping, Wait> {
-        let cluster = self.know(span.at)?;
+        let cluster = self.know(span.at.0)?;
         let (within, len) = self.inside(span);
         Ok(match self.table[cluster as usize] {
             Entry::Parent => Mapping::Parent { len },
             Entry::Zero => Mapping::Zero { len },
-            Entry::Data(at) => Mapping::Data { at: at + within, len },
-            Entry::Compressed(begin) => {
-                Mapping::Compressed { at: begin / 512 * 512, size: 512, lead: begin % 512, skip: within, len }
-            }
+            Entry::Data(at) => Mapping::Data { at: FileOffset(at + within), len },
+            Entry::Compressed(begin) => Mapping::Compressed {
+                at: FileOffset(begin / 512 * 512),
+                size: 512,
+                lead: begin % 512,
+                skip: within,
+                len,
+            },
         })
     }
 
     fn reserve(&mut self, span: Span) -> Result<Reserved, Wait> {
         assert!(!self.read_only, "a write to a parent");
-        let first = self.know(span.at)?;
+        let first = self.know(span.at.0)?;
         if let Some(ticket) = self.busy(first) {
             return Err(Wait::Busy(ticket));
         }
         let (within, mut len) = self.inside(span);
         if let Entry::Data(at) = self.table[first as usize] {
-            return Ok(Reserved { at: at + within, len, ticket: None, fill: None });
+            return Ok(Reserved { at: FileOffset(at + within), len, ticket: None, fill: None });
         }
         if self.at_limit {
             return Err(Wait::NoSpace);
@@ -218,7 +222,7 @@ impl Format for Clusters {
         self.pending.insert(self.last_ticket, Pending { first, count, place });
         let fill = Fill { before: within, after: count * CLUSTER - within - len };
         let fill = (fill.before + fill.after > 0).then_some(fill);
-        Ok(Reserved { at: place + within, len, ticket: Some(Ticket(self.last_ticket)), fill })
+        Ok(Reserved { at: FileOffset(place + within), len, ticket: Some(Ticket(self.last_ticket)), fill })
     }
 
     fn commit(&mut self, ticket: Ticket) -> Option<Committed> {
@@ -230,7 +234,10 @@ impl Format for Clusters {
         }
         self.changed += 1;
         let at = first * CLUSTER;
-        Some(Committed { span: Span { at, len: (count * CLUSTER).min(self.len - at) }, at: place })
+        Some(Committed {
+            span: Span { at: DiskOffset(at), len: (count * CLUSTER).min(self.len - at) },
+            at: FileOffset(place),
+        })
     }
 
     fn abandon(&mut self, ticket: Ticket) {
@@ -239,7 +246,7 @@ impl Format for Clusters {
     }
 
     fn discard(&mut self, span: Span) -> Result<Discarded, Wait> {
-        let cluster = self.know(span.at)?;
+        let cluster = self.know(span.at.0)?;
         let (within, len) = self.inside(span);
         let whole = within == 0 && len == CLUSTER.min(self.len - cluster * CLUSTER);
         if let Some(ticket) = self.busy(cluster) {
@@ -248,32 +255,35 @@ impl Format for Clusters {
         }
         let entry = self.table[cluster as usize];
         match entry {
-            Entry::Data(at) if !whole => return Ok(Discarded::Kept { at: at + within, len }),
+            Entry::Data(at) if !whole => return Ok(Discarded::Kept { at: FileOffset(at + within), len }),
             _ if !whole || entry == Entry::Zero => return Ok(Discarded::Nothing { len }),
             _ => {}
         }
         self.table[cluster as usize] = Entry::Zero;
         self.changed += 1;
         if let Entry::Data(at) = entry {
-            return Ok(Discarded::Freed { at, len, size: CLUSTER });
+            return Ok(Discarded::Freed { at: FileOffset(at), len, size: CLUSTER });
         }
         self.hidden += 1;
         self.free(entry);
         Ok(Discarded::Hidden { len })
     }
 
-    fn released(&mut self, at: u64, _clean: bool) {
-        self.limbo.push(at);
+    fn released(&mut self, at: FileOffset, _clean: bool) {
+        self.limbo.push(at.0);
     }
 
-    fn reclaim(&mut self) -> Option<(u64, u64)> {
-        self.leaked.pop_front().map(|at| (at, CLUSTER))
+    fn reclaim(&mut self) -> Option<FileRange> {
+        self.leaked.pop_front().map(|at| FileRange { at: FileOffset(at), len: CLUSTER })
     }
 
     fn forget(&mut self, span: Span) -> Result<u64, Wait> {
-        let cluster = self.know(span.at)?;
+        let cluster = self.know(span.at.0)?;
         let (within, len) = self.inside(span);
-        assert!(within == 0 && span.at + len == (span.at + CLUSTER).min(self.len), "a part of a cluster is forgotten");
+        assert!(
+            within == 0 && span.at + len == (span.at + CLUSTER).min(DiskOffset(self.len)),
+            "a part of a cluster is forgotten"
+        );
         assert!(self.busy(cluster).is_none(), "forgotten under a write");
         let old = std::mem::replace(&mut self.table[cluster as usize], Entry::Parent);
         self.changed += usize::from(old != Entry::Parent);
@@ -292,7 +302,7 @@ impl Format for Clusters {
         self.unpacked.set(self.unpacked.get() + 1);
         match bytes {
             [MARK, first, ..] => Ok(content(*first)),
-            _ => Err(Corrupt { at: 0 }),
+            _ => Err(Corrupt { at: FileOffset(0) }),
         }
     }
 
@@ -321,7 +331,7 @@ impl Format for Clusters {
         self.sealed.append(&mut self.limbo);
         self.sealed_forgotten.append(&mut self.forgotten);
         self.sealed_table.clone_from(&self.table);
-        vec![vec![MetaWrite { at: 0, bytes: vec![0; 512] }]]
+        vec![vec![MetaWrite { at: FileOffset(0), bytes: vec![0; 512] }]]
     }
 
     fn settled(&mut self, durable: bool) {

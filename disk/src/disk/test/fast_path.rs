@@ -91,8 +91,9 @@ fn a_discard_waits_for_a_write_and_a_write_for_a_discard() {
         rig.submit_write(4096, 6, 3);
         rig.submit_write(65536, 6, 4);
         assert_eq!(rig.files.queue.len(), 2, "the first write, and the one that overlaps nothing");
-        rig.complete(|action| matches!(action, Action::Write { at: 4096, .. }));
-        let cleared = rig.take(|op| matches!(op.action, Action::Write { at: 0, .. } | Action::Deallocate { .. }));
+        rig.complete(|action| matches!(action, Action::Write { at: FileOffset(4096), .. }));
+        let cleared =
+            rig.take(|op| matches!(op.action, Action::Write { at: FileOffset(0), .. } | Action::Deallocate { .. }));
         assert_eq!(rig.writes(), 1, "the write behind the discard waits for it");
         let result = rig.files.execute(&cleared);
         rig.disk.settle(FileDone { op: cleared, result }, &mut rig.files);

@@ -1,7 +1,7 @@
 //! Learning the map from formats that make it hard.
 
 use super::*;
-use crate::Records;
+use crate::{DiskOffset, FileOffset, FileRange, Records};
 
 /// A layout in which every sector lives somewhere else, so that the map soon has to forget, and of which metadata is
 /// to be loaded once for every 1024 chunks.
@@ -20,9 +20,9 @@ impl Format for Scattered {
     fn map(&mut self, span: Span) -> Result<Mapping, Wait> {
         let which = span.at / EVERY;
         if !self.loaded.contains(&which) {
-            return Err(Wait::Load(MetaBlock { at: which * 512, len: 512 }));
+            return Err(Wait::Load(MetaBlock { at: FileOffset(which * 512), len: 512 }));
         }
-        Ok(Mapping::Data { at: span.at * 2, len: 512.min(span.len) })
+        Ok(Mapping::Data { at: FileOffset(span.at.0 * 2), len: 512.min(span.len) })
     }
 
     fn forget(&mut self, span: Span) -> Result<u64, Wait> {
@@ -34,7 +34,7 @@ impl Format for Scattered {
     }
 
     fn decompress(&self, _bytes: &[u8]) -> Result<Vec<u8>, crate::Corrupt> {
-        Err(crate::Corrupt { at: 0 })
+        Err(crate::Corrupt { at: FileOffset(0) })
     }
 
     fn load(&mut self, block: MetaBlock, _bytes: &[u8]) -> Result<(), crate::Corrupt> {
@@ -68,9 +68,9 @@ impl Format for Scattered {
         unreachable!("nothing is written")
     }
 
-    fn released(&mut self, _: u64, _: bool) {}
+    fn released(&mut self, _: FileOffset, _: bool) {}
 
-    fn reclaim(&mut self) -> Option<(u64, u64)> {
+    fn reclaim(&mut self) -> Option<FileRange> {
         None
     }
 
@@ -87,7 +87,7 @@ fn a_chunk_forgotten_while_a_request_goes_on_makes_nobody_wait() {
     let mut disk =
         Disk::new(vec![Scattered { loaded: Default::default(), records: Records::default() }], Options::default())
             .unwrap();
-    let span = Span { at: 0, len: EVERY };
+    let span = Span { at: DiskOffset(0), len: EVERY };
     let request =
         Request::new(Operation::Extents { depths: false }, span, Segments::empty(), Token(1), &disk.geometry())
             .unwrap();
@@ -100,7 +100,7 @@ fn a_chunk_forgotten_while_a_request_goes_on_makes_nobody_wait() {
     let (request, status) = disk.answer().unwrap();
     request.retire();
     assert_eq!(status, Status::Done);
-    assert!(disk.map.lookup(0).is_none(), "the first chunk is forgotten by now");
+    assert!(disk.map.lookup(DiskOffset(0)).is_none(), "the first chunk is forgotten by now");
     assert!(disk.map_loader.is_over(), "its turn to learn is over");
 }
 

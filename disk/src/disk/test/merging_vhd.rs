@@ -2,6 +2,7 @@
 
 use super::random::random_batch;
 use super::*;
+use crate::DiskOffset;
 
 const LEN: u64 = 9 * MIB + 512 * 7;
 
@@ -45,7 +46,7 @@ fn merge(
     rig.quiesce();
     let sources = rig.disk.end_merge().unwrap();
     for mut source in sources {
-        let everything = Span { at: 0, len: LEN };
+        let everything = Span { at: DiskOffset(0), len: LEN };
         assert_eq!(source.format.map(everything), Ok(Mapping::Parent { len: LEN }), "a source holds something");
     }
     rig.resume();

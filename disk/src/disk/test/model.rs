@@ -4,6 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 
 use super::clusters::{CLUSTER, Clusters, Entry, content};
 use super::*;
+use crate::DiskOffset;
 
 /// Three chunks, the last of them a part of one, ending in the middle of a cluster.
 pub const LEN: u64 = 4 * MIB + 64 * CLUSTER + 1536;
@@ -97,7 +98,7 @@ impl Model {
         let at = (hot * CLUSTER + self.draw(24) * 512).min(LEN - 512);
         let long = if self.draw(4) == 0 { 40 } else { 6 };
         let len = ((1 + self.draw(long)) * 512).min(LEN - at);
-        let (span, byte) = (Span { at, len }, 201 + self.draw(55) as u8);
+        let (span, byte) = (Span { at: DiskOffset(at), len }, 201 + self.draw(55) as u8);
         let operation = match self.draw(12) {
             0..5 => Operation::Write { durable: byte % 16 == 0 },
             5 => Operation::WriteZeroes { free: true, durable: false },
@@ -106,7 +107,7 @@ impl Model {
             8 => Operation::Flush,
             _ => Operation::Read,
         };
-        let span = if operation == Operation::Flush { Span { at: 0, len: 0 } } else { span };
+        let span = if operation == Operation::Flush { Span { at: DiskOffset(0), len: 0 } } else { span };
         let meets = |flight: &Flight| flight.operation.is_write() && flight.span.overlaps(span);
         if operation.is_write() && self.flights.values().any(meets) {
             return;
@@ -135,7 +136,7 @@ impl Model {
         let legal = self.sectors[Model::range(span)].to_vec();
         let still = if operation == Operation::Flush { self.still() } else { Vec::new() };
         self.flights.insert(self.last, Flight { operation, span, byte, memory: memory.clone(), legal, still });
-        self.rig.submit(operation, span.at, span.len, memory, self.last);
+        self.rig.submit(operation, span.at.0, span.len, memory, self.last);
         self.take_answers();
     }
 
@@ -201,7 +202,7 @@ impl Model {
             self.step();
         }
         assert!(self.flights.is_empty(), "requests without an answer");
-        self.begin(Operation::Read, Span { at: 0, len: LEN }, 0);
+        self.begin(Operation::Read, Span { at: DiskOffset(0), len: LEN }, 0);
         while !self.flights.is_empty() {
             self.step();
         }

@@ -1,6 +1,7 @@
 //! Requests that do not begin and end with blocks, beside others that are about the same blocks.
 
 use super::*;
+use crate::DiskOffset;
 
 const ZEROES: Operation = Operation::WriteZeroes { free: true, durable: false };
 const WRITE: Operation = Operation::Write { durable: false };
@@ -12,7 +13,8 @@ fn raw(seed: u64) -> Rig<Raw> {
 
 impl<F: Format> Rig<F> {
     fn submit_bytes(&mut self, operation: Operation, at: u64, len: u64, memory: Segments, token: u64) {
-        let request = Request::of_bytes(operation, Span { at, len }, memory, Token(token), &self.disk.geometry());
+        let request =
+            Request::of_bytes(operation, Span { at: DiskOffset(at), len }, memory, Token(token), &self.disk.geometry());
         self.disk.submit(request.unwrap(), &mut self.files);
         self.collect();
     }
@@ -84,8 +86,11 @@ fn a_discard_frees_no_part_of_a_block() {
 fn what_is_asked_for_is_told_apart_from_what_surrounds_it() {
     let geometry = raw(1).disk.geometry();
     let memory = Segments::copy_of(&[5; 3]);
-    let request = Request::of_bytes(WRITE, Span { at: 511, len: 3 }, memory, Token(1), &geometry).unwrap();
-    assert_eq!((request.span(), request.asked()), (Span { at: 0, len: 1024 }, Span { at: 511, len: 3 }));
+    let request = Request::of_bytes(WRITE, Span { at: DiskOffset(511), len: 3 }, memory, Token(1), &geometry).unwrap();
+    assert_eq!(
+        (request.span(), request.asked()),
+        (Span { at: DiskOffset(0), len: 1024 }, Span { at: DiskOffset(511), len: 3 })
+    );
     assert_eq!(
         (request.operation(), request.asked_memory().to_vec()),
         (Operation::Patch { durable: false }, vec![5; 3])
@@ -94,9 +99,9 @@ fn what_is_asked_for_is_told_apart_from_what_surrounds_it() {
     let wrong = |at, len, bytes: usize| {
         Request::of_bytes(WRITE, Span { at, len }, Segments::zeroed(bytes), Token(1), &geometry).map(Request::retire)
     };
-    assert_eq!(wrong(MIB - 1, 2, 2), Err(Status::Unsupported));
-    assert_eq!(wrong(u64::MAX, 2, 2), Err(Status::Unsupported));
-    assert_eq!(wrong(1, 2, 3), Err(Status::Unsupported));
+    assert_eq!(wrong(DiskOffset(MIB - 1), 2, 2), Err(Status::Unsupported));
+    assert_eq!(wrong(DiskOffset(u64::MAX), 2, 2), Err(Status::Unsupported));
+    assert_eq!(wrong(DiskOffset(1), 2, 3), Err(Status::Unsupported));
 }
 
 #[test]

@@ -11,7 +11,7 @@ use super::shape::{Table, read_entries, read_padded};
 use super::walk::Walk;
 use crate::qcow2::bitmaps::{IN_USE, RawBitmap, split_entry};
 use crate::qcow2::layout::{OFFSET_MASK, index};
-use crate::{ImageError, Source};
+use crate::{FileOffset, ImageError, Source};
 
 /// Bytes of the directory, at most: 65535 bitmaps of a kilobyte each.
 const DIRECTORY_MAX: u64 = 64 << 20;
@@ -34,8 +34,8 @@ const ALL_ONES: u64 = 1;
 /// Counts what bitmaps refer to.
 pub fn walk(walk: &mut Walk<'_>, source: &mut dyn Source) -> Result<(), ImageError> {
     let Some((bitmaps, true)) = walk.shape.bitmaps() else { return Ok(()) };
-    let (start, len) = (bitmaps.directory_at.get(), bitmaps.directory_len.get());
-    let is_there = walk.shape.is_aligned(start) && start != 0 && (1..=DIRECTORY_MAX).contains(&len);
+    let (start, len) = (FileOffset(bitmaps.directory_at.get()), bitmaps.directory_len.get());
+    let is_there = walk.shape.is_aligned(start) && start.0 != 0 && (1..=DIRECTORY_MAX).contains(&len);
     if !is_there || bitmaps.reserved.get() != 0 || bitmaps.count.get() == 0 {
         walk.damage(start, "the header extension about bitmaps makes no sense");
         return Ok(());
@@ -52,7 +52,7 @@ pub fn walk(walk: &mut Walk<'_>, source: &mut dyn Source) -> Result<(), ImageErr
             return Ok(());
         };
         rest = next;
-        let place = Table { at: bitmap.table_at.get(), entries: bitmap.table_entries.get().into() };
+        let place = Table { at: FileOffset(bitmap.table_at.get()), entries: bitmap.table_entries.get().into() };
         if !is_sensible(walk, &bitmap) {
             walk.damage(start, "the directory of bitmaps has an entry that makes no sense");
         }
@@ -92,10 +92,10 @@ fn table(walk: &mut Walk<'_>, source: &mut dyn Source, table: Table) -> Result<(
     let mut first = 0;
     while let Some(entries) = read_entries(source, table, first)? {
         for (index, bits) in (first..).zip(entries) {
-            let at = bits & OFFSET_MASK;
-            if bits & RESERVED != 0 || (at != 0 && (bits & ALL_ONES != 0 || !walk.shape.is_aligned(at))) {
+            let at = FileOffset(bits & OFFSET_MASK);
+            if bits & RESERVED != 0 || (at.0 != 0 && (bits & ALL_ONES != 0 || !walk.shape.is_aligned(at))) {
                 walk.damage(table.entry_at(index), format!("the entry {bits:#x} of a bitmap's table makes no sense"));
-            } else if at != 0 {
+            } else if at.0 != 0 {
                 walk.refer(at, walk.shape.cluster, Role::Other, "a bitmap")?;
             }
         }

@@ -8,13 +8,14 @@ use std::collections::BTreeSet;
 use super::Findings;
 use super::ledger::Ledger;
 use super::shape::{Shape, Table, entries, read_padded};
+use crate::qcow2::cluster::HostCluster;
 use crate::qcow2::layout::{COPIED, OFFSET_MASK, SECTOR, index, length};
-use crate::{DATA_FILE, ImageError, Severity, Source};
+use crate::{DATA_FILE, FileOffset, ImageError, Severity, Source};
 
 /// A piece of a table of the active disk with entries that are marked wrongly.
 pub struct Wrong<'a> {
     /// Its offset in the file.
-    pub at: u64,
+    pub at: FileOffset,
     /// Its bytes, in whole sectors.
     pub bytes: &'a [u8],
     /// Which 64-bit words of it, and what they are.
@@ -26,22 +27,24 @@ pub fn find(
     source: &mut dyn Source,
     shape: &Shape,
     ledger: &Ledger,
-    single: impl Fn(u64) -> bool,
+    single: impl Fn(HostCluster) -> bool,
     mut each: impl FnMut(Wrong<'_>),
 ) -> Result<(), ImageError> {
     // Nothing in a data file has more than one reference.
-    let is_wrong = |bits: u64, at: u64| (at >= DATA_FILE || single(shape.cluster_of(at))) != (bits & COPIED != 0);
+    let is_wrong =
+        |bits: u64, at: FileOffset| (at >= DATA_FILE || single(shape.cluster_of(at))) != (bits & COPIED != 0);
     let mut second = shape.piece();
     // A table that two entries have is looked at once: there may be as many such entries as there is room for.
     let mut seen = BTreeSet::new();
     let mut first = 0;
     while let Some((at, count, piece)) = l1_piece(source, shape.l1, first)? {
-        let wrong = |&(_, bits): &(usize, u64)| bits & OFFSET_MASK != 0 && is_wrong(bits, bits & OFFSET_MASK);
+        let wrong =
+            |&(_, bits): &(usize, u64)| bits & OFFSET_MASK != 0 && is_wrong(bits, FileOffset(bits & OFFSET_MASK));
         tell(at, &piece, entries(&piece).take(count).enumerate().filter(wrong), &mut each);
-        let tables = entries(&piece).take(count).map(|bits| bits & OFFSET_MASK);
-        for table_at in tables.filter(|&at| at != 0 && shape.is_aligned(at)) {
+        let tables = entries(&piece).take(count).map(|bits| FileOffset(bits & OFFSET_MASK));
+        for table_at in tables.filter(|&at| at.0 != 0 && shape.is_aligned(at)) {
             let shared = ledger.is_shared(shape.cluster_of(table_at));
-            if table_at >= source.len() || shared && !seen.insert(table_at) {
+            if table_at.0 >= source.len() || shared && !seen.insert(table_at) {
                 continue;
             }
             read_padded(source, table_at, &mut second)?;
@@ -58,10 +61,14 @@ pub fn find(
 }
 
 /// A piece of the first-level table in whole sectors: its place, and how many entries of the table it has.
-fn l1_piece(source: &mut dyn Source, l1: Table, first: u64) -> Result<Option<(u64, usize, Vec<u8>)>, ImageError> {
+fn l1_piece(
+    source: &mut dyn Source,
+    l1: Table,
+    first: u64,
+) -> Result<Option<(FileOffset, usize, Vec<u8>)>, ImageError> {
     let count = index(l1.entries.saturating_sub(first).min(Table::PIECE));
     let at = l1.entry_at(first);
-    if count == 0 || at >= source.len() {
+    if count == 0 || at.0 >= source.len() {
         return Ok(None);
     }
     let mut bytes = vec![0; count.saturating_mul(8).next_multiple_of(index(SECTOR))];
@@ -69,7 +76,7 @@ fn l1_piece(source: &mut dyn Source, l1: Table, first: u64) -> Result<Option<(u6
     Ok(Some((at, count, bytes)))
 }
 
-fn tell(at: u64, bytes: &[u8], wrong: impl Iterator<Item = (usize, u64)>, each: &mut impl FnMut(Wrong<'_>)) {
+fn tell(at: FileOffset, bytes: &[u8], wrong: impl Iterator<Item = (usize, u64)>, each: &mut impl FnMut(Wrong<'_>)) {
     let entries: Vec<_> = wrong.collect();
     if !entries.is_empty() {
         each(Wrong { at, bytes, entries });

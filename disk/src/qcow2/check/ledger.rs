@@ -7,6 +7,7 @@
 use std::cell::Cell;
 use std::collections::BTreeMap;
 
+use crate::qcow2::cluster::HostCluster;
 use crate::{ImageError, ImageErrorKind};
 
 /// Clusters on a page.
@@ -65,8 +66,8 @@ impl Default for Ledger {
     }
 }
 
-fn split(cluster: u64) -> (u64, usize) {
-    (cluster / WIDTH, usize::try_from(cluster % WIDTH).unwrap_or(0))
+fn split(cluster: HostCluster) -> (u64, usize) {
+    (cluster.0 / WIDTH, usize::try_from(cluster.0 % WIDTH).unwrap_or(0))
 }
 
 fn bit(bits: &Bits, index: usize) -> bool {
@@ -84,7 +85,7 @@ impl Ledger {
     pub const COUNT_MAX: u64 = 65535;
 
     /// One reference more.
-    pub fn count(&mut self, cluster: u64, role: Role) -> Result<Option<Clash>, ImageError> {
+    pub fn count(&mut self, cluster: HostCluster, role: Role) -> Result<Option<Clash>, ImageError> {
         let (number, index) = split(cluster);
         if self.place(number).is_none() {
             self.add(number)?;
@@ -113,7 +114,7 @@ impl Ledger {
     }
 
     /// Takes one reference back.
-    pub fn discount(&mut self, cluster: u64) {
+    pub fn discount(&mut self, cluster: HostCluster) {
         let (number, index) = split(cluster);
         if let Some(count) = self.page_mut(number).and_then(|page| page.counts.get_mut(index)) {
             *count = count.saturating_sub(1);
@@ -121,23 +122,23 @@ impl Ledger {
     }
 
     /// How many references there are.
-    pub fn references(&self, cluster: u64) -> u64 {
+    pub fn references(&self, cluster: HostCluster) -> u64 {
         let (number, index) = split(cluster);
         self.page(number).and_then(|page| page.counts.get(index)).map_or(0, |&count| count.into())
     }
 
     /// Whether a cluster is a second-level table of the active disk.
-    pub fn is_table(&self, cluster: u64) -> bool {
+    pub fn is_table(&self, cluster: HostCluster) -> bool {
         self.bit(cluster, |page| &page.tables)
     }
 
     /// Whether two places of the active disk have this cluster.
-    pub fn is_shared(&self, cluster: u64) -> bool {
+    pub fn is_shared(&self, cluster: HostCluster) -> bool {
         self.bit(cluster, |page| &page.shared)
     }
 
     /// Notes that the image counts one reference to a cluster, which is what lets an entry be marked as copied.
-    pub fn set_single(&mut self, cluster: u64) {
+    pub fn set_single(&mut self, cluster: HostCluster) {
         let (number, index) = split(cluster);
         if let Some(page) = self.page_mut(number) {
             raise(&mut page.single, index);
@@ -145,33 +146,33 @@ impl Ledger {
     }
 
     /// What [`Ledger::set_single`] noted.
-    pub fn is_single(&self, cluster: u64) -> bool {
+    pub fn is_single(&self, cluster: HostCluster) -> bool {
         self.bit(cluster, |page| &page.single)
     }
 
     /// The first cluster behind all that is referred to.
-    pub fn end(&self) -> u64 {
+    pub fn end(&self) -> HostCluster {
         let in_use = |page: &Page| page.counts.iter().rposition(|&count| count > 0);
         let pages = self.places.iter().rev().filter_map(|(&number, &place)| Some((number, self.pages.get(place)?)));
         let last = pages.filter_map(|(number, page)| Some((number, in_use(page)?))).next();
-        last.map_or(0, |(number, index)| {
+        last.map_or(HostCluster(0), |(number, index)| {
             let index = u64::try_from(index).unwrap_or(0);
-            number * WIDTH + index + 1
+            HostCluster(number * WIDTH + index + 1)
         })
     }
 
     /// The first cluster from `cluster` on that is referred to.
-    pub fn next_in_use(&self, cluster: u64) -> Option<u64> {
+    pub fn next_in_use(&self, cluster: HostCluster) -> Option<HostCluster> {
         let (first, index) = split(cluster);
         self.places.range(first..).find_map(|(&number, &place)| {
             let page = self.pages.get(place)?;
             let skip = if number == first { index } else { 0 };
             let found = page.counts.iter().skip(skip).position(|&count| count > 0)?;
-            Some(number * WIDTH + u64::try_from(skip + found).unwrap_or(0))
+            Some(HostCluster(number * WIDTH + u64::try_from(skip + found).unwrap_or(0)))
         })
     }
 
-    fn bit(&self, cluster: u64, of: impl Fn(&Page) -> &Bits) -> bool {
+    fn bit(&self, cluster: HostCluster, of: impl Fn(&Page) -> &Bits) -> bool {
         let (number, index) = split(cluster);
         self.page(number).is_some_and(|page| bit(of(page), index))
     }
@@ -216,42 +217,43 @@ mod test {
     #[test]
     fn references_are_counted_over_pages() {
         let mut ledger = Ledger::default();
-        ledger.count(0, Role::Other).unwrap();
-        ledger.count(4095, Role::Data).unwrap();
-        ledger.count(4096, Role::Data).unwrap();
-        ledger.count(4096, Role::Other).unwrap();
-        assert_eq!([0, 1, 4095, 4096, 9999].map(|cluster| ledger.references(cluster)), [1, 0, 1, 2, 0]);
-        assert_eq!(ledger.end(), 4097);
-        assert_eq!([0, 1, 4096, 4097].map(|from| ledger.next_in_use(from)), [Some(0), Some(4095), Some(4096), None]);
-        ledger.discount(4096);
-        ledger.discount(4096);
-        assert_eq!(ledger.end(), 4096);
+        ledger.count(HostCluster(0), Role::Other).unwrap();
+        ledger.count(HostCluster(4095), Role::Data).unwrap();
+        ledger.count(HostCluster(4096), Role::Data).unwrap();
+        ledger.count(HostCluster(4096), Role::Other).unwrap();
+        assert_eq!([0, 1, 4095, 4096, 9999].map(|cluster| ledger.references(HostCluster(cluster))), [1, 0, 1, 2, 0]);
+        assert_eq!(ledger.end(), HostCluster(4097));
+        let next = [0, 1, 4096, 4097].map(|from| ledger.next_in_use(HostCluster(from)).map(|found| found.0));
+        assert_eq!(next, [Some(0), Some(4095), Some(4096), None]);
+        ledger.discount(HostCluster(4096));
+        ledger.discount(HostCluster(4096));
+        assert_eq!(ledger.end(), HostCluster(4096));
     }
 
     #[test]
     fn two_places_of_the_disk_with_one_cluster_are_seen() {
         let mut ledger = Ledger::default();
-        assert_eq!(ledger.count(7, Role::Data), Ok(None));
-        assert_eq!(ledger.count(7, Role::Other), Ok(None));
-        assert!(!ledger.is_shared(7));
-        assert_eq!(ledger.count(7, Role::Data), Ok(Some(Clash::Shared)));
-        assert!(ledger.is_shared(7));
-        assert_eq!(ledger.count(7, Role::Table), Ok(Some(Clash::TableAndData)));
+        assert_eq!(ledger.count(HostCluster(7), Role::Data), Ok(None));
+        assert_eq!(ledger.count(HostCluster(7), Role::Other), Ok(None));
+        assert!(!ledger.is_shared(HostCluster(7)));
+        assert_eq!(ledger.count(HostCluster(7), Role::Data), Ok(Some(Clash::Shared)));
+        assert!(ledger.is_shared(HostCluster(7)));
+        assert_eq!(ledger.count(HostCluster(7), Role::Table), Ok(Some(Clash::TableAndData)));
     }
 
     #[test]
     fn a_count_stops_at_its_end() {
         let mut ledger = Ledger::default();
         for _ in 0..70_000 {
-            ledger.count(1, Role::Other).unwrap();
+            ledger.count(HostCluster(1), Role::Other).unwrap();
         }
-        assert_eq!(ledger.references(1), 65535);
+        assert_eq!(ledger.references(HostCluster(1)), 65535);
     }
 
     #[test]
     fn references_all_over_a_sparse_file_do_not_take_all_memory() {
         let mut ledger = Ledger { pages_max: 10, ..Ledger::default() };
-        let refused = (0..100).find(|&step| ledger.count(step * 5000, Role::Data).is_err());
+        let refused = (0..100).find(|&step| ledger.count(HostCluster(step * 5000), Role::Data).is_err());
         assert_eq!(refused, Some(10));
     }
 }

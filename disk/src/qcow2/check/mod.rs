@@ -19,7 +19,8 @@ use refcounts::Refcounts;
 use shape::Shape;
 use walk::Walk;
 
-use crate::{ImageError, Problem, Severity, Source};
+use crate::qcow2::cluster::HostCluster;
+use crate::{FileOffset, FileRange, ImageError, Problem, Severity, Source};
 
 /// Problems listed of each severity. A block of refcounts that is gone makes 32768 of them, and nobody reads on.
 const LISTED_MAX: u64 = 200;
@@ -64,7 +65,7 @@ pub(super) struct Findings {
 }
 
 impl Findings {
-    pub(super) fn add(&mut self, severity: Severity, at: u64, what: impl Into<String>) {
+    pub(super) fn add(&mut self, severity: Severity, at: FileOffset, what: impl Into<String>) {
         let listed = match severity {
             Severity::Leak | Severity::Unclosed => &mut self.listed[0],
             Severity::Repairable => &mut self.listed[1],
@@ -90,13 +91,13 @@ pub(super) struct Survey {
     /// Some entries may be mended by themselves.
     pub(super) mendable: bool,
     /// The first cluster behind the end of the file that something refers to.
-    pub(super) beyond: Option<u64>,
+    pub(super) beyond: Option<HostCluster>,
     /// Two places of the disk have the same cluster, more often than the image says.
     pub(super) shared: u64,
     /// Something lies where a structure is that has its clusters for itself.
     pub(super) overlapped: bool,
-    /// Those structures, but for second-level tables of the disk: offset and length.
-    structures: Vec<(u64, u64)>,
+    /// Those structures, but for second-level tables of the disk.
+    structures: Vec<FileRange>,
 }
 
 impl Survey {
@@ -104,10 +105,18 @@ impl Survey {
         let shape = Shape::of(source)?;
         let mut walk = Walk::new(&shape);
         if shape.claims_raw_data() {
-            walk.findings.add(Severity::Repairable, 88, "the header speaks of a raw external data file that is none");
+            walk.findings.add(
+                Severity::Repairable,
+                FileOffset(88),
+                "the header speaks of a raw external data file that is none",
+            );
         }
         if shape.misplaces_no_snapshots() {
-            walk.findings.add(Severity::Repairable, 64, "the header names a place that cannot be, for no snapshots");
+            walk.findings.add(
+                Severity::Repairable,
+                FileOffset(64),
+                "the header names a place that cannot be, for no snapshots",
+            );
         }
         walk.image(source)?;
         // Before the refcount structures are counted: what those lie upon is right again once they are elsewhere.
@@ -132,10 +141,10 @@ impl Survey {
     }
 
     /// Whether a structure that has its clusters for itself is in this one.
-    pub(super) fn is_structure(&self, cluster: u64) -> bool {
+    pub(super) fn is_structure(&self, cluster: HostCluster) -> bool {
         let at = self.shape.offset_of(cluster);
-        let within = |&(begin, len): &(u64, u64)| {
-            at < begin.saturating_add(len) && at.saturating_add(self.shape.cluster) > begin
+        let within = |other: &FileRange| {
+            at < other.at.saturating_add(other.len) && at.saturating_add(self.shape.cluster) > other.at
         };
         self.ledger.is_table(cluster) || self.structures.iter().any(within)
     }

@@ -7,8 +7,9 @@ use super::Findings;
 use super::ledger::Ledger;
 use super::shape::{Shape, Table, read_entries, read_padded};
 use super::walk::Walk;
+use crate::qcow2::cluster::{HostCluster, run};
 use crate::qcow2::layout::{index, length};
-use crate::{ImageError, Severity, Source};
+use crate::{FileOffset, FileRange, ImageError, Severity, Source};
 
 /// Bits of a refcount table entry that must be zero.
 const RESERVED: u64 = 0x1ff;
@@ -78,9 +79,9 @@ pub struct Refcounts {
     /// How wide they are.
     pub width: Width,
     /// The place of each block, up to the last; zero where there is none that can be read.
-    pub blocks: Vec<u64>,
-    /// Ranges (offset, length) that the refcounts themselves take.
-    pub taken: Vec<(u64, u64)>,
+    pub blocks: Vec<FileOffset>,
+    /// What the refcounts themselves take.
+    pub taken: Vec<FileRange>,
     /// The table or a block is not to be mended where it is.
     pub replace: bool,
 }
@@ -94,13 +95,13 @@ impl Refcounts {
         let table = match &shape.refcounts {
             Ok(table) => *table,
             Err(why) => {
-                walk.findings.add(Severity::Repairable, why.at.unwrap_or(0), why.what.clone());
+                walk.findings.add(Severity::Repairable, why.at.unwrap_or_default(), why.what.clone());
                 refcounts.replace = true;
                 return Ok(refcounts);
             }
         };
         if walk.refer_replaceable(table.at, table.len(), "the refcount table")? {
-            refcounts.taken.push((table.at, table.len()));
+            refcounts.taken.push(FileRange { at: table.at, len: table.len() });
         } else {
             refcounts.replace = true;
         }
@@ -112,25 +113,26 @@ impl Refcounts {
             first = first.saturating_add(Table::PIECE);
         }
         let taken = refcounts.taken.iter();
-        let mut clusters = taken.flat_map(|&(at, len)| shape.cluster_of(at)..shape.cluster_of(at.saturating_add(len)));
+        let mut clusters = taken.flat_map(|&range| shape.clusters_of(range));
         refcounts.replace |= clusters.any(|cluster| walk.ledger.references(cluster) > 1);
         Ok(refcounts)
     }
 
     /// The entry at byte `at` of the table.
-    fn block(&mut self, walk: &mut Walk<'_>, at: u64, number: u64, bits: u64) -> Result<(), ImageError> {
-        if bits & RESERVED != 0 || !walk.shape.is_aligned(bits) {
+    fn block(&mut self, walk: &mut Walk<'_>, at: FileOffset, number: u64, bits: u64) -> Result<(), ImageError> {
+        let place = FileOffset(bits);
+        if bits & RESERVED != 0 || !walk.shape.is_aligned(place) {
             let what = format!("the refcount table entry {bits:#x} is not the place of a block");
             walk.findings.add(Severity::Repairable, at, what);
             self.replace = true;
-        } else if walk.ledger.references(walk.shape.cluster_of(bits)) > 0 {
+        } else if walk.ledger.references(walk.shape.cluster_of(place)) > 0 {
             // Not taken for what it claims to be: it would be read as often as the table has entries.
             walk.findings.add(Severity::Repairable, at, "something else is where a block of refcounts is");
             self.replace = true;
-        } else if walk.refer_replaceable(bits, walk.shape.cluster, "a block of refcounts")? {
-            self.blocks.resize(index(number), 0);
-            self.blocks.push(bits);
-            self.taken.push((bits, walk.shape.cluster));
+        } else if walk.refer_replaceable(place, walk.shape.cluster, "a block of refcounts")? {
+            self.blocks.resize(index(number), FileOffset(0));
+            self.blocks.push(place);
+            self.taken.push(FileRange { at: place, len: walk.shape.cluster });
         } else {
             self.replace = true;
         }
@@ -143,14 +145,14 @@ impl Refcounts {
         if number < length(self.blocks.len()) {
             return Some(number);
         }
-        ledger.next_in_use(number.saturating_mul(per_block)).map(|cluster| cluster / per_block)
+        ledger.next_in_use(HostCluster(number.saturating_mul(per_block))).map(|cluster| cluster.0 / per_block)
     }
 
     /// Reads a block; false, and all zeroes, where there is none.
     pub fn read_block(&self, source: &mut dyn Source, number: u64, block: &mut [u8]) -> Result<bool, ImageError> {
         block.fill(0);
         match self.blocks.get(index(number)) {
-            None | Some(0) => Ok(false),
+            None | Some(FileOffset(0)) => Ok(false),
             Some(&at) => read_padded(source, at, block).map(|()| true),
         }
     }
@@ -174,19 +176,21 @@ pub(super) fn compare(
     findings: &mut Findings,
 ) -> Result<Compared, ImageError> {
     let per_block = refcounts.width.in_block(shape.cluster);
-    let end = shape.clusters().max(ledger.end());
-    let mut run = Run::default();
+    let end = shape.end().max(ledger.end());
+    let mut wrong = Run::default();
     let mut compared = Compared::default();
     let mut block = shape.piece();
     let mut next = 0;
     while let Some(number) = refcounts.next_block(ledger, per_block, next) {
         next = number + 1;
-        let first = number.saturating_mul(per_block);
+        let first = HostCluster(number.saturating_mul(per_block));
         let there = refcounts.read_block(source, number, &mut block)?;
-        if block.iter().all(|&byte| byte == 0) && ledger.next_in_use(first).is_none_or(|at| at / per_block > number) {
+        if block.iter().all(|&byte| byte == 0)
+            && ledger.next_in_use(first).is_none_or(|used| used.0 / per_block > number)
+        {
             continue;
         }
-        for (place, cluster) in (0..).zip(first..end.min(first.saturating_add(per_block))) {
+        for (place, cluster) in (0..).zip(run(first..end.min(HostCluster(first.0.saturating_add(per_block))))) {
             let kept = refcounts.width.get(&block, place);
             let counted = ledger.references(cluster);
             if kept == 1 {
@@ -205,24 +209,24 @@ pub(super) fn compare(
                 let what = format!("the cluster is referred to {counted} times, more than can be counted");
                 findings.add(Severity::Damage, shape.offset_of(cluster), what);
             }
-            run.take(shape, findings, cluster, kept, counted);
+            wrong.take(shape, findings, cluster, kept, counted);
         }
     }
-    run.end(shape, findings);
+    wrong.end(shape, findings);
     Ok(compared)
 }
 
 /// Neighbours that are wrong in the same way, told as one problem.
 #[derive(Default)]
 struct Run {
-    first: u64,
+    first: HostCluster,
     clusters: u64,
     kept: u64,
     counted: u64,
 }
 
 impl Run {
-    fn take(&mut self, shape: &Shape, findings: &mut Findings, cluster: u64, kept: u64, counted: u64) {
+    fn take(&mut self, shape: &Shape, findings: &mut Findings, cluster: HostCluster, kept: u64, counted: u64) {
         let next = self.clusters > 0 && self.first + self.clusters == cluster;
         if next && self.kept == kept && self.counted == counted {
             self.clusters += 1;

@@ -5,13 +5,14 @@
 
 use zerocopy::FromBytes;
 
+use crate::qcow2::cluster::{HostCluster, run};
 use crate::qcow2::header::{Header, check_compression, check_refcount_table};
 use crate::qcow2::layout::{
     BITMAPS_VALID, COMPRESSION_TYPE, CORRUPT, DIRTY, EXTENDED_L2, EXTENSION_BITMAPS, EXTERNAL_DATA, RAW_EXTERNAL_DATA,
     RawBitmaps, SECTOR, index, length,
 };
 use crate::qcow2::open::check_data_file;
-use crate::{ImageError, ImageErrorKind, Source};
+use crate::{FileOffset, FileRange, ImageError, ImageErrorKind, Source};
 
 /// Incompatible features under which references can be followed.
 const FOLLOWED: u64 = DIRTY | CORRUPT | COMPRESSION_TYPE | EXTENDED_L2 | EXTERNAL_DATA;
@@ -20,7 +21,7 @@ const FOLLOWED: u64 = DIRTY | CORRUPT | COMPRESSION_TYPE | EXTENDED_L2 | EXTERNA
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Table {
     /// Offset in the file.
-    pub at: u64,
+    pub at: FileOffset,
     /// Number of entries.
     pub entries: u64,
 }
@@ -35,7 +36,7 @@ impl Table {
     }
 
     /// Where an entry is in the file.
-    pub fn entry_at(self, index: u64) -> u64 {
+    pub fn entry_at(self, index: u64) -> FileOffset {
         self.at.saturating_add(index.saturating_mul(8))
     }
 }
@@ -70,10 +71,10 @@ impl Shape {
         if unknown != 0 {
             let what =
                 format!("the image uses what cannot be checked: {}", header.feature_names(0, unknown).join(", "));
-            return Err(ImageError::at(ImageErrorKind::Unsupported, 72, what));
+            return Err(ImageError::at(ImageErrorKind::Unsupported, FileOffset(72), what));
         }
         if raw.encryption.get() != 0 {
-            return Err(ImageError::at(ImageErrorKind::Unsupported, 32, "the image is encrypted"));
+            return Err(ImageError::at(ImageErrorKind::Unsupported, FileOffset(32), "the image is encrypted"));
         }
         check_compression(raw)?;
         check_data_file(&header, source.has_data_file())?;
@@ -82,9 +83,11 @@ impl Shape {
             cluster_bits: raw.cluster_bits.get(),
             cluster,
             file_len: source.len().checked_next_multiple_of(SECTOR).unwrap_or(u64::MAX),
-            l1: Table { at: raw.l1_at.get(), entries: raw.l1_entries.get().into() },
-            refcounts: check_refcount_table(raw)
-                .map(|()| Table { at: raw.refcount_table_at.get(), entries: header.refcount_table_len() / 8 }),
+            l1: Table { at: FileOffset(raw.l1_at.get()), entries: raw.l1_entries.get().into() },
+            refcounts: check_refcount_table(raw).map(|()| Table {
+                at: FileOffset(raw.refcount_table_at.get()),
+                entries: header.refcount_table_len() / 8,
+            }),
             header,
         })
     }
@@ -102,7 +105,7 @@ impl Shape {
     /// Whether the header has a place for snapshots that cannot be one, and no snapshots.
     pub fn misplaces_no_snapshots(&self) -> bool {
         let (count, at) = (self.header.raw.snapshots.get(), self.header.raw.snapshots_at.get());
-        count == 0 && (!self.is_aligned(at) || i64::try_from(at).is_err())
+        count == 0 && (!self.is_aligned(FileOffset(at)) || i64::try_from(at).is_err())
     }
 
     /// Whether the image claims to have an external data file, which it has not.
@@ -117,24 +120,31 @@ impl Shape {
         Some((bitmaps, self.header.raw.autoclear.get() & BITMAPS_VALID != 0))
     }
 
-    /// Clusters of the file, the last of which need not be there in full.
-    pub fn clusters(&self) -> u64 {
-        self.file_len.div_ceil(self.cluster)
+    /// The cluster behind the last of the file, which need not be there in full.
+    pub fn end(&self) -> HostCluster {
+        HostCluster(self.file_len.div_ceil(self.cluster))
     }
 
     /// The cluster that a byte of the file is in.
-    pub fn cluster_of(&self, at: u64) -> u64 {
-        at >> self.cluster_bits
+    pub fn cluster_of(&self, at: FileOffset) -> HostCluster {
+        HostCluster::of(at, self.cluster_bits)
+    }
+
+    /// The clusters that a range of the file lies in.
+    pub fn clusters_of(&self, range: FileRange) -> impl Iterator<Item = HostCluster> + use<> {
+        let first = self.cluster_of(range.at);
+        let last = range.len.checked_sub(1).map(|last| self.cluster_of(range.at.saturating_add(last)));
+        run(first..last.map_or(first, |last| last + 1))
     }
 
     /// Where a cluster begins.
-    pub fn offset_of(&self, cluster: u64) -> u64 {
-        cluster.saturating_mul(self.cluster)
+    pub fn offset_of(&self, cluster: HostCluster) -> FileOffset {
+        FileOffset(cluster.0.saturating_mul(self.cluster))
     }
 
     /// Whether a cluster begins here.
-    pub fn is_aligned(&self, at: u64) -> bool {
-        at & (self.cluster - 1) == 0
+    pub fn is_aligned(&self, at: FileOffset) -> bool {
+        at.0 & (self.cluster - 1) == 0
     }
 
     /// Memory for a cluster.
@@ -144,9 +154,9 @@ impl Shape {
 }
 
 /// Reads; what lies behind the end of the file is zero.
-pub fn read_padded(source: &mut dyn Source, at: u64, bytes: &mut [u8]) -> Result<(), ImageError> {
+pub fn read_padded(source: &mut dyn Source, at: FileOffset, bytes: &mut [u8]) -> Result<(), ImageError> {
     bytes.fill(0);
-    let there = source.len().saturating_sub(at).min(length(bytes.len()));
+    let there = source.len().saturating_sub(at.0).min(length(bytes.len()));
     let Some(bytes) = bytes.get_mut(..index(there)).filter(|bytes| !bytes.is_empty()) else { return Ok(()) };
     source
         .read_at(at, bytes)
@@ -158,7 +168,7 @@ pub fn read_padded(source: &mut dyn Source, at: u64, bytes: &mut [u8]) -> Result
 pub fn read_entries(source: &mut dyn Source, table: Table, first: u64) -> Result<Option<Vec<u64>>, ImageError> {
     let count = table.entries.saturating_sub(first).min(Table::PIECE);
     let at = table.entry_at(first);
-    if count == 0 || at >= source.len() {
+    if count == 0 || at.0 >= source.len() {
         return Ok(None);
     }
     let mut bytes = vec![0; index(count.saturating_mul(8))];

@@ -8,9 +8,10 @@ use super::bitmaps;
 use super::ledger::{Clash, Ledger, Role};
 use super::shape::{Shape, Table, read_entries, read_padded};
 use super::snapshots;
+use crate::qcow2::cluster::{GuestCluster, HostCluster};
 use crate::qcow2::entry::{Entry, RawEntry, is_possible};
 use crate::qcow2::layout::{COPIED, OFFSET_MASK, length};
-use crate::{ImageError, Severity, Source};
+use crate::{FileOffset, FileRange, ImageError, Severity, Source};
 
 /// Tables that are walked though they were walked before: a damaged image has one or two, a hostile one as many as
 /// its first-level table has entries.
@@ -32,11 +33,11 @@ pub struct Walk<'a> {
     /// Some entries may be mended by themselves.
     pub(super) mendable: bool,
     /// The first cluster behind the end of the file that something refers to.
-    pub(super) beyond: Option<u64>,
+    pub(super) beyond: Option<HostCluster>,
     /// Something lies where a structure is that cannot be laid out anew.
     pub(super) overlapped: bool,
-    /// Those structures, but for second-level tables: offset and length.
-    pub(super) structures: Vec<(u64, u64)>,
+    /// Those structures, but for second-level tables.
+    pub(super) structures: Vec<FileRange>,
     /// Structures that have their clusters for themselves.
     alone: Vec<Alone>,
     repeats: u32,
@@ -44,8 +45,7 @@ pub struct Walk<'a> {
 
 /// A structure that shares no cluster with another.
 struct Alone {
-    at: u64,
-    len: u64,
+    range: FileRange,
     what: &'static str,
     severity: Severity,
 }
@@ -68,7 +68,7 @@ impl<'a> Walk<'a> {
 
     /// Follows everything but the refcounts.
     pub(super) fn image(&mut self, source: &mut dyn Source) -> Result<(), ImageError> {
-        self.refer_alone(0, self.shape.cluster, "the header")?;
+        self.refer_alone(FileOffset(0), self.shape.cluster, "the header")?;
         self.disk(source, self.shape.l1, true)?;
         for table in snapshots::tables(self, source)? {
             self.disk(source, table, false)?;
@@ -77,44 +77,52 @@ impl<'a> Walk<'a> {
     }
 
     /// A reference to a structure that has its clusters for itself; whether it lies in the file.
-    pub(super) fn refer_alone(&mut self, at: u64, len: u64, what: &'static str) -> Result<bool, ImageError> {
+    pub(super) fn refer_alone(&mut self, at: FileOffset, len: u64, what: &'static str) -> Result<bool, ImageError> {
         let inside = self.refer(at, len, Role::Other, what)?;
         if inside {
-            self.alone.push(Alone { at, len, what, severity: Severity::Damage });
+            self.alone.push(Alone { range: FileRange { at, len }, what, severity: Severity::Damage });
             if self.structures.len() < STRUCTURES_MAX {
-                self.structures.push((at, len));
+                self.structures.push(FileRange { at, len });
             }
         }
         Ok(inside)
     }
 
     /// The same for what a repair lays out anew if need be; whether it can be read where it is.
-    pub(super) fn refer_replaceable(&mut self, at: u64, len: u64, what: &'static str) -> Result<bool, ImageError> {
+    pub(super) fn refer_replaceable(
+        &mut self,
+        at: FileOffset,
+        len: u64,
+        what: &'static str,
+    ) -> Result<bool, ImageError> {
         if !self.is_inside(at, len) {
             self.findings.add(Severity::Repairable, at, format!("{what} lies behind the end of the file"));
             return Ok(false);
         }
-        self.alone.push(Alone { at, len, what, severity: Severity::Repairable });
+        self.alone.push(Alone { range: FileRange { at, len }, what, severity: Severity::Repairable });
         self.refer(at, len, Role::Other, what)
     }
 
     /// Whether a range lies in the file, whose last cluster need not be there in full. What begins behind the end does
     /// not.
-    fn is_inside(&self, at: u64, len: u64) -> bool {
-        at < self.shape.file_len && at.saturating_add(len).saturating_sub(self.shape.file_len) < self.shape.cluster
+    fn is_inside(&self, at: FileOffset, len: u64) -> bool {
+        let end = FileOffset(self.shape.file_len);
+        at < end && at.saturating_add(len).saturating_sub(end) < self.shape.cluster
     }
 
     /// Counts a reference to a range of the file; whether it lies in the file.
-    pub(super) fn refer(&mut self, at: u64, len: u64, role: Role, what: &str) -> Result<bool, ImageError> {
-        let Some(last) = len.checked_sub(1) else { return Ok(true) };
-        let (first, last) = (self.shape.cluster_of(at), self.shape.cluster_of(at.saturating_add(last)));
+    pub(super) fn refer(&mut self, at: FileOffset, len: u64, role: Role, what: &str) -> Result<bool, ImageError> {
+        let clusters = self.shape.clusters_of(FileRange { at, len });
+        if len == 0 {
+            return Ok(true);
+        }
         if !self.is_inside(at, len) {
-            let behind = first.max(self.shape.clusters());
+            let behind = self.shape.cluster_of(at).max(self.shape.end());
             self.beyond = Some(self.beyond.map_or(behind, |other| other.min(behind)));
             self.damage(at, format!("{what} lies behind the end of the file"));
             return Ok(false);
         }
-        for cluster in first..=last {
+        for cluster in clusters {
             if self.ledger.count(cluster, role)? == Some(Clash::TableAndData) {
                 self.overlapped = true;
                 let place = self.shape.offset_of(cluster);
@@ -125,7 +133,7 @@ impl<'a> Walk<'a> {
     }
 
     /// Something that cannot be followed, or would be misread.
-    pub(super) fn damage(&mut self, at: u64, what: impl Into<String>) {
+    pub(super) fn damage(&mut self, at: FileOffset, what: impl Into<String>) {
         self.unresolved = true;
         self.findings.add(Severity::Damage, at, what);
     }
@@ -153,7 +161,7 @@ impl<'a> Walk<'a> {
     fn first_level(
         &mut self,
         source: &mut dyn Source,
-        (at, number): (u64, u64),
+        (at, number): (FileOffset, u64),
         bits: u64,
         active: bool,
     ) -> Result<(), ImageError> {
@@ -161,8 +169,8 @@ impl<'a> Walk<'a> {
             self.mendable = true;
             self.damage(at, format!("the first-level entry {bits:#x} has reserved bits set"));
         }
-        let table_at = bits & OFFSET_MASK;
-        if table_at == 0 || !self.shape.is_aligned(table_at) {
+        let table_at = FileOffset(bits & OFFSET_MASK);
+        if table_at.0 == 0 || !self.shape.is_aligned(table_at) {
             self.damage(at, format!("the first-level entry {bits:#x} is not the place of a table"));
             return Ok(());
         }
@@ -181,7 +189,7 @@ impl<'a> Walk<'a> {
         let mut table = self.shape.piece();
         read_padded(source, table_at, &mut table)?;
         let format = self.shape.header.entries();
-        let clusters = number.saturating_mul(format.in_table())..;
+        let clusters = (number.saturating_mul(format.in_table())..).map(GuestCluster);
         for (cluster, (word, raw)) in clusters.zip(format.entries(&table)) {
             if !raw.is_empty() {
                 self.second_level((table_at.saturating_add(length(word) * 8), cluster), raw, active)?;
@@ -191,7 +199,12 @@ impl<'a> Walk<'a> {
     }
 
     /// The entry of a cluster of the disk, at byte `at`.
-    fn second_level(&mut self, (at, cluster): (u64, u64), raw: RawEntry, active: bool) -> Result<(), ImageError> {
+    fn second_level(
+        &mut self,
+        (at, cluster): (FileOffset, GuestCluster),
+        raw: RawEntry,
+        active: bool,
+    ) -> Result<(), ImageError> {
         let format = self.shape.header.entries();
         let (entry, bits) = (format.decode(raw), raw.descriptor);
         match entry {
@@ -238,7 +251,7 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    fn judge_bits(&mut self, at: u64, raw: RawEntry, entry: Entry) {
+    fn judge_bits(&mut self, at: FileOffset, raw: RawEntry, entry: Entry) {
         let RawEntry { descriptor, bitmap } = raw;
         if descriptor & self.shape.reserved() != 0 {
             self.mendable = true;
@@ -253,12 +266,9 @@ impl<'a> Walk<'a> {
 
     /// Once everything is counted: what has its clusters for itself, and yet not.
     pub(super) fn judge_overlaps(&mut self) {
-        for Alone { at, len, what, severity } in std::mem::take(&mut self.alone) {
-            let Some(last) = len.checked_sub(1) else { continue };
-            let clusters = self.shape.cluster_of(at)..=self.shape.cluster_of(at.saturating_add(last));
-            let Some(cluster) = clusters.into_iter().find(|&cluster| self.ledger.references(cluster) > 1) else {
-                continue;
-            };
+        for Alone { range, what, severity } in std::mem::take(&mut self.alone) {
+            let mut clusters = self.shape.clusters_of(range);
+            let Some(cluster) = clusters.find(|&cluster| self.ledger.references(cluster) > 1) else { continue };
             let place = self.shape.offset_of(cluster);
             let what = format!("something else is where {what} is");
             match severity {

@@ -9,13 +9,14 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 
 use crate::qcow2::check::Survey;
+use crate::qcow2::cluster::HostCluster;
 use crate::qcow2::layout::{REFCOUNT_TABLE_BYTES_MAX, index, length, set_entry};
-use crate::{ImageError, ImageErrorKind, MetaWrite, Source};
+use crate::{FileOffset, ImageError, ImageErrorKind, MetaWrite, Source};
 
 /// A new refcount table with its blocks.
 pub struct Anew {
     /// Offset of the table in the file.
-    pub table_at: u64,
+    pub table_at: FileOffset,
     /// Its clusters.
     pub table_clusters: u32,
     /// Table and blocks.
@@ -24,7 +25,7 @@ pub struct Anew {
 
 /// Which clusters the table and the blocks take.
 struct Plan {
-    start: u64,
+    start: HostCluster,
     table_clusters: u64,
     /// Numbers of the blocks, in the order in which they stand behind the table.
     blocks: BTreeSet<u64>,
@@ -34,12 +35,10 @@ struct Plan {
 pub fn lay_out(source: &mut dyn Source, survey: &mut Survey, sound: bool) -> Result<Option<Anew>, ImageError> {
     // Behind the old table and blocks too: they are in use until the header names the new ones.
     let used = survey.ledger.end();
-    let start = if sound { used } else { used.max(survey.shape.clusters()) };
+    let start = if sound { used } else { used.max(survey.shape.end()) };
     if sound {
-        for &(at, len) in &survey.refcounts.taken {
-            for cluster in survey.shape.cluster_of(at)..survey.shape.cluster_of(at.saturating_add(len)) {
-                survey.ledger.discount(cluster);
-            }
+        for &range in &survey.refcounts.taken {
+            survey.shape.clusters_of(range).for_each(|cluster| survey.ledger.discount(cluster));
         }
     }
     let plan = Plan::of(survey, start, sound)?;
@@ -49,9 +48,9 @@ pub fn lay_out(source: &mut dyn Source, survey: &mut Survey, sound: bool) -> Res
     let cluster = survey.shape.cluster;
     let mut table = vec![0; index(plan.table_clusters.saturating_mul(cluster))];
     let mut writes = Vec::new();
-    for (number, place) in plan.blocks.iter().copied().zip(plan.first_block()..) {
-        let at = survey.shape.offset_of(place);
-        set_entry(&mut table, index(number), at);
+    for (number, place) in plan.blocks.iter().copied().zip(plan.first_block().0..) {
+        let at = survey.shape.offset_of(HostCluster(place));
+        set_entry(&mut table, index(number), at.0);
         writes.push(MetaWrite { at, bytes: block(source, survey, number, plan.taken(), sound)? });
     }
     let table_at = survey.shape.offset_of(plan.start);
@@ -61,23 +60,24 @@ pub fn lay_out(source: &mut dyn Source, survey: &mut Survey, sound: bool) -> Res
 
 impl Plan {
     /// Table and blocks also count themselves, so that there may be more of both than what is in use now needs.
-    fn of(survey: &Survey, start: u64, sound: bool) -> Result<Plan, ImageError> {
+    fn of(survey: &Survey, start: HostCluster, sound: bool) -> Result<Plan, ImageError> {
         let per_block = survey.refcounts.width.in_block(survey.shape.cluster);
         let mut blocks = BTreeSet::new();
-        let mut next = 0;
+        let mut next = HostCluster(0);
         while let Some(cluster) = survey.ledger.next_in_use(next) {
-            blocks.insert(cluster / per_block);
-            next = (cluster / per_block).saturating_add(1).saturating_mul(per_block);
+            let number = cluster.0 / per_block;
+            blocks.insert(number);
+            next = HostCluster(number.saturating_add(1).saturating_mul(per_block));
         }
         if !sound {
-            let there = (0..).zip(&survey.refcounts.blocks).filter(|&(_, &at)| at != 0);
+            let there = (0..).zip(&survey.refcounts.blocks).filter(|&(_, &at)| at.0 != 0);
             blocks.extend(there.map(|(number, _)| number));
         }
         let mut plan = Plan { start, table_clusters: 1, blocks };
         loop {
             let taken = plan.taken();
             let before = (plan.table_clusters, plan.blocks.len());
-            plan.blocks.extend(taken.start / per_block..=taken.end.saturating_sub(1) / per_block);
+            plan.blocks.extend(taken.start.0 / per_block..=taken.end.0.saturating_sub(1) / per_block);
             let entries = plan.blocks.last().map_or(0, |&last| last.saturating_add(1));
             let table_len = entries.saturating_mul(8);
             plan.table_clusters = table_len.div_ceil(survey.shape.cluster).max(1);
@@ -91,13 +91,13 @@ impl Plan {
         }
     }
 
-    fn first_block(&self) -> u64 {
-        self.start.saturating_add(self.table_clusters)
+    fn first_block(&self) -> HostCluster {
+        HostCluster(self.start.0.saturating_add(self.table_clusters))
     }
 
     /// The clusters that the table and the blocks take.
-    fn taken(&self) -> Range<u64> {
-        self.start..self.first_block().saturating_add(length(self.blocks.len()))
+    fn taken(&self) -> Range<HostCluster> {
+        self.start..HostCluster(self.first_block().0.saturating_add(length(self.blocks.len())))
     }
 }
 
@@ -106,7 +106,7 @@ fn block(
     source: &mut dyn Source,
     survey: &Survey,
     number: u64,
-    taken: Range<u64>,
+    taken: Range<HostCluster>,
     sound: bool,
 ) -> Result<Vec<u8>, ImageError> {
     let width = survey.refcounts.width;
@@ -116,7 +116,7 @@ fn block(
     }
     let per_block = width.in_block(survey.shape.cluster);
     let first = number.saturating_mul(per_block);
-    for (place, cluster) in (0..).zip(first..first.saturating_add(per_block)) {
+    for (place, cluster) in (0..).zip((first..first.saturating_add(per_block)).map(HostCluster)) {
         let counted = if taken.contains(&cluster) { 1 } else { survey.ledger.references(cluster) };
         let kept = width.get(&bytes, place);
         width.set(&mut bytes, place, counted.max(kept).min(width.max()));

@@ -6,9 +6,10 @@
 
 use crate::qcow2::check::Survey;
 use crate::qcow2::check::shape::{entries, read_padded};
+use crate::qcow2::cluster::HostCluster;
 use crate::qcow2::entry::Entry;
 use crate::qcow2::layout::{OFFSET_MASK, index, length, set_entry};
-use crate::{ImageError, MetaWrite, Source};
+use crate::{FileOffset, ImageError, MetaWrite, Source};
 
 /// Bytes of copies at most: one such cluster is an accident, very many are an attack.
 const COPIES_MAX: u64 = 64 << 20;
@@ -31,14 +32,15 @@ impl Apart {
             return Ok(apart);
         }
         let shape = &survey.shape;
-        let mut next = survey.ledger.end().max(shape.clusters());
+        let mut next = survey.ledger.end().max(shape.end());
         let mut l1 = vec![0; index(shape.l1.len())];
         read_padded(source, shape.l1.at, &mut l1)?;
         let mut table = shape.piece();
-        let mut tables: Vec<u64> = entries(&l1).map(|bits| bits & OFFSET_MASK).filter(|&at| at != 0).collect();
+        let tables = entries(&l1).map(|bits| FileOffset(bits & OFFSET_MASK));
+        let mut tables: Vec<FileOffset> = tables.filter(|&at| at.0 != 0).collect();
         tables.sort_unstable();
         tables.dedup();
-        for table_at in tables.into_iter().filter(|&at| shape.is_aligned(at) && at < shape.file_len) {
+        for table_at in tables.into_iter().filter(|&at| shape.is_aligned(at) && at.0 < shape.file_len) {
             read_padded(source, table_at, &mut table)?;
             let mut moved = table.clone();
             let format = shape.header.entries();
@@ -53,9 +55,9 @@ impl Apart {
                 let mut bytes = shape.piece();
                 read_padded(source, at, &mut bytes)?;
                 let place = shape.offset_of(next);
-                next = next.saturating_add(1);
+                next = HostCluster(next.0.saturating_add(1));
                 apart.copies.push(MetaWrite { at: place, bytes });
-                set_entry(&mut moved, word, place);
+                set_entry(&mut moved, word, place.0);
             }
             apart.entries.extend(super::changes(table_at, &table, &moved));
         }

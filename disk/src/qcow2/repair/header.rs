@@ -10,7 +10,7 @@ use crate::qcow2::check::shape::{Shape, read_padded};
 use crate::qcow2::layout::{
     BITMAPS_VALID, CORRUPT, DIRTY, EXTENSION_BITMAPS, RAW_EXTERNAL_DATA, RawHeader, SECTOR, index, length,
 };
-use crate::{ImageError, MetaWrite, Source};
+use crate::{FileOffset, ImageError, MetaWrite, Source};
 
 /// The sector, as it is to be, and as it was written last.
 pub struct HeaderSector {
@@ -27,7 +27,7 @@ pub struct HeaderSector {
 impl HeaderSector {
     pub(super) fn read(source: &mut dyn Source, shape: &Shape) -> Result<HeaderSector, ImageError> {
         let mut bytes = vec![0; index(SECTOR)];
-        read_padded(source, 0, &mut bytes)?;
+        read_padded(source, FileOffset(0), &mut bytes)?;
         let has_features = shape.header.raw.version.get() >= 3;
         let raw = if shape.header.entries().external { RAW_EXTERNAL_DATA } else { 0 };
         Ok(HeaderSector { written: bytes.clone(), bytes, has_features, kept: BITMAPS_VALID | raw, elsewhere: None })
@@ -42,9 +42,9 @@ impl HeaderSector {
     }
 
     /// Names another refcount table.
-    pub(super) fn set_refcount_table(&mut self, at: u64, clusters: u32) -> MetaWrite {
+    pub(super) fn set_refcount_table(&mut self, at: FileOffset, clusters: u32) -> MetaWrite {
         if let Ok((raw, _)) = RawHeader::mut_from_prefix(&mut self.bytes) {
-            raw.refcount_table_at = at.into();
+            raw.refcount_table_at = at.0.into();
             raw.refcount_table_clusters = clusters.into();
         }
         self.write()
@@ -88,17 +88,17 @@ impl HeaderSector {
             return Ok(false);
         }
         let sizes = before.iter().map(|extension| 8 + length(extension.data.len().next_multiple_of(8)));
-        let at = u64::from(shape.header.raw.header_len.get()).saturating_add(sizes.sum());
-        let sector = at / SECTOR * SECTOR;
+        let at = FileOffset(u64::from(shape.header.raw.header_len.get()).saturating_add(sizes.sum()));
+        let sector = at.align_down(SECTOR);
         let mut bytes = vec![0; index(SECTOR)];
-        if sector > 0 {
+        if sector.0 > 0 {
             read_padded(source, sector, &mut bytes)?;
         }
-        let place = if sector > 0 { &mut bytes } else { &mut self.bytes };
+        let place = if sector.0 > 0 { &mut bytes } else { &mut self.bytes };
         if let Some(mark) = place.get_mut(index(at - sector)..).and_then(|rest| rest.get_mut(..8)) {
             mark.fill(0);
         }
-        if sector > 0 {
+        if sector.0 > 0 {
             self.elsewhere = Some(MetaWrite { at: sector, bytes });
         }
         Ok(true)
@@ -112,6 +112,6 @@ impl HeaderSector {
 
     fn write(&mut self) -> MetaWrite {
         self.written.clone_from(&self.bytes);
-        MetaWrite { at: 0, bytes: self.bytes.clone() }
+        MetaWrite { at: FileOffset(0), bytes: self.bytes.clone() }
     }
 }

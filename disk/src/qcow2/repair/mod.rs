@@ -32,9 +32,10 @@ mod single;
 
 use super::check::Survey;
 use super::check::copied;
+use super::cluster::{HostCluster, run};
 use super::layout::{COPIED, SECTOR, index, length, set_entry};
 use crate::redo::{Owed, Patched};
-use crate::{ImageError, MetaWrite, Source};
+use crate::{FileOffset, ImageError, MetaWrite, Source};
 use anew::{Anew, lay_out};
 use apart::Apart;
 use header::HeaderSector;
@@ -88,7 +89,7 @@ pub fn repair(source: &mut dyn Source) -> Result<Repair, ImageError> {
     };
     // The last structure of a file need not be there in full.
     let ends = repair.batches.iter().flatten().map(|write| write.at.saturating_add(length(write.bytes.len())));
-    repair.new_len = ends.max().filter(|&end| end > len);
+    repair.new_len = ends.max().map(|end| end.0).filter(|&end| end > len);
     Ok(repair)
 }
 
@@ -179,14 +180,14 @@ impl InPlace {
         let mut found = InPlace::default();
         let width = refcounts.width;
         let per_block = width.in_block(shape.cluster);
-        let end = shape.clusters().max(ledger.end());
+        let end = shape.end().max(ledger.end());
         let mut block = shape.piece();
-        for (number, &at) in (0..).zip(&refcounts.blocks).filter(|&(_, &at)| at != 0) {
+        for (number, &at) in (0..).zip(&refcounts.blocks).filter(|&(_, &at)| at.0 != 0) {
             refcounts.read_block(source, number, &mut block)?;
             let mut high = block.clone();
             let mut right = block.clone();
-            let first = number.saturating_mul(per_block);
-            for (place, cluster) in (0..).zip(first..end.min(first.saturating_add(per_block))) {
+            let first = HostCluster(number.saturating_mul(per_block));
+            for (place, cluster) in (0..).zip(run(first..end.min(HostCluster(first.0.saturating_add(per_block))))) {
                 let kept = width.get(&block, place);
                 let counted = ledger.references(cluster).min(width.max());
                 if kept < counted {
@@ -241,7 +242,7 @@ impl Marks {
 }
 
 /// The sectors in which `new` differs from `old`; both stand at `at`.
-fn changes(at: u64, old: &[u8], new: &[u8]) -> Vec<MetaWrite> {
+fn changes(at: FileOffset, old: &[u8], new: &[u8]) -> Vec<MetaWrite> {
     let sector = index(SECTOR);
     let mut writes: Vec<MetaWrite> = Vec::new();
     let sectors = old.chunks(sector).zip(new.chunks(sector)).zip(0..);

@@ -9,7 +9,7 @@ use crate::qcow2::check::shape::{entries, read_padded};
 use crate::qcow2::check::walk::FIRST_RESERVED;
 use crate::qcow2::entry::{Entry, RawEntry};
 use crate::qcow2::layout::{OFFSET_MASK, SECTOR, index, set_entry};
-use crate::{ImageError, MetaWrite, Source};
+use crate::{FileOffset, ImageError, MetaWrite, Source};
 
 /// Entries that are mended.
 #[derive(Default)]
@@ -35,23 +35,23 @@ impl Single {
         let count = index(shape.l1.entries);
         let mut mended = l1.clone();
         for (number, bits) in entries(&l1).take(count).enumerate().filter(|&(_, bits)| bits & FIRST_RESERVED != 0) {
-            if is_alone(survey, bits & OFFSET_MASK) {
+            if is_alone(survey, FileOffset(bits & OFFSET_MASK)) {
                 set_entry(&mut mended, number, bits & !FIRST_RESERVED);
                 single.cleared = single.cleared.saturating_add(1);
             }
         }
         single.writes.extend(super::changes(shape.l1.at, &l1, &mended));
-        let mut tables: Vec<u64> = entries(&l1).take(count).map(|bits| bits & OFFSET_MASK).collect();
+        let mut tables: Vec<FileOffset> = entries(&l1).take(count).map(|bits| FileOffset(bits & OFFSET_MASK)).collect();
         tables.sort_unstable();
         tables.dedup();
-        for at in tables.into_iter().filter(|&at| at != 0 && shape.is_aligned(at) && at < shape.file_len) {
+        for at in tables.into_iter().filter(|&at| at.0 != 0 && shape.is_aligned(at) && at.0 < shape.file_len) {
             single.second_level(source, survey, at)?;
         }
         Ok(single)
     }
 
     /// The table at byte `at`.
-    fn second_level(&mut self, source: &mut dyn Source, survey: &Survey, at: u64) -> Result<(), ImageError> {
+    fn second_level(&mut self, source: &mut dyn Source, survey: &Survey, at: FileOffset) -> Result<(), ImageError> {
         let shape = &survey.shape;
         let format = shape.header.entries();
         let mut table = shape.piece();
@@ -75,8 +75,8 @@ impl Single {
 }
 
 /// Whether a place is a cluster of the file, and the entry that names it the only one.
-fn is_alone(survey: &Survey, at: u64) -> bool {
+fn is_alone(survey: &Survey, at: FileOffset) -> bool {
     let shape = &survey.shape;
-    let inside = at != 0 && shape.is_aligned(at) && at < shape.file_len;
+    let inside = at.0 != 0 && shape.is_aligned(at) && at.0 < shape.file_len;
     inside && survey.ledger.references(shape.cluster_of(at)) == 1
 }

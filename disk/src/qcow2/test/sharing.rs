@@ -2,19 +2,20 @@
 //! their business.
 
 use super::*;
+use crate::{DiskOffset, FileOffset};
 
 #[test]
 fn a_table_without_its_mark_is_copied_by_the_first_write() {
     let mut bench = Bench::new(new_file(64 * MIB));
-    bench.write(Span { at: 0, len: 4096 }, 1);
+    bench.write(Span { at: DiskOffset(0), len: 4096 }, 1);
     // In another slice of the table.
-    bench.write(Span { at: 40 * MIB, len: 4096 }, 3);
+    bench.write(Span { at: DiskOffset(40 * MIB), len: 4096 }, 3);
     bench.round();
-    let l1_at = at(bench.image.info().l1_at);
+    let l1_at = at(bench.image.info().l1_at.0);
     bench.file[l1_at] &= 0x7f;
     let before = entry(&bench.file[l1_at..], 0);
     let mut bench = Bench::new(bench.file);
-    bench.write(Span { at: CLUSTER, len: 4096 }, 2);
+    bench.write(Span { at: DiskOffset(CLUSTER), len: 4096 }, 2);
     assert_eq!(bench.round(), 3, "the old table is freed behind the L1 entry");
     let after = entry(&bench.file[l1_at..], 0);
     assert_ne!(after & layout::OFFSET_MASK, before);
@@ -27,10 +28,10 @@ fn a_table_without_its_mark_is_copied_by_the_first_write() {
 fn three_clusters(damage: impl Fn(u64) -> u64) -> (Bench, u64) {
     let mut bench = Bench::new(new_file(2 * GIB));
     for (number, at) in [4 * CLUSTER, 5 * CLUSTER, 6 * CLUSTER, GIB].into_iter().enumerate() {
-        bench.write(Span { at, len: CLUSTER }, u8::try_from(number).unwrap() + 1);
+        bench.write(Span { at: DiskOffset(at), len: CLUSTER }, u8::try_from(number).unwrap() + 1);
     }
     bench.round();
-    let l2 = entry(&bench.file[at(bench.image.info().l1_at)..], 0) & layout::OFFSET_MASK;
+    let l2 = entry(&bench.file[at(bench.image.info().l1_at.0)..], 0) & layout::OFFSET_MASK;
     let old = entry(&bench.file[at(l2)..], 5);
     set_entry(&mut bench.file[at(l2)..], 5, damage(old));
     (Bench::new(bench.file), l2 + 40)
@@ -40,18 +41,21 @@ fn three_clusters(damage: impl Fn(u64) -> u64) -> (Bench, u64) {
 fn a_bad_entry_costs_its_cluster_and_nothing_beside_it() {
     let bad = (1 << 63) | (1 << 40);
     let (mut bench, entry_at) = three_clusters(|_| bad);
-    let wrong = Mapping::Damaged { at: entry_at, raw: bad, len: 512 };
+    let wrong = Mapping::Damaged { at: FileOffset(entry_at), raw: bad, len: 512 };
     for _ in 0..2 {
-        assert_eq!(bench.ask(|image| image.map(Span { at: 5 * CLUSTER, len: 512 })), wrong);
+        assert_eq!(bench.ask(|image| image.map(Span { at: DiskOffset(5 * CLUSTER), len: 512 })), wrong);
         assert_eq!((bench.byte(4 * CLUSTER), bench.byte(6 * CLUSTER), bench.byte(GIB)), (1, 3, 4));
     }
-    let long = bench.ask(|image| image.map(Span { at: 0, len: 16 * CLUSTER }));
+    let long = bench.ask(|image| image.map(Span { at: DiskOffset(0), len: 16 * CLUSTER }));
     assert_eq!(long, Mapping::Parent { len: 4 * CLUSTER });
-    let span = Span { at: 5 * CLUSTER, len: 4096 };
-    assert_eq!(bench.image.reserve(span), Err(Wait::Damaged(Corrupt { at: entry_at })));
-    assert_eq!(bench.image.discard(Span { len: CLUSTER, ..span }), Err(Wait::Damaged(Corrupt { at: entry_at })));
-    bench.write(Span { at: 4 * CLUSTER, len: 4096 }, 7);
-    bench.write(Span { at: 7 * CLUSTER, len: 4096 }, 8);
+    let span = Span { at: DiskOffset(5 * CLUSTER), len: 4096 };
+    assert_eq!(bench.image.reserve(span), Err(Wait::Damaged(Corrupt { at: FileOffset(entry_at) })));
+    assert_eq!(
+        bench.image.discard(Span { len: CLUSTER, ..span }),
+        Err(Wait::Damaged(Corrupt { at: FileOffset(entry_at) }))
+    );
+    bench.write(Span { at: DiskOffset(4 * CLUSTER), len: 4096 }, 7);
+    bench.write(Span { at: DiskOffset(7 * CLUSTER), len: 4096 }, 8);
     bench.round();
     assert_eq!((bench.byte(4 * CLUSTER), bench.byte(7 * CLUSTER)), (7, 8));
 }
@@ -59,18 +63,18 @@ fn a_bad_entry_costs_its_cluster_and_nothing_beside_it() {
 #[test]
 fn a_lost_mark_costs_a_copy_and_nothing_beside_it() {
     let (mut bench, _) = three_clusters(|old| old & !layout::COPIED);
-    let old = match bench.ask(|image| image.map(Span { at: 5 * CLUSTER, len: CLUSTER })) {
+    let old = match bench.ask(|image| image.map(Span { at: DiskOffset(5 * CLUSTER), len: CLUSTER })) {
         Mapping::Shared { at, len } => (at, len),
         other => panic!("{other:?}"),
     };
     assert_eq!(old.1, CLUSTER);
-    assert_eq!((bench.file[at(old.0)], bench.byte(4 * CLUSTER), bench.byte(6 * CLUSTER)), (2, 1, 3));
-    let reserved = bench.ask(|image| image.reserve(Span { at: 5 * CLUSTER + 4096, len: 4096 }));
+    assert_eq!((bench.file[at(old.0.0)], bench.byte(4 * CLUSTER), bench.byte(6 * CLUSTER)), (2, 1, 3));
+    let reserved = bench.ask(|image| image.reserve(Span { at: DiskOffset(5 * CLUSTER + 4096), len: 4096 }));
     let fill = crate::Fill { before: 4096, after: CLUSTER - 8192 };
     assert_eq!(reserved.fill, Some(fill), "what is around the write is copied with it");
     assert_ne!(reserved.at, old.0 + 4096);
     bench.image.abandon(reserved.ticket.unwrap());
-    bench.write(Span { at: 5 * CLUSTER, len: CLUSTER }, 9);
+    bench.write(Span { at: DiskOffset(5 * CLUSTER), len: CLUSTER }, 9);
     bench.round();
     let mut bench = bench.reopened();
     assert_eq!((bench.byte(4 * CLUSTER), bench.byte(5 * CLUSTER), bench.byte(6 * CLUSTER)), (1, 9, 3));
@@ -86,9 +90,10 @@ fn a_write_under_way_is_not_lost_with_what_its_neighbour_has_freed() {
     set_entry(&mut file[at(entry_at - 8)..], 0, first);
     set_entry(&mut file[at(entry_at + 8)..], 0, first);
     let mut bench = Bench::new(file);
-    let [one, two] = [4 * CLUSTER, 6 * CLUSTER].map(|at| bench.ask(|image| image.reserve(Span { at, len: CLUSTER })));
+    let [one, two] = [4 * CLUSTER, 6 * CLUSTER]
+        .map(|at| bench.ask(|image| image.reserve(Span { at: DiskOffset(at), len: CLUSTER })));
     for (reserved, byte) in [(one, 8), (two, 9)] {
-        let place = at(reserved.at)..at(reserved.at + CLUSTER);
+        let place = at(reserved.at.0)..at((reserved.at + CLUSTER).0);
         bench.file.resize(bench.file.len().max(place.end), 0);
         bench.file[place].fill(byte);
         bench.image.commit(reserved.ticket.unwrap()).unwrap();
@@ -145,7 +150,7 @@ fn a_shared_cluster_stays_as_it_is_and_loses_a_reference() {
     file[counted + 1] = 2;
     for discard in [false, true] {
         let mut bench = Bench::new(file.clone());
-        let span = Span { at: 5 * CLUSTER, len: CLUSTER };
+        let span = Span { at: DiskOffset(5 * CLUSTER), len: CLUSTER };
         if discard {
             assert_eq!(bench.ask(|image| image.discard(span)), Discarded::Hidden { len: CLUSTER });
         } else {
@@ -167,14 +172,14 @@ fn a_shared_cluster_stays_as_it_is_and_loses_a_reference() {
 #[test]
 fn an_l1_entry_that_makes_no_sense_costs_what_it_is_about() {
     let (bench, _) = three_clusters(|old| old);
-    let l1_at = at(bench.image.info().l1_at);
+    let l1_at = at(bench.image.info().l1_at.0);
     let mut file = bench.file;
     set_entry(&mut file[l1_at..], 0, (1 << 63) | 0x1_0200);
     refused(&file, ImageErrorKind::Corrupt, "check --repair");
     let mut image = read_only(&file).unwrap();
-    let place = image.map(Span { at: GIB / 4, len: GIB }).unwrap();
-    assert_eq!(place, Mapping::Damaged { at: l1_at as u64, raw: (1 << 63) | 0x1_0200, len: GIB / 4 });
-    assert_eq!(image.map(Span { at: GIB / 2, len: GIB / 4 }), Ok(Mapping::Parent { len: GIB / 4 }));
+    let place = image.map(Span { at: DiskOffset(GIB / 4), len: GIB }).unwrap();
+    assert_eq!(place, Mapping::Damaged { at: FileOffset(l1_at as u64), raw: (1 << 63) | 0x1_0200, len: GIB / 4 });
+    assert_eq!(image.map(Span { at: DiskOffset(GIB / 2), len: GIB / 4 }), Ok(Mapping::Parent { len: GIB / 4 }));
 }
 
 /// A new image as version 2 has it.
@@ -188,16 +193,19 @@ fn old_file(len: u64, on: Option<Link>) -> Vec<u8> {
 #[test]
 fn version_2_is_written_to_and_never_told_of_zeroes() {
     let mut bench = Bench::new(old_file(64 * MIB, None));
-    bench.write(Span { at: MIB, len: CLUSTER }, 3);
-    assert!(matches!(bench.ask(|image| image.discard(Span { at: MIB, len: CLUSTER })), Discarded::Freed { .. }));
-    bench.write(Span { at: 2 * MIB, len: CLUSTER }, 4);
+    bench.write(Span { at: DiskOffset(MIB), len: CLUSTER }, 3);
+    assert!(matches!(
+        bench.ask(|image| image.discard(Span { at: DiskOffset(MIB), len: CLUSTER })),
+        Discarded::Freed { .. }
+    ));
+    bench.write(Span { at: DiskOffset(2 * MIB), len: CLUSTER }, 4);
     bench.round();
     let mut bench = bench.reopened();
     assert_eq!((bench.byte(MIB), bench.byte(2 * MIB), bench.image.info().version), (0, 4, 2));
 
     let mut child = Bench::new(old_file(64 * MIB, Some(parent("base.qcow2"))));
-    child.write(Span { at: 0, len: CLUSTER }, 5);
-    let discarded = child.ask(|image| image.discard(Span { at: 0, len: 2 * CLUSTER }));
+    child.write(Span { at: DiskOffset(0), len: CLUSTER }, 5);
+    let discarded = child.ask(|image| image.discard(Span { at: DiskOffset(0), len: 2 * CLUSTER }));
     assert_eq!(discarded, Discarded::Nothing { len: 2 * CLUSTER }, "the parent would show");
     child.round();
     assert_eq!(child.reopened().byte(0), 5);
@@ -206,13 +214,13 @@ fn version_2_is_written_to_and_never_told_of_zeroes() {
 #[test]
 fn a_cluster_that_reads_as_zero_is_damage_in_version_2() {
     let mut bench = Bench::new(old_file(64 * MIB, None));
-    bench.write(Span { at: 0, len: CLUSTER }, 3);
+    bench.write(Span { at: DiskOffset(0), len: CLUSTER }, 3);
     bench.round();
-    let l2 = entry(&bench.file[at(bench.image.info().l1_at)..], 0) & layout::OFFSET_MASK;
+    let l2 = entry(&bench.file[at(bench.image.info().l1_at.0)..], 0) & layout::OFFSET_MASK;
     bench.file[at(l2) + 7] |= 1;
     let mut bench = Bench::new(bench.file);
-    let place = bench.ask(|image| image.map(Span { at: 0, len: CLUSTER }));
-    assert!(matches!(place, Mapping::Damaged { at, len: CLUSTER, .. } if at == l2), "{place:?}");
+    let place = bench.ask(|image| image.map(Span { at: DiskOffset(0), len: CLUSTER }));
+    assert!(matches!(place, Mapping::Damaged { at, len: CLUSTER, .. } if at == FileOffset(l2)), "{place:?}");
 }
 
 /// What a redo log has when it becomes full, written again over a round that has freed more: it refers to nothing
@@ -220,16 +228,16 @@ fn a_cluster_that_reads_as_zero_is_damage_in_version_2() {
 #[test]
 fn what_a_log_says_of_a_copied_table_does_not_outlive_what_the_table_refers_to() {
     let mut bench = Bench::new(new_file(64 * MIB));
-    bench.write(Span { at: 0, len: 2 * CLUSTER }, 1);
+    bench.write(Span { at: DiskOffset(0), len: 2 * CLUSTER }, 1);
     bench.round();
-    let l1_at = at(bench.image.info().l1_at);
+    let l1_at = at(bench.image.info().l1_at.0);
     bench.file[l1_at] &= 0x7f;
     let mut bench = Bench::new(bench.file);
     bench.image.collect_records();
-    bench.write(Span { at: CLUSTER, len: 4096 }, 2);
+    bench.write(Span { at: DiskOffset(CLUSTER), len: 4096 }, 2);
     let logged = bench.image.records().words().to_vec();
     let complete = !bench.image.records().is_incomplete();
-    let freed = bench.ask(|image| image.discard(Span { at: 0, len: CLUSTER }));
+    let freed = bench.ask(|image| image.discard(Span { at: DiskOffset(0), len: CLUSTER }));
     assert!(matches!(freed, Discarded::Freed { .. } | Discarded::Hidden { .. }), "{freed:?}");
     bench.round();
     let (owed, _) = crate::redo::Owed::of(&logged, &mut bench.file.as_slice()).unwrap();

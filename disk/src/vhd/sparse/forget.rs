@@ -16,7 +16,7 @@
 //! depends on another, not even the sectors of one long bitmap.
 
 use super::super::bitmap::Bitmap;
-use super::super::layout::{SECTOR, UNUSED};
+use super::super::layout::{Block, FileSector, UNUSED};
 use super::super::survey::index;
 use super::{Sparse, sectors};
 use crate::Span;
@@ -32,9 +32,9 @@ impl Sparse {
             return Ok(self.unused_run(block, span));
         }
         // Bits behind the disk's end, which other programs may have set, go with the last sectors.
-        let to_end = span.at + len >= self.disk_len;
+        let to_end = (span.at + len).0 >= self.disk_len;
         let bits_len = if to_end { self.block_len - from } else { len };
-        let bitmap_at = u64::from(sector) * SECTOR;
+        let bitmap_at = sector.start();
         if bits_len == self.block_len && self.loading.contains_key(&bitmap_at) {
             // Somebody reads the bitmap; see `discard`.
             return Err(self.wait_for(bitmap_at));
@@ -46,7 +46,7 @@ impl Sparse {
     }
 
     /// Clears bits of a block. Whether none is left, and none is about to be set.
-    fn clear_bits(&mut self, block: u32, sector: u32, from: u64, len: u64) -> Result<bool, Wait> {
+    fn clear_bits(&mut self, block: Block, sector: FileSector, from: u64, len: u64) -> Result<bool, Wait> {
         if self.is_full(block) && !self.bitmaps.contains_key(&block) {
             let full = Bitmap::filled(sectors(self.block_len), index(self.bitmap_len), true);
             self.keep(block, full, true);
@@ -65,7 +65,7 @@ impl Sparse {
     }
 
     /// Takes a block out of the table whose content must outlive the table's durable state.
-    fn leave(&mut self, block: u32, sector: u32) {
+    fn leave(&mut self, block: Block, sector: FileSector) {
         // A write to a sector without a bit may be under way when every other sector is forgotten, one that covers the
         // whole block may not.
         debug_assert!(!self.pending.busy(block), "a block is forgotten under a write");

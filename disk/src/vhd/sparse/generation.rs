@@ -36,7 +36,7 @@ use super::super::parent::{Locators, Parent};
 use super::super::survey::{Batmap, DiskType, LEN_MAX, Tables, batmap_writes, index, locator_extent};
 use super::{ENTRIES, Sparse};
 use crate::format::MetaWrite;
-use crate::{ImageError, ImageErrorKind};
+use crate::{FileOffset, ImageError, ImageErrorKind};
 
 /// Bytes of a header.
 const HEADER: u64 = 1024;
@@ -49,8 +49,8 @@ const NEXT_HEADER: u64 = 4096;
 
 /// Where the room for metadata ends in front of the first block: behind it blocks get their places. It has space for
 /// another header and, unless the table is as large as any, for one that is, with its batmap.
-pub fn floor(tables: &Tables) -> u64 {
-    let first = tables.used.first().map_or(u64::MAX, |&sector| u64::from(sector) * SECTOR);
+pub fn floor(tables: &Tables) -> FileOffset {
+    let first = tables.used.first().map_or(FileOffset(u64::MAX), |sector| sector.start());
     let in_front = tables.extents.iter().filter(|extent| extent.start < first).map(|extent| extent.end);
     let block_len = u64::from(tables.header.block_size.get());
     let entries = LEN_MAX / LIBVHD_BLOCK;
@@ -59,7 +59,7 @@ pub fn floor(tables: &Tables) -> u64 {
         false => 0,
     };
     let header = if block_len == LIBVHD_BLOCK { NEXT_HEADER } else { 0 };
-    in_front.max().unwrap_or(0) + table + header
+    in_front.max().unwrap_or_default() + table + header
 }
 
 /// Bytes of a table of so many entries, with a batmap behind it or without.
@@ -135,7 +135,7 @@ impl Sparse {
     /// Whether metadata stands behind a block, as of the last round that was sealed.
     pub fn is_behind_blocks(&self) -> bool {
         let blocks = self.table.iter().filter(|&&sector| sector != UNUSED);
-        let first = blocks.min().map_or(u64::MAX, |&sector| u64::from(sector) * SECTOR);
+        let first = blocks.min().map_or(FileOffset(u64::MAX), |sector| sector.start());
         self.extents().iter().any(|extent| extent.start > first)
     }
 
@@ -206,7 +206,7 @@ impl Sparse {
         self.header_at = at;
         self.header = self.header.sealed();
         writes.push(MetaWrite { at, bytes: self.header.as_bytes().to_vec() });
-        self.footer.data_offset = at.into();
+        self.footer.data_offset = at.0.into();
         self.footer = self.footer.sealed();
         (self.dirty_footer, self.dirty_copy, self.dirty_header) = (true, true, false);
         self.round.change = Some(change);
@@ -222,7 +222,7 @@ impl Sparse {
         self.held.push(at..at + space);
         self.table_at = at;
         self.room = entries;
-        self.header.table_offset = at.into();
+        self.header.table_offset = at.0.into();
         self.header.max_table_entries = entries.into();
         self.dirty_table.clear();
         let sectors = u32::try_from(table_len / SECTOR).unwrap_or(u32::MAX);
@@ -239,7 +239,7 @@ impl Sparse {
             bits.resize(map_len, 0);
             let header_at = at + table_len;
             let header = RawBatmapHeader {
-                offset: (header_at + SECTOR).into(),
+                offset: (header_at + SECTOR).0.into(),
                 size: u32::try_from(map_len / 512).unwrap_or(u32::MAX).into(),
                 ..batmap.header
             };
@@ -251,20 +251,21 @@ impl Sparse {
     }
 
     /// Where the metadata in force stands.
-    fn extents(&self) -> Vec<Range<u64>> {
-        let of = |at: u64, len: u64| at..at + len;
+    fn extents(&self) -> Vec<Range<FileOffset>> {
+        let of = |at: FileOffset, len: u64| at..at + len;
         let table_len = (u64::from(self.header.max_table_entries.get()) * 4).next_multiple_of(SECTOR);
-        let mut extents = vec![of(0, SECTOR), of(self.header_at, HEADER), of(self.table_at, table_len)];
+        let mut extents = vec![of(FileOffset(0), SECTOR), of(self.header_at, HEADER), of(self.table_at, table_len)];
         extents.extend(self.header.locators.iter().filter_map(locator_extent));
         if let Some(batmap) = &self.batmap {
             extents.push(of(batmap.header_at, SECTOR));
-            extents.push(of(batmap.header.offset.get(), u64::try_from(batmap.bits.len()).unwrap_or(u64::MAX)));
+            extents
+                .push(of(FileOffset(batmap.header.offset.get()), u64::try_from(batmap.bits.len()).unwrap_or(u64::MAX)));
         }
         extents
     }
 
     /// Room for metadata: in front of the first block, else behind the last.
-    fn find_room(&mut self, len: u64) -> u64 {
+    fn find_room(&mut self, len: u64) -> FileOffset {
         match self.rooms_in_front(&[len]).as_deref() {
             Some([at]) if *at < self.space.end() => *at,
             // Without a block, that is in front of those to come.
@@ -273,7 +274,7 @@ impl Sparse {
     }
 
     /// Room for pieces of metadata of so many bytes in front of the first block, for all of them or for none.
-    fn rooms_in_front(&self, lens: &[u64]) -> Option<Vec<u64>> {
+    fn rooms_in_front(&self, lens: &[u64]) -> Option<Vec<FileOffset>> {
         // The footer at the end may stand in a gap before blocks that came later. While it is the only one, it stays.
         if self.copy_lost {
             return None;
@@ -282,7 +283,7 @@ impl Sparse {
         let slots = blocks.chain(self.pending.slots()).chain(self.space.idle());
         let first_block = slots.map(|sector| self.space.range(sector).start).min();
         // Without a block all of the file is in front, but for the footer at its end.
-        let limit = first_block.unwrap_or(u64::MAX).min(self.space.limit());
+        let limit = first_block.unwrap_or(FileOffset(u64::MAX)).min(self.space.limit());
         let mut taken = self.extents();
         taken.extend(self.held.iter().cloned());
         if first_block.is_none() && self.space.footer_moves() {
@@ -290,7 +291,7 @@ impl Sparse {
         }
         lens.iter()
             .map(|&len| {
-                let at = first_gap(&mut taken, len).filter(|at| at + len <= limit)?;
+                let at = first_gap(&mut taken, len).filter(|&at| at + len <= limit)?;
                 taken.push(at..at + len);
                 Some(at)
             })
@@ -299,14 +300,14 @@ impl Sparse {
 }
 
 /// Where the first `len` bytes are that nothing has taken.
-fn first_gap(taken: &mut [Range<u64>], len: u64) -> Option<u64> {
+fn first_gap(taken: &mut [Range<FileOffset>], len: u64) -> Option<FileOffset> {
     taken.sort_unstable_by_key(|range| range.start);
-    let mut floor = 0u64;
+    let mut floor = FileOffset(0);
     for range in taken {
         if range.start >= floor + len {
             return Some(floor);
         }
-        floor = floor.max(range.end.next_multiple_of(SECTOR));
+        floor = floor.max(range.end.align_up(SECTOR));
     }
     Some(floor)
 }

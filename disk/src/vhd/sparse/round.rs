@@ -4,10 +4,11 @@ use std::collections::BTreeSet;
 
 use zerocopy::IntoBytes;
 
-use super::super::layout::SECTOR;
+use super::super::layout::{Block, FileSector};
 use super::super::survey::batmap_writes;
 use super::Sparse;
 use super::generation::Change;
+use crate::FileOffset;
 use crate::format::MetaWrite;
 
 /// The batch of a round in which bitmaps, batmap and footer are written, for the redo log.
@@ -18,9 +19,9 @@ pub const TABLE: u8 = 1;
 /// What the round under way will have made durable.
 #[derive(Debug, Default)]
 pub struct Round {
-    bitmaps: Vec<u32>,
+    bitmaps: Vec<Block>,
     table: BTreeSet<u32>,
-    forgotten: Vec<u32>,
+    forgotten: Vec<FileSector>,
     header: bool,
     footer: bool,
     copy: bool,
@@ -50,7 +51,8 @@ impl Sparse {
             let sector = self.header.as_bytes().iter().take(512).copied().collect();
             first.push(MetaWrite { at: self.header_at, bytes: sector });
         }
-        let (mut copy, mut footer): (Vec<_>, Vec<_>) = self.seal_footers().into_iter().partition(|write| write.at == 0);
+        let (mut copy, mut footer): (Vec<_>, Vec<_>) =
+            self.seal_footers().into_iter().partition(|write| write.at.0 == 0);
         let apart = generation.is_some();
         first.extend(generation.into_iter().flatten());
         if !apart {
@@ -66,7 +68,7 @@ impl Sparse {
     fn seal_bitmaps(&mut self) -> Vec<MetaWrite> {
         let mut writes = Vec::new();
         for block in std::mem::take(&mut self.dirty_bitmaps) {
-            let at = u64::from(self.entry(block)) * SECTOR;
+            let at = self.entry(block).start();
             if let Some(cached) = self.bitmaps.get_mut(&block) {
                 writes.push(MetaWrite { at, bytes: cached.bitmap.as_bytes().to_vec() });
                 (cached.dirty, cached.sealed) = (false, true);
@@ -79,7 +81,7 @@ impl Sparse {
     fn seal_footers(&mut self) -> Vec<MetaWrite> {
         self.round.footer = std::mem::take(&mut self.dirty_footer);
         self.round.copy = std::mem::take(&mut self.dirty_copy);
-        let places = [(self.round.copy, Some(0)), (self.round.footer, self.space.footer_at())];
+        let places = [(self.round.copy, Some(FileOffset(0))), (self.round.footer, self.space.footer_at())];
         let footer = |at| MetaWrite { at, bytes: self.footer.as_bytes().to_vec() };
         places.into_iter().filter(|&(dirty, _)| dirty).filter_map(|(_, at)| at.map(footer)).collect()
     }

@@ -4,7 +4,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::super::layout::{BATMAP_COOKIE, BATMAP_VERSION, RawBatmapHeader, SECTOR, checksum};
 use super::{Survey, index, read};
-use crate::{ImageError, ImageErrorKind, MetaWrite, Severity, Source};
+use crate::{FileOffset, ImageError, ImageErrorKind, MetaWrite, Severity, Source};
 
 /// The block allocation table's companion of the Xen tools: which blocks have every sector written.
 #[derive(Clone, Debug)]
@@ -12,7 +12,7 @@ pub struct Batmap {
     /// Its header.
     pub header: RawBatmapHeader,
     /// Offset of the header in the file.
-    pub header_at: u64,
+    pub header_at: FileOffset,
     /// One bit a block, most significant first.
     pub bits: Vec<u8>,
     /// Whether the checksum matched; otherwise `bits` are all zero.
@@ -24,12 +24,12 @@ impl Survey {
     pub(super) fn read_batmap(
         &mut self,
         source: &mut dyn Source,
-        at: u64,
+        at: FileOffset,
         blocks: u64,
     ) -> Result<Option<Batmap>, ImageError> {
         let by_xen_tools =
             self.footer.creator_app.starts_with(b"tap") && self.footer.creator_version.get() > 0x0000_0001;
-        if !by_xen_tools || at.saturating_add(SECTOR) > self.file_len {
+        if !by_xen_tools || at.saturating_add(SECTOR).0 > self.file_len {
             return Ok(None);
         }
         let bytes = read(source, at, 512, "batmap header")?;
@@ -45,9 +45,9 @@ impl Survey {
             ));
         }
         let len = u64::from(header.size.get()).saturating_mul(SECTOR);
-        let map_at = header.offset.get();
+        let map_at = FileOffset(header.offset.get());
         let fits =
-            map_at >= at.saturating_add(SECTOR) && map_at.checked_add(len).is_some_and(|end| end <= self.file_len);
+            map_at >= at.saturating_add(SECTOR) && map_at.checked_add(len).is_some_and(|end| end.0 <= self.file_len);
         // 2 TiB in blocks of 512 KiB are 4 Mi bits; a larger map is not one.
         let plausible = fits && map_at % SECTOR == 0 && len.saturating_mul(8) >= blocks && len <= 1 << 20;
         let bits = if plausible { read(source, map_at, index(len), "batmap")? } else { Vec::new() };
@@ -70,8 +70,8 @@ impl Survey {
 }
 
 /// The writes that put a batmap and its header into the file.
-pub fn batmap_writes(header: &RawBatmapHeader, header_at: u64, bits: &[u8]) -> Vec<MetaWrite> {
+pub fn batmap_writes(header: &RawBatmapHeader, header_at: FileOffset, bits: &[u8]) -> Vec<MetaWrite> {
     let header = RawBatmapHeader { checksum: checksum(bits).into(), version: BATMAP_VERSION.into(), ..*header };
-    let map = MetaWrite { at: header.offset.get(), bytes: bits.to_vec() };
+    let map = MetaWrite { at: FileOffset(header.offset.get()), bytes: bits.to_vec() };
     vec![map, MetaWrite { at: header_at, bytes: header.as_bytes().to_vec() }]
 }

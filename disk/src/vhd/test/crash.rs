@@ -1,6 +1,7 @@
 //! What a power loss may leave of a round, and what is read from it.
 
 use super::*;
+use crate::DiskOffset;
 
 const SECTOR: usize = 512;
 
@@ -20,7 +21,7 @@ pub fn small(kind: Kind) -> Vec<u8> {
 }
 
 pub fn write(bytes: &mut Vec<u8>, write: &MetaWrite) {
-    let (at, end) = (write.at as usize, write.at as usize + write.bytes.len());
+    let (at, end) = (write.at.0 as usize, write.at.0 as usize + write.bytes.len());
     bytes.resize(bytes.len().max(end), 0);
     bytes[at..end].copy_from_slice(&write.bytes);
 }
@@ -37,7 +38,7 @@ pub fn asked<T>(vhd: &mut Vhd, bytes: &[u8], mut ask: impl FnMut(&mut Vhd) -> Re
         match ask(vhd) {
             Ok(answer) => return answer,
             Err(Wait::Load(block)) => {
-                vhd.load(block, &bytes[block.at as usize..][..block.len as usize]).unwrap();
+                vhd.load(block, &bytes[block.at.0 as usize..][..block.len as usize]).unwrap();
             }
             Err(wait) => panic!("{wait:?}"),
         }
@@ -60,11 +61,11 @@ pub fn content(vhd: &mut Vhd, bytes: &[u8]) -> Vec<Found> {
     let len = vhd.geometry().len;
     let mut at = 0;
     while at < len {
-        let place = asked(vhd, bytes, |vhd| vhd.map(Span { at, len: len - at }));
+        let place = asked(vhd, bytes, |vhd| vhd.map(Span { at: DiskOffset(at), len: len - at }));
         let sectors = place.len() as usize / SECTOR;
         match place {
             Mapping::Data { at, .. } => {
-                let of = |sector: usize| bytes.get(at as usize + sector * SECTOR).copied().unwrap_or(0);
+                let of = |sector: usize| bytes.get(at.0 as usize + sector * SECTOR).copied().unwrap_or(0);
                 found.extend((0..sectors).map(|sector| Found::Data(of(sector))));
             }
             Mapping::Zero { .. } => found.extend(std::iter::repeat_n(Found::Zero, sectors)),
@@ -93,7 +94,7 @@ pub fn each_crash(bytes: &[u8], batches: &[Vec<MetaWrite>], mut show: impl FnMut
     for batch in batches {
         let sectors: Vec<MetaWrite> = batch.iter().flat_map(sectors_of).collect();
         assert!(sectors.len() <= 14, "{} sectors in a batch have too many subsets", sectors.len());
-        let end = sectors.iter().map(|sector| sector.at as usize + SECTOR).max().unwrap_or(0);
+        let end = sectors.iter().map(|sector| sector.at.0 as usize + SECTOR).max().unwrap_or(0);
         for subset in 0..1u32 << sectors.len() {
             let mut state = durable.clone();
             let chosen = sectors.iter().enumerate().filter(|(number, _)| subset & (1 << number) != 0);
@@ -121,7 +122,7 @@ fn sectors_of(write: &MetaWrite) -> impl Iterator<Item = MetaWrite> + '_ {
 #[test]
 fn on_a_device_no_block_takes_the_place_of_one_that_a_killed_writer_may_have_freed() {
     let mut bytes = small(Kind::Dynamic);
-    let first = Span { at: 0, len: 512 };
+    let first = Span { at: DiskOffset(0), len: 512 };
     write_block(&mut bytes, 0);
     let mut vhd = open(&bytes).unwrap();
     let freed = asked(&mut vhd, &bytes, |vhd| vhd.reserve(first)).at;
@@ -130,7 +131,7 @@ fn on_a_device_no_block_takes_the_place_of_one_that_a_killed_writer_may_have_fre
     round(&mut vhd, &mut bytes);
 
     let mut next = Vhd::open(&mut bytes.as_slice(), Access::ReadWrite, Tail::Stale).unwrap();
-    let other = Span { at: 512 << 10, len: 512 };
+    let other = Span { at: DiskOffset(512 << 10), len: 512 };
     assert_eq!(next.reserve(other), Err(Wait::Round));
     next.seal();
     next.settled(false);

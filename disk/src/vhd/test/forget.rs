@@ -2,11 +2,12 @@
 
 use super::crash::*;
 use super::*;
+use crate::DiskOffset;
 
 const BLOCK: u64 = 512 << 10;
 
 fn span(sector: u64, count: u64) -> Span {
-    Span { at: sector * 512, len: count * 512 }
+    Span { at: DiskOffset(sector * 512), len: count * 512 }
 }
 
 /// A file whose first block has its first eight sectors written, with all of that durable; and the file opened.
@@ -39,8 +40,12 @@ fn a_bitmap_is_asked_for_unless_the_block_goes_as_a_whole() {
     let (mut vhd, bytes) = eight_sectors();
     assert!(matches!(vhd.forget(span(0, 4)), Err(Wait::Load(_))));
     let (mut vhd, _) = eight_sectors();
-    assert_eq!(vhd.forget(Span { at: 0, len: 2 * BLOCK }), Ok(BLOCK));
-    assert_eq!(vhd.forget(Span { at: 0, len: 2 * BLOCK }), Ok(2 * BLOCK), "there is nothing left to forget");
+    assert_eq!(vhd.forget(Span { at: DiskOffset(0), len: 2 * BLOCK }), Ok(BLOCK));
+    assert_eq!(
+        vhd.forget(Span { at: DiskOffset(0), len: 2 * BLOCK }),
+        Ok(2 * BLOCK),
+        "there is nothing left to forget"
+    );
     assert_eq!(content(&mut vhd, &bytes)[0], Found::Parent);
 }
 
@@ -57,13 +62,13 @@ fn a_block_without_sectors_leaves_the_table_and_its_place_is_leaked_when_that_is
     vhd.settled(false);
     assert_eq!(vhd.reclaim(), None, "the round has failed");
     round(&mut vhd, &mut bytes);
-    let (at, len) = vhd.reclaim().unwrap();
-    assert_eq!((len, bytes[at as usize]), (BLOCK, 0x11));
+    let FileRange { at, len } = vhd.reclaim().unwrap();
+    assert_eq!((len, bytes[at.0 as usize]), (BLOCK, 0x11));
     assert_eq!(vhd.reclaim(), None);
     let elsewhere = asked(&mut vhd, &bytes, |vhd| vhd.reserve(span(0, 1))).at;
     assert_ne!(elsewhere, at, "it is not deallocated yet");
     vhd.released(at, true);
-    assert_eq!(asked(&mut vhd, &bytes, |vhd| vhd.reserve(Span { at: BLOCK, len: 512 })).at, at);
+    assert_eq!(asked(&mut vhd, &bytes, |vhd| vhd.reserve(Span { at: DiskOffset(BLOCK), len: 512 })).at, at);
     assert_eq!(open(&bytes).unwrap().allocated(), 0);
 }
 
@@ -72,7 +77,7 @@ fn a_write_under_way_keeps_its_block() {
     let (mut vhd, mut bytes) = eight_sectors();
     let write = asked(&mut vhd, &bytes, |vhd| vhd.reserve(span(100, 1)));
     forget(&mut vhd, &bytes, span(0, 8));
-    bytes[write.at as usize..][..512].fill(0x22);
+    bytes[write.at.0 as usize..][..512].fill(0x22);
     vhd.commit(write.ticket.unwrap()).unwrap();
     round(&mut vhd, &mut bytes);
     let found = reopened(&bytes);
@@ -85,14 +90,16 @@ fn forgetting_up_to_the_end_of_the_disk_takes_bits_behind_it_along() {
     let spec = Spec { block_size: 512 << 10, ..spec(BLOCK + 4096, differencing()) };
     let mut bytes = file_of(&create(&spec).unwrap());
     let mut vhd = open(&bytes).unwrap();
-    fill(&mut vhd, &mut bytes, Span { at: BLOCK, len: 4096 }, 0x11);
+    fill(&mut vhd, &mut bytes, Span { at: DiskOffset(BLOCK), len: 4096 }, 0x11);
     round(&mut vhd, &mut bytes);
-    let Ok(Mapping::Data { at, .. }) = vhd.map(Span { at: BLOCK, len: 512 }) else { panic!("it is written") };
-    bytes[at as usize - 512..at as usize].fill(0xff);
+    let Ok(Mapping::Data { at, .. }) = vhd.map(Span { at: DiskOffset(BLOCK), len: 512 }) else {
+        panic!("it is written")
+    };
+    bytes[at.0 as usize - 512..at.0 as usize].fill(0xff);
     let mut vhd = open(&bytes).unwrap();
-    forget(&mut vhd, &bytes, Span { at: BLOCK + 512, len: 4096 - 512 });
+    forget(&mut vhd, &bytes, Span { at: DiskOffset(BLOCK + 512), len: 4096 - 512 });
     assert_eq!(vhd.allocated(), BLOCK);
-    forget(&mut vhd, &bytes, Span { at: BLOCK, len: 512 });
+    forget(&mut vhd, &bytes, Span { at: DiskOffset(BLOCK), len: 512 });
     assert_eq!(vhd.allocated(), 0);
     round(&mut vhd, &mut bytes);
     assert_eq!(open(&bytes).unwrap().allocated(), 0);
@@ -103,15 +110,15 @@ fn forgetting_up_to_the_end_of_the_disk_takes_bits_behind_it_along() {
 #[test]
 fn until_the_round_has_ended_a_power_loss_finds_forgotten_sectors_as_they_were() {
     let (mut vhd, mut bytes) = eight_sectors();
-    fill(&mut vhd, &mut bytes, Span { at: BLOCK, len: 1024 }, 0x22);
-    fill(&mut vhd, &mut bytes, Span { at: 2 * BLOCK, len: 1024 }, 0x33);
+    fill(&mut vhd, &mut bytes, Span { at: DiskOffset(BLOCK), len: 1024 }, 0x22);
+    fill(&mut vhd, &mut bytes, Span { at: DiskOffset(2 * BLOCK), len: 1024 }, 0x33);
     round(&mut vhd, &mut bytes);
     let mut vhd = open(&bytes).unwrap();
     let before = content(&mut vhd, &bytes);
     fill(&mut vhd, &mut bytes, span(20, 2), 0x44);
     forget(&mut vhd, &bytes, span(0, 4));
-    forget(&mut vhd, &bytes, Span { at: BLOCK, len: 1024 });
-    forget(&mut vhd, &bytes, Span { at: 2 * BLOCK, len: BLOCK });
+    forget(&mut vhd, &bytes, Span { at: DiskOffset(BLOCK), len: 1024 });
+    forget(&mut vhd, &bytes, Span { at: DiskOffset(2 * BLOCK), len: BLOCK });
     let after = content(&mut vhd, &bytes);
     let mut states = 0;
     each_crash(&bytes, &vhd.seal(), |state, durable| {
@@ -130,8 +137,8 @@ fn until_the_round_has_ended_a_power_loss_finds_forgotten_sectors_as_they_were()
 fn a_block_called_full_is_so_no_longer() {
     let mut bytes = small(differencing());
     let mut vhd = open(&bytes).unwrap();
-    fill(&mut vhd, &mut bytes, Span { at: 0, len: BLOCK }, 0x11);
-    fill(&mut vhd, &mut bytes, Span { at: BLOCK, len: BLOCK }, 0x11);
+    fill(&mut vhd, &mut bytes, Span { at: DiskOffset(0), len: BLOCK }, 0x11);
+    fill(&mut vhd, &mut bytes, Span { at: DiskOffset(BLOCK), len: BLOCK }, 0x11);
     round(&mut vhd, &mut bytes);
     let header_at = bytes.windows(8).position(|cookie| cookie == b"tdbatmap").unwrap();
     bytes[header_at + 512] = 0xc0;

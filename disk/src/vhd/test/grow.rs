@@ -2,6 +2,7 @@
 
 use super::crash::*;
 use super::*;
+use crate::DiskOffset;
 
 const BLOCK: u64 = 512 << 10;
 const MIB: u64 = 1 << 20;
@@ -9,7 +10,7 @@ const MIB: u64 = 1 << 20;
 fn start(kind: Kind) -> (Vhd, Vec<u8>) {
     let mut bytes = small(kind);
     let mut vhd = open(&bytes).unwrap();
-    fill(&mut vhd, &mut bytes, Span { at: BLOCK, len: 1024 }, 0x11);
+    fill(&mut vhd, &mut bytes, Span { at: DiskOffset(BLOCK), len: 1024 }, 0x11);
     round(&mut vhd, &mut bytes);
     (open(&bytes).unwrap(), bytes)
 }
@@ -49,7 +50,7 @@ fn a_power_loss_leaves_the_old_size_or_the_new_one() {
             let spec = Spec { block_size: 512 << 10, ..spec(2 * MIB - 4096, kind.clone()) };
             let mut bytes = file_of(&create(&spec).unwrap());
             let mut vhd = open(&bytes).unwrap();
-            fill(&mut vhd, &mut bytes, Span { at: BLOCK, len: 1024 }, 0x11);
+            fill(&mut vhd, &mut bytes, Span { at: DiskOffset(BLOCK), len: 1024 }, 0x11);
             round(&mut vhd, &mut bytes);
             let mut vhd = open(&bytes).unwrap();
             vhd.grow(len).unwrap();
@@ -58,8 +59,8 @@ fn a_power_loss_leaves_the_old_size_or_the_new_one() {
             let batches = vhd.seal();
             vhd.settled(false);
             assert_eq!(batches.len(), if moved { 3 } else { 1 });
-            fill(&mut vhd, &mut bytes, Span { at: len - 512, len: 512 }, 0x22);
-            fill(&mut vhd, &mut bytes, Span { at: BLOCK + 1024, len: 512 }, 0x33);
+            fill(&mut vhd, &mut bytes, Span { at: DiskOffset(len - 512), len: 512 }, 0x22);
+            fill(&mut vhd, &mut bytes, Span { at: DiskOffset(BLOCK + 1024), len: 512 }, 0x33);
             before_or_after(&mut vhd, &mut bytes);
             assert_eq!(open(&bytes).unwrap().geometry().len, len);
         }
@@ -81,7 +82,7 @@ fn a_disk_grows_many_times_and_keeps_all_that_was_written() {
     for step in 1..=8u64 {
         let len = step * 40 * MIB;
         vhd.grow(len).unwrap();
-        fill(&mut vhd, &mut bytes, Span { at: len - 1024, len: 512 }, step as u8);
+        fill(&mut vhd, &mut bytes, Span { at: DiskOffset(len - 1024), len: 512 }, step as u8);
         round(&mut vhd, &mut bytes);
         if step % 2 == 0 {
             vhd = open(&bytes).unwrap();
@@ -173,9 +174,9 @@ fn a_fixed_disk_is_larger_when_the_footer_is_out_of_its_way() {
     let mut vhd = open(&bytes).unwrap();
     vhd.grow(3 * MIB).unwrap();
     assert_eq!(vhd.geometry().len, MIB, "the place of the footer is not the guest's yet");
-    let behind = Span { at: MIB, len: 512 };
+    let behind = Span { at: DiskOffset(MIB), len: 512 };
     assert_eq!((vhd.map(behind), vhd.reserve(behind)), (Ok(Mapping::Zero { len: 512 }), Err(Wait::NoSpace)));
-    let across = Span { at: MIB - 512, len: 1024 };
+    let across = Span { at: DiskOffset(MIB - 512), len: 1024 };
     assert_eq!(vhd.reserve(across).map(|reserved| reserved.len), Ok(512), "a write stops in front of it");
     for batch in vhd.seal() {
         assert_eq!(batch.len(), 1);
@@ -185,7 +186,7 @@ fn a_fixed_disk_is_larger_when_the_footer_is_out_of_its_way() {
     vhd.settled(true);
     assert_eq!((vhd.geometry().len, vhd.info().len), (3 * MIB, 3 * MIB));
     assert_eq!((vhd.dirty(), bytes.len() as u64), (0, 3 * MIB + 512));
-    assert_eq!(vhd.reserve(behind).map(|reserved| reserved.at), Ok(MIB));
+    assert_eq!(vhd.reserve(behind).map(|reserved| reserved.at), Ok(FileOffset(MIB)));
     vhd.grow(3 * MIB).unwrap();
     assert_eq!(vhd.dirty(), 0, "asked again, there is nothing more to do");
     assert!(bytes[512..3 * MIB as usize].iter().all(|&byte| byte == 0));

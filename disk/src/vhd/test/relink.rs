@@ -2,6 +2,7 @@
 
 use super::crash::*;
 use super::*;
+use crate::{DiskOffset, FileOffset};
 
 const BLOCK: u64 = 512 << 10;
 
@@ -20,7 +21,7 @@ fn link(uuid: u8, relative: &str) -> Link {
 fn child() -> (Vhd, Vec<u8>) {
     let mut bytes = small(differencing());
     let mut vhd = open(&bytes).unwrap();
-    fill(&mut vhd, &mut bytes, Span { at: BLOCK, len: 1024 }, 0x11);
+    fill(&mut vhd, &mut bytes, Span { at: DiskOffset(BLOCK), len: 1024 }, 0x11);
     round(&mut vhd, &mut bytes);
     (open(&bytes).unwrap(), bytes)
 }
@@ -125,7 +126,7 @@ fn an_image_without_room_in_front_has_its_header_behind() {
     vhd.relink(Some(&new)).unwrap();
     let batches = vhd.seal();
     let first_block = bytes.windows(512).position(|sector| sector == [0x11; 512]).unwrap() as u64;
-    assert!(batches[0].iter().any(|write| write.at > first_block));
+    assert!(batches[0].iter().any(|write| write.at > FileOffset(first_block)));
     vhd.settled(false);
     // Too many sectors for every subset: every prefix.
     for (number, batch) in vhd.seal().iter().enumerate() {
@@ -139,7 +140,7 @@ fn an_image_without_room_in_front_has_its_header_behind() {
     vhd.settled(true);
     assert_eq!(checked(&bytes).problems, []);
     let mut vhd = open(&bytes).unwrap();
-    fill(&mut vhd, &mut bytes, Span { at: 0, len: 512 }, 0x22);
+    fill(&mut vhd, &mut bytes, Span { at: DiskOffset(0), len: 512 }, 0x22);
     round(&mut vhd, &mut bytes);
     assert_eq!(open(&bytes).unwrap().link(), Some(new), "blocks do not lie over it");
     assert_eq!(checked(&bytes).problems, []);
@@ -203,8 +204,8 @@ fn what_cannot_have_a_parent_says_so() {
 #[test]
 fn a_block_that_came_with_the_change_is_there_with_it() {
     let (mut vhd, mut bytes) = child();
-    fill(&mut vhd, &mut bytes, Span { at: 0, len: 512 }, 0x22);
-    fill(&mut vhd, &mut bytes, Span { at: BLOCK + 1024, len: 512 }, 0x33);
+    fill(&mut vhd, &mut bytes, Span { at: DiskOffset(0), len: 512 }, 0x22);
+    fill(&mut vhd, &mut bytes, Span { at: DiskOffset(BLOCK + 1024), len: 512 }, 0x33);
     vhd.relink(Some(&link(5, "five.vhd"))).unwrap();
     each_crash(&bytes, &vhd.seal(), |state, durable| {
         let found = reopened(state);

@@ -2,6 +2,7 @@
 
 use super::crash::*;
 use super::*;
+use crate::DiskOffset;
 
 const BLOCK: u64 = 512 << 10;
 
@@ -9,10 +10,10 @@ const BLOCK: u64 = 512 << 10;
 fn killed() -> Vec<u8> {
     let mut bytes = small(differencing());
     let mut vhd = open(&bytes).unwrap();
-    fill(&mut vhd, &mut bytes, Span { at: 0, len: 512 }, 0x11);
+    fill(&mut vhd, &mut bytes, Span { at: DiskOffset(0), len: 512 }, 0x11);
     round(&mut vhd, &mut bytes);
     for block in 1..4 {
-        fill(&mut vhd, &mut bytes, Span { at: block * BLOCK, len: 512 }, 0x22);
+        fill(&mut vhd, &mut bytes, Span { at: DiskOffset(block * BLOCK), len: 512 }, 0x22);
     }
     bytes
 }
@@ -68,7 +69,7 @@ fn a_guest_killed_again_and_again_does_not_make_the_file_longer() {
         }
         let mut vhd = open(&bytes).unwrap();
         for block in 1..4 {
-            fill(&mut vhd, &mut bytes, Span { at: block * BLOCK, len: 512 }, 0x22);
+            fill(&mut vhd, &mut bytes, Span { at: DiskOffset(block * BLOCK), len: 512 }, 0x22);
         }
         lengths.push(bytes.len());
     }

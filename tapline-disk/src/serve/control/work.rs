@@ -12,7 +12,7 @@ use std::time::Duration;
 use ::control::size::readable;
 use control::answer::Condition;
 use control::{FormatName, ImageName, Kind};
-use disk::{Disk, FileId, Geometry, Image, Operation, Request, Span, Status};
+use disk::{Disk, DiskOffset, FileId, Geometry, Image, Operation, Request, Span, Status};
 use memory::Segments;
 use transport::Server;
 use uring::{Engine, ImageFile, OpenOptions};
@@ -116,7 +116,7 @@ impl Work<'_> {
 
     /// Begins a flush of our own; requests are not held.
     pub fn begin_flush(&mut self) {
-        let nothing = Span { at: 0, len: 0 };
+        let nothing = Span { at: DiskOffset(0), len: 0 };
         let flush = Request::new(Operation::Flush, nothing, Segments::empty(), FLUSH, self.geometry);
         match flush {
             Ok(flush) => {

@@ -6,7 +6,7 @@
 use std::io::Write;
 use std::path::PathBuf;
 
-use disk::{Image, Operation, Request, Span, Status, Token, Until};
+use disk::{DiskOffset, Image, Operation, Request, Span, Status, Token, Until};
 use memory::Segments;
 use transport::Server;
 
@@ -75,7 +75,7 @@ impl<S: Server + Disclose> EventLoop<S> {
 
     /// A flush of our own, on an idle disk.
     fn flush(&mut self) -> Result<Status, Failure> {
-        let nothing = Span { at: 0, len: 0 };
+        let nothing = Span { at: DiskOffset(0), len: 0 };
         let flush = Request::new(Operation::Flush, nothing, Segments::empty(), Token(u64::MAX), &self.geometry);
         let flush = match flush {
             Ok(flush) => flush,

@@ -29,7 +29,7 @@ pub struct Attach {
     #[arg(long, requires = "new", value_parser = word::one_of::<ImageFormat>(&word::FORMATS))]
     format: Option<ImageFormat>,
     /// Access mode: RW or RO, read-only [default: what the disk allows]
-    #[arg(long, value_parser = word::one_of::<Mode>(&["RW", "RO"]))]
+    #[arg(long, value_parser = word::one_of::<Mode>(&word::MODES))]
     mode: Option<Mode>,
     /// Print the configuration to paste for a machine that is managed elsewhere, instead of the block device's UUID
     #[arg(long, value_enum, value_name = "FOR", conflicts_with = "vm")]

@@ -1,11 +1,27 @@
-//! `tapline completion`: prints a shell's completion script. It completes the words of commands, not names of objects.
+//! `tapline completion`: prints what a shell needs to complete command lines. The shell then asks this program at each
+//! completion ([`answer`]): for words of commands, those of the disk program included, for names of the daemon's
+//! objects, and for files.
+//!
+//! It never reports a failure: a daemon that cannot be reached has no names.
 
-use api::Problem;
-use clap::CommandFactory;
-use clap_complete::Shell;
+use std::ffi::OsStr;
+use std::time::Duration;
+
+use api::client::Client;
+use api::{Code, Problem};
+use clap::{Command, CommandFactory};
+use clap_complete::CompleteEnv;
+use clap_complete::engine::{ArgValueCompleter, CompletionCandidate, PathCompleter, ValueCompleter};
+use clap_complete::env::Shells;
 
 use crate::Arguments;
+use crate::endpoint::EndpointOptions;
 use crate::session::print;
+
+/// The environment variable by which a shell asks.
+const ASKED: &str = "TAPLINE_COMPLETE";
+/// How long somebody who has pressed a key waits for a daemon that hangs.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The shell to complete for.
 #[derive(clap::Args)]
@@ -17,9 +33,174 @@ pub struct Completion {
 impl Completion {
     /// Prints the script.
     pub fn run(&self) -> Result<(), Problem> {
-        let shell: Shell = self.shell.parse().map_err(|error| Problem::failed("choose a shell", error))?;
+        let unknown = || Problem::new(Code::Invalid, format!("there is no completion for {}", self.shell));
+        let shells = Shells::builtins();
+        let shell = shells.completer(&self.shell).ok_or_else(unknown)?;
         let mut script = Vec::new();
-        clap_complete::generate(shell, &mut Arguments::command(), "tapline", &mut script);
-        print(&String::from_utf8_lossy(&script))
+        let written = shell.write_registration(ASKED, "tapline", "tapline", "tapline", &mut script);
+        written.map_err(|error| Problem::failed("write the script", error))?;
+        // To bash a colon ends a word: the path in FORMAT:PATH would be one of its own.
+        let colons = if self.shell == "bash" { "COMP_WORDBREAKS=${COMP_WORDBREAKS//:/}\n" } else { "" };
+        print(&format!("{}{colons}", String::from_utf8_lossy(&script)))
+    }
+}
+
+/// If a shell asks for completions: prints them, and ends this process.
+pub fn answer() {
+    CompleteEnv::with_factory(command).var(ASKED).complete();
+}
+
+/// All commands, with what completes their arguments.
+fn command() -> Command {
+    let disk = arguments::Arguments::command();
+    let mut tapline = Arguments::command();
+    for name in ["image", "serve"] {
+        if let Some(command) = disk.find_subcommand(name) {
+            tapline = tapline.mut_subcommand(name, |_| command.clone());
+        }
+    }
+    tapline.mut_subcommands(completed)
+}
+
+/// A command with its own, in which arguments are completed by what they are.
+fn completed(command: Command) -> Command {
+    let noun = command.get_name().to_owned();
+    command.mut_args(by_kind).mut_subcommands(move |verb| {
+        let of_noun = Objects::of(&noun);
+        let verb = verb.mut_args(|arg| match (arg.get_id().as_str(), of_noun) {
+            // What a list is narrowed to.
+            ("text", Some(objects)) => arg.add(ArgValueCompleter::new(objects)),
+            _ => arg,
+        });
+        completed(verb)
+    })
+}
+
+fn by_kind(arg: clap::Arg) -> clap::Arg {
+    let names: Vec<&str> = arg.get_value_names().unwrap_or_default().iter().map(clap::builder::Str::as_str).collect();
+    if names.iter().any(|name| matches!(*name, "IMAGE" | "FORMAT:PATH")) {
+        return arg.add(ArgValueCompleter::new(image));
+    }
+    if names.iter().any(|name| matches!(*name, "PATH" | "FILE" | "SOCKET" | "DIR")) {
+        return arg.add(ArgValueCompleter::new(PathCompleter::any()));
+    }
+    match Objects::of(arg.get_id().as_str()) {
+        Some(objects) => arg.add(ArgValueCompleter::new(objects)),
+        None => arg,
+    }
+}
+
+/// `FORMAT:PATH`: the formats, and then files with the format's ending, and directories.
+fn image(current: &OsStr) -> Vec<CompletionCandidate> {
+    let current = current.to_string_lossy();
+    let Some((format, path)) = current.split_once(':') else {
+        let formats = ["raw:", "vhd:", "qcow2:"].into_iter().filter(|format| format.starts_with(&*current));
+        return formats.map(CompletionCandidate::new).collect();
+    };
+    let ending = (format != "raw").then(|| format.to_owned());
+    let fits = move |path: &std::path::Path| {
+        path.is_dir() || ending.as_deref().is_none_or(|ending| path.extension().is_some_and(|found| found == ending))
+    };
+    let found = PathCompleter::any().filter(fits).complete(OsStr::new(path));
+    found.into_iter().map(|path| path.add_prefix(format!("{format}:"))).collect()
+}
+
+/// Objects of the daemon, by the argument that names one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Objects {
+    Sr,
+    Vdi,
+    Vbd,
+    Vm,
+    Task,
+    Token,
+}
+
+impl Objects {
+    fn of(word: &str) -> Option<Objects> {
+        Some(match word {
+            "sr" => Objects::Sr,
+            "vdi" | "snapshot" | "disk" => Objects::Vdi,
+            "vbd" => Objects::Vbd,
+            "vm" => Objects::Vm,
+            "task" => Objects::Task,
+            "token" => Objects::Token,
+            _ => return None,
+        })
+    }
+
+    /// What can be given for one, each with what it is.
+    async fn all(self, client: &Client) -> Result<Vec<(String, String)>, Problem> {
+        Ok(match self {
+            Objects::Sr => client.srs(None).await?.into_iter().map(|sr| (sr.name.to_string(), of(&sr.state))).collect(),
+            Objects::Vdi => {
+                let vdis = client.vdis(None, None).await?;
+                vdis.into_iter().map(|vdi| (vdi.name.to_string(), control::size::readable(vdi.size))).collect()
+            }
+            Objects::Vm => client.vms(None).await?.into_iter().map(|vm| (vm.name.to_string(), of(&vm.power))).collect(),
+            Objects::Vbd => {
+                let vbds = client.vbds(None, None, None).await?;
+                vbds.into_iter().map(|vbd| (vbd.uuid.to_string(), of(&vbd.state))).collect()
+            }
+            Objects::Task => {
+                client.tasks(true).await?.into_iter().map(|task| (task.uuid.to_string(), task.verb)).collect()
+            }
+            Objects::Token => {
+                let tokens = client.tokens().await?;
+                tokens.into_iter().map(|token| (token.name.to_string(), String::new())).collect()
+            }
+        })
+    }
+}
+
+fn of(value: &impl serde::Serialize) -> String {
+    crate::word::of(value)
+}
+
+impl ValueCompleter for Objects {
+    fn complete(&self, current: &OsStr) -> Vec<CompletionCandidate> {
+        let current = current.to_string_lossy();
+        let asked = || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;
+            let (client, _) = EndpointOptions::default().client().ok()?;
+            runtime.block_on(async { tokio::time::timeout(PATIENCE, self.all(&client)).await.ok()?.ok() })
+        };
+        let all = asked().unwrap_or_default().into_iter();
+        let fitting = all.filter(|(name, _)| name.starts_with(&*current));
+        fitting.map(|(name, help)| CompletionCandidate::new(name).help(Some(help.into()))).collect()
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn all_commands_can_be_completed() {
+        let mut command = command();
+        command.build();
+        let serve = command.find_subcommand("serve").unwrap();
+        assert!(serve.get_arguments().any(|arg| arg.get_id() == "vhost_user"));
+        assert!(command.find_subcommand("image").unwrap().find_subcommand("convert").is_some());
+    }
+
+    #[test]
+    fn an_image_is_completed_by_format_and_then_by_its_files() {
+        let room = tempfile::tempdir().unwrap();
+        for name in ["a.vhd", "b.qcow2", "c.img"] {
+            std::fs::write(room.path().join(name), "").unwrap();
+        }
+        std::fs::create_dir(room.path().join("more")).unwrap();
+        let given = |current: &str| -> Vec<String> {
+            let candidates = image(OsStr::new(current));
+            let mut all: Vec<_> = candidates.iter().map(|one| one.get_value().to_string_lossy().into_owned()).collect();
+            all.sort();
+            all
+        };
+        assert_eq!(given("q"), ["qcow2:"]);
+        assert_eq!(given("").len(), 3);
+        let room = room.path().display().to_string();
+        assert_eq!(given(&format!("vhd:{room}/")), [format!("vhd:{room}/a.vhd"), format!("vhd:{room}/more/")]);
+        assert_eq!(given(&format!("raw:{room}/")).len(), 4);
     }
 }

@@ -13,7 +13,7 @@ use api::{Code, Problem, Secret};
 const TOKEN: &str = "TAPLINE_TOKEN";
 
 /// Options that select the daemon.
-#[derive(Clone, Debug, clap::Args)]
+#[derive(Clone, Debug, Default, clap::Args)]
 pub struct EndpointOptions {
     /// The daemon's socket; also TAPLINE_SOCKET [default: /run/tapline/taplined.sock]
     #[arg(long, global = true, value_name = "PATH", conflicts_with_all = ["connect", "ca", "token_file"])]

@@ -113,6 +113,7 @@ struct Noun<V: Subcommand> {
 
 fn main() -> ExitCode {
     panics::abort_on_panic();
+    completion::answer();
     loop {
         let Arguments { how, command } = match Arguments::try_parse() {
             Ok(arguments) => arguments,

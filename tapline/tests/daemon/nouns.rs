@@ -340,18 +340,23 @@ fn shells_complete_verbs_and_options() {
     };
     // As bash does it: the words, the index of the one being completed, and the preceding word.
     let complete = format!(
-        "source {}; COMP_WORDS=(tapline $@); COMP_CWORD=$#; _tapline tapline \"${{@: -1}}\" \"${{@: -2:1}}\"; echo ${{COMPREPLY[@]}}",
+        "source {}; COMP_WORDS=(tapline $@); COMP_CWORD=$#; _clap_complete_tapline tapline \"${{@: -1}}\" \"${{@: -2:1}}\"; echo ${{COMPREPLY[@]}}",
         script("bash").display()
     );
     let completed = |words: &[&str]| {
-        let bash = std::process::Command::new("bash").args(["-c", &complete, "bash"]).args(words).output().unwrap();
+        let programs = std::path::Path::new(env!("CARGO_BIN_EXE_tapline")).parent().unwrap();
+        let path = format!("{}:{}", programs.display(), std::env::var("PATH").unwrap());
+        let mut bash = std::process::Command::new("bash");
+        let bash = bash.args(["-c", &complete, "bash"]).args(words).env("PATH", path).output().unwrap();
         String::from_utf8(bash.stdout).unwrap()
     };
     assert_eq!(completed(&["sr", "intr"]), "introduce\n");
     assert_eq!(completed(&["vdi", "create", "--form"]), "--format\n");
     assert_eq!(completed(&["vdi", "create", "--format", "q"]), "qcow2\n");
+    // What the disk program does is completed as well.
+    assert_eq!(completed(&["image", "conv"]), "convert\n");
     for shell in ["zsh", "fish"] {
-        assert!(std::fs::read_to_string(script(shell)).unwrap().contains("introduce"));
+        assert!(std::fs::read_to_string(script(shell)).unwrap().contains("TAPLINE_COMPLETE"));
     }
     assert_eq!(play::run("/nowhere".as_ref(), &["completion", "csh"]).status.code(), Some(64));
 }

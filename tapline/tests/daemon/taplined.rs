@@ -200,6 +200,10 @@ fn a_disk_is_made_and_attached_in_one_command_and_again_without_effect() {
             .unwrap()),
         "data\n"
     );
+    let mut completed = Command::new(env!("CARGO_BIN_EXE_tapline"));
+    completed.env("TAPLINE_COMPLETE", "fish").env("TAPLINE_SOCKET", daemon.socket());
+    let completed = completed.args(["--", "tapline", "vdi", "snapshot", "d"]).output().unwrap();
+    assert_eq!(out(&completed), "data\t64 MiB\n");
     done(&daemon, &["vdi", "detach", "data"]);
     done(&daemon, &["vdi", "detach", "data"]);
     assert_eq!(done(&daemon, &["vbd", "list", "-q"]), "");

@@ -25,6 +25,9 @@ pub use xen::{GrantPolicy, KIND, NotAXenDisk, OnStop, XenDisk, backend_kind};
 #[derive(Debug, Parser)]
 #[command(version, arg_required_else_help = true, propagate_version = true)]
 pub struct Arguments {
+    /// Take raw images for what they are called, even if they look like images of another format
+    #[arg(long, global = true)]
+    pub really_raw: bool,
     /// The command.
     #[command(subcommand)]
     pub command: Command,
@@ -66,6 +69,9 @@ pub struct Serve {
     /// guest's firmware
     #[arg(long, value_name = "SOCKET|HOST:PORT")]
     pub nbd: Option<String>,
+    /// Let clients on other hosts write over NBD, which is not encrypted and asks nobody who they are
+    #[arg(long, requires = "nbd")]
+    pub allow_unencrypted: bool,
     /// NBD export name, in addition to the empty name [default: the image's name]
     #[arg(long, value_name = "NAME", requires = "nbd", value_parser = export_name)]
     pub nbd_export: Option<String>,

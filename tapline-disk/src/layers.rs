@@ -16,6 +16,7 @@ use crate::file_identity::FileIdentity;
 use crate::files::{self, tail};
 use crate::leftovers;
 use crate::log::say;
+use crate::mistaken;
 use crate::ordered;
 use crate::parent_link;
 use crate::redo_log::{self, AfterFailure};
@@ -373,6 +374,7 @@ pub fn open_as_it_is(name: &ImageName, file: &mut ImageFile, write: bool) -> Res
     check_unit(name, file)?;
     match name.format {
         FormatName::Raw => {
+            mistaken::refuse(name, file)?;
             raw::Raw::of_file(disk::Source::len(file), !write).map(Image::Raw).map_err(|error| explain(name, error))
         }
         FormatName::Vhd => open_vhd(file, write).map(|image| Image::Vhd(Box::new(image))).map_err(|e| explain(name, e)),

@@ -23,6 +23,7 @@ mod leftovers;
 mod libvhd;
 mod log;
 mod merge_layers;
+mod mistaken;
 mod modified;
 mod ordered;
 mod output;
@@ -63,6 +64,9 @@ fn main() -> ExitCode {
         Ok(arguments) => arguments,
         Err(refused) => return explain(&refused),
     };
+    if arguments.really_raw {
+        mistaken::trust_raw();
+    }
     match carry_out(&arguments.command) {
         Ok(exit) => {
             log::end();

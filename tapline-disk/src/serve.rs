@@ -16,7 +16,7 @@ mod quiet;
 pub mod suspects;
 mod takeover;
 
-use std::net::ToSocketAddrs;
+use std::net::{IpAddr, ToSocketAddrs};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -229,7 +229,9 @@ fn nbd_server(serve: &Serve, address: &str, transport: Transport, export: nbd::E
     let server = match transport {
         Transport::Handed(socket) => nbd::Server::on_socket(socket, Path::new(address), export),
         _ => {
-            let config = nbd::Config { address: nbd_address(address)?, export };
+            let at = nbd_address(address)?;
+            refuse_open_network(serve, &at)?;
+            let config = nbd::Config { address: at, export };
             // What a guest's firmware reads is for QEMU alone.
             if serve.xen.is_some() { nbd::Server::bind_private(config) } else { nbd::Server::bind(config) }
         }
@@ -309,18 +311,49 @@ fn absolute(path: &Path) -> Result<PathBuf, Failure> {
     std::path::absolute(path).map_err(|error| Failure::new(format!("resolve the path of {}", path.display()), error))
 }
 
-/// A path, or a host and a port. What has a slash is a path; a name without a colon is one too.
+/// A path, or a host and a port. What has a slash is a path, and so is a name without a colon unless it looks like a
+/// port or a host, which would become a file of that name.
 fn nbd_address(word: &str) -> Result<nbd::Address, Failure> {
     let is_number = |port: &str| !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
     let port = word.rsplit_once(':').filter(|(_, port)| is_number(port));
-    if word.contains('/') || port.is_none() {
+    if word.contains('/') {
         return Ok(nbd::Address::Unix(PathBuf::from(word)));
+    }
+    let doubtful = |port: &str| {
+        let why = format!("'{word}' may be meant as {port} or as the name of a socket");
+        let advice = format!("write {port} for a port, or ./{word} for a socket");
+        Err(Failure::of(Kind::Invalid, format!("cannot serve NBD there: {why}")).advise(advice))
+    };
+    let address = word.trim_matches(['[', ']']).parse::<IpAddr>();
+    if port.is_none() || address.is_ok() {
+        return match word {
+            _ if is_number(word) => doubtful(&format!("127.0.0.1:{word}")),
+            "localhost" => doubtful("localhost:10809"),
+            _ => match address {
+                Ok(IpAddr::V4(address)) => doubtful(&format!("{address}:10809")),
+                Ok(IpAddr::V6(address)) => doubtful(&format!("[{address}]:10809")),
+                Err(_) => Ok(nbd::Address::Unix(PathBuf::from(word))),
+            },
+        };
     }
     let found = word.to_socket_addrs().map_err(|error| {
         Failure::new(format!("resolve the address {word}"), error).advise("use HOST:PORT, or ./NAME for a Unix socket")
     })?;
     let address = found.into_iter().next();
     address.map(nbd::Address::Tcp).ok_or_else(|| Failure::new(format!("resolve the address {word}"), "there is none"))
+}
+
+/// A disk that anyone who reaches a network address may write to is served only if that is said.
+fn refuse_open_network(serve: &Serve, at: &nbd::Address) -> Result<(), Failure> {
+    let nbd::Address::Tcp(address) = at else { return Ok(()) };
+    if address.ip().is_loopback() || serve.read_only || serve.allow_unencrypted {
+        return Ok(());
+    }
+    let why = "all who reach that address could read and write the disk: NBD is served without encryption";
+    Err(Failure::of(Kind::Invalid, format!("cannot serve {} at {address}: {why}", serve.image)).advise(
+        "serve at 127.0.0.1 or a Unix socket behind an SSH tunnel, add --read-only, or, in a network that only trusted \
+         hosts reach, --allow-unencrypted",
+    ))
 }
 
 /// The error names the place by itself.
@@ -361,6 +394,15 @@ mod test {
         assert_eq!(nbd_address("[::1]:0").unwrap(), nbd::Address::Tcp("[::1]:0".parse().unwrap()));
         assert_eq!(nbd_address("/run/a:1").unwrap(), nbd::Address::Unix("/run/a:1".into()));
         assert_eq!(nbd_address("a.sock").unwrap(), nbd::Address::Unix("a.sock".into()));
+    }
+
+    #[test]
+    fn what_may_be_a_port_or_a_file_is_refused_with_both_readings() {
+        for (word, port) in [("10809", "127.0.0.1:10809"), ("localhost", "localhost:10809"), ("::1", "[::1]:10809")] {
+            let advice = nbd_address(word).unwrap_err().advice().unwrap().to_owned();
+            assert_eq!(advice, format!("write {port} for a port, or ./{word} for a socket"));
+        }
+        assert_eq!(nbd_address("./10809").unwrap(), nbd::Address::Unix("./10809".into()));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Asks for confirmation before something is destroyed, but only on a terminal.
+//! Asks for confirmation before something is lost, but only on a terminal.
 
 use std::io::{self, IsTerminal};
 
@@ -24,7 +24,7 @@ impl Confirm {
         let mut answer = String::new();
         let read = io::stdin().read_line(&mut answer);
         read.map_err(|error| Problem::failed("read the answer", error))?;
-        if agrees(&answer) { Ok(()) } else { Err(Problem::new(Code::Cancelled, "nothing was destroyed")) }
+        if agrees(&answer) { Ok(()) } else { Err(Problem::new(Code::Cancelled, "not confirmed: nothing was done")) }
     }
 }
 

@@ -13,6 +13,7 @@ use jiff::Timestamp;
 use logging::{Lines, Stderr};
 use serde_json::json;
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::fmt::MakeWriter;
 
 use crate::config::{Config, LogTo};
@@ -23,11 +24,29 @@ pub static STDERR: Stderr = Stderr::of("taplined");
 /// The log's file: whether it is in use, and where it is or would be.
 static FILE: OnceLock<(LogTo, PathBuf)> = OnceLock::new();
 
+/// Whether the log's level means something.
+pub fn check(config: &Config) -> Result<(), Problem> {
+    filter(&config.log.level).map(drop)
+}
+
+/// A word that is no level would be taken for a part of the program, of which there is none: the log would be empty.
+fn filter(level: &str) -> Result<EnvFilter, Problem> {
+    let refused = |why: String| {
+        let advice = "use error, warn, info, debug or trace, or a filter such as info,taplined::plug=debug";
+        Problem::new(Code::Invalid, format!("log.level: {why}")).advise(advice)
+    };
+    let is_level = |word: &str| word.parse::<LevelFilter>().is_ok();
+    for directive in level.split(',').map(str::trim).filter(|directive| !directive.contains(['=', '[', ':'])) {
+        if !is_level(directive) && directive != "taplined" {
+            return Err(refused(format!("'{directive}' is no level")));
+        }
+    }
+    EnvFilter::try_new(level).map_err(|error| refused(error.to_string()))
+}
+
 /// Begins the log.
 pub fn start(config: &Config) -> Result<(), Problem> {
-    let filter = EnvFilter::try_new(&config.log.level).map_err(|error| {
-        Problem::new(Code::Invalid, format!("log.level: {error}")).advise("use error, warn, info or debug")
-    })?;
+    let filter = filter(&config.log.level)?;
     let builder = tracing_subscriber::fmt().with_env_filter(filter);
     let path = config.log_directory.join("taplined.log");
     FILE.get_or_init(|| (config.log.to, path.clone()));
@@ -187,6 +206,17 @@ impl Write for Rotating {
 #[cfg(test)]
 mod test {
     use super::*;
+
+    #[test]
+    fn a_level_that_means_nothing_is_refused() {
+        for level in ["info", "DEBUG", "off", "warn,taplined::plug=debug", "taplined=trace", "taplined"] {
+            assert!(filter(level).is_ok(), "{level}");
+        }
+        for level in ["loud", "", "info,verbose", "info,taplined=loud"] {
+            let problem = filter(level).unwrap_err();
+            assert!(problem.detail.starts_with("log.level: ") && problem.advice.is_some(), "{level}: {problem}");
+        }
+    }
 
     #[test]
     fn log_files_are_bounded_in_size_and_number() {

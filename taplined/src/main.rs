@@ -120,8 +120,10 @@ fn run(arguments: &Arguments) -> Result<(), Problem> {
         None => Config::default(),
     };
     http::check(&config)?;
+    log::check(&config)?;
     if arguments.check_config {
-        return Ok(());
+        let of = arguments.config.as_deref().unwrap_or(CONFIG.as_ref());
+        return print(&format!("{}: the configuration is valid\n", of.display()));
     }
     if let Some(from) = &arguments.restore {
         return print(&catalogue::restore(&config, from)?);

@@ -392,3 +392,24 @@ fn a_child_may_be_larger_than_its_parent() {
         room.guest(&disk, &["read -P 0 32M 7M", "read -P 5 39M 1M", "read -v 33553920 512"]);
     }
 }
+
+#[test]
+fn an_image_of_another_format_is_not_taken_for_raw() {
+    let room = Room::new();
+    room.done("image create qcow2:a.qcow2 --size 8M");
+    room.done("image create vhd:b.vhd --size 8M --fixed");
+    room.write("c.vmdk", b"KDMV");
+    room.tool("truncate", "-s 8M c.vmdk");
+    let refused = |words: &str, advice: &str| {
+        let said = room.tapline(words);
+        assert_eq!(said.code, Some(64), "{words}: {said:?}");
+        assert!(said.err.contains(advice) && said.err.contains("--really-raw"), "{words}: {said:?}");
+    };
+    refused("image info raw:a.qcow2", "begins like an image of the format qcow2\n  give it as qcow2:a.qcow2");
+    refused("serve raw:a.qcow2 --nbd ./s", "begins like");
+    refused("image convert raw:b.vhd qcow2:d.qcow2", "ends like an image of the format vhd\n  give it as vhd:b.vhd");
+    refused("image convert raw:c.vmdk qcow2:d.qcow2", "convert it with the tools of VMDK");
+    assert!(!room.file("d.qcow2").exists());
+    room.done("image convert raw:a.qcow2 qcow2:d.qcow2 --really-raw");
+    room.done("--really-raw image info raw:b.vhd");
+}

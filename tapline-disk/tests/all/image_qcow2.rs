@@ -397,7 +397,7 @@ fn a_wrong_format_is_refused() {
     }
     // Opened as raw, its metadata would be visible to the guest.
     let said = room.tapline("image map qcow2:child.q --parent raw:base.q");
-    assert!(said.code == Some(64) && said.err.contains("--parent qcow2:base.q"), "{said:?}");
+    assert!(said.code == Some(64) && said.err.contains("give it as qcow2:base.q"), "{said:?}");
 }
 
 #[test]

@@ -203,3 +203,20 @@ fn an_unwritable_statistics_file_is_reported_before_serving() {
     assert!(said.err.contains("append statistics to missing/stats.json"), "{said:?}");
     assert!(!room.file("nbd.sock").exists());
 }
+
+#[test]
+fn a_disk_is_not_written_to_from_other_hosts_unless_that_is_said() {
+    let room = Room::new();
+    room.done("image create qcow2:a --size 8M");
+    for (words, advice) in [
+        ("serve qcow2:a --nbd 0.0.0.0:0", "--allow-unencrypted"),
+        ("serve qcow2:a --nbd 10809", "write 127.0.0.1:10809 for a port, or ./10809 for a socket"),
+    ] {
+        let said = room.tapline(words);
+        assert!(said.code == Some(64) && said.err.contains(advice), "{words}: {said:?}");
+    }
+    let disk = Disk::serve(&room, "qcow2:a --nbd 0.0.0.0:0 --read-only --control control.sock");
+    assert_eq!(disk.stop().0, Some(0));
+    let disk = Disk::serve(&room, "qcow2:a --nbd 0.0.0.0:0 --allow-unencrypted --control control.sock");
+    assert_eq!(disk.stop().0, Some(0));
+}

@@ -38,7 +38,7 @@ fn destroying_asks_for_confirmation() {
     let output = on_terminal(&played, 100, &format!("vdi destroy {VDI}"), "n\n");
     let said = said(&output);
     assert!(said.contains(&format!("destroy the vdi 'root' ({VDI}): really? [y/N] ")), "{said}");
-    assert!(said.ends_with("tapline: nothing was destroyed\n"), "{said}");
+    assert!(said.ends_with("tapline: not confirmed: nothing was done\n"), "{said}");
     assert_eq!(output.status.code(), Some(4));
     played.asked();
 }

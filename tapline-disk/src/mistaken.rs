@@ -1,0 +1,63 @@
+//! Images of other formats that are called raw: a guest would be shown their metadata, and its first write could destroy
+//! them. They are refused by what they begin or end with, which is never used to choose a format.
+//!
+//! A daemon's process is not asked: the catalogue knows the format, and a guest may write to its disk what it likes.
+
+use std::sync::OnceLock;
+
+use control::{ImageName, Kind};
+use disk::{FileOffset, Source};
+use uring::ImageFile;
+
+use crate::failure::Failure;
+use crate::files;
+
+/// Whether whoever has started this process is sure (`--really-raw`). One word for all images of a command line.
+static REALLY_RAW: OnceLock<bool> = OnceLock::new();
+
+/// What images of other formats begin with.
+const BEGINNINGS: [(&[u8], &str); 6] = [
+    (b"QFI\xfb", "qcow2"),
+    (b"conectix", "vhd"),
+    (b"vhdxfile", "VHDX"),
+    (b"KDMV", "VMDK"),
+    (b"<<< ", "VDI of VirtualBox"),
+    (b"QED\0", "QED"),
+];
+
+/// What a VHD of fixed size ends with, in a sector of its own.
+const FOOTER: &[u8] = b"conectix";
+const SECTOR: u64 = 512;
+
+/// From now on raw images are what they are called.
+pub fn trust_raw() {
+    REALLY_RAW.get_or_init(|| true);
+}
+
+/// Refuses a raw image that another format's programs would take for one of theirs.
+pub fn refuse(name: &ImageName, file: &mut ImageFile) -> Result<(), Failure> {
+    if files::are_handed() || REALLY_RAW.get().is_some() {
+        return Ok(());
+    }
+    let read = |file: &mut ImageFile, at: u64| -> Option<Vec<u8>> {
+        let mut bytes = vec![0; 8];
+        // What cannot be read is found out when it is served.
+        file.read_at(FileOffset(at), &mut bytes).ok()?;
+        Some(bytes)
+    };
+    let len = Source::len(file);
+    let first = read(file, 0).unwrap_or_default();
+    let by_beginning = BEGINNINGS.iter().find(|(magic, _)| first.starts_with(magic)).map(|(_, format)| *format);
+    let by_end = len.checked_sub(SECTOR).and_then(|at| read(file, at)).is_some_and(|last| last == FOOTER);
+    let (found, place) = match (by_beginning, by_end) {
+        (Some(found), _) => (found, "begins"),
+        (None, true) => ("vhd", "ends"),
+        (None, false) => return Ok(()),
+    };
+    let advice = match found {
+        "qcow2" | "vhd" => format!("give it as {found}:{}", name.path().display()),
+        other => format!("convert it with the tools of {other}"),
+    };
+    Err(Failure::of(Kind::Invalid, format!("cannot open {name}: it {place} like an image of the format {found}"))
+        .advise(format!("{advice}; if its bytes are the disk, add --really-raw")))
+}

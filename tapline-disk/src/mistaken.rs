@@ -1,7 +1,7 @@
-//! Images of other formats that are called raw: a guest would be shown their metadata, and its first write could destroy
-//! them. They are refused by what they begin or end with, which is never used to choose a format.
+//! Images of other formats that are called raw: a guest would be shown their metadata, and its first write could
+//! destroy them. They are refused by what they begin or end with, which is never used to choose a format.
 //!
-//! A daemon's process is not asked: the catalogue knows the format, and a guest may write to its disk what it likes.
+//! A daemon's process does not ask: the catalogue knows the format, and a guest may write to its disk what it likes.
 
 use std::sync::OnceLock;
 
@@ -12,7 +12,7 @@ use uring::ImageFile;
 use crate::failure::Failure;
 use crate::files;
 
-/// Whether whoever has started this process is sure (`--really-raw`). One word for all images of a command line.
+/// Whether the user is sure (`--really-raw`), of all images of the command line.
 static REALLY_RAW: OnceLock<bool> = OnceLock::new();
 
 /// What images of other formats begin with.

@@ -4,7 +4,7 @@ use api::{Code, Problem};
 use control::{Error, Kind};
 use serde_json::json;
 
-/// Exit codes, each with one meaning whatever the command (docs/man/tapline.1). 0 to 5 are those of `tapline-disk`, too.
+/// Exit codes, each with one meaning whatever the command (docs/man/tapline.1). `tapline-disk` has 0 to 5, too.
 pub mod exit {
     /// The storage, a file or another program failed.
     pub const FAILED: u8 = 4;

@@ -61,7 +61,7 @@ pub enum Verb {
         /// UUID prefix, VM/vda, or the disk's name
         vbd: String,
         /// The machine monitor or manager to configure
-        #[arg(long, value_enum)]
+        #[arg(long, value_enum, alias = "print")]
         r#for: For,
     },
 }

@@ -112,7 +112,7 @@ pub struct Revert {
     /// Name or UUID prefix
     vdi: String,
     /// The snapshot: its name or UUID prefix
-    #[arg(long)]
+    #[arg(long, alias = "to")]
     snapshot: String,
     #[command(flatten)]
     confirm: Confirm,

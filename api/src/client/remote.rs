@@ -196,6 +196,6 @@ mod test {
         ] {
             assert_eq!(address(wrong).unwrap_err().code, Code::Invalid, "{wrong}");
         }
-        assert!(address("http://alpha").unwrap_err().message.contains("only sent over TLS"));
+        assert!(address("http://alpha").unwrap_err().detail.contains("only sent over TLS"));
     }
 }

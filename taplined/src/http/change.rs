@@ -14,6 +14,7 @@ use repo::catalogue::{Answered, RequestKey};
 use serde_json::Value;
 
 use super::asker::Asker;
+use super::contract::Undeclared;
 use super::etag::{self, condition_of};
 use super::extract::whole;
 use super::listener::TO_ASK;
@@ -38,6 +39,9 @@ const TOKENS: &str = "/v1/tokens";
 
 /// Handles a request. A change continues when its client disconnects, so that nothing recorded is left undone.
 pub async fn answer(State(daemon): State<Daemon>, request: Request, next: Next) -> Response {
+    if request.extensions().get::<Undeclared>().is_some() {
+        return next.run(request).await;
+    }
     if matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS) {
         return etag::read(request, next).await;
     }

@@ -26,6 +26,10 @@ const JSON: &str = "application/json";
 #[derive(Debug)]
 pub struct Contract(HashMap<String, HashMap<Method, Takes>>);
 
+/// Marks a request for a path or method that there is not: no key and no condition of it matters.
+#[derive(Clone, Copy, Debug)]
+pub struct Undeclared;
+
 /// What an operation takes.
 #[derive(Debug)]
 struct Takes {
@@ -63,8 +67,11 @@ fn takes(operation: &Operation) -> Takes {
 }
 
 /// Passes on a request that keeps the contract. A path or method that is not known is refused behind this.
-pub async fn hold(State(contract): State<Arc<Contract>>, request: Request, next: Next) -> Response {
-    let Some(takes) = contract.takes(&request) else { return next.run(request).await };
+pub async fn hold(State(contract): State<Arc<Contract>>, mut request: Request, next: Next) -> Response {
+    let Some(takes) = contract.takes(&request) else {
+        request.extensions_mut().insert(Undeclared);
+        return next.run(request).await;
+    };
     if let Err(problem) = takes.check_query(&request) {
         return Refusal(problem).into_response();
     }

@@ -74,8 +74,8 @@ struct Which {
     reason: Option<BackupReason>,
 }
 
-/// Lists the backups of the catalogue, the newest first; `after` is the `file` of one. Restoring one is not part of the API: use `taplined
-/// --restore`.
+/// Lists the backups of the catalogue, the newest first; `after` is the `file` of one. Restoring one is not part of the
+/// API: use `taplined --restore`.
 #[utoipa::path(
     get, path = "/host/backups", tag = "host", operation_id = "host_backups", params(Which, Paging),
     responses((status = 200, body = Vec<Backup>), (status = "4XX", body = Problem), (status = "5XX", body = Problem))

@@ -57,7 +57,9 @@ fn a_refusal_is_a_problem_whose_type_the_daemon_describes() {
 fn a_method_that_a_path_does_not_have_is_answered_with_those_that_it_has() {
     let daemon = start();
     let allowed = |path: &str| -> BTreeSet<String> {
-        let answer = daemon.exchange("PUT", path, &[], "");
+        // Whatever else is wrong with it.
+        let headers = [("if-none-match", "\"a\""), ("if-match", "a"), ("idempotency-key", "k")];
+        let answer = daemon.exchange("PUT", path, &headers, "");
         assert_eq!(answer.refusal(), refused(405, "method", ""));
         answer.header("allow").unwrap().split(',').map(|word| word.trim().to_owned()).collect()
     };
@@ -220,8 +222,8 @@ fn of_changes_at_the_same_time_with_one_tag_one_is_made() {
     }
 }
 
-/// The daemon dies when a change is recorded and before it is answered: what is asked again then has been done, although
-/// the object is not as it was, or is gone.
+/// The daemon dies when a change is recorded and before it is answered: what is asked again then has been done,
+/// although the object is not as it was, or is gone.
 #[test]
 fn a_change_is_made_once_although_the_daemon_dies_before_it_answers() {
     let mut daemon = start_with("", &[(ABORT_AT, "request:answer")]);
@@ -242,7 +244,7 @@ fn a_change_is_made_once_although_the_daemon_dies_before_it_answers() {
         daemon.restart();
         let again = daemon.exchange(method, &path, &headers, &body);
         assert_eq!((again.status, again.header("idempotent-replayed")), (expected, Some("true")), "{method} {again:?}");
-        let other = daemon.exchange("POST", "/v1/vms", &headers, &machine("other").to_string());
+        let other = post(&daemon, "/v1/vms", &[("idempotency-key", key.as_str())], &machine("other"));
         assert_eq!(other.refusal(), refused(422, "key-reused", "idempotency-key"), "{method}");
         daemon.restart_with(&[(ABORT_AT, "request:answer")]);
     }

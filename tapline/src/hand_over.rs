@@ -15,9 +15,23 @@ const DISK_PROGRAM: &str = "tapline-disk";
 
 /// Passes all arguments of this process to `tapline-disk`; returns only if that fails.
 pub fn hand_over() -> Problem {
-    let words: Vec<OsString> = std::env::args_os().skip(1).collect();
+    hand_over_words(&std::env::args_os().skip(1).collect::<Vec<OsString>>())
+}
+
+/// `help image create`: passes on `image create --help`, if these words ask for the help of one of its commands.
+pub fn help() -> Option<Problem> {
+    let mut words = std::env::args_os().skip(1).filter(|word| word != "help").collect::<Vec<OsString>>();
+    let asked = std::env::args_os().nth(1).is_some_and(|word| word == "help");
+    let of_disk = words.first().is_some_and(|word| word == "image" || word == "serve");
+    (asked && of_disk).then(|| {
+        words.push("--help".into());
+        hand_over_words(&words)
+    })
+}
+
+fn hand_over_words(words: &[OsString]) -> Problem {
     let failed = match disk_program() {
-        Ok(program) => become_disk_program(&program, &words),
+        Ok(program) => become_disk_program(&program, words),
         Err(error) => error,
     };
     Problem::failed(format_args!("run {DISK_PROGRAM}"), failed)

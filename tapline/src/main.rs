@@ -114,6 +114,11 @@ struct Noun<V: Subcommand> {
 fn main() -> ExitCode {
     panics::abort_on_panic();
     completion::answer();
+    if let Some(problem) = hand_over::help() {
+        let failure = Failure::from(problem);
+        output::say(&failure.told());
+        return ExitCode::from(failure.exit_code());
+    }
     loop {
         let Arguments { how, command } = match Arguments::try_parse() {
             Ok(arguments) => arguments,

@@ -41,6 +41,16 @@ fn words_and_exit_code_pass_through_unchanged() {
 }
 
 #[test]
+fn help_of_a_command_of_the_disk_program_is_printed_by_it() {
+    let _alone = alone();
+    let directory = tempfile::tempdir().unwrap();
+    let tapline = installed(&directory, true);
+    let output = run(&tapline, &["help", "image", "create"]);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "<image><create><--help>");
+    assert!(String::from_utf8_lossy(&run(&tapline, &["help", "vdi", "attach"]).stdout).contains("--new <SIZE>"));
+}
+
+#[test]
 fn a_missing_disk_program_is_reported_with_its_location() {
     let _alone = alone();
     let directory = tempfile::tempdir().unwrap();

@@ -35,7 +35,8 @@ fn filter(level: &str) -> Result<EnvFilter, Problem> {
         let advice = "use error, warn, info, debug or trace, or a filter such as info,taplined::plug=debug";
         Problem::new(Code::Invalid, format!("log.level: {why}")).advise(advice)
     };
-    let is_level = |word: &str| word.parse::<LevelFilter>().is_ok();
+    // The empty word is one to tracing: no log.
+    let is_level = |word: &str| !word.is_empty() && word.parse::<LevelFilter>().is_ok();
     for directive in level.split(',').map(str::trim).filter(|directive| !directive.contains(['=', '[', ':'])) {
         if !is_level(directive) && directive != "taplined" {
             return Err(refused(format!("'{directive}' is no level")));

@@ -9,7 +9,7 @@ use crate::harness::{Taplined, disks};
 const TASK: &str = "7a500000-0000-4000-8000-000000000001";
 
 fn catalogue(daemon: &Taplined) -> Connection {
-    Connection::open(daemon.room().join("state/catalogue.db")).unwrap()
+    daemon.catalogue()
 }
 
 /// Plants a task that holds a VDI.

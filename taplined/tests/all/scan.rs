@@ -163,7 +163,7 @@ fn unneeded_files_are_removed_when_their_repository_is_attached() {
     let (one, other) = (vdi("one.vhd"), vdi("other.vhd"));
     bench.daemon.done(bench.daemon.post(&format!("/srs/{}/detach", bench.sr), json!({})));
     // As if the daemon had ended after the VDIs were removed from the catalogue, and before their files were.
-    let catalogue = rusqlite::Connection::open(bench.daemon.room().join("state/catalogue.db")).unwrap();
+    let catalogue = bench.daemon.catalogue();
     for gone in [one, vdi("base.vhd")] {
         assert_eq!(catalogue.execute("DELETE FROM vdi WHERE uuid = ?1", [gone.as_str().unwrap()]).unwrap(), 1);
     }

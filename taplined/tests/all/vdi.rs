@@ -60,7 +60,7 @@ impl Bed {
     }
 
     fn catalogue(&self) -> rusqlite::Connection {
-        rusqlite::Connection::open(self.daemon.room().join("state/catalogue.db")).unwrap()
+        self.daemon.catalogue()
     }
 
     /// Writes a megabyte of `byte` at megabyte `at`, over NBD from a disk process, while the VDI is not in use.

@@ -41,7 +41,7 @@ pub fn chain(daemon: &Taplined, vdi: &str) -> Vec<(String, String)> {
                    SELECT image, 0 FROM vdi WHERE uuid = ?1
                    UNION ALL SELECT parent, depth + 1 FROM chain JOIN image ON uuid = link WHERE parent IS NOT NULL
                ) SELECT format, file FROM chain JOIN image ON uuid = link ORDER BY depth";
-    let catalogue = rusqlite::Connection::open(daemon.room().join("state/catalogue.db")).unwrap();
+    let catalogue = daemon.catalogue();
     let mut statement = catalogue.prepare(sql).unwrap();
     let images = statement.query_map([vdi], |row| Ok((row.get(0)?, row.get(1)?))).unwrap();
     images.map(Result::unwrap).collect()
@@ -214,7 +214,7 @@ pub fn forget_plugs(daemon: &Taplined) {
 /// Checks that the inventory of every attached repository matches the catalogue, now or very soon.
 #[track_caller]
 pub fn inventory_agrees(daemon: &Taplined) {
-    let catalogue = rusqlite::Connection::open(daemon.room().join("state/catalogue.db")).unwrap();
+    let catalogue = daemon.catalogue();
     let known = |sr: &str, sql: &str| -> BTreeSet<String> {
         let mut statement = catalogue.prepare(sql).unwrap();
         statement.query_map([sr], |row| row.get::<_, String>(0)).unwrap().map(Result::unwrap).collect()

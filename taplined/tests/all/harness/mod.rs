@@ -153,6 +153,14 @@ impl Taplined {
         self.room.path().join("run/taplined.sock")
     }
 
+    /// The catalogue of the running daemon. On a busy machine a commit of its can take longer than the five seconds
+    /// that are usually waited for one.
+    pub fn catalogue(&self) -> rusqlite::Connection {
+        let catalogue = rusqlite::Connection::open(self.room().join("state/catalogue.db")).unwrap();
+        catalogue.busy_timeout(Duration::from_secs(120)).unwrap();
+        catalogue
+    }
+
     /// A directory for the test's own files, next to the daemon's.
     pub fn room(&self) -> &Path {
         self.room.path()

@@ -11,13 +11,23 @@ pub struct Size(pub u64);
 
 /// Why a word is not a size.
 #[derive(Debug, PartialEq, Eq)]
-pub struct NotASize(String);
+pub enum NotASize {
+    /// It is not written as one.
+    Malformed(String),
+    /// It is more than 64 bits count.
+    TooLarge(String),
+}
 
 impl std::error::Error for NotASize {}
 
 impl fmt::Display for NotASize {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "'{}' is not a size; use a whole number with K, M, G, T or P, as in 512M or 10G", self.0)
+        match self {
+            NotASize::Malformed(word) => {
+                write!(f, "'{word}' is not a size; use a whole number with K, M, G, T or P, as in 512M or 10G")
+            }
+            NotASize::TooLarge(word) => write!(f, "'{word}' is too large; no size is more than 16383P"),
+        }
     }
 }
 
@@ -25,18 +35,24 @@ impl FromStr for Size {
     type Err = NotASize;
 
     fn from_str(word: &str) -> Result<Size, NotASize> {
-        parse(word).map(Size).ok_or_else(|| NotASize(word.to_owned()))
+        let (number, shift) = parse(word).ok_or_else(|| NotASize::Malformed(word.to_owned()))?;
+        let bytes = number.and_then(|number| number.checked_mul(1 << shift));
+        bytes.map(Size).ok_or_else(|| NotASize::TooLarge(word.to_owned()))
     }
 }
 
 /// `10G`, `10g` and `10GiB` are the same; a bare number is bytes. `10GB` is refused: it means something else to
-/// half of those who write it.
-fn parse(word: &str) -> Option<u64> {
+/// half of those who write it. The number, if 64 bits hold it, and the unit's power of two.
+fn parse(word: &str) -> Option<(Option<u64>, u32)> {
     let digits = word.find(|c: char| !c.is_ascii_digit()).unwrap_or(word.len());
     let (number, unit) = word.split_at_checked(digits)?;
-    let number: u64 = number.parse().ok()?;
+    if number.is_empty() {
+        return None;
+    }
+    // All are digits: it can only be too large.
+    let number = number.parse::<u64>().ok();
     if unit.is_empty() || unit == "B" {
-        return Some(number);
+        return Some((number, 0));
     }
     let mut letters = unit.chars();
     let letter = letters.next()?.to_ascii_uppercase();
@@ -44,7 +60,7 @@ fn parse(word: &str) -> Option<u64> {
         return None;
     }
     let (_, shift) = UNITS.into_iter().find(|&(known, _)| known == letter)?;
-    number.checked_mul(1 << shift)
+    Some((number, shift))
 }
 
 /// A number of bytes in the unit that suits it, with at most one decimal: `10 GiB`, `1.5 MiB`, `511 B`.
@@ -81,6 +97,10 @@ mod test {
         for word in ["", "G", "10GB", "1.5G", "-1", "10 G", "99999999P", "10Gi", "é", "1é"] {
             assert!(word.parse::<Size>().is_err(), "{word}");
         }
+        for word in ["99999P", "18446744073709551616", "16384P"] {
+            assert_eq!(word.parse::<Size>(), Err(NotASize::TooLarge(word.to_owned())));
+        }
+        assert_eq!("16383P".parse(), Ok(Size(16383 << 50)));
     }
 
     #[test]

@@ -47,8 +47,11 @@ pub enum Verb {
         /// Name or UUID prefix
         vdi: String,
         /// New size seen by the guest; cannot be smaller than the current size
-        #[arg(long, value_parser = word::size)]
-        size: api::Size,
+        #[arg(long, value_parser = word::size, required_unless_present = "old_size")]
+        size: Option<api::Size>,
+        /// The same, as earlier versions had it
+        #[arg(value_name = "SIZE", value_parser = word::size, conflicts_with = "size", hide = true)]
+        old_size: Option<api::Size>,
         #[command(flatten)]
         waiting: Waiting,
     },
@@ -159,8 +162,9 @@ impl Verb {
                 let vdi = client.vdi_set(session.vdi(&vdi).await?, &patch).await?;
                 if session.json() { session.value(&vdi) } else { Ok(()) }
             }
-            Verb::Resize { vdi, size, waiting } => {
+            Verb::Resize { vdi, size, old_size, waiting } => {
                 let vdi = session.vdi(&vdi).await?;
+                let Some(size) = size.or(old_size) else { unreachable!("one of them is required") };
                 session.did(client.vdi_resize(vdi, &VdiResize { size }).await?, waiting).await
             }
             Verb::Attach(attach) => attach.run(session).await,

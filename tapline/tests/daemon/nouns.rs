@@ -106,7 +106,7 @@ fn sr_create_sends_the_storage_in_the_apis_form() {
 
 #[test]
 fn invalid_arguments_are_refused_before_any_request() {
-    let wrong: [&[&str]; 18] = [
+    let wrong: [&[&str]; 20] = [
         &["sr", "create", "fast"],
         &["sr", "create", "fast", "--dir", "/a", "--iso", "/b"],
         &["sr", "create", "fast", "--smb", "//nas/vms"],
@@ -114,6 +114,8 @@ fn invalid_arguments_are_refused_before_any_request() {
         &["sr", "probe", "--iso", "/a", "--nfs-version", "4"],
         &["sr", "create", "a\u{1b}", "--dir", "/a"],
         &["sr", "set", "fast"],
+        &["vdi", "resize", "root"],
+        &["vdi", "resize", "root", "10G", "--size", "10G"],
         &["vdi", "create", "root", "--sr", "fast", "--size", "10GB"],
         &["vdi", "create", "root", "--sr", "fast", "--size", "10G", "--format", "vmdk"],
         &["vbd", "create", "--vdi", "root", "--position", "255"],
@@ -190,7 +192,8 @@ fn verbs_of_a_vdi_ask_their_routes() {
         of("merge"),
     ]);
     let made = format!("{VDI}\n");
-    assert_eq!(out(&played.run(&["vdi", "resize", VDI, "--size", "20G"])), "");
+    // As earlier versions had it; `--size` is what the help says.
+    assert_eq!(out(&played.run(&["vdi", "resize", VDI, "20G"])), "");
     assert_eq!(out(&played.run(&["vdi", "snapshot", VDI, "--name", "before"])), made);
     assert_eq!(out(&played.run(&["vdi", "clone", VDI])), made);
     assert_eq!(out(&played.run(&["vdi", "revert", VDI, "--snapshot", VDI])), "");

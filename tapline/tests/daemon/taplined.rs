@@ -185,6 +185,7 @@ fn a_disk_is_made_and_attached_in_one_command_and_again_without_effect() {
     assert_eq!(done(&daemon, &["vbd", "plug", "data"]), "", "it is plugged already");
     let pasted = done(&daemon, &["vdi", "attach", "data", "--print", "libvirt"]);
     assert!(pasted.contains("<disk type='vhostuser'"), "{pasted}");
+    done(&daemon, &["vdi", "resize", "data", "--size", "96M"]);
     let listed = done(&daemon, &["vbd", "list"]);
     assert!(listed.lines().nth(1).unwrap().contains("  -   data  "), "{listed}");
     assert_eq!(done(&daemon, &["vbd", "list", "-q"]), vbd);
@@ -203,7 +204,7 @@ fn a_disk_is_made_and_attached_in_one_command_and_again_without_effect() {
     let mut completed = Command::new(env!("CARGO_BIN_EXE_tapline"));
     completed.env("TAPLINE_COMPLETE", "fish").env("TAPLINE_SOCKET", daemon.socket());
     let completed = completed.args(["--", "tapline", "vdi", "snapshot", "d"]).output().unwrap();
-    assert_eq!(out(&completed), "data\t64 MiB\n");
+    assert_eq!(out(&completed), "data\t96 MiB\n");
     done(&daemon, &["vdi", "detach", "data"]);
     done(&daemon, &["vdi", "detach", "data"]);
     assert_eq!(done(&daemon, &["vbd", "list", "-q"]), "");

@@ -184,7 +184,8 @@ fn a_disks_user_stays_exclusive_across_restarts() {
     let before = pid(&daemon, &vbds[1]);
     assert!(Command::new("kill").args(["-9", &before.to_string()]).status().unwrap().success());
     wait_until("it is served again", || {
-        state(&daemon, &vbds[1]) == "plugged" && daemon.get(&vbds[1]).1["pid"].as_u64() != Some(before.into())
+        let vbd = daemon.get(&vbds[1]).1;
+        vbd["state"] == "plugged" && vbd["pid"].as_u64() != Some(before.into())
     });
     assert_eq!(users(&daemon), all);
     for vbd in &vbds {

@@ -185,7 +185,7 @@ impl Story<'_> {
                     daemon.ask(&["vdi", "destroy", "second", "--yes"])?;
                     daemon.wait_for_one_file("web")?;
                 }
-                Some(("ask", "grow")) => drop(daemon.ask(&["vdi", "resize", "web", GROWN])?),
+                Some(("ask", "grow")) => drop(daemon.ask(&["vdi", "resize", "web", "--size", GROWN])?),
                 Some(("ask", "trim-before" | "trim-after")) => {
                     let file = daemon.show(&["vdi", "show", "web"])?["file"].take();
                     used.push(bytes_used(&place.join(file.as_str().unwrap_or_default()))?);

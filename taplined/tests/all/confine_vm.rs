@@ -153,7 +153,10 @@ fn a_machine_keeps_its_user_and_disks_across_crashes() {
     let vbd = format!("/vbds/{}", daemon.get("/vbds").1[0]["uuid"].as_str().unwrap());
     let disk = daemon.get(&vbd).1["pid"].clone();
     assert!(Command::new("kill").args(["-9", &disk.to_string()]).status().unwrap().success());
-    wait_until("it is served again", || state(&daemon, &vbd) == "plugged" && daemon.get(&vbd).1["pid"] != disk);
+    wait_until("it is served again", || {
+        let vbd = daemon.get(&vbd).1;
+        vbd["state"] == "plugged" && vbd["pid"] != disk
+    });
     let hot = add_disk(&daemon, vm.trim_start_matches("/vms/"), &vdis[1]);
     plug(&daemon, &hot);
     for socket in sockets(&daemon, &vm) {

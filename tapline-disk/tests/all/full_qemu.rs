@@ -134,7 +134,7 @@ fn the_monitor_of_a_waiting_guest_responds_and_can_reset_it() {
     wait_for(&mut watcher, "resumed");
     wait_for(&mut watcher, "full");
     bed.small.make_space();
-    bed.small.room.done("disk control.sock space");
+    Control::connect(&bed.small.room.file("control.sock")).done(&json!({ "verb": "space" }));
     qemu.ends_well();
     assert_eq!(disk.stop().0, Some(0));
     holds_what_was_written(&bed);
@@ -156,7 +156,7 @@ fn a_write_that_waits_for_space_survives_the_disks_process() {
         wait_for(&mut watcher, "full");
         qemu.ask("query-status");
         bed.small.make_space();
-        bed.small.room.done("disk control.sock space");
+        Control::connect(&bed.small.room.file("control.sock")).done(&json!({ "verb": "space" }));
         qemu.ends_well();
         assert_eq!(disk.stop().0, Some(0));
         holds_what_was_written(&bed);

@@ -140,5 +140,5 @@ impl Error {
 
 fn kind_of(error: &(dyn std::error::Error + 'static)) -> Kind {
     let causes = std::iter::successors(Some(error), |&cause| cause.source());
-    causes.filter_map(|cause| cause.downcast_ref().map(Kind::of)).next().unwrap_or(Kind::Failed)
+    causes.into_iter().find_map(|cause| cause.downcast_ref().map(Kind::of)).unwrap_or(Kind::Failed)
 }

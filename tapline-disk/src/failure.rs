@@ -4,7 +4,7 @@
 use std::error::Error;
 use std::fmt;
 
-use control::{ImageName, Kind, in_full, printable};
+use control::{ImageName, Kind, printable};
 use disk::{ImageError, ImageErrorKind};
 use uring::{EngineError, FileOpenError};
 
@@ -55,12 +55,14 @@ impl Failure {
     /// `cannot {tried}: {why}`, followed by the causes of `why`.
     pub fn new(tried: impl fmt::Display, why: impl Into<Box<dyn Error + Send + Sync>>) -> Failure {
         let why = why.into();
-        Failure::of(kind_of(&*why), format!("cannot {tried}: {}", in_full(&*why)))
+        let kind = kind_of(&*why);
+        Failure(control::Error::cannot(tried, why).of_kind(kind))
     }
 
     /// An error whose message already says what was tried and on what; its causes are added.
     pub fn said(error: impl Error + 'static) -> Failure {
-        Failure::of(kind_of(&error), in_full(&error))
+        let kind = kind_of(&error);
+        Failure(control::Error::said(error).of_kind(kind))
     }
 
     /// A step that failed with an error of the system.
@@ -200,11 +202,7 @@ pub fn explain(name: &ImageName, error: ImageError) -> Failure {
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.what())?;
-        match self.advice() {
-            Some(advice) => write!(f, "\n  {advice}"),
-            None => Ok(()),
-        }
+        f.write_str(&self.0.with_advice())
     }
 }
 

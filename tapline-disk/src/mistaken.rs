@@ -13,7 +13,7 @@ use crate::failure::Failure;
 use crate::files;
 
 /// Whether the user is sure (`--really-raw`), of all images of the command line.
-static REALLY_RAW: OnceLock<bool> = OnceLock::new();
+static REALLY_RAW: OnceLock<()> = OnceLock::new();
 
 /// What images of other formats begin with.
 const BEGINNINGS: [(&[u8], &str); 6] = [
@@ -31,7 +31,7 @@ const SECTOR: u64 = 512;
 
 /// From now on raw images are what they are called.
 pub fn trust_raw() {
-    REALLY_RAW.get_or_init(|| true);
+    REALLY_RAW.get_or_init(|| ());
 }
 
 /// Refuses a raw image that another format's programs would take for one of theirs.

@@ -53,10 +53,7 @@ impl Attach {
     /// Runs the verb.
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
         let Attach { vdi, vm, new, sr, format, mode, print: paste } = self;
-        let vm = match vm {
-            Some(vm) => Some(session.vm(&vm).await?),
-            None => None,
-        };
+        let vm = session.vm_if(vm.as_deref()).await?;
         let vdi = match new {
             Some(size) => make(session, &vdi, size, sr.as_deref(), format).await?,
             None => session.vdi(&vdi).await?,
@@ -74,10 +71,7 @@ impl Detach {
     /// Runs the verb.
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
         let vdi = session.vdi(&self.vdi).await?;
-        let vm = match &self.vm {
-            Some(vm) => Some(session.vm(vm).await?),
-            None => None,
-        };
+        let vm = session.vm_if(self.vm.as_deref()).await?;
         let vbds = session.client.vbds(vm, Some(vdi), None).await?;
         if vbds.is_empty() {
             say(&format!("tapline: the vdi '{}' is not attached\n", self.vdi));

@@ -17,6 +17,7 @@ use clap_complete::env::Shells;
 use crate::Arguments;
 use crate::endpoint::EndpointOptions;
 use crate::session::print;
+use crate::word;
 
 /// The environment variable by which a shell asks.
 const ASKED: &str = "TAPLINE_COMPLETE";
@@ -132,15 +133,19 @@ impl Objects {
     /// What can be given for one, each with what it is.
     async fn all(self, client: &Client) -> Result<Vec<(String, String)>, Problem> {
         Ok(match self {
-            Objects::Sr => client.srs(None).await?.into_iter().map(|sr| (sr.name.to_string(), of(&sr.state))).collect(),
+            Objects::Sr => {
+                client.srs(None).await?.into_iter().map(|sr| (sr.name.to_string(), word::of(&sr.state))).collect()
+            }
             Objects::Vdi => {
                 let vdis = client.vdis(None, None).await?;
                 vdis.into_iter().map(|vdi| (vdi.name.to_string(), control::size::readable(vdi.size))).collect()
             }
-            Objects::Vm => client.vms(None).await?.into_iter().map(|vm| (vm.name.to_string(), of(&vm.power))).collect(),
+            Objects::Vm => {
+                client.vms(None).await?.into_iter().map(|vm| (vm.name.to_string(), word::of(&vm.power))).collect()
+            }
             Objects::Vbd => {
                 let vbds = client.vbds(None, None, None).await?;
-                vbds.into_iter().map(|vbd| (vbd.uuid.to_string(), of(&vbd.state))).collect()
+                vbds.into_iter().map(|vbd| (vbd.uuid.to_string(), word::of(&vbd.state))).collect()
             }
             Objects::Task => {
                 client.tasks(true).await?.into_iter().map(|task| (task.uuid.to_string(), task.verb)).collect()
@@ -151,10 +156,6 @@ impl Objects {
             }
         })
     }
-}
-
-fn of(value: &impl serde::Serialize) -> String {
-    crate::word::of(value)
 }
 
 impl ValueCompleter for Objects {

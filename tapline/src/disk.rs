@@ -17,7 +17,7 @@ use serde::de::{DeserializeOwned, IgnoredAny};
 
 use crate::failure::Failure;
 use crate::hand_over::disk_program;
-use crate::output;
+use crate::output::print_local as print;
 use crate::wait::Progress;
 
 pub use arguments::Disk;
@@ -25,8 +25,9 @@ use arguments::{DiskVerb, SnapshotMethod};
 
 /// Runs the command. With `json`, the disk's responses are printed as they are, one per line.
 pub fn run(disk: &Disk, json: bool) -> Result<(), Failure> {
-    let disk = &Target { socket: &disk.control, json, verb: &disk.verb };
-    match disk.verb {
+    let verb = &disk.verb;
+    let disk = &Target { socket: &disk.control, json };
+    match verb {
         DiskVerb::Snapshot { to, method } => {
             let method = match method {
                 SnapshotMethod::Auto => Method::Auto,
@@ -68,7 +69,6 @@ pub fn run(disk: &Disk, json: bool) -> Result<(), Failure> {
 struct Target<'a> {
     socket: &'a Path,
     json: bool,
-    verb: &'a DiskVerb,
 }
 
 /// Sends a verb, and shows what is said about it.
@@ -102,10 +102,6 @@ fn tell<V: Ask>(disk: &Target<'_>, verb: V, shown: fn(&V::Answer) -> Vec<String>
             Reply::Event(_) => unreachable!("it was shown"),
         };
     }
-}
-
-fn print(text: &str) -> Result<(), Error> {
-    output::print(text).map(drop).map_err(|error| Error::cannot("print the result", error))
 }
 
 /// Shows how far a merge is, which is all that has events here.

@@ -100,6 +100,21 @@ impl Session {
         }
     }
 
+    /// Finds a repository, if one is named.
+    pub async fn sr_if(&self, text: Option<&str>) -> Result<Option<Uuid>, Problem> {
+        if let Some(text) = text { self.sr(text).await.map(Some) } else { Ok(None) }
+    }
+
+    /// Finds a disk, if one is named.
+    pub async fn vdi_if(&self, text: Option<&str>) -> Result<Option<Uuid>, Problem> {
+        if let Some(text) = text { self.vdi(text).await.map(Some) } else { Ok(None) }
+    }
+
+    /// Finds a machine, if one is named.
+    pub async fn vm_if(&self, text: Option<&str>) -> Result<Option<Uuid>, Problem> {
+        if let Some(text) = text { self.vm(text).await.map(Some) } else { Ok(None) }
+    }
+
     /// Finds a token.
     pub async fn token(&self, text: &str) -> Result<Uuid, Problem> {
         match Uuid::parse_str(text) {

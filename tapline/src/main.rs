@@ -115,9 +115,7 @@ fn main() -> ExitCode {
     panics::abort_on_panic();
     completion::answer();
     if let Some(problem) = hand_over::help() {
-        let failure = Failure::from(problem);
-        output::say(&failure.told());
-        return ExitCode::from(failure.exit_code());
+        return ended(&problem.into(), false);
     }
     loop {
         let Arguments { how, command } = match Arguments::try_parse() {
@@ -133,12 +131,15 @@ fn main() -> ExitCode {
             Ok(None) => return ExitCode::SUCCESS,
             // The words are parsed anew: a verb takes them.
             Ok(Some(rest)) => std::thread::sleep(rest),
-            Err(failure) => {
-                output::say(&if json { failure.json() } else { failure.told() });
-                return ExitCode::from(failure.exit_code());
-            }
+            Err(failure) => return ended(&failure, json),
         }
     }
+}
+
+/// Says why a command failed, and returns its exit code.
+fn ended(failure: &Failure, json: bool) -> ExitCode {
+    output::say(&if json { failure.json() } else { failure.told() });
+    ExitCode::from(failure.exit_code())
 }
 
 /// Runs the command; returns after how long it is to be run again, if it is to be.

@@ -13,6 +13,11 @@ pub fn print(text: &str) -> io::Result<ControlFlow<()>> {
     }
 }
 
+/// Prints to stdout, for commands that ask no daemon.
+pub fn print_local(text: &str) -> Result<(), control::Error> {
+    print(text).map(drop).map_err(|error| control::Error::cannot("print the result", error))
+}
+
 /// Prints a message to stderr; write errors are ignored.
 pub fn say(text: &str) {
     io::stderr().write_all(api::visible(text).as_bytes()).unwrap_or_default();

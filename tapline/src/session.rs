@@ -149,16 +149,18 @@ impl Session {
         self.show_all(objects, columns, listing, &Names::new())
     }
 
-    /// Shows objects that refer to others of these kinds, in tables by their names.
+    /// Shows objects that refer to others of these kinds, in tables by their names; some may be known.
     pub async fn list_named<T: Serialize>(
         &self,
         objects: &[T],
         columns: &[Column<T>],
         listing: &Listing,
         kinds: &[ObjectKind],
+        mut names: Names,
     ) -> Result<(), Problem> {
-        let named = !self.json && listing.form() == Form::Table && !objects.is_empty();
-        let names = if named { self.names(kinds).await? } else { Names::new() };
+        if !self.json && listing.form() == Form::Table && !objects.is_empty() {
+            names.extend(self.names(kinds).await?);
+        }
         self.show_all(objects, columns, listing, &names)
     }
 

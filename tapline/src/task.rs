@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use api::client::StreamItem;
 use api::{Change, Code, ObjectKind, Problem, Task, TaskState};
 
-use crate::column::{Column, Uuids};
+use crate::column::{Column, Names, Uuids};
 use crate::confirm::Confirm;
 use crate::output::say;
 use crate::session::{Listing, Session, print_on};
@@ -101,7 +101,7 @@ impl Verb {
 
 async fn list(session: &Session, all: bool, listing: &Listing) -> Result<(), Problem> {
     let kinds = [ObjectKind::Sr, ObjectKind::Vdi, ObjectKind::Vm];
-    session.list_named(&session.client.tasks(!all).await?, COLUMNS, listing, &kinds).await
+    session.list_named(&session.client.tasks(!all).await?, COLUMNS, listing, &kinds, Names::new()).await
 }
 
 async fn wait_for(session: &Session, task: &str) -> Result<(), Problem> {

@@ -6,7 +6,7 @@ use api::client::Connector;
 use api::{Autostart, Code, Mode, ObjectKind, Problem, Transport, Vbd, VbdCreate, VbdPatch, VbdState, VbdUnplug, Vbds};
 use uuid::Uuid;
 
-use crate::column::{Column, Uuids};
+use crate::column::{Column, Names, Uuids};
 use crate::session::{Listing, Session, Waiting, print};
 use crate::word;
 
@@ -282,24 +282,15 @@ async fn list(
     vdi: Option<String>,
     listing: &Listing,
 ) -> Result<(), Problem> {
-    let vm = match vm {
-        Some(vm) => Some(session.vm(&vm).await?),
-        None => None,
-    };
-    let vdi = match vdi {
-        Some(vdi) => Some(session.vdi(&vdi).await?),
-        None => None,
-    };
+    let vm = session.vm_if(vm.as_deref()).await?;
+    let vdi = session.vdi_if(vdi.as_deref()).await?;
     let vbds = session.client.vbds(vm, vdi, text.as_deref()).await?;
-    session.list_named(&vbds, COLUMNS, listing, &[ObjectKind::Vm, ObjectKind::Vdi]).await
+    session.list_named(&vbds, COLUMNS, listing, &[ObjectKind::Vm, ObjectKind::Vdi], Names::new()).await
 }
 
 impl Create {
     async fn run(self, session: &Session) -> Result<(), Problem> {
-        let vm = match &self.vm {
-            Some(vm) => Some(session.vm(vm).await?),
-            None => None,
-        };
+        let vm = session.vm_if(self.vm.as_deref()).await?;
         let asked = VbdCreate {
             uuid: None,
             vm,

@@ -9,6 +9,7 @@ use api::{
 };
 
 use crate::attach::{Attach, Detach};
+use crate::column::Names;
 use crate::confirm::Confirm;
 use crate::session::{Listing, Session, Waiting};
 use crate::word::HostPath;
@@ -188,13 +189,13 @@ impl Verb {
 }
 
 async fn list(session: &Session, text: Option<&str>, sr: Option<&str>, listing: &Listing) -> Result<(), Problem> {
-    let sr = match sr {
-        Some(sr) => Some(session.sr(sr).await?),
-        None => None,
-    };
-    session
-        .list_named(&session.client.vdis(sr, text).await?, COLUMNS, listing, &[ObjectKind::Sr, ObjectKind::Vdi])
-        .await
+    let sr = session.sr_if(sr).await?;
+    let vdis = session.client.vdis(sr, text).await?;
+    let listed: Names = vdis.iter().map(|vdi| (vdi.uuid, vdi.name.to_string())).collect();
+    // The disk of a snapshot may be none of those that are listed.
+    let are_known = vdis.iter().filter_map(|vdi| vdi.snapshot_of).all(|of| listed.contains_key(&of));
+    let kinds: &[ObjectKind] = if are_known { &[ObjectKind::Sr] } else { &[ObjectKind::Sr, ObjectKind::Vdi] };
+    session.list_named(&vdis, COLUMNS, listing, kinds, listed).await
 }
 
 impl Revert {

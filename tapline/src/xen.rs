@@ -14,7 +14,8 @@ use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use ::arguments::{Access, CacheMode, GrantPolicy, IoEngine, KIND};
+use ::arguments::{Access, CacheMode, GrantPolicy, KIND};
+use clap::ValueEnum;
 use control::{Error, ImageName, Kind};
 use vm::xen::adopt::{self, Adopted};
 use vm::xen::both_ends::wait_connected;
@@ -30,7 +31,7 @@ pub use arguments::Xen;
 use arguments::{Attach, Detach, Mode, ScriptAction, XenVerb};
 
 use crate::hand_over::disk_program;
-use crate::output;
+use crate::output::{self, print_local as print};
 use launch::{Launch, Launched};
 
 /// How long an xl block script may wait for the disk's process: libxl allows it 40 s.
@@ -69,10 +70,6 @@ fn say(line: impl Display) {
 /// The program of disk processes.
 fn program() -> Result<PathBuf, Error> {
     disk_program().map_err(|error| Error::cannot("find the program to start", error))
-}
-
-fn print(text: &str) -> Result<(), Error> {
-    output::print(text).map(drop).map_err(|error| Error::cannot("print the result", error))
 }
 
 /// `attach`.
@@ -177,10 +174,10 @@ fn program_words(device: &Device, process: &Process<'_>, control: &Path) -> Resu
     if let Some(socket) = &process.emulated {
         words.extend(["--nbd".into(), whole(socket)?.into()]);
     }
-    words.extend(["--grants".into(), grants_word(process.grants).into()]);
-    words.extend(["--cache".into(), cache_word(process.access.cache).into()]);
+    words.extend(["--grants".into(), word(&process.grants)]);
+    words.extend(["--cache".into(), word(&process.access.cache)]);
     if let Some(engine) = process.access.io_engine {
-        words.extend(["--io-engine".into(), engine_word(engine).into()]);
+        words.extend(["--io-engine".into(), word(&engine)]);
     }
     if process.read_only {
         words.push("--read-only".into());
@@ -191,27 +188,9 @@ fn program_words(device: &Device, process: &Process<'_>, control: &Path) -> Resu
     Ok(words)
 }
 
-fn grants_word(policy: GrantPolicy) -> &'static str {
-    match policy {
-        GrantPolicy::Auto => "auto",
-        GrantPolicy::Copy => "copy",
-        GrantPolicy::Map => "map",
-        GrantPolicy::Persistent => "persistent",
-    }
-}
-
-fn cache_word(mode: CacheMode) -> &'static str {
-    match mode {
-        CacheMode::None => "none",
-        CacheMode::Writeback => "writeback",
-    }
-}
-
-fn engine_word(engine: IoEngine) -> &'static str {
-    match engine {
-        IoEngine::Uring => "uring",
-        IoEngine::Aio => "aio",
-    }
+/// A value as it is written on the command line.
+fn word(value: &impl ValueEnum) -> OsString {
+    value.to_possible_value().map(|word| word.get_name().into()).unwrap_or_default()
 }
 
 /// The first of xvda, xvdb, … that the guest does not have.
@@ -371,6 +350,8 @@ fn serve_adopted(store: &mut dyn Store, places: &Places, adopted: &Adopted) -> R
 
 #[cfg(test)]
 mod test {
+    use ::arguments::IoEngine;
+
     use super::*;
     use vm::xen::fake::{WRITABLE, machine, stand_in};
 

@@ -1,6 +1,5 @@
 //! How a daemon handles a journal that it does not understand, as left by a newer daemon or by damage.
 
-use rusqlite::Connection;
 use serde_json::{Value, json};
 
 use crate::harness;
@@ -8,14 +7,10 @@ use crate::harness::{Taplined, disks};
 
 const TASK: &str = "7a500000-0000-4000-8000-000000000001";
 
-fn catalogue(daemon: &Taplined) -> Connection {
-    daemon.catalogue()
-}
-
 /// Plants a task that holds a VDI.
 fn plant(daemon: &mut Taplined, verb: &str, vdi: &str, intent: &str) {
     assert!(daemon.stop());
-    let catalogue = catalogue(daemon);
+    let catalogue = daemon.catalogue();
     let about = json!([{ "kind": "vdi", "uuid": vdi }]).to_string();
     let task = "INSERT INTO task (uuid, verb, about, state, step, cancellable, intent, created)
                 VALUES (?1, ?2, ?3, 'running', 'resize', 1, ?4, '2026-11-22T12:00:00Z')";
@@ -70,7 +65,7 @@ fn a_daemon_that_knows_the_job_resumes_it() {
     assert_eq!(task(&daemon)["state"], "stuck");
     assert!(daemon.stop());
     let intent = json!({ "vdi": vdis[0], "size": 48 << 20, "vbd": null }).to_string();
-    catalogue(&daemon).execute("UPDATE task SET intent = ?1", [intent]).unwrap();
+    daemon.catalogue().execute("UPDATE task SET intent = ?1", [intent]).unwrap();
     daemon.restart();
     harness::wait_until("it has ended", || ["done", "failed"].contains(&task(&daemon)["state"].as_str().unwrap()));
     daemon.done(resize(&daemon, &vdis[0]));
@@ -84,8 +79,8 @@ fn a_disk_with_a_stuck_task_can_be_unplugged() {
     assert!(daemon.stop());
     let insert = "INSERT INTO task (uuid, verb, about, state, cancellable, intent, created)
                   VALUES (?1, 'vdi-snapshot', '[]', 'running', 0, '{}', '2026-11-22T12:00:00Z')";
-    catalogue(&daemon).execute(insert, [TASK]).unwrap();
-    catalogue(&daemon).execute("INSERT INTO claim VALUES (?1, ?2)", (&vdis[0], TASK)).unwrap();
+    daemon.catalogue().execute(insert, [TASK]).unwrap();
+    daemon.catalogue().execute("INSERT INTO claim VALUES (?1, ?2)", (&vdis[0], TASK)).unwrap();
     daemon.restart();
     assert_eq!(task(&daemon)["state"], "stuck");
     disks::unplug(&daemon, &vbd);

@@ -59,10 +59,6 @@ impl Bed {
         names.map(|(format, file)| format!("{format}:{}", self.directory().join(file).display())).collect()
     }
 
-    fn catalogue(&self) -> rusqlite::Connection {
-        self.daemon.catalogue()
-    }
-
     /// Writes a megabyte of `byte` at megabyte `at`, over NBD from a disk process, while the VDI is not in use.
     fn write(&self, vdi: &str, at: u64, byte: u8) {
         let socket = self.daemon.room().join("write.sock");
@@ -100,7 +96,7 @@ impl Bed {
         let names =
             fs::read_dir(self.directory()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
         let files: BTreeSet<String> = names.filter(|name| !name.starts_with('.')).collect();
-        let catalogue = self.catalogue();
+        let catalogue = self.daemon.catalogue();
         let mut known = catalogue.prepare("SELECT file FROM image").unwrap();
         let known: BTreeSet<String> = known.query_map([], |row| row.get(0)).unwrap().map(Result::unwrap).collect();
         assert_eq!(files, known, "{}", self.daemon.log());
@@ -234,8 +230,8 @@ fn a_dry_run_does_not_affect_running_tasks() {
     let merge = "6e000000-0000-4000-8000-000000000001";
     let planted = "INSERT INTO task (uuid, verb, about, state, cancellable, intent, created)
                    VALUES (?1, 'vdi-merge', '[]', 'running', 1, '{}', '2026-11-22T12:00:00Z')";
-    bed.catalogue().execute(planted, [merge]).unwrap();
-    bed.catalogue().execute("INSERT INTO claim VALUES (?1, ?2)", (&vdi, merge)).unwrap();
+    bed.daemon.catalogue().execute(planted, [merge]).unwrap();
+    bed.daemon.catalogue().execute("INSERT INTO claim VALUES (?1, ?2)", (&vdi, merge)).unwrap();
     let (status, plan) = bed.daemon.delete(&format!("/vdis/{vdi}?dry_run=true"));
     assert_eq!((status, plan["removes"].as_array().map(Vec::len)), (200, Some(1)), "{plan}");
     assert_eq!(bed.daemon.get(&format!("/tasks/{merge}")).1["state"], "running");
@@ -528,7 +524,7 @@ fn scenario(bed: &Bed, verb: &str) -> Ask {
             let uuid = uuid();
             fs::write(bed.directory().join(&uuid), "an image").unwrap();
             let row = "INSERT INTO image VALUES (?1, ?2, ?1, 'qcow2', 512, 0, NULL, 'ready', FALSE)";
-            bed.catalogue().execute(row, [&uuid, &bed.sr]).unwrap();
+            bed.daemon.catalogue().execute(row, [&uuid, &bed.sr]).unwrap();
             bed.daemon.delete(&format!("/vdis/{vdi}"))
         }),
         other => panic!("no test comes by {other}: write a scenario for it"),
@@ -650,7 +646,7 @@ fn a_job_on_a_plugged_vdi_is_completed_or_rolled_back_after_any_kill() {
             ask(&bed);
             bed.daemon.wait_for_death();
             if disk_dies {
-                let pid: i64 = bed.catalogue().query_row("SELECT pid FROM vbd", [], |row| row.get(0)).unwrap();
+                let pid: i64 = bed.daemon.catalogue().query_row("SELECT pid FROM vbd", [], |row| row.get(0)).unwrap();
                 assert!(Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap().success());
             }
             bed.daemon.restart();

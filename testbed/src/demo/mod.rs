@@ -104,10 +104,7 @@ fn rehearse(
     tell: impl FnOnce(Story<'_>) -> Result<Findings, Failure>,
 ) -> Result<(Findings, Duration), Failure> {
     progress.step("the programs and the guest");
-    let programs = match &options.bin_dir {
-        Some(directory) => directory.clone(),
-        None => build_programs(profile)?,
-    };
+    let programs = options.bin_dir.clone().map_or_else(|| build_programs(profile), Ok)?;
     let guest = Guest::build(&build.join("guest"), progress)?;
     fs::create_dir_all(work).map_err(|source| Failure::File { what: "create", path: work.to_owned(), source })?;
     let tapline = Tapline::new(programs.join("tapline"), work);

@@ -4,11 +4,11 @@
 //! removed, which makes the kernel release the disk, and the guest's frontend is recreated with our backend. It knows
 //! nothing about images but their names. Invariant: a guest that has begun to use the disk is not touched.
 
-use super::give::{Wish, make_both_ends};
 use control::{Error, ImageName};
 use xen::{Store, Transaction};
 
 use super::device::{Device, State, described, remove_own_end, store_failed, text, together, write_all};
+use super::give::{Wish, make_both_ends};
 
 /// Keys that xl has written into either end and that are not ours to decide.
 const XLS: [&str; 4] = ["removable", "bootable", "discard-enable", "direct-io-safe"];

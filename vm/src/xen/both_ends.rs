@@ -2,9 +2,9 @@
 //!
 //! It knows nothing about which states are expected. Invariant: each change of a state is reported once.
 
-use control::{Error, printable};
 use std::time::Duration;
 
+use control::{Error, printable};
 use xen::Store;
 
 use super::device::{Device, State, described, text};

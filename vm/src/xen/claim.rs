@@ -3,7 +3,6 @@
 //! It knows nothing about xenstore, which a killed process cannot update. Invariant: the lock disappears with its
 //! process, however that ends, so the pid in a locked file is that of a living process.
 
-use control::Error;
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, Write};
 use std::os::fd::OwnedFd;
@@ -11,10 +10,10 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use control::Error;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
-
 use xen::DomId;
 
 use super::device::Device;

@@ -2,9 +2,9 @@
 //!
 //! It does not know which domain: xenstore has one event for all. Invariant: changes between two checks are not missed.
 
-use control::Error;
 use std::os::fd::{AsFd, BorrowedFd};
 
+use control::Error;
 use xen::Store;
 use xen::xenstored::XenstoredClient;
 

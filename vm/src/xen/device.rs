@@ -3,9 +3,9 @@
 //! It knows paths, states and the values below them; not how a device is used. Invariant: related changes are made in
 //! one transaction, which is retried when another client was faster.
 
-use control::Error;
 use std::fmt;
 
+use control::Error;
 use xen::{DomId, Store, StoreError, Transaction};
 
 use super::vdev::Vdev;

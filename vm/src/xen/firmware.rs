@@ -5,13 +5,13 @@
 //! (libxl_disk.c, libxl__device_disk_find_local_path), when it starts QEMU. It knows nothing about images. Invariant:
 //! the kernel never takes the value for one of its own devices.
 
-use control::Error;
 use std::path::Path;
 
-use super::give::Wish;
+use control::Error;
 use xen::{DomId, Store, Transaction};
 
 use super::device::{Device, remove_own_end, store_failed, text, together, write_all};
+use super::give::Wish;
 use super::local::{backend_end, wait_forgotten};
 
 /// The kernel's backend, for which xl has created the disk.

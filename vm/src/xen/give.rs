@@ -172,26 +172,10 @@ fn make_frontend(store: &mut dyn Store, within: Option<Transaction>, device: &De
 #[cfg(test)]
 mod test {
     use xen::DomId;
-    use xen::fake::{FakeStore, Host, Subsystem};
+    use xen::fake::{FakeStore, Subsystem};
 
+    use super::super::fake::{WRITABLE, machine, say};
     use super::*;
-
-    /// A machine with a guest, and the disk it shall have.
-    fn machine() -> (Host, FakeStore, Device) {
-        let host = Host::new().unwrap();
-        let mut store = host.store(DomId(0)).unwrap();
-        store.write(None, "/local/domain/0/name", b"Domain-0").unwrap();
-        store.write(None, "/local/domain/7/name", b"vm").unwrap();
-        let device = Device { own: DomId(0), kind: "tapline".into(), guest: DomId(7), vdev: "xvdb".parse().unwrap() };
-        (host, store, device)
-    }
-
-    const WRITABLE: Wish = Wish { read_only: false, kept: false };
-
-    /// Sets the state of one end.
-    fn say(store: &mut FakeStore, node: &str, state: &str) {
-        store.write(None, &format!("{node}/state"), state.as_bytes()).unwrap();
-    }
 
     fn values(store: &mut FakeStore, node: &str) -> Vec<(String, String)> {
         let mut names = store.list(None, node).unwrap().unwrap();

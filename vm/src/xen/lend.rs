@@ -3,9 +3,9 @@
 //! Invariant: the event channels are restricted to the guest. The other descriptors cannot be: see
 //! docs/decisions/0013-xen-driver.md.
 
-use control::Error;
 use std::os::fd::OwnedFd;
 
+use control::Error;
 use xen::DomId;
 use xen::kernel::{Evtchn, Gntdev};
 use xen::xenstored::XenstoredClient;

@@ -5,16 +5,16 @@
 //! xl only looks at the state of the node that it has created, which the disk's process therefore maintains
 //! ([`shown_to_xl`]). It knows nothing about images but their names.
 
-use control::Error;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::give::make_both_ends;
+use control::Error;
 use xen::Store;
 
 use super::adopt::{self, Adopted, read_wish, values};
 use super::device::{Device, State, remove_own_end, store_failed, together, write_all};
+use super::give::make_both_ends;
 
 /// How long the kernel may take to forget a device: it writes back a file system on it, if one was mounted already.
 const TO_FORGET: Duration = Duration::from_secs(10);

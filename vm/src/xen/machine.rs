@@ -3,9 +3,9 @@
 //! It knows nothing about the servers of its disks. Invariant: a domain belongs to no process, and is found by its UUID
 //! alone.
 
-use control::Error;
 use std::path::Path;
 
+use control::Error;
 use xen::xenstored::XenstoredClient;
 
 use super::config::Config;

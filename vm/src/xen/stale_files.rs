@@ -4,19 +4,21 @@
 //! serve the disk; a socket with a listener stays, and so do statistics that another process writes, such as those of
 //! another backend for the same disk.
 
-use control::Error;
 use std::fs;
 use std::io::{self, ErrorKind, Read};
 use std::os::unix::fs::FileTypeExt;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use super::statistics::Statistics;
+use control::Error;
+use rustix::io::Errno;
 use xen::Store;
 
 use super::claim::{Claim, Places};
 use super::device::{Device, text};
+use super::statistics::Statistics;
+use super::wait;
+use crate::socket;
 
 /// How long a socket that accepts connections may belong to a process that is gone: if it watched the socket through
 /// io_uring, the kernel closes it some time after a kill.
@@ -51,18 +53,23 @@ fn remove_socket(path: &Path) -> io::Result<()> {
         Ok(found) if found.file_type().is_socket() => {}
         _ => return Ok(()),
     }
+    let until = Instant::now() + TO_CLOSE;
     loop {
-        let mut connection = match UnixStream::connect(path) {
-            Err(error) if error.kind() == ErrorKind::ConnectionRefused => return fs::remove_file(path),
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        let mut connection = match socket::connect(path, Instant::now()) {
+            Err(Errno::CONNREFUSED) => return fs::remove_file(path),
+            // Its queue is full: there is a listener.
+            Err(Errno::NOENT | Errno::AGAIN) => return Ok(()),
             connected => connected?,
         };
-        connection.set_read_timeout(Some(TO_CLOSE))?;
+        let left = until.saturating_duration_since(Instant::now());
+        let closed = wait::readable(&connection, left).map_err(io::Error::other)?
+            && match connection.read(&mut [0]) {
+                Ok(len) => len == 0,
+                Err(error) => error.kind() == ErrorKind::ConnectionReset,
+            };
         // A listener keeps the connection open, or says something.
-        match connection.read(&mut [0]) {
-            Ok(0) => {}
-            Err(error) if error.kind() == ErrorKind::ConnectionReset => {}
-            _ => return Ok(()),
+        if !closed || left.is_zero() {
+            return Ok(());
         }
     }
 }
@@ -156,6 +163,20 @@ mod test {
         let left = left();
         fs::remove_file(&left.sockets[1]).unwrap();
         fs::write(&left.sockets[1], "precious").unwrap();
+        left.remove();
+        assert!(left.sockets[1].exists());
+    }
+
+    #[test]
+    fn a_socket_whose_listener_accepts_nothing_is_kept() {
+        let left = left();
+        fs::remove_file(&left.sockets[1]).unwrap();
+        let listener = UnixListener::bind(&left.sockets[1]).unwrap();
+        rustix::net::listen(&listener, 0).unwrap();
+        let mut waiting = Vec::new();
+        while let Ok(connection) = socket::connect(&left.sockets[1], Instant::now()) {
+            waiting.push(connection);
+        }
         left.remove();
         assert!(left.sockets[1].exists());
     }

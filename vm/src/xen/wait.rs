@@ -2,10 +2,10 @@
 //!
 //! It knows nothing about devices. Invariant: it sleeps until something has changed, and never polls.
 
-use control::Error;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
+use control::Error;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use xen::Store;

@@ -2,13 +2,13 @@
 //!
 //! It knows nothing about disks. Invariant: a failed command is reported with its own error message.
 
-use control::{Error, printable};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
+use control::{Error, printable};
 use xen::DomId;
 
 use crate::qemu::process::Process;

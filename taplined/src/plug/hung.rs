@@ -97,7 +97,8 @@ mod test {
     #[test]
     fn a_stopped_process_is_noticed() {
         let mut child = Command::new("sleep").arg("60").spawn().unwrap();
-        assert_eq!(Threads::of(child.id()), Threads::default());
+        // It may still wait for its program to be read.
+        assert!(!Threads::of(child.id()).stopped);
         let stopped = Command::new("kill").args(["-STOP", &child.id().to_string()]).status().unwrap();
         assert!(stopped.success());
         while !Threads::of(child.id()).stopped {

@@ -25,6 +25,7 @@ use std::sync::Arc;
 use crate::Task;
 
 pub use event::{Events, StreamItem};
+pub use exchange::Stream;
 pub use remote::Remote;
 pub use vbd::Connector;
 

@@ -42,4 +42,4 @@ pub use vdi::{
     VdiReconcile, VdiResize, VdiRevert, VdiSnapshot, VdiState,
 };
 pub use visible::visible;
-pub use vm::{Boot, Driver, Power, Vm, VmCreate, VmPatch, VmShutdown};
+pub use vm::{Boot, CONSOLE_PROTOCOL, Driver, Power, Vm, VmCreate, VmPatch, VmShutdown};

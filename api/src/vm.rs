@@ -9,6 +9,9 @@ use uuid::Uuid;
 
 use crate::{AbsolutePath, Autostart, Description, Name, Problem, Size};
 
+/// The word of the header `Upgrade` (RFC 9110, 7.8) by which a connection becomes the console of a machine.
+pub const CONSOLE_PROTOCOL: &str = "tapline-console";
+
 /// A virtual machine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Vm {
@@ -88,7 +91,7 @@ pub enum Power {
     /// Running.
     Running,
     /// Paused; it can be resumed.
-    Suspended,
+    Paused,
     /// It has been asked to shut down.
     Stopping,
 }

@@ -52,7 +52,7 @@ pub enum Power {
     /// It does.
     Running,
     /// It is held.
-    Suspended,
+    Paused,
 }
 
 impl Power {
@@ -61,7 +61,7 @@ impl Power {
         match word {
             "halted" => Some(Power::Halted),
             "running" => Some(Power::Running),
-            "suspended" => Some(Power::Suspended),
+            "paused" => Some(Power::Paused),
             _ => None,
         }
     }
@@ -71,7 +71,7 @@ impl Power {
         match self {
             Power::Halted => "halted",
             Power::Running => "running",
-            Power::Suspended => "suspended",
+            Power::Paused => "paused",
         }
     }
 
@@ -217,7 +217,7 @@ impl World {
 
     /// Shuts a VM down: with force, or the firmware is asked for a second, which does not hear.
     fn stop(&mut self, vm: &str) -> Result<(), String> {
-        let force = self.vm(vm)?.power == Power::Suspended || !self.random_is(4);
+        let force = self.vm(vm)?.power == Power::Paused || !self.random_is(4);
         let body = if force { json!({ "force": true }) } else { json!({ "timeout": 1 }) };
         let holds = self.held_by(vm);
         let asked = Asked::post(format!("/vms/{vm}/shutdown"), body);
@@ -228,8 +228,8 @@ impl World {
     fn hold_some(&mut self) -> Result<(), String> {
         let Some(vm) = self.free_vm(|_, _, vm| vm.power != Power::Halted) else { return Ok(()) };
         let (verb, power) = match self.vm(&vm)?.power {
-            Power::Suspended => ("resume", Power::Running),
-            _ => ("suspend", Power::Suspended),
+            Power::Paused => ("resume", Power::Running),
+            _ => ("pause", Power::Paused),
         };
         let holds = self.held_by(&vm);
         let asked = Asked::post(format!("/vms/{vm}/{verb}"), json!({}));
@@ -244,7 +244,7 @@ impl World {
         all.push(match self.random.below(3) {
             0 => (Power::Running, "start", json!({})),
             1 => (Power::Halted, "shutdown", json!({ "force": true })),
-            _ => (Power::Suspended, "suspend", json!({})),
+            _ => (Power::Paused, "pause", json!({})),
         });
         self.count("race");
         let asked = all.into_iter().map(|(power, verb, body)| {

@@ -366,6 +366,6 @@ pub fn word(verb: &Verb) -> &'static str {
         Verb::Drain => "host-drain",
         Verb::Power(_, Power::Halted) => "vm-shutdown",
         Verb::Power(_, Power::Running) => "vm-run",
-        Verb::Power(_, Power::Suspended) => "vm-suspend",
+        Verb::Power(_, Power::Paused) => "vm-pause",
     }
 }

@@ -56,14 +56,15 @@ pub use vm::VmProcess;
 use writer::{State, Writer};
 
 /// The version of the schema, in the file's `user_version`.
-const VERSION: i64 = 4;
+const VERSION: i64 = 5;
 
 /// `schema.sql` creates version 1; each later version adds an entry, which upgrades the schema of the one before.
-const MIGRATIONS: [&str; 4] = [
+const MIGRATIONS: [&str; 5] = [
     include_str!("catalogue/schema.sql"),
     include_str!("catalogue/schema-2.sql"),
     include_str!("catalogue/schema-3.sql"),
     include_str!("catalogue/schema-4.sql"),
+    include_str!("catalogue/schema-5.sql"),
 ];
 
 /// Concurrent reads by the daemon itself, and by its clients: each has a thread and a connection. More would wait for

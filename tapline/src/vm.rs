@@ -1,8 +1,10 @@
 //! `tapline vm`.
 
 mod boot;
+mod console;
 mod create;
 mod devices;
+mod run;
 
 use api::{Autostart, Description, Name, Problem, Size, Vm, VmPatch, VmShutdown};
 use control::size::readable;
@@ -12,13 +14,17 @@ use crate::confirm::Confirm;
 use crate::session::{Listing, Session, Waiting};
 use crate::word;
 use boot::{Boot, shown};
+use console::Open;
 use create::Create;
+use run::Run;
 
 /// Operations on virtual machines.
 #[derive(clap::Subcommand)]
 pub enum Verb {
     /// Create a machine, with disks if some are given, and print its UUID
     Create(Create),
+    /// Boot a thin clone of a disk with its console here; both are removed at the end
+    Run(Run),
     /// List the machines
     List {
         /// Only those with this name or UUID prefix
@@ -34,7 +40,17 @@ pub enum Verb {
     /// Change a machine; memory, processors, boot and platform only while it is halted
     Set(Set),
     /// Plug a machine's disks and start it
-    Start(One),
+    Start {
+        /// Name or UUID prefix
+        vm: String,
+        /// Open its console once it is started
+        #[arg(long, conflicts_with = "no_wait")]
+        console: bool,
+        #[command(flatten)]
+        waiting: Waiting,
+    },
+    /// Connect this terminal with a machine's serial console; Ctrl-] leaves it
+    Console(Open),
     /// Ask the guest to power off, wait for it, and unplug its disks
     Shutdown {
         /// Name or UUID prefix
@@ -59,8 +75,8 @@ pub enum Verb {
         #[arg(long, value_name = "SECONDS", conflicts_with = "force")]
         timeout: Option<u32>,
     },
-    /// Pause a machine; it can be resumed
-    Suspend(One),
+    /// Hold a machine's guest in memory until it is resumed
+    Pause(One),
     /// Resume a paused machine
     Resume(One),
     /// Remove a halted machine and its block devices; its disks stay
@@ -155,9 +171,13 @@ impl Verb {
             Verb::List { text, listing } => session.list(&client.vms(text.as_deref()).await?, COLUMNS, &listing),
             Verb::Show { vm } => session.show(&client.vm(session.vm(&vm).await?).await?, COLUMNS),
             Verb::Set(set) => set.run(session).await,
-            Verb::Start(One { vm, waiting }) => {
-                session.did(client.vm_start(session.vm(&vm).await?).await?, waiting).await
+            Verb::Run(run) => run.run(session).await,
+            Verb::Start { vm, console, waiting } => {
+                let vm = session.vm(&vm).await?;
+                session.did(client.vm_start(vm).await?, waiting).await?;
+                if console { console::attach(session, vm).await.map(drop) } else { Ok(()) }
             }
+            Verb::Console(open) => open.run(session).await,
             Verb::Shutdown { vm, force, timeout, waiting } => {
                 let vm = session.vm(&vm).await?;
                 session.did(client.vm_shutdown(vm, &VmShutdown { force, timeout }).await?, waiting).await
@@ -167,8 +187,8 @@ impl Verb {
                 session.finish(client.vm_shutdown(vm, &VmShutdown { force, timeout }).await?).await?;
                 session.finish(client.vm_start(vm).await?).await.map(drop)
             }
-            Verb::Suspend(One { vm, waiting }) => {
-                session.did(client.vm_suspend(session.vm(&vm).await?).await?, waiting).await
+            Verb::Pause(One { vm, waiting }) => {
+                session.did(client.vm_pause(session.vm(&vm).await?).await?, waiting).await
             }
             Verb::Resume(One { vm, waiting }) => {
                 session.did(client.vm_resume(session.vm(&vm).await?).await?, waiting).await

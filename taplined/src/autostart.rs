@@ -100,7 +100,7 @@ async fn try_once(daemon: &Daemon, one: ToStart) -> Result<(), Problem> {
             // That it has ended with the host may still be being recorded.
             daemon.vms.settled(uuid).await;
             match daemon.catalogue.read(move |view| view.vm(uuid)).await?.power {
-                Power::Running | Power::Suspended | Power::Starting => return Ok(()),
+                Power::Running | Power::Paused | Power::Starting => return Ok(()),
                 Power::Halted | Power::Stopping => vm::start(daemon, uuid).await?,
             }
         }

@@ -16,6 +16,7 @@
 //! everything is the same.
 
 mod connect;
+mod console;
 mod directory;
 pub mod domain;
 mod end;
@@ -36,7 +37,7 @@ use std::time::Duration;
 
 use ::vm::qemu::accelerator::{self, Accelerator};
 use ::vm::qemu::account::Account;
-use api::{About, ObjectKind, Problem};
+use api::{About, Code, Driver, ObjectKind, Power, Problem, Vm};
 use repo::catalogue::NewTask;
 use tokio::sync::OnceCell;
 use uuid::Uuid;
@@ -46,15 +47,16 @@ use crate::config::Config;
 use crate::task::blocking;
 
 pub use connect::{Reader, connect};
+pub use console::KEPT;
 pub use directory::{user, vm_directories};
 pub use hardware::check;
 pub use hot::{ask_to_let_go, attach, detach, expect_room, has_lost};
 pub use recover::recover;
 pub use start::start;
-pub use stop::{resume, shutdown, suspend};
+pub use stop::{pause, resume, shutdown};
 
 use directory::vm_directory;
-use guest::Guest;
+pub use guest::Guest;
 use operation::{Operation, Operations};
 
 /// How long it may take to find out whether the processor runs guests; where it does, it takes a second.
@@ -94,6 +96,32 @@ impl Vms {
     /// Reserves a VM for an exclusive operation.
     pub fn begin(&self, vm: Uuid) -> Result<Operation, Problem> {
         self.operations.begin(vm)
+    }
+
+    /// The machine of a VM, for its console.
+    pub fn at_console(&self, vm: &Vm) -> Result<Arc<Guest>, Problem> {
+        let refused = |why: &str, advice: String| {
+            let what = format!("cannot open the console of VM '{}' ({}): {why}", vm.name, vm.uuid);
+            Err(Problem::new(Code::State, what).advise(advice))
+        };
+        let guest = match (vm.power, self.guest(vm.uuid)) {
+            (Power::Halted, _) => return refused("it is halted", "start it".into()),
+            (_, None) => return refused("its machine is not reached yet", "try again".into()),
+            (_, Some(guest)) => guest,
+        };
+        if guest.console.is_some() {
+            return Ok(guest);
+        }
+        match (vm.driver, vm.platform.get("hvm_serial"), &vm.handle) {
+            (Driver::Xen, _, Some(domain)) => {
+                refused("Xen keeps the consoles of its guests", format!("run 'xl console {domain}' on its host"))
+            }
+            (Driver::Qemu, Some(to), _) => refused(
+                &format!("its serial port goes to {to}"),
+                "remove hvm_serial from its platform while it is halted, then start it".into(),
+            ),
+            _ => refused("it was started without one", "shut it down and start it again".into()),
+        }
     }
 
     /// Waits until nothing is under way with a VM.

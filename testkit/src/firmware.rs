@@ -1,4 +1,4 @@
-//! A guest that needs no kernel: a boot sector that the firmware of a PC runs.
+//! Guests that need no kernel: boot sectors that the firmware of a PC runs.
 
 /// Bytes of a sector.
 pub const SECTOR: usize = 512;
@@ -25,6 +25,55 @@ pub fn writes_itself_to(sector: u64) -> [u8; SECTOR] {
     let mut bytes = [0; SECTOR];
     bytes[..code.len()].copy_from_slice(&code);
     bytes[code.len()..code.len() + 8].copy_from_slice(&sector.to_le_bytes());
+    bytes[SECTOR - 2..].copy_from_slice(&[0x55, 0xaa]);
+    bytes
+}
+
+/// A boot sector that writes `ready` and a line's end to the serial port, sends back what it receives there, and powers
+/// the machine off when that is a `q`.
+pub fn answers_at_the_serial_port() -> [u8; SECTOR] {
+    let code = [
+        0x31, 0xc0, // xor ax, ax
+        0x8e, 0xd8, // mov ds, ax
+        0xbe, 0x41, 0x7c, // mov si, 0x7c41
+        // Each byte up to a zero:
+        0xac, // lodsb
+        0x84, 0xc0, // test al, al
+        0x74, 0x05, // jz to what waits
+        0xe8, 0x17, 0x00, // call what writes
+        0xeb, 0xf6, // jmp to the lodsb
+        // What waits for a byte (line status, bit 0):
+        0xba, 0xfd, 0x03, // mov dx, 0x3fd
+        0xec, // in al, dx
+        0xa8, 0x01, // test al, 1
+        0x74, 0xf8, // jz to what waits
+        0xba, 0xf8, 0x03, // mov dx, 0x3f8
+        0xec, // in al, dx
+        0x3c, b'q', // cmp al, 'q'
+        0x74, 0x16, // je to what powers off
+        0xe8, 0x02, 0x00, // call what writes
+        0xeb, 0xeb, // jmp to what waits
+        // What writes AL when the port is ready for it (line status, bit 5):
+        0x88, 0xc4, // mov ah, al
+        0xba, 0xfd, 0x03, // mov dx, 0x3fd
+        0xec, // in al, dx
+        0xa8, 0x20, // test al, 0x20
+        0x74, 0xfb, // jz to the in
+        0x88, 0xe0, // mov al, ah
+        0xba, 0xf8, 0x03, // mov dx, 0x3f8
+        0xee, // out dx, al
+        0xc3, // ret
+        // What powers off, by the chipset's power management as the firmware has set it up:
+        0xba, 0x04, 0x06, // mov dx, 0x604
+        0xb8, 0x00, 0x20, // mov ax, 0x2000
+        0xef, // out dx, ax
+        0xf4, // hlt
+        0xeb, 0xf6, // jmp to what powers off
+    ];
+    let text = b"ready\r\n";
+    let mut bytes = [0; SECTOR];
+    bytes[..code.len()].copy_from_slice(&code);
+    bytes[code.len()..code.len() + text.len()].copy_from_slice(text);
     bytes[SECTOR - 2..].copy_from_slice(&[0x55, 0xaa]);
     bytes
 }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1;
+use hyper::upgrade::Upgraded;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use serde::Serialize;
@@ -49,14 +50,19 @@ impl From<Failure> for Problem {
     }
 }
 
-/// What a request says about earlier ones.
+/// What a request says in a header.
 #[derive(Clone, Copy, Debug)]
 pub enum Known {
     /// The last event that was received.
     LastEvent(u64),
     /// The idempotency key of a request that may be repeated.
     Key(Uuid),
+    /// The protocol that the connection is to have.
+    Protocol(&'static str),
 }
+
+/// A connection that is no longer one of HTTP.
+pub type Stream = TokioIo<Upgraded>;
 
 /// A complete, successful response.
 struct Whole {
@@ -79,6 +85,30 @@ impl Client {
     pub(super) async fn text(&self, target: &Target) -> Result<String, Problem> {
         let whole = self.whole(Method::GET, target, Bytes::new()).await?;
         String::from_utf8(whole.body.into()).map_err(|error| self.senseless(&error))
+    }
+
+    /// Gets bytes.
+    pub(super) async fn bytes(&self, target: &Target) -> Result<Vec<u8>, Problem> {
+        Ok(self.whole(Method::GET, target, Bytes::new()).await?.body.into())
+    }
+
+    /// Makes a connection one of another protocol (RFC 9110, 7.8).
+    pub(super) async fn upgrade(&self, target: &Target, protocol: &'static str) -> Result<Stream, Problem> {
+        let begin = async {
+            let known = Some(Known::Protocol(protocol));
+            let response = self.send(Method::GET, target, known, Bytes::new()).await?;
+            let status = response.status();
+            if status == StatusCode::SWITCHING_PROTOCOLS {
+                let upgraded = hyper::upgrade::on(response).await.map_err(|error| self.broken(&error))?;
+                return Ok(TokioIo::new(upgraded));
+            }
+            let body = response.into_body().collect().await.map_err(|error| self.broken(&error))?.to_bytes();
+            Err(Failure::Refused(refusal(status, &body)))
+        };
+        match tokio::time::timeout(PATIENCE, begin).await {
+            Ok(begun) => Ok(begun?),
+            Err(_) => Err(self.silent()),
+        }
     }
 
     /// Requests a change that is complete when the response arrives.
@@ -179,6 +209,7 @@ impl Client {
         request = match known {
             Some(Known::LastEvent(seq)) => request.header("last-event-id", seq),
             Some(Known::Key(key)) => request.header("idempotency-key", key.to_string()),
+            Some(Known::Protocol(protocol)) => request.header("connection", "upgrade").header("upgrade", protocol),
             None => request,
         };
         let request = request
@@ -194,7 +225,7 @@ impl Client {
     {
         let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(|error| self.broken(&error))?;
         // The task ends with the response, which also reports its errors.
-        tokio::spawn(connection);
+        tokio::spawn(connection.with_upgrades());
         Ok(sender)
     }
 

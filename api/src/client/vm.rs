@@ -4,8 +4,8 @@ use hyper::Method;
 use uuid::Uuid;
 
 use super::target::Target;
-use super::{Answer, Client};
-use crate::{Problem, Vm, VmCreate, VmPatch, VmShutdown};
+use super::{Answer, Client, Stream};
+use crate::{CONSOLE_PROTOCOL, Problem, Vm, VmCreate, VmPatch, VmShutdown};
 
 const VMS: &str = "vms";
 
@@ -41,13 +41,23 @@ impl Client {
     }
 
     /// Pauses a machine.
-    pub async fn vm_suspend(&self, uuid: Uuid) -> Result<Answer<Vm>, Problem> {
-        self.begin(Method::POST, &Target::verb(VMS, uuid, "suspend"), &()).await
+    pub async fn vm_pause(&self, uuid: Uuid) -> Result<Answer<Vm>, Problem> {
+        self.begin(Method::POST, &Target::verb(VMS, uuid, "pause"), &()).await
     }
 
     /// Resumes a paused machine.
     pub async fn vm_resume(&self, uuid: Uuid) -> Result<Answer<Vm>, Problem> {
         self.begin(Method::POST, &Target::verb(VMS, uuid, "resume"), &()).await
+    }
+
+    /// Gets what a machine's guest has written to its console lately.
+    pub async fn vm_console_log(&self, uuid: Uuid) -> Result<Vec<u8>, Problem> {
+        self.bytes(&Target::verb(VMS, uuid, "console")).await
+    }
+
+    /// Connects to a machine's console. The last `recent` bytes that its guest has written come first.
+    pub async fn vm_console(&self, uuid: Uuid, recent: Option<u32>) -> Result<Stream, Problem> {
+        self.upgrade(&Target::verb(VMS, uuid, "console").query("recent", recent), CONSOLE_PROTOCOL).await
     }
 
     /// Removes a machine and its block devices; its disks stay.

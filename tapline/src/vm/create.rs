@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use api::{Autostart, Description, Driver, Name, Problem, Size, VmCreate};
+use api::{Autostart, Code, Description, Driver, Name, Power, Problem, Size, VmCreate, VmShutdown};
 use uuid::Uuid;
 
 use super::boot::Boot;
+use super::console;
 use super::devices::Devices;
 use crate::attach::{self, give, make};
 use crate::session::{Session, print};
@@ -16,21 +17,8 @@ use crate::word;
 pub struct Create {
     /// Name of the machine
     name: Name,
-    /// Memory, a multiple of 1 MiB
-    #[arg(long, value_name = "SIZE", value_parser = word::size, default_value = "1G")]
-    memory: Size,
-    /// Number of processors
-    #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u8).range(1..))]
-    vcpus: u8,
-    /// Driver that runs the machine
-    #[arg(long, default_value = "qemu", value_parser = word::one_of::<Driver>(&word::DRIVERS))]
-    driver: Driver,
     #[command(flatten)]
-    boot: Boot,
-    /// Optional hardware: usb=true, parallel=…, hvm_serial=…; for a Xen guest: type=pv, tsc_mode=…; may be given
-    /// several times
-    #[arg(long, value_name = "KEY=VALUE", value_parser = word::pair)]
-    platform: Vec<(String, String)>,
+    hardware: Hardware,
     /// Description
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     description: Description,
@@ -47,8 +35,44 @@ pub struct Create {
     /// Start it
     #[arg(long)]
     start: bool,
+    /// Open its console once it is started
+    #[arg(long, requires = "start")]
+    console: bool,
+}
+
+/// What a machine has, and what it boots.
+#[derive(clap::Args)]
+#[group(skip)]
+pub struct Hardware {
+    /// Memory, a multiple of 1 MiB
+    #[arg(long, value_name = "SIZE", value_parser = word::size, default_value = "1G")]
+    memory: Size,
+    /// Number of processors
+    #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u8).range(1..))]
+    vcpus: u8,
+    /// Driver that runs the machine
+    #[arg(long, default_value = "qemu", value_parser = word::one_of::<Driver>(&word::DRIVERS))]
+    driver: Driver,
+    #[command(flatten)]
+    boot: Boot,
+    /// Optional hardware: usb=true, parallel=…, hvm_serial=…; for a Xen guest: type=pv, tsc_mode=…; may be given
+    /// several times
+    #[arg(long, value_name = "KEY=VALUE", value_parser = word::pair)]
+    platform: Vec<(String, String)>,
     #[command(flatten)]
     devices: Devices,
+}
+
+impl Hardware {
+    /// Asks for such a machine.
+    pub fn machine(self, session: &Session, name: Name) -> Result<VmCreate, Problem> {
+        let Hardware { memory, vcpus, driver, boot, platform: keys, devices } = self;
+        let mut platform: BTreeMap<String, String> = devices.platform(session)?;
+        platform.extend(keys);
+        let boot = boot.kernel(session)?.unwrap_or_default();
+        let description = Description::default();
+        Ok(VmCreate { uuid: None, name, description, driver, memory, vcpus, boot, platform, autostart: None })
+    }
 }
 
 /// A disk of a new machine.
@@ -69,19 +93,21 @@ fn wanted(word: &str) -> Result<Wanted, String> {
 
 /// What has been made so far, and goes again if the rest fails.
 #[derive(Default)]
-struct Made {
-    vm: Option<Uuid>,
-    vdis: Vec<Uuid>,
+pub struct Made {
+    /// The machine.
+    pub vm: Option<Uuid>,
+    /// The disks.
+    pub vdis: Vec<Uuid>,
 }
 
 impl Create {
     /// Runs the verb.
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
-        let start = self.start;
+        let (start, console) = (self.start, self.console);
         let mut made = Made::default();
         let vm = match self.make(session, &mut made).await {
             Ok(vm) => vm,
-            Err(problem) => return Err(made.unmake(session, problem).await),
+            Err(problem) => return Err(made.unmake_for(session, problem).await),
         };
         // A machine that does not start is there nevertheless, to be looked at.
         let started = match start {
@@ -92,16 +118,13 @@ impl Create {
             true => session.value(&session.client.vm(vm).await?)?,
             false => print(&format!("{vm}\n"))?,
         }
-        started
+        started?;
+        if console { console::attach(session, vm).await.map(drop) } else { Ok(()) }
     }
 
     async fn make(self, session: &Session, made: &mut Made) -> Result<Uuid, Problem> {
-        let Create { name, memory, vcpus, driver, boot, platform, description, autostart, disk, sr, devices, .. } =
-            self;
-        let mut keys: BTreeMap<String, String> = devices.platform(session)?;
-        keys.extend(platform);
-        let boot = boot.kernel(session)?.unwrap_or_default();
-        let asked = VmCreate { uuid: None, name, description, driver, memory, vcpus, boot, platform: keys, autostart };
+        let Create { name, hardware, description, autostart, disk, sr, .. } = self;
+        let asked = VmCreate { description, autostart, ..hardware.machine(session, name)? };
         let vm = attach::uuid(&session.finish(session.client.vm_create(&asked).await?).await?)?;
         made.vm = Some(vm);
         for Wanted { name, size } in disk {
@@ -120,21 +143,32 @@ impl Create {
 }
 
 impl Made {
-    /// Removes it: the machine with its block devices, and then the new disks, in which nothing is.
-    async fn unmake(self, session: &Session, problem: Problem) -> Problem {
-        let undone = async {
-            if let Some(vm) = self.vm {
-                session.finish(session.client.vm_destroy(vm).await?).await?;
-            }
-            for vdi in self.vdis {
-                session.finish(session.client.vdi_destroy(vdi, false).await?).await?;
-            }
-            Ok::<(), Problem>(())
-        };
-        match undone.await {
+    /// Removes it because of a problem.
+    pub async fn unmake_for(self, session: &Session, problem: Problem) -> Problem {
+        match self.unmake(session).await {
             Ok(()) => problem,
             Err(also) => problem.advise(format!("what was made until then is still there: {also}")),
         }
+    }
+
+    /// Removes it: the machine, which is stopped, with its block devices, and then the new disks.
+    pub async fn unmake(self, session: &Session) -> Result<(), Problem> {
+        let client = &session.client;
+        if let Some(vm) = self.vm {
+            if client.vm(vm).await?.power != Power::Halted {
+                let asked = VmShutdown { force: true, timeout: None };
+                match session.finish(client.vm_shutdown(vm, &asked).await?).await {
+                    // It has just ended by itself.
+                    Err(problem) if problem.code == Code::State => {}
+                    ended => drop(ended?),
+                }
+            }
+            session.finish(client.vm_destroy(vm).await?).await?;
+        }
+        for vdi in self.vdis {
+            session.finish(client.vdi_destroy(vdi, false).await?).await?;
+        }
+        Ok(())
     }
 }
 

@@ -24,7 +24,7 @@ pub struct Devices {
     /// A VNC server at this Unix socket, for the graphics card [card by default: std]
     #[arg(long, value_name = "SOCKET", value_parser = word::path)]
     vnc: Option<HostPath>,
-    /// A serial port: pty, null, file:PATH or unix:PATH
+    /// Where the serial port goes: none, pty, null, file:PATH or unix:PATH [default: to 'tapline vm console']
     #[arg(long, value_name = "TO")]
     serial: Option<String>,
     /// A USB tablet, by which the pointer of a remote screen is where the user's is

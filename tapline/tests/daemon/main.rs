@@ -1,5 +1,6 @@
 //! `tapline` and the API client: with a daemon that plays recorded responses, and with `taplined` itself.
 
+mod console;
 mod follow;
 mod nouns;
 mod objects;

@@ -283,7 +283,7 @@ fn verbs_of_a_vm_ask_their_routes() {
         ok("POST", "vms", &vm(1, "web")),
         ok("GET", "vms", &[vm(1, "web")]),
         ok("POST", &format!("vms/{VM}/start"), &vm(1, "web")),
-        ok("POST", &format!("vms/{VM}/suspend"), &vm(1, "web")),
+        ok("POST", &format!("vms/{VM}/pause"), &vm(1, "web")),
         ok("POST", &format!("vms/{VM}/resume"), &vm(1, "web")),
         ok("POST", &format!("vms/{VM}/shutdown"), &vm(1, "web")),
         ok("GET", &format!("vms/{VM}"), &vm(1, "web")),
@@ -293,7 +293,7 @@ fn verbs_of_a_vm_ask_their_routes() {
     assert_eq!(out(&played.run(&create)), format!("{VM}\n"));
     let table = "UUID      NAME  POWER   MEMORY  VCPUS  DRIVER  PROBLEM\n00004a00  web   halted   1 GiB      2  qemu\n";
     assert_eq!(out(&played.run(&["vm", "list"])), table);
-    for verb in ["start", "suspend", "resume"] {
+    for verb in ["start", "pause", "resume"] {
         assert_eq!(out(&played.run(&["vm", verb, VM])), "");
     }
     assert_eq!(out(&played.run(&["vm", "shutdown", VM, "--timeout", "30"])), "");

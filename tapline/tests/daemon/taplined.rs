@@ -40,15 +40,32 @@ impl Daemon {
         std::fs::write(&config, text).unwrap();
         let process = spawn(&config, &directory.path().join("stderr"));
         let daemon = Daemon { directory, process };
-        while std::os::unix::net::UnixStream::connect(daemon.socket()).is_err() {
-            std::thread::sleep(std::time::Duration::from_millis(10));
-        }
+        daemon.wait_for();
         daemon
     }
 
     /// Where it listens.
     pub fn socket(&self) -> PathBuf {
         self.directory.path().join("run/taplined.sock")
+    }
+
+    /// Kills it, and starts its successor.
+    pub fn restart(&mut self) {
+        self.process.kill().and_then(|()| self.process.wait()).unwrap();
+        let path = |name: &str| self.directory.path().join(name);
+        self.process = spawn(&path("taplined.toml"), &path("stderr"));
+        self.wait_for();
+    }
+
+    fn wait_for(&self) {
+        while std::os::unix::net::UnixStream::connect(self.socket()).is_err() {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+    }
+
+    /// A directory of its own, for what a test needs.
+    pub fn directory(&self) -> &Path {
+        self.directory.path()
     }
 
     /// Its log.

@@ -113,7 +113,7 @@ fn room(connections: u32) -> Arc<Semaphore> {
 /// Serves HTTP until the connection ends; when the daemon stops, only until the current request is answered.
 async fn converse<IO, A, F>(stream: IO, answer: A, mut end: watch::Receiver<()>)
 where
-    IO: AsyncRead + AsyncWrite + Unpin,
+    IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     A: Fn(Request<Incoming>) -> F,
     F: Future<Output = Result<Response, Infallible>>,
 {
@@ -123,7 +123,7 @@ where
         let name = format!("the request {} {}", request.method(), request.uri().path());
         panics::during(name, answer(request))
     });
-    let mut connection = std::pin::pin!(http.serve_connection(TokioIo::new(stream), service));
+    let mut connection = std::pin::pin!(http.serve_connection(TokioIo::new(stream), service).with_upgrades());
     let done = tokio::select! {
         done = connection.as_mut() => done,
         _ = end.changed() => {

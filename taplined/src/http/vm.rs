@@ -1,10 +1,14 @@
 //! `/vms`.
 
-use api::{Name, ObjectKind, Power, Problem, Task, Vm, VmCreate, VmPatch, VmShutdown};
+use api::{Code, Name, ObjectKind, Power, Problem, Task, Vm, VmCreate, VmPatch, VmShutdown};
 use axum::Json;
-use axum::extract::State;
+use axum::body::Body as Content;
+use axum::extract::{Request, State};
 use axum::http::StatusCode;
-use axum::response::Response;
+use axum::http::header::{CONNECTION, CONTENT_TYPE, UPGRADE};
+use axum::response::{IntoResponse, Response};
+use hyper::upgrade::OnUpgrade;
+use hyper_util::rt::TokioIo;
 use jiff::Timestamp;
 use serde::Deserialize;
 use utoipa::IntoParams;
@@ -28,8 +32,9 @@ pub fn routes() -> OpenApiRouter<Daemon> {
         .routes(routes!(show, patch, destroy))
         .routes(routes!(start))
         .routes(routes!(shutdown))
-        .routes(routes!(suspend))
+        .routes(routes!(pause))
         .routes(routes!(resume))
+        .routes(routes!(console))
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
@@ -162,11 +167,11 @@ async fn shutdown(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<
 
 /// Pauses the guest of a VM, which stays in memory.
 #[utoipa::path(
-    post, path = "/vms/{uuid}/suspend", tag = "vm", operation_id = "vm_suspend", params(("uuid" = Uuid, Path)),
+    post, path = "/vms/{uuid}/pause", tag = "vm", operation_id = "vm_pause", params(("uuid" = Uuid, Path)),
     responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
-async fn suspend(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
-    begun(vm::suspend(&daemon, uuid).await?)
+async fn pause(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
+    begun(vm::pause(&daemon, uuid).await?)
 }
 
 /// Resumes the guest of a paused VM.
@@ -176,4 +181,61 @@ async fn suspend(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
 )]
 async fn resume(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
     begun(vm::resume(&daemon, uuid).await?)
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+struct Recent {
+    /// How many bytes of earlier output are sent at most; all that are kept, 65536, if omitted.
+    recent: Option<u32>,
+}
+
+/// Gets what a guest has written to its serial port lately. With the headers `Connection: Upgrade` and
+/// `Upgrade: tapline-console` the connection becomes the console: earlier output, then what the guest writes; what is
+/// sent is typed.
+#[utoipa::path(
+    get, path = "/vms/{uuid}/console", tag = "vm", operation_id = "vm_console", params(("uuid" = Uuid, Path), Recent),
+    responses(
+        (
+            status = 200, body = String, content_type = "application/octet-stream",
+            example = json!("Debian GNU/Linux 13 web ttyS0\r\n\r\nweb login: ")
+        ),
+        (status = 101, description = "The connection is the console from now on"),
+        (status = "4XX", body = Problem), (status = "5XX", body = Problem)
+    )
+)]
+async fn console(
+    State(daemon): State<Daemon>,
+    Id(uuid): Id,
+    Asked(Recent { recent }): Asked<Recent>,
+    mut request: Request,
+) -> Result<Response, Refusal> {
+    let vm = daemon.catalogue.read(move |view| view.vm(uuid)).await?;
+    let guest = daemon.vms.at_console(&vm)?;
+    let recent = recent.map_or(vm::KEPT, |recent| usize::try_from(recent).unwrap_or(vm::KEPT));
+    let wanted = request.headers().get(UPGRADE);
+    let Some(console) = &guest.console else { return Err(Problem::new(Code::State, "it has no console").into()) };
+    if wanted.is_none_or(|wanted| wanted != api::CONSOLE_PROTOCOL) {
+        return Ok(([(CONTENT_TYPE, "application/octet-stream")], console.recent(recent)).into_response());
+    }
+    let Some(connection) = request.extensions_mut().remove::<OnUpgrade>() else {
+        let what = format!("cannot open the console of VM {uuid}: the connection cannot become one");
+        return Err(Problem::new(Code::Invalid, what).advise("send 'Connection: Upgrade' with HTTP/1.1").into());
+    };
+    let Some(seat) = console.seat() else {
+        let what = format!("cannot open the console of VM '{}' ({uuid}): too many clients have it open", vm.name);
+        return Err(Problem::new(Code::Overloaded, what).advise("close one of them").into());
+    };
+    tokio::spawn(async move {
+        let Some(console) = &guest.console else { return };
+        let shown = match connection.await {
+            Ok(viewer) => console.show(TokioIo::new(viewer), recent, seat).await,
+            Err(error) => Err(std::io::Error::other(error)),
+        };
+        if let Err(error) = shown {
+            tracing::debug!(vm = %uuid, %error, "a client of its console is gone");
+        }
+    });
+    let headers = [(CONNECTION, "upgrade"), (UPGRADE, api::CONSOLE_PROTOCOL)];
+    Ok((StatusCode::SWITCHING_PROTOCOLS, headers, Content::empty()).into_response())
 }

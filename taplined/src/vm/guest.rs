@@ -14,6 +14,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::watch;
 use uuid::Uuid;
 
+use super::console::Console;
 use super::domain;
 use super::machine::RunningVm;
 use crate::task::blocking;
@@ -26,6 +27,8 @@ pub struct Guest {
     process: Option<VmProcess>,
     machine: Mutex<RunningVm>,
     end: End,
+    /// What its guest writes to the serial port, unless that goes elsewhere.
+    pub console: Option<Console>,
 }
 
 /// How its end is noticed.
@@ -39,7 +42,7 @@ enum End {
 
 impl Guest {
     /// Wraps a machine that QEMU runs. One that cannot be watched is returned unchanged.
-    pub fn of_qemu(vm: Uuid, machine: QemuVm) -> Result<Guest, (QemuVm, Problem)> {
+    pub fn of_qemu(vm: Uuid, mut machine: QemuVm) -> Result<Guest, (QemuVm, Problem)> {
         // The function is deprecated for types that may return a different descriptor each time; the replacement is
         // unsafe because of those.
         #[allow(deprecated, reason = "an OwnedFd has one descriptor")]
@@ -49,8 +52,15 @@ impl Guest {
         let watched = watched.map_err(|error| Problem::failed(&tried, error));
         match watched.and_then(|pidfd| Ok((pidfd, process(vm, machine.identity())?))) {
             Ok((pidfd, process)) => {
+                let console = machine.take_console().and_then(|stream| match Console::follow(stream) {
+                    Ok(console) => Some(console),
+                    Err(error) => {
+                        tracing::warn!(%vm, %error, "cannot follow its console");
+                        None
+                    }
+                });
                 let machine = Mutex::new(RunningVm::qemu(vm, machine));
-                Ok(Guest { vm, process: Some(process), machine, end: End::Process(pidfd) })
+                Ok(Guest { vm, process: Some(process), machine, end: End::Process(pidfd), console })
             }
             Err(problem) => Err((machine, problem)),
         }
@@ -59,7 +69,7 @@ impl Guest {
     /// Wraps a domain and watches for its end.
     pub fn of_domain(vm: Uuid, domain: XenDomain) -> Guest {
         let end = End::Domain(domain::follow(vm, domain.clone()));
-        Guest { vm, process: None, machine: Mutex::new(RunningVm::xen(vm, domain)), end }
+        Guest { vm, process: None, machine: Mutex::new(RunningVm::xen(vm, domain)), end, console: None }
     }
 
     /// Its process, as recorded in the catalogue. A domain has none.

@@ -1,6 +1,7 @@
 //! Converts a VM of the catalogue into its driver's form; errors name the field of the request that is at fault.
 
 use ::vm::qemu::accelerator::Accelerator;
+use ::vm::qemu::console::CONSOLE;
 use ::vm::qemu::hardware::{self, Disk, Hardware, HardwareError};
 use ::vm::qemu::platform::{Platform, PlatformError};
 use ::vm::qemu::slots::Position;
@@ -8,6 +9,7 @@ use ::vm::xen::config::{self as domain, ConfigError};
 use api::{Boot, Code, Driver, Problem, Vbd, Vm};
 use uuid::Uuid;
 
+use super::directory::vm_directory;
 use crate::config::Config;
 use crate::disk::paths::DiskPaths;
 
@@ -19,7 +21,7 @@ pub fn check(config: &Config, vm: &Vm) -> Result<(), Problem> {
     if vm.driver == Driver::Xen {
         return domain_of(vm)?.text().map(drop).map_err(|error| refused_by_xen(&error));
     }
-    let mut hardware = without_disks(vm)?;
+    let mut hardware = without_disks(config, vm)?;
     // Which disk it boots from is determined at the start.
     let stand_in = DiskPaths::of(config, Uuid::nil()).transport(api::Transport::VhostUser);
     hardware.disks.extend(position(0).map(|position| Disk {
@@ -45,7 +47,7 @@ pub fn of(config: &Config, vm: &Vm, vbds: &[Vbd]) -> Result<Plan, Problem> {
     if vm.driver == Driver::Xen {
         return domain_of(vm).map(Plan::Xen);
     }
-    let mut hardware = without_disks(vm)?;
+    let mut hardware = without_disks(config, vm)?;
     hardware.disks = vbds.iter().map(|vbd| disk(config, vbd)).collect::<Result<_, _>>()?;
     hardware.check().map_err(|error| refused(&error))?;
     Ok(Plan::Qemu(Box::new(hardware)))
@@ -110,7 +112,7 @@ fn position(number: u8) -> Option<Position> {
     Position::new(number)
 }
 
-fn without_disks(vm: &Vm) -> Result<Hardware, Problem> {
+fn without_disks(config: &Config, vm: &Vm) -> Result<Hardware, Problem> {
     let memory_mib = whole_mib(vm)?;
     let pairs = vm.platform.iter().map(|(key, value)| (key.as_str(), value.as_str()));
     let platform = Platform::parse(pairs).map_err(|error| refused(&error.into()))?;
@@ -131,7 +133,11 @@ fn without_disks(vm: &Vm) -> Result<Hardware, Problem> {
         accelerator: Accelerator::Tcg,
         boot,
         disks: Vec::new(),
-        console: None,
+        // The serial port, unless the user has said where that goes.
+        console: (!vm.platform.contains_key("hvm_serial")).then(|| hardware::Console {
+            device: hardware::ConsoleDevice::Serial,
+            to: hardware::ConsoleTo::Socket(vm_directory(config, vm.uuid).join(CONSOLE)),
+        }),
         platform,
     })
 }

@@ -100,7 +100,7 @@ fn found(daemon: &Daemon, vbd: &Vbd) -> Option<Arc<Guest>> {
 async fn expected(daemon: &Daemon, vbd: &Vbd) -> Result<Option<Arc<Guest>>, Problem> {
     let Some(vm) = vbd.vm.filter(|_| vbd.transport != Transport::Nbd) else { return Ok(None) };
     match daemon.catalogue.read(move |view| view.vm(vm)).await?.power {
-        Power::Running | Power::Suspended => recover::reach(daemon, vm).await.map(Some),
+        Power::Running | Power::Paused => recover::reach(daemon, vm).await.map(Some),
         Power::Halted | Power::Starting | Power::Stopping => Ok(daemon.vms.guest(vm)),
     }
 }

@@ -33,7 +33,7 @@ const TO_POWER_OFF: Duration = Duration::from_secs(60);
 pub async fn recover(daemon: &Daemon, plugged_since: &BTreeSet<Uuid>) -> Result<(), Problem> {
     let vms = daemon.catalogue.read(|view| Ok((view.vms()?, view.may_be_older()?)));
     let (vms, older) = vms.await?;
-    let runs = |vm: &&Vm| matches!(vm.power, Power::Running | Power::Suspended | Power::Stopping);
+    let runs = |vm: &&Vm| matches!(vm.power, Power::Running | Power::Paused | Power::Stopping);
     let of = |chosen: &dyn Fn(&Vm) -> bool| vms.iter().filter(|vm| chosen(vm)).map(|vm| vm.uuid).collect();
     let run: BTreeSet<Uuid> = of(&|vm| runs(&vm));
     // What a VM was about to become at the time of an older catalogue says nothing about a machine that runs now.
@@ -243,8 +243,8 @@ fn is_ending(identity: &Identity) -> bool {
 async fn record(daemon: &Daemon, vm: Uuid, paused: bool) -> Result<(), Problem> {
     let recorded = daemon.catalogue.write(move |tx| match tx.vm(vm)?.power {
         Power::Stopping | Power::Starting | Power::Halted => Ok(()),
-        Power::Running | Power::Suspended if paused => tx.set_vm_power(vm, Power::Suspended, None),
-        Power::Running | Power::Suspended => tx.set_vm_power(vm, Power::Running, None),
+        Power::Running | Power::Paused if paused => tx.set_vm_power(vm, Power::Paused, None),
+        Power::Running | Power::Paused => tx.set_vm_power(vm, Power::Running, None),
     });
     recorded.await
 }

@@ -1,4 +1,4 @@
-//! `vm-shutdown`, `vm-suspend`, `vm-resume`: operations on a running machine.
+//! `vm-shutdown`, `vm-pause`, `vm-resume`: operations on a running machine.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -24,9 +24,9 @@ pub async fn shutdown(daemon: &Daemon, vm: Uuid, asked: VmShutdown) -> Result<Ta
     let power = daemon.catalogue.read(move |view| view.vm(vm)).await?.power;
     let operation = match (power, daemon.vms.begin(vm)) {
         (Power::Halted, _) => return Err(wrong(vm, "is already halted")),
-        (Power::Suspended, Ok(_)) if !asked.force => {
+        (Power::Paused, Ok(_)) if !asked.force => {
             let advice = "resume it first, or shut it down with force";
-            return Err(wrong(vm, "is suspended, so its guest cannot react").advise(advice));
+            return Err(wrong(vm, "is paused, so its guest cannot react").advise(advice));
         }
         (_, Ok(operation)) => Some(operation),
         (_, Err(_)) if asked.force => None,
@@ -104,7 +104,7 @@ async fn as_before(daemon: &Daemon, vm: Uuid) -> Power {
         Some(guest) => guest.tell(RunningVm::is_paused).await.unwrap_or(false),
         None => false,
     };
-    if paused { Power::Suspended } else { Power::Running }
+    if paused { Power::Paused } else { Power::Running }
 }
 
 /// Presses the power button, and waits until the guest has powered off or the time is over.
@@ -125,13 +125,13 @@ async fn ask(guest: &Arc<Guest>, patience: Duration) -> Result<(), Problem> {
 }
 
 /// Holds a guest, in memory: a task.
-pub async fn suspend(daemon: &Daemon, vm: Uuid) -> Result<Task, Problem> {
-    change(daemon, vm, "vm-suspend", Power::Running, Power::Suspended, RunningVm::pause).await
+pub async fn pause(daemon: &Daemon, vm: Uuid) -> Result<Task, Problem> {
+    change(daemon, vm, "vm-pause", Power::Running, Power::Paused, RunningVm::pause).await
 }
 
 /// Resumes a guest, as a task.
 pub async fn resume(daemon: &Daemon, vm: Uuid) -> Result<Task, Problem> {
-    change(daemon, vm, "vm-resume", Power::Suspended, Power::Running, RunningVm::resume).await
+    change(daemon, vm, "vm-resume", Power::Paused, Power::Running, RunningVm::resume).await
 }
 
 /// A change to a machine.
@@ -147,7 +147,7 @@ async fn change(
 ) -> Result<Task, Problem> {
     let operation = daemon.vms.begin(vm)?;
     if daemon.catalogue.read(move |view| view.vm(vm)).await?.power != from {
-        return Err(wrong(vm, if from == Power::Running { "is not running" } else { "is not suspended" }));
+        return Err(wrong(vm, if from == Power::Running { "is not running" } else { "is not paused" }));
     }
     let guest = recover::reach(daemon, vm).await?;
     let at_work = daemon.clone();

@@ -91,8 +91,8 @@ fn a_vm_starts_pauses_resumes_and_ends_with_its_disks() {
     let twice = daemon.post(&format!("{vm}/start"), json!({})).1;
     assert_eq!((&twice["code"], daemon.delete(&vm).1["code"].as_str()), (&json!("state"), Some("state")));
     assert_eq!(daemon.patch(&vm, json!({ "vcpus": 3 })).1["code"], "state");
-    assert_eq!(daemon.done(daemon.post(&format!("{vm}/suspend"), json!({})))["power"], "suspended");
-    assert_eq!(daemon.post(&format!("{vm}/suspend"), json!({})).1["code"], "state");
+    assert_eq!(daemon.done(daemon.post(&format!("{vm}/pause"), json!({})))["power"], "paused");
+    assert_eq!(daemon.post(&format!("{vm}/pause"), json!({})).1["code"], "state");
     assert_eq!(daemon.post(&format!("{vm}/shutdown"), json!({})).1["code"], "state");
     assert_eq!(daemon.done(daemon.post(&format!("{vm}/resume"), json!({})))["power"], "running");
     assert_eq!(daemon.get(&vm).1["pid"], running["pid"]);
@@ -139,7 +139,7 @@ fn invalid_vms_are_refused_by_field() {
     assert_eq!(power(&daemon, &vm), "halted");
     let nbd = json!({ "vdi": vdis[0], "vm": vm.trim_start_matches("/vms/"), "transport": "nbd" });
     assert_eq!(daemon.post("/vbds", nbd).1["field"], "transport");
-    for verb in ["suspend", "resume", "shutdown"] {
+    for verb in ["pause", "resume", "shutdown"] {
         assert_eq!(daemon.post(&format!("{vm}/{verb}"), json!({})).1["code"], "state", "{verb}");
     }
 }
@@ -224,9 +224,9 @@ fn a_machine_outlives_the_daemon_and_is_reattached() {
     nothing_leaked(&daemon);
     // Its monitor is used: a disk is plugged, and it is paused, which the next daemon detects.
     plug(&daemon, &add_disk(&daemon, &vm, &vdis[1]));
-    daemon.done(daemon.post(&format!("{vm}/suspend"), json!({})));
+    daemon.done(daemon.post(&format!("{vm}/pause"), json!({})));
     daemon.restart();
-    assert_eq!((power(&daemon, &vm).as_str(), &daemon.get(&vm).1["pid"]), ("suspended", &before["pid"]));
+    assert_eq!((power(&daemon, &vm).as_str(), &daemon.get(&vm).1["pid"]), ("paused", &before["pid"]));
     daemon.done(daemon.post(&format!("{vm}/resume"), json!({})));
     kill(&before["pid"]);
     wait_until("it is halted", || power(&daemon, &vm) == "halted");
@@ -533,7 +533,7 @@ fn a_machine_keeps_its_disk_connection_across_upgrades() {
     for _ in 0..4 {
         daemon.done(daemon.post(&format!("{vbd}/upgrade"), json!({})));
         // QEMU stops the disk's rings and starts them again, with whatever process serves by then.
-        daemon.done(daemon.post(&format!("{vm}/suspend"), json!({})));
+        daemon.done(daemon.post(&format!("{vm}/pause"), json!({})));
         daemon.done(daemon.post(&format!("{vbd}/upgrade"), json!({})));
         daemon.done(daemon.post(&format!("{vm}/resume"), json!({})));
         let (now, machine) = (daemon.get(&vbd).1, daemon.get(&vm).1);
@@ -560,7 +560,7 @@ fn a_drain_shuts_down_vms_before_their_disks() {
     let (runs, held) = (machine(&daemon, &vdis[..1]), machine(&daemon, &vdis[1..]));
     start(&daemon, &runs);
     start(&daemon, &held);
-    daemon.done(daemon.post(&format!("{held}/suspend"), json!({})));
+    daemon.done(daemon.post(&format!("{held}/pause"), json!({})));
     let drained = daemon.done(daemon.post("/host/drain", json!({ "timeout": 1 })));
     assert_eq!(drained["forced"], 0, "a disk was taken from under a machine\n{}", daemon.log());
     assert_eq!([power(&daemon, &runs), power(&daemon, &held)], ["halted"; 2]);

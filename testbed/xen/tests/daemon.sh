@@ -57,7 +57,7 @@ expect "what the second disk holds" "$(hash_of /images/out/second.raw)" "$(said 
 done_by "plug again" vbd plug "$other"
 wait_said "$vm" plugged=2 120
 
-done_by "suspend" vm suspend guest
+done_by "pause" vm pause guest
 before=$(rounds "$vm")
 sleep 3
 expect "rounds while it is held" "$(rounds "$vm")" "$before"

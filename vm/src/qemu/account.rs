@@ -10,6 +10,7 @@ use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 
+use super::console::CONSOLE;
 use super::hardware::{Boot, Console, ConsoleTo, Hardware};
 use super::platform::{Dvd, Platform, Port};
 
@@ -88,7 +89,7 @@ impl Means {
                 Some(Console { device, to: ConsoleTo::Log(means.open(Use::Append, path)) })
             }
             Some(Console { device, to: ConsoleTo::Socket(path) }) => {
-                Some(Console { device, to: ConsoleTo::Socket(socket(&path, "console", directory)?) })
+                Some(Console { device, to: ConsoleTo::Socket(socket(&path, CONSOLE, directory)?) })
             }
             None => None,
         };

@@ -3,6 +3,7 @@
 pub mod accelerator;
 pub mod account;
 pub mod command_line;
+pub mod console;
 pub mod hardware;
 mod hear;
 pub mod machine;

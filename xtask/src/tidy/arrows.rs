@@ -40,7 +40,11 @@ const ARROWS: &[Arrow] = &[
         may_use: &["arguments", "control", "disk", "logging", "memory", "plan", "uring", "transport", "vm", "xen"],
         tests_may_use: &["sim", "testkit"],
     },
-    Arrow { package: "tapline", may_use: &["api", "arguments", "control", "logging", "vm", "xen"], tests_may_use: &[] },
+    Arrow {
+        package: "tapline",
+        may_use: &["api", "arguments", "control", "logging", "vm", "xen"],
+        tests_may_use: &["testkit"],
+    },
     Arrow { package: "testkit", may_use: &[], tests_may_use: &[] },
     Arrow { package: "testbed", may_use: &["control", "sim", "vm"], tests_may_use: &[] },
     Arrow { package: "model", may_use: &["sim", "testbed", "testkit"], tests_may_use: &[] },

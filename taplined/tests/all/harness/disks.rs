@@ -120,7 +120,7 @@ fn wrong_machines(daemon: &Taplined) -> String {
     let vms = daemon.get("/vms").1;
     let vms = vms.as_array().unwrap();
     let running: Vec<&Value> = vms.iter().filter(|vm| vm["power"] != "halted").collect();
-    let settled = running.iter().all(|vm| ["running", "suspended"].contains(&vm["power"].as_str().unwrap()));
+    let settled = running.iter().all(|vm| ["running", "paused"].contains(&vm["power"].as_str().unwrap()));
     let known: BTreeSet<u32> = running.iter().filter_map(|vm| vm["pid"].as_u64()?.try_into().ok()).collect();
     let halted = vms.iter().filter(|vm| vm["power"] == "halted");
     let forgotten = halted.into_iter().all(|vm| vm["pid"].is_null() && vm["handle"].is_null());

@@ -11,6 +11,7 @@ mod launch;
 
 use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, ExitStatus};
 use std::thread;
@@ -24,7 +25,8 @@ use self::error::{monitor, process};
 use self::launch::Files;
 use super::account::{Account, Means, NotReady};
 use super::command_line::{without_sandbox, words};
-use super::hardware::Hardware;
+use super::console;
+use super::hardware::{Console, ConsoleTo, Hardware};
 use super::process::{Identity, Process};
 use super::version::Version;
 use crate::qmp::{Client, Event, QmpError};
@@ -56,6 +58,8 @@ pub struct QemuVm {
     vcpus: u16,
     /// Not known of one that was found again.
     sandboxed: bool,
+    /// The connection to its console, until it is taken.
+    console: Option<UnixStream>,
 }
 
 /// The state of a machine.
@@ -133,7 +137,10 @@ impl QemuVm {
         };
         let process = starting.process()?;
         let child = starting.0.take();
-        let mut machine = Self { process, child, client, files, vcpus: hardware.vcpus, sandboxed };
+        let has_console = matches!(hardware.console, Some(Console { to: ConsoleTo::Socket(_), .. }));
+        // Before the guest runs: QEMU keeps nothing of what it writes.
+        let console = if has_console { console::connect(directory, process.identity().pid) } else { None };
+        let mut machine = Self { process, child, client, files, vcpus: hardware.vcpus, sandboxed, console };
         if let Err(error) = machine.resume() {
             machine.kill()?;
             return Err(error);
@@ -154,7 +161,8 @@ impl QemuVm {
             let (path, expected) = (files.monitor, identity.pid);
             return Err(MachineError::NotIts { path, found: listener, expected });
         }
-        let mut machine = Self { process, child: None, client, files, vcpus: 0, sandboxed: true };
+        let console = console::connect(directory, identity.pid);
+        let mut machine = Self { process, child: None, client, files, vcpus: 0, sandboxed: true, console };
         let processors = machine.command("count its processors", "query-cpus-fast", &json!({}))?;
         machine.vcpus = processors.as_array().and_then(|list| u16::try_from(list.len()).ok()).unwrap_or(1);
         Ok(machine)
@@ -255,6 +263,12 @@ impl QemuVm {
     /// Whether the QEMU that we started filters its own system calls: one built without support does not.
     pub fn is_sandboxed(&self) -> bool {
         self.sandboxed
+    }
+
+    /// The connection to the guest's console: what the guest writes there is lost while nothing reads it. `None` if it
+    /// has no console in the machine's directory, or if it was taken before.
+    pub fn take_console(&mut self) -> Option<UnixStream> {
+        self.console.take()
     }
 
     /// Where QEMU's messages go.

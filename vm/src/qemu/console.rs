@@ -1,0 +1,47 @@
+//! The connection to a guest's console, which is a socket in its machine's directory.
+//!
+//! It knows nothing about what is written there. Invariant: what is connected to is the machine's own QEMU, whatever
+//! its user has put in the socket's place.
+
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+use rustix::net::sockopt::socket_peercred;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect as connect_to, socket_with};
+
+/// The name of the socket.
+pub const CONSOLE: &str = "console";
+
+/// Connects to the console of the QEMU with this pid; `None` if there is none, or if another program is connected to it
+/// and one more waits.
+pub(super) fn connect(directory: &Path, pid: i32) -> Option<UnixStream> {
+    let connected = || {
+        // It does not wait for a listener whose queue is full, as the standard library would.
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        connect_to(&socket, &SocketAddrUnix::new(directory.join(CONSOLE))?)?;
+        let listener = socket_peercred(&socket)?.pid.as_raw_nonzero().get();
+        Ok::<_, io::Error>((listener == pid).then(|| UnixStream::from(socket)))
+    };
+    connected().ok().flatten()
+}
+
+#[cfg(test)]
+mod test {
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    #[test]
+    fn only_the_socket_of_the_process_itself_is_connected_to() {
+        let room = tempfile::tempdir().unwrap();
+        let own = i32::try_from(std::process::id()).unwrap();
+        assert!(connect(room.path(), own).is_none());
+        let listener = UnixListener::bind(room.path().join(CONSOLE)).unwrap();
+        assert!(connect(room.path(), own).is_some());
+        assert!(connect(room.path(), 1).is_none());
+        drop(listener);
+        assert!(connect(room.path(), own).is_none());
+    }
+}

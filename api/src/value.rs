@@ -86,7 +86,9 @@ impl TryFrom<u64> for Size {
     fn try_from(bytes: u64) -> Result<Size, String> {
         match bytes {
             0 => Err("a size must be greater than zero".into()),
-            bytes if bytes % 512 != 0 => Err(format!("a size must be a multiple of 512 bytes, which {bytes} is not")),
+            bytes if bytes % 512 != 0 => {
+                Err(format!("a size in bytes must be a multiple of 512, which {bytes} is not"))
+            }
             bytes if bytes > 1 << 62 => Err(format!("a size must be at most 2^62 bytes, not {bytes}")),
             bytes => Ok(Size(bytes)),
         }

@@ -214,6 +214,9 @@ pub struct VdiImport {
     pub path: AbsolutePath,
     /// Format of the file; it is never guessed.
     pub source_format: ImageFormat,
+    /// Whether a file that is raw is taken for that although it looks like an image of another format.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub really_raw: bool,
     /// Format of the VDI; the repository's default if omitted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub format: Option<ImageFormat>,

@@ -65,16 +65,16 @@ pub struct Create {
     #[arg(long, conflicts_with = "handed")]
     pub force: bool,
     /// Size of the disk [default: the parent's size]; a child may be larger than its parent
-    #[arg(long, required_unless_present = "parent")]
+    #[arg(long, allow_hyphen_values = true, required_unless_present = "parent")]
     pub size: Option<Size>,
     /// Allocate the whole disk now (fixed VHD)
     #[arg(long, conflicts_with = "parent")]
     pub fixed: bool,
     /// Block size of a VHD: a power of two from 512K to 16M [default: 2M, or the parent's]
-    #[arg(long, value_name = "SIZE", conflicts_with = "fixed")]
+    #[arg(long, allow_hyphen_values = true, value_name = "SIZE", conflicts_with = "fixed")]
     pub block_size: Option<Size>,
     /// Cluster size of a qcow2 image: a power of two from 64K to 2M [default: 64K, or the parent's if larger]
-    #[arg(long, value_name = "SIZE", conflicts_with_all = ["fixed", "block_size"])]
+    #[arg(long, allow_hyphen_values = true, value_name = "SIZE", conflicts_with_all = ["fixed", "block_size"])]
     pub cluster_size: Option<Size>,
     /// Create a child of this image; repeat for its parents, from the top down
     #[arg(long, value_name = "FORMAT:PATH")]
@@ -101,6 +101,10 @@ pub struct Info {
     /// Where its files come from.
     #[command(flatten)]
     pub handing: Handing,
+    /// Refuse a raw image that looks like one of another format, although its file is handed over: it is new to the
+    /// program that does.
+    #[arg(long, hide = true)]
+    pub unknown: bool,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -167,10 +171,10 @@ pub struct Convert {
     #[arg(long)]
     pub fixed: bool,
     /// Block size of a VHD target [default: 2M]
-    #[arg(long, value_name = "SIZE", conflicts_with = "fixed")]
+    #[arg(long, allow_hyphen_values = true, value_name = "SIZE", conflicts_with = "fixed")]
     pub block_size: Option<Size>,
     /// Cluster size of a qcow2 target [default: 64K]
-    #[arg(long, value_name = "SIZE", conflicts_with_all = ["fixed", "block_size"])]
+    #[arg(long, allow_hyphen_values = true, value_name = "SIZE", conflicts_with_all = ["fixed", "block_size"])]
     pub cluster_size: Option<Size>,
     /// Verify the copy by reading both afterwards
     #[arg(long)]
@@ -304,7 +308,7 @@ pub struct Resize {
     /// The image; new space reads as zeroes
     pub image: ImageName,
     /// The new size, at least the current one
-    #[arg(long)]
+    #[arg(long, allow_hyphen_values = true)]
     pub size: Size,
     /// Where its files come from.
     #[command(flatten)]

@@ -2,6 +2,7 @@
 //! destroy them. They are refused by what they begin or end with, which is never used to choose a format.
 //!
 //! A daemon's process does not ask: the catalogue knows the format, and a guest may write to its disk what it likes.
+//! Only an image that is new to the catalogue is looked at.
 
 use std::sync::OnceLock;
 
@@ -29,6 +30,14 @@ const BEGINNINGS: [(&[u8], &str); 6] = [
 const FOOTER: &[u8] = b"conectix";
 const SECTOR: u64 = 512;
 
+/// Whether images whose files were handed over are looked at as well.
+static LOOK: OnceLock<()> = OnceLock::new();
+
+/// From now on images whose files were handed over are looked at as well.
+pub fn look_at_all() {
+    LOOK.get_or_init(|| ());
+}
+
 /// From now on raw images are what they are called.
 pub fn trust_raw() {
     REALLY_RAW.get_or_init(|| ());
@@ -36,7 +45,7 @@ pub fn trust_raw() {
 
 /// Refuses a raw image that another format's programs would take for one of theirs.
 pub fn refuse(name: &ImageName, file: &mut ImageFile) -> Result<(), Failure> {
-    if files::are_handed() || REALLY_RAW.get().is_some() {
+    if files::are_handed() && LOOK.get().is_none() || REALLY_RAW.get().is_some() {
         return Ok(());
     }
     let read = |file: &mut ImageFile, at: u64| -> Option<Vec<u8>> {

@@ -20,6 +20,7 @@ use rustix::fs::FallocateFlags;
 use uring::{Cache, ImageFile, OpenOptions};
 
 use crate::failure::Failure;
+use crate::file_identity::FileIdentity;
 use crate::files::{self, beside};
 use crate::log::say;
 use crate::uuid;
@@ -58,6 +59,17 @@ pub struct Identity {
     pub uuid: [u8; 16],
     /// The creation time in seconds since 1970, if the format records it.
     pub created: Option<u64>,
+}
+
+/// Refuses to create an image in place of one that it is made from.
+pub fn must_differ<'a>(target: &ImageName, sources: impl IntoIterator<Item = &'a ImageName>) -> Result<(), Failure> {
+    let Some(there) = FileIdentity::of(target) else { return Ok(()) };
+    match sources.into_iter().find(|source| FileIdentity::of(source) == Some(there)) {
+        None => Ok(()),
+        Some(source) => Err(Failure::new(format!("create {target}"), format!("it is the file of {source} itself"))
+            .advise("give the new image another name")
+            .of_kind(Kind::Invalid)),
+    }
 }
 
 /// A file that is removed again unless it is kept.

@@ -20,7 +20,7 @@ pub struct Attach {
     #[arg(long)]
     vm: Option<String>,
     /// Make the disk first, of this size
-    #[arg(long, value_name = "SIZE", value_parser = word::size)]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true, value_parser = word::size)]
     new: Option<Size>,
     /// With --new: the repository [default: the only one]
     #[arg(long, requires = "new")]

@@ -92,7 +92,7 @@ pub struct Create {
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     description: Description,
     /// Bytes to keep free: operations that would use them are refused
-    #[arg(long, value_name = "SIZE", value_parser = word::bytes, default_value = "0")]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true, value_parser = word::bytes, default_value = "0")]
     reserve: u64,
     /// Default format of new disks [default: depends on the file system]
     #[arg(long, value_name = "FORMAT", value_parser = word::one_of::<ImageFormat>(&word::FORMATS))]
@@ -115,7 +115,7 @@ pub struct Introduce {
     #[arg(long, value_name = "TEXT")]
     description: Option<Description>,
     /// Bytes to keep free
-    #[arg(long, value_name = "SIZE", value_parser = word::bytes, default_value = "0")]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true, value_parser = word::bytes, default_value = "0")]
     reserve: u64,
     #[command(flatten)]
     waiting: Waiting,
@@ -149,7 +149,7 @@ pub struct Set {
     #[arg(long, value_name = "TEXT")]
     description: Option<Description>,
     /// Bytes to keep free from now on
-    #[arg(long, value_name = "SIZE", value_parser = word::bytes)]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true, value_parser = word::bytes)]
     reserve: Option<u64>,
 }
 

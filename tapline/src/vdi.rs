@@ -48,7 +48,7 @@ pub enum Verb {
         /// Name or UUID prefix
         vdi: String,
         /// New size seen by the guest; cannot be smaller than the current size
-        #[arg(long, value_parser = word::size, required_unless_present = "old_size")]
+        #[arg(long, allow_hyphen_values = true, value_parser = word::size, required_unless_present = "old_size")]
         size: Option<api::Size>,
         /// The same, as earlier versions had it
         #[arg(value_name = "SIZE", value_parser = word::size, conflicts_with = "size", hide = true)]

@@ -6,7 +6,7 @@ mod create;
 mod devices;
 mod run;
 
-use api::{Autostart, Description, Name, Problem, Size, Vm, VmPatch, VmShutdown};
+use api::{Autostart, Code, Description, Name, Problem, Size, Vm, VmPatch, VmShutdown};
 use control::size::readable;
 
 use crate::column::Column;
@@ -77,6 +77,12 @@ pub enum Verb {
     },
     /// Hold a machine's guest in memory until it is resumed
     Pause(One),
+    /// No longer this
+    #[command(hide = true)]
+    Suspend {
+        /// Name or UUID prefix
+        vm: String,
+    },
     /// Resume a paused machine
     Resume(One),
     /// Remove a halted machine and its block devices; its disks stay
@@ -113,7 +119,7 @@ pub struct Set {
     #[arg(long, value_name = "TEXT")]
     description: Option<Description>,
     /// Memory, a multiple of 1 MiB
-    #[arg(long, value_name = "SIZE", value_parser = word::size)]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true, value_parser = word::size)]
     memory: Option<Size>,
     /// Number of processors
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..))]
@@ -189,6 +195,10 @@ impl Verb {
             }
             Verb::Pause(One { vm, waiting }) => {
                 session.did(client.vm_pause(session.vm(&vm).await?).await?, waiting).await
+            }
+            Verb::Suspend { vm } => {
+                let what = format!("cannot suspend the vm '{vm}': a guest cannot be saved to a disk yet");
+                Err(Problem::new(Code::Unsupported, what).advise("hold it in memory with 'tapline vm pause'"))
             }
             Verb::Resume(One { vm, waiting }) => {
                 session.did(client.vm_resume(session.vm(&vm).await?).await?, waiting).await

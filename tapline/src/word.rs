@@ -50,7 +50,11 @@ pub fn json(value: &impl Serialize) -> Result<String, Problem> {
 
 /// Parses the size of a disk or of memory: `10G`.
 pub fn size(word: &str) -> Result<api::Size, String> {
-    bytes(word)?.try_into()
+    let bytes = bytes(word)?;
+    bytes.try_into().map_err(|why: String| match word.bytes().all(|digit| digit.is_ascii_digit()) && bytes > 0 {
+        true => format!("{why}; {word}G is {word} GiB"),
+        false => why,
+    })
 }
 
 /// Parses a number of bytes: `10G`, or 0.

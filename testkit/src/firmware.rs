@@ -77,3 +77,26 @@ pub fn answers_at_the_serial_port() -> [u8; SECTOR] {
     bytes[SECTOR - 2..].copy_from_slice(&[0x55, 0xaa]);
     bytes
 }
+
+/// A DVD from which a boot sector is booted: El Torito 1.0, without emulation of a floppy disk.
+pub fn dvd(boot: [u8; SECTOR]) -> Vec<u8> {
+    const BLOCK: usize = 2048;
+    const CATALOGUE: u8 = 19;
+    const BOOT: u8 = 20;
+    let mut bytes = vec![0; BLOCK * (usize::from(BOOT) + 1)];
+    let mut put = |block: u8, at: usize, what: &[u8]| {
+        let from = usize::from(block) * BLOCK + at;
+        bytes[from..from + what.len()].copy_from_slice(what);
+    };
+    // Volume descriptors (ECMA-119, 8): the primary one, the boot record, and the end of the set.
+    put(16, 0, b"\x01CD001\x01");
+    put(17, 0, b"\0CD001\x01EL TORITO SPECIFICATION");
+    put(17, 0x47, &[CATALOGUE]);
+    put(18, 0, b"\xffCD001\x01");
+    // The validation entry, whose words add up to zero, and the entry of the boot sector.
+    put(CATALOGUE, 0, &[1]);
+    put(CATALOGUE, 28, &[0xaa, 0x55, 0x55, 0xaa]);
+    put(CATALOGUE, 32, &[0x88, 0, 0, 0, 0, 0, 1, 0, BOOT]);
+    put(BOOT, 0, &boot);
+    bytes
+}

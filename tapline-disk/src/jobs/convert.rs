@@ -19,7 +19,7 @@ use crate::progress::Progress;
 use crate::runner::Runner;
 use crate::signals::Signal;
 use crate::stream::{Chunk, Stream, Unreadable, join, stored_runs};
-use crate::target::{Plan, Shape, Target};
+use crate::target::{self, Plan, Shape, Target};
 use arguments::Convert;
 
 /// Writes in flight at most.
@@ -49,6 +49,7 @@ const LISTED: usize = 20;
 /// Runs the job.
 pub fn run(convert: &Convert) -> Result<Exit, Failure> {
     let mut stop = Signal::to_stop().map_err(|error| Failure::new("handle SIGTERM", error))?;
+    target::must_differ(&convert.target, std::iter::once(&convert.source).chain(&convert.parents.names))?;
     let source = open_source(convert)?;
     let len = source.geometry().map_or(0, |geometry| geometry.len);
     let target = Target::create_anywhere(&convert.target, &plan(convert, len)?, convert.force)?;

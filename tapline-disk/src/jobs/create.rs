@@ -67,6 +67,9 @@ fn plan_alone(create: &Create, unit: Option<u32>) -> Result<Plan, Failure> {
     let Some(Size(len)) = create.size else {
         return Err(usage(&create.image, "it needs a size").advise("add --size, or --parent to create a child"));
     };
+    if len == 0 {
+        return Err(usage(&create.image, "a disk cannot have 0 bytes").advise("give its size, as in --size 10G"));
+    }
     if create.fixed && create.image.format == FormatName::Qcow2 {
         return Err(usage(&create.image, "a qcow2 image is always thin").advise("omit --fixed, or create a raw image"));
     }

@@ -13,6 +13,7 @@ use uring::ImageFile;
 
 use crate::failure::{Exit, Failure};
 use crate::layers::{Layers, to_look_at};
+use crate::mistaken;
 use crate::output::{self, printable};
 use crate::parent_link;
 use crate::uuid;
@@ -83,6 +84,9 @@ impl Parent {
 
 /// Runs the job. No lock is taken, so images in use can be inspected too.
 pub fn run(info: &Info) -> Result<Exit, Failure> {
+    if info.unknown {
+        mistaken::look_at_all();
+    }
     let layers = match info.parents.names.is_empty() {
         true => Layers::open_alone(&info.image, to_look_at(false))?,
         false => Layers::open(&info.image, &info.parents, to_look_at(false))?,

@@ -14,7 +14,7 @@ use crate::jobs::create::plan_child;
 use crate::layers::{Chain, Layers};
 use crate::output;
 use crate::reflink;
-use crate::target::Target;
+use crate::target::{self, Target};
 use arguments::Snapshot;
 
 /// The verb.
@@ -38,6 +38,7 @@ struct Made {
 
 /// Runs the job.
 pub fn run(snapshot: &Snapshot, verb: Verb) -> Result<Exit, Failure> {
+    target::must_differ(&snapshot.to, std::iter::once(&snapshot.image).chain(&snapshot.parents.names))?;
     let layers = open(snapshot, verb)?;
     let size = layers.geometry().map_or(0, |geometry| geometry.len);
     let how = match (snapshot.image.format, snapshot.to.format, layers.files.first()) {

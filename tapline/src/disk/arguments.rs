@@ -38,7 +38,7 @@ pub enum DiskVerb {
         #[arg(long, value_name = "LAYER")]
         into: usize,
         /// Limit of bytes copied per second
-        #[arg(long, value_name = "SIZE")]
+        #[arg(long, allow_hyphen_values = true, value_name = "SIZE")]
         rate: Option<Size>,
         /// Do not wait for the end; merge-status shows the progress
         #[arg(long)]
@@ -81,7 +81,7 @@ pub enum DiskVerb {
     /// Enlarge the disk and notify its guest
     Resize {
         /// The new size
-        #[arg(long)]
+        #[arg(long, allow_hyphen_values = true)]
         size: Size,
     },
     /// Replace the process that serves the disk; its guest only notices a short wait

@@ -14,7 +14,7 @@ pub struct Create {
     #[arg(long)]
     sr: Option<String>,
     /// Size seen by the guest
-    #[arg(long, value_parser = word::size)]
+    #[arg(long, allow_hyphen_values = true, value_parser = word::size)]
     size: Size,
     /// Format [default: the repository's default]
     #[arg(long, value_parser = word::one_of::<ImageFormat>(&word::FORMATS))]
@@ -73,6 +73,9 @@ pub struct Import {
     /// Format of the file; it is never guessed
     #[arg(long, value_name = "FORMAT", value_parser = word::one_of::<ImageFormat>(&word::FORMATS))]
     source_format: ImageFormat,
+    /// Take a raw file for what it is called, even if it looks like an image of another format
+    #[arg(long)]
+    really_raw: bool,
     /// Format of the disk [default: the repository's default]
     #[arg(long, value_parser = word::one_of::<ImageFormat>(&word::FORMATS))]
     format: Option<ImageFormat>,
@@ -124,10 +127,9 @@ impl Copy {
 impl Import {
     /// Runs the verb.
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
-        let Import { name, path, sr, source_format, format, description, waiting } = self;
-        let path = session.path(path)?;
-        let asked =
-            VdiImport { uuid: None, sr: session.sr(&sr).await?, name, description, path, source_format, format };
+        let Import { name, path, sr, source_format, really_raw, format, description, waiting } = self;
+        let (sr, path) = (session.sr(&sr).await?, session.path(path)?);
+        let asked = VdiImport { uuid: None, sr, name, description, path, source_format, really_raw, format };
         session.made(session.client.vdi_import(&asked).await?, waiting).await
     }
 }

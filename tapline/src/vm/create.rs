@@ -9,6 +9,7 @@ use super::boot::Boot;
 use super::console;
 use super::devices::Devices;
 use crate::attach::{self, give, make};
+use crate::output::say;
 use crate::session::{Session, print};
 use crate::word;
 
@@ -45,7 +46,7 @@ pub struct Create {
 #[group(skip)]
 pub struct Hardware {
     /// Memory, a multiple of 1 MiB
-    #[arg(long, value_name = "SIZE", value_parser = word::size, default_value = "1G")]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true, value_parser = word::size, default_value = "1G")]
     memory: Size,
     /// Number of processors
     #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u8).range(1..))]
@@ -117,6 +118,9 @@ impl Create {
         match session.json() {
             true => session.value(&session.client.vm(vm).await?)?,
             false => print(&format!("{vm}\n"))?,
+        }
+        if started.is_err() {
+            say("tapline: the machine is made, but does not run\n");
         }
         started?;
         if console { console::attach(session, vm).await.map(drop) } else { Ok(()) }

@@ -149,6 +149,22 @@ fn a_console_outlives_the_daemon_and_ends_with_the_machine() {
 }
 
 #[test]
+fn a_machine_with_an_empty_disk_boots_from_its_dvd() {
+    let Some(daemon) = daemon() else { return };
+    let iso = daemon.directory().join("installer.iso");
+    std::fs::write(&iso, testkit::firmware::dvd(testkit::firmware::answers_at_the_serial_port())).unwrap();
+    let words = format!("vm create web --memory 64M --disk root=64M --cdrom {} --start --console", iso.display());
+    let mut terminal = Terminal::run(&daemon, &words);
+    terminal.see("ready\r\n");
+    terminal.press("q");
+    assert!(terminal.end().contains("the machine has ended"));
+    // Without it there is no start, and that is said before anything is.
+    std::fs::remove_file(&iso).unwrap();
+    let refused = run(&daemon.socket(), &["vm", "start", "web"]);
+    assert!(err(&refused).contains("cannot read") && err(&refused).contains("installer.iso"), "{}", err(&refused));
+}
+
+#[test]
 fn a_serial_port_that_goes_elsewhere_has_no_console() {
     let Some(daemon) = daemon() else { return };
     ask(&daemon, "vm create web --disk boot --memory 64M --serial null --start");

@@ -3,14 +3,15 @@
 use std::sync::Arc;
 
 use api::{
-    About, Code, Inventory, Name, ObjectKind, Problem, Sr, SrAttach, SrCreate, SrDestroyPlan, SrFound, SrIntroduce,
-    SrPatch, SrProbe, SrSource, SrState, SrType, Task,
+    About, AbsolutePath, Code, Inventory, Name, ObjectKind, Problem, Sr, SrAttach, SrCreate, SrDestroyPlan, SrFound,
+    SrIntroduce, SrPatch, SrProbe, SrSource, SrState, SrType, Task,
 };
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use repo::catalogue::NewTask;
+use repo::driver::{Directory, check_empty};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use utoipa::IntoParams;
@@ -26,8 +27,8 @@ use crate::daemon::Daemon;
 use crate::reconcile;
 use crate::request;
 use crate::sr::{self, Claim, Create, Destroy, Introduce, doubtful};
-use crate::task::Context;
 use crate::task::job::Job;
+use crate::task::{Context, blocking};
 use crate::vdi;
 
 /// The routes.
@@ -145,6 +146,10 @@ async fn introduce(State(daemon): State<Daemon>, Body(asked): Body<SrIntroduce>)
         SrSource::Iso { .. } => uuid,
         _ => found.as_ref().map(|found| found.uuid),
     };
+    let known = daemon.catalogue.read(|view| view.srs()).await?;
+    if let Some(known) = known.iter().find(|known| Some(known.uuid) == there || known.source == source) {
+        return Err(sr::is_known(known).into());
+    }
     let uuid = match (uuid, there) {
         (None, None) => Uuid::new_v4(),
         (Some(asked), Some(there)) if asked == there => there,
@@ -164,6 +169,10 @@ async fn introduce(State(daemon): State<Daemon>, Body(asked): Body<SrIntroduce>)
                 .into());
         }
     };
+    if let (SrSource::Dir { path }, None) = (&source, there) {
+        let path = path.clone();
+        blocking("look into a directory", move || must_have_images(&path)).await?;
+    }
     let (named, described) = (name.is_some(), description.is_some());
     let Some(name) = name.or(found.map(|found| found.name)) else {
         let what = "the storage does not record a name";
@@ -176,6 +185,16 @@ async fn introduce(State(daemon): State<Daemon>, Body(asked): Body<SrIntroduce>)
     begun(task)
 }
 
+/// Refuses an empty directory: it would be taken for a repository whose images are lost.
+fn must_have_images(path: &AbsolutePath) -> Result<(), Problem> {
+    if check_empty(&Directory::open(path)?).is_err() {
+        return Ok(());
+    }
+    let what = format!("there is neither a repository nor an image in {path}: it is empty");
+    let advice = "check that its storage is mounted; to make a new repository there, use 'sr create'";
+    Err(Problem::new(Code::NotFound, what).field("source").advise(advice))
+}
+
 /// Changes the name, description or reserve of a repository.
 #[utoipa::path(
     patch, path = "/srs/{uuid}", tag = "sr", operation_id = "sr_patch", params(("uuid" = Uuid, Path)),
@@ -183,7 +202,13 @@ async fn introduce(State(daemon): State<Daemon>, Body(asked): Body<SrIntroduce>)
     responses((status = 200, body = Sr), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
 async fn patch(State(daemon): State<Daemon>, Id(uuid): Id, Body(patch): Body<SrPatch>) -> Result<Json<Sr>, Refusal> {
-    let sr = request::change(&daemon.catalogue, 200, move |tx| tx.patch_sr(uuid, &patch)).await?;
+    let sr = request::change(&daemon.catalogue, 200, move |tx| {
+        if let (Some(reserve), Some(space)) = (patch.reserve, tx.sr(uuid)?.space) {
+            sr::must_fit(reserve, space.physical_size)?;
+        }
+        tx.patch_sr(uuid, &patch)
+    });
+    let sr = sr.await?;
     if sr.state == SrState::Attached {
         // Free space depends on the reserve; if it cannot be measured now, that is no reason to refuse the change.
         daemon.srs.measure_now(uuid).await;

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use api::{About, Code, ImageFormat, ObjectKind, Problem, Sr, SrState, Variant};
+use control::size::readable;
 use repo::Tx;
 use repo::driver::{self, Attached, Directory, Label};
 use serde::{Deserialize, Serialize};
@@ -16,6 +17,7 @@ use uuid::Uuid;
 
 use super::Srs;
 use super::inventory::Examined;
+use super::probe::no_directory;
 use crate::daemon::Daemon;
 use crate::task::Context;
 use crate::task::job::Job;
@@ -51,8 +53,7 @@ impl<const KEPT: bool> Make<KEPT> {
         let known = tx.srs()?;
         let found = known.iter().find(|other| other.uuid == self.sr.uuid || other.source == self.sr.source);
         let Some(other) = found else { return Ok(()) };
-        let what = format!("that is the repository '{}' ({}), which is already known", other.name, other.uuid);
-        Err(Problem::new(Code::Exists, what).field("source").advise("attach it, or forget it first"))
+        Err(is_known(other))
     }
 
     /// Whether it is given a label: a library never is.
@@ -67,11 +68,16 @@ impl<const KEPT: bool> Make<KEPT> {
         let path = found?;
         if self.labels() {
             let label = Label::new(self.sr.uuid, self.sr.name.clone(), self.format);
-            srs.patience.ask(self.sr.uuid, "make", move || driver::make(&path, &label, KEPT)).await?;
+            let made = srs.patience.ask(self.sr.uuid, "make", move || driver::make(&path, &label, KEPT)).await;
+            made.map_err(no_directory("create it with mkdir first"))?;
         }
         // A repository that cannot be attached is refused while it can still be rolled back.
         let Attached { directory, variant } = srs.open_it(&self.sr).await?;
-        srs.examine(&self.sr, &Arc::new(directory), &variant, None, false).await.map(drop)
+        let (directory, reserve) = (Arc::new(directory), self.sr.reserve);
+        let measured = directory.clone();
+        let size = srs.patience.ask(self.sr.uuid, "measure", move || measured.capacity()).await?.size;
+        must_fit(reserve, size)?;
+        srs.examine(&self.sr, &directory, &variant, None, false).await.map(drop)
     }
 
     async fn record(&self, daemon: &Daemon) -> Result<(), Problem> {
@@ -180,6 +186,22 @@ impl<const KEPT: bool> Job for Make<KEPT> {
     fn result(&self) -> Value {
         json!({ "uuid": self.sr.uuid })
     }
+}
+
+/// The problem of a repository that is made or introduced although it is known.
+pub fn is_known(sr: &Sr) -> Problem {
+    let what = format!("that is the repository '{}' ({}), which is already known", sr.name, sr.uuid);
+    Problem::new(Code::Exists, what).field("source").advise("attach it, or forget it first")
+}
+
+/// Refuses a reserve that leaves nothing of the storage.
+pub fn must_fit(reserve: u64, size: u64) -> Result<(), Problem> {
+    if reserve == 0 || reserve < size {
+        return Ok(());
+    }
+    let what =
+        format!("a reserve of {} leaves nothing of the storage, which has {}", readable(reserve), readable(size));
+    Err(Problem::new(Code::Invalid, what).field("reserve").advise("reserve less"))
 }
 
 /// A repository before it is created.

@@ -64,7 +64,13 @@ impl MountPoints {
         std::fs::create_dir_all(&point).map_err(|error| Problem::failed(tried, error))?;
         let words = mount::words(source, &point).unwrap_or_default();
         let device = mount::device(source).unwrap_or_default();
-        self.run("mount", words, format!("mount {device} at {path}")).await?;
+        let mounted = self.run("mount", words, format!("mount {device} at {path}")).await;
+        mounted.map_err(|problem| match missing_helper(source) {
+            Some((helper, packages)) => {
+                problem.advise(format!("install {helper}, which mount(8) needs for it: {packages}"))
+            }
+            None => problem,
+        })?;
         match filesystem::mount_at(&point)? {
             Some(_) => Ok(path),
             None => {
@@ -151,4 +157,15 @@ impl Drop for Group {
             tracing::warn!(pid = leader.as_raw_nonzero(), "a program and its children could not be killed: {errno}");
         }
     }
+}
+
+/// The program that mounts a source, and the packages it is in, if it is not installed.
+fn missing_helper(source: &SrSource) -> Option<(&'static str, &'static str)> {
+    let (helper, packages) = match source {
+        SrSource::Dir { .. } | SrSource::Iso { .. } => return None,
+        SrSource::Nfs { .. } => ("mount.nfs", "nfs-common on Debian and Ubuntu, nfs-utils elsewhere"),
+        SrSource::Smb { .. } => ("mount.cifs", "cifs-utils"),
+    };
+    let is_there = ["/sbin", "/usr/sbin"].iter().any(|directory| Path::new(directory).join(helper).exists());
+    (!is_there).then_some((helper, packages))
 }

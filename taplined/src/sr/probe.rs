@@ -1,7 +1,7 @@
 //! `sr probe`: looks for a repository on a storage. Changes nothing there; if the storage was mounted for this, it is
 //! unmounted again.
 
-use api::{AbsolutePath, ImageFormat, Problem, SrFound, SrSource};
+use api::{AbsolutePath, Code, ImageFormat, Problem, SrFound, SrSource};
 use repo::driver::{Directory, Label};
 use uuid::Uuid;
 
@@ -19,6 +19,16 @@ pub fn format_of(name: &str) -> Option<ImageFormat> {
     }
 }
 
+/// For `map_err`: what to do about a directory that is not there.
+pub fn no_directory(then: &'static str) -> impl FnOnce(Problem) -> Problem {
+    move |problem| match problem.code {
+        Code::NotFound | Code::Invalid if problem.advice.is_none() => {
+            problem.field("source").advise(format!("give a directory that exists; {then}"))
+        }
+        _ => problem,
+    }
+}
+
 impl Srs {
     /// The repositories at a place.
     pub async fn probe(&self, source: &SrSource) -> Result<Vec<SrFound>, Problem> {
@@ -33,7 +43,7 @@ impl Srs {
         let path = self.places.find(uuid, source).await?;
         let found = self.look(uuid, path, false).await;
         self.places.leave(uuid, source).await?;
-        let found = found?.map(|found| {
+        let found = found.map_err(no_directory("check that its storage is mounted"))?.map(|found| {
             let known = known.iter().any(|sr| sr.uuid == found.uuid);
             SrFound { known, ..found }
         });

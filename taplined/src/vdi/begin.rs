@@ -5,6 +5,7 @@ use api::{
     Code, ImageFormat, Mode, Problem, Sr, Task, VbdState, Vdi, VdiClone, VdiCopy, VdiCreate, VdiDestroyPlan, VdiExport,
     VdiImport, VdiResize, VdiRevert, VdiSnapshot, Versions,
 };
+use control::size::readable;
 use jiff::Timestamp;
 use repo::Tx;
 use uuid::Uuid;
@@ -50,8 +51,8 @@ async fn look(daemon: &Daemon, vdi: Uuid) -> Result<(Vdi, Sr, Uuid), Problem> {
 
 fn must_hold(format: ImageFormat, size: u64) -> Result<(), Problem> {
     if format == ImageFormat::Vhd && size > VHD_MAX {
-        let what = format!("a VHD has at most {VHD_MAX} bytes, but {size} were requested");
-        return Err(Problem::new(Code::Invalid, what).field("size").advise("use format qcow2"));
+        let what = format!("a VHD has at most {}, but {} were requested", readable(VHD_MAX), readable(size));
+        return Err(Problem::new(Code::Invalid, what).field("size").advise("use the format qcow2 or raw"));
     }
     Ok(())
 }
@@ -105,7 +106,7 @@ pub async fn resize(daemon: &Daemon, uuid: Uuid, asked: VdiResize) -> Result<Tas
         return Err(Problem::new(Code::ReadOnly, what).advise("clone it, and resize the clone"));
     }
     if size < vdi.size {
-        let what = format!("VDI {uuid} has {} bytes and cannot shrink", vdi.size);
+        let what = format!("VDI {uuid} has {} and cannot shrink to {}", readable(vdi.size), readable(size));
         return Err(Problem::new(Code::Unsupported, what)
             .field("size")
             .advise("create a smaller VDI and copy its contents there"));
@@ -285,7 +286,7 @@ pub async fn copy(daemon: &Daemon, uuid: Uuid, asked: VdiCopy) -> Result<Task, P
 pub async fn import(daemon: &Daemon, asked: VdiImport) -> Result<Task, Problem> {
     let path = asked.path.clone();
     let file = blocking("open a file", move || super::copy::open_source(&path)).await?;
-    let (size, takes) = chain::look_at(daemon, &asked.path, asked.source_format, file).await?;
+    let (size, takes) = chain::look_at(daemon, &asked.path, asked.source_format, asked.really_raw, file).await?;
     let target = target(daemon, asked.sr, asked.name, asked.description, asked.format, (size, takes)).await?;
     let chosen = asked.uuid;
     let target = Target { vdi: chosen.unwrap_or(target.vdi), ..target };

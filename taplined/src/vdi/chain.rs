@@ -140,11 +140,15 @@ pub async fn look_at(
     daemon: &Daemon,
     path: &api::AbsolutePath,
     format: ImageFormat,
+    really_raw: bool,
     file: std::fs::File,
 ) -> Result<(u64, u64), Problem> {
     let mut handing = Handing::default();
     handing.file(path.as_path(), false, file);
-    let words = vec!["info".into(), image_name(format, path.as_path().to_owned()).word()];
+    let mut words = vec!["info".into(), image_name(format, path.as_path().to_owned()).word()];
+    if !really_raw {
+        words.push("--unknown".into());
+    }
     let layers: Vec<Info> = daemon.tool.image(words, handing).await.map_err(|refused| {
         use control::Kind::{Invalid, NotAnImage, Unsupported};
         // A file that is of another format, or that has a parent, is not the right one.

@@ -144,7 +144,7 @@ fn without_disks(config: &Config, vm: &Vm) -> Result<Hardware, Problem> {
 
 fn refused(error: &HardwareError) -> Problem {
     let field = match error {
-        HardwareError::Range { what, .. } if what.contains("memory") => "memory".to_owned(),
+        HardwareError::Memory(_) => "memory".to_owned(),
         HardwareError::Range { what, .. } if what.contains("processors") => "vcpus".to_owned(),
         HardwareError::Path { what: "the kernel", .. } => "boot.kernel".to_owned(),
         HardwareError::Path { what: "the initrd", .. } => "boot.initrd".to_owned(),

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::File;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -44,8 +45,8 @@ struct StartSpec {
 /// Starts a VM: a task.
 pub async fn start(daemon: &Daemon, vm: Uuid) -> Result<Task, Problem> {
     let operation = daemon.vms.begin(vm)?;
-    let boot = daemon.catalogue.read(move |view| view.vm(vm)).await?.boot;
-    see_files(boot).await?;
+    let known = daemon.catalogue.read(move |view| view.vm(vm)).await?;
+    see_files(known).await?;
     let config = daemon.config.clone();
     let order = daemon.catalogue.write(move |tx| {
         let (known, vbds) = tx.begin_vm_start(vm)?;
@@ -84,15 +85,20 @@ fn give_up(daemon: &Daemon, vm: Uuid) {
     });
 }
 
-/// Checks that its boot files exist, before anything else.
-async fn see_files(boot: Boot) -> Result<(), Problem> {
-    let Boot::Kernel { kernel, initrd, .. } = boot else { return Ok(()) };
-    let files = [("boot.kernel", Some(kernel)), ("boot.initrd", initrd)];
+/// Checks that the files that it boots from exist, before anything else.
+async fn see_files(vm: Vm) -> Result<(), Problem> {
+    let mut files: Vec<(&str, PathBuf)> = Vec::new();
+    if let Boot::Kernel { kernel, initrd, .. } = &vm.boot {
+        files.push(("boot.kernel", kernel.as_path().to_owned()));
+        files.extend(initrd.as_ref().map(|initrd| ("boot.initrd", initrd.as_path().to_owned())));
+    }
+    let dvd = vm.platform.get("dvd").and_then(|dvd| dvd.strip_prefix("file:"));
+    files.extend(dvd.map(|dvd| ("platform.dvd", dvd.into())));
+    let name = vm.name;
     let seen = blocking("check a VM's boot files", move || {
         for (field, path) in files {
-            let Some(path) = path else { continue };
-            if let Err(error) = File::open(path.as_path()) {
-                let what = format!("cannot read the VM's boot file {path}: {error}");
+            if let Err(error) = File::open(&path) {
+                let what = format!("cannot start VM '{name}' ({}): cannot read {}: {error}", vm.uuid, path.display());
                 return Err(Problem::new(Code::Invalid, what).field(field));
             }
         }

@@ -197,6 +197,7 @@ fn images_that_cannot_be_added_are_reported_with_the_reason_and_untouched() {
     bench.qemu_img(&["rebase", "-u", "-f", "qcow2", "-b", "b.qcow2", "-F", "qcow2", "a.qcow2"]);
     // A file of another format than its name says, a link, a directory, and a file that another process is writing.
     fs::write(at("text.vhd"), "no image").unwrap();
+    bench.qemu_img(&["create", "-q", "-f", "qcow2", "wrong.raw", "8M"]);
     std::os::unix::fs::symlink("/etc/passwd", at("link.raw")).unwrap();
     fs::create_dir(at("folder.qcow2")).unwrap();
     fs::write(at("upload.raw"), [0; 512]).unwrap();
@@ -215,6 +216,7 @@ fn images_that_cannot_be_added_are_reported_with_the_reason_and_untouched() {
     if root {
         want.push(("upload.raw".into(), "busy".into()));
     }
+    want.push(("wrong.raw".into(), "invalid".into()));
     let told: Vec<_> = unplaced(&scan).into_iter().filter(|one| one.0 != "base.vhd" && one.0 != "leaf.vhd").collect();
     assert_eq!(told, want, "{scan}");
     assert_eq!(fs::read_to_string(at("text.vhd")).unwrap(), "no image");

@@ -158,8 +158,12 @@ fn a_vanished_repository_is_lost_at_the_next_check() {
 fn the_reserve_is_not_free_space() {
     let daemon = start();
     let uuid = daemon.repository("vms");
-    let free = sr(&daemon, &uuid)["space"]["free"].as_u64().unwrap();
-    let (status, patched) = daemon.patch(&format!("/srs/{uuid}"), json!({ "reserve": 1_u64 << 60, "name": "other" }));
+    let space = sr(&daemon, &uuid)["space"].clone();
+    let (free, size) = (space["free"].as_u64().unwrap(), space["physical_size"].as_u64().unwrap());
+    let set = |reserve: u64| daemon.patch(&format!("/srs/{uuid}"), json!({ "reserve": reserve, "name": "other" }));
+    let (status, refused) = set(size);
+    assert_eq!((status, &refused["field"]), (400, &json!("reserve")), "{refused}");
+    let (status, patched) = set(size - 512);
     assert_eq!((status, &patched["name"], &patched["space"]["free"]), (200, &json!("other"), &json!(0)));
     assert!(free > 0);
 }

@@ -27,6 +27,9 @@ const NO_SANDBOX: &str = "-sandbox support is not enabled";
 const SLOT_VGA: u8 = 2;
 const SLOT_NIC: u8 = 3;
 const SLOT_CONSOLE: u8 = 4;
+
+/// Greater than the boot index of any disk.
+const BOOT_DVD: u16 = 1000;
 const SLOT_USB: u8 = 5;
 
 /// The arguments after the name of the program, which has this `version`. The monitor listens at `monitor`, and the
@@ -218,7 +221,8 @@ impl Words {
             Dvd::Empty => self.say("-device", "ide-cd,bus=ide.1"),
             Dvd::File(image) => {
                 self.say("-blockdev", format!("driver=file,node-name=dvd,read-only=on,filename={}", path(image)));
-                self.say("-device", "ide-cd,bus=ide.1,drive=dvd");
+                // Behind all disks: an installer is booted while they are empty, and no more once it is done.
+                self.say("-device", format!("ide-cd,bus=ide.1,drive=dvd,bootindex={BOOT_DVD}"));
             }
         }
         match platform.vga {
@@ -323,7 +327,7 @@ mod test {
             (&[("dvd", "empty")], " -device ide-cd,bus=ide.1"),
             (
                 &[("dvd", "file:/a,b.iso")],
-                " -blockdev driver=file,node-name=dvd,read-only=on,filename=/a,,b.iso -device ide-cd,bus=ide.1,drive=dvd",
+                " -blockdev driver=file,node-name=dvd,read-only=on,filename=/a,,b.iso -device ide-cd,bus=ide.1,drive=dvd,bootindex=1000",
             ),
             (
                 &[("nic", "user")],

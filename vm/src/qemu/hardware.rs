@@ -6,11 +6,12 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
+use control::size::readable;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use super::accelerator::Accelerator;
-use super::platform::{Platform, PlatformError, Port};
+use super::platform::{Dvd, Platform, PlatformError, Port};
 use super::slots::{Position, queues_default};
 
 /// Less than any kernel boots in.
@@ -135,6 +136,12 @@ pub enum HardwareError {
         /// The most.
         max: u32,
     },
+    /// There is too little or too much memory, in MiB.
+    #[error(
+        "a machine cannot have {} of memory: it must be {} to {}",
+        mib(*.0), mib(MEMORY_MIB_MIN), mib(MEMORY_MIB_MAX)
+    )]
+    Memory(u32),
     /// The name is not a name.
     #[error("the name {0:?} is invalid: use up to {NAME_LEN_MAX} letters, digits and any of -_.:+")]
     Name(String),
@@ -152,7 +159,7 @@ pub enum HardwareError {
         why: &'static str,
     },
     /// Firmware without a disk to boot from.
-    #[error("there is no bootable disk: mark one, or boot a kernel")]
+    #[error("there is nothing to boot from: give it a disk or a DVD, or boot a kernel")]
     NothingToBoot,
     /// Two users of one port.
     #[error("the console and platform:hvm_serial both use the serial port: give only one of them")]
@@ -166,7 +173,9 @@ impl Hardware {
     /// Whether there can be such a machine.
     pub fn check(&self) -> Result<(), HardwareError> {
         check_name(&self.name)?;
-        within("a memory size in MiB", self.memory_mib, MEMORY_MIB_MIN, MEMORY_MIB_MAX)?;
+        if !(MEMORY_MIB_MIN..=MEMORY_MIB_MAX).contains(&self.memory_mib) {
+            return Err(HardwareError::Memory(self.memory_mib));
+        }
         within("a number of processors", self.vcpus.into(), 1, VCPUS_MAX.into())?;
         self.check_boot()?;
         let mut positions = BTreeSet::new();
@@ -195,6 +204,7 @@ impl Hardware {
                 initrd.as_ref().map_or(Ok(()), |initrd| check_path("the initrd", initrd))
             }
             Boot::Firmware if self.disks.iter().any(|disk| disk.bootable) => Ok(()),
+            Boot::Firmware if matches!(self.platform.dvd, Dvd::File(_)) => Ok(()),
             Boot::Firmware => Err(HardwareError::NothingToBoot),
         }
     }
@@ -212,6 +222,10 @@ impl Disk {
     pub fn queues_in(&self, vcpus: u16) -> u16 {
         self.queues.unwrap_or_else(|| queues_default(vcpus))
     }
+}
+
+fn mib(number: u32) -> String {
+    readable(u64::from(number) << 20)
 }
 
 fn within(what: impl Into<String>, value: u32, min: u32, max: u32) -> Result<(), HardwareError> {
@@ -280,10 +294,10 @@ pub(crate) mod test {
     #[test]
     fn impossible_hardware_is_refused_by_name() {
         small().check().unwrap();
-        assert!(refused(|h| h.memory_mib = 1).starts_with("a memory size in MiB of 1: must be 16 to"));
+        assert!(refused(|h| h.memory_mib = 1).contains("cannot have 1 MiB of memory: it must be 16 MiB to 1 TiB"));
         assert!(refused(|h| h.vcpus = 0).starts_with("a number of processors of 0: must be 1 to 255"));
         assert!(refused(|h| h.name = "a,b".into()).contains("\"a,b\" is invalid"));
-        assert!(refused(|h| h.boot = Boot::Firmware).contains("no bootable disk"));
+        assert!(refused(|h| h.boot = Boot::Firmware).contains("nothing to boot from"));
         assert!(refused(|h| h.disks = vec![disk(3, "/a"), disk(3, "/b")]).contains("two disks have the position 3"));
         assert!(refused(|h| h.disks = vec![disk(0, "a.sock")]).contains("not an absolute path"));
         assert!(refused(|h| h.disks = vec![disk(0, &format!("/{}", "x".repeat(107)))]).contains("107 bytes"));

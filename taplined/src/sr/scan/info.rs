@@ -1,6 +1,7 @@
 //! Reads the metadata of files with disk processes, a few at a time. The format is given by the file name; the disk
 //! process rejects a file of another format.
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -79,21 +80,27 @@ fn part(done: usize, of: usize) -> f64 {
 }
 
 async fn of(daemon: &Daemon, sr: &Sr, directory: &Arc<Directory>, file: Candidate) -> Result<Found, Problem> {
-    if file.format == ImageFormat::Raw {
+    // What a guest has written to a disk that was made here says nothing about it; its file has a UUID for a name.
+    let is_ours = || file.known.is_some() || Path::new(&file.file).file_stem().is_some_and(is_uuid);
+    if file.format == ImageFormat::Raw && is_ours() {
         return Ok(Found { size: file.len, file, identity: None, hidden: false, parent: None });
     }
     let (opened, name) = (directory.clone(), file.file.clone());
     let open = daemon.srs.patience.ask(sr.uuid, "open a file of", move || opened.open_image(&name, false)).await?;
     let path = directory.path().join(&file.file);
+    let name = image_name(file.format, path.clone()).word();
     let mut handing = Handing::default();
     handing.file(&path, false, open);
-    let layers: Vec<ImageInfo> =
-        daemon.tool.image(vec!["info".into(), image_name(file.format, path.clone()).word()], handing).await?;
+    let layers: Vec<ImageInfo> = daemon.tool.image(vec!["info".into(), name, "--unknown".into()], handing).await?;
     let layer = layers.into_iter().next().ok_or_else(|| {
         Problem::new(Code::Internal, format!("cannot parse the output of 'image info' for {}", path.display()))
     })?;
     let parent = layer.parent.map(|parent| recorded(parent, directory.path()));
     Ok(Found { size: layer.size, file, identity: layer.uuid, hidden: layer.hidden, parent })
+}
+
+fn is_uuid(name: &OsStr) -> bool {
+    name.to_str().is_some_and(|name| name.parse::<Uuid>().is_ok())
 }
 
 fn recorded(parent: Parent, directory: &Path) -> Recorded {

@@ -18,7 +18,10 @@ mod verbs;
 
 use std::collections::VecDeque;
 
-pub use verbs::{Layer, Merge, clone, copy, finish_merge, merge, pause, resize, revert, snapshot};
+pub use verbs::{
+    Layer, Merge, clone, copy, finish_merge, finish_rebase, flatten, merge, pause, rebase, relink, resize, revert,
+    snapshot,
+};
 
 /// One step. A driver carries it out, however long that takes, and then says how it ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -107,11 +110,15 @@ pub enum Step {
     CancelMerge,
     /// The merged layers, which are empty now, leave the chain.
     EndMerge,
-    /// Record the target as the parent of the layer above it.
+    /// Have a layer record its new parent: the target of a merge, or what it is rebased onto.
     LinkParent {
-        /// The layer above.
+        /// That layer.
         child: usize,
     },
+    /// Have the leaf record that it has no parent.
+    RemoveParentLink,
+    /// Copy into the leaf what it shows of its parents and would not show on the new ones, or on none.
+    CopyUp,
     /// Remove the files of the merged layers.
     RemoveSources,
 }
@@ -209,7 +216,7 @@ mod test {
             merge(&Merge { from: 0, into: 1, layers: &layers, delete: true }),
             merge(&Merge { from: 1, into: 2, layers: &deep, delete: true }),
         ];
-        let others = [snapshot(), revert(1), clone(1), copy(), resize(8, true)];
+        let others = [snapshot(), revert(1), clone(1), copy(), resize(8, true), rebase(), flatten(), relink()];
         for plan in merges.into_iter().chain(others) {
             let steps: Vec<Step> = plan.clone().into_iter().map(|planned| planned.step).collect();
             for fails_at in steps.iter().copied().map(Some).chain([None]) {

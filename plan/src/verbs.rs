@@ -139,6 +139,37 @@ pub fn finish_merge(delete: bool) -> Plan {
     [MakeDurable.into()].into_iter().chain(delete.then(|| RemoveSources.into())).collect()
 }
 
+/// The leaf gets other parents, on which it shows what it did. Nothing else uses the chain.
+///
+/// 1. What the old parents show and the new ones do not is copied up. *After a crash:* the old parents, and the same
+///    contents; what was copied is the leaf's own when the verb is begun again.
+/// 2. That is made durable.
+/// 3. The new parent is recorded, and that is made durable. *After a crash:* the old parents or the new ones, with the
+///    same contents: neither may be removed or changed before the end.
+pub fn rebase() -> Plan {
+    copied_up(LinkParent { child: 0 })
+}
+
+/// The same onto no parents at all.
+pub fn flatten() -> Plan {
+    copied_up(RemoveParentLink)
+}
+
+/// The leaf gets other parents, of which somebody else knows that they show the same: nothing is copied.
+pub fn relink() -> Plan {
+    [LinkParent { child: 0 }.into(), MakeDurable.into()].into_iter().collect()
+}
+
+/// What is left of a rebase or flatten that a killed process has ended. That the leaf stands elsewhere may be known to
+/// the page cache only.
+pub fn finish_rebase() -> Plan {
+    finish_merge(false)
+}
+
+fn copied_up(link: crate::Step) -> Plan {
+    [CopyUp, MakeDurable, link, MakeDurable].into_iter().map(Planned::from).collect()
+}
+
 /// Enlarges the layers that are smaller than the first one.
 fn equalize_sizes(merge: &Merge<'_>) -> impl Iterator<Item = crate::Step> {
     let Some(merged) = merge.layers.get(merge.from..=merge.into) else { panic!("{merge:?} names layers that are not") };

@@ -25,11 +25,11 @@ const UNIT: u64 = 64 << 10;
 /// The work and what it is done with.
 pub struct CopyUp<'a> {
     /// The image on its present parents.
-    pub image: Runner,
+    pub image: &'a mut Runner,
     /// The image's own data.
     pub presence: Presence,
     /// The new parents.
-    pub onto: Option<Runner>,
+    pub onto: Option<&'a mut Runner>,
     /// The signal that interrupts the job.
     pub stop: &'a mut Signal,
     /// The title of the progress display.
@@ -44,8 +44,7 @@ struct Both {
 }
 
 impl CopyUp<'_> {
-    /// Copies everything necessary and makes it durable; returns the number of bytes copied. All locks are kept until
-    /// this is dropped.
+    /// Copies everything necessary; returns the number of bytes copied, which are not durable yet.
     pub fn run(&mut self) -> Result<u64, Failure> {
         let len = self.image.geometry().len;
         let mut progress = Progress::new(self.title, len);
@@ -56,14 +55,13 @@ impl CopyUp<'_> {
             copied += self.window(window, &mut progress)?;
             at = window.end();
         }
-        self.image.flush()?;
         progress.finish();
         Ok(copied)
     }
 
     fn window(&mut self, window: Span, progress: &mut Progress) -> Result<u64, Failure> {
         let missing: Vec<Span> = self.presence.runs(window)?.into_iter().filter_map(parents).collect();
-        let shown = zero_runs(&mut self.image, window)?;
+        let shown = zero_runs(self.image, window)?;
         let onto = match &mut self.onto {
             Some(onto) => zero_runs_within(onto, window)?,
             None => vec![window],
@@ -92,7 +90,7 @@ impl CopyUp<'_> {
     fn read(&mut self, batch: &[(Span, bool, bool)]) -> Result<Vec<Both>, Failure> {
         let mut pieces = Vec::new();
         for &(span, shown, onto) in batch {
-            let shown = if shown { None } else { Some(ask(&mut self.image, span)?) };
+            let shown = if shown { None } else { Some(ask(self.image, span)?) };
             let onto = match &mut self.onto {
                 Some(runner) if !onto => Some(ask_within(runner, span)?),
                 _ => None,

@@ -7,7 +7,8 @@ mod merge;
 
 use control::ImageName;
 use disk::{
-    Damage, Disk, DiskOffset, Extent, FileDone, Geometry, Image, Io, Operation, Request, Span, Status, Token, Until,
+    Damage, Disk, DiskOffset, Extent, FileDone, Geometry, Image, Io, Layer, Link, Operation, Request, Span, Status,
+    Token, Until,
 };
 use memory::Segments;
 use uring::{Engine, EngineKind, ImageFile};
@@ -16,6 +17,7 @@ use crate::damage;
 use crate::engine_choice::{Data, choose};
 use crate::failure::Failure;
 use crate::layers::Layers;
+use crate::libvhd::Behind;
 use crate::log::say;
 
 /// Operations in flight at most: enough to keep an NVMe drive busy with requests of a MiB.
@@ -74,6 +76,22 @@ impl Runner {
     pub fn layer(&self, depth: usize) -> Option<(&Image, &ImageFile)> {
         let layer = self.disk.layers().get(depth)?;
         Some((&layer.format, self.engine.file(layer.file)?))
+    }
+
+    /// Has a layer record another parent on which it shows the same, or none; durable with the next flush. Behind it
+    /// nothing may be asked for but that: what is known of the old parents is not forgotten.
+    pub fn relink(&mut self, depth: usize, link: Option<&Link>) -> Result<(), Failure> {
+        let name = self.disk.layers().get(depth).and_then(|layer| self.names.get(usize::from(layer.file.0)));
+        let (Some(name), Some(layer)) = (name, self.disk.layer_mut(depth)) else {
+            unreachable!("the chain has a layer {depth}")
+        };
+        layer.relink(link).map_err(|error| Failure::new(record(name, link), error))
+    }
+
+    /// The layers with their metadata behind their blocks.
+    pub fn behind(&self) -> Behind {
+        let named = |layer: &Layer<Image>| self.names.get(usize::from(layer.file.0)).cloned();
+        Behind::of(self.disk.layers().iter().filter_map(|layer| Some((named(layer)?, &layer.format))))
     }
 
     /// Requests submitted and not yet waited for.
@@ -192,6 +210,13 @@ impl Drop for Runner {
             say(format_args!("{} requests on {} never completed", self.in_flight, self.name));
             std::process::exit(i32::from(crate::failure::Exit::Failed.code()));
         }
+    }
+}
+
+fn record(name: &ImageName, link: Option<&Link>) -> String {
+    match link {
+        Some(link) => format!("record the parent {} in {name}", link.relative),
+        None => format!("record in {name} that it has no parent"),
     }
 }
 

@@ -195,8 +195,8 @@ impl Run {
             EndMerge if self.has_merge_failed() => return Ok(Ended::Badly),
             EndMerge => self.end_merge()?,
             LinkParent { child } => self.link_parent(child)?,
-            PopTo { .. } | CreateCopy | ShareBlocks | NameCopy => {
-                unreachable!("no workload reverts a disk or copies it")
+            PopTo { .. } | CreateCopy | ShareBlocks | NameCopy | CopyUp | RemoveParentLink => {
+                unreachable!("no workload reverts a disk, copies or rebases it")
             }
         }
         Ok(Ended::Well)

@@ -22,8 +22,8 @@ use crate::modified::Time;
 use crate::ordered;
 use crate::output;
 use crate::parent_link;
+use crate::planned;
 use crate::progress::Progress;
-use crate::relink::relink;
 use crate::runner::Runner;
 use crate::signals::Signal;
 use crate::stale_layers::{self, StaleLayers};
@@ -73,7 +73,8 @@ pub fn run(merge: &Merge) -> Result<Exit, Failure> {
     let plan = plan_of(merge, &chain, &prepared)?;
     let (chain, layers) = (&chain, Some(prepared));
     let mut work = Work { merge, chain, layers, runner: None, stop: &mut stop, copied: 0, time };
-    work.carry_out(plan, &sources)?;
+    // If a step fails, what follows it leaves the chain valid, and the same command continues.
+    planned::carry_out(plan, |step| work.step(step, &sources))?;
     report(merge, target, &sources, work.copied)
 }
 
@@ -165,22 +166,6 @@ struct Work<'a> {
 }
 
 impl Work<'_> {
-    /// Takes the steps of the plan. If one fails, what follows it leaves the chain valid, and the same command
-    /// continues.
-    fn carry_out(&mut self, mut plan: Plan, sources: &[ImageName]) -> Result<(), Failure> {
-        let mut failed = None;
-        while let Some(step) = plan.step() {
-            match self.step(step, sources) {
-                Ok(()) => plan.done(),
-                Err(failure) => {
-                    plan.fail();
-                    failed.get_or_insert(failure);
-                }
-            }
-        }
-        failed.map_or(Ok(()), Err)
-    }
-
     fn step(&mut self, step: Step, sources: &[ImageName]) -> Result<(), Failure> {
         match step {
             Step::ForgetParent => self.forget_parent(0),
@@ -272,7 +257,10 @@ impl Work<'_> {
         };
         let Some((image, file)) = self.runner().layer(child + 1) else { unreachable!("the target is a layer") };
         let link = parent_link::record(above.path(), target, image, file)?;
-        relink(above, Some(&link))?;
+        let before = self.runner().behind();
+        self.runner().relink(child, Some(&link))?;
+        self.runner().make_durable()?;
+        self.runner().behind().tell_since(&before);
         self.time.take().map_or(Ok(()), |time| time.put_back())
     }
 }

@@ -1,18 +1,20 @@
 //! `image rebase` and `image flatten`: give an image other parents, or none, without changing its contents.
 //!
+//! The order is [`plan::rebase`], [`plan::flatten`] or, if nothing is copied, [`plan::relink`]. If killed before the
+//! new parent is recorded, repeating the command continues; later, it finds nothing left to do but to make that durable
+//! ([`plan::finish_rebase`]). Around the plan, which knows of no children:
+//!
 //! 1. A marker file records the image's modification time, which its children have recorded ([`Unfinished`]). *If
 //!    killed here or later:* they open as before.
-//! 2. Data that the current parents have and the new ones do not is copied up and flushed ([`CopyUp`]). *If killed
-//!    here:* the image has its old parents and contents; repeating the command continues.
-//! 3. The new parent is recorded. *If killed after:* the image has its new parent, and the command finds nothing left
-//!    to do.
-//! 4. The image's modification time is restored, and the marker file removed.
+//! 2. The plan is carried out.
+//! 3. The image's modification time is restored, and the marker file removed.
 
 use control::size::readable;
 use control::{ImageName, Kind};
 use disk::{Format, Image, Link};
+use plan::{Plan, Step};
 use serde::Serialize;
-use uring::{Cache, OpenOptions};
+use uring::{Cache, ImageFile, OpenOptions};
 
 use crate::access;
 use crate::copy_up::CopyUp;
@@ -21,8 +23,8 @@ use crate::file_identity::FileIdentity;
 use crate::layers::{Chain, Layers, to_look_at};
 use crate::output;
 use crate::parent_link;
+use crate::planned;
 use crate::presence::Presence;
-use crate::relink::relink;
 use crate::runner::Runner;
 use crate::signals::Signal;
 use crate::unfinished::Unfinished;
@@ -51,18 +53,18 @@ pub fn run(rebase: &Rebase) -> Result<Exit, Failure> {
     let options = access::options(rebase.access, true);
     let copied = if rebase.record_only {
         let options = OpenOptions { cache: Cache::Writeback, ..options };
-        let mut layers = Layers::open_alone_for(name, options, Some(&command))?;
-        finish(name, Some(&link), layers.unfinished.take())?;
-        0
+        let layers = Layers::open_alone_for(name, options, Some(&command))?;
+        move_to(Move { layers, onto: None, link: Some(&link), title: "rebasing" }, plan::relink(), rebase.access)?
     } else {
         let modified = parent_link::modified(parent, file)?;
-        let is_done = |found: &Image| Ok(stands_on((name, found), (parent, image), modified, &link));
+        let is_done = |found: &Image| stands_on((name, found), (parent, image), modified, &link);
         match open(name, &rebase.parents, options, &command, is_done)? {
-            Some(layers) => {
+            Found::Before(layers) => {
+                let layers = keep_snapshots(layers)?;
                 let onto = Some(Runner::new(new, access::engine(rebase.access))?);
-                move_to(Move { layers, onto, link: Some(&link), title: "rebasing" }, &rebase.access)?
+                move_to(Move { layers, onto, link: Some(&link), title: "rebasing" }, plan::rebase(), rebase.access)?
             }
-            None => 0,
+            Found::Moved(layers) => finish(layers)?,
         }
     };
     let moved = Moved { image: name.to_string(), parent: Some(parent.to_string()), copied };
@@ -75,16 +77,13 @@ pub fn run(rebase: &Rebase) -> Result<Exit, Failure> {
 pub fn flatten(flatten: &Flatten) -> Result<Exit, Failure> {
     let name = &flatten.image;
     let command = Words { verb: "flatten", onto: &[], record_only: false }.command(name, &flatten.parents);
-    let found = open(name, &flatten.parents, access::options(flatten.access, true), &command, |found| {
-        Ok(found.link().is_none())
-    })?;
-    let copied = match found {
-        Some(layers) if layers.images.len() > 1 => {
-            move_to(Move { layers, onto: None, link: None, title: "flattening" }, &flatten.access)?
+    let options = access::options(flatten.access, true);
+    let copied = match open(name, &flatten.parents, options, &command, |found| found.link().is_none())? {
+        Found::Before(layers) if layers.images.len() > 1 => {
+            let layers = keep_snapshots(layers)?;
+            move_to(Move { layers, onto: None, link: None, title: "flattening" }, plan::flatten(), flatten.access)?
         }
-        // It had no parent before.
-        Some(layers) => layers.unfinished.map_or(Ok(0), |unfinished| unfinished.end().map(|()| 0))?,
-        None => 0,
+        Found::Before(layers) | Found::Moved(layers) => finish(layers)?,
     };
     let moved = Moved { image: name.to_string(), parent: None, copied };
     report(flatten.json, &moved, &format!("{name} no longer has a parent, {} copied\n", readable(copied)))
@@ -112,24 +111,30 @@ impl Words<'_> {
     }
 }
 
-/// Opens the image on its current parents. `None` if it is not based on them but already on the new one: the command
-/// was killed at its end, and is being repeated.
+/// An image that was opened to be moved.
+enum Found {
+    /// It stands on its old parents.
+    Before(Layers),
+    /// It stands on the new one already: the command was killed at its end, and is being repeated.
+    Moved(Layers),
+}
+
+/// Opens the image on its current parents or, if `is_done` says so, on what it is to stand on.
 fn open(
     name: &ImageName,
     parents: &Parents,
     options: OpenOptions,
     command: &str,
-    is_done: impl Fn(&Image) -> Result<bool, Failure>,
-) -> Result<Option<Layers>, Failure> {
+    is_done: impl Fn(&Image) -> bool,
+) -> Result<Found, Failure> {
     let chain = Chain { command: Some(command), ..Chain::of(name, parents) };
     let failure = match Layers::open_chain(&chain, options) {
-        Ok(layers) => return Ok(Some(layers)),
+        Ok(layers) => return Ok(Found::Before(layers)),
         Err(failure) => failure,
     };
     // Opened for writing, so that it gets its time back if it has not yet.
-    let alone = Layers::open_alone(name, options).ok();
-    match alone.as_ref().and_then(|layers| layers.images.first()) {
-        Some(found) if is_done(found)? => Ok(None),
+    match Layers::open_alone(name, options) {
+        Ok(layers) if layers.images.first().is_some_and(is_done) => Ok(Found::Moved(layers)),
         _ => Err(failure),
     }
 }
@@ -167,24 +172,65 @@ struct Move<'a> {
     title: &'static str,
 }
 
-/// Copies up what must be, and records the new parent; how many bytes were copied.
-fn move_to(to: Move<'_>, access: &Access) -> Result<u64, Failure> {
-    let Move { layers, onto, link, title } = to;
-    let mut layers = keep_snapshots(layers)?;
+/// Carries out a plan for the image; how many bytes were copied.
+fn move_to(to: Move<'_>, plan: Plan, access: Access) -> Result<u64, Failure> {
+    let Move { mut layers, onto, link, title } = to;
     let (name, unfinished) = (layers.name.clone(), layers.unfinished.take());
-    let mut stop = Signal::to_stop().map_err(|error| Failure::new("handle SIGTERM", error))?;
-    let presence = Presence::of(&name, access::options(*access, true))?;
-    let mut work =
-        CopyUp { image: Runner::new(layers, access::engine(*access))?, presence, onto, stop: &mut stop, title };
-    let copied = work.run()?;
-    finish(&name, link, unfinished)?;
-    Ok(copied)
+    let stop = Signal::to_stop().map_err(|error| Failure::new("handle SIGTERM", error))?;
+    // It keeps all locks until the image has its time back.
+    let image = Runner::new(layers, access::engine(access))?;
+    let before = image.behind();
+    let mut work = Work { name: &name, access, image, onto, link, stop, title, copied: 0 };
+    planned::carry_out(plan, |step| work.step(step))?;
+    work.image.behind().tell_since(&before);
+    unfinished.map_or(Ok(()), Unfinished::end)?;
+    Ok(work.copied)
 }
 
-/// Records the new parent in an image that shows the same on it, and puts the image's time back.
-fn finish(name: &ImageName, link: Option<&Link>, unfinished: Option<Unfinished>) -> Result<(), Failure> {
-    relink(name, link)?;
-    unfinished.map_or(Ok(()), Unfinished::end)
+/// What the steps work on. Nobody else uses the image.
+struct Work<'a> {
+    name: &'a ImageName,
+    access: Access,
+    image: Runner,
+    onto: Option<Runner>,
+    link: Option<&'a Link>,
+    stop: Signal,
+    title: &'static str,
+    copied: u64,
+}
+
+impl Work<'_> {
+    fn step(&mut self, step: Step) -> Result<(), Failure> {
+        match step {
+            Step::CopyUp => self.copy_up(),
+            Step::MakeDurable => self.image.flush(),
+            Step::LinkParent { child } => self.image.relink(child, self.link),
+            Step::RemoveParentLink => self.image.relink(0, None),
+            _ => unreachable!("{step:?} is no step of a rebase"),
+        }
+    }
+
+    fn copy_up(&mut self) -> Result<(), Failure> {
+        let presence = Presence::of(self.name, access::options(self.access, true))?;
+        let (image, onto, stop) = (&mut self.image, self.onto.as_mut(), &mut self.stop);
+        self.copied = CopyUp { image, presence, onto, stop, title: self.title }.run()?;
+        Ok(())
+    }
+}
+
+/// An image that stands where it is to stand gets durable what the killed command may have left in the page cache.
+/// Nothing is copied.
+fn finish(mut layers: Layers) -> Result<u64, Failure> {
+    let Layers { name, files, unfinished, .. } = &mut layers;
+    planned::carry_out(plan::finish_rebase(), |step| match step {
+        Step::MakeDurable => files.iter_mut().try_for_each(ImageFile::sync).map_err(|error| {
+            Failure::new(format!("make durable what {name} records of its parent"), error)
+                .advise("see the kernel log for the reason, then run the command again")
+        }),
+        _ => unreachable!("{step:?} is no step of a rebase"),
+    })?;
+    unfinished.take().map_or(Ok(()), Unfinished::end)?;
+    Ok(0)
 }
 
 /// The new parents, which must not include the image itself.

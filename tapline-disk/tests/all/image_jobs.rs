@@ -496,6 +496,20 @@ fn rebasing_in_the_middle_of_a_chain_can_be_killed_at_each_durable_step() {
     }
 }
 
+/// What a killed command has recorded last may be in the page cache only, and the old parents are removed when the
+/// repeated one has succeeded.
+#[test]
+fn a_repeated_rebase_makes_the_parent_that_it_finds_recorded_durable() {
+    for (format, words) in [("vhd", "rebase IMAGE --onto raw:other"), ("qcow2", "flatten IMAGE")] {
+        let room = Room::new();
+        let words = format!("image {words}").replace("IMAGE", &on(&full_base(&room, MIB, format)));
+        room.done("image create raw:other --size 1M");
+        room.done(&words);
+        assert!(killed_at(&room, &words, "fdatasync", 1), "'{words}', repeated, syncs nothing");
+        room.done(&words);
+    }
+}
+
 #[test]
 #[ignore = "slow: run by `make test-all`"]
 fn children_open_with_a_note_after_a_killed_job() {

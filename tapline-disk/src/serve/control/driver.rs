@@ -224,6 +224,7 @@ impl Driver {
             Step::CancelMerge => work.disk.cancel_merge(),
             Step::EndMerge => self.hands.sources = merge::end(work)?,
             Step::LinkParent { child } => merge::link(child, work)?,
+            Step::CopyUp | Step::RemoveParentLink => unreachable!("no disk that is served is rebased or flattened"),
         }
         Ok(true)
     }

@@ -16,20 +16,20 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use disk::{Disk, DiskOffset, FileId, Operation, Options, Request, Span, Status, Token};
-use memory::Segments;
+use disk::FileId;
 use rustc_hash::FxHashSet;
 
 use crate::file::Fate;
-use crate::io::{ROOM, SimIo, Visible};
+use crate::io::Visible;
 use crate::link;
 use crate::media::{Media, Unwritten};
 use crate::oracle::{Illegal, Legal, Oracle};
 use crate::qcow2;
 use crate::random::Random;
+use crate::reader;
 use crate::run::{Death, Setup, Sight, Violation, around, run, take_over};
 use crate::schedule::{Pace, Schedule};
-use crate::sector::{SECTOR, Words, mix, words_of};
+use crate::sector::{SECTOR, Words, mix};
 use crate::subject::{Device, Form, Kind, Start, Subject, damage};
 use crate::theme::{BLOCK, Theme};
 use crate::workload;
@@ -446,40 +446,9 @@ pub fn recover(
     let Start { mut files, forms, .. } = start;
     let layers = subject.open(&mut files, &forms, 1).map_err(Violation::Open)?;
     link::check(&layers, &files).map_err(Violation::Unfit)?;
-    let options = Options { requests: windows.len(), ..Options::default() };
-    let mut disk = Disk::new(layers, options).map_err(Violation::Open)?;
-    let mut io = SimIo::new(files, SECTOR, Visible::AtCompletion, ROOM, None);
-    let end = disk.geometry().len / SECTOR;
     let mut found = Ok(());
-    for window in windows {
-        // What a disk that has not grown does not have is as good as zero.
-        let (window, behind) = (window.start.min(end)..window.end.min(end), window.start.max(end)..window.end);
-        found = found
-            .and_then(|()| behind.into_iter().try_for_each(|at| judge(at, Words::ZERO)).map_err(Violation::Recovered));
-        if window.is_empty() {
-            continue;
-        }
-        let span = Span { at: DiskOffset(window.start * SECTOR), len: (window.end - window.start) * SECTOR };
-        let memory = Segments::zeroed(usize::try_from(span.len).unwrap_or(0));
-        let read = Request::new(Operation::Read, span, memory.clone(), Token(window.start), &disk.geometry());
-        match read {
-            Ok(read) => disk.submit(read, &mut io),
-            Err(status) => return Err(Violation::Unreadable { sector: window.start, status }),
-        }
-        while disk.in_flight() > 0 && io.pending() > 0 {
-            io.finish(0).into_iter().for_each(|done| disk.settle(done, &mut io));
-        }
-        let Some((request, status)) = disk.answer() else {
-            std::mem::forget(disk);
-            return Err(Violation::Unanswered(1));
-        };
-        request.retire();
-        if status != Status::Done {
-            found = Err(Violation::Unreadable { sector: window.start, status });
-        }
-        for (sector, word) in window.clone().zip(words_of(&memory)) {
-            found = found.and_then(|()| judge(sector, word).map_err(Violation::Recovered));
-        }
-    }
-    found
+    reader::read(layers, files, windows, &mut |sector, words| {
+        found = std::mem::replace(&mut found, Ok(())).and_then(|()| judge(sector, words));
+    })?;
+    found.map_err(Violation::Recovered)
 }

@@ -24,6 +24,7 @@ pub mod oracle;
 pub mod planted;
 pub mod qcow2;
 pub mod random;
+pub mod reader;
 pub mod run;
 pub mod saboteur;
 pub mod schedule;

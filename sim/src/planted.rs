@@ -141,6 +141,12 @@ pub enum Planted {
     ParentForgottenLate,
     /// Layers that are to be merged grow at the same time, the upper one not durably before the lower one.
     LayersGrowTogether,
+    /// An image that is rebased records its new parent before anything is copied up.
+    LinkedBeforeCopy,
+    /// It records that before what was copied up is durable.
+    LinkedWithCopy,
+    /// A rebase or flatten ends before that is durable.
+    MoveNotDurable,
 }
 
 /// Layers in which a bug lives.
@@ -154,7 +160,7 @@ pub enum Layers {
     All,
 }
 
-const NAMES: [(Planted, &str, &str); 64] = [
+const NAMES: [(Planted, &str, &str); 67] = [
     (Planted::TableBeforeBitmap, "table-before-bitmap", "vhd"),
     (Planted::OneBatch, "one-batch", "vhd"),
     (Planted::EarlyCommit, "early-commit", "vhd"),
@@ -219,6 +225,9 @@ const NAMES: [(Planted, &str, &str); 64] = [
     (Planted::ParentsNeverForgotten, "parents-never-forgotten", "chain"),
     (Planted::ParentForgottenLate, "parent-forgotten-late", "chain"),
     (Planted::LayersGrowTogether, "layers-grow-together", "chain"),
+    (Planted::LinkedBeforeCopy, "linked-before-copy", "chain"),
+    (Planted::LinkedWithCopy, "linked-with-copy", "chain"),
+    (Planted::MoveNotDurable, "move-not-durable", "chain"),
 ];
 
 impl Planted {
@@ -269,7 +278,14 @@ impl Planted {
     /// What a workload begins with that can meet it, where few would by chance.
     pub fn needs(self) -> &'static [Step] {
         match self {
+            Planted::SourcesRemovedFirst | Planted::LinkNotDurable | Planted::FinishedUndurably => {
+                &[Step::Snapshot, Step::MergeBelow]
+            }
+            Planted::EarlyDeallocation => &[Step::Merge],
+            Planted::ParentsNeverForgotten => &[Step::Snapshot, Step::MergeAll],
             Planted::LayersGrowTogether => &[Step::Snapshot, Step::Grow, Step::MergeAll],
+            Planted::LinkedBeforeCopy | Planted::LinkedWithCopy => &[Step::Rebase],
+            Planted::MoveNotDurable => &[Step::Flatten],
             _ => &[],
         }
     }

@@ -9,6 +9,7 @@
 
 mod around;
 mod aside;
+mod rebase;
 mod steps;
 mod takeover;
 mod violation;
@@ -106,6 +107,7 @@ enum Event {
 }
 
 struct Run {
+    setup: Setup,
     bug: Option<Planted>,
     io: SimIo,
     plot: Plot,
@@ -120,6 +122,8 @@ struct Run {
     chains: Vec<Vec<FileId>>,
     /// What is being done to the chain.
     verb: Option<Verb>,
+    /// Whether that has failed where only another process could go on.
+    is_over: bool,
     /// The disk's sectors, as the guest was told.
     told: u64,
     in_flight: BTreeMap<u64, InFlight>,
@@ -166,6 +170,7 @@ pub fn run(
     let mut waiting = workload.iter().copied();
     let mut upcoming = waiting.next();
     for _ in 0..EVENTS_MAX {
+        upcoming = upcoming.filter(|_| !run.is_over);
         let begins = upcoming.is_some_and(|op| run.can_begin_op(op, setup.depth));
         let goes_on = run.can_go_on();
         let pending = run.io.pending();
@@ -263,6 +268,7 @@ impl Run {
         let (in_flight, next) = (BTreeMap::new(), setup.first);
         let (bug, told) = (setup.bug, disk.geometry().len / SECTOR);
         Ok(Run {
+            setup: *setup,
             bug,
             io,
             plot,
@@ -272,6 +278,7 @@ impl Run {
             forms,
             chains,
             verb: None,
+            is_over: false,
             told,
             in_flight,
             around: BTreeMap::new(),
@@ -290,6 +297,7 @@ impl Run {
         match op {
             Op::Chain(step) => self.can_begin(step),
             // A guest asks for what is behind the end when it has been told that there is something.
+            _ if self.is_offline() => false,
             _ => self.in_flight.len() < depth && (op.is_inside(self.told) || !self.is_growing()),
         }
     }
@@ -370,6 +378,10 @@ impl Run {
             let Token(number) = request.retire();
             if Token(number) == steps::FLUSH {
                 self.flushed(status);
+                continue;
+            }
+            if Token(number) == rebase::COPY {
+                self.copied_up(status);
                 continue;
             }
             let Some((number, status)) = self.read_around(number, status) else { continue };

@@ -4,7 +4,8 @@
 //! zeroes, `k`/`K` the same without freeing space, `d` discards, `r` reads, `f` flushes. Parts of sectors, four each,
 //! are the unit of `p`/`P`, which write, of `q`/`Q`, which write zeroes, and of `s`, which reads: `p33+2` writes two
 //! parts from the second of sector 8 on. What is done to the chain meanwhile is a word: `snapshot`, `merge` (of the
-//! leaf into its parent), `merge-below` (of the parent into its own), `merge-all`, `cancel`, `grow`.
+//! leaf into its parent), `merge-below` (of the parent into its own), `merge-all`, `cancel`, `grow`; and, while the
+//! guest is quiet, `rebase` (onto another raw file) and `flatten`.
 //!
 //! A guest asks for no more than its disk has: of a request that reaches behind the end only what lies before it is
 //! asked for. Behind where the end was at first there is something once the disk has grown.
@@ -58,15 +59,21 @@ pub enum Step {
     Cancel,
     /// The disk becomes larger.
     Grow,
+    /// The leaf gets another parent, without a guest.
+    Rebase,
+    /// The leaf gets no parent, without a guest.
+    Flatten,
 }
 
-const STEPS: [(Step, &str); 6] = [
+const STEPS: [(Step, &str); 8] = [
     (Step::Snapshot, "snapshot"),
     (Step::Merge, "merge"),
     (Step::MergeBelow, "merge-below"),
     (Step::MergeAll, "merge-all"),
     (Step::Cancel, "cancel"),
     (Step::Grow, "grow"),
+    (Step::Rebase, "rebase"),
+    (Step::Flatten, "flatten"),
 ];
 
 impl Step {
@@ -76,9 +83,14 @@ impl Step {
             Step::Merge => (0, 1),
             Step::MergeBelow => (1, 2),
             Step::MergeAll => (0, layers.checked_sub(1)?),
-            Step::Snapshot | Step::Cancel | Step::Grow => return None,
+            Step::Snapshot | Step::Cancel | Step::Grow | Step::Rebase | Step::Flatten => return None,
         };
         (from < into && into < layers).then_some((from, into))
+    }
+
+    /// Whether it is done while no guest uses the disk.
+    pub fn is_offline(self) -> bool {
+        matches!(self, Step::Rebase | Step::Flatten)
     }
 }
 
@@ -217,6 +229,11 @@ impl Op {
         }
     }
 
+    /// Whether it is done while no guest uses the disk.
+    pub fn is_offline(self) -> bool {
+        matches!(self, Op::Chain(step) if step.is_offline())
+    }
+
     /// Whether an answer promises that what was answered before, or this write, survives.
     pub fn is_durable(self) -> bool {
         match self {
@@ -260,7 +277,7 @@ impl fmt::Display for Op {
 /// A word that is not an operation.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "'{0}' is not an operation; they look like w8+2, W8+2, z0+8, Z0+8, k0+8, K0+8, d0+1024, r0+8, p33+2, P33+2, q1+2, Q1+2, s1+6, f, snapshot, merge, cancel and grow"
+    "'{0}' is not an operation; they look like w8+2, W8+2, z0+8, Z0+8, k0+8, K0+8, d0+1024, r0+8, p33+2, P33+2, q1+2, Q1+2, s1+6, f, snapshot, merge, cancel, grow, rebase and flatten"
 )]
 pub struct NotAnOp(pub String);
 

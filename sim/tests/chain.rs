@@ -58,6 +58,29 @@ fn a_merge_leaves_the_target_alone_with_the_right_content() {
     }
 }
 
+/// Scope: leaves of both formats that can record another parent, at two paces.
+#[test]
+fn a_leaf_that_is_moved_keeps_its_content() {
+    let kinds = [Kind::VhdOnVhd, Kind::SubclustersOnQcow2];
+    let workloads = [
+        ("w0+3 rebase w4095+2 f", 2),
+        ("w0+3 flatten w4095+2 d0+1024 f", 1),
+        ("grow flatten W4605+2 rebase r0+8", 2),
+        ("rebase snapshot w0+3 merge f", 2),
+    ];
+    for (kind, (text, layers)) in kinds.iter().flat_map(|kind| workloads.map(|workload| (*kind, workload))) {
+        let subject = Subject::new(kind, Unwritten::Zeroes);
+        let start = explore::prepare(&subject).expect("it opens");
+        for pace in [Pace::Serial, Pace::Steps] {
+            let ops = workload::parse(text).expect("it is a workload");
+            let mut case = Case::new(subject, ops, Schedule::undisturbed(pace));
+            let end = explore::explore(&mut Explorer::broad(), &start, &mut case);
+            let end = end.unwrap_or_else(|failure| panic!("{failure}\nagain: cargo xtask simulate {}", failure.case));
+            assert_eq!(end.files.len(), layers, "{case}");
+        }
+    }
+}
+
 /// Workloads that found a bug once.
 #[test]
 fn what_was_found_once_is_not_found_again() {

@@ -25,17 +25,19 @@ pub(super) const FLUSH: Token = Token(u64::MAX);
 
 /// A verb that is being carried out.
 pub(super) struct Verb {
-    asked: Step,
+    pub(super) asked: Step,
     plan: Plan,
-    phase: Phase,
-    /// The new file, while it is not the leaf.
-    new: Option<FileId>,
+    pub(super) phase: Phase,
+    /// The new file: one that is not the leaf yet, or the new parent.
+    pub(super) new: Option<FileId>,
     /// Layers whose files were opened for writing, and which the disk does not use so yet.
     opened: Vec<(usize, FileId)>,
+    /// Whether a step has failed.
+    pub(super) has_failed: bool,
 }
 
 /// How far a step has come.
-enum Phase {
+pub(super) enum Phase {
     /// It is to be begun.
     Due,
     /// Requests are held; what is in flight ends.
@@ -49,16 +51,24 @@ enum Phase {
     /// The parents of the layers from this one of the opened ones on are to be forgotten; that of this one becomes
     /// durable.
     Forgetting(usize, Box<Disk<Image>>),
+    /// So many writes of what is copied up are under way; whether one has failed.
+    CopyingUp(usize, bool),
+    /// All steps are done, and the disk comes to rest.
+    Ending,
 }
 
 /// How a step has ended, if it has.
-enum Ended {
+pub(super) enum Ended {
     Well,
     Badly,
     NotYet,
 }
 
 impl Verb {
+    fn new(asked: Step, plan: Plan) -> Verb {
+        Verb { asked, plan, phase: Phase::Due, new: None, opened: Vec::new(), has_failed: false }
+    }
+
     /// The step that it is at.
     pub(super) fn step(&self) -> Option<plan::Step> {
         self.plan.step()
@@ -68,6 +78,9 @@ impl Verb {
 impl Run {
     /// Whether a verb can begin: one thing is done at a time, and only a merge can be cancelled.
     pub(super) fn can_begin(&self, step: Step) -> bool {
+        if step.is_offline() {
+            return self.verb.is_none() && self.in_flight.is_empty() && self.disk.is_quiet();
+        }
         self.verb.as_ref().is_none_or(|verb| step == Step::Cancel && verb.plan.step() == Some(plan::Step::CopyAll))
     }
 
@@ -89,6 +102,8 @@ impl Run {
             // As by the disk process: a disk that accepts no writes is not changed.
             _ if self.disk.is_broken() => None,
             Step::Snapshot => Some(plan::snapshot()),
+            Step::Rebase => self.can_relink().then(plan::rebase),
+            Step::Flatten => (self.can_relink() && layers.len() > 1).then(plan::flatten),
             Step::Grow => {
                 Some(plan::resize(subject.kind.grown() * SECTOR, layers.first().is_some_and(|leaf| leaf.flat)))
             }
@@ -99,13 +114,13 @@ impl Run {
             }
         };
         let plan = plan.map(|plan| order::plant(plan, self.bug));
-        self.verb = plan.map(|plan| Verb { asked: step, plan, phase: Phase::Due, new: None, opened: Vec::new() });
+        self.verb = plan.map(|plan| Verb::new(step, plan));
     }
 
     /// Removes what a process that has died has left of a merge, which its leaf says has ended.
     pub(super) fn finish_merge(&mut self, subject: &Subject, watch: &mut Watch<'_>) -> Result<(), Violation> {
         let plan = order::plant(plan::finish_merge(true), self.bug);
-        self.verb = Some(Verb { asked: Step::MergeBelow, plan, phase: Phase::Due, new: None, opened: Vec::new() });
+        self.verb = Some(Verb::new(Step::MergeBelow, plan));
         while self.verb.is_some() {
             match self.can_go_on() {
                 true => self.go_on(subject, watch)?,
@@ -128,7 +143,7 @@ impl Run {
         self.chains.first().and_then(|chain| chain.get(depth)).copied()
     }
 
-    fn form(&self, file: Option<FileId>) -> Form {
+    pub(super) fn form(&self, file: Option<FileId>) -> Form {
         file.and_then(|file| self.forms.get(usize::from(file.0))).copied().unwrap_or(Form::Raw)
     }
 
@@ -139,7 +154,8 @@ impl Run {
             (Phase::Due, Some(plan::Step::CopyAll)) => self.disk.merge().is_none_or(|merge| !merge.busy),
             (Phase::Syncing, Some(plan::Step::AwaitClosed)) => self.are_closed() || !self.disk.is_syncing(),
             (Phase::Due | Phase::Flushed(_), _) => true,
-            (Phase::Draining, _) => self.disk.is_quiet(),
+            (Phase::CopyingUp(left, _), _) => *left == 0,
+            (Phase::Draining | Phase::Ending, _) => self.disk.is_quiet(),
             (Phase::Syncing, _) => !self.disk.is_syncing() && self.disk.is_quiet(),
             (Phase::Forgetting(_, aside), _) => !aside.is_syncing() && aside.is_quiet(),
             (Phase::Flushing, _) => false,
@@ -149,14 +165,17 @@ impl Run {
     /// Goes on until a step has to wait. `watch` looks after each of them.
     pub(super) fn go_on(&mut self, subject: &Subject, watch: &mut Watch<'_>) -> Result<(), Violation> {
         while let Some(mut verb) = self.verb.take() {
-            let Some(step) = verb.plan.step() else { break };
+            let Some(step) = verb.plan.step() else { return self.end_verb(verb) };
             match self.carry_out(step, &mut verb, subject)? {
                 Ended::NotYet => {
                     self.verb = Some(verb);
                     break;
                 }
                 Ended::Well => verb.plan.done(),
-                Ended::Badly if self.io.fault_happened() => verb.plan.fail(),
+                Ended::Badly if self.io.fault_happened() => {
+                    verb.plan.fail();
+                    verb.has_failed = true;
+                }
                 Ended::Badly => return Err(Violation::Step(format!("{step:?} has failed"))),
             }
             verb.phase = Phase::Due;
@@ -175,6 +194,7 @@ impl Run {
             AwaitClosed => return Ok(self.await_closed(&mut verb.phase)),
             ForgetParents => return self.forget_parents(verb, subject),
             CopyAll => return Ok(self.copy_more()),
+            CopyUp => return self.copy_up(verb, subject),
             Grow { len } => return self.grow(len),
             CreateChild { of, live } => verb.new = Some(self.create_child(of, live, subject)?),
             RemoveChild | RemoveSources => self.chains.truncate(1),
@@ -194,9 +214,14 @@ impl Run {
             // A write that was still under way may have found no space in the target.
             EndMerge if self.has_merge_failed() => return Ok(Ended::Badly),
             EndMerge => self.end_merge()?,
+            LinkParent { .. } if verb.asked == Step::Rebase => {
+                let new = self.new_parent(verb, subject)?;
+                self.stand_on(Some(new), subject)?;
+            }
             LinkParent { child } => self.link_parent(child)?,
-            PopTo { .. } | CreateCopy | ShareBlocks | NameCopy | CopyUp | RemoveParentLink => {
-                unreachable!("no workload reverts a disk, copies or rebases it")
+            RemoveParentLink => self.stand_on(None, subject)?,
+            PopTo { .. } | CreateCopy | ShareBlocks | NameCopy => {
+                unreachable!("no workload reverts a disk or copies it")
             }
         }
         Ok(Ended::Well)
@@ -458,6 +483,6 @@ impl Run {
     }
 }
 
-fn refused(error: ImageError) -> Violation {
+pub(super) fn refused(error: ImageError) -> Violation {
     Violation::Step(error.to_string())
 }

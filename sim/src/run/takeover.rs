@@ -94,7 +94,9 @@ fn live_on(setup: &Setup, sight: &Sight<'_>, death: &Death<'_>, watch: &mut Watc
         drop(ManuallyDrop::into_inner(run.disk));
         return Ok(());
     }
-    if death.lives_on && death.other.is_some_and(|other| other.len() > death.chain.len()) {
+    // The first is what there is to be in the end. What is left of a rebase is the same but that somebody else removes
+    // the old parents.
+    if death.lives_on && death.other.is_some() && sight.chains.first().is_some_and(|first| first == death.chain) {
         run.finish_merge(&setup.subject, watch)?;
     }
     let windows = death.windows.iter().map(|window| Sectors { at: window.start, count: window.end - window.start });

@@ -4,6 +4,7 @@ use disk::{ImageError, Status};
 
 use super::EVENTS_MAX;
 use crate::oracle::Illegal;
+use crate::reader::Unread;
 
 /// What was found that must not be.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -73,6 +74,16 @@ impl Violation {
         match self {
             Violation::TakenOver(violation) => violation.is_unfit(),
             violation => matches!(violation, Violation::Unfit(_)),
+        }
+    }
+}
+
+impl From<Unread> for Violation {
+    fn from(unread: Unread) -> Violation {
+        match unread {
+            Unread::Open(error) => Violation::Open(error),
+            Unread::Status { sector, status } => Violation::Unreadable { sector, status },
+            Unread::Unanswered => Violation::Unanswered(1),
         }
     }
 }

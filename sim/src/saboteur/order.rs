@@ -34,9 +34,26 @@ pub fn plant(plan: Plan, bug: Option<Planted>) -> Plan {
             behind(&mut steps, |step| step == Do::ForgetParent);
         }
         Some(Planted::LayersGrowTogether) => while behind(&mut steps, |step| matches!(step, Do::GrowLayer { .. })) {},
+        Some(Planted::LinkedBeforeCopy) => {
+            let copy = position(&steps, |step| step == Do::CopyUp);
+            if let Some((copy, link)) = copy.zip(position(&steps, is_link)) {
+                let linked = steps.remove(link);
+                steps.insert(copy, linked);
+            }
+        }
+        Some(Planted::LinkedWithCopy) => {
+            behind(&mut steps, |step| step == Do::CopyUp);
+        }
+        Some(Planted::MoveNotDurable) => {
+            behind(&mut steps, is_link);
+        }
         _ => {}
     }
     steps.into_iter().collect()
+}
+
+fn is_link(step: Do) -> bool {
+    matches!(step, Do::LinkParent { .. } | Do::RemoveParentLink)
 }
 
 fn position(steps: &[Step], which: impl Fn(Do) -> bool) -> Option<usize> {

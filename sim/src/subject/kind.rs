@@ -8,6 +8,7 @@ use std::str::FromStr;
 use super::{Form, Layer, Made};
 use crate::planted::Planted;
 use crate::theme::Theme;
+use crate::workload::Op;
 
 /// A kind of image, or of chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -215,6 +216,21 @@ impl Kind {
     pub fn has_data_file(self) -> bool {
         let made = [Made::DataFileQcow2, Made::SubclusterDataFileQcow2];
         self.layers().iter().any(|layer| made.contains(&layer.made))
+    }
+
+    /// Whether its leaf has room to record another parent: another qcow2 file's clusters are too small.
+    fn can_be_moved(self) -> bool {
+        self.is_of_subclusters() && self.leaf() == Form::Qcow2 || self.leaf() == Form::Vhd
+    }
+
+    /// All workloads of exactly `len` operations that are about it.
+    pub fn every(self, len: u32) -> impl Iterator<Item = Vec<Op>> {
+        let can = move |ops: &Vec<Op>| self.can_be_moved() || !ops.iter().any(|op| op.is_offline());
+        self.theme().every(len).filter(can)
+    }
+
+    fn leaf(self) -> Form {
+        self.layers().first().map_or(Form::Raw, |leaf| leaf.made.form())
     }
 
     /// Whether it has subclusters.

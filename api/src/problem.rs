@@ -108,8 +108,10 @@ pub enum Code {
     NotFound,
     /// The path exists, but not with this method.
     Method,
-    /// The name, the UUID, the location or the position is already taken.
+    /// The UUID, the location, the position or the name of a token is already taken.
     Exists,
+    /// Another object of this kind has the name.
+    NameTaken,
     /// The object is in a state that does not allow this.
     State,
     /// The object is in use.
@@ -175,7 +177,7 @@ const fn kind(
 
 /// All kinds, by status.
 #[rustfmt::skip]
-pub const KINDS: [Kind; 23] = [
+pub const KINDS: [Kind; 24] = [
     kind(Code::Malformed, "malformed", 400, "The request cannot be read",
         "The request is not JSON, not HTTP, or too long.",
         "Correct the request."),
@@ -195,8 +197,11 @@ pub const KINDS: [Kind; 23] = [
         "The path exists, but not with this method.",
         "Use a method that the header `Allow` lists."),
     kind(Code::Exists, "exists", 409, "Already taken",
-        "The name, the UUID, the location or the position is already taken.",
+        "The UUID, the location, the position or the name of a token is already taken.",
         "Choose another one."),
+    kind(Code::NameTaken, "name-taken", 409, "The name is taken",
+        "Another object of this kind has the name: a VDI in the same repository, a repository or a VM.",
+        "Choose another name, or rename the object that `detail` names."),
     kind(Code::State, "state", 409, "The object is in the wrong state",
         "The object is in a state that does not allow this.",
         "Bring it into the right state first, as `advice` says."),

@@ -19,8 +19,9 @@ const DESCRIPTION_MAX: usize = 4096;
 /// Maximum bytes of a path (`PATH_MAX` in linux/limits.h, without the terminator).
 const PATH_MAX: usize = 4095;
 
-/// The name of an object: 1 to 128 characters without control characters, and without whitespace at either end. Names
-/// need not be unique; a name that looks like a UUID is rejected, because it would be taken for one.
+/// The name of an object: 1 to 128 characters without control characters, and without whitespace at either end. A
+/// name that looks like a UUID is rejected, because it would be taken for one. Requests for a name that is taken are
+/// refused; what is found in a repository may still have the name of something else.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Name(String);

@@ -108,6 +108,9 @@ pub struct VdiCreate {
     pub sr: Uuid,
     /// Its name.
     pub name: Name,
+    /// Whether another VDI in the repository may have the same name.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub allow_duplicate_name: bool,
     /// Its description.
     #[serde(default)]
     pub description: Description,
@@ -148,7 +151,7 @@ pub struct VdiSnapshot {
     /// Its identity; a random one if omitted.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "crate::value::chosen")]
     pub uuid: Option<Uuid>,
-    /// Name of the snapshot; the VDI's name if omitted.
+    /// Name of the snapshot; if omitted, the VDI's name and the time in UTC: `web@2026-11-23T02:07`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<Name>,
     /// Its description.
@@ -163,7 +166,7 @@ pub struct VdiClone {
     /// Its identity; a random one if omitted.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "crate::value::chosen")]
     pub uuid: Option<Uuid>,
-    /// Name of the clone; the VDI's name if omitted.
+    /// Name of the clone; if omitted, the VDI's name with `-clone`, and a number if that is taken.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<Name>,
     /// Its description.
@@ -188,7 +191,7 @@ pub struct VdiCopy {
     pub uuid: Option<Uuid>,
     /// The repository to create it in.
     pub sr: Uuid,
-    /// Name of the copy; the VDI's name if omitted.
+    /// Name of the copy; if omitted, the VDI's name, or if that is taken, the name with `-copy`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<Name>,
     /// Format; the repository's default if omitted.
@@ -207,6 +210,9 @@ pub struct VdiImport {
     pub sr: Uuid,
     /// Its name.
     pub name: Name,
+    /// Whether another VDI in the repository may have the same name.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub allow_duplicate_name: bool,
     /// Its description.
     #[serde(default)]
     pub description: Description,

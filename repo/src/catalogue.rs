@@ -15,6 +15,7 @@ mod inventory;
 mod last_commit;
 mod lease;
 mod location;
+mod name;
 mod request;
 mod reserve;
 mod row;
@@ -45,6 +46,7 @@ pub use inventory::{Outbox, Recorded};
 use last_commit::LastCommit;
 pub use lease::Holder;
 use location::FileLocation;
+pub use name::Among;
 pub use request::{Answered, RequestKey};
 pub use sound::Look;
 pub use take_in::TakenIn;
@@ -56,15 +58,16 @@ pub use vm::VmProcess;
 use writer::{State, Writer};
 
 /// The version of the schema, in the file's `user_version`.
-const VERSION: i64 = 5;
+const VERSION: i64 = 6;
 
 /// `schema.sql` creates version 1; each later version adds an entry, which upgrades the schema of the one before.
-const MIGRATIONS: [&str; 5] = [
+const MIGRATIONS: [&str; 6] = [
     include_str!("catalogue/schema.sql"),
     include_str!("catalogue/schema-2.sql"),
     include_str!("catalogue/schema-3.sql"),
     include_str!("catalogue/schema-4.sql"),
     include_str!("catalogue/schema-5.sql"),
+    include_str!("catalogue/schema-6.sql"),
 ];
 
 /// Concurrent reads by the daemon itself, and by its clients: each has a thread and a connection. More would wait for

@@ -98,7 +98,8 @@ pub async fn make(
     let name: Name =
         name.parse().map_err(|why| Problem::new(Code::Invalid, format!("'{name}': {why}")).field("name"))?;
     let sr = session.sr_or_only(sr).await?;
-    let asked = VdiCreate { uuid: None, sr, name, description: Default::default(), size, format };
+    let asked =
+        VdiCreate { uuid: None, sr, name, allow_duplicate_name: false, description: Default::default(), size, format };
     uuid(&session.finish(session.client.vdi_create(&asked).await?).await?)
 }
 

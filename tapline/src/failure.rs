@@ -71,7 +71,13 @@ fn of_code(code: Code) -> u8 {
     match code {
         Code::Malformed | Code::Invalid | Code::Method | Code::MediaType => exit::USAGE,
         Code::NotFound => exit::NOT_FOUND,
-        Code::Exists | Code::State | Code::InUse | Code::Changed | Code::KeyReused | Code::ReadOnly => exit::CONFLICT,
+        Code::Exists
+        | Code::NameTaken
+        | Code::State
+        | Code::InUse
+        | Code::Changed
+        | Code::KeyReused
+        | Code::ReadOnly => exit::CONFLICT,
         Code::Busy | Code::Overloaded => exit::BUSY,
         Code::NoSpace => exit::NO_SPACE,
         Code::Unreachable => exit::UNREACHABLE,

@@ -20,7 +20,7 @@ use std::time::Duration;
 use api::{Believed, Code, Difference, DifferenceKind, Problem, Vbd, VbdState, VdiState};
 use jiff::Timestamp;
 use repo::View;
-use repo::catalogue::{Image, ImageState, NewVdi};
+use repo::catalogue::{Among, Image, ImageState, NewVdi};
 use tokio::task::JoinSet;
 use uuid::Uuid;
 
@@ -292,11 +292,11 @@ fn follow(tx: &mut repo::Tx<'_>, vdi: Uuid, what: &Follow) -> Result<(), Problem
     let shown = tx.vdi(vdi)?;
     for image in &what.kept {
         // Shown, nothing merges it, and people see that it is there.
-        let name = format!("{} (found)", shown.name);
+        let name = tx.free_name(Among::Vdis(shown.sr), &shown.name, " (found)")?;
         tx.add_vdi(&NewVdi {
             uuid: Uuid::new_v4(),
             image: *image,
-            name: name.try_into().unwrap_or_else(|_| shown.name.clone()),
+            name,
             description: api::Description::default(),
             read_only: true,
             snapshot: Some((vdi, Some(Timestamp::now()))),

@@ -6,6 +6,7 @@ use uuid::Uuid;
 
 use super::image::Image;
 use super::inventory::Noted;
+use super::name::Among;
 use super::row::{Id, Json, Time, Word, text};
 use super::{Tx, View, not_found};
 
@@ -111,7 +112,7 @@ impl View<'_> {
 }
 
 impl Tx<'_> {
-    /// Adds a repository.
+    /// Adds a repository. Its name was checked when it was chosen ([`super::name`]).
     pub fn add_sr(&mut self, sr: &Sr) -> Result<(), Problem> {
         if self.find_sr(sr.uuid)?.is_some() {
             let what = format!("the repository {} is already known", sr.uuid);
@@ -131,6 +132,15 @@ impl Tx<'_> {
 
     /// Changes what people say of a repository.
     pub fn patch_sr(&mut self, uuid: Uuid, patch: &SrPatch) -> Result<Sr, Problem> {
+        let sr = self.sr(uuid)?;
+        if let Some(name) = patch.name.as_ref().filter(|name| **name != sr.name) {
+            self.check_name_free(Among::Srs, name, &format!("rename SR {uuid} to '{name}'"))?;
+        }
+        self.set_sr_words(uuid, patch)
+    }
+
+    /// The same for a name that was checked when it was chosen.
+    pub fn set_sr_words(&mut self, uuid: Uuid, patch: &SrPatch) -> Result<Sr, Problem> {
         let mut sr = self.sr(uuid)?;
         sr.name = patch.name.clone().unwrap_or(sr.name);
         sr.description = patch.description.clone().unwrap_or(sr.description);

@@ -224,6 +224,7 @@ impl Tx<'_> {
         )?;
         self.drop_leases(uuid)?;
         self.drop_claims(uuid)?;
+        self.drop_name_claim(uuid)?;
         self.event_bus.forget_progress(uuid);
         self.touch(ObjectKind::Task, uuid, Change::Changed);
         Ok(())

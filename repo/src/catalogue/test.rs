@@ -6,18 +6,18 @@ use jiff::Timestamp;
 use super::*;
 
 /// A catalogue in a directory of its own.
-struct Room {
+pub(super) struct Room {
     directory: tempfile::TempDir,
-    catalogue: Catalogue,
+    pub(super) catalogue: Catalogue,
 }
 
-fn room() -> Room {
+pub(super) fn room() -> Room {
     let directory = tempfile::tempdir().unwrap();
     let catalogue = Catalogue::open(&directory.path().join("catalogue.db")).unwrap();
     Room { directory, catalogue }
 }
 
-fn sr() -> Sr {
+pub(super) fn sr() -> Sr {
     Sr {
         uuid: Uuid::new_v4(),
         name: "local".parse().unwrap(),
@@ -32,14 +32,33 @@ fn sr() -> Sr {
     }
 }
 
-fn image(sr: Uuid, parent: Option<Uuid>) -> Image {
+pub(super) fn image(sr: Uuid, parent: Option<Uuid>) -> Image {
     Image { physical: 4096, ..Image::new(Uuid::new_v4(), sr, ImageFormat::Qcow2, 1 << 30, parent) }
 }
 
-fn vdi(image: &Image) -> NewVdi {
+pub(super) fn vdi(image: &Image) -> NewVdi {
     let name = "disk".parse().unwrap();
     let description = api::Description::default();
     NewVdi { uuid: Uuid::new_v4(), image: image.uuid, name, description, read_only: false, snapshot: None }
+}
+
+pub(super) fn vm(name: &str) -> api::Vm {
+    api::Vm {
+        uuid: Uuid::new_v4(),
+        name: name.parse().unwrap(),
+        description: api::Description::default(),
+        driver: api::Driver::Qemu,
+        memory: 1 << 30,
+        vcpus: 1,
+        boot: api::Boot::Disk,
+        platform: Default::default(),
+        autostart: None,
+        power: api::Power::Halted,
+        pid: None,
+        handle: None,
+        problem: None,
+        created: Timestamp::now(),
+    }
 }
 
 fn vbd(vdi: Uuid) -> Vbd {
@@ -48,7 +67,7 @@ fn vbd(vdi: Uuid) -> Vbd {
 
 impl Room {
     /// A repository with a VDI on a chain of `depth` images.
-    async fn with_vdi(&self, depth: usize) -> (Sr, Vec<Image>, Uuid) {
+    pub(super) async fn with_vdi(&self, depth: usize) -> (Sr, Vec<Image>, Uuid) {
         self.catalogue
             .write(move |tx| {
                 let sr = sr();

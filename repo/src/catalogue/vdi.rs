@@ -8,6 +8,7 @@ use rusqlite::{Row, named_params};
 use uuid::Uuid;
 
 use super::image::ImageState;
+use super::name::Among;
 use super::row::{Id, Time, Word, text};
 use super::{Tx, View, not_found};
 
@@ -142,7 +143,7 @@ impl View<'_> {
 }
 
 impl Tx<'_> {
-    /// Adds a VDI of an image.
+    /// Adds a VDI of an image. Its name was checked when it was chosen ([`super::name`]).
     pub fn add_vdi(&mut self, vdi: &NewVdi) -> Result<(), Problem> {
         self.execute(
             "INSERT INTO vdi VALUES
@@ -178,6 +179,9 @@ impl Tx<'_> {
                     .field("read_only")
                     .advise("clone it and write to the clone"));
             }
+        }
+        if let Some(name) = patch.name.as_ref().filter(|name| **name != vdi.name) {
+            self.check_name_free(Among::Vdis(vdi.sr), name, &format!("rename VDI {uuid} to '{name}'"))?;
         }
         vdi.name = patch.name.clone().unwrap_or(vdi.name);
         vdi.description = patch.description.clone().unwrap_or(vdi.description);

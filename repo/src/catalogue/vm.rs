@@ -4,6 +4,7 @@ use api::{Change, Code, ObjectKind, Power, Problem, Vbd, VbdState, Vm, VmPatch};
 use rusqlite::{Row, named_params};
 use uuid::Uuid;
 
+use super::name::Among;
 use super::row::{Id, Json, Time, Word, text};
 use super::vbd::Process;
 use super::{Tx, View, not_found};
@@ -76,6 +77,7 @@ impl View<'_> {
 impl Tx<'_> {
     /// Adds a VM, which does not run.
     pub fn add_vm(&mut self, vm: &Vm) -> Result<(), Problem> {
+        self.check_name_free(Among::Vms, &vm.name, &format!("create VM '{}'", vm.name))?;
         self.execute(
             "INSERT INTO vm VALUES (:uuid, :name, :description, :driver, :memory, :vcpus, :boot, :platform, :power,
              NULL, NULL, NULL, NULL, NULL, :created, :autostart)",
@@ -98,6 +100,9 @@ impl Tx<'_> {
         if hardware && vm.power != Power::Halted {
             let what = format!("the hardware of VM {uuid} can only be changed while it is halted");
             return Err(Problem::new(Code::State, what).advise("shut it down first"));
+        }
+        if let Some(name) = patch.name.as_ref().filter(|name| **name != vm.name) {
+            self.check_name_free(Among::Vms, name, &format!("rename VM {uuid} to '{name}'"))?;
         }
         vm.name = patch.name.clone().unwrap_or(vm.name);
         vm.description = patch.description.clone().unwrap_or(vm.description);

@@ -31,7 +31,7 @@ pub struct Create {
 pub struct Branch {
     /// Name or UUID prefix
     vdi: String,
-    /// Name of the new disk [default: the same name]
+    /// Name of the new disk [default: a snapshot's is NAME@TIME in UTC, a clone's NAME-clone]
     #[arg(long)]
     name: Option<Name>,
     /// Description of the new disk
@@ -49,7 +49,7 @@ pub struct Copy {
     /// Repository of the copy: its name or UUID prefix
     #[arg(long)]
     sr: String,
-    /// Name of the copy [default: the same name]
+    /// Name of the copy [default: the same name, or NAME-copy if that is taken]
     #[arg(long)]
     name: Option<Name>,
     /// Format of the copy [default: the repository's default]
@@ -90,8 +90,15 @@ impl Create {
     /// Runs the verb.
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
         let Create { name, sr, size, format, description, waiting } = self;
-        let asked =
-            VdiCreate { uuid: None, sr: session.sr_or_only(sr.as_deref()).await?, name, description, size, format };
+        let asked = VdiCreate {
+            uuid: None,
+            sr: session.sr_or_only(sr.as_deref()).await?,
+            name,
+            allow_duplicate_name: false,
+            description,
+            size,
+            format,
+        };
         session.made(session.client.vdi_create(&asked).await?, waiting).await
     }
 }
@@ -128,8 +135,17 @@ impl Import {
     /// Runs the verb.
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
         let Import { name, path, sr, source_format, really_raw, format, description, waiting } = self;
-        let (sr, path) = (session.sr(&sr).await?, session.path(path)?);
-        let asked = VdiImport { uuid: None, sr, name, description, path, source_format, really_raw, format };
+        let asked = VdiImport {
+            uuid: None,
+            sr: session.sr(&sr).await?,
+            name,
+            allow_duplicate_name: false,
+            description,
+            path: session.path(path)?,
+            source_format,
+            really_raw,
+            format,
+        };
         session.made(session.client.vdi_import(&asked).await?, waiting).await
     }
 }

@@ -112,9 +112,9 @@ async fn create(State(daemon): State<Daemon>, Body(asked): Body<SrCreate>) -> Be
     }
     let sr = sr::new_sr(chosen.unwrap_or_else(Uuid::new_v4), name, description, source, reserve);
     let job = Create { sr, format, labelled: false, named: true, described: true, unreached: Arc::default() };
-    let prepare = move |job: &Create, _, tx: &mut repo::Tx<'_>| {
+    let prepare = move |job: &Create, task, tx: &mut repo::Tx<'_>| {
         chosen.map_or(Ok(()), |uuid| tx.check_uuid_free(uuid))?;
-        job.prepare(tx)
+        job.prepare(tx, task)
     };
     let task = daemon.tasks.start_job(&daemon, job, prepare).await?;
     begun(task)
@@ -181,7 +181,7 @@ async fn introduce(State(daemon): State<Daemon>, Body(asked): Body<SrIntroduce>)
     let sr = sr::new_sr(uuid, name, description.unwrap_or_default(), source, reserve);
     let labelled = there.is_some();
     let job = Introduce { sr, format: None, labelled, named, described, unreached: Arc::default() };
-    let task = daemon.tasks.start_job(&daemon, job, |job, _, tx| job.prepare(tx)).await?;
+    let task = daemon.tasks.start_job(&daemon, job, |job, task, tx| job.prepare(tx, task)).await?;
     begun(task)
 }
 

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use api::{About, Code, ImageFormat, ObjectKind, Problem, Sr, SrState, Variant};
 use control::size::readable;
 use repo::Tx;
+use repo::catalogue::Among;
 use repo::driver::{self, Attached, Directory, Label};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -49,11 +50,19 @@ pub struct Make<const KEPT: bool> {
 
 impl<const KEPT: bool> Make<KEPT> {
     /// Refuses what already exists, in the commit that records the intent.
-    pub fn prepare(&self, tx: &mut Tx<'_>) -> Result<(), Problem> {
+    pub fn prepare(&self, tx: &mut Tx<'_>, task: Uuid) -> Result<(), Problem> {
         let known = tx.srs()?;
         let found = known.iter().find(|other| other.uuid == self.sr.uuid || other.source == self.sr.source);
-        let Some(other) = found else { return Ok(()) };
-        Err(is_known(other))
+        if let Some(other) = found {
+            return Err(is_known(other));
+        }
+        // The name that a repository was found with it keeps: the other one may be on another host as well.
+        if !self.named {
+            return Ok(());
+        }
+        let name = &self.sr.name;
+        let tried = if KEPT { format!("introduce SR '{name}'") } else { format!("create SR '{name}'") };
+        tx.take_name(Among::Srs, name, task, &tried)
     }
 
     /// Whether it is given a label: a library never is.
@@ -138,7 +147,7 @@ impl<const KEPT: bool> Make<KEPT> {
         let name = Some(sr.name.clone()).filter(|name| self.named && *name != words.name);
         let description = Some(sr.description.clone()).filter(|text| self.described && *text != words.description);
         let patch = api::SrPatch { name, description, reserve: None };
-        tx.patch_sr(sr.uuid, &patch).map(drop)
+        tx.set_sr_words(sr.uuid, &patch).map(drop)
     }
 
     async fn unlabel(&self, daemon: &Daemon) -> Result<(), Problem> {

@@ -8,6 +8,7 @@ use api::{
 use control::size::readable;
 use jiff::Timestamp;
 use repo::Tx;
+use repo::catalogue::Among;
 use uuid::Uuid;
 
 use super::leaf::{Leaf, writer_of};
@@ -70,11 +71,27 @@ pub async fn create(daemon: &Daemon, asked: VdiCreate) -> Result<Task, Problem> 
         image: Uuid::new_v4(),
         sr: sr.uuid,
         name: asked.name,
+        name_is_default: false,
         description: asked.description,
         size: asked.size.bytes(),
         format,
     });
-    daemon.tasks.start_job(daemon, job, move |_, task, tx| take(tx, chosen, task)).await
+    let unique = !asked.allow_duplicate_name;
+    let held = move |job: &Create, task, tx: &mut Tx<'_>| {
+        take(tx, chosen, task)?;
+        let Target { sr, name, .. } = &job.0;
+        if unique { take_new_name(tx, *sr, name, task, &format!("create VDI '{name}'")) } else { Ok(()) }
+    };
+    daemon.tasks.start_job(daemon, job, held).await
+}
+
+/// Keeps the name of a VDI that a task creates.
+fn take_new_name(tx: &mut Tx<'_>, sr: Uuid, name: &api::Name, task: Uuid, tried: &str) -> Result<(), Problem> {
+    let taken = tx.take_name(Among::Vdis(sr), name, task, tried);
+    taken.map_err(|problem| match problem.advice.clone() {
+        Some(advice) => problem.advise(format!("{advice}; or allow_duplicate_name (--allow-duplicate-name)")),
+        None => problem,
+    })
 }
 
 /// Keeps the UUID that a client has chosen for what a task creates.
@@ -154,7 +171,7 @@ async fn state(
         size: vdi.size,
         vbd,
         vdi: chosen.unwrap_or_else(Uuid::new_v4),
-        name: name.unwrap_or(vdi.name),
+        name,
         description,
         leaf,
         own,
@@ -164,7 +181,10 @@ async fn state(
 }
 
 /// A read-only VDI can be the base of several concurrent clones; a writable one is leased.
-fn hold_state(state: &State, task: Uuid, tx: &mut Tx<'_>) -> Result<(), Problem> {
+fn hold_state(state: &State, task: Uuid, tx: &mut Tx<'_>, tried: &str) -> Result<(), Problem> {
+    if let Some(name) = &state.name {
+        tx.take_name(Among::Vdis(state.sr), name, task, &format!("{tried} VDI {} as '{name}'", state.of))?;
+    }
     if tx.vdi_image(state.of)? != state.image {
         return Err(Problem::new(Code::Busy, format!("VDI {} has just been changed", state.of)).advise("try again"));
     }
@@ -180,7 +200,7 @@ pub async fn snapshot(daemon: &Daemon, uuid: Uuid, asked: VdiSnapshot) -> Result
     let (state, _want) = state(daemon, uuid, chosen, asked.name, asked.description, false).await?;
     let held = move |job: &Branch<false>, task, tx: &mut Tx<'_>| {
         take(tx, chosen, task)?;
-        hold_state(&job.0, task, tx)
+        hold_state(&job.0, task, tx, "snapshot")
     };
     daemon.tasks.start_job(daemon, Branch::<false>(state), held).await
 }
@@ -191,7 +211,7 @@ pub async fn clone(daemon: &Daemon, uuid: Uuid, asked: VdiClone) -> Result<Task,
     let (state, _want) = state(daemon, uuid, chosen, asked.name, asked.description, true).await?;
     let held = move |job: &Branch<true>, task, tx: &mut Tx<'_>| {
         take(tx, chosen, task)?;
-        hold_state(&job.0, task, tx)
+        hold_state(&job.0, task, tx, "clone")
     };
     daemon.tasks.start_job(daemon, Branch::<true>(state), held).await
 }
@@ -244,7 +264,8 @@ async fn target(
     let format = format_for(&sr, format)?;
     must_hold(format, size)?;
     daemon.srs.room(sr.uuid, takes.saturating_add(EMPTY)).await?;
-    Ok(Target { vdi: Uuid::new_v4(), image: Uuid::new_v4(), sr: sr.uuid, name, description, format, size })
+    let (vdi, image) = (Uuid::new_v4(), Uuid::new_v4());
+    Ok(Target { vdi, image, sr: sr.uuid, name, name_is_default: false, description, format, size })
 }
 
 /// The space of a VDI with its whole chain: a copy takes no more, apart from the overhead of another format.
@@ -270,13 +291,18 @@ pub async fn copy(daemon: &Daemon, uuid: Uuid, asked: VdiCopy) -> Result<Task, P
     must_be_ready(&vdi)?;
     must_stand_still(&vdi)?;
     let sizes = (vdi.size, takes(daemon, uuid).await?);
+    let name_is_default = asked.name.is_none();
     let name = asked.name.unwrap_or(vdi.name);
     let target = target(daemon, asked.sr, name, vdi.description, asked.format, sizes).await?;
     let chosen = asked.uuid;
-    let target = Target { vdi: chosen.unwrap_or(target.vdi), ..target };
+    let target = Target { vdi: chosen.unwrap_or(target.vdi), name_is_default, ..target };
     let job = Copy { source: uuid, target };
     let held = move |job: &Copy, task, tx: &mut Tx<'_>| {
         take(tx, chosen, task)?;
+        let Target { sr, name, .. } = &job.target;
+        if !name_is_default {
+            tx.take_name(Among::Vdis(*sr), name, task, &format!("copy VDI {} to '{name}'", job.source))?;
+        }
         tx.take_lease(job.source, task, Mode::ReadOnly)
     };
     daemon.tasks.start_job(daemon, job, held).await
@@ -291,7 +317,13 @@ pub async fn import(daemon: &Daemon, asked: VdiImport) -> Result<Task, Problem> 
     let chosen = asked.uuid;
     let target = Target { vdi: chosen.unwrap_or(target.vdi), ..target };
     let job = Import { path: asked.path, format: asked.source_format, target };
-    daemon.tasks.start_job(daemon, job, move |_, task, tx| take(tx, chosen, task)).await
+    let unique = !asked.allow_duplicate_name;
+    let held = move |job: &Import, task, tx: &mut Tx<'_>| {
+        take(tx, chosen, task)?;
+        let Import { path, target: Target { sr, name, .. }, .. } = job;
+        if unique { take_new_name(tx, *sr, name, task, &format!("import {path} as VDI '{name}'")) } else { Ok(()) }
+    };
+    daemon.tasks.start_job(daemon, job, held).await
 }
 
 /// `vdi-export`.

@@ -10,7 +10,7 @@
 use api::{About, Description, ImageFormat, Name, Problem};
 use control::ask::{self, Method};
 use jiff::Timestamp;
-use repo::catalogue::NewVdi;
+use repo::catalogue::{Among, NewVdi};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -40,8 +40,8 @@ pub struct State {
     pub vbd: Option<Uuid>,
     /// The new VDI.
     pub vdi: Uuid,
-    /// Its name.
-    pub name: Name,
+    /// Its name; if none was given, it gets one that is free when it is recorded.
+    pub name: Option<Name>,
     /// Its description.
     pub description: Description,
     /// The VDI's new leaf, where one is needed.
@@ -112,20 +112,21 @@ impl State {
             }
             None => None,
         };
-        let vdi = NewVdi {
-            uuid: self.vdi,
-            image: own.as_ref().map_or(self.image, |own| own.uuid),
-            name: self.name.clone(),
-            description: self.description.clone(),
-            read_only: snapshot,
-            snapshot: snapshot.then_some((self.of, Some(self.at))),
-        };
+        let state = self.clone();
         daemon
             .catalogue
             .write(move |tx| {
-                if tx.find_vdi(vdi.uuid)?.is_some() {
+                if tx.find_vdi(state.vdi)?.is_some() {
                     return Ok(());
                 }
+                let vdi = NewVdi {
+                    uuid: state.vdi,
+                    image: own.as_ref().map_or(state.image, |own| own.uuid),
+                    name: state.name_in(tx, snapshot)?,
+                    description: state.description,
+                    read_only: snapshot,
+                    snapshot: snapshot.then_some((state.of, Some(state.at))),
+                };
                 if let Some((leaf, image)) = &leaf {
                     leaf.record(tx, image)?;
                 }
@@ -135,6 +136,16 @@ impl State {
                 }
             })
             .await
+    }
+
+    /// Its name, in the commit that records it.
+    fn name_in(&self, tx: &repo::Tx<'_>, snapshot: bool) -> Result<Name, Problem> {
+        let among = Among::Vdis(self.sr);
+        match &self.name {
+            Some(name) => Ok(name.clone()),
+            None if snapshot => tx.free_snapshot_name(among, &tx.vdi(self.of)?.name, self.at),
+            None => tx.free_name(among, &tx.vdi(self.of)?.name, "-clone"),
+        }
     }
 
     async fn undo(&self, daemon: &Daemon) -> Result<(), Problem> {

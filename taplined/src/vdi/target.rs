@@ -1,7 +1,7 @@
 //! A planned VDI whose image has no parent: what a job must know to create it or roll that back.
 
 use api::{Description, ImageFormat, Name, Problem};
-use repo::catalogue::NewVdi;
+use repo::catalogue::{Among, NewVdi};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -20,6 +20,9 @@ pub struct Target {
     pub sr: Uuid,
     /// Its name.
     pub name: Name,
+    /// The request had no name: if this one is taken, it gets another.
+    #[serde(default)]
+    pub name_is_default: bool,
     /// Its description.
     pub description: Description,
     /// Its format.
@@ -40,7 +43,16 @@ impl Target {
             read_only: false,
             snapshot: None,
         };
-        daemon.catalogue.write(move |tx| record_once(tx, &image, Some(&vdi))).await
+        let name_is_default = self.name_is_default;
+        let recorded = daemon.catalogue.write(move |tx| {
+            let among = Among::Vdis(image.sr);
+            let name = match name_is_default && !tx.is_name_free(among, &vdi.name)? {
+                true => tx.free_name(among, &vdi.name, "-copy")?,
+                false => vdi.name.clone(),
+            };
+            record_once(tx, &image, Some(&NewVdi { name, ..vdi }))
+        });
+        recorded.await
     }
 
     /// Removes its file.

@@ -195,7 +195,7 @@ fn only_vms_with_autostart_are_started_with_the_host() {
     }
     let (mut daemon, vdis) = with_disks(&format!("qemu-program = {qemu:?}"), &["a", "b"]);
     let vms = [0, 1].map(|at| {
-        let asked = json!({ "name": "guest", "driver": "qemu", "memory": 64 << 20, "vcpus": 1 });
+        let asked = json!({ "name": format!("guest {at}"), "driver": "qemu", "memory": 64 << 20, "vcpus": 1 });
         let vm = daemon.post("/vms", asked).1["uuid"].as_str().unwrap().to_owned();
         assert_eq!(daemon.post("/vbds", json!({ "vdi": vdis[at], "vm": vm })).0, 201);
         format!("/vms/{vm}")

@@ -37,7 +37,11 @@ fn begin(settings: &str, names: &[&str]) -> Option<(Taplined, Vec<String>)> {
 /// Makes a VM with these disks; its path in the API.
 #[track_caller]
 fn machine(daemon: &Taplined, vdis: &[String], more: Value) -> String {
-    let mut asked = json!({ "name": "guest", "driver": "qemu", "memory": 64 << 20, "vcpus": 2 });
+    let name = match daemon.get("/vms").1.as_array().unwrap().len() {
+        0 => "guest".to_owned(),
+        others => format!("guest {others}"),
+    };
+    let mut asked = json!({ "name": name, "driver": "qemu", "memory": 64 << 20, "vcpus": 2 });
     asked.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     let (status, vm) = daemon.post("/vms", asked);
     assert_eq!(status, 201, "{vm}");

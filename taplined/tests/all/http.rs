@@ -80,6 +80,7 @@ fn a_body_must_be_json_and_an_operation_without_fields_takes_none() {
     }
     assert_eq!(daemon.get("/vms").1, json!([]));
     for right in [&[("content-type", "Application/JSON; charset=utf-8")][..], &[]] {
+        let body = machine(&format!("web {}", right.len())).to_string();
         assert_eq!(daemon.exchange("POST", "/v1/vms", right, &body).status, 201);
     }
     let start = format!("{}/start", vm(&daemon, "db"));

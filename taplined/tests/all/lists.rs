@@ -22,10 +22,6 @@ fn pages(daemon: &Taplined, first: &str) -> (Vec<Value>, usize) {
     (all, count)
 }
 
-fn names(list: &Value) -> Vec<&str> {
-    list.as_array().unwrap().iter().map(|one| one["name"].as_str().unwrap()).collect()
-}
-
 #[track_caller]
 fn refused(daemon: &Taplined, path: &str, field: &str) {
     let answer = daemon.exchange("GET", path, &[], "");
@@ -77,7 +73,7 @@ fn pages_together_are_the_list() {
     let daemon = start();
     let vm = |name: &str| json!({ "name": name, "driver": "qemu", "memory": 64 << 20, "vcpus": 1 });
     for at in 0..7 {
-        assert_eq!(daemon.post("/vms", vm(&format!("vm{}", at % 3))).0, 201);
+        assert_eq!(daemon.post("/vms", vm(&format!("vm{at}"))).0, 201);
     }
     let whole = daemon.get("/vms").1;
     for (limit, count) in [(1, 7), (3, 3), (7, 1), (1000, 1)] {
@@ -85,8 +81,8 @@ fn pages_together_are_the_list() {
         assert_eq!((&Value::Array(all), pages), (&whole, count), "{limit}");
     }
     // The filter stays with the pages.
-    let (some, count) = pages(&daemon, "/v1/vms?name=vm0&limit=2");
-    assert_eq!((names(&Value::Array(some)), count), (vec!["vm0"; 3], 2));
+    let (some, count) = pages(&daemon, "/v1/vms?power=halted&limit=4");
+    assert_eq!((some.len(), count), (7, 2));
     // Another one between two pages neither repeats nor hides one of these.
     let first = daemon.get("/vms?limit=3").1;
     let last = first[2]["uuid"].as_str().unwrap().to_owned();

@@ -17,6 +17,7 @@ mod http;
 mod inventory;
 mod journal;
 mod lists;
+mod names;
 mod panics;
 mod plug;
 mod program;

@@ -517,9 +517,10 @@ fn an_unplug_is_recorded_once_there_is_space() {
     assert_eq!(status, 202, "{task}");
     harness::wait_until("it is being unplugged", || disks::state(&daemon, &vbd) == "unplugging");
     fs::write(state.join("filler"), vec![1; 5 << 20]).unwrap_err();
-    let mut refused = 0;
+    let (mut refused, mut count) = (0, 0);
     harness::wait_until("the catalogue is full, and its log's space is used up", || {
-        let asked = json!({ "name": "a", "driver": "qemu", "memory": 64 << 20, "vcpus": 1 });
+        count += 1;
+        let asked = json!({ "name": format!("vm {count}"), "driver": "qemu", "memory": 64 << 20, "vcpus": 1 });
         refused = if daemon.post("/vms", asked).0 == 507 { refused + 1 } else { 0 };
         refused == 5
     });
@@ -537,21 +538,21 @@ fn an_unplug_is_recorded_once_there_is_space() {
 fn a_vanished_state_directory_is_reported_and_changes_are_refused() {
     let daemon = harness::start();
     let sr = daemon.repository("vms");
-    let create = || daemon.post("/vdis", json!({ "sr": sr, "name": "a", "size": 8 << 20 }));
-    daemon.done(create());
+    let create = |name: &str| daemon.post("/vdis", json!({ "sr": sr, "name": name, "size": 8 << 20 }));
+    daemon.done(create("a"));
     let (state, away) = (daemon.room().join("state"), daemon.room().join("away"));
     fs::rename(&state, &away).unwrap();
-    let (status, problem) = create();
+    let (status, problem) = create("b");
     assert_eq!((status, &problem["code"]), (500, &json!("failed")), "{problem}");
     assert!(problem["detail"].as_str().unwrap().contains("no longer at"), "{problem}");
     assert!(problem["advice"].as_str().unwrap().contains("docs/recover.md"), "{problem}");
     // A new directory under the same path is not the same directory.
     fs::create_dir(&state).unwrap();
     fs::copy(away.join("catalogue.db"), state.join("catalogue.db")).unwrap();
-    assert_eq!(create().0, 500);
+    assert_eq!(create("b").0, 500);
     fs::remove_dir_all(&state).unwrap();
     fs::rename(&away, &state).unwrap();
-    daemon.done(create());
+    daemon.done(create("b"));
     assert_eq!(daemon.get("/vdis").1.as_array().unwrap().len(), 2);
 }
 
@@ -569,14 +570,16 @@ fn a_full_or_read_only_state_directory_is_reported_without_loss() {
     assert_eq!(fs::read_dir(&state).unwrap().count(), 0);
     files.iter().for_each(|(name, bytes)| fs::write(state.join(name), bytes).unwrap());
     daemon.restart();
-    let create = || daemon.post("/vdis", json!({ "sr": sr, "name": "a", "size": 8 << 20 }));
-    daemon.done(create());
+    let create = |name: &str| daemon.post("/vdis", json!({ "sr": sr, "name": name, "size": 8 << 20 }));
+    daemon.done(create("a"));
     fs::write(state.join("filler"), vec![1; 5 << 20]).unwrap_err();
     let (status, problem) = daemon.post("/host/backups", json!({}));
     assert_eq!((status, &problem["code"]), (507, &json!("no-space")), "{problem}");
+    let mut count = 0;
     harness::wait_until("the catalogue is full too", || {
-        let (status, problem) =
-            daemon.post("/vms", json!({ "name": "a", "driver": "qemu", "memory": 64 << 20, "vcpus": 1 }));
+        count += 1;
+        let asked = json!({ "name": format!("vm {count}"), "driver": "qemu", "memory": 64 << 20, "vcpus": 1 });
+        let (status, problem) = daemon.post("/vms", asked);
         assert!([201, 507].contains(&status), "{problem}");
         let advice = problem["advice"].as_str().unwrap_or_default();
         assert!(status == 201 || advice.contains("free space on the file system of the state directory"), "{problem}");
@@ -585,7 +588,7 @@ fn a_full_or_read_only_state_directory_is_reported_without_loss() {
     let left: Vec<_> = fs::read_dir(state.join("backups")).unwrap().collect();
     assert!(left.is_empty(), "{left:?}");
     fs::remove_file(state.join("filler")).unwrap();
-    daemon.done(create());
+    daemon.done(create("b"));
     assert_eq!(daemon.post("/host/backups", json!({})).0, 201);
     daemon.kill();
     mounted.remount("ro");

@@ -100,7 +100,8 @@ impl Bed {
         let mut known = catalogue.prepare("SELECT file FROM image").unwrap();
         let known: BTreeSet<String> = known.query_map([], |row| row.get(0)).unwrap().map(Result::unwrap).collect();
         assert_eq!(files, known, "{}", self.daemon.log());
-        let held = "SELECT (SELECT count(*) FROM lease) + (SELECT count(*) FROM claim)";
+        let held = "SELECT (SELECT count(*) FROM lease) + (SELECT count(*) FROM claim)
+                    + (SELECT count(*) FROM name_claim)";
         let held: u32 = catalogue.query_row(held, [], |row| row.get(0)).unwrap();
         assert_eq!(held, 0, "{}", self.daemon.log());
         disks::inventory_agrees(&self.daemon);
@@ -318,7 +319,7 @@ fn image_jobs_have_access_only_to_passed_files() {
 fn a_vdi_grows_and_never_shrinks() {
     let bed = bed();
     for format in ["qcow2", "vhd", "raw"] {
-        let vdi = bed.create("disk", format);
+        let vdi = bed.create(format, format);
         bed.verb(&vdi, "resize", json!({ "size": 2 * SIZE }));
         assert_eq!(bed.show(&vdi)["size"], 2 * SIZE);
         let (status, problem) = bed.daemon.post(&format!("/vdis/{vdi}/resize"), json!({ "size": SIZE }));
@@ -541,7 +542,8 @@ type State = (Vec<(String, bool, u64, Vec<u8>)>, bool);
 fn state(bed: &Bed) -> State {
     let (_, vdis) = bed.daemon.get("/vdis");
     let of = |vdi: &Value| {
-        let name = vdi["name"].as_str().unwrap().to_owned();
+        // Behind the @ is the time of a snapshot.
+        let name = vdi["name"].as_str().unwrap().split('@').next().unwrap().to_owned();
         let (read_only, depth) = (vdi["read_only"].as_bool().unwrap(), vdi["depth"].as_u64().unwrap());
         (name, read_only, depth, bed.read(vdi["uuid"].as_str().unwrap()))
     };

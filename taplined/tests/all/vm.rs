@@ -29,7 +29,11 @@ fn begin(settings: &str, names: &[&str]) -> Option<(Taplined, Vec<String>)> {
 /// Makes a VM with these disks; its path in the API.
 #[track_caller]
 fn machine(daemon: &Taplined, vdis: &[String]) -> String {
-    let asked = json!({ "name": "guest", "driver": "qemu", "memory": 64 << 20, "vcpus": 2 });
+    let name = match daemon.get("/vms").1.as_array().unwrap().len() {
+        0 => "guest".to_owned(),
+        others => format!("guest {others}"),
+    };
+    let asked = json!({ "name": name, "driver": "qemu", "memory": 64 << 20, "vcpus": 2 });
     let (status, vm) = daemon.post("/vms", asked);
     assert_eq!(status, 201, "{vm}");
     let vm = format!("/vms/{}", vm["uuid"].as_str().unwrap());

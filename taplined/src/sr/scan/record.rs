@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet};
 
 use api::{Code, Placed, Problem, Scan, Sr};
 use repo::Tx;
-use repo::catalogue::{Image, ImageState, NewVdi};
+use repo::catalogue::{Among, Image, ImageState, NewVdi};
 use uuid::Uuid;
 
 use super::placement::{Placement, Placing};
@@ -140,7 +140,7 @@ fn add_vdi(tx: &mut Tx<'_>, sr: &Sr, placing: &Placing, image: Uuid, bases: &Has
     let vdi = NewVdi {
         uuid: identity(tx, file)?,
         image,
-        name: name(file)?,
+        name: free_name(tx, sr, file)?,
         description: api::Description::default(),
         read_only: fixed || base || file.ends_with(".iso"),
         snapshot: if base { only_above(tx, image, bases)?.map(|of| (of, None)) } else { None },
@@ -166,6 +166,16 @@ fn identity(tx: &Tx<'_>, file: &str) -> Result<Uuid, Problem> {
         Ok(uuid) if tx.find_vdi(uuid)?.is_none() => Ok(uuid),
         _ => Ok(Uuid::new_v4()),
     }
+}
+
+/// A name for the VDI of a file. Another may have the first choice: `web.vhd` is found where there is a VDI `web`.
+/// Files have different names, so the whole name of the file is the next.
+fn free_name(tx: &Tx<'_>, sr: &Sr, file: &str) -> Result<api::Name, Problem> {
+    let (among, first) = (Among::Vdis(sr.uuid), name(file)?);
+    if tx.is_name_free(among, &first)? {
+        return Ok(first);
+    }
+    tx.free_name(among, &api::Name::try_from(file.to_owned()).unwrap_or(first), "")
 }
 
 /// The name of the file without its suffix, if that is a valid name.

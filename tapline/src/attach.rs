@@ -6,8 +6,9 @@ use api::{Code, ImageFormat, Mode, Name, Problem, Size, Vbd, VbdCreate, VbdState
 use serde_json::Value;
 use uuid::Uuid;
 
+use crate::find::Disk;
 use crate::output::say;
-use crate::session::{Session, print};
+use crate::session::{Session, named, print};
 use crate::vbd::For;
 use crate::word;
 
@@ -22,8 +23,8 @@ pub struct Attach {
     /// Make the disk first, of this size
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true, value_parser = word::size)]
     new: Option<Size>,
-    /// With --new: the repository [default: the only one]
-    #[arg(long, requires = "new")]
+    /// The repository in which the disk is, or with --new is made [default: any; with --new the only one]
+    #[arg(long)]
     sr: Option<String>,
     /// With --new: the format [default: the repository's default]
     #[arg(long, requires = "new", value_parser = word::one_of::<ImageFormat>(&word::FORMATS))]
@@ -39,8 +40,8 @@ pub struct Attach {
 /// `vdi detach`.
 #[derive(clap::Args)]
 pub struct Detach {
-    /// The disk: its name or UUID prefix
-    vdi: String,
+    #[command(flatten)]
+    vdi: Disk,
     /// Only from this machine: its name or UUID prefix
     #[arg(long)]
     vm: Option<String>,
@@ -56,7 +57,7 @@ impl Attach {
         let vm = session.vm_if(vm.as_deref()).await?;
         let vdi = match new {
             Some(size) => make(session, &vdi, size, sr.as_deref(), format).await?,
-            None => session.vdi(&vdi).await?,
+            None => session.vdi_in(session.sr_if(sr.as_deref()).await?, &vdi).await?,
         };
         let vbd = plug(session, give(session, vdi, vm, mode).await?).await?;
         match paste {
@@ -70,11 +71,12 @@ impl Attach {
 impl Detach {
     /// Runs the verb.
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
-        let vdi = session.vdi(&self.vdi).await?;
+        let vdi = self.vdi.find(session).await?;
         let vm = session.vm_if(self.vm.as_deref()).await?;
         let vbds = session.client.vbds(vm, Some(vdi), None).await?;
         if vbds.is_empty() {
-            say(&format!("tapline: the vdi '{}' is not attached\n", self.vdi));
+            let vdi = session.client.vdi(vdi).await?;
+            say(&format!("tapline: {} is not attached\n", named("disk", vdi.name.as_str(), vdi.uuid)));
         }
         for vbd in vbds {
             if vbd.state != VbdState::Unplugged {
@@ -98,8 +100,8 @@ pub async fn make(
     let name: Name =
         name.parse().map_err(|why| Problem::new(Code::Invalid, format!("'{name}': {why}")).field("name"))?;
     let sr = session.sr_or_only(sr).await?;
-    let asked =
-        VdiCreate { uuid: None, sr, name, allow_duplicate_name: false, description: Default::default(), size, format };
+    let (description, allow_duplicate_name) = Default::default();
+    let asked = VdiCreate { uuid: None, sr, name, allow_duplicate_name, description, size, format };
     uuid(&session.finish(session.client.vdi_create(&asked).await?).await?)
 }
 

@@ -17,6 +17,8 @@ const GAP: u16 = 2;
 /// A column that shows a property of an object of type `T`.
 pub struct Column<T> {
     head: &'static str,
+    /// What it was called in earlier versions.
+    old_head: Option<&'static str>,
     visibility: Visibility,
     align: CellAlignment,
     cell: fn(&T, Uuids<'_>) -> String,
@@ -88,7 +90,7 @@ pub struct Layout<'a> {
 impl<T> Column<T> {
     /// A column that is shown in every table.
     pub const fn new(head: &'static str, cell: fn(&T, Uuids<'_>) -> String) -> Column<T> {
-        Column { head, visibility: Visibility::Table, align: CellAlignment::Left, cell }
+        Column { head, old_head: None, visibility: Visibility::Table, align: CellAlignment::Left, cell }
     }
 
     /// The cell's text for an object. Invisible characters in names are made visible.
@@ -102,6 +104,11 @@ impl<T> Column<T> {
             Visibility::Wide => wide,
             Visibility::Alone => false,
         }
+    }
+
+    /// The column can be chosen by this heading as well.
+    pub const fn formerly(self, head: &'static str) -> Column<T> {
+        Column { old_head: Some(head), ..self }
     }
 
     /// Right-aligns the column, for values compared by their last digit.
@@ -153,6 +160,7 @@ pub fn table<T>(objects: &[T], columns: &[Column<T>], layout: &Layout<'_>) -> Re
 fn find<'a, T>(columns: &'a [Column<T>], head: &str) -> Result<&'a Column<T>, Problem> {
     let plain = |text: &str| text.trim().to_lowercase().replace(['-', '_'], " ");
     let found = columns.iter().find(|column| plain(column.head) == plain(head));
+    let found = found.or_else(|| columns.iter().find(|column| column.old_head.is_some_and(|old| old == plain(head))));
     found.ok_or_else(|| {
         let heads: Vec<String> = columns.iter().map(|column| column.head.replace(' ', "-")).collect();
         Problem::new(Code::Invalid, format!("there is no column '{head}' here"))
@@ -188,11 +196,20 @@ fn compare(one: &str, other: &str) -> Ordering {
     }
 }
 
-/// A number, with or without a unit, as `readable` writes it.
+/// A number, with or without a unit, as `readable` writes it; a factor; or a time from now.
 fn value(text: &str) -> Option<f64> {
+    if text == "now" {
+        return Some(0.0);
+    }
+    if let Some(factor) = text.strip_suffix('x') {
+        return factor.parse().ok();
+    }
     let (number, unit) = text.split_once(' ').unwrap_or((text, ""));
     let factor = match unit {
         "" | "B" | "%" => 1.0,
+        "min" => 60.0,
+        "h" => 3600.0,
+        "d" => 86_400.0,
         "KiB" => f64::from(1 << 10),
         "MiB" => f64::from(1 << 20),
         "GiB" => f64::from(1 << 30),
@@ -250,7 +267,7 @@ mod test {
     const COLUMNS: &[Shown] = &[
         Shown::new("uuid", |thing, uuids| uuids.show(thing.uuid)),
         Shown::new("name", |thing, _| thing.name.into()),
-        Shown::new("size", |thing, _| thing.name.len().to_string()).right().if_room(),
+        Shown::new("size", |thing, _| thing.name.len().to_string()).formerly("length").right().if_room(),
         Shown::new("note", |_, _| "seldom seen".into()).if_room(),
         Shown::new("of", |thing, uuids| uuids.show(thing.uuid)).wide(),
         Shown::new("text", |thing, _| thing.name.replace(' ', "\n")).alone(),
@@ -299,6 +316,8 @@ mod test {
         let chosen = ["name".to_owned(), "OF".to_owned()];
         let text = drawn(&Layout { columns: &chosen, ..within(3) });
         assert_eq!(text, "NAME              OF\nroot              9b1deb4d\nデータ 2 of them  00000000\n");
+        let old = ["length".to_owned()];
+        assert!(drawn(&Layout { columns: &old, ..within(3) }).starts_with("SIZE\n"));
         let unknown = ["colour".to_owned()];
         let problem = table(&things(), COLUMNS, &Layout { columns: &unknown, ..Layout::default() }).unwrap_err();
         assert_eq!(problem.detail, "there is no column 'colour' here");
@@ -312,6 +331,9 @@ mod test {
         assert!(first("name").contains("root") && first("-name").contains("データ"));
         assert_eq!(compare("2 GiB", "1000 MiB"), Ordering::Greater);
         assert_eq!(compare("10", "9"), Ordering::Greater);
+        assert_eq!(compare("10.0x", "1.4x"), Ordering::Greater);
+        assert_eq!(compare("3 d", "40 h"), Ordering::Greater);
+        assert_eq!((compare("now", "5 min"), compare("3 d", "-")), (Ordering::Less, Ordering::Less));
         assert_eq!(compare("9", "nine"), Ordering::Less);
     }
 

@@ -1,10 +1,15 @@
 //! Finds the object that a name or a UUID prefix refers to.
 //!
 //! A full UUID is used as it is. Anything else must match exactly one object; the first match is never used silently.
+//! Of a disk and snapshots of one name the disk is meant.
 
-use api::{Code, Problem, Sr, SrSource, SrState};
+use std::collections::HashMap;
+
+use api::{Code, ObjectKind, Problem, Sr, SrSource, SrState, Vdi, Vm};
+use control::size::readable;
 use uuid::Uuid;
 
+use crate::column::{Column, Layout, Uuids, table};
 use crate::session::Session;
 
 /// How many candidates are listed; a longer list would not be read.
@@ -12,27 +17,121 @@ const LISTED: usize = 10;
 /// The shortest UUID prefix that is accepted.
 const DIGITS_MIN: usize = 4;
 
+/// A disk, as a command names it.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Disk {
+    /// Name or UUID prefix
+    vdi: String,
+    /// The repository in which the disk is: its name or UUID prefix [default: any]
+    #[arg(long)]
+    sr: Option<String>,
+}
+
+impl Disk {
+    /// Finds it.
+    pub async fn find(&self, session: &Session) -> Result<Uuid, Problem> {
+        let sr = session.sr_if(self.sr.as_deref()).await?;
+        session.vdi_in(sr, &self.vdi).await
+    }
+}
+
+type Candidate<T> = Column<T>;
+
+const SRS: &[Candidate<Sr>] = &[
+    Candidate::new("name", |sr, _| sr.name.to_string()),
+    Candidate::new("location", |sr, _| crate::sr::location(&sr.source)),
+    Candidate::new("created", |sr, _| format!("{:.0}", sr.created)),
+    Candidate::new("uuid", |sr, uuids| uuids.show(sr.uuid)),
+];
+
+const VMS: &[Candidate<Vm>] = &[
+    Candidate::new("name", |vm, _| vm.name.to_string()),
+    Candidate::new("created", |vm, _| format!("{:.0}", vm.created)),
+    Candidate::new("uuid", |vm, uuids| uuids.show(vm.uuid)),
+];
+
+/// A disk that a name may mean.
+struct Found {
+    vdi: Vdi,
+    sr: Option<Sr>,
+}
+
+const VDIS: &[Candidate<Found>] = &[
+    Candidate::new("kind", |found, _| kind(&found.vdi, found.sr.as_ref()).into()),
+    Candidate::new("name", |found, _| found.vdi.name.to_string()),
+    Candidate::new("sr", |found, _| {
+        found.sr.as_ref().map_or_else(|| Uuids::SHORT.show(found.vdi.sr), |sr| sr.name.to_string())
+    }),
+    Candidate::new("virtual", |found: &Found, _| readable(found.vdi.size)).right(),
+    Candidate::new("created", |found, _| format!("{:.0}", found.vdi.created)),
+    Candidate::new("uuid", |found, uuids| uuids.show(found.vdi.uuid)),
+];
+
+/// What a VDI is to people.
+fn kind(vdi: &Vdi, sr: Option<&Sr>) -> &'static str {
+    match sr.map(|sr| &sr.source) {
+        Some(SrSource::Iso { .. }) => "ISO",
+        _ if vdi.snapshot_of.is_some() => "snapshot",
+        _ => "disk",
+    }
+}
+
 impl Session {
     /// Finds a repository.
     pub async fn sr(&self, text: &str) -> Result<Uuid, Problem> {
-        match Uuid::parse_str(text) {
-            Ok(uuid) => Ok(uuid),
-            Err(_) => {
-                let found = self.client.srs(Some(text)).await?;
-                only("sr", text, found.iter().map(|sr| (sr.uuid, sr.name.as_str())))
-            }
+        if let Ok(uuid) = Uuid::parse_str(text) {
+            return Ok(uuid);
+        }
+        match self.client.srs(Some(text)).await?.as_slice() {
+            [] => Err(nothing("sr", text)),
+            [sr] => Ok(self.called(ObjectKind::Sr, "repository", sr.uuid, sr.name.as_str())),
+            several => Err(ambiguous("repositories", text, &candidates(several, SRS)?, several.len(), UUID)),
         }
     }
 
     /// Finds a disk.
     pub async fn vdi(&self, text: &str) -> Result<Uuid, Problem> {
-        match Uuid::parse_str(text) {
-            Ok(uuid) => Ok(uuid),
-            Err(_) => {
-                let found = self.client.vdis(None, Some(text)).await?;
-                only("vdi", text, found.iter().map(|vdi| (vdi.uuid, vdi.name.as_str())))
-            }
+        self.vdi_in(None, text).await
+    }
+
+    /// Finds a disk of a repository, or of any.
+    pub async fn vdi_in(&self, sr: Option<Uuid>, text: &str) -> Result<Uuid, Problem> {
+        if let Ok(uuid) = Uuid::parse_str(text) {
+            return Ok(uuid);
         }
+        let found = self.client.vdis(sr, Some(text)).await?;
+        self.only_vdi(text, &found).await
+    }
+
+    /// Finds a snapshot of a disk; if there is none of this name, any disk.
+    pub async fn snapshot_of(&self, vdi: Uuid, text: &str) -> Result<Uuid, Problem> {
+        if let Ok(uuid) = Uuid::parse_str(text) {
+            return Ok(uuid);
+        }
+        let mut found = self.client.vdis(None, Some(text)).await?;
+        if found.iter().any(|one| one.snapshot_of == Some(vdi)) {
+            found.retain(|one| one.snapshot_of == Some(vdi));
+        }
+        self.only_vdi(text, &found).await
+    }
+
+    async fn only_vdi(&self, text: &str, found: &[Vdi]) -> Result<Uuid, Problem> {
+        if let Some(vdi) = meant(text, found) {
+            return Ok(self.called(ObjectKind::Vdi, kind(vdi, None), vdi.uuid, vdi.name.as_str()));
+        }
+        if found.is_empty() {
+            return Err(nothing("vdi", text));
+        }
+        let srs: HashMap<Uuid, Sr> = self.client.srs(None).await?.into_iter().map(|sr| (sr.uuid, sr)).collect();
+        let of = |vdi: &Vdi| Found { vdi: vdi.clone(), sr: srs.get(&vdi.sr).cloned() };
+        let rows: Vec<Found> = found.iter().map(of).collect();
+        let first = found.first().map(|vdi| vdi.sr);
+        let advice = if found.iter().all(|vdi| Some(vdi.sr) == first) {
+            UUID
+        } else {
+            "give the UUID of the one you mean, or its repository: --sr"
+        };
+        Err(ambiguous("disks", text, &candidates(&rows, VDIS)?, found.len(), advice))
     }
 
     /// The repository with this name or UUID; if none is given, the only one in which disks can be made.
@@ -65,13 +164,18 @@ impl Session {
         }
         let by_uuid = self.client.vbds(None, None, Some(text)).await?;
         if !by_uuid.is_empty() {
-            return only("vbd", text, by_uuid.iter().map(|vbd| (vbd.uuid, "")));
+            return self.only_vbd(text, &by_uuid);
         }
         let mut of_disks = Vec::new();
         for vdi in self.client.vdis(None, Some(text)).await? {
             of_disks.extend(self.client.vbds(None, Some(vdi.uuid), None).await?);
         }
-        only("vbd", text, of_disks.iter().map(|vbd| (vbd.uuid, "")))
+        self.only_vbd(text, &of_disks)
+    }
+
+    fn only_vbd(&self, text: &str, found: &[api::Vbd]) -> Result<Uuid, Problem> {
+        let uuid = only("vbd", text, found.iter().map(|vbd| (vbd.uuid, "")))?;
+        Ok(self.called(ObjectKind::Vbd, "VBD", uuid, text))
     }
 
     /// The block device of a machine that its guest calls `vda`, or that has this position.
@@ -82,7 +186,8 @@ impl Session {
         })?;
         let uuid = self.vm(vm).await?;
         let vbds = self.client.vbds(Some(uuid), None, None).await?;
-        let found = vbds.iter().find(|vbd| u32::from(vbd.position) == position).map(|vbd| vbd.uuid);
+        let found = vbds.iter().find(|vbd| u32::from(vbd.position) == position);
+        let found = found.map(|vbd| self.called(ObjectKind::Vbd, "VBD", vbd.uuid, &format!("{vm}/{device}")));
         found.ok_or_else(|| {
             Problem::new(Code::NotFound, format!("the vm '{vm}' has no disk {device}"))
                 .advise(format!("'tapline vbd list --vm {vm}' shows its disks"))
@@ -91,12 +196,13 @@ impl Session {
 
     /// Finds a machine.
     pub async fn vm(&self, text: &str) -> Result<Uuid, Problem> {
-        match Uuid::parse_str(text) {
-            Ok(uuid) => Ok(uuid),
-            Err(_) => {
-                let found = self.client.vms(Some(text)).await?;
-                only("vm", text, found.iter().map(|vm| (vm.uuid, vm.name.as_str())))
-            }
+        if let Ok(uuid) = Uuid::parse_str(text) {
+            return Ok(uuid);
+        }
+        match self.client.vms(Some(text)).await?.as_slice() {
+            [] => Err(nothing("vm", text)),
+            [vm] => Ok(self.called(ObjectKind::Vm, "VM", vm.uuid, vm.name.as_str())),
+            several => Err(ambiguous("machines", text, &candidates(several, VMS)?, several.len(), UUID)),
         }
     }
 
@@ -155,26 +261,50 @@ fn begins(uuid: Uuid, text: &str) -> bool {
         && uuid.to_string().starts_with(&text.to_ascii_lowercase())
 }
 
+/// What to do about several matches.
+const UUID: &str = "give the UUID of the one you mean";
+
+/// The disk that a name means: the only match, or the only disk of that name among snapshots.
+fn meant<'a>(text: &str, found: &'a [Vdi]) -> Option<&'a Vdi> {
+    if let [only] = found {
+        return Some(only);
+    }
+    let mut disks = found.iter().filter(|vdi| vdi.snapshot_of.is_none());
+    let disk = disks.next().filter(|_| disks.next().is_none())?;
+    found.iter().all(|vdi| vdi.name.as_str() == text).then_some(disk)
+}
+
 /// The only match, or an error that lists the candidates.
 fn only<'a>(noun: &str, text: &str, found: impl Iterator<Item = (Uuid, &'a str)>) -> Result<Uuid, Problem> {
     let found: Vec<(Uuid, &str)> = found.collect();
     match found.as_slice() {
+        [] => Err(nothing(noun, text)),
         [(uuid, _)] => Ok(*uuid),
-        [] => Err(Problem::new(Code::NotFound, format!("no {noun} named '{text}'")).advise(format!(
-            "give a name or at least {DIGITS_MIN} digits of a UUID; 'tapline {noun} list' shows both"
-        ))),
-        many => {
-            let message = format!("'{text}' is ambiguous; it matches {} {noun}s:{}", many.len(), listed(many));
-            Err(Problem::new(Code::Invalid, message).advise("give the UUID of the one you mean"))
+        several => {
+            let lines: String = several.iter().take(LISTED).map(|(uuid, name)| format!("{uuid}  {name}\n")).collect();
+            Err(ambiguous(&format!("{noun}s"), text, &lines, several.len(), UUID))
         }
     }
 }
 
-fn listed(found: &[(Uuid, &str)]) -> String {
-    let first = found.iter().take(LISTED).map(|(uuid, name)| format!("\n    {uuid}  {name}"));
-    let first: String = first.map(|line| line.trim_end().to_owned()).collect::<Vec<_>>().concat();
-    let more = found.len().saturating_sub(LISTED);
-    if more > 0 { format!("{first}\n    and {more} more") } else { first }
+fn nothing(noun: &str, text: &str) -> Problem {
+    Problem::new(Code::NotFound, format!("no {noun} named '{text}'"))
+        .advise(format!("give a name or at least {DIGITS_MIN} digits of a UUID; 'tapline {noun} list' shows both"))
+}
+
+/// The first candidates, a line each, with headings.
+fn candidates<T>(found: &[T], columns: &[Column<T>]) -> Result<String, Problem> {
+    let listed = found.get(..LISTED).unwrap_or(found);
+    table(listed, columns, &Layout { wide: true, ..Layout::default() })
+}
+
+/// Lists the candidates.
+fn ambiguous(nouns: &str, text: &str, lines: &str, count: usize, advice: &str) -> Problem {
+    let lines: String = lines.lines().map(|line| format!("\n    {line}").trim_end().to_owned()).collect();
+    let more = count.saturating_sub(LISTED);
+    let more = if more > 0 { format!("\n    and {more} more") } else { String::new() };
+    let message = format!("'{text}' is ambiguous; it matches {count} {nouns}:{lines}{more}");
+    Problem::new(Code::Invalid, message).advise(advice)
 }
 
 #[cfg(test)]
@@ -188,16 +318,32 @@ mod test {
         assert!(["", "vd", "vdA", "nvme0n1", "vdaaa"].iter().all(|device| position(device).is_none()));
     }
 
+    fn vdi(number: u128, name: &str, snapshot_of: Option<u128>) -> Vdi {
+        let snapshot_of = snapshot_of.map(|of| Uuid::from_u128(of).to_string());
+        let shown = serde_json::json!({
+            "uuid": Uuid::from_u128(number), "name": name, "description": "", "sr": Uuid::nil(), "size": 512,
+            "physical_utilisation": 0, "format": "raw", "file": "a.raw", "depth": 1, "read_only": false,
+            "snapshot_of": snapshot_of, "state": "ready", "users": [], "created": "2026-11-22T10:00:00Z",
+        });
+        serde_json::from_value(shown).unwrap()
+    }
+
     #[test]
-    fn a_unique_match_is_found() {
-        let uuid = Uuid::from_u128(7);
-        assert_eq!(only("sr", "a", [(uuid, "a")].into_iter()), Ok(uuid));
+    fn of_a_disk_and_snapshots_of_its_name_the_disk_is_meant() {
+        let (disk, other) = (vdi(1, "web", None), vdi(2, "web", None));
+        let snapshot = |number| vdi(number, "web", Some(1));
+        assert_eq!(meant("web", &[snapshot(3), disk.clone(), snapshot(4)]), Some(&disk));
+        assert_eq!(meant("web", &[snapshot(3)]), Some(&snapshot(3)));
+        assert_eq!(meant("web", &[disk.clone(), other, snapshot(3)]), None);
+        assert_eq!(meant("web", &[snapshot(3), snapshot(4)]), None);
+        // A snapshot by its UUID, and a disk by its name.
+        assert_eq!(meant("abcd", &[vdi(1, "abcd", None), vdi(2, "web", Some(7))]), None);
     }
 
     #[test]
     fn an_ambiguous_match_is_refused_with_all_candidates() {
-        let problem = only("sr", "a", (1..=2).map(|n| (Uuid::from_u128(n), "a"))).unwrap_err();
-        let text = "'a' is ambiguous; it matches 2 srs:\n    00000000-0000-0000-0000-000000000001  a\n    \
+        let problem = only("task", "0000", (1..=2).map(|n| (Uuid::from_u128(n), "a"))).unwrap_err();
+        let text = "'0000' is ambiguous; it matches 2 tasks:\n    00000000-0000-0000-0000-000000000001  a\n    \
                     00000000-0000-0000-0000-000000000002  a";
         assert_eq!(problem.detail, text);
         let many = only("vbd", "0000", (1..=13).map(|n| (Uuid::from_u128(n), ""))).unwrap_err();

@@ -178,7 +178,7 @@ fn ask(how: How, what: impl AsyncFnOnce(&Session) -> Result<(), Problem>) -> Res
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Problem::failed("start the async runtime", error))?;
     let session = Session::new(how)?;
-    runtime.block_on(what(&session))?;
+    runtime.block_on(what(&session)).map_err(|problem| session.explained(problem))?;
     Ok(session.again())
 }
 

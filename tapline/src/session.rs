@@ -2,7 +2,7 @@
 //!
 //! Objects go to stdout, as text for people or as the API's own JSON; everything else goes to stderr.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::io::{self, IsTerminal};
 use std::ops::ControlFlow;
 use std::time::Duration;
@@ -11,6 +11,7 @@ use api::client::{Answer, Client};
 use api::{AbsolutePath, Code, ObjectKind, Problem, Task, TaskState};
 use serde::Serialize;
 use serde_json::Value;
+use uuid::Uuid;
 
 use crate::column::{Column, Layout, Names, alone, table};
 use crate::endpoint::EndpointOptions;
@@ -107,6 +108,21 @@ pub struct Session {
     json: bool,
     /// After how long the command is to be run again.
     again: Cell<Option<Duration>>,
+    called: RefCell<Vec<Called>>,
+}
+
+/// An object that the user has named.
+#[derive(Debug)]
+struct Called {
+    uuid: Uuid,
+    /// What the daemon calls its kind in front of its UUID.
+    nouns: &'static [&'static str],
+    shown: String,
+}
+
+/// An object by its name, and by its UUID, which nothing else has.
+pub fn named(noun: &str, name: &str, uuid: Uuid) -> String {
+    format!("{noun} \"{name}\" ({uuid})")
 }
 
 /// The result of a verb that may be long-running.
@@ -121,7 +137,33 @@ impl Session {
     /// Creates a session from its options.
     pub fn new(how: How) -> Result<Session, Problem> {
         let (client, remote) = how.endpoint.client()?;
-        Ok(Session { client, remote, json: how.json, again: Cell::new(None) })
+        Ok(Session { client, remote, json: how.json, again: Cell::new(None), called: RefCell::default() })
+    }
+
+    /// Keeps how the user has named an object, for [`Session::explained`]. Returns its UUID.
+    pub fn called(&self, kind: ObjectKind, noun: &str, uuid: Uuid, name: &str) -> Uuid {
+        let nouns: &[&str] = match kind {
+            ObjectKind::Sr => &["SR", "repository"],
+            ObjectKind::Vdi => &["VDI"],
+            ObjectKind::Vbd => &["VBD"],
+            ObjectKind::Vm => &["VM"],
+            ObjectKind::Host | ObjectKind::Task => &[],
+        };
+        self.called.borrow_mut().push(Called { uuid, nouns, shown: named(noun, name, uuid) });
+        uuid
+    }
+
+    /// A problem in which objects go by the names that the user has given for them. Programs get the daemon's words.
+    pub fn explained(&self, problem: Problem) -> Problem {
+        if self.json {
+            return problem;
+        }
+        let called = self.called.borrow();
+        let explain = |text: String| {
+            let pairs = called.iter().flat_map(|called| called.nouns.iter().map(move |noun| (called, noun)));
+            pairs.fold(text, |text, (called, noun)| text.replace(&format!("{noun} {}", called.uuid), &called.shown))
+        };
+        Problem { detail: explain(problem.detail), advice: problem.advice.map(explain), ..problem }
     }
 
     /// A path on the daemon's host, which is this host unless the daemon is reached over the network.
@@ -179,11 +221,9 @@ impl Session {
         let form = if self.json { Form::Json } else { listing.form() };
         let layout = Layout {
             wide: form == Form::Wide,
-            width: terminal_width(),
             columns: &listing.columns,
             sort: listing.sort.as_deref(),
-            names: Some(names),
-            bold: terminal && std::env::var_os("NO_COLOR").is_none_or(|no| no.is_empty()),
+            ..layout(names)
         };
         match form {
             Form::Json => self.value(&objects),
@@ -191,6 +231,11 @@ impl Session {
             Form::Uuid => print(&lines(objects, &["uuid", "name"])?),
             Form::Table | Form::Wide => print(&table(objects, columns, &layout)?),
         }
+    }
+
+    /// Prints rows that are no objects of the API, as a table.
+    pub fn rows<T>(&self, rows: &[T], columns: &[Column<T>], names: &Names) -> Result<(), Problem> {
+        print(&table(rows, columns, &layout(names))?)
     }
 
     /// The names of all objects of these kinds.
@@ -282,6 +327,12 @@ impl Session {
     pub async fn did<T: Serialize>(&self, answer: Answer<T>, waiting: Waiting) -> Result<(), Problem> {
         self.outcome(answer, waiting).await.map(drop)
     }
+}
+
+/// A table as it is usually printed here.
+fn layout(names: &Names) -> Layout<'_> {
+    let bold = io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|no| no.is_empty());
+    Layout { width: terminal_width(), names: Some(names), bold, ..Layout::default() }
 }
 
 /// Of each object the first of these fields that it has, one per line.

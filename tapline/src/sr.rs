@@ -9,10 +9,12 @@ use uuid::Uuid;
 
 use crate::column::{Layout, table};
 use crate::confirm::Confirm;
-use crate::session::{Listing, Outcome, Session, Waiting, print};
+use crate::session::{Listing, Outcome, Session, Waiting, named, print};
 use crate::{removal, word};
 use shown::{COLUMNS, FOUND, scanned};
 use source::Source;
+
+pub use shown::location;
 
 /// Operations on storage repositories.
 #[derive(clap::Subcommand)]
@@ -206,7 +208,8 @@ impl Destroy {
         if self.dry_run {
             return removal::told(session, session.client.sr_destroy(sr.uuid, true).await?, self.waiting).await;
         }
-        self.confirm.ask(&format!("destroy the sr '{}' ({}) with everything in it", sr.name, sr.uuid))?;
+        self.confirm
+            .ask(&format!("destroy {} with everything in it", named("repository", sr.name.as_str(), sr.uuid)))?;
         session.did(session.client.sr_destroy(sr.uuid, false).await?, self.waiting).await
     }
 }

@@ -6,7 +6,7 @@ use api::client::Connector;
 use api::{Autostart, Code, Mode, ObjectKind, Problem, Transport, Vbd, VbdCreate, VbdPatch, VbdState, VbdUnplug, Vbds};
 use uuid::Uuid;
 
-use crate::column::{Column, Names, Uuids};
+use crate::column::{Column, Names};
 use crate::session::{Listing, Session, Waiting, print};
 use crate::word;
 
@@ -157,7 +157,7 @@ const COLUMNS: &[Shown] = &[
     Shown::new("vdi", |vbd, uuids| uuids.named(vbd.vdi)),
     Shown::new("position", |vbd, _| vbd.position.to_string()).right(),
     Shown::new("mode", |vbd, _| word::of(&vbd.mode)),
-    Shown::new("state", state),
+    Shown::new("state", |vbd, _| word::state(&vbd.state, vbd.waits_for_space, vbd.problem.is_some())),
     Shown::new("transport", |vbd, _| word::of(&vbd.transport)).if_room(),
     Shown::new("queues", |vbd, _| vbd.queues.to_string()).right().if_room(),
     Shown::new("socket", |vbd, _| vbd.socket.as_ref().map(ToString::to_string).unwrap_or_default()).if_room(),
@@ -171,16 +171,6 @@ const COLUMNS: &[Shown] = &[
     Shown::new("autostart", |vbd, _| vbd.autostart.as_ref().map(word::of_autostart).unwrap_or_default()).alone(),
     Shown::new("created", |vbd, _| format!("{:.0}", vbd.created)).alone(),
 ];
-
-/// The state, and whether the device waits for space or has a problem.
-fn state(vbd: &Vbd, _: Uuids) -> String {
-    let state = word::of(&vbd.state);
-    match (vbd.waits_for_space, &vbd.problem) {
-        (true, _) => format!("{state}, no space"),
-        (false, Some(_)) => format!("{state}, problem"),
-        (false, None) => state,
-    }
-}
 
 impl From<For> for Connector {
     fn from(connector: For) -> Connector {

@@ -2,6 +2,7 @@
 
 mod make;
 mod shown;
+mod tree;
 
 use api::{
     Believed, Description, ImageFormat, Name, ObjectKind, Problem, VdiExport, VdiPatch, VdiReconcile, VdiResize,
@@ -11,7 +12,8 @@ use api::{
 use crate::attach::{Attach, Detach};
 use crate::column::Names;
 use crate::confirm::Confirm;
-use crate::session::{Listing, Session, Waiting};
+use crate::find::Disk;
+use crate::session::{Listing, Session, Waiting, named};
 use crate::word::HostPath;
 use crate::{removal, word};
 use make::{Branch, Copy, Create, Import};
@@ -32,11 +34,10 @@ pub enum Verb {
         #[command(flatten)]
         listing: Listing,
     },
+    /// List disks with their snapshots and clones below them, and the space that each takes by itself
+    Tree(tree::Tree),
     /// Show a disk
-    Show {
-        /// Name or UUID prefix
-        vdi: String,
-    },
+    Show(Disk),
     /// Change a disk's name, description or read-only flag
     Set(Set),
     /// Attach a disk to a machine, and print the block device's UUID: it is made if there is none, and plugged
@@ -45,8 +46,8 @@ pub enum Verb {
     Detach(Detach),
     /// Grow a disk; it may be plugged
     Resize {
-        /// Name or UUID prefix
-        vdi: String,
+        #[command(flatten)]
+        vdi: Disk,
         /// New size seen by the guest; cannot be smaller than the current size
         #[arg(long, allow_hyphen_values = true, value_parser = word::size, required_unless_present = "old_size")]
         size: Option<api::Size>,
@@ -68,8 +69,8 @@ pub enum Verb {
     Import(Import),
     /// Write a disk, including its backing chain, to a new file on the host
     Export {
-        /// Name or UUID prefix
-        vdi: String,
+        #[command(flatten)]
+        vdi: Disk,
         /// The file, which must not exist
         #[arg(value_parser = word::path)]
         path: HostPath,
@@ -81,8 +82,8 @@ pub enum Verb {
     },
     /// Shorten a disk's backing chain; it may be plugged
     Merge {
-        /// Name or UUID prefix
-        vdi: String,
+        #[command(flatten)]
+        vdi: Disk,
         #[command(flatten)]
         waiting: Waiting,
     },
@@ -97,8 +98,8 @@ pub enum Verb {
 #[command(group = word::changes(&["name", "description", "read_only"]))]
 #[group(skip)]
 pub struct Set {
-    /// Name or UUID prefix
-    vdi: String,
+    #[command(flatten)]
+    vdi: Disk,
     /// New name
     #[arg(long)]
     name: Option<Name>,
@@ -113,8 +114,8 @@ pub struct Set {
 /// Reverts a disk.
 #[derive(clap::Args)]
 pub struct Revert {
-    /// Name or UUID prefix
-    vdi: String,
+    #[command(flatten)]
+    vdi: Disk,
     /// The snapshot: its name or UUID prefix
     #[arg(long, alias = "to")]
     snapshot: String,
@@ -127,8 +128,8 @@ pub struct Revert {
 /// Resolves a diverged disk.
 #[derive(clap::Args)]
 pub struct Reconcile {
-    /// Name or UUID prefix
-    vdi: String,
+    #[command(flatten)]
+    vdi: Disk,
     /// Which side is right: the running disk, or the catalogue, which the next plug then uses
     #[arg(long, value_parser = word::one_of::<Believed>(&["disk", "catalogue"]))]
     believe: Believed,
@@ -139,8 +140,8 @@ pub struct Reconcile {
 /// Destroys a disk.
 #[derive(clap::Args)]
 pub struct Destroy {
-    /// Name or UUID prefix
-    vdi: String,
+    #[command(flatten)]
+    vdi: Disk,
     /// Only report what would be destroyed
     #[arg(long)]
     dry_run: bool,
@@ -157,14 +158,15 @@ impl Verb {
         match self {
             Verb::Create(create) => create.run(session).await,
             Verb::List { text, sr, listing } => list(session, text.as_deref(), sr.as_deref(), &listing).await,
-            Verb::Show { vdi } => session.show(&client.vdi(session.vdi(&vdi).await?).await?, COLUMNS),
+            Verb::Tree(tree) => tree.run(session).await,
+            Verb::Show(vdi) => session.show(&client.vdi(vdi.find(session).await?).await?, COLUMNS),
             Verb::Set(Set { vdi, name, description, read_only }) => {
                 let patch = VdiPatch { name, description, read_only };
-                let vdi = client.vdi_set(session.vdi(&vdi).await?, &patch).await?;
+                let vdi = client.vdi_set(vdi.find(session).await?, &patch).await?;
                 if session.json() { session.value(&vdi) } else { Ok(()) }
             }
             Verb::Resize { vdi, size, old_size, waiting } => {
-                let vdi = session.vdi(&vdi).await?;
+                let vdi = vdi.find(session).await?;
                 let Some(size) = size.or(old_size) else { unreachable!("one of them is required") };
                 session.did(client.vdi_resize(vdi, &VdiResize { size }).await?, waiting).await
             }
@@ -176,11 +178,11 @@ impl Verb {
             Verb::Copy(copy) => copy.run(session).await,
             Verb::Import(import) => import.run(session).await,
             Verb::Export { vdi, path, format, waiting } => {
-                let (vdi, path) = (session.vdi(&vdi).await?, session.path(path)?);
+                let (vdi, path) = (vdi.find(session).await?, session.path(path)?);
                 session.did(client.vdi_export(vdi, &VdiExport { path, format }).await?, waiting).await
             }
             Verb::Merge { vdi, waiting } => {
-                session.did(client.vdi_merge(session.vdi(&vdi).await?).await?, waiting).await
+                session.did(client.vdi_merge(vdi.find(session).await?).await?, waiting).await
             }
             Verb::Reconcile(reconcile) => reconcile.run(session).await,
             Verb::Destroy(destroy) => destroy.run(session).await,
@@ -200,11 +202,12 @@ async fn list(session: &Session, text: Option<&str>, sr: Option<&str>, listing: 
 
 impl Revert {
     async fn run(self, session: &Session) -> Result<(), Problem> {
-        let vdi = session.client.vdi(session.vdi(&self.vdi).await?).await?;
-        let snapshot = session.client.vdi(session.vdi(&self.snapshot).await?).await?;
+        let vdi = session.client.vdi(self.vdi.find(session).await?).await?;
+        let snapshot = session.client.vdi(session.snapshot_of(vdi.uuid, &self.snapshot).await?).await?;
         self.confirm.ask(&format!(
-            "revert the vdi '{}' ({}) to '{}' ({}); data written since then will be lost",
-            vdi.name, vdi.uuid, snapshot.name, snapshot.uuid
+            "revert {} to {}; data written since then will be lost",
+            named("disk", vdi.name.as_str(), vdi.uuid),
+            named("snapshot", snapshot.name.as_str(), snapshot.uuid)
         ))?;
         let asked = VdiRevert { snapshot: snapshot.uuid };
         session.did(session.client.vdi_revert(vdi.uuid, &asked).await?, self.waiting).await
@@ -213,17 +216,13 @@ impl Revert {
 
 impl Reconcile {
     async fn run(self, session: &Session) -> Result<(), Problem> {
-        let vdi = session.client.vdi(session.vdi(&self.vdi).await?).await?;
+        let vdi = session.client.vdi(self.vdi.find(session).await?).await?;
         let lost = match self.believe {
             Believed::Disk => "VDIs backed by files that are no longer in its chain will be marked damaged",
             Believed::Catalogue => "data written to other files will not be part of it",
         };
-        self.confirm.ask(&format!(
-            "believe {} about the vdi '{}' ({}): {lost}",
-            word::of(&self.believe),
-            vdi.name,
-            vdi.uuid
-        ))?;
+        let disk = named("disk", vdi.name.as_str(), vdi.uuid);
+        self.confirm.ask(&format!("believe {} about {disk}: {lost}", word::of(&self.believe)))?;
         let vdi = session.client.vdi_reconcile(vdi.uuid, &VdiReconcile { believe: self.believe }).await?;
         if session.json() { session.value(&vdi) } else { Ok(()) }
     }
@@ -231,11 +230,11 @@ impl Reconcile {
 
 impl Destroy {
     async fn run(self, session: &Session) -> Result<(), Problem> {
-        let vdi = session.client.vdi(session.vdi(&self.vdi).await?).await?;
+        let vdi = session.client.vdi(self.vdi.find(session).await?).await?;
         if self.dry_run {
             return removal::told(session, session.client.vdi_destroy(vdi.uuid, true).await?, self.waiting).await;
         }
-        self.confirm.ask(&format!("destroy the vdi '{}' ({})", vdi.name, vdi.uuid))?;
+        self.confirm.ask(&format!("destroy {}", named("disk", vdi.name.as_str(), vdi.uuid)))?;
         session.did(session.client.vdi_destroy(vdi.uuid, false).await?, self.waiting).await
     }
 }

@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use api::{Scan, Space, Sr, SrFound, SrSource};
 use control::size::readable;
+use jiff::Timestamp;
 
 use crate::column::Column;
 use crate::word;
@@ -15,13 +16,18 @@ type Found = Column<SrFound>;
 pub const COLUMNS: &[Shown] = &[
     Shown::new("uuid", |sr, uuids| uuids.show(sr.uuid)),
     Shown::new("name", |sr, _| sr.name.to_string()),
-    Shown::new("state", |sr, _| word::of(&sr.state)),
+    Shown::new("state", |sr, _| word::state(&sr.state, sr.space.as_ref().is_some_and(|space| space.full), false)),
+    Shown::new("virtual", |sr, _| of_space(sr, |space| readable(space.virtual_allocation)))
+        .formerly("allocated")
+        .right()
+        .if_room(),
+    Shown::new("used", |sr, _| of_space(sr, |space| readable(space.physical_utilisation))).right().if_room(),
     Shown::new("free", |sr, _| of_space(sr, |space| readable(space.free))).right(),
+    Shown::new("overcommit", |sr, _| of_space(sr, overcommit)).right().if_room(),
+    Shown::new("full in", |sr, _| of_space(sr, |space| full_in(space, Timestamp::now()))).right().if_room(),
     Shown::new("size", |sr, _| of_space(sr, |space| readable(space.physical_size))).right().if_room(),
-    Shown::new("allocated", |sr, _| of_space(sr, |space| readable(space.virtual_allocation))).right().if_room(),
-    Shown::new("full", |sr, _| of_space(sr, full)).if_room(),
-    Shown::new("location", |sr, _| place(&sr.source)).if_room(),
-    Shown::new("used", |sr, _| of_space(sr, |space| readable(space.physical_utilisation))).right().wide(),
+    Shown::new("location", |sr, _| location(&sr.source)).if_room(),
+    Shown::new("full", |sr, _| of_space(sr, full)).alone(),
     Shown::new("images", |sr, _| of_space(sr, |space| readable(space.images))).right().wide(),
     Shown::new("reserve", |sr, _| readable(sr.reserve)).right().wide(),
     Shown::new("filesystem", |sr, _| sr.variant.as_ref().map(|variant| variant.filesystem.clone()).unwrap_or_default())
@@ -64,6 +70,27 @@ fn of_space(sr: &Sr, show: impl Fn(&Space) -> String) -> String {
     sr.space.as_ref().map(show).unwrap_or_default()
 }
 
+/// How often the space would be used if all disks were full.
+fn overcommit(space: &Space) -> String {
+    let tenths = (u128::from(space.virtual_allocation) * 10).checked_div(space.physical_size.into());
+    tenths.map(|tenths| format!("{}.{}x", tenths / 10, tenths % 10)).unwrap_or_default()
+}
+
+/// How long the space lasts at the current rate.
+fn full_in(space: &Space, now: Timestamp) -> String {
+    if space.full {
+        return "now".into();
+    }
+    let Some(forecast) = &space.forecast else { return "-".into() };
+    let minutes = forecast.full_at.as_second().saturating_sub(now.as_second()).max(0) / 60;
+    match (minutes / 60, minutes / 1440) {
+        (0, _) if minutes == 0 => "now".into(),
+        (0, _) => format!("{minutes} min"),
+        (hours, 0 | 1) => format!("{hours} h"),
+        (_, days) => format!("{days} d"),
+    }
+}
+
 /// Whether the repository is full, or when it is expected to be.
 fn full(space: &Space) -> String {
     match (space.full, &space.forecast) {
@@ -74,7 +101,7 @@ fn full(space: &Space) -> String {
 }
 
 /// The storage in command-line syntax.
-fn place(source: &SrSource) -> String {
+pub fn location(source: &SrSource) -> String {
     match source {
         SrSource::Dir { path } => path.to_string(),
         SrSource::Nfs { server, export, .. } => format!("{server}:{export}"),
@@ -115,6 +142,30 @@ mod test {
     use uuid::Uuid;
 
     use super::*;
+
+    #[test]
+    fn the_time_until_a_repository_is_full_is_rounded_down() {
+        let at = |second: i64| Timestamp::from_second(1_800_000_000 + second).unwrap();
+        let space = |full_at: Option<i64>, full| Space {
+            physical_size: 100,
+            physical_utilisation: 0,
+            free: 0,
+            images: 0,
+            virtual_allocation: 149,
+            full,
+            forecast: full_at.map(|second| api::Forecast { full_at: at(second), bytes_per_day: 1, watched_seconds: 1 }),
+            measured: at(0),
+        };
+        let shown = |full_at| full_in(&space(Some(full_at), false), at(0));
+        assert_eq!([-5, 59, 60, 3599].map(shown), ["now", "now", "1 min", "59 min"]);
+        assert_eq!([3600, 2 * 86_400 - 1, 2 * 86_400, 4 * 86_400 - 1].map(shown), ["1 h", "47 h", "2 d", "3 d"]);
+        assert_eq!(
+            (full_in(&space(None, false), at(0)), full_in(&space(None, true), at(0))),
+            ("-".into(), "now".into())
+        );
+        assert_eq!(overcommit(&space(None, false)), "1.4x");
+        assert_eq!(overcommit(&Space { physical_size: 0, ..space(None, false) }), "");
+    }
 
     #[test]
     fn a_scan_result_is_shown_line_by_line() {

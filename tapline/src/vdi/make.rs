@@ -2,6 +2,7 @@
 
 use api::{Description, ImageFormat, Name, Problem, Size, VdiClone, VdiCopy, VdiCreate, VdiImport, VdiSnapshot};
 
+use crate::find::Disk;
 use crate::session::{Session, Waiting};
 use crate::word::{self, HostPath};
 
@@ -19,6 +20,9 @@ pub struct Create {
     /// Format [default: the repository's default]
     #[arg(long, value_parser = word::one_of::<ImageFormat>(&word::FORMATS))]
     format: Option<ImageFormat>,
+    /// Make it even if another disk in the repository has this name
+    #[arg(long)]
+    allow_duplicate_name: bool,
     /// Description
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     description: Description,
@@ -29,8 +33,8 @@ pub struct Create {
 /// Snapshots or clones a disk.
 #[derive(clap::Args)]
 pub struct Branch {
-    /// Name or UUID prefix
-    vdi: String,
+    #[command(flatten)]
+    vdi: Disk,
     /// Name of the new disk [default: a snapshot's is NAME@TIME in UTC, a clone's NAME-clone]
     #[arg(long)]
     name: Option<Name>,
@@ -79,6 +83,9 @@ pub struct Import {
     /// Format of the disk [default: the repository's default]
     #[arg(long, value_parser = word::one_of::<ImageFormat>(&word::FORMATS))]
     format: Option<ImageFormat>,
+    /// Make it even if another disk in the repository has this name
+    #[arg(long)]
+    allow_duplicate_name: bool,
     /// Description
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     description: Description,
@@ -89,16 +96,9 @@ pub struct Import {
 impl Create {
     /// Runs the verb.
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
-        let Create { name, sr, size, format, description, waiting } = self;
-        let asked = VdiCreate {
-            uuid: None,
-            sr: session.sr_or_only(sr.as_deref()).await?,
-            name,
-            allow_duplicate_name: false,
-            description,
-            size,
-            format,
-        };
+        let Create { name, sr, size, format, allow_duplicate_name, description, waiting } = self;
+        let sr = session.sr_or_only(sr.as_deref()).await?;
+        let asked = VdiCreate { uuid: None, sr, name, allow_duplicate_name, description, size, format };
         session.made(session.client.vdi_create(&asked).await?, waiting).await
     }
 }
@@ -107,7 +107,7 @@ impl Branch {
     /// Takes a read-only snapshot.
     pub async fn snapshot(self, session: &Session) -> Result<(), Problem> {
         let Branch { vdi, name, description, waiting } = self;
-        let vdi = session.vdi(&vdi).await?;
+        let vdi = vdi.find(session).await?;
         session
             .made(session.client.vdi_snapshot(vdi, &VdiSnapshot { uuid: None, name, description }).await?, waiting)
             .await
@@ -116,7 +116,7 @@ impl Branch {
     /// Creates a writable clone.
     pub async fn clone(self, session: &Session) -> Result<(), Problem> {
         let Branch { vdi, name, description, waiting } = self;
-        let vdi = session.vdi(&vdi).await?;
+        let vdi = vdi.find(session).await?;
         session.made(session.client.vdi_clone(vdi, &VdiClone { uuid: None, name, description }).await?, waiting).await
     }
 }
@@ -134,14 +134,25 @@ impl Copy {
 impl Import {
     /// Runs the verb.
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
-        let Import { name, path, sr, source_format, really_raw, format, description, waiting } = self;
+        let Import {
+            name,
+            path,
+            sr,
+            source_format,
+            really_raw,
+            format,
+            allow_duplicate_name,
+            description,
+            waiting,
+        } = self;
+        let (path, sr) = (session.path(path)?, session.sr(&sr).await?);
         let asked = VdiImport {
             uuid: None,
-            sr: session.sr(&sr).await?,
+            sr,
             name,
-            allow_duplicate_name: false,
+            allow_duplicate_name,
             description,
-            path: session.path(path)?,
+            path,
             source_format,
             really_raw,
             format,

@@ -12,11 +12,11 @@ type Shown = Column<Vdi>;
 pub const COLUMNS: &[Shown] = &[
     Shown::new("uuid", |vdi, uuids| uuids.show(vdi.uuid)),
     Shown::new("name", |vdi, _| vdi.name.to_string()),
-    Shown::new("size", |vdi, _| readable(vdi.size)).right(),
+    Shown::new("virtual", |vdi, _| readable(vdi.size)).formerly("size").right(),
     Shown::new("used", |vdi, _| readable(vdi.physical_utilisation)).right().if_room(),
     Shown::new("format", |vdi, _| vdi.format.to_string()).if_room(),
     Shown::new("sr", |vdi, uuids| uuids.named(vdi.sr)).if_room(),
-    Shown::new("state", state).if_room(),
+    Shown::new("state", |vdi, _| state(vdi)).if_room(),
     Shown::new("snapshot of", |vdi, uuids| vdi.snapshot_of.map(|of| uuids.named(of)).unwrap_or_default()).if_room(),
     Shown::new("depth", |vdi, _| vdi.depth.to_string()).right().wide(),
     Shown::new("file", |vdi, _| vdi.file.clone()).wide(),
@@ -28,7 +28,7 @@ pub const COLUMNS: &[Shown] = &[
 ];
 
 /// One word: what is wrong with the disk, or how it is used.
-fn state(vdi: &Vdi, _: Uuids) -> String {
+pub fn state(vdi: &Vdi) -> String {
     match (vdi.state, vdi.users.is_empty()) {
         (VdiState::Ready, false) => "in use".into(),
         (VdiState::Ready, true) if vdi.read_only => "read-only".into(),

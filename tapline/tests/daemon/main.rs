@@ -2,6 +2,7 @@
 
 mod console;
 mod follow;
+mod names;
 mod nouns;
 mod objects;
 mod play;

@@ -251,6 +251,34 @@ fn a_machine_is_made_with_its_disks_or_not_at_all() {
 }
 
 #[test]
+fn disks_are_told_apart_by_name_from_the_first_snapshot_to_a_conflict() {
+    let daemon = Daemon::start();
+    let disks = daemon.directory.path().join("disks");
+    std::fs::create_dir(&disks).unwrap();
+    done(&daemon, &["sr", "create", "fast", "--dir", disks.to_str().unwrap()]);
+    let web = done(&daemon, &["vdi", "create", "web", "--size", "64M"]);
+    let snapshot = done(&daemon, &["vdi", "snapshot", "web"]);
+    done(&daemon, &["vdi", "clone", &snapshot, "--name", "copy"]);
+    done(&daemon, &["vdi", "clone", "web"]);
+    let tree: serde_json::Value = serde_json::from_str(&done(&daemon, &["vdi", "tree", "--json"])).unwrap();
+    assert_eq!((tree.as_array().unwrap().len(), &tree[0]["name"]), (1, &serde_json::json!("web")), "{tree}");
+    let below: Vec<&str> =
+        tree[0]["children"].as_array().unwrap().iter().map(|one| one["name"].as_str().unwrap()).collect();
+    assert!(below.len() == 2 && below[0].starts_with("web@20") && below[1] == "web-clone", "{tree}");
+    assert_eq!(tree[0]["children"][0]["children"][0]["name"], "copy");
+    let only = done(&daemon, &["vdi", "tree", "web", "--sr", "fast"]);
+    assert_eq!(only.lines().count(), 5, "{only}");
+    let refused = run(&daemon.socket(), &["vdi", "create", "web", "--size", "64M"]);
+    assert_eq!(refused.status.code(), Some(7));
+    assert!(err(&refused).contains(&format!("cannot create VDI 'web': VDI {web} in SR 'fast'")), "{}", err(&refused));
+    let refused = run(&daemon.socket(), &["vdi", "resize", "web", "--size", "32M"]);
+    assert!(err(&refused).starts_with(&format!("tapline: disk \"web\" ({web}) ")), "{}", err(&refused));
+    done(&daemon, &["vdi", "create", "web", "--size", "64M", "--allow-duplicate-name"]);
+    let refused = run(&daemon.socket(), &["vdi", "show", "web"]);
+    assert!(refused.status.code() == Some(64) && err(&refused).contains("disk  web   fast"), "{}", err(&refused));
+}
+
+#[test]
 fn a_refusal_is_json_for_programs() {
     let daemon = Daemon::start();
     let refused = run(&daemon.socket(), &["vdi", "show", "nowhere", "--json"]);

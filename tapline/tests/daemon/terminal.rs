@@ -37,7 +37,7 @@ fn destroying_asks_for_confirmation() {
     let played = Played::new([ok("GET", &format!("vdis/{VDI}"), &vdi(1, "root"))]);
     let output = on_terminal(&played, 100, &format!("vdi destroy {VDI}"), "n\n");
     let said = said(&output);
-    assert!(said.contains(&format!("destroy the vdi 'root' ({VDI}): really? [y/N] ")), "{said}");
+    assert!(said.contains(&format!("destroy disk \"root\" ({VDI}): really? [y/N] ")), "{said}");
     assert!(said.ends_with("tapline: not confirmed: nothing was done\n"), "{said}");
     assert_eq!(output.status.code(), Some(4));
     played.asked();
@@ -62,7 +62,7 @@ fn a_table_has_the_columns_that_fit() {
     let narrow = said(&on_terminal(&played, 50, "sr list", ""));
     assert_eq!(
         narrow,
-        "\u{1b}[1mUUID      NAME  STATE       FREE     SIZE …\u{1b}[0m\n00005e00  fast  attached  50 GiB  100 GiB\n"
+        "\u{1b}[1mUUID      NAME  STATE     VIRTUAL    USED    FREE …\u{1b}[0m\n00005e00  fast  attached  200 GiB  40 GiB  50 GiB\n"
     );
     assert!(said(&on_terminal(&played, 200, "sr list", "")).contains("nas:/srv/vms"));
     assert!(said(&on_terminal(&played, 50, "sr list --wide", "")).contains(SR));

@@ -59,7 +59,13 @@ impl Attach {
             Some(size) => make(session, &vdi, size, sr.as_deref(), format).await?,
             None => session.vdi_in(session.sr_if(sr.as_deref()).await?, &vdi).await?,
         };
-        let vbd = plug(session, give(session, vdi, vm, mode).await?).await?;
+        let before: Vec<Uuid> = session.client.vbds(vm, Some(vdi), None).await?.iter().map(|vbd| vbd.uuid).collect();
+        let vbd = give(session, vdi, vm, mode).await?;
+        let uuid = vbd.uuid;
+        let vbd = match plug(session, vbd).await {
+            Err(problem) if !before.contains(&uuid) => return Err(unmake(session, uuid, problem).await),
+            plugged => plugged?,
+        };
         match paste {
             Some(paste) => print(&session.client.vbd_connect(vbd.uuid, paste.into()).await?),
             None if session.json() => session.value(&vbd),
@@ -130,6 +136,15 @@ pub async fn give(session: &Session, vdi: Uuid, vm: Option<Uuid>, mode: Option<M
     };
     let made = session.finish(session.client.vbd_create(&asked).await?).await?;
     session.client.vbd(uuid(&made)?).await
+}
+
+/// Removes a block device that was made only to be plugged, which failed because of `problem`.
+async fn unmake(session: &Session, vbd: Uuid, problem: Problem) -> Problem {
+    let removed = async { session.finish(session.client.vbd_destroy(vbd).await?).await };
+    match removed.await {
+        Ok(_) => problem,
+        Err(also) => problem.advise(format!("its block device {vbd} is still there: {also}")),
+    }
 }
 
 /// Plugs a block device, unless it is plugged; as it is then.

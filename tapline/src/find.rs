@@ -167,8 +167,13 @@ impl Session {
             return self.only_vbd(text, &by_uuid);
         }
         let mut of_disks = Vec::new();
-        for vdi in self.client.vdis(None, Some(text)).await? {
+        let vdis = self.client.vdis(None, Some(text)).await?;
+        for vdi in &vdis {
             of_disks.extend(self.client.vbds(None, Some(vdi.uuid), None).await?);
+        }
+        if of_disks.is_empty() && !vdis.is_empty() {
+            return Err(Problem::new(Code::NotFound, format!("the disk '{text}' has no block device"))
+                .advise(format!("'tapline vdi attach {text}' makes one and plugs it")));
         }
         self.only_vbd(text, &of_disks)
     }
@@ -288,8 +293,22 @@ fn only<'a>(noun: &str, text: &str, found: impl Iterator<Item = (Uuid, &'a str)>
 }
 
 fn nothing(noun: &str, text: &str) -> Problem {
+    let digits = format!("at least {DIGITS_MIN} digits of");
+    let (what, advice) = match noun {
+        "task" => {
+            ("no task has a UUID that begins with", format!("give {digits} it; 'tapline task list --all' shows it"))
+        }
+        "vbd" => {
+            ("no block device is", format!("give VM/vda, a disk's name or {digits} a UUID; see 'tapline vbd list'"))
+        }
+        _ => return not_named(noun, text, &digits),
+    };
+    Problem::new(Code::NotFound, format!("{what} '{text}'")).advise(advice)
+}
+
+fn not_named(noun: &str, text: &str, digits: &str) -> Problem {
     Problem::new(Code::NotFound, format!("no {noun} named '{text}'"))
-        .advise(format!("give a name or at least {DIGITS_MIN} digits of a UUID; 'tapline {noun} list' shows both"))
+        .advise(format!("give a name or {digits} a UUID; 'tapline {noun} list' shows both"))
 }
 
 /// The first candidates, a line each, with headings.

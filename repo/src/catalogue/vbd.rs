@@ -124,6 +124,11 @@ impl Tx<'_> {
             return Err(Problem::new(Code::Unsupported, what).field("transport").advise(advice));
         }
         if let Some(vm) = vbd.vm {
+            let same = "SELECT uuid FROM vbd WHERE vm = ?1 AND vdi = ?2";
+            if let Some(other) = self.row(same, (Id(vm), Id(vbd.vdi)), |row| Ok(row.get::<_, Id>(0)?.0))? {
+                let what = format!("VM {vm} has VDI '{}' ({}) already: VBD {other}", vdi.name, vdi.uuid);
+                return Err(Problem::new(Code::Exists, what).field("vdi").advise("use that one"));
+            }
             let taken = "SELECT uuid FROM vbd WHERE vm = ?1 AND position = ?2";
             let taken = self.row(taken, (Id(vm), vbd.position), |row| Ok(row.get::<_, Id>(0)?.0))?;
             if let Some(other) = taken {

@@ -134,17 +134,8 @@ impl Copy {
 impl Import {
     /// Runs the verb.
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
-        let Import {
-            name,
-            path,
-            sr,
-            source_format,
-            really_raw,
-            format,
-            allow_duplicate_name,
-            description,
-            waiting,
-        } = self;
+        let Import { name, path, sr, source_format, really_raw, format, allow_duplicate_name, description, waiting } =
+            self;
         let (path, sr) = (session.path(path)?, session.sr(&sr).await?);
         let asked = VdiImport {
             uuid: None,

@@ -2,6 +2,7 @@
 
 mod console;
 mod follow;
+mod mistakes;
 mod names;
 mod nouns;
 mod objects;

@@ -114,8 +114,8 @@ fn there_are_no_tasks_and_none_can_be_found() {
     );
     assert_eq!(out(&run(&daemon.socket(), &["task", "list", "--json"])), "[]\n");
     let none = run(&daemon.socket(), &["task", "wait", "abcd"]);
-    let text = "tapline: no task named 'abcd'\n  give a name or at least 4 digits of a UUID; 'tapline task list' \
-                shows both\n";
+    let text = "tapline: no task has a UUID that begins with 'abcd'\n  give at least 4 digits of it; 'tapline task list \
+                --all' shows it\n";
     assert_eq!((none.status.code(), err(&none).as_str()), (Some(6), text));
     let uuid = uuid::Uuid::from_u128(7).to_string();
     let unknown = run(&daemon.socket(), &["task", "cancel", &uuid]);

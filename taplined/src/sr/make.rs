@@ -210,7 +210,7 @@ pub fn must_fit(reserve: u64, size: u64) -> Result<(), Problem> {
     }
     let what =
         format!("a reserve of {} leaves nothing of the storage, which has {}", readable(reserve), readable(size));
-    Err(Problem::new(Code::Invalid, what).field("reserve").advise("reserve less"))
+    Err(Problem::new(Code::Invalid, what).field("reserve").advise("give a smaller reserve"))
 }
 
 /// A repository before it is created.

@@ -336,6 +336,11 @@ pub async fn export(daemon: &Daemon, uuid: Uuid, asked: VdiExport) -> Result<Tas
         let what = format!("{} already exists", asked.path);
         return Err(Problem::new(Code::Exists, what).field("path").advise("remove it, or choose another name"));
     }
+    if !asked.path.as_path().parent().is_some_and(std::path::Path::is_dir) {
+        let what = format!("cannot export to {}: there is no such directory", asked.path);
+        let advice = "create it first, or give another path on the daemon's host";
+        return Err(Problem::new(Code::NotFound, what).field("path").advise(advice));
+    }
     let job = Export { source: uuid, path: asked.path, format: asked.format, token: Uuid::new_v4() };
     daemon.tasks.start_job(daemon, job, |job, task, tx| tx.take_lease(job.source, task, Mode::ReadOnly)).await
 }

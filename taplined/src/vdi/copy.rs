@@ -173,7 +173,11 @@ pub fn open_source(path: &AbsolutePath) -> Result<File, Problem> {
             Some(Errno::NAMETOOLONG | Errno::NOTDIR | Errno::LOOP) => Code::Invalid,
             _ => Code::Failed,
         };
-        Problem::new(code, format!("cannot open {path}: {error}")).field("path")
+        let problem = Problem::new(code, format!("cannot open {path}: {error}")).field("path");
+        match code {
+            Code::NotFound => problem.advise("give the path of a file on the daemon's host"),
+            _ => problem,
+        }
     };
     let opened = rustix::fs::open(path.as_path(), flags, rustix::fs::Mode::empty());
     let file = File::from(opened.map_err(|errno| failed(errno.into()))?);

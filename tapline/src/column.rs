@@ -9,7 +9,11 @@ use std::collections::HashMap;
 use api::{Code, Problem};
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, ContentArrangement, Table};
+use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 use uuid::Uuid;
+
+/// No text is shortened to less than this. A text that is longer than a third of the terminal is shortened.
+const LONGEST_MIN: usize = 20;
 
 /// The number of spaces between two columns.
 const GAP: u16 = 2;
@@ -141,11 +145,12 @@ pub fn table<T>(objects: &[T], columns: &[Column<T>], layout: &Layout<'_>) -> Re
         named => named.iter().map(|head| find(columns, head)).collect::<Result<_, _>>()?,
     };
     let width = layout.width.filter(|_| !layout.wide && layout.columns.is_empty());
-    let mut table = draw(&objects, &shown, uuids);
+    let longest = width.map(|width| usize::from(width / 3).max(LONGEST_MIN));
+    let mut table = draw(&objects, &shown, uuids, longest);
     let all = shown.len();
-    while let Some(last) = too_wide(&table, &shown, width) {
+    while let Some(last) = too_wide(&table, &shown, width, shown.len() < all) {
         shown.remove(last);
-        table = draw(&objects, &shown, uuids);
+        table = draw(&objects, &shown, uuids, longest);
     }
     let text = table.trim_fmt();
     let (heads, rows) =
@@ -220,20 +225,44 @@ fn value(text: &str) -> Option<f64> {
     Some(number.parse::<f64>().ok()? * factor)
 }
 
-/// The column to leave out, if the table is too wide and a column can be left out.
-fn too_wide<T>(table: &Table, shown: &[&Column<T>], width: Option<u16>) -> Option<usize> {
+/// The column to leave out, if the table is too wide and a column can be left out. If one was before, there must be
+/// room for the mark that says so.
+fn too_wide<T>(table: &Table, shown: &[&Column<T>], width: Option<u16>, marked: bool) -> Option<usize> {
     let gaps = GAP.saturating_mul(u16::try_from(shown.len().saturating_sub(1)).unwrap_or(u16::MAX));
-    let needed = table.column_max_content_widths().into_iter().fold(gaps, u16::saturating_add);
+    let mark = if marked { GAP } else { 0 };
+    let needed = table.column_max_content_widths().into_iter().fold(gaps + mark, u16::saturating_add);
     width.filter(|width| needed > *width)?;
     shown.iter().rposition(|column| column.visibility == Visibility::Room)
 }
 
-fn draw<T>(objects: &[&T], shown: &[&Column<T>], uuids: Uuids<'_>) -> Table {
+/// A text of at most so many columns of the terminal; a mark in its middle says that it was longer. Snapshots of a disk
+/// differ at the end of their names.
+fn shortened(text: String, longest: Option<usize>) -> String {
+    let Some(longest) = longest.filter(|longest| text.width() > *longest) else { return text };
+    let end: String = within(text.chars().rev(), (longest - 1) / 2).chars().rev().collect();
+    let beginning = within(text.chars(), longest - 1 - end.width());
+    format!("{beginning}…{end}")
+}
+
+/// The first characters, as far as they fit.
+fn within(text: impl Iterator<Item = char>, longest: usize) -> String {
+    let mut left = longest;
+    let fits = |char: &char| match left.checked_sub(char.width().unwrap_or(0)) {
+        Some(rest) => {
+            left = rest;
+            true
+        }
+        None => false,
+    };
+    text.take_while(fits).collect()
+}
+
+fn draw<T>(objects: &[&T], shown: &[&Column<T>], uuids: Uuids<'_>, longest: Option<usize>) -> Table {
     let mut table = Table::new();
     table.load_style(NOTHING).set_content_arrangement(ContentArrangement::Disabled);
     table.set_header(shown.iter().map(|column| column.head.to_uppercase()));
     for object in objects {
-        table.add_row(shown.iter().map(|column| column.show(object, uuids)));
+        table.add_row(shown.iter().map(|column| shortened(column.show(object, uuids), longest)));
     }
     for (place, column) in shown.iter().enumerate() {
         if let Some(drawn) = table.column_mut(place) {
@@ -282,7 +311,7 @@ mod test {
         table(&things(), COLUMNS, layout).unwrap()
     }
 
-    fn within(width: u16) -> Layout<'static> {
+    fn fits(width: u16) -> Layout<'static> {
         Layout { width: Some(width), ..Layout::default() }
     }
 
@@ -292,7 +321,7 @@ mod test {
                     9b1deb4d  root                 4  seldom seen\n\
                     00000000  データ 2 of them    19  seldom seen\n";
         assert_eq!(drawn(&Layout::default()), text);
-        assert_eq!(drawn(&within(45)), text);
+        assert_eq!(drawn(&fits(45)), text);
     }
 
     #[test]
@@ -300,13 +329,21 @@ mod test {
         let text = "UUID      NAME              SIZE …\n\
                     9b1deb4d  root                 4\n\
                     00000000  データ 2 of them    19\n";
-        assert_eq!(drawn(&within(44)), text);
-        assert!(drawn(&within(3)).starts_with("UUID      NAME …\n"));
+        assert_eq!(drawn(&fits(44)), text);
+        assert!(drawn(&fits(3)).starts_with("UUID      NAME …\n"));
+    }
+
+    #[test]
+    fn long_texts_are_shortened_in_their_middle() {
+        let short = |text: &str| shortened(text.into(), Some(9));
+        assert_eq!(short("web-root"), "web-root");
+        assert_eq!(short("web@2026-11-23T02:07"), "web@…2:07");
+        assert_eq!(short("データデータデータ"), "デー…ータ");
     }
 
     #[test]
     fn a_wide_table_has_whole_uuids_and_is_never_cut() {
-        let text = drawn(&Layout { wide: true, ..within(3) });
+        let text = drawn(&Layout { wide: true, ..fits(3) });
         assert!(text.contains("9b1deb4d-3b7d-4bad-9bdd-2b0d7b3dcb6d  root"), "{text}");
         assert!(text.contains("SIZE  NOTE         OF"), "{text}");
     }
@@ -314,10 +351,10 @@ mod test {
     #[test]
     fn columns_are_chosen_by_their_headings() {
         let chosen = ["name".to_owned(), "OF".to_owned()];
-        let text = drawn(&Layout { columns: &chosen, ..within(3) });
+        let text = drawn(&Layout { columns: &chosen, ..fits(3) });
         assert_eq!(text, "NAME              OF\nroot              9b1deb4d\nデータ 2 of them  00000000\n");
         let old = ["length".to_owned()];
-        assert!(drawn(&Layout { columns: &old, ..within(3) }).starts_with("SIZE\n"));
+        assert!(drawn(&Layout { columns: &old, ..fits(3) }).starts_with("SIZE\n"));
         let unknown = ["colour".to_owned()];
         let problem = table(&things(), COLUMNS, &Layout { columns: &unknown, ..Layout::default() }).unwrap_err();
         assert_eq!(problem.detail, "there is no column 'colour' here");

@@ -155,7 +155,7 @@ const COLUMNS: &[Shown] = &[
     Shown::new("uuid", |vbd, uuids| uuids.show(vbd.uuid)),
     Shown::new("vm", |vbd, uuids| vbd.vm.map_or("-".into(), |vm| uuids.named(vm))),
     Shown::new("vdi", |vbd, uuids| uuids.named(vbd.vdi)),
-    Shown::new("position", |vbd, _| vbd.position.to_string()).right(),
+    Shown::new("position", |vbd, _| vbd.position.to_string()).right().if_room(),
     Shown::new("mode", |vbd, _| word::of(&vbd.mode)),
     Shown::new("state", |vbd, _| word::state(&vbd.state, vbd.waits_for_space, vbd.problem.is_some())),
     Shown::new("transport", |vbd, _| word::of(&vbd.transport)).if_room(),

@@ -8,6 +8,7 @@ mod nouns;
 mod objects;
 mod play;
 mod remote;
+mod screens;
 mod taplined;
 mod terminal;
 mod upgrade;

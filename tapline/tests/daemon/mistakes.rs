@@ -99,7 +99,7 @@ impl Bed {
                 rest = &rest[first.len_utf8()..];
             }
         }
-        let stat = rustix::fs::statvfs(&self.here()).unwrap();
+        let stat = rustix::fs::statvfs(self.here()).unwrap();
         let normal = normal.replace(&readable(stat.f_blocks * stat.f_frsize), "SIZE");
         let words = normal.split_inclusive([' ', ',']).map(|word| match word.strip_suffix([' ', ',']) {
             Some(time) if time.parse::<jiff::Timestamp>().is_ok() => word.replace(time, "TIME"),

@@ -15,12 +15,15 @@ use serde::Serialize;
 use serde_json::Value;
 
 /// An answer and the request that it is for.
+#[derive(Clone)]
 pub struct Scene {
     method: &'static str,
     target: String,
     status: u16,
     body: Vec<u8>,
     end: End,
+    /// Whether it is for any number of requests, in any order.
+    lasts: bool,
 }
 
 /// How a response ends.
@@ -69,7 +72,7 @@ pub fn refused(method: &'static str, target: &str, problem: &api::Problem) -> Sc
 
 /// Any answer.
 pub fn scene(method: &'static str, target: &str, status: u16, body: impl Into<Vec<u8>>) -> Scene {
-    Scene { method, target: format!("/v1/{target}"), status, body: body.into(), end: End::Whole }
+    Scene { method, target: format!("/v1/{target}"), status, body: body.into(), end: End::Whole, lasts: false }
 }
 
 /// No response, for as long as the client waits.
@@ -93,6 +96,11 @@ impl Played {
         // It ends with the test's process.
         std::thread::spawn(move || serve(listener, scenes, asked));
         played
+    }
+
+    /// Serves these scenes in any order and any number of times.
+    pub fn lasting(scenes: impl IntoIterator<Item = Scene>) -> Played {
+        Played::new(scenes.into_iter().map(|scene| Scene { lasts: true, ..scene }))
     }
 
     /// Where it listens.
@@ -160,6 +168,15 @@ async fn serve(
     }
 }
 
+/// The scene for a request.
+fn next(scenes: &mut VecDeque<Scene>, what: &str) -> Option<Scene> {
+    match scenes.iter().find(|scene| scene.lasts && what == format!("{} {}", scene.method, scene.target)) {
+        Some(lasting) => Some(lasting.clone()),
+        None if scenes.front().is_some_and(|scene| scene.lasts) => None,
+        None => scenes.pop_front(),
+    }
+}
+
 async fn play(
     request: Request<Incoming>,
     scenes: Arc<Mutex<VecDeque<Scene>>>,
@@ -170,7 +187,7 @@ async fn play(
     let body = request.into_body().collect().await.unwrap().to_bytes();
     let body = if body.is_empty() { Value::Null } else { serde_json::from_slice(&body).unwrap() };
     asked.lock().unwrap().push(Asked { what: what.clone(), body, last_event_id });
-    let scene = scenes.lock().unwrap().pop_front();
+    let scene = next(&mut scenes.lock().unwrap(), &what);
     match scene.as_ref().map(|scene| scene.end) {
         Some(End::Held) => std::future::pending::<()>().await,
         Some(End::Cut) => return Err("cut".into()),

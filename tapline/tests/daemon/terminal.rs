@@ -14,7 +14,7 @@ const TASK: &str = "00007a00-0000-0000-0000-000000000001";
 
 /// Runs `tapline` with these arguments on a terminal of this many columns, with this input. All of its output is in
 /// `stdout`.
-fn on_terminal(played: &Played, columns: u16, words: &str, typed: &str) -> Output {
+pub fn on_terminal(played: &Played, columns: u16, words: &str, typed: &str) -> Output {
     let tapline = env!("CARGO_BIN_EXE_tapline");
     let command = format!("stty cols {columns} && exec '{tapline}' {words}");
     let mut script = Command::new("script");
@@ -28,7 +28,7 @@ fn on_terminal(played: &Played, columns: u16, words: &str, typed: &str) -> Outpu
     output
 }
 
-fn said(output: &Output) -> String {
+pub fn said(output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).unwrap().replace('\r', "")
 }
 
@@ -59,7 +59,7 @@ fn yes_or_the_option_confirms_destruction() {
 fn a_table_has_the_columns_that_fit() {
     let srs = [sr(1, "fast")];
     let played = Played::new([ok("GET", "srs", &srs), ok("GET", "srs", &srs), ok("GET", "srs", &srs)]);
-    let narrow = said(&on_terminal(&played, 50, "sr list", ""));
+    let narrow = said(&on_terminal(&played, 51, "sr list", ""));
     assert_eq!(
         narrow,
         "\u{1b}[1mUUID      NAME  STATE     VIRTUAL    USED    FREE …\u{1b}[0m\n00005e00  fast  attached  200 GiB  40 GiB  50 GiB\n"

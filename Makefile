@@ -9,7 +9,7 @@ ifeq ($(wildcard target/debug/incremental/*),)
 export CARGO_INCREMENTAL = 0
 endif
 
-.PHONY: help demo test test-all test-long test-xen test-shares build install prepare clean
+.PHONY: help demo test test-all test-long test-xen test-shares build install install-files deb rpm prepare clean
 
 help:
 	@echo 'make demo      a Linux guest on a Tapline disk: filesystem, fio, fstrim, snapshot, kill -9; about 3 minutes'
@@ -21,6 +21,7 @@ help:
 	@echo 'make build     tapline, taplined and tapline-disk in target/release'
 	@echo 'make install   build, then copy them to $(PREFIX)/bin, with manual pages, completions and systemd units; where the'
 	@echo '               daemon runs, start it again and upgrade its disks under their guests'
+	@echo 'make deb       a package for Debian and Ubuntu in target/package; make rpm: for Fedora, openSUSE and the like'
 	@echo 'make prepare   install what the others need (packages and, if need be, cargo)'
 	@echo
 	@echo 'TAPLINE_NO_UPGRADE=1       with make install: leave a daemon that runs, and its disks, at the old program'
@@ -45,7 +46,9 @@ test-xen: prepare
 test-shares: prepare
 	@$(WITH_CARGO) cargo xtask share-test
 
-PROGRAMS = target/release/tapline target/release/taplined target/release/tapline-disk
+# Where the programs that are installed were built.
+BUILT ?= target/release
+PROGRAMS = $(addprefix $(BUILT)/,tapline taplined tapline-disk)
 
 build: prepare
 	@$(WITH_CARGO) cargo build --release --bin tapline --bin taplined --bin tapline-disk
@@ -57,7 +60,11 @@ UNITS = $(DESTDIR)$(PREFIX)/lib/systemd/system
 
 # On a host on which Tapline does not run nothing is enabled or started: systemctl enable --now taplined tapline-drain. Where it runs,
 # the daemon is started again and disks get new processes, under guests that go on (tools/upgrade-running).
-install: build
+install: build install-files
+	@if [ -z '$(DESTDIR)' ]; then tools/upgrade-running $(PREFIX)/bin; fi
+
+# What is installed and where, from programs that are built: packages have the same files.
+install-files:
 	install -D -t $(DESTDIR)$(PREFIX)/bin $(PROGRAMS)
 	install -D -m 644 -t $(SHARE)/man/man1 docs/man/*.1
 	install -D -m 644 -t $(SHARE)/doc/tapline docs/taplined.toml docs/openapi.json docs/api.md docs/upgrade.md docs/recover.md
@@ -66,10 +73,15 @@ install: build
 	    sed 's#/usr/local/bin/#$(PREFIX)/bin/#' packaging/$$unit.service >$(UNITS)/$$unit.service && \
 	    chmod 644 $(UNITS)/$$unit.service || exit; \
 	done
-	target/release/tapline completion bash >$(SHARE)/bash-completion/completions/tapline
-	target/release/tapline completion zsh >$(SHARE)/zsh/site-functions/_tapline
-	target/release/tapline completion fish >$(SHARE)/fish/vendor_completions.d/tapline.fish
-	@if [ -z '$(DESTDIR)' ]; then tools/upgrade-running $(PREFIX)/bin; fi
+	$(BUILT)/tapline completion bash >$(SHARE)/bash-completion/completions/tapline
+	$(BUILT)/tapline completion zsh >$(SHARE)/zsh/site-functions/_tapline
+	$(BUILT)/tapline completion fish >$(SHARE)/fish/vendor_completions.d/tapline.fish
+
+deb: build
+	@tools/package deb $(BUILT)
+
+rpm: build
+	@tools/package rpm $(BUILT)
 
 prepare:
 	@tools/prepare

@@ -2,7 +2,7 @@
 //!
 //! What is already so is left as it is, so that a command can be given again.
 
-use api::{Code, ImageFormat, Mode, Name, Problem, Size, Vbd, VbdCreate, VbdState, VbdUnplug, VdiCreate};
+use api::{Code, ImageFormat, Mode, Name, Problem, Size, Vbd, VbdCreate, VbdState, VbdUnplug, VdiCreate, VdiImport};
 use serde_json::Value;
 use uuid::Uuid;
 
@@ -10,7 +10,7 @@ use crate::find::Disk;
 use crate::output::say;
 use crate::session::{Session, named, print};
 use crate::vbd::For;
-use crate::word;
+use crate::word::{self, HostPath};
 
 /// `vdi attach`.
 #[derive(clap::Args)]
@@ -103,12 +103,36 @@ pub async fn make(
     sr: Option<&str>,
     format: Option<ImageFormat>,
 ) -> Result<Uuid, Problem> {
-    let name: Name =
-        name.parse().map_err(|why| Problem::new(Code::Invalid, format!("'{name}': {why}")).field("name"))?;
-    let sr = session.sr_or_only(sr).await?;
+    let (name, sr) = (disk_name(name)?, session.sr_or_only(sr).await?);
     let (description, allow_duplicate_name) = Default::default();
     let asked = VdiCreate { uuid: None, sr, name, allow_duplicate_name, description, size, format };
     uuid(&session.finish(session.client.vdi_create(&asked).await?).await?)
+}
+
+/// Makes a disk of an image file, and waits for it.
+pub async fn import(
+    session: &Session,
+    name: &str,
+    source_format: ImageFormat,
+    path: HostPath,
+    sr: Option<&str>,
+) -> Result<Uuid, Problem> {
+    let asked = VdiImport {
+        uuid: None,
+        sr: session.sr_or_only(sr).await?,
+        name: disk_name(name)?,
+        allow_duplicate_name: false,
+        description: Default::default(),
+        path: session.path(path)?,
+        source_format,
+        really_raw: false,
+        format: None,
+    };
+    uuid(&session.finish(session.client.vdi_import(&asked).await?).await?)
+}
+
+fn disk_name(name: &str) -> Result<Name, Problem> {
+    name.parse().map_err(|why| Problem::new(Code::Invalid, format!("'{name}': {why}")).field("name"))
 }
 
 /// The UUID of what was made.

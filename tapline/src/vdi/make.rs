@@ -50,9 +50,9 @@ pub struct Branch {
 pub struct Copy {
     /// Name or UUID prefix
     vdi: String,
-    /// Repository of the copy: its name or UUID prefix
+    /// Repository of the copy: its name or UUID prefix [default: the disk's own]
     #[arg(long)]
-    sr: String,
+    sr: Option<String>,
     /// Name of the copy [default: the same name, or NAME-copy if that is taken]
     #[arg(long)]
     name: Option<Name>,
@@ -71,9 +71,9 @@ pub struct Import {
     /// The file, which must not have a backing file
     #[arg(value_parser = word::path)]
     path: HostPath,
-    /// The repository: its name or UUID prefix
+    /// The repository: its name or UUID prefix [default: the only one]
     #[arg(long)]
-    sr: String,
+    sr: Option<String>,
     /// Format of the file; it is never guessed
     #[arg(long, value_name = "FORMAT", value_parser = word::one_of::<ImageFormat>(&word::FORMATS))]
     source_format: ImageFormat,
@@ -126,7 +126,11 @@ impl Copy {
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
         let Copy { vdi, sr, name, format, waiting } = self;
         let vdi = session.vdi(&vdi).await?;
-        let asked = VdiCopy { uuid: None, sr: session.sr(&sr).await?, name, format };
+        let sr = match sr {
+            Some(sr) => session.sr(&sr).await?,
+            None => session.client.vdi(vdi).await?.sr,
+        };
+        let asked = VdiCopy { uuid: None, sr, name, format };
         session.made(session.client.vdi_copy(vdi, &asked).await?, waiting).await
     }
 }
@@ -136,7 +140,7 @@ impl Import {
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
         let Import { name, path, sr, source_format, really_raw, format, allow_duplicate_name, description, waiting } =
             self;
-        let (path, sr) = (session.path(path)?, session.sr(&sr).await?);
+        let (path, sr) = (session.path(path)?, session.sr_or_only(sr.as_deref()).await?);
         let asked = VdiImport {
             uuid: None,
             sr,

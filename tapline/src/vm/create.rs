@@ -2,16 +2,17 @@
 
 use std::collections::BTreeMap;
 
-use api::{Autostart, Code, Description, Driver, Name, Power, Problem, Size, VmCreate, VmShutdown};
+use api::{Autostart, Code, Description, Driver, ImageFormat, Name, Power, Problem, Size, VmCreate, VmShutdown};
+use serde_json::json;
 use uuid::Uuid;
 
 use super::boot::Boot;
 use super::console;
 use super::devices::Devices;
-use crate::attach::{self, give, make};
+use crate::attach::{self, give, import, make};
 use crate::output::say;
 use crate::session::{Session, print};
-use crate::word;
+use crate::word::{self, HostPath};
 
 /// Creates a machine.
 #[derive(clap::Args)]
@@ -26,9 +27,9 @@ pub struct Create {
     /// Start it when the host boots: order, delay before the next ones in seconds, number of tries
     #[arg(long, value_name = word::AUTOSTART, value_parser = word::autostart, num_args = 0..=1, require_equals = true, default_missing_value = "")]
     autostart: Option<Autostart>,
-    /// A disk, in the order in which the guest finds them: the name or UUID prefix of one that exists, or NAME=SIZE for
-    /// a new one; may be given several times
-    #[arg(long, value_name = "NAME[=SIZE]", value_parser = wanted)]
+    /// A disk, in the order in which the guest finds them: the name or UUID prefix of one that exists, NAME=SIZE for a
+    /// new one, or NAME=FORMAT:FILE for a new one with the contents of an image file; may be given several times
+    #[arg(long, value_name = "NAME[=SIZE|=FORMAT:FILE]", value_parser = wanted)]
     disk: Vec<Wanted>,
     /// The repository of new disks [default: the only one]
     #[arg(long, requires = "disk")]
@@ -80,16 +81,32 @@ impl Hardware {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Wanted {
     name: String,
-    /// If it is to be made.
-    size: Option<Size>,
+    from: From,
 }
 
-/// Parses `NAME` or `NAME=SIZE`.
+/// Where a disk comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum From {
+    /// It exists.
+    Known,
+    /// It is to be made, and empty.
+    Empty(Size),
+    /// It is to be made of an image file.
+    File(ImageFormat, HostPath),
+}
+
+/// Parses `NAME`, `NAME=SIZE` or `NAME=FORMAT:FILE`.
 fn wanted(word: &str) -> Result<Wanted, String> {
-    match word.split_once('=') {
-        Some((name, size)) => Ok(Wanted { name: name.into(), size: Some(word::size(size)?) }),
-        None => Ok(Wanted { name: word.into(), size: None }),
-    }
+    let Some((name, from)) = word.split_once('=') else { return Ok(Wanted { name: word.into(), from: From::Known }) };
+    let from = match from.split_once(':') {
+        Some((format, path)) => {
+            let known = serde_json::from_value(json!(format));
+            let format = known.map_err(|_| format!("'{format}' is not a format; use raw, vhd or qcow2"))?;
+            From::File(format, word::path(path)?)
+        }
+        None => From::Empty(word::size(from)?),
+    };
+    Ok(Wanted { name: name.into(), from })
 }
 
 /// What has been made so far, and goes again if the rest fails.
@@ -131,13 +148,15 @@ impl Create {
         let asked = VmCreate { description, autostart, ..hardware.machine(session, name)? };
         let vm = attach::uuid(&session.finish(session.client.vm_create(&asked).await?).await?)?;
         made.vm = Some(vm);
-        for Wanted { name, size } in disk {
-            let vdi = match size {
-                Some(size) => {
-                    let vdi = make(session, &name, size, sr.as_deref(), None).await?;
-                    made.vdis.push(vdi);
-                    vdi
-                }
+        for Wanted { name, from } in disk {
+            let new = match from {
+                From::Known => None,
+                From::Empty(size) => Some(make(session, &name, size, sr.as_deref(), None).await?),
+                From::File(format, path) => Some(import(session, &name, format, path, sr.as_deref()).await?),
+            };
+            made.vdis.extend(new);
+            let vdi = match new {
+                Some(vdi) => vdi,
                 None => session.vdi(&name).await?,
             };
             give(session, vdi, Some(vm), None).await?;
@@ -181,9 +200,12 @@ mod test {
     use super::*;
 
     #[test]
-    fn a_disk_is_a_name_or_a_name_and_a_size() {
-        assert_eq!(wanted("root"), Ok(Wanted { name: "root".into(), size: None }));
-        assert_eq!(wanted("data=10G").unwrap().size.unwrap().bytes(), 10 << 30);
+    fn a_disk_is_a_name_with_or_without_what_it_is_made_of() {
+        assert_eq!(wanted("root"), Ok(Wanted { name: "root".into(), from: From::Known }));
+        assert_eq!(wanted("data=10G").unwrap().from, From::Empty(word::size("10G").unwrap()));
         assert!(wanted("data=much").is_err() && wanted("data=0").is_err());
+        let file = From::File(ImageFormat::Qcow2, word::path("/srv/a=b.qcow2").unwrap());
+        assert_eq!(wanted("root=qcow2:/srv/a=b.qcow2"), Ok(Wanted { name: "root".into(), from: file }));
+        assert!(wanted("root=vmdk:/a").unwrap_err().contains("'vmdk' is not a format"));
     }
 }

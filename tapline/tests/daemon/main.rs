@@ -9,6 +9,7 @@ mod objects;
 mod play;
 mod remote;
 mod screens;
+mod story;
 mod taplined;
 mod terminal;
 mod upgrade;

@@ -357,7 +357,7 @@ pub fn seeded(subjects: &[Subject], seed: u64, ops: usize, bug: Option<Planted>)
     if random.below(4) == 0 || bug.is_some_and(Planted::is_about_parts) {
         case.workload = workload::in_parts(case.workload, &mut random);
     }
-    case.workload.splice(0..0, bug.into_iter().flat_map(Planted::needs).copied().map(Op::Chain));
+    case.workload.splice(0..0, bug.into_iter().flat_map(Planted::needs).copied());
     case.setup.bug = bug;
     // And one storage in four has large sectors; a bug that is planted there has them anyway.
     let large = random.below(4) == 0 && bug.is_none();
@@ -395,10 +395,11 @@ pub fn hunt(bug: Planted, states_max: u64) -> Outcome {
     // Layers of two formats have no bugs of their own, and longer chains need longer workloads.
     let kinds: Vec<Kind> = kinds.iter().copied().filter(|kind| !kind.is_mixed() && kind.is_sought(bug)).collect();
     let subjects = subjects(&kinds);
+    let ops = if bug.needs_an_order() { 1 } else { HUNT_OPS };
     let mut explorer = Explorer::broad();
     let mut failure = None;
     for seed in 0.. {
-        let mut case = seeded(&subjects, seed, HUNT_OPS, Some(bug));
+        let mut case = seeded(&subjects, seed, ops, Some(bug));
         let looked = start_of(&case.setup.subject, None).and_then(|start| explore(&mut explorer, &start, &mut case));
         failure = looked.err();
         if failure.is_some() || explorer.counts.states >= states_max {
@@ -411,8 +412,8 @@ pub fn hunt(bug: Planted, states_max: u64) -> Outcome {
 /// Bytes of a redo log that is full with the first change.
 const FULL: usize = 16;
 
-/// Operations in a workload of a hunt: enough for a place to be given away, taken back and given away again, and for a
-/// disk to grow, a layer to be merged and to be used behind its old end.
+/// Operations in a workload of a hunt, but for what needs an order: enough for a place to be given away, taken back and
+/// given away again, and for a disk to grow, a layer to be merged and to be used behind its old end.
 const HUNT_OPS: usize = 16;
 
 /// All subjects of some kinds, on both kinds of storage.

@@ -7,7 +7,8 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::fault::FaultKind;
-use crate::workload::Step;
+use crate::workload::Op::Chain;
+use crate::workload::{Op, Step};
 
 /// A planted bug.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -276,18 +277,24 @@ impl Planted {
 
 impl Planted {
     /// What a workload begins with that can meet it, where few would by chance.
-    pub fn needs(self) -> &'static [Step] {
+    pub fn needs(self) -> &'static [Op] {
         match self {
             Planted::SourcesRemovedFirst | Planted::LinkNotDurable | Planted::FinishedUndurably => {
-                &[Step::Snapshot, Step::MergeBelow]
+                &[Chain(Step::Snapshot), Chain(Step::MergeBelow)]
             }
-            Planted::EarlyDeallocation => &[Step::Merge],
-            Planted::ParentsNeverForgotten => &[Step::Snapshot, Step::MergeAll],
-            Planted::LayersGrowTogether => &[Step::Snapshot, Step::Grow, Step::MergeAll],
-            Planted::LinkedBeforeCopy | Planted::LinkedWithCopy => &[Step::Rebase],
-            Planted::MoveNotDurable => &[Step::Flatten],
+            // A round that is under way when the merge forgets something.
+            Planted::EarlyDeallocation => &[Chain(Step::Merge), Op::Flush, Op::Flush, Op::Flush, Op::Flush],
+            Planted::ParentsNeverForgotten => &[Chain(Step::Snapshot), Chain(Step::MergeAll)],
+            Planted::LayersGrowTogether => &[Chain(Step::Snapshot), Chain(Step::Grow), Chain(Step::MergeAll)],
+            Planted::LinkedBeforeCopy | Planted::LinkedWithCopy => &[Chain(Step::Rebase)],
+            Planted::MoveNotDurable => &[Chain(Step::Flatten)],
             _ => &[],
         }
+    }
+
+    /// Whether it is met in few orders of what it needs: many short workloads then find it sooner than some long ones.
+    pub fn needs_an_order(self) -> bool {
+        self == Planted::EarlyDeallocation
     }
 }
 

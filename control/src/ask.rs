@@ -27,8 +27,65 @@ pub trait Ask: Into<Verb> {
     type Answer: DeserializeOwned;
 }
 
-/// The list of verbs: the word, the type of its fields, which has the same name, and that of its answer.
+/// Gives the list of verbs to the macro of that name: for each what it does, its word, the type of its fields, which
+/// has the same name, and that of its answer. The command line makes its words of it, so that a new verb has one: all
+/// but those for programs only.
+#[macro_export]
+macro_rules! with_verbs {
+    ($then:ident) => {
+        $then! {
+            /// Show the protocol version
+            "version" Version -> answer::Version;
+            /// List the layers
+            "layers" Layers -> answer::Layers;
+            /// Show I/O statistics
+            "stats" Stats -> answer::Stats;
+            /// Take a snapshot: create a new leaf on the current one, or a copy that shares its blocks
+            "snapshot" Snapshot -> answer::Snapshot;
+            /// Create an empty child of a read-only layer, for another disk
+            "clone" Clone -> answer::Clone;
+            /// Merge layers into the one below them
+            "merge" Merge -> answer::Merge;
+            /// Show the merge's progress, or how the last one ended
+            "merge-status" MergeStatus -> answer::Merge;
+            /// Pause the merge
+            "merge-pause" MergePause -> answer::Merge;
+            /// Resume the merge
+            "merge-resume" MergeResume -> answer::Merge;
+            /// Stop the merge; the disk stays valid, and another merge continues from there
+            "merge-cancel" MergeCancel -> answer::Merge;
+            /// Revert the disk to a layer; no client may be connected
+            "revert" Revert -> answer::Revert;
+            /// Enlarge the disk and notify its guest
+            "resize" Resize -> answer::Resize;
+            /// Retry requests that are waiting for space (serve --when-full wait)
+            "space" Space -> answer::Condition;
+            /// Replace the process that serves the disk; its guest only notices a short wait
+            "upgrade" Upgrade -> answer::Upgrade;
+            /// Pause all requests; everything is durable while they are paused
+            "pause" Pause -> answer::Paused;
+            /// Resume requests
+            "resume" Resume -> answer::Paused;
+            for programs:
+            /// Lines about what keeps the disk from writing, from now on
+            "watch" Watch -> answer::Condition;
+        }
+    };
+}
+
 macro_rules! verbs {
+    (
+        $($(#[$doc:meta])* $word:literal $verb:ident -> $answer:ty;)*
+        for programs: $($(#[$more_doc:meta])* $more_word:literal $more_verb:ident -> $more_answer:ty;)*
+    ) => {
+        types! {
+            $($(#[$doc])* $word $verb -> $answer;)*
+            $($(#[$more_doc])* $more_word $more_verb -> $more_answer;)*
+        }
+    };
+}
+
+macro_rules! types {
     ($($(#[$doc:meta])* $word:literal $verb:ident -> $answer:ty;)*) => {
         /// A verb.
         #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -69,42 +126,7 @@ macro_rules! verbs {
     };
 }
 
-verbs! {
-    /// Which version is spoken, and which verbs there are.
-    "version" Version -> answer::Version;
-    /// The chain.
-    "layers" Layers -> answer::Layers;
-    /// Counters.
-    "stats" Stats -> answer::Stats;
-    /// A new leaf on the present one, or a copy by reflink.
-    "snapshot" Snapshot -> answer::Snapshot;
-    /// A new child of a layer, for another disk.
-    "clone" Clone -> answer::Clone;
-    /// Moves what layers hold into the one below.
-    "merge" Merge -> answer::Merge;
-    /// How far the merge is.
-    "merge-status" MergeStatus -> answer::Merge;
-    /// Stops the merge for a while.
-    "merge-pause" MergePause -> answer::Merge;
-    /// Goes on with it.
-    "merge-resume" MergeResume -> answer::Merge;
-    /// Ends it where it is.
-    "merge-cancel" MergeCancel -> answer::Merge;
-    /// Throws away what is above a layer.
-    "revert" Revert -> answer::Revert;
-    /// Makes the disk larger.
-    "resize" Resize -> answer::Resize;
-    /// There may be space again.
-    "space" Space -> answer::Condition;
-    /// Lines about what keeps the disk from writing, from now on.
-    "watch" Watch -> answer::Condition;
-    /// Another process in the place of this one.
-    "upgrade" Upgrade -> answer::Upgrade;
-    /// Holds all requests.
-    "pause" Pause -> answer::Paused;
-    /// Lets them go on.
-    "resume" Resume -> answer::Paused;
-}
+with_verbs!(verbs);
 
 /// Verbs without fields.
 macro_rules! alone {

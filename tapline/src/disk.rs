@@ -10,59 +10,21 @@ use std::path::Path;
 use std::time::Duration;
 
 use control::answer::{self, Layer};
-use control::ask::{self, Method};
+use control::ask;
 use control::size::readable;
 use control::{Ask, Client, ClientError, Error, ImageName, Reply, Request, printable};
 use serde::de::{DeserializeOwned, IgnoredAny};
 
 use crate::failure::Failure;
-use crate::hand_over::disk_program;
 use crate::output::print_local as print;
 use crate::wait::Progress;
 
 pub use arguments::Disk;
-use arguments::{DiskVerb, SnapshotMethod};
+use arguments::Said;
 
 /// Runs the command. With `json`, the disk's responses are printed as they are, one per line.
 pub fn run(disk: &Disk, json: bool) -> Result<(), Failure> {
-    let verb = &disk.verb;
-    let disk = &Target { socket: &disk.control, json };
-    match verb {
-        DiskVerb::Snapshot { to, method } => {
-            let method = match method {
-                SnapshotMethod::Auto => Method::Auto,
-                SnapshotMethod::Reflink => Method::Reflink,
-                SnapshotMethod::Chain => Method::Chain,
-            };
-            tell(disk, ask::Snapshot { to: whole(to)?, method }, human::snapshot)
-        }
-        DiskVerb::Merge { from, into, rate, detach, delete, expect } => {
-            let (from, into, rate) = (*from, *into, rate.map(|rate| rate.0));
-            let expect = expect.iter().map(whole).collect::<Result<Vec<_>, _>>()?;
-            let expect = (!expect.is_empty()).then_some(expect);
-            let merge = ask::Merge { from, into, rate, follow: !detach, delete: *delete, expect };
-            tell(disk, merge, human::merge)
-        }
-        DiskVerb::MergeStatus => tell(disk, ask::MergeStatus {}, human::merge),
-        DiskVerb::MergePause => tell(disk, ask::MergePause {}, human::merge),
-        DiskVerb::MergeResume => tell(disk, ask::MergeResume {}, human::merge),
-        DiskVerb::MergeCancel => tell(disk, ask::MergeCancel {}, human::merge),
-        DiskVerb::Revert { to, leaf } => tell(disk, ask::Revert { to: *to, leaf: whole(leaf)? }, human::revert),
-        DiskVerb::Clone { of, to } => tell(disk, ask::Clone { of: *of, to: whole(to)? }, human::clone),
-        DiskVerb::Resize { size } => tell(disk, ask::Resize { size: size.0 }, human::resize),
-        DiskVerb::Upgrade { program, pause_max } => {
-            let program = program.as_deref().map_or_else(disk_program, std::path::absolute);
-            let program = program.map_err(|error| Error::cannot("find the program to start", error))?;
-            let pause_max = Some(pause_max.saturating_mul(1000));
-            tell(disk, ask::Upgrade { program: Some(program), successor: false, pause_max }, human::upgrade)
-        }
-        DiskVerb::Space => tell(disk, ask::Space {}, human::space),
-        DiskVerb::Pause => tell(disk, ask::Pause {}, human::paused),
-        DiskVerb::Resume => tell(disk, ask::Resume {}, human::paused),
-        DiskVerb::Layers => tell(disk, ask::Layers {}, human::layers),
-        DiskVerb::Stats => tell(disk, ask::Stats {}, human::stats),
-        DiskVerb::Version => tell(disk, ask::Version {}, human::version),
-    }
+    disk.verb.tell(&Target { socket: &disk.control, json })
 }
 
 /// A disk that is asked something.
@@ -72,8 +34,8 @@ struct Target<'a> {
 }
 
 /// Sends a verb, and shows what is said about it.
-fn tell<V: Ask>(disk: &Target<'_>, verb: V, shown: fn(&V::Answer) -> Vec<String>) -> Result<(), Failure> {
-    let mut client = send(disk.socket, verb)?;
+fn tell<V: Said>(disk: &Target<'_>, arguments: &V::Arguments) -> Result<(), Failure> {
+    let mut client = send(disk.socket, V::of(arguments)?)?;
     let mut progress = None;
     loop {
         let text = client.line().map_err(|why| unanswered(disk.socket, why))?;
@@ -96,7 +58,7 @@ fn tell<V: Ask>(disk: &Target<'_>, verb: V, shown: fn(&V::Answer) -> Vec<String>
         return match reply {
             Reply::Error(error) => Err(error.into()),
             Reply::Ok(answer) => {
-                let lines: String = shown(&answer).into_iter().map(|line| line + "\n").collect();
+                let lines: String = V::shown(&answer).into_iter().map(|line| line + "\n").collect();
                 Ok(print(&lines)?)
             }
             Reply::Event(_) => unreachable!("it was shown"),

@@ -1,10 +1,18 @@
 //! The arguments of `disk`: requests to a disk that is being served.
+//!
+//! Invariant: each verb of crate `control` that people may need has its word here. One that lacks it does not compile.
 
+use std::fmt::Debug;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
-use control::ImageName;
+use control::ask::{self, Method};
 use control::size::Size;
+use control::{Ask, Error, ImageName, with_verbs};
+
+use super::{Target, human, tell, whole};
+use crate::failure::Failure;
+use crate::hand_over::disk_program;
 
 /// `disk`.
 #[derive(Debug, Args)]
@@ -17,92 +25,225 @@ pub struct Disk {
     pub verb: DiskVerb,
 }
 
-/// The verbs. Layers are numbered from the leaf, 0, downwards.
-#[derive(Debug, Subcommand)]
-pub enum DiskVerb {
-    /// Take a snapshot: create a new leaf on the current one, or a copy that shares its blocks
-    Snapshot {
-        /// The new file; raw on XFS and btrfs creates a copy, every other format a chain
-        #[arg(long, value_name = "FORMAT:PATH")]
-        to: ImageName,
-        /// How to take the snapshot
-        #[arg(long, value_name = "METHOD", default_value = "auto")]
-        method: SnapshotMethod,
-    },
-    /// Merge layers into the one below them
-    Merge {
-        /// The topmost layer to merge; 0 is the leaf
-        #[arg(long, value_name = "LAYER")]
-        from: usize,
-        /// The target layer
-        #[arg(long, value_name = "LAYER")]
-        into: usize,
-        /// Limit of bytes copied per second
-        #[arg(long, allow_hyphen_values = true, value_name = "SIZE")]
-        rate: Option<Size>,
-        /// Do not wait for the end; merge-status shows the progress
-        #[arg(long)]
-        detach: bool,
-        /// Remove the merged files, which no longer hold data
-        #[arg(long)]
-        delete: bool,
-        /// Expected chain; refuse on mismatch. From the leaf down; makes it safe to repeat the command after a crash
-        #[arg(long, value_name = "FORMAT:PATH", num_args = 1..)]
-        expect: Vec<ImageName>,
-    },
-    /// Retry requests that are waiting for space (serve --when-full wait)
-    Space,
-    /// Show the merge's progress, or how the last one ended
-    MergeStatus,
-    /// Pause the merge
-    MergePause,
-    /// Resume the merge
-    MergeResume,
-    /// Stop the merge; the disk stays valid, and another merge continues from there
-    MergeCancel,
-    /// Revert the disk to a layer; no client may be connected
-    Revert {
-        /// The layer
-        #[arg(long, value_name = "LAYER")]
-        to: usize,
-        /// The new leaf on top of it
-        #[arg(long, value_name = "FORMAT:PATH")]
-        leaf: ImageName,
-    },
-    /// Create an empty child of a read-only layer, for another disk
-    Clone {
-        /// The layer: 1 or below
-        #[arg(long, value_name = "LAYER")]
-        of: usize,
-        /// The new file
-        #[arg(long, value_name = "FORMAT:PATH")]
-        to: ImageName,
-    },
-    /// Enlarge the disk and notify its guest
-    Resize {
-        /// The new size
-        #[arg(long, allow_hyphen_values = true)]
-        size: Size,
-    },
-    /// Replace the process that serves the disk; its guest only notices a short wait
-    Upgrade {
-        /// The program to start [default: the tapline-disk that belongs to this program]
-        #[arg(long, value_name = "PATH")]
-        program: Option<PathBuf>,
-        /// Give up and change nothing if the guest's requests would have to wait longer than this many milliseconds
-        #[arg(long, value_name = "MS", default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..=60_000))]
-        pause_max: u64,
-    },
-    /// Pause all requests; everything is durable while they are paused
-    Pause,
-    /// Resume requests
-    Resume,
-    /// List the layers
-    Layers,
-    /// Show I/O statistics
-    Stats,
-    /// Show the protocol version
-    Version,
+/// A verb as it is said on the command line.
+pub trait Said: Ask {
+    /// Its arguments.
+    type Arguments: Args + Debug;
+
+    /// The request.
+    fn of(arguments: &Self::Arguments) -> Result<Self, Error>;
+
+    /// The answer, as lines for people.
+    fn shown(answer: &Self::Answer) -> Vec<String>;
+}
+
+macro_rules! words {
+    (
+        $($(#[$doc:meta])* $word:literal $verb:ident -> $answer:ty;)*
+        for programs: $($(#[$_doc:meta])* $_word:literal $_verb:ident -> $_answer:ty;)*
+    ) => {
+        /// The verbs. Layers are numbered from the leaf, 0, downwards.
+        #[derive(Debug, Subcommand)]
+        pub enum DiskVerb {
+            $($(#[$doc])* #[command(name = $word)] $verb(<ask::$verb as Said>::Arguments),)*
+        }
+
+        impl DiskVerb {
+            /// Asks a disk for it.
+            pub(super) fn tell(&self, disk: &Target<'_>) -> Result<(), Failure> {
+                match self {
+                    $(DiskVerb::$verb(arguments) => tell::<ask::$verb>(disk, arguments),)*
+                }
+            }
+        }
+    };
+}
+
+with_verbs!(words);
+
+#[derive(Debug, Args)]
+pub struct Nothing {}
+
+/// Verbs without arguments.
+macro_rules! alone {
+    ($($verb:ident $shown:ident;)*) => {
+        $(impl Said for ask::$verb {
+            type Arguments = Nothing;
+
+            fn of(_: &Nothing) -> Result<ask::$verb, Error> {
+                Ok(ask::$verb {})
+            }
+
+            fn shown(answer: &Self::Answer) -> Vec<String> {
+                human::$shown(answer)
+            }
+        })*
+    };
+}
+
+alone! {
+    Version version;
+    Layers layers;
+    Stats stats;
+    MergeStatus merge;
+    MergePause merge;
+    MergeResume merge;
+    MergeCancel merge;
+    Space space;
+    Pause paused;
+    Resume paused;
+}
+
+#[derive(Debug, Args)]
+pub struct Snapshot {
+    /// The new file; raw on XFS and btrfs creates a copy, every other format a chain
+    #[arg(long, value_name = "FORMAT:PATH")]
+    pub to: ImageName,
+    /// How to take the snapshot
+    #[arg(long, value_name = "METHOD", default_value = "auto")]
+    pub method: SnapshotMethod,
+}
+
+impl Said for ask::Snapshot {
+    type Arguments = Snapshot;
+
+    fn of(said: &Snapshot) -> Result<ask::Snapshot, Error> {
+        let method = match said.method {
+            SnapshotMethod::Auto => Method::Auto,
+            SnapshotMethod::Reflink => Method::Reflink,
+            SnapshotMethod::Chain => Method::Chain,
+        };
+        Ok(ask::Snapshot { to: whole(&said.to)?, method })
+    }
+
+    fn shown(answer: &Self::Answer) -> Vec<String> {
+        human::snapshot(answer)
+    }
+}
+
+#[derive(Debug, Args)]
+pub struct Merge {
+    /// The topmost layer to merge; 0 is the leaf
+    #[arg(long, value_name = "LAYER")]
+    pub from: usize,
+    /// The target layer
+    #[arg(long, value_name = "LAYER")]
+    pub into: usize,
+    /// Limit of bytes copied per second
+    #[arg(long, allow_hyphen_values = true, value_name = "SIZE")]
+    pub rate: Option<Size>,
+    /// Do not wait for the end; merge-status shows the progress
+    #[arg(long)]
+    pub detach: bool,
+    /// Remove the merged files, which no longer hold data
+    #[arg(long)]
+    pub delete: bool,
+    /// Expected chain; refuse on mismatch. From the leaf down; makes it safe to repeat the command after a crash
+    #[arg(long, value_name = "FORMAT:PATH", num_args = 1..)]
+    pub expect: Vec<ImageName>,
+}
+
+impl Said for ask::Merge {
+    type Arguments = Merge;
+
+    fn of(said: &Merge) -> Result<ask::Merge, Error> {
+        let Merge { from, into, rate, detach, delete, ref expect } = *said;
+        let expect = expect.iter().map(whole).collect::<Result<Vec<_>, _>>()?;
+        let expect = (!expect.is_empty()).then_some(expect);
+        Ok(ask::Merge { from, into, rate: rate.map(|rate| rate.0), follow: !detach, delete, expect })
+    }
+
+    fn shown(answer: &Self::Answer) -> Vec<String> {
+        human::merge(answer)
+    }
+}
+
+#[derive(Debug, Args)]
+pub struct Revert {
+    /// The layer
+    #[arg(long, value_name = "LAYER")]
+    pub to: usize,
+    /// The new leaf on top of it
+    #[arg(long, value_name = "FORMAT:PATH")]
+    pub leaf: ImageName,
+}
+
+impl Said for ask::Revert {
+    type Arguments = Revert;
+
+    fn of(said: &Revert) -> Result<ask::Revert, Error> {
+        Ok(ask::Revert { to: said.to, leaf: whole(&said.leaf)? })
+    }
+
+    fn shown(answer: &Self::Answer) -> Vec<String> {
+        human::revert(answer)
+    }
+}
+
+#[derive(Debug, Args)]
+pub struct Clone {
+    /// The layer: 1 or below
+    #[arg(long, value_name = "LAYER")]
+    pub of: usize,
+    /// The new file
+    #[arg(long, value_name = "FORMAT:PATH")]
+    pub to: ImageName,
+}
+
+impl Said for ask::Clone {
+    type Arguments = Clone;
+
+    fn of(said: &Clone) -> Result<ask::Clone, Error> {
+        Ok(ask::Clone { of: said.of, to: whole(&said.to)? })
+    }
+
+    fn shown(answer: &Self::Answer) -> Vec<String> {
+        human::clone(answer)
+    }
+}
+
+#[derive(Debug, Args)]
+pub struct Resize {
+    /// The new size
+    #[arg(long, allow_hyphen_values = true)]
+    pub size: Size,
+}
+
+impl Said for ask::Resize {
+    type Arguments = Resize;
+
+    fn of(said: &Resize) -> Result<ask::Resize, Error> {
+        Ok(ask::Resize { size: said.size.0 })
+    }
+
+    fn shown(answer: &Self::Answer) -> Vec<String> {
+        human::resize(answer)
+    }
+}
+
+#[derive(Debug, Args)]
+pub struct Upgrade {
+    /// The program to start [default: the tapline-disk that belongs to this program]
+    #[arg(long, value_name = "PATH")]
+    pub program: Option<PathBuf>,
+    /// Give up and change nothing if the guest's requests would have to wait longer than this many milliseconds
+    #[arg(long, value_name = "MS", default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..=60_000))]
+    pub pause_max: u64,
+}
+
+impl Said for ask::Upgrade {
+    type Arguments = Upgrade;
+
+    fn of(said: &Upgrade) -> Result<ask::Upgrade, Error> {
+        let program = said.program.as_deref().map_or_else(disk_program, std::path::absolute);
+        let program = program.map_err(|error| Error::cannot("find the program to start", error))?;
+        let pause_max = Some(said.pause_max.saturating_mul(1000));
+        Ok(ask::Upgrade { program: Some(program), successor: false, pause_max })
+    }
+
+    fn shown(answer: &Self::Answer) -> Vec<String> {
+        human::upgrade(answer)
+    }
 }
 
 /// Values of `--method`.

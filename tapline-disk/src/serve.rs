@@ -131,8 +131,8 @@ fn open(serve: &Serve, taken: Option<&Takeover>, write: bool) -> Result<Layers, 
 
 /// Where the server's socket is from.
 enum Transport {
-    /// The command line names where to bind it.
-    ToBind,
+    /// It is to be bound where the command line says: NBD at this address, which was checked.
+    ToBind(Option<nbd::Address>),
     /// It listens already.
     Handed(OwnedFd),
     /// A process before this one has it, and has peers.
@@ -151,14 +151,18 @@ impl Sockets {
         (Sockets { transport: Transport::TakenOver(server, rest), control }, counters)
     }
 
+    /// Those that were handed, and where the others are to be bound: an address that is refused has no image opened.
     fn find(serve: &Serve) -> Result<Sockets, Failure> {
         let handed = |listens, path: Option<&Path>| path.map_or(Ok(None), |path| files::listener(listens, path));
         let transport = match (&serve.vhost_user, &serve.nbd) {
-            (Some(path), _) => handed(Listens::VhostUser, Some(path))?,
-            (None, Some(address)) => handed(Listens::Nbd, Some(Path::new(address)))?,
+            (Some(path), _) => handed(Listens::VhostUser, Some(path))?.map(Transport::Handed),
+            (None, Some(address)) => Some(match handed(Listens::Nbd, Some(Path::new(address)))? {
+                Some(socket) => Transport::Handed(socket),
+                None => Transport::ToBind(Some(checked_address(serve, address)?)),
+            }),
             (None, None) => None,
         };
-        let transport = transport.map_or(Transport::ToBind, Transport::Handed);
+        let transport = transport.unwrap_or(Transport::ToBind(None));
         let control = handed(Listens::Control, serve.control.as_deref())?;
         let control = control.map(|socket| Listening { socket, bound: None });
         files::no_listener_left()?;
@@ -197,7 +201,7 @@ fn serve_vhost_user(serve: &Serve, socket: &Path, transport: Transport, serving:
         geometry: serving.disk.geometry(),
     };
     let server = match transport {
-        Transport::ToBind => vhost_user::Server::bind(config),
+        Transport::ToBind(_) => vhost_user::Server::bind(config),
         Transport::Handed(handed) => {
             vhost_user::Listener::of_socket(handed, socket).and_then(|socket| vhost_user::Server::on(socket, config))
         }
@@ -228,13 +232,12 @@ fn serve_nbd(serve: &Serve, address: &str, transport: Transport, serving: Servin
 fn nbd_server(serve: &Serve, address: &str, transport: Transport, export: nbd::Export) -> Result<nbd::Server, Failure> {
     let server = match transport {
         Transport::Handed(socket) => nbd::Server::on_socket(socket, Path::new(address), export),
-        _ => {
-            let at = nbd_address(address)?;
-            refuse_open_network(serve, &at)?;
-            let config = nbd::Config { address: at, export };
+        Transport::ToBind(Some(address)) => {
+            let config = nbd::Config { address, export };
             // What a guest's firmware reads is for QEMU alone.
             if serve.xen.is_some() { nbd::Server::bind_private(config) } else { nbd::Server::bind(config) }
         }
+        Transport::ToBind(None) | Transport::TakenOver(..) => unreachable!("{address} was handed or is to be bound"),
     };
     let server = server.map_err(cannot_listen)?;
     match server.address() {
@@ -343,11 +346,15 @@ fn nbd_address(word: &str) -> Result<nbd::Address, Failure> {
     address.map(nbd::Address::Tcp).ok_or_else(|| Failure::new(format!("resolve the address {word}"), "there is none"))
 }
 
-/// A disk that anyone who reaches a network address may write to is served only if that is said.
-fn refuse_open_network(serve: &Serve, at: &nbd::Address) -> Result<(), Failure> {
-    let nbd::Address::Tcp(address) = at else { return Ok(()) };
-    if address.ip().is_loopback() || serve.read_only || serve.allow_unencrypted {
-        return Ok(());
+/// Where to serve NBD. A disk that anyone who reaches a network address may write to is served only if that is said.
+fn checked_address(serve: &Serve, word: &str) -> Result<nbd::Address, Failure> {
+    let found = nbd_address(word)?;
+    let address = match found {
+        nbd::Address::Tcp(address) if !address.ip().is_loopback() => address,
+        _ => return Ok(found),
+    };
+    if serve.read_only || serve.allow_unencrypted {
+        return Ok(found);
     }
     let why = "all who reach that address could read and write the disk: NBD is served without encryption";
     Err(Failure::of(Kind::Invalid, format!("cannot serve {} at {address}: {why}", serve.image)).advise(

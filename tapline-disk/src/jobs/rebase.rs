@@ -78,15 +78,19 @@ pub fn flatten(flatten: &Flatten) -> Result<Exit, Failure> {
     let name = &flatten.image;
     let command = Words { verb: "flatten", onto: &[], record_only: false }.command(name, &flatten.parents);
     let options = access::options(flatten.access, true);
-    let copied = match open(name, &flatten.parents, options, &command, |found| found.link().is_none())? {
+    let no_longer = |copied| format!("{name} no longer has a parent, {} copied\n", readable(copied));
+    let (copied, line) = match open(name, &flatten.parents, options, &command, |found| found.link().is_none())? {
         Found::Before(layers) if layers.images.len() > 1 => {
             let layers = keep_snapshots(layers)?;
-            move_to(Move { layers, onto: None, link: None, title: "flattening" }, plan::flatten(), flatten.access)?
+            let to = Move { layers, onto: None, link: None, title: "flattening" };
+            let copied = move_to(to, plan::flatten(), flatten.access)?;
+            (copied, no_longer(copied))
         }
-        Found::Before(layers) | Found::Moved(layers) => finish(layers)?,
+        Found::Before(layers) => (finish(layers)?, format!("{name} has no parent; nothing was copied\n")),
+        Found::Moved(layers) => (finish(layers)?, no_longer(0)),
     };
     let moved = Moved { image: name.to_string(), parent: None, copied };
-    report(flatten.json, &moved, &format!("{name} no longer has a parent, {} copied\n", readable(copied)))
+    report(flatten.json, &moved, &line)
 }
 
 /// A command line with more than an image and its parents.

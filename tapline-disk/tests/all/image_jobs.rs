@@ -384,6 +384,14 @@ fn merging_nonexistent_layers_is_refused() {
 }
 
 #[test]
+fn flattening_an_image_without_a_parent_says_that_there_is_nothing_to_do() {
+    let room = Room::new();
+    room.done("image create qcow2:a --size 8M");
+    let said = room.tapline("image flatten qcow2:a");
+    assert_eq!((said.code, said.out.as_str()), (Some(0), "qcow2:a has no parent; nothing was copied\n"), "{said:?}");
+}
+
+#[test]
 #[ignore = "slow: run by `make test-all`"]
 fn flattening_makes_an_image_independent() {
     for formats in CHAINS {

@@ -214,6 +214,7 @@ fn a_disk_is_not_written_to_from_other_hosts_unless_that_is_said() {
     ] {
         let said = room.tapline(words);
         assert!(said.code == Some(64) && said.err.contains(advice), "{words}: {said:?}");
+        assert!(!said.err.contains("writable"), "the image was opened: {said:?}");
     }
     let disk = Disk::serve(&room, "qcow2:a --nbd 0.0.0.0:0 --read-only --control control.sock");
     assert_eq!(disk.stop().0, Some(0));

@@ -47,7 +47,7 @@ impl CopyUp<'_> {
     /// Copies everything necessary; returns the number of bytes copied, which are not durable yet.
     pub fn run(&mut self) -> Result<u64, Failure> {
         let len = self.image.geometry().len;
-        let mut progress = Progress::new(self.title, len);
+        let mut progress = Progress::new(self.image.from(), self.title, len);
         let mut copied = 0u64;
         let (mut at, end) = (DiskOffset(0), DiskOffset(len));
         while at < end {

@@ -9,7 +9,7 @@ use std::path::Path;
 use control::ImageName;
 use uring::ImageFile;
 
-use crate::files;
+use crate::files::Files;
 
 /// Device and inode number, which are the same under all names of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,13 +22,13 @@ pub enum FileIdentity {
 
 impl FileIdentity {
     /// That of the file that a name leads to, if there is one.
-    pub fn of(name: &ImageName) -> Option<FileIdentity> {
-        FileIdentity::of_path(name.path())
+    pub fn of(files: &Files, name: &ImageName) -> Option<FileIdentity> {
+        FileIdentity::of_path(files, name.path())
     }
 
     /// That of the file that a path leads to, if there is one.
-    pub fn of_path(path: &Path) -> Option<FileIdentity> {
-        files::metadata(path).ok().map(|metadata| FileIdentity::of_metadata(&metadata))
+    pub fn of_path(files: &Files, path: &Path) -> Option<FileIdentity> {
+        files.metadata(path).ok().map(|metadata| FileIdentity::of_metadata(&metadata))
     }
 
     /// That of an open file.

@@ -1,11 +1,11 @@
 //! The source of files and listening sockets: the file system, or the descriptors passed to this process.
 //!
-//! A process has one file system, and with `--handed` this module replaces it, hence the process-wide state. It knows
-//! nothing about images. Invariant: once something has been passed, no path is opened, created, renamed, removed or
-//! looked up: a name stands for the descriptor that came with it, or for nothing.
+//! A command has one, made of its command line, for all that it opens, creates, removes and syncs. It knows nothing
+//! about images. Invariant: with `--handed` no path is opened, created, renamed, removed or looked up: a name stands
+//! for the descriptor that came with it, or for nothing.
 //!
-//! Passed files stay available until [`forget`]: a file may be opened several times, each time with the same open file
-//! description and its single lock. A served disk forgets them after opening its files, and after each verb
+//! Passed files stay available until [`Files::forget`]: a file may be opened several times, each time with the same
+//! open file description and its single lock. A served disk forgets them after opening its files, and after each verb
 //! ([`AtHand`]), so that a description exists, and keeps its lock, exactly as long as it is used.
 
 use std::fmt::Display;
@@ -13,7 +13,7 @@ use std::fs::{File, Metadata};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
 use control::handed::{Lent, Listens};
@@ -24,15 +24,35 @@ use uring::{AccessMode, Cache, FileOpenError, ImageFile, OpenOptions};
 
 use crate::failure::Failure;
 
-/// The passed files, if this process has been passed any.
-static HANDED: OnceLock<Mutex<Files>> = OnceLock::new();
+/// Where a command's files come from. Clones are of the same source.
+#[derive(Clone, Debug)]
+pub struct Files {
+    source: Arc<Source>,
+    trust: Trust,
+}
 
-/// Files taken over from another process by a process that also uses the file system.
-static TAKEN: Mutex<Option<Files>> = Mutex::new(None);
+#[derive(Debug)]
+struct Source {
+    /// The passed files, if there is nothing else.
+    handed: Option<Mutex<Handed>>,
+    /// Files taken over from another process by a process that also uses the file system.
+    taken: Mutex<Option<Handed>>,
+}
+
+/// Which raw images are what they are called ([`crate::mistaken`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Trust {
+    /// All of them: the user is sure (`--really-raw`).
+    All,
+    /// Those whose files were handed over.
+    Handed,
+    /// None.
+    Nothing,
+}
 
 /// Files and listening sockets by the names that others have for them.
 #[derive(Debug, Default)]
-pub struct Files {
+pub struct Handed {
     files: Vec<HandedFile>,
     listeners: Vec<(Listens, PathBuf, OwnedFd)>,
     lent: Vec<(Lent, OwnedFd)>,
@@ -50,59 +70,288 @@ pub struct HandedFile {
 }
 
 /// Files that came for one verb, at hand as long as this is.
-#[derive(Debug, Default)]
-pub struct AtHand(());
-
-/// From now on there is nothing but this.
-pub fn replace_file_system(files: Files) -> Result<(), Failure> {
-    let refused = |_| Failure::new("take the passed file descriptors", "this was already done");
-    HANDED.set(Mutex::new(files)).map_err(refused)
-}
-
-/// Whether this process works on passed files.
-pub fn are_handed() -> bool {
-    HANDED.get().is_some()
-}
-
-/// Closes what was handed and is not in use.
-pub fn forget() {
-    in_handed(|handed| *handed = Files::default());
-    *taken() = None;
-}
-
-/// Makes files taken over from another process available until [`forget`].
-pub fn have_at_hand(files: Files) {
-    match are_handed() {
-        true => drop(in_handed(|handed| *handed = files)),
-        false => *taken() = Some(files),
-    }
-}
-
-fn taken() -> MutexGuard<'static, Option<Files>> {
-    TAKEN.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Accesses the passed files, if there are any. Must not block, because others need them too.
-fn in_handed<T>(look: impl FnOnce(&mut Files) -> T) -> Option<T> {
-    // Whoever has panicked with it has left it whole: it is changed by single steps.
-    HANDED.get().map(|handed| look(&mut handed.lock().unwrap_or_else(PoisonError::into_inner)))
-}
-
-impl AtHand {
-    /// Makes files available for a while, in place of any others. Without `--handed` there are none.
-    pub fn these(files: Files) -> AtHand {
-        in_handed(|handed| *handed = files);
-        AtHand(())
-    }
-}
+#[derive(Debug)]
+pub struct AtHand(Files);
 
 impl Drop for AtHand {
     fn drop(&mut self) {
-        forget();
+        self.0.forget();
     }
 }
 
 impl Files {
+    /// The file system.
+    pub fn of_system() -> Files {
+        Files::of(None)
+    }
+
+    /// Nothing but these.
+    pub fn handed(handed: Handed) -> Files {
+        Files::of(Some(Mutex::new(handed)))
+    }
+
+    fn of(handed: Option<Mutex<Handed>>) -> Files {
+        Files { source: Arc::new(Source { handed, taken: Mutex::default() }), trust: Trust::Handed }
+    }
+
+    /// The same, whose raw images are all what they are called.
+    pub fn trusting(self) -> Files {
+        Files { trust: Trust::All, ..self }
+    }
+
+    /// The same, whose raw images are not trusted because they were handed over.
+    pub fn suspicious(&self) -> Files {
+        let trust = if self.trust == Trust::All { Trust::All } else { Trust::Nothing };
+        Files { trust, ..self.clone() }
+    }
+
+    /// Whether raw images are what they are called.
+    pub fn are_trusted(&self) -> bool {
+        match self.trust {
+            Trust::All => true,
+            Trust::Handed => self.are_handed(),
+            Trust::Nothing => false,
+        }
+    }
+
+    /// Whether this process works on passed files.
+    pub fn are_handed(&self) -> bool {
+        self.source.handed.is_some()
+    }
+
+    /// Closes what was handed and is not in use.
+    pub fn forget(&self) {
+        self.in_handed(|handed| *handed = Handed::default());
+        *self.taken() = None;
+    }
+
+    /// Makes files taken over from another process available until [`Files::forget`].
+    pub fn have_at_hand(&self, files: Handed) {
+        match self.are_handed() {
+            true => drop(self.in_handed(|handed| *handed = files)),
+            false => *self.taken() = Some(files),
+        }
+    }
+
+    /// Makes files available for a while, in place of any others. Without `--handed` there are none.
+    pub fn at_hand(&self, files: Handed) -> AtHand {
+        self.in_handed(|handed| *handed = files);
+        AtHand(self.clone())
+    }
+
+    fn taken(&self) -> MutexGuard<'_, Option<Handed>> {
+        self.source.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Accesses the passed files, if there are any. Must not block, because others need them too.
+    fn in_handed<T>(&self, look: impl FnOnce(&mut Handed) -> T) -> Option<T> {
+        // A thread that panicked while it held the lock has left it whole: it is changed by single steps.
+        self.source.handed.as_ref().map(|handed| look(&mut handed.lock().unwrap_or_else(PoisonError::into_inner)))
+    }
+
+    /// The file passed for writing under a path that ends in this name.
+    pub fn handed_as(&self, name: &str) -> Option<io::Result<File>> {
+        let found = self.in_handed(|handed| {
+            let named = |file: &&HandedFile| file.write && file.path.file_name().is_some_and(|found| found == name);
+            handed.files.iter().find(named).map(|file| file.descriptor.try_clone())
+        });
+        found.flatten().map(|descriptor| descriptor.map(File::from))
+    }
+
+    /// Closes what was handed for writing to this path, and with it its lock.
+    pub fn close_writable(&self, path: &Path) {
+        self.in_handed(|handed| handed.files.retain(|file| file.path != path || !file.write));
+    }
+
+    /// Opens an image file.
+    pub fn open(&self, path: &Path, options: OpenOptions) -> Result<ImageFile, FileOpenError> {
+        let found = self.taken().as_ref().map(|taken| taken.duplicate(path, options.write));
+        match found.or_else(|| self.in_handed(|handed| handed.duplicate(path, options.write))) {
+            None => ImageFile::open(path, options),
+            Some(found) => ImageFile::from_fd(found?, path, options),
+        }
+    }
+
+    /// Opens the file of an image, and its data file if one is named.
+    pub fn open_image(&self, name: &ImageName, options: OpenOptions) -> Result<ImageFile, FileOpenError> {
+        let file = self.open(name.path(), options)?;
+        match &name.data_file {
+            Some(data) => Ok(file.with_data_file(self.open(data, options)?)),
+            None => Ok(file),
+        }
+    }
+
+    /// Opens a file again that is open for reading, for writing; and its data file.
+    pub fn reopen_writable(&self, file: &ImageFile) -> Result<ImageFile, FileOpenError> {
+        let image = self.reopen_one_writable(file)?;
+        let Some(data) = file.data_file() else { return Ok(image) };
+        match self.reopen_one_writable(data) {
+            Ok(data) => Ok(image.with_data_file(data)),
+            Err(refused) => {
+                image.return_lock(file)?;
+                Err(refused)
+            }
+        }
+    }
+
+    fn reopen_one_writable(&self, file: &ImageFile) -> Result<ImageFile, FileOpenError> {
+        match self.in_handed(|handed| handed.swap(file, true)) {
+            None => file.reopen_writable(),
+            Some(found) => file.reopen_writable_as(found?),
+        }
+    }
+
+    /// Rejects a verb in advance if a file that it will need at its end was not passed, or was passed for another use.
+    /// Without `--handed` the file system is assumed to have it.
+    pub fn must_have(&self, path: &Path, write: bool) -> Result<(), FileOpenError> {
+        self.in_handed(|handed| handed.has(path, write)).unwrap_or(Ok(()))
+    }
+
+    /// Opens a file again that is open for writing, for reading only; and its data file.
+    pub fn reopen_read_only(&self, file: &ImageFile) -> Result<ImageFile, FileOpenError> {
+        let image = self.reopen_one_read_only(file)?;
+        match file.data_file() {
+            Some(data) => Ok(image.with_data_file(self.reopen_one_read_only(data)?)),
+            None => Ok(image),
+        }
+    }
+
+    fn reopen_one_read_only(&self, file: &ImageFile) -> Result<ImageFile, FileOpenError> {
+        match self.in_handed(|handed| handed.swap(file, false)) {
+            None => file.reopen_read_only(),
+            Some(found) => file.reopen_read_only_as(found?),
+        }
+    }
+
+    /// Creates a new file. A passed file has already been created by the caller: it must be empty.
+    pub fn create_new(&self, path: &Path, options: OpenOptions) -> Result<ImageFile, FileOpenError> {
+        if !self.are_handed() {
+            return ImageFile::create_new(path, options);
+        }
+        let file = self.open(path, OpenOptions { write: true, ..options })?;
+        match file.metadata().map_err(|source| failed("examine", path, source))?.len() {
+            0 if file.device_len().is_none() => Ok(file),
+            _ => Err(FileOpenError::Exists { path: path.to_owned() }),
+        }
+    }
+
+    /// Whether the name for a new file is taken. A passed file already exists, and must be empty.
+    pub fn is_taken(&self, path: &Path) -> bool {
+        !self.are_handed() && path.symlink_metadata().is_ok()
+    }
+
+    /// Where a new file for `path` is created: next to it, until it is complete. A passed file is already in place.
+    pub fn unnamed(&self, path: &Path) -> Result<PathBuf, Failure> {
+        if self.are_handed() { Ok(path.to_owned()) } else { beside(path) }
+    }
+
+    /// Gives a new file its final name, which must not exist. A passed file has had it from the start.
+    pub fn name_new(&self, from: &Path, to: &Path) -> Result<(), FileOpenError> {
+        if !self.are_handed() {
+            let renamed = rustix::fs::renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE);
+            renamed.map_err(|errno| failed("create", to, errno.into()))?;
+        }
+        Ok(())
+    }
+
+    /// Removes a new file that is not needed. A passed file must be removed by the caller.
+    pub fn remove_new(&self, path: &Path) -> io::Result<()> {
+        if self.are_handed() { Ok(()) } else { std::fs::remove_file(path) }
+    }
+
+    /// What happened to a new file that is not needed, for people.
+    pub fn what_is_left(&self) -> &'static str {
+        match self.are_handed() {
+            true => "caller must remove it",
+            false => "the unfinished file has been removed",
+        }
+    }
+
+    /// Makes durable that `path` exists. Whoever hands a new file has done so before.
+    pub fn sync_directory(&self, path: &Path) -> Result<(), FileOpenError> {
+        if self.are_handed() { Ok(()) } else { uring::sync_directory(path) }
+    }
+
+    /// The metadata of the file at `path`.
+    pub fn metadata(&self, path: &Path) -> io::Result<Metadata> {
+        match self.in_handed(|handed| handed.duplicate(path, false)) {
+            None => std::fs::metadata(path),
+            Some(found) => File::from(found.map_err(|why| io::Error::new(io::ErrorKind::NotFound, why))?).metadata(),
+        }
+    }
+
+    /// Sets a file's modification time, durably.
+    pub fn set_modified(&self, path: &Path, modified: SystemTime) -> io::Result<()> {
+        let file = match self.in_handed(|handed| handed.duplicate(path, true)) {
+            None => File::open(path)?,
+            Some(found) => File::from(found.map_err(io::Error::other)?),
+        };
+        file.set_modified(modified).and(file.sync_all())
+    }
+
+    /// Where a name leads, as seen from the root. The name of a file that was handed is what others call it, links and
+    /// all.
+    pub fn whole(&self, path: &Path) -> io::Result<PathBuf> {
+        if self.are_handed() { Ok(path.to_owned()) } else { path.canonicalize() }
+    }
+
+    /// A small unnamed file in the directory of `path`, to test features of the file system. Nothing can be created
+    /// with passed files.
+    pub fn sample(&self, path: &Path) -> io::Result<Option<File>> {
+        if self.are_handed() {
+            return Ok(None);
+        }
+        let directory = path.parent().unwrap_or(Path::new("/"));
+        let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+        let file = File::from(rustix::fs::open(directory, flags, Mode::RUSR | Mode::WUSR)?);
+        file.set_len(4096)?;
+        Ok(Some(file))
+    }
+
+    /// Rejects passed sockets that nothing will listen on: clients would wait there forever.
+    pub fn no_listener_left(&self) -> Result<(), Failure> {
+        match self.in_handed(|handed| handed.listeners.pop()).flatten() {
+            None => Ok(()),
+            Some((listens, path, _)) => {
+                let tried = format!("listen at {} for {listens:?}", path.display());
+                let why = "it was passed to this process, but the command line does not mention it";
+                Err(Failure::new(tried, why).of_kind(Kind::Invalid))
+            }
+        }
+    }
+
+    /// A passed descriptor for Xen, or an error if files are passed without it; `None` if the caller should open it
+    /// itself.
+    pub fn lent(&self, lent: Lent) -> Result<Option<OwnedFd>, Failure> {
+        match self.in_handed(|handed| handed.take_lent(lent)) {
+            None => Ok(None),
+            Some(Some(descriptor)) => Ok(Some(descriptor)),
+            Some(None) => {
+                let why = format!("{lent:?} was not passed to this process");
+                Err(Failure::new("serve a guest of Xen", why).of_kind(Kind::Invalid))
+            }
+        }
+    }
+
+    /// A passed descriptor for Xen that is optional.
+    pub fn lent_perhaps(&self, lent: Lent) -> Option<OwnedFd> {
+        self.in_handed(|handed| handed.take_lent(lent)).flatten()
+    }
+
+    /// The socket that was handed for `path`, which would be bound otherwise.
+    pub fn listener(&self, listens: Listens, path: &Path) -> Result<Option<OwnedFd>, Failure> {
+        match self.in_handed(|handed| handed.take_listener(listens, path)) {
+            None => Ok(None),
+            Some(Some(socket)) => Ok(Some(socket)),
+            Some(None) => {
+                let tried = format!("listen at {}", path.display());
+                Err(Failure::new(tried, "that socket was not passed to this process").of_kind(Kind::Invalid))
+            }
+        }
+    }
+}
+
+impl Handed {
     /// Adds a file, which may be there once for reading and once for writing.
     pub fn add(&mut self, file: HandedFile) -> Result<(), String> {
         if self.file(&file.path, file.write).is_some() {
@@ -178,205 +427,6 @@ fn use_of(write: bool) -> AccessMode {
 
 fn failed(tried: &'static str, path: &Path, source: io::Error) -> FileOpenError {
     FileOpenError::Failed { tried, path: path.to_owned(), source }
-}
-
-/// The file passed for writing under a path that ends in this name.
-pub fn handed_as(name: &str) -> Option<io::Result<File>> {
-    let found = in_handed(|handed| {
-        let named = |file: &&HandedFile| file.write && file.path.file_name().is_some_and(|found| found == name);
-        handed.files.iter().find(named).map(|file| file.descriptor.try_clone())
-    });
-    found.flatten().map(|descriptor| descriptor.map(File::from))
-}
-
-/// Closes what was handed for writing to this path, and with it its lock.
-pub fn close_writable(path: &Path) {
-    in_handed(|handed| handed.files.retain(|file| file.path != path || !file.write));
-}
-
-/// Opens an image file.
-pub fn open(path: &Path, options: OpenOptions) -> Result<ImageFile, FileOpenError> {
-    let found = taken().as_ref().map(|taken| taken.duplicate(path, options.write));
-    match found.or_else(|| in_handed(|handed| handed.duplicate(path, options.write))) {
-        None => ImageFile::open(path, options),
-        Some(found) => ImageFile::from_fd(found?, path, options),
-    }
-}
-
-/// Opens the file of an image, and its data file if one is named.
-pub fn open_image(name: &ImageName, options: OpenOptions) -> Result<ImageFile, FileOpenError> {
-    let file = open(name.path(), options)?;
-    match &name.data_file {
-        Some(data) => Ok(file.with_data_file(open(data, options)?)),
-        None => Ok(file),
-    }
-}
-
-/// Opens a file again that is open for reading, for writing; and its data file.
-pub fn reopen_writable(file: &ImageFile) -> Result<ImageFile, FileOpenError> {
-    let image = reopen_one_writable(file)?;
-    let Some(data) = file.data_file() else { return Ok(image) };
-    match reopen_one_writable(data) {
-        Ok(data) => Ok(image.with_data_file(data)),
-        Err(refused) => {
-            image.return_lock(file)?;
-            Err(refused)
-        }
-    }
-}
-
-fn reopen_one_writable(file: &ImageFile) -> Result<ImageFile, FileOpenError> {
-    match in_handed(|handed| handed.swap(file, true)) {
-        None => file.reopen_writable(),
-        Some(found) => file.reopen_writable_as(found?),
-    }
-}
-
-/// Rejects a verb in advance if a file that it will need at its end was not passed, or was passed for another use.
-/// Without `--handed` the file system is assumed to have it.
-pub fn must_have(path: &Path, write: bool) -> Result<(), FileOpenError> {
-    in_handed(|handed| handed.has(path, write)).unwrap_or(Ok(()))
-}
-
-/// Opens a file again that is open for writing, for reading only; and its data file.
-pub fn reopen_read_only(file: &ImageFile) -> Result<ImageFile, FileOpenError> {
-    let image = reopen_one_read_only(file)?;
-    match file.data_file() {
-        Some(data) => Ok(image.with_data_file(reopen_one_read_only(data)?)),
-        None => Ok(image),
-    }
-}
-
-fn reopen_one_read_only(file: &ImageFile) -> Result<ImageFile, FileOpenError> {
-    match in_handed(|handed| handed.swap(file, false)) {
-        None => file.reopen_read_only(),
-        Some(found) => file.reopen_read_only_as(found?),
-    }
-}
-
-/// Creates a new file. A passed file has already been created by the caller: it must be empty.
-pub fn create_new(path: &Path, options: OpenOptions) -> Result<ImageFile, FileOpenError> {
-    if !are_handed() {
-        return ImageFile::create_new(path, options);
-    }
-    let file = open(path, OpenOptions { write: true, ..options })?;
-    match file.metadata().map_err(|source| failed("examine", path, source))?.len() {
-        0 if file.device_len().is_none() => Ok(file),
-        _ => Err(FileOpenError::Exists { path: path.to_owned() }),
-    }
-}
-
-/// Whether the name for a new file is taken. A passed file already exists, and must be empty.
-pub fn is_taken(path: &Path) -> bool {
-    !are_handed() && path.symlink_metadata().is_ok()
-}
-
-/// Where a new file for `path` is created: next to it, until it is complete. A passed file is already in place.
-pub fn unnamed(path: &Path) -> Result<PathBuf, Failure> {
-    if are_handed() { Ok(path.to_owned()) } else { beside(path) }
-}
-
-/// Gives a new file its final name, which must not exist. A passed file has had it from the start.
-pub fn name_new(from: &Path, to: &Path) -> Result<(), FileOpenError> {
-    if !are_handed() {
-        let renamed = rustix::fs::renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE);
-        renamed.map_err(|errno| failed("create", to, errno.into()))?;
-    }
-    Ok(())
-}
-
-/// Removes a new file that is not needed. A passed file must be removed by the caller.
-pub fn remove_new(path: &Path) -> io::Result<()> {
-    if are_handed() { Ok(()) } else { std::fs::remove_file(path) }
-}
-
-/// What happened to a new file that is not needed, for people.
-pub fn what_is_left() -> &'static str {
-    match are_handed() {
-        true => "caller must remove it",
-        false => "the unfinished file has been removed",
-    }
-}
-
-/// Makes durable that `path` exists. Whoever hands a new file has done so before.
-pub fn sync_directory(path: &Path) -> Result<(), FileOpenError> {
-    if are_handed() { Ok(()) } else { uring::sync_directory(path) }
-}
-
-/// The metadata of the file at `path`.
-pub fn metadata(path: &Path) -> io::Result<Metadata> {
-    match in_handed(|handed| handed.duplicate(path, false)) {
-        None => std::fs::metadata(path),
-        Some(found) => File::from(found.map_err(|why| io::Error::new(io::ErrorKind::NotFound, why))?).metadata(),
-    }
-}
-
-/// Sets a file's modification time, durably.
-pub fn set_modified(path: &Path, modified: SystemTime) -> io::Result<()> {
-    let file = match in_handed(|handed| handed.duplicate(path, true)) {
-        None => File::open(path)?,
-        Some(found) => File::from(found.map_err(io::Error::other)?),
-    };
-    file.set_modified(modified).and(file.sync_all())
-}
-
-/// Where a name leads, as seen from the root. The name of a file that was handed is what others call it, links and all.
-pub fn whole(path: &Path) -> io::Result<PathBuf> {
-    if are_handed() { Ok(path.to_owned()) } else { path.canonicalize() }
-}
-
-/// A small unnamed file in the directory of `path`, to test features of the file system. Nothing can be created with
-/// passed files.
-pub fn sample(path: &Path) -> io::Result<Option<File>> {
-    if are_handed() {
-        return Ok(None);
-    }
-    let directory = path.parent().unwrap_or(Path::new("/"));
-    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-    let file = File::from(rustix::fs::open(directory, flags, Mode::RUSR | Mode::WUSR)?);
-    file.set_len(4096)?;
-    Ok(Some(file))
-}
-
-/// Rejects passed sockets that nothing will listen on: clients would wait there forever.
-pub fn no_listener_left() -> Result<(), Failure> {
-    match in_handed(|handed| handed.listeners.pop()).flatten() {
-        None => Ok(()),
-        Some((listens, path, _)) => {
-            let tried = format!("listen at {} for {listens:?}", path.display());
-            let why = "it was passed to this process, but the command line does not mention it";
-            Err(Failure::new(tried, why).of_kind(Kind::Invalid))
-        }
-    }
-}
-
-/// A passed descriptor for Xen, or an error if files are passed without it; `None` if the caller should open it itself.
-pub fn lent(lent: Lent) -> Result<Option<OwnedFd>, Failure> {
-    match in_handed(|handed| handed.take_lent(lent)) {
-        None => Ok(None),
-        Some(Some(descriptor)) => Ok(Some(descriptor)),
-        Some(None) => {
-            let why = format!("{lent:?} was not passed to this process");
-            Err(Failure::new("serve a guest of Xen", why).of_kind(Kind::Invalid))
-        }
-    }
-}
-
-/// A passed descriptor for Xen that is optional.
-pub fn lent_perhaps(lent: Lent) -> Option<OwnedFd> {
-    in_handed(|handed| handed.take_lent(lent)).flatten()
-}
-
-/// The socket that was handed for `path`, which would be bound otherwise.
-pub fn listener(listens: Listens, path: &Path) -> Result<Option<OwnedFd>, Failure> {
-    match in_handed(|handed| handed.take_listener(listens, path)) {
-        None => Ok(None),
-        Some(Some(socket)) => Ok(Some(socket)),
-        Some(None) => {
-            let tried = format!("listen at {}", path.display());
-            Err(Failure::new(tried, "that socket was not passed to this process").of_kind(Kind::Invalid))
-        }
-    }
 }
 
 /// The temporary path of the image that will be `path`: in the same directory, and thus file system. The name is

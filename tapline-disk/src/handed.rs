@@ -19,7 +19,7 @@ use rustix::net::{
 use uring::AccessMode;
 
 use crate::failure::Failure;
-use crate::files::{Files, HandedFile};
+use crate::files::{Handed, HandedFile};
 
 /// Bytes of a message: the longest has one path.
 const MESSAGE_MAX: usize = 64 << 10;
@@ -28,11 +28,11 @@ const MESSAGE_MAX: usize = 64 << 10;
 const DESCRIPTORS_MAX: usize = 256;
 
 /// Receives everything up to the end message.
-pub fn receive(socket: impl AsFd) -> Result<Files, Failure> {
+pub fn receive(socket: impl AsFd) -> Result<Handed, Failure> {
     if sockopt::socket_type(&socket) != Ok(SocketType::SEQPACKET) {
         return Err(refused("standard input is not a SOCK_SEQPACKET socket"));
     }
-    let mut files = Files::default();
+    let mut files = Handed::default();
     let mut buffer = vec![0; MESSAGE_MAX];
     for number in 1..=DESCRIPTORS_MAX {
         let in_message = |why: String| refused(format!("message {number}: {why}"));
@@ -85,7 +85,7 @@ pub fn descriptors_of(ancillary: &mut RecvAncillaryBuffer<'_>) -> Vec<OwnedFd> {
     descriptors
 }
 
-fn take(files: &mut Files, means: Message, descriptors: Vec<OwnedFd>) -> Result<(), String> {
+fn take(files: &mut Handed, means: Message, descriptors: Vec<OwnedFd>) -> Result<(), String> {
     let wanted = usize::from(means != Message::End);
     let came = descriptors.len();
     match (means, descriptors.into_iter().next()) {
@@ -193,7 +193,7 @@ mod test {
         }
 
         /// The result of these messages followed by the end message.
-        fn outcome(self) -> Result<Files, String> {
+        fn outcome(self) -> Result<Handed, String> {
             self.send(r#"{"end":true}"#, &[]);
             drop(self.theirs);
             receive(&self.ours).map_err(|failure| {

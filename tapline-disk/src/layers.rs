@@ -13,7 +13,7 @@ use uring::{Cache, ImageFile, OpenOptions};
 
 use crate::failure::{Failure, explain};
 use crate::file_identity::FileIdentity;
-use crate::files::{self, tail};
+use crate::files::{Files, tail};
 use crate::leftovers;
 use crate::log::say;
 use crate::mistaken;
@@ -34,6 +34,8 @@ pub struct Layers {
     pub name: ImageName,
     /// The names of all layers, starting with the image's.
     pub names: Vec<ImageName>,
+    /// Where its files come from.
+    pub from: Files,
     /// The files.
     pub files: Vec<ImageFile>,
     /// The formats.
@@ -47,6 +49,8 @@ pub struct Layers {
 /// A chain as it was named, the image itself first.
 #[derive(Clone, Debug)]
 pub struct Chain<'a> {
+    /// Where its files come from.
+    pub from: &'a Files,
     /// The layers.
     pub names: Vec<&'a ImageName>,
     /// Whether a parent may have been modified since its child was created.
@@ -72,39 +76,46 @@ pub struct Served {
 
 impl<'a> Chain<'a> {
     /// `name` on `parents`; only the image itself may be written.
-    pub fn of(name: &'a ImageName, parents: &'a Parents) -> Chain<'a> {
+    pub fn of(from: &'a Files, name: &'a ImageName, parents: &'a Parents) -> Chain<'a> {
         let names = std::iter::once(name).chain(&parents.names).collect();
-        Chain { names, accept_changed: parents.accept_changed_parent, writable: 1, command: None, served: None }
+        Chain { from, names, accept_changed: parents.accept_changed_parent, writable: 1, command: None, served: None }
     }
 }
 
 impl Layers {
     /// Opens `name` without its parents, which it may have: enough to read its metadata.
-    pub fn open_alone(name: &ImageName, options: OpenOptions) -> Result<Layers, Failure> {
-        Layers::open_alone_for(name, options, None)
+    pub fn open_alone(files: &Files, name: &ImageName, options: OpenOptions) -> Result<Layers, Failure> {
+        Layers::open_alone_for(files, name, options, None)
     }
 
     /// The same for writing, by a command that does not change the image's contents.
-    pub fn open_alone_for(name: &ImageName, options: OpenOptions, command: Option<&str>) -> Result<Layers, Failure> {
-        check_names(&[name])?;
-        Layers::open_first(name, options, command, None)
+    pub fn open_alone_for(
+        files: &Files,
+        name: &ImageName,
+        options: OpenOptions,
+        command: Option<&str>,
+    ) -> Result<Layers, Failure> {
+        check_names(files, &[name])?;
+        Layers::open_first(files, name, options, command, None)
     }
 
     fn open_first(
+        files: &Files,
         name: &ImageName,
         options: OpenOptions,
         command: Option<&str>,
         served: Option<Served>,
     ) -> Result<Layers, Failure> {
-        let (names, files, images, logs) = Default::default();
-        let mut layers = Layers { name: name.clone(), names, files, images, logs, unfinished: None };
+        let (names, opened, images, logs) = Default::default();
+        let from = files.clone();
+        let mut layers = Layers { name: name.clone(), from, names, files: opened, images, logs, unfinished: None };
         let opened = layers.add(name, options, command, served);
         layers.unless_failed(opened)
     }
 
     /// Opens `name` and its parents. Parents are opened read-only.
-    pub fn open(name: &ImageName, parents: &Parents, options: OpenOptions) -> Result<Layers, Failure> {
-        Layers::open_chain(&Chain::of(name, parents), options)
+    pub fn open(files: &Files, name: &ImageName, parents: &Parents, options: OpenOptions) -> Result<Layers, Failure> {
+        Layers::open_chain(&Chain::of(files, name, parents), options)
     }
 
     /// Opens a chain.
@@ -112,10 +123,10 @@ impl Layers {
         let Some((first, rest)) = chain.names.split_first() else {
             return Err(Failure::new("open a chain", "it has no layer"));
         };
-        check_names(&chain.names)?;
+        check_names(chain.from, &chain.names)?;
         let below_failed = settle_left(chain, options)?;
         let served = chain.served.map(|served| Served { below_failed, ..served });
-        let mut layers = Layers::open_first(first, options, chain.command, served)?;
+        let mut layers = Layers::open_first(chain.from, first, options, chain.command, served)?;
         let opened = layers.add_parents(chain, rest, options);
         layers.unless_failed(opened)
     }
@@ -169,33 +180,34 @@ impl Layers {
         command: Option<&str>,
         served: Option<Served>,
     ) -> Result<(), Failure> {
+        let files = &self.from;
         let taken_over = served.is_some_and(|served| served.taken_over);
         // Logs of other layers have been replayed by now, or kept because a sync has failed.
-        let kept = served.filter(|_| keeps_left(served, options) && redo_log::is_left(name.path()));
+        let kept = served.filter(|_| keeps_left(served, options) && redo_log::is_left(files, name.path()));
         // The log of a served image is replayed by its disk: reads need not wait for it.
         let served = served.filter(|_| options.write).or(kept);
         self.files.push(match served.is_some() || taken_over {
-            true => files::open_image(name, options).map_err(Failure::said)?,
-            false => open_file(name, options)?,
+            true => files.open_image(name, options).map_err(Failure::said)?,
+            false => open_file(files, name, options)?,
         });
         let depth = self.images.len();
         let Some(file) = self.files.last_mut() else { return Ok(()) };
         check_unit(name, file)?;
         match command {
-            Some(command) => self.unfinished = Some(Unfinished::begin(name, command)?),
-            None if options.write && !taken_over => unfinished::settle(name)?,
+            Some(command) => self.unfinished = Some(Unfinished::begin(files, name, command)?),
+            None if options.write && !taken_over => unfinished::settle(files, name)?,
             None => {}
         }
-        let log = served.map_or(Ok(None), |served| open_log(name, file, served))?;
+        let log = served.map_or(Ok(None), |served| open_log(files, name, file, served))?;
         let image = match log.as_ref().filter(|log| taken_over || log.owed().is_some()) {
-            Some(log) => open_as_logged(name, file, Some(log), options.write)?,
-            None if options.write && taken_over => open_as_logged(name, file, None, true)?,
+            Some(log) => open_as_logged(files, name, file, Some(log), options.write)?,
+            None if options.write && taken_over => open_as_logged(files, name, file, None, true)?,
             None => {
                 let failed = log.as_ref().is_some_and(RedoLog::has_failed);
                 if options.write && name.format == FormatName::Vhd && !failed {
                     leftovers::clear(name, file)?;
                 }
-                open_as_it_is(name, file, options.write)?
+                open_as_it_is(files, name, file, options.write)?
             }
         };
         check_data_file(name, file, &image)?;
@@ -208,13 +220,13 @@ impl Layers {
     /// Checks that the last layer is the parent of the one above it.
     fn check_last_pair(&self, child: &ImageName, parent: &ImageName, accept: bool) -> Result<(), Failure> {
         let ([.., above, below], Some(file)) = (self.images.as_slice(), self.files.last()) else { return Ok(()) };
-        if let Some(left) = Unfinished::find(parent)? {
+        if let Some(left) = Unfinished::find(&self.from, parent)? {
             say(format_args!(
                 "{parent} has its old contents, but a command that changes it did not finish; to finish it: {}",
                 left.command()
             ));
         }
-        let modified = parent_link::modified(parent, file)?;
+        let modified = parent_link::modified(&self.from, parent, file)?;
         if let Some(note) = parent_link::check((child, above), (parent, below), modified, accept)? {
             say(note);
         }
@@ -233,24 +245,24 @@ pub fn disk_of(images: Vec<Image>, logs: Vec<(usize, RedoLog)>, block: u32) -> R
 }
 
 /// Opens the file of an image, in which nothing is missing that a process has left to be written.
-pub fn open_file(name: &ImageName, options: OpenOptions) -> Result<ImageFile, Failure> {
-    if options.lock && !options.write && redo_log::is_left(name.path()) {
-        settle_read_only(name, options)?;
+pub fn open_file(files: &Files, name: &ImageName, options: OpenOptions) -> Result<ImageFile, Failure> {
+    if options.lock && !options.write && redo_log::is_left(files, name.path()) {
+        settle_read_only(files, name, options)?;
     }
-    let mut file = files::open_image(name, options).map_err(Failure::said)?;
+    let mut file = files.open_image(name, options).map_err(Failure::said)?;
     if options.write {
-        redo_log::settle(name, &mut file)?;
+        redo_log::settle(files, name, &mut file)?;
     }
     Ok(file)
 }
 
 /// Makes durable what a process has left of an image that is to be read only.
-fn settle_read_only(name: &ImageName, options: OpenOptions) -> Result<(), Failure> {
-    let mut file = files::open_image(name, OpenOptions { write: true, ..options }).map_err(Failure::said)?;
-    redo_log::settle(name, &mut file)?;
+fn settle_read_only(files: &Files, name: &ImageName, options: OpenOptions) -> Result<(), Failure> {
+    let mut file = files.open_image(name, OpenOptions { write: true, ..options }).map_err(Failure::said)?;
+    redo_log::settle(files, name, &mut file)?;
     // Its lock would conflict with the reader's.
     drop(file);
-    files::close_writable(name.path());
+    files.close_writable(name.path());
     Ok(())
 }
 
@@ -268,28 +280,28 @@ fn settle_left(chain: &Chain<'_>, options: OpenOptions) -> Result<bool, Failure>
     if !options.lock || chain.served.is_some_and(|served| served.taken_over) {
         return Ok(false);
     }
-    let mut below = false;
+    let (files, mut below) = (chain.from, false);
     for (depth, name) in chain.names.iter().enumerate().rev() {
         let write = options.write && depth < chain.writable;
         let is_disks = chain.served.is_some() && write;
-        if is_disks || !redo_log::is_left(name.path()) {
+        if is_disks || !redo_log::is_left(files, name.path()) {
             continue;
         }
-        let mut file = files::open_image(name, OpenOptions { write: true, ..options }).map_err(Failure::said)?;
+        let mut file = files.open_image(name, OpenOptions { write: true, ..options }).map_err(Failure::said)?;
         let keep = keeps_left(chain.served, OpenOptions { write, ..options });
-        below = redo_log::settle_above(name, &mut file, AfterFailure { below, keep })?;
+        below = redo_log::settle_above(files, name, &mut file, AfterFailure { below, keep })?;
         drop(file);
         if !write {
             // Its lock would conflict with the reader's.
-            files::close_writable(name.path());
+            files.close_writable(name.path());
         }
     }
     Ok(below)
 }
 
 /// Opens the redo log of a served image, and reports what the last process has left in it.
-fn open_log(name: &ImageName, file: &mut ImageFile, served: Served) -> Result<Option<RedoLog>, Failure> {
-    let Some(mut log) = redo_log::open(name, file)? else { return Ok(None) };
+fn open_log(files: &Files, name: &ImageName, file: &mut ImageFile, served: Served) -> Result<Option<RedoLog>, Failure> {
+    let Some(mut log) = redo_log::open(files, name, file)? else { return Ok(None) };
     if served.below_failed {
         log.sync_failed();
     }
@@ -311,6 +323,7 @@ fn open_log(name: &ImageName, file: &mut ImageFile, served: Served) -> Result<Op
 
 /// Opens an image as it is when all has been written that its last process has left.
 fn open_as_logged(
+    files: &Files,
     name: &ImageName,
     file: &mut ImageFile,
     log: Option<&RedoLog>,
@@ -318,7 +331,7 @@ fn open_as_logged(
 ) -> Result<Image, Failure> {
     if name.format == FormatName::Raw {
         // Nothing is ever left of one but syncs.
-        return open_as_it_is(name, file, write);
+        return open_as_it_is(files, name, file, write);
     }
     let tail = tail(file);
     let mut source = match log {
@@ -337,7 +350,7 @@ fn open_as_logged(
 
 /// Rejects chains that are invalid whatever the files contain: too long, or with a file that occurs twice, even under
 /// different names.
-fn check_names(names: &[&ImageName]) -> Result<(), Failure> {
+fn check_names(files: &Files, names: &[&ImageName]) -> Result<(), Failure> {
     if let Some(name) = names.first().filter(|_| names.len() > LAYERS_MAX) {
         let why = format!("a chain of {} layers is longer than the maximum of {LAYERS_MAX}", names.len());
         return Err(Failure::new(format!("open {name}"), why)
@@ -347,7 +360,7 @@ fn check_names(names: &[&ImageName]) -> Result<(), Failure> {
     let mut seen: Vec<(FileIdentity, &ImageName)> = Vec::new();
     for (name, path) in names.iter().flat_map(|&name| name.paths().map(move |path| (name, path))) {
         // A file that cannot be found is reported when it is opened.
-        let Some(identity) = FileIdentity::of_path(path) else { continue };
+        let Some(identity) = FileIdentity::of_path(files, path) else { continue };
         if name.data_file.as_deref() == Some(path) && seen.iter().any(|(other, _)| *other == identity) {
             let why = "its data file is already another file of this chain";
             return Err(Failure::new(format!("use {name} in this chain"), why).of_kind(Kind::Invalid));
@@ -362,19 +375,19 @@ fn check_names(names: &[&ImageName]) -> Result<(), Failure> {
 }
 
 /// Reads the metadata of an image. What must be written before an image can be used for writing is written.
-pub fn open_image(name: &ImageName, file: &mut ImageFile, write: bool) -> Result<Image, Failure> {
+pub fn open_image(files: &Files, name: &ImageName, file: &mut ImageFile, write: bool) -> Result<Image, Failure> {
     if write {
-        unfinished::settle(name)?;
+        unfinished::settle(files, name)?;
     }
-    open_as_it_is(name, file, write)
+    open_as_it_is(files, name, file, write)
 }
 
 /// The same for callers that keep the record of the image's children up to date themselves.
-pub fn open_as_it_is(name: &ImageName, file: &mut ImageFile, write: bool) -> Result<Image, Failure> {
+pub fn open_as_it_is(files: &Files, name: &ImageName, file: &mut ImageFile, write: bool) -> Result<Image, Failure> {
     check_unit(name, file)?;
     match name.format {
         FormatName::Raw => {
-            mistaken::refuse(name, file)?;
+            mistaken::refuse(files, name, file)?;
             raw::Raw::of_file(disk::Source::len(file), !write).map(Image::Raw).map_err(|error| explain(name, error))
         }
         FormatName::Vhd => open_vhd(file, write).map(|image| Image::Vhd(Box::new(image))).map_err(|e| explain(name, e)),

@@ -48,11 +48,11 @@ mod uuid;
 
 use std::process::ExitCode;
 
-use arguments::{Arguments, Command, Handing, ImageCommand};
+use arguments::{Arguments, Command, ImageCommand};
 use clap::Parser;
 
 use failure::{Exit, Failure};
-use files::Files;
+use files::{Files, Handed};
 use jobs::snapshot::Verb;
 
 fn main() -> ExitCode {
@@ -64,10 +64,7 @@ fn main() -> ExitCode {
         Ok(arguments) => arguments,
         Err(refused) => return explain(&refused),
     };
-    if arguments.really_raw {
-        mistaken::trust_raw();
-    }
-    match carry_out(&arguments.command) {
+    match carry_out(&arguments) {
         Ok(exit) => {
             log::end();
             ExitCode::from(exit.code())
@@ -82,51 +79,58 @@ fn main() -> ExitCode {
     }
 }
 
-fn carry_out(command: &Command) -> Result<Exit, Failure> {
+fn carry_out(arguments: &Arguments) -> Result<Exit, Failure> {
+    let command = &arguments.command;
     signals::survive_file_size_limit().map_err(|error| Failure::new("handle SIGXFSZ", error))?;
     if let Some(handing) = command.handing() {
         if handing.handed {
             signals::survive_the_daemon().map_err(|error| Failure::new("handle SIGHUP", error))?;
         }
-        receive(handing, matches!(command, Command::Serve(serve) if serve.take_over))?;
     }
+    let files = receive(command)?;
+    let files = if arguments.really_raw { files.trusting() } else { files };
     match command {
-        Command::Serve(serve) => serve::run(serve),
-        Command::Image(command) => run_job(command),
+        Command::Serve(serve) => serve::run(&files, serve),
+        Command::Image(command) => run_job(&files, command),
     }
 }
 
 /// Receives passed files, and drops unneeded privileges, before any input is parsed.
-fn receive(handing: Handing, takes_over: bool) -> Result<(), Failure> {
-    match handing.handed {
+fn receive(command: &Command) -> Result<Files, Failure> {
+    let Some(handing) = command.handing() else { return Ok(Files::of_system()) };
+    let takes_over = matches!(command, Command::Serve(serve) if serve.take_over);
+    let files = match handing.handed {
         // Everything comes from the process that this one replaces, when it is ready.
-        true if takes_over => files::replace_file_system(Files::default())?,
-        true => files::replace_file_system(handed::receive(std::io::stdin())?)?,
-        false => {}
-    }
+        true if takes_over => Files::handed(Handed::default()),
+        true => Files::handed(handed::receive(std::io::stdin())?),
+        false => Files::of_system(),
+    };
     redo_log::prepare();
     if handing.confine {
         confine::enter()?;
     }
     // A thread, which is confined with the one that starts it.
-    if handing.end_with_input { parent::end_with() } else { Ok(()) }
+    if handing.end_with_input {
+        parent::end_with()?;
+    }
+    Ok(files)
 }
 
-fn run_job(command: &ImageCommand) -> Result<Exit, Failure> {
+fn run_job(files: &Files, command: &ImageCommand) -> Result<Exit, Failure> {
     match command {
-        ImageCommand::Create(create) => jobs::create::run(create),
-        ImageCommand::Info(info) => jobs::info::run(info),
-        ImageCommand::Check(check) => jobs::check::run(check),
-        ImageCommand::Map(map) => jobs::map::run(map),
-        ImageCommand::Convert(convert) => jobs::convert::run(convert),
-        ImageCommand::Compare(compare) => jobs::compare::run(compare),
-        ImageCommand::Snapshot(snapshot) => jobs::snapshot::run(snapshot, Verb::Snapshot),
-        ImageCommand::Clone(snapshot) => jobs::snapshot::run(snapshot, Verb::Clone),
-        ImageCommand::Merge(merge) => jobs::merge::run(merge),
-        ImageCommand::Rebase(rebase) => jobs::rebase::run(rebase),
-        ImageCommand::Flatten(flatten) => jobs::rebase::flatten(flatten),
-        ImageCommand::Resize(resize) => jobs::resize::run(resize),
-        ImageCommand::Compact(compact) => jobs::compact::run(compact),
+        ImageCommand::Create(create) => jobs::create::run(files, create),
+        ImageCommand::Info(info) => jobs::info::run(files, info),
+        ImageCommand::Check(check) => jobs::check::run(files, check),
+        ImageCommand::Map(map) => jobs::map::run(files, map),
+        ImageCommand::Convert(convert) => jobs::convert::run(files, convert),
+        ImageCommand::Compare(compare) => jobs::compare::run(files, compare),
+        ImageCommand::Snapshot(snapshot) => jobs::snapshot::run(files, snapshot, Verb::Snapshot),
+        ImageCommand::Clone(snapshot) => jobs::snapshot::run(files, snapshot, Verb::Clone),
+        ImageCommand::Merge(merge) => jobs::merge::run(files, merge),
+        ImageCommand::Rebase(rebase) => jobs::rebase::run(files, rebase),
+        ImageCommand::Flatten(flatten) => jobs::rebase::flatten(files, flatten),
+        ImageCommand::Resize(resize) => jobs::resize::run(files, resize),
+        ImageCommand::Compact(compact) => jobs::compact::run(files, compact),
     }
 }
 

@@ -4,17 +4,12 @@
 //! A daemon's process does not ask: the catalogue knows the format, and a guest may write to its disk what it likes.
 //! Only an image that is new to the catalogue is looked at.
 
-use std::sync::OnceLock;
-
 use control::{ImageName, Kind};
 use disk::{FileOffset, Source};
 use uring::ImageFile;
 
 use crate::failure::Failure;
-use crate::files;
-
-/// Whether the user is sure (`--really-raw`), of all images of the command line.
-static REALLY_RAW: OnceLock<()> = OnceLock::new();
+use crate::files::Files;
 
 /// What images of other formats begin with.
 const BEGINNINGS: [(&[u8], &str); 6] = [
@@ -30,22 +25,9 @@ const BEGINNINGS: [(&[u8], &str); 6] = [
 const FOOTER: &[u8] = b"conectix";
 const SECTOR: u64 = 512;
 
-/// Whether images whose files were handed over are looked at as well.
-static LOOK: OnceLock<()> = OnceLock::new();
-
-/// From now on images whose files were handed over are looked at as well.
-pub fn look_at_all() {
-    LOOK.get_or_init(|| ());
-}
-
-/// From now on raw images are what they are called.
-pub fn trust_raw() {
-    REALLY_RAW.get_or_init(|| ());
-}
-
 /// Refuses a raw image that another format's programs would take for one of theirs.
-pub fn refuse(name: &ImageName, file: &mut ImageFile) -> Result<(), Failure> {
-    if files::are_handed() && LOOK.get().is_none() || REALLY_RAW.get().is_some() {
+pub fn refuse(files: &Files, name: &ImageName, file: &mut ImageFile) -> Result<(), Failure> {
+    if files.are_trusted() {
         return Ok(());
     }
     let read = |file: &mut ImageFile, at: u64| -> Option<Vec<u8>> {

@@ -7,12 +7,13 @@ use std::time::SystemTime;
 use control::ImageName;
 
 use crate::failure::Failure;
-use crate::files;
+use crate::files::Files;
 use crate::log::say;
 
 /// The modification time of an image or of its data file, whichever is later, for restoring it: if a job does not
 /// change the contents, the image need not look modified to the children that have recorded it.
 pub struct Time {
+    files: Files,
     name: ImageName,
     modified: SystemTime,
 }
@@ -29,9 +30,9 @@ pub fn latest_change(
 
 impl Time {
     /// That of `name`, now.
-    pub fn of(name: &ImageName) -> Result<Time, Failure> {
-        let modified = latest_change(name, name.paths().map(files::metadata))?;
-        Ok(Time { name: name.clone(), modified })
+    pub fn of(files: &Files, name: &ImageName) -> Result<Time, Failure> {
+        let modified = latest_change(name, name.paths().map(|path| files.metadata(path)))?;
+        Ok(Time { files: files.clone(), name: name.clone(), modified })
     }
 
     /// When that was.
@@ -40,8 +41,8 @@ impl Time {
     }
 
     /// A time that was noted, for `name`.
-    pub fn at(name: &ImageName, modified: SystemTime) -> Time {
-        Time { name: name.clone(), modified }
+    pub fn at(files: &Files, name: &ImageName, modified: SystemTime) -> Time {
+        Time { files: files.clone(), name: name.clone(), modified }
     }
 
     /// Puts it back.
@@ -51,9 +52,9 @@ impl Time {
 
     /// Gives it to another file.
     pub fn put_on(&self, name: &ImageName) -> Result<(), Failure> {
-        match name.paths().try_for_each(|path| files::set_modified(path, self.modified)) {
+        match name.paths().try_for_each(|path| self.files.set_modified(path, self.modified)) {
             // Only its owner may, who has handed it, and can.
-            Err(error) if files::are_handed() && error.kind() == ErrorKind::PermissionDenied => {
+            Err(error) if self.files.are_handed() && error.kind() == ErrorKind::PermissionDenied => {
                 say(format_args!(
                     "the modification time of {name} cannot be restored because the file belongs to another user: \
                      children that were not given may need --accept-changed-parent"

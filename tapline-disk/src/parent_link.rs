@@ -9,7 +9,7 @@ use disk::{Format, Image, Link};
 use uring::ImageFile;
 
 use crate::failure::Failure;
-use crate::files;
+use crate::files::Files;
 use crate::modified::latest_change;
 use crate::output::printable;
 use crate::target::seconds;
@@ -17,33 +17,39 @@ use crate::unfinished::Unfinished;
 use crate::uuid;
 
 /// The link to `parent`, which is open as `file`, for a child at the path `child`.
-pub fn record(child: &Path, parent: &ImageName, image: &Image, file: &ImageFile) -> Result<Link, Failure> {
-    let (relative, absolute) = paths(child, parent.path())?;
+pub fn record(
+    files: &Files,
+    child: &Path,
+    parent: &ImageName,
+    image: &Image,
+    file: &ImageFile,
+) -> Result<Link, Failure> {
+    let (relative, absolute) = paths(files, child, parent.path())?;
     Ok(Link {
         format: Some(parent.format.word()),
         uuid: image.identity(),
         relative,
         absolute,
         len: Some(image.geometry().len),
-        modified: Some(modified(parent, file)?),
+        modified: Some(modified(files, parent, file)?),
     })
 }
 
 /// When the open file of an image was last changed, in seconds since 1970; by a command that has not ended and leaves
 /// what the image shows as it was, it is not.
-pub fn modified(name: &ImageName, file: &ImageFile) -> Result<u64, Failure> {
-    if let Some(left) = Unfinished::find(name)? {
+pub fn modified(files: &Files, name: &ImageName, file: &ImageFile) -> Result<u64, Failure> {
+    if let Some(left) = Unfinished::find(files, name)? {
         return Ok(seconds(left.modified()));
     }
     latest_change(name, file.all_files().map(ImageFile::metadata)).map(seconds)
 }
 
 /// The paths of the parent in a child's metadata: relative to the child's directory, and absolute.
-fn paths(child: &Path, parent: &Path) -> Result<(String, String), Failure> {
+fn paths(files: &Files, child: &Path, parent: &Path) -> Result<(String, String), Failure> {
     let failed = |path: &Path, error| Failure::new(format!("resolve the path of {}", path.display()), error);
-    let parent = files::whole(parent).map_err(|error| failed(parent, error))?;
+    let parent = files.whole(parent).map_err(|error| failed(parent, error))?;
     // A child that is a link stands where the link leads; one that is not there yet, in its directory.
-    let child = match files::whole(child) {
+    let child = match files.whole(child) {
         Ok(found) => found,
         Err(_) => {
             let directory = child.parent().filter(|directory| !directory.as_os_str().is_empty());

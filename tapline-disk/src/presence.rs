@@ -8,6 +8,7 @@ use disk::{FileOffset, Format, Image, Mapping, MetaBlock, ReadFault, Source, Spa
 use uring::{ImageFile, OpenOptions};
 
 use crate::failure::Failure;
+use crate::files::Files;
 use crate::layers::{open_file, open_image};
 
 /// Who answers for a part of the disk.
@@ -31,10 +32,10 @@ pub struct Presence {
 impl Presence {
     /// Opens an image that is already locked. Metadata is read through the page cache or past it, according to
     /// `options`.
-    pub fn of(name: &ImageName, options: OpenOptions) -> Result<Presence, Failure> {
+    pub fn of(files: &Files, name: &ImageName, options: OpenOptions) -> Result<Presence, Failure> {
         let options = OpenOptions { write: false, lock: false, ..options };
-        let mut file = open_file(name, options)?;
-        let image = open_image(name, &mut file, false)?;
+        let mut file = open_file(files, name, options)?;
+        let image = open_image(files, name, &mut file, false)?;
         Ok(Presence { name: name.clone(), file, image })
     }
 

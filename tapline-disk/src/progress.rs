@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use control::size::readable;
 
-use crate::files;
+use crate::files::Files;
 
 /// Often enough to look alive, rarely enough to cost nothing.
 const BAR_EVERY: Duration = Duration::from_millis(100);
@@ -42,7 +42,7 @@ enum Reader {
 
 impl Progress {
     /// A job that goes through `total` bytes.
-    pub fn new(title: &'static str, total: u64) -> Progress {
+    pub fn new(files: &Files, title: &'static str, total: u64) -> Progress {
         Progress {
             title,
             total,
@@ -50,7 +50,7 @@ impl Progress {
             started: Instant::now(),
             printed: None,
             samples: VecDeque::from([(Duration::ZERO, 0)]),
-            reader: match files::are_handed() {
+            reader: match files.are_handed() {
                 true => Reader::Daemon,
                 false if std::io::stderr().is_terminal() => Reader::Person,
                 false => Reader::Log,
@@ -162,7 +162,7 @@ mod test {
     use super::*;
 
     fn half_way() -> Progress {
-        let mut progress = Progress::new("converting", 10 << 30);
+        let mut progress = Progress::new(&Files::of_system(), "converting", 10 << 30);
         progress.done = 5 << 30;
         progress.sample(Duration::from_secs(10));
         progress
@@ -185,7 +185,7 @@ mod test {
 
     #[test]
     fn an_empty_job_is_complete_and_has_no_rate() {
-        let progress = Progress::new("converting", 0);
+        let progress = Progress::new(&Files::of_system(), "converting", 0);
         assert_eq!(progress.figures(), "100 % of 0 B");
         assert_eq!(bar(0, 0), "█".repeat(30));
     }

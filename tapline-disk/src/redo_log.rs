@@ -25,7 +25,7 @@ use rustix::fs::{FallocateFlags, fallocate};
 use uring::ImageFile;
 
 use crate::failure::Failure;
-use crate::files;
+use crate::files::Files;
 use crate::log::say;
 use crate::ordered;
 
@@ -66,9 +66,9 @@ pub fn prepare() {
 
 /// Opens the log of an image that is to be served for writing, whose lock this process has. `None` where files are
 /// handed over, and no log was.
-pub fn open(name: &ImageName, file: &mut ImageFile) -> Result<Option<RedoLog>, Failure> {
+pub fn open(files: &Files, name: &ImageName, file: &mut ImageFile) -> Result<Option<RedoLog>, Failure> {
     let failed = |error: io::Error| Failure::new(format!("open the redo log of {name}"), error).advise(ADVICE);
-    let Some(mut found) = LogFile::of(file, true).map_err(failed)? else {
+    let Some(mut found) = LogFile::of(files, file, true).map_err(failed)? else {
         say(format_args!(
             "no redo log was passed for {name}: if this process dies, data not flushed by the guest is lost"
         ));
@@ -88,15 +88,15 @@ pub fn open(name: &ImageName, file: &mut ImageFile) -> Result<Option<RedoLog>, F
 const ADVICE: &str = "set TAPLINE_REDO_DIR to a directory in memory that is writable only by this user";
 
 /// Whether a process has left something in the log of the image at this path.
-pub fn is_left(path: &Path) -> bool {
-    let found = files::metadata(path).ok().and_then(|metadata| LogFile::find(&metadata, false).ok().flatten());
+pub fn is_left(files: &Files, path: &Path) -> bool {
+    let found = files.metadata(path).ok().and_then(|metadata| LogFile::find(files, &metadata, false).ok().flatten());
     found.is_some_and(|found| found.is_left())
 }
 
 /// Replays the log of a dead process into an image, which is open for writing and locked, and ends the log. After a
 /// failed sync nothing is replayed, and the image is used as after a power loss, which is reported.
-pub fn settle(name: &ImageName, file: &mut ImageFile) -> Result<(), Failure> {
-    settle_above(name, file, AfterFailure { below: false, keep: false }).map(|_| ())
+pub fn settle(files: &Files, name: &ImageName, file: &mut ImageFile) -> Result<(), Failure> {
+    settle_above(files, name, file, AfterFailure { below: false, keep: false }).map(|_| ())
 }
 
 /// What is known where logs of a chain are settled, the deepest image's first.
@@ -110,9 +110,14 @@ pub struct AfterFailure {
 
 /// The same for an image with parents, which were handled before; whether a sync of it or of them has failed. In that
 /// case data that this one has discarded may be nowhere else than in what that sync should have covered.
-pub fn settle_above(name: &ImageName, file: &mut ImageFile, after: AfterFailure) -> Result<bool, Failure> {
+pub fn settle_above(
+    files: &Files,
+    name: &ImageName,
+    file: &mut ImageFile,
+    after: AfterFailure,
+) -> Result<bool, Failure> {
     let failed = |error: io::Error| Failure::new(format!("replay the redo log of {name}"), error);
-    let left = LogFile::of(file, false).map_err(failed)?.filter(LogFile::is_left);
+    let left = LogFile::of(files, file, false).map_err(failed)?.filter(LogFile::is_left);
     let Some(found) = left else { return Ok(after.below) };
     let mut log = RedoLog::open(found.region().map_err(failed)?, &identity(file).map_err(failed)?, file)
         .map_err(|error| found.not_understood(name, error))?;
@@ -205,14 +210,14 @@ fn identity(file: &ImageFile) -> io::Result<[u8; IDENTITY_LEN]> {
 }
 
 impl LogFile {
-    fn of(file: &ImageFile, create: bool) -> io::Result<Option<LogFile>> {
-        LogFile::find(&file.metadata()?, create)
+    fn of(files: &Files, file: &ImageFile, create: bool) -> io::Result<Option<LogFile>> {
+        LogFile::find(files, &file.metadata()?, create)
     }
 
-    fn find(image: &std::fs::Metadata, create: bool) -> io::Result<Option<LogFile>> {
+    fn find(files: &Files, image: &std::fs::Metadata, create: bool) -> io::Result<Option<LogFile>> {
         let name = file_name(image);
-        if files::are_handed() {
-            let found = files::handed_as(&name).transpose()?;
+        if files.are_handed() {
+            let found = files.handed_as(&name).transpose()?;
             return Ok(found.map(|file| LogFile { file, path: PathBuf::from(name), handed: true, identity: None }));
         }
         let directory = directory();

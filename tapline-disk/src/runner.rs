@@ -16,6 +16,7 @@ use uring::{Engine, EngineKind, ImageFile};
 use crate::damage;
 use crate::engine_choice::{Data, choose};
 use crate::failure::Failure;
+use crate::files::Files;
 use crate::layers::Layers;
 use crate::libvhd::Behind;
 use crate::log::say;
@@ -25,6 +26,7 @@ const DEPTH: usize = 64;
 
 /// A disk that a job reads and writes.
 pub struct Runner {
+    from: Files,
     name: ImageName,
     /// Of all layers, the image's own first.
     names: Vec<ImageName>,
@@ -47,7 +49,7 @@ pub struct Answer {
 impl Runner {
     /// A disk over `layers`.
     pub fn new(layers: Layers, kind: Option<EngineKind>) -> Result<Runner, Failure> {
-        let Layers { name, names, files, images, .. } = layers;
+        let Layers { name, from, names, files, images, .. } = layers;
         let choice = choose(kind, &files, Data::Own);
         if let Some(note) = &choice.note {
             say(note);
@@ -56,6 +58,7 @@ impl Runner {
             Disk::new(images, disk::Options::default()).map_err(|error| crate::failure::explain(&name, error))?;
         let engine = Engine::open(choice.kind, files, DEPTH).map_err(Failure::said)?;
         Ok(Runner {
+            from,
             geometry: disk.geometry(),
             name,
             names,
@@ -65,6 +68,11 @@ impl Runner {
             in_flight: 0,
             broken: false,
         })
+    }
+
+    /// Where its files come from.
+    pub fn from(&self) -> &Files {
+        &self.from
     }
 
     /// Size and limits.

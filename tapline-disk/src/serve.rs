@@ -34,7 +34,7 @@ use crate::access;
 use crate::engine_choice::{Data, choose};
 use crate::failure::explain;
 use crate::failure::{Exit, Failure};
-use crate::files;
+use crate::files::Files;
 use crate::layers::{self, Chain, Layers};
 use crate::log::say;
 use crate::output;
@@ -50,7 +50,7 @@ use takeover::{Listening, Rest, Takeover};
 const DEPTH: usize = 256;
 
 /// Runs the command: until a signal ends it.
-pub fn run(serve: &Serve) -> Result<Exit, Failure> {
+pub fn run(from: &Files, serve: &Serve) -> Result<Exit, Failure> {
     let stop = Signal::to_stop().map_err(|error| Failure::new("handle SIGTERM", error))?;
     let leave = Signal::to_leave().map_err(|error| Failure::new("handle SIGUSR2", error))?;
     let report = Signal::to_report().map_err(|error| Failure::new("handle SIGUSR1", error))?;
@@ -58,11 +58,11 @@ pub fn run(serve: &Serve) -> Result<Exit, Failure> {
         stats::open_file(path)
             .map_err(|error| Failure::new(format!("append statistics to {}", path.display()), error))?;
     }
-    let guest = serve.xen.as_ref().map(|disk| guest::Claimed::find(serve, disk)).transpose()?;
+    let guest = serve.xen.as_ref().map(|disk| guest::Claimed::find(from, serve, disk)).transpose()?;
     let read_only = serve.read_only || guest.as_ref().is_some_and(|guest| guest.read_only);
-    let taken = serve.take_over.then(Takeover::receive).transpose()?;
-    let handed = if taken.is_none() { Some(Sockets::find(serve)?) } else { None };
-    let layers = open(serve, taken.as_ref(), !read_only)?;
+    let taken = serve.take_over.then(|| Takeover::receive(from)).transpose()?;
+    let handed = if taken.is_none() { Some(Sockets::find(from, serve)?) } else { None };
+    let layers = open(from, serve, taken.as_ref(), !read_only)?;
     let block = serve.logical_block_size.map_or_else(|| layers.block(), LogicalBlock::bytes);
     let Layers { name, files, images, logs, .. } = layers;
     let (sockets, counters) = match (handed, taken) {
@@ -70,7 +70,7 @@ pub fn run(serve: &Serve) -> Result<Exit, Failure> {
         (None, Some(taken)) => Sockets::taken_over(taken),
         (None, None) => return Err(Failure::new("serve", "there are no sockets to listen at")),
     };
-    files::forget();
+    from.forget();
     let choice = choose(access::engine(serve.access), &files, data(serve));
     if let Some(note) = &choice.note {
         say(note);
@@ -90,6 +90,7 @@ pub fn run(serve: &Serve) -> Result<Exit, Failure> {
     let stats_file = serve.stats.clone();
     let full = Full::new(serve.when_full == WhenFull::Wait);
     let serving = Serving {
+        files: from.clone(),
         disk,
         engine,
         poll_max,
@@ -113,17 +114,17 @@ pub fn run(serve: &Serve) -> Result<Exit, Failure> {
 }
 
 /// Opens the layers: those that the command line names, or those that were taken over.
-fn open(serve: &Serve, taken: Option<&Takeover>, write: bool) -> Result<Layers, Failure> {
+fn open(files: &Files, serve: &Serve, taken: Option<&Takeover>, write: bool) -> Result<Layers, Failure> {
     let accept_failed_sync = serve.accept_failed_sync && taken.is_none();
     let served = Some(layers::Served { accept_failed_sync, taken_over: taken.is_some(), below_failed: false });
     let chain = match taken {
-        None => Chain { served, ..Chain::of(&serve.image, &serve.parents) },
+        None => Chain { served, ..Chain::of(files, &serve.image, &serve.parents) },
         // The process that has it open has compared the layers.
         Some(taken) => Chain {
             names: taken.layers.iter().collect(),
             accept_changed: true,
             served,
-            ..Chain::of(&serve.image, &serve.parents)
+            ..Chain::of(files, &serve.image, &serve.parents)
         },
     };
     Layers::open_chain(&chain, access::options(serve.access, write))
@@ -152,8 +153,8 @@ impl Sockets {
     }
 
     /// Those that were handed, and where the others are to be bound: an address that is refused has no image opened.
-    fn find(serve: &Serve) -> Result<Sockets, Failure> {
-        let handed = |listens, path: Option<&Path>| path.map_or(Ok(None), |path| files::listener(listens, path));
+    fn find(files: &Files, serve: &Serve) -> Result<Sockets, Failure> {
+        let handed = |listens, path: Option<&Path>| path.map_or(Ok(None), |path| files.listener(listens, path));
         let transport = match (&serve.vhost_user, &serve.nbd) {
             (Some(path), _) => handed(Listens::VhostUser, Some(path))?.map(Transport::Handed),
             (None, Some(address)) => Some(match handed(Listens::Nbd, Some(Path::new(address)))? {
@@ -165,7 +166,7 @@ impl Sockets {
         let transport = transport.unwrap_or(Transport::ToBind(None));
         let control = handed(Listens::Control, serve.control.as_deref())?;
         let control = control.map(|socket| Listening { socket, bound: None });
-        files::no_listener_left()?;
+        files.no_listener_left()?;
         Ok(Sockets { transport, control })
     }
 }

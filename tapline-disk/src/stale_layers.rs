@@ -14,7 +14,7 @@ use uring::{Cache, FileOpenError, ImageFile, OpenOptions};
 
 use crate::failure::Failure;
 use crate::file_identity::FileIdentity;
-use crate::files;
+use crate::files::Files;
 use crate::layers::{open_file, open_image, to_look_at};
 use crate::presence::{Holds, Presence};
 use crate::redo_log;
@@ -33,6 +33,7 @@ pub struct MergeLayer {
 /// Files that no longer hold data, locked.
 #[derive(Debug)]
 pub struct StaleLayers {
+    files: Files,
     layers: Vec<(MergeLayer, ImageFile)>,
     /// The data files of sources that are already gone.
     data_files: Vec<PathBuf>,
@@ -42,9 +43,9 @@ const TO_REMOVE: OpenOptions = OpenOptions { write: true, cache: Cache::Writebac
 
 impl MergeLayer {
     /// The layer in a file, which may be in use.
-    pub fn of(name: &ImageName) -> Result<MergeLayer, Failure> {
-        let mut file = files::open_image(name, to_look_at(false)).map_err(Failure::said)?;
-        Ok(MergeLayer::in_image(name, &open_image(name, &mut file, false)?))
+    pub fn of(files: &Files, name: &ImageName) -> Result<MergeLayer, Failure> {
+        let mut file = files.open_image(name, to_look_at(false)).map_err(Failure::said)?;
+        Ok(MergeLayer::in_image(name, &open_image(files, name, &mut file, false)?))
     }
 
     /// The layer of an open image.
@@ -53,7 +54,7 @@ impl MergeLayer {
     }
 
     /// Whether the `link` of `child` refers to this layer. A layer without identity is recognized by its path.
-    fn carries(&self, child: &ImageName, link: &Link) -> bool {
+    fn carries(&self, files: &Files, child: &ImageName, link: &Link) -> bool {
         let raw = self.name.format == FormatName::Raw;
         match link.format {
             Some(format) if format != self.name.format.word() => return false,
@@ -66,35 +67,36 @@ impl MergeLayer {
         }
         let directory = child.path().parent().unwrap_or(child.path());
         let recorded = [directory.join(&link.relative), link.absolute.as_str().into()];
-        let here = FileIdentity::of(&self.name);
-        here.is_some() && recorded.iter().any(|path| FileIdentity::of_path(path) == here)
+        let here = FileIdentity::of(files, &self.name);
+        here.is_some() && recorded.iter().any(|path| FileIdentity::of_path(files, path) == here)
     }
 }
 
 /// Whether the merge of `sources`, the topmost first, into `target` is complete except for its remains: `above` is
 /// based on the target, and on none of the sources. If this cannot be determined, it is not.
-pub fn are_all(above: &ImageName, sources: &[ImageName], target: &ImageName) -> bool {
-    let Some(link) = look_durably(above).ok().and_then(|image| image.link()) else { return false };
-    let stands_on = |name: &ImageName| MergeLayer::of(name).is_ok_and(|layer| layer.carries(above, &link));
+pub fn are_all(files: &Files, above: &ImageName, sources: &[ImageName], target: &ImageName) -> bool {
+    let Some(link) = look_durably(files, above).ok().and_then(|image| image.link()) else { return false };
+    let stands_on =
+        |name: &ImageName| MergeLayer::of(files, name).is_ok_and(|layer| layer.carries(files, above, &link));
     stands_on(target) && !sources.iter().any(stands_on)
 }
 
 /// What is in an image, and after a power loss will be: files are removed because of it, and a killed process may have
 /// left it in the page cache.
-fn look_durably(name: &ImageName) -> Result<Image, Failure> {
-    let mut file = open_file(name, to_look_at(true))?;
+fn look_durably(files: &Files, name: &ImageName) -> Result<Image, Failure> {
+    let mut file = open_file(files, name, to_look_at(true))?;
     file.sync().map_err(|error| Failure::new(format!("sync {name}"), error))?;
-    open_image(name, &mut file, false)
+    open_image(files, name, &mut file, false)
 }
 
 impl StaleLayers {
     /// The remains of `sources`, the topmost first, after a merge into `target` that is complete. Refused if one of
     /// them is anything else.
-    pub fn of(sources: &[ImageName], target: &MergeLayer) -> Result<StaleLayers, Failure> {
+    pub fn of(files: &Files, sources: &[ImageName], target: &MergeLayer) -> Result<StaleLayers, Failure> {
         let (mut left, mut data_files) = (Vec::new(), Vec::new());
         let mut below = Some(target.clone());
         for source in sources.iter().rev() {
-            let file = match files::open_image(source, TO_REMOVE) {
+            let file = match files.open_image(source, TO_REMOVE) {
                 Ok(file) => Some(file),
                 Err(FileOpenError::Missing { .. }) => None,
                 Err(error) => return Err(Failure::said(error).advise(ADVICE)),
@@ -106,15 +108,16 @@ impl StaleLayers {
                 }
                 Some(mut file) => {
                     // Its only data may be in a redo log.
-                    redo_log::settle(source, &mut file)?;
-                    let layer = examine(source, &mut file, below.as_ref()).map_err(|failure| failure.advise(ADVICE))?;
+                    redo_log::settle(files, source, &mut file)?;
+                    let layer =
+                        examine(files, source, &mut file, below.as_ref()).map_err(|failure| failure.advise(ADVICE))?;
                     left.push((layer.clone(), file));
                     Some(layer)
                 }
             };
         }
         left.reverse();
-        Ok(StaleLayers { layers: left, data_files })
+        Ok(StaleLayers { files: files.clone(), layers: left, data_files })
     }
 
     /// The layers.
@@ -126,7 +129,7 @@ impl StaleLayers {
     pub fn remove(self) -> Result<(), Failure> {
         for (MergeLayer { name, .. }, file) in &self.layers {
             let tried = || format!("remove {name}, which was merged and no longer holds data");
-            if FileIdentity::of_open(file) != FileIdentity::of(name) {
+            if FileIdentity::of_open(file) != FileIdentity::of(&self.files, name) {
                 return Err(Failure::new(tried(), "another file now has its name"));
             }
             name.paths().try_for_each(remove).map_err(|error| Failure::new(tried(), error))?;
@@ -149,12 +152,17 @@ pub fn remove(path: &Path) -> Result<(), Box<dyn std::error::Error + Send + Sync
 }
 
 /// Verifies that a source holds no data and is based on `below`.
-fn examine(name: &ImageName, file: &mut ImageFile, below: Option<&MergeLayer>) -> Result<MergeLayer, Failure> {
-    let image = open_image(name, file, false)?;
+fn examine(
+    files: &Files,
+    name: &ImageName,
+    file: &mut ImageFile,
+    below: Option<&MergeLayer>,
+) -> Result<MergeLayer, Failure> {
+    let image = open_image(files, name, file, false)?;
     let not = |why: String| Err(Failure::new(format!("treat {name} as left over from the merge"), why));
     let Some(link) = image.link() else { return not("it has no parent".into()) };
     match below {
-        Some(below) if !below.carries(name, &link) => return not(format!("it is not based on {}", below.name)),
+        Some(below) if !below.carries(files, name, &link) => return not(format!("it is not based on {}", below.name)),
         Some(_) => {}
         None => return not("the layer below it is gone".into()),
     }
@@ -162,7 +170,7 @@ fn examine(name: &ImageName, file: &mut ImageFile, below: Option<&MergeLayer>) -
         return not("it records its parent's time or size, which a merged layer does not".into());
     }
     let whole = Span { at: DiskOffset(0), len: image.geometry().len };
-    let runs = Presence::of(name, to_look_at(false))?.runs(whole)?;
+    let runs = Presence::of(files, name, to_look_at(false))?.runs(whole)?;
     if let Some((span, _)) = runs.iter().find(|(_, holds)| *holds != Holds::Parent) {
         return not(format!("it holds data, first {} bytes at {}", span.len, span.at));
     }

@@ -21,7 +21,7 @@ use uring::{Cache, ImageFile, OpenOptions};
 
 use crate::failure::Failure;
 use crate::file_identity::FileIdentity;
-use crate::files::{self, beside};
+use crate::files::{Files, beside};
 use crate::log::say;
 use crate::uuid;
 
@@ -62,9 +62,13 @@ pub struct Identity {
 }
 
 /// Refuses to create an image in place of one that it is made from.
-pub fn must_differ<'a>(target: &ImageName, sources: impl IntoIterator<Item = &'a ImageName>) -> Result<(), Failure> {
-    let Some(there) = FileIdentity::of(target) else { return Ok(()) };
-    match sources.into_iter().find(|source| FileIdentity::of(source) == Some(there)) {
+pub fn must_differ<'a>(
+    files: &Files,
+    target: &ImageName,
+    sources: impl IntoIterator<Item = &'a ImageName>,
+) -> Result<(), Failure> {
+    let Some(there) = FileIdentity::of(files, target) else { return Ok(()) };
+    match sources.into_iter().find(|source| FileIdentity::of(files, source) == Some(there)) {
         None => Ok(()),
         Some(source) => Err(Failure::new(format!("create {target}"), format!("it is the file of {source} itself"))
             .advise("give the new image another name")
@@ -74,6 +78,7 @@ pub fn must_differ<'a>(target: &ImageName, sources: impl IntoIterator<Item = &'a
 
 /// A file that is removed again unless it is kept.
 pub struct Target {
+    files: Files,
     /// Its name until it is kept.
     name: ImageName,
     /// The file that it will replace.
@@ -90,7 +95,7 @@ struct Old {
 
 impl Target {
     /// Creates the image `name`. With `replace`, a file that exists gives way to it in [`Target::keep`].
-    pub fn create(name: &ImageName, plan: &Plan, replace: bool) -> Result<Target, Failure> {
+    pub fn create(files: &Files, name: &ImageName, plan: &Plan, replace: bool) -> Result<Target, Failure> {
         let creation = lay_out(name, plan)?;
         let old = if replace { lock_old(name)? } else { None };
         let name = match &old {
@@ -99,18 +104,17 @@ impl Target {
         };
         // The page cache takes any alignment; what is written here is synced below.
         let options = OpenOptions { write: true, cache: Cache::Writeback, lock: true };
-        let mut file = files::create_new(name.path(), options).map_err(Failure::said)?;
-        let target = Target { name: name.clone(), old, is_device: false, kept: false };
-        fill(&mut file, &creation, matches!(plan.shape, Shape::Fixed)).map_err(|error| {
-            Failure::new(format!("write the new image {name}"), error).advise(files::what_is_left())
-        })?;
-        files::sync_directory(name.path()).map_err(Failure::said)?;
+        let mut file = files.create_new(name.path(), options).map_err(Failure::said)?;
+        let target = Target { files: files.clone(), name: name.clone(), old, is_device: false, kept: false };
+        fill(&mut file, &creation, matches!(plan.shape, Shape::Fixed))
+            .map_err(|error| Failure::new(format!("write the new image {name}"), error).advise(files.what_is_left()))?;
+        files.sync_directory(name.path()).map_err(Failure::said)?;
         Ok(target)
     }
 
     /// The same, or on an existing block device of that name, which must be empty unless `force`.
-    pub fn create_anywhere(name: &ImageName, plan: &Plan, force: bool) -> Result<Target, Failure> {
-        let Some(mut found) = device::open(name)? else { return Target::create(name, plan, force) };
+    pub fn create_anywhere(files: &Files, name: &ImageName, plan: &Plan, force: bool) -> Result<Target, Failure> {
+        let Some(mut found) = device::open(files, name)? else { return Target::create(files, name, plan, force) };
         if name.format == FormatName::Vhd && matches!(plan.shape, Shape::Fixed) {
             return Err(Failure::new(format!("create {name}"), "a fixed VHD cannot be created on a block device")
                 .advise("use a dynamic VHD, or use the device as a raw image")
@@ -118,8 +122,8 @@ impl Target {
         }
         let creation = lay_out(name, plan)?;
         device::check(name, &mut found, &creation, force)?;
-        device::fill(name, &mut found, creation)?;
-        Ok(Target { name: name.clone(), old: None, is_device: true, kept: false })
+        device::fill(files, name, &mut found, creation)?;
+        Ok(Target { files: files.clone(), name: name.clone(), old: None, is_device: true, kept: false })
     }
 
     /// The image to write to.
@@ -146,8 +150,8 @@ impl Drop for Target {
             return;
         }
         if self.is_device {
-            device::abandon(&self.name);
-        } else if let Err(error) = files::remove_new(self.name.path()) {
+            device::abandon(&self.files, &self.name);
+        } else if let Err(error) = self.files.remove_new(self.name.path()) {
             say(format_args!("the unfinished image {} could not be removed: {error}", self.name));
         }
     }

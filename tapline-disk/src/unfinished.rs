@@ -24,7 +24,7 @@ use control::ImageName;
 use serde::{Deserialize, Serialize};
 
 use crate::failure::Failure;
-use crate::files;
+use crate::files::Files;
 use crate::modified::Time;
 
 /// The contents of the marker file.
@@ -42,6 +42,7 @@ struct Note {
 /// An image with a marker file.
 #[derive(Debug)]
 pub struct Unfinished {
+    files: Files,
     name: ImageName,
     /// The marker's path. There is none for a block device.
     path: Option<PathBuf>,
@@ -50,11 +51,11 @@ pub struct Unfinished {
 
 impl Unfinished {
     /// Makes a note that `command` is about to change the image `name`, which the caller has locked.
-    pub fn begin(name: &ImageName, command: &str) -> Result<Unfinished, Failure> {
-        settle(name)?;
+    pub fn begin(files: &Files, name: &ImageName, command: &str) -> Result<Unfinished, Failure> {
+        settle(files, name)?;
         let (path, metadata) = place(name)?;
         let tried = || format!("create the marker file of {name}");
-        let since = Time::of(name)?.modified().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let since = Time::of(files, name)?.modified().duration_since(UNIX_EPOCH).unwrap_or_default();
         let (seconds, nanoseconds) = (since.as_secs(), since.subsec_nanos());
         let note = Note { command: command.to_owned(), inode: metadata.ino(), seconds, nanoseconds };
         if let Some(path) = &path {
@@ -64,12 +65,12 @@ impl Unfinished {
             })?;
             uring::sync_directory(path).map_err(Failure::said)?;
         }
-        Ok(Unfinished { name: name.clone(), path, note })
+        Ok(Unfinished { files: files.clone(), name: name.clone(), path, note })
     }
 
     /// The marker of the image `name`, if there is one. A process that passes files checks for markers itself.
-    pub fn find(name: &ImageName) -> Result<Option<Unfinished>, Failure> {
-        if files::are_handed() {
+    pub fn find(files: &Files, name: &ImageName) -> Result<Option<Unfinished>, Failure> {
+        if files.are_handed() {
             return Ok(None);
         }
         let (Some(path), metadata) = place(name)? else { return Ok(None) };
@@ -85,7 +86,7 @@ impl Unfinished {
             failed(error.into()).advise("remove it; children of the image may then need --accept-changed-parent")
         })?;
         let ours = note.inode == metadata.ino();
-        Ok(ours.then(|| Unfinished { name: name.clone(), path: Some(path), note }))
+        Ok(ours.then(|| Unfinished { files: files.clone(), name: name.clone(), path: Some(path), note }))
     }
 
     /// When the image was last changed in what it shows.
@@ -100,7 +101,7 @@ impl Unfinished {
 
     /// The image matches its children's records, and nothing is about to change that. The caller holds its lock.
     pub fn end(self) -> Result<(), Failure> {
-        Time::at(&self.name, self.modified()).put_back()?;
+        Time::at(&self.files, &self.name, self.modified()).put_back()?;
         let Some(path) = self.path else { return Ok(()) };
         std::fs::remove_file(&path)
             .map_err(|error| Failure::new(format!("remove the marker file {}", path.display()), error))?;
@@ -110,8 +111,8 @@ impl Unfinished {
 
 /// Finishes what a killed command has left undone with the modification time of an image that its caller has locked and
 /// is about to write.
-pub fn settle(name: &ImageName) -> Result<(), Failure> {
-    Unfinished::find(name)?.map_or(Ok(()), Unfinished::end)
+pub fn settle(files: &Files, name: &ImageName) -> Result<(), Failure> {
+    Unfinished::find(files, name)?.map_or(Ok(()), Unfinished::end)
 }
 
 /// A note that is there in full or not at all.
@@ -143,7 +144,7 @@ mod test {
     fn image(room: &Path) -> ImageName {
         std::fs::write(room.join("disk"), [0; 512]).unwrap();
         let name: ImageName = format!("raw:{}", room.join("disk").display()).parse().unwrap();
-        Time::at(&name, UNIX_EPOCH + LONG_AGO).put_back().unwrap();
+        Time::at(&Files::of_system(), &name, UNIX_EPOCH + LONG_AGO).put_back().unwrap();
         name
     }
 
@@ -155,13 +156,13 @@ mod test {
     fn the_modification_time_survives_a_killed_writer() {
         let room = tempfile::tempdir().unwrap();
         let name = image(room.path());
-        let begun = Unfinished::begin(&name, "the command").unwrap();
+        let begun = Unfinished::begin(&Files::of_system(), &name, "the command").unwrap();
         drop(begun);
         std::fs::write(name.path(), [1; 512]).unwrap();
         assert_ne!(time(&name), UNIX_EPOCH + LONG_AGO);
-        let found = Unfinished::find(&name).unwrap().unwrap();
+        let found = Unfinished::find(&Files::of_system(), &name).unwrap().unwrap();
         assert_eq!((found.modified(), found.command()), (UNIX_EPOCH + LONG_AGO, "the command"));
-        Unfinished::begin(&name, "the command").unwrap().end().unwrap();
+        Unfinished::begin(&Files::of_system(), &name, "the command").unwrap().end().unwrap();
         assert_eq!(time(&name), UNIX_EPOCH + LONG_AGO);
         assert_eq!(room.path().read_dir().unwrap().count(), 1, "the note has gone");
     }
@@ -170,12 +171,12 @@ mod test {
     fn a_marker_does_not_apply_to_another_file_of_the_same_name() {
         let room = tempfile::tempdir().unwrap();
         let name = image(room.path());
-        Unfinished::begin(&name, "the command").unwrap();
+        Unfinished::begin(&Files::of_system(), &name, "the command").unwrap();
         std::fs::rename(name.path(), room.path().join("elsewhere")).unwrap();
         std::fs::write(name.path(), [2; 512]).unwrap();
         let now = time(&name);
-        assert!(Unfinished::find(&name).unwrap().is_none());
-        settle(&name).unwrap();
+        assert!(Unfinished::find(&Files::of_system(), &name).unwrap().is_none());
+        settle(&Files::of_system(), &name).unwrap();
         assert_eq!(time(&name), now);
     }
 }

@@ -9,6 +9,7 @@ use serde::Serialize;
 use uring::{Cache, ImageFile, OpenOptions};
 
 use crate::failure::{Exit, Failure};
+use crate::files::Files;
 use crate::layers::{Layers, open_file, to_look_at};
 use crate::leftovers;
 use crate::output;
@@ -39,9 +40,9 @@ struct Line {
 }
 
 /// Runs the job. Parents that are named are checked too, and never repaired.
-pub fn run(check: &Check) -> Result<Exit, Failure> {
+pub fn run(files: &Files, check: &Check) -> Result<Exit, Failure> {
     let write = check.repair;
-    let mut file = open_file(&check.image, OpenOptions { write, cache: Cache::Writeback, lock: true })?;
+    let mut file = open_file(files, &check.image, OpenOptions { write, cache: Cache::Writeback, lock: true })?;
     let first = examine(&check.image, &mut file, check.repair)?;
     let mut found = Found {
         image: check.image.to_string(),
@@ -64,7 +65,7 @@ pub fn run(check: &Check) -> Result<Exit, Failure> {
     drop(file);
     let own = exit;
     for parent in &check.parents.names {
-        let mut file = open_file(parent, to_look_at(true))?;
+        let mut file = open_file(files, parent, to_look_at(true))?;
         let report = examine(parent, &mut file, false)?;
         found.problems.extend(lines(parent, &report.problems));
         found.unlisted += report.unlisted;
@@ -75,7 +76,7 @@ pub fn run(check: &Check) -> Result<Exit, Failure> {
         };
     }
     if !check.parents.names.is_empty() && exit != Exit::Damaged {
-        Layers::open(&check.image, &check.parents, to_look_at(true))?;
+        Layers::open(files, &check.image, &check.parents, to_look_at(true))?;
     }
     report(check, own, exit, found)
 }

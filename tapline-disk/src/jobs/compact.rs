@@ -15,6 +15,7 @@ use uring::OpenOptions;
 
 use crate::access;
 use crate::failure::{Exit, Failure};
+use crate::files::Files;
 use crate::jobs::create::unit_of;
 use crate::layers::Layers;
 use crate::modified::Time;
@@ -42,7 +43,7 @@ struct Compacted {
 }
 
 /// Runs the job.
-pub fn run(compact: &Compact) -> Result<Exit, Failure> {
+pub fn run(files: &Files, compact: &Compact) -> Result<Exit, Failure> {
     let name = &compact.image;
     if name.data_file.is_some() {
         let why = "it cannot have gaps: its clusters are in a data file, each at its guest offset";
@@ -50,16 +51,16 @@ pub fn run(compact: &Compact) -> Result<Exit, Failure> {
     }
     let mut stop = Signal::to_stop().map_err(|error| Failure::new("handle SIGTERM", error))?;
     // Opened for writing once, so that what a crash has left is mended before it is copied.
-    let plan = plan(name, &Layers::open_alone(name, access::options(compact.access, true))?)?;
-    let (before, time) = (allocated(name)?, Time::of(name)?);
-    let target = Target::create(name, &plan, true)?;
+    let plan = plan(name, &Layers::open_alone(files, name, access::options(compact.access, true))?)?;
+    let (before, time) = (allocated(name)?, Time::of(files, name)?);
+    let target = Target::create(files, name, &plan, true)?;
     // The target has the old file locked.
     let source = OpenOptions { lock: false, ..access::options(compact.access, false) };
     let engine = access::engine(compact.access);
     let mut copy = Copy {
-        presence: Presence::of(name, source)?,
-        source: Runner::new(Layers::open_alone(name, source)?, engine)?,
-        target: Runner::new(Layers::open_alone(target.name(), access::options(compact.access, true))?, engine)?,
+        presence: Presence::of(files, name, source)?,
+        source: Runner::new(Layers::open_alone(files, name, source)?, engine)?,
+        target: Runner::new(Layers::open_alone(files, target.name(), access::options(compact.access, true))?, engine)?,
         on_parent: matches!(plan.shape, Shape::Child(_)),
         stop: &mut stop,
     };
@@ -119,7 +120,7 @@ struct Copy<'a> {
 impl Copy<'_> {
     fn run(&mut self, name: &ImageName) -> Result<(), Failure> {
         let len = self.source.geometry().len;
-        let mut progress = Progress::new("compacting", len);
+        let mut progress = Progress::new(self.source.from(), "compacting", len);
         let (mut at, end) = (DiskOffset(0), DiskOffset(len));
         while at < end {
             let window = Span { at, len: WINDOW.min(end - at) };

@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use crate::access;
 use crate::failure::{Exit, Failure};
+use crate::files::Files;
 use crate::layers::{Chain, Layers};
 use crate::output;
 use crate::progress::Progress;
@@ -25,11 +26,12 @@ struct Compared {
 }
 
 /// Runs the job.
-pub fn run(compare: &Compare) -> Result<Exit, Failure> {
+pub fn run(files: &Files, compare: &Compare) -> Result<Exit, Failure> {
     let options = access::options(compare.access, false);
-    let one = Layers::open(&compare.one, &compare.parents, options)?;
+    let one = Layers::open(files, &compare.one, &compare.parents, options)?;
     let others = std::iter::once(&compare.other).chain(&compare.other_parent).collect();
     let others = Chain {
+        from: files,
         names: others,
         accept_changed: compare.parents.accept_changed_parent,
         writable: 0,
@@ -50,7 +52,7 @@ pub fn run(compare: &Compare) -> Result<Exit, Failure> {
     if size_a == size_b {
         let engine = access::engine(compare.access);
         let (one, other) = (Stream::of(one, engine), Stream::of(other, engine));
-        found.differs_at = first_difference("comparing", size_a, one, other)?.map(|at| at.0);
+        found.differs_at = first_difference(files, "comparing", size_a, one, other)?.map(|at| at.0);
         found.same = found.differs_at.is_none();
     }
     report(compare, &found)
@@ -58,12 +60,13 @@ pub fn run(compare: &Compare) -> Result<Exit, Failure> {
 
 /// The first byte at which two disks of `len` bytes differ.
 pub fn first_difference(
+    files: &Files,
     title: &'static str,
     len: u64,
     mut one: impl Iterator<Item = Result<Chunk, Failure>>,
     mut other: impl Iterator<Item = Result<Chunk, Failure>>,
 ) -> Result<Option<DiskOffset>, Failure> {
-    let mut progress = Progress::new(title, len);
+    let mut progress = Progress::new(files, title, len);
     let mut found = None;
     while let (Some(a), Some(b)) = (one.next(), other.next()) {
         let (a, b) = (a?, b?);

@@ -10,6 +10,7 @@ use serde::Serialize;
 
 use crate::access;
 use crate::failure::{Exit, Failure};
+use crate::files::Files;
 use crate::jobs::compare::first_difference;
 use crate::jobs::create::{check_unit, unit};
 use crate::layers::Layers;
@@ -47,23 +48,23 @@ struct Lost {
 const LISTED: usize = 20;
 
 /// Runs the job.
-pub fn run(convert: &Convert) -> Result<Exit, Failure> {
+pub fn run(files: &Files, convert: &Convert) -> Result<Exit, Failure> {
     let mut stop = Signal::to_stop().map_err(|error| Failure::new("handle SIGTERM", error))?;
-    target::must_differ(&convert.target, std::iter::once(&convert.source).chain(&convert.parents.names))?;
-    let source = open_source(convert)?;
+    target::must_differ(files, &convert.target, std::iter::once(&convert.source).chain(&convert.parents.names))?;
+    let source = open_source(files, convert)?;
     let len = source.geometry().map_or(0, |geometry| geometry.len);
-    let target = Target::create_anywhere(&convert.target, &plan(convert, len)?, convert.force)?;
-    let Copied { written, lost } = copy(convert, source, target.name(), &mut stop)?;
+    let target = Target::create_anywhere(files, &convert.target, &plan(convert, len)?, convert.force)?;
+    let Copied { written, lost } = copy(files, convert, source, target.name(), &mut stop)?;
     if convert.verify {
-        verify(convert, target.name(), &mut stop)?;
+        verify(files, convert, target.name(), &mut stop)?;
     }
     target.keep()?;
     libvhd::tell_of_block_size(&convert.target, unit(&convert.target, convert.block_size)?);
     report(convert, len, written, &lost)
 }
 
-fn open_source(convert: &Convert) -> Result<Layers, Failure> {
-    Layers::open(&convert.source, &convert.parents, access::options(convert.access, false))
+fn open_source(files: &Files, convert: &Convert) -> Result<Layers, Failure> {
+    Layers::open(files, &convert.source, &convert.parents, access::options(convert.access, false))
 }
 
 fn plan(convert: &Convert, len: u64) -> Result<Plan, Failure> {
@@ -86,11 +87,17 @@ struct Copied {
 }
 
 /// Copies everything that can be read.
-fn copy(convert: &Convert, source: Layers, target: &ImageName, stop: &mut Signal) -> Result<Copied, Failure> {
+fn copy(
+    files: &Files,
+    convert: &Convert,
+    source: Layers,
+    target: &ImageName,
+    stop: &mut Signal,
+) -> Result<Copied, Failure> {
     let len = source.geometry().map_or(0, |geometry| geometry.len);
-    let target = Layers::open_alone(target, access::options(convert.access, true))?;
+    let target = Layers::open_alone(files, target, access::options(convert.access, true))?;
     let mut writer = Writer { runner: Runner::new(target, access::engine(convert.access))?, written: 0 };
-    let mut progress = Progress::new("converting", len);
+    let mut progress = Progress::new(files, "converting", len);
     let mut lost = Vec::new();
     let unreadable = if convert.salvage { Unreadable::IsLost } else { Unreadable::Fails };
     for piece in Stream::with(source, access::engine(convert.access), unreadable) {
@@ -140,13 +147,13 @@ impl Writer {
     }
 }
 
-fn verify(convert: &Convert, target: &ImageName, stop: &mut Signal) -> Result<(), Failure> {
+fn verify(files: &Files, convert: &Convert, target: &ImageName, stop: &mut Signal) -> Result<(), Failure> {
     let engine = access::engine(convert.access);
-    let target = Layers::open_alone(target, access::options(convert.access, false))?;
+    let target = Layers::open_alone(files, target, access::options(convert.access, false))?;
     let len = target.geometry().map_or(0, |geometry| geometry.len);
-    let source = Stream::of(open_source(convert)?, engine);
+    let source = Stream::of(open_source(files, convert)?, engine);
     let source = source.map(|piece| go_on(convert, stop).and(piece));
-    match first_difference("verifying", len, source, Stream::of(target, engine))? {
+    match first_difference(files, "verifying", len, source, Stream::of(target, engine))? {
         None => Ok(()),
         Some(at) => Err(Failure::new(
             format!("verify {}", convert.target),

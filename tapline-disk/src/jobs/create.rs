@@ -6,6 +6,7 @@ use disk::{Format, Image};
 use serde::Serialize;
 
 use crate::failure::{Exit, Failure};
+use crate::files::Files;
 use crate::layers::{Chain, Layers, to_look_at};
 use crate::libvhd;
 use crate::output;
@@ -23,20 +24,20 @@ struct Created<'a> {
 }
 
 /// Runs the job.
-pub fn run(create: &Create) -> Result<Exit, Failure> {
+pub fn run(files: &Files, create: &Create) -> Result<Exit, Failure> {
     check_unit(&create.image, create.block_size, create.cluster_size)?;
     let unit = unit(&create.image, create.block_size.or(create.cluster_size))?;
     let plan = match create.parent.split_first() {
         Some((parent, below)) => {
             // Locked until the child exists, so that the parent does not change in between.
-            let layers = open_parent(create, parent, below)?;
+            let layers = open_parent(files, create, parent, below)?;
             let plan = plan_child(&create.image, parent, &layers, create.size, unit)?;
-            Target::create_anywhere(&create.image, &plan, create.force)?.keep()?;
+            Target::create_anywhere(files, &create.image, &plan, create.force)?.keep()?;
             plan
         }
         None => {
             let plan = plan_alone(create, unit)?;
-            Target::create_anywhere(&create.image, &plan, create.force)?.keep()?;
+            Target::create_anywhere(files, &create.image, &plan, create.force)?.keep()?;
             plan
         }
     };
@@ -97,7 +98,7 @@ pub fn plan_child(
         let why = format!("its size of {len} bytes is smaller than that of {parent}, {parent_len} bytes");
         return Err(usage(child, why).advise("omit --size: a child must be at least as large as its parent"));
     }
-    let link = parent_link::record(child.path(), parent, image, file)?;
+    let link = parent_link::record(&layers.from, child.path(), parent, image, file)?;
     let inherited = if child.format == parent.format { unit_of(image) } else { None };
     Ok(Plan { len, shape: Shape::Child(link), unit: unit.or(inherited), identity: None })
 }
@@ -115,12 +116,19 @@ pub fn unit_of(image: &Image) -> Option<u32> {
 }
 
 /// The parent, locked. Its own parents need not be named; those that are must fit.
-fn open_parent(create: &Create, parent: &ImageName, below: &[ImageName]) -> Result<Layers, Failure> {
+fn open_parent(files: &Files, create: &Create, parent: &ImageName, below: &[ImageName]) -> Result<Layers, Failure> {
     let names = std::iter::once(parent).chain(below).collect();
     match below {
-        [] => Layers::open_alone(parent, to_look_at(true)),
+        [] => Layers::open_alone(files, parent, to_look_at(true)),
         _ => Layers::open_chain(
-            &Chain { names, accept_changed: create.accept_changed_parent, writable: 0, command: None, served: None },
+            &Chain {
+                from: files,
+                names,
+                accept_changed: create.accept_changed_parent,
+                writable: 0,
+                command: None,
+                served: None,
+            },
             to_look_at(true),
         ),
     }

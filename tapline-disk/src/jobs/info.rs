@@ -12,8 +12,8 @@ use serde::Serialize;
 use uring::ImageFile;
 
 use crate::failure::{Exit, Failure};
+use crate::files::Files;
 use crate::layers::{Layers, to_look_at};
-use crate::mistaken;
 use crate::output::{self, printable};
 use crate::parent_link;
 use crate::uuid;
@@ -83,13 +83,11 @@ impl Parent {
 }
 
 /// Runs the job. No lock is taken, so images in use can be inspected too.
-pub fn run(info: &Info) -> Result<Exit, Failure> {
-    if info.unknown {
-        mistaken::look_at_all();
-    }
+pub fn run(files: &Files, info: &Info) -> Result<Exit, Failure> {
+    let files = &if info.unknown { files.suspicious() } else { files.clone() };
     let layers = match info.parents.names.is_empty() {
-        true => Layers::open_alone(&info.image, to_look_at(false))?,
-        false => Layers::open(&info.image, &info.parents, to_look_at(false))?,
+        true => Layers::open_alone(files, &info.image, to_look_at(false))?,
+        false => Layers::open(files, &info.image, &info.parents, to_look_at(false))?,
     };
     let names = std::iter::once(&info.image).chain(&info.parents.names);
     let described: Result<Vec<LayerInfo>, Failure> = names

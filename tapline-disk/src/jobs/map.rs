@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use crate::access;
 use crate::failure::{Exit, Failure};
+use crate::files::Files;
 use crate::layers::Layers;
 use crate::output;
 use crate::runner::Runner;
@@ -25,8 +26,8 @@ struct Line {
 }
 
 /// Runs the job.
-pub fn run(map: &Map) -> Result<Exit, Failure> {
-    let layers = Layers::open(&map.image, &map.parents, access::options(map.access, false))?;
+pub fn run(files: &Files, map: &Map) -> Result<Exit, Failure> {
+    let layers = Layers::open(files, &map.image, &map.parents, access::options(map.access, false))?;
     let mut runner = Runner::new(layers, access::engine(map.access))?;
     let lines = whole_disk(&mut runner)?;
     if map.json {

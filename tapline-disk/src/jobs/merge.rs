@@ -13,7 +13,7 @@ use uring::{Cache, ImageFile, OpenOptions};
 
 use crate::access;
 use crate::failure::{Exit, Failure};
-use crate::files;
+use crate::files::Files;
 use crate::jobs::resize::grow;
 use crate::layers::{Chain, Layers};
 use crate::log::say;
@@ -42,9 +42,9 @@ struct Merged {
 }
 
 /// Runs the job.
-pub fn run(merge: &Merge) -> Result<Exit, Failure> {
+pub fn run(files: &Files, merge: &Merge) -> Result<Exit, Failure> {
     let mut stop = Signal::to_stop().map_err(|error| Failure::new("handle SIGTERM", error))?;
-    let mut chain = Chain::of(&merge.image, &merge.parents);
+    let mut chain = Chain::of(files, &merge.image, &merge.parents);
     let Some(target) = chain.names.get(merge.into).copied().filter(|_| merge.from < merge.into) else {
         return Err(no_such_layers(merge, chain.names.len()));
     };
@@ -53,22 +53,22 @@ pub fn run(merge: &Merge) -> Result<Exit, Failure> {
     chain.writable = merge.into.saturating_add(1);
     // The layer that will get another parent.
     let above = merge.from.checked_sub(1).and_then(|n| chain.names.get(n).copied());
-    let is_done = || above.is_some_and(|above| stale_layers::are_all(above, &sources, target));
+    let is_done = || above.is_some_and(|above| stale_layers::are_all(files, above, &sources, target));
     if merge.is_done {
         // A leaf has no child that could show this. One without data has the contents of the layers below it, and its
         // own size.
-        return tell_whether_done(merge, is_done() || above.is_none() && hold_nothing(&sources, target)?);
+        return tell_whether_done(merge, is_done() || above.is_none() && hold_nothing(files, &sources, target)?);
     }
     if is_done() {
         return finish(merge, chain, &sources);
     }
-    if is_being_removed(merge, &sources, target)? {
+    if is_being_removed(files, merge, &sources, target)? {
         return finish(merge, chain, &sources).map_err(|failure| {
             let image = &merge.image;
             failure.advise(format!("{image} does not exist, and there is no sign that it was merged: check its name"))
         });
     }
-    let time = above.map(Time::of).transpose()?;
+    let time = above.map(|above| Time::of(files, above)).transpose()?;
     let prepared = open(merge, &chain)?;
     let plan = plan_of(merge, &chain, &prepared)?;
     let (chain, layers) = (&chain, Some(prepared));
@@ -86,7 +86,7 @@ fn finish(merge: &Merge, mut chain: Chain<'_>, sources: &[ImageName]) -> Result<
     let Some(&target) = chain.names.get(merge.from) else { return Err(no_such_layers(merge, chain.names.len())) };
     Runner::new(Layers::open_chain(&chain, access::options(merge.access, true))?, access::engine(merge.access))?
         .flush()?;
-    let stale = StaleLayers::of(sources, &stale_layers::MergeLayer::of(target)?)?;
+    let stale = StaleLayers::of(chain.from, sources, &stale_layers::MergeLayer::of(chain.from, target)?)?;
     if merge.delete {
         stale.remove()?;
     }
@@ -95,8 +95,8 @@ fn finish(merge: &Merge, mut chain: Chain<'_>, sources: &[ImageName]) -> Result<
 
 /// Whether the image itself was merged and removed, as the first of the sources. It had no child that could show this;
 /// the remaining sources do.
-fn is_being_removed(merge: &Merge, sources: &[ImageName], target: &ImageName) -> Result<bool, Failure> {
-    let is_gone = |name: &ImageName| !files::is_taken(name.path());
+fn is_being_removed(files: &Files, merge: &Merge, sources: &[ImageName], target: &ImageName) -> Result<bool, Failure> {
+    let is_gone = |name: &ImageName| !files.is_taken(name.path());
     if merge.from > 0 || !merge.delete || !sources.first().is_some_and(is_gone) {
         return Ok(false);
     }
@@ -110,9 +110,9 @@ fn is_being_removed(merge: &Merge, sources: &[ImageName], target: &ImageName) ->
 }
 
 /// Whether all of the sources exist and hold no data, and the target is as large as they are.
-fn hold_nothing(sources: &[ImageName], target: &ImageName) -> Result<bool, Failure> {
-    let target = stale_layers::MergeLayer::of(target)?;
-    match StaleLayers::of(sources, &target) {
+fn hold_nothing(files: &Files, sources: &[ImageName], target: &ImageName) -> Result<bool, Failure> {
+    let target = stale_layers::MergeLayer::of(files, target)?;
+    match StaleLayers::of(files, sources, &target) {
         Ok(stale) => {
             Ok(stale.layers().count() == sources.len() && stale.layers().all(|source| source.len <= target.len))
         }
@@ -235,7 +235,7 @@ impl Work<'_> {
         let (Some(runner), stop) = (&mut self.runner, &mut *self.stop) else {
             unreachable!("nothing is copied that has not begun")
         };
-        let mut progress = Progress::new("merging", runner.geometry().len);
+        let mut progress = Progress::new(self.chain.from, "merging", runner.geometry().len);
         let copied = runner.copy_all(from, into, |now| {
             progress.reach(now.done);
             if !stop.take() {
@@ -255,8 +255,9 @@ impl Work<'_> {
         let (Some(&above), Some(&target)) = (self.chain.names.get(child), self.chain.names.get(self.merge.into)) else {
             unreachable!("a merge has a target, and layer {child} is above it")
         };
+        let from = self.chain.from;
         let Some((image, file)) = self.runner().layer(child + 1) else { unreachable!("the target is a layer") };
-        let link = parent_link::record(above.path(), target, image, file)?;
+        let link = parent_link::record(from, above.path(), target, image, file)?;
         let before = self.runner().behind();
         self.runner().relink(child, Some(&link))?;
         self.runner().make_durable()?;

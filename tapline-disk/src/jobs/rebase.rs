@@ -20,6 +20,7 @@ use crate::access;
 use crate::copy_up::CopyUp;
 use crate::failure::{Exit, Failure};
 use crate::file_identity::FileIdentity;
+use crate::files::Files;
 use crate::layers::{Chain, Layers, to_look_at};
 use crate::output;
 use crate::parent_link;
@@ -40,25 +41,25 @@ struct Moved {
 }
 
 /// Runs `image rebase`.
-pub fn run(rebase: &Rebase) -> Result<Exit, Failure> {
+pub fn run(files: &Files, rebase: &Rebase) -> Result<Exit, Failure> {
     let name = &rebase.image;
-    let new = open_new(rebase)?;
+    let new = open_new(files, rebase)?;
     let Some((parent, (image, file))) = rebase.onto.first().zip(new.images.first().zip(new.files.first())) else {
         return Err(Failure::new(format!("rebase {name}"), "no new parent is given").of_kind(Kind::Invalid));
     };
-    check_size(name, parent, image.geometry().len)?;
-    let link = parent_link::record(name.path(), parent, image, file)?;
+    check_size(files, name, parent, image.geometry().len)?;
+    let link = parent_link::record(files, name.path(), parent, image, file)?;
     let words = Words { verb: "rebase", onto: &rebase.onto, record_only: rebase.record_only };
     let command = words.command(name, &rebase.parents);
     let options = access::options(rebase.access, true);
     let copied = if rebase.record_only {
         let options = OpenOptions { cache: Cache::Writeback, ..options };
-        let layers = Layers::open_alone_for(name, options, Some(&command))?;
+        let layers = Layers::open_alone_for(files, name, options, Some(&command))?;
         move_to(Move { layers, onto: None, link: Some(&link), title: "rebasing" }, plan::relink(), rebase.access)?
     } else {
-        let modified = parent_link::modified(parent, file)?;
+        let modified = parent_link::modified(files, parent, file)?;
         let is_done = |found: &Image| stands_on((name, found), (parent, image), modified, &link);
-        match open(name, &rebase.parents, options, &command, is_done)? {
+        match open(files, name, &rebase.parents, options, &command, is_done)? {
             Found::Before(layers) => {
                 let layers = keep_snapshots(layers)?;
                 let onto = Some(Runner::new(new, access::engine(rebase.access))?);
@@ -74,12 +75,12 @@ pub fn run(rebase: &Rebase) -> Result<Exit, Failure> {
 }
 
 /// Runs `image flatten`.
-pub fn flatten(flatten: &Flatten) -> Result<Exit, Failure> {
+pub fn flatten(files: &Files, flatten: &Flatten) -> Result<Exit, Failure> {
     let name = &flatten.image;
     let command = Words { verb: "flatten", onto: &[], record_only: false }.command(name, &flatten.parents);
     let options = access::options(flatten.access, true);
     let no_longer = |copied| format!("{name} no longer has a parent, {} copied\n", readable(copied));
-    let (copied, line) = match open(name, &flatten.parents, options, &command, |found| found.link().is_none())? {
+    let (copied, line) = match open(files, name, &flatten.parents, options, &command, |found| found.link().is_none())? {
         Found::Before(layers) if layers.images.len() > 1 => {
             let layers = keep_snapshots(layers)?;
             let to = Move { layers, onto: None, link: None, title: "flattening" };
@@ -125,19 +126,20 @@ enum Found {
 
 /// Opens the image on its current parents or, if `is_done` says so, on what it is to stand on.
 fn open(
+    files: &Files,
     name: &ImageName,
     parents: &Parents,
     options: OpenOptions,
     command: &str,
     is_done: impl Fn(&Image) -> bool,
 ) -> Result<Found, Failure> {
-    let chain = Chain { command: Some(command), ..Chain::of(name, parents) };
+    let chain = Chain { command: Some(command), ..Chain::of(files, name, parents) };
     let failure = match Layers::open_chain(&chain, options) {
         Ok(layers) => return Ok(Found::Before(layers)),
         Err(failure) => failure,
     };
     // Opened for writing, so that it gets its time back if it has not yet.
-    match Layers::open_alone(name, options) {
+    match Layers::open_alone(files, name, options) {
         Ok(layers) if layers.images.first().is_some_and(is_done) => Ok(Found::Moved(layers)),
         _ => Err(failure),
     }
@@ -215,7 +217,7 @@ impl Work<'_> {
     }
 
     fn copy_up(&mut self) -> Result<(), Failure> {
-        let presence = Presence::of(self.name, access::options(self.access, true))?;
+        let presence = Presence::of(self.image.from(), self.name, access::options(self.access, true))?;
         let (image, onto, stop) = (&mut self.image, self.onto.as_mut(), &mut self.stop);
         self.copied = CopyUp { image, presence, onto, stop, title: self.title }.run()?;
         Ok(())
@@ -238,20 +240,27 @@ fn finish(mut layers: Layers) -> Result<u64, Failure> {
 }
 
 /// The new parents, which must not include the image itself.
-fn open_new(rebase: &Rebase) -> Result<Layers, Failure> {
-    let own = FileIdentity::of(&rebase.image);
-    if let Some(loops) = rebase.onto.iter().find(|name| own.is_some() && FileIdentity::of(name) == own) {
+fn open_new(files: &Files, rebase: &Rebase) -> Result<Layers, Failure> {
+    let own = FileIdentity::of(files, &rebase.image);
+    if let Some(loops) = rebase.onto.iter().find(|name| own.is_some() && FileIdentity::of(files, name) == own) {
         let why = format!("it is the same file as {}: no image is its own parent", rebase.image);
         return Err(Failure::new(format!("rebase {} onto {loops}", rebase.image), why).of_kind(Kind::Invalid));
     }
     let accept_changed = rebase.parents.accept_changed_parent;
-    let chain = Chain { names: rebase.onto.iter().collect(), accept_changed, writable: 0, command: None, served: None };
+    let chain = Chain {
+        from: files,
+        names: rebase.onto.iter().collect(),
+        accept_changed,
+        writable: 0,
+        command: None,
+        served: None,
+    };
     Layers::open_chain(&chain, access::options(rebase.access, false))
 }
 
 /// A parent may be smaller than its child, which reads as zeroes beyond it, but not larger.
-fn check_size(name: &ImageName, parent: &ImageName, parent_len: u64) -> Result<(), Failure> {
-    let len = Layers::open_alone(name, to_look_at(true))?.geometry().map_or(0, |geometry| geometry.len);
+fn check_size(files: &Files, name: &ImageName, parent: &ImageName, parent_len: u64) -> Result<(), Failure> {
+    let len = Layers::open_alone(files, name, to_look_at(true))?.geometry().map_or(0, |geometry| geometry.len);
     if parent_len <= len {
         return Ok(());
     }

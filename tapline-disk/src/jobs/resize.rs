@@ -9,6 +9,7 @@ use serde::Serialize;
 use uring::{Cache, ImageFile, OpenOptions};
 
 use crate::failure::{Exit, Failure};
+use crate::files::Files;
 use crate::layers::{open_file, open_image};
 use crate::libvhd::Behind;
 use crate::ordered;
@@ -24,11 +25,11 @@ struct Resized {
 }
 
 /// Runs the job.
-pub fn run(resize: &Resize) -> Result<Exit, Failure> {
+pub fn run(files: &Files, resize: &Resize) -> Result<Exit, Failure> {
     let name = &resize.image;
     let options = OpenOptions { write: true, cache: Cache::Writeback, lock: true };
-    let mut file = open_file(name, options)?;
-    let mut image = open_image(name, &mut file, true)?;
+    let mut file = open_file(files, name, options)?;
+    let mut image = open_image(files, name, &mut file, true)?;
     let (before, Size(after)) = (image.geometry().len, resize.size);
     let tried = || format!("resize {name} from {before} to {after} bytes");
     if after < before {

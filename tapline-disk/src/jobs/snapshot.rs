@@ -10,6 +10,7 @@ use serde::Serialize;
 use uring::{Cache, OpenOptions};
 
 use crate::failure::{Exit, Failure};
+use crate::files::Files;
 use crate::jobs::create::plan_child;
 use crate::layers::{Chain, Layers};
 use crate::output;
@@ -37,9 +38,9 @@ struct Made {
 }
 
 /// Runs the job.
-pub fn run(snapshot: &Snapshot, verb: Verb) -> Result<Exit, Failure> {
-    target::must_differ(&snapshot.to, std::iter::once(&snapshot.image).chain(&snapshot.parents.names))?;
-    let layers = open(snapshot, verb)?;
+pub fn run(files: &Files, snapshot: &Snapshot, verb: Verb) -> Result<Exit, Failure> {
+    target::must_differ(files, &snapshot.to, std::iter::once(&snapshot.image).chain(&snapshot.parents.names))?;
+    let layers = open(files, snapshot, verb)?;
     let size = layers.geometry().map_or(0, |geometry| geometry.len);
     let how = match (snapshot.image.format, snapshot.to.format, layers.files.first()) {
         (FormatName::Raw, FormatName::Raw, Some(file)) => {
@@ -48,7 +49,7 @@ pub fn run(snapshot: &Snapshot, verb: Verb) -> Result<Exit, Failure> {
         }
         _ => {
             let plan = plan_child(&snapshot.to, &snapshot.image, &layers, None, None)?;
-            Target::create(&snapshot.to, &plan, false)?.keep()?;
+            Target::create(files, &snapshot.to, &plan, false)?.keep()?;
             "child"
         }
     };
@@ -57,11 +58,11 @@ pub fn run(snapshot: &Snapshot, verb: Verb) -> Result<Exit, Failure> {
 }
 
 /// The image, locked until the new one is there. Its own parents need not be named; those that are must fit.
-fn open(snapshot: &Snapshot, verb: Verb) -> Result<Layers, Failure> {
+fn open(files: &Files, snapshot: &Snapshot, verb: Verb) -> Result<Layers, Failure> {
     let options = OpenOptions { write: verb == Verb::Snapshot, cache: Cache::Writeback, lock: true };
     match snapshot.parents.names.is_empty() {
-        true => Layers::open_alone(&snapshot.image, options),
-        false => Layers::open_chain(&Chain::of(&snapshot.image, &snapshot.parents), options),
+        true => Layers::open_alone(files, &snapshot.image, options),
+        false => Layers::open_chain(&Chain::of(files, &snapshot.image, &snapshot.parents), options),
     }
 }
 

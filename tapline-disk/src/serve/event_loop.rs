@@ -23,6 +23,7 @@ use uring::Engine;
 
 use crate::failure::{Exit, Failure};
 use crate::fault;
+use crate::files::Files;
 use crate::log::{Log, say};
 use crate::panics;
 use crate::redo_log;
@@ -40,6 +41,8 @@ use words::{in_words, of_damage, worth_a_line};
 
 /// A disk, what is below it and where it reports.
 pub struct Serving {
+    /// Where new files come from.
+    pub files: Files,
     /// The disk.
     pub disk: Disk<Image>,
     /// The engine.
@@ -89,6 +92,7 @@ pub trait Disclose {
 
 /// The loop.
 pub struct EventLoop<S> {
+    files: Files,
     server: S,
     disk: Disk<Image>,
     engine: Engine,
@@ -137,6 +141,7 @@ impl<S: Server + Disclose> EventLoop<S> {
     /// A loop that is about to begin.
     pub fn new(mut server: S, serving: Serving) -> Result<EventLoop<S>, Failure> {
         let Serving {
+            files,
             mut disk,
             mut engine,
             poll_max,
@@ -164,6 +169,7 @@ impl<S: Server + Disclose> EventLoop<S> {
         server.start(&mut watch).map_err(failed("wait for connections"))?;
         let suspects = Suspects::after(disk.leaf_log(), counters.fatal);
         let mut begun = EventLoop {
+            files,
             server,
             geometry: disk.geometry(),
             disk,
@@ -437,6 +443,7 @@ impl<S: Server + Disclose> EventLoop<S> {
         let Some(control) = &mut self.control else { return };
         let paused = control.is_paused();
         let mut work = Work {
+            files: &self.files,
             disk: &mut self.disk,
             engine: &mut self.engine,
             server: &mut self.server,

@@ -55,8 +55,8 @@ pub struct Claimed {
 
 impl Claimed {
     /// Finds the guest and what is needed to serve it.
-    pub fn find(serve: &Serve, disk: &XenDisk) -> Result<Claimed, Failure> {
-        let mut store = store(Lent::Store)?;
+    pub fn find(files: &files::Files, serve: &Serve, disk: &XenDisk) -> Result<Claimed, Failure> {
+        let mut store = store(files, Lent::Store)?;
         let own = domain::own(&mut store)?;
         let guest = domain::find(&mut store, &disk.domain)?;
         let device = Device { own, kind: serve.xen_backend.clone(), guest, vdev: disk.vdev };
@@ -64,25 +64,25 @@ impl Claimed {
             // The error names the device, what was tried and what may be done.
             Failure::new(format!("serve {device}"), error)
         };
-        let grants = match files::lent(Lent::Grants)? {
+        let grants = match files.lent(Lent::Grants)? {
             Some(lent) => Gntdev::from_fd(lent),
             None => Gntdev::open().map_err(cannot)?,
         };
-        let channels = match files::lent(Lent::EventChannels)? {
+        let channels = match files.lent(Lent::EventChannels)? {
             Some(lent) => Evtchn::from_fd(lent),
             None => Evtchn::open().map_err(cannot)?,
         };
-        let claim = if files::are_handed() { None } else { Some(Claim::take(&Places::of_host(), &device)?) };
+        let claim = if files.are_handed() { None } else { Some(Claim::take(&Places::of_host(), &device)?) };
         let read_only = is_read_only(&mut store, &device)?.unwrap_or(false);
-        let (store, domains) = (Box::new(store), Box::new(self::store(Lent::Domains)?));
+        let (store, domains) = (Box::new(store), Box::new(self::store(files, Lent::Domains)?));
         let (grants, channels) = (Box::new(grants), Box::new(channels));
-        Ok(Claimed { device, read_only, store, domains, grants, channels, statistics: lent_statistics(), claim })
+        Ok(Claimed { device, read_only, store, domains, grants, channels, statistics: lent_statistics(files), claim })
     }
 }
 
 /// A connection to the store: one that is lent, or one of our own.
-fn store(which: Lent) -> Result<XenstoredClient, Failure> {
-    match files::lent(which)? {
+fn store(files: &files::Files, which: Lent) -> Result<XenstoredClient, Failure> {
+    match files.lent(which)? {
         Some(lent) => XenstoredClient::from_fd(lent).map_err(|error| Failure::new("talk to xenstore", error)),
         None => Ok(machine::store()?),
     }
@@ -99,9 +99,9 @@ pub fn run(
     let Claimed { device, read_only, mut store, domains, grants, channels, statistics, claim } = claimed;
     let read_only = read_only || serve.read_only;
     // They are there before the store sends readers to them.
-    let blkback_stats = open_stats(&Places::of_host(), &device, statistics);
+    let blkback_stats = open_stats(&serving.files, &Places::of_host(), &device, statistics);
     make_own_end(&mut *store, &device, Wish { read_only, kept: false })?;
-    leave_word(&mut *store, &device, serve)?;
+    leave_word(&serving.files, &mut *store, &device, serve)?;
     if let Some(most) = asked_polling(&mut *store, &device)? {
         serving.poll_max = most;
     }
@@ -119,18 +119,18 @@ pub fn run(
 }
 
 /// What was handed for statistics. It is taken before images are opened, like all that is lent.
-fn lent_statistics() -> Option<Files> {
-    let lent = |lent| files::lent_perhaps(lent).map(File::from);
+fn lent_statistics(files: &files::Files) -> Option<Files> {
+    let lent = |lent| files.lent_perhaps(lent).map(File::from);
     Some(Files { vbd3: lent(Lent::Statistics)?, td3: lent(Lent::StatisticsByPid)? })
 }
 
 /// A lack of statistics must not keep a disk from being served. With passed files none can be created: they are passed,
 /// too.
-fn open_stats(places: &Places, device: &Device, handed: Option<Files>) -> Option<BlkbackStats> {
+fn open_stats(files: &files::Files, places: &Places, device: &Device, handed: Option<Files>) -> Option<BlkbackStats> {
     let place = &places.statistics;
     let opened = match handed {
         Some(files) => BlkbackStats::over(files),
-        None if files::are_handed() => return None,
+        None if files.are_handed() => return None,
         None => BlkbackStats::open(&Statistics::of(place, device.guest, device.vdev)),
     };
     let failed = |error| say(format_args!("no statistics for xsiostat and its like in {}: {error}", place.display()));

@@ -13,7 +13,7 @@ use transport::{Handover, Parcel};
 
 use super::handover::{Channel, ChannelError, Said};
 use crate::failure::Failure;
-use crate::files::{self, Files, HandedFile};
+use crate::files::{Files, Handed, HandedFile};
 use crate::stats::Counters;
 
 /// What was taken over, and is not begun yet.
@@ -43,7 +43,7 @@ pub struct Listening {
 #[derive(Debug, Default)]
 struct Coming {
     layers: Vec<ImageName>,
-    files: Files,
+    files: Handed,
     counters: Option<Counters>,
     control: Option<Listening>,
     listener: Option<Listening>,
@@ -52,7 +52,7 @@ struct Coming {
 
 impl Takeover {
     /// Says hello, and waits for everything.
-    pub fn receive() -> Result<Takeover, Failure> {
+    pub fn receive(from: &Files) -> Result<Takeover, Failure> {
         let socket = io::stdin().as_fd().try_clone_to_owned();
         let socket = socket.map_err(|error| Failure::new("take over a disk", error))?;
         let channel = Channel::over(socket).map_err(|why| {
@@ -75,7 +75,7 @@ impl Takeover {
         let (Some(counters), Some(Listening { socket, bound }), false) = (counters, listener, layers.is_empty()) else {
             return Err(failed(ChannelError::Strange("something is missing".into())));
         };
-        files::have_at_hand(files);
+        from.have_at_hand(files);
         let server = Handover { listener: socket, bound, peers };
         Ok(Takeover { channel, layers, counters, control, server })
     }

@@ -17,7 +17,7 @@ use rustix::io::Errno;
 use uring::{Cache, ImageFile, OpenOptions};
 
 use crate::failure::Failure;
-use crate::files;
+use crate::files::Files;
 use crate::log::say;
 use crate::progress::Progress;
 
@@ -29,9 +29,9 @@ const STEP: u64 = 256 << 20;
 const SECTOR: u64 = 512;
 
 /// The device that `name` leads to, if it is one: open, and locked.
-pub fn open(name: &ImageName) -> Result<Option<ImageFile>, Failure> {
+pub fn open(files: &Files, name: &ImageName) -> Result<Option<ImageFile>, Failure> {
     let is_device = |metadata: Metadata| metadata.file_type().is_block_device();
-    if files::are_handed() || !std::fs::metadata(name.path()).is_ok_and(is_device) {
+    if files.are_handed() || !std::fs::metadata(name.path()).is_ok_and(is_device) {
         return Ok(None);
     }
     let options = OpenOptions { write: true, cache: Cache::Writeback, lock: true };
@@ -49,12 +49,12 @@ pub fn check(name: &ImageName, device: &mut ImageFile, creation: &Creation, over
 }
 
 /// Makes a new image on a device, whatever it holds.
-pub fn fill(name: &ImageName, device: &mut ImageFile, creation: Creation) -> Result<(), Failure> {
+pub fn fill(files: &Files, name: &ImageName, device: &mut ImageFile, creation: Creation) -> Result<(), Failure> {
     let len = Source::len(device);
     if name.format == FormatName::Raw && creation.len < len {
         say(format_args!("{name}: the disk uses all {len} bytes of its device"));
     }
-    let filled = clear_and_write(name, device, creation, len);
+    let filled = clear_and_write(files, name, device, creation, len);
     filled.inspect_err(|_| {
         if let Err(error) = clear_ends(device, len) {
             say(format_args!("{name} may hold an incomplete image: {error}"));
@@ -62,12 +62,18 @@ pub fn fill(name: &ImageName, device: &mut ImageFile, creation: Creation) -> Res
     })
 }
 
-fn clear_and_write(name: &ImageName, device: &mut ImageFile, creation: Creation, len: u64) -> Result<(), Failure> {
+fn clear_and_write(
+    files: &Files,
+    name: &ImageName,
+    device: &mut ImageFile,
+    creation: Creation,
+    len: u64,
+) -> Result<(), Failure> {
     let cleared = if name.format == FormatName::Raw { len } else { creation.len };
     let creation = on_device(name.format, creation, len);
     let failed = |error| Failure::new(format!("write the new image {name}"), error);
     clear_ends(device, len).map_err(failed)?;
-    let mut progress = Progress::new("clearing", cleared);
+    let mut progress = Progress::new(files, "clearing", cleared);
     let mut at = 0;
     while at < cleared {
         let step = STEP.min(cleared - at);
@@ -80,8 +86,8 @@ fn clear_and_write(name: &ImageName, device: &mut ImageFile, creation: Creation,
 }
 
 /// The new image has failed: its device must not be mistaken for one.
-pub fn abandon(name: &ImageName) {
-    let cleared = open(name).and_then(|device| {
+pub fn abandon(files: &Files, name: &ImageName) {
+    let cleared = open(files, name).and_then(|device| {
         let Some(mut device) = device else { return Ok(()) };
         let len = Source::len(&device);
         clear_ends(&mut device, len).map_err(|error| Failure::new(format!("clear {name}"), error))

@@ -12,7 +12,7 @@ use uring::{FileOpenError, ImageFile};
 
 use super::work::Work;
 use crate::failure::Failure;
-use crate::files;
+use crate::files::Files;
 use crate::layers::open_image;
 use crate::log::say;
 use crate::ordered;
@@ -21,6 +21,7 @@ use crate::redo_log;
 /// A layer that is open for writing now, and may be written to.
 #[derive(Debug)]
 pub struct Raised {
+    from: Files,
     /// Its place in the chain.
     pub depth: usize,
     /// Its file's number.
@@ -36,6 +37,7 @@ pub struct Raised {
 /// A layer that is to be opened otherwise, or whose file was and nothing was written to it yet.
 #[derive(Debug)]
 pub struct ReopenedLayer {
+    from: Files,
     depth: usize,
     id: FileId,
     name: ImageName,
@@ -64,7 +66,8 @@ fn pick(work: &Work<'_>, last: usize, writable: bool) -> Result<Vec<ReopenedLaye
     for depth in 0..=last {
         let (id, file) = work.file(depth)?;
         if file.options().write == writable {
-            layers.push(ReopenedLayer { depth, id, name: work.name(depth)?, file: file.try_clone()? });
+            let from = work.files.clone();
+            layers.push(ReopenedLayer { from, depth, id, name: work.name(depth)?, file: file.try_clone()? });
         }
     }
     Ok(layers)
@@ -83,8 +86,8 @@ pub fn raise(layers: Vec<ReopenedLayer>) -> Result<Vec<ReopenedLayer>, (Failure,
 }
 
 fn raise_one(layer: &ReopenedLayer) -> Result<ImageFile, Failure> {
-    let ReopenedLayer { depth, name, file, .. } = layer;
-    files::reopen_writable(file).map_err(|error| {
+    let ReopenedLayer { from, depth, name, file, .. } = layer;
+    from.reopen_writable(file).map_err(|error| {
         if !matches!(error, FileOpenError::InUse { .. }) {
             return error.into();
         }
@@ -103,7 +106,8 @@ pub fn forget_parents(layers: Vec<ReopenedLayer>) -> Result<Vec<Raised>, (Failur
     while let Some(mut layer) = rest.next() {
         match forget_parent(&mut layer) {
             Ok((image, log)) => {
-                ready.push(Raised { depth: layer.depth, id: layer.id, file: layer.file, image, log });
+                let ReopenedLayer { from, depth, id, file, .. } = layer;
+                ready.push(Raised { from, depth, id, file, image, log });
             }
             Err(refusal) => {
                 let mut lowered = take_back(ready);
@@ -116,12 +120,12 @@ pub fn forget_parents(layers: Vec<ReopenedLayer>) -> Result<Vec<Raised>, (Failur
 }
 
 fn forget_parent(layer: &mut ReopenedLayer) -> Result<(Image, Option<RedoLog>), Failure> {
-    let mut image = open_image(&layer.name, &mut layer.file, true)?;
+    let mut image = open_image(&layer.from, &layer.name, &mut layer.file, true)?;
     if forget(&mut image)? {
         ordered::round(&mut layer.file, &mut image)
             .map_err(|error| Failure::failed(format!("change the parent recorded in {}", layer.name), &error))?;
     }
-    let log = redo_log::open(&layer.name, &mut layer.file)?;
+    let log = redo_log::open(&layer.from, &layer.name, &mut layer.file)?;
     Ok((image, log))
 }
 
@@ -136,12 +140,12 @@ pub fn forget(image: &mut Image) -> Result<bool, Failure> {
 
 /// Opens for reading only what was opened for writing in vain.
 pub fn take_back(raised: Vec<Raised>) -> Lowered {
-    raised.into_iter().map(|one| (one.id, files::reopen_read_only(&one.file))).collect()
+    raised.into_iter().map(|one| (one.id, one.from.reopen_read_only(&one.file))).collect()
 }
 
 /// Opens all of them for reading only.
 pub fn lower(layers: Vec<ReopenedLayer>) -> Lowered {
-    layers.into_iter().map(|layer| (layer.id, files::reopen_read_only(&layer.file))).collect()
+    layers.into_iter().map(|layer| (layer.id, layer.from.reopen_read_only(&layer.file))).collect()
 }
 
 /// The disk uses files that are open for reading only (again). Where that fails a layer stays as it was, and other
@@ -186,16 +190,16 @@ mod test {
 
     /// A chain, leaf first, each of whose files was last changed long ago, as its child has recorded.
     fn chain(directory: &Path, formats: &[FormatName]) -> Vec<ImageName> {
-        let mut names: Vec<ImageName> = Vec::new();
+        let (files, mut names) = (&Files::of_system(), Vec::<ImageName>::new());
         for (n, &format) in formats.iter().enumerate().rev() {
             let name = ImageName { format, path: directory.join(format!("{n}.img")), data_file: None };
             let shape = names.first().map_or(Shape::Thin, |parent| {
                 let mut file = ImageFile::open(parent.path(), READABLE).unwrap();
-                let image = open_image(parent, &mut file, false).unwrap();
-                Shape::Child(parent_link::record(name.path(), parent, &image, &file).unwrap())
+                let image = open_image(files, parent, &mut file, false).unwrap();
+                Shape::Child(parent_link::record(files, name.path(), parent, &image, &file).unwrap())
             });
             let plan = Plan { len: 4 << 20, shape, unit: None, identity: None };
-            Target::create(&name, &plan, false).unwrap().keep().unwrap();
+            Target::create(files, &name, &plan, false).unwrap().keep().unwrap();
             let then = SystemTime::now() - Duration::from_secs(86400);
             std::fs::File::open(name.path()).unwrap().set_modified(then).unwrap();
             names.insert(0, name);
@@ -205,12 +209,19 @@ mod test {
 
     fn layer(depth: usize, name: &ImageName, options: OpenOptions) -> ReopenedLayer {
         let file = ImageFile::open(name.path(), options).unwrap();
-        ReopenedLayer { depth, id: FileId(u8::try_from(depth).unwrap()), name: name.clone(), file }
+        ReopenedLayer {
+            from: Files::of_system(),
+            depth,
+            id: FileId(u8::try_from(depth).unwrap()),
+            name: name.clone(),
+            file,
+        }
     }
 
     fn opens(names: &[ImageName]) {
         let (leaf, parents) = names.split_first().unwrap();
-        Layers::open(leaf, &Parents { names: parents.to_vec(), accept_changed_parent: false }, READABLE).unwrap();
+        let parents = Parents { names: parents.to_vec(), accept_changed_parent: false };
+        Layers::open(&Files::of_system(), leaf, &parents, READABLE).unwrap();
     }
 
     /// Exhaustive over where in a chain of four it ends, by a file that cannot be written.

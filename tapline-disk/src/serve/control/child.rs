@@ -17,7 +17,7 @@ use uring::{Cache, ImageFile, OpenOptions};
 
 use super::work::Work;
 use crate::failure::Failure;
-use crate::files;
+use crate::files::Files;
 use crate::jobs::create::unit_of;
 use crate::layers::open_image;
 use crate::log::say;
@@ -28,6 +28,7 @@ use crate::target::{self, Plan, Shape};
 /// What to create.
 #[derive(Clone, Debug)]
 pub struct Wanted {
+    files: Files,
     name: ImageName,
     plan: Plan,
     options: OpenOptions,
@@ -56,15 +57,15 @@ impl Wanted {
                 .advise("use another format: qcow2:PATH or vhd:PATH"));
         }
         let parent = work.name(depth)?;
-        let plan = plan(name, &parent, (work.image(depth)?, work.file(depth)?.1), live)?;
-        Ok(Wanted { name: name.clone(), plan, options: work.options()? })
+        let plan = plan(work.files, name, &parent, (work.image(depth)?, work.file(depth)?.1), live)?;
+        Ok(Wanted { files: work.files.clone(), name: name.clone(), plan, options: work.options()? })
     }
 
     /// Makes it.
     pub fn make(self) -> Result<Child, Failure> {
-        let begun = Instant::now();
+        let (begun, files) = (Instant::now(), &self.files);
         let creation = target::lay_out(&self.name, &self.plan)?;
-        let new = Unnamed::create(self.name.path())?;
+        let new = Unnamed::create(files, self.name.path())?;
         let mut file = new.file()?;
         let failed = |error| Failure::failed(format!("write the new image {}", self.name), &error);
         target::write(&mut file, &creation).map_err(failed)?;
@@ -74,9 +75,9 @@ impl Wanted {
         let sync = synced.elapsed();
         // The lock of this description would be in the way of the next one's.
         drop(file);
-        let mut file = files::open(self.name.path(), self.options)?;
-        let image = open_image(&self.name, &mut file, true)?;
-        let log = redo_log::open(&self.name, &mut file)?;
+        let mut file = files.open(self.name.path(), self.options)?;
+        let image = open_image(files, &self.name, &mut file, true)?;
+        let log = redo_log::open(files, &self.name, &mut file)?;
         named.keep();
         Ok(Child { file, image, log, work: begun.elapsed().saturating_sub(sync), sync })
     }
@@ -84,12 +85,13 @@ impl Wanted {
 
 /// What a child records of its parent. The time of a parent that is written to yet is not fixed.
 fn plan(
+    files: &Files,
     name: &ImageName,
     parent: &ImageName,
     (image, file): (&Image, &ImageFile),
     live: bool,
 ) -> Result<Plan, Failure> {
-    let mut link = parent_link::record(name.path(), parent, image, file)?;
+    let mut link = parent_link::record(files, name.path(), parent, image, file)?;
     if live {
         link.modified = None;
     }
@@ -100,6 +102,7 @@ fn plan(
 /// A file beside the name that it is to have, removed again unless it gets it.
 #[derive(Debug)]
 pub struct Unnamed {
+    files: Files,
     path: Option<PathBuf>,
 }
 
@@ -109,27 +112,27 @@ pub struct Named(Unnamed);
 
 impl Unnamed {
     /// An empty file beside `path`, where nothing may be.
-    pub fn create(path: &Path) -> Result<Unnamed, Failure> {
-        if files::is_taken(path) {
+    pub fn create(files: &Files, path: &Path) -> Result<Unnamed, Failure> {
+        if files.is_taken(path) {
             let what = format!("cannot create {}: it already exists", path.display());
             return Err(Failure::of(Kind::Exists, what).advise("remove it or choose another name"));
         }
-        let beside = files::unnamed(path)?;
-        drop(files::create_new(&beside, THROUGH_CACHE)?);
-        Ok(Unnamed { path: Some(beside) })
+        let beside = files.unnamed(path)?;
+        drop(files.create_new(&beside, THROUGH_CACHE)?);
+        Ok(Unnamed { files: files.clone(), path: Some(beside) })
     }
 
     /// The file, open through the page cache, which takes any alignment.
     pub fn file(&self) -> Result<ImageFile, Failure> {
-        Ok(files::open(self.path.as_deref().unwrap_or(Path::new("")), THROUGH_CACHE)?)
+        Ok(self.files.open(self.path.as_deref().unwrap_or(Path::new("")), THROUGH_CACHE)?)
     }
 
     /// Gives it its name, durably.
     pub fn name(mut self, path: &Path) -> Result<Named, Failure> {
         let Some(beside) = &self.path else { unreachable!("it is renamed only once") };
-        files::name_new(beside, path)?;
+        self.files.name_new(beside, path)?;
         self.path = Some(path.to_owned());
-        files::sync_directory(path)?;
+        self.files.sync_directory(path)?;
         Ok(Named(self))
     }
 }
@@ -144,15 +147,15 @@ impl Named {
 impl Drop for Unnamed {
     fn drop(&mut self) {
         if let Some(path) = self.path.take() {
-            remove(&path);
+            remove(&self.files, &path);
         }
     }
 }
 
 /// Removes an unneeded new file, durably: if it existed after a crash, it would be taken for the finished one.
-pub fn remove(path: &Path) {
-    let removed = files::remove_new(path).map_err(|error| error.to_string());
-    let removed = removed.and_then(|()| files::sync_directory(path).map_err(|error| error.to_string()));
+pub fn remove(files: &Files, path: &Path) {
+    let removed = files.remove_new(path).map_err(|error| error.to_string());
+    let removed = removed.and_then(|()| files.sync_directory(path).map_err(|error| error.to_string()));
     if let Err(error) = removed {
         say(format_args!("the unfinished file {} could not be removed: {error}", path.display()));
     }

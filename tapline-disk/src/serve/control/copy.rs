@@ -17,7 +17,7 @@ use super::child::Unnamed;
 use super::driver::Driver;
 use super::work::Work;
 use crate::failure::Failure;
-use crate::files;
+use crate::files::Files;
 
 /// A copy under way.
 #[derive(Debug)]
@@ -63,11 +63,11 @@ impl Copy {
 }
 
 /// The new file, on a file system that has shown, if it could be tried, that it can share blocks of the old one's.
-pub fn make(from: &ImageName, to: &ImageName) -> Result<(Unnamed, ImageFile), Failure> {
-    let unnamed = Unnamed::create(to.path())?;
+pub fn make(files: &Files, from: &ImageName, to: &ImageName) -> Result<(Unnamed, ImageFile), Failure> {
+    let unnamed = Unnamed::create(files, to.path())?;
     let file = unnamed.file()?;
     // The disk's own file is left alone: sharing its blocks holds up what is written to it.
-    let sample = files::sample(from.path());
+    let sample = files.sample(from.path());
     if let Some(sample) = sample.map_err(|error| Failure::failed(format!("test a reflink copy of {from}"), &error))? {
         share(&sample, &file, "copy the disk")?;
     }

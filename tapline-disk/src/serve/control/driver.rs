@@ -203,7 +203,7 @@ impl Driver {
             Step::ReopenReadOnly => return Ok(self.reopen_read_only(work)),
             Step::Lengthen { depth, len } => return self.lengthen(depth, len, work),
             Step::RemoveSources => return self.remove_sources(work),
-            Step::RemoveChild => self.remove_child(),
+            Step::RemoveChild => self.remove_child(work),
             Step::PushLeaf => self.push_leaf(work)?,
             Step::PopTo { depth } => revert::pop_to(depth, work)?,
             Step::CloseForWriting => close_for_writing(work)?,
@@ -264,15 +264,15 @@ impl Driver {
         self.hands.took = (child.work, child.sync);
         self.hands.child = Some(Box::new(child));
         self.hands.is_unused = true;
-        fits.inspect_err(|_| self.remove_child())?;
+        fits.inspect_err(|_| self.remove_child(work))?;
         Ok(true)
     }
 
     /// The new file is not used: it would be taken for the leaf.
-    fn remove_child(&mut self) {
+    fn remove_child(&mut self, work: &Work<'_>) {
         drop(self.hands.child.take());
         if std::mem::take(&mut self.hands.is_unused) {
-            child::remove(self.hands.to().path());
+            child::remove(work.files, self.hands.to().path());
         }
     }
 
@@ -295,8 +295,8 @@ impl Driver {
 
     fn create_copy(&mut self, work: &mut Work<'_>) -> Result<bool, Failure> {
         let made = self.background(work, |hands, work| {
-            let (from, to) = (work.name(0)?, hands.to().clone());
-            Ok(move || copy::make(&from, &to).map(|(unnamed, file)| Done::Copied(unnamed, file)))
+            let (files, from, to) = (work.files.clone(), work.name(0)?, hands.to().clone());
+            Ok(move || copy::make(&files, &from, &to).map(|(unnamed, file)| Done::Copied(unnamed, file)))
         });
         self.keep_copy(made?)
     }
@@ -416,11 +416,12 @@ impl Driver {
     }
 
     fn remove_sources(&mut self, work: &mut Work<'_>) -> Result<bool, Failure> {
-        let removed = self.background(work, |hands, _| {
-            let (remove, mut sources) = (hands.remove_sources.take(), hands.sources.take());
+        let removed = self.background(work, |hands, work| {
+            let (files, remove) = (work.files.clone(), hands.remove_sources.take());
+            let mut sources = hands.sources.take();
             Ok(move || match remove {
                 Some(RemoveSources(remove)) => remove().map(|()| Done::Removed(true)),
-                None => Ok(Done::Removed(sources.remove())),
+                None => Ok(Done::Removed(sources.remove(&files))),
             })
         });
         let Some(Done::Removed(removed)) = removed? else { return Ok(false) };

@@ -13,6 +13,7 @@ use super::driver::Driver;
 use super::merge;
 use super::work::Work;
 use crate::failure::Failure;
+use crate::files::Files;
 use crate::stale_layers::{MergeLayer, StaleLayers};
 
 /// The end of a merge under way.
@@ -43,13 +44,14 @@ pub fn what_is_left(asked: &ask::Merge, work: &Work<'_>) -> Result<Option<Finish
     }
     let target = MergeLayer::in_image(&work.name(asked.from)?, work.image(asked.from)?);
     let (merged, delete, leaf) = (sources.clone(), asked.delete, asked.from == 0);
-    let remove = move || finish(&merged, &target, delete, leaf);
+    let files = work.files.clone();
+    let remove = move || finish(&files, &merged, &target, delete, leaf);
     Ok(Some(Finish { asked: asked.clone(), sources, driver: Driver::removing(remove, plan::finish_merge(true)) }))
 }
 
 /// Looks for the files, and removes them if that is wanted. `leaf`: nothing stood on them.
-fn finish(sources: &[ImageName], target: &MergeLayer, delete: bool, leaf: bool) -> Result<(), Failure> {
-    let stale = StaleLayers::of(sources, target).map_err(|failure| failure.of_kind(Kind::State))?;
+fn finish(files: &Files, sources: &[ImageName], target: &MergeLayer, delete: bool, leaf: bool) -> Result<(), Failure> {
+    let stale = StaleLayers::of(files, sources, target).map_err(|failure| failure.of_kind(Kind::State))?;
     if let Some(gone) =
         sources.iter().find(|&source| leaf && !delete && !stale.layers().any(|layer| layer.name == *source))
     {

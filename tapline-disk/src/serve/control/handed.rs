@@ -8,11 +8,11 @@ use std::os::fd::OwnedFd;
 use control::{FileAsked, Kind, Verb};
 
 use crate::failure::Failure;
-use crate::files::{self, Files, HandedFile};
+use crate::files::{Files, Handed, HandedFile};
 
 /// The files of a line, and what came with it.
-pub fn files(asked: Vec<FileAsked>, came: Vec<OwnedFd>) -> Result<Files, Failure> {
-    let mut found = Files::default();
+pub fn files(asked: Vec<FileAsked>, came: Vec<OwnedFd>) -> Result<Handed, Failure> {
+    let mut found = Handed::default();
     for (FileAsked { path, write }, descriptor) in asked.into_iter().zip(came) {
         HandedFile::checked(path, write, descriptor).and_then(|file| found.add(file)).map_err(invalid)?;
     }
@@ -20,8 +20,8 @@ pub fn files(asked: Vec<FileAsked>, came: Vec<OwnedFd>) -> Result<Files, Failure
 }
 
 /// Checks that a verb may come with files, and needs nothing that only the passing process can do.
-pub fn check(verb: &Verb, given: &Files) -> Result<(), Failure> {
-    if !given.is_empty() && !files::are_handed() {
+pub fn check(files: &Files, verb: &Verb, given: &Handed) -> Result<(), Failure> {
+    if !given.is_empty() && !files.are_handed() {
         let refusal = invalid("files came with the line, but this disk opens its files itself".to_owned());
         return Err(refusal.advise("omit \"files\", or start the disk with --handed"));
     }
@@ -29,7 +29,7 @@ pub fn check(verb: &Verb, given: &Files) -> Result<(), Failure> {
         return Err(invalid("files came with a verb that does not take any".to_owned()));
     }
     match verb {
-        Verb::Merge(merge) if merge.delete && files::are_handed() => {
+        Verb::Merge(merge) if merge.delete && files.are_handed() => {
             let what = "this disk was started with --handed and cannot remove files";
             Err(Failure::of(Kind::Unsupported, what).advise("omit 'delete', and remove the files listed in 'unused'"))
         }

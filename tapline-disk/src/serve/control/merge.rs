@@ -16,6 +16,7 @@ use super::pause::Measured;
 use super::work::Work;
 use crate::failure::Failure;
 use crate::file_identity::FileIdentity;
+use crate::files::Files;
 use crate::libvhd::Behind;
 use crate::log::say;
 use crate::merge_layers;
@@ -204,7 +205,8 @@ pub fn end(work: &mut Work<'_>) -> Result<Sources, Failure> {
 /// Records the target as the parent of the layer above it.
 pub fn link(child: usize, work: &mut Work<'_>) -> Result<(), Failure> {
     let (name, target) = (work.name(child)?, work.name(child + 1)?);
-    let mut link = parent_link::record(name.path(), &target, work.image(child + 1)?, work.file(child + 1)?.1)?;
+    let mut link =
+        parent_link::record(work.files, name.path(), &target, work.image(child + 1)?, work.file(child + 1)?.1)?;
     link.modified = None;
     let Some(image) = work.disk.layer_mut(child) else { unreachable!("layer {child} has a name") };
     Ok(image.relink(Some(&link))?)
@@ -217,16 +219,17 @@ impl Sources {
     }
 
     /// Removes the files; those that cannot be are named in the log. Whether all are gone.
-    pub fn remove(&mut self) -> bool {
-        let problems: Vec<String> = std::mem::take(&mut self.files).iter().filter_map(remove).collect();
+    pub fn remove(&mut self, files: &Files) -> bool {
+        let problems: Vec<String> =
+            std::mem::take(&mut self.files).iter().filter_map(|file| remove(files, file)).collect();
         problems.iter().for_each(say);
         problems.is_empty()
     }
 }
 
 /// Removes a file, if what has its name is it still; why not.
-fn remove((path, file): &(PathBuf, Option<FileIdentity>)) -> Option<String> {
-    let why = match FileIdentity::of_path(path) {
+fn remove(files: &Files, (path, file): &(PathBuf, Option<FileIdentity>)) -> Option<String> {
+    let why = match FileIdentity::of_path(files, path) {
         found if found.is_some() && found != *file => "another file now has its name".to_owned(),
         _ => std::fs::remove_file(path).err()?.to_string(),
     };

@@ -49,7 +49,7 @@ use merging::Merging;
 use watching::Watchers;
 
 use crate::failure::Failure;
-use crate::files::{AtHand, Files};
+use crate::files::Handed;
 use crate::log::say;
 use crate::panics;
 use crate::serve::own_keys::{self, BLOCKING_TASK, CONTROL_LISTENER, MERGE_TIMER, SUCCESSOR, UPGRADE_TIMER};
@@ -311,12 +311,12 @@ impl Control {
     fn obey(
         &mut self,
         verb: Verb,
-        files: Files,
+        files: Handed,
         other: Option<OwnedFd>,
         asker: &Asker,
         work: &mut Work<'_>,
     ) -> Result<Option<Answer>, Failure> {
-        handed::check(&verb, &files)?;
+        handed::check(work.files, &verb, &files)?;
         match verb {
             Verb::Version(_) => return Ok(Some(report::version().into())),
             Verb::Layers(_) => return Ok(Some(report::layers(work).into())),
@@ -336,7 +336,7 @@ impl Control {
             _ => {}
         }
         self.must_be_free(&verb)?;
-        let at_hand = handed::takes_files(&verb).then(|| AtHand::these(files));
+        let at_hand = handed::takes_files(&verb).then(|| work.files.at_hand(files));
         let steps = match verb {
             Verb::Pause(_) | Verb::Resume(_) if self.paused == matches!(verb, Verb::Pause(_)) => {
                 return Ok(Some(Paused { paused: self.paused, pause: None }.into()));

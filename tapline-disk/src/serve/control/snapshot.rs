@@ -13,7 +13,6 @@ use super::driver::Driver;
 use super::pause::micros;
 use super::work::Work;
 use crate::failure::Failure;
-use crate::files;
 
 /// A snapshot under way.
 #[derive(Debug)]
@@ -28,7 +27,7 @@ impl Snapshot {
     pub fn begin(to: ImageName, work: &mut Work<'_>) -> Result<Snapshot, Failure> {
         work.must_be_writable()?;
         // The future parent is reopened read-only at the end.
-        files::must_have(work.file(0)?.1.path(), false)?;
+        work.files.must_have(work.file(0)?.1.path(), false)?;
         let driver = Driver::making(&to, plan::snapshot());
         Ok(Snapshot { to, parent: work.name(0)?, driver })
     }

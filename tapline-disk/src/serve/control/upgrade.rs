@@ -19,7 +19,6 @@ use super::pause::micros;
 use super::successor::{ControlSocket, NotHanded, Start, Successor};
 use super::work::Work;
 use crate::failure::Failure;
-use crate::files;
 use crate::log::say;
 use crate::redo_log;
 use crate::serve::handover::ChannelError;
@@ -94,7 +93,7 @@ impl Upgrade {
         let timer = Timer::new().map_err(failed)?;
         let (successor, start) = match (successor, &asked.program) {
             (Some(socket), None) => (Successor::at(socket, work)?, None),
-            (None, Some(program)) if files::are_handed() => return Err(must_be_handed(program)),
+            (None, Some(program)) if work.files.are_handed() => return Err(must_be_handed(program)),
             (None, Some(program)) => {
                 Successor::start(program, work).map(|(successor, start)| (successor, Some(start)))?
             }

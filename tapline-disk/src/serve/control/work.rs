@@ -21,6 +21,7 @@ use super::FLUSH;
 use super::blocking_task::BlockingTask;
 use super::pause::Pause;
 use crate::failure::Failure;
+use crate::files::Files;
 use crate::libvhd::Behind;
 use crate::log::say;
 use crate::serve::event_loop::EngineWatch;
@@ -32,6 +33,8 @@ use crate::stats::{Counters, Stats};
 
 /// The hands of a verb.
 pub struct Work<'a> {
+    /// Where new files come from.
+    pub files: &'a Files,
     /// The disk.
     pub disk: &'a mut Disk<Image>,
     /// Its files.

@@ -12,7 +12,7 @@ use rustix::fs::{major, minor};
 use xen::Store;
 
 use crate::failure::Failure;
-use crate::files;
+use crate::files::Files;
 use arguments::Serve;
 use vm::xen::device::{Device, store_failed, text, together, write_all};
 
@@ -22,11 +22,11 @@ pub const KTHREAD_PID: &str = "kthread-pid";
 
 /// Which process serves what, for `tapline xen list` and readers of statistics, unreadable for the guest; and the keys
 /// that toolstacks expect in any backend's node: that its device exists, and which one it is.
-pub fn leave_word(store: &mut dyn Store, device: &Device, serve: &Serve) -> Result<(), Failure> {
+pub fn leave_word(files: &Files, store: &mut dyn Store, device: &Device, serve: &Serve) -> Result<(), Failure> {
     let control = serve.control.as_deref().map(crate::serve::absolute).transpose()?;
     let (pid, image) = (std::process::id().to_string(), serve.image.to_string());
     let node = format!("{}/tapline", device.backend());
-    let physical = physical_device(serve.image.path());
+    let physical = physical_device(files, serve.image.path());
     together(store, |store, within| {
         if device.states(store, within)?.0.is_none() {
             return Err(Failure::new(format!("serve {device}"), "it was removed in the meantime"));
@@ -53,8 +53,8 @@ pub fn leave_word(store: &mut dyn Store, device: &Device, serve: &Serve) -> Resu
 
 /// A block device in the notation of Linux's block scripts, which they use to check that it is not attached to two
 /// guests. A file has none.
-fn physical_device(image: &Path) -> Option<String> {
-    let metadata = files::metadata(image).ok().filter(|metadata| metadata.file_type().is_block_device())?;
+fn physical_device(files: &Files, image: &Path) -> Option<String> {
+    let metadata = files.metadata(image).ok().filter(|metadata| metadata.file_type().is_block_device())?;
     Some(format!("{:x}:{:x}", major(metadata.rdev()), minor(metadata.rdev())))
 }
 

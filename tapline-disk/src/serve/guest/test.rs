@@ -18,6 +18,7 @@ use xen::fake::{Access, Counts, FakeStore, Guest, Host, Page};
 use super::*;
 use crate::access;
 use crate::engine_choice::choose;
+use crate::files::Files;
 use crate::layers::Layers;
 use crate::serve::data;
 use crate::serve::full::Full;
@@ -134,7 +135,7 @@ impl Process {
 fn serve(host: &Host, device: &Device, directory: &Path, nbd: Option<PathBuf>, stop: Signal, leave: Signal) -> Exit {
     let serve = words(&format!("raw:{}", directory.join("disk.raw").display()));
     let Layers { files, images, .. } =
-        Layers::open(&serve.image, &serve.parents, access::options(serve.access, true)).unwrap();
+        Layers::open(&Files::of_system(), &serve.image, &serve.parents, access::options(serve.access, true)).unwrap();
     let kind = choose(access::engine(serve.access), &files, data(&serve)).kind;
     let disk = Disk::new(images, disk::Options::default()).unwrap();
     let engine = Engine::open(kind, files, 16).unwrap();
@@ -145,6 +146,7 @@ fn serve(host: &Host, device: &Device, directory: &Path, nbd: Option<PathBuf>, s
         nbd::Server::bind(nbd::Config { address: nbd::Address::Unix(path), export }).unwrap()
     });
     let serving = Serving {
+        files: Files::of_system(),
         disk,
         engine,
         poll_max: Duration::ZERO,
@@ -167,7 +169,7 @@ fn serve(host: &Host, device: &Device, directory: &Path, nbd: Option<PathBuf>, s
 fn backend(host: &Host, device: &Device, serve: &Serve, geometry: Geometry) -> Backend {
     let mut store = host.store(DomId(0)).unwrap();
     make_own_end(&mut store, device, WRITABLE).unwrap();
-    leave_word(&mut store, device, serve).unwrap();
+    leave_word(&Files::of_system(), &mut store, device, serve).unwrap();
     let config = config(serve, device, false, geometry);
     let watched = Box::new(host.store(DomId(0)).unwrap());
     let channels = Box::new(host.channels().unwrap());
@@ -450,7 +452,7 @@ fn without_xenstore_a_guest_keeps_its_disk_and_upgrades_still_work() {
 fn a_device_removed_before_serving_is_not_recreated() {
     let mut machine = GuestBed::new();
     take::remove(&mut machine.store, &machine.device).unwrap();
-    let failure = leave_word(&mut machine.store, &machine.device, &words("raw:/a")).unwrap_err();
+    let failure = leave_word(&Files::of_system(), &mut machine.store, &machine.device, &words("raw:/a")).unwrap_err();
     assert!(failure.what().contains("it was removed in the meantime"), "{failure}");
     assert_eq!(machine.backends(), [""; 0]);
 }
@@ -478,6 +480,6 @@ fn a_device_may_have_been_served_by_an_earlier_process() {
     let mut machine = GuestBed::new();
     let device = machine.device.clone();
     write_all(&mut machine.store, None, &device.backend(), &[("physical-device", "8:1")]).unwrap();
-    leave_word(&mut machine.store, &device, &words("raw:/dev/null")).unwrap();
+    leave_word(&Files::of_system(), &mut machine.store, &device, &words("raw:/dev/null")).unwrap();
     assert_eq!(machine.of_backend("physical-device"), None, "no block device");
 }

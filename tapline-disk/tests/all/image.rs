@@ -67,14 +67,16 @@ fn an_image_that_exists_is_never_overwritten() {
     assert_eq!(said.code, Some(4));
     assert!(said.err.contains("a.vhd") && said.err.contains("exists"), "{said:?}");
     let said = room.tapline("image convert raw:a.vhd vhd:a.vhd --force");
-    assert_eq!(said.code, Some(4), "{said:?}");
+    assert!(said.code == Some(64) && said.err.contains("it is the file of raw:a.vhd itself"), "{said:?}");
     assert_eq!(room.read("a.vhd"), b"precious");
 }
 
 #[test]
 fn unsupported_sizes_and_block_sizes_are_refused_without_leftovers() {
     let room = Room::new();
-    for words in ["--size 3T", "--size 0", "--size 1000", "--size 1G --block-size 3M", "--size 1G --block-size 256K"] {
+    let nothing = room.tapline("image create vhd:a.vhd --size 0");
+    assert!(nothing.code == Some(64) && !room.file("a.vhd").exists(), "{nothing:?}");
+    for words in ["--size 3T", "--size 1000", "--size 1G --block-size 3M", "--size 1G --block-size 256K"] {
         let said = room.tapline(&format!("image create vhd:a.vhd {words}"));
         assert_eq!(said.code, Some(4), "{words}: {said:?}");
         assert!(said.err.starts_with("tapline: cannot create vhd:a.vhd: "), "{words}: {said:?}");

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use crate::{Description, ImageFormat, Name};
+use crate::{Description, ImageFormat, Name, OtherConfig, Tags};
 
 /// A repository's own record of its contents.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -16,6 +16,12 @@ pub struct Inventory {
     pub name: Name,
     /// The repository's description.
     pub description: Description,
+    /// Words to find it by.
+    #[serde(default)]
+    pub tags: Tags,
+    /// Strings that programs keep with it.
+    #[serde(default)]
+    pub other_config: OtherConfig,
     /// The number of changes recorded so far.
     pub generation: u64,
     /// A hash over all changes: inventories with the same head are identical.
@@ -65,6 +71,12 @@ pub struct InventoryVdi {
     /// Its description.
     #[serde(default, skip_serializing_if = "Description::is_empty")]
     pub description: Description,
+    /// Words to find it by.
+    #[serde(default, skip_serializing_if = "Tags::is_empty")]
+    pub tags: Tags,
+    /// Strings that programs keep with it.
+    #[serde(default, skip_serializing_if = "OtherConfig::is_empty")]
+    pub other_config: OtherConfig,
     /// Whether the VDI is read-only.
     pub read_only: bool,
     /// The VDI of which this is a snapshot.

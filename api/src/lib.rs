@@ -14,6 +14,7 @@ pub mod client;
 mod event;
 mod host;
 mod inventory;
+mod label;
 mod problem;
 mod sr;
 mod task;
@@ -23,11 +24,13 @@ mod vbd;
 mod vdi;
 mod visible;
 mod vm;
+mod vm_snapshot;
 
 pub use autostart::Autostart;
 pub use event::{Change, Event, ObjectKind};
 pub use host::{Backup, BackupReason, Difference, DifferenceKind, Host, HostDrain, HostReconcile, Limits};
 pub use inventory::{Inventory, InventoryImage, InventoryVdi};
+pub use label::{Labels, OtherConfig, Tag, Tags};
 pub use problem::{Code, Details, KINDS, Kind, Problem};
 pub use sr::{
     Forecast, Placed, Scan, Space, Sr, SrAttach, SrBelieve, SrCreate, SrDestroyPlan, SrFound, SrIntroduce, SrPatch,
@@ -43,3 +46,4 @@ pub use vdi::{
 };
 pub use visible::visible;
 pub use vm::{Boot, CONSOLE_PROTOCOL, Driver, Power, Vm, VmCreate, VmPatch, VmShutdown};
+pub use vm_snapshot::{VmClone, VmHardware, VmRevert, VmSnapshot, VmSnapshotCreate, VmSnapshotDisk};

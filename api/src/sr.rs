@@ -8,7 +8,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use crate::{AbsolutePath, Description, ImageFormat, Name, Problem};
+use crate::{AbsolutePath, Description, ImageFormat, Name, OtherConfig, Problem, Tags};
 
 /// A storage repository.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -19,6 +19,12 @@ pub struct Sr {
     pub name: Name,
     /// Its description.
     pub description: Description,
+    /// Words to find it by.
+    #[serde(default)]
+    pub tags: Tags,
+    /// Strings that programs keep with it.
+    #[serde(default)]
+    pub other_config: OtherConfig,
     /// The storage of the repository.
     pub source: SrSource,
     /// Whether the repository can be used.
@@ -196,6 +202,12 @@ pub struct SrCreate {
     /// Default format of new VDIs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub format: Option<ImageFormat>,
+    /// Words to find it by.
+    #[serde(default, skip_serializing_if = "Tags::is_empty")]
+    pub tags: Tags,
+    /// Strings that programs keep with it.
+    #[serde(default, skip_serializing_if = "OtherConfig::is_empty")]
+    pub other_config: OtherConfig,
 }
 
 /// What destroying a repository would remove, and what it would leave.
@@ -267,6 +279,12 @@ pub struct SrIntroduce {
     #[serde(default, deserialize_with = "reserve")]
     #[schema(maximum = 4611686018427387904_i64)]
     pub reserve: u64,
+    /// Words to find it by, instead of the recorded ones.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tags: Option<Tags>,
+    /// Strings that programs keep with it, instead of the recorded ones.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub other_config: Option<OtherConfig>,
 }
 
 /// Changes a repository; omitted fields are not changed.
@@ -283,6 +301,12 @@ pub struct SrPatch {
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "reserve_if_any")]
     #[schema(maximum = 4611686018427387904_i64)]
     pub reserve: Option<u64>,
+    /// Words to find it by, instead of those it has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tags: Option<Tags>,
+    /// Strings that programs keep with it, instead of those it has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub other_config: Option<OtherConfig>,
 }
 
 /// The result of a scan.

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use crate::{AbsolutePath, Autostart, Problem};
+use crate::{AbsolutePath, Autostart, OtherConfig, Problem, Tags};
 
 /// A virtual block device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -27,6 +27,12 @@ pub struct Vbd {
     pub transport: Transport,
     /// Number of queues offered to the guest.
     pub queues: u16,
+    /// Words to find it by.
+    #[serde(default)]
+    pub tags: Tags,
+    /// Strings that programs keep with it.
+    #[serde(default)]
+    pub other_config: OtherConfig,
     /// Autostart when the host boots.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub autostart: Option<Autostart>,
@@ -61,6 +67,8 @@ impl Vbd {
             bootable: false,
             transport,
             queues: 1,
+            tags: Tags::default(),
+            other_config: OtherConfig::default(),
             autostart: None,
             state: VbdState::Unplugged,
             socket: None,
@@ -153,6 +161,12 @@ pub struct VbdCreate {
     /// Autostart when the host boots, only for VBDs that belong to no VM; disabled by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub autostart: Option<Autostart>,
+    /// Words to find it by.
+    #[serde(default, skip_serializing_if = "Tags::is_empty")]
+    pub tags: Tags,
+    /// Strings that programs keep with it.
+    #[serde(default, skip_serializing_if = "OtherConfig::is_empty")]
+    pub other_config: OtherConfig,
 }
 
 /// Changes a VBD; omitted fields are not changed.
@@ -163,6 +177,12 @@ pub struct VbdPatch {
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "crate::autostart::change")]
     #[schema(value_type = Option<Autostart>)]
     pub autostart: Option<Option<Autostart>>,
+    /// Words to find it by, instead of those it has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tags: Option<Tags>,
+    /// Strings that programs keep with it, instead of those it has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub other_config: Option<OtherConfig>,
 }
 
 /// Unplugs a VBD.

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use crate::{AbsolutePath, Description, Name, Size, Use};
+use crate::{AbsolutePath, Description, Name, OtherConfig, Size, Tags, Use};
 
 /// A virtual disk.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -19,6 +19,12 @@ pub struct Vdi {
     pub name: Name,
     /// Its description.
     pub description: Description,
+    /// Words to find it by.
+    #[serde(default)]
+    pub tags: Tags,
+    /// Strings that programs keep with it.
+    #[serde(default)]
+    pub other_config: OtherConfig,
     /// The repository that contains it.
     pub sr: Uuid,
     /// Size seen by a guest, in bytes.
@@ -119,6 +125,12 @@ pub struct VdiCreate {
     /// Format; the repository's default if omitted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub format: Option<ImageFormat>,
+    /// Words to find it by.
+    #[serde(default, skip_serializing_if = "Tags::is_empty")]
+    pub tags: Tags,
+    /// Strings that programs keep with it.
+    #[serde(default, skip_serializing_if = "OtherConfig::is_empty")]
+    pub other_config: OtherConfig,
 }
 
 /// Changes a VDI; omitted fields are not changed.
@@ -134,6 +146,12 @@ pub struct VdiPatch {
     /// Whether the VDI is read-only; cannot be changed while it is plugged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub read_only: Option<bool>,
+    /// Words to find it by, instead of those it has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tags: Option<Tags>,
+    /// Strings that programs keep with it, instead of those it has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub other_config: Option<OtherConfig>,
 }
 
 /// Grows a VDI; it may be plugged.
@@ -157,6 +175,12 @@ pub struct VdiSnapshot {
     /// Its description.
     #[serde(default)]
     pub description: Description,
+    /// Words to find it by.
+    #[serde(default, skip_serializing_if = "Tags::is_empty")]
+    pub tags: Tags,
+    /// Strings that programs keep with it.
+    #[serde(default, skip_serializing_if = "OtherConfig::is_empty")]
+    pub other_config: OtherConfig,
 }
 
 /// Creates a writable clone of a VDI that shares its unchanged data.
@@ -172,6 +196,12 @@ pub struct VdiClone {
     /// Its description.
     #[serde(default)]
     pub description: Description,
+    /// Words to find it by.
+    #[serde(default, skip_serializing_if = "Tags::is_empty")]
+    pub tags: Tags,
+    /// Strings that programs keep with it.
+    #[serde(default, skip_serializing_if = "OtherConfig::is_empty")]
+    pub other_config: OtherConfig,
 }
 
 /// Reverts a VDI to one of its snapshots. Data written since then is lost.
@@ -197,6 +227,12 @@ pub struct VdiCopy {
     /// Format; the repository's default if omitted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub format: Option<ImageFormat>,
+    /// Words to find it by.
+    #[serde(default, skip_serializing_if = "Tags::is_empty")]
+    pub tags: Tags,
+    /// Strings that programs keep with it.
+    #[serde(default, skip_serializing_if = "OtherConfig::is_empty")]
+    pub other_config: OtherConfig,
 }
 
 /// Creates a VDI from a file on the host.
@@ -226,6 +262,12 @@ pub struct VdiImport {
     /// Format of the VDI; the repository's default if omitted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub format: Option<ImageFormat>,
+    /// Words to find it by.
+    #[serde(default, skip_serializing_if = "Tags::is_empty")]
+    pub tags: Tags,
+    /// Strings that programs keep with it.
+    #[serde(default, skip_serializing_if = "OtherConfig::is_empty")]
+    pub other_config: OtherConfig,
 }
 
 /// Writes a VDI, including its backing chain, to a new file on the host.

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use crate::{AbsolutePath, Autostart, Description, Name, Problem, Size};
+use crate::{AbsolutePath, Autostart, Description, Name, OtherConfig, Problem, Size, Tags};
 
 /// The word of the header `Upgrade` (RFC 9110, 7.8) by which a connection becomes the console of a machine.
 pub const CONSOLE_PROTOCOL: &str = "tapline-console";
@@ -21,6 +21,12 @@ pub struct Vm {
     pub name: Name,
     /// Its description.
     pub description: Description,
+    /// Words to find it by.
+    #[serde(default)]
+    pub tags: Tags,
+    /// Strings that programs keep with it.
+    #[serde(default)]
+    pub other_config: OtherConfig,
     /// The driver that runs the VM.
     pub driver: Driver,
     /// Memory in bytes.
@@ -124,6 +130,12 @@ pub struct VmCreate {
     /// Autostart when the host boots; disabled by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub autostart: Option<Autostart>,
+    /// Words to find it by.
+    #[serde(default, skip_serializing_if = "Tags::is_empty")]
+    pub tags: Tags,
+    /// Strings that programs keep with it.
+    #[serde(default, skip_serializing_if = "OtherConfig::is_empty")]
+    pub other_config: OtherConfig,
 }
 
 /// Changes a VM; omitted fields are not changed. Memory, processors, boot and platform can only be changed while it is
@@ -153,6 +165,12 @@ pub struct VmPatch {
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "crate::autostart::change")]
     #[schema(value_type = Option<Autostart>)]
     pub autostart: Option<Option<Autostart>>,
+    /// Words to find it by, instead of those it has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tags: Option<Tags>,
+    /// Strings that programs keep with it, instead of those it has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub other_config: Option<OtherConfig>,
 }
 
 /// Shuts a VM down.

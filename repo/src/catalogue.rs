@@ -28,6 +28,7 @@ mod token;
 mod vbd;
 mod vdi;
 mod vm;
+mod vm_snapshot;
 mod writer;
 
 use std::path::Path;
@@ -58,16 +59,17 @@ pub use vm::VmProcess;
 use writer::{State, Writer};
 
 /// The version of the schema, in the file's `user_version`.
-const VERSION: i64 = 6;
+const VERSION: i64 = 7;
 
 /// `schema.sql` creates version 1; each later version adds an entry, which upgrades the schema of the one before.
-const MIGRATIONS: [&str; 6] = [
+const MIGRATIONS: [&str; 7] = [
     include_str!("catalogue/schema.sql"),
     include_str!("catalogue/schema-2.sql"),
     include_str!("catalogue/schema-3.sql"),
     include_str!("catalogue/schema-4.sql"),
     include_str!("catalogue/schema-5.sql"),
     include_str!("catalogue/schema-6.sql"),
+    include_str!("catalogue/schema-7.sql"),
 ];
 
 /// Concurrent reads by the daemon itself, and by its clients: each has a thread and a connection. More would wait for

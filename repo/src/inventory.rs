@@ -13,7 +13,7 @@ mod log;
 
 use std::collections::{BTreeMap, HashSet};
 
-use api::{Description, InventoryImage, InventoryVdi, Name};
+use api::{Description, InventoryImage, InventoryVdi, Name, OtherConfig, Tags};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -21,7 +21,7 @@ pub use crate::driver::{DAMAGED, INVENTORY};
 pub use line::{Line, first_head};
 pub use log::{Damage, Log, Read, keep_damaged, read};
 
-/// The name and description of a repository.
+/// What people and programs say of a repository.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Words {
@@ -30,6 +30,12 @@ pub struct Words {
     /// Its description.
     #[serde(default, skip_serializing_if = "Description::is_empty")]
     pub description: Description,
+    /// Its tags.
+    #[serde(default, skip_serializing_if = "Tags::is_empty")]
+    pub tags: Tags,
+    /// The strings that programs keep with it.
+    #[serde(default, skip_serializing_if = "OtherConfig::is_empty")]
+    pub other_config: OtherConfig,
 }
 
 /// The contents of an inventory at some generation.

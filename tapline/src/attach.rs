@@ -105,7 +105,8 @@ pub async fn make(
 ) -> Result<Uuid, Problem> {
     let (name, sr) = (disk_name(name)?, session.sr_or_only(sr).await?);
     let (description, allow_duplicate_name) = Default::default();
-    let asked = VdiCreate { uuid: None, sr, name, allow_duplicate_name, description, size, format };
+    let (tags, other_config) = Default::default();
+    let asked = VdiCreate { uuid: None, sr, name, allow_duplicate_name, description, size, format, tags, other_config };
     uuid(&session.finish(session.client.vdi_create(&asked).await?).await?)
 }
 
@@ -157,6 +158,8 @@ pub async fn give(session: &Session, vdi: Uuid, vm: Option<Uuid>, mode: Option<M
         transport: None,
         queues: None,
         autostart: None,
+        tags: Default::default(),
+        other_config: Default::default(),
     };
     let made = session.finish(session.client.vbd_create(&asked).await?).await?;
     session.client.vbd(uuid(&made)?).await

@@ -20,6 +20,7 @@ mod failure;
 mod find;
 mod hand_over;
 mod host;
+mod label;
 mod manual;
 mod output;
 mod panics;

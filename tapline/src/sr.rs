@@ -9,6 +9,7 @@ use uuid::Uuid;
 
 use crate::column::{Layout, table};
 use crate::confirm::Confirm;
+use crate::label::{ChangeLabels, NewLabels, WithTags};
 use crate::session::{Listing, Outcome, Session, Waiting, named, print};
 use crate::{removal, word};
 use shown::{COLUMNS, FOUND, scanned};
@@ -25,6 +26,8 @@ pub enum Verb {
     List {
         /// Only those with this name or UUID prefix
         text: Option<String>,
+        #[command(flatten)]
+        tags: WithTags,
         #[command(flatten)]
         listing: Listing,
     },
@@ -100,6 +103,8 @@ pub struct Create {
     #[arg(long, value_name = "FORMAT", value_parser = word::one_of::<ImageFormat>(&word::FORMATS))]
     format: Option<ImageFormat>,
     #[command(flatten)]
+    labels: NewLabels,
+    #[command(flatten)]
     waiting: Waiting,
 }
 
@@ -120,6 +125,8 @@ pub struct Introduce {
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true, value_parser = word::bytes, default_value = "0")]
     reserve: u64,
     #[command(flatten)]
+    labels: NewLabels,
+    #[command(flatten)]
     waiting: Waiting,
 }
 
@@ -139,7 +146,7 @@ pub struct Destroy {
 
 /// Changes a repository.
 #[derive(clap::Args)]
-#[command(group = word::changes(&["name", "description", "reserve"]))]
+#[command(group = word::changes(&["name", "description", "reserve", "tag", "no_tag", "config", "no_config"]))]
 #[group(skip)]
 pub struct Set {
     /// Name or UUID prefix
@@ -153,6 +160,8 @@ pub struct Set {
     /// Bytes to keep free from now on
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true, value_parser = word::bytes)]
     reserve: Option<u64>,
+    #[command(flatten)]
+    labels: ChangeLabels,
 }
 
 impl Verb {
@@ -161,7 +170,9 @@ impl Verb {
         let client = &session.client;
         match self {
             Verb::Create(create) => create.run(session).await,
-            Verb::List { text, listing } => session.list(&client.srs(text.as_deref()).await?, COLUMNS, &listing),
+            Verb::List { text, tags, listing } => {
+                session.list(&client.srs_tagged(text.as_deref(), &tags.tag).await?, COLUMNS, &listing)
+            }
             Verb::Show { sr } => session.show(&client.sr(session.sr(&sr).await?).await?, COLUMNS),
             Verb::Probe { source, waiting } => probe(session, source, waiting).await,
             Verb::Introduce(introduce) => introduce.run(session).await,
@@ -177,27 +188,45 @@ impl Verb {
                 session.did(client.sr_forget(session.sr(&sr).await?).await?, waiting).await
             }
             Verb::Destroy(destroy) => destroy.run(session).await,
-            Verb::Set(Set { sr, name, description, reserve }) => {
-                let patch = SrPatch { name, description, reserve };
-                let sr = client.sr_set(session.sr(&sr).await?, &patch).await?;
-                if session.json() { session.value(&sr) } else { Ok(()) }
-            }
+            Verb::Set(set) => set.run(session).await,
         }
+    }
+}
+
+impl Set {
+    async fn run(self, session: &Session) -> Result<(), Problem> {
+        let Set { sr, name, description, reserve, labels } = self;
+        let uuid = session.sr(&sr).await?;
+        let now = match labels.changes_some() {
+            true => session.client.sr(uuid).await.map(|sr| (sr.tags, sr.other_config))?,
+            false => Default::default(),
+        };
+        let (tags, other_config) = labels.of(now)?;
+        let patch = SrPatch { name, description, reserve, tags, other_config };
+        let sr = session.client.sr_set(uuid, &patch).await?;
+        if session.json() { session.value(&sr) } else { Ok(()) }
     }
 }
 
 impl Create {
     async fn run(self, session: &Session) -> Result<(), Problem> {
-        let Create { name, source, description, reserve, format, waiting } = self;
-        let asked = SrCreate { uuid: None, name, description, source: source.resolve(session)?, reserve, format };
+        let Create { name, source, description, reserve, format, labels, waiting } = self;
+        let (tags, other_config) = labels.given()?;
+        let source = source.resolve(session)?;
+        let asked = SrCreate { uuid: None, name, description, source, reserve, format, tags, other_config };
         session.made(session.client.sr_create(&asked).await?, waiting).await
     }
 }
 
 impl Introduce {
     async fn run(self, session: &Session) -> Result<(), Problem> {
-        let Introduce { name, source, uuid, description, reserve, waiting } = self;
-        let asked = SrIntroduce { uuid, name, description, source: source.resolve(session)?, reserve };
+        let Introduce { name, source, uuid, description, reserve, labels, waiting } = self;
+        let source = source.resolve(session)?;
+        let (tags, other_config) = labels.given()?;
+        // What is not given stays as the repository has it.
+        let (tags, other_config) =
+            (Some(tags).filter(|tags| !tags.is_empty()), Some(other_config).filter(|map| !map.is_empty()));
+        let asked = SrIntroduce { uuid, name, description, source, reserve, tags, other_config };
         session.made(session.client.sr_introduce(&asked).await?, waiting).await
     }
 }

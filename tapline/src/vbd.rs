@@ -7,6 +7,7 @@ use api::{Autostart, Code, Mode, ObjectKind, Problem, Transport, Vbd, VbdCreate,
 use uuid::Uuid;
 
 use crate::column::{Column, Names};
+use crate::label::{self, ChangeLabels, NewLabels, WithTags};
 use crate::session::{Listing, Session, Waiting, print};
 use crate::word;
 
@@ -26,6 +27,8 @@ pub enum Verb {
         #[arg(long)]
         vdi: Option<String>,
         #[command(flatten)]
+        tags: WithTags,
+        #[command(flatten)]
         listing: Listing,
     },
     /// Show a block device
@@ -33,7 +36,7 @@ pub enum Verb {
         /// UUID prefix, VM/vda, or the disk's name
         vbd: String,
     },
-    /// Change autostart of a block device whose machine is managed elsewhere
+    /// Change the tags of a block device, or autostart of one whose machine is managed elsewhere
     Set(Set),
     /// Start the process that serves the disk, and attach it to its machine if that is running
     Plug {
@@ -131,12 +134,14 @@ pub struct Create {
     #[arg(long, value_name = word::AUTOSTART, value_parser = word::autostart, num_args = 0..=1, require_equals = true, default_missing_value = "")]
     autostart: Option<Autostart>,
     #[command(flatten)]
+    labels: NewLabels,
+    #[command(flatten)]
     waiting: Waiting,
 }
 
 /// Changes a block device.
 #[derive(clap::Args)]
-#[command(group = word::changes(&["autostart", "no_autostart"]))]
+#[command(group = word::changes(&["autostart", "no_autostart", "tag", "no_tag", "config", "no_config"]))]
 #[group(skip)]
 pub struct Set {
     /// UUID prefix, VM/vda, or the disk's name
@@ -147,6 +152,8 @@ pub struct Set {
     /// Do not plug it when the host boots
     #[arg(long, conflicts_with = "autostart")]
     no_autostart: bool,
+    #[command(flatten)]
+    labels: ChangeLabels,
 }
 
 type Shown = Column<Vbd>;
@@ -162,6 +169,8 @@ const COLUMNS: &[Shown] = &[
     Shown::new("queues", |vbd, _| vbd.queues.to_string()).right().if_room(),
     Shown::new("socket", |vbd, _| vbd.socket.as_ref().map(ToString::to_string).unwrap_or_default()).if_room(),
     Shown::new("bootable", |vbd, _| vbd.bootable.to_string()).wide(),
+    Shown::new("tags", |vbd, _| label::shown(&vbd.tags)).wide(),
+    Shown::new("other config", |vbd, _| label::lines(&vbd.other_config)).alone(),
     Shown::new("pid", |vbd, _| vbd.pid.map(|pid| pid.to_string()).unwrap_or_default()).right().wide(),
     Shown::new("restarts", |vbd, _| vbd.restarts.to_string()).right().wide(),
     Shown::new("problem", |vbd, _| vbd.problem.as_ref().map(|problem| problem.detail.clone()).unwrap_or_default())
@@ -190,7 +199,7 @@ impl Verb {
         let client = &session.client;
         match self {
             Verb::Create(create) => create.run(session).await,
-            Verb::List { text, vm, vdi, listing } => list(session, text, vm, vdi, &listing).await,
+            Verb::List { text, vm, vdi, tags, listing } => list(session, text, (vm, vdi), &tags, &listing).await,
             Verb::Show { vbd } => session.show(&client.vbd(session.vbd(&vbd).await?).await?, COLUMNS),
             Verb::Set(set) => set.run(session).await,
             Verb::Plug { which, waiting } => plug(session, which, waiting).await,
@@ -209,7 +218,13 @@ impl Verb {
 impl Set {
     async fn run(self, session: &Session) -> Result<(), Problem> {
         let autostart = if self.no_autostart { Some(None) } else { self.autostart.map(Some) };
-        let vbd = session.client.vbd_set(session.vbd(&self.vbd).await?, &VbdPatch { autostart }).await?;
+        let uuid = session.vbd(&self.vbd).await?;
+        let now = match self.labels.changes_some() {
+            true => session.client.vbd(uuid).await.map(|vbd| (vbd.tags, vbd.other_config))?,
+            false => Default::default(),
+        };
+        let (tags, other_config) = self.labels.of(now)?;
+        let vbd = session.client.vbd_set(uuid, &VbdPatch { autostart, tags, other_config }).await?;
         if session.json() { session.value(&vbd) } else { Ok(()) }
     }
 }
@@ -268,19 +283,20 @@ impl Which {
 async fn list(
     session: &Session,
     text: Option<String>,
-    vm: Option<String>,
-    vdi: Option<String>,
+    (vm, vdi): (Option<String>, Option<String>),
+    tags: &WithTags,
     listing: &Listing,
 ) -> Result<(), Problem> {
     let vm = session.vm_if(vm.as_deref()).await?;
     let vdi = session.vdi_if(vdi.as_deref()).await?;
-    let vbds = session.client.vbds(vm, vdi, text.as_deref()).await?;
+    let vbds = session.client.vbds_tagged(vm, vdi, text.as_deref(), &tags.tag).await?;
     session.list_named(&vbds, COLUMNS, listing, &[ObjectKind::Vm, ObjectKind::Vdi], Names::new()).await
 }
 
 impl Create {
     async fn run(self, session: &Session) -> Result<(), Problem> {
         let vm = session.vm_if(self.vm.as_deref()).await?;
+        let (tags, other_config) = self.labels.given()?;
         let asked = VbdCreate {
             uuid: None,
             vm,
@@ -291,6 +307,8 @@ impl Create {
             transport: self.transport,
             queues: self.queues,
             autostart: self.autostart,
+            tags,
+            other_config,
         };
         session.made(session.client.vbd_create(&asked).await?, self.waiting).await
     }

@@ -13,6 +13,7 @@ use crate::attach::{Attach, Detach};
 use crate::column::Names;
 use crate::confirm::Confirm;
 use crate::find::Disk;
+use crate::label::{ChangeLabels, WithTags};
 use crate::session::{Listing, Session, Waiting, named};
 use crate::word::HostPath;
 use crate::{removal, word};
@@ -32,13 +33,15 @@ pub enum Verb {
         #[arg(long)]
         sr: Option<String>,
         #[command(flatten)]
+        tags: WithTags,
+        #[command(flatten)]
         listing: Listing,
     },
     /// List disks with their snapshots and clones below them, and the space that each takes by itself
     Tree(tree::Tree),
     /// Show a disk
     Show(Disk),
-    /// Change a disk's name, description or read-only flag
+    /// Change a disk's name, description, tags or read-only flag
     Set(Set),
     /// Attach a disk to a machine, and print the block device's UUID: it is made if there is none, and plugged
     Attach(Attach),
@@ -95,7 +98,7 @@ pub enum Verb {
 
 /// Changes a disk.
 #[derive(clap::Args)]
-#[command(group = word::changes(&["name", "description", "read_only"]))]
+#[command(group = word::changes(&["name", "description", "read_only", "tag", "no_tag", "config", "no_config"]))]
 #[group(skip)]
 pub struct Set {
     #[command(flatten)]
@@ -109,6 +112,8 @@ pub struct Set {
     /// Whether the disk is read-only; cannot be changed while it is plugged
     #[arg(long, value_name = "BOOL")]
     read_only: Option<bool>,
+    #[command(flatten)]
+    labels: ChangeLabels,
 }
 
 /// Reverts a disk.
@@ -157,14 +162,12 @@ impl Verb {
         let client = &session.client;
         match self {
             Verb::Create(create) => create.run(session).await,
-            Verb::List { text, sr, listing } => list(session, text.as_deref(), sr.as_deref(), &listing).await,
+            Verb::List { text, sr, tags, listing } => {
+                list(session, text.as_deref(), sr.as_deref(), &tags, &listing).await
+            }
             Verb::Tree(tree) => tree.run(session).await,
             Verb::Show(vdi) => session.show(&client.vdi(vdi.find(session).await?).await?, COLUMNS),
-            Verb::Set(Set { vdi, name, description, read_only }) => {
-                let patch = VdiPatch { name, description, read_only };
-                let vdi = client.vdi_set(vdi.find(session).await?, &patch).await?;
-                if session.json() { session.value(&vdi) } else { Ok(()) }
-            }
+            Verb::Set(set) => set.run(session).await,
             Verb::Resize { vdi, size, old_size, waiting } => {
                 let vdi = vdi.find(session).await?;
                 let Some(size) = size.or(old_size) else { unreachable!("one of them is required") };
@@ -190,14 +193,35 @@ impl Verb {
     }
 }
 
-async fn list(session: &Session, text: Option<&str>, sr: Option<&str>, listing: &Listing) -> Result<(), Problem> {
+async fn list(
+    session: &Session,
+    text: Option<&str>,
+    sr: Option<&str>,
+    tags: &WithTags,
+    listing: &Listing,
+) -> Result<(), Problem> {
     let sr = session.sr_if(sr).await?;
-    let vdis = session.client.vdis(sr, text).await?;
+    let vdis = session.client.vdis_tagged(sr, text, &tags.tag).await?;
     let listed: Names = vdis.iter().map(|vdi| (vdi.uuid, vdi.name.to_string())).collect();
     // The disk of a snapshot may be none of those that are listed.
     let are_known = vdis.iter().filter_map(|vdi| vdi.snapshot_of).all(|of| listed.contains_key(&of));
     let kinds: &[ObjectKind] = if are_known { &[ObjectKind::Sr] } else { &[ObjectKind::Sr, ObjectKind::Vdi] };
     session.list_named(&vdis, COLUMNS, listing, kinds, listed).await
+}
+
+impl Set {
+    async fn run(self, session: &Session) -> Result<(), Problem> {
+        let Set { vdi, name, description, read_only, labels } = self;
+        let uuid = vdi.find(session).await?;
+        let now = match labels.changes_some() {
+            true => session.client.vdi(uuid).await.map(|vdi| (vdi.tags, vdi.other_config))?,
+            false => Default::default(),
+        };
+        let (tags, other_config) = labels.of(now)?;
+        let patch = VdiPatch { name, description, read_only, tags, other_config };
+        let vdi = session.client.vdi_set(uuid, &patch).await?;
+        if session.json() { session.value(&vdi) } else { Ok(()) }
+    }
 }
 
 impl Revert {

@@ -11,6 +11,7 @@ use control::size::readable;
 
 use crate::column::Column;
 use crate::confirm::Confirm;
+use crate::label::{self, ChangeLabels, WithTags};
 use crate::session::{Listing, Session, Waiting};
 use crate::word;
 use boot::{Boot, shown};
@@ -29,6 +30,8 @@ pub enum Verb {
     List {
         /// Only those with this name or UUID prefix
         text: Option<String>,
+        #[command(flatten)]
+        tags: WithTags,
         #[command(flatten)]
         listing: Listing,
     },
@@ -107,7 +110,7 @@ pub struct One {
 
 /// Changes a machine.
 #[derive(clap::Args)]
-#[command(group = word::changes(&["name", "description", "memory", "vcpus", "kernel", "boot_disk", "platform", "no_platform", "autostart", "no_autostart"]))]
+#[command(group = word::changes(&["name", "description", "memory", "vcpus", "kernel", "boot_disk", "platform", "no_platform", "autostart", "no_autostart", "tag", "no_tag", "config", "no_config"]))]
 #[group(skip)]
 pub struct Set {
     /// Name or UUID prefix
@@ -141,6 +144,8 @@ pub struct Set {
     /// Do not start it when the host boots
     #[arg(long, conflicts_with = "autostart")]
     no_autostart: bool,
+    #[command(flatten)]
+    labels: ChangeLabels,
 }
 
 type Shown = Column<Vm>;
@@ -155,6 +160,8 @@ const COLUMNS: &[Shown] = &[
     Shown::new("problem", |vm, _| vm.problem.as_ref().map(|problem| problem.detail.clone()).unwrap_or_default())
         .if_room(),
     Shown::new("pid", |vm, _| vm.pid.map(|pid| pid.to_string()).unwrap_or_default()).right().wide(),
+    Shown::new("tags", |vm, _| label::shown(&vm.tags)).wide(),
+    Shown::new("other config", |vm, _| label::lines(&vm.other_config)).alone(),
     Shown::new("handle", |vm, _| vm.handle.clone().unwrap_or_default()).wide(),
     Shown::new("advice", |vm, _| vm.problem.as_ref().and_then(|problem| problem.advice.clone()).unwrap_or_default())
         .alone(),
@@ -174,7 +181,9 @@ impl Verb {
         let client = &session.client;
         match self {
             Verb::Create(create) => create.run(session).await,
-            Verb::List { text, listing } => session.list(&client.vms(text.as_deref()).await?, COLUMNS, &listing),
+            Verb::List { text, tags, listing } => {
+                session.list(&client.vms_tagged(text.as_deref(), &tags.tag).await?, COLUMNS, &listing)
+            }
             Verb::Show { vm } => session.show(&client.vm(session.vm(&vm).await?).await?, COLUMNS),
             Verb::Set(set) => set.run(session).await,
             Verb::Run(run) => run.run(session).await,
@@ -226,20 +235,23 @@ impl Set {
             no_platform,
             autostart,
             no_autostart,
+            labels,
         } = self;
         let uuid = session.vm(&vm).await?;
-        let platform = if platform.is_empty() && no_platform.is_empty() {
-            None
-        } else {
-            // The API replaces the whole map.
-            let mut all = session.client.vm(uuid).await?.platform;
-            all.retain(|key, _| !no_platform.contains(key));
-            all.extend(platform);
-            Some(all)
+        // The API replaces whole maps and sets.
+        let changes_platform = !platform.is_empty() || !no_platform.is_empty();
+        let now = match changes_platform || labels.changes_some() {
+            true => Some(session.client.vm(uuid).await?),
+            false => None,
         };
+        let (mut all, now) = now.map(|vm| (vm.platform, (vm.tags, vm.other_config))).unwrap_or_default();
+        all.retain(|key, _| !no_platform.contains(key));
+        all.extend(platform);
+        let platform = changes_platform.then_some(all);
+        let (tags, other_config) = labels.of(now)?;
         let boot = if boot_disk { Some(api::Boot::Disk) } else { boot.kernel(session)? };
         let autostart = if no_autostart { Some(None) } else { autostart.map(Some) };
-        let patch = VmPatch { name, description, memory, vcpus, boot, platform, autostart };
+        let patch = VmPatch { name, description, memory, vcpus, boot, platform, autostart, tags, other_config };
         let vm = session.client.vm_set(uuid, &patch).await?;
         if session.json() { session.value(&vm) } else { Ok(()) }
     }

@@ -298,6 +298,7 @@ fn follow(tx: &mut repo::Tx<'_>, vdi: Uuid, what: &Follow) -> Result<(), Problem
             image: *image,
             name,
             description: api::Description::default(),
+            labels: api::Labels::default(),
             read_only: true,
             snapshot: Some((vdi, Some(Timestamp::now()))),
         })?;

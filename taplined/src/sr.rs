@@ -31,7 +31,7 @@ use space::Watched;
 
 pub use destroy::Destroy;
 pub use inventory::keep_inventories;
-pub use make::{Create, Introduce, is_known, must_fit, new_sr};
+pub use make::{Create, Given, Introduce, is_known, must_fit, new_sr};
 pub use scan::{compare_files, doubtful, scan};
 pub use watch::{seek_lost, watch_space};
 

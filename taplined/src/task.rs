@@ -90,12 +90,12 @@ impl Tasks {
     {
         let key = request::take_key();
         let task = self.catalogue.write(move |tx| add_task(tx, &new, key.as_ref())).await?;
-        self.run(daemon, task.clone(), None, work);
+        self.run(daemon, task.clone(), Vec::new(), work);
         Ok(task)
     }
 
-    /// Runs a recorded task, and starts a cleanup of its repository afterwards if necessary.
-    fn run<W, F>(&self, daemon: &Daemon, task: Task, tidies: Option<Uuid>, work: W)
+    /// Runs a recorded task, and starts a cleanup of its repositories afterwards if necessary.
+    fn run<W, F>(&self, daemon: &Daemon, task: Task, tidies: Vec<Uuid>, work: W)
     where
         W: FnOnce(Context) -> F + Send + 'static,
         F: Future<Output = Result<Value, Problem>> + Send + 'static,
@@ -118,7 +118,7 @@ impl Tasks {
             let done = outcome.is_ok();
             daemon.tasks.end(uuid, &verb, outcome).await;
             crate::reconcile::of_vdis(&daemon, vdis).await;
-            if let Some(sr) = tidies {
+            for sr in tidies {
                 vdi::tidy_up(&daemon, sr, done);
             }
         }));

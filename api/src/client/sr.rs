@@ -5,14 +5,19 @@ use uuid::Uuid;
 
 use super::target::Target;
 use super::{Answer, Client};
-use crate::{Inventory, Problem, Scan, Sr, SrAttach, SrBelieve, SrCreate, SrFound, SrIntroduce, SrPatch, SrProbe};
+use crate::{Inventory, Problem, Scan, Sr, SrAttach, SrBelieve, SrCreate, SrFound, SrIntroduce, SrPatch, SrProbe, Tag};
 
 const SRS: &str = "srs";
 
 impl Client {
     /// Lists all repositories, or those whose name is `matching` or whose UUID starts with it.
     pub async fn srs(&self, matching: Option<&str>) -> Result<Vec<Sr>, Problem> {
-        self.get(&Target::new(SRS).query("match", matching)).await
+        self.srs_tagged(matching, &[]).await
+    }
+
+    /// The same of those that have all of these tags.
+    pub async fn srs_tagged(&self, matching: Option<&str>, tags: &[Tag]) -> Result<Vec<Sr>, Problem> {
+        self.get(&Target::new(SRS).query("match", matching).queries("tag", tags)).await
     }
 
     /// Gets a repository.

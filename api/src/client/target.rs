@@ -39,6 +39,11 @@ impl Target {
         self
     }
 
+    /// Adds a query parameter for each of the values.
+    pub fn queries(self, name: &str, values: &[impl Display]) -> Target {
+        values.iter().fold(self, |target, value| target.query(name, Some(value)))
+    }
+
     /// The target as HTTP text.
     pub fn as_str(&self) -> &str {
         &self.0
@@ -69,6 +74,7 @@ mod test {
     #[test]
     fn query_parameters_are_joined() {
         let target = Target::verb("vbds", Uuid::nil(), "connect").query("for", Some("qemu")).query("n", Some(1));
-        assert_eq!(target.as_str(), format!("/v1/vbds/{}/connect?for=qemu&n=1", Uuid::nil()));
+        let target = target.queries("tag", &["a", "b"]);
+        assert_eq!(target.as_str(), format!("/v1/vbds/{}/connect?for=qemu&n=1&tag=a&tag=b", Uuid::nil()));
     }
 }

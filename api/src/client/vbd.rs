@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use super::target::Target;
 use super::{Answer, Client};
-use crate::{Problem, Vbd, VbdCreate, VbdPatch, VbdUnplug, VbdUpgraded, Vbds};
+use crate::{Problem, Tag, Vbd, VbdCreate, VbdPatch, VbdUnplug, VbdUpgraded, Vbds};
 
 const VBDS: &str = "vbds";
 
@@ -41,7 +41,19 @@ impl fmt::Display for Connector {
 impl Client {
     /// Lists all block devices, or those of a machine or a disk, and those whose UUID starts with `matching`.
     pub async fn vbds(&self, vm: Option<Uuid>, vdi: Option<Uuid>, matching: Option<&str>) -> Result<Vec<Vbd>, Problem> {
-        self.get(&Target::new(VBDS).query("vm", vm).query("vdi", vdi).query("match", matching)).await
+        self.vbds_tagged(vm, vdi, matching, &[]).await
+    }
+
+    /// The same of those that have all of these tags.
+    pub async fn vbds_tagged(
+        &self,
+        vm: Option<Uuid>,
+        vdi: Option<Uuid>,
+        matching: Option<&str>,
+        tags: &[Tag],
+    ) -> Result<Vec<Vbd>, Problem> {
+        let target = Target::new(VBDS).query("vm", vm).query("vdi", vdi).query("match", matching);
+        self.get(&target.queries("tag", tags)).await
     }
 
     /// Gets a block device.

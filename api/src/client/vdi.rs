@@ -6,8 +6,8 @@ use uuid::Uuid;
 use super::target::Target;
 use super::{Answer, Client};
 use crate::{
-    Problem, Vdi, VdiClone, VdiCopy, VdiCreate, VdiExport, VdiImport, VdiPatch, VdiReconcile, VdiResize, VdiRevert,
-    VdiSnapshot,
+    Problem, Tag, Vdi, VdiClone, VdiCopy, VdiCreate, VdiExport, VdiImport, VdiPatch, VdiReconcile, VdiResize,
+    VdiRevert, VdiSnapshot,
 };
 
 const VDIS: &str = "vdis";
@@ -15,7 +15,17 @@ const VDIS: &str = "vdis";
 impl Client {
     /// Lists all disks, or those of a repository, and those whose name is `matching` or whose UUID starts with it.
     pub async fn vdis(&self, sr: Option<Uuid>, matching: Option<&str>) -> Result<Vec<Vdi>, Problem> {
-        self.get(&Target::new(VDIS).query("sr", sr).query("match", matching)).await
+        self.vdis_tagged(sr, matching, &[]).await
+    }
+
+    /// The same of those that have all of these tags.
+    pub async fn vdis_tagged(
+        &self,
+        sr: Option<Uuid>,
+        matching: Option<&str>,
+        tags: &[Tag],
+    ) -> Result<Vec<Vdi>, Problem> {
+        self.get(&Target::new(VDIS).query("sr", sr).query("match", matching).queries("tag", tags)).await
     }
 
     /// Gets a disk.

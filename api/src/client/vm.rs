@@ -5,14 +5,21 @@ use uuid::Uuid;
 
 use super::target::Target;
 use super::{Answer, Client, Stream};
-use crate::{CONSOLE_PROTOCOL, Problem, Vm, VmCreate, VmPatch, VmShutdown};
+use crate::{
+    CONSOLE_PROTOCOL, Problem, Tag, Vm, VmClone, VmCreate, VmPatch, VmRevert, VmShutdown, VmSnapshot, VmSnapshotCreate,
+};
 
 const VMS: &str = "vms";
 
 impl Client {
     /// Lists all machines, or those whose name is `matching` or whose UUID starts with it.
     pub async fn vms(&self, matching: Option<&str>) -> Result<Vec<Vm>, Problem> {
-        self.get(&Target::new(VMS).query("match", matching)).await
+        self.vms_tagged(matching, &[]).await
+    }
+
+    /// The same of those that have all of these tags.
+    pub async fn vms_tagged(&self, matching: Option<&str>, tags: &[Tag]) -> Result<Vec<Vm>, Problem> {
+        self.get(&Target::new(VMS).query("match", matching).queries("tag", tags)).await
     }
 
     /// Gets a machine.
@@ -48,6 +55,32 @@ impl Client {
     /// Resumes a paused machine.
     pub async fn vm_resume(&self, uuid: Uuid) -> Result<Answer<Vm>, Problem> {
         self.begin(Method::POST, &Target::verb(VMS, uuid, "resume"), &()).await
+    }
+
+    /// Takes snapshots of all writable disks of a machine at one moment.
+    pub async fn vm_snapshot(&self, uuid: Uuid, asked: &VmSnapshotCreate) -> Result<Answer<VmSnapshot>, Problem> {
+        self.begin(Method::POST, &Target::verb(VMS, uuid, "snapshot"), asked).await
+    }
+
+    /// Lists the snapshots of a machine.
+    pub async fn vm_snapshots(&self, uuid: Uuid, matching: Option<&str>) -> Result<Vec<VmSnapshot>, Problem> {
+        self.get(&Target::verb(VMS, uuid, "snapshots").query("match", matching)).await
+    }
+
+    /// Destroys a snapshot of a machine, and those of its disks.
+    pub async fn vm_snapshot_destroy(&self, vm: Uuid, snapshot: Uuid) -> Result<Answer<serde_json::Value>, Problem> {
+        let target = Target::verb(VMS, vm, &format!("snapshots/{snapshot}"));
+        self.begin(Method::DELETE, &target, &()).await
+    }
+
+    /// Reverts all disks of a halted machine to a snapshot of it.
+    pub async fn vm_revert(&self, uuid: Uuid, asked: &VmRevert) -> Result<Answer<Vm>, Problem> {
+        self.begin(Method::POST, &Target::verb(VMS, uuid, "revert"), asked).await
+    }
+
+    /// Creates a halted machine with thin clones of the disks of another.
+    pub async fn vm_clone(&self, uuid: Uuid, asked: &VmClone) -> Result<Answer<Vm>, Problem> {
+        self.begin(Method::POST, &Target::verb(VMS, uuid, "clone"), asked).await
     }
 
     /// Gets what a machine's guest has written to its console lately.

@@ -121,7 +121,12 @@ impl Tx<'_> {
         let mut vbd = self.vbd(uuid)?;
         vbd.autostart = patch.autostart.unwrap_or(vbd.autostart);
         check_autostart(&vbd)?;
-        self.execute("UPDATE vbd SET autostart = ?2 WHERE uuid = ?1", (Id(uuid), vbd.autostart.map(Json)))?;
+        vbd.tags = patch.tags.clone().unwrap_or(vbd.tags);
+        vbd.other_config = patch.other_config.clone().unwrap_or(vbd.other_config);
+        self.execute(
+            "UPDATE vbd SET autostart = ?2, tags = ?3, other_config = ?4 WHERE uuid = ?1",
+            (Id(uuid), vbd.autostart.map(Json), Json(&vbd.tags), Json(&vbd.other_config)),
+        )?;
         if patch.autostart == Some(None) {
             self.end_start(uuid)?;
         }

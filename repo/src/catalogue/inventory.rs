@@ -8,20 +8,20 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use api::{InventoryImage, InventoryVdi, Problem};
+use api::{InventoryImage, InventoryVdi, Labels, Problem};
 use rusqlite::Row;
 use tokio::sync::Notify;
 use uuid::Uuid;
 
 use super::image::{Image, ImageState};
-use super::row::{Id, Time, text};
+use super::row::{Id, Time, labels, text};
 use super::{Tx, View, failed};
 use crate::inventory::{Change, Contents, Gone, Line, Words, first_head};
 
 /// The part of a repository's inventory that a change has touched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Noted {
-    /// The repository's name and description.
+    /// The repository's name, description and labels.
     Words,
     /// An image.
     Image(Uuid),
@@ -116,11 +116,14 @@ pub(super) fn is_same(one: &Image, other: &Image) -> bool {
 const VDIS: &str = "SELECT vdi.* FROM vdi JOIN image ON vdi.image = image.uuid";
 
 fn vdi_of_row(row: &Row<'_>) -> rusqlite::Result<InventoryVdi> {
+    let Labels { tags, other_config } = labels(row)?;
     Ok(InventoryVdi {
         uuid: row.get::<_, Id>("uuid")?.0,
         image: row.get::<_, Id>("image")?.0,
         name: text(row, "name")?,
         description: text(row, "description")?,
+        tags,
+        other_config,
         read_only: row.get("read_only")?,
         snapshot_of: row.get::<_, Option<Id>>("snapshot_of")?.map(|id| id.0),
         snapshot_time: row.get::<_, Option<Time>>("snapshot_time")?.map(|time| time.0),
@@ -177,20 +180,21 @@ impl View<'_> {
 
     /// The contents that a repository's inventory should have.
     pub(super) fn contents(&self, sr: Uuid) -> Result<Contents, Problem> {
-        let known = self.sr(sr)?;
         let images = self.images_of_sr(sr)?.iter().filter_map(described).map(|image| (image.uuid, image)).collect();
         let vdis =
             self.rows(&format!("{VDIS} WHERE image.sr = ?1 AND image.state <> 'making'"), [Id(sr)], vdi_of_row)?;
         let vdis = vdis.into_iter().map(|vdi| (vdi.uuid, vdi)).collect();
-        Ok(Contents { words: Words { name: known.name, description: known.description }, images, vdis })
+        Ok(Contents { words: self.words(sr)?, images, vdis })
+    }
+
+    fn words(&self, sr: Uuid) -> Result<Words, Problem> {
+        let api::Sr { name, description, tags, other_config, .. } = self.sr(sr)?;
+        Ok(Words { name, description, tags, other_config })
     }
 
     fn change(&self, sr: Uuid, noted: Noted) -> Result<Change, Problem> {
         Ok(match noted {
-            Noted::Words => {
-                let sr = self.sr(sr)?;
-                Change::Sr(Words { name: sr.name, description: sr.description })
-            }
+            Noted::Words => Change::Sr(self.words(sr)?),
             Noted::Image(image) => match self.find_image(image)?.as_ref().and_then(described) {
                 Some(image) => Change::Image(image),
                 None => Change::Gone(Gone::Image(image)),

@@ -1,4 +1,5 @@
-//! Names, which are unique among the VDIs of a repository, among repositories and among VMs.
+//! Names, which are unique among the VDIs of a repository, among repositories, among VMs and among the snapshots of a
+//! VM.
 //!
 //! A name that a request gives is checked in the commit that changes the object, or in the one that records a task's
 //! intent; the task keeps the name until it ends. So of two requests for one name, one is refused. A name that no
@@ -27,25 +28,29 @@ pub enum Among {
     Srs,
     /// All VMs.
     Vms,
+    /// The snapshots of a VM.
+    VmSnapshots(Uuid),
 }
 
 impl Among {
+    /// What keeps claims of different kinds apart, with [`Among::of`].
     fn kind(self) -> ObjectKind {
         match self {
             Among::Vdis(_) => ObjectKind::Vdi,
             Among::Srs => ObjectKind::Sr,
-            Among::Vms => ObjectKind::Vm,
+            Among::Vms | Among::VmSnapshots(_) => ObjectKind::Vm,
         }
     }
 
-    fn sr(self) -> Option<Uuid> {
+    /// The repository of VDIs, the VM of snapshots.
+    fn of(self) -> Option<Uuid> {
         match self {
-            Among::Vdis(sr) => Some(sr),
+            Among::Vdis(of) | Among::VmSnapshots(of) => Some(of),
             Among::Srs | Among::Vms => None,
         }
     }
 
-    /// The objects with the name ?1, of the repository ?2.
+    /// The objects with the name ?1, of the repository or VM ?2.
     fn holders(self) -> &'static str {
         match self {
             Among::Vdis(_) => {
@@ -54,6 +59,7 @@ impl Among {
             }
             Among::Srs => "SELECT uuid, created FROM sr WHERE name = ?1 AND ?2 IS NULL ORDER BY created, uuid LIMIT 1",
             Among::Vms => "SELECT uuid, created FROM vm WHERE name = ?1 AND ?2 IS NULL ORDER BY created, uuid LIMIT 1",
+            Among::VmSnapshots(_) => "SELECT uuid, created FROM vm_snapshot WHERE name = ?1 AND vm = ?2 LIMIT 1",
         }
     }
 }
@@ -68,15 +74,15 @@ enum Holder {
 
 impl View<'_> {
     fn name_holder(&self, among: Among, name: &str) -> Result<Option<Holder>, Problem> {
-        let sr = among.sr().map(Id);
-        let object = self.row(among.holders(), (name, sr), |row| {
+        let of = among.of().map(Id);
+        let object = self.row(among.holders(), (name, of), |row| {
             Ok(Holder::Object(row.get::<_, Id>(0)?.0, row.get::<_, Time>(1)?.0))
         })?;
         if object.is_some() {
             return Ok(object);
         }
         let claims = "SELECT task FROM name_claim WHERE name = ?1 AND sr IS ?2 AND kind = ?3 LIMIT 1";
-        self.row(claims, (name, sr, Word(among.kind())), |row| Ok(Holder::Task(row.get::<_, Id>(0)?.0)))
+        self.row(claims, (name, of, Word(among.kind())), |row| Ok(Holder::Task(row.get::<_, Id>(0)?.0)))
     }
 
     /// Whether neither an object nor a task has a name.
@@ -91,15 +97,22 @@ impl View<'_> {
             Among::Vdis(_) => ("VDI", "vdi"),
             Among::Srs => ("SR", "sr"),
             Among::Vms => ("VM", "vm"),
+            Among::VmSnapshots(_) => ("snapshot", "vm"),
         };
-        let place = match among.sr() {
-            Some(sr) => format!(" in SR '{}' ({sr})", self.sr(sr)?.name),
-            None => String::new(),
+        let place = match among {
+            Among::Vdis(sr) => format!(" in SR '{}' ({sr})", self.sr(sr)?.name),
+            Among::VmSnapshots(vm) => format!(" of VM '{}' ({vm})", self.vm(vm)?.name),
+            Among::Srs | Among::Vms => String::new(),
         };
         let (has, advice) = match holder {
             Holder::Object(uuid, created) => (
                 format!("{noun} {uuid}{place}, created {created:.0}, has that name"),
-                format!("choose another name, or rename that one first: tapline {word} set {uuid} --name NAME"),
+                match among {
+                    Among::VmSnapshots(_) => "choose another name, or destroy that one first".into(),
+                    _ => {
+                        format!("choose another name, or rename that one first: tapline {word} set {uuid} --name NAME")
+                    }
+                },
             ),
             Holder::Task(task) => (
                 format!("the task {task} is creating a {noun} of that name{place}"),
@@ -144,7 +157,7 @@ impl Tx<'_> {
         self.check_name_free(among, name, tried)?;
         self.execute(
             "INSERT INTO name_claim VALUES (?1, ?2, ?3, ?4)",
-            (Id(task), Word(among.kind()), among.sr().map(Id), name.as_str()),
+            (Id(task), Word(among.kind()), among.of().map(Id), name.as_str()),
         )
         .map(drop)
     }

@@ -1,6 +1,6 @@
 //! Conversion of values to columns: UUIDs and times as text, words as in the API, everything else as JSON.
 
-use api::Problem;
+use api::{Labels, Problem};
 use jiff::Timestamp;
 use rusqlite::types::{FromSql, FromSqlError, FromSqlResult, ToSql, ToSqlOutput, ValueRef};
 use rusqlite::{Params, Row};
@@ -79,6 +79,11 @@ pub fn text<T: TryFrom<String, Error = String>>(row: &Row<'_>, column: &str) -> 
     let text: String = row.get(column)?;
     T::try_from(text)
         .map_err(|why| rusqlite::Error::FromSqlConversionFailure(0, rusqlite::types::Type::Text, why.into()))
+}
+
+/// The tags of an object, and the strings that programs keep with it.
+pub fn labels(row: &Row<'_>) -> rusqlite::Result<Labels> {
+    Ok(Labels { tags: row.get::<_, Json<_>>("tags")?.0, other_config: row.get::<_, Json<_>>("other_config")?.0 })
 }
 
 impl View<'_> {

@@ -60,8 +60,10 @@ pub fn check_rows(connection: &Connection) -> Result<(), Problem> {
         }
         for vm in view.vms()? {
             view.vm_process(vm.uuid)?;
+            view.vm_held(vm.uuid)?;
         }
         view.vdis(None)?;
+        view.vm_snapshots(None)?;
         view.leases()?;
         view.tasks(false)?;
         view.journal()?;

@@ -1,22 +1,26 @@
 //! Storage repositories.
 
-use api::{Change, Code, ObjectKind, Problem, Space, Sr, SrPatch, SrState, Variant};
+use api::{Change, Code, Labels, ObjectKind, Problem, Space, Sr, SrPatch, SrState, Variant};
 use rusqlite::{Row, named_params};
 use uuid::Uuid;
 
 use super::image::Image;
 use super::inventory::Noted;
 use super::name::Among;
-use super::row::{Id, Json, Time, Word, text};
+use super::row::{Id, Json, Time, Word, labels, text};
 use super::{Tx, View, not_found};
 
-const COLUMNS: &str = "uuid, name, description, source, state, variant, space, reserve, problem, created";
+const COLUMNS: &str =
+    "uuid, name, description, source, state, variant, space, reserve, problem, created, tags, other_config";
 
 fn of_row(row: &Row<'_>) -> rusqlite::Result<Sr> {
+    let Labels { tags, other_config } = labels(row)?;
     Ok(Sr {
         uuid: row.get::<_, Id>("uuid")?.0,
         name: text(row, "name")?,
         description: text(row, "description")?,
+        tags,
+        other_config,
         source: row.get::<_, Json<_>>("source")?.0,
         state: row.get::<_, Word<_>>("state")?.0,
         variant: row.get::<_, Option<Json<_>>>("variant")?.map(|json| json.0),
@@ -119,11 +123,13 @@ impl Tx<'_> {
             return Err(Problem::new(Code::Exists, what).advise("attach it, or forget it first"));
         }
         self.execute(
-            "INSERT INTO sr VALUES (:uuid, :name, :description, :source, :state, :variant, :space, :reserve, :created, NULL)",
+            "INSERT INTO sr VALUES (:uuid, :name, :description, :source, :state, :variant, :space, :reserve, :created, NULL,
+             :tags, :other_config)",
             named_params! {
                 ":uuid": Id(sr.uuid), ":name": sr.name.as_str(), ":description": sr.description.as_str(),
                 ":source": Json(&sr.source), ":state": Word(sr.state), ":variant": sr.variant.as_ref().map(Json),
                 ":space": sr.space.as_ref().map(Json), ":reserve": sr.reserve, ":created": Time(sr.created),
+                ":tags": Json(&sr.tags), ":other_config": Json(&sr.other_config),
             },
         )?;
         self.touch(ObjectKind::Sr, sr.uuid, Change::Added);
@@ -144,15 +150,19 @@ impl Tx<'_> {
         let mut sr = self.sr(uuid)?;
         sr.name = patch.name.clone().unwrap_or(sr.name);
         sr.description = patch.description.clone().unwrap_or(sr.description);
+        sr.tags = patch.tags.clone().unwrap_or(sr.tags);
+        sr.other_config = patch.other_config.clone().unwrap_or(sr.other_config);
         sr.reserve = patch.reserve.unwrap_or(sr.reserve);
-        if patch.name.is_some() || patch.description.is_some() {
+        let labels = patch.tags.is_some() || patch.other_config.is_some();
+        if patch.name.is_some() || patch.description.is_some() || labels {
             self.note(uuid, Noted::Words);
         }
         self.execute(
-            "UPDATE sr SET name = :name, description = :description, reserve = :reserve WHERE uuid = :uuid",
+            "UPDATE sr SET name = :name, description = :description, reserve = :reserve, tags = :tags,
+             other_config = :other_config WHERE uuid = :uuid",
             named_params! {
                 ":uuid": Id(uuid), ":name": sr.name.as_str(), ":description": sr.description.as_str(),
-                ":reserve": sr.reserve,
+                ":reserve": sr.reserve, ":tags": Json(&sr.tags), ":other_config": Json(&sr.other_config),
             },
         )?;
         self.touch(ObjectKind::Sr, uuid, Change::Changed);

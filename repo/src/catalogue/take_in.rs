@@ -8,9 +8,9 @@ use uuid::Uuid;
 
 use super::image::{Image, ImageState};
 use super::inventory::Noted;
-use super::row::{Id, Time};
+use super::row::{Id, Json, Time};
 use super::{Tx, View};
-use crate::inventory::Contents;
+use crate::inventory::{Contents, Words};
 
 /// The changes to the VDIs of a repository.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -70,9 +70,10 @@ impl Tx<'_> {
         self.execute("DELETE FROM image WHERE sr = ?1", [Id(sr)])?;
         self.take_in_images(sr, contents, files)?;
         let taken = self.take_in_vdis(sr, &before.vdis, contents)?;
+        let Words { name, description, tags, other_config } = &contents.words;
         self.execute(
-            "UPDATE sr SET name = ?2, description = ?3 WHERE uuid = ?1",
-            (Id(sr), contents.words.name.as_str(), contents.words.description.as_str()),
+            "UPDATE sr SET name = ?2, description = ?3, tags = ?4, other_config = ?5 WHERE uuid = ?1",
+            (Id(sr), name.as_str(), description.as_str(), Json(tags), Json(other_config)),
         )?;
         self.touch(ObjectKind::Sr, sr, Change::Changed);
         self.set_inventory(sr, generation, head)?;
@@ -116,14 +117,17 @@ impl Tx<'_> {
         for vdi in contents.vdis.values() {
             self.execute(
                 "INSERT INTO vdi VALUES
-                 (:uuid, :image, :name, :description, :read_only, :snapshot_of, :snapshot_time, :created)
+                 (:uuid, :image, :name, :description, :read_only, :snapshot_of, :snapshot_time, :created, :tags,
+                  :other_config)
                  ON CONFLICT (uuid) DO UPDATE SET image = :image, name = :name, description = :description,
-                 read_only = :read_only, snapshot_of = :snapshot_of, snapshot_time = :snapshot_time, created = :created",
+                 read_only = :read_only, snapshot_of = :snapshot_of, snapshot_time = :snapshot_time, created = :created,
+                 tags = :tags, other_config = :other_config",
                 named_params! {
                     ":uuid": Id(vdi.uuid), ":image": Id(vdi.image), ":name": vdi.name.as_str(),
                     ":description": vdi.description.as_str(), ":read_only": vdi.read_only,
                     ":snapshot_of": vdi.snapshot_of.map(Id), ":snapshot_time": vdi.snapshot_time.map(Time),
-                    ":created": Time(vdi.created),
+                    ":created": Time(vdi.created), ":tags": Json(&vdi.tags),
+                    ":other_config": Json(&vdi.other_config),
                 },
             )?;
             match before.get(&vdi.uuid) {

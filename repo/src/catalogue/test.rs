@@ -22,6 +22,8 @@ pub(super) fn sr() -> Sr {
         uuid: Uuid::new_v4(),
         name: "local".parse().unwrap(),
         description: api::Description::default(),
+        tags: Default::default(),
+        other_config: Default::default(),
         source: SrSource::Dir { path: "/srv/vms".parse().unwrap() },
         state: SrState::Attached,
         variant: None,
@@ -38,8 +40,8 @@ pub(super) fn image(sr: Uuid, parent: Option<Uuid>) -> Image {
 
 pub(super) fn vdi(image: &Image) -> NewVdi {
     let name = "disk".parse().unwrap();
-    let description = api::Description::default();
-    NewVdi { uuid: Uuid::new_v4(), image: image.uuid, name, description, read_only: false, snapshot: None }
+    let (description, labels) = Default::default();
+    NewVdi { uuid: Uuid::new_v4(), image: image.uuid, name, description, labels, read_only: false, snapshot: None }
 }
 
 pub(super) fn vm(name: &str) -> api::Vm {
@@ -47,6 +49,8 @@ pub(super) fn vm(name: &str) -> api::Vm {
         uuid: Uuid::new_v4(),
         name: name.parse().unwrap(),
         description: api::Description::default(),
+        tags: Default::default(),
+        other_config: Default::default(),
         driver: api::Driver::Qemu,
         memory: 1 << 30,
         vcpus: 1,

@@ -1,12 +1,12 @@
 //! Virtual block devices.
 
-use api::{AbsolutePath, Change, Code, Driver, Mode, ObjectKind, Problem, Transport, Vbd, VbdState, Vdi};
+use api::{AbsolutePath, Change, Code, Driver, Labels, Mode, ObjectKind, Problem, Transport, Vbd, VbdState, Vdi};
 use rusqlite::{Row, named_params};
 use uuid::Uuid;
 
 use super::autostart::check_autostart;
 use super::image::ImageState;
-use super::row::{Id, Json, Time, Word, text};
+use super::row::{Id, Json, Time, Word, labels, text};
 use super::{Tx, View, not_found};
 
 /// A process: its pid and start time, which distinguishes it from a later process with the same pid.
@@ -20,6 +20,7 @@ pub struct Process {
 
 fn of_row(row: &Row<'_>) -> rusqlite::Result<Vbd> {
     let socket: Option<String> = row.get("socket")?;
+    let Labels { tags, other_config } = labels(row)?;
     Ok(Vbd {
         uuid: row.get::<_, Id>("uuid")?.0,
         vm: row.get::<_, Option<Id>>("vm")?.map(|id| id.0),
@@ -29,6 +30,8 @@ fn of_row(row: &Row<'_>) -> rusqlite::Result<Vbd> {
         bootable: row.get("bootable")?,
         transport: row.get::<_, Word<_>>("transport")?.0,
         queues: row.get("queues")?,
+        tags,
+        other_config,
         autostart: row.get::<_, Option<Json<_>>>("autostart")?.map(|json| json.0),
         state: row.get::<_, Word<_>>("state")?.0,
         socket: socket.is_some().then(|| text(row, "socket")).transpose()?,
@@ -140,12 +143,13 @@ impl Tx<'_> {
         }
         self.execute(
             "INSERT INTO vbd VALUES (:uuid, :vm, :vdi, :position, :mode, :bootable, :transport, :queues, :state,
-             NULL, NULL, NULL, 0, FALSE, NULL, :created, :autostart, FALSE)",
+             NULL, NULL, NULL, 0, FALSE, NULL, :created, :autostart, FALSE, :tags, :other_config)",
             named_params! {
                 ":uuid": Id(vbd.uuid), ":vm": vbd.vm.map(Id), ":vdi": Id(vbd.vdi), ":position": vbd.position,
                 ":mode": Word(vbd.mode), ":bootable": vbd.bootable, ":transport": Word(vbd.transport),
                 ":queues": vbd.queues, ":state": Word(VbdState::Unplugged), ":created": Time(vbd.created),
-                ":autostart": vbd.autostart.map(Json),
+                ":autostart": vbd.autostart.map(Json), ":tags": Json(&vbd.tags),
+                ":other_config": Json(&vbd.other_config),
             },
         )?;
         self.touch(ObjectKind::Vbd, vbd.uuid, Change::Added);

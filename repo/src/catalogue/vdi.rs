@@ -2,14 +2,14 @@
 
 use std::collections::HashMap;
 
-use api::{Change, Code, ObjectKind, Problem, Use, Vdi, VdiPatch, VdiState};
+use api::{Change, Code, Labels, ObjectKind, Problem, Use, Vdi, VdiPatch, VdiState};
 use jiff::Timestamp;
 use rusqlite::{Row, named_params};
 use uuid::Uuid;
 
 use super::image::ImageState;
 use super::name::Among;
-use super::row::{Id, Time, Word, text};
+use super::row::{Id, Json, Time, Word, labels, text};
 use super::{Tx, View, not_found};
 
 /// The columns of every VDI, and their tables.
@@ -33,14 +33,17 @@ const OF_FEW: &str = "
 const DEPTH_MAX: u32 = 4096;
 
 fn of_row(row: &Row<'_>) -> rusqlite::Result<Vdi> {
-    with(row, row.get("depth")?, row.get::<_, super::row::Json<Vec<Use>>>("users")?.0)
+    with(row, row.get("depth")?, row.get::<_, Json<Vec<Use>>>("users")?.0)
 }
 
 fn with(row: &Row<'_>, depth: u32, users: Vec<Use>) -> rusqlite::Result<Vdi> {
+    let Labels { tags, other_config } = labels(row)?;
     Ok(Vdi {
         uuid: row.get::<_, Id>("uuid")?.0,
         name: text(row, "name")?,
         description: text(row, "description")?,
+        tags,
+        other_config,
         sr: row.get::<_, Id>("sr")?.0,
         size: row.get("size")?,
         physical_utilisation: row.get("physical")?,
@@ -81,6 +84,8 @@ pub struct NewVdi {
     pub name: api::Name,
     /// Its description.
     pub description: api::Description,
+    /// Its tags, and what programs keep with it.
+    pub labels: Labels,
     /// Whether it may only be read.
     pub read_only: bool,
     /// The VDI whose state it keeps, and the moment of that state if that is known.
@@ -147,12 +152,14 @@ impl Tx<'_> {
     pub fn add_vdi(&mut self, vdi: &NewVdi) -> Result<(), Problem> {
         self.execute(
             "INSERT INTO vdi VALUES
-             (:uuid, :image, :name, :description, :read_only, :snapshot_of, :snapshot_time, :created)",
+             (:uuid, :image, :name, :description, :read_only, :snapshot_of, :snapshot_time, :created,
+              :tags, :other_config)",
             named_params! {
                 ":uuid": Id(vdi.uuid), ":image": Id(vdi.image), ":name": vdi.name.as_str(),
                 ":description": vdi.description.as_str(), ":read_only": vdi.read_only,
                 ":snapshot_of": vdi.snapshot.map(|(of, _)| Id(of)), ":snapshot_time": vdi.snapshot.and_then(|(_, at)| at).map(Time),
                 ":created": Time(Timestamp::now()),
+                ":tags": Json(&vdi.labels.tags), ":other_config": Json(&vdi.labels.other_config),
             },
         )?;
         self.touch(ObjectKind::Vdi, vdi.uuid, Change::Added);
@@ -185,10 +192,16 @@ impl Tx<'_> {
         }
         vdi.name = patch.name.clone().unwrap_or(vdi.name);
         vdi.description = patch.description.clone().unwrap_or(vdi.description);
+        vdi.tags = patch.tags.clone().unwrap_or(vdi.tags);
+        vdi.other_config = patch.other_config.clone().unwrap_or(vdi.other_config);
         vdi.read_only = patch.read_only.unwrap_or(vdi.read_only);
         self.execute(
-            "UPDATE vdi SET name = ?2, description = ?3, read_only = ?4 WHERE uuid = ?1",
-            (Id(uuid), vdi.name.as_str(), vdi.description.as_str(), vdi.read_only),
+            "UPDATE vdi SET name = :name, description = :description, read_only = :read_only, tags = :tags,
+             other_config = :other_config WHERE uuid = :uuid",
+            named_params! {
+                ":uuid": Id(uuid), ":name": vdi.name.as_str(), ":description": vdi.description.as_str(),
+                ":read_only": vdi.read_only, ":tags": Json(&vdi.tags), ":other_config": Json(&vdi.other_config),
+            },
         )?;
         self.note_vdi(uuid)?;
         self.touch(ObjectKind::Vdi, uuid, Change::Changed);

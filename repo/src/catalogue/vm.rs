@@ -1,11 +1,11 @@
 //! Virtual machines.
 
-use api::{Change, Code, ObjectKind, Power, Problem, Vbd, VbdState, Vm, VmPatch};
+use api::{Change, Code, Labels, ObjectKind, Power, Problem, Vbd, VbdState, Vm, VmPatch};
 use rusqlite::{Row, named_params};
 use uuid::Uuid;
 
 use super::name::Among;
-use super::row::{Id, Json, Time, Word, text};
+use super::row::{Id, Json, Time, Word, labels, text};
 use super::vbd::Process;
 use super::{Tx, View, not_found};
 
@@ -19,10 +19,13 @@ pub struct VmProcess {
 }
 
 fn of_row(row: &Row<'_>) -> rusqlite::Result<Vm> {
+    let Labels { tags, other_config } = labels(row)?;
     Ok(Vm {
         uuid: row.get::<_, Id>("uuid")?.0,
         name: text(row, "name")?,
         description: text(row, "description")?,
+        tags,
+        other_config,
         driver: row.get::<_, Word<_>>("driver")?.0,
         memory: row.get("memory")?,
         vcpus: row.get("vcpus")?,
@@ -80,12 +83,13 @@ impl Tx<'_> {
         self.check_name_free(Among::Vms, &vm.name, &format!("create VM '{}'", vm.name))?;
         self.execute(
             "INSERT INTO vm VALUES (:uuid, :name, :description, :driver, :memory, :vcpus, :boot, :platform, :power,
-             NULL, NULL, NULL, NULL, NULL, :created, :autostart)",
+             NULL, NULL, NULL, NULL, NULL, :created, :autostart, :tags, :other_config, NULL)",
             named_params! {
                 ":uuid": Id(vm.uuid), ":name": vm.name.as_str(), ":description": vm.description.as_str(),
                 ":driver": Word(vm.driver), ":memory": vm.memory, ":vcpus": vm.vcpus, ":boot": Json(&vm.boot),
                 ":platform": Json(&vm.platform), ":power": Word(vm.power), ":created": Time(vm.created),
-                ":autostart": vm.autostart.map(Json),
+                ":autostart": vm.autostart.map(Json), ":tags": Json(&vm.tags),
+                ":other_config": Json(&vm.other_config),
             },
         )?;
         self.touch(ObjectKind::Vm, vm.uuid, Change::Added);
@@ -106,6 +110,8 @@ impl Tx<'_> {
         }
         vm.name = patch.name.clone().unwrap_or(vm.name);
         vm.description = patch.description.clone().unwrap_or(vm.description);
+        vm.tags = patch.tags.clone().unwrap_or(vm.tags);
+        vm.other_config = patch.other_config.clone().unwrap_or(vm.other_config);
         vm.memory = patch.memory.map_or(vm.memory, api::Size::bytes);
         vm.vcpus = patch.vcpus.map_or(vm.vcpus, u32::from);
         vm.boot = patch.boot.clone().unwrap_or(vm.boot);
@@ -113,11 +119,13 @@ impl Tx<'_> {
         vm.autostart = patch.autostart.unwrap_or(vm.autostart);
         self.execute(
             "UPDATE vm SET name = :name, description = :description, memory = :memory, vcpus = :vcpus, boot = :boot,
-             platform = :platform, autostart = :autostart WHERE uuid = :uuid",
+             platform = :platform, autostart = :autostart, tags = :tags, other_config = :other_config
+             WHERE uuid = :uuid",
             named_params! {
                 ":uuid": Id(uuid), ":name": vm.name.as_str(), ":description": vm.description.as_str(),
                 ":memory": vm.memory, ":vcpus": vm.vcpus, ":boot": Json(&vm.boot), ":platform": Json(&vm.platform),
-                ":autostart": vm.autostart.map(Json),
+                ":autostart": vm.autostart.map(Json), ":tags": Json(&vm.tags),
+                ":other_config": Json(&vm.other_config),
             },
         )?;
         if patch.autostart == Some(None) {
@@ -147,7 +155,8 @@ impl Tx<'_> {
     pub fn set_vm_power(&mut self, uuid: Uuid, power: Power, problem: Option<&Problem>) -> Result<(), Problem> {
         self.vm(uuid)?;
         self.execute(
-            "UPDATE vm SET power = ?2, problem = ?3 WHERE uuid = ?1",
+            "UPDATE vm SET power = ?2, problem = ?3, held_for = CASE ?2 WHEN 'halted' THEN NULL ELSE held_for END
+             WHERE uuid = ?1",
             (Id(uuid), Word(power), problem.map(Json)),
         )?;
         self.touch(ObjectKind::Vm, uuid, Change::Changed);
@@ -166,7 +175,7 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Forgets a VM that is halted, with its VBDs.
+    /// Forgets a VM that is halted, with its VBDs and its snapshots. Those of its disks stay.
     pub fn remove_vm(&mut self, uuid: Uuid) -> Result<(), Problem> {
         let vm = self.vm(uuid)?;
         if vm.power != Power::Halted {
@@ -176,6 +185,7 @@ impl Tx<'_> {
         for vbd in self.vbds(Some(uuid), None)? {
             self.remove_vbd(vbd.uuid)?;
         }
+        self.execute("DELETE FROM vm_snapshot WHERE vm = ?1", [Id(uuid)])?;
         self.execute("DELETE FROM vm WHERE uuid = ?1", [Id(uuid)])?;
         self.touch(ObjectKind::Vm, uuid, Change::Removed);
         Ok(())

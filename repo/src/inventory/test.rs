@@ -57,6 +57,8 @@ fn vdi(n: u128, image: u128) -> InventoryVdi {
         image: Uuid::from_u128(image),
         name: format!("disk {n}").parse().unwrap(),
         description: Description::default(),
+        tags: Default::default(),
+        other_config: Default::default(),
         read_only: false,
         snapshot_of: None,
         snapshot_time: None,
@@ -65,7 +67,12 @@ fn vdi(n: u128, image: u128) -> InventoryVdi {
 }
 
 fn words() -> Words {
-    Words { name: "vms".parse().unwrap(), description: Description::default() }
+    Words {
+        name: "vms".parse().unwrap(),
+        description: Description::default(),
+        tags: Default::default(),
+        other_config: Default::default(),
+    }
 }
 
 /// A disk, a snapshot of it, the snapshot gone and its image merged away: a line each; the states before, between and
@@ -199,7 +206,7 @@ fn an_inventory_is_compacted_with_its_history() {
     let text: Description = "x".repeat(4000).parse().unwrap();
     let (mut longest, mut shortest) = (0, u64::MAX);
     for n in 0..1200 {
-        let words = Words { name: "vms".parse().unwrap(), description: text.clone() };
+        let words = Words { description: text.clone(), ..words() };
         let line = Line::new(log.generation + 1, log.head.clone(), vec![Change::Sr(words)]).unwrap();
         log.append(&room.directory, room.sr, &[line]).unwrap();
         let len = u64::try_from(room.bytes().len()).unwrap();

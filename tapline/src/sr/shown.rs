@@ -7,6 +7,7 @@ use control::size::readable;
 use jiff::Timestamp;
 
 use crate::column::Column;
+use crate::label;
 use crate::word;
 
 type Shown = Column<Sr>;
@@ -41,6 +42,8 @@ pub const COLUMNS: &[Shown] = &[
         formats.collect::<Vec<_>>().join(", ")
     })
     .alone(),
+    Shown::new("tags", |sr, _| label::shown(&sr.tags)).wide(),
+    Shown::new("other config", |sr, _| label::lines(&sr.other_config)).alone(),
     Shown::new("read-only", |sr, _| {
         sr.variant.as_ref().map(|variant| variant.read_only.to_string()).unwrap_or_default()
     })

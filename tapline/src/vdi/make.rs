@@ -3,6 +3,7 @@
 use api::{Description, ImageFormat, Name, Problem, Size, VdiClone, VdiCopy, VdiCreate, VdiImport, VdiSnapshot};
 
 use crate::find::Disk;
+use crate::label::NewLabels;
 use crate::session::{Session, Waiting};
 use crate::word::{self, HostPath};
 
@@ -27,6 +28,8 @@ pub struct Create {
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     description: Description,
     #[command(flatten)]
+    labels: NewLabels,
+    #[command(flatten)]
     waiting: Waiting,
 }
 
@@ -41,6 +44,8 @@ pub struct Branch {
     /// Description of the new disk
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     description: Description,
+    #[command(flatten)]
+    labels: NewLabels,
     #[command(flatten)]
     waiting: Waiting,
 }
@@ -59,6 +64,8 @@ pub struct Copy {
     /// Format of the copy [default: the repository's default]
     #[arg(long, value_parser = word::one_of::<ImageFormat>(&word::FORMATS))]
     format: Option<ImageFormat>,
+    #[command(flatten)]
+    labels: NewLabels,
     #[command(flatten)]
     waiting: Waiting,
 }
@@ -90,15 +97,19 @@ pub struct Import {
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     description: Description,
     #[command(flatten)]
+    labels: NewLabels,
+    #[command(flatten)]
     waiting: Waiting,
 }
 
 impl Create {
     /// Runs the verb.
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
-        let Create { name, sr, size, format, allow_duplicate_name, description, waiting } = self;
+        let Create { name, sr, size, format, allow_duplicate_name, description, labels, waiting } = self;
+        let (tags, other_config) = labels.given()?;
         let sr = session.sr_or_only(sr.as_deref()).await?;
-        let asked = VdiCreate { uuid: None, sr, name, allow_duplicate_name, description, size, format };
+        let asked =
+            VdiCreate { uuid: None, sr, name, allow_duplicate_name, description, size, format, tags, other_config };
         session.made(session.client.vdi_create(&asked).await?, waiting).await
     }
 }
@@ -106,31 +117,34 @@ impl Create {
 impl Branch {
     /// Takes a read-only snapshot.
     pub async fn snapshot(self, session: &Session) -> Result<(), Problem> {
-        let Branch { vdi, name, description, waiting } = self;
+        let Branch { vdi, name, description, labels, waiting } = self;
+        let (tags, other_config) = labels.given()?;
         let vdi = vdi.find(session).await?;
-        session
-            .made(session.client.vdi_snapshot(vdi, &VdiSnapshot { uuid: None, name, description }).await?, waiting)
-            .await
+        let asked = VdiSnapshot { uuid: None, name, description, tags, other_config };
+        session.made(session.client.vdi_snapshot(vdi, &asked).await?, waiting).await
     }
 
     /// Creates a writable clone.
     pub async fn clone(self, session: &Session) -> Result<(), Problem> {
-        let Branch { vdi, name, description, waiting } = self;
+        let Branch { vdi, name, description, labels, waiting } = self;
+        let (tags, other_config) = labels.given()?;
         let vdi = vdi.find(session).await?;
-        session.made(session.client.vdi_clone(vdi, &VdiClone { uuid: None, name, description }).await?, waiting).await
+        let asked = VdiClone { uuid: None, name, description, tags, other_config };
+        session.made(session.client.vdi_clone(vdi, &asked).await?, waiting).await
     }
 }
 
 impl Copy {
     /// Runs the verb.
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
-        let Copy { vdi, sr, name, format, waiting } = self;
+        let Copy { vdi, sr, name, format, labels, waiting } = self;
+        let (tags, other_config) = labels.given()?;
         let vdi = session.vdi(&vdi).await?;
         let sr = match sr {
             Some(sr) => session.sr(&sr).await?,
             None => session.client.vdi(vdi).await?.sr,
         };
-        let asked = VdiCopy { uuid: None, sr, name, format };
+        let asked = VdiCopy { uuid: None, sr, name, format, tags, other_config };
         session.made(session.client.vdi_copy(vdi, &asked).await?, waiting).await
     }
 }
@@ -138,8 +152,19 @@ impl Copy {
 impl Import {
     /// Runs the verb.
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
-        let Import { name, path, sr, source_format, really_raw, format, allow_duplicate_name, description, waiting } =
-            self;
+        let Import {
+            name,
+            path,
+            sr,
+            source_format,
+            really_raw,
+            format,
+            allow_duplicate_name,
+            description,
+            labels,
+            waiting,
+        } = self;
+        let (tags, other_config) = labels.given()?;
         let (path, sr) = (session.path(path)?, session.sr_or_only(sr.as_deref()).await?);
         let asked = VdiImport {
             uuid: None,
@@ -151,6 +176,8 @@ impl Import {
             source_format,
             really_raw,
             format,
+            tags,
+            other_config,
         };
         session.made(session.client.vdi_import(&asked).await?, waiting).await
     }

@@ -4,6 +4,7 @@ use api::{Vdi, VdiState};
 use control::size::readable;
 
 use crate::column::{Column, Uuids};
+use crate::label;
 use crate::word;
 
 type Shown = Column<Vdi>;
@@ -21,6 +22,8 @@ pub const COLUMNS: &[Shown] = &[
     Shown::new("depth", |vdi, _| vdi.depth.to_string()).right().wide(),
     Shown::new("file", |vdi, _| vdi.file.clone()).wide(),
     Shown::new("used by", used_by).wide(),
+    Shown::new("tags", |vdi, _| label::shown(&vdi.tags)).wide(),
+    Shown::new("other config", |vdi, _| label::lines(&vdi.other_config)).alone(),
     Shown::new("read-only", |vdi, _| vdi.read_only.to_string()).alone(),
     Shown::new("snapshot time", |vdi, _| vdi.snapshot_time.map(|at| format!("{at:.0}")).unwrap_or_default()).alone(),
     Shown::new("created", |vdi, _| format!("{:.0}", vdi.created)).alone(),

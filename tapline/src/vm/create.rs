@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use api::{Autostart, Code, Description, Driver, ImageFormat, Name, Power, Problem, Size, VmCreate, VmShutdown};
+use api::{
+    Autostart, Code, Description, Driver, ImageFormat, Name, OtherConfig, Power, Problem, Size, Tags, VmCreate,
+    VmShutdown,
+};
 use serde_json::json;
 use uuid::Uuid;
 
@@ -10,6 +13,7 @@ use super::boot::Boot;
 use super::console;
 use super::devices::Devices;
 use crate::attach::{self, give, import, make};
+use crate::label::NewLabels;
 use crate::output::say;
 use crate::session::{Session, print};
 use crate::word::{self, HostPath};
@@ -40,6 +44,8 @@ pub struct Create {
     /// Open its console once it is started
     #[arg(long, requires = "start")]
     console: bool,
+    #[command(flatten)]
+    labels: NewLabels,
 }
 
 /// What a machine has, and what it boots.
@@ -72,8 +78,19 @@ impl Hardware {
         let mut platform: BTreeMap<String, String> = devices.platform(session)?;
         platform.extend(keys);
         let boot = boot.kernel(session)?.unwrap_or_default();
-        let description = Description::default();
-        Ok(VmCreate { uuid: None, name, description, driver, memory, vcpus, boot, platform, autostart: None })
+        Ok(VmCreate {
+            uuid: None,
+            name,
+            description: Description::default(),
+            driver,
+            memory,
+            vcpus,
+            boot,
+            platform,
+            autostart: None,
+            tags: Tags::default(),
+            other_config: OtherConfig::default(),
+        })
     }
 }
 
@@ -144,8 +161,9 @@ impl Create {
     }
 
     async fn make(self, session: &Session, made: &mut Made) -> Result<Uuid, Problem> {
-        let Create { name, hardware, description, autostart, disk, sr, .. } = self;
-        let asked = VmCreate { description, autostart, ..hardware.machine(session, name)? };
+        let Create { name, hardware, description, autostart, disk, sr, labels, .. } = self;
+        let (tags, other_config) = labels.given()?;
+        let asked = VmCreate { description, autostart, tags, other_config, ..hardware.machine(session, name)? };
         let vm = attach::uuid(&session.finish(session.client.vm_create(&asked).await?).await?)?;
         made.vm = Some(vm);
         for Wanted { name, from } in disk {

@@ -64,7 +64,7 @@ impl Run {
                     .map_err(|why: String| Problem::failed("make a name for the machine", why))?
             }
         };
-        let asked = VdiClone { uuid: None, name: Some(name.clone()), description: Default::default() };
+        let asked = VdiClone { name: Some(name.clone()), ..VdiClone::default() };
         let vdi = uuid(&session.finish(client.vdi_clone(from.uuid, &asked).await?).await?)?;
         made.vdis.push(vdi);
         let machine = hardware.machine(session, name)?;

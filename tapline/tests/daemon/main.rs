@@ -2,6 +2,7 @@
 
 mod console;
 mod follow;
+mod labels;
 mod mistakes;
 mod names;
 mod nouns;

@@ -52,6 +52,8 @@ async fn take_in(catalogue: &Catalogue, path: &AbsolutePath) -> Result<String, P
         uuid: label.uuid,
         name: label.name,
         description: api::Description::default(),
+        tags: api::Tags::default(),
+        other_config: api::OtherConfig::default(),
         source,
         state: SrState::Attached,
         variant: Some(variant),

@@ -3,7 +3,7 @@
 //! A page begins behind an object, not behind a number of them: what is created or destroyed meanwhile neither repeats
 //! nor hides others. Only when that object itself is gone does the client have to begin again.
 
-use api::{Code, Problem};
+use api::{Code, Problem, Tag};
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 use serde::Deserialize;
@@ -24,6 +24,31 @@ pub struct Paging {
     limit: Option<u32>,
     /// Only what comes after the one with this UUID, the last one of the previous page.
     after: Option<String>,
+}
+
+/// Tags that a list is to be of.
+#[derive(Debug, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[expect(dead_code, reason = "for the document: a parameter that may come several times is read by `Tagged`")]
+pub struct Tagging {
+    /// Only those with this tag; with several, those that have all of them.
+    #[param(inline)]
+    tag: Option<Vec<Tag>>,
+}
+
+/// The tags that a request asks for.
+#[derive(Debug)]
+pub struct Tagged(pub Vec<Tag>);
+
+impl<S: Send + Sync> FromRequestParts<S> for Tagged {
+    type Rejection = Refusal;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Tagged, Refusal> {
+        let Asked(pairs) = Asked::<Vec<(String, String)>>::from_request_parts(parts, state).await?;
+        let tags = pairs.into_iter().filter(|(name, _)| name == "tag").map(|(_, tag)| tag.parse());
+        let tags: Result<Vec<Tag>, String> = tags.collect();
+        Ok(Tagged(tags.map_err(|why| Problem::new(Code::Invalid, format!("invalid query: {why}")).field("tag"))?))
+    }
 }
 
 /// The page that a request asks for.

@@ -1,7 +1,5 @@
 //! `/srs`.
 
-use std::sync::Arc;
-
 use api::{
     About, AbsolutePath, Code, Inventory, Name, ObjectKind, Problem, Sr, SrAttach, SrCreate, SrDestroyPlan, SrFound,
     SrIntroduce, SrPatch, SrProbe, SrSource, SrState, SrType, Task,
@@ -21,12 +19,12 @@ use uuid::Uuid;
 
 use super::answer::{listed, shown};
 use super::extract::{Asked, Body, Id};
-use super::list::{Page, Paging};
+use super::list::{Page, Paging, Tagged, Tagging};
 use super::{Begun, Refusal, begun};
 use crate::daemon::Daemon;
 use crate::reconcile;
 use crate::request;
-use crate::sr::{self, Claim, Create, Destroy, Introduce, doubtful};
+use crate::sr::{self, Claim, Create, Destroy, Given, Introduce, doubtful};
 use crate::task::job::Job;
 use crate::task::{Context, blocking};
 use crate::vdi;
@@ -72,10 +70,15 @@ struct Trial {
 
 /// Lists the repositories by name.
 #[utoipa::path(
-    get, path = "/srs", tag = "sr", operation_id = "sr_list", params(Which, Paging),
+    get, path = "/srs", tag = "sr", operation_id = "sr_list", params(Which, Tagging, Paging),
     responses((status = 200, body = Vec<Sr>), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
-async fn list(State(daemon): State<Daemon>, Asked(which): Asked<Which>, page: Page) -> Result<Response, Refusal> {
+async fn list(
+    State(daemon): State<Daemon>,
+    Asked(which): Asked<Which>,
+    tagged: Tagged,
+    page: Page,
+) -> Result<Response, Refusal> {
     let question = move |view: &repo::View<'_>| {
         let mut srs = view.srs()?;
         srs.retain(|sr| {
@@ -83,6 +86,7 @@ async fn list(State(daemon): State<Daemon>, Asked(which): Asked<Which>, page: Pa
                 && which.r#match.as_ref().is_none_or(|like| super::is_like(like, Some(&sr.name), sr.uuid))
                 && which.state.is_none_or(|state| state == sr.state)
                 && which.r#type.is_none_or(|kind| kind == sr.source.kind())
+                && sr.tags.have_all(&tagged.0)
         });
         Ok(srs)
     };
@@ -104,14 +108,15 @@ async fn show(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Response, Re
     responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
 async fn create(State(daemon): State<Daemon>, Body(asked): Body<SrCreate>) -> Begun {
-    let SrCreate { uuid: chosen, name, description, source, reserve, format } = asked;
+    let SrCreate { uuid: chosen, name, description, source, reserve, format, tags, other_config } = asked;
     repo::driver::mount::check(&source)?;
     if matches!(source, SrSource::Iso { .. }) && format.is_some_and(|format| format != api::ImageFormat::Raw) {
         let what = "an ISO library contains raw images only";
         return Err(Problem::new(Code::Unsupported, what).field("format").advise("omit the format").into());
     }
     let sr = sr::new_sr(chosen.unwrap_or_else(Uuid::new_v4), name, description, source, reserve);
-    let job = Create { sr, format, labelled: false, named: true, described: true, unreached: Arc::default() };
+    let given = Given { name: true, description: true, tags: Some(tags), other_config: Some(other_config) };
+    let job = Create::new(sr, format, false, given);
     let prepare = move |job: &Create, task, tx: &mut repo::Tx<'_>| {
         chosen.map_or(Ok(()), |uuid| tx.check_uuid_free(uuid))?;
         job.prepare(tx, task)
@@ -136,7 +141,7 @@ async fn probe(State(daemon): State<Daemon>, Body(asked): Body<SrProbe>) -> Resu
     responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
 async fn introduce(State(daemon): State<Daemon>, Body(asked): Body<SrIntroduce>) -> Begun {
-    let SrIntroduce { uuid, name, description, source, reserve } = asked;
+    let SrIntroduce { uuid, name, description, source, reserve, tags, other_config } = asked;
     repo::driver::mount::check(&source)?;
     let found = match source {
         SrSource::Iso { .. } => None,
@@ -173,14 +178,13 @@ async fn introduce(State(daemon): State<Daemon>, Body(asked): Body<SrIntroduce>)
         let path = path.clone();
         blocking("look into a directory", move || must_have_images(&path)).await?;
     }
-    let (named, described) = (name.is_some(), description.is_some());
+    let given = Given { name: name.is_some(), description: description.is_some(), tags, other_config };
     let Some(name) = name.or(found.map(|found| found.name)) else {
         let what = "the storage does not record a name";
         return Err(Problem::new(Code::Invalid, what).field("name").advise("give it a name").into());
     };
     let sr = sr::new_sr(uuid, name, description.unwrap_or_default(), source, reserve);
-    let labelled = there.is_some();
-    let job = Introduce { sr, format: None, labelled, named, described, unreached: Arc::default() };
+    let job = Introduce::new(sr, None, there.is_some(), given);
     let task = daemon.tasks.start_job(&daemon, job, |job, task, tx| job.prepare(tx, task)).await?;
     begun(task)
 }
@@ -195,7 +199,7 @@ fn must_have_images(path: &AbsolutePath) -> Result<(), Problem> {
     Err(Problem::new(Code::NotFound, what).field("source").advise(advice))
 }
 
-/// Changes the name, description or reserve of a repository.
+/// Changes the name, description, tags, strings of programs or reserve of a repository.
 #[utoipa::path(
     patch, path = "/srs/{uuid}", tag = "sr", operation_id = "sr_patch", params(("uuid" = Uuid, Path)),
     request_body = SrPatch,

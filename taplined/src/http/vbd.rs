@@ -17,7 +17,7 @@ use uuid::Uuid;
 
 use super::answer::{listed, shown};
 use super::extract::{Asked, Body, Id};
-use super::list::{Page, Paging};
+use super::list::{Page, Paging, Tagged, Tagging};
 use super::{Begun, Created, Refusal, begun, created};
 use crate::daemon::Daemon;
 use crate::disk::paths::DiskPaths;
@@ -59,10 +59,15 @@ struct Which {
 
 /// Lists the VBDs by VM and position.
 #[utoipa::path(
-    get, path = "/vbds", tag = "vbd", operation_id = "vbd_list", params(Which, Paging),
+    get, path = "/vbds", tag = "vbd", operation_id = "vbd_list", params(Which, Tagging, Paging),
     responses((status = 200, body = Vec<Vbd>), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
-async fn list(State(daemon): State<Daemon>, Asked(which): Asked<Which>, page: Page) -> Result<Response, Refusal> {
+async fn list(
+    State(daemon): State<Daemon>,
+    Asked(which): Asked<Which>,
+    tagged: Tagged,
+    page: Page,
+) -> Result<Response, Refusal> {
     let question = move |view: &repo::View<'_>| {
         let mut vbds = view.vbds(which.vm, which.vdi)?;
         let of_sr: Option<HashSet<Uuid>> = match which.sr {
@@ -73,6 +78,7 @@ async fn list(State(daemon): State<Daemon>, Asked(which): Asked<Which>, page: Pa
             which.r#match.as_ref().is_none_or(|like| super::is_like(like, None, vbd.uuid))
                 && which.state.is_none_or(|state| state == vbd.state)
                 && of_sr.as_ref().is_none_or(|vdis| vdis.contains(&vbd.vdi))
+                && vbd.tags.have_all(&tagged.0)
         });
         Ok(vbds)
     };
@@ -133,11 +139,14 @@ fn made_of(asked: VbdCreate, view: &repo::View<'_>) -> Result<Vbd, Problem> {
         bootable: asked.bootable.unwrap_or(vm.is_some() && position == 0),
         queues: asked.queues.unwrap_or(queues),
         autostart: asked.autostart,
+        tags: asked.tags,
+        other_config: asked.other_config,
         ..new
     })
 }
 
-/// Changes whether a VBD that belongs to no VM is plugged when the host boots.
+/// Changes the tags and strings of programs of a VBD, and whether one that belongs to no VM is plugged when the host
+/// boots.
 #[utoipa::path(
     patch, path = "/vbds/{uuid}", tag = "vbd", operation_id = "vbd_patch", params(("uuid" = Uuid, Path)),
     request_body = VbdPatch,

@@ -17,7 +17,7 @@ use uuid::Uuid;
 
 use super::answer::{listed, shown};
 use super::extract::{Asked, Body, Id};
-use super::list::{Page, Paging};
+use super::list::{Page, Paging, Tagged, Tagging};
 use super::{Begun, Refusal, begun};
 use crate::daemon::Daemon;
 use crate::reconcile;
@@ -69,10 +69,15 @@ struct DryRun {
 
 /// Lists the VDIs by name.
 #[utoipa::path(
-    get, path = "/vdis", tag = "vdi", operation_id = "vdi_list", params(Which, Paging),
+    get, path = "/vdis", tag = "vdi", operation_id = "vdi_list", params(Which, Tagging, Paging),
     responses((status = 200, body = Vec<Vdi>), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
-async fn list(State(daemon): State<Daemon>, Asked(which): Asked<Which>, page: Page) -> Result<Response, Refusal> {
+async fn list(
+    State(daemon): State<Daemon>,
+    Asked(which): Asked<Which>,
+    tagged: Tagged,
+    page: Page,
+) -> Result<Response, Refusal> {
     let question = move |view: &repo::View<'_>| {
         let mut found = view.vdis(which.sr)?;
         let of_vm: Option<HashSet<Uuid>> = match which.vm {
@@ -85,6 +90,7 @@ async fn list(State(daemon): State<Daemon>, Asked(which): Asked<Which>, page: Pa
                 && which.state.is_none_or(|state| state == vdi.state)
                 && which.snapshot_of.is_none_or(|of| Some(of) == vdi.snapshot_of)
                 && of_vm.as_ref().is_none_or(|vdis| vdis.contains(&vdi.uuid))
+                && vdi.tags.have_all(&tagged.0)
         });
         Ok(found)
     };
@@ -109,7 +115,7 @@ async fn create(State(daemon): State<Daemon>, Body(asked): Body<VdiCreate>) -> B
     begun(begin::create(&daemon, asked).await?)
 }
 
-/// Changes the name, description or read-only flag of a VDI.
+/// Changes the name, description, tags, strings of programs or read-only flag of a VDI.
 #[utoipa::path(
     patch, path = "/vdis/{uuid}", tag = "vdi", operation_id = "vdi_patch", params(("uuid" = Uuid, Path)),
     request_body = VdiPatch,

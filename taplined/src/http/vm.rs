@@ -18,7 +18,7 @@ use uuid::Uuid;
 
 use super::answer::{listed, shown};
 use super::extract::{Asked, Body, Id};
-use super::list::{Page, Paging};
+use super::list::{Page, Paging, Tagged, Tagging};
 use super::{Begun, Created, Refusal, begun, created, must_end};
 use crate::daemon::Daemon;
 use crate::disk::paths::DiskPaths;
@@ -51,16 +51,22 @@ struct Which {
 
 /// Lists the VMs by name.
 #[utoipa::path(
-    get, path = "/vms", tag = "vm", operation_id = "vm_list", params(Which, Paging),
+    get, path = "/vms", tag = "vm", operation_id = "vm_list", params(Which, Tagging, Paging),
     responses((status = 200, body = Vec<Vm>), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
-async fn list(State(daemon): State<Daemon>, Asked(which): Asked<Which>, page: Page) -> Result<Response, Refusal> {
+async fn list(
+    State(daemon): State<Daemon>,
+    Asked(which): Asked<Which>,
+    tagged: Tagged,
+    page: Page,
+) -> Result<Response, Refusal> {
     let question = move |view: &repo::View<'_>| {
         let mut found = view.vms()?;
         found.retain(|vm| {
             which.name.as_ref().is_none_or(|name| *name == vm.name)
                 && which.r#match.as_ref().is_none_or(|like| super::is_like(like, Some(&vm.name), vm.uuid))
                 && which.power.is_none_or(|power| power == vm.power)
+                && vm.tags.have_all(&tagged.0)
         });
         Ok(found)
     };
@@ -86,6 +92,8 @@ async fn create(State(daemon): State<Daemon>, Body(asked): Body<VmCreate>) -> Re
         uuid: asked.uuid.unwrap_or_else(Uuid::new_v4),
         name: asked.name,
         description: asked.description,
+        tags: asked.tags,
+        other_config: asked.other_config,
         driver: asked.driver,
         memory: asked.memory.bytes(),
         vcpus: asked.vcpus.into(),

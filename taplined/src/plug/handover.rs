@@ -130,6 +130,8 @@ mod test {
             bootable: false,
             transport,
             queues: 1,
+            tags: Default::default(),
+            other_config: Default::default(),
             autostart: None,
             state: api::VbdState::Plugged,
             socket: None,

@@ -110,8 +110,8 @@ impl Job for Destroy {
     const STEPS: &'static [&'static str] = &["remove", "forget"];
     const NO_RETURN: &'static str = "remove";
 
-    fn changes(&self) -> Option<uuid::Uuid> {
-        None
+    fn changes(&self) -> Vec<uuid::Uuid> {
+        Vec::new()
     }
 
     fn about(&self) -> Vec<About> {

@@ -185,6 +185,8 @@ fn shown(directory: &Directory, sr: Uuid) -> Result<Inventory, Problem> {
                 sr,
                 name: words.name,
                 description: words.description,
+                tags: words.tags,
+                other_config: words.other_config,
                 generation: log.generation,
                 head: log.head,
                 images: images.into_values().collect(),

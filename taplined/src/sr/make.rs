@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use api::{About, Code, ImageFormat, ObjectKind, Problem, Sr, SrState, Variant};
+use api::{About, Code, ImageFormat, ObjectKind, OtherConfig, Problem, Sr, SrState, Tags, Variant};
 use control::size::readable;
 use repo::Tx;
 use repo::catalogue::Among;
@@ -43,12 +43,47 @@ pub struct Make<const KEPT: bool> {
     /// The same of the description.
     #[serde(default)]
     pub described: bool,
+    /// The same of the tags.
+    #[serde(default)]
+    pub tagged: bool,
+    /// The same of what programs keep with it.
+    #[serde(default)]
+    pub configured: bool,
     /// This daemon has found nothing there: there is nothing to roll back, and no reason to wait for a server again.
     #[serde(skip)]
     pub unreached: Arc<AtomicBool>,
 }
 
+/// What the request says of the repository; the rest is taken from the repository.
+#[derive(Debug)]
+pub struct Given {
+    /// Whether it has a name.
+    pub name: bool,
+    /// Whether it has a description.
+    pub description: bool,
+    /// Its tags.
+    pub tags: Option<Tags>,
+    /// What programs keep with it.
+    pub other_config: Option<OtherConfig>,
+}
+
 impl<const KEPT: bool> Make<KEPT> {
+    /// Makes `sr` of a directory, which is `labelled` if it is a repository already.
+    pub fn new(sr: Sr, format: Option<ImageFormat>, labelled: bool, given: Given) -> Make<KEPT> {
+        let (tagged, configured) = (given.tags.is_some(), given.other_config.is_some());
+        let (tags, other_config) = (given.tags.unwrap_or_default(), given.other_config.unwrap_or_default());
+        Make {
+            sr: Sr { tags, other_config, ..sr },
+            format,
+            labelled,
+            named: given.name,
+            described: given.description,
+            tagged,
+            configured,
+            unreached: Arc::default(),
+        }
+    }
+
     /// Refuses what already exists, in the commit that records the intent.
     pub fn prepare(&self, tx: &mut Tx<'_>, task: Uuid) -> Result<(), Problem> {
         let known = tx.srs()?;
@@ -146,7 +181,9 @@ impl<const KEPT: bool> Make<KEPT> {
         let Some(words) = examined.words() else { return Ok(()) };
         let name = Some(sr.name.clone()).filter(|name| self.named && *name != words.name);
         let description = Some(sr.description.clone()).filter(|text| self.described && *text != words.description);
-        let patch = api::SrPatch { name, description, reserve: None };
+        let tags = Some(sr.tags.clone()).filter(|tags| self.tagged && *tags != words.tags);
+        let other_config = Some(sr.other_config.clone()).filter(|map| self.configured && *map != words.other_config);
+        let patch = api::SrPatch { name, description, reserve: None, tags, other_config };
         tx.set_sr_words(sr.uuid, &patch).map(drop)
     }
 
@@ -165,8 +202,8 @@ impl<const KEPT: bool> Job for Make<KEPT> {
     const STEPS: &'static [&'static str] = &["label", "record"];
     const NO_RETURN: &'static str = "record";
 
-    fn changes(&self) -> Option<Uuid> {
-        Some(self.sr.uuid)
+    fn changes(&self) -> Vec<Uuid> {
+        vec![self.sr.uuid]
     }
 
     fn about(&self) -> Vec<About> {
@@ -217,5 +254,19 @@ pub fn must_fit(reserve: u64, size: u64) -> Result<(), Problem> {
 pub fn new_sr(uuid: Uuid, name: api::Name, description: api::Description, source: api::SrSource, reserve: u64) -> Sr {
     let created = jiff::Timestamp::now();
     let state = SrState::Attached;
-    Sr { uuid, name, description, source, state, variant: None, space: None, reserve, problem: None, created }
+    let (tags, other_config) = Default::default();
+    Sr {
+        uuid,
+        name,
+        description,
+        tags,
+        other_config,
+        source,
+        state,
+        variant: None,
+        space: None,
+        reserve,
+        problem: None,
+        created,
+    }
 }

@@ -46,14 +46,14 @@ pub trait Job: Clone + Serialize + DeserializeOwned + Send + Sync + 'static {
         false
     }
 
-    /// The repository in which there may be something to tidy up when it is over.
-    fn tidies(&self) -> Option<Uuid> {
-        None
+    /// The repositories in which there may be something to tidy up when it is over.
+    fn tidies(&self) -> Vec<Uuid> {
+        Vec::new()
     }
 
-    /// The repository whose catalogue entries it changes: the inventory is updated before the next step, and before the
-    /// end.
-    fn changes(&self) -> Option<Uuid>;
+    /// The repositories whose catalogue entries it changes: their inventories are updated before the next step, and
+    /// before the end.
+    fn changes(&self) -> Vec<Uuid>;
 
     /// The objects concerned.
     fn about(&self) -> Vec<About>;
@@ -123,23 +123,24 @@ async fn run<J: Job>(job: J, daemon: &Daemon, mut context: Context, from: usize)
             Err(problem) => insist(&job, name, daemon, &context, problem).await?,
         }
     }
-    // The catalogue keeps what the inventory of a repository that has gone does not have.
-    while let Err(problem) = keep_inventory(&job, daemon).await {
-        tracing::error!(task = %context.uuid(), verb = J::VERB, "the inventory is out of date: {problem}");
-        let Some(sr) = job.changes() else { break };
-        if daemon.srs.directory(sr).await.is_err() {
-            break;
+    for sr in job.changes() {
+        // The catalogue keeps what the inventory of a repository that has gone does not have.
+        while let Err(problem) = daemon.srs.keep_inventory(sr).await {
+            tracing::error!(task = %context.uuid(), verb = J::VERB, "the inventory is out of date: {problem}");
+            if daemon.srs.directory(sr).await.is_err() {
+                break;
+            }
+            context.rest(AGAIN_AFTER, &problem).await?;
         }
-        context.rest(AGAIN_AFTER, &problem).await?;
     }
     Ok(job.result())
 }
 
 async fn keep_inventory<J: Job>(job: &J, daemon: &Daemon) -> Result<(), Problem> {
-    match job.changes() {
-        Some(sr) => daemon.srs.keep_inventory(sr).await,
-        None => Ok(()),
+    for sr in job.changes() {
+        daemon.srs.keep_inventory(sr).await?;
     }
+    Ok(())
 }
 
 /// Retries a step until it succeeds; an error only if the task was abandoned.

@@ -2,8 +2,8 @@
 //! that records the intent.
 
 use api::{
-    Code, ImageFormat, Mode, Problem, Sr, Task, VbdState, Vdi, VdiClone, VdiCopy, VdiCreate, VdiDestroyPlan, VdiExport,
-    VdiImport, VdiResize, VdiRevert, VdiSnapshot, Versions,
+    Code, ImageFormat, Labels, Mode, Problem, Sr, Task, VbdState, Vdi, VdiClone, VdiCopy, VdiCreate, VdiDestroyPlan,
+    VdiExport, VdiImport, VdiResize, VdiRevert, VdiSnapshot, Versions,
 };
 use control::size::readable;
 use jiff::Timestamp;
@@ -73,6 +73,7 @@ pub async fn create(daemon: &Daemon, asked: VdiCreate) -> Result<Task, Problem> 
         name: asked.name,
         name_is_default: false,
         description: asked.description,
+        labels: Labels { tags: asked.tags, other_config: asked.other_config },
         size: asked.size.bytes(),
         format,
     });
@@ -140,7 +141,7 @@ async fn state(
     uuid: Uuid,
     chosen: Option<Uuid>,
     name: Option<api::Name>,
-    description: api::Description,
+    (description, labels): (api::Description, Labels),
     writable: bool,
 ) -> Result<(State, Want), Problem> {
     let (vdi, sr, image, want) = find(daemon, uuid).await?;
@@ -173,6 +174,7 @@ async fn state(
         vdi: chosen.unwrap_or_else(Uuid::new_v4),
         name,
         description,
+        labels,
         leaf,
         own,
         at: Timestamp::now(),
@@ -197,7 +199,8 @@ fn hold_state(state: &State, task: Uuid, tx: &mut Tx<'_>, tried: &str) -> Result
 /// `vdi-snapshot`.
 pub async fn snapshot(daemon: &Daemon, uuid: Uuid, asked: VdiSnapshot) -> Result<Task, Problem> {
     let chosen = asked.uuid;
-    let (state, _want) = state(daemon, uuid, chosen, asked.name, asked.description, false).await?;
+    let labels = Labels { tags: asked.tags, other_config: asked.other_config };
+    let (state, _want) = state(daemon, uuid, chosen, asked.name, (asked.description, labels), false).await?;
     let held = move |job: &Branch<false>, task, tx: &mut Tx<'_>| {
         take(tx, chosen, task)?;
         hold_state(&job.0, task, tx, "snapshot")
@@ -208,7 +211,8 @@ pub async fn snapshot(daemon: &Daemon, uuid: Uuid, asked: VdiSnapshot) -> Result
 /// `vdi-clone`.
 pub async fn clone(daemon: &Daemon, uuid: Uuid, asked: VdiClone) -> Result<Task, Problem> {
     let chosen = asked.uuid;
-    let (state, _want) = state(daemon, uuid, chosen, asked.name, asked.description, true).await?;
+    let labels = Labels { tags: asked.tags, other_config: asked.other_config };
+    let (state, _want) = state(daemon, uuid, chosen, asked.name, (asked.description, labels), true).await?;
     let held = move |job: &Branch<true>, task, tx: &mut Tx<'_>| {
         take(tx, chosen, task)?;
         hold_state(&job.0, task, tx, "clone")
@@ -256,7 +260,7 @@ async fn target(
     daemon: &Daemon,
     sr: Uuid,
     name: api::Name,
-    description: api::Description,
+    (description, labels): (api::Description, Labels),
     format: Option<ImageFormat>,
     (size, takes): (u64, u64),
 ) -> Result<Target, Problem> {
@@ -265,7 +269,7 @@ async fn target(
     must_hold(format, size)?;
     daemon.srs.room(sr.uuid, takes.saturating_add(EMPTY)).await?;
     let (vdi, image) = (Uuid::new_v4(), Uuid::new_v4());
-    Ok(Target { vdi, image, sr: sr.uuid, name, name_is_default: false, description, format, size })
+    Ok(Target { vdi, image, sr: sr.uuid, name, name_is_default: false, description, labels, format, size })
 }
 
 /// The space of a VDI with its whole chain: a copy takes no more, apart from the overhead of another format.
@@ -293,7 +297,8 @@ pub async fn copy(daemon: &Daemon, uuid: Uuid, asked: VdiCopy) -> Result<Task, P
     let sizes = (vdi.size, takes(daemon, uuid).await?);
     let name_is_default = asked.name.is_none();
     let name = asked.name.unwrap_or(vdi.name);
-    let target = target(daemon, asked.sr, name, vdi.description, asked.format, sizes).await?;
+    let labels = Labels { tags: asked.tags, other_config: asked.other_config };
+    let target = target(daemon, asked.sr, name, (vdi.description, labels), asked.format, sizes).await?;
     let chosen = asked.uuid;
     let target = Target { vdi: chosen.unwrap_or(target.vdi), name_is_default, ..target };
     let job = Copy { source: uuid, target };
@@ -313,7 +318,8 @@ pub async fn import(daemon: &Daemon, asked: VdiImport) -> Result<Task, Problem> 
     let path = asked.path.clone();
     let file = blocking("open a file", move || super::copy::open_source(&path)).await?;
     let (size, takes) = chain::look_at(daemon, &asked.path, asked.source_format, asked.really_raw, file).await?;
-    let target = target(daemon, asked.sr, asked.name, asked.description, asked.format, (size, takes)).await?;
+    let words = (asked.description, Labels { tags: asked.tags, other_config: asked.other_config });
+    let target = target(daemon, asked.sr, asked.name, words, asked.format, (size, takes)).await?;
     let chosen = asked.uuid;
     let target = Target { vdi: chosen.unwrap_or(target.vdi), ..target };
     let job = Import { path: asked.path, format: asked.source_format, target };

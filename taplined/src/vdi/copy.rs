@@ -105,8 +105,8 @@ impl Job for Copy {
     const STEPS: &'static [&'static str] = &["copy", "record"];
     const NO_RETURN: &'static str = "record";
 
-    fn changes(&self) -> Option<Uuid> {
-        Some(self.target.sr)
+    fn changes(&self) -> Vec<Uuid> {
+        vec![self.target.sr]
     }
 
     fn about(&self) -> Vec<About> {
@@ -135,8 +135,8 @@ impl Job for Import {
     const STEPS: &'static [&'static str] = &["copy", "record"];
     const NO_RETURN: &'static str = "record";
 
-    fn changes(&self) -> Option<Uuid> {
-        Some(self.target.sr)
+    fn changes(&self) -> Vec<Uuid> {
+        vec![self.target.sr]
     }
 
     fn about(&self) -> Vec<About> {
@@ -239,8 +239,8 @@ impl Job for Export {
         problem.code == Code::Exists
     }
 
-    fn changes(&self) -> Option<Uuid> {
-        None
+    fn changes(&self) -> Vec<Uuid> {
+        Vec::new()
     }
 
     fn about(&self) -> Vec<About> {

@@ -26,8 +26,8 @@ impl Job for Create {
     const STEPS: &'static [&'static str] = &["file", "record"];
     const NO_RETURN: &'static str = "record";
 
-    fn changes(&self) -> Option<Uuid> {
-        Some(self.0.sr)
+    fn changes(&self) -> Vec<Uuid> {
+        vec![self.0.sr]
     }
 
     fn about(&self) -> Vec<About> {

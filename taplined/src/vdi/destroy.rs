@@ -39,12 +39,12 @@ impl Job for Destroy {
     const STEPS: &'static [&'static str] = &["forget", "remove"];
     const NO_RETURN: &'static str = "forget";
 
-    fn tidies(&self) -> Option<Uuid> {
-        Some(self.sr)
+    fn tidies(&self) -> Vec<Uuid> {
+        vec![self.sr]
     }
 
-    fn changes(&self) -> Option<Uuid> {
-        Some(self.sr)
+    fn changes(&self) -> Vec<Uuid> {
+        vec![self.sr]
     }
 
     fn about(&self) -> Vec<About> {
@@ -87,12 +87,12 @@ impl Job for Reclaim {
     const STEPS: &'static [&'static str] = &["remove"];
     const NO_RETURN: &'static str = "remove";
 
-    fn tidies(&self) -> Option<Uuid> {
-        Some(self.sr)
+    fn tidies(&self) -> Vec<Uuid> {
+        vec![self.sr]
     }
 
-    fn changes(&self) -> Option<Uuid> {
-        Some(self.sr)
+    fn changes(&self) -> Vec<Uuid> {
+        vec![self.sr]
     }
 
     fn about(&self) -> Vec<About> {

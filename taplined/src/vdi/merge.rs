@@ -66,12 +66,12 @@ impl Job for Merge {
     const STEPS: &'static [&'static str] = &["merge", "record", "remove"];
     const NO_RETURN: &'static str = "record";
 
-    fn tidies(&self) -> Option<Uuid> {
-        Some(self.sr)
+    fn tidies(&self) -> Vec<Uuid> {
+        vec![self.sr]
     }
 
-    fn changes(&self) -> Option<Uuid> {
-        Some(self.sr)
+    fn changes(&self) -> Vec<Uuid> {
+        vec![self.sr]
     }
 
     fn about(&self) -> Vec<About> {

@@ -41,8 +41,8 @@ impl Job for Resize {
     const STEPS: &'static [&'static str] = &["resize", "record"];
     const NO_RETURN: &'static str = "record";
 
-    fn changes(&self) -> Option<Uuid> {
-        self.sr
+    fn changes(&self) -> Vec<Uuid> {
+        self.sr.into_iter().collect()
     }
 
     fn about(&self) -> Vec<About> {

@@ -7,7 +7,7 @@
 //! 2. `file`: the new VDI's file, if it has one of its own. *If killed:* it is removed.
 //! 3. `record`: everything is in the catalogue, in one commit.
 
-use api::{About, Description, ImageFormat, Name, Problem};
+use api::{About, Description, ImageFormat, Labels, Name, Problem};
 use control::ask::{self, Method};
 use jiff::Timestamp;
 use repo::catalogue::{Among, NewVdi};
@@ -44,6 +44,9 @@ pub struct State {
     pub name: Option<Name>,
     /// Its description.
     pub description: Description,
+    /// Its tags, and what programs keep with it.
+    #[serde(default)]
+    pub labels: Labels,
     /// The VDI's new leaf, where one is needed.
     pub leaf: Option<Leaf>,
     /// The new VDI's own file, and whether it shares blocks; none for one that shows the image itself.
@@ -124,6 +127,7 @@ impl State {
                     image: own.as_ref().map_or(state.image, |own| own.uuid),
                     name: state.name_in(tx, snapshot)?,
                     description: state.description,
+                    labels: state.labels,
                     read_only: snapshot,
                     snapshot: snapshot.then_some((state.of, Some(state.at))),
                 };
@@ -165,12 +169,12 @@ impl<const WRITABLE: bool> Job for Branch<WRITABLE> {
     const NO_RETURN: &'static str = "record";
 
     /// One that failed may have left a leaf.
-    fn tidies(&self) -> Option<Uuid> {
-        Some(self.0.sr)
+    fn tidies(&self) -> Vec<Uuid> {
+        vec![self.0.sr]
     }
 
-    fn changes(&self) -> Option<Uuid> {
-        Some(self.0.sr)
+    fn changes(&self) -> Vec<Uuid> {
+        vec![self.0.sr]
     }
 
     fn about(&self) -> Vec<About> {

@@ -1,6 +1,6 @@
 //! A planned VDI whose image has no parent: what a job must know to create it or roll that back.
 
-use api::{Description, ImageFormat, Name, Problem};
+use api::{Description, ImageFormat, Labels, Name, Problem};
 use repo::catalogue::{Among, NewVdi};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -25,6 +25,9 @@ pub struct Target {
     pub name_is_default: bool,
     /// Its description.
     pub description: Description,
+    /// Its tags, and what programs keep with it.
+    #[serde(default)]
+    pub labels: Labels,
     /// Its format.
     pub format: ImageFormat,
     /// Its size in bytes.
@@ -40,6 +43,7 @@ impl Target {
             image: self.image,
             name: self.name.clone(),
             description: self.description.clone(),
+            labels: self.labels.clone(),
             read_only: false,
             snapshot: None,
         };

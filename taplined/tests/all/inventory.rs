@@ -31,7 +31,10 @@ fn bed() -> Bed {
     bed.verb("snapshot", json!({ "name": "after" }));
     let other = bed.create("template");
     assert_eq!(bed.daemon.patch(&format!("/vdis/{other}"), json!({ "read_only": true })).0, 200);
+    let labels = json!({ "tags": ["ssd", "prod"], "other_config": { "backup": "nightly" } });
+    assert_eq!(bed.daemon.patch(&format!("/vdis/{other}"), labels.clone()).0, 200);
     assert_eq!(bed.daemon.patch(&format!("/srs/{}", bed.sr), json!({ "description": "fast" })).0, 200);
+    assert_eq!(bed.daemon.patch(&format!("/srs/{}", bed.sr), labels).0, 200);
     bed
 }
 
@@ -124,6 +127,9 @@ fn a_forgotten_repository_is_restored_by_introducing_it_on_any_host() {
         assert_eq!(vdis(daemon), known);
         let shown = sr(daemon, &bed.sr);
         assert_eq!((&shown["name"], &shown["description"]), (&json!("vms"), &json!("fast")), "{shown}");
+        let labels = (&shown["tags"], &shown["other_config"]);
+        assert_eq!(labels, (&json!(["prod", "ssd"]), &json!({ "backup": "nightly" })), "{shown}");
+        assert_eq!(daemon.get("/vdis?tag=ssd").1[0]["name"], "template");
         let scan = daemon.done(daemon.post(&format!("/srs/{}/scan", bed.sr), json!({})));
         assert_eq!((&scan["appeared"], &scan["missing"], &scan["unplaced"]), (&json!([]), &json!([]), &json!([])));
         assert_eq!((vdis(daemon), files(&bed.path)), (known.clone(), images.clone()));
@@ -145,9 +151,12 @@ fn a_name_given_on_introduction_replaces_the_recorded_one() {
     bed.post("detach");
     bed.daemon.post(&format!("/srs/{}/forget", bed.sr), json!({}));
     let source = json!({ "type": "dir", "path": bed.path });
-    bed.daemon.done(bed.daemon.post("/srs/introduce", json!({ "uuid": bed.sr, "name": "new", "source": source })));
+    let given = json!({ "uuid": bed.sr, "name": "new", "source": source, "tags": ["hdd"] });
+    bed.daemon.done(bed.daemon.post("/srs/introduce", given));
     let shown = sr(&bed.daemon, &bed.sr);
     assert_eq!((&shown["name"], &shown["description"]), (&json!("new"), &json!("fast")), "{shown}");
+    let labels = (&shown["tags"], &shown["other_config"]);
+    assert_eq!(labels, (&json!(["hdd"]), &json!({ "backup": "nightly" })), "{shown}");
     disks::inventory_agrees(&bed.daemon);
     assert_eq!(bed.daemon.get(&format!("/srs/{}/inventory", bed.sr)).1["name"], "new");
 }
@@ -160,11 +169,14 @@ fn an_older_catalogue_is_upgraded() {
     bed.verb("snapshot", json!({ "name": "later" }));
     bed.verb("resize", json!({ "size": 16 << 20 }));
     bed.daemon.done(bed.daemon.delete(&format!("/vdis/{gone}")));
-    bed.daemon.patch(&format!("/vdis/{}", bed.vdi), json!({ "name": "site" }));
+    bed.daemon.patch(&format!("/vdis/{}", bed.vdi), json!({ "name": "site", "tags": ["new"] }));
+    bed.daemon.patch(&format!("/srs/{}", bed.sr), json!({ "other_config": {} }));
     let known = vdis(&bed.daemon);
     let images = files(&bed.path);
     bed.restore(&old);
     assert_eq!(vdis(&bed.daemon), known, "{}", bed.daemon.log());
+    let shown = sr(&bed.daemon, &bed.sr);
+    assert_eq!((&shown["tags"], &shown["other_config"]), (&json!(["prod", "ssd"]), &json!({})), "{shown}");
     assert!(bed.daemon.log().contains("brought up to date"));
     // SQLite silently drops transactions at a damaged end of the write-ahead log; the repositories still have them.
     bed.verb("snapshot", json!({ "name": "last" }));

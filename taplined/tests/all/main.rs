@@ -27,6 +27,7 @@ mod remote;
 mod retries;
 mod scan;
 mod sr;
+mod tags;
 mod upgrade;
 mod upgrade_guest;
 mod vdi;

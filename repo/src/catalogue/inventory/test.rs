@@ -23,6 +23,8 @@ fn repository(uuid: Uuid, path: &str) -> Sr {
         uuid,
         name: "vms".parse().unwrap(),
         description: api::Description::default(),
+        tags: Default::default(),
+        other_config: Default::default(),
         source: SrSource::Dir { path: path.parse().unwrap() },
         state: SrState::Attached,
         variant: None,
@@ -58,9 +60,14 @@ fn vdi(n: u128, image: u128, of: Option<u128>) -> NewVdi {
         image: Uuid::from_u128(image),
         name: format!("disk {n}").parse().unwrap(),
         description: api::Description::default(),
+        labels: api::Labels::default(),
         read_only: of.is_some(),
         snapshot: of.map(|of| (Uuid::from_u128(1000 + of), Some(Timestamp::UNIX_EPOCH))),
     }
+}
+
+fn labels() -> (api::Tags, api::OtherConfig) {
+    (serde_json::from_str(r#"["db","prod"]"#).unwrap(), serde_json::from_str(r#"{"backup":"nightly"}"#).unwrap())
 }
 
 impl Room {
@@ -115,8 +122,23 @@ impl Room {
                 self.write(snapshot).await;
             }
             2 => {
-                let patch = VdiPatch { name: Some("web".parse().unwrap()), ..VdiPatch::default() };
-                self.write(move |tx| tx.patch_vdi(id(1001), &patch).map(drop)).await;
+                let (tags, other_config) = labels();
+                let of_sr = api::SrPatch {
+                    tags: Some(tags.clone()),
+                    other_config: Some(other_config.clone()),
+                    ..Default::default()
+                };
+                let patch = VdiPatch {
+                    name: Some("web".parse().unwrap()),
+                    tags: Some(tags),
+                    other_config: Some(other_config),
+                    ..VdiPatch::default()
+                };
+                let patched = move |tx: &mut Tx<'_>| {
+                    tx.patch_sr(sr, &of_sr)?;
+                    tx.patch_vdi(id(1001), &patch).map(drop)
+                };
+                self.write(patched).await;
             }
             3 => self.write(move |tx| tx.remove_vdi(id(1002))).await,
             _ => {

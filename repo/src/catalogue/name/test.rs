@@ -173,7 +173,8 @@ async fn an_old_catalogue_with_duplicate_names_opens_and_its_objects_can_be_chan
     let catalogue = Catalogue::open(&path).unwrap();
     let names = catalogue.read(|view| Ok(view.vdis(None)?.iter().map(|vdi| vdi.name.to_string()).collect::<Vec<_>>()));
     assert_eq!(names.await.unwrap(), ["web", "web"]);
-    let described = VdiPatch { name: Some(name("web")), description: Some("old".parse().unwrap()), read_only: None };
+    let described =
+        VdiPatch { name: Some(name("web")), description: Some("old".parse().unwrap()), ..VdiPatch::default() };
     catalogue.write(move |tx| tx.patch_vdi(of[0], &described)).await.unwrap();
     let refused = catalogue.read(move |view| view.check_name_free(Among::Vdis(sr), &name("web"), "create VDI 'web'"));
     assert_eq!(refused.await.unwrap_err().code, Code::NameTaken);

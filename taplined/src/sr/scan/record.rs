@@ -142,6 +142,7 @@ fn add_vdi(tx: &mut Tx<'_>, sr: &Sr, placing: &Placing, image: Uuid, bases: &Has
         image,
         name: free_name(tx, sr, file)?,
         description: api::Description::default(),
+        labels: api::Labels::default(),
         read_only: fixed || base || file.ends_with(".iso"),
         snapshot: if base { only_above(tx, image, bases)?.map(|of| (of, None)) } else { None },
     };

@@ -156,8 +156,11 @@ fn names_of_repositories_and_of_machines_are_unique() {
     let source = json!({ "type": "dir", "path": path });
     let refused = daemon.post("/srs", json!({ "name": "fast", "source": source }));
     assert!(taken(&refused).starts_with(&format!("cannot create SR 'fast': SR {fast}, created ")), "{refused:?}");
+    // An empty directory is no repository, whatever its name.
+    fs::write(path.join("web.raw"), [0; 512]).unwrap();
     let refused = daemon.post("/srs/introduce", json!({ "name": "fast", "source": source }));
     assert!(taken(&refused).starts_with("cannot introduce SR 'fast'"), "{refused:?}");
+    fs::remove_file(path.join("web.raw")).unwrap();
     let second = uuid(&daemon.done(daemon.post("/srs", json!({ "name": "slow", "source": source }))));
     taken(&daemon.patch(&format!("/srs/{second}"), json!({ "name": "fast" })));
     assert_eq!(daemon.patch(&format!("/srs/{second}"), json!({ "name": "slower" })).0, 200);

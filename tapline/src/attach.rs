@@ -128,6 +128,8 @@ pub async fn import(
         source_format,
         really_raw: false,
         format: None,
+        tags: Default::default(),
+        other_config: Default::default(),
     };
     uuid(&session.finish(session.client.vdi_import(&asked).await?).await?)
 }

@@ -5,6 +5,7 @@ mod console;
 mod create;
 mod devices;
 mod run;
+mod snapshot;
 
 use api::{Autostart, Code, Description, Name, Problem, Size, Vm, VmPatch, VmShutdown};
 use control::size::readable;
@@ -88,6 +89,17 @@ pub enum Verb {
     },
     /// Resume a paused machine
     Resume(One),
+    /// Take snapshots of all writable disks of a machine at one moment, and print the UUID; a running guest is paused
+    /// for it
+    Snapshot(snapshot::Take),
+    /// List the snapshots of a machine
+    Snapshots(snapshot::List),
+    /// Destroy a snapshot of a machine, with those of its disks
+    SnapshotDestroy(snapshot::Destroy),
+    /// Revert all disks of a halted machine to a snapshot of it; data written since then is lost
+    Revert(snapshot::Revert),
+    /// Create a halted machine with the hardware of another and thin clones of its disks, and print its UUID
+    Clone(snapshot::Clone),
     /// Remove a halted machine and its block devices; its disks stay
     Destroy {
         /// Name or UUID prefix
@@ -212,6 +224,11 @@ impl Verb {
             Verb::Resume(One { vm, waiting }) => {
                 session.did(client.vm_resume(session.vm(&vm).await?).await?, waiting).await
             }
+            Verb::Snapshot(take) => take.run(session).await,
+            Verb::Snapshots(list) => list.run(session).await,
+            Verb::SnapshotDestroy(destroy) => destroy.run(session).await,
+            Verb::Revert(revert) => revert.run(session).await,
+            Verb::Clone(clone) => clone.run(session).await,
             Verb::Destroy { vm, confirm, waiting } => {
                 let vm = client.vm(session.vm(&vm).await?).await?;
                 confirm.ask(&format!("destroy the vm '{}' ({})", vm.name, vm.uuid))?;

@@ -31,7 +31,7 @@ pub use merge::{Merge, collect, tidy_up};
 pub use postponed::Postponed;
 pub use resize::Resize;
 pub use revert::Revert;
-pub use snapshot::{Clone, Snapshot};
+pub use snapshot::{Clone, KeptImages, Snapshot, State};
 
 use repo::catalogue::file_name;
 
@@ -39,7 +39,7 @@ use repo::catalogue::file_name;
 const DEPTH_MAX: u32 = 60;
 
 /// A VDI that a task is about.
-fn about_vdi(uuid: Uuid) -> About {
+pub fn about_vdi(uuid: Uuid) -> About {
     About { kind: ObjectKind::Vdi, uuid }
 }
 

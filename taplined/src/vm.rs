@@ -15,6 +15,7 @@
 //! there: decision 0013. *If killed before that:* the next daemon finds it by its UUID and destroys it. From 3 on
 //! everything is the same.
 
+mod clone;
 mod connect;
 mod console;
 mod directory;
@@ -25,8 +26,11 @@ mod guest;
 mod hardware;
 mod hot;
 mod machine;
+mod moment;
 mod operation;
 mod recover;
+mod revert;
+mod snapshot;
 mod start;
 mod stop;
 mod strays;
@@ -46,12 +50,15 @@ use crate::account::Users;
 use crate::config::Config;
 use crate::task::blocking;
 
+pub use clone::{Clone, clone};
 pub use connect::{Reader, connect};
 pub use console::KEPT;
 pub use directory::{user, vm_directories};
 pub use hardware::check;
 pub use hot::{ask_to_let_go, attach, detach, expect_room, has_lost};
 pub use recover::recover;
+pub use revert::{DestroySnapshot, Revert, destroy_snapshot, revert};
+pub use snapshot::{Snapshot, snapshot};
 pub use start::start;
 pub use stop::{pause, resume, shutdown};
 
@@ -69,6 +76,8 @@ pub struct Vms {
     users: Users,
     operations: Operations,
     guests: Mutex<HashMap<Uuid, Arc<Guest>>>,
+    /// Operations of jobs that go on after their request, by an identity that the job chooses.
+    kept: Mutex<HashMap<Uuid, Operation>>,
     accelerator: OnceCell<Accelerator>,
 }
 
@@ -80,6 +89,7 @@ impl Vms {
             users: Users::of(named, ("qemu-user-range", &config.qemu_user_range))?,
             operations: Operations::default(),
             guests: Mutex::default(),
+            kept: Mutex::default(),
             accelerator: OnceCell::new(),
         })
     }
@@ -96,6 +106,16 @@ impl Vms {
     /// Reserves a VM for an exclusive operation.
     pub fn begin(&self, vm: Uuid) -> Result<Operation, Problem> {
         self.operations.begin(vm)
+    }
+
+    /// Keeps a VM reserved for a job.
+    fn keep(&self, job: Uuid, operation: Operation) {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner).insert(job, operation);
+    }
+
+    /// Ends that, if it is so.
+    fn let_go(&self, job: Uuid) {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner).remove(&job);
     }
 
     /// The machine of a VM, for its console.

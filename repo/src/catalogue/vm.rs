@@ -81,6 +81,11 @@ impl Tx<'_> {
     /// Adds a VM, which does not run.
     pub fn add_vm(&mut self, vm: &Vm) -> Result<(), Problem> {
         self.check_name_free(Among::Vms, &vm.name, &format!("create VM '{}'", vm.name))?;
+        self.insert_vm(vm)
+    }
+
+    /// The same for a name that was checked when it was chosen.
+    pub fn insert_vm(&mut self, vm: &Vm) -> Result<(), Problem> {
         self.execute(
             "INSERT INTO vm VALUES (:uuid, :name, :description, :driver, :memory, :vcpus, :boot, :platform, :power,
              NULL, NULL, NULL, NULL, NULL, :created, :autostart, :tags, :other_config, NULL)",

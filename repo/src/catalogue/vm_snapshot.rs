@@ -79,3 +79,6 @@ impl Tx<'_> {
         self.execute("UPDATE vm SET held_for = ?2 WHERE uuid = ?1", (Id(vm), held_for.map(Id))).map(drop)
     }
 }
+
+#[cfg(test)]
+mod test;

@@ -14,4 +14,5 @@ mod story;
 mod taplined;
 mod terminal;
 mod upgrade;
+mod vm_snapshot;
 mod waiting;

@@ -82,6 +82,10 @@ const PROBLEMS: &[(&str, &[Code])] = &[
     ("vm_start", &[Busy, State]),
     ("vm_shutdown", &[Busy, State]),
     ("vm_pause", &[Busy, State]),
+    ("vm_snapshot", &[Exists, Busy, State, Code::Unsupported, NoSpace]),
+    ("vm_snapshot_destroy", &[InUse, Busy, ReadOnly]),
+    ("vm_revert", &[InUse, Busy, State, NoSpace]),
+    ("vm_clone", &[NotFound, Exists, Busy, State, Code::Unsupported, NoSpace]),
     ("vm_console", &[State, Code::Overloaded]),
     ("vm_resume", &[Busy, State]),
     ("task_cancel", &[State]),
@@ -422,8 +426,12 @@ mod test {
             VdiSnapshot,
             Vm,
             VmCreate,
+            VmClone,
             VmPatch,
-            VmShutdown
+            VmRevert,
+            VmShutdown,
+            VmSnapshot,
+            VmSnapshotCreate
         ];
         let own = [is_one::<Index>("Index"), is_one::<ProblemType>("ProblemType")];
         let known: HashSet<String> = known.into_iter().chain(own).collect();

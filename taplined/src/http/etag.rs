@@ -103,7 +103,9 @@ fn object_of(path: &str) -> Option<(ObjectKind, Uuid)> {
         "tasks" => ObjectKind::Task,
         _ => return None,
     };
-    Some((kind, words.next()?.parse().ok()?))
+    let uuid = words.next()?.parse().ok()?;
+    // A snapshot of a VM is no part of the VM.
+    (words.next() != Some("snapshots")).then_some((kind, uuid))
 }
 
 fn tags(headers: &HeaderMap, name: HeaderName) -> Result<Option<Tags>, Problem> {

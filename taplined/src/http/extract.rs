@@ -23,6 +23,15 @@ pub struct Body<T>(pub T);
 #[derive(Clone, Copy, Debug)]
 pub struct Id(pub Uuid);
 
+/// Both UUIDs in the path of what belongs to an object.
+#[derive(Clone, Copy, Debug)]
+pub struct Part {
+    /// The object.
+    pub of: Uuid,
+    /// What belongs to it.
+    pub uuid: Uuid,
+}
+
 /// The query.
 #[derive(Debug)]
 pub struct Asked<T>(pub T);
@@ -71,6 +80,17 @@ impl<S: Send + Sync> FromRequestParts<S> for Id {
         let found = Path::<Uuid>::from_request_parts(parts, state).await;
         let wrong = |_| Problem::new(Code::Invalid, "the path contains an invalid UUID").field("uuid");
         Ok(Id(found.map_err(wrong)?.0))
+    }
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for Part {
+    type Rejection = Refusal;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Part, Refusal> {
+        let found = Path::<(Uuid, Uuid)>::from_request_parts(parts, state).await;
+        let wrong = |_| Problem::new(Code::Invalid, "the path contains an invalid UUID").field("uuid");
+        let Path((of, uuid)) = found.map_err(wrong)?;
+        Ok(Part { of, uuid })
     }
 }
 

@@ -1,6 +1,9 @@
 //! `/vms`.
 
-use api::{Code, Name, ObjectKind, Power, Problem, Task, Vm, VmCreate, VmPatch, VmShutdown};
+use api::{
+    Code, Name, ObjectKind, Power, Problem, Task, Vm, VmClone, VmCreate, VmPatch, VmRevert, VmShutdown, VmSnapshot,
+    VmSnapshotCreate,
+};
 use axum::Json;
 use axum::body::Body as Content;
 use axum::extract::{Request, State};
@@ -17,7 +20,7 @@ use utoipa_axum::routes;
 use uuid::Uuid;
 
 use super::answer::{listed, shown};
-use super::extract::{Asked, Body, Id};
+use super::extract::{Asked, Body, Id, Part};
 use super::list::{Page, Paging, Tagged, Tagging};
 use super::{Begun, Created, Refusal, begun, created, must_end};
 use crate::daemon::Daemon;
@@ -34,6 +37,11 @@ pub fn routes() -> OpenApiRouter<Daemon> {
         .routes(routes!(shutdown))
         .routes(routes!(pause))
         .routes(routes!(resume))
+        .routes(routes!(snapshot))
+        .routes(routes!(snapshots))
+        .routes(routes!(destroy_snapshot))
+        .routes(routes!(revert))
+        .routes(routes!(clone))
         .routes(routes!(console))
 }
 
@@ -189,6 +197,82 @@ async fn pause(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
 )]
 async fn resume(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
     begun(vm::resume(&daemon, uuid).await?)
+}
+
+/// Takes snapshots of all writable disks of a VM at one moment, or none: what was acknowledged before the first one was
+/// taken is in all of them. A running guest is paused for that moment. The task's result has the snapshot's UUID.
+#[utoipa::path(
+    post, path = "/vms/{uuid}/snapshot", tag = "vm", operation_id = "vm_snapshot", params(("uuid" = Uuid, Path)),
+    request_body = VmSnapshotCreate,
+    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+async fn snapshot(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<VmSnapshotCreate>) -> Begun {
+    begun(vm::snapshot(&daemon, uuid, asked).await?)
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+struct WhichSnapshots {
+    /// Only those with this name.
+    name: Option<Name>,
+    /// Only those with this name or UUID prefix (at least four digits).
+    r#match: Option<String>,
+}
+
+/// Lists the snapshots of a VM, the oldest first.
+#[utoipa::path(
+    get, path = "/vms/{uuid}/snapshots", tag = "vm", operation_id = "vm_snapshot_list",
+    params(("uuid" = Uuid, Path), WhichSnapshots, Paging),
+    responses((status = 200, body = Vec<VmSnapshot>), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+async fn snapshots(
+    State(daemon): State<Daemon>,
+    Id(uuid): Id,
+    Asked(which): Asked<WhichSnapshots>,
+    page: Page,
+) -> Result<Response, Refusal> {
+    let question = move |view: &repo::View<'_>| {
+        view.vm(uuid)?;
+        let mut found = view.vm_snapshots(Some(uuid))?;
+        found.retain(|snapshot| {
+            which.name.as_ref().is_none_or(|name| *name == snapshot.name)
+                && which.r#match.as_ref().is_none_or(|like| super::is_like(like, Some(&snapshot.name), snapshot.uuid))
+        });
+        Ok(found)
+    };
+    listed(&daemon, page, |snapshot| snapshot.uuid, question).await
+}
+
+/// Destroys a snapshot of a VM, and those of its disks that are still there.
+#[utoipa::path(
+    delete, path = "/vms/{uuid}/snapshots/{snapshot}", tag = "vm", operation_id = "vm_snapshot_destroy",
+    params(("uuid" = Uuid, Path), ("snapshot" = Uuid, Path)),
+    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+async fn destroy_snapshot(State(daemon): State<Daemon>, Part { of, uuid }: Part) -> Begun {
+    begun(vm::destroy_snapshot(&daemon, of, uuid).await?)
+}
+
+/// Reverts all disks of a halted VM to a snapshot of it, or none. Data written since then is lost. Its hardware stays.
+#[utoipa::path(
+    post, path = "/vms/{uuid}/revert", tag = "vm", operation_id = "vm_revert", params(("uuid" = Uuid, Path)),
+    request_body = VmRevert,
+    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+async fn revert(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<VmRevert>) -> Begun {
+    begun(vm::revert(&daemon, uuid, asked).await?)
+}
+
+/// Creates a halted VM with the hardware of another and thin clones of its disks, as they are at one moment or were
+/// when a snapshot was taken. Disks that the guest can only read are shared. A network card with an address of its own
+/// is not copied: the task's result then has a `note`.
+#[utoipa::path(
+    post, path = "/vms/{uuid}/clone", tag = "vm", operation_id = "vm_clone", params(("uuid" = Uuid, Path)),
+    request_body = VmClone,
+    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+async fn clone(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<VmClone>) -> Begun {
+    begun(vm::clone(&daemon, uuid, asked).await?)
 }
 
 #[derive(Debug, Deserialize, IntoParams)]

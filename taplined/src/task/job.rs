@@ -27,6 +27,7 @@ use crate::fault;
 use crate::request;
 use crate::sr;
 use crate::vdi;
+use crate::vm;
 
 /// How long to wait before a step is tried again that cannot be undone.
 const AGAIN_AFTER: Duration = Duration::from_secs(15);
@@ -229,7 +230,11 @@ macro_rules! with_kinds {
             vdi::Reclaim,
             vdi::Resize,
             vdi::Revert,
-            vdi::Snapshot
+            vdi::Snapshot,
+            vm::Clone,
+            vm::DestroySnapshot,
+            vm::Revert,
+            vm::Snapshot
         )
     };
 }

@@ -136,7 +136,7 @@ pub async fn resize(daemon: &Daemon, uuid: Uuid, asked: VdiResize) -> Result<Tas
 }
 
 /// The common part of `vdi-snapshot` and `vdi-clone`: the state, and whether the VDI needs a new leaf for it.
-async fn state(
+pub async fn state(
     daemon: &Daemon,
     uuid: Uuid,
     chosen: Option<Uuid>,
@@ -183,7 +183,7 @@ async fn state(
 }
 
 /// A read-only VDI can be the base of several concurrent clones; a writable one is leased.
-fn hold_state(state: &State, task: Uuid, tx: &mut Tx<'_>, tried: &str) -> Result<(), Problem> {
+pub fn hold_state(state: &State, task: Uuid, tx: &mut Tx<'_>, tried: &str) -> Result<(), Problem> {
     if let Some(name) = &state.name {
         tx.take_name(Among::Vdis(state.sr), name, task, &format!("{tried} VDI {} as '{name}'", state.of))?;
     }
@@ -222,9 +222,20 @@ pub async fn clone(daemon: &Daemon, uuid: Uuid, asked: VdiClone) -> Result<Task,
 
 /// `vdi-revert`.
 pub async fn revert(daemon: &Daemon, uuid: Uuid, asked: VdiRevert) -> Result<Task, Problem> {
-    let (vdi, sr, old, _want) = find(daemon, uuid).await?;
-    let kept = asked.snapshot;
-    let (snapshot, _, state, _wanted_too) = find(daemon, kept).await.map_err(|problem| problem.field("snapshot"))?;
+    let (job, _wants) = plan_revert(daemon, uuid, asked.snapshot).await?;
+    daemon.tasks.start_job(daemon, job, hold_revert).await
+}
+
+/// Keeps others from both VDIs of a revert.
+pub fn hold_revert(job: &Revert, task: Uuid, tx: &mut Tx<'_>) -> Result<(), Problem> {
+    hold(tx, job.vdi, task, None)?;
+    tx.take_lease(job.snapshot, task, Mode::ReadOnly)
+}
+
+/// What a revert of a VDI to `kept` would do, if it can be done.
+pub async fn plan_revert(daemon: &Daemon, uuid: Uuid, kept: Uuid) -> Result<(Revert, [Want; 2]), Problem> {
+    let (vdi, sr, old, want) = find(daemon, uuid).await?;
+    let (snapshot, _, state, wanted_too) = find(daemon, kept).await.map_err(|problem| problem.field("snapshot"))?;
     if snapshot.snapshot_of != Some(uuid) {
         let what = format!("VDI {kept} is not a snapshot of VDI {uuid}");
         return Err(Problem::new(Code::Invalid, what).field("snapshot").advise("give one of its snapshots"));
@@ -248,11 +259,7 @@ pub async fn revert(daemon: &Daemon, uuid: Uuid, asked: VdiRevert) -> Result<Tas
         format: snapshot.format,
         reflink,
     };
-    let held = |job: &Revert, task, tx: &mut Tx<'_>| {
-        hold(tx, job.vdi, task, None)?;
-        tx.take_lease(job.snapshot, task, Mode::ReadOnly)
-    };
-    daemon.tasks.start_job(daemon, job, held).await
+    Ok((job, [want, wanted_too]))
 }
 
 /// The target of a copy, for which there is room if it were full of what `takes` says.
@@ -371,11 +378,16 @@ pub async fn merge(daemon: &Daemon, uuid: Uuid) -> Result<Task, Problem> {
 
 /// `vdi-destroy`.
 pub async fn destroy(daemon: &Daemon, uuid: Uuid) -> Result<Task, Problem> {
-    let (vdi, sr, image, _want) = find(daemon, uuid).await?;
-    must_be_destroyable(daemon, &vdi, &sr).await?;
-    let job = Destroy { vdi: vdi.uuid, sr: sr.uuid, image };
+    let (job, _want) = plan_destroy(daemon, uuid).await?;
     let held = |job: &Destroy, task, tx: &mut Tx<'_>| hold(tx, job.vdi, task, None);
     daemon.tasks.start_job(daemon, job, held).await
+}
+
+/// How a VDI would be destroyed, if it can be.
+pub async fn plan_destroy(daemon: &Daemon, uuid: Uuid) -> Result<(Destroy, Want), Problem> {
+    let (vdi, sr, image, want) = find(daemon, uuid).await?;
+    must_be_destroyable(daemon, &vdi, &sr).await?;
+    Ok((Destroy { vdi: vdi.uuid, sr: sr.uuid, image }, want))
 }
 
 /// What `vdi-destroy` would remove. Running operations are not affected.

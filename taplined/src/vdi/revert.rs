@@ -5,6 +5,8 @@
 //! 3. `remove`: the old image's file is removed, if no image is based on it. *If killed:* repeated.
 
 use api::{About, ImageFormat, Problem};
+use repo::Tx;
+use repo::catalogue::Image;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -59,8 +61,11 @@ impl Job for Revert {
     async fn step(&self, name: &str, daemon: &Daemon, _: &Context) -> Result<(), Problem> {
         match name {
             "file" => self.file(daemon).await,
-            "record" => self.record(daemon).await,
-            _ => forget_image(daemon, self.old).await,
+            "record" => {
+                let (job, image) = (self.clone(), self.described(daemon).await?);
+                daemon.catalogue.write(move |tx| job.record_in(tx, &image)).await
+            }
+            _ => self.remove(daemon).await,
         }
     }
 
@@ -74,7 +79,8 @@ impl Job for Revert {
 }
 
 impl Revert {
-    async fn file(&self, daemon: &Daemon) -> Result<(), Problem> {
+    /// Makes the new image.
+    pub async fn file(&self, daemon: &Daemon) -> Result<(), Problem> {
         let state = Chain::of_image(daemon, self.state).await?;
         if !self.reflink {
             return make_image(daemon, self.sr, self.new, self.format, Vec::new(), Some(&state)).await;
@@ -82,19 +88,23 @@ impl Revert {
         state.share(file_name(self.new, self.format)).await
     }
 
-    async fn record(&self, daemon: &Daemon) -> Result<(), Problem> {
+    /// The new image as it is recorded.
+    pub async fn described(&self, daemon: &Daemon) -> Result<Image, Problem> {
         let parent = (!self.reflink).then_some(self.state);
-        let image = described(daemon, self.sr, self.new, self.format, self.size, parent).await?;
-        let vdi = self.vdi;
-        daemon
-            .catalogue
-            .write(move |tx| {
-                if tx.find_image(image.uuid)?.is_some() {
-                    return Ok(());
-                }
-                tx.add_image(&image)?;
-                tx.set_vdi_image(vdi, image.uuid)
-            })
-            .await
+        described(daemon, self.sr, self.new, self.format, self.size, parent).await
+    }
+
+    /// Records it as that of the VDI, unless that was done before.
+    pub fn record_in(&self, tx: &mut Tx<'_>, image: &Image) -> Result<(), Problem> {
+        if tx.find_image(image.uuid)?.is_some() {
+            return Ok(());
+        }
+        tx.add_image(image)?;
+        tx.set_vdi_image(self.vdi, image.uuid)
+    }
+
+    /// Removes the old image, if none is based on it.
+    pub async fn remove(&self, daemon: &Daemon) -> Result<(), Problem> {
+        forget_image(daemon, self.old).await
     }
 }

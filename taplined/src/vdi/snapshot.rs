@@ -10,7 +10,7 @@
 use api::{About, Description, ImageFormat, Labels, Name, Problem};
 use control::ask::{self, Method};
 use jiff::Timestamp;
-use repo::catalogue::{Among, NewVdi};
+use repo::catalogue::{Among, Image, NewVdi};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -64,6 +64,13 @@ pub struct Own {
     pub reflink: bool,
 }
 
+/// The images of a state that is kept, as they are recorded.
+#[derive(Clone, Debug)]
+pub struct KeptImages {
+    leaf: Option<(Leaf, Image)>,
+    own: Option<Image>,
+}
+
 /// Both verbs: a state that is only read, or one that is written.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Branch<const WRITABLE: bool>(pub State);
@@ -85,8 +92,17 @@ impl State {
                 Some(own) => self.make(daemon, own).await,
                 None => Ok(()),
             },
-            _ => self.record(daemon, snapshot).await,
+            _ => {
+                let (state, images) = (self.clone(), self.described(daemon).await?);
+                daemon.catalogue.write(move |tx| state.record_in(tx, &images, snapshot)).await
+            }
         }
+    }
+
+    /// Keeps the state: both steps before it is recorded.
+    pub async fn keep(&self, daemon: &Daemon) -> Result<(), Problem> {
+        self.step("leaf", daemon, true).await?;
+        self.step("file", daemon, true).await
     }
 
     async fn make(&self, daemon: &Daemon, own: &Own) -> Result<(), Problem> {
@@ -103,7 +119,8 @@ impl State {
         Ok(live::ask(daemon, vbd, snapshot, vec![Beside { path, write: true, file }]).await.map(drop)?)
     }
 
-    async fn record(&self, daemon: &Daemon, snapshot: bool) -> Result<(), Problem> {
+    /// The images of the state that is kept.
+    pub async fn described(&self, daemon: &Daemon) -> Result<KeptImages, Problem> {
         let leaf = match &self.leaf {
             Some(leaf) => Some((leaf.clone(), leaf.described(daemon).await?)),
             None => None,
@@ -115,31 +132,30 @@ impl State {
             }
             None => None,
         };
-        let state = self.clone();
-        daemon
-            .catalogue
-            .write(move |tx| {
-                if tx.find_vdi(state.vdi)?.is_some() {
-                    return Ok(());
-                }
-                let vdi = NewVdi {
-                    uuid: state.vdi,
-                    image: own.as_ref().map_or(state.image, |own| own.uuid),
-                    name: state.name_in(tx, snapshot)?,
-                    description: state.description,
-                    labels: state.labels,
-                    read_only: snapshot,
-                    snapshot: snapshot.then_some((state.of, Some(state.at))),
-                };
-                if let Some((leaf, image)) = &leaf {
-                    leaf.record(tx, image)?;
-                }
-                match &own {
-                    Some(own) => record_once(tx, own, Some(&vdi)),
-                    None => tx.add_vdi(&vdi),
-                }
-            })
-            .await
+        Ok(KeptImages { leaf, own })
+    }
+
+    /// Records the state as a VDI, unless that was done before.
+    pub fn record_in(&self, tx: &mut repo::Tx<'_>, images: &KeptImages, snapshot: bool) -> Result<(), Problem> {
+        if tx.find_vdi(self.vdi)?.is_some() {
+            return Ok(());
+        }
+        let vdi = NewVdi {
+            uuid: self.vdi,
+            image: images.own.as_ref().map_or(self.image, |own| own.uuid),
+            name: self.name_in(tx, snapshot)?,
+            description: self.description.clone(),
+            labels: self.labels.clone(),
+            read_only: snapshot,
+            snapshot: snapshot.then_some((self.of, Some(self.at))),
+        };
+        if let Some((leaf, image)) = &images.leaf {
+            leaf.record(tx, image)?;
+        }
+        match &images.own {
+            Some(own) => record_once(tx, own, Some(&vdi)),
+            None => tx.add_vdi(&vdi),
+        }
     }
 
     /// Its name, in the commit that records it.
@@ -152,7 +168,8 @@ impl State {
         }
     }
 
-    async fn undo(&self, daemon: &Daemon) -> Result<(), Problem> {
+    /// Removes what [`State::keep`] may have left.
+    pub async fn undo(&self, daemon: &Daemon) -> Result<(), Problem> {
         if let Some(own) = &self.own {
             remove_unrecorded(daemon, self.sr, &file_name(own.image, self.format)).await?;
         }

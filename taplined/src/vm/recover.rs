@@ -169,12 +169,26 @@ async fn adopt(daemon: &Daemon, vm: Uuid) -> Result<Option<Arc<Guest>>, Problem>
         Driver::Xen => domain::find(daemon, vm).await?.map(|domain| Guest::of_domain(vm, domain)),
     };
     let Some(guest) = found.map(Arc::new) else { return Ok(None) };
-    let paused = guest.tell(RunningVm::is_paused).await?;
+    let paused = guest.tell(RunningVm::is_paused).await? && !end_hold(daemon, &guest).await?;
     daemon.vms.guests().insert(vm, guest.clone());
     end::watch(daemon, guest.clone());
     record(daemon, vm, paused).await?;
     tracing::info!(%vm, paused, "reattached");
     Ok(Some(guest))
+}
+
+/// Resumes a guest that the previous daemon had paused for a moment ([`super::moment`]); whether it had. What an older
+/// catalogue says of that is long over.
+async fn end_hold(daemon: &Daemon, guest: &Arc<Guest>) -> Result<bool, Problem> {
+    let vm = guest.vm;
+    let read = daemon.catalogue.read(move |view| Ok((view.vm_held(vm)?, view.may_be_older()?)));
+    let (Some(held_for), older) = read.await? else { return Ok(false) };
+    if !older {
+        tracing::info!(%vm, %held_for, "resuming its guest, which was paused for a snapshot of its disks");
+        guest.tell(RunningVm::resume).await?;
+    }
+    daemon.catalogue.write(move |tx| tx.set_vm_held(vm, None)).await?;
+    Ok(!older)
 }
 
 /// Finds the QEMU of a VM again; none if it has ended.

@@ -39,7 +39,9 @@ fn lists(daemon: &Taplined) -> Vec<String> {
         let parameters = item["get"]["parameters"].as_array();
         parameters.is_some_and(|all| all.iter().any(|one| one["name"] == "limit"))
     };
-    paths.filter(|(_, item)| has_limit(item)).map(|(path, _)| path.clone()).collect()
+    let vm = daemon.post("/vms", json!({ "name": "guest", "driver": "qemu", "memory": 64 << 20, "vcpus": 1 })).1;
+    let vm = vm["uuid"].as_str().unwrap();
+    paths.filter(|(_, item)| has_limit(item)).map(|(path, _)| path.replace("{uuid}", vm)).collect()
 }
 
 #[test]

@@ -32,4 +32,5 @@ mod upgrade;
 mod upgrade_guest;
 mod vdi;
 mod vm;
+mod vm_snapshot;
 mod watchdog;

@@ -16,7 +16,7 @@ use crate::harness::{Taplined, wait_until};
 const QEMU: &str = "qemu-system-x86_64";
 
 /// A daemon with disks of these names; `None` without QEMU, which is reported.
-fn begin(settings: &str, names: &[&str]) -> Option<(Taplined, Vec<String>)> {
+pub fn begin(settings: &str, names: &[&str]) -> Option<(Taplined, Vec<String>)> {
     let program = std::env::var("TAPLINE_QEMU");
     let qemu = program.as_deref().unwrap_or(QEMU);
     if Command::new(qemu).arg("--version").output().is_err() {
@@ -28,7 +28,7 @@ fn begin(settings: &str, names: &[&str]) -> Option<(Taplined, Vec<String>)> {
 
 /// Makes a VM with these disks; its path in the API.
 #[track_caller]
-fn machine(daemon: &Taplined, vdis: &[String]) -> String {
+pub fn machine(daemon: &Taplined, vdis: &[String]) -> String {
     let name = match daemon.get("/vms").1.as_array().unwrap().len() {
         0 => "guest".to_owned(),
         others => format!("guest {others}"),
@@ -52,16 +52,16 @@ fn add_disk(daemon: &Taplined, vm: &str, vdi: &str) -> String {
 }
 
 #[track_caller]
-fn start(daemon: &Taplined, vm: &str) -> Value {
+pub fn start(daemon: &Taplined, vm: &str) -> Value {
     daemon.done(daemon.post(&format!("{vm}/start"), json!({})))
 }
 
 #[track_caller]
-fn shut_down(daemon: &Taplined, vm: &str, how: Value) -> Value {
+pub fn shut_down(daemon: &Taplined, vm: &str, how: Value) -> Value {
     daemon.done(daemon.post(&format!("{vm}/shutdown"), how))
 }
 
-fn power(daemon: &Taplined, vm: &str) -> String {
+pub fn power(daemon: &Taplined, vm: &str) -> String {
     daemon.get(vm).1["power"].as_str().unwrap().into()
 }
 

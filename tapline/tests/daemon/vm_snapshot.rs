@@ -1,0 +1,83 @@
+//! Snapshots, reverts and clones of machines on the command line.
+
+use serde_json::json;
+
+use crate::objects::{done, task, vm};
+use crate::play::{Played, begun, err, ok, out};
+
+const VM: &str = "00004a00-0000-0000-0000-000000000001";
+const TASK: &str = "00007a00-0000-0000-0000-000000000001";
+const SNAPSHOT: &str = "0000aa00-0000-0000-0000-000000000001";
+
+fn snapshot(name: &str) -> serde_json::Value {
+    let disk = |position: u8, snapshot: Option<&str>| {
+        let mode = if snapshot.is_some() { "RW" } else { "RO" };
+        let mut disk = json!({ "position": position, "mode": mode, "bootable": false, "queues": 1, "vdi": VM });
+        if let Some(snapshot) = snapshot {
+            disk["snapshot"] = json!(snapshot);
+        }
+        disk
+    };
+    json!({
+        "uuid": SNAPSHOT, "vm": VM, "name": name, "description": "before", "created": "2026-11-23T02:07:31Z",
+        "hardware": {
+            "driver": "qemu", "memory": 1 << 30, "vcpus": 2, "boot": { "from": "disk" }, "platform": {}
+        },
+        "disks": [disk(0, Some(VM)), disk(1, Some(TASK)), disk(2, None)],
+    })
+}
+
+#[test]
+fn snapshots_are_taken_listed_and_destroyed() {
+    let of_vm = |verb: &str| format!("vms/{VM}/{verb}");
+    let played = Played::new([
+        begun("POST", &of_vm("snapshot"), &task(1, api::TaskState::Running, 0.0, None)),
+        ok("GET", &format!("tasks/{TASK}?wait=1"), &done(1, json!({ "uuid": SNAPSHOT }))),
+        ok("GET", "vms?match=web", &[vm(1, "web")]),
+        ok("GET", &of_vm("snapshots"), &[snapshot("web@2026-11-23T02:07")]),
+        ok("GET", &of_vm("snapshots?match=old"), &[snapshot("old")]),
+        begun("DELETE", &of_vm(&format!("snapshots/{SNAPSHOT}")), &task(1, api::TaskState::Running, 0.0, None)),
+        ok("GET", &format!("tasks/{TASK}?wait=1"), &done(1, json!({ "uuid": SNAPSHOT }))),
+    ]);
+    assert_eq!(out(&played.run(&["vm", "snapshot", VM, "--name", "old"])), format!("{SNAPSHOT}\n"));
+    let table = "\
+UUID      NAME                  CREATED               DISKS  MEMORY  VCPUS  DESCRIPTION
+0000aa00  web@2026-11-23T02:07  2026-11-23T02:07:31Z      2   1 GiB      2  before
+";
+    assert_eq!(out(&played.run(&["vm", "snapshots", "web"])), table);
+    assert_eq!(out(&played.run(&["vm", "snapshot-destroy", VM, "--snapshot", "old"])), "");
+    assert_eq!(played.asked()[0].body, json!({ "name": "old", "description": "" }));
+}
+
+#[test]
+fn a_machine_is_reverted_and_cloned_by_the_name_of_a_snapshot() {
+    let of_vm = |verb: &str| format!("vms/{VM}/{verb}");
+    let result = json!({ "uuid": VM, "note": "the network card was not copied" });
+    let played = Played::new([
+        ok("GET", &format!("vms/{VM}"), &vm(1, "web")),
+        ok("GET", &of_vm("snapshots?match=old"), &[snapshot("old")]),
+        ok("POST", &of_vm("revert"), &vm(1, "web")),
+        ok("GET", &of_vm("snapshots?match=old"), &[snapshot("old")]),
+        begun("POST", &of_vm("clone"), &task(1, api::TaskState::Running, 0.0, None)),
+        ok("GET", &format!("tasks/{TASK}?wait=1"), &done(1, result)),
+        ok("POST", &of_vm("clone"), &vm(1, "web")),
+    ]);
+    assert_eq!(out(&played.run(&["vm", "revert", VM, "--snapshot", "old"])), "");
+    let cloned = played.run(&["vm", "clone", VM, "web2", "--snapshot", "old"]);
+    assert!(err(&cloned).contains("the network card was not copied"), "{cloned:?}");
+    assert_eq!(out(&cloned), format!("{VM}\n"));
+    assert_eq!(out(&played.run(&["vm", "clone", VM, "web3"])), format!("{VM}\n"));
+    let asked = played.asked();
+    assert_eq!(asked[2].body, json!({ "snapshot": SNAPSHOT }));
+    assert_eq!(asked[4].body, json!({ "name": "web2", "description": "", "snapshot": SNAPSHOT }));
+    assert_eq!(asked[6].body, json!({ "name": "web3", "description": "" }));
+}
+
+#[test]
+fn a_snapshot_that_is_not_there_is_refused_with_advice() {
+    let none: [serde_json::Value; 0] = [];
+    let played = Played::new([ok("GET", &format!("vms/{VM}/snapshots?match=old"), &none)]);
+    let refused = played.run(&["vm", "clone", VM, "web2", "--snapshot", "old"]);
+    assert_eq!(refused.status.code(), Some(6));
+    assert!(err(&refused).contains("has no snapshot named 'old'") && err(&refused).contains("tapline vm snapshots"));
+}

@@ -1,0 +1,210 @@
+//! `vm-clone`: a halted VM with the hardware of another and thin clones of its disks, as they are at one moment or were
+//! when a snapshot of it was taken.
+//!
+//! 1. `disks`: the clones' images, with the guest held if it writes to the disks ([`super::moment`]). *If killed:* they
+//!    are rolled back, and the guest runs again.
+//! 2. `record`: the clones, the VM and its VBDs are in the catalogue, in one commit. *If killed before:* as above.
+//!    *After:* done.
+
+use std::collections::HashMap;
+
+use api::{
+    About, Code, Mode, Name, ObjectKind, Power, Problem, Task, Transport, Vbd, Vm, VmClone, VmHardware, VmSnapshotDisk,
+};
+use jiff::Timestamp;
+use repo::catalogue::Among;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use super::moment::{Found, Moment, states};
+use super::snapshot::{disk_of, hardware_of};
+use crate::daemon::Daemon;
+use crate::task::Context;
+use crate::task::job::Job;
+use crate::vdi::{State, about_vdi};
+
+/// The job.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Clone {
+    /// The disks that are cloned.
+    pub moment: Moment,
+    /// After which disks the clones are named, in the order of `moment`.
+    pub named_after: Vec<Name>,
+    /// The new VM.
+    pub vm: Vm,
+    /// Its VBDs.
+    pub vbds: Vec<Vbd>,
+    /// What it does not have that the other one has.
+    pub note: Option<String>,
+}
+
+/// Begins it.
+pub async fn clone(daemon: &Daemon, vm: Uuid, asked: VmClone) -> Result<Task, Problem> {
+    let found = Found::of(daemon, vm).await?;
+    let (hardware, disks) = match asked.snapshot {
+        None => {
+            let disks = found.vbds.iter().map(|vbd| disk_of(vbd, (vbd.mode == Mode::ReadWrite).then_some(vbd.vdi)));
+            (hardware_of(&found.vm), disks.collect())
+        }
+        Some(snapshot) => {
+            let known = daemon.catalogue.read(move |view| view.vm_snapshot(vm, snapshot)).await;
+            let known = known.map_err(|problem| problem.field("snapshot"))?;
+            (known.hardware, known.disks)
+        }
+    };
+    let (sources, named_after) = sources(daemon, &disks).await?;
+    let (states, _wants) = states(daemon, &sources, Timestamp::now(), true).await?;
+    let hold = asked.snapshot.is_none() && found.must_be_held(daemon, &states).await?;
+    let clones: HashMap<Uuid, Uuid> = states.iter().map(|state| (state.of, state.vdi)).collect();
+    let chosen = asked.uuid;
+    let (new, note) = machine(asked, hardware);
+    super::check(&daemon.config, &new)?;
+    let vbds = disks.iter().map(|disk| {
+        let vdi = disk.snapshot.and_then(|source| clones.get(&source).copied()).unwrap_or(disk.vdi);
+        vbd(&new, disk, vdi)
+    });
+    let id = Uuid::new_v4();
+    let vbds = vbds.collect();
+    let job = Clone { moment: Moment { vm, id, hold, disks: states }, named_after, vm: new, vbds, note };
+    found.keep(daemon, id);
+    let begun = daemon.tasks.start_job(daemon, job, move |job, task, tx| {
+        chosen.map_or(Ok(()), |uuid| tx.take_uuid(uuid, task))?;
+        tx.take_name(Among::Vms, &job.vm.name, task, &format!("clone VM {vm} as '{}'", job.vm.name))?;
+        job.moment.prepare(tx, task, "clone")
+    });
+    begun.await.inspect_err(|_| daemon.vms.let_go(id))
+}
+
+/// The VDIs that are cloned, and the names of the disks that they are states of.
+async fn sources(daemon: &Daemon, disks: &[VmSnapshotDisk]) -> Result<(Vec<Uuid>, Vec<Name>), Problem> {
+    let disks = disks.to_vec();
+    let read = daemon.catalogue.read(move |view| {
+        let (mut sources, mut names) = (Vec::new(), Vec::new());
+        for disk in disks {
+            let Some(source) = disk.snapshot.filter(|source| !sources.contains(source)) else {
+                // It is not cloned: the new VM has it for reading as well.
+                view.vdi(disk.snapshot.unwrap_or(disk.vdi)).map_err(is_gone)?;
+                continue;
+            };
+            let state = view.vdi(source).map_err(is_gone)?;
+            names.push(view.find_vdi(disk.vdi)?.map_or(state.name, |of| of.name));
+            sources.push(source);
+        }
+        Ok((sources, names))
+    });
+    read.await
+}
+
+/// A disk of a snapshot that was destroyed since.
+pub fn is_gone(problem: Problem) -> Problem {
+    if problem.code != Code::NotFound {
+        return problem;
+    }
+    let what = format!("not all disks of the snapshot are there any more: {}", problem.detail);
+    Problem::new(Code::State, what).field("snapshot").advise("choose another snapshot; this one can only be destroyed")
+}
+
+/// The new VM, and what it does not have.
+fn machine(asked: VmClone, hardware: VmHardware) -> (Vm, Option<String>) {
+    let VmHardware { driver, memory, vcpus, boot, mut platform } = hardware;
+    // Two network cards with one address disturb each other.
+    let nic = platform.get("nic").filter(|nic| nic.contains('/')).cloned();
+    let note = nic.map(|nic| {
+        platform.remove("nic");
+        format!("the network card was not copied, because it has an address of its own: nic={nic}")
+    });
+    let vm = Vm {
+        uuid: asked.uuid.unwrap_or_else(Uuid::new_v4),
+        name: asked.name,
+        description: asked.description,
+        tags: Default::default(),
+        other_config: Default::default(),
+        driver,
+        memory,
+        vcpus,
+        boot,
+        platform,
+        autostart: None,
+        power: Power::Halted,
+        pid: None,
+        handle: None,
+        problem: None,
+        created: Timestamp::now(),
+    };
+    (vm, note)
+}
+
+fn vbd(vm: &Vm, disk: &VmSnapshotDisk, vdi: Uuid) -> Vbd {
+    let transport = match vm.driver {
+        api::Driver::Qemu => Transport::VhostUser,
+        api::Driver::Xen => Transport::Blkif,
+    };
+    let VmSnapshotDisk { position, mode, bootable, queues, .. } = *disk;
+    Vbd { vm: Some(vm.uuid), position, mode, bootable, queues, ..Vbd::unplugged(vdi, transport) }
+}
+
+impl Job for Clone {
+    const VERB: &'static str = "vm-clone";
+    const STEPS: &'static [&'static str] = &["disks", "record"];
+    const NO_RETURN: &'static str = "record";
+
+    fn tidies(&self) -> Vec<Uuid> {
+        self.moment.srs()
+    }
+
+    fn changes(&self) -> Vec<Uuid> {
+        self.moment.srs()
+    }
+
+    fn about(&self) -> Vec<About> {
+        let vms = [self.moment.vm, self.vm.uuid].map(|uuid| About { kind: ObjectKind::Vm, uuid });
+        let vdis = self.moment.disks.iter().flat_map(|state| [about_vdi(state.of), about_vdi(state.vdi)]);
+        vms.into_iter().chain(vdis).collect()
+    }
+
+    async fn step(&self, name: &str, daemon: &Daemon, _: &Context) -> Result<(), Problem> {
+        match name {
+            "disks" => self.moment.keep(daemon, Self::VERB).await,
+            _ => self.record(daemon).await,
+        }
+    }
+
+    async fn undo(&self, daemon: &Daemon) -> Result<(), Problem> {
+        self.moment.undo(daemon).await
+    }
+
+    fn result(&self) -> Value {
+        let mut result = json!({ "uuid": self.vm.uuid });
+        if let Some(note) = &self.note {
+            result["note"] = json!(note);
+        }
+        result
+    }
+}
+
+impl Clone {
+    async fn record(&self, daemon: &Daemon) -> Result<(), Problem> {
+        let kept = self.moment.described(daemon).await?;
+        let job = self.clone();
+        let recorded = daemon.catalogue.write(move |tx| {
+            if tx.find_vm(job.vm.uuid)?.is_some() {
+                return Ok(());
+            }
+            for ((state, images), base) in kept.into_iter().zip(&job.named_after) {
+                let name = tx.free_name(Among::Vdis(state.sr), base, "-clone")?;
+                State { name: Some(name), ..state }.record_in(tx, &images, false)?;
+            }
+            // Its name was taken when the job began.
+            tx.insert_vm(&job.vm)?;
+            for vbd in &job.vbds {
+                // A disk for reading only may have been destroyed since.
+                if tx.find_vdi(vbd.vdi)?.is_some() {
+                    tx.add_vbd(vbd)?;
+                }
+            }
+            Ok(())
+        });
+        recorded.await
+    }
+}

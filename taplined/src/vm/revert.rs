@@ -1,0 +1,217 @@
+//! `vm-revert`: reverts all disks of a halted VM to a snapshot of it; `vm-snapshot-destroy`: destroys one.
+//!
+//! A revert is that of each disk ([`crate::vdi::Revert`]), step by step for all of them:
+//!
+//! 1. `files`: new images on the snapshots'. *If killed:* they are removed.
+//! 2. `record`: they become the VDIs' images, in one commit. *If killed before:* as above.
+//! 3. `remove`: the old images' files are removed. *If killed:* repeated.
+//!
+//! Destroying a snapshot is that of each disk's snapshot ([`crate::vdi::Destroy`]):
+//!
+//! 1. `forget`: they, and that they belong together, are removed from the catalogue, in one commit. There is no
+//!    rollback from here.
+//! 2. `remove`: the files are removed on which no image is based. *If killed:* repeated.
+
+use api::{About, Code, ObjectKind, Power, Problem, Task, VmRevert};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use super::clone::is_gone;
+use super::moment::Found;
+use crate::daemon::Daemon;
+use crate::task::Context;
+use crate::task::job::Job;
+use crate::vdi::{self, about_vdi, begin};
+
+/// The revert.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Revert {
+    /// The VM.
+    pub vm: Uuid,
+    /// What keeps it reserved.
+    pub id: Uuid,
+    /// Its disks.
+    pub disks: Vec<vdi::Revert>,
+}
+
+/// The destruction of a snapshot.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct DestroySnapshot {
+    /// The VM.
+    pub vm: Uuid,
+    /// The snapshot.
+    pub snapshot: Uuid,
+    /// Those of its disks.
+    pub disks: Vec<vdi::Destroy>,
+}
+
+/// Begins a revert. All disks are checked before anything is done to one.
+pub async fn revert(daemon: &Daemon, vm: Uuid, asked: VmRevert) -> Result<Task, Problem> {
+    let found = Found::of(daemon, vm).await?;
+    let snapshot = asked.snapshot;
+    let known = daemon.catalogue.read(move |view| view.vm_snapshot(vm, snapshot)).await;
+    let known = known.map_err(|problem| problem.field("snapshot"))?;
+    if found.vm.power != Power::Halted {
+        let what = format!("VM {vm} is not halted, so its disks cannot be reverted");
+        return Err(Problem::new(Code::State, what).advise("shut it down first"));
+    }
+    let (mut disks, mut wants) = (Vec::new(), Vec::new());
+    for disk in &known.disks {
+        let Some(snapshot) = disk.snapshot.filter(|_| disks.iter().all(|one: &vdi::Revert| one.vdi != disk.vdi)) else {
+            continue;
+        };
+        if found.vbds.iter().all(|vbd| vbd.vdi != disk.vdi) {
+            let what = format!("VDI {} is no disk of VM {vm} any more, but its snapshot {snapshot} has it", disk.vdi);
+            let advice = "attach it again, or clone the snapshot: tapline vm clone";
+            return Err(Problem::new(Code::State, what).field("snapshot").advise(advice));
+        }
+        let (job, both) = begin::plan_revert(daemon, disk.vdi, snapshot).await.map_err(is_gone)?;
+        disks.push(job);
+        wants.push(both);
+    }
+    let job = Revert { vm, id: Uuid::new_v4(), disks };
+    let id = job.id;
+    found.keep(daemon, id);
+    let begun = daemon.tasks.start_job(daemon, job, |job, task, tx| {
+        job.disks.iter().try_for_each(|disk| begin::hold_revert(disk, task, tx))
+    });
+    begun.await.inspect_err(|_| daemon.vms.let_go(id))
+}
+
+/// Begins to destroy a snapshot of a VM. Snapshots of its disks that are gone are left out.
+pub async fn destroy_snapshot(daemon: &Daemon, vm: Uuid, snapshot: Uuid) -> Result<Task, Problem> {
+    let known = daemon.catalogue.read(move |view| view.vm_snapshot(vm, snapshot)).await?;
+    let (mut disks, mut wants) = (Vec::new(), Vec::new());
+    for vdi in known.disks.iter().filter_map(|disk| disk.snapshot) {
+        match begin::plan_destroy(daemon, vdi).await {
+            Ok((job, want)) => {
+                disks.push(job);
+                wants.push(want);
+            }
+            Err(problem) if problem.code == Code::NotFound => {}
+            Err(problem) => return Err(problem),
+        }
+    }
+    let job = DestroySnapshot { vm, snapshot, disks };
+    let held = |job: &DestroySnapshot, task, tx: &mut repo::Tx<'_>| {
+        tx.vm_snapshot(job.vm, job.snapshot)?;
+        job.disks.iter().try_for_each(|disk| begin::hold(tx, disk.vdi, task, None))
+    };
+    daemon.tasks.start_job(daemon, job, held).await
+}
+
+fn of_vm(vm: Uuid, vdis: impl Iterator<Item = Uuid>) -> Vec<About> {
+    std::iter::once(About { kind: ObjectKind::Vm, uuid: vm }).chain(vdis.map(about_vdi)).collect()
+}
+
+fn distinct(srs: impl Iterator<Item = Uuid>) -> Vec<Uuid> {
+    let mut srs: Vec<Uuid> = srs.collect();
+    srs.sort();
+    srs.dedup();
+    srs
+}
+
+impl Job for Revert {
+    const VERB: &'static str = "vm-revert";
+    const STEPS: &'static [&'static str] = &["files", "record", "remove"];
+    const NO_RETURN: &'static str = "record";
+
+    fn tidies(&self) -> Vec<Uuid> {
+        distinct(self.disks.iter().map(|disk| disk.sr))
+    }
+
+    fn changes(&self) -> Vec<Uuid> {
+        distinct(self.disks.iter().map(|disk| disk.sr))
+    }
+
+    fn about(&self) -> Vec<About> {
+        of_vm(self.vm, self.disks.iter().flat_map(|disk| [disk.vdi, disk.snapshot]))
+    }
+
+    async fn step(&self, name: &str, daemon: &Daemon, _: &Context) -> Result<(), Problem> {
+        match name {
+            "files" => {
+                for disk in &self.disks {
+                    disk.file(daemon).await?;
+                }
+            }
+            "record" => {
+                let mut described = Vec::new();
+                for disk in &self.disks {
+                    described.push((disk.clone(), disk.described(daemon).await?));
+                }
+                let recorded = daemon
+                    .catalogue
+                    .write(move |tx| described.iter().try_for_each(|(disk, image)| disk.record_in(tx, image)));
+                recorded.await?;
+                daemon.vms.let_go(self.id);
+            }
+            _ => {
+                for disk in &self.disks {
+                    disk.remove(daemon).await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn undo(&self, daemon: &Daemon) -> Result<(), Problem> {
+        daemon.vms.let_go(self.id);
+        let mut undone = Ok(());
+        for disk in &self.disks {
+            undone = undone.and(disk.undo(daemon).await);
+        }
+        undone
+    }
+
+    fn result(&self) -> Value {
+        json!({ "uuid": self.vm })
+    }
+}
+
+impl Job for DestroySnapshot {
+    const VERB: &'static str = "vm-snapshot-destroy";
+    const STEPS: &'static [&'static str] = &["forget", "remove"];
+    const NO_RETURN: &'static str = "forget";
+
+    fn tidies(&self) -> Vec<Uuid> {
+        distinct(self.disks.iter().map(|disk| disk.sr))
+    }
+
+    fn changes(&self) -> Vec<Uuid> {
+        distinct(self.disks.iter().map(|disk| disk.sr))
+    }
+
+    fn about(&self) -> Vec<About> {
+        of_vm(self.vm, self.disks.iter().map(|disk| disk.vdi))
+    }
+
+    /// A VBD was created for a disk's snapshot in the meantime.
+    fn is_hopeless(&self, problem: &Problem) -> bool {
+        problem.code == Code::InUse
+    }
+
+    async fn step(&self, name: &str, daemon: &Daemon, context: &Context) -> Result<(), Problem> {
+        if name == "forget" {
+            let job = self.clone();
+            let forgotten = daemon.catalogue.write(move |tx| {
+                job.disks.iter().try_for_each(|disk| tx.remove_vdi(disk.vdi))?;
+                tx.remove_vm_snapshot(job.snapshot)
+            });
+            return forgotten.await;
+        }
+        for disk in &self.disks {
+            disk.step(name, daemon, context).await?;
+        }
+        Ok(())
+    }
+
+    async fn undo(&self, _: &Daemon) -> Result<(), Problem> {
+        Ok(())
+    }
+
+    fn result(&self) -> Value {
+        json!({ "uuid": self.snapshot })
+    }
+}

@@ -1,0 +1,147 @@
+//! `vm-snapshot`: snapshots of all disks of a VM at one moment.
+//!
+//! 1. `disks`: their states are kept, with the guest held ([`super::moment`]). *If killed:* they are rolled back, and
+//!    the guest runs again.
+//! 2. `record`: the snapshots, and the record that they belong together, are in the catalogue, in one commit. *If
+//!    killed before:* as above. *After:* done.
+
+use api::{
+    About, Code, Description, Mode, Name, ObjectKind, Problem, Task, Vbd, Vm, VmHardware, VmSnapshot, VmSnapshotCreate,
+    VmSnapshotDisk,
+};
+use jiff::Timestamp;
+use repo::catalogue::Among;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use super::moment::{Found, Moment, states};
+use crate::daemon::Daemon;
+use crate::task::Context;
+use crate::task::job::Job;
+use crate::vdi::about_vdi;
+
+/// The job.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Snapshot {
+    /// The disks. Its identity is that of the snapshot.
+    pub moment: Moment,
+    /// The name; if none was given, one that is free when it is recorded.
+    pub name: Option<Name>,
+    /// The description.
+    pub description: Description,
+    /// When it is taken.
+    pub at: Timestamp,
+    /// What the VM has.
+    pub hardware: VmHardware,
+    /// All disks of the VM.
+    pub disks: Vec<VmSnapshotDisk>,
+}
+
+/// The hardware of a VM.
+pub fn hardware_of(vm: &Vm) -> VmHardware {
+    let Vm { driver, memory, vcpus, boot, platform, .. } = vm.clone();
+    VmHardware { driver, memory, vcpus, boot, platform }
+}
+
+/// A disk as it is recorded, with its snapshot if it is to have one.
+pub fn disk_of(vbd: &Vbd, snapshot: Option<Uuid>) -> VmSnapshotDisk {
+    let Vbd { position, mode, bootable, queues, vdi, .. } = *vbd;
+    VmSnapshotDisk { position, mode, bootable, queues, vdi, snapshot }
+}
+
+/// Begins it.
+pub async fn snapshot(daemon: &Daemon, vm: Uuid, asked: VmSnapshotCreate) -> Result<Task, Problem> {
+    let found = Found::of(daemon, vm).await?;
+    let (chosen, at) = (asked.uuid, Timestamp::now());
+    let writable = found.writable();
+    if writable.is_empty() {
+        let what = format!("VM {vm} has no disk that its guest may write, so there is nothing to keep");
+        return Err(Problem::new(Code::State, what).advise("give it a disk first: tapline vdi attach"));
+    }
+    let (states, _wants) = states(daemon, &writable, at, false).await?;
+    let hold = found.must_be_held(daemon, &states).await?;
+    let snapshot_of = |vbd: &Vbd| states.iter().find(|state| state.of == vbd.vdi).map(|state| state.vdi);
+    let disks = found.vbds.iter().map(|vbd| match vbd.mode {
+        Mode::ReadWrite => disk_of(vbd, snapshot_of(vbd)),
+        Mode::ReadOnly => disk_of(vbd, None),
+    });
+    let job = Snapshot {
+        disks: disks.collect(),
+        moment: Moment { vm, id: chosen.unwrap_or_else(Uuid::new_v4), hold, disks: states },
+        name: asked.name,
+        description: asked.description,
+        at,
+        hardware: hardware_of(&found.vm),
+    };
+    let id = job.moment.id;
+    found.keep(daemon, id);
+    let begun = daemon.tasks.start_job(daemon, job, move |job, task, tx| {
+        chosen.map_or(Ok(()), |uuid| tx.take_uuid(uuid, task))?;
+        if let Some(name) = &job.name {
+            tx.take_name(Among::VmSnapshots(vm), name, task, &format!("snapshot VM {vm} as '{name}'"))?;
+        }
+        job.moment.prepare(tx, task, "snapshot")
+    });
+    begun.await.inspect_err(|_| daemon.vms.let_go(id))
+}
+
+impl Job for Snapshot {
+    const VERB: &'static str = "vm-snapshot";
+    const STEPS: &'static [&'static str] = &["disks", "record"];
+    const NO_RETURN: &'static str = "record";
+
+    fn tidies(&self) -> Vec<Uuid> {
+        self.moment.srs()
+    }
+
+    fn changes(&self) -> Vec<Uuid> {
+        self.moment.srs()
+    }
+
+    fn about(&self) -> Vec<About> {
+        let vdis = self.moment.disks.iter().flat_map(|state| [about_vdi(state.of), about_vdi(state.vdi)]);
+        std::iter::once(About { kind: ObjectKind::Vm, uuid: self.moment.vm }).chain(vdis).collect()
+    }
+
+    async fn step(&self, name: &str, daemon: &Daemon, _: &Context) -> Result<(), Problem> {
+        match name {
+            "disks" => self.moment.keep(daemon, Self::VERB).await,
+            _ => self.record(daemon).await,
+        }
+    }
+
+    async fn undo(&self, daemon: &Daemon) -> Result<(), Problem> {
+        self.moment.undo(daemon).await
+    }
+
+    fn result(&self) -> Value {
+        let vdis: Vec<Uuid> = self.moment.disks.iter().map(|state| state.vdi).collect();
+        json!({ "uuid": self.moment.id, "vdis": vdis })
+    }
+}
+
+impl Snapshot {
+    async fn record(&self, daemon: &Daemon) -> Result<(), Problem> {
+        let kept = self.moment.described(daemon).await?;
+        let job = self.clone();
+        let recorded = daemon.catalogue.write(move |tx| {
+            for (state, images) in &kept {
+                state.record_in(tx, images, true)?;
+            }
+            let Moment { vm, id, .. } = job.moment;
+            // The VM may have been destroyed since its disks were done with.
+            let Some(known) = tx.find_vm(vm)? else { return Ok(()) };
+            if tx.find_vm_snapshot(id)?.is_some() {
+                return Ok(());
+            }
+            let name = match job.name {
+                Some(name) => name,
+                None => tx.free_snapshot_name(Among::VmSnapshots(vm), &known.name, job.at)?,
+            };
+            let Snapshot { description, hardware, disks, at: created, .. } = job;
+            tx.add_vm_snapshot(&VmSnapshot { uuid: id, vm, name, description, created, hardware, disks })
+        });
+        recorded.await
+    }
+}

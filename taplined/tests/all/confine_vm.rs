@@ -207,8 +207,9 @@ fn files_only_root_can_open_are_opened_for_a_machine() {
     shut_down(&daemon, &vm);
     // Missing files and files of the wrong type are reported.
     fs::remove_file(path("iso")).unwrap();
-    let refused = daemon.failed(daemon.post(&format!("{vm}/start"), json!({})));
-    assert!(refused["detail"].as_str().unwrap().contains("iso"), "{refused}");
+    let (status, refused) = daemon.post(&format!("{vm}/start"), json!({}));
+    assert!(status == 400 && refused["detail"].as_str().unwrap().contains("iso"), "{refused}");
+    fs::write(path("iso"), "iso").unwrap();
     fs::remove_file(path("vnc")).unwrap();
     fs::write(path("vnc"), "precious").unwrap();
     let refused = daemon.failed(daemon.post(&format!("{vm}/start"), json!({})));

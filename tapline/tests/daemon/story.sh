@@ -23,6 +23,10 @@ if [ "$(id -u)" != 0 ]; then
     echo 'not run: only root can mount'
     exit 77
 fi
+if ! unshare --mount --propagation private --pid --fork --mount-proc true; then
+    echo 'not run: no name spaces can be made here'
+    exit 77
+fi
 # Mounts are gone with this script, however it ends, and so is what it has started.
 if [ -z "${IN_NAMESPACE:-}" ]; then
     exec env IN_NAMESPACE=1 unshare --mount --propagation private --pid --fork --kill-child --mount-proc "$self" "$built" "$image"
@@ -30,11 +34,18 @@ fi
 
 bed=$(dirname "$image")/story
 rm -rf --one-file-system "$bed"
-mkdir -p "$bed" /srv/vms
+mkdir -p "$bed"
 # Of the host's directories empty ones are seen.
-for directory in /usr/local /var/lib /var/log /run /srv/vms /etc/tapline; do
+for directory in /usr/local /var/lib /var/log /run /srv /etc/tapline; do
+    case "$PWD/ $built/ $image" in
+    *$directory/*)
+        echo "not run: it would hide $directory, in which this checkout is"
+        exit 77
+        ;;
+    esac
     if [ -d $directory ]; then mount -t tmpfs -o mode=755 tmpfs $directory; fi
 done
+mkdir -p /srv/vms
 make --no-print-directory --silent install-files BUILT="$built" PREFIX=/usr/local
 qemu-img convert -O qcow2 "$image" "$bed/debian.qcow2"
 

@@ -479,11 +479,11 @@ fn a_guest_that_powers_off_halts_its_vm_without_a_problem() {
 
 #[test]
 fn a_cancelled_start_is_rolled_back_without_separate_plugs() {
-    let Some((daemon, vdis)) = begin("[plug]\ninjected-delays = true", &["a", "b~30000ms"]) else { return };
-    let vm = machine(&daemon, &vdis);
+    let Some((daemon, vdis)) = begin("[plug]\ninjected-delays = true", &["a", "b~30000ms", "c"]) else { return };
+    let vm = machine(&daemon, &vdis[..2]);
     let asked = daemon.post(&format!("{vm}/start"), json!({})).1;
     wait_until("one disk is plugged", || states(&daemon, &vm) == ["plugged", "plugging"]);
-    let late = add_disk(&daemon, &vm, &vdis[0]);
+    let late = add_disk(&daemon, &vm, &vdis[2]);
     let (status, busy) = daemon.post(&format!("{late}/plug"), json!({}));
     assert_eq!((status, &busy["code"]), (409, &json!("busy")), "{busy}");
     assert_eq!(daemon.delete(&late).0, 204);

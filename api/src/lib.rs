@@ -45,5 +45,5 @@ pub use vdi::{
     VdiReconcile, VdiResize, VdiRevert, VdiSnapshot, VdiState,
 };
 pub use visible::visible;
-pub use vm::{Boot, CONSOLE_PROTOCOL, Driver, Power, Vm, VmCreate, VmPatch, VmShutdown};
-pub use vm_snapshot::{VmClone, VmHardware, VmRevert, VmSnapshot, VmSnapshotCreate, VmSnapshotDisk};
+pub use vm::{Boot, CONSOLE_PROTOCOL, Driver, Power, Vm, VmCreate, VmHardware, VmPatch, VmShutdown};
+pub use vm_snapshot::{VmClone, VmRevert, VmSnapshot, VmSnapshotCreate, VmSnapshotDisk};

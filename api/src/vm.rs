@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use crate::{AbsolutePath, Autostart, Description, Name, OtherConfig, Problem, Size, Tags};
+use crate::{AbsolutePath, Autostart, Description, Name, OtherConfig, Problem, Size, Tags, Transport};
 
 /// The word of the header `Upgrade` (RFC 9110, 7.8) by which a connection becomes the console of a machine.
 pub const CONSOLE_PROTOCOL: &str = "tapline-console";
@@ -56,6 +56,46 @@ pub struct Vm {
     pub created: Timestamp,
 }
 
+/// The hardware of a VM without its disks.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct VmHardware {
+    /// The driver that runs the VM.
+    pub driver: Driver,
+    /// Memory in bytes.
+    pub memory: u64,
+    /// Number of processors.
+    pub vcpus: u32,
+    /// Boot source.
+    pub boot: Boot,
+    /// Optional hardware.
+    pub platform: BTreeMap<String, String>,
+}
+
+impl Vm {
+    /// A halted VM.
+    pub fn halted(name: Name, hardware: VmHardware) -> Vm {
+        let VmHardware { driver, memory, vcpus, boot, platform } = hardware;
+        Vm {
+            uuid: Uuid::new_v4(),
+            name,
+            description: Description::default(),
+            tags: Tags::default(),
+            other_config: OtherConfig::default(),
+            driver,
+            memory,
+            vcpus,
+            boot,
+            platform,
+            autostart: None,
+            power: Power::Halted,
+            pid: None,
+            handle: None,
+            problem: None,
+            created: Timestamp::now(),
+        }
+    }
+}
+
 /// Drivers of virtual machines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
@@ -64,6 +104,16 @@ pub enum Driver {
     Qemu,
     /// Xen, through xl and xenstore.
     Xen,
+}
+
+impl Driver {
+    /// The transport of a VM's VBDs unless another is asked for.
+    pub fn transport(self) -> Transport {
+        match self {
+            Driver::Qemu => Transport::VhostUser,
+            Driver::Xen => Transport::Blkif,
+        }
+    }
 }
 
 /// The boot source of a VM.

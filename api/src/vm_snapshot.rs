@@ -1,13 +1,11 @@
 //! Snapshots of all disks of a VM at one moment, and what is made of them.
 
-use std::collections::BTreeMap;
-
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use crate::{Boot, Description, Driver, Mode, Name};
+use crate::{Description, Mode, Name, VmHardware};
 
 /// A snapshot of all disks of a VM at one moment, with the hardware that the VM had then.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -26,21 +24,6 @@ pub struct VmSnapshot {
     pub hardware: VmHardware,
     /// The VM's disks, by position.
     pub disks: Vec<VmSnapshotDisk>,
-}
-
-/// The hardware of a VM without its disks.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct VmHardware {
-    /// The driver that runs the VM.
-    pub driver: Driver,
-    /// Memory in bytes.
-    pub memory: u64,
-    /// Number of processors.
-    pub vcpus: u32,
-    /// Boot source.
-    pub boot: Boot,
-    /// Optional hardware.
-    pub platform: BTreeMap<String, String>,
 }
 
 /// A disk of a VM at the moment of a snapshot.

@@ -52,7 +52,7 @@ use crate::task::blocking;
 
 pub use clone::{Clone, clone};
 pub use connect::{Reader, connect};
-pub use console::KEPT;
+pub use console::{Console, KEPT};
 pub use directory::{user, vm_directories};
 pub use hardware::check;
 pub use hot::{ask_to_let_go, attach, detach, expect_room, has_lost};
@@ -63,7 +63,7 @@ pub use start::start;
 pub use stop::{pause, resume, shutdown};
 
 use directory::vm_directory;
-pub use guest::Guest;
+use guest::Guest;
 use operation::{Operation, Operations};
 
 /// How long it may take to find out whether the processor runs guests; where it does, it takes a second.
@@ -118,8 +118,8 @@ impl Vms {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner).remove(&job);
     }
 
-    /// The machine of a VM, for its console.
-    pub fn at_console(&self, vm: &Vm) -> Result<Arc<Guest>, Problem> {
+    /// The console of a VM.
+    pub fn console(&self, vm: &Vm) -> Result<Arc<Console>, Problem> {
         let refused = |why: &str, advice: String| {
             let what = format!("cannot open the console of VM '{}' ({}): {why}", vm.name, vm.uuid);
             Err(Problem::new(Code::State, what).advise(advice))
@@ -129,8 +129,8 @@ impl Vms {
             (_, None) => return refused("its machine is not reached yet", "try again".into()),
             (_, Some(guest)) => guest,
         };
-        if guest.console.is_some() {
-            return Ok(guest);
+        if let Some(console) = &guest.console {
+            return Ok(console.clone());
         }
         match (vm.driver, vm.platform.get("hvm_serial"), &vm.handle) {
             (Driver::Xen, _, Some(domain)) => {

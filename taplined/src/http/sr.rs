@@ -1,15 +1,14 @@
 //! `/srs`.
 
 use api::{
-    About, AbsolutePath, Code, Inventory, Name, ObjectKind, Problem, Sr, SrAttach, SrCreate, SrDestroyPlan, SrFound,
-    SrIntroduce, SrPatch, SrProbe, SrSource, SrState, SrType, Task,
+    About, Code, Inventory, Name, ObjectKind, Problem, Sr, SrAttach, SrCreate, SrDestroyPlan, SrFound, SrIntroduce,
+    SrPatch, SrProbe, SrSource, SrState, SrType, Task,
 };
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use repo::catalogue::NewTask;
-use repo::driver::{Directory, check_empty};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use utoipa::IntoParams;
@@ -25,8 +24,8 @@ use crate::daemon::Daemon;
 use crate::reconcile;
 use crate::request;
 use crate::sr::{self, Claim, Create, Destroy, Given, Introduce, doubtful};
+use crate::task::Context;
 use crate::task::job::Job;
-use crate::task::{Context, blocking};
 use crate::vdi;
 
 /// The routes.
@@ -175,8 +174,7 @@ async fn introduce(State(daemon): State<Daemon>, Body(asked): Body<SrIntroduce>)
         }
     };
     if let (SrSource::Dir { path }, None) = (&source, there) {
-        let path = path.clone();
-        blocking("look into a directory", move || must_have_images(&path)).await?;
+        daemon.srs.must_have_images(path).await?;
     }
     let given = Given { name: name.is_some(), description: description.is_some(), tags, other_config };
     let Some(name) = name.or(found.map(|found| found.name)) else {
@@ -187,16 +185,6 @@ async fn introduce(State(daemon): State<Daemon>, Body(asked): Body<SrIntroduce>)
     let job = Introduce::new(sr, None, there.is_some(), given);
     let task = daemon.tasks.start_job(&daemon, job, |job, task, tx| job.prepare(tx, task)).await?;
     begun(task)
-}
-
-/// Refuses an empty directory: it would be taken for a repository whose images are lost.
-fn must_have_images(path: &AbsolutePath) -> Result<(), Problem> {
-    if check_empty(&Directory::open(path)?).is_err() {
-        return Ok(());
-    }
-    let what = format!("there is neither a repository nor an image in {path}: it is empty");
-    let advice = "check that its storage is mounted; to make a new repository there, use 'sr create'";
-    Err(Problem::new(Code::NotFound, what).field("source").advise(advice))
 }
 
 /// Changes the name, description, tags, strings of programs or reserve of a repository.

@@ -124,10 +124,7 @@ fn made_of(asked: VbdCreate, view: &repo::View<'_>) -> Result<Vbd, Problem> {
         let what = "VMs with the qemu driver use vhost-user disks, not NBD";
         return Err(Problem::new(Code::Unsupported, what).field("transport").advise("omit the transport"));
     }
-    let transport = asked.transport.unwrap_or(match driver {
-        Some(Driver::Xen) => Transport::Blkif,
-        Some(Driver::Qemu) | None => Transport::VhostUser,
-    });
+    let transport = asked.transport.unwrap_or(driver.map_or(Transport::VhostUser, Driver::transport));
     let vcpus = vm.as_ref().map_or(1, |vm| u16::try_from(vm.vcpus).unwrap_or(u16::MAX));
     let queues = if transport == Transport::Nbd { 1 } else { vcpus.clamp(1, QUEUES_DEFAULT_MAX) };
     let new = Vbd::unplugged(asked.vdi, transport);

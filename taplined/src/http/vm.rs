@@ -1,8 +1,8 @@
 //! `/vms`.
 
 use api::{
-    Code, Name, ObjectKind, Power, Problem, Task, Vm, VmClone, VmCreate, VmPatch, VmRevert, VmShutdown, VmSnapshot,
-    VmSnapshotCreate,
+    Code, Name, ObjectKind, Power, Problem, Task, Vm, VmClone, VmCreate, VmHardware, VmPatch, VmRevert, VmShutdown,
+    VmSnapshot, VmSnapshotCreate,
 };
 use axum::Json;
 use axum::body::Body as Content;
@@ -12,12 +12,10 @@ use axum::http::header::{CONNECTION, CONTENT_TYPE, UPGRADE};
 use axum::response::{IntoResponse, Response};
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
-use jiff::Timestamp;
 use serde::Deserialize;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
-use uuid::Uuid;
 
 use super::answer::{listed, shown};
 use super::extract::{Asked, Body, Id, Part};
@@ -96,23 +94,21 @@ async fn show(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Response, Re
     responses((status = 201, body = Vm), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
 async fn create(State(daemon): State<Daemon>, Body(asked): Body<VmCreate>) -> Result<Created<Vm>, Refusal> {
-    let made = Vm {
-        uuid: asked.uuid.unwrap_or_else(Uuid::new_v4),
-        name: asked.name,
-        description: asked.description,
-        tags: asked.tags,
-        other_config: asked.other_config,
+    let hardware = VmHardware {
         driver: asked.driver,
         memory: asked.memory.bytes(),
         vcpus: asked.vcpus.into(),
         boot: asked.boot,
         platform: asked.platform,
+    };
+    let new = Vm::halted(asked.name, hardware);
+    let made = Vm {
+        uuid: asked.uuid.unwrap_or(new.uuid),
+        description: asked.description,
+        tags: asked.tags,
+        other_config: asked.other_config,
         autostart: asked.autostart,
-        power: Power::Halted,
-        pid: None,
-        handle: None,
-        problem: None,
-        created: Timestamp::now(),
+        ..new
     };
     vm::check(&daemon.config, &made)?;
     let made = request::change(&daemon.catalogue, StatusCode::CREATED.as_u16(), move |tx| {
@@ -303,10 +299,9 @@ async fn console(
     mut request: Request,
 ) -> Result<Response, Refusal> {
     let vm = daemon.catalogue.read(move |view| view.vm(uuid)).await?;
-    let guest = daemon.vms.at_console(&vm)?;
+    let console = daemon.vms.console(&vm)?;
     let recent = recent.map_or(vm::KEPT, |recent| usize::try_from(recent).unwrap_or(vm::KEPT));
     let wanted = request.headers().get(UPGRADE);
-    let Some(console) = &guest.console else { return Err(Problem::new(Code::State, "it has no console").into()) };
     if wanted.is_none_or(|wanted| wanted != api::CONSOLE_PROTOCOL) {
         return Ok(([(CONTENT_TYPE, "application/octet-stream")], console.recent(recent)).into_response());
     }
@@ -319,7 +314,6 @@ async fn console(
         return Err(Problem::new(Code::Overloaded, what).advise("close one of them").into());
     };
     tokio::spawn(async move {
-        let Some(console) = &guest.console else { return };
         let shown = match connection.await {
             Ok(viewer) => console.show(TokioIo::new(viewer), recent, seat).await,
             Err(error) => Err(std::io::Error::other(error)),

@@ -117,10 +117,12 @@ impl<const KEPT: bool> Make<KEPT> {
         }
         // A repository that cannot be attached is refused while it can still be rolled back.
         let Attached { directory, variant } = srs.open_it(&self.sr).await?;
-        let (directory, reserve) = (Arc::new(directory), self.sr.reserve);
-        let measured = directory.clone();
-        let size = srs.patience.ask(self.sr.uuid, "measure", move || measured.capacity()).await?.size;
-        must_fit(reserve, size)?;
+        let directory = Arc::new(directory);
+        if self.sr.reserve > 0 {
+            let measured = directory.clone();
+            let capacity = srs.patience.ask(self.sr.uuid, "measure", move || measured.capacity()).await?;
+            must_fit(self.sr.reserve, capacity.size)?;
+        }
         srs.examine(&self.sr, &directory, &variant, None, false).await.map(drop)
     }
 

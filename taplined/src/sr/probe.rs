@@ -2,7 +2,7 @@
 //! unmounted again.
 
 use api::{AbsolutePath, Code, ImageFormat, Problem, SrFound, SrSource};
-use repo::driver::{Directory, Label};
+use repo::driver::{Directory, Label, check_empty};
 use uuid::Uuid;
 
 use super::Srs;
@@ -60,6 +60,20 @@ impl Srs {
             Ok(Some(SrFound { uuid: label.uuid, name: label.name, known, images }))
         });
         looked.await
+    }
+
+    /// Refuses to introduce an empty directory: it would be taken for a repository whose images are lost.
+    pub async fn must_have_images(&self, path: &AbsolutePath) -> Result<(), Problem> {
+        let looked_at = path.clone();
+        let looked = self
+            .patience
+            .ask(Uuid::new_v4(), "examine", move || Ok(check_empty(&Directory::open(&looked_at)?).is_ok()));
+        if !looked.await? {
+            return Ok(());
+        }
+        let what = format!("there is neither a repository nor an image in {path}: it is empty");
+        let advice = "check that its storage is mounted; to make a new repository there, use 'sr create'";
+        Err(Problem::new(Code::NotFound, what).field("source").advise(advice))
     }
 
     /// The repository on a storage, for `sr introduce`.

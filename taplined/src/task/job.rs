@@ -40,16 +40,13 @@ pub trait Job: Clone + Serialize + DeserializeOwned + Send + Sync + 'static {
     const STEPS: &'static [&'static str];
     /// The first step that cannot be rolled back.
     const NO_RETURN: &'static str;
+    /// Whether there may be something to tidy up in the repositories that it changes when it is over.
+    const TIDIES: bool = false;
 
     /// Whether a step after the point of no return has failed in a way that retrying cannot fix. The job is then rolled
     /// back as far as possible.
     fn is_hopeless(&self, _: &Problem) -> bool {
         false
-    }
-
-    /// The repositories in which there may be something to tidy up when it is over.
-    fn tidies(&self) -> Vec<Uuid> {
-        Vec::new()
     }
 
     /// The repositories whose catalogue entries it changes: their inventories are updated before the next step, and
@@ -91,10 +88,15 @@ impl Tasks {
         });
         let task = task.await?;
         let at_work = daemon.clone();
-        let tidies = job.tidies();
+        let tidies = tidies(&job);
         self.run(daemon, task.clone(), tidies, move |context| async move { run(job, &at_work, context, 0).await });
         Ok(task)
     }
+}
+
+/// The repositories in which there may be something to tidy up when a job is over.
+fn tidies<J: Job>(job: &J) -> Vec<Uuid> {
+    if J::TIDIES { job.changes() } else { Vec::new() }
 }
 
 /// Does a job from a step on, and undoes it if that fails.
@@ -272,7 +274,7 @@ async fn recover_as<J: Job>(daemon: &Daemon, job: J, task: Task) -> Result<(), P
     if task.step.is_some() && reached >= index::<J>(J::NO_RETURN) {
         tracing::info!(task = %task.uuid, verb = J::VERB, step = task.step, "resuming");
         let at_work = daemon.clone();
-        let tidies = job.tidies();
+        let tidies = tidies(&job);
         daemon.tasks.run(
             daemon,
             task,
@@ -296,7 +298,7 @@ async fn recover_as<J: Job>(daemon: &Daemon, job: J, task: Task) -> Result<(), P
         // Its repository may not be there or not respond. Whatever else there is to serve does not wait for that; what
         // the job holds does.
         let at_work = daemon.clone();
-        daemon.tasks.run(daemon, task, job.tidies(), move |context| async move {
+        daemon.tasks.run(daemon, task, tidies(&job), move |context| async move {
             undo_until_done(&job, &at_work, &context, Some(problem)).await?;
             Err(why)
         });

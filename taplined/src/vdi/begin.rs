@@ -1,9 +1,11 @@
 //! Turns requests about VDIs into jobs: preconditions are checked here, and held by leases and claims from the commit
 //! that records the intent.
 
+use std::path::Path;
+
 use api::{
-    Code, ImageFormat, Labels, Mode, Problem, Sr, Task, VbdState, Vdi, VdiClone, VdiCopy, VdiCreate, VdiDestroyPlan,
-    VdiExport, VdiImport, VdiResize, VdiRevert, VdiSnapshot, Versions,
+    AbsolutePath, Code, ImageFormat, Labels, Mode, Problem, Sr, Task, VbdState, Vdi, VdiClone, VdiCopy, VdiCreate,
+    VdiDestroyPlan, VdiExport, VdiImport, VdiResize, VdiRevert, VdiSnapshot, Versions,
 };
 use control::size::readable;
 use jiff::Timestamp;
@@ -345,17 +347,23 @@ pub async fn export(daemon: &Daemon, uuid: Uuid, asked: VdiExport) -> Result<Tas
     must_be_ready(&vdi)?;
     must_stand_still(&vdi)?;
     must_hold(asked.format, vdi.size)?;
-    if asked.path.as_path().symlink_metadata().is_ok() {
-        let what = format!("{} already exists", asked.path);
-        return Err(Problem::new(Code::Exists, what).field("path").advise("remove it, or choose another name"));
-    }
-    if !asked.path.as_path().parent().is_some_and(std::path::Path::is_dir) {
-        let what = format!("cannot export to {}: there is no such directory", asked.path);
-        let advice = "create it first, or give another path on the daemon's host";
-        return Err(Problem::new(Code::NotFound, what).field("path").advise(advice));
-    }
+    let path = asked.path.clone();
+    blocking("look at the path of an export", move || can_be_created(&path)).await?;
     let job = Export { source: uuid, path: asked.path, format: asked.format, token: Uuid::new_v4() };
     daemon.tasks.start_job(daemon, job, |job, task, tx| tx.take_lease(job.source, task, Mode::ReadOnly)).await
+}
+
+/// Refuses to export to a path that exists, or whose directory does not.
+fn can_be_created(path: &AbsolutePath) -> Result<(), Problem> {
+    let refused = |code, what: String, advice| Err(Problem::new(code, what).field("path").advise(advice));
+    if path.as_path().symlink_metadata().is_ok() {
+        return refused(Code::Exists, format!("{path} already exists"), "remove it, or choose another name");
+    }
+    if !path.as_path().parent().is_some_and(Path::is_dir) {
+        let what = format!("cannot export to {path}: there is no such directory");
+        return refused(Code::NotFound, what, "create it first, or give another path on the daemon's host");
+    }
+    Ok(())
 }
 
 /// `vdi-merge`: the first run in the chain of a VDI.

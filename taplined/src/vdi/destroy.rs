@@ -38,10 +38,7 @@ impl Job for Destroy {
     const VERB: &'static str = "vdi-destroy";
     const STEPS: &'static [&'static str] = &["forget", "remove"];
     const NO_RETURN: &'static str = "forget";
-
-    fn tidies(&self) -> Vec<Uuid> {
-        vec![self.sr]
-    }
+    const TIDIES: bool = true;
 
     fn changes(&self) -> Vec<Uuid> {
         vec![self.sr]
@@ -86,10 +83,7 @@ impl Job for Reclaim {
     const VERB: &'static str = "sr-reclaim";
     const STEPS: &'static [&'static str] = &["remove"];
     const NO_RETURN: &'static str = "remove";
-
-    fn tidies(&self) -> Vec<Uuid> {
-        vec![self.sr]
-    }
+    const TIDIES: bool = true;
 
     fn changes(&self) -> Vec<Uuid> {
         vec![self.sr]

@@ -65,10 +65,7 @@ impl Job for Merge {
     const VERB: &'static str = "vdi-merge";
     const STEPS: &'static [&'static str] = &["merge", "record", "remove"];
     const NO_RETURN: &'static str = "record";
-
-    fn tidies(&self) -> Vec<Uuid> {
-        vec![self.sr]
-    }
+    const TIDIES: bool = true;
 
     fn changes(&self) -> Vec<Uuid> {
         vec![self.sr]

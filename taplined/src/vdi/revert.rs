@@ -45,10 +45,7 @@ impl Job for Revert {
     const VERB: &'static str = "vdi-revert";
     const STEPS: &'static [&'static str] = &["file", "record", "remove"];
     const NO_RETURN: &'static str = "record";
-
-    fn tidies(&self) -> Vec<Uuid> {
-        vec![self.sr]
-    }
+    const TIDIES: bool = true;
 
     fn changes(&self) -> Vec<Uuid> {
         vec![self.sr]

@@ -184,12 +184,9 @@ impl<const WRITABLE: bool> Job for Branch<WRITABLE> {
     const VERB: &'static str = if WRITABLE { "vdi-clone" } else { "vdi-snapshot" };
     const STEPS: &'static [&'static str] = &["leaf", "file", "record"];
     const NO_RETURN: &'static str = "record";
+    const TIDIES: bool = true;
 
     /// One that failed may have left a leaf.
-    fn tidies(&self) -> Vec<Uuid> {
-        vec![self.0.sr]
-    }
-
     fn changes(&self) -> Vec<Uuid> {
         vec![self.0.sr]
     }

@@ -8,9 +8,7 @@
 
 use std::collections::HashMap;
 
-use api::{
-    About, Code, Mode, Name, ObjectKind, Power, Problem, Task, Transport, Vbd, Vm, VmClone, VmHardware, VmSnapshotDisk,
-};
+use api::{About, Code, Mode, Name, ObjectKind, Problem, Task, Vbd, Vm, VmClone, VmHardware, VmSnapshotDisk};
 use jiff::Timestamp;
 use repo::catalogue::Among;
 use serde::{Deserialize, Serialize};
@@ -106,52 +104,28 @@ pub fn is_gone(problem: Problem) -> Problem {
 }
 
 /// The new VM, and what it does not have.
-fn machine(asked: VmClone, hardware: VmHardware) -> (Vm, Option<String>) {
-    let VmHardware { driver, memory, vcpus, boot, mut platform } = hardware;
+fn machine(asked: VmClone, mut hardware: VmHardware) -> (Vm, Option<String>) {
+    let platform = &mut hardware.platform;
     // Two network cards with one address disturb each other.
     let nic = platform.get("nic").filter(|nic| nic.contains('/')).cloned();
     let note = nic.map(|nic| {
         platform.remove("nic");
         format!("the network card was not copied, because it has an address of its own: nic={nic}")
     });
-    let vm = Vm {
-        uuid: asked.uuid.unwrap_or_else(Uuid::new_v4),
-        name: asked.name,
-        description: asked.description,
-        tags: Default::default(),
-        other_config: Default::default(),
-        driver,
-        memory,
-        vcpus,
-        boot,
-        platform,
-        autostart: None,
-        power: Power::Halted,
-        pid: None,
-        handle: None,
-        problem: None,
-        created: Timestamp::now(),
-    };
-    (vm, note)
+    let new = Vm::halted(asked.name, hardware);
+    (Vm { uuid: asked.uuid.unwrap_or(new.uuid), description: asked.description, ..new }, note)
 }
 
 fn vbd(vm: &Vm, disk: &VmSnapshotDisk, vdi: Uuid) -> Vbd {
-    let transport = match vm.driver {
-        api::Driver::Qemu => Transport::VhostUser,
-        api::Driver::Xen => Transport::Blkif,
-    };
     let VmSnapshotDisk { position, mode, bootable, queues, .. } = *disk;
-    Vbd { vm: Some(vm.uuid), position, mode, bootable, queues, ..Vbd::unplugged(vdi, transport) }
+    Vbd { vm: Some(vm.uuid), position, mode, bootable, queues, ..Vbd::unplugged(vdi, vm.driver.transport()) }
 }
 
 impl Job for Clone {
     const VERB: &'static str = "vm-clone";
     const STEPS: &'static [&'static str] = &["disks", "record"];
     const NO_RETURN: &'static str = "record";
-
-    fn tidies(&self) -> Vec<Uuid> {
-        self.moment.srs()
-    }
+    const TIDIES: bool = true;
 
     fn changes(&self) -> Vec<Uuid> {
         self.moment.srs()

@@ -28,7 +28,7 @@ pub struct Guest {
     machine: Mutex<RunningVm>,
     end: End,
     /// What its guest writes to the serial port, unless that goes elsewhere.
-    pub console: Option<Console>,
+    pub console: Option<Arc<Console>>,
 }
 
 /// How its end is noticed.
@@ -53,7 +53,7 @@ impl Guest {
         match watched.and_then(|pidfd| Ok((pidfd, process(vm, machine.identity())?))) {
             Ok((pidfd, process)) => {
                 let console = machine.take_console().and_then(|stream| match Console::follow(stream) {
-                    Ok(console) => Some(console),
+                    Ok(console) => Some(Arc::new(console)),
                     Err(error) => {
                         tracing::warn!(%vm, %error, "cannot follow its console");
                         None

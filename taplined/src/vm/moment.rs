@@ -200,9 +200,14 @@ impl Moment {
 
     /// The repositories of the disks.
     pub fn srs(&self) -> Vec<Uuid> {
-        let mut srs: Vec<Uuid> = self.disks.iter().map(|state| state.sr).collect();
-        srs.sort();
-        srs.dedup();
-        srs
+        distinct(self.disks.iter().map(|state| state.sr))
     }
+}
+
+/// Each repository of several disks once.
+pub fn distinct(srs: impl Iterator<Item = Uuid>) -> Vec<Uuid> {
+    let mut srs: Vec<Uuid> = srs.collect();
+    srs.sort();
+    srs.dedup();
+    srs
 }

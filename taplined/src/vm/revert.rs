@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::clone::is_gone;
-use super::moment::Found;
+use super::moment::{Found, distinct};
 use crate::daemon::Daemon;
 use crate::task::Context;
 use crate::task::job::Job;
@@ -105,21 +105,11 @@ fn of_vm(vm: Uuid, vdis: impl Iterator<Item = Uuid>) -> Vec<About> {
     std::iter::once(About { kind: ObjectKind::Vm, uuid: vm }).chain(vdis.map(about_vdi)).collect()
 }
 
-fn distinct(srs: impl Iterator<Item = Uuid>) -> Vec<Uuid> {
-    let mut srs: Vec<Uuid> = srs.collect();
-    srs.sort();
-    srs.dedup();
-    srs
-}
-
 impl Job for Revert {
     const VERB: &'static str = "vm-revert";
     const STEPS: &'static [&'static str] = &["files", "record", "remove"];
     const NO_RETURN: &'static str = "record";
-
-    fn tidies(&self) -> Vec<Uuid> {
-        distinct(self.disks.iter().map(|disk| disk.sr))
-    }
+    const TIDIES: bool = true;
 
     fn changes(&self) -> Vec<Uuid> {
         distinct(self.disks.iter().map(|disk| disk.sr))
@@ -174,10 +164,7 @@ impl Job for DestroySnapshot {
     const VERB: &'static str = "vm-snapshot-destroy";
     const STEPS: &'static [&'static str] = &["forget", "remove"];
     const NO_RETURN: &'static str = "forget";
-
-    fn tidies(&self) -> Vec<Uuid> {
-        distinct(self.disks.iter().map(|disk| disk.sr))
-    }
+    const TIDIES: bool = true;
 
     fn changes(&self) -> Vec<Uuid> {
         distinct(self.disks.iter().map(|disk| disk.sr))

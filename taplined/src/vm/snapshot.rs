@@ -90,10 +90,7 @@ impl Job for Snapshot {
     const VERB: &'static str = "vm-snapshot";
     const STEPS: &'static [&'static str] = &["disks", "record"];
     const NO_RETURN: &'static str = "record";
-
-    fn tidies(&self) -> Vec<Uuid> {
-        self.moment.srs()
-    }
+    const TIDIES: bool = true;
 
     fn changes(&self) -> Vec<Uuid> {
         self.moment.srs()

@@ -3,12 +3,14 @@
 //! It knows nothing about what is written there. Invariant: what is connected to is the machine's own QEMU, whatever
 //! its user has put in the socket's place.
 
-use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::time::Instant;
 
+use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect as connect_to, socket_with};
+
+use crate::socket;
 
 /// The name of the socket.
 pub const CONSOLE: &str = "console";
@@ -17,12 +19,9 @@ pub const CONSOLE: &str = "console";
 /// and one more waits.
 pub(super) fn connect(directory: &Path, pid: i32) -> Option<UnixStream> {
     let connected = || {
-        // It does not wait for a listener whose queue is full, as the standard library would.
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-        connect_to(&socket, &SocketAddrUnix::new(directory.join(CONSOLE))?)?;
+        let socket = socket::connect(&directory.join(CONSOLE), Instant::now())?;
         let listener = socket_peercred(&socket)?.pid.as_raw_nonzero().get();
-        Ok::<_, io::Error>((listener == pid).then(|| UnixStream::from(socket)))
+        Ok::<_, Errno>((listener == pid).then_some(socket))
     };
     connected().ok().flatten()
 }

@@ -59,11 +59,10 @@ impl Attach {
             Some(size) => make(session, &vdi, size, sr.as_deref(), format).await?,
             None => session.vdi_in(session.sr_if(sr.as_deref()).await?, &vdi).await?,
         };
-        let before: Vec<Uuid> = session.client.vbds(vm, Some(vdi), None).await?.iter().map(|vbd| vbd.uuid).collect();
-        let vbd = give(session, vdi, vm, mode).await?;
+        let Given { vbd, is_new } = give(session, vdi, vm, mode).await?;
         let uuid = vbd.uuid;
         let vbd = match plug(session, vbd).await {
-            Err(problem) if !before.contains(&uuid) => return Err(unmake(session, uuid, problem).await),
+            Err(problem) if is_new => return Err(unmake(session, uuid, problem).await),
             plugged => plugged?,
         };
         match paste {
@@ -144,11 +143,18 @@ pub fn uuid(made: &Value) -> Result<Uuid, Problem> {
     uuid.ok_or_else(|| Problem::failed("read the answer", "it has no UUID"))
 }
 
+/// The block device by which a machine has a disk.
+pub struct Given {
+    vbd: Vbd,
+    /// Whether there was none.
+    is_new: bool,
+}
+
 /// The block device by which a machine has a disk, which is made if there is none.
-pub async fn give(session: &Session, vdi: Uuid, vm: Option<Uuid>, mode: Option<Mode>) -> Result<Vbd, Problem> {
+pub async fn give(session: &Session, vdi: Uuid, vm: Option<Uuid>, mode: Option<Mode>) -> Result<Given, Problem> {
     let of_disk = session.client.vbds(vm, Some(vdi), None).await?;
     if let Some(vbd) = of_disk.into_iter().find(|vbd| vbd.vm == vm && mode.is_none_or(|mode| vbd.mode == mode)) {
-        return Ok(vbd);
+        return Ok(Given { vbd, is_new: false });
     }
     let asked = VbdCreate {
         uuid: None,
@@ -164,7 +170,7 @@ pub async fn give(session: &Session, vdi: Uuid, vm: Option<Uuid>, mode: Option<M
         other_config: Default::default(),
     };
     let made = session.finish(session.client.vbd_create(&asked).await?).await?;
-    session.client.vbd(uuid(&made)?).await
+    Ok(Given { vbd: session.client.vbd(uuid(&made)?).await?, is_new: true })
 }
 
 /// Removes a block device that was made only to be plugged, which failed because of `problem`.

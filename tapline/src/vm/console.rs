@@ -66,12 +66,13 @@ pub async fn attach(session: &Session, vm: Uuid) -> Result<Left, Problem> {
     let mut stream = session.client.vm_console(vm, None).await?;
     let mut ends = Ends::new()?;
     let mut keys = keys();
-    if io::stdin().is_terminal() {
+    let terminal = io::stdin().is_terminal();
+    if terminal {
         say(&format!("tapline: connected to the console of '{name}'; press Ctrl-] to leave\n"));
     }
-    let raw = Raw::enter()?;
+    let raw = terminal.then(Raw::enter).transpose()?;
     let left = loop {
-        if pass_on(stream, &mut keys, &mut ends).await? {
+        if pass_on(stream, &mut keys, terminal.then_some(LEAVE), &mut ends).await? {
             break Left::ByUser;
         }
         // The machine has ended, or the daemon has.
@@ -80,16 +81,21 @@ pub async fn attach(session: &Session, vm: Uuid) -> Result<Left, Problem> {
             None => break Left::Ended,
         }
     };
-    if raw.is_some() {
-        drop(raw);
+    drop(raw);
+    if terminal {
         let why = if left == Left::Ended { "the machine has ended" } else { "left the console" };
         say(&format!("\ntapline: {why}\n"));
     }
     Ok(left)
 }
 
-/// Passes on output and keys until the user leaves; false if the console was closed.
-async fn pass_on(stream: Stream, keys: &mut mpsc::Receiver<Vec<u8>>, ends: &mut Ends) -> Result<bool, Problem> {
+/// Passes on output and keys until the user leaves, at a terminal by a key; false if the console was closed.
+async fn pass_on(
+    stream: Stream,
+    keys: &mut mpsc::Receiver<Vec<u8>>,
+    leave: Option<u8>,
+    ends: &mut Ends,
+) -> Result<bool, Problem> {
     let (mut from, mut to) = tokio::io::split(stream);
     let mut piece = vec![0; PIECE];
     let mut typing = true;
@@ -102,7 +108,7 @@ async fn pass_on(stream: Stream, keys: &mut mpsc::Receiver<Vec<u8>>, ends: &mut 
             },
             typed = keys.recv(), if typing => match typed {
                 Some(typed) => {
-                    let leaves = io::stdin().is_terminal().then(|| typed.iter().position(|key| *key == LEAVE)).flatten();
+                    let leaves = typed.iter().position(|key| Some(*key) == leave);
                     let before = &typed[..leaves.unwrap_or(typed.len())];
                     if to.write_all(before).await.is_err() {
                         return Ok(false);
@@ -169,11 +175,8 @@ fn write(bytes: &[u8]) -> Result<(), Problem> {
 struct Raw(Termios);
 
 impl Raw {
-    /// None, if what is typed does not come from a terminal.
-    fn enter() -> Result<Option<Raw>, Problem> {
-        if !io::stdin().is_terminal() {
-            return Ok(None);
-        }
+    /// For the terminal that stdin is.
+    fn enter() -> Result<Raw, Problem> {
         let set = || {
             let before = tcgetattr(io::stdin())?;
             let mut raw = before.clone();
@@ -181,7 +184,7 @@ impl Raw {
             tcsetattr(io::stdin(), OptionalActions::Now, &raw)?;
             Ok::<_, io::Error>(Raw(before))
         };
-        set().map(Some).map_err(|error| Problem::failed("set the terminal to pass on every key", error))
+        set().map_err(|error| Problem::failed("set the terminal to pass on every key", error))
     }
 }
 

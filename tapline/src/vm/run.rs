@@ -29,21 +29,21 @@ impl Run {
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
         let keep = self.keep;
         let mut made = Made::default();
-        let left = match self.start(session, &mut made).await {
-            Ok(vm) => console::attach(session, vm).await.map(|left| (vm, left)),
+        let vm = match self.start(session, &mut made).await {
+            Ok(vm) => vm,
             Err(problem) => return Err(made.unmake_for(session, problem).await),
         };
-        if let (true, Some(vm)) = (keep, made.vm) {
+        let left = console::attach(session, vm).await;
+        if keep {
             print(&format!("{vm}\n"))?;
             return left.map(drop);
         }
         match left {
-            Ok((_, left)) => {
-                if left == Left::ByUser {
-                    say("tapline: stopping the machine and removing it and its disk; --keep would have kept them\n");
-                }
+            Ok(Left::ByUser) => {
+                say("tapline: stopping the machine and removing it and its disk; --keep would have kept them\n");
                 made.unmake(session).await
             }
+            Ok(Left::Ended) => made.unmake(session).await,
             Err(problem) => Err(made.unmake_for(session, problem).await),
         }
     }

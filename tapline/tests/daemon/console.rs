@@ -6,6 +6,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use crate::play::{err, out, run};
 use crate::taplined::Daemon;
+use crate::terminal::script;
 
 /// A daemon with a repository and a disk `boot`, from which the guest boots; `None` without QEMU, which is reported.
 fn daemon() -> Option<Daemon> {
@@ -44,11 +45,7 @@ struct Terminal {
 
 impl Terminal {
     fn run(daemon: &Daemon, words: &str) -> Terminal {
-        let command = format!("exec '{}' {words}", env!("CARGO_BIN_EXE_tapline"));
-        let mut script = Command::new("script");
-        script.args(["--quiet", "--return", "--command", &command, "/dev/null"]);
-        script.env("TAPLINE_SOCKET", daemon.socket()).stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut process = script.spawn().unwrap();
+        let mut process = script(&daemon.socket(), 200, words);
         let (keys, screen) = (process.stdin.take().unwrap(), process.stdout.take().unwrap());
         Terminal { process, keys, screen, seen: String::new() }
     }

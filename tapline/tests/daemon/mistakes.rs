@@ -22,19 +22,19 @@ const INDENT: &str = "| ";
 /// Where the commands are run, in the file.
 const HERE: &str = "/here";
 
-/// What there is before anything goes wrong. Words in `{}` are replaced: `here` is the test's directory.
+/// What there is before anything goes wrong.
 const BEFORE: &[&str] = &[
-    "sr create local --dir {here}/sr --format vhd --description disks",
-    "sr create other --dir {here}/other --format qcow2",
+    "sr create local --dir /here/sr --format vhd --description disks",
+    "sr create other --dir /here/other --format qcow2",
     "vdi create web --sr local --size 64M",
     "vdi create data --sr local --size 64M",
     "vdi create spare --sr other --size 64M",
     "vdi snapshot data --name before",
     "vm create guest --memory 64M --disk web",
     "vdi attach data",
-    "image create vhd:{here}/a.vhd --size 10M",
-    "image create qcow2:{here}/b.qcow2 --size 10M",
-    "image create raw:{here}/c.raw --size 10M",
+    "image create vhd:/here/a.vhd --size 10M",
+    "image create qcow2:/here/b.qcow2 --size 10M",
+    "image create raw:/here/c.raw --size 10M",
 ];
 
 struct Bed {
@@ -48,8 +48,9 @@ impl Bed {
             std::fs::create_dir(bed.here().join(directory)).unwrap();
         }
         std::fs::write(bed.here().join("text"), "not an image, and not a directory\n").unwrap();
-        for words in BEFORE {
-            out(&run(&bed.daemon.socket(), &bed.words(words)));
+        for command in BEFORE {
+            let words = bed.words(command);
+            out(&run(&bed.daemon.socket(), &words.iter().map(String::as_str).collect::<Vec<_>>()));
         }
         bed
     }
@@ -59,10 +60,8 @@ impl Bed {
     }
 
     /// The words of a command of the file.
-    fn words<'a>(&self, command: &'a str) -> Vec<&'a str> {
-        let here = self.here().display().to_string();
-        let words = split(&command.replace("{here}", &here).replace(HERE, &here));
-        words.into_iter().map(|word| &*Box::leak(word.into_boxed_str())).collect()
+    fn words(&self, command: &str) -> Vec<String> {
+        split(&command.replace(HERE, &self.here().display().to_string()))
     }
 
     /// What a command prints, and its exit code, as the file has them.

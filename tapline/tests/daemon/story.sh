@@ -1,6 +1,6 @@
 #!/bin/sh
-# The README's story, typed into a terminal as it is printed there: from a daemon to a machine that runs, with a snapshot
-# and a restore. Each command must have ended well, and the machine must answer at its console in the end.
+# The README's story, typed into a terminal as it is printed there: from a daemon to a machine that runs, with a
+# snapshot and a restore. Each command must have ended well, and the machine must answer at its console in the end.
 #
 #     story.sh DIRECTORY-OF-PROGRAMS IMAGE
 #
@@ -29,7 +29,8 @@ if ! unshare --mount --propagation private --pid --fork --mount-proc true; then
 fi
 # Mounts are gone with this script, however it ends, and so is what it has started.
 if [ -z "${IN_NAMESPACE:-}" ]; then
-    exec env IN_NAMESPACE=1 unshare --mount --propagation private --pid --fork --kill-child --mount-proc "$self" "$built" "$image"
+    exec env IN_NAMESPACE=1 unshare --mount --propagation private --pid --fork --kill-child --mount-proc \
+        "$self" "$built" "$image"
 fi
 
 bed=$(dirname "$image")/story

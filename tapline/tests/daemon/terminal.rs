@@ -1,7 +1,8 @@
 //! Behaviour on a terminal: questions, progress bars, and tables that fit. The terminal is that of script(1).
 
 use std::io::Write;
-use std::process::{Command, Output, Stdio};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
 
 use api::TaskState;
 
@@ -12,14 +13,19 @@ const SR: &str = "00005e00-0000-0000-0000-000000000001";
 const VDI: &str = "0000d100-0000-0000-0000-000000000001";
 const TASK: &str = "00007a00-0000-0000-0000-000000000001";
 
-/// Runs `tapline` with these arguments on a terminal of this many columns, with this input. All of its output is in
-/// `stdout`.
-pub fn on_terminal(played: &Played, columns: u16, words: &str, typed: &str) -> Output {
+/// Starts `tapline` with these arguments on a terminal of this many columns.
+pub fn script(socket: &Path, columns: u16, words: &str) -> Child {
     let tapline = env!("CARGO_BIN_EXE_tapline");
     let command = format!("stty cols {columns} && exec '{tapline}' {words}");
     let mut script = Command::new("script");
-    script.args(["--quiet", "--return", "--command", &command, "/dev/null"]).env("TAPLINE_SOCKET", played.socket());
-    let mut script = script.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    script.args(["--quiet", "--return", "--command", &command, "/dev/null"]).env("TAPLINE_SOCKET", socket);
+    script.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap()
+}
+
+/// Runs `tapline` with these arguments on a terminal of this many columns, with this input. All of its output is in
+/// `stdout`.
+pub fn on_terminal(played: &Played, columns: u16, words: &str, typed: &str) -> Output {
+    let mut script = script(&played.socket(), columns, words);
     // Held open: the end of the input would be the end of the terminal.
     let mut stdin = script.stdin.take().unwrap();
     stdin.write_all(typed.as_bytes()).unwrap();

@@ -122,6 +122,9 @@ pub struct Serve {
     /// Listen at this control socket for `tapline disk` commands such as snapshot, merge and resize
     #[arg(long, value_name = "SOCKET")]
     pub control: Option<PathBuf>,
+    /// Refuse to resize or rearrange the disk for a client that does not know the daemon's catalogue
+    #[arg(long, requires = "handed", hide = true)]
+    pub managed: bool,
     /// Where its files come from.
     #[command(flatten)]
     pub handing: Handing,

@@ -199,6 +199,9 @@ pub struct Revert {
 pub struct Resize {
     /// Bytes of the disk.
     pub size: u64,
+    /// The client records the new size in the catalogue, without which a daemon's disk is not resized.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub recorded: bool,
 }
 
 /// `upgrade`.

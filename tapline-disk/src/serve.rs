@@ -87,6 +87,7 @@ pub fn run(from: &Files, serve: &Serve) -> Result<Exit, Failure> {
         (Some(path), None) => Some(control::Control::bind(path)?),
         (Some(path), Some(Listening { socket, bound })) => Some(control::Control::at(socket, path, bound)?),
     };
+    let control = control.map(|control| control.of_daemon(serve.managed));
     let stats_file = serve.stats.clone();
     let full = Full::new(serve.when_full == WhenFull::Wait);
     let serving = Serving {

@@ -79,8 +79,15 @@ impl View<'_> {
             let what = format!("the repository {uuid} is used by VBD {vbd}, which is plugged");
             return Err(Problem::new(Code::InUse, what).advise("unplug its VBDs first"));
         }
-        let tasks = "SELECT 1 FROM image WHERE sr = ?1 AND (state = 'making' OR EXISTS (
-                         SELECT 1 FROM vdi JOIN lease ON lease.vdi = vdi.uuid WHERE vdi.image = image.uuid)) LIMIT 1";
+        // A task that works through the disk process of a plugged VBD has no lease, only a claim, and outlives that
+        // process. In a repository that is lost it may wait in vain: that must not prevent forgetting it.
+        let tasks = "SELECT 1 FROM image JOIN sr ON image.sr = sr.uuid LEFT JOIN vdi ON vdi.image = image.uuid
+                     WHERE sr.uuid = ?1 AND (
+                         image.state = 'making'
+                         OR EXISTS (SELECT 1 FROM lease WHERE lease.vdi = vdi.uuid)
+                         OR sr.state = 'attached' AND EXISTS (
+                             SELECT 1 FROM claim JOIN task ON claim.task = task.uuid
+                             WHERE claim.object IN (image.uuid, vdi.uuid) AND task.state <> 'stuck')) LIMIT 1";
         if self.row(tasks, [Id(uuid)], |_| Ok(()))?.is_some() {
             let what = format!("a task is using the repository {uuid}");
             return Err(Problem::new(Code::Busy, what).advise("wait for it or cancel it"));

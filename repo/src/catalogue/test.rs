@@ -251,6 +251,17 @@ async fn a_repository_is_in_use_while_a_vbd_is_plugged_or_a_task_runs() {
     room.catalogue.write(move |tx| tx.drop_leases(task)).await.unwrap();
     used().await.unwrap();
 
+    let resize = new_task(Some(serde_json::json!({})));
+    for object in [vdi, leaf.uuid] {
+        let resize = NewTask { uuid: Uuid::new_v4(), ..resize.clone() };
+        let uuid = resize.uuid;
+        let begun = room.catalogue.write(move |tx| tx.add_task(&resize).and_then(|_| tx.claim(object, uuid)));
+        begun.await.unwrap();
+        assert_eq!(used().await.unwrap_err().code, Code::Busy, "{object}");
+        room.catalogue.write(move |tx| tx.end_task(uuid, Ok(serde_json::Value::Null))).await.unwrap();
+        used().await.unwrap();
+    }
+
     let making = Image { state: ImageState::Making, ..leaf };
     room.catalogue.write(move |tx| tx.set_image(&making)).await.unwrap();
     assert_eq!(used().await.unwrap_err().code, Code::Busy);

@@ -213,7 +213,7 @@ impl Said for ask::Resize {
     type Arguments = Resize;
 
     fn of(said: &Resize) -> Result<ask::Resize, Error> {
-        Ok(ask::Resize { size: said.size.0 })
+        Ok(ask::Resize { size: said.size.0, recorded: false })
     }
 
     fn shown(answer: &Self::Answer) -> Vec<String> {

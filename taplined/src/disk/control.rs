@@ -317,7 +317,8 @@ mod test {
     async fn a_refusal_is_a_problem_with_its_advice() {
         let (_room, path, _thread) =
             disk("{\"id\":1,\"error\":{\"kind\":\"in-use\",\"message\":\"it is\",\"advice\":\"end it\"}}\n");
-        let refused = super::ask(&path, ask::Resize { size: 1 }, Vec::new(), PATIENCE).await.unwrap_err();
+        let refused =
+            super::ask(&path, ask::Resize { size: 1, recorded: true }, Vec::new(), PATIENCE).await.unwrap_err();
         assert_eq!(Problem::from(refused), Problem::new(Code::InUse, "it is").advise("end it"));
     }
 

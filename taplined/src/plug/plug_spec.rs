@@ -130,7 +130,7 @@ impl PlugSpec {
         }
         words.extend(["--control".into(), place.control().into()]);
         words.extend(["--queues".into(), self.vbd.queues.to_string().into()]);
-        words.extend(["--handed".into(), "--confine".into()]);
+        words.extend(["--handed".into(), "--confine".into(), "--managed".into()]);
         words.extend(["--when-full".into(), "wait".into()]);
         if self.vbd.mode == Mode::ReadOnly {
             words.push("--read-only".into());

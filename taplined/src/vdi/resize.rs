@@ -7,7 +7,6 @@
 use std::time::Duration;
 
 use api::{About, Code, Problem};
-use control::ask;
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -79,7 +78,7 @@ async fn settled(daemon: &Daemon, vbd: Uuid) -> Result<Option<u64>, Problem> {
     // It carries out one verb at a time and says so before it checks another: it rejects this one in any case, because
     // of its size.
     loop {
-        match live::ask(daemon, vbd, ask::Resize { size: 1 }, Vec::new()).await {
+        match live::resize(daemon, vbd, 1).await {
             Err(Refused::Disk(error)) if is_growing(&error) => tokio::time::sleep(LOOK_AGAIN_AFTER).await,
             Err(Refused::Unanswered(problem)) if problem.code == Code::Timeout => return Err(problem),
             _ => break,
@@ -99,7 +98,7 @@ fn is_growing(error: &control::Error) -> bool {
 impl Resize {
     async fn resize(&self, daemon: &Daemon) -> Result<(), Problem> {
         if let Some(vbd) = self.vbd {
-            return Ok(live::ask(daemon, vbd, ask::Resize { size: self.size }, Vec::new()).await.map(drop)?);
+            return Ok(live::resize(daemon, vbd, self.size).await?);
         }
         let chain = Chain::of_vdi(daemon, self.vdi).await?;
         // Only its own image grows; the images below read as zeroes beyond their end.

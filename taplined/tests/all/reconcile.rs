@@ -51,13 +51,20 @@ impl Bed {
         self.daemon.room().join("run/vbd").join(self.vbd.trim_start_matches("/vbds/")).join("control.sock")
     }
 
-    /// The files of the chain, leaf first, and the size, according to the process that serves them.
-    fn served(&self) -> (Vec<String>, u64) {
+    /// Sends a request to the disk's control socket, as anybody who may open it can.
+    fn ask_disk(&self, mut request: Value) -> Value {
+        request["version"] = json!(1);
+        request["id"] = json!(1);
         let mut disk = UnixStream::connect(self.control()).unwrap();
-        disk.write_all(b"{\"version\":1,\"id\":1,\"verb\":\"layers\"}\n").unwrap();
+        disk.write_all(format!("{request}\n").as_bytes()).unwrap();
         let mut said = String::new();
         BufReader::new(disk).read_line(&mut said).unwrap();
-        let said = serde_json::from_str::<Value>(&said).unwrap()["ok"].take();
+        serde_json::from_str(&said).unwrap()
+    }
+
+    /// The files of the chain, leaf first, and the size, according to the process that serves them.
+    fn served(&self) -> (Vec<String>, u64) {
+        let said = self.ask_disk(json!({ "verb": "layers" }))["ok"].take();
         let name = |layer: &Value| layer["path"].as_str().unwrap().rsplit('/').next().unwrap().to_owned();
         (said["layers"].as_array().unwrap().iter().map(name).collect(), said["size"].as_u64().unwrap())
     }
@@ -68,6 +75,28 @@ impl Bed {
         let shown = self.daemon.get(&format!("/vdis/{}", self.vdi)).1;
         (files, shown["size"].as_u64().unwrap())
     }
+}
+
+#[test]
+fn a_disk_is_resized_and_rearranged_only_through_the_daemon() {
+    let bed = bed();
+    bed.snapshot();
+    let before = bed.told();
+    let new = "qcow2:/new.qcow2";
+    for (request, instead) in [
+        (json!({ "verb": "resize", "size": 128 * MIB }), "tapline vdi resize"),
+        (json!({ "verb": "snapshot", "to": new }), "tapline vdi snapshot"),
+        (json!({ "verb": "clone", "of": 1, "to": new }), "tapline vdi clone"),
+        (json!({ "verb": "revert", "to": 1, "leaf": new }), "tapline vdi revert"),
+        (json!({ "verb": "merge", "from": 0, "into": 1 }), "tapline vdi destroy"),
+    ] {
+        let refused = bed.ask_disk(request)["error"].take();
+        assert_eq!(refused["kind"], "unsupported", "{refused}");
+        assert!(refused["advice"].as_str().is_some_and(|advice| advice.contains(instead)), "{refused}");
+        assert_eq!(bed.served(), before);
+    }
+    bed.daemon.done(bed.daemon.post(&format!("/vdis/{}/resize", bed.vdi), json!({ "size": 128 * MIB })));
+    assert_eq!((bed.told(), bed.served()), ((before.0.clone(), 128 * MIB), (before.0, 128 * MIB)));
 }
 
 /// A leaf merge is completed by the disk's process; a request that interrupts it at that moment must not lose this.

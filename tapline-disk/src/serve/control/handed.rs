@@ -37,6 +37,30 @@ pub fn check(files: &Files, verb: &Verb, given: &Handed) -> Result<(), Failure> 
     }
 }
 
+/// Checks that a verb for a disk in a daemon's catalogue comes from the daemon: it passes files, or says that it records
+/// the change.
+pub fn check_managed(verb: &Verb, given: &Handed) -> Result<(), Failure> {
+    let instead = match verb {
+        Verb::Resize(resize) if !resize.recorded => "tapline vdi resize",
+        Verb::Snapshot(_) if given.is_empty() => "tapline vdi snapshot",
+        Verb::Clone(_) if given.is_empty() => "tapline vdi clone",
+        Verb::Revert(_) if given.is_empty() => "tapline vdi revert",
+        Verb::Merge(_) if given.is_empty() => {
+            let refusal = by_daemon_only(verb);
+            return Err(
+                refusal.advise("destroy snapshots with 'tapline vdi destroy': the daemon then merges by itself")
+            );
+        }
+        _ => return Ok(()),
+    };
+    Err(by_daemon_only(verb).advise(format!("use '{instead}'")))
+}
+
+fn by_daemon_only(verb: &Verb) -> Failure {
+    let what = format!("this disk belongs to a daemon, whose catalogue must know of a {}", verb.word());
+    Failure::of(Kind::Unsupported, what)
+}
+
 /// The number of descriptors of a verb besides its files.
 pub fn others(verb: &Verb) -> usize {
     match verb {

@@ -81,6 +81,8 @@ pub struct Control {
     watchers: Watchers,
     paused: bool,
     stopping: bool,
+    /// A daemon's catalogue must know of every change.
+    managed: bool,
 }
 
 /// Who waits for an answer.
@@ -119,7 +121,13 @@ impl Control {
             watchers: Watchers::default(),
             paused: false,
             stopping: false,
+            managed: false,
         }
+    }
+
+    /// The same for a disk in the catalogue of a daemon.
+    pub fn of_daemon(self, managed: bool) -> Control {
+        Control { managed, ..self }
     }
 
     /// Watches the socket.
@@ -316,6 +324,9 @@ impl Control {
         asker: &Asker,
         work: &mut Work<'_>,
     ) -> Result<Option<Answer>, Failure> {
+        if self.managed {
+            handed::check_managed(&verb, &files)?;
+        }
         handed::check(work.files, &verb, &files)?;
         match verb {
             Verb::Version(_) => return Ok(Some(report::version().into())),

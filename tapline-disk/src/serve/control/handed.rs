@@ -37,8 +37,8 @@ pub fn check(files: &Files, verb: &Verb, given: &Handed) -> Result<(), Failure> 
     }
 }
 
-/// Checks that a verb for a disk in a daemon's catalogue comes from the daemon: it passes files, or says that it records
-/// the change.
+/// Checks that a verb for a disk in a daemon's catalogue comes from the daemon: it passes files, or says that it
+/// records the change.
 pub fn check_managed(verb: &Verb, given: &Handed) -> Result<(), Failure> {
     let instead = match verb {
         Verb::Resize(resize) if !resize.recorded => "tapline vdi resize",

@@ -66,7 +66,7 @@ install: build install-files
 # What is installed and where, from programs that are built: packages have the same files.
 install-files:
 	install -D -t $(DESTDIR)$(PREFIX)/bin $(PROGRAMS)
-	install -D -m 644 -t $(SHARE)/man/man1 docs/man/*.1
+	for section in 1 5 7 8; do install -D -m 644 -t $(SHARE)/man/man$$section docs/man/*.$$section || exit; done
 	install -D -m 644 -t $(SHARE)/doc/tapline docs/taplined.toml docs/openapi.json docs/api.md docs/upgrade.md docs/recover.md
 	install -d $(UNITS) $(SHARE)/bash-completion/completions $(SHARE)/zsh/site-functions $(SHARE)/fish/vendor_completions.d
 	for unit in taplined tapline-drain tapline-upgrade; do \

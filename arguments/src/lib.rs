@@ -3,12 +3,13 @@
 
 #![forbid(unsafe_code)]
 
+pub mod example;
 mod image;
 mod xen;
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use control::ImageName;
 
 pub use image::{
@@ -31,6 +32,14 @@ pub struct Arguments {
     /// The command.
     #[command(subcommand)]
     pub command: Command,
+}
+
+impl Arguments {
+    /// The command line of this process.
+    pub fn of_process() -> Result<Arguments, clap::Error> {
+        let command = example::teach(Arguments::command(), &example::examples(example::OF_IMAGES));
+        Arguments::from_arg_matches(&command.try_get_matches()?)
+    }
 }
 
 /// The commands.

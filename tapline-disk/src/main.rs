@@ -49,7 +49,6 @@ mod uuid;
 use std::process::ExitCode;
 
 use arguments::{Arguments, Command, ImageCommand};
-use clap::Parser;
 
 use failure::{Exit, Failure};
 use files::{Files, Handed};
@@ -60,7 +59,7 @@ fn main() -> ExitCode {
     // `pidof`. A kernel that cannot call it otherwise does no harm.
     rustix::thread::set_name(c"tapline-disk").unwrap_or_default();
     panics::abort_on_panic();
-    let arguments = match Arguments::try_parse() {
+    let arguments = match Arguments::of_process() {
         Ok(arguments) => arguments,
         Err(refused) => return explain(&refused),
     };

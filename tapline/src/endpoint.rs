@@ -16,17 +16,17 @@ const TOKEN: &str = "TAPLINE_TOKEN";
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct EndpointOptions {
     /// The daemon's socket; also TAPLINE_SOCKET [default: /run/tapline/taplined.sock]
-    #[arg(long, global = true, value_name = "PATH", conflicts_with_all = ["connect", "ca", "token_file"])]
+    #[arg(long, global = true, help_heading = "The daemon", value_name = "PATH", conflicts_with_all = ["connect", "ca", "token_file"])]
     socket: Option<PathBuf>,
     /// Connect to a daemon at https://HOST:PORT instead of a socket; also TAPLINE_CONNECT
-    #[arg(long, global = true, value_name = "URL")]
+    #[arg(long, global = true, help_heading = "The daemon", value_name = "URL")]
     connect: Option<String>,
     /// With --connect: a PEM file with the CA certificate for the daemon; also TAPLINE_CA [default: the host's trusted
     /// CAs]
-    #[arg(long, global = true, value_name = "FILE")]
+    #[arg(long, global = true, help_heading = "The daemon", value_name = "FILE")]
     ca: Option<PathBuf>,
     /// With --connect: a file that contains the token [default: the token in TAPLINE_TOKEN]
-    #[arg(long, global = true, value_name = "FILE")]
+    #[arg(long, global = true, help_heading = "The daemon", value_name = "FILE")]
     token_file: Option<PathBuf>,
 }
 

@@ -41,10 +41,14 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use api::Problem;
-use clap::{Args, Parser, Subcommand};
+use arguments::example;
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use failure::{Failure, exit};
 use session::{How, Session};
+
+/// The examples of all commands but those of `tapline-disk`.
+const EXAMPLES: &str = include_str!("examples.txt");
 
 /// Thin, snapshottable virtual disks for virtual machines.
 #[derive(Parser)]
@@ -54,6 +58,18 @@ struct Arguments {
     how: How,
     #[command(subcommand)]
     command: Command,
+}
+
+impl Arguments {
+    /// The definition of the commands, with their examples.
+    fn taught() -> clap::Command {
+        example::teach(Arguments::command(), &example::examples(EXAMPLES))
+    }
+
+    /// The command line of this process.
+    fn of_process() -> Result<Arguments, clap::Error> {
+        Arguments::from_arg_matches(&Arguments::taught().try_get_matches()?)
+    }
 }
 
 #[derive(Subcommand)]
@@ -119,7 +135,7 @@ fn main() -> ExitCode {
         return ended(&problem.into(), false);
     }
     loop {
-        let Arguments { how, command } = match Arguments::try_parse() {
+        let Arguments { how, command } = match Arguments::of_process() {
             Ok(arguments) => arguments,
             Err(refused) => {
                 let code = if refused.use_stderr() { ExitCode::from(exit::USAGE) } else { ExitCode::SUCCESS };
@@ -185,9 +201,15 @@ fn ask(how: How, what: impl AsyncFnOnce(&Session) -> Result<(), Problem>) -> Res
 
 #[cfg(test)]
 mod test {
-    use clap::CommandFactory;
-
     use super::*;
+
+    #[test]
+    fn every_command_has_examples_that_it_understands() {
+        // The help of these two is that of `tapline-disk`.
+        let elsewhere = "\n== image\n    tapline image create\n== serve\n    tapline serve\n";
+        let faults = example::faults(&Arguments::command(), &format!("{EXAMPLES}{elsewhere}"));
+        assert!(faults.is_empty(), "{}", faults.join("\n"));
+    }
 
     #[test]
     fn arguments_of_tapline_disk_commands_are_not_parsed_here() {

@@ -1,18 +1,24 @@
-//! The manual pages of the daemon's nouns and their verbs, generated from the command definitions.
+//! The manual pages of the commands, generated from their definitions.
 //!
-//! The page of `tapline` itself and those of `tapline-disk` are written by hand.
+//! Those of `tapline` itself, of `tapline-disk` and of `taplined` are written by hand.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use api::Problem;
+use arguments::example::{self, Examples, Line};
 use clap::CommandFactory;
 use clap_mangen::Man;
+use clap_mangen::roff::{Roff, bold, roman};
 
-use crate::Arguments;
+use crate::{Arguments, EXAMPLES};
 
-/// Nouns that are described by other programs or pages.
-const DESCRIBED_ELSEWHERE: [&str; 5] = ["image", "serve", "disk", "xen", "manual"];
+/// Commands that have no page made of the definitions here: the pages of the first two are made of the definitions of
+/// `tapline-disk`, the page of `disk` would have that program's name, and the last is not for users.
+const DESCRIBED_ELSEWHERE: [&str; 4] = ["image", "serve", "disk", "manual"];
+
+/// What roff needs once at the beginning of a page.
+const PREAMBLE: &str = ".ie \\n(.g .ds Aq \\(aq\n.el .ds Aq '\n";
 
 /// Where to write the pages.
 #[derive(clap::Args)]
@@ -60,20 +66,72 @@ fn pages() -> Result<BTreeMap<String, Vec<u8>>, Problem> {
     let mut tapline = Arguments::command().disable_help_subcommand(true);
     tapline.build();
     let mut pages = BTreeMap::new();
-    for noun in tapline.get_subcommands().filter(|noun| !DESCRIBED_ELSEWHERE.contains(&noun.get_name())) {
-        add(noun, &mut pages)?;
-        for verb in noun.get_subcommands() {
-            add(verb, &mut pages)?;
-        }
-    }
+    let own = tapline.get_subcommands().filter(|noun| !DESCRIBED_ELSEWHERE.contains(&noun.get_name()));
+    add_all(own, EXAMPLES, &mut pages)?;
+    let mut disk = arguments::Arguments::command().name("tapline").disable_help_subcommand(true);
+    disk.build();
+    add_all(disk.get_subcommands(), example::OF_IMAGES, &mut pages)?;
     Ok(pages)
 }
 
-fn add(command: &clap::Command, pages: &mut BTreeMap<String, Vec<u8>>) -> Result<(), Problem> {
+fn add_all<'a>(
+    nouns: impl Iterator<Item = &'a clap::Command>,
+    examples: &str,
+    pages: &mut BTreeMap<String, Vec<u8>>,
+) -> Result<(), Problem> {
+    let examples = example::examples(examples);
+    for noun in nouns {
+        add(noun, &examples, pages)?;
+        for verb in noun.get_subcommands() {
+            add(verb, &examples, pages)?;
+        }
+    }
+    Ok(())
+}
+
+fn add(command: &clap::Command, examples: &Examples<'_>, pages: &mut BTreeMap<String, Vec<u8>>) -> Result<(), Problem> {
     let man = Man::new(command.clone()).source("Tapline").manual("User Commands");
     let mut text = Vec::new();
-    man.render(&mut text).map_err(|error| Problem::failed("write a manual page", error))?;
-    pages.insert(man.get_filename(), text);
+    render(&man, command, examples, &mut text).map_err(|error| Problem::failed("write a manual page", error))?;
+    let text = String::from_utf8_lossy(&text).replace(PREAMBLE, "");
+    pages.insert(man.get_filename(), format!("{PREAMBLE}{text}").into_bytes());
+    Ok(())
+}
+
+/// Writes a page, with its examples before everything else.
+fn render(man: &Man, command: &clap::Command, examples: &Examples<'_>, text: &mut Vec<u8>) -> std::io::Result<()> {
+    man.render_title(text)?;
+    man.render_name_section(text)?;
+    let words = command.get_bin_name().unwrap_or_default().trim_start_matches("tapline ");
+    if let Some(lines) = examples.get(words) {
+        let mut examples = Roff::new();
+        examples.control("SH", ["EXAMPLES"]);
+        for (at, line) in lines.iter().enumerate() {
+            match line {
+                Line::Text(sentence) => {
+                    if at > 0 {
+                        examples.control("PP", []);
+                    }
+                    examples.text([roman(*sentence)]);
+                }
+                Line::Typed(typed) => {
+                    examples.control("EX", []).control("RS", ["4"]);
+                    examples.text([bold(*typed)]);
+                    examples.control("RE", []).control("EE", []);
+                }
+            }
+        }
+        examples.to_writer(text)?;
+    }
+    man.render_synopsis_section(text)?;
+    man.render_description_section(text)?;
+    man.render_options_section(text)?;
+    if command.get_subcommands().any(|verb| !verb.is_hide_set()) {
+        man.render_subcommands_section(text)?;
+    }
+    if command.get_after_long_help().is_some() || command.get_after_help().is_some() {
+        man.render_extra_section(text)?;
+    }
     Ok(())
 }
 

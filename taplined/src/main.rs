@@ -185,3 +185,19 @@ fn print(text: &str) -> Result<(), Problem> {
         printed => printed.map_err(|error| Problem::failed("print", error)),
     }
 }
+
+#[cfg(test)]
+mod test {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_manual_page_has_every_option() {
+        let page = include_str!("../../docs/man/taplined.8").replace('\\', "");
+        for option in Arguments::command().get_arguments().filter(|option| !option.is_hide_set()) {
+            let Some(long) = option.get_long() else { continue };
+            assert!(page.contains(&format!(".B --{long}\n")) || page.contains(&format!("\nfB--{long}fR")), "--{long}");
+        }
+    }
+}

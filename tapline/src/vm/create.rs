@@ -23,8 +23,6 @@ use crate::word::{self, HostPath};
 pub struct Create {
     /// Name of the machine
     name: Name,
-    #[command(flatten)]
-    hardware: Hardware,
     /// Description
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     description: Description,
@@ -46,6 +44,9 @@ pub struct Create {
     console: bool,
     #[command(flatten)]
     labels: NewLabels,
+    // Last: the heading of the devices applies to all that follows.
+    #[command(flatten)]
+    hardware: Hardware,
 }
 
 /// What a machine has, and what it boots.

@@ -5,6 +5,7 @@
 
 pub mod example;
 mod image;
+mod number;
 mod xen;
 
 use std::path::PathBuf;
@@ -15,6 +16,7 @@ use control::ImageName;
 pub use image::{
     Check, Compact, Compare, Convert, Create, Flatten, ImageCommand, Info, Map, Merge, Rebase, Resize, Snapshot,
 };
+pub use number::number;
 pub use xen::{GrantPolicy, KIND, NotAXenDisk, OnStop, XenDisk, backend_kind};
 
 /// Tapline's disk process: serves one image, or runs one image job.
@@ -102,7 +104,7 @@ pub struct Serve {
     #[arg(long)]
     pub read_only: bool,
     /// Number of queues offered to a virtual machine; best is one per guest processor
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = number::<u16>(1..=64))]
     pub queues: u16,
     /// Serial number of the disk [default: the image's file name, truncated if necessary]
     #[arg(long, value_name = "TEXT", conflicts_with_all = ["nbd", "xen"], value_parser = serial)]
@@ -115,7 +117,7 @@ pub struct Serve {
     #[command(flatten)]
     pub access: Access,
     /// Maximum adaptive polling time before sleeping; 0: always sleep at once
-    #[arg(long, value_name = "MICROSECONDS", default_value_t = 50, value_parser = clap::value_parser!(u64).range(0..=10_000))]
+    #[arg(long, value_name = "MICROSECONDS", default_value_t = 50, value_parser = number::<u64>(0..=10_000))]
     pub poll_max: u64,
     /// What a write does that finds no space on the storage: fail, or wait for space together with all later requests
     /// that need space

@@ -22,9 +22,8 @@ pub fn check_parent(child: &Image, parent: &Image, parent_modified: Option<u64>)
     }
     match (link.modified, parent_modified) {
         (Some(then), Some(now)) if then != now => {
-            let what = format!(
-                "the parent was changed at {now}, but when the image was made on it, at {then}, seconds since 1970"
-            );
+            let (apart, than) = (now.abs_diff(then), if now > then { "later" } else { "earlier" });
+            let what = format!("the parent was last changed {apart} s {than} than when the image was made on it");
             if child.records_time() { mismatch(what) } else { Ok(Some(what)) }
         }
         _ => Ok(None),

@@ -4,6 +4,7 @@ use std::ops::ControlFlow;
 
 use api::client::StreamItem;
 use api::{Code, Event, ObjectKind, Problem};
+use arguments::number;
 use serde_json::Value;
 
 use crate::output::say;
@@ -18,7 +19,7 @@ pub enum Verb {
     /// Waits for a daemon that is being restarted. A line on stderr reports when events may have been lost.
     Follow {
         /// Start after the event with this number; each line starts with its event's number
-        #[arg(long, value_name = "NUMBER", alias = "behind")]
+        #[arg(long, value_name = "NUMBER", alias = "behind", value_parser = number::<u64>(0..=u64::MAX))]
         after: Option<u64>,
         /// Only show changes of this kind of object; may be given several times
         #[arg(long, value_name = "KIND", value_parser = word::one_of::<ObjectKind>(&word::KINDS))]

@@ -1,6 +1,7 @@
 //! `tapline host`.
 
 use api::{Backup, Difference, Host, HostDrain, HostReconcile, Problem};
+use arguments::number;
 use control::size::readable;
 
 use crate::column::{Column, Uuids};
@@ -14,7 +15,7 @@ pub enum Verb {
     /// Unplug all disks and flush everything, before the host shuts down
     Drain {
         /// Grace period before forced unplug; everything that was acknowledged is flushed in either case
-        #[arg(long, value_name = "SECONDS", default_value = "60")]
+        #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = number::<u32>(0..=u64::MAX))]
         timeout: u32,
         #[command(flatten)]
         waiting: Waiting,

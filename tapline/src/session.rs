@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use api::client::{Answer, Client};
 use api::{AbsolutePath, Code, ObjectKind, Problem, Task, TaskState};
+use arguments::number;
 use serde::Serialize;
 use serde_json::Value;
 use uuid::Uuid;
@@ -68,7 +69,7 @@ pub struct Listing {
     wide: bool,
     /// Print again every so many seconds until interrupted
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "2",
-        value_parser = clap::value_parser!(u64).range(1..=86_400))]
+        value_parser = number::<u64>(1..=86_400))]
     watch: Option<u64>,
 }
 

@@ -4,12 +4,17 @@ mod inventory;
 mod shown;
 mod source;
 
-use api::{Description, ImageFormat, Name, Problem, Scan, SrBelieve, SrCreate, SrFound, SrIntroduce, SrPatch, SrProbe};
+use api::{
+    Description, ImageFormat, Name, Problem, Scan, SrBelieve, SrCreate, SrFound, SrIntroduce, SrPatch, SrProbe,
+    SrSource,
+};
+use serde_json::Value;
 use uuid::Uuid;
 
 use crate::column::{Layout, table};
 use crate::confirm::Confirm;
 use crate::label::{ChangeLabels, NewLabels, WithTags};
+use crate::output::say;
 use crate::session::{Listing, Outcome, Session, Waiting, named, print};
 use crate::{removal, word};
 use shown::{COLUMNS, FOUND, scanned};
@@ -227,7 +232,26 @@ impl Introduce {
         let (tags, other_config) =
             (Some(tags).filter(|tags| !tags.is_empty()), Some(other_config).filter(|map| !map.is_empty()));
         let asked = SrIntroduce { uuid, name, description, source, reserve, tags, other_config };
-        session.made(session.client.sr_introduce(&asked).await?, waiting).await
+        // Without a label it was a directory of images, which become disks by a scan.
+        let labelled = asked.uuid.is_some() || matches!(asked.source, SrSource::Iso { .. });
+        match session.outcome(session.client.sr_introduce(&asked).await?, waiting).await? {
+            Outcome::Done(sr) => {
+                let Some(uuid) = sr.get("uuid").and_then(Value::as_str) else { return Ok(()) };
+                print(&format!("{uuid}\n"))?;
+                if labelled {
+                    return Ok(());
+                }
+                match Uuid::parse_str(uuid) {
+                    Ok(uuid) => scan_of(session, uuid).await.map(|told| say(&told)),
+                    Err(error) => Err(Problem::failed("read the answer", error)),
+                }
+            }
+            Outcome::Told if labelled => Ok(()),
+            Outcome::Told => {
+                say("the images in it become disks with 'tapline sr scan'\n");
+                Ok(())
+            }
+        }
     }
 }
 
@@ -256,13 +280,25 @@ async fn probe(session: &Session, source: Source, waiting: Waiting) -> Result<()
 }
 
 async fn scan(session: &Session, sr: &str, waiting: Waiting) -> Result<(), Problem> {
-    let answer = session.client.sr_scan(session.sr(sr).await?).await?;
-    match session.outcome(answer, waiting).await? {
-        Outcome::Done(scan) => {
-            let scan: Scan =
-                serde_json::from_value(scan).map_err(|error| Problem::failed("parse the scan's result", error))?;
-            print(&api::visible(&scanned(&scan)))
-        }
+    let sr = session.sr(sr).await?;
+    match session.outcome(session.client.sr_scan(sr).await?, waiting).await? {
+        Outcome::Done(scan) => print(&told(session, sr, scan).await?),
         Outcome::Told => Ok(()),
     }
+}
+
+/// Scans a repository to the end; what was found.
+async fn scan_of(session: &Session, sr: Uuid) -> Result<String, Problem> {
+    let scan = session.finish(session.client.sr_scan(sr).await?).await?;
+    told(session, sr, scan).await
+}
+
+/// What a scan has found, each disk with what it is.
+async fn told(session: &Session, sr: Uuid, scan: Value) -> Result<String, Problem> {
+    let scan: Scan = serde_json::from_value(scan).map_err(|error| Problem::failed("parse the scan's result", error))?;
+    let vdis = match scan.appeared.iter().any(|placed| placed.vdi.is_some()) {
+        true => session.client.vdis(Some(sr), None).await?,
+        false => Vec::new(),
+    };
+    Ok(api::visible(&scanned(&scan, &vdis)).into_owned())
 }

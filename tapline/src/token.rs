@@ -1,6 +1,7 @@
 //! `tapline token`.
 
 use api::{Name, Problem, Token, TokenCreate};
+use arguments::number;
 use jiff::{Timestamp, ToSpan};
 
 use crate::column::Column;
@@ -17,7 +18,7 @@ pub enum Verb {
         #[arg(long)]
         read_only: bool,
         /// Expire after this many days [default: never]
-        #[arg(long, value_name = "DAYS", value_parser = clap::value_parser!(u32).range(1..=36500))]
+        #[arg(long, value_name = "DAYS", value_parser = number::<u32>(1..=36500))]
         expires: Option<u32>,
     },
     /// List the tokens, including expired ones

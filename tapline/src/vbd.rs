@@ -4,6 +4,7 @@ mod upgrade;
 
 use api::client::Connector;
 use api::{Autostart, Code, Mode, ObjectKind, Problem, Transport, Vbd, VbdCreate, VbdPatch, VbdState, VbdUnplug, Vbds};
+use arguments::number;
 use uuid::Uuid;
 
 use crate::column::{Column, Names};
@@ -115,7 +116,7 @@ pub struct Create {
     #[arg(long)]
     vm: Option<String>,
     /// Position among the machine's disks, 0 to 254 [default: the first free one]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(0..=254))]
+    #[arg(long, value_name = "N", value_parser = number::<u8>(0..=254))]
     position: Option<u8>,
     /// Access mode: RW or RO, read-only [default: what the disk allows]
     #[arg(long, value_parser = word::one_of::<Mode>(&word::MODES))]
@@ -127,7 +128,7 @@ pub struct Create {
     #[arg(long, value_parser = word::one_of::<Transport>(&word::TRANSPORTS))]
     transport: Option<Transport>,
     /// Number of queues offered to the guest, 1 to 64 [default: one per processor, at most 4]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
+    #[arg(long, value_name = "N", value_parser = number::<u16>(1..=64))]
     queues: Option<u16>,
     /// Plug it when the host boots: order, delay before the next ones in seconds, number of tries; only for machines
     /// that are managed elsewhere

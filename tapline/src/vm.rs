@@ -8,6 +8,7 @@ mod run;
 mod snapshot;
 
 use api::{Autostart, Code, Description, Name, Problem, Size, Vm, VmPatch, VmShutdown};
+use arguments::number;
 use control::size::readable;
 
 use crate::column::Column;
@@ -63,7 +64,7 @@ pub enum Verb {
         #[arg(long)]
         force: bool,
         /// Stop it by force if the guest takes longer than this
-        #[arg(long, value_name = "SECONDS", conflicts_with = "force")]
+        #[arg(long, value_name = "SECONDS", conflicts_with = "force", value_parser = number::<u32>(0..=u64::MAX))]
         timeout: Option<u32>,
         #[command(flatten)]
         waiting: Waiting,
@@ -76,7 +77,7 @@ pub enum Verb {
         #[arg(long)]
         force: bool,
         /// Stop it by force if the guest takes longer than this
-        #[arg(long, value_name = "SECONDS", conflicts_with = "force")]
+        #[arg(long, value_name = "SECONDS", conflicts_with = "force", value_parser = number::<u32>(0..=u64::MAX))]
         timeout: Option<u32>,
     },
     /// Hold a machine's guest in memory until it is resumed
@@ -137,7 +138,7 @@ pub struct Set {
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true, value_parser = word::size)]
     memory: Option<Size>,
     /// Number of processors
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..))]
+    #[arg(long, value_name = "N", value_parser = number::<u8>(1..=255))]
     vcpus: Option<u8>,
     #[command(flatten)]
     boot: Boot,

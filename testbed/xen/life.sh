@@ -42,8 +42,8 @@ refused() {
     "$@" >/tmp/refused 2>&1
     was=$?
     cat /tmp/refused >>/out/refused
-    [ $was = "$code" ] || { cat /tmp/refused; fail "«$*» ended with $was and not with $code"; }
-    grep -q -e "$words" /tmp/refused || { cat /tmp/refused; fail "«$*» does not say «$words»"; }
+    [ $was = "$code" ] || { cat /tmp/refused; fail "'$*' ended with $was and not with $code"; }
+    grep -q -e "$words" /tmp/refused || { cat /tmp/refused; fail "'$*' does not say '$words'"; }
 }
 
 # rounds GUEST: how many its job has said.

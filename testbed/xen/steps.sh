@@ -220,7 +220,7 @@ front_end() {
 }
 
 # expect WHAT IS SHOULD
-expect() { [ "$2" = "$3" ] || fail "$1 is «$2» and should be «$3»"; }
+expect() { [ "$2" = "$3" ] || fail "$1 is '$2' and should be '$3'"; }
 
 # wait_end GUEST SECONDS: its job has succeeded and the guest is gone, with all of its disks' nodes.
 wait_end() {

@@ -59,7 +59,7 @@ pub fn check_data_file(header: &Header, has_data_file: bool) -> Result<(), Image
         (true, false) => {
             let named = header
                 .data_file()
-                .map_or_else(|| "does not name".to_owned(), |name| format!("calls «{}»", name.escape_debug()));
+                .map_or_else(|| "does not name".to_owned(), |name| format!("calls \"{}\"", name.escape_debug()));
             let what = format!(
                 "the image keeps its data in an external data file, which it {named}: name that too, as \
                  qcow2:IMAGE,data-file=FILE"

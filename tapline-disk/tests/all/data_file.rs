@@ -33,7 +33,7 @@ fn an_image_without_its_data_file_given_is_refused_with_a_suggestion() {
         assert!(matches!(said.code, Some(4 | 64)) && said.err.contains(why), "{words}: {said:?}");
     };
     for verb in ["map", "info", "check"] {
-        refused(&format!("image {verb} qcow2:a"), "calls «a.data»: name that too, as qcow2:IMAGE,data-file=FILE");
+        refused(&format!("image {verb} qcow2:a"), "calls \"a.data\": name that too, as qcow2:IMAGE,data-file=FILE");
         refused(&format!("image {verb} qcow2:b,data-file=a.data"), "a data file was named");
     }
     refused("image map qcow2:a,data-file=a", "its data file is already another file of this chain");

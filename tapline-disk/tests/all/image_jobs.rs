@@ -79,7 +79,7 @@ fn kill_when(room: &Room, words: &str, file: &str, grown: i64) {
     let job = job.args(words.split_whitespace()).current_dir(room.path()).stderr(Stdio::null()).stdout(Stdio::null());
     let mut job = job.spawn().unwrap();
     while if grown > 0 { space() < before + grown } else { space() > before + grown } {
-        assert_eq!(job.try_wait().unwrap(), None, "«{words}» ended before it could be killed");
+        assert_eq!(job.try_wait().unwrap(), None, "'{words}' ended before it could be killed");
         std::thread::yield_now();
     }
     job.kill().unwrap();

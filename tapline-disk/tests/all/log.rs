@@ -86,7 +86,7 @@ fn wait_for(log: &mut impl Read, word: &str) -> String {
     let (mut said, mut bytes) = (String::new(), [0; 4096]);
     while !said.contains(word) {
         let len = log.read(&mut bytes).unwrap();
-        assert!(len > 0, "the log has ended before «{word}»: {said}");
+        assert!(len > 0, "the log has ended before '{word}': {said}");
         said.push_str(&String::from_utf8_lossy(&bytes[..len]));
     }
     said

@@ -5,6 +5,7 @@
 use std::fmt::Debug;
 use std::path::PathBuf;
 
+use arguments::number;
 use clap::{Args, Subcommand, ValueEnum};
 use control::ask::{self, Method};
 use control::size::Size;
@@ -124,10 +125,10 @@ impl Said for ask::Snapshot {
 #[derive(Debug, Args)]
 pub struct Merge {
     /// The topmost layer to merge; 0 is the leaf
-    #[arg(long, value_name = "LAYER")]
+    #[arg(long, value_name = "LAYER", value_parser = number::<usize>(0..=u64::MAX))]
     pub from: usize,
     /// The target layer
-    #[arg(long, value_name = "LAYER")]
+    #[arg(long, value_name = "LAYER", value_parser = number::<usize>(0..=u64::MAX))]
     pub into: usize,
     /// Limit of bytes copied per second
     #[arg(long, allow_hyphen_values = true, value_name = "SIZE")]
@@ -161,7 +162,7 @@ impl Said for ask::Merge {
 #[derive(Debug, Args)]
 pub struct Revert {
     /// The layer
-    #[arg(long, value_name = "LAYER")]
+    #[arg(long, value_name = "LAYER", value_parser = number::<usize>(0..=u64::MAX))]
     pub to: usize,
     /// The new leaf on top of it
     #[arg(long, value_name = "FORMAT:PATH")]
@@ -183,7 +184,7 @@ impl Said for ask::Revert {
 #[derive(Debug, Args)]
 pub struct Clone {
     /// The layer: 1 or below
-    #[arg(long, value_name = "LAYER")]
+    #[arg(long, value_name = "LAYER", value_parser = number::<usize>(0..=u64::MAX))]
     pub of: usize,
     /// The new file
     #[arg(long, value_name = "FORMAT:PATH")]
@@ -227,7 +228,7 @@ pub struct Upgrade {
     #[arg(long, value_name = "PATH")]
     pub program: Option<PathBuf>,
     /// Give up and change nothing if the guest's requests would have to wait longer than this many milliseconds
-    #[arg(long, value_name = "MS", default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..=60_000))]
+    #[arg(long, value_name = "MS", default_value_t = 50, value_parser = number::<u64>(1..=60_000))]
     pub pause_max: u64,
 }
 

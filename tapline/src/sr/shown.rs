@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use api::{Scan, Space, Sr, SrFound, SrSource};
+use api::{Scan, Space, Sr, SrFound, SrSource, Vdi};
 use control::size::readable;
 use jiff::Timestamp;
 
@@ -114,15 +114,23 @@ pub fn location(source: &SrSource) -> String {
 }
 
 /// One line per finding of a scan, then a summary line.
-pub fn scanned(scan: &Scan) -> String {
+pub fn scanned(scan: &Scan, vdis: &[Vdi]) -> String {
     let mut text = String::new();
     let mut line = |head: &str, what: String| {
         // Writing to a string cannot fail.
         writeln!(text, "{head:>9}  {what}").unwrap_or_default();
     };
     for placed in &scan.appeared {
-        let vdi = placed.vdi.map_or("hidden; left unchanged".into(), |vdi| format!("vdi {vdi}"));
-        line("appeared", format!("{}: {vdi}", placed.file));
+        let what = match (placed.vdi, vdis.iter().find(|vdi| Some(vdi.uuid) == placed.vdi)) {
+            (None, _) => "hidden; left unchanged".into(),
+            (Some(uuid), None) => format!("vdi {uuid}"),
+            (Some(uuid), Some(vdi)) => {
+                let read_only = if vdi.read_only { ", read-only" } else { "" };
+                let size = readable(vdi.size);
+                format!("disk \"{}\" ({uuid}), {} of {size}{read_only}", vdi.name, word::of(&vdi.format))
+            }
+        };
+        line("appeared", format!("{}: {what}", placed.file));
     }
     for vdi in &scan.missing {
         line("missing", format!("vdi {vdi}"));
@@ -182,6 +190,6 @@ mod test {
         };
         let text = " appeared  a.vhd: hidden; left unchanged\n  missing  vdi 00000000-0000-0000-0000-000000000000\n \
                     unplaced  b.vhd: its parent is not here; import it with its parent\n    files  7 images, 1 notes\n";
-        assert_eq!(scanned(&scan), text);
+        assert_eq!(scanned(&scan, &[]), text);
     }
 }

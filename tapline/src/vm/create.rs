@@ -6,6 +6,7 @@ use api::{
     Autostart, Code, Description, Driver, ImageFormat, Name, OtherConfig, Power, Problem, Size, Tags, VmCreate,
     VmShutdown,
 };
+use arguments::number;
 use serde_json::json;
 use uuid::Uuid;
 
@@ -57,7 +58,7 @@ pub struct Hardware {
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true, value_parser = word::size, default_value = "1G")]
     memory: Size,
     /// Number of processors
-    #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u8).range(1..))]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = number::<u8>(1..=255))]
     vcpus: u8,
     /// Driver that runs the machine
     #[arg(long, default_value = "qemu", value_parser = word::one_of::<Driver>(&word::DRIVERS))]

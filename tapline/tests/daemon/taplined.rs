@@ -228,6 +228,29 @@ fn a_disk_is_made_and_attached_in_one_command_and_again_without_effect() {
 }
 
 #[test]
+fn a_directory_of_images_is_introduced_with_a_disk_for_each() {
+    let daemon = Daemon::start();
+    let images = daemon.directory().join("images");
+    std::fs::create_dir(&images).unwrap();
+    for (image, size) in [("vhd:a.vhd", "10M"), ("qcow2:b.qcow2", "20M")] {
+        let (format, file) = image.split_once(':').unwrap();
+        let image = format!("{format}:{}", images.join(file).display());
+        done(&daemon, &["image", "create", &image, "--size", size]);
+    }
+    std::fs::write(images.join("notes.qcow2"), "no image").unwrap();
+    let said = run(&daemon.socket(), &["sr", "introduce", "images", "--dir", images.to_str().unwrap()]);
+    let shown = String::from_utf8_lossy(&said.stderr).into_owned();
+    assert!(said.status.success(), "{shown}");
+    assert_eq!(done(&daemon, &["vdi", "list", "--output", "name", "--sort", "name"]), "a\nb");
+    for line in ["a.vhd: disk \"a\" (", "vhd of 10 MiB", "qcow2 of 20 MiB", "unplaced  notes.qcow2: "] {
+        assert!(shown.contains(line), "no {line}: {shown}");
+    }
+    // For a script.
+    let uuid = String::from_utf8_lossy(&said.stdout).into_owned();
+    assert_eq!(done(&daemon, &["sr", "list", "--output", "uuid"]), uuid.trim_end());
+}
+
+#[test]
 fn a_machine_is_made_with_its_disks_or_not_at_all() {
     let daemon = Daemon::start();
     let disks = daemon.directory.path().join("disks");

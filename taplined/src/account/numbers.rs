@@ -29,7 +29,7 @@ impl Range {
     pub fn parse(text: &str) -> Result<Range, String> {
         let ends = text.split_once('-').and_then(|(first, last)| Some((first.parse().ok()?, last.parse().ok()?)));
         let Some((first, last)) = ends else { return Err(format!("{text:?} is not a uid range such as 66000-81999")) };
-        // The last number there is means «no user».
+        // The last number there is means 'no user'.
         if first == 0 || last < first || last == u32::MAX {
             return Err(format!("{text:?} contains no usable uids"));
         }

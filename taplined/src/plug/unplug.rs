@@ -64,11 +64,11 @@ pub async fn run(daemon: &Daemon, vbd: Uuid, force: bool, context: &Context, alo
                     Transport::VhostUser | Transport::Nbd => guest_gone(daemon, &now).await,
                 }
             };
-            let wait = steps.step("wait", gone);
-            context
-                .unless_cancelled(operation.unless_cancelled(wait))
-                .await
-                .map_err(|problem| still_there(vbd, problem))?;
+            // A guest cannot release a disk while its writes wait for space: whoever watches the task is to know.
+            let wait = steps.step(if now.waits_for_space { "wait for space" } else { "wait" }, gone);
+            if let Err(problem) = context.unless_cancelled(operation.unless_cancelled(wait)).await {
+                return Err(still_there(daemon, vbd, problem).await);
+            }
         }
         VbdState::Plugged | VbdState::Restarting => vm::ask_to_let_go(daemon, &now).await,
         VbdState::Plugging | VbdState::Unplugging => {}
@@ -95,9 +95,16 @@ async fn guest_gone(daemon: &Daemon, vbd: &Vbd) -> Result<(), Problem> {
     }
 }
 
-fn still_there(vbd: Uuid, problem: Problem) -> Problem {
+async fn still_there(daemon: &Daemon, vbd: Uuid, problem: Problem) -> Problem {
     if problem.code != Code::Timeout {
         return problem;
+    }
+    let full = daemon.catalogue.read(move |view| view.vbd(vbd)).await.is_ok_and(|vbd| vbd.waits_for_space);
+    if full {
+        let what = format!("VBD {vbd} was not unplugged: its guest is waiting for space in the repository");
+        let advice = "make space (tapline sr list shows how much there is), then unplug it; or unplug it with force: \
+                      writes that are waiting are then lost";
+        return Problem::new(Code::NoSpace, what).advise(advice);
     }
     Problem::new(Code::InUse, format!("VBD {vbd} was not unplugged: its guest or a client is still connected"))
         .advise("detach it inside the guest, or unplug it with force: unflushed data may then be lost")

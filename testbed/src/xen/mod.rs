@@ -97,7 +97,7 @@ impl Options {
     fn chosen(&self) -> Result<Vec<Test>, String> {
         let mut tests = Test::all(if self.backends.is_empty() { &Backend::ALL } else { &self.backends });
         if let Some(word) = self.tests.iter().find(|word| !tests.iter().any(|test| test.is_meant_by(word))) {
-            return Err(format!("no test is called «{word}»; --list names them"));
+            return Err(format!("no test is called '{word}'; --list names them"));
         }
         if !self.tests.is_empty() {
             tests.retain(|test| self.tests.iter().any(|word| test.is_meant_by(word)));
@@ -304,7 +304,7 @@ mod test {
     fn a_word_chooses_and_one_that_means_nothing_is_refused() {
         let names = chosen(&["--backend", "tapline", "crate", "tapline-attach"]).unwrap();
         assert_eq!(names, ["crate", "tapline-attach-pvh", "tapline-attach-pv"]);
-        assert!(chosen(&["vdb9"]).unwrap_err().contains("«vdb9»"));
+        assert!(chosen(&["vdb9"]).unwrap_err().contains("'vdb9'"));
         assert!(chosen(&["--backend", "qdisk", "tapline"]).is_err(), "of a backend that is not chosen");
     }
 

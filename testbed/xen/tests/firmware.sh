@@ -1,7 +1,7 @@
 # The firmware of an HVM guest boots from its disk, which QEMU shows it as an IDE disk: the bed has such guests. Its boot sector says
 # a word on the serial port.
 ram_disks 1 8
-# mov dx, 3f8h; out dx, al with «TAP» and the end of the line; hlt; for ever.
+# mov dx, 3f8h; out dx, al with 'TAP' and the end of the line; hlt; for ever.
 printf '\372\270\000\000\216\330\272\370\003\260\124\356\260\101\356\260\120\356\260\012\356\364\353\375' >/tmp/boot
 dd if=/tmp/boot of=/dev/ram0 2>/dev/null
 printf '\125\252' | dd of=/dev/ram0 bs=1 seek=510 2>/dev/null

@@ -10,7 +10,7 @@ timely() {
     "$@"
     ended=$?
     took=$(($(date +%s) - begun))
-    [ $took -le "$most" ] || fail "«$*» took $took s"
+    [ $took -le "$most" ] || fail "'$*' took $took s"
     return $ended
 }
 

@@ -2,6 +2,7 @@
 
 use control::size::readable;
 use disk::vhd::{self, DiskType};
+use jiff::Timestamp;
 use serde::Serialize;
 
 use crate::output::printable;
@@ -85,7 +86,9 @@ fn parent_fields(info: &vhd::Info) -> Option<ParentFields> {
 
 /// The fields as people read them, a line for each.
 pub fn rows(vhd: &VhdFields) -> Vec<(&'static str, String)> {
-    let creator = format!("{} {}, at {} s since 1970", printable(&vhd.creator), vhd.creator_version, vhd.created);
+    let created = i64::try_from(vhd.created).ok().and_then(|created| Timestamp::from_second(created).ok());
+    let created = created.map_or_else(|| "a time that is none".into(), |created| created.to_string());
+    let creator = format!("{} {}, at {created}", printable(&vhd.creator), vhd.creator_version);
     let mut rows = vec![
         ("kind", vhd.kind.to_owned()),
         ("uuid", vhd.uuid.clone()),

@@ -40,7 +40,7 @@ impl Disk {
         loop {
             let mut line = String::new();
             let len = self.log.read_line(&mut line).unwrap();
-            assert!(len > 0, "the log ended before «{word}»: {}", self.said);
+            assert!(len > 0, "the log ended before '{word}': {}", self.said);
             self.said.push_str(&line);
             if line.contains(word) {
                 return line;

@@ -18,7 +18,7 @@ pub fn with_disks(settings: &str, names: &[&str]) -> (Taplined, Vec<String>) {
     (daemon, vdis)
 }
 
-/// Makes disks in the repository «disks» and has a scan find them; their VDIs.
+/// Makes disks in the repository 'disks' and has a scan find them; their VDIs.
 pub fn scanned(daemon: &Taplined, sr: &str, names: &[&str]) -> Vec<String> {
     for name in names {
         let path = format!("qcow2:{}", daemon.room().join("disks").join(format!("{name}.qcow2")).display());

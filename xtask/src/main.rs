@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod api_fuzz;
+mod clients;
 mod man;
 mod simulate;
 mod tidy;
@@ -25,8 +26,10 @@ struct Line {
 #[derive(clap::Subcommand)]
 enum Chore {
     Tidy(tidy::Options),
-    /// Write the manual pages of tapline's nouns
+    /// Write the manual pages
     Man,
+    /// Write the operations of the clients in other languages
+    Clients,
     Simulate(Box<simulate::Options>),
     ApiFuzz(api_fuzz::Options),
     /// Measure Tapline beside its peers
@@ -45,6 +48,7 @@ enum Chore {
 fn main() -> ExitCode {
     let (name, done) = match &Line::parse().chore {
         Chore::Tidy(options) => ("tidy", tidy::run(options)),
+        Chore::Clients => ("clients", clients::run()),
         Chore::Man => ("man", man::run()),
         Chore::Simulate(options) => ("simulate", simulate::run(options)),
         Chore::ApiFuzz(options) => ("api-fuzz", api_fuzz::run(options)),

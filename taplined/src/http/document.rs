@@ -18,6 +18,16 @@ use Code::{Busy, Exists, Failed, Forbidden, InUse, Internal, Invalid, NoSpace, N
     title = "Tapline",
     description = "Storage repositories, disks and VMs of one host. Long-running operations return a task.",
     license(name = "Apache-2.0")
+), servers((url = "/", description = "This host's Unix socket, or its address with TLS")), tags(
+    (name = "host", description = "The host and its daemon"),
+    (name = "sr", description = "Storage repositories, which contain disks"),
+    (name = "vdi", description = "Virtual disk images"),
+    (name = "vbd", description = "Virtual block devices, which attach disks to VMs"),
+    (name = "vm", description = "Virtual machines"),
+    (name = "task", description = "Long-running operations"),
+    (name = "event", description = "Changes of objects"),
+    (name = "token", description = "Tokens for access over TCP"),
+    (name = "api", description = "What the API says about itself"),
 ))]
 pub struct Document;
 
@@ -110,7 +120,8 @@ fn make() -> Result<String, Problem> {
             complete(path, method, operation);
         }
     }
-    document["components"]["examples"] = components();
+    let referring = document["paths"].to_string();
+    document["components"]["examples"] = components(&referring);
     let text = serde_json::to_string_pretty(&document).map_err(failed)?;
     Ok(format!("{text}\n"))
 }
@@ -252,18 +263,25 @@ fn add_examples(content: &mut Value) {
         if let Some(examples) = examples {
             body["examples"] = examples;
         }
+        if kind == "text/event-stream" {
+            // The stream is text; the schema is that of the data of each event.
+            let data = body["schema"].take();
+            body["schema"] =
+                json!({ "type": "string", "contentMediaType": "text/event-stream", "contentSchema": data });
+        }
     }
 }
 
-/// The examples that operations refer to: those of schemas, and of each kind of problem.
-fn components() -> Value {
+/// The examples that operations refer to: those of schemas, and of kinds of problems.
+fn components(referring: &str) -> Value {
     let problems = api::KINDS.iter().map(|Kind { code, word, meaning, advice, .. }| {
         let mut problem = Problem::new(*code, *meaning).advise(*advice);
         problem.field = (*code == Invalid).then(|| "size".into());
         ((*word).to_owned(), json!({ "value": problem }))
     });
     let objects = EXAMPLES.iter().map(|(name, example)| (name.clone(), json!({ "value": example })));
-    Value::Object(objects.chain(problems).collect())
+    let is_used = |name: &str| referring.contains(&format!("\"#/components/examples/{name}\""));
+    Value::Object(objects.chain(problems).filter(|(name, _)| is_used(name)).collect())
 }
 
 /// Adds a response for each status that these problems have, with an example of each.

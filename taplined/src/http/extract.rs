@@ -12,8 +12,9 @@ use uuid::Uuid;
 use super::Refusal;
 use super::listener::TO_ASK;
 
-/// Maximum bytes of a body: the longest request has a description and a few paths.
-pub const BODY_MAX: usize = 256 << 10;
+/// Maximum bytes of a body: the longest has all the strings of programs that an object may have (64 of 16,384
+/// characters), which may be six bytes each (`\u20ac`).
+pub const BODY_MAX: usize = 8 << 20;
 
 /// A JSON body.
 #[derive(Debug)]

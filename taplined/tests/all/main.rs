@@ -21,6 +21,7 @@ mod names;
 mod panics;
 mod plug;
 mod program;
+mod python;
 mod reconcile;
 mod recover;
 mod remote;

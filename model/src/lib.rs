@@ -14,6 +14,7 @@ mod clients;
 mod content;
 mod io;
 mod machines;
+mod moments;
 mod monitors;
 mod operations;
 mod planted;

@@ -2,6 +2,7 @@
 //!
 //! Their disks have no client here: what they hold is compared when the VM is halted, through a plug of its own.
 
+use std::collections::BTreeMap;
 use std::time::Instant;
 
 use serde_json::{Value, json};
@@ -9,6 +10,7 @@ use testbed::daemon::api::Trouble;
 use testbed::tool;
 
 use super::check::text;
+use super::moments::Moment;
 use super::verbs::{Asked, patience};
 use super::world::{Pending, Vbd, Verb, World};
 
@@ -16,10 +18,10 @@ use super::world::{Pending, Vbd, Verb, World};
 pub const QEMU: &str = "qemu-system-x86_64";
 
 /// VMs at one time: each that runs takes the firmware's time to find nothing to boot.
-const VMS_MAX: usize = 3;
+pub const VMS_MAX: usize = 3;
 
 /// Disks of one.
-const DISKS_MAX: usize = 3;
+pub const DISKS_MAX: usize = 3;
 
 /// Where the daemon can be told to die that `--steps` does not name, since nothing is done again there.
 pub const STEPS: &[&str] = &[
@@ -90,13 +92,26 @@ pub struct Vm {
     pub power: Power,
     /// Its QEMU was killed, and it will be halted.
     pub killed: bool,
+    /// Its snapshots.
+    pub moments: BTreeMap<String, Moment>,
+}
+
+impl Vm {
+    /// What the daemon says of one.
+    pub fn shown(now: &Value) -> Result<Vm, String> {
+        let power = Power::parse(&text(&now["power"])).ok_or_else(|| format!("stuck: {now}"))?;
+        let said = ["name", "description", "memory", "vcpus", "autostart"];
+        let said = said.into_iter().map(|key| (key.to_owned(), now[key].clone()));
+        Ok(Vm { said: Value::Object(said.collect()), power, ..Vm::default() })
+    }
 }
 
 impl World {
     /// Does something with VMs.
     pub fn machine_step(&mut self) -> Result<(), String> {
-        match self.random.below(16) {
+        match self.random.below(20) {
             _ if !self.has_qemu => Ok(()),
+            16..=19 => self.moment_step(),
             0..=1 if self.vms.len() < VMS_MAX => self.make_machine(),
             0..=5 => self.start_some(),
             6..=7 => self.stop_some(),
@@ -116,7 +131,7 @@ impl World {
     }
 
     /// A VM in this state that nothing has in hand, nor its disks.
-    fn free_vm(&mut self, fits: impl Fn(&World, &str, &Vm) -> bool) -> Option<String> {
+    pub fn free_vm(&mut self, fits: impl Fn(&World, &str, &Vm) -> bool) -> Option<String> {
         let held = self.held();
         let is_free = |uuid: &String| {
             let mut disks = self.vbds.values().filter(|vbd| vbd.vm.as_ref() == Some(uuid));
@@ -185,7 +200,7 @@ impl World {
     }
 
     /// What a verb about a VM holds.
-    fn held_by(&self, vm: &str) -> Vec<String> {
+    pub fn held_by(&self, vm: &str) -> Vec<String> {
         let vbds = self.vbds.values().filter(|vbd| vbd.vm.as_deref() == Some(vm));
         vbds.map(|vbd| vbd.vdi.clone()).chain([vm.to_owned()]).collect()
     }

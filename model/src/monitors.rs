@@ -42,7 +42,7 @@ impl World {
         if places != self.running_vms().into_iter().collect() {
             return Err(format!("places of VMs {places:?}, should be of {:?}", self.running_vms()));
         }
-        Ok(())
+        self.compare_moments()
     }
 
     /// VMs that do not halt.

@@ -19,7 +19,12 @@ const SIZE_MAX: u64 = 160 << 20;
 impl World {
     /// Whether there may be more VDIs.
     pub fn has_room(&self) -> bool {
-        self.vdis.len() + self.pending.len() < VDIS_MAX
+        self.has_room_for(1)
+    }
+
+    /// Whether there may be so many more.
+    pub fn has_room_for(&self, more: usize) -> bool {
+        self.vdis.len() + self.pending.len() + more <= VDIS_MAX
     }
 
     /// Does something.

@@ -42,6 +42,8 @@ pub enum Favoured {
     Deepen,
     /// What is seldom done.
     Seldom,
+    /// VMs, and snapshots of them.
+    Machines,
 }
 
 /// Whether this process seeks a planted fault.
@@ -156,6 +158,7 @@ impl World {
     /// Does what brings a planted fault to light.
     pub fn favour(&mut self, what: Favoured) -> Result<(), String> {
         match what {
+            Favoured::Machines => (0..4).try_for_each(|_| self.machine_step().and_then(|()| self.moment_step())),
             Favoured::DieBehindMerge => self.die_behind_merge(),
             Favoured::Forget => self.take_away(true),
             Favoured::PutBack => self.put_back(),

@@ -245,10 +245,9 @@ impl World {
             }
         }
         for now in shown {
-            let power = Power::parse(&text(&now["power"])).ok_or_else(|| format!("stuck: {now}"))?;
-            let said = ["name", "description", "memory", "vcpus", "autostart"];
-            let said = said.into_iter().map(|key| (key.to_owned(), now[key].clone()));
-            self.vms.insert(text(&now["uuid"]), Vm { said: Value::Object(said.collect()), power, killed: false });
+            let uuid = text(&now["uuid"]);
+            let moments = self.shown_moments(&uuid)?;
+            self.vms.insert(uuid, Vm { moments, ..Vm::shown(&now)? });
         }
         Ok(())
     }

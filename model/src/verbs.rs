@@ -276,6 +276,14 @@ impl World {
                 }
             }
             Verb::Drain => self.drained(done)?,
+            Verb::Keep(vm, name) => self.kept(vm, name, ended)?,
+            Verb::RevertAll(pairs) => {
+                for (vdi, snapshot) in pairs {
+                    self.reverted(vdi, snapshot, done, lost)?;
+                }
+            }
+            Verb::Forget(vm, moment) => self.moment_destroyed(vm, moment, done)?,
+            Verb::CloneVm(name, disks) => self.cloned(name, disks, ended)?,
             Verb::Merge | Verb::Export => {}
         }
         Ok(())
@@ -364,6 +372,10 @@ pub fn word(verb: &Verb) -> &'static str {
         Verb::Many(_) => "vbds",
         Verb::Upgrade => "vbd-upgrade",
         Verb::Drain => "host-drain",
+        Verb::Keep(..) => "vm-snapshot",
+        Verb::RevertAll(_) => "vm-revert",
+        Verb::Forget(..) => "vm-snapshot-destroy",
+        Verb::CloneVm(..) => "vm-clone",
         Verb::Power(_, Power::Halted) => "vm-shutdown",
         Verb::Power(_, Power::Running) => "vm-run",
         Verb::Power(_, Power::Paused) => "vm-pause",

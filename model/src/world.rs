@@ -12,6 +12,7 @@ use testkit::nbd::Client;
 use super::bed::Bed;
 use super::content::{Content, Range};
 use super::machines::{Power, Vm};
+use super::moments::Disk;
 
 /// A repository.
 #[derive(Clone, Debug)]
@@ -104,6 +105,14 @@ pub enum Verb {
     Upgrade,
     /// Has a VM come to this state.
     Power(String, Power),
+    /// Takes a snapshot of a VM, which is to be called so.
+    Keep(String, String),
+    /// Gives all VDIs of a VM the content of their snapshots.
+    RevertAll(Vec<(String, String)>),
+    /// Destroys a snapshot of a VM.
+    Forget(String, String),
+    /// Makes a VM that is to be called so, with these disks.
+    CloneVm(String, Vec<Disk>),
     /// Shuts everything down and unplugs it.
     Drain,
 }

@@ -13,8 +13,8 @@ use super::Refusal;
 use super::listener::TO_ASK;
 
 /// Maximum bytes of a body: the longest has all the strings of programs that an object may have (64 of 16,384
-/// characters), which may be six bytes each (`\u20ac`).
-pub const BODY_MAX: usize = 8 << 20;
+/// characters), each escaped as two halves (`\ud83d\ude00`).
+pub const BODY_MAX: usize = 16 << 20;
 
 /// A JSON body.
 #[derive(Debug)]

@@ -1,0 +1,259 @@
+//! Snapshots of VMs: of all disks that a guest may write, at one moment, or of none; what is made of them, and what
+//! becomes of them.
+//!
+//! The record of a snapshot is the catalogue's alone and goes with its VM; the VDIs that it names are as any other.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+use testbed::daemon::api::{Ended, uuid};
+
+use super::check::text;
+use super::machines::{DISKS_MAX, Power, VMS_MAX, Vm};
+use super::verbs::Asked;
+use super::world::{Vbd, Verb, World};
+
+/// A disk of a VM as a snapshot of the VM has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Disk {
+    /// Its place among the disks.
+    pub position: u64,
+    /// The VDI.
+    pub vdi: String,
+    /// Its snapshot; none if the guest could only read it.
+    pub snapshot: Option<String>,
+}
+
+/// A snapshot of a VM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Moment {
+    /// What it is called.
+    pub name: String,
+    /// The disks.
+    pub disks: Vec<Disk>,
+}
+
+impl Moment {
+    /// What the daemon says of one.
+    fn shown(value: &Value) -> Moment {
+        let disk = |disk: &Value| Disk {
+            position: disk["position"].as_u64().unwrap_or(0),
+            vdi: text(&disk["vdi"]),
+            snapshot: disk["snapshot"].as_str().map(str::to_owned),
+        };
+        let disks = value["disks"].as_array().into_iter().flatten().map(disk).collect();
+        Moment { name: text(&value["name"]), disks }
+    }
+
+    /// The VDIs with their snapshots.
+    fn pairs(&self) -> Vec<(String, String)> {
+        let pair = |disk: &Disk| Some((disk.vdi.clone(), disk.snapshot.clone()?));
+        self.disks.iter().filter_map(pair).collect()
+    }
+}
+
+impl World {
+    /// Does something with snapshots of VMs.
+    pub fn moment_step(&mut self) -> Result<(), String> {
+        match self.random.below(8) {
+            0..=2 => self.keep_machine(),
+            3 => self.clone_machine(),
+            4..=5 => self.revert_machine(),
+            _ => self.destroy_moment(),
+        }
+    }
+
+    /// Whether no disk of a VM is plugged but by the VM itself.
+    fn is_by_itself(&self, vm: &str) -> bool {
+        let mine = self.vbds_of_vm(vm);
+        let mut vdis = mine.iter().filter_map(|vbd| self.vbds.get(vbd)).map(|vbd| &vbd.vdi);
+        vdis.all(|vdi| self.vbds.iter().all(|(uuid, vbd)| vbd.vdi != *vdi || !vbd.plugged || mine.contains(uuid)))
+    }
+
+    fn may_be_written(&self, vbd: &str) -> bool {
+        let vdi = self.vbds.get(vbd).and_then(|vbd| self.vdis.get(&vbd.vdi));
+        vdi.is_some_and(|vdi| !vdi.read_only)
+    }
+
+    fn keep_machine(&mut self) -> Result<(), String> {
+        if !self.has_room_for(DISKS_MAX) {
+            return self.destroy_moment();
+        }
+        let fits = |world: &World, vm: &str, _: &Vm| {
+            world.is_by_itself(vm) && world.vbds_of_vm(vm).iter().any(|vbd| world.may_be_written(vbd))
+        };
+        let Some(vm) = self.free_vm(fits) else { return Ok(()) };
+        let (holds, name) = (self.held_by(&vm), self.name());
+        let asked = Asked::post(format!("/vms/{vm}/snapshot"), json!({ "name": name }));
+        self.begin(Verb::Keep(vm, name), holds, None, &asked)
+    }
+
+    /// A snapshot of a VM that nothing has in hand, nor its disks, and of which all is there.
+    fn free_moment(&mut self, fits: impl Fn(&World, &str, &Moment) -> bool) -> Option<(String, String, Moment)> {
+        let held = self.held();
+        let is_there = |world: &World, moment: &Moment| {
+            moment.disks.iter().all(|disk| {
+                let all = [Some(&disk.vdi), disk.snapshot.as_ref()];
+                all.into_iter().flatten().all(|vdi| world.vdis.contains_key(vdi) && !held.contains(vdi))
+            })
+        };
+        let vm = self.free_vm(|world, uuid, vm| {
+            vm.moments.values().any(|moment| is_there(world, moment) && fits(world, uuid, moment))
+        })?;
+        let moments = self.vms.get(&vm)?.moments.iter();
+        let free: Vec<(String, Moment)> = moments
+            .filter(|(_, moment)| is_there(self, moment) && fits(self, &vm, moment))
+            .map(|(uuid, moment)| (uuid.clone(), moment.clone()))
+            .collect();
+        let (uuid, moment) = self.one_of(&free)?;
+        Some((vm, uuid, moment))
+    }
+
+    fn revert_machine(&mut self) -> Result<(), String> {
+        let fits = |world: &World, vm: &str, moment: &Moment| {
+            let disks = world.vbds_of_vm(vm);
+            let disks: Vec<&String> = disks.iter().filter_map(|vbd| Some(&world.vbds.get(vbd)?.vdi)).collect();
+            let halted = world.vms.get(vm).is_some_and(|vm| vm.power == Power::Halted);
+            let pairs = moment.pairs();
+            // What was only read when it was taken stays as it is, and may have been let go.
+            halted && world.is_by_itself(vm) && pairs.iter().all(|(vdi, _)| disks.contains(&vdi))
+        };
+        let Some((vm, uuid, moment)) = self.free_moment(fits) else { return Ok(()) };
+        let pairs = moment.pairs();
+        let mut holds = self.held_by(&vm);
+        holds.extend(pairs.iter().map(|(_, snapshot)| snapshot.clone()));
+        let asked = Asked::post(format!("/vms/{vm}/revert"), json!({ "snapshot": uuid }));
+        self.begin(Verb::RevertAll(pairs), holds, None, &asked)
+    }
+
+    fn destroy_moment(&mut self) -> Result<(), String> {
+        let unused = |world: &World, _: &str, moment: &Moment| {
+            moment.pairs().iter().all(|(_, snapshot)| world.vbds_of(snapshot).is_empty())
+        };
+        let Some((vm, uuid, moment)) = self.free_moment(unused) else { return Ok(()) };
+        let mut holds = self.held_by(&vm);
+        holds.extend(moment.pairs().into_iter().map(|(_, snapshot)| snapshot));
+        let asked = Asked::delete(format!("/vms/{vm}/snapshots/{uuid}"));
+        self.begin(Verb::Forget(vm, uuid), holds, None, &asked)
+    }
+
+    /// Another VM of a snapshot, or of a VM as it is.
+    fn clone_machine(&mut self) -> Result<(), String> {
+        if self.vms.len() >= VMS_MAX || !self.has_room_for(DISKS_MAX) {
+            return self.destroy_moment();
+        }
+        let name = self.name();
+        let (vm, body, disks) = match self.free_moment(|_, _, _| true).filter(|_| self.random_is(2)) {
+            Some((vm, uuid, moment)) => (vm, json!({ "name": name, "snapshot": uuid }), moment.disks),
+            None => {
+                let fits = |world: &World, vm: &str, _: &Vm| !world.vbds_of_vm(vm).is_empty() && world.is_by_itself(vm);
+                let Some(vm) = self.free_vm(fits) else { return Ok(()) };
+                let vbds = self.vbds_of_vm(&vm);
+                let disk = |vbd: &Vbd| Disk { position: vbd.position, vdi: vbd.vdi.clone(), snapshot: None };
+                let disks = vbds.iter().filter_map(|vbd| self.vbds.get(vbd).map(disk)).collect();
+                (vm, json!({ "name": name }), disks)
+            }
+        };
+        let mut holds = self.held_by(&vm);
+        holds.extend(disks.iter().filter_map(|disk| disk.snapshot.clone()));
+        let asked = Asked::post(format!("/vms/{vm}/clone"), body);
+        self.begin(Verb::CloneVm(name, disks), holds, None, &asked)
+    }
+
+    /// The snapshots of a VM, as the daemon has them.
+    pub fn shown_moments(&mut self, vm: &str) -> Result<BTreeMap<String, Moment>, String> {
+        let shown = self.list(&format!("/vms/{vm}/snapshots"))?;
+        Ok(shown.iter().map(|moment| (text(&moment["uuid"]), Moment::shown(moment))).collect())
+    }
+
+    /// A snapshot of a VM was to be taken: either it is there with all disks, or nothing is.
+    pub fn kept(&mut self, vm: &str, name: &str, ended: &Ended) -> Result<(), String> {
+        let found = self.shown_moments(vm)?.into_iter().find(|(_, moment)| moment.name == *name);
+        let (made, moment) = match (ended, found) {
+            (Ended::Done(result), Some((made, moment))) if uuid(result)? == made => (made, moment),
+            (Ended::Forgotten, Some(found)) => found,
+            (Ended::Failed(_) | Ended::Forgotten, None) => return Ok(()),
+            (_, found) => return Err(format!("the snapshot '{name}' of VM {vm}: {ended:?}, and there is {found:?}")),
+        };
+        let mut wanted: Vec<String> = self.vbds_of_vm(vm);
+        wanted.retain(|vbd| self.may_be_written(vbd));
+        let mut wanted: Vec<&String> = wanted.iter().filter_map(|vbd| Some(&self.vbds.get(vbd)?.vdi)).collect();
+        let pairs = moment.pairs();
+        let mut has: Vec<&String> = pairs.iter().map(|(vdi, _)| vdi).collect();
+        wanted.sort();
+        has.sort();
+        if wanted != has {
+            return Err(format!("the snapshot '{name}' of VM {vm} has {moment:?}, and should have {wanted:?}"));
+        }
+        for (of, snapshot) in &pairs {
+            self.take_in(snapshot, of, Some(of.clone()))?;
+        }
+        self.vm(vm)?.moments.insert(made, moment);
+        Ok(())
+    }
+
+    /// A VDI that was made of another by a verb about a VM, and shows what that did.
+    fn take_in(&mut self, made: &str, of: &str, snapshot_of: Option<String>) -> Result<(), String> {
+        let shown = self.get_vdi(made)?.ok_or_else(|| format!("the VDI {made}, made of {of}, is not there"))?;
+        let source = self.vdi(of)?;
+        let copy = source.copied(text(&shown["name"]), source.sr, snapshot_of);
+        self.vdis.insert(made.to_owned(), copy);
+        Ok(())
+    }
+
+    /// A snapshot of a VM was to be destroyed.
+    pub fn moment_destroyed(&mut self, vm: &str, moment: &str, done: bool) -> Result<(), String> {
+        let there = self.shown_moments(vm)?.contains_key(moment);
+        if done && there {
+            return Err(format!("the snapshot {moment} of VM {vm} was destroyed and is there"));
+        }
+        if !there {
+            let gone = self.vm(vm)?.moments.remove(moment);
+            for (_, snapshot) in gone.iter().flat_map(Moment::pairs) {
+                self.vdis.remove(&snapshot);
+            }
+        }
+        Ok(())
+    }
+
+    /// A VM was to be made of another: either it is there with all disks, or nothing is.
+    pub fn cloned(&mut self, name: &str, disks: &[Disk], ended: &Ended) -> Result<(), String> {
+        let shown = self.list("/vms")?.into_iter().find(|vm| vm["name"] == *name);
+        let shown = match (ended, shown) {
+            (Ended::Done(_) | Ended::Forgotten, Some(shown)) => shown,
+            (Ended::Failed(_) | Ended::Forgotten, None) => return Ok(()),
+            (_, shown) => return Err(format!("the clone '{name}': {ended:?}, and there is {shown:?}")),
+        };
+        let vm = text(&shown["uuid"]);
+        let vbds = self.list(&format!("/vbds?vm={vm}"))?;
+        if vbds.len() != disks.len() {
+            return Err(format!("the clone '{name}' has {vbds:?}, and should have {disks:?}"));
+        }
+        for vbd in &vbds {
+            let (position, vdi) = (vbd["position"].as_u64().unwrap_or(0), text(&vbd["vdi"]));
+            let source = disks.iter().find(|disk| disk.position == position);
+            let source = source.ok_or_else(|| format!("the clone '{name}' has a disk too many: {vbd}"))?;
+            // What the guest could only read is shared.
+            if vdi != source.vdi {
+                self.take_in(&vdi, source.snapshot.as_ref().unwrap_or(&source.vdi), None)?;
+                self.vdi(&vdi)?.read_only = false;
+            }
+            let new = Vbd { vdi, vm: Some(vm.clone()), position, ..Vbd::default() };
+            self.vbds.insert(text(&vbd["uuid"]), new);
+        }
+        self.vms.insert(vm, Vm::shown(&shown)?);
+        Ok(())
+    }
+
+    /// The snapshots of VMs are those that were taken.
+    pub fn compare_moments(&mut self) -> Result<(), String> {
+        for vm in self.vms.keys().cloned().collect::<Vec<_>>() {
+            let shown = self.shown_moments(&vm)?;
+            let known = &self.vm(&vm)?.moments;
+            if shown != *known {
+                return Err(format!("the snapshots of VM {vm} are {shown:?}, should be {known:?}"));
+            }
+        }
+        Ok(())
+    }
+}

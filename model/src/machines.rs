@@ -354,6 +354,7 @@ impl World {
                 return Ok(());
             }
             self.stop(vm)?;
+            self.waits(begun)?;
             if begun.elapsed() > patience() {
                 return Err(format!("stuck, VM {vm} does not halt"));
             }

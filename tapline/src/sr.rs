@@ -5,8 +5,8 @@ mod shown;
 mod source;
 
 use api::{
-    Description, ImageFormat, Name, Problem, Scan, SrBelieve, SrCreate, SrFound, SrIntroduce, SrPatch, SrProbe,
-    SrSource,
+    Description, ImageFormat, Name, Problem, Scan, SrBelieve, SrCreate, SrDestroyPlan, SrFound, SrIntroduce, SrPatch,
+    SrProbe, SrSource,
 };
 use serde_json::Value;
 use uuid::Uuid;
@@ -259,7 +259,9 @@ impl Destroy {
     async fn run(self, session: &Session) -> Result<(), Problem> {
         let sr = session.client.sr(session.sr(&self.sr).await?).await?;
         if self.dry_run {
-            return removal::told(session, session.client.sr_destroy(sr.uuid, true).await?, self.waiting).await;
+            let what = named("repository", sr.name.as_str(), sr.uuid);
+            let plan = session.client.sr_destroy(sr.uuid, true).await?;
+            return removal::told::<SrDestroyPlan>(session, &what, plan, self.waiting).await;
         }
         self.confirm
             .ask(&format!("destroy {} with everything in it", named("repository", sr.name.as_str(), sr.uuid)))?;

@@ -159,13 +159,22 @@ pub struct Set {
 
 type Shown = Column<Vbd>;
 
+/// Its state, and why its guest does not go on. A plugged one whose process has died is served by another.
+fn state(vbd: &Vbd) -> String {
+    let died = vbd.problem.is_some();
+    match vbd.state {
+        VbdState::Plugged if died && !vbd.waits_for_space => format!("{}, restarted", word::of(&vbd.state)),
+        _ => word::state(&vbd.state, vbd.waits_for_space, died),
+    }
+}
+
 const COLUMNS: &[Shown] = &[
     Shown::new("uuid", |vbd, uuids| uuids.show(vbd.uuid)),
     Shown::new("vm", |vbd, uuids| vbd.vm.map_or("-".into(), |vm| uuids.named(vm))),
     Shown::new("vdi", |vbd, uuids| uuids.named(vbd.vdi)),
     Shown::new("position", |vbd, _| vbd.position.to_string()).right().if_room(),
     Shown::new("mode", |vbd, _| word::of(&vbd.mode)),
-    Shown::new("state", |vbd, _| word::state(&vbd.state, vbd.waits_for_space, vbd.problem.is_some())),
+    Shown::new("state", |vbd, _| state(vbd)),
     Shown::new("transport", |vbd, _| word::of(&vbd.transport)).if_room(),
     Shown::new("queues", |vbd, _| vbd.queues.to_string()).right().if_room(),
     Shown::new("socket", |vbd, _| vbd.socket.as_ref().map(ToString::to_string).unwrap_or_default()).if_room(),

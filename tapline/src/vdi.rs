@@ -5,8 +5,8 @@ mod shown;
 mod tree;
 
 use api::{
-    Believed, Description, ImageFormat, Name, ObjectKind, Problem, VdiExport, VdiPatch, VdiReconcile, VdiResize,
-    VdiRevert,
+    Believed, Description, ImageFormat, Name, ObjectKind, Problem, VdiDestroyPlan, VdiExport, VdiPatch, VdiReconcile,
+    VdiResize, VdiRevert,
 };
 
 use crate::attach::{Attach, Detach};
@@ -256,7 +256,9 @@ impl Destroy {
     async fn run(self, session: &Session) -> Result<(), Problem> {
         let vdi = session.client.vdi(self.vdi.find(session).await?).await?;
         if self.dry_run {
-            return removal::told(session, session.client.vdi_destroy(vdi.uuid, true).await?, self.waiting).await;
+            let what = named("disk", vdi.name.as_str(), vdi.uuid);
+            let plan = session.client.vdi_destroy(vdi.uuid, true).await?;
+            return removal::told::<VdiDestroyPlan>(session, &what, plan, self.waiting).await;
         }
         self.confirm.ask(&format!("destroy {}", named("disk", vdi.name.as_str(), vdi.uuid)))?;
         session.did(session.client.vdi_destroy(vdi.uuid, false).await?, self.waiting).await

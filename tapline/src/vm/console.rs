@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use api::client::Stream;
 use api::{Code, Power, Problem};
+use jiff::Timestamp;
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcsetattr};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -63,6 +64,7 @@ impl Open {
 /// Connects this terminal with a machine's console, until the user leaves it or the machine ends.
 pub async fn attach(session: &Session, vm: Uuid) -> Result<Left, Problem> {
     let name = session.client.vm(vm).await?.name;
+    let mut daemon = session.client.host().await?.started;
     let mut stream = session.client.vm_console(vm, None).await?;
     let mut ends = Ends::new()?;
     let mut keys = keys();
@@ -76,7 +78,7 @@ pub async fn attach(session: &Session, vm: Uuid) -> Result<Left, Problem> {
             break Left::ByUser;
         }
         // The machine has ended, or the daemon has.
-        match again(session, vm).await? {
+        match again(session, vm, &mut daemon).await? {
             Some(again) => stream = again,
             None => break Left::Ended,
         }
@@ -126,23 +128,20 @@ async fn pass_on(
     }
 }
 
-/// Connects again, if the machine runs.
-async fn again(session: &Session, vm: Uuid) -> Result<Option<Stream>, Problem> {
+/// Connects again, if the machine runs. `daemon` is when the daemon was started that this terminal was connected to.
+async fn again(session: &Session, vm: Uuid, daemon: &mut Timestamp) -> Result<Option<Stream>, Problem> {
     let begun = Instant::now();
-    // Of what a new daemon has kept nothing was shown here.
-    let mut recent = Some(0);
     loop {
         tokio::time::sleep(REST).await;
         let found = match session.client.vm(vm).await {
             Ok(now) if now.power == Power::Halted => return Ok(None),
-            Ok(_) => session.client.vm_console(vm, recent).await,
+            Ok(_) => reconnect(session, vm, daemon).await,
             Err(problem) => Err(problem),
         };
         match found {
             Ok(stream) => return Ok(Some(stream)),
             Err(problem) if problem.code == Code::NotFound => return Ok(None),
-            Err(problem) if problem.code == Code::Unreachable => recent = None,
-            Err(problem) if problem.code != Code::State => return Err(problem),
+            Err(problem) if ![Code::State, Code::Unreachable].contains(&problem.code) => return Err(problem),
             Err(_) => {}
         }
         if begun.elapsed() > TO_COME_BACK {
@@ -150,6 +149,16 @@ async fn again(session: &Session, vm: Uuid) -> Result<Option<Stream>, Problem> {
             return Err(Problem::new(Code::Unreachable, what).advise("check taplined: systemctl status taplined"));
         }
     }
+}
+
+/// Connects again, with what the guest has written meanwhile: all that a new daemon has, of which nothing was shown
+/// here.
+async fn reconnect(session: &Session, vm: Uuid, daemon: &mut Timestamp) -> Result<Stream, Problem> {
+    let now = session.client.host().await?.started;
+    let recent = (now == *daemon).then_some(0);
+    let stream = session.client.vm_console(vm, recent).await?;
+    *daemon = now;
+    Ok(stream)
 }
 
 /// What is typed, read by a thread that nothing waits for at the end.

@@ -1,7 +1,7 @@
 //! A task's progress on stderr: a bar on a terminal, otherwise one line per step.
 
 use std::io::IsTerminal;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use api::Task;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -14,8 +14,13 @@ const WHOLE: u32 = 1000;
 /// How often the bar is redrawn to show that it is alive.
 const TICK: Duration = Duration::from_millis(200);
 
+/// What ends before this is over shows no bar: it would only flash.
+const QUICK: Duration = Duration::from_millis(500);
+
 /// The progress of a task.
 pub enum Progress {
+    /// A bar on a terminal that is not drawn yet.
+    Soon(Instant),
     /// A bar on a terminal.
     Bar(ProgressBar),
     /// Lines for a log, with the last line printed.
@@ -25,9 +30,10 @@ pub enum Progress {
 impl Progress {
     /// Starts with nothing shown.
     pub fn new() -> Progress {
-        if !std::io::stderr().is_terminal() {
-            return Progress::Lines(String::new());
-        }
+        if std::io::stderr().is_terminal() { Progress::Soon(Instant::now()) } else { Progress::Lines(String::new()) }
+    }
+
+    fn bar() -> Progress {
         let bar = ProgressBar::new(WHOLE.into());
         if let Ok(style) = ProgressStyle::with_template("{msg} [{bar:30}] {percent:>3} % {elapsed}") {
             bar.set_style(style.progress_chars("=> "));
@@ -38,15 +44,19 @@ impl Progress {
 
     /// Shows the task's progress.
     pub fn show(&mut self, task: &Task) {
-        self.show_share(line(task), task.progress);
-        if task.state.is_over() {
-            self.finish();
+        if task.state.is_over() && !matches!(self, Progress::Lines(_)) {
+            return self.finish();
         }
+        self.show_share(line(task), task.progress);
     }
 
     /// Shows what is being done, and the share of it that is done.
     pub fn show_share(&mut self, line: String, share: f64) {
+        if matches!(self, Progress::Soon(begun) if begun.elapsed() > QUICK) {
+            *self = Progress::bar();
+        }
         match self {
+            Progress::Soon(_) => {}
             Progress::Bar(bar) => {
                 bar.set_message(line);
                 bar.set_position(parts(share));
@@ -71,7 +81,7 @@ impl Progress {
     pub fn say(&self, text: &str) {
         match self {
             Progress::Bar(bar) => bar.println(text),
-            Progress::Lines(_) => say(&format!("{text}\n")),
+            Progress::Soon(_) | Progress::Lines(_) => say(&format!("{text}\n")),
         }
     }
 }

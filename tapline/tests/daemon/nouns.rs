@@ -215,7 +215,7 @@ fn a_dry_run_only_reports_what_would_be_destroyed() {
     ]);
     assert_eq!(
         out(&played.run(&["vdi", "destroy", VDI, "--dry-run"])),
-        "freed: 7\nneeded_by: 0\nremoves:\n  a.qcow2\n"
+        format!("would destroy disk \"root\" ({VDI})\nwould free 7 B, and remove the file a.qcow2\n")
     );
     assert_eq!(out(&played.run(&["sr", "destroy", SR])), "", "nobody is asked where there is no terminal");
     played.asked();

@@ -33,6 +33,8 @@ enum End {
     Whole,
     /// Never.
     Held,
+    /// Complete, after longer than what is called quick.
+    Late,
     /// The connection is closed before it is complete.
     Cut,
 }
@@ -78,6 +80,11 @@ pub fn scene(method: &'static str, target: &str, status: u16, body: impl Into<Ve
 /// No response, for as long as the client waits.
 pub fn held(method: &'static str, target: &str) -> Scene {
     Scene { end: End::Held, ..scene(method, target, 200, "") }
+}
+
+/// The same answer, after more than half a second.
+pub fn late(scene: Scene) -> Scene {
+    Scene { end: End::Late, ..scene }
 }
 
 /// Closes the connection instead of responding.
@@ -190,6 +197,7 @@ async fn play(
     let scene = next(&mut scenes.lock().unwrap(), &what);
     match scene.as_ref().map(|scene| scene.end) {
         Some(End::Held) => std::future::pending::<()>().await,
+        Some(End::Late) => tokio::time::sleep(std::time::Duration::from_millis(600)).await,
         Some(End::Cut) => return Err("cut".into()),
         _ => {}
     }

@@ -7,7 +7,7 @@ use std::process::{Child, Command, Output, Stdio};
 use api::TaskState;
 
 use crate::objects::{done, sr, task, vdi};
-use crate::play::{Played, begun, ok, scene};
+use crate::play::{Played, begun, late, ok, scene};
 
 const SR: &str = "00005e00-0000-0000-0000-000000000001";
 const VDI: &str = "0000d100-0000-0000-0000-000000000001";
@@ -80,11 +80,16 @@ fn a_task_has_a_bar() {
     let step = format!("tasks/{TASK}?wait=1");
     let played = Played::new([
         begun("POST", &format!("vdis/{VDI}/copy"), &task(1, TaskState::Running, 0.5, Some("copy"))),
-        ok("GET", &step, &task(1, TaskState::Running, 0.5, Some("copy"))),
+        late(ok("GET", &step, &task(1, TaskState::Running, 0.5, Some("copy")))),
+        ok("GET", &step, &done(1, vdi(7, "root"))),
+        begun("POST", &format!("vdis/{VDI}/copy"), &task(1, TaskState::Running, 0.0, Some("copy"))),
         ok("GET", &step, &done(1, vdi(7, "root"))),
     ]);
     let said = said(&on_terminal(&played, 100, &format!("vdi copy {VDI} --sr {SR}"), ""));
     assert!(said.contains("vdi-copy: running, copy [===============") && said.contains(" 50 %"), "{said:?}");
     assert!(said.ends_with("0000d100-0000-0000-0000-000000000007\n"), "{said:?}");
+    // A bar for what is over at once would only flash.
+    let quick = on_terminal(&played, 100, &format!("vdi copy {VDI} --sr {SR}"), "");
+    assert_eq!(crate::terminal::said(&quick), "0000d100-0000-0000-0000-000000000007\n");
     played.asked();
 }

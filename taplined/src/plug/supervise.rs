@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use api::{Problem, VbdState, VdiState};
+use api::{Code, Problem, VbdState, VdiState};
 use jiff::{Timestamp, TimestampRound, Unit};
 use repo::catalogue::Process;
 use tokio::sync::oneshot;
@@ -209,7 +209,8 @@ fn died(daemon: &Daemon, vbd: Uuid, how: Result<Ended, Problem>) -> Problem {
         Err(problem) => problem.detail,
     };
     let words = DiskPaths::of(&daemon.config, vbd).last_words();
-    Problem::failed("keep a disk served", format_args!("its process ended ({how}); its last output: {words}"))
+    let what = format!("the process that served the disk ended ({how}) and is started again; its last output: {words}");
+    Problem::new(Code::Failed, what)
 }
 
 /// Records a death, and when another process is started.

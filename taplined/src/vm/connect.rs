@@ -79,5 +79,14 @@ async fn by_xl(daemon: &Daemon, vbd: Uuid) -> Result<String, Problem> {
 }
 
 fn unspeakable(error: &Unspeakable) -> Problem {
-    Problem::new(Code::Unsupported, error.to_string()).field("for")
+    let problem = match error {
+        Unspeakable::Way { monitor, served, .. } => {
+            let what = format!("{monitor} cannot use a disk served over {served}");
+            let advice =
+                "unplug this VBD and create another of the same disk: tapline vbd create --transport vhost-user";
+            Problem::new(Code::Unsupported, what).advise(advice)
+        }
+        other => Problem::new(Code::Unsupported, other.to_string()),
+    };
+    problem.field("for")
 }

@@ -1,8 +1,8 @@
 //! The arguments of `image`.
 
 use clap::{Args, Subcommand};
-use control::ImageName;
 use control::size::Size;
+use control::{ImageName, NotAnImage};
 
 use super::{Access, Handing, Parents};
 
@@ -151,11 +151,11 @@ pub struct Map {
 /// `image convert`.
 #[derive(Debug, Args)]
 pub struct Convert {
-    /// The image to read
-    #[arg(value_name = "SRC")]
+    /// The image to read; - is a raw disk on standard input
+    #[arg(value_name = "SRC", value_parser = image_or_stream)]
     pub source: ImageName,
-    /// The image to create
-    #[arg(value_name = "DST")]
+    /// The image to create; - is a raw disk on standard output, vhd:- with --fixed a fixed VHD
+    #[arg(value_name = "DST", value_parser = image_or_stream)]
     pub target: ImageName,
     /// Its parents.
     #[command(flatten)]
@@ -163,6 +163,10 @@ pub struct Convert {
     /// How its files are accessed.
     #[command(flatten)]
     pub access: Access,
+    /// Size of the new disk [default: the source's size]. What is added reads as zeroes; what is cut off must be
+    /// zeroes. Needed if the source is a pipe, which must bring that much
+    #[arg(long, allow_hyphen_values = true)]
+    pub size: Option<Size>,
     /// Replace the target if it exists, when the conversion is complete; until then both take space. A block device
     /// with data is overwritten at once
     #[arg(long, conflicts_with = "handed")]
@@ -189,6 +193,11 @@ pub struct Convert {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+}
+
+/// An image, or `-`: a raw disk on standard input or output.
+fn image_or_stream(word: &str) -> Result<ImageName, NotAnImage> {
+    if word == "-" { Ok(ImageName::raw_stream()) } else { word.parse() }
 }
 
 /// `image compare`.

@@ -52,6 +52,9 @@ pub struct ImageName {
 /// The separator between an image's path and that of its data file.
 const DATA_FILE: &str = ",data-file=";
 
+/// The path that stands for standard input or output.
+const STREAM: &str = "-";
+
 /// Why a word is not an image name.
 #[derive(Debug, PartialEq, Eq)]
 pub enum NotAnImage {
@@ -114,6 +117,16 @@ impl ImageName {
     /// The file.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// A raw disk on standard input or output, where a command can use that.
+    pub fn raw_stream() -> ImageName {
+        ImageName { format: FormatName::Raw, path: STREAM.into(), data_file: None }
+    }
+
+    /// Whether the name stands for standard input or output. A file of that name is `./-`.
+    pub fn is_stream(&self) -> bool {
+        self.path == Path::new(STREAM)
     }
 
     /// The same image with other paths to its files.

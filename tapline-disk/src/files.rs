@@ -20,6 +20,7 @@ use control::handed::{Lent, Listens};
 use control::{ImageName, Kind};
 use disk::Tail;
 use rustix::fs::{CWD, Mode, OFlags, RenameFlags};
+use rustix::io::Errno;
 use uring::{AccessMode, Cache, FileOpenError, ImageFile, OpenOptions};
 
 use crate::failure::Failure;
@@ -248,8 +249,12 @@ impl Files {
     /// Gives a new file its final name, which must not exist. A passed file has had it from the start.
     pub fn name_new(&self, from: &Path, to: &Path) -> Result<(), FileOpenError> {
         if !self.are_handed() {
-            let renamed = rustix::fs::renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE);
-            renamed.map_err(|errno| failed("create", to, errno.into()))?;
+            let renamed = match rustix::fs::renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
+                // File systems of other hosts do not know it.
+                Err(Errno::INVAL) => name_by_link(from, to),
+                renamed => renamed.map_err(io::Error::from),
+            };
+            renamed.map_err(|error| failed("create", to, error))?;
         }
         Ok(())
     }
@@ -444,6 +449,11 @@ pub fn beside(path: &Path) -> Result<PathBuf, Failure> {
     Ok(beside)
 }
 
+/// Gives a file another name, which must not exist, by way of two names: a kill leaves both.
+fn name_by_link(from: &Path, to: &Path) -> io::Result<()> {
+    std::fs::hard_link(from, to).and_then(|()| std::fs::remove_file(from))
+}
+
 /// What the unused end of a file reads as: a file system returns zeroes where nothing was written; a block device its
 /// old contents.
 pub fn tail(file: &ImageFile) -> Tail {
@@ -453,4 +463,21 @@ pub fn tail(file: &ImageFile) -> Tail {
 /// The message about something passed twice.
 pub fn twice(what: impl Display) -> String {
     format!("{what} was passed twice")
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn a_file_is_named_by_a_link_where_no_other_has_the_name() {
+        let room = tempfile::tempdir().unwrap();
+        let [new, named] = ["new", "named"].map(|name| room.path().join(name));
+        std::fs::write(&new, "a").unwrap();
+        name_by_link(&new, &named).unwrap();
+        assert!(!new.exists() && std::fs::read(&named).unwrap() == b"a");
+        std::fs::write(&new, "b").unwrap();
+        assert_eq!(name_by_link(&new, &named).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+        assert!(new.exists() && std::fs::read(&named).unwrap() == b"a");
+    }
 }

@@ -38,17 +38,24 @@ pub fn refuse(files: &Files, name: &ImageName, file: &mut ImageFile) -> Result<(
     };
     let len = Source::len(file);
     let first = read(file, 0).unwrap_or_default();
-    let by_beginning = BEGINNINGS.iter().find(|(magic, _)| first.starts_with(magic)).map(|(_, format)| *format);
-    let by_end = len.checked_sub(SECTOR).and_then(|at| read(file, at)).is_some_and(|last| last == FOOTER);
-    let (found, place) = match (by_beginning, by_end) {
-        (Some(found), _) => (found, "begins"),
-        (None, true) => ("vhd", "ends"),
-        (None, false) => return Ok(()),
-    };
+    let last = len.checked_sub(SECTOR).and_then(|at| read(file, at)).unwrap_or_default();
+    looks_like(&first, &last).map_or(Ok(()), |found| Err(refusal(name, found)))
+}
+
+/// The format that a disk looks like which begins, or whose last sector begins, with these bytes; and by which of them.
+pub fn looks_like(first: &[u8], last: &[u8]) -> Option<(&'static str, &'static str)> {
+    let by_beginning = BEGINNINGS.iter().find(|(magic, _)| first.starts_with(magic));
+    let by_end = last.starts_with(FOOTER).then_some(("vhd", "ends"));
+    by_beginning.map(|(_, format)| (*format, "begins")).or(by_end)
+}
+
+/// Why it is refused.
+pub fn refusal(name: &ImageName, (found, place): (&str, &str)) -> Failure {
     let advice = match found {
+        _ if name.is_stream() => "save it in a file, and give that with its format".into(),
         "qcow2" | "vhd" => format!("give it as {found}:{}", name.path().display()),
         other => format!("convert it with the tools of {other}"),
     };
-    Err(Failure::of(Kind::Invalid, format!("cannot open {name}: it {place} like an image of the format {found}"))
-        .advise(format!("{advice}; if its bytes are the disk, add --really-raw")))
+    Failure::of(Kind::Invalid, format!("cannot open {name}: it {place} like an image of the format {found}"))
+        .advise(format!("{advice}; if its bytes are the disk, add --really-raw"))
 }

@@ -47,7 +47,7 @@ pub enum Unreadable {
     IsLost,
 }
 
-/// The chunks of a disk, in order. The stream ends after the last byte, or with a failure; never early.
+/// The chunks of a disk or a part of it, in order. The stream ends after the last byte, or with a failure; never early.
 pub struct Stream {
     /// Bytes still to come.
     left: u64,
@@ -59,20 +59,21 @@ pub struct Stream {
 impl Stream {
     /// Begins to read all of a disk.
     pub fn of(layers: Layers, kind: Option<EngineKind>) -> Stream {
-        Stream::with(layers, kind, Unreadable::Fails)
+        let len = layers.geometry().map_or(0, |geometry| geometry.len);
+        Stream::range(layers, kind, Unreadable::Fails, Span { at: DiskOffset(0), len })
     }
 
-    /// Begins to read.
-    pub fn with(layers: Layers, kind: Option<EngineKind>, unreadable: Unreadable) -> Stream {
+    /// Begins to read a part of a disk.
+    pub fn range(layers: Layers, kind: Option<EngineKind>, unreadable: Unreadable, range: Span) -> Stream {
         let (sender, pieces) = sync_channel(AHEAD);
-        let left = layers.geometry().map_or(0, |geometry| geometry.len);
         let thread = std::thread::spawn(move || {
-            if let Err(failure) = Reader::new(layers, kind, unreadable, &sender).and_then(Reader::run) {
+            let reader = Reader::new(layers, kind, unreadable, &sender);
+            if let Err(failure) = reader.and_then(|reader| reader.run(range)) {
                 // If the receiver is gone, the failure is of no interest.
                 sender.send(Err(failure)).unwrap_or_default();
             }
         });
-        Stream { left, pieces: Some(pieces), thread: Some(thread) }
+        Stream { left: range.len, pieces: Some(pieces), thread: Some(thread) }
     }
 }
 
@@ -135,9 +136,8 @@ impl Reader<'_> {
         Ok(Reader { runner: Runner::new(layers, kind)?, unreadable, out, ahead: VecDeque::new() })
     }
 
-    fn run(mut self) -> Result<(), Failure> {
-        let len = self.runner.geometry().len;
-        let (mut at, end) = (DiskOffset(0), DiskOffset(len));
+    fn run(mut self, range: Span) -> Result<(), Failure> {
+        let (mut at, end) = (range.at, range.end());
         while at < end {
             let window = Span { at, len: WINDOW.min(end - at) };
             let zeros = zero_runs(&mut self.runner, window)?;

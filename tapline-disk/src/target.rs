@@ -1,11 +1,14 @@
 //! A new image file: created completely or not at all.
 //!
-//! Order: the file is created (it must not exist), gets its length and metadata, and is synced, with the sectors that
-//! make it an image last; then its name is made durable by a sync of its directory. Until [`Target::keep`] a failure
-//! removes the file again.
+//! Order: the file is created under a temporary name, gets its length and metadata, and is synced, with the sectors
+//! that make it an image last. [`Target::keep`], when it is complete, gives it its name, which no other file may have
+//! by then, and makes that durable by a sync of its directory. Until then a failure removes the file again, and a kill
+//! leaves it under the temporary name.
 //!
-//! The replacement of an image is created next to it, and renamed when it is complete: at every moment the name refers
-//! either to the complete old image or to the complete new one. The old one stays locked.
+//! The replacement of an image is renamed to that in the same way: at every moment the name refers either to the
+//! complete old image or to the complete new one. The old one stays locked.
+//!
+//! A file that was handed over has its name from the beginning: its creator removes it if the command fails.
 //!
 //! A block device already exists: see [`device`].
 
@@ -17,7 +20,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use control::{FormatName, ImageName, Kind};
 use disk::{Creation, FileOffset, ImageError, Link, MetaWrite, qcow2, vhd};
 use rustix::fs::FallocateFlags;
-use uring::{Cache, ImageFile, OpenOptions};
+use uring::{Cache, FileOpenError, ImageFile, OpenOptions};
 
 use crate::failure::Failure;
 use crate::file_identity::FileIdentity;
@@ -81,34 +84,46 @@ pub struct Target {
     files: Files,
     /// Its name until it is kept.
     name: ImageName,
-    /// The file that it will replace.
-    old: Option<Old>,
-    is_device: bool,
+    place: Place,
     kept: bool,
 }
 
-/// An image that is to be replaced: its path, open and locked.
-struct Old {
-    path: PathBuf,
-    _locked: ImageFile,
+/// Where it will be.
+enum Place {
+    /// At this path, where nothing is yet.
+    New(PathBuf),
+    /// At this path, in place of an image.
+    Replaced {
+        path: PathBuf,
+        /// The image, open and locked.
+        _locked: ImageFile,
+    },
+    /// On this device, which is there already.
+    Device,
 }
 
 impl Target {
     /// Creates the image `name`. With `replace`, a file that exists gives way to it in [`Target::keep`].
     pub fn create(files: &Files, name: &ImageName, plan: &Plan, replace: bool) -> Result<Target, Failure> {
         let creation = lay_out(name, plan)?;
-        let old = if replace { lock_old(name)? } else { None };
-        let name = match &old {
-            Some(old) => ImageName { path: beside(&old.path)?, ..name.clone() },
-            None => name.clone(),
+        let path = name.path().to_owned();
+        let place = match if replace { lock_old(name)? } else { None } {
+            Some((path, _locked)) => Place::Replaced { path, _locked },
+            None if files.is_taken(&path) => return Err(Failure::said(FileOpenError::Exists { path })),
+            None => Place::New(path),
+        };
+        let path = match &place {
+            Place::Replaced { path, .. } => beside(path)?,
+            _ => files.unnamed(name.path())?,
         };
         // The page cache takes any alignment; what is written here is synced below.
         let options = OpenOptions { write: true, cache: Cache::Writeback, lock: true };
-        let mut file = files.create_new(name.path(), options).map_err(Failure::said)?;
-        let target = Target { files: files.clone(), name: name.clone(), old, is_device: false, kept: false };
-        fill(&mut file, &creation, matches!(plan.shape, Shape::Fixed))
-            .map_err(|error| Failure::new(format!("write the new image {name}"), error).advise(files.what_is_left()))?;
-        files.sync_directory(name.path()).map_err(Failure::said)?;
+        let mut file = files.create_new(&path, options).map_err(Failure::said)?;
+        let (files, unkept) = (files.clone(), ImageName { path, ..name.clone() });
+        let target = Target { files, name: unkept, place, kept: false };
+        fill(&mut file, &creation, matches!(plan.shape, Shape::Fixed)).map_err(|error| {
+            Failure::new(format!("write the new image {name}"), error).advise(target.files.what_is_left())
+        })?;
         Ok(target)
     }
 
@@ -123,7 +138,7 @@ impl Target {
         let creation = lay_out(name, plan)?;
         device::check(name, &mut found, &creation, force)?;
         device::fill(files, name, &mut found, creation)?;
-        Ok(Target { files: files.clone(), name: name.clone(), old: None, is_device: true, kept: false })
+        Ok(Target { files: files.clone(), name: name.clone(), place: Place::Device, kept: false })
     }
 
     /// The image to write to.
@@ -133,14 +148,23 @@ impl Target {
 
     /// The image is complete and flushed: it is kept, under its final name.
     pub fn keep(mut self) -> Result<(), Failure> {
-        if let Some(old) = &self.old {
-            let failed = |error| Failure::new(format!("replace {} with {}", old.path.display(), self.name), error);
-            std::fs::rename(self.name.path(), &old.path).map_err(failed)?;
-            self.kept = true;
-            uring::sync_directory(&old.path).map_err(Failure::said)?;
-        }
+        let named = match &self.place {
+            Place::New(path) => {
+                self.files.name_new(self.name.path(), path).map_err(Failure::said)?;
+                path
+            }
+            Place::Replaced { path, .. } => {
+                let failed = |error| Failure::new(format!("replace {} with {}", path.display(), self.name), error);
+                std::fs::rename(self.name.path(), path).map_err(failed)?;
+                path
+            }
+            Place::Device => {
+                self.kept = true;
+                return Ok(());
+            }
+        };
         self.kept = true;
-        Ok(())
+        self.files.sync_directory(named).map_err(Failure::said)
     }
 }
 
@@ -149,7 +173,7 @@ impl Drop for Target {
         if self.kept {
             return;
         }
-        if self.is_device {
+        if matches!(self.place, Place::Device) {
             device::abandon(&self.files, &self.name);
         } else if let Err(error) = self.files.remove_new(self.name.path()) {
             say(format_args!("the unfinished image {} could not be removed: {error}", self.name));
@@ -271,7 +295,7 @@ fn writes_of(creation: &Creation, wanted: Part) -> Vec<MetaWrite> {
 }
 
 /// Locks a regular file that is to be replaced: no process has it open as an image, nor can open it in the meantime.
-fn lock_old(name: &ImageName) -> Result<Option<Old>, Failure> {
+fn lock_old(name: &ImageName) -> Result<Option<(PathBuf, ImageFile)>, Failure> {
     if !name.path().exists() {
         return Ok(None);
     }
@@ -283,7 +307,7 @@ fn lock_old(name: &ImageName) -> Result<Option<Old>, Failure> {
         let why = "it is a block device, so no new file can be created next to it";
         return Err(Failure::new(format!("replace {name}"), why).advise("convert it to another target"));
     }
-    Ok(Some(Old { path, _locked: locked }))
+    Ok(Some((path, locked)))
 }
 
 /// Seconds since 1970.

@@ -75,7 +75,7 @@ pub enum Verb {
         #[command(flatten)]
         vdi: Disk,
         /// The file, which must not exist
-        #[arg(value_parser = word::path)]
+        #[arg(value_parser = word::image_file)]
         path: HostPath,
         /// Format of the file
         #[arg(long, value_parser = word::one_of::<ImageFormat>(&word::FORMATS))]

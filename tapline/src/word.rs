@@ -90,6 +90,17 @@ pub fn path(word: &str) -> Result<HostPath, String> {
     Ok(HostPath { typed: word.into(), whole, relative: !word.starts_with('/') })
 }
 
+/// Parses the path of an image file that the daemon reads or writes, which it cannot do with a stream of ours.
+pub fn image_file(word: &str) -> Result<HostPath, String> {
+    match word {
+        "-" => Err("the daemon opens files on its own host and has no standard input or output of ours; use a file \
+                    there (./- if it has that name), which `tapline image convert - FORMAT:FILE --size SIZE` makes of \
+                    standard input, and `tapline image convert FORMAT:FILE -` writes to standard output"
+            .into()),
+        _ => path(word),
+    }
+}
+
 /// Parses `SERVER:/EXPORT`, as in mount(8); the server may be an IPv6 address in brackets.
 pub fn nfs(word: &str) -> Result<SrSource, String> {
     let wrong = || format!("'{word}' is not SERVER:/EXPORT, as in nas:/srv/vms");
@@ -188,6 +199,12 @@ mod test {
         assert_eq!((disk.whole.as_path(), disk.relative), (here.join("disk.raw").as_path(), true));
         assert!(!path("/srv/disk.raw").unwrap().relative);
         assert!(path("/srv/../etc").is_err(), "where it leads to depends on links");
+    }
+
+    #[test]
+    fn a_stream_is_no_file_of_the_daemon() {
+        assert!(image_file("-").unwrap_err().contains("tapline image convert"));
+        assert_eq!(image_file("./-").unwrap().whole, path("./-").unwrap().whole);
     }
 
     #[test]

@@ -1,7 +1,13 @@
 //! `image convert`: copies a disk into a new image. Holes and stored zeroes become holes.
 //!
 //! One thread reads ahead ([`Stream`]) while this one writes, with many requests in flight on both sides. The target is
-//! flushed before the command ends, and removed if the command fails or is interrupted.
+//! flushed before it gets its name, and removed if the command fails or is interrupted.
+//!
+//! Source and target can be standard input and output ([`input`], [`output`]).
+
+mod input;
+mod output;
+mod source;
 
 use control::size::readable;
 use control::{FormatName, ImageName, Kind};
@@ -15,13 +21,17 @@ use crate::jobs::compare::first_difference;
 use crate::jobs::create::{check_unit, unit};
 use crate::layers::Layers;
 use crate::libvhd;
-use crate::output;
+use crate::log::say;
+use crate::output as printed;
 use crate::progress::Progress;
 use crate::runner::Runner;
 use crate::signals::Signal;
-use crate::stream::{Chunk, Stream, Unreadable, join, stored_runs};
+use crate::stream::{Chunk, Stream, join, stored_runs};
 use crate::target::{self, Plan, Shape, Target};
 use arguments::Convert;
+
+use output::Output;
+use source::Source;
 
 /// Writes in flight at most.
 const AHEAD: usize = 16;
@@ -49,22 +59,72 @@ const LISTED: usize = 20;
 
 /// Runs the job.
 pub fn run(files: &Files, convert: &Convert) -> Result<Exit, Failure> {
-    let mut stop = Signal::to_stop().map_err(|error| Failure::new("handle SIGTERM", error))?;
+    check_streams(files, convert)?;
+    if convert.target.is_stream() {
+        return to_output(files, convert);
+    }
+    let mut stop = Some(Signal::to_stop().map_err(|error| Failure::new("handle SIGTERM", error))?);
     target::must_differ(files, &convert.target, std::iter::once(&convert.source).chain(&convert.parents.names))?;
-    let source = open_source(files, convert)?;
-    let len = source.geometry().map_or(0, |geometry| geometry.len);
+    let source = Source::open(files, convert, &mut stop)?;
+    let len = source.len;
     let target = Target::create_anywhere(files, &convert.target, &plan(convert, len)?, convert.force)?;
-    let Copied { written, lost } = copy(files, convert, source, target.name(), &mut stop)?;
+    let copied = copy(files, convert, source, target.name(), &mut stop)?;
     if convert.verify {
         verify(files, convert, target.name(), &mut stop)?;
     }
     target.keep()?;
     libvhd::tell_of_block_size(&convert.target, unit(&convert.target, convert.block_size)?);
-    report(convert, len, written, &lost)
+    report(convert, len, &copied)
 }
 
-fn open_source(files: &Files, convert: &Convert) -> Result<Layers, Failure> {
-    Layers::open(files, &convert.source, &convert.parents, access::options(convert.access, false))
+/// Converts to standard output. A signal ends it as any program: there is nothing to remove.
+fn to_output(files: &Files, convert: &Convert) -> Result<Exit, Failure> {
+    let mut output = Output::open(&convert.target)?;
+    let source = Source::open(files, convert, &mut None)?;
+    let len = source.len;
+    let image = target::lay_out(&convert.target, &plan(convert, len)?)?;
+    let mut progress = Progress::new(files, "converting", len);
+    let mut copied = Copied { written: image.len, lost: Vec::new() };
+    for chunk in source.chunks(convert, &mut None) {
+        let chunk = chunk?;
+        output.write(&chunk)?;
+        chunk.lost.iter().for_each(|&span| join(&mut copied.lost, span));
+        progress.advance(chunk.span.len);
+    }
+    output.finish(len, &image)?;
+    progress.finish();
+    say(in_words(convert, len, &copied).trim_end());
+    Ok(copied.exit())
+}
+
+/// Refuses what cannot be done with standard input or output.
+fn check_streams(files: &Files, convert: &Convert) -> Result<(), Failure> {
+    let Convert { source, target, .. } = convert;
+    let refuse = |why: &str, advice: &str| {
+        let failure = Failure::new(format!("convert {source} to {target}"), why);
+        Err(failure.advise(advice).of_kind(Kind::Invalid))
+    };
+    if source.is_stream() && source.format != FormatName::Raw {
+        return refuse("standard input is read in order, which only a raw disk can be", "save it in a file first");
+    }
+    if source.is_stream() && (!convert.parents.names.is_empty() || convert.salvage) {
+        return refuse("a raw disk on standard input has no parents and is read once", "omit --parent and --salvage");
+    }
+    let sequential = target.format == FormatName::Raw || target.format == FormatName::Vhd && convert.fixed;
+    if target.is_stream() && !sequential {
+        let why = "its metadata stands in front of the data, and is known only behind it";
+        return refuse(why, "use raw:-, or vhd:- with --fixed, or convert to a file");
+    }
+    if target.is_stream() && convert.json {
+        return refuse("standard output is for the disk", "omit --json; the exit code tells how it ended");
+    }
+    if convert.verify && (source.is_stream() || target.is_stream()) {
+        return refuse("a stream cannot be read again", "omit --verify");
+    }
+    match (source.is_stream() || target.is_stream()) && files.are_handed() {
+        true => refuse("standard input is the socket through which files are handed over", "hand over a file"),
+        false => Ok(()),
+    }
 }
 
 fn plan(convert: &Convert, len: u64) -> Result<Plan, Failure> {
@@ -86,40 +146,33 @@ struct Copied {
     lost: Vec<Span>,
 }
 
+impl Copied {
+    fn exit(&self) -> Exit {
+        if self.lost.is_empty() { Exit::Done } else { Exit::Damaged }
+    }
+}
+
 /// Copies everything that can be read.
 fn copy(
     files: &Files,
     convert: &Convert,
-    source: Layers,
+    source: Source,
     target: &ImageName,
-    stop: &mut Signal,
+    stop: &mut Option<Signal>,
 ) -> Result<Copied, Failure> {
-    let len = source.geometry().map_or(0, |geometry| geometry.len);
+    let mut progress = Progress::new(files, "converting", source.len);
     let target = Layers::open_alone(files, target, access::options(convert.access, true))?;
     let mut writer = Writer { runner: Runner::new(target, access::engine(convert.access))?, written: 0 };
-    let mut progress = Progress::new(files, "converting", len);
     let mut lost = Vec::new();
-    let unreadable = if convert.salvage { Unreadable::IsLost } else { Unreadable::Fails };
-    for piece in Stream::with(source, access::engine(convert.access), unreadable) {
+    for piece in source.chunks(convert, stop) {
         let piece = piece?;
         writer.write(&piece)?;
         piece.lost.iter().for_each(|&span| join(&mut lost, span));
-        go_on(convert, stop)?;
         progress.advance(piece.span.len);
     }
     writer.finish()?;
     progress.finish();
     Ok(Copied { written: writer.written, lost })
-}
-
-/// An error if a signal was received. This is checked after each chunk, so that the target is removed as after any
-/// other failure.
-fn go_on(convert: &Convert, stop: &mut Signal) -> Result<(), Failure> {
-    if !stop.take() {
-        return Ok(());
-    }
-    let tried = format!("convert {} to {}", convert.source, convert.target);
-    Err(Failure::new(tried, "interrupted by a signal").advise("the unfinished target has been removed"))
 }
 
 struct Writer {
@@ -147,13 +200,12 @@ impl Writer {
     }
 }
 
-fn verify(files: &Files, convert: &Convert, target: &ImageName, stop: &mut Signal) -> Result<(), Failure> {
+fn verify(files: &Files, convert: &Convert, target: &ImageName, stop: &mut Option<Signal>) -> Result<(), Failure> {
     let engine = access::engine(convert.access);
     let target = Layers::open_alone(files, target, access::options(convert.access, false))?;
-    let len = target.geometry().map_or(0, |geometry| geometry.len);
-    let source = Stream::of(open_source(files, convert)?, engine);
-    let source = source.map(|piece| go_on(convert, stop).and(piece));
-    match first_difference(files, "verifying", len, source, Stream::of(target, engine))? {
+    let source = Source::open(files, convert, stop)?;
+    let len = source.len;
+    match first_difference(files, "verifying", len, source.chunks(convert, stop), Stream::of(target, engine))? {
         None => Ok(()),
         Some(at) => Err(Failure::new(
             format!("verify {}", convert.target),
@@ -163,19 +215,24 @@ fn verify(files: &Files, convert: &Convert, target: &ImageName, stop: &mut Signa
     }
 }
 
-fn report(convert: &Convert, size: u64, written: u64, lost: &[Span]) -> Result<Exit, Failure> {
-    let (source, target) = (convert.source.to_string(), convert.target.to_string());
+fn report(convert: &Convert, size: u64, copied: &Copied) -> Result<Exit, Failure> {
     if convert.json {
-        let lost = lost.iter().map(|span| Lost { at: span.at.0, len: span.len }).collect();
-        output::json(&Converted { source, target, size, written, verified: convert.verify, lost })?;
+        let (source, target) = (convert.source.to_string(), convert.target.to_string());
+        let lost = copied.lost.iter().map(|span| Lost { at: span.at.0, len: span.len }).collect();
+        let (written, verified) = (copied.written, convert.verify);
+        printed::json(&Converted { source, target, size, written, verified, lost })?;
     } else {
-        let verified = if convert.verify { ", verified" } else { "" };
-        let (size, written) = (readable(size), readable(written));
-        let mut text = format!("converted {source} to {target}: {size}, {written} written{verified}\n");
-        text.push_str(&lost_in_words(&source, lost));
-        output::print(&text)?;
+        printed::print(&in_words(convert, size, copied))?;
     }
-    Ok(if lost.is_empty() { Exit::Done } else { Exit::Damaged })
+    Ok(copied.exit())
+}
+
+fn in_words(convert: &Convert, size: u64, copied: &Copied) -> String {
+    let Convert { source, target, .. } = convert;
+    let verified = if convert.verify { ", verified" } else { "" };
+    let (size, written) = (readable(size), readable(copied.written));
+    let lost = lost_in_words(&source.to_string(), &copied.lost);
+    format!("converted {source} to {target}: {size}, {written} written{verified}\n{lost}")
 }
 
 fn lost_in_words(source: &str, lost: &[Span]) -> String {

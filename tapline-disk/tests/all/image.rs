@@ -299,7 +299,7 @@ fn an_interrupted_conversion_leaves_nothing() {
     let mut command = std::process::Command::new(TAPLINE);
     command.args(["image", "convert", "raw:a.raw", "vhd:b.vhd"]).current_dir(room.path());
     let mut child = command.stderr(std::process::Stdio::piped()).spawn().unwrap();
-    while !room.file("b.vhd").exists() {
+    while !room.file("b.vhd.tapline-new").exists() {
         assert_eq!(child.try_wait().unwrap(), None, "it ended before it began");
         std::thread::yield_now();
     }
@@ -309,7 +309,7 @@ fn an_interrupted_conversion_leaves_nothing() {
     let err = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(4), "{err}");
     assert!(err.contains("signal") && err.contains("removed"), "{err}");
-    assert!(!room.file("b.vhd").exists());
+    assert!(!room.file("b.vhd").exists() && !room.file("b.vhd.tapline-new").exists());
 }
 
 #[test]
@@ -414,4 +414,39 @@ fn an_image_of_another_format_is_not_taken_for_raw() {
     assert!(!room.file("d.qcow2").exists());
     room.done("image convert raw:a.qcow2 qcow2:d.qcow2 --really-raw");
     room.done("--really-raw image info raw:b.vhd");
+}
+
+#[test]
+fn a_disk_becomes_smaller_only_where_nothing_is_lost() {
+    let room = Room::new();
+    room.write("a.raw", &[vec![1; 2 << 20], vec![0; 3 << 20]].concat());
+    room.done("image convert raw:a.raw qcow2:a.qcow2");
+    for target in ["raw:b", "vhd:b", "qcow2:b"] {
+        room.done(&format!("image convert qcow2:a.qcow2 {target} --size 2M --verify"));
+        assert_eq!(room.json(&format!("image info {target}"))[0]["size"], 2 * MIB, "{target}");
+        room.done(&format!("image convert {target} raw:c"));
+        assert!(room.read("c") == room.read("a.raw")[..2 << 20], "{target}");
+        fs::remove_file(room.file("b")).unwrap();
+        fs::remove_file(room.file("c")).unwrap();
+        let said = room.tapline(&format!("image convert qcow2:a.qcow2 {target} --size 1M"));
+        assert!(said.code == Some(4) && said.err.contains("data behind that, at byte 1048576 of"), "{said:?}");
+        assert!(!room.file("b").exists() && !room.file("b.tapline-new").exists(), "{target}");
+    }
+    let mut bytes = room.read("a.raw");
+    bytes[4_500_001] = 1;
+    room.write("a.raw", &bytes);
+    let said = room.tapline("image convert raw:a.raw qcow2:b --size 3M");
+    assert!(said.err.contains("at byte 4500001 of the disk"), "{said:?}");
+}
+
+#[test]
+fn a_disk_becomes_larger_and_the_rest_is_zero() {
+    let room = Room::new();
+    room.make_raw("a.raw", 16 * MIB);
+    for target in ["raw:b.raw", "vhd:b.vhd", "qcow2:b.qcow2"] {
+        room.done(&format!("image convert raw:a.raw {target} --size 20M --verify"));
+        room.done(&format!("image convert {target} raw:c --force"));
+        let bytes = room.read("c");
+        assert!(bytes[..16 << 20] == room.read("a.raw") && bytes[16 << 20..] == vec![0; 4 << 20], "{target}");
+    }
 }

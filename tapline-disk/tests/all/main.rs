@@ -20,6 +20,7 @@ mod held;
 mod image;
 mod image_jobs;
 mod image_qcow2;
+mod image_stream;
 mod image_vhd;
 mod killed;
 mod large_sectors;

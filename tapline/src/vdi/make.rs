@@ -76,7 +76,7 @@ pub struct Import {
     /// Name of the disk
     name: Name,
     /// The file, which must not have a backing file
-    #[arg(value_parser = word::path)]
+    #[arg(value_parser = word::image_file)]
     path: HostPath,
     /// The repository: its name or UUID prefix [default: the only one]
     #[arg(long)]

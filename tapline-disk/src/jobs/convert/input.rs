@@ -1,0 +1,160 @@
+//! A raw disk on standard input.
+//!
+//! It is read once, in order. A pipe does not tell its length, and ends in the same way if its writer has failed: so
+//! its length must be given, and less is an error.
+
+use std::fs::File;
+use std::io::{self, ErrorKind, IsTerminal, Read, Seek, SeekFrom};
+use std::os::fd::AsFd;
+
+use control::Kind;
+use control::size::Size;
+use disk::{DiskOffset, Span};
+use memory::Segments;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+
+use super::source::{first_data, go_on, would_lose};
+use crate::failure::Failure;
+use crate::mistaken;
+use crate::signals::Signal;
+use crate::stream::{Chunk, PIECE};
+use arguments::Convert;
+
+const SECTOR: u64 = 512;
+
+/// Standard input.
+pub struct Input {
+    file: File,
+    /// How much has been read.
+    at: u64,
+    /// How much must come.
+    expected: u64,
+    /// Bytes of the disk: whole sectors.
+    len: u64,
+    /// Whether it is a raw disk whatever it looks like.
+    trusted: bool,
+    is_done: bool,
+}
+
+impl Input {
+    /// Takes standard input for the disk to be converted.
+    pub fn open(convert: &Convert, trusted: bool) -> Result<Input, Failure> {
+        let stdin = io::stdin();
+        if stdin.is_terminal() {
+            return Err(failed("it is a terminal").advise("give a file or a pipe: < FILE").of_kind(Kind::Invalid));
+        }
+        let mut file = File::from(stdin.as_fd().try_clone_to_owned().map_err(failed)?);
+        let expected = match (convert.size, len_of(&mut file)) {
+            (Some(Size(size)), None) => size,
+            (None, Some(len)) => len,
+            (Some(Size(size)), Some(len)) if size <= len => size,
+            (Some(Size(size)), Some(len)) => return Err(too_short(len, size)),
+            (None, None) => {
+                return Err(failed("the length of a pipe is not known in advance")
+                    .advise("add --size with the size of the disk: less than that is an error, as is more data")
+                    .of_kind(Kind::Invalid));
+            }
+        };
+        let len = expected.checked_next_multiple_of(SECTOR).unwrap_or(expected);
+        Ok(Input { file, at: 0, expected, len, trusted, is_done: false })
+    }
+
+    /// Bytes of the disk.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// The next piece of the disk.
+    pub fn next(&mut self, convert: &Convert, stop: &mut Option<Signal>) -> Result<Option<Chunk>, Failure> {
+        if self.is_done {
+            return Ok(None);
+        }
+        if self.at == self.len {
+            self.is_done = true;
+            return self.must_be_zero(convert, stop).map(|()| None);
+        }
+        let at = self.at;
+        let mut bytes = vec![0; usize::try_from(PIECE.min(self.len - at)).unwrap_or(0)];
+        let read = u64::try_from(self.fill(&mut bytes, convert, stop)?).unwrap_or(0);
+        let span = Span { at: DiskOffset(at), len: PIECE.min(self.len - at) };
+        if at + read < self.expected.min(at + span.len) {
+            self.is_done = true;
+            return Err(too_short(at + read, self.expected));
+        }
+        self.at += span.len;
+        self.must_be_raw(convert, at, &bytes)?;
+        let bytes = first_data(&bytes).map(|_| Segments::copy_of(&bytes));
+        Ok(Some(Chunk { span, bytes, lost: Vec::new() }))
+    }
+
+    /// Reads to the end what must not be data.
+    fn must_be_zero(&mut self, convert: &Convert, stop: &mut Option<Signal>) -> Result<(), Failure> {
+        let mut bytes = vec![0; usize::try_from(PIECE).unwrap_or(0)];
+        let mut at = self.len;
+        loop {
+            let read = self.fill(&mut bytes, convert, stop)?;
+            let read = bytes.get(..read).unwrap_or_default();
+            match first_data(read) {
+                _ if read.is_empty() => return Ok(()),
+                Some(found) => return Err(would_lose(convert, self.len, at + found)),
+                None => at += u64::try_from(read.len()).unwrap_or(0),
+            }
+        }
+    }
+
+    /// Refuses what begins or ends like an image of another format.
+    fn must_be_raw(&self, convert: &Convert, at: u64, bytes: &[u8]) -> Result<(), Failure> {
+        let first = if at == 0 { bytes } else { &[] };
+        let last = if self.at == self.len { bytes.last_chunk::<512>() } else { None };
+        match mistaken::looks_like(first, last.map(<[u8; 512]>::as_slice).unwrap_or_default()) {
+            Some(found) if !self.trusted => Err(mistaken::refusal(&convert.source, found)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Reads until `bytes` are full, or as many as there are.
+    fn fill(&mut self, bytes: &mut [u8], convert: &Convert, stop: &mut Option<Signal>) -> Result<usize, Failure> {
+        let mut done = 0;
+        while let Some(rest) = bytes.get_mut(done..).filter(|rest| !rest.is_empty()) {
+            self.wait(stop.as_ref())?;
+            go_on(convert, stop)?;
+            match self.file.read(rest) {
+                Ok(0) => break,
+                Ok(read) => done += read,
+                Err(error) if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::WouldBlock) => {}
+                Err(error) => return Err(failed(error)),
+            }
+        }
+        Ok(done)
+    }
+
+    /// Waits until there is something to read, or a signal.
+    fn wait(&self, stop: Option<&Signal>) -> Result<(), Failure> {
+        let mut events = vec![PollFd::new(&self.file, PollFlags::IN)];
+        events.extend(stop.map(|stop| PollFd::new(stop, PollFlags::IN)));
+        match poll(&mut events, None) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(errno) => Err(failed(io::Error::from(errno))),
+        }
+    }
+}
+
+/// How much is in front of us, of a file or a block device.
+fn len_of(file: &mut File) -> Option<u64> {
+    let kind = file.metadata().ok()?.file_type();
+    let here = file.stream_position().ok()?;
+    let end = file.seek(SeekFrom::End(0)).ok()?;
+    file.seek(SeekFrom::Start(here)).ok()?;
+    // The end of a character device, such as /dev/zero, is at 0.
+    (kind.is_file() || end > 0).then(|| end.saturating_sub(here))
+}
+
+fn too_short(has: u64, expected: u64) -> Failure {
+    failed(format!("it ended after {has} bytes, but the disk has {expected}"))
+        .advise("see whether the program that writes it has failed; or give its size as --size")
+}
+
+fn failed(why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Failure {
+    Failure::new("read the disk from standard input", why)
+}

@@ -1,0 +1,133 @@
+//! What is converted: an image, or a raw disk on standard input, as chunks in order, cut off where the new disk ends.
+//!
+//! Invariant: what is cut off reads as zeroes, or the conversion fails. For an image that is found out before anything
+//! is created; what comes on standard input can only be looked at when it comes.
+
+use control::size::Size;
+use disk::{DiskOffset, Span};
+
+use super::input::Input;
+use crate::access;
+use crate::failure::Failure;
+use crate::files::Files;
+use crate::layers::Layers;
+use crate::progress::Progress;
+use crate::signals::Signal;
+use crate::stream::{Chunk, Stream, Unreadable};
+use arguments::Convert;
+
+/// What is converted.
+pub struct Source {
+    from: From,
+    /// Bytes of it that are copied.
+    copied: u64,
+    /// Bytes of the new disk.
+    pub len: u64,
+}
+
+enum From {
+    Image(Box<Layers>),
+    Input(Input),
+}
+
+/// Its chunks, until a signal comes.
+pub struct Chunks<'a> {
+    chunks: Kind,
+    convert: &'a Convert,
+    stop: &'a mut Option<Signal>,
+}
+
+enum Kind {
+    Image(Stream),
+    Input(Input),
+}
+
+impl Source {
+    /// Opens what is to be converted.
+    pub fn open(files: &Files, convert: &Convert, stop: &mut Option<Signal>) -> Result<Source, Failure> {
+        if convert.source.is_stream() {
+            let input = Input::open(convert, files.are_trusted())?;
+            return Ok(Source { copied: input.len(), len: input.len(), from: From::Input(input) });
+        }
+        let layers = open_image(files, convert)?;
+        let has = layers.geometry().map_or(0, |geometry| geometry.len);
+        let len = convert.size.map_or(has, |Size(size)| size);
+        if len < has {
+            must_be_zero(files, convert, Span { at: DiskOffset(len), len: has - len }, stop)?;
+        }
+        Ok(Source { from: From::Image(Box::new(layers)), copied: len.min(has), len })
+    }
+
+    /// Begins to read.
+    pub fn chunks<'a>(self, convert: &'a Convert, stop: &'a mut Option<Signal>) -> Chunks<'a> {
+        let unreadable = if convert.salvage { Unreadable::IsLost } else { Unreadable::Fails };
+        let whole = Span { at: DiskOffset(0), len: self.copied };
+        let chunks = match self.from {
+            From::Image(layers) => {
+                Kind::Image(Stream::range(*layers, access::engine(convert.access), unreadable, whole))
+            }
+            From::Input(input) => Kind::Input(input),
+        };
+        Chunks { chunks, convert, stop }
+    }
+}
+
+impl Iterator for Chunks<'_> {
+    type Item = Result<Chunk, Failure>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if let Err(interrupted) = go_on(self.convert, self.stop) {
+            return Some(Err(interrupted));
+        }
+        match &mut self.chunks {
+            Kind::Image(stream) => stream.next(),
+            Kind::Input(input) => input.next(self.convert, self.stop).transpose(),
+        }
+    }
+}
+
+/// An error if a signal was received. This is checked before each chunk, so that the target is removed as after any
+/// other failure.
+pub fn go_on(convert: &Convert, stop: &mut Option<Signal>) -> Result<(), Failure> {
+    if !stop.as_mut().is_some_and(Signal::take) {
+        return Ok(());
+    }
+    let tried = format!("convert {} to {}", convert.source, convert.target);
+    Err(Failure::new(tried, "interrupted by a signal").advise("the unfinished target has been removed"))
+}
+
+fn open_image(files: &Files, convert: &Convert) -> Result<Layers, Failure> {
+    Layers::open(files, &convert.source, &convert.parents, access::options(convert.access, false))
+}
+
+/// Refuses to cut off data. What cannot be read may be data.
+fn must_be_zero(files: &Files, convert: &Convert, cut: Span, stop: &mut Option<Signal>) -> Result<(), Failure> {
+    let layers = open_image(files, convert)?;
+    let mut progress = Progress::new(files, "looking at what is cut off", cut.len);
+    for chunk in Stream::range(layers, access::engine(convert.access), Unreadable::Fails, cut) {
+        go_on(convert, stop)?;
+        let Chunk { span, bytes, .. } = chunk?;
+        let bytes = bytes.filter(|bytes| !bytes.is_zero()).map(|bytes| bytes.to_vec()).unwrap_or_default();
+        if let Some(found) = first_data(&bytes) {
+            progress.finish();
+            return Err(would_lose(convert, cut.at.0, span.at.0 + found));
+        }
+        progress.advance(span.len);
+    }
+    progress.finish();
+    Ok(())
+}
+
+/// Where the first byte is that is not zero.
+pub fn first_data(bytes: &[u8]) -> Option<u64> {
+    bytes.iter().position(|&byte| byte != 0).and_then(|at| u64::try_from(at).ok())
+}
+
+/// The new disk would be too small for its data.
+pub fn would_lose(convert: &Convert, len: u64, at: u64) -> Failure {
+    let tried = format!("convert {} to a disk of {len} bytes", convert.source);
+    Failure::new(tried, format!("there is data behind that, at byte {at} of the disk")).advise(
+        "shrink the guest's file systems and partitions first, or give a larger --size; a GPT keeps a copy of itself in \
+         the last sectors, which `sgdisk --zap` or a partition editor moves",
+    )
+}

@@ -2,7 +2,7 @@
 
 use clap::{Args, Subcommand};
 use control::size::Size;
-use control::{ImageName, NotAnImage};
+use control::{FormatName, ImageName, NotAnImage};
 
 use super::{Access, Handing, Parents};
 
@@ -19,6 +19,8 @@ pub enum ImageCommand {
     Map(Map),
     /// Copy a disk into a new image, possibly of another format; holes are preserved
     Convert(Convert),
+    /// Tell how much space a disk would take in another format
+    Measure(Measure),
     /// Compare the contents of two disks
     Compare(Compare),
     /// Freeze an image as the parent of a new one with the same contents; raw on XFS and btrfs: share its blocks
@@ -27,6 +29,8 @@ pub enum ImageCommand {
     Clone(Snapshot),
     /// Merge layers of a chain into the one below them
     Merge(Merge),
+    /// Merge an image into its parent: `merge --from 0 --into 1`
+    Commit(Commit),
     /// Change an image's parents without changing its contents
     Rebase(Rebase),
     /// Copy all data from an image's parents into it, so that it needs no parent
@@ -46,8 +50,10 @@ impl ImageCommand {
             ImageCommand::Check(check) => Some(check.handing),
             ImageCommand::Map(map) => Some(map.handing),
             ImageCommand::Convert(convert) => Some(convert.handing),
+            ImageCommand::Measure(measure) => Some(measure.handing),
             ImageCommand::Compare(compare) => Some(compare.handing),
             ImageCommand::Merge(merge) => Some(merge.handing),
+            ImageCommand::Commit(commit) => Some(commit.handing),
             ImageCommand::Resize(resize) => Some(resize.handing),
             // These replace files or create marker files next to them.
             ImageCommand::Snapshot(_) | ImageCommand::Clone(_) | ImageCommand::Rebase(_) => None,
@@ -195,6 +201,46 @@ pub struct Convert {
     pub json: bool,
 }
 
+/// `image measure`.
+#[derive(Debug, Args)]
+pub struct Measure {
+    /// The image to be converted
+    #[arg(value_name = "SRC", required_unless_present = "size")]
+    pub source: Option<ImageName>,
+    /// Format of the new image
+    #[arg(long, value_name = "FORMAT", value_parser = format)]
+    pub format: FormatName,
+    /// Size of the disk, in place of an image: it is empty
+    #[arg(long, allow_hyphen_values = true, conflicts_with = "source")]
+    pub size: Option<Size>,
+    /// Its parents.
+    #[command(flatten)]
+    pub parents: Parents,
+    /// A VHD that has all of its space
+    #[arg(long)]
+    pub fixed: bool,
+    /// Block size of a VHD [default: 2M]
+    #[arg(long, allow_hyphen_values = true, value_name = "SIZE", conflicts_with = "fixed")]
+    pub block_size: Option<Size>,
+    /// Cluster size of a qcow2 image [default: 64K]
+    #[arg(long, allow_hyphen_values = true, value_name = "SIZE", conflicts_with_all = ["fixed", "block_size"])]
+    pub cluster_size: Option<Size>,
+    /// How its files are accessed.
+    #[command(flatten)]
+    pub access: Access,
+    /// Where its files come from.
+    #[command(flatten)]
+    pub handing: Handing,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// A format that images are written in.
+fn format(word: &str) -> Result<FormatName, String> {
+    FormatName::of(word).ok_or_else(|| "it must be raw, vhd or qcow2".into())
+}
+
 /// An image, or `-`: a raw disk on standard input or output.
 fn image_or_stream(word: &str) -> Result<ImageName, NotAnImage> {
     if word == "-" { Ok(ImageName::raw_stream()) } else { word.parse() }
@@ -271,6 +317,38 @@ pub struct Merge {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+}
+
+/// `image commit`.
+#[derive(Debug, Args)]
+pub struct Commit {
+    /// The image
+    pub image: ImageName,
+    /// Its parents.
+    #[command(flatten)]
+    pub parents: Parents,
+    /// Remove the image's file, which no longer holds data
+    #[arg(long, conflicts_with = "handed")]
+    pub delete: bool,
+    /// How its files are accessed.
+    #[command(flatten)]
+    pub access: Access,
+    /// Where its files come from.
+    #[command(flatten)]
+    pub handing: Handing,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl Commit {
+    /// The merge that it is.
+    pub fn merge(&self) -> Merge {
+        let Commit { image, parents, delete, access, handing, json } = self;
+        let (image, parents) = (image.clone(), parents.clone());
+        let (delete, access, handing, json) = (*delete, *access, *handing, *json);
+        Merge { image, parents, from: 0, into: 1, delete, is_done: false, access, handing, json }
+    }
 }
 
 /// `image rebase`.

@@ -14,7 +14,8 @@ use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use control::ImageName;
 
 pub use image::{
-    Check, Compact, Compare, Convert, Create, Flatten, ImageCommand, Info, Map, Merge, Rebase, Resize, Snapshot,
+    Check, Commit, Compact, Compare, Convert, Create, Flatten, ImageCommand, Info, Map, Measure, Merge, Rebase, Resize,
+    Snapshot,
 };
 pub use number::number;
 pub use xen::{GrantPolicy, KIND, NotAXenDisk, OnStop, XenDisk, backend_kind};
@@ -164,7 +165,7 @@ pub struct Handing {
 }
 
 /// Parent images, always given by the caller and never taken from an image.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub struct Parents {
     /// The image's parent; repeat for the parent's parent and so on, from the top down
     #[arg(long = "parent", value_name = "FORMAT:PATH")]

@@ -8,6 +8,7 @@ pub mod convert;
 pub mod create;
 pub mod info;
 pub mod map;
+pub mod measure;
 pub mod merge;
 pub mod rebase;
 pub mod resize;

@@ -18,7 +18,8 @@ use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use control::{FormatName, ImageName, Kind};
-use disk::{Creation, FileOffset, ImageError, Link, MetaWrite, qcow2, vhd};
+use disk::raw::Raw;
+use disk::{Creation, FileOffset, Link, MetaWrite, qcow2, vhd};
 use rustix::fs::FallocateFlags;
 use uring::{Cache, FileOpenError, ImageFile, OpenOptions};
 
@@ -189,14 +190,31 @@ pub fn lay_out(name: &ImageName, plan: &Plan) -> Result<Creation, Failure> {
             .advise("omit 'data-file'; `qemu-img create -f qcow2 -o data_file=FILE` creates an image with one")
             .of_kind(Kind::Invalid));
     }
-    let laid_out = match name.format {
-        FormatName::Raw => {
-            disk::raw::Raw::new(plan.len, 512, false).map(|_| Creation { len: plan.len, writes: Vec::new() })
-        }
-        FormatName::Vhd => lay_out_vhd(plan, identity(plan)?),
-        FormatName::Qcow2 => lay_out_qcow2(plan, identity(plan)?),
-    };
-    laid_out.map_err(|error| Failure::new(format!("create {name}"), error))
+    match lay_out_as(name, plan)? {
+        Laid::Raw => Raw::new(plan.len, 512, false).map(|_| Creation { len: plan.len, writes: Vec::new() }),
+        Laid::Vhd(spec) => vhd::create(&spec),
+        Laid::Qcow2(spec) => qcow2::create(&spec),
+    }
+    .map_err(|error| Failure::new(format!("create {name}"), error))
+}
+
+/// How a new image is laid out.
+pub enum Laid {
+    /// As the disk is.
+    Raw,
+    /// As a VHD.
+    Vhd(vhd::Spec),
+    /// As a qcow2 image.
+    Qcow2(qcow2::Spec),
+}
+
+/// How a new image of that name is laid out.
+pub fn lay_out_as(name: &ImageName, plan: &Plan) -> Result<Laid, Failure> {
+    Ok(match name.format {
+        FormatName::Raw => Laid::Raw,
+        FormatName::Vhd => Laid::Vhd(vhd_spec(plan, identity(plan)?)),
+        FormatName::Qcow2 => Laid::Qcow2(qcow2_spec(plan, identity(plan)?)),
+    })
 }
 
 /// The identity of the new image.
@@ -210,8 +228,8 @@ fn identity(plan: &Plan) -> Result<Identity, Failure> {
     }
 }
 
-fn lay_out_vhd(plan: &Plan, identity: Identity) -> Result<Creation, ImageError> {
-    vhd::create(&vhd::Spec {
+fn vhd_spec(plan: &Plan, identity: Identity) -> vhd::Spec {
+    vhd::Spec {
         len: plan.len,
         kind: match &plan.shape {
             Shape::Fixed => vhd::Kind::Fixed,
@@ -221,11 +239,11 @@ fn lay_out_vhd(plan: &Plan, identity: Identity) -> Result<Creation, ImageError> 
         block_size: plan.unit.unwrap_or(BLOCK_SIZE),
         uuid: identity.uuid,
         created: identity.created.unwrap_or_else(|| seconds(SystemTime::now())),
-    })
+    }
 }
 
-fn lay_out_qcow2(plan: &Plan, identity: Identity) -> Result<Creation, ImageError> {
-    qcow2::create(&qcow2::Spec {
+fn qcow2_spec(plan: &Plan, identity: Identity) -> qcow2::Spec {
+    qcow2::Spec {
         len: plan.len,
         cluster_size: plan.unit.unwrap_or(qcow2::CLUSTER_SIZE),
         uuid: identity.uuid,
@@ -233,7 +251,7 @@ fn lay_out_qcow2(plan: &Plan, identity: Identity) -> Result<Creation, ImageError
             Shape::Child(link) => Some(link.clone()),
             Shape::Fixed | Shape::Thin => None,
         },
-    })
+    }
 }
 
 fn fill(file: &mut ImageFile, creation: &Creation, allocate: bool) -> std::io::Result<()> {

@@ -70,6 +70,16 @@ pub fn create(spec: &Spec) -> Result<Creation, ImageError> {
     Ok(Creation { len: end, writes })
 }
 
+/// Bytes of the file of such an image when so many of its clusters have been written, and so many L2 tables for them.
+pub fn measure(spec: &Spec, clusters: u64, tables: u64) -> Result<u64, ImageError> {
+    let cluster = u64::from(spec.cluster_size);
+    let used = (create(spec)?.len / cluster).saturating_add(clusters).saturating_add(tables);
+    // A new image has one refcount block, in `used`. Each block more counts itself as well.
+    let per_block = cluster / 2;
+    let more = used.saturating_sub(per_block).div_ceil(per_block - 1);
+    Ok(used.saturating_add(more).saturating_mul(cluster))
+}
+
 /// Bytes of a refcount table for a disk of `len` bytes, all of it and its tables in use.
 fn refcount_table_len(len: u64, cluster: u64) -> u64 {
     let data = len.div_ceil(cluster);

@@ -70,7 +70,7 @@ mod space;
 mod tables;
 
 pub use check::{Report, check};
-pub use create::{CLUSTER_SIZE, Spec, create};
+pub use create::{CLUSTER_SIZE, Spec, create, measure};
 pub use decompress::Compression;
 pub use info::{Backing, Info};
 pub use repair::{Repair, repair};

@@ -11,7 +11,9 @@ use super::layout::{
     RawHeader, SECTOR, VERSION, checksum, chs,
 };
 use super::parent::{Parent, vhd_time};
-use super::survey::{BLOCK_MAX, BLOCK_MIN, LEN_MAX, index};
+use super::space::BLOCK_ALIGN;
+use super::sparse::room_in_front;
+use super::survey::{BLOCK_MAX, BLOCK_MIN, LEN_MAX, bitmap_len, index};
 use crate::{Creation, FileOffset, ImageError, ImageErrorKind, MetaWrite};
 
 /// What kind of image to make.
@@ -59,6 +61,21 @@ pub fn create(spec: &Spec) -> Result<Creation, ImageError> {
         return limits(format!("a block size of {block_size} bytes is not a power of two from 512 KiB to 16 MiB"));
     }
     sparse(spec, block_size)
+}
+
+/// Bytes of the file of such an image when so many of its blocks have been written, one after the other.
+pub fn measure(spec: &Spec, blocks: u64) -> Result<u64, ImageError> {
+    let empty = create(spec)?.len;
+    if spec.kind == Kind::Fixed || blocks == 0 {
+        return Ok(empty);
+    }
+    let block = u64::from(spec.block_size);
+    // In front of each block are its bitmap and the sector of a footer that stood there.
+    let behind = |end: u64| (end + bitmap_len(block)).next_multiple_of(BLOCK_ALIGN) + block;
+    let room = room_in_front(block, spec.len.div_ceil(block));
+    let first = behind((empty - SECTOR + room).max(empty));
+    let others = (blocks - 1).saturating_mul(behind(first + SECTOR) - first);
+    Ok(first.saturating_add(others).saturating_add(SECTOR))
 }
 
 /// Footer copy, header, locators, table, batmap, footer.

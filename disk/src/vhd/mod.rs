@@ -36,7 +36,7 @@ mod sparse;
 mod survey;
 mod tidy;
 
-pub use create::{Kind, Spec, create};
+pub use create::{Kind, Spec, create, measure};
 pub use info::{Info, Report, check, uuid_text};
 pub use parent::{Parent, ParentInfo};
 pub use survey::{DiskType, Locator};

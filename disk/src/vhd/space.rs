@@ -21,7 +21,7 @@ use crate::FileOffset;
 use crate::format::Wait;
 
 /// Blocks begin at a multiple of this many bytes: what storage and O_DIRECT like best.
-const BLOCK_ALIGN: u64 = 4096;
+pub const BLOCK_ALIGN: u64 = 4096;
 
 /// A place for a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -20,6 +20,7 @@ use super::space::Space;
 use super::survey::{Batmap, DiskType, Survey, bitmap_len, index};
 use crate::format::{Access, Tail};
 use crate::{DiskOffset, FileOffset, FileRange, Records, Span};
+pub use generation::room_in_front;
 use generation::{Change, floor};
 use round::{FIRST, Round, TABLE};
 

@@ -9,7 +9,7 @@ mod input;
 mod output;
 mod source;
 
-use control::size::readable;
+use control::size::{Size, readable};
 use control::{FormatName, ImageName, Kind};
 use disk::{Operation, Span, Token};
 use serde::Serialize;
@@ -128,13 +128,24 @@ fn check_streams(files: &Files, convert: &Convert) -> Result<(), Failure> {
 }
 
 fn plan(convert: &Convert, len: u64) -> Result<Plan, Failure> {
-    check_unit(&convert.target, convert.block_size, convert.cluster_size)?;
-    let unit = unit(&convert.target, convert.block_size.or(convert.cluster_size))?;
-    if convert.fixed && convert.target.format == FormatName::Qcow2 {
-        let failure = Failure::new(format!("create {}", convert.target), "a qcow2 image is always thin");
+    plan_for(&convert.target, len, convert.fixed, convert.block_size, convert.cluster_size)
+}
+
+/// How a disk of `len` bytes is laid out in a new image.
+pub fn plan_for(
+    target: &ImageName,
+    len: u64,
+    fixed: bool,
+    block_size: Option<Size>,
+    cluster_size: Option<Size>,
+) -> Result<Plan, Failure> {
+    check_unit(target, block_size, cluster_size)?;
+    let unit = unit(target, block_size.or(cluster_size))?;
+    if fixed && target.format == FormatName::Qcow2 {
+        let failure = Failure::new(format!("create {target}"), "a qcow2 image is always thin");
         return Err(failure.advise("omit --fixed").of_kind(Kind::Invalid));
     }
-    let shape = if convert.fixed { Shape::Fixed } else { Shape::Thin };
+    let shape = if fixed { Shape::Fixed } else { Shape::Thin };
     Ok(Plan { len, shape, unit, identity: None })
 }
 

@@ -18,11 +18,13 @@ const WINDOW: u64 = 1 << 30;
 
 /// A run of the disk. Names and meanings are part of the interface.
 #[derive(Serialize)]
-struct Line {
-    start: u64,
-    length: u64,
+pub struct Line {
+    /// Its first byte.
+    pub start: u64,
+    /// How many.
+    pub length: u64,
     /// Whether it is stored; otherwise it reads as zeroes.
-    data: bool,
+    pub data: bool,
 }
 
 /// Runs the job.
@@ -45,7 +47,8 @@ pub fn run(files: &Files, map: &Map) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-fn whole_disk(runner: &mut Runner) -> Result<Vec<Line>, Failure> {
+/// All runs of a disk, ascending.
+pub fn whole_disk(runner: &mut Runner) -> Result<Vec<Line>, Failure> {
     let len = runner.geometry().len;
     let mut lines: Vec<Line> = Vec::new();
     let (mut at, end) = (DiskOffset(0), DiskOffset(len));

@@ -450,3 +450,52 @@ fn a_disk_becomes_larger_and_the_rest_is_zero() {
         assert!(bytes[..16 << 20] == room.read("a.raw") && bytes[16 << 20..] == vec![0; 4 << 20], "{target}");
     }
 }
+
+#[test]
+fn a_measured_size_is_that_of_the_converted_image() {
+    let room = Room::new();
+    room.make_raw("a.raw", 301 * MIB + 512);
+    room.done("image convert raw:a.raw qcow2:a.qcow2");
+    for source in ["raw:a.raw", "qcow2:a.qcow2"] {
+        for (format, options) in [
+            ("raw", ""),
+            ("vhd", ""),
+            ("vhd", "--fixed"),
+            ("vhd", "--block-size 512K"),
+            ("vhd", "--block-size 16M"),
+            ("qcow2", ""),
+            ("qcow2", "--cluster-size 1M"),
+        ] {
+            let measured = room.json(&format!("image measure {source} --format {format} {options}"));
+            room.done(&format!("image convert {source} {format}:b {options} --force"));
+            let made = &room.json(&format!("image info {format}:b"))[0];
+            let [required, made] = [&measured["required"], &made["file_size"]].map(|size| size.as_u64().unwrap());
+            // A qcow2 file may end inside its last cluster.
+            let unit = match (format, options) {
+                ("qcow2", "") => 64 << 10,
+                ("qcow2", _) => MIB,
+                _ => 1,
+            };
+            assert_eq!(required, made.next_multiple_of(unit), "{source} {format} {options}: {measured}");
+            assert_eq!(measured["size"], 301 * MIB + 512);
+        }
+    }
+    let text = room.done("image measure --size 10G --format qcow2");
+    assert!(text.contains("\nrequired         "), "{text}");
+    assert_eq!(room.tapline("image measure --format qcow2").code, Some(64));
+    assert_eq!(room.tapline("image measure --size 10G --format vmdk").code, Some(64));
+}
+
+/// The disk is full, and more than one refcount block and L2 table of 64 KiB are about.
+#[test]
+#[ignore = "slow: run by `make test-all`"]
+fn a_fully_allocated_size_is_that_of_a_full_image() {
+    let room = Room::new();
+    room.write("a.raw", &vec![1; 2100 << 20]);
+    for (format, options) in [("raw", ""), ("vhd", ""), ("vhd", "--block-size 512K"), ("qcow2", "")] {
+        let measured = room.json(&format!("image measure --size 2100M --format {format} {options}"));
+        room.done(&format!("image convert raw:a.raw {format}:b {options} --force"));
+        let made = &room.json(&format!("image info {format}:b"))[0];
+        assert_eq!(measured["fully_allocated"], made["file_size"], "{format} {options}: {measured}");
+    }
+}

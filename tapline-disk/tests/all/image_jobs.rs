@@ -698,3 +698,15 @@ fn compacting_that_was_killed_leaves_the_old_image() {
         still_shows_the_same(&room, &layers);
     }
 }
+
+#[test]
+fn committing_an_image_merges_it_into_its_parent() {
+    let room = Room::new();
+    let layers = three_layers(&room, ["qcow2", "vhd", "raw"]);
+    let said = room.done(&format!("image commit {} --delete", on(&layers)));
+    assert!(said.starts_with(&format!("merged {} into {}, ", layers[0], layers[1])), "{said}");
+    assert!(!room.file(file_of(&layers[0])).exists());
+    shows_the_same(&room, &layers[1..]);
+    let said = room.tapline(&format!("image commit {}", layers[2]));
+    assert_eq!(said.code, Some(64), "{said:?}");
+}

@@ -52,14 +52,18 @@ const NEXT_HEADER: u64 = 4096;
 pub fn floor(tables: &Tables) -> FileOffset {
     let first = tables.used.first().map_or(FileOffset(u64::MAX), |sector| sector.start());
     let in_front = tables.extents.iter().filter(|extent| extent.start < first).map(|extent| extent.end);
-    let block_len = u64::from(tables.header.block_size.get());
+    let (block_len, blocks) = (tables.header.block_size.get().into(), tables.header.max_table_entries.get().into());
+    in_front.max().unwrap_or_default() + room_in_front(block_len, blocks)
+}
+
+/// Bytes of that room, where there are so many blocks of this length.
+pub fn room_in_front(block_len: u64, blocks: u64) -> u64 {
     let entries = LEN_MAX / LIBVHD_BLOCK;
-    let table = match block_len == LIBVHD_BLOCK && u64::from(tables.header.max_table_entries.get()) < entries {
-        true => table_space(entries, true),
+    match block_len == LIBVHD_BLOCK {
+        true if blocks < entries => table_space(entries, true) + NEXT_HEADER,
+        true => NEXT_HEADER,
         false => 0,
-    };
-    let header = if block_len == LIBVHD_BLOCK { NEXT_HEADER } else { 0 };
-    in_front.max().unwrap_or_default() + table + header
+    }
 }
 
 /// Bytes of a table of so many entries, with a batmap behind it or without.

@@ -93,7 +93,9 @@ fn explore(seed: u64, setting: &Setting) {
         len: Some(LEN),
         modified: None,
     };
-    let spec = Spec { len: LEN, cluster_size: 64 << 10, uuid: [7; 16], parent: setting.parent.then_some(parent) };
+    let parent = setting.parent.then_some(parent);
+    let compression = Default::default();
+    let spec = Spec { len: LEN, cluster_size: 64 << 10, uuid: [7; 16], parent, compression };
     let mut file = file_of(&create(&spec).unwrap());
     if setting.tail == Tail::Stale {
         file.resize(16 * MIB as usize, 0xee);

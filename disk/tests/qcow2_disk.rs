@@ -20,7 +20,7 @@ use room::{Class, Room};
 const MIB: u64 = 1 << 20;
 
 fn spec(len: u64, cluster_size: u32, parent: Option<Link>) -> Spec {
-    Spec { len, cluster_size, uuid: [7; 16], parent }
+    Spec { len, cluster_size, uuid: [7; 16], parent, compression: Default::default() }
 }
 
 fn link(name: &str, format: &'static str) -> Link {

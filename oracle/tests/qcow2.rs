@@ -36,7 +36,7 @@ fn each_reads_what_the_other_has_written() {
     for (seed, cluster_size) in [(1, 64 << 10), (2, 256 << 10), (3, 2 << 20)] {
         println!("seed {seed}");
         let room = Room::new();
-        let spec = Spec { len: LEN, cluster_size, uuid: [7; 16], parent: None };
+        let spec = Spec { len: LEN, cluster_size, uuid: [7; 16], parent: None, compression: Default::default() };
         let mut file = file_of(&create(&spec).unwrap());
         let mut model = vec![0; LEN as usize];
         for turn in 0..4u8 {

@@ -18,6 +18,7 @@ use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use control::{FormatName, ImageName, Kind};
+use disk::qcow2::Compression;
 use disk::raw::Raw;
 use disk::{Creation, FileOffset, Link, MetaWrite, qcow2, vhd};
 use rustix::fs::FallocateFlags;
@@ -41,6 +42,8 @@ pub struct Plan {
     pub shape: Shape,
     /// Unit of allocation: the blocks of a VHD, the clusters of qcow2; what the format prefers unless named.
     pub unit: Option<u32>,
+    /// How a qcow2 image compresses.
+    pub compression: Compression,
     /// The identity that the new image inherits from the one that it replaces.
     pub identity: Option<Identity>,
 }
@@ -251,6 +254,7 @@ fn qcow2_spec(plan: &Plan, identity: Identity) -> qcow2::Spec {
             Shape::Child(link) => Some(link.clone()),
             Shape::Fixed | Shape::Thin => None,
         },
+        compression: plan.compression,
     }
 }
 
@@ -354,7 +358,13 @@ mod test {
 
     fn creation(format: FormatName, unit: Option<u32>) -> Creation {
         let identity = Some(Identity { uuid: [9; 16], created: Some(1_000_000_000) });
-        let plan = Plan { len: LEN, shape: Shape::Child(link(format.word())), unit, identity };
+        let plan = Plan {
+            len: LEN,
+            shape: Shape::Child(link(format.word())),
+            unit,
+            compression: Compression::default(),
+            identity,
+        };
         lay_out(&ImageName { format, path: "/srv/b".into(), data_file: None }, &plan).unwrap()
     }
 

@@ -281,7 +281,8 @@ fn open(bytes: &[u8], access: Access) -> Image {
 fn qcow2_on_raw(len: u64) -> (Image, Vec<u8>) {
     let (relative, absolute) = ("base".into(), "/base".into());
     let link = Link { format: None, uuid: uuid(0), relative, absolute, len: None, modified: None };
-    let spec = qcow2::Spec { len, cluster_size: 64 << 10, uuid: uuid(1), parent: Some(link) };
+    let spec =
+        qcow2::Spec { len, cluster_size: 64 << 10, uuid: uuid(1), parent: Some(link), compression: Default::default() };
     let creation = qcow2::create(&spec).unwrap();
     let mut bytes = vec![0; creation.len as usize];
     apply(&mut bytes, &creation.writes);

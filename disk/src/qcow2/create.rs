@@ -5,11 +5,12 @@
 
 use zerocopy::{FromZeros, IntoBytes};
 
+use super::decompress::Compression;
 use super::header::{Extension, Header, known_name};
 use super::info::{backing_name, record_parent};
 use super::layout::{
-    BACKING_NAME_MAX, EXTENSION_FEATURE_NAMES, L1_BYTES_MAX, LEN_MAX, MAGIC, PAGE, REFCOUNT_TABLE_BYTES_MAX,
-    RawFeatureName, RawHeader, SECTOR, index, length, set_entry,
+    BACKING_NAME_MAX, COMPRESSION_TYPE, EXTENSION_FEATURE_NAMES, L1_BYTES_MAX, LEN_MAX, MAGIC, PAGE,
+    REFCOUNT_TABLE_BYTES_MAX, RawFeatureName, RawHeader, SECTOR, index, length, set_entry,
 };
 use crate::{Creation, FileOffset, ImageError, ImageErrorKind, Link, MetaWrite};
 
@@ -29,6 +30,8 @@ pub struct Spec {
     pub uuid: [u8; 16],
     /// What it is made on top of.
     pub parent: Option<Link>,
+    /// How compressed clusters will be compressed, if it gets any.
+    pub compression: Compression,
 }
 
 /// Lays out the file of a new image.
@@ -102,6 +105,9 @@ fn header(spec: &Spec, l1_entries: u64, l1_at: u64) -> Header {
     raw.l1_at = l1_at.into();
     raw.refcount_order = 4.into();
     raw.header_len = u32::try_from(size_of::<RawHeader>()).unwrap_or(u32::MAX).into();
+    if spec.compression == Compression::Zstd {
+        (raw.compression, raw.incompatible) = (1, COMPRESSION_TYPE.into());
+    }
     let names = Extension { kind: EXTENSION_FEATURE_NAMES, data: feature_names() };
     let mut header = Header { raw, extensions: vec![names], extensions_end: SECTOR, backing: Vec::new() };
     record_parent(&mut header, spec.uuid, spec.parent.as_ref());

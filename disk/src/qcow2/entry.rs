@@ -311,7 +311,10 @@ impl EntryFormat {
             Entry::ZeroAllocated { at, copied } => (marked(at, copied), ALL_ZERO),
             Entry::Data { at, copied } => (marked(at, copied), ALL_HERE),
             Entry::Mixed { at, copied, subclusters } => (marked(at.unwrap_or_default(), copied), subclusters.0),
-            Entry::Compressed { .. } => unreachable!("nothing is written compressed"),
+            Entry::Compressed { at, end } => {
+                let more = (end - at.align_down(SECTOR)) / SECTOR - 1;
+                (COMPRESSED | at.0 | more << (70 - self.cluster_bits), 0)
+            }
         };
         if self.extended {
             return RawEntry { descriptor, bitmap };
@@ -379,6 +382,7 @@ mod test {
         let raw = plain(COMPRESSED | (1 << 54) | 327_780);
         assert_eq!(PLAIN.decode(raw), Entry::Compressed { at: FileOffset(327_780), end: FileOffset(327_680 + 1024) });
         assert_eq!(EXTENDED.decode(raw), PLAIN.decode(raw));
+        assert_eq!(PLAIN.encode(PLAIN.decode(raw)), raw);
     }
 
     #[test]

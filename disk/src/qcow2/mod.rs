@@ -44,11 +44,13 @@
 
 mod allocate;
 mod allocator;
+mod append;
 mod batch;
 mod bitmaps;
 mod check;
 mod cluster;
 mod clusters;
+pub mod compress;
 mod counts;
 mod create;
 mod deallocate;
@@ -69,6 +71,7 @@ mod snapshots;
 mod space;
 mod tables;
 
+pub use append::{Appender, Content};
 pub use check::{Report, check};
 pub use create::{CLUSTER_SIZE, Spec, create, measure};
 pub use decompress::Compression;

@@ -12,7 +12,7 @@ const CLUSTER: u64 = 64 << 10;
 const MIB: u64 = 1 << 20;
 
 fn spec(len: u64) -> Spec {
-    Spec { len, cluster_size: CLUSTER_SIZE, uuid: [7; 16], parent: None }
+    Spec { len, cluster_size: CLUSTER_SIZE, uuid: [7; 16], parent: None, compression: Compression::Deflate }
 }
 
 fn parent(name: &str) -> Link {

@@ -8,6 +8,7 @@ use std::os::unix::fs::MetadataExt;
 
 use control::size::readable;
 use control::{ImageName, Kind};
+use disk::qcow2::Compression;
 use disk::{DiskOffset, Format, Image, Operation, Span, Token};
 use memory::Segments;
 use serde::Serialize;
@@ -96,6 +97,7 @@ fn plan(name: &ImageName, layers: &Layers) -> Result<Plan, Failure> {
         len: image.geometry().len,
         shape: image.link().map_or(Shape::Thin, Shape::Child),
         unit: unit_of(image),
+        compression: Compression::default(),
         identity: Some(Identity { uuid: image.identity(), created }),
     })
 }

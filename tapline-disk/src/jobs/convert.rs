@@ -5,12 +5,14 @@
 //!
 //! Source and target can be standard input and output ([`input`], [`output`]).
 
+mod compressed;
 mod input;
 mod output;
 mod source;
 
 use control::size::{Size, readable};
 use control::{FormatName, ImageName, Kind};
+use disk::qcow2::Compression;
 use disk::{Operation, Span, Token};
 use serde::Serialize;
 
@@ -27,8 +29,8 @@ use crate::progress::Progress;
 use crate::runner::Runner;
 use crate::signals::Signal;
 use crate::stream::{Chunk, Stream, join, stored_runs};
-use crate::target::{self, Plan, Shape, Target};
-use arguments::Convert;
+use crate::target::{self, Laid, Plan, Shape, Target};
+use arguments::{Compress, Convert};
 
 use output::Output;
 use source::Source;
@@ -42,6 +44,8 @@ struct Converted {
     target: String,
     size: u64,
     written: u64,
+    /// What they were compressed to, if they were.
+    compressed: Option<u64>,
     verified: bool,
     /// Bytes that could not be read, and are zeroes in the target.
     lost: Vec<Lost>,
@@ -67,8 +71,14 @@ pub fn run(files: &Files, convert: &Convert) -> Result<Exit, Failure> {
     target::must_differ(files, &convert.target, std::iter::once(&convert.source).chain(&convert.parents.names))?;
     let source = Source::open(files, convert, &mut stop)?;
     let len = source.len;
-    let target = Target::create_anywhere(files, &convert.target, &plan(convert, len)?, convert.force)?;
-    let copied = copy(files, convert, source, target.name(), &mut stop)?;
+    let plan = plan(convert, len)?;
+    let target = Target::create_anywhere(files, &convert.target, &plan, convert.force)?;
+    let copied = match target::lay_out_as(target.name(), &plan)? {
+        Laid::Qcow2(spec) if convert.compress.is_some() => {
+            compressed::copy(files, convert, source, target.name(), &spec, &mut stop)?
+        }
+        _ => copy(files, convert, source, target.name(), &mut stop)?,
+    };
     if convert.verify {
         verify(files, convert, target.name(), &mut stop)?;
     }
@@ -84,7 +94,7 @@ fn to_output(files: &Files, convert: &Convert) -> Result<Exit, Failure> {
     let len = source.len;
     let image = target::lay_out(&convert.target, &plan(convert, len)?)?;
     let mut progress = Progress::new(files, "converting", len);
-    let mut copied = Copied { written: image.len, lost: Vec::new() };
+    let mut copied = Copied { written: image.len, compressed: None, lost: Vec::new() };
     for chunk in source.chunks(convert, &mut None) {
         let chunk = chunk?;
         output.write(&chunk)?;
@@ -128,7 +138,16 @@ fn check_streams(files: &Files, convert: &Convert) -> Result<(), Failure> {
 }
 
 fn plan(convert: &Convert, len: u64) -> Result<Plan, Failure> {
-    plan_for(&convert.target, len, convert.fixed, convert.block_size, convert.cluster_size)
+    let plan = plan_for(&convert.target, len, convert.fixed, convert.block_size, convert.cluster_size)?;
+    if convert.compress.is_some() && convert.target.format != FormatName::Qcow2 {
+        let failure = Failure::new(format!("create {}", convert.target), "only qcow2 images have compressed clusters");
+        return Err(failure.advise("omit --compress, or convert to qcow2").of_kind(Kind::Invalid));
+    }
+    let compression = match convert.compress {
+        Some(Compress::Zstd) => Compression::Zstd,
+        Some(Compress::Zlib) | None => Compression::Deflate,
+    };
+    Ok(Plan { compression, ..plan })
 }
 
 /// How a disk of `len` bytes is laid out in a new image.
@@ -146,13 +165,15 @@ pub fn plan_for(
         return Err(failure.advise("omit --fixed").of_kind(Kind::Invalid));
     }
     let shape = if fixed { Shape::Fixed } else { Shape::Thin };
-    Ok(Plan { len, shape, unit, identity: None })
+    Ok(Plan { len, shape, unit, compression: Compression::default(), identity: None })
 }
 
 /// What became of a copy.
 struct Copied {
     /// Bytes that had to be written.
     written: u64,
+    /// What they were compressed to, if they were.
+    compressed: Option<u64>,
     /// What could not be read, ascending.
     lost: Vec<Span>,
 }
@@ -183,7 +204,7 @@ fn copy(
     }
     writer.finish()?;
     progress.finish();
-    Ok(Copied { written: writer.written, lost })
+    Ok(Copied { written: writer.written, compressed: None, lost })
 }
 
 struct Writer {
@@ -230,8 +251,8 @@ fn report(convert: &Convert, size: u64, copied: &Copied) -> Result<Exit, Failure
     if convert.json {
         let (source, target) = (convert.source.to_string(), convert.target.to_string());
         let lost = copied.lost.iter().map(|span| Lost { at: span.at.0, len: span.len }).collect();
-        let (written, verified) = (copied.written, convert.verify);
-        printed::json(&Converted { source, target, size, written, verified, lost })?;
+        let (written, compressed, verified) = (copied.written, copied.compressed, convert.verify);
+        printed::json(&Converted { source, target, size, written, compressed, verified, lost })?;
     } else {
         printed::print(&in_words(convert, size, copied))?;
     }
@@ -242,8 +263,9 @@ fn in_words(convert: &Convert, size: u64, copied: &Copied) -> String {
     let Convert { source, target, .. } = convert;
     let verified = if convert.verify { ", verified" } else { "" };
     let (size, written) = (readable(size), readable(copied.written));
+    let compressed = copied.compressed.map(|bytes| format!(", compressed to {}", readable(bytes))).unwrap_or_default();
     let lost = lost_in_words(&source.to_string(), &copied.lost);
-    format!("converted {source} to {target}: {size}, {written} written{verified}\n{lost}")
+    format!("converted {source} to {target}: {size}, {written} written{compressed}{verified}\n{lost}")
 }
 
 fn lost_in_words(source: &str, lost: &[Span]) -> String {

@@ -2,6 +2,7 @@
 
 use control::size::{Size, readable};
 use control::{FormatName, ImageName, Kind};
+use disk::qcow2::Compression;
 use disk::{Format, Image};
 use serde::Serialize;
 
@@ -75,7 +76,7 @@ fn plan_alone(create: &Create, unit: Option<u32>) -> Result<Plan, Failure> {
         return Err(usage(&create.image, "a qcow2 image is always thin").advise("omit --fixed, or create a raw image"));
     }
     let shape = if create.fixed { Shape::Fixed } else { Shape::Thin };
-    Ok(Plan { len, shape, unit, identity: None })
+    Ok(Plan { len, shape, unit, compression: Compression::default(), identity: None })
 }
 
 /// An empty child of the image that is open as `layers`, by the name of `parent`.
@@ -100,7 +101,13 @@ pub fn plan_child(
     }
     let link = parent_link::record(&layers.from, child.path(), parent, image, file)?;
     let inherited = if child.format == parent.format { unit_of(image) } else { None };
-    Ok(Plan { len, shape: Shape::Child(link), unit: unit.or(inherited), identity: None })
+    Ok(Plan {
+        len,
+        shape: Shape::Child(link),
+        unit: unit.or(inherited),
+        compression: Compression::default(),
+        identity: None,
+    })
 }
 
 /// The allocation unit of an image created on top of another, or to replace it: the same. qcow2 clusters smaller than

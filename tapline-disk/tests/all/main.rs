@@ -18,6 +18,7 @@ mod full_qemu;
 mod handed;
 mod held;
 mod image;
+mod image_compressed;
 mod image_jobs;
 mod image_qcow2;
 mod image_stream;

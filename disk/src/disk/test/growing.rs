@@ -19,7 +19,13 @@ fn leaf(len: u64) -> (Image, Vec<u8>) {
 
 /// A qcow2 image whose end cuts a cluster off, which has a place.
 fn cut_off() -> (Image, Vec<u8>) {
-    let spec = qcow2::Spec { len: 8 * MIB + 4096, cluster_size: 64 << 10, uuid: uuid(1), parent: None };
+    let spec = qcow2::Spec {
+        len: 8 * MIB + 4096,
+        cluster_size: 64 << 10,
+        uuid: uuid(1),
+        parent: None,
+        compression: Default::default(),
+    };
     let creation = qcow2::create(&spec).unwrap();
     let mut bytes = vec![0; creation.len as usize];
     apply(&mut bytes, &creation.writes);

@@ -27,7 +27,9 @@ fn new_layer(of: Of, id: u8) -> Vec<u8> {
         modified: None,
     };
     let parent = (id > 0).then_some(link);
-    let creation = qcow2::create(&qcow2::Spec { len: LEN, cluster_size, uuid: uuid(id), parent }).unwrap();
+    let creation =
+        qcow2::create(&qcow2::Spec { len: LEN, cluster_size, uuid: uuid(id), parent, compression: Default::default() })
+            .unwrap();
     let mut bytes = vec![0; creation.len as usize];
     apply(&mut bytes, &creation.writes);
     bytes

@@ -198,7 +198,13 @@ mod test {
                 let image = open_image(files, parent, &mut file, false).unwrap();
                 Shape::Child(parent_link::record(files, name.path(), parent, &image, &file).unwrap())
             });
-            let plan = Plan { len: 4 << 20, shape, unit: None, identity: None };
+            let plan = Plan {
+                len: 4 << 20,
+                shape,
+                unit: None,
+                compression: disk::qcow2::Compression::default(),
+                identity: None,
+            };
             Target::create(files, &name, &plan, false).unwrap().keep().unwrap();
             let then = SystemTime::now() - Duration::from_secs(86400);
             std::fs::File::open(name.path()).unwrap().set_modified(then).unwrap();

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use control::{FormatName, ImageName, Kind};
+use disk::qcow2::Compression;
 use disk::{Format, Image, RedoLog};
 use uring::{Cache, ImageFile, OpenOptions};
 
@@ -96,7 +97,13 @@ fn plan(
         link.modified = None;
     }
     let unit = if name.format == parent.format { unit_of(image) } else { None };
-    Ok(Plan { len: image.geometry().len, shape: Shape::Child(link), unit, identity: None })
+    Ok(Plan {
+        len: image.geometry().len,
+        shape: Shape::Child(link),
+        unit,
+        compression: Compression::default(),
+        identity: None,
+    })
 }
 
 /// A file beside the name that it is to have, removed again unless it gets it.

@@ -1,0 +1,197 @@
+//! Writing a qcow2 image with compressed clusters.
+//!
+//! Threads compress clusters; this one hands them out, takes them back in the same order, and writes them one behind
+//! the other ([`Appender`]). Clusters of zeroes are left out.
+
+use std::collections::VecDeque;
+use std::num::NonZero;
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+
+use control::ImageName;
+use disk::qcow2::compress::compress;
+use disk::qcow2::{Appender, Compression, Content, Spec};
+use uring::{Cache, ImageFile, OpenOptions};
+
+use super::Copied;
+use super::source::Source;
+use crate::failure::{Failure, explain};
+use crate::files::Files;
+use crate::progress::Progress;
+use crate::signals::Signal;
+use crate::stream::{Chunk, join};
+use arguments::Convert;
+
+/// Clusters handed out, for each thread: enough that none waits for another.
+const AHEAD: usize = 4;
+/// Of the largest clusters, so many: what is handed out takes memory.
+const AHEAD_BYTES: usize = 128 << 20;
+
+/// A cluster to be compressed, and where to it goes back.
+struct Job {
+    cluster: Vec<u8>,
+    back: SyncSender<Done>,
+}
+
+/// A cluster, and the same compressed if that is smaller.
+struct Done {
+    cluster: Vec<u8>,
+    compressed: Option<Vec<u8>>,
+}
+
+/// Copies a disk into the empty image `target`.
+pub fn copy(
+    files: &Files,
+    convert: &Convert,
+    source: Source,
+    target: &ImageName,
+    spec: &Spec,
+    stop: &mut Option<Signal>,
+) -> Result<Copied, Failure> {
+    let options = OpenOptions { write: true, cache: Cache::Writeback, lock: true };
+    let file = files.open(target.path(), options).map_err(Failure::said)?;
+    let appender = Appender::new(spec).map_err(|error| explain(target, error))?;
+    let available = thread::available_parallelism().map_or(1, NonZero::get);
+    let threads = convert.threads.map_or(available, usize::from);
+    let (jobs, queue) = channel();
+    let queue = Mutex::new(queue);
+    thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| work(&queue, spec.compression));
+        }
+        let size = usize::try_from(spec.cluster_size).unwrap_or(usize::MAX);
+        let mut writer = Writer {
+            jobs,
+            under_way: VecDeque::new(),
+            ahead: (threads * AHEAD).min(AHEAD_BYTES / size).max(threads),
+            file,
+            target,
+            appender,
+            cluster: Vec::with_capacity(size),
+            size,
+            begun: 0,
+            written: 0,
+            stored: 0,
+        };
+        let mut progress = Progress::new(files, "converting", source.len);
+        let mut lost = Vec::new();
+        for chunk in source.chunks(convert, stop) {
+            let chunk = chunk?;
+            writer.add(&chunk)?;
+            chunk.lost.iter().for_each(|&span| join(&mut lost, span));
+            progress.advance(chunk.span.len);
+        }
+        let (written, stored) = writer.finish()?;
+        progress.finish();
+        Ok(Copied { written, compressed: Some(stored), lost })
+    })
+}
+
+/// What a thread does until there are no more jobs.
+fn work(queue: &Mutex<Receiver<Job>>, compression: Compression) {
+    loop {
+        let next = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        let Ok(Job { cluster, back }) = next else { return };
+        let compressed = compress(compression, &cluster);
+        // A conversion that has failed wants nothing back.
+        back.send(Done { cluster, compressed }).unwrap_or_default();
+    }
+}
+
+/// Hands out clusters and writes them.
+struct Writer<'a> {
+    jobs: Sender<Job>,
+    /// In the order of the disk, with their numbers.
+    under_way: VecDeque<(u64, Receiver<Done>)>,
+    ahead: usize,
+    file: ImageFile,
+    target: &'a ImageName,
+    appender: Appender,
+    /// The bytes of the next cluster as far as they have come; none if they are zeroes.
+    cluster: Vec<u8>,
+    size: usize,
+    /// Bytes of the disk that have come.
+    begun: u64,
+    written: u64,
+    stored: u64,
+}
+
+impl Writer<'_> {
+    /// The next piece of the disk. Pieces are whole clusters, or clusters whole pieces.
+    fn add(&mut self, chunk: &Chunk) -> Result<(), Failure> {
+        let bytes = chunk.bytes.as_ref().map(|bytes| bytes.to_vec());
+        let len = usize::try_from(chunk.span.len).unwrap_or(usize::MAX);
+        let mut from = 0;
+        while from < len {
+            let in_cluster = usize::try_from(self.begun % u64_of(self.size)).unwrap_or(0);
+            let until = (from + self.size - in_cluster).min(len);
+            let some = bytes.as_ref().and_then(|bytes| bytes.get(from..until));
+            if let Some(some) = some.filter(|some| some.iter().any(|&byte| byte != 0)) {
+                self.cluster.resize(in_cluster, 0);
+                self.cluster.extend_from_slice(some);
+            }
+            self.begun += u64_of(until - from);
+            from = until;
+            if self.begun % u64_of(self.size) == 0 {
+                self.hand_out()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The cluster that ends here is complete.
+    fn hand_out(&mut self) -> Result<(), Failure> {
+        if self.cluster.is_empty() {
+            return Ok(());
+        }
+        let mut cluster = std::mem::replace(&mut self.cluster, Vec::with_capacity(self.size));
+        cluster.resize(self.size, 0);
+        let (back, done) = sync_channel(1);
+        self.jobs.send(Job { cluster, back }).map_err(|_| self.gone())?;
+        self.under_way.push_back(((self.begun - 1) / u64_of(self.size), done));
+        self.write_down_to(self.ahead)
+    }
+
+    /// Waits until at most so many are under way.
+    fn write_down_to(&mut self, left: usize) -> Result<(), Failure> {
+        while self.under_way.len() > left {
+            let Some((number, done)) = self.under_way.pop_front() else { break };
+            let Done { cluster, compressed } = done.recv().map_err(|_| self.gone())?;
+            let content = compressed.as_deref().map_or(Content::Plain(&cluster), Content::Compressed);
+            let (Content::Plain(bytes) | Content::Compressed(bytes)) = content;
+            self.written += u64_of(self.size);
+            self.stored += u64_of(bytes.len());
+            self.appender.add(number, content);
+            if let Some(write) = self.appender.take() {
+                let done = self.file.write_at(write.at, &write.bytes);
+                done.map_err(|error| failed(self.target, error))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the rest, durably; bytes of clusters, and what they take.
+    fn finish(mut self) -> Result<(u64, u64), Failure> {
+        self.hand_out()?;
+        self.write_down_to(0)?;
+        let Writer { appender, mut file, target, written, stored, .. } = self;
+        for batch in appender.finish().map_err(|error| explain(target, error))? {
+            let done = batch.iter().try_for_each(|write| file.write_at(write.at, &write.bytes));
+            done.and_then(|()| file.sync()).map_err(|error| failed(target, error))?;
+        }
+        Ok((written, stored))
+    }
+
+    fn gone(&self) -> Failure {
+        Failure::new(format!("compress clusters for {}", self.target), "its threads have ended")
+    }
+}
+
+fn failed(target: &ImageName, error: std::io::Error) -> Failure {
+    Failure::new(format!("write {target}"), error).advise("see that there is space for it, and the kernel log")
+}
+
+fn u64_of(len: usize) -> u64 {
+    u64::try_from(len).unwrap_or(u64::MAX)
+}

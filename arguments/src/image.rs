@@ -254,7 +254,8 @@ pub struct Measure {
 
 /// A format that images are written in.
 fn format(word: &str) -> Result<FormatName, String> {
-    FormatName::of(word).ok_or_else(|| "it must be raw, vhd or qcow2".into())
+    let known = FormatName::of(word).filter(|format| !format.is_read_only());
+    known.ok_or_else(|| "it must be raw, vhd or qcow2".into())
 }
 
 /// An image, or `-`: a raw disk on standard input or output.

@@ -22,10 +22,10 @@ pub use xen::{GrantPolicy, KIND, NotAXenDisk, OnStop, XenDisk, backend_kind};
 
 /// Tapline's disk process: serves one image, or runs one image job.
 ///
-/// Images are given as FORMAT:PATH, where FORMAT is raw, vhd or qcow2; a qcow2 image with an external data file as
-/// qcow2:PATH,data-file=PATH. Sizes are written as 512M, 10G, 2T. Exit codes: 0 success, 1 the images differ, 2 the
-/// image is damaged, 3 it was damaged and has been repaired, 4 the command failed, 5 the image is intact but has leaked
-/// space, 64 invalid arguments.
+/// Images are given as FORMAT:PATH, where FORMAT is raw, vhd or qcow2, or vmdk or vhdx for images that are only read; a
+/// qcow2 image with an external data file as qcow2:PATH,data-file=PATH. Sizes are written as 512M, 10G, 2T. Exit
+/// codes: 0 success, 1 the images differ, 2 the image is damaged, 3 it was damaged and has been repaired, 4 the command
+/// failed, 5 the image is intact but has leaked space, 64 invalid arguments.
 #[derive(Debug, Parser)]
 #[command(version, arg_required_else_help = true, propagate_version = true)]
 pub struct Arguments {

@@ -10,7 +10,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de, ser};
 
-/// A format this program reads and writes.
+/// A format this program reads, and but for those of other hypervisors writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FormatName {
@@ -20,6 +20,10 @@ pub enum FormatName {
     Vhd,
     /// QEMU's copy-on-write format, version 3.
     Qcow2,
+    /// VMware's format: images in one file, which are only read.
+    Vmdk,
+    /// Microsoft's later format: images without a parent, which are only read.
+    Vhdx,
 }
 
 impl FormatName {
@@ -29,12 +33,20 @@ impl FormatName {
             FormatName::Raw => "raw",
             FormatName::Vhd => "vhd",
             FormatName::Qcow2 => "qcow2",
+            FormatName::Vmdk => "vmdk",
+            FormatName::Vhdx => "vhdx",
         }
+    }
+
+    /// Whether images of the format are only read: to be converted.
+    pub fn is_read_only(self) -> bool {
+        matches!(self, FormatName::Vmdk | FormatName::Vhdx)
     }
 
     /// The format for a word.
     pub fn of(word: &str) -> Option<FormatName> {
-        [FormatName::Raw, FormatName::Vhd, FormatName::Qcow2].into_iter().find(|format| format.word() == word)
+        use FormatName::{Qcow2, Raw, Vhd, Vhdx, Vmdk};
+        [Raw, Vhd, Qcow2, Vmdk, Vhdx].into_iter().find(|format| format.word() == word)
     }
 }
 
@@ -79,7 +91,7 @@ impl fmt::Display for NotAnImage {
                 write!(f, "'{word}' has no format prefix; use raw:{word}, vhd:{word} or qcow2:{word}")
             }
             NotAnImage::UnknownFormat(format) => {
-                write!(f, "unknown format '{format}'; use raw, vhd or qcow2")
+                write!(f, "unknown format '{format}'; use raw, vhd or qcow2, or to read vmdk or vhdx")
             }
             NotAnImage::NoPath(word) => write!(f, "'{word}' has no file name after the colon"),
             NotAnImage::NoDataFile(word) => write!(f, "'{word}' has no file name after 'data-file='"),

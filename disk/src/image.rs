@@ -1,5 +1,6 @@
 //! The formats, as one type: which of them a layer is of is decided at run time, by name.
 
+use crate::foreign::Foreign;
 use crate::format::{Committed, Corrupt, Discarded, Format, Mapping, MetaBlock, MetaWrite, Reserved, Ticket, Wait};
 use crate::qcow2::Qcow2;
 use crate::raw::Raw;
@@ -15,6 +16,8 @@ pub enum Image {
     Vhd(Box<Vhd>),
     /// See [`crate::qcow2`].
     Qcow2(Box<Qcow2>),
+    /// See [`crate::foreign`].
+    Foreign(Box<Foreign>),
 }
 
 /// Calls the same method of whichever format it is.
@@ -24,6 +27,7 @@ macro_rules! each {
             Image::Raw($image) => $call,
             Image::Vhd($image) => $call,
             Image::Qcow2($image) => $call,
+            Image::Foreign($image) => $call,
         }
     };
 }
@@ -32,7 +36,7 @@ impl Image {
     /// Its identity, which its children record; all zero where it has none.
     pub fn identity(&self) -> [u8; 16] {
         match self {
-            Image::Raw(_) => [0; 16],
+            Image::Raw(_) | Image::Foreign(_) => [0; 16],
             Image::Vhd(vhd) => vhd.identity(),
             Image::Qcow2(qcow2) => qcow2.info().uuid,
         }
@@ -41,7 +45,7 @@ impl Image {
     /// What it records of its parent, if it has one.
     pub fn link(&self) -> Option<Link> {
         match self {
-            Image::Raw(_) => None,
+            Image::Raw(_) | Image::Foreign(_) => None,
             Image::Vhd(vhd) => vhd.link(),
             Image::Qcow2(qcow2) => qcow2.link(),
         }
@@ -52,6 +56,9 @@ impl Image {
     pub fn relink(&mut self, parent: Option<&Link>) -> Result<(), ImageError> {
         match self {
             Image::Raw(_) => Err(ImageError::new(ImageErrorKind::Unsupported, "a raw image cannot have a parent")),
+            Image::Foreign(_) => {
+                Err(ImageError::new(ImageErrorKind::Unsupported, "images of this format are only read"))
+            }
             Image::Vhd(vhd) => vhd.relink(parent),
             Image::Qcow2(qcow2) => qcow2.relink(parent),
         }
@@ -60,7 +67,7 @@ impl Image {
     /// Whether the time of its parent's last change, where one is recorded, is what Tapline has recorded.
     pub(crate) fn records_time(&self) -> bool {
         match self {
-            Image::Raw(_) => false,
+            Image::Raw(_) | Image::Foreign(_) => false,
             Image::Vhd(vhd) => vhd.info().by_tapline,
             // An own extension has it, which no other program writes.
             Image::Qcow2(_) => true,

@@ -13,6 +13,7 @@ mod chain_map;
 mod data_file;
 mod disk;
 mod error;
+pub mod foreign;
 mod format;
 mod image;
 mod io;

@@ -1,6 +1,9 @@
 //! The fuzzer's corpus of images and requests, replayed by an ordinary compiler; and some more inputs, made from a
 //! seed.
 
+#[path = "../../fuzz/src/foreign.rs"]
+#[allow(clippy::cast_possible_truncation, reason = "as loose as the fuzz crate, whose file it is")]
+mod foreign;
 #[path = "../../fuzz/src/guest.rs"]
 mod guest;
 #[path = "../../fuzz/src/qcow2.rs"]
@@ -46,6 +49,30 @@ fn the_corpus_of_qcow2_images_breaks_no_invariant() {
     for (name, bytes) in corpus("qcow2_image") {
         println!("replaying {name}");
         qcow2::image(&bytes);
+    }
+}
+
+#[test]
+fn the_corpus_of_images_of_other_hypervisors_breaks_no_invariant() {
+    for (name, bytes) in corpus("foreign_image") {
+        println!("replaying {name}");
+        foreign::image(&bytes);
+    }
+}
+
+/// Scope: 300 inputs of up to 100 bytes.
+#[test]
+fn images_of_other_hypervisors_made_from_a_seed_break_no_invariant() {
+    let mut state = 0x5eed_u64;
+    println!("seed {state:#x}");
+    let mut draw = move || {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        state.to_be_bytes()[1]
+    };
+    for _ in 0..300 {
+        let len = usize::from(draw()) % 100;
+        let input: Vec<u8> = (0..len).map(|_| draw()).collect();
+        foreign::image(&input);
     }
 }
 

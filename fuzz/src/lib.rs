@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod foreign;
 pub mod guest;
 pub mod nbd;
 pub mod qcow2;

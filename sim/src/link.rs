@@ -37,7 +37,7 @@ pub fn can_change(image: &Image) -> bool {
     /// What the code under test needs.
     const CLUSTER_MIN: u64 = 4096;
     match image {
-        Image::Raw(_) => false,
+        Image::Raw(_) | Image::Foreign(_) => false,
         Image::Vhd(vhd) => vhd.info().block_size.is_some(),
         Image::Qcow2(qcow2) => qcow2.info().cluster_size >= CLUSTER_MIN,
     }

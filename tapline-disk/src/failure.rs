@@ -188,6 +188,11 @@ pub fn explain(name: &ImageName, error: ImageError) -> Failure {
             "give the file's actual format; if it should be {}, its start and end are damaged or truncated",
             name.format
         )),
+        ImageErrorKind::Corrupt if name.format.is_read_only() => Some(format!(
+            "`qemu-img check -f {} {}` may repair it; else restore it from a backup",
+            name.format,
+            name.path().display()
+        )),
         ImageErrorKind::Corrupt => Some(format!("`tapline image check {name}` lists the problems")),
         ImageErrorKind::Unsupported | ImageErrorKind::Mismatch => None,
         ImageErrorKind::OutOfLimits => None,
@@ -198,6 +203,13 @@ pub fn explain(name: &ImageName, error: ImageError) -> Failure {
         Some(advice) => failure.advise(advice),
         None => failure,
     }
+}
+
+/// Why an image of another hypervisor is not used so.
+pub fn only_read(tried: impl fmt::Display, name: &ImageName) -> Failure {
+    let why = format!("{} images are only read, to be converted", name.format);
+    let advice = format!("make another of it: tapline image convert {name} qcow2:FILE");
+    Failure::new(tried, why).advise(advice).of_kind(Kind::Unsupported)
 }
 
 impl fmt::Display for Failure {

@@ -5,13 +5,14 @@
 //! right name, and compared with the given one ([`crate::parent_link`]).
 
 use control::{FormatName, ImageName, Kind};
+use disk::foreign::Foreign;
 use disk::qcow2::Qcow2;
 use disk::redo::Patched;
 use disk::vhd::Vhd;
 use disk::{Access, Disk, Format, Geometry, Image, ImageError, LAYERS_MAX, RedoLog, raw};
 use uring::{Cache, ImageFile, OpenOptions};
 
-use crate::failure::{Failure, explain};
+use crate::failure::{Failure, explain, only_read};
 use crate::file_identity::FileIdentity;
 use crate::files::{Files, tail};
 use crate::leftovers;
@@ -329,7 +330,7 @@ fn open_as_logged(
     log: Option<&RedoLog>,
     write: bool,
 ) -> Result<Image, Failure> {
-    if name.format == FormatName::Raw {
+    if name.format == FormatName::Raw || name.format.is_read_only() {
         // Nothing is ever left of one but syncs.
         return open_as_it_is(files, name, file, write);
     }
@@ -339,7 +340,7 @@ fn open_as_logged(
         None => Patched::of(file),
     };
     let opened = match name.format {
-        FormatName::Raw | FormatName::Vhd => {
+        FormatName::Raw | FormatName::Vmdk | FormatName::Vhdx | FormatName::Vhd => {
             Vhd::open(&mut source, access(write), tail).map(|image| Image::Vhd(Box::new(image)))
         }
         // Its last process has done what an image needs before the first write.
@@ -356,6 +357,9 @@ fn check_names(files: &Files, names: &[&ImageName]) -> Result<(), Failure> {
         return Err(Failure::new(format!("open {name}"), why)
             .advise("merge some of them first: tapline image merge")
             .of_kind(Kind::Invalid));
+    }
+    if let Some(name) = names.iter().find(|name| names.len() > 1 && name.format.is_read_only()) {
+        return Err(only_read(format!("use {name} in a chain"), name));
     }
     let mut seen: Vec<(FileIdentity, &ImageName)> = Vec::new();
     for (name, path) in names.iter().flat_map(|&name| name.paths().map(move |path| (name, path))) {
@@ -392,7 +396,14 @@ pub fn open_as_it_is(files: &Files, name: &ImageName, file: &mut ImageFile, writ
         }
         FormatName::Vhd => open_vhd(file, write).map(|image| Image::Vhd(Box::new(image))).map_err(|e| explain(name, e)),
         FormatName::Qcow2 => open_qcow2(name, file, write).map(|image| Image::Qcow2(Box::new(image))),
+        FormatName::Vmdk | FormatName::Vhdx if write => Err(only_read(format!("open {name} for writing"), name)),
+        FormatName::Vmdk => open_foreign(name, Foreign::open_vmdk(file)),
+        FormatName::Vhdx => open_foreign(name, Foreign::open_vhdx(file)),
     }
+}
+
+fn open_foreign(name: &ImageName, opened: Result<Foreign, ImageError>) -> Result<Image, Failure> {
+    opened.map(|image| Image::Foreign(Box::new(image))).map_err(|error| explain(name, error))
 }
 
 fn access(write: bool) -> Access {

@@ -15,8 +15,8 @@ use crate::files::Files;
 const BEGINNINGS: [(&[u8], &str); 6] = [
     (b"QFI\xfb", "qcow2"),
     (b"conectix", "vhd"),
-    (b"vhdxfile", "VHDX"),
-    (b"KDMV", "VMDK"),
+    (b"vhdxfile", "vhdx"),
+    (b"KDMV", "vmdk"),
     (b"<<< ", "VDI of VirtualBox"),
     (b"QED\0", "QED"),
 ];
@@ -53,7 +53,7 @@ pub fn looks_like(first: &[u8], last: &[u8]) -> Option<(&'static str, &'static s
 pub fn refusal(name: &ImageName, (found, place): (&str, &str)) -> Failure {
     let advice = match found {
         _ if name.is_stream() => "save it in a file, and give that with its format".into(),
-        "qcow2" | "vhd" => format!("give it as {found}:{}", name.path().display()),
+        "qcow2" | "vhd" | "vmdk" | "vhdx" => format!("give it as {found}:{}", name.path().display()),
         other => format!("convert it with the tools of {other}"),
     };
     Failure::of(Kind::Invalid, format!("cannot open {name}: it {place} like an image of the format {found}"))

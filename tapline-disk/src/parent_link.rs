@@ -8,7 +8,7 @@ use control::{FormatName, ImageName, Kind};
 use disk::{Format, Image, Link};
 use uring::ImageFile;
 
-use crate::failure::Failure;
+use crate::failure::{Failure, only_read};
 use crate::files::Files;
 use crate::modified::latest_change;
 use crate::output::printable;
@@ -24,6 +24,9 @@ pub fn record(
     image: &Image,
     file: &ImageFile,
 ) -> Result<Link, Failure> {
+    if parent.format.is_read_only() {
+        return Err(only_read(format!("use {parent} as a parent"), parent));
+    }
     let (relative, absolute) = paths(files, child, parent.path())?;
     Ok(Link {
         format: Some(parent.format.word()),

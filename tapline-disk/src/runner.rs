@@ -195,7 +195,10 @@ impl Runner {
     /// Metadata of a layer makes no sense: which bytes of the disk that costs, and what may mend it.
     fn damaged(&self, tried: String, met: Damage) -> Failure {
         let name = self.names.get(usize::from(met.file.0)).unwrap_or(&self.name);
-        let advice = format!("the rest of the disk is intact; {}", damage::advice(met, name));
+        let advice = match name.format.is_read_only() {
+            true => "copy what can be read: `tapline image convert --salvage`".into(),
+            false => format!("the rest of the disk is intact; {}", damage::advice(met, name)),
+        };
         Failure::new(tried, damage::why_unreadable(met, name)).advise(advice)
     }
 }

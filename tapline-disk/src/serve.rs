@@ -32,8 +32,7 @@ use vm::paste::{self, Served};
 
 use crate::access;
 use crate::engine_choice::{Data, choose};
-use crate::failure::explain;
-use crate::failure::{Exit, Failure};
+use crate::failure::{Exit, Failure, explain, only_read};
 use crate::files::Files;
 use crate::layers::{self, Chain, Layers};
 use crate::log::say;
@@ -51,6 +50,9 @@ const DEPTH: usize = 256;
 
 /// Runs the command: until a signal ends it.
 pub fn run(from: &Files, serve: &Serve) -> Result<Exit, Failure> {
+    if serve.image.format.is_read_only() {
+        return Err(only_read(format!("serve {}", serve.image), &serve.image));
+    }
     let stop = Signal::to_stop().map_err(|error| Failure::new("handle SIGTERM", error))?;
     let leave = Signal::to_leave().map_err(|error| Failure::new("handle SIGUSR2", error))?;
     let report = Signal::to_report().map_err(|error| Failure::new("handle SIGUSR1", error))?;

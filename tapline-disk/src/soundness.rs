@@ -4,7 +4,7 @@
 
 use std::fmt::Display;
 
-use control::{FormatName, ImageName};
+use control::{FormatName, ImageName, Kind};
 use disk::qcow2::Qcow2;
 use disk::{FileOffset, ImageErrorKind, MetaWrite, Problem, Severity, Source, qcow2, vhd};
 use uring::ImageFile;
@@ -60,6 +60,11 @@ pub fn examine(name: &ImageName, file: &mut ImageFile, cure: bool) -> Result<Exa
     let checked = match name.format {
         FormatName::Vhd => examine_vhd(file),
         FormatName::Qcow2 => examine_qcow2(file, cure),
+        FormatName::Vmdk | FormatName::Vhdx => {
+            let why = format!("{} images are only read, and not checked", name.format);
+            let advice = format!("use `qemu-img check -f {} {}`", name.format, name.path().display());
+            return Err(Failure::new(format!("check {name}"), why).advise(advice).of_kind(Kind::Unsupported));
+        }
         FormatName::Raw => disk::raw::Raw::of_file(Source::len(file), true).map(|_| Examined::default()),
     };
     match checked {

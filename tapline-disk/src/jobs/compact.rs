@@ -88,7 +88,7 @@ fn plan(name: &ImageName, layers: &Layers) -> Result<Plan, Failure> {
     let created = match image {
         Image::Vhd(vhd) if vhd.info().block_size.is_some() => Some(vhd.info().created),
         Image::Qcow2(_) => None,
-        Image::Vhd(_) | Image::Raw(_) => {
+        Image::Vhd(_) | Image::Raw(_) | Image::Foreign(_) => {
             return Err(Failure::new(tried(), "it is fully allocated, so there is nothing to compact")
                 .advise("have the guest discard unused blocks (fstrim), or convert it to a thin image"));
         }

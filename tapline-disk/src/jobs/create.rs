@@ -54,6 +54,7 @@ fn report(create: &Create, plan: &Plan) -> Result<Exit, Failure> {
         (FormatName::Vhd, Shape::Child(_)) => "differencing",
         (FormatName::Qcow2, Shape::Child(_)) => "overlay",
         (FormatName::Qcow2, _) => "thin",
+        (FormatName::Vmdk | FormatName::Vhdx, _) => unreachable!("such images are not created"),
     };
     let parent = create.parent.first().map(ImageName::to_string);
     if create.json {
@@ -114,7 +115,7 @@ pub fn plan_child(
 /// our minimum, which other programs create, become our minimum.
 pub fn unit_of(image: &Image) -> Option<u32> {
     match image {
-        Image::Raw(_) => None,
+        Image::Raw(_) | Image::Foreign(_) => None,
         Image::Vhd(vhd) => vhd.info().block_size,
         Image::Qcow2(qcow2) => {
             u32::try_from(qcow2.info().cluster_size).ok().map(|size| size.max(disk::qcow2::CLUSTER_SIZE))

@@ -1,5 +1,6 @@
 //! `image info`: shows the metadata of an image, and of the parents given with it.
 
+mod foreign_fields;
 mod qcow2_fields;
 mod vhd_fields;
 
@@ -19,6 +20,7 @@ use crate::parent_link;
 use crate::uuid;
 use arguments::Info;
 
+use foreign_fields::{VhdxFields, VmdkFields};
 use qcow2_fields::Qcow2Fields;
 use vhd_fields::VhdFields;
 
@@ -45,6 +47,10 @@ struct LayerInfo {
     vhd: Option<VhdFields>,
     #[serde(skip_serializing_if = "Option::is_none")]
     qcow2: Option<Qcow2Fields>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    vmdk: Option<VmdkFields>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    vhdx: Option<VhdxFields>,
 }
 
 /// The file in which an image has its data.
@@ -125,12 +131,14 @@ fn describe(name: &ImageName, image: &Image, file: &ImageFile) -> Result<LayerIn
         parent: image.link().map(|link| Parent::of(name, link)),
         vhd: match image {
             Image::Vhd(image) => Some(vhd_fields::fields(image.info())),
-            Image::Raw(_) | Image::Qcow2(_) => None,
+            Image::Raw(_) | Image::Qcow2(_) | Image::Foreign(_) => None,
         },
         qcow2: match image {
             Image::Qcow2(found) => Some(qcow2_fields::fields(found.info(), image.link().as_ref())),
-            Image::Raw(_) | Image::Vhd(_) => None,
+            Image::Raw(_) | Image::Vhd(_) | Image::Foreign(_) => None,
         },
+        vmdk: foreign_fields::vmdk(image),
+        vhdx: foreign_fields::vhdx(image),
     })
 }
 
@@ -162,5 +170,6 @@ fn rows(layer: &LayerInfo) -> String {
     if let Some(qcow2) = &layer.qcow2 {
         rows.extend(qcow2_fields::rows(qcow2));
     }
+    rows.extend(foreign_fields::rows(layer.vmdk.as_ref(), layer.vhdx.as_ref()));
     rows.into_iter().map(|(name, value)| format!("{name:<10}{value}\n")).collect()
 }

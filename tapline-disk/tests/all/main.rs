@@ -19,6 +19,7 @@ mod handed;
 mod held;
 mod image;
 mod image_compressed;
+mod image_foreign;
 mod image_jobs;
 mod image_qcow2;
 mod image_stream;

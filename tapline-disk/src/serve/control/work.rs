@@ -291,6 +291,7 @@ pub fn format_of(image: &Image) -> FormatName {
         Image::Raw(_) => FormatName::Raw,
         Image::Vhd(_) => FormatName::Vhd,
         Image::Qcow2(_) => FormatName::Qcow2,
+        Image::Foreign(_) => unreachable!("such images are not served"),
     }
 }
 

@@ -41,8 +41,8 @@ pub use token::{Secret, Token, TokenCreate, TokenMade};
 pub use value::{AbsolutePath, Description, Name, Size};
 pub use vbd::{Mode, Transport, Use, Vbd, VbdCreate, VbdPatch, VbdState, VbdUnplug, VbdUpgraded, Vbds};
 pub use vdi::{
-    Believed, ImageFormat, Vdi, VdiClone, VdiCopy, VdiCreate, VdiDestroyPlan, VdiExport, VdiImport, VdiPatch,
-    VdiReconcile, VdiResize, VdiRevert, VdiSnapshot, VdiState,
+    Believed, ImageFormat, SourceFormat, Vdi, VdiClone, VdiCopy, VdiCreate, VdiDestroyPlan, VdiExport, VdiImport,
+    VdiPatch, VdiReconcile, VdiResize, VdiRevert, VdiSnapshot, VdiState,
 };
 pub use visible::visible;
 pub use vm::{Boot, CONSOLE_PROTOCOL, Driver, Power, Vm, VmCreate, VmHardware, VmPatch, VmShutdown};

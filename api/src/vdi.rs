@@ -103,6 +103,32 @@ impl FromStr for ImageFormat {
     }
 }
 
+/// Formats of files that are imported: those of images, and of other hypervisors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum SourceFormat {
+    /// The disk's bytes and nothing else.
+    Raw,
+    /// Microsoft's Virtual Hard Disk as used by XenServer.
+    Vhd,
+    /// QEMU's format, versions 2 and 3.
+    Qcow2,
+    /// VMware's format: one file that is monolithicSparse or streamOptimized.
+    Vmdk,
+    /// Microsoft's later format, of Hyper-V: fixed or dynamic.
+    Vhdx,
+}
+
+impl From<ImageFormat> for SourceFormat {
+    fn from(format: ImageFormat) -> SourceFormat {
+        match format {
+            ImageFormat::Raw => SourceFormat::Raw,
+            ImageFormat::Vhd => SourceFormat::Vhd,
+            ImageFormat::Qcow2 => SourceFormat::Qcow2,
+        }
+    }
+}
+
 /// Creates an empty VDI.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -255,7 +281,7 @@ pub struct VdiImport {
     /// The file, which must not have a backing file.
     pub path: AbsolutePath,
     /// Format of the file; it is never guessed.
-    pub source_format: ImageFormat,
+    pub source_format: SourceFormat,
     /// Whether a file that is raw is taken for that although it looks like an image of another format.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub really_raw: bool,

@@ -2,7 +2,10 @@
 //!
 //! What is already so is left as it is, so that a command can be given again.
 
-use api::{Code, ImageFormat, Mode, Name, Problem, Size, Vbd, VbdCreate, VbdState, VbdUnplug, VdiCreate, VdiImport};
+use api::{
+    Code, ImageFormat, Mode, Name, Problem, Size, SourceFormat, Vbd, VbdCreate, VbdState, VbdUnplug, VdiCreate,
+    VdiImport,
+};
 use serde_json::Value;
 use uuid::Uuid;
 
@@ -113,7 +116,7 @@ pub async fn make(
 pub async fn import(
     session: &Session,
     name: &str,
-    source_format: ImageFormat,
+    source_format: SourceFormat,
     path: HostPath,
     sr: Option<&str>,
 ) -> Result<Uuid, Problem> {

@@ -12,6 +12,8 @@ use serde_json::Value;
 
 /// The image formats.
 pub const FORMATS: [&str; 3] = ["raw", "vhd", "qcow2"];
+/// Formats of files that are imported.
+pub const SOURCE_FORMATS: [&str; 5] = ["raw", "vhd", "qcow2", "vmdk", "vhdx"];
 /// The transports of disks.
 pub const TRANSPORTS: [&str; 3] = ["vhost-user", "nbd", "blkif"];
 /// The access modes of block devices.
@@ -179,6 +181,7 @@ mod test {
     #[test]
     fn the_words_are_those_of_the_api() {
         all_mean_something::<api::ImageFormat>(&FORMATS);
+        all_mean_something::<api::SourceFormat>(&SOURCE_FORMATS);
         all_mean_something::<api::Transport>(&TRANSPORTS);
         all_mean_something::<api::Driver>(&DRIVERS);
         all_mean_something::<api::Mode>(&MODES);

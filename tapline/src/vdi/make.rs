@@ -1,6 +1,8 @@
 //! The verbs that create a disk. Each prints the UUID of the new disk.
 
-use api::{Description, ImageFormat, Name, Problem, Size, VdiClone, VdiCopy, VdiCreate, VdiImport, VdiSnapshot};
+use api::{
+    Description, ImageFormat, Name, Problem, Size, SourceFormat, VdiClone, VdiCopy, VdiCreate, VdiImport, VdiSnapshot,
+};
 
 use crate::find::Disk;
 use crate::label::NewLabels;
@@ -82,8 +84,8 @@ pub struct Import {
     #[arg(long)]
     sr: Option<String>,
     /// Format of the file; it is never guessed
-    #[arg(long, value_name = "FORMAT", value_parser = word::one_of::<ImageFormat>(&word::FORMATS))]
-    source_format: ImageFormat,
+    #[arg(long, value_name = "FORMAT", value_parser = word::one_of::<SourceFormat>(&word::SOURCE_FORMATS))]
+    source_format: SourceFormat,
     /// Take a raw file for what it is called, even if it looks like an image of another format
     #[arg(long)]
     really_raw: bool,

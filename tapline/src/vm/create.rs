@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use api::{
-    Autostart, Code, Description, Driver, ImageFormat, Name, OtherConfig, Power, Problem, Size, Tags, VmCreate,
+    Autostart, Code, Description, Driver, Name, OtherConfig, Power, Problem, Size, SourceFormat, Tags, VmCreate,
     VmShutdown,
 };
 use arguments::number;
@@ -111,7 +111,7 @@ enum From {
     /// It is to be made, and empty.
     Empty(Size),
     /// It is to be made of an image file.
-    File(ImageFormat, HostPath),
+    File(SourceFormat, HostPath),
 }
 
 /// Parses `NAME`, `NAME=SIZE` or `NAME=FORMAT:FILE`.
@@ -120,7 +120,7 @@ fn wanted(word: &str) -> Result<Wanted, String> {
     let from = match from.split_once(':') {
         Some((format, path)) => {
             let known = serde_json::from_value(json!(format));
-            let format = known.map_err(|_| format!("'{format}' is not a format; use raw, vhd or qcow2"))?;
+            let format = known.map_err(|_| format!("'{format}' is not a format; use raw, vhd, qcow2, vmdk or vhdx"))?;
             From::File(format, word::path(path)?)
         }
         None => From::Empty(word::size(from)?),
@@ -224,7 +224,7 @@ mod test {
         assert_eq!(wanted("root"), Ok(Wanted { name: "root".into(), from: From::Known }));
         assert_eq!(wanted("data=10G").unwrap().from, From::Empty(word::size("10G").unwrap()));
         assert!(wanted("data=much").is_err() && wanted("data=0").is_err());
-        let file = From::File(ImageFormat::Qcow2, word::path("/srv/a=b.qcow2").unwrap());
+        let file = From::File(SourceFormat::Qcow2, word::path("/srv/a=b.qcow2").unwrap());
         assert_eq!(wanted("root=qcow2:/srv/a=b.qcow2"), Ok(Wanted { name: "root".into(), from: file }));
         assert!(wanted("root=vmdk:/a").unwrap_err().contains("'vmdk' is not a format"));
     }

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use api::{ImageFormat, Problem};
+use api::{Problem, SourceFormat};
 use control::{FormatName, ImageName};
 use repo::catalogue::Image;
 use repo::driver::Directory;
@@ -104,11 +104,13 @@ impl Chain {
 }
 
 /// `FORMAT:PATH`.
-pub fn image_name(format: ImageFormat, path: PathBuf) -> ImageName {
-    let format = match format {
-        ImageFormat::Raw => FormatName::Raw,
-        ImageFormat::Vhd => FormatName::Vhd,
-        ImageFormat::Qcow2 => FormatName::Qcow2,
+pub fn image_name(format: impl Into<SourceFormat>, path: PathBuf) -> ImageName {
+    let format = match format.into() {
+        SourceFormat::Raw => FormatName::Raw,
+        SourceFormat::Vhd => FormatName::Vhd,
+        SourceFormat::Qcow2 => FormatName::Qcow2,
+        SourceFormat::Vmdk => FormatName::Vmdk,
+        SourceFormat::Vhdx => FormatName::Vhdx,
     };
     ImageName { format, path, data_file: None }
 }
@@ -139,7 +141,7 @@ pub async fn info(daemon: &Daemon, chain: &Chain) -> Result<Info, Problem> {
 pub async fn look_at(
     daemon: &Daemon,
     path: &api::AbsolutePath,
-    format: ImageFormat,
+    format: SourceFormat,
     really_raw: bool,
     file: std::fs::File,
 ) -> Result<(u64, u64), Problem> {

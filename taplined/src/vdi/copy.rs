@@ -8,7 +8,7 @@ use std::fs::File;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use api::{About, AbsolutePath, Code, ImageFormat, Problem};
+use api::{About, AbsolutePath, Code, ImageFormat, Problem, SourceFormat};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use serde::de::IgnoredAny;
@@ -38,7 +38,7 @@ pub struct Import {
     /// The file.
     pub path: AbsolutePath,
     /// Its format.
-    pub format: ImageFormat,
+    pub format: SourceFormat,
     /// Where to.
     pub target: Target,
 }

@@ -216,6 +216,17 @@ fn copies_exports_and_imports_are_complete() {
     let asked = json!({ "sr": bed.sr, "name": "in", "path": path, "source_format": "vhd", "format": "qcow2" });
     let imported = bed.daemon.done(bed.daemon.post("/vdis/import", asked))["uuid"].as_str().unwrap().to_owned();
     assert_eq!(bed.read(&imported), content(&[(5, 7), (6, 8)]));
+    // What other hypervisors have.
+    let raw = bed.daemon.room().join("out.raw");
+    bed.verb(&copy, "export", json!({ "path": raw, "format": "raw" }));
+    for format in ["vmdk", "vhdx"] {
+        let theirs = bed.daemon.room().join(format!("theirs.{format}"));
+        let made = Command::new("qemu-img").args(["convert", "-f", "raw", "-O", format]).args([&raw, &theirs]).status();
+        assert!(made.expect("qemu-img (make prepare?)").success());
+        let asked = json!({ "sr": bed.sr, "name": format, "path": theirs, "source_format": format, "format": "qcow2" });
+        let imported = bed.daemon.done(bed.daemon.post("/vdis/import", asked))["uuid"].as_str().unwrap().to_owned();
+        assert_eq!(bed.read(&imported), content(&[(5, 7), (6, 8)]), "{format}");
+    }
     // An invalid VHD is refused before anything is created.
     fs::write(&path, [7; 1 << 16]).unwrap();
     let asked = json!({ "sr": bed.sr, "name": "in", "path": path, "source_format": "vhd" });

@@ -39,6 +39,8 @@ pub enum ImageCommand {
     Resize(Resize),
     /// Rewrite a VHD or qcow2 image without gaps; its contents, identity and parent stay
     Compact(Compact),
+    /// Measure how fast a disk is read, or with --overwrite-data written
+    Bench(Bench),
 }
 
 impl ImageCommand {
@@ -58,6 +60,8 @@ impl ImageCommand {
             // These replace files or create marker files next to them.
             ImageCommand::Snapshot(_) | ImageCommand::Clone(_) | ImageCommand::Rebase(_) => None,
             ImageCommand::Flatten(_) | ImageCommand::Compact(_) => None,
+            // A daemon has no use for it.
+            ImageCommand::Bench(_) => None,
         }
     }
 }
@@ -433,4 +437,47 @@ pub struct Compact {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+}
+
+/// `image bench`.
+#[derive(Debug, Args)]
+pub struct Bench {
+    /// The image
+    pub image: ImageName,
+    /// Its parents.
+    #[command(flatten)]
+    pub parents: Parents,
+    /// Requests in flight
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub depth: u16,
+    /// Bytes of a request, a multiple of 512
+    #[arg(long, default_value = "4K", allow_hyphen_values = true)]
+    pub size: Size,
+    /// Number of requests
+    #[arg(long, value_name = "N", default_value_t = 50_000, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
+    pub count: u32,
+    /// Where requests go: each behind the one before, from the beginning again at the end; or anywhere
+    #[arg(long, value_name = "PATTERN", default_value = "seq")]
+    pub pattern: Pattern,
+    /// Decides where random requests go
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
+    /// Write in place of reading. What the disk holds is lost
+    #[arg(long)]
+    pub overwrite_data: bool,
+    /// How its files are accessed.
+    #[command(flatten)]
+    pub access: Access,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Where the requests of a measurement go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Pattern {
+    /// One behind the other.
+    Seq,
+    /// Anywhere.
+    Random,
 }

@@ -14,8 +14,8 @@ use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use control::ImageName;
 
 pub use image::{
-    Check, Commit, Compact, Compare, Compress, Convert, Create, Flatten, ImageCommand, Info, Map, Measure, Merge,
-    Rebase, Resize, Snapshot,
+    Bench, Check, Commit, Compact, Compare, Compress, Convert, Create, Flatten, ImageCommand, Info, Map, Measure,
+    Merge, Pattern, Rebase, Resize, Snapshot,
 };
 pub use number::number;
 pub use xen::{GrantPolicy, KIND, NotAXenDisk, OnStop, XenDisk, backend_kind};

@@ -1,6 +1,7 @@
 //! Jobs on images that are not being served, one module each with a function `run` that prints the result and returns
 //! an exit code.
 
+pub mod bench;
 pub mod check;
 pub mod compact;
 pub mod compare;

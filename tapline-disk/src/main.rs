@@ -132,6 +132,7 @@ fn run_job(files: &Files, command: &ImageCommand) -> Result<Exit, Failure> {
         ImageCommand::Flatten(flatten) => jobs::rebase::flatten(files, flatten),
         ImageCommand::Resize(resize) => jobs::resize::run(files, resize),
         ImageCommand::Compact(compact) => jobs::compact::run(files, compact),
+        ImageCommand::Bench(bench) => jobs::bench::run(files, bench),
     }
 }
 

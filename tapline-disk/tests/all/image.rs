@@ -400,8 +400,10 @@ fn an_image_of_another_format_is_not_taken_for_raw() {
     let room = Room::new();
     room.done("image create qcow2:a.qcow2 --size 8M");
     room.done("image create vhd:b.vhd --size 8M --fixed");
-    room.write("c.vmdk", b"KDMV");
-    room.tool("truncate", "-s 8M c.vmdk");
+    for (file, magic) in [("c.vmdk", b"KDMV"), ("c.qed", b"QED\0")] {
+        room.write(file, magic);
+        room.tool("truncate", &format!("-s 8M {file}"));
+    }
     let refused = |words: &str, advice: &str| {
         let said = room.tapline(words);
         assert_eq!(said.code, Some(64), "{words}: {said:?}");
@@ -410,7 +412,8 @@ fn an_image_of_another_format_is_not_taken_for_raw() {
     refused("image info raw:a.qcow2", "begins like an image of the format qcow2\n  give it as qcow2:a.qcow2");
     refused("serve raw:a.qcow2 --nbd ./s", "begins like");
     refused("image convert raw:b.vhd qcow2:d.qcow2", "ends like an image of the format vhd\n  give it as vhd:b.vhd");
-    refused("image convert raw:c.vmdk qcow2:d.qcow2", "convert it with the tools of VMDK");
+    refused("image convert raw:c.vmdk qcow2:d.qcow2", "give it as vmdk:c.vmdk");
+    refused("image convert raw:c.qed qcow2:d.qcow2", "convert it with the tools of QED");
     assert!(!room.file("d.qcow2").exists());
     room.done("image convert raw:a.qcow2 qcow2:d.qcow2 --really-raw");
     room.done("--really-raw image info raw:b.vhd");
@@ -497,5 +500,30 @@ fn a_fully_allocated_size_is_that_of_a_full_image() {
         room.done(&format!("image convert raw:a.raw {format}:b {options} --force"));
         let made = &room.json(&format!("image info {format}:b"))[0];
         assert_eq!(measured["fully_allocated"], made["file_size"], "{format} {options}: {measured}");
+    }
+}
+
+#[test]
+fn a_measurement_reads_and_writes_only_when_told_to() {
+    let room = Room::new();
+    room.make_raw("a.raw", 16 * MIB);
+    room.done("image convert raw:a.raw qcow2:a.qcow2");
+    for pattern in ["seq", "random"] {
+        for image in ["raw:a.raw", "qcow2:a.qcow2"] {
+            let measured =
+                room.json(&format!("image bench {image} --count 300 --depth 7 --size 64K --pattern {pattern}"));
+            assert_eq!((&measured["requests"], &measured["operation"]), (&300.into(), &"read".into()), "{measured}");
+            assert!(measured["latency_us"]["median"].as_u64() <= measured["latency_us"]["max"].as_u64(), "{measured}");
+        }
+    }
+    assert_eq!(room.json("image compare raw:a.raw qcow2:a.qcow2")["same"], true);
+    let said = room.done("image bench qcow2:a.qcow2 --count 128 --size 128K --overwrite-data");
+    assert!(said.starts_with("qcow2:a.qcow2: 128 seq writes of 128 KiB at depth 32 in "), "{said}");
+    room.sound_and_closed("qcow2:a.qcow2");
+    room.done("image convert qcow2:a.qcow2 raw:b.raw");
+    assert!(room.read("b.raw").iter().all(|&byte| byte == 0x54), "all of the disk was overwritten");
+    for words in ["--size 1000", "--size 17M", "--size 32M", "--depth 0"] {
+        let said = room.tapline(&format!("image bench raw:a.raw {words}"));
+        assert_eq!(said.code, Some(64), "{words}: {said:?}");
     }
 }

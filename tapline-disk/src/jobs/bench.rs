@@ -1,0 +1,220 @@
+//! `image bench`: how fast a disk answers requests of one size, so many of them in flight.
+//!
+//! It measures what a job has: image, engine and storage, without a guest and its transport. Writing replaces what the
+//! disk holds, and is only done where that was asked for by name.
+
+use std::time::{Duration, Instant};
+
+use control::size::{Size, readable};
+use control::{ImageName, Kind};
+use disk::{DiskOffset, Operation, Span, Token};
+use memory::Segments;
+use serde::Serialize;
+
+use crate::access;
+use crate::failure::{Exit, Failure};
+use crate::files::Files;
+use crate::layers::Layers;
+use crate::output;
+use crate::progress::Progress;
+use crate::runner::Runner;
+use crate::signals::Signal;
+use arguments::{Bench, Pattern};
+
+/// The largest request: with 256 in flight, 4 GiB of memory.
+const SIZE_MAX: u64 = 16 << 20;
+/// What is written: not zero, which some storage does not store.
+const WRITTEN: u8 = 0x54;
+
+/// The result. Names and meanings are part of the interface.
+#[derive(Serialize)]
+struct Measured {
+    image: String,
+    /// `read` or `write`.
+    operation: &'static str,
+    /// `seq` or `random`.
+    pattern: &'static str,
+    size: u64,
+    depth: u16,
+    /// Requests that were answered, and how long that took; a flush at the end included, if it wrote.
+    requests: u64,
+    seconds: f64,
+    requests_per_second: u64,
+    bytes_per_second: u64,
+    /// From submission to answer.
+    latency_us: Latency,
+}
+
+/// Latencies in microseconds.
+#[derive(Serialize)]
+struct Latency {
+    median: u64,
+    p99: u64,
+    max: u64,
+}
+
+/// Runs the job. A signal ends it early, with the result so far.
+pub fn run(files: &Files, bench: &Bench) -> Result<Exit, Failure> {
+    let mut stop = Signal::to_stop().map_err(|error| Failure::new("handle SIGTERM", error))?;
+    let options = access::options(bench.access, bench.overwrite_data);
+    let layers = Layers::open(files, &bench.image, &bench.parents, options)?;
+    let mut runner = Runner::new(layers, access::engine(bench.access))?;
+    let places = Places::new(&bench.image, bench, runner.geometry().len)?;
+    let mut progress = Progress::new(files, "measuring", u64::from(bench.count) * places.size);
+    let begun = Instant::now();
+    let mut latencies = ask(&mut runner, bench, places, &mut stop, &mut progress)?;
+    if bench.overwrite_data {
+        runner.flush()?;
+    }
+    let took = begun.elapsed();
+    progress.finish();
+    latencies.sort_unstable();
+    report(bench, took, &latencies)
+}
+
+/// Keeps requests in flight until all were answered. How long each took.
+fn ask(
+    runner: &mut Runner,
+    bench: &Bench,
+    mut places: Places,
+    stop: &mut Signal,
+    progress: &mut Progress,
+) -> Result<Vec<Duration>, Failure> {
+    let operation = if bench.overwrite_data { Operation::Write { durable: false } } else { Operation::Read };
+    let filled = vec![WRITTEN; usize::try_from(places.size).unwrap_or(0)];
+    // Each slot has its memory, and one request at a time.
+    let memories: Vec<Segments> = (0..bench.depth).map(|_| Segments::copy_of(&filled)).collect();
+    let mut begun = vec![Instant::now(); memories.len()];
+    let mut free: Vec<usize> = (0..memories.len()).collect();
+    let mut latencies = Vec::new();
+    let mut left = bench.count;
+    loop {
+        while let Some(slot) = if left > 0 { free.pop() } else { None } {
+            let (Some(memory), Some(begun)) = (memories.get(slot), begun.get_mut(slot)) else { continue };
+            *begun = Instant::now();
+            let token = Token(u64::try_from(slot).unwrap_or(0));
+            runner.submit(operation, places.next(), memory.clone(), token)?;
+            left -= 1;
+        }
+        if runner.in_flight() == 0 {
+            return Ok(latencies);
+        }
+        let (Token(slot), answer) = runner.wait_for_any()?;
+        answer?;
+        let slot = usize::try_from(slot).unwrap_or(0);
+        latencies.extend(begun.get(slot).map(Instant::elapsed));
+        free.push(slot);
+        progress.advance(places.size);
+        if stop.take() {
+            left = 0;
+        }
+    }
+}
+
+/// Where requests go.
+struct Places {
+    size: u64,
+    /// How many of them the disk has.
+    count: u64,
+    pattern: Pattern,
+    /// The next one, or what it is drawn from.
+    state: u64,
+}
+
+impl Places {
+    fn new(image: &ImageName, bench: &Bench, len: u64) -> Result<Places, Failure> {
+        let Size(size) = bench.size;
+        let refuse = |why: String| Err(Failure::new(format!("measure {image}"), why).of_kind(Kind::Invalid));
+        if size == 0 || size % 512 != 0 || size > SIZE_MAX {
+            return refuse(format!("requests of {size} bytes are not whole sectors, up to 16 MiB"));
+        }
+        if size > len {
+            return refuse(format!("requests of {size} bytes are larger than the disk, which has {len}"));
+        }
+        let state = if bench.pattern == Pattern::Random { bench.seed } else { 0 };
+        Ok(Places { size, count: len / size, pattern: bench.pattern, state })
+    }
+
+    fn next(&mut self) -> Span {
+        let number = match self.pattern {
+            Pattern::Seq => {
+                let number = self.state;
+                self.state = (number + 1) % self.count;
+                number
+            }
+            Pattern::Random => self.draw() % self.count,
+        };
+        Span { at: DiskOffset(number * self.size), len: self.size }
+    }
+
+    /// SplitMix64.
+    fn draw(&mut self) -> u64 {
+        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.state ^ (self.state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+}
+
+fn report(bench: &Bench, took: Duration, latencies: &[Duration]) -> Result<Exit, Failure> {
+    let Size(size) = bench.size;
+    let requests = u64::try_from(latencies.len()).unwrap_or(u64::MAX);
+    let per_second = |count: u64| {
+        let nanoseconds = took.as_nanos().max(1);
+        let per = u128::from(count) * 1_000_000_000 / nanoseconds;
+        u64::try_from(per).unwrap_or(u64::MAX)
+    };
+    let measured = Measured {
+        image: bench.image.to_string(),
+        operation: if bench.overwrite_data { "write" } else { "read" },
+        pattern: if bench.pattern == Pattern::Random { "random" } else { "seq" },
+        size,
+        depth: bench.depth,
+        requests,
+        seconds: took.as_secs_f64(),
+        requests_per_second: per_second(requests),
+        bytes_per_second: per_second(requests * size),
+        latency_us: Latency { median: of(latencies, 50), p99: of(latencies, 99), max: of(latencies, 100) },
+    };
+    if bench.json {
+        output::json(&measured)?;
+        return Ok(Exit::Done);
+    }
+    let Measured { image, operation, pattern, depth, seconds, latency_us, .. } = &measured;
+    let (rate, bytes) = (measured.requests_per_second, readable(measured.bytes_per_second));
+    let Latency { median, p99, max } = latency_us;
+    output::print(&format!(
+        "{image}: {requests} {pattern} {operation}s of {} at depth {depth} in {seconds:.2} s\n  {rate} requests/s, \
+         {bytes}/s; latency: median {median} µs, 99 % {p99} µs, longest {max} µs\n",
+        readable(size)
+    ))?;
+    Ok(Exit::Done)
+}
+
+/// The latency that so many percent do not exceed, of those in order, in microseconds.
+fn of(latencies: &[Duration], percent: usize) -> u64 {
+    let number = (latencies.len() * percent).div_ceil(100).saturating_sub(1);
+    latencies.get(number).map_or(0, |latency| u64::try_from(latency.as_micros()).unwrap_or(u64::MAX))
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn a_percentile_is_the_latency_that_so_many_do_not_exceed() {
+        let latencies: Vec<Duration> = (1..=200).map(Duration::from_micros).collect();
+        assert_eq!((of(&latencies, 50), of(&latencies, 99), of(&latencies, 100)), (100, 198, 200));
+        assert_eq!((of(&latencies[..1], 50), of(&[], 99)), (1, 0));
+    }
+
+    #[test]
+    fn places_are_whole_requests_inside_of_the_disk() {
+        let seq = Places { size: 4096, count: 3, pattern: Pattern::Seq, state: 0 };
+        let at = |mut places: Places, count| (0..count).map(|_| places.next().at.0).collect::<Vec<_>>();
+        assert_eq!(at(seq, 5), [0, 4096, 8192, 0, 4096]);
+        let found = at(Places { size: 512, count: 10, pattern: Pattern::Random, state: 1 }, 200);
+        assert!(found.iter().all(|at| at % 512 == 0 && *at < 5120));
+        assert!((0..10).all(|number| found.contains(&(number * 512))));
+    }
+}

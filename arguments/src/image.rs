@@ -190,8 +190,8 @@ pub struct Convert {
     /// Cluster size of a qcow2 target [default: 64K]
     #[arg(long, allow_hyphen_values = true, value_name = "SIZE", conflicts_with_all = ["fixed", "block_size"])]
     pub cluster_size: Option<Size>,
-    /// Compress the clusters of a qcow2 target, as far as that makes them smaller [default method: zlib, which every
-    /// program reads; zstd is faster and smaller, and read by QEMU since 5.1]
+    /// Compress the clusters of a qcow2 target, as far as that makes them smaller. zlib, the default, is read by every
+    /// program; zstd takes less time, and is read by QEMU since version 5.1
     #[arg(long, value_name = "METHOD", num_args = 0..=1, require_equals = true, default_missing_value = "zlib")]
     pub compress: Option<Compress>,
     /// Threads that compress [default: one for each processor]

@@ -226,6 +226,6 @@ mod test {
         assert!(wanted("data=much").is_err() && wanted("data=0").is_err());
         let file = From::File(SourceFormat::Qcow2, word::path("/srv/a=b.qcow2").unwrap());
         assert_eq!(wanted("root=qcow2:/srv/a=b.qcow2"), Ok(Wanted { name: "root".into(), from: file }));
-        assert!(wanted("root=vmdk:/a").unwrap_err().contains("'vmdk' is not a format"));
+        assert!(wanted("root=qed:/a").unwrap_err().contains("'qed' is not a format"));
     }
 }

@@ -14,7 +14,7 @@
 
 mod device;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use control::{FormatName, ImageName, Kind};
@@ -122,7 +122,8 @@ impl Target {
         };
         // The page cache takes any alignment; what is written here is synced below.
         let options = OpenOptions { write: true, cache: Cache::Writeback, lock: true };
-        let mut file = files.create_new(&path, options).map_err(Failure::said)?;
+        let created = files.create_new(&path, options);
+        let mut file = created.map_err(|error| Failure::said(as_named(error, name.path())))?;
         let (files, unkept) = (files.clone(), ImageName { path, ..name.clone() });
         let target = Target { files, name: unkept, place, kept: false };
         fill(&mut file, &creation, matches!(plan.shape, Shape::Fixed)).map_err(|error| {
@@ -182,6 +183,16 @@ impl Drop for Target {
         } else if let Err(error) = self.files.remove_new(self.name.path()) {
             say(format_args!("the unfinished image {} could not be removed: {error}", self.name));
         }
+    }
+}
+
+/// The same about the name that was asked for, which is what people know.
+fn as_named(error: FileOpenError, named: &Path) -> FileOpenError {
+    let path = named.to_owned();
+    match error {
+        FileOpenError::Failed { tried, source, .. } => FileOpenError::Failed { tried, path, source },
+        FileOpenError::NotPermitted { wanted, why, .. } => FileOpenError::NotPermitted { path, wanted, why },
+        other => other,
     }
 }
 

@@ -216,7 +216,7 @@ fn a_child_detects_a_modified_data_file_but_not_a_moved_one() {
     room.done(&format!("image compare raw:before qcow2:child --other-parent {IMAGE} --other-parent raw:other"));
     room.guest(&on_other, &["write -P 4 1M 64k"]);
     let said = room.tapline(&format!("image map qcow2:child --parent {on_other}"));
-    assert!(said.code != Some(0) && said.err.contains("the parent was changed"), "{said:?}");
+    assert!(said.code != Some(0) && said.err.contains("the parent was last changed"), "{said:?}");
 }
 
 #[test]

@@ -551,7 +551,7 @@ fn a_guests_write_removes_the_marker_of_an_image() {
     room.guest(&on(&layers[1..]), &["write -P 7 1M 64k"]);
     assert!(!room.file("child.qcow2.unfinished").exists());
     let said = room.tapline(&format!("image map {}", on(&layers)));
-    assert!(said.code == Some(4) && said.err.contains("was changed"), "{said:?}");
+    assert!(said.code == Some(4) && said.err.contains("was last changed"), "{said:?}");
 }
 
 #[test]

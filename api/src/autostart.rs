@@ -51,11 +51,6 @@ fn tries<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u8, D::Error> {
     }
 }
 
-/// A field of a patch that can be omitted, or be null to remove the value.
-pub(crate) fn change<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Option<Autostart>>, D::Error> {
-    Option::deserialize(deserializer).map(Some)
-}
-
 #[cfg(test)]
 mod test {
     use super::*;

@@ -16,6 +16,7 @@ mod host;
 mod inventory;
 mod label;
 mod problem;
+mod seed;
 mod sr;
 mod task;
 mod token;
@@ -32,6 +33,7 @@ pub use host::{Backup, BackupReason, Difference, DifferenceKind, Host, HostDrain
 pub use inventory::{Inventory, InventoryImage, InventoryVdi};
 pub use label::{Labels, OtherConfig, Tag, Tags};
 pub use problem::{Code, Details, KINDS, Kind, Problem};
+pub use seed::{Seed, SeedText};
 pub use sr::{
     Forecast, Placed, Scan, Space, Sr, SrAttach, SrBelieve, SrCreate, SrDestroyPlan, SrFound, SrIntroduce, SrPatch,
     SrProbe, SrSource, SrState, SrType, Unplaced, Variant, Versions,

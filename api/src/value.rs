@@ -132,6 +132,15 @@ pub(crate) fn chosen<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Optio
     }
 }
 
+/// A field of a change: absent means unchanged, null that there is none any more.
+pub(crate) fn change<'de, T, D>(deserializer: D) -> Result<Option<Option<T>>, D::Error>
+where
+    T: Deserialize<'de>,
+    D: Deserializer<'de>,
+{
+    Option::deserialize(deserializer).map(Some)
+}
+
 /// The schema of text with a length limit in characters.
 fn text_schema(min: usize, max: usize, pattern: Option<&str>, description: &str) -> RefOr<Schema> {
     let text = ObjectBuilder::new().schema_type(Type::String).description(Some(description));

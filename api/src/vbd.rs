@@ -174,7 +174,7 @@ pub struct VbdCreate {
 #[serde(deny_unknown_fields)]
 pub struct VbdPatch {
     /// Autostart when the host boots, only for VBDs that belong to no VM; null disables it.
-    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "crate::autostart::change")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "crate::value::change")]
     #[schema(value_type = Option<Autostart>)]
     pub autostart: Option<Option<Autostart>>,
     /// Words to find it by, instead of those it has.

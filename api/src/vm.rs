@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use crate::{AbsolutePath, Autostart, Description, Name, OtherConfig, Problem, Size, Tags, Transport};
+use crate::{AbsolutePath, Autostart, Description, Name, OtherConfig, Problem, Seed, Size, Tags, Transport};
 
 /// The word of the header `Upgrade` (RFC 9110, 7.8) by which a connection becomes the console of a machine.
 pub const CONSOLE_PROTOCOL: &str = "tapline-console";
@@ -41,6 +41,9 @@ pub struct Vm {
     /// Autostart when the host boots.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub autostart: Option<Autostart>,
+    /// Whether it has a cloud-init seed, whose texts are not shown.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub seed: bool,
     /// The power state.
     pub power: Power,
     /// The pid of its process; present while it runs.
@@ -87,6 +90,7 @@ impl Vm {
             boot,
             platform,
             autostart: None,
+            seed: false,
             power: Power::Halted,
             pid: None,
             handle: None,
@@ -180,6 +184,9 @@ pub struct VmCreate {
     /// Autostart when the host boots; disabled by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub autostart: Option<Autostart>,
+    /// What cloud-init in the guest reads when it boots first. QEMU only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seed: Option<Seed>,
     /// Words to find it by.
     #[serde(default, skip_serializing_if = "Tags::is_empty")]
     pub tags: Tags,
@@ -188,8 +195,8 @@ pub struct VmCreate {
     pub other_config: OtherConfig,
 }
 
-/// Changes a VM; omitted fields are not changed. Memory, processors, boot and platform can only be changed while it is
-/// halted.
+/// Changes a VM; omitted fields are not changed. Memory, processors, boot, platform and seed can only be changed while
+/// it is halted.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VmPatch {
@@ -212,9 +219,13 @@ pub struct VmPatch {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub platform: Option<BTreeMap<String, String>>,
     /// Autostart when the host boots; null disables it.
-    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "crate::autostart::change")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "crate::value::change")]
     #[schema(value_type = Option<Autostart>)]
     pub autostart: Option<Option<Autostart>>,
+    /// Another cloud-init seed; null removes it.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "crate::value::change")]
+    #[schema(value_type = Option<Seed>)]
+    pub seed: Option<Option<Seed>>,
     /// Words to find it by, instead of those it has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tags: Option<Tags>,

@@ -166,6 +166,7 @@ fn boot((name, keys): Variant, guest: &Guest, tapline: &Tapline, work: &TempDir)
             bootable: false,
         }],
         console: None,
+        seed: None,
         platform: Platform::parse(keys.iter().copied()).map_err(|error| error.to_string())?,
     };
     let began = SystemTime::now();

@@ -5,6 +5,7 @@ mod console;
 mod create;
 mod devices;
 mod run;
+mod seed;
 mod snapshot;
 
 use api::{Autostart, Code, Description, Name, Problem, Size, Vm, VmPatch, VmShutdown};
@@ -20,6 +21,7 @@ use boot::{Boot, shown};
 use console::Open;
 use create::Create;
 use run::Run;
+use seed::SeedFiles;
 
 /// Operations on virtual machines.
 #[derive(clap::Subcommand)]
@@ -42,7 +44,7 @@ pub enum Verb {
         /// Name or UUID prefix
         vm: String,
     },
-    /// Change a machine; memory, processors, boot and platform only while it is halted
+    /// Change a machine; memory, processors, boot, platform and seed only while it is halted
     Set(Set),
     /// Plug a machine's disks and start it
     Start {
@@ -123,7 +125,7 @@ pub struct One {
 
 /// Changes a machine.
 #[derive(clap::Args)]
-#[command(group = word::changes(&["name", "description", "memory", "vcpus", "kernel", "boot_disk", "platform", "no_platform", "autostart", "no_autostart", "tag", "no_tag", "config", "no_config"]))]
+#[command(group = word::changes(&["name", "description", "memory", "vcpus", "kernel", "boot_disk", "platform", "no_platform", "user_data", "no_seed", "autostart", "no_autostart", "tag", "no_tag", "config", "no_config"]))]
 #[group(skip)]
 pub struct Set {
     /// Name or UUID prefix
@@ -157,8 +159,13 @@ pub struct Set {
     /// Do not start it when the host boots
     #[arg(long, conflicts_with = "autostart")]
     no_autostart: bool,
+    /// Remove the cloud-init seed
+    #[arg(long, conflicts_with = "user_data")]
+    no_seed: bool,
     #[command(flatten)]
     labels: ChangeLabels,
+    #[command(flatten)]
+    files: SeedFiles,
 }
 
 type Shown = Column<Vm>;
@@ -184,6 +191,7 @@ const COLUMNS: &[Shown] = &[
     })
     .alone(),
     Shown::new("autostart", |vm, _| vm.autostart.as_ref().map(word::of_autostart).unwrap_or_default()).alone(),
+    Shown::new("seed", |vm, _| if vm.seed { "for cloud-init".to_owned() } else { String::new() }).alone(),
     Shown::new("created", |vm, _| format!("{:.0}", vm.created)).alone(),
     Shown::new("description", |vm, _| vm.description.to_string()).alone(),
 ];
@@ -253,7 +261,9 @@ impl Set {
             no_platform,
             autostart,
             no_autostart,
+            no_seed,
             labels,
+            files,
         } = self;
         let uuid = session.vm(&vm).await?;
         // The API replaces whole maps and sets.
@@ -269,7 +279,8 @@ impl Set {
         let (tags, other_config) = labels.of(now)?;
         let boot = if boot_disk { Some(api::Boot::Disk) } else { boot.kernel(session)? };
         let autostart = if no_autostart { Some(None) } else { autostart.map(Some) };
-        let patch = VmPatch { name, description, memory, vcpus, boot, platform, autostart, tags, other_config };
+        let seed = if no_seed { Some(None) } else { files.seed()?.map(Some) };
+        let patch = VmPatch { name, description, memory, vcpus, boot, platform, autostart, seed, tags, other_config };
         let vm = session.client.vm_set(uuid, &patch).await?;
         if session.json() { session.value(&vm) } else { Ok(()) }
     }

@@ -30,6 +30,7 @@ mod moment;
 mod operation;
 mod recover;
 mod revert;
+mod seed;
 mod snapshot;
 mod start;
 mod stop;

@@ -88,6 +88,7 @@ impl Room {
             boot: Boot::Firmware,
             disks: vec![Disk { bootable: true, ..disk(0, boot) }],
             console: None,
+            seed: None,
             platform: Platform::default(),
         }
     }

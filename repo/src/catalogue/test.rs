@@ -57,6 +57,7 @@ pub(super) fn vm(name: &str) -> api::Vm {
         boot: api::Boot::Disk,
         platform: Default::default(),
         autostart: None,
+        seed: false,
         power: api::Power::Halted,
         pid: None,
         handle: None,

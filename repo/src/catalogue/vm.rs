@@ -9,6 +9,9 @@ use super::row::{Id, Json, Time, Word, labels, text};
 use super::vbd::Process;
 use super::{Tx, View, not_found};
 
+/// Each VM, and whether it has a seed.
+const SELECT: &str = "SELECT vm.*, EXISTS (SELECT 1 FROM seed WHERE seed.vm = vm.uuid) AS seeded FROM vm";
+
 /// The process of a VM: it outlives daemons, and must be identified even after a reboot of the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VmProcess {
@@ -32,6 +35,7 @@ fn of_row(row: &Row<'_>) -> rusqlite::Result<Vm> {
         boot: row.get::<_, Json<_>>("boot")?.0,
         platform: row.get::<_, Json<_>>("platform")?.0,
         autostart: row.get::<_, Option<Json<_>>>("autostart")?.map(|json| json.0),
+        seed: row.get("seeded")?,
         power: row.get::<_, Word<_>>("power")?.0,
         pid: row.get("pid")?,
         handle: row.get("handle")?,
@@ -43,12 +47,12 @@ fn of_row(row: &Row<'_>) -> rusqlite::Result<Vm> {
 impl View<'_> {
     /// All VMs, by name.
     pub fn vms(&self) -> Result<Vec<Vm>, Problem> {
-        self.rows("SELECT * FROM vm ORDER BY name, uuid", [], of_row)
+        self.rows(&format!("{SELECT} ORDER BY name, uuid"), [], of_row)
     }
 
     /// A VM, if there is one.
     pub fn find_vm(&self, uuid: Uuid) -> Result<Option<Vm>, Problem> {
-        self.row("SELECT * FROM vm WHERE uuid = ?1", [Id(uuid)], of_row)
+        self.row(&format!("{SELECT} WHERE uuid = ?1"), [Id(uuid)], of_row)
     }
 
     /// A VM.
@@ -104,8 +108,11 @@ impl Tx<'_> {
     /// Changes a VM: its hardware only while it is halted.
     pub fn patch_vm(&mut self, uuid: Uuid, patch: &VmPatch) -> Result<Vm, Problem> {
         let mut vm = self.vm(uuid)?;
-        let hardware =
-            patch.memory.is_some() || patch.vcpus.is_some() || patch.boot.is_some() || patch.platform.is_some();
+        let hardware = patch.memory.is_some()
+            || patch.vcpus.is_some()
+            || patch.boot.is_some()
+            || patch.platform.is_some()
+            || patch.seed.is_some();
         if hardware && vm.power != Power::Halted {
             let what = format!("the hardware of VM {uuid} can only be changed while it is halted");
             return Err(Problem::new(Code::State, what).advise("shut it down first"));
@@ -133,6 +140,10 @@ impl Tx<'_> {
                 ":other_config": Json(&vm.other_config),
             },
         )?;
+        if let Some(seed) = &patch.seed {
+            self.set_seed(uuid, seed.as_ref())?;
+            vm.seed = seed.is_some();
+        }
         if patch.autostart == Some(None) {
             self.end_start(uuid)?;
         }
@@ -191,6 +202,7 @@ impl Tx<'_> {
             self.remove_vbd(vbd.uuid)?;
         }
         self.execute("DELETE FROM vm_snapshot WHERE vm = ?1", [Id(uuid)])?;
+        self.set_seed(uuid, None)?;
         self.execute("DELETE FROM vm WHERE uuid = ?1", [Id(uuid)])?;
         self.touch(ObjectKind::Vm, uuid, Change::Removed);
         Ok(())

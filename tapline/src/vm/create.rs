@@ -13,6 +13,7 @@ use uuid::Uuid;
 use super::boot::Boot;
 use super::console;
 use super::devices::Devices;
+use super::seed::SeedFiles;
 use crate::attach::{self, give, import, make};
 use crate::label::NewLabels;
 use crate::output::say;
@@ -71,12 +72,14 @@ pub struct Hardware {
     platform: Vec<(String, String)>,
     #[command(flatten)]
     devices: Devices,
+    #[command(flatten)]
+    files: SeedFiles,
 }
 
 impl Hardware {
     /// Asks for such a machine.
     pub fn machine(self, session: &Session, name: Name) -> Result<VmCreate, Problem> {
-        let Hardware { memory, vcpus, driver, boot, platform: keys, devices } = self;
+        let Hardware { memory, vcpus, driver, boot, platform: keys, devices, files } = self;
         let mut platform: BTreeMap<String, String> = devices.platform(session)?;
         platform.extend(keys);
         let boot = boot.kernel(session)?.unwrap_or_default();
@@ -90,6 +93,7 @@ impl Hardware {
             boot,
             platform,
             autostart: None,
+            seed: files.seed()?,
             tags: Tags::default(),
             other_config: OtherConfig::default(),
         })

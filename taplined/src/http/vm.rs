@@ -108,12 +108,14 @@ async fn create(State(daemon): State<Daemon>, Body(asked): Body<VmCreate>) -> Re
         tags: asked.tags,
         other_config: asked.other_config,
         autostart: asked.autostart,
+        seed: asked.seed.is_some(),
         ..new
     };
     vm::check(&daemon.config, &made)?;
     let made = request::change(&daemon.catalogue, StatusCode::CREATED.as_u16(), move |tx| {
         asked.uuid.map_or(Ok(()), |uuid| tx.check_uuid_free(uuid))?;
         tx.add_vm(&made)?;
+        tx.set_seed(made.uuid, asked.seed.as_ref())?;
         Ok(made)
     });
     let made = made.await?;

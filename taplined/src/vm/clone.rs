@@ -8,7 +8,7 @@
 
 use std::collections::HashMap;
 
-use api::{About, Code, Mode, Name, ObjectKind, Problem, Task, Vbd, Vm, VmClone, VmHardware, VmSnapshotDisk};
+use api::{About, Code, Mode, Name, ObjectKind, Problem, Seed, Task, Vbd, Vm, VmClone, VmHardware, VmSnapshotDisk};
 use jiff::Timestamp;
 use repo::catalogue::Among;
 use serde::{Deserialize, Serialize};
@@ -56,7 +56,8 @@ pub async fn clone(daemon: &Daemon, vm: Uuid, asked: VmClone) -> Result<Task, Pr
     let hold = asked.snapshot.is_none() && found.must_be_held(daemon, &states).await?;
     let clones: HashMap<Uuid, Uuid> = states.iter().map(|state| (state.of, state.vdi)).collect();
     let chosen = asked.uuid;
-    let (new, note) = machine(asked, hardware);
+    let seed = daemon.catalogue.read(move |view| view.seed(vm)).await?;
+    let (new, note) = machine(asked, hardware, seed.as_ref());
     super::check(&daemon.config, &new)?;
     let vbds = disks.iter().map(|disk| {
         let vdi = disk.snapshot.and_then(|source| clones.get(&source).copied()).unwrap_or(disk.vdi);
@@ -104,16 +105,23 @@ pub fn is_gone(problem: Problem) -> Problem {
 }
 
 /// The new VM, and what it does not have.
-fn machine(asked: VmClone, mut hardware: VmHardware) -> (Vm, Option<String>) {
+fn machine(asked: VmClone, mut hardware: VmHardware, seed: Option<&Seed>) -> (Vm, Option<String>) {
     let platform = &mut hardware.platform;
     // Two network cards with one address disturb each other.
     let nic = platform.get("nic").filter(|nic| nic.contains('/')).cloned();
-    let note = nic.map(|nic| {
+    let nic = nic.map(|nic| {
         platform.remove("nic");
         format!("the network card was not copied, because it has an address of its own: nic={nic}")
     });
+    // With the instance's identity that is in it, cloud-init would not set up the clone as a machine of its own.
+    let meta_data = seed.is_some_and(|seed| seed.meta_data.is_some()).then(|| {
+        "the meta-data of the cloud-init seed was not copied: it has the identity of the original instance".to_owned()
+    });
+    let notes: Vec<String> = [nic, meta_data].into_iter().flatten().collect();
+    let note = (!notes.is_empty()).then(|| notes.join("; "));
     let new = Vm::halted(asked.name, hardware);
-    (Vm { uuid: asked.uuid.unwrap_or(new.uuid), description: asked.description, ..new }, note)
+    let uuid = asked.uuid.unwrap_or(new.uuid);
+    (Vm { uuid, description: asked.description, seed: seed.is_some(), ..new }, note)
 }
 
 fn vbd(vm: &Vm, disk: &VmSnapshotDisk, vdi: Uuid) -> Vbd {
@@ -171,6 +179,9 @@ impl Clone {
             }
             // Its name was taken when the job began.
             tx.insert_vm(&job.vm)?;
+            // Not in the job: the journal is no place for secrets.
+            let seed = tx.seed(job.moment.vm)?.map(|seed| Seed { meta_data: None, ..seed });
+            tx.set_seed(job.vm.uuid, seed.as_ref())?;
             for vbd in &job.vbds {
                 // A disk for reading only may have been destroyed since.
                 if tx.find_vdi(vbd.vdi)?.is_some() {

@@ -10,6 +10,7 @@ use api::{Boot, Code, Driver, Problem, Vbd, Vm};
 use uuid::Uuid;
 
 use super::directory::vm_directory;
+use super::seed;
 use crate::config::Config;
 use crate::disk::paths::DiskPaths;
 
@@ -19,6 +20,11 @@ const MIB: u64 = 1 << 20;
 /// Whether there can be such a VM, whatever disks it will have.
 pub fn check(config: &Config, vm: &Vm) -> Result<(), Problem> {
     if vm.driver == Driver::Xen {
+        if vm.seed {
+            let what = "a Xen guest cannot be given a cloud-init seed: only QEMU is started with one";
+            let advice = "make a disk with the label cidata, and attach it as any other";
+            return Err(Problem::new(Code::Unsupported, what).field("seed").advise(advice));
+        }
         return domain_of(vm)?.text().map(drop).map_err(|error| refused_by_xen(&error));
     }
     let mut hardware = without_disks(config, vm)?;
@@ -138,6 +144,7 @@ fn without_disks(config: &Config, vm: &Vm) -> Result<Hardware, Problem> {
             device: hardware::ConsoleDevice::Serial,
             to: hardware::ConsoleTo::Socket(vm_directory(config, vm.uuid).join(CONSOLE)),
         }),
+        seed: vm.seed.then(|| seed::path(&vm_directory(config, vm.uuid))),
         platform,
     })
 }

@@ -19,7 +19,7 @@ use super::directory::{account, make_empty, vm_directory};
 use super::guest::Guest;
 use super::hardware::Plan;
 use super::machine::RunningVm;
-use super::{Operation, domain, end, group, hardware, machine, new_task};
+use super::{Operation, domain, end, group, hardware, machine, new_task, seed};
 use crate::account::As;
 use crate::catalogue;
 use crate::config::Config;
@@ -38,6 +38,8 @@ const TO_ANSWER: Duration = Duration::from_secs(120);
 struct StartSpec {
     vm: Uuid,
     plan: Plan,
+    /// Its cloud-init seed.
+    seed: Option<seed::Image>,
     /// VBDs that are not plugged yet.
     unplugged: Vec<Uuid>,
 }
@@ -51,8 +53,9 @@ pub async fn start(daemon: &Daemon, vm: Uuid) -> Result<Task, Problem> {
     let order = daemon.catalogue.write(move |tx| {
         let (known, vbds) = tx.begin_vm_start(vm)?;
         let plan = hardware::of(&config, &known, &vbds)?;
+        let seed = tx.seed(vm)?.map(|texts| seed::image(&known, &texts)).transpose()?;
         let unplugged = vbds.iter().filter(|vbd| vbd.state != VbdState::Plugged).map(|vbd| vbd.uuid).collect();
-        Ok(StartSpec { vm, plan, unplugged })
+        Ok(StartSpec { vm, plan, seed, unplugged })
     });
     let order = order.await?;
     let at_work = daemon.clone();
@@ -137,12 +140,12 @@ async fn run(
 
 /// Plugs the unplugged VBDs, and starts the guest.
 async fn begin(daemon: &Daemon, order: StartSpec, context: &mut Context) -> Result<Arc<Guest>, Problem> {
-    let StartSpec { vm, plan, unplugged } = order;
+    let StartSpec { vm, plan, seed, unplugged } = order;
     match plan {
         Plan::Qemu(hardware) => {
             let runs_as = make_place(daemon, vm).await?;
             plug(daemon, unplugged, context).await?;
-            start_qemu(daemon, vm, hardware, runs_as, context).await
+            start_qemu(daemon, vm, Parts { hardware, seed }, runs_as, context).await
         }
         Plan::Xen(config) => {
             let guest = make_domain(daemon, vm, config, context).await?;
@@ -175,15 +178,21 @@ async fn plug(daemon: &Daemon, unplugged: Vec<Uuid>, context: &mut Context) -> R
     Ok(())
 }
 
+/// What a QEMU is started with.
+struct Parts {
+    hardware: Box<Hardware>,
+    seed: Option<seed::Image>,
+}
+
 async fn start_qemu(
     daemon: &Daemon,
     vm: Uuid,
-    mut hardware: Box<Hardware>,
+    mut parts: Parts,
     runs_as: As,
     context: &mut Context,
 ) -> Result<Arc<Guest>, Problem> {
     context.step("start", true).await?;
-    hardware.accelerator = daemon.vms.accelerator(&daemon.config, account(&runs_as)).await?;
+    parts.hardware.accelerator = daemon.vms.accelerator(&daemon.config, account(&runs_as)).await?;
     let config = daemon.config.clone();
     let vbds = daemon.catalogue.read(move |view| view.vbds(Some(vm), None)).await?;
     // Not cancelled in between: a QEMU without a record would be left.
@@ -193,7 +202,7 @@ async fn start_qemu(
         for (vbd, account) in vbds.iter().flat_map(|vbd| account.as_ref().map(|account| (vbd, account))) {
             DiskPaths::of(&config, vbd.uuid).let_in(vbd.transport, account.uid)?;
         }
-        let machine = launch(vm, &config, &hardware, account.as_ref())?;
+        let machine = launch(vm, &config, &parts, account.as_ref())?;
         if !machine.is_sandboxed() {
             tracing::warn!(%vm, "its QEMU was built without seccomp sandbox support and is confined only by its user");
         }
@@ -245,10 +254,16 @@ async fn make_domain(
     Ok(guest)
 }
 
-fn launch(vm: Uuid, config: &Config, hardware: &Hardware, account: Option<&Account>) -> Result<QemuVm, Problem> {
+fn launch(vm: Uuid, config: &Config, parts: &Parts, account: Option<&Account>) -> Result<QemuVm, Problem> {
     let directory = vm_directory(config, vm);
-    QemuVm::start_as(account, &config.qemu_program, hardware, &directory, TO_ANSWER)
-        .map_err(|error| machine::qemu_problem(vm, &error))
+    let start = || {
+        QemuVm::start_as(account, &config.qemu_program, &parts.hardware, &directory, TO_ANSWER)
+            .map_err(|error| machine::qemu_problem(vm, &error))
+    };
+    match &parts.seed {
+        Some(seed) => seed.lend(&directory, start),
+        None => start(),
+    }
 }
 
 /// Records that it runs. Who plugs a disk from then on finds the machine.

@@ -27,6 +27,7 @@ mod recover;
 mod remote;
 mod retries;
 mod scan;
+mod seeds;
 mod sr;
 mod tags;
 mod upgrade;

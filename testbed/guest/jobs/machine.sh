@@ -4,7 +4,7 @@ for event in /dev/input/event*; do
     (dd if="$event" of=/tmp/pressed bs=24 count=1 2>/dev/null && mv /tmp/pressed /tmp/button) &
 done
 
-# disk_of /sys/block/vdX: where it is on the buses, and its serial number.
+# disk_of /sys/block/vdX: where it is on the buses, and its serial number, or the label of its FAT file system.
 disk_of() {
     device=$(readlink -f "$1")
     slots=${device#/sys/devices/pci0000:00/0000:00:}
@@ -12,6 +12,9 @@ disk_of() {
     # It has no end of a line, which read calls a failure.
     serial=
     read -r serial <"$1/serial" || :
+    [ -n "$serial" ] || read -r serial <<LABEL
+$(dd if="/dev/${1##*/}" bs=1 skip=43 count=11 2>/dev/null)
+LABEL
     echo "${slots%%.*}.${behind%%.*}=$serial"
 }
 

@@ -15,7 +15,8 @@ use control::in_full;
 use vm::qemu::hardware::{Console, ConsoleDevice, ConsoleTo, Disk, Hardware};
 use vm::qemu::machine::{Ending, MachineError, QemuVm, Status};
 use vm::qemu::platform::Platform;
-use vm::qemu::slots::{FIRST_BRIDGE_SLOT, Position};
+use vm::qemu::seed;
+use vm::qemu::slots::{FIRST_BRIDGE_SLOT, PciSlot, Position, SEED_SLOT};
 
 use super::story::{Failure, Story};
 use crate::guest::{self, Job, said};
@@ -125,6 +126,7 @@ impl Story<'_> {
             boot: self.guest.boot_of(&job, self.work)?,
             disks: Vec::new(),
             console: Some(Console { device: ConsoleDevice::Serial, to: ConsoleTo::Log(console.clone()) }),
+            seed: Some(self.seed()?),
             platform: Platform::default(),
         };
         let mut bed = Bed { hardware, sockets, directory, console, disks: BTreeMap::new() };
@@ -133,6 +135,15 @@ impl Story<'_> {
             bed.hardware.disks.push(disk);
         }
         Ok(bed)
+    }
+
+    /// A cloud-init seed, which the guest finds behind all disks.
+    fn seed(&self) -> Result<PathBuf, Failure> {
+        let path = self.work.join("seed.img");
+        let failed = |source| Failure::File { what: "create", path: path.clone(), source };
+        let image = seed::image(&[("meta-data", "instance-id: a\n"), ("user-data", "#cloud-config\n")]);
+        image.and_then(|image| fs::write(&path, image)).map_err(failed)?;
+        Ok(path)
     }
 
     /// A disk with an image of its own, served.
@@ -189,10 +200,12 @@ impl Story<'_> {
         disk.map_or(Ok(()), |disk| Ok(disk.stop()?))
     }
 
-    /// Waits until the guest says that it has exactly the disks that are served.
+    /// Waits until the guest says that it has exactly the disks that are served, and the seed.
     fn sees(&mut self, bed: &Bed, machine: &mut QemuVm, claim: &str) -> Result<(), Failure> {
-        let expected: Seen =
+        let seed = (at(SEED_SLOT), seed::LABEL.to_owned());
+        let mut expected: Seen =
             bed.disks.keys().map(|&number| Ok((place(number)?, serial(number)))).collect::<Result<_, Failure>>()?;
+        expected.extend([seed]);
         let deadline = Instant::now() + PATIENCE;
         loop {
             let seen = said_in(&bed.console, "disks")?.map(|said| seen_in(&said)).unwrap_or_default();
@@ -216,8 +229,11 @@ fn position(number: u8) -> Result<Position, Failure> {
 
 /// As the job says it.
 fn place(number: u8) -> Result<String, Failure> {
-    let place = position(number)?.pci_slot();
-    Ok(format!("{:02x}.{:02x}", FIRST_BRIDGE_SLOT + place.bridge, place.slot))
+    Ok(at(position(number)?.pci_slot()))
+}
+
+fn at(slot: PciSlot) -> String {
+    format!("{:02x}.{:02x}", FIRST_BRIDGE_SLOT + slot.bridge, slot.slot)
 }
 
 /// The name of the image, by which our disks give their serial numbers.

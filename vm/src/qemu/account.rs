@@ -93,6 +93,7 @@ impl Means {
             }
             None => None,
         };
+        means.hardware.seed = hardware.seed.clone().map(|path| means.open(Use::Read, path));
         let Platform { parallel, hvm_serial, dvd, vnc, .. } = hardware.platform.clone();
         means.hardware.platform.parallel = means.port(parallel, "parallel", directory)?;
         means.hardware.platform.hvm_serial = means.port(hvm_serial, "serial", directory)?;

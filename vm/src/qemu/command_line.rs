@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::hardware::{Boot, Console, ConsoleDevice, ConsoleTo, Disk, Hardware};
 use super::platform::{Dvd, Nic, Platform, Port, Vga};
-use super::slots::{BRIDGES, FIRST_BRIDGE_SLOT, Position};
+use super::slots::{BRIDGES, FIRST_BRIDGE_SLOT, Position, SEED_SLOT};
 use super::version::Version;
 use crate::syntax::qemu_value;
 
@@ -43,6 +43,9 @@ pub fn words(hardware: &Hardware, monitor: &Path, version: Version) -> Vec<Strin
     words.bridges();
     for disk in &hardware.disks {
         words.disk(disk, hardware.vcpus, version);
+    }
+    if let Some(image) = &hardware.seed {
+        words.seed(image);
     }
     if let Some(console) = &hardware.console {
         words.console(console);
@@ -189,6 +192,17 @@ impl Words {
         self.say("-device", properties.collect::<Vec<_>>().join(","));
     }
 
+    /// The kernels of cloud images have no driver for IDE. It is read once, by the boot that finds it new: one queue,
+    /// and none of the interrupts that the disks need.
+    fn seed(&mut self, image: &Path) {
+        self.say("-blockdev", format!("driver=file,node-name=seed,read-only=on,filename={}", path(image)));
+        let (bridge, slot) = (SEED_SLOT.bridge, SEED_SLOT.slot);
+        self.say(
+            "-device",
+            format!("virtio-blk-pci-non-transitional,id=seed,drive=seed,bus=disks{bridge},addr={slot:#x},num-queues=1,vectors=0"),
+        );
+    }
+
     fn console(&mut self, console: &Console) {
         let backend = match &console.to {
             ConsoleTo::Log(log) => format!("file,id=console,path={},append=on", path(log)),
@@ -315,6 +329,17 @@ mod test {
         assert_eq!(all.join(" ").replace(&format!(" {}", SANDBOX.join(" ")), ""), without.join(" "));
         assert_eq!(without_sandbox(&all, "qemu: no memory"), None);
         assert_eq!(without_sandbox(&without, NO_SANDBOX), None);
+    }
+
+    #[test]
+    fn a_seed_is_a_disk_for_reading_only_behind_all_others() {
+        let hardware = Hardware { seed: Some("/run/vm/seed,1.img".into()), ..small() };
+        let expected = format!(
+            "{} -blockdev driver=file,node-name=seed,read-only=on,filename=/run/vm/seed,,1.img \
+             -device virtio-blk-pci-non-transitional,id=seed,drive=seed,bus=disks8,addr=0x1f,num-queues=1,vectors=0",
+            line(&small())
+        );
+        assert_eq!(line(&hardware), expected);
     }
 
     #[test]

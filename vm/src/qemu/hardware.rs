@@ -52,6 +52,9 @@ pub struct Hardware {
     /// Where the guest's messages go; most guests have no console.
     #[serde(default)]
     pub console: Option<Console>,
+    /// The image of a cloud-init seed, a disk for reading only.
+    #[serde(default)]
+    pub seed: Option<PathBuf>,
     /// Optional emulated devices.
     #[serde(default)]
     pub platform: Platform,
@@ -194,6 +197,7 @@ impl Hardware {
                 return Err(HardwareError::SerialTwice);
             }
         }
+        self.seed.as_ref().map_or(Ok(()), |path| check_path("the cloud-init seed", path))?;
         Ok(self.platform.agree()?)
     }
 
@@ -276,6 +280,7 @@ pub(crate) mod test {
             boot: Boot::Kernel { kernel: "/k".into(), initrd: None, command_line: String::new() },
             disks: Vec::new(),
             console: None,
+            seed: None,
             platform: Platform::default(),
         }
     }

@@ -9,6 +9,7 @@ mod hear;
 pub mod machine;
 pub mod platform;
 pub mod process;
+pub mod seed;
 pub mod served;
 pub mod slots;
 pub mod version;

@@ -15,6 +15,10 @@ pub const BRIDGES: u8 = 9;
 /// Slots of a bridge that we use. It has a slot 0 too, which a bridge with a hot-plug controller of its own lacks.
 pub const SLOTS: u8 = 31;
 
+/// The slot of the cloud-init seed: behind the last bridge, after all disks. Linux names disks in the order of their
+/// slots, and the seed must not take the name of the first one.
+pub const SEED_SLOT: PciSlot = PciSlot { bridge: BRIDGES - 1, slot: SLOTS };
+
 /// The slot of the first bridge on the machine's own bus; below it are the chipset, screen, network and console.
 pub const FIRST_BRIDGE_SLOT: u8 = 0x10;
 
@@ -111,6 +115,7 @@ mod test {
         assert!(places.iter().all(|place| place.bridge < BRIDGES && (1..=SLOTS).contains(&place.slot)));
         let different: BTreeSet<(u8, u8)> = places.iter().map(|place| (place.bridge, place.slot)).collect();
         assert_eq!(different.len(), 255);
+        assert!(places.iter().all(|place| (place.bridge, place.slot) < (SEED_SLOT.bridge, SEED_SLOT.slot)));
         assert_eq!(Position::new(0).unwrap().pci_slot(), PciSlot { bridge: 0, slot: 1 });
         assert_eq!(Position::new(31).unwrap().pci_slot(), PciSlot { bridge: 1, slot: 1 });
         assert_eq!(Position::new(255), None);

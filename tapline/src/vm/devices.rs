@@ -15,8 +15,9 @@ pub struct Devices {
     /// A DVD drive with this ISO image
     #[arg(long, value_name = "FILE", value_parser = word::path)]
     cdrom: Option<HostPath>,
-    /// A network card: 'user' behind QEMU, or 'tap:INTERFACE/XX:XX:XX:XX:XX:XX' at a tap interface, with its address
-    #[arg(long, value_name = "NETWORK")]
+    /// A network card: bridge=NAME in a bridge of the host, user behind QEMU, tap=INTERFACE at a tap interface that is
+    /// there, or none [default address in a bridge: a random one, which stays]
+    #[arg(long, value_name = "bridge=NAME|user|tap=INTERFACE|none[,mac=ADDRESS]", value_parser = nic)]
     nic: Option<String>,
     /// A graphics card
     #[arg(long, value_name = "CARD", value_parser = ["std", "cirrus", "virtio"])]
@@ -30,6 +31,25 @@ pub struct Devices {
     /// A USB tablet, by which the pointer of a remote screen is where the user's is
     #[arg(long)]
     tablet: bool,
+}
+
+/// Parses a network card; the result is the value of the platform key, which is accepted as well.
+fn nic(word: &str) -> Result<String, String> {
+    let (network, mac) = match word.split_once(",mac=") {
+        Some((network, mac)) => (network, Some(mac)),
+        None => (word, None),
+    };
+    let value = match (network.split_once('='), mac) {
+        (None, None) => word.to_owned(),
+        (Some((kind @ ("bridge" | "tap"), name)), None) if !name.contains(',') => format!("{kind}:{name}"),
+        (Some((kind @ ("bridge" | "tap"), name)), Some(mac)) if !name.contains(',') => format!("{kind}:{name}/{mac}"),
+        (None, Some(mac)) if network == "user" => format!("user/{mac}"),
+        _ => return Err("use bridge=NAME, user, tap=INTERFACE or none; ',mac=ADDRESS' may follow".into()),
+    };
+    if value.starts_with("tap:") && !value.contains('/') {
+        return Err("a tap interface needs the address of the card: tap=INTERFACE,mac=ADDRESS".into());
+    }
+    Ok(value)
 }
 
 impl Devices {
@@ -51,5 +71,29 @@ impl Devices {
             ("usb_tablet", on(tablet)),
         ];
         Ok(keys.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))).collect())
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn a_network_card_becomes_the_value_of_its_platform_key() {
+        let mac = "52:54:00:00:00:01";
+        for (word, expected) in [
+            ("none".to_owned(), "none".to_owned()),
+            ("user".into(), "user".into()),
+            ("bridge=br0".into(), "bridge:br0".into()),
+            (format!("bridge=br0,mac={mac}"), format!("bridge:br0/{mac}")),
+            (format!("user,mac={mac}"), format!("user/{mac}")),
+            (format!("tap=tap0,mac={mac}"), format!("tap:tap0/{mac}")),
+            (format!("tap:tap0/{mac}"), format!("tap:tap0/{mac}")),
+        ] {
+            assert_eq!(nic(&word), Ok(expected), "{word}");
+        }
+        for wrong in ["br=br0", "bridge=br0,model=e1000", "none,mac=52:54:00:00:00:01", "tap=tap0"] {
+            assert!(nic(wrong).is_err(), "{wrong}");
+        }
     }
 }

@@ -111,8 +111,11 @@ async fn create(State(daemon): State<Daemon>, Body(asked): Body<VmCreate>) -> Re
         seed: asked.seed.is_some(),
         ..new
     };
-    vm::check(&daemon.config, &made)?;
+    let config = daemon.config.clone();
     let made = request::change(&daemon.catalogue, StatusCode::CREATED.as_u16(), move |tx| {
+        let mut made = made;
+        vm::settle_mac(tx, made.uuid, &mut made.platform)?;
+        vm::check(&config, &made)?;
         asked.uuid.map_or(Ok(()), |uuid| tx.check_uuid_free(uuid))?;
         tx.add_vm(&made)?;
         tx.set_seed(made.uuid, asked.seed.as_ref())?;
@@ -128,9 +131,14 @@ async fn create(State(daemon): State<Daemon>, Body(asked): Body<VmCreate>) -> Re
     request_body = VmPatch,
     responses((status = 200, body = Vm), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
-async fn patch(State(daemon): State<Daemon>, Id(uuid): Id, Body(patch): Body<VmPatch>) -> Result<Json<Vm>, Refusal> {
+async fn patch(
+    State(daemon): State<Daemon>,
+    Id(uuid): Id,
+    Body(mut patch): Body<VmPatch>,
+) -> Result<Json<Vm>, Refusal> {
     let config = daemon.config.clone();
     let patched = request::change(&daemon.catalogue, StatusCode::OK.as_u16(), move |tx| {
+        patch.platform.as_mut().map_or(Ok(()), |platform| vm::settle_mac(tx, uuid, platform))?;
         let patched = tx.patch_vm(uuid, &patch)?;
         vm::check(&config, &patched)?;
         Ok(patched)
@@ -262,8 +270,8 @@ async fn revert(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<Vm
 }
 
 /// Creates a halted VM with the hardware of another and thin clones of its disks, as they are at one moment or were
-/// when a snapshot was taken. Disks that the guest can only read are shared. A network card with an address of its own
-/// is not copied: the task's result then has a `note`.
+/// when a snapshot was taken. Disks that the guest can only read are shared. A network card in a bridge gets another
+/// address; one at a tap interface is not copied, and the task's result has a `note`.
 #[utoipa::path(
     post, path = "/vms/{uuid}/clone", tag = "vm", operation_id = "vm_clone", params(("uuid" = Uuid, Path)),
     request_body = VmClone,

@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::moment::{Found, Moment, states};
+use super::network;
 use super::snapshot::{disk_of, hardware_of};
 use crate::daemon::Daemon;
 use crate::task::Context;
@@ -57,7 +58,13 @@ pub async fn clone(daemon: &Daemon, vm: Uuid, asked: VmClone) -> Result<Task, Pr
     let clones: HashMap<Uuid, Uuid> = states.iter().map(|state| (state.of, state.vdi)).collect();
     let chosen = asked.uuid;
     let seed = daemon.catalogue.read(move |view| view.seed(vm)).await?;
-    let (new, note) = machine(asked, hardware, seed.as_ref());
+    let (mut new, note) = machine(asked, hardware, seed.as_ref());
+    let (uuid, mut platform) = (new.uuid, new.platform);
+    let settled = daemon.catalogue.read(move |view| {
+        network::settle_mac(view, uuid, &mut platform)?;
+        Ok(platform)
+    });
+    new.platform = settled.await?;
     super::check(&daemon.config, &new)?;
     let vbds = disks.iter().map(|disk| {
         let vdi = disk.snapshot.and_then(|source| clones.get(&source).copied()).unwrap_or(disk.vdi);
@@ -108,10 +115,14 @@ pub fn is_gone(problem: Problem) -> Problem {
 fn machine(asked: VmClone, mut hardware: VmHardware, seed: Option<&Seed>) -> (Vm, Option<String>) {
     let platform = &mut hardware.platform;
     // Two network cards with one address disturb each other.
-    let nic = platform.get("nic").filter(|nic| nic.contains('/')).cloned();
-    let nic = nic.map(|nic| {
-        platform.remove("nic");
-        format!("the network card was not copied, because it has an address of its own: nic={nic}")
+    let nic = platform.remove("nic").and_then(|nic| match network::without_mac(&nic) {
+        Some(without) => {
+            platform.insert("nic".into(), without);
+            None
+        }
+        None => {
+            Some(format!("the network card was not copied, because its tap interface is the original's: nic={nic}"))
+        }
     });
     // With the instance's identity that is in it, cloud-init would not set up the clone as a machine of its own.
     let meta_data = seed.is_some_and(|seed| seed.meta_data.is_some()).then(|| {
@@ -178,7 +189,13 @@ impl Clone {
                 State { name: Some(name), ..state }.record_in(tx, &images, false)?;
             }
             // Its name was taken when the job began.
-            tx.insert_vm(&job.vm)?;
+            let mut vm = job.vm.clone();
+            // Another VM may have been given the address since.
+            if let Some(nic) = vm.platform.get_mut("nic") {
+                *nic = network::without_mac(nic).unwrap_or_default();
+            }
+            network::settle_mac(tx, vm.uuid, &mut vm.platform)?;
+            tx.insert_vm(&vm)?;
             // Not in the job: the journal is no place for secrets.
             let seed = tx.seed(job.moment.vm)?.map(|seed| Seed { meta_data: None, ..seed });
             tx.set_seed(job.vm.uuid, seed.as_ref())?;

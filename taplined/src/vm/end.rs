@@ -9,6 +9,7 @@ use uuid::Uuid;
 
 use super::guest::Guest;
 use super::machine::{End, RunningVm};
+use super::network::Bridged;
 use super::{Operation, group, new_task, start, vm_directory};
 use crate::catalogue;
 use crate::daemon::Daemon;
@@ -91,24 +92,26 @@ pub async fn clear(
     let plugged = catalogue::record(&daemon.catalogue, move |tx| {
         // From here on none of them is plugged automatically.
         tx.set_vm_power(vm, Power::Stopping, kept.as_ref())?;
+        let known = tx.vm(vm)?;
         let vbds = tx.vbds(Some(vm), None)?;
         let goes = |vbd: &Vbd| vbd.state != VbdState::Unplugged && !keep.contains(&vbd.uuid);
-        Ok(vbds.into_iter().filter(goes).map(|vbd| vbd.uuid).collect())
+        Ok((known, vbds.into_iter().filter(goes).map(|vbd| vbd.uuid).collect::<Vec<_>>()))
     });
-    let plugged: Vec<Uuid> = plugged.await?;
+    let (known, plugged) = plugged.await?;
     daemon.vms.guests().remove(&vm);
     fault::point("vm-end", "unplug", false);
     let unplugged = plug::unplug_all(daemon, plugged, context).await;
     fault::point("vm-end", "unplug", true);
-    let directory = vm_directory(&daemon.config, vm);
+    let (directory, bridged) = (vm_directory(&daemon.config, vm), Bridged::of(&daemon.config, &known));
     let removed = blocking("remove the directory of a VM", move || {
         group::leave(vm);
-        match std::fs::remove_dir_all(&directory) {
+        let removed = match std::fs::remove_dir_all(&directory) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
                 Err(Problem::failed(format_args!("remove {}", directory.display()), error))
             }
             _ => Ok(()),
-        }
+        };
+        removed.and(bridged.map_or(Ok(()), |bridged| bridged.disconnect()))
     });
     let why = why.or(unplugged.err()).or(removed.await.err());
     let halted = catalogue::record(&daemon.catalogue, move |tx| {

@@ -10,6 +10,7 @@ use api::{Boot, Code, Driver, Problem, Vbd, Vm};
 use uuid::Uuid;
 
 use super::directory::vm_directory;
+use super::network::Bridged;
 use super::seed;
 use crate::config::Config;
 use crate::disk::paths::DiskPaths;
@@ -121,7 +122,10 @@ fn position(number: u8) -> Option<Position> {
 fn without_disks(config: &Config, vm: &Vm) -> Result<Hardware, Problem> {
     let memory_mib = whole_mib(vm)?;
     let pairs = vm.platform.iter().map(|(key, value)| (key.as_str(), value.as_str()));
-    let platform = Platform::parse(pairs).map_err(|error| refused(&error.into()))?;
+    let mut platform = Platform::parse(pairs).map_err(|error| refused(&error.into()))?;
+    if let Some(bridged) = Bridged::of(config, vm) {
+        platform.nic = bridged.nic();
+    }
     let boot = match &vm.boot {
         Boot::Disk => hardware::Boot::Firmware,
         Boot::Kernel { kernel, initrd, cmdline } => hardware::Boot::Kernel {

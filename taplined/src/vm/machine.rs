@@ -200,8 +200,8 @@ pub fn qemu_problem(vm: Uuid, error: &MachineError) -> Problem {
         MachineError::Taken(_) => Problem::new(Code::InUse, what)
             .advise("the guest has not released the previous disk; detach it inside the guest, or shut the guest down"),
         MachineError::Ended { said, .. } if said.contains(TUN) => Problem::new(Code::Failed, what).advise(
-            "QEMU runs as its own user: create the interface without an owner and let all users open /dev/net/tun, or \
-             set qemu-user to the interface's owner",
+            "QEMU runs as its own user: let all users open /dev/net/tun (chmod 666), and create a tap interface of your \
+             own without an owner, or set qemu-user to its owner",
         ),
         MachineError::Start { .. } => {
             Problem::new(Code::Failed, what).advise("install QEMU and util-linux, or set qemu-program")

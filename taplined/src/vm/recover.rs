@@ -14,7 +14,7 @@ use uuid::Uuid;
 use super::end::Ended;
 use super::guest::{self, Guest};
 use super::machine::{RunningVm, qemu_problem};
-use super::{domain, end, hardware, new_task, stop, strays, vm_directories, vm_directory};
+use super::{domain, end, hardware, network, new_task, stop, strays, vm_directories, vm_directory};
 use crate::daemon::Daemon;
 use crate::disk::process::DiskProcess;
 use crate::task::blocking;
@@ -57,7 +57,19 @@ pub async fn recover(daemon: &Daemon, plugged_since: &BTreeSet<Uuid>) -> Result<
     for vm in vms.into_iter().filter(|vm| vm.power != Power::Halted && !left.contains(&vm.uuid)) {
         one(daemon, vm, plugged_since, older).await?;
     }
-    Ok(())
+    sweep(daemon, left).await
+}
+
+/// Removes the tap interfaces of machines that have ended. Those that are ending remove theirs by themselves.
+async fn sweep(daemon: &Daemon, mut run: BTreeSet<Uuid>) -> Result<(), Problem> {
+    let vms = daemon.catalogue.read(|view| view.vms()).await?;
+    run.extend(vms.iter().filter(|vm| vm.power != Power::Halted).map(|vm| vm.uuid));
+    let (config, known) = (daemon.config.clone(), vms.iter().map(|vm| vm.uuid).collect());
+    let swept = move || {
+        network::sweep(&config, &known, &run);
+        Ok(())
+    };
+    blocking("remove tap interfaces of earlier machines", swept).await
 }
 
 /// Whether one of these processes is the one that the catalogue has for a VM.

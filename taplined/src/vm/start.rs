@@ -19,6 +19,7 @@ use super::directory::{account, make_empty, vm_directory};
 use super::guest::Guest;
 use super::hardware::Plan;
 use super::machine::RunningVm;
+use super::network::Bridged;
 use super::{Operation, domain, end, group, hardware, machine, new_task, seed};
 use crate::account::As;
 use crate::catalogue;
@@ -40,6 +41,8 @@ struct StartSpec {
     plan: Plan,
     /// Its cloud-init seed.
     seed: Option<seed::Image>,
+    /// Its network card, if that is in a bridge.
+    bridged: Option<Bridged>,
     /// VBDs that are not plugged yet.
     unplugged: Vec<Uuid>,
 }
@@ -48,14 +51,15 @@ struct StartSpec {
 pub async fn start(daemon: &Daemon, vm: Uuid) -> Result<Task, Problem> {
     let operation = daemon.vms.begin(vm)?;
     let known = daemon.catalogue.read(move |view| view.vm(vm)).await?;
-    see_files(known).await?;
     let config = daemon.config.clone();
+    see_files(Bridged::of(&config, &known), known).await?;
     let order = daemon.catalogue.write(move |tx| {
         let (known, vbds) = tx.begin_vm_start(vm)?;
         let plan = hardware::of(&config, &known, &vbds)?;
         let seed = tx.seed(vm)?.map(|texts| seed::image(&known, &texts)).transpose()?;
+        let bridged = Bridged::of(&config, &known);
         let unplugged = vbds.iter().filter(|vbd| vbd.state != VbdState::Plugged).map(|vbd| vbd.uuid).collect();
-        Ok(StartSpec { vm, plan, seed, unplugged })
+        Ok(StartSpec { vm, plan, seed, bridged, unplugged })
     });
     let order = order.await?;
     let at_work = daemon.clone();
@@ -88,8 +92,8 @@ fn give_up(daemon: &Daemon, vm: Uuid) {
     });
 }
 
-/// Checks that the files that it boots from exist, before anything else.
-async fn see_files(vm: Vm) -> Result<(), Problem> {
+/// Checks that the files that it boots from and the bridge of its network card exist, before anything else.
+async fn see_files(bridged: Option<Bridged>, vm: Vm) -> Result<(), Problem> {
     let mut files: Vec<(&str, PathBuf)> = Vec::new();
     if let Boot::Kernel { kernel, initrd, .. } = &vm.boot {
         files.push(("boot.kernel", kernel.as_path().to_owned()));
@@ -105,7 +109,7 @@ async fn see_files(vm: Vm) -> Result<(), Problem> {
                 return Err(Problem::new(Code::Invalid, what).field(field));
             }
         }
-        Ok(())
+        bridged.map_or(Ok(()), |bridged| bridged.see_bridge().map(drop))
     });
     seen.await
 }
@@ -140,12 +144,12 @@ async fn run(
 
 /// Plugs the unplugged VBDs, and starts the guest.
 async fn begin(daemon: &Daemon, order: StartSpec, context: &mut Context) -> Result<Arc<Guest>, Problem> {
-    let StartSpec { vm, plan, seed, unplugged } = order;
+    let StartSpec { vm, plan, seed, bridged, unplugged } = order;
     match plan {
         Plan::Qemu(hardware) => {
             let runs_as = make_place(daemon, vm).await?;
             plug(daemon, unplugged, context).await?;
-            start_qemu(daemon, vm, Parts { hardware, seed }, runs_as, context).await
+            start_qemu(daemon, vm, Parts { hardware, seed, bridged }, runs_as, context).await
         }
         Plan::Xen(config) => {
             let guest = make_domain(daemon, vm, config, context).await?;
@@ -182,6 +186,7 @@ async fn plug(daemon: &Daemon, unplugged: Vec<Uuid>, context: &mut Context) -> R
 struct Parts {
     hardware: Box<Hardware>,
     seed: Option<seed::Image>,
+    bridged: Option<Bridged>,
 }
 
 async fn start_qemu(
@@ -256,6 +261,8 @@ async fn make_domain(
 
 fn launch(vm: Uuid, config: &Config, parts: &Parts, account: Option<&Account>) -> Result<QemuVm, Problem> {
     let directory = vm_directory(config, vm);
+    // What is left of a start that fails goes with the rest of the machine.
+    parts.bridged.as_ref().map_or(Ok(()), |bridged| bridged.connect(account))?;
     let start = || {
         QemuVm::start_as(account, &config.qemu_program, &parts.hardware, &directory, TO_ANSWER)
             .map_err(|error| machine::qemu_problem(vm, &error))

@@ -4,6 +4,7 @@
 #![allow(missing_docs, reason = "nobody imports a test")]
 
 mod autostart;
+mod bridges;
 mod confine;
 mod confine_vm;
 mod daemon;

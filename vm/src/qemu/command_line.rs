@@ -262,16 +262,16 @@ impl Words {
 
     fn network(&mut self, nic: &Nic) {
         let address = match nic {
-            Nic::None => return,
-            Nic::User => {
+            // Hardware with a bridge was refused.
+            Nic::None | Nic::Bridge { .. } => return,
+            Nic::User { mac } => {
                 self.say("-netdev", "user,id=net");
-                String::new()
+                mac.map(|mac| format!(",mac={mac}")).unwrap_or_default()
             }
             // Its scripts would have to start programs; the creator of the interface has already connected it.
             Nic::Tap { name, mac } => {
                 self.say("-netdev", format!("tap,id=net,ifname={name},script=no,downscript=no"));
-                let bytes: Vec<String> = mac.iter().map(|byte| format!("{byte:02x}")).collect();
-                format!(",mac={}", bytes.join(":"))
+                format!(",mac={mac}")
             }
         };
         // Without a ROM: the guest never boots from it.
@@ -345,7 +345,7 @@ mod test {
     #[test]
     fn each_platform_key_adds_its_device_and_no_other() {
         let base = line(&small());
-        let cases: [(&[(&str, &str)], &str); 9] = [
+        let cases: [(&[(&str, &str)], &str); 10] = [
             (&[("usb", "true")], " -device piix3-usb-uhci,id=usb,bus=pci.0,addr=0x5"),
             (&[("parallel", "null")], " -chardev null,id=parallel -device isa-parallel,chardev=parallel"),
             (&[("hvm_serial", "pty")], " -chardev pty,id=serial -device isa-serial,chardev=serial"),
@@ -357,6 +357,10 @@ mod test {
             (
                 &[("nic", "user")],
                 " -netdev user,id=net -device virtio-net-pci-non-transitional,netdev=net,bus=pci.0,addr=0x3,romfile=",
+            ),
+            (
+                &[("nic", "user/52:54:00:0a:00:01")],
+                " -netdev user,id=net -device virtio-net-pci-non-transitional,netdev=net,bus=pci.0,addr=0x3,romfile=,mac=52:54:00:0a:00:01",
             ),
             (
                 &[("nic", "tap:tap7/52:54:00:0a:00:01")],

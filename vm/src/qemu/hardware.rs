@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use super::accelerator::Accelerator;
-use super::platform::{Dvd, Platform, PlatformError, Port};
+use super::platform::{Dvd, Nic, Platform, PlatformError, Port};
 use super::slots::{Position, queues_default};
 
 /// Less than any kernel boots in.
@@ -167,6 +167,9 @@ pub enum HardwareError {
     /// Two users of one port.
     #[error("the console and platform:hvm_serial both use the serial port: give only one of them")]
     SerialTwice,
+    /// A bridge without the tap interface in it.
+    #[error("the network card is in the bridge {0}, and QEMU is to be given a tap interface in it")]
+    Bridge(String),
     /// A platform key.
     #[error(transparent)]
     Platform(#[from] PlatformError),
@@ -198,6 +201,9 @@ impl Hardware {
             }
         }
         self.seed.as_ref().map_or(Ok(()), |path| check_path("the cloud-init seed", path))?;
+        if let Nic::Bridge { bridge, .. } = &self.platform.nic {
+            return Err(HardwareError::Bridge(bridge.clone()));
+        }
         Ok(self.platform.agree()?)
     }
 
@@ -310,6 +316,8 @@ pub(crate) mod test {
             refused(|h| h.disks = vec![Disk { queues: Some(0), ..disk(9, "/a") }])
                 .contains("disk 9: a number of queues")
         );
+        let bridge = Nic::Bridge { bridge: "br0".into(), mac: None };
+        assert!(refused(|h| h.platform.nic = bridge).contains("the bridge br0"));
         assert!(refused(|h| h.platform.usb_tablet = true).contains("usb_tablet=true needs"));
         assert!(
             refused(|h| {

@@ -3,6 +3,7 @@
 //! It knows nothing about QEMU's syntax. Invariant: an unknown key, an invalid value and contradicting keys are
 //! rejected by name, with the allowed values.
 
+use std::fmt;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
@@ -85,14 +86,35 @@ pub enum Nic {
     #[default]
     None,
     /// Behind QEMU, which responds in place of the guest.
-    User,
-    /// By a tap interface that is there, with a hardware address.
+    User {
+        /// The card's address, if it is not QEMU's default.
+        mac: Option<Mac>,
+    },
+    /// By a tap interface that is there.
     Tap {
         /// The interface.
         name: String,
-        /// Six bytes.
-        mac: [u8; 6],
+        /// The card's address.
+        mac: Mac,
     },
+    /// In a bridge of the host. QEMU is given the tap interface that was put into it.
+    Bridge {
+        /// The bridge.
+        bridge: String,
+        /// The card's address, if it has one yet.
+        mac: Option<Mac>,
+    },
+}
+
+/// The hardware address of a network card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mac(pub [u8; 6]);
+
+impl fmt::Display for Mac {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Mac([a, b, c, d, e, g]) = self;
+        write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
+    }
 }
 
 /// Why a key is invalid.
@@ -133,7 +155,8 @@ const SERIAL: &str = "none, null, pty, file:PATH, unix:PATH";
 const DVD: &str = "none, empty, file:PATH";
 const VGA: &str = "none, std, cirrus, virtio";
 const VNC: &str = "none, unix:PATH";
-const NIC: &str = "none, user, tap:INTERFACE/XX:XX:XX:XX:XX:XX";
+const NIC: &str =
+    "none, user[/ADDRESS], bridge:BRIDGE[/ADDRESS], tap:INTERFACE/ADDRESS; an address is XX:XX:XX:XX:XX:XX";
 
 /// The longest name of an interface, from linux/if.h.
 const INTERFACE_LEN_MAX: usize = 15;
@@ -159,7 +182,7 @@ impl Platform {
             "dvd" => self.dvd = dvd(value)?,
             "vga" => self.vga = vga(value)?,
             "vnc" => self.vnc = vnc(value)?,
-            "nic" => self.nic = nic(value)?,
+            "nic" => self.nic = Nic::parse(value)?,
             _ => return Err(PlatformError::Unknown { key: key.to_owned() }),
         }
         Ok(())
@@ -234,25 +257,52 @@ fn vnc(value: &str) -> Result<Option<PathBuf>, PlatformError> {
     }
 }
 
-fn nic(value: &str) -> Result<Nic, PlatformError> {
-    match value {
-        "none" => Ok(Nic::None),
-        "user" => Ok(Nic::User),
-        _ => tap(value).ok_or_else(|| bad("nic", value, NIC)),
+impl Nic {
+    /// The meaning of the key's value.
+    pub fn parse(value: &str) -> Result<Nic, PlatformError> {
+        let parsed = match value.split_once(':') {
+            Some(("tap", rest)) => with_mac(rest).and_then(|(name, mac)| Some(Nic::Tap { name, mac: mac? })),
+            Some(("bridge", rest)) => with_mac(rest).map(|(bridge, mac)| Nic::Bridge { bridge, mac }),
+            _ if value == "none" => Some(Nic::None),
+            _ if value == "user" => Some(Nic::User { mac: None }),
+            _ => value.strip_prefix("user/").and_then(mac).map(|mac| Nic::User { mac: Some(mac) }),
+        };
+        parsed.ok_or_else(|| bad("nic", value, NIC))
     }
 }
 
-/// `tap:NAME/MAC`; the address is needed, for guests in one network must differ, and must not be one of a group.
-fn tap(value: &str) -> Option<Nic> {
-    let (name, address) = value.strip_prefix("tap:")?.split_once('/')?;
+/// As the value of the key.
+impl fmt::Display for Nic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Nic::None => f.write_str("none"),
+            Nic::User { mac: None } => f.write_str("user"),
+            Nic::User { mac: Some(mac) } => write!(f, "user/{mac}"),
+            Nic::Tap { name, mac } => write!(f, "tap:{name}/{mac}"),
+            Nic::Bridge { bridge, mac: None } => write!(f, "bridge:{bridge}"),
+            Nic::Bridge { bridge, mac: Some(mac) } => write!(f, "bridge:{bridge}/{mac}"),
+        }
+    }
+}
+
+/// `NAME[/ADDRESS]`, the name of an interface.
+fn with_mac(text: &str) -> Option<(String, Option<Mac>)> {
+    let (name, address) = text.split_once('/').map_or((text, None), |(name, address)| (name, Some(address)));
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
-    if name.is_empty() || name.len() > INTERFACE_LEN_MAX || !name.bytes().all(plain) {
+    // A name of a program's own is not taken for an option of ip(8).
+    let first = name.bytes().next().is_some_and(|byte| byte != b'-');
+    if !first || name.len() > INTERFACE_LEN_MAX || !name.bytes().all(plain) {
         return None;
     }
-    let bytes = address.split(':').map(|byte| (byte.len() == 2).then(|| u8::from_str_radix(byte, 16).ok())?);
+    Some((name.to_owned(), address.map(|address| mac(address).ok_or(())).transpose().ok()?))
+}
+
+/// A hardware address of a single card, not of a group.
+fn mac(text: &str) -> Option<Mac> {
+    let bytes = text.split(':').map(|byte| (byte.len() == 2).then(|| u8::from_str_radix(byte, 16).ok())?);
     let mac: [u8; 6] = bytes.collect::<Option<Vec<u8>>>()?.try_into().ok()?;
     let of_a_group = mac.first().is_some_and(|first| first & 1 == 1);
-    (!of_a_group).then(|| Nic::Tap { name: name.to_owned(), mac })
+    (!of_a_group).then_some(Mac(mac))
 }
 
 #[cfg(test)]
@@ -280,7 +330,17 @@ mod test {
         assert_eq!(platform.parallel, Port::Null);
         assert_eq!(platform.hvm_serial, Port::File("/run/a.log".into()));
         let nic = Platform::parse([("nic", "tap:tap0/52:54:00:ab:cd:ef")]).unwrap().nic;
-        assert_eq!(nic, Nic::Tap { name: "tap0".into(), mac: [0x52, 0x54, 0, 0xab, 0xcd, 0xef] });
+        assert_eq!(nic, Nic::Tap { name: "tap0".into(), mac: Mac([0x52, 0x54, 0, 0xab, 0xcd, 0xef]) });
+    }
+
+    #[test]
+    fn a_network_card_is_printed_as_it_is_parsed() {
+        let address = "52:54:00:ab:cd:0f";
+        let plain = ["none", "user", "bridge:br0"].map(str::to_owned);
+        let with_address = ["user", "bridge:br-lan.7", "tap:tap0"].map(|nic| format!("{nic}/{address}"));
+        for text in plain.into_iter().chain(with_address) {
+            assert_eq!(Nic::parse(&text).unwrap().to_string(), text);
+        }
     }
 
     #[test]
@@ -299,6 +359,11 @@ mod test {
             ("nic", "tap:tap0/53:54:00:ab:cd:ef"),
             ("nic", "tap:tap0/52:54:00:ab:cd"),
             ("nic", "tap:interface-of-16ch/52:54:00:ab:cd:ef"),
+            ("nic", "user/52:54:00:ab:cd"),
+            ("nic", "bridge:"),
+            ("nic", "bridge:-br0"),
+            ("nic", "bridge:br0/"),
+            ("nic", "bridge:br 0"),
             ("hpet", ""),
         ] {
             assert!(refused(key, value).contains("allowed: "), "{key}={value}");

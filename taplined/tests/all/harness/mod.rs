@@ -26,6 +26,8 @@ pub const ABORT_AT: &str = "TAPLINED_ABORT_AT";
 pub struct Taplined {
     room: tempfile::TempDir,
     environment: Vec<(String, String)>,
+    /// Programs that become the daemon, with their arguments.
+    through: Vec<String>,
     process: Option<Child>,
 }
 
@@ -99,7 +101,7 @@ pub fn start_with(settings: &str, environment: &[(&str, &str)]) -> Taplined {
     );
     fs::write(room.path().join("taplined.toml"), config).unwrap();
     let environment = environment.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
-    let mut daemon = Taplined { room, environment, process: None };
+    let mut daemon = Taplined { room, environment, through: Vec::new(), process: None };
     daemon.run();
     daemon
 }
@@ -137,8 +139,10 @@ impl Taplined {
     }
 
     fn run_logging_to(&mut self, log: Stdio) {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_taplined"));
-        command.arg("--config").arg(self.room.path().join("taplined.toml"));
+        let words: Vec<&str> =
+            self.through.iter().map(String::as_str).chain([env!("CARGO_BIN_EXE_taplined")]).collect();
+        let mut command = Command::new(words[0]);
+        command.args(&words[1..]).arg("--config").arg(self.room.path().join("taplined.toml"));
         command.envs(self.environment.clone()).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         self.process = Some(command.spawn().unwrap());
         wait_until("the daemon listens", || {
@@ -211,6 +215,12 @@ impl Taplined {
         }
         self.environment.retain(|(name, _)| name != ABORT_AT);
         self.run();
+    }
+
+    /// Restarts it through another program, which becomes it.
+    pub fn restart_through(&mut self, words: &[&str]) {
+        self.through = words.iter().map(|word| (*word).into()).collect();
+        self.restart();
     }
 
     /// Runs a one-shot command of the program with the daemon's configuration; returns its exit code and output.

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use crate::{Description, ImageFormat, Name, OtherConfig, Tags};
+use crate::{Description, ImageFormat, Name, OtherConfig, Retention, Tags};
 
 /// A repository's own record of its contents.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -85,6 +85,12 @@ pub struct InventoryVdi {
     /// When the snapshot was taken.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub snapshot_time: Option<Timestamp>,
+    /// The schedule by which snapshots of it are taken.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub retention: Option<Retention>,
+    /// Whether it was taken by the schedule of its VDI.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub scheduled: bool,
     /// When the VDI was created.
     pub created: Timestamp,
 }

@@ -16,6 +16,7 @@ mod host;
 mod inventory;
 mod label;
 mod problem;
+mod retention;
 mod seed;
 mod sr;
 mod task;
@@ -33,6 +34,7 @@ pub use host::{Backup, BackupReason, Difference, DifferenceKind, Host, HostDrain
 pub use inventory::{Inventory, InventoryImage, InventoryVdi};
 pub use label::{Labels, OtherConfig, Tag, Tags};
 pub use problem::{Code, Details, KINDS, Kind, Problem};
+pub use retention::Retention;
 pub use seed::{Seed, SeedText};
 pub use sr::{
     Forecast, Placed, Scan, Space, Sr, SrAttach, SrBelieve, SrCreate, SrDestroyPlan, SrFound, SrIntroduce, SrPatch,

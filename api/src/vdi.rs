@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use crate::{AbsolutePath, Description, Name, OtherConfig, Size, Tags, Use};
+use crate::{AbsolutePath, Description, Name, OtherConfig, Retention, Size, Tags, Use};
 
 /// A virtual disk.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -46,6 +46,12 @@ pub struct Vdi {
     /// When the snapshot was taken.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub snapshot_time: Option<Timestamp>,
+    /// The schedule by which snapshots of it are taken, and how many are kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub retention: Option<Retention>,
+    /// Whether it is a snapshot that was taken by the schedule of its VDI, which also destroys it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub scheduled: bool,
     /// Whether the VDI can be used.
     pub state: VdiState,
     /// Its current users.
@@ -178,6 +184,13 @@ pub struct VdiPatch {
     /// Strings that programs keep with it, instead of those it has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub other_config: Option<OtherConfig>,
+    /// The schedule by which snapshots of it are taken, and how many are kept; null ends it.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "crate::value::change")]
+    #[schema(value_type = Option<Retention>)]
+    pub retention: Option<Option<Retention>>,
+    /// False has a scheduled snapshot stay that its schedule would destroy one day.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scheduled: Option<bool>,
 }
 
 /// Grows a VDI; it may be plugged.

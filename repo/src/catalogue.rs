@@ -60,10 +60,10 @@ pub use vm::VmProcess;
 use writer::{State, Writer};
 
 /// The version of the schema, in the file's `user_version`.
-const VERSION: i64 = 8;
+const VERSION: i64 = 9;
 
 /// `schema.sql` creates version 1; each later version adds an entry, which upgrades the schema of the one before.
-const MIGRATIONS: [&str; 8] = [
+const MIGRATIONS: [&str; 9] = [
     include_str!("catalogue/schema.sql"),
     include_str!("catalogue/schema-2.sql"),
     include_str!("catalogue/schema-3.sql"),
@@ -72,6 +72,7 @@ const MIGRATIONS: [&str; 8] = [
     include_str!("catalogue/schema-6.sql"),
     include_str!("catalogue/schema-7.sql"),
     include_str!("catalogue/schema-8.sql"),
+    include_str!("catalogue/schema-9.sql"),
 ];
 
 /// Concurrent reads by the daemon itself, and by its clients: each has a thread and a connection. More would wait for

@@ -1,5 +1,6 @@
 //! `tapline vdi`.
 
+mod keep;
 mod make;
 mod shown;
 mod tree;
@@ -64,6 +65,8 @@ pub enum Verb {
     Snapshot(Branch),
     /// Create a writable clone of a disk and print its UUID
     Clone(Branch),
+    /// Take snapshots of a disk by a schedule, and keep the last one of each of so many hours, days, weeks and months
+    Keep(keep::Keep),
     /// Revert a disk to a snapshot; data written since then is lost
     Revert(Revert),
     /// Make a full copy of a disk and print its UUID
@@ -177,6 +180,7 @@ impl Verb {
             Verb::Detach(detach) => detach.run(session).await,
             Verb::Snapshot(branch) => branch.snapshot(session).await,
             Verb::Clone(branch) => branch.clone(session).await,
+            Verb::Keep(keep) => keep.run(session).await,
             Verb::Revert(revert) => revert.run(session).await,
             Verb::Copy(copy) => copy.run(session).await,
             Verb::Import(import) => import.run(session).await,
@@ -218,7 +222,7 @@ impl Set {
             false => Default::default(),
         };
         let (tags, other_config) = labels.of(now)?;
-        let patch = VdiPatch { name, description, read_only, tags, other_config };
+        let patch = VdiPatch { name, description, read_only, tags, other_config, ..VdiPatch::default() };
         let vdi = session.client.vdi_set(uuid, &patch).await?;
         if session.json() { session.value(&vdi) } else { Ok(()) }
     }

@@ -134,6 +134,7 @@ impl Daemon {
         tokio::spawn(crate::sr::seek_lost(daemon.clone()));
         tokio::spawn(crate::sr::watch_space(daemon.clone()));
         tokio::spawn(crate::plug::look_for_hung(daemon.clone()));
+        tokio::spawn(crate::retention::follow(daemon.clone()));
         daemon.care.begin(&daemon);
         Ok(daemon)
     }

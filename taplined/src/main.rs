@@ -11,6 +11,7 @@
 mod account;
 mod autostart;
 mod catalogue;
+mod clock;
 mod config;
 mod daemon;
 mod directories;
@@ -25,6 +26,7 @@ mod plug;
 mod predecessors;
 mod reconcile;
 mod request;
+mod retention;
 mod sr;
 mod task;
 mod token;

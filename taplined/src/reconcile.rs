@@ -301,6 +301,7 @@ fn follow(tx: &mut repo::Tx<'_>, vdi: Uuid, what: &Follow) -> Result<(), Problem
             labels: api::Labels::default(),
             read_only: true,
             snapshot: Some((vdi, Some(Timestamp::now()))),
+            scheduled: false,
         })?;
     }
     for image in &what.doubtful {

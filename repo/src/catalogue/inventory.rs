@@ -14,7 +14,7 @@ use tokio::sync::Notify;
 use uuid::Uuid;
 
 use super::image::{Image, ImageState};
-use super::row::{Id, Time, labels, text};
+use super::row::{Id, Json, Time, labels, text};
 use super::{Tx, View, failed};
 use crate::inventory::{Change, Contents, Gone, Line, Words, first_head};
 
@@ -127,6 +127,8 @@ fn vdi_of_row(row: &Row<'_>) -> rusqlite::Result<InventoryVdi> {
         read_only: row.get("read_only")?,
         snapshot_of: row.get::<_, Option<Id>>("snapshot_of")?.map(|id| id.0),
         snapshot_time: row.get::<_, Option<Time>>("snapshot_time")?.map(|time| time.0),
+        retention: row.get::<_, Option<Json<_>>>("retention")?.map(|json| json.0),
+        scheduled: row.get("scheduled")?,
         created: row.get::<_, Time>("created")?.0,
     })
 }

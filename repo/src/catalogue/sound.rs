@@ -64,6 +64,9 @@ pub fn check_rows(connection: &Connection) -> Result<(), Problem> {
             view.seed(vm.uuid)?;
         }
         view.vdis(None)?;
+        for vdi in view.scheduled_vdis()? {
+            view.retention_rests(vdi.uuid)?;
+        }
         view.vm_snapshots(None)?;
         view.leases()?;
         view.tasks(false)?;

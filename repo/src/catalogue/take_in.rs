@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use api::{Change, Code, ImageFormat, InventoryVdi, ObjectKind, Problem};
+use jiff::{SignedDuration, Timestamp};
 use rusqlite::named_params;
 use uuid::Uuid;
 
@@ -11,6 +12,9 @@ use super::inventory::Noted;
 use super::row::{Id, Json, Time};
 use super::{Tx, View};
 use crate::inventory::{Contents, Words};
+
+/// How long a schedule of snapshots that was taken in destroys nothing.
+const SCHEDULES_REST: SignedDuration = SignedDuration::from_hours(24);
 
 /// The changes to the VDIs of a repository.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -114,20 +118,24 @@ impl Tx<'_> {
         contents: &Contents,
     ) -> Result<TakenIn, Problem> {
         let mut taken = TakenIn::default();
+        // Somebody may have brought the repository here for the sake of its old states.
+        let rests = Timestamp::now().saturating_add(SCHEDULES_REST).unwrap_or(Timestamp::MAX);
         for vdi in contents.vdis.values() {
             self.execute(
                 "INSERT INTO vdi VALUES
                  (:uuid, :image, :name, :description, :read_only, :snapshot_of, :snapshot_time, :created, :tags,
-                  :other_config)
+                  :other_config, :retention, :scheduled, :rests)
                  ON CONFLICT (uuid) DO UPDATE SET image = :image, name = :name, description = :description,
                  read_only = :read_only, snapshot_of = :snapshot_of, snapshot_time = :snapshot_time, created = :created,
-                 tags = :tags, other_config = :other_config",
+                 tags = :tags, other_config = :other_config, scheduled = :scheduled,
+                 retention_rests = iif(retention IS :retention, retention_rests, :rests), retention = :retention",
                 named_params! {
                     ":uuid": Id(vdi.uuid), ":image": Id(vdi.image), ":name": vdi.name.as_str(),
                     ":description": vdi.description.as_str(), ":read_only": vdi.read_only,
                     ":snapshot_of": vdi.snapshot_of.map(Id), ":snapshot_time": vdi.snapshot_time.map(Time),
                     ":created": Time(vdi.created), ":tags": Json(&vdi.tags),
-                    ":other_config": Json(&vdi.other_config),
+                    ":other_config": Json(&vdi.other_config), ":retention": vdi.retention.map(Json),
+                    ":scheduled": vdi.scheduled, ":rests": vdi.retention.map(|_| Time(rests)),
                 },
             )?;
             match before.get(&vdi.uuid) {

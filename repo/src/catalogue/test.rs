@@ -41,7 +41,16 @@ pub(super) fn image(sr: Uuid, parent: Option<Uuid>) -> Image {
 pub(super) fn vdi(image: &Image) -> NewVdi {
     let name = "disk".parse().unwrap();
     let (description, labels) = Default::default();
-    NewVdi { uuid: Uuid::new_v4(), image: image.uuid, name, description, labels, read_only: false, snapshot: None }
+    NewVdi {
+        uuid: Uuid::new_v4(),
+        image: image.uuid,
+        name,
+        description,
+        labels,
+        read_only: false,
+        snapshot: None,
+        scheduled: false,
+    }
 }
 
 pub(super) fn vm(name: &str) -> api::Vm {

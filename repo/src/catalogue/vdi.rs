@@ -53,6 +53,8 @@ fn with(row: &Row<'_>, depth: u32, users: Vec<Use>) -> rusqlite::Result<Vdi> {
         read_only: row.get("read_only")?,
         snapshot_of: row.get::<_, Option<Id>>("snapshot_of")?.map(|id| id.0),
         snapshot_time: row.get::<_, Option<Time>>("snapshot_time")?.map(|time| time.0),
+        retention: row.get::<_, Option<Json<_>>>("retention")?.map(|json| json.0),
+        scheduled: row.get("scheduled")?,
         state: match row.get::<_, Word<ImageState>>("image_state")?.0 {
             ImageState::Ready | ImageState::Making => VdiState::Ready,
             ImageState::Missing => VdiState::Missing,
@@ -90,6 +92,8 @@ pub struct NewVdi {
     pub read_only: bool,
     /// The VDI whose state it keeps, and the moment of that state if that is known.
     pub snapshot: Option<(Uuid, Option<Timestamp>)>,
+    /// Whether it is taken by the schedule of its VDI.
+    pub scheduled: bool,
 }
 
 impl View<'_> {
@@ -140,11 +144,40 @@ impl View<'_> {
         self.rows(&sql, [Id(vdi)], of_row)
     }
 
+    /// The VDIs that have a schedule of snapshots.
+    pub fn scheduled_vdis(&self) -> Result<Vec<Vdi>, Problem> {
+        let sql = format!("SELECT {COLUMNS}, {OF_FEW} FROM {FROM} WHERE vdi.retention IS NOT NULL ORDER BY vdi.uuid");
+        self.rows(&sql, [], of_row)
+    }
+
+    /// Until when the schedule of a VDI destroys nothing, if that was recorded.
+    pub fn retention_rests(&self, vdi: Uuid) -> Result<Option<Timestamp>, Problem> {
+        let sql = "SELECT retention_rests FROM vdi WHERE uuid = ?1 AND retention_rests IS NOT NULL";
+        self.row(sql, [Id(vdi)], |row| Ok(row.get::<_, Time>(0)?.0))
+    }
+
     /// The image that a VDI shows.
     pub fn vdi_image(&self, uuid: Uuid) -> Result<Uuid, Problem> {
         let found = self.row("SELECT image FROM vdi WHERE uuid = ?1", [Id(uuid)], |row| Ok(row.get::<_, Id>(0)?.0))?;
         found.ok_or_else(|| not_found(ObjectKind::Vdi, uuid))
     }
+}
+
+/// Refuses a schedule that would have nothing to do, and a mark that only the schedule gives.
+fn check_schedule(vdi: &Vdi, patch: &VdiPatch) -> Result<(), Problem> {
+    let uuid = vdi.uuid;
+    if patch.retention.unwrap_or(vdi.retention).is_some() && patch.read_only.unwrap_or(vdi.read_only) {
+        let what = format!("VDI {uuid} cannot be read-only and have a schedule of snapshots: it has one state then");
+        let advice = "end its schedule, or set one on the VDI that is written";
+        return Err(Problem::new(Code::State, what).field("retention").advise(advice));
+    }
+    if patch.scheduled == Some(true) && !vdi.scheduled {
+        let what = format!("VDI {uuid} was not taken by a schedule");
+        return Err(Problem::new(Code::State, what)
+            .field("scheduled")
+            .advise("destroy it when it is not needed any more"));
+    }
+    Ok(())
 }
 
 impl Tx<'_> {
@@ -153,13 +186,14 @@ impl Tx<'_> {
         self.execute(
             "INSERT INTO vdi VALUES
              (:uuid, :image, :name, :description, :read_only, :snapshot_of, :snapshot_time, :created,
-              :tags, :other_config)",
+              :tags, :other_config, NULL, :scheduled, NULL)",
             named_params! {
                 ":uuid": Id(vdi.uuid), ":image": Id(vdi.image), ":name": vdi.name.as_str(),
                 ":description": vdi.description.as_str(), ":read_only": vdi.read_only,
                 ":snapshot_of": vdi.snapshot.map(|(of, _)| Id(of)), ":snapshot_time": vdi.snapshot.and_then(|(_, at)| at).map(Time),
                 ":created": Time(Timestamp::now()),
                 ":tags": Json(&vdi.labels.tags), ":other_config": Json(&vdi.labels.other_config),
+                ":scheduled": vdi.scheduled,
             },
         )?;
         self.touch(ObjectKind::Vdi, vdi.uuid, Change::Added);
@@ -187,6 +221,7 @@ impl Tx<'_> {
                     .advise("clone it and write to the clone"));
             }
         }
+        check_schedule(&vdi, patch)?;
         if let Some(name) = patch.name.as_ref().filter(|name| **name != vdi.name) {
             self.check_name_free(Among::Vdis(vdi.sr), name, &format!("rename VDI {uuid} to '{name}'"))?;
         }
@@ -195,14 +230,21 @@ impl Tx<'_> {
         vdi.tags = patch.tags.clone().unwrap_or(vdi.tags);
         vdi.other_config = patch.other_config.clone().unwrap_or(vdi.other_config);
         vdi.read_only = patch.read_only.unwrap_or(vdi.read_only);
+        vdi.retention = patch.retention.unwrap_or(vdi.retention);
+        vdi.scheduled = patch.scheduled.unwrap_or(vdi.scheduled);
         self.execute(
             "UPDATE vdi SET name = :name, description = :description, read_only = :read_only, tags = :tags,
-             other_config = :other_config WHERE uuid = :uuid",
+             other_config = :other_config, retention = :retention, scheduled = :scheduled WHERE uuid = :uuid",
             named_params! {
                 ":uuid": Id(uuid), ":name": vdi.name.as_str(), ":description": vdi.description.as_str(),
                 ":read_only": vdi.read_only, ":tags": Json(&vdi.tags), ":other_config": Json(&vdi.other_config),
+                ":retention": vdi.retention.map(Json), ":scheduled": vdi.scheduled,
             },
         )?;
+        if patch.retention.is_some() {
+            // A person has said so here and now.
+            self.execute("UPDATE vdi SET retention_rests = NULL WHERE uuid = ?1", [Id(uuid)])?;
+        }
         self.note_vdi(uuid)?;
         self.touch(ObjectKind::Vdi, uuid, Change::Changed);
         Ok(vdi)

@@ -22,6 +22,12 @@ fn of_row(row: &Row<'_>) -> rusqlite::Result<VmSnapshot> {
 }
 
 impl View<'_> {
+    /// Whether a VDI is in the snapshot of a VM.
+    pub fn is_in_vm_snapshot(&self, vdi: Uuid) -> Result<bool, Problem> {
+        let snapshots = self.vm_snapshots(None)?;
+        Ok(snapshots.iter().flat_map(|snapshot| &snapshot.disks).any(|disk| disk.snapshot == Some(vdi)))
+    }
+
     /// The snapshots of all VMs, or of one, the oldest first.
     pub fn vm_snapshots(&self, vm: Option<Uuid>) -> Result<Vec<VmSnapshot>, Problem> {
         let sql = "SELECT * FROM vm_snapshot WHERE ?1 IS NULL OR vm = ?1 ORDER BY created, uuid";

@@ -61,6 +61,8 @@ fn vdi(n: u128, image: u128) -> InventoryVdi {
         other_config: Default::default(),
         read_only: false,
         snapshot_of: None,
+        retention: None,
+        scheduled: false,
         snapshot_time: None,
         created: Timestamp::UNIX_EPOCH,
     }

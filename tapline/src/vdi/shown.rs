@@ -26,6 +26,8 @@ pub const COLUMNS: &[Shown] = &[
     Shown::new("other config", |vdi, _| label::lines(&vdi.other_config)).alone(),
     Shown::new("read-only", |vdi, _| vdi.read_only.to_string()).alone(),
     Shown::new("snapshot time", |vdi, _| vdi.snapshot_time.map(|at| format!("{at:.0}")).unwrap_or_default()).alone(),
+    Shown::new("keeps", |vdi, _| vdi.retention.map(|schedule| schedule.to_string()).unwrap_or_default()).alone(),
+    Shown::new("taken by", |vdi, _| if vdi.scheduled { "its schedule".into() } else { String::new() }).alone(),
     Shown::new("created", |vdi, _| format!("{:.0}", vdi.created)).alone(),
     Shown::new("description", |vdi, _| vdi.description.to_string()).alone(),
 ];

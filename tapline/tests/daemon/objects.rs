@@ -69,6 +69,8 @@ pub fn vdi(number: u128, name: &str) -> Vdi {
         depth: 1,
         read_only: false,
         snapshot_of: None,
+        retention: None,
+        scheduled: false,
         snapshot_time: None,
         state: VdiState::Ready,
         users: vec![Use { vbd: Uuid::from_u128(VBD + 1), mode: Mode::ReadWrite }],

@@ -115,7 +115,7 @@ async fn create(State(daemon): State<Daemon>, Body(asked): Body<VdiCreate>) -> B
     begun(begin::create(&daemon, asked).await?)
 }
 
-/// Changes the name, description, tags, strings of programs or read-only flag of a VDI.
+/// Changes the name, description, tags, strings of programs, schedule of snapshots or read-only flag of a VDI.
 #[utoipa::path(
     patch, path = "/vdis/{uuid}", tag = "vdi", operation_id = "vdi_patch", params(("uuid" = Uuid, Path)),
     request_body = VdiPatch,

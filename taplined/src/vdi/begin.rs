@@ -180,6 +180,7 @@ pub async fn state(
         leaf,
         own,
         at: Timestamp::now(),
+        scheduled: false,
     };
     Ok((state, want))
 }
@@ -208,6 +209,14 @@ pub async fn snapshot(daemon: &Daemon, uuid: Uuid, asked: VdiSnapshot) -> Result
         hold_state(&job.0, task, tx, "snapshot")
     };
     daemon.tasks.start_job(daemon, Branch::<false>(state), held).await
+}
+
+/// `vdi-snapshot` by the schedule of the VDI, at this time.
+pub async fn scheduled_snapshot(daemon: &Daemon, uuid: Uuid, at: Timestamp) -> Result<Task, Problem> {
+    let words = (api::Description::default(), Labels::default());
+    let (state, _want) = state(daemon, uuid, None, None, words, false).await?;
+    let held = |job: &Branch<false>, task, tx: &mut Tx<'_>| hold_state(&job.0, task, tx, "snapshot");
+    daemon.tasks.start_job(daemon, Branch::<false>(State { at, scheduled: true, ..state }), held).await
 }
 
 /// `vdi-clone`.

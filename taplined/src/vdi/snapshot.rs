@@ -53,6 +53,9 @@ pub struct State {
     pub own: Option<Own>,
     /// The moment of the state.
     pub at: Timestamp,
+    /// Whether the schedule of the VDI takes it.
+    #[serde(default)]
+    pub scheduled: bool,
 }
 
 /// The file of a new VDI.
@@ -148,6 +151,7 @@ impl State {
             labels: self.labels.clone(),
             read_only: snapshot,
             snapshot: snapshot.then_some((self.of, Some(self.at))),
+            scheduled: self.scheduled,
         };
         if let Some((leaf, image)) = &images.leaf {
             leaf.record(tx, image)?;

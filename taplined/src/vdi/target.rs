@@ -46,6 +46,7 @@ impl Target {
             labels: self.labels.clone(),
             read_only: false,
             snapshot: None,
+            scheduled: false,
         };
         let name_is_default = self.name_is_default;
         let recorded = daemon.catalogue.write(move |tx| {

@@ -26,6 +26,7 @@ mod python;
 mod reconcile;
 mod recover;
 mod remote;
+mod retention;
 mod retries;
 mod scan;
 mod seeds;

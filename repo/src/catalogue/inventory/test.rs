@@ -63,6 +63,7 @@ fn vdi(n: u128, image: u128, of: Option<u128>) -> NewVdi {
         labels: api::Labels::default(),
         read_only: of.is_some(),
         snapshot: of.map(|of| (Uuid::from_u128(1000 + of), Some(Timestamp::UNIX_EPOCH))),
+        scheduled: false,
     }
 }
 

@@ -145,6 +145,7 @@ fn add_vdi(tx: &mut Tx<'_>, sr: &Sr, placing: &Placing, image: Uuid, bases: &Has
         labels: api::Labels::default(),
         read_only: fixed || base || file.ends_with(".iso"),
         snapshot: if base { only_above(tx, image, bases)?.map(|of| (of, None)) } else { None },
+        scheduled: false,
     };
     tx.add_vdi(&vdi).map(|()| vdi.uuid)
 }

@@ -56,8 +56,16 @@ async fn disk(daemon: &Daemon, sr: Uuid) -> (Uuid, Uuid) {
     let image = Image::new(Uuid::new_v4(), sr, ImageFormat::Raw, 1 << 20, None);
     let image = Image { file: "disk.raw".into(), ..image };
     let (name, (description, labels)) = ("disk".parse().unwrap(), Default::default());
-    let vdi =
-        NewVdi { uuid: Uuid::new_v4(), image: image.uuid, name, description, labels, read_only: false, snapshot: None };
+    let vdi = NewVdi {
+        uuid: Uuid::new_v4(),
+        image: image.uuid,
+        name,
+        description,
+        labels,
+        read_only: false,
+        snapshot: None,
+        scheduled: false,
+    };
     let vbd = Vbd::unplugged(vdi.uuid, Transport::VhostUser);
     let made = (image.uuid, vbd.uuid);
     let adding = daemon.catalogue.write(move |tx| {

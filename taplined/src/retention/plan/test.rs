@@ -1,0 +1,178 @@
+//! Single cases of the rule, and random schedules, clocks and losses.
+//!
+//! Invariants checked: those at the head of `plan.rs`, and that each number of a schedule is kept if there were as many.
+
+use super::*;
+
+fn time(text: &str) -> Timestamp {
+    text.parse().unwrap()
+}
+
+fn taken(texts: &[&str]) -> Vec<Taken> {
+    texts.iter().map(|text| Taken { vdi: Uuid::new_v4(), at: time(text) }).collect()
+}
+
+/// The times of those that are destroyed.
+fn gone(schedule: &Retention, taken: &[Taken], now: &str) -> Vec<String> {
+    let gone = superfluous(schedule, taken, time(now));
+    let at = |vdi: &Uuid| taken.iter().find(|taken| taken.vdi == *vdi).unwrap().at.to_string();
+    gone.iter().map(at).collect()
+}
+
+#[test]
+fn the_newest_of_each_period_is_kept_for_as_many_periods_as_have_one() {
+    let schedule = Retention::new(2, 2, 0, 0).unwrap();
+    let all = taken(&[
+        "2026-11-20T05:00:00Z",
+        "2026-11-21T22:00:00Z",
+        "2026-11-21T23:00:00Z",
+        "2026-11-27T09:00:00Z",
+        "2026-11-27T10:00:00Z",
+        "2026-11-27T11:00:00Z",
+        "2026-11-27T11:30:00Z",
+    ]);
+    let expected = ["2026-11-20T05:00:00Z", "2026-11-21T22:00:00Z", "2026-11-27T09:00:00Z", "2026-11-27T11:00:00Z"];
+    assert_eq!(gone(&schedule, &all, "2026-11-27T11:45:00Z"), expected);
+    // However late it is: nothing is too old.
+    assert_eq!(gone(&schedule, &all, "2036-01-01T00:00:00Z"), expected);
+}
+
+#[test]
+fn a_snapshot_from_the_future_is_neither_counted_nor_destroyed() {
+    let schedule = Retention::new(2, 0, 0, 0).unwrap();
+    let all = taken(&[
+        "2026-11-27T08:00:00Z",
+        "2026-11-27T09:00:00Z",
+        "2026-11-27T10:00:00Z",
+        // While the clock was a day ahead.
+        "2026-11-28T09:00:00Z",
+        "2026-11-28T10:00:00Z",
+        "2026-11-28T11:00:00Z",
+    ]);
+    assert_eq!(gone(&schedule, &all, "2026-11-27T10:30:00Z"), ["2026-11-27T08:00:00Z"]);
+    assert!(!is_due(&schedule, &all, time("2026-11-27T10:30:00Z")));
+    assert!(is_due(&schedule, &all, time("2026-11-27T11:00:00Z")));
+}
+
+#[test]
+fn weeks_begin_on_monday_and_months_on_their_first_day() {
+    let same = |period: Period, one: &str, other: &str| period.of(time(one)) == period.of(time(other));
+    assert!(same(Period::Week, "2026-11-23T00:00:00Z", "2026-11-29T23:59:59Z"));
+    assert!(!same(Period::Week, "2026-11-29T23:59:59Z", "2026-11-30T00:00:00Z"));
+    assert!(same(Period::Month, "2026-11-01T00:00:00Z", "2026-11-30T23:59:59Z"));
+    assert!(!same(Period::Month, "2026-11-30T23:59:59Z", "2026-12-01T00:00:00Z"));
+    assert!(!same(Period::Month, "2026-11-30T00:00:00Z", "2025-11-30T00:00:00Z"));
+    for (period, seconds) in [(Period::Hour, 1800), (Period::Day, 12 * HOUR + 1800), (Period::Week, 3 * DAY - 41_400)] {
+        let rest = period.rest(time("2026-11-27T11:30:00Z"));
+        assert_eq!(rest.as_secs(), seconds, "{period:?}");
+        let next = time("2026-11-27T11:30:00Z") + rest;
+        assert_eq!(period.of(next), period.of(time("2026-11-27T11:30:00Z")) + 1, "{period:?}");
+        assert_eq!(period.rest(next).as_secs(), period.length().as_secs());
+    }
+}
+
+/// Numbers from a seed (splitmix64).
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed ^ (mixed >> 31)) % limit
+    }
+
+    fn schedule(&mut self) -> Retention {
+        loop {
+            let numbers = [(); 4].map(|()| u16::try_from(self.below(9)).unwrap());
+            if let Ok(schedule) = Retention::new(numbers[0], numbers[1], numbers[2], numbers[3]) {
+                return schedule;
+            }
+        }
+    }
+
+    fn snapshots(&mut self, now: Timestamp) -> Vec<Taken> {
+        let count = self.below(120);
+        let spread = 1 + self.below(100) * 36_000;
+        let at = |random: &mut Random| {
+            let back = i64::try_from(random.below(spread * 2)).unwrap() - i64::try_from(spread / 4).unwrap();
+            now - SignedDuration::from_secs(back)
+        };
+        (0..count).map(|_| Taken { vdi: Uuid::from_u64_pair(self.below(u64::MAX), 1), at: at(self) }).collect()
+    }
+}
+
+/// How many different periods of a kind these snapshots are in.
+fn periods_of<'a>(period: Period, taken: impl Iterator<Item = &'a Taken>) -> usize {
+    taken.map(|taken| period.of(taken.at)).collect::<BTreeSet<_>>().len()
+}
+
+#[test]
+fn random_schedules_keep_what_they_promise() {
+    for seed in 0..2000 {
+        let mut random = Random(seed);
+        let now =
+            time("2026-11-27T11:30:00Z") + SignedDuration::from_secs(i64::try_from(random.below(1 << 22)).unwrap());
+        let (schedule, all) = (random.schedule(), random.snapshots(now));
+        let gone: BTreeSet<Uuid> = superfluous(&schedule, &all, now).into_iter().collect();
+        let kept: Vec<Taken> = all.iter().filter(|taken| !gone.contains(&taken.vdi)).copied().collect();
+        let past = |taken: &&Taken| taken.at <= now;
+        let why = format!("seed {seed}: {schedule}, {} snapshots", all.len());
+        assert_eq!(kept.iter().filter(|taken| !past(taken)).count(), all.iter().filter(|taken| !past(taken)).count());
+        for (period, number) in periods(&schedule) {
+            let (had, has) =
+                (periods_of(period, all.iter().filter(past)), periods_of(period, kept.iter().filter(past)));
+            assert!(has >= had.min(number), "{why}: {has} of {period:?}");
+        }
+        let newest = all.iter().filter(past).max_by_key(|taken| (taken.at, taken.vdi));
+        assert!(newest.is_none_or(|newest| !gone.contains(&newest.vdi)), "{why}");
+        let total: usize = periods(&schedule).map(|(_, number)| number).sum();
+        assert!(kept.iter().filter(past).count() <= total, "{why}");
+        // Nothing more is destroyed when that is done, nor when time passes.
+        let later = now + SignedDuration::from_hours(24 * 365);
+        let past: Vec<Taken> = kept.iter().filter(past).copied().collect();
+        assert!(
+            superfluous(&schedule, &past, now).is_empty() && superfluous(&schedule, &past, later).is_empty(),
+            "{why}"
+        );
+    }
+}
+
+/// A host that takes a snapshot whenever one is due, and whose clock jumps now and then, by up to `back` and `ahead` days.
+fn jumps(seed: u64, back: u64, ahead: u64, mut holds: impl FnMut(&str, &Retention, &[Taken], Timestamp, usize)) {
+    let mut random = Random(seed);
+    let schedule = random.schedule();
+    let mut now = time("2026-11-27T11:30:00Z");
+    let mut all = Vec::<Taken>::new();
+    for step in 0..400 {
+        now += SignedDuration::from_secs(i64::try_from(random.below(7200)).unwrap());
+        if random.below(20) == 0 {
+            let days = i64::try_from(random.below(back + ahead + 1)).unwrap() - i64::try_from(back).unwrap();
+            now += SignedDuration::from_hours(24 * days);
+        }
+        if is_due(&schedule, &all, now) {
+            all.push(Taken { vdi: Uuid::new_v4(), at: now });
+            let gone = superfluous(&schedule, &all, now);
+            all.retain(|taken| !gone.contains(&taken.vdi));
+            holds(&format!("seed {seed}, step {step}: {schedule}"), &schedule, &all, now, gone.len());
+        }
+    }
+}
+
+#[test]
+fn a_clock_that_jumps_forwards_destroys_no_more_than_one_snapshot_of_each_kind_for_each_that_is_taken() {
+    for seed in 0..300 {
+        jumps(seed, 0, 400, |why, schedule, _, _, gone| assert!(gone <= periods(schedule).count(), "{why}: {gone}"));
+    }
+}
+
+#[test]
+fn a_clock_that_jumps_both_ways_never_destroys_the_newest_snapshot() {
+    for seed in 0..300 {
+        jumps(seed, 400, 400, |why, schedule, all, now, _| {
+            assert!(all.iter().any(|taken| taken.at == now), "{why}: the new one is gone");
+            let total: usize = periods(schedule).map(|(_, number)| number).sum();
+            assert!(all.iter().filter(|taken| taken.at <= now).count() <= total, "{why}");
+        });
+    }
+}

@@ -1,0 +1,261 @@
+//! Schedules of snapshots, with a clock that the test sets.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use jiff::{SignedDuration, Timestamp};
+use serde_json::{Value, json};
+
+use crate::harness::disks::inventory_agrees;
+use crate::harness::{Taplined, start_with, wait_until};
+
+/// A daemon with a disk, and the time that it is given.
+struct Bed {
+    daemon: Taplined,
+    sr: String,
+    vdi: String,
+    clock: PathBuf,
+    began: Timestamp,
+    hours: i64,
+    up: u64,
+    _room: tempfile::TempDir,
+}
+
+fn set(clock: &Path, now: Timestamp, up: u64) {
+    let beside = clock.with_extension("new");
+    fs::write(&beside, format!("{now} {up}")).unwrap();
+    fs::rename(beside, clock).unwrap();
+}
+
+impl Bed {
+    /// Begins at half past an hour that is near the time now.
+    fn new() -> Bed {
+        let room = tempfile::tempdir().unwrap();
+        let clock = room.path().join("clock");
+        let seconds = Timestamp::now().as_second();
+        let began = Timestamp::from_second(seconds - seconds.rem_euclid(3600) + 1800).unwrap();
+        set(&clock, began, 0);
+        let daemon = start_with("", &[("TAPLINED_CLOCK", clock.to_str().unwrap())]);
+        let sr = daemon.repository("disks");
+        let made = daemon.done(daemon.post("/vdis", json!({ "sr": sr, "name": "web", "size": 8 << 20 })));
+        let vdi = made["uuid"].as_str().unwrap().to_owned();
+        Bed { daemon, sr, vdi, clock, began, hours: 0, up: 0, _room: room }
+    }
+
+    /// Sets the wall clock to so many hours after the beginning, when `hours` have passed by the one that cannot be set.
+    fn set_clock(&mut self, at: i64, hours: u64) {
+        self.hours = at;
+        self.up += hours * 3600;
+        set(&self.clock, self.now(), self.up);
+    }
+
+    fn now(&self) -> Timestamp {
+        self.began + SignedDuration::from_hours(self.hours)
+    }
+
+    /// Sets the schedule, by which the daemon looks at the clock; waits until it has done what is to be done.
+    #[track_caller]
+    fn keep(&self, schedule: Value) {
+        let (status, vdi) = self.daemon.patch(&format!("/vdis/{}", self.vdi), json!({ "retention": null }));
+        assert_eq!(status, 200, "{vdi}");
+        let (status, vdi) = self.daemon.patch(&format!("/vdis/{}", self.vdi), json!({ "retention": schedule }));
+        assert_eq!(status, 200, "{vdi}");
+    }
+
+    /// The same, when a snapshot is due.
+    #[track_caller]
+    fn keep_and_take(&self, schedule: Value) -> Value {
+        let before = self.kept_tasks().len();
+        self.keep(schedule);
+        wait_until("a task has taken a snapshot", || {
+            let tasks = self.kept_tasks();
+            tasks.len() > before && tasks.iter().all(|task| task["ended"].is_string())
+        });
+        self.kept_tasks().pop().unwrap()
+    }
+
+    /// The same, when none is due.
+    fn keep_and_take_none(&self, schedule: Value) {
+        let before = self.kept_tasks().len();
+        self.keep(schedule);
+        // Nothing can be waited for: a snapshot that is begun wrongly is found now, or by a later count.
+        std::thread::sleep(Duration::from_millis(300));
+        assert_eq!(self.kept_tasks().len(), before);
+    }
+
+    /// Tasks of schedules, the oldest first.
+    fn kept_tasks(&self) -> Vec<Value> {
+        let mut tasks = self.daemon.get("/tasks").1.as_array().unwrap().clone();
+        tasks.retain(|task| task["verb"] == "vdi-keep");
+        tasks.sort_by_key(|task| task["created"].as_str().unwrap().to_owned());
+        tasks
+    }
+
+    /// Hours after the beginning at which the scheduled snapshots that are there were taken.
+    fn taken(&self) -> Vec<i64> {
+        let vdis = self.daemon.get(&format!("/vdis?snapshot_of={}", self.vdi)).1;
+        let scheduled = vdis.as_array().unwrap().iter().filter(|vdi| vdi["scheduled"] == true).cloned();
+        let hour = |vdi: Value| {
+            let at: Timestamp = vdi["snapshot_time"].as_str().unwrap().parse().unwrap();
+            (at.as_second() - self.began.as_second()) / 3600
+        };
+        let mut hours: Vec<i64> = scheduled.map(hour).collect();
+        hours.sort_unstable();
+        hours
+    }
+
+    /// The scheduled snapshot of an hour.
+    #[track_caller]
+    fn snapshot_at(&self, hour: i64) -> String {
+        let at = (self.began + SignedDuration::from_hours(hour)).to_string();
+        let vdis = self.daemon.get(&format!("/vdis?snapshot_of={}", self.vdi)).1;
+        let found = vdis.as_array().unwrap().iter().find(|vdi| vdi["snapshot_time"] == at.as_str());
+        found.unwrap_or_else(|| panic!("{vdis}"))["uuid"].as_str().unwrap().into()
+    }
+}
+
+#[test]
+fn a_schedule_takes_a_snapshot_each_hour_and_keeps_its_number() {
+    let mut bed = Bed::new();
+    let by_hand = bed.daemon.done(bed.daemon.post(&format!("/vdis/{}/snapshot", bed.vdi), json!({ "name": "mine" })));
+    for hour in 0..4 {
+        bed.set_clock(hour, u64::from(hour > 0));
+        let task = bed.keep_and_take(json!({ "hourly": 2 }));
+        assert_eq!(task["state"], "done", "{task}");
+        assert_eq!(task["result"]["uuid"], bed.snapshot_at(hour));
+    }
+    assert_eq!(bed.taken(), [2, 3]);
+    // A person's snapshot is neither counted nor destroyed.
+    assert_eq!(bed.daemon.get(&format!("/vdis/{}", by_hand["uuid"].as_str().unwrap())).1["name"], "mine");
+    bed.keep_and_take_none(json!({ "hourly": 1 }));
+    // Not even what is superfluous now is destroyed before the next one is taken.
+    assert_eq!(bed.taken(), [2, 3]);
+    inventory_agrees(&bed.daemon);
+    // A daemon that starts takes what is due.
+    bed.set_clock(4, 1);
+    bed.daemon.restart();
+    wait_until("a snapshot was taken, and others destroyed", || bed.taken() == [4]);
+}
+
+#[test]
+fn a_clock_that_jumps_destroys_nothing_and_makes_no_storm() {
+    let mut bed = Bed::new();
+    for hour in 0..3 {
+        bed.set_clock(hour, u64::from(hour > 0));
+        bed.keep_and_take(json!({ "hourly": 3 }));
+    }
+    assert_eq!(bed.taken(), [0, 1, 2]);
+    // To and fro, within half an hour: one at most.
+    for hour in [26, 2, 50, -30, 2] {
+        bed.set_clock(hour, 0);
+        bed.keep_and_take_none(json!({ "hourly": 3 }));
+    }
+    assert_eq!(bed.taken(), [0, 1, 2]);
+    // A day ahead for an hour, and back: what was taken then takes no place from the others.
+    bed.set_clock(27, 1);
+    bed.keep_and_take(json!({ "hourly": 3 }));
+    assert_eq!(bed.taken(), [1, 2, 27]);
+    bed.set_clock(4, 1);
+    bed.keep_and_take(json!({ "hourly": 3 }));
+    assert_eq!(bed.taken(), [1, 2, 4, 27]);
+    bed.set_clock(5, 1);
+    bed.keep_and_take(json!({ "hourly": 3 }));
+    assert_eq!(bed.taken(), [2, 4, 5, 27]);
+    // Ten years without the daemon.
+    bed.set_clock(10 * 365 * 24, 10 * 365 * 24);
+    bed.keep_and_take(json!({ "hourly": 3 }));
+    assert_eq!(bed.taken(), [5, 27, 10 * 365 * 24]);
+}
+
+#[test]
+fn a_snapshot_that_is_used_stays_as_long_as_that() {
+    let mut bed = Bed::new();
+    for hour in 0..3 {
+        bed.set_clock(hour, u64::from(hour > 0));
+        bed.keep_and_take(json!({ "hourly": 5 }));
+    }
+    let [cloned, attached, chosen] = [0, 1, 2].map(|hour| bed.snapshot_at(hour));
+    let clone = bed.daemon.done(bed.daemon.post(&format!("/vdis/{cloned}/clone"), json!({ "name": "clone" })));
+    let (status, vbd) = bed.daemon.post("/vbds", json!({ "vdi": attached, "mode": "RO", "transport": "nbd" }));
+    assert_eq!(status, 201, "{vbd}");
+    assert_eq!(bed.daemon.patch(&format!("/vdis/{chosen}"), json!({ "scheduled": false })).0, 200);
+    bed.set_clock(3, 1);
+    bed.keep_and_take(json!({ "hourly": 1 }));
+    assert_eq!(bed.taken(), [0, 1, 3]);
+    assert_eq!(bed.daemon.delete(&format!("/vbds/{}", vbd["uuid"].as_str().unwrap())).0, 204);
+    bed.daemon.done(bed.daemon.delete(&format!("/vdis/{}", clone["uuid"].as_str().unwrap())));
+    // The clone's image goes with its VDI.
+    bed.daemon.settle();
+    bed.set_clock(4, 1);
+    bed.keep_and_take(json!({ "hourly": 1 }));
+    assert_eq!(bed.taken(), [4]);
+    assert_eq!(bed.daemon.get(&format!("/vdis/{chosen}")).0, 200);
+}
+
+#[test]
+fn a_snapshot_that_fails_is_an_event_and_not_repeated_before_the_next_hour() {
+    let mut bed = Bed::new();
+    bed.keep_and_take(json!({ "hourly": 3 }));
+    // All that there is: nothing may be allocated.
+    let sr = bed.daemon.get(&format!("/srs/{}", bed.sr)).1;
+    let all = sr["space"]["physical_size"].as_u64().unwrap_or_else(|| panic!("{sr}")) - 1;
+    let reserve = |bytes: u64| bed.daemon.patch(&format!("/srs/{}", bed.sr), json!({ "reserve": bytes })).0;
+    assert_eq!(reserve(all), 200);
+    bed.set_clock(1, 1);
+    let failed = bed.keep_and_take(json!({ "hourly": 3 }));
+    assert_eq!((&failed["state"], &failed["problem"]["code"]), (&json!("failed"), &json!("no-space")), "{failed}");
+    assert_eq!(failed["about"][0]["uuid"], bed.vdi.as_str());
+    let reserve = |bytes: u64| bed.daemon.patch(&format!("/srs/{}", bed.sr), json!({ "reserve": bytes })).0;
+    assert_eq!(reserve(0), 200);
+    bed.keep_and_take_none(json!({ "hourly": 3 }));
+    assert_eq!(bed.taken(), [0]);
+    bed.set_clock(2, 1);
+    bed.keep_and_take(json!({ "hourly": 3 }));
+    assert_eq!(bed.taken(), [0, 2]);
+}
+
+#[test]
+fn a_schedule_from_an_inventory_destroys_nothing_for_a_day() {
+    let mut bed = Bed::new();
+    for hour in 0..3 {
+        bed.set_clock(hour, u64::from(hour > 0));
+        bed.keep_and_take(json!({ "hourly": 3 }));
+    }
+    // Fewer by now, and the repository goes elsewhere before that has had an effect.
+    let few = json!({ "retention": { "hourly": 1 } });
+    assert_eq!(bed.daemon.patch(&format!("/vdis/{}", bed.vdi), few).0, 200);
+    inventory_agrees(&bed.daemon);
+    bed.daemon.done(bed.daemon.post(&format!("/srs/{}/detach", bed.sr), json!({})));
+    assert_eq!(bed.daemon.post(&format!("/srs/{}/forget", bed.sr), json!({})).0, 204);
+    let path = bed.daemon.room().join("disks");
+    let source = json!({ "uuid": bed.sr, "source": { "type": "dir", "path": path } });
+    let before = bed.kept_tasks().len();
+    bed.set_clock(3, 1);
+    bed.daemon.done(bed.daemon.post("/srs/introduce", source));
+    bed.daemon.restart();
+    wait_until("a snapshot was taken", || {
+        let tasks = bed.kept_tasks();
+        tasks.len() > before && tasks.iter().all(|task| task["ended"].is_string())
+    });
+    assert_eq!(bed.daemon.get(&format!("/vdis/{}", bed.vdi)).1["retention"], json!({ "hourly": 1 }));
+    assert_eq!(bed.taken(), [0, 1, 2, 3]);
+    bed.set_clock(30, 27);
+    bed.daemon.restart();
+    wait_until("a snapshot was taken, and others destroyed", || bed.taken() == [30]);
+}
+
+#[test]
+fn an_impossible_schedule_is_refused() {
+    let bed = Bed::new();
+    let vdi = format!("/vdis/{}", bed.vdi);
+    let refused = |patch: Value| {
+        let problem = bed.daemon.patch(&vdi, patch).1;
+        (problem["code"].as_str().unwrap_or_default().to_owned(), problem["field"].clone())
+    };
+    assert_eq!(refused(json!({ "retention": {} })), ("invalid".into(), json!("retention")));
+    assert_eq!(refused(json!({ "retention": { "hourly": 51 } })), ("invalid".into(), json!("retention")));
+    assert_eq!(refused(json!({ "scheduled": true })), ("state".into(), json!("scheduled")));
+    let read_only = json!({ "retention": { "daily": 1 }, "read_only": true });
+    assert_eq!(refused(read_only), ("state".into(), json!("retention")));
+}

@@ -6,6 +6,8 @@ use serde_json::value::RawValue;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
+use crate::Requester;
+
 /// A change of an object.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 pub struct Event {
@@ -20,6 +22,9 @@ pub struct Event {
     pub uuid: Uuid,
     /// How the object has changed.
     pub change: Change,
+    /// Who has asked for the change; of what a task does, who has asked for the task. Absent with earlier versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub requester: Option<Requester>,
     /// The object after the change; absent if it was removed.
     // As text: a daemon keeps thousands of them, each of which would be five times as large in pieces.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -39,7 +44,7 @@ impl PartialEq for Event {
     fn eq(&self, other: &Event) -> bool {
         let rest = |event: &Event| (event.seq, event.at, event.kind, event.uuid, event.change);
         let texts = [self, other].map(|event| event.object.as_deref().map(RawValue::get));
-        rest(self) == rest(other) && texts[0] == texts[1]
+        rest(self) == rest(other) && self.requester == other.requester && texts[0] == texts[1]
     }
 }
 

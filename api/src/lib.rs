@@ -16,6 +16,7 @@ mod host;
 mod inventory;
 mod label;
 mod problem;
+mod requester;
 mod retention;
 mod seed;
 mod sr;
@@ -34,6 +35,7 @@ pub use host::{Backup, BackupReason, Difference, DifferenceKind, Host, HostDrain
 pub use inventory::{Inventory, InventoryImage, InventoryVdi};
 pub use label::{Labels, OtherConfig, Tag, Tags};
 pub use problem::{Code, Details, KINDS, Kind, Problem};
+pub use requester::Requester;
 pub use retention::Retention;
 pub use seed::{Seed, SeedText};
 pub use sr::{
@@ -41,7 +43,7 @@ pub use sr::{
     SrProbe, SrSource, SrState, SrType, Unplaced, Variant, Versions,
 };
 pub use task::{About, Task, TaskState};
-pub use token::{Secret, Token, TokenCreate, TokenMade};
+pub use token::{Role, Secret, Token, TokenCreate, TokenMade};
 pub use value::{AbsolutePath, Description, Name, Size};
 pub use vbd::{Mode, Transport, Use, Vbd, VbdCreate, VbdPatch, VbdState, VbdUnplug, VbdUpgraded, Vbds};
 pub use vdi::{

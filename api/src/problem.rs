@@ -104,6 +104,8 @@ pub enum Code {
     Unauthorized,
     /// The caller lacks permission.
     Forbidden,
+    /// The role of the caller's token does not include this.
+    MissingRole,
     /// The object does not exist.
     NotFound,
     /// The path exists, but not with this method.
@@ -177,7 +179,7 @@ const fn kind(
 
 /// All kinds, by status.
 #[rustfmt::skip]
-pub const KINDS: [Kind; 24] = [
+pub const KINDS: [Kind; 25] = [
     kind(Code::Malformed, "malformed", 400, "The request cannot be read",
         "The request is not JSON, not HTTP, or too long.",
         "Correct the request."),
@@ -190,6 +192,9 @@ pub const KINDS: [Kind; 24] = [
     kind(Code::Forbidden, "forbidden", 403, "Not permitted",
         "The caller lacks permission.",
         "Do it as a user or with a token that may."),
+    kind(Code::MissingRole, "missing-role", 403, "The role does not include this",
+        "The role of the caller's token does not include this.",
+        "Use a token with the role that `detail` names."),
     kind(Code::NotFound, "not-found", 404, "No such object",
         "The object does not exist.",
         "Look for it in the list; it may have been destroyed."),

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use crate::{ObjectKind, Problem};
+use crate::{ObjectKind, Problem, Requester};
 
 /// A long-running operation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -32,6 +32,9 @@ pub struct Task {
     /// Why the task failed; or, if it has not ended, why its current step is being retried.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub problem: Option<Problem>,
+    /// Who has asked for it; absent for tasks of earlier versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub requester: Option<Requester>,
     /// When the task was requested.
     pub created: Timestamp,
     /// When the task ended.

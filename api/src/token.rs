@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use crate::Name;
+use crate::problem::Code;
+use crate::{Name, Problem, Tag};
 
 /// The prefix of every secret, so that secret scanners can recognize one in files.
 const PREFIX: &str = "tapline_";
@@ -22,7 +23,13 @@ pub struct Token {
     pub uuid: Uuid,
     /// A unique name that says what the token is for.
     pub name: Name,
-    /// Whether the token is read-only.
+    /// What its holder may do.
+    #[serde(default)]
+    pub role: Role,
+    /// The tag of the objects that an operator may operate.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tag: Option<Tag>,
+    /// Whether the token is read-only: its role is `reader`.
     pub read_only: bool,
     /// When the token was created.
     pub created: Timestamp,
@@ -40,12 +47,59 @@ pub struct TokenCreate {
     pub uuid: Option<Uuid>,
     /// A unique name that says what the token is for.
     pub name: Name,
-    /// Whether the token is read-only.
+    /// What its holder may do; `admin` if omitted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub role: Option<Role>,
+    /// The tag of the objects that an operator may operate.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tag: Option<Tag>,
+    /// Whether the token is read-only: the same as the role `reader`.
     #[serde(default)]
     pub read_only: bool,
     /// When the token expires; must be in the future.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires: Option<Timestamp>,
+}
+
+/// What the holder of a token may do. Only root on the daemon's host may list, create and revoke tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Role {
+    /// Everything.
+    #[default]
+    Admin,
+    /// Reading; and plugging, unplugging, starting, pausing, stopping, resizing and taking snapshots of objects with a
+    /// tag.
+    Operator,
+    /// Reading.
+    Reader,
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Role::Admin => "admin",
+            Role::Operator => "operator",
+            Role::Reader => "reader",
+        })
+    }
+}
+
+impl TokenCreate {
+    /// The role, if it is only one and has what it needs.
+    pub fn role(&self) -> Result<Role, Problem> {
+        let refused = |what: &str, field: &str| Err(Problem::new(Code::Invalid, what).field(field));
+        match (self.role, self.read_only, &self.tag) {
+            (Some(Role::Admin | Role::Operator), true, _) => {
+                refused("a read-only token has the role reader", "read_only")
+            }
+            (Some(Role::Operator), _, None) => refused("an operator needs the tag of the objects it operates", "tag"),
+            (Some(Role::Operator), _, Some(_)) => Ok(Role::Operator),
+            (_, _, Some(_)) => refused("only an operator has a tag", "tag"),
+            (Some(Role::Reader), _, None) | (None, true, None) => Ok(Role::Reader),
+            (Some(Role::Admin) | None, false, None) => Ok(Role::Admin),
+        }
+    }
 }
 
 /// A new token with its secret, which cannot be retrieved again.

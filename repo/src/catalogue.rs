@@ -17,6 +17,7 @@ mod lease;
 mod location;
 mod name;
 mod request;
+mod requester;
 mod reserve;
 mod row;
 mod seal;
@@ -36,7 +37,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use api::{Code, ObjectKind, Problem};
+use api::{Code, ObjectKind, Problem, Requester};
 use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension};
 use tokio::sync::{Semaphore, broadcast};
 use uuid::Uuid;
@@ -50,6 +51,7 @@ pub use lease::Holder;
 use location::FileLocation;
 pub use name::Among;
 pub use request::{Answered, RequestKey};
+pub use requester::on_behalf_of;
 pub use sound::Look;
 pub use take_in::TakenIn;
 pub use task::{Journalled, NewTask};
@@ -60,10 +62,10 @@ pub use vm::VmProcess;
 use writer::{State, Writer};
 
 /// The version of the schema, in the file's `user_version`.
-const VERSION: i64 = 9;
+const VERSION: i64 = 10;
 
 /// `schema.sql` creates version 1; each later version adds an entry, which upgrades the schema of the one before.
-const MIGRATIONS: [&str; 9] = [
+const MIGRATIONS: [&str; 10] = [
     include_str!("catalogue/schema.sql"),
     include_str!("catalogue/schema-2.sql"),
     include_str!("catalogue/schema-3.sql"),
@@ -73,6 +75,7 @@ const MIGRATIONS: [&str; 9] = [
     include_str!("catalogue/schema-7.sql"),
     include_str!("catalogue/schema-8.sql"),
     include_str!("catalogue/schema-9.sql"),
+    include_str!("catalogue/schema-10.sql"),
 ];
 
 /// Concurrent reads by the daemon itself, and by its clients: each has a thread and a connection. More would wait for
@@ -108,6 +111,8 @@ pub struct View<'a> {
 #[derive(Debug)]
 pub struct Tx<'a> {
     view: View<'a>,
+    /// Who has asked for the change.
+    requester: Requester,
     touched: Vec<event::Touched>,
     noted: Vec<(Uuid, Option<inventory::Noted>)>,
 }

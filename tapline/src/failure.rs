@@ -81,7 +81,7 @@ fn of_code(code: Code) -> u8 {
         Code::Busy | Code::Overloaded => exit::BUSY,
         Code::NoSpace => exit::NO_SPACE,
         Code::Unreachable => exit::UNREACHABLE,
-        Code::Unauthorized | Code::Forbidden => exit::FORBIDDEN,
+        Code::Unauthorized | Code::Forbidden | Code::MissingRole => exit::FORBIDDEN,
         Code::Failed | Code::Internal | Code::Damaged | Code::Timeout | Code::Cancelled | Code::Unsupported => {
             exit::FAILED
         }

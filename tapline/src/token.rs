@@ -1,11 +1,12 @@
 //! `tapline token`.
 
-use api::{Name, Problem, Token, TokenCreate};
+use api::{Name, Problem, Role, Tag, Token, TokenCreate};
 use arguments::number;
 use jiff::{Timestamp, ToSpan};
 
 use crate::column::Column;
 use crate::session::{Listing, Session, print};
+use crate::word;
 
 /// Operations on tokens. Only root on the daemon's host may use them.
 #[derive(clap::Subcommand)]
@@ -14,8 +15,14 @@ pub enum Verb {
     Create {
         /// A unique name that says what the token is for
         name: Name,
-        /// Create a read-only token
+        /// What its holder may do: everything but tokens, operate objects with a tag, or read [default: admin]
+        #[arg(long, value_parser = word::one_of::<Role>(&["admin", "operator", "reader"]))]
+        role: Option<Role>,
+        /// The tag of the objects that an operator may plug, unplug, start, stop, resize and take snapshots of
         #[arg(long)]
+        tag: Option<Tag>,
+        /// Create a read-only token, as --role reader
+        #[arg(long, conflicts_with_all = ["role", "tag"])]
         read_only: bool,
         /// Expire after this many days [default: never]
         #[arg(long, value_name = "DAYS", value_parser = number::<u32>(1..=36500))]
@@ -37,6 +44,10 @@ const COLUMNS: &[Column<Token>] = &[
     Column::new("uuid", |token, uuids| uuids.show(token.uuid)),
     Column::new("name", |token, _| token.name.to_string()),
     Column::new("access", |token, _| if token.read_only { "ro".into() } else { "rw".into() }),
+    Column::new("role", |token, _| match &token.tag {
+        Some(tag) => format!("{} of {tag}", token.role),
+        None => token.role.to_string(),
+    }),
     Column::new("created", |token, _| format!("{:.0}", token.created)),
     Column::new("expires", |token, _| match token.expires {
         Some(at) if at <= Timestamp::now() => "has expired".into(),
@@ -49,11 +60,14 @@ impl Verb {
     /// Runs the verb.
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
         match self {
-            Verb::Create { name, read_only, expires } => {
+            Verb::Create { name, role, tag, read_only, expires } => {
                 let expires =
                     expires.map(|days| Timestamp::now().checked_add((i64::from(days) * 24).hours())).transpose();
                 let expires = expires.map_err(|error| Problem::failed("compute the token's expiry time", error))?;
-                let made = session.client.token_create(&TokenCreate { uuid: None, name, read_only, expires }).await?;
+                let made = session
+                    .client
+                    .token_create(&TokenCreate { uuid: None, name, role, tag, read_only, expires })
+                    .await?;
                 if session.json() { session.value(&made) } else { print(&format!("{}\n", made.secret.as_str())) }
             }
             Verb::List { listing } => session.list(&session.client.tokens().await?, COLUMNS, &listing),

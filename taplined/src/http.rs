@@ -3,6 +3,7 @@
 //! The routes and their OpenAPI document come from the same declarations, with one module per noun. A request has been
 //! validated before a handler sees it ([`extract`]), and every refusal is a [`Problem`].
 
+mod access;
 mod answer;
 mod asker;
 mod change;
@@ -120,7 +121,8 @@ fn router(daemon: Daemon) -> axum::Router {
     let unknown = || async { Refusal(Problem::new(Code::NotFound, "no such path").advise(format!("see {ROOT}"))) };
     let router = router.fallback(unknown).method_not_allowed_fallback(wrong_method);
     let router = router.layer(from_fn_with_state(daemon.clone(), change::answer));
-    router.layer(from_fn_with_state(contract, contract::hold)).with_state(daemon)
+    let router = router.layer(from_fn_with_state(contract.clone(), contract::hold));
+    router.layer(from_fn_with_state((daemon.clone(), contract), access::allow)).with_state(daemon)
 }
 
 /// The router adds the header `Allow` (RFC 9110, 15.5.6).

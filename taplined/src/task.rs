@@ -12,9 +12,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use api::{Code, ObjectKind, Problem, Task, TaskState};
+use api::{Code, ObjectKind, Problem, Requester, Task, TaskState};
 use repo::Catalogue;
-use repo::catalogue::{Answered, NewTask, RequestKey};
+use repo::catalogue::{Answered, NewTask, RequestKey, on_behalf_of};
 use serde_json::Value;
 use tokio::sync::watch;
 use uuid::Uuid;
@@ -109,19 +109,23 @@ impl Tasks {
         let of_vdis = task.about.iter().filter(|about| about.kind == ObjectKind::Vdi);
         let vdis: Vec<Uuid> = of_vdis.map(|about| about.uuid).collect();
         let name = format!("the task {uuid}, {verb}");
+        let requester = task.requester.clone().unwrap_or(Requester::Daemon);
         let abandoned = cancelled.clone();
         let progressed = watch::channel(Instant::now()).0;
         let context = Context { task, catalogue: self.catalogue.clone(), cancelled, abandoned, progressed };
         let daemon = daemon.clone();
-        tokio::spawn(panics::during(name, async move {
-            let outcome = work(context).await;
-            let done = outcome.is_ok();
-            daemon.tasks.end(uuid, &verb, outcome).await;
-            crate::reconcile::of_vdis(&daemon, vdis).await;
-            for sr in tidies {
-                vdi::tidy_up(&daemon, sr, done);
-            }
-        }));
+        tokio::spawn(panics::during(
+            name,
+            on_behalf_of(requester, async move {
+                let outcome = work(context).await;
+                let done = outcome.is_ok();
+                daemon.tasks.end(uuid, &verb, outcome).await;
+                crate::reconcile::of_vdis(&daemon, vdis).await;
+                for sr in tidies {
+                    vdi::tidy_up(&daemon, sr, done);
+                }
+            }),
+        ));
     }
 
     async fn end(&self, uuid: Uuid, verb: &str, outcome: Result<Value, Problem>) {

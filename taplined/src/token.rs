@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use api::{Code, Name, Problem, Secret, Token, TokenCreate, TokenMade};
+use api::{Code, Name, Problem, Role, Secret, Tag, Token, TokenCreate, TokenMade};
 use jiff::Timestamp;
 use repo::Catalogue;
 use repo::catalogue::SecretHash;
@@ -41,8 +41,10 @@ struct Known {
 pub struct Grant {
     /// The token's name.
     pub name: Name,
-    /// Whether nothing may be changed with it.
-    pub read_only: bool,
+    /// What may be done with it.
+    pub role: Role,
+    /// The tag of the objects that may be operated with it.
+    pub tag: Option<Tag>,
     expires: Option<Timestamp>,
     alive: watch::Receiver<()>,
 }
@@ -75,9 +77,10 @@ impl Tokens {
         let mut random = [0; 32];
         SystemRandom::new().fill(&mut random).map_err(|error| Problem::failed("generate a secret", error))?;
         let secret = Secret::new(random);
-        let TokenCreate { uuid: chosen, name, read_only, expires } = asked;
+        let role = asked.role()?;
+        let TokenCreate { uuid: chosen, name, tag, expires, .. } = asked;
         let uuid = chosen.unwrap_or_else(Uuid::new_v4);
-        let token = Token { uuid, name, read_only, created, expires };
+        let token = Token { uuid, name, role, tag, read_only: role == Role::Reader, created, expires };
         let (tokens, kept, hash) = (self.clone(), token.clone(), hash(&secret));
         self.to_its_end(async move {
             let keep = kept.clone();
@@ -122,10 +125,10 @@ impl Tokens {
         let Some(Known { token, alive }) = known.get(&hash(secret)) else {
             return unauthorized("unknown or revoked token");
         };
-        let (name, read_only, expires) = (token.name.clone(), token.read_only, token.expires);
+        let Token { name, role, tag, expires, .. } = token.clone();
         match expires {
             Some(expires) if expires <= Timestamp::now() => unauthorized("the token has expired"),
-            _ => Ok(Grant { name, read_only, expires, alive: alive.subscribe() }),
+            _ => Ok(Grant { name, role, tag, expires, alive: alive.subscribe() }),
         }
     }
 }
@@ -177,7 +180,8 @@ mod test {
     }
 
     fn asked(name: &str) -> TokenCreate {
-        TokenCreate { uuid: None, name: name.parse().unwrap(), read_only: false, expires: None }
+        let name = name.parse().unwrap();
+        TokenCreate { uuid: None, name, role: None, tag: None, read_only: false, expires: None }
     }
 
     #[tokio::test]

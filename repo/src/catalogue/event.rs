@@ -6,7 +6,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use api::{Change, Event, ObjectKind, Problem};
+use api::{Change, Event, ObjectKind, Problem, Requester};
 use jiff::Timestamp;
 use serde_json::value::{RawValue, to_raw_value};
 use tokio::sync::broadcast;
@@ -21,11 +21,12 @@ const KEPT: usize = 8192;
 const SEQ_BITS: u32 = 32;
 
 /// An object that a change has touched.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Touched {
     kind: ObjectKind,
     uuid: Uuid,
     change: Change,
+    requester: Requester,
 }
 
 /// Publishes events to subscribers.
@@ -59,6 +60,7 @@ pub struct News {
     kind: ObjectKind,
     uuid: Uuid,
     change: Change,
+    requester: Option<Requester>,
     object: Option<Box<RawValue>>,
 }
 
@@ -77,8 +79,9 @@ impl EventBus {
     /// Publishes events.
     pub fn tell(&self, news: Vec<News>) {
         let mut state = self.state();
-        for News { kind, uuid, change, object } in news {
-            let event = Arc::new(Event { seq: state.next, at: Timestamp::now(), kind, uuid, change, object });
+        for News { kind, uuid, change, requester, object } in news {
+            let (seq, at) = (state.next, Timestamp::now());
+            let event = Arc::new(Event { seq, at, kind, uuid, change, requester, object });
             state.next = state.next.saturating_add(1);
             if state.past.len() == KEPT {
                 state.past.pop_front();
@@ -118,7 +121,8 @@ impl EventBus {
             return;
         }
         let object = to_raw_value(&api::Task { progress, ..task.clone() }).ok();
-        self.tell(vec![News { kind: ObjectKind::Task, uuid: task.uuid, change: Change::Changed, object }]);
+        let (kind, requester) = (ObjectKind::Task, task.requester.clone());
+        self.tell(vec![News { kind, uuid: task.uuid, change: Change::Changed, requester, object }]);
     }
 
     /// A task has ended.
@@ -130,30 +134,31 @@ impl EventBus {
 impl Tx<'_> {
     /// An object is other than before.
     pub(super) fn touch(&mut self, kind: ObjectKind, uuid: Uuid, change: Change) {
-        self.touched.push(Touched { kind, uuid, change });
+        self.touched.push(Touched { kind, uuid, change, requester: self.requester.clone() });
     }
 
     /// The resulting events, one per object.
     pub(super) fn events(&self) -> Result<Vec<News>, Problem> {
         let mut order: Vec<(ObjectKind, Uuid)> = Vec::new();
-        let mut changes: HashMap<(ObjectKind, Uuid), Change> = HashMap::new();
-        for Touched { kind, uuid, change } in &self.touched {
+        let mut changes: HashMap<(ObjectKind, Uuid), (Change, &Requester)> = HashMap::new();
+        for Touched { kind, uuid, change, requester } in &self.touched {
             let object = (*kind, *uuid);
-            match (changes.get(&object), change) {
+            match (changes.get(&object).map(|(change, _)| change), change) {
                 (None, _) => order.push(object),
                 // An object that was added and changed in the same commit is new.
                 (Some(Change::Added), Change::Changed) => continue,
                 _ => {}
             }
-            changes.insert(object, *change);
+            changes.insert(object, (*change, requester));
         }
         let news = order.into_iter().map(|(kind, uuid)| {
-            let change = changes.get(&(kind, uuid)).copied().unwrap_or(Change::Changed);
+            let (change, requester) = changes.get(&(kind, uuid)).copied().unzip();
+            let (change, requester) = (change.unwrap_or(Change::Changed), requester.cloned());
             let object = match change {
                 Change::Removed => None,
                 Change::Added | Change::Changed => self.object(kind, uuid)?,
             };
-            Ok(News { kind, uuid, change, object })
+            Ok(News { kind, uuid, change, requester, object })
         });
         news.collect()
     }

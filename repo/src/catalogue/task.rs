@@ -41,7 +41,7 @@ pub struct Journalled {
     pub intent: Value,
 }
 
-const COLUMNS: &str = "uuid, verb, about, state, step, cancellable, intent, result, problem, created, ended";
+const COLUMNS: &str = "uuid, verb, about, state, step, cancellable, intent, result, problem, created, ended, requester";
 
 impl View<'_> {
     fn task_of_row(&self, row: &Row<'_>) -> rusqlite::Result<Task> {
@@ -61,6 +61,7 @@ impl View<'_> {
             cancellable: row.get("cancellable")?,
             result: row.get::<_, Option<Json<_>>>("result")?.map(|json| json.0),
             problem: row.get::<_, Option<Json<Problem>>>("problem")?.map(|json| json.0.of_task(uuid)),
+            requester: row.get::<_, Option<Json<_>>>("requester")?.map(|json| json.0),
             created: row.get::<_, Time>("created")?.0,
             ended: row.get::<_, Option<Time>>("ended")?.map(|time| time.0),
         })
@@ -113,12 +114,13 @@ impl Tx<'_> {
     /// Records a task.
     pub fn add_task(&mut self, task: &NewTask) -> Result<Task, Problem> {
         self.execute(
-            "INSERT INTO task (uuid, verb, about, state, cancellable, intent, created)
-             VALUES (:uuid, :verb, :about, :state, :cancellable, :intent, :created)",
+            "INSERT INTO task (uuid, verb, about, state, cancellable, intent, created, requester)
+             VALUES (:uuid, :verb, :about, :state, :cancellable, :intent, :created, :requester)",
             named_params! {
                 ":uuid": Id(task.uuid), ":verb": task.verb, ":about": Json(&task.about),
                 ":state": Word(TaskState::Pending), ":cancellable": task.cancellable,
                 ":intent": task.intent.as_ref().map(Json), ":created": Time(Timestamp::now()),
+                ":requester": Json(&self.requester),
             },
         )?;
         self.execute(

@@ -542,6 +542,8 @@ async fn a_list_has_the_same_fields_as_a_single_vdi() {
 fn token(name: &str) -> api::Token {
     let name = name.parse().unwrap();
     api::Token {
+        role: api::Role::Admin,
+        tag: None,
         uuid: Uuid::new_v4(),
         name,
         read_only: true,

@@ -1,20 +1,24 @@
 //! Tokens, with only a hash of each secret: reading the file does not give access to the API.
 
-use api::{Code, Problem, Token};
+use api::{Code, Problem, Role, Token};
 use rusqlite::{Row, named_params};
 use uuid::Uuid;
 
-use super::row::{Id, Time, text};
+use super::row::{Id, Json, Time, Word, text};
 use super::{Tx, View};
 
 /// SHA-256 of a token's secret.
 pub type SecretHash = [u8; 32];
 
 fn of_row(row: &Row<'_>) -> rusqlite::Result<(Token, SecretHash)> {
+    let role = row.get::<_, Option<Word<_>>>("role")?.map(|word| word.0);
+    let read_only = row.get("read_only")?;
     let token = Token {
         uuid: row.get::<_, Id>("uuid")?.0,
         name: text(row, "name")?,
-        read_only: row.get("read_only")?,
+        role: role.unwrap_or(if read_only { Role::Reader } else { Role::Admin }),
+        tag: row.get::<_, Option<Json<_>>>("tag")?.map(|json| json.0),
+        read_only,
         created: row.get::<_, Time>("created")?.0,
         expires: row.get::<_, Option<Time>>("expires")?.map(|time| time.0),
     };
@@ -39,10 +43,11 @@ impl Tx<'_> {
                 .advise("choose another name, or revoke that token"));
         }
         self.execute(
-            "INSERT INTO token VALUES (:uuid, :name, :hash, :read_only, :created, :expires)",
+            "INSERT INTO token VALUES (:uuid, :name, :hash, :read_only, :created, :expires, :role, :tag)",
             named_params! {
                 ":uuid": Id(token.uuid), ":name": token.name.as_str(), ":hash": hash, ":read_only": token.read_only,
                 ":created": Time(token.created), ":expires": token.expires.map(Time),
+                ":role": Word(token.role), ":tag": token.tag.as_ref().map(Json),
             },
         )?;
         Ok(())

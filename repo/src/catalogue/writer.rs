@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
-use api::{Code, Problem};
+use api::{Code, Problem, Requester};
 use rusqlite::Connection;
 use tokio::sync::{mpsc, oneshot};
 
@@ -15,7 +15,7 @@ use super::event::EventBus;
 use super::inventory::Outbox;
 use super::last_commit::LastCommit;
 use super::location::FileLocation;
-use super::{Tx, View, failed};
+use super::{Tx, View, failed, requester};
 
 /// Changes that may wait; who comes then waits to be let in.
 const WAITING_MAX: usize = 1024;
@@ -59,12 +59,14 @@ trait Change: Send {
 
 struct Asked<T, F> {
     change: Option<F>,
+    requester: Requester,
     outcome: Option<Result<T, Problem>>,
     who: oneshot::Sender<Result<T, Problem>>,
 }
 
 impl<T: Send, F: FnOnce(&mut Tx<'_>) -> Result<T, Problem> + Send> Change for Asked<T, F> {
     fn make(&mut self, tx: &mut Tx<'_>) -> bool {
+        tx.requester = self.requester.clone();
         self.outcome = self.change.take().map(|change| change(tx));
         matches!(self.outcome, Some(Ok(_)))
     }
@@ -112,7 +114,7 @@ impl Writer {
         F: FnOnce(&mut Tx<'_>) -> Result<T, Problem> + Send + 'static,
     {
         let (who, answer) = oneshot::channel();
-        let asked = Box::new(Asked { change: Some(change), outcome: None, who });
+        let asked = Box::new(Asked { change: Some(change), requester: requester::current(), outcome: None, who });
         self.changes.send(Asking::Change(asked)).await.map_err(|_| ended())?;
         answer.await.map_err(|_| ended())?
     }
@@ -183,7 +185,8 @@ fn commit(state: &mut State, batch: &mut [Box<dyn Change>]) -> Result<(), Proble
     let State { connection, event_bus, outbox, last_commit, .. } = state;
     let unchanged = connection.total_changes();
     let transaction = connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate).map_err(failed)?;
-    let mut tx = Tx { view: View { connection: &transaction, event_bus }, touched: Vec::new(), noted: Vec::new() };
+    let view = View { connection: &transaction, event_bus };
+    let mut tx = Tx { view, requester: Requester::Daemon, touched: Vec::new(), noted: Vec::new() };
     for change in batch {
         let (before, noted) = (tx.touched.len(), tx.noted.len());
         tx.execute("SAVEPOINT change", [])?;

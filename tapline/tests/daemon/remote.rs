@@ -193,7 +193,14 @@ fn a_follower_learns_that_its_token_was_revoked() {
 async fn the_client_supports_the_whole_api() {
     let served = Served::start();
     let here = Client::new(served.daemon.socket());
-    let asked = TokenCreate { uuid: None, name: "program".parse().unwrap(), read_only: false, expires: None };
+    let asked = TokenCreate {
+        uuid: None,
+        name: "program".parse().unwrap(),
+        role: None,
+        tag: None,
+        read_only: false,
+        expires: None,
+    };
     let made = here.token_create(&asked).await.unwrap();
     assert_eq!(here.token_create(&asked).await.unwrap_err().code, Code::Exists);
     let ca = served.path("certificate.pem");

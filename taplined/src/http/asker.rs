@@ -1,10 +1,7 @@
 //! The caller of a request: a user of this host, identified by the kernel, or the holder of a token.
 
-use api::{Code, Problem};
-use axum::extract::FromRequestParts;
-use axum::http::request::Parts;
+use api::Requester;
 
-use super::Refusal;
 use crate::token::Grant;
 
 /// The caller, which is among the extensions of each request.
@@ -19,27 +16,44 @@ pub enum Asker {
     Token(Grant),
 }
 
-/// Proof that the caller is root or the daemon's own user on this host, which no token and no group can replace.
-#[derive(Clone, Copy, Debug)]
-pub struct Administrator;
-
 /// Whether a user has full rights.
 pub fn is_own(uid: u32) -> bool {
     uid == 0 || uid == rustix::process::geteuid().as_raw()
 }
 
-impl<S: Send + Sync> FromRequestParts<S> for Administrator {
-    type Rejection = Refusal;
+/// The host's users, as far as they are in a file.
+const USERS: &str = "/etc/passwd";
 
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Administrator, Refusal> {
-        let who = match parts.extensions.get() {
-            Some(Asker::Local { uid }) if is_own(*uid) => return Ok(Administrator),
-            // Group membership can be withdrawn, but a token created by a member would stay valid.
-            Some(Asker::Local { uid }) => format!("user {uid}"),
-            Some(Asker::Token(grant)) => format!("the token '{}'", grant.name),
-            None => "the caller".into(),
-        };
-        let what = format!("{who} may not list, create or revoke tokens");
-        Err(Problem::new(Code::Forbidden, what).advise("do it as root on the daemon's host, over its socket").into())
+impl Asker {
+    /// The caller, as it is recorded with what it asks for.
+    pub async fn requester(&self) -> Requester {
+        match self {
+            Asker::Token(grant) => Requester::Token { name: grant.name.clone() },
+            Asker::Local { uid } => {
+                let users = tokio::fs::read_to_string(USERS).await.unwrap_or_default();
+                Requester::User { uid: *uid, name: name_in(&users, *uid) }
+            }
+        }
+    }
+}
+
+/// The name of a user (passwd(5)).
+fn name_in(users: &str, uid: u32) -> Option<String> {
+    let mut fields = users.lines().map(|line| line.split(':').collect::<Vec<_>>());
+    fields.find_map(|fields| match fields.as_slice() {
+        [name, _, number, ..] if number.parse() == Ok(uid) => Some((*name).to_owned()),
+        _ => None,
+    })
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn a_users_name_is_found_by_number() {
+        let users = "root:x:0:0:root:/root:/bin/sh\nbroken\nweb:x:1001:1001::/home/web:/bin/sh\n";
+        let names = [0, 1001, 7].map(|uid| name_in(users, uid));
+        assert_eq!(names, [Some("root".to_owned()), Some("web".to_owned()), None]);
     }
 }

@@ -3,14 +3,14 @@
 //!
 //! A repetition is answered before the condition is checked: the object has changed, since the request was carried out.
 
-use api::{Code, Problem};
+use api::{Code, Problem, Requester};
 use axum::body::{Body, HttpBody};
 use axum::extract::{Request, State};
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{AppendHeaders, IntoResponse, Response};
-use repo::catalogue::{Answered, RequestKey};
+use repo::catalogue::{Answered, RequestKey, on_behalf_of};
 use serde_json::Value;
 
 use super::asker::Asker;
@@ -46,16 +46,23 @@ pub async fn answer(State(daemon): State<Daemon>, request: Request, next: Next) 
         return etag::read(request, next).await;
     }
     let name = format!("the request {} {}", request.method(), request.uri().path());
-    let done = tokio::spawn(panics::during(name, async move {
-        let carried_out = match (key_of(&request), condition_of(&request)) {
-            (Ok(Some(key)), Ok(condition)) => once(&daemon, key, condition, request, next).await,
-            (Ok(None), Ok(condition)) => {
-                conditionally(&daemon, None, condition, request, next).await.map(|(done, _)| done)
-            }
-            (Err(problem), _) | (_, Err(problem)) => Err(problem.into()),
-        };
-        carried_out.unwrap_or_else(IntoResponse::into_response)
-    }));
+    let requester = match request.extensions().get::<Asker>() {
+        Some(asker) => asker.requester().await,
+        None => Requester::Daemon,
+    };
+    let done = tokio::spawn(panics::during(
+        name,
+        on_behalf_of(requester, async move {
+            let carried_out = match (key_of(&request), condition_of(&request)) {
+                (Ok(Some(key)), Ok(condition)) => once(&daemon, key, condition, request, next).await,
+                (Ok(None), Ok(condition)) => {
+                    conditionally(&daemon, None, condition, request, next).await.map(|(done, _)| done)
+                }
+                (Err(problem), _) | (_, Err(problem)) => Err(problem.into()),
+            };
+            carried_out.unwrap_or_else(IntoResponse::into_response)
+        }),
+    ));
     done.await.unwrap_or_else(|error| Refusal(Problem::failed("answer", error)).into_response())
 }
 

@@ -16,6 +16,7 @@ use utoipa::openapi::OpenApi;
 use utoipa::openapi::path::{Operation, ParameterIn};
 
 use super::Refusal;
+use super::access::{Access, access_of};
 use super::extract::whole;
 use super::listener::TO_ASK;
 
@@ -35,6 +36,7 @@ pub struct Undeclared;
 struct Takes {
     query: HashSet<String>,
     body: bool,
+    access: Access,
 }
 
 impl Contract {
@@ -53,6 +55,11 @@ impl Contract {
         Contract(paths.collect())
     }
 
+    /// What an operation needs; `None` for a path or method that there is not.
+    pub fn access(&self, request: &Request) -> Option<Access> {
+        self.takes(request).map(|takes| takes.access)
+    }
+
     fn takes(&self, request: &Request) -> Option<&Takes> {
         let path = request.extensions().get::<MatchedPath>()?;
         let method = if request.method() == Method::HEAD { &Method::GET } else { request.method() };
@@ -63,7 +70,8 @@ impl Contract {
 fn takes(operation: &Operation) -> Takes {
     let parameters = operation.parameters.iter().flatten();
     let query = parameters.filter(|parameter| matches!(parameter.parameter_in, ParameterIn::Query));
-    Takes { query: query.map(|known| known.name.clone()).collect(), body: operation.request_body.is_some() }
+    let access = access_of(operation.operation_id.as_deref().unwrap_or_default());
+    Takes { query: query.map(|known| known.name.clone()).collect(), body: operation.request_body.is_some(), access }
 }
 
 /// Passes on a request that keeps the contract. A path or method that is not known is refused behind this.

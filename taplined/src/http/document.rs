@@ -155,7 +155,7 @@ fn complete(path: &str, method: &str, operation: &mut Value) {
     let is_document = !changes && is_object(&operation["responses"]["200"]["content"]["application/json"]["schema"]);
     let mut codes = vec![Code::Unauthorized];
     if changes {
-        codes.push(Forbidden);
+        codes.extend([Forbidden, Code::MissingRole]);
         if id != "token_create" {
             add_header(operation, "Idempotency-Key", "A new random UUID for each request. A repetition is done once.");
             codes.push(Code::KeyReused);

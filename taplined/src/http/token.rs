@@ -11,7 +11,6 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::answer::listed_here;
-use super::asker::Administrator;
 use super::extract::{Asked, Body, Id};
 use super::list::{Page, Paging};
 use super::{Created, Refusal, created};
@@ -34,12 +33,7 @@ struct Which {
     get, path = "/tokens", tag = "token", operation_id = "token_list", params(Which, Paging),
     responses((status = 200, body = Vec<Token>), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
-async fn list(
-    State(daemon): State<Daemon>,
-    _: Administrator,
-    Asked(which): Asked<Which>,
-    page: Page,
-) -> Result<Response, Refusal> {
+async fn list(State(daemon): State<Daemon>, Asked(which): Asked<Which>, page: Page) -> Result<Response, Refusal> {
     let mut tokens = daemon.tokens.list();
     tokens.retain(|token| which.name.as_ref().is_none_or(|name| *name == token.name));
     listed_here(&page, tokens, |token| token.uuid.to_string())
@@ -50,7 +44,7 @@ async fn list(
     get, path = "/tokens/{uuid}", tag = "token", operation_id = "token_show", params(("uuid" = Uuid, Path)),
     responses((status = 200, body = Token), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
-async fn show(State(daemon): State<Daemon>, _: Administrator, Id(uuid): Id) -> Result<Json<Token>, Refusal> {
+async fn show(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Json<Token>, Refusal> {
     let found = daemon.tokens.list().into_iter().find(|token| token.uuid == uuid);
     let missing = || Problem::new(Code::NotFound, format!("there is no token {uuid}"));
     Ok(Json(found.ok_or_else(missing)?))
@@ -61,11 +55,7 @@ async fn show(State(daemon): State<Daemon>, _: Administrator, Id(uuid): Id) -> R
     post, path = "/tokens", tag = "token", operation_id = "token_create", request_body = TokenCreate,
     responses((status = 201, body = TokenMade), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
-async fn create(
-    State(daemon): State<Daemon>,
-    _: Administrator,
-    Body(asked): Body<TokenCreate>,
-) -> Result<Created<TokenMade>, Refusal> {
+async fn create(State(daemon): State<Daemon>, Body(asked): Body<TokenCreate>) -> Result<Created<TokenMade>, Refusal> {
     let made = daemon.tokens.create(asked).await?;
     Ok(created("tokens", made.token.uuid, made))
 }
@@ -75,7 +65,7 @@ async fn create(
     delete, path = "/tokens/{uuid}", tag = "token", operation_id = "token_revoke", params(("uuid" = Uuid, Path)),
     responses((status = 204), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
-async fn revoke(State(daemon): State<Daemon>, _: Administrator, Id(uuid): Id) -> Result<StatusCode, Refusal> {
+async fn revoke(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<StatusCode, Refusal> {
     daemon.tokens.revoke(uuid).await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -28,6 +28,7 @@ mod recover;
 mod remote;
 mod retention;
 mod retries;
+mod roles;
 mod scan;
 mod seeds;
 mod sr;

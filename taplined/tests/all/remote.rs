@@ -62,7 +62,7 @@ fn a_read_only_token_cannot_change_anything() {
     assert_eq!(authority.get(&daemon, Some(&secret), "/srs").status, 200);
     for request in ["POST /srs", "PATCH /srs/1", "DELETE /srs/1", "POST /host/drain"] {
         let refused = authority.ask(&daemon, Some(&secret), request, &Value::Null);
-        assert_eq!((refused.status, refused.code().as_str()), (403, "forbidden"), "{request}");
+        assert_eq!((refused.status, refused.code().as_str()), (403, "missing-role"), "{request}");
         assert!(refused.head.contains("error=\"insufficient_scope\""), "{}", refused.head);
         assert!(refused.json()["detail"].as_str().unwrap().contains("'monitor'"));
     }

@@ -210,11 +210,6 @@ impl Remote {
             challenge(problem, "Bearer realm=\"tapline\", error=\"invalid_token\"")
         })?;
         shown.send_replace(Some(grant.clone()));
-        if grant.read_only && !request.method().is_safe() {
-            let what = format!("the token '{}' is read-only", grant.name);
-            let problem = Problem::new(Code::Forbidden, what).advise("use a token created without --read-only");
-            return Err(challenge(problem, "Bearer realm=\"tapline\", error=\"insufficient_scope\""));
-        }
         Ok(grant)
     }
 }

@@ -1,0 +1,203 @@
+//! Who may do what: the role that each operation needs, enforced for all of them in one place, before anything else of
+//! a request is looked at.
+//!
+//! Invariant: an operation that is not in the table needs the role admin, and a test finds it.
+
+use std::sync::Arc;
+
+use api::{Code, Problem, Role, Tags};
+use axum::extract::{Request, State};
+use axum::http::HeaderValue;
+use axum::http::header::{UPGRADE, WWW_AUTHENTICATE};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use uuid::Uuid;
+
+use super::Refusal;
+use super::asker::{Asker, is_own};
+use super::contract::Contract;
+use crate::daemon::Daemon;
+use crate::token::Grant;
+
+/// What an operation needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Any role.
+    Read,
+    /// The role operator of the object, or admin.
+    Operate(Kind),
+    /// As [`Access::Read`] of what the guest has written; as [`Access::Operate`] to be connected with it.
+    Console,
+    /// The role admin.
+    Administer,
+    /// Root on the daemon's host, whatever the role.
+    Root,
+}
+
+/// Kinds of objects that are operated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Vdi,
+    Vbd,
+    Vm,
+}
+
+use Access::{Administer, Console, Operate, Read, Root};
+
+/// The accesses of all operations, by their identities in the document.
+#[rustfmt::skip]
+const ACCESSES: &[(&str, Access)] = &[
+    ("index", Read), ("docs", Read), ("openapi", Read), ("problem_list", Read), ("problem_show", Read),
+    ("event_follow", Read),
+    ("host_show", Read), ("host_backups", Read), ("host_backup", Administer), ("host_drain", Administer),
+    ("host_reconcile", Administer),
+    ("sr_list", Read), ("sr_show", Read), ("sr_inventory", Read), ("sr_inventory_at", Administer),
+    ("sr_create", Administer), ("sr_introduce", Administer), ("sr_probe", Administer), ("sr_destroy", Administer),
+    ("sr_patch", Administer), ("sr_attach", Administer), ("sr_detach", Administer), ("sr_forget", Administer),
+    ("sr_scan", Administer),
+    ("task_list", Read), ("task_show", Read), ("task_abandon", Administer), ("task_cancel", Administer),
+    ("token_list", Root), ("token_show", Root), ("token_create", Root), ("token_revoke", Root),
+    ("vbd_list", Read), ("vbd_show", Read), ("vbd_connect", Read), ("vbd_create", Administer),
+    ("vbd_plug_many", Administer), ("vbd_unplug_many", Administer), ("vbd_destroy", Administer),
+    ("vbd_patch", Administer), ("vbd_plug", Operate(Kind::Vbd)), ("vbd_unplug", Operate(Kind::Vbd)),
+    ("vbd_upgrade", Administer),
+    ("vdi_list", Read), ("vdi_show", Read), ("vdi_create", Administer), ("vdi_import", Administer),
+    ("vdi_destroy", Administer), ("vdi_patch", Administer), ("vdi_clone", Administer), ("vdi_copy", Administer),
+    ("vdi_export", Administer), ("vdi_merge", Administer), ("vdi_reconcile", Administer),
+    ("vdi_resize", Operate(Kind::Vdi)), ("vdi_revert", Administer), ("vdi_snapshot", Operate(Kind::Vdi)),
+    ("vm_list", Read), ("vm_show", Read), ("vm_console", Console), ("vm_snapshot_list", Read),
+    ("vm_create", Administer), ("vm_destroy", Administer), ("vm_patch", Administer), ("vm_clone", Administer),
+    ("vm_pause", Operate(Kind::Vm)), ("vm_resume", Operate(Kind::Vm)), ("vm_revert", Administer),
+    ("vm_shutdown", Operate(Kind::Vm)), ("vm_snapshot", Operate(Kind::Vm)),
+    ("vm_snapshot_destroy", Administer), ("vm_start", Operate(Kind::Vm)),
+];
+
+/// What an operation needs.
+pub fn access_of(operation: &str) -> Access {
+    ACCESSES.iter().find(|(name, _)| *name == operation).map_or(Administer, |(_, access)| *access)
+}
+
+/// Passes on the requests of callers that may make them. A path or method that is not known is refused behind this.
+pub async fn allow(
+    State((daemon, contract)): State<(Daemon, Arc<Contract>)>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let Some(access) = contract.access(&request) else { return next.run(request).await };
+    let access = match access {
+        // What is sent on the connection is typed.
+        Console if request.headers().contains_key(UPGRADE) => Operate(Kind::Vm),
+        Console => Read,
+        access => access,
+    };
+    let (asker, uuid) = (request.extensions().get::<Asker>().cloned(), uuid_in(request.uri().path()));
+    match check(&daemon, access, asker.as_ref(), uuid).await {
+        Ok(()) => next.run(request).await,
+        Err(problem) => {
+            let is_token = matches!(asker, Some(Asker::Token(_)));
+            let mut response = Refusal(problem).into_response();
+            if is_token && response.status() == axum::http::StatusCode::FORBIDDEN {
+                let how = HeaderValue::from_static("Bearer realm=\"tapline\", error=\"insufficient_scope\"");
+                response.headers_mut().insert(WWW_AUTHENTICATE, how);
+            }
+            response
+        }
+    }
+}
+
+async fn check(daemon: &Daemon, access: Access, asker: Option<&Asker>, uuid: Option<Uuid>) -> Result<(), Problem> {
+    let grant = match (access, asker) {
+        (Root, asker) => return must_be_root(asker),
+        (_, Some(Asker::Local { .. })) | (Read, Some(_)) => return Ok(()),
+        (_, Some(Asker::Token(grant))) => grant,
+        (_, None) => return Err(Problem::new(Code::Forbidden, "the caller is not known")),
+    };
+    match (grant.role, access) {
+        (Role::Admin, _) => Ok(()),
+        (Role::Operator, Operate(kind)) => {
+            // What is no UUID is refused by the operation.
+            let Some(uuid) = uuid else { return Ok(()) };
+            let tags = daemon.catalogue.read_for_client(move |view| tags_of(view, kind, uuid)).await?;
+            let tag = grant.tag.as_ref();
+            if tags.iter().any(|tags| tags.iter().any(|known| Some(known) == tag)) {
+                return Ok(());
+            }
+            Err(missing(grant, &format!("the role operator of objects with a tag of {uuid}, or admin")))
+        }
+        (Role::Reader, Operate(_)) => Err(missing(grant, "the role operator of this object, or admin")),
+        _ => Err(missing(grant, "the role admin")),
+    }
+}
+
+/// Refuses all but root and the daemon's own user on this host, which no token and no group can replace.
+fn must_be_root(asker: Option<&Asker>) -> Result<(), Problem> {
+    let who = match asker {
+        Some(Asker::Local { uid }) if is_own(*uid) => return Ok(()),
+        // Group membership can be withdrawn, but a token created by a member would stay valid.
+        Some(Asker::Local { uid }) => format!("user {uid}"),
+        Some(Asker::Token(grant)) => format!("the token '{}'", grant.name),
+        None => "the caller".into(),
+    };
+    let what = format!("{who} may not list, create or revoke tokens");
+    Err(Problem::new(Code::Forbidden, what).advise("do it as root on the daemon's host, over its socket"))
+}
+
+fn missing(grant: &Grant, needs: &str) -> Problem {
+    let has = match &grant.tag {
+        Some(tag) => format!("{} of objects with the tag '{tag}'", grant.role),
+        None => grant.role.to_string(),
+    };
+    let what = format!("the token '{}' has the role {has}; this needs {needs}", grant.name);
+    Problem::new(Code::MissingRole, what).advise("use a token that has it: tapline token create --role")
+}
+
+/// The UUID of the object that a path is about.
+fn uuid_in(path: &str) -> Option<Uuid> {
+    path.split('/').find_map(|part| Uuid::parse_str(part).ok())
+}
+
+/// The tags by which an object is operated: its own; of a VBD, those of its VM too.
+fn tags_of(view: &repo::View<'_>, kind: Kind, uuid: Uuid) -> Result<Vec<Tags>, Problem> {
+    Ok(match kind {
+        Kind::Vdi => vec![view.vdi(uuid)?.tags],
+        Kind::Vm => vec![view.vm(uuid)?.tags],
+        Kind::Vbd => {
+            let vbd = view.vbd(uuid)?;
+            let vm = vbd.vm.map(|vm| view.vm(vm)).transpose()?;
+            std::iter::once(vbd.tags).chain(vm.map(|vm| vm.tags)).collect()
+        }
+    })
+}
+
+#[cfg(test)]
+mod test {
+    use std::collections::BTreeSet;
+
+    use serde_json::Value;
+
+    use super::*;
+
+    #[test]
+    fn each_operation_of_the_document_has_a_stated_access() {
+        let document: Value = serde_json::from_str(super::super::document::text().unwrap()).unwrap();
+        let paths = document["paths"].as_object().unwrap();
+        let operations = paths.values().flat_map(|item| item.as_object().unwrap());
+        let known: Vec<(&str, &str)> =
+            operations.map(|(method, one)| (method.as_str(), one["operationId"].as_str().unwrap())).collect();
+        let names: BTreeSet<&str> = known.iter().map(|(_, name)| *name).collect();
+        let stated: BTreeSet<&str> = ACCESSES.iter().map(|(name, _)| *name).collect();
+        assert_eq!((&stated, ACCESSES.len()), (&names, names.len()));
+        for (method, name) in known {
+            let access = access_of(name);
+            assert!(access != Read || method == "get", "{name} changes something, and anybody may do it");
+            assert!(method != "get" || matches!(access, Read | Console | Root), "{name} only reads");
+        }
+    }
+
+    #[test]
+    fn the_object_of_a_path_is_the_first_uuid_in_it() {
+        let (one, other) = (Uuid::new_v4(), Uuid::new_v4());
+        assert_eq!(uuid_in(&format!("/v1/vms/{one}/snapshots/{other}")), Some(one));
+        assert_eq!(uuid_in("/v1/vms/1/start"), None);
+    }
+}

@@ -6,9 +6,9 @@
 //!
 //! *If killed:* the jobs are done or undone by the next daemon; the rest is left to the next period.
 //!
-//! Invariants: only scheduled snapshots that nothing uses are destroyed; a snapshot that fails is tried again in the next
-//! period, not before; whatever the clock does, two are taken no sooner than half a period after each other. There is one
-//! timer, and none without a schedule.
+//! Invariants: only scheduled snapshots that nothing uses are destroyed; a snapshot that fails is tried again in the
+//! next period, not before; whatever the clock does, two are taken no sooner than half a period after each other. There
+//! is one timer, and none without a schedule.
 
 mod plan;
 

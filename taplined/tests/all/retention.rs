@@ -43,7 +43,8 @@ impl Bed {
         Bed { daemon, sr, vdi, clock, began, hours: 0, up: 0, _room: room }
     }
 
-    /// Sets the wall clock to so many hours after the beginning, when `hours` have passed by the one that cannot be set.
+    /// Sets the wall clock to so many hours after the beginning, when `hours` have passed by the one that cannot be
+    /// set.
     fn set_clock(&mut self, at: i64, hours: u64) {
         self.hours = at;
         self.up += hours * 3600;

@@ -1,6 +1,7 @@
 //! Single cases of the rule, and random schedules, clocks and losses.
 //!
-//! Invariants checked: those at the head of `plan.rs`, and that each number of a schedule is kept if there were as many.
+//! Invariants checked: those at the head of `plan.rs`, and that each number of a schedule is kept if there were as
+//! many.
 
 use super::*;
 
@@ -138,7 +139,8 @@ fn random_schedules_keep_what_they_promise() {
     }
 }
 
-/// A host that takes a snapshot whenever one is due, and whose clock jumps now and then, by up to `back` and `ahead` days.
+/// A host that takes a snapshot whenever one is due, and whose clock jumps now and then, by up to `back` and `ahead`
+/// days.
 fn jumps(seed: u64, back: u64, ahead: u64, mut holds: impl FnMut(&str, &Retention, &[Taken], Timestamp, usize)) {
     let mut random = Random(seed);
     let schedule = random.schedule();

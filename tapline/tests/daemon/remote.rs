@@ -120,7 +120,7 @@ fn a_limited_token_is_listed_as_such() {
     let served = Served::start();
     let secret = served.token(&["monitor", "--read-only", "--expires", "30"]);
     assert_eq!(out(&served.run(&secret, &["sr", "list", "--json"])), "[]\n");
-    refused(&served.run(&secret, &["host", "drain"]), &["'monitor'", "without --read-only"]);
+    refused(&served.run(&secret, &["host", "drain"]), &["'monitor'", "has the role reader; this needs the role admin"]);
     let listed = out(&run(&served.daemon.socket(), &["token", "list", "--json"]));
     let [token] = &serde_json::from_str::<Vec<api::Token>>(&listed).unwrap()[..] else { panic!("{listed}") };
     let days = token.expires.unwrap().duration_since(token.created).as_hours().div_euclid(24);

@@ -295,17 +295,21 @@ class Operations(Transport):
         query = {"wait": wait}
         return self.request("GET", f"/v1/tasks/{uuid}", query=query)
 
-    def token_create(self, *, name, expires=UNSET, read_only=UNSET, uuid=UNSET):
+    def token_create(self, *, name, expires=UNSET, read_only=UNSET, role=UNSET, tag=UNSET, uuid=UNSET):
         """Creates a token and returns its secret, this one time only. Only over the socket, by root.
 
         expires: When the token expires; must be in the future.
         name: A unique name that says what the token is for.
-        read_only: Whether the token is read-only.
+        read_only: Whether the token is read-only: the same as the role `reader`.
+        role: What its holder may do; `admin` if omitted.
+        tag: The tag of the objects that an operator may operate.
         uuid: Its identity; a random one if omitted.
 
         Returns a `TokenMade`.
         """
-        body = _given({"expires": expires, "name": name, "read_only": read_only, "uuid": uuid})
+        body = _given({
+            "expires": expires, "name": name, "read_only": read_only, "role": role, "tag": tag, "uuid": uuid,
+        })
         return self.request("POST", "/v1/tokens", body=body)
 
     def token_list(self, *, name=UNSET, limit=UNSET, after=UNSET):
@@ -598,21 +602,24 @@ class Operations(Transport):
         return self.request("POST", f"/v1/vdis/{uuid}/merge", if_match=if_match)
 
     def vdi_patch(
-        self, uuid, *, description=UNSET, name=UNSET, other_config=UNSET, read_only=UNSET, tags=UNSET, if_match=None,
+        self, uuid, *, description=UNSET, name=UNSET, other_config=UNSET, read_only=UNSET, retention=UNSET,
+        scheduled=UNSET, tags=UNSET, if_match=None,
     ):
-        """Changes the name, description, tags, strings of programs or read-only flag of a VDI.
+        """Changes the name, description, tags, strings of programs, schedule of snapshots or read-only flag of a VDI.
 
         description: Its description.
         name: Its name.
         other_config: Strings that programs keep with it, instead of those it has.
         read_only: Whether the VDI is read-only; cannot be changed while it is plugged.
+        retention: The schedule by which snapshots of it are taken, and how many are kept; null ends it.
+        scheduled: False has a scheduled snapshot stay that its schedule would destroy one day.
         tags: Words to find it by, instead of those it has.
 
         Returns a `Vdi`.
         """
         body = _given({
-            "description": description, "name": name, "other_config": other_config, "read_only": read_only, "tags":
-            tags,
+            "description": description, "name": name, "other_config": other_config, "read_only": read_only, "retention":
+            retention, "scheduled": scheduled, "tags": tags,
         })
         return self.request("PATCH", f"/v1/vdis/{uuid}", body=body, if_match=if_match)
 
@@ -673,8 +680,8 @@ class Operations(Transport):
 
     def vm_clone(self, uuid, *, name, description=UNSET, snapshot=UNSET, new_uuid=UNSET, if_match=None):
         """Creates a halted VM with the hardware of another and thin clones of its disks, as they are at one moment or
-        were when a snapshot was taken. Disks that the guest can only read are shared. A network card with an address of
-        its own is not copied: the task's result then has a `note`.
+        were when a snapshot was taken. Disks that the guest can only read are shared. A network card in a bridge gets
+        another address; one at a tap interface is not copied, and the task's result has a `note`.
 
         description: Its description.
         name: Its name.
@@ -698,7 +705,7 @@ class Operations(Transport):
 
     def vm_create(
         self, *, driver, memory, name, vcpus, autostart=UNSET, boot=UNSET, description=UNSET, other_config=UNSET,
-        platform=UNSET, tags=UNSET, uuid=UNSET,
+        platform=UNSET, seed=UNSET, tags=UNSET, uuid=UNSET,
     ):
         """Creates a VM, which is halted and has no disks.
 
@@ -710,6 +717,7 @@ class Operations(Transport):
         name: Its name.
         other_config: Strings that programs keep with it.
         platform: Optional hardware.
+        seed: What cloud-init in the guest reads when it boots first. QEMU only.
         tags: Words to find it by.
         uuid: Its identity; a random one if omitted.
         vcpus: Number of processors.
@@ -718,8 +726,8 @@ class Operations(Transport):
         """
         body = _given({
             "autostart": autostart, "boot": boot, "description": description, "driver": driver, "memory": memory,
-            "name": name, "other_config": other_config, "platform": platform, "tags": tags, "uuid": uuid, "vcpus":
-            vcpus,
+            "name": name, "other_config": other_config, "platform": platform, "seed": seed, "tags": tags, "uuid": uuid,
+            "vcpus": vcpus,
         })
         return self.request("POST", "/v1/vms", body=body)
 
@@ -745,7 +753,7 @@ class Operations(Transport):
 
     def vm_patch(
         self, uuid, *, autostart=UNSET, boot=UNSET, description=UNSET, memory=UNSET, name=UNSET, other_config=UNSET,
-        platform=UNSET, tags=UNSET, vcpus=UNSET, if_match=None,
+        platform=UNSET, seed=UNSET, tags=UNSET, vcpus=UNSET, if_match=None,
     ):
         """Changes a VM; its hardware only while it is halted.
 
@@ -756,6 +764,7 @@ class Operations(Transport):
         name: Its name.
         other_config: Strings that programs keep with it, instead of those it has.
         platform: Optional hardware.
+        seed: Another cloud-init seed; null removes it.
         tags: Words to find it by, instead of those it has.
         vcpus: Number of processors.
 
@@ -763,7 +772,7 @@ class Operations(Transport):
         """
         body = _given({
             "autostart": autostart, "boot": boot, "description": description, "memory": memory, "name": name,
-            "other_config": other_config, "platform": platform, "tags": tags, "vcpus": vcpus,
+            "other_config": other_config, "platform": platform, "seed": seed, "tags": tags, "vcpus": vcpus,
         })
         return self.request("PATCH", f"/v1/vms/{uuid}", body=body, if_match=if_match)
 

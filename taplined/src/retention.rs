@@ -12,7 +12,7 @@
 
 mod plan;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,6 +21,7 @@ use repo::catalogue::NewTask;
 use serde_json::{Value, json};
 use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
+use tokio::task::JoinSet;
 use uuid::Uuid;
 
 use self::plan::{Taken, interval, is_due, superfluous};
@@ -59,6 +60,8 @@ struct Scheduled {
 pub async fn follow(daemon: Daemon) {
     let mut events = daemon.catalogue.subscribe();
     let mut attempts: HashMap<Uuid, Attempt> = HashMap::new();
+    // Repositories in which a schedule is followed now. One that hangs keeps no other from its own.
+    let (mut at_work, mut working) = (HashSet::new(), JoinSet::new());
     loop {
         let scheduled = match scheduled(&daemon).await {
             Ok(scheduled) => scheduled,
@@ -70,15 +73,26 @@ pub async fn follow(daemon: Daemon) {
         // Also of schedules that have ended, and may be set again at once.
         let up = clock::now().up;
         attempts.retain(|_, last| up < last.up + REMEMBERED);
-        // One after the other: all are due at the same moment.
+        let mut sleep = None;
         for one in &scheduled {
-            let now = clock::now();
-            if may_begin(one, attempts.get(&one.vdi.uuid), now) {
-                attempts.insert(one.vdi.uuid, Attempt { period: interval(&one.schedule).of(now.wall), up: now.up });
-                keep(&daemon, one.vdi.uuid, now).await;
+            let (now, last) = (clock::now(), attempts.get(&one.vdi.uuid));
+            // In each repository one after the other, since all are due at the same moment.
+            if at_work.contains(&one.vdi.sr) {
+                continue;
             }
+            if !may_begin(one, last, now) {
+                let rest = rest(one, last, now);
+                sleep = Some(sleep.map_or(rest, |sleep: Duration| sleep.min(rest)));
+                continue;
+            }
+            attempts.insert(one.vdi.uuid, Attempt { period: interval(&one.schedule).of(now.wall), up: now.up });
+            at_work.insert(one.vdi.sr);
+            let (daemon, vdi, sr) = (daemon.clone(), one.vdi.uuid, one.vdi.sr);
+            working.spawn(async move {
+                keep(&daemon, vdi, now).await;
+                sr
+            });
         }
-        let sleep = scheduled.iter().map(|one| rest(one, attempts.get(&one.vdi.uuid), clock::now())).min();
         let known = scheduled.iter().map(|one| (one.vdi.uuid, one.schedule)).collect();
         let timer = async {
             match sleep {
@@ -89,6 +103,11 @@ pub async fn follow(daemon: Daemon) {
         tokio::select! {
             () = timer => {}
             () = changed(&mut events, &known) => {}
+            Some(ended) = working.join_next() => match ended {
+                Ok(sr) => drop(at_work.remove(&sr)),
+                // It panicked, which has ended the daemon, or was cancelled with it.
+                Err(_) => return,
+            },
         }
     }
 }

@@ -19,6 +19,7 @@ mod listener;
 mod sr;
 mod task;
 mod token;
+mod unread;
 mod vbd;
 mod vdi;
 mod vm;
@@ -30,7 +31,7 @@ use api::{Code, Problem, Task};
 use axum::Json;
 use axum::http::header::{CONTENT_TYPE, HeaderName, LOCATION};
 use axum::http::{Method, StatusCode, Uri};
-use axum::middleware::from_fn_with_state;
+use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
@@ -122,7 +123,8 @@ fn router(daemon: Daemon) -> axum::Router {
     let router = router.fallback(unknown).method_not_allowed_fallback(wrong_method);
     let router = router.layer(from_fn_with_state(daemon.clone(), change::answer));
     let router = router.layer(from_fn_with_state(contract.clone(), contract::hold));
-    router.layer(from_fn_with_state((daemon.clone(), contract), access::allow)).with_state(daemon)
+    let router = router.layer(from_fn_with_state((daemon.clone(), contract), access::allow));
+    router.layer(from_fn(unread::read)).with_state(daemon)
 }
 
 /// The router adds the header `Allow` (RFC 9110, 15.5.6).

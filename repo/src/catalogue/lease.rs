@@ -94,6 +94,12 @@ impl Tx<'_> {
         }
     }
 
+    /// Keeps a repository, which must be attached, from being detached until a task is over.
+    pub fn use_sr(&mut self, sr: Uuid, task: Uuid) -> Result<(), Problem> {
+        self.attached_sr(sr)?;
+        self.execute("INSERT OR IGNORE INTO sr_use VALUES (?1, ?2)", (Id(sr), Id(task))).map(drop)
+    }
+
     /// Refuses an object claimed by a stuck task: its layers are unknown.
     pub(super) fn check_not_stuck(&self, object: Uuid) -> Result<(), Problem> {
         let Some(task) = self.claimant(object)? else { return Ok(()) };
@@ -107,6 +113,7 @@ impl Tx<'_> {
 
     /// Gives back all that a task has to itself.
     pub(super) fn drop_claims(&mut self, task: Uuid) -> Result<(), Problem> {
+        self.execute("DELETE FROM sr_use WHERE task = ?1", [Id(task)])?;
         self.execute("DELETE FROM claim WHERE task = ?1", [Id(task)]).map(drop)
     }
 

@@ -79,8 +79,14 @@ impl View<'_> {
             let what = format!("the repository {uuid} is used by VBD {vbd}, which is plugged");
             return Err(Problem::new(Code::InUse, what).advise("unplug its VBDs first"));
         }
-        // A task that works through the disk process of a plugged VBD has no lease, only a claim, and outlives that
-        // process. In a repository that is lost it may wait in vain: that must not prevent forgetting it.
+        // In a repository that is lost a task may wait in vain: that must not prevent forgetting it.
+        let jobs = "SELECT 1 FROM sr_use JOIN task ON sr_use.task = task.uuid JOIN sr ON sr_use.sr = sr.uuid
+                    WHERE sr.uuid = ?1 AND sr.state = 'attached' AND task.state <> 'stuck' LIMIT 1";
+        if self.row(jobs, [Id(uuid)], |_| Ok(()))?.is_some() {
+            return Err(used_by_a_task(uuid));
+        }
+        // Those begun by an earlier version are not known there: a task that works through the disk process of a plugged
+        // VBD has no lease, only a claim, and outlives that process.
         let tasks = "SELECT 1 FROM image JOIN sr ON image.sr = sr.uuid LEFT JOIN vdi ON vdi.image = image.uuid
                      WHERE sr.uuid = ?1 AND (
                          image.state = 'making'
@@ -89,8 +95,7 @@ impl View<'_> {
                              SELECT 1 FROM claim JOIN task ON claim.task = task.uuid
                              WHERE claim.object IN (image.uuid, vdi.uuid) AND task.state <> 'stuck')) LIMIT 1";
         if self.row(tasks, [Id(uuid)], |_| Ok(()))?.is_some() {
-            let what = format!("a task is using the repository {uuid}");
-            return Err(Problem::new(Code::Busy, what).advise("wait for it or cancel it"));
+            return Err(used_by_a_task(uuid));
         }
         Ok(())
     }
@@ -120,6 +125,11 @@ impl View<'_> {
             (physical.saturating_add(image.0), size.saturating_add(image.1))
         }))
     }
+}
+
+fn used_by_a_task(sr: Uuid) -> Problem {
+    let what = format!("a task is using the repository {sr}");
+    Problem::new(Code::Busy, what).advise("wait for it or cancel it: tapline task list")
 }
 
 impl Tx<'_> {

@@ -272,6 +272,21 @@ async fn a_repository_is_in_use_while_a_vbd_is_plugged_or_a_task_runs() {
         used().await.unwrap();
     }
 
+    // A job needs it before there is anything of it, and no job begins once it is detached.
+    let create = NewTask { uuid: Uuid::new_v4(), ..resize };
+    let uuid = create.uuid;
+    let begun = room.catalogue.write(move |tx| tx.add_task(&create).and_then(|_| tx.use_sr(sr, uuid)));
+    begun.await.unwrap();
+    assert_eq!(used().await.unwrap_err().code, Code::Busy);
+    room.catalogue.write(move |tx| tx.set_sr_state(sr, SrState::Lost, None)).await.unwrap();
+    used().await.unwrap();
+    room.catalogue.write(move |tx| tx.set_sr_state(sr, SrState::Attached, None)).await.unwrap();
+    room.catalogue.write(move |tx| tx.end_task(uuid, Ok(serde_json::Value::Null))).await.unwrap();
+    used().await.unwrap();
+    room.catalogue.write(move |tx| tx.set_sr_state(sr, SrState::Detached, None)).await.unwrap();
+    assert_eq!(room.catalogue.write(move |tx| tx.use_sr(sr, uuid)).await.unwrap_err().code, Code::State);
+    room.catalogue.write(move |tx| tx.set_sr_state(sr, SrState::Attached, None)).await.unwrap();
+
     let making = Image { state: ImageState::Making, ..leaf };
     room.catalogue.write(move |tx| tx.set_image(&making)).await.unwrap();
     assert_eq!(used().await.unwrap_err().code, Code::Busy);

@@ -6,7 +6,6 @@ use api::{Code, Problem};
 use axum::body::Bytes;
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::request::Parts;
-use futures_util::StreamExt;
 use serde::de::DeserializeOwned;
 use uuid::Uuid;
 
@@ -16,9 +15,6 @@ use super::listener::TO_ASK;
 /// Maximum bytes of a body: the longest has all the strings of programs that an object may have (64 of 16,384
 /// characters), each escaped as two halves (`\ud83d\ude00`).
 pub const BODY_MAX: usize = 16 << 20;
-
-/// Bytes that are read of a larger one before it is refused.
-const READ_MAX: usize = 64 << 20;
 
 /// A JSON body.
 #[derive(Debug)]
@@ -54,29 +50,12 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
 /// Reads the complete body. Without the time limit, a client that stops in the middle could keep its connection
 /// forever.
 pub async fn whole(body: axum::body::Body, patience: Duration) -> Result<Bytes, Problem> {
-    let what = match tokio::time::timeout(patience, read(body)).await {
-        Ok(Some(bytes)) => return Ok(bytes),
-        Ok(None) => format!("the request body must have at most {BODY_MAX} bytes and match its Content-Length"),
+    let what = match tokio::time::timeout(patience, axum::body::to_bytes(body, BODY_MAX)).await {
+        Ok(Ok(bytes)) => return Ok(bytes),
+        Ok(Err(_)) => format!("the request body must have at most {BODY_MAX} bytes and match its Content-Length"),
         Err(_) => format!("the request body did not arrive in {} s", patience.as_secs()),
     };
     Err(Problem::new(Code::Malformed, what))
-}
-
-/// A body that has at most [`BODY_MAX`] bytes. One that is larger is read on for a while: a client that is still sending
-/// does not read the answer, and would learn no more than that the connection was closed.
-async fn read(body: axum::body::Body) -> Option<Bytes> {
-    let mut stream = body.into_data_stream();
-    let (mut all, mut len) = (Vec::new(), 0_usize);
-    while let Some(piece) = stream.next().await {
-        let piece = piece.ok()?;
-        len = len.saturating_add(piece.len());
-        match len {
-            0..=BODY_MAX => all.extend_from_slice(&piece),
-            ..=READ_MAX => all = Vec::new(),
-            _ => return None,
-        }
-    }
-    (len <= BODY_MAX).then(|| all.into())
 }
 
 /// An empty body means an object without fields.
@@ -127,9 +106,6 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Asked<T> {
 
 #[cfg(test)]
 mod test {
-    use std::sync::Arc;
-    use std::sync::atomic::{AtomicUsize, Ordering};
-
     use super::*;
 
     fn refused(body: &'static str) -> Problem {
@@ -158,26 +134,6 @@ mod test {
             (refused.code, refused.detail.as_str()),
             (Code::Malformed, "the request body did not arrive in 0 s")
         );
-    }
-
-    #[tokio::test]
-    async fn a_body_that_is_too_large_is_read_on_for_a_while_and_refused() {
-        let pieces = |count: usize| {
-            let sent = Arc::new(AtomicUsize::new(0));
-            let counted = sent.clone();
-            let piece = move |_| {
-                counted.fetch_add(1, Ordering::Relaxed);
-                Ok::<_, std::io::Error>(vec![b' '; 1 << 20])
-            };
-            (axum::body::Body::from_stream(tokio_stream::iter((0..count).map(piece))), sent)
-        };
-        let (body, _) = pieces(BODY_MAX >> 20);
-        assert_eq!(whole(body, TO_ASK).await.unwrap().len(), BODY_MAX);
-        for (count, read) in [((BODY_MAX >> 20) + 1, (BODY_MAX >> 20) + 1), (1000, (READ_MAX >> 20) + 1)] {
-            let (body, sent) = pieces(count);
-            assert!(whole(body, TO_ASK).await.unwrap_err().detail.contains("must have at most"));
-            assert_eq!(sent.load(Ordering::Relaxed), read);
-        }
     }
 
     #[test]

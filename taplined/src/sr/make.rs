@@ -208,6 +208,11 @@ impl<const KEPT: bool> Job for Make<KEPT> {
         vec![self.sr.uuid]
     }
 
+    /// It is attached by the job.
+    fn needs(&self) -> Vec<Uuid> {
+        Vec::new()
+    }
+
     fn about(&self) -> Vec<About> {
         vec![About { kind: ObjectKind::Sr, uuid: self.sr.uuid }]
     }

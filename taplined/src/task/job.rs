@@ -53,6 +53,11 @@ pub trait Job: Clone + Serialize + DeserializeOwned + Send + Sync + 'static {
     /// before the end.
     fn changes(&self) -> Vec<Uuid>;
 
+    /// The repositories that must be attached until it is over.
+    fn needs(&self) -> Vec<Uuid> {
+        self.changes()
+    }
+
     /// The objects concerned.
     fn about(&self) -> Vec<About>;
 
@@ -83,6 +88,7 @@ impl Tasks {
             condition.map_or(Ok(()), |condition| condition.check(tx))?;
             let new = NewTask { uuid: Uuid::new_v4(), verb: J::VERB, about, cancellable: true, intent: Some(intent) };
             let task = super::add_task(tx, &new, key.as_ref())?;
+            kept.needs().into_iter().try_for_each(|sr| tx.use_sr(sr, task.uuid))?;
             prepare(&kept, task.uuid, tx)?;
             Ok(task)
         });

@@ -102,8 +102,10 @@ fn take(tx: &mut Tx<'_>, chosen: Option<Uuid>, task: Uuid) -> Result<(), Problem
     chosen.map_or(Ok(()), |uuid| tx.take_uuid(uuid, task))
 }
 
-/// Keeps everybody else from a VDI: all of it if it is not plugged, its files if it is, through `vbd`.
+/// Keeps everybody else from a VDI: all of it if it is not plugged, its files if it is, through `vbd`. Its repository
+/// cannot be detached from then on, and must not have been before.
 pub fn hold(tx: &mut Tx<'_>, vdi: Uuid, task: Uuid, vbd: Option<Uuid>) -> Result<(), Problem> {
+    tx.attached_sr(tx.vdi(vdi)?.sr)?;
     tx.claim(vdi, task)?;
     // The state seen before must be unchanged.
     if writer_of(&tx.vdi(vdi)?) != vbd {
@@ -114,6 +116,12 @@ pub fn hold(tx: &mut Tx<'_>, vdi: Uuid, task: Uuid, vbd: Option<Uuid>) -> Result
         VbdState::Plugged => Ok(()),
         _ => Err(Problem::new(Code::Busy, format!("VBD {vbd} is being plugged or unplugged")).advise("try again")),
     }
+}
+
+/// Keeps a VDI that is read as it is, and where it is.
+fn hold_source(tx: &mut Tx<'_>, vdi: Uuid, task: Uuid) -> Result<(), Problem> {
+    tx.attached_sr(tx.vdi(vdi)?.sr)?;
+    tx.take_lease(vdi, task, Mode::ReadOnly)
 }
 
 /// `vdi-resize`.
@@ -326,7 +334,7 @@ pub async fn copy(daemon: &Daemon, uuid: Uuid, asked: VdiCopy) -> Result<Task, P
         if !name_is_default {
             tx.take_name(Among::Vdis(*sr), name, task, &format!("copy VDI {} to '{name}'", job.source))?;
         }
-        tx.take_lease(job.source, task, Mode::ReadOnly)
+        hold_source(tx, job.source, task)
     };
     daemon.tasks.start_job(daemon, job, held).await
 }
@@ -359,7 +367,7 @@ pub async fn export(daemon: &Daemon, uuid: Uuid, asked: VdiExport) -> Result<Tas
     let path = asked.path.clone();
     blocking("look at the path of an export", move || can_be_created(&path)).await?;
     let job = Export { source: uuid, path: asked.path, format: asked.format, token: Uuid::new_v4() };
-    daemon.tasks.start_job(daemon, job, |job, task, tx| tx.take_lease(job.source, task, Mode::ReadOnly)).await
+    daemon.tasks.start_job(daemon, job, |job, task, tx| hold_source(tx, job.source, task)).await
 }
 
 /// Refuses to export to a path that exists, or whose directory does not.

@@ -345,3 +345,19 @@ fn the_daemon_describes_its_api_without_a_file() {
     }
     assert_eq!(page.body.matches("fetch(").count(), 1);
 }
+
+#[test]
+fn a_request_that_is_refused_by_its_headers_gets_its_answer_however_long_its_body_is() {
+    let daemon = start();
+    let sr = daemon.repository("vms");
+    let asked = json!({ "sr": sr, "name": "disk", "size": 1 << 20 });
+    let vdi = daemon.done(daemon.post("/vdis", asked))["uuid"].as_str().unwrap().to_owned();
+    let (path, long) = (format!("/v1/vdis/{vdi}"), json!({ "description": "x".repeat(32 << 20) }).to_string());
+    for (header, status) in [(("If-Match", "\"another\""), 412), (("Content-Type", "text/plain"), 415)] {
+        let answer = daemon.exchange("PATCH", &path, &[header], &long);
+        assert_eq!(answer.refusal().0, status, "{header:?}");
+    }
+    // One that is too long for any request as well.
+    let (status, code, _) = daemon.exchange("PATCH", &path, &[], &long).refusal();
+    assert_eq!((status, code.as_str()), (400, "malformed"));
+}

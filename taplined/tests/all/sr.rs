@@ -398,3 +398,21 @@ fn unfinished_files_are_removed_on_attach() {
     daemon.restart();
     assert_eq!(paths.map(|path| path.exists()), [false, true]);
 }
+
+#[test]
+fn a_disk_is_not_changed_in_a_repository_that_is_detached() {
+    let daemon = harness::start();
+    let sr = daemon.repository("vms");
+    let asked = json!({ "sr": sr, "name": "disk", "size": 1 << 20, "format": "qcow2" });
+    let vdi = daemon.done(daemon.post("/vdis", asked))["uuid"].as_str().unwrap().to_owned();
+    daemon.done(daemon.post(&format!("/srs/{sr}/detach"), json!({})));
+    for (verb, body) in
+        [("resize", json!({ "size": 2 << 20 })), ("snapshot", json!({})), ("clone", json!({})), ("merge", json!({}))]
+    {
+        let (status, refused) = daemon.post(&format!("/vdis/{vdi}/{verb}"), body);
+        assert_eq!((status, refused["code"].as_str()), (409, Some("state")), "{verb}: {refused}");
+    }
+    assert_eq!(daemon.get("/tasks?open=true").1, json!([]));
+    daemon.done(daemon.post(&format!("/srs/{sr}/attach"), json!({})));
+    daemon.done(daemon.post(&format!("/vdis/{vdi}/resize"), json!({ "size": 2 << 20 })));
+}

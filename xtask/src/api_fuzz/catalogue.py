@@ -10,7 +10,8 @@ wrong += catalogue.execute(
     " AND holder NOT IN (SELECT uuid FROM task WHERE ended IS NULL)"
 ).fetchall()
 wrong += catalogue.execute(
-    "SELECT 'claim', object, task FROM claim WHERE task NOT IN (SELECT uuid FROM task WHERE ended IS NULL)"
+    "SELECT 'use', sr, task FROM sr_use WHERE task NOT IN (SELECT uuid FROM task WHERE ended IS NULL)"
+    " UNION ALL SELECT 'claim', object, task FROM claim WHERE task NOT IN (SELECT uuid FROM task WHERE ended IS NULL)"
 ).fetchall()
 if wrong:
     sys.exit("\n".join(map(str, wrong)))

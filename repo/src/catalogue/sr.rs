@@ -85,8 +85,8 @@ impl View<'_> {
         if self.row(jobs, [Id(uuid)], |_| Ok(()))?.is_some() {
             return Err(used_by_a_task(uuid));
         }
-        // Those begun by an earlier version are not known there: a task that works through the disk process of a plugged
-        // VBD has no lease, only a claim, and outlives that process.
+        // Those begun by an earlier version are not known there: a task that works through the disk process of a
+        // plugged VBD has no lease, only a claim, and outlives that process.
         let tasks = "SELECT 1 FROM image JOIN sr ON image.sr = sr.uuid LEFT JOIN vdi ON vdi.image = image.uuid
                      WHERE sr.uuid = ?1 AND (
                          image.state = 'making'

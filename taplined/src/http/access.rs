@@ -115,8 +115,8 @@ async fn check(daemon: &Daemon, access: Access, asker: Option<&Asker>, uuid: Opt
     match (grant.role, access) {
         (Role::Admin, _) => Ok(()),
         (Role::Operator, Operate(kind)) => {
-            // What is no UUID is refused by the operation.
-            let Some(uuid) = uuid else { return Ok(()) };
+            // The operation may read a UUID where none is seen here: one whose digits are percent-encoded.
+            let Some(uuid) = uuid else { return Err(missing(grant, "a UUID, as it is, in the path")) };
             let tags = daemon.catalogue.read_for_client(move |view| tags_of(view, kind, uuid)).await?;
             let tag = grant.tag.as_ref();
             if tags.iter().any(|tags| tags.iter().any(|known| Some(known) == tag)) {
@@ -151,9 +151,9 @@ fn missing(grant: &Grant, needs: &str) -> Problem {
     Problem::new(Code::MissingRole, what).advise("use a token that has it: tapline token create --role")
 }
 
-/// The UUID of the object that a path is about.
+/// The UUID of the object that a path is about: `/v1/LIST/UUID`.
 fn uuid_in(path: &str) -> Option<Uuid> {
-    path.split('/').find_map(|part| Uuid::parse_str(part).ok())
+    Uuid::parse_str(path.split('/').nth(3)?).ok()
 }
 
 /// The tags by which an object is operated: its own; of a VBD, those of its VM too.
@@ -198,6 +198,8 @@ mod test {
     fn the_object_of_a_path_is_the_first_uuid_in_it() {
         let (one, other) = (Uuid::new_v4(), Uuid::new_v4());
         assert_eq!(uuid_in(&format!("/v1/vms/{one}/snapshots/{other}")), Some(one));
-        assert_eq!(uuid_in("/v1/vms/1/start"), None);
+        for none in ["/v1/vms/1/start".to_owned(), format!("/v1/vms/%31/{one}"), "/v1/vms".into()] {
+            assert_eq!(uuid_in(&none), None);
+        }
     }
 }

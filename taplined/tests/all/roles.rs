@@ -130,6 +130,13 @@ fn an_operator_operates_objects_with_its_tag_and_is_told_which_role_is_missing()
     assert_eq!(&head, b"HTTP/1.1 403");
     assert_eq!(ask(&format!("GET /vms/{vm}/console"), Value::Null).code(), "state");
     assert_eq!(ask("POST /vdis/00000000-0000-4000-8000-000000000001/snapshot", json!({})).status, 404);
+    // An object of others, whose UUID is written so that it is not seen as one.
+    let other = Objects::new(&daemon, &sr, "db", &json!([]));
+    let [(_, vdi), ..] = &other.0;
+    let digit = u32::from(vdi.as_bytes()[0]);
+    let path = format!("/vdis/%{digit:x}{}/snapshot", &vdi[1..]);
+    assert_eq!(ask(&format!("POST {path}"), json!({})).code(), "missing-role");
+    assert_eq!(daemon.get(&format!("/vdis?snapshot_of={vdi}")).1, json!([]));
     disks::nothing_leaked(&daemon);
 }
 

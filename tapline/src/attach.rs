@@ -12,7 +12,7 @@ use uuid::Uuid;
 use crate::find::Disk;
 use crate::output::say;
 use crate::session::{Session, named, print};
-use crate::vbd::For;
+use crate::vbd::{For, paste};
 use crate::word::{self, HostPath};
 
 /// `vdi attach`.
@@ -56,7 +56,7 @@ pub struct Detach {
 impl Attach {
     /// Runs the verb.
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
-        let Attach { vdi, vm, new, sr, format, mode, print: paste } = self;
+        let Attach { vdi, vm, new, sr, format, mode, print: wanted } = self;
         let vm = session.vm_if(vm.as_deref()).await?;
         let vdi = match new {
             Some(size) => make(session, &vdi, size, sr.as_deref(), format).await?,
@@ -68,8 +68,8 @@ impl Attach {
             Err(problem) if is_new => return Err(unmake(session, uuid, problem).await),
             plugged => plugged?,
         };
-        match paste {
-            Some(paste) => print(&session.client.vbd_connect(vbd.uuid, paste.into()).await?),
+        match wanted {
+            Some(to) => paste(session, &vbd, to.into()).await,
             None if session.json() => session.value(&vbd),
             None => print(&format!("{}\n", vbd.uuid)),
         }

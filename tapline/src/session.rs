@@ -135,6 +135,11 @@ pub enum Outcome {
 }
 
 impl Session {
+    /// Whether the daemon is asked over the network.
+    pub fn is_remote(&self) -> bool {
+        self.remote
+    }
+
     /// Creates a session from its options.
     pub fn new(how: How) -> Result<Session, Problem> {
         let (client, remote) = how.endpoint.client()?;

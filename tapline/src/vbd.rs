@@ -2,6 +2,10 @@
 
 mod upgrade;
 
+use std::fs::Metadata;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
 use api::client::Connector;
 use api::{Autostart, Code, Mode, ObjectKind, Problem, Transport, Vbd, VbdCreate, VbdPatch, VbdState, VbdUnplug, Vbds};
 use arguments::number;
@@ -9,6 +13,7 @@ use uuid::Uuid;
 
 use crate::column::{Column, Names};
 use crate::label::{self, ChangeLabels, NewLabels, WithTags};
+use crate::output::say;
 use crate::session::{Listing, Session, Waiting, print};
 use crate::word;
 
@@ -191,6 +196,39 @@ const COLUMNS: &[Shown] = &[
     Shown::new("created", |vbd, _| format!("{:.0}", vbd.created)).alone(),
 ];
 
+/// Prints what to write into a machine's definition, and says who may open the disk's socket.
+pub async fn paste(session: &Session, vbd: &Vbd, connector: Connector) -> Result<(), Problem> {
+    print(&session.client.vbd_connect(vbd.uuid, connector).await?)?;
+    // A node of a Xen guest is no file, nor is a socket of another host one that can be looked at here.
+    if let (false, Some(socket)) = (session.is_remote(), &vbd.socket) {
+        if let Ok(file) = std::fs::metadata(socket.as_path()) {
+            say(&openers(socket.as_path(), &file));
+        }
+    }
+    Ok(())
+}
+
+/// Who may open a socket.
+fn openers(socket: &Path, file: &Metadata) -> String {
+    let socket = socket.display();
+    let for_group = file.mode() & 0o060 == 0o060 && file.gid() != 0;
+    if !for_group {
+        return format!(
+            "note: only root may open {socket}; for a machine of another user set socket-group in the section \
+             [plug] of taplined.toml, restart taplined, and plug the disk again\n"
+        );
+    }
+    let groups = std::fs::read_to_string("/etc/group").unwrap_or_default();
+    let gid = file.gid().to_string();
+    let name = groups.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        let name = fields.next()?;
+        (fields.nth(1) == Some(&gid)).then(|| name.to_owned())
+    });
+    let name = name.unwrap_or(gid);
+    format!("note: only root and the group {name} may open {socket}: the machine's user must be in it\n")
+}
+
 impl From<For> for Connector {
     fn from(connector: For) -> Connector {
         match connector {
@@ -219,7 +257,8 @@ impl Verb {
                 session.did(client.vbd_destroy(session.vbd(&vbd).await?).await?, waiting).await
             }
             Verb::Connect { vbd, r#for: connector } => {
-                print(&client.vbd_connect(session.vbd(&vbd).await?, connector.into()).await?)
+                let vbd = client.vbd(session.vbd(&vbd).await?).await?;
+                paste(session, &vbd, connector.into()).await
             }
         }
     }

@@ -233,6 +233,7 @@ fn verbs_of_a_vbd_ask_their_routes() {
         ok("GET", "vbds?match=0000bd", &[vbd(1)]),
         ok("POST", &format!("vbds/{VBD}/plug"), &vbd(1)),
         ok("POST", &format!("vbds/{VBD}/unplug"), &vbd(1)),
+        ok("GET", &format!("vbds/{VBD}"), &vbd(1)),
         scene("GET", &format!("vbds/{VBD}/connect?for=cloud-hypervisor"), 200, "--disk vhost_user=true\n"),
         scene("DELETE", &format!("vbds/{VBD}"), 204, ""),
     ]);

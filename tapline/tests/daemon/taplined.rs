@@ -18,7 +18,22 @@ pub struct Daemon {
 impl Drop for Daemon {
     fn drop(&mut self) {
         self.process.kill().and_then(|()| self.process.wait()).unwrap();
+        // What it has started outlives it.
+        for (pid, words) in processes() {
+            if words.contains(&self.directory.path().display().to_string()) {
+                rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap_or_default();
+            }
+        }
     }
+}
+
+/// All processes, with their command lines.
+fn processes() -> impl Iterator<Item = (rustix::process::Pid, String)> {
+    std::fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| {
+        let pid = rustix::process::Pid::from_raw(entry.file_name().to_str()?.parse().ok()?)?;
+        let words = std::fs::read(entry.path().join("cmdline")).ok()?;
+        Some((pid, String::from_utf8_lossy(&words).into_owned()))
+    })
 }
 
 impl Daemon {
@@ -200,8 +215,9 @@ fn a_disk_is_made_and_attached_in_one_command_and_again_without_effect() {
     let vbd = done(&daemon, &["vdi", "attach", "data", "--new", "64M"]);
     assert_eq!(done(&daemon, &["vdi", "attach", "data"]), vbd);
     assert_eq!(done(&daemon, &["vbd", "plug", "data"]), "", "it is plugged already");
-    let pasted = done(&daemon, &["vdi", "attach", "data", "--print", "libvirt"]);
-    assert!(pasted.contains("<disk type='vhostuser'"), "{pasted}");
+    let pasted = run(&daemon.socket(), &["vdi", "attach", "data", "--print", "libvirt"]);
+    assert!(err(&pasted).contains("note: only root may open ") && err(&pasted).contains("socket-group"));
+    assert!(out(&pasted).contains("<disk type='vhostuser'"), "{}", out(&pasted));
     done(&daemon, &["vdi", "resize", "data", "--size", "96M"]);
     let listed = done(&daemon, &["vbd", "list"]);
     assert!(listed.lines().nth(1).unwrap().contains("  -   data  "), "{listed}");

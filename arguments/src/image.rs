@@ -4,7 +4,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use control::size::Size;
 use control::{FormatName, ImageName, NotAnImage};
 
-use super::{Access, Handing, Parents};
+use super::{Access, Handing, Parents, number};
 
 /// Jobs on images that are not being served.
 #[derive(Debug, Subcommand)]
@@ -195,7 +195,7 @@ pub struct Convert {
     #[arg(long, value_name = "METHOD", num_args = 0..=1, require_equals = true, default_missing_value = "zlib")]
     pub compress: Option<Compress>,
     /// Threads that compress [default: one for each processor]
-    #[arg(long, value_name = "N", requires = "compress", value_parser = clap::value_parser!(u16).range(1..=256))]
+    #[arg(long, value_name = "N", requires = "compress", value_parser = number::<u16>(1..=256))]
     pub threads: Option<u16>,
     /// Verify the copy by reading both afterwards
     #[arg(long)]
@@ -448,13 +448,13 @@ pub struct Bench {
     #[command(flatten)]
     pub parents: Parents,
     /// Requests in flight
-    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=256))]
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = number::<u16>(1..=256))]
     pub depth: u16,
     /// Bytes of a request, a multiple of 512
     #[arg(long, default_value = "4K", allow_hyphen_values = true)]
     pub size: Size,
     /// Number of requests
-    #[arg(long, value_name = "N", default_value_t = 50_000, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
+    #[arg(long, value_name = "N", default_value_t = 50_000, value_parser = number::<u32>(1..=10_000_000))]
     pub count: u32,
     /// Where requests go: each behind the one before, from the beginning again at the end; or anywhere
     #[arg(long, value_name = "PATTERN", default_value = "seq")]

@@ -16,7 +16,8 @@ const TOKEN: &str = "TAPLINE_TOKEN";
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct EndpointOptions {
     /// The daemon's socket; also TAPLINE_SOCKET [default: /run/tapline/taplined.sock]
-    #[arg(long, global = true, help_heading = "The daemon", value_name = "PATH", conflicts_with_all = ["connect", "ca", "token_file"])]
+    #[arg(long, global = true, help_heading = "The daemon", value_name = "PATH",
+        conflicts_with_all = ["connect", "ca", "token_file"])]
     socket: Option<PathBuf>,
     /// Connect to a daemon at https://HOST:PORT instead of a socket; also TAPLINE_CONNECT
     #[arg(long, global = true, help_heading = "The daemon", value_name = "URL")]

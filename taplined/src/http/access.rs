@@ -195,7 +195,7 @@ mod test {
     }
 
     #[test]
-    fn the_object_of_a_path_is_the_first_uuid_in_it() {
+    fn the_object_of_a_path_is_the_uuid_behind_its_list() {
         let (one, other) = (Uuid::new_v4(), Uuid::new_v4());
         assert_eq!(uuid_in(&format!("/v1/vms/{one}/snapshots/{other}")), Some(one));
         for none in ["/v1/vms/1/start".to_owned(), format!("/v1/vms/%31/{one}"), "/v1/vms".into()] {

@@ -102,10 +102,8 @@ fn take(tx: &mut Tx<'_>, chosen: Option<Uuid>, task: Uuid) -> Result<(), Problem
     chosen.map_or(Ok(()), |uuid| tx.take_uuid(uuid, task))
 }
 
-/// Keeps everybody else from a VDI: all of it if it is not plugged, its files if it is, through `vbd`. Its repository
-/// cannot be detached from then on, and must not have been before.
+/// Keeps everybody else from a VDI: all of it if it is not plugged, its files if it is, through `vbd`.
 pub fn hold(tx: &mut Tx<'_>, vdi: Uuid, task: Uuid, vbd: Option<Uuid>) -> Result<(), Problem> {
-    tx.attached_sr(tx.vdi(vdi)?.sr)?;
     tx.claim(vdi, task)?;
     // The state seen before must be unchanged.
     if writer_of(&tx.vdi(vdi)?) != vbd {
@@ -118,7 +116,7 @@ pub fn hold(tx: &mut Tx<'_>, vdi: Uuid, task: Uuid, vbd: Option<Uuid>) -> Result
     }
 }
 
-/// Keeps a VDI that is read as it is, and where it is.
+/// Keeps a VDI that is read as it is, and where it is: its repository may be another than those that the job changes.
 fn hold_source(tx: &mut Tx<'_>, vdi: Uuid, task: Uuid) -> Result<(), Problem> {
     tx.attached_sr(tx.vdi(vdi)?.sr)?;
     tx.take_lease(vdi, task, Mode::ReadOnly)

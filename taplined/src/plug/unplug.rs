@@ -64,7 +64,7 @@ pub async fn run(daemon: &Daemon, vbd: Uuid, force: bool, context: &Context, alo
                     Transport::VhostUser | Transport::Nbd => guest_gone(daemon, &now).await,
                 }
             };
-            // A guest cannot release a disk while its writes wait for space: whoever watches the task is to know.
+            // A guest cannot release a disk while its writes wait for space: the task says so.
             let wait = steps.step(if now.waits_for_space { "wait for space" } else { "wait" }, gone);
             if let Err(problem) = context.unless_cancelled(operation.unless_cancelled(wait)).await {
                 return Err(still_there(daemon, vbd, problem).await);

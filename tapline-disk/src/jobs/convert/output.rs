@@ -1,7 +1,7 @@
 //! A disk on standard output: raw, or a fixed VHD, which is the same with a footer behind it. Zeroes are written too.
 //!
-//! What the command reports goes to standard error. Its result cannot be taken back: whoever reads it must look at the
-//! exit code.
+//! What the command reports goes to standard error. Its result cannot be taken back: the program that reads
+//! it must look at the exit code.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, IsTerminal, Write};

@@ -131,6 +131,10 @@ pub struct Serve {
     /// Append a line of statistics (JSON) to this file on SIGUSR1 and at exit
     #[arg(long, value_name = "FILE", conflicts_with = "handed")]
     pub stats: Option<PathBuf>,
+    /// Keep the disk's statistics page in this file [default: a new one in /run/tapline/stats, or in
+    /// $XDG_RUNTIME_DIR/tapline/stats for a user other than root]
+    #[arg(long, value_name = "FILE", conflicts_with = "handed")]
+    pub stats_page: Option<PathBuf>,
     /// Listen at this control socket for `tapline disk` commands such as snapshot, merge and resize
     #[arg(long, value_name = "SOCKET")]
     pub control: Option<PathBuf>,

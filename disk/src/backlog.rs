@@ -10,6 +10,7 @@ pub struct Backlog(VecDeque<FileOp>);
 
 impl Backlog {
     /// Whether there are none.
+    #[inline(always)]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

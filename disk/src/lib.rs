@@ -35,7 +35,7 @@ pub mod vhd;
 
 pub use align::Aligner;
 pub use data_file::{DATA_FILE, DataFiles};
-pub use disk::{Damage, Damaged, Disk, LAYERS_MAX, Layer, MergeProgress, MergeState, Options};
+pub use disk::{Damage, Damaged, Disk, LAYERS_MAX, Layer, MergeProgress, MergeState, Options, Times};
 pub use error::{ImageError, ImageErrorKind};
 pub use format::{
     Access, Committed, Corrupt, Creation, Discarded, Fill, Format, Mapping, MetaBlock, MetaWrite, Reserved, Tail,

@@ -114,8 +114,13 @@ pub struct Request {
     token: Token,
     /// What few requests have, by itself: requests are moved often, and what is longer costs all of them more.
     extras: Option<Box<Extras>>,
-    /// When it was taken in, in nanoseconds of the clock of whoever serves the disk: theirs to set and to read.
+    /// When it was taken in, in nanoseconds of the clock of the loop that serves the disk, which sets and reads it; so
+    /// are the next two.
     pub taken: u64,
+    /// How many nanoseconds before that it could have been seen.
+    pub waited: u32,
+    /// Its number among the requests in flight, for statistics.
+    pub slot: u16,
     /// Set by the disk where a layer's format has no room for it, so that no space of the storage would help.
     pub at_limit: bool,
     /// Of zeroes: where the storage cannot make any without writing them, that is to be said ([`Status::Unsupported`]).
@@ -159,8 +164,8 @@ impl Request {
         if !aligned || !inside || !memory_fits {
             return Err(Status::Unsupported);
         }
-        let (extras, taken, at_limit, fast) = (None, 0, false, false);
-        Ok(Request { operation, span, memory, token, extras, taken, at_limit, fast, open: true })
+        let (extras, taken, waited, slot, at_limit, fast) = (None, 0, 0, u16::MAX, false, false);
+        Ok(Request { operation, span, memory, token, extras, taken, waited, slot, at_limit, fast, open: true })
     }
 
     /// The same for peers that may ask for single bytes. A read finds those, a write changes those and nothing else; a
@@ -207,8 +212,8 @@ impl Request {
     /// What the disk asks of itself: nobody waits for an answer.
     pub(crate) fn internal(operation: Operation, span: Span) -> Request {
         let (memory, token) = (Segments::empty(), Token(0));
-        let (extras, taken, at_limit, fast) = (None, 0, false, false);
-        Request { operation, span, memory, token, extras, taken, at_limit, fast, open: false }
+        let (extras, taken, waited, slot, at_limit, fast) = (None, 0, 0, u16::MAX, false, false);
+        Request { operation, span, memory, token, extras, taken, waited, slot, at_limit, fast, open: false }
     }
 
     /// What is asked.

@@ -55,6 +55,7 @@ impl Shared {
         self.len
     }
 
+    #[inline(always)]
     fn at(&self, at: usize, len: usize) -> Option<*mut u8> {
         let end = at.checked_add(len)?;
         (end <= self.len).then(|| self.base.wrapping_add(at))
@@ -74,6 +75,7 @@ impl Shared {
         (address.addr() % 4 == 0).then(|| unsafe { AtomicU32::from_ptr(address.cast()) })
     }
 
+    #[inline(always)]
     fn u64_at(&self, at: usize) -> Option<&AtomicU64> {
         let address = self.at(at, 8)?;
         // SAFETY: the eight bytes lie in the piece, mapped while `owner` lives, and are aligned as checked
@@ -82,6 +84,7 @@ impl Shared {
     }
 
     /// Stores a 64-bit number in native byte order, without tearing.
+    #[inline(always)]
     pub fn store_u64_native(&self, at: usize, value: u64) -> Option<()> {
         self.u64_at(at).map(|place| place.store(value, Ordering::Relaxed))
     }
@@ -94,6 +97,12 @@ impl Shared {
     /// Stores a 64-bit number in native byte order; earlier writes are visible to whoever loads it.
     pub fn publish_u64_native(&self, at: usize, value: u64) -> Option<()> {
         self.u64_at(at).map(|place| place.store(value, Ordering::Release))
+    }
+
+    /// Adds to a 64-bit number in native byte order that nobody else writes: readers never see a torn one.
+    #[inline(always)]
+    pub fn add_u64_native(&self, at: usize, more: u64) -> Option<()> {
+        self.u64_at(at).map(|place| place.store(place.load(Ordering::Relaxed).wrapping_add(more), Ordering::Relaxed))
     }
 
     /// Loads a little-endian 32-bit number; what the peer wrote before it stored the number is visible after.
@@ -204,6 +213,24 @@ impl<const LEN: usize, const ALIGN: usize> Window<'_, LEN, ALIGN> {
         }
         let (low, high) = (self.load_u32(at)?, self.load_u32(at.checked_add(4)?)?);
         Some(u64::from(low) | u64::from(high) << 32)
+    }
+
+    /// As [`Shared::load_u64_native`].
+    #[inline(always)]
+    pub fn load_u64_native(&self, at: usize) -> Option<u64> {
+        self.u64_at(at).map(|place| place.load(Ordering::Acquire))
+    }
+
+    /// As [`Shared::store_u64_native`], in the order of the stores.
+    #[inline(always)]
+    pub fn store_u64_native(&self, at: usize, value: u64) -> Option<()> {
+        self.u64_at(at).map(|place| place.store(value, Ordering::Release))
+    }
+
+    /// As [`Shared::add_u64_native`].
+    #[inline(always)]
+    pub fn add_u64_native(&self, at: usize, more: u64) -> Option<()> {
+        self.u64_at(at).map(|place| place.store(place.load(Ordering::Relaxed).wrapping_add(more), Ordering::Relaxed))
     }
 
     /// Stores a little-endian 64-bit number; first the low half, then the high one, if it cannot be stored at once.

@@ -152,11 +152,12 @@ impl Files {
 
     /// The file passed for writing under a path that ends in this name.
     pub fn handed_as(&self, name: &str) -> Option<io::Result<File>> {
-        let found = self.in_handed(|handed| {
+        let find = |handed: &mut Handed| {
             let named = |file: &&HandedFile| file.write && file.path.file_name().is_some_and(|found| found == name);
             handed.files.iter().find(named).map(|file| file.descriptor.try_clone())
-        });
-        found.flatten().map(|descriptor| descriptor.map(File::from))
+        };
+        let found = self.in_handed(find).unwrap_or_else(|| self.taken().as_mut().and_then(find));
+        found.map(|descriptor| descriptor.map(File::from))
     }
 
     /// Closes what was handed for writing to this path, and with it its lock.

@@ -105,6 +105,7 @@ fn receive(command: &Command) -> Result<Files, Failure> {
         false => Files::of_system(),
     };
     redo_log::prepare();
+    ::stats::Source::of_this_machine();
     if handing.confine {
         confine::enter()?;
     }

@@ -11,6 +11,7 @@ pub mod full;
 mod guest;
 mod handover;
 mod own_keys;
+mod page;
 mod polling;
 mod quiet;
 pub mod suspects;
@@ -67,6 +68,7 @@ pub fn run(from: &Files, serve: &Serve) -> Result<Exit, Failure> {
     let layers = open(from, serve, taken.as_ref(), !read_only)?;
     let block = serve.logical_block_size.map_or_else(|| layers.block(), LogicalBlock::bytes);
     let Layers { name, files, images, logs, .. } = layers;
+    let page = page::find(from, serve);
     let (sockets, counters) = match (handed, taken) {
         (Some(sockets), _) => (sockets, Counters::default()),
         (None, Some(taken)) => Sockets::taken_over(taken),
@@ -105,6 +107,8 @@ pub fn run(from: &Files, serve: &Serve) -> Result<Exit, Failure> {
         control,
         full,
         counters,
+        page,
+        identity: identity(serve, &name),
     };
     match (&serve.vhost_user, &serve.nbd, guest) {
         (Some(socket), _, _) => serve_vhost_user(serve, socket, sockets.transport, serving),
@@ -114,6 +118,25 @@ pub fn run(from: &Files, serve: &Serve) -> Result<Exit, Failure> {
             Err(Failure::new(format!("serve {name}"), "no transport is given").of_kind(Kind::Invalid))
         }
     }
+}
+
+/// What the disk is, for readers of its statistics page.
+fn identity(serve: &Serve, name: &ImageName) -> String {
+    let text = |path: &Path| path.to_string_lossy().into_owned();
+    let (transport, at) = match (&serve.vhost_user, &serve.nbd, &serve.xen) {
+        (Some(socket), ..) => ("vhost-user", text(socket)),
+        (None, _, Some(disk)) => ("blkif", disk.to_string()),
+        (None, Some(address), None) => ("nbd", address.clone()),
+        (None, None, None) => ("none", String::new()),
+    };
+    serde_json::json!({
+        "image": name.to_string(),
+        "transport": transport,
+        "at": at,
+        "control": serve.control.as_deref().map(text),
+        "program": env!("CARGO_PKG_VERSION"),
+    })
+    .to_string()
 }
 
 /// Opens the layers: those that the command line names, or those that were taken over.

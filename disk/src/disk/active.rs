@@ -6,6 +6,7 @@
 
 use std::collections::VecDeque;
 
+use super::stages::{Times, Waiting};
 use crate::slab::Slab;
 use crate::{Request, Span, Status};
 
@@ -78,7 +79,9 @@ pub(super) enum PartEnd {
 /// Requests that are under way, and those that have ended.
 #[derive(Debug)]
 pub(super) struct Requests {
-    all: Slab<Active>,
+    pub(super) all: Slab<Active>,
+    /// What each of them waits for, by their numbers: by itself, since requests are moved.
+    pub(super) waiting: Waiting,
     /// The numbers of those that have ended, in that order.
     ended: VecDeque<u32>,
 }
@@ -86,13 +89,17 @@ pub(super) struct Requests {
 impl Requests {
     /// No requests, and memory for `size` of them.
     pub fn with_capacity(size: usize) -> Requests {
-        Requests { all: Slab::with_capacity(size), ended: VecDeque::with_capacity(size) }
+        let (waiting, ended) = (Waiting::with_capacity(size), VecDeque::with_capacity(size));
+        Requests { all: Slab::with_capacity(size), waiting, ended }
     }
 
     /// Adds a request. Returns its number.
     #[inline(always)]
     pub fn insert(&mut self, request: Active) -> u32 {
-        self.all.insert(request)
+        let slot = request.request.slot;
+        let number = self.all.insert(request);
+        self.waiting.begin(number, slot);
+        number
     }
 
     /// The request under way that has this number.
@@ -177,15 +184,18 @@ impl Requests {
     /// Ends a request; its status is its answer.
     #[inline(always)]
     pub fn end(&mut self, number: u32) {
-        self.get_mut(number).ended = true;
+        let active = self.get_mut(number);
+        active.ended = true;
+        debug_assert!(self.waiting.is_for_nothing(number), "request {number} still waits for the engine");
         self.ended.push_back(number);
     }
 
-    /// The next request that has ended, and its status.
-    pub fn answer(&mut self) -> Option<(Request, Status)> {
+    /// The next request that has ended, its status, and what became of its time.
+    #[inline(always)]
+    pub fn answer(&mut self) -> Option<(Request, Status, &Times)> {
         let number = self.ended.pop_front()?;
         let Some(active) = self.all.remove(number) else { unreachable!("request {number} was answered before") };
-        Some((active.request, active.status))
+        Some((active.request, active.status, self.waiting.times(number)))
     }
 
     /// Number of requests under way.
@@ -234,7 +244,7 @@ mod test {
         assert_eq!(requests.part_ended(number, Status::NoSpace), PartEnd::UnderWay);
         assert_eq!(requests.part_ended(number, Status::Failed), PartEnd::Last);
         requests.end(number);
-        let (request, status) = requests.answer().unwrap();
+        let (request, status, _) = requests.answer().unwrap();
         request.retire();
         assert_eq!(status, Status::NoSpace);
     }
@@ -267,10 +277,13 @@ mod test {
         assert!(third != second);
         requests.end(first);
         let tokens: Vec<u64> =
-            std::iter::from_fn(|| requests.answer()).map(|(request, _)| request.retire().0).collect();
+            std::iter::from_fn(|| requests.answer().map(|(request, ..)| request.retire().0)).collect();
         assert_eq!(tokens, [2, 1]);
         assert_eq!(requests.insert(flush(4)), first);
         [third, first].into_iter().for_each(|number| requests.end(number));
-        assert_eq!(std::iter::from_fn(|| requests.answer()).map(|(request, _)| request.retire().0).sum::<u64>(), 3 + 4);
+        assert_eq!(
+            std::iter::from_fn(|| requests.answer().map(|(request, ..)| request.retire().0)).sum::<u64>(),
+            3 + 4
+        );
     }
 }

@@ -193,6 +193,7 @@ impl<F: Format> Disk<F> {
                     return self.zero_edges(number, file, (FileRange { at, len }, inside), io);
                 }
                 let op = Op::Transfer { number, ticket };
+                self.active.waiting.wait_begun(number);
                 self.ops.push(op, file, Action::Write { at, from: zeroes(len) }, io);
             }
             (result, _) => self.transferred(number, file, ticket, true, result, io),

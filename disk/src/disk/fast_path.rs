@@ -50,6 +50,7 @@ impl<F: Format> Disk<F> {
             _ => Action::Write { at, from: memory },
         };
         let number = self.active.insert(Active::new(request, self.routing.epoch()));
+        self.active.waiting.wait_begun(number);
         self.ops.push_request(number, file, action, io);
     }
 
@@ -63,6 +64,7 @@ impl<F: Format> Disk<F> {
                 unreachable!("the engine has completed an operation that was never pushed: {:?}", done.op.id)
             }
         };
+        self.active.waiting.wait_ended(number);
         self.active.get_mut(number).request.give_back(memory);
         if done.result.is_err() {
             return self.transferred(number, file, None, wrote, done.result, io);

@@ -102,6 +102,7 @@ impl<F: Format> Disk<F> {
         let status = self.rounds.status();
         let (flushes, parked) = self.rounds.end();
         for number in flushes {
+            self.active.waiting.wait_ended(number);
             self.active.fail(number, status);
             self.end(number);
         }

@@ -45,6 +45,7 @@ mod queue;
 mod read;
 mod rounds;
 mod routing;
+mod stages;
 mod unaligned;
 mod write;
 
@@ -72,6 +73,7 @@ pub use damage::{Damage, Damaged};
 pub use layer::Layer;
 pub use merge::{MergeProgress, MergeState};
 pub use options::Options;
+pub use stages::Times;
 
 /// Layers in a chain. The Xen tools stop at 30; twice that is more likely a mistake than a chain.
 pub const LAYERS_MAX: usize = 60;
@@ -210,7 +212,36 @@ impl<F: Format> Disk<F> {
 
     /// The next request that has ended, to be completed by its transport.
     pub fn answer(&mut self) -> Option<(Request, Status)> {
+        self.active.answer().map(|(request, status, _)| (request, status))
+    }
+
+    /// The same, with what became of the request's time.
+    #[inline(always)]
+    pub fn answer_with_times(&mut self) -> Option<(Request, Status, &Times)> {
         self.active.answer()
+    }
+
+    /// Whether something was pushed since [`Disk::submitted_at`].
+    #[inline(always)]
+    pub fn has_pushed(&self) -> bool {
+        self.active.has_pushed()
+    }
+
+    /// The engine is about to submit what was pushed. Calls `each` with the slots of their requests. Times are
+    /// those of the caller's clock; a disk that knows none serves as well.
+    #[inline(always)]
+    pub fn submitted_at(&mut self, now: u64, each: impl FnMut(u16)) {
+        if self.ops.are_all_pushed() {
+            self.active.submitted_at(now, each);
+        } else {
+            self.active.queued_at(now);
+        }
+    }
+
+    /// What is settled from now on has ended at `now`.
+    #[inline(always)]
+    pub fn ended_at(&mut self, now: u64) {
+        self.active.ended_at(now);
     }
 
     /// The damage that failed a request for `span`, unless it was asked for already. It may lie outside of `span`: what
@@ -282,6 +313,9 @@ impl<F: Format> Disk<F> {
     /// Does what is to be done after an operation.
     fn complete<I: Io>(&mut self, op: Op, done: FileDone, io: &mut I) {
         let file = done.op.file;
+        if let Some(number) = self.request_of(&op) {
+            self.active.waiting.wait_ended(number);
+        }
         match op {
             Op::Transfer { number, ticket } => {
                 let wrote = matches!(done.op.action, Action::Write { .. });
@@ -297,6 +331,26 @@ impl<F: Format> Disk<F> {
             Op::Meta => self.meta_written(done.result, io),
             Op::Sync => self.synced(file, done.result, io),
             Op::ReclaimSync { range } => self.reclaim_synced((file, range), done.result, io),
+        }
+    }
+
+    /// The request that waits for an operation, if it is for one only.
+    fn request_of(&mut self, op: &Op) -> Option<u32> {
+        match op {
+            Op::Transfer { number, .. } | Op::Filled { number, .. } | Op::Zero { number, .. } | Op::Trim { number } => {
+                Some(*number)
+            }
+            Op::Release { number, .. } => *number,
+            Op::Fill { fill } => Some(self.fills.get(*fill).number),
+            Op::ReadCompressed { .. } | Op::Load { .. } | Op::Meta | Op::Sync | Op::ReclaimSync { .. } => None,
+        }
+    }
+
+    /// The request that something parked is a part of.
+    fn request_of_parked(&mut self, parked: Parked) -> u32 {
+        match parked {
+            Parked::Request { number, .. } => number,
+            Parked::Fill { fill, .. } => self.fills.get(fill).number,
         }
     }
 
@@ -316,6 +370,8 @@ impl<F: Format> Disk<F> {
             if let Some(ready) = self.ready.pop_front() {
                 self.go_on(ready, io);
             } else if let Some(parked) = self.map_loader.next() {
+                let number = self.request_of_parked(parked);
+                self.active.waiting.wait_ended(number);
                 self.go_on(Ready::Parked(parked), io);
             } else if let Some(begin) = self.compressed.next() {
                 self.begin_compressed_read(begin, io);
@@ -372,6 +428,7 @@ impl<F: Format> Disk<F> {
     /// Pushes an operation that is a part of a request.
     fn push_part<I: Io>(&mut self, number: u32, op: Op, file: FileId, action: Action, io: &mut I) {
         self.active.part_begun(number);
+        self.active.waiting.wait_begun(number);
         self.ops.push(op, file, action, io);
     }
 
@@ -416,6 +473,7 @@ impl<F: Format> Disk<F> {
         let is_to_log = self.chain.is_log_due() && operation.is_write() && !active.of_merge;
         let unlogged = is_to_log && !self.chain.log_changes();
         if (durable || unlogged) && done {
+            self.active.waiting.wait_begun(number);
             self.rounds.join(number);
         } else {
             self.end(number);

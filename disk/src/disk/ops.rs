@@ -78,6 +78,12 @@ impl Ops {
         self.backlog.push(FileOp { id: OpId(WHOLE | u64::from(number)), file, action }, io);
     }
 
+    /// Whether the engine had room for all of them.
+    #[inline(always)]
+    pub fn are_all_pushed(&self) -> bool {
+        self.backlog.is_empty()
+    }
+
     /// Pushes again what a full engine has refused.
     pub fn retry<I: Io>(&mut self, io: &mut I) {
         self.backlog.retry(io);

@@ -189,7 +189,7 @@ mod test {
 
         /// Answers all, whether they have begun or not.
         fn retire(mut self) {
-            while let Some((request, _)) = self.requests.answer() {
+            while let Some((request, ..)) = self.requests.answer() {
                 request.retire();
             }
             self.overlap.waiting.drain(..).for_each(|request| {

@@ -51,7 +51,10 @@ impl<F: Format> Disk<F> {
                 let span = Span { at: span.at, len: cluster.len };
                 let into = self.memory(number, span);
                 match self.read_compressed(cluster, span, into, Reader::Request(number), io) {
-                    None => self.active.part_begun(number),
+                    None => {
+                        self.active.part_begun(number);
+                        self.active.waiting.wait_begun(number);
+                    }
                     Some(Status::Done) => {}
                     Some(_) => return Ok(0),
                 }
@@ -123,6 +126,11 @@ impl<F: Format> Disk<F> {
             if damaged {
                 self.met_damage(begin.0, want.span);
             }
+            let number = match want.reader {
+                Reader::Request(number) => number,
+                Reader::Fill(fill) => self.fills.get(fill).number,
+            };
+            self.active.waiting.wait_ended(number);
             match want.reader {
                 // What was read may be anything: it looks again where the bytes live now.
                 Reader::Request(number) if moved => {
@@ -142,7 +150,7 @@ impl<F: Format> Disk<F> {
 
     /// Parks what needs a chunk of the map whose metadata is missing.
     pub(super) fn park_for_chunk<I: Io>(&mut self, parked: Parked, missing: Missing, io: &mut I) {
-        self.set_aside(parked);
+        self.set_aside_to_load(parked);
         let layers = self.layers().len();
         let begun = self.map_loader.park_for_chunk(parked, missing, layers);
         self.load(begun, io);
@@ -150,9 +158,15 @@ impl<F: Format> Disk<F> {
 
     /// Parks something until this block is loaded.
     pub(super) fn park_for_block<I: Io>(&mut self, parked: Parked, file: FileId, block: MetaBlock, io: &mut I) {
-        self.set_aside(parked);
+        self.set_aside_to_load(parked);
         let begun = self.map_loader.park(parked, vec![(file, block)]);
         self.load(begun, io);
+    }
+
+    fn set_aside_to_load(&mut self, parked: Parked) {
+        self.set_aside(parked);
+        let number = self.request_of_parked(parked);
+        self.active.waiting.wait_begun(number);
     }
 
     fn load<I: Io>(&mut self, blocks: Missing, io: &mut I) {
@@ -171,6 +185,8 @@ impl<F: Format> Disk<F> {
             _ => false,
         };
         for parked in self.map_loader.loaded(file, block) {
+            let number = self.request_of_parked(parked);
+            self.active.waiting.wait_ended(number);
             // The block may concern another part of the chunk than was asked for.
             match parked {
                 _ if sound || self.map.met_damage(parked.at()) => self.go_on_soon(parked),

@@ -69,6 +69,7 @@ impl<F: Format> Disk<F> {
     ) {
         self.active.part_begun(number);
         if reserved.fill.is_none_or(|fill| fill.before == 0 && fill.after == 0) {
+            self.active.waiting.wait_begun(number);
             let op = Op::Transfer { number, ticket: reserved.ticket };
             return self.ops.push(op, file, Action::Write { at: reserved.at, from }, io);
         }
@@ -123,6 +124,8 @@ impl<F: Format> Disk<F> {
                 let filling = self.fills.get(fill);
                 let into = filling.append_room(len);
                 filling.read_begun();
+                let number = filling.number;
+                self.active.waiting.wait_begun(number);
                 self.ops.push(Op::Fill { fill }, file, Action::Read { at: place, into }, io);
             }
             Location::Compressed { file } => match self.compressed_place(file, Span { at: span.at, len }) {
@@ -141,7 +144,12 @@ impl<F: Format> Disk<F> {
         let span = Span { at, len: cluster.len };
         let into = self.fills.get(fill).append_room(span.len);
         match self.read_compressed(cluster, span, into, Reader::Fill(fill), io) {
-            None => self.fills.get(fill).read_begun(),
+            None => {
+                let filling = self.fills.get(fill);
+                filling.read_begun();
+                let number = filling.number;
+                self.active.waiting.wait_begun(number);
+            }
             Some(status) => self.fills.get(fill).fail(status),
         }
     }
@@ -167,6 +175,7 @@ impl<F: Format> Disk<F> {
         if status == Status::Done {
             let file = filling.file;
             let write = Action::Write { at: filling.place, from: filling.into_content() };
+            self.active.waiting.wait_begun(number);
             return self.ops.push(Op::Filled { number, ticket, bytes }, file, write, io);
         }
         self.fills.give_back(bytes);

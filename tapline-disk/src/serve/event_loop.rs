@@ -4,6 +4,7 @@
 //! It knows no protocol, no format and no system call. Invariants: it sleeps only when the server has agreed to be
 //! woken for new requests; it ends only when every request is completed and everything written is flushed.
 
+mod answers;
 mod ending;
 mod intake;
 mod quiet;
@@ -17,27 +18,26 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use disk::{Disk, FileDone, Geometry, Image, Io, Request, Span, Status, Until};
+use ::stats::{Clock, Slot};
+use disk::{Disk, FileDone, Geometry, Image, Io, Until};
 use transport::{Interest, MemoryChange, Server, Watch, WatchKey};
 use uring::Engine;
 
 use crate::failure::{Exit, Failure};
-use crate::fault;
 use crate::files::Files;
 use crate::log::{Log, say};
 use crate::panics;
 use crate::redo_log;
 use crate::serve::blkback_stats::BlkbackStats;
-use crate::serve::control::{Control, FLUSH, Flush, Pause, Work, condition_of};
+use crate::serve::control::{Control, Flush, Pause, Work, condition_of};
 use crate::serve::full::Full;
 use crate::serve::own_keys::{LEAVE, QUIET, REPORT, SPACE, STOP, SUSPECTS};
+use crate::serve::page::{self, Kept, PageFile};
 use crate::serve::polling::Polling;
 use crate::serve::quiet::Quiet;
 use crate::serve::suspects::Suspects;
 use crate::signals::Signal;
 use crate::stats::{Counters, Stats};
-
-use words::{in_words, of_damage, worth_a_line};
 
 /// A disk, what is below it and where it reports.
 pub struct Serving {
@@ -65,6 +65,10 @@ pub struct Serving {
     pub full: Full,
     /// What the disk has done under processes before this one.
     pub counters: Counters,
+    /// The file of the statistics page, if there is one.
+    pub page: Option<PageFile>,
+    /// What the disk is, as the page says it.
+    pub identity: String,
 }
 
 /// A server that tells what happens to it.
@@ -98,6 +102,9 @@ pub struct EventLoop<S> {
     engine: Engine,
     geometry: Geometry,
     stats: Stats,
+    page: Kept,
+    /// Since when requests may wait to be taken, if the last look has left some, or the thread was woken since.
+    seen: Option<u64>,
     blkback_stats: Option<BlkbackStats>,
     polling: Polling,
     stats_file: Option<PathBuf>,
@@ -153,6 +160,8 @@ impl<S: Server + Disclose> EventLoop<S> {
             mut control,
             full,
             counters,
+            page,
+            identity,
         } = serving;
         let failed = |what: &'static str| move |error: io::Error| Failure::new(what, error);
         if disk.owes() {
@@ -167,6 +176,8 @@ impl<S: Server + Disclose> EventLoop<S> {
             control.start(&mut watch).map_err(failed("wait for clients of the control socket"))?;
         }
         server.start(&mut watch).map_err(failed("wait for connections"))?;
+        let (page, kept) = page::begin(page, &identity).map_err(|error| Failure::new("count requests", error))?;
+        let stats = Stats::resumed(counters, Clock::new(), page);
         let suspects = Suspects::after(disk.leaf_log(), counters.fatal);
         let mut begun = EventLoop {
             files,
@@ -174,7 +185,9 @@ impl<S: Server + Disclose> EventLoop<S> {
             geometry: disk.geometry(),
             disk,
             engine,
-            stats: Stats::resumed(counters),
+            stats,
+            page: kept,
+            seen: None,
             blkback_stats,
             polling: Polling::new(poll_max),
             stats_file,
@@ -213,6 +226,7 @@ impl<S: Server + Disclose> EventLoop<S> {
                 self.reap(Until::Any)?;
                 let ended = self.time();
                 self.polling.slept(ended.saturating_sub(begun));
+                self.seen = Some(ended);
             }
             self.stats.round(asleep);
         }
@@ -228,13 +242,13 @@ impl<S: Server + Disclose> EventLoop<S> {
         let until = self.time().saturating_add(budget);
         while !self.stopping && self.time() < until {
             if self.turn()?.found {
-                self.polling.hit();
+                self.stats.looked(true);
                 return Ok(true);
             }
             std::hint::spin_loop();
             self.time = None;
         }
-        self.polling.missed();
+        self.stats.looked(false);
         Ok(false)
     }
 
@@ -244,11 +258,11 @@ impl<S: Server + Disclose> EventLoop<S> {
         let came = self.take_in();
         self.prepare_memory();
         self.at_work(true);
-        self.reap(Until::Now)?;
         if came > 0 {
             // What was begun may have taken its time.
             self.time = None;
         }
+        self.reap(Until::Now)?;
         let settled = self.settle();
         if came + settled > 0 && self.disk.is_logged() {
             self.disk.seen(redo_log::now());
@@ -289,7 +303,7 @@ impl<S: Server + Disclose> EventLoop<S> {
 
     /// The time, to be read once for all that happens at once.
     fn time(&mut self) -> u64 {
-        *self.time.get_or_insert_with(|| self.stats.clock())
+        *self.time.get_or_insert_with(|| self.stats.now())
     }
 
     /// Tells the server, and ourselves, what is ready.
@@ -343,10 +357,16 @@ impl<S: Server + Disclose> EventLoop<S> {
     }
 
     fn reap(&mut self, until: Until) -> Result<(), Failure> {
-        if until == Until::Any {
+        if self.disk.has_pushed() {
+            let now = self.time();
+            let page = self.stats.page();
+            self.disk.submitted_at(now, |slot| page.submitted(Slot(slot), now));
+        }
+        let reaped = self.engine.reap(until, &mut self.done);
+        if until == Until::Any || !self.done.is_empty() {
             self.time = None;
         }
-        self.engine.reap(until, &mut self.done).map_err(|error| {
+        reaped.map_err(|error| {
             // Nothing will complete any more, and the requests in the disk can never be answered: the guest learns it
             // from the end of the process.
             say(&error);
@@ -360,6 +380,8 @@ impl<S: Server + Disclose> EventLoop<S> {
         if count == 0 {
             return 0;
         }
+        let now = self.time();
+        self.disk.ended_at(now);
         for done in self.done.drain(..) {
             self.disk.settle(done, &mut self.engine);
         }
@@ -371,56 +393,6 @@ impl<S: Server + Disclose> EventLoop<S> {
             say("see the kernel log for the reason; the disk accepts writes again after it is restarted");
         }
         count
-    }
-
-    /// Hands answers to the server; how many.
-    fn answer(&mut self) -> usize {
-        let (mut count, mut to_guest) = (0, false);
-        while let Some((request, status)) = self.disk.answer() {
-            count += 1;
-            if request.token() == FLUSH {
-                request.retire();
-                self.flush = Flush::Answered(status);
-                continue;
-            }
-            fault::point("answer", &request);
-            // Also of one that waits for space: a pause is not what it waits for.
-            to_guest = true;
-            if self.full.concerns(status) {
-                self.keep_or_give(request, status);
-            } else {
-                self.give(request, status);
-            }
-        }
-        if to_guest {
-            let now = self.time();
-            self.pause.answered(Duration::from_nanos(now));
-        }
-        count
-    }
-
-    /// Hands one answer to the server.
-    #[inline(always)]
-    fn give(&mut self, request: Request, status: Status) {
-        let now = self.time();
-        self.stats.answered(request.operation(), request.span().len, now);
-        if let Some(stats) = &mut self.blkback_stats {
-            stats.answered(&request, status, now);
-        }
-        if let Some(why) = worth_a_line(status) {
-            let Span { at, len } = request.span();
-            let cause = self.disk.take_damage(request.span()).map(of_damage).unwrap_or_default();
-            self.log
-                .caused(format_args!("{} of {len} bytes at {at} failed{why}{cause}", in_words(request.operation())));
-        }
-        self.server.complete(request, status);
-    }
-
-    /// Lets the server's peers see their answers.
-    fn publish(&mut self) {
-        if let Err(gone) = self.server.publish() {
-            self.log.caused(gone);
-        }
     }
 
     /// Whether the control socket has something to do without being woken.
@@ -452,7 +424,7 @@ impl<S: Server + Disclose> EventLoop<S> {
             flush: &mut self.flush,
             full: &mut self.full,
             stats: &self.stats,
-            polling: &self.polling,
+            page: &self.page,
             suspects: &self.suspects,
             paused,
             replaced: &mut self.replaced,
@@ -462,7 +434,7 @@ impl<S: Server + Disclose> EventLoop<S> {
 
     /// The statistics.
     fn line(&self) -> String {
-        self.stats.line(self.polling.looks(), condition_of(&self.disk, &self.full, &self.suspects))
+        self.stats.line(condition_of(&self.disk, &self.full, &self.suspects))
     }
 }
 

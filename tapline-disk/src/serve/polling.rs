@@ -17,34 +17,17 @@ const LEAST: u64 = 4_000;
 pub struct Polling {
     most: u64,
     budget: u64,
-    hits: u64,
-    misses: u64,
 }
 
 impl Polling {
     /// Looks for at most `most`; zero: never.
     pub fn new(most: Duration) -> Polling {
-        Polling { most: u64::try_from(most.as_nanos()).unwrap_or(u64::MAX), budget: 0, hits: 0, misses: 0 }
-    }
-
-    /// Looks that found something, and that did not.
-    pub fn looks(&self) -> (u64, u64) {
-        (self.hits, self.misses)
+        Polling { most: u64::try_from(most.as_nanos()).unwrap_or(u64::MAX), budget: 0 }
     }
 
     /// For how long to look now.
     pub fn budget(&self) -> u64 {
         self.budget
-    }
-
-    /// A look has found something.
-    pub fn hit(&mut self) {
-        self.hits += 1;
-    }
-
-    /// A look has found nothing.
-    pub fn missed(&mut self) {
-        self.misses += 1;
     }
 
     /// After polling without success, or no polling, the thread has slept for this long.

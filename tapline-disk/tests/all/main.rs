@@ -27,6 +27,7 @@ mod image_vhd;
 mod killed;
 mod large_sectors;
 mod log;
+mod page;
 mod rest;
 mod serve;
 mod takeover;

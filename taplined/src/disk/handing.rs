@@ -42,6 +42,11 @@ impl Handing {
         self.files.push(Beside { path: path.to_owned(), write, file });
     }
 
+    /// The disk's statistics page. It has no redo log, as an image has.
+    pub fn page(&mut self, path: &Path, file: File) {
+        self.messages.push((Message::File { path: path.to_owned(), write: true }, file.into()));
+    }
+
     /// A socket that listens at `path` already.
     pub fn listener(&mut self, listens: Listens, path: &Path, socket: OwnedFd) {
         self.messages.push((Message::Socket { listens, path: path.to_owned() }, socket));

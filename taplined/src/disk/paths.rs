@@ -6,7 +6,7 @@
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt, chown};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt, chown};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
@@ -69,6 +69,16 @@ impl DiskPaths {
     /// The control socket.
     pub fn control(&self) -> PathBuf {
         self.directory.join("control.sock")
+    }
+
+    /// The statistics page of the disk: it outlives a process that is killed or replaced.
+    pub fn page(&self) -> PathBuf {
+        stats::of_daemon(&self.directory)
+    }
+
+    /// Opens the page, for the process that serves the disk. To be called after [`DiskPaths::listen`].
+    pub fn open_page(&self) -> io::Result<File> {
+        File::options().read(true).write(true).create(true).truncate(false).mode(0o600).open(self.page())
     }
 
     /// Listens, replacing the sockets of an earlier process. Members of `group` may connect to the transport, and so

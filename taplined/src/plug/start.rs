@@ -74,6 +74,11 @@ async fn start(
         handing.listener(listens, &place.transport(transport), socket);
     }
     handing.listener(Listens::Control, &place.control(), sockets.control);
+    match place.open_page() {
+        Ok(page) => handing.page(&place.page(), page),
+        // A guest needs its disk more than users need its statistics.
+        Err(error) => tracing::warn!(vbd = %order.vbd.uuid, "its disk has no statistics page: {error}"),
+    }
     let at = match &order.disk {
         None => place.shown(transport)?,
         Some(disk) => {

@@ -21,7 +21,7 @@ pub fn version() -> answer::Version {
 
 /// `stats`: what is written as a line elsewhere.
 pub fn stats(work: &Work<'_>) -> answer::Stats {
-    work.stats.told(work.polling.looks(), work.condition())
+    work.stats.told(work.condition())
 }
 
 /// `layers`. The size is that which is served: one that has grown, and could not be made durable, is as it was for its

@@ -20,6 +20,7 @@ use crate::failure::Failure;
 use crate::redo_log;
 use crate::serve::handover::{Channel, ChannelError, Said};
 use crate::serve::own_keys::SUCCESSOR;
+use crate::serve::page;
 
 /// The new process.
 #[derive(Debug)]
@@ -129,9 +130,14 @@ impl Successor {
         for (name, log) in logs {
             say(Said::Log { name }, &[&log])?;
         }
+        if let Some(file) = work.page.file() {
+            // Programs that know nothing of pages take it for the log of some layer, and close it.
+            say(Said::Log { name: page::NAME.into() }, &[file])?;
+        }
         // What waits for space stays with its guest, and comes to the new process again.
-        let mut counters = work.counters();
-        work.full.requests().for_each(|request| counters.given_back(request.operation(), request.taken));
+        let (mut counters, started) = (work.counters(), work.stats.started());
+        let came = |taken: u64| taken.saturating_sub(started);
+        work.full.requests().for_each(|request| counters.given_back(request.operation(), came(request.taken)));
         say(Said::Counters(Box::new(counters)), &[])?;
         say(Said::Listener { control: true, bound: control.bound }, &[&control.socket])?;
         say(Said::Listener { control: false, bound: server.bound }, &[&server.listener])?;

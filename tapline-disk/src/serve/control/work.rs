@@ -27,7 +27,7 @@ use crate::log::say;
 use crate::serve::event_loop::EngineWatch;
 use crate::serve::full::Full;
 use crate::serve::own_keys::BLOCKING_TASK;
-use crate::serve::polling::Polling;
+use crate::serve::page::Kept;
 use crate::serve::suspects::Suspects;
 use crate::stats::{Counters, Stats};
 
@@ -51,8 +51,8 @@ pub struct Work<'a> {
     pub full: &'a mut Full,
     /// I/O statistics of the disk.
     pub stats: &'a Stats,
-    /// Statistics of polling before sleeping.
-    pub polling: &'a Polling,
+    /// The file of the statistics page.
+    pub page: &'a Kept,
     /// Requests that a process before this one may have died of.
     pub suspects: &'a Suspects,
     /// A client has requests held.
@@ -98,14 +98,14 @@ impl Work<'_> {
 
     /// I/O statistics of the disk, for the process that replaces this one.
     pub fn counters(&self) -> Counters {
-        let mut counters = self.stats.counters(self.polling.looks());
+        let mut counters = self.stats.counters(self.page.file().is_some());
         counters.fatal = self.suspects.fatal();
         counters
     }
 
-    /// The time since the start.
+    /// The time, by the clock of the statistics.
     pub fn clock(&self) -> Duration {
-        Duration::from_nanos(self.stats.clock())
+        Duration::from_nanos(::stats::monotonic())
     }
 
     /// The result of an blocking_task, if it is back.

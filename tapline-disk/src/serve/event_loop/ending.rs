@@ -47,6 +47,8 @@ impl<S: Server + Disclose> EventLoop<S> {
                 .advise("data whose flush was acknowledged is safe; see the kernel log"));
         }
         self.end_suspecting();
+        self.stats.page().leave();
+        self.page.remove();
         redo_log::end_all();
         match self.given_back - before {
             0 => say("stopped: all requests are completed and flushed"),

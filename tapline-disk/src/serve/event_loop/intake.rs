@@ -22,27 +22,33 @@ impl<S: Server + Disclose> EventLoop<S> {
         if self.suspects.are_there() {
             return self.take_suspect();
         }
+        let looked = self.time();
+        let seen = self.seen.take().unwrap_or(looked);
         for came in 0..BATCH {
             let Some(mut request) = self.server.pop(&self.geometry) else { return came };
             if came == 0 {
                 self.note_in_flight(self.disk.in_flight() + BATCH);
             }
-            if self.came(&mut request, came == 0) {
+            if self.came(&mut request, seen, came == 0) {
                 fault::point("begin", &request);
                 self.disk.submit(request, &mut self.engine);
             } else {
                 self.full.keep(request);
             }
         }
+        // There may be more, which could have been seen by now.
+        self.seen = Some(looked);
         BATCH
     }
 
-    /// A request has come. Whether it is to be begun; else it is to wait for space.
+    /// A request has come, which could have been seen at `seen`. Whether it is to be begun; else it is to wait for
+    /// space.
     #[inline(always)]
-    pub(super) fn came(&mut self, request: &mut Request, first: bool) -> bool {
+    pub(super) fn came(&mut self, request: &mut Request, seen: u64, first: bool) -> bool {
         let now = self.time();
-        request.taken = now;
-        self.stats.came(request.operation(), now);
+        // More than four seconds are counted as that.
+        request.waited = u32::try_from(now.saturating_sub(seen)).unwrap_or(u32::MAX);
+        self.stats.came(request, now);
         if let Some(stats) = &mut self.blkback_stats {
             stats.came(request);
         }

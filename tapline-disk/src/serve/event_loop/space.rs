@@ -16,7 +16,7 @@ impl<S: Server + Disclose> EventLoop<S> {
     #[cold]
     pub(super) fn keep_or_give(&mut self, request: Request, status: Status) {
         if let Some((request, status)) = self.full.judge(request, status) {
-            self.give(request, status);
+            self.give_late(request, status);
         }
     }
 
@@ -34,7 +34,7 @@ impl<S: Server + Disclose> EventLoop<S> {
                 }
                 Next::Refuse(requests) => {
                     let count = requests.len();
-                    requests.into_iter().for_each(|request| self.give(request, Status::NoSpace));
+                    requests.into_iter().for_each(|request| self.give_late(request, Status::NoSpace));
                     count
                 }
             };
@@ -58,7 +58,7 @@ impl<S: Server + Disclose> EventLoop<S> {
         wanted.extend(self.disk.take_waiting(|token| token != FLUSH && self.server.recalls(token)));
         let count = wanted.len();
         for request in wanted {
-            self.stats.given_back(request.operation(), request.taken);
+            self.stats.given_back(&request);
             self.server.give_back(request);
         }
         self.given_back += count;

@@ -37,7 +37,8 @@ impl<S: Server + Disclose> EventLoop<S> {
         let alone = self.disk.is_quiet() && !self.is_working() && !self.full.is_full();
         let Some(mut request) = self.server.pop(&self.geometry) else { return 0 };
         self.note_in_flight(1);
-        if !self.came(&mut request, true) {
+        let looked = self.time();
+        if !self.came(&mut request, looked, true) {
             self.full.keep(request);
             return 1;
         }
@@ -97,7 +98,7 @@ impl<S: Server + Disclose> EventLoop<S> {
             in_words(request.operation()),
             at / 512,
         ));
-        self.give(request, Status::Failed);
+        self.give_late(request, Status::Failed);
         self.publish();
         self.suspects.failed(self.disk.leaf_log());
         self.suspects_answered(1);

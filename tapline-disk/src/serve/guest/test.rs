@@ -158,6 +158,8 @@ fn serve(host: &Host, device: &Device, directory: &Path, nbd: Option<PathBuf>, s
         control: None,
         full: Full::new(false),
         counters: Counters::default(),
+        page: None,
+        identity: "{}".into(),
     };
     match nbd {
         None => EventLoop::new(backend, serving).and_then(EventLoop::run).unwrap(),

@@ -1,0 +1,249 @@
+//! Where everything stands in the page. All numbers have 64 bits in the byte order of the machine, which never leaves
+//! it.
+//!
+//! | at | what |
+//! |---|---|
+//! | 0 | the head: magic, version, length, who writes, counters of the whole disk |
+//! | 512 | what the disk is, as JSON |
+//! | 2048 | counters of each kind of request |
+//! | 4096 | the requests in flight, a slot of 32 bytes each |
+//! | 36864 | the histograms: for each kind of request, one of each stage and one of the whole |
+
+use crate::histogram::{BUCKETS, ROW, ROWS};
+
+/// The first eight bytes.
+pub(crate) const MAGIC: u64 = u64::from_ne_bytes(*b"TAPSTATS");
+/// The version of this layout. A page of another version is not read, and begun anew by the next process that writes.
+pub(crate) const VERSION: u64 = 1;
+
+pub(crate) const MAGIC_AT: usize = 0;
+pub(crate) const VERSION_AT: usize = 8;
+/// The length of the file.
+pub(crate) const LEN_AT: usize = 16;
+/// Odd while the counters are being written.
+pub(crate) const SEQUENCE_AT: usize = 24;
+/// How many processes have written the page.
+pub(crate) const INCARNATION_AT: usize = 32;
+/// The process that writes it; zero after its end.
+pub(crate) const PID_AT: usize = 40;
+/// When the page was begun, and when the present process has begun to write it.
+pub(crate) const CREATED_AT: usize = 48;
+pub(crate) const STARTED_AT: usize = 56;
+/// When it was last written.
+pub(crate) const UPDATED_AT: usize = 64;
+/// Where times come from: [`crate::Source`].
+pub(crate) const SOURCE_AT: usize = 72;
+/// One more than the highest slot that the present process has used.
+pub(crate) const SLOTS_USED_AT: usize = 80;
+/// The counters of the whole disk ([`Count`]).
+pub(crate) const COUNTS_AT: usize = 128;
+
+/// What the disk is, as JSON: the length, then the bytes.
+pub(crate) const IDENTITY_AT: usize = 512;
+pub(crate) const IDENTITY_MAX: usize = 1528;
+
+pub(crate) const KINDS_AT: usize = 2048;
+/// Bytes of the counters of a kind of request.
+pub(crate) const KIND_LEN: usize = 160;
+
+pub(crate) const SLOTS_AT: usize = 4096;
+/// Requests in flight that can be seen. More are counted, and not seen.
+pub const SLOTS: usize = 1024;
+pub(crate) const SLOT_LEN: usize = 32;
+
+pub(crate) const HISTOGRAMS_AT: usize = SLOTS_AT + SLOTS * SLOT_LEN;
+pub(crate) const ROW_LEN: usize = ROW * 8;
+const HISTOGRAM_LEN: usize = ROWS * ROW_LEN;
+/// Histograms of a kind: of each stage, and of the whole.
+pub(crate) const HISTOGRAMS: usize = STAGES + 1;
+/// Bytes of the whole page.
+pub(crate) const PAGE_LEN: usize = HISTOGRAMS_AT + KINDS * HISTOGRAMS * HISTOGRAM_LEN;
+
+const _: () = assert!(KINDS_AT + KINDS * KIND_LEN <= SLOTS_AT && KIND_LEN >= KIND_FIELDS * 8);
+const _: () = assert!(COUNTS_AT + Count::ALL.len() * 8 <= IDENTITY_AT && IDENTITY_AT + 8 + IDENTITY_MAX <= KINDS_AT);
+const _: () = assert!(HISTOGRAMS_AT % 4096 == 0 && ROW_LEN == 4096 && BUCKETS == ROW * ROWS);
+
+/// Kinds of requests.
+pub(crate) const KINDS: usize = 5;
+
+/// A kind of request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Kind {
+    /// A read.
+    Read = 0,
+    /// A write.
+    Write = 1,
+    /// A flush.
+    Flush = 2,
+    /// A discard.
+    Discard = 3,
+    /// A write of zeroes.
+    WriteZeroes = 4,
+}
+
+impl Kind {
+    /// All of them.
+    pub const ALL: [Kind; KINDS] = [Kind::Read, Kind::Write, Kind::Flush, Kind::Discard, Kind::WriteZeroes];
+
+    /// Its word.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Read => "read",
+            Kind::Write => "write",
+            Kind::Flush => "flush",
+            Kind::Discard => "discard",
+            Kind::WriteZeroes => "write-zeroes",
+        }
+    }
+}
+
+/// Stages of a request.
+pub const STAGES: usize = 7;
+
+/// A stage of a request. Each begins where the one before it ends, and the durations of all of them add up to that of
+/// the request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Stage {
+    /// In the ring or the socket, after the disk's thread could have seen it, until it is taken.
+    Ring = 0,
+    /// Taken, until its first operation is begun: checked, waiting for what it must not overtake, mapped.
+    Map = 1,
+    /// Between its operations, where it takes several in turn: none of them is under way.
+    Split = 2,
+    /// An operation is begun, and not yet given to the kernel.
+    Queue = 3,
+    /// An operation is with the kernel: the storage, and everything below.
+    Storage = 4,
+    /// Its last operation has ended, until it has its answer.
+    Completion = 5,
+    /// It has its answer, until its peer is signalled.
+    Notify = 6,
+}
+
+impl Stage {
+    /// All of them, in their order.
+    pub const ALL: [Stage; STAGES] =
+        [Stage::Ring, Stage::Map, Stage::Split, Stage::Queue, Stage::Storage, Stage::Completion, Stage::Notify];
+
+    /// Its word.
+    pub fn name(self) -> &'static str {
+        match self {
+            Stage::Ring => "ring",
+            Stage::Map => "map",
+            Stage::Split => "split",
+            Stage::Queue => "queue",
+            Stage::Storage => "storage",
+            Stage::Completion => "completion",
+            Stage::Notify => "notify",
+        }
+    }
+}
+
+/// How a request has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// As asked.
+    Done,
+    /// The storage failed.
+    Failed,
+    /// There is no space.
+    NoSpace,
+    /// The disk does not write.
+    Refused,
+    /// It cannot be done.
+    Unsupported,
+}
+
+impl Outcome {
+    /// Those that are errors.
+    pub const ERRORS: [Outcome; 4] = [Outcome::Failed, Outcome::NoSpace, Outcome::Refused, Outcome::Unsupported];
+
+    /// Its word.
+    pub fn name(self) -> &'static str {
+        match self {
+            Outcome::Done => "done",
+            Outcome::Failed => "failed",
+            Outcome::NoSpace => "no-space",
+            Outcome::Refused => "refused",
+            Outcome::Unsupported => "unsupported",
+        }
+    }
+
+    /// Its counter among those of errors.
+    pub(crate) fn error(self) -> Option<usize> {
+        Outcome::ERRORS.iter().position(|error| *error == self)
+    }
+}
+
+/// Counters of a kind of request: how many have ended, bytes, the longest, those that took several
+/// operations in turn, errors, and the sum of each stage.
+pub(crate) const KIND_FIELDS: usize = 4 + 4 + STAGES;
+pub(crate) const ENDED: usize = 0;
+pub(crate) const BYTES: usize = 1;
+pub(crate) const LONGEST: usize = 2;
+pub(crate) const SPLITS: usize = 3;
+pub(crate) const ERRORS: usize = 4;
+pub(crate) const SUMS: usize = 8;
+
+/// A counter of the whole disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Count {
+    /// Rounds of the disk's thread.
+    Rounds = 0,
+    /// How often it slept.
+    Sleeps = 1,
+    /// Looks for more before sleeping that have found some.
+    PollsHit = 2,
+    /// Those that have not.
+    PollsMissed = 3,
+    /// How often memory was given back, since the disk was not used.
+    Rests = 4,
+    /// File operations that were begun.
+    Operations = 5,
+    /// Requests that wait for space.
+    WaitingForSpace = 6,
+    /// Nanoseconds that requests were held back by a limit.
+    ThrottledNs = 7,
+    /// Requests that were joined with a neighbour.
+    Merged = 8,
+    /// Durations that are in no histogram, since there was no memory for it.
+    NotInHistogram = 9,
+    /// Requests in flight that have no slot.
+    NotInSlot = 10,
+}
+
+impl Count {
+    /// All of them.
+    pub const ALL: [Count; 11] = [
+        Count::Rounds,
+        Count::Sleeps,
+        Count::PollsHit,
+        Count::PollsMissed,
+        Count::Rests,
+        Count::Operations,
+        Count::WaitingForSpace,
+        Count::ThrottledNs,
+        Count::Merged,
+        Count::NotInHistogram,
+        Count::NotInSlot,
+    ];
+
+    pub(crate) fn at(self) -> usize {
+        COUNTS_AT + self as usize * 8
+    }
+}
+
+/// Where the counters of a kind stand.
+pub(crate) fn kind_at(kind: usize) -> usize {
+    KINDS_AT + kind * KIND_LEN
+}
+
+/// Where a slot stands.
+pub(crate) fn slot_at(slot: usize) -> usize {
+    SLOTS_AT + slot * SLOT_LEN
+}
+
+/// Where a histogram stands.
+pub(crate) fn histogram_at(kind: usize, histogram: usize) -> usize {
+    HISTOGRAMS_AT + (kind * HISTOGRAMS + histogram) * HISTOGRAM_LEN
+}

@@ -1,0 +1,34 @@
+//! The statistics of a served disk: counters and histograms of every stage of a request, in a page of shared memory.
+//!
+//! The disk's thread is the only writer ([`Page`]); anybody who may read the file can read it at any time
+//! ([`Reader`]), without asking the process and while it is stuck. The page outlives the process: the next process of
+//! the disk goes on counting in it, so that counters never go back.
+//!
+//! Nothing here knows about requests, disks or transports. A time is in nanoseconds of CLOCK_MONOTONIC ([`Clock`]).
+//!
+//! | file | knows |
+//! |---|---|
+//! | `clock` | the CPU's counter, and what it is worth in nanoseconds |
+//! | `histogram` | which bucket a duration falls into, and quantiles |
+//! | `layout` | where everything stands in the page |
+//! | `page` | how it is written |
+//! | `place` | where pages are |
+//! | `reader`, `snapshot` | how it is read, and what was read |
+
+#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::panic))]
+
+mod clock;
+mod histogram;
+mod layout;
+mod page;
+mod place;
+mod reader;
+mod snapshot;
+
+pub use clock::{Clock, Source, monotonic};
+pub use histogram::{BUCKETS, Histogram, bucket_bounds};
+pub use layout::{Count, Kind, Outcome, SLOTS, STAGES, Stage};
+pub use page::{Page, PageError, Slot, Spent};
+pub use place::{directory, of_daemon};
+pub use reader::{ReadError, Reader};
+pub use snapshot::{InFlight, KindCounts, Snapshot};

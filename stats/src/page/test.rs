@@ -1,0 +1,215 @@
+//! Tests of the page: what a reader finds after everything that can happen to its writer.
+
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::Command;
+
+use super::*;
+use crate::{Histogram, Reader};
+
+/// Where a test goes on that runs in a process of its own.
+const ROOM: &str = "TAPLINE_TEST_ROOM";
+
+fn file() -> File {
+    tempfile::tempfile().unwrap()
+}
+
+fn begun(file: &File) -> Page {
+    Page::begin(file.try_clone().unwrap(), Source::Counter, "{\"image\":\"raw:a\"}").unwrap()
+}
+
+fn reader(file: &File) -> Reader {
+    Reader::of(file.try_clone().unwrap()).unwrap()
+}
+
+/// A request of 4 KiB that is seen at `at` and takes 100, 200, 0, 300, 4000, 500 and 600 ns in its stages.
+fn serve(page: &mut Page, kind: Kind, at: u64) {
+    let slot = page.came(kind, at + 100, 8192, 4096);
+    let spent = Spent { seen: at, taken: at + 100, begun: at + 300, ended: at + 4600, split: 0, queue: 300 };
+    page.ended(kind, slot, 4096, Outcome::Done, &spent, at + 5100);
+    page.publish_batch(at + 5700);
+}
+
+#[test]
+fn a_reader_finds_what_was_counted_and_the_stages_add_up() {
+    let file = file();
+    let mut page = begun(&file);
+    (1..=100).for_each(|at| serve(&mut page, Kind::Write, at * 10_000));
+    let read = reader(&file).snapshot().unwrap();
+    let writes = read.kind(Kind::Write);
+    assert_eq!((writes.count(), writes.bytes(), read.in_flight(Kind::Write), read.torn), (100, 409_600, 0, false));
+    let sums: Vec<u64> = Stage::ALL.iter().map(|stage| writes.sum(*stage) / 100).collect();
+    assert_eq!(sums, [100, 200, 0, 300, 4000, 500, 600]);
+    assert_eq!((writes.sum_of_all(), writes.longest()), (570_000, 5700));
+    assert_eq!(read.kind(Kind::Read), crate::KindCounts::default());
+    assert_eq!((read.pid, read.incarnation), (Some(std::process::id()), 1));
+    assert_eq!(read.identity, "{\"image\":\"raw:a\"}");
+    let whole = reader(&file).histogram(Kind::Write, None).unwrap();
+    assert_eq!(whole, Histogram::of([(bucket_of(5700), 100)]));
+    assert_eq!(reader(&file).histogram(Kind::Write, Some(Stage::Storage)).unwrap().count(), 100);
+    assert_eq!(reader(&file).histogram(Kind::Write, Some(Stage::Split)).unwrap().count(), 0);
+}
+
+#[test]
+fn a_request_in_flight_is_seen_with_its_age_and_stage() {
+    let file = file();
+    let mut page = begun(&file);
+    let early = page.came(Kind::Read, 1000, 512, 4096);
+    let late = page.came(Kind::Read, 3000, 1024, 512);
+    page.submitted(early, 2000);
+    page.publish_batch(4000);
+    let read = reader(&file).snapshot().unwrap();
+    let seen: Vec<_> = read.in_flight.iter().map(|request| (request.at, request.len, request.stage())).collect();
+    assert_eq!(seen, [(512, 4096, Stage::Storage), (1024, 512, Stage::Map)]);
+    assert_eq!(read.oldest(Kind::Read), Some(read.read - 1000));
+    assert_eq!((read.in_flight(Kind::Read), read.oldest(Kind::Write)), (2, None));
+    assert_eq!(page.in_flight(Kind::Read, 5000), (2, 4000 + 2000));
+    page.given_back(late);
+    page.given_back(early);
+    page.publish_batch(5000);
+    let read = reader(&file).snapshot().unwrap();
+    assert_eq!((read.in_flight.len(), read.kind(Kind::Read).count()), (0, 0));
+}
+
+#[test]
+fn more_requests_than_slots_are_counted_and_their_slots_used_again() {
+    let file = file();
+    let mut page = begun(&file);
+    let slots: Vec<Slot> = (0..=SLOTS as u64).map(|at| page.came(Kind::Flush, at + 1, 0, 0)).collect();
+    page.publish_batch(1);
+    let read = reader(&file).snapshot().unwrap();
+    assert_eq!((read.in_flight.len(), read.count(Count::NotInSlot)), (SLOTS, 1));
+    slots.into_iter().for_each(|slot| page.given_back(slot));
+    page.publish_batch(2);
+    let read = reader(&file).snapshot().unwrap();
+    assert_eq!((read.in_flight.len(), read.count(Count::NotInSlot)), (0, 0));
+}
+
+#[test]
+fn the_next_process_continues_the_counters_though_the_last_one_was_killed_while_it_wrote() {
+    let file = file();
+    let mut page = begun(&file);
+    serve(&mut page, Kind::Read, 10_000);
+    page.came(Kind::Read, 20_000, 0, 512);
+    page.count(Count::Sleeps, 7);
+    page.publish_batch(21_000);
+    page.store(SEQUENCE_AT, page.sequence | 1);
+    drop(page);
+    assert!(reader(&file).snapshot().unwrap().torn, "it was killed between two changes of the number");
+    let mut next = begun(&file);
+    let read = reader(&file).snapshot().unwrap();
+    assert_eq!((read.torn, read.incarnation, read.in_flight.len()), (false, 2, 0));
+    assert_eq!((read.kind(Kind::Read).count(), read.in_flight(Kind::Read)), (1, 0));
+    assert_eq!(read.count(Count::Sleeps), 7);
+    serve(&mut next, Kind::Read, 30_000);
+    assert_eq!(reader(&file).snapshot().unwrap().kind(Kind::Read).count(), 2);
+    assert_eq!(reader(&file).histogram(Kind::Read, None).unwrap().count(), 2);
+    next.leave();
+    assert_eq!(reader(&file).snapshot().unwrap().pid, None);
+}
+
+#[test]
+fn a_page_of_another_version_is_refused_by_readers_and_begun_anew_by_a_process() {
+    let file = file();
+    serve(&mut begun(&file), Kind::Read, 10_000);
+    file.write_all_at(&9u64.to_ne_bytes(), VERSION_AT as u64).unwrap();
+    let refused = Reader::of(file.try_clone().unwrap()).unwrap_err();
+    assert!(refused.to_string().contains("version 9"), "{refused}");
+    drop(begun(&file));
+    let read = reader(&file).snapshot().unwrap();
+    assert_eq!((read.kind(Kind::Read).count(), read.incarnation), (0, 1));
+    assert_eq!(reader(&file).histogram(Kind::Read, None).unwrap().count(), 0);
+}
+
+#[test]
+fn what_is_no_page_is_refused_by_readers() {
+    let short = file();
+    short.set_len(100).unwrap();
+    let zeroes = file();
+    zeroes.set_len(PAGE_LEN as u64).unwrap();
+    let cut = file();
+    drop(begun(&cut));
+    let open = reader(&cut);
+    cut.set_len(4096).unwrap();
+    for file in [file(), short, zeroes] {
+        assert!(matches!(Reader::of(file), Err(crate::ReadError::NotAPage)));
+    }
+    assert!(open.snapshot().is_ok(), "nothing is in flight");
+    assert!(open.histogram(Kind::Read, None).unwrap().buckets().is_empty());
+    cut.set_len(100).unwrap();
+    assert!(matches!(open.snapshot(), Err(crate::ReadError::NotAPage)));
+}
+
+#[test]
+fn a_page_that_a_hostile_process_has_written_is_read_without_harm() {
+    let file = file();
+    drop(begun(&file));
+    let mut state = 1u64;
+    let mut random = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state >> 1
+    };
+    for at in (16 + 8..HISTOGRAMS_AT + ROW_LEN).step_by(8) {
+        file.write_all_at(&random().to_ne_bytes(), at as u64).unwrap();
+    }
+    let read = reader(&file).snapshot().unwrap();
+    assert!(read.identity.len() <= 3 * IDENTITY_MAX && read.in_flight.len() <= SLOTS);
+    let all = Kind::ALL.iter().fold(crate::KindCounts::default(), |sum, kind| sum.with(&read.kind(*kind)));
+    assert!(all.all_errors() > 0 && all.sum_of_all() > 0);
+    let histogram = reader(&file).histogram(Kind::Read, Some(Stage::Ring)).unwrap();
+    assert!(histogram.quantile(0.99).is_some() && histogram.since(&histogram).count() == 0);
+}
+
+#[test]
+fn a_text_that_is_too_long_is_left_out() {
+    let file = file();
+    let text = format!("{{\"image\":\"{}\"}}", "x".repeat(IDENTITY_MAX));
+    drop(Page::begin(file.try_clone().unwrap(), Source::Kernel, &text).unwrap());
+    let read = reader(&file).snapshot().unwrap();
+    assert_eq!((read.identity.as_str(), read.slow_clock), ("{}", true));
+}
+
+#[test]
+fn a_histogram_takes_memory_only_for_the_magnitudes_that_occur() {
+    use std::os::unix::fs::MetadataExt;
+    let file = file();
+    let mut page = begun(&file);
+    let before = file.metadata().unwrap().blocks();
+    (1..=1000).for_each(|at| serve(&mut page, Kind::Write, at * 10_000));
+    let taken = (file.metadata().unwrap().blocks() - before) * 512;
+    // One page for each of six stages and the whole, and perhaps one for the file system's own use.
+    assert!((7 * 4096..=8 * 4096).contains(&taken), "{taken}");
+}
+
+#[test]
+fn a_full_file_system_costs_histograms_and_nothing_else() {
+    let room = tempfile::tempdir().unwrap();
+    let mount = format!("mount -t tmpfs -o size=64k none {} && exec \"$0\" \"$@\"", room.path().display());
+    let mut inside = Command::new("unshare");
+    inside.args(["--user", "--map-root-user", "--mount", "sh", "-c", &mount]);
+    inside.arg(std::env::current_exe().unwrap());
+    inside.args(["--exact", "page::test::inside_a_full_file_system", "--nocapture"]).env(ROOM, room.path());
+    let said = inside.output().unwrap();
+    let (out, err) = (String::from_utf8_lossy(&said.stdout), String::from_utf8_lossy(&said.stderr));
+    assert!(said.status.success() && out.contains("1 passed"), "{out}\n{err}");
+}
+
+/// The part of another test that runs in a mount namespace of its own.
+#[test]
+fn inside_a_full_file_system() {
+    let Some(room) = std::env::var_os(ROOM) else { return };
+    let create = |name: &str| {
+        let path = Path::new(&room).join(name);
+        File::options().read(true).write(true).create_new(true).open(path).unwrap()
+    };
+    let file = create("page");
+    let mut page = begun(&file);
+    std::io::Write::write_all(&mut create("filler"), &[1; 1 << 20]).unwrap_err();
+    (1..=10).for_each(|at| serve(&mut page, Kind::Write, at * 10_000));
+    let read = reader(&file).snapshot().unwrap();
+    assert_eq!(read.kind(Kind::Write).count(), 10);
+    assert_eq!(read.count(Count::NotInHistogram), 70);
+    std::fs::remove_file(Path::new(&room).join("filler")).unwrap();
+    (1..=ASK_AGAIN).for_each(|at| serve(&mut page, Kind::Write, at * 10_000));
+    assert!(reader(&file).histogram(Kind::Write, None).unwrap().count() > 0, "there is room again");
+}

@@ -1,0 +1,180 @@
+//! Reading a page, while it is written.
+//!
+//! The writer is not trusted: a process that was broken into may write anything, and cut the file. Nothing is mapped,
+//! therefore, and every number is only a number. Reading does not disturb the writer, and takes no memory from the file
+//! system for what the writer has never counted.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use crate::clock::monotonic;
+use crate::histogram::{BUCKETS, Histogram, ROW};
+use crate::layout::*;
+use crate::snapshot::{InFlight, KindCounts, Snapshot};
+
+/// Attempts to read between two batches of the writer.
+const ATTEMPTS: usize = 16;
+
+/// Why a page was not read.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    /// The file cannot be read.
+    #[error("cannot read it")]
+    Failed(#[from] io::Error),
+    /// It is no page, or its process has only begun it.
+    #[error("it is not a statistics page")]
+    NotAPage,
+    /// It was written by another version of the disk program.
+    #[error("it is of version {0}, and this program reads version {VERSION}: use the tapline of that version")]
+    Version(u64),
+}
+
+/// An open page.
+#[derive(Debug)]
+pub struct Reader {
+    file: File,
+}
+
+impl Reader {
+    /// Opens the page at `path`.
+    pub fn open(path: &Path) -> Result<Reader, ReadError> {
+        Reader::of(File::open(path)?)
+    }
+
+    /// Reads the page in `file`.
+    pub fn of(file: File) -> Result<Reader, ReadError> {
+        let reader = Reader { file };
+        reader.head()?;
+        Ok(reader)
+    }
+
+    /// The counters now.
+    pub fn snapshot(&self) -> Result<Snapshot, ReadError> {
+        let mut attempt = 0;
+        let (head, torn) = loop {
+            attempt += 1;
+            let head = self.head()?;
+            let sequence = head.word(SEQUENCE_AT);
+            let same = sequence % 2 == 0 && self.word(SEQUENCE_AT)? == sequence;
+            if same || attempt == ATTEMPTS {
+                break (head, !same);
+            }
+        };
+        let mut kinds = [KindCounts::default(); KINDS];
+        for (kind, counts) in kinds.iter_mut().enumerate() {
+            for (field, value) in counts.fields.iter_mut().enumerate() {
+                *value = head.word(kind_at(kind) + field * 8);
+            }
+        }
+        let mut counts = [0; Count::ALL.len()];
+        counts.iter_mut().zip(Count::ALL).for_each(|(value, count)| *value = head.word(count.at()));
+        let in_flight = self.in_flight(head.word(SLOTS_USED_AT))?;
+        Ok(Snapshot {
+            identity: head.identity(),
+            pid: u32::try_from(head.word(PID_AT)).ok().filter(|pid| *pid > 0),
+            incarnation: head.word(INCARNATION_AT),
+            created: head.word(CREATED_AT),
+            started: head.word(STARTED_AT),
+            updated: head.word(UPDATED_AT),
+            read: monotonic(),
+            slow_clock: head.word(SOURCE_AT) != 0,
+            torn,
+            kinds,
+            counts,
+            in_flight,
+        })
+    }
+
+    /// The histogram of what requests of a kind have spent in a stage, or of their whole durations.
+    pub fn histogram(&self, kind: Kind, stage: Option<Stage>) -> Result<Histogram, ReadError> {
+        let at = histogram_at(kind as usize, stage.map_or(STAGES, |stage| stage as usize));
+        let mut found = Vec::new();
+        let mut bytes = [0; ROW_LEN];
+        // Rows that were never counted in have no memory, and are not read.
+        let mut next = at;
+        let end = at + BUCKETS * 8;
+        while let Some(row) = self.data_from(next, end)? {
+            self.file.read_exact_at(&mut bytes, row as u64)?;
+            for (bucket, count) in bytes.chunks_exact(8).enumerate() {
+                let count = u64::from_ne_bytes(count.try_into().unwrap_or_default());
+                if count > 0 {
+                    found.push(((row - at) / ROW_LEN * ROW + bucket, count));
+                }
+            }
+            next = row + ROW_LEN;
+        }
+        Ok(Histogram::of(found))
+    }
+
+    /// The first row from `at` on that has memory, before `end`.
+    fn data_from(&self, at: usize, end: usize) -> Result<Option<usize>, ReadError> {
+        if at >= end {
+            return Ok(None);
+        }
+        match rustix::fs::seek(&self.file, rustix::fs::SeekFrom::Data(at as u64)) {
+            Ok(found) => {
+                let found = usize::try_from(found).unwrap_or(usize::MAX) / ROW_LEN * ROW_LEN;
+                Ok(Some(found.max(at)).filter(|found| *found < end))
+            }
+            Err(rustix::io::Errno::NXIO) => Ok(None),
+            Err(errno) => Err(ReadError::Failed(errno.into())),
+        }
+    }
+
+    fn head(&self) -> Result<Head, ReadError> {
+        let mut head = Head([0; SLOTS_AT]);
+        match self.file.read_exact_at(&mut head.0, 0) {
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Err(ReadError::NotAPage),
+            read => read?,
+        }
+        match (head.word(MAGIC_AT), head.word(VERSION_AT), head.word(LEN_AT)) {
+            (MAGIC, VERSION, len) if len == PAGE_LEN as u64 => Ok(head),
+            (MAGIC, version, _) if version != VERSION => Err(ReadError::Version(version)),
+            _ => Err(ReadError::NotAPage),
+        }
+    }
+
+    fn word(&self, at: usize) -> Result<u64, ReadError> {
+        let mut bytes = [0; 8];
+        self.file.read_exact_at(&mut bytes, at as u64)?;
+        Ok(u64::from_ne_bytes(bytes))
+    }
+
+    /// The requests in flight, the oldest first.
+    fn in_flight(&self, used: u64) -> Result<Vec<InFlight>, ReadError> {
+        let mut bytes = vec![0; usize::try_from(used).unwrap_or(SLOTS).min(SLOTS) * SLOT_LEN];
+        self.file.read_exact_at(&mut bytes, SLOTS_AT as u64)?;
+        let word = |slot: &[u8], number: usize| {
+            let bytes = slot.get(number * 8..number * 8 + 8).and_then(|bytes| bytes.try_into().ok());
+            u64::from_ne_bytes(bytes.unwrap_or_default())
+        };
+        let of = |slot: &[u8]| {
+            let (taken, at, what, submitted) = (word(slot, 0), word(slot, 1), word(slot, 2), word(slot, 3));
+            let kind = Kind::ALL.get(usize::try_from(what & 0xff).ok()?)?;
+            // Of the request that had the slot before, if it is older.
+            let submitted = (submitted >= taken).then_some(submitted);
+            (taken > 0).then_some(InFlight { kind: *kind, at, len: what >> 8, taken, submitted })
+        };
+        let mut found: Vec<InFlight> = bytes.chunks_exact(SLOT_LEN).filter_map(of).collect();
+        found.sort_by_key(|request| request.taken);
+        Ok(found)
+    }
+}
+
+/// The first bytes of a page.
+struct Head([u8; SLOTS_AT]);
+
+impl Head {
+    fn word(&self, at: usize) -> u64 {
+        let bytes = self.0.get(at..at + 8).and_then(|bytes| bytes.try_into().ok());
+        u64::from_ne_bytes(bytes.unwrap_or_default())
+    }
+
+    fn identity(&self) -> String {
+        let len = usize::try_from(self.word(IDENTITY_AT)).unwrap_or(usize::MAX).min(IDENTITY_MAX);
+        let bytes = self.0.get(IDENTITY_AT + 8..IDENTITY_AT + 8 + len).unwrap_or_default();
+        String::from_utf8_lossy(bytes).into_owned()
+    }
+}

@@ -1,0 +1,157 @@
+//! What was read from a page at one moment, and what follows from two of them.
+
+use crate::layout::*;
+
+/// The counters of a page at one moment.
+#[derive(Clone, Debug)]
+pub struct Snapshot {
+    /// What the disk is, as the process that serves it says: JSON.
+    pub identity: String,
+    /// The process that writes the page; `None` once it has ended as asked.
+    pub pid: Option<u32>,
+    /// How many processes have written the page.
+    pub incarnation: u64,
+    /// When the page was begun, in nanoseconds of CLOCK_MONOTONIC, as all times here.
+    pub created: u64,
+    /// When the present process has begun to write it.
+    pub started: u64,
+    /// When it was last written.
+    pub updated: u64,
+    /// When it was read.
+    pub read: u64,
+    /// Whether the CPU's counter is no clock here, so that each look at the time is a call.
+    pub slow_clock: bool,
+    /// The writer did not pause between two batches: the counters may be of two of them.
+    pub torn: bool,
+    /// The counters of each kind of request.
+    pub kinds: [KindCounts; KINDS],
+    /// The counters of the whole disk.
+    pub(crate) counts: [u64; Count::ALL.len()],
+    /// The requests in flight, the oldest first.
+    pub in_flight: Vec<InFlight>,
+}
+
+/// The counters of a kind of request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KindCounts {
+    pub(crate) fields: [u64; KIND_FIELDS],
+}
+
+/// A request in flight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InFlight {
+    /// Its kind.
+    pub kind: Kind,
+    /// Where it begins, in bytes.
+    pub at: u64,
+    /// How many bytes it is for.
+    pub len: u64,
+    /// When it was taken.
+    pub taken: u64,
+    /// When an operation of it was last given to the kernel, if one was.
+    pub submitted: Option<u64>,
+}
+
+impl InFlight {
+    /// The stage in which it seems to be.
+    pub fn stage(&self) -> Stage {
+        if self.submitted.is_some() { Stage::Storage } else { Stage::Map }
+    }
+}
+
+impl KindCounts {
+    fn field(&self, field: usize) -> u64 {
+        self.fields.get(field).copied().unwrap_or(0)
+    }
+
+    /// Requests that have ended.
+    pub fn count(&self) -> u64 {
+        self.field(ENDED)
+    }
+
+    /// Their bytes.
+    pub fn bytes(&self) -> u64 {
+        self.field(BYTES)
+    }
+
+    /// The longest of them, in nanoseconds.
+    pub fn longest(&self) -> u64 {
+        self.field(LONGEST)
+    }
+
+    /// Those that took several operations in turn.
+    pub fn splits(&self) -> u64 {
+        self.field(SPLITS)
+    }
+
+    /// Those that ended so.
+    pub fn errors(&self, outcome: Outcome) -> u64 {
+        outcome.error().map_or(0, |error| self.field(ERRORS + error))
+    }
+
+    /// All that failed.
+    pub fn all_errors(&self) -> u64 {
+        Outcome::ERRORS.iter().fold(0, |sum, outcome| sum.saturating_add(self.errors(*outcome)))
+    }
+
+    /// The sum of what they spent in a stage, in nanoseconds. Its growth in a second, divided by the nanoseconds of a
+    /// second, is the average number of requests in that stage (Little's law).
+    pub fn sum(&self, stage: Stage) -> u64 {
+        self.field(SUMS + stage as usize)
+    }
+
+    /// The sum of their durations, in nanoseconds.
+    pub fn sum_of_all(&self) -> u64 {
+        Stage::ALL.iter().fold(0, |sum, stage| sum.wrapping_add(self.sum(*stage)))
+    }
+
+    /// What has come since an earlier reading. The longest is that of all time.
+    #[must_use]
+    pub fn since(&self, before: &KindCounts) -> KindCounts {
+        let mut fields = self.fields;
+        for (field, (value, was)) in fields.iter_mut().zip(before.fields).enumerate() {
+            if field != LONGEST {
+                *value = value.saturating_sub(was);
+            }
+        }
+        KindCounts { fields }
+    }
+
+    /// Together with those of another kind or disk.
+    #[must_use]
+    pub fn with(&self, other: &KindCounts) -> KindCounts {
+        let mut fields = self.fields;
+        for (field, (value, more)) in fields.iter_mut().zip(other.fields).enumerate() {
+            *value = if field == LONGEST { more.max(*value) } else { value.saturating_add(more) };
+        }
+        KindCounts { fields }
+    }
+}
+
+impl Snapshot {
+    /// The counters of a kind of request.
+    pub fn kind(&self, kind: Kind) -> KindCounts {
+        self.kinds.get(kind as usize).copied().unwrap_or_default()
+    }
+
+    /// A counter of the whole disk.
+    pub fn count(&self, count: Count) -> u64 {
+        self.counts.get(count as usize).copied().unwrap_or(0)
+    }
+
+    /// How many requests of a kind are in flight.
+    pub fn in_flight(&self, kind: Kind) -> u64 {
+        self.in_flight.iter().filter(|request| request.kind == kind).count() as u64
+    }
+
+    /// How long the oldest request of a kind has been in flight, in nanoseconds.
+    pub fn oldest(&self, kind: Kind) -> Option<u64> {
+        let of_kind = self.in_flight.iter().find(|request| request.kind == kind);
+        of_kind.map(|request| self.read.saturating_sub(request.taken))
+    }
+
+    /// How long the oldest request has been in flight, in nanoseconds.
+    pub fn oldest_of_all(&self) -> Option<u64> {
+        self.in_flight.first().map(|request| self.read.saturating_sub(request.taken))
+    }
+}

@@ -1,0 +1,75 @@
+//! Answers, from the disk to the server and to the statistics.
+//!
+//! It knows no protocol and no format. Invariant: all that is answered before answers are published is answered at one
+//! moment, and counted then.
+
+use std::time::Duration;
+
+use disk::{Request, Span, Status, Times};
+use transport::Server;
+
+use super::words::{in_words, of_damage, worth_a_line};
+use super::{Disclose, EventLoop};
+use crate::fault;
+use crate::serve::control::{FLUSH, Flush};
+
+impl<S: Server + Disclose> EventLoop<S> {
+    /// Hands answers to the server; how many.
+    pub(super) fn answer(&mut self) -> usize {
+        let (mut count, mut at) = (0, None);
+        while let Some((request, status, times)) = self.disk.answer_with_times() {
+            count += 1;
+            if request.token() == FLUSH {
+                request.retire();
+                self.flush = Flush::Answered(status);
+                continue;
+            }
+            fault::point("answer", &request);
+            // What was settled has taken its time. All that is answered now has its answer at one moment.
+            let now = *at.get_or_insert_with(|| self.stats.now());
+            if self.full.concerns(status) {
+                self.time = at;
+                self.keep_or_give(request, status);
+            } else {
+                self.stats.answered(&request, status, times, now);
+                self.give(request, status, now);
+            }
+        }
+        if let Some(now) = at {
+            self.time = at;
+            // Also of one that waits for space: a pause is not what it waits for.
+            self.pause.answered(Duration::from_nanos(now));
+        }
+        count
+    }
+
+    /// Hands the answer of a request to the server whose times are of no interest any more.
+    pub(super) fn give_late(&mut self, request: Request, status: Status) {
+        let now = self.time();
+        self.stats.answered(&request, status, &Times::default(), now);
+        self.give(request, status, now);
+    }
+
+    /// Hands one answer to the server.
+    #[inline(always)]
+    pub(super) fn give(&mut self, request: Request, status: Status, now: u64) {
+        if let Some(stats) = &mut self.blkback_stats {
+            stats.answered(&request, status, now);
+        }
+        if let Some(why) = worth_a_line(status) {
+            let Span { at, len } = request.span();
+            let cause = self.disk.take_damage(request.span()).map(of_damage).unwrap_or_default();
+            self.log
+                .caused(format_args!("{} of {len} bytes at {at} failed{why}{cause}", in_words(request.operation())));
+        }
+        self.server.complete(request, status);
+    }
+
+    /// Lets the server's peers see their answers.
+    pub(super) fn publish(&mut self) {
+        if let Err(gone) = self.server.publish() {
+            self.log.caused(gone);
+        }
+        self.stats.published();
+    }
+}
